@@ -1,0 +1,1 @@
+"""Benchmarks of every op against its floor and its peers: ``python -m benchmarks --help``."""
