@@ -9,8 +9,8 @@ Two primitives, closed under differentiation:
 
 Scales are vectors in the accumulator type; where there is none, a single 1 stands for it (not an
 empty array: the compiler of jax 0.11 crashes on those under ``shard_map``). A node scale that is
-itself differentiated is taken out of the primitive and multiplied in ``jax.numpy``, so that features
-and scale share one call of the kernel.
+itself differentiated is taken out of the primitive and multiplied in ``jax.numpy``, so that
+features and scale share one call of the kernel.
 """
 
 from __future__ import annotations
