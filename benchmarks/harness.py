@@ -213,8 +213,6 @@ class _Run:
 def run(op: Op, settings: Settings) -> dict[str, Any]:
     """Runs an op's benchmark; the report is plain data, as `benchmarks.report` writes it."""
     workloads = select_workloads(op, settings)
-    machine = probe(settings)
-    _say(f"{machine['device']}, copy {machine['copy_bytes_per_second'] / 1e9:.1f} GB/s")
     this = _Run(op, settings)
     chosen = [f for f in op.families if not settings.families or f.name in settings.families]
     for family in chosen:
@@ -231,6 +229,8 @@ def run(op: Op, settings: Settings) -> dict[str, Any]:
         if not this.workers:
             reasons = {name: family["reason"] for name, family in this.families.items()}
             raise RuntimeError(f"no family of candidates can run here: {reasons}")
+        machine = probe(settings)
+        _say(f"{machine['device']}, copy {machine['copy_bytes_per_second'] / 1e9:.1f} GB/s")
         cases = []
         for workload in workloads:
             cases += _run_workload(this, workload, machine["copy_bytes_per_second"])

@@ -228,7 +228,7 @@ class _Jax:
     def machine(self) -> dict[str, Any]:
         """Names, counts, versions and the copy bandwidth."""
         load_average = os.getloadavg()[0]
-        size = 2**30 if self._on_gpu else 2**28
+        size = 2**30 if self._on_gpu else 2**27
         device = self._jax.devices()[0]
         return {
             "device": device.device_kind if self._on_gpu else _cpu_name(),
