@@ -62,7 +62,7 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
             "--dtypes", type=_dtypes, default=("float32",), help="as in float32,bfloat16"
         )
         op.add_argument("--families", type=_names, default=(), help="only these families of peers")
-        op.add_argument("--rounds", type=int, help="turns of every candidate")
+        op.add_argument("--rounds", type=_positive, help="turns of every candidate")
         op.add_argument(
             "--timer",
             choices=("profiler", "queue"),
@@ -107,10 +107,13 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _integers(text: str) -> tuple[int, ...]:
-    values = tuple(map(int, _names(text)))
-    if any(value < 1 for value in values):
-        raise ValueError(text)
-    return values
+    return tuple(map(_positive, _names(text)))
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
 
 
 def _dtypes(text: str) -> tuple[str, ...]:

@@ -229,6 +229,7 @@ def torch_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator
             torch.tensor(pairs[1]),
             _torch_tensor(values, case.dtype),
             size=shape,
+            check_invariants=False,
         )
 
     # Forward Dv^-1/2 H and De^-1 Hᵀ Dv^-1/2, then their transposes.

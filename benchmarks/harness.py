@@ -196,6 +196,10 @@ class _Run:
         self.workers[name].send(*message)
         return self._answer(name)
 
+    def reasons(self) -> str:
+        """What went wrong, family by family."""
+        return "; ".join(f"{name}: {f['reason']}" for name, f in self.families.items())
+
     def _answer(self, name: str) -> Any:
         try:
             return self.workers[name].receive()
@@ -227,8 +231,7 @@ def run(op: Op, settings: Settings) -> dict[str, Any]:
                     this.workers.pop(name).stop()
                     _say(f"{name}: absent, {hello['reason']}")
         if not this.workers:
-            reasons = {name: family["reason"] for name, family in this.families.items()}
-            raise RuntimeError(f"no family of candidates can run here: {reasons}")
+            raise RuntimeError(f"no family of candidates can run here: {this.reasons()}")
         machine = probe(settings)
         _say(f"{machine['device']}, copy {machine['copy_bytes_per_second'] / 1e9:.1f} GB/s")
         cases = []
@@ -237,6 +240,8 @@ def run(op: Op, settings: Settings) -> dict[str, Any]:
     finally:
         for worker in this.workers.values():
             worker.stop()
+    if not cases:
+        raise RuntimeError(f"nothing could be timed: {this.reasons()}")
     on_gpu = settings.platform == "gpu"
     return {
         "schema": report.SCHEMA,
@@ -267,6 +272,8 @@ def _run_workload(this: _Run, workload: Workload, bandwidth: float) -> list[dict
         for mode in op.modes
     ]
     prepared = this.ask("prepare", workload.name, cases)
+    if not prepared:
+        return []
     samples: dict[tuple[str, str, str], dict[str, list[float]]] = {}
     for turn in range(settings.rounds):
         # On a GPU a family times all its cases in one profile; on a CPU a turn is one case, so that

@@ -245,7 +245,7 @@ def plot(document: Document, path: Path) -> None:
     rank = {graph: max(c["floor_us"] for c in cases if c["workload"] == graph) for graph in graphs}
     graphs.sort(key=rank.__getitem__)
 
-    height = 0.34 * len(graphs) + 0.75
+    height = 0.42 * len(graphs) + 0.75
     figure = Figure(
         figsize=(2.2 + 3.6 * len(widths), 1.5 + height * len(kinds)), layout="constrained"
     )
@@ -283,8 +283,10 @@ def _draw_panel(axis: Any, cases: list[Row], graphs: list[str], names: list[str]
     floors = [(case["floor_us"], graphs.index(case["workload"])) for case in cases]
     axis.scatter(*zip(*floors, strict=True), marker="|", s=160, color="black", label="floor")
     for index, name in enumerate(names):
+        # Markers of one graph stand below each other, so that equal times do not hide.
+        shift = 0.3 - 0.6 * index / max(len(names) - 1, 1)
         points = [
-            (row["median_us"], graphs.index(case["workload"]))
+            (row["median_us"], graphs.index(case["workload"]) + shift)
             for case in cases
             if (row := timed(case).get(name))
         ]
