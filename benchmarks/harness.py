@@ -205,7 +205,7 @@ class _Run:
             return self.workers[name].receive()
         except (EOFError, OSError) as error:
             self.workers.pop(name).stop()
-            failure = f"the process died: {error}"
+            failure = str(error)
         except RuntimeError as error:
             failure = str(error).strip().splitlines()[-1]
             _say(str(error))

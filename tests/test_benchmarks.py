@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -14,8 +15,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from benchmarks import bench_hypergraph_aggregate, report, timing
 from benchmarks.__main__ import main
-from benchmarks.harness import Candidate, Case, Problem
-from benchmarks.worker import relative_error
+from benchmarks.harness import Candidate, Case, Family, Problem, Settings
+from benchmarks.worker import _Session, relative_error
 from benchmarks.workloads import giant, hypergraphs, long_tail
 
 STATISTICS = {"method", "median_us", "q1_us", "q3_us", "min_us", "samples", "floor_fraction"}
@@ -272,3 +273,51 @@ def test_real_graphs_are_read_by_path(tmp_path):
     assert graph.node_idx.tolist() == [0, 1, 2]
     assert graph.hyperedge_idx.tolist() == [0, 1, 1]
     assert graph.node_degrees.tolist() == [1, 1, 1]
+
+
+# Checking before timing.
+
+
+class HostRuntime:
+    """Stands for JAX or torch: runs a candidate as it is."""
+
+    compile_threads, repeats, timer = 2, 1, timing.WallTimer(lambda outputs: outputs)
+
+    def prepare(self, candidate):
+        return candidate.function(), {"host": candidate.function}
+
+    def to_numpy(self, output):
+        return output
+
+
+def test_only_right_candidates_are_timed():
+    reference = np.arange(6.0).reshape(2, 3)
+
+    def out_of_memory():
+        raise MemoryError("not enough\nmemory")
+
+    functions = {
+        "right": lambda: (reference * (1 + 1e-7),),
+        "wrong": lambda: (reference * (1 + 1e-3),),
+        "nan": lambda: (reference * np.nan,),
+        "too few": lambda: (),
+        "failing": out_of_memory,
+    }
+    family = Family(
+        "some", "jax", (), lambda *_: [Candidate(n, f, ()) for n, f in functions.items()]
+    )
+    op = replace(
+        bench_hypergraph_aggregate.OP,
+        problem=lambda graph, case: Problem({}, (reference,), np.dtype("float32")),
+    )
+    session = _Session(op, family, Settings("cpu"), HostRuntime())
+    cases = [Case("tiny", width, "float32", "fwd") for width in (1, 2)]
+    answer = session.prepare("tiny", cases)
+    assert set(answer["num_bytes"].values()) == {reference.size * 4}
+    for case in cases:
+        rows = {row["name"]: row for row in answer["candidates"][case.name]}
+        statuses = [rows[name]["status"] for name in functions]
+        assert statuses == ["timed", "wrong", "wrong", "failed", "failed"]
+        assert "1.0e-03 exceeds 1e-05" in rows["wrong"]["reason"]
+        assert rows["failing"]["reason"] == "MemoryError: not enough"
+    assert list(session.measure([cases[1].name])) == [(cases[1].name, "right", "host")]
