@@ -245,7 +245,9 @@ def test_calls_without_state(tmp_path, name, opcodes):
     write(tmp_path)
     module = "scipy.sparse._csr" if name == "csr_matrix" else "numpy._core.multiarray"
     (tmp_path / "features.pickle").write_bytes(b"\x80\x02" + named(module, name) + opcodes)
-    with pytest.raises(ValueError, match=r"features.pickle: .*(proper state|without data|missing 2)"):
+    with pytest.raises(
+        ValueError, match=r"features.pickle: .*(proper state|without data|missing 2)"
+    ):
         load_hypergcn(tmp_path)
 
 
