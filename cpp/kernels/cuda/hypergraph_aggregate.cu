@@ -26,6 +26,7 @@ constexpr int kLongRow = 32;          // more entries than this are walked by th
 constexpr int kMinThreads = 128;      // of a block
 constexpr int kTeamThreads = 256;     // at most, where each team owns a row
 constexpr int kMaxThreads = 512;      // at most, where the block owns one row
+constexpr int kMinBlocks = 2;         // resident with kMaxThreads; bounds the registers of a thread
 constexpr int64_t kFillBlocks = 256;  // about what it takes to give every multiprocessor work
 constexpr int64_t kMaxGridX = 0x7fffffff;
 constexpr int64_t kMaxGridY = 65535;
@@ -221,7 +222,7 @@ __device__ __forceinline__ Scale scale_of_row(const Scale* scale, const Row<Inde
 }
 
 template <typename In, typename Out, typename Scale, typename Index, int kVec, int kLoads>
-__global__ void __launch_bounds__(kMaxThreads)
+__global__ void __launch_bounds__(kMaxThreads, kMinBlocks)
     gather_reduce_kernel(Csr<Index> csr, Operand<In, Scale> in, const Scale* row_scale, Out* out,
                          int64_t width, Cut cut) {
   using LaneSums = Sums<In, Scale, Index, kVec, kLoads, 1>;
@@ -260,7 +261,7 @@ __global__ void __launch_bounds__(kMaxThreads)
 }
 
 template <typename T, typename Scale, typename Index, int kVec, int kLoads>
-__global__ void __launch_bounds__(kMaxThreads)
+__global__ void __launch_bounds__(kMaxThreads, kMinBlocks)
     gather_dot_kernel(Csr<Index> csr, Operand<T, Scale> x, Operand<T, Scale> y, Scale* out,
                       int64_t width, Cut cut) {
   using LaneSums = Sums<T, Scale, Index, kVec, kLoads, 2>;
@@ -432,7 +433,8 @@ cudaError_t gather_reduce(cudaStream_t stream, const Csr<Index>& csr, const In* 
     if (readable<kHalf>(in, width) && aligned(out, store_alignment<Out, kHalf>))
       return launch_reduce<kHalf, 1>(stream, csr, operand, row_scale, out, width);
   if (width <= 32) return launch_reduce<1, 1>(stream, csr, operand, row_scale, out, width);
-  return launch_reduce<1, 4>(stream, csr, operand, row_scale, out, width);
+  constexpr int kLoads = sizeof(Scale) == 8 ? 2 : 4;  // as many as stay in registers
+  return launch_reduce<1, kLoads>(stream, csr, operand, row_scale, out, width);
 }
 
 template <typename T, typename Scale, typename Index>
@@ -441,11 +443,12 @@ cudaError_t gather_dot(cudaStream_t stream, const Csr<Index>& csr, const T* x, c
   if (csr.rows <= 0) return cudaSuccess;
   const Operand<T, Scale> left = {x, x_scale};
   const Operand<T, Scale> right = {y, y_scale};
-  constexpr int kWide = 16 / sizeof(T);
+  // Narrower than the words and tiles of gather_reduce: two sums have to stay in registers.
+  constexpr int kWide = sizeof(T) == 8 ? 2 : 4;
   if (readable<kWide>(x, width) && readable<kWide>(y, width))
     return launch_dot<kWide, 1>(stream, csr, left, right, out, width);
   if (width <= 32) return launch_dot<1, 1>(stream, csr, left, right, out, width);
-  return launch_dot<1, 4>(stream, csr, left, right, out, width);
+  return launch_dot<1, 2>(stream, csr, left, right, out, width);
 }
 
 #define JAX_GNN_REDUCE(In, Out, Scale, Index)                                                  \
