@@ -27,7 +27,7 @@ constexpr int kMinThreads = 128;      // of a block
 constexpr int kTeamThreads = 256;     // at most, where each team owns a row
 constexpr int kMaxThreads = 512;      // at most, where the block owns one row
 constexpr int kMinBlocks = 2;         // resident with kMaxThreads; bounds the registers of a thread
-constexpr int64_t kFillBlocks = 256;  // about what it takes to give every multiprocessor work
+constexpr int64_t kFillBlocks = 128;  // about what it takes to give every multiprocessor work
 constexpr int64_t kMaxGridX = 0x7fffffff;
 constexpr int64_t kMaxGridY = 65535;
 constexpr unsigned kWholeWarp = 0xffffffffu;
@@ -178,9 +178,7 @@ class RowsOfBlock {
   // Called by the whole block. `marks` has one word a warp in shared memory.
   __device__ __forceinline__ RowsOfBlock(const Csr<Index>& csr, const Cut& cut, const Team& team,
                                          unsigned* marks)
-      : first_(static_cast<int64_t>(blockIdx.x) * cut.rows_per_block),
-        lane_bits_(cut.lane_bits),
-        marks_(marks) {
+      : lane_bits_(cut.lane_bits), marks_(marks) {
     const bool owns = team.index < cut.rows_per_block && own_index(team) < csr.rows;
     own = owns ? load_row(csr, own_index(team)) : Row<Index>{csr.indices, 0};
     const bool together = owns && (cut.rows_per_block == 1 || own.count > kLongRow);
@@ -191,7 +189,7 @@ class RowsOfBlock {
   }
 
   __device__ __forceinline__ int64_t own_index(const Team& team) const {
-    return first_ + team.index;
+    return row_of_team(team.index);
   }
 
   // Calls body(row index) for each row that the block walks together; uniform over the block.
@@ -200,14 +198,18 @@ class RowsOfBlock {
     if (!any_together_) return;
     for (unsigned warp = 0; warp < blockDim.x / 32; ++warp)
       for (unsigned mark = marks_[warp]; mark != 0; mark &= mark - 1)
-        body(first_ + ((warp * 32 + __ffs(mark) - 1) >> lane_bits_));
+        body(row_of_team(static_cast<int>(warp * 32 + __ffs(mark) - 1) >> lane_bits_));
   }
 
   Row<Index> own;
   bool alone;  // the team has a row and walks it by itself
 
  private:
-  int64_t first_;
+  // Neighbouring rows go to different blocks: long rows like to come together.
+  static __device__ __forceinline__ int64_t row_of_team(int team) {
+    return blockIdx.x + static_cast<int64_t>(team) * gridDim.x;
+  }
+
   int lane_bits_;
   unsigned* marks_;
   bool any_together_;
