@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,7 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn import Hypergraph, hypergraph_aggregate
-
-Normalization = Literal["symmetric", "row"]
+from jax_gnn.hypergraph_aggregate import Normalization
 
 default_kernel_init = nnx.initializers.lecun_normal()
 default_bias_init = nnx.initializers.zeros_init()
@@ -22,19 +21,21 @@ default_bias_init = nnx.initializers.zeros_init()
 class HGNNConv(nnx.Module):
     """Hypergraph convolution: ``G (X Theta + b)``.
 
-    ``G`` is ``Dv^-1/2 H W De^-1 H^T Dv^-1/2`` with ``normalization="symmetric"`` (Feng et al., "Hypergraph
-    Neural Networks", AAAI 2019, equations 10 and 11) and ``Dv^-1 H W De^-1 H^T`` with ``"row"``. ``H`` is the
-    incidence matrix, ``W`` the diagonal of the hyperedge weights, ``De`` and ``Dv`` the hyperedge sizes and
-    the weighted node degrees. As in that paper's code, the bias is added before the aggregation.
+    ``G`` is ``Dv^-1/2 H W De^-1 H^T Dv^-1/2`` with ``normalization="symmetric"`` (Feng et al.,
+    "Hypergraph Neural Networks", AAAI 2019, equations 10 and 11) and ``Dv^-1 H W De^-1 H^T`` with
+    ``"row"``. ``H`` is the incidence matrix, ``W`` the diagonal matrix of the hyperedge weights,
+    ``De`` and ``Dv`` are those of the hyperedge sizes and the weighted node degrees. As in that
+    paper's code, the bias is added before the aggregation.
 
-    Without a bias, ``G (X Theta)`` equals ``(G X) Theta`` and the aggregation runs on the narrower side. With
-    one it always follows the linear map.
+    Without a bias, ``G (X Theta)`` equals ``(G X) Theta`` and the aggregation runs on the narrower
+    side; with one it always follows the linear map.
 
     Attributes:
         kernel: Theta, ``(in_features, out_features)``.
         bias: ``(out_features,)``, or None without a bias.
-        hyperedge_weight: Learnable ``(num_hyperedges,)`` weights, initially one; None if not learnable. A
-            node's weighted degree must stay positive: keep the weights positive when optimising them.
+        hyperedge_weight: Learnable ``(num_hyperedges,)`` weights, initially one; None if not
+            learnable. They are meant to stay positive: a node whose weighted degree is not gets
+            zeros.
     """
 
     def __init__(
@@ -59,8 +60,8 @@ class HGNNConv(nnx.Module):
             out_features: Features per node of the output.
             normalization: "symmetric" or "row".
             use_bias: Whether to add a bias to X Theta.
-            num_hyperedges: Makes one learnable weight per hyperedge; the layer then accepts only hypergraphs
-                with that many hyperedges (padding counted).
+            num_hyperedges: Makes one learnable weight per hyperedge; the layer then accepts only
+                hypergraphs with that many hyperedges (padding counted).
             dtype: Of the computation; None infers it from input and parameters.
             param_dtype: Of the parameters.
             precision: Of the matrix product, see `jax.lax.Precision`.
@@ -72,9 +73,12 @@ class HGNNConv(nnx.Module):
             ValueError: A size is not positive or the normalization is unknown.
         """
         _check_positive(in_features=in_features, out_features=out_features)
-        if normalization not in ("symmetric", "row"):
-            raise ValueError(f"normalization must be 'symmetric' or 'row', got {normalization!r}")
-        self.kernel = nnx.Param(kernel_init(rngs.params(), (in_features, out_features), param_dtype))
+        if normalization not in get_args(Normalization):
+            choices = ", ".join(map(repr, get_args(Normalization)))
+            raise ValueError(f"normalization must be one of {choices}, got {normalization!r}")
+        self.kernel = nnx.Param(
+            kernel_init(rngs.params(), (in_features, out_features), param_dtype)
+        )
         self.bias: nnx.Param[Array] | None = nnx.data(None)
         if use_bias:
             self.bias = nnx.Param(bias_init(rngs.params(), (out_features,), param_dtype))
@@ -99,8 +103,8 @@ class HGNNConv(nnx.Module):
         Args:
             hypergraph: The hypergraph.
             x: Node features, ``(num_nodes, *batch, in_features)``.
-            hyperedge_weight: Positive weights, ``(num_hyperedges,)``; multiplied by the learnable weights
-                where the layer has them. None means ones.
+            hyperedge_weight: Positive weights, ``(num_hyperedges,)``; multiplied by the learnable
+                weights where the layer has them. None means ones.
 
         Returns:
             ``(num_nodes, *batch, out_features)`` in `dtype`.
@@ -133,7 +137,8 @@ class HGNNConv(nnx.Module):
         weight = None if given is None else jnp.asarray(given)
         if weight is not None and weight.shape != expected:
             raise ValueError(
-                f"hyperedge_weight must have shape (num_hyperedges,) = {expected}, got {weight.shape}"
+                f"hyperedge_weight must have shape (num_hyperedges,) = {expected}, "
+                f"got {weight.shape}"
             )
         if self.hyperedge_weight is None:
             return weight
@@ -187,7 +192,8 @@ class HGNN(nnx.Module):
             rngs: Source of the keys, streams "params" and "dropout".
 
         Raises:
-            ValueError: A size is not positive, the rate outside [0, 1] or the normalization unknown.
+            ValueError: A size is not positive, the rate is outside [0, 1] or the normalization is
+                unknown.
         """
         _check_positive(hidden_features=hidden_features)
         if not 0 <= dropout_rate <= 1:
@@ -222,7 +228,8 @@ class HGNN(nnx.Module):
             hypergraph: The hypergraph.
             x: Node features, ``(num_nodes, *batch, in_features)``.
             hyperedge_weight: Positive weights, ``(num_hyperedges,)``, see `HGNNConv`.
-            deterministic: Switches dropout off (True) or on (False); None leaves it to `train()` and `eval()`.
+            deterministic: Switches dropout off (True) or on (False); None leaves it to `train()`
+                and `eval()`.
             rngs: Randomness of the dropout; None uses the stream given at construction.
 
         Returns:

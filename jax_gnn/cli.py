@@ -57,8 +57,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Keeps the examples' line breaks and shows the defaults that there are."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        default = action.default
-        if action.help is None or default in (None, False, argparse.SUPPRESS):
+        if action.default in (None, argparse.SUPPRESS) or action.nargs == 0:
             return action.help
         return f"{action.help} (default: %(default)s)"
 
@@ -118,9 +117,8 @@ def _devices() -> str:
 
 
 def _run_info(_: argparse.Namespace) -> int:
-    print(_table([[f"{name}", version] for name, version in _versions().items()]))
-    print(_table([["system", f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"]]))
-    print(_table([["devices", _devices()]]))
+    system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    print(_table([*_versions().items(), ("system", system), ("devices", _devices())]))
     statuses = _ffi.status()
     targets = sorted({target for status in statuses for target in status.targets})
     rows = [["operation", *(status.platform for status in statuses), "other platforms"]]
@@ -134,7 +132,8 @@ def _run_info(_: argparse.Namespace) -> int:
         if not status.available:
             print(f"\n  {status.platform} is missing: {status.reason}")
             if status.hint:
-                print(textwrap.indent(status.hint, "    "))
+                indent = " " * 4
+                print(textwrap.fill(status.hint, 96, initial_indent=indent, subsequent_indent=indent))
     return 0
 
 
@@ -212,7 +211,7 @@ def _add_train_hgnn_arguments(parser: argparse.ArgumentParser) -> None:
         type=_COUNT,
         default=default.splits,
         metavar="N",
-        help="random splits into 50%% training, 25%% validation and 25%% test nodes; one model each",
+        help="random splits into 50%% training, 25%% validation and 25%% test nodes, a model each",
     )
     training.add_argument(
         "--epochs", type=_COUNT, default=default.epochs, metavar="N", help="epochs per split"
@@ -293,7 +292,7 @@ def _make_folder(path: Path) -> Path:
 
 
 class _Progress:
-    """A bar on a terminal, one line per split elsewhere; on stderr, so that stdout keeps the result."""
+    """A bar on a terminal, one line per split elsewhere; on stderr, apart from the result."""
 
     def __init__(self, splits: int, epochs: int) -> None:
         self._splits, self._epochs = splits, epochs
@@ -370,7 +369,10 @@ def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
         ["", *runs],
         [
             "test accuracy",
-            *(f"{100 * run.accuracy_mean:.2f} ± {100 * run.accuracy_std:.2f} %" for run in runs.values()),
+            *(
+                f"{100 * run.accuracy_mean:.2f} ± {100 * run.accuracy_std:.2f} %"
+                for run in runs.values()
+            ),
         ],
         ["time per epoch", *(f"{1e3 * run.median_epoch_seconds:.3g} ms" for run in runs.values())],
         ["compilation", *(f"{run.compile_seconds:.2g} s" for run in runs.values())],
@@ -450,9 +452,9 @@ COMMANDS = (
     Command(
         ("train", "hgnn"),
         "a two-layer hypergraph neural network (HGNN) for node classification",
-        "Trains a two-layer HGNN (Feng et al. 2019) on random splits and reports the test accuracy\n"
-        "at each split's best validation epoch, beside the same training in plain JAX. Writes a\n"
-        "checkpoint of the best model, a plot of the learning curves and results.json.\n\n"
+        "Trains a two-layer HGNN (Feng et al. 2019) on random splits and reports the test\n"
+        "accuracy at each split's best validation epoch, beside the same training in plain JAX.\n"
+        "Writes a checkpoint of the best model, a plot of the learning curves and results.json.\n\n"
         "examples:\n"
         "  jax-gnn train hgnn\n"
         "  jax-gnn train hgnn --data cora_cocitation.npz --splits 20\n"
@@ -471,7 +473,8 @@ def _make_parser(commands: Iterable[Command]) -> argparse.ArgumentParser:
         formatter_class=_HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"jax-gnn {__version__}")
-    levels = {(): parser.add_subparsers(title="commands", metavar="COMMAND", required=True)}
+    levels: dict[tuple[str, ...], Any] = {}
+    levels[()] = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in commands:
         *groups, name = command.path
         for depth, group in enumerate(groups):

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import orbax.checkpoint as ocp
 from flax import nnx
 
 from flax_layers import HGNN
@@ -24,6 +23,8 @@ def save_checkpoint(path: str | os.PathLike[str], model: HGNN, config: TrainConf
         model: The model.
         config: Kept as JSON, for the reader of the checkpoint.
     """
+    import orbax.checkpoint as ocp  # takes seconds to import
+
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     description = {"model": _architecture(model), "training": dataclasses.asdict(config)}
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
@@ -49,6 +50,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> HGNN:
         FileNotFoundError: There is no such folder.
         ValueError: The folder holds no checkpoint of an HGNN.
     """
+    import orbax.checkpoint as ocp
+
     path = Path(path).absolute()
     if not path.is_dir():
         raise FileNotFoundError(f"no checkpoint folder {path}")

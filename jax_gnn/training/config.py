@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, get_args
 
-from flax_layers.hypergraph import Normalization
+from jax_gnn._ffi import Implementation
+from jax_gnn.hypergraph_aggregate import Normalization
 
 Features = Literal["native", "noisy-label", "random"]
 FeatureNormalization = Literal["none", "row"]
 SelfLoops = Literal["none", "isolated", "all"]
-Implementation = Literal["cuda", "cpu", "xla"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,14 +18,16 @@ class TrainConfig:
     """Settings of `train_hgnn`; the defaults are those of ``jax-gnn train hgnn``.
 
     Attributes:
-        splits: Random splits into 50 % training, 25 % validation and 25 % test nodes, one model each.
+        splits: Random splits into 50 % training, 25 % validation and 25 % test nodes, a model each.
         epochs: Full-batch steps per split.
         hidden_features: Features between the two convolutions.
         learning_rate: Of Adam.
-        weight_decay: L2 penalty added to the gradient, as in `torch.optim.Adam`; not on hyperedge weights.
+        weight_decay: L2 penalty added to the gradient, as `torch.optim.Adam` does; hyperedge
+            weights are exempt.
         dropout_rate: Share of hidden activations dropped in training.
         normalization: "symmetric" or "row", see `flax_layers.HGNNConv`.
-        learnable_hyperedge_weights: Whether each convolution learns one positive weight per hyperedge.
+        learnable_hyperedge_weights: Whether each convolution learns a positive weight per
+            hyperedge.
         self_loops: Nodes that get a hyperedge of their own.
         features: The dataset's own features, its one-hot labels under noise, or noise alone.
         feature_noise: Standard deviation of the noise of "noisy-label".

@@ -13,10 +13,10 @@ GENERATED_FEATURES = 100
 def node_features(dataset: HypergraphDataset, config: TrainConfig) -> np.ndarray:
     """Returns the features that a training feeds to the model.
 
-    "noisy-label" is what AllSet (arXiv 2106.13264, section 5) gives datasets without features: the one-hot
-    label, zero-padded to 100 features, plus Gaussian noise. It lets every node see its own label through the
-    noise, so its accuracies compare only with others obtained the same way. "random" is standard Gaussian
-    noise of the same width.
+    "noisy-label" is what AllSet (arXiv 2106.13264, section 5) gives datasets without features: the
+    one-hot label, zero-padded to 100 features, plus Gaussian noise. Every node sees its own label
+    through the noise, so accuracies compare only with others obtained the same way. "random" is
+    standard Gaussian noise of the same width.
 
     Args:
         dataset: The dataset.

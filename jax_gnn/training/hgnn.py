@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 from jax import Array
 
@@ -22,6 +22,9 @@ from jax_gnn.datasets import HypergraphDataset, random_split
 from jax_gnn.training.config import TrainConfig
 from jax_gnn.training.features import node_features
 from jax_gnn.training.plain import CooHypergraph, plain_hgnn
+
+if TYPE_CHECKING:
+    import optax
 
 EPOCHS_PER_CALL = 10
 MIN_HYPEREDGE_WEIGHT = 1e-2
@@ -33,10 +36,10 @@ Apply = Callable[[Any, Any, Array, Array | None], Array]
 class Metrics(NamedTuple):
     """Training loss under dropout and accuracies without; scalars, or one entry per epoch."""
 
-    train_loss: Array
-    train_accuracy: Array
-    valid_accuracy: Array
-    test_accuracy: Array
+    train_loss: Any
+    train_accuracy: Any
+    valid_accuracy: Any
+    test_accuracy: Any
 
 
 class EpochReport(NamedTuple):
@@ -55,7 +58,8 @@ class Run:
 
     Attributes:
         train_loss: Mean cross-entropy of the training nodes under dropout, ``(splits, epochs)``.
-        train_accuracy: Without dropout, after the epoch's step, ``(splits, epochs)``; so the next two.
+        train_accuracy: Without dropout, after the epoch's step, ``(splits, epochs)``; so are the
+            next two.
         valid_accuracy: ``(splits, epochs)``.
         test_accuracy: ``(splits, epochs)``.
         epoch_seconds: Measured seconds per epoch, one entry per timed call, without compilation.
@@ -108,8 +112,8 @@ class TrainResult:
     """Outcome of `train_hgnn`.
 
     Attributes:
-        model: The best split's model at its best validation epoch, in evaluation mode. Splits, too, are
-            compared by validation accuracy.
+        model: The best split's model at its best validation epoch, in evaluation mode. Splits, too,
+            are compared by validation accuracy.
         hypergraph: What it was trained on, self-loops included.
         x: Node features it was trained on, ``(num_nodes, features)``.
         run: The library's run.
@@ -149,6 +153,8 @@ def _is_hyperedge_weight(path: tuple[Any, ...]) -> bool:
 
 
 def _optimizer(config: TrainConfig) -> optax.GradientTransformation:
+    import optax  # part of the extra "train"
+
     def decayed(params: Any) -> Any:
         return jax.tree_util.tree_map_with_path(
             lambda path, _: not _is_hyperedge_weight(path), params
@@ -176,6 +182,8 @@ def _train_epochs(
     data: _Data,
 ) -> tuple[_State, Metrics]:
     """Runs one epoch per key: a step, then an evaluation that may replace the best parameters."""
+    import optax
+
     masks = [(data.part == i).astype(data.x.dtype) for i in range(3)]
     labels = jnp.maximum(data.y, 0)
 
@@ -230,7 +238,8 @@ class _Runner:
         arguments = (self._state, keys, _Data(self._graph, x, y, part))
         if len(keys) not in self._compiled:
             start = time.perf_counter()
-            with jax_gnn.implementation(self._implementation):
+            chosen = self._implementation
+            with jax_gnn.implementation(chosen) if chosen else contextlib.nullcontext():
                 self._compiled[len(keys)] = self._train.lower(*arguments).compile()
             self._compile_seconds += time.perf_counter() - start
             self._custom_calls = _custom_calls(self._compiled[len(keys)])
@@ -248,12 +257,14 @@ class _Runner:
 
     def result(self) -> Run:
         """Collects the records of all splits."""
-        curves = [
-            np.stack([np.concatenate(parts) for parts in split])
-            for split in (zip(*calls, strict=True) for calls in self._metrics)
-        ]
+        curves = {
+            name: np.stack(
+                [np.concatenate([getattr(m, name) for m in calls]) for calls in self._metrics]
+            )
+            for name in Metrics._fields
+        }
         return Run(
-            *np.stack(curves, axis=1),
+            **curves,
             epoch_seconds=np.array(self._epoch_seconds),
             compile_seconds=self._compile_seconds,
             custom_calls=self._custom_calls,
@@ -287,14 +298,14 @@ def train_hgnn(
 ) -> TrainResult:
     """Trains one HGNN per random split and reports test accuracy at the best validation epoch.
 
-    The protocol is AllSet's (Chien et al., arXiv 2106.13264, section 5): 50 % of the labelled nodes train, 25 %
-    validate, 25 % test; full-batch Adam.
+    The protocol is AllSet's (Chien et al., arXiv 2106.13264, section 5): 50 % of the labelled nodes
+    train, 25 % validate, 25 % test; full-batch Adam.
 
     Args:
         dataset: Hypergraph, labels and features.
         config: Settings; None for the defaults.
-        baseline: Whether to train the plain-JAX twin as well, from the same parameters and keys. The two
-            alternate every few epochs, so that a change in the machine's speed meets both.
+        baseline: Whether to train the plain-JAX twin as well, from the same parameters and keys.
+            The two alternate every few epochs, so that a change in the machine's speed meets both.
         on_epoch: Called after each epoch of the library's run, several at a time.
 
     Returns:
@@ -323,7 +334,8 @@ def train_hgnn(
             rngs=nnx.Rngs(seed),
         )
 
-    graphdef, _, rest = nnx.split(make_model(config.seed), nnx.Param, ...)
+    graphdef, *states = nnx.split(make_model(config.seed), nnx.Param, ...)
+    rest = states[1]
 
     def apply(params: nnx.State, graph: jax_gnn.Hypergraph, x: Array, key: Array | None) -> Array:
         model = nnx.merge(graphdef, params, rest)
@@ -345,7 +357,7 @@ def train_hgnn(
             runner.start(start)
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.epochs)
         for first, call_keys in _calls(keys):
-            metrics = [runner.advance(call_keys, x, y, part) for runner in runners][0]
+            metrics, *_ = [runner.advance(call_keys, x, y, part) for runner in runners]
             if on_epoch is not None:
                 for i in range(len(call_keys)):
                     on_epoch(EpochReport(split, first + i, *(float(m[i]) for m in metrics[:3])))

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from flax_layers.hypergraph import Normalization
 from jax_gnn import Hypergraph
+from jax_gnn.hypergraph_aggregate import Normalization
 
 
 class CooHypergraph(NamedTuple):

@@ -33,22 +33,30 @@ def plot_learning_curves(result: TrainResult, path: str | os.PathLike[str], *, t
         (accuracy_axes, 100 * run.train_accuracy, "training", _BLUE),
         (accuracy_axes, 100 * run.valid_accuracy, "validation", _ORANGE),
     ]
+    # The steep start would take most of the accuracy axis.
+    settled = len(epochs) // 25
+    lowest = 100.0
     for axes, values, label, colour in curves:
         mean, std = values.mean(axis=0), values.std(axis=0)
         marker = "o" if len(epochs) == 1 else None
         axes.plot(epochs, mean, color=colour, linewidth=1.6, label=label, marker=marker)
-        axes.fill_between(epochs, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
+        low, high = mean - std, mean + std
+        if axes is accuracy_axes:
+            low, high = np.maximum(low, 0), np.minimum(high, 100)
+            lowest = min(lowest, float(low[settled:].min()))
+        axes.fill_between(epochs, low, high, color=colour, alpha=0.18, linewidth=0)
     accuracy_axes.axhline(
         100 * run.accuracy_mean,
         color=_GREEN,
         linestyle="--",
         linewidth=1.4,
-        label=f"test at best validation: {100 * run.accuracy_mean:.1f} ± {100 * run.accuracy_std:.1f}",
+        label=f"test, best epoch: {100 * run.accuracy_mean:.1f} ± {100 * run.accuracy_std:.1f}",
     )
     loss_axes.set(ylabel="cross-entropy (nats)", ylim=(0, None))
-    accuracy_axes.set(ylabel="accuracy (%)")
+    accuracy_axes.set(ylabel="accuracy (%)", ylim=(max(lowest - 2, 0), None))
     for axes in (loss_axes, accuracy_axes):
         axes.set(xlabel="epoch", xlim=(epochs[0], epochs[-1]) if len(epochs) > 1 else None)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(color="0.9", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
