@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal, get_args
 
 from jax_gnn._ffi import Implementation
@@ -58,11 +59,13 @@ class TrainConfig:
         for name in ("splits", "epochs", "hidden_features"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.learning_rate < float("inf"):
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be finite and positive, got {self.learning_rate}")
         for name in ("weight_decay", "feature_noise", "seed"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"{name} must be finite and not negative, got {getattr(self, name)}"
+                )
         if not 0 <= self.dropout_rate < 1:
             raise ValueError(f"dropout_rate must lie in [0, 1), got {self.dropout_rate}")
         choices = {

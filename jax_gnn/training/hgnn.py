@@ -315,8 +315,11 @@ def train_hgnn(
         ValueError: The dataset has too few labelled nodes or no features.
     """
     config = config or TrainConfig()
-    if np.count_nonzero(dataset.y >= 0) < 4:
-        raise ValueError(f"dataset {dataset.name!r} has fewer than 4 labelled nodes to split")
+    labelled = np.count_nonzero(dataset.y >= 0)
+    if labelled < 4:
+        raise ValueError(
+            f"dataset {dataset.name!r} has {labelled} labelled nodes; splits need at least 4"
+        )
     hypergraph = dataset.hypergraph(self_loops=config.self_loops)
     x = jnp.asarray(node_features(dataset, config))
     y = jnp.asarray(dataset.y)
