@@ -1,0 +1,75 @@
+# Decides whether the CUDA module is built. Sets JAX_GNN_CUDA_SKIPPED to "" or to the reason why not, and
+# enables the CUDA language with CMAKE_CUDA_ARCHITECTURES if it is.
+
+# A compiler: what CUDACXX or CMAKE_CUDA_COMPILER name, nvcc on the PATH or in /usr/local/cuda, else the PyPI
+# wheels of the extra `cuda-compiler`, also where build isolation hides the environment they live in.
+ask_python(_pypi_toolkits "import pathlib, sys, sysconfig\nroots = dict.fromkeys([*sys.path, sysconfig.get_path('purelib')])\nprint(';'.join(str(p) for r in roots for p in sorted(pathlib.Path(r, 'nvidia').glob('cu[0-9]*'))))")
+if(CMAKE_CUDA_COMPILER)
+  set(_nvcc "${CMAKE_CUDA_COMPILER}")
+elseif(DEFINED ENV{CUDACXX})
+  set(_nvcc "$ENV{CUDACXX}")
+else()
+  find_program(_nvcc nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
+  if(NOT _nvcc)
+    foreach(_toolkit IN LISTS _pypi_toolkits)
+      if(EXISTS "${_toolkit}/bin/nvcc" AND NOT _nvcc)
+        set(_nvcc "${_toolkit}/bin/nvcc")
+        # The wheels keep libraries in lib, where nvcc looks in lib64.
+        string(APPEND CMAKE_CUDA_FLAGS_INIT " -L${_toolkit}/lib")
+      endif()
+    endforeach()
+  endif()
+endif()
+
+# The GPU of this machine, as an architecture; Hopper and later take their own instructions too.
+set(_gpu "")
+find_program(_nvidia_smi nvidia-smi)
+if(_nvidia_smi)
+  execute_process(COMMAND "${_nvidia_smi}" --query-gpu=compute_cap --format=csv,noheader
+                  OUTPUT_VARIABLE _capabilities ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+  string(REGEX MATCHALL "[0-9]+\\.[0-9]+" _capabilities "${_capabilities}")
+  list(REMOVE_DUPLICATES _capabilities)
+  foreach(_capability IN LISTS _capabilities)
+    string(REPLACE "." "" _capability "${_capability}")
+    if(_capability GREATER_EQUAL 90)
+      string(APPEND _capability "a")
+    endif()
+    list(APPEND _gpu "${_capability}-real")
+  endforeach()
+endif()
+
+string(TOUPPER "${JAX_GNN_CUDA}" JAX_GNN_CUDA)
+set(JAX_GNN_CUDA_SKIPPED "")
+set(_install_hint
+    "install a CUDA toolkit and put nvcc on the PATH, or install the compiler from PyPI with: pip install 'jax-gnn[cuda-compiler]'")
+if(JAX_GNN_CUDA STREQUAL "OFF")
+  set(JAX_GNN_CUDA_SKIPPED "switched off at build time (JAX_GNN_CUDA=OFF)")
+elseif(NOT _nvcc)
+  set(JAX_GNN_CUDA_SKIPPED "no CUDA compiler was found at build time")
+elseif(NOT _gpu AND NOT JAX_GNN_CUDA_ARCHITECTURES)
+  set(JAX_GNN_CUDA_SKIPPED "no GPU was found at build time and JAX_GNN_CUDA_ARCHITECTURES was not given")
+endif()
+
+if(JAX_GNN_CUDA STREQUAL "ON")
+  if(NOT _nvcc)
+    message(FATAL_ERROR "JAX_GNN_CUDA=ON, but there is no CUDA compiler: ${_install_hint}")
+  elseif(JAX_GNN_CUDA_SKIPPED)
+    message(FATAL_ERROR "JAX_GNN_CUDA=ON, but ${JAX_GNN_CUDA_SKIPPED}; give it, e.g. "
+                        "-C cmake.define.JAX_GNN_CUDA_ARCHITECTURES=90a")
+  endif()
+elseif(NOT JAX_GNN_CUDA MATCHES "^(AUTO|OFF)$")
+  message(FATAL_ERROR "JAX_GNN_CUDA must be AUTO, ON or OFF, got '${JAX_GNN_CUDA}'")
+endif()
+
+if(JAX_GNN_CUDA_SKIPPED)
+  message(STATUS "CUDA module: no, ${JAX_GNN_CUDA_SKIPPED}")
+else()
+  if(JAX_GNN_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES "${JAX_GNN_CUDA_ARCHITECTURES}")
+  else()
+    set(CMAKE_CUDA_ARCHITECTURES "${_gpu}")
+  endif()
+  set(CMAKE_CUDA_COMPILER "${_nvcc}")
+  enable_language(CUDA)
+  message(STATUS "CUDA module: yes, ${_nvcc}, architectures ${CMAKE_CUDA_ARCHITECTURES}")
+endif()

@@ -1,0 +1,85 @@
+// The Python module jax_gnn._cpu: CPU handlers and what is known about the build.
+#include <nanobind/nanobind.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "../kernels/cpu/half.h"
+#include "../kernels/cpu/hypergraph_aggregate.h"
+#include "hypergraph_aggregate.h"
+#include "module.h"
+
+namespace jax_gnn {
+namespace {
+
+// The calling thread takes tasks like every helper does, so the loop ends even if no helper ever
+// starts; it then waits only for tasks that are running. Nothing blocks on work that is merely
+// scheduled.
+void run_parallel(ffi::ThreadPool& pool, int64_t count, const std::function<void(int64_t)>& task) {
+  struct State {
+    std::atomic<int64_t> next{0}, done{0};
+  };
+  auto state = std::make_shared<State>();
+  // `task` lives until all `count` tasks are done: whoever draws a number below count may use it.
+  const auto work = [state, count, &task] {
+    for (int64_t i; (i = state->next.fetch_add(1, std::memory_order_relaxed)) < count;) {
+      task(i);
+      state->done.fetch_add(1, std::memory_order_release);
+    }
+  };
+  const int64_t helpers = std::min(count, pool.num_threads()) - 1;
+  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([work] { work(); });
+  work();
+  while (state->done.load(std::memory_order_acquire) < count) std::this_thread::yield();
+}
+
+struct Cpu {
+  using Context = ffi::ThreadPool&;
+  using Half = cpu::Half;
+  using BFloat16 = cpu::BFloat16;
+
+  template <typename... Args>
+  static ffi::Error gather_reduce(Context pool, const Args&... args) {
+    cpu::gather_reduce(parallel_for(pool), args...);
+    return ffi::Error::Success();
+  }
+
+  template <typename... Args>
+  static ffi::Error gather_dot(Context pool, const Args&... args) {
+    cpu::gather_dot(parallel_for(pool), args...);
+    return ffi::Error::Success();
+  }
+
+ private:
+  static cpu::ParallelFor parallel_for(Context pool) {
+    return [&pool](int64_t count, const std::function<void(int64_t)>& task) {
+      run_parallel(pool, count, task);
+    };
+  }
+};
+
+XLA_FFI_DEFINE_HANDLER(
+    kHypergraphAggregate,
+    [](ffi::ThreadPool pool, auto... args) { return hypergraph_aggregate<Cpu>(pool, args...); },
+    bind_hypergraph_aggregate(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
+
+XLA_FFI_DEFINE_HANDLER(
+    kHyperedgeDot,
+    [](ffi::ThreadPool pool, auto... args) { return hyperedge_dot<Cpu>(pool, args...); },
+    bind_hyperedge_dot(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
+
+}  // namespace
+
+NB_MODULE(_cpu, m) {
+  m.def("targets", [] {
+    return targets(
+        {{"hypergraph_aggregate", kHypergraphAggregate}, {"hyperedge_dot", kHyperedgeDot}});
+  });
+  m.attr("compiler") = JAX_GNN_COMPILER;
+  m.attr("cuda_build") = JAX_GNN_CUDA_BUILD;  // "" if _cuda was built too, else why it was not
+}
+
+}  // namespace jax_gnn

@@ -1,0 +1,209 @@
+#include "hypergraph_aggregate.h"
+
+#include <algorithm>
+
+#include "half.h"
+
+// One portable binary with AVX-512, AVX2 and baseline variants of the hot loops, chosen at load
+// time.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__gnu_linux__) && \
+    !defined(JAX_GNN_NO_MULTIVERSION)
+#define JAX_GNN_MULTIVERSION \
+  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define JAX_GNN_MULTIVERSION
+#endif
+#define JAX_GNN_INLINE inline __attribute__((always_inline))
+
+namespace jax_gnn::cpu {
+namespace {
+
+// How many incidences ahead of use a row is prefetched. Rows lie one behind another in `indices`,
+// so the stream of ids is known past the end of the row at hand.
+constexpr int64_t kPrefetchDistance = 16;
+
+template <typename Index>
+JAX_GNN_INLINE int64_t clamped(Index value, int64_t low, int64_t high) {
+  return std::clamp(static_cast<int64_t>(value), low, high);
+}
+
+template <typename Index>
+JAX_GNN_INLINE bool in_range(Index id, int64_t size) {
+  return static_cast<uint64_t>(static_cast<int64_t>(id)) < static_cast<uint64_t>(size);
+}
+
+// acc[0:count] = sum over the row's ids of scale[id] * in[id, column : column + count], where count
+// is Tile if that is fixed at compile time and at most Tile otherwise.
+template <int Tile, bool kFull, typename In, typename Scale, typename Index>
+JAX_GNN_INLINE void reduce_row(const Csr<Index>& csr, int64_t begin, int64_t end, const In* in,
+                               const Scale* scale, int64_t width, int64_t column, int count,
+                               Scale* acc) {
+  const int n = kFull ? Tile : count;
+  for (int k = 0; k < n; ++k) acc[k] = Scale(0);
+  for (int64_t j = begin; j < end; ++j) {
+    if (j + kPrefetchDistance < csr.nnz) {
+      const Index ahead = csr.indices[j + kPrefetchDistance];
+      if (in_range(ahead, csr.cols)) {
+        const char* row = reinterpret_cast<const char*>(in + ahead * width + column);
+        for (int b = 0; b < n * static_cast<int>(sizeof(In)); b += 64) __builtin_prefetch(row + b);
+      }
+    }
+    const Index id = csr.indices[j];
+    if (!in_range(id, csr.cols)) continue;
+    const In* row = in + id * width + column;
+    const Scale s = scale ? scale[id] : Scale(1);
+    for (int k = 0; k < n; ++k) acc[k] += s * static_cast<Scale>(to_float(row[k]));
+  }
+}
+
+// Calls body(tile width as a constant or -1, column, count) so as to cover [0, width).
+template <typename Body>
+JAX_GNN_INLINE void for_each_tile(int64_t width, const Body& body) {
+  int64_t column = 0;
+  for (; column + 64 <= width; column += 64) body.template operator()<64, true>(column, 64);
+  if (column + 32 <= width) {
+    body.template operator()<32, true>(column, 32);
+    column += 32;
+  }
+  if (column + 16 <= width) {
+    body.template operator()<16, true>(column, 16);
+    column += 16;
+  }
+  if (column < width) {
+    body.template operator()<16, false>(column, static_cast<int>(width - column));
+  }
+}
+
+template <typename In, typename Out, typename Scale, typename Index>
+struct GatherReduceTile {
+  const Csr<Index>& csr;
+  int64_t row, begin, end;
+  const In* in;
+  const Scale* col_scale;
+  Scale row_scale;
+  Out* out;
+  int64_t width;
+
+  template <int Tile, bool kFull>
+  JAX_GNN_INLINE void operator()(int64_t column, int count) const {
+    Scale acc[Tile];
+    reduce_row<Tile, kFull>(csr, begin, end, in, col_scale, width, column, count, acc);
+    Out* target = out + row * width + column;
+    for (int k = 0; k < (kFull ? Tile : count); ++k)
+      target[k] = from_float<Out>(row_scale * acc[k]);
+  }
+};
+
+template <typename T, typename Scale, typename Index>
+struct GatherDotTile {
+  const Csr<Index>& csr;
+  int64_t begin, end;
+  const T *x, *y;
+  const Scale *x_scale, *y_scale;
+  int64_t width;
+  Scale& dot;
+
+  template <int Tile, bool kFull>
+  JAX_GNN_INLINE void operator()(int64_t column, int count) const {
+    Scale x_acc[Tile], y_acc[Tile];
+    reduce_row<Tile, kFull>(csr, begin, end, x, x_scale, width, column, count, x_acc);
+    reduce_row<Tile, kFull>(csr, begin, end, y, y_scale, width, column, count, y_acc);
+    for (int k = 0; k < (kFull ? Tile : count); ++k) dot += x_acc[k] * y_acc[k];
+  }
+};
+
+template <typename In, typename Out, typename Scale, typename Index>
+JAX_GNN_MULTIVERSION void gather_reduce_rows(const Csr<Index>& csr, int64_t first, int64_t last,
+                                             const In* in, const Scale* col_scale,
+                                             const Scale* row_scale, Out* out, int64_t width) {
+  for (int64_t row = first; row < last; ++row) {
+    const int64_t begin = clamped(csr.indptr[row], 0, csr.nnz);
+    const int64_t end = clamped(csr.indptr[row + 1], begin, csr.nnz);
+    const Scale scale = row_scale ? row_scale[row] : Scale(1);
+    for_each_tile(width, GatherReduceTile<In, Out, Scale, Index>{csr, row, begin, end, in,
+                                                                 col_scale, scale, out, width});
+  }
+}
+
+template <typename T, typename Scale, typename Index>
+JAX_GNN_MULTIVERSION void gather_dot_rows(const Csr<Index>& csr, int64_t first, int64_t last,
+                                          const T* x, const Scale* x_scale, const T* y,
+                                          const Scale* y_scale, Scale* out, int64_t width) {
+  for (int64_t row = first; row < last; ++row) {
+    const int64_t begin = clamped(csr.indptr[row], 0, csr.nnz);
+    const int64_t end = clamped(csr.indptr[row + 1], begin, csr.nnz);
+    Scale dot = Scale(0);
+    for_each_tile(
+        width, GatherDotTile<T, Scale, Index>{csr, begin, end, x, y, x_scale, y_scale, width, dot});
+    out[row] = dot;
+  }
+}
+
+// Splits the rows into tasks of about equal work, ids plus rows, and calls rows(first, last) for
+// each. A row belongs to one task and is summed in one order, so results do not depend on the
+// threads.
+template <typename Index, typename Rows>
+void for_balanced_rows(const ParallelFor& parallel_for, const Csr<Index>& csr, int64_t width,
+                       const Rows& rows) {
+  constexpr int64_t kWorkPerTask = 1 << 16;  // scalar operations; about 10 us
+  const int64_t items = csr.nnz + csr.rows;
+  const int64_t tasks =
+      std::clamp<int64_t>(items * std::max<int64_t>(width, 4) / kWorkPerTask, 1, 1024);
+  // First row at or after an even share of the work. Row 0 and the last row are pinned, so that
+  // every row is covered whatever indptr holds.
+  const auto bound = [&](int64_t task) -> int64_t {
+    if (task == 0) return 0;
+    if (task == tasks) return csr.rows;
+    const int64_t target = items / tasks * task;
+    int64_t low = 0, high = csr.rows;
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (clamped(csr.indptr[middle], 0, csr.nnz) + middle < target) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  };
+  parallel_for(tasks, [&](int64_t task) { rows(bound(task), bound(task + 1)); });
+}
+
+}  // namespace
+
+template <typename In, typename Out, typename Scale, typename Index>
+void gather_reduce(const ParallelFor& parallel_for, const Csr<Index>& csr, const In* in,
+                   const Scale* col_scale, const Scale* row_scale, Out* out, int64_t width) {
+  for_balanced_rows(parallel_for, csr, width, [&](int64_t first, int64_t last) {
+    gather_reduce_rows(csr, first, last, in, col_scale, row_scale, out, width);
+  });
+}
+
+template <typename T, typename Scale, typename Index>
+void gather_dot(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* x,
+                const Scale* x_scale, const T* y, const Scale* y_scale, Scale* out, int64_t width) {
+  for_balanced_rows(parallel_for, csr, 2 * width, [&](int64_t first, int64_t last) {
+    gather_dot_rows(csr, first, last, x, x_scale, y, y_scale, out, width);
+  });
+}
+
+#define JAX_GNN_INSTANTIATE(T, Scale, Index)                                                 \
+  template void gather_dot(const ParallelFor&, const Csr<Index>&, const T*, const Scale*,    \
+                           const T*, const Scale*, Scale*, int64_t);                         \
+  template void gather_reduce(const ParallelFor&, const Csr<Index>&, const T*, const Scale*, \
+                              const Scale*, Scale*, int64_t);
+// Storage differs from the accumulator: the way back needs an instance of its own.
+#define JAX_GNN_INSTANTIATE_HALF(T, Index)                                                       \
+  JAX_GNN_INSTANTIATE(T, float, Index)                                                           \
+  template void gather_reduce(const ParallelFor&, const Csr<Index>&, const float*, const float*, \
+                              const float*, T*, int64_t);
+#define JAX_GNN_INSTANTIATE_INDEX(Index)     \
+  JAX_GNN_INSTANTIATE(float, float, Index)   \
+  JAX_GNN_INSTANTIATE(double, double, Index) \
+  JAX_GNN_INSTANTIATE_HALF(Half, Index)      \
+  JAX_GNN_INSTANTIATE_HALF(BFloat16, Index)
+
+JAX_GNN_INSTANTIATE_INDEX(int32_t)
+JAX_GNN_INSTANTIATE_INDEX(int64_t)
+
+}  // namespace jax_gnn::cpu

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "../csr.h"
+
+namespace jax_gnn::cpu {
+
+// Runs task(0) … task(count - 1), in any order and on any threads, and returns when all are done.
+using ParallelFor = std::function<void(int64_t count, const std::function<void(int64_t)>& task)>;
+
+// out[r, :] = row_scale[r] * sum_{j in row r} col_scale[c_j] * in[c_j, :]; a null scale means ones.
+template <typename In, typename Out, typename Scale, typename Index>
+void gather_reduce(const ParallelFor& parallel_for, const Csr<Index>& csr, const In* in,
+                   const Scale* col_scale, const Scale* row_scale, Out* out, int64_t width);
+
+// out[r] = < sum_j x_scale[c_j] x[c_j, :], sum_j y_scale[c_j] y[c_j, :] >
+template <typename T, typename Scale, typename Index>
+void gather_dot(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* x,
+                const Scale* x_scale, const T* y, const Scale* y_scale, Scale* out, int64_t width);
+
+}  // namespace jax_gnn::cpu

@@ -1,0 +1,298 @@
+"""From kernels to JAX primitives.
+
+This module loads the compiled modules, registers their handlers as XLA custom-call targets, and
+turns an op's rules into a primitive. It is the only one that touches ``jax.extend``,
+``jax.interpreters`` and ``jax.ffi``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import types
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import jax
+from jax import Array
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+Implementation = Literal["cuda", "cpu", "xla"]
+Platform = Literal["cuda", "cpu"]
+
+_TARGET_PREFIX = "jax_gnn_"
+_XLA_PLATFORM = {"cuda": "CUDA", "cpu": "cpu"}  # as jax.ffi.register_ffi_target spells them
+
+
+# --- Compiled modules ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlatformStatus:
+    """What a platform offers; ``reason`` and ``hint``: why it offers nothing, what to do."""
+
+    platform: Platform
+    available: bool
+    targets: tuple[str, ...]
+    reason: str | None = None
+    hint: str | None = None
+    build: str | None = None
+
+
+def _load(name: str) -> types.ModuleType:
+    return importlib.import_module(f"jax_gnn.{name}")
+
+
+def _register(module: types.ModuleType, platform: Platform) -> tuple[str, ...]:
+    targets = module.targets()
+    for name, handler in targets.items():
+        jax.ffi.register_ffi_target(
+            _TARGET_PREFIX + name, handler, platform=_XLA_PLATFORM[platform]
+        )
+    return tuple(sorted(targets))
+
+
+def _load_cpu() -> PlatformStatus:
+    try:
+        module = _load("_cpu")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "jax_gnn is not built: its compiled module jax_gnn._cpu is missing. Install the "
+            "package with 'pip install .' in its source folder, and do not import it from there."
+        ) from error
+    return PlatformStatus("cpu", True, _register(module, "cpu"), build=module.compiler)
+
+
+def _load_cuda() -> PlatformStatus:
+    reason = _load("_cpu").cuda_build
+    if reason:
+        return PlatformStatus(
+            "cuda",
+            False,
+            (),
+            reason=reason,
+            hint="put nvcc on the PATH, or get a compiler from PyPI with pip install "
+            "'jax-gnn[cuda-compiler]'; then reinstall jax-gnn from source on the machine with the "
+            "GPU, or give -C cmake.define.JAX_GNN_CUDA_ARCHITECTURES=90a (README, section CUDA)",
+        )
+    try:
+        module = _load("_cuda")
+    except ImportError as error:
+        return PlatformStatus("cuda", False, (), reason=str(error), hint="reinstall jax-gnn")
+    build = f"{module.compiler}, architectures {module.architectures}"
+    return PlatformStatus("cuda", True, _register(module, "cuda"), build=build)
+
+
+_STATUS: dict[str, PlatformStatus] = {"cpu": _load_cpu(), "cuda": _load_cuda()}
+
+
+def status() -> list[PlatformStatus]:
+    """What each platform with kernels offers, for ``jax-gnn info``."""
+    return list(_STATUS.values())
+
+
+# --- Choice of the implementation ----------------------------------------------------------------
+
+# A user context is part of the keys of JAX's caches, so that a change retraces what was jitted
+# before.
+_implementation = jax.make_user_context(default_value=None)
+
+
+def _check_implementation(name: str | None) -> None:
+    if name is not None and name not in get_args(Implementation):
+        raise ValueError(
+            f"implementation must be None or one of {get_args(Implementation)}, got {name!r}"
+        )
+
+
+def implementation(name: Implementation | None) -> AbstractContextManager[None]:
+    """Selects the implementation of all ops called inside a ``with`` block.
+
+    Args:
+        name: ``"cuda"`` or ``"cpu"`` demand this library's kernels (compilation for another
+            platform then fails), ``"xla"`` takes the plain ``jax.numpy`` version, None (the
+            default) takes the kernels of the platform at hand where there are any. An op's own
+            ``implementation`` argument goes first.
+
+    Raises:
+        ValueError: the name is none of these.
+    """
+    _check_implementation(name)
+    return _implementation(name)
+
+
+# --- Primitives ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bind:
+    """Applies a primitive to operands; its rules get it as their first argument."""
+
+    primitive: Primitive
+    implementation: str | None
+
+    def __call__(self, *operands: Any) -> Array:
+        """Applies the primitive."""
+        return self.primitive.bind(*_align_varying(operands), implementation=self.implementation)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Everything that is particular to one primitive.
+
+    A primitive maps arrays to one array. It is linear in each operand that ``transpose`` names.
+
+    Attributes:
+        results: maps the operands' avals to shape and dtype of the result, followed by those of the
+            workspaces that kernels want as further outputs.
+        xla: the same function in plain ``jax.numpy``.
+        transpose: for the position of each linear operand, a function of (bind, cotangent,
+            operands) that gives the operand's cotangent; the operand itself is not to be read.
+        batch: a function of (bind, operands, batched, size) in which batched operands carry the
+            batch as their first axis; gives the result with the batch as first axis.
+        jvp: a function of (bind, primals, tangents), where None is a zero tangent, that gives
+            (result, tangent). Left out, the sum over the linear operands.
+    """
+
+    results: Callable[..., Sequence[jax.ShapeDtypeStruct]]
+    xla: Callable[..., Array]
+    transpose: Mapping[int, Callable[[Bind, Array, Sequence[Any]], Array]]
+    batch: Callable[[Bind, Sequence[Array], Sequence[bool], int], Array]
+    jvp: Callable[[Bind, Sequence[Array], Sequence[Array | None]], tuple[Array, Array]] | None = (
+        None
+    )
+
+
+PRIMITIVES: dict[str, tuple[Primitive, Rules]] = {}
+
+
+def define_primitive(name: str, rules: Rules) -> Callable[..., Array]:
+    """Makes a primitive of which each platform's target is called ``name``.
+
+    Returns:
+        A function of the operands and the keyword ``implementation``.
+    """
+    primitive = Primitive(f"{_TARGET_PREFIX}{name}")
+    PRIMITIVES[name] = (primitive, rules)
+
+    def apply(*operands: Any, implementation: str | None = None) -> Array:
+        _check_implementation(implementation)
+        return Bind(primitive, implementation or _implementation.value)(*operands)
+
+    def abstract_eval(*avals: Any, implementation: str | None) -> Any:
+        result, *_ = rules.results(*avals)
+        if any(axis is not None for aval in avals for axis in aval.sharding.spec):
+            raise ValueError(
+                f"{name} got an operand that is sharded over an explicit mesh axis, "
+                f"{', '.join(map(str, avals))}; call it inside jax.shard_map"
+            )
+        # All operands vary over the same manual axes: any one of the same rank passes them on.
+        like = next(aval for aval in avals if len(aval.shape) == len(result.shape))
+        return like.update(shape=result.shape, dtype=result.dtype, weak_type=False)
+
+    def jvp(
+        primals: Sequence[Any], tangents: Sequence[Any], *, implementation: str | None
+    ) -> tuple[Array, Array]:
+        rule = rules.jvp or functools.partial(multilinear_jvp, tuple(rules.transpose))
+        known = [None if isinstance(t, ad.Zero) else t for t in tangents]
+        return rule(Bind(primitive, implementation), primals, known)
+
+    def transpose(cotangent: Any, *operands: Any, implementation: str | None) -> list[Any]:
+        result: list[Any] = [None] * len(operands)
+        for i, operand in enumerate(operands):
+            if not ad.is_undefined_primal(operand):
+                continue
+            if isinstance(cotangent, ad.Zero):
+                result[i] = ad.Zero(operand.aval.to_ct_aval())
+            else:
+                result[i] = rules.transpose[i](Bind(primitive, implementation), cotangent, operands)
+        return result
+
+    def batch(
+        operands: Sequence[Any], dims: Sequence[int | None], *, implementation: str | None
+    ) -> tuple[Array, int]:
+        batched = [dim is not None for dim in dims]
+        moved = [
+            operand if dim is None else jax.numpy.moveaxis(operand, dim, 0)
+            for operand, dim in zip(operands, dims, strict=True)
+        ]
+        size = next(x.shape[0] for x, is_batched in zip(moved, batched, strict=True) if is_batched)
+        return rules.batch(Bind(primitive, implementation), moved, batched, size), 0
+
+    primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
+    primitive.def_abstract_eval(abstract_eval)
+    ad.primitive_jvps[primitive] = jvp
+    ad.primitive_transposes[primitive] = transpose
+    batching.primitive_batchers[primitive] = batch
+    mlir.register_lowering(primitive, functools.partial(_lower, name, rules, "xla"))
+    for platform in get_args(Platform):
+        mlir.register_lowering(
+            primitive, functools.partial(_lower, name, rules, platform), platform=platform
+        )
+    return apply
+
+
+def multilinear_jvp(
+    linear: Sequence[int], bind: Bind, primals: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[Array, Array]:
+    """Value and derivative of a function that is linear in each of the operands ``linear``."""
+    terms = [
+        bind(*primals[:i], tangents[i], *primals[i + 1 :])
+        for i in linear
+        if tangents[i] is not None
+    ]
+    return bind(*primals), functools.reduce(jax.numpy.add, terms)
+
+
+def _lower(
+    name: str,
+    rules: Rules,
+    platform: str,
+    ctx: Any,
+    *operands: Any,
+    implementation: str | None,
+) -> Any:
+    if implementation not in (None, "xla", platform):
+        raise ValueError(
+            f"{name}: implementation={implementation!r} was asked for, but this computation is "
+            f"compiled for {' and '.join(ctx.platforms or ctx.module_context.platforms)}"
+        )
+    if platform == "xla" or implementation == "xla":
+        return mlir.lower_fun(rules.xla, multiple_results=False)(ctx, *operands)
+    state = _STATUS[platform]
+    if name not in state.targets:
+        missing = f"{name} has no {platform} kernel here: {state.reason}. What to do: {state.hint}."
+        if implementation is not None:
+            raise ValueError(missing)
+        warnings.warn(f"{missing} Using plain XLA instead.", RuntimeWarning, stacklevel=2)
+        return mlir.lower_fun(rules.xla, multiple_results=False)(ctx, *operands)
+    results = rules.results(*ctx.avals_in)
+    avals = [jax.core.ShapedArray(r.shape, r.dtype) for r in results]
+    # The workspaces are results that nobody reads.
+    call = jax.ffi.ffi_lowering(_TARGET_PREFIX + name)
+    return call(ctx.replace(avals_out=avals), *operands)[:1]
+
+
+def _varying(aval: Any) -> frozenset[str]:
+    manual = getattr(aval, "manual_axis_type", None)
+    return manual.varying if manual is not None else aval.vma
+
+
+def _align_varying(operands: Sequence[Any]) -> list[Any]:
+    """Casts all operands to vary over the union of their manual mesh axes, as ``jax.numpy`` does.
+
+    The cast transposes into a sum over the axes: gradients to replicated operands of a sharded
+    computation come out right.
+    """
+    varying = [_varying(jax.typeof(operand)) for operand in operands]
+    union = frozenset().union(*varying)
+    return [
+        jax.lax.pcast(operand, tuple(sorted(union - have)), to="varying")
+        if union - have
+        else operand
+        for operand, have in zip(operands, varying, strict=True)
+    ]
