@@ -47,12 +47,12 @@ def make_dataset(**changes: object) -> HypergraphDataset:
 
 
 def small(**changes: object) -> TrainConfig:
-    return TrainConfig(**{"splits": 2, "epochs": 23, "hidden_features": 8} | changes)
+    return TrainConfig(**{"splits": 2, "epochs": 10, "hidden_features": 8} | changes)
 
 
 @pytest.fixture(scope="module")
 def result() -> TrainResult:
-    return train_hgnn(make_dataset(), small(), baseline=True)
+    return train_hgnn(make_dataset(), small(epochs=23), baseline=True)
 
 
 def test_training_learns(result):
@@ -67,7 +67,7 @@ def test_training_learns(result):
 def test_choice_of_epoch_sees_only_validation(result):
     run = result.run
     for split in range(2):
-        best = max(range(23), key=lambda epoch: run.valid_accuracy[split, epoch])  # noqa: B023
+        best = max(range(23), key=lambda epoch: run.valid_accuracy[split, epoch])
         assert run.best_epoch[split] == best
         assert run.best_test_accuracy[split] == run.test_accuracy[split, best]
 
@@ -141,7 +141,7 @@ def test_learnable_hyperedge_weights_learn_and_stay_positive():
     result = train_hgnn(make_dataset(), config, baseline=True)
     for conv in (result.model.conv1, result.model.conv2):
         weight = np.asarray(conv.hyperedge_weight[...])
-        assert weight.shape == (result.hypergraph.num_hyperedges,) == (14,)
+        assert weight.shape == (result.hypergraph.num_hyperedges,)
         assert weight.min() >= MIN_HYPEREDGE_WEIGHT
         assert np.ptp(weight) > 0.01
     assert np.isfinite(result.run.train_loss).all()
@@ -151,9 +151,9 @@ def test_learnable_hyperedge_weights_learn_and_stay_positive():
 
 
 def test_same_seed_same_numbers_other_seed_other_numbers(result):
-    again = train_hgnn(make_dataset(), small())
+    again = train_hgnn(make_dataset(), small(epochs=23))
     np.testing.assert_array_equal(again.run.train_loss, result.run.train_loss)
-    shifted = train_hgnn(make_dataset(), small(splits=1, seed=1))
+    shifted = train_hgnn(make_dataset(), small(splits=1, epochs=23, seed=1))
     np.testing.assert_array_equal(shifted.run.train_loss[0], result.run.train_loss[1])
     assert not np.array_equal(shifted.run.train_loss[0], result.run.train_loss[0])
 
@@ -210,7 +210,7 @@ def test_generated_features():
     assert random.shape == (40, 100)
     assert random.std() == pytest.approx(1, rel=0.1)
     assert not np.array_equal(random, node_features(dataset, small(features="random", seed=1)))
-    with pytest.raises(ValueError, match="'tiny' has no node features; .*noisy-label"):
+    with pytest.raises(ValueError, match=r"'tiny' has no node features; .*noisy-label"):
         node_features(dataset, small())
 
 
@@ -280,7 +280,7 @@ def test_checkpoint_replaces_an_older_one(tmp_path):
 
 
 def test_no_checkpoint(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no checkpoint folder .*absent"):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint folder .*absent"):
         load_checkpoint(tmp_path / "absent")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text(json.dumps({"model": {}}))

@@ -22,6 +22,9 @@ def save_checkpoint(path: str | os.PathLike[str], model: HGNN, config: TrainConf
         path: Folder of the checkpoint.
         model: The model.
         config: Kept as JSON, for the reader of the checkpoint.
+
+    Raises:
+        ValueError: The model's precision is not a `jax.lax.Precision` or the name of one.
     """
     import orbax.checkpoint as ocp  # takes seconds to import
 
@@ -77,6 +80,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> HGNN:
 def _architecture(model: HGNN) -> dict[str, Any]:
     """Returns HGNN's arguments as JSON values, without those that matter only at initialisation."""
     first, second = model.conv1, model.conv2
+    precision = first.precision
     return {
         "in_features": first.in_features,
         "hidden_features": first.out_features,
@@ -87,5 +91,5 @@ def _architecture(model: HGNN) -> dict[str, Any]:
         "num_hyperedges": first.num_hyperedges,
         "dtype": None if first.dtype is None else jnp.dtype(first.dtype).name,
         "param_dtype": jnp.dtype(first.param_dtype).name,
-        "precision": None if first.precision is None else jax.lax.Precision(first.precision).name,
+        "precision": None if precision is None else jax.lax.Precision(precision).name.lower(),
     }
