@@ -1,0 +1,105 @@
+"""Checks that the loaders and the container share; their errors name the culprit."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+MAX_SIZE = np.iinfo(np.int32).max  # ids are int32
+
+
+@contextmanager
+def blame(path: Path) -> Iterator[None]:
+    """Puts the file's name before the message of whatever its contents make fail."""
+    try:
+        yield
+    except (ValueError, TypeError, OverflowError, MemoryError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def require_file(path: Path, what: str) -> Path:
+    """The path itself if it is a file, else an error that says what was expected there."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; expected {what}")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist; expected {what}")
+    return path
+
+
+def check_size(field: str, value: Any) -> int:
+    """A count: an integer in [0, 2³¹)."""
+    try:
+        size = operator.index(value)
+    except TypeError as error:
+        raise ValueError(f"{field}: expected an integer, got {value!r:.80}") from error
+    if not 0 <= size <= MAX_SIZE:
+        raise ValueError(f"{field}: expected a number from 0 to {MAX_SIZE}, got {size}")
+    return size
+
+
+def check_array(field: str, value: Any, kinds: str, what: str, ndim: int) -> np.ndarray:
+    """An array whose dtype is of one of the kinds (numpy's letters), with ndim axes."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # lists of uneven lengths
+        raise ValueError(f"{field}: {error}") from error
+    if array.dtype.kind not in kinds and not (isinstance(value, list | tuple) and not value):
+        raise ValueError(f"{field}: expected {what}, got dtype {array.dtype}")
+    if array.ndim != ndim:
+        raise ValueError(f"{field}: expected {ndim} axes, got shape {array.shape}")
+    return array
+
+
+def check_ids(field: str, value: Any, stop: int, *, start: int = 0, ndim: int = 1) -> np.ndarray:
+    """Integers in [start, stop), as int32."""
+    ids = check_array(field, value, "iu", "integers", ndim)
+    bad = np.argwhere((ids < start) | (ids >= stop))
+    if bad.size:
+        where = ", ".join(map(str, bad[0]))
+        raise ValueError(f"{field}[{where}] = {ids[tuple(bad[0])]} is outside [{start}, {stop})")
+    return ids.astype(np.int32)
+
+
+def check_features(field: str, value: Any, num_nodes: int) -> np.ndarray:
+    """Finite real numbers ``(num_nodes, features)``, as float32."""
+    features = check_array(field, value, "fiub", "real numbers", 2)
+    if features.shape[0] != num_nodes:
+        raise ValueError(
+            f"{field}: expected one row for each of {num_nodes} nodes, got shape {features.shape}"
+        )
+    with np.errstate(over="ignore"):  # too large becomes inf, which is refused below
+        features = features.astype(np.float32, copy=False)
+    finite = np.isfinite(features).all(axis=1)
+    if not finite.all():
+        raise ValueError(f"{field}: row {np.argmin(finite)} is not finite in float32")
+    return features
+
+
+def check_names(field: str, value: Any) -> tuple[str, ...]:
+    """A sequence of strings, as a tuple."""
+    names = check_array(field, value, "U", "strings", 1)
+    return tuple(names.tolist())
+
+
+def dense_from_csr(field: str, data: Any, indices: Any, indptr: Any, shape: Any) -> np.ndarray:
+    """The dense float32 matrix of CSR parts that nobody has checked yet."""
+    rows_cols = check_array(f"{field}_shape", shape, "iu", "two integers", 1)
+    if rows_cols.shape != (2,):
+        raise ValueError(f"{field}_shape: expected two integers, got {rows_cols.tolist()}")
+    parts = (
+        check_array(f"{field}_data", data, "fiub", "real numbers", 1).astype(np.float32),
+        check_array(f"{field}_indices", indices, "iu", "integers", 1),
+        check_array(f"{field}_indptr", indptr, "iu", "integers", 1),
+    )
+    try:
+        matrix = scipy.sparse.csr_matrix(parts, shape=tuple(rows_cols.tolist()))
+        matrix.check_format(full_check=True)
+    except ValueError as error:
+        raise ValueError(f"{field}: not a valid CSR matrix: {error}") from error
+    return matrix.toarray()

@@ -1,0 +1,161 @@
+"""The container that every loader returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from jax_gnn.datasets._check import (
+    MAX_SIZE,
+    check_features,
+    check_ids,
+    check_names,
+    check_size,
+)
+from jax_gnn.hypergraph import Hypergraph
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HypergraphDataset:
+    """A hypergraph with labelled nodes and, mostly, features, as host arrays.
+
+    On construction fields are checked and brought to the dtypes below, and incidences are sorted by
+    hyperedge then node with duplicates removed: a node is in a hyperedge or it is not.
+
+    Attributes:
+        name: what to call it.
+        node_idx: ``(num_incidences,)`` int32, the nodes of the incidences.
+        hyperedge_idx: ``(num_incidences,)`` int32, the hyperedges they belong to.
+        num_nodes: number of nodes, those in no hyperedge included.
+        num_hyperedges: number of hyperedges, empty ones included.
+        x: ``(num_nodes, num_features)`` float32, finite, or None where the data has no features
+            (see :func:`with_noisy_label_features` and :func:`with_random_features`).
+        y: ``(num_nodes,)`` int32 classes from 0; -1 is unlabelled.
+        train_splits: ``(num_splits, n)`` int32, the training nodes of each published split, whose
+            complement is the test set.
+        train_idx: ``(n,)`` int32, the training nodes of the one or first published split.
+        test_idx: ``(m,)`` int32, its test nodes.
+        label_names: a name for each class.
+        node_names: a name for each node.
+
+    Raises:
+        ValueError: a field has a wrong dtype, length or shape, an id is out of range, a feature is
+            not finite, a split names an unlabelled node, or training and test nodes overlap.
+    """
+
+    name: str
+    node_idx: np.ndarray
+    hyperedge_idx: np.ndarray
+    num_nodes: int
+    num_hyperedges: int
+    x: np.ndarray | None
+    y: np.ndarray
+    train_splits: np.ndarray | None = None
+    train_idx: np.ndarray | None = None
+    test_idx: np.ndarray | None = None
+    label_names: tuple[str, ...] | None = None
+    node_names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ValueError(f"name: expected a string, got {type(self.name).__name__}")
+        num_nodes = self._set("num_nodes", check_size("num_nodes", self.num_nodes))
+        num_hyperedges = self._set(
+            "num_hyperedges", check_size("num_hyperedges", self.num_hyperedges)
+        )
+        node_idx = check_ids("node_idx", self.node_idx, num_nodes)
+        hyperedge_idx = check_ids("hyperedge_idx", self.hyperedge_idx, num_hyperedges)
+        if node_idx.shape != hyperedge_idx.shape:
+            raise ValueError(
+                "hyperedge_idx: expected as many entries as node_idx has, "
+                f"{node_idx.size}, got {hyperedge_idx.size}"
+            )
+        pairs = np.unique(hyperedge_idx.astype(np.int64) * num_nodes + node_idx)
+        hyperedges, nodes = np.divmod(pairs, max(num_nodes, 1))
+        self._set("node_idx", nodes.astype(np.int32))
+        self._set("hyperedge_idx", hyperedges.astype(np.int32))
+
+        if self.x is not None:
+            self._set("x", check_features("x", self.x, num_nodes))
+        y = self._set("y", check_ids("y", self.y, MAX_SIZE, start=-1))
+        if y.size != num_nodes:
+            raise ValueError(f"y: expected {num_nodes} entries, one for each node, got {y.size}")
+        self._check_split("train_splits", ndim=2)
+        self._check_split("train_idx")
+        self._check_split("test_idx")
+        if self.train_idx is not None and self.test_idx is not None:
+            both = np.intersect1d(self.train_idx, self.test_idx)
+            if both.size:
+                raise ValueError(f"test_idx: node {both[0]} is in train_idx too")
+
+        if self.label_names is not None:
+            names = self._set("label_names", check_names("label_names", self.label_names))
+            if y.max(initial=-1) >= len(names):
+                raise ValueError(f"label_names: {len(names)} names, but y holds class {y.max()}")
+        if self.node_names is not None:
+            names = self._set("node_names", check_names("node_names", self.node_names))
+            if len(names) != num_nodes:
+                raise ValueError(
+                    f"node_names: expected {num_nodes} names, one for each node, got {len(names)}"
+                )
+
+    def _set(self, field: str, value: Any) -> Any:
+        object.__setattr__(self, field, value)
+        return value
+
+    def _check_split(self, field: str, ndim: int = 1) -> None:
+        if getattr(self, field) is None:
+            return
+        ids = self._set(field, check_ids(field, getattr(self, field), self.num_nodes, ndim=ndim))
+        unlabelled = ids[self.y[ids] < 0]
+        if unlabelled.size:
+            raise ValueError(f"{field}: node {unlabelled[0]} has no label (y is -1)")
+
+    @property
+    def num_incidences(self) -> int:
+        """Number of (node, hyperedge) pairs."""
+        return self.node_idx.size
+
+    @property
+    def num_features(self) -> int:
+        """Number of features of a node; 0 where ``x`` is None."""
+        return 0 if self.x is None else self.x.shape[1]
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes: the names', or else the largest label plus one."""
+        if self.label_names is not None:
+            return len(self.label_names)
+        return int(self.y.max(initial=-1)) + 1
+
+    def __repr__(self) -> str:
+        return (
+            f"HypergraphDataset({self.name!r}, num_nodes={self.num_nodes}, "
+            f"num_hyperedges={self.num_hyperedges}, num_incidences={self.num_incidences}, "
+            f"num_features={self.num_features}, num_classes={self.num_classes})"
+        )
+
+    def hypergraph(
+        self, *, self_loops: Literal["none", "isolated", "all"] = "isolated"
+    ) -> Hypergraph:
+        """The structure, ready for :func:`jax_gnn.hypergraph_aggregate`.
+
+        Args:
+            self_loops: which nodes get a hyperedge of their own, appended at the end: none, those
+                in no hyperedge (else their result is 0 whatever their features), or all (as AllSet
+                does, arXiv 2106.13264).
+
+        Raises:
+            ValueError: ``self_loops`` is none of these.
+        """
+        if self_loops not in ("none", "isolated", "all"):
+            raise ValueError(f"self_loops must be 'none', 'isolated' or 'all', got {self_loops!r}")
+        hypergraph = Hypergraph.from_incidence(
+            self.node_idx,
+            self.hyperedge_idx,
+            num_nodes=self.num_nodes,
+            num_hyperedges=self.num_hyperedges,
+        )
+        return hypergraph if self_loops == "none" else hypergraph.with_self_loops(self_loops)

@@ -1,0 +1,113 @@
+"""HyperGCN's folders of pickles."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_gnn.datasets._check import blame, check_array, check_ids, require_file
+from jax_gnn.datasets._dataset import HypergraphDataset
+from jax_gnn.datasets._pickle import PickledArray, PickledCsr, load_pickle
+
+_WHAT = "one of HyperGCN's hypergraph.pickle, labels.pickle, features.pickle, splits/N.pickle"
+
+
+def load_hypergcn(path: str | os.PathLike[str]) -> HypergraphDataset:
+    """Reads a folder of pickles as published with HyperGCN (arXiv 1809.02589).
+
+    ``hypergraph.pickle`` is a dictionary from a hyperedge's name to its nodes, ``labels.pickle``
+    the class of each node. Where ``features.pickle``, a scipy CSR matrix or an array, is absent,
+    ``x`` is None. Each of ``splits/*.pickle`` gives the nodes to train and to test on: all of them,
+    in numerical order, become ``train_splits``, the first also ``train_idx`` and ``test_idx``.
+    Hyperedges keep the order of the dictionary; duplicate incidences are removed; sparse features
+    become dense float32.
+
+    Args:
+        path: the folder. The pickles are read without executing anything: see
+            :class:`PickleFormatError`.
+
+    Raises:
+        FileNotFoundError: the folder, ``hypergraph.pickle`` or ``labels.pickle`` is not there.
+        PickleFormatError: a file is damaged, or names something that these files do not need.
+        ValueError: the contents are not as above, or a field is not as :class:`HypergraphDataset`
+            wants it.
+    """
+    folder = Path(path)
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file; expected a folder with {_WHAT}")
+    files = {
+        name: require_file(folder / f"{name}.pickle", _WHAT) for name in ("hypergraph", "labels")
+    }
+    labels = _plain(files["labels"])
+    with blame(files["labels"]):
+        num_nodes = check_array("labels", labels, "iu", "integers", 1).size
+    node_idx, hyperedge_idx, num_hyperedges = _incidences(files["hypergraph"], num_nodes)
+    train, test = _splits(folder / "splits", num_nodes)
+    x = _features(folder / "features.pickle")
+    with blame(folder):
+        return HypergraphDataset(
+            name=folder.resolve().name,
+            node_idx=node_idx,
+            hyperedge_idx=hyperedge_idx,
+            num_nodes=num_nodes,
+            num_hyperedges=num_hyperedges,
+            x=x,
+            y=labels,
+            train_splits=np.stack(train) if train else None,
+            train_idx=train[0] if train else None,
+            test_idx=test[0] if test else None,
+        )
+
+
+def _plain(path: Path) -> Any:
+    value = load_pickle(path)
+    with blame(path):
+        return value.to_numpy() if isinstance(value, PickledArray) else value
+
+
+def _incidences(path: Path, num_nodes: int) -> tuple[np.ndarray, np.ndarray, int]:
+    hypergraph = _plain(path)
+    with blame(path):
+        if not isinstance(hypergraph, dict):
+            raise ValueError(
+                f"expected a dictionary of hyperedges, got {type(hypergraph).__name__}"
+            )
+        members = [np.zeros(0, np.int32)]
+        for name, nodes in hypergraph.items():
+            ids = list(nodes) if isinstance(nodes, set) else nodes
+            members.append(check_ids(f"hyperedge {name!r:.80}", ids, num_nodes))
+        sizes = [ids.size for ids in members[1:]]
+        return np.concatenate(members), np.repeat(np.arange(len(sizes)), sizes), len(sizes)
+
+
+def _features(path: Path) -> np.ndarray | None:
+    if not path.exists():
+        return None
+    features = load_pickle(path)
+    with blame(path):
+        if isinstance(features, PickledCsr):
+            return features.to_dense()
+        if isinstance(features, PickledArray):
+            return features.to_numpy()
+        raise ValueError(f"expected a scipy CSR matrix or an array, got {type(features).__name__}")
+
+
+def _splits(folder: Path, num_nodes: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    train: list[np.ndarray] = []
+    test: list[np.ndarray] = []
+    # 2.pickle comes before 10.pickle.
+    for path in sorted(folder.glob("*.pickle"), key=lambda file: (len(file.stem), file.stem)):
+        split = _plain(path)
+        with blame(path):
+            if not isinstance(split, dict) or not {"train", "test"} <= split.keys():
+                raise ValueError("expected a dictionary with 'train' and 'test'")
+            for key, parts in (("train", train), ("test", test)):
+                parts.append(np.sort(check_ids(key, split[key], num_nodes)))
+            if train[-1].size != train[0].size:
+                raise ValueError(
+                    f"train: {train[-1].size} nodes, but the first split has {train[0].size}"
+                )
+    return train, test

@@ -1,0 +1,165 @@
+"""Reading pickles that may be hostile: nothing of what they name is ever called.
+
+The few globals that files of arrays need are mapped to inert classes of this module, which only
+record what the pickle says. Not even numpy's own reconstructors run while unpickling, for a forged
+dtype state there can make raw bytes pass for Python objects. Arrays are built afterwards, from
+plain bytes with an allow-listed dtype. Time and memory that a pickle takes are not limited.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from jax_gnn.datasets._check import dense_from_csr
+
+
+class PickleFormatError(pickle.UnpicklingError, ValueError):
+    """A pickle is damaged, or names a global outside the allow-list, of which nothing was run.
+
+    The allow-list: numpy arrays, scalars and dtypes, ``scipy.sparse.csr_matrix`` (both under their
+    old and new module paths), and built-in containers.
+    """
+
+
+class _Inert:
+    """Accepts any arguments and any state, and does nothing with them.
+
+    Instances have ``__setstate__``, so that the pickle cannot set attributes; neither can it on the
+    classes themselves, where calling ``__setstate__`` fails for want of an instance.
+    """
+
+    _args: tuple[Any, ...] = ()  # stays where the pickle calls __new__ only
+    _state: Any = None
+
+    def __init__(self, *args: Any) -> None:
+        self._args = args
+
+    def __setstate__(self, state: Any) -> None:
+        self._state = state
+
+
+class _PickledDtype(_Inert):
+    """``numpy.dtype("f4", False, True)`` with the state ``(3, "<", …)``."""
+
+    def to_numpy(self) -> np.dtype:
+        name = self._args[0] if self._args else None
+        order = self._state[1] if isinstance(self._state, tuple) and len(self._state) > 1 else "="
+        if not isinstance(name, str) or not re.fullmatch("b1|[iu][1248]|f[248]", name):
+            raise ValueError(f"dtype {name!r} is not a plain number type")
+        if order not in ("<", ">", "=", "|"):
+            raise ValueError(f"byte order {order!r} is unknown")
+        return np.dtype(order + name)
+
+
+class _PickledScalar(_Inert):
+    """``scalar(dtype, bytes)``, which gives a Python number at once, to be in lists and sets."""
+
+    def __new__(cls, dtype: Any, raw: Any) -> Any:
+        return _from_bytes(dtype, (), raw).item()
+
+
+class PickledArray(_Inert):
+    """``_reconstruct(ndarray, (0,), b"b")`` and (version, shape, dtype, fortran, raw)."""
+
+    def to_numpy(self) -> np.ndarray:
+        """The array.
+
+        Raises:
+            ValueError: the recorded state is not that of an array of numbers.
+        """
+        if not isinstance(self._state, tuple) or len(self._state) != 5:
+            raise ValueError("an array without a proper state")
+        _, shape, dtype, fortran, raw = self._state
+        if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError(f"{shape!r} is not the shape of an array")
+        return _from_bytes(dtype, shape, raw, "F" if fortran is True else "C")
+
+
+class PickledCsr(_Inert):
+    """``csr_matrix`` with the dictionary of its attributes as the state."""
+
+    def to_dense(self) -> np.ndarray:
+        """The matrix as a dense float32 array.
+
+        Raises:
+            ValueError: the recorded state is not that of a CSR matrix of numbers.
+        """
+        state = self._state if isinstance(self._state, dict) else {}
+        parts = [state.get(key) for key in ("data", "indices", "indptr")]
+        arrays = [part.to_numpy() for part in parts if isinstance(part, PickledArray)]
+        shape = state.get("_shape")
+        if len(arrays) != 3 or not isinstance(shape, tuple):
+            raise ValueError("a CSR matrix without data, indices, indptr and shape")
+        data, indices, indptr = arrays
+        return dense_from_csr("features", data, indices, indptr, shape)
+
+
+def _from_bytes(dtype: Any, shape: tuple[int, ...], raw: Any, order: Any = "C") -> np.ndarray:
+    if not isinstance(dtype, _PickledDtype):
+        raise ValueError("an array without a proper dtype")
+    numpy_dtype = dtype.to_numpy()
+    if isinstance(raw, str):  # bytes written by Python 2
+        raw = raw.encode("latin1")
+    size = math.prod(shape) * numpy_dtype.itemsize
+    if not isinstance(raw, bytes) or len(raw) != size:
+        raise ValueError(f"an array of shape {shape} and {numpy_dtype} is not {size} bytes long")
+    return np.ndarray(shape, numpy_dtype, buffer=raw, order=order)
+
+
+_ALLOWED: dict[tuple[str, str], type] = {
+    ("builtins", "set"): set,
+    ("__builtin__", "set"): set,  # Python 2
+    ("numpy", "ndarray"): _Inert,
+    ("numpy", "dtype"): _PickledDtype,
+    ("numpy.core.multiarray", "_reconstruct"): PickledArray,
+    ("numpy._core.multiarray", "_reconstruct"): PickledArray,  # numpy 2
+    ("numpy.core.multiarray", "scalar"): _PickledScalar,
+    ("numpy._core.multiarray", "scalar"): _PickledScalar,
+    ("scipy.sparse.csr", "csr_matrix"): PickledCsr,
+    ("scipy.sparse._csr", "csr_matrix"): PickledCsr,  # scipy 1.8
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        super().__init__(file, encoding="latin1")  # for the bytes of Python 2
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> type:
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            raise PickleFormatError(
+                f"{self._path}: the pickle names {module}.{name}, which a file of arrays does not "
+                "need; it was not run, and the file was not read further"
+            ) from None
+
+
+def load_pickle(path: Path) -> Any:
+    """Reads a pickle without executing anything that it names.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Numbers, strings and built-in containers as they are; arrays as :class:`PickledArray`, CSR
+        matrices as :class:`PickledCsr`, numpy scalars as Python numbers.
+
+    Raises:
+        PickleFormatError: the file is damaged, or names a global outside the allow-list.
+    """
+    with path.open("rb") as file:
+        try:
+            return _Unpickler(file, path).load()
+        except PickleFormatError:
+            raise
+        except Exception as error:  # damage surfaces as nearly any type
+            raise PickleFormatError(
+                f"{path}: not a readable pickle ({type(error).__name__}: {error})"
+            ) from error

@@ -1,0 +1,55 @@
+"""Random training, validation and test nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jax_gnn.datasets._check import MAX_SIZE, check_ids
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Disjoint sets of labelled nodes.
+
+    Attributes:
+        train: int32 node ids to fit on.
+        valid: int32 node ids to choose the epoch or hyperparameters by.
+        test: int32 node ids to report on.
+    """
+
+    train: np.ndarray
+    valid: np.ndarray
+    test: np.ndarray
+
+
+def random_split(y: np.ndarray, *, train: float = 0.5, valid: float = 0.25, seed: int) -> Split:
+    """Splits the labelled nodes at random, as AllSet does (arXiv 2106.13264).
+
+    A random permutation of the n labelled nodes: the first ``int(n * train)`` train, the next
+    ``int(n * valid)`` validate, the rest test. Classes are not balanced.
+
+    Args:
+        y: ``(num_nodes,)`` integer classes; -1 is unlabelled.
+        train: share of the training nodes.
+        valid: share of the validation nodes.
+        seed: of the permutation; the same seed gives the same split.
+
+    Raises:
+        ValueError: ``y`` is not one axis of integers from -1; ``train`` is not above 0, ``valid``
+            is below 0, or they exceed 1 together; or no node is left to train on.
+    """
+    labelled = np.flatnonzero(check_ids("y", y, MAX_SIZE, start=-1) >= 0).astype(np.int32)
+    if not (train > 0 and valid >= 0 and train + valid <= 1):
+        raise ValueError(
+            "train must be above 0, valid at least 0 and their sum at most 1, "
+            f"got train={train}, valid={valid}"
+        )
+    num_train, num_valid = int(labelled.size * train), int(labelled.size * valid)
+    if num_train == 0:
+        raise ValueError(
+            f"y has {labelled.size} labelled nodes, of which train={train} leaves none to train on"
+        )
+    shuffled = np.random.default_rng(seed).permutation(labelled)
+    return Split(*np.split(shuffled, [num_train, num_train + num_valid]))

@@ -1,0 +1,271 @@
+"""Pickles are read without running anything, whatever they name or forge."""
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from jax_gnn.datasets import PickleFormatError, load_hypergcn
+
+X = np.array([[0.5, 0, 2], [0, 0, 0], [1, -1, 0], [0, 3, 0], [0, 0, 0.25]], np.float32)
+Y = [2, 0, 1, 0, 2]
+
+
+def dump(path, value, protocol=4):
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(pickle.dumps(value, protocol))
+
+
+def write(folder, protocol=4):
+    dump(folder / "hypergraph.pickle", {"Müller": {0, 1, 3}, "b": [2]}, protocol)
+    dump(folder / "labels.pickle", np.array(Y, np.int16), protocol)
+    dump(folder / "features.pickle", scipy.sparse.csr_matrix(X), protocol)
+    split = {"train": [np.int64(0), np.int64(4)], "test": [1, 2, 3]}
+    dump(folder / "splits" / "1.pickle", split, protocol)
+
+
+def assert_good(folder, y=Y):
+    data = load_hypergcn(folder)
+    assert data.node_idx.tolist() == [0, 1, 3, 2]
+    assert data.hyperedge_idx.tolist() == [0, 0, 0, 1]
+    np.testing.assert_array_equal(data.x, X)
+    assert data.y.tolist() == list(y)
+
+
+def test_hypergcn_reads_old_module_paths(tmp_path):
+    write(tmp_path, protocol=3)  # names globals in plain text
+    replaced = 0
+    for file in tmp_path.rglob("*.pickle"):
+        old = file.read_bytes()
+        new = old.replace(b"numpy._core.", b"numpy.core.").replace(b"sparse._csr", b"sparse.csr")
+        replaced += new != old
+        file.write_bytes(new)
+    assert replaced == 3
+    assert_good(tmp_path)
+
+
+def test_hypergcn_reads_python_2(tmp_path):
+    write(tmp_path)
+    # {'M\xfcller': set([0, 1, 3]), 'b': [2]} as Python 2 writes it.
+    members = b"c__builtin__\nset\n((lI0\naI1\naI3\natRs"
+    (tmp_path / "hypergraph.pickle").write_bytes(
+        b"(dS'M\\xfcller'\n" + members + b"S'b'\n(lI2\nas."
+    )
+    assert_good(tmp_path)
+    # The bytes of its arrays are strings too; those of -1 are above 127.
+    shutil.rmtree(tmp_path / "splits")
+    y = np.array([2, 0, 1, 0, -1], "<i2")
+    bytes_opcode, string_opcode = b"C\x0a" + y.tobytes(), b"U\x0a" + y.tobytes()
+    assert bytes_opcode in pickle.dumps(y, 3)
+    (tmp_path / "labels.pickle").write_bytes(
+        pickle.dumps(y, 3).replace(bytes_opcode, string_opcode)
+    )
+    assert_good(tmp_path, y)
+
+
+@pytest.mark.parametrize("file", ["hypergraph", "labels", "features", "splits/1"])
+def test_hypergcn_damage(tmp_path, file):
+    write(tmp_path)
+    path = tmp_path / f"{file}.pickle"
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(PickleFormatError, match="not a readable pickle") as caught:
+            load_hypergcn(tmp_path)
+        assert str(path) in str(caught.value)
+
+
+class Call:
+    """Pickles into a call of what ``function`` names, which plain unpickling runs."""
+
+    def __init__(self, function, *args, state=None):
+        self.reduced = (function, args, state)
+
+    def __reduce__(self):
+        return self.reduced
+
+
+def named(module, name):
+    """The start of a pickle that names something, which need not be importable; dots may be in."""
+    return f"c{module}\n{name}\n".encode()
+
+
+def attacks(command, code, npy):
+    """What to pickle, and the name to be refused."""
+    run = Call(os.system, command)
+    array = np.zeros(2).__reduce__()
+    return {
+        "os.system": (run, r"(posix|nt)\.system"),
+        "subprocess": (Call(subprocess.check_call, command, -1, None), r"subprocess\.check_call"),
+        "builtins.eval": (Call(eval, code), r"builtins\.eval"),
+        "builtins.exec": (Call(exec, code), r"builtins\.exec"),
+        "getattr": (Call(getattr, Call(__import__, "os"), "system"), r"builtins\.getattr"),
+        "in a hyperedge": ({"a": [0, 1], "b": [run]}, r"(posix|nt)\.system"),
+        "as a key": ({run: [0, 1]}, r"(posix|nt)\.system"),
+        "in a set": ({"a": {0, run}}, r"(posix|nt)\.system"),
+        "in arguments of numpy": (Call(array[0], run, (0,), b"b"), r"(posix|nt)\.system"),
+        "in arguments of a call": (Call(set, [Call(eval, code)]), r"builtins\.eval"),
+        "in an array of objects": (np.array([run, 1], object), r"(posix|nt)\.system"),
+        "through numpy.load": (Call(np.load, npy, None, True), r"numpy\.load"),
+    }
+
+
+@pytest.fixture
+def trap(tmp_path):
+    """A file that every attack creates, and the attacks."""
+    touched, npy = tmp_path / "touched", tmp_path / "evil.npy"
+    code = f"__import__('pathlib').Path({str(touched)!r}).touch()"
+    np.save(npy, np.array([Call(eval, code)], object), allow_pickle=True)
+    return touched, attacks(f'"{sys.executable}" -c "{code}"', code, str(npy))
+
+
+@pytest.mark.parametrize("attack", attacks("", "", ""))
+@pytest.mark.parametrize("file", ["hypergraph", "labels", "features", "splits/1"])
+def test_pickle_does_not_execute(tmp_path, trap, attack, file):
+    write(tmp_path)
+    touched, all_attacks = trap
+    value, culprit = all_attacks[attack]
+    path = tmp_path / f"{file}.pickle"
+    dump(path, value)
+    with pytest.raises(pickle.UnpicklingError, match=f"pickle names {culprit}") as caught:
+        load_hypergcn(tmp_path)
+    assert str(path) in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+    assert not touched.exists()
+
+
+@pytest.mark.parametrize("attack", ["builtins.eval", "in a hyperedge", "through numpy.load"])
+def test_the_attacks_are_real(tmp_path, trap, attack):
+    touched, all_attacks = trap
+    dump(tmp_path / "evil.pickle", all_attacks[attack][0])
+    pickle.loads((tmp_path / "evil.pickle").read_bytes())
+    assert touched.exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("numpy", "ndarray.__class__"),
+        ("numpy", "fromfile"),
+        ("numpy.f2py.crackfortran", "myeval"),
+        ("numpy.testing._private.utils", "runstring"),
+        ("numpy._core.multiarray", "_reconstruct.__globals__"),
+        ("builtins", "set.__class__"),
+        ("jax_gnn.datasets._pickle", "load_pickle"),
+        ("scipy.sparse", "load_npz"),
+    ],
+)
+def test_pickle_refuses_names(tmp_path, module, name):
+    write(tmp_path)
+    (tmp_path / "labels.pickle").write_bytes(named(module, name) + b"(S'argument'\ntR.")
+    with pytest.raises(PickleFormatError, match=f"pickle names {module}.{name},"):
+        load_hypergcn(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("numpy", "dtype"), ("numpy._core.multiarray", "scalar"), ("builtins", "set")],
+)
+@pytest.mark.parametrize("state", [{"evil": 1}, (None, {"evil": 1, "to_numpy": 1, "__new__": 1})])
+def test_pickle_cannot_change_what_it_names(tmp_path, module, name, state):
+    write(tmp_path)
+    good = (tmp_path / "labels.pickle").read_bytes()
+    set_state = pickle.dumps(state, 0)[:-1] + b"b."
+    (tmp_path / "labels.pickle").write_bytes(named(module, name) + set_state)
+    with pytest.raises(PickleFormatError, match="not a readable pickle"):
+        load_hypergcn(tmp_path)
+    (tmp_path / "labels.pickle").write_bytes(good)
+    assert_good(tmp_path)
+
+
+def forged(shape, dtype, raw):
+    function, args, state = np.zeros(1).__reduce__()
+    return Call(function, *args, state=(state[0], shape, dtype, False, raw))
+
+
+def forged_csr(**changes):
+    state = scipy.sparse.csr_matrix(X).__dict__ | changes
+    return Call(scipy.sparse.csr_matrix, state=state)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (forged((5,), np.dtype("O"), bytes(40)), "dtype 'O8' is not a plain number type"),
+        (forged((5,), Call(np.dtype, "O8", False, True), bytes(40)), "dtype 'O8' is not a plain"),
+        (forged((5,), Call(np.dtype, [("a", "O")]), bytes(40)), "dtype .* is not a plain"),
+        (forged((5,), np.dtype("i4"), bytes(16)), r"shape \(5,\) and int32 is not 20 bytes long"),
+        (forged((2**40, 2**40), np.dtype("i4"), bytes(16)), "bytes long"),
+        (forged((-5,), np.dtype("i4"), bytes(20)), "is not the shape of an array"),
+        (forged((5.0,), np.dtype("i4"), bytes(20)), "is not the shape of an array"),
+        (forged((5,), "i4", bytes(20)), "an array without a proper dtype"),
+        (forged((5,), np.dtype("i4"), [1] * 5), "bytes long"),
+        (Call(*np.zeros(1).__reduce__()[:1], np.ndarray, (0,), b"b"), "without a proper state"),
+    ],
+)
+def test_forged_arrays(tmp_path, value, message):
+    write(tmp_path)
+    dump(tmp_path / "labels.pickle", value)
+    with pytest.raises(ValueError, match=f"labels.pickle: .*{message}"):
+        load_hypergcn(tmp_path)
+
+
+def itself():
+    loop = [0]
+    loop.append(loop)
+    return loop
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.ndarray,  # the class, not an array
+        scipy.sparse.csr_matrix,
+        [np.dtype("i4")],
+        itself(),
+        None,
+    ],
+)
+@pytest.mark.parametrize("file", ["hypergraph", "labels", "features", "splits/1"])
+def test_unexpected_values(tmp_path, value, file):
+    write(tmp_path)
+    dump(tmp_path / f"{file}.pickle", value)
+    with pytest.raises(ValueError, match=f"{file}.pickle: "):
+        load_hypergcn(tmp_path)
+
+
+@pytest.mark.parametrize("opcodes", [b")\x81.", b"(tR."])
+@pytest.mark.parametrize("name", ["_reconstruct", "csr_matrix", "scalar"])
+def test_calls_without_state(tmp_path, name, opcodes):
+    write(tmp_path)
+    module = "scipy.sparse._csr" if name == "csr_matrix" else "numpy._core.multiarray"
+    (tmp_path / "features.pickle").write_bytes(b"\x80\x02" + named(module, name) + opcodes)
+    with pytest.raises(
+        ValueError, match=r"features.pickle: .*(proper state|without data|missing 2)"
+    ):
+        load_hypergcn(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"indices": np.full(6, 3, np.int32)},
+        {"indptr": np.array([0, 2, 2, 4, 5, 60], np.int32)},
+        {"indices": [0] * 6},
+        {"data": np.ones(5, np.float32)},
+        {"_shape": (5, -3)},
+        {"_shape": None},
+    ],
+)
+def test_forged_csr_matrices(tmp_path, changes):
+    write(tmp_path)
+    dump(tmp_path / "features.pickle", forged_csr())
+    assert_good(tmp_path)
+    dump(tmp_path / "features.pickle", forged_csr(**changes))
+    with pytest.raises(ValueError, match=r"features.pickle: .*CSR matrix"):
+        load_hypergcn(tmp_path)

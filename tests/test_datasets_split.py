@@ -1,0 +1,45 @@
+"""Random splits of labelled nodes."""
+
+import numpy as np
+import pytest
+
+from jax_gnn import datasets
+
+
+def test_random_split():
+    y = np.arange(103) % 7
+    y[[5, 50]] = -1
+    split = datasets.random_split(y, seed=0)
+    assert [len(split.train), len(split.valid), len(split.test)] == [50, 25, 26]
+    together = np.concatenate([split.train, split.valid, split.test])
+    np.testing.assert_array_equal(np.sort(together), np.flatnonzero(y >= 0))
+    assert together.dtype == np.int32
+    again, other = datasets.random_split(y, seed=0), datasets.random_split(y, seed=1)
+    np.testing.assert_array_equal(again.test, split.test)
+    assert not np.array_equal(other.test, split.test)
+    rest = datasets.random_split(y, train=0.8, valid=0, seed=0)
+    assert [len(rest.train), len(rest.valid), len(rest.test)] == [80, 0, 21]
+    # Every node is as likely to train as any other.
+    counts = np.bincount(
+        np.concatenate([datasets.random_split(y, seed=s).train for s in range(400)]), minlength=103
+    )
+    assert counts[[5, 50]].tolist() == [0, 0]
+    assert 150 < counts[y >= 0].min() <= counts.max() < 250
+
+
+@pytest.mark.parametrize(
+    ("y", "shares", "message"),
+    [
+        ([0, 1], {"train": 0.8, "valid": 0.3}, "their sum at most 1, got train=0.8, valid=0.3"),
+        ([0, 1], {"train": 0.0}, "train must be above 0"),
+        ([0, 1], {"valid": -0.1}, "valid at least 0"),
+        ([0, 1], {"train": float("nan")}, "train must be above 0"),
+        ([0, -1], {}, "y has 1 labelled nodes, of which train=0.5 leaves none"),
+        ([], {}, "y has 0 labelled nodes"),
+        ([0.0, 1.0], {}, "y: expected integers"),
+        ([[0, 1]], {}, "y: expected 1 axes"),
+    ],
+)
+def test_random_split_refuses(y, shares, message):
+    with pytest.raises(ValueError, match=message):
+        datasets.random_split(y, seed=0, **shares)
