@@ -28,8 +28,8 @@ from jax_gnn.training import (
     Run,
     TrainConfig,
     TrainResult,
+    check_dataset,
     load_checkpoint,
-    node_features,
     plot_learning_curves,
     save_checkpoint,
     train_hgnn,
@@ -132,8 +132,7 @@ def _run_info(_: argparse.Namespace) -> int:
         if not status.available:
             print(f"\n  {status.platform} is missing: {status.reason}")
             if status.hint:
-                indent = " " * 4
-                print(textwrap.fill(status.hint, 96, initial_indent=indent, subsequent_indent=indent))
+                print(textwrap.indent(textwrap.fill(status.hint, 92), " " * 4))
     return 0
 
 
@@ -276,11 +275,13 @@ def _require_implementation(implementation: str) -> None:
         raise UserError(f"--implementation {implementation}: JAX runs on {backend} here")
 
 
-def _load_dataset(path: str) -> HypergraphDataset:
+def _load_dataset(path: str, config: TrainConfig) -> HypergraphDataset:
     try:
-        return load_hypergraph(path)
+        dataset = load_hypergraph(path)
+        check_dataset(dataset, config)
     except (OSError, ValueError) as error:
-        raise UserError(f"--data {path}: {error}") from error
+        raise UserError(f"--data: {error}") from error
+    return dataset
 
 
 def _make_folder(path: Path) -> Path:
@@ -303,7 +304,7 @@ class _Progress:
         if sys.stderr.isatty():
             from tqdm import tqdm
 
-            self._bar = tqdm(total=self._splits * self._epochs, unit="epoch", leave=False)
+            self._bar = tqdm(total=self._splits * self._epochs, unit="epoch")
         return self
 
     def __exit__(
@@ -390,11 +391,7 @@ def _run_train_hgnn(args: argparse.Namespace) -> int:
         settings["implementation"] = None
     config = TrainConfig(**settings)
     _require_implementation(args.implementation)
-    dataset = _load_dataset(args.data)
-    try:
-        node_features(dataset, config)
-    except ValueError as error:
-        raise UserError(f"--features {config.features}: {error}") from error
+    dataset = _load_dataset(args.data, config)
     folder = _make_folder(args.output or Path("runs") / f"hgnn-{dataset.name}")
     with _Progress(config.splits, config.epochs) as progress:
         result = train_hgnn(dataset, config, baseline=not args.no_baseline, on_epoch=progress)

@@ -2,7 +2,7 @@
 
 from jax_gnn.training.checkpoint import load_checkpoint, save_checkpoint
 from jax_gnn.training.config import TrainConfig
-from jax_gnn.training.features import node_features
+from jax_gnn.training.data import check_dataset, node_features
 from jax_gnn.training.hgnn import EpochReport, Run, TrainResult, train_hgnn
 from jax_gnn.training.plot import plot_learning_curves
 
@@ -11,6 +11,7 @@ __all__ = [
     "Run",
     "TrainConfig",
     "TrainResult",
+    "check_dataset",
     "load_checkpoint",
     "node_features",
     "plot_learning_curves",

@@ -20,7 +20,7 @@ import jax_gnn
 from flax_layers import HGNN
 from jax_gnn.datasets import HypergraphDataset, random_split
 from jax_gnn.training.config import TrainConfig
-from jax_gnn.training.features import node_features
+from jax_gnn.training.data import node_features
 from jax_gnn.training.plain import CooHypergraph, plain_hgnn
 
 if TYPE_CHECKING:
@@ -315,13 +315,8 @@ def train_hgnn(
         ValueError: The dataset has too few labelled nodes or no features.
     """
     config = config or TrainConfig()
-    labelled = np.count_nonzero(dataset.y >= 0)
-    if labelled < 4:
-        raise ValueError(
-            f"dataset {dataset.name!r} has {labelled} labelled nodes; splits need at least 4"
-        )
-    hypergraph = dataset.hypergraph(self_loops=config.self_loops)
     x = jnp.asarray(node_features(dataset, config))
+    hypergraph = dataset.hypergraph(self_loops=config.self_loops)
     y = jnp.asarray(dataset.y)
 
     def make_model(seed: int) -> HGNN:
