@@ -272,7 +272,10 @@ def _require_implementation(implementation: str) -> None:
         raise UserError(f"--implementation {implementation}: {status.reason}{advice}")
     backend = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
     if backend != implementation:
-        raise UserError(f"--implementation {implementation}: JAX runs on {backend} here")
+        raise UserError(
+            f"--implementation {implementation}: JAX runs on {backend} here; JAX_PLATFORMS="
+            f"{implementation} asks for the other"
+        )
 
 
 def _load_dataset(path: str, config: TrainConfig) -> HypergraphDataset:

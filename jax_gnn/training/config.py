@@ -41,10 +41,10 @@ class TrainConfig:
     """
 
     splits: int = 10
-    epochs: int = 500
+    epochs: int = 200
     hidden_features: int = 64
     learning_rate: float = 0.01
-    weight_decay: float = 5e-4
+    weight_decay: float = 5e-3
     dropout_rate: float = 0.5
     normalization: Normalization = "symmetric"
     learnable_hyperedge_weights: bool = False
