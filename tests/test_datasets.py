@@ -431,7 +431,7 @@ def test_hypergcn_optional_parts_may_be_absent(tmp_path):
 def test_hypergcn_needs(tmp_path, file):
     folder, _ = write_hypergcn(tmp_path)
     (folder / f"{file}.pickle").unlink()
-    with pytest.raises(FileNotFoundError, match=f"{file}.pickle does not exist; expected one of"):
+    with pytest.raises(FileNotFoundError, match=f"{file}.pickle does not exist; expected HyperGCN"):
         load_hypergraph(folder)
 
 
@@ -554,7 +554,11 @@ def test_unknown_sources(tmp_path):
     for source in (tmp_path, tmp_path / "notes.csv"):
         with pytest.raises(ValueError, match=r"is of no known format; known are\n  digits"):
             load_hypergraph(source)
-    write_allset(tmp_path)
+    write_npz(tmp_path)
+    with pytest.raises(ValueError, match=r"is a folder of \.npz files; name one of them"):
+        load_hypergraph(tmp_path)
+    _, expected = write_allset(tmp_path)
+    assert_same(load_hypergraph(tmp_path), expected)
     write_cornell(tmp_path)
     with pytest.raises(ValueError, match="files of several formats"):
         load_hypergraph(tmp_path)

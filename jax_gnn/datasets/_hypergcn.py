@@ -12,7 +12,7 @@ from jax_gnn.datasets._check import blame, check_array, check_ids, require_file
 from jax_gnn.datasets._dataset import HypergraphDataset
 from jax_gnn.datasets._pickle import PickledArray, PickledCsr, load_pickle
 
-_WHAT = "one of HyperGCN's hypergraph.pickle, labels.pickle, features.pickle, splits/N.pickle"
+_WHAT = "HyperGCN's hypergraph.pickle, labels.pickle, features.pickle, splits/N.pickle"
 
 
 def load_hypergcn(path: str | os.PathLike[str]) -> HypergraphDataset:
@@ -37,7 +37,7 @@ def load_hypergcn(path: str | os.PathLike[str]) -> HypergraphDataset:
     """
     folder = Path(path)
     if folder.is_file():
-        raise ValueError(f"{folder} is a file; expected a folder with {_WHAT}")
+        raise ValueError(f"{folder} is a file; expected the folder of {_WHAT}")
     files = {
         name: require_file(folder / f"{name}.pickle", _WHAT) for name in ("hypergraph", "labels")
     }

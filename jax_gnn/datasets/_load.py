@@ -41,11 +41,13 @@ def load_hypergraph(source: str | os.PathLike[str]) -> HypergraphDataset:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; {_KNOWN}")
     names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
-    if path.is_dir():  # of datasets in a file of their own, name the file
-        names = [name for name in names if not name.endswith(".npz")]
     loaders = {loader for name in names if (loader := _loader(name))}
+    if path.is_dir() and load_npz in loaders:  # each of them a dataset
+        loaders.remove(load_npz)
+        if not loaders:
+            raise ValueError(f"{path} is a folder of .npz files; name one of them")
     if not loaders:
-        problem = "is an empty folder" if not names else "is of no known format"
+        problem = "is of no known format" if names else "is an empty folder"
         raise ValueError(f"{path} {problem}; {_KNOWN}")
     if len(loaders) > 1:
         raise ValueError(f"{path} has files of several formats; name one of them, or separate them")
