@@ -310,9 +310,10 @@ class Hypergraph:
 
 def row_ids(indptr: Array, num_entries: int) -> Array:
     """The row of each entry of a CSR matrix: ``(num_entries,)``, -1 outside all rows."""
-    positions = jnp.arange(num_entries, dtype=indptr.dtype)
-    rows = jnp.searchsorted(indptr, positions, side="right").astype(indptr.dtype) - 1
-    return jnp.where(positions < indptr[-1], rows, _PADDING)
+    # Counts the row starts up to each entry: several times as fast as a search in indptr.
+    starts = jnp.zeros(num_entries, indptr.dtype).at[indptr].add(1, mode="drop")
+    rows = jnp.cumsum(starts, dtype=indptr.dtype) - 1
+    return jnp.where(rows < indptr.shape[0] - 1, rows, _PADDING)
 
 
 def _csr(xp: Any, rows: Any, cols: Any, valid: Any, num_rows: int, dtype: Any) -> tuple[Any, Any]:

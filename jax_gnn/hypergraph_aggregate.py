@@ -224,7 +224,8 @@ def _gather_reduce(
     rows = row_ids(indptr, indices.shape[0])
     rows = jnp.where(rows < 0, num_rows, rows)  # out of range: dropped
     sums = jax.ops.segment_sum(messages, rows, num_rows, indices_are_sorted=True)
-    return sums * row_scale[:, None]
+    # An empty row is zero even where its scale is not finite, as 1 / degree is.
+    return sums * jnp.where(jnp.diff(indptr) > 0, row_scale, 0)[:, None]
 
 
 def _take(x: Array, ids: Array) -> Array:
@@ -274,11 +275,14 @@ def _scale_rows(x: Array, scale: Array) -> Array:
 
 
 def _pull_out(
-    x: Array, dx: Array | None, scale: Array, dscale: Array | None
+    x: Array, dx: Array | None, scale: Array, dscale: Array | None, node_indptr: Array
 ) -> tuple[Array, Array | None, Array]:
     """Multiplies features and tangent by a scale that has a tangent; ones are left as scale."""
     if dscale is None:
         return x, dx, scale
+    # Isolated nodes take no part, whatever their features and scales hold.
+    isolated = jnp.diff(node_indptr) == 0
+    x, scale = jnp.where(isolated[:, None], 0, x), jnp.where(isolated, 0, scale)
     terms = [_scale_rows(x, dscale)] + ([] if dx is None else [_scale_rows(dx, scale)])
     return _scale_rows(x, scale), functools.reduce(operator.add, terms), _ones(scale.dtype)
 
@@ -288,14 +292,14 @@ def _aggregate_jvp(
 ) -> tuple[Array, Array]:
     x, scale_in, scale_edge, scale_out, *index = primals
     dx, dscale_in, dscale_edge, dscale_out, *_ = tangents
-    x, dx, scale_in = _pull_out(x, dx, scale_in, dscale_in)
+    x, dx, scale_in = _pull_out(x, dx, scale_in, dscale_in, index[2])
     inner_scale_out = scale_out if dscale_out is None else _ones(scale_out.dtype)
     inner = (x, scale_in, scale_edge, inner_scale_out, *index)
     if dx is None and dscale_edge is None:
         y, dy = bind(*inner), None
     else:
         y, dy = _ffi.multilinear_jvp((0, 2), bind, inner, (dx, None, dscale_edge, None))
-    y, dy, _ = _pull_out(y, dy, scale_out, dscale_out)
+    y, dy, _ = _pull_out(y, dy, scale_out, dscale_out, index[2])
     assert dy is not None  # JAX asks for derivatives only where there is a tangent
     return y, dy
 
@@ -305,8 +309,8 @@ def _dot_jvp(
 ) -> tuple[Array, Array]:
     x, x_scale, y, y_scale, *index = primals
     dx, dx_scale, dy, dy_scale, *_ = tangents
-    x, dx, x_scale = _pull_out(x, dx, x_scale, dx_scale)
-    y, dy, y_scale = _pull_out(y, dy, y_scale, dy_scale)
+    x, dx, x_scale = _pull_out(x, dx, x_scale, dx_scale, index[2])
+    y, dy, y_scale = _pull_out(y, dy, y_scale, dy_scale, index[2])
     return _ffi.multilinear_jvp(
         (0, 2), bind, (x, x_scale, y, y_scale, *index), (dx, None, dy, None)
     )

@@ -119,7 +119,8 @@ JAX_GNN_MULTIVERSION void gather_reduce_rows(const Csr<Index>& csr, int64_t firs
   for (int64_t row = first; row < last; ++row) {
     const int64_t begin = clamped(csr.indptr[row], 0, csr.nnz);
     const int64_t end = clamped(csr.indptr[row + 1], begin, csr.nnz);
-    const Scale scale = row_scale ? row_scale[row] : Scale(1);
+    // A row without entries is zero even where its scale is not finite, as 1 / degree is.
+    const Scale scale = begin == end ? Scale(0) : row_scale ? row_scale[row] : Scale(1);
     for_each_tile(width, GatherReduceTile<In, Out, Scale, Index>{csr, row, begin, end, in,
                                                                  col_scale, scale, out, width});
   }

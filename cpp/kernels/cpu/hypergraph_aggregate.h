@@ -11,6 +11,7 @@ namespace jax_gnn::cpu {
 using ParallelFor = std::function<void(int64_t count, const std::function<void(int64_t)>& task)>;
 
 // out[r, :] = row_scale[r] * sum_{j in row r} col_scale[c_j] * in[c_j, :]; a null scale means ones.
+// Rows without entries are zero whatever their scale is.
 template <typename In, typename Out, typename Scale, typename Index>
 void gather_reduce(const ParallelFor& parallel_for, const Csr<Index>& csr, const In* in,
                    const Scale* col_scale, const Scale* row_scale, Out* out, int64_t width);

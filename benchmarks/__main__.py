@@ -1,0 +1,128 @@
+"""Times an op beside its peers (``OP``), or shows a report again (``render FILE``)."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from benchmarks import report
+from benchmarks.harness import Settings, available_ops, load_op, run, select_workloads
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; the exit code is 1 where a candidate gave a wrong result."""
+    ops = available_ops()
+    parser = _parser(ops)
+    options = parser.parse_args(arguments)
+    if options.list:
+        for name, title in ops.items():
+            print(f"{name:24} {title}")
+        return 0
+    if options.command is None:
+        parser.error("name an op, or render; --list shows the ops")
+    try:
+        if options.command == "render":
+            document = report.read(options.file)
+            report.plot(document, options.file.with_suffix(".png"))
+            print(report.markdown(document))
+            return 0
+        return _benchmark(options)
+    except (OSError, ValueError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--list", action="store_true", help="list the ops and exit")
+    commands = parser.add_subparsers(dest="command", metavar="OP | render")
+    render = commands.add_parser("render", help="print the tables of a report, draw its plot again")
+    render.add_argument("file", type=Path)
+    for name, title in ops.items():
+        op = commands.add_parser(name, help=title, description=title)
+        op.add_argument(
+            "--data", type=Path, help="folder with real graphs; without it the twins run"
+        )
+        op.add_argument(
+            "--platform",
+            choices=("cpu", "gpu"),
+            default="gpu" if shutil.which("nvidia-smi") else "cpu",
+            help="default: gpu where there is an NVIDIA driver",
+        )
+        op.add_argument(
+            "--cases", type=_names, default=(), help="graphs, as in dblp*,walmart*,zipf"
+        )
+        op.add_argument("--widths", type=_integers, default=(), help="feature widths, as in 32,64")
+        op.add_argument(
+            "--dtypes", type=_dtypes, default=("float32",), help="as in float32,bfloat16"
+        )
+        op.add_argument("--families", type=_names, default=(), help="only these families of peers")
+        op.add_argument("--rounds", type=_positive, help="turns of every candidate")
+        op.add_argument(
+            "--timer",
+            choices=("profiler", "queue"),
+            default="profiler",
+            help="how JAX is timed on a GPU: kernels in the profile, or queued calls as a check",
+        )
+        op.add_argument("--out", type=Path, help="report to write; the plot goes beside it")
+        op.add_argument(
+            "--quick", action="store_true", help="a tiny graph, width 8, 2 rounds, unless given"
+        )
+    return parser
+
+
+def _benchmark(options: argparse.Namespace) -> int:
+    op = load_op(options.command)
+    quick = options.quick
+    cases = options.cases or (("tiny",) if quick and options.data is None else ())
+    default_rounds = 2 if quick else {"cpu": 7, "gpu": 3}[options.platform]
+    settings = Settings(
+        platform=options.platform,
+        data=options.data,
+        patterns=cases,
+        widths=options.widths or ((8,) if quick else ()),
+        dtypes=options.dtypes,
+        families=options.families,
+        rounds=options.rounds or default_rounds,
+        timer=options.timer,
+    )
+    select_workloads(op, settings)  # a wrong name is an error before anything starts
+    document = run(op, settings)
+    device = re.sub(r"[^a-z0-9]+", "-", document["machine"]["device"].lower()).strip("-")
+    path = options.out or RESULTS / f"{op.name}-{device}.json"
+    report.write(document, path)
+    print(report.markdown(document))
+    print(f"written: {path} and {path.with_suffix('.png').name}")
+    statuses = {row["status"] for case in document["cases"] for row in case["candidates"]}
+    return 1 if "wrong" in statuses else 0
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(map(_positive, _names(text)))
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _dtypes(text: str) -> tuple[str, ...]:
+    known = ("float32", "float64", "float16", "bfloat16")
+    names = _names(text)
+    if wrong := [name for name in names if name not in known]:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is none of {', '.join(known)}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,326 @@
+"""What an op's benchmark consists of, and the run that times it.
+
+An op's file ``bench_OP.py`` holds one `Op`: which graphs, which modes, the inputs and the float64
+result of a case, and the peers, grouped in families. Each family runs in a process of its own, so
+that memory pools and thread pools do not meet. Nothing here imports JAX or torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import report
+from benchmarks.worker import Worker, probe
+from benchmarks.workloads import Workload
+
+TOLERANCE = {"float64": 1e-11, "float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2}
+"""Largest relative error, in norm, with which a result counts as right."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem: a graph, a feature width, a dtype and what is computed."""
+
+    workload: str
+    width: int
+    dtype: str
+    mode: str
+
+    @property
+    def name(self) -> str:
+        """As in the tables: ``walmart_trips 64 float32 fwd+bwd``."""
+        return f"{self.workload} {self.width} {self.dtype} {self.mode}"
+
+    @property
+    def seed(self) -> list[int]:
+        """A seed that every process derives alike."""
+        return list(self.name.encode())
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The arrays of a case: what the op's definition reads, and the result in float64."""
+
+    inputs: Mapping[str, np.ndarray]
+    expected: tuple[np.ndarray, ...]
+    output_dtype: np.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that must move: every input read once, every output written once."""
+        read = sum(array.nbytes for array in self.inputs.values())
+        return read + sum(array.size for array in self.expected) * self.output_dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute a case.
+
+    ``function(*arguments)`` returns arrays in the order of `Problem.expected`. In a JAX family it
+    is compiled by ``jax.jit``, and the arguments are what its user would pass at every call.
+    """
+
+    name: str
+    function: Callable[..., tuple[Any, ...]]
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Candidates that share a process.
+
+    Attributes:
+        name: As in the report.
+        runtime: "jax" or "torch".
+        modules: What must be importable; a family without them is reported as absent.
+        candidates: From the loaded graph, the case and its problem to the candidates.
+    """
+
+    name: str
+    runtime: str
+    modules: tuple[str, ...]
+    candidates: Callable[[Any, Case, Problem], Iterable[Candidate]]
+
+
+@dataclass(frozen=True)
+class Op:
+    """The benchmark of one op.
+
+    Attributes:
+        name: Of the op and of its file.
+        title: One line above the table and the plot.
+        workloads: From the ``--data`` folder to the graphs by name.
+        modes: Such as "fwd" and "fwd+bwd".
+        widths: Default feature widths per platform.
+        problem: Inputs and expected result of a case.
+        families: All candidates.
+        baseline: Name of the candidate that users have today.
+    """
+
+    name: str
+    title: str
+    workloads: Callable[[Path | None], dict[str, Workload]]
+    modes: tuple[str, ...]
+    widths: Mapping[str, tuple[int, ...]]
+    problem: Callable[[Any, Case], Problem]
+    families: tuple[Family, ...]
+    baseline: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is run and how.
+
+    Attributes:
+        platform: "cpu" or "gpu".
+        data: Folder with real graphs.
+        patterns: Names of graphs, with wildcards; empty for the real graphs, else the twins.
+        widths: Feature widths; empty for the op's own.
+        dtypes: Names of dtypes.
+        families: Names of families; empty for all.
+        rounds: How often all candidates get their turn.
+        repeats: Samples in a turn on a GPU.
+        timer: For JAX on a GPU: "profiler" or "queue".
+    """
+
+    platform: str
+    data: Path | None = None
+    patterns: tuple[str, ...] = ()
+    widths: tuple[int, ...] = ()
+    dtypes: tuple[str, ...] = ("float32",)
+    families: tuple[str, ...] = ()
+    rounds: int = 5
+    repeats: int = 7
+    timer: str = "profiler"
+
+
+def available_ops() -> dict[str, str]:
+    """Names of the ops with a benchmark, and their titles."""
+    names = sorted(path.stem[len("bench_") :] for path in Path(__file__).parent.glob("bench_*.py"))
+    return {name: load_op(name).title for name in names}
+
+
+def load_op(name: str) -> Op:
+    """The `Op` of ``bench_NAME.py``."""
+    return importlib.import_module(f"benchmarks.bench_{name}").OP
+
+
+def select_workloads(op: Op, settings: Settings) -> list[Workload]:
+    """The graphs that the settings ask for.
+
+    Raises:
+        ValueError: A pattern fits no graph.
+    """
+    known = op.workloads(settings.data)
+    if not settings.patterns:
+        real = settings.data is not None
+        return [w for w in known.values() if w.real == real and not w.on_request]
+    for pattern in settings.patterns:
+        if not any(fnmatch(name, pattern) for name in known):
+            raise ValueError(f"no graph is called {pattern!r}; there are: {', '.join(known)}")
+    return [
+        workload
+        for name, workload in known.items()
+        if any(fnmatch(name, pattern) for pattern in settings.patterns)
+    ]
+
+
+@dataclass
+class _Run:
+    """The workers of a run and what they have said."""
+
+    op: Op
+    settings: Settings
+    workers: dict[str, Worker] = field(default_factory=dict)
+    families: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def ask(self, *message: Any) -> dict[str, Any]:
+        """Sends a message to all workers at once; answers of those that live."""
+        for worker in self.workers.values():
+            worker.send(*message)
+        return {name: answer for name in list(self.workers) if (answer := self._answer(name))}
+
+    def ask_one(self, name: str, *message: Any) -> Any:
+        """Sends a message to one worker and waits for its answer; None if it has died."""
+        if name not in self.workers:
+            return None
+        self.workers[name].send(*message)
+        return self._answer(name)
+
+    def reasons(self) -> str:
+        """What went wrong, family by family."""
+        return "; ".join(f"{name}: {f['reason']}" for name, f in self.families.items())
+
+    def _answer(self, name: str) -> Any:
+        try:
+            return self.workers[name].receive()
+        except (EOFError, OSError) as error:
+            self.workers.pop(name).stop()
+            failure = str(error)
+        except RuntimeError as error:
+            failure = str(error).strip().splitlines()[-1]
+            _say(str(error))
+        self.families[name] |= {"status": "failed", "reason": failure}
+        _say(f"{name}: {failure}")
+        return None
+
+
+def run(op: Op, settings: Settings) -> dict[str, Any]:
+    """Runs an op's benchmark; the report is plain data, as `benchmarks.report` writes it."""
+    workloads = select_workloads(op, settings)
+    this = _Run(op, settings)
+    chosen = [f for f in op.families if not settings.families or f.name in settings.families]
+    for family in chosen:
+        this.workers[family.name] = Worker(op.name, family.name, settings)
+        this.families[family.name] = {"status": "timed", "reason": "", "versions": {}}
+    try:
+        for name in list(this.workers):
+            hello = this._answer(name)
+            if hello:
+                this.families[name] |= hello
+                if hello["status"] == "absent":
+                    this.workers.pop(name).stop()
+                    _say(f"{name}: absent, {hello['reason']}")
+        if not this.workers:
+            raise RuntimeError(f"no family of candidates can run here: {this.reasons()}")
+        machine = probe(settings)
+        _say(f"{machine['device']}, copy {machine['copy_bytes_per_second'] / 1e9:.1f} GB/s")
+        cases = []
+        for workload in workloads:
+            cases += _run_workload(this, workload, machine["copy_bytes_per_second"])
+    finally:
+        for worker in this.workers.values():
+            worker.stop()
+    if not cases:
+        raise RuntimeError(f"nothing could be timed: {this.reasons()}")
+    on_gpu = settings.platform == "gpu"
+    return {
+        "schema": report.SCHEMA,
+        "op": op.name,
+        "title": op.title,
+        "date": report.now(),
+        "commit": report.commit(),
+        "machine": machine | {"driver": report.driver() if on_gpu else None},
+        "settings": {
+            "platform": settings.platform,
+            "rounds": settings.rounds,
+            "repeats": settings.repeats,
+            "timer": settings.timer if on_gpu else "wall",
+        },
+        "baseline": op.baseline,
+        "families": this.families,
+        "cases": cases,
+    }
+
+
+def _run_workload(this: _Run, workload: Workload, bandwidth: float) -> list[dict[str, Any]]:
+    """All cases of a graph: compiled and checked side by side, then timed in turn."""
+    op, settings = this.op, this.settings
+    cases = [
+        Case(workload.name, width, dtype, mode)
+        for dtype in settings.dtypes
+        for width in settings.widths or op.widths[settings.platform]
+        for mode in op.modes
+    ]
+    prepared = this.ask("prepare", workload.name, cases)
+    if not prepared:
+        return []
+    samples: dict[tuple[str, str, str], dict[str, list[float]]] = {}
+    for turn in range(settings.rounds):
+        # On a GPU a family times all its cases in one profile; on a CPU a turn is one case, so that
+        # families meet the same state of the machine. The family that starts changes.
+        groups = [cases] if settings.platform == "gpu" else [[case] for case in cases]
+        names = [name for name in prepared if name in this.workers]
+        for group in groups:
+            for name in names[turn % max(len(names), 1) :] + names[: turn % max(len(names), 1)]:
+                answer = this.ask_one(name, "measure", [case.name for case in group])
+                for (case_name, candidate, method), seconds in (answer or {}).items():
+                    methods = samples.setdefault((name, case_name, candidate), {})
+                    methods.setdefault(method, []).extend(seconds)
+    this.ask("forget")
+    rows = []
+    for case in cases:
+        candidates = []
+        num_bytes = 0
+        for name, answer in prepared.items():
+            num_bytes = answer["num_bytes"][case.name]
+            for row in answer["candidates"][case.name]:
+                methods = samples.get((name, case.name, row["name"]), {})
+                if row["status"] == "timed" and not methods:
+                    row = row | {"status": "failed", "reason": this.families[name]["reason"]}
+                candidates.append({"family": name, **row, **_fastest_method(methods)})
+        rows.append(_case_row(case, num_bytes, bandwidth, candidates))
+        _say(report.case_line(rows[-1]))
+    return rows
+
+
+def _case_row(
+    case: Case, num_bytes: int, bandwidth: float, candidates: list[dict[str, Any]]
+) -> dict[str, Any]:
+    floor_us = num_bytes / bandwidth * 1e6
+    for candidate in candidates:
+        if candidate["status"] == "timed":
+            candidate["floor_fraction"] = floor_us / candidate["median_us"]
+    row = {"name": case.name, **asdict(case), "bytes": num_bytes, "floor_us": floor_us}
+    return row | {"candidates": candidates}
+
+
+def _fastest_method(methods: dict[str, list[float]]) -> dict[str, Any]:
+    """Statistics of the way to call a candidate that has the least median."""
+    if not methods:
+        return {}
+    method = min(methods, key=lambda name: statistics.median(methods[name]))
+    return {"method": method, **report.statistics_us(methods[method])}
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

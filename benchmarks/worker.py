@@ -1,0 +1,345 @@
+"""The process in which a family of candidates is compiled, checked and timed."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import importlib.metadata
+import multiprocessing
+import os
+import platform
+import traceback
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks import timing
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from benchmarks.harness import Candidate, Case, Family, Settings
+
+_WARM_UPS = 3
+
+
+class Worker:
+    """The parent's end: starts the process, sends messages, stops it."""
+
+    def __init__(self, op: str, family: str, settings: Settings) -> None:
+        self._process, self._connection = _start(_serve, op, family, settings)
+
+    def send(self, *message: Any) -> None:
+        """Sends a command with its arguments. A dead process shows when its answer is awaited."""
+        with contextlib.suppress(OSError):
+            self._connection.send(message)
+
+    def receive(self) -> Any:
+        """The answer to the earliest command that has none yet.
+
+        Raises:
+            RuntimeError: The command failed; the message is the process's traceback.
+            EOFError: The process has died.
+        """
+        return _receive(self._connection)
+
+    def stop(self) -> None:
+        """Ends the process."""
+        self._connection.close()
+        self._process.join(timeout=10)
+        if self._process.is_alive():
+            self._process.kill()
+
+
+def probe(settings: Settings) -> dict[str, Any]:
+    """Device, versions and copy bandwidth of this machine, from a process of its own."""
+    process, connection = _start(_probe, settings)
+    try:
+        return _receive(connection)
+    finally:
+        connection.close()
+        process.join(timeout=10)
+
+
+def _start(target: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+    process.start()
+    theirs.close()  # so that the death of the process ends our waiting
+    return process, ours
+
+
+def _receive(connection: Connection) -> Any:
+    try:
+        error, answer = connection.recv()
+    except EOFError:
+        raise EOFError("the process died") from None
+    if error:
+        raise RuntimeError(error)
+    return answer
+
+
+def _serve(connection: Connection, op_name: str, family_name: str, settings: Settings) -> None:
+    """Answers commands until the parent hangs up. The first answer says who is there."""
+    from benchmarks.harness import load_op
+
+    op = load_op(op_name)
+    family = next(family for family in op.families if family.name == family_name)
+    try:
+        runtime = _runtime(family, settings)
+        versions = {name: _version(name) for name in family.modules}
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        connection.send((None, {"status": "absent", "reason": reason}))
+        return
+    connection.send((None, {"status": "timed", "versions": versions}))
+    session = _Session(op, family, settings, runtime)
+    while True:
+        try:
+            command, *arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send((None, getattr(session, command)(*arguments)))
+        except Exception:
+            connection.send((traceback.format_exc(), None))
+
+
+def _probe(connection: Connection, settings: Settings) -> None:
+    try:
+        connection.send((None, _Jax(settings).machine()))
+    except Exception:
+        connection.send((traceback.format_exc(), None))
+
+
+class _Session:
+    """Commands of the parent. Between "prepare" and "forget" one graph is held."""
+
+    def __init__(self, op: Any, family: Family, settings: Settings, runtime: _Runtime) -> None:
+        self._op, self._family, self._settings, self._runtime = op, family, settings, runtime
+        self._calls: dict[tuple[str, str, str], timing.Call] = {}
+
+    def prepare(self, workload_name: str, cases: list[Case]) -> dict[str, Any]:
+        """Compiles, runs and checks every candidate of the cases."""
+        graph = self._op.workloads(self._settings.data)[workload_name].load()
+        with ThreadPoolExecutor(self._runtime.compile_threads) as pool:
+            prepared = list(pool.map(partial(self._prepare_case, graph), cases))
+        names = [case.name for case in cases]
+        return {
+            "num_bytes": dict(zip(names, (num_bytes for num_bytes, _ in prepared), strict=True)),
+            "candidates": dict(zip(names, (rows for _, rows in prepared), strict=True)),
+        }
+
+    def measure(self, case_names: list[str]) -> dict[tuple[str, str, str], list[float]]:
+        """Samples in seconds of every right candidate of the cases, by each way to call it."""
+        calls = {key: call for key, call in self._calls.items() if key[0] in case_names}
+        return self._runtime.timer.measure(calls, self._runtime.repeats)
+
+    def forget(self) -> str:
+        """Drops the graph."""
+        self._calls.clear()
+        self._runtime.forget()
+        return "forgotten"
+
+    def _prepare_case(self, graph: Any, case: Case) -> tuple[int, list[dict[str, Any]]]:
+        problem = self._op.problem(graph, case)
+        try:
+            candidates = list(self._family.candidates(graph, case, problem))
+        except Exception as error:
+            row = {"name": self._family.name, "status": "failed", "error": None}
+            return problem.num_bytes, [row | {"reason": _first_line(error)}]
+        rows = [self._prepare_one(case, problem.expected, candidate) for candidate in candidates]
+        return problem.num_bytes, rows
+
+    def _prepare_one(
+        self, case: Case, expected: Iterable[np.ndarray], candidate: Candidate
+    ) -> dict[str, Any]:
+        from benchmarks.harness import TOLERANCE
+
+        row: dict[str, Any] = {"name": candidate.name, "status": "timed", "error": None}
+        try:
+            outputs, calls = self._runtime.prepare(candidate)
+            error = max(
+                relative_error(self._runtime.to_numpy(output), reference)
+                for output, reference in zip(outputs, expected, strict=True)
+            )
+        except Exception as failure:
+            return row | {"status": "failed", "reason": _first_line(failure)}
+        # NaN must not pass, hence not the comparison the other way round.
+        if not error <= TOLERANCE[case.dtype]:
+            reason = f"relative error {error:.1e} exceeds {TOLERANCE[case.dtype]:.0e}"
+            return row | {"status": "wrong", "error": float(error), "reason": reason}
+        for method, call in calls.items():
+            self._calls[case.name, candidate.name, method] = call
+        return row | {"error": float(error), "reason": ""}
+
+
+def relative_error(output: np.ndarray, reference: np.ndarray) -> float:
+    """‖output - reference‖ / ‖reference‖; infinite where the shapes differ."""
+    if output.shape != reference.shape:
+        return float("inf")
+    scale = float(np.linalg.norm(reference)) or 1.0
+    return float(np.linalg.norm(output - reference)) / scale
+
+
+class _Jax:
+    """JAX on the chosen platform."""
+
+    def __init__(self, settings: Settings) -> None:
+        on_gpu = settings.platform == "gpu"
+        os.environ["JAX_PLATFORMS"] = "cuda" if on_gpu else "cpu"
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # families share one GPU
+        import jax
+
+        jax.config.update("jax_enable_x64", "float64" in settings.dtypes)
+        self._jax, self._on_gpu = jax, on_gpu
+        jax.devices()  # without the platform: an error, and the family is absent
+        self.compile_threads = min(os.cpu_count() or 1, 8)
+        self.repeats = settings.repeats if on_gpu else 1
+        self.timer: timing.Timer
+        if not on_gpu:
+            self.timer = timing.WallTimer(jax.block_until_ready)
+        elif settings.timer == "queue":
+            self.timer = timing.QueueTimer()
+        else:
+            self.timer = timing.ProfilerTimer()
+
+    def prepare(self, candidate: Candidate) -> tuple[tuple[Any, ...], dict[str, timing.Call]]:
+        """Compiles and warms up; the outputs, and how to call."""
+        function = self._jax.jit(candidate.function)
+        call = partial(function, *self._jax.device_put(candidate.arguments))
+        for _ in range(_WARM_UPS):
+            outputs = self._jax.block_until_ready(call())
+        return outputs, {self.timer.method: call}
+
+    def to_numpy(self, output: Any) -> np.ndarray:
+        """On the host in float64."""
+        return np.asarray(output).astype(np.float64)
+
+    def forget(self) -> None:
+        """Frees compiled programs and what they hold: both die with the candidates."""
+        gc.collect()
+
+    def machine(self) -> dict[str, Any]:
+        """Names, counts, versions and the copy bandwidth."""
+        load_average = os.getloadavg()[0]
+        size = 2**30 if self._on_gpu else 2**27
+        device = self._jax.devices()[0]
+        return {
+            "device": device.device_kind if self._on_gpu else _cpu_name(),
+            "cpu": _cpu_name(),
+            "cores": len(os.sched_getaffinity(0)),
+            "system": f"{platform.system()} {platform.machine()}",
+            "load_average": load_average,
+            "versions": {
+                "python": platform.python_version(),
+                **{name: _version(name) for name in ("jax", "jaxlib", "numpy")},
+            },
+            "copy_bytes_per_second": timing.copy_bandwidth(self.timer, self._copies(size), size),
+        }
+
+    def _copies(self, num_bytes: int) -> dict[str, timing.Call]:
+        jax = self._jax
+        source = jax.device_put(np.arange(num_bytes // 4, dtype=np.uint32))
+        copies: dict[str, timing.Call] = {
+            "copy": partial(jax.jit(jax.numpy.copy), source),
+            "kernel": partial(jax.jit(lambda array: array + np.uint32(1)), source),
+        }
+        if not self._on_gpu:
+            copies["threads"] = _threaded_copy(np.asarray(source))
+        for call in copies.values():
+            jax.block_until_ready(call())
+        return copies
+
+
+class _Torch:
+    """torch on the chosen platform."""
+
+    compile_threads = 1
+
+    def __init__(self, settings: Settings) -> None:
+        import torch
+
+        self._torch, self._on_gpu = torch, settings.platform == "gpu"
+        if self._on_gpu and not torch.cuda.is_available():
+            raise RuntimeError("torch sees no CUDA device")
+        torch.set_default_device("cuda" if self._on_gpu else "cpu")
+        self.repeats = settings.repeats if self._on_gpu else 1
+        self.timer: timing.Timer = (
+            timing.EventTimer() if self._on_gpu else timing.WallTimer(lambda outputs: outputs)
+        )
+
+    def prepare(self, candidate: Candidate) -> tuple[tuple[Any, ...], dict[str, timing.Call]]:
+        """Warms up; the outputs, and how to call: as is, and as a CUDA graph if it can be one."""
+        call = partial(candidate.function, *candidate.arguments)
+        for _ in range(_WARM_UPS):
+            outputs = call()
+        calls: dict[str, timing.Call] = {self.timer.method: call}
+        if self._on_gpu and (replay := self._graph(call)):
+            calls["graph replay"] = replay
+        return outputs, calls
+
+    def _graph(self, call: timing.Call) -> timing.Call | None:
+        torch = self._torch
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                call()
+            graph.replay()
+            torch.cuda.synchronize()
+        except RuntimeError:  # the call synchronises or allocates outside of torch's pool
+            return None
+        return graph.replay
+
+    def to_numpy(self, output: Any) -> np.ndarray:
+        """On the host in float64."""
+        return output.detach().to("cpu", self._torch.float64).numpy()
+
+    def forget(self) -> None:
+        """Frees the memory pools."""
+        if self._on_gpu:
+            self._torch.cuda.empty_cache()
+
+
+_Runtime = _Jax | _Torch
+
+
+def _runtime(family: Family, settings: Settings) -> _Runtime:
+    runtime: _Runtime = _Jax(settings) if family.runtime == "jax" else _Torch(settings)
+    for module in family.modules:
+        importlib.import_module(module)
+    return runtime
+
+
+def _threaded_copy(source: np.ndarray) -> timing.Call:
+    target = np.empty_like(source)
+    threads = len(os.sched_getaffinity(0))
+    pool = ThreadPoolExecutor(threads)
+    targets, sources = np.array_split(target, threads), np.array_split(source, threads)
+    return lambda: list(pool.map(np.copyto, targets, sources))
+
+
+def _version(module: str) -> str | None:
+    try:
+        return importlib.metadata.version(module.replace("_", "-"))
+    except importlib.metadata.PackageNotFoundError:
+        return getattr(importlib.import_module(module), "__version__", None)
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:300]

@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace jax_gnn::cuda {
+
+// Loads through the read-only path where `valid` holds, and leaves `value` alone elsewhere. Written
+// in PTX so that the address is computed outside the condition: the compiler otherwise turns each
+// load into a branch of its own and waits for one before it issues the next.
+__device__ __forceinline__ void load_if(bool valid, const unsigned short* from,
+                                        unsigned short& value) {
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.nc.u16 %0, [%1];\n}"
+               : "+h"(value)
+               : "l"(from), "r"(static_cast<int>(valid)));
+}
+__device__ __forceinline__ void load_if(bool valid, const unsigned* from, unsigned& value) {
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.nc.u32 %0, [%1];\n}"
+               : "+r"(value)
+               : "l"(from), "r"(static_cast<int>(valid)));
+}
+__device__ __forceinline__ void load_if(bool valid, const uint2* from, uint2& value) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %3, 0;\n @p ld.global.nc.v2.u32 {%0, %1}, [%2];\n}"
+      : "+r"(value.x), "+r"(value.y)
+      : "l"(from), "r"(static_cast<int>(valid)));
+}
+__device__ __forceinline__ void load_if(bool valid, const uint4* from, uint4& value) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %5, 0;\n"
+      " @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)
+      : "l"(from), "r"(static_cast<int>(valid)));
+}
+
+// A word that one load instruction brings; features stay packed in it until they are added.
+template <int kBytes>
+struct WordOf;
+template <>
+struct WordOf<2> {
+  using type = unsigned short;
+};
+template <>
+struct WordOf<4> {
+  using type = unsigned;
+};
+template <>
+struct WordOf<8> {
+  using type = uint2;
+};
+template <>
+struct WordOf<16> {
+  using type = uint4;
+};
+template <typename T, int kVec>
+using Word = typename WordOf<kVec* static_cast<int>(sizeof(T))>::type;
+
+// One value, or `otherwise` where `valid` does not hold; *from is then not read.
+template <typename T>
+__device__ __forceinline__ T load_or(bool valid, const T* from, T otherwise) {
+  Word<T, 1> word;
+  memcpy(&word, &otherwise, sizeof(T));
+  load_if(valid, reinterpret_cast<const Word<T, 1>*>(from), word);
+  memcpy(&otherwise, &word, sizeof(T));
+  return otherwise;
+}
+
+__device__ __forceinline__ float widen(float value) { return value; }
+__device__ __forceinline__ double widen(double value) { return value; }
+__device__ __forceinline__ float widen(__half value) { return __half2float(value); }
+__device__ __forceinline__ float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+__device__ __forceinline__ void narrow(float value, float& out) { out = value; }
+__device__ __forceinline__ void narrow(double value, double& out) { out = value; }
+__device__ __forceinline__ void narrow(float value, __half& out) { out = __float2half_rn(value); }
+__device__ __forceinline__ void narrow(float value, __nv_bfloat16& out) {
+  out = __float2bfloat16_rn(value);
+}
+
+// sum += factor * features
+template <typename T, int kVec, typename Acc>
+__device__ __forceinline__ void add_word(Acc (&sum)[kVec], Word<T, kVec> word, Acc factor) {
+  T features[kVec];
+  memcpy(features, &word, sizeof(word));
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) sum[i] += factor * widen(features[i]);
+}
+
+// The largest access that a store of kVec features may use.
+template <typename T, int kVec>
+constexpr size_t store_alignment = kVec * sizeof(T) < 16 ? kVec * sizeof(T) : 16;
+
+template <typename T, int kVec>
+struct alignas(store_alignment<T, kVec>) Pack {
+  T at[kVec];
+};
+
+// Writes factor * sum; `address` is aligned to store_alignment<T, kVec>.
+template <typename T, int kVec, typename Acc>
+__device__ __forceinline__ void store_scaled(T* address, const Acc (&sum)[kVec], Acc factor) {
+  Pack<T, kVec> pack;
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) narrow(factor * sum[i], pack.at[i]);
+  *reinterpret_cast<Pack<T, kVec>*>(address) = pack;
+}
+
+}  // namespace jax_gnn::cuda
