@@ -50,7 +50,7 @@ def plot_learning_curves(result: TrainResult, path: str | os.PathLike[str], *, t
         color=_GREEN,
         linestyle="--",
         linewidth=1.4,
-        label=f"test, best epoch: {100 * run.accuracy_mean:.1f} ± {100 * run.accuracy_std:.1f}",
+        label=f"test (best epoch): {100 * run.accuracy_mean:.1f} ± {100 * run.accuracy_std:.1f}",
     )
     loss_axes.set(ylabel="cross-entropy (nats)", ylim=(0, None))
     accuracy_axes.set(ylabel="accuracy (%)", ylim=(max(lowest - 2, 0), None))
@@ -60,8 +60,17 @@ def plot_learning_curves(result: TrainResult, path: str | os.PathLike[str], *, t
         axes.grid(color="0.9", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    loss_axes.legend(frameon=False, loc="upper right")
-    accuracy_axes.legend(frameon=False, loc="lower right")
+        # Above the axes, where it cannot cover a curve.
+        axes.legend(
+            frameon=False,
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            borderaxespad=0.2,
+            ncols=3,
+            fontsize=8.5,
+            handlelength=1,
+            columnspacing=1,
+        )
     splits = len(run.train_loss)
     figure.suptitle(title + (f" (mean ± std of {splits} splits)" if splits > 1 else ""))
     Path(path).parent.mkdir(parents=True, exist_ok=True)
