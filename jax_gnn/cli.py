@@ -1,0 +1,516 @@
+"""The command ``jax-gnn``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import platform
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self, get_args
+
+import jax
+import numpy as np
+
+from jax_gnn import _ffi
+from jax_gnn._version import __version__
+from jax_gnn.datasets import HypergraphDataset, load_hypergraph
+from jax_gnn.training import (
+    EpochReport,
+    Run,
+    TrainConfig,
+    TrainResult,
+    check_dataset,
+    load_checkpoint,
+    plot_learning_curves,
+    save_checkpoint,
+    train_hgnn,
+)
+from jax_gnn.training import config as choices
+
+TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
+
+
+class UserError(Exception):
+    """A mistake that the user can mend: shown as one line, exit code 2."""
+
+
+class Command(NamedTuple):
+    """One subcommand; `path` holds its words, such as ("train", "hgnn")."""
+
+    path: tuple[str, ...]
+    help: str
+    description: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the examples' line breaks and shows the defaults that there are."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, argparse.SUPPRESS) or action.nargs == 0:
+            return action.help
+        return f"{action.help} (default: %(default)s)"
+
+
+def _number(
+    kind: type[int] | type[float], expected: str, accept: Callable[[float], bool]
+) -> Callable[[str], float]:
+    """Returns an argparse type that accepts a range of numbers."""
+
+    def parse(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not accept(value):
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+        return value
+
+    return parse
+
+
+_COUNT = _number(int, "a whole number from 1", lambda value: value >= 1)
+_SEED = _number(int, "a whole number from 0", lambda value: value >= 0)
+_POSITIVE = _number(float, "a positive number", lambda value: 0 < value < math.inf)
+_NON_NEGATIVE = _number(float, "a number from 0", lambda value: 0 <= value < math.inf)
+_RATE = _number(float, "a number from 0 to below 1", lambda value: 0 <= value < 1)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
+    return "\n".join(f"  {line.rstrip()}" for line in lines)
+
+
+# --------------------------------------------------------------------------------------------- info
+
+
+def _versions() -> dict[str, str]:
+    packages = ("jax", "jaxlib", "flax", "numpy")
+    versions = {"jax_gnn": __version__, **{name: metadata.version(name) for name in packages}}
+    return versions | {"python": platform.python_version()}
+
+
+def _devices() -> str:
+    try:
+        devices = jax.devices()
+    except RuntimeError as error:  # JAX_PLATFORMS names a platform that cannot start
+        return f"none: {error}"
+    counted: dict[str, int] = {}
+    for device in devices:
+        name = f"{device.platform} ({device.device_kind})"
+        counted[name] = counted.get(name, 0) + 1
+    return ", ".join(f"{count} x {name}" for name, count in counted.items())
+
+
+def _run_info(_: argparse.Namespace) -> int:
+    system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    print(_table([*_versions().items(), ("system", system), ("devices", _devices())]))
+    statuses = _ffi.status()
+    targets = sorted({target for status in statuses for target in status.targets})
+    rows = [["operation", *(status.platform for status in statuses), "other platforms"]]
+    for target in targets:
+        found = ["custom call" if target in status.targets else "-" for status in statuses]
+        rows.append([target, *found, "plain XLA"])
+    print("\n" + _table(rows))
+    for status in statuses:
+        if status.build:
+            print(f"\n  {status.platform}: {status.build}")
+        if not status.available:
+            print(f"\n  {status.platform} is missing: {status.reason}")
+            if status.hint:
+                print(textwrap.indent(textwrap.fill(status.hint, 92), " " * 4))
+    return 0
+
+
+# --------------------------------------------------------------------------------------- train hgnn
+
+
+def _add_train_hgnn_arguments(parser: argparse.ArgumentParser) -> None:
+    default = TrainConfig()
+    data = parser.add_argument_group("data")
+    data.add_argument(
+        "--data",
+        default="digits",
+        metavar="digits|FILE|FOLDER",
+        help="'digits' (offline: handwritten digits, k-nearest-neighbour hyperedges), an .npz file "
+        "or a folder in a raw format",
+    )
+    data.add_argument(
+        "--features",
+        choices=get_args(choices.Features),
+        default=default.features,
+        help="node features: the dataset's own, one-hot labels under Gaussian noise (AllSet's "
+        "substitute where a dataset has none), or noise alone",
+    )
+    data.add_argument(
+        "--feature-noise",
+        type=_NON_NEGATIVE,
+        default=default.feature_noise,
+        metavar="STD",
+        help="standard deviation of the noise of noisy-label",
+    )
+    data.add_argument(
+        "--feature-normalization",
+        choices=get_args(choices.FeatureNormalization),
+        default=default.feature_normalization,
+        help="row: divide each node's features by their absolute sum",
+    )
+    data.add_argument(
+        "--self-loops",
+        choices=get_args(choices.SelfLoops),
+        default=default.self_loops,
+        help="nodes that get a hyperedge of their own",
+    )
+
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--hidden-features",
+        type=_COUNT,
+        default=default.hidden_features,
+        metavar="N",
+        help="features between the two convolutions",
+    )
+    model.add_argument(
+        "--normalization",
+        choices=get_args(choices.Normalization),
+        default=default.normalization,
+        help="symmetric: Dv^-1/2 H W De^-1 H^T Dv^-1/2; row: Dv^-1 H W De^-1 H^T",
+    )
+    model.add_argument(
+        "--learnable-hyperedge-weights",
+        action="store_true",
+        help="learn one positive weight per hyperedge and convolution",
+    )
+    model.add_argument(
+        "--dropout",
+        dest="dropout_rate",
+        type=_RATE,
+        default=default.dropout_rate,
+        metavar="RATE",
+        help="share of hidden activations dropped in training",
+    )
+
+    training = parser.add_argument_group("training")
+    training.add_argument(
+        "--splits",
+        type=_COUNT,
+        default=default.splits,
+        metavar="N",
+        help="random splits into 50%% training, 25%% validation and 25%% test nodes, a model each",
+    )
+    training.add_argument(
+        "--epochs", type=_COUNT, default=default.epochs, metavar="N", help="epochs per split"
+    )
+    training.add_argument(
+        "--learning-rate",
+        type=_POSITIVE,
+        default=default.learning_rate,
+        metavar="RATE",
+        help="of Adam",
+    )
+    training.add_argument(
+        "--weight-decay",
+        type=_NON_NEGATIVE,
+        default=default.weight_decay,
+        metavar="RATE",
+        help="L2 penalty in the gradient",
+    )
+    training.add_argument(
+        "--seed",
+        type=_SEED,
+        default=default.seed,
+        metavar="N",
+        help="split i draws its nodes, parameters and dropout from seed + i",
+    )
+
+    execution = parser.add_argument_group("execution")
+    execution.add_argument(
+        "--implementation",
+        choices=("auto", *get_args(choices.Implementation)),
+        default="auto",
+        help="of the aggregation: this library's custom call for the platform, or plain XLA",
+    )
+    execution.add_argument(
+        "--no-baseline",
+        action="store_true",
+        help="leave out the same training in plain JAX",
+    )
+    execution.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="folder of checkpoint, plot and results (default: runs/hgnn-<dataset>)",
+    )
+
+
+def _require_train_extra() -> None:
+    missing = [name for name in TRAIN_EXTRA if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"training needs {', '.join(missing)}; run: pip install 'jax-gnn[train]'")
+
+
+def _require_implementation(implementation: str) -> None:
+    if implementation not in get_args(choices.Implementation) or implementation == "xla":
+        return
+    status = next(s for s in _ffi.status() if s.platform == implementation)
+    if not status.available:
+        advice = f" ({status.hint})" if status.hint else ""
+        raise UserError(f"--implementation {implementation}: {status.reason}{advice}")
+    backend = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+    if backend != implementation:
+        raise UserError(
+            f"--implementation {implementation}: JAX runs on {backend} here; JAX_PLATFORMS="
+            f"{implementation} asks for the other"
+        )
+
+
+def _load_dataset(path: str, config: TrainConfig) -> HypergraphDataset:
+    try:
+        dataset = load_hypergraph(path)
+        check_dataset(dataset, config)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--data: {error}") from error
+    return dataset
+
+
+def _make_folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output {path}: {error.strerror}") from error
+    return path
+
+
+class _Progress:
+    """A bar on a terminal, one line per split elsewhere; on stderr, apart from the result."""
+
+    def __init__(self, splits: int, epochs: int) -> None:
+        self._splits, self._epochs = splits, epochs
+        self._bar: Any = None
+        self._best = 0.0
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=self._splits * self._epochs, unit="epoch")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def __call__(self, report: EpochReport) -> None:
+        self._best = max(self._best if report.epoch else 0.0, report.valid_accuracy)
+        split = f"split {report.split + 1}/{self._splits}"
+        validation = f"best validation accuracy {self._best:.1%}"
+        if self._bar is not None:
+            self._bar.set_description(split, refresh=False)
+            self._bar.set_postfix_str(validation, refresh=False)
+            self._bar.update()
+        elif report.epoch + 1 == self._epochs:
+            print(f"{split}: {validation}", file=sys.stderr, flush=True)
+
+
+def _implementation_name(run: Run) -> str:
+    backend = jax.default_backend()
+    return f"custom call: {backend}" if run.custom_calls else f"plain XLA: {backend}"
+
+
+def _run_summary(run: Run) -> dict[str, Any]:
+    return {
+        "test_accuracy_mean": run.accuracy_mean,
+        "test_accuracy_std": run.accuracy_std,
+        "test_accuracy": run.best_test_accuracy.tolist(),
+        "valid_accuracy": run.best_valid_accuracy.tolist(),
+        "best_epoch": (run.best_epoch + 1).tolist(),
+        "median_epoch_seconds": run.median_epoch_seconds,
+        "compile_seconds": run.compile_seconds,
+        "custom_calls": list(run.custom_calls),
+    }
+
+
+def _dataset_summary(dataset: HypergraphDataset, result: TrainResult) -> dict[str, Any]:
+    return {
+        "name": dataset.name,
+        "num_nodes": result.hypergraph.num_nodes,
+        "num_hyperedges": result.hypergraph.num_hyperedges,
+        "num_incidences": result.hypergraph.num_incidences,
+        "num_features": result.x.shape[1],
+        "num_classes": dataset.num_classes,
+    }
+
+
+def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
+    print(
+        f"{dataset['name']}: {dataset['num_nodes']} nodes, {dataset['num_hyperedges']} hyperedges "
+        f"(self-loops counted), {dataset['num_incidences']} incidences, "
+        f"{dataset['num_features']} features, {dataset['num_classes']} classes\n"
+    )
+    runs = {f"jax_gnn ({_implementation_name(result.run)})": result.run}
+    if result.baseline is not None:
+        runs["plain JAX"] = result.baseline
+    rows = [
+        ["", *runs],
+        [
+            "test accuracy",
+            *(
+                f"{100 * run.accuracy_mean:.2f} ± {100 * run.accuracy_std:.2f} %"
+                for run in runs.values()
+            ),
+        ],
+        ["time per epoch", *(f"{1e3 * run.median_epoch_seconds:.3g} ms" for run in runs.values())],
+        ["compilation", *(f"{run.compile_seconds:.2g} s" for run in runs.values())],
+    ]
+    print(_table(rows))
+    if result.speedup is not None:
+        print(f"\n  An epoch is {result.speedup:.2f} times as fast as in plain JAX.")
+    print()
+
+
+def _run_train_hgnn(args: argparse.Namespace) -> int:
+    _require_train_extra()
+    settings = {field.name: getattr(args, field.name) for field in dataclasses.fields(TrainConfig)}
+    if args.implementation == "auto":
+        settings["implementation"] = None
+    config = TrainConfig(**settings)
+    _require_implementation(args.implementation)
+    dataset = _load_dataset(args.data, config)
+    folder = _make_folder(args.output or Path("runs") / f"hgnn-{dataset.name}")
+    with _Progress(config.splits, config.epochs) as progress:
+        result = train_hgnn(dataset, config, baseline=not args.no_baseline, on_epoch=progress)
+
+    described = _dataset_summary(dataset, result)
+    checkpoint = folder / "checkpoint"
+    save_checkpoint(checkpoint, result.model, config)
+    predictions, again = (
+        np.asarray(model(result.hypergraph, result.x))
+        for model in (result.model, load_checkpoint(checkpoint))
+    )
+    plot = folder / "learning_curves.png"
+    plot_learning_curves(result, plot, title=f"HGNN on {dataset.name}")
+    results = folder / "results.json"
+    results.write_text(
+        json.dumps(
+            {
+                "dataset": described,
+                "config": dataclasses.asdict(config),
+                "versions": _versions(),
+                "devices": _devices(),
+                "jax_gnn": _run_summary(result.run),
+                "plain_jax": result.baseline and _run_summary(result.baseline),
+                "speedup": result.speedup,
+            },
+            indent=2,
+        )
+        + "\n"
+    )
+    _print_result(described, result)
+    if not np.array_equal(predictions, again):
+        print(f"jax-gnn: {checkpoint} predicts otherwise than the trained model", file=sys.stderr)
+        return 1
+    rows = [
+        ["checkpoint", str(checkpoint), "(loaded again: same predictions)"],
+        ["plot", str(plot), ""],
+        ["results", str(results), ""],
+    ]
+    print(_table(rows))
+    return 0
+
+
+# --------------------------------------------------------------------------------------------- main
+
+GROUPS = {"train": "train a model"}
+COMMANDS = (
+    Command(
+        ("info",),
+        "versions, devices, and which operations have a custom call on which platform",
+        "Prints versions, devices, and which operations have a custom call on which platform; for\n"
+        "what is missing, why and what to do.",
+        lambda parser: None,
+        _run_info,
+    ),
+    Command(
+        ("train", "hgnn"),
+        "a two-layer hypergraph neural network (HGNN) for node classification",
+        "Trains a two-layer HGNN (Feng et al. 2019) on random splits and reports the test\n"
+        "accuracy at each split's best validation epoch, beside the same training in plain JAX.\n"
+        "Writes a checkpoint of the best model, a plot of the learning curves and results.json.\n\n"
+        "examples:\n"
+        "  jax-gnn train hgnn\n"
+        "  jax-gnn train hgnn --data cora_cocitation.npz --splits 20\n"
+        "  jax-gnn train hgnn --data walmart_trips.npz --features noisy-label --no-baseline",
+        _add_train_hgnn_arguments,
+        _run_train_hgnn,
+    ),
+)
+
+
+def _make_parser(commands: Iterable[Command]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jax-gnn",
+        description="GNN kernels for JAX.",
+        epilog="example: jax-gnn train hgnn",
+        formatter_class=_HelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"jax-gnn {__version__}")
+    levels: dict[tuple[str, ...], Any] = {}
+    levels[()] = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in commands:
+        *groups, name = command.path
+        for depth, group in enumerate(groups):
+            path = command.path[: depth + 1]
+            if path not in levels:
+                branch = levels[path[:-1]].add_parser(
+                    group, help=GROUPS[group], description=GROUPS[group].capitalize() + "."
+                )
+                levels[path] = branch.add_subparsers(metavar="WHAT", required=True)
+        leaf = levels[tuple(groups)].add_parser(
+            name,
+            help=command.help,
+            description=command.description,
+            formatter_class=_HelpFormatter,
+        )
+        command.add_arguments(leaf)
+        leaf.set_defaults(run=command.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: Arguments; None for the process's own.
+
+    Returns:
+        Exit code: 0, 1 (the checkpoint does not predict as the model), 2 (a user's error) or 130
+        (interrupted). Like argparse, exits by itself after ``--help`` and on unknown arguments.
+    """
+    args = _make_parser(COMMANDS).parse_args(argv)
+    try:
+        return args.run(args)
+    except UserError as error:
+        print(f"jax-gnn: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jax-gnn: interrupted", file=sys.stderr)
+        return 130

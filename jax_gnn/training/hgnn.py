@@ -1,0 +1,369 @@
+"""Training of an HGNN on random splits, and of its plain-JAX twin beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+import jax_gnn
+from flax_layers import HGNN
+from jax_gnn.datasets import HypergraphDataset, random_split
+from jax_gnn.training.config import TrainConfig
+from jax_gnn.training.data import node_features
+from jax_gnn.training.plain import CooHypergraph, plain_hgnn
+
+if TYPE_CHECKING:
+    import optax
+
+EPOCHS_PER_CALL = 10
+MIN_HYPEREDGE_WEIGHT = 1e-2
+
+# (params, graph, x, dropout key or None) -> logits
+Apply = Callable[[Any, Any, Array, Array | None], Array]
+
+
+class Metrics(NamedTuple):
+    """Training loss under dropout and accuracies without; scalars, or one entry per epoch."""
+
+    train_loss: Any
+    train_accuracy: Any
+    valid_accuracy: Any
+    test_accuracy: Any
+
+
+class EpochReport(NamedTuple):
+    """What `on_epoch` is told: indices from 0, and the library run's figures."""
+
+    split: int
+    epoch: int
+    train_loss: float
+    train_accuracy: float
+    valid_accuracy: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Results of one implementation over all splits.
+
+    Attributes:
+        train_loss: Mean cross-entropy of the training nodes under dropout, ``(splits, epochs)``.
+        train_accuracy: Without dropout, after the epoch's step, ``(splits, epochs)``; so are the
+            next two.
+        valid_accuracy: ``(splits, epochs)``.
+        test_accuracy: ``(splits, epochs)``.
+        epoch_seconds: Measured seconds per epoch, one entry per timed call, without compilation.
+        compile_seconds: Tracing and compilation.
+        custom_calls: Names of this library's XLA custom calls in the compiled program.
+    """
+
+    train_loss: np.ndarray
+    train_accuracy: np.ndarray
+    valid_accuracy: np.ndarray
+    test_accuracy: np.ndarray
+    epoch_seconds: np.ndarray
+    compile_seconds: float
+    custom_calls: tuple[str, ...]
+
+    @property
+    def best_epoch(self) -> np.ndarray:
+        """First epoch of the highest validation accuracy in each split, ``(splits,)``."""
+        return self.valid_accuracy.argmax(axis=1)
+
+    @property
+    def best_valid_accuracy(self) -> np.ndarray:
+        """Validation accuracy at `best_epoch`, ``(splits,)``."""
+        return self.valid_accuracy.max(axis=1)
+
+    @property
+    def best_test_accuracy(self) -> np.ndarray:
+        """Test accuracy at `best_epoch`, ``(splits,)``."""
+        return self.test_accuracy[np.arange(len(self.test_accuracy)), self.best_epoch]
+
+    @property
+    def accuracy_mean(self) -> float:
+        """Mean of `best_test_accuracy`."""
+        return float(self.best_test_accuracy.mean())
+
+    @property
+    def accuracy_std(self) -> float:
+        """Sample standard deviation of `best_test_accuracy`; 0 for one split."""
+        values = self.best_test_accuracy
+        return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+    @property
+    def median_epoch_seconds(self) -> float:
+        """Median of `epoch_seconds`."""
+        return float(np.median(self.epoch_seconds))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """Outcome of `train_hgnn`.
+
+    Attributes:
+        model: The best split's model at its best validation epoch, in evaluation mode. Splits, too,
+            are compared by validation accuracy.
+        hypergraph: What it was trained on, self-loops included.
+        x: Node features it was trained on, ``(num_nodes, features)``.
+        run: The library's run.
+        baseline: The plain-JAX run from the same initial parameters and dropout keys, if asked for.
+    """
+
+    model: HGNN
+    hypergraph: jax_gnn.Hypergraph
+    x: Array
+    run: Run
+    baseline: Run | None
+
+    @property
+    def speedup(self) -> float | None:
+        """Plain JAX's median time per epoch over the library's."""
+        if self.baseline is None:
+            return None
+        return self.baseline.median_epoch_seconds / self.run.median_epoch_seconds
+
+
+class _Data(NamedTuple):
+    graph: Any
+    x: Array
+    y: Array
+    part: Array  # 0 training, 1 validation, 2 test, -1 unlabelled
+
+
+class _State(NamedTuple):
+    params: Any
+    optimizer: Any
+    best_params: Any
+    best_valid_accuracy: Array
+
+
+def _is_hyperedge_weight(path: tuple[Any, ...]) -> bool:
+    return "hyperedge_weight" in jax.tree_util.keystr(path)
+
+
+def _optimizer(config: TrainConfig) -> optax.GradientTransformation:
+    import optax  # part of the extra "train"
+
+    def decayed(params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: not _is_hyperedge_weight(path), params
+        )
+
+    return optax.chain(
+        optax.add_decayed_weights(config.weight_decay, mask=decayed),
+        optax.adam(config.learning_rate),
+    )
+
+
+def _keep_positive(params: Any) -> Any:
+    """Projects hyperedge weights onto positive values, so that weighted degrees stay positive."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, p: jnp.maximum(p, MIN_HYPEREDGE_WEIGHT) if _is_hyperedge_weight(path) else p,
+        params,
+    )
+
+
+def _train_epochs(
+    apply: Apply,
+    optimizer: optax.GradientTransformation,
+    state: _State,
+    dropout_keys: Array,
+    data: _Data,
+) -> tuple[_State, Metrics]:
+    """Runs one epoch per key: a step, then an evaluation that may replace the best parameters."""
+    import optax
+
+    masks = [(data.part == i).astype(data.x.dtype) for i in range(3)]
+    labels = jnp.maximum(data.y, 0)
+
+    def masked_mean(values: Array, mask: Array) -> Array:
+        return jnp.vdot(values, mask) / jnp.maximum(mask.sum(), 1)
+
+    def loss_fn(params: Any, key: Array) -> Array:
+        logits = apply(params, data.graph, data.x, key)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return masked_mean(losses, masks[0])
+
+    def epoch(state: _State, key: Array) -> tuple[_State, Metrics]:
+        loss, grads = jax.value_and_grad(loss_fn)(state.params, key)
+        updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
+        params = _keep_positive(optax.apply_updates(state.params, updates))
+        correct = apply(params, data.graph, data.x, None).argmax(axis=1) == labels
+        accuracies = [masked_mean(correct.astype(mask.dtype), mask) for mask in masks]
+        better = accuracies[1] > state.best_valid_accuracy
+        best_params, best_valid = jax.tree.map(
+            functools.partial(jnp.where, better),
+            (params, accuracies[1]),
+            (state.best_params, state.best_valid_accuracy),
+        )
+        return _State(params, optimizer_state, best_params, best_valid), Metrics(loss, *accuracies)
+
+    return jax.lax.scan(epoch, state, dropout_keys)
+
+
+class _Runner:
+    """One implementation: its compiled program, current state and records."""
+
+    def __init__(self, apply: Apply, config: TrainConfig, graph: Any) -> None:
+        self._optimizer = _optimizer(config)
+        self._train = jax.jit(functools.partial(_train_epochs, apply, self._optimizer))
+        self._implementation = config.implementation
+        self._graph = graph
+        self._compiled: dict[int, Any] = {}
+        self._state: _State | None = None
+        self._metrics: list[list[Metrics]] = []
+        self._epoch_seconds: list[float] = []
+        self._compile_seconds = 0.0
+        self._custom_calls: tuple[str, ...] = ()
+
+    def start(self, params: Any) -> None:
+        """Begins a split."""
+        self._state = _State(params, self._optimizer.init(params), params, jnp.array(-1.0))
+        self._metrics.append([])
+
+    def advance(self, keys: Array, x: Array, y: Array, part: Array) -> Metrics:
+        """Runs and times one epoch per key."""
+        assert self._state is not None
+        arguments = (self._state, keys, _Data(self._graph, x, y, part))
+        if len(keys) not in self._compiled:
+            start = time.perf_counter()
+            chosen = self._implementation
+            with jax_gnn.implementation(chosen) if chosen else contextlib.nullcontext():
+                self._compiled[len(keys)] = self._train.lower(*arguments).compile()
+            self._compile_seconds += time.perf_counter() - start
+            self._custom_calls = _custom_calls(self._compiled[len(keys)])
+        start = time.perf_counter()
+        self._state, metrics = jax.block_until_ready(self._compiled[len(keys)](*arguments))
+        self._epoch_seconds.append((time.perf_counter() - start) / len(keys))
+        metrics = Metrics(*map(np.asarray, metrics))
+        self._metrics[-1].append(metrics)
+        return metrics
+
+    def best(self) -> tuple[float, Any]:
+        """Returns validation accuracy and parameters of the current split's best epoch."""
+        assert self._state is not None
+        return float(self._state.best_valid_accuracy), self._state.best_params
+
+    def result(self) -> Run:
+        """Collects the records of all splits."""
+        curves = {
+            name: np.stack(
+                [np.concatenate([getattr(m, name) for m in calls]) for calls in self._metrics]
+            )
+            for name in Metrics._fields
+        }
+        return Run(
+            **curves,
+            epoch_seconds=np.array(self._epoch_seconds),
+            compile_seconds=self._compile_seconds,
+            custom_calls=self._custom_calls,
+        )
+
+
+def _custom_calls(compiled: Any) -> tuple[str, ...]:
+    targets = re.findall(r'custom_call_target="(jax_gnn[^"]*)"', compiled.as_text())
+    return tuple(sorted(set(targets)))
+
+
+def _split_parts(y: np.ndarray, seed: int) -> np.ndarray:
+    split = random_split(y, seed=seed)
+    part = np.full(len(y), -1, np.int32)
+    for number, ids in enumerate((split.train, split.valid, split.test)):
+        part[ids] = number
+    return part
+
+
+def _calls(keys: Array) -> Iterator[tuple[int, Array]]:
+    for first in range(0, len(keys), EPOCHS_PER_CALL):
+        yield first, keys[first : first + EPOCHS_PER_CALL]
+
+
+def train_hgnn(
+    dataset: HypergraphDataset,
+    config: TrainConfig | None = None,
+    *,
+    baseline: bool = False,
+    on_epoch: Callable[[EpochReport], None] | None = None,
+) -> TrainResult:
+    """Trains one HGNN per random split and reports test accuracy at the best validation epoch.
+
+    The protocol is AllSet's (Chien et al., arXiv 2106.13264, section 5): 50 % of the labelled nodes
+    train, 25 % validate, 25 % test; full-batch Adam.
+
+    Args:
+        dataset: Hypergraph, labels and features.
+        config: Settings; None for the defaults.
+        baseline: Whether to train the plain-JAX twin as well, from the same parameters and keys.
+            The two alternate every few epochs, so that a change in the machine's speed meets both.
+        on_epoch: Called after each epoch of the library's run, several at a time.
+
+    Returns:
+        Learning curves, times and the best model.
+
+    Raises:
+        ValueError: The dataset has too few labelled nodes or no features.
+    """
+    config = config or TrainConfig()
+    x = jnp.asarray(node_features(dataset, config))
+    hypergraph = dataset.hypergraph(self_loops=config.self_loops)
+    y = jnp.asarray(dataset.y)
+
+    def make_model(seed: int) -> HGNN:
+        return HGNN(
+            x.shape[1],
+            config.hidden_features,
+            dataset.num_classes,
+            dropout_rate=config.dropout_rate,
+            normalization=config.normalization,
+            num_hyperedges=(
+                hypergraph.num_hyperedges if config.learnable_hyperedge_weights else None
+            ),
+            rngs=nnx.Rngs(seed),
+        )
+
+    graphdef, *states = nnx.split(make_model(config.seed), nnx.Param, ...)
+    rest = states[1]
+
+    def apply(params: nnx.State, graph: jax_gnn.Hypergraph, x: Array, key: Array | None) -> Array:
+        model = nnx.merge(graphdef, params, rest)
+        return model(graph, x, deterministic=key is None, rngs=key)
+
+    runners = [_Runner(apply, config, hypergraph)]
+    if baseline:
+        plain = functools.partial(
+            plain_hgnn, dropout_rate=config.dropout_rate, normalization=config.normalization
+        )
+        runners.append(_Runner(plain, config, CooHypergraph.from_hypergraph(hypergraph)))
+
+    best_valid, best_params = -1.0, None
+    for split in range(config.splits):
+        seed = config.seed + split
+        part = jnp.asarray(_split_parts(dataset.y, seed))
+        params = nnx.state(make_model(seed), nnx.Param)
+        for runner, start in zip(runners, (params, nnx.to_pure_dict(params)), strict=False):
+            runner.start(start)
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.epochs)
+        for first, call_keys in _calls(keys):
+            metrics, *_ = [runner.advance(call_keys, x, y, part) for runner in runners]
+            if on_epoch is not None:
+                for i in range(len(call_keys)):
+                    on_epoch(EpochReport(split, first + i, *(float(m[i]) for m in metrics[:3])))
+        valid, params = runners[0].best()
+        if valid > best_valid:
+            best_valid, best_params = valid, params
+
+    model = nnx.merge(graphdef, best_params, rest)
+    model.eval()
+    results = [runner.result() for runner in runners]
+    return TrainResult(model, hypergraph, x, results[0], results[1] if baseline else None)

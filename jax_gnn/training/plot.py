@@ -1,0 +1,77 @@
+"""Learning-curve plots."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from jax_gnn.training.hgnn import TrainResult
+
+# From Okabe and Ito's palette, which readers with colour-blindness can tell apart.
+_BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"
+
+
+def plot_learning_curves(result: TrainResult, path: str | os.PathLike[str], *, title: str) -> None:
+    """Draws training loss and accuracies over epochs: mean over splits and a band of one std.
+
+    Args:
+        result: Of `train_hgnn`.
+        path: Image file to write; its suffix chooses the format.
+        title: Heading of the figure.
+    """
+    # A bare Figure draws through Agg and leaves pyplot's global state alone.
+    from matplotlib.figure import Figure
+
+    run = result.run
+    epochs = np.arange(1, run.train_loss.shape[1] + 1)
+    figure = Figure(figsize=(9.6, 4.0), dpi=150, layout="constrained")
+    loss_axes, accuracy_axes = figure.subplots(1, 2)
+    curves = [
+        (loss_axes, run.train_loss, "training (with dropout)", _BLUE),
+        (accuracy_axes, 100 * run.train_accuracy, "training", _BLUE),
+        (accuracy_axes, 100 * run.valid_accuracy, "validation", _ORANGE),
+    ]
+    # The steep start would take most of the accuracy axis.
+    settled = len(epochs) // 25
+    lowest = 100.0
+    for axes, values, label, colour in curves:
+        mean, std = values.mean(axis=0), values.std(axis=0)
+        marker = "o" if len(epochs) == 1 else None
+        axes.plot(epochs, mean, color=colour, linewidth=1.6, label=label, marker=marker)
+        low, high = mean - std, mean + std
+        if axes is accuracy_axes:
+            low, high = np.maximum(low, 0), np.minimum(high, 100)
+            lowest = min(lowest, float(low[settled:].min()))
+        axes.fill_between(epochs, low, high, color=colour, alpha=0.18, linewidth=0)
+    accuracy_axes.axhline(
+        100 * run.accuracy_mean,
+        color=_GREEN,
+        linestyle="--",
+        linewidth=1.4,
+        label=f"test (best epoch): {100 * run.accuracy_mean:.1f} ± {100 * run.accuracy_std:.1f}",
+    )
+    loss_axes.set(ylabel="cross-entropy (nats)", ylim=(0, None))
+    accuracy_axes.set(ylabel="accuracy (%)", ylim=(max(lowest - 2, 0), None))
+    for axes in (loss_axes, accuracy_axes):
+        axes.set(xlabel="epoch", xlim=(epochs[0], epochs[-1]) if len(epochs) > 1 else None)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(color="0.9", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        # Above the axes, where it cannot cover a curve.
+        axes.legend(
+            frameon=False,
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            borderaxespad=0.2,
+            ncols=3,
+            fontsize=8.5,
+            handlelength=1,
+            columnspacing=1,
+        )
+    splits = len(run.train_loss)
+    figure.suptitle(title + (f" (mean ± std of {splits} splits)" if splits > 1 else ""))
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)

@@ -1,0 +1,297 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jax_gnn
+from jax_gnn import _ffi, cli
+from jax_gnn.training import load_checkpoint
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A dataset of two classes in the library's own .npz schema."""
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1], 20).astype(np.int32)
+    hyperedge_idx = np.repeat(np.arange(12), 4).astype(np.int32)
+    node_idx = np.concatenate(
+        [np.sort(20 * (i % 2) + rng.choice(20, 4, replace=False)) for i in range(12)]
+    ).astype(np.int32)
+    path = tmp_path / "tiny.npz"
+    np.savez(
+        path,
+        num_nodes=40,
+        num_hyperedges=12,
+        node_idx=node_idx,
+        hyperedge_idx=hyperedge_idx,
+        x=(rng.normal(size=(40, 6)) + y[:, None]).astype(np.float32),
+        y=y,
+    )
+    return path
+
+
+@pytest.fixture
+def featureless(data: Path) -> Path:
+    with np.load(data) as arrays:
+        kept = {name: arrays[name] for name in arrays.files if name != "x"}
+    path = data.with_name("featureless.npz")
+    np.savez(path, **kept)
+    return path
+
+
+def small(data: Path, *options: str) -> list[str]:
+    size = ["--splits", "2", "--epochs", "10", "--hidden-features", "8"]
+    return ["train", "hgnn", "--data", str(data), *size, *options]
+
+
+def test_train(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(small(data)) == 0
+    out, err = capsys.readouterr()
+    folder = Path("runs") / "hgnn-tiny"
+    results = json.loads((folder / "results.json").read_text())
+    run, plain = results["jax_gnn"], results["plain_jax"]
+    assert run["test_accuracy_mean"] == pytest.approx(plain["test_accuracy_mean"], abs=0.11)
+    assert len(run["test_accuracy"]) == len(run["best_epoch"]) == 2
+    assert results["config"]["epochs"] == 10
+    assert results["dataset"]["num_nodes"] == 40
+    assert results["versions"]["jax_gnn"] == jax_gnn.__version__
+    assert f"{100 * run['test_accuracy_mean']:.2f} ± {100 * run['test_accuracy_std']:.2f} %" in out
+    assert f"{1e3 * plain['median_epoch_seconds']:.3g} ms" in out
+    assert f"{results['speedup']:.2f} times as fast as in plain JAX" in out
+    assert "same predictions" in out
+    assert (folder / "learning_curves.png").stat().st_size > 10_000
+    assert load_checkpoint(folder / "checkpoint").conv1.in_features == 6
+    # Without a terminal, one line per split and no bar.
+    assert [line.split(":")[0] for line in err.splitlines()] == ["split 1/2", "split 2/2"]
+
+
+def test_options_arrive(data, tmp_path, capsys):
+    options = [
+        *("--normalization", "row", "--learnable-hyperedge-weights", "--self-loops", "all"),
+        *("--features", "noisy-label", "--feature-noise", "0.5", "--feature-normalization", "row"),
+        *("--learning-rate", "0.02", "--weight-decay", "0", "--dropout", "0.3", "--seed", "5"),
+        *("--implementation", "xla", "--no-baseline", "--output", str(tmp_path / "out")),
+    ]
+    assert cli.main(small(data, *options)) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["config"] == {
+        "splits": 2,
+        "epochs": 10,
+        "hidden_features": 8,
+        "learning_rate": 0.02,
+        "weight_decay": 0.0,
+        "dropout_rate": 0.3,
+        "normalization": "row",
+        "learnable_hyperedge_weights": True,
+        "self_loops": "all",
+        "features": "noisy-label",
+        "feature_noise": 0.5,
+        "feature_normalization": "row",
+        "seed": 5,
+        "implementation": "xla",
+    }
+    assert results["dataset"]["num_hyperedges"] == 52
+    assert results["dataset"]["num_features"] == 100
+    assert results["plain_jax"] is results["speedup"] is None
+    assert results["jax_gnn"]["custom_calls"] == []
+    out = capsys.readouterr().out
+    assert "plain XLA" in out
+    assert "plain JAX" not in out
+
+
+def test_checkpoint_that_predicts_otherwise(data, tmp_path, monkeypatch, capsys):
+    def load_spoilt(path: Path) -> object:
+        model = load_checkpoint(path)
+        model.conv2.bias[...] += 1
+        return model
+
+    monkeypatch.setattr(cli, "load_checkpoint", load_spoilt)
+    assert cli.main(small(data, "--no-baseline", "--output", str(tmp_path / "out"))) == 1
+    assert "predicts otherwise than the trained model" in capsys.readouterr().err
+
+
+def user_error(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("jax-gnn: error: ")
+    assert "Traceback" not in err
+    return err
+
+
+def test_missing_file(tmp_path, capsys):
+    assert "absent.npz" in user_error(capsys, small(tmp_path / "absent.npz"))
+
+
+def test_corrupt_file(tmp_path, capsys):
+    path = tmp_path / "corrupt.npz"
+    path.write_bytes(b"PK\x03\x04 and then nothing")
+    assert "corrupt.npz" in user_error(capsys, small(path))
+
+
+def test_dataset_without_features(featureless, capsys):
+    message = user_error(capsys, small(featureless))
+    assert "'featureless' has no node features" in message
+    assert "noisy-label" in message
+
+
+def test_too_few_labels(featureless, tmp_path, capsys):
+    with np.load(featureless) as arrays:
+        changed = {name: arrays[name] for name in arrays.files}
+    changed["y"] = np.where(np.arange(40) < 2, changed["y"], -1).astype(np.int32)
+    path = tmp_path / "unlabelled.npz"
+    np.savez(path, **changed)
+    message = user_error(capsys, small(path, "--features", "random"))
+    assert "2 labelled nodes" in message
+
+
+def test_output_that_is_a_file(data, capsys):
+    message = user_error(capsys, small(data, "--output", str(data / "below")))
+    assert f"--output {data / 'below'}" in message
+
+
+def test_implementation_of_another_platform(data, monkeypatch, capsys):
+    statuses = [
+        _ffi.PlatformStatus("cpu", True, ("hypergraph_aggregate",)),
+        _ffi.PlatformStatus("cuda", False, (), reason="no compiler was found", hint="get nvcc"),
+    ]
+    monkeypatch.setattr(_ffi, "status", lambda: statuses)
+    monkeypatch.setattr("jax.default_backend", lambda: "cpu")
+    message = user_error(capsys, small(data, "--implementation", "cuda"))
+    assert "--implementation cuda: no compiler was found (get nvcc)" in message
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    message = user_error(capsys, small(data, "--implementation", "cpu"))
+    assert "--implementation cpu: JAX runs on cuda here" in message
+
+
+def test_missing_train_extra(data, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "TRAIN_EXTRA", ("optax", "no_such_package"))
+    message = user_error(capsys, small(data))
+    assert "training needs no_such_package; run: pip install 'jax-gnn[train]'" in message
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--splits", "0", "expected a whole number from 1, got '0'"),
+        ("--epochs", "many", "expected a whole number from 1, got 'many'"),
+        ("--hidden-features", "1.5", "expected a whole number from 1, got '1.5'"),
+        ("--seed", "-1", "expected a whole number from 0, got '-1'"),
+        ("--learning-rate", "0", "expected a positive number, got '0'"),
+        ("--learning-rate", "nan", "expected a positive number, got 'nan'"),
+        ("--weight-decay", "-1", "expected a number from 0, got '-1'"),
+        ("--dropout", "1", "expected a number from 0 to below 1, got '1'"),
+        ("--normalization", "both", "invalid choice: 'both'"),
+        ("--implementation", "gpu", "invalid choice: 'gpu'"),
+    ],
+)
+def test_bad_value(option, value, expected, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["train", "hgnn", option, value])
+    assert exit_info.value.code == 2
+    err = capsys.readouterr().err
+    assert f"argument {option}" in err
+    assert expected in err
+
+
+def test_interrupt(data, tmp_path, monkeypatch, capsys):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "train_hgnn", interrupted)
+    assert cli.main(small(data, "--output", str(tmp_path / "out"))) == 130
+    assert capsys.readouterr().err == "jax-gnn: interrupted\n"
+
+
+def test_interrupted_process(data, tmp_path):
+    command = [sys.executable, "-m", "jax_gnn", *small(data, "--output", str(tmp_path / "out"))]
+    command += ["--splits", "100000"]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, cwd=Path(jax_gnn.__file__).parents[1]
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("split 1/100000")
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert err.endswith("jax-gnn: interrupted\n")
+    assert "Traceback" not in err
+
+
+def test_progress_bar_on_a_terminal(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert cli.main(small(data, "--no-baseline", "--output", str(tmp_path / "out"))) == 0
+    err = capsys.readouterr().err
+    assert "split 2/2" in err
+    assert "20/20" in err
+    assert "best validation accuracy" in err
+
+
+def test_info(capsys):
+    assert cli.main(["info"]) == 0
+    out = capsys.readouterr().out
+    for name in ("jax_gnn", "jax", "jaxlib", "flax", "python", "devices"):
+        assert f"  {name} " in out
+    assert jax_gnn.__version__ in out
+    assert "hypergraph_aggregate" in out
+
+
+def test_info_about_what_is_missing(monkeypatch, capsys):
+    statuses = [
+        _ffi.PlatformStatus("cpu", True, ("first", "second"), build="a compiler"),
+        _ffi.PlatformStatus("cuda", False, ("first",), reason="no compiler", hint="get nvcc"),
+    ]
+    monkeypatch.setattr(_ffi, "status", lambda: statuses)
+    assert cli.main(["info"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["first", *["custom", "call"] * 2, "plain", "XLA"] in rows
+    assert ["second", "custom", "call", "-", "plain", "XLA"] in rows
+    assert ["cpu:", "a", "compiler"] in rows
+    assert ["cuda", "is", "missing:", "no", "compiler"] in rows
+    assert ["get", "nvcc"] in rows
+
+
+def test_info_without_a_working_device(monkeypatch, capsys):
+    def fail() -> None:
+        raise RuntimeError("Unable to initialize backend")
+
+    monkeypatch.setattr("jax.devices", fail)
+    assert cli.main(["info"]) == 0
+    assert "none: Unable to initialize backend" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["train", "hgnn", "--help"]])
+def test_arguments_that_only_print(arguments, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(arguments)
+    assert exit_info.value.code == 0
+    out = capsys.readouterr().out
+    expected = {
+        "--version": f"jax-gnn {jax_gnn.__version__}\n",
+        "--help": "example: jax-gnn train hgnn\n",
+    }
+    assert out.endswith(expected[arguments[0]] if len(arguments) == 1 else "<dataset>)\n")
+
+
+def test_help_shows_defaults(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "hgnn", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    for default in ("digits", "10", "0.01", "symmetric", "isolated", "native", "auto", "0"):
+        assert f"(default: {default})" in words
+    assert "default: False" not in words
+    assert "default: None" not in words
+
+
+def test_command_is_required(capsys):
+    for arguments in ([], ["train"]):
+        with pytest.raises(SystemExit) as exit_info:
+            cli.main(arguments)
+        assert exit_info.value.code == 2
+        assert "required" in capsys.readouterr().err
