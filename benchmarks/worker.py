@@ -128,7 +128,8 @@ class _Session:
     def prepare(self, workload_name: str, cases: list[Case]) -> dict[str, Any]:
         """Compiles, runs and checks every candidate of the cases."""
         graph = self._op.workloads(self._settings.data)[workload_name].load()
-        with ThreadPoolExecutor(self._runtime.compile_threads) as pool:
+        threads = self._runtime.compile_threads
+        with ThreadPoolExecutor(threads, initializer=self._runtime.enter_thread) as pool:
             prepared = list(pool.map(partial(self._prepare_case, graph), cases))
         names = [case.name for case in cases]
         return {
@@ -210,6 +211,9 @@ class _Jax:
         else:
             self.timer = timing.ProfilerTimer()
 
+    def enter_thread(self) -> None:
+        """Nothing in JAX is particular to a thread."""
+
     def prepare(self, candidate: Candidate) -> tuple[tuple[Any, ...], dict[str, timing.Call]]:
         """Compiles and warms up; the outputs, and how to call."""
         function = self._jax.jit(candidate.function)
@@ -269,11 +273,15 @@ class _Torch:
         self._torch, self._on_gpu = torch, settings.platform == "gpu"
         if self._on_gpu and not torch.cuda.is_available():
             raise RuntimeError("torch sees no CUDA device")
-        torch.set_default_device("cuda" if self._on_gpu else "cpu")
+        self.enter_thread()
         self.repeats = settings.repeats if self._on_gpu else 1
         self.timer: timing.Timer = (
             timing.EventTimer() if self._on_gpu else timing.WallTimer(lambda outputs: outputs)
         )
+
+    def enter_thread(self) -> None:
+        """Chooses the device, which torch does per thread."""
+        self._torch.set_default_device("cuda" if self._on_gpu else "cpu")
 
     def prepare(self, candidate: Candidate) -> tuple[tuple[Any, ...], dict[str, timing.Call]]:
         """Warms up; the outputs, and how to call: as is, and as a CUDA graph if it can be one."""
