@@ -48,6 +48,11 @@ struct Cpu {
   }
 
   template <typename... Args>
+  static ffi::Error gather_reduce_next(Context pool, const Args&... args) {
+    return gather_reduce(pool, args...);
+  }
+
+  template <typename... Args>
   static ffi::Error gather_dot(Context pool, const Args&... args) {
     cpu::gather_dot(parallel_for(pool), args...);
     return ffi::Error::Success();

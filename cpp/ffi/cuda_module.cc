@@ -20,7 +20,12 @@ struct Cuda {
 
   template <typename... Args>
   static ffi::Error gather_reduce(Context stream, const Args&... args) {
-    return status(cuda::gather_reduce(stream, args...));
+    return status(cuda::gather_reduce(stream, cuda::Launch::kAfterPrevious, args...));
+  }
+
+  template <typename... Args>
+  static ffi::Error gather_reduce_next(Context stream, const Args&... args) {
+    return status(cuda::gather_reduce(stream, cuda::Launch::kOverlapsPrevious, args...));
   }
 
   template <typename... Args>

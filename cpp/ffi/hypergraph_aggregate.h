@@ -1,6 +1,6 @@
 // Handlers of the hypergraph primitives, written once. A Backend says on what they run: its Context
-// (thread pool or stream), its half types, and gather_reduce and gather_dot that return an
-// ffi::Error.
+// (thread pool or stream), its half types, and functions that return an ffi::Error: gather_reduce,
+// gather_dot, and gather_reduce_next, which reads what the gather_reduce just before it writes.
 #pragma once
 
 #include "../kernels/csr.h"
@@ -61,9 +61,9 @@ ffi::Error hypergraph_aggregate(typename Backend::Context context, ffi::AnyBuffe
           context, to_hyperedges, data<const T>(x), scale_data<Acc>(node_scale_in, num_nodes),
           scale_data<Acc>(hyperedge_scale, num_hyperedges), data<Acc>(*workspace), width);
       if (error.failure()) return error;
-      return Backend::gather_reduce(context, to_nodes, data<const Acc>(*workspace),
-                                    static_cast<const Acc*>(nullptr),
-                                    scale_data<Acc>(node_scale_out, num_nodes), data<T>(*y), width);
+      return Backend::gather_reduce_next(
+          context, to_nodes, data<const Acc>(*workspace), static_cast<const Acc*>(nullptr),
+          scale_data<Acc>(node_scale_out, num_nodes), data<T>(*y), width);
     });
   });
 }

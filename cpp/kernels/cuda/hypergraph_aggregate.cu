@@ -21,8 +21,11 @@
 namespace jax_gnn::cuda {
 namespace {
 
+constexpr int kOverlap = 1;
 constexpr int kUnroll = 4;            // words of features in flight in each lane
-constexpr int kLongRow = 32;          // more entries than this are walked by the whole block
+constexpr unsigned kShortRow = 8;     // more entries than this are walked by the teams of a warp
+constexpr unsigned kLongRow = 32;     // more entries than this are walked by the whole block,
+constexpr int kSharedBatches = 4;     // or more than the teams of a warp take in this many batches
 constexpr int kMinThreads = 128;      // of a block
 constexpr int kTeamThreads = 256;     // at most, where each team owns a row
 constexpr int kMaxThreads = 512;      // at most, where the block owns one row
@@ -144,21 +147,42 @@ struct Sums {
                                                Scale* partial) {
     add(csr, row, static_cast<Size>(team.index * kBatch), static_cast<Size>(team.count * kBatch),
         operands, team, column, width);
+    combine_teams_of_warp(team);
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
+    if (threadIdx.x % 32 < team.lanes) {
+#pragma unroll
+      for (int k = 0; k < kOperands; ++k)
+#pragma unroll
+        for (int j = 0; j < kLoads; ++j)
+#pragma unroll
+          for (int v = 0; v < kVec; ++v)
+            partial[(k * warps + warp) * tile_width(team) + (j * team.lanes + team.lane) * kVec +
+                    v] = at[k][j][v];
+    }
+    __syncthreads();
+  }
+
+  // Called by the whole warp: every team of it gets the sum over all of them.
+  __device__ __forceinline__ void combine_teams_of_warp(const Team& team) {
 #pragma unroll
     for (int k = 0; k < kOperands; ++k)
 #pragma unroll
       for (int j = 0; j < kLoads; ++j)
 #pragma unroll
-        for (int v = 0; v < kVec; ++v) {
-          Scale sum = at[k][j][v];
+        for (int v = 0; v < kVec; ++v)
           for (int offset = team.lanes; offset < 32; offset *= 2)
-            sum += __shfl_xor_sync(kWholeWarp, sum, offset);
-          if (threadIdx.x % 32 < team.lanes)
-            partial[(k * warps + warp) * tile_width(team) + (j * team.lanes + team.lane) * kVec +
-                    v] = sum;
-        }
-    __syncthreads();
+            at[k][j][v] += __shfl_xor_sync(kWholeWarp, at[k][j][v], offset);
+  }
+
+  // The caller has the first operand's sum of a row.
+  template <typename Out>
+  __device__ __forceinline__ void store_row(Out* out_row, Scale scale, const Team& team,
+                                            int64_t column, int64_t width) const {
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const int64_t first = column + j * team.lanes * kVec;
+      if (first < width) store_scaled(out_row + first, at[0][j], scale);
+    }
   }
 
   static __device__ __forceinline__ Scale total(const Scale* partial, const Team& team, int operand,
@@ -177,11 +201,11 @@ class RowsOfBlock {
  public:
   // Called by the whole block. `marks` has one word a warp in shared memory.
   __device__ __forceinline__ RowsOfBlock(const Csr<Index>& csr, const Cut& cut, const Team& team,
-                                         unsigned* marks)
+                                         typename Row<Index>::Size long_row, unsigned* marks)
       : lane_bits_(cut.lane_bits), marks_(marks) {
     const bool owns = team.index < cut.rows_per_block && own_index(team) < csr.rows;
     own = owns ? load_row(csr, own_index(team)) : Row<Index>{csr.indices, 0};
-    const bool together = owns && (cut.rows_per_block == 1 || own.count > kLongRow);
+    const bool together = owns && (cut.rows_per_block == 1 || own.count > long_row);
     alone = owns && !together;
     const unsigned mark = __ballot_sync(kWholeWarp, together && team.lane == 0);
     if (threadIdx.x % 32 == 0) marks_[threadIdx.x / 32] = mark;
@@ -223,6 +247,28 @@ __device__ __forceinline__ Scale scale_of_row(const Scale* scale, const Row<Inde
   return scale ? __ldg(scale + index) : Scale(1);
 }
 
+// Lets a launch that overlaps this one begin. Before Hopper it begins at the end all the same.
+__device__ __forceinline__ void allow_next_launch() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+// Waits for the launch that this one overlaps, if any, and for what it has written.
+__device__ __forceinline__ void wait_for_previous_launch() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+// Brings a team's ids into L2 while the launch before is still at work.
+template <typename Index>
+__device__ __forceinline__ void prefetch_ids(const Row<Index>& row, const Team& team) {
+  constexpr int kSector = 32 / sizeof(Index);
+  const typename Row<Index>::Size first = team.lane * kSector;
+  if (first < row.count) asm volatile("prefetch.global.L2 [%0];" ::"l"(row.ids + first));
+}
+
 template <typename In, typename Out, typename Scale, typename Index, int kVec, int kLoads>
 __global__ void __launch_bounds__(kMaxThreads, kMinBlocks)
     gather_reduce_kernel(Csr<Index> csr, Operand<In, Scale> in, const Scale* row_scale, Out* out,
@@ -233,20 +279,38 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks)
   Scale* partial = reinterpret_cast<Scale*>(shared_bytes);
   const Operand<In, Scale> operands[1] = {in};
   const Team team(cut);
-  const RowsOfBlock<Index> rows(csr, cut, team, marks);
+  allow_next_launch();
+  // A team takes few entries by itself; more are shared by the teams of its warp, and yet more by
+  // those of the block. Where a team is a warp there is no step between.
+  const unsigned teams_of_warp = 32 / team.lanes;
+  const unsigned long_row = max(kLongRow, kSharedBatches * LaneSums::kBatch * teams_of_warp);
+  const RowsOfBlock<Index> rows(csr, cut, team, long_row, marks);
+  const bool shared = rows.alone && teams_of_warp > 1 && rows.own.count > kShortRow;
+  const unsigned shared_of_warp = __ballot_sync(kWholeWarp, shared && team.lane == 0);
+  prefetch_ids(rows.own, team);
+  wait_for_previous_launch();
 
   for (int64_t tile = blockIdx.y; tile < cut.tiles; tile += gridDim.y) {
     const int64_t column = LaneSums::first_column(team, tile);
-    if (rows.alone) {
+    if (rows.alone && !shared) {
       const Scale scale = scale_of_row(row_scale, rows.own, rows.own_index(team));
       LaneSums sums;
       sums.add(csr, rows.own, 0, LaneSums::kBatch, operands, team, column, width);
-      Out* out_row = out + rows.own_index(team) * width;
-#pragma unroll
-      for (int j = 0; j < kLoads; ++j) {
-        const int64_t at = column + j * team.lanes * kVec;
-        if (at < width) store_scaled(out_row + at, sums.at[0][j], scale);
-      }
+      sums.store_row(out + rows.own_index(team) * width, scale, team, column, width);
+    }
+    for (unsigned mark = shared_of_warp; mark != 0; mark &= mark - 1) {
+      const int owner = __ffs(mark) - 1;
+      const Row<Index> row = {
+          csr.indices + __shfl_sync(kWholeWarp, rows.own.ids - csr.indices, owner),
+          __shfl_sync(kWholeWarp, rows.own.count, owner)};
+      const int64_t index = __shfl_sync(kWholeWarp, rows.own_index(team), owner);
+      const Scale scale = scale_of_row(row_scale, row, index);
+      LaneSums sums;
+      sums.add(csr, row, team.index % teams_of_warp * LaneSums::kBatch,
+               teams_of_warp * LaneSums::kBatch, operands, team, column, width);
+      sums.combine_teams_of_warp(team);
+      if (threadIdx.x % 32 < team.lanes)
+        sums.store_row(out + index * width, scale, team, column, width);
     }
     rows.for_each_together([&](int64_t index) {
       const Row<Index> row = load_row(csr, index);
@@ -272,7 +336,7 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks)
   Scale* partial = reinterpret_cast<Scale*>(shared_bytes);
   const Operand<T, Scale> operands[2] = {x, y};
   const Team team(cut);
-  const RowsOfBlock<Index> rows(csr, cut, team, marks);
+  const RowsOfBlock<Index> rows(csr, cut, team, kLongRow, marks);
 
   Scale dot = 0;
   if (rows.alone)
@@ -380,9 +444,17 @@ Csr<Index> clamp_sizes(const Csr<Index>& csr) {
   return clamped;
 }
 
+// Programmatic dependent launches came with Hopper.
+bool can_overlap() {
+  int device = 0, major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         major >= 9;
+}
+
 template <int kVec, int kLoads, typename In, typename Out, typename Scale, typename Index>
-cudaError_t launch_reduce(cudaStream_t stream, const Csr<Index>& csr, Operand<In, Scale> in,
-                          const Scale* row_scale, Out* out, int64_t width) {
+cudaError_t launch_reduce(cudaStream_t stream, Launch launch, const Csr<Index>& csr,
+                          Operand<In, Scale> in, const Scale* row_scale, Out* out, int64_t width) {
   Plan plan;
   if (!plan_launch(csr, width, {kVec, kLoads, 1, sizeof(In), sizeof(Scale)}, &plan))
     return cudaErrorInvalidConfiguration;
@@ -391,6 +463,11 @@ cudaError_t launch_reduce(cudaStream_t stream, const Csr<Index>& csr, Operand<In
   config.blockDim = dim3(plan.threads);
   config.dynamicSmemBytes = plan.shared;
   config.stream = stream;
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &overlap;
+  config.numAttrs = kOverlap && launch == Launch::kOverlapsPrevious && can_overlap() ? 1 : 0;
   return cudaLaunchKernelEx(&config, gather_reduce_kernel<In, Out, Scale, Index, kVec, kLoads>,
                             clamp_sizes(csr), in, row_scale, out, width, plan.cut);
 }
@@ -423,20 +500,20 @@ bool readable(const T* features, int64_t width) {
 }  // namespace
 
 template <typename In, typename Out, typename Scale, typename Index>
-cudaError_t gather_reduce(cudaStream_t stream, const Csr<Index>& csr, const In* in,
+cudaError_t gather_reduce(cudaStream_t stream, Launch launch, const Csr<Index>& csr, const In* in,
                           const Scale* col_scale, const Scale* row_scale, Out* out, int64_t width) {
   if (csr.rows <= 0 || width <= 0) return cudaSuccess;
   const Operand<In, Scale> operand = {in, col_scale};
   constexpr int kWide = 16 / sizeof(In);
   constexpr int kHalf = 8 / sizeof(In);
   if (readable<kWide>(in, width) && aligned(out, store_alignment<Out, kWide>))
-    return launch_reduce<kWide, 1>(stream, csr, operand, row_scale, out, width);
+    return launch_reduce<kWide, 1>(stream, launch, csr, operand, row_scale, out, width);
   if constexpr (kHalf > 1)
     if (readable<kHalf>(in, width) && aligned(out, store_alignment<Out, kHalf>))
-      return launch_reduce<kHalf, 1>(stream, csr, operand, row_scale, out, width);
-  if (width <= 32) return launch_reduce<1, 1>(stream, csr, operand, row_scale, out, width);
+      return launch_reduce<kHalf, 1>(stream, launch, csr, operand, row_scale, out, width);
+  if (width <= 32) return launch_reduce<1, 1>(stream, launch, csr, operand, row_scale, out, width);
   constexpr int kLoads = sizeof(Scale) == 8 ? 2 : 4;  // as many as stay in registers
-  return launch_reduce<1, kLoads>(stream, csr, operand, row_scale, out, width);
+  return launch_reduce<1, kLoads>(stream, launch, csr, operand, row_scale, out, width);
 }
 
 template <typename T, typename Scale, typename Index>
@@ -453,9 +530,9 @@ cudaError_t gather_dot(cudaStream_t stream, const Csr<Index>& csr, const T* x, c
   return launch_dot<1, 2>(stream, csr, left, right, out, width);
 }
 
-#define JAX_GNN_REDUCE(In, Out, Scale, Index)                                                  \
-  template cudaError_t gather_reduce(cudaStream_t, const Csr<Index>&, const In*, const Scale*, \
-                                     const Scale*, Out*, int64_t);
+#define JAX_GNN_REDUCE(In, Out, Scale, Index)                                            \
+  template cudaError_t gather_reduce(cudaStream_t, Launch, const Csr<Index>&, const In*, \
+                                     const Scale*, const Scale*, Out*, int64_t);
 #define JAX_GNN_DOT(T, Scale, Index)                                                       \
   template cudaError_t gather_dot(cudaStream_t, const Csr<Index>&, const T*, const Scale*, \
                                   const T*, const Scale*, Scale*, int64_t);

@@ -8,30 +8,30 @@
 
 namespace jax_gnn::cuda {
 
-// Loads through the read-only path where `valid` holds, and leaves `value` alone elsewhere. Written
-// in PTX so that the address is computed outside the condition: the compiler otherwise turns each
-// load into a branch of its own and waits for one before it issues the next.
+// Loads where `valid` holds, and leaves `value` alone elsewhere. Not through the read-only path:
+// what is read may be written while the kernel already runs (see Launch). Written in PTX so that
+// the address is computed outside the condition: the compiler otherwise turns each load into a
+// branch of its own and waits for one before it issues the next.
 __device__ __forceinline__ void load_if(bool valid, const unsigned short* from,
                                         unsigned short& value) {
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.nc.u16 %0, [%1];\n}"
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.u16 %0, [%1];\n}"
                : "+h"(value)
                : "l"(from), "r"(static_cast<int>(valid)));
 }
 __device__ __forceinline__ void load_if(bool valid, const unsigned* from, unsigned& value) {
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.nc.u32 %0, [%1];\n}"
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.u32 %0, [%1];\n}"
                : "+r"(value)
                : "l"(from), "r"(static_cast<int>(valid)));
 }
 __device__ __forceinline__ void load_if(bool valid, const uint2* from, uint2& value) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %3, 0;\n @p ld.global.nc.v2.u32 {%0, %1}, [%2];\n}"
-      : "+r"(value.x), "+r"(value.y)
-      : "l"(from), "r"(static_cast<int>(valid)));
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %3, 0;\n @p ld.global.v2.u32 {%0, %1}, [%2];\n}"
+               : "+r"(value.x), "+r"(value.y)
+               : "l"(from), "r"(static_cast<int>(valid)));
 }
 __device__ __forceinline__ void load_if(bool valid, const uint4* from, uint4& value) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %5, 0;\n"
-      " @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      " @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
       : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)
       : "l"(from), "r"(static_cast<int>(valid)));
 }
