@@ -339,8 +339,8 @@ def _check_ids(name: str, ids: Any, traced: bool = False) -> Any:
         raise TypeError(f"{name} must be an array of integers, got {ids.dtype}")
     if ids.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {ids.shape}")
-    if traced:
-        return ids
+    if traced:  # sizes and padding must fit the type
+        return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
     if ids.dtype == np.uint64 and ids.size and ids.max() > np.iinfo(np.int64).max:
         raise ValueError(f"{name} holds ids beyond 64 bits")
     return ids.astype(np.int64)

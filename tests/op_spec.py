@@ -152,14 +152,13 @@ class OpSpec:
         """Where ``function`` takes the float operands."""
         return tuple(range(1, len(self.operands) + 1))
 
+    def vjp(self, index: Any, cotangent: Any, *operands: Any) -> tuple[jax.Array, ...]:
+        """Gradients to all float operands."""
+        return jax.vjp(functools.partial(self.function, index), *operands)[1](cotangent)
+
     @functools.cached_property
     def gradient(self) -> Callable[..., tuple[jax.Array, ...]]:
-        """A function of (index, cotangent, *operands)."""
-
-        def gradient(index: Any, cotangent: Any, *operands: Any) -> tuple[jax.Array, ...]:
-            return jax.vjp(functools.partial(self.function, index), *operands)[1](cotangent)
-
-        return jax.jit(gradient)
+        return jax.jit(self.vjp)
 
     @functools.cached_property
     def jvp(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
