@@ -206,6 +206,8 @@ class Hypergraph:
             raise ValueError(f"k must be between 1 and the number of nodes, {n}, got {k}")
         if not np.isfinite(points).all():
             raise ValueError("features must be finite")
+        if n:
+            points = points - points.mean(axis=0)  # far from the origin, squares lose distances
         nearest = np.empty((n, k), np.int64)
         squares = np.einsum("nf,nf->n", points, points)
         chunk = max(1, 2**24 // max(n, 1))  # 128 MB of distances at a time
