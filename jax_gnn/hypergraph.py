@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
@@ -308,6 +309,15 @@ class Hypergraph:
     def hyperedge_degrees(self) -> Array:
         """Number of nodes of each hyperedge: ``(num_hyperedges,)`` integers."""
         return jnp.diff(self.hyperedge_indptr)
+
+
+# Exported functions that take hypergraphs can be serialized.
+jax.export.register_pytree_node_serialization(
+    Hypergraph,
+    serialized_name="jax_gnn.Hypergraph",
+    serialize_auxdata=lambda auxdata: b"",
+    deserialize_auxdata=lambda data: (),
+)
 
 
 def row_ids(indptr: Array, num_entries: int) -> Array:
