@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from hashlib import sha256
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from jax.sharding import Mesh, PartitionSpec
-from jax.test_util import check_grads
 
 import jax_gnn
-from jax_gnn import _ffi
 
 # --- Random inputs -------------------------------------------------------------------------------
 
@@ -66,7 +55,7 @@ class Incidence:
     @classmethod
     def random(cls, rng: np.random.Generator, scenario: str) -> Incidence:
         num_left, num_right, size = _SIZES.get(scenario, _SIZE)
-        # In these, the last row of both sides, which ids wrap or clamp to, and two others are empty.
+        # In these, two rows of both sides and the last, which ids wrap or clamp to, are empty.
         spare = 3 if scenario in ("empty", "padding") else 0
         lefts = rng.permutation(num_left - 1)[: num_left - spare] if spare else np.arange(num_left)
         rights = (
@@ -101,7 +90,7 @@ class Case:
         index: integer operands, a pytree of arrays.
         plain: what the reference gets in place of ``index``, made without the library.
         operands: the float operands, in float64.
-        padding: for each float operand a mask of the entries that nothing may be read from, or None.
+        padding: for each float operand a mask of the entries that must not be read, or None.
     """
 
     index: Any
@@ -239,5 +228,3 @@ def reference_gradients(
             gradient[position] = np.sum(cotangent * tangent)
         gradients.append(gradient)
     return gradients
-
-
