@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
@@ -206,6 +207,8 @@ class Hypergraph:
             raise ValueError(f"k must be between 1 and the number of nodes, {n}, got {k}")
         if not np.isfinite(points).all():
             raise ValueError("features must be finite")
+        if n:
+            points = points - points.mean(axis=0)  # far from the origin, squares lose distances
         nearest = np.empty((n, k), np.int64)
         squares = np.einsum("nf,nf->n", points, points)
         chunk = max(1, 2**24 // max(n, 1))  # 128 MB of distances at a time
@@ -308,6 +311,15 @@ class Hypergraph:
         return jnp.diff(self.hyperedge_indptr)
 
 
+# Exported functions that take hypergraphs can be serialized.
+jax.export.register_pytree_node_serialization(
+    Hypergraph,
+    serialized_name="jax_gnn.Hypergraph",
+    serialize_auxdata=lambda auxdata: b"",
+    deserialize_auxdata=lambda data: (),
+)
+
+
 def row_ids(indptr: Array, num_entries: int) -> Array:
     """The row of each entry of a CSR matrix: ``(num_entries,)``, -1 outside all rows."""
     # Counts the row starts up to each entry: several times as fast as a search in indptr.
@@ -339,8 +351,8 @@ def _check_ids(name: str, ids: Any, traced: bool = False) -> Any:
         raise TypeError(f"{name} must be an array of integers, got {ids.dtype}")
     if ids.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {ids.shape}")
-    if traced:
-        return ids
+    if traced:  # sizes and padding must fit the type
+        return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
     if ids.dtype == np.uint64 and ids.size and ids.max() > np.iinfo(np.int64).max:
         raise ValueError(f"{name} holds ids beyond 64 bits")
     return ids.astype(np.int64)

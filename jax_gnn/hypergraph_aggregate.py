@@ -83,8 +83,8 @@ def hypergraph_aggregate(
     x = _check_features(x, hypergraph.num_nodes)
     acc = _accumulator_dtype(x.dtype)
     nodes, hyperedges = (
-        ("num_nodes", hypergraph.num_nodes),
-        ("num_hyperedges", hypergraph.num_hyperedges),
+        ("num_nodes", hypergraph.node_indptr),
+        ("num_hyperedges", hypergraph.hyperedge_indptr),
     )
     weight = _check_scale("hyperedge_weight", hyperedge_weight, *hyperedges, acc)
     scale_in = [_check_scale("node_scale_in", node_scale_in, *nodes, acc)]
@@ -158,15 +158,17 @@ def _check_features(x: Any, num_nodes: int) -> Array:
     return x
 
 
-def _check_scale(name: str, scale: Any, size_name: str, size: int, acc: Any) -> Array | None:
+def _check_scale(name: str, scale: Any, size_name: str, indptr: Array, acc: Any) -> Array | None:
     if scale is None:
         return None
+    size = indptr.shape[0] - 1
     scale = jnp.asarray(scale)
     if not (jnp.issubdtype(scale.dtype, jnp.floating) or jnp.issubdtype(scale.dtype, jnp.integer)):
         raise TypeError(f"{name} must be real numbers, got {scale.dtype}")
     if scale.shape != (size,):
         raise ValueError(f"{name} must be ({size_name}={size},), got shape {scale.shape}")
-    return scale.astype(acc)
+    # What belongs to nothing takes no part, neither here nor in the gradients to other factors.
+    return jnp.where(jnp.diff(indptr) > 0, scale.astype(acc), 0)
 
 
 def _check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:

@@ -1,0 +1,52 @@
+"""Set-up common to all tests: devices, memory, and the seed of the random inputs."""
+
+from __future__ import annotations
+
+import os
+import random
+import zlib
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers share a GPU
+jax.config.update("jax_num_cpu_devices", 4)  # for shard_map; before any backend starts
+
+pytest.register_assert_rewrite("op_spec", "op_suite")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, help="seed of the random inputs; fresh on every run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist: the seed of the main process
+        config.option.seed = config.workerinput["seed"]
+    elif config.option.seed is None:
+        config.option.seed = random.SystemRandom().randrange(2**32)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["seed"] = node.config.option.seed
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"random inputs: --seed {config.option.seed}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    if report.failed:
+        report.sections.append(("Random inputs", f"repeat with --seed {item.config.option.seed}"))
+    return report
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Random numbers that depend on the seed and on the test, not on the tests run before."""
+    test = zlib.crc32(request.node.name.encode())
+    return np.random.default_rng([request.config.option.seed, test])

@@ -1,0 +1,230 @@
+"""Descriptions of ops, their random inputs and their reference derivatives, for ``op_suite``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+import jax_gnn
+
+# --- Random inputs -------------------------------------------------------------------------------
+
+# (left, right, entries) of a bipartite graph. Scenarios of one size share compiled programs.
+_SIZE = (9, 6, 24)
+_SIZES = {
+    "no_entries": (9, 6, 0),
+    "no_left": (0, 6, 0),
+    "no_right": (9, 0, 0),
+    "more_right_than_left": (4, 31, 24),
+    "large": (1500, 700, 15000),  # enough for several threads
+}
+STACKABLE = ("random", "empty", "giant", "duplicates", "padding")  # all of size _SIZE
+SCENARIOS = (*STACKABLE, "no_entries", "no_left", "no_right", "more_right_than_left")
+OUT_OF_RANGE = (-1, np.iinfo(np.int32).min, np.iinfo(np.int32).max)
+
+
+@dataclass(frozen=True)
+class Incidence:
+    """A random bipartite multigraph: what indices are to nearly all ops."""
+
+    num_left: int
+    num_right: int
+    left: np.ndarray  # (entries,)
+    right: np.ndarray  # (entries,)
+
+    @property
+    def valid(self) -> np.ndarray:
+        """Entries that are not padding: both ids in range."""
+        left_in_range = (self.left >= 0) & (self.left < self.num_left)
+        return left_in_range & (self.right >= 0) & (self.right < self.num_right)
+
+    def dense(self) -> np.ndarray:
+        """``(num_left, num_right)`` float64: how often each pair occurs."""
+        counts = np.zeros((self.num_left, self.num_right))
+        np.add.at(counts, (self.left[self.valid], self.right[self.valid]), 1)
+        return counts
+
+    @classmethod
+    def random(cls, rng: np.random.Generator, scenario: str) -> Incidence:
+        num_left, num_right, size = _SIZES.get(scenario, _SIZE)
+        # In these, two rows of both sides and the last, which ids wrap or clamp to, are empty.
+        spare = 3 if scenario in ("empty", "padding") else 0
+        lefts = rng.permutation(num_left - 1)[: num_left - spare] if spare else np.arange(num_left)
+        rights = (
+            rng.permutation(num_right - 1)[: num_right - spare] if spare else np.arange(num_right)
+        )
+        if size <= len(lefts) * len(rights) and scenario != "duplicates":
+            pairs = rng.choice(len(lefts) * len(rights), size, replace=False)
+        else:
+            pairs = rng.integers(0, max(len(lefts) * len(rights), 1), size)
+        left, right = (
+            ids[where] if size else np.zeros(0, np.int64)
+            for ids, where in zip(
+                (lefts, rights), np.divmod(pairs, max(len(rights), 1)), strict=True
+            )
+        )
+        if scenario == "duplicates":
+            left[size // 2 :], right[size // 2 :] = left[: size // 2], right[: size // 2]
+        if scenario == "giant":
+            right[:] = rng.integers(num_right)
+        if scenario == "padding":
+            for ids, sizes in ((left, num_left), (right, num_right)):
+                where = rng.random(size) < 0.2
+                ids[where] = rng.choice([*OUT_OF_RANGE, sizes, sizes + 3], where.sum())
+        return cls(num_left, num_right, left, right)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input of an op.
+
+    Attributes:
+        index: integer operands, a pytree of arrays.
+        plain: what the reference gets in place of ``index``, made without the library.
+        operands: the float operands, in float64.
+        padding: for each float operand a mask of the entries that must not be read, or None.
+    """
+
+    index: Any
+    plain: Any
+    operands: tuple[np.ndarray, ...]
+    padding: tuple[np.ndarray | None, ...]
+
+
+# --- The description -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """Everything that is particular to one op.
+
+    Attributes:
+        function: the op, a function of (index, *operands).
+        reference: the same in plain numpy, a function of (plain, *operands).
+        make_case: gives a Case from (rng, scenario, shape of the features); the scenarios are those
+            of :class:`Incidence`.
+        operands: names of the float operands; the result has the dtype of the first.
+        linear: names of the operands that :func:`jax.linear_transpose` must work for.
+        feature_axis: for each operand the axis that ``shard_map`` splits, None to replicate it.
+        result_axis: likewise for the result.
+        custom_calls: names that :mod:`jax.export` must be told to trust.
+        bad_arguments: by test id, a call, the exception it must raise, and a pattern for the
+            message, which names the culprit.
+    """
+
+    function: Callable[..., jax.Array]
+    reference: Callable[..., np.ndarray]
+    make_case: Callable[[np.random.Generator, str, tuple[int, ...]], Case]
+    operands: tuple[str, ...]
+    linear: tuple[str, ...] = ()
+    feature_axis: tuple[int | None, ...] = ()
+    result_axis: int | None = None
+    custom_calls: tuple[str, ...] = ()
+    bad_arguments: Mapping[str, tuple[Callable[[], Any], type[Exception], str]] = field(
+        default_factory=dict
+    )
+
+    @functools.cached_property
+    def jitted(self) -> Callable[..., jax.Array]:
+        return jax.jit(self.function)
+
+    @functools.cached_property
+    def positions(self) -> tuple[int, ...]:
+        """Where ``function`` takes the float operands."""
+        return tuple(range(1, len(self.operands) + 1))
+
+    def vjp(self, index: Any, cotangent: Any, *operands: Any) -> tuple[jax.Array, ...]:
+        """Gradients to all float operands."""
+        return jax.vjp(functools.partial(self.function, index), *operands)[1](cotangent)
+
+    @functools.cached_property
+    def gradient(self) -> Callable[..., tuple[jax.Array, ...]]:
+        return jax.jit(self.vjp)
+
+    @functools.cached_property
+    def jvp(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
+        """A function of (index, operands, tangents)."""
+        return jax.jit(
+            lambda index, operands, tangents: jax.jvp(
+                functools.partial(self.function, index), operands, tangents
+            )
+        )
+
+
+@contextmanager
+def setting(implementation: str | None, dtype: str = "float32") -> Iterator[None]:
+    """Chooses the implementation, and turns 64 bits on where they are needed, off elsewhere."""
+    with jax.enable_x64(dtype in ("float64", "int64")), jax_gnn.implementation(implementation):
+        yield
+
+
+def typed(values: Sequence[np.ndarray], dtype: str) -> tuple[np.ndarray, ...]:
+    return tuple(np.asarray(value).astype(jnp.dtype(dtype)) for value in values)
+
+
+def wide(values: Sequence[Any]) -> tuple[np.ndarray, ...]:
+    return tuple(np.asarray(value).astype(np.float64) for value in values)
+
+
+def random_like(rng: np.random.Generator, values: Sequence[Any], dtype: str) -> tuple[Any, ...]:
+    return typed([rng.normal(size=np.shape(value)) for value in values], dtype)
+
+
+def stack(values: Sequence[Any], axis: int = 0) -> Any:
+    """Stacks pytrees of arrays."""
+    return jax.tree.map(lambda *arrays: np.stack(arrays, axis), *values)
+
+
+def on_host(tree: Any) -> Any:
+    return jax.tree.map(np.asarray, tree)
+
+
+def assert_close(got: Any, want: Any, tolerance: float, what: str) -> None:
+    """Compares with an error bound relative to the largest wanted value."""
+    assert np.shape(got) == np.shape(want), what
+    got, want = wide((got, want))
+    bound = tolerance * np.abs(want).max(initial=1.0)
+    np.testing.assert_allclose(got, want, rtol=0, atol=bound, err_msg=what)
+
+
+def same_bits(first: Any, second: Any) -> bool:
+    leaves = [jax.tree.leaves(tree) for tree in (first, second)]
+    return all(
+        np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in zip(*leaves, strict=True)
+    )
+
+
+# --- Derivatives of the reference ----------------------------------------------------------------
+
+_STEP = 1e-40
+
+
+def reference_tangent(
+    spec: OpSpec, plain: Any, operands: Sequence[Any], tangents: Sequence[Any]
+) -> np.ndarray:
+    moved = [x + 1j * _STEP * dx for x, dx in zip(wide(operands), wide(tangents), strict=True)]
+    return spec.reference(plain, *moved).imag / _STEP
+
+
+def reference_gradients(
+    spec: OpSpec, plain: Any, operands: Sequence[Any], cotangent: Any
+) -> list[np.ndarray]:
+    operands, (cotangent,) = wide(operands), wide((cotangent,))
+    gradients = []
+    for i, operand in enumerate(operands):
+        gradient = np.zeros(operand.shape)
+        for position in np.ndindex(operand.shape):
+            tangents = [np.zeros(x.shape) for x in operands]
+            tangents[i][position] = 1
+            tangent = reference_tangent(spec, plain, operands, tangents)
+            gradient[position] = np.sum(cotangent * tangent)
+        gradients.append(gradient)
+    return gradients

@@ -1,0 +1,572 @@
+"""What every op keeps, checked from a description of the op.
+
+A test module describes its op in an :class:`OpSpec` and gets all checks by one class::
+
+    class TestSegmentSum(OpSuite):
+        spec = OpSpec(function=..., reference=..., make_case=..., operands=("data",))
+
+:class:`CoreChecks` alone serves for variants of an op that differ in arithmetic only. Every check
+runs for each implementation that the default device has. Values are compared with the plain numpy
+reference in float64, derivatives with the derivative of that same reference by complex step, which
+is exact to rounding: the description needs no derivative. The reference must therefore work on
+complex numbers (order them by their real part) and be analytic.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+from jax.test_util import check_grads
+from op_spec import (
+    SCENARIOS,
+    STACKABLE,
+    OpSpec,
+    assert_close,
+    on_host,
+    random_like,
+    reference_gradients,
+    reference_tangent,
+    same_bits,
+    setting,
+    stack,
+    typed,
+    wide,
+)
+
+from jax_gnn import _ffi
+
+PLATFORM = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
+KERNELS = tuple(s.platform for s in _ffi.status() if s.platform == PLATFORM and s.available)
+IMPLEMENTATIONS = (*KERNELS, "xla")
+# XLA's own scatters are atomic on GPUs.
+DETERMINISTIC = IMPLEMENTATIONS if PLATFORM == "cpu" else KERNELS
+
+# Error allowed relative to the largest value, a few roundings of the dtype.
+TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 1e-2, "bfloat16": 6e-2}
+FEATURES = ((), (1,), (3,), (7,), (16,), (17,), (33,), (64,), (100,), (130,), (5, 3))
+
+# --- Checks --------------------------------------------------------------------------------------
+
+on_deterministic = pytest.mark.parametrize("implementation", DETERMINISTIC)
+
+
+class CoreChecks:
+    """Values and derivatives against the reference."""
+
+    spec: ClassVar[OpSpec]
+    implementations: ClassVar[Sequence[str]] = IMPLEMENTATIONS[:1]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        marks = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+        if "implementation" in metafunc.fixturenames and "implementation" not in marks:
+            metafunc.parametrize("implementation", self.implementations)
+        if "bad_argument" in metafunc.fixturenames:
+            names = list(self.spec.bad_arguments) or ["none described"]
+            metafunc.parametrize("bad_argument", names)
+
+    def check_value(
+        self, rng: np.random.Generator, scenario: str, features: tuple[int, ...], dtype: str
+    ) -> None:
+        case = self.spec.make_case(rng, scenario, features)
+        operands = typed(case.operands, dtype)
+        result = self.spec.jitted(case.index, *operands)
+        assert result.dtype == dtype
+        want = self.spec.reference(case.plain, *wide(operands))
+        assert_close(result, want, TOLERANCE[dtype], f"{scenario}, features {features}")
+
+    @pytest.mark.parametrize("scenario", SCENARIOS)
+    @pytest.mark.parametrize("dtype", ["float64", "float32"])
+    def test_value(
+        self, rng: np.random.Generator, scenario: str, dtype: str, implementation: str
+    ) -> None:
+        with setting(implementation, dtype):
+            self.check_value(rng, scenario, (3,), dtype)
+
+    @pytest.mark.parametrize(
+        ("dtype", "scenario"),
+        [
+            *(("float64", scenario) for scenario in SCENARIOS),
+            *(("float32", scenario) for scenario in ("random", "padding")),
+            *(("float16", scenario) for scenario in ("random", "padding")),
+            *(("bfloat16", scenario) for scenario in ("random", "padding")),
+        ],
+    )
+    def test_gradient(
+        self, rng: np.random.Generator, dtype: str, scenario: str, implementation: str
+    ) -> None:
+        case = self.spec.make_case(rng, scenario, (3,))
+        operands = typed(case.operands, dtype)
+        with setting(implementation, dtype):
+            result = jax.eval_shape(self.spec.function, case.index, *operands)
+            (cotangent,) = random_like(rng, [result], dtype)
+            gradients = self.spec.gradient(case.index, cotangent, *operands)
+        wanted = reference_gradients(self.spec, case.plain, operands, cotangent)
+        for name, operand, got, want in zip(
+            self.spec.operands, operands, gradients, wanted, strict=True
+        ):
+            assert got.dtype == operand.dtype
+            assert_close(got, want, 4 * TOLERANCE[dtype], f"gradient to {name}")
+
+    @pytest.mark.parametrize("scenario", ["random", "padding", "no_entries"])
+    @pytest.mark.parametrize("dtype", ["float64", "float32"])
+    def test_jvp(
+        self, rng: np.random.Generator, dtype: str, scenario: str, implementation: str
+    ) -> None:
+        case = self.spec.make_case(rng, scenario, (3,))
+        operands = typed(case.operands, dtype)
+        tangents = random_like(rng, operands, dtype)
+        with setting(implementation, dtype):
+            value, tangent = self.spec.jvp(case.index, operands, tangents)
+        want = self.spec.reference(case.plain, *wide(operands))
+        assert_close(value, want, TOLERANCE[dtype], "value")
+        want = reference_tangent(self.spec, case.plain, operands, tangents)
+        assert_close(tangent, want, 4 * TOLERANCE[dtype], "tangent")
+
+    def test_second_order(self, rng: np.random.Generator, implementation: str) -> None:
+        case = self.spec.make_case(rng, "random", (2,))
+        with setting(implementation, "float64"):
+            function = functools.partial(self.spec.function, case.index)
+            check_grads(function, case.operands, order=2, modes=("fwd", "rev"))
+
+    @pytest.mark.parametrize("behind", [np.nan, np.inf])
+    def test_padding_is_never_read(
+        self, rng: np.random.Generator, behind: float, implementation: str
+    ) -> None:
+        case = self.spec.make_case(rng, "padding", (3,))
+        assert any(mask is not None and mask.any() for mask in case.padding)
+        clean, dirty = (
+            tuple(
+                x if mask is None else np.where(mask, fill, x)
+                for x, mask in zip(case.operands, case.padding, strict=True)
+            )
+            for fill in (0.0, behind)
+        )
+        tangents = random_like(rng, clean, "float64")
+        with setting(implementation, "float64"):
+            result = jax.eval_shape(self.spec.function, case.index, *clean)
+            (cotangent,) = random_like(rng, [result], "float64")
+            want = self.spec.reference(case.plain, *clean)
+            value, tangent = self.spec.jvp(case.index, dirty, tangents)
+            wanted_tangent = self.spec.jvp(case.index, clean, tangents)[1]
+            gradients = self.spec.gradient(case.index, cotangent, *dirty)
+            wanted_gradients = self.spec.gradient(case.index, cotangent, *clean)
+            for i, position in enumerate(self.spec.positions):
+                in_axes = [0 if at == position else None for at in (0, *self.spec.positions)]
+                mapped = jax.vmap(self.spec.function, in_axes=in_axes)(
+                    case.index, *dirty[:i], dirty[i][None], *dirty[i + 1 :]
+                )
+                what = f"vmap over {self.spec.operands[i]}"
+                assert_close(mapped[0], want, TOLERANCE["float64"], what)
+        assert_close(value, want, TOLERANCE["float64"], "value")
+        assert_close(tangent, wanted_tangent, TOLERANCE["float64"], "tangent")
+        for name, mask, got, want in zip(
+            self.spec.operands, case.padding, gradients, wanted_gradients, strict=True
+        ):
+            assert_close(got, want, TOLERANCE["float64"], f"gradient to {name}")
+            if mask is not None:
+                at_padding = np.asarray(got)[np.broadcast_to(mask, got.shape)]
+                assert (at_padding == 0).all(), f"gradient to {name} at padding: {at_padding}"
+
+
+class OpSuite(CoreChecks):
+    """All that the contract asks of a public op."""
+
+    implementations = IMPLEMENTATIONS
+
+    # --- Values ---
+
+    @pytest.mark.parametrize("features", FEATURES, ids=str)
+    @pytest.mark.parametrize("dtype", list(TOLERANCE))
+    def test_features(
+        self,
+        rng: np.random.Generator,
+        dtype: str,
+        features: tuple[int, ...],
+        implementation: str,
+    ) -> None:
+        with setting(implementation, dtype):
+            self.check_value(rng, "random", features, dtype)
+
+    @pytest.mark.parametrize("dtype", list(TOLERANCE))
+    def test_large(self, rng: np.random.Generator, dtype: str, implementation: str) -> None:
+        with setting(implementation, dtype):
+            self.check_value(rng, "large", (33,), dtype)
+
+    @pytest.mark.parametrize("scenario", ["random", "padding", "no_entries"])
+    def test_int64_indices(
+        self, rng: np.random.Generator, scenario: str, implementation: str
+    ) -> None:
+        case = self.spec.make_case(rng, scenario, (3,))
+        operands = typed(case.operands, "float32")
+        with setting(implementation, "int64"):
+            index = jax.tree.map(lambda ids: jnp.asarray(ids, jnp.int64), case.index)
+            (cotangent,) = random_like(rng, [self.spec.jitted(index, *operands)], "float32")
+            for function, arguments in (
+                (self.spec.jitted, operands),
+                (self.spec.gradient, (cotangent, *operands)),
+            ):
+                got, want = (function(indices, *arguments) for indices in (index, case.index))
+                assert jax.tree.all(
+                    jax.tree.map(functools.partial(np.allclose, rtol=1e-5, atol=1e-5), got, want)
+                )
+
+    @on_deterministic
+    def test_same_bits_every_run(self, rng: np.random.Generator, implementation: str) -> None:
+        case = self.spec.make_case(rng, "large", (17,))
+        operands = typed(case.operands, "float32")
+        no_batch = (None,) * len(operands[1:])
+        batch_of_one = jax.tree.map(lambda ids: ids[None], case.index)
+        with setting(implementation):
+            first = self.spec.jitted(case.index, *operands)
+            (cotangent,) = random_like(rng, [first], "float32")
+            gradients = self.spec.gradient(case.index, cotangent, *operands)
+            for _ in range(10):
+                assert same_bits(self.spec.jitted(case.index, *operands), first)
+                assert same_bits(self.spec.gradient(case.index, cotangent, *operands), gradients)
+            for _ in range(2):
+                assert same_bits(self.spec.function(case.index, *operands), first), "eager"
+            mapped = jax.vmap(self.spec.function, in_axes=(None, 0, *no_batch))
+            assert same_bits(mapped(case.index, operands[0][None], *operands[1:])[0], first), "vmap"
+            mapped = jax.vmap(self.spec.function, in_axes=(0, None, *no_batch))
+            assert same_bits(mapped(batch_of_one, *operands)[0], first), "vmap over indices"
+
+    @pytest.mark.skipif(not KERNELS or PLATFORM != "cpu", reason="about the CPU's threads")
+    def test_same_bits_on_any_number_of_threads(self, rng: np.random.Generator) -> None:
+        seed = int(rng.integers(2**32))
+        module = Path(sys.modules[type(self).__module__].__file__ or "")
+        code = f"import op_suite; op_suite.print_digest({module.stem!r}, {type(self).__name__!r}, "
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-c", f"{code}{seed})"],
+                cwd=module.parent,
+                env={**os.environ, "NPROC": str(threads), "PYTHONPATH": os.pathsep.join(sys.path)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for threads in (1, 7)
+        ]
+        digests = [child.communicate()[0] for child in children]
+        assert all(child.returncode == 0 for child in children)
+        assert len(digests[0]) > 60
+        assert digests[0] == digests[1]
+
+    # --- Derivatives ---
+
+    @pytest.mark.parametrize("dtype", list(TOLERANCE))
+    def test_large_gradient(
+        self, rng: np.random.Generator, dtype: str, implementation: str
+    ) -> None:
+        case = self.spec.make_case(rng, "large", (5,))
+        operands = typed(case.operands, dtype)
+        with setting(implementation, dtype):
+            result = jax.eval_shape(self.spec.function, case.index, *operands)
+            (cotangent,) = random_like(rng, [result], dtype)
+            gradients = self.spec.gradient(case.index, cotangent, *operands)
+        with setting("xla", "float64"):
+            wanted = self.spec.gradient(case.index, *wide((cotangent, *operands)))
+        for name, got, want in zip(self.spec.operands, gradients, wanted, strict=True):
+            assert_close(got, want, 4 * TOLERANCE[dtype], f"gradient to {name}")
+
+    def test_jacobian_and_hessian(self, rng: np.random.Generator, implementation: str) -> None:
+        case = self.spec.make_case(rng, "random", (1,))
+        every = tuple(range(len(case.operands)))
+
+        def energy(*operands: Any) -> jax.Array:
+            return jnp.sum(self.spec.function(case.index, *operands) ** 2)
+
+        with setting(implementation, "float64"):
+            function = functools.partial(self.spec.function, case.index)
+            forward = jax.jit(jax.jacfwd(function, argnums=every))(*case.operands)
+            reverse = jax.jit(jax.jacrev(function, argnums=every))(*case.operands)
+            hessian = jax.jit(jax.hessian(energy, argnums=every))(*case.operands)
+            tangents = random_like(rng, case.operands, "float64")
+            value, linear = jax.linearize(function, *case.operands)
+            linearized = linear(*tangents)
+        want = self.spec.reference(case.plain, *case.operands)
+        assert_close(value, want, TOLERANCE["float64"], "linearize")
+        want = reference_tangent(self.spec, case.plain, case.operands, tangents)
+        assert_close(linearized, want, TOLERANCE["float64"], "linearize")
+        contracted = sum(
+            np.tensordot(block, tangent, np.ndim(tangent))
+            for block, tangent in zip(forward, tangents, strict=True)
+        )
+        assert_close(contracted, want, TOLERANCE["float64"], "jacfwd")
+        for name, one, other in zip(self.spec.operands, forward, reverse, strict=True):
+            assert_close(one, other, TOLERANCE["float64"], f"jacfwd and jacrev to {name}")
+        # The Hessian along a direction is the derivative of the gradient along it.
+        with setting("xla", "float64"):
+            derivative = jax.jit(
+                lambda operands, tangents: jax.jvp(
+                    jax.grad(energy, argnums=every), operands, tangents
+                )[1]
+            )(case.operands, tangents)
+        for i, name in enumerate(self.spec.operands):
+            product = sum(
+                np.tensordot(hessian[i][j], tangents[j], np.ndim(tangents[j])) for j in every
+            )
+            assert_close(product, derivative[i], 1e-10, f"hessian to {name}")
+
+    def test_linear_transpose(self, rng: np.random.Generator, implementation: str) -> None:
+        case = self.spec.make_case(rng, "random", (3,))
+        operands = typed(case.operands, "float32")
+        with setting(implementation):
+            result = self.spec.jitted(case.index, *operands)
+            (cotangent,) = random_like(rng, [result], "float32")
+            gradients = self.spec.gradient(case.index, cotangent, *operands)
+            for name in self.spec.linear:
+                i = self.spec.operands.index(name)
+
+                def function(operand: Any, i: int = i) -> jax.Array:
+                    others = (*operands[:i], operand, *operands[i + 1 :])
+                    return self.spec.function(case.index, *others)
+
+                (got,) = jax.linear_transpose(function, operands[i])(cotangent)
+                assert_close(got, gradients[i], TOLERANCE["float32"], name)
+
+    # --- Transformations ---
+
+    def columns(self, rng: np.random.Generator, features: tuple[int, ...]) -> list[tuple[Any, ...]]:
+        """Three values of equal shapes for each argument: the index, then float32 operands."""
+        cases = [self.spec.make_case(rng, name, features) for name in STACKABLE[-3:]]
+        rows = [(on_host(case.index), *typed(case.operands, "float32")) for case in cases]
+        return list(zip(*rows, strict=True))
+
+    def check_vmap(
+        self,
+        function: Callable[..., Any],
+        in_axes: Sequence[int | None],
+        columns: Sequence[tuple[Any, ...]],
+    ) -> None:
+        mapped = jax.vmap(function, in_axes=tuple(in_axes))(
+            *(
+                column[0] if axis is None else stack(column, axis)
+                for column, axis in zip(columns, in_axes, strict=True)
+            )
+        )
+        for k in range(len(columns[0])):
+            loop = function(
+                *(
+                    column[0 if axis is None else k]
+                    for column, axis in zip(columns, in_axes, strict=True)
+                )
+            )
+            for got, want in zip(jax.tree.leaves(mapped), jax.tree.leaves(loop), strict=True):
+                assert_close(got[k], want, 4 * TOLERANCE["float32"], f"in_axes={in_axes}, {k}")
+
+    def test_vmap(self, rng: np.random.Generator, implementation: str) -> None:
+        columns = self.columns(rng, (2,))
+        with setting(implementation):
+            for in_axes in itertools.product((None, 0, -1), repeat=len(columns)):
+                if any(axis is not None for axis in in_axes):
+                    self.check_vmap(self.spec.function, in_axes, columns)
+
+    def test_vmap_of_gradient(self, rng: np.random.Generator, implementation: str) -> None:
+        index, *operands = self.columns(rng, (2,))
+        with setting(implementation):
+            result = self.spec.jitted(*(column[0] for column in (index, *operands)))
+            cotangent = tuple(random_like(rng, [result] * len(index), "float32"))
+            columns = (index, cotangent, *operands)
+            for in_axes in [
+                (0, *[None] * (len(columns) - 1)),
+                (None, *[0] * (len(columns) - 1)),
+                *([rng.choice([None, 0, -1]) for _ in columns] for _ in range(8)),
+            ]:
+                if any(axis is not None for axis in in_axes):
+                    self.check_vmap(self.spec.vjp, in_axes, columns)
+
+    def test_vmap_of_vmap(self, rng: np.random.Generator, implementation: str) -> None:
+        index, first, *others = self.columns(rng, (2,))
+        no_batch = [None] * len(others)
+        rest = [column[0] for column in others]
+        with setting(implementation):
+            inner = jax.vmap(self.spec.jitted, in_axes=(None, 0, *no_batch))
+            outer = jax.vmap(inner, in_axes=(0, None, *no_batch))
+            table = outer(stack(index), stack(first), *rest)
+            for i, j in np.ndindex(table.shape[:2]):
+                want = self.spec.jitted(index[i], first[j], *rest)
+                assert_close(table[i, j], want, 4 * TOLERANCE["float32"], f"{i}, {j}")
+
+    def test_one_trace_for_all_contents(
+        self, rng: np.random.Generator, implementation: str
+    ) -> None:
+        traces = 0
+
+        def function(index: Any, *operands: Any) -> jax.Array:
+            nonlocal traces
+            traces += 1
+            return self.spec.function(index, *operands)
+
+        jitted = jax.jit(function)
+        with setting(implementation):
+            for arguments in zip(*self.columns(rng, (2,)), strict=True):
+                assert_close(jitted(*arguments), self.spec.jitted(*arguments), 1e-6, "value")
+        assert traces == 1
+
+    def test_checkpoint(self, rng: np.random.Generator, implementation: str) -> None:
+        case = self.spec.make_case(rng, "random", (3,))
+        operands = typed(case.operands, "float32")
+        every = tuple(range(len(operands)))
+        function = functools.partial(self.spec.function, case.index)
+        with setting(implementation):
+            want, got = (
+                jax.jit(jax.grad(lambda *xs, f=f: jnp.sum(jnp.sin(f(*xs))), argnums=every))(
+                    *operands
+                )
+                for f in (function, jax.checkpoint(function))
+            )
+        for name, one, other in zip(self.spec.operands, got, want, strict=True):
+            assert_close(one, other, TOLERANCE["float32"], f"gradient to {name}")
+
+    def test_scan(self, rng: np.random.Generator, implementation: str) -> None:
+        columns = self.columns(rng, (2,))
+        every = tuple(range(len(columns) - 1))
+
+        def scanned(operands: Any, index: Any) -> jax.Array:
+            def step(total: jax.Array, arguments: Any) -> tuple[jax.Array, None]:
+                return total + jnp.sum(jnp.sin(self.spec.function(*arguments))), None
+
+            return jax.lax.scan(step, jnp.zeros(()), (index, *operands))[0]
+
+        def one(index: Any, *operands: Any) -> jax.Array:
+            return jnp.sum(jnp.sin(self.spec.function(index, *operands)))
+
+        index, *operands = (stack(column) for column in columns)
+        with setting(implementation):
+            total, gradients = jax.jit(jax.value_and_grad(scanned))(operands, index)
+            step = jax.jit(jax.value_and_grad(one, argnums=self.spec.positions))
+            loop = [step(*arguments) for arguments in zip(*columns, strict=True)]
+        assert_close(total, sum(value for value, _ in loop), TOLERANCE["float32"], "value")
+        for i, name in zip(every, self.spec.operands, strict=True):
+            want = np.stack([gradient[i] for _, gradient in loop])
+            assert_close(gradients[i], want, TOLERANCE["float32"], f"gradient to {name}")
+
+    def test_export(self, rng: np.random.Generator, implementation: str) -> None:
+        case = self.spec.make_case(rng, "random", (3,))
+        operands = typed(case.operands, "float32")
+        checks = [jax.export.DisabledSafetyCheck.custom_call(c) for c in self.spec.custom_calls]
+        with setting(implementation):
+            exported = jax.export.export(jax.jit(self.spec.function), disabled_checks=checks)(
+                case.index, *operands
+            )
+            loaded = jax.export.deserialize(exported.serialize(vjp_order=1))
+            want = self.spec.jitted(case.index, *operands)
+            (cotangent,) = random_like(rng, [want], "float32")
+            wanted = self.spec.gradient(case.index, cotangent, *operands)
+            # Neither the Python op nor the context is needed any more.
+            value = loaded.call(case.index, *operands)
+            gradients = jax.vjp(functools.partial(loaded.call, case.index), *operands)[1](cotangent)
+        assert_close(value, want, TOLERANCE["float32"], "value")
+        for name, got, want in zip(self.spec.operands, gradients, wanted, strict=True):
+            assert_close(got, want, TOLERANCE["float32"], f"gradient to {name}")
+
+    # --- Several devices ---
+
+    @staticmethod
+    def mesh() -> Mesh:
+        devices = jax.devices() if jax.device_count() >= 4 else jax.devices("cpu")
+        return Mesh(np.array(devices[:4]), ("devices",))
+
+    @pytest.mark.parametrize("implementation", [None, "xla"])
+    def test_sharded_features(self, rng: np.random.Generator, implementation: str | None) -> None:
+        case = self.spec.make_case(rng, "padding", (8,))
+        index, operands = on_host(case.index), typed(case.operands, "float32")
+
+        def spread(axis: int | None) -> PartitionSpec:
+            return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "devices")
+
+        operand_specs = tuple(map(spread, self.spec.feature_axis))
+        result_spec = spread(self.spec.result_axis)
+        sharded = jax.jit(
+            jax.shard_map(
+                self.spec.function,
+                mesh=self.mesh(),
+                in_specs=(PartitionSpec(), *operand_specs),
+                out_specs=result_spec,
+            )
+        )
+        inside = jax.jit(  # differentiated by each device, rather than from outside
+            jax.shard_map(
+                self.spec.vjp,
+                mesh=self.mesh(),
+                in_specs=(PartitionSpec(), result_spec, *operand_specs),
+                out_specs=operand_specs,
+            )
+        )
+        with setting(implementation):
+            want = self.spec.jitted(index, *operands)
+            (cotangent,) = random_like(rng, [want], "float32")
+            wanted = self.spec.gradient(index, cotangent, *operands)
+            assert_close(sharded(index, *operands), want, TOLERANCE["float32"], "value")
+            outside = jax.vjp(functools.partial(sharded, index), *operands)[1](cotangent)
+            for gradients in (outside, inside(index, cotangent, *operands)):
+                for name, got, want in zip(self.spec.operands, gradients, wanted, strict=True):
+                    assert_close(got, want, TOLERANCE["float32"], f"gradient to {name}")
+
+    @pytest.mark.parametrize("implementation", [None, "xla"])
+    def test_sharded_indices(self, rng: np.random.Generator, implementation: str | None) -> None:
+        """Each device has indices of its own; all share the operands."""
+        cases = [self.spec.make_case(rng, scenario, (3,)) for scenario in STACKABLE[-4:]]
+        indices, operands = [on_host(c.index) for c in cases], typed(cases[0].operands, "float32")
+        everywhere, split = PartitionSpec(), PartitionSpec("devices")
+
+        def local(index: Any, *operands: Any) -> jax.Array:
+            return self.spec.function(jax.tree.map(lambda ids: ids[0], index), *operands)[None]
+
+        sharded = jax.jit(
+            jax.shard_map(
+                local,
+                mesh=self.mesh(),
+                in_specs=(split, *[everywhere] * len(operands)),
+                out_specs=split,
+            )
+        )
+        with setting(implementation):
+            want = np.stack([self.spec.jitted(index, *operands) for index in indices])
+            (cotangent,) = random_like(rng, [want], "float32")
+            parts = [
+                self.spec.gradient(index, part, *operands)
+                for index, part in zip(indices, cotangent, strict=True)
+            ]
+            value, vjp = jax.vjp(functools.partial(sharded, stack(indices)), *operands)
+            gradients = vjp(cotangent)
+        assert_close(value, want, TOLERANCE["float32"], "value")
+        for i, name in enumerate(self.spec.operands):
+            want = sum(np.asarray(part[i]) for part in parts)
+            assert_close(gradients[i], want, TOLERANCE["float32"], f"gradient to {name}")
+
+    # --- Arguments ---
+
+    def test_bad_argument(self, bad_argument: str) -> None:
+        call, error, message = self.spec.bad_arguments[bad_argument]
+        with pytest.raises(error, match=message):
+            call()
+        with pytest.raises(error, match=message):
+            jax.jit(call)()
+
+
+def print_digest(module: str, suite: str, seed: int) -> None:
+    """Prints a digest of an op's values and gradients; runs in a process of its own."""
+    spec: OpSpec = getattr(importlib.import_module(module), suite).spec
+    rng = np.random.default_rng(seed)
+    case = spec.make_case(rng, "large", (33,))
+    operands = typed(case.operands, "float32")
+    with jax.default_device(jax.devices("cpu")[0]), setting("cpu"):
+        result = spec.jitted(case.index, *operands)
+        (cotangent,) = random_like(rng, [result], "float32")
+        results = (result, *spec.gradient(case.index, cotangent, *operands))
+    print(sha256(b"".join(np.asarray(array).tobytes() for array in results)).hexdigest())
