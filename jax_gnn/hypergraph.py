@@ -207,19 +207,22 @@ class Hypergraph:
             raise ValueError(f"k must be between 1 and the number of nodes, {n}, got {k}")
         if not np.isfinite(points).all():
             raise ValueError("features must be finite")
-        if n:
-            points = points - points.mean(axis=0)  # far from the origin, squares lose distances
+        # |a|² + |b|² - 2ab finds candidates fast; among those, the differences a - b decide.
+        centered = points - points.mean(axis=0) if n else points
+        squares = np.einsum("nf,nf->n", centered, centered)
+        error = 16 * (points.shape[1] + 1) * np.finfo(np.float64).eps * squares.max(initial=0)
         nearest = np.empty((n, k), np.int64)
-        squares = np.einsum("nf,nf->n", points, points)
         chunk = max(1, 2**24 // max(n, 1))  # 128 MB of distances at a time
         for start in range(0, n, chunk):
             rows = np.arange(start, min(start + chunk, n))
-            distances = squares[rows, None] + squares - 2 * points[rows] @ points.T
+            distances = squares[rows, None] + squares - 2 * centered[rows] @ centered.T
             distances[rows - start, rows] = -np.inf  # the node itself, even among duplicates
             kth = np.partition(distances, k - 1, axis=1)[:, k - 1]
             for row, distance, bound in zip(rows, distances, kth, strict=True):
-                candidates = np.flatnonzero(distance <= bound)
-                nearest[row] = candidates[np.argsort(distance[candidates], kind="stable")[:k]]
+                candidates = np.flatnonzero(distance <= bound + error)
+                exact = np.square(points[candidates] - points[row]).sum(axis=1)
+                exact[candidates == row] = -np.inf
+                nearest[row] = candidates[np.argsort(exact, kind="stable")[:k]]
         return cls.from_incidence(
             nearest.ravel(), np.repeat(np.arange(n), k), num_nodes=n, num_hyperedges=n
         )

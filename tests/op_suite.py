@@ -349,6 +349,7 @@ class OpSuite(CoreChecks):
     def check_vmap(
         self,
         function: Callable[..., Any],
+        jitted: Callable[..., Any],
         in_axes: Sequence[int | None],
         columns: Sequence[tuple[Any, ...]],
     ) -> None:
@@ -359,7 +360,7 @@ class OpSuite(CoreChecks):
             )
         )
         for k in range(len(columns[0])):
-            loop = function(
+            loop = jitted(
                 *(
                     column[0 if axis is None else k]
                     for column, axis in zip(columns, in_axes, strict=True)
@@ -373,7 +374,7 @@ class OpSuite(CoreChecks):
         with setting(implementation):
             for in_axes in itertools.product((None, 0, -1), repeat=len(columns)):
                 if any(axis is not None for axis in in_axes):
-                    self.check_vmap(self.spec.function, in_axes, columns)
+                    self.check_vmap(self.spec.function, self.spec.jitted, in_axes, columns)
 
     def test_vmap_of_gradient(self, rng: np.random.Generator, implementation: str) -> None:
         index, *operands = self.columns(rng, (2,))
@@ -387,7 +388,7 @@ class OpSuite(CoreChecks):
                 *([rng.choice([None, 0, -1]) for _ in columns] for _ in range(8)),
             ]:
                 if any(axis is not None for axis in in_axes):
-                    self.check_vmap(self.spec.vjp, in_axes, columns)
+                    self.check_vmap(self.spec.vjp, self.spec.gradient, in_axes, columns)
 
     def test_vmap_of_vmap(self, rng: np.random.Generator, implementation: str) -> None:
         index, first, *others = self.columns(rng, (2,))

@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from op_spec import Case, Incidence, OpSpec
-from op_suite import CoreChecks, OpSuite
+import pytest
+from op_spec import Case, Incidence, OpSpec, assert_close, setting, stack
+from op_suite import IMPLEMENTATIONS, CoreChecks, OpSuite
 
 from jax_gnn import Hypergraph, hypergraph_aggregate
 
@@ -132,6 +133,7 @@ def aggregate_spec(*scales: str, **options: Any) -> OpSpec:
 # --- Bad arguments -------------------------------------------------------------------------------
 
 HYPERGRAPH = Hypergraph.from_incidence([0, 1, 1, 2], [0, 0, 1, 1], num_nodes=4, num_hyperedges=3)
+X = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 
 def bad(error: type[Exception], message: str, *arguments: Any, **options: Any) -> Any:
@@ -304,3 +306,92 @@ class TestHyperedgeDot(OpSuite):
         result_axis=None,  # each device sums its features, and vjp the devices
         custom_calls=CUSTOM_CALLS,
     )
+
+
+# --- What is particular to this op ---------------------------------------------------------------
+
+on_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+
+
+@on_all
+@pytest.mark.parametrize("batch", [None, 3])
+def test_padding_inside_rows(
+    rng: np.random.Generator, batch: int | None, implementation: str
+) -> None:
+    """Ids out of range anywhere in hand-made arrays are skipped, in values and gradients."""
+    examples = [padding_inside(Incidence.random(rng, "empty"), rng) for _ in range(batch or 1)]
+    hypergraph = stack([hypergraph for hypergraph, _ in examples])
+    dense = np.stack([kept.dense() for _, kept in examples])
+    isolated = dense.sum(2) == 0
+    x = rng.normal(size=(*isolated.shape, 3))
+    weight = rng.normal(size=dense.shape[::2])
+    cotangent = rng.normal(size=x.shape)
+
+    def value_and_gradients(hypergraph: Hypergraph, x: Any, weight: Any, cotangent: Any) -> Any:
+        y, vjp = jax.vjp(lambda x, w: hypergraph_aggregate(hypergraph, x, w), x, weight)
+        return y, *vjp(cotangent)
+
+    arguments = (hypergraph, np.where(isolated[..., None], np.nan, x), weight, cotangent)
+    with setting(implementation, "float64"):
+        if batch is None:
+            results = value_and_gradients(*jax.tree.map(lambda array: array[0], arguments))
+            results = [result[None] for result in results]
+        else:
+            results = jax.vmap(value_and_gradients)(*arguments)
+    x = np.where(isolated[..., None], 0, x)
+    y, x_gradient = (
+        np.einsum("bve,be,bue,buk->bvk", dense, weight, dense, z) for z in (x, cotangent)
+    )
+    members = [np.einsum("bve,bvk->bek", dense, z) for z in (x, cotangent)]
+    weight_gradient = np.sum(members[0] * members[1], -1)
+    wanted = (y, x_gradient, weight_gradient)
+    for name, got, want in zip(("value", "x", "weight"), results, wanted, strict=True):
+        assert_close(got, want, 1e-12, name)
+    assert (np.asarray(results[1])[isolated] == 0).all()
+
+
+@on_all
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_types_accumulate_in_float32(dtype: str, implementation: str) -> None:
+    """A sum of 70,000 ones stops at 256 in bfloat16 and exceeds float16; the mean is 1."""
+    n = 70_000
+    hypergraph = Hypergraph.from_incidence(np.arange(n), np.zeros(n, int))
+    x = jnp.ones((n, 1), dtype)
+    y = hypergraph_aggregate(
+        hypergraph, x, hyperedge_reduce="mean", node_reduce="mean", implementation=implementation
+    )
+    assert y.dtype == dtype
+    assert (np.asarray(y) == 1).all()
+
+
+def test_factors_of_other_types() -> None:
+    """Factors may be integers, or of a type other than that of the features, which decides."""
+    want = hypergraph_aggregate(HYPERGRAPH, X, jnp.arange(3.0))
+    for weight in (np.arange(3), jnp.arange(3, dtype=jnp.bfloat16), [0, 1, 2]):
+        got = hypergraph_aggregate(HYPERGRAPH, X, weight)
+        assert got.dtype == np.float32
+        assert_close(got, want, 1e-6, "value")
+
+
+def test_gradient_to_the_weights_counts_the_degrees() -> None:
+    """With two equal weights in a symmetric normalization, scaling both changes nothing."""
+    gradient = jax.grad(
+        lambda weight: jnp.sum(
+            hypergraph_aggregate(HYPERGRAPH, X, weight, normalization="symmetric") ** 2
+        )
+    )(jnp.full(3, 0.7))
+    assert abs(float(jnp.sum(gradient))) < 1e-5 < float(jnp.abs(gradient).max())
+
+
+def test_inverse_degrees_may_be_infinite() -> None:
+    """Normalization by hand, with 1 / 0 at the isolated node, equals the named one."""
+    with np.errstate(divide="ignore"):
+        nodes = np.asarray(HYPERGRAPH.node_degrees(), np.float32) ** -0.5
+        hyperedges = 1 / np.asarray(HYPERGRAPH.hyperedge_degrees(), np.float32)
+    assert np.isinf(nodes).any()
+    assert np.isinf(hyperedges).any()
+    got = hypergraph_aggregate(
+        HYPERGRAPH, X, node_scale_in=nodes, node_scale_out=nodes, hyperedge_scale=hyperedges
+    )
+    want = hypergraph_aggregate(HYPERGRAPH, X, normalization="symmetric")
+    assert_close(got, want, 1e-6, "value")

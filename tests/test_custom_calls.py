@@ -1,0 +1,243 @@
+"""The kernels' own checks: wrong buffers, corrupt indices, memory held.
+
+What a kernel is given here never comes from the library's own builders: raw custom calls with wrong
+shapes and dtypes must end in errors, and whatever index arrays hold, nothing may be read or written
+out of bounds (run under AddressSanitizer or compute-sanitizer, these tests say so).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from op_spec import Incidence, stack
+from op_suite import IMPLEMENTATIONS
+from test_ffi import SAMPLES, floats, incidence_arrays, needs_kernels
+
+import jax_gnn
+from jax_gnn import Hypergraph, _ffi, hypergraph_aggregate
+
+# --- Raw custom calls ----------------------------------------------------------------------------
+
+AGGREGATE_RESULTS = (((5, 2), "float32"), ((3, 2), "float32"))
+DOT_RESULTS = (((3,), "float32"),)
+
+
+def call(target: str, operands: Sequence[Any], results: Sequence[tuple[Any, str]]) -> Any:
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in results]
+    return jax.block_until_ready(jax.ffi.ffi_call(f"jax_gnn_{target}", shapes)(*operands))
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("target", "results"),
+    [("hypergraph_aggregate", AGGREGATE_RESULTS), ("hyperedge_dot", DOT_RESULTS)],
+)
+def test_raw_call(target: str, results: Any) -> None:
+    want = jax.jit(_ffi.PRIMITIVES[target][1].xla)(*SAMPLES[target])
+    np.testing.assert_allclose(call(target, SAMPLES[target], results)[0], want, rtol=1e-5)
+
+
+WRONG_OPERANDS = {
+    # (target, position of the operand): values that the handler must refuse
+    ("hypergraph_aggregate", 0): [
+        floats(5),
+        floats(5, 2, 1),
+        floats(4, 2),
+        floats(6, 2),
+        floats(5, 2).astype(np.int32),
+        floats(5, 2).astype(np.complex64),
+        floats(5, 2).astype(np.float16),
+    ],
+    ("hypergraph_aggregate", 1): [floats(4), floats(5, 1), floats(0), floats(5).astype(np.int32)],
+    ("hypergraph_aggregate", 2): [floats(5), floats(3).astype(np.float16)],
+    ("hypergraph_aggregate", 3): [floats(3), floats(), floats(5).astype(np.int32)],
+    ("hypergraph_aggregate", 4): [
+        np.zeros(0, np.int32),
+        np.zeros(7, np.int32),
+        np.zeros((4, 1), np.int32),
+        np.zeros(4, np.int8),
+        np.zeros(4, np.uint32),
+        np.zeros(4, np.float32),
+    ],
+    ("hypergraph_aggregate", 5): [np.zeros((2, 4), np.int32), np.zeros(8, np.int16)],
+    ("hypergraph_aggregate", 6): [
+        np.zeros(5, np.int32),
+        np.zeros(7, np.int32),
+        np.zeros(0, np.int32),
+        np.zeros(6, np.float32),
+    ],
+    ("hypergraph_aggregate", 7): [np.zeros((), np.int32), np.zeros(8, np.float32)],
+    ("hyperedge_dot", 0): [
+        floats(5),
+        floats(6, 2),
+        floats(5, 3),
+        floats(5, 2).astype(np.int32),
+        floats(5, 2).astype(np.float16),
+    ],
+    ("hyperedge_dot", 1): [floats(4), floats(5, 1), floats(5).astype(np.float16)],
+    ("hyperedge_dot", 2): [floats(5, 3), floats(4, 2), floats(10), floats(5, 2).astype(np.int32)],
+    ("hyperedge_dot", 3): [floats(0), floats(3), floats(5).astype(np.int32)],
+    ("hyperedge_dot", 4): [np.zeros(0, np.int32), np.zeros(5, np.int32), np.zeros(4, np.int8)],
+    ("hyperedge_dot", 5): [np.zeros((2, 4), np.int32), np.zeros(8, np.float32)],
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("target", "position", "value"),
+    [
+        pytest.param(target, i, value, id=f"{target}-{i}-{value.dtype}{list(value.shape)}")
+        for (target, i), values in WRONG_OPERANDS.items()
+        for value in values
+    ],
+)
+def test_raw_call_with_wrong_operand(target: str, position: int, value: np.ndarray) -> None:
+    operands = list(SAMPLES[target])
+    operands[position] = value
+    results = AGGREGATE_RESULTS if target == "hypergraph_aggregate" else DOT_RESULTS
+    with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
+        call(target, operands, results)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("target", "results"),
+    [
+        ("hypergraph_aggregate", (((5, 3), "float32"), ((3, 2), "float32"))),
+        ("hypergraph_aggregate", (((5, 2), "float16"), ((3, 2), "float32"))),
+        ("hypergraph_aggregate", (((5, 2), "float32"), ((5, 2), "float32"))),
+        ("hypergraph_aggregate", (((5, 2), "float32"), ((3, 2), "float16"))),
+        ("hypergraph_aggregate", (((5, 2), "float32"), ((6,), "float32"))),
+        ("hyperedge_dot", (((4,), "float32"),)),
+        ("hyperedge_dot", (((3, 1), "float32"),)),
+        ("hyperedge_dot", (((3,), "int32"),)),
+    ],
+)
+def test_raw_call_with_wrong_result(target: str, results: Any) -> None:
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"jax_gnn: .* result has the wrong shape"):
+        call(target, SAMPLES[target], results)
+
+
+@needs_kernels
+def test_raw_call_with_wrong_number_of_buffers() -> None:
+    operands = SAMPLES["hypergraph_aggregate"]
+    for wrong, results in (
+        (operands[:-1], AGGREGATE_RESULTS),
+        ((*operands, operands[-1]), AGGREGATE_RESULTS),
+        (operands, AGGREGATE_RESULTS[:1]),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="Wrong number of"):
+            call("hypergraph_aggregate", wrong, results)
+
+
+# --- Corrupt indices -----------------------------------------------------------------------------
+
+
+def corrupted(rng: np.random.Generator, arrays: Sequence[np.ndarray]) -> Hypergraph:
+    """Overwrites entries of hand-made index arrays with anything."""
+    limits = np.iinfo(np.int32)
+    size = len(arrays[1])
+    result = []
+    for array in arrays:
+        values = rng.choice(
+            [limits.min, limits.max, -1, 0, 1, size, size + 1, -size], array.shape
+        ).astype(np.int32)
+        values = np.where(rng.random(array.shape) < 0.5, values, rng.integers(0, size, array.shape))
+        where = rng.random(array.shape) < rng.choice([0.05, 0.5, 1.0])
+        result.append(np.where(where, values, array).astype(np.int32))
+    return Hypergraph(*result)
+
+
+def value_and_gradients(hypergraph: Hypergraph, x: Any, weight: Any) -> Any:
+    y, vjp = jax.vjp(functools.partial(hypergraph_aggregate, hypergraph), x, weight)
+    return y, vjp(jnp.ones_like(y))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("num_nodes", "num_hyperedges", "size", "runs"), [(7, 5, 24, 40), (900, 400, 6000, 4)]
+)
+def test_corrupt_indices_stay_in_bounds(
+    rng: np.random.Generator,
+    num_nodes: int,
+    num_hyperedges: int,
+    size: int,
+    runs: int,
+    implementation: str,
+) -> None:
+    arrays = incidence_arrays(num_nodes, num_hyperedges, size)
+    x, weight = np.ones((num_nodes, 20), np.float32), np.ones(num_hyperedges, np.float32)
+    jitted = jax.jit(value_and_gradients)
+    with jax_gnn.implementation(implementation):  # type: ignore[arg-type]
+        for _ in range(runs):
+            results = jitted(corrupted(rng, arrays), x, weight)
+            # Results are anything, but made of the ones given, not of memory found elsewhere.
+            for array in jax.tree.leaves(results):
+                assert np.isfinite(array).all()
+                assert np.abs(array).max() <= 20.0 * size**2
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_corrupt_indices_under_vmap(rng: np.random.Generator, implementation: str) -> None:
+    arrays = incidence_arrays(7, 5, 24)
+    x, weight = np.ones((7, 3), np.float32), np.ones(5, np.float32)
+    mapped = jax.jit(jax.vmap(value_and_gradients, in_axes=(0, None, None)))
+    with jax_gnn.implementation(implementation):  # type: ignore[arg-type]
+        for _ in range(10):
+            hypergraphs = stack([corrupted(rng, arrays) for _ in range(4)])
+            for array in jax.tree.leaves(mapped(hypergraphs, x, weight)):
+                assert np.isfinite(array).all()
+                assert np.abs(array).max() <= 3.0 * (4 * 24) ** 2
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_directions_of_different_lengths(implementation: str) -> None:
+    hyperedge_indptr, hyperedge_nodes, node_indptr, node_hyperedges = incidence_arrays(7, 5, 24)
+    x, weight = np.ones((7, 3), np.float32), np.ones(5, np.float32)
+    with jax_gnn.implementation(implementation):  # type: ignore[arg-type]
+        for one, other in ((hyperedge_nodes[:3], node_hyperedges), (hyperedge_nodes, np.zeros(0))):
+            hypergraph = Hypergraph(hyperedge_indptr, one, node_indptr, np.asarray(other, np.int32))
+            for array in jax.tree.leaves(value_and_gradients(hypergraph, x, weight)):
+                assert np.isfinite(array).all()
+
+
+# --- Memory --------------------------------------------------------------------------------------
+
+
+@needs_kernels
+@pytest.mark.parametrize("normalization", [None, "symmetric", "row"])
+def test_one_intermediate(rng: np.random.Generator, normalization: Any) -> None:
+    """Forward and forward with backward hold one (num_hyperedges, features) array beside results.
+
+    With many more hyperedges than nodes, everything else is small: vectors over the hyperedges, and
+    node features.
+    """
+    num_nodes, num_hyperedges, features = 50, 8000, 32
+    incidence = Incidence(
+        num_nodes,
+        num_hyperedges,
+        rng.integers(0, num_nodes, 2 * num_hyperedges),
+        rng.integers(0, num_hyperedges, 2 * num_hyperedges),
+    )
+    hypergraph = Hypergraph.from_incidence(
+        incidence.left, incidence.right, num_nodes=num_nodes, num_hyperedges=num_hyperedges
+    )
+    x, weight = floats(num_nodes, features), floats(num_hyperedges)
+
+    def energy(hypergraph: Hypergraph, x: Any, weight: Any) -> Any:
+        y = hypergraph_aggregate(hypergraph, x, weight, normalization=normalization)
+        return jnp.sum(y**2)
+
+    intermediate = 4 * num_hyperedges * features
+    small = 4 * (4 * num_hyperedges + 8 * num_nodes * features)
+    assert small < intermediate / 4
+    for function in (energy, jax.value_and_grad(energy, argnums=(1, 2))):
+        compiled = jax.jit(function).lower(hypergraph, x, weight).compile()
+        held = compiled.memory_analysis().temp_size_in_bytes
+        assert intermediate <= held <= intermediate + small

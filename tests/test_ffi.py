@@ -1,0 +1,379 @@
+"""The machinery: registry of primitives, platforms, choice of the implementation."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import ad
+from op_spec import on_host
+from op_suite import KERNELS, PLATFORM
+
+import jax_gnn
+from jax_gnn import Hypergraph, _ffi, hypergraph_aggregate
+
+OTHER_PLATFORM = "cuda" if PLATFORM == "cpu" else "cpu"
+needs_kernels = pytest.mark.skipif(
+    not KERNELS, reason=f"jax_gnn has no kernels for {PLATFORM} here"
+)
+
+
+def incidence_arrays(num_nodes: int, num_hyperedges: int, size: int, seed: int = 0) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    hypergraph = Hypergraph.from_incidence(
+        rng.integers(0, num_nodes, size),
+        rng.integers(0, num_hyperedges, size),
+        num_nodes=num_nodes,
+        num_hyperedges=num_hyperedges,
+    )
+    return [np.asarray(array) for array in jax.tree.leaves(hypergraph)]
+
+
+def floats(*shape: int) -> np.ndarray:
+    return np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)
+
+
+HYPERGRAPH = Hypergraph.from_incidence([0, 1, 1, 2], [0, 0, 1, 1], num_nodes=4, num_hyperedges=3)
+X = floats(4, 2)
+
+
+# --- The registry --------------------------------------------------------------------------------
+
+# Operands for every primitive. A new primitive gets a line here.
+SAMPLES: dict[str, tuple[Any, ...]] = {
+    "hypergraph_aggregate": (
+        *(floats(5, 2), floats(5), floats(3), floats(5)),
+        *incidence_arrays(5, 3, 8),
+    ),
+    "hyperedge_dot": (
+        *(floats(5, 2), floats(5), floats(5, 2), floats(5)),
+        *incidence_arrays(5, 3, 8),
+    ),
+}
+
+
+def lowered(function: Any, operands: Sequence[Any], platform: str) -> str:
+    return jax.jit(function).trace(*operands).lower(lowering_platforms=(platform,)).as_text()
+
+
+def faults(
+    registry: Mapping[str, tuple[Primitive, _ffi.Rules]],
+    statuses: Sequence[_ffi.PlatformStatus],
+    samples: Mapping[str, tuple[Any, ...]],
+) -> list[str]:
+    """What the primitives of a registry lack."""
+    found = [
+        f"{status.platform} target {target} belongs to no primitive"
+        for status in statuses
+        for target in status.targets
+        if target not in registry
+    ]
+    found += [
+        f"{status.platform}: no kernels and no reason"
+        for status in statuses
+        if not status.available and not (status.reason and status.hint)
+    ]
+    for name, (primitive, rules) in registry.items():
+        if name in samples:
+            found += lowering_faults(name, primitive, statuses, samples[name])
+            for i in range(len(samples[name])):
+                found += rule_faults(name, primitive, rules, samples[name], i)
+        else:
+            found.append(f"{name}: no sample operands")
+        if not rules.transpose:
+            found.append(f"{name}: linear in nothing")
+    return found
+
+
+def attempt(found: list[str], what: str, function: Any, *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except Exception as error:
+        found.append(f"{what} ({type(error).__name__})")
+
+
+def lowering_faults(
+    name: str, primitive: Primitive, statuses: Sequence[_ffi.PlatformStatus], operands: Any
+) -> list[str]:
+    found: list[str] = []
+    default = functools.partial(primitive.bind, implementation=None)
+    plain = functools.partial(primitive.bind, implementation="xla")
+    for status in statuses:
+        platform = status.platform
+        if not status.available:
+            continue
+        if name not in status.targets:
+            found.append(f"{name}: no {platform} kernel")
+        elif f"@jax_gnn_{name}(" not in lowered(default, operands, platform):
+            found.append(f"{name}: kernel not used on {platform}")
+    for function, platform in ((default, "tpu"), (plain, "cpu"), (plain, "cuda")):
+        what = f"{name}: no XLA lowering on {platform}"
+        if "custom_call" in (attempt(found, what, lowered, function, operands, platform) or ""):
+            found.append(f"{name}: custom calls in plain XLA on {platform}")
+    return found
+
+
+def rule_faults(
+    name: str, primitive: Primitive, rules: _ffi.Rules, operands: Sequence[Any], i: int
+) -> list[str]:
+    found: list[str] = []
+
+    def function(x: Any) -> Any:
+        return primitive.bind(*operands[:i], x, *operands[i + 1 :], implementation=None)
+
+    x = operands[i]
+    attempt(found, f"{name}: no batching in operand {i}", jax.vmap(function), x[None])
+    if np.issubdtype(x.dtype, np.floating):
+        attempt(found, f"{name}: no jvp in operand {i}", jax.jvp, function, (x,), (x,))
+        gradient = jax.grad(lambda x: jnp.sum(function(x)))
+        attempt(found, f"{name}: no reverse mode in operand {i}", gradient, x)
+    if i in rules.transpose:
+        cotangent = jnp.ones_like(function(x))
+        transposed = jax.linear_transpose(function, x)
+        attempt(found, f"{name}: no transpose in operand {i}", transposed, cotangent)
+    return found
+
+
+def test_every_primitive_is_complete() -> None:
+    assert faults(_ffi.PRIMITIVES, _ffi.status(), SAMPLES) == []
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (ad.primitive_jvps, "no jvp in operand 0"),
+        (ad.primitive_transposes, "no reverse mode in operand 0"),
+        (ad.primitive_transposes, "no transpose in operand 2"),
+    ],
+)
+def test_missing_rule_is_found(
+    monkeypatch: pytest.MonkeyPatch, rules: dict[Any, Any], message: str
+) -> None:
+    registry = {"hypergraph_aggregate": _ffi.PRIMITIVES["hypergraph_aggregate"]}
+    monkeypatch.delitem(rules, registry["hypergraph_aggregate"][0])
+    assert any(message in fault for fault in faults(registry, [], SAMPLES))
+
+
+def test_missing_transpose_of_one_operand_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    primitive, rules = _ffi.PRIMITIVES["hyperedge_dot"]
+    monkeypatch.delitem(rules.transpose, 2)
+    found = faults({"hyperedge_dot": (primitive, rules)}, [], SAMPLES)
+    assert "hyperedge_dot: no reverse mode in operand 2 (KeyError)" in found
+
+
+def test_bare_primitive_is_found() -> None:
+    bare = Primitive("jax_gnn_bare")
+    bare.def_abstract_eval(lambda x, *, implementation: x)
+    rules = _ffi.Rules(results=lambda x: [x], xla=lambda x: x, transpose={}, batch=lambda *_: None)
+    status = _ffi.PlatformStatus("cpu", True, ("other",))
+    silent = _ffi.PlatformStatus("cuda", False, ())
+    found = faults(
+        {"bare": (bare, rules), "unknown": (bare, rules)}, [status, silent], {"bare": (floats(3),)}
+    )
+    for part in (
+        "cpu target other belongs to no primitive",
+        "bare: no cpu kernel",
+        "cuda: no kernels and no reason",
+        "bare: no XLA lowering on tpu",
+        "bare: no batching in operand 0",
+        "bare: no jvp in operand 0",
+        "bare: linear in nothing",
+        "unknown: no sample operands",
+    ):
+        assert any(fault.startswith(part) for fault in found), (part, found)
+
+
+# --- Platforms -----------------------------------------------------------------------------------
+
+
+def test_status_says_what_there_is() -> None:
+    statuses = {status.platform: status for status in _ffi.status()}
+    assert list(statuses) == ["cpu", "cuda"]
+    assert statuses["cpu"].available
+    for status in statuses.values():
+        if status.available:
+            assert set(status.targets) == set(_ffi.PRIMITIVES)
+            assert status.build
+            assert status.reason is None
+            assert status.hint is None
+        else:
+            assert status.targets == ()
+            assert status.reason
+            assert status.hint
+
+
+def test_missing_cpu_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> Any:
+        raise ModuleNotFoundError(f"no module {name}")
+
+    monkeypatch.setattr(_ffi, "_load", load)
+    with pytest.raises(ImportError, match=r"jax_gnn\._cpu is missing.*pip install"):
+        _ffi._load_cpu()
+
+
+def test_broken_cuda_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> Any:
+        if name == "_cuda":
+            raise ImportError("libsomething.so: cannot open shared object file")
+        return types.SimpleNamespace(cuda_build="")
+
+    monkeypatch.setattr(_ffi, "_load", load)
+    status = _ffi._load_cuda()
+    assert (status.available, status.targets) == (False, ())
+    assert status.reason == "libsomething.so: cannot open shared object file"
+    assert status.hint == "reinstall jax-gnn"
+
+
+def test_cuda_module_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ffi, "_load", lambda _: types.SimpleNamespace(cuda_build="no compiler"))
+    status = _ffi._load_cuda()
+    assert (status.available, status.reason) == (False, "no compiler")
+    assert "nvcc" in (status.hint or "")
+
+
+def without_kernels(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+    status = _ffi.PlatformStatus(platform, False, (), "never built", "build it")  # type: ignore[arg-type]
+    monkeypatch.setitem(_ffi._STATUS, platform, status)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_platform_without_kernel_warns_and_uses_xla(
+    monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    without_kernels(monkeypatch, platform)
+    with pytest.warns(
+        RuntimeWarning, match=rf"no {platform} kernel here: never built\. .*build it"
+    ):
+        text = lowered(hypergraph_aggregate, (HYPERGRAPH, X), platform)
+    assert "jax_gnn" not in text
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_platform_without_kernel_refuses_what_was_demanded(
+    monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    without_kernels(monkeypatch, platform)
+    with (
+        jax_gnn.implementation(platform),  # type: ignore[arg-type]
+        pytest.raises(ValueError, match=rf"no {platform} kernel here: never built.*build it"),
+    ):
+        lowered(lambda h, x: hypergraph_aggregate(h, x), (HYPERGRAPH, X), platform)
+
+
+@needs_kernels
+def test_fallback_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    want = hypergraph_aggregate(HYPERGRAPH, X)
+    without_kernels(monkeypatch, PLATFORM)
+    with pytest.warns(RuntimeWarning, match="Using plain XLA instead"):
+        got = jax.jit(lambda h, x: hypergraph_aggregate(h, x))(HYPERGRAPH, X)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+# --- Choice of the implementation ----------------------------------------------------------------
+
+
+def implementations_in(function: Any, *operands: Any) -> set[str]:
+    """The implementations asked for in the primitives of a function."""
+    found = set()
+
+    def walk(jaxpr: Any) -> None:
+        for equation in jaxpr.eqns:
+            if "implementation" in equation.params:
+                found.add(str(equation.params["implementation"]))
+            for inner in jax.tree.leaves(list(equation.params.values())):
+                if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                    walk(getattr(inner, "jaxpr", inner))
+
+    walk(jax.make_jaxpr(function)(*operands).jaxpr)
+    return found
+
+
+def test_context_retraces_what_was_jitted() -> None:
+    seen = []
+
+    @jax.jit
+    def function(x: Any) -> Any:
+        seen.append(_ffi._implementation.value)
+        return hypergraph_aggregate(HYPERGRAPH, x)
+
+    want = function(X)
+    for name in ("xla", None, "xla", None):
+        with jax_gnn.implementation(name):  # type: ignore[arg-type]
+            np.testing.assert_allclose(function(X), want, rtol=1e-5)
+    assert seen == [None, "xla"]
+
+
+def test_contexts_nest() -> None:
+    def asked() -> set[str]:
+        return implementations_in(lambda x: hypergraph_aggregate(HYPERGRAPH, x), X)
+
+    assert asked() == {"None"}
+    with jax_gnn.implementation("xla"):
+        assert asked() == {"xla"}
+        with jax_gnn.implementation("cpu"):
+            assert asked() == {"cpu"}
+            with jax_gnn.implementation(None):
+                assert asked() == {"None"}
+        assert asked() == {"xla"}
+        with pytest.raises(ZeroDivisionError), jax_gnn.implementation("cuda"):
+            raise ZeroDivisionError
+        assert asked() == {"xla"}
+    assert asked() == {"None"}
+
+
+def test_argument_goes_before_context() -> None:
+    with jax_gnn.implementation("cpu"):
+        function = functools.partial(hypergraph_aggregate, HYPERGRAPH, implementation="xla")
+        assert implementations_in(function, X) == {"xla"}
+
+
+def test_derivatives_and_batches_keep_the_implementation() -> None:
+    def energy(x: Any, weight: Any) -> Any:
+        y = hypergraph_aggregate(
+            HYPERGRAPH, x, weight, normalization="symmetric", implementation="xla"
+        )
+        return jnp.sum(y**2)
+
+    gradient = jax.grad(energy, argnums=(0, 1))
+    assert implementations_in(gradient, X, floats(3)) == {"xla"}
+    assert implementations_in(jax.vmap(gradient), floats(2, 4, 2), floats(2, 3)) == {"xla"}
+    with jax_gnn.implementation("xla"):
+        _, vjp = jax.vjp(lambda w: hypergraph_aggregate(HYPERGRAPH, X, w), floats(3))
+    assert implementations_in(vjp, X) == {"xla"}
+
+
+@pytest.mark.parametrize("name", ["gpu", "CPU", "", 3])
+def test_unknown_implementation(name: Any) -> None:
+    with pytest.raises(ValueError, match=r"None or one of \('cuda', 'cpu', 'xla'\), got"):
+        jax_gnn.implementation(name)
+    with pytest.raises(ValueError, match=r"None or one of \('cuda', 'cpu', 'xla'\), got"):
+        hypergraph_aggregate(HYPERGRAPH, X, implementation=name)
+
+
+def test_implementation_of_another_platform() -> None:
+    compiled_for = "cpu" if PLATFORM == "cpu" else "cuda|gpu"
+    message = rf"implementation='{OTHER_PLATFORM}' was asked for, .*compiled for ({compiled_for})"
+    with pytest.raises(ValueError, match=message):
+        hypergraph_aggregate(HYPERGRAPH, X, implementation=OTHER_PLATFORM)  # type: ignore[arg-type]
+    with (
+        jax_gnn.implementation(OTHER_PLATFORM),  # type: ignore[arg-type]
+        pytest.raises(ValueError, match=message),
+    ):
+        jax.jit(lambda x: hypergraph_aggregate(HYPERGRAPH, x))(X)
+
+
+def test_explicit_sharding_is_refused() -> None:
+    mesh = jax.make_mesh(
+        (2,), ("rows",), (jax.sharding.AxisType.Explicit,), devices=jax.devices("cpu")[:2]
+    )
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "rows"))
+    x = jax.device_put(X, sharding)
+    with pytest.raises(ValueError, match=r"call it inside jax\.shard_map"):
+        hypergraph_aggregate(on_host(HYPERGRAPH), x)

@@ -1,0 +1,541 @@
+"""The Hypergraph container: builders, validation, and what can be done with one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse
+from op_spec import SCENARIOS, STACKABLE, Incidence, assert_close, same_bits, stack
+
+from jax_gnn import Hypergraph, hypergraph_aggregate
+from jax_gnn.hypergraph import _index_dtype
+
+INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+
+
+def dense(hypergraph: Hypergraph) -> np.ndarray:
+    """``(num_nodes, num_hyperedges)`` counts, after checking all that the container promises."""
+    matrices = []
+    for indptr, indices, num_cols in (
+        (hypergraph.hyperedge_indptr, hypergraph.hyperedge_nodes, hypergraph.num_nodes),
+        (hypergraph.node_indptr, hypergraph.node_hyperedges, hypergraph.num_hyperedges),
+    ):
+        assert isinstance(indptr, jax.Array)
+        assert indptr.dtype == indices.dtype == np.int32
+        assert indices.shape == (hypergraph.num_incidences,)
+        indptr, indices = np.asarray(indptr), np.asarray(indices)
+        assert indptr[0] == 0
+        assert (np.diff(indptr) >= 0).all()
+        assert (indices[indptr[-1] :] == -1).all()
+        matrix = np.zeros((len(indptr) - 1, num_cols))
+        for row in range(len(matrix)):
+            members = indices[indptr[row] : indptr[row + 1]]
+            assert (np.diff(members) >= 0).all()
+            assert ((members >= 0) & (members < num_cols)).all()
+            np.add.at(matrix[row], members, 1)
+        matrices.append(matrix)
+    np.testing.assert_array_equal(matrices[0].T, matrices[1])
+    return matrices[1]
+
+
+def build(incidence: Incidence, *, dtype: str = "int32", validate: bool = False) -> Hypergraph:
+    return Hypergraph.from_incidence(
+        incidence.left.astype(dtype),
+        incidence.right.astype(dtype),
+        num_nodes=incidence.num_left,
+        num_hyperedges=incidence.num_right,
+        validate=validate,
+    )
+
+
+SMALL = Hypergraph.from_hyperedges([[0, 1], [1, 2, 4], []], num_nodes=6)
+X = np.arange(12, dtype=np.float32).reshape(6, 2)
+
+
+# --- from_incidence ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_from_incidence(rng: np.random.Generator, scenario: str) -> None:
+    incidence = Incidence.random(rng, scenario)
+    hypergraph = build(incidence, validate=scenario != "padding")
+    np.testing.assert_array_equal(dense(hypergraph), incidence.dense())
+    assert hypergraph.num_nodes == incidence.num_left
+    assert hypergraph.num_hyperedges == incidence.num_right
+    assert hypergraph.num_incidences == len(incidence.left)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_ids_of_any_integer_type(dtype: str) -> None:
+    """On the host and inside jit, also where the sizes do not fit the type of the ids."""
+    nodes, hyperedges = np.array([5, 0, 3, 100]), np.array([1, 1, 0, 0])
+    want = Hypergraph.from_incidence(nodes, hyperedges, num_nodes=1000, num_hyperedges=300)
+    sized = functools.partial(Hypergraph.from_incidence, num_nodes=1000, num_hyperedges=300)
+    for function in (sized, jax.jit(sized)):
+        with jax.enable_x64(dtype.endswith("64")):
+            got = function(nodes.astype(dtype), hyperedges.astype(dtype))
+        np.testing.assert_array_equal(dense(got), dense(want))
+
+
+def test_ids_of_any_sequence_type(rng: np.random.Generator) -> None:
+    incidence = Incidence.random(rng, "random")
+    want = build(incidence)
+    for kind in (list, tuple, jnp.asarray):
+        got = Hypergraph.from_incidence(kind(incidence.left), kind(incidence.right))
+        assert same_bits(got, want)
+
+
+def test_order_of_pairs_does_not_matter(rng: np.random.Generator) -> None:
+    incidence = Incidence.random(rng, "duplicates")
+    order = rng.permutation(len(incidence.left))
+    other = dataclasses.replace(incidence, left=incidence.left[order], right=incidence.right[order])
+    assert same_bits(build(incidence), build(other))
+
+
+def test_default_sizes() -> None:
+    hypergraph = Hypergraph.from_incidence([4, 1], [0, 2])
+    assert (hypergraph.num_nodes, hypergraph.num_hyperedges) == (5, 3)
+    empty = Hypergraph.from_incidence(np.zeros(0, int), np.zeros(0, int))
+    assert (empty.num_nodes, empty.num_hyperedges, empty.num_incidences) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_inside_jit_as_on_the_host(rng: np.random.Generator, scenario: str) -> None:
+    incidence = Incidence.random(rng, scenario)
+    traced = jax.jit(
+        functools.partial(
+            Hypergraph.from_incidence,
+            num_nodes=incidence.num_left,
+            num_hyperedges=incidence.num_right,
+        )
+    )
+    got = traced(incidence.left.astype(np.int32), incidence.right.astype(np.int32))
+    np.testing.assert_array_equal(dense(got), incidence.dense())
+    assert same_bits(got, build(incidence))
+
+
+def test_one_of_the_arrays_traced(rng: np.random.Generator) -> None:
+    incidence = Incidence.random(rng, "padding")
+    got = jax.jit(
+        lambda right: Hypergraph.from_incidence(
+            incidence.left, right, num_nodes=incidence.num_left, num_hyperedges=incidence.num_right
+        )
+    )(incidence.right.astype(np.int32))
+    assert same_bits(got, build(incidence))
+
+
+def test_built_and_used_under_vmap(rng: np.random.Generator) -> None:
+    incidences = [Incidence.random(rng, scenario) for scenario in STACKABLE]
+    left, right = (
+        np.stack([getattr(incidence, side) for incidence in incidences]).astype(np.int32)
+        for side in ("left", "right")
+    )
+    x = rng.normal(size=(incidences[0].num_left, 3)).astype(np.float32)
+
+    @jax.jit
+    @jax.vmap
+    def aggregate(left: Any, right: Any) -> tuple[Hypergraph, jax.Array]:
+        hypergraph = Hypergraph.from_incidence(
+            left,
+            right,
+            num_nodes=incidences[0].num_left,
+            num_hyperedges=incidences[0].num_right,
+        )
+        return hypergraph, hypergraph_aggregate(hypergraph, x)
+
+    hypergraphs, y = aggregate(left, right)
+    assert same_bits(hypergraphs, stack([build(incidence) for incidence in incidences]))
+    assert hypergraphs.num_nodes == incidences[0].num_left  # the batch is no size
+    for got, incidence in zip(y, incidences, strict=True):
+        matrix = incidence.dense()
+        assert_close(got, matrix @ (matrix.T @ x), 1e-5, "value")
+
+
+BAD_INCIDENCE: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
+    "node-too-large": (
+        [0, 7],
+        [0, 0],
+        {"num_nodes": 3},
+        ValueError,
+        r"node_idx\[1\] = 7 is outside \[0, num_nodes=3\)",
+    ),
+    "node-negative": ([-1], [0], {}, ValueError, r"node_idx\[0\] = -1 is outside"),
+    "hyperedge-too-large": (
+        [0, 0],
+        [2, 5],
+        {"num_hyperedges": 2},
+        ValueError,
+        r"hyperedge_idx\[0\] = 2 is outside \[0, num_hyperedges=2\) \(2 such ids\)",
+    ),
+    "hyperedge-negative": ([0], [-3], {}, ValueError, r"hyperedge_idx\[0\] = -3 is outside"),
+    "beyond-64-bits": (
+        np.array([2**64 - 1], np.uint64),
+        [0],
+        {},
+        ValueError,
+        "node_idx holds ids beyond 64 bits",
+    ),
+    "lengths": ([0, 1], [0], {}, ValueError, r"node_idx and hyperedge_idx .*same length.* 2 and 1"),
+    "rank-2": ([[0, 1]], [0, 1], {}, ValueError, r"node_idx must be one-dimensional.*\(1, 2\)"),
+    "rank-0": ([0], 0, {}, ValueError, r"hyperedge_idx must be one-dimensional.*\(\)"),
+    "float": ([0.0, 1.0], [0, 1], {}, TypeError, "node_idx must be an array of integers.*float64"),
+    "bool": ([0], [True], {}, TypeError, "hyperedge_idx must be an array of integers, got bool"),
+    "string": (["a"], [0], {}, TypeError, "node_idx must be an array of integers"),
+    "none": (None, [0], {}, TypeError, "node_idx must be an array of integers"),
+    "size-negative": ([], [], {"num_nodes": -1}, ValueError, "num_nodes must not be negative.* -1"),
+    "size-float": ([0], [0], {"num_nodes": 2.0}, TypeError, "num_nodes must be an integer.*float"),
+    "size-string": (
+        [0],
+        [0],
+        {"num_hyperedges": "2"},
+        TypeError,
+        "num_hyperedges must be an integer, got str",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INCIDENCE)
+def test_bad_incidence(case: str) -> None:
+    nodes, hyperedges, options, error, message = BAD_INCIDENCE[case]
+    if case == "size-negative":
+        nodes, hyperedges = np.zeros(0, int), np.zeros(0, int)
+    with pytest.raises(error, match=message):
+        Hypergraph.from_incidence(nodes, hyperedges, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"num_nodes": 3}, TypeError, r"num_hyperedges must be given inside jax\.jit"),
+        ({"num_hyperedges": 3}, TypeError, r"num_nodes must be given inside jax\.jit"),
+        ({"num_nodes": -2, "num_hyperedges": 3}, ValueError, "num_nodes must not be negative"),
+    ],
+)
+def test_bad_sizes_inside_jit(
+    options: dict[str, int], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        jax.jit(functools.partial(Hypergraph.from_incidence, **options))(
+            np.zeros(2, np.int32), np.zeros(2, np.int32)
+        )
+
+
+def test_bad_arrays_inside_jit() -> None:
+    build = jax.jit(functools.partial(Hypergraph.from_incidence, num_nodes=2, num_hyperedges=2))
+    with pytest.raises(TypeError, match=r"node_idx must be an array of integers, got float32"):
+        build(np.zeros(2, np.float32), np.zeros(2, np.int32))
+    with pytest.raises(ValueError, match=r"same length, got 2 and 3"):
+        build(np.zeros(2, np.int32), np.zeros(3, np.int32))
+
+
+def test_index_type() -> None:
+    """64-bit indices where 32 bits do not suffice; too large to be built here."""
+    assert _index_dtype(2**31 - 1, 5) == np.int32
+    with pytest.raises(ValueError, match="need 64-bit indices: enable jax_enable_x64"):
+        _index_dtype(5, 2**31)
+    with jax.enable_x64(True):
+        assert _index_dtype(5, 2**31) == np.int64
+
+
+# --- Other builders ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", [list, tuple, np.array, functools.partial(np.array, dtype=np.uint8)]
+)
+def test_from_hyperedges(kind: Callable[[Any], Any]) -> None:
+    members = [[3, 1], [], [0], [2, 3, 3]]
+    hypergraph = Hypergraph.from_hyperedges(kind(ids) if ids else ids for ids in members)
+    want = np.array([[0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 1], [1, 0, 0, 2]])
+    np.testing.assert_array_equal(dense(hypergraph), want)
+
+
+def test_from_no_hyperedges() -> None:
+    assert dense(Hypergraph.from_hyperedges([])).shape == (0, 0)
+    assert dense(Hypergraph.from_hyperedges([], num_nodes=3)).shape == (3, 0)
+    assert dense(Hypergraph.from_hyperedges([[], []], num_nodes=3)).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("hyperedges", "error", "message"),
+    [
+        ([[0], [1.5]], TypeError, r"hyperedges\[1\] must be an array of integers, got float64"),
+        ([[0], ["a"]], TypeError, r"hyperedges\[1\] must be an array of integers"),
+        ([[0], 3], ValueError, r"hyperedges\[1\] must be one-dimensional"),
+        ([[[0, 1], [1, 2]]], ValueError, r"hyperedges\[0\] must be one-dimensional"),
+        ([[0], [1, -1]], ValueError, r"node_idx\[2\] = -1 is outside"),
+        ([[0, 5]], ValueError, r"node_idx\[1\] = 5 is outside \[0, num_nodes=3\)"),
+    ],
+)
+def test_bad_hyperedges(hyperedges: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Hypergraph.from_hyperedges(hyperedges, num_nodes=3)
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "lil", "dok"])
+@pytest.mark.parametrize("family", ["array", "matrix"])
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.float64])
+def test_from_scipy(rng: np.random.Generator, kind: str, family: str, dtype: Any) -> None:
+    want = rng.integers(0, 2, (6, 4)).astype(dtype)
+    incidence = getattr(scipy.sparse, f"{kind}_{family}")(want)
+    np.testing.assert_array_equal(dense(Hypergraph.from_scipy(incidence)), want)
+
+
+def test_from_scipy_with_explicit_zeros() -> None:
+    incidence = scipy.sparse.coo_array(([1.0, 0.0], ([0, 1], [1, 0])), shape=(2, 3))
+    hypergraph = Hypergraph.from_scipy(incidence)
+    assert hypergraph.num_incidences == 1
+    np.testing.assert_array_equal(dense(hypergraph), [[0, 1, 0], [0, 0, 0]])
+    assert incidence.nnz == 2  # the argument is left as it was
+
+
+@pytest.mark.parametrize(
+    ("incidence", "error", "message"),
+    [
+        (np.eye(2), TypeError, "incidence must be a scipy sparse matrix or array, got ndarray"),
+        (scipy.sparse.csr_array([[0, 2]]), ValueError, "zeros and ones, found 2"),
+        (scipy.sparse.csr_array([[0.5, 1]]), ValueError, r"zeros and ones, found 0\.5"),
+        (scipy.sparse.csr_array([[-1, 1]]), ValueError, "zeros and ones, found -1"),
+        (scipy.sparse.csr_array([[np.nan, 1]]), ValueError, "zeros and ones, found nan"),
+        (
+            scipy.sparse.coo_array(([1, 1], ([0, 0], [1, 1])), shape=(2, 2)),
+            ValueError,
+            "zeros and ones, found 2",
+        ),
+        (
+            scipy.sparse.coo_array(np.array([0, 1])),
+            ValueError,
+            r"incidence must be \(num_nodes, num_hyperedges\), got shape \(2,\)",
+        ),
+    ],
+)
+def test_bad_scipy(incidence: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Hypergraph.from_scipy(incidence)
+
+
+def nearest(points: np.ndarray, k: int) -> np.ndarray:
+    """The dense incidence matrix of k nearest neighbours, by plain sorting."""
+    n = len(points)
+    incidence = np.zeros((n, n))
+    for i in range(n):
+        distances = np.sum((points - points[i]) ** 2, axis=1)
+        distances[i] = -1
+        incidence[np.argsort(distances, kind="stable")[:k], i] = 1
+    return incidence
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 19])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16"])
+def test_from_knn(rng: np.random.Generator, k: int, dtype: str) -> None:
+    points = (100 * rng.normal(size=(19, 3))).astype(dtype)
+    hypergraph = Hypergraph.from_knn(points, k)
+    np.testing.assert_array_equal(dense(hypergraph), nearest(points.astype(float), k))
+    assert (np.asarray(hypergraph.hyperedge_degrees()) == k).all()
+
+
+@pytest.mark.parametrize("k", [1, 3, 7])
+def test_knn_among_equals(rng: np.random.Generator, k: int) -> None:
+    """The node itself comes first, then the smaller ids."""
+    grid = rng.integers(0, 3, (40, 2)).astype(float)  # many ties and many duplicates
+    np.testing.assert_array_equal(dense(Hypergraph.from_knn(grid, k)), nearest(grid, k))
+    copies = rng.normal(size=(12, 5))[rng.integers(0, 12, 40)]
+    np.testing.assert_array_equal(dense(Hypergraph.from_knn(copies, k)), nearest(copies, k))
+    equal = np.full((7, 4), 0.1)
+    np.testing.assert_array_equal(dense(Hypergraph.from_knn(equal, k)), nearest(equal, k))
+
+
+def test_knn_far_from_the_origin(rng: np.random.Generator) -> None:
+    points = rng.normal(size=(30, 3)) + 1e7
+    points[0] = 0
+    np.testing.assert_array_equal(dense(Hypergraph.from_knn(points, 4)), nearest(points, 4))
+
+
+def test_knn_of_no_points() -> None:
+    assert dense(Hypergraph.from_knn(np.zeros((0, 3)), 1)).shape == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("features", "k", "error", "message"),
+    [
+        (np.zeros((4, 2)), 0, ValueError, "k must be between 1 and the number of nodes, 4, got 0"),
+        (np.zeros((4, 2)), 5, ValueError, "k must be between 1 and the number of nodes, 4, got 5"),
+        (np.zeros((4, 2)), -1, ValueError, "k must be between 1"),
+        (np.zeros((4, 2)), 2.0, TypeError, "integer"),
+        (np.zeros(4), 1, ValueError, r"features must be \(num_nodes, features\), got shape \(4,\)"),
+        (np.full((4, 2), np.nan), 1, ValueError, "features must be finite"),
+        (np.full((4, 2), np.inf), 1, ValueError, "features must be finite"),
+    ],
+)
+def test_bad_knn(features: Any, k: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Hypergraph.from_knn(features, k)
+
+
+# --- Self-loops and padding ----------------------------------------------------------------------
+
+
+def test_self_loops_of_isolated_nodes() -> None:
+    added = SMALL.with_self_loops()
+    loops = np.zeros((6, 2))
+    loops[[3, 5], [0, 1]] = 1
+    np.testing.assert_array_equal(dense(added), np.hstack([dense(SMALL), loops]))
+    assert same_bits(added.with_self_loops(), added)
+
+
+def test_self_loops_of_all_nodes() -> None:
+    hypergraph = Hypergraph.from_hyperedges([[0, 1], [2], [1], [3, 3]], num_nodes=5)
+    added = hypergraph.with_self_loops("all")
+    loops = np.zeros((5, 3))  # 1 and 2 are alone in a hyperedge already
+    loops[[0, 3, 4], [0, 1, 2]] = 1
+    np.testing.assert_array_equal(dense(added), np.hstack([dense(hypergraph), loops]))
+    assert (np.asarray(added.node_degrees()) > 0).all()
+
+
+def test_self_loops_of_padded_hypergraph() -> None:
+    padded = SMALL.pad(num_incidences=20)
+    assert same_bits(padded.with_self_loops(), SMALL.with_self_loops())
+
+
+def test_bad_self_loops() -> None:
+    with pytest.raises(ValueError, match="nodes must be 'isolated' or 'all', got 'none'"):
+        SMALL.with_self_loops("none")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="with_self_loops works on the host only"):
+        jax.jit(Hypergraph.with_self_loops)(SMALL)
+
+
+def test_padding_changes_no_result(rng: np.random.Generator) -> None:
+    incidence = Incidence.random(rng, "random")
+    hypergraph = build(incidence)
+    padded = hypergraph.pad(num_nodes=15, num_hyperedges=11, num_incidences=40)
+    sizes = (padded.num_nodes, padded.num_hyperedges, padded.num_incidences)
+    assert sizes == (15, 11, 40)
+    n, m = hypergraph.num_nodes, hypergraph.num_hyperedges
+    np.testing.assert_array_equal(dense(padded)[:n, :m], incidence.dense())
+    assert dense(padded).sum() == incidence.dense().sum()
+    x = rng.normal(size=(n, 3)).astype(np.float32)
+    weight = rng.uniform(0.5, 1.5, m).astype(np.float32)
+    wide_x = np.full((15, 3), np.nan, np.float32)
+    wide_weight = np.full(11, np.nan, np.float32)
+    wide_x[:n], wide_weight[:m] = x, weight
+    for normalization in (None, "symmetric", "row"):
+        options: Any = {"normalization": normalization}
+        want = hypergraph_aggregate(hypergraph, x, weight, **options)
+        got = hypergraph_aggregate(padded, wide_x, wide_weight, **options)
+        assert_close(got[:n], want, 1e-6, "value")
+        assert (np.asarray(got[n:]) == 0).all()
+
+
+def test_differing_hypergraphs_share_a_program_when_padded(rng: np.random.Generator) -> None:
+    traces = 0
+
+    @jax.jit
+    def aggregate(hypergraph: Hypergraph, x: Any) -> jax.Array:
+        nonlocal traces
+        traces += 1
+        return hypergraph_aggregate(hypergraph, x)
+
+    for scenario in ("random", "no_entries", "no_left", "no_right"):
+        hypergraph = build(Incidence.random(rng, scenario))
+        padded = hypergraph.pad(num_nodes=20, num_hyperedges=10, num_incidences=30)
+        x = rng.normal(size=(20, 2)).astype(np.float32)
+        matrix = dense(padded)
+        assert_close(aggregate(padded, x), matrix @ (matrix.T @ x), 1e-5, scenario)
+    assert traces == 1
+
+
+def test_padding_inside_jit() -> None:
+    sizes = {"num_nodes": 9, "num_hyperedges": 3, "num_incidences": 8}
+    got = jax.jit(lambda hypergraph: hypergraph.pad(**sizes))(SMALL)
+    assert same_bits(got, SMALL.pad(**sizes))
+    assert same_bits(SMALL.pad(), SMALL)
+
+
+@pytest.mark.parametrize("name", ["num_nodes", "num_hyperedges", "num_incidences"])
+def test_bad_padding(name: str) -> None:
+    present = getattr(SMALL, name)
+    with pytest.raises(ValueError, match=f"{name} must be at least the present {present}, got 1"):
+        SMALL.pad(**{name: 1})
+
+
+# --- The container -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_incidence_and_degrees(rng: np.random.Generator, scenario: str) -> None:
+    incidence = Incidence.random(rng, scenario)
+    hypergraph, matrix = build(incidence), incidence.dense()
+    np.testing.assert_array_equal(hypergraph.node_degrees(), matrix.sum(1))
+    np.testing.assert_array_equal(hypergraph.hyperedge_degrees(), matrix.sum(0))
+    nodes, hyperedges = map(np.asarray, hypergraph.incidence())
+    valid = incidence.valid.sum()
+    assert (nodes[valid:] == -1).all()
+    assert (hyperedges[valid:] == -1).all()
+    pairs = np.stack([hyperedges, nodes], 1)[:valid]
+    want = np.stack([incidence.right, incidence.left], 1)[incidence.valid]
+    np.testing.assert_array_equal(pairs, want[np.lexsort(want.T[::-1])])
+    again = Hypergraph.from_incidence(
+        nodes,
+        hyperedges,
+        num_nodes=hypergraph.num_nodes,
+        num_hyperedges=hypergraph.num_hyperedges,
+        validate=False,
+    )
+    assert same_bits(again, hypergraph)
+
+
+def test_dual(rng: np.random.Generator) -> None:
+    hypergraph = build(Incidence.random(rng, "padding"))
+    np.testing.assert_array_equal(dense(hypergraph.dual), dense(hypergraph).T)
+    assert same_bits(hypergraph.dual.dual, hypergraph)
+    assert hypergraph.dual.num_nodes == hypergraph.num_hyperedges
+
+
+def test_pytree() -> None:
+    leaves, structure = jax.tree.flatten(SMALL)
+    assert len(leaves) == 4
+    assert same_bits(jax.tree.unflatten(structure, leaves), SMALL)
+    other = Hypergraph.from_hyperedges([[0]])
+    assert jax.tree.structure(other) == structure  # all sizes are shapes, nothing is static
+    assert hash(structure) == hash(jax.tree.structure(other))
+    same = jax.jit(lambda hypergraph: hypergraph)(SMALL)
+    assert isinstance(same, Hypergraph)
+    assert same_bits(same, SMALL)
+    axes = jax.tree.unflatten(structure, [0] * 4)  # holds something else than arrays
+    assert axes.node_indptr == 0
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(SMALL)]
+    fields = ["hyperedge_indptr", "hyperedge_nodes", "node_indptr", "node_hyperedges"]
+    assert paths == [f".{name}" for name in fields]
+
+
+def test_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SMALL.node_indptr = SMALL.hyperedge_indptr  # type: ignore[misc]
+
+
+def test_repr() -> None:
+    assert repr(SMALL) == "Hypergraph(num_nodes=6, num_hyperedges=3, num_incidences=5)"
+    shapes = jax.eval_shape(lambda hypergraph: hypergraph, SMALL)
+    assert repr(shapes) == repr(SMALL)
+    axes = jax.tree.map(lambda _: None, SMALL)
+    assert repr(axes).startswith("Hypergraph(hyperedge_indptr=None, ")
+
+
+def test_vmap_over_stacked_hypergraphs(rng: np.random.Generator) -> None:
+    hypergraphs = [build(Incidence.random(rng, scenario)) for scenario in STACKABLE]
+    stacked = stack(hypergraphs)
+    x = rng.normal(size=(hypergraphs[0].num_nodes, 3)).astype(np.float32)
+    y = jax.vmap(hypergraph_aggregate, in_axes=(0, None))(stacked, x)
+    degrees = jax.vmap(Hypergraph.node_degrees)(stacked)
+    pairs = jax.vmap(Hypergraph.incidence)(stacked)
+    for i, hypergraph in enumerate(hypergraphs):
+        assert_close(y[i], hypergraph_aggregate(hypergraph, x), 1e-5, f"{i}")
+        np.testing.assert_array_equal(degrees[i], hypergraph.node_degrees())
+        assert same_bits([pair[i] for pair in pairs], hypergraph.incidence())
