@@ -21,7 +21,6 @@
 namespace jax_gnn::cuda {
 namespace {
 
-constexpr int kOverlap = 1;
 constexpr int kUnroll = 4;            // words of features in flight in each lane
 constexpr unsigned kShortRow = 16;    // more entries than this are walked by the teams of a warp
 constexpr unsigned kLongRow = 32;     // more entries than this are walked by the whole block,
@@ -101,11 +100,15 @@ class Walk {
     const unsigned teams_of_warp = 32 / team.lanes;
     const Size long_row = max(kLongRow, kSharedBatches * batch * teams_of_warp);
     const bool by_block = owns && (cut.rows_per_block == 1 || own_.count > long_row);
-    const bool by_warp = owns && !by_block && teams_of_warp > 1 && own_.count > kShortRow;
+    bool by_warp = owns && !by_block && own_.count > kShortRow;
+    of_warp_ = __ballot_sync(kWholeWarp, by_warp && team.lane == 0);
+    if (2 * __popc(of_warp_) > teams_of_warp) {  // each by itself is as fast: all are long
+      by_warp = false;
+      of_warp_ = 0;
+    }
     stores = owns && !by_block && !by_warp;
     row = {own_.ids, stores ? own_.count : 0};
     prefetch_ids(own_, team);
-    of_warp_ = __ballot_sync(kWholeWarp, by_warp && team.lane == 0);
     const unsigned of_block = __ballot_sync(kWholeWarp, by_block && team.lane == 0);
     if (threadIdx.x % 32 == 0) marks_[threadIdx.x / 32] = of_block;
     next_warp_ = __syncthreads_or(by_block) ? 0 : blockDim.x / 32;
@@ -300,7 +303,7 @@ __device__ __forceinline__ void wait_for_previous_launch() {
 template <typename In, typename Out, typename Scale, typename Index, int kVec, int kLoads>
 __global__ void __launch_bounds__(kMaxThreads, kMinBlocks)
     gather_reduce_kernel(Csr<Index> csr, Operand<In, Scale> in, const Scale* row_scale, Out* out,
-                         int64_t width, Cut cut) {
+                         int64_t width, Cut cut, bool reads_ahead) {
   using LaneSums = Sums<In, Scale, Index, kVec, kLoads, 1>;
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   __shared__ unsigned marks[kMaxThreads / 32];
@@ -308,8 +311,9 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks)
   const Operand<In, Scale> operands[1] = {in};
   const Team team(cut);
   allow_next_launch();
+  if (!reads_ahead) wait_for_previous_launch();
   Walk<Index> walk(csr, cut, team, LaneSums::kBatch, marks);
-  wait_for_previous_launch();
+  if (reads_ahead) wait_for_previous_launch();
 
   do {
     const Scale scale = scale_of_row(row_scale, walk.row, walk.index);
@@ -343,6 +347,8 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks)
   Scale* partial = reinterpret_cast<Scale*>(shared_bytes);
   const Operand<T, Scale> operands[2] = {x, y};
   const Team team(cut);
+  allow_next_launch();
+  wait_for_previous_launch();
   Walk<Index> walk(csr, cut, team, LaneSums::kBatch, marks);
 
   do {
@@ -451,24 +457,31 @@ bool can_overlap() {
          major >= 9;
 }
 
-template <int kVec, int kLoads, typename In, typename Out, typename Scale, typename Index>
-cudaError_t launch_reduce(cudaStream_t stream, Launch launch, const Csr<Index>& csr,
-                          Operand<In, Scale> in, const Scale* row_scale, Out* out, int64_t width) {
-  Plan plan;
-  if (!plan_launch(csr, width, {kVec, kLoads, 1, sizeof(In), sizeof(Scale)}, &plan))
-    return cudaErrorInvalidConfiguration;
+// The kernel may start before the one ahead of it has ended: it waits by itself.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch(cudaStream_t stream, const Plan& plan, void (*kernel)(Parameters...),
+                   const Arguments&... arguments) {
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = plan.grid;
   config.blockDim = dim3(plan.threads);
   config.dynamicSmemBytes = plan.shared;
   config.stream = stream;
-  cudaLaunchAttribute overlap = {};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &overlap;
-  config.numAttrs = kOverlap && launch == Launch::kOverlapsPrevious && can_overlap() ? 1 : 0;
-  return cudaLaunchKernelEx(&config, gather_reduce_kernel<In, Out, Scale, Index, kVec, kLoads>,
-                            clamp_sizes(csr), in, row_scale, out, width, plan.cut);
+  config.numAttrs = can_overlap() ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+template <int kVec, int kLoads, typename In, typename Out, typename Scale, typename Index>
+cudaError_t launch_reduce(cudaStream_t stream, Start start, const Csr<Index>& csr,
+                          Operand<In, Scale> in, const Scale* row_scale, Out* out, int64_t width) {
+  Plan plan;
+  if (!plan_launch(csr, width, {kVec, kLoads, 1, sizeof(In), sizeof(Scale)}, &plan))
+    return cudaErrorInvalidConfiguration;
+  return launch(stream, plan, gather_reduce_kernel<In, Out, Scale, Index, kVec, kLoads>,
+                clamp_sizes(csr), in, row_scale, out, width, plan.cut, start == Start::kReadsAhead);
 }
 
 template <int kVec, int kLoads, typename T, typename Scale, typename Index>
@@ -477,13 +490,8 @@ cudaError_t launch_dot(cudaStream_t stream, const Csr<Index>& csr, Operand<T, Sc
   Plan plan;
   if (!plan_launch(csr, width, {kVec, kLoads, 2, sizeof(T), sizeof(Scale)}, &plan))
     return cudaErrorInvalidConfiguration;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = plan.grid;
-  config.blockDim = dim3(plan.threads);
-  config.dynamicSmemBytes = plan.shared;
-  config.stream = stream;
-  return cudaLaunchKernelEx(&config, gather_dot_kernel<T, Scale, Index, kVec, kLoads>,
-                            clamp_sizes(csr), x, y, out, width, plan.cut);
+  return launch(stream, plan, gather_dot_kernel<T, Scale, Index, kVec, kLoads>, clamp_sizes(csr), x,
+                y, out, width, plan.cut);
 }
 
 bool aligned(const void* pointer, size_t bytes) {
@@ -499,20 +507,20 @@ bool readable(const T* features, int64_t width) {
 }  // namespace
 
 template <typename In, typename Out, typename Scale, typename Index>
-cudaError_t gather_reduce(cudaStream_t stream, Launch launch, const Csr<Index>& csr, const In* in,
+cudaError_t gather_reduce(cudaStream_t stream, Start start, const Csr<Index>& csr, const In* in,
                           const Scale* col_scale, const Scale* row_scale, Out* out, int64_t width) {
   if (csr.rows <= 0 || width <= 0) return cudaSuccess;
   const Operand<In, Scale> operand = {in, col_scale};
   constexpr int kWide = 16 / sizeof(In);
   constexpr int kHalf = 8 / sizeof(In);
   if (readable<kWide>(in, width) && aligned(out, store_alignment<Out, kWide>))
-    return launch_reduce<kWide, 1>(stream, launch, csr, operand, row_scale, out, width);
+    return launch_reduce<kWide, 1>(stream, start, csr, operand, row_scale, out, width);
   if constexpr (kHalf > 1)
     if (readable<kHalf>(in, width) && aligned(out, store_alignment<Out, kHalf>))
-      return launch_reduce<kHalf, 1>(stream, launch, csr, operand, row_scale, out, width);
-  if (width <= 32) return launch_reduce<1, 1>(stream, launch, csr, operand, row_scale, out, width);
+      return launch_reduce<kHalf, 1>(stream, start, csr, operand, row_scale, out, width);
+  if (width <= 32) return launch_reduce<1, 1>(stream, start, csr, operand, row_scale, out, width);
   constexpr int kLoads = sizeof(Scale) == 8 ? 2 : 4;  // as many as stay in registers
-  return launch_reduce<1, kLoads>(stream, launch, csr, operand, row_scale, out, width);
+  return launch_reduce<1, kLoads>(stream, start, csr, operand, row_scale, out, width);
 }
 
 template <typename T, typename Scale, typename Index>
@@ -529,8 +537,8 @@ cudaError_t gather_dot(cudaStream_t stream, const Csr<Index>& csr, const T* x, c
   return launch_dot<1, 2>(stream, csr, left, right, out, width);
 }
 
-#define JAX_GNN_REDUCE(In, Out, Scale, Index)                                            \
-  template cudaError_t gather_reduce(cudaStream_t, Launch, const Csr<Index>&, const In*, \
+#define JAX_GNN_REDUCE(In, Out, Scale, Index)                                           \
+  template cudaError_t gather_reduce(cudaStream_t, Start, const Csr<Index>&, const In*, \
                                      const Scale*, const Scale*, Out*, int64_t);
 #define JAX_GNN_DOT(T, Scale, Index)                                                       \
   template cudaError_t gather_dot(cudaStream_t, const Csr<Index>&, const T*, const Scale*, \
