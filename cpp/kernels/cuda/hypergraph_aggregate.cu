@@ -1,10 +1,10 @@
 // Row sums over a sparse 0/1 matrix, without atomics.
 //
 // A team of lanes (a power of two, at most a warp) owns one row; each lane holds a few features and
-// walks the row's entries, several in flight at once. A row with more than kLongRow entries would
-// leave the rest of the block waiting for one team, so all teams of the block stride through it
-// together and their sums are combined in a fixed order. Which rows those are depends on the row's
-// length alone, and the cut into blocks on shapes alone: the same bits on every run and every GPU.
+// walks the row's entries, several in flight at once. A row with more than a few entries would
+// leave other rows waiting for one team: the teams of its warp, or of its block, stride through it
+// together, and their sums are combined in a fixed order. How a row is walked depends on the
+// lengths of the rows in its warp, and the cut into blocks on shapes: the same bits on every run.
 //
 // Warp-wide instructions are reached only where the whole warp arrives (nothing returns early, and
 // the branches around them are uniform), so that they always name all 32 lanes.
@@ -21,6 +21,7 @@
 namespace jax_gnn::cuda {
 namespace {
 
+constexpr int kMaxLanes = 16;         // of a team, where more features make more tiles
 constexpr int kUnroll = 4;            // words of features in flight in each lane
 constexpr unsigned kShortRow = 16;    // more entries than this are walked by the teams of a warp
 constexpr unsigned kLongRow = 32;     // more entries than this are walked by the whole block,
@@ -401,7 +402,8 @@ template <typename Index>
 bool plan_launch(const Csr<Index>& csr, int64_t width, const Holding& holding, Plan* plan) {
   const bool splits_features = holding.operands == 1;  // a dot needs all features in one block
   int lanes = 1;
-  while (lanes < 32 && int64_t{lanes} * holding.vec < width) lanes *= 2;
+  while (lanes < (splits_features ? kMaxLanes : 32) && int64_t{lanes} * holding.vec < width)
+    lanes *= 2;
   const auto tiles = [&] { return ceil_div(width, int64_t{lanes} * holding.vec * holding.loads); };
   const auto blocks = [&](int64_t row_blocks) {
     return splits_features ? row_blocks * tiles() : row_blocks;
