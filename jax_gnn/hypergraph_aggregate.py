@@ -83,8 +83,8 @@ def hypergraph_aggregate(
     x = _check_features(x, hypergraph.num_nodes)
     acc = _accumulator_dtype(x.dtype)
     nodes, hyperedges = (
-        ("num_nodes", hypergraph.node_indptr),
-        ("num_hyperedges", hypergraph.hyperedge_indptr),
+        ("num_nodes", hypergraph.num_nodes),
+        ("num_hyperedges", hypergraph.num_hyperedges),
     )
     weight = _check_scale("hyperedge_weight", hyperedge_weight, *hyperedges, acc)
     scale_in = [_check_scale("node_scale_in", node_scale_in, *nodes, acc)]
@@ -111,9 +111,9 @@ def hypergraph_aggregate(
         scale_out.append(_power(hypergraph.node_degrees().astype(acc), -1.0))
     y = _aggregate(
         x.reshape(x.shape[0], math.prod(x.shape[1:])),
-        _product(scale_in, acc),
-        _product(scale_edge, acc),
-        _product(scale_out, acc),
+        _product(scale_in, hypergraph.node_indptr, acc),
+        _product(scale_edge, hypergraph.hyperedge_indptr, acc),
+        _product(scale_out, hypergraph.node_indptr, acc),
         *_index_arrays(hypergraph),
         implementation=implementation,
     )
@@ -158,17 +158,15 @@ def _check_features(x: Any, num_nodes: int) -> Array:
     return x
 
 
-def _check_scale(name: str, scale: Any, size_name: str, indptr: Array, acc: Any) -> Array | None:
+def _check_scale(name: str, scale: Any, size_name: str, size: int, acc: Any) -> Array | None:
     if scale is None:
         return None
-    size = indptr.shape[0] - 1
     scale = jnp.asarray(scale)
     if not (jnp.issubdtype(scale.dtype, jnp.floating) or jnp.issubdtype(scale.dtype, jnp.integer)):
         raise TypeError(f"{name} must be real numbers, got {scale.dtype}")
     if scale.shape != (size,):
         raise ValueError(f"{name} must be ({size_name}={size},), got shape {scale.shape}")
-    # What belongs to nothing takes no part, neither here nor in the gradients to other factors.
-    return jnp.where(jnp.diff(indptr) > 0, scale.astype(acc), 0)
+    return scale.astype(acc)
 
 
 def _check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
@@ -180,13 +178,20 @@ def _accumulator_dtype(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def _product(scales: Sequence[Array | None], acc: Any) -> Array:
+def _product(scales: Sequence[Array | None], indptr: Array, acc: Any) -> Array:
     given = [scale for scale in scales if scale is not None]
+    if len(given) > 1:  # what an empty row's factor is must not reach the gradients to the others
+        given = [_mask_empty(scale, indptr) for scale in given]
     return functools.reduce(operator.mul, given) if given else _ones(acc)
 
 
 def _ones(acc: Any) -> Array:
     return jnp.ones((1,), acc)
+
+
+def _mask_empty(scale: Array, indptr: Array) -> Array:
+    """The scale of an empty row may be anything, as 1 / degree is: makes it 0."""
+    return jnp.where(jnp.diff(indptr) == 0, 0, scale)
 
 
 def _power(degrees: Array, exponent: float) -> Array:
@@ -226,8 +231,7 @@ def _gather_reduce(
     rows = row_ids(indptr, indices.shape[0])
     rows = jnp.where(rows < 0, num_rows, rows)  # out of range: dropped
     sums = jax.ops.segment_sum(messages, rows, num_rows, indices_are_sorted=True)
-    # An empty row is zero even where its scale is not finite, as 1 / degree is.
-    return sums * jnp.where(jnp.diff(indptr) > 0, row_scale, 0)[:, None]
+    return sums * _mask_empty(row_scale, indptr)[:, None]
 
 
 def _take(x: Array, ids: Array) -> Array:
@@ -283,8 +287,8 @@ def _pull_out(
     if dscale is None:
         return x, dx, scale
     # Isolated nodes take no part, whatever their features and scales hold.
-    isolated = jnp.diff(node_indptr) == 0
-    x, scale = jnp.where(isolated[:, None], 0, x), jnp.where(isolated, 0, scale)
+    x = jnp.where((jnp.diff(node_indptr) == 0)[:, None], 0, x)
+    scale = _mask_empty(scale, node_indptr)
     terms = [_scale_rows(x, dscale)] + ([] if dx is None else [_scale_rows(dx, scale)])
     return _scale_rows(x, scale), functools.reduce(operator.add, terms), _ones(scale.dtype)
 
@@ -359,7 +363,7 @@ def _aggregate_batch(
         y = jnp.moveaxis(y.reshape(nodes, size, features), 1, 0)
     else:
         y = bind(x, scale_in, scale_edge, inner_scale_out, *index)
-    return _scale_rows(y, scale_out) if out_batched else y
+    return _scale_rows(y, _mask_empty(scale_out, index[2])) if out_batched else y
 
 
 def _disjoint_union(
@@ -381,12 +385,14 @@ def _disjoint_union(
     if size * max(num_nodes, num_hyperedges, node_hyperedges.shape[1]) > _max_id(node_indptr):
         stacked = (*values, hyperedge_indptr, hyperedge_nodes, node_indptr, node_hyperedges)
         return jax.lax.map(lambda one: bind(*one), stacked)
-    rows = [num_hyperedges if i in of_hyperedges else num_nodes for i in range(len(values))]
+    for i, value in enumerate(values):
+        if value.ndim == 2:
+            # A scale: a single 1 becomes one for each row, of which the joined hypergraph has more,
+            # and rows that are empty now may get padding and not seem so then.
+            indptr = hyperedge_indptr if i in of_hyperedges else node_indptr
+            values[i] = _mask_empty(value, indptr)
     joined = bind(
-        *(  # a single 1 becomes one for each row: the joined hypergraph has more of them
-            jnp.broadcast_to(value, (size, n, *value.shape[2:])).reshape(-1, *value.shape[2:])
-            for value, n in zip(values, rows, strict=True)
-        ),
+        *(value.reshape(-1, *value.shape[2:]) for value in values),
         *_join_csr(hyperedge_indptr, hyperedge_nodes, num_nodes),
         *_join_csr(node_indptr, node_hyperedges, num_hyperedges),
     )

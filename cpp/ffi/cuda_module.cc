@@ -20,12 +20,12 @@ struct Cuda {
 
   template <typename... Args>
   static ffi::Error gather_reduce(Context stream, const Args&... args) {
-    return status(cuda::gather_reduce(stream, cuda::Launch::kAfterPrevious, args...));
+    return status(cuda::gather_reduce(stream, cuda::Start::kWaits, args...));
   }
 
   template <typename... Args>
   static ffi::Error gather_reduce_next(Context stream, const Args&... args) {
-    return status(cuda::gather_reduce(stream, cuda::Launch::kOverlapsPrevious, args...));
+    return status(cuda::gather_reduce(stream, cuda::Start::kReadsAhead, args...));
   }
 
   template <typename... Args>

@@ -1,10 +1,10 @@
 // Row sums over a sparse 0/1 matrix, without atomics.
 //
 // A team of lanes (a power of two, at most a warp) owns one row; each lane holds a few features and
-// walks the row's entries, several in flight at once. A row with more than kLongRow entries would
-// leave the rest of the block waiting for one team, so all teams of the block stride through it
-// together and their sums are combined in a fixed order. Which rows those are depends on the row's
-// length alone, and the cut into blocks on shapes alone: the same bits on every run and every GPU.
+// walks the row's entries, several in flight at once. A row with more than a few entries would
+// leave other rows waiting for one team: the teams of its warp, or of its block, stride through it
+// together, and their sums are combined in a fixed order. How a row is walked depends on the
+// lengths of the rows in its warp, and the cut into blocks on shapes: the same bits on every run.
 //
 // Warp-wide instructions are reached only where the whole warp arrives (nothing returns early, and
 // the branches around them are uniform), so that they always name all 32 lanes.
@@ -21,9 +21,9 @@
 namespace jax_gnn::cuda {
 namespace {
 
-constexpr int kOverlap = 1;
+constexpr int kMaxLanes = 16;         // of a team, where more features make more tiles
 constexpr int kUnroll = 4;            // words of features in flight in each lane
-constexpr unsigned kShortRow = 8;     // more entries than this are walked by the teams of a warp
+constexpr unsigned kShortRow = 16;    // more entries than this are walked by the teams of a warp
 constexpr unsigned kLongRow = 32;     // more entries than this are walked by the whole block,
 constexpr int kSharedBatches = 4;     // or more than the teams of a warp take in this many batches
 constexpr int kMinThreads = 128;      // of a block
@@ -73,6 +73,90 @@ __device__ __forceinline__ Row<Index> load_row(const Csr<Index>& csr, int64_t ro
   return {csr.indices + begin, static_cast<typename Row<Index>::Size>(max(end, begin) - begin)};
 }
 
+// Brings a team's ids into L2 while the launch before is still at work.
+template <typename Index>
+__device__ __forceinline__ void prefetch_ids(const Row<Index>& row, const Team& team) {
+  constexpr int kSector = 32 / sizeof(Index);
+  const typename Row<Index>::Size first = team.lane * kSector;
+  if (first < row.count) asm volatile("prefetch.global.L2 [%0];" ::"l"(row.ids + first));
+}
+
+// The rows that a thread helps to walk, one after another: first the one that its team owns, unless
+// that is too long for a team; then those that the teams of its warp share; then those that the
+// teams of its block share. All threads of a warp take the same steps, and those of a block the
+// same last ones. One sequence, so that kernels have one copy of the code that walks: fetching cold
+// instructions is a good part of a small launch's time.
+template <typename Index>
+class Walk {
+ public:
+  using Size = typename Row<Index>::Size;
+
+  // Called by the whole block. `marks` has one word a warp in shared memory; `batch` is the number
+  // of entries that a team takes at a time.
+  __device__ __forceinline__ Walk(const Csr<Index>& csr, const Cut& cut, const Team& team,
+                                  int batch, unsigned* marks)
+      : index(row_of_team(team.index)), lane_bits_(cut.lane_bits), marks_(marks) {
+    const bool owns = team.index < cut.rows_per_block && index < csr.rows;
+    own_ = owns ? load_row(csr, index) : Row<Index>{csr.indices, 0};
+    const unsigned teams_of_warp = 32 / team.lanes;
+    const Size long_row = max(kLongRow, kSharedBatches * batch * teams_of_warp);
+    const bool by_block = owns && (cut.rows_per_block == 1 || own_.count > long_row);
+    bool by_warp = owns && !by_block && own_.count > kShortRow;
+    of_warp_ = __ballot_sync(kWholeWarp, by_warp && team.lane == 0);
+    if (2 * __popc(of_warp_) > teams_of_warp) {  // each by itself is as fast: all are long
+      by_warp = false;
+      of_warp_ = 0;
+    }
+    stores = owns && !by_block && !by_warp;
+    row = {own_.ids, stores ? own_.count : 0};
+    prefetch_ids(own_, team);
+    const unsigned of_block = __ballot_sync(kWholeWarp, by_block && team.lane == 0);
+    if (threadIdx.x % 32 == 0) marks_[threadIdx.x / 32] = of_block;
+    next_warp_ = __syncthreads_or(by_block) ? 0 : blockDim.x / 32;
+  }
+
+  __device__ __forceinline__ bool next(const Csr<Index>& csr, const Team& team) {
+    if (of_warp_ != 0) {
+      const int owner = __ffs(of_warp_) - 1;
+      of_warp_ &= of_warp_ - 1;
+      row.ids = csr.indices + __shfl_sync(kWholeWarp, own_.ids - csr.indices, owner);
+      row.count = __shfl_sync(kWholeWarp, own_.count, owner);
+      index = row_of_team(static_cast<int>((threadIdx.x & ~31u) + owner) >> lane_bits_);
+      teams = 32 / team.lanes;
+    } else {
+      while (of_block_ == 0) {
+        if (next_warp_ == blockDim.x / 32) return false;
+        of_block_ = marks_[next_warp_++];
+      }
+      index = row_of_team(static_cast<int>(next_warp_ * 32 - 33 + __ffs(of_block_)) >> lane_bits_);
+      of_block_ &= of_block_ - 1;
+      row = load_row(csr, index);
+      teams = team.count;
+    }
+    stores = (team.index & (teams - 1)) == 0;
+    return true;
+  }
+
+  __device__ __forceinline__ bool by_block(const Team& team) const { return teams == team.count; }
+
+  Row<Index> row;
+  int64_t index;  // of the row
+  int teams = 1;  // that walk it
+  bool stores;    // the team is the first of those
+
+ private:
+  // Neighbouring rows go to different blocks: long rows like to come together.
+  static __device__ __forceinline__ int64_t row_of_team(int team) {
+    return blockIdx.x + static_cast<int64_t>(team) * gridDim.x;
+  }
+
+  Row<Index> own_;
+  int lane_bits_;
+  unsigned* marks_;
+  unsigned of_warp_, of_block_ = 0;  // lanes whose rows are still to be walked
+  unsigned next_warp_;               // from which to take rows of the block
+};
+
 // kLoads words of kVec features that one lane holds of one tile, for each of kOperands. The words
 // lie a team's width apart, so that a team's load is contiguous.
 template <typename T, typename Scale, typename Index, int kVec, int kLoads, int kOperands>
@@ -97,11 +181,15 @@ struct Sums {
       ids[i] = load_or(first + i < row.count, row.ids + first + i, Index(-1));
   }
 
-  // Adds kBatch entries from `first`, then from `first + stride`, and so on to the row's end.
-  __device__ __forceinline__ void add(const Csr<Index>& csr, const Row<Index>& row, Size first,
-                                      Size stride, const Operand<T, Scale> (&operands)[kOperands],
+  // Adds the team's part of the row that is being walked: batches of kBatch entries, in turn with
+  // the other teams that walk it.
+  __device__ __forceinline__ void add(const Csr<Index>& csr, const Walk<Index>& walk,
+                                      const Operand<T, Scale> (&operands)[kOperands],
                                       const Team& team, int64_t column, int64_t width) {
     if (column >= width) return;
+    const Row<Index>& row = walk.row;
+    const Size first = (team.index & (walk.teams - 1)) * kBatch;
+    const Size stride = walk.teams * kBatch;
     Index next[kBatch];
     load_ids(next, row, first);
     for (Size entry = first; entry < row.count; entry += stride) {
@@ -139,15 +227,9 @@ struct Sums {
     }
   }
 
-  // Called by the whole block: sums `row` over all teams into partial[operand][warp][feature of the
-  // tile]. The caller adds up the warps, and synchronises before the next call.
-  __device__ __forceinline__ void add_together(const Csr<Index>& csr, const Row<Index>& row,
-                                               const Operand<T, Scale> (&operands)[kOperands],
-                                               const Team& team, int64_t column, int64_t width,
-                                               Scale* partial) {
-    add(csr, row, static_cast<Size>(team.index * kBatch), static_cast<Size>(team.count * kBatch),
-        operands, team, column, width);
-    combine_teams_of_warp(team);
+  // Called by the whole block after combine_teams_of_warp: writes every warp's sums to
+  // partial[operand][warp][feature of the tile] in shared memory.
+  __device__ __forceinline__ void put(const Team& team, Scale* partial) const {
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
     if (threadIdx.x % 32 < team.lanes) {
 #pragma unroll
@@ -164,13 +246,14 @@ struct Sums {
 
   // Called by the whole warp: every team of it gets the sum over all of them.
   __device__ __forceinline__ void combine_teams_of_warp(const Team& team) {
+#pragma unroll 1
+    for (int offset = team.lanes; offset < 32; offset *= 2)
 #pragma unroll
-    for (int k = 0; k < kOperands; ++k)
+      for (int k = 0; k < kOperands; ++k)
 #pragma unroll
-      for (int j = 0; j < kLoads; ++j)
+        for (int j = 0; j < kLoads; ++j)
 #pragma unroll
-        for (int v = 0; v < kVec; ++v)
-          for (int offset = team.lanes; offset < 32; offset *= 2)
+          for (int v = 0; v < kVec; ++v)
             at[k][j][v] += __shfl_xor_sync(kWholeWarp, at[k][j][v], offset);
   }
 
@@ -189,54 +272,11 @@ struct Sums {
                                                 int feature) {
     const int warps = blockDim.x / 32;
     Scale sum = 0;
+#pragma unroll 1
     for (int warp = 0; warp < warps; ++warp)
       sum += partial[(operand * warps + warp) * tile_width(team) + feature];
     return sum;
   }
-};
-
-// The row that a thread's team owns, and the rows of its block that all teams walk together.
-template <typename Index>
-class RowsOfBlock {
- public:
-  // Called by the whole block. `marks` has one word a warp in shared memory.
-  __device__ __forceinline__ RowsOfBlock(const Csr<Index>& csr, const Cut& cut, const Team& team,
-                                         typename Row<Index>::Size long_row, unsigned* marks)
-      : lane_bits_(cut.lane_bits), marks_(marks) {
-    const bool owns = team.index < cut.rows_per_block && own_index(team) < csr.rows;
-    own = owns ? load_row(csr, own_index(team)) : Row<Index>{csr.indices, 0};
-    const bool together = owns && (cut.rows_per_block == 1 || own.count > long_row);
-    alone = owns && !together;
-    const unsigned mark = __ballot_sync(kWholeWarp, together && team.lane == 0);
-    if (threadIdx.x % 32 == 0) marks_[threadIdx.x / 32] = mark;
-    any_together_ = __syncthreads_or(together);
-  }
-
-  __device__ __forceinline__ int64_t own_index(const Team& team) const {
-    return row_of_team(team.index);
-  }
-
-  // Calls body(row index) for each row that the block walks together; uniform over the block.
-  template <typename Body>
-  __device__ __forceinline__ void for_each_together(Body body) const {
-    if (!any_together_) return;
-    for (unsigned warp = 0; warp < blockDim.x / 32; ++warp)
-      for (unsigned mark = marks_[warp]; mark != 0; mark &= mark - 1)
-        body(row_of_team(static_cast<int>(warp * 32 + __ffs(mark) - 1) >> lane_bits_));
-  }
-
-  Row<Index> own;
-  bool alone;  // the team has a row and walks it by itself
-
- private:
-  // Neighbouring rows go to different blocks: long rows like to come together.
-  static __device__ __forceinline__ int64_t row_of_team(int team) {
-    return blockIdx.x + static_cast<int64_t>(team) * gridDim.x;
-  }
-
-  int lane_bits_;
-  unsigned* marks_;
-  bool any_together_;
 };
 
 // A row without entries is zero even where its scale is not finite, as 1 / degree is.
@@ -261,18 +301,10 @@ __device__ __forceinline__ void wait_for_previous_launch() {
 #endif
 }
 
-// Brings a team's ids into L2 while the launch before is still at work.
-template <typename Index>
-__device__ __forceinline__ void prefetch_ids(const Row<Index>& row, const Team& team) {
-  constexpr int kSector = 32 / sizeof(Index);
-  const typename Row<Index>::Size first = team.lane * kSector;
-  if (first < row.count) asm volatile("prefetch.global.L2 [%0];" ::"l"(row.ids + first));
-}
-
 template <typename In, typename Out, typename Scale, typename Index, int kVec, int kLoads>
 __global__ void __launch_bounds__(kMaxThreads, kMinBlocks)
     gather_reduce_kernel(Csr<Index> csr, Operand<In, Scale> in, const Scale* row_scale, Out* out,
-                         int64_t width, Cut cut) {
+                         int64_t width, Cut cut, bool reads_ahead) {
   using LaneSums = Sums<In, Scale, Index, kVec, kLoads, 1>;
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   __shared__ unsigned marks[kMaxThreads / 32];
@@ -280,50 +312,30 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks)
   const Operand<In, Scale> operands[1] = {in};
   const Team team(cut);
   allow_next_launch();
-  // A team takes few entries by itself; more are shared by the teams of its warp, and yet more by
-  // those of the block. Where a team is a warp there is no step between.
-  const unsigned teams_of_warp = 32 / team.lanes;
-  const unsigned long_row = max(kLongRow, kSharedBatches * LaneSums::kBatch * teams_of_warp);
-  const RowsOfBlock<Index> rows(csr, cut, team, long_row, marks);
-  const bool shared = rows.alone && teams_of_warp > 1 && rows.own.count > kShortRow;
-  const unsigned shared_of_warp = __ballot_sync(kWholeWarp, shared && team.lane == 0);
-  prefetch_ids(rows.own, team);
-  wait_for_previous_launch();
+  if (!reads_ahead) wait_for_previous_launch();
+  Walk<Index> walk(csr, cut, team, LaneSums::kBatch, marks);
+  if (reads_ahead) wait_for_previous_launch();
 
-  for (int64_t tile = blockIdx.y; tile < cut.tiles; tile += gridDim.y) {
-    const int64_t column = LaneSums::first_column(team, tile);
-    if (rows.alone && !shared) {
-      const Scale scale = scale_of_row(row_scale, rows.own, rows.own_index(team));
+  do {
+    const Scale scale = scale_of_row(row_scale, walk.row, walk.index);
+    Out* out_row = out + walk.index * width;
+    for (int64_t tile = blockIdx.y; tile < cut.tiles; tile += gridDim.y) {
+      const int64_t column = LaneSums::first_column(team, tile);
       LaneSums sums;
-      sums.add(csr, rows.own, 0, LaneSums::kBatch, operands, team, column, width);
-      sums.store_row(out + rows.own_index(team) * width, scale, team, column, width);
+      sums.add(csr, walk, operands, team, column, width);
+      if (walk.teams > 1) sums.combine_teams_of_warp(team);
+      if (walk.by_block(team)) {
+        sums.put(team, partial);
+        const int64_t first = tile * LaneSums::tile_width(team);
+        for (int i = threadIdx.x; i < LaneSums::tile_width(team); i += blockDim.x)
+          if (first + i < width)
+            narrow(scale * LaneSums::total(partial, team, 0, i), out_row[first + i]);
+        __syncthreads();
+      } else if (walk.stores) {
+        sums.store_row(out_row, scale, team, column, width);
+      }
     }
-    for (unsigned mark = shared_of_warp; mark != 0; mark &= mark - 1) {
-      const int owner = __ffs(mark) - 1;
-      const Row<Index> row = {
-          csr.indices + __shfl_sync(kWholeWarp, rows.own.ids - csr.indices, owner),
-          __shfl_sync(kWholeWarp, rows.own.count, owner)};
-      const int64_t index = __shfl_sync(kWholeWarp, rows.own_index(team), owner);
-      const Scale scale = scale_of_row(row_scale, row, index);
-      LaneSums sums;
-      sums.add(csr, row, team.index % teams_of_warp * LaneSums::kBatch,
-               teams_of_warp * LaneSums::kBatch, operands, team, column, width);
-      sums.combine_teams_of_warp(team);
-      if (threadIdx.x % 32 < team.lanes)
-        sums.store_row(out + index * width, scale, team, column, width);
-    }
-    rows.for_each_together([&](int64_t index) {
-      const Row<Index> row = load_row(csr, index);
-      const Scale scale = scale_of_row(row_scale, row, index);
-      LaneSums sums;
-      sums.add_together(csr, row, operands, team, column, width, partial);
-      const int64_t first = tile * LaneSums::tile_width(team);
-      for (int i = threadIdx.x; i < LaneSums::tile_width(team); i += blockDim.x)
-        if (first + i < width)
-          narrow(scale * LaneSums::total(partial, team, 0, i), out[index * width + first + i]);
-      __syncthreads();
-    });
-  }
+  } while (walk.next(csr, team));
 }
 
 template <typename T, typename Scale, typename Index, int kVec, int kLoads>
@@ -336,43 +348,37 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks)
   Scale* partial = reinterpret_cast<Scale*>(shared_bytes);
   const Operand<T, Scale> operands[2] = {x, y};
   const Team team(cut);
-  const RowsOfBlock<Index> rows(csr, cut, team, kLongRow, marks);
+  allow_next_launch();
+  wait_for_previous_launch();
+  Walk<Index> walk(csr, cut, team, LaneSums::kBatch, marks);
 
-  Scale dot = 0;
-  if (rows.alone)
+  do {
+    const bool by_block = walk.by_block(team);
+    Scale dot = 0;
     for (int64_t tile = 0; tile < cut.tiles; ++tile) {
       const int64_t column = LaneSums::first_column(team, tile);
       LaneSums sums;
-      sums.add(csr, rows.own, 0, LaneSums::kBatch, operands, team, column, width);
+      sums.add(csr, walk, operands, team, column, width);
+      if (walk.teams > 1) sums.combine_teams_of_warp(team);
+      if (by_block) {  // the first warp finishes the row
+        sums.put(team, partial);
+        const int64_t first = tile * LaneSums::tile_width(team);
+        if (threadIdx.x < 32)
+          for (int i = threadIdx.x; i < LaneSums::tile_width(team) && first + i < width; i += 32)
+            dot += LaneSums::total(partial, team, 0, i) * LaneSums::total(partial, team, 1, i);
+        __syncthreads();
+      } else {
 #pragma unroll
-      for (int j = 0; j < kLoads; ++j)
-        if (column + j * team.lanes * kVec < width)
+        for (int j = 0; j < kLoads; ++j)
+          if (column + j * team.lanes * kVec < width)
 #pragma unroll
-          for (int v = 0; v < kVec; ++v) dot += sums.at[0][j][v] * sums.at[1][j][v];
+            for (int v = 0; v < kVec; ++v) dot += sums.at[0][j][v] * sums.at[1][j][v];
+      }
     }
-  for (int offset = team.lanes / 2; offset > 0; offset /= 2)
-    dot += __shfl_xor_sync(kWholeWarp, dot, offset);
-  if (rows.alone && team.lane == 0) out[rows.own_index(team)] = dot;
-
-  rows.for_each_together([&](int64_t index) {
-    const Row<Index> row = load_row(csr, index);
-    Scale together = 0;  // of the first warp, which finishes the row
-    for (int64_t tile = 0; tile < cut.tiles; ++tile) {
-      const int64_t first = tile * LaneSums::tile_width(team);
-      LaneSums sums;
-      sums.add_together(csr, row, operands, team, LaneSums::first_column(team, tile), width,
-                        partial);
-      if (threadIdx.x < 32)
-        for (int i = threadIdx.x; i < LaneSums::tile_width(team) && first + i < width; i += 32)
-          together += LaneSums::total(partial, team, 0, i) * LaneSums::total(partial, team, 1, i);
-      __syncthreads();
-    }
-    if (threadIdx.x < 32) {
-      for (int offset = 16; offset > 0; offset /= 2)
-        together += __shfl_xor_sync(kWholeWarp, together, offset);
-      if (threadIdx.x == 0) out[index] = together;
-    }
-  });
+    for (int offset = (by_block ? 32 : team.lanes) / 2; offset > 0; offset /= 2)
+      dot += __shfl_xor_sync(kWholeWarp, dot, offset);
+    if (by_block ? threadIdx.x == 0 : walk.stores && team.lane == 0) out[walk.index] = dot;
+  } while (walk.next(csr, team));
 }
 
 // What the host decides about a launch.
@@ -396,7 +402,8 @@ template <typename Index>
 bool plan_launch(const Csr<Index>& csr, int64_t width, const Holding& holding, Plan* plan) {
   const bool splits_features = holding.operands == 1;  // a dot needs all features in one block
   int lanes = 1;
-  while (lanes < 32 && int64_t{lanes} * holding.vec < width) lanes *= 2;
+  while (lanes < (splits_features ? kMaxLanes : 32) && int64_t{lanes} * holding.vec < width)
+    lanes *= 2;
   const auto tiles = [&] { return ceil_div(width, int64_t{lanes} * holding.vec * holding.loads); };
   const auto blocks = [&](int64_t row_blocks) {
     return splits_features ? row_blocks * tiles() : row_blocks;
@@ -452,24 +459,31 @@ bool can_overlap() {
          major >= 9;
 }
 
-template <int kVec, int kLoads, typename In, typename Out, typename Scale, typename Index>
-cudaError_t launch_reduce(cudaStream_t stream, Launch launch, const Csr<Index>& csr,
-                          Operand<In, Scale> in, const Scale* row_scale, Out* out, int64_t width) {
-  Plan plan;
-  if (!plan_launch(csr, width, {kVec, kLoads, 1, sizeof(In), sizeof(Scale)}, &plan))
-    return cudaErrorInvalidConfiguration;
+// The kernel may start before the one ahead of it has ended: it waits by itself.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch(cudaStream_t stream, const Plan& plan, void (*kernel)(Parameters...),
+                   const Arguments&... arguments) {
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = plan.grid;
   config.blockDim = dim3(plan.threads);
   config.dynamicSmemBytes = plan.shared;
   config.stream = stream;
-  cudaLaunchAttribute overlap = {};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &overlap;
-  config.numAttrs = kOverlap && launch == Launch::kOverlapsPrevious && can_overlap() ? 1 : 0;
-  return cudaLaunchKernelEx(&config, gather_reduce_kernel<In, Out, Scale, Index, kVec, kLoads>,
-                            clamp_sizes(csr), in, row_scale, out, width, plan.cut);
+  config.numAttrs = can_overlap() ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+template <int kVec, int kLoads, typename In, typename Out, typename Scale, typename Index>
+cudaError_t launch_reduce(cudaStream_t stream, Start start, const Csr<Index>& csr,
+                          Operand<In, Scale> in, const Scale* row_scale, Out* out, int64_t width) {
+  Plan plan;
+  if (!plan_launch(csr, width, {kVec, kLoads, 1, sizeof(In), sizeof(Scale)}, &plan))
+    return cudaErrorInvalidConfiguration;
+  return launch(stream, plan, gather_reduce_kernel<In, Out, Scale, Index, kVec, kLoads>,
+                clamp_sizes(csr), in, row_scale, out, width, plan.cut, start == Start::kReadsAhead);
 }
 
 template <int kVec, int kLoads, typename T, typename Scale, typename Index>
@@ -478,13 +492,8 @@ cudaError_t launch_dot(cudaStream_t stream, const Csr<Index>& csr, Operand<T, Sc
   Plan plan;
   if (!plan_launch(csr, width, {kVec, kLoads, 2, sizeof(T), sizeof(Scale)}, &plan))
     return cudaErrorInvalidConfiguration;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = plan.grid;
-  config.blockDim = dim3(plan.threads);
-  config.dynamicSmemBytes = plan.shared;
-  config.stream = stream;
-  return cudaLaunchKernelEx(&config, gather_dot_kernel<T, Scale, Index, kVec, kLoads>,
-                            clamp_sizes(csr), x, y, out, width, plan.cut);
+  return launch(stream, plan, gather_dot_kernel<T, Scale, Index, kVec, kLoads>, clamp_sizes(csr), x,
+                y, out, width, plan.cut);
 }
 
 bool aligned(const void* pointer, size_t bytes) {
@@ -500,20 +509,20 @@ bool readable(const T* features, int64_t width) {
 }  // namespace
 
 template <typename In, typename Out, typename Scale, typename Index>
-cudaError_t gather_reduce(cudaStream_t stream, Launch launch, const Csr<Index>& csr, const In* in,
+cudaError_t gather_reduce(cudaStream_t stream, Start start, const Csr<Index>& csr, const In* in,
                           const Scale* col_scale, const Scale* row_scale, Out* out, int64_t width) {
   if (csr.rows <= 0 || width <= 0) return cudaSuccess;
   const Operand<In, Scale> operand = {in, col_scale};
   constexpr int kWide = 16 / sizeof(In);
   constexpr int kHalf = 8 / sizeof(In);
   if (readable<kWide>(in, width) && aligned(out, store_alignment<Out, kWide>))
-    return launch_reduce<kWide, 1>(stream, launch, csr, operand, row_scale, out, width);
+    return launch_reduce<kWide, 1>(stream, start, csr, operand, row_scale, out, width);
   if constexpr (kHalf > 1)
     if (readable<kHalf>(in, width) && aligned(out, store_alignment<Out, kHalf>))
-      return launch_reduce<kHalf, 1>(stream, launch, csr, operand, row_scale, out, width);
-  if (width <= 32) return launch_reduce<1, 1>(stream, launch, csr, operand, row_scale, out, width);
+      return launch_reduce<kHalf, 1>(stream, start, csr, operand, row_scale, out, width);
+  if (width <= 32) return launch_reduce<1, 1>(stream, start, csr, operand, row_scale, out, width);
   constexpr int kLoads = sizeof(Scale) == 8 ? 2 : 4;  // as many as stay in registers
-  return launch_reduce<1, kLoads>(stream, launch, csr, operand, row_scale, out, width);
+  return launch_reduce<1, kLoads>(stream, start, csr, operand, row_scale, out, width);
 }
 
 template <typename T, typename Scale, typename Index>
@@ -530,8 +539,8 @@ cudaError_t gather_dot(cudaStream_t stream, const Csr<Index>& csr, const T* x, c
   return launch_dot<1, 2>(stream, csr, left, right, out, width);
 }
 
-#define JAX_GNN_REDUCE(In, Out, Scale, Index)                                            \
-  template cudaError_t gather_reduce(cudaStream_t, Launch, const Csr<Index>&, const In*, \
+#define JAX_GNN_REDUCE(In, Out, Scale, Index)                                           \
+  template cudaError_t gather_reduce(cudaStream_t, Start, const Csr<Index>&, const In*, \
                                      const Scale*, const Scale*, Out*, int64_t);
 #define JAX_GNN_DOT(T, Scale, Index)                                                       \
   template cudaError_t gather_dot(cudaStream_t, const Csr<Index>&, const T*, const Scale*, \

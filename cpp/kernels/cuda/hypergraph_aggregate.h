@@ -10,12 +10,12 @@
 
 namespace jax_gnn::cuda {
 
-// How a launch follows the one before it in the stream.
-enum class Launch {
-  kAfterPrevious,
-  // The one before is a gather_reduce that writes `in` and nothing else that is read here: start
-  // while it runs, and wait for it before `in` is read.
-  kOverlapsPrevious,
+// What a launch may do before the one ahead of it in the stream has ended.
+enum class Start {
+  kWaits,
+  // The one ahead is a gather_reduce that writes `in` and nothing else that is read here: find out
+  // which rows to gather, then wait.
+  kReadsAhead,
 };
 
 // Both functions make at most one launch, on `stream`, without allocation or synchronisation, and
@@ -26,7 +26,7 @@ enum class Launch {
 // in: (cols, width), col_scale: (cols,), row_scale: (rows,), out: (rows, width). A row with no
 // entries is zero whatever its scale. The sum is taken in Scale.
 template <typename In, typename Out, typename Scale, typename Index>
-cudaError_t gather_reduce(cudaStream_t stream, Launch launch, const Csr<Index>& csr, const In* in,
+cudaError_t gather_reduce(cudaStream_t stream, Start start, const Csr<Index>& csr, const In* in,
                           const Scale* col_scale, const Scale* row_scale, Out* out, int64_t width);
 
 // out[r] = < sum_{j in row r} x_scale[c_j] x[c_j, :], sum_{j in row r} y_scale[c_j] y[c_j, :] >

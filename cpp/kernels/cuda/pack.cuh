@@ -9,7 +9,7 @@
 namespace jax_gnn::cuda {
 
 // Loads where `valid` holds, and leaves `value` alone elsewhere. Not through the read-only path:
-// what is read may be written while the kernel already runs (see Launch). Written in PTX so that
+// what is read may be written while the kernel already runs (see Start). Written in PTX so that
 // the address is computed outside the condition: the compiler otherwise turns each load into a
 // branch of its own and waits for one before it issues the next.
 __device__ __forceinline__ void load_if(bool valid, const unsigned short* from,
