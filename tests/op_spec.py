@@ -99,6 +99,14 @@ class Case:
     padding: tuple[np.ndarray | None, ...]
 
 
+def padded(case: Case, value: float) -> tuple[np.ndarray, ...]:
+    """The operands of a case, with a value where nothing may be read."""
+    return tuple(
+        x if mask is None else np.where(mask, value, x)
+        for x, mask in zip(case.operands, case.padding, strict=True)
+    )
+
+
 # --- The description -----------------------------------------------------------------------------
 
 

@@ -38,6 +38,7 @@ from op_spec import (
     OpSpec,
     assert_close,
     on_host,
+    padded,
     random_like,
     reference_gradients,
     reference_tangent,
@@ -122,6 +123,28 @@ class CoreChecks:
             assert got.dtype == operand.dtype
             assert_close(got, want, 4 * TOLERANCE[dtype], f"gradient to {name}")
 
+    def test_one_operand_at_a_time(self, rng: np.random.Generator, implementation: str) -> None:
+        """Derivatives while the other operands are constants, and NaN lies behind all padding."""
+        case = self.spec.make_case(rng, "padding", (3,))
+        clean, dirty = padded(case, 0.0), padded(case, np.nan)
+        tangents = random_like(rng, clean, "float64")
+        with setting(implementation, "float64"):
+            result = jax.eval_shape(self.spec.function, case.index, *clean)
+            (cotangent,) = random_like(rng, [result], "float64")
+            gradients = self.spec.gradient(case.index, cotangent, *clean)
+            for i, name in enumerate(self.spec.operands):
+
+                def function(operand: Any, i: int = i) -> jax.Array:
+                    return self.spec.function(case.index, *dirty[:i], operand, *dirty[i + 1 :])
+
+                _, vjp = jax.vjp(function, dirty[i])
+                assert_close(vjp(cotangent)[0], gradients[i], TOLERANCE["float64"], name)
+                _, tangent = jax.jvp(function, dirty[i : i + 1], tangents[i : i + 1])
+                only = [np.zeros_like(x) for x in clean]
+                only[i] = tangents[i]
+                want = reference_tangent(self.spec, case.plain, clean, only)
+                assert_close(tangent, want, TOLERANCE["float64"], f"tangent of {name}")
+
     @pytest.mark.parametrize("scenario", ["random", "padding", "no_entries"])
     @pytest.mark.parametrize("dtype", ["float64", "float32"])
     def test_jvp(
@@ -149,13 +172,7 @@ class CoreChecks:
     ) -> None:
         case = self.spec.make_case(rng, "padding", (3,))
         assert any(mask is not None and mask.any() for mask in case.padding)
-        clean, dirty = (
-            tuple(
-                x if mask is None else np.where(mask, fill, x)
-                for x, mask in zip(case.operands, case.padding, strict=True)
-            )
-            for fill in (0.0, behind)
-        )
+        clean, dirty = padded(case, 0.0), padded(case, behind)
         tangents = random_like(rng, clean, "float64")
         with setting(implementation, "float64"):
             result = jax.eval_shape(self.spec.function, case.index, *clean)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -395,3 +396,30 @@ def test_inverse_degrees_may_be_infinite() -> None:
     )
     want = hypergraph_aggregate(HYPERGRAPH, X, normalization="symmetric")
     assert_close(got, want, 1e-6, "value")
+
+
+def test_batch_too_large_to_be_joined(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of hypergraphs beyond the range of the index type runs one after another."""
+    examples = [hypergraph_of(Incidence.random(rng, name)) for name in ("random", "padding")]
+    x = rng.normal(size=(2, examples[0].num_nodes, 3)).astype(np.float32)
+
+    weight = np.ones(examples[0].num_hyperedges, np.float32)
+
+    def run() -> tuple[str, Any]:  # traced anew each time
+        def energy(hypergraph: Hypergraph, x: Any, weight: Any) -> jax.Array:
+            return jnp.sum(hypergraph_aggregate(hypergraph, x, weight) ** 2)
+
+        gradient = jax.jit(jax.vmap(jax.grad(energy, argnums=(1, 2)), in_axes=(0, 0, None)))
+        arguments = (stack(examples), x, weight)
+        return str(gradient.trace(*arguments).jaxpr), gradient(*arguments)
+
+    program, joined = run()
+    assert "scan" not in program
+    module = sys.modules[hypergraph_aggregate.__module__]  # the function hides its module
+    monkeypatch.setattr(module, "_max_id", lambda _: 2 * examples[0].num_incidences - 1)
+    program, looped = run()
+    assert "scan" in program
+    for one, other in zip(looped, joined, strict=True):
+        assert_close(one, other, 1e-5, "gradient")
