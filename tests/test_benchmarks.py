@@ -283,6 +283,9 @@ class HostRuntime:
 
     compile_threads, repeats, timer = 2, 1, timing.WallTimer(lambda outputs: outputs)
 
+    def enter_thread(self) -> None:
+        pass
+
     def prepare(self, candidate):
         return candidate.function(), {"host": candidate.function}
 
