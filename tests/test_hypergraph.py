@@ -86,9 +86,10 @@ def test_ids_of_any_integer_type(dtype: str) -> None:
 
 def test_ids_of_any_sequence_type(rng: np.random.Generator) -> None:
     incidence = Incidence.random(rng, "random")
+    sizes = {"num_nodes": incidence.num_left, "num_hyperedges": incidence.num_right}
     want = build(incidence)
     for kind in (list, tuple, jnp.asarray):
-        got = Hypergraph.from_incidence(kind(incidence.left), kind(incidence.right))
+        got = Hypergraph.from_incidence(kind(incidence.left), kind(incidence.right), **sizes)
         assert same_bits(got, want)
 
 
