@@ -174,7 +174,7 @@ def test_corrupt_indices_stay_in_bounds(
     arrays = incidence_arrays(num_nodes, num_hyperedges, size)
     x, weight = np.ones((num_nodes, 20), np.float32), np.ones(num_hyperedges, np.float32)
     jitted = jax.jit(value_and_gradients)
-    with jax_gnn.implementation(implementation):  # type: ignore[arg-type]
+    with jax_gnn.implementation(implementation):
         for _ in range(runs):
             results = jitted(corrupted(rng, arrays), x, weight)
             # Results are anything, but made of the ones given, not of memory found elsewhere.
@@ -188,7 +188,7 @@ def test_corrupt_indices_under_vmap(rng: np.random.Generator, implementation: st
     arrays = incidence_arrays(7, 5, 24)
     x, weight = np.ones((7, 3), np.float32), np.ones(5, np.float32)
     mapped = jax.jit(jax.vmap(value_and_gradients, in_axes=(0, None, None)))
-    with jax_gnn.implementation(implementation):  # type: ignore[arg-type]
+    with jax_gnn.implementation(implementation):
         for _ in range(10):
             hypergraphs = stack([corrupted(rng, arrays) for _ in range(4)])
             for array in jax.tree.leaves(mapped(hypergraphs, x, weight)):
@@ -200,7 +200,7 @@ def test_corrupt_indices_under_vmap(rng: np.random.Generator, implementation: st
 def test_directions_of_different_lengths(implementation: str) -> None:
     hyperedge_indptr, hyperedge_nodes, node_indptr, node_hyperedges = incidence_arrays(7, 5, 24)
     x, weight = np.ones((7, 3), np.float32), np.ones(5, np.float32)
-    with jax_gnn.implementation(implementation):  # type: ignore[arg-type]
+    with jax_gnn.implementation(implementation):
         for one, other in ((hyperedge_nodes[:3], node_hyperedges), (hyperedge_nodes, np.zeros(0))):
             hypergraph = Hypergraph(hyperedge_indptr, one, node_indptr, np.asarray(other, np.int32))
             for array in jax.tree.leaves(value_and_gradients(hypergraph, x, weight)):

@@ -239,7 +239,7 @@ def test_cuda_module_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
-    status = _ffi.PlatformStatus(platform, False, (), "never built", "build it")  # type: ignore[arg-type]
+    status = _ffi.PlatformStatus(platform, False, (), "never built", "build it")
     monkeypatch.setitem(_ffi._STATUS, platform, status)
 
 
@@ -261,7 +261,7 @@ def test_platform_without_kernel_refuses_what_was_demanded(
 ) -> None:
     without_kernels(monkeypatch, platform)
     with (
-        jax_gnn.implementation(platform),  # type: ignore[arg-type]
+        jax_gnn.implementation(platform),
         pytest.raises(ValueError, match=rf"no {platform} kernel here: never built.*build it"),
     ):
         lowered(lambda h, x: hypergraph_aggregate(h, x), (HYPERGRAPH, X), platform)
@@ -305,7 +305,7 @@ def test_context_retraces_what_was_jitted() -> None:
 
     want = function(X)
     for name in ("xla", None, "xla", None):
-        with jax_gnn.implementation(name):  # type: ignore[arg-type]
+        with jax_gnn.implementation(name):
             np.testing.assert_allclose(function(X), want, rtol=1e-5)
     assert seen == [None, "xla"]
 
@@ -361,9 +361,9 @@ def test_implementation_of_another_platform() -> None:
     compiled_for = "cpu" if PLATFORM == "cpu" else "cuda|gpu"
     message = rf"implementation='{OTHER_PLATFORM}' was asked for, .*compiled for ({compiled_for})"
     with pytest.raises(ValueError, match=message):
-        hypergraph_aggregate(HYPERGRAPH, X, implementation=OTHER_PLATFORM)  # type: ignore[arg-type]
+        hypergraph_aggregate(HYPERGRAPH, X, implementation=OTHER_PLATFORM)
     with (
-        jax_gnn.implementation(OTHER_PLATFORM),  # type: ignore[arg-type]
+        jax_gnn.implementation(OTHER_PLATFORM),
         pytest.raises(ValueError, match=message),
     ):
         jax.jit(lambda x: hypergraph_aggregate(HYPERGRAPH, x))(X)

@@ -407,7 +407,7 @@ def test_self_loops_of_padded_hypergraph() -> None:
 
 def test_bad_self_loops() -> None:
     with pytest.raises(ValueError, match="nodes must be 'isolated' or 'all', got 'none'"):
-        SMALL.with_self_loops("none")  # type: ignore[arg-type]
+        SMALL.with_self_loops("none")
     with pytest.raises(TypeError, match="with_self_loops works on the host only"):
         jax.jit(Hypergraph.with_self_loops)(SMALL)
 
@@ -518,7 +518,7 @@ def test_pytree() -> None:
 
 def test_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        SMALL.node_indptr = SMALL.hyperedge_indptr  # type: ignore[misc]
+        SMALL.node_indptr = SMALL.hyperedge_indptr
 
 
 def test_repr() -> None:
