@@ -140,7 +140,7 @@ class Hypergraph:
         """
         members = []
         for i, hyperedge in enumerate(hyperedges):
-            ids = np.asarray(hyperedge)
+            ids = _to_numpy(f"hyperedges[{i}]", hyperedge)
             members.append(_check_ids(f"hyperedges[{i}]", ids if ids.size else ids.astype(int)))
         return cls.from_incidence(
             np.concatenate(members) if members else np.zeros(0, np.int64),
@@ -198,8 +198,8 @@ class Hypergraph:
             TypeError: ``k`` is not an integer.
             ValueError: wrong shape, ``k`` out of range, or a feature that is not finite.
         """
-        points = np.asarray(features, np.float64)
-        k = operator.index(k)
+        points = _to_numpy("features", features, np.float64)
+        k = _check_integer("k", k)
         if points.ndim != 2:
             raise ValueError(f"features must be (num_nodes, features), got shape {points.shape}")
         n = points.shape[0]
@@ -279,13 +279,17 @@ class Hypergraph:
             num_incidences: capacity in incidences; None leaves it.
 
         Raises:
+            TypeError: a capacity is not an integer.
             ValueError: a capacity is smaller than what is there.
         """
 
         def grow(name: str, wanted: int | None, size: int) -> int:
-            if wanted is not None and wanted < size:
+            if wanted is None:
+                return 0
+            wanted = _check_integer(name, wanted)
+            if wanted < size:
                 raise ValueError(f"{name} must be at least the present {size}, got {wanted}")
-            return 0 if wanted is None else wanted - size
+            return wanted - size
 
         new_nodes = grow("num_nodes", num_nodes, self.num_nodes)
         new_hyperedges = grow("num_hyperedges", num_hyperedges, self.num_hyperedges)
@@ -349,7 +353,7 @@ def _index_dtype(*sizes: int) -> Any:
 
 
 def _check_ids(name: str, ids: Any, traced: bool = False) -> Any:
-    ids = jnp.asarray(ids) if traced else np.asarray(ids)
+    ids = jnp.asarray(ids) if traced else _to_numpy(name, ids)
     if not jnp.issubdtype(ids.dtype, np.integer):
         raise TypeError(f"{name} must be an array of integers, got {ids.dtype}")
     if ids.ndim != 1:
@@ -368,13 +372,24 @@ def _check_size(name: str, size: int | None, ids: Any, traced: bool) -> int:
                 f"{name} must be given inside jax.jit, where it cannot be read off the ids"
             )
         return int(ids.max(initial=-1)) + 1
-    try:
-        size = operator.index(size)
-    except TypeError as error:
-        raise TypeError(f"{name} must be an integer, got {type(size).__name__}") from error
+    size = _check_integer(name, size)
     if size < 0:
         raise ValueError(f"{name} must not be negative, got {size}")
     return size
+
+
+def _check_integer(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from error
+
+
+def _to_numpy(name: str, values: Any, dtype: Any = None) -> np.ndarray:
+    try:
+        return np.asarray(values, dtype)
+    except ValueError as error:  # ragged, or not numbers
+        raise ValueError(f"{name} must be an array of numbers: {error}") from error
 
 
 def _check_range(name: str, ids: np.ndarray, size_name: str, size: int) -> None:

@@ -332,6 +332,23 @@ def _aggregate_transpose_scale(bind: _ffi.Bind, ct: Array, operands: Sequence[An
     return _dot(x, scale_in, ct, scale_out, *index, implementation=bind.implementation)
 
 
+def _aggregate_transpose_scale_in(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Array:
+    x, _, scale_edge, scale_out, *index = operands
+    ones = _ones(scale_edge.dtype)
+    return _row_dot(x, bind(ct, scale_out, scale_edge, ones, *index), index[2])
+
+
+def _aggregate_transpose_scale_out(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Array:
+    x, scale_in, scale_edge, _, *index = operands
+    ones = _ones(scale_edge.dtype)
+    return _row_dot(ct, bind(x, scale_in, scale_edge, ones, *index), index[2])
+
+
+def _row_dot(x: Array, y: Array, node_indptr: Array) -> Array:
+    acc = _accumulator_dtype(x.dtype)
+    return _mask_empty(jnp.sum(x.astype(acc) * y.astype(acc), 1), node_indptr)
+
+
 def _dot_transpose_x(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Array:
     _, x_scale, y, y_scale, *index = operands
     return _aggregate(y, y_scale, ct, x_scale, *index, implementation=bind.implementation)
@@ -340,6 +357,20 @@ def _dot_transpose_x(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Arr
 def _dot_transpose_y(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Array:
     x, x_scale, _, y_scale, *index = operands
     return _aggregate(x, x_scale, ct, y_scale, *index, implementation=bind.implementation)
+
+
+def _dot_transpose_x_scale(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Array:
+    x, _, y, y_scale, *index = operands
+    ones = _ones(ct.dtype)
+    other = _aggregate(y, y_scale, ct, ones, *index, implementation=bind.implementation)
+    return _row_dot(x, other, index[2])
+
+
+def _dot_transpose_y_scale(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Array:
+    x, x_scale, y, _, *index = operands
+    ones = _ones(ct.dtype)
+    other = _aggregate(x, x_scale, ct, ones, *index, implementation=bind.implementation)
+    return _row_dot(y, other, index[2])
 
 
 # --- Batching ------------------------------------------------------------------------------------
@@ -439,7 +470,12 @@ _aggregate = _ffi.define_primitive(
         results=_aggregate_results,
         xla=_aggregate_xla,
         jvp=_aggregate_jvp,
-        transpose={0: _aggregate_transpose_x, 2: _aggregate_transpose_scale},
+        transpose={
+            0: _aggregate_transpose_x,
+            1: _aggregate_transpose_scale_in,
+            2: _aggregate_transpose_scale,
+            3: _aggregate_transpose_scale_out,
+        },
         batch=_aggregate_batch,
     ),
 )
@@ -449,7 +485,12 @@ _dot = _ffi.define_primitive(
         results=_dot_results,
         xla=_dot_xla,
         jvp=_dot_jvp,
-        transpose={0: _dot_transpose_x, 2: _dot_transpose_y},
+        transpose={
+            0: _dot_transpose_x,
+            1: _dot_transpose_x_scale,
+            2: _dot_transpose_y,
+            3: _dot_transpose_y_scale,
+        },
         batch=functools.partial(_disjoint_union, set()),
     ),
 )

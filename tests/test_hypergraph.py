@@ -540,3 +540,21 @@ def test_vmap_over_stacked_hypergraphs(rng: np.random.Generator) -> None:
         assert_close(y[i], hypergraph_aggregate(hypergraph, x), 1e-5, f"{i}")
         np.testing.assert_array_equal(degrees[i], hypergraph.node_degrees())
         assert same_bits([pair[i] for pair in pairs], hypergraph.incidence())
+
+
+@pytest.mark.parametrize(
+    ("build_wrongly", "error", "culprit"),
+    [
+        (lambda: Hypergraph.from_hyperedges([[0], [0, [1, 2]]]), ValueError, r"hyperedges\[1\]"),
+        (lambda: Hypergraph.from_incidence([[0], [1, 2]], [0]), ValueError, "node_idx"),
+        (lambda: Hypergraph.from_knn([[1, 2], [3]], 1), ValueError, "features"),
+        (lambda: Hypergraph.from_knn([["a", "b"]], 1), ValueError, "features"),
+        (lambda: Hypergraph.from_hyperedges([[0]]).pad(num_nodes=2.5), TypeError, "num_nodes"),
+    ],
+    ids=["ragged hyperedge", "ragged ids", "ragged features", "text", "fractional capacity"],
+)
+def test_errors_name_the_culprit(
+    build_wrongly: Callable[[], Hypergraph], error: type[Exception], culprit: str
+) -> None:
+    with pytest.raises(error, match=culprit):
+        build_wrongly()

@@ -240,7 +240,7 @@ BAD_ARGUMENTS = {
 class TestHypergraphAggregate(OpSuite):
     spec = replace(
         aggregate_spec("hyperedge_weight", "node_scale_in", "node_scale_out"),
-        linear=("x", "hyperedge_weight"),
+        linear=("x", "hyperedge_weight", "node_scale_in", "node_scale_out"),
         bad_arguments=BAD_ARGUMENTS,
     )
 
