@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, Literal, get_args
 
@@ -354,11 +354,6 @@ def _dot_transpose_x(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Arr
     return _aggregate(y, y_scale, ct, x_scale, *index, implementation=bind.implementation)
 
 
-def _dot_transpose_y(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Array:
-    x, x_scale, _, y_scale, *index = operands
-    return _aggregate(x, x_scale, ct, y_scale, *index, implementation=bind.implementation)
-
-
 def _dot_transpose_x_scale(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Array:
     x, _, y, y_scale, *index = operands
     ones = _ones(ct.dtype)
@@ -366,11 +361,16 @@ def _dot_transpose_x_scale(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) 
     return _row_dot(x, other, index[2])
 
 
-def _dot_transpose_y_scale(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Array:
-    x, x_scale, y, _, *index = operands
-    ones = _ones(ct.dtype)
-    other = _aggregate(x, x_scale, ct, ones, *index, implementation=bind.implementation)
-    return _row_dot(y, other, index[2])
+def _sides_swapped(
+    rule: Callable[[_ffi.Bind, Array, Sequence[Any]], Array],
+) -> Callable[[_ffi.Bind, Array, Sequence[Any]], Array]:
+    """The rule for y or its scale, from that for x or its scale: the dot is symmetric."""
+
+    def swapped(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Array:
+        x, x_scale, y, y_scale, *index = operands
+        return rule(bind, ct, (y, y_scale, x, x_scale, *index))
+
+    return swapped
 
 
 # --- Batching ------------------------------------------------------------------------------------
@@ -488,8 +488,8 @@ _dot = _ffi.define_primitive(
         transpose={
             0: _dot_transpose_x,
             1: _dot_transpose_x_scale,
-            2: _dot_transpose_y,
-            3: _dot_transpose_y_scale,
+            2: _sides_swapped(_dot_transpose_x),
+            3: _sides_swapped(_dot_transpose_x_scale),
         },
         batch=functools.partial(_disjoint_union, set()),
     ),
