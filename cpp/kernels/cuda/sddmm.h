@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "../segments.h"
+
+namespace jax_gnn::cuda {
+
+// out[e, h] = < a[rows[e], h, :], b[cols[e], h, :] >, 0 for padding. a: (num_rows, width),
+// b: (num_cols, width), out: (count, heads). With `select` (its value and factor are not used) only
+// features that match count. segments.order serves the weights of `select` alone. One launch.
+template <typename T, typename Acc, typename Index>
+cudaError_t sddmm(cudaStream_t stream, const Segments<Index>& segments, const T* a, const T* b,
+                  const Select<T, Acc>* select, Features features, Acc* out);
+
+}  // namespace jax_gnn::cuda

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+
+namespace jax_gnn {
+
+// Entries sorted by the row they are reduced into: the elements of segments, or the nonzeros of a
+// sparse matrix. Ids come from the user's arrays: kernels must check them all.
+template <typename Index>
+struct Segments {
+  const Index* rows;   // (count,), non-decreasing; outside [0, num_rows) the entry is padding
+  const Index* cols;   // (count,): the row of the input that an entry reads, outside [0, num_cols)
+                       // the entry is padding; null: entry e reads row e
+  const Index* order;  // (count,): which weight an entry has, outside [0, num_weights) the entry is
+                       // padding; null: entry e has weight e
+  int64_t count, num_rows, num_cols, num_weights;
+};
+
+enum class Reduce { kSum, kMean, kMax, kMin, kProd, kLogSumExp };
+
+// Features of a row: `heads` groups of width / heads each; weights have one number a head.
+struct Features {
+  int64_t width, heads;
+};
+
+// out[r] += factor * value[col] only where weight * p == q. What the derivatives of a maximum are
+// made of: p and q are the two sides' keys.
+template <typename T, typename Acc>
+struct Select {
+  const T* row_key;     // (num_rows, width)
+  const T* col_key;     // (num_cols, width)
+  const T* value;       // (num_cols, width), null means ones
+  const Acc* weight;    // (num_weights, heads), null means ones
+  const Acc* factor;    // (num_weights, heads), null means ones
+  bool weight_on_row;   // weight * row_key == col_key, else weight * col_key == row_key
+};
+
+}  // namespace jax_gnn
