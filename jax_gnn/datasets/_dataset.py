@@ -227,4 +227,5 @@ class GraphDataset(NodeDataset):
 
     def graph(self) -> Graph:
         """The structure, ready for :func:`jax_gnn.spmm`."""
-        return Graph.from_edges(self.src, self.dst, num_nodes=self.num_nodes)
+        graph = Graph.from_edges(self.src, self.dst, num_nodes=self.num_nodes)
+        return graph.with_max_degrees()
