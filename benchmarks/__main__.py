@@ -57,6 +57,7 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
         op.add_argument(
             "--cases", type=_names, default=(), help="graphs, as in dblp*,walmart*,zipf"
         )
+        op.add_argument("--modes", type=_names, default=(), help="only these modes")
         op.add_argument("--widths", type=_integers, default=(), help="feature widths, as in 32,64")
         op.add_argument(
             "--dtypes", type=_dtypes, default=("float32",), help="as in float32,bfloat16"
@@ -85,6 +86,7 @@ def _benchmark(options: argparse.Namespace) -> int:
         platform=options.platform,
         data=options.data,
         patterns=cases,
+        modes=options.modes,
         widths=options.widths or ((8,) if quick else ()),
         dtypes=options.dtypes,
         families=options.families,
