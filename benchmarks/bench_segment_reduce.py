@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.cusparse import SPMM_ALGORITHMS, prepared
 from benchmarks.harness import Candidate, Case, Family, Op, Problem
 from benchmarks.peers import int64, jax_candidate, torch_candidate, torch_csr
 from benchmarks.problems import (
@@ -51,32 +52,30 @@ def problem(graph: PlainGraph, case: Case) -> Problem:
         values = REFERENCES[reduction](sample, x)
         return Problem(inputs, (Expected(values, shape, sample.segments),), dtype)
     segment = sample.segment_of_entry
-    powers = np.exp(x - reduce_sample(sample, x, np.maximum, 0)[segment])
-    outputs = [powers / reduce_sample(sample, powers, np.add, 0)[segment]]
+    powers = np.exp(x - reduce_sample(sample, x, np.maximum)[segment])
+    outputs = [powers / reduce_sample(sample, powers, np.add)[segment]]
     if backward:
         inputs["cotangent"] = features("cotangent", graph.num_edges, case.width, case.dtype)
         products = outputs[0] * inputs["cotangent"].rows(sample.entries)
-        sums = reduce_sample(sample, products, np.add, 0)[segment]
+        sums = reduce_sample(sample, products, np.add)[segment]
         outputs.append(products - outputs[0] * sums)
     shape = inputs["x"].shape
     return Problem(inputs, tuple(Expected(y, shape, sample.entries) for y in outputs), dtype)
 
 
 def _mean(sample: Sample, x: np.ndarray) -> np.ndarray:
-    counts = np.maximum(np.diff(sample.indptr), 1)[:, None]
-    return reduce_sample(sample, x, np.add, 0) / counts
+    return reduce_sample(sample, x, np.add) / np.diff(sample.indptr)[:, None]
 
 
 def _logsumexp(sample: Sample, x: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore"):  # of an empty segment
-        return np.log(reduce_sample(sample, np.exp(x), np.add, 0))
+    return np.log(reduce_sample(sample, np.exp(x), np.add))
 
 
 REFERENCES: dict[str, Callable[[Sample, np.ndarray], np.ndarray]] = {
-    "sum": partial(reduce_sample, ufunc=np.add, empty=0),
+    "sum": partial(reduce_sample, ufunc=np.add),
     "mean": _mean,
-    "max": partial(reduce_sample, ufunc=np.maximum, empty=-np.inf),
-    "min": partial(reduce_sample, ufunc=np.minimum, empty=np.inf),
+    "max": partial(reduce_sample, ufunc=np.maximum),
+    "min": partial(reduce_sample, ufunc=np.minimum),
     "logsumexp": _logsumexp,
 }
 
@@ -171,7 +170,7 @@ TORCH_REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin"}
 
 
 def torch_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iterator[Candidate]:
-    """``scatter_reduce``, ``segment_reduce`` and ``index_add``."""
+    """``scatter_reduce``, ``segment_reduce``, ``index_add`` and a sparse matrix of ones."""
     import torch
 
     reduction = case.mode.partition(" ")[0]
@@ -208,6 +207,8 @@ def torch_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iterato
         yield torch_candidate("torch scatter_reduce", composed, problem, (ids,))
     if reduction == "sum":
         yield torch_candidate("torch index_add", index_add, problem, (ids,))
+        matrix = _ones(graph, case.dtype)
+        yield torch_candidate("torch CSR of ones", lambda x, ones: ones @ x, problem, (matrix,))
 
 
 def pyg_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iterator[Candidate]:
@@ -230,18 +231,19 @@ def pyg_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iterator[
         yield torch_candidate("PyG scatter", reduce, problem, operands)
 
 
-def cusparse_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iterator[Candidate]:
-    """A matrix of ones, row s with a one in column e for each entry e of segment s."""
-    if case.mode != "sum":
-        return
-    ones = _ones(graph, case.dtype)
-    yield torch_candidate("CSR of ones", lambda x, ones: ones @ x, problem, (ones,))
-
-
 @once
 def _ones(graph: PlainGraph, dtype: str) -> Any:
+    """A matrix with a one in row s and column e for each element e of segment s."""
     columns = np.arange(graph.num_edges, dtype=np.int32)
     return torch_csr(graph.indptr, columns, np.ones(graph.num_edges), graph.num_edges, dtype)
+
+
+def cusparse_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iterator[Candidate]:
+    """The same product, with everything that can be done beforehand."""
+    if case.mode == "sum":
+        operands = _ones(graph, case.dtype), problem.inputs["x"]
+        for algorithm in SPMM_ALGORITHMS:
+            yield Candidate(f"cuSPARSE {algorithm} of ones", prepared(algorithm), operands)
 
 
 OP = Op(
@@ -261,7 +263,7 @@ OP = Op(
         Family("plain jax", "jax", ("jax",), plain_jax_candidates),
         Family("torch", "torch", ("torch",), torch_candidates),
         Family("pyg", "torch", ("torch", "torch_geometric"), pyg_candidates),
-        Family("cusparse", "torch", ("torch",), cusparse_candidates),
+        Family("cusparse", "torch", ("torch",), cusparse_candidates, platforms=("gpu",)),
     ),
     baseline=SORTED,
 )

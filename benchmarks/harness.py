@@ -85,12 +85,14 @@ class Family:
         runtime: "jax" or "torch".
         modules: What must be importable; a family without them is reported as absent.
         candidates: From the loaded graph, the case and its problem to the candidates.
+        platforms: Where it can run.
     """
 
     name: str
     runtime: str
     modules: tuple[str, ...]
     candidates: Callable[[Any, Case, Problem], Iterable[Candidate]]
+    platforms: tuple[str, ...] = ("cpu", "gpu")
 
 
 @dataclass(frozen=True)

@@ -121,26 +121,24 @@ class Sample:
 
 
 def sample_segments(indptr: np.ndarray, width: int) -> Sample:
-    """As many segments as the check can afford, the largest one and the last one among them."""
+    """As many segments as the check can afford, the largest one among them.
+
+    None of them is empty: libraries differ in what they make of those.
+    """
     counts = np.diff(indptr).astype(np.int64)
-    order = np.random.default_rng(0).permutation(len(counts))
-    first = np.unique([counts.argmax(), len(counts) - 1])
-    order = np.concatenate([first, order[~np.isin(order, first)]])
-    affordable = np.cumsum(counts[order] + 1) * width <= CHECKED_NUMBERS
-    affordable[: len(first)] = True
+    order = np.random.default_rng(0).permutation(np.nonzero(counts)[0])
+    order = np.concatenate([[counts.argmax()], order[order != counts.argmax()]])
+    affordable = np.cumsum(counts[order]) * width <= CHECKED_NUMBERS
+    affordable[0] = True
     segments = np.sort(order[affordable])
     inner = row_pointers(counts[segments])
     offsets = np.repeat(indptr[segments] - inner[:-1], counts[segments])
     return Sample(segments, offsets + np.arange(inner[-1]), inner)
 
 
-def reduce_sample(sample: Sample, values: np.ndarray, ufunc: np.ufunc, empty: float) -> np.ndarray:
+def reduce_sample(sample: Sample, values: np.ndarray, ufunc: np.ufunc) -> np.ndarray:
     """Reduces the sample's entries, ``values (len(sample.entries), ...)``, segment by segment."""
-    result = np.full((len(sample.segments), *values.shape[1:]), empty, np.float64)
-    filled = np.diff(sample.indptr) > 0
-    if filled.any():
-        result[filled] = ufunc.reduceat(values, sample.indptr[:-1][filled], axis=0)
-    return result
+    return ufunc.reduceat(values, sample.indptr[:-1], axis=0)
 
 
 def numpy_dtype(name: str) -> np.dtype:
