@@ -240,7 +240,9 @@ class _Jax:
         elif settings.timer == "queue":
             self.timer = timing.QueueTimer()
         else:
-            self.timer = timing.ProfilerTimer()
+            from jax_gnn.tuning.timing import ProfilerTimer
+
+            self.timer = ProfilerTimer(timing.FLUSHES, timing.FLUSH_BYTES)
 
     def enter_thread(self) -> None:
         """Nothing in JAX is particular to a thread."""
