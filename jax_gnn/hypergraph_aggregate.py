@@ -28,7 +28,8 @@ import numpy as np
 from jax import Array
 
 from jax_gnn import _ffi
-from jax_gnn.hypergraph import Hypergraph, row_ids
+from jax_gnn._index import row_ids
+from jax_gnn.hypergraph import Hypergraph
 
 Normalization = Literal["symmetric", "row"]
 Reduce = Literal["sum", "mean"]
