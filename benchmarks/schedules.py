@@ -28,8 +28,11 @@ SLOWEST = float(np.log(4))
 
 Losses = dict[str, float]
 
-FEATURES = ("softmax", "gather", "count", "num_rows", "width", "itemsize", "average_degree")
-"""What the tree may ask, in the order of its arguments."""
+FEATURES = (
+    *("softmax", "gather", "count", "num_rows", "width", "itemsize", "average_degree"),
+    "num_bytes",
+)
+"""What the tree may ask: the rule's arguments, and what it computes first."""
 
 
 # --- The database --------------------------------------------------------------------------------
@@ -52,8 +55,11 @@ class Row:
     @property
     def features(self) -> list[float]:
         """In the order of `FEATURES`."""
-        average = self.count / self.num_rows
-        values = {**self.__dict__, "average_degree": average}
+        values = {
+            **self.__dict__,
+            "average_degree": self.count / self.num_rows,
+            "num_bytes": self.count * self.width * self.itemsize,
+        }
         return [float(values[name]) for name in FEATURES]
 
 
@@ -332,6 +338,7 @@ def choose(
     average_degree: float,
 ) -> tuple[bool, int, int, int]:
     """Returns parallel, halvings of the lanes that cover a row, threads, blocks."""
+    num_bytes = count * width * itemsize
 '''
 
 
