@@ -103,8 +103,8 @@ def lowering_faults(
     name: str, primitive: Primitive, statuses: Sequence[_ffi.PlatformStatus], operands: Any
 ) -> list[str]:
     found: list[str] = []
-    default = functools.partial(primitive.bind, implementation=None)
-    plain = functools.partial(primitive.bind, implementation="xla")
+    default = _ffi.Bind(primitive, None, {})
+    plain = _ffi.Bind(primitive, "xla", {})
     for status in statuses:
         platform = status.platform
         if not status.available:
@@ -126,7 +126,7 @@ def rule_faults(
     found: list[str] = []
 
     def function(x: Any) -> Any:
-        return primitive.bind(*operands[:i], x, *operands[i + 1 :], implementation=None)
+        return _ffi.Bind(primitive, None, {})(*operands[:i], x, *operands[i + 1 :])
 
     x = operands[i]
     attempt(found, f"{name}: no batching in operand {i}", jax.vmap(function), x[None])
@@ -170,8 +170,8 @@ def test_missing_transpose_of_one_operand_is_found(monkeypatch: pytest.MonkeyPat
 
 def test_bare_primitive_is_found() -> None:
     bare = Primitive("jax_gnn_bare")
-    bare.def_abstract_eval(lambda x, *, implementation: x)
-    rules = _ffi.Rules(results=lambda x: [x], xla=lambda x: x, transpose={}, batch=lambda *_: None)
+    bare.def_abstract_eval(lambda x, *, implementation, tree: x)
+    rules = _ffi.Rules(result=lambda x: x, xla=lambda x: x, transpose={}, batch=lambda *_: None)
     status = _ffi.PlatformStatus("cpu", True, ("other",))
     silent = _ffi.PlatformStatus("cuda", False, ())
     found = faults(
