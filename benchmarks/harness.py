@@ -49,11 +49,19 @@ class Case:
 
 @dataclass(frozen=True)
 class Problem:
-    """What the op's definition reads (arrays and `Repeated`), and the result in float64."""
+    """What the op's definition reads (arrays and `Repeated`), and the result in float64.
+
+    Attributes:
+        inputs: By name.
+        expected: The outputs in order.
+        output_dtype: Of all of them.
+        tolerance: Largest relative error that counts as right; None for `TOLERANCE`.
+    """
 
     inputs: Mapping[str, Any]
     expected: tuple[Expected, ...]
     output_dtype: np.dtype
+    tolerance: float | None = None
 
     @property
     def num_bytes(self) -> int:

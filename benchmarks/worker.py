@@ -12,7 +12,7 @@ import platform
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from benchmarks.problems import Repeated
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from benchmarks.harness import Candidate, Case, Expected, Family, Settings
+    from benchmarks.harness import Candidate, Case, Expected, Family, Problem, Settings
 
 _WARM_UPS = 3
 
@@ -161,26 +161,25 @@ class _Session:
         except Exception as error:
             row = {"name": self._family.name, "status": "failed", "error": None}
             return problem.num_bytes, [row | {"reason": _first_line(error)}]
-        rows = [self._prepare_one(case, problem.expected, candidate) for candidate in candidates]
+        rows = [self._prepare_one(case, problem, candidate) for candidate in candidates]
         return problem.num_bytes, rows
 
-    def _prepare_one(
-        self, case: Case, expected: Iterable[Expected], candidate: Candidate
-    ) -> dict[str, Any]:
+    def _prepare_one(self, case: Case, problem: Problem, candidate: Candidate) -> dict[str, Any]:
         from benchmarks.harness import TOLERANCE
 
+        tolerance = problem.tolerance or TOLERANCE[case.dtype]
         row: dict[str, Any] = {"name": candidate.name, "status": "timed", "error": None}
         try:
             outputs, calls = self._runtime.prepare(candidate)
             error = max(
                 self._error(output, reference)
-                for output, reference in zip(outputs, expected, strict=True)
+                for output, reference in zip(outputs, problem.expected, strict=True)
             )
         except Exception as failure:
             return row | {"status": "failed", "reason": _first_line(failure)}
         # NaN must not pass, hence not the comparison the other way round.
-        if not error <= TOLERANCE[case.dtype]:
-            reason = f"relative error {error:.1e} exceeds {TOLERANCE[case.dtype]:.0e}"
+        if not error <= tolerance:
+            reason = f"relative error {error:.1e} exceeds {tolerance:.0e}"
             return row | {"status": "wrong", "error": float(error), "reason": reason}
         for method, call in calls.items():
             self._calls[case.name, candidate.name, method] = call

@@ -176,13 +176,14 @@ def power_law(
 ) -> PlainGraph:
     """Expected degrees fall as rank to the power of ``-exponent``; ids are shuffled.
 
-    The other end of each edge is uniform. An edge may come twice.
+    The other end of each edge is uniform, but not the same. An edge may come twice.
     """
     rng = np.random.default_rng(seed)
     popularity = rng.permutation(np.arange(1, num_nodes + 1) ** -exponent)
     degrees = rng.multinomial(num_edges, popularity / popularity.sum())
     ends = np.repeat(np.arange(num_nodes), degrees), rng.integers(num_nodes, size=num_edges)
     rows, cols = ends[::-1] if in_columns else ends
+    cols = (cols + (cols == rows)) % num_nodes
     keys = np.sort(rows * num_nodes + cols)
     return _sorted_graph(num_nodes, keys // num_nodes, keys % num_nodes)
 
