@@ -7,8 +7,6 @@ of :mod:`jax_gnn.segments`; unsorted ids are sorted first, and elements read in 
 from __future__ import annotations
 
 import functools
-import math
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -19,13 +17,8 @@ import numpy as np
 from jax import Array
 from jax.lax import GatherScatterMode
 
-from jax_gnn import _ffi, segments
-from jax_gnn.segments import View, Views, accumulator_dtype, in_range
-
-# What kernels reduce; jax.ops serves the other dtypes.
-_FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
-_DTYPES = (*_FLOATS, jnp.int32, jnp.int64)
-
+from jax_gnn import _ffi, _index, segments
+from jax_gnn.segments import DTYPES, FLOATS, View, Views, accumulator_dtype, as_ids, flat, in_range
 
 # --- The signature of all reductions -------------------------------------------------------------
 
@@ -214,7 +207,7 @@ def segment_softmax(problem: _Problem) -> Array:
         its sum in the segment; 0 where an id is out of range.
     """
     problem = _real(problem)
-    groups, x = problem.groups, _flat(problem.data)
+    groups, x = problem.groups, flat(problem.data)
     if groups.is_sorted:
         y = segments.segment_softmax(x, groups.views, implementation=groups.implementation)
     else:
@@ -305,8 +298,8 @@ class SegmentIndex:
         """
         if isinstance(ids, jax.core.Tracer):
             raise TypeError("ids must be concrete: build the SegmentIndex outside of jax.jit")
-        num_segments = _check_size(num_segments)
-        ids = np.asarray(_check_ids("ids", ids))
+        num_segments = _index.check_size("num_segments", num_segments)
+        ids = np.asarray(as_ids("ids", ids))
         backward = View(None, jnp.asarray(ids), None, ids.shape[0])
         if (ids[1:] >= ids[:-1]).all():
             return cls(Views(View(backward.cols, None, None, num_segments), backward))
@@ -354,13 +347,13 @@ class SegmentIndex:
         name: str, x: Any, views: Views, implementation: _ffi.Implementation | None
     ) -> Array:
         x = jnp.asarray(x)
-        if x.dtype not in _DTYPES:
-            names = ", ".join(jnp.dtype(dtype).name for dtype in _DTYPES)
+        if x.dtype not in DTYPES:
+            names = ", ".join(jnp.dtype(dtype).name for dtype in DTYPES)
             raise TypeError(f"{name} must be one of {names}, got {x.dtype}")
         size = views.backward.num_rows
         if x.ndim == 0 or x.shape[0] != size:
             raise ValueError(f"{name} must be ({size}, *features), got shape {x.shape}")
-        result = segments.total(_flat(x), views, implementation)
+        result = segments.total(flat(x), views, implementation)
         return result.reshape(views.forward.num_rows, *x.shape[1:])
 
 
@@ -406,7 +399,7 @@ class _Problem:
     def reduce(self, reduce: str) -> Array:
         groups = self.groups
         if reduce in ("sum", "prod", "max", "min") and (
-            self.data.dtype not in _DTYPES or self.bucket_size is not None
+            self.data.dtype not in DTYPES or self.bucket_size is not None
         ):
             return getattr(jax.ops, f"segment_{reduce}")(
                 self.data,
@@ -417,7 +410,7 @@ class _Problem:
                 self.bucket_size,
             )
         result = segments.segment_reduce(
-            *(_flat(self.data), None, groups.views),
+            *(flat(self.data), None, groups.views),
             reduce=reduce,
             heads=1,
             implementation=groups.implementation,
@@ -426,7 +419,7 @@ class _Problem:
 
     def gather(self, x: Array) -> Array:
         """What the segment of each element has."""
-        result = segments.gather(_flat(x), self.groups.views, self.groups.implementation)
+        result = segments.gather(flat(x), self.groups.views, self.groups.implementation)
         return result.reshape(self.data.shape)
 
     def spread(self, x: Array) -> Array:
@@ -434,15 +427,11 @@ class _Problem:
         return x.reshape(-1, *[1] * (self.data.ndim - 1))
 
 
-def _flat(x: Array) -> Array:
-    return x.reshape(x.shape[0], math.prod(x.shape[1:]))
-
-
 def _real(problem: _Problem) -> _Problem:
     dtype = problem.data.dtype
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(f"data must be real numbers, got {dtype}")
-    return problem if dtype in _FLOATS else problem.with_data(problem.data.astype(jnp.float32))
+    return problem if dtype in FLOATS else problem.with_data(problem.data.astype(jnp.float32))
 
 
 def _check_data(data: Any) -> Array:
@@ -464,46 +453,20 @@ def _check_segments(
     if (segment_ids is None) == (indptr is None):
         raise TypeError("exactly one of segment_ids and indptr must be given")
     if indptr is not None:
-        indptr = _check_ids("indptr", indptr)
+        indptr = as_ids("indptr", indptr)
         if indptr.shape[0] == 0:
             raise ValueError("indptr must have at least one element")
         size = indptr.shape[0] - 1
-        if num_segments is not None and _check_size(num_segments) != size:
+        if num_segments is not None and _index.check_size("num_segments", num_segments) != size:
             raise ValueError(f"num_segments must be {size} as indptr says, got {num_segments}")
-        return segments.row_ids(indptr, shape[0]), size, True
-    ids = _check_ids("segment_ids", segment_ids)
+        return _index.row_ids(indptr, shape[0]), size, True
+    ids = as_ids("segment_ids", segment_ids)
     if ids.shape[0] != shape[0]:
         raise ValueError(
             f"segment_ids must be (num_elements={shape[0]},) as data has shape {shape}, "
             f"got shape {ids.shape}"
         )
-    if num_segments is None:
-        if isinstance(ids, jax.core.Tracer):
-            raise TypeError(
-                "num_segments must be given inside jax.jit, where it cannot be read off segment_ids"
-            )
-        num_segments = int(np.max(ids, initial=-1)) + 1
-    size = _check_size(num_segments)
+    size = _index.check_size("num_segments", num_segments, ids)
     if mode is not None and GatherScatterMode.from_any(mode) == GatherScatterMode.CLIP:
         ids = jnp.clip(ids, 0, max(size - 1, 0))
     return ids, size, is_sorted
-
-
-def _check_ids(name: str, ids: Any) -> Array:
-    ids = jnp.asarray(ids)
-    if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise TypeError(f"{name} must be an array of integers, got {ids.dtype}")
-    if ids.ndim != 1:
-        raise ValueError(f"{name} must be one-dimensional, got shape {ids.shape}")
-    return ids.astype(jnp.int64 if ids.dtype.itemsize == 8 else jnp.int32)
-
-
-def _check_size(num_segments: Any) -> int:
-    try:
-        size = operator.index(num_segments)
-    except TypeError as error:
-        kind = type(num_segments).__name__
-        raise TypeError(f"num_segments must be an integer, got {kind}") from error
-    if size < 0:
-        raise ValueError(f"num_segments must not be negative, got {size}")
-    return size

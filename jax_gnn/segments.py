@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn import _ffi, schedules
+from jax_gnn import _ffi, _index, schedules
 
 # --- Indices -------------------------------------------------------------------------------------
 
@@ -48,12 +48,14 @@ class View:
         cols: ``(entries,)``, which row of the input an entry reads; None: entry e reads row e.
         order: ``(entries,)``, which weight an entry has; None: entry e has weight e.
         num_rows: number of rows.
+        max_degree: entries of the longest row, where known: a hint to the choice of schedules.
     """
 
     rows: Array | None
     cols: Array | None
     order: Array | None
     num_rows: int = field(metadata={"static": True})
+    max_degree: int | None = field(default=None, metadata={"static": True})
 
     @property
     def count(self) -> int:
@@ -91,12 +93,10 @@ def in_range(ids: Array, size: int) -> Array:
     return (ids >= 0) & (ids < size)
 
 
-def row_ids(indptr: Array, num_entries: int) -> Array:
-    """The row of each entry of a CSR matrix: ``(num_entries,)``, -1 outside all rows."""
-    # Counts the row starts up to each entry: several times as fast as a search in indptr.
-    starts = jnp.zeros(num_entries, indptr.dtype).at[indptr].add(1, mode="drop")
-    rows = jnp.cumsum(starts, dtype=indptr.dtype) - 1
-    return jnp.where(rows < indptr.shape[0] - 1, rows, -1)
+def as_ids(name: str, ids: Any) -> Array:
+    """Checks an argument that is a vector of ids, and makes it int32 or int64."""
+    ids = _index.check_ids(name, ids, traced=True)
+    return ids.astype(jnp.int64 if ids.dtype.itemsize == 8 else jnp.int32)
 
 
 def take(x: Array, ids: Array | None) -> Array:
@@ -125,11 +125,21 @@ def segment_views(
     return Views(View(rows, order, None, num_segments), backward)
 
 
+def flat(x: Array) -> Array:
+    """``(rows, *features)`` as a matrix."""
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))
+
+
 def accumulator_dtype(dtype: Any) -> Any:
     """What kernels add in: float32 for half types, else the dtype itself."""
     if jnp.issubdtype(dtype, jnp.floating):
         return jnp.promote_types(dtype, jnp.float32)
     return dtype
+
+
+# Dtypes that kernels take, as weighted features or without weights.
+FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
+DTYPES = (*FLOATS, jnp.int32, jnp.int64)
 
 
 # --- Plain XLA -----------------------------------------------------------------------------------
@@ -292,6 +302,7 @@ def _scheduled(op: str, view: View, x: _ffi.Operand, states: int = 1) -> tuple[A
         width=width,
         itemsize=np.dtype(x.dtype).itemsize,
         gather=view.cols is not None,
+        max_degree=view.max_degree,
     )
     attributes = {
         "parallel": np.bool_(schedule.parallel),
@@ -676,19 +687,20 @@ def _join(view: View, num_cols: int) -> View:
     def joined(ids: Array, valid: Array, block: int) -> Array:
         return jnp.where(valid, shifted(ids, block), -1).ravel()
 
-    rows, cols, order, num_rows = view.rows, view.cols, view.order, size * view.num_rows
+    rows, cols, order = view.rows, view.cols, view.order
     if order is not None:
         order = joined(order, in_range(order, count), count)
     if rows is None:
         assert cols is not None
-        return View(None, joined(cols, in_range(cols, num_cols), num_cols), order, num_rows)
+        cols = joined(cols, in_range(cols, num_cols), num_cols)
+        return replace(view, cols=cols, order=order, num_rows=size * view.num_rows)
     # Rows stay sorted: padding gets the row before it, and is marked in the columns.
     valid = in_range(rows, view.num_rows)
     rows = shifted(jax.lax.cummax(jnp.where(valid, rows, 0), axis=1), view.num_rows).ravel()
     if cols is None:
         cols = jnp.broadcast_to(jnp.arange(count, dtype=rows.dtype), valid.shape)
     cols = joined(cols, valid & in_range(cols, num_cols), num_cols)
-    return View(rows, cols, order, num_rows)
+    return replace(view, rows=rows, cols=cols, order=order, num_rows=size * view.num_rows)
 
 
 def _softmax_batch(
