@@ -17,6 +17,7 @@ import numpy as np
 import scipy.sparse
 
 from benchmarks.harness import Candidate, Case, Family, Op, Problem
+from benchmarks.peers import jax_gnn_graph, torch_csr
 from benchmarks.problems import Expected, features, once
 from benchmarks.report import OURS
 from benchmarks.workloads import PlainGraph, Workload, plain_graphs
@@ -162,6 +163,53 @@ _REFERENCES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+# This library.
+
+_PLACES = {
+    "kernel": ("kernel",),
+    "kernel_1": ("kernel",),
+    "bias": ("bias",),
+    "bias_1": ("bias",),
+    "kernel_2": ("output", "kernel"),
+    "bias_2": ("output", "bias"),
+    "neighbors": ("kernel",),
+    "self": ("root", "kernel"),
+}
+"""Where ``flax_layers`` has a layer's parameters."""
+
+
+def jax_gnn_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iterator[Candidate]:
+    """The models of ``flax_layers``, with the library's kernels and with its plain XLA."""
+    from flax import nnx
+
+    import flax_layers
+    import jax_gnn
+
+    warnings.filterwarnings("error", message=".*Using plain XLA instead")
+    model = case.mode.split(" ")[0]
+    edges = jax_gnn_graph(graph)
+    network = getattr(flax_layers, model.upper())(
+        case.width, case.width, case.width, dropout_rate=0.0, rngs=nnx.Rngs(0)
+    )
+    definition, state = nnx.split(network)
+    scale = (_node_scale(graph, model)[:, 0],) if model == "gcn" else ()
+    for name, implementation in ((OURS, None), (f"{OURS}, xla", "xla")):
+
+        def logits(
+            tree: Layers, x: Any, edges: Any, *scale: Any, implementation: Any = implementation
+        ) -> Any:
+            values = dict(nnx.to_flat_state(state))
+            for index, layer in enumerate(tree, start=1):
+                for parameter, array in layer.items():
+                    path = f"conv{index}", *_PLACES[parameter]
+                    values[path] = values[path].replace(array)
+            network = nnx.merge(definition, nnx.from_flat_state(values))
+            with jax_gnn.implementation(implementation):
+                return network(edges, x, *(None, *scale) if scale else ())
+
+        yield _jax_candidate(name, logits, case, problem, edges, *scale)
+
+
 # JAX.
 
 
@@ -305,8 +353,6 @@ def _edge_index(graph: PlainGraph) -> Any:
 
 @once
 def _sparse_matrix(graph: PlainGraph) -> Any:
-    from benchmarks.peers import torch_csr
-
     ones = np.ones(graph.num_edges)
     return torch_csr(
         graph.indptr.astype(np.int64),
@@ -359,6 +405,7 @@ OP = Op(
     widths={"cpu": (32, 64), "gpu": (32, 64)},
     problem=problem,
     families=(
+        Family(OURS, "jax", ("jax_gnn", "flax"), jax_gnn_candidates),
         Family("plain jax", "jax", ("jax",), plain_jax_candidates),
         Family("pyg", "torch", ("torch", "torch_geometric"), pyg_candidates),
     ),

@@ -19,6 +19,7 @@ from benchmarks.peers import (
     edge_weights,
     int64,
     jax_candidate,
+    jax_gnn_graph,
     torch_candidate,
     torch_csr,
 )
@@ -79,18 +80,11 @@ def jax_gnn_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Itera
     def by_ids(x: Any, weight: Any, cols: Any, rows: Any) -> Any:
         return jax_gnn.index_segment_reduce(x, cols, rows, graph.num_nodes, weight)
 
-    operands = (_jax_gnn_graph(graph),)
+    operands = (jax_gnn_graph(graph),)
     yield jax_candidate(OURS, spmm, problem, operands, INPUTS)
     yield jax_candidate(f"{OURS}, bare ids", by_ids, problem, (graph.cols, graph.rows), INPUTS)
     xla = partial(spmm, implementation="xla")
     yield jax_candidate(f"{OURS}, xla", xla, problem, operands, INPUTS)
-
-
-@once
-def _jax_gnn_graph(graph: PlainGraph) -> Any:
-    import jax_gnn
-
-    return jax_gnn.Graph.from_edges(graph.cols, graph.rows, num_nodes=graph.num_nodes)
 
 
 # Plain JAX.

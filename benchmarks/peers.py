@@ -48,6 +48,14 @@ def jax_candidate(
     return Candidate(name, forward_backward, (cotangent, *arguments, *operands))
 
 
+@once
+def jax_gnn_graph(graph: PlainGraph) -> Any:
+    """The same graph as this library's container."""
+    import jax_gnn
+
+    return jax_gnn.Graph.from_edges(graph.cols, graph.rows, num_nodes=graph.num_nodes)
+
+
 class Order(NamedTuple):
     """Incidence pairs or edges in one order: rows to gather and segments to add them to."""
 

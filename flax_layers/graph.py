@@ -178,9 +178,7 @@ class GINConv(Convolution):
         self.eps = eps
         self.learn_eps = learn_eps
 
-    def __call__(
-        self, graph: Graph, x: ArrayLike, edge_weight: ArrayLike | None = None
-    ) -> Array:
+    def __call__(self, graph: Graph, x: ArrayLike, edge_weight: ArrayLike | None = None) -> Array:
         """Applies the convolution.
 
         Args:
@@ -263,9 +261,7 @@ class SAGEConv(Convolution):
         self.project = project
         self.normalize = normalize
 
-    def __call__(
-        self, graph: Graph, x: ArrayLike, edge_weight: ArrayLike | None = None
-    ) -> Array:
+    def __call__(self, graph: Graph, x: ArrayLike, edge_weight: ArrayLike | None = None) -> Array:
         """Applies the convolution.
 
         Args:

@@ -39,21 +39,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     calls.add_argument(
         "--ops",
         type=_names(segment.OPS),
-        default=segment.OPS,
+        default=",".join(segment.OPS),
         metavar="OP,...",
         help="of sum (all segment reductions), spmm, softmax",
     )
     calls.add_argument(
         "--widths",
         type=_counts,
-        default=(32, 64, 128),
+        default="32,64,128",
         metavar="N,...",
         help="numbers of features of a row",
     )
     calls.add_argument(
         "--dtypes",
         type=_names(DTYPES),
-        default=("float32",),
+        default="float32",
         metavar="NAME,...",
         help=f"of {', '.join(DTYPES)}",
     )

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_gnn import schedules, segment_softmax, segment_sum
+from jax_gnn import schedules, segments
 from jax_gnn.schedules import Schedule
-from jax_gnn.segment_reduce import index_segment_reduce
+from jax_gnn.segments import View, Views
 
 Op = Literal["sum", "spmm", "softmax"]
 OPS: tuple[Op, ...] = get_args(Op)
@@ -116,10 +116,9 @@ class Call(NamedTuple):
         most = max(1, -(-len(self.edges.rows) // teams))
         return schedule._replace(blocks=min(schedule.blocks, most))
 
-    def compiled(self, schedule: Schedule) -> Callable[..., Any]:
-        """A function of the operands that runs under the schedule."""
-        with schedules.use(schedule):
-            return jax.jit(self._function).lower(*jax.eval_shape(self.operands)).compile()
+    def traced(self) -> Any:
+        """The call as a ``jax.stages.Traced`` function of its operands."""
+        return jax.jit(self._function).trace(*jax.eval_shape(self.operands))
 
     def operands(self) -> tuple[jax.Array, ...]:
         """Features and ids. Not zeros, on which a GPU is faster than on real data."""
@@ -133,13 +132,18 @@ class Call(NamedTuple):
         weight = _numbers(rows.shape, jnp.promote_types(dtype, jnp.float32))
         return x, rows, cols, weight
 
-    def _function(self, x: jax.Array, rows: jax.Array, *gathered: jax.Array) -> jax.Array:
-        num_rows = self.edges.num_rows
-        if self.op == "spmm":
-            cols, weight = gathered
-            return index_segment_reduce(x, cols, rows, num_rows, weight)
-        reduce = segment_softmax if self.op == "softmax" else segment_sum
-        return reduce(x, rows, num_rows, indices_are_sorted=True)
+    def _function(
+        self,
+        x: jax.Array,
+        rows: jax.Array,
+        cols: jax.Array | None = None,
+        weight: jax.Array | None = None,
+    ) -> jax.Array:
+        forward = View(rows, cols, None, self.edges.num_rows)
+        views = Views(forward, forward)  # nothing asks for the backward view
+        if self.op == "softmax":
+            return segments.segment_softmax(x, views)
+        return segments.segment_reduce(x, weight, views, reduce="sum", heads=1)
 
 
 @jax.jit(static_argnums=(0, 1))
@@ -149,7 +153,7 @@ def _numbers(shape: tuple[int, ...], dtype: Any) -> jax.Array:
         jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(factor)
         for axis, factor in zip(range(len(shape)), (2_654_435_761, 2_246_822_519), strict=False)
     )
-    return (hashed.astype(jnp.int32).astype(jnp.float32) / 2**31).astype(dtype)
+    return (hashed.astype(jnp.int32).astype(jnp.float32) / 2.0**31).astype(dtype)
 
 
 def measure(
@@ -163,13 +167,20 @@ def measure(
     Everything is compiled first, in threads, and then timed in turn. The operands of all calls are
     on the device at once.
     """
-    jobs = {
-        (index, call.effective(schedule)): call
+    jobs = dict.fromkeys(
+        (index, call.effective(schedule))
         for index, call in enumerate(calls)
         for schedule in schedules_of(call)
-    }
+    )
+    traced = [call.traced() for call in calls]
+
+    def compiled(job: tuple[int, Schedule]) -> Callable[..., Any]:
+        index, schedule = job
+        with schedules.use(schedule):
+            return traced[index].lower().compile()
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        functions = pool.map(lambda job: jobs[job].compiled(job[1]), jobs)
+        functions = pool.map(compiled, jobs)
         operands = [call.operands() for call in calls]
         timed = {
             job: partial(function, *operands[job[0]])
