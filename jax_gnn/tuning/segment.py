@@ -129,7 +129,7 @@ class Call(NamedTuple):
         rows, cols = edges.on_device
         if not gathers:
             return x, rows
-        weight = _numbers(rows.shape, jnp.promote_types(dtype, jnp.float32))
+        weight = _numbers((*rows.shape, 1), jnp.promote_types(dtype, jnp.float32))
         return x, rows, cols, weight
 
     def _function(
