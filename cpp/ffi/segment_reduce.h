@@ -82,15 +82,12 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
     return invalid("the schedule or the workspace is wrong");
   }
   return dispatch_number<Backend>(dtype, [&](auto t, auto acc) {
-    return dispatch_index(view.dtype(), [&](auto index) {
-      using T = typename decltype(t)::type;
-      using Acc = typename decltype(acc)::type;
-      using Index = typename decltype(index)::type;
-      return Backend::segment_reduce(
-          context, attributes, workspace->dimensions()[0], view.template segments<Index>(), reduce,
-          data<const T>(in), data_if<Acc>(attributes.weighted, weight), Features{width, heads},
-          data<T>(*out), workspace->untyped_data());
-    });
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    return Backend::segment_reduce(
+        context, attributes, workspace->dimensions()[0], view.segments(), reduce, data<const T>(in),
+        data_if<Acc>(attributes.weighted, weight), Features{width, heads}, data<T>(*out),
+        workspace->untyped_data());
   });
 }
 
@@ -130,20 +127,17 @@ ffi::Error segment_select(typename Backend::Context context, ffi::AnyBuffer row_
     return invalid("the schedule or the workspace is wrong");
   }
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
-    return dispatch_index(view.dtype(), [&](auto index) {
-      using T = typename decltype(t)::type;
-      using Acc = typename decltype(acc)::type;
-      using Index = typename decltype(index)::type;
-      const Select<T, Acc> select = {data<const T>(row_key),
-                                     data<const T>(col_key),
-                                     data_if<T>(attributes.has_value, value),
-                                     data_if<Acc>(attributes.weighted, weight),
-                                     data_if<Acc>(attributes.factored, factor),
-                                     attributes.weight_on_row};
-      return Backend::segment_select(
-          context, attributes, workspace->dimensions()[0], view.template segments<Index>(), select,
-          Features{width, heads}, data<T>(*out), workspace->untyped_data());
-    });
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    const Select<T, Acc> select = {data<const T>(row_key),
+                                   data<const T>(col_key),
+                                   data_if<T>(attributes.has_value, value),
+                                   data_if<Acc>(attributes.weighted, weight),
+                                   data_if<Acc>(attributes.factored, factor),
+                                   attributes.weight_on_row};
+    return Backend::segment_select(context, attributes, workspace->dimensions()[0], view.segments(),
+                                   select, Features{width, heads}, data<T>(*out),
+                                   workspace->untyped_data());
   });
 }
 
