@@ -35,6 +35,10 @@ from jax_gnn import _ffi, _index, schedules
 # --- Indices -------------------------------------------------------------------------------------
 
 
+# Metadata of fields of pytrees that are not arrays.
+STATIC = {"static": True}
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class View:
@@ -54,8 +58,8 @@ class View:
     rows: Array | None
     cols: Array | None
     order: Array | None
-    num_rows: int = field(metadata={"static": True})
-    max_degree: int | None = field(default=None, metadata={"static": True})
+    num_rows: int = field(metadata=STATIC)
+    max_degree: int | None = field(default=None, metadata=STATIC)
 
     @property
     def count(self) -> int:
