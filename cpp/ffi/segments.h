@@ -58,12 +58,24 @@ struct View {
 
 inline bool divides(int64_t heads, int64_t width) { return heads >= 1 && width % heads == 0; }
 
-// As bytes: (blocks, workspace_bytes(...)).
-inline bool is_workspace(ffi::AnyBuffer& workspace, int64_t width, ffi::DataType acc_dtype,
-                         int states) {
-  const auto dims = workspace.dimensions();
-  return workspace.element_type() == ffi::U8 && dims.size() == 2 && dims[0] >= 1 &&
-         dims[1] == workspace_bytes(width, ffi::ByteWidth(acc_dtype), states);
+// What blocks of entries leave for others, as bytes: (blocks, workspace_bytes(...)).
+struct Workspace {
+  void* bytes;
+  int64_t blocks;
+};
+
+inline ffi::Error check_workspace(const ffi::AnyBuffer& buffer, int64_t width,
+                                  ffi::DataType acc_dtype, int states) {
+  const int64_t bytes = workspace_bytes(width, ffi::ByteWidth(acc_dtype), states);
+  const auto dims = buffer.dimensions();
+  if (buffer.element_type() == ffi::U8 && dims.size() == 2 && dims[0] >= 1 && dims[1] == bytes) {
+    return ffi::Error::Success();
+  }
+  return invalid("the workspace must be bytes of shape (blocks, " + std::to_string(bytes) + ")");
+}
+
+inline Workspace make_workspace(ffi::AnyBuffer& buffer) {
+  return {buffer.untyped_data(), buffer.dimensions()[0]};
 }
 
 inline bool is_schedule(int64_t lanes, int64_t threads) {
