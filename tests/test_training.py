@@ -237,9 +237,8 @@ def test_weight_decay_shrinks_parameters():
 @pytest.mark.parametrize("layers", ["all", "first"])
 def test_weight_decay_of_the_first_convolution(layers):
     def norms(weight_decay: float) -> list[float]:
-        config = GCNConfig(
-            **SMALL | {"splits": 1}, weight_decay=weight_decay, weight_decay_layers=layers
-        )
+        decay = {"weight_decay": weight_decay, "weight_decay_layers": layers}
+        config = GCNConfig(**SMALL | {"splits": 1}, **decay, learning_rate=0.1)
         model = train(make_graph_dataset(), config).model
         return [float(jnp.sum(conv.kernel[...] ** 2)) for conv in model.convolutions]
 
