@@ -183,7 +183,6 @@ def jax_gnn_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Itera
     from flax import nnx
 
     import flax_layers
-    import jax_gnn
 
     warnings.filterwarnings("error", message=".*Using plain XLA instead")
     model = case.mode.split(" ")[0]
