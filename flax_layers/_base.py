@@ -32,7 +32,7 @@ class LinearOptions(TypedDict, total=False):
     use_bias: bool
     dtype: DTypeLike | None
     param_dtype: DTypeLike
-    precision: jax.lax.PrecisionLike
+    precision: Any
     kernel_init: nnx.Initializer
     bias_init: nnx.Initializer
 
@@ -88,13 +88,6 @@ class Convolution(nnx.Module):
         self.dtype = dtype
         self.param_dtype = param_dtype
         self.precision = precision
-        self.kernel_init = kernel_init
-        self.bias_init = bias_init
-
-    def _linear(self, in_features: int, out_features: int, rngs: nnx.Rngs, **options: Any) -> Any:
-        """A further linear map, with the options of this layer."""
-        own = {name: getattr(self, name) for name in LinearOptions.__annotations__}
-        return nnx.Linear(in_features, out_features, rngs=rngs, **own | options)
 
     def _operands(self, x: ArrayLike, num_nodes: int) -> tuple[Array, Array, Array | None]:
         """Checks x; returns it with kernel and bias in the dtype of the computation."""
@@ -181,6 +174,7 @@ class Stack(nnx.Module):
         *arguments: Any,
         deterministic: bool | None = None,
         rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
+        **named: Any,
     ) -> Array:
         """Computes one row of outputs (logits) per node.
 
@@ -191,6 +185,7 @@ class Stack(nnx.Module):
             deterministic: Switches dropout off (True) or on (False); None leaves it to `train()`
                 and `eval()`.
             rngs: Randomness of the dropout; None uses the stream given at construction.
+            **named: Further arguments of the convolutions' calls, by name.
 
         Returns:
             ``(num_nodes, *batch, out_features)``.
@@ -202,10 +197,10 @@ class Stack(nnx.Module):
             rngs = nnx.Rngs(dropout=rngs)  # another key for each layer
         y = self.input_dropout(jnp.asarray(x), deterministic=deterministic, rngs=rngs)
         first, *others = self.convolutions
-        y = first(graph, y, *arguments)
+        y = first(graph, y, *arguments, **named)
         for convolution in others:
             y = self.dropout(jax.nn.relu(y), deterministic=deterministic, rngs=rngs)
-            y = convolution(graph, y, *arguments)
+            y = convolution(graph, y, *arguments, **named)
         return y
 
 

@@ -170,7 +170,7 @@ class GINConv(Convolution):
         width = out_features if hidden_features is None else hidden_features
         check_positive(hidden_features=width)
         super().__init__(in_features, out_features, width=width, rngs=rngs, **options)
-        self.output = self._linear(width, out_features, rngs)
+        self.output = nnx.Linear(width, out_features, rngs=rngs, **options)
         self.learned_eps: nnx.Param[Array] | None = nnx.data(None)
         if learn_eps:
             self.learned_eps = nnx.Param(jnp.array(eps, self.param_dtype))
@@ -252,10 +252,11 @@ class SAGEConv(Convolution):
         super().__init__(in_features, out_features, rngs=rngs, **options)
         self.root: nnx.Linear | None = nnx.data(None)
         if root_weight:
-            self.root = self._linear(in_features, out_features, rngs, use_bias=False)
+            without_bias: Any = {**options, "use_bias": False}
+            self.root = nnx.Linear(in_features, out_features, rngs=rngs, **without_bias)
         self.projection: nnx.Linear | None = nnx.data(None)
         if project:
-            self.projection = self._linear(in_features, in_features, rngs)
+            self.projection = nnx.Linear(in_features, in_features, rngs=rngs, **options)
         self.aggregation: Aggregation = aggregation
         self.root_weight = root_weight
         self.project = project
@@ -310,7 +311,7 @@ class GCN(Stack):
 
     convolution = GCNConv
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # names arguments that Stack leaves open
         self,
         graph: Graph,
         x: ArrayLike,
@@ -333,9 +334,9 @@ class GCN(Stack):
         Raises:
             ValueError: A shape does not fit a layer or the graph.
         """
-        if self.conv1.normalize and node_scale is None:
-            loops = self.conv1.add_self_loops
-            node_scale = gcn_norm(graph, edge_weight, add_self_loops=loops)
+        first = self.convolutions[0]
+        if first.normalize and node_scale is None:
+            node_scale = gcn_norm(graph, edge_weight, add_self_loops=first.add_self_loops)
         return super().__call__(graph, x, edge_weight, node_scale, **dropout)
 
 

@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
 
 namespace jax_gnn::cuda {
 
@@ -26,7 +28,15 @@ __device__ __forceinline__ void wait_for_previous_launch() {
 #endif
 }
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+__host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return a / b + (a % b != 0);
+}
+
+// Where part `index` of `parts` even parts of [0, count) begins.
+__host__ __device__ inline int64_t split(int64_t count, int64_t index, int64_t parts) {
+  const int64_t even = count / parts, rest = count % parts;
+  return even * index + (index < rest ? index : rest);
+}
 
 inline bool aligned(const void* pointer, size_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
@@ -36,6 +46,19 @@ inline bool aligned(const void* pointer, size_t bytes) {
 template <int kVec, typename T>
 bool readable(const T* features, int64_t width) {
   return width % kVec == 0 && aligned(features, kVec * sizeof(T));
+}
+
+// Ids are compared in their own width, as unsigned numbers: negative ones are then too large.
+template <typename Index>
+std::make_unsigned_t<Index> id_bound(int64_t size) {
+  constexpr Index kMax = std::numeric_limits<Index>::max();
+  return static_cast<std::make_unsigned_t<Index>>(size > kMax ? int64_t{kMax} : size) +
+         (size > kMax);
+}
+
+template <typename Index>
+__device__ __forceinline__ bool is_id(Index id, std::make_unsigned_t<Index> bound) {
+  return static_cast<std::make_unsigned_t<Index>>(id) < bound;
 }
 
 // Programmatic dependent launches came with Hopper.

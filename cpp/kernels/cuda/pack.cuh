@@ -93,6 +93,24 @@ __device__ __forceinline__ void add_word(Acc (&sum)[kVec], Word<T, kVec> word, A
   for (int i = 0; i < kVec; ++i) sum[i] += factor * widen(features[i]);
 }
 
+// sum += <a, b>
+template <typename T, int kVec, typename Acc>
+__device__ __forceinline__ void add_dot(Acc& sum, Word<T, kVec> a, Word<T, kVec> b) {
+  T left[kVec], right[kVec];
+  memcpy(left, &a, sizeof(a));
+  memcpy(right, &b, sizeof(b));
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) sum += widen(left[i]) * widen(right[i]);
+}
+
+// Whether weight * p == q where features are stored: the product is rounded as a result is.
+template <typename T, typename Acc>
+__device__ __forceinline__ bool matches(Acc weight, T p, T q) {
+  T product;
+  narrow(weight * widen(p), product);
+  return widen(product) == widen(q);
+}
+
 // The largest access that a store of kVec features may use.
 template <typename T, int kVec>
 constexpr size_t store_alignment = kVec * sizeof(T) < 16 ? kVec * sizeof(T) : 16;

@@ -8,8 +8,6 @@
 // the same order. Runs that cross from block to block leave records in the workspace, which a
 // second launch combines. The cut depends on shapes only: the same bits on every run.
 
-#include "segment_reduce.h"
-
 #include <algorithm>
 #include <cstring>
 #include <initializer_list>
@@ -18,16 +16,17 @@
 
 #include "launch.cuh"
 #include "pack.cuh"
+#include "segment_reduce.h"
 
 namespace jax_gnn::cuda {
 namespace {
 
 using Index = int32_t;
-constexpr int kMaxThreads = 256;   // of a block
+constexpr int kMaxThreads = 256;  // of a block
 constexpr int kMaxWarps = kMaxThreads / 32;
-constexpr int kFixThreads = 256;   // of a block of the second launch
-constexpr int kLongGap = 1024;     // empty rows at either end: left to the second launch's blocks
-constexpr int kFillEvery = 8;      // blocks of the second launch between two that look for gaps
+constexpr int kFixThreads = 256;  // of a block of the second launch
+constexpr int kLongGap = 1024;    // empty rows at either end: left to the second launch's blocks
+constexpr int kFillEvery = 8;     // blocks of the second launch between two that look for gaps
 
 // --- What is reduced -----------------------------------------------------------------------------
 
@@ -140,7 +139,8 @@ struct LogSumExpOp {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
       const Acc top = extremum<true>(before[i], run[i]);
-      run[kVec + i] = before[kVec + i] * shrink(before[i], top) + run[kVec + i] * shrink(run[i], top);
+      run[kVec + i] =
+          before[kVec + i] * shrink(before[i], top) + run[kVec + i] * shrink(run[i], top);
       run[i] = top;
     }
   }
@@ -174,33 +174,34 @@ struct Column {
   bool active;
 };
 
-// The ids of one step of a team.
-template <int kSize>
+// The ids of one step of a team, and its weights where they lie beside them.
+template <int kSize, typename Acc>
 struct Ids {
   int64_t first;  // entry of the team
   int stride;     // from one entry of the team to the next
   int count;      // of the team's entries, at most kSize
+  bool full;      // the whole warp has all its entries, and arrays can be read in long words
   Index row[kSize + 1], col[kSize], order[kSize];
+  Acc weight[kSize];
 };
 
-// Entry first + j * stride of an array for each j below `count`, -1 elsewhere; in long words where
-// the entries lie side by side and the words are aligned.
-template <int kSize>
-__device__ __forceinline__ void load_ids(const Index* from, const Ids<kSize>& ids, bool words,
-                                         Index* to) {
-  from += ids.first;
-  if (words) {
+// Entries [at, at + kSize) of an array in 16-byte words.
+template <int kSize, typename T>
+__device__ __forceinline__ void load_words(const T* at, T* to) {
+  constexpr int kWords = kSize * sizeof(T) / 16;
+  uint4 words[kWords];
 #pragma unroll
-    for (int j = 0; j < kSize; j += 4) {
-      uint4 word = {};
-      load_if(true, reinterpret_cast<const uint4*>(from + j), word);
-      memcpy(&to[j], &word, sizeof(word));
-    }
-  } else {
+  for (int i = 0; i < kWords; ++i) words[i] = __ldg(reinterpret_cast<const uint4*>(at) + i);
+  memcpy(to, words, sizeof(words));
+}
+
+// Entry first + j * stride of an array for each j below `count`, -1 elsewhere.
+template <int kSize, typename Acc>
+__device__ __forceinline__ void load_each(const Index* from, const Ids<kSize, Acc>& ids,
+                                          Index* to) {
 #pragma unroll
-    for (int j = 0; j < kSize; ++j)
-      to[j] = load_or(j < ids.count, from + j * ids.stride, Index(-1));
-  }
+  for (int j = 0; j < kSize; ++j)
+    to[j] = load_or(j < ids.count, from + ids.first + j * ids.stride, Index(-1));
 }
 
 // A message loads what a step's entries bring before any of it is used: loads stay in flight
@@ -210,9 +211,9 @@ struct Sizes {
 };
 
 template <typename T>
-__device__ __forceinline__ const T* row_at(const T* from, Index row, unsigned row_bytes) {
-  return reinterpret_cast<const T*>(reinterpret_cast<const char*>(from) +
-                                    static_cast<uint64_t>(static_cast<unsigned>(row)) * row_bytes);
+__device__ __forceinline__ T* row_at(T* from, Index row, unsigned row_bytes) {
+  return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(from) +
+                              static_cast<uint64_t>(static_cast<unsigned>(row)) * row_bytes);
 }
 
 template <int kVec, typename T, typename Acc>
@@ -228,19 +229,31 @@ template <typename T_, typename Acc_, int kVec_>
 struct RowMessage {
   using T = T_;
   using Acc = Acc_;
-  static constexpr int kVec = kVec_, kUnroll = 8, kMinBlocks = 2;
+  static constexpr int kVec = kVec_, kUnroll = 8, kMinBlocks = 3;
   static constexpr bool kGathers = false;
   const T* in;
   int64_t width;
+
+  // What can be read beside the ids.
+  __host__ __device__ const Acc* weights() const { return nullptr; }
 
   struct Loaded {
     Word<T, kVec> words[kUnroll];
     unsigned valid;  // bit j: entry j is there, and what it points at
   };
-  __device__ __forceinline__ void load(const Ids<kUnroll>& ids, const Sizes&, bool,
+  __device__ __forceinline__ void load(const Ids<kUnroll, Acc>& ids, const Sizes&, bool, bool whole,
                                        const Column& column, Loaded& loaded) const {
     const T* from = in + ids.first * width + column.first;
     const int64_t stride = ids.stride * width;
+    if (ids.full && whole) {
+      loaded.valid = (1u << kUnroll) - 1;
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j) {
+        loaded.words[j] = __ldcs(reinterpret_cast<const Word<T, kVec>*>(from));
+        from += stride;
+      }
+      return;
+    }
     const int count = column.active ? ids.count : 0;
     loaded.valid = (1u << ids.count) - 1;
 #pragma unroll
@@ -257,8 +270,9 @@ struct RowMessage {
 
 // Weights of a step's valid entries; 1 where there are none, 0 for padding.
 template <typename Acc, int kUnroll>
-__device__ __forceinline__ void load_weights(const Acc* weight, int heads, const Ids<kUnroll>& ids,
-                                             bool ordered, unsigned valid, const Column& column,
+__device__ __forceinline__ void load_weights(const Acc* weight, int heads,
+                                             const Ids<kUnroll, Acc>& ids, bool ordered,
+                                             unsigned valid, const Column& column,
                                              Acc (&weights)[kUnroll]) {
   const Acc* from = weight + column.head;
   if (!ordered) from += ids.first * heads;
@@ -282,23 +296,48 @@ struct GatherMessage {
   unsigned row_bytes;
   int heads;
 
+  // What can be read beside the ids.
+  __host__ __device__ const Acc* weights() const { return weight; }
+
   struct Loaded {
     Word<T, kVec> words[kUnroll];
     Acc weights[kUnroll];
     unsigned valid;
   };
-  __device__ __forceinline__ void load(const Ids<kUnroll>& ids, const Sizes& sizes, bool ordered,
-                                       const Column& column, Loaded& loaded) const {
+  // Called by the whole warp. `beside`: the weights are in ids.
+  __device__ __forceinline__ void load(const Ids<kUnroll, Acc>& ids, const Sizes& sizes,
+                                       bool ordered, bool beside, const Column& column,
+                                       Loaded& loaded) const {
     const T* from = in + column.first;
-    loaded.valid = 0;
+    bool all_valid = ids.full;
 #pragma unroll
-    for (int j = 0; j < kUnroll; ++j) {
-      bool valid = static_cast<unsigned>(ids.col[j]) < sizes.cols;
-      if (ordered) valid = valid && static_cast<unsigned>(ids.order[j]) < sizes.weights;
-      loaded.valid |= static_cast<unsigned>(valid) << j;
-      loaded.words[j] = {};
-      load_if(valid, reinterpret_cast<const Word<T, kVec>*>(row_at(from, ids.col[j], row_bytes)),
-              loaded.words[j]);
+    for (int j = 0; j < kUnroll; ++j) all_valid &= static_cast<unsigned>(ids.col[j]) < sizes.cols;
+    if (ordered)
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j)
+        all_valid &= static_cast<unsigned>(ids.order[j]) < sizes.weights;
+    if (__all_sync(kWholeWarp, all_valid)) {
+      loaded.valid = (1u << kUnroll) - 1;
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j)
+        loaded.words[j] =
+            __ldg(reinterpret_cast<const Word<T, kVec>*>(row_at(from, ids.col[j], row_bytes)));
+      if (beside) {
+#pragma unroll
+        for (int j = 0; j < kUnroll; ++j) loaded.weights[j] = ids.weight[j];
+        return;
+      }
+    } else {
+      loaded.valid = 0;
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j) {
+        bool valid = static_cast<unsigned>(ids.col[j]) < sizes.cols;
+        if (ordered) valid = valid && static_cast<unsigned>(ids.order[j]) < sizes.weights;
+        loaded.valid |= static_cast<unsigned>(valid) << j;
+        loaded.words[j] = {};
+        load_if(valid, reinterpret_cast<const Word<T, kVec>*>(row_at(from, ids.col[j], row_bytes)),
+                loaded.words[j]);
+      }
     }
     load_weights(weight, heads, ids, ordered, loaded.valid, column, loaded.weights);
   }
@@ -321,13 +360,17 @@ struct SelectMessage {
   unsigned row_bytes;
   int heads;
 
+  // What can be read beside the ids.
+  __host__ __device__ const Acc* weights() const { return nullptr; }
+
   struct Loaded {
     Word<T, kVec> row_keys[kUnroll], col_keys[kUnroll], values[kUnroll];
     Acc weights[kUnroll], factors[kUnroll];
     unsigned valid;
   };
-  __device__ __forceinline__ void load(const Ids<kUnroll>& ids, const Sizes& sizes, bool ordered,
-                                       const Column& column, Loaded& loaded) const {
+  __device__ __forceinline__ void load(const Ids<kUnroll, Acc>& ids, const Sizes& sizes,
+                                       bool ordered, bool, const Column& column,
+                                       Loaded& loaded) const {
     loaded.valid = 0;
 #pragma unroll
     for (int j = 0; j < kUnroll; ++j) {
@@ -365,20 +408,20 @@ struct SelectMessage {
 // --- Where the cut falls -------------------------------------------------------------------------
 
 struct Cut {
-  int lane_bits;      // log2 of the lanes of a team
-  bool aligned;       // ids can be read in long words
-  int64_t per_warp;   // entries of a warp, a multiple of a step's
+  int lane_bits;     // log2 of the lanes of a team
+  bool aligned;      // ids can be read in long words
+  int64_t per_warp;  // entries of a warp, a multiple of a step's
   int64_t width;
 };
 
 // What a block leaves behind for the second launch.
 struct Record {
-  Index head_row;               // of the run that was open where the block begins
-  int64_t first_filled;         // rows before it are left to be filled, 0 if there are none
-  int64_t last_filled;          // rows after it, num_rows if there are none
+  Index head_row;        // of the run that was open where the block begins
+  int64_t first_filled;  // rows before it are left to be filled, 0 if there are none
+  int64_t last_filled;   // rows after it, num_rows if there are none
   double head_count, tail_count;
-  int head_waits;               // that run ends in the block, its part is in the workspace
-  int ends;                     // a run ends in the block: what is open at its end began in it
+  int head_waits;  // that run ends in the block, its part is in the workspace
+  int ends;        // a run ends in the block: what is open at its end began in it
 };
 
 // The workspace: records, then the parts of the head runs, of the tail runs, one row a block.
@@ -426,8 +469,7 @@ __device__ __forceinline__ void write_parts(const Acc (&run)[Op::kParts], Acc* r
 #pragma unroll
   for (int k = 0; k < Op::kRows; ++k)
 #pragma unroll
-    for (int i = 0; i < Op::kVec; ++i)
-      row[k * width + column.first + i] = run[k * Op::kVec + i];
+    for (int i = 0; i < Op::kVec; ++i) row[k * width + column.first + i] = run[k * Op::kVec + i];
 }
 
 template <class Op, typename Acc>
@@ -438,8 +480,7 @@ __device__ __forceinline__ void read_parts(const Acc* row, double count, const C
 #pragma unroll
     for (int k = 0; k < Op::kRows; ++k)
 #pragma unroll
-      for (int i = 0; i < Op::kVec; ++i)
-        run[k * Op::kVec + i] = row[k * width + column.first + i];
+      for (int i = 0; i < Op::kVec; ++i) run[k * Op::kVec + i] = row[k * width + column.first + i];
   if constexpr (Op::kCounts) run[Op::kVec] = static_cast<Acc>(count);
 }
 
@@ -449,28 +490,29 @@ struct Output {
   T* out;
   int64_t num_rows, width;
 
-  __device__ __forceinline__ void store(Index row, const Acc (&run)[Op::kParts],
-                                        const Column& column) const {
-    if (!column.active || row < 0 || row >= num_rows) return;
+  // Writes the lane's word of a row that is below `limit`; `lane_out` is out + column.first.
+  __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
+                                        unsigned limit) const {
     Acc x[Op::kVec];
     Op::finish(run, x);
-    write(row, x, column);
+    if (static_cast<unsigned>(row) < limit)
+      write(row_at(lane_out, row, static_cast<unsigned>(width) * static_cast<unsigned>(sizeof(T))),
+            x);
   }
   __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
     if (!column.active) return;
     Acc x[Op::kVec];
 #pragma unroll
     for (int i = 0; i < Op::kVec; ++i) x[i] = Op::empty();
-    write(row, x, column);
+    write(out + row * width + column.first, x);
   }
 
  private:
-  __device__ __forceinline__ void write(int64_t row, const Acc (&x)[Op::kVec],
-                                        const Column& column) const {
+  static __device__ __forceinline__ void write(T* address, const Acc (&x)[Op::kVec]) {
     Pack<T, Op::kVec> pack;
 #pragma unroll
     for (int i = 0; i < Op::kVec; ++i) narrow(x[i], pack.at[i]);
-    *reinterpret_cast<Pack<T, Op::kVec>*>(out + row * width + column.first) = pack;
+    *reinterpret_cast<Pack<T, Op::kVec>*>(address) = pack;
   }
 };
 
@@ -521,28 +563,49 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
   Sizes sizes = {cut_size(segments.num_rows), cut_size(segments.num_cols),
                  cut_size(segments.num_weights)};
   if (!column.active) sizes = {0, 0, 0};
+  typename Message::T* lane_out = output.out + column.first;
+  asm volatile("" : "+l"(lane_out));  // or it is computed anew for every store
 
-  const auto load_step = [&](int64_t base, Ids<kUnroll>& ids) {
+  bool beside = false;  // weights are read with the ids
+  if constexpr (Message::kGathers)
+    beside = message.weights() != nullptr && heads == 1 && segments.order == nullptr;
+  const bool whole = (static_cast<int64_t>(blockIdx.y) + 1) * lanes * kVec <= cut.width;
+  const auto load_step = [&](int64_t base, Ids<kUnroll, Acc>& ids) {
     ids.first = base + (kParallel ? team : team * kUnroll);
     ids.stride = kParallel ? teams : 1;
-    const int64_t left = kParallel ? (end - ids.first + teams - 1) / teams : end - ids.first;
-    ids.count = static_cast<int>(min(max(left, int64_t{0}), int64_t{kUnroll}));
-    const bool words = !kParallel && cut.aligned && ids.count == kUnroll;
-    load_ids(rows, ids, words, ids.row);
-    if constexpr (!kParallel) {
-      const int64_t next = min(ids.first + kUnroll, end);
-      ids.row[kUnroll] = load_or(next < segments.count, rows + next, Index(-1));
-    }
-    if constexpr (Message::kGathers) {
-      if (segments.cols != nullptr) {
-        load_ids(segments.cols, ids, words, ids.col);
+    ids.full =
+        cut.aligned && base + teams * kUnroll <= end && base + teams * kUnroll < segments.count;
+    if (ids.full) {
+      ids.count = kUnroll;
+      if constexpr (kParallel) {
+        load_each(rows, ids, ids.row);
       } else {
+        load_words<kUnroll>(rows + ids.first, ids.row);
+        ids.row[kUnroll] = __ldg(rows + ids.first + kUnroll);
+        if constexpr (Message::kGathers) {
+          if (segments.cols != nullptr) load_words<kUnroll>(segments.cols + ids.first, ids.col);
+          if (segments.order != nullptr) load_words<kUnroll>(segments.order + ids.first, ids.order);
+          if (beside) load_words<kUnroll>(message.weights() + ids.first, ids.weight);
+        }
+      }
+    } else {
+      const int64_t left = kParallel ? (end - ids.first + teams - 1) / teams : end - ids.first;
+      ids.count = static_cast<int>(min(max(left, int64_t{0}), int64_t{kUnroll}));
+      load_each(rows, ids, ids.row);
+      if constexpr (!kParallel) {
+        const int64_t next = min(ids.first + kUnroll, end);
+        ids.row[kUnroll] = load_or(next < segments.count, rows + next, Index(-1));
+      }
+      if constexpr (Message::kGathers) {
+        if (segments.cols != nullptr) load_each(segments.cols, ids, ids.col);
+        if (segments.order != nullptr) load_each(segments.order, ids, ids.order);
+      }
+    }
+    if constexpr (Message::kGathers)
+      if (segments.cols == nullptr)
 #pragma unroll
         for (int j = 0; j < kUnroll; ++j)
           ids.col[j] = j < ids.count ? static_cast<Index>(ids.first + j * ids.stride) : -1;
-      }
-      if (segments.order != nullptr) load_ids(segments.order, ids, words, ids.order);
-    }
   };
   // Something else than the last row of all, to follow it.
   const auto beyond_last = [&]() {
@@ -571,8 +634,7 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
 
   // Takes the step's entries of all teams: `head` is the run that was open where a team's entries
   // begin if it ends among them, `tail` what is open where they end.
-  const auto carry_on = [&](bool has_end, Index head_row, Acc (&head)[kParts],
-                            Acc (&tail)[kParts]) {
+  const auto carry_on = [&](bool has_end, Index head_row, Acc(&head)[kParts], Acc(&tail)[kParts]) {
     const unsigned ends = __ballot_sync(kWholeWarp, has_end);
     const unsigned before = ends & ((1u << (threadIdx.x % 32 & ~(lanes - 1))) - 1);
     Acc in[kParts];
@@ -601,11 +663,10 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
       Op::combine(in, head);
       if (left_open && !seen && before == 0) {
 #pragma unroll
-        for (int i = 0; i < kParts; ++i)
-          shared_heads[(warp * kParts + i) * lanes + lane] = head[i];
+        for (int i = 0; i < kParts; ++i) shared_heads[(warp * kParts + i) * lanes + lane] = head[i];
         if (lane == 0) head_rows[warp] = head_row;
       } else {
-        output.store(head_row, head, column);
+        output.store(lane_out, head_row, head, sizes.rows);
       }
     }
     if (ends == 0) Op::combine(carry, tail);
@@ -614,14 +675,15 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
     seen |= ends != 0;
   };
 
-  Ids<kUnroll> coming;
+  Ids<kUnroll, Acc> coming;
   if constexpr (Message::kGathers) load_step(begin, coming);
   const Index row_before = load_or(begin > 0, rows + begin - 1, Index(0));
   for (int64_t base = begin; base < end; base += teams * kUnroll) {
     if constexpr (!Message::kGathers) load_step(base, coming);
-    Ids<kUnroll> ids = coming;
+    Ids<kUnroll, Acc> ids = coming;
     typename Message::Loaded loaded;
-    message.load(ids, sizes, segments.order != nullptr, column, loaded);
+    message.load(ids, sizes, segments.order != nullptr, Message::kGathers ? beside : whole, column,
+                 loaded);
     // The next step's ids arrive while this step's features do.
     if constexpr (Message::kGathers)
       if (base + teams * kUnroll < end) load_step(base + teams * kUnroll, coming);
@@ -638,9 +700,10 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
                                            : beyond_last();
       }
     } else {
-      if (ids.first + ids.count == segments.count && ids.count > 0) ids.row[kUnroll] = beyond_last();
+      if (!ids.full && ids.first + ids.count == segments.count && ids.count > 0)
+        ids.row[kUnroll] = beyond_last();
       // Entries beyond the last take the row of the one that follows them all: no end lies there.
-      if (ids.count < kUnroll)
+      if (!ids.full)
 #pragma unroll
         for (int j = 0; j < kUnroll; ++j)
           if (j >= ids.count) ids.row[j] = ids.row[kUnroll];
@@ -662,14 +725,11 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
       if (!Op::kZeroIsNeutral && !(loaded.valid >> j & 1)) set_neutral<Op>(one);
       append<Op>(run, one);
       if (ids.row[j] != after[j]) {
-        if (!has_end) {
-          has_end = true;
-          head_row = ids.row[j];
+        output.store(lane_out, ids.row[j], run, has_end ? sizes.rows : 0);
 #pragma unroll
-          for (int i = 0; i < kParts; ++i) head[i] = run[i];
-        } else {
-          output.store(ids.row[j], run, column);
-        }
+        for (int i = 0; i < kParts; ++i) head[i] = has_end ? head[i] : run[i];
+        head_row = has_end ? head_row : ids.row[j];
+        has_end = true;
         set_neutral<Op>(run);
         if (after[j] != ids.row[j] + 1) gaps |= 1u << j;
       }
@@ -702,8 +762,8 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
   __syncthreads();
   if (threadIdx.x >= lanes) return;
   const int64_t block_begin = static_cast<int64_t>(blockIdx.x) * warps * cut.per_warp;
-  const bool block_open = block_begin > 0 && block_begin < segments.count &&
-                          rows[block_begin - 1] == rows[block_begin];
+  const bool block_open =
+      block_begin > 0 && block_begin < segments.count && rows[block_begin - 1] == rows[block_begin];
   bool ends = false, head_waits = false;
   Acc count_of_head = 0;
   set_neutral<Op>(carry);
@@ -719,7 +779,7 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
         if constexpr (Op::kCounts) count_of_head = part[kVec];
         if (lane == 0 && blockIdx.y == 0) workspace.record(blockIdx.x).head_row = head_rows[w];
       } else {
-        output.store(head_rows[w], part, column);
+        output.store(lane_out, head_rows[w], part, sizes.rows);
       }
     }
 #pragma unroll
@@ -758,9 +818,9 @@ __global__ void __launch_bounds__(kFixThreads)
   const int teams = kFixThreads >> cut.lane_bits, team = threadIdx.x >> cut.lane_bits;
   const Column column = column_of<Op::kVec>(lane, lanes, cut.width, 1);
   const int64_t block = blockIdx.x;
-  const auto read_tail = [&](int64_t other, Acc (&part)[kParts]) {
-    read_parts<Op>(workspace.tail<Acc>(other),
-                   Op::kCounts ? workspace.record(other).tail_count : 0, column, cut.width, part);
+  const auto read_tail = [&](int64_t other, Acc(&part)[kParts]) {
+    read_parts<Op>(workspace.tail<Acc>(other), Op::kCounts ? workspace.record(other).tail_count : 0,
+                   column, cut.width, part);
   };
   allow_next_launch();
   wait_for_previous_launch();
@@ -790,8 +850,8 @@ __global__ void __launch_bounds__(kFixThreads)
       int64_t chain = 1;
       for (unsigned begins = 0; begins == 0;) {
         const int64_t other = block - 1 - chain - threadIdx.x % 32;
-        begins = __ballot_sync(kWholeWarp,
-                               other <= 0 || workspace.record(max(other, int64_t{0})).ends);
+        begins =
+            __ballot_sync(kWholeWarp, other <= 0 || workspace.record(max(other, int64_t{0})).ends);
         chain += begins != 0 ? __ffs(begins) : 32;
       }
       // Teams take equal parts of the chain, the first that farthest back.
@@ -827,7 +887,7 @@ __global__ void __launch_bounds__(kFixThreads)
     }
     if (head_waits && threadIdx.x < lanes) {
       Op::combine(run, head);
-      output.store(head_row, head, column);
+      output.store(output.out + column.first, head_row, head, column.active ? output.num_rows : 0);
     }
   }
 
@@ -860,9 +920,9 @@ __global__ void fill_kernel(Output<T, Op, Acc> output) {
 
 // Parallel reduction is for narrow rows that lie one behind another.
 template <class Message, class Op>
-constexpr bool has_parallel = !Message::kGathers && sizeof(typename Message::T) <= 4 &&
-                              !std::is_integral_v<typename Message::T> &&
-                              Op::kParts <= Op::kVec + 1;
+constexpr bool has_parallel =
+    !Message::kGathers && sizeof(typename Message::T) <= 4 &&
+    !std::is_integral_v<typename Message::T> && Op::kParts <= Op::kVec + 1;
 
 template <class Op, class Message>
 cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule,
@@ -887,14 +947,17 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule,
   while (2 << cut.lane_bits <= std::min(schedule.lanes, 32) &&
          (int64_t{kVec} << cut.lane_bits) < features.width)
     ++cut.lane_bits;
-  const int lanes = 1 << cut.lane_bits, threads = std::clamp(schedule.threads / 32 * 32, 32, kMaxThreads);
+  const int lanes = 1 << cut.lane_bits,
+            threads = std::clamp(schedule.threads / 32 * 32, 32, kMaxThreads);
   const int64_t tiles = ceil_div(features.width, int64_t{lanes} * kVec);
   const int64_t step = 32 / lanes * Message::kUnroll;
   const int64_t warps = schedule.blocks * (threads / 32);
   cut.per_warp = ceil_div(ceil_div(segments.count, warps), step) * step;
   const int64_t blocks = ceil_div(segments.count, cut.per_warp * (threads / 32));
-  cut.aligned = aligned(segments.rows, 16) && aligned(segments.cols, 16) && aligned(segments.order, 16);
-  if (tiles > kMaxGridY || blocks > kMaxGridX || cut.per_warp > 0x7fffffff) return cudaErrorInvalidConfiguration;
+  cut.aligned = aligned(segments.rows, 16) && aligned(segments.cols, 16) &&
+                aligned(segments.order, 16) && aligned(message.weights(), 16);
+  if (tiles > kMaxGridY || blocks > kMaxGridX || cut.per_warp > 0x7fffffff)
+    return cudaErrorInvalidConfiguration;
   const Workspace workspace = {static_cast<unsigned char*>(workspace_base), blocks,
                                row_bytes(features.width, sizeof(Acc), Op::kRows)};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
@@ -905,8 +968,8 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule,
   cudaError_t error = launch(stream, {grid, threads, threads / 32 * 2 * warp_bytes}, kernel,
                              segments, message, cut, output, features.heads, fills, workspace);
   if (error != cudaSuccess || blocks == 1) return error;
-  return launch(stream, {grid, kFixThreads, kFixThreads / 32 * warp_bytes},
-                fix_kernel<Op, Acc, T>, workspace, cut, output);
+  return launch(stream, {grid, kFixThreads, kFixThreads / 32 * warp_bytes}, fix_kernel<Op, Acc, T>,
+                workspace, cut, output);
 }
 
 template <typename T>
@@ -991,11 +1054,11 @@ cudaError_t segment_select(cudaStream_t stream, const Schedule& schedule,
   return with_vec(std::integral_constant<int, 1>{});
 }
 
-#define JAX_GNN_REDUCE(T, Acc)                                                                   \
-  template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Segments<int32_t>&,   \
+#define JAX_GNN_REDUCE(T, Acc)                                                                 \
+  template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Segments<int32_t>&, \
                                       Reduce, const T*, const Acc*, Features, T*, void*);
-#define JAX_GNN_SELECT(T, Acc)                                                                   \
-  template cudaError_t segment_select(cudaStream_t, const Schedule&, const Segments<int32_t>&,   \
+#define JAX_GNN_SELECT(T, Acc)                                                                 \
+  template cudaError_t segment_select(cudaStream_t, const Schedule&, const Segments<int32_t>&, \
                                       const Select<T, Acc>&, Features, T*, void*);
 
 JAX_GNN_REDUCE(float, float)
