@@ -438,7 +438,8 @@ def _softmax_call(platform: str, *operands: Any) -> _ffi.Call | None:
     if found is None:
         return None
     (rows, *_), _ = found
-    _, workspaces = _scheduled("softmax", view, arrays[0])
+    # The softmax carries maxima and sums, its tangent sums.
+    _, workspaces = _scheduled("softmax", view, arrays[0], 3 - len(arrays))
     return _ffi.Call([*arrays, rows], {"num_rows": np.int64(view.num_rows)}, workspaces)
 
 
