@@ -297,7 +297,10 @@ def _view_operands(view: View) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _scheduled(op: str, view: View, x: _ffi.Operand, states: int = 1) -> tuple[Any, list[Any]]:
-    """The schedule's attributes, and the workspace: what blocks of entries leave to others."""
+    """The schedule's attributes, and the workspace: what blocks of entries leave to others.
+
+    Each block leaves that many accumulators, ``states``, for each feature of two rows.
+    """
     width, acc = x.shape[1], np.dtype(accumulator_dtype(x.dtype))
     schedule = schedules.choose(
         op,
@@ -405,12 +408,12 @@ def _sddmm_select_call(
     return _ffi.Call([a, b, row_key, col_key, weight or a, *ids], flags)
 
 
-def _softmax_call(platform: str, *operands: Any) -> _ffi.Call:
+def _softmax_call(states: int, platform: str, *operands: Any) -> _ffi.Call:
     """For the softmax and its tangent."""
     del platform
     *arrays, views = operands
     view = views.forward
-    _, workspaces = _scheduled("softmax", view, arrays[0])
+    _, workspaces = _scheduled("softmax", view, arrays[0], states)
     return _ffi.Call([*arrays, view.rows], {"num_rows": np.int64(view.num_rows)}, workspaces)
 
 
@@ -810,7 +813,7 @@ segment_softmax = _ffi.define_primitive(
     _ffi.Rules(
         result=_like_first,
         xla=_softmax_xla,
-        call=_softmax_call,
+        call=functools.partial(_softmax_call, 2),
         jvp=_softmax_jvp,
         transpose={},
         batch=functools.partial(_softmax_batch, -np.inf),
@@ -822,7 +825,7 @@ segment_softmax_tangent = _ffi.define_primitive(
     _ffi.Rules(
         result=_like_first,
         xla=_softmax_tangent_xla,
-        call=_softmax_call,
+        call=functools.partial(_softmax_call, 1),
         jvp=_softmax_tangent_jvp,
         transpose={1: _softmax_tangent_transpose},
         batch=functools.partial(_softmax_batch, 0.0),
