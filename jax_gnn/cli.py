@@ -39,6 +39,7 @@ from jax_gnn.training import (
     train,
 )
 from jax_gnn.training.config import Number, Setting, settings
+from jax_gnn.tuning import command as tuning
 
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
 
@@ -381,6 +382,16 @@ def _train_command(recipe: Recipe) -> Command:
     )
 
 
+# --------------------------------------------------------------------------------------------- tune
+
+
+def _run_tune(args: argparse.Namespace) -> int:
+    try:
+        return tuning.run(args)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
 # --------------------------------------------------------------------------------------------- main
 
 GROUPS = {"train": "train a model"}
@@ -394,6 +405,19 @@ COMMANDS = (
         _run_info,
     ),
     *(_train_command(recipe) for recipe in RECIPES.values()),
+    Command(
+        ("tune",),
+        "find the fastest schedules of kernels on this machine's GPU",
+        "Measures the segment kernels on this machine's GPU under many schedules, on your graph\n"
+        "or one of its size, and keeps the best in a cache file. Processes started later use them\n"
+        "for calls of the same kind: same op, width and dtype, about as many entries and rows.\n\n"
+        "examples:\n"
+        "  jax-gnn tune segment --data graph.npz --widths 32,64\n"
+        "  jax-gnn tune segment --nodes 100000 --edges 2000000 --dtypes float32,bfloat16\n"
+        "  jax-gnn tune --show",
+        tuning.add_arguments,
+        _run_tune,
+    ),
 )
 
 

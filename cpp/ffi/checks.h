@@ -42,9 +42,9 @@ T* data(Buffer& buffer) {
   return static_cast<T*>(buffer.untyped_data());
 }
 
-// Half types accumulate in float.
+// Half types accumulate in float, all others in themselves.
 inline ffi::DataType accumulator_type(ffi::DataType dtype) {
-  return dtype == ffi::F64 ? ffi::F64 : ffi::F32;
+  return dtype == ffi::F16 || dtype == ffi::BF16 ? ffi::F32 : dtype;
 }
 
 // Calls body(Type<T>, Type<Accumulator>) for the element type, with the backend's own half types.
@@ -61,6 +61,19 @@ ffi::Error dispatch_float(ffi::DataType dtype, const Body& body) {
       return body(Type<typename Backend::BFloat16>{}, Type<float>{});
     default:
       return invalid("the features must be float16, bfloat16, float32 or float64");
+  }
+}
+
+// The same for integers too.
+template <typename Backend, typename Body>
+ffi::Error dispatch_number(ffi::DataType dtype, const Body& body) {
+  switch (dtype) {
+    case ffi::S32:
+      return body(Type<int32_t>{}, Type<int32_t>{});
+    case ffi::S64:
+      return body(Type<int64_t>{}, Type<int64_t>{});
+    default:
+      return dispatch_float<Backend>(dtype, body);
   }
 }
 

@@ -9,8 +9,15 @@
 
 #include "../kernels/cpu/half.h"
 #include "../kernels/cpu/hypergraph_aggregate.h"
+#include "../kernels/cpu/sddmm.h"
+#include "../kernels/cpu/segment_order.h"
+#include "../kernels/cpu/segment_reduce.h"
+#include "../kernels/cpu/segment_softmax.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
+#include "sddmm.h"
+#include "segment_reduce.h"
+#include "segment_softmax.h"
 
 namespace jax_gnn {
 namespace {
@@ -58,6 +65,45 @@ struct Cpu {
     return ffi::Error::Success();
   }
 
+  // Schedules are the GPU's; the workspace's rows bound the tasks.
+  template <typename Attributes, typename... Args>
+  static ffi::Error segment_reduce(Context pool, const Attributes&, int64_t blocks,
+                                   const Args&... args) {
+    cpu::segment_reduce(parallel_for(pool), blocks, args...);
+    return ffi::Error::Success();
+  }
+
+  template <typename Attributes, typename... Args>
+  static ffi::Error segment_select(Context pool, const Attributes&, int64_t blocks,
+                                   const Args&... args) {
+    cpu::segment_select(parallel_for(pool), blocks, args...);
+    return ffi::Error::Success();
+  }
+
+  template <typename... Args>
+  static ffi::Error segment_order(Context pool, const Args&... args) {
+    cpu::segment_order(parallel_for(pool), args...);
+    return ffi::Error::Success();
+  }
+
+  template <typename... Args>
+  static ffi::Error sddmm(Context pool, const Args&... args) {
+    cpu::sddmm(parallel_for(pool), args...);
+    return ffi::Error::Success();
+  }
+
+  template <typename T, typename Acc, typename... Args>
+  static ffi::Error segment_softmax(Context pool, const Args&... args) {
+    cpu::segment_softmax<T, Acc>(parallel_for(pool), args...);
+    return ffi::Error::Success();
+  }
+
+  template <typename T, typename Acc, typename... Args>
+  static ffi::Error segment_softmax_tangent(Context pool, const Args&... args) {
+    cpu::segment_softmax_tangent<T, Acc>(parallel_for(pool), args...);
+    return ffi::Error::Success();
+  }
+
  private:
   static cpu::ParallelFor parallel_for(Context pool) {
     return [&pool](int64_t count, const std::function<void(int64_t)>& task) {
@@ -76,12 +122,53 @@ XLA_FFI_DEFINE_HANDLER(
     [](ffi::ThreadPool pool, auto... args) { return hyperedge_dot<Cpu>(pool, args...); },
     bind_hyperedge_dot(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
 
+XLA_FFI_DEFINE_HANDLER(
+    kSegmentReduce,
+    [](ffi::ThreadPool pool, auto... args) { return segment_reduce<Cpu>(pool, args...); },
+    bind_segment_reduce(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
+
+XLA_FFI_DEFINE_HANDLER(
+    kSegmentSelect,
+    [](ffi::ThreadPool pool, auto... args) { return segment_select<Cpu>(pool, args...); },
+    bind_segment_select(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
+
+XLA_FFI_DEFINE_HANDLER(
+    kSegmentOrder,
+    [](ffi::ThreadPool pool, auto... args) { return segment_order<Cpu>(pool, args...); },
+    bind_segment_order(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
+
+XLA_FFI_DEFINE_HANDLER(
+    kSddmm, [](ffi::ThreadPool pool, auto... args) { return sddmm<Cpu>(pool, args...); },
+    bind_sddmm(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
+
+XLA_FFI_DEFINE_HANDLER(
+    kSddmmSelect,
+    [](ffi::ThreadPool pool, auto... args) { return sddmm_select<Cpu>(pool, args...); },
+    bind_sddmm_select(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
+
+XLA_FFI_DEFINE_HANDLER(
+    kSegmentSoftmax,
+    [](ffi::ThreadPool pool, auto... args) { return segment_softmax<Cpu>(pool, args...); },
+    bind_segment_softmax(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
+
+XLA_FFI_DEFINE_HANDLER(
+    kSegmentSoftmaxTangent,
+    [](ffi::ThreadPool pool, auto... args) { return segment_softmax_tangent<Cpu>(pool, args...); },
+    bind_segment_softmax_tangent(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
+
 }  // namespace
 
 NB_MODULE(_cpu, m) {
   m.def("targets", [] {
-    return targets(
-        {{"hypergraph_aggregate", kHypergraphAggregate}, {"hyperedge_dot", kHyperedgeDot}});
+    return targets({{"hypergraph_aggregate", kHypergraphAggregate},
+                    {"hyperedge_dot", kHyperedgeDot},
+                    {"segment_reduce", kSegmentReduce},
+                    {"segment_select", kSegmentSelect},
+                    {"segment_order", kSegmentOrder},
+                    {"sddmm", kSddmm},
+                    {"sddmm_select", kSddmmSelect},
+                    {"segment_softmax", kSegmentSoftmax},
+                    {"segment_softmax_tangent", kSegmentSoftmaxTangent}});
   });
   m.attr("compiler") = JAX_GNN_COMPILER;
   m.attr("cuda_build") = JAX_GNN_CUDA_BUILD;  // "" if _cuda was built too, else why it was not

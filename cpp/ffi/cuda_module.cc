@@ -7,8 +7,14 @@
 #include <string>
 
 #include "../kernels/cuda/hypergraph_aggregate.h"
+#include "../kernels/cuda/sddmm.h"
+#include "../kernels/cuda/segment_reduce.h"
+#include "../kernels/cuda/segment_softmax.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
+#include "sddmm.h"
+#include "segment_reduce.h"
+#include "segment_softmax.h"
 
 namespace jax_gnn {
 namespace {
@@ -33,7 +39,40 @@ struct Cuda {
     return status(cuda::gather_dot(stream, args...));
   }
 
+  template <typename Attributes, typename... Args>
+  static ffi::Error segment_reduce(Context stream, const Attributes& attributes, int64_t blocks,
+                                   const Args&... args) {
+    return status(cuda::segment_reduce(stream, schedule(attributes, blocks), args...));
+  }
+
+  template <typename Attributes, typename... Args>
+  static ffi::Error segment_select(Context stream, const Attributes& attributes, int64_t blocks,
+                                   const Args&... args) {
+    return status(cuda::segment_select(stream, schedule(attributes, blocks), args...));
+  }
+
+  template <typename... Args>
+  static ffi::Error sddmm(Context stream, const Args&... args) {
+    return status(cuda::sddmm(stream, args...));
+  }
+
+  template <typename T, typename Acc, typename... Args>
+  static ffi::Error segment_softmax(Context stream, const Args&... args) {
+    return status(cuda::segment_softmax<T, Acc>(stream, args...));
+  }
+
+  template <typename T, typename Acc, typename... Args>
+  static ffi::Error segment_softmax_tangent(Context stream, const Args&... args) {
+    return status(cuda::segment_softmax_tangent<T, Acc>(stream, args...));
+  }
+
  private:
+  template <typename Attributes>
+  static cuda::Schedule schedule(const Attributes& attributes, int64_t blocks) {
+    return {attributes.parallel, static_cast<int>(attributes.lanes),
+            static_cast<int>(attributes.threads), blocks};
+  }
+
   static ffi::Error status(cudaError_t error) {
     if (error == cudaSuccess) return ffi::Error::Success();
     return ffi::Error(ffi::ErrorCode::kInternal,
@@ -54,12 +93,58 @@ XLA_FFI_DEFINE_HANDLER(
     bind_hyperedge_dot(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
     {ffi::Traits::kCmdBufferCompatible});
 
+XLA_FFI_DEFINE_HANDLER(
+    kSegmentReduce,
+    [](cudaStream_t stream, auto... args) { return segment_reduce<Cuda>(stream, args...); },
+    bind_segment_reduce(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
+    {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(
+    kSegmentSelect,
+    [](cudaStream_t stream, auto... args) { return segment_select<Cuda>(stream, args...); },
+    bind_segment_select(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
+    {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kSddmm,
+                       [](cudaStream_t stream, auto... args) {
+                         return sddmm<Cuda>(stream, args...);
+                       },
+                       bind_sddmm(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kSddmmSelect,
+                       [](cudaStream_t stream, auto... args) {
+                         return sddmm_select<Cuda>(stream, args...);
+                       },
+                       bind_sddmm_select(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(
+    kSegmentSoftmax,
+    [](cudaStream_t stream, auto... args) { return segment_softmax<Cuda>(stream, args...); },
+    bind_segment_softmax(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
+    {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(
+    kSegmentSoftmaxTangent,
+    [](cudaStream_t stream, auto... args) {
+      return segment_softmax_tangent<Cuda>(stream, args...);
+    },
+    bind_segment_softmax_tangent(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
+    {ffi::Traits::kCmdBufferCompatible});
+
 }  // namespace
 
 NB_MODULE(_cuda, m) {
   m.def("targets", [] {
-    return targets(
-        {{"hypergraph_aggregate", kHypergraphAggregate}, {"hyperedge_dot", kHyperedgeDot}});
+    return targets({{"hypergraph_aggregate", kHypergraphAggregate},
+                    {"hyperedge_dot", kHyperedgeDot},
+                    {"segment_reduce", kSegmentReduce},
+                    {"segment_select", kSegmentSelect},
+                    {"sddmm", kSddmm},
+                    {"sddmm_select", kSddmmSelect},
+                    {"segment_softmax", kSegmentSoftmax},
+                    {"segment_softmax_tangent", kSegmentSoftmaxTangent}});
   });
   m.attr("compiler") = JAX_GNN_CUDA_COMPILER;
   m.attr("architectures") = JAX_GNN_CUDA_ARCHITECTURES;

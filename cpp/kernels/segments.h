@@ -27,12 +27,18 @@ struct Features {
 // made of: p and q are the two sides' keys.
 template <typename T, typename Acc>
 struct Select {
-  const T* row_key;     // (num_rows, width)
-  const T* col_key;     // (num_cols, width)
-  const T* value;       // (num_cols, width), null means ones
-  const Acc* weight;    // (num_weights, heads), null means ones
-  const Acc* factor;    // (num_weights, heads), null means ones
-  bool weight_on_row;   // weight * row_key == col_key, else weight * col_key == row_key
+  const T* row_key;    // (num_rows, width)
+  const T* col_key;    // (num_cols, width)
+  const T* value;      // (num_cols, width), null means ones
+  const Acc* weight;   // (num_weights, heads), null means ones
+  const Acc* factor;   // (num_weights, heads), null means ones
+  bool weight_on_row;  // weight * row_key == col_key, else weight * col_key == row_key
 };
+
+// What a block of entries leaves for the one that ends its first and its last row: 64 bytes, then
+// `states` accumulators a feature for each of the two rows. Multiples of 16 bytes.
+constexpr int64_t workspace_bytes(int64_t width, int64_t acc_bytes, int states) {
+  return 64 + 2 * ((width * acc_bytes * states + 15) / 16 * 16);
+}
 
 }  // namespace jax_gnn

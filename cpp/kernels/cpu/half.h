@@ -1,5 +1,6 @@
-// Half-precision storage types. Arithmetic happens in float; conversions are branch-free so that
-// loops over them vectorise without compiler support for _Float16.
+// Storage types and what arithmetic happens in: half types widen to float, all others are their own
+// accumulators. Conversions are branch-free so that loops over them vectorise without compiler
+// support for _Float16.
 #pragma once
 
 #include <cstdint>
@@ -27,11 +28,11 @@ inline uint32_t float_to_bits(float value) {
   return bits;
 }
 
-inline float to_float(BFloat16 x) { return bits_to_float(static_cast<uint32_t>(x.bits) << 16); }
+inline float widen(BFloat16 x) { return bits_to_float(static_cast<uint32_t>(x.bits) << 16); }
 
 // Scaling by 2^112 moves the 5-bit exponent into the 8-bit one and normalises subnormals for free;
 // only inf and NaN need the exponent filled up afterwards.
-inline float to_float(Half x) {
+inline float widen(Half x) {
   const uint32_t magnitude = static_cast<uint32_t>(x.bits & 0x7fffu) << 13;
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
   const float scaled = bits_to_float(magnitude) * bits_to_float(0x77800000u);  // 2^112
@@ -39,20 +40,19 @@ inline float to_float(Half x) {
   return bits_to_float(float_to_bits(scaled) | special | sign);
 }
 
-inline float to_float(float x) { return x; }
-inline double to_float(double x) { return x; }
-
 template <typename T>
-inline T from_float(float x);
+inline T widen(T x) {
+  return x;
+}
 
-template <>
-inline float from_float<float>(float x) {
+template <typename T, typename Acc>
+inline T narrow(Acc x) {
   return x;
 }
 
 // Round to nearest even; NaN stays NaN.
 template <>
-inline BFloat16 from_float<BFloat16>(float x) {
+inline BFloat16 narrow<BFloat16>(float x) {
   const uint32_t bits = float_to_bits(x);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
@@ -60,7 +60,7 @@ inline BFloat16 from_float<BFloat16>(float x) {
 }
 
 template <>
-inline Half from_float<Half>(float x) {
+inline Half narrow<Half>(float x) {
   const uint32_t bits = float_to_bits(x);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
@@ -72,14 +72,6 @@ inline Half from_float<Half>(float x) {
   half = magnitude >= 0x47800000u ? 0x7c00u : half;  // overflow and inf
   half = magnitude > 0x7f800000u ? 0x7e00u : half;   // NaN
   return {static_cast<uint16_t>(half | sign)};
-}
-
-template <typename T>
-inline T from_float(double x);
-
-template <>
-inline double from_float<double>(double x) {
-  return x;
 }
 
 }  // namespace jax_gnn::cpu

@@ -3,17 +3,7 @@
 #include <algorithm>
 
 #include "half.h"
-
-// One portable binary with AVX-512, AVX2 and baseline variants of the hot loops, chosen at load
-// time.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__gnu_linux__) && \
-    !defined(JAX_GNN_NO_MULTIVERSION)
-#define JAX_GNN_MULTIVERSION \
-  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define JAX_GNN_MULTIVERSION
-#endif
-#define JAX_GNN_INLINE inline __attribute__((always_inline))
+#include "vectorize.h"
 
 namespace jax_gnn::cpu {
 namespace {
@@ -25,11 +15,6 @@ constexpr int64_t kPrefetchDistance = 16;
 template <typename Index>
 JAX_GNN_INLINE int64_t clamped(Index value, int64_t low, int64_t high) {
   return std::clamp(static_cast<int64_t>(value), low, high);
-}
-
-template <typename Index>
-JAX_GNN_INLINE bool in_range(Index id, int64_t size) {
-  return static_cast<uint64_t>(static_cast<int64_t>(id)) < static_cast<uint64_t>(size);
 }
 
 // acc[0:count] = sum over the row's ids of scale[id] * in[id, column : column + count], where count
@@ -52,7 +37,7 @@ JAX_GNN_INLINE void reduce_row(const Csr<Index>& csr, int64_t begin, int64_t end
     if (!in_range(id, csr.cols)) continue;
     const In* row = in + id * width + column;
     const Scale s = scale ? scale[id] : Scale(1);
-    for (int k = 0; k < n; ++k) acc[k] += s * static_cast<Scale>(to_float(row[k]));
+    for (int k = 0; k < n; ++k) acc[k] += s * static_cast<Scale>(widen(row[k]));
   }
 }
 
@@ -89,8 +74,7 @@ struct GatherReduceTile {
     Scale acc[Tile];
     reduce_row<Tile, kFull>(csr, begin, end, in, col_scale, width, column, count, acc);
     Out* target = out + row * width + column;
-    for (int k = 0; k < (kFull ? Tile : count); ++k)
-      target[k] = from_float<Out>(row_scale * acc[k]);
+    for (int k = 0; k < (kFull ? Tile : count); ++k) target[k] = narrow<Out>(row_scale * acc[k]);
   }
 };
 

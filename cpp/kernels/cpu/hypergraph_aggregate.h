@@ -1,14 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 
 #include "../csr.h"
+#include "parallel.h"
 
 namespace jax_gnn::cpu {
-
-// Runs task(0) … task(count - 1), in any order and on any threads, and returns when all are done.
-using ParallelFor = std::function<void(int64_t count, const std::function<void(int64_t)>& task)>;
 
 // out[r, :] = row_scale[r] * sum_{j in row r} col_scale[c_j] * in[c_j, :]; a null scale means ones.
 // Rows without entries are zero whatever their scale is.

@@ -1,0 +1,140 @@
+// Handlers of sddmm and sddmm_select, written once. A Backend has a Context, half types, and the
+// function sddmm, which returns an ffi::Error.
+#pragma once
+
+#include "segments.h"
+
+namespace jax_gnn {
+
+struct SddmmAttributes {
+  bool gather;
+  int64_t heads;
+};
+
+struct SddmmSelectAttributes {
+  bool weighted, gather, ordered, weight_on_row;
+  int64_t heads;
+};
+
+}  // namespace jax_gnn
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::SddmmAttributes, StructMember<bool>("gather"),
+                                      StructMember<int64_t>("heads"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::SddmmSelectAttributes,
+                                      StructMember<bool>("weighted"), StructMember<bool>("gather"),
+                                      StructMember<bool>("ordered"),
+                                      StructMember<bool>("weight_on_row"),
+                                      StructMember<int64_t>("heads"));
+
+namespace jax_gnn {
+
+// What both have in common: a (num_rows, width), b (num_cols, width), out (count, heads).
+inline ffi::Error check_sddmm(const ffi::AnyBuffer& a, const ffi::AnyBuffer& b,
+                              const ffi::AnyBuffer& rows, int64_t heads, ffi::AnyBuffer& out) {
+  if (a.dimensions().size() != 2 || b.dimensions().size() != 2 ||
+      b.element_type() != a.element_type() || b.dimensions()[1] != a.dimensions()[1]) {
+    return invalid("a and b must be matrices of one width and dtype");
+  }
+  if (!divides(heads, a.dimensions()[1])) return invalid("heads must divide the width");
+  if (!is_matrix(out, static_cast<int64_t>(rows.element_count()), heads,
+                 accumulator_type(a.element_type()))) {
+    return invalid("the result has the wrong shape or dtype");
+  }
+  return ffi::Error::Success();
+}
+
+// out[e, h] = < a[rows[e], h, :], b[cols[e], h, :] >
+template <typename Backend>
+ffi::Error sddmm(typename Backend::Context context, ffi::AnyBuffer a, ffi::AnyBuffer b,
+                 ffi::AnyBuffer rows, ffi::AnyBuffer cols, ffi::Result<ffi::AnyBuffer> out,
+                 SddmmAttributes attributes) {
+  ffi::Error error = check_sddmm(a, b, rows, attributes.heads, *out);
+  if (error.failure()) return error;
+  const View view = {
+      rows, cols, rows, attributes.gather, false, a.dimensions()[0], b.dimensions()[0], 0};
+  error = view.check(/*weighted=*/false);
+  if (error.failure()) return error;
+  return dispatch_float<Backend>(a.element_type(), [&](auto t, auto acc) {
+    return dispatch_index(view.dtype(), [&](auto index) {
+      using T = typename decltype(t)::type;
+      using Acc = typename decltype(acc)::type;
+      using Index = typename decltype(index)::type;
+      return Backend::sddmm(context, view.template segments<Index>(), data<const T>(a),
+                            data<const T>(b), static_cast<const Select<T, Acc>*>(nullptr),
+                            Features{a.dimensions()[1], attributes.heads}, data<Acc>(*out));
+    });
+  });
+}
+
+// The same over the features that match: see Select.
+template <typename Backend>
+ffi::Error sddmm_select(typename Backend::Context context, ffi::AnyBuffer a, ffi::AnyBuffer b,
+                        ffi::AnyBuffer row_key, ffi::AnyBuffer col_key, ffi::AnyBuffer weight,
+                        ffi::AnyBuffer rows, ffi::AnyBuffer cols, ffi::AnyBuffer order,
+                        ffi::Result<ffi::AnyBuffer> out, SddmmSelectAttributes attributes) {
+  ffi::Error error = check_sddmm(a, b, rows, attributes.heads, *out);
+  if (error.failure()) return error;
+  const ffi::DataType dtype = a.element_type();
+  const int64_t num_rows = a.dimensions()[0], num_cols = b.dimensions()[0];
+  const int64_t width = a.dimensions()[1];
+  if (!is_matrix(row_key, num_rows, width, dtype) || !is_matrix(col_key, num_cols, width, dtype)) {
+    return invalid("the keys have the wrong shape or dtype");
+  }
+  int64_t num_weights = 0;
+  if (attributes.weighted) {
+    if (weight.dimensions().size() != 2) return invalid("the weights must have two dimensions");
+    num_weights = weight.dimensions()[0];
+    if (!is_matrix(weight, num_weights, attributes.heads, accumulator_type(dtype))) {
+      return invalid("the weights have the wrong shape or dtype");
+    }
+  }
+  const View view = {rows,     cols,     order,      attributes.gather, attributes.ordered,
+                     num_rows, num_cols, num_weights};
+  error = view.check(attributes.weighted);
+  if (error.failure()) return error;
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    return dispatch_index(view.dtype(), [&](auto index) {
+      using T = typename decltype(t)::type;
+      using Acc = typename decltype(acc)::type;
+      using Index = typename decltype(index)::type;
+      const Select<T, Acc> select = {data<const T>(row_key),
+                                     data<const T>(col_key),
+                                     nullptr,
+                                     data_if<Acc>(attributes.weighted, weight),
+                                     nullptr,
+                                     attributes.weight_on_row};
+      return Backend::sddmm(context, view.template segments<Index>(), data<const T>(a),
+                            data<const T>(b), &select, Features{width, attributes.heads},
+                            data<Acc>(*out));
+    });
+  });
+}
+
+// The argument lists once more, as the FFI wants them; `binding` already holds the context.
+template <typename Binding>
+auto bind_sddmm(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // a
+      .template Arg<ffi::AnyBuffer>()  // b
+      .template Arg<ffi::AnyBuffer>()  // rows
+      .template Arg<ffi::AnyBuffer>()  // cols
+      .template Ret<ffi::AnyBuffer>()  // out
+      .template Attrs<SddmmAttributes>();
+}
+
+template <typename Binding>
+auto bind_sddmm_select(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // a
+      .template Arg<ffi::AnyBuffer>()  // b
+      .template Arg<ffi::AnyBuffer>()  // row_key
+      .template Arg<ffi::AnyBuffer>()  // col_key
+      .template Arg<ffi::AnyBuffer>()  // weight
+      .template Arg<ffi::AnyBuffer>()  // rows
+      .template Arg<ffi::AnyBuffer>()  // cols
+      .template Arg<ffi::AnyBuffer>()  // order
+      .template Ret<ffi::AnyBuffer>()  // out
+      .template Attrs<SddmmSelectAttributes>();
+}
+
+}  // namespace jax_gnn

@@ -1,0 +1,204 @@
+// Handlers of segment_reduce, segment_select and segment_order, written once. A Backend says on
+// what they run: its Context (thread pool or stream), its half types, and functions of the same
+// names that take a context and a schedule and return an ffi::Error.
+#pragma once
+
+#include "segments.h"
+
+namespace jax_gnn {
+
+struct ReduceAttributes {
+  int64_t reduce;  // enum Reduce
+  bool weighted, gather, ordered, parallel;
+  int64_t lanes, threads;
+};
+
+struct SelectAttributes {
+  bool has_value, weighted, factored, gather, ordered, weight_on_row;
+  int64_t heads;
+  bool parallel;
+  int64_t lanes, threads;
+};
+
+struct OrderAttributes {
+  int64_t num_segments;
+};
+
+}  // namespace jax_gnn
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::ReduceAttributes, StructMember<int64_t>("reduce"),
+                                      StructMember<bool>("weighted"), StructMember<bool>("gather"),
+                                      StructMember<bool>("ordered"), StructMember<bool>("parallel"),
+                                      StructMember<int64_t>("lanes"),
+                                      StructMember<int64_t>("threads"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
+    jax_gnn::SelectAttributes, StructMember<bool>("has_value"), StructMember<bool>("weighted"),
+    StructMember<bool>("factored"), StructMember<bool>("gather"), StructMember<bool>("ordered"),
+    StructMember<bool>("weight_on_row"), StructMember<int64_t>("heads"),
+    StructMember<bool>("parallel"), StructMember<int64_t>("lanes"),
+    StructMember<int64_t>("threads"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::OrderAttributes,
+                                      StructMember<int64_t>("num_segments"));
+
+namespace jax_gnn {
+
+// out[r, :] = reduce over the entries e of row r of weight[order[e], head] * in[cols[e], :].
+template <typename Backend>
+ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
+                          ffi::AnyBuffer weight, ffi::AnyBuffer rows, ffi::AnyBuffer cols,
+                          ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
+                          ffi::Result<ffi::AnyBuffer> workspace, ReduceAttributes attributes) {
+  const ffi::DataType dtype = in.element_type(), acc_dtype = accumulator_type(dtype);
+  if (in.dimensions().size() != 2 || out->dimensions().size() != 2) {
+    return invalid("the input and the result must have two dimensions");
+  }
+  const int64_t width = in.dimensions()[1], num_rows = out->dimensions()[0];
+  if (!is_matrix(*out, num_rows, width, dtype)) {
+    return invalid("the result has the wrong shape or dtype");
+  }
+  int64_t num_weights = 0, heads = 1;
+  if (attributes.weighted) {
+    if (weight.dimensions().size() != 2) return invalid("the weights must have two dimensions");
+    num_weights = weight.dimensions()[0];
+    heads = weight.dimensions()[1];
+    if (weight.element_type() != acc_dtype || !divides(heads, width)) {
+      return invalid("the weights have the wrong shape or dtype");
+    }
+  }
+  const View view = {
+      rows,       cols, order, attributes.gather, attributes.ordered, num_rows, in.dimensions()[0],
+      num_weights};
+  if (ffi::Error error = view.check(attributes.weighted); error.failure()) return error;
+  if (attributes.reduce < 0 || attributes.reduce > static_cast<int64_t>(Reduce::kLogSumExp)) {
+    return invalid("there is no such reduction");
+  }
+  const Reduce reduce = static_cast<Reduce>(attributes.reduce);
+  const bool real = dtype != ffi::S32 && dtype != ffi::S64;
+  if (!real && (attributes.weighted || reduce == Reduce::kMean || reduce == Reduce::kLogSumExp)) {
+    return invalid("integers have no weights, mean or logsumexp");
+  }
+  if (!is_schedule(attributes.lanes, attributes.threads) ||
+      !is_workspace(*workspace, width, acc_dtype, reduce == Reduce::kLogSumExp ? 2 : 1)) {
+    return invalid("the schedule or the workspace is wrong");
+  }
+  return dispatch_number<Backend>(dtype, [&](auto t, auto acc) {
+    return dispatch_index(view.dtype(), [&](auto index) {
+      using T = typename decltype(t)::type;
+      using Acc = typename decltype(acc)::type;
+      using Index = typename decltype(index)::type;
+      return Backend::segment_reduce(
+          context, attributes, workspace->dimensions()[0], view.template segments<Index>(), reduce,
+          data<const T>(in), data_if<Acc>(attributes.weighted, weight), Features{width, heads},
+          data<T>(*out), workspace->untyped_data());
+    });
+  });
+}
+
+// out[r, :] = sum of factor * value[col] over the entries of row r that match: see Select.
+template <typename Backend>
+ffi::Error segment_select(typename Backend::Context context, ffi::AnyBuffer row_key,
+                          ffi::AnyBuffer col_key, ffi::AnyBuffer value, ffi::AnyBuffer weight,
+                          ffi::AnyBuffer factor, ffi::AnyBuffer rows, ffi::AnyBuffer cols,
+                          ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
+                          ffi::Result<ffi::AnyBuffer> workspace, SelectAttributes attributes) {
+  const ffi::DataType dtype = row_key.element_type(), acc_dtype = accumulator_type(dtype);
+  if (row_key.dimensions().size() != 2 || col_key.dimensions().size() != 2) {
+    return invalid("the keys must have two dimensions");
+  }
+  const int64_t num_rows = row_key.dimensions()[0], width = row_key.dimensions()[1];
+  const int64_t num_cols = col_key.dimensions()[0], heads = attributes.heads;
+  if (!is_matrix(col_key, num_cols, width, dtype) || !is_matrix(*out, num_rows, width, dtype) ||
+      (attributes.has_value && !is_matrix(value, num_cols, width, dtype))) {
+    return invalid("the keys, the values or the result have the wrong shape or dtype");
+  }
+  const bool weighted = attributes.weighted || attributes.factored;
+  const ffi::AnyBuffer& either = attributes.weighted ? weight : factor;
+  if (weighted && either.dimensions().size() != 2) {
+    return invalid("the weights must have two dimensions");
+  }
+  const int64_t num_weights = weighted ? either.dimensions()[0] : 0;
+  if (!divides(heads, width) ||
+      (attributes.weighted && !is_matrix(weight, num_weights, heads, acc_dtype)) ||
+      (attributes.factored && !is_matrix(factor, num_weights, heads, acc_dtype))) {
+    return invalid("the weights have the wrong shape or dtype");
+  }
+  const View view = {rows,     cols,     order,      attributes.gather, attributes.ordered,
+                     num_rows, num_cols, num_weights};
+  if (ffi::Error error = view.check(weighted); error.failure()) return error;
+  if (!is_schedule(attributes.lanes, attributes.threads) ||
+      !is_workspace(*workspace, width, acc_dtype, 1)) {
+    return invalid("the schedule or the workspace is wrong");
+  }
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    return dispatch_index(view.dtype(), [&](auto index) {
+      using T = typename decltype(t)::type;
+      using Acc = typename decltype(acc)::type;
+      using Index = typename decltype(index)::type;
+      const Select<T, Acc> select = {data<const T>(row_key),
+                                     data<const T>(col_key),
+                                     data_if<T>(attributes.has_value, value),
+                                     data_if<Acc>(attributes.weighted, weight),
+                                     data_if<Acc>(attributes.factored, factor),
+                                     attributes.weight_on_row};
+      return Backend::segment_select(
+          context, attributes, workspace->dimensions()[0], view.template segments<Index>(), select,
+          Features{width, heads}, data<T>(*out), workspace->untyped_data());
+    });
+  });
+}
+
+// order = the positions of `ids`, sorted by id, ids out of range last; the sort is stable.
+template <typename Backend>
+ffi::Error segment_order(typename Backend::Context context, ffi::AnyBuffer ids,
+                         ffi::Result<ffi::AnyBuffer> order, OrderAttributes attributes) {
+  const int64_t count = static_cast<int64_t>(ids.element_count());
+  if (!is_index(ids, count, ids.element_type()) || !is_index(*order, count, ids.element_type())) {
+    return invalid("ids and order must be vectors of one length and integer type");
+  }
+  if (attributes.num_segments < 0) return invalid("num_segments must not be negative");
+  return dispatch_index(ids.element_type(), [&](auto index) {
+    using Index = typename decltype(index)::type;
+    return Backend::segment_order(context, data<const Index>(ids), count, attributes.num_segments,
+                                  data<Index>(*order));
+  });
+}
+
+// The argument lists once more, as the FFI wants them; `binding` already holds the context.
+template <typename Binding>
+auto bind_segment_reduce(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // in
+      .template Arg<ffi::AnyBuffer>()  // weight
+      .template Arg<ffi::AnyBuffer>()  // rows
+      .template Arg<ffi::AnyBuffer>()  // cols
+      .template Arg<ffi::AnyBuffer>()  // order
+      .template Ret<ffi::AnyBuffer>()  // out
+      .template Ret<ffi::AnyBuffer>()  // workspace
+      .template Attrs<ReduceAttributes>();
+}
+
+template <typename Binding>
+auto bind_segment_select(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // row_key
+      .template Arg<ffi::AnyBuffer>()  // col_key
+      .template Arg<ffi::AnyBuffer>()  // value
+      .template Arg<ffi::AnyBuffer>()  // weight
+      .template Arg<ffi::AnyBuffer>()  // factor
+      .template Arg<ffi::AnyBuffer>()  // rows
+      .template Arg<ffi::AnyBuffer>()  // cols
+      .template Arg<ffi::AnyBuffer>()  // order
+      .template Ret<ffi::AnyBuffer>()  // out
+      .template Ret<ffi::AnyBuffer>()  // workspace
+      .template Attrs<SelectAttributes>();
+}
+
+template <typename Binding>
+auto bind_segment_order(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // ids
+      .template Ret<ffi::AnyBuffer>()  // order
+      .template Attrs<OrderAttributes>();
+}
+
+}  // namespace jax_gnn

@@ -1,0 +1,105 @@
+// Handlers of segment_softmax and segment_softmax_tangent, written once. A Backend has a Context,
+// half types, and functions of the same names that return an ffi::Error.
+#pragma once
+
+#include "segments.h"
+
+namespace jax_gnn {
+
+struct SoftmaxAttributes {
+  int64_t num_rows;
+};
+
+}  // namespace jax_gnn
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::SoftmaxAttributes,
+                                      StructMember<int64_t>("num_rows"));
+
+namespace jax_gnn {
+
+// Checks the operands of both, `x` and perhaps others like it, and calls
+// run(Type<T>, Type<Acc>, segments, width, blocks).
+template <typename Backend, typename Run>
+ffi::Error normalize(std::initializer_list<ffi::AnyBuffer> like, const ffi::AnyBuffer& rows,
+                     ffi::AnyBuffer& out, ffi::AnyBuffer& workspace, int states,
+                     SoftmaxAttributes attributes, const Run& run) {
+  const ffi::DataType dtype = out.element_type();
+  if (out.dimensions().size() != 2) return invalid("the result must have two dimensions");
+  const int64_t count = out.dimensions()[0], width = out.dimensions()[1];
+  for (const ffi::AnyBuffer& buffer : like) {
+    if (!is_matrix(buffer, count, width, dtype)) {
+      return invalid("operands and result must have the same shape and dtype");
+    }
+  }
+  if (!is_index(rows, count, rows.element_type())) return invalid("every entry must have a row");
+  if (attributes.num_rows < 0) return invalid("num_rows must not be negative");
+  if (!is_workspace(workspace, width, accumulator_type(dtype), states)) {
+    return invalid("the workspace is wrong");
+  }
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    return dispatch_index(rows.element_type(), [&](auto index) {
+      using Index = typename decltype(index)::type;
+      const Segments<Index> segments = {data<const Index>(rows), nullptr, nullptr, count,
+                                        attributes.num_rows,     count,   0};
+      return run(t, acc, segments, width, workspace.dimensions()[0]);
+    });
+  });
+}
+
+// y = exp(x) over the sum of its row's.
+template <typename Backend>
+ffi::Error segment_softmax(typename Backend::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rows,
+                           ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> workspace,
+                           SoftmaxAttributes attributes) {
+  return normalize<Backend>(
+      {x}, rows, *y, *workspace, /*states=*/2, attributes,
+      [&](auto t, auto acc, const auto& segments, int64_t width, int64_t blocks) {
+        using T = typename decltype(t)::type;
+        using Acc = typename decltype(acc)::type;
+        return Backend::template segment_softmax<T, Acc>(context, segments, data<const T>(x), width,
+                                                         data<T>(*y), workspace->untyped_data(),
+                                                         blocks);
+      });
+}
+
+// out = y * (t - sum over the row of y * t)
+template <typename Backend>
+ffi::Error segment_softmax_tangent(typename Backend::Context context, ffi::AnyBuffer y,
+                                   ffi::AnyBuffer t, ffi::AnyBuffer rows,
+                                   ffi::Result<ffi::AnyBuffer> out,
+                                   ffi::Result<ffi::AnyBuffer> workspace,
+                                   SoftmaxAttributes attributes) {
+  return normalize<Backend>(
+      {y, t}, rows, *out, *workspace, /*states=*/1, attributes,
+      [&](auto type, auto acc, const auto& segments, int64_t width, int64_t blocks) {
+        using T = typename decltype(type)::type;
+        using Acc = typename decltype(acc)::type;
+        return Backend::template segment_softmax_tangent<T, Acc>(
+            context, segments, data<const T>(y), data<const T>(t), width, data<T>(*out),
+            workspace->untyped_data(), blocks);
+      });
+}
+
+// The argument lists once more, as the FFI wants them; `binding` already holds the context.
+template <typename Binding>
+auto bind_segment_softmax(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // x
+      .template Arg<ffi::AnyBuffer>()  // rows
+      .template Ret<ffi::AnyBuffer>()  // y
+      .template Ret<ffi::AnyBuffer>()  // workspace
+      .template Attrs<SoftmaxAttributes>();
+}
+
+template <typename Binding>
+auto bind_segment_softmax_tangent(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // y
+      .template Arg<ffi::AnyBuffer>()  // t
+      .template Arg<ffi::AnyBuffer>()  // rows
+      .template Ret<ffi::AnyBuffer>()  // out
+      .template Ret<ffi::AnyBuffer>()  // workspace
+      .template Attrs<SoftmaxAttributes>();
+}
+
+}  // namespace jax_gnn

@@ -1,0 +1,76 @@
+// What the handlers of segment primitives share: the checks of the index operands, of weights, of
+// schedules and of workspaces. Operands that a primitive does without are flagged by attributes;
+// any buffer stands in their place, and is not looked at.
+#pragma once
+
+#include <algorithm>
+
+#include "../kernels/segments.h"
+#include "checks.h"
+
+namespace jax_gnn {
+
+inline bool is_index(const ffi::AnyBuffer& buffer, int64_t size, ffi::DataType dtype) {
+  return buffer.element_type() == dtype && has_shape(buffer, {size});
+}
+
+inline bool is_matrix(const ffi::AnyBuffer& buffer, int64_t rows, int64_t width,
+                      ffi::DataType dtype) {
+  return buffer.element_type() == dtype && has_shape(buffer, {rows, width});
+}
+
+template <typename T>
+const T* data_if(bool present, const ffi::AnyBuffer& buffer) {
+  return present ? static_cast<const T*>(buffer.untyped_data()) : nullptr;
+}
+
+// The index operands of a view. Without `cols` entry e reads row e, without `order` it has weight
+// e.
+struct View {
+  ffi::AnyBuffer rows, cols, order;
+  bool gather, ordered;
+  int64_t num_rows, num_cols, num_weights;
+
+  int64_t count() const { return static_cast<int64_t>(rows.element_count()); }
+  ffi::DataType dtype() const { return rows.element_type(); }
+
+  ffi::Error check(bool weighted) const {
+    if (rows.dimensions().size() != 1 || (gather && !is_index(cols, count(), dtype())) ||
+        (ordered && !is_index(order, count(), dtype()))) {
+      return invalid("rows, cols and order must be vectors of one length and integer type");
+    }
+    if (!gather && num_cols != count()) return invalid("without cols, every entry has its own row");
+    if (weighted && !ordered && num_weights != count()) {
+      return invalid("without order, every entry has its own weight");
+    }
+    return ffi::Error::Success();
+  }
+
+  template <typename Index>
+  Segments<Index> segments() const {
+    return {data<const Index>(rows),
+            data_if<Index>(gather, cols),
+            data_if<Index>(ordered, order),
+            count(),
+            num_rows,
+            num_cols,
+            num_weights};
+  }
+};
+
+inline bool divides(int64_t heads, int64_t width) { return heads >= 1 && width % heads == 0; }
+
+// As bytes: (blocks, workspace_bytes(...)).
+inline bool is_workspace(ffi::AnyBuffer& workspace, int64_t width, ffi::DataType acc_dtype,
+                         int states) {
+  const auto dims = workspace.dimensions();
+  return workspace.element_type() == ffi::U8 && dims.size() == 2 && dims[0] >= 1 &&
+         dims[1] == workspace_bytes(width, ffi::ByteWidth(acc_dtype), states);
+}
+
+inline bool is_schedule(int64_t lanes, int64_t threads) {
+  return lanes >= 1 && lanes <= 32 && (lanes & (lanes - 1)) == 0 && threads >= 32 &&
+         threads <= 1024 && threads % 32 == 0;
+}
+
+}  // namespace jax_gnn

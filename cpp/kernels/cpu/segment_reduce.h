@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+
+#include "../segments.h"
+#include "parallel.h"
+
+namespace jax_gnn::cpu {
+
+// The workspace has `blocks` rows of workspace_bytes(...) bytes each, 16-byte aligned. The same
+// bits on every run, whatever the number of threads.
+
+// out[r, :] = reduce over the entries e of row r of weight[e, head] * in[cols[e], :].
+// in: (num_cols, width), weight: (num_weights, heads) or null, out: (num_rows, width). Empty rows
+// are what jax.ops makes of them: 0 for a sum or mean, 1 for a product, the least value for a
+// maximum. Accumulates in Acc. Integers have no weights, mean or logsumexp.
+template <typename T, typename Acc, typename Index>
+void segment_reduce(const ParallelFor& parallel_for, int64_t blocks,
+                    const Segments<Index>& segments, Reduce reduce, const T* in, const Acc* weight,
+                    Features features, T* out, void* workspace);
+
+// out[r, :] = sum over the entries of row r that match, see Select. out: (num_rows, width).
+template <typename T, typename Acc, typename Index>
+void segment_select(const ParallelFor& parallel_for, int64_t blocks,
+                    const Segments<Index>& segments, const Select<T, Acc>& select,
+                    Features features, T* out, void* workspace);
+
+}  // namespace jax_gnn::cpu
