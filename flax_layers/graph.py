@@ -171,8 +171,9 @@ class GINConv(Convolution):
         Raises:
             ValueError: A size is not positive.
         """
-        width = out_features if mlp_features is None else mlp_features
-        check_positive(mlp_features=width)
+        if mlp_features is not None:
+            check_positive(mlp_features=mlp_features)
+        width = mlp_features or out_features
         super().__init__(in_features, out_features, width=width, rngs=rngs, **options)
         self.output = nnx.Linear(width, out_features, rngs=rngs, **options)
         self.learned_eps: nnx.Param[Array] | None = nnx.data(None)
