@@ -7,8 +7,9 @@ of :mod:`jax_gnn.segments`; unsorted ids are sorted first, and elements read in 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import jax
@@ -18,7 +19,17 @@ from jax import Array
 from jax.lax import GatherScatterMode
 
 from jax_gnn import _ffi, _index, segments
-from jax_gnn.segments import DTYPES, FLOATS, View, Views, accumulator_dtype, as_ids, flat, in_range
+from jax_gnn.segments import (
+    DTYPES,
+    FLOATS,
+    STATIC,
+    View,
+    Views,
+    accumulator_dtype,
+    as_ids,
+    flat,
+    in_range,
+)
 
 # --- The signature of all reductions -------------------------------------------------------------
 
@@ -67,7 +78,10 @@ class Reduction(Protocol):
 
 
 def _reduction(rule: Callable[..., Array]) -> Reduction:
-    """Makes a public reduction of a function of a :class:`_Problem` and further options."""
+    """Makes a public reduction of a function of a :class:`_Problem` and static options."""
+    # Compiled as a whole, also when called eagerly: the same roundings everywhere.
+    options_of_rule = tuple(inspect.signature(rule).parameters)[1:]
+    compiled = jax.jit(rule, static_argnames=options_of_rule)
 
     def function(
         data: Array,
@@ -87,7 +101,7 @@ def _reduction(rule: Callable[..., Array]) -> Reduction:
             data.shape, segment_ids, num_segments, indices_are_sorted, mode, indptr
         )
         groups = _Segments(ids, size, is_sorted, implementation)
-        return rule(_Problem(data, groups, unique_indices, bucket_size), **options)
+        return compiled(_Problem(data, groups, unique_indices, bucket_size), **options)
 
     function.__name__ = function.__qualname__ = rule.__name__
     function.__doc__ = f"{rule.__doc__}{_ARGUMENTS}"
@@ -360,14 +374,15 @@ class SegmentIndex:
 # --- Arguments -----------------------------------------------------------------------------------
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Segments:
     """Which segment each element belongs to."""
 
     ids: Array
-    size: int
-    is_sorted: bool
-    implementation: _ffi.Implementation | None
+    size: int = field(metadata=STATIC)
+    is_sorted: bool = field(metadata=STATIC)
+    implementation: _ffi.Implementation | None = field(metadata=STATIC)
 
     @functools.cached_property
     def views(self) -> Views:
@@ -384,14 +399,15 @@ class _Segments:
         return segments.total(ones, self.views, self.implementation)[:, 0]
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Problem:
     """Checked arguments of a reduction."""
 
     data: Array
     groups: _Segments
-    unique_indices: bool
-    bucket_size: int | None
+    unique_indices: bool = field(metadata=STATIC)
+    bucket_size: int | None = field(metadata=STATIC)
 
     def with_data(self, data: Array) -> _Problem:
         return replace(self, data=data)

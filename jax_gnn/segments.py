@@ -35,6 +35,10 @@ from jax_gnn import _ffi, _index, schedules
 # --- Indices -------------------------------------------------------------------------------------
 
 
+# Metadata of fields of pytrees that are not arrays.
+STATIC = {"static": True}
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class View:
@@ -54,8 +58,8 @@ class View:
     rows: Array | None
     cols: Array | None
     order: Array | None
-    num_rows: int = field(metadata={"static": True})
-    max_degree: int | None = field(default=None, metadata={"static": True})
+    num_rows: int = field(metadata=STATIC)
+    max_degree: int | None = field(default=None, metadata=STATIC)
 
     @property
     def count(self) -> int:
@@ -283,13 +287,33 @@ def _order_xla(ids: Array, *, num_segments: int) -> Array:
 _REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")  # as in segments.h
 
 
-def _view_operands(view: View) -> tuple[list[Any], dict[str, Any]]:
-    """Index operands of a kernel; those that are absent get another in their place."""
+_MAX_SIZE = 2**31 - 1
+
+
+def _view_operands(view: View, num_cols: int) -> tuple[list[Any], dict[str, Any]] | None:
+    """Index operands of a kernel; those that are absent get another in their place.
+
+    None where no kernel serves: a gather, or ids that do not fit int32.
+    """
+    sizes = view.num_rows, num_cols, view.count
+    if view.rows is None or (view.rows.dtype != np.int32 and max(sizes) >= _MAX_SIZE):
+        return None
     attributes = {
         "gather": np.bool_(view.cols is not None),
         "ordered": np.bool_(view.order is not None),
     }
-    return [ids or view.rows for ids in (view.rows, view.cols, view.order)], attributes
+    ids = [
+        _narrow(ids or view.rows, size)
+        for ids, size in zip((view.rows, view.cols, view.order), sizes, strict=True)
+    ]
+    return ids, attributes
+
+
+def _narrow(ids: _ffi.Operand, size: int) -> _ffi.Operand:
+    """Makes ids int32; those out of range stay so, on their side."""
+    if ids.dtype == np.int32:
+        return ids
+    return ids.map(lambda wide: jnp.clip(wide, -1, size).astype(jnp.int32), np.int32)
 
 
 def _scheduled(op: str, view: View, x: _ffi.Operand, states: int = 1) -> tuple[Any, list[Any]]:
@@ -327,9 +351,10 @@ def _reduce_call(
 ) -> _ffi.Call | None:
     del platform, heads
     view = views.forward
-    if view.rows is None:
+    found = _view_operands(view, x.shape[0])
+    if found is None:
         return None
-    ids, flags = _view_operands(view)
+    ids, flags = found
     schedule, workspaces = _scheduled("segment_reduce", view, x, 1 + (reduce == "logsumexp"))
     flags |= {
         "reduce": np.int64(_REDUCTIONS.index(reduce)),
@@ -352,9 +377,10 @@ def _select_call(
 ) -> _ffi.Call | None:
     del platform
     view = views.forward
-    if view.rows is None:
+    found = _view_operands(view, col_key.shape[0])
+    if found is None:
         return None
-    ids, flags = _view_operands(view)
+    ids, flags = found
     schedule, workspaces = _scheduled("segment_select", view, col_key)
     flags |= {
         "has_value": np.bool_(value is not None),
@@ -371,9 +397,10 @@ def _sddmm_call(
     platform: str, a: _ffi.Operand, b: _ffi.Operand, views: Views, *, heads: int
 ) -> _ffi.Call | None:
     del platform
-    if views.forward.rows is None:
+    found = _view_operands(views.forward, b.shape[0])
+    if found is None:
         return None
-    (rows, cols, _), flags = _view_operands(views.forward)
+    (rows, cols, _), flags = found
     return _ffi.Call([a, b, rows, cols], {"gather": flags["gather"], "heads": np.int64(heads)})
 
 
@@ -390,9 +417,10 @@ def _sddmm_select_call(
     heads: int,
 ) -> _ffi.Call | None:
     del platform
-    if views.forward.rows is None:
+    found = _view_operands(views.forward, b.shape[0])
+    if found is None:
         return None
-    ids, flags = _view_operands(views.forward)
+    ids, flags = found
     flags |= {
         "weighted": np.bool_(weight is not None),
         "weight_on_row": np.bool_(weight_on_row),
@@ -401,14 +429,18 @@ def _sddmm_select_call(
     return _ffi.Call([a, b, row_key, col_key, weight or a, *ids], flags)
 
 
-def _softmax_call(platform: str, *operands: Any) -> _ffi.Call:
+def _softmax_call(platform: str, *operands: Any) -> _ffi.Call | None:
     """For the softmax and its tangent."""
     del platform
     *arrays, views = operands
     view = views.forward
+    found = _view_operands(view, view.count)
+    if found is None:
+        return None
+    (rows, *_), _ = found
     # The softmax carries maxima and sums, its tangent sums.
     _, workspaces = _scheduled("softmax", view, arrays[0], 3 - len(arrays))
-    return _ffi.Call([*arrays, view.rows], {"num_rows": np.int64(view.num_rows)}, workspaces)
+    return _ffi.Call([*arrays, rows], {"num_rows": np.int64(view.num_rows)}, workspaces)
 
 
 def _order_call(platform: str, ids: _ffi.Operand, *, num_segments: int) -> _ffi.Call | None:
