@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,9 @@ Layers = list[dict[str, np.ndarray]]
 
 def workloads(data: Path | None) -> dict[str, Workload]:
     """Graphs of Flickr's and ogbn-arxiv's size; all others when they are named."""
-    del data  # one needs no real graphs here
     chosen = ("flickr-twin", "ogbn-arxiv-twin")
-    found = plain_graphs(None).values()
-    return {w.name: Workload(w.name, w.load, on_request=w.name not in chosen) for w in found}
+    found = plain_graphs(data).values()
+    return {w.name: replace(w, on_request=w.name not in chosen) for w in found}
 
 
 def problem(graph: PlainGraph, case: Case) -> Problem:
@@ -179,11 +179,10 @@ _PLACES = {
 
 
 def jax_gnn_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iterator[Candidate]:
-    """The models of ``flax_layers``, with the library's kernels and with its plain XLA."""
+    """The models of ``flax_layers``."""
     from flax import nnx
 
     import flax_layers
-    import jax_gnn
 
     warnings.filterwarnings("error", message=".*Using plain XLA instead")
     model = case.mode.split(" ")[0]
@@ -193,21 +192,17 @@ def jax_gnn_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Itera
     )
     definition, state = nnx.split(network)
     scale = (_node_scale(graph, model)[:, 0],) if model == "gcn" else ()
-    for name, implementation in ((OURS, None), (f"{OURS}, xla", "xla")):
 
-        def logits(
-            tree: Layers, x: Any, edges: Any, *scale: Any, implementation: Any = implementation
-        ) -> Any:
-            values = dict(nnx.to_flat_state(state))
-            for index, layer in enumerate(tree, start=1):
-                for parameter, array in layer.items():
-                    path = f"conv{index}", *_PLACES[parameter]
-                    values[path] = values[path].replace(array)
-            network = nnx.merge(definition, nnx.from_flat_state(values))
-            with jax_gnn.implementation(implementation):
-                return network(edges, x, *(None, *scale) if scale else ())
+    def logits(tree: Layers, x: Any, edges: Any, *scale: Any) -> Any:
+        values = dict(nnx.to_flat_state(state))
+        for index, layer in enumerate(tree, start=1):
+            for parameter, array in layer.items():
+                path = f"conv{index}", *_PLACES[parameter]
+                values[path] = values[path].replace(array)
+        network = nnx.merge(definition, nnx.from_flat_state(values))
+        return network(edges, x, *(None, *scale) if scale else ())
 
-        yield _jax_candidate(name, logits, case, problem, edges, *scale)
+    yield _jax_candidate(OURS, logits, case, problem, edges, *scale)
 
 
 # JAX.

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,22 +68,19 @@ def problem(graph: PlainGraph, case: Case) -> Problem:
 
 
 def jax_gnn_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iterator[Candidate]:
-    """The op as users call it, by bare ids, and its plain-XLA implementation."""
+    """The op as users call it, and by bare ids."""
     import jax_gnn
 
     warnings.filterwarnings("error", message=".*Using plain XLA instead")
 
-    def spmm(x: Any, weight: Any, graph: Any, implementation: Literal["xla"] | None = None) -> Any:
-        return jax_gnn.spmm(graph, x, weight, implementation=implementation)
+    def spmm(x: Any, weight: Any, graph: Any) -> Any:
+        return jax_gnn.spmm(graph, x, weight)
 
     def by_ids(x: Any, weight: Any, cols: Any, rows: Any) -> Any:
         return jax_gnn.index_segment_reduce(x, cols, rows, graph.num_nodes, weight)
 
-    operands = (jax_gnn_graph(graph),)
-    yield jax_candidate(OURS, spmm, problem, operands, INPUTS)
+    yield jax_candidate(OURS, spmm, problem, (jax_gnn_graph(graph),), INPUTS)
     yield jax_candidate(f"{OURS}, bare ids", by_ids, problem, (graph.cols, graph.rows), INPUTS)
-    xla = partial(spmm, implementation="xla")
-    yield jax_candidate(f"{OURS}, xla", xla, problem, operands, INPUTS)
 
 
 # Plain JAX.

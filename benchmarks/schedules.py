@@ -122,7 +122,7 @@ def graphs(data: Path | None, seed: int = 0) -> dict[str, PlainGraph]:
         exponent = (0.0, 0.3, 0.6, 0.9)[index % 4]
         num_nodes = max(int(num_edges / average), 16)
         found[f"random-{index}"] = power_law(num_nodes, num_edges, exponent, seed=index)
-    names = list(rng.permutation(list(found)))
+    names = rng.permutation(list(found)).tolist()
     names.sort(key=lambda name: not name.startswith("reddit2"))
     return {name: found[name] for name in names}
 

@@ -141,7 +141,7 @@ TWINS = {
 }
 
 
-def plain_graphs(data: Path | None, columns: bool = True) -> dict[str, Workload]:
+def plain_graphs(data: Path | None) -> dict[str, Workload]:
     """All plain graphs by name: ``data/homogeneous/*.npz`` if ``data`` is given, and the twins.
 
     A twin's degrees have their long tail among the destinations (rows), or, if its name ends in
@@ -149,7 +149,6 @@ def plain_graphs(data: Path | None, columns: bool = True) -> dict[str, Workload]
 
     Args:
         data: Folder with real graphs; the twins of these are then left out.
-        columns: Whether the twins with the long tail in columns are wanted.
 
     Raises:
         FileNotFoundError: ``data`` holds no ``homogeneous/*.npz``.
@@ -163,7 +162,7 @@ def plain_graphs(data: Path | None, columns: bool = True) -> dict[str, Workload]
         twin = partial(power_law, num_nodes, num_edges, exponent)
         if name not in names:
             found.append(Workload(f"{name}-twin", twin, large=large))
-            if columns and num_edges > 500_000:
+            if num_edges > 500_000:
                 found.append(
                     Workload(f"{name}-twin-cols", partial(twin, in_columns=True), large=large)
                 )

@@ -135,8 +135,8 @@ class GINConv(Convolution):
     of it.
 
     Attributes:
-        kernel: Of the MLP's first map, ``(in_features, hidden_features)``.
-        bias: Of its first map, ``(hidden_features,)``, or None without biases.
+        kernel: Of the MLP's first map, ``(in_features, mlp_features)``.
+        bias: Of its first map, ``(mlp_features,)``, or None without biases.
         output: Its second map.
         learned_eps: The learnable eps, ``()``; None if it is fixed.
     """
@@ -146,7 +146,7 @@ class GINConv(Convolution):
         in_features: int,
         out_features: int,
         *,
-        hidden_features: int | None = None,
+        mlp_features: int | None = None,
         eps: float = 0.0,
         learn_eps: bool = False,
         rngs: nnx.Rngs,
@@ -157,7 +157,7 @@ class GINConv(Convolution):
         Args:
             in_features: Features per node of the input.
             out_features: Features per node of the output.
-            hidden_features: Features inside the MLP; None for `out_features`.
+            mlp_features: Features inside the MLP; None for `out_features`.
             eps: How much more than 1 a node's own features count; the initial value if it is
                 learnable.
             learn_eps: Whether eps is learnable.
@@ -167,14 +167,14 @@ class GINConv(Convolution):
         Raises:
             ValueError: A size is not positive.
         """
-        width = out_features if hidden_features is None else hidden_features
-        check_positive(hidden_features=width)
+        width = out_features if mlp_features is None else mlp_features
+        check_positive(mlp_features=width)
         super().__init__(in_features, out_features, width=width, rngs=rngs, **options)
         self.output = nnx.Linear(width, out_features, rngs=rngs, **options)
         self.learned_eps: nnx.Param[Array] | None = nnx.data(None)
         if learn_eps:
             self.learned_eps = nnx.Param(jnp.array(eps, self.param_dtype))
-        self.hidden_features = hidden_features
+        self.mlp_features = mlp_features
         self.eps = eps
         self.learn_eps = learn_eps
 

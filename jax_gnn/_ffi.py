@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import jax
+import numpy as np
 from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
@@ -149,10 +150,15 @@ class Bind:
 
 @dataclass(frozen=True)
 class Operand:
-    """An array on its way to a custom call."""
+    """An array on its way to a custom call.
+
+    Attributes:
+        aval: its abstract value.
+        lower: gives its value, from the context of a lowering.
+    """
 
     aval: Any
-    value: Any
+    lower: Callable[[Any], Any]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -163,6 +169,16 @@ class Operand:
     def dtype(self) -> Any:
         """Its dtype."""
         return self.aval.dtype
+
+    def map(self, function: Callable[[Array], Array], dtype: Any) -> Operand:
+        """The operand after an elementwise function, with another dtype."""
+        aval = self.aval.update(dtype=np.dtype(dtype), weak_type=False)
+
+        def lower(ctx: Any) -> Any:
+            inner = ctx.replace(avals_in=[self.aval], avals_out=[aval])
+            return mlir.lower_fun(function, multiple_results=False)(inner, self.lower(ctx))[0]
+
+        return Operand(aval, lower)
 
 
 @dataclass(frozen=True)
@@ -333,7 +349,10 @@ def _lower(
 
     call = None
     if platform != "xla" and implementation != "xla":
-        operands = map(Operand, ctx.avals_in, values)
+        operands = [
+            Operand(aval, lambda _, value=value: value)
+            for aval, value in zip(ctx.avals_in, values, strict=True)
+        ]
         call = rules.call(platform, *tree.unflatten(operands), **attributes)
     if call is None:
         return mlir.lower_fun(plain, multiple_results=False)(ctx, *values)
@@ -351,7 +370,8 @@ def _lower(
     )
     # The workspaces are results that nobody reads.
     lowering = jax.ffi.ffi_lowering(_TARGET_PREFIX + name)
-    return lowering(inner, *(operand.value for operand in call.operands), **call.attributes)[:1]
+    operands = [operand.lower(ctx) for operand in call.operands]
+    return lowering(inner, *operands, **call.attributes)[:1]
 
 
 def _varying(aval: Any) -> frozenset[str]:

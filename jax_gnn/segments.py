@@ -287,20 +287,37 @@ def _order_xla(ids: Array, *, num_segments: int) -> Array:
 _REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")  # as in segments.h
 
 
-def _view_operands(view: View) -> tuple[list[Any], dict[str, Any]]:
-    """Index operands of a kernel; those that are absent get another in their place."""
+_MAX_SIZE = 2**31 - 1
+
+
+def _view_operands(view: View, num_cols: int) -> tuple[list[Any], dict[str, Any]] | None:
+    """Index operands of a kernel; those that are absent get another in their place.
+
+    None where no kernel serves: a gather, or ids that do not fit int32.
+    """
+    sizes = view.num_rows, num_cols, view.count
+    if view.rows is None or (view.rows.dtype != np.int32 and max(sizes) >= _MAX_SIZE):
+        return None
     attributes = {
         "gather": np.bool_(view.cols is not None),
         "ordered": np.bool_(view.order is not None),
     }
-    return [ids or view.rows for ids in (view.rows, view.cols, view.order)], attributes
+    ids = [
+        _narrow(ids or view.rows, size)
+        for ids, size in zip((view.rows, view.cols, view.order), sizes, strict=True)
+    ]
+    return ids, attributes
+
+
+def _narrow(ids: _ffi.Operand, size: int) -> _ffi.Operand:
+    """Makes ids int32; those out of range stay so, on their side."""
+    if ids.dtype == np.int32:
+        return ids
+    return ids.map(lambda wide: jnp.clip(wide, -1, size).astype(jnp.int32), np.int32)
 
 
 def _scheduled(op: str, view: View, x: _ffi.Operand, states: int = 1) -> tuple[Any, list[Any]]:
-    """The schedule's attributes, and the workspace: what blocks of entries leave to others.
-
-    Each block leaves that many accumulators, ``states``, for each feature of two rows.
-    """
+    """The schedule's attributes, and the workspace: what blocks of entries leave to others."""
     width, acc = x.shape[1], np.dtype(accumulator_dtype(x.dtype))
     schedule = schedules.choose(
         op,
@@ -334,9 +351,10 @@ def _reduce_call(
 ) -> _ffi.Call | None:
     del platform, heads
     view = views.forward
-    if view.rows is None:
+    found = _view_operands(view, x.shape[0])
+    if found is None:
         return None
-    ids, flags = _view_operands(view)
+    ids, flags = found
     schedule, workspaces = _scheduled("segment_reduce", view, x, 1 + (reduce == "logsumexp"))
     flags |= {
         "reduce": np.int64(_REDUCTIONS.index(reduce)),
@@ -359,9 +377,10 @@ def _select_call(
 ) -> _ffi.Call | None:
     del platform
     view = views.forward
-    if view.rows is None:
+    found = _view_operands(view, col_key.shape[0])
+    if found is None:
         return None
-    ids, flags = _view_operands(view)
+    ids, flags = found
     schedule, workspaces = _scheduled("segment_select", view, col_key)
     flags |= {
         "has_value": np.bool_(value is not None),
@@ -378,9 +397,10 @@ def _sddmm_call(
     platform: str, a: _ffi.Operand, b: _ffi.Operand, views: Views, *, heads: int
 ) -> _ffi.Call | None:
     del platform
-    if views.forward.rows is None:
+    found = _view_operands(views.forward, b.shape[0])
+    if found is None:
         return None
-    (rows, cols, _), flags = _view_operands(views.forward)
+    (rows, cols, _), flags = found
     return _ffi.Call([a, b, rows, cols], {"gather": flags["gather"], "heads": np.int64(heads)})
 
 
@@ -397,9 +417,10 @@ def _sddmm_select_call(
     heads: int,
 ) -> _ffi.Call | None:
     del platform
-    if views.forward.rows is None:
+    found = _view_operands(views.forward, b.shape[0])
+    if found is None:
         return None
-    ids, flags = _view_operands(views.forward)
+    ids, flags = found
     flags |= {
         "weighted": np.bool_(weight is not None),
         "weight_on_row": np.bool_(weight_on_row),
@@ -408,13 +429,18 @@ def _sddmm_select_call(
     return _ffi.Call([a, b, row_key, col_key, weight or a, *ids], flags)
 
 
-def _softmax_call(states: int, platform: str, *operands: Any) -> _ffi.Call:
+def _softmax_call(platform: str, *operands: Any) -> _ffi.Call | None:
     """For the softmax and its tangent."""
     del platform
     *arrays, views = operands
     view = views.forward
-    _, workspaces = _scheduled("softmax", view, arrays[0], states)
-    return _ffi.Call([*arrays, view.rows], {"num_rows": np.int64(view.num_rows)}, workspaces)
+    found = _view_operands(view, view.count)
+    if found is None:
+        return None
+    (rows, *_), _ = found
+    # The softmax carries maxima and sums, its tangent sums.
+    _, workspaces = _scheduled("softmax", view, arrays[0], 3 - len(arrays))
+    return _ffi.Call([*arrays, rows], {"num_rows": np.int64(view.num_rows)}, workspaces)
 
 
 def _order_call(platform: str, ids: _ffi.Operand, *, num_segments: int) -> _ffi.Call | None:
@@ -813,7 +839,7 @@ segment_softmax = _ffi.define_primitive(
     _ffi.Rules(
         result=_like_first,
         xla=_softmax_xla,
-        call=functools.partial(_softmax_call, 2),
+        call=_softmax_call,
         jvp=_softmax_jvp,
         transpose={},
         batch=functools.partial(_softmax_batch, -np.inf),
@@ -825,7 +851,7 @@ segment_softmax_tangent = _ffi.define_primitive(
     _ffi.Rules(
         result=_like_first,
         xla=_softmax_tangent_xla,
-        call=functools.partial(_softmax_call, 1),
+        call=_softmax_call,
         jvp=_softmax_tangent_jvp,
         transpose={1: _softmax_tangent_transpose},
         batch=functools.partial(_softmax_batch, 0.0),

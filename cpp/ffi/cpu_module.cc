@@ -65,18 +65,18 @@ struct Cpu {
     return ffi::Error::Success();
   }
 
-  // Schedules are the GPU's; the workspace's rows bound the tasks.
+  // Schedules and workspaces are for GPUs.
   template <typename Attributes, typename... Args>
-  static ffi::Error segment_reduce(Context pool, const Attributes&, int64_t blocks,
+  static ffi::Error segment_reduce(Context pool, const Attributes&, Workspace,
                                    const Args&... args) {
-    cpu::segment_reduce(parallel_for(pool), blocks, args...);
+    cpu::segment_reduce(parallel_for(pool), args...);
     return ffi::Error::Success();
   }
 
   template <typename Attributes, typename... Args>
-  static ffi::Error segment_select(Context pool, const Attributes&, int64_t blocks,
+  static ffi::Error segment_select(Context pool, const Attributes&, Workspace,
                                    const Args&... args) {
-    cpu::segment_select(parallel_for(pool), blocks, args...);
+    cpu::segment_select(parallel_for(pool), args...);
     return ffi::Error::Success();
   }
 
@@ -93,13 +93,13 @@ struct Cpu {
   }
 
   template <typename T, typename Acc, typename... Args>
-  static ffi::Error segment_softmax(Context pool, const Args&... args) {
+  static ffi::Error segment_softmax(Context pool, Workspace, const Args&... args) {
     cpu::segment_softmax<T, Acc>(parallel_for(pool), args...);
     return ffi::Error::Success();
   }
 
   template <typename T, typename Acc, typename... Args>
-  static ffi::Error segment_softmax_tangent(Context pool, const Args&... args) {
+  static ffi::Error segment_softmax_tangent(Context pool, Workspace, const Args&... args) {
     cpu::segment_softmax_tangent<T, Acc>(parallel_for(pool), args...);
     return ffi::Error::Success();
   }

@@ -40,15 +40,17 @@ struct Cuda {
   }
 
   template <typename Attributes, typename... Args>
-  static ffi::Error segment_reduce(Context stream, const Attributes& attributes, int64_t blocks,
-                                   const Args&... args) {
-    return status(cuda::segment_reduce(stream, schedule(attributes, blocks), args...));
+  static ffi::Error segment_reduce(Context stream, const Attributes& attributes,
+                                   Workspace workspace, const Args&... args) {
+    return status(
+        cuda::segment_reduce(stream, schedule(attributes, workspace), args..., workspace.bytes));
   }
 
   template <typename Attributes, typename... Args>
-  static ffi::Error segment_select(Context stream, const Attributes& attributes, int64_t blocks,
-                                   const Args&... args) {
-    return status(cuda::segment_select(stream, schedule(attributes, blocks), args...));
+  static ffi::Error segment_select(Context stream, const Attributes& attributes,
+                                   Workspace workspace, const Args&... args) {
+    return status(
+        cuda::segment_select(stream, schedule(attributes, workspace), args..., workspace.bytes));
   }
 
   template <typename... Args>
@@ -57,20 +59,23 @@ struct Cuda {
   }
 
   template <typename T, typename Acc, typename... Args>
-  static ffi::Error segment_softmax(Context stream, const Args&... args) {
-    return status(cuda::segment_softmax<T, Acc>(stream, args...));
+  static ffi::Error segment_softmax(Context stream, Workspace workspace, const Args&... args) {
+    return status(
+        cuda::segment_softmax<T, Acc>(stream, args..., workspace.bytes, workspace.blocks));
   }
 
   template <typename T, typename Acc, typename... Args>
-  static ffi::Error segment_softmax_tangent(Context stream, const Args&... args) {
-    return status(cuda::segment_softmax_tangent<T, Acc>(stream, args...));
+  static ffi::Error segment_softmax_tangent(Context stream, Workspace workspace,
+                                            const Args&... args) {
+    return status(
+        cuda::segment_softmax_tangent<T, Acc>(stream, args..., workspace.bytes, workspace.blocks));
   }
 
  private:
   template <typename Attributes>
-  static cuda::Schedule schedule(const Attributes& attributes, int64_t blocks) {
+  static cuda::Schedule schedule(const Attributes& attributes, Workspace workspace) {
     return {attributes.parallel, static_cast<int>(attributes.lanes),
-            static_cast<int>(attributes.threads), blocks};
+            static_cast<int>(attributes.threads), workspace.blocks};
   }
 
   static ffi::Error status(cudaError_t error) {

@@ -68,7 +68,8 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
   const View view = {
       rows,       cols, order, attributes.gather, attributes.ordered, num_rows, in.dimensions()[0],
       num_weights};
-  if (ffi::Error error = view.check(attributes.weighted); error.failure()) return error;
+  ffi::Error error = view.check(attributes.weighted);
+  if (error.failure()) return error;
   if (attributes.reduce < 0 || attributes.reduce > static_cast<int64_t>(Reduce::kLogSumExp)) {
     return invalid("there is no such reduction");
   }
@@ -77,20 +78,16 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
   if (!real && (attributes.weighted || reduce == Reduce::kMean || reduce == Reduce::kLogSumExp)) {
     return invalid("integers have no weights, mean or logsumexp");
   }
-  if (!is_schedule(attributes.lanes, attributes.threads) ||
-      !is_workspace(*workspace, width, acc_dtype, reduce == Reduce::kLogSumExp ? 2 : 1)) {
-    return invalid("the schedule or the workspace is wrong");
-  }
+  if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
+  error = check_workspace(*workspace, width, acc_dtype, reduce == Reduce::kLogSumExp ? 2 : 1);
+  if (error.failure()) return error;
   return dispatch_number<Backend>(dtype, [&](auto t, auto acc) {
-    return dispatch_index(view.dtype(), [&](auto index) {
-      using T = typename decltype(t)::type;
-      using Acc = typename decltype(acc)::type;
-      using Index = typename decltype(index)::type;
-      return Backend::segment_reduce(
-          context, attributes, workspace->dimensions()[0], view.template segments<Index>(), reduce,
-          data<const T>(in), data_if<Acc>(attributes.weighted, weight), Features{width, heads},
-          data<T>(*out), workspace->untyped_data());
-    });
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    return Backend::segment_reduce(context, attributes, make_workspace(*workspace), view.segments(),
+                                   reduce, data<const T>(in),
+                                   data_if<Acc>(attributes.weighted, weight),
+                                   Features{width, heads}, data<T>(*out));
   });
 }
 
@@ -124,26 +121,22 @@ ffi::Error segment_select(typename Backend::Context context, ffi::AnyBuffer row_
   }
   const View view = {rows,     cols,     order,      attributes.gather, attributes.ordered,
                      num_rows, num_cols, num_weights};
-  if (ffi::Error error = view.check(weighted); error.failure()) return error;
-  if (!is_schedule(attributes.lanes, attributes.threads) ||
-      !is_workspace(*workspace, width, acc_dtype, 1)) {
-    return invalid("the schedule or the workspace is wrong");
-  }
+  ffi::Error error = view.check(weighted);
+  if (error.failure()) return error;
+  if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
+  error = check_workspace(*workspace, width, acc_dtype, 1);
+  if (error.failure()) return error;
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
-    return dispatch_index(view.dtype(), [&](auto index) {
-      using T = typename decltype(t)::type;
-      using Acc = typename decltype(acc)::type;
-      using Index = typename decltype(index)::type;
-      const Select<T, Acc> select = {data<const T>(row_key),
-                                     data<const T>(col_key),
-                                     data_if<T>(attributes.has_value, value),
-                                     data_if<Acc>(attributes.weighted, weight),
-                                     data_if<Acc>(attributes.factored, factor),
-                                     attributes.weight_on_row};
-      return Backend::segment_select(
-          context, attributes, workspace->dimensions()[0], view.template segments<Index>(), select,
-          Features{width, heads}, data<T>(*out), workspace->untyped_data());
-    });
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    const Select<T, Acc> select = {data<const T>(row_key),
+                                   data<const T>(col_key),
+                                   data_if<T>(attributes.has_value, value),
+                                   data_if<Acc>(attributes.weighted, weight),
+                                   data_if<Acc>(attributes.factored, factor),
+                                   attributes.weight_on_row};
+    return Backend::segment_select(context, attributes, make_workspace(*workspace), view.segments(),
+                                   select, Features{width, heads}, data<T>(*out));
   });
 }
 

@@ -18,7 +18,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::SoftmaxAttributes,
 namespace jax_gnn {
 
 // Checks the operands of both, `x` and perhaps others like it, and calls
-// run(Type<T>, Type<Acc>, segments, width, blocks).
+// run(Type<T>, Type<Acc>, segments, width).
 template <typename Backend, typename Run>
 ffi::Error normalize(std::initializer_list<ffi::AnyBuffer> like, const ffi::AnyBuffer& rows,
                      ffi::AnyBuffer& out, ffi::AnyBuffer& workspace, int states,
@@ -31,18 +31,14 @@ ffi::Error normalize(std::initializer_list<ffi::AnyBuffer> like, const ffi::AnyB
       return invalid("operands and result must have the same shape and dtype");
     }
   }
-  if (!is_index(rows, count, rows.element_type())) return invalid("every entry must have a row");
+  if (!is_index(rows, count, ffi::S32)) return invalid("every entry must have an int32 row");
   if (attributes.num_rows < 0) return invalid("num_rows must not be negative");
-  if (!is_workspace(workspace, width, accumulator_type(dtype), states)) {
-    return invalid("the workspace is wrong");
-  }
+  ffi::Error error = check_workspace(workspace, width, accumulator_type(dtype), states);
+  if (error.failure()) return error;
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
-    return dispatch_index(rows.element_type(), [&](auto index) {
-      using Index = typename decltype(index)::type;
-      const Segments<Index> segments = {data<const Index>(rows), nullptr, nullptr, count,
-                                        attributes.num_rows,     count,   0};
-      return run(t, acc, segments, width, workspace.dimensions()[0]);
-    });
+    const Segments<int32_t> segments = {data<const int32_t>(rows), nullptr, nullptr, count,
+                                        attributes.num_rows,       count,   0};
+    return run(t, acc, segments, width);
   });
 }
 
@@ -51,15 +47,14 @@ template <typename Backend>
 ffi::Error segment_softmax(typename Backend::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rows,
                            ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> workspace,
                            SoftmaxAttributes attributes) {
-  return normalize<Backend>(
-      {x}, rows, *y, *workspace, /*states=*/2, attributes,
-      [&](auto t, auto acc, const auto& segments, int64_t width, int64_t blocks) {
-        using T = typename decltype(t)::type;
-        using Acc = typename decltype(acc)::type;
-        return Backend::template segment_softmax<T, Acc>(context, segments, data<const T>(x), width,
-                                                         data<T>(*y), workspace->untyped_data(),
-                                                         blocks);
-      });
+  return normalize<Backend>({x}, rows, *y, *workspace, /*states=*/2, attributes,
+                            [&](auto t, auto acc, const auto& segments, int64_t width) {
+                              using T = typename decltype(t)::type;
+                              using Acc = typename decltype(acc)::type;
+                              return Backend::template segment_softmax<T, Acc>(
+                                  context, make_workspace(*workspace), segments, data<const T>(x),
+                                  width, data<T>(*y));
+                            });
 }
 
 // out = y * (t - sum over the row of y * t)
@@ -69,15 +64,14 @@ ffi::Error segment_softmax_tangent(typename Backend::Context context, ffi::AnyBu
                                    ffi::Result<ffi::AnyBuffer> out,
                                    ffi::Result<ffi::AnyBuffer> workspace,
                                    SoftmaxAttributes attributes) {
-  return normalize<Backend>(
-      {y, t}, rows, *out, *workspace, /*states=*/1, attributes,
-      [&](auto type, auto acc, const auto& segments, int64_t width, int64_t blocks) {
-        using T = typename decltype(type)::type;
-        using Acc = typename decltype(acc)::type;
-        return Backend::template segment_softmax_tangent<T, Acc>(
-            context, segments, data<const T>(y), data<const T>(t), width, data<T>(*out),
-            workspace->untyped_data(), blocks);
-      });
+  return normalize<Backend>({y, t}, rows, *out, *workspace, /*states=*/1, attributes,
+                            [&](auto type, auto acc, const auto& segments, int64_t width) {
+                              using T = typename decltype(type)::type;
+                              using Acc = typename decltype(acc)::type;
+                              return Backend::template segment_softmax_tangent<T, Acc>(
+                                  context, make_workspace(*workspace), segments, data<const T>(y),
+                                  data<const T>(t), width, data<T>(*out));
+                            });
 }
 
 // The argument lists once more, as the FFI wants them; `binding` already holds the context.

@@ -32,12 +32,11 @@ struct View {
   int64_t num_rows, num_cols, num_weights;
 
   int64_t count() const { return static_cast<int64_t>(rows.element_count()); }
-  ffi::DataType dtype() const { return rows.element_type(); }
 
   ffi::Error check(bool weighted) const {
-    if (rows.dimensions().size() != 1 || (gather && !is_index(cols, count(), dtype())) ||
-        (ordered && !is_index(order, count(), dtype()))) {
-      return invalid("rows, cols and order must be vectors of one length and integer type");
+    if (!is_index(rows, count(), ffi::S32) || (gather && !is_index(cols, count(), ffi::S32)) ||
+        (ordered && !is_index(order, count(), ffi::S32))) {
+      return invalid("rows, cols and order must be int32 vectors of one length");
     }
     if (!gather && num_cols != count()) return invalid("without cols, every entry has its own row");
     if (weighted && !ordered && num_weights != count()) {
@@ -46,11 +45,10 @@ struct View {
     return ffi::Error::Success();
   }
 
-  template <typename Index>
-  Segments<Index> segments() const {
-    return {data<const Index>(rows),
-            data_if<Index>(gather, cols),
-            data_if<Index>(ordered, order),
+  Segments<int32_t> segments() const {
+    return {data<const int32_t>(rows),
+            data_if<int32_t>(gather, cols),
+            data_if<int32_t>(ordered, order),
             count(),
             num_rows,
             num_cols,
@@ -60,12 +58,24 @@ struct View {
 
 inline bool divides(int64_t heads, int64_t width) { return heads >= 1 && width % heads == 0; }
 
-// As bytes: (blocks, workspace_bytes(...)).
-inline bool is_workspace(ffi::AnyBuffer& workspace, int64_t width, ffi::DataType acc_dtype,
-                         int states) {
-  const auto dims = workspace.dimensions();
-  return workspace.element_type() == ffi::U8 && dims.size() == 2 && dims[0] >= 1 &&
-         dims[1] == workspace_bytes(width, ffi::ByteWidth(acc_dtype), states);
+// What blocks of entries leave for others, as bytes: (blocks, workspace_bytes(...)).
+struct Workspace {
+  void* bytes;
+  int64_t blocks;
+};
+
+inline ffi::Error check_workspace(const ffi::AnyBuffer& buffer, int64_t width,
+                                  ffi::DataType acc_dtype, int states) {
+  const int64_t bytes = workspace_bytes(width, ffi::ByteWidth(acc_dtype), states);
+  const auto dims = buffer.dimensions();
+  if (buffer.element_type() == ffi::U8 && dims.size() == 2 && dims[0] >= 1 && dims[1] == bytes) {
+    return ffi::Error::Success();
+  }
+  return invalid("the workspace must be bytes of shape (blocks, " + std::to_string(bytes) + ")");
+}
+
+inline Workspace make_workspace(ffi::AnyBuffer& buffer) {
+  return {buffer.untyped_data(), buffer.dimensions()[0]};
 }
 
 inline bool is_schedule(int64_t lanes, int64_t threads) {

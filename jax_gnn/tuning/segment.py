@@ -116,10 +116,6 @@ class Call(NamedTuple):
         most = max(1, -(-len(self.edges.rows) // teams))
         return schedule._replace(blocks=min(schedule.blocks, most))
 
-    def traced(self) -> Any:
-        """The call as a ``jax.stages.Traced`` function of its operands."""
-        return jax.jit(self._function).trace(*jax.eval_shape(self.operands))
-
     def operands(self) -> tuple[jax.Array, ...]:
         """Features and ids. Not zeros, on which a GPU is faster than on real data."""
         edges, dtype = self.edges, jnp.dtype(self.dtype)
@@ -132,13 +128,14 @@ class Call(NamedTuple):
         weight = _numbers((*rows.shape, 1), jnp.promote_types(dtype, jnp.float32))
         return x, rows, cols, weight
 
-    def _function(
+    def function(
         self,
         x: jax.Array,
         rows: jax.Array,
         cols: jax.Array | None = None,
         weight: jax.Array | None = None,
     ) -> jax.Array:
+        """What is timed, of the operands."""
         forward = View(rows, cols, None, self.edges.num_rows)
         views = Views(forward, forward)  # nothing asks for the backward view
         if self.op == "softmax":
@@ -172,7 +169,8 @@ def measure(
         for index, call in enumerate(calls)
         for schedule in schedules_of(call)
     )
-    traced = [call.traced() for call in calls]
+    operands = [call.operands() for call in calls]
+    traced = [jax.jit(call.function).trace(*of) for call, of in zip(calls, operands, strict=True)]
 
     def compiled(job: tuple[int, Schedule]) -> Callable[..., Any]:
         index, schedule = job
@@ -181,7 +179,6 @@ def measure(
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         functions = pool.map(compiled, jobs)
-        operands = [call.operands() for call in calls]
         timed = {
             job: partial(function, *operands[job[0]])
             for job, function in zip(jobs, functions, strict=True)

@@ -225,12 +225,11 @@ struct LogSumExp : Message<T, Accumulator, Index> {
 }  // namespace
 
 template <typename T, typename Acc, typename Index>
-void segment_reduce(const ParallelFor& parallel_for, int64_t blocks,
-                    const Segments<Index>& segments, Reduce reduce, const T* in, const Acc* weight,
-                    Features features, T* out, void* workspace) {
+void segment_reduce(const ParallelFor& parallel_for, const Segments<Index>& segments, Reduce reduce,
+                    const T* in, const Acc* weight, Features features, T* out) {
   const Message<T, Acc, Index> message = {segments, in, weight, features, out};
   const auto run = [&](const auto& reducer, double cost) {
-    reduce_segments(parallel_for, blocks, reducer, segments, features.width, cost, workspace);
+    reduce_segments(parallel_for, reducer, segments, features.width, cost);
   };
   switch (reduce) {
     case Reduce::kSum:
@@ -247,9 +246,9 @@ void segment_reduce(const ParallelFor& parallel_for, int64_t blocks,
   }
 }
 
-#define JAX_GNN_REDUCE(T, Acc, Index)                                                       \
-  template void segment_reduce(const ParallelFor&, int64_t, const Segments<Index>&, Reduce, \
-                               const T*, const Acc*, Features, T*, void*);
+#define JAX_GNN_REDUCE(T, Acc, Index)                                                        \
+  template void segment_reduce(const ParallelFor&, const Segments<Index>&, Reduce, const T*, \
+                               const Acc*, Features, T*);
 #define JAX_GNN_INSTANTIATE(Index)        \
   JAX_GNN_REDUCE(int32_t, int32_t, Index) \
   JAX_GNN_REDUCE(int64_t, int64_t, Index) \

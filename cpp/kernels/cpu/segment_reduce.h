@@ -15,14 +15,12 @@ namespace jax_gnn::cpu {
 // are what jax.ops makes of them: 0 for a sum or mean, 1 for a product, the least value for a
 // maximum. Accumulates in Acc. Integers have no weights, mean or logsumexp.
 template <typename T, typename Acc, typename Index>
-void segment_reduce(const ParallelFor& parallel_for, int64_t blocks,
-                    const Segments<Index>& segments, Reduce reduce, const T* in, const Acc* weight,
-                    Features features, T* out, void* workspace);
+void segment_reduce(const ParallelFor& parallel_for, const Segments<Index>& segments, Reduce reduce,
+                    const T* in, const Acc* weight, Features features, T* out);
 
 // out[r, :] = sum over the entries of row r that match, see Select. out: (num_rows, width).
 template <typename T, typename Acc, typename Index>
-void segment_select(const ParallelFor& parallel_for, int64_t blocks,
-                    const Segments<Index>& segments, const Select<T, Acc>& select,
-                    Features features, T* out, void* workspace);
+void segment_select(const ParallelFor& parallel_for, const Segments<Index>& segments,
+                    const Select<T, Acc>& select, Features features, T* out);
 
 }  // namespace jax_gnn::cpu

@@ -63,16 +63,15 @@ struct Selection {
 }  // namespace
 
 template <typename T, typename Acc, typename Index>
-void segment_select(const ParallelFor& parallel_for, int64_t blocks,
-                    const Segments<Index>& segments, const Select<T, Acc>& select,
-                    Features features, T* out, void* workspace) {
+void segment_select(const ParallelFor& parallel_for, const Segments<Index>& segments,
+                    const Select<T, Acc>& select, Features features, T* out) {
   const Selection<T, Acc, Index> selection = {segments, select, features, out};
-  reduce_segments(parallel_for, blocks, selection, segments, features.width, 2, workspace);
+  reduce_segments(parallel_for, selection, segments, features.width, 2);
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc, Index)                                          \
-  template void segment_select(const ParallelFor&, int64_t, const Segments<Index>&, \
-                               const Select<T, Acc>&, Features, T*, void*);
+#define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                        \
+  template void segment_select(const ParallelFor&, const Segments<Index>&, const Select<T, Acc>&, \
+                               Features, T*);
 #define JAX_GNN_INSTANTIATE_INDEX(Index)     \
   JAX_GNN_INSTANTIATE(float, float, Index)   \
   JAX_GNN_INSTANTIATE(double, double, Index) \

@@ -100,21 +100,19 @@ Part part_of(const Segments<Index>& segments, int64_t begin, int64_t end) {
 }
 
 template <typename Kernel, typename Index, typename T>
-void normalize(const ParallelFor& parallel_for, int64_t blocks, const Kernel& kernel,
-               const Segments<Index>& segments, int64_t width, T* out, void* workspace) {
+void normalize(const ParallelFor& parallel_for, const Kernel& kernel,
+               const Segments<Index>& segments, int64_t width, T* out) {
   using Acc = typename Kernel::Acc;
   const int64_t count = segments.count;
   if (count == 0 || width == 0) return;
   const Index* rows = segments.rows;
   const int64_t tasks =
       task_count(static_cast<double>(count) * static_cast<double>(std::max<int64_t>(width, 4)) * 8,
-                 std::min(blocks, count));
+                 std::min<int64_t>(count, 1024));
   const auto part = [&](int64_t task) {
     return part_of(segments, even_share(count, task, tasks), even_share(count, task + 1, tasks));
   };
-  const auto record = [&](int64_t task) {
-    return CarryRecord<Acc>(workspace, task, width, Kernel::kStates);
-  };
+  const Carries<Acc> carries(tasks, Kernel::kStates * width);
   const auto apply = [&](int64_t begin, int64_t end, const Acc* state) {
     if (begin == end) return;
     if (in_range(rows[begin], segments.num_rows)) {
@@ -125,8 +123,8 @@ void normalize(const ParallelFor& parallel_for, int64_t blocks, const Kernel& ke
   };
   parallel_for(tasks, [&](int64_t task) {
     const Part p = part(task);
-    if (p.head_end > p.begin) kernel.measure(p.begin, p.head_end, record(task).head);
-    if (p.end > p.tail_begin) kernel.measure(p.tail_begin, p.end, record(task).tail);
+    if (p.head_end > p.begin) kernel.measure(p.begin, p.head_end, carries.head(task));
+    if (p.end > p.tail_begin) kernel.measure(p.tail_begin, p.end, carries.tail(task));
     std::vector<Acc> state(static_cast<size_t>(Kernel::kStates * width));
     for (int64_t e = p.head_end; e < p.tail_begin;) {
       const int64_t end = end_of_run(rows, e, p.tail_begin, rows[e]);
@@ -140,16 +138,16 @@ void normalize(const ParallelFor& parallel_for, int64_t blocks, const Kernel& ke
   for (int64_t task = 0; task < tasks; ++task) {
     const Part p = part(task);
     if (first >= 0 && p.head_end > p.begin) {
-      Acc* const state = record(first).tail;
-      kernel.combine(state, record(task).head);
-      std::copy_n(state, Kernel::kStates * width, record(task).head);
+      Acc* const state = carries.tail(first);
+      kernel.combine(state, carries.head(task));
+      std::copy_n(state, Kernel::kStates * width, carries.head(task));
       for (int64_t t = first + 1; t < task; ++t)
-        std::copy_n(state, Kernel::kStates * width, record(t).tail);
+        std::copy_n(state, Kernel::kStates * width, carries.tail(t));
       first = -1;
     }
     if (p.end > p.tail_begin) {
       if (first >= 0) {
-        kernel.combine(record(first).tail, record(task).tail);
+        kernel.combine(carries.tail(first), carries.tail(task));
       } else {
         first = task;
       }
@@ -157,8 +155,8 @@ void normalize(const ParallelFor& parallel_for, int64_t blocks, const Kernel& ke
   }
   parallel_for(tasks, [&](int64_t task) {
     const Part p = part(task);
-    apply(p.begin, p.head_end, record(task).head);
-    apply(p.tail_begin, p.end, record(task).tail);
+    apply(p.begin, p.head_end, carries.head(task));
+    apply(p.tail_begin, p.end, carries.tail(task));
   });
 }
 
@@ -166,23 +164,21 @@ void normalize(const ParallelFor& parallel_for, int64_t blocks, const Kernel& ke
 
 template <typename T, typename Acc, typename Index>
 void segment_softmax(const ParallelFor& parallel_for, const Segments<Index>& segments, const T* x,
-                     int64_t width, T* y, void* workspace, int64_t blocks) {
-  normalize(parallel_for, blocks, Softmax<T, Acc>{x, y, width}, segments, width, y, workspace);
+                     int64_t width, T* y) {
+  normalize(parallel_for, Softmax<T, Acc>{x, y, width}, segments, width, y);
 }
 
 template <typename T, typename Acc, typename Index>
 void segment_softmax_tangent(const ParallelFor& parallel_for, const Segments<Index>& segments,
-                             const T* y, const T* t, int64_t width, T* out, void* workspace,
-                             int64_t blocks) {
-  normalize(parallel_for, blocks, Tangent<T, Acc>{y, t, out, width}, segments, width, out,
-            workspace);
+                             const T* y, const T* t, int64_t width, T* out) {
+  normalize(parallel_for, Tangent<T, Acc>{y, t, out, width}, segments, width, out);
 }
 
 #define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                    \
   template void segment_softmax<T, Acc>(const ParallelFor&, const Segments<Index>&, const T*, \
-                                        int64_t, T*, void*, int64_t);                         \
+                                        int64_t, T*);                                         \
   template void segment_softmax_tangent<T, Acc>(const ParallelFor&, const Segments<Index>&,   \
-                                                const T*, const T*, int64_t, T*, void*, int64_t);
+                                                const T*, const T*, int64_t, T*);
 #define JAX_GNN_INSTANTIATE_INDEX(Index)     \
   JAX_GNN_INSTANTIATE(float, float, Index)   \
   JAX_GNN_INSTANTIATE(double, double, Index) \

@@ -13,13 +13,12 @@ namespace jax_gnn::cpu {
 // y = exp(x) over the sum of its row's.
 template <typename T, typename Acc, typename Index>
 void segment_softmax(const ParallelFor& parallel_for, const Segments<Index>& segments, const T* x,
-                     int64_t width, T* y, void* workspace, int64_t blocks);
+                     int64_t width, T* y);
 
 // out = y * (t - sum over the row of y * t): derivative of the softmax y along t, and its own
 // transpose.
 template <typename T, typename Acc, typename Index>
 void segment_softmax_tangent(const ParallelFor& parallel_for, const Segments<Index>& segments,
-                             const T* y, const T* t, int64_t width, T* out, void* workspace,
-                             int64_t blocks);
+                             const T* y, const T* t, int64_t width, T* out);
 
 }  // namespace jax_gnn::cpu

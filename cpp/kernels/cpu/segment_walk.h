@@ -9,7 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
+#include <memory>
 
 #include "../segments.h"
 #include "parallel.h"
@@ -73,24 +73,25 @@ JAX_GNN_INLINE int64_t end_of_run(const Index* rows, int64_t begin, int64_t end,
   return begin;
 }
 
-// What a task leaves in its row of the workspace (jax_gnn::workspace_bytes): its part of the first
-// row it ends, if entries of that row lie before, and its part of the row that it does not end.
+// What tasks leave of rows that they share with others: of the first row that a task ends, if
+// entries of that row lie before, and of the row that it does not end.
 struct Carry {
   int64_t head_row, head_entries, tail_row, tail_entries;  // a row is -1 where there is none
 };
-static_assert(sizeof(Carry) <= 64);
 
 template <typename Acc>
-struct CarryRecord {
-  CarryRecord(void* workspace, int64_t index, int64_t width, int states) {
-    const int64_t bytes = workspace_bytes(width, sizeof(Acc), states);
-    char* const base = static_cast<char*>(workspace) + index * bytes;
-    carry = reinterpret_cast<Carry*>(base);
-    head = reinterpret_cast<Acc*>(base + 64);
-    tail = reinterpret_cast<Acc*>(base + 64 + (bytes - 64) / 2);
-  }
-  Carry* carry;
-  Acc *head, *tail;  // (states, width)
+class Carries {
+ public:
+  Carries(int64_t tasks, int64_t size)  // of a state
+      : size_(size), carries_(new Carry[tasks]), states_(new Acc[2 * tasks * size]) {}
+  Carry& of(int64_t task) const { return carries_[task]; }
+  Acc* head(int64_t task) const { return &states_[2 * task * size_]; }
+  Acc* tail(int64_t task) const { return &states_[(2 * task + 1) * size_]; }
+
+ private:
+  int64_t size_;
+  std::unique_ptr<Carry[]> carries_;
+  std::unique_ptr<Acc[]> states_;
 };
 
 // A Reducer reduces runs of entries that share a row, for a tile of columns:
@@ -122,7 +123,8 @@ template <typename Reducer, typename Index>
 JAX_GNN_MULTIVERSION void reduce_share(const Reducer& reducer, const Segments<Index>& segments,
                                        const Bounds& bounds, Position from, Position to,
                                        int64_t first_column, int64_t last_column, int64_t width,
-                                       CarryRecord<typename Reducer::Acc> record) {
+                                       const Carries<typename Reducer::Acc>& carries,
+                                       int64_t task) {
   const Index* rows = segments.rows;
   Carry carry = {-1, 0, -1, 0};
   int64_t entry = from.entry, row = from.row;
@@ -138,8 +140,8 @@ JAX_GNN_MULTIVERSION void reduce_share(const Reducer& reducer, const Segments<In
       if (tail) carry.tail_row = id;
       for_each_tile(first_column, last_column,
                     RunTile<Reducer>{reducer, id, entry, end, width,
-                                     head   ? record.head
-                                     : tail ? record.tail
+                                     head   ? carries.head(task)
+                                     : tail ? carries.tail(task)
                                             : nullptr,
                                      tail ? &carry.tail_entries : &carry.head_entries});
       row = id + !tail;
@@ -148,7 +150,7 @@ JAX_GNN_MULTIVERSION void reduce_share(const Reducer& reducer, const Segments<In
     head = false;
   }
   reducer.fill(row, to.row, first_column, last_column);
-  if (first_column == 0) *record.carry = carry;
+  if (first_column == 0) carries.of(task) = carry;
 }
 
 template <typename Reducer>
@@ -168,41 +170,34 @@ struct StoreTile {
 
 // Puts together the rows that more than one task had a part of.
 template <typename Reducer>
-void finish_carried(const Reducer& reducer, void* workspace, int64_t tasks, int64_t width) {
-  using Record = CarryRecord<typename Reducer::Acc>;
+void finish_carried(const Reducer& reducer, const Carries<typename Reducer::Acc>& carries,
+                    int64_t tasks, int64_t width) {
   typename Reducer::Acc* sum = nullptr;  // of the parts so far
   int64_t entries = 0;
+  const auto add = [&](typename Reducer::Acc* state, int64_t state_entries) {
+    if (sum) {
+      reducer.combine(sum, state, width);
+    } else {
+      sum = state;
+    }
+    entries += state_entries;
+  };
   for (int64_t task = 0; task < tasks; ++task) {
-    const Record record(workspace, task, width, Reducer::kStates);
-    const Carry& carry = *record.carry;
+    const Carry& carry = carries.of(task);
     if (carry.head_row >= 0) {
-      if (sum) {
-        reducer.combine(sum, record.head, width);
-        entries += carry.head_entries;
-      } else {  // where ids are not sorted after all
-        sum = record.head;
-        entries = carry.head_entries;
-      }
+      add(carries.head(task), carry.head_entries);
       for_each_tile(0, width, StoreTile<Reducer>{reducer, carry.head_row, entries, width, sum});
       sum = nullptr;
+      entries = 0;
     }
-    if (carry.tail_row >= 0) {
-      if (sum) {
-        reducer.combine(sum, record.tail, width);
-        entries += carry.tail_entries;
-      } else {
-        sum = record.tail;
-        entries = carry.tail_entries;
-      }
-    }
+    if (carry.tail_row >= 0) add(carries.tail(task), carry.tail_entries);
   }
 }
 
-// Reduces all rows. `blocks` is the number of rows of the workspace; `cost`: scalar operations for
-// a column of an entry.
+// Reduces all rows. `cost`: scalar operations for a column of an entry.
 template <typename Reducer, typename Index>
-void reduce_segments(const ParallelFor& parallel_for, int64_t blocks, const Reducer& reducer,
-                     const Segments<Index>& segments, int64_t width, double cost, void* workspace) {
+void reduce_segments(const ParallelFor& parallel_for, const Reducer& reducer,
+                     const Segments<Index>& segments, int64_t width, double cost) {
   if (segments.num_rows == 0 || width == 0) return;
   constexpr int64_t kColumns = 4096;  // of a task, at most
   constexpr int64_t kTasks = 1024;    // at most, where one has all columns
@@ -210,15 +205,15 @@ void reduce_segments(const ParallelFor& parallel_for, int64_t blocks, const Redu
   const int64_t column_tasks = (width + kColumns - 1) / kColumns;
   const double items = static_cast<double>(segments.count) + static_cast<double>(segments.num_rows);
   const int64_t tasks = task_count(items * std::max<double>(std::min(width, kColumns), 4) * cost,
-                                   std::min(blocks, kTasks / column_tasks));
+                                   kTasks / column_tasks);
+  const Carries<typename Reducer::Acc> carries(tasks, Reducer::kStates * width);
   parallel_for(tasks * column_tasks, [&](int64_t task) {
     const int64_t index = task / column_tasks, first_column = task % column_tasks * kColumns;
     reduce_share(reducer, segments, bounds, share(segments, bounds, index, tasks),
                  share(segments, bounds, index + 1, tasks), first_column,
-                 std::min(first_column + kColumns, width), width,
-                 CarryRecord<typename Reducer::Acc>(workspace, index, width, Reducer::kStates));
+                 std::min(first_column + kColumns, width), width, carries, index);
   });
-  finish_carried(reducer, workspace, tasks, width);
+  finish_carried(reducer, carries, tasks, width);
 }
 
 }  // namespace jax_gnn::cpu

@@ -20,6 +20,9 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int64_t kMaxBlocks = 4096;  // more entries make longer loops
+// Entries in flight in each lane. Select has twice the operands.
+template <bool kSelect>
+constexpr int kBatch = kSelect ? 2 : 4;
 
 // How the threads of a block are divided.
 struct Cut {
@@ -82,14 +85,14 @@ __global__ void __launch_bounds__(kThreads)
                  Side<T> col_side, Weights<Acc, Index> weights, Features features, Cut cut,
                  Acc* out) {
   using W = Word<T, kVec>;
-  constexpr int kBatch = kSelect ? 2 : 4;
+  constexpr int kEntries = kBatch<kSelect>;
   constexpr int kArrays = kSelect ? 2 : 1;
   const int lanes = 1 << cut.lane_bits, lane = threadIdx.x & (lanes - 1);
   const int team = threadIdx.x >> cut.lane_bits, slot = team / cut.heads;
   const int64_t depth = features.width / features.heads;
   const int64_t begin = split(count, blockIdx.x, gridDim.x);
   const int64_t end = split(count, blockIdx.x + 1, gridDim.x);
-  const int64_t stride = static_cast<int64_t>(cut.slots) * kBatch;
+  const int64_t stride = static_cast<int64_t>(cut.slots) * kEntries;
   const bool weighted = kSelect && weights.at;
   allow_next_launch();
   wait_for_previous_launch();
@@ -97,24 +100,24 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t first_head = 0; first_head < features.heads; first_head += cut.heads) {
     const int64_t head = first_head + team % cut.heads;
     const bool active = slot < cut.slots && head < features.heads;
-    Index next_rows[kBatch], next_cols[kBatch], next_weights[kBatch];
+    Index next_rows[kEntries], next_cols[kEntries], next_weights[kEntries];
     const auto load_ids = [&](int64_t first) {
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
+      for (int i = 0; i < kEntries; ++i) {
         const bool valid = active && first + i < end;
         next_rows[i] = rows.load(valid, first + i);
         next_cols[i] = cols.load(valid, first + i);
         if (kSelect) next_weights[i] = weights.ids.load(valid && weighted, first + i);
       }
     };
-    load_ids(begin + slot * kBatch);
+    load_ids(begin + slot * kEntries);
     for (int64_t base = begin; base < end; base += stride) {
-      const int64_t first = base + slot * kBatch;
-      int64_t row[kBatch], col[kBatch];
-      Acc weight[kBatch];
-      bool valid[kBatch];
+      const int64_t first = base + slot * kEntries;
+      int64_t row[kEntries], col[kEntries];
+      Acc weight[kEntries];
+      bool valid[kEntries];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
+      for (int i = 0; i < kEntries; ++i) {
         row[i] = rows.get(next_rows[i], first + i);
         col[i] = cols.get(next_cols[i], first + i);
         valid[i] = active && first + i < end && row[i] >= 0 && col[i] >= 0;
@@ -127,16 +130,16 @@ __global__ void __launch_bounds__(kThreads)
       }
       load_ids(first + stride);  // arrives while this batch's features are on their way
 
-      Acc sum[kBatch] = {};
+      Acc sum[kEntries] = {};
       for (int64_t feature = lane * kVec; feature < depth; feature += lanes * kVec) {
         const int64_t column = head * depth + feature;
-        W left[kArrays][kBatch] = {}, right[kArrays][kBatch] = {};
+        W left[kArrays][kEntries] = {}, right[kArrays][kEntries] = {};
 #pragma unroll
         for (int k = 0; k < kArrays; ++k) {
           const T* from_row = (k == 0 ? row_side.values : row_side.keys) + column;
           const T* from_col = (k == 0 ? col_side.values : col_side.keys) + column;
 #pragma unroll
-          for (int i = 0; i < kBatch; ++i) {
+          for (int i = 0; i < kEntries; ++i) {
             const bool fresh = valid[i] && (i == 0 || row[i] != row[i - 1] || !valid[i - 1]);
             load_if(fresh, reinterpret_cast<const W*>(from_row + row[i] * features.width),
                     left[k][i]);
@@ -145,7 +148,7 @@ __global__ void __launch_bounds__(kThreads)
           }
         }
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
+        for (int i = 0; i < kEntries; ++i) {
           if (i > 0 && valid[i] && row[i] == row[i - 1] && valid[i - 1])
 #pragma unroll
             for (int k = 0; k < kArrays; ++k) left[k][i] = left[k][i - 1];
@@ -162,9 +165,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll 1
       for (int offset = lanes / 2; offset > 0; offset /= 2)
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) sum[i] += __shfl_xor_sync(kWholeWarp, sum[i], offset);
+        for (int i = 0; i < kEntries; ++i) sum[i] += __shfl_xor_sync(kWholeWarp, sum[i], offset);
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i)
+      for (int i = 0; i < kEntries; ++i)
         if (active && lane == 0 && first + i < end)
           out[(first + i) * features.heads + head] = sum[i];
     }
@@ -181,7 +184,7 @@ cudaError_t launch_sddmm(cudaStream_t stream, const Segments<Index>& segments, S
   const int teams = kThreads >> cut.lane_bits;
   cut.heads = static_cast<int>(std::min<int64_t>(features.heads, teams));
   cut.slots = teams / cut.heads;
-  const int64_t step = int64_t{cut.slots} * (kSelect ? 2 : 4);
+  const int64_t step = int64_t{cut.slots} * kBatch<kSelect>;
   const int64_t blocks = std::min(ceil_div(segments.count, step), kMaxBlocks);
   return launch(stream, {dim3(static_cast<unsigned>(blocks)), kThreads, 0},
                 sddmm_kernel<kSelect, kVec, T, Acc, Index>,

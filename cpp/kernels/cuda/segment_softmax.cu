@@ -30,15 +30,19 @@ constexpr int kUnroll = 4;  // ids in flight in each thread
 // As many as fill 48 KiB of shared memory at most.
 template <typename Acc>
 constexpr int kThreads = 1024 / sizeof(Acc);
+template <typename Acc>
+constexpr int kResident = sizeof(Acc) == 8 ? 4 : 3;  // blocks on a multiprocessor; bounds registers
 
 // What the host decides about both launches.
 struct Cut {
   int lane_bits;   // log2 of the lanes of a team: one lane a feature
   int features;    // of a block
-  int tiles;       // of the features
+  unsigned tiles;  // of the features
   int word_bits;   // log2 of the 16-byte words of an entry's features, where there are many tiles
   bool words;      // copies may use them
   int64_t blocks;  // that share the entries
+  int entries;     // of a tile
+  int64_t even, rest;  // entries of a block; how many of the first blocks have one more
 };
 
 // Inputs are x for a softmax, y and t for its derivative.
@@ -68,30 +72,23 @@ static_assert(sizeof(Header) <= kHeaderBytes, "");
 // The place of a thread.
 template <typename Acc>
 struct Place {
-  template <typename Problem>
-  __device__ Place(const Problem& problem, int64_t index)
-      : bits(problem.cut.lane_bits),
+  __device__ Place(const Cut& cut, int64_t width, unsigned index)
+      : bits(cut.lane_bits),
         lanes(1 << bits),
         lane(threadIdx.x & (lanes - 1)),
         chunk(threadIdx.x >> bits),
         chunks(kThreads<Acc> >> bits),
-        block(index / problem.cut.tiles),
-        column(index % problem.cut.tiles * problem.cut.features),
-        features(static_cast<int>(min(problem.width - column, int64_t{problem.cut.features}))),
-        begin(split(problem.count, block, problem.cut.blocks)),
-        end(split(problem.count, block + 1, problem.cut.blocks)) {}
+        block(index / cut.tiles),
+        column(static_cast<int64_t>(index % cut.tiles) * cut.features),
+        features(static_cast<int>(min(width - column, int64_t{cut.features}))),
+        begin(block * cut.even + min(block, cut.rest)),
+        end(begin + cut.even + (block < cut.rest)) {}
   int bits, lanes, lane;  // of the team; the lane's feature
   int chunk, chunks;      // of the thread; of the block
   int64_t block, column;  // first feature of the block
   int features;           // of the block
   int64_t begin, end;     // of the block's entries
 };
-
-// One less than the chunks hold: the bit behind the last entry says whether its run ends there.
-template <typename Acc>
-__host__ __device__ constexpr int tile_entries(int lane_bits) {
-  return (kThreads<Acc> >> lane_bits) * kChunk - 1;
-}
 
 template <int kInputs, typename T, typename Acc>
 struct Shared {
@@ -105,9 +102,16 @@ struct Shared {
   Acc totals[2][kThreads<Acc> + 32];    // of the run that ends in a chunk; last: that goes on
   int first, last;                      // start of a run in the tile, -1: none
   int found;
+  Header header;
 };
 
 // ---- Copies
+
+// Where a tile lies in its buffer: words are aligned in the buffer as in the array.
+template <typename T>
+__device__ __forceinline__ int tile_skip(const Cut& cut, int64_t first) {
+  return cut.tiles == 1 ? static_cast<int>(first) & (16 / sizeof(T) - 1) : 0;
+}
 
 // Calls word(a, b) or element(a, b), which copy one of them between offset a of a tile and offset b
 // of an array, for `entries` entries; `first` is the offset of the first one's first feature.
@@ -117,7 +121,7 @@ __device__ __forceinline__ void for_each_word(const Cut& cut, int features, int6
                                               const Element& element) {
   constexpr int kWord = 16 / sizeof(T);
   const bool flat = cut.tiles == 1;  // one contiguous stretch, which may begin within a word
-  const int skip = flat ? static_cast<int>(first % kWord) : 0;
+  const int skip = tile_skip<T>(cut, first);
   const int length = flat ? entries * features : features;
   const int bits = flat ? 31 : cut.word_bits;
   const int count = flat ? (skip + length + kWord - 1) / kWord : entries << bits;
@@ -135,13 +139,8 @@ __device__ __forceinline__ void for_each_word(const Cut& cut, int features, int6
   }
 }
 
-// Where a tile lies in its buffer: words are aligned in the buffer as in the array.
-template <typename T>
-__device__ __forceinline__ int tile_skip(const Cut& cut, int64_t first) {
-  return cut.tiles == 1 ? static_cast<int>(first % (16 / sizeof(T))) : 0;
-}
-
-// Where the first entry of the thread lies in it; the others follow a row of features apart.
+// Where the first entry of the thread lies in the buffer; the others follow a row of features
+// apart.
 template <bool kTangent, typename T, typename Index, typename Acc>
 __device__ __forceinline__ int own_offset(const Problem<kTangent, T, Index>& problem,
                                           const Place<Acc>& place, int64_t at) {
@@ -427,24 +426,23 @@ __device__ __forceinline__ void finish_run(const Problem<kTangent, T, Index>& pr
 }
 
 template <bool kTangent, typename T, typename Acc, typename Index>
-__global__ void __launch_bounds__(kThreads<Acc>)
+__global__ void __launch_bounds__(kThreads<Acc>, kResident<Acc>)
     runs_kernel(const __grid_constant__ Problem<kTangent, T, Index> problem) {
   using Run = Totals<kTangent, Acc>;
   __shared__ Shared<problem.kInputs, T, Acc> shared;
-  const Place<Acc> place(problem, blockIdx.x);
-  const Row<kTangent, Acc> row(problem, place.block);
-  Header header = {place.begin, place.end, 0};
+  const Place<Acc> place(problem.cut, problem.width, blockIdx.x);
+  const auto leave = [&](Part part, const Run& run) {
+    Row<kTangent, Acc>(problem, place.block).record(part, place, run);
+  };
+  if (threadIdx.x == 0) shared.header = {place.begin, place.end, 0};
   Run carry = Run::none();
   int64_t open = place.begin - 1;  // where the run began that goes on, here or in a block before
   bool goes_on = false;
   allow_next_launch();
   wait_for_previous_launch();
 
-  const int64_t count = place.end - place.begin;
-  const int64_t tiles = ceil_div(count, tile_entries<Acc>(place.bits));
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    const int64_t at = place.begin + split(count, tile, tiles);
-    const int entries = static_cast<int>(place.begin + split(count, tile + 1, tiles) - at);
+  for (int64_t at = place.begin; at < place.end; at += problem.cut.entries) {
+    const int entries = static_cast<int>(min(int64_t{problem.cut.entries}, place.end - at));
     load_tiles(problem, place, at, entries, shared);
     mark_runs(problem, place, at, entries, shared);
     __pipeline_wait_prior(0);
@@ -492,8 +490,8 @@ __global__ void __launch_bounds__(kThreads<Acc>)
       if (continued) {
         const auto run = read_totals<Acc, Run>(shared, (first / kChunk << place.bits) + place.lane);
         if (is_head) {
-          header.head_end = at + first;
-          row.record(kHead, place, run);
+          if (threadIdx.x == 0) shared.header.head_end = at + first;
+          leave(kHead, run);
         } else {
           finish_run(problem, place, open, at, run, shared);
         }
@@ -505,15 +503,17 @@ __global__ void __launch_bounds__(kThreads<Acc>)
     __syncthreads();
   }
 
-  if (goes_on && open < place.begin) {
-    header.head_end = place.end;
-    header.through = 1;
-    row.record(kHead, place, carry);
-  } else if (goes_on) {
-    header.tail_begin = open;
-    row.record(kTail, place, carry);
+  if (goes_on) leave(open < place.begin ? kHead : kTail, carry);
+  if (threadIdx.x == 0 && place.column == 0) {
+    Header header = shared.header;
+    if (goes_on && open < place.begin) {
+      header.head_end = place.end;
+      header.through = 1;
+    } else if (goes_on) {
+      header.tail_begin = open;
+    }
+    Row<kTangent, Acc>(problem, place.block).header() = header;
   }
-  if (place.column == 0 && threadIdx.x == 0) row.header() = header;
 }
 
 // The nearest block, `from` or beyond it in the given direction, through which its run does not go.
@@ -560,7 +560,7 @@ __global__ void __launch_bounds__(kThreads<Acc>)
     spanning_runs_kernel(const __grid_constant__ Problem<kTangent, T, Index> problem) {
   using Run = Totals<kTangent, Acc>;
   __shared__ Shared<problem.kInputs, T, Acc> shared;
-  const Place<Acc> place(problem, blockIdx.x / 2);
+  const Place<Acc> place(problem.cut, problem.width, blockIdx.x / 2);
   const Part part = blockIdx.x % 2 == 0 ? kHead : kTail;
   allow_next_launch();
   wait_for_previous_launch();
@@ -610,15 +610,20 @@ cudaError_t launch_both(cudaStream_t stream, Problem<kTangent, T, Index> problem
   // Even tiles, of whole words.
   cut.features = static_cast<int>(
       std::min(problem.width, ceil_div(ceil_div(problem.width, tiles), kWord) * kWord));
-  cut.tiles = static_cast<int>(ceil_div(problem.width, cut.features));
+  cut.tiles = static_cast<unsigned>(ceil_div(problem.width, cut.features));
   while (1 << cut.lane_bits < cut.features) ++cut.lane_bits;
   while (kWord << cut.word_bits < cut.features) ++cut.word_bits;
   cut.words = aligned(problem.out, 16) && (cut.tiles == 1 || problem.width % kWord == 0);
   for (const T* in : problem.in) cut.words = cut.words && aligned(in, 16);
-  cut.blocks =
-      std::min({workspace_blocks, ceil_div(problem.count, tile_entries<Acc>(cut.lane_bits)),
-                kMaxGridX / 2 / cut.tiles});
+  // One less than the chunks hold: the bit behind the last entry says whether its run ends there.
+  const int capacity = (kThreads<Acc> >> cut.lane_bits) * kChunk - 1;
+  cut.blocks = std::min(
+      {workspace_blocks, ceil_div(problem.count, capacity), kMaxGridX / 2 / int64_t{cut.tiles}});
   if (cut.blocks < 1) return cudaErrorInvalidConfiguration;
+  cut.even = problem.count / cut.blocks;
+  cut.rest = problem.count % cut.blocks;
+  const int64_t most = cut.even + (cut.rest > 0);
+  cut.entries = static_cast<int>(ceil_div(most, ceil_div(most, capacity)));
   const dim3 grid(static_cast<unsigned>(cut.blocks * cut.tiles));
   const cudaError_t error =
       launch(stream, {grid, kThreads<Acc>, 0}, runs_kernel<kTangent, T, Acc, Index>, problem);
