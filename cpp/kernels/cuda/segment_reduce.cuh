@@ -986,7 +986,7 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule,
                              segments, message, cut, output, features.heads, fills, workspace);
   if (error != cudaSuccess || blocks == 1) return error;
   return launch(stream, {grid, kFixThreads, kFixThreads / 32 * warp_bytes}, fix_kernel<Op, Acc, T>,
-                workspace, cut, output);
+                workspace, cut, output, fills);
 }
 
 template <typename T>
