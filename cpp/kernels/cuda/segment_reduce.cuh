@@ -16,6 +16,8 @@
 
 #include "launch.cuh"
 #include "pack.cuh"
+#pragma once
+
 #include "segment_reduce.h"
 
 namespace jax_gnn::cuda {
@@ -229,7 +231,7 @@ template <typename T_, typename Acc_, int kVec_>
 struct RowMessage {
   using T = T_;
   using Acc = Acc_;
-  static constexpr int kVec = kVec_, kUnroll = 8, kMinBlocks = 3;
+  static constexpr int kVec = kVec_, kUnroll = 8, kMinBlocks = kVec > 4 ? 2 : 3;
   static constexpr bool kGathers = false;
   const T* in;
   int64_t width;
@@ -1053,23 +1055,5 @@ cudaError_t segment_select(cudaStream_t stream, const Schedule& schedule,
     return with_vec(std::integral_constant<int, kWide>{});
   return with_vec(std::integral_constant<int, 1>{});
 }
-
-#define JAX_GNN_REDUCE(T, Acc)                                                                 \
-  template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Segments<int32_t>&, \
-                                      Reduce, const T*, const Acc*, Features, T*, void*);
-#define JAX_GNN_SELECT(T, Acc)                                                                 \
-  template cudaError_t segment_select(cudaStream_t, const Schedule&, const Segments<int32_t>&, \
-                                      const Select<T, Acc>&, Features, T*, void*);
-
-JAX_GNN_REDUCE(float, float)
-JAX_GNN_REDUCE(double, double)
-JAX_GNN_REDUCE(__half, float)
-JAX_GNN_REDUCE(__nv_bfloat16, float)
-JAX_GNN_REDUCE(int32_t, int32_t)
-JAX_GNN_REDUCE(int64_t, int64_t)
-JAX_GNN_SELECT(float, float)
-JAX_GNN_SELECT(double, double)
-JAX_GNN_SELECT(__half, float)
-JAX_GNN_SELECT(__nv_bfloat16, float)
 
 }  // namespace jax_gnn::cuda
