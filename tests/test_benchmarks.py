@@ -31,6 +31,7 @@ from benchmarks.worker import _Jax, _Session, relative_error
 from benchmarks.workloads import giant, hypergraphs, long_tail, plain_graphs, power_law
 from jax_gnn.tuning import timing as profiling
 
+FLUSHES = 4
 STATISTICS = {"method", "median_us", "q1_us", "q3_us", "min_us", "samples", "floor_fraction"}
 
 
@@ -330,7 +331,7 @@ def profile(compute: str, copies: str = "", overhead: str = "") -> jax.profiler.
 
 
 def flushes(begin: int) -> list[tuple[int, int, int]]:
-    return [(1, begin + 10 * i, begin + 10 * i + 9) for i in range(timing.FLUSHES)]
+    return [(1, begin + 10 * i, begin + 10 * i + 9) for i in range(FLUSHES)]
 
 
 def test_span_of_a_call_is_from_its_first_kernel_to_its_last():
@@ -339,7 +340,7 @@ def test_span_of_a_call_is_from_its_first_kernel_to_its_last():
     kernels = profiling.profiled_kernels(record)
     assert len(kernels) == len(compute) + 1
     assert [k.begin for k in kernels] == sorted(k.begin for k in kernels)
-    spans = profiling.call_spans(kernels, {"loop_xor_fusion"}, timing.FLUSHES, calls=2)
+    spans = profiling.call_spans(kernels, {"loop_xor_fusion"}, FLUSHES, calls=2)
     assert spans == pytest.approx([40e-9, 3e-9])
 
 
@@ -354,7 +355,7 @@ def test_span_of_a_call_is_from_its_first_kernel_to_its_last():
 def test_a_profile_that_does_not_fit_is_an_error(compute):
     kernels = profiling.profiled_kernels(profile(events(*compute)))
     with pytest.raises(RuntimeError, match="expected 2 calls"):
-        profiling.call_spans(kernels, {"loop_xor_fusion"}, timing.FLUSHES, calls=2)
+        profiling.call_spans(kernels, {"loop_xor_fusion"}, FLUSHES, calls=2)
 
 
 def test_profiler_timer_reads_the_profile_that_jax_writes():
