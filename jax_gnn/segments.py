@@ -431,7 +431,7 @@ def _sddmm_select_call(
     return _ffi.Call([a, b, row_key, col_key, weight or a, *ids], flags)
 
 
-def _softmax_call(states: int, platform: str, *operands: Any) -> _ffi.Call | None:
+def _softmax_call(platform: str, *operands: Any) -> _ffi.Call | None:
     """For the softmax and its tangent."""
     del platform
     *arrays, views = operands
@@ -440,7 +440,8 @@ def _softmax_call(states: int, platform: str, *operands: Any) -> _ffi.Call | Non
     if found is None:
         return None
     (rows, *_), _ = found
-    _, workspaces = _scheduled("softmax", view, arrays[0], states)
+    # The softmax carries maxima and sums, its tangent sums.
+    _, workspaces = _scheduled("softmax", view, arrays[0], 3 - len(arrays))
     return _ffi.Call([*arrays, rows], {"num_rows": np.int64(view.num_rows)}, workspaces)
 
 
