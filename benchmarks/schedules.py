@@ -139,7 +139,7 @@ def measure(data: Path | None, seconds: float, quick: bool = False) -> Database:
     from jax_gnn.tuning.timing import ProfilerTimer
 
     begin = time.monotonic()
-    timer = ProfilerTimer(flushes=2)
+    timer = ProfilerTimer(flushes=4)
     choices = list(dict.fromkeys(choice for op in segment.OPS for choice in segment.choices(op)))
     rows: list[Row] = []
     for name, graph in graphs(data).items():

@@ -17,7 +17,7 @@ from jax_gnn.tuning import segment
 from jax_gnn.tuning.timing import ProfilerTimer
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-_FLUSHES = 2
+_FLUSHES = 4
 _REPEATS = 7
 
 
