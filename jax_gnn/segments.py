@@ -107,6 +107,8 @@ def take(x: Array, ids: Array | None) -> Array:
     """``x[ids]``, zeros where an id is out of range; None takes all of x."""
     if ids is None:
         return x
+    if x.shape[0] == 0:  # a gather wants one row at least
+        return jnp.zeros((*ids.shape, *x.shape[1:]), x.dtype)
     # jnp.take would wrap -1 around.
     return x.at[ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
@@ -317,10 +319,7 @@ def _narrow(ids: _ffi.Operand, size: int) -> _ffi.Operand:
 
 
 def _scheduled(op: str, view: View, x: _ffi.Operand, states: int = 1) -> tuple[Any, list[Any]]:
-    """The schedule's attributes, and the workspace: what blocks of entries leave to others.
-
-    Each block leaves that many accumulators, ``states``, for each feature of two rows.
-    """
+    """The schedule's attributes, and the workspace: what blocks of entries leave to others."""
     width, acc = x.shape[1], np.dtype(accumulator_dtype(x.dtype))
     schedule = schedules.choose(
         op,
@@ -432,7 +431,7 @@ def _sddmm_select_call(
     return _ffi.Call([a, b, row_key, col_key, weight or a, *ids], flags)
 
 
-def _softmax_call(states: int, platform: str, *operands: Any) -> _ffi.Call | None:
+def _softmax_call(platform: str, *operands: Any) -> _ffi.Call | None:
     """For the softmax and its tangent."""
     del platform
     *arrays, views = operands
@@ -441,7 +440,8 @@ def _softmax_call(states: int, platform: str, *operands: Any) -> _ffi.Call | Non
     if found is None:
         return None
     (rows, *_), _ = found
-    _, workspaces = _scheduled("softmax", view, arrays[0], states)
+    # The softmax carries maxima and sums, its tangent sums.
+    _, workspaces = _scheduled("softmax", view, arrays[0], 3 - len(arrays))
     return _ffi.Call([*arrays, rows], {"num_rows": np.int64(view.num_rows)}, workspaces)
 
 
@@ -841,7 +841,7 @@ segment_softmax = _ffi.define_primitive(
     _ffi.Rules(
         result=_like_first,
         xla=_softmax_xla,
-        call=functools.partial(_softmax_call, 2),
+        call=_softmax_call,
         jvp=_softmax_jvp,
         transpose={},
         batch=functools.partial(_softmax_batch, -np.inf),
@@ -853,7 +853,7 @@ segment_softmax_tangent = _ffi.define_primitive(
     _ffi.Rules(
         result=_like_first,
         xla=_softmax_tangent_xla,
-        call=functools.partial(_softmax_call, 1),
+        call=_softmax_call,
         jvp=_softmax_tangent_jvp,
         transpose={1: _softmax_tangent_transpose},
         batch=functools.partial(_softmax_batch, 0.0),

@@ -445,7 +445,7 @@ def test_complex_numbers(name: str, implementation: str) -> None:
 @pytest.mark.parametrize("is_sorted", [False, True])
 def test_half_types_accumulate_in_float32(dtype: str, is_sorted: bool, implementation: str) -> None:
     """A running sum of ones would stop at 256 in bfloat16, at 2048 in float16."""
-    count = 40_000
+    count = 2**15
     data, ids = jnp.ones((count, 3), dtype), np.zeros(count, np.int32)
     options: Any = {"num_segments": 2, "indices_are_sorted": is_sorted}
     with setting(implementation):

@@ -500,7 +500,7 @@ def test_ties_share_the_gradient(
 @on_all
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_types_accumulate_in_float32(dtype: str, implementation: str) -> None:
-    count = 40_000
+    count = 2**15
     graph = Graph.from_edges(np.arange(count), np.zeros(count, int), num_src=count, num_dst=2)
     x, weight = jnp.ones((count, 3), dtype), jnp.full(count, 0.5, dtype)
     with setting(implementation):
