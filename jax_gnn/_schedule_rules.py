@@ -12,6 +12,7 @@ def choose(
     width: int,
     itemsize: int,
     average_degree: float,
+    max_degree: int | None,
 ) -> tuple[bool, int, int, int]:
     """Returns parallel, halvings of the covering lanes, threads, blocks."""
     if count * width * itemsize < 1 << 23:
