@@ -15,6 +15,8 @@ from jax_gnn import Graph, segment_sum, spmm
 
 Aggregation = Literal["mean", "max", "sum"]
 
+glorot_init = nnx.initializers.glorot_uniform()
+
 
 def gcn_norm(
     graph: Graph, edge_weight: ArrayLike | None = None, *, add_self_loops: bool = True
@@ -77,11 +79,12 @@ class GCNConv(Convolution):
             normalize: Whether to scale by ``D^-1/2`` on both sides.
             add_self_loops: Whether to add I to A.
             rngs: Source of the keys for initialisation (stream "params").
-            **options: See `LinearOptions`.
+            **options: See `LinearOptions`; kernel_init is Glorot's by default, as in the paper.
 
         Raises:
             ValueError: A size is not positive.
         """
+        options.setdefault("kernel_init", glorot_init)
         super().__init__(in_features, out_features, rngs=rngs, **options)
         self.normalize = normalize
         self.add_self_loops = add_self_loops
@@ -118,12 +121,16 @@ class GCNConv(Convolution):
             scale = _node_scale(graph, node_scale, x)
 
         def aggregate(features: Array) -> Array:
-            # Scales of nodes, not of edges: no weights to read for each edge.
-            features = scale * features
             neighbours = spmm(graph, features, weight)
-            return scale * (neighbours + features if self.add_self_loops else neighbours)
+            return neighbours + features if self.add_self_loops else neighbours
 
-        y = self._aggregate_narrow(aggregate, x, kernel)
+        # Scales of nodes, unlike such of edges, need no weights to be read. Where x is not the
+        # wider side, it is scaled itself: XLA joins that to what made x, such as a ReLU.
+        if self.in_features <= self.out_features:
+            y = self._aggregate_narrow(aggregate, scale * x, kernel)
+        else:
+            y = aggregate(scale * jnp.matmul(x, kernel, precision=self.precision))
+        y = scale * y
         return y if bias is None else y + bias
 
 
@@ -167,8 +174,9 @@ class GINConv(Convolution):
         Raises:
             ValueError: A size is not positive.
         """
-        width = out_features if mlp_features is None else mlp_features
-        check_positive(mlp_features=width)
+        if mlp_features is not None:
+            check_positive(mlp_features=mlp_features)
+        width = mlp_features or out_features
         super().__init__(in_features, out_features, width=width, rngs=rngs, **options)
         self.output = nnx.Linear(width, out_features, rngs=rngs, **options)
         self.learned_eps: nnx.Param[Array] | None = nnx.data(None)

@@ -12,6 +12,11 @@ def choose(
     width: int,
     itemsize: int,
     average_degree: float,
+    max_degree: int | None,
 ) -> tuple[bool, int, int, int]:
     """Returns parallel, halvings of the covering lanes, threads, blocks."""
-    return False, 0, 256, max(132, min(2112, count * width * itemsize // (1 << 17)))
+    if count * width * itemsize < 1 << 23:
+        return False, 0, 128, 396
+    if softmax:
+        return False, 0, 256, 1056
+    return False, 0, 256, 264 if gather else 396

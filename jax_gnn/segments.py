@@ -107,6 +107,8 @@ def take(x: Array, ids: Array | None) -> Array:
     """``x[ids]``, zeros where an id is out of range; None takes all of x."""
     if ids is None:
         return x
+    if x.shape[0] == 0:  # a gather wants one row at least
+        return jnp.zeros((*ids.shape, *x.shape[1:]), x.dtype)
     # jnp.take would wrap -1 around.
     return x.at[ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from flax_layers import GCN, GIN, HGNN, SAGE
-from flax_layers._base import Stack
+from flax_layers import GCN, GIN, HGNN, SAGE, Stack
 from jax_gnn.datasets import (
     GraphDataset,
     HypergraphDataset,
@@ -61,11 +60,11 @@ def _hgnn_options(config: HGNNConfig, hypergraph: Any) -> dict[str, Any]:
 
 
 def _on_graphs(
-    title: str,
     model: type[Stack],
     config: type[TrainConfig],
-    options: tuple[str, ...],
     plain_convolution: plain.PlainConvolution,
+    options: tuple[str, ...],
+    title: str,
 ) -> Recipe:
     return Recipe(
         title=title,
@@ -81,35 +80,40 @@ def _on_graphs(
     )
 
 
-RECIPES = {
-    recipe.config.model: recipe
-    for recipe in (
-        Recipe(
-            title="hypergraph neural network (HGNN, Feng et al. 2019)",
-            model=HGNN,
-            config=HGNNConfig,
-            dataset=HypergraphDataset,
-            load=load_hypergraph,
-            sizes=("num_nodes", "num_hyperedges", "num_incidences"),
-            structure=lambda dataset, config: dataset.hypergraph(self_loops=config.self_loops),
-            options=_hgnn_options,
-            plain_structure=plain.CooHypergraph.from_hypergraph,
-            plain_convolution=plain.hgnn_convolution,
-        ),
-        _on_graphs(
-            "graph convolutional network (GCN, Kipf and Welling 2017)",
-            *(GCN, GCNConfig, (), plain.gcn_convolution),
-        ),
-        _on_graphs(
-            "graph isomorphism network (GIN, Xu et al. 2019)",
-            *(GIN, GINConfig, ("learn_eps",), plain.gin_convolution),
-        ),
-        _on_graphs(
-            "GraphSAGE over all neighbours (Hamilton et al. 2017)",
-            *(SAGE, SAGEConfig, ("aggregation", "project"), plain.sage_convolution),
-        ),
-    )
-}
+_HGNN = Recipe(
+    title="hypergraph neural network (HGNN, Feng et al. 2019)",
+    model=HGNN,
+    config=HGNNConfig,
+    dataset=HypergraphDataset,
+    load=load_hypergraph,
+    sizes=("num_nodes", "num_hyperedges", "num_incidences"),
+    structure=lambda dataset, config: dataset.hypergraph(self_loops=config.self_loops),
+    options=_hgnn_options,
+    plain_structure=plain.CooHypergraph.from_hypergraph,
+    plain_convolution=plain.hgnn_convolution,
+)
+_GCN = _on_graphs(
+    GCN,
+    GCNConfig,
+    plain.gcn_convolution,
+    options=(),
+    title="graph convolutional network (GCN, Kipf and Welling 2017)",
+)
+_GIN = _on_graphs(
+    GIN,
+    GINConfig,
+    plain.gin_convolution,
+    options=("learn_eps",),
+    title="graph isomorphism network (GIN, Xu et al. 2019)",
+)
+_SAGE = _on_graphs(
+    SAGE,
+    SAGEConfig,
+    plain.sage_convolution,
+    options=("aggregation", "project"),
+    title="GraphSAGE over all neighbours (Hamilton et al. 2017)",
+)
+RECIPES = {recipe.config.model: recipe for recipe in (_HGNN, _GCN, _GIN, _SAGE)}
 
 
 def recipe_of(config: TrainConfig, dataset: NodeDataset) -> Recipe:

@@ -17,7 +17,7 @@ from jax_gnn.tuning import segment
 from jax_gnn.tuning.timing import ProfilerTimer
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-_FLUSHES = 2
+_FLUSHES = 4
 _REPEATS = 7
 
 
@@ -87,7 +87,7 @@ def _tune(args: argparse.Namespace) -> None:
     device = _schedule_cache.device_kind()
     if device is None:
         raise ValueError("JAX's GPU is no CUDA device")
-    if "float64" in args.dtypes and jax.dtypes.canonicalize_dtype("float64") != "float64":
+    if "float64" in args.dtypes and jnp.result_type(float) != "float64":
         raise ValueError("--dtypes: float64 needs JAX_ENABLE_X64=1")
     timer = ProfilerTimer(_FLUSHES)
     for op in args.ops:

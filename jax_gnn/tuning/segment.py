@@ -48,18 +48,20 @@ class Choice(NamedTuple):
         return Schedule(self.parallel, lanes, self.threads, self.blocks)
 
 
-# Blocks in multiples of an H100's or H200's multiprocessors.
-_BLOCKS = tuple(132 * factor for factor in (1, 2, 4, 8, 16, 32, 64))
+# In multiples of the multiprocessors of an H100 or H200, of which each holds two or three blocks.
+_BLOCKS = tuple(132 * factor for factor in (1, 2, 3, 4, 6, 8, 16, 32))
 
 
 def choices(op: Op) -> list[Choice]:
     """What is worth trying. Only plain reductions have a parallel version."""
     if op == "softmax":  # its kernels have one way to deal out features
         return [Choice(False, 0, 256, blocks) for blocks in _BLOCKS]
+    kinds = [(False, 0), (False, 1), (False, 2)]
+    if op == "sum":
+        kinds += [(True, 0), (True, 1)]
     return [
-        Choice(parallel, narrowing, threads, blocks)
-        for parallel in ((False, True) if op == "sum" else (False,))
-        for narrowing in (0, 1, 2)
+        Choice(*kind, threads, blocks)
+        for kind in kinds
         for threads in (128, 256)
         for blocks in _BLOCKS
     ]
@@ -108,7 +110,7 @@ class Call(NamedTuple):
     def rule(self) -> Schedule:
         """What the rule says, whatever is in the cache."""
         average = self.shape["count"] / max(self.edges.num_rows, 1)
-        return schedules.from_rule(**self.shape, average_degree=average)
+        return schedules.from_rule(**self.shape, average_degree=average, max_degree=None)
 
     def effective(self, schedule: Schedule) -> Schedule:
         """The same for all schedules that come to the same: teams are no more than entries."""

@@ -105,8 +105,8 @@ class ProfilerTimer:
     """Span of a call's kernels in the record of ``jax.profiler``.
 
     Args:
-        flushes: Passes over a buffer before each call. One cools the cache; all last longer than the host
-            needs to queue the call, so that its launch is hidden.
+        flushes: Passes over a buffer before each call. One cools the cache; all last longer than
+            the host needs to queue the call, so that its launch is hidden.
         flush_bytes: Size of that buffer.
 
     Raises:

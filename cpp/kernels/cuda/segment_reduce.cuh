@@ -16,6 +16,8 @@
 
 #include "launch.cuh"
 #include "pack.cuh"
+#pragma once
+
 #include "segment_reduce.h"
 
 namespace jax_gnn::cuda {
@@ -26,6 +28,7 @@ constexpr int kMaxThreads = 256;  // of a block
 constexpr int kMaxWarps = kMaxThreads / 32;
 constexpr int kFixThreads = 256;  // of a block of the second launch
 constexpr int kLongGap = 1024;    // empty rows at either end: left to the second launch's blocks
+constexpr int64_t kNoRows = -1;   // instead of the first row that has entries: not in this block
 constexpr int kFillEvery = 8;     // blocks of the second launch between two that look for gaps
 
 // --- What is reduced -----------------------------------------------------------------------------
@@ -229,7 +232,7 @@ template <typename T_, typename Acc_, int kVec_>
 struct RowMessage {
   using T = T_;
   using Acc = Acc_;
-  static constexpr int kVec = kVec_, kUnroll = 8, kMinBlocks = 3;
+  static constexpr int kVec = kVec_, kUnroll = 8, kMinBlocks = kVec > 4 ? 2 : 3;
   static constexpr bool kGathers = false;
   const T* in;
   int64_t width;
@@ -516,6 +519,10 @@ struct Output {
   }
 };
 
+__device__ __forceinline__ bool is_row(int64_t row, int64_t num_rows) {
+  return static_cast<uint64_t>(row) < static_cast<uint64_t>(num_rows);
+}
+
 template <int kVec>
 __device__ __forceinline__ Column column_of(int lane, int lanes, int64_t width, int64_t heads) {
   const int64_t first = (static_cast<int64_t>(blockIdx.y) * lanes + lane) * kVec;
@@ -545,7 +552,7 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
   Acc* shared_heads = reinterpret_cast<Acc*>(shared_bytes);
   Acc* shared_tails = shared_heads + warps * kParts * lanes;
   if (threadIdx.x == 0) {
-    first_filled = 0;
+    first_filled = kNoRows;
     last_filled = output.num_rows;
   }
   allow_next_launch();
@@ -613,20 +620,22 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
     return last == kLeast<true, Index> ? kLeast<false, Index> : kLeast<true, Index>;
   };
 
-  // Called by a team that sees a row follow another. The rows between are empty. Those before the
-  // first and after the last row that there is may be many: padding.
+  // Called by a team that sees a row follow another: the rows between are empty. Padding stands at
+  // either end, where the rows before the first and after the last that have entries may be many.
   const auto fill_gap = [&](int64_t row, int64_t next) {
-    const int64_t first = max(row + 1, int64_t{0}), last = min(next, output.num_rows);
-    if (last - first > kLongGap && gridDim.x > 1 && (first == 0 || last == output.num_rows)) {
-      if (first == 0)
-        first_filled = last;
-      else
-        last_filled = row;
+    const bool starts = !is_row(row, output.num_rows) && is_row(next, output.num_rows);
+    const bool stops = is_row(row, output.num_rows) && !is_row(next, output.num_rows);
+    if (!starts && !is_row(row, output.num_rows)) return;
+    const int64_t first = starts ? 0 : row + 1, last = stops ? output.num_rows : next;
+    if (starts) first_filled = 0;
+    if ((starts || stops) && last - first > kLongGap && gridDim.x > 1) {
+      (starts ? first_filled : last_filled) = starts ? last : row;
       return;
     }
 #pragma unroll 1
     for (int64_t empty = first; empty < last; ++empty) output.store_empty(empty, column);
   };
+
   Acc carry[kParts];  // of the run that is open, from where it or the warp's range begins
   set_neutral<Op>(carry);
   bool seen = false;       // a run has ended in the warp
@@ -731,7 +740,7 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
         head_row = has_end ? head_row : ids.row[j];
         has_end = true;
         set_neutral<Op>(run);
-        if (after[j] != ids.row[j] + 1) gaps |= 1u << j;
+        if (after[j] != ids.row[j] + 1 || ids.row[j] < 0) gaps |= 1u << j;
       }
       if constexpr (kParallel) {
         __syncwarp();
@@ -747,8 +756,7 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
     if (fills)
       for (; gaps != 0; gaps &= gaps - 1) {
         const int64_t entry = ids.first + (__ffs(gaps) - 1) * ids.stride;
-        fill_gap(rows[entry],
-                 entry + 1 < segments.count ? int64_t{rows[entry + 1]} : output.num_rows);
+        fill_gap(rows[entry], entry + 1 < segments.count ? int64_t{rows[entry + 1]} : -1);
       }
   }
   if (fills && begin == 0 && begin < end && team == 0) fill_gap(-1, rows[0]);
@@ -760,6 +768,10 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
     if (lane == 0) marks[warp] = seen | (seen && left_open) << 1;
   }
   __syncthreads();
+  if (fills && gridDim.x == 1 && first_filled == kNoRows)  // there is nothing but padding
+    for (int64_t row = threadIdx.x >> cut.lane_bits; row < output.num_rows;
+         row += blockDim.x >> cut.lane_bits)
+      output.store_empty(row, column);
   if (threadIdx.x >= lanes) return;
   const int64_t block_begin = static_cast<int64_t>(blockIdx.x) * warps * cut.per_warp;
   const bool block_open =
@@ -810,7 +822,7 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
 // Most such runs begin in the block before: its part is read at once, on the chance.
 template <class Op, typename Acc, typename T>
 __global__ void __launch_bounds__(kFixThreads)
-    fix_kernel(Workspace workspace, Cut cut, Output<T, Op, Acc> output) {
+    fix_kernel(Workspace workspace, Cut cut, Output<T, Op, Acc> output, bool fills) {
   constexpr int kParts = Op::kParts;
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   Acc* shared = reinterpret_cast<Acc*>(shared_bytes);  // [warp][part][lane]
@@ -826,13 +838,15 @@ __global__ void __launch_bounds__(kFixThreads)
   wait_for_previous_launch();
 
   // Some of the blocks look for rows that are left to be filled.
-  const bool fills = block % kFillEvery == 0;
-  bool leaves_rows = false;
-  if (fills)
+  const bool looks = fills && block % kFillEvery == 0;
+  bool leaves_rows = false, has_rows = false;
+  if (looks)
 #pragma unroll 4
-    for (int64_t other = threadIdx.x; other < workspace.blocks; other += kFixThreads)
-      leaves_rows |= workspace.record(other).first_filled > 0 ||
-                     workspace.record(other).last_filled < output.num_rows;
+    for (int64_t other = threadIdx.x; other < workspace.blocks; other += kFixThreads) {
+      const Record& record = workspace.record(other);
+      leaves_rows |= record.first_filled > 0 || record.last_filled < output.num_rows;
+      has_rows |= record.first_filled != kNoRows;
+    }
 
   if (block > 0) {
     const Record& record = workspace.record(block);
@@ -891,18 +905,21 @@ __global__ void __launch_bounds__(kFixThreads)
     }
   }
 
-  if (fills && __syncthreads_or(leaves_rows)) {
-    const int64_t fillers = (gridDim.x + kFillEvery - 1) / kFillEvery;
-    const int64_t mine = block / kFillEvery * teams + team;
+  if (!looks) return;
+  leaves_rows = __syncthreads_or(leaves_rows);
+  has_rows = __syncthreads_or(has_rows);
+  const int64_t mine = block / kFillEvery * teams + team;
+  const int64_t stride = (gridDim.x + kFillEvery - 1) / kFillEvery * teams;
+  if (!has_rows)  // there is nothing but padding
+    for (int64_t row = mine; row < output.num_rows; row += stride) output.store_empty(row, column);
+  else if (leaves_rows)
     for (int64_t other = 0; other < workspace.blocks; ++other) {
       const Record& record = workspace.record(other);
-      for (int64_t row = mine; row < record.first_filled; row += fillers * teams)
+      for (int64_t row = mine; row < record.first_filled; row += stride)
         output.store_empty(row, column);
-      for (int64_t row = record.last_filled + 1 + mine; row < output.num_rows;
-           row += fillers * teams)
+      for (int64_t row = record.last_filled + 1 + mine; row < output.num_rows; row += stride)
         output.store_empty(row, column);
     }
-  }
 }
 
 // Makes all rows empty.
@@ -969,7 +986,7 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule,
                              segments, message, cut, output, features.heads, fills, workspace);
   if (error != cudaSuccess || blocks == 1) return error;
   return launch(stream, {grid, kFixThreads, kFixThreads / 32 * warp_bytes}, fix_kernel<Op, Acc, T>,
-                workspace, cut, output);
+                workspace, cut, output, fills);
 }
 
 template <typename T>
@@ -995,9 +1012,11 @@ bool fits(Features features, std::initializer_list<const T*> arrays) {
 
 template <typename T, typename Acc>
 cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule,
-                           const Segments<Index>& segments, Reduce reduce, const T* in,
+                           const Segments<Index>& entries, Reduce reduce, const T* in,
                            const Acc* weight, Features features, T* out, void* workspace) {
-  if (segments.num_rows <= 0 || features.width <= 0) return cudaSuccess;
+  if (entries.num_rows <= 0 || features.width <= 0) return cudaSuccess;
+  Segments<Index> segments = entries;
+  if (weight == nullptr) segments.order = nullptr;
   if (!addressable<T>(features)) return cudaErrorInvalidValue;
   const int heads = static_cast<int>(features.heads);
   const auto with_vec = [&](auto vec) {
@@ -1037,9 +1056,11 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule,
 
 template <typename T, typename Acc>
 cudaError_t segment_select(cudaStream_t stream, const Schedule& schedule,
-                           const Segments<Index>& segments, const Select<T, Acc>& select,
+                           const Segments<Index>& entries, const Select<T, Acc>& select,
                            Features features, T* out, void* workspace) {
-  if (segments.num_rows <= 0 || features.width <= 0) return cudaSuccess;
+  if (entries.num_rows <= 0 || features.width <= 0) return cudaSuccess;
+  Segments<Index> segments = entries;
+  if (select.weight == nullptr && select.factor == nullptr) segments.order = nullptr;
   if (!addressable<T>(features)) return cudaErrorInvalidValue;
   const int heads = static_cast<int>(features.heads);
   const auto with_vec = [&](auto vec) {
@@ -1053,23 +1074,5 @@ cudaError_t segment_select(cudaStream_t stream, const Schedule& schedule,
     return with_vec(std::integral_constant<int, kWide>{});
   return with_vec(std::integral_constant<int, 1>{});
 }
-
-#define JAX_GNN_REDUCE(T, Acc)                                                                 \
-  template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Segments<int32_t>&, \
-                                      Reduce, const T*, const Acc*, Features, T*, void*);
-#define JAX_GNN_SELECT(T, Acc)                                                                 \
-  template cudaError_t segment_select(cudaStream_t, const Schedule&, const Segments<int32_t>&, \
-                                      const Select<T, Acc>&, Features, T*, void*);
-
-JAX_GNN_REDUCE(float, float)
-JAX_GNN_REDUCE(double, double)
-JAX_GNN_REDUCE(__half, float)
-JAX_GNN_REDUCE(__nv_bfloat16, float)
-JAX_GNN_REDUCE(int32_t, int32_t)
-JAX_GNN_REDUCE(int64_t, int64_t)
-JAX_GNN_SELECT(float, float)
-JAX_GNN_SELECT(double, double)
-JAX_GNN_SELECT(__half, float)
-JAX_GNN_SELECT(__nv_bfloat16, float)
 
 }  // namespace jax_gnn::cuda
