@@ -1,6 +1,6 @@
 """Flax NNX layers over the operations of `jax_gnn`."""
 
-from flax_layers._base import LinearOptions
+from flax_layers._base import LinearOptions, Stack
 from flax_layers.graph import GCN, GIN, SAGE, GCNConv, GINConv, SAGEConv, gcn_norm
 from flax_layers.hypergraph import HGNN, HGNNConv
 
@@ -14,5 +14,6 @@ __all__ = [
     "HGNNConv",
     "LinearOptions",
     "SAGEConv",
+    "Stack",
     "gcn_norm",
 ]

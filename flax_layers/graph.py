@@ -15,6 +15,8 @@ from jax_gnn import Graph, segment_sum, spmm
 
 Aggregation = Literal["mean", "max", "sum"]
 
+glorot_init = nnx.initializers.glorot_uniform()
+
 
 def gcn_norm(
     graph: Graph, edge_weight: ArrayLike | None = None, *, add_self_loops: bool = True
@@ -77,11 +79,12 @@ class GCNConv(Convolution):
             normalize: Whether to scale by ``D^-1/2`` on both sides.
             add_self_loops: Whether to add I to A.
             rngs: Source of the keys for initialisation (stream "params").
-            **options: See `LinearOptions`.
+            **options: See `LinearOptions`; kernel_init is Glorot's by default, as in the paper.
 
         Raises:
             ValueError: A size is not positive.
         """
+        options.setdefault("kernel_init", glorot_init)
         super().__init__(in_features, out_features, rngs=rngs, **options)
         self.normalize = normalize
         self.add_self_loops = add_self_loops

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flax_layers import LinearOptions
-from flax_layers._base import Stack
+from flax_layers import LinearOptions, Stack
 from jax_gnn.training.config import TrainConfig
 from jax_gnn.training.models import RECIPES
 

@@ -17,7 +17,7 @@ from flax import nnx
 from jax import Array
 
 import jax_gnn
-from flax_layers._base import Stack
+from flax_layers import Stack
 from jax_gnn.datasets import NodeDataset
 from jax_gnn.training.config import TrainConfig
 from jax_gnn.training.data import node_features, split_nodes

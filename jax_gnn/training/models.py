@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from flax_layers import GCN, GIN, HGNN, SAGE
-from flax_layers._base import Stack
+from flax_layers import GCN, GIN, HGNN, SAGE, Stack
 from jax_gnn.datasets import (
     GraphDataset,
     HypergraphDataset,
