@@ -569,16 +569,12 @@ def sizes(jaxpr: Any) -> Iterator[int]:
 def test_no_array_of_messages(
     rng: np.random.Generator, reduce: str, heads: tuple[int, ...]
 ) -> None:
-    """Neither forward nor backward, from one to the third derivative."""
+    """Neither forward nor backward, nor in second derivatives."""
     graph = Graph.from_edges(*rng.integers(0, 20, (2, 500)), num_nodes=20)
     x, weight = ones(20, *heads, 16), ones(500, *heads)
 
     def energy(x: Any, weight: Any) -> jax.Array:
         return jnp.sum(finite(spmm)(graph, x, weight, reduce=reduce) ** 3)
-
-    function: Any = energy
-    for _ in range(3):
-        function = jax.grad(lambda x, w, f=function: jnp.sum(jnp.stack([*map(jnp.sum, f(x, w))])))
 
     def derivatives(x: Any, weight: Any) -> Any:
         first = jax.grad(energy, (0, 1))
@@ -628,7 +624,6 @@ def test_same_bits_in_100_runs(
         want, wanted = one(graphs[0], x[0], weight[0]), mapped(stacked, x, weight)
         for _ in range(99):
             assert same_bits(one(graphs[0], x[0], weight[0]), want)
-        for _ in range(99 if reduce == "sum" else 9):
             assert same_bits(mapped(stacked, x, weight), wanted)
 
 
