@@ -368,7 +368,7 @@ def emit(database: Database, fitted: Fit) -> str:
     losses = ", ".join(f"{name} {loss:.1%}" for name, loss in by_kernel.items())
     provenance = (
         f"{len(database.rows)} calls on {database.device} ({database.date[:10]}).\n"
-        f"Slower than exhaustive search on graphs left out (geometric mean): {losses}."
+        f"Slower than exhaustive search on graphs left out (geometric mean):\n{losses}."
     )
     return _HEAD.format(provenance=provenance) + "\n".join(_branches(database, fitted.tree)) + "\n"
 
