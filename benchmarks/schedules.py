@@ -29,10 +29,12 @@ SLOWEST = float(np.log(4))
 Losses = dict[str, float]
 
 FEATURES = (
-    *("softmax", "gather", "count", "num_rows", "width", "itemsize", "average_degree"),
-    "num_bytes",
+    *("softmax", "gather", "count", "num_rows", "width", "itemsize"),
+    *("average_degree", "max_degree", "num_bytes"),
 )
-"""What the tree may ask: the rule's arguments, and what it computes first."""
+"""What the tree may ask: the rule's arguments, and what it computes first. ``max_degree`` may be
+unknown; the tree is grown on all rows with it and on all without.
+"""
 
 
 # --- The database --------------------------------------------------------------------------------
@@ -52,12 +54,12 @@ class Row:
     max_degree: int
     times: tuple[float | None, ...]
 
-    @property
-    def features(self) -> list[float]:
-        """In the order of `FEATURES`."""
+    def features(self, hint: bool) -> list[float]:
+        """In the order of `FEATURES`; without the hint NaN for the largest degree."""
         values = {
             **self.__dict__,
             "average_degree": self.count / self.num_rows,
+            "max_degree": self.max_degree if hint else np.nan,
             "num_bytes": self.count * self.width * self.itemsize,
         }
         return [float(values[name]) for name in FEATURES]
@@ -111,19 +113,19 @@ GPU_WIDTHS = {"float32": (4, 8, 16, 32, 64, 128), "bfloat16": (16, 64, 128)}
 def graphs(data: Path | None, seed: int = 0) -> dict[str, PlainGraph]:
     """Real graphs and twins by name, and random ones over the sizes and degrees that there are.
 
-    They come in random order, the largest twins first, so that a run that is cut short has seen
-    something of everything.
+    They come in random order, the largest twins last, so that a run that is cut short has seen
+    something of everything else.
     """
     found = {name: work.load() for name, work in plain_graphs(data).items() if name != "tiny"}
     rng = np.random.default_rng(seed)
     for index in range(28):
-        num_edges = int(10 ** rng.uniform(3.5, 7.2))
+        num_edges = int(10 ** rng.uniform(3.5, 6.5))
         average = 10 ** rng.uniform(0, 2.5)
         exponent = (0.0, 0.3, 0.6, 0.9)[index % 4]
         num_nodes = max(int(num_edges / average), 16)
         found[f"random-{index}"] = power_law(num_nodes, num_edges, exponent, seed=index)
     names = rng.permutation(list(found)).tolist()
-    names.sort(key=lambda name: not name.startswith("reddit2"))
+    names.sort(key=lambda name: name.startswith("reddit2"))
     return {name: found[name] for name in names}
 
 
@@ -211,12 +213,14 @@ class Fit:
         tree: Grown on all rows.
         options: Its size, as scikit-learn calls it.
         log_losses: For each row the logarithm of chosen over best time, by a tree that was grown
-            without the row's graph.
+            without the row's graph and is not told its largest degree.
+        hinted: The same where it is told.
     """
 
     tree: Any
     options: dict[str, int]
     log_losses: np.ndarray
+    hinted: np.ndarray
 
 
 def slowdowns(database: Database) -> np.ndarray:
@@ -244,20 +248,23 @@ def fit(database: Database) -> Fit:
         for least in (1, 3, 6)
     ]
     scored = [(cross_validate(database, options), options) for options in tried]
-    log_losses, options = min(scored, key=lambda pair: pair[0].mean())
-    tree = _tree(options).fit(_features(database), slowdowns(database))
-    return Fit(tree, options, log_losses)
+    losses, options = min(scored, key=lambda pair: pair[0].mean())
+    tree = _grow(options, database, np.full(len(database.rows), True))
+    return Fit(tree, options, *losses)
 
 
 def cross_validate(database: Database, options: dict[str, int]) -> np.ndarray:
-    """Log losses of all rows, each by a tree that was grown without its family of graphs."""
-    features, targets = _features(database), slowdowns(database)
+    """Log losses of all rows, each by a tree that was grown without its family of graphs.
+
+    Returns:
+        (2, rows): where the largest degree is unknown, and where it is known.
+    """
     families = np.array([graph_family(row) for row in database.rows])
-    losses = np.zeros(len(families))
+    losses = np.zeros((2, len(families)))
     for family in np.unique(families):
         out = families == family
-        tree = _tree(options).fit(features[~out], targets[~out])
-        losses[out] = targets[out, tree.predict(features[out]).argmin(axis=1)]
+        tree = _grow(options, database, ~out)
+        losses[:, out] = [_lost(tree, database, hint)[out] for hint in (False, True)]
     return losses
 
 
@@ -267,14 +274,24 @@ def losses_by(database: Database, log_losses: np.ndarray, group: Callable[[Row],
     return {str(g): float(np.expm1(log_losses[groups == g].mean())) for g in np.unique(groups)}
 
 
-def _features(database: Database) -> np.ndarray:
-    return np.array([row.features for row in database.rows])
+def _features(database: Database, hint: bool) -> np.ndarray:
+    return np.array([row.features(hint) for row in database.rows])
 
 
-def _tree(options: dict[str, int]) -> Any:
+def _grow(options: dict[str, int], database: Database, chosen: np.ndarray) -> Any:
+    """A tree on the chosen rows, with and without the hint."""
     from sklearn.tree import DecisionTreeRegressor
 
-    return DecisionTreeRegressor(**options, random_state=0)
+    features = [_features(database, hint)[chosen] for hint in (False, True)]
+    targets = slowdowns(database)[chosen]
+    tree = DecisionTreeRegressor(**options, random_state=0)
+    return tree.fit(np.concatenate(features), np.concatenate([targets, targets]))
+
+
+def _lost(tree: Any, database: Database, hint: bool) -> np.ndarray:
+    """Logarithms of chosen over best time for all rows."""
+    best = tree.predict(_features(database, hint)).argmin(axis=1)
+    return slowdowns(database)[np.arange(len(best)), best]
 
 
 def markdown(database: Database, fitted: Fit) -> str:
@@ -285,7 +302,7 @@ def markdown(database: Database, fitted: Fit) -> str:
     for name in kernels:
         rows = np.array([kernel(row) == name for row in database.rows])
         fixed[rows] = targets[rows][:, targets[rows].mean(axis=0).argmin()]
-    seen = targets[np.arange(len(targets)), fitted.tree.predict(_features(database)).argmin(axis=1)]
+    seen = _lost(fitted.tree, database, hint=False)
     versions = ", ".join(f"{name} {version}" for name, version in database.versions.items())
     lines = [
         "# The rule for schedules against exhaustive search",
@@ -295,8 +312,9 @@ def markdown(database: Database, fitted: Fit) -> str:
         f"The tree has {fitted.tree.get_n_leaves()} leaves. Slowdowns are geometric means of "
         "chosen over best time, less one.",
         "",
-        "| kernel | calls | rule, graph left out | its worst | rule, graph seen | one schedule |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| kernel | calls | graph left out | with its largest degree | worst call | graph seen "
+        "| one schedule for all |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name in [*kernels, "all"]:
         rows = np.array([name in ("all", kernel(row)) for row in database.rows])
@@ -304,6 +322,7 @@ def markdown(database: Database, fitted: Fit) -> str:
             f"{np.expm1(value):.1%}"
             for value in (
                 fitted.log_losses[rows].mean(),
+                fitted.hinted[rows].mean(),
                 fitted.log_losses[rows].max(),
                 seen[rows].mean(),
                 fixed[rows].mean(),
@@ -336,6 +355,7 @@ def choose(
     width: int,
     itemsize: int,
     average_degree: float,
+    max_degree: int | None,
 ) -> tuple[bool, int, int, int]:
     """Returns parallel, halvings of the lanes that cover a row, threads, blocks."""
     num_bytes = count * width * itemsize
@@ -348,7 +368,7 @@ def emit(database: Database, fitted: Fit) -> str:
     losses = ", ".join(f"{name} {loss:.1%}" for name, loss in by_kernel.items())
     provenance = (
         f"{len(database.rows)} calls on {database.device} ({database.date[:10]}).\n"
-        f"Slower than exhaustive search on graphs left out (geometric mean): {losses}."
+        f"Slower than exhaustive search on graphs left out (geometric mean):\n{losses}."
     )
     return _HEAD.format(provenance=provenance) + "\n".join(_branches(database, fitted.tree)) + "\n"
 
@@ -372,10 +392,14 @@ def _branches(database: Database, tree: Any) -> list[str]:
         name, threshold = FEATURES[nodes.feature[node]], nodes.threshold[node]
         if name in ("softmax", "gather"):
             left, right, condition = right, left, name
-        elif name == "average_degree":
-            condition = f"{name} <= {threshold:.4g}"
+        elif np.isinf(threshold):  # all that are known to the left
+            condition = f"{name} is not None"
         else:
-            condition = f"{name} <= {int(threshold)}"
+            shown = f"{threshold:.4g}" if name == "average_degree" else int(threshold)
+            condition = f"{name} <= {shown}"
+            if name == "max_degree":
+                unknown = "is None or" if nodes.missing_go_to_left[node] else "is not None and"
+                condition = f"{name} {unknown} {condition}"
         yield f"{indent}if {condition}:"
         yield from lines(left, indent + "    ")
         yield from lines(right, indent)

@@ -71,7 +71,7 @@ def choose(
         return Schedule(*tuned)
     if average_degree is None:
         average_degree = count / max(num_rows, 1)
-    return from_rule(op, count, num_rows, width, itemsize, gather, average_degree)
+    return from_rule(op, count, num_rows, width, itemsize, gather, average_degree, max_degree)
 
 
 def from_rule(
@@ -82,6 +82,7 @@ def from_rule(
     itemsize: int,
     gather: bool,
     average_degree: float,
+    max_degree: int | None,
 ) -> Schedule:
     """The fitted rule, whatever is forced or tuned; arguments as of `choose`."""
     parallel, narrowing, threads, blocks = _schedule_rules.choose(
@@ -92,6 +93,7 @@ def from_rule(
         width=width,
         itemsize=itemsize,
         average_degree=average_degree,
+        max_degree=max_degree,
     )
     return Schedule(parallel, max(covering_lanes(width, itemsize) >> narrowing, 1), threads, blocks)
 

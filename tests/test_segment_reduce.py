@@ -382,11 +382,11 @@ def test_logsumexp_of_extremes(dtype: str, implementation: str) -> None:
     with setting(implementation):
         op = functools.partial(jax_gnn.segment_logsumexp, segment_ids=ids, num_segments=5)
         got = op(data)
-        gradient = jax.grad(lambda data: op(data)[:3].sum())(data)
+        gradient = jax.grad(lambda data: op(data)[:4].sum())(data)
     want = np.logaddexp(*data.astype(np.float64).reshape(5, 2).T)
     np.testing.assert_allclose(np.asarray(got).astype(float), want, rtol=1e-2)
     np.testing.assert_allclose(
-        np.asarray(gradient[:6]).astype(float), [0.5, 0.5, 0.5, 0.5, 0, 1], rtol=1e-2
+        np.asarray(gradient[:8]).astype(float), [0.5, 0.5, 0.5, 0.5, 0, 1, 0, 0], rtol=1e-2
     )
 
 
@@ -470,8 +470,13 @@ def test_ids_that_are_not_sorted_after_all(rng: np.random.Generator) -> None:
 
 
 @on_kernels
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, "float32") for name in ALL),
+        *((name, dtype) for name in ("sum", "max", "softmax") for dtype in ("float64", "bfloat16")),
+    ],
+)
 def test_same_bits_in_100_runs(
     rng: np.random.Generator, name: str, dtype: str, implementation: str
 ) -> None:
@@ -482,7 +487,7 @@ def test_same_bits_in_100_runs(
 
     def results(ids: Any, data: Any) -> Any:
         op = functools.partial(ours(name), segment_ids=ids, num_segments=901)
-        if name == "argmax":
+        if name in ("argmax", "prod"):  # the derivative of a product is no kernel
             return op(data)
         value, vjp = jax.vjp(op, data)
         return value, vjp(jnp.cos(jnp.arange(value.size, dtype=dtype)).reshape(value.shape))
@@ -492,7 +497,6 @@ def test_same_bits_in_100_runs(
         want, wanted = one(ids[0], data[0]), mapped(ids, data)
         for _ in range(99):
             assert same_bits(one(ids[0], data[0]), want)
-        for _ in range(99 if name == "sum" else 9):
             assert same_bits(mapped(ids, data), wanted)
 
 

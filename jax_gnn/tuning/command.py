@@ -87,7 +87,7 @@ def _tune(args: argparse.Namespace) -> None:
     device = _schedule_cache.device_kind()
     if device is None:
         raise ValueError("JAX's GPU is no CUDA device")
-    if "float64" in args.dtypes and jax.dtypes.canonicalize_dtype("float64") != "float64":
+    if "float64" in args.dtypes and jnp.result_type(float) != "float64":
         raise ValueError("--dtypes: float64 needs JAX_ENABLE_X64=1")
     timer = ProfilerTimer(_FLUSHES)
     for op in args.ops:

@@ -110,7 +110,7 @@ class Call(NamedTuple):
     def rule(self) -> Schedule:
         """What the rule says, whatever is in the cache."""
         average = self.shape["count"] / max(self.edges.num_rows, 1)
-        return schedules.from_rule(**self.shape, average_degree=average)
+        return schedules.from_rule(**self.shape, average_degree=average, max_degree=None)
 
     def effective(self, schedule: Schedule) -> Schedule:
         """The same for all schedules that come to the same: teams are no more than entries."""
