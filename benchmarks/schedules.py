@@ -368,7 +368,7 @@ def emit(database: Database, fitted: Fit) -> str:
     losses = ", ".join(f"{name} {loss:.1%}" for name, loss in by_kernel.items())
     provenance = (
         f"{len(database.rows)} calls on {database.device} ({database.date[:10]}).\n"
-        f"Slower than exhaustive search on graphs left out (geometric mean): {losses}."
+        f"Slower than exhaustive search on graphs left out (geometric mean):\n{losses}."
     )
     return _HEAD.format(provenance=provenance) + "\n".join(_branches(database, fitted.tree)) + "\n"
 
@@ -392,13 +392,14 @@ def _branches(database: Database, tree: Any) -> list[str]:
         name, threshold = FEATURES[nodes.feature[node]], nodes.threshold[node]
         if name in ("softmax", "gather"):
             left, right, condition = right, left, name
-        elif name == "average_degree":
-            condition = f"{name} <= {threshold:.4g}"
+        elif np.isinf(threshold):  # all that are known to the left
+            condition = f"{name} is not None"
         else:
-            condition = f"{name} <= {int(threshold)}"
-        if name == "max_degree":
-            unknown = "is None or" if nodes.missing_go_to_left[node] else "is not None and"
-            condition = f"{name} {unknown} {condition}"
+            shown = f"{threshold:.4g}" if name == "average_degree" else int(threshold)
+            condition = f"{name} <= {shown}"
+            if name == "max_degree":
+                unknown = "is None or" if nodes.missing_go_to_left[node] else "is not None and"
+                condition = f"{name} {unknown} {condition}"
         yield f"{indent}if {condition}:"
         yield from lines(left, indent + "    ")
         yield from lines(right, indent)

@@ -350,7 +350,7 @@ def _lower(
     call = None
     if platform != "xla" and implementation != "xla":
         operands = [
-            Operand(aval, lambda _, value=value: value)
+            Operand(aval, functools.partial(_value, value))
             for aval, value in zip(ctx.avals_in, values, strict=True)
         ]
         call = rules.call(platform, *tree.unflatten(operands), **attributes)
@@ -372,6 +372,11 @@ def _lower(
     lowering = jax.ffi.ffi_lowering(_TARGET_PREFIX + name)
     operands = [operand.lower(ctx) for operand in call.operands]
     return lowering(inner, *operands, **call.attributes)[:1]
+
+
+def _value(value: Any, ctx: Any) -> Any:
+    del ctx
+    return value
 
 
 def _varying(aval: Any) -> frozenset[str]:

@@ -331,7 +331,9 @@ def profile(compute: str, copies: str = "", overhead: str = "") -> jax.profiler.
 
 
 def flushes(begin: int) -> list[tuple[int, int, int]]:
-    return [(1, begin + 10 * i, begin + 10 * i + 9) for i in range(FLUSHES)]
+    """Overwrites, and the read after them."""
+    overwrites = [(1, begin + 10 * i, begin + 10 * i + 9) for i in range(FLUSHES)]
+    return [*overwrites, (2, begin + 10 * FLUSHES, begin + 10 * FLUSHES + 5)]
 
 
 def test_span_of_a_call_is_from_its_first_kernel_to_its_last():

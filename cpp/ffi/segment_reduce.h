@@ -84,10 +84,9 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
   return dispatch_number<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
     using Acc = typename decltype(acc)::type;
-    return Backend::segment_reduce(context, attributes, make_workspace(*workspace), view.segments(),
-                                   reduce, data<const T>(in),
-                                   data_if<Acc>(attributes.weighted, weight),
-                                   Features{width, heads}, data<T>(*out));
+    return Backend::segment_reduce(
+        context, attributes, make_workspace(*workspace), view.segments(), reduce, data<const T>(in),
+        data_if<Acc>(attributes.weighted, weight), Features{width, heads}, data<T>(*out));
   });
 }
 

@@ -5,6 +5,7 @@ A Python loop would time the dispatch, and a loop inside ``jit`` is optimised aw
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
@@ -57,9 +58,10 @@ def call_spans(
     """Seconds from the first kernel's begin to the last kernel's end, for each call.
 
     Args:
-        kernels: Activity in order of time: for each call its flushes, then its own kernels.
-        markers: Kernel names of a flush.
-        flushes: How many flushes stand before each call.
+        kernels: Activity in order of time: for each call the overwrites and the read of its
+            `Flush`, then its own kernels.
+        markers: Kernel names of an overwrite.
+        flushes: How many overwrites stand before each call.
         calls: How many calls there were.
 
     Raises:
@@ -74,6 +76,7 @@ def call_spans(
             seen += 1
         elif groups:
             groups[-1].append(kernel)
+    groups = [group[1:] for group in groups]  # without the read
     if seen != flushes * calls or not all(groups):
         empty = sum(not group for group in groups)
         raise RuntimeError(
@@ -84,29 +87,35 @@ def call_spans(
 
 
 class Flush:
-    """Reads a buffer larger than the L2; the kernel is none that a GNN op has.
+    """Overwrites a buffer larger than the L2, and reads it.
 
-    Reading leaves nothing to write back: overwriting would charge a call for evicting up to a whole
-    L2 of dirty lines, 12 µs on an H200.
+    The overwriting kernel (an xor) is none that a GNN op has. Reading leaves nothing to write back:
+    else a call would pay for up to a whole L2 of somebody else's dirty lines, 12 µs on an H200.
     """
 
     def __init__(self, num_bytes: int = FLUSH_BYTES) -> None:
-        buffer = jnp.ones((num_bytes // 4096, 1024), jnp.uint32)
-        read = jax.jit(lambda buffer: jnp.max(jax.lax.population_count(~buffer), axis=1))
-        self._read = lambda: read(buffer)
-        self()
+        self._overwrite = jax.jit(lambda buffer: buffer ^ jnp.uint32(0x5A5A5A5A), donate_argnums=0)
+        self._read = jax.jit(lambda buffer: jnp.max(buffer, axis=1))
+        self._buffer = jnp.ones((num_bytes // 4096, 1024), jnp.uint32)
+        self(1)
 
-    def __call__(self) -> None:
-        """Queues one pass over the buffer."""
-        self.output = self._read()
+    def overwrite(self) -> None:
+        """Queues one overwrite."""
+        self._buffer = self._overwrite(self._buffer)
+
+    def __call__(self, overwrites: int = 1) -> None:
+        """Queues some overwrites and the read."""
+        for _ in range(overwrites):
+            self.overwrite()
+        self.output = self._read(self._buffer)
 
 
 class ProfilerTimer:
     """Span of a call's kernels in the record of ``jax.profiler``.
 
     Args:
-        flushes: Passes over a buffer before each call. One cools the cache; all last longer than
-            the host needs to queue the call, so that its launch is hidden.
+        flushes: Overwrites before each call. One cools the cache; all last longer than the host
+            needs to queue the call, so that its launch is hidden.
         flush_bytes: Size of that buffer.
 
     Raises:
@@ -117,15 +126,16 @@ class ProfilerTimer:
 
     def __init__(self, flushes: int, flush_bytes: int = FLUSH_BYTES) -> None:
         self._flush, self._flushes = Flush(flush_bytes), flushes
-        flush_only = profiled_kernels(self._profile([self._flush] * 3))
-        self._markers = {kernel.name for kernel in flush_only}
+        overwrites = profiled_kernels(self._profile([self._flush.overwrite] * 3))
+        self._markers = {kernel.name for kernel in overwrites}
 
     def measure(self, calls: Mapping[Key, Call], repeats: int) -> dict[Key, list[float]]:
         """Seconds of each call, ``repeats`` samples; the calls take turns (A, B, A, B, ...)."""
         keys = [key for _ in range(repeats) for key in calls]
         if not keys:
             return {}
-        queue = [step for key in keys for step in [self._flush] * self._flushes + [calls[key]]]
+        flush = functools.partial(self._flush, self._flushes)
+        queue = [step for key in keys for step in (flush, calls[key])]
         kernels = profiled_kernels(self._profile(queue))
         samples: dict[Key, list[float]] = {key: [] for key in calls}
         spans = call_spans(kernels, self._markers, self._flushes, len(keys))

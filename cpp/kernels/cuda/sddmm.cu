@@ -234,6 +234,5 @@ cudaError_t sddmm(cudaStream_t stream, const Segments<Index>& segments, const T*
   JAX_GNN_SDDMM(__nv_bfloat16, float, Index)
 
 JAX_GNN_INSTANTIATE(int32_t)
-JAX_GNN_INSTANTIATE(int64_t)
 
 }  // namespace jax_gnn::cuda

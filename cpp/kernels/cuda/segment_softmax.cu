@@ -675,6 +675,5 @@ cudaError_t segment_softmax_tangent(cudaStream_t stream, const Segments<Index>& 
   JAX_GNN_SOFTMAX(__nv_bfloat16, float, Index)
 
 JAX_GNN_INSTANTIATE(int32_t)
-JAX_GNN_INSTANTIATE(int64_t)
 
 }  // namespace jax_gnn::cuda
