@@ -1,4 +1,4 @@
-"""Times an op beside its peers (``OP``), or shows a report again (``render FILE``)."""
+"""Times an op beside its peers, shows a report again, or makes the rule for schedules."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmarks import report
+from benchmarks import report, schedules
 from benchmarks.harness import Settings, available_ops, load_op, run, select_workloads
 
 RESULTS = Path(__file__).parent / "results"
+RULES = Path(__file__).parents[1] / "jax_gnn" / "_schedule_rules.py"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,6 +32,10 @@ def main(arguments: list[str] | None = None) -> int:
             report.plot(document, options.file.with_suffix(".png"))
             print(report.markdown(document))
             return 0
+        if options.command == "measure-schedules":
+            return _measure_schedules(options)
+        if options.command == "fit-schedules":
+            return _fit_schedules(options)
         return _benchmark(options)
     except (OSError, ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -43,6 +48,16 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="OP | render")
     render = commands.add_parser("render", help="print the tables of a report, draw its plot again")
     render.add_argument("file", type=Path)
+    measure = commands.add_parser(
+        "measure-schedules", help="time the segment kernels under all schedules, on a GPU"
+    )
+    measure.add_argument("--data", type=Path, help="folder with real graphs")
+    measure.add_argument("--seconds", type=_positive, default=300, help="when to stop")
+    measure.add_argument("--quick", action="store_true", help="small graphs, a width each")
+    measure.add_argument("--out", type=Path, help="default: schedules-DEVICE.json in results")
+    fit = commands.add_parser("fit-schedules", help="fit the rule to these times and write it")
+    fit.add_argument("file", type=Path, help="what measure-schedules wrote")
+    fit.add_argument("--out", type=Path, default=RULES, help="the rule (default: %(default)s)")
     for name, title in ops.items():
         op = commands.add_parser(name, help=title, description=title)
         op.add_argument(
@@ -57,6 +72,7 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
         op.add_argument(
             "--cases", type=_names, default=(), help="graphs, as in dblp*,walmart*,zipf"
         )
+        op.add_argument("--modes", type=_names, default=(), help="only these modes")
         op.add_argument("--widths", type=_integers, default=(), help="feature widths, as in 32,64")
         op.add_argument(
             "--dtypes", type=_dtypes, default=("float32",), help="as in float32,bfloat16"
@@ -76,6 +92,24 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     return parser
 
 
+def _measure_schedules(options: argparse.Namespace) -> int:
+    database = schedules.measure(options.data, options.seconds, options.quick)
+    path = options.out or RESULTS / f"schedules-{_slug(database.device)}.json"
+    schedules.write(database, path)
+    print(f"written: {path}")
+    return 0
+
+
+def _fit_schedules(options: argparse.Namespace) -> int:
+    database = schedules.read(options.file)
+    fitted = schedules.fit(database)
+    table = schedules.markdown(database, fitted)
+    options.file.with_suffix(".md").write_text(table)
+    options.out.write_text(schedules.emit(database, fitted))
+    print(f"{table}\nwritten: {options.out}, {options.file.with_suffix('.md')}")
+    return 0
+
+
 def _benchmark(options: argparse.Namespace) -> int:
     op = load_op(options.command)
     quick = options.quick
@@ -85,6 +119,7 @@ def _benchmark(options: argparse.Namespace) -> int:
         platform=options.platform,
         data=options.data,
         patterns=cases,
+        modes=options.modes,
         widths=options.widths or ((8,) if quick else ()),
         dtypes=options.dtypes,
         families=options.families,
@@ -93,13 +128,16 @@ def _benchmark(options: argparse.Namespace) -> int:
     )
     select_workloads(op, settings)  # a wrong name is an error before anything starts
     document = run(op, settings)
-    device = re.sub(r"[^a-z0-9]+", "-", document["machine"]["device"].lower()).strip("-")
-    path = options.out or RESULTS / f"{op.name}-{device}.json"
+    path = options.out or RESULTS / f"{op.name}-{_slug(document['machine']['device'])}.json"
     report.write(document, path)
     print(report.markdown(document))
     print(f"written: {path} and {path.with_suffix('.png').name}")
     statuses = {row["status"] for case in document["cases"] for row in case["candidates"]}
     return 1 if "wrong" in statuses else 0
+
+
+def _slug(device: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -8,28 +8,38 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse
 
 from benchmarks.harness import Candidate, Case, Family, Op, Problem
+from benchmarks.peers import (
+    Order,
+    bcoo,
+    gather_sum,
+    int64,
+    jax_candidate,
+    torch_candidate,
+    torch_csr,
+)
+from benchmarks.problems import Expected, numpy_dtype
 from benchmarks.report import OURS
-from benchmarks.workloads import Incidence, hypergraphs
+from benchmarks.workloads import Incidence, hypergraphs, row_pointers
 
 
 def problem(graph: Incidence, case: Case) -> Problem:
     """Both sorted orders as CSR, the scalings, X and, for the backward pass, its cotangent."""
-    dtype = _numpy_dtype(case.dtype)
+    dtype = numpy_dtype(case.dtype)
     rng = np.random.default_rng(case.seed)
     with np.errstate(divide="ignore"):
         node_scale = np.where(graph.node_degrees > 0, graph.node_degrees**-0.5, 0).astype(dtype)
         edge_scale = np.where(graph.hyperedge_degrees > 0, 1 / graph.hyperedge_degrees, 0)
     edge_scale = edge_scale.astype(dtype)
     inputs = {
-        "hyperedge_indptr": _indptr(graph.hyperedge_degrees),
+        "hyperedge_indptr": row_pointers(graph.hyperedge_degrees),
         "hyperedge_nodes": graph.node_idx,
-        "node_indptr": _indptr(graph.node_degrees),
+        "node_indptr": row_pointers(graph.node_degrees),
         "node_hyperedges": graph.by_node[1],
         "node_scale": node_scale,
         "hyperedge_scale": edge_scale,
@@ -47,7 +57,7 @@ def problem(graph: Incidence, case: Case) -> Problem:
         return outer * (incidence @ (inner * (incidence.T @ (outer * features.astype(float)))))
 
     dense = [inputs[name] for name in ("x", "cotangent") if name in inputs]
-    return Problem(inputs, tuple(map(operator, dense)), dtype)
+    return Problem(inputs, tuple(Expected.whole(operator(each)) for each in dense), dtype)
 
 
 # This library.
@@ -86,19 +96,12 @@ def jax_gnn_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterat
                 implementation=implementation,
             )
 
-        yield _jax_candidate(name, forward, problem, operands)
+        yield jax_candidate(name, forward, problem, operands)
 
 
 # Plain JAX.
 
 TWO_SEGMENT_SUMS = "two segment_sum, sorted"
-
-
-class Order(NamedTuple):
-    """Incidence pairs in one order: the rows to gather and the segments to add them to."""
-
-    gather: np.ndarray
-    segment: np.ndarray
 
 
 def plain_jax_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator[Candidate]:
@@ -108,31 +111,32 @@ def plain_jax_candidates(graph: Incidence, case: Case, problem: Problem) -> Iter
     to_edges, to_nodes = Order(*by_edge), Order(*by_node[::-1])
     scales = problem.inputs["node_scale"], problem.inputs["hyperedge_scale"]
 
-    to_edges_sum, to_nodes_sum = _gather_sum(num_edges), _gather_sum(num_nodes)
-    yield _jax_candidate(
+    to_edges_sum, to_nodes_sum = gather_sum(num_edges), gather_sum(num_nodes)
+    yield jax_candidate(
         TWO_SEGMENT_SUMS,
         _two_sums(to_edges_sum, to_nodes_sum),
         problem,
         (to_edges, to_nodes, *scales),
     )
     if case.mode == "fwd+bwd":  # the forward alone is the candidate above
-        yield _jax_candidate(
+        yield jax_candidate(
             "two segment_sum, paired orders",
             _two_sums(_paired_sum(num_edges, num_nodes), _paired_sum(num_nodes, num_edges)),
             problem,
             (to_edges, to_nodes, *scales),
         )
-    yield _jax_candidate(
+    yield jax_candidate(
         "two segment_sum, one order",
-        _two_sums(to_edges_sum, _gather_sum(num_nodes, is_sorted=False)),
+        _two_sums(to_edges_sum, gather_sum(num_nodes, is_sorted=False)),
         problem,
         (to_edges, Order(*by_edge[::-1]), *scales),
     )
+    ones = np.ones(len(graph.node_idx), problem.output_dtype)
     matrices = (
-        _bcoo(by_edge[::-1], (num_edges, num_nodes), problem),
-        _bcoo(by_node, (num_nodes, num_edges), problem),
+        bcoo(ones, *by_edge[::-1], (num_edges, num_nodes)),
+        bcoo(ones, *by_node, (num_nodes, num_edges)),
     )
-    yield _jax_candidate("two BCOO products", _two_products, problem, (*matrices, *scales))
+    yield jax_candidate("two BCOO products", _two_products, problem, (*matrices, *scales))
 
 
 def _two_sums(to_edges_sum: Callable[..., Any], to_nodes_sum: Callable[..., Any]) -> Any:
@@ -146,24 +150,12 @@ def _two_sums(to_edges_sum: Callable[..., Any], to_nodes_sum: Callable[..., Any]
     return forward
 
 
-def _gather_sum(num_segments: int, is_sorted: bool = True) -> Callable[..., Any]:
-    """Differentiated by JAX, whose transpose adds in the order of the gather, unsorted."""
-    import jax
-
-    def gather_sum(x: Any, order: Order, opposite: Order) -> Any:
-        return jax.ops.segment_sum(
-            x[order.gather], order.segment, num_segments, indices_are_sorted=is_sorted
-        )
-
-    return gather_sum
-
-
 def _paired_sum(num_segments: int, num_rows: int) -> Callable[..., Any]:
     """The gradient is a sorted sum too, over the opposite order."""
     import jax
 
-    paired = jax.custom_vjp(_gather_sum(num_segments))
-    transposed = _gather_sum(num_rows)
+    paired = jax.custom_vjp(gather_sum(num_segments))
+    transposed = gather_sum(num_rows)
 
     def forward(x: Any, order: Order, opposite: Order) -> Any:
         return paired(x, order, opposite), (order, opposite)
@@ -176,36 +168,9 @@ def _paired_sum(num_segments: int, num_rows: int) -> Callable[..., Any]:
     return paired
 
 
-def _bcoo(pairs: tuple[np.ndarray, np.ndarray], shape: tuple[int, int], problem: Problem) -> Any:
-    """Sparse matrix of ones; ``pairs`` are its rows and columns, sorted by row."""
-    import jax.numpy as jnp
-    from jax.experimental import sparse
-
-    ones = jnp.ones(len(pairs[0]), problem.output_dtype)
-    indices = jnp.asarray(np.stack(pairs, axis=1))
-    return sparse.BCOO((ones, indices), shape=shape, indices_sorted=True, unique_indices=True)
-
-
 def _two_products(x: Any, to_edges: Any, to_nodes: Any, node_scale: Any, edge_scale: Any) -> Any:
     edges = to_edges @ (x * node_scale[:, None])
     return (to_nodes @ (edges * edge_scale[:, None])) * node_scale[:, None]
-
-
-def _jax_candidate(
-    name: str, forward: Callable[..., Any], problem: Problem, operands: tuple[Any, ...]
-) -> Candidate:
-    """``forward(x, *operands)``, or it and its gradient to x."""
-    import jax
-
-    x, cotangent = problem.inputs["x"], problem.inputs.get("cotangent")
-    if cotangent is None:
-        return Candidate(name, lambda x, *rest: (forward(x, *rest),), (x, *operands))
-
-    def forward_backward(x: Any, cotangent: Any, *rest: Any) -> tuple[Any, Any]:
-        y, pullback = jax.vjp(lambda x: forward(x, *rest), x)
-        return y, *pullback(cotangent)
-
-    return Candidate(name, forward_backward, (x, cotangent, *operands))
 
 
 # torch.
@@ -222,15 +187,8 @@ def torch_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator
     shape = graph.num_nodes, graph.num_hyperedges
 
     def matrix(pairs: tuple[np.ndarray, np.ndarray], shape: tuple[int, int], values: Any) -> Any:
-        import torch
-
-        return torch.sparse_csr_tensor(
-            torch.tensor(_indptr(np.bincount(pairs[0], minlength=shape[0]))),
-            torch.tensor(pairs[1]),
-            _torch_tensor(values, case.dtype),
-            size=shape,
-            check_invariants=False,
-        )
+        indptr = row_pointers(np.bincount(pairs[0], minlength=shape[0]))
+        return torch_csr(indptr, pairs[1], values, shape[1], case.dtype)
 
     # Forward Dv^-1/2 H and De^-1 Hᵀ Dv^-1/2, then their transposes.
     to_nodes = matrix(by_node, shape, scale[by_node[0]])
@@ -250,17 +208,14 @@ def torch_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator
     ) -> tuple[Any, Any]:
         return to_nodes @ (to_edges @ x), from_edges @ (from_nodes @ cotangent)
 
-    dense = _torch_features(problem, case)
+    dense = [inputs[name] for name in ("x", "cotangent") if name in inputs]
     function = forward if len(dense) == 1 else forward_backward
     yield Candidate("two torch CSR products", function, (*dense, *matrices))
 
 
 def pyg_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator[Candidate]:
     """Two scatters, as ``torch_geometric.nn.HypergraphConv`` and AllSet's code do."""
-    import torch
     from torch_geometric.utils import scatter
-
-    inputs = problem.inputs
 
     def forward(x: Any, node_idx: Any, edge_idx: Any, node_scale: Any, edge_scale: Any) -> Any:
         messages = (x * node_scale).index_select(0, node_idx)
@@ -268,55 +223,20 @@ def pyg_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator[C
         messages = edges.index_select(0, edge_idx)
         return scatter(messages, node_idx, 0, graph.num_nodes, reduce="sum") * node_scale
 
-    def forward_only(x: Any, *rest: Any) -> tuple[Any]:
-        with torch.no_grad():
-            return (forward(x, *rest),)
-
-    def forward_backward(x: Any, cotangent: Any, *rest: Any) -> tuple[Any, Any]:
-        y = forward(x, *rest)
-        return y.detach(), *torch.autograd.grad(y, x, cotangent)
-
-    dense = _torch_features(problem, case)
-    if len(dense) == 2:
-        dense[0].requires_grad_()
-    rest = (
-        torch.tensor(graph.node_idx.astype(np.int64)),
-        torch.tensor(graph.hyperedge_idx.astype(np.int64)),
-        _torch_tensor(inputs["node_scale"], case.dtype)[:, None],
-        _torch_tensor(inputs["hyperedge_scale"], case.dtype)[:, None],
+    operands = (
+        int64(graph, "node_idx"),
+        int64(graph, "hyperedge_idx"),
+        problem.inputs["node_scale"][:, None],
+        problem.inputs["hyperedge_scale"][:, None],
     )
-    function = forward_only if len(dense) == 1 else forward_backward
-    yield Candidate("PyG two scatters", function, (*dense, *rest))
-
-
-def _torch_features(problem: Problem, case: Case) -> list[Any]:
-    names = [name for name in ("x", "cotangent") if name in problem.inputs]
-    return [_torch_tensor(problem.inputs[name], case.dtype) for name in names]
-
-
-def _torch_tensor(array: np.ndarray, dtype: str) -> Any:
-    import torch
-
-    return torch.tensor(array.astype(np.float64)).to(getattr(torch, dtype))
-
-
-def _indptr(counts: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-
-
-def _numpy_dtype(name: str) -> np.dtype:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
+    yield torch_candidate("PyG two scatters", forward, problem, operands)
 
 
 OP = Op(
     name="hypergraph_aggregate",
     title="Hypergraph aggregation Dv^-1/2 H De^-1 Hᵀ Dv^-1/2 X",
     workloads=hypergraphs,
-    modes=("fwd", "fwd+bwd"),
+    modes={"fwd": (), "fwd+bwd": ()},
     widths={"cpu": (32, 64), "gpu": (32, 64, 128)},
     problem=problem,
     families=(

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
+from benchmarks.problems import Expected
 from benchmarks.worker import Worker, probe
 from benchmarks.workloads import Workload
 
@@ -48,17 +49,25 @@ class Case:
 
 @dataclass(frozen=True)
 class Problem:
-    """The arrays of a case: what the op's definition reads, and the result in float64."""
+    """What the op's definition reads (arrays and `Repeated`), and the result in float64.
 
-    inputs: Mapping[str, np.ndarray]
-    expected: tuple[np.ndarray, ...]
+    Attributes:
+        inputs: By name.
+        expected: The outputs in order.
+        output_dtype: Of all of them.
+        tolerance: Largest relative error that counts as right; None for `TOLERANCE`.
+    """
+
+    inputs: Mapping[str, Any]
+    expected: tuple[Expected, ...]
     output_dtype: np.dtype
+    tolerance: float | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes that must move: every input read once, every output written once."""
         read = sum(array.nbytes for array in self.inputs.values())
-        return read + sum(array.size for array in self.expected) * self.output_dtype.itemsize
+        return read + sum(output.size for output in self.expected) * self.output_dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,8 @@ class Candidate:
     """One way to compute a case.
 
     ``function(*arguments)`` returns arrays in the order of `Problem.expected`. In a JAX family it
-    is compiled by ``jax.jit``, and the arguments are what its user would pass at every call.
+    is compiled by ``jax.jit``, and the arguments are what its user would pass at every call. NumPy
+    arrays and `Repeated` among them are moved to the device; the same object is moved once.
     """
 
     name: str
@@ -83,12 +93,14 @@ class Family:
         runtime: "jax" or "torch".
         modules: What must be importable; a family without them is reported as absent.
         candidates: From the loaded graph, the case and its problem to the candidates.
+        platforms: Where it can run.
     """
 
     name: str
     runtime: str
     modules: tuple[str, ...]
     candidates: Callable[[Any, Case, Problem], Iterable[Candidate]]
+    platforms: tuple[str, ...] = ("cpu", "gpu")
 
 
 @dataclass(frozen=True)
@@ -99,7 +111,7 @@ class Op:
         name: Of the op and of its file.
         title: One line above the table and the plot.
         workloads: From the ``--data`` folder to the graphs by name.
-        modes: Such as "fwd" and "fwd+bwd".
+        modes: Such as "fwd" and "fwd+bwd", and the widths of each; empty for all widths.
         widths: Default feature widths per platform.
         problem: Inputs and expected result of a case.
         families: All candidates.
@@ -109,11 +121,23 @@ class Op:
     name: str
     title: str
     workloads: Callable[[Path | None], dict[str, Workload]]
-    modes: tuple[str, ...]
+    modes: Mapping[str, tuple[int, ...]]
     widths: Mapping[str, tuple[int, ...]]
     problem: Callable[[Any, Case], Problem]
     families: tuple[Family, ...]
     baseline: str
+
+    def cases(self, workload: str, settings: Settings) -> list[Case]:
+        """What the settings ask for on one graph."""
+        widths = settings.widths or self.widths[settings.platform]
+        return [
+            Case(workload, width, dtype, mode)
+            for dtype in settings.dtypes
+            for width in widths
+            for mode, only in self.modes.items()
+            if not settings.modes or mode in settings.modes
+            if settings.widths or not only or width in only
+        ]
 
 
 @dataclass(frozen=True)
@@ -123,7 +147,8 @@ class Settings:
     Attributes:
         platform: "cpu" or "gpu".
         data: Folder with real graphs.
-        patterns: Names of graphs, with wildcards; empty for the real graphs, else the twins.
+        patterns: Names of graphs, with wildcards; empty for the op's own choice.
+        modes: Names of modes; empty for all.
         widths: Feature widths; empty for the op's own.
         dtypes: Names of dtypes.
         families: Names of families; empty for all.
@@ -135,6 +160,7 @@ class Settings:
     platform: str
     data: Path | None = None
     patterns: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ()
     widths: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ("float32",)
     families: tuple[str, ...] = ()
@@ -158,12 +184,18 @@ def select_workloads(op: Op, settings: Settings) -> list[Workload]:
     """The graphs that the settings ask for.
 
     Raises:
-        ValueError: A pattern fits no graph.
+        ValueError: A pattern fits no graph, or a mode or family is none of the op's.
     """
+    for kind, asked, names in (
+        ("mode", settings.modes, list(op.modes)),
+        ("family", settings.families, [family.name for family in op.families]),
+    ):
+        if unknown := [name for name in asked if name not in names]:
+            raise ValueError(f"no {kind} is called {unknown[0]!r}; there are: {', '.join(names)}")
     known = op.workloads(settings.data)
     if not settings.patterns:
-        real = settings.data is not None
-        return [w for w in known.values() if w.real == real and not w.on_request]
+        too_large = settings.platform == "cpu"
+        return [w for w in known.values() if not w.on_request and not (w.large and too_large)]
     for pattern in settings.patterns:
         if not any(fnmatch(name, pattern) for name in known):
             raise ValueError(f"no graph is called {pattern!r}; there are: {', '.join(known)}")
@@ -263,15 +295,21 @@ def run(op: Op, settings: Settings) -> dict[str, Any]:
 
 
 def _run_workload(this: _Run, workload: Workload, bandwidth: float) -> list[dict[str, Any]]:
-    """All cases of a graph: compiled and checked side by side, then timed in turn."""
-    op, settings = this.op, this.settings
-    cases = [
-        Case(workload.name, width, dtype, mode)
-        for dtype in settings.dtypes
-        for width in settings.widths or op.widths[settings.platform]
-        for mode in op.modes
-    ]
-    prepared = this.ask("prepare", workload.name, cases)
+    """All cases of a graph; of a large one, one width after another, the largest first."""
+    cases = this.op.cases(workload.name, this.settings)
+    groups = [cases]
+    if workload.large:
+        # In this order an allocator's regions for one width serve the next.
+        sizes = sorted({(case.width, case.dtype) for case in cases}, reverse=True)
+        groups = [[c for c in cases if (c.width, c.dtype) == size] for size in sizes]
+    rows = {row["name"]: row for group in groups for row in _run_cases(this, group, bandwidth)}
+    return [rows[case.name] for case in cases if case.name in rows]
+
+
+def _run_cases(this: _Run, cases: list[Case], bandwidth: float) -> list[dict[str, Any]]:
+    """Cases of one graph: compiled and checked side by side, then timed in turn."""
+    settings = this.settings
+    prepared = this.ask("prepare", cases)
     if not prepared:
         return []
     samples: dict[tuple[str, str, str], dict[str, list[float]]] = {}

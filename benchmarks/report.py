@@ -161,7 +161,16 @@ def _means(document: Document) -> list[str]:
         return [f"{OURS} was not timed."]
     modes = list(dict.fromkeys(case["mode"] for case in document["cases"]))
     rows = [[name, *(_times(of.get(mode)) for mode in modes)] for name, of in means.items()]
+    fractions = [_times(_floor_fraction(document, mode)) for mode in modes]
+    rows.append(["the floor (floor / time)", *fractions])
     return _table([f"speedup of {OURS} (geometric mean) over", *modes], rows)
+
+
+def _floor_fraction(document: Document, mode: str) -> float | None:
+    """Geometric mean over the cases of a mode in which this library was timed."""
+    ours = [timed(case).get(OURS) for case in document["cases"] if case["mode"] == mode]
+    fractions = [row["floor_fraction"] for row in ours if row]
+    return geometric_mean(fractions) if fractions else None
 
 
 def _medians(document: Document) -> list[str]:

@@ -6,27 +6,26 @@ start the work; on a GPU every timed call begins with a cold L2 and with its lau
 earlier work.
 
 Why not simply a loop? Inside ``jit`` a loop over the same inputs is optimised away, barriers or
-not; outside of it a GPU is timed at the speed of Python. See README.md.
+not; outside of it a GPU is timed at the speed of Python. See README.md. JAX on a GPU is timed by
+``jax_gnn.tuning.timing.ProfilerTimer``, which the tuner uses too.
 """
 
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Protocol, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Call = Callable[[], Any]
 
 FLUSH_BYTES = 256 * 2**20
-"""More than the L2 of any GPU: overwriting it leaves nothing of a call's operands in the cache."""
+"""More than the L2 of any GPU: reading it leaves nothing of a call's operands in the cache."""
 
 FLUSHES = 4
-"""Overwrites before a timed call. One cools the cache; all last about 0.5 ms on an H200, longer
-than the host needs to queue the call that follows."""
+"""Overwrites of the buffer before a timed call; a read follows. One cools the cache; all last about
+0.5 ms on an H200, longer than the host needs to queue the call that follows."""
 
 TURN = 0.02
 """Seconds of timed calls that a candidate gets at a time on a CPU."""
@@ -69,125 +68,11 @@ class WallTimer:
         return time.perf_counter() - begin
 
 
-class Kernel(NamedTuple):
-    """One record of a GPU's activity: a kernel, copy or fill; times in nanoseconds."""
-
-    name: str
-    begin: float
-    end: float
-
-
-def profiled_kernels(profile: Any) -> list[Kernel]:
-    """The device activity in a ``jax.profiler.ProfileData``, in order of time.
-
-    XLA writes one plane per GPU with one line per stream, named ``Stream #ID(TYPES)``. Lines of
-    other names (the profiler's own overhead, groupings derived from these) are no activity.
-
-    Raises:
-        RuntimeError: The profile has no such line.
-    """
-    planes = [plane for plane in profile.planes if plane.name.startswith("/device:GPU:")]
-    lines = [line for plane in planes for line in plane.lines]
-    kernels = [
-        Kernel(event.name, event.start_ns, event.start_ns + event.duration_ns)
-        for line in lines
-        if line.name.startswith("Stream #")
-        for event in line.events
-    ]
-    if not kernels:
-        seen = [plane.name for plane in profile.planes], [line.name for line in lines]
-        raise RuntimeError(f"no GPU activity in the profile; its planes and lines: {seen}")
-    return sorted(kernels, key=lambda kernel: kernel.begin)
-
-
-def call_spans(kernels: Iterable[Kernel], markers: set[str], calls: int) -> list[float]:
-    """Seconds from the first kernel's begin to the last kernel's end, for each call.
-
-    Args:
-        kernels: Activity in order of time: for each call ``FLUSHES`` markers, then its own kernels.
-        markers: Kernel names of a flush.
-        calls: How many calls there were.
-
-    Raises:
-        RuntimeError: The activity does not have this form, so that it cannot be told whose it is.
-    """
-    groups: list[list[Kernel]] = []
-    flushes = 0
-    for kernel in kernels:
-        if kernel.name in markers:
-            flushes += 1
-            if flushes % FLUSHES == 1:
-                groups.append([])
-        elif groups:
-            groups[-1].append(kernel)
-    if flushes != FLUSHES * calls or not all(groups):
-        empty = sum(not group for group in groups)
-        raise RuntimeError(
-            f"expected {calls} calls behind {FLUSHES} flushes each; the profile shows {flushes} "
-            f"flushes and {empty} calls without a kernel"
-        )
-    return [(max(k.end for k in group) - group[0].begin) * 1e-9 for group in groups]
-
-
-class _JaxFlush:
-    """Overwrites a buffer larger than the L2; the kernel (an xor) is none that a GNN op has."""
-
-    def __init__(self) -> None:
-        import jax
-        import jax.numpy as jnp
-
-        self._overwrite = jax.jit(lambda buffer: buffer ^ jnp.uint32(0x5A5A5A5A), donate_argnums=0)
-        self.buffer = jnp.ones(FLUSH_BYTES // 4, jnp.uint32)
-        self()
-
-    def __call__(self) -> None:
-        self.buffer = self._overwrite(self.buffer)
-
-
-class ProfilerTimer:
-    """Span of a call's kernels in the record of ``jax.profiler`` (JAX on a GPU)."""
-
-    method = "kernel span"
-
-    def __init__(self) -> None:
-        self._flush = _JaxFlush()
-        flush_only = profiled_kernels(self._profile([self._flush] * 3))
-        self._markers = {kernel.name for kernel in flush_only}
-
-    def measure(self, calls: Mapping[Key, Call], repeats: int) -> dict[Key, list[float]]:
-        """See `Timer`."""
-        keys = [key for _ in range(repeats) for key in calls]
-        if not keys:
-            return {}
-        queue = [step for key in keys for step in [self._flush] * FLUSHES + [calls[key]]]
-        kernels = profiled_kernels(self._profile(queue))
-        samples: dict[Key, list[float]] = {key: [] for key in calls}
-        for key, seconds in zip(keys, call_spans(kernels, self._markers, len(keys)), strict=True):
-            samples[key].append(seconds)
-        return samples
-
-    def _profile(self, queue: list[Call]) -> Any:
-        import jax
-
-        jax.block_until_ready(self._flush.buffer)
-        options = jax.profiler.ProfileOptions()
-        options.host_tracer_level = 0
-        options.python_tracer_level = 0
-        with tempfile.TemporaryDirectory() as folder:
-            with jax.profiler.trace(folder, profiler_options=options):
-                outputs = None
-                for step in queue:
-                    outputs = step()
-                jax.block_until_ready((outputs, self._flush.buffer))
-            (record,) = Path(folder).rglob("*.xplane.pb")
-            return jax.profiler.ProfileData.from_file(str(record))
-
-
 class QueueTimer:
     """Calls queued behind a long kernel, minus the same queue without them (JAX on a GPU).
 
     Needs no profiler, but counts the device's own gap between programs, and is as noisy as the
-    difference of two milliseconds: a check of `ProfilerTimer`, not a replacement.
+    difference of two milliseconds: a check of the profiler, not a replacement.
     """
 
     method = "queued calls"
@@ -198,7 +83,9 @@ class QueueTimer:
         import jax
         import jax.numpy as jnp
 
-        self._flush = _JaxFlush()
+        from jax_gnn.tuning.timing import Flush
+
+        self._flush = Flush(FLUSH_BYTES)
         self._operand = jnp.full((self.BLOCK, self.BLOCK), 1e-3, jnp.float32)
         self._block = jax.jit(lambda a: jnp.matmul(a, a, precision=jax.lax.Precision.HIGHEST))
         self._queue(None)
@@ -221,7 +108,7 @@ class QueueTimer:
         for _ in range(self.QUEUED):
             self._flush()
             outputs = call() if call else None
-        jax.block_until_ready((outputs, self._flush.buffer))
+        jax.block_until_ready((outputs, self._flush.output))
         return time.perf_counter() - begin
 
 
@@ -248,6 +135,7 @@ class EventTimer:
                 begin, end = event(enable_timing=True), event(enable_timing=True)
                 for _ in range(FLUSHES):
                     self._buffer.bitwise_xor_(1)
+                self._buffer.amax()
                 begin.record()
                 call()
                 end.record()

@@ -9,9 +9,10 @@ import importlib.metadata
 import multiprocessing
 import os
 import platform
+import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks import timing
+from benchmarks.problems import Repeated
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from benchmarks.harness import Candidate, Case, Family, Settings
+    from benchmarks.harness import Candidate, Case, Expected, Family, Problem, Settings
 
 _WARM_UPS = 3
+_LARGE = 2**30
 
 
 class Worker:
@@ -119,15 +122,19 @@ def _probe(connection: Connection, settings: Settings) -> None:
 
 
 class _Session:
-    """Commands of the parent. Between "prepare" and "forget" one graph is held."""
+    """Commands of the parent. Between "prepare" and "forget" a graph's candidates are held."""
 
     def __init__(self, op: Any, family: Family, settings: Settings, runtime: _Runtime) -> None:
         self._op, self._family, self._settings, self._runtime = op, family, settings, runtime
         self._calls: dict[tuple[str, str, str], timing.Call] = {}
+        self._graph: tuple[str, Any] = "", None
 
-    def prepare(self, workload_name: str, cases: list[Case]) -> dict[str, Any]:
-        """Compiles, runs and checks every candidate of the cases."""
-        graph = self._op.workloads(self._settings.data)[workload_name].load()
+    def prepare(self, cases: list[Case]) -> dict[str, Any]:
+        """Compiles, runs and checks every candidate of the cases, which share a graph."""
+        workload = cases[0].workload
+        if self._graph[0] != workload:
+            self._graph = workload, self._op.workloads(self._settings.data)[workload].load()
+        graph = self._graph[1]
         threads = self._runtime.compile_threads
         with ThreadPoolExecutor(threads, initializer=self._runtime.enter_thread) as pool:
             prepared = list(pool.map(partial(self._prepare_case, graph), cases))
@@ -143,7 +150,7 @@ class _Session:
         return self._runtime.timer.measure(calls, self._runtime.repeats)
 
     def forget(self) -> str:
-        """Drops the graph."""
+        """Drops the candidates."""
         self._calls.clear()
         self._runtime.forget()
         return "forgotten"
@@ -155,30 +162,35 @@ class _Session:
         except Exception as error:
             row = {"name": self._family.name, "status": "failed", "error": None}
             return problem.num_bytes, [row | {"reason": _first_line(error)}]
-        rows = [self._prepare_one(case, problem.expected, candidate) for candidate in candidates]
+        rows = [self._prepare_one(case, problem, candidate) for candidate in candidates]
         return problem.num_bytes, rows
 
-    def _prepare_one(
-        self, case: Case, expected: Iterable[np.ndarray], candidate: Candidate
-    ) -> dict[str, Any]:
+    def _prepare_one(self, case: Case, problem: Problem, candidate: Candidate) -> dict[str, Any]:
         from benchmarks.harness import TOLERANCE
 
+        tolerance = problem.tolerance or TOLERANCE[case.dtype]
         row: dict[str, Any] = {"name": candidate.name, "status": "timed", "error": None}
         try:
             outputs, calls = self._runtime.prepare(candidate)
             error = max(
-                relative_error(self._runtime.to_numpy(output), reference)
-                for output, reference in zip(outputs, expected, strict=True)
+                self._error(output, reference)
+                for output, reference in zip(outputs, problem.expected, strict=True)
             )
         except Exception as failure:
             return row | {"status": "failed", "reason": _first_line(failure)}
         # NaN must not pass, hence not the comparison the other way round.
-        if not error <= TOLERANCE[case.dtype]:
-            reason = f"relative error {error:.1e} exceeds {TOLERANCE[case.dtype]:.0e}"
+        if not error <= tolerance:
+            reason = f"relative error {error:.1e} exceeds {tolerance:.0e}"
             return row | {"status": "wrong", "error": float(error), "reason": reason}
         for method, call in calls.items():
             self._calls[case.name, candidate.name, method] = call
         return row | {"error": float(error), "reason": ""}
+
+    def _error(self, output: Any, expected: Expected) -> float:
+        if tuple(output.shape) != expected.shape:
+            return float("inf")
+        checked = output if expected.rows is None else self._runtime.take(output, expected.rows)
+        return relative_error(self._runtime.to_numpy(checked), expected.values)
 
 
 def relative_error(output: np.ndarray, reference: np.ndarray) -> float:
@@ -187,6 +199,24 @@ def relative_error(output: np.ndarray, reference: np.ndarray) -> float:
         return float("inf")
     scale = float(np.linalg.norm(reference)) or 1.0
     return float(np.linalg.norm(output - reference)) / scale
+
+
+class _Memo:
+    """Results of a function by the identity of its argument, which threads share."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function, self._lock = function, threading.Lock()
+        self._known: dict[int, tuple[Any, Any]] = {}
+
+    def __getitem__(self, key: Any) -> Any:
+        with self._lock:
+            if id(key) not in self._known:  # the key is kept, so that nothing takes its id
+                self._known[id(key)] = key, self._function(key)
+            return self._known[id(key)][1]
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._known.clear()
 
 
 class _Jax:
@@ -200,6 +230,7 @@ class _Jax:
 
         jax.config.update("jax_enable_x64", "float64" in settings.dtypes)
         self._jax, self._on_gpu = jax, on_gpu
+        self._devices = _Memo(self._put)
         jax.devices()  # without the platform: an error, and the family is absent
         self.compile_threads = min(os.cpu_count() or 1, 8)
         self.repeats = settings.repeats if on_gpu else 1
@@ -209,7 +240,9 @@ class _Jax:
         elif settings.timer == "queue":
             self.timer = timing.QueueTimer()
         else:
-            self.timer = timing.ProfilerTimer()
+            from jax_gnn.tuning.timing import ProfilerTimer
+
+            self.timer = ProfilerTimer(timing.FLUSHES, timing.FLUSH_BYTES)
 
     def enter_thread(self) -> None:
         """Nothing in JAX is particular to a thread."""
@@ -217,10 +250,17 @@ class _Jax:
     def prepare(self, candidate: Candidate) -> tuple[tuple[Any, ...], dict[str, timing.Call]]:
         """Compiles and warms up; the outputs, and how to call."""
         function = self._jax.jit(candidate.function)
-        call = partial(function, *self._jax.device_put(candidate.arguments))
+        arguments = self._jax.tree.map(lambda leaf: self._devices[leaf], candidate.arguments)
+        call = partial(function, *arguments)
         for _ in range(_WARM_UPS):
             outputs = self._jax.block_until_ready(call())
         return outputs, {self.timer.method: call}
+
+    def take(self, output: Any, rows: np.ndarray) -> Any:
+        """Some rows of an output."""
+        if output.nbytes > _LARGE:
+            return output[rows]
+        return np.asarray(output)[rows]  # a copy is sooner there than a gather is compiled
 
     def to_numpy(self, output: Any) -> np.ndarray:
         """On the host in float64."""
@@ -228,7 +268,20 @@ class _Jax:
 
     def forget(self) -> None:
         """Frees compiled programs and what they hold: both die with the candidates."""
+        self._devices.clear()
         gc.collect()
+
+    def _put(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Repeated):
+            return self._jax.device_put(leaf)
+        if not self._on_gpu:
+            return self._jax.device_put(leaf.whole())
+
+        def whole(pool: Any) -> Any:
+            repeated = self._jax.numpy.broadcast_to(pool, (leaf.repeats, *pool.shape))
+            return repeated.reshape(-1, *pool.shape[1:])[: leaf.num_rows]
+
+        return self._jax.jit(whole)(leaf.pool)
 
     def machine(self) -> dict[str, Any]:
         """Names, counts, versions and the copy bandwidth."""
@@ -274,6 +327,7 @@ class _Torch:
         if self._on_gpu and not torch.cuda.is_available():
             raise RuntimeError("torch sees no CUDA device")
         self.enter_thread()
+        self._devices = _Memo(self._put)
         self.repeats = settings.repeats if self._on_gpu else 1
         self.timer: timing.Timer = (
             timing.EventTimer() if self._on_gpu else timing.WallTimer(lambda outputs: outputs)
@@ -285,7 +339,7 @@ class _Torch:
 
     def prepare(self, candidate: Candidate) -> tuple[tuple[Any, ...], dict[str, timing.Call]]:
         """Warms up; the outputs, and how to call: as is, and as a CUDA graph if it can be one."""
-        call = partial(candidate.function, *candidate.arguments)
+        call = partial(candidate.function, *map(self._devices.__getitem__, candidate.arguments))
         for _ in range(_WARM_UPS):
             outputs = call()
         calls: dict[str, timing.Call] = {self.timer.method: call}
@@ -312,20 +366,37 @@ class _Torch:
         close = partial(torch.allclose, rtol=1e-2, atol=1e-2)  # atomics reorder sums
         return graph.replay if all(map(close, replayed, outputs)) else None
 
+    def take(self, output: Any, rows: np.ndarray) -> Any:
+        """Some rows of an output."""
+        return output[self._torch.tensor(rows)]
+
     def to_numpy(self, output: Any) -> np.ndarray:
         """On the host in float64."""
         return output.detach().to("cpu", self._torch.float64).numpy()
 
     def forget(self) -> None:
         """Frees the memory pools."""
+        self._devices.clear()
+        gc.collect()
         if self._on_gpu:
             self._torch.cuda.empty_cache()
+
+    def _put(self, argument: Any) -> Any:
+        if isinstance(argument, Repeated):
+            return self._put(argument.pool).repeat(argument.repeats, 1)[: argument.num_rows]
+        if not isinstance(argument, np.ndarray):
+            return argument
+        if argument.dtype.name == "bfloat16":
+            return self._torch.tensor(argument.view(np.int16)).view(self._torch.bfloat16)
+        return self._torch.tensor(argument)
 
 
 _Runtime = _Jax | _Torch
 
 
 def _runtime(family: Family, settings: Settings) -> _Runtime:
+    if settings.platform not in family.platforms:
+        raise ValueError(f"{family.name} runs on {' and '.join(family.platforms)} only")
     runtime: _Runtime = _Jax(settings) if family.runtime == "jax" else _Torch(settings)
     for module in family.modules:
         importlib.import_module(module)

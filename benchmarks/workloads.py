@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import scipy.sparse
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Incidence:
     """A hypergraph's incidence pairs, sorted by hyperedge and then by node, without duplicates."""
 
@@ -40,15 +42,64 @@ class Incidence:
         return np.bincount(self.hyperedge_idx, minlength=self.num_hyperedges)
 
 
+@dataclass(frozen=True, eq=False)
+class PlainGraph:
+    """A graph's edges, sorted by destination and then by source.
+
+    Attributes:
+        num_nodes: Sources and destinations alike.
+        indptr: First edge of each destination: (num_nodes + 1,).
+        rows: Destination of each edge: (num_edges,).
+        cols: Source of each edge: (num_edges,).
+    """
+
+    num_nodes: int
+    indptr: np.ndarray
+    rows: np.ndarray
+    cols: np.ndarray
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return len(self.rows)
+
+    @cached_property
+    def transposed(self) -> PlainGraph:
+        """The reversed edges, sorted by the source of the original ones."""
+        return PlainGraph(
+            self.num_nodes,
+            self._csc.indptr,
+            np.repeat(np.arange(self.num_nodes, dtype=np.int32), np.diff(self._csc.indptr)),
+            self._csc.indices,
+        )
+
+    @property
+    def order(self) -> np.ndarray:
+        """Which edge of this graph an edge of `transposed` is: (num_edges,)."""
+        return self._csc.data
+
+    @cached_property
+    def _csc(self) -> Any:
+        edges = np.arange(self.num_edges, dtype=np.int32)
+        shape = self.num_nodes, self.num_nodes
+        return scipy.sparse.csr_array((edges, self.cols, self.indptr), shape=shape).tocsc()
+
+
 @dataclass(frozen=True)
 class Workload:
-    """A named graph that is loaded when it is needed."""
+    """A named graph that is loaded when it is needed.
+
+    Attributes:
+        name: As in the tables.
+        load: Reads or draws it.
+        on_request: Left out unless asked for by name.
+        large: Left out on a CPU unless asked for by name; on a GPU one width is held at a time.
+    """
 
     name: str
-    load: Callable[[], Incidence]
-    real: bool
+    load: Callable[[], Any]
     on_request: bool = False
-    """Left out unless asked for by name, because of its size (or its smallness)."""
+    large: bool = False
 
 
 def hypergraphs(data: Path | None) -> dict[str, Workload]:
@@ -57,27 +108,93 @@ def hypergraphs(data: Path | None) -> dict[str, Workload]:
     Raises:
         FileNotFoundError: ``data`` holds no ``hypergraph/*.npz``.
     """
-    found: list[Workload] = []
-    if data is not None:
-        paths = sorted((data / "hypergraph").glob("*.npz"))
-        if not paths:
-            raise FileNotFoundError(f"no hypergraph/*.npz under {data}")
-        found += [Workload(path.stem, partial(_load_npz, path), real=True) for path in paths]
+    real = _real(data, "hypergraph", _load_incidence)
+    twins = partial(Workload, on_request=bool(real))
     # The first three have the counts of DBLP co-authorship.
     dblp = {"num_nodes": 41_302, "num_hyperedges": 22_363}
-    found += [
-        Workload("uniform", partial(uniform, **dblp, mean_size=4.5), real=False),
-        Workload("zipf", partial(long_tail, **dblp, max_size=202, exponent=1.3), real=False),
-        Workload("giant", partial(giant, **dblp, mean_size=4.5), real=False),
-        Workload("tiny", partial(uniform, 200, 100, mean_size=4.0), real=False, on_request=True),
+    found = [
+        *real,
+        twins("uniform", partial(uniform, **dblp, mean_size=4.5)),
+        twins("zipf", partial(long_tail, **dblp, max_size=202, exponent=1.3)),
+        twins("giant", partial(giant, **dblp, mean_size=4.5)),
+        Workload("tiny", partial(uniform, 200, 100, mean_size=4.0), on_request=True),
         Workload(
             "yelp-twin",
             partial(long_tail, 50_758, 679_302, max_size=2_838, exponent=1.39),
-            real=False,
             on_request=True,
         ),
     ]
     return {workload.name: workload for workload in found}
+
+
+# Nodes, edges and the exponent of the degree law, with which the largest degree comes near to the
+# published graph's, where it is known.
+TWINS = {
+    "cora": (2_708, 10_556, 0.5),
+    "citeseer": (3_327, 9_104, 0.5),
+    "pubmed": (19_717, 88_648, 0.55),
+    "amazon_photo": (7_650, 238_162, 0.55),
+    "flickr": (89_250, 899_756, 0.65),
+    "ogbn-arxiv": (169_343, 1_166_243, 0.75),
+    "ogbl-collab": (235_868, 1_285_465, 0.43),
+    "reddit2": (232_965, 23_213_838, 0.4),
+}
+
+
+def plain_graphs(data: Path | None) -> dict[str, Workload]:
+    """All plain graphs by name: ``data/homogeneous/*.npz`` if ``data`` is given, and the twins.
+
+    A twin's degrees have their long tail among the destinations (rows), or, if its name ends in
+    ``-cols``, among the sources (columns).
+
+    Args:
+        data: Folder with real graphs; the twins of these are then left out.
+
+    Raises:
+        FileNotFoundError: ``data`` holds no ``homogeneous/*.npz``.
+    """
+    real = _real(data, "homogeneous", _load_plain)
+    # Real graphs without a published benchmark are there for the tuner.
+    found = [Workload(w.name, w.load, on_request=w.name not in TWINS) for w in real]
+    names = {workload.name for workload in found}
+    for name, (num_nodes, num_edges, exponent) in TWINS.items():
+        large = num_edges > 10_000_000
+        twin = partial(power_law, num_nodes, num_edges, exponent)
+        if name not in names:
+            found.append(Workload(f"{name}-twin", twin, large=large))
+            if num_edges > 500_000:
+                found.append(
+                    Workload(f"{name}-twin-cols", partial(twin, in_columns=True), large=large)
+                )
+    found.append(Workload("tiny", partial(power_law, 200, 900, 0.5), on_request=True))
+    return {workload.name: workload for workload in found}
+
+
+def power_law(
+    num_nodes: int, num_edges: int, exponent: float, seed: int = 0, in_columns: bool = False
+) -> PlainGraph:
+    """Expected degrees fall as rank to the power of ``-exponent``; ids are shuffled.
+
+    The other end of each edge is uniform, but not the same. An edge may come twice.
+    """
+    rng = np.random.default_rng(seed)
+    popularity = rng.permutation(np.arange(1, num_nodes + 1) ** -exponent)
+    degrees = rng.multinomial(num_edges, popularity / popularity.sum())
+    ends = np.repeat(np.arange(num_nodes), degrees), rng.integers(num_nodes, size=num_edges)
+    rows, cols = ends[::-1] if in_columns else ends
+    cols = (cols + (cols == rows)) % num_nodes
+    keys = np.sort(rows * num_nodes + cols)
+    return _sorted_graph(num_nodes, keys // num_nodes, keys % num_nodes)
+
+
+def _sorted_graph(num_nodes: int, rows: np.ndarray, cols: np.ndarray) -> PlainGraph:
+    indptr = row_pointers(np.bincount(rows, minlength=num_nodes))
+    return PlainGraph(num_nodes, indptr, rows.astype(np.int32), cols.astype(np.int32))
+
+
+def row_pointers(counts: np.ndarray) -> np.ndarray:
+    """CSR's ``indptr`` from the number of entries of each row."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
 
 def uniform(num_nodes: int, num_hyperedges: int, mean_size: float, seed: int = 0) -> Incidence:
@@ -139,9 +256,26 @@ def _draw(rng: np.random.Generator, sizes: np.ndarray, popularity: np.ndarray) -
     )
 
 
-def _load_npz(path: Path) -> Incidence:
+def _real(data: Path | None, folder: str, load: Callable[[Path], Any]) -> list[Workload]:
+    """A workload for each ``data/folder/*.npz``."""
+    if data is None:
+        return []
+    paths = sorted((data / folder).glob("*.npz"))
+    if not paths:
+        raise FileNotFoundError(f"no {folder}/*.npz under {data}")
+    return [Workload(path.stem, partial(load, path)) for path in paths]
+
+
+def _load_incidence(path: Path) -> Incidence:
     with np.load(path, allow_pickle=False) as arrays:
         node_idx, hyperedge_idx = arrays["node_idx"], arrays["hyperedge_idx"]
         num_nodes, num_hyperedges = int(arrays["num_nodes"]), int(arrays["num_hyperedges"])
     order = np.lexsort((node_idx, hyperedge_idx))
     return Incidence(num_nodes, num_hyperedges, node_idx[order], hyperedge_idx[order])
+
+
+def _load_plain(path: Path) -> PlainGraph:
+    with np.load(path, allow_pickle=False) as arrays:
+        num_nodes, src, dst = int(arrays["num_nodes"]), arrays["src"], arrays["dst"]
+    order = np.lexsort((src, dst))
+    return _sorted_graph(num_nodes, dst[order], src[order])

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, Unpack, get_args
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn import dtypes
 from jax import Array
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
+from flax_layers._base import Convolution, LinearOptions, Stack, check_positive
 from jax_gnn import Hypergraph, hypergraph_aggregate
 from jax_gnn.hypergraph_aggregate import Normalization
 
-default_kernel_init = nnx.initializers.lecun_normal()
-default_bias_init = nnx.initializers.zeros_init()
 
-
-class HGNNConv(nnx.Module):
+class HGNNConv(Convolution):
     """Hypergraph convolution: ``G (X Theta + b)``.
 
     ``G`` is ``Dv^-1/2 H W De^-1 H^T Dv^-1/2`` with ``normalization="symmetric"`` (Feng et al.,
@@ -44,14 +40,9 @@ class HGNNConv(nnx.Module):
         out_features: int,
         *,
         normalization: Normalization = "symmetric",
-        use_bias: bool = True,
         num_hyperedges: int | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        precision: jax.lax.PrecisionLike = None,
-        kernel_init: nnx.Initializer = default_kernel_init,
-        bias_init: nnx.Initializer = default_bias_init,
         rngs: nnx.Rngs,
+        **options: Unpack[LinearOptions],
     ) -> None:
         """Initialises the parameters.
 
@@ -59,41 +50,24 @@ class HGNNConv(nnx.Module):
             in_features: Features per node of the input.
             out_features: Features per node of the output.
             normalization: "symmetric" or "row".
-            use_bias: Whether to add a bias to X Theta.
             num_hyperedges: Makes one learnable weight per hyperedge; the layer then accepts only
                 hypergraphs with that many hyperedges (padding counted).
-            dtype: Of the computation; None infers it from input and parameters.
-            param_dtype: Of the parameters.
-            precision: Of the matrix product, see `jax.lax.Precision`.
-            kernel_init: Initialiser of the kernel.
-            bias_init: Initialiser of the bias.
             rngs: Source of the keys for initialisation (stream "params").
+            **options: See `LinearOptions`.
 
         Raises:
             ValueError: A size is not positive or the normalization is unknown.
         """
-        _check_positive(in_features=in_features, out_features=out_features)
         if normalization not in get_args(Normalization):
             choices = ", ".join(map(repr, get_args(Normalization)))
             raise ValueError(f"normalization must be one of {choices}, got {normalization!r}")
-        self.kernel = nnx.Param(
-            kernel_init(rngs.params(), (in_features, out_features), param_dtype)
-        )
-        self.bias: nnx.Param[Array] | None = nnx.data(None)
-        if use_bias:
-            self.bias = nnx.Param(bias_init(rngs.params(), (out_features,), param_dtype))
+        super().__init__(in_features, out_features, rngs=rngs, **options)
         self.hyperedge_weight: nnx.Param[Array] | None = nnx.data(None)
         if num_hyperedges is not None:
-            _check_positive(num_hyperedges=num_hyperedges)
-            self.hyperedge_weight = nnx.Param(jnp.ones(num_hyperedges, param_dtype))
-        self.in_features = in_features
-        self.out_features = out_features
+            check_positive(num_hyperedges=num_hyperedges)
+            self.hyperedge_weight = nnx.Param(jnp.ones(num_hyperedges, self.param_dtype))
         self.normalization: Normalization = normalization
-        self.use_bias = use_bias
         self.num_hyperedges = num_hyperedges
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.precision = precision
 
     def __call__(
         self, hypergraph: Hypergraph, x: ArrayLike, hyperedge_weight: ArrayLike | None = None
@@ -112,25 +86,17 @@ class HGNNConv(nnx.Module):
         Raises:
             ValueError: A shape does not fit the layer or the hypergraph.
         """
-        x = jnp.asarray(x)
-        if x.ndim < 2 or (x.shape[0], x.shape[-1]) != (hypergraph.num_nodes, self.in_features):
-            raise ValueError(
-                f"x must have shape (num_nodes, ..., in_features) = ({hypergraph.num_nodes}, ..., "
-                f"{self.in_features}), got {x.shape}"
-            )
+        x, kernel, bias = self._operands(x, hypergraph.num_nodes)
         weight = self._hyperedge_weight(hypergraph, hyperedge_weight)
-        bias = None if self.bias is None else self.bias[...]
-        x, kernel, bias = dtypes.promote_dtype((x, self.kernel[...], bias), dtype=self.dtype)
 
         def aggregate(features: Array) -> Array:
             return hypergraph_aggregate(
                 hypergraph, features, weight, normalization=self.normalization
             )
 
-        if bias is None and self.in_features < self.out_features:
-            return jnp.matmul(aggregate(x), kernel, precision=self.precision)
-        y = jnp.matmul(x, kernel, precision=self.precision)
-        return aggregate(y if bias is None else y + bias)
+        if bias is None:
+            return self._aggregate_narrow(aggregate, x, kernel)
+        return aggregate(jnp.matmul(x, kernel, precision=self.precision) + bias)
 
     def _hyperedge_weight(self, hypergraph: Hypergraph, given: ArrayLike | None) -> Array | None:
         expected = (hypergraph.num_hyperedges,)
@@ -151,11 +117,14 @@ class HGNNConv(nnx.Module):
         return learned if weight is None else learned * weight
 
 
-class HGNN(nnx.Module):
-    """Two-layer hypergraph neural network: convolution, ReLU, dropout, convolution.
+class HGNN(Stack):
+    """Hypergraph neural network: two `HGNNConv` (or more), ReLU and dropout between them.
 
-    The node classifier of Feng et al., "Hypergraph Neural Networks", AAAI 2019, section 4.
+    The node classifier of Feng et al., "Hypergraph Neural Networks", AAAI 2019, section 4. Its call
+    takes the arguments of `HGNNConv`'s.
     """
+
+    convolution = HGNNConv
 
     def __init__(
         self,
@@ -163,87 +132,22 @@ class HGNN(nnx.Module):
         hidden_features: int,
         out_features: int,
         *,
-        dropout_rate: float = 0.5,
-        normalization: Normalization = "symmetric",
-        use_bias: bool = True,
-        num_hyperedges: int | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        precision: jax.lax.PrecisionLike = None,
-        kernel_init: nnx.Initializer = default_kernel_init,
-        bias_init: nnx.Initializer = default_bias_init,
-        rngs: nnx.Rngs,
+        num_layers: int = 2,
+        **options: Any,
     ) -> None:
-        """Initialises both convolutions.
+        """Initialises the convolutions.
 
         Args:
             in_features: Features per node of the input.
             hidden_features: Features per node between the convolutions.
             out_features: Features per node of the output, the number of classes.
-            dropout_rate: Share of hidden activations dropped in training, in [0, 1].
-            normalization: See `HGNNConv`; so for all that follow.
-            use_bias: Whether the convolutions have biases.
-            num_hyperedges: Gives each convolution its own learnable hyperedge weights.
-            dtype: Of the computation.
-            param_dtype: Of the parameters.
-            precision: Of the matrix products.
-            kernel_init: Initialiser of the kernels.
-            bias_init: Initialiser of the biases.
-            rngs: Source of the keys, streams "params" and "dropout".
+            num_layers: Number of convolutions.
+            **options: Dropout rates and rngs, see `Stack`; further arguments of `HGNNConv`.
 
         Raises:
-            ValueError: A size is not positive, the rate is outside [0, 1] or the normalization is
+            ValueError: A size is not positive, a rate is outside [0, 1] or the normalization is
                 unknown.
         """
-        _check_positive(hidden_features=hidden_features)
-        if not 0 <= dropout_rate <= 1:
-            raise ValueError(f"dropout_rate must lie in [0, 1], got {dropout_rate}")
-        shared: dict[str, Any] = {
-            "normalization": normalization,
-            "use_bias": use_bias,
-            "num_hyperedges": num_hyperedges,
-            "dtype": dtype,
-            "param_dtype": param_dtype,
-            "precision": precision,
-            "kernel_init": kernel_init,
-            "bias_init": bias_init,
-            "rngs": rngs,
-        }
-        self.conv1 = HGNNConv(in_features, hidden_features, **shared)
-        self.dropout = nnx.Dropout(dropout_rate, rngs=rngs)
-        self.conv2 = HGNNConv(hidden_features, out_features, **shared)
-
-    def __call__(
-        self,
-        hypergraph: Hypergraph,
-        x: ArrayLike,
-        hyperedge_weight: ArrayLike | None = None,
-        *,
-        deterministic: bool | None = None,
-        rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
-    ) -> Array:
-        """Computes one row of outputs (logits) per node.
-
-        Args:
-            hypergraph: The hypergraph.
-            x: Node features, ``(num_nodes, *batch, in_features)``.
-            hyperedge_weight: Positive weights, ``(num_hyperedges,)``, see `HGNNConv`.
-            deterministic: Switches dropout off (True) or on (False); None leaves it to `train()`
-                and `eval()`.
-            rngs: Randomness of the dropout; None uses the stream given at construction.
-
-        Returns:
-            ``(num_nodes, *batch, out_features)``.
-
-        Raises:
-            ValueError: A shape does not fit the layer or the hypergraph.
-        """
-        hidden = jax.nn.relu(self.conv1(hypergraph, x, hyperedge_weight))
-        hidden = self.dropout(hidden, deterministic=deterministic, rngs=rngs)
-        return self.conv2(hypergraph, hidden, hyperedge_weight)
-
-
-def _check_positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be positive, got {size}")
+        super().__init__(
+            in_features, hidden_features, out_features, num_layers=num_layers, **options
+        )

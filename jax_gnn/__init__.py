@@ -2,7 +2,42 @@
 
 from jax_gnn._ffi import implementation
 from jax_gnn._version import __version__
+from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.hypergraph_aggregate import hypergraph_aggregate
+from jax_gnn.segment_reduce import (
+    SegmentIndex,
+    segment_argmax,
+    segment_logsumexp,
+    segment_max,
+    segment_mean,
+    segment_min,
+    segment_prod,
+    segment_softmax,
+    segment_std,
+    segment_sum,
+    segment_var,
+)
+from jax_gnn.spmm import index_segment_reduce, sddmm, spmm
 
-__all__ = ["Hypergraph", "__version__", "hypergraph_aggregate", "implementation"]
+__all__ = [
+    "Graph",
+    "Hypergraph",
+    "SegmentIndex",
+    "__version__",
+    "hypergraph_aggregate",
+    "implementation",
+    "index_segment_reduce",
+    "sddmm",
+    "segment_argmax",
+    "segment_logsumexp",
+    "segment_max",
+    "segment_mean",
+    "segment_min",
+    "segment_prod",
+    "segment_softmax",
+    "segment_std",
+    "segment_sum",
+    "segment_var",
+    "spmm",
+]

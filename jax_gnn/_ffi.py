@@ -13,10 +13,11 @@ import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import jax
+import numpy as np
 from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
@@ -134,22 +135,80 @@ class Bind:
 
     primitive: Primitive
     implementation: str | None
+    attributes: Mapping[str, Any] = field(hash=False)
 
-    def __call__(self, *operands: Any) -> Array:
-        """Applies the primitive."""
-        return self.primitive.bind(*_align_varying(operands), implementation=self.implementation)
+    def __call__(self, *operands: Any, **changes: Any) -> Array:
+        """Applies the primitive, with its attributes but for the ``changes``."""
+        leaves, tree = jax.tree.flatten(operands)
+        return self.primitive.bind(
+            *_align_varying(leaves),
+            implementation=self.implementation,
+            tree=tree,
+            **{**self.attributes, **changes},
+        )
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array on its way to a custom call.
+
+    Attributes:
+        aval: its abstract value.
+        lower: gives its value, from the context of a lowering.
+    """
+
+    aval: Any
+    lower: Callable[[Any], Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.aval.shape
+
+    @property
+    def dtype(self) -> Any:
+        """Its dtype."""
+        return self.aval.dtype
+
+    def map(self, function: Callable[[Array], Array], dtype: Any) -> Operand:
+        """The operand after an elementwise function, with another dtype."""
+        aval = self.aval.update(dtype=np.dtype(dtype), weak_type=False)
+
+        def lower(ctx: Any) -> Any:
+            inner = ctx.replace(avals_in=[self.aval], avals_out=[aval])
+            return mlir.lower_fun(function, multiple_results=False)(inner, self.lower(ctx))[0]
+
+        return Operand(aval, lower)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A custom call: what a kernel gets.
+
+    Attributes:
+        operands: those of the primitive's operands that the kernel wants.
+        attributes: numpy scalars, by name.
+        workspaces: shapes and dtypes of the scratch memory, which are further results.
+    """
+
+    operands: Sequence[Operand]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    workspaces: Sequence[jax.ShapeDtypeStruct] = ()
 
 
 @dataclass(frozen=True)
 class Rules:
     """Everything that is particular to one primitive.
 
-    A primitive maps arrays to one array. It is linear in each operand that ``transpose`` names.
+    A primitive maps operands, which are pytrees of arrays, to one array. It is linear in each
+    operand that ``transpose`` names; these are single arrays. Its attributes are static keyword
+    arguments: ``result``, ``xla`` and ``call`` get them, the others find them in ``bind``.
 
     Attributes:
-        results: maps the operands' avals to shape and dtype of the result, followed by those of the
-            workspaces that kernels want as further outputs.
+        result: maps the operands' avals to shape and dtype of the result.
         xla: the same function in plain ``jax.numpy``.
+        call: maps a platform and :class:`Operand` trees to what that platform's kernel gets, or to
+            None where plain XLA is meant to do the work. By default, all operands.
         transpose: for the position of each linear operand, a function of (bind, cotangent,
             operands) that gives the operand's cotangent; the operand itself is not to be read.
         batch: a function of (bind, operands, batched, size) in which batched operands carry the
@@ -158,13 +217,12 @@ class Rules:
             (result, tangent). Left out, the sum over the linear operands.
     """
 
-    results: Callable[..., Sequence[jax.ShapeDtypeStruct]]
+    result: Callable[..., jax.ShapeDtypeStruct]
     xla: Callable[..., Array]
     transpose: Mapping[int, Callable[[Bind, Array, Sequence[Any]], Array]]
-    batch: Callable[[Bind, Sequence[Array], Sequence[bool], int], Array]
-    jvp: Callable[[Bind, Sequence[Array], Sequence[Array | None]], tuple[Array, Array]] | None = (
-        None
-    )
+    batch: Callable[[Bind, Sequence[Any], Sequence[Any], int], Array]
+    call: Callable[..., Call | None] = lambda platform, *operands: Call(jax.tree.leaves(operands))
+    jvp: Callable[[Bind, Sequence[Any], Sequence[Any]], tuple[Array, Array | None]] | None = None
 
 
 PRIMITIVES: dict[str, tuple[Primitive, Rules]] = {}
@@ -174,17 +232,17 @@ def define_primitive(name: str, rules: Rules) -> Callable[..., Array]:
     """Makes a primitive of which each platform's target is called ``name``.
 
     Returns:
-        A function of the operands and the keyword ``implementation``.
+        A function of the operands, the keyword ``implementation`` and the attributes.
     """
     primitive = Primitive(f"{_TARGET_PREFIX}{name}")
     PRIMITIVES[name] = (primitive, rules)
 
-    def apply(*operands: Any, implementation: str | None = None) -> Array:
+    def apply(*operands: Any, implementation: str | None = None, **attributes: Any) -> Array:
         _check_implementation(implementation)
-        return Bind(primitive, implementation or _implementation.value)(*operands)
+        return Bind(primitive, implementation or _implementation.value, attributes)(*operands)
 
-    def abstract_eval(*avals: Any, implementation: str | None) -> Any:
-        result, *_ = rules.results(*avals)
+    def abstract_eval(*avals: Any, implementation: str | None, tree: Any, **attributes: Any) -> Any:
+        result = rules.result(*tree.unflatten(avals), **attributes)
         if any(axis is not None for aval in avals for axis in aval.sharding.spec):
             raise ValueError(
                 f"{name} got an operand that is sharded over an explicit mesh axis, "
@@ -195,33 +253,55 @@ def define_primitive(name: str, rules: Rules) -> Callable[..., Array]:
         return like.update(shape=result.shape, dtype=result.dtype, weak_type=False)
 
     def jvp(
-        primals: Sequence[Any], tangents: Sequence[Any], *, implementation: str | None
-    ) -> tuple[Array, Array]:
+        primals: Sequence[Any],
+        tangents: Sequence[Any],
+        *,
+        implementation: str | None,
+        tree: Any,
+        **attributes: Any,
+    ) -> tuple[Array, Any]:
         rule = rules.jvp or functools.partial(multilinear_jvp, tuple(rules.transpose))
         known = [None if isinstance(t, ad.Zero) else t for t in tangents]
-        return rule(Bind(primitive, implementation), primals, known)
+        bind = Bind(primitive, implementation, attributes)
+        result, tangent = rule(bind, tree.unflatten(primals), tree.unflatten(known))
+        zero = ad.Zero(jax.typeof(result).to_tangent_aval())
+        return result, zero if tangent is None else tangent
 
-    def transpose(cotangent: Any, *operands: Any, implementation: str | None) -> list[Any]:
-        result: list[Any] = [None] * len(operands)
+    def transpose(
+        cotangent: Any,
+        *leaves: Any,
+        implementation: str | None,
+        tree: Any,
+        **attributes: Any,
+    ) -> list[Any]:
+        bind = Bind(primitive, implementation, attributes)
+        operands, positions = tree.unflatten(leaves), tree.unflatten(range(len(leaves)))
+        result: list[Any] = [None] * len(leaves)
         for i, operand in enumerate(operands):
             if not ad.is_undefined_primal(operand):
                 continue
             if isinstance(cotangent, ad.Zero):
-                result[i] = ad.Zero(operand.aval.to_ct_aval())
+                result[positions[i]] = ad.Zero(operand.aval.to_ct_aval())
             else:
-                result[i] = rules.transpose[i](Bind(primitive, implementation), cotangent, operands)
+                result[positions[i]] = rules.transpose[i](bind, cotangent, operands)
         return result
 
     def batch(
-        operands: Sequence[Any], dims: Sequence[int | None], *, implementation: str | None
+        leaves: Sequence[Any],
+        dims: Sequence[int | None],
+        *,
+        implementation: str | None,
+        tree: Any,
+        **attributes: Any,
     ) -> tuple[Array, int]:
+        bind = Bind(primitive, implementation, attributes)
         batched = [dim is not None for dim in dims]
         moved = [
-            operand if dim is None else jax.numpy.moveaxis(operand, dim, 0)
-            for operand, dim in zip(operands, dims, strict=True)
+            leaf if dim is None else jax.numpy.moveaxis(leaf, dim, 0)
+            for leaf, dim in zip(leaves, dims, strict=True)
         ]
         size = next(x.shape[0] for x, is_batched in zip(moved, batched, strict=True) if is_batched)
-        return rules.batch(Bind(primitive, implementation), moved, batched, size), 0
+        return rules.batch(bind, tree.unflatten(moved), tree.unflatten(batched), size), 0
 
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(abstract_eval)
@@ -238,14 +318,14 @@ def define_primitive(name: str, rules: Rules) -> Callable[..., Array]:
 
 def multilinear_jvp(
     linear: Sequence[int], bind: Bind, primals: Sequence[Any], tangents: Sequence[Any]
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array | None]:
     """Value and derivative of a function that is linear in each of the operands ``linear``."""
     terms = [
         bind(*primals[:i], tangents[i], *primals[i + 1 :])
         for i in linear
         if tangents[i] is not None
     ]
-    return bind(*primals), functools.reduce(jax.numpy.add, terms)
+    return bind(*primals), functools.reduce(jax.numpy.add, terms) if terms else None
 
 
 def _lower(
@@ -253,28 +333,50 @@ def _lower(
     rules: Rules,
     platform: str,
     ctx: Any,
-    *operands: Any,
+    *values: Any,
     implementation: str | None,
+    tree: Any,
+    **attributes: Any,
 ) -> Any:
     if implementation not in (None, "xla", platform):
         raise ValueError(
             f"{name}: implementation={implementation!r} was asked for, but this computation is "
             f"compiled for {' and '.join(ctx.platforms or ctx.module_context.platforms)}"
         )
-    if platform == "xla" or implementation == "xla":
-        return mlir.lower_fun(rules.xla, multiple_results=False)(ctx, *operands)
+
+    def plain(*leaves: Any) -> Array:
+        return rules.xla(*tree.unflatten(leaves), **attributes)
+
+    call = None
+    if platform != "xla" and implementation != "xla":
+        operands = [
+            Operand(aval, functools.partial(_value, value))
+            for aval, value in zip(ctx.avals_in, values, strict=True)
+        ]
+        call = rules.call(platform, *tree.unflatten(operands), **attributes)
+    if call is None:
+        return mlir.lower_fun(plain, multiple_results=False)(ctx, *values)
     state = _STATUS[platform]
     if name not in state.targets:
         missing = f"{name} has no {platform} kernel here: {state.reason}. What to do: {state.hint}."
         if implementation is not None:
             raise ValueError(missing)
         warnings.warn(f"{missing} Using plain XLA instead.", RuntimeWarning, stacklevel=2)
-        return mlir.lower_fun(rules.xla, multiple_results=False)(ctx, *operands)
-    results = rules.results(*ctx.avals_in)
-    avals = [jax.core.ShapedArray(r.shape, r.dtype) for r in results]
+        return mlir.lower_fun(plain, multiple_results=False)(ctx, *values)
+    workspaces = [jax.core.ShapedArray(w.shape, w.dtype) for w in call.workspaces]
+    inner = ctx.replace(
+        avals_in=[operand.aval for operand in call.operands],
+        avals_out=[*ctx.avals_out, *workspaces],
+    )
     # The workspaces are results that nobody reads.
-    call = jax.ffi.ffi_lowering(_TARGET_PREFIX + name)
-    return call(ctx.replace(avals_out=avals), *operands)[:1]
+    lowering = jax.ffi.ffi_lowering(_TARGET_PREFIX + name)
+    operands = [operand.lower(ctx) for operand in call.operands]
+    return lowering(inner, *operands, **call.attributes)[:1]
+
+
+def _value(value: Any, ctx: Any) -> Any:
+    del ctx
+    return value
 
 
 def _varying(aval: Any) -> frozenset[str]:

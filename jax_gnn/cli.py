@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib.util
 import json
 import math
@@ -15,16 +16,19 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self, get_args
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
 
 from jax_gnn import _ffi
+from jax_gnn._ffi import Implementation
 from jax_gnn._version import __version__
-from jax_gnn.datasets import HypergraphDataset, load_hypergraph
+from jax_gnn.datasets import HypergraphDataset, NodeDataset
 from jax_gnn.training import (
+    RECIPES,
     EpochReport,
+    Recipe,
     Run,
     TrainConfig,
     TrainResult,
@@ -32,9 +36,10 @@ from jax_gnn.training import (
     load_checkpoint,
     plot_learning_curves,
     save_checkpoint,
-    train_hgnn,
+    train,
 )
-from jax_gnn.training import config as choices
+from jax_gnn.training.config import Number, Setting, settings
+from jax_gnn.tuning import command as tuning
 
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
 
@@ -62,28 +67,19 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{action.help} (default: %(default)s)"
 
 
-def _number(
-    kind: type[int] | type[float], expected: str, accept: Callable[[float], bool]
-) -> Callable[[str], float]:
+def _parser_of(number: Number) -> Callable[[str], float]:
     """Returns an argparse type that accepts a range of numbers."""
 
     def parse(text: str) -> float:
         try:
-            value = kind(text)
+            value = number.kind(text)
         except ValueError:
             value = math.nan
-        if not accept(value):
-            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+        if not number.accept(value):
+            raise argparse.ArgumentTypeError(f"expected {number.expected}, got {text!r}")
         return value
 
     return parse
-
-
-_COUNT = _number(int, "a whole number from 1", lambda value: value >= 1)
-_SEED = _number(int, "a whole number from 0", lambda value: value >= 0)
-_POSITIVE = _number(float, "a positive number", lambda value: 0 < value < math.inf)
-_NON_NEGATIVE = _number(float, "a number from 0", lambda value: 0 <= value < math.inf)
-_RATE = _number(float, "a number from 0 to below 1", lambda value: 0 <= value < 1)
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
@@ -136,124 +132,48 @@ def _run_info(_: argparse.Namespace) -> int:
     return 0
 
 
-# --------------------------------------------------------------------------------------- train hgnn
+# -------------------------------------------------------------------------------------------- train
 
 
-def _add_train_hgnn_arguments(parser: argparse.ArgumentParser) -> None:
-    default = TrainConfig()
-    data = parser.add_argument_group("data")
-    data.add_argument(
+def _add_setting(group: argparse._ArgumentGroup, name: str, setting: Setting, default: Any) -> None:
+    option: dict[str, Any] = {"dest": name, "help": setting.help.replace("%", "%%")}
+    if setting.number:
+        option |= {"type": _parser_of(setting.number), "metavar": setting.metavar}
+        option["default"] = default
+    elif setting.choices:  # None leaves the choice to the library
+        option |= {"choices": [choice or "auto" for choice in setting.choices]}
+        option["default"] = default or "auto"
+    else:
+        option["action"] = "store_true"
+    group.add_argument(setting.flag or "--" + name.replace("_", "-"), **option)
+
+
+def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> None:
+    groups = {
+        name: parser.add_argument_group(name) for name in ("data", "model", "training", "execution")
+    }
+    offline = "hyperedges" if recipe.dataset is HypergraphDataset else "edges"
+    groups["data"].add_argument(
         "--data",
         default="digits",
         metavar="digits|FILE|FOLDER",
-        help="'digits' (offline: handwritten digits, k-nearest-neighbour hyperedges), an .npz file "
+        help=f"'digits' (offline: handwritten digits, k-nearest-neighbour {offline}), an .npz file "
         "or a folder in a raw format",
     )
-    data.add_argument(
-        "--features",
-        choices=get_args(choices.Features),
-        default=default.features,
-        help="node features: the dataset's own, one-hot labels under Gaussian noise (AllSet's "
-        "substitute where a dataset has none), or noise alone",
-    )
-    data.add_argument(
-        "--feature-noise",
-        type=_NON_NEGATIVE,
-        default=default.feature_noise,
-        metavar="STD",
-        help="standard deviation of the noise of noisy-label",
-    )
-    data.add_argument(
-        "--feature-normalization",
-        choices=get_args(choices.FeatureNormalization),
-        default=default.feature_normalization,
-        help="row: divide each node's features by their absolute sum",
-    )
-    data.add_argument(
-        "--self-loops",
-        choices=get_args(choices.SelfLoops),
-        default=default.self_loops,
-        help="nodes that get a hyperedge of their own",
-    )
-
-    model = parser.add_argument_group("model")
-    model.add_argument(
-        "--hidden-features",
-        type=_COUNT,
-        default=default.hidden_features,
-        metavar="N",
-        help="features between the two convolutions",
-    )
-    model.add_argument(
-        "--normalization",
-        choices=get_args(choices.Normalization),
-        default=default.normalization,
-        help="symmetric: Dv^-1/2 H W De^-1 H^T Dv^-1/2; row: Dv^-1 H W De^-1 H^T",
-    )
-    model.add_argument(
-        "--learnable-hyperedge-weights",
-        action="store_true",
-        help="learn one positive weight per hyperedge and convolution",
-    )
-    model.add_argument(
-        "--dropout",
-        dest="dropout_rate",
-        type=_RATE,
-        default=default.dropout_rate,
-        metavar="RATE",
-        help="share of hidden activations dropped in training",
-    )
-
-    training = parser.add_argument_group("training")
-    training.add_argument(
-        "--splits",
-        type=_COUNT,
-        default=default.splits,
-        metavar="N",
-        help="random splits into 50%% training, 25%% validation and 25%% test nodes, a model each",
-    )
-    training.add_argument(
-        "--epochs", type=_COUNT, default=default.epochs, metavar="N", help="epochs per split"
-    )
-    training.add_argument(
-        "--learning-rate",
-        type=_POSITIVE,
-        default=default.learning_rate,
-        metavar="RATE",
-        help="of Adam",
-    )
-    training.add_argument(
-        "--weight-decay",
-        type=_NON_NEGATIVE,
-        default=default.weight_decay,
-        metavar="RATE",
-        help="L2 penalty in the gradient",
-    )
-    training.add_argument(
-        "--seed",
-        type=_SEED,
-        default=default.seed,
-        metavar="N",
-        help="split i draws its nodes, parameters and dropout from seed + i",
-    )
-
-    execution = parser.add_argument_group("execution")
-    execution.add_argument(
-        "--implementation",
-        choices=("auto", *get_args(choices.Implementation)),
-        default="auto",
-        help="of the aggregation: this library's custom call for the platform, or plain XLA",
-    )
-    execution.add_argument(
+    default = recipe.config()
+    for name, setting in settings(recipe.config).items():
+        _add_setting(groups[setting.group], name, setting, getattr(default, name))
+    groups["execution"].add_argument(
         "--no-baseline",
         action="store_true",
         help="leave out the same training in plain JAX",
     )
-    execution.add_argument(
+    groups["execution"].add_argument(
         "--output",
         type=Path,
         metavar="DIR",
-        help="folder of checkpoint, plot and results (default: runs/hgnn-<dataset>)",
+        help=f"folder of checkpoint, plot and results (default: runs/{recipe.config.model}"
+        "-<dataset>)",
     )
 
 
@@ -263,8 +183,8 @@ def _require_train_extra() -> None:
         raise UserError(f"training needs {', '.join(missing)}; run: pip install 'jax-gnn[train]'")
 
 
-def _require_implementation(implementation: str) -> None:
-    if implementation not in get_args(choices.Implementation) or implementation == "xla":
+def _require_implementation(implementation: Implementation | None) -> None:
+    if implementation in (None, "xla"):
         return
     status = next(s for s in _ffi.status() if s.platform == implementation)
     if not status.available:
@@ -278,9 +198,9 @@ def _require_implementation(implementation: str) -> None:
         )
 
 
-def _load_dataset(path: str, config: TrainConfig) -> HypergraphDataset:
+def _load_dataset(recipe: Recipe, path: str, config: TrainConfig) -> NodeDataset:
     try:
-        dataset = load_hypergraph(path)
+        dataset = recipe.load(path)
         check_dataset(dataset, config)
     except (OSError, ValueError) as error:
         raise UserError(f"--data: {error}") from error
@@ -349,23 +269,20 @@ def _run_summary(run: Run) -> dict[str, Any]:
     }
 
 
-def _dataset_summary(dataset: HypergraphDataset, result: TrainResult) -> dict[str, Any]:
+def _dataset_summary(recipe: Recipe, dataset: NodeDataset, result: TrainResult) -> dict[str, Any]:
     return {
         "name": dataset.name,
-        "num_nodes": result.hypergraph.num_nodes,
-        "num_hyperedges": result.hypergraph.num_hyperedges,
-        "num_incidences": result.hypergraph.num_incidences,
+        **{name: getattr(result.graph, name) for name in recipe.sizes},
         "num_features": result.x.shape[1],
         "num_classes": dataset.num_classes,
     }
 
 
 def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
-    print(
-        f"{dataset['name']}: {dataset['num_nodes']} nodes, {dataset['num_hyperedges']} hyperedges "
-        f"(self-loops counted), {dataset['num_incidences']} incidences, "
-        f"{dataset['num_features']} features, {dataset['num_classes']} classes\n"
+    sizes = (
+        f"{size} {name.removeprefix('num_')}" for name, size in dataset.items() if name != "name"
     )
+    print(f"{dataset['name']}: {', '.join(sizes)}\n")
     runs = {f"jax_gnn ({_implementation_name(result.run)})": result.run}
     if result.baseline is not None:
         runs["plain JAX"] = result.baseline
@@ -387,27 +304,27 @@ def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
     print()
 
 
-def _run_train_hgnn(args: argparse.Namespace) -> int:
+def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     _require_train_extra()
-    settings = {field.name: getattr(args, field.name) for field in dataclasses.fields(TrainConfig)}
+    values = {name: getattr(args, name) for name in settings(recipe.config)}
     if args.implementation == "auto":
-        settings["implementation"] = None
-    config = TrainConfig(**settings)
-    _require_implementation(args.implementation)
-    dataset = _load_dataset(args.data, config)
-    folder = _make_folder(args.output or Path("runs") / f"hgnn-{dataset.name}")
+        values["implementation"] = None
+    config = recipe.config(**values)
+    _require_implementation(config.implementation)
+    dataset = _load_dataset(recipe, args.data, config)
+    folder = _make_folder(args.output or Path("runs") / f"{config.model}-{dataset.name}")
     with _Progress(config.splits, config.epochs) as progress:
-        result = train_hgnn(dataset, config, baseline=not args.no_baseline, on_epoch=progress)
+        result = train(dataset, config, baseline=not args.no_baseline, on_epoch=progress)
 
-    described = _dataset_summary(dataset, result)
+    described = _dataset_summary(recipe, dataset, result)
     checkpoint = folder / "checkpoint"
     save_checkpoint(checkpoint, result.model, config)
     predictions, again = (
-        np.asarray(model(result.hypergraph, result.x))
+        np.asarray(model(result.graph, result.x))
         for model in (result.model, load_checkpoint(checkpoint))
     )
     plot = folder / "learning_curves.png"
-    plot_learning_curves(result, plot, title=f"HGNN on {dataset.name}")
+    plot_learning_curves(result, plot, title=f"{config.model.upper()} on {dataset.name}")
     results = folder / "results.json"
     results.write_text(
         json.dumps(
@@ -437,6 +354,44 @@ def _run_train_hgnn(args: argparse.Namespace) -> int:
     return 0
 
 
+EXAMPLES = {
+    "hgnn": (
+        "--data cora_cocitation.npz --splits 20",
+        "--data walmart_trips.npz --features noisy-label --no-baseline",
+    ),
+    "gcn": ("--data planetoid/ind.cora.x", "--data cora.npz --split random --layers 3"),
+    "gin": ("--data cora.npz --learn-eps",),
+    "sage": ("--data cora.npz --aggregation max",),
+}
+
+
+def _train_command(recipe: Recipe) -> Command:
+    name = recipe.config.model
+    examples = "\n  ".join(
+        f"jax-gnn train {name} {line}".rstrip() for line in ("", *EXAMPLES[name])
+    )
+    return Command(
+        ("train", name),
+        f"a {recipe.title} for node classification",
+        f"Trains a {recipe.title}\nand reports the test accuracy at each split's best validation "
+        "epoch, beside the same training in\nplain JAX. Writes a checkpoint of the best model, a "
+        "plot of the learning curves and results.json.\n\n"
+        f"examples:\n  {examples}",
+        functools.partial(_add_train_arguments, recipe),
+        functools.partial(_run_train, recipe),
+    )
+
+
+# --------------------------------------------------------------------------------------------- tune
+
+
+def _run_tune(args: argparse.Namespace) -> int:
+    try:
+        return tuning.run(args)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
 # --------------------------------------------------------------------------------------------- main
 
 GROUPS = {"train": "train a model"}
@@ -449,18 +404,19 @@ COMMANDS = (
         lambda parser: None,
         _run_info,
     ),
+    *(_train_command(recipe) for recipe in RECIPES.values()),
     Command(
-        ("train", "hgnn"),
-        "a two-layer hypergraph neural network (HGNN) for node classification",
-        "Trains a two-layer HGNN (Feng et al. 2019) on random splits and reports the test\n"
-        "accuracy at each split's best validation epoch, beside the same training in plain JAX.\n"
-        "Writes a checkpoint of the best model, a plot of the learning curves and results.json.\n\n"
+        ("tune",),
+        "find the fastest schedules of kernels on this machine's GPU",
+        "Measures the segment kernels on this machine's GPU under many schedules, on your graph\n"
+        "or one of its size, and keeps the best in a cache file. Processes started later use them\n"
+        "for calls of the same kind: same op, width and dtype, about as many entries and rows.\n\n"
         "examples:\n"
-        "  jax-gnn train hgnn\n"
-        "  jax-gnn train hgnn --data cora_cocitation.npz --splits 20\n"
-        "  jax-gnn train hgnn --data walmart_trips.npz --features noisy-label --no-baseline",
-        _add_train_hgnn_arguments,
-        _run_train_hgnn,
+        "  jax-gnn tune segment --data graph.npz --widths 32,64\n"
+        "  jax-gnn tune segment --nodes 100000 --edges 2000000 --dtypes float32,bfloat16\n"
+        "  jax-gnn tune --show",
+        tuning.add_arguments,
+        _run_tune,
     ),
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -11,10 +10,9 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 from jax import Array
 
-_PADDING = -1  # out of range whatever the sizes are
+from jax_gnn import _index
 
 
 @jax.tree_util.register_dataclass
@@ -102,27 +100,17 @@ class Hypergraph:
             ValueError: an array is not one-dimensional, lengths differ, a size is negative, or an
                 id is out of range.
         """
-        traced = isinstance(node_idx, jax.core.Tracer) or isinstance(hyperedge_idx, jax.core.Tracer)
-        nodes = _check_ids("node_idx", node_idx, traced)
-        hyperedges = _check_ids("hyperedge_idx", hyperedge_idx, traced)
-        if nodes.shape != hyperedges.shape:
-            raise ValueError(
-                "node_idx and hyperedge_idx must have the same length, got "
-                f"{nodes.shape[0]} and {hyperedges.shape[0]}"
-            )
-        num_nodes = _check_size("num_nodes", num_nodes, nodes, traced)
-        num_hyperedges = _check_size("num_hyperedges", num_hyperedges, hyperedges, traced)
-        if validate and not traced:
-            _check_range("node_idx", nodes, "num_nodes", num_nodes)
-            _check_range("hyperedge_idx", hyperedges, "num_hyperedges", num_hyperedges)
-        dtype = _index_dtype(num_nodes, num_hyperedges, nodes.shape[0])
-        xp = jnp if traced else np
-        valid = (
-            (nodes >= 0) & (nodes < num_nodes) & (hyperedges >= 0) & (hyperedges < num_hyperedges)
+        nodes, hyperedges = _index.check_pairs("node_idx", node_idx, "hyperedge_idx", hyperedge_idx)
+        num_nodes = _index.check_size("num_nodes", num_nodes, nodes)
+        num_hyperedges = _index.check_size("num_hyperedges", num_hyperedges, hyperedges)
+        if validate and not _index.is_traced(nodes):
+            _index.check_range("node_idx", nodes, "num_nodes", num_nodes)
+            _index.check_range("hyperedge_idx", hyperedges, "num_hyperedges", num_hyperedges)
+        by_hyperedge, by_node, _ = _index.sort_both_ways(
+            hyperedges, nodes, num_hyperedges, num_nodes
         )
-        by_hyperedge = _csr(xp, hyperedges, nodes, valid, num_hyperedges, dtype)
-        by_node = _csr(xp, nodes, hyperedges, valid, num_nodes, dtype)
-        return cls(*map(jnp.asarray, (*by_hyperedge, *by_node)))
+        arrays = (by_hyperedge.indptr, by_hyperedge.cols, by_node.indptr, by_node.cols)
+        return cls(*map(jnp.asarray, arrays))
 
     @classmethod
     def from_hyperedges(
@@ -140,8 +128,10 @@ class Hypergraph:
         """
         members = []
         for i, hyperedge in enumerate(hyperedges):
-            ids = _to_numpy(f"hyperedges[{i}]", hyperedge)
-            members.append(_check_ids(f"hyperedges[{i}]", ids if ids.size else ids.astype(int)))
+            ids = _index.to_numpy(f"hyperedges[{i}]", hyperedge)
+            members.append(
+                _index.check_ids(f"hyperedges[{i}]", ids if ids.size else ids.astype(int))
+            )
         return cls.from_incidence(
             np.concatenate(members) if members else np.zeros(0, np.int64),
             np.repeat(np.arange(len(members)), [len(ids) for ids in members]),
@@ -161,14 +151,7 @@ class Hypergraph:
             TypeError: it is not a scipy sparse matrix or array.
             ValueError: it holds something else than zeros and ones, or is not two-dimensional.
         """
-        if not scipy.sparse.issparse(incidence):
-            raise TypeError(
-                f"incidence must be a scipy sparse matrix or array, got {type(incidence).__name__}"
-            )
-        if incidence.ndim != 2:
-            raise ValueError(
-                f"incidence must be (num_nodes, num_hyperedges), got shape {incidence.shape}"
-            )
+        incidence = _index.check_sparse("incidence", incidence, "(num_nodes, num_hyperedges)")
         coo = incidence.tocoo(copy=True)
         coo.sum_duplicates()
         coo.eliminate_zeros()
@@ -198,8 +181,8 @@ class Hypergraph:
             TypeError: ``k`` is not an integer.
             ValueError: wrong shape, ``k`` out of range, or a feature that is not finite.
         """
-        points = _to_numpy("features", features, np.float64)
-        k = _check_integer("k", k)
+        points = _index.to_numpy("features", features, np.float64)
+        k = _index.check_integer("k", k)
         if points.ndim != 2:
             raise ValueError(f"features must be (num_nodes, features), got shape {points.shape}")
         n = points.shape[0]
@@ -240,7 +223,7 @@ class Hypergraph:
             ValueError: ``nodes`` is none of these.
             TypeError: called inside ``jax.jit``.
         """
-        if isinstance(self.node_indptr, jax.core.Tracer):
+        if _index.is_traced(self.node_indptr):
             raise TypeError(
                 "with_self_loops works on the host only, as the number of hyperedges depends on "
                 "values; call it before jax.jit"
@@ -282,23 +265,14 @@ class Hypergraph:
             TypeError: a capacity is not an integer.
             ValueError: a capacity is smaller than what is there.
         """
-
-        def grow(name: str, wanted: int | None, size: int) -> int:
-            if wanted is None:
-                return 0
-            wanted = _check_integer(name, wanted)
-            if wanted < size:
-                raise ValueError(f"{name} must be at least the present {size}, got {wanted}")
-            return wanted - size
-
-        new_nodes = grow("num_nodes", num_nodes, self.num_nodes)
-        new_hyperedges = grow("num_hyperedges", num_hyperedges, self.num_hyperedges)
-        new_incidences = grow("num_incidences", num_incidences, self.num_incidences)
+        new_nodes = _index.growth("num_nodes", num_nodes, self.num_nodes)
+        new_hyperedges = _index.growth("num_hyperedges", num_hyperedges, self.num_hyperedges)
+        new_incidences = _index.growth("num_incidences", num_incidences, self.num_incidences)
         return Hypergraph(
-            jnp.pad(self.hyperedge_indptr, (0, new_hyperedges), mode="edge"),
-            jnp.pad(self.hyperedge_nodes, (0, new_incidences), constant_values=_PADDING),
-            jnp.pad(self.node_indptr, (0, new_nodes), mode="edge"),
-            jnp.pad(self.node_hyperedges, (0, new_incidences), constant_values=_PADDING),
+            _index.pad_indptr(self.hyperedge_indptr, new_hyperedges),
+            _index.pad_ids(self.hyperedge_nodes, new_incidences),
+            _index.pad_indptr(self.node_indptr, new_nodes),
+            _index.pad_ids(self.node_hyperedges, new_incidences),
         )
 
     def incidence(self) -> tuple[Array, Array]:
@@ -307,7 +281,7 @@ class Hypergraph:
         Returns:
             Two arrays ``(num_incidences,)``.
         """
-        return self.hyperedge_nodes, row_ids(self.hyperedge_indptr, self.num_incidences)
+        return self.hyperedge_nodes, _index.row_ids(self.hyperedge_indptr, self.num_incidences)
 
     def node_degrees(self) -> Array:
         """Number of hyperedges of each node: ``(num_nodes,)`` integers."""
@@ -325,77 +299,3 @@ jax.export.register_pytree_node_serialization(
     serialize_auxdata=lambda auxdata: b"",
     deserialize_auxdata=lambda data: (),
 )
-
-
-def row_ids(indptr: Array, num_entries: int) -> Array:
-    """The row of each entry of a CSR matrix: ``(num_entries,)``, -1 outside all rows."""
-    # Counts the row starts up to each entry: several times as fast as a search in indptr.
-    starts = jnp.zeros(num_entries, indptr.dtype).at[indptr].add(1, mode="drop")
-    rows = jnp.cumsum(starts, dtype=indptr.dtype) - 1
-    return jnp.where(rows < indptr.shape[0] - 1, rows, _PADDING)
-
-
-def _csr(xp: Any, rows: Any, cols: Any, valid: Any, num_rows: int, dtype: Any) -> tuple[Any, Any]:
-    """Sorts pairs by row, then column, padding last; gives indptr and column ids."""
-    rows = xp.where(valid, rows, num_rows)
-    cols = xp.where(valid, cols, _PADDING)
-    order = xp.lexsort((cols, rows))
-    indptr = xp.searchsorted(rows[order], xp.arange(num_rows + 1), side="left")
-    return indptr.astype(dtype), cols[order].astype(dtype)
-
-
-def _index_dtype(*sizes: int) -> Any:
-    if max(sizes) < 2**31:
-        return np.int32
-    if not jax.config.read("jax_enable_x64"):
-        raise ValueError(f"sizes {sizes} need 64-bit indices: enable jax_enable_x64")
-    return np.int64
-
-
-def _check_ids(name: str, ids: Any, traced: bool = False) -> Any:
-    ids = jnp.asarray(ids) if traced else _to_numpy(name, ids)
-    if not jnp.issubdtype(ids.dtype, np.integer):
-        raise TypeError(f"{name} must be an array of integers, got {ids.dtype}")
-    if ids.ndim != 1:
-        raise ValueError(f"{name} must be one-dimensional, got shape {ids.shape}")
-    if traced:  # sizes and padding must fit the type
-        return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
-    if ids.dtype == np.uint64 and ids.size and ids.max() > np.iinfo(np.int64).max:
-        raise ValueError(f"{name} holds ids beyond 64 bits")
-    return ids.astype(np.int64)
-
-
-def _check_size(name: str, size: int | None, ids: Any, traced: bool) -> int:
-    if size is None:
-        if traced:
-            raise TypeError(
-                f"{name} must be given inside jax.jit, where it cannot be read off the ids"
-            )
-        return int(ids.max(initial=-1)) + 1
-    size = _check_integer(name, size)
-    if size < 0:
-        raise ValueError(f"{name} must not be negative, got {size}")
-    return size
-
-
-def _check_integer(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError as error:
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from error
-
-
-def _to_numpy(name: str, values: Any, dtype: Any = None) -> np.ndarray:
-    try:
-        return np.asarray(values, dtype)
-    except ValueError as error:  # ragged, or not numbers
-        raise ValueError(f"{name} must be an array of numbers: {error}") from error
-
-
-def _check_range(name: str, ids: np.ndarray, size_name: str, size: int) -> None:
-    bad = np.flatnonzero((ids < 0) | (ids >= size))
-    if bad.size:
-        raise ValueError(
-            f"{name}[{bad[0]}] = {ids[bad[0]]} is outside [0, {size_name}={size}) "
-            f"({bad.size} such ids)"
-        )

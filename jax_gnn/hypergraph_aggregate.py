@@ -28,7 +28,8 @@ import numpy as np
 from jax import Array
 
 from jax_gnn import _ffi
-from jax_gnn.hypergraph import Hypergraph, row_ids
+from jax_gnn._index import row_ids
+from jax_gnn.hypergraph import Hypergraph
 
 Normalization = Literal["symmetric", "row"]
 Reduce = Literal["sum", "mean"]
@@ -295,7 +296,7 @@ def _pull_out(
 
 def _aggregate_jvp(
     bind: _ffi.Bind, primals: Sequence[Array], tangents: Sequence[Array | None]
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array | None]:
     x, scale_in, scale_edge, scale_out, *index = primals
     dx, dscale_in, dscale_edge, dscale_out, *_ = tangents
     x, dx, scale_in = _pull_out(x, dx, scale_in, dscale_in, index[2])
@@ -312,7 +313,7 @@ def _aggregate_jvp(
 
 def _dot_jvp(
     bind: _ffi.Bind, primals: Sequence[Array], tangents: Sequence[Array | None]
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array | None]:
     x, x_scale, y, y_scale, *index = primals
     dx, dx_scale, dy, dy_scale, *_ = tangents
     x, dx, x_scale = _pull_out(x, dx, x_scale, dx_scale, index[2])
@@ -450,25 +451,30 @@ def _join_csr(indptr: Array, indices: Array, num_cols: int) -> tuple[Array, Arra
 # --- Primitives ----------------------------------------------------------------------------------
 
 
-def _aggregate_results(x: Any, *others: Any) -> list[jax.ShapeDtypeStruct]:
-    hyperedge_indptr = others[3]
-    hyperedge_features = (hyperedge_indptr.shape[0] - 1, x.shape[1])
-    return [
-        jax.ShapeDtypeStruct(x.shape, x.dtype),
-        jax.ShapeDtypeStruct(hyperedge_features, _accumulator_dtype(x.dtype)),
-    ]
+def _aggregate_result(x: Any, *others: Any) -> jax.ShapeDtypeStruct:
+    del others
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
-def _dot_results(x: Any, *others: Any) -> list[jax.ShapeDtypeStruct]:
+def _aggregate_call(platform: _ffi.Platform, x: Any, *others: Any) -> _ffi.Call:
+    del platform  # both want the hyperedges' features as workspace
     hyperedge_indptr = others[3]
-    return [jax.ShapeDtypeStruct((hyperedge_indptr.shape[0] - 1,), _accumulator_dtype(x.dtype))]
+    shape = (hyperedge_indptr.shape[0] - 1, x.shape[1])
+    workspace = jax.ShapeDtypeStruct(shape, _accumulator_dtype(x.dtype))
+    return _ffi.Call((x, *others), workspaces=[workspace])
+
+
+def _dot_result(x: Any, *others: Any) -> jax.ShapeDtypeStruct:
+    hyperedge_indptr = others[3]
+    return jax.ShapeDtypeStruct((hyperedge_indptr.shape[0] - 1,), _accumulator_dtype(x.dtype))
 
 
 _aggregate = _ffi.define_primitive(
     "hypergraph_aggregate",
     _ffi.Rules(
-        results=_aggregate_results,
+        result=_aggregate_result,
         xla=_aggregate_xla,
+        call=_aggregate_call,
         jvp=_aggregate_jvp,
         transpose={
             0: _aggregate_transpose_x,
@@ -482,7 +488,7 @@ _aggregate = _ffi.define_primitive(
 _dot = _ffi.define_primitive(
     "hyperedge_dot",
     _ffi.Rules(
-        results=_dot_results,
+        result=_dot_result,
         xla=_dot_xla,
         jvp=_dot_jvp,
         transpose={

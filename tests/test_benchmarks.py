@@ -13,12 +13,25 @@ import pytest
 # The benchmarks belong to the checkout, not to the installed package.
 sys.path.append(str(Path(__file__).parents[1]))
 
-from benchmarks import bench_hypergraph_aggregate, report, timing
+from benchmarks import bench_gnn, bench_hypergraph_aggregate, bench_spmm, problems, report, timing
+from benchmarks import bench_segment_reduce as bench_segment
 from benchmarks.__main__ import main
-from benchmarks.harness import Candidate, Case, Family, Problem, Settings
-from benchmarks.worker import _Session, relative_error
-from benchmarks.workloads import giant, hypergraphs, long_tail
+from benchmarks.harness import (
+    TOLERANCE,
+    Candidate,
+    Case,
+    Family,
+    Problem,
+    Settings,
+    load_op,
+    select_workloads,
+)
+from benchmarks.problems import Expected
+from benchmarks.worker import _Jax, _Session, relative_error
+from benchmarks.workloads import giant, hypergraphs, long_tail, plain_graphs, power_law
+from jax_gnn.tuning import timing as profiling
 
+FLUSHES = 4
 STATISTICS = {"method", "median_us", "q1_us", "q3_us", "min_us", "samples", "floor_fraction"}
 
 
@@ -82,6 +95,8 @@ def test_a_run_in_which_nothing_can_run_says_why(tmp_path, capsys, broken_torch)
     [
         (["--cases", "nosuch*"], "no graph is called 'nosuch*'"),
         (["--data", "/nonexistent"], "no hypergraph/*.npz under /nonexistent"),
+        (["--modes", "fwd,bwd"], "no mode is called 'bwd'; there are: fwd, fwd+bwd"),
+        (["--families", "tensorflow"], "no family is called 'tensorflow'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message, capsys):
@@ -149,13 +164,141 @@ def test_gradient_of_every_plain_candidate_is_checked_against_the_reference():
     scale, edge = (problem.inputs[n].astype(float) for n in ("node_scale", "hyperedge_scale"))
     operator = (scale[:, None] * incidence * edge) @ (incidence.T * scale)
     for features, expected in zip(("x", "cotangent"), problem.expected, strict=True):
-        np.testing.assert_allclose(operator @ problem.inputs[features], expected, rtol=1e-10)
-    candidates = bench_hypergraph_aggregate.plain_jax_candidates(graph, case, problem)
+        assert expected.rows is None
+        np.testing.assert_allclose(operator @ problem.inputs[features], expected.values, rtol=1e-10)
+    check_plain_jax(bench_hypergraph_aggregate, graph, case, problem)
+
+
+def check_plain_jax(module, graph, case, problem: Problem) -> None:
+    """Every candidate in plain JAX, run as a worker runs it, gives the expected results."""
+    runtime = _Jax(Settings("cpu"))
+    candidates = list(module.plain_jax_candidates(graph, case, problem))
+    assert candidates
     for candidate in candidates:
         assert isinstance(candidate, Candidate)
-        outputs = jax.jit(candidate.function)(*candidate.arguments)
+        outputs, _ = runtime.prepare(candidate)
         for output, expected in zip(outputs, problem.expected, strict=True):
-            assert relative_error(np.asarray(output), expected) < 1e-6, candidate.name
+            assert output.shape == expected.shape
+            taken = output if expected.rows is None else runtime.take(output, expected.rows)
+            error = relative_error(runtime.to_numpy(taken), expected.values)
+            assert error < (problem.tolerance or TOLERANCE[case.dtype]), candidate.name
+
+
+# The other ops' problems, whole and sampled.
+
+
+@pytest.fixture(params=["all of it", "a part"])
+def tiny(request, monkeypatch):
+    """A graph whose features come from a pool that repeats; perhaps too large to check whole."""
+    monkeypatch.setattr(problems, "POOL_ROWS", 7)
+    for module in (bench_segment, bench_spmm):
+        monkeypatch.setattr(module, "features", problems.features.__wrapped__)  # not kept
+    if request.param == "a part":
+        monkeypatch.setattr(problems, "CHECKED_NUMBERS", 500)
+    return plain_graphs(None)["tiny"].load()
+
+
+def dense(graph, weight=1.0) -> np.ndarray:
+    matrix = np.zeros((graph.num_nodes, graph.num_nodes))
+    np.add.at(matrix, (graph.rows, graph.cols), weight)
+    return matrix
+
+
+@pytest.mark.parametrize("mode", bench_segment.OP.modes)
+def test_segment_reductions_are_checked_against_their_definition(tiny, mode):
+    case = Case("tiny", 3, "float32", mode)
+    problem = bench_segment.problem(tiny, case)
+    x = problem.inputs["x"].whole().astype(float)
+    assert x.shape == (tiny.num_edges, 3)
+    (first, *_) = problem.expected
+    segments = tiny.rows[first.rows] if "softmax" in mode else first.rows
+    sizes = np.bincount(tiny.rows)
+    assert sizes.argmax() in segments
+    assert (sizes[segments] > 0).all()
+    if mode in ("sum", "mean", "max", "min"):
+        for segment, value in zip(segments, first.values, strict=True):
+            entries = x[tiny.rows == segment]
+            np.testing.assert_allclose(getattr(entries, mode)(0), value, rtol=1e-12, atol=1e-14)
+    check_plain_jax(bench_segment, tiny, case, problem)
+
+
+@pytest.mark.parametrize("mode", bench_spmm.OP.modes)
+def test_products_are_checked_against_dense_ones(tiny, mode):
+    case = Case("tiny", 3, "float32", mode)
+    problem = bench_spmm.problem(tiny, case)
+    x, weight = (
+        np.asarray(v, float) for v in (problem.inputs["x"].whole(), problem.inputs["weight"])
+    )
+    matrix = dense(tiny, weight)
+    wanted = [matrix @ x]
+    if mode == "fwd+bwd":
+        cotangent = problem.inputs["cotangent"].whole().astype(float)
+        wanted += [matrix.T @ cotangent, (cotangent[tiny.rows] * x[tiny.cols]).sum(1)]
+    for output, expected in zip(wanted, problem.expected, strict=True):
+        assert output.shape == expected.shape
+        assert len(expected.rows) > 10
+        np.testing.assert_allclose(output[expected.rows], expected.values, rtol=1e-10, atol=1e-12)
+    check_plain_jax(bench_spmm, tiny, case, problem)
+
+
+@pytest.mark.parametrize("mode", bench_gnn.OP.modes)
+def test_models_in_plain_jax_agree_with_the_reference(mode):
+    graph = plain_graphs(None)["tiny"].load()
+    case = Case("tiny", 5, "float32", mode)
+    check_plain_jax(bench_gnn, graph, case, bench_gnn.problem(graph, case))
+
+
+def test_a_training_step_shows_wrong_gradients():
+    graph = plain_graphs(None)["tiny"].load()
+    for model in bench_gnn.PARAMETERS:
+        _, updated = bench_gnn.reference(graph, model, 5)
+        for before, after in zip(bench_gnn.parameters(model, 5), updated, strict=True):
+            for name, value in before.items():
+                assert relative_error(value, after[name]) > 10 * bench_gnn.TF32_TOLERANCE
+
+
+@pytest.mark.parametrize("op", ["segment_reduce", "spmm", "gnn"])
+def test_this_librarys_candidates_are_right(tmp_path, op):
+    path = tmp_path / "report.json"
+    command = [op, "--platform", "cpu", "--quick", "--families", "jax_gnn", "--out", str(path)]
+    assert main(command) == 0
+    document = json.loads(path.read_text())
+    assert {case["mode"] for case in document["cases"]} == set(load_op(op).modes)
+    for case in document["cases"]:
+        for row in case["candidates"]:
+            assert row["status"] == "timed", row["reason"]
+
+
+def test_floors_count_inputs_and_outputs_once():
+    graph = plain_graphs(None)["tiny"].load()
+    nodes, edges = graph.num_nodes, graph.num_edges
+    for op, mode, numbers in (
+        ("segment_reduce", "max", edges * 8 + edges + nodes * 8),
+        ("segment_reduce", "softmax", 2 * edges * 8 + edges),
+        ("segment_reduce", "softmax fwd+bwd", 4 * edges * 8 + edges),
+        ("spmm", "fwd", 2 * nodes * 8 + 2 * edges + nodes + 1),
+        ("spmm", "fwd+bwd", 4 * nodes * 8 + 3 * edges + nodes + 1),
+    ):
+        problem = load_op(op).problem(graph, Case("tiny", 8, "float32", mode))
+        assert problem.num_bytes == 4 * numbers
+
+
+def test_modes_and_widths_are_chosen():
+    op = load_op("segment_reduce")
+    cases = op.cases("g", Settings("gpu"))
+    assert {case.width for case in cases if case.mode == "sum"} == set(op.widths["gpu"])
+    assert {case.width for case in cases if case.mode == "softmax"} == {4, 16, 32}
+    asked = op.cases("g", Settings("gpu", widths=(64,), modes=("softmax",)))
+    assert [(case.width, case.mode) for case in asked] == [(64, "softmax")]
+
+
+def test_large_graphs_run_on_a_gpu_or_by_name():
+    op = load_op("spmm")
+    on_gpu = {w.name for w in select_workloads(op, Settings("gpu"))}
+    on_cpu = {w.name for w in select_workloads(op, Settings("cpu"))}
+    assert on_gpu - on_cpu == {"reddit2-twin", "reddit2-twin-cols"}
+    named = select_workloads(op, Settings("cpu", patterns=("reddit2-twin",)))
+    assert [w.name for w in named] == ["reddit2-twin"]
 
 
 # Timers. The profile of a GPU is written by hand, as XLA writes it.
@@ -188,16 +331,18 @@ def profile(compute: str, copies: str = "", overhead: str = "") -> jax.profiler.
 
 
 def flushes(begin: int) -> list[tuple[int, int, int]]:
-    return [(1, begin + 10 * i, begin + 10 * i + 9) for i in range(timing.FLUSHES)]
+    """Overwrites, and the read after them."""
+    overwrites = [(1, begin + 10 * i, begin + 10 * i + 9) for i in range(FLUSHES)]
+    return [*overwrites, (2, begin + 10 * FLUSHES, begin + 10 * FLUSHES + 5)]
 
 
 def test_span_of_a_call_is_from_its_first_kernel_to_its_last():
     compute = [*flushes(0), (2, 50, 60), (2, 70, 75), *flushes(100), (2, 200, 203)]
     record = profile(events(*compute), events((3, 62, 90)), events((2, 0, 9000)))
-    kernels = timing.profiled_kernels(record)
+    kernels = profiling.profiled_kernels(record)
     assert len(kernels) == len(compute) + 1
     assert [k.begin for k in kernels] == sorted(k.begin for k in kernels)
-    spans = timing.call_spans(kernels, {"loop_xor_fusion"}, calls=2)
+    spans = profiling.call_spans(kernels, {"loop_xor_fusion"}, FLUSHES, calls=2)
     assert spans == pytest.approx([40e-9, 3e-9])
 
 
@@ -210,16 +355,15 @@ def test_span_of_a_call_is_from_its_first_kernel_to_its_last():
     ],
 )
 def test_a_profile_that_does_not_fit_is_an_error(compute):
-    kernels = timing.profiled_kernels(profile(events(*compute)))
+    kernels = profiling.profiled_kernels(profile(events(*compute)))
     with pytest.raises(RuntimeError, match="expected 2 calls"):
-        timing.call_spans(kernels, {"loop_xor_fusion"}, calls=2)
+        profiling.call_spans(kernels, {"loop_xor_fusion"}, FLUSHES, calls=2)
 
 
-def test_profiler_timer_reads_the_profile_that_jax_writes(monkeypatch):
+def test_profiler_timer_reads_the_profile_that_jax_writes():
     # A CPU has no GPU streams: the real record is found and read, and refused by its content.
-    monkeypatch.setattr(timing, "FLUSH_BYTES", 4096)
     with pytest.raises(RuntimeError, match=r"no GPU activity in the profile.*/host:CPU"):
-        timing.ProfilerTimer()
+        profiling.ProfilerTimer(flushes=1, flush_bytes=4096)
 
 
 def test_timers_run_the_calls_in_turn(monkeypatch):
@@ -275,6 +419,36 @@ def test_real_graphs_are_read_by_path(tmp_path):
     assert graph.node_degrees.tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("in_columns", [False, True])
+def test_plain_twins_are_repeatable_and_as_described(in_columns):
+    first, second = (power_law(500, 4_000, 0.6, in_columns=in_columns) for _ in range(2))
+    np.testing.assert_array_equal(first.cols, second.cols)
+    assert first.num_nodes == 500
+    assert first.num_edges == len(first.cols) == 4_000
+    assert (np.diff(first.rows * 500 + first.cols) >= 0).all()
+    assert (first.rows != first.cols).all()
+    opposite = first.transposed
+    np.testing.assert_array_equal(opposite.rows, first.cols[first.order])
+    np.testing.assert_array_equal(opposite.cols, first.rows[first.order])
+    for graph in (first, opposite):
+        np.testing.assert_array_equal(np.diff(graph.indptr), np.bincount(graph.rows, minlength=500))
+    largest = [np.diff(graph.indptr).max() for graph in (first, opposite)]
+    assert largest[in_columns] > 100 > 30 > largest[not in_columns]
+
+
+def test_real_plain_graphs_replace_their_twins(tmp_path):
+    folder = tmp_path / "homogeneous"
+    folder.mkdir()
+    np.savez(folder / "cora.npz", num_nodes=3, src=np.int32([2, 0, 1]), dst=np.int32([1, 1, 0]))
+    found = plain_graphs(tmp_path)
+    assert "cora-twin" in plain_graphs(None)
+    assert "cora-twin" not in found
+    graph = found["cora"].load()
+    assert graph.rows.tolist() == [0, 1, 1]
+    assert graph.cols.tolist() == [1, 0, 2]
+    assert graph.indptr.tolist() == [0, 1, 3, 3]
+
+
 # Checking before timing.
 
 
@@ -311,11 +485,11 @@ def test_only_right_candidates_are_timed():
     )
     op = replace(
         bench_hypergraph_aggregate.OP,
-        problem=lambda graph, case: Problem({}, (reference,), np.dtype("float32")),
+        problem=lambda graph, case: Problem({}, (Expected.whole(reference),), np.dtype("float32")),
     )
     session = _Session(op, family, Settings("cpu"), HostRuntime())
     cases = [Case("tiny", width, "float32", "fwd") for width in (1, 2)]
-    answer = session.prepare("tiny", cases)
+    answer = session.prepare(cases)
     assert set(answer["num_bytes"].values()) == {reference.size * 4}
     for case in cases:
         rows = {row["name"]: row for row in answer["candidates"][case.name]}

@@ -1,5 +1,6 @@
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 import jax_gnn
 from jax_gnn import _ffi, cli
-from jax_gnn.training import load_checkpoint
+from jax_gnn.training import RECIPES, load_checkpoint
 
 
 @pytest.fixture
@@ -44,9 +45,28 @@ def featureless(data: Path) -> Path:
     return path
 
 
-def small(data: Path, *options: str) -> list[str]:
+@pytest.fixture
+def planetoid(tmp_path: Path) -> Path:
+    """A graph of two classes in Planetoid's format, each class a ring."""
+    rng = np.random.default_rng(0)
+    y = np.arange(40) % 2
+    x = (rng.normal(size=(40, 6)) + 2 * y[:, None]).astype(np.float32)
+    one_hot = np.eye(2)[y]
+    folder = tmp_path / "planetoid"
+    folder.mkdir()
+    graph = {i: [(i + 2) % 40, (i - 2) % 40] for i in range(40)}
+    nodes = {"": slice(0, 8), "all": slice(0, 30), "t": slice(30, 40)}
+    values = {f"{part}x": x[rows] for part, rows in nodes.items()}
+    values |= {f"{part}y": one_hot[rows] for part, rows in nodes.items()}
+    for part, value in (values | {"graph": graph}).items():
+        (folder / f"ind.rings.{part}").write_bytes(pickle.dumps(value, 4))
+    (folder / "ind.rings.test.index").write_text("\n".join(map(str, range(30, 40))))
+    return folder
+
+
+def small(data: Path, *options: str, model: str = "hgnn") -> list[str]:
     size = ["--splits", "2", "--epochs", "10", "--hidden-features", "8"]
-    return ["train", "hgnn", "--data", str(data), *size, *options]
+    return ["train", model, "--data", str(data), *size, *options]
 
 
 def test_train(data, tmp_path, monkeypatch, capsys):
@@ -71,22 +91,61 @@ def test_train(data, tmp_path, monkeypatch, capsys):
     assert [line.split(":")[0] for line in err.splitlines()] == ["split 1/2", "split 2/2"]
 
 
+@pytest.mark.parametrize("model", ["gcn", "gin", "sage"])
+def test_train_on_a_graph(model, planetoid, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(small(planetoid, "--layers", "3", model=model)) == 0
+    out = capsys.readouterr().out
+    folder = Path("runs") / f"{model}-rings"
+    results = json.loads((folder / "results.json").read_text())
+    assert results["dataset"] == {
+        "name": "rings",
+        "num_nodes": 40,
+        "num_edges": 80,
+        "num_features": 6,
+        "num_classes": 2,
+    }
+    assert "rings: 40 nodes, 80 edges, 6 features, 2 classes" in out
+    assert "same predictions" in out
+    run, plain = results["jax_gnn"], results["plain_jax"]
+    assert run["test_accuracy_mean"] == pytest.approx(plain["test_accuracy_mean"], abs=0.11)
+    assert [round(10 * a, 5) % 1 for a in run["test_accuracy"]] == [0, 0]  # the ten test nodes
+    assert load_checkpoint(folder / "checkpoint").num_layers == 3
+    assert (folder / "learning_curves.png").stat().st_size > 10_000
+
+
+def test_hypergraph_for_a_model_of_graphs(data, capsys):
+    message = user_error(capsys, small(data, model="gcn"))
+    assert "lacks the key 'src' of a graph dataset" in message
+
+
+def test_no_published_split(data, capsys):
+    message = user_error(capsys, small(data, "--split", "published"))
+    assert "'tiny' has no published split" in message
+
+
 def test_options_arrive(data, tmp_path, capsys):
     options = [
         *("--normalization", "row", "--learnable-hyperedge-weights", "--self-loops", "all"),
         *("--features", "noisy-label", "--feature-noise", "0.5", "--feature-normalization", "row"),
-        *("--learning-rate", "0.02", "--weight-decay", "0", "--dropout", "0.3", "--seed", "5"),
+        *("--learning-rate", "0.02", "--weight-decay", "0", "--weight-decay-layers", "first"),
+        *("--dropout", "0.3", "--input-dropout", "0.2", "--layers", "3", "--seed", "5"),
+        *("--split", "random"),
         *("--implementation", "xla", "--no-baseline", "--output", str(tmp_path / "out")),
     ]
     assert cli.main(small(data, *options)) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["config"] == {
         "splits": 2,
+        "split": "random",
         "epochs": 10,
         "hidden_features": 8,
+        "num_layers": 3,
         "learning_rate": 0.02,
         "weight_decay": 0.0,
+        "weight_decay_layers": "first",
         "dropout_rate": 0.3,
+        "input_dropout_rate": 0.2,
         "normalization": "row",
         "learnable_hyperedge_weights": True,
         "self_loops": "all",
@@ -204,7 +263,7 @@ def test_interrupt(data, tmp_path, monkeypatch, capsys):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "train_hgnn", interrupted)
+    monkeypatch.setattr(cli, "train", interrupted)
     assert cli.main(small(data, "--output", str(tmp_path / "out"))) == 130
     assert capsys.readouterr().err == "jax-gnn: interrupted\n"
 
@@ -266,7 +325,10 @@ def test_info_without_a_working_device(monkeypatch, capsys):
     assert "none: Unable to initialize backend" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["train", "hgnn", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--version"], ["--help"], *(["train", model, "--help"] for model in RECIPES)],
+)
 def test_arguments_that_only_print(arguments, capsys):
     with pytest.raises(SystemExit) as exit_info:
         cli.main(arguments)

@@ -170,7 +170,7 @@ def test_container_properties():
 
 
 def test_empty_dataset():
-    empty = HypergraphDataset("none", [], [], 0, 0, None, [])
+    empty = toy(node_idx=[], hyperedge_idx=[], num_nodes=0, num_hyperedges=0, x=None, y=[])
     assert (empty.num_incidences, empty.num_classes) == (0, 0)
 
 
@@ -220,6 +220,8 @@ def test_hypergraph_keeps_sizes():
         ({"test_idx": [0.0]}, "test_idx: expected integers"),
         ({"test_idx": [1], "y": [0, -1, 0, 0, 0]}, "test_idx: node 1 has no label"),
         ({"train_idx": [0, 1], "test_idx": [1, 2]}, "test_idx: node 1 is in train_idx too"),
+        ({"train_idx": [0, 1], "val_idx": [2, 1]}, "val_idx: node 1 is in train_idx too"),
+        ({"val_idx": [2], "test_idx": [2, 3]}, "test_idx: node 2 is in val_idx too"),
         ({"label_names": ("a", "b")}, "label_names: 2 names, but y holds class 2"),
         ({"label_names": (1, 2, 3)}, "label_names: expected strings"),
         ({"node_names": ("a", "b")}, "node_names: expected 5 names"),

@@ -5,12 +5,14 @@ import pickle
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 
 import numpy as np
 import pytest
 import scipy.sparse
 
 from jax_gnn.datasets import PickleFormatError, load_hypergcn
+from jax_gnn.datasets._pickle import load_pickle
 
 X = np.array([[0.5, 0, 2], [0, 0, 0], [1, -1, 0], [0, 3, 0], [0, 0, 0.25]], np.float32)
 Y = [2, 0, 1, 0, 2]
@@ -66,6 +68,18 @@ def test_hypergcn_reads_python_2(tmp_path):
         pickle.dumps(y, 3).replace(bytes_opcode, string_opcode)
     )
     assert_good(tmp_path, y)
+
+
+def test_default_dictionaries_forget_their_factory(tmp_path):
+    write(tmp_path)
+    hypergraph = defaultdict(list, {"a": [0, 1, 3], "b": [2]})
+    for protocol in range(5):
+        dump(tmp_path / "hypergraph.pickle", hypergraph, protocol)
+        assert_good(tmp_path)
+    value = load_pickle(tmp_path / "hypergraph.pickle")
+    assert isinstance(value, dict)
+    with pytest.raises(KeyError):
+        value["absent"]
 
 
 @pytest.mark.parametrize("file", ["hypergraph", "labels", "features", "splits/1"])
@@ -156,6 +170,8 @@ def test_the_attacks_are_real(tmp_path, trap, attack):
         ("numpy.testing._private.utils", "runstring"),
         ("numpy._core.multiarray", "_reconstruct.__globals__"),
         ("builtins", "set.__class__"),
+        ("collections", "defaultdict.__class__"),
+        ("collections", "OrderedDict"),
         ("jax_gnn.datasets._pickle", "load_pickle"),
         ("scipy.sparse", "load_npz"),
     ],
@@ -169,7 +185,12 @@ def test_pickle_refuses_names(tmp_path, module, name):
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [("numpy", "dtype"), ("numpy._core.multiarray", "scalar"), ("builtins", "set")],
+    [
+        ("numpy", "dtype"),
+        ("numpy._core.multiarray", "scalar"),
+        ("builtins", "set"),
+        ("collections", "defaultdict"),
+    ],
 )
 @pytest.mark.parametrize("state", [{"evil": 1}, (None, {"evil": 1, "to_numpy": 1, "__new__": 1})])
 def test_pickle_cannot_change_what_it_names(tmp_path, module, name, state):

@@ -18,6 +18,7 @@ from op_suite import KERNELS, PLATFORM
 
 import jax_gnn
 from jax_gnn import Hypergraph, _ffi, hypergraph_aggregate
+from jax_gnn.segments import View, Views, segment_views
 
 OTHER_PLATFORM = "cuda" if PLATFORM == "cpu" else "cpu"
 needs_kernels = pytest.mark.skipif(
@@ -36,6 +37,10 @@ def incidence_arrays(num_nodes: int, num_hyperedges: int, size: int, seed: int =
     return [np.asarray(array) for array in jax.tree.leaves(hypergraph)]
 
 
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
 def floats(*shape: int) -> np.ndarray:
     return np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)
 
@@ -45,6 +50,12 @@ X = floats(4, 2)
 
 
 # --- The registry --------------------------------------------------------------------------------
+
+VIEWS = Views(  # four edges of five rows and three columns
+    View(ids(0, 0, 1, 4), ids(2, 0, 0, -1), None, 5),
+    View(ids(-1, 0, 0, 2), ids(4, 0, 1, 0), ids(3, 1, 2, 0), 3),
+)
+KEYS = (floats(5, 2), floats(3, 2))  # of rows, of columns
 
 # Operands for every primitive. A new primitive gets a line here.
 SAMPLES: dict[str, tuple[Any, ...]] = {
@@ -56,7 +67,30 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         *(floats(5, 2), floats(5), floats(5, 2), floats(5)),
         *incidence_arrays(5, 3, 8),
     ),
+    "segment_reduce": (floats(3, 2), floats(4, 1), VIEWS),
+    "segment_select": (*KEYS, floats(3, 2), floats(4, 1), floats(4, 1), VIEWS),
+    "sddmm": (floats(5, 2), floats(3, 2), VIEWS),
+    "sddmm_select": (floats(5, 2), floats(3, 2), *KEYS, floats(4, 1), VIEWS),
+    "segment_softmax": (floats(4, 2), segment_views(ids(0, 0, 1, 4), 5, True)),
+    "segment_softmax_tangent": (
+        *(floats(4, 2), floats(4, 2)),
+        segment_views(ids(0, 0, 1, 4), 5, True),
+    ),
+    "segment_order": (ids(3, -1, 0, 3),),
 }
+ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "segment_reduce": {"reduce": "sum", "heads": 1},
+    "segment_select": {"weight_on_row": False, "heads": 1},
+    "sddmm": {"heads": 1},
+    "sddmm_select": {"weight_on_row": False, "heads": 1},
+    "segment_order": {"num_segments": 4},
+}
+# Where plain XLA is meant to do the work.
+WITHOUT_KERNEL = {("cuda", "segment_order")}
+
+
+def bind(name: str, primitive: Primitive, implementation: str | None = None) -> _ffi.Bind:
+    return _ffi.Bind(primitive, implementation, ATTRIBUTES.get(name, {}))
 
 
 def lowered(function: Any, operands: Sequence[Any], platform: str) -> str:
@@ -87,7 +121,7 @@ def faults(
                 found += rule_faults(name, primitive, rules, samples[name], i)
         else:
             found.append(f"{name}: no sample operands")
-        if not rules.transpose:
+        if not rules.transpose and rules.jvp is None and name != "segment_order":
             found.append(f"{name}: linear in nothing")
     return found
 
@@ -103,11 +137,10 @@ def lowering_faults(
     name: str, primitive: Primitive, statuses: Sequence[_ffi.PlatformStatus], operands: Any
 ) -> list[str]:
     found: list[str] = []
-    default = functools.partial(primitive.bind, implementation=None)
-    plain = functools.partial(primitive.bind, implementation="xla")
+    default, plain = bind(name, primitive), bind(name, primitive, "xla")
     for status in statuses:
         platform = status.platform
-        if not status.available:
+        if not status.available or (platform, name) in WITHOUT_KERNEL:
             continue
         if name not in status.targets:
             found.append(f"{name}: no {platform} kernel")
@@ -126,11 +159,12 @@ def rule_faults(
     found: list[str] = []
 
     def function(x: Any) -> Any:
-        return primitive.bind(*operands[:i], x, *operands[i + 1 :], implementation=None)
+        return bind(name, primitive)(*operands[:i], x, *operands[i + 1 :])
 
     x = operands[i]
-    attempt(found, f"{name}: no batching in operand {i}", jax.vmap(function), x[None])
-    if np.issubdtype(x.dtype, np.floating):
+    batch = jax.tree.map(lambda array: array[None], x)
+    attempt(found, f"{name}: no batching in operand {i}", jax.vmap(function), batch)
+    if np.issubdtype(jax.tree.leaves(x)[0].dtype, np.floating):
         attempt(found, f"{name}: no jvp in operand {i}", jax.jvp, function, (x,), (x,))
         gradient = jax.grad(lambda x: jnp.sum(function(x)))
         attempt(found, f"{name}: no reverse mode in operand {i}", gradient, x)
@@ -170,8 +204,8 @@ def test_missing_transpose_of_one_operand_is_found(monkeypatch: pytest.MonkeyPat
 
 def test_bare_primitive_is_found() -> None:
     bare = Primitive("jax_gnn_bare")
-    bare.def_abstract_eval(lambda x, *, implementation: x)
-    rules = _ffi.Rules(results=lambda x: [x], xla=lambda x: x, transpose={}, batch=lambda *_: None)
+    bare.def_abstract_eval(lambda x, *, implementation, tree: x)
+    rules = _ffi.Rules(result=lambda x: x, xla=lambda x: x, transpose={}, batch=lambda *_: None)
     status = _ffi.PlatformStatus("cpu", True, ("other",))
     silent = _ffi.PlatformStatus("cuda", False, ())
     found = faults(
@@ -199,7 +233,8 @@ def test_status_says_what_there_is() -> None:
     assert statuses["cpu"].available
     for status in statuses.values():
         if status.available:
-            assert set(status.targets) == set(_ffi.PRIMITIVES)
+            lacking = {name for platform, name in WITHOUT_KERNEL if platform == status.platform}
+            assert set(status.targets) == set(_ffi.PRIMITIVES) - lacking
             assert status.build
             assert status.reason is None
             assert status.hint is None

@@ -15,7 +15,7 @@ import scipy.sparse
 from op_spec import SCENARIOS, STACKABLE, Incidence, assert_close, same_bits, stack
 
 from jax_gnn import Hypergraph, hypergraph_aggregate
-from jax_gnn.hypergraph import _index_dtype
+from jax_gnn._index import index_dtype
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 
@@ -238,11 +238,11 @@ def test_bad_arrays_inside_jit() -> None:
 
 def test_index_type() -> None:
     """64-bit indices where 32 bits do not suffice; too large to be built here."""
-    assert _index_dtype(2**31 - 1, 5) == np.int32
+    assert index_dtype(2**31 - 1, 5) == np.int32
     with pytest.raises(ValueError, match="need 64-bit indices: enable jax_enable_x64"):
-        _index_dtype(5, 2**31)
+        index_dtype(5, 2**31)
     with jax.enable_x64(True):
-        assert _index_dtype(5, 2**31) == np.int64
+        assert index_dtype(5, 2**31) == np.int64
 
 
 # --- Other builders ------------------------------------------------------------------------------

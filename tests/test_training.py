@@ -8,21 +8,27 @@ import pytest
 from flax import nnx
 
 import jax_gnn
-from flax_layers import HGNN
-from jax_gnn import Hypergraph
-from jax_gnn.datasets import HypergraphDataset
+from flax_layers import GCN, GIN, HGNN, SAGE, HGNNConv
+from jax_gnn import Graph, Hypergraph
+from jax_gnn.datasets import GraphDataset, HypergraphDataset
 from jax_gnn.training import (
+    RECIPES,
     EpochReport,
+    GCNConfig,
+    GINConfig,
+    HGNNConfig,
+    SAGEConfig,
     TrainConfig,
     TrainResult,
     load_checkpoint,
     node_features,
     plot_learning_curves,
     save_checkpoint,
-    train_hgnn,
+    train,
 )
-from jax_gnn.training.hgnn import MIN_HYPEREDGE_WEIGHT
-from jax_gnn.training.plain import CooHypergraph, plain_hgnn
+from jax_gnn.training.data import split_nodes
+from jax_gnn.training.loop import MIN_HYPEREDGE_WEIGHT
+from jax_gnn.training.plain import CooGraph, CooHypergraph, plain_model
 
 
 def make_dataset(**changes: object) -> HypergraphDataset:
@@ -46,13 +52,34 @@ def make_dataset(**changes: object) -> HypergraphDataset:
     return dataclasses.replace(dataset, **changes)
 
 
-def small(**changes: object) -> TrainConfig:
-    return TrainConfig(**{"splits": 2, "epochs": 10, "hidden_features": 8} | changes)
+def make_graph_dataset(**changes: object) -> GraphDataset:
+    """The same nodes with edges inside the classes, both ways; node 19 has none."""
+    nodes = make_dataset()
+    rng = np.random.default_rng(1)
+    ends = np.concatenate([20 * (i % 2) + rng.choice(19, 2, replace=False) for i in range(60)])
+    src, dst = ends.reshape(-1, 2).T
+    dataset = GraphDataset(
+        name="tiny",
+        src=np.concatenate([src, dst]),
+        dst=np.concatenate([dst, src]),
+        num_nodes=40,
+        x=nodes.x,
+        y=nodes.y,
+    )
+    return dataclasses.replace(dataset, **changes)
+
+
+SMALL = {"splits": 2, "epochs": 10, "hidden_features": 8}
+GRAPH_CONFIGS = (GCNConfig, GINConfig, SAGEConfig)
+
+
+def small(**changes: object) -> HGNNConfig:
+    return HGNNConfig(**SMALL | changes)
 
 
 @pytest.fixture(scope="module")
 def result() -> TrainResult:
-    return train_hgnn(make_dataset(), small(epochs=23), baseline=True)
+    return train(make_dataset(), small(epochs=23), baseline=True)
 
 
 def test_training_learns(result):
@@ -78,7 +105,7 @@ def test_model_is_that_of_the_best_epoch_and_split(result):
     epoch = run.best_epoch[split]
     accuracies = (run.train_accuracy, run.valid_accuracy, run.test_accuracy)
     expected = np.dot([20, 10, 10], [a[split, epoch] for a in accuracies])
-    predicted = result.model(result.hypergraph, result.x).argmax(axis=1)
+    predicted = result.model(result.graph, result.x).argmax(axis=1)
     assert (predicted == make_dataset().y).sum() == round(float(expected))
 
 
@@ -97,11 +124,11 @@ def test_times_and_custom_calls(result):
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="names the CPU's custom call")
 def test_library_run_goes_through_the_custom_call(result):
     assert "jax_gnn_hypergraph_aggregate" in result.run.custom_calls
-    plain = train_hgnn(make_dataset(), small(splits=1, epochs=1, implementation="xla"))
+    plain = train(make_dataset(), small(splits=1, epochs=1, implementation="xla"))
     assert plain.run.custom_calls == ()
     assert plain.baseline is plain.speedup is None
     with jax_gnn.implementation("xla"):
-        inherited = train_hgnn(make_dataset(), small(splits=1, epochs=1))
+        inherited = train(make_dataset(), small(splits=1, epochs=1))
     assert inherited.run.custom_calls == ()
 
 
@@ -112,36 +139,57 @@ def test_plain_jax_trains_the_same(result):
         )
 
 
-@pytest.mark.parametrize("normalization", ["symmetric", "row"])
-@pytest.mark.parametrize("learnable", [False, True])
-def test_plain_model_equals_the_layers(normalization, learnable):
-    hypergraph = make_dataset().hypergraph(self_loops="none")
-    model = HGNN(
+@pytest.mark.parametrize(
+    "config",
+    [
+        HGNNConfig(),
+        HGNNConfig(normalization="row", num_layers=3),
+        HGNNConfig(learnable_hyperedge_weights=True, input_dropout_rate=0.2),
+        HGNNConfig(learnable_hyperedge_weights=True, normalization="row"),
+        GCNConfig(),
+        GCNConfig(num_layers=3, hidden_features=3, input_dropout_rate=0.0),
+        GINConfig(),
+        GINConfig(learn_eps=True, num_layers=3, hidden_features=9),
+        SAGEConfig(),
+        SAGEConfig(aggregation="max", num_layers=1),
+        SAGEConfig(aggregation="sum", project=True, hidden_features=7),
+    ],
+    ids=str,
+)
+def test_plain_model_equals_the_layers(config):
+    dataset = make_dataset() if config.model == "hgnn" else make_graph_dataset()
+    recipe = RECIPES[config.model]
+    graph = recipe.structure(dataset, config)
+    model = recipe.model(
         6,
-        8,
+        config.hidden_features,
         2,
-        normalization=normalization,
-        num_hyperedges=12 if learnable else None,
+        num_layers=config.num_layers,
+        input_dropout_rate=config.input_dropout_rate,
         bias_init=nnx.initializers.normal(1.0),
         rngs=nnx.Rngs(0),
+        **recipe.options(config, graph),
     )
-    if learnable:
-        model.conv1.hyperedge_weight[...] = jnp.linspace(0.2, 3, 12)
+    for conv in model.convolutions:
+        if getattr(conv, "hyperedge_weight", None) is not None:
+            conv.hyperedge_weight[...] = jnp.linspace(0.2, 3, graph.num_hyperedges)
+        if getattr(conv, "learned_eps", None) is not None:
+            conv.learned_eps[...] = jnp.array(0.5)
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    x = jnp.asarray(make_dataset().x)
-    graph = CooHypergraph.from_hypergraph(hypergraph)
+    x = jnp.asarray(dataset.x)
+    structure = recipe.plain_structure(graph)
     for key in (None, jax.random.key(3)):
-        expected = model(hypergraph, x, deterministic=key is None, rngs=key)
-        y = plain_hgnn(params, graph, x, key, dropout_rate=0.5, normalization=normalization)
+        expected = model(graph, x, deterministic=key is None, rngs=key)
+        y = plain_model(recipe.plain_convolution, config, params, structure, x, key)
         np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_learnable_hyperedge_weights_learn_and_stay_positive():
     config = small(splits=1, epochs=30, learnable_hyperedge_weights=True, learning_rate=0.2)
-    result = train_hgnn(make_dataset(), config, baseline=True)
+    result = train(make_dataset(), config, baseline=True)
     for conv in (result.model.conv1, result.model.conv2):
         weight = np.asarray(conv.hyperedge_weight[...])
-        assert weight.shape == (result.hypergraph.num_hyperedges,)
+        assert weight.shape == (result.graph.num_hyperedges,)
         assert weight.min() >= MIN_HYPEREDGE_WEIGHT
         assert np.ptp(weight) > 0.01
     assert np.isfinite(result.run.train_loss).all()
@@ -151,9 +199,9 @@ def test_learnable_hyperedge_weights_learn_and_stay_positive():
 
 
 def test_same_seed_same_numbers_other_seed_other_numbers(result):
-    again = train_hgnn(make_dataset(), small(epochs=23))
+    again = train(make_dataset(), small(epochs=23))
     np.testing.assert_array_equal(again.run.train_loss, result.run.train_loss)
-    shifted = train_hgnn(make_dataset(), small(splits=1, epochs=23, seed=1))
+    shifted = train(make_dataset(), small(splits=1, epochs=23, seed=1))
     np.testing.assert_array_equal(shifted.run.train_loss[0], result.run.train_loss[1])
     assert not np.array_equal(shifted.run.train_loss[0], result.run.train_loss[0])
 
@@ -161,7 +209,7 @@ def test_same_seed_same_numbers_other_seed_other_numbers(result):
 def test_progress_reports():
     reports: list[EpochReport] = []
     config = small(epochs=11)
-    run = train_hgnn(make_dataset(), config, on_epoch=reports.append).run
+    run = train(make_dataset(), config, on_epoch=reports.append).run
     assert [(r.split, r.epoch) for r in reports] == [(s, e) for s in range(2) for e in range(11)]
     assert [r.train_loss for r in reports] == pytest.approx(run.train_loss.ravel().tolist())
     assert [r.valid_accuracy for r in reports] == pytest.approx(run.valid_accuracy.ravel().tolist())
@@ -171,7 +219,7 @@ def test_unlabelled_nodes_take_no_part():
     y = make_dataset().y.copy()
     y[::2] = -1
     changed = make_dataset().x.copy()
-    result = train_hgnn(make_dataset(y=y, x=changed), small(splits=1))
+    result = train(make_dataset(y=y, x=changed), small(splits=1))
     counts = {10: result.run.train_accuracy, 5: result.run.test_accuracy}
     for count, accuracy in counts.items():
         np.testing.assert_allclose(accuracy * count, np.round(accuracy * count), atol=1e-5)
@@ -180,10 +228,67 @@ def test_unlabelled_nodes_take_no_part():
 def test_weight_decay_shrinks_parameters():
     def norm(weight_decay: float) -> float:
         config = small(splits=1, weight_decay=weight_decay)
-        params = nnx.state(train_hgnn(make_dataset(), config).model.conv1, nnx.Param)
+        params = nnx.state(train(make_dataset(), config).model.conv1, nnx.Param)
         return float(sum(jnp.sum(p**2) for p in jax.tree.leaves(params)))
 
     assert norm(0.3) < norm(0.0)
+
+
+@pytest.mark.parametrize("layers", ["all", "first"])
+def test_weight_decay_of_the_first_convolution(layers):
+    def norms(weight_decay: float) -> list[float]:
+        decay = {"weight_decay": weight_decay, "weight_decay_layers": layers}
+        config = GCNConfig(**SMALL | {"splits": 1}, **decay, learning_rate=0.1)
+        model = train(make_graph_dataset(), config).model
+        return [float(jnp.sum(conv.kernel[...] ** 2)) for conv in model.convolutions]
+
+    decayed, free = norms(1.0), norms(0.0)
+    assert decayed[0] < 0.9 * free[0]
+    assert (decayed[1] < 0.9 * free[1]) == (layers == "all")
+
+
+@pytest.mark.parametrize("config", GRAPH_CONFIGS)
+def test_graph_models_learn_like_plain_jax(config):
+    settings = config(**SMALL | {"epochs": 40}, learning_rate=0.05)
+    result = train(make_graph_dataset(), settings, baseline=True)
+    assert type(result.model) is RECIPES[config.model].model
+    assert (result.run.train_accuracy[:, -1] > 0.9).all()
+    assert isinstance(result.graph, Graph)
+    if jax.default_backend() == "cpu":
+        assert "jax_gnn_segment_reduce" in result.run.custom_calls
+    for name in ("train_loss", "valid_accuracy", "test_accuracy"):
+        np.testing.assert_allclose(
+            getattr(result.run, name)[:, :20], getattr(result.baseline, name)[:, :20], atol=1e-3
+        )
+    assert result.baseline.custom_calls == ()
+
+
+def test_published_splits():
+    parts = {"train_idx": [0, 20], "val_idx": [1, 2, 21], "test_idx": np.arange(25, 40)}
+    published = make_graph_dataset(**parts)
+    for split in ("auto", "published"):
+        config = GCNConfig(**SMALL, split=split)
+        for seed in (0, 1):
+            part = split_nodes(published, config, seed)
+            assert [np.flatnonzero(part == i).tolist() for i in range(3)] == [
+                list(ids) for ids in parts.values()
+            ]
+    for dataset, split in ((published, "random"), (make_graph_dataset(), "auto")):
+        part, other = (split_nodes(dataset, GCNConfig(split=split), seed) for seed in (0, 1))
+        assert [np.count_nonzero(part == i) for i in range(3)] == [20, 10, 10]
+        assert not np.array_equal(part, other)
+    run = train(published, GCNConfig(**SMALL)).run
+    np.testing.assert_allclose(run.test_accuracy * 15, np.round(run.test_accuracy * 15), atol=1e-5)
+    assert not np.array_equal(run.train_loss[0], run.train_loss[1])
+    with pytest.raises(ValueError, match="'tiny' has no published split"):
+        train(make_graph_dataset(), GCNConfig(**SMALL, split="published"))
+
+
+def test_dataset_of_another_kind():
+    with pytest.raises(TypeError, match="gcn takes a GraphDataset, got a HypergraphDataset"):
+        train(make_dataset(), GCNConfig(**SMALL))
+    with pytest.raises(TypeError, match=r"config must be of a model, .* got TrainConfig"):
+        train(make_dataset(), TrainConfig(**SMALL))
 
 
 def test_features():
@@ -217,15 +322,17 @@ def test_generated_features():
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"splits": 0}, "splits must be at least 1, got 0"),
-        ({"epochs": -1}, "epochs must be at least 1, got -1"),
-        ({"hidden_features": 0}, "hidden_features must be at least 1, got 0"),
-        ({"learning_rate": 0.0}, "learning_rate must be finite and positive, got 0.0"),
-        ({"learning_rate": float("nan")}, "learning_rate must be finite and positive, got nan"),
-        ({"weight_decay": -0.1}, "weight_decay must be finite and not negative, got -0.1"),
-        ({"feature_noise": float("inf")}, "feature_noise must be finite and not negative, got inf"),
-        ({"seed": -1}, "seed must be finite and not negative, got -1"),
-        ({"dropout_rate": 1.0}, r"dropout_rate must lie in \[0, 1\), got 1.0"),
+        ({"splits": 0}, "splits must be a whole number from 1, got 0"),
+        ({"epochs": -1}, "epochs must be a whole number from 1, got -1"),
+        ({"hidden_features": 0}, "hidden_features must be a whole number from 1, got 0"),
+        ({"num_layers": 0}, "num_layers must be a whole number from 1, got 0"),
+        ({"learning_rate": 0.0}, "learning_rate must be a positive number, got 0.0"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a positive number, got nan"),
+        ({"weight_decay": -0.1}, "weight_decay must be a number from 0, got -0.1"),
+        ({"feature_noise": float("inf")}, "feature_noise must be a number from 0, got inf"),
+        ({"seed": -1}, "seed must be a whole number from 0, got -1"),
+        ({"split": "none"}, "split must be one of .* got 'none'"),
+        ({"dropout_rate": 1.0}, "dropout_rate must be a number from 0 to below 1, got 1.0"),
         ({"normalization": "none"}, "normalization must be one of .* got 'none'"),
         ({"self_loops": "some"}, "self_loops must be one of .* got 'some'"),
         ({"features": "own"}, "features must be one of .* got 'own'"),
@@ -235,41 +342,66 @@ def test_generated_features():
 )
 def test_bad_settings(setting, message):
     with pytest.raises(ValueError, match=message):
-        TrainConfig(**setting)
+        HGNNConfig(**setting)
+
+
+def test_configs_keep_the_checks_of_fields_with_other_defaults():
+    assert GCNConfig().hidden_features == 16
+    with pytest.raises(ValueError, match="hidden_features must be a whole number from 1"):
+        GCNConfig(hidden_features=0)
+    with pytest.raises(ValueError, match=r"weight_decay_layers must be one of .* got 'last'"):
+        GCNConfig(weight_decay_layers="last")
+    with pytest.raises(ValueError, match=r"aggregation must be one of .* got 'median'"):
+        SAGEConfig(aggregation="median")
 
 
 def test_too_few_labelled_nodes():
     y = np.full(40, -1, np.int32)
     y[:3] = 0
     with pytest.raises(ValueError, match="'tiny' has 3 labelled nodes; splits need at least 4"):
-        train_hgnn(make_dataset(y=y), small())
+        train(make_dataset(y=y), small())
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("model_class", "options"),
     [
-        {},
-        {"normalization": "row", "use_bias": False, "dropout_rate": 0.25},
-        {"num_hyperedges": 12, "param_dtype": jnp.bfloat16, "precision": "highest"},
-        {"dtype": jnp.bfloat16, "precision": jax.lax.Precision.HIGH},
+        (HGNN, {}),
+        (HGNN, {"normalization": "row", "use_bias": False, "dropout_rate": 0.25}),
+        (HGNN, {"num_hyperedges": 12, "param_dtype": jnp.bfloat16, "precision": "highest"}),
+        (HGNN, {"dtype": jnp.bfloat16, "precision": jax.lax.Precision.HIGH, "num_layers": 1}),
+        (GCN, {"normalize": False, "add_self_loops": False, "input_dropout_rate": 0.5}),
+        (GIN, {"mlp_features": 5, "eps": 0.5}),
+        (GIN, {"learn_eps": True, "num_layers": 2}),
+        (SAGE, {"aggregation": "max", "project": True, "normalize": True}),
+        (SAGE, {"root_weight": False}),
     ],
 )
-def test_checkpoint_round_trip(tmp_path, options):
-    hypergraph = make_dataset().hypergraph(self_loops="none")
+def test_checkpoint_round_trip(tmp_path, model_class, options):
+    hyper = model_class is HGNN
+    graph = make_dataset().hypergraph(self_loops="none") if hyper else make_graph_dataset().graph()
     x = make_dataset().x
-    model = HGNN(6, 8, 2, bias_init=nnx.initializers.normal(1.0), **options, rngs=nnx.Rngs(0))
+    bias_init = nnx.initializers.normal(1.0)
+    model = model_class(6, 8, 2, bias_init=bias_init, **options, rngs=nnx.Rngs(0))
     save_checkpoint(tmp_path / "model", model, small())
     loaded = load_checkpoint(tmp_path / "model")
-    expected = model(hypergraph, x, deterministic=True)
-    predicted = loaded(hypergraph, x)
+    assert type(loaded) is model_class
+    expected = model(graph, x, deterministic=True)
+    predicted = loaded(graph, x)
     assert predicted.dtype == expected.dtype
     np.testing.assert_array_equal(predicted, expected)
-    for name in ("normalization", "use_bias", "num_hyperedges", "in_features", "out_features"):
-        assert getattr(loaded.conv1, name) == getattr(model.conv1, name)
+    for name in ("use_bias", "in_features", "out_features", *options):
+        if hasattr(model.conv1, name) and "dtype" not in name and name != "precision":
+            assert getattr(loaded.conv1, name) == getattr(model.conv1, name)
     assert loaded.dropout.rate == model.dropout.rate
+    assert loaded.input_dropout.rate == model.input_dropout.rate
     assert jax.tree.map(lambda p: p.dtype, nnx.to_pure_dict(nnx.state(loaded, nnx.Param))) == (
         jax.tree.map(lambda p: p.dtype, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
     )
+
+
+def test_checkpoint_of_something_else(tmp_path):
+    with pytest.raises(TypeError, match=r"model must be one of those .*HGNNConv"):
+        save_checkpoint(tmp_path / "model", HGNNConv(2, 2, rngs=nnx.Rngs(0)), small())
 
 
 def test_checkpoint_replaces_an_older_one(tmp_path):
@@ -284,7 +416,7 @@ def test_no_checkpoint(tmp_path):
         load_checkpoint(tmp_path / "absent")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text(json.dumps({"model": {}}))
-    with pytest.raises(ValueError, match="other holds no checkpoint of an HGNN"):
+    with pytest.raises(ValueError, match="other holds no checkpoint of a model"):
         load_checkpoint(tmp_path / "other")
 
 
@@ -292,7 +424,7 @@ def test_damaged_checkpoint(tmp_path):
     path = tmp_path / "model"
     save_checkpoint(path, HGNN(6, 3, 2, rngs=nnx.Rngs(0)), small())
     (path / "config" / "metadata").write_text('{"model": {"size": 3}}')
-    with pytest.raises(ValueError, match="model holds no checkpoint of an HGNN"):
+    with pytest.raises(ValueError, match="model holds no checkpoint of a model"):
         load_checkpoint(path)
 
 
@@ -316,3 +448,13 @@ def test_coo_hypergraph_is_sorted_both_ways():
     assert graph.incident.tolist() == [0, 1, 0, 1]
     assert graph.node_degree.tolist() == [1, 1, 2, 0]
     assert graph.hyperedge_degree.tolist() == [2, 2]
+
+
+def test_coo_graph():
+    graph = CooGraph.from_graph(Graph.from_edges([2, 0, 2], [1, 1, 0], num_nodes=4))
+    assert graph.dst.tolist() == [0, 1, 1]
+    assert graph.src.tolist() == [2, 0, 2]
+    assert graph.degree.tolist() == [1, 2, 0, 0]
+    x = jnp.array([[1.0], [10.0], [-100.0], [1000.0]])
+    assert graph.sum(x).ravel().tolist() == [-100, -99, 0, 0]
+    assert graph.max(x).ravel().tolist() == [-100, 1, 0, 0]

@@ -55,14 +55,11 @@ ffi::Error sddmm(typename Backend::Context context, ffi::AnyBuffer a, ffi::AnyBu
   error = view.check(/*weighted=*/false);
   if (error.failure()) return error;
   return dispatch_float<Backend>(a.element_type(), [&](auto t, auto acc) {
-    return dispatch_index(view.dtype(), [&](auto index) {
-      using T = typename decltype(t)::type;
-      using Acc = typename decltype(acc)::type;
-      using Index = typename decltype(index)::type;
-      return Backend::sddmm(context, view.template segments<Index>(), data<const T>(a),
-                            data<const T>(b), static_cast<const Select<T, Acc>*>(nullptr),
-                            Features{a.dimensions()[1], attributes.heads}, data<Acc>(*out));
-    });
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    return Backend::sddmm(context, view.segments(), data<const T>(a), data<const T>(b),
+                          static_cast<const Select<T, Acc>*>(nullptr),
+                          Features{a.dimensions()[1], attributes.heads}, data<Acc>(*out));
   });
 }
 
@@ -93,20 +90,16 @@ ffi::Error sddmm_select(typename Backend::Context context, ffi::AnyBuffer a, ffi
   error = view.check(attributes.weighted);
   if (error.failure()) return error;
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
-    return dispatch_index(view.dtype(), [&](auto index) {
-      using T = typename decltype(t)::type;
-      using Acc = typename decltype(acc)::type;
-      using Index = typename decltype(index)::type;
-      const Select<T, Acc> select = {data<const T>(row_key),
-                                     data<const T>(col_key),
-                                     nullptr,
-                                     data_if<Acc>(attributes.weighted, weight),
-                                     nullptr,
-                                     attributes.weight_on_row};
-      return Backend::sddmm(context, view.template segments<Index>(), data<const T>(a),
-                            data<const T>(b), &select, Features{width, attributes.heads},
-                            data<Acc>(*out));
-    });
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    const Select<T, Acc> select = {data<const T>(row_key),
+                                   data<const T>(col_key),
+                                   nullptr,
+                                   data_if<Acc>(attributes.weighted, weight),
+                                   nullptr,
+                                   attributes.weight_on_row};
+    return Backend::sddmm(context, view.segments(), data<const T>(a), data<const T>(b), &select,
+                          Features{width, attributes.heads}, data<Acc>(*out));
   });
 }
 

@@ -82,15 +82,11 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
   error = check_workspace(*workspace, width, acc_dtype, reduce == Reduce::kLogSumExp ? 2 : 1);
   if (error.failure()) return error;
   return dispatch_number<Backend>(dtype, [&](auto t, auto acc) {
-    return dispatch_index(view.dtype(), [&](auto index) {
-      using T = typename decltype(t)::type;
-      using Acc = typename decltype(acc)::type;
-      using Index = typename decltype(index)::type;
-      return Backend::segment_reduce(context, attributes, make_workspace(*workspace),
-                                     view.template segments<Index>(), reduce, data<const T>(in),
-                                     data_if<Acc>(attributes.weighted, weight),
-                                     Features{width, heads}, data<T>(*out));
-    });
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    return Backend::segment_reduce(
+        context, attributes, make_workspace(*workspace), view.segments(), reduce, data<const T>(in),
+        data_if<Acc>(attributes.weighted, weight), Features{width, heads}, data<T>(*out));
   });
 }
 
@@ -130,20 +126,16 @@ ffi::Error segment_select(typename Backend::Context context, ffi::AnyBuffer row_
   error = check_workspace(*workspace, width, acc_dtype, 1);
   if (error.failure()) return error;
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
-    return dispatch_index(view.dtype(), [&](auto index) {
-      using T = typename decltype(t)::type;
-      using Acc = typename decltype(acc)::type;
-      using Index = typename decltype(index)::type;
-      const Select<T, Acc> select = {data<const T>(row_key),
-                                     data<const T>(col_key),
-                                     data_if<T>(attributes.has_value, value),
-                                     data_if<Acc>(attributes.weighted, weight),
-                                     data_if<Acc>(attributes.factored, factor),
-                                     attributes.weight_on_row};
-      return Backend::segment_select(context, attributes, make_workspace(*workspace),
-                                     view.template segments<Index>(), select,
-                                     Features{width, heads}, data<T>(*out));
-    });
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    const Select<T, Acc> select = {data<const T>(row_key),
+                                   data<const T>(col_key),
+                                   data_if<T>(attributes.has_value, value),
+                                   data_if<Acc>(attributes.weighted, weight),
+                                   data_if<Acc>(attributes.factored, factor),
+                                   attributes.weight_on_row};
+    return Backend::segment_select(context, attributes, make_workspace(*workspace), view.segments(),
+                                   select, Features{width, heads}, data<T>(*out));
   });
 }
 

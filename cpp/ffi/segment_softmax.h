@@ -31,17 +31,14 @@ ffi::Error normalize(std::initializer_list<ffi::AnyBuffer> like, const ffi::AnyB
       return invalid("operands and result must have the same shape and dtype");
     }
   }
-  if (!is_index(rows, count, rows.element_type())) return invalid("every entry must have a row");
+  if (!is_index(rows, count, ffi::S32)) return invalid("every entry must have an int32 row");
   if (attributes.num_rows < 0) return invalid("num_rows must not be negative");
   ffi::Error error = check_workspace(workspace, width, accumulator_type(dtype), states);
   if (error.failure()) return error;
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
-    return dispatch_index(rows.element_type(), [&](auto index) {
-      using Index = typename decltype(index)::type;
-      const Segments<Index> segments = {data<const Index>(rows), nullptr, nullptr, count,
-                                        attributes.num_rows,     count,   0};
-      return run(t, acc, segments, width);
-    });
+    const Segments<int32_t> segments = {data<const int32_t>(rows), nullptr, nullptr, count,
+                                        attributes.num_rows,       count,   0};
+    return run(t, acc, segments, width);
   });
 }
 

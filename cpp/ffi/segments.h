@@ -32,12 +32,11 @@ struct View {
   int64_t num_rows, num_cols, num_weights;
 
   int64_t count() const { return static_cast<int64_t>(rows.element_count()); }
-  ffi::DataType dtype() const { return rows.element_type(); }
 
   ffi::Error check(bool weighted) const {
-    if (rows.dimensions().size() != 1 || (gather && !is_index(cols, count(), dtype())) ||
-        (ordered && !is_index(order, count(), dtype()))) {
-      return invalid("rows, cols and order must be vectors of one length and integer type");
+    if (!is_index(rows, count(), ffi::S32) || (gather && !is_index(cols, count(), ffi::S32)) ||
+        (ordered && !is_index(order, count(), ffi::S32))) {
+      return invalid("rows, cols and order must be int32 vectors of one length");
     }
     if (!gather && num_cols != count()) return invalid("without cols, every entry has its own row");
     if (weighted && !ordered && num_weights != count()) {
@@ -46,11 +45,10 @@ struct View {
     return ffi::Error::Success();
   }
 
-  template <typename Index>
-  Segments<Index> segments() const {
-    return {data<const Index>(rows),
-            data_if<Index>(gather, cols),
-            data_if<Index>(ordered, order),
+  Segments<int32_t> segments() const {
+    return {data<const int32_t>(rows),
+            data_if<int32_t>(gather, cols),
+            data_if<int32_t>(ordered, order),
             count(),
             num_rows,
             num_cols,

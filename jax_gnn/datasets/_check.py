@@ -32,6 +32,36 @@ def require_file(path: Path, what: str) -> Path:
     return path
 
 
+def locate(path: Path, *patterns: tuple[str, str]) -> list[Path]:
+    """The files ``PREFIX + NAME + SUFFIX`` of one dataset, from its folder or one of them."""
+    what = " and ".join(f"{prefix}NAME{suffix}" for prefix, suffix in patterns)
+    folder = path if path.is_dir() else path.parent
+    if path.is_dir():
+        names = {
+            file.name[len(prefix) : -len(suffix)]
+            for prefix, suffix in patterns
+            for file in path.glob(f"{prefix}*{suffix}")
+        }
+    else:
+        require_file(path, what)
+        names = {
+            path.name[len(prefix) : -len(suffix)]
+            for prefix, suffix in patterns
+            if path.name.startswith(prefix) and path.name.endswith(suffix)
+        }
+        if not names:
+            raise ValueError(f"{path} is not one of {what}")
+    if not names:
+        raise FileNotFoundError(f"{path} has no {what}")
+    if len(names) > 1:
+        raise ValueError(f"{path} holds several datasets ({', '.join(sorted(names))}); name a file")
+    (name,) = names
+    return [
+        require_file(folder / f"{prefix}{name}{suffix}", f"{what} together")
+        for prefix, suffix in patterns
+    ]
+
+
 def check_size(field: str, value: Any) -> int:
     """A count: an integer in [0, 2³¹)."""
     try:

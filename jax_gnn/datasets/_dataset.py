@@ -1,8 +1,9 @@
-"""The container that every loader returns."""
+"""The containers that the loaders return."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
@@ -14,46 +15,40 @@ from jax_gnn.datasets._check import (
     check_names,
     check_size,
 )
+from jax_gnn.datasets._split import Split
+from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class HypergraphDataset:
-    """A hypergraph with labelled nodes and, mostly, features, as host arrays.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class NodeDataset:
+    """Nodes with labels and, mostly, features, as host arrays; how they are joined, subclasses say.
 
-    On construction fields are checked and brought to the dtypes below, and incidences are sorted by
-    hyperedge then node with duplicates removed: a node is in a hyperedge or it is not.
+    On construction fields are checked and brought to the dtypes below.
 
     Attributes:
         name: what to call it.
-        node_idx: ``(num_incidences,)`` int32, the nodes of the incidences.
-        hyperedge_idx: ``(num_incidences,)`` int32, the hyperedges they belong to.
-        num_nodes: number of nodes, those in no hyperedge included.
-        num_hyperedges: number of hyperedges, empty ones included.
+        num_nodes: number of nodes, isolated ones included.
         x: ``(num_nodes, num_features)`` float32, finite, or None where the data has no features
             (see :func:`with_noisy_label_features` and :func:`with_random_features`).
         y: ``(num_nodes,)`` int32 classes from 0; -1 is unlabelled.
-        train_splits: ``(num_splits, n)`` int32, the training nodes of each published split, whose
-            complement is the test set.
         train_idx: ``(n,)`` int32, the training nodes of the one or first published split.
+        val_idx: ``(k,)`` int32, its validation nodes.
         test_idx: ``(m,)`` int32, its test nodes.
         label_names: a name for each class.
         node_names: a name for each node.
 
     Raises:
         ValueError: a field has a wrong dtype, length or shape, an id is out of range, a feature is
-            not finite, a split names an unlabelled node, or training and test nodes overlap.
+            not finite, a split names an unlabelled node, or its parts overlap.
     """
 
     name: str
-    node_idx: np.ndarray
-    hyperedge_idx: np.ndarray
     num_nodes: int
-    num_hyperedges: int
-    x: np.ndarray | None
+    x: np.ndarray | None = None
     y: np.ndarray
-    train_splits: np.ndarray | None = None
     train_idx: np.ndarray | None = None
+    val_idx: np.ndarray | None = None
     test_idx: np.ndarray | None = None
     label_names: tuple[str, ...] | None = None
     node_names: tuple[str, ...] | None = None
@@ -62,33 +57,20 @@ class HypergraphDataset:
         if not isinstance(self.name, str):
             raise ValueError(f"name: expected a string, got {type(self.name).__name__}")
         num_nodes = self._set("num_nodes", check_size("num_nodes", self.num_nodes))
-        num_hyperedges = self._set(
-            "num_hyperedges", check_size("num_hyperedges", self.num_hyperedges)
-        )
-        node_idx = check_ids("node_idx", self.node_idx, num_nodes)
-        hyperedge_idx = check_ids("hyperedge_idx", self.hyperedge_idx, num_hyperedges)
-        if node_idx.shape != hyperedge_idx.shape:
-            raise ValueError(
-                "hyperedge_idx: expected as many entries as node_idx has, "
-                f"{node_idx.size}, got {hyperedge_idx.size}"
-            )
-        pairs = np.unique(hyperedge_idx.astype(np.int64) * num_nodes + node_idx)
-        hyperedges, nodes = np.divmod(pairs, max(num_nodes, 1))
-        self._set("node_idx", nodes.astype(np.int32))
-        self._set("hyperedge_idx", hyperedges.astype(np.int32))
-
+        self._check_structure()
         if self.x is not None:
             self._set("x", check_features("x", self.x, num_nodes))
         y = self._set("y", check_ids("y", self.y, MAX_SIZE, start=-1))
         if y.size != num_nodes:
             raise ValueError(f"y: expected {num_nodes} entries, one for each node, got {y.size}")
-        self._check_split("train_splits", ndim=2)
-        self._check_split("train_idx")
-        self._check_split("test_idx")
-        if self.train_idx is not None and self.test_idx is not None:
-            both = np.intersect1d(self.train_idx, self.test_idx)
-            if both.size:
-                raise ValueError(f"test_idx: node {both[0]} is in train_idx too")
+        parts = ("train_idx", "val_idx", "test_idx")
+        for part in parts:
+            self._check_split(part)
+        for part, other in combinations(parts, 2):
+            if getattr(self, part) is not None and getattr(self, other) is not None:
+                both = np.intersect1d(getattr(self, part), getattr(self, other))
+                if both.size:
+                    raise ValueError(f"{other}: node {both[0]} is in {part} too")
 
         if self.label_names is not None:
             names = self._set("label_names", check_names("label_names", self.label_names))
@@ -101,9 +83,26 @@ class HypergraphDataset:
                     f"node_names: expected {num_nodes} names, one for each node, got {len(names)}"
                 )
 
+    def _check_structure(self) -> None:
+        raise NotImplementedError
+
     def _set(self, field: str, value: Any) -> Any:
         object.__setattr__(self, field, value)
         return value
+
+    def _set_pairs(self, major: str, minor: str, num_major: int, num_minor: int) -> None:
+        """Checks two fields of ids and sorts their pairs, without duplicates."""
+        minor_ids = check_ids(minor, getattr(self, minor), num_minor)
+        major_ids = check_ids(major, getattr(self, major), num_major)
+        if minor_ids.shape != major_ids.shape:
+            raise ValueError(
+                f"{major}: expected as many entries as {minor} has, {minor_ids.size}, "
+                f"got {major_ids.size}"
+            )
+        pairs = np.unique(major_ids.astype(np.int64) * num_minor + minor_ids)
+        major_ids, minor_ids = np.divmod(pairs, max(num_minor, 1))
+        self._set(major, major_ids.astype(np.int32))
+        self._set(minor, minor_ids.astype(np.int32))
 
     def _check_split(self, field: str, ndim: int = 1) -> None:
         if getattr(self, field) is None:
@@ -112,11 +111,6 @@ class HypergraphDataset:
         unlabelled = ids[self.y[ids] < 0]
         if unlabelled.size:
             raise ValueError(f"{field}: node {unlabelled[0]} has no label (y is -1)")
-
-    @property
-    def num_incidences(self) -> int:
-        """Number of (node, hyperedge) pairs."""
-        return self.node_idx.size
 
     @property
     def num_features(self) -> int:
@@ -129,6 +123,47 @@ class HypergraphDataset:
         if self.label_names is not None:
             return len(self.label_names)
         return int(self.y.max(initial=-1)) + 1
+
+    @property
+    def published_split(self) -> Split | None:
+        """The split that the data came with, where it has training, validation and test nodes."""
+        if self.train_idx is None or self.val_idx is None or self.test_idx is None:
+            return None
+        return Split(self.train_idx, self.val_idx, self.test_idx)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class HypergraphDataset(NodeDataset):
+    """A hypergraph with labelled nodes; the fields of every dataset are at :class:`NodeDataset`.
+
+    Incidences are sorted by hyperedge then node with duplicates removed: a node is in a hyperedge
+    or it is not.
+
+    Attributes:
+        node_idx: ``(num_incidences,)`` int32, the nodes of the incidences.
+        hyperedge_idx: ``(num_incidences,)`` int32, the hyperedges they belong to.
+        num_hyperedges: number of hyperedges, empty ones included.
+        train_splits: ``(num_splits, n)`` int32, the training nodes of each published split, whose
+            complement is the test set.
+    """
+
+    node_idx: np.ndarray
+    hyperedge_idx: np.ndarray
+    num_hyperedges: int
+    train_splits: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_split("train_splits", ndim=2)
+
+    def _check_structure(self) -> None:
+        size = self._set("num_hyperedges", check_size("num_hyperedges", self.num_hyperedges))
+        self._set_pairs("hyperedge_idx", "node_idx", size, self.num_nodes)
+
+    @property
+    def num_incidences(self) -> int:
+        """Number of (node, hyperedge) pairs."""
+        return self.node_idx.size
 
     def __repr__(self) -> str:
         return (
@@ -159,3 +194,38 @@ class HypergraphDataset:
             num_hyperedges=self.num_hyperedges,
         )
         return hypergraph if self_loops == "none" else hypergraph.with_self_loops(self_loops)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class GraphDataset(NodeDataset):
+    """A graph with labelled nodes; the fields of every dataset are at :class:`NodeDataset`.
+
+    Edges are directed and sorted by destination then source with duplicates removed; an undirected
+    graph has both directions.
+
+    Attributes:
+        src: ``(num_edges,)`` int32, the node that each edge leaves.
+        dst: ``(num_edges,)`` int32, the node that it enters.
+    """
+
+    src: np.ndarray
+    dst: np.ndarray
+
+    def _check_structure(self) -> None:
+        self._set_pairs("dst", "src", self.num_nodes, self.num_nodes)
+
+    @property
+    def num_edges(self) -> int:
+        """Number of directed edges."""
+        return self.src.size
+
+    def __repr__(self) -> str:
+        return (
+            f"GraphDataset({self.name!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges}, "
+            f"num_features={self.num_features}, num_classes={self.num_classes})"
+        )
+
+    def graph(self) -> Graph:
+        """The structure, ready for :func:`jax_gnn.spmm`."""
+        graph = Graph.from_edges(self.src, self.dst, num_nodes=self.num_nodes)
+        return graph.with_max_degrees()

@@ -1,10 +1,12 @@
-"""An offline dataset: scikit-learn's handwritten digits."""
+"""Offline datasets: scikit-learn's handwritten digits."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from jax_gnn.datasets._dataset import HypergraphDataset
+from jax_gnn.datasets._dataset import GraphDataset, HypergraphDataset
 from jax_gnn.hypergraph import Hypergraph
 
 
@@ -22,6 +24,33 @@ def digits(k: int = 10) -> HypergraphDataset:
         ImportError: scikit-learn is not installed.
         ValueError: ``k`` is out of range.
     """
+    nodes = _images()
+    node_idx, hyperedge_idx = _neighbours(nodes["x"], k)
+    return HypergraphDataset(
+        node_idx=node_idx, hyperedge_idx=hyperedge_idx, num_hyperedges=nodes["num_nodes"], **nodes
+    )
+
+
+def digits_graph(k: int = 10) -> GraphDataset:
+    """The images of :func:`digits` with edges in place of hyperedges.
+
+    An image has edges from its ``k - 1`` nearest others and to them.
+
+    Args:
+        k: from 1 to 1797.
+
+    Raises:
+        ImportError: scikit-learn is not installed.
+        ValueError: ``k`` is out of range.
+    """
+    nodes = _images()
+    near, image = _neighbours(nodes["x"], k)
+    near, image = near[near != image], image[near != image]
+    src, dst = np.concatenate([near, image]), np.concatenate([image, near])
+    return GraphDataset(src=src, dst=dst, **nodes)
+
+
+def _images() -> dict[str, Any]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -30,15 +59,16 @@ def digits(k: int = 10) -> HypergraphDataset:
             "pip install 'jax-gnn[train]'"
         ) from error
     images = load_digits()
-    x = (images.data / 16).astype(np.float32)
-    node_idx, hyperedge_idx = Hypergraph.from_knn(x, k).incidence()
-    return HypergraphDataset(
-        name="digits",
-        node_idx=np.asarray(node_idx),
-        hyperedge_idx=np.asarray(hyperedge_idx),
-        num_nodes=len(x),
-        num_hyperedges=len(x),
-        x=x,
-        y=images.target,
-        label_names=tuple(map(str, images.target_names)),
-    )
+    return {
+        "name": "digits",
+        "num_nodes": len(images.data),
+        "x": (images.data / 16).astype(np.float32),
+        "y": images.target,
+        "label_names": tuple(map(str, images.target_names)),
+    }
+
+
+def _neighbours(x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of each node's k nearest nodes, itself among them, and its own beside each."""
+    near, node = Hypergraph.from_knn(x, k).incidence()
+    return np.asarray(near), np.asarray(node)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeVar
 
 import numpy as np
 
-from jax_gnn.datasets._dataset import HypergraphDataset
+from jax_gnn.datasets._dataset import NodeDataset
+
+Dataset = TypeVar("Dataset", bound=NodeDataset)
 
 
 def with_noisy_label_features(
-    dataset: HypergraphDataset, *, num_features: int = 100, noise: float = 1.0, seed: int
-) -> HypergraphDataset:
+    dataset: Dataset, *, num_features: int = 100, noise: float = 1.0, seed: int
+) -> Dataset:
     """Gives the dataset features made from its labels: **they leak the labels by design**.
 
     This is how AllSet (arXiv 2106.13264) makes features for House and Walmart, which
@@ -45,9 +48,7 @@ def with_noisy_label_features(
     return dataclasses.replace(dataset, x=x)
 
 
-def with_random_features(
-    dataset: HypergraphDataset, *, num_features: int = 100, seed: int
-) -> HypergraphDataset:
+def with_random_features(dataset: Dataset, *, num_features: int = 100, seed: int) -> Dataset:
     """Gives the dataset standard normal features, which know nothing of the labels.
 
     For measuring speed, and as the floor that structure alone has to beat.

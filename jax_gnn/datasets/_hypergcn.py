@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jax_gnn.datasets._check import blame, check_array, check_ids, require_file
 from jax_gnn.datasets._dataset import HypergraphDataset
-from jax_gnn.datasets._pickle import PickledArray, PickledCsr, load_pickle
+from jax_gnn.datasets._pickle import load_matrix, load_value
 
 _WHAT = "HyperGCN's hypergraph.pickle, labels.pickle, features.pickle, splits/N.pickle"
 
@@ -41,12 +40,13 @@ def load_hypergcn(path: str | os.PathLike[str]) -> HypergraphDataset:
     files = {
         name: require_file(folder / f"{name}.pickle", _WHAT) for name in ("hypergraph", "labels")
     }
-    labels = _plain(files["labels"])
+    labels = load_value(files["labels"])
     with blame(files["labels"]):
         num_nodes = check_array("labels", labels, "iu", "integers", 1).size
     node_idx, hyperedge_idx, num_hyperedges = _incidences(files["hypergraph"], num_nodes)
     train, test = _splits(folder / "splits", num_nodes)
-    x = _features(folder / "features.pickle")
+    features = folder / "features.pickle"
+    x = load_matrix(features) if features.exists() else None
     with blame(folder):
         return HypergraphDataset(
             name=folder.resolve().name,
@@ -62,14 +62,8 @@ def load_hypergcn(path: str | os.PathLike[str]) -> HypergraphDataset:
         )
 
 
-def _plain(path: Path) -> Any:
-    value = load_pickle(path)
-    with blame(path):
-        return value.to_numpy() if isinstance(value, PickledArray) else value
-
-
 def _incidences(path: Path, num_nodes: int) -> tuple[np.ndarray, np.ndarray, int]:
-    hypergraph = _plain(path)
+    hypergraph = load_value(path)
     with blame(path):
         if not isinstance(hypergraph, dict):
             raise ValueError(
@@ -83,24 +77,12 @@ def _incidences(path: Path, num_nodes: int) -> tuple[np.ndarray, np.ndarray, int
         return np.concatenate(members), np.repeat(np.arange(len(sizes)), sizes), len(sizes)
 
 
-def _features(path: Path) -> np.ndarray | None:
-    if not path.exists():
-        return None
-    features = load_pickle(path)
-    with blame(path):
-        if isinstance(features, PickledCsr):
-            return features.to_dense()
-        if isinstance(features, PickledArray):
-            return features.to_numpy()
-        raise ValueError(f"expected a scipy CSR matrix or an array, got {type(features).__name__}")
-
-
 def _splits(folder: Path, num_nodes: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     train: list[np.ndarray] = []
     test: list[np.ndarray] = []
     # 2.pickle comes before 10.pickle.
     for path in sorted(folder.glob("*.pickle"), key=lambda file: (len(file.stem), file.stem)):
-        split = _plain(path)
+        split = load_value(path)
         with blame(path):
             if not isinstance(split, dict) or not {"train", "test"} <= split.keys():
                 raise ValueError("expected a dictionary with 'train' and 'test'")

@@ -1,23 +1,57 @@
-"""One entry for every format."""
+"""One entry for all formats of hypergraphs, and one for those of graphs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
 
-from jax_gnn.datasets._dataset import HypergraphDataset
-from jax_gnn.datasets._digits import digits
+from jax_gnn.datasets._dataset import GraphDataset, HypergraphDataset, NodeDataset
+from jax_gnn.datasets._digits import digits, digits_graph
 from jax_gnn.datasets._hypergcn import load_hypergcn
-from jax_gnn.datasets._npz import load_npz
+from jax_gnn.datasets._npz import load_graph_npz, load_npz
+from jax_gnn.datasets._planetoid import load_planetoid
 from jax_gnn.datasets._text import load_allset, load_cornell
 
-_KNOWN = """known are
-  digits                                      scikit-learn's handwritten digits
-  NAME.npz                                    plain arrays (see load_npz)
-  a folder with hypergraph.pickle             HyperGCN (see load_hypergcn)
-  a folder with NAME.content and NAME.edges   AllSet, LEGCN (see load_allset)
-  a folder with hyperedges-NAME.txt           Cornell (see load_cornell)"""
+Dataset = TypeVar("Dataset", bound=NodeDataset)
+
+
+class _Format(NamedTuple, Generic[Dataset]):
+    files: tuple[str, ...]  # patterns of the names of its files
+    load: Callable[[Path], Dataset]
+    what: str
+    whose: str
+
+
+_HYPERGRAPHS = (
+    _Format(("*.npz",), load_npz, "NAME.npz", "plain arrays (see load_npz)"),
+    _Format(
+        ("hypergraph.pickle", "labels.pickle"),
+        load_hypergcn,
+        "a folder with hypergraph.pickle",
+        "HyperGCN (see load_hypergcn)",
+    ),
+    _Format(
+        ("*.content", "*.edges"),
+        load_allset,
+        "a folder with NAME.content and NAME.edges",
+        "AllSet, LEGCN (see load_allset)",
+    ),
+    _Format(
+        ("hyperedges-*.txt", "node-labels-*.txt"),
+        load_cornell,
+        "a folder with hyperedges-NAME.txt",
+        "Cornell (see load_cornell)",
+    ),
+)
+_GRAPHS = (
+    _Format(("*.npz",), load_graph_npz, "NAME.npz", "plain arrays (see load_graph_npz)"),
+    _Format(
+        ("ind.*",), load_planetoid, "a folder with ind.NAME.graph", "Planetoid (see load_planetoid)"
+    ),
+)
 
 
 def load_hypergraph(source: str | os.PathLike[str]) -> HypergraphDataset:
@@ -35,32 +69,51 @@ def load_hypergraph(source: str | os.PathLike[str]) -> HypergraphDataset:
             format's own function.
         ImportError: ``"digits"`` without scikit-learn.
     """
+    return _load(source, digits, _HYPERGRAPHS)
+
+
+def load_graph(source: str | os.PathLike[str]) -> GraphDataset:
+    """Reads a graph dataset, finding out its format by the names of the files.
+
+    Args:
+        source: ``"digits"`` (a folder of that name is ``"./digits"``, see :func:`digits_graph`), a
+            ``.npz`` file (:func:`load_graph_npz`), or a folder in the format of Planetoid or one
+            of its files (:func:`load_planetoid`).
+
+    Raises:
+        FileNotFoundError: there is no such file or folder, or it lacks a part.
+        ValueError: the format is unknown or ambiguous, or the contents cannot be read; see the
+            format's own function.
+        ImportError: ``"digits"`` without scikit-learn.
+    """
+    return _load(source, digits_graph, _GRAPHS)
+
+
+def _load(
+    source: str | os.PathLike[str],
+    offline: Callable[[], Dataset],
+    formats: Sequence[_Format[Dataset]],
+) -> Dataset:
     if isinstance(source, str) and source == "digits":
-        return digits()
+        return offline()
+    rows = [("digits", "scikit-learn's handwritten digits"), *((f.what, f.whose) for f in formats)]
+    known = "known are" + "".join(f"\n  {what:<42}  {whose}" for what, whose in rows)
     path = Path(source)
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist; {_KNOWN}")
+        raise FileNotFoundError(f"{path} does not exist; {known}")
     names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
-    loaders = {loader for name in names if (loader := _loader(name))}
-    if path.is_dir() and load_npz in loaders:  # each of them a dataset
-        loaders.remove(load_npz)
-        if not loaders:
+    found = [
+        entry
+        for entry in formats
+        if any(fnmatchcase(name, pattern) for name in names for pattern in entry.files)
+    ]
+    if path.is_dir() and any("*.npz" in entry.files for entry in found):  # each of them a dataset
+        found = [entry for entry in found if "*.npz" not in entry.files]
+        if not found:
             raise ValueError(f"{path} is a folder of .npz files; name one of them")
-    if not loaders:
+    if not found:
         problem = "is of no known format" if names else "is an empty folder"
-        raise ValueError(f"{path} {problem}; {_KNOWN}")
-    if len(loaders) > 1:
+        raise ValueError(f"{path} {problem}; {known}")
+    if len(found) > 1:
         raise ValueError(f"{path} has files of several formats; name one of them, or separate them")
-    return loaders.pop()(path)
-
-
-def _loader(name: str) -> Callable[[Path], HypergraphDataset] | None:
-    if name.endswith(".npz"):
-        return load_npz
-    if name in ("hypergraph.pickle", "labels.pickle"):
-        return load_hypergcn
-    if name.endswith((".content", ".edges")):
-        return load_allset
-    if name.startswith(("hyperedges-", "node-labels-")) and name.endswith(".txt"):
-        return load_cornell
-    return None
+    return found[0].load(path)

@@ -1,20 +1,21 @@
-"""Hypergraphs as plain arrays in one ``.npz`` file."""
+"""Datasets as plain arrays in one ``.npz`` file."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from jax_gnn.datasets._check import blame, dense_from_csr, require_file
-from jax_gnn.datasets._dataset import HypergraphDataset
+from jax_gnn.datasets._dataset import GraphDataset, HypergraphDataset, NodeDataset
 
-_REQUIRED = ("num_nodes", "num_hyperedges", "node_idx", "hyperedge_idx", "y")
-_OPTIONAL = ("x", "train_splits", "train_idx", "test_idx", "label_names", "node_names")
 _CSR = ("x_data", "x_indices", "x_indptr", "x_shape")
+
+Dataset = TypeVar("Dataset", bound=NodeDataset)
 
 
 def load_npz(path: str | os.PathLike[str]) -> HypergraphDataset:
@@ -34,17 +35,30 @@ def load_npz(path: str | os.PathLike[str]) -> HypergraphDataset:
         ValueError: it is no ``.npz`` file or damaged, lacks a key, holds an object array, or a
             field is not as :class:`HypergraphDataset` wants it.
     """
-    path = require_file(Path(path), "a .npz file")
-    arrays = _read(path)
-    with blame(path):
-        arrays.setdefault("x", None)
-        if "x_data" in arrays:
-            data, indices, indptr, shape = (arrays.pop(key) for key in _CSR)
-            arrays["x"] = dense_from_csr("x", data, indices, indptr, shape)
-        return HypergraphDataset(name=path.stem, **arrays)
+    return _load(Path(path), HypergraphDataset, "hypergraph")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def load_graph_npz(path: str | os.PathLike[str]) -> GraphDataset:
+    """Reads a graph from a ``.npz`` file of plain arrays.
+
+    As :func:`load_npz`, with the fields of :class:`GraphDataset`: ``num_nodes``, ``src``, ``dst``
+    and ``y`` must be there.
+
+    Args:
+        path: the file; it is read without pickle.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: as :func:`load_npz`.
+    """
+    return _load(Path(path), GraphDataset, "graph")
+
+
+def _load(path: Path, dataset: type[Dataset], what: str) -> Dataset:
+    require_file(path, "a .npz file")
+    fields = [field for field in dataclasses.fields(dataset) if field.name != "name"]
+    optional = {field.name for field in fields if field.default is None}
+    required = [field.name for field in fields if field.name not in optional]
     with path.open("rb") as file:  # numpy would leave it open when it finds damage
         if not zipfile.is_zipfile(file):
             raise ValueError(f"{path}: not a .npz file, or cut off")
@@ -54,23 +68,30 @@ def _read(path: Path) -> dict[str, Any]:
         except Exception as error:  # whatever zipfile makes of damage
             raise ValueError(f"{path}: damaged .npz file: {error}") from error
         with archive:
-            return _arrays(path, archive)
+            arrays = _arrays(path, archive, required, optional, what)
+    with blame(path):
+        if "x_data" in arrays:
+            data, indices, indptr, shape = (arrays.pop(key) for key in _CSR)
+            arrays["x"] = dense_from_csr("x", data, indices, indptr, shape)
+        return dataset(name=path.stem, **arrays)
 
 
-def _arrays(path: Path, archive: np.lib.npyio.NpzFile) -> dict[str, Any]:
+def _arrays(
+    path: Path, archive: np.lib.npyio.NpzFile, required: list[str], optional: set[str], what: str
+) -> dict[str, Any]:
     there = set(archive.files)
     sparse = not there.isdisjoint(_CSR)
     if sparse and "x" in there:
         raise ValueError(f"{path}: has both dense features 'x' and sparse ones, 'x_...'")
-    wanted = (*_REQUIRED, *(_CSR if sparse else ()))
+    wanted = (*required, *(_CSR if sparse else ()))
     for key in wanted:
         if key not in there:
             raise ValueError(
-                f"{path}: lacks the key {key!r} of a hypergraph dataset; "
+                f"{path}: lacks the key {key!r} of a {what} dataset; "
                 f"it has {', '.join(sorted(there)) or 'none at all'}"
             )
     arrays = {}
-    for key in (*wanted, *there.intersection(_OPTIONAL)):
+    for key in (*wanted, *there.intersection(optional)):
         try:
             arrays[key] = archive[key]
         except Exception as error:

@@ -16,14 +16,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from jax_gnn.datasets._check import dense_from_csr
+from jax_gnn.datasets._check import blame, dense_from_csr
 
 
 class PickleFormatError(pickle.UnpicklingError, ValueError):
     """A pickle is damaged, or names a global outside the allow-list, of which nothing was run.
 
     The allow-list: numpy arrays, scalars and dtypes, ``scipy.sparse.csr_matrix`` (both under their
-    old and new module paths), and built-in containers.
+    old and new module paths), built-in containers and ``collections.defaultdict(list)``.
     """
 
 
@@ -100,6 +100,10 @@ class PickledCsr(_Inert):
         return dense_from_csr("features", data, indices, indptr, shape)
 
 
+class _PickledDefaultDict(_Inert, dict):
+    """``defaultdict(list)``: a dictionary that forgets its factory."""
+
+
 def _from_bytes(dtype: Any, shape: tuple[int, ...], raw: Any, order: Any = "C") -> np.ndarray:
     if not isinstance(dtype, _PickledDtype):
         raise ValueError("an array without a proper dtype")
@@ -115,6 +119,9 @@ def _from_bytes(dtype: Any, shape: tuple[int, ...], raw: Any, order: Any = "C") 
 _ALLOWED: dict[tuple[str, str], type] = {
     ("builtins", "set"): set,
     ("__builtin__", "set"): set,  # Python 2
+    ("collections", "defaultdict"): _PickledDefaultDict,
+    ("builtins", "list"): _Inert,  # its factory
+    ("__builtin__", "list"): _Inert,
     ("numpy", "ndarray"): _Inert,
     ("numpy", "dtype"): _PickledDtype,
     ("numpy.core.multiarray", "_reconstruct"): PickledArray,
@@ -163,3 +170,26 @@ def load_pickle(path: Path) -> Any:
             raise PickleFormatError(
                 f"{path}: not a readable pickle ({type(error).__name__}: {error})"
             ) from error
+
+
+def load_value(path: Path) -> Any:
+    """Reads a pickle like :func:`load_pickle`; an array, at the top, becomes a numpy array."""
+    value = load_pickle(path)
+    with blame(path):
+        return value.to_numpy() if isinstance(value, PickledArray) else value
+
+
+def load_matrix(path: Path) -> np.ndarray:
+    """Reads the pickle of an array or a scipy CSR matrix, which becomes dense float32.
+
+    Raises:
+        PickleFormatError: see :func:`load_pickle`.
+        ValueError: the pickle holds something else.
+    """
+    value = load_pickle(path)
+    with blame(path):
+        if isinstance(value, PickledCsr):
+            return value.to_dense()
+        if isinstance(value, PickledArray):
+            return value.to_numpy()
+        raise ValueError(f"expected a scipy CSR matrix or an array, got {type(value).__name__}")

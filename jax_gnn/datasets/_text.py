@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jax_gnn.datasets._check import MAX_SIZE, blame, require_file
+from jax_gnn.datasets._check import MAX_SIZE, blame, locate
 from jax_gnn.datasets._dataset import HypergraphDataset
 
 
@@ -31,7 +31,7 @@ def load_allset(path: str | os.PathLike[str]) -> HypergraphDataset:
             for nothing but not zero, an id may be a node's or a hyperedge's, or a folder holds
             several datasets.
     """
-    content_path, edges_path = _locate(Path(path), ("", ".content"), ("", ".edges"))
+    content_path, edges_path = locate(Path(path), ("", ".content"), ("", ".edges"))
     content = _table(content_path)
     edges = _table(edges_path)
     with blame(edges_path):
@@ -103,7 +103,7 @@ def load_cornell(path: str | os.PathLike[str]) -> HypergraphDataset:
         ValueError: a line is not as above, a number is out of range, the number of node names
             differs, a node has several labels, or a folder holds several datasets.
     """
-    hyperedges_path, labels_path = _locate(
+    hyperedges_path, labels_path = locate(
         Path(path), ("hyperedges-", ".txt"), ("node-labels-", ".txt")
     )
     name = hyperedges_path.stem.removeprefix("hyperedges-")
@@ -133,36 +133,6 @@ def load_cornell(path: str | os.PathLike[str]) -> HypergraphDataset:
             label_names=label_names,
             node_names=node_names,
         )
-
-
-def _locate(path: Path, *patterns: tuple[str, str]) -> list[Path]:
-    """The files ``PREFIX + NAME + SUFFIX`` of one dataset, from its folder or one of them."""
-    what = " and ".join(f"{prefix}NAME{suffix}" for prefix, suffix in patterns)
-    folder = path if path.is_dir() else path.parent
-    if path.is_dir():
-        names = {
-            file.name[len(prefix) : -len(suffix)]
-            for prefix, suffix in patterns
-            for file in path.glob(f"{prefix}*{suffix}")
-        }
-    else:
-        require_file(path, what)
-        names = {
-            path.name[len(prefix) : -len(suffix)]
-            for prefix, suffix in patterns
-            if path.name.startswith(prefix) and path.name.endswith(suffix)
-        }
-        if not names:
-            raise ValueError(f"{path} is not one of {what}")
-    if not names:
-        raise FileNotFoundError(f"{path} has no {what}")
-    if len(names) > 1:
-        raise ValueError(f"{path} holds several datasets ({', '.join(sorted(names))}); name a file")
-    (name,) = names
-    return [
-        require_file(folder / f"{prefix}{name}{suffix}", f"{what} together")
-        for prefix, suffix in patterns
-    ]
 
 
 def _lines(path: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flax_layers import HGNN
+from flax_layers import LinearOptions, Stack
 from jax_gnn.training.config import TrainConfig
+from jax_gnn.training.models import RECIPES
 
 
-def save_checkpoint(path: str | os.PathLike[str], model: HGNN, config: TrainConfig) -> None:
+def save_checkpoint(path: str | os.PathLike[str], model: Stack, config: TrainConfig) -> None:
     """Writes a model and the settings of its training; replaces a checkpoint that is there.
 
     Args:
@@ -24,12 +26,20 @@ def save_checkpoint(path: str | os.PathLike[str], model: HGNN, config: TrainConf
         config: Kept as JSON, for the reader of the checkpoint.
 
     Raises:
+        TypeError: The model is none that can be trained.
         ValueError: The model's precision is not a `jax.lax.Precision` or the name of one.
     """
     import orbax.checkpoint as ocp  # takes seconds to import
 
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    description = {"model": _architecture(model), "training": dataclasses.asdict(config)}
+    name = next((name for name, recipe in RECIPES.items() if type(model) is recipe.model), None)
+    if name is None:
+        raise TypeError(f"model must be one of those that can be trained, got {type(model)}")
+    description = {
+        "model": name,
+        "arguments": _arguments(model),
+        "training": dataclasses.asdict(config),
+    }
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(
             Path(path).absolute(),
@@ -40,7 +50,7 @@ def save_checkpoint(path: str | os.PathLike[str], model: HGNN, config: TrainConf
         )
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> HGNN:
+def load_checkpoint(path: str | os.PathLike[str]) -> Stack:
     """Reads a model that `save_checkpoint` wrote.
 
     Args:
@@ -51,7 +61,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> HGNN:
 
     Raises:
         FileNotFoundError: There is no such folder.
-        ValueError: The folder holds no checkpoint of an HGNN.
+        ValueError: The folder holds no checkpoint of a model.
     """
     import orbax.checkpoint as ocp
 
@@ -63,9 +73,10 @@ def load_checkpoint(path: str | os.PathLike[str]) -> HGNN:
             restored = checkpointer.restore(
                 path, args=ocp.args.Composite(config=ocp.args.JsonRestore())
             )
-            model = HGNN(**restored.config["model"], rngs=nnx.Rngs(0))
+            model_class = RECIPES[restored.config["model"]].model
+            model = model_class(**restored.config["arguments"], rngs=nnx.Rngs(0))
         except (AttributeError, FileNotFoundError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} holds no checkpoint of an HGNN") from error
+            raise ValueError(f"{path} holds no checkpoint of a model") from error
         state = nnx.state(model, nnx.Param)
         expected = jax.tree.map(ocp.utils.to_shape_dtype_struct, nnx.to_pure_dict(state))
         params = checkpointer.restore(
@@ -77,19 +88,23 @@ def load_checkpoint(path: str | os.PathLike[str]) -> HGNN:
     return model
 
 
-def _architecture(model: HGNN) -> dict[str, Any]:
-    """Returns HGNN's arguments as JSON values, without those that matter only at initialisation."""
-    first, second = model.conv1, model.conv2
-    precision = first.precision
-    return {
+def _arguments(model: Stack) -> dict[str, Any]:
+    """The model's arguments as JSON values, without those that matter only at initialisation."""
+    convolutions = model.convolutions
+    first = convolutions[0]
+    # A convolution keeps each of its arguments as an attribute.
+    names = {*inspect.signature(type(first).__init__).parameters, *LinearOptions.__annotations__}
+    names -= {"self", "in_features", "out_features", "rngs", "options", "kernel_init", "bias_init"}
+    options = {name: getattr(first, name) for name in names}
+    for name in ("dtype", "param_dtype"):
+        options[name] = None if options[name] is None else jnp.dtype(options[name]).name
+    if first.precision is not None:
+        options["precision"] = jax.lax.Precision(first.precision).name.lower()
+    return options | {
         "in_features": first.in_features,
-        "hidden_features": first.out_features,
-        "out_features": second.out_features,
+        "hidden_features": model.hidden_features,
+        "out_features": convolutions[-1].out_features,
+        "num_layers": model.num_layers,
         "dropout_rate": model.dropout.rate,
-        "normalization": first.normalization,
-        "use_bias": first.use_bias,
-        "num_hyperedges": first.num_hyperedges,
-        "dtype": None if first.dtype is None else jnp.dtype(first.dtype).name,
-        "param_dtype": jnp.dtype(first.param_dtype).name,
-        "precision": None if precision is None else jax.lax.Precision(precision).name.lower(),
+        "input_dropout_rate": model.input_dropout.rate,
     }

@@ -1,80 +1,221 @@
-"""Settings of a training."""
+"""Settings of a training; each says here, once, what the command line says of it and checks."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal, get_args
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
 
+from flax_layers.graph import Aggregation
 from jax_gnn._ffi import Implementation
 from jax_gnn.hypergraph_aggregate import Normalization
 
-Features = Literal["native", "noisy-label", "random"]
-FeatureNormalization = Literal["none", "row"]
-SelfLoops = Literal["none", "isolated", "all"]
+
+class Number(NamedTuple):
+    """A range of numbers."""
+
+    kind: type[int] | type[float]
+    expected: str
+    accept: Callable[[float], bool]
+
+
+COUNT = Number(int, "a whole number from 1", lambda value: value >= 1)
+WHOLE = Number(int, "a whole number from 0", lambda value: value >= 0)
+POSITIVE = Number(float, "a positive number", lambda value: 0 < value < math.inf)
+NON_NEGATIVE = Number(float, "a number from 0", lambda value: 0 <= value < math.inf)
+RATE = Number(float, "a number from 0 to below 1", lambda value: 0 <= value < 1)
+
+
+class Setting(NamedTuple):
+    """What a field is annotated with.
+
+    Attributes:
+        group: Heading of the command's help.
+        help: One line; for a switch, which is off by default, what it does.
+        number: The range of numbers, if it takes numbers.
+        metavar: Stands for the number in the command's help.
+        flag: The command's option; None makes it of the field's name.
+        choices: The words to choose from, None among them, if it takes words; `settings` fills this
+            in from the field's type.
+    """
+
+    group: Literal["data", "model", "training", "execution"]
+    help: str
+    number: Number | None = None
+    metavar: str | None = None
+    flag: str | None = None
+    choices: tuple[str | None, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Settings of `train_hgnn`; the defaults are those of ``jax-gnn train hgnn``.
-
-    Attributes:
-        splits: Random splits into 50 % training, 25 % validation and 25 % test nodes, a model each.
-        epochs: Full-batch steps per split.
-        hidden_features: Features between the two convolutions.
-        learning_rate: Of Adam.
-        weight_decay: L2 penalty added to the gradient, as `torch.optim.Adam` does; hyperedge
-            weights are exempt.
-        dropout_rate: Share of hidden activations dropped in training.
-        normalization: "symmetric" or "row", see `flax_layers.HGNNConv`.
-        learnable_hyperedge_weights: Whether each convolution learns a positive weight per
-            hyperedge.
-        self_loops: Nodes that get a hyperedge of their own.
-        features: The dataset's own features, its one-hot labels under noise, or noise alone.
-        feature_noise: Standard deviation of the noise of "noisy-label".
-        feature_normalization: "row" divides each node's features by their absolute sum.
-        seed: Split i uses seed + i for its split, initial parameters and dropout.
-        implementation: Of `jax_gnn.hypergraph_aggregate`; None chooses by platform.
+    """Settings of every training; use the subclass of the model.
 
     Raises:
         ValueError: A value is out of range.
     """
 
-    splits: int = 10
-    epochs: int = 200
-    hidden_features: int = 64
-    learning_rate: float = 0.01
-    weight_decay: float = 5e-3
-    dropout_rate: float = 0.5
-    normalization: Normalization = "symmetric"
-    learnable_hyperedge_weights: bool = False
-    self_loops: SelfLoops = "isolated"
-    features: Features = "native"
-    feature_noise: float = 1.0
-    feature_normalization: FeatureNormalization = "none"
-    seed: int = 0
-    implementation: Implementation | None = None
+    model: ClassVar[str]
+
+    splits: Annotated[
+        int,
+        Setting(
+            "training",
+            "models to train, each from a seed of its own and, where splits are random, on its own",
+            COUNT,
+            "N",
+        ),
+    ] = 10
+    split: Annotated[
+        Literal["auto", "published", "random"],
+        Setting(
+            "training",
+            "the dataset's published split; random ones into 50% training, 25% validation and 25% "
+            "test nodes; or auto: published if there is one",
+        ),
+    ] = "auto"
+    epochs: Annotated[int, Setting("training", "full-batch steps per split", COUNT, "N")] = 200
+    learning_rate: Annotated[float, Setting("training", "of Adam", POSITIVE, "RATE")] = 0.01
+    weight_decay: Annotated[
+        float, Setting("training", "L2 penalty in the gradient", NON_NEGATIVE, "RATE")
+    ] = 5e-4
+    weight_decay_layers: Annotated[
+        Literal["all", "first"], Setting("training", "convolutions whose parameters decay")
+    ] = "all"
+    seed: Annotated[
+        int,
+        Setting(
+            "training", "split i draws its nodes, parameters and dropout from seed + i", WHOLE, "N"
+        ),
+    ] = 0
+    num_layers: Annotated[int, Setting("model", "convolutions", COUNT, "N", "--layers")] = 2
+    hidden_features: Annotated[
+        int, Setting("model", "features between two convolutions", COUNT, "N")
+    ] = 64
+    dropout_rate: Annotated[
+        float,
+        Setting(
+            "model", "share of hidden activations dropped in training", RATE, "RATE", "--dropout"
+        ),
+    ] = 0.5
+    input_dropout_rate: Annotated[
+        float,
+        Setting(
+            "model", "share of input features dropped in training", RATE, "RATE", "--input-dropout"
+        ),
+    ] = 0.0
+    features: Annotated[
+        Literal["native", "noisy-label", "random"],
+        Setting(
+            "data",
+            "node features: the dataset's own, one-hot labels under Gaussian noise (AllSet's "
+            "substitute where a dataset has none), or noise alone",
+        ),
+    ] = "native"
+    feature_noise: Annotated[
+        float,
+        Setting("data", "standard deviation of the noise of noisy-label", NON_NEGATIVE, "STD"),
+    ] = 1.0
+    feature_normalization: Annotated[
+        Literal["none", "row"],
+        Setting("data", "row: divide each node's features by their absolute sum"),
+    ] = "none"
+    implementation: Annotated[
+        Implementation | None,
+        Setting(
+            "execution",
+            "of the aggregation: this library's custom call for the platform, or plain XLA",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        for name in ("splits", "epochs", "hidden_features"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate must be finite and positive, got {self.learning_rate}")
-        for name in ("weight_decay", "feature_noise", "seed"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(
-                    f"{name} must be finite and not negative, got {getattr(self, name)}"
-                )
-        if not 0 <= self.dropout_rate < 1:
-            raise ValueError(f"dropout_rate must lie in [0, 1), got {self.dropout_rate}")
-        choices = {
-            "normalization": get_args(Normalization),
-            "self_loops": get_args(SelfLoops),
-            "features": get_args(Features),
-            "feature_normalization": get_args(FeatureNormalization),
-            "implementation": (None, *get_args(Implementation)),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        for name, setting in settings(type(self)).items():
+            value = getattr(self, name)
+            if setting.number and not setting.number.accept(value):
+                raise ValueError(f"{name} must be {setting.number.expected}, got {value}")
+            if setting.choices and value not in setting.choices:
+                raise ValueError(f"{name} must be one of {setting.choices}, got {value!r}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HGNNConfig(TrainConfig):
+    """Settings of a `flax_layers.HGNN`; hyperedge weights are exempt from weight decay."""
+
+    model: ClassVar[str] = "hgnn"
+
+    weight_decay: float = 5e-3
+    normalization: Annotated[
+        Normalization,
+        Setting("model", "symmetric: Dv^-1/2 H W De^-1 H^T Dv^-1/2; row: Dv^-1 H W De^-1 H^T"),
+    ] = "symmetric"
+    learnable_hyperedge_weights: Annotated[
+        bool, Setting("model", "learn one positive weight per hyperedge and convolution")
+    ] = False
+    self_loops: Annotated[
+        Literal["none", "isolated", "all"],
+        Setting("data", "nodes that get a hyperedge of their own"),
+    ] = "isolated"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GCNConfig(TrainConfig):
+    """Settings of a `flax_layers.GCN`; the defaults are Kipf and Welling's for citation graphs."""
+
+    model: ClassVar[str] = "gcn"
+
+    hidden_features: int = 16
+    input_dropout_rate: float = 0.5
+    weight_decay_layers: Literal["all", "first"] = "first"
+    feature_normalization: Literal["none", "row"] = "row"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GINConfig(TrainConfig):
+    """Settings of a `flax_layers.GIN`."""
+
+    model: ClassVar[str] = "gin"
+
+    input_dropout_rate: float = 0.5
+    feature_normalization: Literal["none", "row"] = "row"
+    learn_eps: Annotated[
+        bool,
+        Setting("model", "learn in each convolution how much a node's own features count"),
+    ] = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SAGEConfig(TrainConfig):
+    """Settings of a `flax_layers.SAGE`."""
+
+    model: ClassVar[str] = "sage"
+
+    input_dropout_rate: float = 0.5
+    feature_normalization: Literal["none", "row"] = "row"
+    aggregation: Annotated[Aggregation, Setting("model", "what becomes of a node's messages")] = (
+        "mean"
+    )
+    project: Annotated[bool, Setting("model", "a linear map and ReLU before each aggregation")] = (
+        False
+    )
+
+
+def settings(config: type[TrainConfig]) -> dict[str, Setting]:
+    """The settings of a class of configurations, by field.
+
+    A subclass that gives a field another default need not repeat the setting.
+    """
+    found = {}
+    for base in reversed(config.__mro__):
+        for name, hint in get_type_hints(base, include_extras=True).items():
+            for setting in getattr(hint, "__metadata__", ()):
+                found[name] = setting._replace(choices=tuple(_words(hint.__origin__)))
+    return found
+
+
+def _words(hint: Any) -> Iterator[str | None]:
+    """The words of a Literal, or of a union of them and None."""
+    for part in get_args(hint):
+        yield from (
+            [None] if part is type(None) else [part] if isinstance(part, str) else _words(part)
+        )

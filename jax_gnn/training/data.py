@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from jax_gnn.datasets import (
-    HypergraphDataset,
+    NodeDataset,
+    random_split,
     with_noisy_label_features,
     with_random_features,
 )
@@ -15,14 +16,21 @@ _GENERATED_FEATURES = 100
 _MIN_LABELLED = 4  # for a node in each part of a 50/25/25 split
 
 
-def check_dataset(dataset: HypergraphDataset, config: TrainConfig) -> None:
+def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
     """Checks that a dataset can be trained on.
 
     Raises:
-        ValueError: it has too few labelled nodes to split, or lacks the features asked for.
+        ValueError: it lacks the published split or the features asked for, or has too few labelled
+            nodes to split.
     """
+    published = dataset.published_split is not None
+    if config.split == "published" and not published:
+        raise ValueError(
+            f"dataset {dataset.name!r} has no published split with training, validation and test "
+            "nodes; split it at random"
+        )
     labelled = np.count_nonzero(dataset.y >= 0)
-    if labelled < _MIN_LABELLED:
+    if (config.split == "random" or not published) and labelled < _MIN_LABELLED:
         raise ValueError(
             f"dataset {dataset.name!r} has {labelled} labelled nodes; splits need at least "
             f"{_MIN_LABELLED}"
@@ -34,7 +42,7 @@ def check_dataset(dataset: HypergraphDataset, config: TrainConfig) -> None:
         )
 
 
-def node_features(dataset: HypergraphDataset, config: TrainConfig) -> np.ndarray:
+def node_features(dataset: NodeDataset, config: TrainConfig) -> np.ndarray:
     """Returns the features that a training feeds to the model.
 
     Args:
@@ -62,3 +70,22 @@ def node_features(dataset: HypergraphDataset, config: TrainConfig) -> np.ndarray
         total = np.abs(x).sum(axis=1, keepdims=True)
         x = np.divide(x, total, out=np.zeros_like(x), where=total > 0)
     return x
+
+
+def split_nodes(dataset: NodeDataset, config: TrainConfig, seed: int) -> np.ndarray:
+    """Returns the part of each node: 0 training, 1 validation, 2 test, -1 none of them.
+
+    Args:
+        dataset: The dataset.
+        config: Its `split` says where the split comes from.
+        seed: Of a random split.
+
+    Returns:
+        ``(num_nodes,)`` int32.
+    """
+    published = None if config.split == "random" else dataset.published_split
+    split = published or random_split(dataset.y, seed=seed)
+    part = np.full(dataset.num_nodes, -1, np.int32)
+    for number, ids in enumerate((split.train, split.valid, split.test)):
+        part[ids] = number
+    return part

@@ -1,7 +1,11 @@
-"""The baseline: the same HGNN as one writes it in plain JAX, without this library's operations."""
+"""The baseline: the same models as one writes them in plain JAX, without this library's operations.
+
+Linear maps and aggregations come in the same order as in the layers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn import Hypergraph
-from jax_gnn.hypergraph_aggregate import Normalization
+from jax_gnn import Graph, Hypergraph
+
+# (parameters of the convolution, structure, x, settings) -> result
+PlainConvolution = Callable[[Any, Any, Array, Any], Array]
 
 
 class CooHypergraph(NamedTuple):
@@ -47,6 +53,35 @@ class CooHypergraph(NamedTuple):
         )
 
 
+class CooGraph(NamedTuple):
+    """Edges as id pairs, sorted by destination.
+
+    Attributes:
+        src: Source of each edge, ``(num_edges,)``.
+        dst: Its destination, ascending.
+        degree: In-degrees, ``(num_nodes,)`` float32.
+    """
+
+    src: Array
+    dst: Array
+    degree: Array
+
+    @classmethod
+    def from_graph(cls, graph: Graph) -> CooGraph:
+        """Converts an unpadded graph."""
+        return cls(graph.cols, graph.rows, graph.in_degrees().astype(jnp.float32))
+
+    def sum(self, x: Array) -> Array:
+        """Sums the rows of each node's sources."""
+        return _sorted_sum(x[self.src], self.dst, self.degree.shape[0])
+
+    def max(self, x: Array) -> Array:
+        """Their maximum, 0 where there are none."""
+        num_nodes = self.degree.shape[0]
+        y = jax.ops.segment_max(x[self.src], self.dst, num_nodes, indices_are_sorted=True)
+        return jnp.where(self.degree[:, None] > 0, y, 0)
+
+
 def _sorted_sum(data: Array, segment_ids: Array, num_segments: int) -> Array:
     return jax.ops.segment_sum(data, segment_ids, num_segments, indices_are_sorted=True)
 
@@ -55,9 +90,12 @@ def _inverse(degree: Array) -> Array:
     return jnp.where(degree > 0, 1 / jnp.where(degree > 0, degree, 1), 0)
 
 
-def _convolution(
-    graph: CooHypergraph, params: dict[str, Array], x: Array, normalization: Normalization
-) -> Array:
+def _aggregate_narrow(aggregate: Callable[[Array], Array], x: Array, kernel: Array) -> Array:
+    return aggregate(x) @ kernel if kernel.shape[0] < kernel.shape[1] else aggregate(x @ kernel)
+
+
+def hgnn_convolution(params: Any, graph: CooHypergraph, x: Array, config: Any) -> Array:
+    """`flax_layers.HGNNConv`."""
     num_nodes, num_hyperedges = graph.node_degree.shape[0], graph.hyperedge_degree.shape[0]
     x = x @ params["kernel"] + params["bias"]
     weight = params.get("hyperedge_weight")
@@ -67,7 +105,7 @@ def _convolution(
         degree = _sorted_sum(weight[graph.incident], graph.node, num_nodes)
         hyperedge_scale = hyperedge_scale * weight
     node_scale = _inverse(degree)
-    if normalization == "symmetric":
+    if config.normalization == "symmetric":
         node_scale = jnp.sqrt(node_scale)
         x = x * node_scale[:, None]
     message = _sorted_sum(x[graph.member], graph.hyperedge, num_hyperedges)
@@ -75,30 +113,69 @@ def _convolution(
     return _sorted_sum(message[graph.incident], graph.node, num_nodes) * node_scale[:, None]
 
 
-def plain_hgnn(
+def gcn_convolution(params: Any, graph: CooGraph, x: Array, config: Any) -> Array:
+    """`flax_layers.GCNConv`."""
+    scale = jax.lax.rsqrt(graph.degree + 1)[:, None]
+
+    def aggregate(x: Array) -> Array:
+        return scale * (graph.sum(scale * x) + scale * x)
+
+    return _aggregate_narrow(aggregate, x, params["kernel"]) + params["bias"]
+
+
+def gin_convolution(params: Any, graph: CooGraph, x: Array, config: Any) -> Array:
+    """`flax_layers.GINConv`."""
+    own = 1 + params.get("learned_eps", 0)
+    y = _aggregate_narrow(lambda x: own * x + graph.sum(x), x, params["kernel"])
+    return jax.nn.relu(y + params["bias"]) @ params["output"]["kernel"] + params["output"]["bias"]
+
+
+def sage_convolution(params: Any, graph: CooGraph, x: Array, config: Any) -> Array:
+    """`flax_layers.SAGEConv`."""
+    messages = x
+    if config.project:
+        projection = params["projection"]
+        messages = jax.nn.relu(x @ projection["kernel"] + projection["bias"])
+    if config.aggregation == "max":
+        y = graph.max(messages) @ params["kernel"]
+    else:
+        scale = _inverse(graph.degree)[:, None] if config.aggregation == "mean" else 1
+        y = _aggregate_narrow(lambda x: graph.sum(x) * scale, messages, params["kernel"])
+    return y + x @ params["root"]["kernel"] + params["bias"]
+
+
+def _dropout(x: Array, rate: float, key: Array) -> Array:
+    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
+
+
+def plain_model(
+    convolution: PlainConvolution,
+    config: Any,
     params: dict[str, Any],
-    graph: CooHypergraph,
+    graph: Any,
     x: Array,
     dropout_key: Array | None,
-    *,
-    dropout_rate: float,
-    normalization: Normalization,
 ) -> Array:
-    """Computes what `flax_layers.HGNN` computes from the same parameters and dropout key.
+    """Computes what a model of `flax_layers` computes from the same parameters and dropout key.
 
     Args:
-        params: ``{"conv1": {"kernel", "bias"[, "hyperedge_weight"]}, "conv2": ...}``.
-        graph: The hypergraph.
+        convolution: One of this module.
+        config: Settings of the training.
+        params: ``{"conv1": {"kernel", "bias", …}, "conv2": …}``.
+        graph: What the convolution takes.
         x: Node features, ``(num_nodes, in_features)``.
         dropout_key: Key of the dropout; None switches it off.
-        dropout_rate: Share of hidden activations dropped, in [0, 1).
-        normalization: "symmetric" or "row".
 
     Returns:
         Logits, ``(num_nodes, out_features)``.
     """
-    hidden = jax.nn.relu(_convolution(graph, params["conv1"], x, normalization))
-    if dropout_key is not None and dropout_rate > 0:
-        kept = jax.random.bernoulli(dropout_key, 1 - dropout_rate, hidden.shape)
-        hidden = jnp.where(kept, hidden / (1 - dropout_rate), 0)
-    return _convolution(graph, params["conv2"], hidden, normalization)
+    count = 0
+    for number in range(1, config.num_layers + 1):
+        rate = config.input_dropout_rate
+        if number > 1:
+            x, rate = jax.nn.relu(x), config.dropout_rate
+        if dropout_key is not None and rate > 0:
+            x = _dropout(x, rate, jax.random.fold_in(dropout_key, count))
+            count += 1
+        x = convolution(params[f"conv{number}"], graph, x, config)
+    return x

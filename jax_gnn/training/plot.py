@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jax_gnn.training.hgnn import TrainResult
+from jax_gnn.training.loop import TrainResult
 
 # From Okabe and Ito's palette, which readers with colour-blindness can tell apart.
 _BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"
@@ -17,7 +17,7 @@ def plot_learning_curves(result: TrainResult, path: str | os.PathLike[str], *, t
     """Draws training loss and accuracies over epochs: mean over splits and a band of one std.
 
     Args:
-        result: Of `train_hgnn`.
+        result: Of `train`.
         path: Image file to write; its suffix chooses the format.
         title: Heading of the figure.
     """

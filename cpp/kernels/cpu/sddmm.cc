@@ -118,6 +118,5 @@ void sddmm(const ParallelFor& parallel_for, const Segments<Index>& segments, con
   JAX_GNN_INSTANTIATE(BFloat16, float, Index)
 
 JAX_GNN_INSTANTIATE_INDEX(int32_t)
-JAX_GNN_INSTANTIATE_INDEX(int64_t)
 
 }  // namespace jax_gnn::cpu

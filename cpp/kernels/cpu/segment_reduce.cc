@@ -325,6 +325,5 @@ void segment_reduce(const ParallelFor& parallel_for, const Segments<Index>& segm
   JAX_GNN_REDUCE(BFloat16, float, Index)
 
 JAX_GNN_INSTANTIATE(int32_t)
-JAX_GNN_INSTANTIATE(int64_t)
 
 }  // namespace jax_gnn::cpu

@@ -85,6 +85,5 @@ void segment_select(const ParallelFor& parallel_for, const Segments<Index>& segm
   JAX_GNN_INSTANTIATE(BFloat16, float, Index)
 
 JAX_GNN_INSTANTIATE_INDEX(int32_t)
-JAX_GNN_INSTANTIATE_INDEX(int64_t)
 
 }  // namespace jax_gnn::cpu

@@ -469,6 +469,5 @@ void segment_softmax_tangent(const ParallelFor& parallel_for, const Segments<Ind
   JAX_GNN_INSTANTIATE(BFloat16, float, Index)
 
 JAX_GNN_INSTANTIATE_INDEX(int32_t)
-JAX_GNN_INSTANTIATE_INDEX(int64_t)
 
 }  // namespace jax_gnn::cpu

@@ -9,13 +9,12 @@
 // Warp-wide instructions are reached only where the whole warp arrives (nothing returns early, and
 // the branches around them are uniform), so that they always name all 32 lanes.
 
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <limits>
 #include <type_traits>
 
 #include "hypergraph_aggregate.h"
+#include "launch.cuh"
 #include "pack.cuh"
 
 namespace jax_gnn::cuda {
@@ -31,9 +30,6 @@ constexpr int kTeamThreads = 256;     // at most, where each team owns a row
 constexpr int kMaxThreads = 512;      // at most, where the block owns one row
 constexpr int kMinBlocks = 2;         // resident with kMaxThreads; bounds the registers of a thread
 constexpr int64_t kFillBlocks = 128;  // about what it takes to give every multiprocessor work
-constexpr int64_t kMaxGridX = 0x7fffffff;
-constexpr int64_t kMaxGridY = 65535;
-constexpr unsigned kWholeWarp = 0xffffffffu;
 
 template <typename T, typename Scale>
 struct Operand {
@@ -287,20 +283,6 @@ __device__ __forceinline__ Scale scale_of_row(const Scale* scale, const Row<Inde
   return scale ? __ldg(scale + index) : Scale(1);
 }
 
-// Lets a launch that overlaps this one begin. Before Hopper it begins at the end all the same.
-__device__ __forceinline__ void allow_next_launch() {
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
-#endif
-}
-
-// Waits for the launch that this one overlaps, if any, and for what it has written.
-__device__ __forceinline__ void wait_for_previous_launch() {
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-#endif
-}
-
 template <typename In, typename Out, typename Scale, typename Index, int kVec, int kLoads>
 __global__ void __launch_bounds__(kMaxThreads, kMinBlocks)
     gather_reduce_kernel(Csr<Index> csr, Operand<In, Scale> in, const Scale* row_scale, Out* out,
@@ -381,25 +363,16 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks)
   } while (walk.next(csr, team));
 }
 
-// What the host decides about a launch.
-struct Plan {
-  Cut cut;
-  int threads;
-  dim3 grid;
-  size_t shared;
-};
-
 // How a kernel variant holds features: kLoads words of kVec features a lane.
 struct Holding {
   int vec, loads, operands;
   size_t feature_bytes, sum_bytes;
 };
 
-int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-
 // From shapes alone, never from values. False: more rows than one grid can hold.
 template <typename Index>
-bool plan_launch(const Csr<Index>& csr, int64_t width, const Holding& holding, Plan* plan) {
+bool plan_launch(const Csr<Index>& csr, int64_t width, const Holding& holding, Plan* plan,
+                 Cut* cut) {
   const bool splits_features = holding.operands == 1;  // a dot needs all features in one block
   int lanes = 1;
   while (lanes < (splits_features ? kMaxLanes : 32) && int64_t{lanes} * holding.vec < width)
@@ -416,7 +389,7 @@ bool plan_launch(const Csr<Index>& csr, int64_t width, const Holding& holding, P
     while (splits_features && lanes * holding.vec * holding.feature_bytes > 32 &&
            blocks(csr.rows) < kFillBlocks)
       lanes /= 2;
-    plan->cut.rows_per_block = 1;
+    cut->rows_per_block = 1;
     plan->threads = kMinThreads;  // and as many as take the average row in about two batches
     while (plan->threads < kMaxThreads &&
            int64_t{plan->threads} / lanes * (2 * kUnroll / holding.operands) < average)
@@ -426,13 +399,13 @@ bool plan_launch(const Csr<Index>& csr, int64_t width, const Holding& holding, P
     while (plan->threads > kMinThreads &&
            blocks(ceil_div(csr.rows, plan->threads / lanes)) < kFillBlocks)
       plan->threads /= 2;
-    plan->cut.rows_per_block = plan->threads / lanes;
+    cut->rows_per_block = plan->threads / lanes;
   }
 
-  plan->cut.lane_bits = 0;
-  while (1 << plan->cut.lane_bits < lanes) ++plan->cut.lane_bits;
-  plan->cut.tiles = tiles();
-  const int64_t row_blocks = ceil_div(csr.rows, plan->cut.rows_per_block);
+  cut->lane_bits = 0;
+  while (1 << cut->lane_bits < lanes) ++cut->lane_bits;
+  cut->tiles = tiles();
+  const int64_t row_blocks = ceil_div(csr.rows, cut->rows_per_block);
   if (row_blocks > kMaxGridX) return false;
   plan->grid = dim3(static_cast<unsigned>(row_blocks),
                     splits_features ? static_cast<unsigned>(std::min(tiles(), kMaxGridY)) : 1);
@@ -451,59 +424,26 @@ Csr<Index> clamp_sizes(const Csr<Index>& csr) {
   return clamped;
 }
 
-// Programmatic dependent launches came with Hopper.
-bool can_overlap() {
-  int device = 0, major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-         major >= 9;
-}
-
-// The kernel may start before the one ahead of it has ended: it waits by itself.
-template <typename... Parameters, typename... Arguments>
-cudaError_t launch(cudaStream_t stream, const Plan& plan, void (*kernel)(Parameters...),
-                   const Arguments&... arguments) {
-  cudaLaunchAttribute overlap = {};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = plan.grid;
-  config.blockDim = dim3(plan.threads);
-  config.dynamicSmemBytes = plan.shared;
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = can_overlap() ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
 template <int kVec, int kLoads, typename In, typename Out, typename Scale, typename Index>
 cudaError_t launch_reduce(cudaStream_t stream, Start start, const Csr<Index>& csr,
                           Operand<In, Scale> in, const Scale* row_scale, Out* out, int64_t width) {
   Plan plan;
-  if (!plan_launch(csr, width, {kVec, kLoads, 1, sizeof(In), sizeof(Scale)}, &plan))
+  Cut cut;
+  if (!plan_launch(csr, width, {kVec, kLoads, 1, sizeof(In), sizeof(Scale)}, &plan, &cut))
     return cudaErrorInvalidConfiguration;
   return launch(stream, plan, gather_reduce_kernel<In, Out, Scale, Index, kVec, kLoads>,
-                clamp_sizes(csr), in, row_scale, out, width, plan.cut, start == Start::kReadsAhead);
+                clamp_sizes(csr), in, row_scale, out, width, cut, start == Start::kReadsAhead);
 }
 
 template <int kVec, int kLoads, typename T, typename Scale, typename Index>
 cudaError_t launch_dot(cudaStream_t stream, const Csr<Index>& csr, Operand<T, Scale> x,
                        Operand<T, Scale> y, Scale* out, int64_t width) {
   Plan plan;
-  if (!plan_launch(csr, width, {kVec, kLoads, 2, sizeof(T), sizeof(Scale)}, &plan))
+  Cut cut;
+  if (!plan_launch(csr, width, {kVec, kLoads, 2, sizeof(T), sizeof(Scale)}, &plan, &cut))
     return cudaErrorInvalidConfiguration;
   return launch(stream, plan, gather_dot_kernel<T, Scale, Index, kVec, kLoads>, clamp_sizes(csr), x,
-                y, out, width, plan.cut);
-}
-
-bool aligned(const void* pointer, size_t bytes) {
-  return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
-}
-
-// Whether rows of `width` features can be read in words of kVec.
-template <int kVec, typename T>
-bool readable(const T* features, int64_t width) {
-  return width % kVec == 0 && aligned(features, kVec * sizeof(T));
+                y, out, width, cut);
 }
 
 }  // namespace

@@ -70,11 +70,15 @@ __device__ __forceinline__ T load_or(bool valid, const T* from, T otherwise) {
 
 __device__ __forceinline__ float widen(float value) { return value; }
 __device__ __forceinline__ double widen(double value) { return value; }
+__device__ __forceinline__ int32_t widen(int32_t value) { return value; }
+__device__ __forceinline__ int64_t widen(int64_t value) { return value; }
 __device__ __forceinline__ float widen(__half value) { return __half2float(value); }
 __device__ __forceinline__ float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
 
 __device__ __forceinline__ void narrow(float value, float& out) { out = value; }
 __device__ __forceinline__ void narrow(double value, double& out) { out = value; }
+__device__ __forceinline__ void narrow(int32_t value, int32_t& out) { out = value; }
+__device__ __forceinline__ void narrow(int64_t value, int64_t& out) { out = value; }
 __device__ __forceinline__ void narrow(float value, __half& out) { out = __float2half_rn(value); }
 __device__ __forceinline__ void narrow(float value, __nv_bfloat16& out) {
   out = __float2bfloat16_rn(value);
@@ -87,6 +91,24 @@ __device__ __forceinline__ void add_word(Acc (&sum)[kVec], Word<T, kVec> word, A
   memcpy(features, &word, sizeof(word));
 #pragma unroll
   for (int i = 0; i < kVec; ++i) sum[i] += factor * widen(features[i]);
+}
+
+// sum += <a, b>
+template <typename T, int kVec, typename Acc>
+__device__ __forceinline__ void add_dot(Acc& sum, Word<T, kVec> a, Word<T, kVec> b) {
+  T left[kVec], right[kVec];
+  memcpy(left, &a, sizeof(a));
+  memcpy(right, &b, sizeof(b));
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) sum += widen(left[i]) * widen(right[i]);
+}
+
+// Whether weight * p == q where features are stored: the product is rounded as a result is.
+template <typename T, typename Acc>
+__device__ __forceinline__ bool matches(Acc weight, T p, T q) {
+  T product;
+  narrow(weight * widen(p), product);
+  return widen(product) == widen(q);
 }
 
 // The largest access that a store of kVec features may use.

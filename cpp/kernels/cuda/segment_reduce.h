@@ -12,10 +12,10 @@ namespace jax_gnn::cuda {
 
 // How entries and features are dealt out to threads (GeoT, table I).
 struct Schedule {
-  bool parallel;    // entries of a warp's step lie side by side in its teams, else one behind another
-  int lanes;        // of a team, which holds a tile of features; a power of two up to 32
-  int threads;      // of a block
-  int64_t blocks;   // that share the entries: rows of the workspace
+  bool parallel;  // entries of a warp's step lie side by side in its teams, else one behind another
+  int lanes;      // of a team, which holds a tile of features; a power of two up to 32
+  int threads;    // of a block
+  int64_t blocks;  // that share the entries: rows of the workspace
 };
 
 // The workspace has `schedule.blocks` rows of workspace_bytes(...) bytes each, 16-byte aligned.
@@ -25,15 +25,15 @@ struct Schedule {
 // in: (num_cols, width), weight: (num_weights, heads) or null, out: (num_rows, width). Empty rows
 // are what jax.ops makes of them: 0 for a sum or mean, 1 for a product, the least value for a
 // maximum. Accumulates in Acc. Integers have no weights, mean or logsumexp.
-template <typename T, typename Acc, typename Index>
+template <typename T, typename Acc>
 cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule,
-                           const Segments<Index>& segments, Reduce reduce, const T* in,
+                           const Segments<int32_t>& segments, Reduce reduce, const T* in,
                            const Acc* weight, Features features, T* out, void* workspace);
 
 // out[r, :] = sum over the entries of row r that match, see Select. out: (num_rows, width).
-template <typename T, typename Acc, typename Index>
+template <typename T, typename Acc>
 cudaError_t segment_select(cudaStream_t stream, const Schedule& schedule,
-                           const Segments<Index>& segments, const Select<T, Acc>& select,
+                           const Segments<int32_t>& segments, const Select<T, Acc>& select,
                            Features features, T* out, void* workspace);
 
 }  // namespace jax_gnn::cuda

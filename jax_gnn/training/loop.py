@@ -1,4 +1,4 @@
-"""Training of an HGNN on random splits, and of its plain-JAX twin beside it."""
+"""Training of a model on splits of a dataset, and of its plain-JAX twin beside it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from flax import nnx
 from jax import Array
 
 import jax_gnn
-from flax_layers import HGNN
-from jax_gnn.datasets import HypergraphDataset, random_split
+from flax_layers import Stack
+from jax_gnn.datasets import NodeDataset
 from jax_gnn.training.config import TrainConfig
-from jax_gnn.training.data import node_features
-from jax_gnn.training.plain import CooHypergraph, plain_hgnn
+from jax_gnn.training.data import node_features, split_nodes
+from jax_gnn.training.models import recipe_of
+from jax_gnn.training.plain import plain_model
 
 if TYPE_CHECKING:
     import optax
@@ -109,19 +110,19 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-    """Outcome of `train_hgnn`.
+    """Outcome of `train`.
 
     Attributes:
         model: The best split's model at its best validation epoch, in evaluation mode. Splits, too,
             are compared by validation accuracy.
-        hypergraph: What it was trained on, self-loops included.
+        graph: The graph or hypergraph that it was trained on, added self-loops included.
         x: Node features it was trained on, ``(num_nodes, features)``.
         run: The library's run.
         baseline: The plain-JAX run from the same initial parameters and dropout keys, if asked for.
     """
 
-    model: HGNN
-    hypergraph: jax_gnn.Hypergraph
+    model: Stack
+    graph: Any
     x: Array
     run: Run
     baseline: Run | None
@@ -155,10 +156,13 @@ def _is_hyperedge_weight(path: tuple[Any, ...]) -> bool:
 def _optimizer(config: TrainConfig) -> optax.GradientTransformation:
     import optax  # part of the extra "train"
 
+    def is_decayed(path: tuple[Any, ...], _: Any) -> bool:
+        if config.weight_decay_layers == "first" and "'conv1'" not in jax.tree_util.keystr(path):
+            return False
+        return not _is_hyperedge_weight(path)
+
     def decayed(params: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(
-            lambda path, _: not _is_hyperedge_weight(path), params
-        )
+        return jax.tree_util.tree_map_with_path(is_decayed, params)
 
     return optax.chain(
         optax.add_decayed_weights(config.weight_decay, mask=decayed),
@@ -276,34 +280,28 @@ def _custom_calls(compiled: Any) -> tuple[str, ...]:
     return tuple(sorted(set(targets)))
 
 
-def _split_parts(y: np.ndarray, seed: int) -> np.ndarray:
-    split = random_split(y, seed=seed)
-    part = np.full(len(y), -1, np.int32)
-    for number, ids in enumerate((split.train, split.valid, split.test)):
-        part[ids] = number
-    return part
-
-
 def _calls(keys: Array) -> Iterator[tuple[int, Array]]:
     for first in range(0, len(keys), EPOCHS_PER_CALL):
         yield first, keys[first : first + EPOCHS_PER_CALL]
 
 
-def train_hgnn(
-    dataset: HypergraphDataset,
-    config: TrainConfig | None = None,
+def train(
+    dataset: NodeDataset,
+    config: TrainConfig,
     *,
     baseline: bool = False,
     on_epoch: Callable[[EpochReport], None] | None = None,
 ) -> TrainResult:
-    """Trains one HGNN per random split and reports test accuracy at the best validation epoch.
+    """Trains one model per split and reports test accuracy at the best validation epoch.
 
-    The protocol is AllSet's (Chien et al., arXiv 2106.13264, section 5): 50 % of the labelled nodes
-    train, 25 % validate, 25 % test; full-batch Adam.
+    Full-batch Adam. The splits are those of `TrainConfig.split`: the published one, that is another
+    seed each time, or random ones as AllSet's (Chien et al., arXiv 2106.13264, section 5), 50 % of
+    the labelled nodes to train, 25 % to validate, 25 % to test.
 
     Args:
-        dataset: Hypergraph, labels and features.
-        config: Settings; None for the defaults.
+        dataset: Structure, labels and features.
+        config: Settings; their class says which model: `HGNNConfig`, `GCNConfig`, `GINConfig` or
+            `SAGEConfig`.
         baseline: Whether to train the plain-JAX twin as well, from the same parameters and keys.
             The two alternate every few epochs, so that a change in the machine's speed meets both.
         on_epoch: Called after each epoch of the library's run, several at a time.
@@ -312,44 +310,43 @@ def train_hgnn(
         Learning curves, times and the best model.
 
     Raises:
-        ValueError: The dataset has too few labelled nodes or no features.
+        TypeError: The dataset is not of the kind that the model takes.
+        ValueError: The dataset has too few labelled nodes, no features or no published split, if it
+            is asked for.
     """
-    config = config or TrainConfig()
+    recipe = recipe_of(config, dataset)
     x = jnp.asarray(node_features(dataset, config))
-    hypergraph = dataset.hypergraph(self_loops=config.self_loops)
+    graph = recipe.structure(dataset, config)
     y = jnp.asarray(dataset.y)
 
-    def make_model(seed: int) -> HGNN:
-        return HGNN(
+    def make_model(seed: int) -> Stack:
+        return recipe.model(
             x.shape[1],
             config.hidden_features,
             dataset.num_classes,
+            num_layers=config.num_layers,
             dropout_rate=config.dropout_rate,
-            normalization=config.normalization,
-            num_hyperedges=(
-                hypergraph.num_hyperedges if config.learnable_hyperedge_weights else None
-            ),
+            input_dropout_rate=config.input_dropout_rate,
             rngs=nnx.Rngs(seed),
+            **recipe.options(config, graph),
         )
 
     graphdef, *states = nnx.split(make_model(config.seed), nnx.Param, ...)
     rest = states[1]
 
-    def apply(params: nnx.State, graph: jax_gnn.Hypergraph, x: Array, key: Array | None) -> Array:
+    def apply(params: nnx.State, graph: Any, x: Array, key: Array | None) -> Array:
         model = nnx.merge(graphdef, params, rest)
         return model(graph, x, deterministic=key is None, rngs=key)
 
-    runners = [_Runner(apply, config, hypergraph)]
+    runners = [_Runner(apply, config, graph)]
     if baseline:
-        plain = functools.partial(
-            plain_hgnn, dropout_rate=config.dropout_rate, normalization=config.normalization
-        )
-        runners.append(_Runner(plain, config, CooHypergraph.from_hypergraph(hypergraph)))
+        plain = functools.partial(plain_model, recipe.plain_convolution, config)
+        runners.append(_Runner(plain, config, recipe.plain_structure(graph)))
 
     best_valid, best_params = -1.0, None
     for split in range(config.splits):
         seed = config.seed + split
-        part = jnp.asarray(_split_parts(dataset.y, seed))
+        part = jnp.asarray(split_nodes(dataset, config, seed))
         params = nnx.state(make_model(seed), nnx.Param)
         for runner, start in zip(runners, (params, nnx.to_pure_dict(params)), strict=False):
             runner.start(start)
@@ -366,4 +363,4 @@ def train_hgnn(
     model = nnx.merge(graphdef, best_params, rest)
     model.eval()
     results = [runner.result() for runner in runners]
-    return TrainResult(model, hypergraph, x, results[0], results[1] if baseline else None)
+    return TrainResult(model, graph, x, results[0], results[1] if baseline else None)

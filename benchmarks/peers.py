@@ -1,0 +1,137 @@
+"""What candidates of several ops share: differentiation, plain JAX's ways to add up rows, torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.harness import Candidate, Problem
+from benchmarks.problems import numpy_dtype, once
+from benchmarks.workloads import PlainGraph
+
+
+@once
+def edge_weights(graph: PlainGraph, dtype: str) -> np.ndarray:
+    """Normal numbers, one for each edge: the same object for the same graph."""
+    rng = np.random.default_rng([graph.num_nodes, graph.num_edges])
+    return rng.standard_normal(graph.num_edges, np.float32).astype(numpy_dtype(dtype))
+
+
+# JAX.
+
+
+def jax_candidate(
+    name: str,
+    forward: Callable[..., Any],
+    problem: Problem,
+    operands: tuple[Any, ...],
+    inputs: tuple[str, ...] = ("x",),
+) -> Candidate:
+    """``forward(*inputs, *operands)``, or it and its gradients to the inputs.
+
+    The gradients are wanted where the problem has an input called "cotangent".
+    """
+    import jax
+
+    arguments = tuple(problem.inputs[name] for name in inputs)
+    cotangent = problem.inputs.get("cotangent")
+    if cotangent is None:
+        return Candidate(name, lambda *all_: (forward(*all_),), (*arguments, *operands))
+
+    def forward_backward(cotangent: Any, *rest: Any) -> tuple[Any, ...]:
+        primals, operands = rest[: len(inputs)], rest[len(inputs) :]
+        y, pullback = jax.vjp(lambda *primals: forward(*primals, *operands), *primals)
+        return y, *pullback(cotangent)
+
+    return Candidate(name, forward_backward, (cotangent, *arguments, *operands))
+
+
+@once
+def jax_gnn_graph(graph: PlainGraph) -> Any:
+    """The same graph as this library's container."""
+    import jax_gnn
+
+    return jax_gnn.Graph.from_edges(graph.cols, graph.rows, num_nodes=graph.num_nodes)
+
+
+class Order(NamedTuple):
+    """Incidence pairs or edges in one order: rows to gather and segments to add them to."""
+
+    gather: np.ndarray
+    segment: np.ndarray
+
+
+def gather_sum(num_segments: int, is_sorted: bool = True) -> Callable[..., Any]:
+    """Differentiated by JAX, whose transpose adds in the order of the gather, unsorted."""
+    import jax
+
+    def gather_sum(x: Any, order: Order, opposite: Order) -> Any:
+        return jax.ops.segment_sum(
+            x[order.gather], order.segment, num_segments, indices_are_sorted=is_sorted
+        )
+
+    return gather_sum
+
+
+def bcoo(
+    values: Any, rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], unique: bool = True
+) -> Any:
+    """A sparse matrix whose entries are sorted by row."""
+    import jax.numpy as jnp
+    from jax.experimental import sparse
+
+    indices = jnp.stack([jnp.asarray(rows), jnp.asarray(cols)], axis=1)
+    return sparse.BCOO(
+        (jnp.asarray(values), indices), shape=shape, indices_sorted=True, unique_indices=unique
+    )
+
+
+# torch.
+
+
+def torch_candidate(
+    name: str,
+    forward: Callable[..., Any],
+    problem: Problem,
+    operands: tuple[Any, ...],
+    inputs: tuple[str, ...] = ("x",),
+) -> Candidate:
+    """As `jax_candidate`, with autograd."""
+    import torch
+
+    arguments = tuple(problem.inputs[name] for name in inputs)
+    cotangent = problem.inputs.get("cotangent")
+
+    def forward_only(*all_: Any) -> tuple[Any]:
+        with torch.no_grad():
+            return (forward(*all_),)
+
+    def forward_backward(cotangent: Any, *rest: Any) -> tuple[Any, ...]:
+        primals = [tensor.detach().requires_grad_() for tensor in rest[: len(inputs)]]
+        y = forward(*primals, *rest[len(inputs) :])
+        return y.detach(), *torch.autograd.grad(y, primals, cotangent)
+
+    if cotangent is None:
+        return Candidate(name, forward_only, (*arguments, *operands))
+    return Candidate(name, forward_backward, (cotangent, *arguments, *operands))
+
+
+def torch_csr(indptr: np.ndarray, cols: np.ndarray, values: Any, num_cols: int, dtype: str) -> Any:
+    """A sparse matrix on torch's default device."""
+    import torch
+
+    return torch.sparse_csr_tensor(
+        torch.tensor(indptr),
+        torch.tensor(cols),
+        torch.tensor(np.asarray(values, np.float64)).to(getattr(torch, dtype)),
+        size=(len(indptr) - 1, num_cols),
+        check_invariants=False,
+    )
+
+
+@once
+def int64(graph: Any, name: str) -> np.ndarray:
+    """An index array of a graph, as PyG and torch's scatters want it."""
+    return getattr(graph, name).astype(np.int64)

@@ -1,0 +1,96 @@
+// Launches that overlap the one ahead of them in the stream, and what their cuts are made of.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+namespace jax_gnn::cuda {
+
+constexpr int64_t kMaxGridX = 0x7fffffff;
+constexpr int64_t kMaxGridY = 65535;
+constexpr unsigned kWholeWarp = 0xffffffffu;
+
+// Lets a launch that overlaps this one begin. Before Hopper it begins at the end all the same.
+__device__ __forceinline__ void allow_next_launch() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+// Waits for the launch that this one overlaps, if any, and for what it has written.
+__device__ __forceinline__ void wait_for_previous_launch() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+__host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return a / b + (a % b != 0);
+}
+
+// Where part `index` of `parts` even parts of [0, count) begins.
+__host__ __device__ inline int64_t split(int64_t count, int64_t index, int64_t parts) {
+  const int64_t even = count / parts, rest = count % parts;
+  return even * index + (index < rest ? index : rest);
+}
+
+inline bool aligned(const void* pointer, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
+}
+
+// Whether rows of `width` features can be read in words of kVec.
+template <int kVec, typename T>
+bool readable(const T* features, int64_t width) {
+  return width % kVec == 0 && aligned(features, kVec * sizeof(T));
+}
+
+// Ids are compared in their own width, as unsigned numbers: negative ones are then too large.
+template <typename Index>
+std::make_unsigned_t<Index> id_bound(int64_t size) {
+  constexpr Index kMax = std::numeric_limits<Index>::max();
+  return static_cast<std::make_unsigned_t<Index>>(size > kMax ? int64_t{kMax} : size) +
+         (size > kMax);
+}
+
+template <typename Index>
+__device__ __forceinline__ bool is_id(Index id, std::make_unsigned_t<Index> bound) {
+  return static_cast<std::make_unsigned_t<Index>>(id) < bound;
+}
+
+// Programmatic dependent launches came with Hopper.
+inline bool can_overlap() {
+  int device = 0, major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         major >= 9;
+}
+
+// What the host decides about a launch.
+struct Plan {
+  dim3 grid;
+  int threads;    // of a block
+  size_t shared;  // dynamic, bytes
+};
+
+// The kernel may start before the one ahead of it has ended: it waits by itself.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch(cudaStream_t stream, const Plan& plan, void (*kernel)(Parameters...),
+                   const Arguments&... arguments) {
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = plan.grid;
+  config.blockDim = dim3(plan.threads);
+  config.dynamicSmemBytes = plan.shared;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = can_overlap() ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+}  // namespace jax_gnn::cuda

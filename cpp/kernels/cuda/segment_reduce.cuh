@@ -1,0 +1,1078 @@
+// Reduction of entries sorted by row, balanced over entries, without atomics (GeoT, section III).
+//
+// Every warp takes an even, contiguous range of entries, whatever the rows' lengths, and walks it
+// in steps. A team of lanes holds a tile of features; a step deals kUnroll entries to each team of
+// the warp, one behind another (sequential reduction) or side by side (parallel reduction). The sum
+// of a run of equal rows is stored by the team that sees the run end; what is open at the end of a
+// team's entries is carried on to the next team, to the next step, and to the next warp, always in
+// the same order. Runs that cross from block to block leave records in the workspace, which a
+// second launch combines. The cut depends on shapes only: the same bits on every run.
+
+#include <algorithm>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+#include <type_traits>
+
+#include "launch.cuh"
+#include "pack.cuh"
+#pragma once
+
+#include "segment_reduce.h"
+
+namespace jax_gnn::cuda {
+namespace {
+
+using Index = int32_t;
+constexpr int kMaxThreads = 256;  // of a block
+constexpr int kMaxWarps = kMaxThreads / 32;
+constexpr int kFixThreads = 256;  // of a block of the second launch
+constexpr int kLongGap = 1024;    // empty rows at either end: left to the second launch's blocks
+constexpr int64_t kNoRows = -1;   // instead of the first row that has entries: not in this block
+constexpr int kFillEvery = 8;     // blocks of the second launch between two that look for gaps
+
+// --- What is reduced -----------------------------------------------------------------------------
+
+// An operator works on runs: arrays of kParts accumulators for kVec features.
+template <typename Acc, int kVec_>
+struct SumOp {
+  static constexpr int kVec = kVec_, kParts = kVec, kRows = 1;
+  static constexpr bool kCounts = false, kZeroIsNeutral = true;
+  static __device__ __forceinline__ Acc neutral(int) { return 0; }
+  static __device__ __forceinline__ Acc empty() { return 0; }
+  static __device__ __forceinline__ void from(const Acc (&x)[kVec], Acc (&run)[kParts]) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) run[i] = x[i];
+  }
+  static __device__ __forceinline__ void combine(const Acc (&before)[kParts], Acc (&run)[kParts]) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) run[i] = before[i] + run[i];
+  }
+  static __device__ __forceinline__ void finish(const Acc (&run)[kParts], Acc (&x)[kVec]) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) x[i] = run[i];
+  }
+};
+
+// The last part counts entries.
+template <typename Acc, int kVec_>
+struct MeanOp {
+  static constexpr int kVec = kVec_, kParts = kVec + 1, kRows = 1;
+  static constexpr bool kCounts = true, kZeroIsNeutral = false;
+  static __device__ __forceinline__ Acc neutral(int) { return 0; }
+  static __device__ __forceinline__ Acc empty() { return 0; }
+  static __device__ __forceinline__ void from(const Acc (&x)[kVec], Acc (&run)[kParts]) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) run[i] = x[i];
+    run[kVec] = 1;
+  }
+  static __device__ __forceinline__ void combine(const Acc (&before)[kParts], Acc (&run)[kParts]) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) run[i] = before[i] + run[i];
+  }
+  static __device__ __forceinline__ void finish(const Acc (&run)[kParts], Acc (&x)[kVec]) {
+    const Acc count = run[kVec] > 0 ? run[kVec] : Acc(1);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) x[i] = run[i] / count;
+  }
+};
+
+// NaN wins, as in jax.ops.
+template <bool kMax, typename Acc>
+__device__ __forceinline__ Acc extremum(Acc a, Acc b) {
+  if constexpr (std::is_same_v<Acc, float>) {
+    float result;
+    if constexpr (kMax)
+      asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    else
+      asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+  } else {
+    const bool first = kMax ? a > b : a < b;
+    return first || a != a ? a : b;
+  }
+}
+
+// What a maximum (or minimum) of nothing is.
+template <bool kMax, typename Acc, class Limits = std::numeric_limits<Acc>>
+constexpr Acc kLeast = Limits::has_infinity ? (kMax ? -Limits::infinity() : Limits::infinity())
+                                            : (kMax ? Limits::lowest() : Limits::max());
+
+template <bool kMax, typename Acc, int kVec_>
+struct ExtremumOp : SumOp<Acc, kVec_> {
+  using SumOp<Acc, kVec_>::kParts;
+  static constexpr bool kZeroIsNeutral = false;
+  static __device__ __forceinline__ Acc neutral(int) { return kLeast<kMax, Acc>; }
+  static __device__ __forceinline__ Acc empty() { return kLeast<kMax, Acc>; }
+  static __device__ __forceinline__ void combine(const Acc (&before)[kParts], Acc (&run)[kParts]) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) run[i] = extremum<kMax>(before[i], run[i]);
+  }
+};
+
+template <typename Acc, int kVec_>
+struct ProdOp : SumOp<Acc, kVec_> {
+  using SumOp<Acc, kVec_>::kParts;
+  static constexpr bool kZeroIsNeutral = false;
+  static __device__ __forceinline__ Acc neutral(int) { return 1; }
+  static __device__ __forceinline__ Acc empty() { return 1; }
+  static __device__ __forceinline__ void combine(const Acc (&before)[kParts], Acc (&run)[kParts]) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) run[i] = before[i] * run[i];
+  }
+};
+
+// Maxima, then the sums of exp(x - maximum).
+template <typename Acc, int kVec_>
+struct LogSumExpOp {
+  static constexpr int kVec = kVec_, kParts = 2 * kVec, kRows = 2;
+  static constexpr bool kCounts = false, kZeroIsNeutral = false;
+  static __device__ __forceinline__ Acc neutral(int part) {
+    return part < kVec ? kLeast<true, Acc> : Acc(0);
+  }
+  static __device__ __forceinline__ Acc empty() { return kLeast<true, Acc>; }
+  static __device__ __forceinline__ void from(const Acc (&x)[kVec], Acc (&run)[kParts]) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      run[i] = x[i];
+      run[kVec + i] = 1;
+    }
+  }
+  static __device__ __forceinline__ void combine(const Acc (&before)[kParts], Acc (&run)[kParts]) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      const Acc top = extremum<true>(before[i], run[i]);
+      run[kVec + i] =
+          before[kVec + i] * shrink(before[i], top) + run[kVec + i] * shrink(run[i], top);
+      run[i] = top;
+    }
+  }
+  static __device__ __forceinline__ void finish(const Acc (&run)[kParts], Acc (&x)[kVec]) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) x[i] = run[i] + logarithm(run[kVec + i]);
+  }
+
+ private:
+  // exp(x - top); infinities cancel.
+  static __device__ __forceinline__ Acc shrink(Acc x, Acc top) {
+    if (x == top) return 1;
+    if constexpr (sizeof(Acc) == 4)
+      return __expf(x - top);
+    else
+      return exp(x - top);
+  }
+  static __device__ __forceinline__ Acc logarithm(Acc x) {
+    if constexpr (sizeof(Acc) == 4)
+      return logf(x);
+    else
+      return log(x);
+  }
+};
+
+// --- What entries bring --------------------------------------------------------------------------
+
+// Where a lane stands in the features.
+struct Column {
+  int64_t first, head;
+  bool active;
+};
+
+// The ids of one step of a team, and its weights where they lie beside them.
+template <int kSize, typename Acc>
+struct Ids {
+  int64_t first;  // entry of the team
+  int stride;     // from one entry of the team to the next
+  int count;      // of the team's entries, at most kSize
+  bool full;      // the whole warp has all its entries, and arrays can be read in long words
+  Index row[kSize + 1], col[kSize], order[kSize];
+  Acc weight[kSize];
+};
+
+// Entries [at, at + kSize) of an array in 16-byte words.
+template <int kSize, typename T>
+__device__ __forceinline__ void load_words(const T* at, T* to) {
+  constexpr int kWords = kSize * sizeof(T) / 16;
+  uint4 words[kWords];
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) words[i] = __ldg(reinterpret_cast<const uint4*>(at) + i);
+  memcpy(to, words, sizeof(words));
+}
+
+// Entry first + j * stride of an array for each j below `count`, -1 elsewhere.
+template <int kSize, typename Acc>
+__device__ __forceinline__ void load_each(const Index* from, const Ids<kSize, Acc>& ids,
+                                          Index* to) {
+#pragma unroll
+  for (int j = 0; j < kSize; ++j)
+    to[j] = load_or(j < ids.count, from + ids.first + j * ids.stride, Index(-1));
+}
+
+// A message loads what a step's entries bring before any of it is used: loads stay in flight
+// together. Sizes are those of Segments, cut to 32 bits, and 0 for lanes without features.
+struct Sizes {
+  unsigned rows, cols, weights;
+};
+
+template <typename T>
+__device__ __forceinline__ T* row_at(T* from, Index row, unsigned row_bytes) {
+  return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(from) +
+                              static_cast<uint64_t>(static_cast<unsigned>(row)) * row_bytes);
+}
+
+template <int kVec, typename T, typename Acc>
+__device__ __forceinline__ void unpack(Word<T, kVec> word, Acc (&x)[kVec]) {
+  T features[kVec];
+  memcpy(features, &word, sizeof(word));
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) x[i] = widen(features[i]);
+}
+
+// The features of row e for entry e.
+template <typename T_, typename Acc_, int kVec_>
+struct RowMessage {
+  using T = T_;
+  using Acc = Acc_;
+  static constexpr int kVec = kVec_, kUnroll = 8, kMinBlocks = kVec > 4 ? 2 : 3;
+  static constexpr bool kGathers = false;
+  const T* in;
+  int64_t width;
+
+  // What can be read beside the ids.
+  __host__ __device__ const Acc* weights() const { return nullptr; }
+
+  struct Loaded {
+    Word<T, kVec> words[kUnroll];
+    unsigned valid;  // bit j: entry j is there, and what it points at
+  };
+  __device__ __forceinline__ void load(const Ids<kUnroll, Acc>& ids, const Sizes&, bool, bool whole,
+                                       const Column& column, Loaded& loaded) const {
+    const T* from = in + ids.first * width + column.first;
+    const int64_t stride = ids.stride * width;
+    if (ids.full && whole) {
+      loaded.valid = (1u << kUnroll) - 1;
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j) {
+        loaded.words[j] = __ldcs(reinterpret_cast<const Word<T, kVec>*>(from));
+        from += stride;
+      }
+      return;
+    }
+    const int count = column.active ? ids.count : 0;
+    loaded.valid = (1u << ids.count) - 1;
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) {
+      loaded.words[j] = {};
+      load_if(j < count, reinterpret_cast<const Word<T, kVec>*>(from), loaded.words[j]);
+      from += stride;
+    }
+  }
+  __device__ __forceinline__ void value(const Loaded& loaded, int j, Acc (&x)[kVec]) const {
+    unpack<kVec, T>(loaded.words[j], x);
+  }
+};
+
+// Weights of a step's valid entries; 1 where there are none, 0 for padding.
+template <typename Acc, int kUnroll>
+__device__ __forceinline__ void load_weights(const Acc* weight, int heads,
+                                             const Ids<kUnroll, Acc>& ids, bool ordered,
+                                             unsigned valid, const Column& column,
+                                             Acc (&weights)[kUnroll]) {
+  const Acc* from = weight + column.head;
+  if (!ordered) from += ids.first * heads;
+#pragma unroll
+  for (int j = 0; j < kUnroll; ++j) {
+    const bool is_valid = valid >> j & 1;
+    const Acc* at = from + static_cast<int64_t>(ordered ? ids.order[j] : j * ids.stride) * heads;
+    weights[j] = load_or(weight != nullptr && is_valid, at, is_valid ? Acc(1) : Acc(0));
+  }
+}
+
+// The features of row cols[e] for entry e, times its weight.
+template <typename T_, typename Acc_, int kVec_>
+struct GatherMessage {
+  using T = T_;
+  using Acc = Acc_;
+  static constexpr int kVec = kVec_, kUnroll = 8, kMinBlocks = 2;
+  static constexpr bool kGathers = true;
+  const T* in;
+  const Acc* weight;
+  unsigned row_bytes;
+  int heads;
+
+  // What can be read beside the ids.
+  __host__ __device__ const Acc* weights() const { return weight; }
+
+  struct Loaded {
+    Word<T, kVec> words[kUnroll];
+    Acc weights[kUnroll];
+    unsigned valid;
+  };
+  // Called by the whole warp. `beside`: the weights are in ids.
+  __device__ __forceinline__ void load(const Ids<kUnroll, Acc>& ids, const Sizes& sizes,
+                                       bool ordered, bool beside, const Column& column,
+                                       Loaded& loaded) const {
+    const T* from = in + column.first;
+    bool all_valid = ids.full;
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) all_valid &= static_cast<unsigned>(ids.col[j]) < sizes.cols;
+    if (ordered)
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j)
+        all_valid &= static_cast<unsigned>(ids.order[j]) < sizes.weights;
+    if (__all_sync(kWholeWarp, all_valid)) {
+      loaded.valid = (1u << kUnroll) - 1;
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j)
+        loaded.words[j] =
+            __ldg(reinterpret_cast<const Word<T, kVec>*>(row_at(from, ids.col[j], row_bytes)));
+      if (beside) {
+#pragma unroll
+        for (int j = 0; j < kUnroll; ++j) loaded.weights[j] = ids.weight[j];
+        return;
+      }
+    } else {
+      loaded.valid = 0;
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j) {
+        bool valid = static_cast<unsigned>(ids.col[j]) < sizes.cols;
+        if (ordered) valid = valid && static_cast<unsigned>(ids.order[j]) < sizes.weights;
+        loaded.valid |= static_cast<unsigned>(valid) << j;
+        loaded.words[j] = {};
+        load_if(valid, reinterpret_cast<const Word<T, kVec>*>(row_at(from, ids.col[j], row_bytes)),
+                loaded.words[j]);
+      }
+    }
+    load_weights(weight, heads, ids, ordered, loaded.valid, column, loaded.weights);
+  }
+  __device__ __forceinline__ void value(const Loaded& loaded, int j, Acc (&x)[kVec]) const {
+    unpack<kVec, T>(loaded.words[j], x);
+    if constexpr (!std::is_integral_v<Acc>)
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) x[i] *= loaded.weights[j];
+  }
+};
+
+// What matches, see Select.
+template <typename T_, typename Acc_, int kVec_>
+struct SelectMessage {
+  using T = T_;
+  using Acc = Acc_;
+  static constexpr int kVec = kVec_, kUnroll = 4, kMinBlocks = 2;
+  static constexpr bool kGathers = true;
+  Select<T, Acc> select;
+  unsigned row_bytes;
+  int heads;
+
+  // What can be read beside the ids.
+  __host__ __device__ const Acc* weights() const { return nullptr; }
+
+  struct Loaded {
+    Word<T, kVec> row_keys[kUnroll], col_keys[kUnroll], values[kUnroll];
+    Acc weights[kUnroll], factors[kUnroll];
+    unsigned valid;
+  };
+  __device__ __forceinline__ void load(const Ids<kUnroll, Acc>& ids, const Sizes& sizes,
+                                       bool ordered, bool, const Column& column,
+                                       Loaded& loaded) const {
+    loaded.valid = 0;
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) {
+      bool valid = static_cast<unsigned>(ids.row[j]) < sizes.rows &&
+                   static_cast<unsigned>(ids.col[j]) < sizes.cols;
+      if (ordered) valid = valid && static_cast<unsigned>(ids.order[j]) < sizes.weights;
+      loaded.valid |= static_cast<unsigned>(valid) << j;
+      const auto load_word = [&](const T* rows, Index row, Word<T, kVec>& word) {
+        word = {};
+        load_if(valid && rows != nullptr,
+                reinterpret_cast<const Word<T, kVec>*>(row_at(rows + column.first, row, row_bytes)),
+                word);
+      };
+      load_word(select.row_key, ids.row[j], loaded.row_keys[j]);
+      load_word(select.col_key, ids.col[j], loaded.col_keys[j]);
+      load_word(select.value, ids.col[j], loaded.values[j]);
+    }
+    load_weights(select.weight, heads, ids, ordered, loaded.valid, column, loaded.weights);
+    load_weights(select.factor, heads, ids, ordered, loaded.valid, column, loaded.factors);
+  }
+  __device__ __forceinline__ void value(const Loaded& loaded, int j, Acc (&x)[kVec]) const {
+    Acc row[kVec], col[kVec], value[kVec];
+    unpack<kVec, T>(loaded.row_keys[j], row);
+    unpack<kVec, T>(loaded.col_keys[j], col);
+    unpack<kVec, T>(loaded.values[j], value);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      (select.weight_on_row ? row : col)[i] *= loaded.weights[j];
+      const Acc one = select.value != nullptr ? value[i] : Acc(1);
+      x[i] = row[i] == col[i] ? loaded.factors[j] * one : Acc(0);
+    }
+  }
+};
+
+// --- Where the cut falls -------------------------------------------------------------------------
+
+struct Cut {
+  int lane_bits;     // log2 of the lanes of a team
+  bool aligned;      // ids can be read in long words
+  int64_t per_warp;  // entries of a warp, a multiple of a step's
+  int64_t width;
+};
+
+// What a block leaves behind for the second launch.
+struct Record {
+  Index head_row;        // of the run that was open where the block begins
+  int64_t first_filled;  // rows before it are left to be filled, 0 if there are none
+  int64_t last_filled;   // rows after it, num_rows if there are none
+  double head_count, tail_count;
+  int head_waits;  // that run ends in the block, its part is in the workspace
+  int ends;        // a run ends in the block: what is open at its end began in it
+};
+
+// The workspace: records, then the parts of the head runs, of the tail runs, one row a block.
+struct Workspace {
+  unsigned char* base;
+  int64_t blocks, row_bytes;
+
+  __device__ __forceinline__ Record& record(int64_t block) const {
+    return reinterpret_cast<Record*>(base + block * 64)[0];
+  }
+  template <typename Acc>
+  __device__ __forceinline__ Acc* head(int64_t block) const {
+    return reinterpret_cast<Acc*>(base + blocks * 64 + block * row_bytes);
+  }
+  template <typename Acc>
+  __device__ __forceinline__ Acc* tail(int64_t block) const {
+    return head<Acc>(blocks + block);
+  }
+};
+static_assert(sizeof(Record) <= 64);
+
+int64_t row_bytes(int64_t width, size_t acc_bytes, int rows) {
+  return (width * static_cast<int64_t>(acc_bytes) * rows + 15) / 16 * 16;
+}
+
+// --- Runs ----------------------------------------------------------------------------------------
+
+template <class Op, typename Acc>
+__device__ __forceinline__ void set_neutral(Acc (&run)[Op::kParts]) {
+#pragma unroll
+  for (int i = 0; i < Op::kParts; ++i) run[i] = Op::neutral(i);
+}
+
+template <class Op, typename Acc>
+__device__ __forceinline__ void append(Acc (&run)[Op::kParts], Acc (&after)[Op::kParts]) {
+  Op::combine(run, after);
+#pragma unroll
+  for (int i = 0; i < Op::kParts; ++i) run[i] = after[i];
+}
+
+template <class Op, typename Acc>
+__device__ __forceinline__ void write_parts(const Acc (&run)[Op::kParts], Acc* row,
+                                            const Column& column, int64_t width) {
+  if (!column.active) return;
+#pragma unroll
+  for (int k = 0; k < Op::kRows; ++k)
+#pragma unroll
+    for (int i = 0; i < Op::kVec; ++i) row[k * width + column.first + i] = run[k * Op::kVec + i];
+}
+
+template <class Op, typename Acc>
+__device__ __forceinline__ void read_parts(const Acc* row, double count, const Column& column,
+                                           int64_t width, Acc (&run)[Op::kParts]) {
+  set_neutral<Op>(run);
+  if (column.active)
+#pragma unroll
+    for (int k = 0; k < Op::kRows; ++k)
+#pragma unroll
+      for (int i = 0; i < Op::kVec; ++i) run[k * Op::kVec + i] = row[k * width + column.first + i];
+  if constexpr (Op::kCounts) run[Op::kVec] = static_cast<Acc>(count);
+}
+
+// The result's rows, of which a lane writes one word.
+template <typename T, class Op, typename Acc>
+struct Output {
+  T* out;
+  int64_t num_rows, width;
+
+  // Writes the lane's word of a row that is below `limit`; `lane_out` is out + column.first.
+  __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
+                                        unsigned limit) const {
+    Acc x[Op::kVec];
+    Op::finish(run, x);
+    if (static_cast<unsigned>(row) < limit)
+      write(row_at(lane_out, row, static_cast<unsigned>(width) * static_cast<unsigned>(sizeof(T))),
+            x);
+  }
+  __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
+    if (!column.active) return;
+    Acc x[Op::kVec];
+#pragma unroll
+    for (int i = 0; i < Op::kVec; ++i) x[i] = Op::empty();
+    write(out + row * width + column.first, x);
+  }
+
+ private:
+  static __device__ __forceinline__ void write(T* address, const Acc (&x)[Op::kVec]) {
+    Pack<T, Op::kVec> pack;
+#pragma unroll
+    for (int i = 0; i < Op::kVec; ++i) narrow(x[i], pack.at[i]);
+    *reinterpret_cast<Pack<T, Op::kVec>*>(address) = pack;
+  }
+};
+
+__device__ __forceinline__ bool is_row(int64_t row, int64_t num_rows) {
+  return static_cast<uint64_t>(row) < static_cast<uint64_t>(num_rows);
+}
+
+template <int kVec>
+__device__ __forceinline__ Column column_of(int lane, int lanes, int64_t width, int64_t heads) {
+  const int64_t first = (static_cast<int64_t>(blockIdx.y) * lanes + lane) * kVec;
+  const bool active = first < width;
+  return {first, active && heads > 1 ? first / (width / heads) : 0, active};
+}
+
+// --- The first launch ----------------------------------------------------------------------------
+
+template <class Message, class Op, bool kParallel>
+__global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
+    reduce_kernel(Segments<Index> segments, Message message, Cut cut,
+                  Output<typename Message::T, Op, typename Message::Acc> output, int64_t heads,
+                  bool fills, Workspace workspace) {
+  using Acc = typename Message::Acc;
+  constexpr int kVec = Op::kVec, kParts = Op::kParts, kUnroll = Message::kUnroll;
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  __shared__ int64_t first_filled, last_filled;
+  __shared__ Index head_rows[kMaxWarps];
+  __shared__ int marks[kMaxWarps];  // bit 0: a run ends in the warp, bit 1: its first run waits
+
+  const int lanes = 1 << cut.lane_bits, lane = threadIdx.x & (lanes - 1);
+  const int teams = 32 >> cut.lane_bits, team = (threadIdx.x % 32) >> cut.lane_bits;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
+  const Column column = column_of<kVec>(lane, lanes, cut.width, heads);
+  // heads[warp][part][lane], then tails.
+  Acc* shared_heads = reinterpret_cast<Acc*>(shared_bytes);
+  Acc* shared_tails = shared_heads + warps * kParts * lanes;
+  if (threadIdx.x == 0) {
+    first_filled = kNoRows;
+    last_filled = output.num_rows;
+  }
+  allow_next_launch();
+  wait_for_previous_launch();
+  __syncthreads();
+
+  const int64_t begin =
+      min((static_cast<int64_t>(blockIdx.x) * warps + warp) * cut.per_warp, segments.count);
+  const int64_t end = min(begin + cut.per_warp, segments.count);
+  const Index* rows = segments.rows;
+
+  const auto cut_size = [](int64_t size) {
+    return static_cast<unsigned>(min(size, int64_t{0x7fffffff}));
+  };
+  Sizes sizes = {cut_size(segments.num_rows), cut_size(segments.num_cols),
+                 cut_size(segments.num_weights)};
+  if (!column.active) sizes = {0, 0, 0};
+  typename Message::T* lane_out = output.out + column.first;
+  asm volatile("" : "+l"(lane_out));  // or it is computed anew for every store
+
+  bool beside = false;  // weights are read with the ids
+  if constexpr (Message::kGathers)
+    beside = message.weights() != nullptr && heads == 1 && segments.order == nullptr;
+  const bool whole = (static_cast<int64_t>(blockIdx.y) + 1) * lanes * kVec <= cut.width;
+  const auto load_step = [&](int64_t base, Ids<kUnroll, Acc>& ids) {
+    ids.first = base + (kParallel ? team : team * kUnroll);
+    ids.stride = kParallel ? teams : 1;
+    ids.full =
+        cut.aligned && base + teams * kUnroll <= end && base + teams * kUnroll < segments.count;
+    if (ids.full) {
+      ids.count = kUnroll;
+      if constexpr (kParallel) {
+        load_each(rows, ids, ids.row);
+      } else {
+        load_words<kUnroll>(rows + ids.first, ids.row);
+        ids.row[kUnroll] = __ldg(rows + ids.first + kUnroll);
+        if constexpr (Message::kGathers) {
+          if (segments.cols != nullptr) load_words<kUnroll>(segments.cols + ids.first, ids.col);
+          if (segments.order != nullptr) load_words<kUnroll>(segments.order + ids.first, ids.order);
+          if (beside) load_words<kUnroll>(message.weights() + ids.first, ids.weight);
+        }
+      }
+    } else {
+      const int64_t left = kParallel ? (end - ids.first + teams - 1) / teams : end - ids.first;
+      ids.count = static_cast<int>(min(max(left, int64_t{0}), int64_t{kUnroll}));
+      load_each(rows, ids, ids.row);
+      if constexpr (!kParallel) {
+        const int64_t next = min(ids.first + kUnroll, end);
+        ids.row[kUnroll] = load_or(next < segments.count, rows + next, Index(-1));
+      }
+      if constexpr (Message::kGathers) {
+        if (segments.cols != nullptr) load_each(segments.cols, ids, ids.col);
+        if (segments.order != nullptr) load_each(segments.order, ids, ids.order);
+      }
+    }
+    if constexpr (Message::kGathers)
+      if (segments.cols == nullptr)
+#pragma unroll
+        for (int j = 0; j < kUnroll; ++j)
+          ids.col[j] = j < ids.count ? static_cast<Index>(ids.first + j * ids.stride) : -1;
+  };
+  // Something else than the last row of all, to follow it.
+  const auto beyond_last = [&]() {
+    const Index last = rows[segments.count - 1];
+    return last == kLeast<true, Index> ? kLeast<false, Index> : kLeast<true, Index>;
+  };
+
+  // Called by a team that sees a row follow another: the rows between are empty. Padding stands at
+  // either end, where the rows before the first and after the last that have entries may be many.
+  const auto fill_gap = [&](int64_t row, int64_t next) {
+    const bool starts = !is_row(row, output.num_rows) && is_row(next, output.num_rows);
+    const bool stops = is_row(row, output.num_rows) && !is_row(next, output.num_rows);
+    if (!starts && !is_row(row, output.num_rows)) return;
+    const int64_t first = starts ? 0 : row + 1, last = stops ? output.num_rows : next;
+    if (starts) first_filled = 0;
+    if ((starts || stops) && last - first > kLongGap && gridDim.x > 1) {
+      (starts ? first_filled : last_filled) = starts ? last : row;
+      return;
+    }
+#pragma unroll 1
+    for (int64_t empty = first; empty < last; ++empty) output.store_empty(empty, column);
+  };
+
+  Acc carry[kParts];  // of the run that is open, from where it or the warp's range begins
+  set_neutral<Op>(carry);
+  bool seen = false;       // a run has ended in the warp
+  bool left_open = false;  // a run goes on where the warp's range begins
+
+  // Takes the step's entries of all teams: `head` is the run that was open where a team's entries
+  // begin if it ends among them, `tail` what is open where they end.
+  const auto carry_on = [&](bool has_end, Index head_row, Acc(&head)[kParts], Acc(&tail)[kParts]) {
+    const unsigned ends = __ballot_sync(kWholeWarp, has_end);
+    const unsigned before = ends & ((1u << (threadIdx.x % 32 & ~(lanes - 1))) - 1);
+    Acc in[kParts];
+    set_neutral<Op>(in);
+    if (teams > 1) {
+      const int top = (threadIdx.x % 32 | (lanes - 1)) + 1;  // lane after the team's last
+      const unsigned upto = ends & (kWholeWarp >> (32 - top));
+#pragma unroll 1
+      for (int distance = lanes; distance < 32; distance *= 2) {
+        // No run has ended in the last `distance` lanes up to the team's.
+        const bool joins = top > distance && upto >> (top - distance) == 0;
+        Acc other[kParts];
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) other[i] = __shfl_up_sync(kWholeWarp, tail[i], distance);
+        if (joins) Op::combine(other, tail);
+      }
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        const Acc other = __shfl_up_sync(kWholeWarp, tail[i], lanes);
+        if (team > 0) in[i] = other;
+        tail[i] = __shfl_sync(kWholeWarp, tail[i], 32 - lanes + lane);
+      }
+    }
+    if (before == 0) Op::combine(carry, in);
+    if (has_end) {
+      Op::combine(in, head);
+      if (left_open && !seen && before == 0) {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) shared_heads[(warp * kParts + i) * lanes + lane] = head[i];
+        if (lane == 0) head_rows[warp] = head_row;
+      } else {
+        output.store(lane_out, head_row, head, sizes.rows);
+      }
+    }
+    if (ends == 0) Op::combine(carry, tail);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) carry[i] = tail[i];
+    seen |= ends != 0;
+  };
+
+  Ids<kUnroll, Acc> coming;
+  if constexpr (Message::kGathers) load_step(begin, coming);
+  const Index row_before = load_or(begin > 0, rows + begin - 1, Index(0));
+  for (int64_t base = begin; base < end; base += teams * kUnroll) {
+    if constexpr (!Message::kGathers) load_step(base, coming);
+    Ids<kUnroll, Acc> ids = coming;
+    typename Message::Loaded loaded;
+    message.load(ids, sizes, segments.order != nullptr, Message::kGathers ? beside : whole, column,
+                 loaded);
+    // The next step's ids arrive while this step's features do.
+    if constexpr (Message::kGathers)
+      if (base + teams * kUnroll < end) load_step(base + teams * kUnroll, coming);
+    if (base == begin)
+      left_open = begin > 0 && __shfl_sync(kWholeWarp, ids.row[0], 0) == row_before;
+
+    Index after[kUnroll];  // the row of the entry that follows
+    if constexpr (kParallel) {
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j) {
+        const int64_t next = ids.first + j * teams + 1;
+        after[j] = j >= ids.count          ? ids.row[j]
+                   : next < segments.count ? load_or(true, rows + next, Index(0))
+                                           : beyond_last();
+      }
+    } else {
+      if (!ids.full && ids.first + ids.count == segments.count && ids.count > 0)
+        ids.row[kUnroll] = beyond_last();
+      // Entries beyond the last take the row of the one that follows them all: no end lies there.
+      if (!ids.full)
+#pragma unroll
+        for (int j = 0; j < kUnroll; ++j)
+          if (j >= ids.count) ids.row[j] = ids.row[kUnroll];
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j) after[j] = ids.row[j + 1];
+    }
+
+    bool has_end = false;
+    Index head_row = 0;
+    unsigned gaps = 0;  // bit j: rows after that of entry j are empty
+    Acc head[kParts], run[kParts];
+    set_neutral<Op>(head);
+    set_neutral<Op>(run);
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) {
+      Acc x[kVec], one[kParts];
+      message.value(loaded, j, x);
+      Op::from(x, one);
+      if (!Op::kZeroIsNeutral && !(loaded.valid >> j & 1)) set_neutral<Op>(one);
+      append<Op>(run, one);
+      if (ids.row[j] != after[j]) {
+        output.store(lane_out, ids.row[j], run, has_end ? sizes.rows : 0);
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) head[i] = has_end ? head[i] : run[i];
+        head_row = has_end ? head_row : ids.row[j];
+        has_end = true;
+        set_neutral<Op>(run);
+        if (after[j] != ids.row[j] + 1 || ids.row[j] < 0) gaps |= 1u << j;
+      }
+      if constexpr (kParallel) {
+        __syncwarp();
+        carry_on(has_end, head_row, head, run);
+        has_end = false;
+        set_neutral<Op>(run);
+      }
+    }
+    if constexpr (!kParallel) {
+      __syncwarp();
+      carry_on(has_end, head_row, head, run);
+    }
+    if (fills)
+      for (; gaps != 0; gaps &= gaps - 1) {
+        const int64_t entry = ids.first + (__ffs(gaps) - 1) * ids.stride;
+        fill_gap(rows[entry], entry + 1 < segments.count ? int64_t{rows[entry + 1]} : -1);
+      }
+  }
+  if (fills && begin == 0 && begin < end && team == 0) fill_gap(-1, rows[0]);
+
+  // The warps' open runs, in order, by the first team.
+  if (team == 0) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) shared_tails[(warp * kParts + i) * lanes + lane] = carry[i];
+    if (lane == 0) marks[warp] = seen | (seen && left_open) << 1;
+  }
+  __syncthreads();
+  if (fills && gridDim.x == 1 && first_filled == kNoRows)  // there is nothing but padding
+    for (int64_t row = threadIdx.x >> cut.lane_bits; row < output.num_rows;
+         row += blockDim.x >> cut.lane_bits)
+      output.store_empty(row, column);
+  if (threadIdx.x >= lanes) return;
+  const int64_t block_begin = static_cast<int64_t>(blockIdx.x) * warps * cut.per_warp;
+  const bool block_open =
+      block_begin > 0 && block_begin < segments.count && rows[block_begin - 1] == rows[block_begin];
+  bool ends = false, head_waits = false;
+  Acc count_of_head = 0;
+  set_neutral<Op>(carry);
+  for (int w = 0; w < warps; ++w) {
+    Acc part[kParts];
+    if (marks[w] & 2) {
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) part[i] = shared_heads[(w * kParts + i) * lanes + lane];
+      Op::combine(carry, part);
+      if (block_open && !ends) {
+        head_waits = true;
+        write_parts<Op>(part, workspace.head<Acc>(blockIdx.x), column, cut.width);
+        if constexpr (Op::kCounts) count_of_head = part[kVec];
+        if (lane == 0 && blockIdx.y == 0) workspace.record(blockIdx.x).head_row = head_rows[w];
+      } else {
+        output.store(lane_out, head_rows[w], part, sizes.rows);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) part[i] = shared_tails[(w * kParts + i) * lanes + lane];
+    if (!(marks[w] & 1)) Op::combine(carry, part);
+    ends |= marks[w] & 1;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) carry[i] = part[i];
+  }
+  if (gridDim.x == 1) return;
+  write_parts<Op>(carry, workspace.tail<Acc>(blockIdx.x), column, cut.width);
+  if (lane == 0 && blockIdx.y == 0) {
+    Record& record = workspace.record(blockIdx.x);
+    record.first_filled = first_filled;
+    record.last_filled = last_filled;
+    record.head_waits = head_waits;
+    record.ends = ends;
+    if constexpr (Op::kCounts) {
+      record.head_count = static_cast<double>(count_of_head);
+      record.tail_count = static_cast<double>(carry[kVec]);
+    }
+  }
+}
+
+// --- The second launch ---------------------------------------------------------------------------
+
+// One block for each of the first launch: completes the run that was open where that block begins.
+// Most such runs begin in the block before: its part is read at once, on the chance.
+template <class Op, typename Acc, typename T>
+__global__ void __launch_bounds__(kFixThreads)
+    fix_kernel(Workspace workspace, Cut cut, Output<T, Op, Acc> output, bool fills) {
+  constexpr int kParts = Op::kParts;
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  Acc* shared = reinterpret_cast<Acc*>(shared_bytes);  // [warp][part][lane]
+  const int lanes = 1 << cut.lane_bits, lane = threadIdx.x & (lanes - 1);
+  const int teams = kFixThreads >> cut.lane_bits, team = threadIdx.x >> cut.lane_bits;
+  const Column column = column_of<Op::kVec>(lane, lanes, cut.width, 1);
+  const int64_t block = blockIdx.x;
+  const auto read_tail = [&](int64_t other, Acc(&part)[kParts]) {
+    read_parts<Op>(workspace.tail<Acc>(other), Op::kCounts ? workspace.record(other).tail_count : 0,
+                   column, cut.width, part);
+  };
+  allow_next_launch();
+  wait_for_previous_launch();
+
+  // Some of the blocks look for rows that are left to be filled.
+  const bool looks = fills && block % kFillEvery == 0;
+  bool leaves_rows = false, has_rows = false;
+  if (looks)
+#pragma unroll 4
+    for (int64_t other = threadIdx.x; other < workspace.blocks; other += kFixThreads) {
+      const Record& record = workspace.record(other);
+      leaves_rows |= record.first_filled > 0 || record.last_filled < output.num_rows;
+      has_rows |= record.first_filled != kNoRows;
+    }
+
+  if (block > 0) {
+    const Record& record = workspace.record(block);
+    const bool one_before = workspace.record(block - 1).ends || block == 1;
+    const bool head_waits = record.head_waits;
+    const Index head_row = record.head_row;
+    Acc head[kParts], run[kParts];
+    if (threadIdx.x < lanes) {
+      read_parts<Op>(workspace.head<Acc>(block), Op::kCounts ? record.head_count : 0, column,
+                     cut.width, head);
+      read_tail(block - 1, run);
+    }
+    if (head_waits && !one_before) {
+      // How many blocks before this one the run reaches back to.
+      int64_t chain = 1;
+      for (unsigned begins = 0; begins == 0;) {
+        const int64_t other = block - 1 - chain - threadIdx.x % 32;
+        begins =
+            __ballot_sync(kWholeWarp, other <= 0 || workspace.record(max(other, int64_t{0})).ends);
+        chain += begins != 0 ? __ffs(begins) : 32;
+      }
+      // Teams take equal parts of the chain, the first that farthest back.
+      const int64_t share = (chain + teams - 1) / teams;
+      const int64_t first = block - chain + team * share;
+      const int64_t last = min(first + share, block);
+      set_neutral<Op>(run);
+#pragma unroll 4
+      for (int64_t other = first; other < last; ++other) {
+        Acc part[kParts];
+        read_tail(other, part);
+        append<Op>(run, part);
+      }
+      for (int distance = lanes; distance < 32; distance *= 2) {
+        Acc other[kParts];
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) other[i] = __shfl_up_sync(kWholeWarp, run[i], distance);
+        if (threadIdx.x % 32 >= distance) Op::combine(other, run);
+      }
+      if (threadIdx.x % 32 >= 32 - lanes)
+#pragma unroll
+        for (int i = 0; i < kParts; ++i)
+          shared[(threadIdx.x / 32 * kParts + i) * lanes + lane] = run[i];
+      __syncthreads();
+      set_neutral<Op>(run);
+      if (threadIdx.x < lanes)
+        for (int warp = 0; warp < kFixThreads / 32; ++warp) {
+          Acc part[kParts];
+#pragma unroll
+          for (int i = 0; i < kParts; ++i) part[i] = shared[(warp * kParts + i) * lanes + lane];
+          append<Op>(run, part);
+        }
+    }
+    if (head_waits && threadIdx.x < lanes) {
+      Op::combine(run, head);
+      output.store(output.out + column.first, head_row, head, column.active ? output.num_rows : 0);
+    }
+  }
+
+  if (!looks) return;
+  leaves_rows = __syncthreads_or(leaves_rows);
+  has_rows = __syncthreads_or(has_rows);
+  const int64_t mine = block / kFillEvery * teams + team;
+  const int64_t stride = (gridDim.x + kFillEvery - 1) / kFillEvery * teams;
+  if (!has_rows)  // there is nothing but padding
+    for (int64_t row = mine; row < output.num_rows; row += stride) output.store_empty(row, column);
+  else if (leaves_rows)
+    for (int64_t other = 0; other < workspace.blocks; ++other) {
+      const Record& record = workspace.record(other);
+      for (int64_t row = mine; row < record.first_filled; row += stride)
+        output.store_empty(row, column);
+      for (int64_t row = record.last_filled + 1 + mine; row < output.num_rows; row += stride)
+        output.store_empty(row, column);
+    }
+}
+
+// Makes all rows empty.
+template <class Op, typename T, typename Acc>
+__global__ void fill_kernel(Output<T, Op, Acc> output) {
+  allow_next_launch();
+  wait_for_previous_launch();
+  const int64_t size = output.num_rows * output.width;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < size;
+       i += int64_t{gridDim.x} * blockDim.x)
+    narrow(Op::empty(), output.out[i]);
+}
+
+// --- The host's side -----------------------------------------------------------------------------
+
+// Parallel reduction is for narrow rows that lie one behind another.
+template <class Message, class Op>
+constexpr bool has_parallel =
+    !Message::kGathers && sizeof(typename Message::T) <= 4 &&
+    !std::is_integral_v<typename Message::T> && Op::kParts <= Op::kVec + 1;
+
+template <class Op, class Message>
+cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule,
+                          const Segments<Index>& segments, const Message& message,
+                          Features features, typename Message::T* out, void* workspace_base) {
+  using Acc = typename Message::Acc;
+  using T = typename Message::T;
+  constexpr int kVec = Op::kVec;
+  const Output<T, Op, Acc> output = {out, segments.num_rows, features.width};
+  // Where most rows are empty, filling them is most of the work: for all threads alike, beforehand.
+  const bool fills = segments.num_rows <= 2 * segments.count;
+  if (!fills) {
+    const int64_t blocks =
+        std::min<int64_t>(ceil_div(segments.num_rows * features.width, 1024), 2048);
+    const cudaError_t error = launch(stream, {dim3(static_cast<unsigned>(blocks)), 256, 0},
+                                     fill_kernel<Op, T, Acc>, output);
+    if (error != cudaSuccess || segments.count == 0) return error;
+  }
+  Cut cut;
+  cut.width = features.width;
+  cut.lane_bits = 0;
+  while (2 << cut.lane_bits <= std::min(schedule.lanes, 32) &&
+         (int64_t{kVec} << cut.lane_bits) < features.width)
+    ++cut.lane_bits;
+  const int lanes = 1 << cut.lane_bits,
+            threads = std::clamp(schedule.threads / 32 * 32, 32, kMaxThreads);
+  const int64_t tiles = ceil_div(features.width, int64_t{lanes} * kVec);
+  const int64_t step = 32 / lanes * Message::kUnroll;
+  const int64_t warps = schedule.blocks * (threads / 32);
+  cut.per_warp = ceil_div(ceil_div(segments.count, warps), step) * step;
+  const int64_t blocks = ceil_div(segments.count, cut.per_warp * (threads / 32));
+  cut.aligned = aligned(segments.rows, 16) && aligned(segments.cols, 16) &&
+                aligned(segments.order, 16) && aligned(message.weights(), 16);
+  if (tiles > kMaxGridY || blocks > kMaxGridX || cut.per_warp > 0x7fffffff)
+    return cudaErrorInvalidConfiguration;
+  const Workspace workspace = {static_cast<unsigned char*>(workspace_base), blocks,
+                               row_bytes(features.width, sizeof(Acc), Op::kRows)};
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
+  const size_t warp_bytes = static_cast<size_t>(lanes) * Op::kParts * sizeof(Acc);
+  auto kernel = reduce_kernel<Message, Op, false>;
+  if constexpr (has_parallel<Message, Op>)
+    if (schedule.parallel) kernel = reduce_kernel<Message, Op, true>;
+  cudaError_t error = launch(stream, {grid, threads, threads / 32 * 2 * warp_bytes}, kernel,
+                             segments, message, cut, output, features.heads, fills, workspace);
+  if (error != cudaSuccess || blocks == 1) return error;
+  return launch(stream, {grid, kFixThreads, kFixThreads / 32 * warp_bytes}, fix_kernel<Op, Acc, T>,
+                workspace, cut, output, fills);
+}
+
+template <typename T>
+unsigned row_bytes_of(Features features) {
+  return static_cast<unsigned>(features.width * sizeof(T));
+}
+
+// Kernels keep a row's bytes in 32 bits.
+template <typename T>
+bool addressable(Features features) {
+  return features.width <= static_cast<int64_t>(0xffffffffu / sizeof(T));
+}
+
+// Whether rows can be moved in words of kVec features, none of which spans two heads.
+template <int kVec, typename T>
+bool fits(Features features, std::initializer_list<const T*> arrays) {
+  if (features.width / features.heads % kVec != 0) return false;
+  return std::all_of(arrays.begin(), arrays.end(),
+                     [](const T* array) { return aligned(array, kVec * sizeof(T)); });
+}
+
+}  // namespace
+
+template <typename T, typename Acc>
+cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule,
+                           const Segments<Index>& entries, Reduce reduce, const T* in,
+                           const Acc* weight, Features features, T* out, void* workspace) {
+  if (entries.num_rows <= 0 || features.width <= 0) return cudaSuccess;
+  Segments<Index> segments = entries;
+  if (weight == nullptr) segments.order = nullptr;
+  if (!addressable<T>(features)) return cudaErrorInvalidValue;
+  const int heads = static_cast<int>(features.heads);
+  const auto with_vec = [&](auto vec) {
+    constexpr int kVec = decltype(vec)::value;
+    const auto run = [&](auto op) {
+      const auto with_message = [&](const auto& message) {
+        return launch_reduce<decltype(op)>(stream, schedule, segments, message, features, out,
+                                           workspace);
+      };
+      if (segments.cols == nullptr && weight == nullptr)
+        return with_message(RowMessage<T, Acc, kVec>{in, features.width});
+      return with_message(
+          GatherMessage<T, Acc, kVec>{in, weight, row_bytes_of<T>(features), heads});
+    };
+    switch (reduce) {
+      case Reduce::kSum:
+        return run(SumOp<Acc, kVec>{});
+      case Reduce::kMax:
+        return run(ExtremumOp<true, Acc, kVec>{});
+      case Reduce::kMin:
+        return run(ExtremumOp<false, Acc, kVec>{});
+      case Reduce::kProd:
+        return run(ProdOp<Acc, kVec>{});
+      case Reduce::kMean:
+        if constexpr (!std::is_integral_v<T>) return run(MeanOp<Acc, kVec>{});
+        break;
+      case Reduce::kLogSumExp:
+        if constexpr (!std::is_integral_v<T>) return run(LogSumExpOp<Acc, kVec>{});
+        break;
+    }
+    return cudaErrorInvalidValue;
+  };
+  constexpr int kWide = 16 / sizeof(T);
+  if (fits<kWide, T>(features, {in, out})) return with_vec(std::integral_constant<int, kWide>{});
+  return with_vec(std::integral_constant<int, 1>{});
+}
+
+template <typename T, typename Acc>
+cudaError_t segment_select(cudaStream_t stream, const Schedule& schedule,
+                           const Segments<Index>& entries, const Select<T, Acc>& select,
+                           Features features, T* out, void* workspace) {
+  if (entries.num_rows <= 0 || features.width <= 0) return cudaSuccess;
+  Segments<Index> segments = entries;
+  if (select.weight == nullptr && select.factor == nullptr) segments.order = nullptr;
+  if (!addressable<T>(features)) return cudaErrorInvalidValue;
+  const int heads = static_cast<int>(features.heads);
+  const auto with_vec = [&](auto vec) {
+    constexpr int kVec = decltype(vec)::value;
+    const SelectMessage<T, Acc, kVec> message = {select, row_bytes_of<T>(features), heads};
+    return launch_reduce<SumOp<Acc, kVec>>(stream, schedule, segments, message, features, out,
+                                           workspace);
+  };
+  constexpr int kWide = 16 / sizeof(T);
+  if (fits<kWide, T>(features, {select.row_key, select.col_key, select.value, out}))
+    return with_vec(std::integral_constant<int, kWide>{});
+  return with_vec(std::integral_constant<int, 1>{});
+}
+
+}  // namespace jax_gnn::cuda

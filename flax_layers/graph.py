@@ -1,0 +1,386 @@
+"""Graph neural networks in Flax NNX: GCN, GIN and GraphSAGE."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Unpack, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike
+
+from flax_layers._base import Convolution, LinearOptions, Stack, check_positive
+from jax_gnn import Graph, segment_sum, spmm
+
+Aggregation = Literal["mean", "max", "sum"]
+
+glorot_init = nnx.initializers.glorot_uniform()
+
+
+def gcn_norm(
+    graph: Graph, edge_weight: ArrayLike | None = None, *, add_self_loops: bool = True
+) -> Array:
+    """The scales ``D^-1/2`` of the nodes, which make A of a graph ``D^-1/2 (A + I) D^-1/2``.
+
+    ``D`` holds the (weighted) in-degrees, plus one for the self-loop. `GCNConv` computes the scales
+    by itself; for weights that do not change, they can be computed once and passed to it.
+
+    Args:
+        graph: The graph, not bipartite.
+        edge_weight: ``(num_edges,)``, in the graph's order; None means ones.
+        add_self_loops: Whether I is added.
+
+    Returns:
+        ``(num_nodes,)`` in the dtype of the weights, float32 without; 0 where the degree is not
+        positive.
+
+    Raises:
+        ValueError: The graph is bipartite, or the weights have another shape.
+    """
+    num_nodes = graph.num_nodes
+    if edge_weight is None:
+        degree = graph.in_degrees().astype(jnp.float32)
+    else:
+        degree = segment_sum(_edge_weight(graph, edge_weight), graph.rows, num_nodes, True)
+    if add_self_loops:
+        degree = degree + 1
+    positive = degree > 0
+    return jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, degree, 1)), 0)
+
+
+class GCNConv(Convolution):
+    """Graph convolution: ``D^-1/2 (A + I) D^-1/2 X Theta + b``.
+
+    Kipf and Welling, "Semi-supervised classification with graph convolutional networks", ICLR 2017,
+    equation 2. The self-loops are an addition, no edges: an edge from a node to itself that the
+    graph has counts beside. The aggregation runs on the narrower side of Theta.
+
+    Attributes:
+        kernel: Theta, ``(in_features, out_features)``.
+        bias: ``(out_features,)``, or None without a bias.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        normalize: bool = True,
+        add_self_loops: bool = True,
+        rngs: nnx.Rngs,
+        **options: Unpack[LinearOptions],
+    ) -> None:
+        """Initialises the parameters.
+
+        Args:
+            in_features: Features per node of the input.
+            out_features: Features per node of the output.
+            normalize: Whether to scale by ``D^-1/2`` on both sides.
+            add_self_loops: Whether to add I to A.
+            rngs: Source of the keys for initialisation (stream "params").
+            **options: See `LinearOptions`; kernel_init is Glorot's by default, as in the paper.
+
+        Raises:
+            ValueError: A size is not positive.
+        """
+        options.setdefault("kernel_init", glorot_init)
+        super().__init__(in_features, out_features, rngs=rngs, **options)
+        self.normalize = normalize
+        self.add_self_loops = add_self_loops
+
+    def __call__(
+        self,
+        graph: Graph,
+        x: ArrayLike,
+        edge_weight: ArrayLike | None = None,
+        node_scale: ArrayLike | None = None,
+    ) -> Array:
+        """Applies the convolution.
+
+        Args:
+            graph: The graph.
+            x: Node features, ``(num_nodes, *batch, in_features)``.
+            edge_weight: ``(num_edges,)``, in the graph's order (`Graph.edge_values`); None means
+                ones.
+            node_scale: What `gcn_norm` gives for graph and weights, ``(num_nodes,)``; None computes
+                it where the layer normalizes.
+
+        Returns:
+            ``(num_nodes, *batch, out_features)`` in `dtype`.
+
+        Raises:
+            ValueError: A shape does not fit the layer or the graph.
+        """
+        x, kernel, bias = self._operands(x, graph.num_nodes)
+        weight = _edge_weight(graph, edge_weight)
+        scale = jnp.ones((), x.dtype)
+        if self.normalize:
+            if node_scale is None:
+                node_scale = gcn_norm(graph, weight, add_self_loops=self.add_self_loops)
+            scale = _node_scale(graph, node_scale, x)
+
+        def aggregate(features: Array) -> Array:
+            neighbours = spmm(graph, features, weight)
+            return neighbours + features if self.add_self_loops else neighbours
+
+        # Scales of nodes, unlike such of edges, need no weights to be read. Where x is not the
+        # wider side, it is scaled itself: XLA joins that to what made x, such as a ReLU.
+        if self.in_features <= self.out_features:
+            y = self._aggregate_narrow(aggregate, scale * x, kernel)
+        else:
+            y = aggregate(scale * jnp.matmul(x, kernel, precision=self.precision))
+        y = scale * y
+        return y if bias is None else y + bias
+
+
+class GINConv(Convolution):
+    """Graph isomorphism convolution: ``MLP((1 + eps) X + A X)``.
+
+    Xu et al., "How powerful are graph neural networks?", ICLR 2019, equation 4.1. The MLP has one
+    hidden layer with ReLU. Its first map is linear, hence the aggregation runs on the narrower side
+    of it.
+
+    Attributes:
+        kernel: Of the MLP's first map, ``(in_features, mlp_features)``.
+        bias: Of its first map, ``(mlp_features,)``, or None without biases.
+        output: Its second map.
+        learned_eps: The learnable eps, ``()``; None if it is fixed.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        mlp_features: int | None = None,
+        eps: float = 0.0,
+        learn_eps: bool = False,
+        rngs: nnx.Rngs,
+        **options: Unpack[LinearOptions],
+    ) -> None:
+        """Initialises the parameters.
+
+        Args:
+            in_features: Features per node of the input.
+            out_features: Features per node of the output.
+            mlp_features: Features inside the MLP; None for `out_features`.
+            eps: How much more than 1 a node's own features count; the initial value if it is
+                learnable.
+            learn_eps: Whether eps is learnable.
+            rngs: Source of the keys for initialisation (stream "params").
+            **options: See `LinearOptions`.
+
+        Raises:
+            ValueError: A size is not positive.
+        """
+        if mlp_features is not None:
+            check_positive(mlp_features=mlp_features)
+        width = mlp_features or out_features
+        super().__init__(in_features, out_features, width=width, rngs=rngs, **options)
+        self.output = nnx.Linear(width, out_features, rngs=rngs, **options)
+        self.learned_eps: nnx.Param[Array] | None = nnx.data(None)
+        if learn_eps:
+            self.learned_eps = nnx.Param(jnp.array(eps, self.param_dtype))
+        self.mlp_features = mlp_features
+        self.eps = eps
+        self.learn_eps = learn_eps
+
+    def __call__(self, graph: Graph, x: ArrayLike, edge_weight: ArrayLike | None = None) -> Array:
+        """Applies the convolution.
+
+        Args:
+            graph: The graph.
+            x: Node features, ``(num_nodes, *batch, in_features)``.
+            edge_weight: ``(num_edges,)``, in the graph's order (`Graph.edge_values`); None means
+                ones.
+
+        Returns:
+            ``(num_nodes, *batch, out_features)`` in `dtype`.
+
+        Raises:
+            ValueError: A shape does not fit the layer or the graph.
+        """
+        x, kernel, bias = self._operands(x, graph.num_nodes)
+        weight = _edge_weight(graph, edge_weight)
+        own = 1 + (self.eps if self.learned_eps is None else self.learned_eps[...].astype(x.dtype))
+
+        def aggregate(features: Array) -> Array:
+            return own * features + spmm(graph, features, weight)
+
+        y = self._aggregate_narrow(aggregate, x, kernel)
+        return self.output(jax.nn.relu(y if bias is None else y + bias))
+
+
+class SAGEConv(Convolution):
+    """GraphSAGE convolution: ``X Theta_root + agg(X) Theta + b``.
+
+    Hamilton et al., "Inductive representation learning on large graphs", NeurIPS 2017, algorithm 1,
+    over all neighbours. ``agg`` is the mean, maximum or sum over the sources of a node's edges, 0
+    where there are none. Mean and sum run on the narrower side of Theta.
+
+    Attributes:
+        kernel: Theta, ``(in_features, out_features)``.
+        bias: ``(out_features,)``, or None without a bias.
+        root: The map of a node's own features; None without.
+        projection: The map before the aggregation; None without.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        aggregation: Aggregation = "mean",
+        root_weight: bool = True,
+        project: bool = False,
+        normalize: bool = False,
+        rngs: nnx.Rngs,
+        **options: Unpack[LinearOptions],
+    ) -> None:
+        """Initialises the parameters.
+
+        Args:
+            in_features: Features per node of the input.
+            out_features: Features per node of the output.
+            aggregation: "mean", "max" or "sum".
+            root_weight: Whether a node's own features count, by a map of their own.
+            project: Whether features go through a map and ReLU before they are aggregated, as in
+                the pooling aggregator (equation 3).
+            normalize: Whether each row of the result is divided by its Euclidean norm.
+            rngs: Source of the keys for initialisation (stream "params").
+            **options: See `LinearOptions`.
+
+        Raises:
+            ValueError: A size is not positive or the aggregation is unknown.
+        """
+        if aggregation not in get_args(Aggregation):
+            choices = ", ".join(map(repr, get_args(Aggregation)))
+            raise ValueError(f"aggregation must be one of {choices}, got {aggregation!r}")
+        super().__init__(in_features, out_features, rngs=rngs, **options)
+        self.root: nnx.Linear | None = nnx.data(None)
+        if root_weight:
+            without_bias: Any = {**options, "use_bias": False}
+            self.root = nnx.Linear(in_features, out_features, rngs=rngs, **without_bias)
+        self.projection: nnx.Linear | None = nnx.data(None)
+        if project:
+            self.projection = nnx.Linear(in_features, in_features, rngs=rngs, **options)
+        self.aggregation: Aggregation = aggregation
+        self.root_weight = root_weight
+        self.project = project
+        self.normalize = normalize
+
+    def __call__(self, graph: Graph, x: ArrayLike, edge_weight: ArrayLike | None = None) -> Array:
+        """Applies the convolution.
+
+        Args:
+            graph: The graph.
+            x: Node features, ``(num_nodes, *batch, in_features)``.
+            edge_weight: ``(num_edges,)``, in the graph's order (`Graph.edge_values`), by which
+                messages are multiplied before they are aggregated; None means ones.
+
+        Returns:
+            ``(num_nodes, *batch, out_features)`` in `dtype`.
+
+        Raises:
+            ValueError: A shape does not fit the layer or the graph.
+        """
+        x, kernel, bias = self._operands(x, graph.num_nodes)
+        weight = _edge_weight(graph, edge_weight)
+        messages = x if self.projection is None else jax.nn.relu(self.projection(x))
+
+        def aggregate(features: Array) -> Array:
+            y = spmm(graph, features, weight, reduce=self.aggregation)
+            if self.aggregation != "max":
+                return y
+            lonely = graph.in_degrees() == 0  # -inf there
+            return jnp.where(lonely.reshape(-1, *[1] * (y.ndim - 1)), 0, y)
+
+        if self.aggregation == "max":
+            y = jnp.matmul(aggregate(messages), kernel, precision=self.precision)
+        else:
+            y = self._aggregate_narrow(aggregate, messages, kernel)
+        if self.root is not None:
+            y = y + self.root(x)
+        if bias is not None:
+            y = y + bias
+        if self.normalize:
+            square = jnp.sum(y * y, axis=-1, keepdims=True)
+            positive = square > 0
+            y = y * jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, square, 1)), 0)
+        return y
+
+
+class GCN(Stack):
+    """Graph convolutional network: three `GCNConv` (or more, or less).
+
+    Its call takes the arguments of `GCNConv`'s; the scales of the nodes are computed once.
+    """
+
+    convolution = GCNConv
+
+    def __call__(  # type: ignore[override]  # names arguments that Stack leaves open
+        self,
+        graph: Graph,
+        x: ArrayLike,
+        edge_weight: ArrayLike | None = None,
+        node_scale: ArrayLike | None = None,
+        **dropout: Any,
+    ) -> Array:
+        """Computes one row of outputs (logits) per node.
+
+        Args:
+            graph: The graph.
+            x: Node features, ``(num_nodes, *batch, in_features)``.
+            edge_weight: ``(num_edges,)``, see `GCNConv`.
+            node_scale: ``(num_nodes,)``, see `GCNConv`.
+            **dropout: `deterministic` and `rngs`, see `Stack`.
+
+        Returns:
+            ``(num_nodes, *batch, out_features)``.
+
+        Raises:
+            ValueError: A shape does not fit a layer or the graph.
+        """
+        first = self.convolutions[0]
+        if first.normalize and node_scale is None:
+            node_scale = gcn_norm(graph, edge_weight, add_self_loops=first.add_self_loops)
+        return super().__call__(graph, x, edge_weight, node_scale, **dropout)
+
+
+class GIN(Stack):
+    """Graph isomorphism network: three `GINConv` (or more, or less).
+
+    Its call takes the arguments of `GINConv`'s. Its classifier is the last convolution's MLP.
+    """
+
+    convolution = GINConv
+
+
+class SAGE(Stack):
+    """GraphSAGE: three `SAGEConv` (or more, or less).
+
+    Its call takes the arguments of `SAGEConv`'s.
+    """
+
+    convolution = SAGEConv
+
+
+def _edge_weight(graph: Graph, weight: ArrayLike | None) -> Any:
+    if weight is None:
+        return None
+    weight = jnp.asarray(weight)
+    if weight.shape != (graph.num_edges,):
+        raise ValueError(
+            f"edge_weight must have shape (num_edges,) = ({graph.num_edges},), got {weight.shape}"
+        )
+    return weight
+
+
+def _node_scale(graph: Graph, scale: ArrayLike, x: Array) -> Array:
+    scale = jnp.asarray(scale)
+    if scale.shape != (graph.num_nodes,):
+        raise ValueError(
+            f"node_scale must have shape (num_nodes,) = ({graph.num_nodes},), got {scale.shape}"
+        )
+    return scale.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1))

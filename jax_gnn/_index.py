@@ -1,0 +1,195 @@
+"""Index arrays: what the containers share in building and checking them."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax import Array
+
+PADDING = -1  # out of range whatever the sizes are
+
+
+class Entries(NamedTuple):
+    """Pairs (row, column) sorted by row, then column, with padding last.
+
+    Attributes:
+        indptr: ``(num_rows + 1,)``, where each row starts.
+        rows: ``(entries,)``, ascending; padding is -1, here and in the following.
+        cols: ``(entries,)``, ascending within each row.
+        order: ``(entries,)``, where each pair was before. Equal pairs keep their order.
+    """
+
+    indptr: Any
+    rows: Any
+    cols: Any
+    order: Any
+
+
+def sort_both_ways(
+    rows: Any, cols: Any, num_rows: int, num_cols: int
+) -> tuple[Entries, Entries, Any]:
+    """Sorts pairs by row, and by column; pairs with an id out of range are padding.
+
+    Works on numpy arrays and on traced ones.
+
+    Returns:
+        The pairs by row, the swapped pairs by column, and where each of the latter stands among the
+        former. ``order`` of both refers to the arguments.
+    """
+    xp = jnp if isinstance(rows, jax.Array) else np
+    dtype = index_dtype(num_rows, num_cols, rows.shape[0])
+    valid = (rows >= 0) & (rows < num_rows) & (cols >= 0) & (cols < num_cols)
+    rows = xp.where(valid, rows, num_rows)
+    cols = xp.where(valid, cols, num_cols)
+
+    def entries(rows: Any, cols: Any, order: Any, num_rows: int) -> Entries:
+        indptr = xp.searchsorted(rows, xp.arange(num_rows + 1), side="left")
+        padding = xp.arange(rows.shape[0]) >= indptr[-1]
+        columns = (xp.where(padding, PADDING, ids).astype(dtype) for ids in (rows, cols, order))
+        return Entries(indptr.astype(dtype), *columns)
+
+    order = _stable_order(cols, num_cols)
+    order = order[_stable_order(rows[order], num_rows)]
+    rows, cols = rows[order], cols[order]
+    back = _stable_order(cols, num_cols)
+    by_row = entries(rows, cols, order, num_rows)
+    by_col = entries(cols[back], rows[back], order[back], num_cols)
+    return by_row, by_col, xp.where(by_col.rows == PADDING, PADDING, back).astype(dtype)
+
+
+def _stable_order(ids: Any, size: int) -> Any:
+    """Which of the ids in ``[0, size]`` comes at each place when they are sorted stably."""
+    if isinstance(ids, jax.Array):
+        return jnp.argsort(ids, stable=True)
+    # To transpose a matrix with one entry a row is a counting sort.
+    starts, ones = np.arange(len(ids) + 1), np.ones(len(ids), np.int8)
+    matrix = scipy.sparse.csr_array((ones, ids, starts), shape=(len(ids), size + 1))
+    return matrix.tocsc().indices
+
+
+def row_ids(indptr: Array, num_entries: int) -> Array:
+    """The row of each entry of a CSR matrix: ``(num_entries,)``, -1 outside all rows."""
+    # Counts the row starts up to each entry: several times as fast as a search in indptr.
+    starts = jnp.zeros(num_entries, indptr.dtype).at[indptr].add(1, mode="drop")
+    rows = jnp.cumsum(starts, dtype=indptr.dtype) - 1
+    return jnp.where(rows < indptr.shape[0] - 1, rows, PADDING)
+
+
+def pad_ids(ids: Array, new: int) -> Array:
+    """Appends padding."""
+    return jnp.pad(ids, (0, new), constant_values=PADDING)
+
+
+def pad_indptr(indptr: Array, new: int) -> Array:
+    """Appends empty rows."""
+    return jnp.pad(indptr, (0, new), mode="edge")
+
+
+def growth(name: str, wanted: int | None, size: int) -> int:
+    """How much a size must grow to reach a wanted capacity, which is checked; None leaves it."""
+    if wanted is None:
+        return 0
+    wanted = check_integer(name, wanted)
+    if wanted < size:
+        raise ValueError(f"{name} must be at least the present {size}, got {wanted}")
+    return wanted - size
+
+
+def index_dtype(*sizes: int) -> Any:
+    """int32, or int64 where a size does not fit."""
+    if max(sizes) < 2**31:
+        return np.int32
+    if not jax.config.read("jax_enable_x64"):
+        raise ValueError(f"sizes {sizes} need 64-bit indices: enable jax_enable_x64")
+    return np.int64
+
+
+# --- Arguments -----------------------------------------------------------------------------------
+
+
+def is_traced(*arrays: Any) -> bool:
+    """Whether values are unknown, as inside ``jax.jit``."""
+    return any(isinstance(array, jax.core.Tracer) for array in arrays)
+
+
+def check_pairs(first_name: str, first: Any, second_name: str, second: Any) -> tuple[Any, Any]:
+    """Two ids arrays of one length: both int64 in numpy, or both traced."""
+    traced = is_traced(first, second)
+    first = check_ids(first_name, first, traced)
+    second = check_ids(second_name, second, traced)
+    if first.shape != second.shape:
+        raise ValueError(
+            f"{first_name} and {second_name} must have the same length, got "
+            f"{first.shape[0]} and {second.shape[0]}"
+        )
+    return first, second
+
+
+def check_ids(name: str, ids: Any, traced: bool = False) -> Any:
+    """A one-dimensional array of integers."""
+    ids = jnp.asarray(ids) if traced else to_numpy(name, ids)
+    if not jnp.issubdtype(ids.dtype, np.integer):
+        raise TypeError(f"{name} must be an array of integers, got {ids.dtype}")
+    if ids.ndim != 1:
+        raise ValueError(f"{name} must be one-dimensional, got shape {ids.shape}")
+    if traced:  # sizes and padding must fit the type
+        return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
+    if ids.dtype == np.uint64 and ids.size and ids.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} holds ids beyond 64 bits")
+    return ids.astype(np.int64)
+
+
+def check_size(name: str, size: int | None, *ids: Any) -> int:
+    """A size, by default the largest of the ids plus one."""
+    if size is None:
+        if is_traced(*ids):
+            raise TypeError(
+                f"{name} must be given inside jax.jit, where it cannot be read off the ids"
+            )
+        return max(int(array.max(initial=-1)) for array in ids) + 1
+    size = check_integer(name, size)
+    if size < 0:
+        raise ValueError(f"{name} must not be negative, got {size}")
+    return size
+
+
+def check_range(name: str, ids: np.ndarray, size_name: str, size: int) -> None:
+    """Raises an error where ids are out of range."""
+    bad = np.flatnonzero((ids < 0) | (ids >= size))
+    if bad.size:
+        raise ValueError(
+            f"{name}[{bad[0]}] = {ids[bad[0]]} is outside [0, {size_name}={size}) "
+            f"({bad.size} such ids)"
+        )
+
+
+def check_integer(name: str, value: Any) -> int:
+    """An integer."""
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from error
+
+
+def check_sparse(name: str, matrix: Any, shape: str) -> Any:
+    """A scipy sparse matrix."""
+    if not scipy.sparse.issparse(matrix):
+        raise TypeError(
+            f"{name} must be a scipy sparse matrix or array, got {type(matrix).__name__}"
+        )
+    if matrix.ndim != 2:
+        raise ValueError(f"{name} must be {shape}, got shape {matrix.shape}")
+    return matrix
+
+
+def to_numpy(name: str, values: Any, dtype: Any = None) -> np.ndarray:
+    """An array of numbers."""
+    try:
+        return np.asarray(values, dtype)
+    except ValueError as error:  # ragged, or not numbers
+        raise ValueError(f"{name} must be an array of numbers: {error}") from error

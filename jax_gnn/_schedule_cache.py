@@ -1,0 +1,143 @@
+"""The schedules that ``jax-gnn tune`` found on this machine: a file that later processes read.
+
+``$XDG_CACHE_HOME/jax_gnn/schedules.json`` (``~/.cache/...``) holds for each kind of device a
+schedule, what it took and what the rule's took, for each bucket of shapes. A file that cannot be
+read is ignored with a warning: without it, everything works as before tuning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+VERSION = 1
+
+
+class Tuned(NamedTuple):
+    """What was found for a key."""
+
+    schedule: tuple[bool, int, int, int]
+    microseconds: float
+    rule_microseconds: float
+
+
+Entries = dict[str, dict[str, Tuned]]
+"""By kind of device and key."""
+
+
+def path() -> Path:
+    """Where the file is."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    folder = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
+    return folder / "jax_gnn" / "schedules.json"
+
+
+def key(op: str, count: int, num_rows: int, width: int, itemsize: int, gather: bool) -> str:
+    """The bucket of a call: entries and rows to the nearest power of two, all else exactly."""
+    sizes = (round(math.log2(max(size, 1))) for size in (count, num_rows))
+    entries, rows = (f"2^{size}" for size in sizes)
+    gathers = " gather" if gather else ""
+    return f"{op}{gathers} width {width} itemsize {itemsize} entries {entries} rows {rows}"
+
+
+def lookup(wanted: str) -> tuple[bool, int, int, int] | None:
+    """The schedule of this machine's GPU for a key; None where it was not tuned."""
+    entries = _known()
+    if not entries:
+        return None
+    tuned = entries.get(device_kind() or "", {}).get(wanted)
+    return tuned.schedule if tuned else None
+
+
+@functools.cache
+def device_kind() -> str | None:
+    """What JAX calls this machine's GPU; None where there is none."""
+    try:
+        return jax.local_devices(backend="cuda")[0].device_kind
+    except RuntimeError:
+        return None
+
+
+@functools.cache
+def _known() -> Entries:
+    """The file as this process first saw it, or as it wrote it last."""
+    return read()
+
+
+def read() -> Entries:
+    """All that is in the file; nothing, with a warning, if it is broken or of another version."""
+    file = path()
+    try:
+        return _parse(json.loads(file.read_text()))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        warnings.warn(
+            f"ignoring the tuned schedules in {file}: {error}; 'jax-gnn tune --clear' removes them",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return {}
+
+
+def store(device: str, found: Mapping[str, Tuned]) -> None:
+    """Adds to the file. Other processes see all of it or nothing, and do not lose what they add."""
+    file = path()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(file):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is broken is replaced
+            entries = read()
+        entries.setdefault(device, {}).update(found)
+        document = {"version": VERSION, "devices": entries}
+        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name)
+        with os.fdopen(handle, "w") as out:
+            json.dump(document, out, indent=1)
+        os.replace(temporary, file)
+    _known.cache_clear()
+
+
+def clear() -> bool:
+    """Removes the file; whether there was one."""
+    existed = path().exists()
+    path().unlink(missing_ok=True)
+    _known.cache_clear()
+    return existed
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    with open(file.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the file
+        yield
+
+
+def _parse(document: Any) -> Entries:
+    if not isinstance(document, dict) or document.get("version") != VERSION:
+        raise ValueError(f"it is not of version {VERSION}")
+    try:
+        return {
+            device: {name: _parse_tuned(*fields) for name, fields in entries.items()}
+            for device, entries in document["devices"].items()
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it is damaged ({error!r})") from error
+
+
+def _parse_tuned(schedule: Any, microseconds: Any, rule_microseconds: Any) -> Tuned:
+    parallel, lanes, threads, blocks = schedule
+    whole = all(type(number) is int and number > 0 for number in (lanes, threads, blocks))
+    if type(parallel) is not bool or not whole:
+        raise ValueError(f"it is damaged ({schedule!r} is no schedule)")
+    return Tuned((parallel, lanes, threads, blocks), float(microseconds), float(rule_microseconds))

@@ -1,0 +1,116 @@
+"""Planetoid's citation graphs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from jax_gnn.datasets._check import MAX_SIZE, blame, check_array, check_ids, locate
+from jax_gnn.datasets._dataset import GraphDataset
+from jax_gnn.datasets._pickle import load_matrix, load_value
+
+_PARTS = ("x", "y", "tx", "ty", "allx", "ally", "graph", "test.index")
+_NUM_VALIDATION = 500
+
+
+def load_planetoid(path: str | os.PathLike[str]) -> GraphDataset:
+    """Reads a graph as published with Planetoid (Yang et al. 2016, arXiv 1603.08861).
+
+    The eight files are called ``ind.NAME.PART``. ``allx`` and ``ally`` are features and one-hot
+    labels of the first nodes, of which ``x`` and ``y``, for training, are the foremost; ``tx`` and
+    ``ty`` those of the test nodes, whose ids are the lines of ``test.index``; ``graph`` is a
+    dictionary from a node to its neighbours. The split is that of the paper: 500 nodes after those
+    for training (fewer, if ``allx`` has no more) validate. Nodes between the test nodes that the
+    files say nothing about, as in Citeseer, are unlabelled and have features 0. Edges count in both
+    directions; self-loops are left out.
+
+    Args:
+        path: the folder, or one of the files. The pickles are read without executing anything: see
+            :class:`PickleFormatError`.
+
+    Raises:
+        FileNotFoundError: a file is not there.
+        PickleFormatError: a file is damaged, or names something that these files do not need.
+        ValueError: the contents are not as above, a field is not as :class:`GraphDataset` wants it,
+            or a folder holds several datasets.
+    """
+    paths = dict(zip(_PARTS, locate(Path(path), *(("ind.", f".{p}") for p in _PARTS)), strict=True))
+    x, tx, allx = (_features(paths[part]) for part in ("x", "tx", "allx"))
+    y, ty, ally = (_labels(paths[part]) for part in ("y", "ty", "ally"))
+    test = _test_ids(paths["test.index"], len(allx))
+    for part, rows, expected in (
+        ("ally", ally, len(allx)),
+        ("y", y, len(x)),
+        ("ty", ty, len(tx)),
+        ("test.index", test, len(tx)),
+    ):
+        if len(rows) != expected:
+            raise ValueError(f"{paths[part]}: expected {expected} nodes, got {len(rows)}")
+    for part in ("tx", "x"):
+        width = {"tx": tx, "x": x}[part].shape[1]
+        if width != allx.shape[1]:
+            raise ValueError(f"{paths[part]}: {width} features, but allx has {allx.shape[1]}")
+    if not (np.array_equal(x, allx[: len(x)]) and np.array_equal(y, ally[: len(y)])):
+        raise ValueError(f"{paths['x']}: x and y are not the first rows of allx and ally")
+
+    num_nodes = max(len(allx), int(test.max(initial=-1)) + 1)
+    features = np.zeros((num_nodes, allx.shape[1]), np.float32)
+    features[: len(allx)], features[test] = allx, tx
+    classes = np.full(num_nodes, -1, np.int32)
+    classes[: len(ally)], classes[test] = ally, ty
+    src, dst = _edges(paths["graph"], num_nodes)
+    with blame(paths["graph"].parent):
+        return GraphDataset(
+            name=paths["x"].name.removeprefix("ind.").removesuffix(".x"),
+            num_nodes=num_nodes,
+            src=src,
+            dst=dst,
+            x=features,
+            y=classes,
+            train_idx=np.arange(len(x)),
+            val_idx=np.arange(len(x), min(len(x) + _NUM_VALIDATION, len(allx))),
+            test_idx=np.sort(test),
+        )
+
+
+def _features(path: Path) -> np.ndarray:
+    matrix = load_matrix(path)
+    with blame(path):
+        return check_array("features", matrix, "fiub", "real numbers", 2)
+
+
+def _labels(path: Path) -> np.ndarray:
+    one_hot = load_matrix(path)
+    with blame(path):
+        one_hot = check_array("labels", one_hot, "fiub", "one-hot rows", 2)
+        total = one_hot.sum(axis=1)
+        if not (np.isin(one_hot, (0, 1)).all() and (total <= 1).all()):
+            raise ValueError("labels: expected one-hot rows")
+    labels = np.argmax(one_hot, axis=1) if one_hot.shape[1] else np.zeros(len(one_hot), int)
+    return np.where(total == 1, labels, -1)
+
+
+def _test_ids(path: Path, start: int) -> np.ndarray:
+    with blame(path):
+        lines = path.read_text("utf-8").split()
+        ids = check_ids("test node", list(map(int, lines)), MAX_SIZE, start=start)
+        if np.unique(ids).size != ids.size:
+            raise ValueError("a test node is there twice")
+        return ids
+
+
+def _edges(path: Path, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    graph = load_value(path)
+    with blame(path):
+        if not isinstance(graph, dict):
+            raise ValueError(f"expected a dictionary of neighbours, got {type(graph).__name__}")
+        nodes = check_ids("node", list(graph), num_nodes)
+        neighbours = [
+            check_ids(f"neighbours of {node}", ids, num_nodes) for node, ids in graph.items()
+        ]
+    src = np.concatenate([np.zeros(0, np.int32), *neighbours])
+    dst = np.repeat(nodes, [len(ids) for ids in neighbours])
+    src, dst = src[src != dst], dst[src != dst]
+    return np.concatenate([src, dst]), np.concatenate([dst, src])

@@ -1,0 +1,351 @@
+"""The graph container: edges sorted by destination and by source, as a pytree."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn import _index
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Graph:
+    """A directed graph or a bipartite one: its edges by destination and by source.
+
+    The two halves are the sparse adjacency matrix A, ``(num_dst, num_src)``, and its transpose:
+    messages run from sources to destinations, ``A @ x``. All sizes are shapes, so that graphs of
+    equal sizes share one compiled program; :meth:`pad` makes sizes equal. Build one with a
+    ``from_…`` method. The arrays are int32, or int64 where 32 bits do not suffice.
+
+    Whatever ops take or give for each edge is in the graph's order: by destination, then source;
+    equal edges in the order of the input. :meth:`edge_values` brings values there.
+
+    Attributes:
+        indptr: ``(num_dst + 1,)``, where each destination starts in ``rows`` and ``cols``.
+        rows: ``(num_edges,)``, the destination of each edge, ascending.
+        cols: ``(num_edges,)``, the source of each edge, ascending for each destination.
+        t_indptr: ``(num_src + 1,)``, where each source starts in ``t_rows`` and ``t_cols``.
+        t_rows: ``(num_edges,)``, the sources of the edges by source, ascending.
+        t_cols: ``(num_edges,)``, their destinations, ascending for each source.
+        t_order: ``(num_edges,)``, where each of those edges is in ``rows`` and ``cols``.
+        edge_ids: ``(num_edges,)``, where each edge is in what the graph was built from; -1 for
+            edges which are not there.
+        max_in_degree: a bound on the in-degrees, or None: a static hint to the choice of schedules,
+            see :meth:`with_max_degrees`.
+        max_out_degree: likewise for the out-degrees.
+
+    Edges past ``indptr[-1]`` are padding and hold -1 in all arrays. An edge given twice counts
+    twice.
+    """
+
+    indptr: Array
+    rows: Array
+    cols: Array
+    t_indptr: Array
+    t_rows: Array
+    t_cols: Array
+    t_order: Array
+    edge_ids: Array
+    max_in_degree: int | None = field(default=None, metadata={"static": True})
+    max_out_degree: int | None = field(default=None, metadata={"static": True})
+
+    @property
+    def num_src(self) -> int:
+        """Number of sources, padding included."""
+        return self.t_indptr.shape[-1] - 1
+
+    @property
+    def num_dst(self) -> int:
+        """Number of destinations, padding included."""
+        return self.indptr.shape[-1] - 1
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes, padding included, of a graph that is not bipartite.
+
+        Raises:
+            ValueError: there are not as many sources as destinations.
+        """
+        if self.num_src != self.num_dst:
+            raise ValueError(
+                f"a bipartite graph has no num_nodes, but num_src={self.num_src} and "
+                f"num_dst={self.num_dst}"
+            )
+        return self.num_dst
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges, padding included."""
+        return self.rows.shape[-1]
+
+    def __repr__(self) -> str:
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if not f.metadata}
+        if any(not getattr(array, "shape", None) for array in arrays.values()):
+            parts = arrays  # a pytree of something else than arrays
+        elif self.num_src == self.num_dst:
+            parts = {"num_nodes": self.num_nodes, "num_edges": self.num_edges}
+        else:
+            names = ("num_src", "num_dst", "num_edges")
+            parts = {name: getattr(self, name) for name in names}
+        hints = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata}
+        parts |= {name: hint for name, hint in hints.items() if hint is not None}
+        return f"Graph({', '.join(f'{name}={part!r}' for name, part in parts.items())})"
+
+    @classmethod
+    def from_edges(
+        cls,
+        src: Any,
+        dst: Any,
+        *,
+        num_nodes: int | None = None,
+        num_src: int | None = None,
+        num_dst: int | None = None,
+        validate: bool = True,
+    ) -> Graph:
+        """Builds a graph from edges in any order.
+
+        Works on host arrays, which are checked, and on traced arrays inside ``jax.jit``, which
+        cannot be: there, and with ``validate=False``, edges with an id out of range are padding and
+        are dropped.
+
+        Args:
+            src: ``(num_edges,)`` integers, where each edge starts.
+            dst: ``(num_edges,)`` integers, where each edge ends.
+            num_nodes: number of nodes; by default the largest id plus one (host arrays only).
+            num_src: number of sources of a bipartite graph, likewise the largest id plus one if
+                only ``num_dst`` is given.
+            num_dst: number of destinations of a bipartite graph, likewise.
+            validate: whether ids out of range in host arrays are an error.
+
+        Raises:
+            TypeError: an array is not of integers, or a size is missing or not an integer.
+            ValueError: an array is not one-dimensional, lengths differ, a size is negative, an id
+                is out of range, or ``num_nodes`` is given beside the other sizes.
+        """
+        src, dst = _index.check_pairs("src", src, "dst", dst)
+        if num_src is None and num_dst is None:
+            src_name = dst_name = "num_nodes"
+            num_src = num_dst = _index.check_size("num_nodes", num_nodes, src, dst)
+        elif num_nodes is not None:
+            raise ValueError("num_nodes stands for num_src and num_dst: give it or those, not both")
+        else:
+            src_name, dst_name = "num_src", "num_dst"
+            num_src = _index.check_size("num_src", num_src, src)
+            num_dst = _index.check_size("num_dst", num_dst, dst)
+        if validate and not _index.is_traced(src):
+            _index.check_range("src", src, src_name, num_src)
+            _index.check_range("dst", dst, dst_name, num_dst)
+        by_dst, by_src, t_order = _index.sort_both_ways(dst, src, num_dst, num_src)
+        arrays = (*by_dst[:3], *by_src[:3], t_order, by_dst.order)
+        indptr, rows, cols, t_indptr, t_rows, t_cols, t_order, edge_ids = map(jnp.asarray, arrays)
+        return cls(indptr, rows, cols, t_indptr, t_rows, t_cols, t_order, edge_ids)
+
+    @classmethod
+    def from_scipy(cls, matrix: Any) -> Graph:
+        """Builds a graph from a sparse adjacency matrix.
+
+        Every stored entry is an edge, whatever its value; ``edge_values(matrix.tocoo().data)`` are
+        the values.
+
+        Args:
+            matrix: ``(num_dst, num_src)`` scipy sparse matrix or array, so that aggregation is
+                ``matrix @ x``.
+
+        Raises:
+            TypeError: it is not a scipy sparse matrix or array.
+            ValueError: it is not two-dimensional.
+        """
+        coo = _index.check_sparse("matrix", matrix, "(num_dst, num_src)").tocoo()
+        return cls.from_edges(coo.col, coo.row, num_src=coo.shape[1], num_dst=coo.shape[0])
+
+    def edge_values(self, values: Any, fill_value: Any = 0) -> Array:
+        """Brings values, such as weights, from the order of the input to the graph's order.
+
+        Args:
+            values: ``(num_input_edges, *features)``, one for each edge that the graph was built
+                from.
+            fill_value: what edges get that were not there: self-loops that were added, and padding.
+
+        Returns:
+            ``(num_edges, *features)`` in the dtype of ``values``. Where there are fewer values than
+            edges, the rest are NaN (of integers, the extreme value).
+
+        Raises:
+            ValueError: ``values`` is a scalar.
+        """
+        values = jnp.asarray(values)
+        if values.ndim == 0:
+            raise ValueError("values must be (num_input_edges, *features), got a scalar")
+        fill = jnp.full((1, *values.shape[1:]), fill_value, values.dtype)
+        return jnp.concatenate([fill, values]).at[self.edge_ids + 1].get(mode="fill")
+
+    def transpose(self) -> Graph:
+        """The graph with all edges reversed.
+
+        The two halves change places, and so the order of the edges changes: values in the order of
+        this graph become ``values[graph.t_order]``.
+        """
+        size = self.num_edges
+        places = jnp.where(self.t_order == _index.PADDING, size, self.t_order)
+        padding = jnp.full_like(self.t_order, _index.PADDING)
+        inverse = padding.at[places].set(jnp.arange(size, dtype=padding.dtype), mode="drop")
+        edge_ids = self.edge_ids.at[self.t_order].get(
+            mode="fill", fill_value=_index.PADDING, wrap_negative_indices=False
+        )
+        return Graph(
+            indptr=self.t_indptr,
+            rows=self.t_rows,
+            cols=self.t_cols,
+            t_indptr=self.indptr,
+            t_rows=self.rows,
+            t_cols=self.cols,
+            t_order=inverse,
+            edge_ids=edge_ids,
+            max_in_degree=self.max_out_degree,
+            max_out_degree=self.max_in_degree,
+        )
+
+    def with_self_loops(self) -> Graph:
+        """Adds an edge from each node to itself where there is none. Host only.
+
+        The new edges were not in the input: :meth:`edge_values` gives them its ``fill_value``.
+        Padding and bounds on degrees are dropped.
+
+        Raises:
+            ValueError: the graph is bipartite.
+            TypeError: called inside ``jax.jit``.
+        """
+        num_nodes = self.num_nodes
+        src, dst, _ = self._host_edges("with_self_loops")
+        loops = np.setdiff1d(np.arange(num_nodes), src[src == dst])
+        return self._with_edges(loops, loops, np.full(len(loops), _index.PADDING))
+
+    def symmetrized(self) -> Graph:
+        """Adds the reverse of each edge that has none, so that A becomes max(A, Aᵀ). Host only.
+
+        A new edge has the values of the one that it reverses. Padding and bounds on degrees are
+        dropped.
+
+        Raises:
+            ValueError: the graph is bipartite.
+            TypeError: called inside ``jax.jit``.
+        """
+        num_nodes = self.num_nodes
+        src, dst, edge_ids = self._host_edges("symmetrized")
+        pairs, reverse = dst * num_nodes + src, src * num_nodes + dst  # pairs ascend
+        copies_before = np.arange(len(pairs)) - np.searchsorted(pairs, pairs)
+        reverses = np.searchsorted(pairs, reverse, "right") - np.searchsorted(pairs, reverse)
+        alone = copies_before >= reverses
+        return self._with_edges(dst[alone], src[alone], edge_ids[alone])
+
+    def _host_edges(self, caller: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Sources, destinations and ``edge_ids`` without padding."""
+        if _index.is_traced(self.indptr):
+            raise TypeError(
+                f"{caller} works on the host only, as the number of edges depends on values; call "
+                "it before jax.jit"
+            )
+        size = int(self.indptr[-1])
+        arrays = (self.cols, self.rows, self.edge_ids)
+        src, dst, edge_ids = (np.asarray(array)[:size].astype(np.int64) for array in arrays)
+        return src, dst, edge_ids
+
+    def _with_edges(self, src: np.ndarray, dst: np.ndarray, edge_ids: np.ndarray) -> Graph:
+        """Adds edges that have the given ``edge_ids``."""
+        old = self._host_edges("adding edges")
+        src, dst, edge_ids = map(np.concatenate, zip(old, (src, dst, edge_ids), strict=True))
+        graph = Graph.from_edges(src, dst, num_nodes=self.num_nodes)
+        order = np.asarray(graph.edge_ids)
+        return replace(graph, edge_ids=jnp.asarray(edge_ids[order].astype(order.dtype)))
+
+    def with_max_degrees(self) -> Graph:
+        """Measures the largest degrees, as a static hint to the choice of schedules. Host only.
+
+        They are rounded up to powers of two, since each further value means another compilation.
+
+        Raises:
+            TypeError: called inside ``jax.jit``.
+        """
+        if _index.is_traced(self.indptr):
+            raise TypeError("with_max_degrees reads values: call it before jax.jit")
+
+        def bound(indptr: Array) -> int:
+            largest = np.diff(np.asarray(indptr)).max(initial=1)
+            return 1 << (int(largest) - 1).bit_length()
+
+        return replace(self, max_in_degree=bound(self.indptr), max_out_degree=bound(self.t_indptr))
+
+    def pad(
+        self,
+        *,
+        num_nodes: int | None = None,
+        num_src: int | None = None,
+        num_dst: int | None = None,
+        num_edges: int | None = None,
+    ) -> Graph:
+        """Pads to given capacities, so that differing graphs share one compiled program.
+
+        The new nodes have no edges: their degree is 0.
+
+        Args:
+            num_nodes: capacity in nodes; None leaves it.
+            num_src: capacity in sources of a bipartite graph; None leaves it.
+            num_dst: capacity in destinations of a bipartite graph; None leaves it.
+            num_edges: capacity in edges; None leaves it.
+
+        Raises:
+            TypeError: a capacity is not an integer.
+            ValueError: a capacity is smaller than what is there, or ``num_nodes`` is given beside
+                ``num_src`` or ``num_dst``, or for a bipartite graph.
+        """
+        if num_nodes is not None:
+            if (num_src, num_dst) != (None, None):
+                raise ValueError(
+                    "num_nodes stands for num_src and num_dst: give it or those, not both"
+                )
+            new_src = new_dst = _index.growth("num_nodes", num_nodes, self.num_nodes)
+        else:
+            new_src = _index.growth("num_src", num_src, self.num_src)
+            new_dst = _index.growth("num_dst", num_dst, self.num_dst)
+        new_edges = _index.growth("num_edges", num_edges, self.num_edges)
+
+        def pad(ids: Array) -> Array:
+            return _index.pad_ids(ids, new_edges)
+
+        return Graph(
+            indptr=_index.pad_indptr(self.indptr, new_dst),
+            rows=pad(self.rows),
+            cols=pad(self.cols),
+            t_indptr=_index.pad_indptr(self.t_indptr, new_src),
+            t_rows=pad(self.t_rows),
+            t_cols=pad(self.t_cols),
+            t_order=pad(self.t_order),
+            edge_ids=pad(self.edge_ids),
+            max_in_degree=self.max_in_degree,
+            max_out_degree=self.max_out_degree,
+        )
+
+    def in_degrees(self) -> Array:
+        """Number of edges into each destination: ``(num_dst,)`` integers."""
+        return jnp.diff(self.indptr)
+
+    def out_degrees(self) -> Array:
+        """Number of edges out of each source: ``(num_src,)`` integers."""
+        return jnp.diff(self.t_indptr)
+
+
+# Exported functions that take graphs can be serialized.
+jax.export.register_pytree_node_serialization(
+    Graph,
+    serialized_name="jax_gnn.Graph",
+    serialize_auxdata=lambda hints: json.dumps(hints).encode(),
+    deserialize_auxdata=lambda data: tuple(json.loads(bytes(data))),
+)

@@ -1,0 +1,110 @@
+"""How kernels deal out their work: chosen when a computation is compiled, from shapes alone.
+
+A schedule that is forced goes first, then what ``jax-gnn tune`` found for this device and shape,
+then the rule fitted to measurements on an H200. Which one it is changes the order of additions, not
+what is computed.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import jax
+
+from jax_gnn import _schedule_cache, _schedule_rules
+
+
+class Schedule(NamedTuple):
+    """How a kernel deals out entries and features to its threads (GeoT, table I).
+
+    Attributes:
+        parallel: Whether the entries of a warp's step lie side by side in its teams, rather than
+            one behind another.
+        lanes: Threads of a team, which holds a tile of the features; a power of two up to 32.
+        threads: Threads of a block.
+        blocks: Largest number of blocks that share the entries.
+    """
+
+    parallel: bool
+    lanes: int
+    threads: int
+    blocks: int
+
+
+# A user context is part of the keys of JAX's caches: a change compiles anew.
+_forced = jax.make_user_context(default_value=None)
+
+
+def use(schedule: Schedule | None) -> AbstractContextManager[None]:
+    """Makes all that is compiled inside a ``with`` block use one schedule; None chooses again."""
+    return _forced(schedule)
+
+
+def choose(
+    op: str,
+    *,
+    count: int,
+    num_rows: int,
+    width: int,
+    itemsize: int,
+    gather: bool,
+    average_degree: float | None = None,
+    max_degree: int | None = None,
+) -> Schedule:
+    """The schedule for a call of a kernel, a pure function of shapes and static hints.
+
+    Args:
+        op: ``"segment_reduce"``, ``"segment_select"`` or ``"softmax"``.
+        count: Number of entries.
+        num_rows: Number of rows that entries are reduced into.
+        width: Number of features.
+        itemsize: Bytes of a feature.
+        gather: Whether entries name the row that they read.
+        average_degree: Entries of a row on average; by default ``count / num_rows``.
+        max_degree: Entries of the longest row, where known.
+    """
+    if _forced.value is not None:
+        return _forced.value
+    key = _schedule_cache.key(op, count, num_rows, width, itemsize, gather)
+    if tuned := _schedule_cache.lookup(key):
+        return Schedule(*tuned)
+    if average_degree is None:
+        average_degree = count / max(num_rows, 1)
+    return from_rule(op, count, num_rows, width, itemsize, gather, average_degree, max_degree)
+
+
+def from_rule(
+    op: str,
+    count: int,
+    num_rows: int,
+    width: int,
+    itemsize: int,
+    gather: bool,
+    average_degree: float,
+    max_degree: int | None,
+) -> Schedule:
+    """The fitted rule, whatever is forced or tuned; arguments as of `choose`."""
+    parallel, narrowing, threads, blocks = _schedule_rules.choose(
+        softmax=op == "softmax",
+        gather=gather,
+        count=count,
+        num_rows=num_rows,
+        width=width,
+        itemsize=itemsize,
+        average_degree=average_degree,
+        max_degree=max_degree,
+    )
+    return Schedule(parallel, max(covering_lanes(width, itemsize) >> narrowing, 1), threads, blocks)
+
+
+def covering_lanes(width: int, itemsize: int) -> int:
+    """Lanes of a team that holds all features of a row, as far as a warp goes.
+
+    A lane reads 16 bytes where rows are aligned to that, else one feature.
+    """
+    features = 16 // itemsize if width * itemsize % 16 == 0 else 1
+    lanes = 1
+    while lanes < 32 and lanes * features < width:
+        lanes *= 2
+    return lanes

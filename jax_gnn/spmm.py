@@ -1,0 +1,246 @@
+"""Sparse times dense over a graph: messages gathered, weighted and reduced in one kernel; SDDMM.
+
+``spmm`` and ``sddmm`` take a :class:`jax_gnn.Graph`, which holds its edges in both directions;
+``index_segment_reduce`` takes bare ids, sorted by segment, as GeoT does (section III-B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import jax.numpy as jnp
+from jax import Array
+
+from jax_gnn import _ffi, _index, segments
+from jax_gnn.graph import Graph
+from jax_gnn.segments import FLOATS, View, Views, accumulator_dtype, as_ids, flat
+
+Reduce = Literal["sum", "mean", "max", "min"]
+Op = Literal["dot", "add", "sub", "mul"]
+
+
+def spmm(
+    graph: Graph,
+    x: Array,
+    weight: Array | None = None,
+    *,
+    reduce: Reduce = "sum",
+    implementation: _ffi.Implementation | None = None,
+) -> Array:
+    """Reduces at each destination the weighted features of the sources of its edges.
+
+    ``out[i] = reduce over the edges e = (j → i) of weight[e] · x[j]``; as a sum, the product of the
+    sparse matrix of the weights and x. No array of messages is formed, forward or backward.
+    Derivatives of any order, to ``x`` and ``weight``.
+
+    Args:
+        graph: the graph.
+        x: ``(num_src, *features)`` source features: float16, bfloat16, float32 or float64.
+        weight: ``(num_edges,)`` in the graph's order of edges, or ``(num_edges, heads)`` with x
+            ``(num_src, heads, *features)``.
+        reduce: ``"sum"``, ``"mean"`` over the number of edges, ``"max"`` or ``"min"``. Messages
+            that tie for the maximum share its gradient equally.
+        implementation: see :func:`jax_gnn.implementation`.
+
+    Returns:
+        ``(num_dst, *features)`` in the dtype of ``x``; half types accumulate in float32.
+        Destinations without edges get 0, or -inf of a maximum and inf of a minimum.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, or ``reduce`` is none of these.
+    """
+    _check_graph(graph)
+    x = _check_features("x", x, "num_src", graph.num_src)
+    weight = _check_weight(weight, graph.cols.shape[0], x)
+    return _reduce(x, weight, _views(graph, weight is not None), reduce, implementation)
+
+
+def sddmm(
+    graph: Graph,
+    a: Array,
+    b: Array,
+    *,
+    op: Op = "dot",
+    implementation: _ffi.Implementation | None = None,
+) -> Array:
+    """Combines for each edge a row of its destination with a row of its source.
+
+    ``out[e] = a[i] op b[j]`` for the edge e = (j → i).
+
+    Args:
+        graph: the graph.
+        a: ``(num_dst, *features)`` destination features: float16, bfloat16, float32 or float64.
+        b: ``(num_src, *features)`` source features, of the same features.
+        op: ``"add"``, ``"sub"``, ``"mul"``, or ``"dot"`` for the sum of the products over the last
+            axis, with features ``(d,)`` or ``(heads, d)``.
+        implementation: see :func:`jax_gnn.implementation`.
+
+    Returns:
+        ``(num_edges, *features)`` in the common dtype of ``a`` and ``b``, without the last axis for
+        ``"dot"``; in the graph's order of edges, 0 for padding.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, or ``op`` is none of these.
+    """
+    _check_graph(graph)
+    a = _check_features("a", a, "num_dst", graph.num_dst)
+    b = _check_features("b", b, "num_src", graph.num_src)
+    _check_choice("op", op, get_args(Op))
+    if a.shape[1:] != b.shape[1:]:
+        raise ValueError(f"a and b must have equal features, got shapes {a.shape} and {b.shape}")
+    dtype = jnp.promote_types(a.dtype, b.dtype)
+    a, b = a.astype(dtype), b.astype(dtype)
+    features, count = a.shape[1:], graph.cols.shape[0]
+    if op == "dot":
+        if len(features) not in (1, 2):
+            raise ValueError(
+                "op='dot' needs a of shape (num_dst, d) or (num_dst, heads, d), got shape "
+                f"{a.shape}"
+            )
+        dots = segments.sddmm(
+            *(flat(a), flat(b), _views(graph, True)),
+            heads=features[0] if len(features) == 2 else 1,
+            implementation=implementation,
+        )
+        return dots.reshape(count, *features[:-1]).astype(dtype)
+    # Views of the sums of edges at their destinations and at their sources.
+    of_dst = Views(View(graph.rows, None, None, graph.num_dst), View(None, graph.rows, None, count))
+    of_src = Views(
+        View(graph.t_rows, graph.t_order, None, graph.num_src), View(None, graph.cols, None, count)
+    )
+    at_dst = segments.gather(flat(a), of_dst, implementation)
+    at_src = segments.gather(flat(b), of_src, implementation)
+    combine = {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply}[op]
+    valid = View(graph.rows, graph.cols, None, graph.num_dst).valid(graph.num_src)
+    return jnp.where(valid[:, None], combine(at_dst, at_src), 0).reshape(count, *features)
+
+
+def index_segment_reduce(
+    x: Array,
+    index: Array,
+    segment_ids: Array,
+    num_segments: int,
+    weight: Array | None = None,
+    reduce: Reduce = "sum",
+    *,
+    implementation: _ffi.Implementation | None = None,
+) -> Array:
+    """Reduces the gathered rows ``weight · x[index]`` in sorted segments, without forming them.
+
+    What :func:`spmm` does for edges that are given by bare ids (GeoT's ``index_segment_reduce`` and
+    ``index_weight_segment_reduce``). The gradient to ``x`` sorts ``index``; where it is not asked
+    for, ``jax.jit`` drops that.
+
+    Args:
+        x: ``(num_rows, *features)``: float16, bfloat16, float32 or float64.
+        index: ``(num_edges,)`` integers, the row of x that each edge reads.
+        segment_ids: ``(num_edges,)`` integers in ascending order, the segment of each edge. Edges
+            with one of their ids out of range are dropped.
+        num_segments: number of segments.
+        weight: ``(num_edges,)``, or ``(num_edges, heads)`` with x ``(num_rows, heads, *features)``.
+        reduce: as in :func:`spmm`.
+        implementation: see :func:`jax_gnn.implementation`.
+
+    Returns:
+        ``(num_segments, *features)`` in the dtype of ``x``, as :func:`spmm`.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, or ``reduce`` is none of these.
+    """
+    x = _check_features("x", x)
+    num_segments = _index.check_size("num_segments", num_segments)
+    index = as_ids("index", index)
+    segment_ids = as_ids("segment_ids", segment_ids)
+    if index.shape != segment_ids.shape:
+        raise ValueError(
+            "index and segment_ids must have the same length, got "
+            f"{index.shape[0]} and {segment_ids.shape[0]}"
+        )
+    dtype = jnp.promote_types(index.dtype, segment_ids.dtype)
+    index, segment_ids = index.astype(dtype), segment_ids.astype(dtype)
+    weight = _check_weight(weight, index.shape[0], x)
+    sources, order = segments.sort_ids(index, x.shape[0], implementation)
+    views = Views(
+        View(segment_ids, index, None, num_segments),
+        View(sources, segments.take(segment_ids, order), order, x.shape[0]),
+    )
+    return _reduce(x, weight, views, reduce, implementation)
+
+
+# --- Arguments -----------------------------------------------------------------------------------
+
+
+def _reduce(
+    x: Array,
+    weight: Array | None,
+    views: Views,
+    reduce: str,
+    implementation: _ffi.Implementation | None,
+) -> Array:
+    _check_choice("reduce", reduce, get_args(Reduce))
+    dtype, acc = x.dtype, accumulator_dtype(x.dtype)
+    if weight is not None and reduce in ("max", "min"):
+        x = x.astype(acc)  # else rounding would hide which message was the maximum
+    result = segments.segment_reduce(
+        *(flat(x), weight, views),
+        reduce=reduce,
+        heads=1 if weight is None else weight.shape[1],
+        implementation=implementation,
+    )
+    return result.astype(dtype).reshape(views.forward.num_rows, *x.shape[1:])
+
+
+def _views(graph: Graph, weighted: bool) -> Views:
+    # Without weights nothing asks for the order.
+    order = graph.t_order if weighted else None
+    return Views(
+        View(graph.rows, graph.cols, None, graph.num_dst, graph.max_in_degree),
+        View(graph.t_rows, graph.t_cols, order, graph.num_src, graph.max_out_degree),
+    )
+
+
+def _check_graph(graph: Any) -> None:
+    if not isinstance(graph, Graph):
+        raise TypeError(f"graph must be a jax_gnn.Graph, got {type(graph).__name__}")
+
+
+def _check_features(
+    name: str, x: Any, size_name: str = "num_rows", size: int | None = None
+) -> Array:
+    x = jnp.asarray(x)
+    if x.dtype not in FLOATS:
+        raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
+    if x.ndim == 0 or size not in (None, x.shape[0]):
+        rows = size_name if size is None else f"{size_name}={size}"
+        raise ValueError(f"{name} must be ({rows}, *features), got shape {x.shape}")
+    return x
+
+
+def _check_weight(weight: Any, count: int, x: Array) -> Array | None:
+    """Gives ``(edges, heads)`` in the accumulator type."""
+    if weight is None:
+        return None
+    weight = jnp.asarray(weight)
+    real = (jnp.floating, jnp.integer)
+    if not any(jnp.issubdtype(weight.dtype, kind) for kind in real):
+        raise TypeError(f"weight must be real numbers, got {weight.dtype}")
+    if weight.ndim not in (1, 2) or weight.shape[0] != count:
+        raise ValueError(
+            f"weight must be (num_edges={count},) or (num_edges={count}, heads), got shape "
+            f"{weight.shape}"
+        )
+    if weight.ndim == 2 and weight.shape[1:] != x.shape[1:2]:
+        raise ValueError(
+            f"weight of shape {weight.shape} has a column for each of {weight.shape[1]} heads: x "
+            f"must be (num_src, {weight.shape[1]}, *features), got shape {x.shape}"
+        )
+    return weight.reshape(count, *weight.shape[1:] or (1,)).astype(accumulator_dtype(x.dtype))
+
+
+def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

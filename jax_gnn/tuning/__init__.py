@@ -1,0 +1,1 @@
+"""Finds the fastest schedules on the GPU at hand: ``jax-gnn tune``."""

@@ -1,0 +1,193 @@
+"""Measures the segment kernels under many schedules."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
+from statistics import median
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_gnn import schedules, segments
+from jax_gnn.schedules import Schedule
+from jax_gnn.segments import View, Views
+
+Op = Literal["sum", "spmm", "softmax"]
+OPS: tuple[Op, ...] = get_args(Op)
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Timer(Protocol):
+    """Such as ``jax_gnn.tuning.timing.ProfilerTimer``."""
+
+    def measure(
+        self, calls: Mapping[Key, Callable[[], Any]], repeats: int
+    ) -> dict[Key, list[float]]:
+        """Seconds of each call, ``repeats`` samples."""
+
+
+class Choice(NamedTuple):
+    """A schedule in terms that fit every width; what the rule returns."""
+
+    parallel: bool
+    narrowing: int
+    """How often the lanes that cover a row are halved."""
+    threads: int
+    blocks: int
+
+    def schedule(self, width: int, itemsize: int) -> Schedule:
+        """For rows of so many features of so many bytes."""
+        lanes = max(schedules.covering_lanes(width, itemsize) >> self.narrowing, 1)
+        return Schedule(self.parallel, lanes, self.threads, self.blocks)
+
+
+# In multiples of the multiprocessors of an H100 or H200, of which each holds two or three blocks.
+_BLOCKS = tuple(132 * factor for factor in (1, 2, 3, 4, 6, 8, 16, 32))
+
+
+def choices(op: Op) -> list[Choice]:
+    """What is worth trying. Only plain reductions have a parallel version."""
+    if op == "softmax":  # its kernels have one way to deal out features
+        return [Choice(False, 0, 256, blocks) for blocks in _BLOCKS]
+    kinds = [(False, 0), (False, 1), (False, 2)]
+    if op == "sum":
+        kinds += [(True, 0), (True, 1)]
+    return [
+        Choice(*kind, threads, blocks)
+        for kind in kinds
+        for threads in (128, 256)
+        for blocks in _BLOCKS
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """The ids that calls share: entries sorted by row, and the row of the input that each reads."""
+
+    rows: np.ndarray
+    cols: np.ndarray
+    num_rows: int
+    num_cols: int
+
+    @cached_property
+    def max_degree(self) -> int:
+        """Entries of the longest row."""
+        return int(np.bincount(self.rows, minlength=1).max())
+
+    @cached_property
+    def on_device(self) -> tuple[jax.Array, jax.Array]:
+        """Rows and columns."""
+        return jax.device_put((self.rows, self.cols))
+
+
+class Call(NamedTuple):
+    """What is measured: an op on some edges, with features of a width and a dtype."""
+
+    op: Op
+    edges: Edges
+    width: int
+    dtype: str
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """The arguments of `schedules.choose` that every call has."""
+        return {
+            "op": "softmax" if self.op == "softmax" else "segment_reduce",
+            "count": len(self.edges.rows),
+            "num_rows": self.edges.num_rows,
+            "width": self.width,
+            "itemsize": jnp.dtype(self.dtype).itemsize,
+            "gather": self.op == "spmm",
+        }
+
+    def rule(self) -> Schedule:
+        """What the rule says, whatever is in the cache."""
+        average = self.shape["count"] / max(self.edges.num_rows, 1)
+        return schedules.from_rule(**self.shape, average_degree=average, max_degree=None)
+
+    def effective(self, schedule: Schedule) -> Schedule:
+        """The same for all schedules that come to the same: teams are no more than entries."""
+        teams = max(schedule.threads // schedule.lanes, 1)
+        most = max(1, -(-len(self.edges.rows) // teams))
+        return schedule._replace(blocks=min(schedule.blocks, most))
+
+    def operands(self) -> tuple[jax.Array, ...]:
+        """Features and ids. Not zeros, on which a GPU is faster than on real data."""
+        edges, dtype = self.edges, jnp.dtype(self.dtype)
+        gathers = self.op == "spmm"
+        shape = edges.num_cols if gathers else len(edges.rows), self.width
+        x = _numbers(shape, dtype)
+        rows, cols = edges.on_device
+        if not gathers:
+            return x, rows
+        weight = _numbers((*rows.shape, 1), jnp.promote_types(dtype, jnp.float32))
+        return x, rows, cols, weight
+
+    def function(
+        self,
+        x: jax.Array,
+        rows: jax.Array,
+        cols: jax.Array | None = None,
+        weight: jax.Array | None = None,
+    ) -> jax.Array:
+        """What is timed, of the operands."""
+        forward = View(rows, cols, None, self.edges.num_rows)
+        views = Views(forward, forward)  # nothing asks for the backward view
+        if self.op == "softmax":
+            return segments.segment_softmax(x, views)
+        return segments.segment_reduce(x, weight, views, reduce="sum", heads=1)
+
+
+@jax.jit(static_argnums=(0, 1))
+def _numbers(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Numbers from -1 to 1 without a pattern."""
+    hashed = sum(
+        jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(factor)
+        for axis, factor in zip(range(len(shape)), (2_654_435_761, 2_246_822_519), strict=False)
+    )
+    return (hashed.astype(jnp.int32).astype(jnp.float32) / 2.0**31).astype(dtype)
+
+
+def measure(
+    calls: Sequence[Call],
+    schedules_of: Callable[[Call], Iterable[Schedule]],
+    timer: Timer,
+    repeats: int,
+) -> list[dict[Schedule, float]]:
+    """Median seconds of each call under each of its schedules.
+
+    Everything is compiled first, in threads, and then timed in turn. The operands of all calls are
+    on the device at once.
+    """
+    jobs = dict.fromkeys(
+        (index, call.effective(schedule))
+        for index, call in enumerate(calls)
+        for schedule in schedules_of(call)
+    )
+    operands = [call.operands() for call in calls]
+    traced = [jax.jit(call.function).trace(*of) for call, of in zip(calls, operands, strict=True)]
+
+    def compiled(job: tuple[int, Schedule]) -> Callable[..., Any]:
+        index, schedule = job
+        with schedules.use(schedule):
+            return traced[index].lower().compile()
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        functions = pool.map(compiled, jobs)
+        timed = {
+            job: partial(function, *operands[job[0]])
+            for job, function in zip(jobs, functions, strict=True)
+        }
+    for run in timed.values():
+        jax.block_until_ready(run())
+    result: list[dict[Schedule, float]] = [{} for _ in calls]
+    for (index, schedule), seconds in timer.measure(timed, repeats).items():
+        result[index][schedule] = median(seconds)
+    return result

@@ -1,0 +1,158 @@
+"""Device time of JAX calls on a GPU, from the record of JAX's profiler.
+
+A Python loop would time the dispatch, and a loop inside ``jit`` is optimised away, barriers or not.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+Key = TypeVar("Key", bound=Hashable)
+Call = Callable[[], Any]
+
+FLUSH_BYTES = 256 * 2**20
+"""More than the L2 of any GPU: reading it leaves nothing of a call's operands in the cache."""
+
+
+class Kernel(NamedTuple):
+    """One record of a GPU's activity: a kernel, copy or fill; times in nanoseconds."""
+
+    name: str
+    begin: float
+    end: float
+
+
+def profiled_kernels(profile: Any) -> list[Kernel]:
+    """The device activity in a ``jax.profiler.ProfileData``, in order of time.
+
+    XLA writes one plane per GPU with one line per stream, named ``Stream #ID(TYPES)``. Lines of
+    other names (the profiler's own overhead, groupings derived from these) are no activity.
+
+    Raises:
+        RuntimeError: The profile has no such line.
+    """
+    planes = [plane for plane in profile.planes if plane.name.startswith("/device:GPU:")]
+    lines = [line for plane in planes for line in plane.lines]
+    kernels = [
+        Kernel(event.name, event.start_ns, event.start_ns + event.duration_ns)
+        for line in lines
+        if line.name.startswith("Stream #")
+        for event in line.events
+    ]
+    if not kernels:
+        seen = [plane.name for plane in profile.planes], [line.name for line in lines]
+        raise RuntimeError(f"no GPU activity in the profile; its planes and lines: {seen}")
+    return sorted(kernels, key=lambda kernel: kernel.begin)
+
+
+def call_spans(
+    kernels: Iterable[Kernel], markers: set[str], flushes: int, calls: int
+) -> list[float]:
+    """Seconds from the first kernel's begin to the last kernel's end, for each call.
+
+    Args:
+        kernels: Activity in order of time: for each call the overwrites and the read of its
+            `Flush`, then its own kernels.
+        markers: Kernel names of an overwrite.
+        flushes: How many overwrites stand before each call.
+        calls: How many calls there were.
+
+    Raises:
+        RuntimeError: The activity does not have this form, so that it cannot be told whose it is.
+    """
+    groups: list[list[Kernel]] = []
+    seen = 0
+    for kernel in kernels:
+        if kernel.name in markers:
+            if seen % flushes == 0:
+                groups.append([])
+            seen += 1
+        elif groups:
+            groups[-1].append(kernel)
+    groups = [group[1:] for group in groups]  # without the read
+    if seen != flushes * calls or not all(groups):
+        empty = sum(not group for group in groups)
+        raise RuntimeError(
+            f"expected {calls} calls behind {flushes} flushes each; the profile shows {seen} "
+            f"flushes and {empty} calls without a kernel"
+        )
+    return [(max(k.end for k in group) - group[0].begin) * 1e-9 for group in groups]
+
+
+class Flush:
+    """Overwrites a buffer larger than the L2, and reads it.
+
+    The overwriting kernel (an xor) is none that a GNN op has. Reading leaves nothing to write back:
+    else a call would pay for up to a whole L2 of somebody else's dirty lines, 12 µs on an H200.
+    """
+
+    def __init__(self, num_bytes: int = FLUSH_BYTES) -> None:
+        self._overwrite = jax.jit(lambda buffer: buffer ^ jnp.uint32(0x5A5A5A5A), donate_argnums=0)
+        self._read = jax.jit(lambda buffer: jnp.max(buffer, axis=1))
+        self._buffer = jnp.ones((num_bytes // 4096, 1024), jnp.uint32)
+        self(1)
+
+    def overwrite(self) -> None:
+        """Queues one overwrite."""
+        self._buffer = self._overwrite(self._buffer)
+
+    def __call__(self, overwrites: int = 1) -> None:
+        """Queues some overwrites and the read."""
+        for _ in range(overwrites):
+            self.overwrite()
+        self.output = self._read(self._buffer)
+
+
+class ProfilerTimer:
+    """Span of a call's kernels in the record of ``jax.profiler``.
+
+    Args:
+        flushes: Overwrites before each call. One cools the cache; all last longer than the host
+            needs to queue the call, so that its launch is hidden.
+        flush_bytes: Size of that buffer.
+
+    Raises:
+        RuntimeError: The profile shows no activity of a GPU.
+    """
+
+    method = "kernel span"
+
+    def __init__(self, flushes: int, flush_bytes: int = FLUSH_BYTES) -> None:
+        self._flush, self._flushes = Flush(flush_bytes), flushes
+        overwrites = profiled_kernels(self._profile([self._flush.overwrite] * 3))
+        self._markers = {kernel.name for kernel in overwrites}
+
+    def measure(self, calls: Mapping[Key, Call], repeats: int) -> dict[Key, list[float]]:
+        """Seconds of each call, ``repeats`` samples; the calls take turns (A, B, A, B, ...)."""
+        keys = [key for _ in range(repeats) for key in calls]
+        if not keys:
+            return {}
+        flush = functools.partial(self._flush, self._flushes)
+        queue = [step for key in keys for step in (flush, calls[key])]
+        kernels = profiled_kernels(self._profile(queue))
+        samples: dict[Key, list[float]] = {key: [] for key in calls}
+        spans = call_spans(kernels, self._markers, self._flushes, len(keys))
+        for key, seconds in zip(keys, spans, strict=True):
+            samples[key].append(seconds)
+        return samples
+
+    def _profile(self, queue: list[Call]) -> Any:
+        jax.block_until_ready(self._flush.output)
+        options = jax.profiler.ProfileOptions()
+        options.host_tracer_level = 0
+        options.python_tracer_level = 0
+        with tempfile.TemporaryDirectory() as folder:
+            with jax.profiler.trace(folder, profiler_options=options):
+                outputs = None
+                for step in queue:
+                    outputs = step()
+                jax.block_until_ready((outputs, self._flush.output))
+            (record,) = Path(folder).rglob("*.xplane.pb")
+            return jax.profiler.ProfileData.from_file(str(record))

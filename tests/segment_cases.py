@@ -1,0 +1,164 @@
+"""Inputs, references and descriptions of segment ops, for the modules that test them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from op_spec import Case, Incidence, OpSpec
+
+Kind = Literal["sorted", "unsorted", "indptr"]
+CUSTOM_CALLS = tuple(
+    f"jax_gnn_{name}"
+    for name in (
+        "segment_reduce",
+        "segment_select",
+        "segment_softmax",
+        "segment_softmax_tangent",
+        "segment_order",
+        "sddmm",
+        "sddmm_select",
+    )
+)
+
+
+class Elements(NamedTuple):
+    """What references get: the segment of each element, and the number of segments."""
+
+    ids: np.ndarray
+    num_segments: int
+
+    @property
+    def valid(self) -> np.ndarray:
+        return (self.ids >= 0) & (self.ids < self.num_segments)
+
+
+def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.normal(size=shape)
+
+
+def distinct(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers that differ within each column and stay apart in each dtype: a maximum is unique."""
+    count = shape[0]
+    step = 4.0 / 2 ** max(count - 1, 0).bit_length()
+    numbers = step * (np.arange(count) - (count - 1) / 2)
+    return rng.permuted(np.broadcast_to(numbers.reshape(-1, *[1] * len(shape[1:])), shape), axis=0)
+
+
+# --- Segments ------------------------------------------------------------------------------------
+
+
+def segment_index(elements: Elements, kind: Kind) -> Any:
+    """The operands that give an op its segments; sizes are shapes."""
+    ids, size = elements
+    if kind == "indptr":
+        counts = np.bincount(ids[elements.valid], minlength=size)
+        return ((ids < 0).sum() + np.concatenate([[0], np.cumsum(counts)])).astype(np.int32)
+    return ids.astype(np.int32), np.zeros(size, np.int32)
+
+
+def on_segments(op: Callable[..., Any], kind: Kind, **options: Any) -> Callable[..., jax.Array]:
+    """The op as a function of (index, data)."""
+
+    def function(index: Any, data: Any) -> jax.Array:
+        if kind == "indptr":
+            return op(data, indptr=index, **options)
+        ids, like_segments = index
+        size, is_sorted = like_segments.shape[0], kind == "sorted"
+        return op(data, ids, size, is_sorted, **options)
+
+    return function
+
+
+def segment_case(
+    kind: Kind, numbers: Callable[..., np.ndarray]
+) -> Callable[[np.random.Generator, str, tuple[int, ...]], Case]:
+    def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
+        incidence = Incidence.random(rng, scenario)
+        ids = incidence.right if kind == "unsorted" else np.sort(incidence.right)
+        elements = Elements(ids, incidence.num_right)
+        data = numbers(rng, (len(ids), *features))
+        padding = ~elements.valid.reshape(-1, *[1] * len(features))
+        return Case(segment_index(elements, kind), elements, (data,), (padding,))
+
+    return make_case
+
+
+def each_segment(
+    reduce: Callable[[np.ndarray], np.ndarray], empty: float = 0.0
+) -> Callable[[Elements, np.ndarray], np.ndarray]:
+    """A plain reduction of each segment's elements, which lie along the first axis."""
+
+    def reference(elements: Elements, data: np.ndarray) -> np.ndarray:
+        ids, size = elements
+        result = np.full((size, *data.shape[1:]), empty, np.result_type(data, np.float64))
+        for segment in np.unique(ids[elements.valid]):
+            result[segment] = reduce(data[ids == segment])
+        return result
+
+    return reference
+
+
+def segment_spec(
+    op: Callable[..., Any],
+    reduce: Callable[[np.ndarray], np.ndarray],
+    *,
+    kind: Kind = "sorted",
+    numbers: Callable[..., np.ndarray] = normal,
+    empty: float = 0.0,
+    linear: bool = False,
+    **options: Any,
+) -> OpSpec:
+    """Describes a reduction; infinities of empty segments are for :func:`finite`."""
+    return OpSpec(
+        function=on_segments(op, kind, **options),
+        reference=each_segment(reduce, empty),
+        make_case=segment_case(kind, numbers),
+        operands=("data",),
+        linear=("data",) if linear else (),
+        feature_axis=(1,),
+        result_axis=1,
+        custom_calls=CUSTOM_CALLS,
+    )
+
+
+def finite(op: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Makes the infinities of empty segments 0, so that functions of the result are finite too."""
+
+    def function(*arguments: Any, **options: Any) -> jax.Array:
+        result = op(*arguments, **options)
+        return jnp.where(jnp.isfinite(result), result, 0)
+
+    return function
+
+
+# --- References ----------------------------------------------------------------------------------
+
+
+def largest(data: np.ndarray) -> np.ndarray:
+    """The maximum along the first axis, of complex numbers by their real part."""
+    return np.take_along_axis(data, data.real.argmax(0, keepdims=True), 0)[0]
+
+
+def smallest(data: np.ndarray) -> np.ndarray:
+    return -largest(-data)
+
+
+def variance(data: np.ndarray, ddof: int = 0) -> np.ndarray:
+    if len(data) <= ddof:
+        return np.zeros_like(data[0])
+    return ((data - data.mean(0)) ** 2).sum(0) / (len(data) - ddof)
+
+
+def deviation(data: np.ndarray, ddof: int = 0) -> np.ndarray:
+    if len(data) <= max(ddof, 1):
+        return np.zeros_like(data[0])
+    return variance(data, ddof) ** 0.5
+
+
+def logsumexp(data: np.ndarray) -> np.ndarray:
+    top = data.real.max(0)
+    return np.log(np.exp(data - top).sum(0)) + top

@@ -1,0 +1,383 @@
+"""Graph datasets: Planetoid's files and .npz written small, read back; every way to be wrong."""
+
+import dataclasses
+import os
+import pickle
+import pickletools
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from jax_gnn import datasets
+from jax_gnn.datasets import GraphDataset, PickleFormatError, load_graph
+
+# Planetoid's parts of 8 nodes: 0 and 1 train, 2 and 3 validate, 4 to 7 are in the range of the
+# test nodes, where 5 is missing.
+TEST_IDS = [7, 4, 6]
+X = np.array([[1, 0], [0, 1], [2, 2], [0, 0], [0, 3], [0, 0], [5, 0], [0, 7]], np.float32)
+Y = [1, 0, 2, 1, 0, -1, 2, 1]
+NEIGHBOURS = {0: [1, 7, 1], 1: [0], 2: [2, 4], 3: [], 4: [2], 5: [], 6: [7], 7: [0]}
+# Symmetric, without the self-loop of 2 and the second edge from 0 to 1; by destination.
+SRC = [1, 7, 0, 4, 2, 7, 0, 6]
+DST = [0, 0, 1, 2, 4, 6, 7, 7]
+
+
+def toy(**changes):
+    fields = {
+        "name": "toy",
+        "num_nodes": 8,
+        "src": SRC,
+        "dst": DST,
+        "x": X,
+        "y": Y,
+        "train_idx": [0, 1],
+        "val_idx": [2, 3],
+        "test_idx": [4, 6, 7],
+    }
+    return GraphDataset(**(fields | changes))
+
+
+def assert_same(actual, expected):
+    assert type(actual) is type(expected)
+    for field in dataclasses.fields(expected):
+        a, b = getattr(actual, field.name), getattr(expected, field.name)
+        if isinstance(b, np.ndarray):
+            assert a.dtype == b.dtype, field.name
+            np.testing.assert_array_equal(a, b, err_msg=field.name)
+        else:
+            assert a == b, field.name
+
+
+def one_hot(nodes):
+    return np.array([np.arange(3) == Y[node] for node in nodes], np.int32).reshape(-1, 3)
+
+
+def parts():
+    nodes = {"": [0, 1], "t": TEST_IDS, "all": [0, 1, 2, 3]}
+    values = {}
+    for prefix, ids in nodes.items():
+        values[f"{prefix}x"] = scipy.sparse.csr_matrix(X[ids])
+        values[f"{prefix}y"] = one_hot(ids)
+    return values | {"graph": defaultdict(list, NEIGHBOURS)}
+
+
+def dump(path, value, protocol=4):
+    path.write_bytes(pickle.dumps(value, protocol))
+
+
+def write_planetoid(folder, protocol=4):
+    for part, value in parts().items():
+        dump(folder / f"ind.toy.{part}", value, protocol)
+    (folder / "ind.toy.test.index").write_text("".join(f"{i}\n" for i in TEST_IDS))
+    return folder
+
+
+def npz_arrays(**changes):
+    arrays = {name: value for name, value in vars(toy()).items() if value is not None}
+    arrays.pop("name")
+    return {key: value for key, value in (arrays | changes).items() if value is not None}
+
+
+def write_npz(folder):
+    np.savez(folder / "toy.npz", **npz_arrays())
+    return folder / "toy.npz"
+
+
+def write_sparse_npz(folder):
+    x = scipy.sparse.csr_matrix(X)
+    sparse = {"x_data": x.data, "x_indices": x.indices, "x_indptr": x.indptr, "x_shape": x.shape}
+    np.savez_compressed(folder / "toy.npz", **npz_arrays(x=None), **sparse)
+    return folder / "toy.npz"
+
+
+WRITERS = {
+    write_planetoid: datasets.load_planetoid,
+    write_npz: datasets.load_graph_npz,
+    write_sparse_npz: datasets.load_graph_npz,
+}
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_round_trip(tmp_path, write):
+    source = write(tmp_path)
+    for load in (load_graph, WRITERS[write]):
+        assert_same(load(source), toy())
+        assert_same(load(str(source)), toy())
+
+
+# The container
+
+
+def test_container_sorts_and_removes_duplicates():
+    order = [6, 2, 2, 0, 1, 3, 5, 4, 0, 7]
+    shuffled = toy(src=np.array(SRC)[order], dst=np.array(DST)[order])
+    assert_same(shuffled, toy())
+    assert shuffled.src.dtype == shuffled.dst.dtype == np.int32
+
+
+def test_container_properties():
+    data = toy()
+    assert (data.num_edges, data.num_features, data.num_classes) == (8, 2, 3)
+    assert "num_edges=8" in repr(data)
+    assert len(repr(data)) < 200
+    split = data.published_split
+    assert [split.train.tolist(), split.valid.tolist()] == [[0, 1], [2, 3]]
+    assert split.test.tolist() == [4, 6, 7]
+    for part in ("train_idx", "val_idx", "test_idx"):
+        assert toy(**{part: None}).published_split is None
+
+
+def test_graph():
+    graph = toy().graph()
+    assert (graph.num_nodes, graph.num_edges) == (8, 8)
+    np.testing.assert_array_equal(graph.cols, SRC)
+    np.testing.assert_array_equal(graph.rows, DST)
+    assert (graph.max_in_degree, graph.max_out_degree) == (2, 2)
+
+
+def test_features_keep_the_kind_of_dataset():
+    assert isinstance(datasets.with_random_features(toy(x=None), seed=0), GraphDataset)
+    assert datasets.with_noisy_label_features(toy(x=None), seed=0).x.shape == (8, 100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"src": [*SRC[:-1], 8]}, r"src\[7\] = 8 is outside \[0, 8\)"),
+        ({"dst": [-1, *DST[1:]]}, r"dst\[0\] = -1 is outside \[0, 8\)"),
+        ({"src": np.array(SRC, float)}, "src: expected integers, got dtype float64"),
+        ({"dst": DST[1:]}, "dst: expected as many entries as src has, 8, got 7"),
+        ({"val_idx": [5]}, "val_idx: node 5 has no label"),
+        ({"val_idx": [4]}, "test_idx: node 4 is in val_idx too"),
+    ],
+)
+def test_container_refuses(changes, message):
+    with pytest.raises(ValueError, match=message):
+        toy(**changes)
+
+
+# .npz
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (npz_arrays(dst=None), "lacks the key 'dst' of a graph dataset; it has num_nodes, src, "),
+        (npz_arrays(src=[9] * 8), r"src\[0\] = 9 is outside"),
+        (npz_arrays(y=np.array(Y, object)), "cannot read 'y': Object arrays cannot be loaded"),
+        (npz_arrays(x_shape=[8, 2]), "both dense features 'x' and sparse ones"),
+    ],
+)
+def test_npz_refuses(tmp_path, arrays, message):
+    np.savez(tmp_path / "toy.npz", **arrays)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_graph(tmp_path / "toy.npz")
+    assert str(tmp_path / "toy.npz") in str(caught.value)
+
+
+def test_hypergraphs_are_no_graphs(tmp_path):
+    path = write_npz(tmp_path)
+    with pytest.raises(ValueError, match=r"lacks the key '.*' of a hypergraph dataset"):
+        datasets.load_hypergraph(path)
+
+
+# Planetoid
+
+
+@pytest.mark.parametrize("protocol", [3, 4])
+def test_planetoid_of_any_protocol(tmp_path, protocol):
+    assert_same(load_graph(write_planetoid(tmp_path, protocol)), toy())
+
+
+def as_python_2(data):
+    """The pickle, of protocol 3, with old names and with strings for bytes."""
+    strings = {"SHORT_BINBYTES": b"U", "BINBYTES": b"T", "PROTO": b"\x80\x02"}
+    changed = bytearray(data)
+    for opcode, _, position in pickletools.genops(data):
+        new = strings.get(opcode.name, b"")
+        changed[position : position + len(new)] = new
+    old = {
+        b"numpy._core.": b"numpy.core.",
+        b"sparse._csr": b"sparse.csr",
+        b"builtins": b"__builtin__",
+    }
+    for name, old_name in old.items():
+        changed = changed.replace(name, old_name)
+    return bytes(changed)
+
+
+def test_planetoid_of_python_2(tmp_path):
+    write_planetoid(tmp_path, protocol=3)
+    for part in parts():
+        file = tmp_path / f"ind.toy.{part}"
+        new = as_python_2(file.read_bytes())
+        assert new.startswith(b"\x80\x02")
+        assert new != file.read_bytes()
+        file.write_bytes(new)
+    assert_same(load_graph(tmp_path), toy())
+
+
+def test_planetoid_by_one_of_its_files(tmp_path):
+    write_planetoid(tmp_path)
+    assert_same(load_graph(tmp_path / "ind.toy.allx"), toy())
+    for file in list(tmp_path.iterdir()):
+        (tmp_path / file.name.replace("toy", "other")).write_bytes(file.read_bytes())
+    with pytest.raises(ValueError, match=r"several datasets \(other, toy\); name a file"):
+        load_graph(tmp_path)
+    assert_same(load_graph(tmp_path / "ind.other.test.index"), toy(name="other"))
+
+
+def test_planetoid_validates_with_500_nodes(tmp_path):
+    write_planetoid(tmp_path)
+    for part, value in {"allx": np.zeros((600, 2)), "ally": np.eye(3)[np.zeros(600, int)]}.items():
+        dump(tmp_path / f"ind.toy.{part}", value)
+    for part, value in {"x": np.zeros((2, 2)), "y": np.eye(3)[[0, 0]]}.items():
+        dump(tmp_path / f"ind.toy.{part}", value)
+    (tmp_path / "ind.toy.test.index").write_text("600 601 604")
+    data = load_graph(tmp_path)
+    np.testing.assert_array_equal(data.val_idx, np.arange(2, 502))
+    assert data.num_nodes == 605
+    assert data.y[600:].tolist() == [1, 0, -1, -1, 2]
+
+
+@pytest.mark.parametrize("part", [*parts(), "test.index"])
+def test_planetoid_needs_all_files(tmp_path, part):
+    write_planetoid(tmp_path)
+    (tmp_path / f"ind.toy.{part}").unlink()
+    with pytest.raises(FileNotFoundError, match=rf"ind.toy.{part} does not exist; expected ind"):
+        load_graph(tmp_path)
+
+
+@pytest.mark.parametrize("part", parts())
+def test_planetoid_damage(tmp_path, part):
+    path = write_planetoid(tmp_path) / f"ind.toy.{part}"
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 3):
+        path.write_bytes(whole[:length])
+        with pytest.raises(PickleFormatError, match="not a readable pickle") as caught:
+            load_graph(tmp_path)
+        assert str(path) in str(caught.value)
+
+
+class Call:
+    """Pickles into a call of a function, which plain unpickling runs."""
+
+    def __init__(self, function, *args):
+        self.reduced = (function, args)
+
+    def __reduce__(self):
+        return self.reduced
+
+
+@pytest.mark.parametrize("part", parts())
+def test_planetoid_does_not_execute(tmp_path, part):
+    path = write_planetoid(tmp_path) / f"ind.toy.{part}"
+    touched = tmp_path / "touched"
+    touch = Call(os.mkdir, str(touched))
+    for value in (touch, {0: [touch]}, Call(defaultdict, touch)):
+        dump(path, value)
+        with pytest.raises(PickleFormatError, match=r"names (posix|nt)\.mkdir") as caught:
+            load_graph(tmp_path)
+        assert str(path) in str(caught.value)
+    assert not touched.exists()
+    pickle.loads(path.read_bytes())  # the attack is real
+    assert touched.exists()
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("x", X[[0, 2]], "ind.toy.x: x and y are not the first rows of allx and ally"),
+        ("x", X[:1], "ind.toy.y: expected 1 nodes, got 2"),
+        ("x", X[:2, :1], "ind.toy.x: 1 features, but allx has 2"),
+        ("x", X[0], "ind.toy.x: features: expected 2 axes"),
+        ("x", [[1, 2]], "ind.toy.x: expected a scipy CSR matrix or an array, got list"),
+        ("y", one_hot([1, 0]), "ind.toy.x: x and y are not the first rows"),
+        ("tx", X[:2], "ind.toy.ty: expected 2 nodes, got 3"),
+        ("tx", X[TEST_IDS, :1], "ind.toy.tx: 1 features, but allx has 2"),
+        ("tx", X[TEST_IDS] * np.nan, r"x: row 4 is not finite"),
+        ("ty", one_hot([4]), "ind.toy.ty: expected 3 nodes, got 1"),
+        ("ty", np.ones((3, 3)), "ind.toy.ty: labels: expected one-hot rows"),
+        ("ty", np.full((3, 3), 0.5), "ind.toy.ty: labels: expected one-hot rows"),
+        ("ty", np.array([1, 0, 2]), "ind.toy.ty: labels: expected 2 axes"),
+        ("ty", np.zeros((3, 3)), "test_idx: node 4 has no label"),
+        ("allx", X[:3], "ind.toy.ally: expected 3 nodes, got 4"),
+        ("ally", one_hot([0, 1]), "ind.toy.ally: expected 4 nodes, got 2"),
+        ("graph", [[1]], "ind.toy.graph: expected a dictionary of neighbours, got list"),
+        ("graph", {8: []}, r"ind.toy.graph: node\[0\] = 8 is outside \[0, 8\)"),
+        ("graph", {"a": []}, "ind.toy.graph: node: expected integers"),
+        ("graph", {0: [1, -1]}, r"ind.toy.graph: neighbours of 0\[1\] = -1 is outside"),
+        ("graph", {0: 1}, "ind.toy.graph: neighbours of 0: expected 1 axes"),
+        ("graph", {0: ["a"]}, "ind.toy.graph: neighbours of 0: expected integers"),
+    ],
+)
+def test_planetoid_refuses(tmp_path, part, value, message):
+    write_planetoid(tmp_path)
+    dump(tmp_path / f"ind.toy.{part}", value)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_graph(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("7 4", "expected 3 nodes, got 2"),
+        ("7 4 4", "a test node is there twice"),
+        ("7 4 3", r"test node\[2\] = 3 is outside \[4, "),
+        ("7 4 x", "invalid literal for int"),
+        ("7 4 99999999999", r"test node\[2\] = 99999999999 is outside"),
+        (f"7 4 {10**30}", "test node: expected integers"),
+    ],
+)
+def test_planetoid_refuses_test_nodes(tmp_path, text, message):
+    path = write_planetoid(tmp_path) / "ind.toy.test.index"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"ind.toy.test.index: {message}"):
+        load_graph(tmp_path)
+
+
+# Digits
+
+
+def test_digits():
+    data = load_graph("digits")
+    assert (data.num_nodes, data.num_features, data.num_classes) == (1797, 64, 10)
+    assert_same(datasets.digits_graph(k=10), data)
+    edges = set(zip(data.src.tolist(), data.dst.tolist(), strict=True))
+    assert edges == {(dst, src) for src, dst in edges}
+    assert not any(src == dst for src, dst in edges)
+    near = datasets.digits(k=10)
+    members = set(zip(near.node_idx.tolist(), near.hyperedge_idx.tolist(), strict=True))
+    assert edges == {(i, j) for v, e in members if v != e for i, j in ((v, e), (e, v))}
+
+
+# One entry
+
+
+def test_unknown_sources(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; known are\n  digits"):
+        load_graph(tmp_path / "nowhere")
+    (tmp_path / "hypergraph.pickle").write_bytes(b"")
+    with pytest.raises(
+        ValueError, match=r"is of no known format; known are\n  digits.*\n.*\n.*ind"
+    ):
+        load_graph(tmp_path)
+    write_npz(tmp_path)
+    with pytest.raises(ValueError, match=r"is a folder of \.npz files; name one of them"):
+        load_graph(tmp_path)
+    write_planetoid(tmp_path)
+    assert_same(load_graph(tmp_path), toy())
+
+
+@pytest.mark.parametrize("load", WRITERS.values())
+def test_loaders_name_what_is_missing(tmp_path, load):
+    with pytest.raises(FileNotFoundError, match=r"nowhere.* does not exist; expected"):
+        load(tmp_path / "nowhere")
+    (tmp_path / "notes.csv").write_text("1,2")
+    with pytest.raises(ValueError, match=r"notes\.csv"):
+        load(tmp_path / "notes.csv")
+    with pytest.raises((FileNotFoundError, ValueError), match=r"expected|has no"):
+        load(tmp_path)

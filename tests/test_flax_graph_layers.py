@@ -1,0 +1,395 @@
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.test_util import check_grads
+
+from flax_layers import GCN, GIN, SAGE, GCNConv, GINConv, SAGEConv, gcn_norm
+from jax_gnn import Graph
+
+NUM_NODES = 9
+SIZES = [(3, 6), (6, 3), (4, 4)]
+CONVOLUTIONS = [GCNConv, GINConv, SAGEConv]
+MODELS = [GCN, GIN, SAGE]
+
+
+@pytest.fixture
+def edges(rng) -> tuple[np.ndarray, np.ndarray]:
+    """Directed edges, one of them a self-loop and one there twice; nothing enters or leaves 3."""
+    src, dst = rng.choice([0, 1, 2, 4, 5, 6, 7, 8], (2, 20))
+    return np.append(src, [src[0], 5]), np.append(dst, [dst[0], 5])
+
+
+@pytest.fixture
+def graph(edges) -> Graph:
+    return Graph.from_edges(*edges, num_nodes=NUM_NODES)
+
+
+@pytest.fixture
+def weight(graph, rng) -> jax.Array:
+    return jnp.asarray(rng.uniform(0.5, 2, graph.num_edges), jnp.float32)
+
+
+def adjacency(graph: Graph, weight: jax.Array | None = None) -> np.ndarray:
+    """Row i: what enters node i."""
+    matrix = np.zeros((NUM_NODES, NUM_NODES))
+    values = np.ones(graph.num_edges) if weight is None else np.asarray(weight, np.float64)
+    np.add.at(matrix, (np.asarray(graph.rows), np.asarray(graph.cols)), values)
+    return matrix
+
+
+def features(width: int, *batch: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(width), (NUM_NODES, *batch, width))
+
+
+def random_bias(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+    return jax.random.normal(key, shape, dtype)
+
+
+def make(layer, *sizes, **options):
+    return layer(*sizes, bias_init=random_bias, rngs=nnx.Rngs(0), **options)
+
+
+def double(parameter) -> np.ndarray:
+    return np.asarray(parameter[...], np.float64)
+
+
+def linear(layer: nnx.Linear, x: np.ndarray) -> np.ndarray:
+    return x @ double(layer.kernel) + (0 if layer.bias is None else double(layer.bias))
+
+
+def assert_close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5)
+
+
+# GCN
+
+
+def gcn_operator(matrix: np.ndarray, *, normalize: bool = True, loops: bool = True) -> np.ndarray:
+    matrix = matrix + np.eye(NUM_NODES) * loops
+    degree = matrix.sum(axis=1)
+    scale = np.divide(1, np.sqrt(degree), out=np.zeros_like(degree), where=degree > 0)
+    return scale[:, None] * matrix * scale if normalize else matrix
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("loops", [True, False])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_gcn_conv_equals_the_formula(graph, weight, sizes, loops, normalize):
+    conv = make(GCNConv, *sizes, normalize=normalize, add_self_loops=loops)
+    x = features(sizes[0])
+    for given in (None, weight):
+        operator = gcn_operator(adjacency(graph, given), normalize=normalize, loops=loops)
+        expected = operator @ np.asarray(x, np.float64) @ double(conv.kernel) + double(conv.bias)
+        assert_close(conv(graph, x, given), expected)
+        assert_close(nnx.jit(conv)(graph, x, given), expected)
+        if normalize:
+            scale = gcn_norm(graph, given, add_self_loops=loops)
+            assert_close(conv(graph, x, given, scale), expected)
+            assert_close(
+                conv(graph, x, given, 2 * scale) - double(conv.bias),
+                4 * (expected - double(conv.bias)),
+            )
+
+
+def test_gcn_norm(graph, weight):
+    for given in (None, weight):
+        degree = adjacency(graph, given).sum(axis=1)
+        assert_close(gcn_norm(graph, given), (degree + 1) ** -0.5)
+        expected = np.divide(1, np.sqrt(degree), out=np.zeros_like(degree), where=degree > 0)
+        assert expected[3] == 0
+        assert_close(gcn_norm(graph, given, add_self_loops=False), expected)
+    assert gcn_norm(graph).dtype == jnp.float32
+
+
+def test_gcn_computes_the_scales_once(graph, weight):
+    model = make(GCN, 4, 8, 3)
+    jaxpr = str(
+        jax.make_jaxpr(lambda x, w: model(graph, x, w, deterministic=True))(features(4), weight)
+    )
+    assert jaxpr.count("rsqrt") == 1
+    scale = gcn_norm(graph, weight)
+    with_scale = str(
+        jax.make_jaxpr(lambda x, w, s: model(graph, x, w, s, deterministic=True))(
+            features(4), weight, scale
+        )
+    )
+    assert "rsqrt" not in with_scale
+    x = features(4)
+    assert_close(
+        model(graph, x, weight, scale, deterministic=True),
+        model(graph, x, edge_weight=weight, deterministic=True),
+    )
+
+
+# GIN
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(
+    "options", [{}, {"eps": 0.3}, {"eps": 0.3, "learn_eps": True}, {"mlp_features": 5}]
+)
+def test_gin_conv_equals_the_formula(graph, weight, sizes, options):
+    conv = make(GINConv, *sizes, **options)
+    x = features(sizes[0])
+    for given in (None, weight):
+        operator = adjacency(graph, given) + (1 + options.get("eps", 0)) * np.eye(NUM_NODES)
+        hidden = operator @ np.asarray(x, np.float64) @ double(conv.kernel) + double(conv.bias)
+        assert hidden.shape[1] == options.get("mlp_features", sizes[1])
+        assert_close(conv(graph, x, given), linear(conv.output, np.maximum(hidden, 0)))
+
+
+def test_gin_eps():
+    assert make(GINConv, 4, 3).learned_eps is None
+    conv = make(GINConv, 4, 3, eps=0.5, learn_eps=True)
+    assert isinstance(conv.learned_eps, nnx.Param)
+    assert conv.learned_eps[...] == 0.5
+
+
+# SAGE
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("aggregation", ["mean", "max", "sum"])
+@pytest.mark.parametrize(
+    "options", [{}, {"root_weight": False}, {"project": True}, {"normalize": True}]
+)
+def test_sage_conv_equals_the_formula(graph, weight, sizes, aggregation, options):
+    conv = make(SAGEConv, *sizes, aggregation=aggregation, **options)
+    x = np.asarray(features(sizes[0]), np.float64)
+    messages = np.maximum(linear(conv.projection, x), 0) if "project" in options else x
+    reduce = {"mean": np.mean, "max": np.max, "sum": np.sum}[aggregation]
+    for given in (None, weight):
+        weights = np.ones(graph.num_edges) if given is None else np.asarray(given, np.float64)
+        sent = messages[np.asarray(graph.cols)] * weights[:, None]
+        rows = np.asarray(graph.rows)
+        received = np.stack(
+            [
+                reduce(sent[rows == i], axis=0) if (rows == i).any() else np.zeros(sizes[0])
+                for i in range(NUM_NODES)
+            ]
+        )
+        expected = received @ double(conv.kernel) + double(conv.bias)
+        if options.get("root_weight", True):
+            expected = expected + x @ double(conv.root.kernel)
+            assert conv.root.bias is None
+        if "normalize" in options:
+            expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+        assert_close(conv(graph, jnp.asarray(x, jnp.float32), given), expected)
+
+
+def test_normalized_zeros_are_zeros_and_have_gradients(graph):
+    conv = SAGEConv(4, 3, normalize=True, rngs=nnx.Rngs(0))
+    x = jnp.zeros((NUM_NODES, 4))
+    np.testing.assert_array_equal(conv(graph, x), np.zeros((NUM_NODES, 3)))
+    assert np.isfinite(jax.grad(lambda x: conv(graph, x).sum())(x)).all()
+
+
+# All of them
+
+
+def reduced_widths(layer, graph: Graph, width: int) -> list[int]:
+    jaxpr = jax.make_jaxpr(lambda x: layer(graph, x))(features(width))
+    return [e.outvars[0].aval.shape[1] for e in jaxpr.eqns if "segment_reduce" in e.primitive.name]
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+def test_the_narrower_side_is_aggregated(layer, graph):
+    for sizes in SIZES:
+        assert reduced_widths(make(layer, *sizes), graph, sizes[0]) == [min(sizes)]
+    if layer is SAGEConv:  # the maximum is not linear
+        assert reduced_widths(make(layer, 6, 3, aggregation="max"), graph, 6) == [6]
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_batch_axes_and_vmap(layer, sizes, graph, weight):
+    conv = make(layer, *sizes)
+    x = features(sizes[0], 2)
+    expected = np.stack([conv(graph, x[:, i], weight) for i in range(2)], axis=1)
+    assert_close(conv(graph, x, weight), expected)
+    mapped = jax.vmap(lambda x: conv(graph, x, weight), in_axes=1, out_axes=1)(x)
+    assert_close(mapped, expected)
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+def test_padding_changes_nothing(layer, graph, weight):
+    conv = make(layer, 4, 3, **({"aggregation": "max"} if layer is SAGEConv else {}))
+    padded = graph.pad(num_nodes=12, num_edges=40)
+    x = jnp.concatenate([features(4), jnp.full((3, 4), jnp.nan)])
+    padded_weight = jnp.concatenate([weight, jnp.full(40 - graph.num_edges, jnp.nan)])
+    assert_close(conv(padded, x, padded_weight)[:NUM_NODES], conv(graph, features(4), weight))
+
+    def loss(conv, graph, x, weight):
+        return jnp.sum(conv(graph, x, weight)[:NUM_NODES] ** 2)
+
+    gradient = jax.grad(loss, argnums=(2, 3))
+    x_gradient, weight_gradient = gradient(conv, padded, x.at[NUM_NODES:].set(0), padded_weight)
+    expected = gradient(conv, graph, features(4), weight)
+    assert_close(x_gradient, np.pad(expected[0], ((0, 3), (0, 0))))
+    assert_close(weight_gradient, np.pad(expected[1], (0, 40 - graph.num_edges)))
+
+
+@pytest.mark.parametrize(
+    ("layer", "options"),
+    [
+        (GCNConv, {}),
+        (GINConv, {}),
+        *((SAGEConv, {"aggregation": a, "normalize": True}) for a in ("mean", "max", "sum")),
+    ],
+)
+def test_gradients_are_slopes(layer, options, graph, weight):
+    conv = make(layer, 4, 3, **options)
+    probe = features(3)
+    graphdef, params = nnx.split(conv)
+
+    def loss(params, x, weight):
+        return jnp.vdot(nnx.merge(graphdef, params)(graph, x, weight), probe)
+
+    check_grads(loss, (params, features(4), weight), order=1, modes=["rev"], rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_models_stack_convolutions(model_class, graph, weight):
+    for depth in (1, 2, 4):
+        model = make(model_class, 4, 8, 3, num_layers=depth)
+        convolutions = model.convolutions
+        assert len(convolutions) == depth
+        y = x = features(4)
+        for number, convolution in enumerate(convolutions, start=1):
+            assert convolution is getattr(model, f"conv{number}")
+            y = convolution(graph, jax.nn.relu(y) if number > 1 else y, weight)
+        assert_close(model(graph, x, weight, deterministic=True), y)
+    assert make(model_class, 4, 8, 3).num_layers == 3
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_gradients_reach_all_parameters(model_class, graph):
+    options = {"learn_eps": True} if model_class is GIN else {}
+    model = model_class(4, 16, 3, rngs=nnx.Rngs(0), **options)
+    model.eval()
+
+    def loss(model, graph, x):
+        return jnp.mean(model(graph, x) ** 2)
+
+    grads = nnx.jit(nnx.grad(loss))(model, graph, features(4))
+    flat = nnx.to_flat_state(grads)
+    assert {path[0] for path, _ in flat} == {"conv1", "conv2", "conv3"}
+    for path, gradient in flat:
+        assert np.abs(gradient[...]).max() > 1e-6, path
+
+
+def test_dropout(graph):
+    x = features(4)
+    model = GCN(4, 64, 3, num_layers=2, rngs=nnx.Rngs(0))
+    assert not np.array_equal(model(graph, x), model(graph, x))
+    key = jax.random.key(1)
+    np.testing.assert_array_equal(
+        model(graph, x, rngs=key), model(graph, x, deterministic=False, rngs=key)
+    )
+    evaluated = model(graph, x, deterministic=True)
+    model.eval()
+    np.testing.assert_array_equal(model(graph, x), evaluated)
+    np.testing.assert_array_equal(
+        GCN(4, 64, 3, num_layers=2, dropout_rate=0.0, rngs=nnx.Rngs(0))(graph, x), evaluated
+    )
+
+
+def test_each_dropout_draws_its_own_mask(graph):
+    identity = {"normalize": False, "add_self_loops": False, "use_bias": False}
+    ones, loops = jnp.ones((NUM_NODES, 64)), np.arange(NUM_NODES)
+    model = GCN(
+        *(64, 64, 64),
+        num_layers=3,
+        input_dropout_rate=0.5,
+        kernel_init=lambda key, shape, dtype: jnp.eye(*shape, dtype=dtype),
+        rngs=nnx.Rngs(0),
+        **identity,
+    )
+    y = model(Graph.from_edges(loops, loops), ones, rngs=jax.random.key(0))
+    kept = np.mean(np.asarray(y) > 0)
+    assert set(np.unique(y)) == {0.0, 8.0}
+    assert 0.06 < kept < 0.2  # an eighth, but a half were the masks equal
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+def test_dtypes(layer, graph, weight):
+    x = features(4)
+    single = layer(4, 3, rngs=nnx.Rngs(0))
+    half = layer(4, 3, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    assert {p.dtype for p in jax.tree.leaves(nnx.state(half, nnx.Param))} == {jnp.dtype("float32")}
+    y = half(graph, x, weight)
+    assert y.dtype == jnp.bfloat16
+    np.testing.assert_allclose(y.astype(jnp.float32), single(graph, x, weight), rtol=0.1, atol=0.1)
+    stored = layer(4, 3, param_dtype=jnp.float16, rngs=nnx.Rngs(0))
+    assert {p.dtype for p in jax.tree.leaves(nnx.state(stored))} == {jnp.dtype("float16")}
+    assert stored(graph, x).dtype == jnp.float32
+    assert stored(graph, x.astype(jnp.float16)).dtype == jnp.float16
+    assert single(graph, jnp.ones((NUM_NODES, 4), jnp.int32)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+def test_without_bias(layer, graph):
+    conv = make(layer, 4, 3, use_bias=False)
+    names = {path[-1] for path, _ in nnx.to_flat_state(nnx.state(conv, nnx.Param))}
+    assert names == {"kernel"}
+    np.testing.assert_array_equal(conv(graph, jnp.zeros((NUM_NODES, 4))), np.zeros((NUM_NODES, 3)))
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+def test_one_trace_for_equal_shapes(layer, graph, edges):
+    conv = make(layer, 4, 3)
+    traces = []
+
+    @jax.jit
+    def apply(graph: Graph, x: jax.Array) -> jax.Array:
+        traces.append(None)
+        return conv(graph, x)
+
+    reversed_ids = Graph.from_edges(*(NUM_NODES - 1 - ids for ids in edges), num_nodes=NUM_NODES)
+    first, second = apply(graph, features(4)), apply(reversed_ids, features(4)[::-1])
+    assert len(traces) == 1
+    assert_close(first, second[::-1])
+
+
+@pytest.mark.parametrize(
+    ("layer", "arguments", "message"),
+    [
+        *(
+            (layer, {name: 0}, f"{name} must be positive, got 0")
+            for layer, name in itertools.product(CONVOLUTIONS, ("in_features", "out_features"))
+        ),
+        (GINConv, {"mlp_features": 0}, "mlp_features must be positive, got 0"),
+        (SAGEConv, {"aggregation": "median"}, r"aggregation must be one of 'mean', .*'median'"),
+        *((model, {"num_layers": 0}, "num_layers must be positive, got 0") for model in MODELS),
+        (GCN, {"hidden_features": 0}, "hidden_features must be positive, got 0"),
+        (GCN, {"dropout_rate": 1.5}, r"dropout_rate must lie in \[0, 1\], got 1.5"),
+        (GCN, {"input_dropout_rate": -0.5}, r"input_dropout_rate must lie in \[0, 1\], got -0.5"),
+    ],
+)
+def test_bad_construction(layer, arguments, message):
+    sizes = {"in_features": 2, "out_features": 2}
+    if layer in MODELS:
+        sizes["hidden_features"] = 2
+    with pytest.raises(ValueError, match=message):
+        layer(**sizes | arguments, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+def test_bad_call(layer, graph):
+    conv = make(layer, 4, 3)
+    for shape in ((9, 5), (8, 4), (4,)):
+        with pytest.raises(ValueError, match=r"x must have shape .*\(9, ..., 4\), got \("):
+            conv(graph, jnp.ones(shape))
+    with pytest.raises(ValueError, match=r"edge_weight must have shape .*\(22,\), got \(21,\)"):
+        conv(graph, features(4), jnp.ones(21))
+    with pytest.raises(ValueError, match="a bipartite graph has no num_nodes"):
+        conv(Graph.from_edges([0], [0], num_src=2, num_dst=3), jnp.ones((2, 4)))
+
+
+def test_bad_node_scale(graph):
+    with pytest.raises(ValueError, match=r"node_scale must have shape .*\(9,\), got \(9, 1\)"):
+        make(GCNConv, 4, 3)(graph, features(4), None, jnp.ones((9, 1)))

@@ -1,0 +1,565 @@
+"""The Graph container: builders, validation, and what can be done with one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse
+from op_spec import SCENARIOS, STACKABLE, Incidence, same_bits, stack
+
+from jax_gnn import Graph
+
+INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+EDGE_ARRAYS = ("rows", "cols", "t_rows", "t_cols", "t_order", "edge_ids")
+ARRAYS = ("indptr", "rows", "cols", "t_indptr", *EDGE_ARRAYS[2:])
+
+
+def dense(graph: Graph) -> np.ndarray:
+    """``(num_src, num_dst)`` counts, after checking all that the container promises."""
+    arrays = {name: getattr(graph, name) for name in ARRAYS}
+    assert all(isinstance(array, jax.Array) for array in arrays.values())
+    assert {str(array.dtype) for array in arrays.values()} == {"int32"}
+    assert all(arrays[name].shape == (graph.num_edges,) for name in EDGE_ARRAYS)
+    arrays = {name: np.asarray(array) for name, array in arrays.items()}
+    size = arrays["indptr"][-1]
+    assert all((arrays[name][size:] == -1).all() for name in EDGE_ARRAYS)
+    for prefix, num_rows, num_cols in (
+        ("", graph.num_dst, graph.num_src),
+        ("t_", graph.num_src, graph.num_dst),
+    ):
+        indptr, rows, cols = (arrays[prefix + name] for name in ("indptr", "rows", "cols"))
+        assert len(indptr) == num_rows + 1
+        np.testing.assert_array_equal(np.repeat(np.arange(num_rows), np.diff(indptr)), rows[:size])
+        assert ((cols[:size] >= 0) & (cols[:size] < num_cols)).all()
+        assert (np.diff(cols)[np.diff(rows) == 0] >= 0).all()
+    rows, cols, t_rows, t_cols, t_order = (
+        arrays[name][:size] for name in ("rows", "cols", "t_rows", "t_cols", "t_order")
+    )
+    np.testing.assert_array_equal(np.sort(t_order), np.arange(size))
+    np.testing.assert_array_equal(cols[t_order], t_rows)
+    np.testing.assert_array_equal(rows[t_order], t_cols)
+    matrix = np.zeros((graph.num_src, graph.num_dst))
+    np.add.at(matrix, (cols, rows), 1)
+    return matrix
+
+
+def build(incidence: Incidence, *, dtype: str = "int32", validate: bool = False) -> Graph:
+    return Graph.from_edges(
+        incidence.left.astype(dtype),
+        incidence.right.astype(dtype),
+        num_src=incidence.num_left,
+        num_dst=incidence.num_right,
+        validate=validate,
+    )
+
+
+def square(rng: np.random.Generator, num_nodes: int = 7, num_edges: int = 20) -> Graph:
+    """A multigraph with self-loops."""
+    return Graph.from_edges(*rng.integers(0, num_nodes, (2, num_edges)), num_nodes=num_nodes)
+
+
+SMALL = Graph.from_edges([0, 1, 4, 1, 2], [1, 0, 2, 2, 2], num_nodes=6)
+
+
+# --- from_edges ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_from_edges(rng: np.random.Generator, scenario: str) -> None:
+    incidence = Incidence.random(rng, scenario)
+    graph = build(incidence, validate=scenario != "padding")
+    np.testing.assert_array_equal(dense(graph), incidence.dense())
+    sizes = (graph.num_src, graph.num_dst, graph.num_edges)
+    assert sizes == (incidence.num_left, incidence.num_right, len(incidence.left))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_edge_ids(rng: np.random.Generator, scenario: str) -> None:
+    """They say where each edge was, equal edges in their order."""
+    incidence = Incidence.random(rng, scenario)
+    graph = build(incidence)
+    size = int(graph.indptr[-1])
+    edge_ids = np.asarray(graph.edge_ids)[:size]
+    np.testing.assert_array_equal(np.sort(edge_ids), np.flatnonzero(incidence.valid))
+    np.testing.assert_array_equal(incidence.left[edge_ids], graph.cols[:size])
+    np.testing.assert_array_equal(incidence.right[edge_ids], graph.rows[:size])
+    rows, cols = np.asarray(graph.rows)[:size], np.asarray(graph.cols)[:size]
+    equal = (np.diff(rows) == 0) & (np.diff(cols) == 0)
+    assert equal.any() or scenario != "duplicates"
+    assert (np.diff(edge_ids)[equal] > 0).all()
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_ids_of_any_integer_type(dtype: str) -> None:
+    """On the host and inside jit, also where the sizes do not fit the type of the ids."""
+    src, dst = np.array([5, 0, 3, 100]), np.array([1, 1, 0, 0])
+    sized = functools.partial(Graph.from_edges, num_src=1000, num_dst=300)
+    want = sized(src, dst)
+    for function in (sized, jax.jit(sized)):
+        with jax.enable_x64(dtype.endswith("64")):
+            got = function(src.astype(dtype), dst.astype(dtype))
+        np.testing.assert_array_equal(dense(got), dense(want))
+        assert same_bits(got, want)
+
+
+def test_ids_of_any_sequence_type(rng: np.random.Generator) -> None:
+    incidence = Incidence.random(rng, "random")
+    sizes = {"num_src": incidence.num_left, "num_dst": incidence.num_right}
+    want = build(incidence)
+    for kind in (list, tuple, jnp.asarray):
+        assert same_bits(
+            Graph.from_edges(kind(incidence.left), kind(incidence.right), **sizes), want
+        )
+
+
+def test_default_sizes() -> None:
+    assert repr(Graph.from_edges([4, 1], [0, 2])) == "Graph(num_nodes=5, num_edges=2)"
+    assert repr(Graph.from_edges([0], [7])) == "Graph(num_nodes=8, num_edges=1)"
+    one_given = Graph.from_edges([4, 1], [0, 2], num_src=9)
+    assert repr(one_given) == "Graph(num_src=9, num_dst=3, num_edges=2)"
+    other_given = Graph.from_edges([4, 1], [0, 2], num_dst=9)
+    assert repr(other_given) == "Graph(num_src=5, num_dst=9, num_edges=2)"
+    empty = Graph.from_edges(np.zeros(0, int), np.zeros(0, int))
+    assert (empty.num_nodes, empty.num_edges) == (0, 0)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_inside_jit_as_on_the_host(rng: np.random.Generator, scenario: str) -> None:
+    incidence = Incidence.random(rng, scenario)
+    traced = jax.jit(
+        functools.partial(Graph.from_edges, num_src=incidence.num_left, num_dst=incidence.num_right)
+    )
+    got = traced(incidence.left.astype(np.int32), incidence.right.astype(np.int32))
+    np.testing.assert_array_equal(dense(got), incidence.dense())
+    assert same_bits(got, build(incidence))
+
+
+def test_one_of_the_arrays_traced(rng: np.random.Generator) -> None:
+    incidence = Incidence.random(rng, "padding")
+    got = jax.jit(
+        lambda dst: Graph.from_edges(
+            incidence.left, dst, num_src=incidence.num_left, num_dst=incidence.num_right
+        )
+    )(incidence.right.astype(np.int32))
+    assert same_bits(got, build(incidence))
+
+
+def test_built_under_vmap(rng: np.random.Generator) -> None:
+    incidences = [Incidence.random(rng, scenario) for scenario in STACKABLE]
+    src, dst = (
+        np.stack([getattr(incidence, side) for incidence in incidences]).astype(np.int32)
+        for side in ("left", "right")
+    )
+    sizes = {"num_src": incidences[0].num_left, "num_dst": incidences[0].num_right}
+    graphs = jax.jit(jax.vmap(functools.partial(Graph.from_edges, **sizes)))(src, dst)
+    assert same_bits(graphs, stack([build(incidence) for incidence in incidences]))
+    assert (graphs.num_src, graphs.num_dst) == tuple(sizes.values())  # the batch is no size
+
+
+def test_64_bit_indices() -> None:
+    """A size beyond 32 bits needs them; with no edges on that side nothing large is allocated."""
+    sizes = {"num_src": 2**31, "num_dst": 2}
+
+    def build(src: Any, dst: Any) -> Graph:
+        return Graph.from_edges(src, dst, **sizes)
+
+    ids = jax.ShapeDtypeStruct((3,), np.int32)
+    with pytest.raises(ValueError, match="need 64-bit indices: enable jax_enable_x64"):
+        jax.eval_shape(build, ids, ids)
+    with jax.enable_x64(True):
+        graph = jax.eval_shape(build, ids, ids)
+    assert {array.dtype for array in jax.tree.leaves(graph)} == {np.dtype("int64")}
+
+
+BAD_EDGES: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
+    "src-too-large": (
+        [0, 7],
+        [0, 0],
+        {"num_nodes": 3},
+        ValueError,
+        r"src\[1\] = 7 is outside \[0, num_nodes=3\)",
+    ),
+    "src-negative": ([-1], [0], {}, ValueError, r"src\[0\] = -1 is outside"),
+    "dst-too-large": (
+        [0, 0],
+        [2, 5],
+        {"num_src": 1, "num_dst": 2},
+        ValueError,
+        r"dst\[0\] = 2 is outside \[0, num_dst=2\) \(2 such ids\)",
+    ),
+    "bipartite-src": (
+        [1],
+        [0],
+        {"num_src": 1, "num_dst": 2},
+        ValueError,
+        r"src\[0\] = 1 is outside \[0, num_src=1\)",
+    ),
+    "dst-negative": ([0], [-3], {}, ValueError, r"dst\[0\] = -3 is outside"),
+    "beyond-64-bits": (
+        np.array([2**64 - 1], np.uint64),
+        [0],
+        {},
+        ValueError,
+        "src holds ids beyond 64 bits",
+    ),
+    "lengths": ([0, 1], [0], {}, ValueError, "src and dst must have the same length, got 2 and 1"),
+    "rank-2": ([[0, 1]], [0, 1], {}, ValueError, r"src must be one-dimensional.*\(1, 2\)"),
+    "rank-0": ([0], 0, {}, ValueError, r"dst must be one-dimensional.*\(\)"),
+    "ragged": ([[0], [1, 2]], [0], {}, ValueError, "src must be an array of numbers"),
+    "float": ([0.0, 1.0], [0, 1], {}, TypeError, "src must be an array of integers.*float64"),
+    "bool": ([0], [True], {}, TypeError, "dst must be an array of integers, got bool"),
+    "string": (["a"], [0], {}, TypeError, "src must be an array of integers"),
+    "none": (None, [0], {}, TypeError, "src must be an array of integers"),
+    "size-negative": ([0], [0], {"num_nodes": -1}, ValueError, "num_nodes must not be negative"),
+    "size-float": ([0], [0], {"num_nodes": 2.0}, TypeError, "num_nodes must be an integer.*float"),
+    "size-string": ([0], [0], {"num_dst": "2"}, TypeError, "num_dst must be an integer, got str"),
+    "sizes-both": (
+        [0],
+        [0],
+        {"num_nodes": 2, "num_src": 2},
+        ValueError,
+        "num_nodes stands for num_src and num_dst: give it or those, not both",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_EDGES)
+def test_bad_edges(case: str) -> None:
+    src, dst, options, error, message = BAD_EDGES[case]
+    with pytest.raises(error, match=message):
+        Graph.from_edges(src, dst, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({}, TypeError, r"num_nodes must be given inside jax\.jit"),
+        ({"num_src": 3}, TypeError, r"num_dst must be given inside jax\.jit"),
+        ({"num_dst": 3}, TypeError, r"num_src must be given inside jax\.jit"),
+        ({"num_nodes": -2}, ValueError, "num_nodes must not be negative"),
+    ],
+)
+def test_bad_sizes_inside_jit(
+    options: dict[str, int], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        jax.jit(functools.partial(Graph.from_edges, **options))(
+            np.zeros(2, np.int32), np.zeros(2, np.int32)
+        )
+
+
+def test_bad_arrays_inside_jit() -> None:
+    build = jax.jit(functools.partial(Graph.from_edges, num_nodes=2))
+    with pytest.raises(TypeError, match=r"src must be an array of integers, got float32"):
+        build(np.zeros(2, np.float32), np.zeros(2, np.int32))
+    with pytest.raises(ValueError, match=r"same length, got 2 and 3"):
+        build(np.zeros(2, np.int32), np.zeros(3, np.int32))
+
+
+# --- from_scipy ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "lil", "dok"])
+@pytest.mark.parametrize("family", ["array", "matrix"])
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.float64])
+def test_from_scipy(rng: np.random.Generator, kind: str, family: str, dtype: Any) -> None:
+    want = (3 * rng.normal(size=(6, 4)) * rng.integers(0, 2, (6, 4))).astype(dtype)
+    matrix = getattr(scipy.sparse, f"{kind}_{family}")(want)
+    graph = Graph.from_scipy(matrix)
+    np.testing.assert_array_equal(dense(graph), (want != 0).T)
+    values = np.asarray(graph.edge_values(matrix.tocoo().data))
+    np.testing.assert_array_equal(values, want[graph.rows, graph.cols].astype(values.dtype))
+
+
+def test_from_scipy_keeps_what_is_stored() -> None:
+    """Explicit zeros and duplicates are edges, as their values can be told apart."""
+    matrix = scipy.sparse.coo_array(([1.0, 0, 2], ([0, 1, 0], [1, 0, 1])), shape=(2, 3))
+    graph = Graph.from_scipy(matrix)
+    np.testing.assert_array_equal(dense(graph), [[0, 1], [2, 0], [0, 0]])
+    np.testing.assert_array_equal(graph.edge_values(matrix.data), [1, 2, 0])
+
+
+@pytest.mark.parametrize(
+    ("matrix", "error", "message"),
+    [
+        (np.eye(2), TypeError, "matrix must be a scipy sparse matrix or array, got ndarray"),
+        (
+            scipy.sparse.coo_array(np.array([0, 1])),
+            ValueError,
+            r"matrix must be \(num_dst, num_src\), got shape \(2,\)",
+        ),
+    ],
+)
+def test_bad_scipy(matrix: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Graph.from_scipy(matrix)
+
+
+# --- Values of edges -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("features", [(), (3,), (2, 2)])
+def test_edge_values(rng: np.random.Generator, features: tuple[int, ...]) -> None:
+    incidence = Incidence.random(rng, "padding")
+    graph = build(incidence).pad(num_edges=30)
+    size = int(graph.indptr[-1])
+    values = rng.normal(size=(24, *features)).astype(np.float32)
+    for function in (Graph.edge_values, jax.jit(Graph.edge_values)):
+        got = np.asarray(function(graph, values, 7))
+        np.testing.assert_array_equal(got[:size], values[np.asarray(graph.edge_ids)[:size]])
+        assert (got[size:] == 7).all()
+        assert got.dtype == np.float32
+
+
+def test_edge_values_are_differentiable(rng: np.random.Generator) -> None:
+    graph = build(Incidence.random(rng, "padding"))
+    weight = rng.normal(size=24).astype(np.float32)
+    gradient = jax.grad(lambda values: jnp.vdot(graph.edge_values(values), weight))(np.ones(24))
+    want = np.zeros(24, np.float32)
+    size = int(graph.indptr[-1])
+    want[np.asarray(graph.edge_ids)[:size]] = weight[:size]
+    np.testing.assert_array_equal(gradient, want)
+
+
+def test_too_few_edge_values_are_seen() -> None:
+    got = np.asarray(SMALL.edge_values(np.ones(4)))
+    np.testing.assert_array_equal(np.isnan(got), np.asarray(SMALL.edge_ids) == 4)
+    assert np.isnan(SMALL.edge_values(np.ones(0))).all()
+    with pytest.raises(ValueError, match=r"values must be \(num_input_edges, \*features\).*scalar"):
+        SMALL.edge_values(1.0)
+
+
+def test_edge_values_of_no_edges() -> None:
+    graph = Graph.from_edges(np.zeros(0, int), np.zeros(0, int), num_nodes=2).pad(num_edges=3)
+    np.testing.assert_array_equal(graph.edge_values(np.ones((0, 2)), 5), np.full((3, 2), 5))
+
+
+# --- Other graphs from one -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_transpose(rng: np.random.Generator, scenario: str) -> None:
+    incidence = Incidence.random(rng, scenario)
+    graph = build(incidence)
+    transposed = graph.transpose()
+    np.testing.assert_array_equal(dense(transposed), incidence.dense().T)
+    reversed_ids = dataclasses.replace(
+        incidence,
+        num_left=incidence.num_right,
+        num_right=incidence.num_left,
+        left=incidence.right,
+        right=incidence.left,
+    )
+    assert same_bits(transposed, build(reversed_ids))
+    assert same_bits(transposed.transpose(), graph)
+    assert same_bits(jax.jit(Graph.transpose)(graph), transposed)
+
+
+def test_values_of_the_transpose(rng: np.random.Generator) -> None:
+    graph = build(Incidence.random(rng, "duplicates"))
+    values = rng.normal(size=24)
+    np.testing.assert_array_equal(
+        graph.transpose().edge_values(values), graph.edge_values(values)[graph.t_order]
+    )
+
+
+def test_self_loops(rng: np.random.Generator) -> None:
+    graph = square(rng)
+    values = rng.uniform(1, 2, 20)
+    added = graph.with_self_loops()
+    matrix = dense(graph)
+    want = matrix + np.diag(np.diag(matrix) == 0)
+    np.testing.assert_array_equal(dense(added), want)
+    assert added.num_edges == want.sum()
+    assert same_bits(added.with_self_loops(), added)
+    new = np.asarray(added.edge_ids) < 0
+    np.testing.assert_array_equal(added.rows[new], np.flatnonzero(np.diag(matrix) == 0))
+    np.testing.assert_array_equal(added.edge_values(values)[~new], graph.edge_values(values))
+    assert (np.asarray(added.edge_values(values, 9))[new] == 9).all()
+
+
+@pytest.mark.parametrize("loops", [False, True])
+def test_symmetrized(rng: np.random.Generator, loops: bool) -> None:
+    graph = square(rng)
+    graph = graph.with_self_loops() if loops else graph
+    added = graph.symmetrized()
+    matrix = dense(graph)
+    np.testing.assert_array_equal(dense(added), np.maximum(matrix, matrix.T))
+    assert same_bits(added.symmetrized(), added)
+    # Every new edge has the position of an edge the other way.
+    values = rng.uniform(1, 2, 20)
+    ends = {
+        frozenset(edge)
+        for edge in zip(*map(np.ndarray.tolist, weighted(graph, values)), strict=True)
+    }
+    for edge in zip(*map(np.ndarray.tolist, weighted(added, values)), strict=True):
+        assert frozenset(edge) in ends
+
+
+def weighted(graph: Graph, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return np.asarray(graph.rows), np.asarray(graph.cols), np.asarray(graph.edge_values(values))
+
+
+@pytest.mark.parametrize("change", [Graph.with_self_loops, Graph.symmetrized])
+def test_added_edges_of_other_graphs(change: Callable[[Graph], Graph]) -> None:
+    padded = SMALL.with_max_degrees().pad(num_edges=20)
+    assert same_bits(change(padded), change(SMALL))
+    assert change(padded).max_in_degree is None
+    with pytest.raises(TypeError, match=f"{change.__name__} works on the host only"):
+        jax.jit(change)(SMALL)
+    with pytest.raises(ValueError, match=r"bipartite graph has no num_nodes.*num_src=3.*num_dst=2"):
+        change(Graph.from_edges([0], [0], num_src=3, num_dst=2))
+    nothing = Graph.from_edges(np.zeros(0, int), np.zeros(0, int), num_nodes=0)
+    assert same_bits(change(nothing), nothing)
+
+
+# --- Padding -------------------------------------------------------------------------------------
+
+
+def test_pad(rng: np.random.Generator) -> None:
+    incidence = Incidence.random(rng, "random")
+    graph = build(incidence)
+    padded = graph.pad(num_src=15, num_dst=11, num_edges=40)
+    assert (padded.num_src, padded.num_dst, padded.num_edges) == (15, 11, 40)
+    want = np.zeros((15, 11))
+    want[:9, :6] = incidence.dense()
+    np.testing.assert_array_equal(dense(padded), want)
+    np.testing.assert_array_equal(padded.edge_ids[:24], graph.edge_ids)
+    nodes = SMALL.pad(num_nodes=9)
+    assert (nodes.num_nodes, nodes.num_edges) == (9, 5)
+    np.testing.assert_array_equal(dense(nodes)[:6, :6], dense(SMALL))
+    assert same_bits(graph.pad(), graph)
+
+
+def test_pad_inside_jit() -> None:
+    sizes = {"num_nodes": 9, "num_edges": 8}
+    got = jax.jit(lambda graph: graph.pad(**sizes))(SMALL)
+    assert same_bits(got, SMALL.pad(**sizes))
+
+
+def test_transpose_of_padded() -> None:
+    padded = SMALL.pad(num_nodes=9, num_edges=8)
+    assert same_bits(padded.transpose(), SMALL.transpose().pad(num_nodes=9, num_edges=8))
+    assert same_bits(padded.transpose().transpose(), padded)
+
+
+@pytest.mark.parametrize("name", ["num_nodes", "num_src", "num_dst", "num_edges"])
+def test_bad_padding(name: str) -> None:
+    present = getattr(SMALL, name)
+    with pytest.raises(ValueError, match=f"{name} must be at least the present {present}, got 1"):
+        SMALL.pad(**{name: 1})
+    with pytest.raises(TypeError, match=f"{name} must be an integer, got float"):
+        SMALL.pad(**{name: 20.0})
+
+
+def test_bad_padding_of_nodes() -> None:
+    with pytest.raises(ValueError, match="give it or those, not both"):
+        SMALL.pad(num_nodes=9, num_dst=9)
+    with pytest.raises(ValueError, match="bipartite graph has no num_nodes"):
+        SMALL.pad(num_src=9).pad(num_nodes=10)
+
+
+# --- The container -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_degrees(rng: np.random.Generator, scenario: str) -> None:
+    incidence = Incidence.random(rng, scenario)
+    graph, matrix = build(incidence), incidence.dense()
+    np.testing.assert_array_equal(graph.out_degrees(), matrix.sum(1))
+    np.testing.assert_array_equal(graph.in_degrees(), matrix.sum(0))
+
+
+@pytest.mark.parametrize(
+    ("degree", "bound"), [(0, 1), (1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (1000, 1024)]
+)
+def test_max_degrees(degree: int, bound: int) -> None:
+    graph = Graph.from_edges(np.arange(degree), np.zeros(degree, int), num_src=1000, num_dst=3)
+    assert (graph.max_in_degree, graph.max_out_degree) == (None, None)
+    hinted = graph.with_max_degrees()
+    assert (hinted.max_in_degree, hinted.max_out_degree) == (bound, 1)
+    assert same_bits(hinted, graph)
+    transposed = hinted.transpose()
+    assert (transposed.max_in_degree, transposed.max_out_degree) == (1, bound)
+    padded = hinted.pad(num_edges=2000)
+    assert (padded.max_in_degree, padded.max_out_degree) == (bound, 1)
+    with pytest.raises(TypeError, match="with_max_degrees reads values"):
+        jax.jit(Graph.with_max_degrees)(graph)
+
+
+def test_max_degrees_are_static() -> None:
+    traces = 0
+
+    @jax.jit
+    def bound(graph: Graph) -> int:
+        nonlocal traces
+        traces += 1
+        return graph.max_in_degree or 0
+
+    three, four = (
+        Graph.from_edges(range(5), dst, num_nodes=5) for dst in ([0, 0, 0, 1, 1], [0, 0, 0, 0, 1])
+    )
+    assert (bound(three), bound(four)) == (0, 0)
+    assert traces == 1
+    assert (bound(three.with_max_degrees()), bound(four.with_max_degrees())) == (4, 4)
+    assert traces == 2
+
+
+def test_pytree() -> None:
+    leaves, structure = jax.tree.flatten(SMALL)
+    assert len(leaves) == 8
+    assert same_bits(jax.tree.unflatten(structure, leaves), SMALL)
+    other = Graph.from_edges([0], [0], num_src=3, num_dst=1)
+    assert jax.tree.structure(other) == structure  # all sizes are shapes, nothing is static
+    assert hash(structure) == hash(jax.tree.structure(other))
+    same = jax.jit(lambda graph: graph)(SMALL)
+    assert isinstance(same, Graph)
+    assert same_bits(same, SMALL)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(SMALL)]
+    assert paths == [f".{name}" for name in ARRAYS]
+
+
+def test_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SMALL.indptr = SMALL.t_indptr
+
+
+def test_repr() -> None:
+    assert repr(SMALL) == "Graph(num_nodes=6, num_edges=5)"
+    assert repr(SMALL.pad(num_src=9)) == "Graph(num_src=9, num_dst=6, num_edges=5)"
+    hinted = SMALL.with_max_degrees()
+    assert repr(hinted) == "Graph(num_nodes=6, num_edges=5, max_in_degree=4, max_out_degree=2)"
+    assert repr(jax.eval_shape(lambda graph: graph, SMALL)) == repr(SMALL)
+    axes = jax.tree.map(lambda _: None, SMALL)
+    assert repr(axes).startswith("Graph(indptr=None, rows=None, ")
+
+
+def test_vmap_over_stacked_graphs(rng: np.random.Generator) -> None:
+    graphs = [build(Incidence.random(rng, scenario)) for scenario in STACKABLE]
+    values = rng.normal(size=24)
+    stacked = stack(graphs)
+    assert (stacked.num_src, stacked.num_dst, stacked.num_edges) == (9, 6, 24)
+    for function in (
+        Graph.transpose,
+        Graph.in_degrees,
+        Graph.out_degrees,
+        functools.partial(Graph.edge_values, values=values),
+        functools.partial(Graph.pad, num_src=12, num_edges=30),
+    ):
+        assert same_bits(jax.vmap(function)(stacked), stack([function(graph) for graph in graphs]))
+
+
+@pytest.mark.parametrize("graph", [SMALL, SMALL.with_max_degrees()], ids=["plain", "hinted"])
+def test_export(graph: Graph) -> None:
+    exported = jax.export.export(jax.jit(Graph.transpose))(graph)
+    result = jax.export.deserialize(exported.serialize()).call(graph)
+    assert repr(result) == repr(graph.transpose())
+    assert same_bits(result, graph.transpose())

@@ -1,0 +1,492 @@
+"""Schedules: chosen, tuned, kept in a cache file, measured, fitted and written down."""
+
+import itertools
+import json
+import multiprocessing
+import operator
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_gnn import _schedule_cache, _schedule_rules, cli, schedules
+from jax_gnn._schedule_cache import Tuned
+from jax_gnn.schedules import Schedule
+from jax_gnn.tuning import command, segment
+
+# The benchmarks belong to the checkout, not to the installed package.
+sys.path.append(str(Path(__file__).parents[1]))
+
+from benchmarks import schedules as rules
+from benchmarks.__main__ import main as benchmark
+
+SHAPE = {
+    "op": "segment_reduce",
+    "count": 900_000,
+    "num_rows": 90_000,
+    "width": 64,
+    "itemsize": 4,
+    "gather": False,
+}
+MEASURED = Path(rules.__file__).parent / "results" / "schedules-nvidia-h200.json"
+TUNED = Tuned((True, 4, 128, 77), 10.0, 15.0)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """An empty cache, on a machine with a GPU called "gpu"."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_schedule_cache, "device_kind", lambda: "gpu")
+    _schedule_cache._known.cache_clear()
+    yield _schedule_cache.path()
+    _schedule_cache._known.cache_clear()
+
+
+def later_process():
+    _schedule_cache._known.cache_clear()
+
+
+class CountingTimer:
+    """The n-th call took n seconds; every call is run."""
+
+    def measure(self, calls, repeats):
+        for call in calls.values():
+            jax.block_until_ready(call())
+        return {key: [float(n)] * repeats for n, key in enumerate(calls, start=1)}
+
+
+def edges(num_edges=300, num_nodes=40):
+    return command.power_law_edges(num_nodes, num_edges)
+
+
+# The choice.
+
+
+def shapes():
+    ops, sizes = ("segment_reduce", "segment_select", "softmax"), (0, 1, 1_000, 10**6, 10**10)
+    for op, count, num_rows, width, itemsize, gather in itertools.product(
+        ops, sizes, sizes, (1, 4, 33, 128), (2, 4, 8), (False, True)
+    ):
+        yield {
+            "op": op,
+            "count": count,
+            "num_rows": num_rows,
+            "width": width,
+            "itemsize": itemsize,
+            "gather": gather,
+        }
+
+
+def test_every_shape_has_a_sound_schedule():
+    for shape in shapes():
+        schedule = schedules.choose(**shape)
+        assert isinstance(schedule, Schedule)
+        assert schedule == schedules.choose(**shape)
+        assert schedule.lanes in (1, 2, 4, 8, 16, 32)
+        assert schedule.threads in (64, 128, 256)
+        assert schedule.blocks >= 1
+        assert type(schedule.parallel) is bool
+
+
+def test_a_forced_schedule_goes_first_and_is_in_the_key_of_compiled_functions():
+    forced = Schedule(False, 8, 128, 3)
+    _schedule_cache.store("gpu", {_schedule_cache.key(**SHAPE): TUNED})
+    traces = []
+
+    @jax.jit
+    def function(x):
+        traces.append(schedules.choose(**SHAPE))
+        return x
+
+    with schedules.use(forced):
+        assert schedules.choose(**SHAPE) == forced
+        function(1.0)
+        function(2.0)
+        with schedules.use(None):
+            assert schedules.choose(**SHAPE) == Schedule(*TUNED.schedule)
+    function(3.0)
+    assert traces == [forced, Schedule(*TUNED.schedule)]
+
+
+@pytest.mark.parametrize(
+    ("width", "itemsize", "lanes"),
+    [(1, 4, 1), (4, 4, 1), (5, 4, 8), (16, 4, 4), (64, 4, 16), (64, 2, 8), (512, 4, 32), (3, 2, 4)],
+)
+def test_lanes_cover_a_row(width, itemsize, lanes):
+    assert schedules.covering_lanes(width, itemsize) == lanes
+    assert segment.Choice(False, 1, 128, 9).schedule(width, itemsize).lanes == max(lanes // 2, 1)
+
+
+# The cache.
+
+
+def test_what_was_tuned_is_used_by_later_processes_for_like_shapes(cache):
+    before = schedules.choose(**SHAPE)
+    _schedule_cache.store("gpu", {_schedule_cache.key(**SHAPE): TUNED})
+    later_process()
+    assert schedules.choose(**SHAPE) == Schedule(*TUNED.schedule) != before
+    assert schedules.choose(**{**SHAPE, "count": 950_000}) == Schedule(*TUNED.schedule)
+    for name, value in (
+        ("count", 4_000_000),
+        ("num_rows", 1_000_000),
+        ("width", 32),
+        ("itemsize", 2),
+        ("gather", True),
+        ("op", "softmax"),
+    ):
+        other = {**SHAPE, name: value}
+        average = other["count"] / other["num_rows"]
+        assert schedules.choose(**other) == schedules.from_rule(
+            **other, average_degree=average, max_degree=None
+        )
+
+
+def test_other_devices_schedules_are_not_used(monkeypatch):
+    _schedule_cache.store("another gpu", {_schedule_cache.key(**SHAPE): TUNED})
+    assert schedules.choose(**SHAPE) != Schedule(*TUNED.schedule)
+    monkeypatch.setattr(_schedule_cache, "device_kind", lambda: None)
+    assert schedules.choose(**SHAPE) != Schedule(*TUNED.schedule)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        json.dumps({"version": _schedule_cache.VERSION + 1, "devices": {}}),
+        json.dumps({"version": _schedule_cache.VERSION}),
+        json.dumps({"version": _schedule_cache.VERSION, "devices": {"gpu": {"k": [[1, 2], 3, 4]}}}),
+        json.dumps(
+            {
+                "version": _schedule_cache.VERSION,
+                "devices": {"gpu": {"k": [[True, 4, 128, -1], 3, 4]}},
+            }
+        ),
+        "\xff",
+    ],
+)
+def test_a_broken_cache_is_ignored_with_a_warning_and_replaced(cache, text):
+    cache.parent.mkdir()
+    cache.write_bytes(text.encode("latin-1"))
+    with pytest.warns(RuntimeWarning, match="ignoring the tuned schedules in .*--clear"):
+        found = schedules.choose(**SHAPE)
+    assert found == schedules.choose(**SHAPE)  # warned once
+    _schedule_cache.store("gpu", {_schedule_cache.key(**SHAPE): TUNED})
+    later_process()
+    assert schedules.choose(**SHAPE) == Schedule(*TUNED.schedule)
+
+
+def _store(name, folder):
+    import os
+
+    os.environ["XDG_CACHE_HOME"] = folder
+    for number in range(5):
+        _schedule_cache.store("gpu", {f"{name} {number}": TUNED})
+
+
+def test_processes_that_write_at_once_lose_nothing(cache, tmp_path):
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_store, args=(n, str(tmp_path))) for n in ("a", "b")]
+    for process in processes:
+        process.start()
+    while any(process.is_alive() for process in processes):
+        _schedule_cache.read()  # never half a file: a warning is an error here
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert set(_schedule_cache.read()["gpu"]) == {f"{n} {i}" for n in "ab" for i in range(5)}
+    assert {path.name for path in cache.parent.iterdir()} == {"schedules.json", "schedules.lock"}
+
+
+def test_a_relative_cache_home_is_not_one(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert _schedule_cache.path() == Path.home() / ".cache" / "jax_gnn" / "schedules.json"
+
+
+# The tuner.
+
+
+@pytest.mark.parametrize("op", segment.OPS)
+def test_every_schedule_of_a_call_is_run_and_the_fastest_kept(op, monkeypatch):
+    monkeypatch.setattr(segment, "_BLOCKS", (1, 5))
+    call = segment.Call(op, edges(), 8, "float32")
+    key, tuned = command.tune_call(call, CountingTimer())
+    # The timer likes the first call best, which is the rule's.
+    assert Schedule(*tuned.schedule) == call.effective(call.rule())
+    assert tuned.microseconds == tuned.rule_microseconds == 1e6
+    assert key == _schedule_cache.key(**call.shape)
+
+    asked = []
+    choose = schedules.choose
+    monkeypatch.setattr(schedules, "choose", lambda *a, **k: asked.append(choose(*a, **k)))
+    with pytest.raises(AttributeError):  # the schedule is what kernels are compiled with
+        segment.measure([call], lambda _: [Schedule(False, 2, 64, 7)], CountingTimer(), 1)
+    assert asked == [Schedule(False, 2, 64, 7)]
+
+
+def test_results_do_not_depend_on_the_schedule():
+    for op in segment.OPS:
+        call = segment.Call(op, edges(), 8, "float32")
+        operands = call.operands()
+        assert all(jnp.std(x) > 0 for x in operands)
+        outputs = []
+        for schedule in (Schedule(False, 2, 128, 1), Schedule(True, 1, 256, 132)):
+            with schedules.use(schedule):
+                outputs.append(np.asarray(jax.jit(call.function)(*operands)))
+        np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-5)
+
+
+def test_schedules_that_come_to_the_same_are_measured_once():
+    call = segment.Call("sum", edges(num_edges=64), 8, "float32")
+    many = [Schedule(False, 2, 128, blocks) for blocks in (1, 2, 132, 264)]
+    (times,) = segment.measure([call], lambda _: many, CountingTimer(), 1)
+    assert [schedule.blocks for schedule in times] == [1]  # 64 teams of a block have an edge each
+
+
+def tune(*arguments):
+    return cli.main(["tune", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "tune wants one of: segment, --show, --clear"),
+        (("--show", "--clear"), "tune wants one of"),
+        (("segment", "--show"), "tune wants one of"),
+        (("segment",), "wants --data FILE, or --nodes N and --edges N"),
+        (("segment", "--nodes", "4"), "wants --data FILE, or --nodes N and --edges N"),
+        (("segment", "--data", "x.npz", "--nodes", "4"), "--data goes without --nodes"),
+        (("segment", "--data", "/nonexistent.npz"), "--data /nonexistent.npz"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message, capsys):
+    assert tune(*arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--widths", "4,x"), ("--dtypes", "int8"), ("--ops", "max"), ("--nodes", "0")]
+)
+def test_wrong_values_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit):
+        tune("segment", *arguments)
+    assert arguments[0] in capsys.readouterr().err
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is something to tune")
+def test_on_a_cpu_there_is_nothing_to_tune(capsys):
+    assert tune("segment", "--nodes", "10", "--edges", "20") == 2
+    assert "there is nothing to tune on a CPU" in capsys.readouterr().err
+
+
+def test_tuning_writes_what_show_prints_and_clear_removes(monkeypatch, capsys, cache, tmp_path):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(command, "ProfilerTimer", lambda flushes: CountingTimer())
+    monkeypatch.setattr(segment, "_BLOCKS", (1, 5))
+    data = tmp_path / "graph.npz"
+    np.savez(data, src=np.array([2, 0, 1, 1]), dst=np.array([1, 1, 0, 2]))
+    assert tune("segment", "--data", str(data), "--ops", "sum,spmm", "--widths", "4,8") == 0
+    written = capsys.readouterr().out
+    assert str(cache) in written
+    found = _schedule_cache.read()["gpu"]
+    call = segment.Call("spmm", command._read_edges(data), 8, "float32")
+    assert len(found) == 4
+    assert schedules.choose(**call.shape) == Schedule(*found[_schedule_cache.key(**call.shape)][0])
+
+    assert tune("--show") == 0
+    shown = capsys.readouterr().out
+    assert all(line in shown for line in written.splitlines()[:4])
+    assert tune("--clear") == 0
+    assert "removed" in capsys.readouterr().out
+    assert not cache.exists()
+    assert tune("--clear") == 0
+    assert "there was none" in capsys.readouterr().out
+    assert tune("--show") == 0
+    assert "nothing tuned yet" in capsys.readouterr().out
+
+
+def test_float64_is_tuned_only_where_jax_has_it(monkeypatch, capsys):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert tune("segment", "--nodes", "9", "--edges", "9", "--dtypes", "float64") == 2
+    assert "JAX_ENABLE_X64" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arrays", [{"src": [1, 2], "dst": [1]}, {"src": [], "dst": []}, {"a": []}])
+def test_files_that_hold_no_edges_are_refused(tmp_path, capsys, arrays):
+    path = tmp_path / "bad.npz"
+    np.savez(path, **{name: np.array(values, np.int32) for name, values in arrays.items()})
+    assert tune("segment", "--data", str(path)) == 2
+    assert f"--data {path}" in capsys.readouterr().err
+
+
+def test_edges_are_sorted_by_destination(tmp_path):
+    path = tmp_path / "graph.npz"
+    np.savez(path, src=np.array([2, 0, 1]), dst=np.array([1, 0, 1]), num_nodes=7)
+    found = command._read_edges(path)
+    assert found.rows.tolist() == [0, 1, 1]
+    assert found.cols.tolist() == [0, 2, 1]
+    assert found.num_rows == found.num_cols == 7
+    assert found.max_degree == 2
+
+
+# The database and the rule that is fitted to it.
+
+CHOICES = [(False, 0, 128, 132), (False, 0, 256, 1056), (True, 1, 128, 132)]
+
+
+def database(noise=0.0, seed=0):
+    """Best is the first choice for few bytes, the second for many, the third where rows are narrow.
+
+    The third does not exist for gathers.
+    """
+    rng = np.random.default_rng(seed)
+    rows = []
+    for graph, width, gather in itertools.product(range(12), (4, 16, 64), (False, True)):
+        count = int(10 ** rng.uniform(3, 7))
+        many = count * width * 4 > 4_000_000
+        times = [3.0 if many else 1.0, 1.0 if many else 2.0, 0.5 if width == 4 else 5.0]
+        times = [time * float(np.exp(noise * rng.normal())) for time in times]
+        if gather:
+            times[2] = None
+        name = f"g{graph // 2}" + ("-twin", "-twin-cols")[graph % 2]
+        rows.append(
+            rules.Row(name, False, gather, count, count // 9 + 1, width, 4, 50, tuple(times))
+        )
+    return rules.Database("gpu", {"jax": "1"}, None, "2026-01-01T00:00:00", CHOICES, rows)
+
+
+def emitted_rule(found, fitted):
+    namespace = {}
+    exec(rules.emit(found, fitted), namespace)
+    return namespace["choose"]
+
+
+def arguments(row, hint=False):
+    names = ("softmax", "gather", "count", "num_rows", "width", "itemsize")
+    values = {name: getattr(row, name) for name in names}
+    values["average_degree"] = row.count / row.num_rows
+    return {**values, "max_degree": row.max_degree if hint else None}
+
+
+def test_the_rule_finds_the_best_schedules():
+    found = database()
+    fitted = rules.fit(found)
+    choose = emitted_rule(found, fitted)
+    best = [min(time for time in row.times if time is not None) for row in found.rows]
+    chosen = [row.times[CHOICES.index(choose(**arguments(row)))] for row in found.rows]
+    assert sum(map(operator.ne, chosen, best)) <= 3  # of 72
+
+
+def test_the_rule_asks_for_the_largest_degree_where_that_decides():
+    found = database()
+    rng, rows = np.random.default_rng(1), []
+    for row in found.rows:
+        degree = int(rng.choice([20, 900]))
+        times = (1.0, 2.0, 4.0) if degree < 100 else (6.0, 2.0, 4.0)
+        rows.append(replace(row, max_degree=degree, times=times))
+    found = replace(found, rows=rows)
+    fitted = rules.fit(found)
+    choose = emitted_rule(found, fitted)
+    for row in rows:
+        assert row.times[CHOICES.index(choose(**arguments(row, hint=True)))] == min(row.times)
+        assert choose(**arguments(row)) in CHOICES
+    assert fitted.hinted.max() == 0 < fitted.log_losses.mean()
+    assert "max_degree is" in rules.emit(found, fitted)
+
+
+def test_the_written_rule_is_the_tree():
+    found = database(noise=0.3)
+    fitted = rules.fit(found)
+    choose = emitted_rule(found, fitted)
+    for hint in (False, True):
+        predicted = fitted.tree.predict(rules._features(found, hint)).argmin(axis=1)
+        for row, best in zip(found.rows, predicted, strict=True):
+            assert choose(**arguments(row, hint)) == CHOICES[best]
+
+
+def test_cross_validation_leaves_a_graph_and_its_twins_out(monkeypatch):
+    found = database()
+    seen = []
+
+    class Tree:
+        def predict(self, features):
+            return np.tile([0.0, 1.0, 2.0], (len(features), 1))
+
+    def grow(options, database, chosen):
+        left_out = {row.graph for row, inside in zip(found.rows, chosen, strict=True) if not inside}
+        seen.append(left_out)
+        return Tree()
+
+    monkeypatch.setattr(rules, "_grow", grow)
+    log_losses, hinted = rules.cross_validate(found, {})
+    assert seen == [{f"g{number}-twin", f"g{number}-twin-cols"} for number in range(6)]
+    first = [row.times[0] / min(t for t in row.times if t is not None) for row in found.rows]
+    np.testing.assert_allclose(log_losses, np.minimum(np.log(first), rules.SLOWEST))
+    np.testing.assert_array_equal(log_losses, hinted)
+    losses = rules.losses_by(found, log_losses, rules.kernel)
+    spmm = [value for value, row in zip(first, found.rows, strict=True) if row.gather]
+    assert losses["spmm"] == pytest.approx(np.exp(np.mean(np.log(spmm))) - 1)
+
+
+def test_slowdowns_are_bounded_and_missing_schedules_slow():
+    logs = rules.slowdowns(database())
+    assert logs.min() == 0
+    assert logs.max() <= rules.SLOWEST
+    gathers = np.array([row.gather for row in database().rows])
+    assert (logs[gathers, 2] == rules.SLOWEST).all()
+
+
+def test_the_command_writes_rule_and_table(tmp_path, capsys):
+    found = database(noise=0.1)
+    path, rule = tmp_path / "times.json", tmp_path / "rule.py"
+    rules.write(found, path)
+    again = rules.read(path)
+    assert again.choices == found.choices
+    for one, other in zip(again.rows, found.rows, strict=True):
+        assert one.features(True) == other.features(True)
+        close = [None if time is None else pytest.approx(time, rel=1e-3) for time in other.times]
+        assert list(one.times) == close
+    assert benchmark(["fit-schedules", str(path), "--out", str(rule)]) == 0
+    shown = capsys.readouterr().out
+    table = path.with_suffix(".md").read_text()
+    assert table in shown
+    assert "| sum | 36 |" in table
+    assert all(f"\n| g{graph} | " in table for graph in range(6))
+    assert rule.read_text() == rules.emit(again, rules.fit(again))
+
+
+def test_another_file_is_no_database(tmp_path, capsys):
+    path = tmp_path / "other.json"
+    path.write_text('{"schema": 0}')
+    assert benchmark(["fit-schedules", str(path)]) == 2
+    assert "not a database of schedules" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not MEASURED.exists(), reason="not measured yet")
+def test_the_librarys_rule_is_near_the_best_that_was_measured():
+    found = rules.read(MEASURED)
+    slowdowns = rules.slowdowns(found)
+    lost = [
+        slowdowns[number, found.choices.index(_schedule_rules.choose(**arguments(row)))]
+        for number, row in enumerate(found.rows)
+    ]
+    assert np.exp(np.mean(lost)) < 1.05
+
+
+def test_measuring_covers_ops_widths_and_dtypes(monkeypatch):
+    monkeypatch.setattr("jax_gnn.tuning.timing.ProfilerTimer", lambda flushes: CountingTimer())
+    monkeypatch.setattr(segment, "_BLOCKS", (1, 5))
+    monkeypatch.setattr(rules, "graphs", lambda data: {"g": rules.power_law(50, 200, 0.5)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = rules.measure(None, seconds=1e9, quick=True)
+    kinds = {(rules.kernel(row), row.width, row.itemsize) for row in found.rows}
+    assert kinds == {("sum", 4, 4), ("softmax", 4, 4), ("sum", 16, 2), ("spmm", 16, 2)}
+    for row in found.rows:
+        possible = segment.choices(rules.kernel(row))
+        measured = {c for c, t in zip(found.choices, row.times, strict=True) if t is not None}
+        assert measured == set(map(tuple, possible))

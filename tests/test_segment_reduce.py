@@ -1,0 +1,661 @@
+"""Segment reductions: descriptions for the shared checks, and what is particular to each."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from op_spec import OUT_OF_RANGE, assert_close, same_bits, setting
+from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, CoreChecks, OpSuite
+from segment_cases import (
+    Elements,
+    deviation,
+    distinct,
+    each_segment,
+    finite,
+    largest,
+    logsumexp,
+    segment_case,
+    segment_spec,
+    smallest,
+    variance,
+)
+
+import jax_gnn
+from jax_gnn import SegmentIndex, schedules
+
+on_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+on_kernels = pytest.mark.parametrize("implementation", KERNELS)
+
+DROP_IN = ("sum", "prod", "max", "min")
+ALL = (*DROP_IN, "mean", "var", "std", "logsumexp", "softmax", "argmax")
+
+
+def ours(name: str) -> Callable[..., jax.Array]:
+    return getattr(jax_gnn, f"segment_{name}")
+
+
+def theirs(name: str) -> Callable[..., jax.Array]:
+    return getattr(jax.ops, f"segment_{name}")
+
+
+# --- Bad arguments -------------------------------------------------------------------------------
+
+DATA = np.ones((4, 2), np.float32)
+IDS = np.array([0, 0, 1, 2])
+
+
+def bad(error: type[Exception], message: str, *arguments: Any, **options: Any) -> Any:
+    return lambda: jax_gnn.segment_sum(*arguments, **options), error, message
+
+
+BAD_ARGUMENTS = {
+    "data-scalar": bad(ValueError, r"data must be .*got shape \(\)", 1.0, IDS, 3),
+    "ids-float": bad(
+        TypeError, "segment_ids must be an array of integers.*float32", DATA, IDS * 1.0, 3
+    ),
+    "ids-rank": bad(
+        ValueError, r"segment_ids must be one-dimensional.*\(2, 2\)", DATA, IDS.reshape(2, 2), 3
+    ),
+    "ids-length": bad(
+        ValueError,
+        r"segment_ids must be \(num_elements=4,\) as data has shape \(4, 2\).*\(3,\)",
+        *(DATA, IDS[:3], 3),
+    ),
+    "ids-missing": bad(TypeError, "exactly one of segment_ids and indptr", DATA),
+    "ids-and-indptr": bad(
+        TypeError, "exactly one of segment_ids and indptr", DATA, IDS, indptr=np.array([0, 4])
+    ),
+    "size-negative": bad(ValueError, "num_segments must not be negative, got -1", DATA, IDS, -1),
+    "size-float": bad(TypeError, "num_segments must be an integer, got float", DATA, IDS, 3.0),
+    "indptr-float": bad(
+        TypeError, "indptr must be an array of integers.*float32", DATA, indptr=np.ones(2, "f")
+    ),
+    "indptr-rank": bad(
+        ValueError, "indptr must be one-dimensional", DATA, indptr=np.zeros((1, 2), int)
+    ),
+    "indptr-empty": bad(
+        ValueError, "indptr must have at least one element", DATA, indptr=np.zeros(0, int)
+    ),
+    "indptr-and-size": bad(
+        ValueError,
+        "num_segments must be 1 as indptr says, got 3",
+        *(DATA, None, 3),
+        indptr=np.array([0, 4]),
+    ),
+    "mode": bad(ValueError, "mode", DATA, IDS, 3, mode="nonsense"),
+    "implementation": bad(
+        ValueError,
+        "implementation must be None or one of .*got 'gpu'",
+        *(DATA, IDS, 3),
+        implementation="gpu",
+    ),
+}
+
+
+# --- The reductions ------------------------------------------------------------------------------
+
+
+class TestSum(OpSuite):
+    spec = replace(
+        segment_spec(jax_gnn.segment_sum, lambda data: data.sum(0), linear=True),
+        bad_arguments=BAD_ARGUMENTS,
+    )
+
+
+class TestMax(OpSuite):
+    test_bad_argument = None  # those of all reductions are checked by the same code
+    spec = segment_spec(finite(jax_gnn.segment_max), largest, kind="unsorted", numbers=distinct)
+
+
+class TestSumUnsorted(CoreChecks):
+    spec = segment_spec(jax_gnn.segment_sum, lambda data: data.sum(0), kind="unsorted")
+
+
+class TestMeanByIndptr(CoreChecks):
+    spec = segment_spec(jax_gnn.segment_mean, lambda data: data.mean(0), kind="indptr")
+
+
+class TestMinByIndptr(CoreChecks):
+    spec = segment_spec(finite(jax_gnn.segment_min), smallest, kind="indptr", numbers=distinct)
+
+
+class TestProdUnsorted(CoreChecks):
+    test_second_order = None  # takes long to compile; see test_products_with_zeros
+    spec = segment_spec(jax_gnn.segment_prod, lambda data: data.prod(0), kind="unsorted", empty=1.0)
+
+
+class TestVariance(CoreChecks):
+    spec = segment_spec(jax_gnn.segment_var, variance)
+
+
+class TestDeviation(CoreChecks):
+    spec = segment_spec(
+        jax_gnn.segment_std,
+        functools.partial(deviation, ddof=1),
+        kind="unsorted",
+        numbers=distinct,
+        ddof=1,
+    )
+
+
+class TestLogSumExp(CoreChecks):
+    spec = segment_spec(finite(jax_gnn.segment_logsumexp), logsumexp)
+
+
+# --- Drop-in for jax.ops -------------------------------------------------------------------------
+
+
+def random_ids(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
+    """Ids of which some are out of range."""
+    ids = rng.integers(0, size, count)
+    where = rng.random(count) < 0.2
+    ids[where] = rng.choice([*OUT_OF_RANGE, size, size + 5], where.sum())
+    return ids.astype(np.int32)
+
+
+@on_all
+@pytest.mark.parametrize("name", DROP_IN)
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_as_jax_ops(
+    rng: np.random.Generator, name: str, is_sorted: bool, implementation: str
+) -> None:
+    data = distinct(rng, (40, 3)).astype(np.float32)
+    ids = random_ids(rng, 40, 7)
+    ids = np.sort(ids) if is_sorted else ids
+    cotangent = rng.normal(size=(7, 3)).astype(np.float32)
+    results = []
+    with setting(implementation):
+        for op in (ours(name), theirs(name)):
+
+            def function(data: Any, op: Any = op) -> jax.Array:
+                return op(data, ids, 7, is_sorted, False, None, None)  # all by position
+
+            value = function(data)
+            if name != "prod":  # JAX has no gradient of that
+                _, vjp = jax.vjp(function, data)
+                value = (value, *vjp(cotangent))
+            results.append(value)
+    for got, want in zip(*map(jax.tree.leaves, results), strict=True):
+        assert_close(got, want, 1e-5, "value or gradient")
+
+
+@on_all
+@pytest.mark.parametrize("name", DROP_IN)
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint8", "int16", "uint32", "int32", "int64", "bool", "complex64"]
+)
+def test_other_dtypes_as_jax_ops(
+    rng: np.random.Generator, name: str, dtype: str, implementation: str
+) -> None:
+    """Integers are exact and wrap around; what has no kernel is left to XLA."""
+    if dtype == "complex64":
+        data = (rng.normal(size=(40, 3)) + 1j * rng.normal(size=(40, 3))).astype(dtype)
+    elif dtype == "bool":
+        data = rng.random((40, 3)) < 0.8
+    else:
+        info = np.iinfo(dtype)
+        data = rng.integers(info.min, info.max, (40, 3), dtype, endpoint=True)
+    if dtype == "bool" and name in ("sum", "prod"):
+        pytest.skip("jax.ops refuses them")
+    ids = random_ids(rng, 40, 7)
+    with setting(implementation, "int64"):
+        want, got = (op(data, ids, num_segments=9) for op in (theirs(name), ours(name)))
+    assert got.dtype == want.dtype
+    if dtype == "complex64":
+        assert np.allclose(got, want, rtol=1e-5)
+    else:
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", DROP_IN)
+def test_number_of_segments_by_default(rng: np.random.Generator, name: str) -> None:
+    data, ids = rng.normal(size=(20, 2)).astype(np.float32), rng.integers(0, 6, 20)
+    for kind in (np.asarray, jnp.asarray, list):
+        got, want = (op(data, kind(ids)) for op in (ours(name), lambda d, i: theirs(name)(d, ids)))
+        assert_close(got, want, 1e-5, "value")
+    with pytest.raises(TypeError, match=r"num_segments must be given inside jax\.jit"):
+        jax.jit(ours(name))(data, ids)
+
+
+@on_all
+@pytest.mark.parametrize("name", DROP_IN)
+@pytest.mark.parametrize("mode", ["clip", "fill", "drop", None, jax.lax.GatherScatterMode.CLIP])
+def test_modes(rng: np.random.Generator, name: str, mode: Any, implementation: str) -> None:
+    data = distinct(rng, (40, 3)).astype(np.float32)
+    ids = random_ids(rng, 40, 7)
+    with setting(implementation):
+        got, want = (op(data, ids, 7, mode=mode) for op in (ours(name), theirs(name)))
+    assert_close(got, want, 1e-5, "value")
+
+
+@pytest.mark.parametrize("name", DROP_IN)
+def test_buckets(rng: np.random.Generator, name: str) -> None:
+    data, ids = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 5, 40)
+    got, want = (op(data, ids, 5, bucket_size=7) for op in (ours(name), theirs(name)))
+    assert_close(got, want, 1e-5, "value")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_traced_under_jit(rng: np.random.Generator, name: str) -> None:
+    """With the number of segments static, as jax.ops users write it."""
+    data, ids = rng.normal(size=(20, 2)).astype(np.float32), rng.integers(0, 6, 20)
+    jitted = jax.jit(ours(name), static_argnames=("num_segments", "indices_are_sorted"))
+    assert_close(
+        jitted(data, ids, num_segments=6), ours(name)(data, ids, num_segments=6), 1e-6, "value"
+    )
+
+
+# --- Values of extremes --------------------------------------------------------------------------
+
+
+@on_all
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_empty_segments(dtype: str, implementation: str) -> None:
+    data, ids = jnp.zeros((0, 2), dtype), np.zeros(0, np.int32)
+    least, most = (
+        (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max) if dtype == "int32" else (-np.inf, np.inf)
+    )
+    wanted = {"sum": 0, "prod": 1, "max": least, "min": most, "mean": 0, "argmax": -1}
+    wanted |= {"logsumexp": -np.inf, "var": 0, "std": 0}
+    with setting(implementation):
+        for name, want in wanted.items():
+            got = ours(name)(data, ids, 3)
+            assert got.shape == (3, 2)
+            assert (np.asarray(got) == want).all(), name
+
+
+@on_all
+@pytest.mark.parametrize("name", ["max", "min"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_ties_share_the_gradient(
+    rng: np.random.Generator, name: str, dtype: str, implementation: str
+) -> None:
+    """Equally, as the derivative is that of the mean of the messages that tie; and so forward."""
+    data = rng.integers(-1, 2, (30, 3)).astype(dtype)
+    ids = rng.integers(-1, 4, 30)
+    extreme = {"max": np.max, "min": np.min}[name]
+    share = np.zeros((4, 30, 3))  # derivative of each segment by each element
+    for segment in range(4):
+        mine = ids == segment
+        if mine.any():
+            tied = mine[:, None] & (data == extreme(data[mine], axis=0))
+            share[segment] = tied / tied.sum(0)
+    cotangent, tangent = rng.normal(size=(4, 3)).astype(dtype), rng.normal(size=(30, 3))
+    tangent = tangent.astype(dtype)
+    with setting(implementation, dtype):
+        function = functools.partial(ours(name), segment_ids=ids, num_segments=4)
+        _, moved = jax.jvp(function, (data,), (tangent,))
+        (gradient,) = jax.vjp(function, data)[1](cotangent)
+    tolerance = 4e-3 if dtype == "float16" else 1e-6
+    assert_close(gradient, np.einsum("snk,sk->nk", share, cotangent), tolerance, "gradient")
+    assert_close(moved, np.einsum("snk,nk->sk", share, tangent), tolerance, "tangent")
+
+
+@on_all
+def test_nan_and_infinity(implementation: str) -> None:
+    """As jax.ops: a NaN is the maximum and the minimum of its segment, and of no other."""
+    data = np.array([1, np.nan, 3, np.inf, 4, -np.inf, 5], np.float32)
+    ids = np.array([0, 0, 0, 1, 1, 2, 2])
+    with setting(implementation):
+        for name in (*DROP_IN, "mean"):
+            got = np.asarray(ours(name)(data, ids, 3))
+            want = got if name == "mean" else np.asarray(theirs(name)(data, ids, 3))
+            np.testing.assert_array_equal(got, want)
+            assert np.isnan(got[0])
+            assert not np.isnan(got[1:]).any()
+
+
+@on_all
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int8"])
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_argmax(rng: np.random.Generator, dtype: str, is_sorted: bool, implementation: str) -> None:
+    """The first of those that tie, as in numpy."""
+    data = rng.integers(-3, 4, (50, 3)).astype(dtype)
+    ids = random_ids(rng, 50, 9)
+    ids = np.sort(ids) if is_sorted else ids
+    ids[ids == 4] = 3  # so that one is empty
+    want = np.full((9, 3), -1)
+    for segment in range(9):
+        where = np.flatnonzero(ids == segment)
+        if len(where):
+            want[segment] = where[data[where].argmax(0)]
+    with setting(implementation):
+        got = jax_gnn.segment_argmax(data, ids, 9, indices_are_sorted=is_sorted)
+    assert jnp.issubdtype(got.dtype, jnp.integer)
+    np.testing.assert_array_equal(got, want)
+
+
+@on_all
+def test_argmax_of_nan_and_infinity(implementation: str) -> None:
+    data = np.array([1, np.nan, 3, np.nan, -np.inf, -np.inf], np.float32)
+    ids = np.array([0, 0, 0, 0, 1, 1])
+    with setting(implementation):
+        np.testing.assert_array_equal(jax_gnn.segment_argmax(data, ids, 2), [1, 4])
+        gradient = jax.grad(lambda x: jax_gnn.segment_argmax(x, ids, 2).sum() * x[0])(data)
+    assert gradient[0] == 5  # positions have no derivative
+
+
+@on_all
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_products_with_zeros(
+    rng: np.random.Generator, is_sorted: bool, implementation: str
+) -> None:
+    """First and second derivatives are exact with 0, 1, 2 and 3 zeros in a segment."""
+    ids = np.repeat(np.arange(4), 4)
+    data = rng.uniform(0.5, 2, 16)
+    for segment in range(4):
+        data[4 * segment + rng.choice(4, segment, replace=False)] = 0
+    if not is_sorted:
+        order = rng.permutation(16)
+        ids, data = ids[order], data[order]
+
+    def product(data: Any) -> jax.Array:
+        return jax_gnn.segment_prod(data, ids, 4, indices_are_sorted=is_sorted)
+
+    def one_by_one(data: Any) -> jax.Array:
+        factors = [[data[i] for i in np.flatnonzero(ids == segment)] for segment in range(4)]
+        return jnp.stack([functools.reduce(operator.mul, row) for row in factors])
+
+    with setting(implementation, "float64"):
+        for derivative in (jax.jacrev, jax.jacfwd, jax.hessian):
+            got, want = (jax.jit(derivative(f))(data) for f in (product, one_by_one))
+            assert_close(got, want, 1e-12, derivative.__name__)
+            assert np.isfinite(want).all()
+
+
+@on_all
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_logsumexp_of_extremes(dtype: str, implementation: str) -> None:
+    """No overflow; infinities as in jax.nn.logsumexp."""
+    data = np.array([6e4, 6e4, -6e4, -6e4, -np.inf, 2, -np.inf, -np.inf, np.inf, 1]).astype(
+        jnp.dtype(dtype)
+    )
+    ids = np.repeat(np.arange(5), 2)
+    with setting(implementation):
+        op = functools.partial(jax_gnn.segment_logsumexp, segment_ids=ids, num_segments=5)
+        got = op(data)
+        gradient = jax.grad(lambda data: op(data)[:4].sum())(data)
+    want = np.logaddexp(*data.astype(np.float64).reshape(5, 2).T)
+    np.testing.assert_allclose(np.asarray(got).astype(float), want, rtol=1e-2)
+    np.testing.assert_allclose(
+        np.asarray(gradient[:8]).astype(float), [0.5, 0.5, 0.5, 0.5, 0, 1, 0, 0], rtol=1e-2
+    )
+
+
+@on_all
+@pytest.mark.parametrize("ddof", [0, 1, 3])
+def test_variance_and_deviation(rng: np.random.Generator, ddof: int, implementation: str) -> None:
+    """As in numpy; also far from the origin, where a difference of large sums would be lost."""
+    ids = np.sort(rng.integers(0, 8, 30))
+    data = rng.normal(size=(30, 2)) + 1000
+    with setting(implementation):
+        for name, reduce in (("var", variance), ("std", deviation)):
+            got = ours(name)(data.astype(np.float32), ids, 9, ddof=ddof)
+            want = each_segment(functools.partial(reduce, ddof=ddof))(
+                Elements(ids, 9), data.astype(np.float32).astype(float)
+            )
+            assert_close(got, want, 1e-3, name)
+
+
+@on_all
+def test_deviation_of_equal_elements(implementation: str) -> None:
+    """Where it is 0, so is its gradient."""
+    ids = np.array([0, 0, 1, 1])
+    data = np.array([2, 2, 1, 3], np.float32)
+    with setting(implementation):
+        value, gradient = jax.value_and_grad(lambda x: jax_gnn.segment_std(x, ids, 3).sum())(data)
+    assert value == 1
+    assert_close(gradient, [0, 0, -0.5, 0.5], 1e-6, "gradient")
+
+
+@on_all
+@pytest.mark.parametrize("name", ["mean", "var", "std", "logsumexp", "softmax"])
+def test_integers_give_floats(rng: np.random.Generator, name: str, implementation: str) -> None:
+    data, ids = rng.integers(-5, 5, (20, 2)), rng.integers(0, 4, 20)
+    with setting(implementation):
+        got = ours(name)(data, ids, 4)
+        want = ours(name)(data.astype(np.float32), ids, 4)
+    assert got.dtype == np.float32
+    assert_close(got, want, 1e-6, "value")
+
+
+@on_all
+@pytest.mark.parametrize("name", ["mean", "var", "std", "logsumexp", "softmax", "argmax"])
+def test_complex_numbers(name: str, implementation: str) -> None:
+    """The mean is defined; where an order or a real result is needed, they are refused."""
+    data, ids = np.array([1 + 2j, 3, 5j], np.complex64), np.array([0, 0, 1])
+    with setting(implementation):
+        if name == "mean":
+            assert np.allclose(ours(name)(data, ids, 3), [2 + 1j, 5j, 0])
+        else:
+            with pytest.raises(TypeError, match=r"data must be real numbers, got complex64"):
+                ours(name)(data, ids, 3)
+
+
+@on_all
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_half_types_accumulate_in_float32(dtype: str, is_sorted: bool, implementation: str) -> None:
+    """A running sum of ones would stop at 256 in bfloat16, at 2048 in float16."""
+    count = 2**15
+    data, ids = jnp.ones((count, 3), dtype), np.zeros(count, np.int32)
+    options: Any = {"num_segments": 2, "indices_are_sorted": is_sorted}
+    with setting(implementation):
+        assert (np.asarray(jax_gnn.segment_sum(data, ids, **options)[0]) == count).all()
+        assert (np.asarray(jax_gnn.segment_mean(data, ids, **options)[0]) == 1).all()
+        assert (np.asarray(jax_gnn.segment_var(data, ids, **options)) == 0).all()
+
+
+def test_ids_that_are_not_sorted_after_all(rng: np.random.Generator) -> None:
+    """The result is anything, but of its shape, and nothing outside the buffers is touched."""
+    ids = rng.integers(-3, 50, 3000).astype(np.int32)
+    data = rng.normal(size=(3000, 5)).astype(np.float32)
+    for name in ALL:
+        result = ours(name)(data, ids, 40, indices_are_sorted=True)
+        assert jax.block_until_ready(result).shape[1:] == (5,)
+    for indptr in ([5, 3, 9, 2], [-7, 0, 3], [0, 2**31 - 1, -(2**31)], [4000, 5000]):
+        result = jax_gnn.segment_sum(data, indptr=np.array(indptr, np.int32))
+        assert jax.block_until_ready(result).shape == (len(indptr) - 1, 5)
+
+
+# --- The same bits -------------------------------------------------------------------------------
+
+
+@on_kernels
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, "float32") for name in ALL),
+        *((name, dtype) for name in ("sum", "max", "softmax") for dtype in ("float64", "bfloat16")),
+    ],
+)
+def test_same_bits_in_100_runs(
+    rng: np.random.Generator, name: str, dtype: str, implementation: str
+) -> None:
+    """Value and gradient, alone and under vmap over everything, with unsorted ids."""
+    sizes = (3, 6000, 5)
+    ids = np.minimum(rng.geometric(0.01, sizes[:2]), 900).astype(np.int32)  # long-tailed
+    data = rng.normal(size=sizes).astype(jnp.dtype(dtype))
+
+    def results(ids: Any, data: Any) -> Any:
+        op = functools.partial(ours(name), segment_ids=ids, num_segments=901)
+        if name in ("argmax", "prod"):  # the derivative of a product is no kernel
+            return op(data)
+        value, vjp = jax.vjp(op, data)
+        return value, vjp(jnp.cos(jnp.arange(value.size, dtype=dtype)).reshape(value.shape))
+
+    one, mapped = jax.jit(results), jax.jit(jax.vmap(results))
+    with setting(implementation, dtype):
+        want, wanted = one(ids[0], data[0]), mapped(ids, data)
+        for _ in range(99):
+            assert same_bits(one(ids[0], data[0]), want)
+            assert same_bits(mapped(ids, data), wanted)
+
+
+# --- Schedules -----------------------------------------------------------------------------------
+
+SCHEDULES = [
+    schedules.Schedule(parallel, lanes, threads, blocks)
+    for parallel, lanes, threads, blocks in (
+        (False, 1, 32, 1),
+        (True, 1, 256, 7),
+        (False, 4, 128, 100),
+        (True, 16, 64, 3),
+        (False, 32, 256, 2000),
+    )
+]
+
+
+@on_kernels
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: "-".join(map(str, s)))
+@pytest.mark.parametrize("shape", ["tail", "giant", "empty"])
+def test_schedules_give_the_same_result(
+    rng: np.random.Generator, schedule: schedules.Schedule, shape: str, implementation: str
+) -> None:
+    """However the entries are dealt out, for segments shared by many blocks and for none."""
+    count, size = 5000, 400
+    ids = {
+        "tail": np.minimum(rng.geometric(0.02, count), size - 1),
+        "giant": np.full(count, 17),
+        "empty": rng.choice([0, 3, 250, size - 1], count),
+    }[shape]
+    ids = np.sort(np.where(rng.random(count) < 0.05, rng.choice([-1, size], count), ids))
+    data = rng.normal(size=(count, 19)).astype(np.float32)
+    for name, reduce, empty in (
+        ("sum", lambda x: x.sum(0), 0.0),
+        ("mean", lambda x: x.mean(0), 0.0),
+        ("max", lambda x: x.max(0), -np.inf),
+        ("min", lambda x: x.min(0), np.inf),
+        ("logsumexp", logsumexp, -np.inf),
+    ):
+        with setting(implementation), schedules.use(schedule):
+            op = functools.partial(ours(name), indices_are_sorted=True)
+            got = op(data, ids.astype(np.int32), size)
+        want = each_segment(reduce, empty)(Elements(ids, size), data.astype(float))
+        assert_close(got, want, 1e-5, name)
+
+
+@on_kernels
+def test_a_forced_schedule_is_used(implementation: str) -> None:
+    """The number of blocks is in the shape of the workspace."""
+    data, ids = np.ones((9000, 4), np.float32), np.zeros(9000, np.int32)
+    op = functools.partial(jax_gnn.segment_sum, num_segments=2, indices_are_sorted=True)
+    programs = set()
+    with setting(implementation):
+        for blocks in (1, 2, 3):
+            with schedules.use(schedules.Schedule(True, 4, 128, blocks)):
+                programs.add(jax.jit(op).lower(data, ids).as_text())
+    assert len(programs) == 3
+
+
+# --- Static indices ------------------------------------------------------------------------------
+
+
+@on_all
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_segment_index(rng: np.random.Generator, is_sorted: bool, implementation: str) -> None:
+    """Gather and segment sum of ids known beforehand, with their derivatives, jitted and mapped."""
+    case = segment_case("sorted" if is_sorted else "unsorted", distinct)(rng, "padding", (3,))
+    ids, size = case.plain
+    valid = case.plain.valid
+    index = SegmentIndex.from_ids(ids, size)
+    one_hot = np.zeros((len(ids), size))
+    one_hot[valid, ids[valid]] = 1
+    x, edges = rng.normal(size=(2, size, 3)), rng.normal(size=(2, len(ids), 3))
+    padded = np.where(valid[:, None], edges, np.nan)
+    with setting(implementation, "float64"):
+
+        def gather(x: Any, index: SegmentIndex) -> Any:
+            return index.gather(x)
+
+        def total(x: Any, index: SegmentIndex) -> Any:
+            return index.segment_sum(x)
+
+        for function, matrix, values, dirty in (
+            (gather, one_hot, x, x),
+            (total, one_hot.T, edges, padded),
+        ):
+            got = jax.jit(jax.vmap(function, (0, None)))(dirty, index)
+            assert_close(got, matrix @ values, 1e-12, "value")
+            cotangent = rng.normal(size=got.shape[1:])
+            _, vjp = jax.vjp(functools.partial(function, index=index), dirty[0])
+            assert_close(vjp(cotangent)[0], matrix.T @ cotangent, 1e-12, "gradient")
+            twice = jax.grad(lambda x, f=function: jnp.sum(f(x, index) ** 2))
+            product = jax.jvp(twice, (values[0],), (values[1],))[1]
+            assert_close(product, 2 * matrix.T @ matrix @ values[1], 1e-11, "second derivative")
+
+
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_segment_index_never_sorts_or_scatters(rng: np.random.Generator, is_sorted: bool) -> None:
+    ids = rng.integers(0, 6, 40)
+    index = SegmentIndex.from_ids(np.sort(ids) if is_sorted else ids, 6)
+
+    def energy(x: Any) -> jax.Array:
+        return jnp.sum(index.segment_sum(jnp.tanh(index.gather(x))) ** 2)
+
+    program = str(jax.make_jaxpr(jax.grad(energy))(np.ones((6, 2), np.float32)))
+    assert "segment_reduce" in program
+    for word in ("sort", "scatter", "segment_order"):
+        assert word not in program
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: SegmentIndex.from_ids([0.5], 2), TypeError, "ids must be an array of integers"),
+        (lambda: SegmentIndex.from_ids([[0]], 2), ValueError, "ids must be one-dimensional"),
+        (lambda: SegmentIndex.from_ids([0], -2), ValueError, "num_segments must not be negative"),
+        (lambda: SegmentIndex.from_ids([0], 2.0), TypeError, "num_segments must be an integer"),
+        (
+            lambda: jax.jit(lambda ids: SegmentIndex.from_ids(ids, 2))(np.zeros(3, int)),
+            TypeError,
+            "ids must be concrete",
+        ),
+        (
+            lambda: SegmentIndex.from_ids([0, 1], 3).gather(np.ones((2, 2), np.float32)),
+            ValueError,
+            r"x must be \(3, \*features\), got shape \(2, 2\)",
+        ),
+        (
+            lambda: SegmentIndex.from_ids([0, 1], 3).segment_sum(np.ones((3, 2), np.float32)),
+            ValueError,
+            r"data must be \(2, \*features\), got shape \(3, 2\)",
+        ),
+        (
+            lambda: SegmentIndex.from_ids([0, 1], 3).gather(np.ones((3, 2), np.complex64)),
+            TypeError,
+            "x must be one of float16, .*got complex64",
+        ),
+    ],
+)
+def test_bad_segment_index(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+# --- Size ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(PLATFORM != "cuda", reason="needs 15 GB of memory to spare")
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_more_than_2_to_the_31_elements(is_sorted: bool) -> None:
+    rows, width = 2**16 + 3, 2**15 + 8
+    ids = np.arange(rows, dtype=np.int32) * 5 // rows
+    data = jnp.arange(rows, dtype=jnp.bfloat16)[:, None] // 256 + jnp.zeros(width, jnp.bfloat16)
+    assert data.size > 2**31
+    order = np.argsort(-ids, kind="stable")
+    if not is_sorted:
+        ids = ids[order]
+    op = functools.partial(jax_gnn.segment_max, num_segments=5, indices_are_sorted=is_sorted)
+    got = np.asarray(jax.jit(op)(data, ids))
+    column = np.asarray(data[:, 0])
+    want = np.stack([column[ids == segment].max() for segment in range(5)])
+    assert (got == want[:, None]).all()

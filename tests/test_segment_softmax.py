@@ -1,0 +1,166 @@
+"""Segment softmax: descriptions for the shared checks, and what is particular to it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from op_spec import OpSpec, assert_close, setting
+from op_suite import IMPLEMENTATIONS, KERNELS, CoreChecks, OpSuite
+from segment_cases import (
+    CUSTOM_CALLS,
+    Elements,
+    Kind,
+    normal,
+    on_segments,
+    segment_case,
+    segment_index,
+)
+
+from jax_gnn import schedules, segment_logsumexp, segment_softmax, segment_sum
+
+on_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+
+
+def reference(elements: Elements, data: np.ndarray) -> np.ndarray:
+    result = np.zeros_like(data)
+    for segment in np.unique(elements.ids[elements.valid]):
+        mine = elements.ids == segment
+        powers = np.exp(data[mine] - data[mine].real.max(0))
+        result[mine] = powers / powers.sum(0)
+    return result
+
+
+def softmax_spec(kind: Kind) -> OpSpec:
+    return OpSpec(
+        function=on_segments(segment_softmax, kind),
+        reference=reference,
+        make_case=segment_case(kind, normal),
+        operands=("data",),
+        feature_axis=(1,),
+        result_axis=1,
+        custom_calls=CUSTOM_CALLS,
+    )
+
+
+def bad(error: type[Exception], message: str, *arguments: Any, **options: Any) -> Any:
+    return lambda: segment_softmax(*arguments, **options), error, message
+
+
+DATA = np.ones((4, 2), np.float32)
+
+BAD_ARGUMENTS = {
+    "data-scalar": bad(ValueError, r"data must be .*got shape \(\)", 1.0, np.zeros(1, int), 3),
+    "data-complex": bad(
+        TypeError, "data must be real numbers, got complex64", DATA * 1j, np.zeros(4, int), 3
+    ),
+    "ids-length": bad(
+        ValueError, r"segment_ids must be \(num_elements=4,\)", DATA, np.zeros(3, int), 3
+    ),
+    "ids-missing": bad(TypeError, "exactly one of segment_ids and indptr", DATA),
+    "implementation": bad(
+        ValueError,
+        "implementation must be None or one of",
+        *(DATA, np.zeros(4, int), 3),
+        implementation="fast",
+    ),
+}
+
+
+class TestSoftmax(OpSuite):
+    spec = replace(softmax_spec("sorted"), bad_arguments=BAD_ARGUMENTS)
+
+
+class TestSoftmaxUnsorted(CoreChecks):
+    spec = softmax_spec("unsorted")
+
+
+class TestSoftmaxByIndptr(CoreChecks):
+    spec = softmax_spec("indptr")
+
+
+# --- What is particular to this op ---------------------------------------------------------------
+
+
+@on_all
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_sums_to_one(
+    rng: np.random.Generator, dtype: str, is_sorted: bool, implementation: str
+) -> None:
+    """Also one giant segment in a half type, where each share is tiny."""
+    count = 3000
+    ids = np.where(rng.random(count) < 0.8, 5, rng.integers(-1, 40, count))
+    ids = np.sort(ids) if is_sorted else ids
+    data = rng.normal(size=(count, 3)).astype(jnp.dtype(dtype))
+    with setting(implementation):
+        y = segment_softmax(data, ids, 40, is_sorted)
+        assert y.dtype == dtype
+    y = np.asarray(y).astype(np.float64)
+    tolerance = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2}[dtype]
+    assert (y[(ids < 0)] == 0).all()
+    for segment in np.unique(ids[ids >= 0]):
+        assert_close(y[ids == segment].sum(0), np.ones(3), tolerance, f"segment {segment}")
+
+
+@on_all
+def test_extremes(implementation: str) -> None:
+    """No overflow; a -inf has no share; NaN and all of -inf spoil their own segment only."""
+    inf = np.inf
+    data = np.array([1e30, 1e30, -1e30, -1e30, -inf, 3, 88, 0, np.nan, 1, -inf, -inf], np.float32)
+    ids = np.repeat(np.arange(6), 2)
+    with setting(implementation):
+        y = np.asarray(segment_softmax(data, ids, 6, indices_are_sorted=True))
+        kept = slice(0, 8)
+        gradient = jax.grad(lambda data: segment_softmax(data, ids, 6, True)[kept][::2].sum())(data)
+    small = np.exp(-88.0)
+    assert_close(y[kept], [0.5, 0.5, 0.5, 0.5, 0, 1, 1 - small, small], 1e-6, "value")
+    assert np.isnan(y[8:]).all()
+    assert_close(gradient[kept], [0.25, -0.25, 0.25, -0.25, 0, 0, 0, 0], 1e-6, "gradient")
+
+
+@on_all
+def test_logarithm_is_log_softmax(rng: np.random.Generator, implementation: str) -> None:
+    """Softmax and logsumexp of the same segments agree, through their derivatives."""
+    ids = np.sort(rng.integers(0, 6, 40))
+    data = rng.normal(size=(40, 3))
+    with setting(implementation, "float64"):
+        gradient = jax.grad(lambda data: segment_logsumexp(data, ids, 6).sum())(data)
+        want = segment_softmax(data, ids, 6)
+        total = jax.grad(lambda data: segment_sum(segment_softmax(data, ids, 6), ids, 6).sum())
+        assert_close(gradient, want, 1e-12, "gradient of logsumexp")
+        assert_close(total(data), np.zeros((40, 3)), 1e-12, "gradient of the sums, which are 1")
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+@pytest.mark.parametrize("blocks", [1, 2, 5, 100])
+@pytest.mark.parametrize("shape", ["tail", "giant", "empty"])
+def test_schedules_give_the_same_result(
+    rng: np.random.Generator, blocks: int, shape: str, implementation: str
+) -> None:
+    """Segments that many blocks share, in value and derivative."""
+    count, size = 5000, 400
+    ids = {
+        "tail": np.minimum(rng.geometric(0.02, count), size - 1),
+        "giant": np.full(count, 17),
+        "empty": rng.choice([0, 3, 250, size - 1], count),
+    }[shape]
+    ids = np.sort(np.where(rng.random(count) < 0.05, rng.choice([-1, size], count), ids))
+    elements = Elements(ids, size)
+    data, tangent = rng.normal(size=(2, count, 19))
+    index = segment_index(elements, "sorted")
+    function = functools.partial(on_segments(segment_softmax, "sorted"), index)
+    with (
+        setting(implementation, "float64"),
+        schedules.use(schedules.Schedule(False, 4, 128, blocks)),
+    ):
+        y, dy = jax.jit(lambda x, dx: jax.jvp(function, (x,), (dx,)))(data, tangent)
+    assert_close(y, reference(elements, data), 1e-12, "value")
+    step = 1e-40
+    want = reference(elements, data + 1j * step * tangent).imag / step
+    assert_close(dy, want, 1e-12, "tangent")

@@ -1,0 +1,699 @@
+"""Products of sparse and dense: spmm, sddmm and index_segment_reduce."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from op_spec import Case, Incidence, OpSpec, assert_close, on_host, same_bits, setting, typed
+from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, CoreChecks, OpSuite
+from segment_cases import CUSTOM_CALLS, distinct, finite, largest, normal, smallest
+
+from jax_gnn import Graph, index_segment_reduce, schedules, sddmm, spmm
+
+on_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+on_kernels = pytest.mark.parametrize("implementation", KERNELS)
+
+# --- Inputs and references -----------------------------------------------------------------------
+
+
+class Edges(NamedTuple):
+    """What references get. Edges with an id out of range are padding."""
+
+    src: np.ndarray
+    dst: np.ndarray
+    num_src: int
+    num_dst: int
+
+    @property
+    def valid(self) -> np.ndarray:
+        src_in_range = (self.src >= 0) & (self.src < self.num_src)
+        return src_in_range & (self.dst >= 0) & (self.dst < self.num_dst)
+
+
+def random_edges(rng: np.random.Generator, scenario: str) -> Edges:
+    """In the order of a graph: by destination, then source, padding last."""
+    incidence = Incidence.random(rng, scenario)
+    order = np.lexsort((incidence.left, incidence.right, ~incidence.valid))
+    ids = (incidence.left[order], incidence.right[order])
+    return Edges(*ids, incidence.num_left, incidence.num_right)
+
+
+def graph_of(edges: Edges) -> Graph:
+    src, dst, num_src, num_dst = edges
+    return Graph.from_edges(src, dst, num_src=num_src, num_dst=num_dst, validate=False)
+
+
+def by_hand(edges: Edges) -> tuple[np.ndarray, ...]:
+    """Operands of index_segment_reduce: edges sorted by segment, ids out of range anywhere."""
+    return (
+        edges.src.astype(np.int32),
+        edges.dst.astype(np.int32),
+        np.zeros(edges.num_dst, np.int32),  # sizes are shapes
+    )
+
+
+def unused(ids: np.ndarray, size: int, rank: int) -> np.ndarray:
+    """Which rows no edge reads."""
+    return ~np.isin(np.arange(size), ids).reshape(-1, *[1] * (rank - 1))
+
+
+def total(messages: np.ndarray) -> np.ndarray:
+    return messages.sum(0)
+
+
+def mean(messages: np.ndarray) -> np.ndarray:
+    return messages.mean(0)
+
+
+def spmm_reference(
+    edges: Edges,
+    x: np.ndarray,
+    weight: np.ndarray | None = None,
+    *,
+    reduce: Callable[[np.ndarray], np.ndarray] = total,
+) -> np.ndarray:
+    """Edge by edge, with 0 at destinations that have none."""
+    result = np.zeros((edges.num_dst, *x.shape[1:]), np.result_type(x, *[weight][weight is None :]))
+    if weight is not None:
+        weight = weight.reshape(*weight.shape, *[1] * (x.ndim - weight.ndim))
+    for row in np.unique(edges.dst[edges.valid]):
+        into = np.flatnonzero(edges.valid & (edges.dst == row))
+        messages = x[edges.src[into]]
+        result[row] = reduce(messages if weight is None else weight[into] * messages)
+    return result
+
+
+def spmm_spec(
+    *weight: str,
+    heads: int | None = None,
+    numbers: Callable[..., np.ndarray] = normal,
+    function: Callable[..., jax.Array] = spmm,
+    reference: Callable[..., np.ndarray] = spmm_reference,
+    bare_ids: bool = False,
+) -> OpSpec:
+    """Describes spmm, with or without weights, or with a weight for each head."""
+
+    def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
+        edges = random_edges(rng, scenario)
+        if bare_ids:
+            order = np.argsort(edges.dst, kind="stable")
+            edges = edges._replace(src=edges.src[order], dst=edges.dst[order])
+        of_heads = () if heads is None else (heads,)
+        x = numbers(rng, (edges.num_src, *of_heads, *features))
+        operands, padding = [x], [unused(edges.src[edges.valid], edges.num_src, x.ndim)]
+        if weight:
+            operands.append(rng.normal(size=(len(edges.src), *of_heads)))
+            padding.append(~edges.valid.reshape(-1, *[1] * len(of_heads)))
+        index = by_hand(edges) if bare_ids else graph_of(edges)
+        return Case(index, edges, tuple(operands), tuple(padding))
+
+    axis = 1 if heads is None else 2
+    return OpSpec(
+        function=function,
+        reference=reference,
+        make_case=make_case,
+        operands=("x", *weight),
+        linear=("x", *weight),
+        feature_axis=(axis, *[None] * len(weight)),
+        result_axis=axis,
+        custom_calls=CUSTOM_CALLS,
+    )
+
+
+def sddmm_spec(
+    op: str,
+    combine: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    shape: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda features: features,
+) -> OpSpec:
+    """Describes sddmm, with features of a shape made from the one asked for."""
+
+    def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
+        edges = random_edges(rng, scenario)
+        a = rng.normal(size=(edges.num_dst, *shape(features)))
+        b = rng.normal(size=(edges.num_src, *shape(features)))
+        padding = (
+            unused(edges.dst[edges.valid], edges.num_dst, a.ndim),
+            unused(edges.src[edges.valid], edges.num_src, b.ndim),
+        )
+        return Case(graph_of(edges), edges, (a, b), padding)
+
+    def reference(edges: Edges, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        like = combine(a[:0], b[:0])
+        result = np.zeros((len(edges.src), *like.shape[1:]), np.result_type(a, b))
+        result[edges.valid] = combine(a[edges.dst[edges.valid]], b[edges.src[edges.valid]])
+        return result
+
+    return OpSpec(
+        function=functools.partial(sddmm, op=op),
+        reference=reference,
+        make_case=make_case,
+        operands=("a", "b"),
+        linear=("a", "b") if op in ("dot", "mul") else (),
+        feature_axis=(1, 1),
+        result_axis=1,
+        custom_calls=CUSTOM_CALLS,
+    )
+
+
+def dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a * b).sum(-1)
+
+
+# --- Bad arguments -------------------------------------------------------------------------------
+
+GRAPH = Graph.from_edges([0, 1, 1, 3], [0, 0, 1, 1], num_src=4, num_dst=3)
+
+
+def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.ones(shape, dtype)
+
+
+def bad(error: type[Exception], message: str, tested: Any, *arguments: Any, **options: Any) -> Any:
+    return lambda: tested(*arguments, **options), error, message
+
+
+BAD_SPMM = {
+    "graph": bad(TypeError, r"graph must be a jax_gnn\.Graph, got ndarray", spmm, ones(3, 4), 1),
+    "x-integer": bad(
+        TypeError, r"x must be float16, .*got int32", spmm, GRAPH, ones(4, 2, dtype=np.int32)
+    ),
+    "x-rows": bad(
+        ValueError,
+        r"x must be \(num_src=4, \*features\), got shape \(3, 2\)",
+        spmm,
+        GRAPH,
+        ones(3, 2),
+    ),
+    "x-scalar": bad(ValueError, r"x must be \(num_src=4, .*\(\)", spmm, GRAPH, np.float32(1)),
+    "weight-complex": bad(
+        TypeError,
+        "weight must be real numbers, got complex64",
+        *(spmm, GRAPH, ones(4, 2), ones(4, dtype=np.complex64)),
+    ),
+    "weight-length": bad(
+        ValueError,
+        r"weight must be \(num_edges=4,\) or \(num_edges=4, heads\), got shape \(3,\)",
+        *(spmm, GRAPH, ones(4, 2), ones(3)),
+    ),
+    "weight-rank": bad(
+        ValueError, r"weight must be .*\(4, 2, 1\)", spmm, GRAPH, ones(4, 2), ones(4, 2, 1)
+    ),
+    "weight-heads": bad(
+        ValueError,
+        r"weight of shape \(4, 3\) .*x must be \(num_src, 3, \*features\), got shape \(4, 2\)",
+        *(spmm, GRAPH, ones(4, 2), ones(4, 3)),
+    ),
+    "weight-heads-of-vector": bad(
+        ValueError, r"weight of shape \(4, 1\)", spmm, GRAPH, ones(4), ones(4, 1)
+    ),
+    "reduce": bad(
+        ValueError,
+        "reduce must be one of 'sum', 'mean', 'max', 'min', got 'prod'",
+        *(spmm, GRAPH, ones(4, 2)),
+        reduce="prod",
+    ),
+    "implementation": bad(
+        ValueError,
+        "implementation must be None or one of",
+        *(spmm, GRAPH, ones(4, 2)),
+        implementation="fast",
+    ),
+}
+BAD_SDDMM = {
+    "graph": bad(TypeError, r"graph must be a jax_gnn\.Graph, got tuple", sddmm, (), 1, 1),
+    "a-rows": bad(
+        ValueError, r"a must be \(num_dst=3, .*\(4, 2\)", sddmm, GRAPH, ones(4, 2), ones(4, 2)
+    ),
+    "b-rows": bad(
+        ValueError, r"b must be \(num_src=4, .*\(3, 2\)", sddmm, GRAPH, ones(3, 2), ones(3, 2)
+    ),
+    "a-integer": bad(
+        TypeError, "a must be .*got int32", sddmm, GRAPH, ones(3, 2, dtype=np.int32), ones(4, 2)
+    ),
+    "features": bad(
+        ValueError,
+        r"a and b must have equal features, got shapes \(3, 2\) and \(4, 5\)",
+        *(sddmm, GRAPH, ones(3, 2), ones(4, 5)),
+    ),
+    "dot-rank-1": bad(
+        ValueError, r"op='dot' needs a .*got shape \(3,\)", sddmm, GRAPH, ones(3), ones(4)
+    ),
+    "dot-rank-4": bad(
+        ValueError, "op='dot' needs", sddmm, GRAPH, ones(3, 2, 2, 2), ones(4, 2, 2, 2)
+    ),
+    "op": bad(
+        ValueError,
+        "op must be one of 'dot', 'add', 'sub', 'mul', got 'div'",
+        *(sddmm, GRAPH, ones(3, 2), ones(4, 2)),
+        op="div",
+    ),
+}
+IDS = np.array([0, 1, 1])
+BAD_INDEX_SEGMENT_REDUCE = {
+    "x": bad(
+        ValueError, r"x must be \(num_rows, \*features\)", index_segment_reduce, 1.0, IDS, IDS, 2
+    ),
+    "index": bad(
+        TypeError, "index must be an array of int", index_segment_reduce, ones(2), IDS * 1.0, IDS, 2
+    ),
+    "segment-ids": bad(
+        ValueError,
+        r"segment_ids must be one-dimensional, got shape \(1, 3\)",
+        *(index_segment_reduce, ones(2), IDS, IDS[None], 2),
+    ),
+    "lengths": bad(
+        ValueError,
+        "index and segment_ids must have the same length, got 3 and 2",
+        *(index_segment_reduce, ones(2), IDS, IDS[:2], 2),
+    ),
+    "size": bad(
+        ValueError,
+        "num_segments must not be negative, got -1",
+        *(index_segment_reduce, ones(2), IDS, IDS, -1),
+    ),
+    "weight": bad(
+        ValueError,
+        r"weight must be \(num_edges=3,\)",
+        *(index_segment_reduce, ones(2), IDS, IDS, 2, ones(2)),
+    ),
+    "reduce": bad(
+        ValueError,
+        "reduce must be one of",
+        *(index_segment_reduce, ones(2), IDS, IDS, 2),
+        reduce="softmax",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INDEX_SEGMENT_REDUCE)
+def test_bad_argument_of_index_segment_reduce(case: str) -> None:
+    call, error, message = BAD_INDEX_SEGMENT_REDUCE[case]
+    for function in (call, jax.jit(call)):
+        with pytest.raises(error, match=message):
+            function()
+
+
+# --- The ops and their variants ------------------------------------------------------------------
+
+
+class TestSpmm(OpSuite):
+    spec = replace(spmm_spec("weight", heads=2), bad_arguments=BAD_SPMM)
+
+
+class TestSpmmUnweighted(CoreChecks):
+    spec = spmm_spec()
+
+
+class TestSpmmMean(CoreChecks):
+    spec = spmm_spec(
+        "weight",
+        function=functools.partial(spmm, reduce="mean"),
+        reference=functools.partial(spmm_reference, reduce=mean),
+    )
+
+
+class TestSpmmMax(CoreChecks):
+    spec = replace(
+        spmm_spec(
+            "weight",
+            heads=2,
+            function=finite(functools.partial(spmm, reduce="max")),
+            reference=functools.partial(spmm_reference, reduce=largest),
+        ),
+        linear=(),
+    )
+
+
+class TestSpmmMinUnweighted(CoreChecks):
+    spec = spmm_spec(
+        numbers=distinct,
+        function=finite(functools.partial(spmm, reduce="min")),
+        reference=functools.partial(spmm_reference, reduce=smallest),
+    )
+
+
+def reduce_by_ids(index: Any, x: Any, weight: Any, **options: Any) -> jax.Array:
+    cols, rows, like_segments = index
+    return index_segment_reduce(x, cols, rows, like_segments.shape[0], weight, **options)
+
+
+class TestIndexSegmentReduce(CoreChecks):
+    spec = spmm_spec("weight", function=reduce_by_ids, bare_ids=True)
+
+
+class TestIndexSegmentMax(CoreChecks):
+    spec = spmm_spec(
+        "weight",
+        heads=2,
+        function=finite(functools.partial(reduce_by_ids, reduce="max")),
+        reference=functools.partial(spmm_reference, reduce=largest),
+        bare_ids=True,
+    )
+
+
+def as_heads(features: tuple[int, ...]) -> tuple[int, int]:
+    return int(np.prod(features)), 3
+
+
+class TestSddmm(OpSuite):
+    spec = replace(sddmm_spec("dot", dot, as_heads), bad_arguments=BAD_SDDMM)
+
+
+class TestSddmmSub(CoreChecks):
+    spec = sddmm_spec("sub", np.subtract)
+
+
+class TestSddmmMul(CoreChecks):
+    spec = sddmm_spec("mul", np.multiply)
+
+
+# --- What is particular to these ops -------------------------------------------------------------
+
+
+@on_all
+@pytest.mark.parametrize("width", [1, 2, 5, 16, 33, 64, 100, 260])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_dots_of_all_widths(
+    rng: np.random.Generator, width: int, dtype: str, implementation: str
+) -> None:
+    """One head, as other widths of a head are multiples of 3 in the suite."""
+    case = sddmm_spec("dot", dot, lambda _: (width,)).make_case(rng, "random", ())
+    a, b = typed(case.operands, dtype)
+    with setting(implementation, dtype):
+        got = sddmm(case.index, a, b)
+    assert got.dtype == dtype
+    edges = case.plain
+    want = dot(a.astype(float)[edges.dst], b.astype(float)[edges.src])
+    assert_close(got, want, {"float64": 1e-12, "float32": 2e-5, "bfloat16": 6e-2}[dtype], "value")
+
+
+@on_all
+def test_sddmm_add(rng: np.random.Generator, implementation: str) -> None:
+    """Attention scores: one number a head from either side; in the wider of two dtypes."""
+    graph = graph_of(random_edges(rng, "random"))
+    a, b = rng.normal(size=(6, 2)).astype(np.float16), rng.normal(size=(9, 2)).astype(np.float32)
+    with setting(implementation):
+        got = sddmm(graph, a, b, op="add")
+        (to_a, to_b) = jax.grad(lambda a, b: sddmm(graph, a, b, op="add").sum(), (0, 1))(a, b)
+    assert got.dtype == np.float32
+    assert_close(got, a.astype(float)[graph.rows] + b[graph.cols], 1e-6, "value")
+    assert (to_a.dtype, to_b.dtype) == (np.float16, np.float32)
+    assert_close(to_a, np.repeat(graph.in_degrees(), 2).reshape(6, 2), 1e-6, "gradient to a")
+    assert_close(to_b, np.repeat(graph.out_degrees(), 2).reshape(9, 2), 1e-6, "gradient to b")
+
+
+def with_holes(rng: np.random.Generator) -> tuple[Graph, Edges, np.ndarray]:
+    """A graph in which sources inside of rows are out of range; its edges; which those are."""
+    edges = random_edges(rng, "empty")
+    graph = on_host(graph_of(edges))
+    holes = rng.permutation(len(edges.src)) < 7
+    outside = rng.choice([-1, -7, 9, 14, 2**31 - 1, -(2**31)], len(holes)).astype(np.int32)
+    cols = np.where(holes, outside, graph.cols)
+    t_rows = np.where(holes[graph.t_order], -1, graph.t_rows)
+    sort = np.argsort(np.where(t_rows < 0, 99, t_rows), kind="stable")
+    back = {"t_cols": graph.t_cols[sort], "t_order": graph.t_order[sort]}
+    return replace(graph, cols=cols, t_rows=t_rows[sort], **back), edges, holes
+
+
+@on_all
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_padding_inside_rows(rng: np.random.Generator, reduce: str, implementation: str) -> None:
+    """It is skipped, in value and gradients, as if the graph had been built without."""
+    graph, edges, holes = with_holes(rng)
+    x, weight = rng.normal(size=(9, 2, 3)), rng.normal(size=(len(holes), 2))
+    cotangent = rng.normal(size=(6, 2, 3))
+    kept = edges._replace(src=edges.src[~holes], dst=edges.dst[~holes])
+    x[unused(kept.src, 9, 1)] = np.nan
+    weight[holes] = np.nan
+    op = finite(functools.partial(spmm, reduce=reduce))
+    with setting(implementation, "float64"):
+
+        @jax.jit
+        def run(graph: Graph, weight: Any) -> Any:
+            value, vjp = jax.vjp(functools.partial(op, graph), x, weight)
+            return value, *vjp(cotangent)
+
+        value, to_x, to_weight = run(graph, weight)
+        wanted, wanted_to_x, wanted_to_weight = run(graph_of(kept), weight[~holes])
+    reference = {"sum": total, "mean": mean, "max": largest}[reduce]
+    want = spmm_reference(kept, x, weight[~holes], reduce=reference)
+    assert_close(value, want, 1e-12, "value")
+    assert_close(wanted, want, 1e-12, "value without")
+    assert_close(to_x, wanted_to_x, 1e-12, "gradient to x")
+    assert_close(to_weight[~holes], wanted_to_weight, 1e-12, "gradient to the weights")
+    assert (np.asarray(to_weight)[holes] == 0).all()
+
+
+@on_all
+@pytest.mark.parametrize("op", ["dot", "add", "sub", "mul"])
+def test_sddmm_of_padding_inside_rows(
+    rng: np.random.Generator, op: str, implementation: str
+) -> None:
+    graph, edges, holes = with_holes(rng)
+    a, b = rng.normal(size=(6, 2, 3)), rng.normal(size=(9, 2, 3))
+    a[unused(edges.dst[~holes], 6, 1)] = np.nan
+    b[unused(edges.src[~holes], 9, 1)] = np.nan
+    combine = {"dot": dot, "add": np.add, "sub": np.subtract, "mul": np.multiply}[op]
+    want = combine(a[edges.dst], b[edges.src])
+    want[holes] = 0
+    with setting(implementation, "float64"):
+        value, vjp = jax.vjp(functools.partial(sddmm, graph, op=op), a, b)
+        spoilt = np.where(holes.reshape(-1, *[1] * (value.ndim - 1)), 1e30, np.ones(value.shape))
+        gradients = vjp(spoilt)
+    assert_close(value, want, 1e-12, "value")
+    assert (np.asarray(value)[holes] == 0).all()
+    assert all(np.abs(gradient).max() < 1e3 for gradient in gradients)
+
+
+@on_all
+def test_edges_of_no_nodes(implementation: str) -> None:
+    """Padding alone, where there is nothing that it could read."""
+    nothing = Graph.from_edges(np.zeros(0, int), np.zeros(0, int), num_src=0, num_dst=2)
+    graph = nothing.pad(num_edges=5)
+    x, weight = ones(0, 3), ones(5)
+    with setting(implementation):
+        for name in ("sum", "mean", "max", "min"):
+            y, vjp = jax.vjp(functools.partial(spmm, graph, reduce=name), x, weight)
+            empty = {"max": -np.inf, "min": np.inf}.get(name, 0)
+            assert (np.asarray(y) == np.full((2, 3), empty)).all()
+            to_x, to_weight = vjp(jnp.ones_like(y))
+            assert to_x.shape == (0, 3)
+            assert (np.asarray(to_weight) == 0).all()
+        assert (np.asarray(sddmm(graph, ones(2, 3), x)) == np.zeros(5)).all()
+
+
+@on_all
+@pytest.mark.parametrize("name", ["max", "min"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_ties_share_the_gradient(
+    rng: np.random.Generator, name: str, weighted: bool, implementation: str
+) -> None:
+    """Equally among the messages; the gradients to x and to the weights follow."""
+    edges = random_edges(rng, "duplicates")
+    graph, size = graph_of(edges), len(edges.src)
+    x = rng.integers(-1, 2, (9, 4)).astype(float)
+    weight = rng.choice([-1.0, 1.0, 2.0], size) if weighted else np.ones(size)
+    messages = weight[:, None] * x[edges.src]
+    cotangent = rng.normal(size=(6, 4))
+    share = np.zeros((size, 4))  # of the cotangent, for each message
+    for row in np.unique(edges.dst):
+        into = edges.dst == row
+        top = messages[into].max(0) if name == "max" else messages[into].min(0)
+        tied = into[:, None] & (messages == top)
+        share += tied / tied.sum(0) * cotangent[row]
+    wanted_x = np.zeros((9, 4))
+    np.add.at(wanted_x, edges.src, weight[:, None] * share)
+    with setting(implementation, "float64"):
+
+        def op(x: Any, weight: Any) -> jax.Array:
+            return finite(spmm)(graph, x, weight if weighted else None, reduce=name)
+
+        to_x, to_weight = jax.vjp(op, x, weight)[1](cotangent)
+    assert_close(to_x, wanted_x, 1e-12, "gradient to x")
+    if weighted:
+        assert_close(to_weight, (share * x[edges.src]).sum(1), 1e-12, "gradient to the weights")
+
+
+@on_all
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_types_accumulate_in_float32(dtype: str, implementation: str) -> None:
+    count = 2**15
+    graph = Graph.from_edges(np.arange(count), np.zeros(count, int), num_src=count, num_dst=2)
+    x, weight = jnp.ones((count, 3), dtype), jnp.full(count, 0.5, dtype)
+    with setting(implementation):
+        assert (np.asarray(spmm(graph, x)[0]) == count).all()
+        assert (np.asarray(spmm(graph, x, weight)[0]) == count / 2).all()
+        assert (np.asarray(spmm(graph, x, weight, reduce="mean")[0]) == 0.5).all()
+        back = graph.transpose()
+        long = sddmm(back, jnp.ones((count, 5000), dtype)[:, :3], jnp.ones((2, 3), dtype))
+        assert (np.asarray(long) == 3).all()
+        wide = jnp.ones((2, count), dtype)
+        pair = Graph.from_edges([0], [1], num_nodes=2)
+        assert (np.asarray(sddmm(pair, wide, wide)) == count).all()
+
+
+@on_all
+def test_weighted_maximum_of_half_types(rng: np.random.Generator, implementation: str) -> None:
+    """Which message is the maximum is decided before it is rounded to the type of x."""
+    graph = Graph.from_edges([0, 1], [0, 0], num_src=2, num_dst=1)
+    x, weight = jnp.ones((2, 1), jnp.bfloat16), np.array([1, 1 + 2**-12], np.float32)
+    with setting(implementation):
+        gradient = jax.grad(lambda w: spmm(graph, x, w, reduce="max").sum().astype(float))(weight)
+    np.testing.assert_array_equal(gradient, [0, 1])
+
+
+@on_all
+def test_transposed_graph(rng: np.random.Generator, implementation: str) -> None:
+    """The gradient to x is spmm of the transpose with its weights."""
+    graph = graph_of(random_edges(rng, "padding"))
+    weight, cotangent = rng.normal(size=24), rng.normal(size=(6, 3))
+    with setting(implementation, "float64"):
+        (want,) = jax.vjp(lambda x: spmm(graph, x, weight), rng.normal(size=(9, 3)))[1](cotangent)
+        got = spmm(graph.transpose(), cotangent, weight[graph.t_order])
+    assert_close(got, want, 1e-12, "value")
+
+
+@on_all
+def test_hints_change_nothing(rng: np.random.Generator, implementation: str) -> None:
+    graph = graph_of(random_edges(rng, "random"))
+    x = rng.normal(size=(9, 3)).astype(np.float32)
+    with setting(implementation):
+        for derivative in (lambda f: f, jax.grad):
+            want, got = (
+                derivative(lambda x, g=g: jnp.sum(jnp.sin(spmm(g, x))))(x)
+                for g in (graph, graph.with_max_degrees())
+            )
+            assert_close(got, want, 1e-6, "value or gradient")
+
+
+# --- Programs ------------------------------------------------------------------------------------
+
+
+def sizes(jaxpr: Any) -> Iterator[int]:
+    """Of all arrays that a program makes."""
+    for equation in jaxpr.eqns:
+        yield from (int(np.prod(v.aval.shape)) for v in equation.outvars)
+        for parameter in jax.tree.leaves(
+            equation.params, is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr")
+        ):
+            inner = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inner, "eqns"):
+                yield from sizes(inner)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+@pytest.mark.parametrize("heads", [(), (4,)])
+def test_no_array_of_messages(
+    rng: np.random.Generator, reduce: str, heads: tuple[int, ...]
+) -> None:
+    """Neither forward nor backward, nor in second derivatives."""
+    graph = Graph.from_edges(*rng.integers(0, 20, (2, 500)), num_nodes=20)
+    x, weight = ones(20, *heads, 16), ones(500, *heads)
+
+    def energy(x: Any, weight: Any) -> jax.Array:
+        return jnp.sum(finite(spmm)(graph, x, weight, reduce=reduce) ** 3)
+
+    def derivatives(x: Any, weight: Any) -> Any:
+        first = jax.grad(energy, (0, 1))
+        return first(x, weight), jax.jvp(first, (x, weight), (x, weight))[1]
+
+    program = jax.make_jaxpr(derivatives)(x, weight).jaxpr
+    largest_wanted = max(x.size, weight.size)
+    assert max(sizes(program)) <= largest_wanted < 500 * x[0].size
+
+
+def test_sorting_is_for_the_gradient_only(rng: np.random.Generator) -> None:
+    """index_segment_reduce sorts ids for its backward pass; without one, nothing is sorted."""
+    x, ids = ones(9, 3), np.sort(rng.integers(0, 9, 30)).astype(np.int32)
+
+    def op(x: Any, index: Any) -> jax.Array:
+        return index_segment_reduce(x, index, ids, 9)
+
+    def gradient(x: Any, index: Any) -> jax.Array:
+        return jax.grad(lambda x: jnp.sum(op(x, index) ** 2))(x)
+
+    for function, sorts in ((op, False), (gradient, True)):
+        program = jax.jit(function).lower(x, ids[::-1]).compile().as_text()
+        assert ("segment_order" in program or "sort(" in program) == sorts
+
+
+@on_kernels
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_same_bits_in_100_runs(
+    rng: np.random.Generator, reduce: str, dtype: str, implementation: str
+) -> None:
+    """Value and gradients, alone and under vmap over features, weights and graphs."""
+    count, nodes = 6000, 500
+    tail = np.minimum(rng.geometric(0.01, (2, 2, count)), nodes - 1)
+    graphs = [Graph.from_edges(*ids, num_nodes=nodes) for ids in tail]
+    x = rng.normal(size=(2, nodes, 2, 9)).astype(jnp.dtype(dtype))
+    weight = rng.normal(size=(2, count, 2)).astype(jnp.dtype(dtype))
+
+    def results(graph: Graph, x: Any, weight: Any) -> Any:
+        op = finite(functools.partial(spmm, reduce=reduce))
+        value, vjp = jax.vjp(functools.partial(op, graph), x, weight)
+        return value, vjp(jnp.cos(value)), sddmm(graph, value, x)
+
+    one, mapped = jax.jit(results), jax.jit(jax.vmap(results))
+    stacked = jax.tree.map(lambda *ids: np.stack(ids), *graphs)
+    with setting(implementation, dtype):
+        want, wanted = one(graphs[0], x[0], weight[0]), mapped(stacked, x, weight)
+        for _ in range(99):
+            assert same_bits(one(graphs[0], x[0], weight[0]), want)
+            assert same_bits(mapped(stacked, x, weight), wanted)
+
+
+@on_kernels
+@pytest.mark.parametrize("lanes", [1, 8, 32])
+@pytest.mark.parametrize("blocks", [1, 3, 500])
+def test_schedules_give_the_same_result(
+    rng: np.random.Generator, lanes: int, blocks: int, implementation: str
+) -> None:
+    """Long-tailed in rows and in columns, so that blocks share rows both ways."""
+    src, dst = np.minimum(rng.geometric(0.02, (2, 5000)), 299)
+    graph = Graph.from_edges(src, dst, num_nodes=300)
+    x, weight = rng.normal(size=(300, 19)), rng.normal(size=5000)
+    matrix = np.zeros((300, 300))
+    np.add.at(matrix, (np.asarray(graph.rows), np.asarray(graph.cols)), weight)
+    cotangent = rng.normal(size=(300, 19))
+    schedule = schedules.Schedule(lanes < 32, lanes, 128, blocks)
+    with setting(implementation, "float64"), schedules.use(schedule):
+        y, vjp = jax.vjp(functools.partial(spmm, graph), x, weight)
+        to_x, to_weight = vjp(cotangent)
+        top, vjp = jax.vjp(finite(functools.partial(spmm, graph, reduce="max")), x, weight)
+        top_to_x, _ = vjp(cotangent)
+    with setting("xla", "float64"):
+        wanted_top, vjp = jax.vjp(finite(functools.partial(spmm, graph, reduce="max")), x, weight)
+        wanted_top_to_x, _ = vjp(cotangent)
+    assert_close(y, matrix @ x, 1e-12, "value")
+    assert_close(to_x, matrix.T @ cotangent, 1e-12, "gradient to x")
+    want = dot(cotangent[graph.rows], x[graph.cols])
+    assert_close(to_weight, want, 1e-12, "gradient to the weights")
+    assert_close(top, wanted_top, 1e-12, "maximum")
+    assert_close(top_to_x, wanted_top_to_x, 1e-12, "gradient of the maximum")
+
+
+@pytest.mark.skipif(PLATFORM != "cuda", reason="needs 15 GB of memory to spare")
+def test_more_than_2_to_the_31_elements() -> None:
+    """Rows of x lie beyond what 32 bits address."""
+    rows, width = 2**16 + 3, 2**15 + 8
+    x = (jnp.arange(rows, dtype=jnp.float32) % 251).astype(jnp.bfloat16)[:, None]
+    x = x + jnp.zeros(width, jnp.bfloat16)
+    assert x.size > 2**31
+    src = np.array([rows - 1, 0, rows - 2, 7])
+    graph = Graph.from_edges(src, [0, 0, 1, 1], num_src=rows, num_dst=2)
+    got = np.asarray(jax.jit(spmm)(graph, x, np.ones(4, np.float32)))
+    column = np.asarray(x[:, 0]).astype(np.float32)
+    want = np.array([column[rows - 1] + column[0], column[rows - 2] + column[7]])
+    assert (got.astype(np.float32) == want[:, None]).all()
+    back = graph.transpose()
+    wide = np.asarray(jax.jit(spmm)(back, jnp.ones((2, width), jnp.bfloat16)))
+    np.testing.assert_array_equal(np.flatnonzero(wide[:, -1]), np.sort(src))
