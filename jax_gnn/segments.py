@@ -292,9 +292,7 @@ _REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")  # as in segmen
 _MAX_SIZE = 2**31 - 1
 
 
-def _view_operands(
-    view: Any, num_cols: int
-) -> tuple[list[_ffi.Operand], dict[str, Any]] | None:
+def _view_operands(view: Any, num_cols: int) -> tuple[list[_ffi.Operand], dict[str, Any]] | None:
     """Index operands of a kernel; those that are absent get another in their place.
 
     None where no kernel serves: a gather, or ids that do not fit int32.
