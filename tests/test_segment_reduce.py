@@ -521,9 +521,9 @@ def test_schedules_give_the_same_result(
     rng: np.random.Generator, schedule: schedules.Schedule, shape: str, implementation: str
 ) -> None:
     """However the entries are dealt out, for segments shared by many blocks and for none."""
-    count, size = 5000, 400
+    count, size = 60_000, 400
     ids = {
-        "tail": np.minimum(rng.geometric(0.02, count), size - 1),
+        "tail": np.minimum(rng.geometric(0.01, count), size - 1),
         "giant": np.full(count, 17),
         "empty": rng.choice([0, 3, 250, size - 1], count),
     }[shape]

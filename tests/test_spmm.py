@@ -658,9 +658,9 @@ def test_schedules_give_the_same_result(
     rng: np.random.Generator, lanes: int, blocks: int, implementation: str
 ) -> None:
     """Long-tailed in rows and in columns, so that blocks share rows both ways."""
-    src, dst = np.minimum(rng.geometric(0.02, (2, 5000)), 299)
+    src, dst = np.minimum(rng.geometric(0.02, (2, 60_000)), 299)
     graph = Graph.from_edges(src, dst, num_nodes=300)
-    x, weight = rng.normal(size=(300, 19)), rng.normal(size=5000)
+    x, weight = rng.normal(size=(300, 19)), rng.normal(size=60_000)
     matrix = np.zeros((300, 300))
     np.add.at(matrix, (np.asarray(graph.rows), np.asarray(graph.cols)), weight)
     cotangent = rng.normal(size=(300, 19))

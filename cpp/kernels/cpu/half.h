@@ -1,10 +1,11 @@
-// Storage types and what arithmetic happens in: half types widen to float, all others are their own
-// accumulators. Conversions are branch-free so that loops over them vectorise without compiler
-// support for _Float16.
+// Half-precision storage types. Arithmetic happens in float; conversions are branch-free and work
+// on vectors as on single numbers, without compiler support for _Float16.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+
+#include "vector.h"
 
 namespace jax_gnn::cpu {
 
@@ -16,62 +17,111 @@ struct Half {
   uint16_t bits;
 };
 
-inline float bits_to_float(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
+// Half types accumulate in float, all others in themselves.
+template <typename T>
+struct AccumulatorOf {
+  using type = T;
+};
+template <>
+struct AccumulatorOf<BFloat16> {
+  using type = float;
+};
+template <>
+struct AccumulatorOf<Half> {
+  using type = float;
+};
+template <typename T>
+using Accumulator = typename AccumulatorOf<T>::type;
 
-inline uint32_t float_to_bits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
+// Below, U is uint32_t or a vector of them, F the same of float.
 
-inline float widen(BFloat16 x) { return bits_to_float(static_cast<uint32_t>(x.bits) << 16); }
+template <typename F, typename U>
+JAX_GNN_INLINE F widen_bits(BFloat16, U bits) {
+  return bit_cast<F>(bits << 16);
+}
 
 // Scaling by 2^112 moves the 5-bit exponent into the 8-bit one and normalises subnormals for free;
 // only inf and NaN need the exponent filled up afterwards.
-inline float widen(Half x) {
-  const uint32_t magnitude = static_cast<uint32_t>(x.bits & 0x7fffu) << 13;
-  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
-  const float scaled = bits_to_float(magnitude) * bits_to_float(0x77800000u);  // 2^112
-  const uint32_t special = magnitude >= 0x0f800000u ? 0x7f800000u : 0u;
-  return bits_to_float(float_to_bits(scaled) | special | sign);
-}
-
-template <typename T>
-inline T widen(T x) {
-  return x;
-}
-
-template <typename T, typename Acc>
-inline T narrow(Acc x) {
-  return x;
+template <typename F, typename U>
+JAX_GNN_INLINE F widen_bits(Half, U bits) {
+  const U magnitude = (bits & 0x7fffu) << 13;
+  const U sign = (bits & 0x8000u) << 16;
+  const F scaled = bit_cast<F>(magnitude) * 0x1p112f;
+  const U special = magnitude >= 0x0f800000u ? 0x7f800000u : 0u;
+  return bit_cast<F>(bit_cast<U>(scaled) | special | sign);
 }
 
 // Round to nearest even; NaN stays NaN.
-template <>
-inline BFloat16 narrow<BFloat16>(float x) {
-  const uint32_t bits = float_to_bits(x);
-  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
-  return {static_cast<uint16_t>(nan ? (bits >> 16) | 0x40u : rounded)};
+template <typename U, typename F>
+JAX_GNN_INLINE U narrow_bits(BFloat16, F x) {
+  const U bits = bit_cast<U>(x);
+  const U rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const U quiet = (bits >> 16) | 0x40u;
+  return (bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded;
 }
 
-template <>
-inline Half narrow<Half>(float x) {
-  const uint32_t bits = float_to_bits(x);
-  const uint32_t sign = (bits >> 16) & 0x8000u;
-  const uint32_t magnitude = bits & 0x7fffffffu;
+template <typename U, typename F>
+JAX_GNN_INLINE U narrow_bits(Half, F x) {
+  const U bits = bit_cast<U>(x);
+  const U sign = (bits >> 16) & 0x8000u;
+  const U magnitude = bits & 0x7fffffffu;
   // Normal range: rebias the exponent by -112 and round the 13 lost bits to nearest even.
-  const uint32_t normal = (magnitude - 0x38000000u + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
+  const U normal = (magnitude - 0x38000000u + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
   // Subnormal range: adding 0.5 aligns the mantissa at 2^-24, and the addition itself rounds.
-  const uint32_t subnormal = float_to_bits(bits_to_float(magnitude) + 0.5f) - 0x3f000000u;
-  uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
-  half = magnitude >= 0x47800000u ? 0x7c00u : half;  // overflow and inf
-  half = magnitude > 0x7f800000u ? 0x7e00u : half;   // NaN
-  return {static_cast<uint16_t>(half | sign)};
+  const U subnormal = bit_cast<U>(bit_cast<F>(magnitude) + 0.5f) - 0x3f000000u;
+  const U infinite = magnitude - magnitude + 0x7c00u, nan = infinite + 0x200u;
+  U half = magnitude < 0x38800000u ? subnormal : normal;
+  half = magnitude >= 0x47800000u ? infinite : half;  // overflow and inf
+  half = magnitude > 0x7f800000u ? nan : half;
+  return half | sign;
+}
+
+// kLanes consecutive numbers, widened.
+template <int kLanes, typename T>
+JAX_GNN_INLINE Vector<Accumulator<T>, kLanes> load(const T* from) {
+  if constexpr (std::is_same_v<T, Accumulator<T>>) {
+    Vector<T, kLanes> value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+  } else {
+    Vector<uint16_t, kLanes> bits;
+    std::memcpy(&bits, from, sizeof bits);
+    return widen_bits<Vector<float, kLanes>>(T{}, convert<Vector<uint32_t, kLanes>>(bits));
+  }
+}
+
+// Writes kLanes consecutive numbers, narrowed.
+template <int kLanes, typename T>
+JAX_GNN_INLINE void store(T* to, Vector<Accumulator<T>, kLanes> value) {
+  if constexpr (std::is_same_v<T, Accumulator<T>>) {
+    std::memcpy(to, &value, sizeof value);
+  } else {
+    const auto bits =
+        convert<Vector<uint16_t, kLanes>>(narrow_bits<Vector<uint32_t, kLanes>>(T{}, value));
+    std::memcpy(to, &bits, sizeof bits);
+  }
+}
+
+// What a stored value would be read as.
+template <typename T, int kLanes, typename V>
+JAX_GNN_INLINE V rounded(V value) {
+  if constexpr (std::is_same_v<T, Accumulator<T>>) {
+    return value;
+  } else {
+    return widen_bits<V>(T{}, narrow_bits<Vector<uint32_t, kLanes>>(T{}, value));
+  }
+}
+
+template <typename T>
+JAX_GNN_INLINE Accumulator<T> widen(T x) {
+  return load<1>(&x);
+}
+
+template <typename T>
+JAX_GNN_INLINE T narrow(Accumulator<T> x) {
+  T result;
+  store<1>(&result, x);
+  return result;
 }
 
 }  // namespace jax_gnn::cpu

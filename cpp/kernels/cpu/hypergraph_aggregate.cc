@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "half.h"
-#include "vectorize.h"
+#include "vector.h"
 
 namespace jax_gnn::cpu {
 namespace {

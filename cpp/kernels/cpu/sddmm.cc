@@ -2,43 +2,65 @@
 
 #include <algorithm>
 
-#include "half.h"
 #include "segment_entries.h"
 
 namespace jax_gnn::cpu {
 namespace {
 
-constexpr int kLanes = 16;
-
-// The sum of term(k) over [0, count), in kLanes sums side by side.
-template <typename Acc, typename Term>
-JAX_GNN_INLINE Acc dot(int64_t count, const Term& term) {
-  Acc lanes[kLanes] = {};
-  int64_t k = 0;
-  for (; k + kLanes <= count; k += kLanes)
-    for (int i = 0; i < kLanes; ++i) lanes[i] += term(k + i);
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  for (; k < count; ++k) lanes[0] += term(k);
-  return lanes[0];
+template <typename V>
+JAX_GNN_INLINE Element<V> sum_of_elements(V x) {
+  constexpr int kHalf = sizeof(V) / sizeof(Element<V>) / 2;
+  if constexpr (kHalf == 0) {
+    return x;
+  } else {
+    Vector<Element<V>, kHalf> halves[2];
+    std::memcpy(halves, &x, sizeof x);
+    return sum_of_elements(halves[0] + halves[1]);
+  }
 }
 
-template <typename T, typename Acc>
+// The sum of term<lanes>(k), which are elements k, k + 1 … of a sequence, over [0, count).
+template <typename Acc, typename Term>
+JAX_GNN_INLINE Acc sum_of_terms(int64_t count, const Term& term) {
+  constexpr int kLanes = 32 / sizeof(Acc), kFew = 16 / sizeof(Acc);
+  Acc sum = 0;
+  int64_t k = 0;
+  if (count >= kLanes) {
+    auto sums = term.template operator()<kLanes>(0), more = sums - sums;
+    for (k = kLanes; k + 2 * kLanes <= count; k += 2 * kLanes) {
+      sums += term.template operator()<kLanes>(k);
+      more += term.template operator()<kLanes>(k + kLanes);
+    }
+    for (; k + kLanes <= count; k += kLanes) sums += term.template operator()<kLanes>(k);
+    sum = sum_of_elements(sums + more);
+  }
+  for (; k + kFew <= count; k += kFew) sum += sum_of_elements(term.template operator()<kFew>(k));
+  for (; k < count; ++k) sum += term.template operator()<1>(k);
+  return sum;
+}
+
+template <typename T>
 struct Product {
   const T *a, *b;
-  JAX_GNN_INLINE Acc operator()(int64_t k) const {
-    return static_cast<Acc>(widen(a[k])) * static_cast<Acc>(widen(b[k]));
+
+  template <int kLanes>
+  JAX_GNN_INLINE auto operator()(int64_t k) const {
+    return load<kLanes>(a + k) * load<kLanes>(b + k);
   }
 };
 
 template <typename T, typename Acc>
 struct SelectedProduct {
-  Product<T, Acc> product;
+  Product<T> product;
   const Select<T, Acc>& select;
   const T *row_key, *col_key;
   Acc weight;
-  JAX_GNN_INLINE Acc operator()(int64_t k) const {
-    return matches(select, weight, row_key[k], col_key[k]) ? product(k) : Acc(0);
+
+  template <int kLanes>
+  JAX_GNN_INLINE auto operator()(int64_t k) const {
+    using V = Vector<Acc, kLanes>;
+    const auto match = matches<kLanes>(select, broadcast<V>(weight), row_key + k, col_key + k);
+    return match ? product.template operator()<kLanes>(k) : broadcast<V>(Acc(0));
   }
 };
 
@@ -58,14 +80,14 @@ JAX_GNN_MULTIVERSION void sddmm_entries(const Segments<Index>& segments, int64_t
     }
     for (int64_t h = 0; h < heads; ++h) {
       const int64_t in_row = row * width + h * group, in_col = col * width + h * group;
-      const Product<T, Acc> product = {a + in_row, b + in_col};
+      const Product<T> product = {a + in_row, b + in_col};
       if (select) {
         const Acc weight = select->weight ? select->weight[index * heads + h] : Acc(1);
-        target[h] =
-            dot<Acc>(group, SelectedProduct<T, Acc>{product, *select, select->row_key + in_row,
-                                                    select->col_key + in_col, weight});
+        target[h] = sum_of_terms<Acc>(
+            group, SelectedProduct<T, Acc>{product, *select, select->row_key + in_row,
+                                           select->col_key + in_col, weight});
       } else {
-        target[h] = dot<Acc>(group, product);
+        target[h] = sum_of_terms<Acc>(group, product);
       }
     }
   }

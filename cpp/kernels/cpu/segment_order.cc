@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "vectorize.h"
+#include "vector.h"
 
 namespace jax_gnn::cpu {
 

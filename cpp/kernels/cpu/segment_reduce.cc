@@ -4,215 +4,281 @@
 #include <limits>
 #include <type_traits>
 
-#include "half.h"
+#include "exp.h"
 #include "segment_entries.h"
 #include "segment_walk.h"
 
 namespace jax_gnn::cpu {
 namespace {
 
-// Integers wrap around.
-template <typename Acc>
-JAX_GNN_INLINE Acc plus(Acc a, Acc b) {
-  if constexpr (std::is_integral_v<Acc>) {
-    using Unsigned = std::make_unsigned_t<Acc>;
-    return static_cast<Acc>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
-  } else {
-    return a + b;
-  }
-}
-
-template <typename Acc>
-JAX_GNN_INLINE Acc times(Acc a, Acc b) {
-  if constexpr (std::is_integral_v<Acc>) {
-    using Unsigned = std::make_unsigned_t<Acc>;
-    return static_cast<Acc>(static_cast<Unsigned>(a) * static_cast<Unsigned>(b));
-  } else {
-    return a * b;
-  }
-}
-
 template <typename Acc>
 constexpr Acc kLeast =
     std::numeric_limits<Acc>::has_infinity ? -std::numeric_limits<Acc>::infinity()
                                            : std::numeric_limits<Acc>::lowest();
+
+// An operation on numbers or vectors: messages enter, are joined, and leave as a result. Integers
+// wrap around: this is compiled with -fwrapv.
 template <typename Acc>
-constexpr Acc kGreatest =
-    std::numeric_limits<Acc>::has_infinity ? std::numeric_limits<Acc>::infinity()
-                                           : std::numeric_limits<Acc>::max();
-
 struct Sum {
-  template <typename Acc>
-  static constexpr Acc identity = 0;
-  template <typename Acc>
-  static JAX_GNN_INLINE Acc join(Acc a, Acc b) {
-    return plus(a, b);
+  static constexpr int kMaxTile = kWidestTile<Acc>;
+  static constexpr Acc kIdentity = 0;
+  bool mean;
+
+  template <typename V>
+  JAX_GNN_INLINE V enter(V x) const {
+    return x;
   }
+  template <typename V>
+  static JAX_GNN_INLINE V join(V a, V b) {
+    return a + b;
+  }
+  template <typename V>
+  JAX_GNN_INLINE V leave(V x, int64_t entries) const {
+    return mean ? x / static_cast<Acc>(std::max<int64_t>(entries, 1)) : x;
+  }
+  bool counts() const { return mean; }
 };
 
+template <typename Acc>
 struct Product {
-  template <typename Acc>
-  static constexpr Acc identity = 1;
-  template <typename Acc>
-  static JAX_GNN_INLINE Acc join(Acc a, Acc b) {
-    return times(a, b);
+  static constexpr int kMaxTile = 8;
+  static constexpr Acc kIdentity = 1;
+
+  template <typename V>
+  JAX_GNN_INLINE V enter(V x) const {
+    return x;
   }
+  template <typename V>
+  static JAX_GNN_INLINE V join(V a, V b) {
+    return a * b;
+  }
+  template <typename V>
+  JAX_GNN_INLINE V leave(V x, int64_t /*entries*/) const {
+    return x;
+  }
+  bool counts() const { return false; }
 };
 
-// NaN wins.
+// The minimum is the maximum of what has all signs, or all bits of integers, flipped.
+template <typename Acc>
 struct Maximum {
-  template <typename Acc>
-  static constexpr Acc identity = kLeast<Acc>;
-  template <typename Acc>
-  static JAX_GNN_INLINE Acc join(Acc a, Acc b) {
-    return b > a || b != b ? b : a;
+  using Bits = std::conditional_t<sizeof(Acc) == 8, uint64_t, uint32_t>;
+  static constexpr int kMaxTile = kWidestTile<Acc>;
+  static constexpr Acc kIdentity = kLeast<Acc>;
+  static constexpr Bits kFlip =
+      std::is_integral_v<Acc> ? ~Bits{0} : Bits{1} << (8 * sizeof(Acc) - 1);
+  Bits flip;  // kFlip or 0
+
+  template <typename V>
+  JAX_GNN_INLINE V enter(V x) const {
+    return bit_cast<V>(bit_cast<Vector<Bits, sizeof(V) / sizeof(Bits)>>(x) ^ flip);
   }
+  template <typename V>
+  static JAX_GNN_INLINE V join(V a, V b) {
+    return larger(a, b);
+  }
+  template <typename V>
+  JAX_GNN_INLINE V leave(V x, int64_t /*entries*/) const {
+    return enter(x);
+  }
+  bool counts() const { return false; }
 };
 
-struct Minimum {
-  template <typename Acc>
-  static constexpr Acc identity = kGreatest<Acc>;
-  template <typename Acc>
-  static JAX_GNN_INLINE Acc join(Acc a, Acc b) {
-    return b < a || b != b ? b : a;
-  }
-};
-
-// What all reductions of weight * in share.
-template <typename T, typename Accumulator, typename Index>
-struct Message {
-  using Acc = Accumulator;
+// The messages weight * in, and where results go.
+template <typename T, typename Acc, typename Index>
+struct Messages {
   Segments<Index> segments;
   const T* in;
   const Acc* weight;
   Features features;
   T* out;
 
-  // Calls body(const Acc (&message)[kTile]) for the entries that count.
+  // Calls body(v, message) for each vector of columns of an entry; not for padding. Returns the
+  // number of entries that it is called for.
   template <int kTile, typename Body>
-  JAX_GNN_INLINE int64_t for_each(int64_t begin, int64_t end, int64_t column, Body&& body) const {
+  JAX_GNN_INLINE int64_t load_entry(const Tile<Acc, kTile>& tile, int64_t e,
+                                    const Body& body) const {
+    constexpr int kLanes = Tile<Acc, kTile>::kLanes;
+    const int64_t col = col_of(segments, e);
+    if (col < 0) return 0;
+    const T* source = in + col * features.width + tile.column;
+    const int64_t index = weight ? weight_of(segments, e) : 0;
+    if (index < 0) return 0;
+    tile.for_each_weight(weight ? weight + index * features.heads : nullptr,
+                         [&](int v, auto w)
+                             JAX_GNN_LAMBDA { body(v, w * load<kLanes>(source + v * kLanes)); });
+    return 1;
+  }
+
+  // The same for entries from `begin` on that are of the row. Moves `begin` to where they end.
+  template <int kTile, typename Body>
+  JAX_GNN_INLINE int64_t load_run(const Tile<Acc, kTile>& tile, int64_t row, int64_t& begin,
+                                  int64_t end, const Body& body) const {
     int64_t entries = 0;
-    for (int64_t e = begin; e < end; ++e) {
-      prefetch_ahead(segments, e, in, features.width, column, kTile);
-      const int64_t col = col_of(segments, e);
-      if (col < 0) continue;
-      const T* source = in + col * features.width + column;
-      Acc message[kTile];
-      for (int k = 0; k < kTile; ++k) message[k] = static_cast<Acc>(widen(source[k]));
-      if (weight) {
-        const int64_t index = weight_of(segments, e);
-        if (index < 0) continue;
-        Acc spread[kTile];
-        spread_heads(weight + index * features.heads, features, column, spread);
-        for (int k = 0; k < kTile; ++k) message[k] = times(spread[k], message[k]);
-      }
-      body(message);
-      ++entries;
+    for (; begin < end && segments.rows[begin] == row; ++begin) {
+      prefetch_ahead(segments, begin, in, features.width, tile.column, kTile);
+      entries += load_entry(tile, begin, body);
     }
     return entries;
   }
 
-  JAX_GNN_INLINE T* row_of_out(int64_t row) const { return out + row * features.width; }
+  template <int kTile>
+  JAX_GNN_INLINE T* target(const Tile<Acc, kTile>& tile, int64_t row) const {
+    return out + row * features.width + tile.column;
+  }
 
-  JAX_GNN_INLINE void fill_with(Acc value, int64_t row, int64_t last_row, int64_t column,
-                                int64_t last_column) const {
+  template <int kTile>
+  JAX_GNN_INLINE void fill_with(Acc value, const Tile<Acc, kTile>& tile, int64_t row,
+                                int64_t last_row) const {
     const T narrowed = narrow<T>(value);
-    for (; row < last_row; ++row)
-      for (int64_t c = column; c < last_column; ++c) row_of_out(row)[c] = narrowed;
-  }
-};
-
-template <typename Op, typename Acc, int kTile>
-struct JoinTile {
-  Acc (&state)[kTile];
-  JAX_GNN_INLINE void operator()(const Acc (&message)[kTile]) const {
-    for (int k = 0; k < kTile; ++k) state[k] = Op::join(state[k], message[k]);
-  }
-};
-
-template <typename Op, typename T, typename Accumulator, typename Index>
-struct Fold : Message<T, Accumulator, Index> {
-  using Acc = Accumulator;
-  static constexpr int kStates = 1;
-  bool mean;
-
-  template <int kTile>
-  JAX_GNN_INLINE int64_t run(int64_t /*row*/, int64_t begin, int64_t end, int64_t column,
-                             Acc (&state)[1][kTile]) const {
-    for (int k = 0; k < kTile; ++k) state[0][k] = Op::template identity<Acc>;
-    return this->template for_each<kTile>(begin, end, column, JoinTile<Op, Acc, kTile>{state[0]});
-  }
-
-  template <int kTile>
-  JAX_GNN_INLINE void store(int64_t row, int64_t column, int64_t entries,
-                            const Acc (&state)[1][kTile]) const {
-    T* target = this->row_of_out(row) + column;
-    if (mean) {
-      const Acc count = static_cast<Acc>(entries > 0 ? entries : 1);
-      for (int k = 0; k < kTile; ++k) target[k] = narrow<T>(static_cast<Acc>(state[0][k] / count));
+    if (kTile == features.width) {
+      std::fill(out + row * kTile, out + last_row * kTile, narrowed);
     } else {
-      for (int k = 0; k < kTile; ++k) target[k] = narrow<T>(state[0][k]);
+      for (; row < last_row; ++row) std::fill_n(target(tile, row), kTile, narrowed);
+    }
+  }
+};
+
+template <typename Op, typename T, typename Index>
+struct Fold : Messages<T, Accumulator<T>, Index> {
+  using Acc = Accumulator<T>;
+  static constexpr int kStates = 1, kMaxTile = Op::kMaxTile;
+  Op op;
+
+  template <int kTile>
+  JAX_GNN_INLINE Run<Acc, 1, kTile> run(const Tile<Acc, kTile>& tile, int64_t row, int64_t begin,
+                                        int64_t end) const {
+    using V = typename Tile<Acc, kTile>::V;
+    Run<Acc, 1, kTile> run;
+    V(&state)[Tile<Acc, kTile>::kVectors] = run.state[0];
+    JAX_GNN_UNROLL
+    for (V& vector : state) vector = broadcast<V>(Op::kIdentity);
+    int64_t entries = 0;
+    if constexpr (Tile<Acc, kTile>::kVectors == 1) {
+      const int64_t first = begin;
+      begin = join_dense<kTile>(row, begin, end, state[0]);
+      entries = begin - first;
+    }
+    entries += this->load_run(tile, row, begin, end, [&](int v, V message) JAX_GNN_LAMBDA {
+      state[v] = Op::join(state[v], op.enter(message));
+    });
+    run.end = begin;
+    run.entries = entries;
+    return run;
+  }
+
+  // Where neighbouring entries of a narrow tile are neighbours in memory: several in one vector.
+  // Returns where it stops.
+  template <int kTile, typename V>
+  JAX_GNN_INLINE int64_t join_dense(int64_t row, int64_t begin, int64_t end, V& state) const {
+    constexpr int kLanes = 32 / sizeof(Acc), kBatch = kLanes / kTile;
+    const auto fits = [&](int64_t e)
+                          JAX_GNN_LAMBDA { return e <= end && this->segments.rows[e - 1] == row; };
+    if (this->segments.cols || this->weight || this->features.width != kTile ||
+        !fits(begin + 2 * kBatch))
+      return begin;
+    auto wide = broadcast<Vector<Acc, kLanes>>(Op::kIdentity);
+    for (; fits(begin + kBatch); begin += kBatch)
+      wide = Op::join(wide, op.enter(load<kLanes>(this->in + begin * kTile)));
+    V parts[kBatch];
+    std::memcpy(parts, &wide, sizeof parts);
+    JAX_GNN_UNROLL
+    for (const V& part : parts) state = Op::join(state, part);
+    return begin;
+  }
+
+  // Branches at the ends of short narrow rows cost more than the rows themselves. Without them, the
+  // results serve as the states.
+  static constexpr int kScatterTile = std::is_same_v<T, Acc> ? 16 : 0;
+  bool prefers_scatter(int64_t entries, int64_t rows) const {
+    return !op.counts() && entries < 16 * rows;
+  }
+
+  template <int kTile>
+  JAX_GNN_INLINE void scatter(const Tile<Acc, kTile>& tile, int64_t begin, int64_t end, int64_t row,
+                              int64_t last_row) const {
+    constexpr int kLanes = Tile<Acc, kTile>::kLanes;
+    fill(tile, row, last_row);
+    for (int64_t e = begin; e < end; ++e) {
+      const int64_t id = this->segments.rows[e];
+      if (id < row || id >= last_row) continue;  // ids are not sorted after all
+      T* const target = this->target(tile, id);
+      this->load_entry(tile, e, [&](int v, auto message) JAX_GNN_LAMBDA {
+        T* const place = target + v * kLanes;
+        const auto state = op.enter(load<kLanes>(place));
+        cpu::store<kLanes>(place, op.leave(Op::join(state, op.enter(message)), 1));
+      });
     }
   }
 
-  JAX_GNN_INLINE void fill(int64_t row, int64_t last_row, int64_t column,
-                           int64_t last_column) const {
-    this->fill_with(Op::template identity<Acc>, row, last_row, column, last_column);
+  template <int kTile>
+  JAX_GNN_INLINE void store(const Tile<Acc, kTile>& tile, int64_t row,
+                            const Run<Acc, 1, kTile>& run) const {
+    constexpr int kLanes = Tile<Acc, kTile>::kLanes;
+    T* const target = this->target(tile, row);
+    JAX_GNN_UNROLL
+    for (int v = 0; v < Tile<Acc, kTile>::kVectors; ++v)
+      cpu::store<kLanes>(target + v * kLanes, op.leave(run.state[0][v], run.entries));
   }
 
-  void combine(Acc* into, const Acc* from, int64_t width) const {
-    for (int64_t k = 0; k < width; ++k) into[k] = Op::join(into[k], from[k]);
+  template <int kTile>
+  JAX_GNN_INLINE void fill(const Tile<Acc, kTile>& tile, int64_t row, int64_t last_row) const {
+    this->fill_with(op.leave(Op::kIdentity, 0), tile, row, last_row);
   }
-};
 
-// What exponents are taken relative to; a maximum that is not finite speaks for itself.
-template <typename Acc>
-JAX_GNN_INLINE Acc finite_or_zero(Acc maximum) {
-  return maximum - maximum == 0 ? maximum : Acc(0);
-}
-
-template <typename Acc, int kTile>
-struct ExpSumTile {
-  const Acc (&maximum)[kTile];
-  Acc (&sum)[kTile];
-  JAX_GNN_INLINE void operator()(const Acc (&message)[kTile]) const {
-    for (int k = 0; k < kTile; ++k) sum[k] += std::exp(message[k] - finite_or_zero(maximum[k]));
+  void combine(Acc* into, const Acc* from) const {
+    for (int64_t k = 0; k < this->features.width; ++k) into[k] = Op::join(into[k], from[k]);
   }
 };
 
 // The state is the maximum, and the sum of exponentials relative to it: two passes over a run, the
 // second one over what is hot.
-template <typename T, typename Accumulator, typename Index>
-struct LogSumExp : Message<T, Accumulator, Index> {
-  using Acc = Accumulator;
-  static constexpr int kStates = 2;
+template <typename T, typename Index>
+struct LogSumExp : Messages<T, Accumulator<T>, Index> {
+  using Acc = Accumulator<T>;
+  static constexpr int kStates = 2, kMaxTile = 8;
+  static constexpr int kScatterTile = 0;
 
   template <int kTile>
-  JAX_GNN_INLINE int64_t run(int64_t /*row*/, int64_t begin, int64_t end, int64_t column,
-                             Acc (&state)[2][kTile]) const {
-    for (int k = 0; k < kTile; ++k) state[0][k] = kLeast<Acc>;
-    for (int k = 0; k < kTile; ++k) state[1][k] = 0;
-    this->template for_each<kTile>(begin, end, column, JoinTile<Maximum, Acc, kTile>{state[0]});
-    return this->template for_each<kTile>(begin, end, column,
-                                          ExpSumTile<Acc, kTile>{state[0], state[1]});
+  JAX_GNN_INLINE Run<Acc, 2, kTile> run(const Tile<Acc, kTile>& tile, int64_t row, int64_t begin,
+                                        int64_t end) const {
+    using V = typename Tile<Acc, kTile>::V;
+    Run<Acc, 2, kTile> run;
+    auto& [maximum, sum] = run.state;
+    JAX_GNN_UNROLL
+    for (V& vector : maximum) vector = broadcast<V>(kLeast<Acc>);
+    JAX_GNN_UNROLL
+    for (V& vector : sum) vector = broadcast<V>(Acc(0));
+    run.end = begin;
+    run.entries = this->load_run(tile, row, run.end, end, [&](int v, V message) JAX_GNN_LAMBDA {
+      maximum[v] = larger(maximum[v], message);
+    });
+    this->load_run(tile, row, begin, end, [&](int v, V message) JAX_GNN_LAMBDA {
+      sum[v] += exp<Tile<Acc, kTile>::kLanes>(message - finite_or_zero(maximum[v]));
+    });
+    return run;
   }
 
   template <int kTile>
-  JAX_GNN_INLINE void store(int64_t row, int64_t column, int64_t /*entries*/,
-                            const Acc (&state)[2][kTile]) const {
-    T* target = this->row_of_out(row) + column;
+  JAX_GNN_INLINE void store(const Tile<Acc, kTile>& tile, int64_t row,
+                            const Run<Acc, 2, kTile>& run) const {
+    T* const target = this->target(tile, row);
+    Acc maximum[kTile], sum[kTile];
+    std::memcpy(maximum, run.state[0], sizeof maximum);
+    std::memcpy(sum, run.state[1], sizeof sum);
     for (int k = 0; k < kTile; ++k)
-      target[k] = narrow<T>(std::log(state[1][k]) + finite_or_zero(state[0][k]));
+      target[k] = narrow<T>(std::log(sum[k]) + finite_or_zero(maximum[k]));
   }
 
-  JAX_GNN_INLINE void fill(int64_t row, int64_t last_row, int64_t column,
-                           int64_t last_column) const {
-    this->fill_with(kLeast<Acc>, row, last_row, column, last_column);
+  template <int kTile>
+  JAX_GNN_INLINE void fill(const Tile<Acc, kTile>& tile, int64_t row, int64_t last_row) const {
+    this->fill_with(kLeast<Acc>, tile, row, last_row);
   }
 
-  void combine(Acc* into, const Acc* from, int64_t width) const {
+  void combine(Acc* into, const Acc* from) const {
+    const int64_t width = this->features.width;
     for (int64_t k = 0; k < width; ++k) {
-      const Acc a = into[k], b = from[k], maximum = Maximum::join(a, b);
+      const Acc a = into[k], b = from[k], maximum = larger(a, b);
       const auto part = [&](Acc sum, Acc own) {
         return sum == 0 ? Acc(0) : sum * std::exp(finite_or_zero(own) - finite_or_zero(maximum));
       };
@@ -227,22 +293,23 @@ struct LogSumExp : Message<T, Accumulator, Index> {
 template <typename T, typename Acc, typename Index>
 void segment_reduce(const ParallelFor& parallel_for, const Segments<Index>& segments, Reduce reduce,
                     const T* in, const Acc* weight, Features features, T* out) {
-  const Message<T, Acc, Index> message = {segments, in, weight, features, out};
+  const Messages<T, Acc, Index> messages = {segments, in, weight, features, out};
   const auto run = [&](const auto& reducer, double cost) {
-    reduce_segments(parallel_for, reducer, segments, features.width, cost);
+    reduce_segments(parallel_for, reducer, segments, cost);
   };
   switch (reduce) {
     case Reduce::kSum:
+      return run(Fold<Sum<Acc>, T, Index>{messages, {/*mean=*/false}}, 1);
     case Reduce::kMean:
-      return run(Fold<Sum, T, Acc, Index>{message, reduce == Reduce::kMean}, 1);
+      return run(Fold<Sum<Acc>, T, Index>{messages, {/*mean=*/true}}, 1);
     case Reduce::kMax:
-      return run(Fold<Maximum, T, Acc, Index>{message, false}, 1);
+      return run(Fold<Maximum<Acc>, T, Index>{messages, {0}}, 1);
     case Reduce::kMin:
-      return run(Fold<Minimum, T, Acc, Index>{message, false}, 1);
+      return run(Fold<Maximum<Acc>, T, Index>{messages, {Maximum<Acc>::kFlip}}, 1);
     case Reduce::kProd:
-      return run(Fold<Product, T, Acc, Index>{message, false}, 1);
+      return run(Fold<Product<Acc>, T, Index>{messages, {}}, 1);
     case Reduce::kLogSumExp:
-      if constexpr (!std::is_integral_v<Acc>) run(LogSumExp<T, Acc, Index>{message}, 8);
+      if constexpr (!std::is_integral_v<Acc>) run(LogSumExp<T, Index>{messages}, 8);
   }
 }
 

@@ -1,4 +1,3 @@
-#include "half.h"
 #include "segment_entries.h"
 #include "segment_reduce.h"
 #include "segment_walk.h"
@@ -6,57 +5,65 @@
 namespace jax_gnn::cpu {
 namespace {
 
-template <typename T, typename Accumulator, typename Index>
+template <typename T, typename Index>
 struct Selection {
-  using Acc = Accumulator;
-  static constexpr int kStates = 1;
+  using Acc = Accumulator<T>;
+  static constexpr int kStates = 1, kMaxTile = 16, kScatterTile = 0;
   Segments<Index> segments;
   Select<T, Acc> select;
   Features features;
   T* out;
 
   template <int kTile>
-  JAX_GNN_INLINE int64_t run(int64_t row, int64_t begin, int64_t end, int64_t column,
-                             Acc (&state)[1][kTile]) const {
+  JAX_GNN_INLINE Run<Acc, 1, kTile> run(const Tile<Acc, kTile>& tile, int64_t row, int64_t begin,
+                                        int64_t end) const {
+    using V = typename Tile<Acc, kTile>::V;
+    constexpr int kLanes = Tile<Acc, kTile>::kLanes;
+    Run<Acc, 1, kTile> run;
+    JAX_GNN_UNROLL
+    for (V& vector : run.state[0]) vector = broadcast<V>(Acc(0));
     const int64_t width = features.width;
-    for (int k = 0; k < kTile; ++k) state[0][k] = 0;
-    const T* row_key = select.row_key + row * width + column;
-    for (int64_t e = begin; e < end; ++e) {
-      prefetch_ahead(segments, e, select.col_key, width, column, kTile);
-      const int64_t col = col_of(segments, e);
-      const int64_t index = select.weight || select.factor ? weight_of(segments, e) : 0;
-      if (col < 0 || index < 0) continue;
-      const T* col_key = select.col_key + col * width + column;
-      Acc weight[kTile], factor[kTile];
-      if (select.weight)
-        spread_heads(select.weight + index * features.heads, features, column, weight);
-      if (select.factor)
-        spread_heads(select.factor + index * features.heads, features, column, factor);
-      for (int k = 0; k < kTile; ++k) {
-        const Acc p = select.weight ? weight[k] : Acc(1);
-        const Acc f = select.factor ? factor[k] : Acc(1);
-        const Acc v =
-            select.value ? static_cast<Acc>(widen(select.value[col * width + column + k])) : Acc(1);
-        state[0][k] += matches(select, p, row_key[k], col_key[k]) ? f * v : Acc(0);
-      }
+    const bool weighted = select.weight || select.factor;
+    for (; begin < end && segments.rows[begin] == row; ++begin) {
+      prefetch_ahead(segments, begin, select.col_key, width, tile.column, kTile);
+      const int64_t col = col_of(segments, begin);
+      const int64_t index = weighted ? weight_of(segments, begin) * features.heads : 0;
+      if (col < 0 || index < 0 || row >= segments.num_rows) continue;
+      const T* const row_key = select.row_key + row * width + tile.column;
+      const T* const col_key = select.col_key + col * width + tile.column;
+      const T* const value = select.value ? select.value + col * width + tile.column : nullptr;
+      V factors[Tile<Acc, kTile>::kVectors];
+      tile.for_each_weight(select.factor ? select.factor + index : nullptr,
+                           [&](int v, V factor) JAX_GNN_LAMBDA { factors[v] = factor; });
+      tile.for_each_weight(
+          select.weight ? select.weight + index : nullptr, [&](int v, V weight) JAX_GNN_LAMBDA {
+            const V term = value ? factors[v] * load<kLanes>(value + v * kLanes) : factors[v];
+            const auto match =
+                matches<kLanes>(select, weight, row_key + v * kLanes, col_key + v * kLanes);
+            run.state[0][v] += match ? term : broadcast<V>(Acc(0));
+          });
     }
-    return 0;
+    run.end = begin;
+    run.entries = 0;
+    return run;
   }
 
   template <int kTile>
-  JAX_GNN_INLINE void store(int64_t row, int64_t column, int64_t /*entries*/,
-                            const Acc (&state)[1][kTile]) const {
-    for (int k = 0; k < kTile; ++k) out[row * features.width + column + k] = narrow<T>(state[0][k]);
+  JAX_GNN_INLINE void store(const Tile<Acc, kTile>& tile, int64_t row,
+                            const Run<Acc, 1, kTile>& run) const {
+    constexpr int kLanes = Tile<Acc, kTile>::kLanes;
+    JAX_GNN_UNROLL
+    for (int v = 0; v < Tile<Acc, kTile>::kVectors; ++v)
+      cpu::store<kLanes>(out + row * features.width + tile.column + v * kLanes, run.state[0][v]);
   }
 
-  JAX_GNN_INLINE void fill(int64_t row, int64_t last_row, int64_t column,
-                           int64_t last_column) const {
-    for (; row < last_row; ++row)
-      for (int64_t c = column; c < last_column; ++c) out[row * features.width + c] = T{};
+  template <int kTile>
+  JAX_GNN_INLINE void fill(const Tile<Acc, kTile>& tile, int64_t row, int64_t last_row) const {
+    for (; row < last_row; ++row) std::fill_n(out + row * features.width + tile.column, kTile, T{});
   }
 
-  void combine(Acc* into, const Acc* from, int64_t width) const {
-    for (int64_t k = 0; k < width; ++k) into[k] += from[k];
+  void combine(Acc* into, const Acc* from) const {
+    for (int64_t k = 0; k < features.width; ++k) into[k] += from[k];
   }
 };
 
@@ -65,8 +72,7 @@ struct Selection {
 template <typename T, typename Acc, typename Index>
 void segment_select(const ParallelFor& parallel_for, const Segments<Index>& segments,
                     const Select<T, Acc>& select, Features features, T* out) {
-  const Selection<T, Acc, Index> selection = {segments, select, features, out};
-  reduce_segments(parallel_for, selection, segments, features.width, 2);
+  reduce_segments(parallel_for, Selection<T, Index>{segments, select, features, out}, segments, 2);
 }
 
 #define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                        \

@@ -1,49 +1,254 @@
+// Rows are finished block by block, while a block is in the first cache. A row that does not fit
+// into a block, or that more than one task has a part of, is measured first: each part leaves a
+// state, states are joined in the order of the parts, and then applied to all parts. The cut
+// depends on sizes and ids alone: the same bits for any number of threads.
 #include "segment_softmax.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <vector>
 
+#include "exp.h"
 #include "half.h"
 #include "segment_walk.h"
 
 namespace jax_gnn::cpu {
 namespace {
 
-template <typename T, typename Accumulator>
+constexpr int64_t kBlock = 4096;        // numbers
+constexpr int64_t kBlockColumns = 512;  // at most
+constexpr int kMaxTile = 32;            // columns
+
+struct Area {
+  int64_t begin, end;  // entries
+  int64_t first_column, last_column;
+
+  JAX_GNN_INLINE int64_t columns() const { return last_column - first_column; }
+  JAX_GNN_INLINE int64_t entries_of_block() const { return kBlock / columns(); }
+
+  // Calls body(area) for blocks of the area.
+  template <typename Body>
+  JAX_GNN_INLINE void for_each_block(const Body& body) const {
+    for (int64_t first = begin; first < end; first += entries_of_block())
+      body(Area{first, std::min(first + entries_of_block(), end), first_column, last_column});
+  }
+};
+
+// Calls body(begin, end) for runs of entries of one row.
+template <typename Index, typename Body>
+JAX_GNN_INLINE void for_each_run(const Index* rows, const Area& area, const Body& body) {
+  for (int64_t begin = area.begin; begin < area.end;) {
+    int64_t end = begin + 1;
+    while (end < area.end && rows[end] == rows[begin]) ++end;
+    body(begin, end);
+    begin = end;
+  }
+}
+
+// A tile of columns of a matrix (entries, width) whose first entry is `origin`.
+template <typename T, int kTile>
+struct Columns {
+  using Acc = Accumulator<std::remove_const_t<T>>;
+  static constexpr int kLanes = Shape<Acc, kTile>::kLanes;
+  using V = typename Shape<Acc, kTile>::V;
+  T* at;
+  int64_t width, origin;
+
+  JAX_GNN_INLINE V get(int64_t entry, int v) const {
+    return load<kLanes>(at + (entry - origin) * width + v * kLanes);
+  }
+  JAX_GNN_INLINE void set(int64_t entry, int v, V value) const {
+    store<kLanes>(at + (entry - origin) * width + v * kLanes, value);
+  }
+};
+
+// A number for each column of a tile.
+template <typename Acc, int kTile>
+struct Row {
+  using V = typename Shape<Acc, kTile>::V;
+  static constexpr int kLanes = Shape<Acc, kTile>::kLanes;
+  static constexpr int kVectors = Shape<Acc, kTile>::kVectors;
+  V at[kVectors];
+
+  JAX_GNN_INLINE explicit Row(Acc value) {
+    JAX_GNN_UNROLL
+    for (V& vector : at) vector = broadcast<V>(value);
+  }
+  JAX_GNN_INLINE explicit Row(const Acc* from) {
+    JAX_GNN_UNROLL
+    for (int v = 0; v < kVectors; ++v) at[v] = load<kLanes>(from + v * kLanes);
+  }
+  JAX_GNN_INLINE void save(Acc* to) const {
+    JAX_GNN_UNROLL
+    for (int v = 0; v < kVectors; ++v) store<kLanes>(to + v * kLanes, at[v]);
+  }
+
+  // Calls body(entry, v, at[v]) for all entries.
+  template <typename Body>
+  JAX_GNN_INLINE void for_each(int64_t begin, int64_t end, const Body& body) {
+    for (int64_t e = begin; e < end; ++e) JAX_GNN_UNROLL
+    for (int v = 0; v < kVectors; ++v) body(e, v, at[v]);
+  }
+};
+
+// A Kernel has
+//   block(area): finishes whole rows, which fit into a block
+//   measure(area, state), apply(area, state): what some entries of a row add to its state; finishes
+//     them. States are (kStates, width).
+//   combine(into, from): joins states
+
+// y = exp(x) over the sum of its row's. The state: maximum, sum of exponentials relative to it.
+template <typename T, typename Index>
 struct Softmax {
-  using Acc = Accumulator;
-  static constexpr int kStates = 2;  // maximum, sum of exponentials relative to it
+  using Acc = Accumulator<T>;
+  static constexpr int kStates = 2;
+  const Index* rows;
   const T* x;
   T* y;
   int64_t width;
 
-  JAX_GNN_INLINE void measure(int64_t begin, int64_t end, Acc* state) const {
-    Acc *maximum = state, *sum = state + width;
-    for (int64_t k = 0; k < width; ++k) {
-      maximum[k] = -std::numeric_limits<Acc>::infinity();
-      sum[k] = 0;
-      for (int64_t e = begin; e < end; ++e) {
-        const Acc v = widen(x[e * width + k]);
-        if (v > maximum[k] || v != v) maximum[k] = v;
-      }
-      for (int64_t e = begin; e < end; ++e)
-        sum[k] += std::exp(static_cast<Acc>(widen(x[e * width + k])) - maximum[k]);
-    }
+  template <int kTile>
+  JAX_GNN_INLINE Columns<const T, kTile> in(int64_t column) const {
+    return {x + column, width, 0};
+  }
+  template <int kTile>
+  JAX_GNN_INLINE Columns<T, kTile> out(int64_t column) const {
+    return {y + column, width, 0};
   }
 
-  JAX_GNN_INLINE void apply(int64_t begin, int64_t end, const Acc* state) const {
-    const Acc *maximum = state, *sum = state + width;
-    for (int64_t e = begin; e < end; ++e)
-      for (int64_t k = 0; k < width; ++k)
-        y[e * width + k] = narrow<T>(static_cast<Acc>(
-            std::exp(static_cast<Acc>(widen(x[e * width + k])) - maximum[k]) / sum[k]));
+  // The numbers of a block: x relative to a maximum, then the exponentials of that.
+  class Scratch {
+   public:
+    JAX_GNN_INLINE explicit Scratch(const Area& area) : area_(area) {}
+
+    template <int kTile>
+    JAX_GNN_INLINE Columns<Acc, kTile> columns(int64_t column) {
+      return {at_ + column - area_.first_column, area_.columns(), area_.begin};
+    }
+
+    JAX_GNN_INLINE void exponentiate() {
+      constexpr int kLanes = 32 / sizeof(Acc);
+      const int64_t count = (area_.end - area_.begin) * area_.columns();
+      int64_t k = 0;
+      for (; k + kLanes <= count; k += kLanes)
+        store<kLanes>(at_ + k, exp<kLanes>(load<kLanes>(at_ + k)));
+      for (; k < count; ++k) at_[k] = exp<1>(at_[k]);
+    }
+
+   private:
+    Area area_;
+    Acc at_[kBlock];
+  };
+
+  template <int kTile>
+  static JAX_GNN_INLINE void find_maximum(const Columns<const T, kTile>& in, int64_t begin,
+                                          int64_t end, Row<Acc, kTile>& maximum) {
+    maximum.for_each(
+        begin, end, [&](int64_t e, int v, auto& m) JAX_GNN_LAMBDA { m = larger(m, in.get(e, v)); });
+  }
+
+  template <int kTile>
+  static JAX_GNN_INLINE void center(const Columns<const T, kTile>& in, int64_t begin, int64_t end,
+                                    Row<Acc, kTile>& maximum, const Columns<Acc, kTile>& to) {
+    maximum.for_each(begin, end, [&](int64_t e, int v, auto& m) JAX_GNN_LAMBDA {
+      to.set(e, v, in.get(e, v) - m);
+    });
+  }
+
+  template <int kTile>
+  static JAX_GNN_INLINE void add(const Columns<Acc, kTile>& from, int64_t begin, int64_t end,
+                                 Row<Acc, kTile>& sum) {
+    sum.for_each(begin, end,
+                 [&](int64_t e, int v, auto& s) JAX_GNN_LAMBDA { s += from.get(e, v); });
+  }
+
+  template <int kTile>
+  static JAX_GNN_INLINE void divide(const Columns<Acc, kTile>& from, int64_t begin, int64_t end,
+                                    Row<Acc, kTile>& sum, const Columns<T, kTile>& out) {
+    JAX_GNN_UNROLL
+    for (auto& s : sum.at) s = Acc(1) / s;
+    sum.for_each(begin, end, [&](int64_t e, int v, auto& inverse) JAX_GNN_LAMBDA {
+      out.set(e, v, from.get(e, v) * inverse);
+    });
+  }
+
+  JAX_GNN_INLINE void block(const Area& area) const {
+    Scratch scratch(area);
+    for_each_tile<kMaxTile>(
+        area.first_column, area.last_column, [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
+          constexpr int kTile = decltype(tile)::value;
+          for_each_run(rows, area, [&](int64_t begin, int64_t end) JAX_GNN_LAMBDA {
+            Row<Acc, kTile> maximum(-std::numeric_limits<Acc>::infinity());
+            find_maximum(in<kTile>(column), begin, end, maximum);
+            center(in<kTile>(column), begin, end, maximum, scratch.template columns<kTile>(column));
+          });
+        });
+    scratch.exponentiate();
+    for_each_tile<kMaxTile>(
+        area.first_column, area.last_column, [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
+          constexpr int kTile = decltype(tile)::value;
+          for_each_run(rows, area, [&](int64_t begin, int64_t end) JAX_GNN_LAMBDA {
+            const auto from = scratch.template columns<kTile>(column);
+            Row<Acc, kTile> sum(Acc(0));
+            add(from, begin, end, sum);
+            divide(from, begin, end, sum, out<kTile>(column));
+          });
+        });
+  }
+
+  // Fills the scratch of a block, given the maxima.
+  JAX_GNN_INLINE void exponentials(const Area& area, const Acc* state, Scratch& scratch) const {
+    for_each_tile<kMaxTile>(area.first_column, area.last_column,
+                            [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
+                              constexpr int kTile = decltype(tile)::value;
+                              Row<Acc, kTile> maximum(state + column);
+                              center(in<kTile>(column), area.begin, area.end, maximum,
+                                     scratch.template columns<kTile>(column));
+                            });
+    scratch.exponentiate();
+  }
+
+  JAX_GNN_INLINE void measure(const Area& area, Acc* state) const {
+    for_each_tile<kMaxTile>(area.first_column, area.last_column,
+                            [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
+                              constexpr int kTile = decltype(tile)::value;
+                              Row<Acc, kTile> maximum(-std::numeric_limits<Acc>::infinity());
+                              find_maximum(in<kTile>(column), area.begin, area.end, maximum);
+                              maximum.save(state + column);
+                            });
+    std::fill(state + width + area.first_column, state + width + area.last_column, Acc(0));
+    area.for_each_block([&](const Area& block) JAX_GNN_LAMBDA {
+      Scratch scratch(block);
+      exponentials(block, state, scratch);
+      Acc sums[kBlockColumns];
+      for_each_tile<kMaxTile>(
+          block.first_column, block.last_column, [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
+            constexpr int kTile = decltype(tile)::value;
+            Row<Acc, kTile> sum(state + width + column);
+            add(scratch.template columns<kTile>(column), block.begin, block.end, sum);
+            sum.save(sums + column - block.first_column);
+          });
+      std::copy_n(sums, block.columns(), state + width + block.first_column);
+    });
+  }
+
+  JAX_GNN_INLINE void apply(const Area& area, const Acc* state) const {
+    area.for_each_block([&](const Area& block) JAX_GNN_LAMBDA {
+      Scratch scratch(block);
+      exponentials(block, state, scratch);
+      for_each_tile<kMaxTile>(block.first_column, block.last_column,
+                              [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
+                                constexpr int kTile = decltype(tile)::value;
+                                Row<Acc, kTile> sum(state + width + column);
+                                divide(scratch.template columns<kTile>(column), block.begin,
+                                       block.end, sum, out<kTile>(column));
+                              });
+    });
   }
 
   void combine(Acc* into, const Acc* from) const {
     for (int64_t k = 0; k < width; ++k) {
-      const Acc a = into[k], b = from[k], maximum = b > a || b != b ? b : a;
+      const Acc a = into[k], b = from[k], maximum = larger(a, b);
       const auto part = [&](Acc sum, Acc own) {
         return own == maximum ? sum : sum * std::exp(own - maximum);
       };
@@ -53,26 +258,60 @@ struct Softmax {
   }
 };
 
-template <typename T, typename Accumulator>
+// out = y * (t - sum over the row of y * t). The state: that sum.
+template <typename T, typename Index>
 struct Tangent {
-  using Acc = Accumulator;
-  static constexpr int kStates = 1;  // sum of y * t
+  using Acc = Accumulator<T>;
+  static constexpr int kStates = 1;
+  const Index* rows;
   const T *y, *t;
   T* out;
   int64_t width;
 
-  JAX_GNN_INLINE void measure(int64_t begin, int64_t end, Acc* sum) const {
-    std::fill(sum, sum + width, Acc(0));
-    for (int64_t e = begin; e < end; ++e)
-      for (int64_t k = 0; k < width; ++k)
-        sum[k] += static_cast<Acc>(widen(y[e * width + k])) * widen(t[e * width + k]);
+  template <int kTile>
+  JAX_GNN_INLINE void add(int64_t begin, int64_t end, int64_t column, Row<Acc, kTile>& sum) const {
+    const Columns<const T, kTile> in_y = {y + column, width, 0}, in_t = {t + column, width, 0};
+    sum.for_each(begin, end, [&](int64_t e, int v, auto& s) JAX_GNN_LAMBDA {
+      s += in_y.get(e, v) * in_t.get(e, v);
+    });
   }
 
-  JAX_GNN_INLINE void apply(int64_t begin, int64_t end, const Acc* sum) const {
-    for (int64_t e = begin; e < end; ++e)
-      for (int64_t k = 0; k < width; ++k)
-        out[e * width + k] = narrow<T>(
-            static_cast<Acc>(widen(y[e * width + k]) * (widen(t[e * width + k]) - sum[k])));
+  template <int kTile>
+  JAX_GNN_INLINE void finish(int64_t begin, int64_t end, int64_t column,
+                             Row<Acc, kTile>& sum) const {
+    const Columns<const T, kTile> in_y = {y + column, width, 0}, in_t = {t + column, width, 0};
+    const Columns<T, kTile> to = {out + column, width, 0};
+    sum.for_each(begin, end, [&](int64_t e, int v, auto& s) JAX_GNN_LAMBDA {
+      to.set(e, v, in_y.get(e, v) * (in_t.get(e, v) - s));
+    });
+  }
+
+  JAX_GNN_INLINE void block(const Area& area) const {
+    for_each_tile<kMaxTile>(
+        area.first_column, area.last_column, [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
+          for_each_run(rows, area, [&](int64_t begin, int64_t end) JAX_GNN_LAMBDA {
+            Row<Acc, decltype(tile)::value> sum(Acc(0));
+            add(begin, end, column, sum);
+            finish(begin, end, column, sum);
+          });
+        });
+  }
+
+  JAX_GNN_INLINE void measure(const Area& area, Acc* state) const {
+    for_each_tile<kMaxTile>(area.first_column, area.last_column,
+                            [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
+                              Row<Acc, decltype(tile)::value> sum(Acc(0));
+                              add(area.begin, area.end, column, sum);
+                              sum.save(state + column);
+                            });
+  }
+
+  JAX_GNN_INLINE void apply(const Area& area, const Acc* state) const {
+    for_each_tile<kMaxTile>(area.first_column, area.last_column,
+                            [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
+                              Row<Acc, decltype(tile)::value> sum(state + column);
+                              finish(area.begin, area.end, column, sum);
+                            });
   }
 
   void combine(Acc* into, const Acc* from) const {
@@ -80,69 +319,112 @@ struct Tangent {
   }
 };
 
-// A share of the entries begins inside a row that goes on from the share before, up to head_end,
-// and ends inside one that goes on in the next, from tail_begin. Either may be empty. If one row
-// fills the whole share and more, it is the tail.
+template <typename Kernel>
+JAX_GNN_MULTIVERSION void run_block(const Kernel& kernel, const Area& area) {
+  kernel.block(area);
+}
+
+template <typename Kernel>
+JAX_GNN_MULTIVERSION void run_measure(const Kernel& kernel, const Area& area,
+                                      typename Kernel::Acc* state) {
+  if (area.begin < area.end) kernel.measure(area, state);
+}
+
+template <typename Kernel>
+JAX_GNN_MULTIVERSION void run_apply(const Kernel& kernel, const Area& area,
+                                    const typename Kernel::Acc* state) {
+  if (area.begin < area.end) kernel.apply(area, state);
+}
+
+// A share of the entries: those of a row that goes on from the share before, up to head_end; whole
+// rows; those of a row that goes on in the next, from tail_begin. If one row fills the whole share
+// and more, it is the tail.
 struct Part {
   int64_t begin, head_end, tail_begin, end;
 };
 
 template <typename Index>
-Part part_of(const Segments<Index>& segments, int64_t begin, int64_t end) {
-  const Index* rows = segments.rows;
+Part part_of(const Index* rows, const Bounds& bounds, int64_t begin, int64_t end) {
+  begin = std::clamp(begin, bounds.begin, bounds.end);
+  end = std::clamp(end, begin, bounds.end);
   Part part = {begin, begin, end, end};
   if (begin == end) return part;
-  if (end < segments.count && rows[end] == rows[end - 1])
-    while (part.tail_begin > begin && rows[part.tail_begin - 1] == rows[end]) --part.tail_begin;
-  if (begin > 0 && rows[begin - 1] == rows[begin] && part.tail_begin > begin)
-    while (part.head_end < end && rows[part.head_end] == rows[begin]) ++part.head_end;
+  if (end < bounds.end && rows[end] == rows[end - 1])
+    part.tail_begin = partition(begin, end, [&](int64_t e) { return rows[e] != rows[end]; });
+  if (begin > bounds.begin && rows[begin - 1] == rows[begin] && part.tail_begin > begin)
+    part.head_end =
+        partition(begin, part.tail_begin, [&](int64_t e) { return rows[e] == rows[begin]; });
   return part;
+}
+
+template <typename Kernel, typename Index>
+void finish_whole_rows(const Kernel& kernel, const Index* rows, Area area) {
+  for (const int64_t end = area.end; area.begin < end; area.begin = area.end) {
+    area.end = std::min(area.begin + area.entries_of_block(), end);
+    if (area.end < end)  // back to where a row begins
+      while (area.end > area.begin && rows[area.end] == rows[area.end - 1]) --area.end;
+    if (area.end > area.begin) {
+      run_block(kernel, area);
+    } else {  // the row does not fit
+      area.end = partition(area.begin, end, [&](int64_t e) { return rows[e] == rows[area.begin]; });
+      const auto state = std::make_unique<typename Kernel::Acc[]>(Kernel::kStates * kernel.width);
+      run_measure(kernel, area, state.get());
+      run_apply(kernel, area, state.get());
+    }
+  }
 }
 
 template <typename Kernel, typename Index, typename T>
 void normalize(const ParallelFor& parallel_for, const Kernel& kernel,
-               const Segments<Index>& segments, int64_t width, T* out) {
+               const Segments<Index>& segments, double cost, T* out) {
   using Acc = typename Kernel::Acc;
-  const int64_t count = segments.count;
+  const int64_t count = segments.count, width = kernel.width;
   if (count == 0 || width == 0) return;
   const Index* rows = segments.rows;
-  const int64_t tasks =
-      task_count(static_cast<double>(count) * static_cast<double>(std::max<int64_t>(width, 4)) * 8,
-                 std::min<int64_t>(count, 1024));
+  const Bounds bounds = valid_entries(segments);
+  const int64_t column_tasks = (width + kBlockColumns - 1) / kBlockColumns;
+  const int64_t tasks = task_count(
+      static_cast<double>(count) * static_cast<double>(std::min(width, kBlockColumns)) * cost,
+      std::min(count, std::max<int64_t>(1024 / column_tasks, 1)));
+  const auto share = [&](int64_t task) { return even_share(count, task, tasks); };
   const auto part = [&](int64_t task) {
-    return part_of(segments, even_share(count, task, tasks), even_share(count, task + 1, tasks));
+    return part_of(rows, bounds, share(task), share(task + 1));
   };
   const Carries<Acc> carries(tasks, Kernel::kStates * width);
-  const auto apply = [&](int64_t begin, int64_t end, const Acc* state) {
-    if (begin == end) return;
-    if (in_range(rows[begin], segments.num_rows)) {
-      kernel.apply(begin, end, state);
-    } else {
-      std::fill(out + begin * width, out + end * width, T{});
-    }
+  const auto for_each_area = [&](const auto& body) {
+    parallel_for(tasks * column_tasks, [&](int64_t task) {
+      const int64_t index = task / column_tasks;
+      const int64_t first = task % column_tasks * kBlockColumns;
+      const Part p = part(index);
+      const auto area = [&](int64_t begin, int64_t end) {
+        return Area{begin, end, first, std::min(first + kBlockColumns, width)};
+      };
+      body(index, p, area);
+    });
   };
-  parallel_for(tasks, [&](int64_t task) {
-    const Part p = part(task);
-    if (p.head_end > p.begin) kernel.measure(p.begin, p.head_end, carries.head(task));
-    if (p.end > p.tail_begin) kernel.measure(p.tail_begin, p.end, carries.tail(task));
-    std::vector<Acc> state(static_cast<size_t>(Kernel::kStates * width));
-    for (int64_t e = p.head_end; e < p.tail_begin;) {
-      const int64_t end = end_of_run(rows, e, p.tail_begin, rows[e]);
-      kernel.measure(e, end, state.data());
-      apply(e, end, state.data());
-      e = end;
+
+  for_each_area([&](int64_t task, const Part& p, const auto& area) {
+    run_measure(kernel, area(p.begin, p.head_end), carries.head(task));
+    run_measure(kernel, area(p.tail_begin, p.end), carries.tail(task));
+    finish_whole_rows(kernel, rows, area(p.head_end, p.tail_begin));
+    const Area columns = area(0, 0);
+    for (int64_t e = share(task); e < share(task + 1); ++e) {
+      if (e == p.begin) e = p.end;  // the rest is padding
+      if (e < share(task + 1))
+        std::fill_n(out + e * width + columns.first_column, columns.columns(), T{});
     }
   });
+
   // Rows that more than one share has a part of: all parts get the whole row's state.
+  const int64_t size = Kernel::kStates * width;
   int64_t first = -1;  // the share in which the row at hand begins
   for (int64_t task = 0; task < tasks; ++task) {
     const Part p = part(task);
     if (first >= 0 && p.head_end > p.begin) {
       Acc* const state = carries.tail(first);
       kernel.combine(state, carries.head(task));
-      std::copy_n(state, Kernel::kStates * width, carries.head(task));
-      for (int64_t t = first + 1; t < task; ++t)
-        std::copy_n(state, Kernel::kStates * width, carries.tail(t));
+      std::copy_n(state, size, carries.head(task));
+      for (int64_t t = first + 1; t < task; ++t) std::copy_n(state, size, carries.tail(t));
       first = -1;
     }
     if (p.end > p.tail_begin) {
@@ -153,10 +435,11 @@ void normalize(const ParallelFor& parallel_for, const Kernel& kernel,
       }
     }
   }
-  parallel_for(tasks, [&](int64_t task) {
-    const Part p = part(task);
-    apply(p.begin, p.head_end, carries.head(task));
-    apply(p.tail_begin, p.end, carries.tail(task));
+
+  if (tasks == 1) return;
+  for_each_area([&](int64_t task, const Part& p, const auto& area) {
+    run_apply(kernel, area(p.begin, p.head_end), carries.head(task));
+    run_apply(kernel, area(p.tail_begin, p.end), carries.tail(task));
   });
 }
 
@@ -165,13 +448,13 @@ void normalize(const ParallelFor& parallel_for, const Kernel& kernel,
 template <typename T, typename Acc, typename Index>
 void segment_softmax(const ParallelFor& parallel_for, const Segments<Index>& segments, const T* x,
                      int64_t width, T* y) {
-  normalize(parallel_for, Softmax<T, Acc>{x, y, width}, segments, width, y);
+  normalize(parallel_for, Softmax<T, Index>{segments.rows, x, y, width}, segments, 8, y);
 }
 
 template <typename T, typename Acc, typename Index>
 void segment_softmax_tangent(const ParallelFor& parallel_for, const Segments<Index>& segments,
                              const T* y, const T* t, int64_t width, T* out) {
-  normalize(parallel_for, Tangent<T, Acc>{y, t, out, width}, segments, width, out);
+  normalize(parallel_for, Tangent<T, Index>{segments.rows, y, t, out, width}, segments, 4, out);
 }
 
 #define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                    \

@@ -13,7 +13,7 @@
 
 #include "../segments.h"
 #include "parallel.h"
-#include "vectorize.h"
+#include "segment_entries.h"
 
 namespace jax_gnn::cpu {
 
@@ -36,7 +36,7 @@ int64_t partition(int64_t low, int64_t high, const Predicate& predicate) {
   return low;
 }
 
-// The entries that are not padding at either end. Padding of rows with -1 may come first or last.
+// The entries between the padding at both ends. That may be -1 at either.
 struct Bounds {
   int64_t begin, end;
 };
@@ -44,10 +44,14 @@ struct Bounds {
 template <typename Index>
 Bounds valid_entries(const Segments<Index>& segments) {
   const Index* rows = segments.rows;
-  const int64_t begin = segments.count > 0 && rows[0] < 0
-                            ? partition(
-                                  0, segments.count, [&](int64_t e) { return rows[e] < 0; })
-                            : 0;
+  int64_t begin = 0;
+  if (segments.count > 0 && rows[0] < 0) {
+    if (rows[segments.count - 1] < 0) {  // at both ends
+      while (begin < segments.count && rows[begin] < 0) ++begin;
+    } else {
+      begin = partition(0, segments.count, [&](int64_t e) { return rows[e] < 0; });
+    }
+  }
   return {begin, partition(begin, segments.count,
                            [&](int64_t e) { return in_range(rows[e], segments.num_rows); })};
 }
@@ -62,15 +66,6 @@ Position share(const Segments<Index>& segments, const Bounds& bounds, int64_t in
       partition(std::max<int64_t>(item - segments.num_rows, 0), std::min(item, entries),
                 [&](int64_t e) { return segments.rows[bounds.begin + e] < item - e; });
   return {bounds.begin + entry, item - entry};
-}
-
-// The first entry from `begin` on that is not of row `row`.
-template <typename Index>
-JAX_GNN_INLINE int64_t end_of_run(const Index* rows, int64_t begin, int64_t end, Index row) {
-  constexpr int64_t kStride = 16;  // ids are sorted: long rows are skipped through
-  while (begin + kStride < end && rows[begin + kStride] == row) begin += kStride;
-  while (begin < end && rows[begin] == row) ++begin;
-  return begin;
 }
 
 // What tasks leave of rows that they share with others: of the first row that a task ends, if
@@ -94,89 +89,129 @@ class Carries {
   std::unique_ptr<Acc[]> states_;
 };
 
-// A Reducer reduces runs of entries that share a row, for a tile of columns:
-//   Acc, kStates: a state is kStates accumulators a column
-//   run<kTile>(row, begin, end, column, Acc (&state)[kStates][kTile]) -> number of entries that
-//   count store<kTile>(row, column, entries, state): finishes a row fill(first_row, last_row,
-//   column, last_column): finishes rows without entries combine(Acc* into, const Acc* from, int64_t
-//   width): joins states (kStates, width)
-template <typename Reducer>
-struct RunTile {
+// What a run of entries of one row makes: the state of the row, kStates accumulators a column.
+template <typename Acc, int kStates, int kTile>
+struct Run {
+  using V = typename Shape<Acc, kTile>::V;
+  int64_t end, entries;  // where it ends, and how many entries are not padding
+  V state[kStates][Shape<Acc, kTile>::kVectors];
+
+  JAX_GNN_INLINE void save(Acc* to, Features features, int64_t column) const {
+    for_each_vector([&](int s, int v, int k) JAX_GNN_LAMBDA {
+      jax_gnn::cpu::store<Shape<Acc, kTile>::kLanes>(to + s * features.width + column + k,
+                                                     state[s][v]);
+    });
+  }
+
+  JAX_GNN_INLINE void restore(const Acc* from, Features features, int64_t column) {
+    for_each_vector([&](int s, int v, int k) JAX_GNN_LAMBDA {
+      state[s][v] = load<Shape<Acc, kTile>::kLanes>(from + s * features.width + column + k);
+    });
+  }
+
+ private:
+  template <typename Body>
+  static JAX_GNN_INLINE void for_each_vector(const Body& body) {
+    JAX_GNN_UNROLL
+    for (int s = 0; s < kStates; ++s) JAX_GNN_UNROLL
+    for (int v = 0; v < Shape<Acc, kTile>::kVectors; ++v) body(s, v, v * Shape<Acc, kTile>::kLanes);
+  }
+};
+
+// A Reducer works on tiles of columns:
+//   Acc, kStates, Features features; kMaxTile: the width of the widest tile
+//   Run<kTile> run(tile, row, begin, end): reduces entries from `begin` on, while they are of row
+//     `row` and before `end`
+//   store(tile, row, run), fill(tile, row, last_row): finish a row, and rows without entries
+//   bool prefers_scatter(entries, rows), scatter(tile, begin, end, row, last_row): whether to
+//   reduce
+//     and finish all of these rows at once, and how
+//   combine(Acc* into, const Acc* from): joins states (kStates, width)
+template <typename Reducer, typename Index>
+struct ShareTile {
   using Acc = typename Reducer::Acc;
   const Reducer& reducer;
-  int64_t row, begin, end, width;
-  Acc* partial;      // (kStates, width) to leave the state in, null: the row is finished
-  int64_t* entries;  // with `partial`
+  const Segments<Index>& segments;
+  const Bounds& bounds;
+  Position from, to;
+  const Carries<Acc>& carries;
+  int64_t task;
 
   template <int kTile>
-  JAX_GNN_INLINE void operator()(int64_t column) const {
-    Acc state[Reducer::kStates][kTile];
-    const int64_t counted = reducer.template run<kTile>(row, begin, end, column, state);
-    if (!partial) return reducer.template store<kTile>(row, column, counted, state);
-    for (int s = 0; s < Reducer::kStates; ++s)
-      for (int k = 0; k < kTile; ++k) partial[s * width + column + k] = state[s][k];
-    *entries = counted;
+  JAX_GNN_INLINE void operator()(std::integral_constant<int, kTile>, int64_t column) const {
+    const Tile<Acc, kTile> tile(reducer.features, column);
+    const Index* rows = segments.rows;
+    Carry carry = {-1, 0, -1, 0};
+    int64_t entry = from.entry, row = from.row;
+    // The first row may have begun in the share before; even if none of its entries are left.
+    bool head = row < to.row && entry > bounds.begin && rows[entry - 1] == row;
+    while (head || entry < to.entry) {
+      if constexpr (kTile <= Reducer::kScatterTile) {
+        if (!head && row == from.row + (carry.head_row >= 0) &&
+            reducer.prefers_scatter(to.entry - entry, to.row - row)) {
+          const int64_t end =
+              partition(entry, to.entry, [&](int64_t e) { return rows[e] < to.row; });
+          reducer.scatter(tile, entry, end, row, to.row);
+          entry = end;
+          row = to.row;
+          continue;
+        }
+      }
+      const int64_t id = head ? row : rows[entry];
+      const auto run = reducer.run(tile, id, entry, to.entry);
+      if (id >= row && id <= to.row && id < segments.num_rows) {  // else ids are not sorted
+        reducer.fill(tile, row, id);
+        row = id;
+        if (head) {
+          carry.head_row = row++;
+          carry.head_entries = run.entries;
+          run.save(carries.head(task), reducer.features, column);
+        } else if (row < to.row) {
+          reducer.store(tile, row++, run);
+        } else {
+          carry.tail_row = row;
+          carry.tail_entries = run.entries;
+          run.save(carries.tail(task), reducer.features, column);
+        }
+      }
+      entry = run.end;
+      head = false;
+    }
+    reducer.fill(tile, row, to.row);
+    if (column == 0) carries.of(task) = carry;
   }
 };
 
 template <typename Reducer, typename Index>
-JAX_GNN_MULTIVERSION void reduce_share(const Reducer& reducer, const Segments<Index>& segments,
-                                       const Bounds& bounds, Position from, Position to,
-                                       int64_t first_column, int64_t last_column, int64_t width,
-                                       const Carries<typename Reducer::Acc>& carries,
-                                       int64_t task) {
-  const Index* rows = segments.rows;
-  Carry carry = {-1, 0, -1, 0};
-  int64_t entry = from.entry, row = from.row;
-  // The first row may have begun in the share before; even if none of its entries are left.
-  bool head = row < to.row && entry > bounds.begin && rows[entry - 1] == row;
-  while (head || entry < to.entry) {
-    const Index id = head ? static_cast<Index>(row) : rows[entry];
-    const int64_t end = end_of_run(rows, entry, to.entry, id);
-    if (id >= row && id <= to.row && id < segments.num_rows) {  // else ids are not sorted after all
-      const bool tail = id == to.row;
-      reducer.fill(row, id, first_column, last_column);
-      if (head) carry.head_row = id;
-      if (tail) carry.tail_row = id;
-      for_each_tile(first_column, last_column,
-                    RunTile<Reducer>{reducer, id, entry, end, width,
-                                     head   ? carries.head(task)
-                                     : tail ? carries.tail(task)
-                                            : nullptr,
-                                     tail ? &carry.tail_entries : &carry.head_entries});
-      row = id + !tail;
-    }
-    entry = end;
-    head = false;
-  }
-  reducer.fill(row, to.row, first_column, last_column);
-  if (first_column == 0) carries.of(task) = carry;
+JAX_GNN_MULTIVERSION void reduce_share(const ShareTile<Reducer, Index>& share, int64_t first_column,
+                                       int64_t last_column) {
+  for_each_tile<Reducer::kMaxTile>(share.reducer.features, first_column, last_column, share);
 }
 
 template <typename Reducer>
 struct StoreTile {
   const Reducer& reducer;
-  int64_t row, entries, width;
+  int64_t row, entries;
   const typename Reducer::Acc* from;
 
   template <int kTile>
-  JAX_GNN_INLINE void operator()(int64_t column) const {
-    typename Reducer::Acc state[Reducer::kStates][kTile];
-    for (int s = 0; s < Reducer::kStates; ++s)
-      for (int k = 0; k < kTile; ++k) state[s][k] = from[s * width + column + k];
-    reducer.template store<kTile>(row, column, entries, state);
+  JAX_GNN_INLINE void operator()(std::integral_constant<int, kTile>, int64_t column) const {
+    Run<typename Reducer::Acc, Reducer::kStates, kTile> run;
+    run.entries = entries;
+    run.restore(from, reducer.features, column);
+    reducer.store(Tile<typename Reducer::Acc, kTile>(reducer.features, column), row, run);
   }
 };
 
 // Puts together the rows that more than one task had a part of.
 template <typename Reducer>
 void finish_carried(const Reducer& reducer, const Carries<typename Reducer::Acc>& carries,
-                    int64_t tasks, int64_t width) {
+                    int64_t tasks) {
   typename Reducer::Acc* sum = nullptr;  // of the parts so far
   int64_t entries = 0;
   const auto add = [&](typename Reducer::Acc* state, int64_t state_entries) {
     if (sum) {
-      reducer.combine(sum, state, width);
+      reducer.combine(sum, state);
     } else {
       sum = state;
     }
@@ -186,7 +221,8 @@ void finish_carried(const Reducer& reducer, const Carries<typename Reducer::Acc>
     const Carry& carry = carries.of(task);
     if (carry.head_row >= 0) {
       add(carries.head(task), carry.head_entries);
-      for_each_tile(0, width, StoreTile<Reducer>{reducer, carry.head_row, entries, width, sum});
+      for_each_tile<Reducer::kMaxTile>(reducer.features, 0, reducer.features.width,
+                                       StoreTile<Reducer>{reducer, carry.head_row, entries, sum});
       sum = nullptr;
       entries = 0;
     }
@@ -197,7 +233,8 @@ void finish_carried(const Reducer& reducer, const Carries<typename Reducer::Acc>
 // Reduces all rows. `cost`: scalar operations for a column of an entry.
 template <typename Reducer, typename Index>
 void reduce_segments(const ParallelFor& parallel_for, const Reducer& reducer,
-                     const Segments<Index>& segments, int64_t width, double cost) {
+                     const Segments<Index>& segments, double cost) {
+  const int64_t width = reducer.features.width;
   if (segments.num_rows == 0 || width == 0) return;
   constexpr int64_t kColumns = 4096;  // of a task, at most
   constexpr int64_t kTasks = 1024;    // at most, where one has all columns
@@ -209,11 +246,16 @@ void reduce_segments(const ParallelFor& parallel_for, const Reducer& reducer,
   const Carries<typename Reducer::Acc> carries(tasks, Reducer::kStates * width);
   parallel_for(tasks * column_tasks, [&](int64_t task) {
     const int64_t index = task / column_tasks, first_column = task % column_tasks * kColumns;
-    reduce_share(reducer, segments, bounds, share(segments, bounds, index, tasks),
-                 share(segments, bounds, index + 1, tasks), first_column,
-                 std::min(first_column + kColumns, width), width, carries, index);
+    const ShareTile<Reducer, Index> tile = {reducer,
+                                            segments,
+                                            bounds,
+                                            share(segments, bounds, index, tasks),
+                                            share(segments, bounds, index + 1, tasks),
+                                            carries,
+                                            index};
+    reduce_share(tile, first_column, std::min(first_column + kColumns, width));
   });
-  finish_carried(reducer, carries, tasks, width);
+  finish_carried(reducer, carries, tasks);
 }
 
 }  // namespace jax_gnn::cpu

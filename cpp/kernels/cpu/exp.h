@@ -1,0 +1,85 @@
+// Exponentials of vectors, within about an ulp; exact at 0, 0 for -inf, NaN for NaN. Reduction of
+// the argument and polynomials after Cephes (S. L. Moshier, expf.c and exp.c).
+#pragma once
+
+#include <cstdint>
+
+#include "vector.h"
+
+namespace jax_gnn::cpu {
+
+// A maximum to take exponents relative to; one that is not finite speaks for itself.
+template <typename V>
+JAX_GNN_INLINE V finite_or_zero(V maximum) {
+  const V zero = broadcast<V>(0);
+  return maximum - maximum == zero ? maximum : zero;
+}
+
+// What differs between float and double.
+template <typename Acc>
+struct ExpOf;
+
+template <>
+struct ExpOf<float> {
+  using Bits = uint32_t;
+  using SignedBits = int32_t;
+  static constexpr int kMantissa = 23, kBias = 127;
+  static constexpr float kLowest = -104, kHighest = 89;  // beyond these the result is 0, inf
+  static constexpr float kLog2High = 0.693359375f, kLog2Low = -2.12194440e-4f;
+  static constexpr float kRound = 0x1.8p23f;  // adding this rounds to an integer
+
+  template <typename V>
+  static JAX_GNN_INLINE V reduced(V r) {
+    V p = 1.9875691500e-4f * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    return p * (r * r) + r + 1.0f;
+  }
+};
+
+template <>
+struct ExpOf<double> {
+  using Bits = uint64_t;
+  using SignedBits = int64_t;
+  static constexpr int kMantissa = 52, kBias = 1023;
+  static constexpr double kLowest = -746, kHighest = 710;
+  static constexpr double kLog2High = 6.93145751953125e-1, kLog2Low = 1.42860682030941723212e-6;
+  static constexpr double kRound = 0x1.8p52;
+
+  template <typename V>
+  static JAX_GNN_INLINE V reduced(V r) {
+    const V square = r * r;
+    V p = 1.26177193074810590878e-4 * square + 3.02994407707441961300e-2;
+    p = (p * square + 9.99999999999999999910e-1) * r;
+    V q = 3.00198505138664455042e-6 * square + 2.52448340349684104192e-3;
+    q = q * square + 2.27265548208155028766e-1;
+    q = q * square + 2.00000000000000000005e0;
+    return 2.0 * (p / (q - p)) + 1.0;
+  }
+};
+
+template <int kLanes, typename V>
+JAX_GNN_INLINE V exp(V x) {
+  using Acc = Element<V>;
+  using E = ExpOf<Acc>;
+  using Bits = Vector<typename E::Bits, kLanes>;
+  using SignedBits = Vector<typename E::SignedBits, kLanes>;
+  const V low = broadcast<V>(E::kLowest), high = broadcast<V>(E::kHighest);
+  x = x < low ? low : x;
+  x = x > high ? high : x;
+  const V shifted = x * Acc(1.44269504088896340736) + E::kRound;
+  const V rounded = shifted - E::kRound;
+  const V r = x - rounded * E::kLog2High - rounded * E::kLog2Low;
+  // Twice the square root of the power of two: each is a normal number.
+  const SignedBits power =
+      bit_cast<SignedBits>(bit_cast<Bits>(shifted) - bit_cast<Bits>(broadcast<V>(E::kRound)));
+  const SignedBits half = power >> 1;
+  const auto power_of_two = [](SignedBits n) JAX_GNN_LAMBDA {
+    return bit_cast<V>((bit_cast<Bits>(n) + E::kBias) << E::kMantissa);
+  };
+  return E::reduced(r) * power_of_two(half) * power_of_two(power - half);
+}
+
+}  // namespace jax_gnn::cpu
