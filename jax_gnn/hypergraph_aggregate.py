@@ -30,6 +30,7 @@ from jax import Array
 from jax_gnn import _ffi
 from jax_gnn._index import row_ids
 from jax_gnn.hypergraph import Hypergraph
+from jax_gnn.views import accumulator_dtype, take
 
 Normalization = Literal["symmetric", "row"]
 Reduce = Literal["sum", "mean"]
@@ -82,7 +83,7 @@ def hypergraph_aggregate(
     """
     _check_hypergraph(hypergraph)
     x = _check_features(x, hypergraph.num_nodes)
-    acc = _accumulator_dtype(x.dtype)
+    acc = accumulator_dtype(x.dtype)
     nodes, hyperedges = (
         ("num_nodes", hypergraph.num_nodes),
         ("num_hyperedges", hypergraph.num_hyperedges),
@@ -175,10 +176,6 @@ def _check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def _accumulator_dtype(dtype: Any) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)
-
-
 def _product(scales: Sequence[Array | None], indptr: Array, acc: Any) -> Array:
     given = [scale for scale in scales if scale is not None]
     if len(given) > 1:  # what an empty row's factor is must not reach the gradients to the others
@@ -225,19 +222,13 @@ def _gather_reduce(
 ) -> Array:
     """``row_scale[r] · Σ col_scale[c] · x[c]`` over the columns c of row r."""
     num_rows = indptr.shape[0] - 1
-    take = functools.partial(_take, ids=indices)
-    messages = take(x)
+    messages = take(x, indices)
     if col_scale.shape[0] == x.shape[0]:
-        messages *= take(col_scale)[:, None]
+        messages *= take(col_scale, indices)[:, None]
     rows = row_ids(indptr, indices.shape[0])
     rows = jnp.where(rows < 0, num_rows, rows)  # out of range: dropped
     sums = jax.ops.segment_sum(messages, rows, num_rows, indices_are_sorted=True)
     return sums * _mask_empty(row_scale, indptr)[:, None]
-
-
-def _take(x: Array, ids: Array) -> Array:
-    # jnp.take would wrap -1 around.
-    return x.at[ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
 def _aggregate_xla(
@@ -250,7 +241,7 @@ def _aggregate_xla(
     node_indptr: Array,
     node_hyperedges: Array,
 ) -> Array:
-    wide = x.astype(_accumulator_dtype(x.dtype))
+    wide = x.astype(accumulator_dtype(x.dtype))
     h = _gather_reduce(hyperedge_indptr, hyperedge_nodes, wide, node_scale_in, hyperedge_scale)
     y = _gather_reduce(node_indptr, node_hyperedges, h, _ones(h.dtype), node_scale_out)
     return y.astype(x.dtype)
@@ -267,7 +258,7 @@ def _dot_xla(
     node_hyperedges: Array,
 ) -> Array:
     del node_indptr, node_hyperedges  # for the transposes
-    acc = _accumulator_dtype(x.dtype)
+    acc = accumulator_dtype(x.dtype)
     reduce = functools.partial(_gather_reduce, hyperedge_indptr, hyperedge_nodes)
     return jnp.sum(
         reduce(x.astype(acc), x_scale, _ones(acc)) * reduce(y.astype(acc), y_scale, _ones(acc)), 1
@@ -346,7 +337,7 @@ def _aggregate_transpose_scale_out(bind: _ffi.Bind, ct: Array, operands: Sequenc
 
 
 def _row_dot(x: Array, y: Array, node_indptr: Array) -> Array:
-    acc = _accumulator_dtype(x.dtype)
+    acc = accumulator_dtype(x.dtype)
     return _mask_empty(jnp.sum(x.astype(acc) * y.astype(acc), 1), node_indptr)
 
 
@@ -460,13 +451,13 @@ def _aggregate_call(platform: _ffi.Platform, x: Any, *others: Any) -> _ffi.Call:
     del platform  # both want the hyperedges' features as workspace
     hyperedge_indptr = others[3]
     shape = (hyperedge_indptr.shape[0] - 1, x.shape[1])
-    workspace = jax.ShapeDtypeStruct(shape, _accumulator_dtype(x.dtype))
+    workspace = jax.ShapeDtypeStruct(shape, accumulator_dtype(x.dtype))
     return _ffi.Call((x, *others), workspaces=[workspace])
 
 
 def _dot_result(x: Any, *others: Any) -> jax.ShapeDtypeStruct:
     hyperedge_indptr = others[3]
-    return jax.ShapeDtypeStruct((hyperedge_indptr.shape[0] - 1,), _accumulator_dtype(x.dtype))
+    return jax.ShapeDtypeStruct((hyperedge_indptr.shape[0] - 1,), accumulator_dtype(x.dtype))
 
 
 _aggregate = _ffi.define_primitive(

@@ -19,7 +19,7 @@ from jax import Array
 from jax.lax import GatherScatterMode
 
 from jax_gnn import _ffi, _index, segments
-from jax_gnn.segments import (
+from jax_gnn.views import (
     DTYPES,
     FLOATS,
     STATIC,

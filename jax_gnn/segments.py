@@ -22,274 +22,22 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn import _ffi, _index, schedules
-
-# --- Indices -------------------------------------------------------------------------------------
-
-
-# Metadata of fields of pytrees that are not arrays.
-STATIC = {"static": True}
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class View:
-    """Entries sorted by the row that they are reduced into.
-
-    Ids out of range, of rows or of columns, make an entry padding: it is dropped, and what it
-    points to is not read.
-
-    Attributes:
-        rows: ``(entries,)``, ascending, padding at the ends; None: entry e is all of row e.
-        cols: ``(entries,)``, which row of the input an entry reads; None: entry e reads row e.
-        order: ``(entries,)``, which weight an entry has; None: entry e has weight e.
-        num_rows: number of rows.
-        max_degree: entries of the longest row, where known: a hint to the choice of schedules.
-    """
-
-    rows: Array | None
-    cols: Array | None
-    order: Array | None
-    num_rows: int = field(metadata=STATIC)
-    max_degree: int | None = field(default=None, metadata=STATIC)
-
-    @property
-    def count(self) -> int:
-        """Number of entries, padding included."""
-        return next(ids.shape[0] for ids in (self.rows, self.cols) if ids is not None)
-
-    def valid(self, num_cols: int) -> Array:
-        """``(entries,)``, which are not padding."""
-        checks = [
-            in_range(ids, size)
-            for ids, size in (
-                (self.rows, self.num_rows),
-                (self.cols, num_cols),
-                (self.order, self.count),
-            )
-            if ids is not None
-        ]
-        return functools.reduce(operator.and_, checks)
-
-
-class Views(NamedTuple):
-    """The same entries sorted by the row they go to and by the row they come from."""
-
-    forward: View
-    backward: View
-
-    @property
-    def swapped(self) -> Views:
-        """For the transpose."""
-        return Views(self.backward, self.forward)
-
-
-def in_range(ids: Array, size: int) -> Array:
-    """Which ids are not padding."""
-    return (ids >= 0) & (ids < size)
-
-
-def as_ids(name: str, ids: Any) -> Array:
-    """Checks an argument that is a vector of ids, and makes it int32 or int64."""
-    ids = _index.check_ids(name, ids, traced=True)
-    return ids.astype(jnp.int64 if ids.dtype.itemsize == 8 else jnp.int32)
-
-
-def take(x: Array, ids: Array | None) -> Array:
-    """``x[ids]``, zeros where an id is out of range; None takes all of x."""
-    if ids is None:
-        return x
-    if x.shape[0] == 0:  # a gather wants one row at least
-        return jnp.zeros((*ids.shape, *x.shape[1:]), x.dtype)
-    # jnp.take would wrap -1 around.
-    return x.at[ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
-
-
-def sort_ids(ids: Array, size: int, implementation: str | None = None) -> tuple[Array, Array]:
-    """Sorts ids stably, those out of range last: (sorted ids, where each of them was)."""
-    ids = jnp.where(in_range(ids, size), ids, size)
-    order = segment_order(ids, num_segments=size, implementation=implementation)
-    return take(ids, order), order
-
-
-def segment_views(
-    ids: Array, num_segments: int, is_sorted: bool, implementation: str | None = None
-) -> Views:
-    """The views of a reduction of ``(len(ids), features)`` into segments."""
-    backward = View(None, ids, None, ids.shape[0])
-    if is_sorted:
-        return Views(View(ids, None, None, num_segments), backward)
-    rows, order = sort_ids(ids, num_segments, implementation)
-    return Views(View(rows, order, None, num_segments), backward)
-
-
-def flat(x: Array) -> Array:
-    """``(rows, *features)`` as a matrix."""
-    return x.reshape(x.shape[0], math.prod(x.shape[1:]))
-
-
-def accumulator_dtype(dtype: Any) -> Any:
-    """What kernels add in: float32 for half types, else the dtype itself."""
-    if jnp.issubdtype(dtype, jnp.floating):
-        return jnp.promote_types(dtype, jnp.float32)
-    return dtype
-
-
-# Dtypes that kernels take, as weighted features or without weights.
-FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
-DTYPES = (*FLOATS, jnp.int32, jnp.int64)
-
-
-# --- Plain XLA -----------------------------------------------------------------------------------
-
-
-def _scale(x: Array, weight: Array | None, heads: int) -> Array:
-    """Multiplies ``(entries, heads · features)`` by ``(entries, heads)``."""
-    if weight is None:
-        return x
-    split = x.reshape(x.shape[0], heads, x.shape[1] // heads)
-    return (split * weight[:, :, None]).reshape(x.shape)
-
-
-def _into_rows(reduce: Any, messages: Array, valid: Array, view: View) -> Array:
-    """Applies one of ``jax.ops``'s reductions to the messages of all valid entries."""
-    assert view.rows is not None
-    return reduce(messages, jnp.where(valid, view.rows, view.num_rows), view.num_rows)
-
-
-def _column(mask: Array) -> Array:
-    return mask[:, None]
-
-
-def _reduce_xla(x: Array, weight: Array | None, views: Views, *, reduce: str, heads: int) -> Array:
-    view, dtype = views.forward, x.dtype
-    valid = view.valid(x.shape[0])
-    x = take(x.astype(accumulator_dtype(dtype)), view.cols)
-    if weight is not None:
-        x = _scale(x, take(weight, view.order), heads)
-    if view.rows is None:
-        return jnp.where(_column(valid), x, 0).astype(dtype)
-    if reduce == "mean":
-        count = _into_rows(jax.ops.segment_sum, valid.astype(x.dtype), valid, view)
-        result = _into_rows(jax.ops.segment_sum, x, valid, view)
-        result /= _column(jnp.maximum(count, 1))
-    elif reduce == "logsumexp":
-        top = _into_rows(jax.ops.segment_max, x, valid, view)
-        top = jnp.where(jnp.isfinite(top), top, 0)
-        powers = jnp.exp(x - take(top, view.rows))
-        result = jnp.log(_into_rows(jax.ops.segment_sum, powers, valid, view)) + top
-    else:
-        result = _into_rows(getattr(jax.ops, f"segment_{reduce}"), x, valid, view)
-    return result.astype(dtype)
-
-
-def _matching(
-    row_key: Array,
-    col_key: Array,
-    weight: Array | None,
-    view: View,
-    weight_on_row: bool,
-    heads: int,
-) -> Array:
-    """``(entries, features)``, whether an entry's message is what the row has."""
-    acc = accumulator_dtype(row_key.dtype)
-    p, q = take(row_key.astype(acc), view.rows), take(col_key.astype(acc), view.cols)
-    if weight is not None:
-        weight = take(weight, view.order)
-        p, q = (_scale(p, weight, heads), q) if weight_on_row else (p, _scale(q, weight, heads))
-    return (p == q) & _column(view.valid(col_key.shape[0]))
-
-
-def _select_xla(
-    row_key: Array,
-    col_key: Array,
-    value: Array | None,
-    weight: Array | None,
-    factor: Array | None,
-    views: Views,
-    *,
-    weight_on_row: bool,
-    heads: int,
-) -> Array:
-    view, acc = views.forward, accumulator_dtype(row_key.dtype)
-    match = _matching(row_key, col_key, weight, view, weight_on_row, heads)
-    messages = match.astype(acc)
-    if value is not None:
-        messages = jnp.where(match, take(value.astype(acc), view.cols), 0)
-    if factor is not None:
-        factor = take(factor, view.order)
-        messages = jnp.where(match, _scale(messages, factor, heads), 0)
-    if view.rows is not None:
-        valid = view.valid(col_key.shape[0])
-        messages = _into_rows(jax.ops.segment_sum, messages, valid, view)
-    return messages.astype(row_key.dtype)
-
-
-def _dots(a: Array, b: Array, view: View, heads: int, mask: Array) -> Array:
-    acc = accumulator_dtype(a.dtype)
-    products = take(a.astype(acc), view.rows) * take(b.astype(acc), view.cols)
-    products = jnp.where(mask, products, 0)
-    return jnp.sum(products.reshape(view.count, heads, a.shape[1] // heads), 2)
-
-
-def _sddmm_xla(a: Array, b: Array, views: Views, *, heads: int) -> Array:
-    view = views.forward
-    return _dots(a, b, view, heads, _column(view.valid(b.shape[0])))
-
-
-def _sddmm_select_xla(
-    a: Array,
-    b: Array,
-    row_key: Array,
-    col_key: Array,
-    weight: Array | None,
-    views: Views,
-    *,
-    weight_on_row: bool,
-    heads: int,
-) -> Array:
-    view = views.forward
-    match = _matching(row_key, col_key, weight, view, weight_on_row, heads)
-    return _dots(a, b, view, heads, match)
-
-
-def _softmax_xla(x: Array, views: Views) -> Array:
-    view, dtype = views.forward, x.dtype
-    valid = view.valid(x.shape[0])
-    x = x.astype(accumulator_dtype(dtype))
-    top = _into_rows(jax.ops.segment_max, x, valid, view)
-    powers = jnp.exp(x - take(top, view.rows))
-    y = powers / take(_into_rows(jax.ops.segment_sum, powers, valid, view), view.rows)
-    return jnp.where(_column(valid), y, 0).astype(dtype)
-
-
-def _softmax_tangent_xla(y: Array, t: Array, views: Views) -> Array:
-    view, dtype = views.forward, y.dtype
-    valid = view.valid(y.shape[0])
-    y, t = (z.astype(accumulator_dtype(dtype)) for z in (y, t))
-    mean = take(_into_rows(jax.ops.segment_sum, y * t, valid, view), view.rows)
-    return jnp.where(_column(valid), y * (t - mean), 0).astype(dtype)
-
-
-def _order_xla(ids: Array, *, num_segments: int) -> Array:
-    ids = jnp.where(in_range(ids, num_segments), ids, num_segments)
-    return jnp.argsort(ids, stable=True).astype(ids.dtype)
-
+from jax_gnn import _ffi, schedules
+from jax_gnn import _segments_xla as _xla
+from jax_gnn.views import View, Views, accumulator_dtype, column, in_range, take
 
 # --- What kernels get ----------------------------------------------------------------------------
 
 _REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")  # as in segments.h
-
-
-_MAX_SIZE = 2**31 - 1
+_MAX_SIZE = 2**31 - 1  # kernels take int32 ids
 
 
 def _view_operands(view: Any, num_cols: int) -> tuple[list[_ffi.Operand], dict[str, Any]] | None:
@@ -501,7 +249,7 @@ def _logsumexp_jvp(
 def _counted(views: Views) -> Array:
     """``(entries, 1)``, which rows of the input of a plain segment reduction are not padding."""
     assert views.backward.cols is not None
-    return _column(in_range(views.backward.cols, views.forward.num_rows))
+    return column(in_range(views.backward.cols, views.forward.num_rows))
 
 
 def _prod_jvp(
@@ -509,7 +257,7 @@ def _prod_jvp(
 ) -> tuple[Array, Array | None]:
     x, _, views = primals
     view = views.forward
-    valid = _column(view.valid(x.shape[0]))
+    valid = column(view.valid(x.shape[0]))
     factors = jnp.where(valid, take(x, view.cols), 1).astype(accumulator_dtype(x.dtype))
     terms = _product_of_others(factors, view.rows) * take(tangents[0], view.cols)
     in_order = Views(replace(view, cols=None), View(None, view.rows, None, view.count))
@@ -530,7 +278,7 @@ def _exclusive_products(x: Array, starts: Array, reverse: bool) -> Array:
     def combine(left: Any, right: Any) -> Any:
         return jnp.where(right[1], right[0], left[0] * right[0]), left[1] | right[1]
 
-    flags = jnp.broadcast_to(_column(starts), x.shape)
+    flags = jnp.broadcast_to(column(starts), x.shape)
     products, _ = jax.lax.associative_scan(combine, (x, flags), reverse=reverse)
     return jnp.where(flags, 1, jnp.roll(products, -1 if reverse else 1, axis=0))
 
@@ -792,7 +540,7 @@ segment_reduce = _ffi.define_primitive(
     "segment_reduce",
     _ffi.Rules(
         result=_per_row,
-        xla=_reduce_xla,
+        xla=_xla.segment_reduce,
         call=_reduce_call,
         jvp=_reduce_jvp,
         transpose={0: _reduce_transpose_x, 1: _reduce_transpose_weight},
@@ -806,7 +554,7 @@ segment_select = _ffi.define_primitive(
     "segment_select",
     _ffi.Rules(
         result=_per_row,
-        xla=_select_xla,
+        xla=_xla.segment_select,
         call=_select_call,
         transpose={2: _select_transpose_value, 4: _select_transpose_factor},
         batch=functools.partial(_batch, (3, 4)),
@@ -817,7 +565,7 @@ sddmm = _ffi.define_primitive(
     "sddmm",
     _ffi.Rules(
         result=_per_entry,
-        xla=_sddmm_xla,
+        xla=_xla.sddmm,
         call=_sddmm_call,
         transpose={0: _sddmm_transpose_a, 1: _sddmm_transpose_b},
         batch=functools.partial(_batch, (), per_entry=True),
@@ -829,7 +577,7 @@ sddmm_select = _ffi.define_primitive(
     "sddmm_select",
     _ffi.Rules(
         result=_per_entry,
-        xla=_sddmm_select_xla,
+        xla=_xla.sddmm_select,
         call=_sddmm_select_call,
         transpose={0: _sddmm_select_transpose_a, 1: _sddmm_select_transpose_b},
         batch=functools.partial(_batch, (4,), per_entry=True),
@@ -840,7 +588,7 @@ segment_softmax = _ffi.define_primitive(
     "segment_softmax",
     _ffi.Rules(
         result=_like_first,
-        xla=_softmax_xla,
+        xla=_xla.segment_softmax,
         call=_softmax_call,
         jvp=_softmax_jvp,
         transpose={},
@@ -852,7 +600,7 @@ segment_softmax_tangent = _ffi.define_primitive(
     "segment_softmax_tangent",
     _ffi.Rules(
         result=_like_first,
-        xla=_softmax_tangent_xla,
+        xla=_xla.segment_softmax_tangent,
         call=_softmax_call,
         jvp=_softmax_tangent_jvp,
         transpose={1: _softmax_tangent_transpose},
@@ -864,7 +612,7 @@ segment_order = _ffi.define_primitive(
     "segment_order",
     _ffi.Rules(
         result=_like_first,
-        xla=_order_xla,
+        xla=_xla.segment_order,
         call=_order_call,
         transpose={},
         batch=_order_batch,
@@ -880,3 +628,21 @@ def total(x: Array, views: Views, implementation: str | None = None) -> Array:
 def gather(x: Array, views: Views, implementation: str | None = None) -> Array:
     """The transpose of :func:`total`: rows of x for each entry, zeros for padding."""
     return total(x, views.swapped, implementation)
+
+
+def sort_ids(ids: Array, size: int, implementation: str | None = None) -> tuple[Array, Array]:
+    """Sorts ids stably, those out of range last: (sorted ids, where each of them was)."""
+    ids = jnp.where(in_range(ids, size), ids, size)
+    order = segment_order(ids, num_segments=size, implementation=implementation)
+    return take(ids, order), order
+
+
+def segment_views(
+    ids: Array, num_segments: int, is_sorted: bool, implementation: str | None = None
+) -> Views:
+    """The views of a reduction of ``(len(ids), features)`` into segments."""
+    backward = View(None, ids, None, ids.shape[0])
+    if is_sorted:
+        return Views(View(ids, None, None, num_segments), backward)
+    rows, order = sort_ids(ids, num_segments, implementation)
+    return Views(View(rows, order, None, num_segments), backward)

@@ -14,7 +14,7 @@ from jax import Array
 
 from jax_gnn import _ffi, _index, segments
 from jax_gnn.graph import Graph
-from jax_gnn.segments import FLOATS, View, Views, accumulator_dtype, as_ids, flat
+from jax_gnn.views import FLOATS, View, Views, accumulator_dtype, as_ids, flat, take
 
 Reduce = Literal["sum", "mean", "max", "min"]
 Op = Literal["dot", "add", "sub", "mul"]
@@ -166,7 +166,7 @@ def index_segment_reduce(
     sources, order = segments.sort_ids(index, x.shape[0], implementation)
     views = Views(
         View(segment_ids, index, None, num_segments),
-        View(sources, segments.take(segment_ids, order), order, x.shape[0]),
+        View(sources, take(segment_ids, order), order, x.shape[0]),
     )
     return _reduce(x, weight, views, reduce, implementation)
 

@@ -18,7 +18,8 @@ from op_suite import KERNELS, PLATFORM
 
 import jax_gnn
 from jax_gnn import Hypergraph, _ffi, hypergraph_aggregate
-from jax_gnn.segments import View, Views, segment_views
+from jax_gnn.segments import segment_views
+from jax_gnn.views import View, Views
 
 OTHER_PLATFORM = "cuda" if PLATFORM == "cpu" else "cpu"
 needs_kernels = pytest.mark.skipif(

@@ -16,7 +16,7 @@ import numpy as np
 
 from jax_gnn import schedules, segments
 from jax_gnn.schedules import Schedule
-from jax_gnn.segments import View, Views
+from jax_gnn.views import View, Views
 
 Op = Literal["sum", "spmm", "softmax"]
 OPS: tuple[Op, ...] = get_args(Op)

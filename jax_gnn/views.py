@@ -1,0 +1,113 @@
+"""Views of entries: the index structure of segment reductions and sparse products."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jax_gnn import _index
+
+# Dtypes that kernels take, as weighted features or without weights.
+FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
+DTYPES = (*FLOATS, jnp.int32, jnp.int64)
+
+# Metadata of fields of pytrees that are not arrays.
+STATIC = {"static": True}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class View:
+    """Entries sorted by the row that they are reduced into.
+
+    Ids out of range, of rows or of columns, make an entry padding: it is dropped, and what it
+    points to is not read.
+
+    Attributes:
+        rows: ``(entries,)``, ascending, padding at the ends; None: entry e is all of row e.
+        cols: ``(entries,)``, which row of the input an entry reads; None: entry e reads row e.
+        order: ``(entries,)``, which weight an entry has; None: entry e has weight e.
+        num_rows: number of rows.
+        max_degree: entries of the longest row, where known: a hint to the choice of schedules.
+    """
+
+    rows: Array | None
+    cols: Array | None
+    order: Array | None
+    num_rows: int = field(metadata=STATIC)
+    max_degree: int | None = field(default=None, metadata=STATIC)
+
+    @property
+    def count(self) -> int:
+        """Number of entries, padding included."""
+        return next(ids.shape[0] for ids in (self.rows, self.cols) if ids is not None)
+
+    def valid(self, num_cols: int) -> Array:
+        """``(entries,)``, which are not padding."""
+        checks = [
+            in_range(ids, size)
+            for ids, size in (
+                (self.rows, self.num_rows),
+                (self.cols, num_cols),
+                (self.order, self.count),
+            )
+            if ids is not None
+        ]
+        return functools.reduce(operator.and_, checks)
+
+
+class Views(NamedTuple):
+    """The same entries sorted by the row they go to and by the row they come from."""
+
+    forward: View
+    backward: View
+
+    @property
+    def swapped(self) -> Views:
+        """For the transpose."""
+        return Views(self.backward, self.forward)
+
+
+def in_range(ids: Array, size: int) -> Array:
+    """Which ids are not padding."""
+    return (ids >= 0) & (ids < size)
+
+
+def as_ids(name: str, ids: Any) -> Array:
+    """Checks an argument that is a vector of ids, and makes it int32 or int64."""
+    ids = _index.check_ids(name, ids, traced=True)
+    return ids.astype(jnp.int64 if ids.dtype.itemsize == 8 else jnp.int32)
+
+
+def take(x: Array, ids: Array | None) -> Array:
+    """``x[ids]``, zeros where an id is out of range; None takes all of x."""
+    if ids is None:
+        return x
+    if x.shape[0] == 0:  # a gather wants one row at least
+        return jnp.zeros((*ids.shape, *x.shape[1:]), x.dtype)
+    # jnp.take would wrap -1 around.
+    return x.at[ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+
+
+def flat(x: Array) -> Array:
+    """``(rows, *features)`` as a matrix."""
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))
+
+
+def accumulator_dtype(dtype: Any) -> Any:
+    """What kernels add in: float32 for half types, else the dtype itself."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.promote_types(dtype, jnp.float32)
+    return dtype
+
+
+def column(mask: Array) -> Array:
+    """A vector as a matrix, to work with features."""
+    return mask[:, None]
