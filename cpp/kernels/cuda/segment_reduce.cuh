@@ -479,22 +479,23 @@ __device__ __forceinline__ Column column_of(int lane, int lanes, int64_t width, 
 
 // --- From block to block -------------------------------------------------------------------------
 
-// The ids on either side of a block's first entry say whether a run crosses into it.
+// The ids on either side of a block's first entry say whether a run crosses into it: those of valid
+// rows do. A block is *passed* if the run that crosses into it crosses out of it too. A block that
+// is crossed into but not passed *takes* the tail of the block before it, and while those are
+// passed, of the blocks before, back to where the run begins. So that this takes few steps, every
+// kRelayEvery-th block is a relay: if it is passed, it takes the run's tails since the last relay,
+// and hands them on with its own.
 //
-// A block into which a run of a valid row crosses is *passed through* if that run crosses out of it
-// too. It ends in the others: such a block *takes* the tail of the block before it, and where that
-// one was passed through, those before it, back to where the run begins. So that long runs take few
-// steps, every kRelayEvery-th block is a relay: passed through, it takes the tails of the blocks
-// since the last relay that are the run's, and hands all of them on as its own.
+// Who writes a tail and who takes it follows from these ids alone, whatever they are: a block that
+// is crossed out of writes its tail, and exactly one takes it. Blocks wait for earlier blocks only,
+// which start earlier (as in CUB's decoupled look-back, of which this is the case without a chain
+// of sums). Hence nobody waits for ever.
 //
-// Which tails are written, and by whom each is taken, follows from those ids alone, whatever they
-// are: a tail is written if and only if one block, and only one, takes it. Blocks wait for blocks
-// before them only, which start before them.
-//
-// The workspace holds anything, even what the same launch has left there when it was last replayed
-// from a graph. Hence a tail is written in words of 16 bytes, each of which is half the launch's
-// tag, a random number: a reader who sees the tag has the other half too, as 16 bytes are read and
-// written at once. It then takes the tag away, so that the next replay does not find it.
+// The workspace may hold anything at first. Hence a tail is made of words of 16 bytes, of which 8
+// are the launch's tag, a 64-bit random number: words are read and written at once (PTX: accesses
+// of .b128 are atomic), so whoever finds the tag has the other 8 bytes too, and needs no fence. The
+// same launch replayed from a graph has the same tag: whoever takes a word removes the tag, and all
+// are taken before the launch ends, so that a replay finds none that it has not written itself.
 template <class Op, typename Acc>
 struct Tails {
   static constexpr int kWords = (Op::kParts * static_cast<int>(sizeof(Acc)) + 7) / 8;
@@ -550,19 +551,17 @@ struct Tails {
     return base + 16 * ((block * kWords + i) * (width / Op::kVec) + column.first / Op::kVec);
   }
   static __device__ __forceinline__ void write(unsigned char* to, uint64_t value, uint64_t tag) {
-    asm volatile(
-        "{\n .reg .b128 w;\n mov.b128 w, {%1, %2};\n st.relaxed.gpu.global.b128 [%0], w;\n}" ::"l"(
-            to),
-        "l"(value), "l"(tag)
-        : "memory");
+    asm volatile("{.reg .b128 w; mov.b128 w, {%1, %2}; st.relaxed.gpu.global.b128 [%0], w;}"
+                 :
+                 : "l"(to), "l"(value), "l"(tag)
+                 : "memory");
   }
   __device__ __forceinline__ bool read(const unsigned char* from, uint64_t& value) const {
     uint64_t found;
-    asm volatile(
-        "{\n .reg .b128 w;\n ld.relaxed.gpu.global.b128 w, [%2];\n mov.b128 {%0, %1}, w;\n}"
-        : "=l"(value), "=l"(found)
-        : "l"(from)
-        : "memory");
+    asm volatile("{.reg .b128 w; ld.relaxed.gpu.global.b128 w, [%2]; mov.b128 {%0, %1}, w;}"
+                 : "=l"(value), "=l"(found)
+                 : "l"(from)
+                 : "memory");
     return found == tag;
   }
 };
