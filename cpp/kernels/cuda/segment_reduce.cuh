@@ -894,22 +894,24 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
     set_neutral<Op>(carry);
 #pragma unroll 1
     for (int w = 0; w < warps; ++w) {
-      Acc part[kParts];
-      if (marks[w] & 2) {
+      const int mark = marks[w];
+      Acc head[kParts], tail[kParts];  // both are read at once, though there may be no head
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) part[i] = shared_heads[(w * kParts + i) * lanes + lane];
-        Op::combine(carry, part);
-        if (crosses_in && !ends)
-          keep(part);
-        else
-          output.store(lane_out, head_rows[w], part, sizes.rows);
+      for (int i = 0; i < kParts; ++i) {
+        head[i] = shared_heads[(w * kParts + i) * lanes + lane];
+        tail[i] = shared_tails[(w * kParts + i) * lanes + lane];
       }
+      if (mark & 2) {
+        Op::combine(carry, head);
+        if (crosses_in && !ends)
+          keep(head);
+        else
+          output.store(lane_out, head_rows[w], head, sizes.rows);
+      }
+      if (!(mark & 1)) Op::combine(carry, tail);
+      ends |= mark & 1;
 #pragma unroll
-      for (int i = 0; i < kParts; ++i) part[i] = shared_tails[(w * kParts + i) * lanes + lane];
-      if (!(marks[w] & 1)) Op::combine(carry, part);
-      ends |= marks[w] & 1;
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) carry[i] = part[i];
+      for (int i = 0; i < kParts; ++i) carry[i] = tail[i];
     }
     if (relays)
       keep(carry);
