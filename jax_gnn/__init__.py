@@ -5,6 +5,7 @@ from jax_gnn._version import __version__
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.hypergraph_aggregate import hypergraph_aggregate
+from jax_gnn.segment_matmul import segment_matmul, segment_outer
 from jax_gnn.segment_reduce import (
     SegmentIndex,
     segment_argmax,
@@ -31,9 +32,11 @@ __all__ = [
     "sddmm",
     "segment_argmax",
     "segment_logsumexp",
+    "segment_matmul",
     "segment_max",
     "segment_mean",
     "segment_min",
+    "segment_outer",
     "segment_prod",
     "segment_softmax",
     "segment_std",

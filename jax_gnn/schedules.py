@@ -32,6 +32,18 @@ class Schedule(NamedTuple):
     blocks: int
 
 
+class MatmulSchedule(NamedTuple):
+    """How the kernels of segmented matrix products deal out rows.
+
+    Attributes:
+        tile: Configuration of a tile, a number.
+        blocks: Number of blocks that share the rows.
+    """
+
+    tile: int
+    blocks: int
+
+
 # A user context is part of the keys of JAX's caches: a change compiles anew.
 _forced = jax.make_user_context(default_value=None)
 
@@ -108,3 +120,20 @@ def covering_lanes(width: int, itemsize: int) -> int:
     while lanes < 32 and lanes * features < width:
         lanes *= 2
     return lanes
+
+
+def choose_matmul(
+    op: str, *, rows: int, groups: int, k: int, n: int, itemsize: int
+) -> MatmulSchedule:
+    """The schedule of a segmented matrix product, a pure function of shapes.
+
+    Args:
+        op: ``"segment_matmul"`` or ``"segment_outer"``.
+        rows: Number of rows.
+        groups: Number of weights.
+        k: Features of the left factor.
+        n: Features of the right factor.
+        itemsize: Bytes of a feature.
+    """
+    del op, groups, k, n, itemsize
+    return MatmulSchedule(0, max(1, min(rows // 64, 264)))
