@@ -142,7 +142,7 @@ JAX_GNN_INLINE void multiply_tile(Factor<Acc, kAcross> a, const Acc* panel, int6
     panel += 2 * kLanes;
     JAX_GNN_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      const V factor = broadcast<V>(a.at(i, s));
+      const Acc factor = a.at(i, s);
       left[i] += factor * x;
       right[i] += factor * y;
     }
