@@ -91,6 +91,9 @@ JAX_GNN_INLINE void for_each_piece(const std::vector<int64_t>& bounds, int64_t f
   }
 }
 
+// Products are added up in runs of this many, then the runs: the error of long sums stays small.
+constexpr int64_t kSteps = 128;
+
 // --- The product in registers --------------------------------------------------------------------
 
 template <typename T>
@@ -131,12 +134,7 @@ JAX_GNN_INLINE void multiply_tile(Factor<Acc, kAcross> a, const Acc* panel, int6
                                   Rows<const Acc> init, Rows<Acc> out) {
   constexpr int kLanes = Isa::template kLanes<Acc>;
   using V = Vector<Acc, kLanes>;
-  V left[kRows], right[kRows];
-  JAX_GNN_UNROLL
-  for (int i = 0; i < kRows; ++i) {
-    left[i] = load<kLanes>(init.data + i * init.stride);
-    right[i] = load<kLanes>(init.data + i * init.stride + kLanes);
-  }
+  V left[kRows] = {}, right[kRows] = {};
   for (int64_t s = 0; s < steps; ++s) {
     const V x = load<kLanes>(panel), y = load<kLanes>(panel + kLanes);
     panel += 2 * kLanes;
@@ -149,8 +147,10 @@ JAX_GNN_INLINE void multiply_tile(Factor<Acc, kAcross> a, const Acc* panel, int6
   }
   JAX_GNN_UNROLL
   for (int i = 0; i < kRows; ++i) {
-    store<kLanes>(out.data + i * out.stride, left[i]);
-    store<kLanes>(out.data + i * out.stride + kLanes, right[i]);
+    const Acc* const from = init.data + i * init.stride;
+    Acc* const to = out.data + i * out.stride;
+    store<kLanes>(to, left[i] + load<kLanes>(from));
+    store<kLanes>(to + kLanes, right[i] + load<kLanes>(from + kLanes));
   }
 }
 
@@ -304,21 +304,32 @@ struct Matmul {
   }
 
   template <typename Isa, int kRows>
+  JAX_GNN_INLINE void multiply_in_runs(const Acc* a, const Acc* panel, Rows<Acc> to) const {
+    constexpr int64_t kColumns = Isa::template kColumns<Acc>;
+    Rows<const Acc> init = {panel, 0};  // the biases
+    int64_t s = 0;
+    do {
+      multiply_tile<Isa, kRows>(Factor<Acc, false>{a + s, k}, panel + (s + 1) * kColumns,
+                                std::min(kSteps, k - s), init, to);
+      init = {to.data, to.stride};
+      s += kSteps;
+    } while (s < k);
+  }
+
+  template <typename Isa, int kRows>
   JAX_GNN_INLINE void multiply(const Acc* a, const Acc* panel, int64_t row, int64_t column) const {
     constexpr int kLanes = Isa::template kLanes<Acc>;
     constexpr int kColumns = Isa::template kColumns<Acc>;
-    const Factor<Acc, false> factor = {a, k};
-    const Rows<const Acc> init = {panel, 0};
     Out* const target = out + row * n + column;
     const int64_t width = std::min<int64_t>(n - column, kColumns);
     if constexpr (std::is_same_v<Out, Acc>) {
       if (activation == Activation::kNone && width == kColumns) {
-        multiply_tile<Isa, kRows>(factor, panel + kColumns, k, init, Rows<Acc>{target, n});
+        multiply_in_runs<Isa, kRows>(a, panel, Rows<Acc>{target, n});
         return;
       }
     }
     alignas(64) Acc tile[kRows * kColumns];
-    multiply_tile<Isa, kRows>(factor, panel + kColumns, k, init, Rows<Acc>{tile, kColumns});
+    multiply_in_runs<Isa, kRows>(a, panel, Rows<Acc>{tile, kColumns});
     if (activation != Activation::kNone) {
       for (Acc* x = tile; x < tile + kRows * kColumns; x += kLanes) {
         store<kLanes>(x, activate<kLanes>(activation, load<kLanes>(x)));
@@ -344,7 +355,6 @@ struct Outer {
   JAX_GNN_INLINE void run(int64_t task) const {
     constexpr int kLanes = Isa::template kLanes<Acc>;
     constexpr int64_t kColumns = Isa::template kColumns<Acc>;
-    constexpr int64_t kSteps = 128;  // rows at a time
     const int64_t panels = (n + kColumns - 1) / kColumns;
     const int64_t first = even_share(num_rows, task, tasks);
     const int64_t last = even_share(num_rows, task + 1, tasks);
