@@ -20,11 +20,13 @@ from jax_gnn.segment_reduce import (
     segment_var,
 )
 from jax_gnn.spmm import index_segment_reduce, sddmm, spmm
+from jax_gnn.type_plan import TypePlan
 
 __all__ = [
     "Graph",
     "Hypergraph",
     "SegmentIndex",
+    "TypePlan",
     "__version__",
     "hypergraph_aggregate",
     "implementation",
