@@ -127,40 +127,49 @@ struct Rows {
   int64_t stride;
 };
 
-// out[i, :] = init[i, :] + the sum over s of a(i, s) * panel[s, :], for kRows rows and the columns
-// of a panel.
-template <typename Isa, int kRows, typename Acc, bool kAcross>
+// out[i, :] = init[i, :] + the sum over s of a(i, s) * panel[s, :], for kRows rows and the first
+// kVectors of the two vectors of columns that a panel has.
+template <typename Isa, int kRows, int kVectors, typename Acc, bool kAcross>
 JAX_GNN_INLINE void multiply_tile(Factor<Acc, kAcross> a, const Acc* panel, int64_t steps,
                                   Rows<const Acc> init, Rows<Acc> out) {
   constexpr int kLanes = Isa::template kLanes<Acc>;
   using V = Vector<Acc, kLanes>;
-  V left[kRows] = {}, right[kRows] = {};
+  V sums[kRows][kVectors] = {};
   for (int64_t s = 0; s < steps; ++s) {
-    const V x = load<kLanes>(panel), y = load<kLanes>(panel + kLanes);
-    panel += 2 * kLanes;
+    V columns[kVectors];
+    JAX_GNN_UNROLL
+    for (int v = 0; v < kVectors; ++v) columns[v] = load<kLanes>(panel + v * kLanes);
+    panel += Isa::template kColumns<Acc>;
     JAX_GNN_UNROLL
     for (int i = 0; i < kRows; ++i) {
       const Acc factor = a.at(i, s);
-      left[i] += factor * x;
-      right[i] += factor * y;
+      JAX_GNN_UNROLL
+      for (int v = 0; v < kVectors; ++v) sums[i][v] += factor * columns[v];
     }
   }
   JAX_GNN_UNROLL
   for (int i = 0; i < kRows; ++i) {
-    const Acc* const from = init.data + i * init.stride;
-    Acc* const to = out.data + i * out.stride;
-    store<kLanes>(to, left[i] + load<kLanes>(from));
-    store<kLanes>(to + kLanes, right[i] + load<kLanes>(from + kLanes));
+    JAX_GNN_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const V before = load<kLanes>(init.data + i * init.stride + v * kLanes);
+      store<kLanes>(out.data + i * out.stride + v * kLanes, before + sums[i][v]);
+    }
   }
 }
 
-// Calls body(integral_constant rows, first row) so as to cover [0, count).
+// Calls body(rows, vectors), integral constants, for the largest tile that `rows` rows fill, of one
+// vector where that is enough; returns its rows.
 template <int kRows, typename Body>
-JAX_GNN_INLINE void for_each_block(int64_t first, int64_t count, const Body& body) {
-  for (; first + kRows <= count; first += kRows) {
-    body(std::integral_constant<int, kRows>{}, first);
+JAX_GNN_INLINE int with_tile(int64_t rows, bool narrow, const Body& body) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return with_tile<kRows / 2>(rows, narrow, body);
   }
-  if constexpr (kRows > 1) for_each_block<kRows / 2>(first, count, body);
+  if (narrow) {
+    body(std::integral_constant<int, kRows>{}, std::integral_constant<int, 1>{});
+  } else {
+    body(std::integral_constant<int, kRows>{}, std::integral_constant<int, 2>{});
+  }
+  return kRows;
 }
 
 // Widens `count` numbers into as many, and fills up with zeros to `padded`.
@@ -248,35 +257,34 @@ struct Matmul {
 
   template <typename Isa>
   JAX_GNN_INLINE void run(int64_t task) const {
+    constexpr int kLanes = Isa::template kLanes<Acc>, kRows = Isa::kRows;
     constexpr int64_t kColumns = Isa::template kColumns<Acc>;
     const int64_t panels = (n + kColumns - 1) / kColumns;
     // Rows of the left factor that are widened, and stay in the cache, at a time.
-    const int64_t rows = std::max<int64_t>(16384 / (std::max<int64_t>(k, 1) * Isa::kRows), 1) *
-                         static_cast<int64_t>(Isa::kRows);
+    const int64_t rows = round_up(std::max<int64_t>(16384 / std::max<int64_t>(k, 1), 64), kRows);
     const Scratch<Acc> packed(panels * (k + 1) * kColumns);
     const Scratch<Acc> wide(std::is_same_v<T, Acc> ? 1 : rows * k);
-    for_each_piece(
-        bounds, even_share(num_rows, task, tasks), even_share(num_rows, task + 1, tasks),
-        [&](int64_t begin, int64_t end, int64_t weight) JAX_GNN_LAMBDA {
-          if (weight < 0) {
-            std::fill(out + begin * n, out + end * n, Out{});
-            return;
-          }
-          for (int64_t p = 0; p < panels; ++p) {
-            pack<Isa>(weight, p * kColumns, packed.get() + p * (k + 1) * kColumns);
-          }
-          for (int64_t row = begin; row < end; row += rows) {
-            const int64_t count = std::min(rows, end - row);
-            const Acc* const a =
-                widen_rows<Isa::template kLanes<Acc>>(lhs + row * k, count * k, wide.get());
-            for (int64_t p = 0; p < panels; ++p) {
-              const Acc* const panel = packed.get() + p * (k + 1) * kColumns;
-              for_each_block<Isa::kRows>(0, count, [&](auto block, int64_t i) JAX_GNN_LAMBDA {
-                multiply<Isa, decltype(block)::value>(a + i * k, panel, row + i, p * kColumns);
-              });
-            }
-          }
-        });
+    for_each_piece(bounds, even_share(num_rows, task, tasks), even_share(num_rows, task + 1, tasks),
+                   [&](int64_t begin, int64_t end, int64_t weight) JAX_GNN_LAMBDA {
+                     if (weight < 0) {
+                       std::fill(out + begin * n, out + end * n, Out{});
+                       return;
+                     }
+                     for (int64_t p = 0; p < panels; ++p) {
+                       pack<Isa>(weight, p * kColumns, packed.get() + p * (k + 1) * kColumns);
+                     }
+                     for (int64_t row = begin; row < end; row += rows) {
+                       const int64_t count = std::min(rows, end - row);
+                       const Acc* const a =
+                           widen_rows<kLanes>(lhs + row * k, count * k, wide.get());
+                       for (int64_t p = 0; p < panels; ++p) {
+                         const Acc* const panel = packed.get() + p * (k + 1) * kColumns;
+                         for (int64_t i = 0; i < count;) {
+                           i += multiply<Isa>(a + i * k, panel, row + i, count - i, p * kColumns);
+                         }
+                       }
+                     }
+                   });
   }
 
  private:
@@ -303,39 +311,45 @@ struct Matmul {
     }
   }
 
-  template <typename Isa, int kRows>
-  JAX_GNN_INLINE void multiply_in_runs(const Acc* a, const Acc* panel, Rows<Acc> to) const {
-    constexpr int64_t kColumns = Isa::template kColumns<Acc>;
-    Rows<const Acc> init = {panel, 0};  // the biases
-    int64_t s = 0;
-    do {
-      multiply_tile<Isa, kRows>(Factor<Acc, false>{a + s, k}, panel + (s + 1) * kColumns,
-                                std::min(kSteps, k - s), init, to);
-      init = {to.data, to.stride};
-      s += kSteps;
-    } while (s < k);
-  }
-
-  template <typename Isa, int kRows>
-  JAX_GNN_INLINE void multiply(const Acc* a, const Acc* panel, int64_t row, int64_t column) const {
+  // Computes one tile: columns from `column` on of at most `count` rows from `row` on, of which it
+  // returns the number.
+  template <typename Isa>
+  JAX_GNN_INLINE int multiply(const Acc* a, const Acc* panel, int64_t row, int64_t count,
+                              int64_t column) const {
     constexpr int kLanes = Isa::template kLanes<Acc>;
     constexpr int kColumns = Isa::template kColumns<Acc>;
     Out* const target = out + row * n + column;
     const int64_t width = std::min<int64_t>(n - column, kColumns);
+    alignas(64) Acc tile[Isa::kRows * kColumns];
+    Rows<Acc> to = {tile, kColumns};
+    bool direct = false;
     if constexpr (std::is_same_v<Out, Acc>) {
-      if (activation == Activation::kNone && width == kColumns) {
-        multiply_in_runs<Isa, kRows>(a, panel, Rows<Acc>{target, n});
-        return;
-      }
+      direct = activation == Activation::kNone && width % kLanes == 0;
+      if (direct) to = {target, n};
     }
-    alignas(64) Acc tile[kRows * kColumns];
-    multiply_in_runs<Isa, kRows>(a, panel, Rows<Acc>{tile, kColumns});
-    if (activation != Activation::kNone) {
-      for (Acc* x = tile; x < tile + kRows * kColumns; x += kLanes) {
-        store<kLanes>(x, activate<kLanes>(activation, load<kLanes>(x)));
+    const int rows =
+        with_tile<Isa::kRows>(count, width <= kLanes, [&](auto rows, auto vectors) JAX_GNN_LAMBDA {
+          Rows<const Acc> init = {panel, 0};  // the biases
+          int64_t s = 0;
+          do {
+            multiply_tile<Isa, decltype(rows)::value, decltype(vectors)::value>(
+                Factor<Acc, false>{a + s, k}, panel + (s + 1) * kColumns, std::min(kSteps, k - s),
+                init, to);
+            init = {to.data, to.stride};
+            s += kSteps;
+          } while (s < k);
+        });
+    if (direct) return rows;
+    for (int i = 0; i < rows; ++i) {
+      Acc* const from = tile + i * kColumns;
+      if (activation != Activation::kNone) {
+        for (int64_t j = 0; j < width; j += kLanes) {
+          store<kLanes>(from + j, activate<kLanes>(activation, load<kLanes>(from + j)));
+        }
       }
+      narrow_row<kLanes>(from, width, target + i * n);
     }
-    for (int i = 0; i < kRows; ++i) narrow_row<kLanes>(tile + i * kColumns, width, target + i * n);
+    return rows;
   }
 };
 
@@ -374,13 +388,17 @@ struct Outer {
                 widen_row<kLanes>(rhs + (row + s) * n + p * kColumns, width, panel + s * kColumns,
                                   kColumns);
               }
-              for_each_block<Isa::kRows>(0, k, [&](auto block, int64_t i) JAX_GNN_LAMBDA {
+              for (int64_t i = 0; i < k;) {
                 Acc* const tile = sums.get() + (p * k + i) * kColumns;
-                multiply_tile<Isa, decltype(block)::value>(
-                    Factor<Acc, true>{a + i, k}, panel, steps,
-                    row == begin ? Rows<const Acc>{zeros, 0} : Rows<const Acc>{tile, kColumns},
-                    Rows<Acc>{tile, kColumns});
-              });
+                i += with_tile<Isa::kRows>(
+                    k - i, width <= kLanes, [&](auto rows, auto vectors) JAX_GNN_LAMBDA {
+                      multiply_tile<Isa, decltype(rows)::value, decltype(vectors)::value>(
+                          Factor<Acc, true>{a + i, k}, panel, steps,
+                          row == begin ? Rows<const Acc>{zeros, 0}
+                                       : Rows<const Acc>{tile, kColumns},
+                          Rows<Acc>{tile, kColumns});
+                    });
+              }
             }
           }
           const bool shared = bounds[weight] < first || bounds[weight + 1] > last;
