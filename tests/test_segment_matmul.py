@@ -210,6 +210,13 @@ class TestSegmentMatmul(OpSuite):
                 ValueError,
                 r"bias must be \(groups, n\) = \(2, 4\), got shape \(6, 3\)",
             ),
+            "bias dtype": (
+                lambda: segment_matmul(
+                    LHS.astype(int), RHS.astype(int), SIZES, bias=np.ones((2, 4), np.float32)
+                ),
+                TypeError,
+                "bias must be numbers like lhs and rhs, int.*, got float32",
+            ),
             "activation": (
                 lambda: segment_matmul(LHS, RHS, SIZES, activation="swish"),  # type: ignore[arg-type]
                 ValueError,
@@ -614,6 +621,29 @@ def test_precision_reaches_kernels(precision: Any, exact: str) -> None:
         with jax.default_matmul_precision(precision):
             assert lowered_exactness() == {exact}
             assert lowered_exactness(precision="default") == {"false"}
+
+
+@pytest.mark.skipif(not KERNELS, reason="about the memory of kernels")
+@pytest.mark.parametrize("use_bias", [False, True])
+def test_nothing_is_held_beside_operands_and_results(use_bias: bool) -> None:
+    """Forward and backward: no rows of weights, no masked rows, at most a percent."""
+    rows, groups, k, n = 20_000, 40, 64, 48
+    shapes = (rows, k), (groups, k, n), (groups, n), (rows, n)
+    lhs, rhs, bias, ct = (jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
+    sizes = jax.ShapeDtypeStruct((groups,), np.int32)
+
+    def product(lhs: Any, rhs: Any, bias: Any, sizes: Any) -> Any:
+        return segment_matmul(lhs, rhs, sizes, bias=bias if use_bias else None)
+
+    def backward(lhs: Any, rhs: Any, bias: Any, sizes: Any, ct: Any) -> Any:
+        return jax.vjp(product, lhs, rhs, bias, sizes)[1](ct)[:3]
+
+    for function, arguments in ((product, ()), (backward, (ct,))):
+        compiled = jax.jit(function).lower(lhs, rhs, bias, sizes, *arguments).compile()
+        memory = compiled.memory_analysis()
+        ones = 4 * rows * use_bias  # the column that the bias's gradient is a product with
+        whole = memory.argument_size_in_bytes + memory.output_size_in_bytes
+        assert memory.temp_size_in_bytes <= 0.01 * whole + ones
 
 
 # --- Derivatives and transformations -------------------------------------------------------------
