@@ -377,6 +377,7 @@ def test_shapes(rng: np.random.Generator, k: int, n: int, dtype: str, implementa
             assert_close(outer(lhs, ct, sizes), want, TOLERANCE[dtype], f"{scenario}, outer")
 
 
+@pytest.mark.skipif(not KERNELS, reason="plain XLA multiplies all rows with all weights")
 @pytest.mark.parametrize(
     ("rows", "groups"), [(1, 1), (5000, 1), (3000, 2000), (20, 3000), (4000, 4)]
 )
@@ -627,7 +628,7 @@ def test_precision_reaches_kernels(precision: Any, exact: str) -> None:
 @pytest.mark.parametrize("use_bias", [False, True])
 def test_nothing_is_held_beside_operands_and_results(use_bias: bool) -> None:
     """Forward and backward: no rows of weights, no masked rows, at most a percent."""
-    rows, groups, k, n = 20_000, 40, 64, 48
+    rows, groups, k, n = 1_000_000, 40, 64, 48  # compiled only
     shapes = (rows, k), (groups, k, n), (groups, n), (rows, n)
     lhs, rhs, bias, ct = (jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
     sizes = jax.ShapeDtypeStruct((groups,), np.int32)
