@@ -36,11 +36,15 @@ class MatmulSchedule(NamedTuple):
     """How the kernels of segmented matrix products deal out rows.
 
     Attributes:
-        tile: Configuration of a tile, a number.
-        blocks: Number of blocks that share the rows.
+        tile: Largest number of rows of a tile, 64 or 128.
+        chunk: How many neighbouring tiles a block takes of every ``chunk * blocks``, so that all
+            blocks work in the same part of memory; 0: one contiguous range for each. For
+            ``"segment_outer"``: 0, or 1 where no two blocks may share a group.
+        blocks: Number of blocks that share the rows, for ``"segment_matmul"`` at most.
     """
 
     tile: int
+    chunk: int
     blocks: int
 
 
@@ -135,5 +139,9 @@ def choose_matmul(
         n: Features of the right factor.
         itemsize: Bytes of a feature.
     """
-    del op, groups, k, n, itemsize
-    return MatmulSchedule(0, max(1, min(rows // 64, 264)))
+    larger = max(k, n)
+    if op == "segment_outer":
+        blocks = 132 if larger > 64 else 396 if rows >= 200_000 else 264
+        return MatmulSchedule(64, 0, max(1, min(blocks, rows // 128)))
+    scattered = rows * (k + n) * itemsize > 1.2e9 and rows > 4096 * groups
+    return MatmulSchedule(128 if rows > 100_000 else 64, 16 if scattered else 0, 4096)

@@ -331,9 +331,9 @@ def workspace_bytes(
 ) -> int:
     """Scratch memory of a kernel; those of the CPU look after themselves."""
     del groups
-    if platform == "cpu":
+    if platform == "cpu" or op == "segment_matmul":
         return 0
-    return blocks * k * n * acc_itemsize if op == "segment_outer" else 16
+    return -(-2 * blocks * k * n * acc_itemsize // 16) * 16 + 8 * blocks
 
 
 def _call(
@@ -369,9 +369,11 @@ def _call(
     )
     attributes |= {
         "exact": np.bool_(precision is jax.lax.Precision.HIGHEST),
-        "tile": np.int64(schedule.tile),
+        "chunk": np.int64(schedule.chunk),
         "blocks": np.int64(schedule.blocks),
     }
+    if op == "segment_matmul":
+        attributes["tile"] = np.int64(schedule.tile)
     rhs, *bias = others
     workspace = jax.ShapeDtypeStruct((max(size, 1),), np.uint8)
     return _ffi.Call([lhs, rhs, sizes, offset, *bias], attributes, [workspace])

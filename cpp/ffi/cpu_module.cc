@@ -108,14 +108,13 @@ struct Cpu {
 
   // Float products are in full precision, and sums have one order.
   template <typename... Args>
-  static ffi::Error segment_matmul(Context pool, const MatmulAttributes&, void*,
-                                   const Args&... args) {
+  static ffi::Error segment_matmul(Context pool, const MatmulAttributes&, const Args&... args) {
     cpu::segment_matmul(parallel_for(pool), args...);
     return ffi::Error::Success();
   }
 
   template <typename... Args>
-  static ffi::Error segment_outer(Context pool, const OuterAttributes&, void*,
+  static ffi::Error segment_outer(Context pool, const OuterAttributes&, ffi::AnyBuffer,
                                   const Args&... args) {
     cpu::segment_outer(parallel_for(pool), args...);
     return ffi::Error::Success();

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <string>
 
 #include "../kernels/cuda/hypergraph_aggregate.h"
@@ -75,21 +76,25 @@ struct Cuda {
 
   template <typename T, typename Out>
   static ffi::Error segment_matmul(Context stream, const MatmulAttributes& attributes,
-                                   void* workspace, const Groups& groups, int64_t k, int64_t n,
-                                   bool transposed, Activation activation, const T* lhs,
-                                   const T* rhs, const T* bias, Out* out) {
-    return status(cuda::segment_matmul(stream, {attributes.tile, attributes.blocks}, groups, k, n,
-                                       transposed, attributes.exact, activation, lhs, rhs, bias,
-                                       out, workspace));
+                                   const Groups& groups, int64_t k, int64_t n, bool transposed,
+                                   Activation activation, const T* lhs, const T* rhs, const T* bias,
+                                   Out* out) {
+    return status(
+        cuda::segment_matmul(stream, {attributes.tile, attributes.chunk, attributes.blocks}, groups,
+                             k, n, transposed, attributes.exact, activation, lhs, rhs, bias, out));
   }
 
   template <typename T, typename Out>
   static ffi::Error segment_outer(Context stream, const OuterAttributes& attributes,
-                                  void* workspace, const Groups& groups, int64_t k, int64_t n,
-                                  const T* lhs, const T* rhs, Out* out) {
-    return status(cuda::segment_outer(stream, {attributes.tile, attributes.blocks}, groups, k, n,
+                                  ffi::AnyBuffer workspace, const Groups& groups, int64_t k,
+                                  int64_t n, const T* lhs, const T* rhs, Out* out) {
+    const int64_t blocks = std::max<int64_t>(attributes.blocks, 1);
+    if (static_cast<int64_t>(workspace.size_bytes()) <
+        cuda::outer_workspace_bytes(blocks, k, n, sizeof(T) == 8 ? 8 : 4))
+      return invalid("the workspace is too small");
+    return status(cuda::segment_outer(stream, {0, attributes.chunk, blocks}, groups, k, n,
                                       attributes.exact, attributes.deterministic, lhs, rhs, out,
-                                      workspace));
+                                      workspace.untyped_data()));
   }
 
  private:

@@ -10,12 +10,12 @@ namespace jax_gnn {
 struct MatmulAttributes {
   bool transposed, exact, has_bias;
   int64_t activation;  // enum Activation
-  int64_t tile, blocks;
+  int64_t tile, chunk, blocks;
 };
 
 struct OuterAttributes {
   bool exact, deterministic;
-  int64_t tile, blocks;
+  int64_t chunk, blocks;
 };
 
 }  // namespace jax_gnn
@@ -23,11 +23,11 @@ struct OuterAttributes {
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::MatmulAttributes, StructMember<bool>("transposed"),
                                       StructMember<bool>("exact"), StructMember<bool>("has_bias"),
                                       StructMember<int64_t>("activation"),
-                                      StructMember<int64_t>("tile"),
+                                      StructMember<int64_t>("tile"), StructMember<int64_t>("chunk"),
                                       StructMember<int64_t>("blocks"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::OuterAttributes, StructMember<bool>("exact"),
                                       StructMember<bool>("deterministic"),
-                                      StructMember<int64_t>("tile"),
+                                      StructMember<int64_t>("chunk"),
                                       StructMember<int64_t>("blocks"));
 
 namespace jax_gnn {
@@ -85,10 +85,10 @@ ffi::Error segment_matmul(typename Backend::Context context, ffi::AnyBuffer lhs,
   return dispatch_product<Backend>(dtype, out->element_type(), [&](auto t, auto o) {
     using T = typename decltype(t)::type;
     using Out = typename decltype(o)::type;
-    return Backend::segment_matmul(
-        context, attributes, workspace->untyped_data(), groups, k, n, attributes.transposed,
-        static_cast<Activation>(attributes.activation), data<const T>(lhs), data<const T>(rhs),
-        data_if<T>(attributes.has_bias, bias), data<Out>(*out));
+    return Backend::segment_matmul(context, attributes, groups, k, n, attributes.transposed,
+                                   static_cast<Activation>(attributes.activation),
+                                   data<const T>(lhs), data<const T>(rhs),
+                                   data_if<T>(attributes.has_bias, bias), data<Out>(*out));
   });
 }
 
@@ -114,8 +114,8 @@ ffi::Error segment_outer(typename Backend::Context context, ffi::AnyBuffer lhs, 
   return dispatch_product<Backend>(dtype, out->element_type(), [&](auto t, auto o) {
     using T = typename decltype(t)::type;
     using Out = typename decltype(o)::type;
-    return Backend::segment_outer(context, attributes, workspace->untyped_data(), groups, k, n,
-                                  data<const T>(lhs), data<const T>(rhs), data<Out>(*out));
+    return Backend::segment_outer(context, attributes, *workspace, groups, k, n, data<const T>(lhs),
+                                  data<const T>(rhs), data<Out>(*out));
   });
 }
 

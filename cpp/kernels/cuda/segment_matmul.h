@@ -10,10 +10,17 @@
 
 namespace jax_gnn::cuda {
 
-// How a kernel deals out rows: a tile's configuration, and the number of blocks that share them.
+// How a kernel deals out rows. segment_matmul: tiles have at most `tile` rows, at most `blocks`
+// blocks take `chunk` neighbouring ones of every blocks * chunk, or one range each if `chunk` is 0.
+// segment_outer: `blocks` blocks take a range each, of whole groups if `chunk` is not 0.
 struct MatmulSchedule {
-  int64_t tile, blocks;
+  int64_t tile, chunk, blocks;
 };
+
+// What segment_outer needs: two results a block, and a note.
+constexpr int64_t outer_workspace_bytes(int64_t blocks, int64_t k, int64_t n, int64_t acc_bytes) {
+  return (2 * blocks * k * n * acc_bytes + 15) / 16 * 16 + 8 * blocks;
+}
 
 // (T, Out): float, double, __half and __nv_bfloat16 to themselves, the half types to float too.
 // `exact`: float products in full precision rather than in tf32.
@@ -25,7 +32,7 @@ template <typename T, typename Out>
 cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
                            const Groups& groups, int64_t k, int64_t n, bool transposed, bool exact,
                            Activation activation, const T* lhs, const T* rhs, const T* bias,
-                           Out* out, void* workspace);
+                           Out* out);
 
 // out[g] = the sum over the rows r of group g of the outer products of lhs[r, :] and rhs[r, :].
 // lhs: (num_rows, k), rhs: (num_rows, n), out: (num_groups, k, n).
