@@ -627,7 +627,7 @@ def test_precision_reaches_kernels(precision: Any, exact: str) -> None:
 @pytest.mark.skipif(not KERNELS, reason="about the memory of kernels")
 @pytest.mark.parametrize("use_bias", [False, True])
 def test_nothing_is_held_beside_operands_and_results(use_bias: bool) -> None:
-    """Forward and backward: no rows of weights, no masked rows, at most a percent."""
+    """No rows of weights, no masked rows: at most a percent forward, five backward."""
     rows, groups, k, n = 1_000_000, 40, 64, 48  # compiled only
     shapes = (rows, k), (groups, k, n), (groups, n), (rows, n)
     lhs, rhs, bias, ct = (jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
@@ -639,12 +639,12 @@ def test_nothing_is_held_beside_operands_and_results(use_bias: bool) -> None:
     def backward(lhs: Any, rhs: Any, bias: Any, sizes: Any, ct: Any) -> Any:
         return jax.vjp(product, lhs, rhs, bias, sizes)[1](ct)[:3]
 
-    for function, arguments in ((product, ()), (backward, (ct,))):
+    for function, arguments, share in ((product, (), 0.01), (backward, (ct,), 0.05)):
         compiled = jax.jit(function).lower(lhs, rhs, bias, sizes, *arguments).compile()
         memory = compiled.memory_analysis()
         ones = 4 * rows * use_bias  # the column that the bias's gradient is a product with
         whole = memory.argument_size_in_bytes + memory.output_size_in_bytes
-        assert memory.temp_size_in_bytes <= 0.01 * whole + ones
+        assert memory.temp_size_in_bytes <= share * whole + ones
 
 
 # --- Derivatives and transformations -------------------------------------------------------------
@@ -837,7 +837,8 @@ MATMUL_ATTRIBUTES = {
     "exact": np.bool_(True),
     "has_bias": np.bool_(True),
     "activation": np.int64(0),
-    "tile": np.int64(0),
+    "tile": np.int64(64),
+    "chunk": np.int64(0),
     "blocks": np.int64(1),
 }
 RAW_OPERANDS = [LHS, RHS, SIZES, np.zeros(1, np.int32), np.ones((2, 4), np.float32)]
