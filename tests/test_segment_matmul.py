@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -685,6 +686,24 @@ def test_bias_under_vmap(rng: np.random.Generator, implementation: str) -> None:
                 ]
                 for got, want in zip(mapped, jitted(*one), strict=True):
                     assert_close(got[i], want, TOLERANCE["float32"], f"in_axes={in_axes}, {i}")
+
+
+def test_batch_too_large_to_join(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that int32 cannot count are multiplied one element of the batch after the other."""
+    batch = rng.normal(size=(3, 6, 3)).astype(np.float32)
+    many = np.array([[2, 3], [0, 6], [1, 1]], np.int32)
+    mapped = (
+        jax.vmap(lambda x: segment_matmul(x, RHS, SIZES)),
+        jax.vmap(lambda x, sizes: segment_matmul(x, RHS, sizes)),
+        jax.vmap(lambda x, sizes: segment_outer(x, LHS, sizes)),
+    )
+    arguments = ((batch,), (batch, many), (batch, many))
+    want = [function(*xs) for function, xs in zip(mapped, arguments, strict=True)]
+    module = importlib.import_module("jax_gnn.segment_matmul")
+    monkeypatch.setattr(module, "_MAX_ROWS", 17)
+    for function, xs, one in zip(mapped, arguments, want, strict=True):
+        assert "scan" in str(jax.make_jaxpr(function)(*xs))
+        assert_close(function(*xs), one, 1e-6, "value")
 
 
 @pytest.mark.skipif(not KERNELS, reason="about what kernels get")
