@@ -188,21 +188,6 @@ JAX_GNN_MULTIVERSION void reduce_share(const ShareTile<Reducer, Index>& share, i
   for_each_tile<Reducer::kMaxTile>(share.reducer.features, first_column, last_column, share);
 }
 
-template <typename Reducer>
-struct StoreTile {
-  const Reducer& reducer;
-  int64_t row, entries;
-  const typename Reducer::Acc* from;
-
-  template <int kTile>
-  JAX_GNN_INLINE void operator()(std::integral_constant<int, kTile>, int64_t column) const {
-    Run<typename Reducer::Acc, Reducer::kStates, kTile> run;
-    run.entries = entries;
-    run.restore(from, reducer.features, column);
-    reducer.store(Tile<typename Reducer::Acc, kTile>(reducer.features, column), row, run);
-  }
-};
-
 // Puts together the rows that more than one task had a part of.
 template <typename Reducer>
 void finish_carried(const Reducer& reducer, const Carries<typename Reducer::Acc>& carries,
@@ -221,8 +206,13 @@ void finish_carried(const Reducer& reducer, const Carries<typename Reducer::Acc>
     const Carry& carry = carries.of(task);
     if (carry.head_row >= 0) {
       add(carries.head(task), carry.head_entries);
-      for_each_tile<Reducer::kMaxTile>(reducer.features, 0, reducer.features.width,
-                                       StoreTile<Reducer>{reducer, carry.head_row, entries, sum});
+      for (int64_t column = 0; column < reducer.features.width; ++column) {
+        Run<typename Reducer::Acc, Reducer::kStates, 1> run;
+        run.entries = entries;
+        run.restore(sum, reducer.features, column);
+        reducer.store(Tile<typename Reducer::Acc, 1>(reducer.features, column), carry.head_row,
+                      run);
+      }
       sum = nullptr;
       entries = 0;
     }

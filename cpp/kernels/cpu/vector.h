@@ -93,8 +93,11 @@ JAX_GNN_INLINE V larger(V a, V b) {  // NaN wins
 }
 
 // As many columns as stay in registers, and more of them would not be faster.
+#ifndef JAX_GNN_TILE_BYTES
+#define JAX_GNN_TILE_BYTES 256
+#endif
 template <typename Acc>
-constexpr int kWidestTile = 256 / sizeof(Acc);
+constexpr int kWidestTile = JAX_GNN_TILE_BYTES / sizeof(Acc);
 
 template <typename Index>
 JAX_GNN_INLINE bool in_range(Index id, int64_t size) {

@@ -1,4 +1,6 @@
-#include "segment_reduce.h"
+// The reductions over segments, as reducers of segment_walk.h, for all dtypes: each unit that
+// includes this instantiates some, so that they build side by side.
+#pragma once
 
 #include <cmath>
 #include <limits>
@@ -6,6 +8,7 @@
 
 #include "exp.h"
 #include "segment_entries.h"
+#include "segment_reduce.h"
 #include "segment_walk.h"
 
 namespace jax_gnn::cpu {
@@ -21,6 +24,7 @@ constexpr Acc kLeast =
 template <typename Acc>
 struct Sum {
   static constexpr int kMaxTile = kWidestTile<Acc>;
+  static constexpr bool kWeighted = !std::is_integral_v<Acc>;  // may messages have weights?
   static constexpr Acc kIdentity = 0;
   bool mean;
 
@@ -42,6 +46,7 @@ struct Sum {
 template <typename Acc>
 struct Product {
   static constexpr int kMaxTile = 8;
+  static constexpr bool kWeighted = false;
   static constexpr Acc kIdentity = 1;
 
   template <typename V>
@@ -64,6 +69,7 @@ template <typename Acc>
 struct Maximum {
   using Bits = std::conditional_t<sizeof(Acc) == 8, uint64_t, uint32_t>;
   static constexpr int kMaxTile = kWidestTile<Acc>;
+  static constexpr bool kWeighted = !std::is_integral_v<Acc>;
   static constexpr Acc kIdentity = kLeast<Acc>;
   static constexpr Bits kFlip =
       std::is_integral_v<Acc> ? ~Bits{0} : Bits{1} << (8 * sizeof(Acc) - 1);
@@ -95,29 +101,33 @@ struct Messages {
 
   // Calls body(v, message) for each vector of columns of an entry; not for padding. Returns the
   // number of entries that it is called for.
-  template <int kTile, typename Body>
+  template <bool kWeighted, int kTile, typename Body>
   JAX_GNN_INLINE int64_t load_entry(const Tile<Acc, kTile>& tile, int64_t e,
                                     const Body& body) const {
     constexpr int kLanes = Tile<Acc, kTile>::kLanes;
     const int64_t col = col_of(segments, e);
     if (col < 0) return 0;
     const T* source = in + col * features.width + tile.column;
-    const int64_t index = weight ? weight_of(segments, e) : 0;
-    if (index < 0) return 0;
-    tile.for_each_weight(weight ? weight + index * features.heads : nullptr,
-                         [&](int v, auto w)
-                             JAX_GNN_LAMBDA { body(v, w * load<kLanes>(source + v * kLanes)); });
+    const Acc* weights = nullptr;
+    if (kWeighted && weight) {
+      const int64_t index = weight_of(segments, e);
+      if (index < 0) return 0;
+      weights = weight + index * features.heads;
+    }
+    tile.for_each_weight(weights, [&](int v, auto w) JAX_GNN_LAMBDA {
+      body(v, w * load<kLanes>(source + v * kLanes));
+    });
     return 1;
   }
 
   // The same for entries from `begin` on that are of the row. Moves `begin` to where they end.
-  template <int kTile, typename Body>
+  template <bool kWeighted, int kTile, typename Body>
   JAX_GNN_INLINE int64_t load_run(const Tile<Acc, kTile>& tile, int64_t row, int64_t& begin,
                                   int64_t end, const Body& body) const {
     int64_t entries = 0;
     for (; begin < end && segments.rows[begin] == row; ++begin) {
       prefetch_ahead(segments, begin, in, features.width, tile.column, kTile);
-      entries += load_entry(tile, begin, body);
+      entries += load_entry<kWeighted>(tile, begin, body);
     }
     return entries;
   }
@@ -159,9 +169,9 @@ struct Fold : Messages<T, Accumulator<T>, Index> {
       begin = join_dense<kTile>(row, begin, end, state[0]);
       entries = begin - first;
     }
-    entries += this->load_run(tile, row, begin, end, [&](int v, V message) JAX_GNN_LAMBDA {
-      state[v] = Op::join(state[v], op.enter(message));
-    });
+    entries += this->template load_run<Op::kWeighted>(
+        tile, row, begin, end,
+        [&](int v, V message) JAX_GNN_LAMBDA { state[v] = Op::join(state[v], op.enter(message)); });
     run.end = begin;
     run.entries = entries;
     return run;
@@ -203,7 +213,7 @@ struct Fold : Messages<T, Accumulator<T>, Index> {
       const int64_t id = this->segments.rows[e];
       if (id < row || id >= last_row) continue;  // ids are not sorted after all
       T* const target = this->target(tile, id);
-      this->load_entry(tile, e, [&](int v, auto message) JAX_GNN_LAMBDA {
+      this->template load_entry<Op::kWeighted>(tile, e, [&](int v, auto message) JAX_GNN_LAMBDA {
         T* const place = target + v * kLanes;
         const auto state = op.enter(load<kLanes>(place));
         cpu::store<kLanes>(place, op.leave(Op::join(state, op.enter(message)), 1));
@@ -250,10 +260,10 @@ struct LogSumExp : Messages<T, Accumulator<T>, Index> {
     JAX_GNN_UNROLL
     for (V& vector : sum) vector = broadcast<V>(Acc(0));
     run.end = begin;
-    run.entries = this->load_run(tile, row, run.end, end, [&](int v, V message) JAX_GNN_LAMBDA {
-      maximum[v] = larger(maximum[v], message);
-    });
-    this->load_run(tile, row, begin, end, [&](int v, V message) JAX_GNN_LAMBDA {
+    run.entries = this->template load_run<false>(
+        tile, row, run.end, end,
+        [&](int v, V message) JAX_GNN_LAMBDA { maximum[v] = larger(maximum[v], message); });
+    this->template load_run<false>(tile, row, begin, end, [&](int v, V message) JAX_GNN_LAMBDA {
       sum[v] += exp<Tile<Acc, kTile>::kLanes>(message - finite_or_zero(maximum[v]));
     });
     return run;
@@ -312,18 +322,5 @@ void segment_reduce(const ParallelFor& parallel_for, const Segments<Index>& segm
       if constexpr (!std::is_integral_v<Acc>) run(LogSumExp<T, Index>{messages}, 8);
   }
 }
-
-#define JAX_GNN_REDUCE(T, Acc, Index)                                                        \
-  template void segment_reduce(const ParallelFor&, const Segments<Index>&, Reduce, const T*, \
-                               const Acc*, Features, T*);
-#define JAX_GNN_INSTANTIATE(Index)        \
-  JAX_GNN_REDUCE(int32_t, int32_t, Index) \
-  JAX_GNN_REDUCE(int64_t, int64_t, Index) \
-  JAX_GNN_REDUCE(float, float, Index)     \
-  JAX_GNN_REDUCE(double, double, Index)   \
-  JAX_GNN_REDUCE(Half, float, Index)      \
-  JAX_GNN_REDUCE(BFloat16, float, Index)
-
-JAX_GNN_INSTANTIATE(int32_t)
 
 }  // namespace jax_gnn::cpu
