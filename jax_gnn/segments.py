@@ -113,6 +113,26 @@ def _reduce_call(
     return _ffi.Call([x, weight or x, *ids], flags | schedule, workspaces)
 
 
+def _reduce_prefers_xla(
+    platform: str,
+    x: _ffi.Operand,
+    weight: _ffi.Operand | None,
+    views: Views,
+    *,
+    reduce: str,
+    heads: int,
+) -> bool:
+    """On a CPU: whose ids would have to be sorted, and what is too small for a custom call."""
+    del heads
+    view = views.forward
+    if platform != "cpu" or weight is not None or reduce == "logsumexp":
+        return False
+    if views.unsorted is not None:
+        return True
+    small = (x.shape[0] + view.num_rows) * x.shape[1] < 2**13
+    return small and view.cols is None and reduce != "mean"
+
+
 def _select_call(
     platform: str,
     row_key: _ffi.Operand,
@@ -542,6 +562,7 @@ segment_reduce = _ffi.define_primitive(
         result=_per_row,
         xla=_xla.segment_reduce,
         call=_reduce_call,
+        prefers_xla=_reduce_prefers_xla,
         jvp=_reduce_jvp,
         transpose={0: _reduce_transpose_x, 1: _reduce_transpose_weight},
         batch=functools.partial(_batch, (1,)),
@@ -645,4 +666,4 @@ def segment_views(
     if is_sorted:
         return Views(View(ids, None, None, num_segments), backward)
     rows, order = sort_ids(ids, num_segments, implementation)
-    return Views(View(rows, order, None, num_segments), backward)
+    return Views(View(rows, order, None, num_segments, resorted=True), backward)

@@ -27,12 +27,18 @@ JAX_GNN_INLINE int64_t weight_of(const Segments<Index>& segments, int64_t e) {
 }
 
 // Prefetches columns [column, column + count) of the row that is read a little later. Rows lie one
-// behind another in `cols`, so the stream of ids is known past the end of the row at hand.
+// behind another in `cols`, so the stream of ids is known past the end of the row at hand. Without
+// `cols` the first tile brings whole rows, as the hardware does not see them through the tiles.
 template <typename T, typename Index>
 JAX_GNN_INLINE void prefetch_ahead(const Segments<Index>& segments, int64_t e, const T* in,
                                    int64_t width, int64_t column, int64_t count) {
-  constexpr int64_t kDistance = 16;  // entries
-  if (!segments.cols || e + kDistance >= segments.count) return;
+  constexpr int64_t kDistance = 16, kDenseDistance = 2;  // entries
+  if (!segments.cols) {
+    if (count < width && column == 0 && e + kDenseDistance < segments.count)
+      prefetch(in + (e + kDenseDistance) * width, width * static_cast<int64_t>(sizeof(T)));
+    return;
+  }
+  if (e + kDistance >= segments.count) return;
   const int64_t ahead = col_of(segments, e + kDistance);
   if (ahead >= 0) prefetch(in + ahead * width + column, count * static_cast<int64_t>(sizeof(T)));
 }

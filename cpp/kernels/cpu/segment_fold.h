@@ -3,92 +3,16 @@
 #pragma once
 
 #include <cmath>
-#include <limits>
 #include <type_traits>
 
 #include "exp.h"
 #include "segment_entries.h"
+#include "segment_ops.h"
 #include "segment_reduce.h"
 #include "segment_walk.h"
 
 namespace jax_gnn::cpu {
 namespace {
-
-template <typename Acc>
-constexpr Acc kLeast =
-    std::numeric_limits<Acc>::has_infinity ? -std::numeric_limits<Acc>::infinity()
-                                           : std::numeric_limits<Acc>::lowest();
-
-// An operation on numbers or vectors: messages enter, are joined, and leave as a result. Integers
-// wrap around: this is compiled with -fwrapv.
-template <typename Acc>
-struct Sum {
-  static constexpr int kMaxTile = kWidestTile<Acc>;
-  static constexpr bool kWeighted = !std::is_integral_v<Acc>;  // may messages have weights?
-  static constexpr Acc kIdentity = 0;
-  bool mean;
-
-  template <typename V>
-  JAX_GNN_INLINE V enter(V x) const {
-    return x;
-  }
-  template <typename V>
-  static JAX_GNN_INLINE V join(V a, V b) {
-    return a + b;
-  }
-  template <typename V>
-  JAX_GNN_INLINE V leave(V x, int64_t entries) const {
-    return mean ? x / static_cast<Acc>(std::max<int64_t>(entries, 1)) : x;
-  }
-  bool counts() const { return mean; }
-};
-
-template <typename Acc>
-struct Product {
-  static constexpr int kMaxTile = 8;
-  static constexpr bool kWeighted = false;
-  static constexpr Acc kIdentity = 1;
-
-  template <typename V>
-  JAX_GNN_INLINE V enter(V x) const {
-    return x;
-  }
-  template <typename V>
-  static JAX_GNN_INLINE V join(V a, V b) {
-    return a * b;
-  }
-  template <typename V>
-  JAX_GNN_INLINE V leave(V x, int64_t /*entries*/) const {
-    return x;
-  }
-  bool counts() const { return false; }
-};
-
-// The minimum is the maximum of what has all signs, or all bits of integers, flipped.
-template <typename Acc>
-struct Maximum {
-  using Bits = std::conditional_t<sizeof(Acc) == 8, uint64_t, uint32_t>;
-  static constexpr int kMaxTile = kWidestTile<Acc>;
-  static constexpr bool kWeighted = !std::is_integral_v<Acc>;
-  static constexpr Acc kIdentity = kLeast<Acc>;
-  static constexpr Bits kFlip =
-      std::is_integral_v<Acc> ? ~Bits{0} : Bits{1} << (8 * sizeof(Acc) - 1);
-  Bits flip;  // kFlip or 0
-
-  template <typename V>
-  JAX_GNN_INLINE V enter(V x) const {
-    return bit_cast<V>(bit_cast<Vector<Bits, sizeof(V) / sizeof(Bits)>>(x) ^ flip);
-  }
-  template <typename V>
-  static JAX_GNN_INLINE V join(V a, V b) {
-    return larger(a, b);
-  }
-  template <typename V>
-  JAX_GNN_INLINE V leave(V x, int64_t /*entries*/) const {
-    return enter(x);
-  }
-  bool counts() const { return false; }
-};
 
 // The messages weight * in, and where results go.
 template <typename T, typename Acc, typename Index>
@@ -138,7 +62,7 @@ struct Messages {
   }
 
   template <int kTile>
-  JAX_GNN_INLINE void fill_with(Acc value, const Tile<Acc, kTile>& tile, int64_t row,
+  JAX_GNN_INLINE void fill_tile(Acc value, const Tile<Acc, kTile>& tile, int64_t row,
                                 int64_t last_row) const {
     const T narrowed = narrow<T>(value);
     if (kTile == features.width) {
@@ -146,6 +70,15 @@ struct Messages {
     } else {
       for (; row < last_row; ++row) std::fill_n(target(tile, row), kTile, narrowed);
     }
+  }
+
+  // The first tile of a task fills for all of them: rows lie one behind another.
+  template <int kTile>
+  JAX_GNN_INLINE void fill_with(Acc value, const Tile<Acc, kTile>& tile, int64_t row,
+                                int64_t last_row) const {
+    if (features.width > kTaskColumns) return fill_tile(value, tile, row, last_row);
+    if (tile.column > 0) return;
+    std::fill(out + row * features.width, out + last_row * features.width, narrow<T>(value));
   }
 };
 
@@ -208,15 +141,28 @@ struct Fold : Messages<T, Accumulator<T>, Index> {
   JAX_GNN_INLINE void scatter(const Tile<Acc, kTile>& tile, int64_t begin, int64_t end, int64_t row,
                               int64_t last_row) const {
     constexpr int kLanes = Tile<Acc, kTile>::kLanes;
-    fill(tile, row, last_row);
-    for (int64_t e = begin; e < end; ++e) {
-      const int64_t id = this->segments.rows[e];
-      if (id < row || id >= last_row) continue;  // ids are not sorted after all
-      T* const target = this->target(tile, id);
-      this->template load_entry<Op::kWeighted>(tile, e, [&](int v, auto message) JAX_GNN_LAMBDA {
-        T* const place = target + v * kLanes;
-        const auto state = op.enter(load<kLanes>(place));
-        cpu::store<kLanes>(place, op.leave(Op::join(state, op.enter(message)), 1));
+    this->fill_tile(op.leave(Op::kIdentity, 0), tile, row, last_row);
+    const auto join_all = [&](const auto& load_entry) JAX_GNN_LAMBDA {
+      for (int64_t e = begin; e < end; ++e) {
+        const int64_t id = this->segments.rows[e];
+        if (id < row || id >= last_row) continue;  // ids are not sorted after all
+        T* const target = this->target(tile, id);
+        load_entry(e, [&](int v, auto message) JAX_GNN_LAMBDA {
+          T* const place = target + v * kLanes;
+          const auto state = op.enter(load<kLanes>(place));
+          cpu::store<kLanes>(place, op.leave(Op::join(state, op.enter(message)), 1));
+        });
+      }
+    };
+    if (this->segments.cols || this->weight) {
+      join_all([&](int64_t e, const auto& body)
+                   JAX_GNN_LAMBDA { this->template load_entry<Op::kWeighted>(tile, e, body); });
+    } else {
+      const T* const in = this->in + tile.column;
+      const int64_t width = this->features.width;
+      join_all([&](int64_t e, const auto& body) JAX_GNN_LAMBDA {
+        for (int v = 0; v < Tile<Acc, kTile>::kVectors; ++v)
+          body(v, load<kLanes>(in + e * width + v * kLanes));
       });
     }
   }

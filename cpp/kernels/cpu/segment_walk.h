@@ -17,6 +17,8 @@
 
 namespace jax_gnn::cpu {
 
+constexpr int64_t kTaskColumns = 4096;  // at most
+
 // A share starts at an entry and at the row whose end comes next.
 struct Position {
   int64_t entry, row;
@@ -226,16 +228,15 @@ void reduce_segments(const ParallelFor& parallel_for, const Reducer& reducer,
                      const Segments<Index>& segments, double cost) {
   const int64_t width = reducer.features.width;
   if (segments.num_rows == 0 || width == 0) return;
-  constexpr int64_t kColumns = 4096;  // of a task, at most
-  constexpr int64_t kTasks = 1024;    // at most, where one has all columns
+  constexpr int64_t kTasks = 1024;  // at most, where one has all columns
   const Bounds bounds = valid_entries(segments);
-  const int64_t column_tasks = (width + kColumns - 1) / kColumns;
+  const int64_t column_tasks = (width + kTaskColumns - 1) / kTaskColumns;
   const double items = static_cast<double>(segments.count) + static_cast<double>(segments.num_rows);
-  const int64_t tasks = task_count(items * std::max<double>(std::min(width, kColumns), 4) * cost,
-                                   kTasks / column_tasks);
+  const int64_t tasks = task_count(
+      items * std::max<double>(std::min(width, kTaskColumns), 4) * cost, kTasks / column_tasks);
   const Carries<typename Reducer::Acc> carries(tasks, Reducer::kStates * width);
   parallel_for(tasks * column_tasks, [&](int64_t task) {
-    const int64_t index = task / column_tasks, first_column = task % column_tasks * kColumns;
+    const int64_t index = task / column_tasks, first_column = task % column_tasks * kTaskColumns;
     const ShareTile<Reducer, Index> tile = {reducer,
                                             segments,
                                             bounds,
@@ -243,7 +244,7 @@ void reduce_segments(const ParallelFor& parallel_for, const Reducer& reducer,
                                             share(segments, bounds, index + 1, tasks),
                                             carries,
                                             index};
-    reduce_share(tile, first_column, std::min(first_column + kColumns, width));
+    reduce_share(tile, first_column, std::min(first_column + kTaskColumns, width));
   });
   finish_carried(reducer, carries, tasks);
 }
