@@ -122,15 +122,18 @@ def _reduce_prefers_xla(
     reduce: str,
     heads: int,
 ) -> bool:
-    """On a CPU: whose ids would have to be sorted, and what is too small for a custom call."""
+    """On a CPU: unsorted ids, what is too small for a custom call, and copies of wide rows."""
     del heads
-    view = views.forward
+    view, (count, width) = views.forward, x.shape
     if platform != "cpu" or weight is not None or reduce == "logsumexp":
         return False
     if views.unsorted is not None:
         return True
-    small = (x.shape[0] + view.num_rows) * x.shape[1] < 2**13
-    return small and view.cols is None and reduce != "mean"
+    if view.cols is not None or reduce == "mean":
+        return False
+    # The kernel goes through wide rows in tiles: that pays where several entries are summed.
+    copies = width >= 256 and count < 4 * view.num_rows and count * width >= 2**21
+    return copies or (count + view.num_rows) * width < 2**13
 
 
 def _select_call(

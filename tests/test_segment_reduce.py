@@ -596,6 +596,8 @@ def test_unsorted_ids(
         (100, 20, 4, False, False),
         (10_000, 1000, 4, True, True),
         (10_000, 1000, 4, False, False),  # ids are not worth sorting
+        (8200, 8200, 256, True, False),
+        (8200, 1000, 256, True, True),
     ],
 )
 def test_plain_xla_where_it_is_faster(

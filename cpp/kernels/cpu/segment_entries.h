@@ -27,18 +27,12 @@ JAX_GNN_INLINE int64_t weight_of(const Segments<Index>& segments, int64_t e) {
 }
 
 // Prefetches columns [column, column + count) of the row that is read a little later. Rows lie one
-// behind another in `cols`, so the stream of ids is known past the end of the row at hand. Without
-// `cols` the first tile brings whole rows, as the hardware does not see them through the tiles.
+// behind another in `cols`, so the stream of ids is known past the end of the row at hand.
 template <typename T, typename Index>
 JAX_GNN_INLINE void prefetch_ahead(const Segments<Index>& segments, int64_t e, const T* in,
                                    int64_t width, int64_t column, int64_t count) {
-  constexpr int64_t kDistance = 16, kDenseDistance = 2;  // entries
-  if (!segments.cols) {
-    if (count < width && column == 0 && e + kDenseDistance < segments.count)
-      prefetch(in + (e + kDenseDistance) * width, width * static_cast<int64_t>(sizeof(T)));
-    return;
-  }
-  if (e + kDistance >= segments.count) return;
+  constexpr int64_t kDistance = 16;  // entries
+  if (!segments.cols || e + kDistance >= segments.count) return;
   const int64_t ahead = col_of(segments, e + kDistance);
   if (ahead >= 0) prefetch(in + ahead * width + column, count * static_cast<int64_t>(sizeof(T)));
 }
@@ -66,8 +60,7 @@ class Tile {
   JAX_GNN_INLINE void for_each_weight(const Acc* weights, const Body& body) const {
     if (!weights || head_[0] == head_[kTile - 1]) {
       const V all = broadcast<V>(weights ? weights[head_[0]] : Acc(1));
-      JAX_GNN_UNROLL
-      for (int v = 0; v < kVectors; ++v) body(v, all);
+      unrolled<kVectors>([&](int v) JAX_GNN_LAMBDA { body(v, all); });
       return;
     }
     Acc spread[kTile];
@@ -77,8 +70,7 @@ class Tile {
     } else {
       for (int k = 0; k < kTile; ++k) spread[k] = weights[head_[k]];
     }
-    JAX_GNN_UNROLL
-    for (int v = 0; v < kVectors; ++v) body(v, load<kLanes>(spread + v * kLanes));
+    unrolled<kVectors>([&](int v) JAX_GNN_LAMBDA { body(v, load<kLanes>(spread + v * kLanes)); });
   }
 
   int64_t column;

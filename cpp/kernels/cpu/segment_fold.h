@@ -94,8 +94,8 @@ struct Fold : Messages<T, Accumulator<T>, Index> {
     using V = typename Tile<Acc, kTile>::V;
     Run<Acc, 1, kTile> run;
     V(&state)[Tile<Acc, kTile>::kVectors] = run.state[0];
-    JAX_GNN_UNROLL
-    for (V& vector : state) vector = broadcast<V>(Op::kIdentity);
+    unrolled<Tile<Acc, kTile>::kVectors>(
+        [&](int v) JAX_GNN_LAMBDA { state[v] = broadcast<V>(Op::kIdentity); });
     int64_t entries = 0;
     if constexpr (Tile<Acc, kTile>::kVectors == 1) {
       const int64_t first = begin;
@@ -161,8 +161,8 @@ struct Fold : Messages<T, Accumulator<T>, Index> {
       const T* const in = this->in + tile.column;
       const int64_t width = this->features.width;
       join_all([&](int64_t e, const auto& body) JAX_GNN_LAMBDA {
-        for (int v = 0; v < Tile<Acc, kTile>::kVectors; ++v)
-          body(v, load<kLanes>(in + e * width + v * kLanes));
+        unrolled<Tile<Acc, kTile>::kVectors>(
+            [&](int v) JAX_GNN_LAMBDA { body(v, load<kLanes>(in + e * width + v * kLanes)); });
       });
     }
   }
@@ -172,9 +172,9 @@ struct Fold : Messages<T, Accumulator<T>, Index> {
                             const Run<Acc, 1, kTile>& run) const {
     constexpr int kLanes = Tile<Acc, kTile>::kLanes;
     T* const target = this->target(tile, row);
-    JAX_GNN_UNROLL
-    for (int v = 0; v < Tile<Acc, kTile>::kVectors; ++v)
+    unrolled<Tile<Acc, kTile>::kVectors>([&](int v) JAX_GNN_LAMBDA {
       cpu::store<kLanes>(target + v * kLanes, op.leave(run.state[0][v], run.entries));
+    });
   }
 
   template <int kTile>

@@ -114,9 +114,9 @@ struct Run {
  private:
   template <typename Body>
   static JAX_GNN_INLINE void for_each_vector(const Body& body) {
-    JAX_GNN_UNROLL
-    for (int s = 0; s < kStates; ++s) JAX_GNN_UNROLL
-    for (int v = 0; v < Shape<Acc, kTile>::kVectors; ++v) body(s, v, v * Shape<Acc, kTile>::kLanes);
+    constexpr int kVectors = Shape<Acc, kTile>::kVectors, kLanes = Shape<Acc, kTile>::kLanes;
+    unrolled<kStates * kVectors>(
+        [&](int i) JAX_GNN_LAMBDA { body(i / kVectors, i % kVectors, i % kVectors * kLanes); });
   }
 };
 
