@@ -28,7 +28,7 @@ def _into_rows(reduce: Any, messages: Array, valid: Array, view: View) -> Array:
 def segment_reduce(
     x: Array, weight: Array | None, views: Views, *, reduce: str, heads: int
 ) -> Array:
-    view, dtype = views.forward, x.dtype
+    view, dtype = views.unsorted or views.forward, x.dtype
     if view.rows is None and weight is None:
         return take(x, view.cols)
     valid = view.valid(x.shape[0])

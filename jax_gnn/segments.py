@@ -113,6 +113,29 @@ def _reduce_call(
     return _ffi.Call([x, weight or x, *ids], flags | schedule, workspaces)
 
 
+def _reduce_prefers_xla(
+    platform: str,
+    x: _ffi.Operand,
+    weight: _ffi.Operand | None,
+    views: Views,
+    *,
+    reduce: str,
+    heads: int,
+) -> bool:
+    """On a CPU: unsorted ids, what is too small for a custom call, and copies of wide rows."""
+    del heads
+    view, (count, width) = views.forward, x.shape
+    if platform != "cpu" or weight is not None or reduce == "logsumexp":
+        return False
+    if views.unsorted is not None:
+        return True
+    if view.cols is not None or reduce == "mean":
+        return False
+    # The kernel goes through wide rows in tiles: that pays where several entries are summed.
+    copies = width >= 256 and count < 4 * view.num_rows and count * width >= 2**21
+    return copies or (count + view.num_rows) * width < 2**13
+
+
 def _select_call(
     platform: str,
     row_key: _ffi.Operand,
@@ -541,6 +564,7 @@ segment_reduce = _ffi.define_primitive(
         result=_per_row,
         xla=_xla.segment_reduce,
         call=_reduce_call,
+        prefers_xla=_reduce_prefers_xla,
         jvp=_reduce_jvp,
         transpose={0: _reduce_transpose_x, 1: _reduce_transpose_weight},
         batch=functools.partial(_batch, (1,)),
@@ -644,4 +668,4 @@ def segment_views(
     if is_sorted:
         return Views(View(ids, None, None, num_segments), backward)
     rows, order = sort_ids(ids, num_segments, implementation)
-    return Views(View(rows, order, None, num_segments), backward)
+    return Views(View(rows, order, None, num_segments, resorted=True), backward)

@@ -78,6 +78,9 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
   if (!real && (attributes.weighted || reduce == Reduce::kMean || reduce == Reduce::kLogSumExp)) {
     return invalid("integers have no weights, mean or logsumexp");
   }
+  if (attributes.weighted && (reduce == Reduce::kProd || reduce == Reduce::kLogSumExp)) {
+    return invalid("products and logsumexp have no weights");
+  }
   if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
   error = check_workspace(*workspace, width, acc_dtype);
   if (error.failure()) return error;
