@@ -3,6 +3,7 @@
 from flax_layers._base import LinearOptions, Stack
 from flax_layers.graph import GCN, GIN, SAGE, GCNConv, GINConv, SAGEConv, gcn_norm
 from flax_layers.hypergraph import HGNN, HGNNConv
+from flax_layers.typed import TypedLinear
 
 __all__ = [
     "GCN",
@@ -15,5 +16,6 @@ __all__ = [
     "LinearOptions",
     "SAGEConv",
     "Stack",
+    "TypedLinear",
     "gcn_norm",
 ]

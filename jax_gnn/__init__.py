@@ -5,6 +5,7 @@ from jax_gnn._version import __version__
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.hypergraph_aggregate import hypergraph_aggregate
+from jax_gnn.segment_matmul import segment_matmul, segment_outer
 from jax_gnn.segment_reduce import (
     SegmentIndex,
     segment_argmax,
@@ -19,11 +20,13 @@ from jax_gnn.segment_reduce import (
     segment_var,
 )
 from jax_gnn.spmm import index_segment_reduce, sddmm, spmm
+from jax_gnn.type_plan import TypePlan
 
 __all__ = [
     "Graph",
     "Hypergraph",
     "SegmentIndex",
+    "TypePlan",
     "__version__",
     "hypergraph_aggregate",
     "implementation",
@@ -31,9 +34,11 @@ __all__ = [
     "sddmm",
     "segment_argmax",
     "segment_logsumexp",
+    "segment_matmul",
     "segment_max",
     "segment_mean",
     "segment_min",
+    "segment_outer",
     "segment_prod",
     "segment_softmax",
     "segment_std",

@@ -21,6 +21,7 @@ import numpy as np
 from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
+from jax.sharding import NamedSharding, PartitionSpec
 
 Implementation = Literal["cuda", "cpu", "xla"]
 Platform = Literal["cuda", "cpu"]
@@ -251,9 +252,14 @@ def define_primitive(name: str, rules: Rules) -> Callable[..., Array]:
                 f"{name} got an operand that is sharded over an explicit mesh axis, "
                 f"{', '.join(map(str, avals))}; call it inside jax.shard_map"
             )
-        # All operands vary over the same manual axes: any one of the same rank passes them on.
-        like = next(aval for aval in avals if len(aval.shape) == len(result.shape))
-        return like.update(shape=result.shape, dtype=result.dtype, weak_type=False)
+        # All operands vary over the same manual axes: any one passes them on.
+        unsharded = PartitionSpec(*[None] * len(result.shape))
+        return avals[0].update(
+            shape=result.shape,
+            dtype=result.dtype,
+            weak_type=False,
+            sharding=NamedSharding(avals[0].sharding.mesh, unsharded),
+        )
 
     def jvp(
         primals: Sequence[Any],

@@ -32,6 +32,22 @@ class Schedule(NamedTuple):
     blocks: int
 
 
+class MatmulSchedule(NamedTuple):
+    """How the kernels of segmented matrix products deal out rows.
+
+    Attributes:
+        tile: Largest number of rows of a tile, 64 or 128.
+        chunk: How many neighbouring tiles a block takes of every ``chunk * blocks``, so that all
+            blocks work in the same part of memory; 0: one contiguous range for each. For
+            ``"segment_outer"``: 0, or 1 where no two blocks may share a group.
+        blocks: Number of blocks that share the rows, for ``"segment_matmul"`` at most.
+    """
+
+    tile: int
+    chunk: int
+    blocks: int
+
+
 # A user context is part of the keys of JAX's caches: a change compiles anew.
 _forced = jax.make_user_context(default_value=None)
 
@@ -108,3 +124,24 @@ def covering_lanes(width: int, itemsize: int) -> int:
     while lanes < 32 and lanes * features < width:
         lanes *= 2
     return lanes
+
+
+def choose_matmul(
+    op: str, *, rows: int, groups: int, k: int, n: int, itemsize: int
+) -> MatmulSchedule:
+    """The schedule of a segmented matrix product, a pure function of shapes.
+
+    Args:
+        op: ``"segment_matmul"`` or ``"segment_outer"``.
+        rows: Number of rows.
+        groups: Number of weights.
+        k: Features of the left factor.
+        n: Features of the right factor.
+        itemsize: Bytes of a feature.
+    """
+    larger = max(k, n)
+    if op == "segment_outer":
+        blocks = 132 if larger > 64 else 396 if rows >= 200_000 else 264
+        return MatmulSchedule(64, 0, max(1, min(blocks, rows // 128)))
+    scattered = rows * (k + n) * itemsize > 1.2e9 and rows > 4096 * groups
+    return MatmulSchedule(128 if rows > 100_000 else 64, 16 if scattered else 0, 4096)

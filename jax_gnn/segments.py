@@ -66,7 +66,7 @@ def _narrow(ids: _ffi.Operand, size: int) -> _ffi.Operand:
     return ids.map(lambda wide: jnp.clip(wide, -1, size).astype(jnp.int32), np.int32)
 
 
-def _scheduled(op: str, view: View, x: _ffi.Operand, states: int = 1) -> tuple[Any, list[Any]]:
+def _scheduled(op: str, view: View, x: _ffi.Operand) -> tuple[Any, list[Any]]:
     """The schedule's attributes, and the workspace: what blocks of entries leave to others."""
     width, acc = x.shape[1], np.dtype(accumulator_dtype(x.dtype))
     schedule = schedules.choose(
@@ -86,7 +86,7 @@ def _scheduled(op: str, view: View, x: _ffi.Operand, states: int = 1) -> tuple[A
     teams = schedule.threads // schedule.lanes
     blocks = min(schedule.blocks, max(1, math.ceil(view.count / teams)))
     # As workspace_bytes in segments.h.
-    block_bytes = 64 + 2 * (math.ceil(width * acc.itemsize * states / 16) * 16)
+    block_bytes = 64 + 2 * (math.ceil(2 * width * acc.itemsize / 16) * 16)
     return attributes, [jax.ShapeDtypeStruct((blocks, block_bytes), np.uint8)]
 
 
@@ -105,7 +105,7 @@ def _reduce_call(
     if found is None:
         return None
     ids, flags = found
-    schedule, workspaces = _scheduled("segment_reduce", view, x, 1 + (reduce == "logsumexp"))
+    schedule, workspaces = _scheduled("segment_reduce", view, x)
     flags |= {
         "reduce": np.int64(_REDUCTIONS.index(reduce)),
         "weighted": np.bool_(weight is not None),
@@ -212,8 +212,7 @@ def _softmax_call(platform: str, *operands: Any) -> _ffi.Call | None:
     if found is None:
         return None
     (rows, *_), _ = found
-    # The softmax carries maxima and sums, its tangent sums.
-    _, workspaces = _scheduled("softmax", view, arrays[0], 3 - len(arrays))
+    _, workspaces = _scheduled("softmax", view, arrays[0])
     return _ffi.Call([*arrays, rows], {"num_rows": np.int64(view.num_rows)}, workspaces)
 
 

@@ -78,6 +78,8 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         segment_views(ids(0, 0, 1, 4), 5, True),
     ),
     "segment_order": (ids(3, -1, 0, 3),),
+    "segment_matmul": (floats(5, 2), floats(3, 2, 4), floats(3, 4), ids(2, 0, 2), ids(0)),
+    "segment_outer": (floats(5, 2), floats(5, 4), ids(2, 0, 2), ids(0)),
 }
 ATTRIBUTES: dict[str, dict[str, Any]] = {
     "segment_reduce": {"reduce": "sum", "heads": 1},
@@ -85,6 +87,18 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "sddmm": {"heads": 1},
     "sddmm_select": {"weight_on_row": False, "heads": 1},
     "segment_order": {"num_segments": 4},
+    "segment_matmul": {
+        "transposed": False,
+        "precision": jax.lax.Precision.DEFAULT,
+        "activation": None,
+        "dtype": np.dtype(np.float32),
+    },
+    "segment_outer": {
+        "num_groups": 3,
+        "precision": jax.lax.Precision.DEFAULT,
+        "deterministic": True,
+        "dtype": np.dtype(np.float32),
+    },
 }
 # Where plain XLA is meant to do the work.
 WITHOUT_KERNEL = {("cuda", "segment_order")}

@@ -10,12 +10,14 @@
 #include "../kernels/cpu/half.h"
 #include "../kernels/cpu/hypergraph_aggregate.h"
 #include "../kernels/cpu/sddmm.h"
+#include "../kernels/cpu/segment_matmul.h"
 #include "../kernels/cpu/segment_order.h"
 #include "../kernels/cpu/segment_reduce.h"
 #include "../kernels/cpu/segment_softmax.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
 #include "sddmm.h"
+#include "segment_matmul.h"
 #include "segment_reduce.h"
 #include "segment_softmax.h"
 
@@ -104,6 +106,20 @@ struct Cpu {
     return ffi::Error::Success();
   }
 
+  // Float products are in full precision, and sums have one order.
+  template <typename... Args>
+  static ffi::Error segment_matmul(Context pool, const MatmulAttributes&, const Args&... args) {
+    cpu::segment_matmul(parallel_for(pool), args...);
+    return ffi::Error::Success();
+  }
+
+  template <typename... Args>
+  static ffi::Error segment_outer(Context pool, const OuterAttributes&, ffi::AnyBuffer,
+                                  const Args&... args) {
+    cpu::segment_outer(parallel_for(pool), args...);
+    return ffi::Error::Success();
+  }
+
  private:
   static cpu::ParallelFor parallel_for(Context pool) {
     return [&pool](int64_t count, const std::function<void(int64_t)>& task) {
@@ -156,6 +172,16 @@ XLA_FFI_DEFINE_HANDLER(
     [](ffi::ThreadPool pool, auto... args) { return segment_softmax_tangent<Cpu>(pool, args...); },
     bind_segment_softmax_tangent(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
 
+XLA_FFI_DEFINE_HANDLER(
+    kSegmentMatmul,
+    [](ffi::ThreadPool pool, auto... args) { return segment_matmul<Cpu>(pool, args...); },
+    bind_segment_matmul(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
+
+XLA_FFI_DEFINE_HANDLER(
+    kSegmentOuter,
+    [](ffi::ThreadPool pool, auto... args) { return segment_outer<Cpu>(pool, args...); },
+    bind_segment_outer(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
+
 }  // namespace
 
 NB_MODULE(_cpu, m) {
@@ -168,7 +194,9 @@ NB_MODULE(_cpu, m) {
                     {"sddmm", kSddmm},
                     {"sddmm_select", kSddmmSelect},
                     {"segment_softmax", kSegmentSoftmax},
-                    {"segment_softmax_tangent", kSegmentSoftmaxTangent}});
+                    {"segment_softmax_tangent", kSegmentSoftmaxTangent},
+                    {"segment_matmul", kSegmentMatmul},
+                    {"segment_outer", kSegmentOuter}});
   });
   m.attr("compiler") = JAX_GNN_COMPILER;
   m.attr("cuda_build") = JAX_GNN_CUDA_BUILD;  // "" if _cuda was built too, else why it was not

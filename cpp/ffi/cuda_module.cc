@@ -4,15 +4,18 @@
 #include <cuda_runtime_api.h>
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <string>
 
 #include "../kernels/cuda/hypergraph_aggregate.h"
 #include "../kernels/cuda/sddmm.h"
+#include "../kernels/cuda/segment_matmul.h"
 #include "../kernels/cuda/segment_reduce.h"
 #include "../kernels/cuda/segment_softmax.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
 #include "sddmm.h"
+#include "segment_matmul.h"
 #include "segment_reduce.h"
 #include "segment_softmax.h"
 
@@ -69,6 +72,29 @@ struct Cuda {
                                             const Args&... args) {
     return status(
         cuda::segment_softmax_tangent<T, Acc>(stream, args..., workspace.bytes, workspace.blocks));
+  }
+
+  template <typename T, typename Out>
+  static ffi::Error segment_matmul(Context stream, const MatmulAttributes& attributes,
+                                   const Groups& groups, int64_t k, int64_t n, bool transposed,
+                                   Activation activation, const T* lhs, const T* rhs, const T* bias,
+                                   Out* out) {
+    return status(
+        cuda::segment_matmul(stream, {attributes.tile, attributes.chunk, attributes.blocks}, groups,
+                             k, n, transposed, attributes.exact, activation, lhs, rhs, bias, out));
+  }
+
+  template <typename T, typename Out>
+  static ffi::Error segment_outer(Context stream, const OuterAttributes& attributes,
+                                  ffi::AnyBuffer workspace, const Groups& groups, int64_t k,
+                                  int64_t n, const T* lhs, const T* rhs, Out* out) {
+    const int64_t blocks = std::max<int64_t>(attributes.blocks, 1);
+    if (static_cast<int64_t>(workspace.size_bytes()) <
+        cuda::outer_workspace_bytes(blocks, k, n, sizeof(T) == 8 ? 8 : 4))
+      return invalid("the workspace is too small");
+    return status(cuda::segment_outer(stream, {0, attributes.chunk, blocks}, groups, k, n,
+                                      attributes.exact, attributes.deterministic, lhs, rhs, out,
+                                      workspace.untyped_data()));
   }
 
  private:
@@ -138,6 +164,18 @@ XLA_FFI_DEFINE_HANDLER(
     bind_segment_softmax_tangent(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
     {ffi::Traits::kCmdBufferCompatible});
 
+XLA_FFI_DEFINE_HANDLER(
+    kSegmentMatmul,
+    [](cudaStream_t stream, auto... args) { return segment_matmul<Cuda>(stream, args...); },
+    bind_segment_matmul(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
+    {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(
+    kSegmentOuter,
+    [](cudaStream_t stream, auto... args) { return segment_outer<Cuda>(stream, args...); },
+    bind_segment_outer(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
+    {ffi::Traits::kCmdBufferCompatible});
+
 }  // namespace
 
 NB_MODULE(_cuda, m) {
@@ -149,7 +187,9 @@ NB_MODULE(_cuda, m) {
                     {"sddmm", kSddmm},
                     {"sddmm_select", kSddmmSelect},
                     {"segment_softmax", kSegmentSoftmax},
-                    {"segment_softmax_tangent", kSegmentSoftmaxTangent}});
+                    {"segment_softmax_tangent", kSegmentSoftmaxTangent},
+                    {"segment_matmul", kSegmentMatmul},
+                    {"segment_outer", kSegmentOuter}});
   });
   m.attr("compiler") = JAX_GNN_CUDA_COMPILER;
   m.attr("architectures") = JAX_GNN_CUDA_ARCHITECTURES;

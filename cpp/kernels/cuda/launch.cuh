@@ -38,6 +38,13 @@ __host__ __device__ inline int64_t split(int64_t count, int64_t index, int64_t p
   return even * index + (index < rest ? index : rest);
 }
 
+// The part that has element `index`, below `count`.
+__host__ __device__ inline int64_t part_of(int64_t count, int64_t index, int64_t parts) {
+  const int64_t even = count / parts, rest = count % parts;
+  const int64_t longer = rest * (even + 1);
+  return index < longer ? index / (even + 1) : rest + (index - longer) / even;
+}
+
 inline bool aligned(const void* pointer, size_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
 }

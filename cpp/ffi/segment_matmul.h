@@ -1,0 +1,148 @@
+// Handlers of segment_matmul and segment_outer, written once. A Backend has a Context, half types,
+// and functions of the same names that take a schedule and a workspace and return an ffi::Error.
+#pragma once
+
+#include "../kernels/segment_matmul.h"
+#include "segments.h"
+
+namespace jax_gnn {
+
+struct MatmulAttributes {
+  bool transposed, exact, has_bias;
+  int64_t activation;  // enum Activation
+  int64_t tile, chunk, blocks;
+};
+
+struct OuterAttributes {
+  bool exact, deterministic;
+  int64_t chunk, blocks;
+};
+
+}  // namespace jax_gnn
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::MatmulAttributes, StructMember<bool>("transposed"),
+                                      StructMember<bool>("exact"), StructMember<bool>("has_bias"),
+                                      StructMember<int64_t>("activation"),
+                                      StructMember<int64_t>("tile"), StructMember<int64_t>("chunk"),
+                                      StructMember<int64_t>("blocks"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::OuterAttributes, StructMember<bool>("exact"),
+                                      StructMember<bool>("deterministic"),
+                                      StructMember<int64_t>("chunk"),
+                                      StructMember<int64_t>("blocks"));
+
+namespace jax_gnn {
+
+inline ffi::Error check_groups(const ffi::AnyBuffer& sizes, const ffi::AnyBuffer& offset,
+                               const ffi::AnyBuffer& workspace) {
+  if (!is_index(sizes, static_cast<int64_t>(sizes.element_count()), ffi::S32) ||
+      !is_index(offset, 1, ffi::S32)) {
+    return invalid("group_sizes and group_offset must be int32 vectors, the latter of length 1");
+  }
+  if (workspace.element_type() != ffi::U8) return invalid("the workspace must be bytes");
+  return ffi::Error::Success();
+}
+
+// Calls body(Type<T>, Type<Out>): results have the operands' type, or that of the accumulator.
+template <typename Backend, typename Body>
+ffi::Error dispatch_product(ffi::DataType dtype, ffi::DataType out, const Body& body) {
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    if (out == dtype) return body(t, t);
+    if (out == accumulator_type(dtype)) return body(t, acc);
+    return invalid("the result must have the operands' type, or that of the accumulator");
+  });
+}
+
+// out[r, :] = activation(lhs[r, :] @ rhs[g] + bias[g]) for the rows r of group g, else 0.
+template <typename Backend>
+ffi::Error segment_matmul(typename Backend::Context context, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
+                          ffi::AnyBuffer group_sizes, ffi::AnyBuffer group_offset,
+                          ffi::AnyBuffer bias, ffi::Result<ffi::AnyBuffer> out,
+                          ffi::Result<ffi::AnyBuffer> workspace, MatmulAttributes attributes) {
+  ffi::Error error = check_groups(group_sizes, group_offset, *workspace);
+  if (error.failure()) return error;
+  const ffi::DataType dtype = lhs.element_type();
+  if (lhs.dimensions().size() != 2 || rhs.dimensions().size() != 3) {
+    return invalid("lhs must have two dimensions, rhs three");
+  }
+  const int64_t num_rows = lhs.dimensions()[0], k = lhs.dimensions()[1];
+  const int64_t num_groups = rhs.dimensions()[0];
+  const int64_t n = rhs.dimensions()[attributes.transposed ? 1 : 2];
+  if (rhs.element_type() != dtype || rhs.dimensions()[attributes.transposed ? 2 : 1] != k) {
+    return invalid("lhs and rhs disagree in shape or dtype");
+  }
+  if (attributes.has_bias && !is_matrix(bias, num_groups, n, dtype)) {
+    return invalid("the bias has the wrong shape or dtype");
+  }
+  if (!is_matrix(*out, num_rows, n, out->element_type())) {
+    return invalid("the result has the wrong shape");
+  }
+  if (attributes.activation < 0 ||
+      attributes.activation > static_cast<int64_t>(Activation::kTanh)) {
+    return invalid("there is no such activation");
+  }
+  const Groups groups = {data<const int32_t>(group_sizes), data<const int32_t>(group_offset),
+                         static_cast<int64_t>(group_sizes.element_count()), num_groups, num_rows};
+  return dispatch_product<Backend>(dtype, out->element_type(), [&](auto t, auto o) {
+    using T = typename decltype(t)::type;
+    using Out = typename decltype(o)::type;
+    return Backend::segment_matmul(context, attributes, groups, k, n, attributes.transposed,
+                                   static_cast<Activation>(attributes.activation),
+                                   data<const T>(lhs), data<const T>(rhs),
+                                   data_if<T>(attributes.has_bias, bias), data<Out>(*out));
+  });
+}
+
+// out[g] = the sum over the rows r of group g of the outer products of lhs[r, :] and rhs[r, :].
+template <typename Backend>
+ffi::Error segment_outer(typename Backend::Context context, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
+                         ffi::AnyBuffer group_sizes, ffi::AnyBuffer group_offset,
+                         ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
+                         OuterAttributes attributes) {
+  ffi::Error error = check_groups(group_sizes, group_offset, *workspace);
+  if (error.failure()) return error;
+  const ffi::DataType dtype = lhs.element_type();
+  if (lhs.dimensions().size() != 2 || rhs.dimensions().size() != 2 ||
+      out->dimensions().size() != 3) {
+    return invalid("lhs and rhs must have two dimensions, the result three");
+  }
+  const int64_t num_rows = lhs.dimensions()[0], k = lhs.dimensions()[1], n = rhs.dimensions()[1];
+  const int64_t num_groups = out->dimensions()[0];
+  if (!is_matrix(rhs, num_rows, n, dtype)) return invalid("lhs and rhs disagree in rows or dtype");
+  if (!has_shape(*out, {num_groups, k, n})) return invalid("the result has the wrong shape");
+  const Groups groups = {data<const int32_t>(group_sizes), data<const int32_t>(group_offset),
+                         static_cast<int64_t>(group_sizes.element_count()), num_groups, num_rows};
+  return dispatch_product<Backend>(dtype, out->element_type(), [&](auto t, auto o) {
+    using T = typename decltype(t)::type;
+    using Out = typename decltype(o)::type;
+    return Backend::segment_outer(context, attributes, *workspace, groups, k, n, data<const T>(lhs),
+                                  data<const T>(rhs), data<Out>(*out));
+  });
+}
+
+// The argument lists once more, as the FFI wants them; `binding` already holds the context.
+template <typename Binding>
+auto bind_segment_matmul(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // lhs
+      .template Arg<ffi::AnyBuffer>()  // rhs
+      .template Arg<ffi::AnyBuffer>()  // group_sizes
+      .template Arg<ffi::AnyBuffer>()  // group_offset
+      .template Arg<ffi::AnyBuffer>()  // bias
+      .template Ret<ffi::AnyBuffer>()  // out
+      .template Ret<ffi::AnyBuffer>()  // workspace
+      .template Attrs<MatmulAttributes>();
+}
+
+template <typename Binding>
+auto bind_segment_outer(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // lhs
+      .template Arg<ffi::AnyBuffer>()  // rhs
+      .template Arg<ffi::AnyBuffer>()  // group_sizes
+      .template Arg<ffi::AnyBuffer>()  // group_offset
+      .template Ret<ffi::AnyBuffer>()  // out
+      .template Ret<ffi::AnyBuffer>()  // workspace
+      .template Attrs<OuterAttributes>();
+}
+
+}  // namespace jax_gnn

@@ -1,0 +1,500 @@
+#include "segment_matmul.h"
+
+#include <algorithm>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "exp.h"
+#include "half.h"
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(JAX_GNN_NO_MULTIVERSION)
+#define JAX_GNN_MATMUL_VARIANTS
+#endif
+
+namespace jax_gnn::cpu {
+namespace {
+
+// --- Variants ------------------------------------------------------------------------------------
+
+// A tile of the result stays in registers: kRows rows of two vectors. Unlike the loops that memory
+// limits, these gain from all that AVX-512 has, and want tiles made to measure.
+template <int kBytes_, int kRows_>
+struct Isa {
+  static constexpr int kBytes = kBytes_, kRows = kRows_;
+  template <typename Acc>
+  static constexpr int kLanes = kBytes / static_cast<int>(sizeof(Acc));
+  template <typename Acc>
+  static constexpr int kColumns = 2 * kLanes<Acc>;
+};
+using Baseline = Isa<16, 4>;
+
+template <typename Work>
+void run_baseline(const Work& work, int64_t task) {
+  work.template run<Baseline>(task);
+}
+
+#ifdef JAX_GNN_MATMUL_VARIANTS
+template <typename Work>
+__attribute__((target("arch=x86-64-v3"))) void run_avx2(const Work& work, int64_t task) {
+  work.template run<Isa<32, 6>>(task);
+}
+
+template <typename Work>
+__attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))) void run_avx512(const Work& work,
+                                                                                  int64_t task) {
+  work.template run<Isa<64, 8>>(task);
+}
+#endif
+
+template <typename Work>
+void run_all(const ParallelFor& parallel_for, int64_t tasks, const Work& work) {
+  auto run = run_baseline<Work>;
+#ifdef JAX_GNN_MATMUL_VARIANTS
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) run = run_avx2<Work>;
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    run = run_avx512<Work>;
+  }
+#endif
+  parallel_for(tasks, [&](int64_t task) { run(work, task); });
+}
+
+// --- Groups --------------------------------------------------------------------------------------
+
+// Where the rows of each weight start, and where the last one's end.
+std::vector<int64_t> bounds_of(const Groups& groups) {
+  std::vector<int64_t> starts(groups.num_sizes + 1, 0);
+  for (int64_t i = 0; i < groups.num_sizes; ++i) {
+    const int64_t size = std::max<int64_t>(groups.sizes[i], 0);
+    starts[i + 1] = std::min(starts[i] + size, groups.num_rows);
+  }
+  std::vector<int64_t> bounds(groups.num_groups + 1);
+  for (int64_t w = 0; w <= groups.num_groups; ++w) {
+    bounds[w] = starts[std::clamp<int64_t>(groups.offset[0] + w, 0, groups.num_sizes)];
+  }
+  return bounds;
+}
+
+// Calls body(begin, end, weight) for the pieces of [first, last) that share a weight, or with
+// weight -1 have none.
+template <typename Body>
+JAX_GNN_INLINE void for_each_piece(const std::vector<int64_t>& bounds, int64_t first, int64_t last,
+                                   const Body& body) {
+  const int64_t num_weights = static_cast<int64_t>(bounds.size()) - 1;
+  int64_t weight = std::upper_bound(bounds.begin(), bounds.end(), first) - bounds.begin() - 1;
+  for (; first < last; ++weight) {
+    const int64_t end = weight < num_weights ? std::min(bounds[weight + 1], last) : last;
+    if (end > first) body(first, end, weight < num_weights ? weight : -1);
+    first = end;
+  }
+}
+
+// Products are added up in runs of this many, then the runs: the error of long sums stays small.
+constexpr int64_t kSteps = 128;
+
+// --- The product in registers --------------------------------------------------------------------
+
+template <typename T>
+class Scratch {
+ public:
+  explicit Scratch(int64_t size)
+      : data_(static_cast<T*>(::operator new(size * sizeof(T), std::align_val_t{64}))) {}
+  Scratch(const Scratch&) = delete;
+  ~Scratch() { ::operator delete(data_, std::align_val_t{64}); }
+  T* get() const { return data_; }
+
+ private:
+  T* data_;
+};
+
+// A factor of a product: element (i, s) is data[i * stride + s], or, kAcross, data[s * stride + i].
+template <typename Acc, bool kAcross>
+struct Factor {
+  const Acc* data;
+  int64_t stride;
+
+  JAX_GNN_INLINE Acc at(int64_t i, int64_t s) const {
+    return kAcross ? data[s * stride + i] : data[i * stride + s];
+  }
+};
+
+// Rows of a matrix.
+template <typename T>
+struct Rows {
+  T* data;
+  int64_t stride;
+};
+
+// out[i, :] = init[i, :] + the sum over s of a(i, s) * panel[s, :], for kRows rows and the first
+// kVectors of the two vectors of columns that a panel has.
+template <typename Isa, int kRows, int kVectors, typename Acc, bool kAcross>
+JAX_GNN_INLINE void multiply_tile(Factor<Acc, kAcross> a, const Acc* panel, int64_t steps,
+                                  Rows<const Acc> init, Rows<Acc> out) {
+  constexpr int kLanes = Isa::template kLanes<Acc>;
+  using V = Vector<Acc, kLanes>;
+  V sums[kRows][kVectors] = {};
+  for (int64_t s = 0; s < steps; ++s) {
+    V columns[kVectors];
+    JAX_GNN_UNROLL
+    for (int v = 0; v < kVectors; ++v) columns[v] = load<kLanes>(panel + v * kLanes);
+    panel += Isa::template kColumns<Acc>;
+    JAX_GNN_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const Acc factor = a.at(i, s);
+      JAX_GNN_UNROLL
+      for (int v = 0; v < kVectors; ++v) sums[i][v] += factor * columns[v];
+    }
+  }
+  JAX_GNN_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    JAX_GNN_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const V before = load<kLanes>(init.data + i * init.stride + v * kLanes);
+      store<kLanes>(out.data + i * out.stride + v * kLanes, before + sums[i][v]);
+    }
+  }
+}
+
+// Calls body(rows, vectors), integral constants, for the largest tile that `rows` rows fill, of one
+// vector where that is enough; returns its rows.
+template <int kRows, typename Body>
+JAX_GNN_INLINE int with_tile(int64_t rows, bool narrow, const Body& body) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return with_tile<kRows / 2>(rows, narrow, body);
+  }
+  if (narrow) {
+    body(std::integral_constant<int, kRows>{}, std::integral_constant<int, 1>{});
+  } else {
+    body(std::integral_constant<int, kRows>{}, std::integral_constant<int, 2>{});
+  }
+  return kRows;
+}
+
+// Widens `count` numbers into as many, and fills up with zeros to `padded`.
+template <int kLanes, typename T>
+JAX_GNN_INLINE void widen_row(const T* from, int64_t count, Accumulator<T>* to, int64_t padded) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store<kLanes>(to + i, load<kLanes>(from + i));
+  for (; i < count; ++i) to[i] = widen(from[i]);
+  for (; i < padded; ++i) to[i] = 0;
+}
+
+// `count` numbers, narrowed.
+template <int kLanes, typename Out>
+JAX_GNN_INLINE void narrow_row(const Accumulator<Out>* from, int64_t count, Out* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store<kLanes>(to + i, load<kLanes>(from + i));
+  for (; i < count; ++i) to[i] = narrow<Out>(from[i]);
+}
+
+// Rows of a factor in the accumulator type: themselves, or widened into `scratch`.
+template <int kLanes, typename T>
+JAX_GNN_INLINE const Accumulator<T>* widen_rows(const T* from, int64_t count,
+                                                Accumulator<T>* scratch) {
+  if constexpr (std::is_same_v<T, Accumulator<T>>) {
+    return from;
+  } else {
+    widen_row<kLanes>(from, count, scratch, count);
+    return scratch;
+  }
+}
+
+constexpr int64_t round_up(int64_t size, int64_t multiple) {
+  return (size + multiple - 1) / multiple * multiple;
+}
+
+// --- Activations ---------------------------------------------------------------------------------
+
+template <int kLanes, typename V>
+JAX_GNN_INLINE V times_sigmoid(V x, V slope) {
+  return x / (Element<V>(1) + exp<kLanes>(-slope));
+}
+
+template <int kLanes, typename V>
+JAX_GNN_INLINE V tanh(V x) {
+  using Acc = Element<V>;
+  const V e = exp<kLanes>(Acc(-2) * (x < Acc(0) ? -x : x));
+  const V far = (Acc(1) - e) / (Acc(1) + e);
+  // Near 0 that cancels: the continued fraction x / (1 + x² / (3 + x² / (5 + …))).
+  const V square = x * x;
+  V near = broadcast<V>(17);
+  JAX_GNN_UNROLL
+  for (int odd = 15; odd > 0; odd -= 2) near = Acc(odd) + square / near;
+  return square < Acc(0.25) ? x / near : x < Acc(0) ? -far : far;
+}
+
+template <int kLanes, typename V>
+JAX_GNN_INLINE V activate(Activation activation, V x) {
+  using Acc = Element<V>;
+  switch (activation) {
+    case Activation::kRelu:
+      return x < Acc(0) ? broadcast<V>(Acc(0)) : x;
+    case Activation::kSilu:
+      return times_sigmoid<kLanes>(x, x);
+    case Activation::kGelu:  // 1 + tanh(u) is twice the sigmoid of 2 u
+      return times_sigmoid<kLanes>(x, Acc(1.5957691216057308) * (x + Acc(0.044715) * (x * x * x)));
+    case Activation::kTanh:
+      return tanh<kLanes>(x);
+    default:
+      return x;
+  }
+}
+
+// --- Rows times their group's weight -------------------------------------------------------------
+
+template <typename T, typename Out>
+struct Matmul {
+  using Acc = Accumulator<T>;
+
+  std::vector<int64_t> bounds;
+  int64_t num_rows, k, n, tasks;
+  bool transposed;
+  Activation activation;
+  const T *lhs, *rhs, *bias;
+  Out* out;
+
+  template <typename Isa>
+  JAX_GNN_INLINE void run(int64_t task) const {
+    constexpr int kLanes = Isa::template kLanes<Acc>, kRows = Isa::kRows;
+    constexpr int64_t kColumns = Isa::template kColumns<Acc>;
+    const int64_t panels = (n + kColumns - 1) / kColumns;
+    // Rows of the left factor that are widened, and stay in the cache, at a time.
+    const int64_t rows = round_up(std::max<int64_t>(16384 / std::max<int64_t>(k, 1), 64), kRows);
+    const Scratch<Acc> packed(panels * (k + 1) * kColumns);
+    const Scratch<Acc> wide(std::is_same_v<T, Acc> ? 1 : rows * k);
+    for_each_piece(bounds, even_share(num_rows, task, tasks), even_share(num_rows, task + 1, tasks),
+                   [&](int64_t begin, int64_t end, int64_t weight) JAX_GNN_LAMBDA {
+                     if (weight < 0) {
+                       std::fill(out + begin * n, out + end * n, Out{});
+                       return;
+                     }
+                     for (int64_t p = 0; p < panels; ++p) {
+                       pack<Isa>(weight, p * kColumns, packed.get() + p * (k + 1) * kColumns);
+                     }
+                     for (int64_t row = begin; row < end; row += rows) {
+                       const int64_t count = std::min(rows, end - row);
+                       const Acc* const a =
+                           widen_rows<kLanes>(lhs + row * k, count * k, wide.get());
+                       for (int64_t p = 0; p < panels; ++p) {
+                         const Acc* const panel = packed.get() + p * (k + 1) * kColumns;
+                         for (int64_t i = 0; i < count;) {
+                           i += multiply<Isa>(a + i * k, panel, row + i, count - i, p * kColumns);
+                         }
+                       }
+                     }
+                   });
+  }
+
+ private:
+  // A panel: columns [column, column + kColumns) of a weight, with their biases ahead.
+  template <typename Isa>
+  JAX_GNN_INLINE void pack(int64_t weight, int64_t column, Acc* panel) const {
+    constexpr int kLanes = Isa::template kLanes<Acc>;
+    constexpr int64_t kColumns = Isa::template kColumns<Acc>;
+    const int64_t width = std::min(n - column, kColumns);
+    widen_row<kLanes>(bias ? bias + weight * n + column : nullptr, bias ? width : 0, panel,
+                      kColumns);
+    panel += kColumns;
+    const T* const from = rhs + weight * k * n;
+    if (!transposed) {
+      for (int64_t s = 0; s < k; ++s) {
+        widen_row<kLanes>(from + s * n + column, width, panel + s * kColumns, kColumns);
+      }
+      return;
+    }
+    for (int64_t j = 0; j < kColumns; ++j) {
+      for (int64_t s = 0; s < k; ++s) {
+        panel[s * kColumns + j] = j < width ? widen(from[(column + j) * k + s]) : Acc(0);
+      }
+    }
+  }
+
+  // Computes one tile: columns from `column` on of at most `count` rows from `row` on, of which it
+  // returns the number.
+  template <typename Isa>
+  JAX_GNN_INLINE int multiply(const Acc* a, const Acc* panel, int64_t row, int64_t count,
+                              int64_t column) const {
+    constexpr int kLanes = Isa::template kLanes<Acc>;
+    constexpr int kColumns = Isa::template kColumns<Acc>;
+    Out* const target = out + row * n + column;
+    const int64_t width = std::min<int64_t>(n - column, kColumns);
+    alignas(64) Acc tile[Isa::kRows * kColumns];
+    Rows<Acc> to = {tile, kColumns};
+    bool direct = false;
+    if constexpr (std::is_same_v<Out, Acc>) {
+      direct = activation == Activation::kNone && width % kLanes == 0;
+      if (direct) to = {target, n};
+    }
+    const int rows =
+        with_tile<Isa::kRows>(count, width <= kLanes, [&](auto rows, auto vectors) JAX_GNN_LAMBDA {
+          Rows<const Acc> init = {panel, 0};  // the biases
+          int64_t s = 0;
+          do {
+            multiply_tile<Isa, decltype(rows)::value, decltype(vectors)::value>(
+                Factor<Acc, false>{a + s, k}, panel + (s + 1) * kColumns, std::min(kSteps, k - s),
+                init, to);
+            init = {to.data, to.stride};
+            s += kSteps;
+          } while (s < k);
+        });
+    if (direct) return rows;
+    for (int i = 0; i < rows; ++i) {
+      Acc* const from = tile + i * kColumns;
+      if (activation != Activation::kNone) {
+        for (int64_t j = 0; j < width; j += kLanes) {
+          store<kLanes>(from + j, activate<kLanes>(activation, load<kLanes>(from + j)));
+        }
+      }
+      narrow_row<kLanes>(from, width, target + i * n);
+    }
+    return rows;
+  }
+};
+
+// --- Sums of outer products ----------------------------------------------------------------------
+
+template <typename T, typename Out>
+struct Outer {
+  using Acc = Accumulator<T>;
+
+  std::vector<int64_t> bounds;
+  int64_t num_rows, k, n, tasks;
+  const T *lhs, *rhs;
+  Out* out;
+  Acc* partial;  // (tasks, 2, k, n): sums of a task's first and last group, where others share it
+
+  template <typename Isa>
+  JAX_GNN_INLINE void run(int64_t task) const {
+    constexpr int kLanes = Isa::template kLanes<Acc>;
+    constexpr int64_t kColumns = Isa::template kColumns<Acc>;
+    const int64_t panels = (n + kColumns - 1) / kColumns;
+    const int64_t first = even_share(num_rows, task, tasks);
+    const int64_t last = even_share(num_rows, task + 1, tasks);
+    const Scratch<Acc> packed(panels * kSteps * kColumns), sums(panels * k * kColumns);
+    const Scratch<Acc> wide(std::is_same_v<T, Acc> ? 1 : kSteps * k);
+    alignas(64) const Acc zeros[kColumns] = {};
+    for_each_piece(
+        bounds, first, last, [&](int64_t begin, int64_t end, int64_t weight) JAX_GNN_LAMBDA {
+          if (weight < 0) return;
+          for (int64_t row = begin; row < end; row += kSteps) {
+            const int64_t steps = std::min(kSteps, end - row);
+            const Acc* const a = widen_rows<kLanes>(lhs + row * k, steps * k, wide.get());
+            for (int64_t p = 0; p < panels; ++p) {
+              const int64_t width = std::min(n - p * kColumns, kColumns);
+              Acc* const panel = packed.get() + p * kSteps * kColumns;
+              for (int64_t s = 0; s < steps; ++s) {
+                widen_row<kLanes>(rhs + (row + s) * n + p * kColumns, width, panel + s * kColumns,
+                                  kColumns);
+              }
+              for (int64_t i = 0; i < k;) {
+                Acc* const tile = sums.get() + (p * k + i) * kColumns;
+                i += with_tile<Isa::kRows>(
+                    k - i, width <= kLanes, [&](auto rows, auto vectors) JAX_GNN_LAMBDA {
+                      multiply_tile<Isa, decltype(rows)::value, decltype(vectors)::value>(
+                          Factor<Acc, true>{a + i, k}, panel, steps,
+                          row == begin ? Rows<const Acc>{zeros, 0}
+                                       : Rows<const Acc>{tile, kColumns},
+                          Rows<Acc>{tile, kColumns});
+                    });
+              }
+            }
+          }
+          const bool shared = bounds[weight] < first || bounds[weight + 1] > last;
+          const bool is_first = bounds[weight] <= first;
+          for (int64_t i = 0; i < k; ++i) {
+            for (int64_t p = 0; p < panels; ++p) {
+              const int64_t width = std::min(n - p * kColumns, kColumns), at = i * n + p * kColumns;
+              const Acc* const from = sums.get() + (p * k + i) * kColumns;
+              if (shared) {
+                std::copy(from, from + width, partial_of(task, is_first) + at);
+              } else {
+                narrow_row<kLanes>(from, width, out + weight * k * n + at);
+              }
+            }
+          }
+        });
+  }
+
+  // Sums of those groups that no task has alone: none, or several in the order of the tasks.
+  void finish(int64_t weight) const {
+    const int64_t begin = bounds[weight], end = bounds[weight + 1];
+    Out* const target = out + weight * k * n;
+    if (begin == end) {
+      std::fill(target, target + k * n, Out{});
+      return;
+    }
+    const int64_t first = task_of(begin), last = task_of(end - 1);
+    if (first == last) return;
+    Acc* const sum = partial_of(first, begin <= even_share(num_rows, first, tasks));
+    for (int64_t task = first + 1; task <= last; ++task) {
+      const Acc* const term = partial_of(task, true);
+      for (int64_t i = 0; i < k * n; ++i) sum[i] += term[i];
+    }
+    narrow_row<16 / sizeof(Acc)>(sum, k * n, target);
+  }
+
+ private:
+  Acc* partial_of(int64_t task, bool is_first) const {
+    return partial + (2 * task + (is_first ? 0 : 1)) * k * n;
+  }
+
+  int64_t task_of(int64_t row) const {
+    int64_t task = row * tasks / num_rows;
+    while (even_share(num_rows, task, tasks) > row) --task;
+    while (even_share(num_rows, task + 1, tasks) <= row) ++task;
+    return task;
+  }
+};
+
+}  // namespace
+
+template <typename T, typename Out>
+void segment_matmul(const ParallelFor& parallel_for, const Groups& groups, int64_t k, int64_t n,
+                    bool transposed, Activation activation, const T* lhs, const T* rhs,
+                    const T* bias, Out* out) {
+  // Every task packs the weights of its rows: it should have many rows of one group.
+  const double operations = static_cast<double>(groups.num_rows) * static_cast<double>(k * n + 1);
+  const int64_t tasks = std::clamp<int64_t>(static_cast<int64_t>(operations / (1 << 21)), 1,
+                                            std::max<int64_t>(groups.num_rows / 512, 1));
+  run_all(parallel_for, tasks,
+          Matmul<T, Out>{bounds_of(groups), groups.num_rows, k, n, tasks, transposed, activation,
+                         lhs, rhs, bias, out});
+}
+
+template <typename T, typename Out>
+void segment_outer(const ParallelFor& parallel_for, const Groups& groups, int64_t k, int64_t n,
+                   const T* lhs, const T* rhs, Out* out) {
+  // As many tasks as the work is worth, but no more memory for them than the operands take.
+  const int64_t rows = groups.num_rows, size = k * n;
+  const double operations = static_cast<double>(rows) * static_cast<double>(size + 1);
+  const double affordable = static_cast<double>(rows) * static_cast<double>(k + n) /
+                            static_cast<double>(2 * std::max<int64_t>(size, 1));
+  const int64_t tasks = std::clamp<int64_t>(
+      static_cast<int64_t>(std::min(operations / (1 << 21), affordable)), 1, 64);
+  const Scratch<Accumulator<T>> partial(tasks > 1 ? 2 * tasks * size : 1);
+  const Outer<T, Out> work = {bounds_of(groups), rows, k, n, tasks, lhs, rhs, out, partial.get()};
+  run_all(parallel_for, tasks, work);
+  const int64_t shares = task_count(
+      static_cast<double>(groups.num_groups) * static_cast<double>(size), groups.num_groups);
+  parallel_for(shares, [&](int64_t share) {
+    const int64_t last = even_share(groups.num_groups, share + 1, shares);
+    for (int64_t w = even_share(groups.num_groups, share, shares); w < last; ++w) work.finish(w);
+  });
+}
+
+#define JAX_GNN_INSTANTIATE(T, Out)                                                          \
+  template void segment_matmul(const ParallelFor&, const Groups&, int64_t, int64_t, bool,    \
+                               Activation, const T*, const T*, const T*, Out*);              \
+  template void segment_outer(const ParallelFor&, const Groups&, int64_t, int64_t, const T*, \
+                              const T*, Out*);
+
+JAX_GNN_INSTANTIATE(float, float)
+JAX_GNN_INSTANTIATE(double, double)
+JAX_GNN_INSTANTIATE(Half, Half)
+JAX_GNN_INSTANTIATE(Half, float)
+JAX_GNN_INSTANTIATE(BFloat16, BFloat16)
+JAX_GNN_INSTANTIATE(BFloat16, float)
+
+}  // namespace jax_gnn::cpu

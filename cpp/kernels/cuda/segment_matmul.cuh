@@ -1,0 +1,534 @@
+// Products of rows with their group's weights (FASTEN, sections 4 and 5).
+//
+// The Hopper kernel computes transposed products: the weights' fragments stay in registers over all
+// consecutive tiles of a group, rows stream through shared memory and are the right-hand side of
+// the matrix instructions as they lie. The plain kernel takes whatever that one does not: any size,
+// any alignment, exact float32, float64.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "group_tiles.cuh"
+#include "hopper.cuh"
+#include "pack.cuh"
+#include "segment_matmul.h"
+
+namespace jax_gnn::cuda {
+namespace {
+
+template <typename T>
+using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// tanh is as exact as tf32 and half types are, unless kExact.
+template <bool kExact, typename Acc>
+__device__ __forceinline__ Acc activated(Activation activation, Acc x) {
+  const auto tanh_here = [](Acc y) -> Acc {
+    if constexpr (kExact) {
+      return tanh(y);
+    } else {
+      float result;
+      asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(y));
+      return result;
+    }
+  };
+  switch (activation) {
+    case Activation::kNone:
+      break;
+    case Activation::kRelu:
+      return x > 0 || x != x ? x : Acc(0);
+    case Activation::kSilu:
+      return x / 2 * (1 + tanh_here(x / 2));
+    case Activation::kGelu:
+      return x / 2 * (1 + tanh_here(Acc(0.7978845608028654) * (x + Acc(0.044715) * x * x * x)));
+    case Activation::kTanh:
+      return tanh_here(x);
+  }
+  return x;
+}
+
+// What is multiplied, and where it goes.
+template <typename T, typename Out>
+struct Product {
+  const T* lhs;
+  const T* rhs;
+  const T* bias;
+  Out* out;
+  int k, n;
+  bool transposed, out_aligned;  // to 16 bytes
+  Activation activation;
+};
+
+// The places of a block's tiles, in ranges: `chunk` of every gridDim.x chunks, so that all blocks
+// work in the same part of memory, and an even part of what remains.
+class Share {
+ public:
+  __device__ __forceinline__ Share(int64_t total, int chunk)
+      : total_(total),
+        chunk_(chunk),
+        chunks_(chunk > 0 ? total / (int64_t{chunk} * gridDim.x) : 0) {}
+
+  __device__ __forceinline__ bool next(int64_t& begin, int64_t& end) {
+    const int64_t dealt = chunks_ * chunk_ * gridDim.x;
+    if (done_ < chunks_) {
+      begin = (done_ * gridDim.x + blockIdx.x) * chunk_;
+      end = begin + chunk_;
+    } else {
+      begin = dealt + split(total_ - dealt, blockIdx.x, gridDim.x);
+      end = dealt + split(total_ - dealt, blockIdx.x + 1, gridDim.x);
+    }
+    return done_++ <= chunks_;
+  }
+
+ private:
+  const int64_t total_;
+  const int chunk_;
+  const int64_t chunks_;
+  int64_t done_ = 0;
+};
+
+// --- Hopper --------------------------------------------------------------------------------------
+
+// Blocks of kWarpgroups warpgroups that compute 64 columns each, and one warp that loads. kChunks
+// chunks of 128 bytes hold a row.
+template <typename T, typename Out, int kChunks_, int kWarpgroups_, int kRows_>
+struct HopperTile {
+  static constexpr int kChunks = kChunks_, kWarpgroups = kWarpgroups_, kRows = kRows_;
+  static constexpr int kColumns = 64 * kWarpgroups;
+  static constexpr int kThreads = 128 * kWarpgroups + 32;
+  static constexpr int kSteps = 4 * kChunks;     // of 32 bytes of a row
+  static constexpr int kDepth = 32 / sizeof(T);  // of a step
+  static constexpr int kStageBytes = kChunks * kRows * kChunkBytes;
+  static constexpr int kResultBytes = kRows * kColumns * static_cast<int>(sizeof(Out));
+  static constexpr int kBlocks = kWarpgroups == 2 ? (kChunks <= 2 && kRows == 64 ? 2 : 1)
+                                                  : (kChunks <= 2   ? 3
+                                                     : kChunks <= 4 ? 2
+                                                                    : 1);
+  static constexpr int kSharedBytes = 226 * 1024 / kBlocks - 7 * 1024;  // beside static memory
+  static constexpr int kStages =
+      std::min(8, (kSharedBytes - kChunkAlign - kResultBytes) / kStageBytes);
+};
+
+// How weights lie: neighbouring columns in one word, one by one, or transposed.
+enum class Weights { kPairs, kSingle, kTransposed };
+
+__device__ __forceinline__ unsigned to_tf32(unsigned bits) {
+  unsigned rounded;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
+  return rounded;
+}
+
+// A thread's fragments of the weights of columns `column` and `column` + 1. All loads are issued
+// before any of what they bring is used.
+template <class Shape, Weights kWeights, typename T>
+__device__ __forceinline__ void load_weights(const T* weights, int k, int n, int column,
+                                             unsigned (&a)[Shape::kSteps][4]) {
+  constexpr bool kWords = sizeof(T) == 4;
+  const int quad = threadIdx.x % 4;
+  // One weight, in the lower bits.
+  const auto one = [&](int depth, int j) -> unsigned {
+    Word<T, 1> bits = 0;
+    load_if(depth < k && j < n,
+            reinterpret_cast<const Word<T, 1>*>(weights + (kWeights == Weights::kTransposed
+                                                               ? int64_t{j} * k + depth
+                                                               : int64_t{depth} * n + j)),
+            bits);
+    return bits;
+  };
+#pragma unroll
+  for (int step = 0; step < Shape::kSteps; ++step)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      unsigned* const two = &a[step][2 * half];
+      const int depth = kWords ? step * 8 + half * 4 + quad : step * 16 + half * 8 + quad * 2;
+      const T* const from = weights + int64_t{depth} * n + column;
+      if constexpr (kWords && kWeights == Weights::kPairs) {
+        uint2 bits = {0, 0};
+        load_if(depth < k && column < n, reinterpret_cast<const uint2*>(from), bits);
+        two[0] = bits.x;
+        two[1] = bits.y;
+      } else if constexpr (kWords) {
+        two[0] = one(depth, column);
+        two[1] = one(depth, column + 1);
+      } else if constexpr (kWeights == Weights::kPairs) {
+        two[0] = two[1] = 0;
+        load_if(depth < k && column < n, reinterpret_cast<const unsigned*>(from), two[0]);
+        load_if(depth < k && column < n, reinterpret_cast<const unsigned*>(from + n), two[1]);
+      } else if constexpr (kWeights == Weights::kTransposed) {  // k is even
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          two[j] = 0;
+          load_if(depth < k && column + j < n,
+                  reinterpret_cast<const unsigned*>(weights + int64_t{column + j} * k + depth),
+                  two[j]);
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+          two[j] = one(depth, column + j) | one(depth + 1, column + j) << 16;
+      }
+    }
+  __syncwarp();  // else the compiler waits for each load before it issues the next
+#pragma unroll
+  for (int step = 0; step < Shape::kSteps; ++step)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      unsigned &x = a[step][2 * half], &y = a[step][2 * half + 1];
+      if constexpr (kWords) {
+        x = to_tf32(x);
+        y = to_tf32(y);
+      } else if constexpr (kWeights == Weights::kPairs) {
+        const unsigned upper = x, lower = y;
+        x = __byte_perm(upper, lower, 0x5410);
+        y = __byte_perm(upper, lower, 0x7632);
+      }
+    }
+}
+
+template <typename Out>
+__device__ __forceinline__ void store_pair(Out* out, bool both, bool together, float one,
+                                           float two) {
+  if (together) {
+    Pack<Out, 2> pack;
+    narrow(one, pack.at[0]);
+    narrow(two, pack.at[1]);
+    *reinterpret_cast<Pack<Out, 2>*>(out) = pack;
+  } else {
+    narrow(one, out[0]);
+    if (both) narrow(two, out[1]);
+  }
+}
+
+template <class Shape, typename T, typename Out>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    hopper_matmul_kernel(const __grid_constant__ CUtensorMap rows, Groups groups,
+                         Product<T, Out> product, int chunk) {
+  constexpr int kStages = Shape::kStages;
+  extern __shared__ unsigned char shared_bytes[];
+  unsigned char* const ring = reinterpret_cast<unsigned char*>(
+      (reinterpret_cast<uintptr_t>(shared_bytes) + kChunkAlign - 1) / kChunkAlign * kChunkAlign);
+  __shared__ Barrier announced[kStages], filled[kStages], emptied[kStages];
+  __shared__ Tile tiles[kStages];
+  using Walk = TileWalk<Shape::kThreads, 0, true>;
+  __shared__ typename Walk::Index index;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      announced[stage].init(1);
+      filled[stage].init(1);
+      emptied[stage].init(4 * Shape::kWarpgroups);
+    }
+    make_barriers_visible();
+  }
+  allow_next_launch();
+  wait_for_previous_launch();
+  index.build(groups, Shape::kRows);
+  const int offset = *groups.offset;
+  const int k = product.k, n = product.n;
+  RingIndex at;
+
+  if (threadIdx.x >= 128 * Shape::kWarpgroups) {  // loads
+    Walk walk(groups, Shape::kRows, index);
+    Share share(index.total, chunk);
+    const int64_t weight_bytes = int64_t{k} * n * sizeof(T);
+    const bool prefetches = weight_bytes % 16 == 0 && weight_bytes < 1 << 20;
+    int64_t begin, end;
+    while (share.next(begin, end)) {
+      if (begin == end) break;
+      walk.seek(begin);
+      for (bool first = true; walk.place() < end; first = false, at.advance(kStages)) {
+        const Tile tile = walk.next();
+        if (threadIdx.x % 32 != 0) continue;
+        const unsigned weight = static_cast<unsigned>(tile.group - offset);
+        const bool has_weight = tile.group < groups.num_sizes && weight < groups.num_groups;
+        emptied[at.stage].wait(at.parity ^ 1);
+        tiles[at.stage] = tile;
+        announced[at.stage].arrive();
+        if (!has_weight || tile.count == 0) {
+          filled[at.stage].arrive();
+          continue;
+        }
+        filled[at.stage].arrive_expecting(Shape::kStageBytes);
+        for (int part = 0; part < Shape::kChunks; ++part)
+          copy_box(rows, part * (kChunkBytes / static_cast<int>(sizeof(T))), tile.row,
+                   ring + at.stage * Shape::kStageBytes + part * Shape::kRows * kChunkBytes,
+                   filled[at.stage]);
+        if (prefetches && (tile.first || first))
+          prefetch_to_l2(reinterpret_cast<const char*>(product.rhs) + weight * weight_bytes,
+                         static_cast<unsigned>(weight_bytes));
+      }
+    }
+    if (threadIdx.x % 32 == 0) {
+      emptied[at.stage].wait(at.parity ^ 1);
+      tiles[at.stage].count = -1;
+      announced[at.stage].arrive();
+    }
+    return;
+  }
+
+  // In a warpgroup, row g of the fragments of warp w is column 16 w + 2 g, row g + 8 the next.
+  const int column =
+      blockIdx.y * Shape::kColumns + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 * 2;
+  const bool together = n % 2 == 0;
+  unsigned a[Shape::kSteps][4];
+  float bias[2] = {0, 0};
+  int held = -1;  // the group whose weights are in registers
+  // Results of full rows leave together; others are stored from registers.
+  Out* const result = reinterpret_cast<Out*>(ring + kStages * Shape::kStageBytes);
+  const bool leaves = gridDim.y == 1 && n * sizeof(Out) % 16 == 0 && product.out_aligned;
+  for (;; at.advance(kStages)) {
+    announced[at.stage].wait(at.parity);
+    const Tile tile = tiles[at.stage];
+    if (tile.count < 0) break;
+    const unsigned weight = static_cast<unsigned>(tile.group - offset);
+    const bool has_weight = tile.group < groups.num_sizes && weight < groups.num_groups;
+    float sum[Shape::kRows / 2];
+    if (has_weight && tile.count > 0) {
+      if (tile.group != held) {
+        held = tile.group;
+        const T* weights = product.rhs + int64_t{weight} * k * n;
+        if (product.transposed)
+          load_weights<Shape, Weights::kTransposed>(weights, k, n, column, a);
+        else if (together)
+          load_weights<Shape, Weights::kPairs>(weights, k, n, column, a);
+        else
+          load_weights<Shape, Weights::kSingle>(weights, k, n, column, a);
+        if (product.bias != nullptr)
+#pragma unroll
+          for (int j = 0; j < 2; ++j)
+            if (column + j < n) bias[j] = widen(product.bias[int64_t{weight} * n + column + j]);
+      }
+      filled[at.stage].wait(at.parity);
+      const uint64_t b = matrix_descriptor(ring + at.stage * Shape::kStageBytes);
+      warpgroup_arrive();
+#pragma unroll
+      for (int step = 0; step < Shape::kSteps; ++step) {
+        // Descriptors count in 16 bytes.
+        const int offset_bytes = step / 4 * Shape::kRows * kChunkBytes + step % 4 * 32;
+        Multiply<T, Shape::kRows>::add(sum, a[step], b + offset_bytes / 16, step > 0);
+      }
+      warpgroup_commit();
+      warpgroup_wait();
+    } else {
+      filled[at.stage].wait(at.parity);
+#pragma unroll
+      for (float& x : sum) x = 0;
+    }
+    if (threadIdx.x % 32 == 0) emptied[at.stage].arrive();
+    const bool acts =
+        has_weight && (product.bias != nullptr || product.activation != Activation::kNone);
+    if (acts)
+#pragma unroll
+      for (int j = 0; j < Shape::kRows / 2; ++j)
+        sum[j] = activated<false>(product.activation, sum[j] + bias[j / 2 % 2]);
+    const auto store = [&](Out* out, int count) {
+#pragma unroll
+      for (int j = 0; j < Shape::kRows / 4; ++j) {
+        const int row = j / 2 * 8 + threadIdx.x % 4 * 2 + j % 2;
+        if (row < count)
+          store_pair(out + int64_t{row} * n, column + 1 < n, together, sum[j / 2 * 4 + j % 2],
+                     sum[j / 2 * 4 + j % 2 + 2]);
+      }
+    };
+    Out* const out = product.out + int64_t{tile.row} * n;
+    if (leaves) {
+      if (threadIdx.x == 0) wait_until_read();
+      sync_some<128 * Shape::kWarpgroups>(1);
+      if (column < n) store(result + column, Shape::kRows);
+      make_visible_to_copies();
+      sync_some<128 * Shape::kWarpgroups>(1);
+      if (threadIdx.x == 0 && tile.count > 0)
+        copy_out(out, result, static_cast<unsigned>(tile.count * n * sizeof(Out)));
+    } else if (column < n) {
+      store(out + column, tile.count);
+    }
+  }
+  if (threadIdx.x == 0) wait_until_written();
+}
+
+inline int num_multiprocessors() {
+  int device = 0, count = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+                 cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) ==
+                     cudaSuccess
+             ? count
+             : 1;
+}
+
+// Blocks of a persistent grid: no more than there are tiles, nor than fit on the GPU at once.
+inline unsigned num_blocks(const MatmulSchedule& schedule, const Groups& groups, int tile_rows,
+                           int blocks_per_multiprocessor) {
+  const int64_t tiles = ceil_div(groups.num_rows, tile_rows) + groups.num_sizes + 1;
+  return static_cast<unsigned>(
+      std::clamp<int64_t>(std::min(schedule.blocks, tiles), 1,
+                          int64_t{num_multiprocessors()} * blocks_per_multiprocessor));
+}
+
+template <typename T>
+constexpr CUtensorMapDataType kMapType =
+    std::is_same_v<T, float>    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+    : std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+
+template <class Shape, typename T, typename Out>
+cudaError_t launch_hopper(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
+                          const Product<T, Out>& product) {
+  const auto kernel = hopper_matmul_kernel<Shape, T, Out>;
+  static const cudaError_t allowed = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
+  if (allowed != cudaSuccess) return allowed;
+  CUtensorMap rows;
+  const cudaError_t error =
+      describe(product.lhs, groups.num_rows, product.k, Shape::kRows, kMapType<T>, rows);
+  if (error != cudaSuccess) return error;
+  const dim3 grid(num_blocks(schedule, groups, Shape::kRows, Shape::kBlocks),
+                  static_cast<unsigned>(ceil_div(product.n, Shape::kColumns)));
+  return launch(stream, {grid, Shape::kThreads, Shape::kSharedBytes}, kernel, rows, groups, product,
+                static_cast<int>(schedule.chunk));
+}
+
+template <typename T, int kChunks, typename Out>
+cudaError_t launch_chunks(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
+                          const Product<T, Out>& product) {
+  constexpr int kLargest = kChunks == 1 ? 128 : 64;
+  const bool small = schedule.tile < kLargest;
+  if constexpr (kChunks < 8) {
+    if (product.n > 64)
+      return small ? launch_hopper<HopperTile<T, Out, kChunks, 2, 64>>(stream, schedule, groups,
+                                                                       product)
+                   : launch_hopper<HopperTile<T, Out, kChunks, 2, kLargest>>(stream, schedule,
+                                                                             groups, product);
+  }
+  return small
+             ? launch_hopper<HopperTile<T, Out, kChunks, 1, 64>>(stream, schedule, groups, product)
+             : launch_hopper<HopperTile<T, Out, kChunks, 1, kLargest>>(stream, schedule, groups,
+                                                                       product);
+}
+
+// --- Everywhere ----------------------------------------------------------------------------------
+
+// A block's tile: 64 columns of kRows rows, kRows / 16 times 4 of them to a thread.
+constexpr int kPlainThreads = 256, kPlainColumns = 64, kPlainDepth = 16;
+
+template <int kRows, typename T, typename Out>
+__global__ void __launch_bounds__(kPlainThreads)
+    plain_matmul_kernel(Groups groups, Product<T, Out> product) {
+  using Acc = Accumulator<T>;
+  constexpr int kMine = kRows / 16;
+  __shared__ Acc left[kPlainDepth][kRows + 4], right[kPlainDepth][kPlainColumns + 4];
+  __shared__ Tile shared_tile;
+  using Walk = TileWalk<kPlainThreads, 0, true>;
+  __shared__ typename Walk::Index index;
+  allow_next_launch();
+  wait_for_previous_launch();
+  index.build(groups, kRows);
+  Share share(index.total, 0);
+  const int offset = *groups.offset;
+  const int k = product.k, n = product.n;
+  const int first_column = blockIdx.y * kPlainColumns;
+  const int my_column = threadIdx.x % 16 * 4, my_row = threadIdx.x / 16 * kMine;
+  Walk walk(groups, kRows, index);  // of the first warp
+  int64_t place, end;
+  share.next(place, end);
+  if (threadIdx.x < 32 && place < end) walk.seek(place);
+  for (;;) {
+    if (threadIdx.x < 32) {
+      const bool ends = place >= end || walk.place() >= end;
+      const Tile tile = ends ? Tile{0, 0, -1, false, false} : walk.next();
+      if (threadIdx.x == 0) shared_tile = tile;
+    }
+    __syncthreads();
+    if (shared_tile.count < 0) break;
+    const Tile tile = shared_tile;
+    const unsigned weight = static_cast<unsigned>(tile.group - offset);
+    const bool has_weight = tile.group < groups.num_sizes && weight < groups.num_groups;
+    Acc sum[kMine][4] = {};
+    const T* weights = product.rhs + int64_t{weight} * k * n;
+    for (int depth = 0; depth < (has_weight ? k : 0); depth += kPlainDepth) {
+      for (int j = threadIdx.x; j < kRows * kPlainDepth; j += kPlainThreads) {
+        const int row = j / kPlainDepth, d = j % kPlainDepth;
+        const bool valid = row < tile.count && depth + d < k;
+        left[d][row] =
+            valid ? widen(product.lhs[(int64_t{tile.row} + row) * k + depth + d]) : Acc(0);
+      }
+      for (int j = threadIdx.x; j < kPlainColumns * kPlainDepth; j += kPlainThreads) {
+        const int column = product.transposed ? j / kPlainDepth : j % kPlainColumns;
+        const int d = product.transposed ? j % kPlainDepth : j / kPlainColumns;
+        const bool valid = first_column + column < n && depth + d < k;
+        const int64_t from = product.transposed ? int64_t{first_column + column} * k + depth + d
+                                                : int64_t{depth + d} * n + first_column + column;
+        right[d][column] = valid ? widen(weights[from]) : Acc(0);
+      }
+      __syncthreads();
+#pragma unroll
+      for (int d = 0; d < kPlainDepth; ++d)
+#pragma unroll
+        for (int r = 0; r < kMine; ++r)
+#pragma unroll
+          for (int c = 0; c < 4; ++c) sum[r][c] += left[d][my_row + r] * right[d][my_column + c];
+      __syncthreads();
+    }
+    for (int c = 0; c < 4; ++c) {
+      const int column = first_column + my_column + c;
+      if (column >= n) break;
+      const Acc bias = has_weight && product.bias != nullptr
+                           ? widen(product.bias[int64_t{weight} * n + column])
+                           : Acc(0);
+#pragma unroll
+      for (int r = 0; r < kMine; ++r)
+        if (my_row + r < tile.count)
+          narrow(has_weight ? activated<true>(product.activation, sum[r][c] + bias) : Acc(0),
+                 product.out[(int64_t{tile.row} + my_row + r) * n + column]);
+    }
+    __syncthreads();  // shared_tile has been read
+  }
+}
+
+// --- The host's side -----------------------------------------------------------------------------
+
+// Hopper itself: its matrix instructions are not those of later GPUs.
+inline bool is_hopper() {
+  int device = 0, major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         major == 9;
+}
+
+}  // namespace
+
+template <typename T, typename Out>
+cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
+                           const Groups& groups, int64_t k, int64_t n, bool transposed, bool exact,
+                           Activation activation, const T* lhs, const T* rhs, const T* bias,
+                           Out* out) {
+  constexpr int64_t kMax = 1 << 30;
+  if (groups.num_rows <= 0 || n <= 0) return cudaSuccess;
+  if (k > kMax || n > kMax || groups.num_rows > 0x7fffffff || groups.num_sizes > kMax)
+    return cudaErrorInvalidValue;
+  const Product<T, Out> product = {lhs,
+                                   rhs,
+                                   bias,
+                                   out,
+                                   static_cast<int>(k),
+                                   static_cast<int>(n),
+                                   transposed,
+                                   aligned(out, 16),
+                                   activation};
+  if constexpr (sizeof(T) <= 4) {
+    const int64_t chunks = ceil_div(k * sizeof(T), kChunkBytes);
+    if (is_hopper() && !(exact && sizeof(T) == 4) && k > 0 && chunks <= 8 &&
+        k * sizeof(T) % 16 == 0 && aligned(lhs, 16) && aligned(rhs, 8) && aligned(out, 8)) {
+      if (chunks <= 1) return launch_chunks<T, 1>(stream, schedule, groups, product);
+      if (chunks <= 2) return launch_chunks<T, 2>(stream, schedule, groups, product);
+      if (chunks <= 4) return launch_chunks<T, 4>(stream, schedule, groups, product);
+      return launch_chunks<T, 8>(stream, schedule, groups, product);
+    }
+  }
+  constexpr int kRows = sizeof(Accumulator<T>) == 8 ? 64 : 128;
+  const dim3 grid(num_blocks(schedule, groups, kRows, 3),
+                  static_cast<unsigned>(ceil_div(n, kPlainColumns)));
+  if (grid.y > kMaxGridY) return cudaErrorInvalidConfiguration;
+  return launch(stream, {grid, kPlainThreads, 0}, plain_matmul_kernel<kRows, T, Out>, groups,
+                product);
+}
+
+}  // namespace jax_gnn::cuda

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "../segment_matmul.h"
+
+namespace jax_gnn::cuda {
+
+// How a kernel deals out rows. segment_matmul: tiles have at most `tile` rows, at most `blocks`
+// blocks take `chunk` neighbouring ones of every blocks * chunk, or one range each if `chunk` is 0.
+// segment_outer: `blocks` blocks take a range each, of whole groups if `chunk` is not 0.
+struct MatmulSchedule {
+  int64_t tile, chunk, blocks;
+};
+
+// What segment_outer needs: two results a block, and a note.
+constexpr int64_t outer_workspace_bytes(int64_t blocks, int64_t k, int64_t n, int64_t acc_bytes) {
+  return (2 * blocks * k * n * acc_bytes + 15) / 16 * 16 + 8 * blocks;
+}
+
+// (T, Out): float, double, __half and __nv_bfloat16 to themselves, the half types to float too.
+// `exact`: float products in full precision rather than in tf32.
+
+// out[r, :] = activation(lhs[r, :] @ rhs[g] + bias[g]) for the rows r of group g, 0 for rows of no
+// group. lhs: (num_rows, k), rhs: (num_groups, k, n), `transposed` (num_groups, n, k), bias:
+// (num_groups, n) or null, out: (num_rows, n).
+template <typename T, typename Out>
+cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
+                           const Groups& groups, int64_t k, int64_t n, bool transposed, bool exact,
+                           Activation activation, const T* lhs, const T* rhs, const T* bias,
+                           Out* out);
+
+// out[g] = the sum over the rows r of group g of the outer products of lhs[r, :] and rhs[r, :].
+// lhs: (num_rows, k), rhs: (num_rows, n), out: (num_groups, k, n).
+template <typename T, typename Out>
+cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
+                          int64_t k, int64_t n, bool exact, bool deterministic, const T* lhs,
+                          const T* rhs, Out* out, void* workspace);
+
+}  // namespace jax_gnn::cuda

@@ -1,0 +1,19 @@
+#include "segment_outer.cuh"
+
+namespace jax_gnn::cuda {
+
+template cudaError_t segment_matmul(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
+                                    int64_t, bool, bool, Activation, const __half*, const __half*,
+                                    const __half*, __half*);
+template cudaError_t segment_outer(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
+                                   int64_t, bool, bool, const __half*, const __half*, __half*,
+                                   void*);
+
+template cudaError_t segment_matmul(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
+                                    int64_t, bool, bool, Activation, const __half*, const __half*,
+                                    const __half*, float*);
+template cudaError_t segment_outer(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
+                                   int64_t, bool, bool, const __half*, const __half*, float*,
+                                   void*);
+
+}  // namespace jax_gnn::cuda

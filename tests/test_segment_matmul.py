@@ -1,0 +1,906 @@
+"""Segmented matrix products: descriptions of the ops and their variants for the shared checks."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+from op_spec import Case, OpSpec, assert_close, same_bits, setting, stack
+from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, TOLERANCE, CoreChecks, OpSuite
+
+import jax_gnn
+from jax_gnn import segment_matmul, segment_outer
+
+CUSTOM_CALLS = ("jax_gnn_segment_matmul", "jax_gnn_segment_outer")
+EXACT = jax.lax.Precision.HIGHEST  # float32 on every platform
+K = 5
+OFFSET, UNHELD = 2, 3  # groups ahead of those that weights are held for, and beside them
+LIMITS = np.iinfo(np.int32)
+
+# (rows, groups) of the scenarios of op_spec.
+_SIZES = {
+    "no_entries": (0, 6),
+    "no_left": (0, 6),
+    "no_right": (9, 0),
+    "more_right_than_left": (24, 31),
+    "large": (15000, 50),  # enough for several threads
+}
+
+
+# --- Inputs --------------------------------------------------------------------------------------
+
+
+def sizes_of(rng: np.random.Generator, scenario: str, rows: int, groups: int) -> np.ndarray:
+    """``(groups,)`` sizes, whose sum is the number of rows but for padding."""
+    if groups == 0:
+        return np.zeros(0, np.int32)
+    shares = rng.dirichlet(np.ones(groups))
+    if scenario == "empty":  # the last, and others
+        shares[rng.permutation(groups - 1)[: groups // 2]] = shares[-1] = 0
+    if scenario == "giant":
+        shares = np.eye(groups)[rng.integers(groups)]
+    if scenario == "padding":
+        rows = rows * 2 // 3
+    sizes = rng.multinomial(rows, shares / shares.sum()).astype(np.int32)
+    if scenario == "duplicates":  # groups of one row
+        sizes = np.ones(groups, np.int32)
+        sizes[rng.integers(groups)] += rows - groups
+    if scenario == "padding":  # sizes below 0 are empty groups
+        where = rng.integers(groups)
+        sizes[where] = rng.choice([-1, -7, LIMITS.min])
+    return sizes
+
+
+def membership(sizes: np.ndarray, rows: int, first: int, groups: int) -> np.ndarray:
+    """``(rows, groups)``: 1 where a row belongs to a group, of which the first has this number."""
+    ends = np.minimum(np.cumsum(np.clip(sizes, 0, rows).astype(np.int64)), rows)
+    result, start = np.zeros((rows, groups)), 0
+    for group, end in enumerate(ends):
+        if 0 <= group - first < groups:
+            result[start:end, group - first] = 1
+        start = max(start, end)
+    return result
+
+
+def case_maker(operands: tuple[str, ...], outer: bool = False, offset: bool = False) -> Any:
+    def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
+        rows, groups = _SIZES.get(scenario, (24, 6))
+        first, unheld = (OFFSET, UNHELD) if offset else (0, 0)
+        sizes = sizes_of(rng, scenario, rows, groups + unheld)
+        plain = membership(sizes, rows, first, groups)
+        n = int(np.prod(features))
+        shapes = {
+            "lhs": (rows, K),
+            "rhs": (rows, n) if outer else (groups, K, n),
+            "transposed_rhs": (groups, n, K),
+            "bias": (groups, n),
+        }
+        per_row = ("lhs", "rhs") if outer else ("lhs",)
+        padding = plain.sum(1, keepdims=True) == 0
+        return Case(
+            {"sizes": sizes, "offset": np.int32(first)} if offset else sizes,
+            plain,
+            tuple(rng.normal(size=shapes[name]) for name in operands),
+            tuple(padding if name in per_row else None for name in operands),
+        )
+
+    return make_case
+
+
+# --- The plain reference -------------------------------------------------------------------------
+
+ACTIVATIONS: dict[str | None, Callable[[Any], Any]] = {
+    None: lambda x: x,
+    "relu": lambda x: np.where(x.real > 0, x, 0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "tanh": np.tanh,
+}
+
+
+def reference(
+    members: np.ndarray,
+    lhs: np.ndarray,
+    rhs: np.ndarray,
+    bias: np.ndarray | None = None,
+    *,
+    activation: str | None = None,
+) -> np.ndarray:
+    result = np.zeros((lhs.shape[0], rhs.shape[2]), np.result_type(lhs, rhs, 0.0))
+    for g, weight in enumerate(rhs):
+        result += members[:, g : g + 1] * (lhs @ weight)
+    if bias is not None:
+        result = result + members @ bias
+    return ACTIVATIONS[activation](result)
+
+
+def outer_reference(members: np.ndarray, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+    columns = [(lhs * members[:, g : g + 1]).T @ rhs for g in range(members.shape[1])]
+    shape = members.shape[1], lhs.shape[1], rhs.shape[1]
+    return np.reshape(columns, shape) if columns else np.zeros(shape)
+
+
+def matmul_spec(
+    *operands: str, offset: bool = False, activation: Any = None, **options: Any
+) -> OpSpec:
+    """Describes segment_matmul with the given operands, under the given options."""
+    names = ("lhs", "rhs", *operands)
+
+    def function(index: Any, lhs: Any, rhs: Any, bias: Any = None) -> jax.Array:
+        sizes, first = (index["sizes"], index["offset"]) if offset else (index, None)
+        return segment_matmul(
+            *(lhs, rhs, sizes),
+            bias=bias,
+            activation=activation,
+            group_offset=first,
+            precision=EXACT,
+        )
+
+    return OpSpec(
+        function=function,
+        reference=functools.partial(reference, activation=activation),
+        make_case=case_maker(names, offset=offset),
+        operands=names,
+        custom_calls=CUSTOM_CALLS,
+        **options,
+    )
+
+
+# --- The shared checks ---------------------------------------------------------------------------
+
+LHS, RHS = np.ones((6, 3), np.float32), np.ones((2, 3, 4), np.float32)
+SIZES = np.array([2, 3], np.int32)
+
+
+class TestSegmentMatmul(OpSuite):
+    spec = matmul_spec(
+        linear=("lhs", "rhs"),
+        feature_axis=(None, 2),
+        result_axis=1,
+        bad_arguments={
+            "lhs dims": (
+                lambda: segment_matmul(LHS[0], RHS, SIZES),
+                ValueError,
+                r"lhs must be \(rows, k\), got shape \(3,\)",
+            ),
+            "rhs dims": (
+                lambda: segment_matmul(LHS, RHS[0], SIZES),
+                ValueError,
+                r"rhs must be \(groups, k, n\), got shape \(3, 4\)",
+            ),
+            "dtype": (
+                lambda: segment_matmul(LHS > 0, RHS, SIZES),
+                TypeError,
+                "lhs must be an array of numbers, got bool",
+            ),
+            "k": (
+                lambda: segment_matmul(LHS[:, :2], RHS, SIZES),
+                ValueError,
+                r"rhs must be \(groups, k, n\) with the k = 2 of lhs, got shape \(2, 3, 4\)",
+            ),
+            "k of transposed": (
+                lambda: segment_matmul(LHS, RHS, SIZES, transpose_rhs=True),
+                ValueError,
+                r"rhs must be \(groups, n, k\) with the k = 3 of lhs",
+            ),
+            "groups": (
+                lambda: segment_matmul(LHS, RHS, SIZES[:1]),
+                ValueError,
+                "rhs must have a weight for each of the 1 group_sizes.*group_offset",
+            ),
+            "sizes dtype": (
+                lambda: segment_matmul(LHS, RHS, LHS[0]),
+                TypeError,
+                "group_sizes must be an array of integers, got float32",
+            ),
+            "sizes dims": (
+                lambda: segment_matmul(LHS, RHS, SIZES[None]),
+                ValueError,
+                r"group_sizes must be one-dimensional, got shape \(1, 2\)",
+            ),
+            "bias": (
+                lambda: segment_matmul(LHS, RHS, SIZES, bias=LHS),
+                ValueError,
+                r"bias must be \(groups, n\) = \(2, 4\), got shape \(6, 3\)",
+            ),
+            "bias dtype": (
+                lambda: segment_matmul(
+                    LHS.astype(int), RHS.astype(int), SIZES, bias=np.ones((2, 4), np.float32)
+                ),
+                TypeError,
+                "bias must be numbers like lhs and rhs, int.*, got float32",
+            ),
+            "activation": (
+                lambda: segment_matmul(LHS, RHS, SIZES, activation="swish"),  # type: ignore[arg-type]
+                ValueError,
+                "activation must be None or one of .*'relu'.*, got 'swish'",
+            ),
+            "activation of integers": (
+                lambda: segment_matmul(LHS.astype(int), RHS.astype(int), SIZES, activation="relu"),
+                TypeError,
+                "activation='relu' needs real lhs and rhs, got int",
+            ),
+            "offset dtype": (
+                lambda: segment_matmul(LHS, RHS, SIZES, group_offset=0.5),
+                TypeError,
+                "group_offset must be an integer, got float32",
+            ),
+            "offset shape": (
+                lambda: segment_matmul(LHS, RHS, SIZES, group_offset=SIZES),
+                ValueError,
+                r"group_offset must be a scalar or \(1,\), got shape \(2,\)",
+            ),
+            "precision": (
+                lambda: segment_matmul(LHS, RHS, SIZES, precision="exact"),
+                ValueError,
+                "precision must be what jax.lax.dot takes, got 'exact'",
+            ),
+            "preferred": (
+                lambda: segment_matmul(LHS, RHS, SIZES, preferred_element_type=jnp.float16),
+                TypeError,
+                "preferred_element_type must hold what lhs and rhs, float32, hold; got float16",
+            ),
+            "implementation": (
+                lambda: segment_matmul(LHS, RHS, SIZES, implementation="tpu"),  # type: ignore[arg-type]
+                ValueError,
+                "implementation must be None or one of",
+            ),
+        },
+    )
+
+
+class TestSegmentOuter(OpSuite):
+    spec = OpSpec(
+        function=lambda sizes, lhs, rhs: segment_outer(lhs, rhs, sizes, precision=EXACT),
+        reference=outer_reference,
+        make_case=case_maker(("lhs", "rhs"), outer=True),
+        operands=("lhs", "rhs"),
+        linear=("lhs", "rhs"),
+        feature_axis=(None, 1),
+        result_axis=2,
+        custom_calls=CUSTOM_CALLS,
+        bad_arguments={
+            "rows": (
+                lambda: segment_outer(LHS, LHS[:4], SIZES),
+                ValueError,
+                r"lhs and rhs must have the same rows, got shapes \(6, 3\) and \(4, 3\)",
+            ),
+            "rhs dims": (
+                lambda: segment_outer(LHS, RHS, SIZES),
+                ValueError,
+                r"rhs must be \(rows, n\), got shape \(2, 3, 4\)",
+            ),
+            "num_groups": (
+                lambda: segment_outer(LHS, LHS, SIZES, num_groups=-1),
+                ValueError,
+                "num_groups must not be negative, got -1",
+            ),
+            "sizes dtype": (
+                lambda: segment_outer(LHS, LHS, LHS[0]),
+                TypeError,
+                "group_sizes must be an array of integers, got float32",
+            ),
+        },
+    )
+
+
+class TestBias(CoreChecks):
+    spec = matmul_spec("bias")
+
+
+class TestRelu(CoreChecks):
+    spec = matmul_spec("bias", activation="relu")
+
+
+class TestSilu(CoreChecks):
+    spec = matmul_spec("bias", activation="silu")
+
+
+class TestGelu(CoreChecks):
+    spec = matmul_spec("bias", activation="gelu")
+
+
+class TestTanh(CoreChecks):
+    spec = matmul_spec(activation="tanh")
+
+
+class TestOffset(CoreChecks):
+    implementations = IMPLEMENTATIONS
+    spec = matmul_spec("bias", offset=True, activation="silu")
+
+
+class TestOuterOffset(CoreChecks):
+    implementations = IMPLEMENTATIONS
+    spec = OpSpec(
+        function=lambda index, lhs, rhs: segment_outer(
+            *(lhs, rhs, index["sizes"]),
+            num_groups=index["sizes"].shape[0] - UNHELD,
+            group_offset=index["offset"],
+            precision=EXACT,
+        ),
+        reference=outer_reference,
+        make_case=case_maker(("lhs", "rhs"), outer=True, offset=True),
+        operands=("lhs", "rhs"),
+    )
+
+
+class TestTransposedWeights(CoreChecks):
+    spec = OpSpec(
+        function=lambda sizes, lhs, rhs: segment_matmul(
+            lhs, rhs, sizes, transpose_rhs=True, precision=EXACT
+        ),
+        reference=lambda members, lhs, rhs: reference(members, lhs, rhs.transpose(0, 2, 1)),
+        make_case=case_maker(("lhs", "transposed_rhs")),
+        operands=("lhs", "rhs"),
+        linear=("lhs", "rhs"),
+    )
+
+
+# --- Shapes and sizes ----------------------------------------------------------------------------
+
+
+def operands_of(
+    rng: np.random.Generator, rows: int, groups: int, k: int, n: int, dtype: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """lhs, rhs and a cotangent of the result."""
+    shapes = (rows, k), (groups, k, n), (rows, n)
+    lhs, rhs, ct = (rng.normal(size=shape).astype(jnp.dtype(dtype)) for shape in shapes)
+    return lhs, rhs, ct
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(("k", "n"), [(1, 1), (3, 17), (17, 3), (64, 64), (130, 33), (1000, 8)])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
+def test_shapes(rng: np.random.Generator, k: int, n: int, dtype: str, implementation: str) -> None:
+    rows, groups = 300, 7
+    lhs, rhs, ct = operands_of(rng, rows, groups, k, n, dtype)
+    matmul = jax.jit(functools.partial(segment_matmul, precision=EXACT))
+    transposed = jax.jit(functools.partial(segment_matmul, precision=EXACT, transpose_rhs=True))
+    outer = jax.jit(functools.partial(segment_outer, precision=EXACT))
+    with setting(implementation, dtype):
+        for scenario in ("random", "empty", "giant", "padding", "duplicates"):
+            sizes = sizes_of(rng, scenario, rows, groups)
+            members = membership(sizes, rows, 0, groups)
+            wide = [x.astype(np.float64) for x in (lhs, rhs, ct)]
+            want = reference(members, *wide[:2])
+            assert_close(matmul(lhs, rhs, sizes), want, TOLERANCE[dtype], f"{scenario}, matmul")
+            got = transposed(lhs, rhs.transpose(0, 2, 1), sizes)
+            assert_close(got, want, TOLERANCE[dtype], f"{scenario}, transposed")
+            want = outer_reference(members, wide[0], wide[2])
+            assert_close(outer(lhs, ct, sizes), want, TOLERANCE[dtype], f"{scenario}, outer")
+
+
+@pytest.mark.skipif(not KERNELS, reason="plain XLA multiplies all rows with all weights")
+@pytest.mark.parametrize(
+    ("rows", "groups"), [(1, 1), (5000, 1), (3000, 2000), (20, 3000), (4000, 4)]
+)
+def test_many_and_few_groups(rng: np.random.Generator, rows: int, groups: int) -> None:
+    k, n = 33, 40
+    lhs, rhs, ct = operands_of(rng, rows, groups, k, n, "float32")
+    for shares in (rng.dirichlet(np.ones(groups)), rng.dirichlet(np.full(groups, 0.02))):
+        sizes = rng.multinomial(rows, shares).astype(np.int32)
+        of_row = np.repeat(np.arange(groups), sizes)
+        want = np.einsum("rk,rkn->rn", lhs.astype(np.float64), rhs[of_row])
+        got = segment_matmul(lhs, rhs, sizes, precision=EXACT, implementation=KERNELS[0])
+        assert_close(got, want, TOLERANCE["float32"], "matmul")
+        want = np.zeros((groups, k, n))
+        np.add.at(want, of_row, np.einsum("rk,rn->rkn", lhs.astype(np.float64), ct))
+        got = segment_outer(lhs, ct, sizes, precision=EXACT, implementation=KERNELS[0])
+        assert_close(got, want, TOLERANCE["float32"], "outer")
+
+
+def test_hundreds_of_size_vectors(rng: np.random.Generator) -> None:
+    """One trace for all; float32 is good to 1e-6 of the largest value, forward and backward."""
+    rows, groups, k, n = 700, 13, 32, 24
+    lhs, rhs, ct = operands_of(rng, rows, groups, k, n, "float32")
+    traces = 0
+
+    @jax.jit
+    def both(lhs: Any, rhs: Any, sizes: Any, ct: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        product = functools.partial(segment_matmul, group_sizes=sizes, precision=EXACT)
+        y, vjp = jax.vjp(product, lhs, rhs)
+        return y, *vjp(ct)
+
+    for _ in range(200):
+        shares = rng.dirichlet(np.full(groups, rng.choice([0.05, 1.0, 50.0])))
+        sizes = rng.multinomial(int(rng.integers(rows + 1)), shares).astype(np.int32)
+        members = membership(sizes, rows, 0, groups)
+        wide = [x.astype(np.float64) for x in (lhs, rhs, ct)]
+        wanted = (
+            reference(members, *wide[:2]),
+            reference(members, wide[2], wide[1].transpose(0, 2, 1)),
+            outer_reference(members, wide[0], wide[2]),
+        )
+        for got, want in zip(both(lhs, rhs, sizes, ct), wanted, strict=True):
+            assert_close(got, want, 1e-6, f"sizes {sizes}")
+    assert traces == 1
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "int8"])
+def test_sizes_may_be_anything(rng: np.random.Generator, dtype: str, implementation: str) -> None:
+    """Sizes whose sum exceeds the rows, or even the type, are cut; negative ones are empty."""
+    rows, groups = 60, 9
+    lhs, rhs, ct = operands_of(rng, rows, groups, 4, 6, "float32")
+    limits = np.iinfo(dtype)
+    with setting(implementation, "int64"):
+        for _ in range(10):
+            sizes = rng.choice([0, 3, 10, 70, limits.max, limits.min], groups).astype(dtype)
+            members = membership(sizes, rows, 0, groups)
+            got = segment_matmul(lhs, rhs, sizes, precision=EXACT)
+            assert_close(got, reference(members, lhs, rhs), 1e-6, f"matmul, {sizes}")
+            got = segment_outer(lhs, ct, sizes, precision=EXACT)
+            assert_close(got, outer_reference(members, lhs, ct), 1e-6, f"outer, {sizes}")
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_rows_of_no_group_are_zero(rng: np.random.Generator, implementation: str) -> None:
+    lhs, rhs, ct = operands_of(rng, 40, 5, 8, 9, "float32")
+    sizes = np.array([7, 0, -3, 9, 4], np.int32)
+    for behind in (np.nan, np.inf):
+        lhs[20:] = ct[20:] = behind
+        with setting(implementation):
+            for activation in (None, "relu", "silu", "gelu", "tanh"):
+                bias = np.ones((5, 9), np.float32)
+                y = segment_matmul(lhs, rhs, sizes, bias=bias, activation=activation)
+                assert same_bits(y[20:], np.zeros((20, 9), np.float32))
+                assert np.isfinite(y).all()
+            assert np.isfinite(segment_outer(lhs, ct, sizes)).all()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("offset", [0, 1, 4, 6, -2, -9, 100, LIMITS.max, LIMITS.min])
+def test_any_offset(rng: np.random.Generator, offset: int, implementation: str) -> None:
+    rows, groups = 50, 3
+    lhs, rhs, ct = operands_of(rng, rows, groups, 4, 6, "float32")
+    sizes = sizes_of(rng, "padding", rows, 7)
+    members = membership(sizes, rows, offset, groups)
+    with setting(implementation):
+        for given in (offset, np.int32(offset), np.array([offset])):
+            got = segment_matmul(lhs, rhs, sizes, group_offset=given, precision=EXACT)
+            assert_close(got, reference(members, lhs, rhs), 1e-6, "matmul")
+        got = segment_outer(lhs, ct, sizes, group_offset=offset, num_groups=groups, precision=EXACT)
+        assert_close(got, outer_reference(members, lhs, ct), 1e-6, "outer")
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_equals_ragged_dot(rng: np.random.Generator, implementation: str) -> None:
+    lhs, rhs, ct = operands_of(rng, 100, 6, 16, 12, "float32")
+    for scenario in ("random", "empty", "giant", "duplicates"):
+        sizes = sizes_of(rng, scenario, 90, 6)
+        results = []
+        for function in (
+            functools.partial(segment_matmul, implementation=implementation),
+            jax.lax.ragged_dot,
+        ):
+
+            def product(lhs: Any, rhs: Any, function: Any = function, sizes: Any = sizes) -> Any:
+                return function(lhs, rhs, jnp.asarray(sizes), precision=EXACT)
+
+            y, vjp = jax.vjp(product, jnp.asarray(lhs), jnp.asarray(rhs))
+            results.append((y, *vjp(jnp.asarray(ct))))
+        for got, want in zip(*results, strict=True):
+            assert_close(got, want, 1e-6, scenario)
+
+
+# --- Dtypes and precision ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("dtypes", "preferred", "result"),
+    [
+        (("bfloat16", "bfloat16"), "float32", "float32"),
+        (("float16", "float16"), "float32", "float32"),
+        (("float16", "float16"), "float64", "float64"),
+        (("float32", "float32"), "float64", "float64"),
+        (("bfloat16", "float32"), None, "float32"),
+        (("float32", "float64"), None, "float64"),
+        (("int32", "float32"), None, "float32"),
+        (("int8", "int8"), "int32", "int32"),
+        (("int32", "int32"), None, "int32"),
+        (("complex64", "complex64"), None, "complex64"),
+    ],
+)
+def test_dtype_of_result(
+    rng: np.random.Generator,
+    dtypes: tuple[str, str],
+    preferred: str | None,
+    result: str,
+    implementation: str,
+) -> None:
+    rows, groups, k, n = 40, 4, 12, 10
+    sizes = sizes_of(rng, "padding", rows, groups)
+    members = membership(sizes, rows, 0, groups)
+    shapes = (rows, k), (groups, k, n), (rows, n)
+    lhs, rhs, other = (
+        rng.integers(-4, 5, shape).astype(jnp.dtype(dtype))
+        for shape, dtype in zip(shapes, (*dtypes, dtypes[1]), strict=True)
+    )
+    with setting(implementation, "float64"):
+        options = {"preferred_element_type": preferred, "precision": EXACT}
+        y = segment_matmul(lhs, rhs, sizes, **options)  # type: ignore[arg-type]
+        outer = segment_outer(lhs, other, sizes, **options)  # type: ignore[arg-type]
+        ragged = jax.eval_shape(
+            functools.partial(jax.lax.ragged_dot, preferred_element_type=preferred),
+            *(lhs, rhs, np.maximum(sizes, 0)),
+        )
+    assert y.dtype == outer.dtype == ragged.dtype == result
+    kind = complex if "complex" in result else float
+    lhs, rhs, other = (x.astype(kind) for x in (lhs, rhs, other))
+    np.testing.assert_array_equal(y, reference(members, lhs, rhs))  # whole numbers: exact
+    np.testing.assert_array_equal(outer, outer_reference(members, lhs, other))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradients_of_widening_products(
+    rng: np.random.Generator, dtype: str, implementation: str
+) -> None:
+    lhs, rhs, ct = operands_of(rng, 200, 4, 16, 12, dtype)
+    sizes = sizes_of(rng, "padding", 200, 4)
+    members = membership(sizes, 200, 0, 4)
+    ct = rng.normal(size=ct.shape).astype(np.float32)  # more than the half type holds
+
+    def product(lhs: Any, rhs: Any) -> Any:
+        return segment_matmul(lhs, rhs, sizes, preferred_element_type=np.float32, precision=EXACT)
+
+    with setting(implementation):
+        y, vjp = jax.vjp(product, lhs, rhs)
+        d_lhs, d_rhs = vjp(ct)
+    assert (y.dtype, d_lhs.dtype, d_rhs.dtype) == (np.float32, dtype, dtype)
+    wide = [x.astype(np.float64) for x in (lhs, rhs, ct)]
+    assert_close(y, reference(members, *wide[:2]), TOLERANCE["float32"], "value")
+    rounding = float(jnp.finfo(dtype).eps)
+    want = reference(members, wide[2], wide[1].transpose(0, 2, 1))
+    assert_close(d_lhs, want, rounding, "lhs")
+    assert_close(d_rhs, outer_reference(members, wide[0], wide[2]), rounding, "rhs")
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_half_types_add_up_in_float32(rng: np.random.Generator, implementation: str) -> None:
+    """Sums that a half type would stop at 2048 or 256."""
+    rows = 4096
+    lhs = np.ones((rows, rows), jnp.bfloat16)
+    sizes = np.array([rows], np.int32)
+    with setting(implementation):
+        y = segment_matmul(lhs[:3], np.ones((1, rows, 2), jnp.bfloat16), np.array([3], np.int32))
+        outer = segment_outer(lhs[:, :3], lhs[:, :2], sizes)
+    assert (np.asarray(y, np.float32) == rows).all()
+    assert (np.asarray(outer, np.float32) == rows).all()
+
+
+@pytest.mark.parametrize("precision", [None, "default", "tensorfloat32"])
+def test_default_precision(rng: np.random.Generator, precision: Any) -> None:
+    """Tf32 where there is such a thing, whose rounding is 2^-11."""
+    lhs, rhs, ct = operands_of(rng, 500, 5, 64, 48, "float32")
+    sizes = sizes_of(rng, "random", 500, 5)
+    members = membership(sizes, 500, 0, 5)
+    y = segment_matmul(lhs, rhs, sizes, precision=precision)
+    assert_close(y, reference(members, lhs, rhs), 1e-3, "matmul")
+    outer = segment_outer(lhs, ct, sizes, precision=precision)
+    assert_close(outer, outer_reference(members, lhs, ct), 1e-3, "outer")
+
+
+def lowered_exactness(**options: Any) -> set[str]:
+    def both(lhs: Any, rhs: Any) -> Any:
+        return jax.vjp(lambda x, w: segment_matmul(x, w, SIZES, **options), lhs, rhs)[1](
+            jnp.ones((6, 4))
+        )
+
+    text = jax.jit(both).lower(LHS, RHS).as_text()
+    return {value for value in ("true", "false") if f"exact = {value}" in text}
+
+
+@pytest.mark.skipif(not KERNELS, reason="about what kernels get")
+@pytest.mark.parametrize(
+    ("precision", "exact"),
+    [
+        (None, "false"),
+        ("highest", "true"),
+        ("float32", "true"),
+        ("high", "false"),
+        (jax.lax.Precision.HIGHEST, "true"),
+        (("default", "highest"), "true"),
+        (jax.lax.DotAlgorithmPreset.TF32_TF32_F32, "false"),
+        (jax.lax.DotAlgorithmPreset.F32_F32_F32, "true"),
+    ],
+)
+def test_precision_reaches_kernels(precision: Any, exact: str) -> None:
+    """Forward and backward, from the argument or from JAX's default."""
+    assert lowered_exactness(precision=precision) == {exact}
+    if isinstance(precision, str):
+        with jax.default_matmul_precision(precision):
+            assert lowered_exactness() == {exact}
+            assert lowered_exactness(precision="default") == {"false"}
+
+
+@pytest.mark.skipif(not KERNELS, reason="about the memory of kernels")
+@pytest.mark.parametrize("use_bias", [False, True])
+def test_nothing_is_held_beside_operands_and_results(use_bias: bool) -> None:
+    """No rows of weights, no masked rows: at most a percent forward, five backward."""
+    rows, groups, k, n = 1_000_000, 40, 64, 48  # compiled only
+    shapes = (rows, k), (groups, k, n), (groups, n), (rows, n)
+    lhs, rhs, bias, ct = (jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
+    sizes = jax.ShapeDtypeStruct((groups,), np.int32)
+
+    def product(lhs: Any, rhs: Any, bias: Any, sizes: Any) -> Any:
+        return segment_matmul(lhs, rhs, sizes, bias=bias if use_bias else None)
+
+    def backward(lhs: Any, rhs: Any, bias: Any, sizes: Any, ct: Any) -> Any:
+        return jax.vjp(product, lhs, rhs, bias, sizes)[1](ct)[:3]
+
+    for function, arguments, share in ((product, (), 0.01), (backward, (ct,), 0.05)):
+        compiled = jax.jit(function).lower(lhs, rhs, bias, sizes, *arguments).compile()
+        memory = compiled.memory_analysis()
+        ones = 4 * rows * use_bias  # the column that the bias's gradient is a product with
+        whole = memory.argument_size_in_bytes + memory.output_size_in_bytes
+        assert memory.temp_size_in_bytes <= share * whole + ones
+
+
+# --- Derivatives and transformations -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_bias_under_vmap(rng: np.random.Generator, implementation: str) -> None:
+    """Every subset of the operands, with offsets, against a loop."""
+    size, rows, groups, k, n = 3, 20, 4, 3, 5
+    columns = [
+        rng.normal(size=(size, rows, k)).astype(np.float32),
+        rng.normal(size=(size, groups, k, n)).astype(np.float32),
+        rng.normal(size=(size, groups, n)).astype(np.float32),
+        stack([sizes_of(rng, "padding", rows, groups + 2) for _ in range(size)]),
+        rng.integers(-1, 4, size).astype(np.int32),
+    ]
+
+    def function(lhs: Any, rhs: Any, bias: Any, sizes: Any, offset: Any) -> Any:
+        options = {"group_offset": offset, "precision": EXACT}
+        y = segment_matmul(lhs, rhs, sizes, bias=bias, activation="gelu", **options)
+        transposed = segment_matmul(y, rhs, sizes, transpose_rhs=True, **options)
+        return transposed, segment_outer(lhs, y, sizes, num_groups=groups, **options)
+
+    with setting(implementation):
+        jitted = jax.jit(function)
+        for in_axes in itertools.product((None, 0), repeat=len(columns)):
+            if not any(axis == 0 for axis in in_axes):
+                continue
+            arguments = [
+                column[0] if axis is None else column
+                for column, axis in zip(columns, in_axes, strict=True)
+            ]
+            mapped = jax.vmap(function, in_axes=in_axes)(*arguments)
+            for i in range(size):
+                one = [
+                    column[0 if a is None else i]
+                    for column, a in zip(columns, in_axes, strict=True)
+                ]
+                for got, want in zip(mapped, jitted(*one), strict=True):
+                    assert_close(got[i], want, TOLERANCE["float32"], f"in_axes={in_axes}, {i}")
+
+
+def test_batch_too_large_to_join(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that int32 cannot count are multiplied one element of the batch after the other."""
+    batch = rng.normal(size=(3, 6, 3)).astype(np.float32)
+    many = np.array([[2, 3], [0, 6], [1, 1]], np.int32)
+    mapped = (
+        jax.vmap(lambda x: segment_matmul(x, RHS, SIZES)),
+        jax.vmap(lambda x, sizes: segment_matmul(x, RHS, sizes)),
+        jax.vmap(lambda x, sizes: segment_outer(x, LHS, sizes)),
+    )
+    arguments = ((batch,), (batch, many), (batch, many))
+    want = [function(*xs) for function, xs in zip(mapped, arguments, strict=True)]
+    module = importlib.import_module("jax_gnn.segment_matmul")
+    monkeypatch.setattr(module, "_MAX_ROWS", 17)
+    for function, xs, one in zip(mapped, arguments, want, strict=True):
+        assert "scan" in str(jax.make_jaxpr(function)(*xs))
+        assert_close(function(*xs), one, 1e-6, "value")
+
+
+@pytest.mark.skipif(not KERNELS, reason="about what kernels get")
+def test_shared_weights_are_not_copied() -> None:
+    """A batch of rows shares the weights, and a batch of weights the rows."""
+
+    def shapes(in_axes: Any, *arguments: Any) -> str:
+        mapped = jax.vmap(lambda *xs: segment_matmul(*xs, SIZES), in_axes=in_axes)
+        return str(jax.make_jaxpr(mapped)(*arguments))
+
+    batch = np.ones((7, *LHS.shape), np.float32)
+    assert "f32[14,3,4]" not in shapes((0, None), batch, RHS)
+    batch = np.ones((7, *RHS.shape), np.float32)
+    assert "f32[42,3]" not in shapes((None, 0), LHS, batch)
+
+
+def test_sizes_have_float0_cotangents(rng: np.random.Generator) -> None:
+    lhs, rhs, ct = operands_of(rng, 30, 4, 3, 5, "float32")
+    sizes = sizes_of(rng, "random", 30, 4)
+    for function in (segment_matmul, jax.jit(segment_matmul)):
+        _, vjp = jax.vjp(function, lhs, rhs, sizes)
+        assert vjp(jnp.asarray(ct))[2].dtype == jax.dtypes.float0
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "tanh"])
+def test_third_order(rng: np.random.Generator, activation: Any) -> None:
+    lhs, rhs, _ = operands_of(rng, 12, 3, 2, 2, "float64")
+    sizes = sizes_of(rng, "random", 12, 3)
+
+    def along(implementation: str) -> Any:
+        def line(t: Any) -> Any:
+            y = segment_matmul(
+                lhs * t, rhs * t, sizes, activation=activation, implementation=implementation
+            )
+            return jnp.sum(y**2)
+
+        return jax.grad(jax.grad(jax.grad(line)))(1.0)
+
+    with jax.enable_x64(True):
+        assert_close(along(IMPLEMENTATIONS[0]), along("xla"), 1e-10, "third derivative")
+
+
+def test_training_step_of_two_layers(rng: np.random.Generator) -> None:
+    """A mixture of experts in bfloat16: gradients of all parameters against plain XLA."""
+    lhs, rhs, _ = operands_of(rng, 300, 6, 16, 24, "bfloat16")
+    back = rng.normal(size=(6, 24, 16)).astype(jnp.bfloat16)
+    bias = rng.normal(size=(6, 24)).astype(jnp.bfloat16)
+    sizes = sizes_of(rng, "padding", 300, 6)
+
+    def loss(lhs: Any, rhs: Any, bias: Any, back: Any) -> Any:
+        hidden = segment_matmul(lhs, rhs, sizes, bias=bias, activation="relu")
+        return jnp.sum(segment_matmul(hidden, back, sizes).astype(jnp.float32) ** 2)
+
+    gradient = jax.grad(loss, argnums=(0, 1, 2, 3))
+    with setting(IMPLEMENTATIONS[0]):
+        gradients = jax.jit(gradient)(lhs, rhs, bias, back)
+    with setting("xla", "float64"):
+        wanted = gradient(*(x.astype(np.float64) for x in (lhs, rhs, bias, back)))
+    for got, want in zip(gradients, wanted, strict=True):
+        assert got.dtype == jnp.bfloat16
+        assert_close(got, want, TOLERANCE["bfloat16"], "gradient")
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_order_of_additions(rng: np.random.Generator, deterministic: bool) -> None:
+    lhs, _, ct = operands_of(rng, 9000, 3, 40, 24, "float32")
+    sizes = np.array([8000, 1, 900], np.int32)
+    outer = jax.jit(functools.partial(segment_outer, deterministic=deterministic, precision=EXACT))
+    first = outer(lhs, ct, sizes)
+    want = outer_reference(membership(sizes, 9000, 0, 3), lhs.astype(np.float64), ct)
+    assert_close(first, want, TOLERANCE["float32"], "value")
+    if deterministic:
+        assert all(same_bits(outer(lhs, ct, sizes), first) for _ in range(20))
+
+
+# --- Several devices -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_rows_sharded(rng: np.random.Generator, implementation: str | None) -> None:
+    """Each device has rows and sizes of its own; the weights are replicated."""
+    devices, rows, groups = 4, 30, 3
+    lhs, rhs, ct = operands_of(rng, devices * rows, groups, 4, 6, "float32")
+    sizes = stack([sizes_of(rng, "padding", rows, groups) for _ in range(devices)])
+    split, everywhere = PartitionSpec("devices"), PartitionSpec()
+
+    def local(lhs: Any, rhs: Any, sizes: Any) -> Any:
+        return segment_matmul(lhs, rhs, sizes[0], activation="tanh", precision=EXACT)
+
+    sharded = jax.jit(
+        jax.shard_map(
+            local, mesh=OpSuite.mesh(), in_specs=(split, everywhere, split), out_specs=split
+        )
+    )
+    with setting(implementation):
+        y, vjp = jax.vjp(lambda lhs, rhs: sharded(lhs, rhs, sizes), lhs, rhs)
+        d_lhs, d_rhs = vjp(jnp.asarray(ct))
+        total = np.zeros(rhs.shape)
+        for i in range(devices):
+            part = slice(i * rows, (i + 1) * rows)
+            want, vjp = jax.vjp(lambda *xs, i=i: local(*xs, sizes[i : i + 1]), lhs[part], rhs)
+            assert_close(y[part], want, TOLERANCE["float32"], "value")
+            want, d_part = vjp(jnp.asarray(ct[part]))
+            assert_close(d_lhs[part], want, TOLERANCE["float32"], "gradient to lhs")
+            total += d_part
+    assert_close(d_rhs, total, TOLERANCE["float32"], "gradient to rhs")
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_groups_sharded(rng: np.random.Generator, implementation: str | None) -> None:
+    """Each device holds some of the weights, and computes the rows of these."""
+    devices, rows, groups = 4, 60, 8
+    lhs, rhs, ct = operands_of(rng, rows, groups, 4, 6, "float32")
+    bias = rng.normal(size=(groups, 6)).astype(np.float32)
+    sizes = sizes_of(rng, "padding", rows, groups)
+    split, everywhere = PartitionSpec("devices"), PartitionSpec()
+
+    def local(lhs: Any, rhs: Any, bias: Any, sizes: Any) -> Any:
+        first = jax.lax.axis_index("devices") * rhs.shape[0]
+        y = segment_matmul(lhs, rhs, sizes, bias=bias, group_offset=first, precision=EXACT)
+        return jax.lax.psum(y, "devices")
+
+    sharded = jax.jit(
+        jax.shard_map(
+            local,
+            mesh=OpSuite.mesh(),
+            in_specs=(everywhere, split, split, everywhere),
+            out_specs=everywhere,
+        )
+    )
+
+    def whole(lhs: Any, rhs: Any, bias: Any) -> Any:
+        return segment_matmul(lhs, rhs, sizes, bias=bias, precision=EXACT)
+
+    assert groups % devices == 0
+    with setting(implementation):
+        want, vjp = jax.vjp(whole, lhs, rhs, bias)
+        wanted = vjp(jnp.asarray(ct))
+        got, vjp = jax.vjp(lambda *xs: sharded(*xs, sizes), lhs, rhs, bias)
+        gradients = vjp(jnp.asarray(ct))
+    assert_close(got, want, TOLERANCE["float32"], "value")
+    for one, other in zip(gradients, wanted, strict=True):
+        assert_close(one, other, TOLERANCE["float32"], "gradient")
+
+
+# --- Raw calls -----------------------------------------------------------------------------------
+
+MATMUL_ATTRIBUTES = {
+    "transposed": np.bool_(False),
+    "exact": np.bool_(True),
+    "has_bias": np.bool_(True),
+    "activation": np.int64(0),
+    "tile": np.int64(64),
+    "chunk": np.int64(0),
+    "blocks": np.int64(1),
+}
+RAW_OPERANDS = [LHS, RHS, SIZES, np.zeros(1, np.int32), np.ones((2, 4), np.float32)]
+
+
+def raw_matmul(operands: Any, result: Any = ((6, 4), np.float32), **attributes: Any) -> np.ndarray:
+    results = [jax.ShapeDtypeStruct(*result), jax.ShapeDtypeStruct((64,), np.uint8)]
+    call = jax.ffi.ffi_call("jax_gnn_segment_matmul", results)
+    return np.asarray(call(*operands, **MATMUL_ATTRIBUTES | attributes)[0])
+
+
+@pytest.mark.skipif(PLATFORM != "cpu", reason="the handlers are the same for all platforms")
+def test_raw_call_with_wrong_buffers() -> None:
+    want = reference(membership(SIZES, 6, 0, 2), LHS, RHS, RAW_OPERANDS[4])
+    np.testing.assert_array_equal(raw_matmul(RAW_OPERANDS), want)
+    for position, values in {
+        0: [LHS[0], LHS[:, :2], LHS.astype(np.int32), LHS.astype(np.float16)],
+        1: [RHS[0], RHS[:, :2], RHS.astype(np.float16)],
+        2: [SIZES[None], SIZES.astype(np.float32), SIZES.astype(np.int16)],
+        3: [np.zeros(2, np.int32), np.zeros((), np.int32), np.zeros(1, np.float32)],
+        4: [np.ones((2, 3), np.float32), np.ones((1, 4), np.float32), np.ones((2, 4), np.float16)],
+    }.items():
+        for value in values:
+            operands = [*RAW_OPERANDS[:position], value, *RAW_OPERANDS[position + 1 :]]
+            with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
+                raw_matmul(operands)
+    for result in (((5, 4), np.float32), ((6, 4), np.float64), ((6, 4), np.int32)):
+        with jax.enable_x64(True), pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
+            raw_matmul(RAW_OPERANDS, result)
+    for activation in (-1, 5):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="no such activation"):
+            raw_matmul(RAW_OPERANDS, activation=np.int64(activation))
+
+
+def test_kernels_are_used() -> None:
+    """Forward and backward are custom calls of this library."""
+    if not KERNELS:
+        pytest.skip("jax_gnn has no kernels here")
+    gradient = jax.jit(
+        jax.grad(lambda lhs, rhs: jnp.sum(segment_matmul(lhs, rhs, SIZES) ** 2), (0, 1))
+    )
+    text = gradient.lower(LHS, RHS).as_text()
+    assert text.count("@jax_gnn_segment_matmul(") == 2
+    assert text.count("@jax_gnn_segment_outer(") == 1
+    with jax_gnn.implementation("xla"):
+        assert "jax_gnn" not in gradient.lower(LHS, RHS).as_text()

@@ -1,0 +1,193 @@
+"""TypedLinear and TypePlan: typed rows in any order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from op_spec import OUT_OF_RANGE, assert_close, same_bits, stack
+
+from flax_layers import TypedLinear
+from jax_gnn import TypePlan
+
+ROWS, TYPES, IN, OUT = 40, 5, 6, 3
+
+
+def random_bias(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    return jax.random.normal(key, shape, dtype)
+
+
+def layer_of(**options: Any) -> TypedLinear:
+    options = {"precision": "highest", "bias_init": random_bias} | options
+    return TypedLinear(TYPES, IN, OUT, rngs=nnx.Rngs(0), **options)
+
+
+@pytest.fixture
+def types(rng: np.random.Generator) -> np.ndarray:
+    """Types in any order, some out of range, one of them not there."""
+    types = rng.choice([0, 1, 2, 4], ROWS)
+    types[rng.choice(ROWS, 7, replace=False)] = rng.choice([*OUT_OF_RANGE, TYPES], 7)
+    return types.astype(np.int32)
+
+
+@pytest.fixture
+def x(rng: np.random.Generator) -> np.ndarray:
+    return rng.normal(size=(ROWS, IN)).astype(np.float32)
+
+
+def expected(layer: TypedLinear, x: Any, types: Any) -> np.ndarray:
+    kernel = np.asarray(layer.kernel[...], np.float64)
+    result = np.zeros((*x.shape[:-1], layer.out_features))
+    for i, t in enumerate(types):
+        if 0 <= t < layer.num_types:
+            result[i] = x[i] @ kernel[t]
+            if layer.bias is not None:
+                result[i] += np.asarray(layer.bias[...], np.float64)[t]
+    return result
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize("batch", [(), (2,), (3, 2)])
+def test_equals_the_formula(
+    rng: np.random.Generator, types: np.ndarray, batch: tuple[int, ...], use_bias: bool
+) -> None:
+    layer = layer_of(use_bias=use_bias)
+    x = rng.normal(size=(ROWS, *batch, IN)).astype(np.float32)
+    want = expected(layer, x, types)
+    assert_close(layer(x, types), want, 1e-6, "types")
+    assert_close(nnx.jit(layer)(x, types), want, 1e-6, "types, inside jit")
+    plan = TypePlan.from_types(types, TYPES)
+    assert_close(layer(x, plan), want, 1e-6, "plan")
+    assert_close(nnx.jit(layer)(x, plan), want, 1e-6, "plan, inside jit")
+    order = np.asarray(plan.order)
+    in_order = layer(x[order], TypePlan.from_sizes(plan.group_sizes))
+    assert_close(in_order, want[order], 1e-6, "sorted rows")
+
+
+def test_gradients(types: np.ndarray, x: np.ndarray) -> None:
+    """Against a gather of the kernels, to all parameters and to x."""
+    layer = layer_of()
+    valid = (types >= 0) & (types < TYPES)
+    graph, parameters = nnx.split(layer)
+
+    def ours(parameters: Any, x: Any) -> Any:
+        return jnp.sum(jnp.sin(nnx.merge(graph, parameters)(x, types)))
+
+    def plain(parameters: Any, x: Any) -> Any:
+        kernel, bias = parameters["kernel"][...], parameters["bias"][...]
+        at = np.where(valid, types, 0)
+        y = jnp.einsum("ri,rio->ro", x, kernel[at], precision="highest") + bias[at]
+        return jnp.sum(jnp.sin(jnp.where(valid[:, None], y, 0)))
+
+    got = jax.jit(jax.grad(ours, argnums=(0, 1)))(parameters, x)
+    want = jax.grad(plain, argnums=(0, 1))(parameters, x)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_close(one, other, 1e-5, "gradient")
+
+
+def test_backward_pass_gathers(types: np.ndarray, x: np.ndarray) -> None:
+    """What sorts rows transposes into what unsorts them: no scatter."""
+    plan = TypePlan.from_types(types, TYPES)
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum(layer_of()(x, plan) ** 2)))
+    assert "gather" in gradient.lower(x).as_text()
+    assert "scatter" not in gradient.lower(x).as_text()
+
+
+def test_untyped_rows_are_not_read(types: np.ndarray, x: np.ndarray) -> None:
+    layer = layer_of()
+    valid = (types >= 0) & (types < TYPES)
+    dirty = np.where(valid[:, None], x, np.nan)
+    y = layer(dirty, types)
+    assert same_bits(y[~valid], np.zeros(((~valid).sum(), OUT), np.float32))
+    assert_close(y, expected(layer, x, types), 1e-6, "value")
+    gradient = nnx.grad(lambda layer: jnp.sum(layer(dirty, types) ** 2))(layer)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+def test_plan(rng: np.random.Generator, types: np.ndarray, x: np.ndarray) -> None:
+    plan = TypePlan.from_types(types, TYPES)
+    valid = types[(types >= 0) & (types < TYPES)]
+    assert (plan.num_types, plan.num_rows) == (TYPES, ROWS)
+    np.testing.assert_array_equal(plan.group_sizes, np.bincount(valid, minlength=TYPES))
+    np.testing.assert_array_equal(types[np.asarray(plan.order)][: len(valid)], np.sort(valid))
+    np.testing.assert_array_equal(plan.sort(x), x[np.asarray(plan.order)])
+    np.testing.assert_array_equal(plan.unsort(plan.sort(x)), x)
+    jitted = jax.jit(TypePlan.from_types, static_argnums=1)(types, TYPES)
+    assert same_bits(jitted, plan)
+    many = stack([rng.permutation(types) for _ in range(3)])
+    mapped = jax.vmap(lambda types, x: TypePlan.from_types(types, TYPES).sort(x), (0, None))
+    for row, one in zip(mapped(many, x), many, strict=True):
+        np.testing.assert_array_equal(row, TypePlan.from_types(one, TYPES).sort(x))
+    as_sorted = TypePlan.from_sizes(plan.group_sizes)
+    assert (as_sorted.num_types, as_sorted.num_rows) == (TYPES, None)
+    assert as_sorted.sort(x) is x
+
+
+def test_one_trace_for_all_types(rng: np.random.Generator, x: np.ndarray) -> None:
+    layer = layer_of()
+    traces = 0
+
+    @nnx.jit
+    def apply(layer: TypedLinear, x: Any, types: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        return layer(x, types)
+
+    for _ in range(4):
+        types = rng.integers(-1, TYPES + 1, ROWS)
+        assert_close(apply(layer, x, types), expected(layer, x, types), 1e-6, "value")
+    assert traces == 1
+
+
+def test_no_rows() -> None:
+    layer = layer_of()
+    assert layer(np.zeros((0, IN), np.float32), np.zeros(0, np.int32)).shape == (0, OUT)
+
+
+def test_each_type_is_initialised_like_a_linear_layer() -> None:
+    """The variance does not shrink with the number of types, and no two types are alike."""
+    layer = TypedLinear(50, 64, 32, rngs=nnx.Rngs(0))
+    kernel = np.asarray(layer.kernel[...])
+    assert kernel.shape == (50, 64, 32)
+    assert abs(kernel.std() * np.sqrt(64) - 1) < 0.05
+    assert len({weight.tobytes() for weight in kernel}) == 50
+    assert layer.bias is not None
+    assert (np.asarray(layer.bias[...]) == np.zeros((50, 32))).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "param_dtype", "result"),
+    [(None, jnp.float32, "float32"), (jnp.bfloat16, jnp.float32, "bfloat16")],
+)
+def test_dtypes(
+    types: np.ndarray, x: np.ndarray, dtype: Any, param_dtype: Any, result: str
+) -> None:
+    layer = layer_of(dtype=dtype, param_dtype=param_dtype)
+    y = layer(x, types)
+    assert y.dtype == result
+    assert layer.kernel[...].dtype == param_dtype
+    assert_close(y, expected(layer, x, types), 3e-2 if result == "bfloat16" else 1e-6, "value")
+
+
+def test_bad_arguments(types: np.ndarray, x: np.ndarray) -> None:
+    layer = layer_of()
+    with pytest.raises(ValueError, match="num_types must be positive, got 0"):
+        TypedLinear(0, IN, OUT, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"\(40, ..., 6\), got \(40, 5\)"):
+        layer(x[:, :5], types)
+    with pytest.raises(ValueError, match=r"\(40, ..., 6\), got \(39, 6\)"):
+        layer(x[:-1], types)
+    with pytest.raises(ValueError, match="num_types = 5, got 4"):
+        layer(x, TypePlan.from_types(types, 4))
+    with pytest.raises(TypeError, match="types must be an array of integers, got float32"):
+        layer(x, x[:, 0])
+    with pytest.raises(ValueError, match="types must be one-dimensional"):
+        layer(x, types[:, None])
+    with pytest.raises(ValueError, match="num_types must not be negative"):
+        TypePlan.from_types(types, -1)
+    with pytest.raises(ValueError, match=r"x must be \(rows=40, \*features\), got shape \(39, 6\)"):
+        TypePlan.from_types(types, TYPES).sort(jnp.asarray(x[:-1]))
