@@ -21,8 +21,11 @@ def _scale(x: Array, weight: Array | None, heads: int) -> Array:
 
 def _into_rows(reduce: Any, messages: Array, valid: Array, view: View) -> Array:
     """Applies one of ``jax.ops``'s reductions to the messages of all valid entries."""
-    assert view.rows is not None
-    return reduce(messages, jnp.where(valid, view.rows, view.num_rows), view.num_rows)
+    rows = view.rows
+    assert rows is not None
+    if view.cols is not None or view.order is not None:  # jax.ops itself drops rows out of range
+        rows = jnp.where(valid, rows, view.num_rows)
+    return reduce(messages, rows, view.num_rows)
 
 
 def segment_reduce(

@@ -122,7 +122,7 @@ def _reduce_prefers_xla(
     reduce: str,
     heads: int,
 ) -> bool:
-    """On a CPU: unsorted ids, what is too small for a custom call, and copies of wide rows."""
+    """On a CPU: unsorted ids, what is too small for a custom call, and rows of few entries."""
     del heads
     view, (count, width) = views.forward, x.shape
     if platform != "cpu" or weight is not None or reduce == "logsumexp":
@@ -131,9 +131,10 @@ def _reduce_prefers_xla(
         return True
     if view.cols is not None or reduce == "mean":
         return False
-    # The kernel goes through wide rows in tiles: that pays where several entries are summed.
-    copies = width >= 256 and count < 4 * view.num_rows and count * width >= 2**21
-    return copies or (count + view.num_rows) * width < 2**13
+    # Few entries to a row do not pay for going through wide rows in tiles, nor for widening.
+    costly = (width >= 256 and count * width >= 2**21) or (width < 8 and x.dtype.itemsize == 2)
+    few = count < 4 * view.num_rows
+    return (few and costly) or (count + view.num_rows) * width < 2**13
 
 
 def _select_call(
