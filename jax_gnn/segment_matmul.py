@@ -267,6 +267,15 @@ def _cover(sizes: Array, offset: Array, num_groups: int, rows: int) -> tuple[Arr
 def _ragged_dot(
     contracted: tuple[int, int], lhs: Array, rhs: Array, sizes: Array, precision: Any
 ) -> Array:
+    if jnp.issubdtype(lhs.dtype, np.complexfloating):
+        # XLA's own product of ragged complex rows ends the process on a GPU (jax 0.11).
+        def real(a: Array, b: Array) -> Array:
+            return _ragged_dot(contracted, a, b, sizes, precision)
+
+        return jax.lax.complex(
+            real(lhs.real, rhs.real) - real(lhs.imag, rhs.imag),
+            real(lhs.real, rhs.imag) + real(lhs.imag, rhs.real),
+        )
     numbers = jax.lax.RaggedDotDimensionNumbers(
         dot_dimension_numbers=(([contracted[0]], [contracted[1]]), ([], [])),
         lhs_ragged_dimensions=[0],
