@@ -134,7 +134,8 @@ def case_line(case: Row) -> str:
 
 def _comparison(document: Document) -> list[str]:
     baseline = document["baseline"]
-    header = ["case", "floor", OURS, "±", "floor / time", "best peer", "its time", "speedup"]
+    ours_header = [OURS, "±", "floor / time", "error", "scratch %"]
+    header = ["case", "floor", *ours_header, "best peer", "its time", "speedup"]
     rows = []
     for case in document["cases"]:
         ours, peer, plain = timed(case).get(OURS), best_peer(case), timed(case).get(baseline)
@@ -145,6 +146,8 @@ def _comparison(document: Document) -> list[str]:
                 _median(ours),
                 _us((ours["q3_us"] - ours["q1_us"]) / 2 if ours else None),
                 _times(ours["floor_fraction"] if ours else None),
+                f"{ours['error']:.0e}" if ours else "-",
+                _scratch(case, ours),
                 peer["name"] if peer else "-",
                 _median(peer),
                 _times(speedup(case, peer)),
@@ -221,6 +224,12 @@ def _us(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def _scratch(case: Row, row: Row | None) -> str:
+    """Memory beside inputs and outputs, in percent of them; older reports do not know."""
+    scratch = row.get("scratch_bytes") if row else None
+    return "-" if scratch is None else f"{100 * scratch / case['bytes']:.1f}"
 
 
 def _times(value: float | None) -> str:

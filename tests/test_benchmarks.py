@@ -27,7 +27,7 @@ from benchmarks.harness import (
     select_workloads,
 )
 from benchmarks.problems import Expected
-from benchmarks.worker import _Jax, _Session, relative_error
+from benchmarks.worker import Prepared, _Jax, _Session, relative_error
 from benchmarks.workloads import giant, hypergraphs, long_tail, plain_graphs, power_law
 from jax_gnn.tuning import timing as profiling
 
@@ -176,7 +176,7 @@ def check_plain_jax(module, graph, case, problem: Problem) -> None:
     assert candidates
     for candidate in candidates:
         assert isinstance(candidate, Candidate)
-        outputs, _ = runtime.prepare(candidate)
+        outputs, *_ = runtime.prepare(candidate)
         for output, expected in zip(outputs, problem.expected, strict=True):
             assert output.shape == expected.shape
             taken = output if expected.rows is None else runtime.take(output, expected.rows)
@@ -461,7 +461,7 @@ class HostRuntime:
         pass
 
     def prepare(self, candidate):
-        return candidate.function(), {"host": candidate.function}
+        return Prepared(candidate.function(), {"host": candidate.function})
 
     def to_numpy(self, output):
         return output
@@ -490,7 +490,8 @@ def test_only_right_candidates_are_timed():
     session = _Session(op, family, Settings("cpu"), HostRuntime())
     cases = [Case("tiny", width, "float32", "fwd") for width in (1, 2)]
     answer = session.prepare(cases)
-    assert set(answer["num_bytes"].values()) == {reference.size * 4}
+    for case in cases:
+        assert answer["work"][case.name] == {"bytes": reference.size * 4, "flops": 0}
     for case in cases:
         rows = {row["name"]: row for row in answer["candidates"][case.name]}
         statuses = [rows[name]["status"] for name in functions]
