@@ -45,22 +45,25 @@ def problem(groups: Groups, case: Case) -> Problem:
     rows, width, dtype = groups.num_rows, case.width, case.dtype
     x = features("x", rows, width, dtype)
     cotangent = features("cotangent", rows, width, dtype)
+    inputs: dict[str, Any]
     weights = _weights(groups.num_groups, width, dtype)
-    lhs, rhs = {"fwd": (x, weights), "dX": (cotangent, weights), "dW": (x, cotangent)}[case.mode]
     if case.mode == "dW":
+        inputs = {"lhs": x, "rhs": cotangent}
         sample = sample_segments(groups.indptr, width)
-        factors = (matrix.rows(sample.entries) for matrix in (lhs, rhs))
+        factors = (matrix.rows(sample.entries) for matrix in (x, cotangent))
         pairs = zip(*(np.split(rows, sample.indptr[1:-1]) for rows in factors), strict=True)
         values = np.stack([left.T @ right for left, right in pairs])
         expected = Expected(values, weights.shape, sample.segments)
     else:
+        lhs = cotangent if case.mode == "dX" else x
+        inputs = {"lhs": lhs, "rhs": weights}
         checked = _sample_rows(groups, CHECKED_NUMBERS // width**2)
         chosen = weights[groups.ids[checked]].astype(np.float64)
         equation = "rk,rnk->rn" if case.mode == "dX" else "rk,rkn->rn"
         values = np.einsum(equation, lhs.rows(checked), chosen, optimize=True)
         expected = Expected(values, (rows, width), checked)
     return Problem(
-        inputs={"lhs": lhs, "rhs": rhs, "sizes": groups.sizes},
+        inputs={**inputs, "sizes": groups.sizes},
         expected=(expected,),
         output_dtype=numpy_dtype(dtype),
         tolerance=TF32_TOLERANCE if dtype == "float32" else None,
@@ -115,13 +118,11 @@ def plain_jax_candidates(groups: Groups, case: Case, problem: Problem) -> Iterat
     copies = 2 if case.mode == "dW" else 1
     ragged_bytes = copies * groups.num_groups * row_bytes
     dense, ragged, gathered = _PLAIN_JAX[case.mode]
-    operands = (groups.sizes,)
-    candidate = jax_candidate(RAGGED_DOT, ragged, problem, operands, INPUTS)
+    candidate = jax_candidate(RAGGED_DOT, ragged, problem, (groups.sizes,), INPUTS)
     yield _bounded(candidate, ragged_bytes)
-    gathered_bytes = row_bytes * case.width
-    operands = (groups.sizes, groups.ids)
-    candidate = jax_candidate("gathered einsum", gathered, problem, operands, INPUTS)
-    yield _bounded(candidate, gathered_bytes)
+    by_row = groups.sizes, groups.ids
+    candidate = jax_candidate("gathered einsum", gathered, problem, by_row, INPUTS)
+    yield _bounded(candidate, row_bytes * case.width)
     if groups.num_groups == 1:
         yield jax_candidate("dense product", dense, problem, (), INPUTS)
 

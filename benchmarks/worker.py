@@ -275,7 +275,8 @@ class _Jax:
         call = partial(function, *arguments)
         for _ in range(_WARM_UPS):
             outputs = self._jax.block_until_ready(call())
-        scratch = function.memory_analysis().temp_size_in_bytes
+        memory = function.memory_analysis()
+        scratch = memory.temp_size_in_bytes if memory else None
         return Prepared(outputs, {self.timer.method: call}, scratch)
 
     def take(self, output: Any, rows: np.ndarray) -> Any:
@@ -431,7 +432,8 @@ class _NumPy:
 
     compile_threads, repeats = 1, 1
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
+        del settings
         self.timer: timing.Timer = timing.WallTimer(lambda outputs: outputs)
         self._wholes = _Memo(self._put)
 
@@ -460,16 +462,17 @@ class _NumPy:
 
 
 _Runtime = _Jax | _Torch | _NumPy
+_RUNTIMES: dict[str, Callable[[Settings], _Runtime]] = {
+    "jax": _Jax,
+    "torch": _Torch,
+    "numpy": _NumPy,
+}
 
 
 def _runtime(family: Family, settings: Settings) -> _Runtime:
     if settings.platform not in family.platforms:
         raise ValueError(f"{family.name} runs on {' and '.join(family.platforms)} only")
-    runtime: _Runtime
-    if family.runtime == "numpy":
-        runtime = _NumPy()
-    else:
-        runtime = {"jax": _Jax, "torch": _Torch}[family.runtime](settings)
+    runtime = _RUNTIMES[family.runtime](settings)
     for module in family.modules:
         importlib.import_module(module)
     return runtime

@@ -18,6 +18,7 @@ from jax_gnn import _schedule_cache, _schedule_rules, cli, schedules
 from jax_gnn._schedule_cache import Tuned
 from jax_gnn.schedules import Schedule
 from jax_gnn.tuning import command, segment
+from jax_gnn.tuning.measure import measure
 
 # The benchmarks belong to the checkout, not to the installed package.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -214,17 +215,17 @@ def test_a_relative_cache_home_is_not_one(monkeypatch):
 def test_every_schedule_of_a_call_is_run_and_the_fastest_kept(op, monkeypatch):
     monkeypatch.setattr(segment, "_BLOCKS", (1, 5))
     call = segment.Call(op, edges(), 8, "float32")
-    key, tuned = command.tune_call(call, CountingTimer())
+    tuned = command.tune_call(call, CountingTimer())
     # The timer likes the first call best, which is the rule's.
     assert Schedule(*tuned.schedule) == call.effective(call.rule())
     assert tuned.microseconds == tuned.rule_microseconds == 1e6
-    assert key == _schedule_cache.key(**call.shape)
+    assert call.key == _schedule_cache.key(**call.shape)
 
     asked = []
     choose = schedules.choose
     monkeypatch.setattr(schedules, "choose", lambda *a, **k: asked.append(choose(*a, **k)))
     with pytest.raises(AttributeError):  # the schedule is what kernels are compiled with
-        segment.measure([call], lambda _: [Schedule(False, 2, 64, 7)], CountingTimer(), 1)
+        measure([call], lambda _: [Schedule(False, 2, 64, 7)], CountingTimer(), 1)
     assert asked == [Schedule(False, 2, 64, 7)]
 
 
@@ -243,7 +244,7 @@ def test_results_do_not_depend_on_the_schedule():
 def test_schedules_that_come_to_the_same_are_measured_once():
     call = segment.Call("sum", edges(num_edges=64), 8, "float32")
     many = [Schedule(False, 2, 128, blocks) for blocks in (1, 2, 132, 264)]
-    (times,) = segment.measure([call], lambda _: many, CountingTimer(), 1)
+    (times,) = measure([call], lambda _: many, CountingTimer(), 1)
     assert [schedule.blocks for schedule in times] == [1]  # 64 teams of a block have an edge each
 
 
@@ -254,7 +255,7 @@ def tune(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "tune wants one of: segment, --show, --clear"),
+        ((), "tune wants one of: segment, matmul, --show, --clear"),
         (("--show", "--clear"), "tune wants one of"),
         (("segment", "--show"), "tune wants one of"),
         (("segment",), "wants --data FILE, or --nodes N and --edges N"),
