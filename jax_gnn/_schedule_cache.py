@@ -164,4 +164,4 @@ def _parse_tuned(name: str, schedule: Any, microseconds: Any, rule_microseconds:
 
 def is_matmul(name: str) -> bool:
     """Whether a key is one of `matmul_key`."""
-    return " k " in name
+    return name.startswith(("segment_matmul ", "segment_outer "))

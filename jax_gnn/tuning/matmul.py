@@ -27,7 +27,7 @@ OPS: tuple[Op, ...] = get_args(Op)
 _FILL = 4096
 """Blocks of which the kernel runs as many as the GPU holds at once."""
 
-SLACK = 1.3
+SLACK = 1.1
 """Schedules that the model says take longer than this many times the best are not measured."""
 
 
@@ -144,30 +144,30 @@ def predict(call: Call, schedule: MatmulSchedule, machine: Machine = H200) -> fl
         return machine.launch * 1e6
     tiles = -(-sizes // schedule.tile)
     num_tiles = int(tiles.sum())
+    outer = call.op == "segment_outer"
+    whole_groups = outer and schedule.chunk > 0
     most = machine.multiprocessors * machine.residents
-    blocks = min(schedule.blocks, most, num_tiles)
+    blocks = min(schedule.blocks, most, len(sizes) if whole_groups else num_tiles)
+    waves = max(math.ceil(num_tiles / blocks), int(tiles.max()) if whole_groups else 0)
     row_bytes = (call.k + call.n) * call.itemsize
     flops = dict(machine.flops)[call.itemsize]
-    outer = call.op == "segment_outer"
-    if outer and schedule.chunk:  # a group has one block
-        waves = max(int(tiles.max()), math.ceil(num_tiles / blocks))
-    else:
-        waves = math.ceil(num_tiles / blocks)
     # Half of all blocks suffice to keep the memory busy.
     busy = min(blocks / (most / 2), 1.0)
     wave_bytes = blocks * call.sizes.rows / num_tiles * row_bytes
     wave_flops = blocks * schedule.tile * 2 * call.k * call.n
     wave = max(wave_bytes / (machine.bandwidth * busy), wave_flops / (flops * busy))
 
-    consecutive = schedule.chunk or waves
-    visits = int(np.minimum(1 + (tiles - 1) // consecutive, blocks).sum())
-    if not schedule.chunk:
-        visits = len(sizes) + blocks - 1
+    if whole_groups:
+        visits = len(sizes)
+    elif schedule.chunk and schedule.chunk * blocks <= num_tiles:
+        visits = int(np.minimum(-(-tiles // schedule.chunk), blocks).sum())
+    else:
+        visits = min(len(sizes) + blocks - 1, num_tiles)
     weight_bytes = call.k * call.n * (4 if outer else call.itemsize)
     bandwidth = machine.bandwidth if outer else machine.l2_bandwidth
     visits_time = visits / blocks * machine.fetch + visits * weight_bytes / (bandwidth * busy)
     launches = 1
-    if outer and not schedule.chunk:  # another adds up the parts of shared groups
+    if outer and not whole_groups:  # another adds up the parts of shared groups
         launches = 2
         visits_time += 2 * blocks * weight_bytes / machine.bandwidth
     return 1e6 * (launches * machine.launch + waves * wave + visits_time)
