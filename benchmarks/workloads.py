@@ -222,7 +222,7 @@ def row_groups(data: Path | None) -> dict[str, Workload]:
             for key in arrays:
                 sizes = np.diff(arrays[key]).astype(np.int32)
                 name = key.removesuffix("_segment_ptr")
-                on_cpu = sizes.sum() < 500_000
+                on_cpu = sizes.sum() <= 100_000
                 found.append(Workload(name, partial(Groups, sizes), on_cpu=on_cpu))
     for num_groups in (100, 700, 1900):
         draw = partial(uniform_groups, num_groups, 1_000_000)
