@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Candidate, Case, Family, Op, Problem
+from benchmarks.harness import TF32_TOLERANCE, Candidate, Case, Family, Op, Problem
 from benchmarks.peers import jax_candidate, torch_candidate
 from benchmarks.problems import (
     CHECKED_NUMBERS,
@@ -32,8 +32,6 @@ from benchmarks.workloads import Groups, row_groups
 
 INPUTS = ("lhs", "rhs")
 MODES = ("fwd", "dX", "dW")
-
-TF32_TOLERANCE = 1e-3
 
 LARGEST = 3e9
 """Bytes that a peer's arrays beyond inputs and outputs may have. Where they have more it moves far

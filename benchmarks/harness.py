@@ -26,6 +26,9 @@ from benchmarks.workloads import Workload
 TOLERANCE = {"float64": 1e-11, "float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2}
 """Largest relative error, in norm, with which a result counts as right."""
 
+TF32_TOLERANCE = 3e-3
+"""The same for float32 where factors of products may be rounded to TF32."""
+
 
 @dataclass(frozen=True)
 class Case:

@@ -110,7 +110,7 @@ def markdown(document: Document) -> str:
         f"{', '.join(f'{name} {version}' for name, version in versions.items())}; "
         f"commit {document['commit'] or 'unknown'}; {document['date']}.",
         f"Copy bandwidth {machine['copy_bytes_per_second'] / 1e9:.1f} GB/s (read + written), "
-        f"measured in this run; load average before it {machine['load_average']:.1f}. "
+        f"{_rates(machine)}measured in this run; load average before it {machine['load_average']:.1f}. "
         "Times in µs, median; ± half of the interquartile range.",
         "",
         *_comparison(document),
@@ -124,6 +124,12 @@ def markdown(document: Document) -> str:
     if failures := _failures(document):
         lines += ["", "Not timed:", "", *failures]
     return "\n".join(lines) + "\n"
+
+
+def _rates(machine: Row) -> str:
+    """Rates of large products; older reports do not have them."""
+    rates = machine.get("flops_per_second", {})
+    return "".join(f"{dtype} products {rate / 1e12:.3g} TFLOP/s, " for dtype, rate in rates.items())
 
 
 def case_line(case: Row) -> str:

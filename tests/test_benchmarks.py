@@ -18,6 +18,7 @@ from benchmarks import bench_segment_matmul as bench_matmul
 from benchmarks import bench_segment_reduce as bench_segment
 from benchmarks.__main__ import main
 from benchmarks.harness import (
+    TF32_TOLERANCE,
     TOLERANCE,
     Candidate,
     Case,
@@ -343,7 +344,7 @@ def test_a_training_step_shows_wrong_gradients():
         _, updated = bench_gnn.reference(graph, model, 5)
         for before, after in zip(bench_gnn.parameters(model, 5), updated, strict=True):
             for name, value in before.items():
-                assert relative_error(value, after[name]) > 10 * bench_gnn.TF32_TOLERANCE
+                assert relative_error(value, after[name]) > 10 * TF32_TOLERANCE
 
 
 @pytest.mark.parametrize(
