@@ -110,7 +110,8 @@ def markdown(document: Document) -> str:
         f"{', '.join(f'{name} {version}' for name, version in versions.items())}; "
         f"commit {document['commit'] or 'unknown'}; {document['date']}.",
         f"Copy bandwidth {machine['copy_bytes_per_second'] / 1e9:.1f} GB/s (read + written), "
-        f"{_rates(machine)}measured in this run; load average before it {machine['load_average']:.1f}. "
+        f"{_rates(machine)}measured in this run; "
+        f"load average before it {machine['load_average']:.1f}. "
         "Times in µs, median; ± half of the interquartile range.",
         "",
         *_comparison(document),

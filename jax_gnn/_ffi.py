@@ -210,6 +210,8 @@ class Rules:
         xla: the same function in plain ``jax.numpy``.
         call: maps a platform and :class:`Operand` trees to what that platform's kernel gets, or to
             None where plain XLA is meant to do the work. By default, all operands.
+        prefers_xla: whether plain XLA is faster than that kernel, which is not asked where an
+            implementation is demanded. Called like ``call``.
         transpose: for the position of each linear operand, a function of (bind, cotangent,
             operands) that gives the operand's cotangent; the operand itself is not to be read.
         batch: a function of (bind, operands, batched, size) in which batched operands carry the
@@ -223,6 +225,7 @@ class Rules:
     transpose: Mapping[int, Callable[[Bind, Array, Sequence[Any]], Array]]
     batch: Callable[[Bind, Sequence[Any], Sequence[Any], int], Array]
     call: Callable[..., Call | None] = lambda platform, *operands: Call(jax.tree.leaves(operands))
+    prefers_xla: Callable[..., bool] = lambda platform, *operands, **attributes: False
     jvp: Callable[[Bind, Sequence[Any], Sequence[Any]], tuple[Array, Array | None]] | None = None
 
 
@@ -359,7 +362,9 @@ def _lower(
             Operand(aval, functools.partial(_value, value))
             for aval, value in zip(ctx.avals_in, values, strict=True)
         ]
-        call = rules.call(platform, *tree.unflatten(operands), **attributes)
+        arguments = platform, *tree.unflatten(operands)
+        if implementation is not None or not rules.prefers_xla(*arguments, **attributes):
+            call = rules.call(*arguments, **attributes)
     if call is None:
         return mlir.lower_fun(plain, multiple_results=False)(ctx, *values)
     state = _STATUS[platform]

@@ -21,14 +21,17 @@ def _scale(x: Array, weight: Array | None, heads: int) -> Array:
 
 def _into_rows(reduce: Any, messages: Array, valid: Array, view: View) -> Array:
     """Applies one of ``jax.ops``'s reductions to the messages of all valid entries."""
-    assert view.rows is not None
-    return reduce(messages, jnp.where(valid, view.rows, view.num_rows), view.num_rows)
+    rows = view.rows
+    assert rows is not None
+    if view.cols is not None or view.order is not None:  # jax.ops itself drops rows out of range
+        rows = jnp.where(valid, rows, view.num_rows)
+    return reduce(messages, rows, view.num_rows)
 
 
 def segment_reduce(
     x: Array, weight: Array | None, views: Views, *, reduce: str, heads: int
 ) -> Array:
-    view, dtype = views.forward, x.dtype
+    view, dtype = views.unsorted or views.forward, x.dtype
     if view.rows is None and weight is None:
         return take(x, view.cols)
     valid = view.valid(x.shape[0])

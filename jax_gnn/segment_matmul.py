@@ -65,7 +65,8 @@ def segment_matmul(
         group_sizes: ``(num_sizes,)`` integers, how many rows each group has. Sizes below 0 count as
             0; rows past their sum are zero in the result whatever they hold, and what sizes exceed
             the rows by is left out.
-        bias: ``(groups, n)``, added to the rows of its group.
+        bias: ``(groups, n)``, converted to the dtype of lhs and rhs, added to the rows of its
+            group.
         activation: applied to the result: ``"relu"``, ``"silu"``, ``"gelu"`` (the approximation by
             tanh) or ``"tanh"``.
         transpose_rhs: whether the weights are given transposed.
@@ -109,6 +110,8 @@ def segment_matmul(
         bias = jnp.asarray(bias)
         if bias.shape != (num_groups, n):
             raise ValueError(f"bias must be (groups, n) = {num_groups, n}, got shape {bias.shape}")
+        if not np.can_cast(bias.dtype, lhs.dtype, "same_kind"):
+            raise TypeError(f"bias must be numbers like lhs and rhs, {lhs.dtype}, got {bias.dtype}")
         bias = bias.astype(lhs.dtype)
     inner, outer = _result_dtypes(lhs.dtype, preferred_element_type)
     if activation is not None and not jnp.issubdtype(inner, np.floating):

@@ -1,7 +1,8 @@
 """Reductions over segments: drop-in for ``jax.ops.segment_*``, and more of their kind.
 
 Segments are given by an id for each element, sorted or not, or by a row pointer. Kernels are those
-of :mod:`jax_gnn.segments`; unsorted ids are sorted first, and elements read in that order.
+of :mod:`jax_gnn.segments`; where a kernel wants them sorted, unsorted ids are sorted first, and
+elements read in that order.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _ARGUMENTS = """
             outside ``[0, num_segments)`` are dropped: they are not read, and their gradient is 0.
         num_segments: number of segments; by default the largest id plus one, which must be
             concrete then.
-        indices_are_sorted: whether ids ascend; otherwise they are sorted first.
+        indices_are_sorted: whether ids ascend; otherwise they are sorted first, or plain XLA does
+            the work.
         unique_indices: whether no id occurs twice; of no use to kernels.
         bucket_size: where given, sums, products, maxima and minima are left to ``jax.ops``.
         mode: a :class:`jax.lax.GatherScatterMode` or its name: ``"clip"`` takes an id out of range

@@ -66,7 +66,7 @@ def _narrow(ids: _ffi.Operand, size: int) -> _ffi.Operand:
     return ids.map(lambda wide: jnp.clip(wide, -1, size).astype(jnp.int32), np.int32)
 
 
-def _scheduled(op: str, view: View, x: _ffi.Operand, states: int = 1) -> tuple[Any, list[Any]]:
+def _scheduled(op: str, view: View, x: _ffi.Operand) -> tuple[Any, list[Any]]:
     """The schedule's attributes, and the workspace: what blocks of entries leave to others."""
     width, acc = x.shape[1], np.dtype(accumulator_dtype(x.dtype))
     schedule = schedules.choose(
@@ -86,7 +86,7 @@ def _scheduled(op: str, view: View, x: _ffi.Operand, states: int = 1) -> tuple[A
     teams = schedule.threads // schedule.lanes
     blocks = min(schedule.blocks, max(1, math.ceil(view.count / teams)))
     # As workspace_bytes in segments.h.
-    block_bytes = 64 + 2 * (math.ceil(width * acc.itemsize * states / 16) * 16)
+    block_bytes = 64 + 2 * (math.ceil(2 * width * acc.itemsize / 16) * 16)
     return attributes, [jax.ShapeDtypeStruct((blocks, block_bytes), np.uint8)]
 
 
@@ -105,12 +105,36 @@ def _reduce_call(
     if found is None:
         return None
     ids, flags = found
-    schedule, workspaces = _scheduled("segment_reduce", view, x, 1 + (reduce == "logsumexp"))
+    schedule, workspaces = _scheduled("segment_reduce", view, x)
     flags |= {
         "reduce": np.int64(_REDUCTIONS.index(reduce)),
         "weighted": np.bool_(weight is not None),
     }
     return _ffi.Call([x, weight or x, *ids], flags | schedule, workspaces)
+
+
+def _reduce_prefers_xla(
+    platform: str,
+    x: _ffi.Operand,
+    weight: _ffi.Operand | None,
+    views: Views,
+    *,
+    reduce: str,
+    heads: int,
+) -> bool:
+    """On a CPU: unsorted ids, what is too small for a custom call, and rows of few entries."""
+    del heads
+    view, (count, width) = views.forward, x.shape
+    if platform != "cpu" or weight is not None or reduce == "logsumexp":
+        return False
+    if views.unsorted is not None:
+        return True
+    if view.cols is not None or reduce == "mean":
+        return False
+    # Few entries to a row do not pay for going through wide rows in tiles, nor for widening.
+    costly = (width >= 256 and count * width >= 2**21) or (width < 8 and x.dtype.itemsize == 2)
+    few = count < 4 * view.num_rows
+    return (few and costly) or (count + view.num_rows) * width < 2**13
 
 
 def _select_call(
@@ -188,8 +212,7 @@ def _softmax_call(platform: str, *operands: Any) -> _ffi.Call | None:
     if found is None:
         return None
     (rows, *_), _ = found
-    # The softmax carries maxima and sums, its tangent sums.
-    _, workspaces = _scheduled("softmax", view, arrays[0], 3 - len(arrays))
+    _, workspaces = _scheduled("softmax", view, arrays[0])
     return _ffi.Call([*arrays, rows], {"num_rows": np.int64(view.num_rows)}, workspaces)
 
 
@@ -542,6 +565,7 @@ segment_reduce = _ffi.define_primitive(
         result=_per_row,
         xla=_xla.segment_reduce,
         call=_reduce_call,
+        prefers_xla=_reduce_prefers_xla,
         jvp=_reduce_jvp,
         transpose={0: _reduce_transpose_x, 1: _reduce_transpose_weight},
         batch=functools.partial(_batch, (1,)),
@@ -645,4 +669,4 @@ def segment_views(
     if is_sorted:
         return Views(View(ids, None, None, num_segments), backward)
     rows, order = sort_ids(ids, num_segments, implementation)
-    return Views(View(rows, order, None, num_segments), backward)
+    return Views(View(rows, order, None, num_segments, resorted=True), backward)

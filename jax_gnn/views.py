@@ -36,6 +36,8 @@ class View:
         order: ``(entries,)``, which weight an entry has; None: entry e has weight e.
         num_rows: number of rows.
         max_degree: entries of the longest row, where known: a hint to the choice of schedules.
+        resorted: whether ids were sorted for it at run time: plain XLA spares the sort, see
+            :attr:`Views.unsorted`.
     """
 
     rows: Array | None
@@ -43,6 +45,7 @@ class View:
     order: Array | None
     num_rows: int = field(metadata=STATIC)
     max_degree: int | None = field(default=None, metadata=STATIC)
+    resorted: bool = field(default=False, metadata=STATIC)
 
     @property
     def count(self) -> int:
@@ -73,6 +76,14 @@ class Views(NamedTuple):
     def swapped(self) -> Views:
         """For the transpose."""
         return Views(self.backward, self.forward)
+
+    @property
+    def unsorted(self) -> View | None:
+        """The forward view with entries in the order of its columns, where that spares a sort."""
+        forward, backward = self
+        if forward.resorted and forward.cols is not None and backward.rows is None:
+            return View(backward.cols, None, None, forward.num_rows)
+        return None
 
 
 def in_range(ids: Array, size: int) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -210,6 +211,13 @@ class TestSegmentMatmul(OpSuite):
                 ValueError,
                 r"bias must be \(groups, n\) = \(2, 4\), got shape \(6, 3\)",
             ),
+            "bias dtype": (
+                lambda: segment_matmul(
+                    LHS.astype(int), RHS.astype(int), SIZES, bias=np.ones((2, 4), np.float32)
+                ),
+                TypeError,
+                "bias must be numbers like lhs and rhs, int.*, got float32",
+            ),
             "activation": (
                 lambda: segment_matmul(LHS, RHS, SIZES, activation="swish"),  # type: ignore[arg-type]
                 ValueError,
@@ -370,6 +378,7 @@ def test_shapes(rng: np.random.Generator, k: int, n: int, dtype: str, implementa
             assert_close(outer(lhs, ct, sizes), want, TOLERANCE[dtype], f"{scenario}, outer")
 
 
+@pytest.mark.skipif(not KERNELS, reason="plain XLA multiplies all rows with all weights")
 @pytest.mark.parametrize(
     ("rows", "groups"), [(1, 1), (5000, 1), (3000, 2000), (20, 3000), (4000, 4)]
 )
@@ -616,6 +625,29 @@ def test_precision_reaches_kernels(precision: Any, exact: str) -> None:
             assert lowered_exactness(precision="default") == {"false"}
 
 
+@pytest.mark.skipif(not KERNELS, reason="about the memory of kernels")
+@pytest.mark.parametrize("use_bias", [False, True])
+def test_nothing_is_held_beside_operands_and_results(use_bias: bool) -> None:
+    """No rows of weights, no masked rows: at most a percent forward, five backward."""
+    rows, groups, k, n = 1_000_000, 40, 64, 48  # compiled only
+    shapes = (rows, k), (groups, k, n), (groups, n), (rows, n)
+    lhs, rhs, bias, ct = (jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
+    sizes = jax.ShapeDtypeStruct((groups,), np.int32)
+
+    def product(lhs: Any, rhs: Any, bias: Any, sizes: Any) -> Any:
+        return segment_matmul(lhs, rhs, sizes, bias=bias if use_bias else None)
+
+    def backward(lhs: Any, rhs: Any, bias: Any, sizes: Any, ct: Any) -> Any:
+        return jax.vjp(product, lhs, rhs, bias, sizes)[1](ct)[:3]
+
+    for function, arguments, share in ((product, (), 0.01), (backward, (ct,), 0.05)):
+        compiled = jax.jit(function).lower(lhs, rhs, bias, sizes, *arguments).compile()
+        memory = compiled.memory_analysis()
+        ones = 4 * rows * use_bias  # the column that the bias's gradient is a product with
+        whole = memory.argument_size_in_bytes + memory.output_size_in_bytes
+        assert memory.temp_size_in_bytes <= share * whole + ones
+
+
 # --- Derivatives and transformations -------------------------------------------------------------
 
 
@@ -654,6 +686,24 @@ def test_bias_under_vmap(rng: np.random.Generator, implementation: str) -> None:
                 ]
                 for got, want in zip(mapped, jitted(*one), strict=True):
                     assert_close(got[i], want, TOLERANCE["float32"], f"in_axes={in_axes}, {i}")
+
+
+def test_batch_too_large_to_join(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that int32 cannot count are multiplied one element of the batch after the other."""
+    batch = rng.normal(size=(3, 6, 3)).astype(np.float32)
+    many = np.array([[2, 3], [0, 6], [1, 1]], np.int32)
+    mapped = (
+        jax.vmap(lambda x: segment_matmul(x, RHS, SIZES)),
+        jax.vmap(lambda x, sizes: segment_matmul(x, RHS, sizes)),
+        jax.vmap(lambda x, sizes: segment_outer(x, LHS, sizes)),
+    )
+    arguments = ((batch,), (batch, many), (batch, many))
+    want = [function(*xs) for function, xs in zip(mapped, arguments, strict=True)]
+    module = importlib.import_module("jax_gnn.segment_matmul")
+    monkeypatch.setattr(module, "_MAX_ROWS", 17)
+    for function, xs, one in zip(mapped, arguments, want, strict=True):
+        assert "scan" in str(jax.make_jaxpr(function)(*xs))
+        assert_close(function(*xs), one, 1e-6, "value")
 
 
 @pytest.mark.skipif(not KERNELS, reason="about what kernels get")
@@ -806,7 +856,8 @@ MATMUL_ATTRIBUTES = {
     "exact": np.bool_(True),
     "has_bias": np.bool_(True),
     "activation": np.int64(0),
-    "tile": np.int64(0),
+    "tile": np.int64(64),
+    "chunk": np.int64(0),
     "blocks": np.int64(1),
 }
 RAW_OPERANDS = [LHS, RHS, SIZES, np.zeros(1, np.int32), np.ones((2, 4), np.float32)]

@@ -556,6 +556,63 @@ def test_a_forced_schedule_is_used(implementation: str) -> None:
     assert len(programs) == 3
 
 
+# --- Unsorted ids --------------------------------------------------------------------------------
+
+
+@on_all
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+@pytest.mark.parametrize("size", [1, 300, 30_000])
+@pytest.mark.parametrize("width", [1, 3, 70])
+def test_unsorted_ids(
+    rng: np.random.Generator, width: int, size: int, dtype: str, implementation: str
+) -> None:
+    """Many or few to a row; sums are exact in any order."""
+    count = 20_000
+    ids = rng.integers(-1, size + 1, count)
+    data = rng.integers(-3, 4, (count, width))
+    valid = (ids >= 0) & (ids < size)
+    counts = np.bincount(ids[valid], minlength=size)[:, None]
+
+    def want(ufunc: np.ufunc, start: int) -> np.ndarray:
+        result = np.full((size, width), start)
+        ufunc.at(result, ids[valid], data[valid])
+        return result
+
+    wanted = {"sum": want(np.add, 0), "max": want(np.maximum, -4), "min": want(np.minimum, 4)}
+    if dtype != "int32":
+        wanted["mean"] = wanted["sum"] / np.maximum(counts, 1)
+    with setting(implementation, dtype):
+        for name, values in wanted.items():
+            got = np.asarray(ours(name)(jnp.asarray(data, dtype), ids, size), np.float64)
+            filled = got if name in ("sum", "mean") else np.where(counts > 0, got, values)
+            assert_close(filled, values, 4e-3 if dtype == "bfloat16" else 1e-6, name)
+
+
+@pytest.mark.skipif(PLATFORM != "cpu", reason="about the CPU's kernels")
+@pytest.mark.parametrize(
+    ("count", "size", "width", "is_sorted", "by_kernel"),
+    [
+        (100, 20, 4, True, False),  # a custom call costs more than that
+        (100, 20, 4, False, False),
+        (10_000, 1000, 4, True, True),
+        (10_000, 1000, 4, False, False),  # ids are not worth sorting
+        (8200, 8200, 256, True, False),
+        (8200, 1000, 256, True, True),
+    ],
+)
+def test_plain_xla_where_it_is_faster(
+    count: int, size: int, width: int, is_sorted: bool, by_kernel: bool
+) -> None:
+    """Not where kernels are asked for."""
+    data, ids = np.ones((count, width), np.float32), np.zeros(count, np.int32)
+    op = functools.partial(jax_gnn.segment_sum, num_segments=size, indices_are_sorted=is_sorted)
+    for implementation, kernel in ((None, by_kernel), ("cpu", True)):
+        with setting(implementation):
+            program = jax.jit(op).lower(data, ids).compile().as_text()
+        assert ("jax_gnn_segment_reduce" in program) == kernel
+        assert ("jax_gnn_segment_order" in program) == (kernel and not is_sorted)
+
+
 # --- Static indices ------------------------------------------------------------------------------
 
 

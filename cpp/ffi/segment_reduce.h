@@ -78,8 +78,11 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
   if (!real && (attributes.weighted || reduce == Reduce::kMean || reduce == Reduce::kLogSumExp)) {
     return invalid("integers have no weights, mean or logsumexp");
   }
+  if (attributes.weighted && (reduce == Reduce::kProd || reduce == Reduce::kLogSumExp)) {
+    return invalid("products and logsumexp have no weights");
+  }
   if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
-  error = check_workspace(*workspace, width, acc_dtype, reduce == Reduce::kLogSumExp ? 2 : 1);
+  error = check_workspace(*workspace, width, acc_dtype);
   if (error.failure()) return error;
   return dispatch_number<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
@@ -123,7 +126,7 @@ ffi::Error segment_select(typename Backend::Context context, ffi::AnyBuffer row_
   ffi::Error error = view.check(weighted);
   if (error.failure()) return error;
   if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
-  error = check_workspace(*workspace, width, acc_dtype, 1);
+  error = check_workspace(*workspace, width, acc_dtype);
   if (error.failure()) return error;
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;

@@ -21,8 +21,8 @@ namespace jax_gnn {
 // run(Type<T>, Type<Acc>, segments, width).
 template <typename Backend, typename Run>
 ffi::Error normalize(std::initializer_list<ffi::AnyBuffer> like, const ffi::AnyBuffer& rows,
-                     ffi::AnyBuffer& out, ffi::AnyBuffer& workspace, int states,
-                     SoftmaxAttributes attributes, const Run& run) {
+                     ffi::AnyBuffer& out, ffi::AnyBuffer& workspace, SoftmaxAttributes attributes,
+                     const Run& run) {
   const ffi::DataType dtype = out.element_type();
   if (out.dimensions().size() != 2) return invalid("the result must have two dimensions");
   const int64_t count = out.dimensions()[0], width = out.dimensions()[1];
@@ -33,7 +33,7 @@ ffi::Error normalize(std::initializer_list<ffi::AnyBuffer> like, const ffi::AnyB
   }
   if (!is_index(rows, count, ffi::S32)) return invalid("every entry must have an int32 row");
   if (attributes.num_rows < 0) return invalid("num_rows must not be negative");
-  ffi::Error error = check_workspace(workspace, width, accumulator_type(dtype), states);
+  ffi::Error error = check_workspace(workspace, width, accumulator_type(dtype));
   if (error.failure()) return error;
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
     const Segments<int32_t> segments = {data<const int32_t>(rows), nullptr, nullptr, count,
@@ -47,7 +47,7 @@ template <typename Backend>
 ffi::Error segment_softmax(typename Backend::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rows,
                            ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> workspace,
                            SoftmaxAttributes attributes) {
-  return normalize<Backend>({x}, rows, *y, *workspace, /*states=*/2, attributes,
+  return normalize<Backend>({x}, rows, *y, *workspace, attributes,
                             [&](auto t, auto acc, const auto& segments, int64_t width) {
                               using T = typename decltype(t)::type;
                               using Acc = typename decltype(acc)::type;
@@ -64,7 +64,7 @@ ffi::Error segment_softmax_tangent(typename Backend::Context context, ffi::AnyBu
                                    ffi::Result<ffi::AnyBuffer> out,
                                    ffi::Result<ffi::AnyBuffer> workspace,
                                    SoftmaxAttributes attributes) {
-  return normalize<Backend>({y, t}, rows, *out, *workspace, /*states=*/1, attributes,
+  return normalize<Backend>({y, t}, rows, *out, *workspace, attributes,
                             [&](auto type, auto acc, const auto& segments, int64_t width) {
                               using T = typename decltype(type)::type;
                               using Acc = typename decltype(acc)::type;

@@ -65,8 +65,8 @@ struct Workspace {
 };
 
 inline ffi::Error check_workspace(const ffi::AnyBuffer& buffer, int64_t width,
-                                  ffi::DataType acc_dtype, int states) {
-  const int64_t bytes = workspace_bytes(width, ffi::ByteWidth(acc_dtype), states);
+                                  ffi::DataType acc_dtype) {
+  const int64_t bytes = workspace_bytes(width, ffi::ByteWidth(acc_dtype));
   const auto dims = buffer.dimensions();
   if (buffer.element_type() == ffi::U8 && dims.size() == 2 && dims[0] >= 1 && dims[1] == bytes) {
     return ffi::Error::Success();

@@ -35,10 +35,10 @@ struct Select {
   bool weight_on_row;  // weight * row_key == col_key, else weight * col_key == row_key
 };
 
-// What a block of entries leaves for the one that ends its first and its last row: 64 bytes, then
-// `states` accumulators a feature for each of the two rows. Multiples of 16 bytes.
-constexpr int64_t workspace_bytes(int64_t width, int64_t acc_bytes, int states) {
-  return 64 + 2 * ((width * acc_bytes * states + 15) / 16 * 16);
+// What a block of entries leaves for those that its first and its last row reach into: 64 bytes,
+// then four accumulators a feature. Multiples of 16 bytes.
+constexpr int64_t workspace_bytes(int64_t width, int64_t acc_bytes) {
+  return 64 + 2 * ((2 * width * acc_bytes + 15) / 16 * 16);
 }
 
 }  // namespace jax_gnn

@@ -60,8 +60,7 @@ class Tile {
   JAX_GNN_INLINE void for_each_weight(const Acc* weights, const Body& body) const {
     if (!weights || head_[0] == head_[kTile - 1]) {
       const V all = broadcast<V>(weights ? weights[head_[0]] : Acc(1));
-      JAX_GNN_UNROLL
-      for (int v = 0; v < kVectors; ++v) body(v, all);
+      unrolled<kVectors>([&](int v) JAX_GNN_LAMBDA { body(v, all); });
       return;
     }
     Acc spread[kTile];
@@ -71,8 +70,7 @@ class Tile {
     } else {
       for (int k = 0; k < kTile; ++k) spread[k] = weights[head_[k]];
     }
-    JAX_GNN_UNROLL
-    for (int v = 0; v < kVectors; ++v) body(v, load<kLanes>(spread + v * kLanes));
+    unrolled<kVectors>([&](int v) JAX_GNN_LAMBDA { body(v, load<kLanes>(spread + v * kLanes)); });
   }
 
   int64_t column;

@@ -13,7 +13,8 @@ namespace jax_gnn::cpu {
 // out[r, :] = reduce over the entries e of row r of weight[e, head] * in[cols[e], :].
 // in: (num_cols, width), weight: (num_weights, heads) or null, out: (num_rows, width). Empty rows
 // are what jax.ops makes of them: 0 for a sum or mean, 1 for a product, the least value for a
-// maximum. Accumulates in Acc. Integers have no weights, mean or logsumexp.
+// maximum. Accumulates in Acc. Integers have no weights, mean or logsumexp;
+// products and logsumexp no weights.
 template <typename T, typename Acc, typename Index>
 void segment_reduce(const ParallelFor& parallel_for, const Segments<Index>& segments, Reduce reduce,
                     const T* in, const Acc* weight, Features features, T* out);

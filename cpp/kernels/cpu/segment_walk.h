@@ -17,6 +17,8 @@
 
 namespace jax_gnn::cpu {
 
+constexpr int64_t kTaskColumns = 4096;  // at most
+
 // A share starts at an entry and at the row whose end comes next.
 struct Position {
   int64_t entry, row;
@@ -112,9 +114,9 @@ struct Run {
  private:
   template <typename Body>
   static JAX_GNN_INLINE void for_each_vector(const Body& body) {
-    JAX_GNN_UNROLL
-    for (int s = 0; s < kStates; ++s) JAX_GNN_UNROLL
-    for (int v = 0; v < Shape<Acc, kTile>::kVectors; ++v) body(s, v, v * Shape<Acc, kTile>::kLanes);
+    constexpr int kVectors = Shape<Acc, kTile>::kVectors, kLanes = Shape<Acc, kTile>::kLanes;
+    unrolled<kStates * kVectors>(
+        [&](int i) JAX_GNN_LAMBDA { body(i / kVectors, i % kVectors, i % kVectors * kLanes); });
   }
 };
 
@@ -188,21 +190,6 @@ JAX_GNN_MULTIVERSION void reduce_share(const ShareTile<Reducer, Index>& share, i
   for_each_tile<Reducer::kMaxTile>(share.reducer.features, first_column, last_column, share);
 }
 
-template <typename Reducer>
-struct StoreTile {
-  const Reducer& reducer;
-  int64_t row, entries;
-  const typename Reducer::Acc* from;
-
-  template <int kTile>
-  JAX_GNN_INLINE void operator()(std::integral_constant<int, kTile>, int64_t column) const {
-    Run<typename Reducer::Acc, Reducer::kStates, kTile> run;
-    run.entries = entries;
-    run.restore(from, reducer.features, column);
-    reducer.store(Tile<typename Reducer::Acc, kTile>(reducer.features, column), row, run);
-  }
-};
-
 // Puts together the rows that more than one task had a part of.
 template <typename Reducer>
 void finish_carried(const Reducer& reducer, const Carries<typename Reducer::Acc>& carries,
@@ -221,8 +208,13 @@ void finish_carried(const Reducer& reducer, const Carries<typename Reducer::Acc>
     const Carry& carry = carries.of(task);
     if (carry.head_row >= 0) {
       add(carries.head(task), carry.head_entries);
-      for_each_tile<Reducer::kMaxTile>(reducer.features, 0, reducer.features.width,
-                                       StoreTile<Reducer>{reducer, carry.head_row, entries, sum});
+      for (int64_t column = 0; column < reducer.features.width; ++column) {
+        Run<typename Reducer::Acc, Reducer::kStates, 1> run;
+        run.entries = entries;
+        run.restore(sum, reducer.features, column);
+        reducer.store(Tile<typename Reducer::Acc, 1>(reducer.features, column), carry.head_row,
+                      run);
+      }
       sum = nullptr;
       entries = 0;
     }
@@ -236,16 +228,15 @@ void reduce_segments(const ParallelFor& parallel_for, const Reducer& reducer,
                      const Segments<Index>& segments, double cost) {
   const int64_t width = reducer.features.width;
   if (segments.num_rows == 0 || width == 0) return;
-  constexpr int64_t kColumns = 4096;  // of a task, at most
-  constexpr int64_t kTasks = 1024;    // at most, where one has all columns
+  constexpr int64_t kTasks = 1024;  // at most, where one has all columns
   const Bounds bounds = valid_entries(segments);
-  const int64_t column_tasks = (width + kColumns - 1) / kColumns;
+  const int64_t column_tasks = (width + kTaskColumns - 1) / kTaskColumns;
   const double items = static_cast<double>(segments.count) + static_cast<double>(segments.num_rows);
-  const int64_t tasks = task_count(items * std::max<double>(std::min(width, kColumns), 4) * cost,
-                                   kTasks / column_tasks);
+  const int64_t tasks = task_count(
+      items * std::max<double>(std::min(width, kTaskColumns), 4) * cost, kTasks / column_tasks);
   const Carries<typename Reducer::Acc> carries(tasks, Reducer::kStates * width);
   parallel_for(tasks * column_tasks, [&](int64_t task) {
-    const int64_t index = task / column_tasks, first_column = task % column_tasks * kColumns;
+    const int64_t index = task / column_tasks, first_column = task % column_tasks * kTaskColumns;
     const ShareTile<Reducer, Index> tile = {reducer,
                                             segments,
                                             bounds,
@@ -253,7 +244,7 @@ void reduce_segments(const ParallelFor& parallel_for, const Reducer& reducer,
                                             share(segments, bounds, index + 1, tasks),
                                             carries,
                                             index};
-    reduce_share(tile, first_column, std::min(first_column + kColumns, width));
+    reduce_share(tile, first_column, std::min(first_column + kTaskColumns, width));
   });
   finish_carried(reducer, carries, tasks);
 }

@@ -77,6 +77,17 @@ JAX_GNN_INLINE V broadcast(T value) {
   }
 }
 
+// Calls body(0) … body(kCount - 1), constants for the compiler from the start: after a loop, even
+// an unrolled one, GCC leaves the vectors of an array in memory.
+template <typename Body, int... k>
+JAX_GNN_INLINE void unrolled(const Body& body, std::integer_sequence<int, k...>) {
+  (body(k), ...);
+}
+template <int kCount, typename Body>
+JAX_GNN_INLINE void unrolled(const Body& body) {
+  unrolled(body, std::make_integer_sequence<int, kCount>());
+}
+
 // A tile of kTile columns is this many vectors of that many elements. 32 bytes at most: AVX-512
 // gains nothing from more where memory is the limit, and AVX2 has no more.
 template <typename Acc, int kTile>
@@ -93,8 +104,11 @@ JAX_GNN_INLINE V larger(V a, V b) {  // NaN wins
 }
 
 // As many columns as stay in registers, and more of them would not be faster.
+#ifndef JAX_GNN_TILE_BYTES
+#define JAX_GNN_TILE_BYTES 256
+#endif
 template <typename Acc>
-constexpr int kWidestTile = 256 / sizeof(Acc);
+constexpr int kWidestTile = JAX_GNN_TILE_BYTES / sizeof(Acc);
 
 template <typename Index>
 JAX_GNN_INLINE bool in_range(Index id, int64_t size) {

@@ -32,17 +32,23 @@ __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return a / b + (a % b != 0);
 }
 
+// a / b of numbers that are not negative. GPUs divide 32 bits several times as fast as 64.
+__host__ __device__ inline int64_t divide(int64_t a, int64_t b) {
+  if ((a | b) >> 32 != 0) return a / b;
+  return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+}
+
 // Where part `index` of `parts` even parts of [0, count) begins.
 __host__ __device__ inline int64_t split(int64_t count, int64_t index, int64_t parts) {
-  const int64_t even = count / parts, rest = count % parts;
+  const int64_t even = divide(count, parts), rest = count - even * parts;
   return even * index + (index < rest ? index : rest);
 }
 
 // The part that has element `index`, below `count`.
 __host__ __device__ inline int64_t part_of(int64_t count, int64_t index, int64_t parts) {
-  const int64_t even = count / parts, rest = count % parts;
+  const int64_t even = divide(count, parts), rest = count - even * parts;
   const int64_t longer = rest * (even + 1);
-  return index < longer ? index / (even + 1) : rest + (index - longer) / even;
+  return index < longer ? divide(index, even + 1) : rest + divide(index - longer, even);
 }
 
 inline bool aligned(const void* pointer, size_t bytes) {

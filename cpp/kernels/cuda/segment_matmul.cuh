@@ -66,14 +66,14 @@ class Share {
   __device__ __forceinline__ Share(int64_t total, int chunk)
       : total_(total),
         chunk_(chunk),
-        chunks_(chunk > 0 ? total / (int64_t{chunk} * gridDim.x) : 0) {}
+        chunks_(chunk > 0 ? divide(total, int64_t{chunk} * gridDim.x) : 0) {}
 
   __device__ __forceinline__ bool next(int64_t& begin, int64_t& end) {
-    const int64_t dealt = chunks_ * chunk_ * gridDim.x;
     if (done_ < chunks_) {
       begin = (done_ * gridDim.x + blockIdx.x) * chunk_;
       end = begin + chunk_;
     } else {
+      const int64_t dealt = chunks_ * chunk_ * gridDim.x;
       begin = dealt + split(total_ - dealt, blockIdx.x, gridDim.x);
       end = dealt + split(total_ - dealt, blockIdx.x + 1, gridDim.x);
     }
@@ -218,11 +218,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       emptied[stage].init(4 * Shape::kWarpgroups);
     }
     make_barriers_visible();
+    prefetch_map(rows);
   }
   allow_next_launch();
   wait_for_previous_launch();
-  index.build(groups, Shape::kRows);
   const int offset = *groups.offset;
+  index.build(groups, Shape::kRows);
   const int k = product.k, n = product.n;
   RingIndex at;
 

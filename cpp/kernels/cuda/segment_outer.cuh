@@ -58,13 +58,14 @@ __device__ __forceinline__ void store_run(Out* out, const Acc (&run)[kSize]) {
 // the whole group was in this block, else in the workspace. `opened`: whether the group's first
 // tile was in this block; `ended`: whether its last one was.
 template <typename T, typename Out, class Write>
-__device__ __forceinline__ void write_sum(const OuterProduct<T, Out>& product, const Groups& groups,
-                                          int group, bool opened, bool ended, const Write& write) {
+__device__ __forceinline__ void write_sum(const OuterProduct<T, Out>& product, int index,
+                                          int64_t num_groups, bool opened, bool ended,
+                                          const Write& write) {
   using Acc = Accumulator<T>;
-  const unsigned weight = static_cast<unsigned>(group - *groups.offset);
+  const unsigned weight = static_cast<unsigned>(index);  // of the result, if below num_groups
   const bool whole = opened && ended;
   const bool to_part = !whole && !product.atomic;
-  if (!to_part && weight >= groups.num_groups) return;
+  if (!to_part && weight >= num_groups) return;
   Out* out = product.out + int64_t{weight} * product.k * product.n;
   Acc* part = reinterpret_cast<Acc*>(out);
   if (to_part)
@@ -249,96 +250,180 @@ struct OuterFragments {
   }
 };
 
+// What both kernels for Hopper and later have in common: rows on their way through shared memory,
+// one warp that loads them, and where sums go. Barriers and tiles lie in shared memory.
 template <class Shape, typename T, typename Out>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    hopper_outer_kernel(const __grid_constant__ CUtensorMap lhs,
-                        const __grid_constant__ CUtensorMap rhs, Groups groups,
-                        OuterProduct<T, Out> product) {
-  constexpr int kStages = Shape::kStages, kRows = Shape::kRows;
-  constexpr int kChunkSize = kRows * kChunkBytes, kPerChunk = kChunkBytes / sizeof(T);
-  extern __shared__ unsigned char shared_bytes[];
-  unsigned char* const ring = reinterpret_cast<unsigned char*>(
-      (reinterpret_cast<uintptr_t>(shared_bytes) + kChunkAlign - 1) / kChunkAlign * kChunkAlign);
-  __shared__ Barrier filled[kStages], emptied[kStages];
-  __shared__ Tile tiles[kStages];
+class OuterPipeline {
+ public:
+  static constexpr int kConsumers = Shape::kThreads - 32;
+  static constexpr int kChunkSize = Shape::kRows * kChunkBytes;
+  static constexpr int kPerChunk = kChunkBytes / sizeof(T);
   using Walk = TileWalk<Shape::kThreads, 1, false>;
-  __shared__ typename Walk::Index index;
-  __shared__ int first_block;  // where the group begins that is open where this block begins
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kStages; ++stage) {
-      filled[stage].init(1);
-      emptied[stage].init(Shape::kWarps);
-    }
-    make_barriers_visible();
-  }
-  allow_next_launch();
-  wait_for_previous_launch();
-  index.build(groups, kRows);
-  const int k = product.k, n = product.n;
-  const int slices = static_cast<int>(ceil_div(n, Shape::kTile));
-  const int first_row = static_cast<int>(blockIdx.y) / slices * Shape::kTile;
-  const int first_column = static_cast<int>(blockIdx.y) % slices * Shape::kTile;
-  RingIndex at;
 
-  if (threadIdx.x >= 32 * Shape::kWarps) {  // loads
-    Walk walk(groups, kRows, index);
-    walk.enter_part(!product.splits);
-    first_block = static_cast<int>(part_of(index.total, walk.place_of_group(), gridDim.x));
-    const int left_chunks = static_cast<int>(ceil_div(min(k - first_row, Shape::kTile), kPerChunk));
-    const int right_chunks =
-        static_cast<int>(ceil_div(min(n - first_column, Shape::kTile), kPerChunk));
-    for (; walk.has_next(); at.advance(kStages)) {
+  struct Shared {
+    Barrier filled[Shape::kStages], emptied[Shape::kStages];
+    Tile tiles[Shape::kStages];
+    typename Walk::Index index;
+    int first_block;  // where the group begins that is open where this block begins
+  };
+
+  Tile tile;
+  unsigned char* ring;
+
+  __device__ __forceinline__ OuterPipeline(const CUtensorMap& lhs, const CUtensorMap& rhs,
+                                           const Groups& groups,
+                                           const OuterProduct<T, Out>& product, Shared& shared,
+                                           unsigned char* dynamic)
+      : groups_(groups), product_(product), shared_(shared) {
+    ring = reinterpret_cast<unsigned char*>(
+        (reinterpret_cast<uintptr_t>(dynamic) + kChunkAlign - 1) / kChunkAlign * kChunkAlign);
+    if (threadIdx.x == 0) {
+      for (int stage = 0; stage < Shape::kStages; ++stage) {
+        shared.filled[stage].init(1);
+        shared.emptied[stage].init(kConsumers / 32);
+      }
+      make_barriers_visible();
+      prefetch_map(lhs);
+      prefetch_map(rhs);
+    }
+    allow_next_launch();
+    wait_for_previous_launch();
+    offset_ = *groups.offset;
+    shared.index.build(groups, Shape::kRows);
+    const int slices = static_cast<int>(ceil_div(product.n, Shape::kTile));
+    first_row_ = static_cast<int>(blockIdx.y) / slices * Shape::kTile;
+    first_column_ = static_cast<int>(blockIdx.y) % slices * Shape::kTile;
+  }
+
+  static __device__ __forceinline__ bool is_loader() { return threadIdx.x >= kConsumers; }
+
+  // The work of the warp that loads.
+  __device__ __forceinline__ void load(const CUtensorMap& lhs, const CUtensorMap& rhs) {
+    Walk walk(groups_, Shape::kRows, shared_.index);
+    walk.enter_part(!product_.splits);
+    const int64_t begin = walk.place_of_group();
+    const int left = chunks(product_.k - first_row_), right = chunks(product_.n - first_column_);
+    for (; walk.has_next(); at_.advance(Shape::kStages)) {
       const Tile tile = walk.next();
       if (threadIdx.x % 32 != 0) continue;
-      emptied[at.stage].wait(at.parity ^ 1);
-      tiles[at.stage] = tile;
+      Barrier& filled = shared_.filled[at_.stage];
+      shared_.emptied[at_.stage].wait(at_.parity ^ 1);
+      shared_.tiles[at_.stage] = tile;
       if (tile.count == 0) {
-        filled[at.stage].arrive();
+        filled.arrive();
         continue;
       }
-      filled[at.stage].arrive_expecting((left_chunks + right_chunks) * kChunkSize);
-      unsigned char* const stage = ring + at.stage * Shape::kStageBytes;
-      for (int chunk = 0; chunk < left_chunks; ++chunk)
-        copy_box(lhs, first_row + chunk * kPerChunk, tile.row, stage + chunk * kChunkSize,
-                 filled[at.stage]);
-      for (int chunk = 0; chunk < right_chunks; ++chunk)
-        copy_box(rhs, first_column + chunk * kPerChunk, tile.row,
-                 stage + (Shape::kChunks + chunk) * kChunkSize, filled[at.stage]);
+      filled.arrive_expecting((left + right) * kChunkSize);
+      unsigned char* const stage = ring + at_.stage * Shape::kStageBytes;
+      for (int chunk = 0; chunk < left; ++chunk)
+        copy_box(lhs, first_row_ + chunk * kPerChunk, tile.row, stage + chunk * kChunkSize, filled);
+      for (int chunk = 0; chunk < right; ++chunk)
+        copy_box(rhs, first_column_ + chunk * kPerChunk, tile.row,
+                 stage + Shape::kStageBytes / 2 + chunk * kChunkSize, filled);
     }
     if (threadIdx.x % 32 == 0) {
-      emptied[at.stage].wait(at.parity ^ 1);
-      tiles[at.stage] = {0, 0, -1, false, false};
-      filled[at.stage].arrive();
+      shared_.first_block = static_cast<int>(part_of(shared_.index.total, begin, gridDim.x));
+      shared_.emptied[at_.stage].wait(at_.parity ^ 1);
+      shared_.tiles[at_.stage] = {0, 0, -1, false, false};
+      shared_.filled[at_.stage].arrive();
     }
-    return;
   }
 
+  // Waits for the next tile, for the other warps. False: all is done.
+  __device__ __forceinline__ bool next() {
+    if (ends_) return false;
+    shared_.filled[at_.stage].wait(at_.parity);
+    tile = shared_.tiles[at_.stage];
+    ends_ = tile.count < 0;
+    if (!ends_) open_ = tile.group;
+    if (tile.first) opened_ = true;
+    return open_ >= 0;
+  }
+  // The tile's left side; the right one is half a stage behind.
+  __device__ __forceinline__ unsigned char* left() const {
+    return ring + at_.stage * Shape::kStageBytes;
+  }
+  // The warp has read the tile.
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) shared_.emptied[at_.stage].arrive();
+    at_.advance(Shape::kStages);
+  }
+  // Whether the group's last tile in this block has been added.
+  __device__ __forceinline__ bool completes() const { return tile.last || ends_; }
+
+  // Stores the group's sum, all that is in this block of it. Hands `for_runs` a function that takes
+  // row and column in the block's tile and a run of sums.
+  template <class ForRuns>
+  __device__ __forceinline__ void write(const ForRuns& for_runs) {
+    write_sum(product_, open_ - offset_, groups_.num_groups, opened_, tile.last,
+              [&](const auto& store) {
+                for_runs([&](int row, int column, const auto& run) {
+                  row += first_row_;
+                  column += first_column_;
+                  if (row < product_.k && column < product_.n)
+                    store(int64_t{row} * product_.n + column, run);
+                });
+              });
+    if (tile.last && !opened_) head_group_ = open_;
+    open_ = -1;
+    opened_ = false;
+  }
+
+  __device__ __forceinline__ void end() const {
+    if (threadIdx.x == 0 && blockIdx.y == 0)
+      product_.workspace.records()[blockIdx.x] = {head_group_,
+                                                  head_group_ < 0 ? 0 : shared_.first_block};
+  }
+
+ private:
+  static __device__ __forceinline__ int chunks(int features) {
+    return (min(features, Shape::kTile) + kPerChunk - 1) / kPerChunk;
+  }
+
+  const Groups& groups_;
+  const OuterProduct<T, Out>& product_;
+  Shared& shared_;
+  int offset_, first_row_, first_column_;
+  RingIndex at_;
+  int open_ = -1;  // the group whose sum is in registers
+  int head_group_ = -1;
+  bool opened_ = false, ends_ = false;
+};
+
+template <class Shape, typename T, typename Out>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    warp_outer_kernel(const __grid_constant__ CUtensorMap lhs,
+                      const __grid_constant__ CUtensorMap rhs, Groups groups,
+                      OuterProduct<T, Out> product) {
+  using Pipeline = OuterPipeline<Shape, T, Out>;
+  using Fragments = OuterFragments<T, Shape::kColumns>;
+  constexpr int kRows = Shape::kRows;
+  extern __shared__ unsigned char dynamic[];
+  __shared__ typename Pipeline::Shared shared;
+  Pipeline pipeline(lhs, rhs, groups, product, shared, dynamic);
+  if (Pipeline::is_loader()) {
+    pipeline.load(lhs, rhs);
+    return;
+  }
   const int warp = threadIdx.x / 32;
   const int part = warp / (Shape::kWarpsDown * Shape::kWarpsAcross);
   const int row = warp % Shape::kWarpsDown * 32;
   const int column = warp / Shape::kWarpsDown % Shape::kWarpsAcross * Shape::kColumns;
-  using Fragments = OuterFragments<T, Shape::kColumns>;
   float sum[2][Shape::kColumns / 8][4] = {};
-  bool opened = false;
-  int head_group = -1;
-  int open = -1;  // the group whose sum is in registers
-  for (bool ends = false; !ends; at.advance(kStages)) {
-    filled[at.stage].wait(at.parity);
-    const Tile tile = tiles[at.stage];
-    ends = tile.count < 0;
-    if (!ends) open = tile.group;
-    if (tile.first) opened = true;
-    const unsigned char* left = ring + at.stage * Shape::kStageBytes +
-                                row / kPerChunk * kChunkSize + row % kPerChunk * sizeof(T);
-    const unsigned char* right =
-        ring + at.stage * Shape::kStageBytes + (Shape::kChunks + column / kPerChunk) * kChunkSize;
+  while (pipeline.next()) {
+    const int count = pipeline.tile.count;
+    const unsigned char* left = pipeline.left() + row / Pipeline::kPerChunk * Pipeline::kChunkSize +
+                                row % Pipeline::kPerChunk * sizeof(T);
+    const unsigned char* right = pipeline.left() + Shape::kStageBytes / 2 +
+                                 column / Pipeline::kPerChunk * Pipeline::kChunkSize;
     const auto add = [&](auto full) {
       constexpr bool kFull = decltype(full)::value;
 #pragma unroll(kFull ? kRows / Shape::kStepRows / Shape::kParts : 1)
-      for (int begin = part * Shape::kStepRows; begin < (kFull ? kRows : tile.count);
+      for (int begin = part * Shape::kStepRows; begin < (kFull ? kRows : count);
            begin += Shape::kParts * Shape::kStepRows) {
         Fragments fragments;
-        fragments.template load<kFull>(left, right, kChunkSize, begin, tile.count - begin);
+        fragments.template load<kFull>(left, right, Pipeline::kChunkSize, begin, count - begin);
 #pragma unroll
         for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -346,20 +431,17 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
             Fragments::multiply(sum[m][j], fragments.a[m], fragments.b[j]);
       }
     };
-    if (tile.count == kRows)
+    if (count == kRows)
       add(std::true_type{});
     else
       add(std::false_type{});
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) emptied[at.stage].arrive();
-    if (!tile.last && !ends) continue;
-    if (open < 0) break;
-
-    // The group is complete, or the block is.
+    pipeline.release();
+    if (!pipeline.completes()) continue;
     if (Shape::kParts > 1) {
-      float* const shared = reinterpret_cast<float*>(ring + kStages * Shape::kStageBytes);
+      float* const memory =
+          reinterpret_cast<float*>(pipeline.ring + Shape::kStages * Shape::kStageBytes);
       float* const mine =
-          shared + (threadIdx.x % (32 * Shape::kWarps / Shape::kParts)) * Shape::kColumns;
+          memory + (threadIdx.x % (32 * Shape::kWarps / Shape::kParts)) * Shape::kColumns;
       for (int other = 1; other < Shape::kParts; ++other) {
         if (part == other)
 #pragma unroll
@@ -373,26 +455,172 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
         sync_some<32 * Shape::kWarps>(1);
       }
     }
-    if (part == 0)
-      write_sum(product, groups, open, opened, tile.last, [&](const auto& store) {
+    pipeline.write([&](const auto& store) {
+      if (part == 0)
         Fragments::for_runs(sum, [&](int run_row, int run_column, const auto& run) {
-          const int to_row = first_row + row + run_row,
-                    to_column = first_column + column + run_column;
-          if (to_row < k && to_column < n) store(int64_t{to_row} * n + to_column, run);
+          store(row + run_row, column + run_column, run);
         });
-      });
+    });
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
       for (int j = 0; j < Shape::kColumns / 8; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e) sum[m][j][e] = 0;
-    if (tile.last && !opened) head_group = open;
-    open = -1;
-    opened = false;
   }
-  if (threadIdx.x == 0 && blockIdx.y == 0)
-    product.workspace.records()[blockIdx.x] = {head_group, head_group < 0 ? 0 : first_block};
+  pipeline.end();
+}
+
+// --- Hopper --------------------------------------------------------------------------------------
+
+// kTile by kTile of a result: each warpgroup computes 64 rows. Half types are multiplied as they
+// lie in shared memory. Of float, the matrix instructions want both sides along the rows: the left
+// one is taken into registers, the right one transposed in shared memory, in two buffers in turn.
+template <typename T, int kTile_>
+struct WarpgroupTile {
+  static constexpr int kTile = kTile_, kWarpgroups = kTile / 64, kThreads = 128 * kWarpgroups + 32;
+  static constexpr bool kTransposes = sizeof(T) == 4;
+  static constexpr int kRows = kTransposes ? 32 : 64;
+  static constexpr int kChunks = kTile * static_cast<int>(sizeof(T)) / kChunkBytes;
+  static constexpr int kStageBytes = 2 * kChunks * kRows * kChunkBytes;
+  static constexpr int kTransposedBytes = kTransposes ? kTile * kChunkBytes : 0;
+  static constexpr int kBlocks = kTile == 128 ? 1 : 3;
+  static constexpr int kSharedBytes = 226 * 1024 / kBlocks - 7 * 1024;  // beside static memory
+  static constexpr int kStages =
+      std::min(8, (kSharedBytes - kChunkAlign - 2 * kTransposedBytes) / kStageBytes);
+};
+
+// Transposes the kRows = 32 rows of a tile of float. Position 8 s + q of a result's row is row
+// 8 s + 2 q of the tile, position 8 s + 4 + q row 8 s + 2 q + 1. Rows from `valid` on are zeros.
+template <class Shape>
+__device__ __forceinline__ void transpose_tile(const unsigned char* from, int valid,
+                                               unsigned char* to) {
+  constexpr int kQuads = Shape::kTile / 4;  // of columns; 8 times as many fours of rows
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < 8 * kQuads; i += Shape::kThreads - 32) {
+    const int quad = i / 2 % 4 + i / 32 * 4, unit = i % 2 + i / 8 % 4 * 2;
+    uint4 rows[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int row = unit / 2 * 8 + 2 * j + unit % 2;
+      rows[j] = *reinterpret_cast<const uint4*>(from + quad / 8 * Shape::kRows * kChunkBytes +
+                                                row * kChunkBytes + ((quad % 8) ^ (row % 8)) * 16);
+      if (row >= valid) rows[j] = {};
+    }
+    const uint4 columns[4] = {{rows[0].x, rows[1].x, rows[2].x, rows[3].x},
+                              {rows[0].y, rows[1].y, rows[2].y, rows[3].y},
+                              {rows[0].z, rows[1].z, rows[2].z, rows[3].z},
+                              {rows[0].w, rows[1].w, rows[2].w, rows[3].w}};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int column = quad * 4 + j;
+      *reinterpret_cast<uint4*>(to + column * kChunkBytes + (unit ^ (column % 8)) * 16) =
+          columns[j];
+    }
+  }
+}
+
+template <class Shape, typename T, typename Out>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    warpgroup_outer_kernel(const __grid_constant__ CUtensorMap lhs,
+                           const __grid_constant__ CUtensorMap rhs, Groups groups,
+                           OuterProduct<T, Out> product) {
+  constexpr int kConsumers = 128 * Shape::kWarpgroups;
+  constexpr int kSideBytes = Shape::kStageBytes / 2, kChunkSize = Shape::kRows * kChunkBytes;
+  using Pipeline = OuterPipeline<Shape, T, Out>;
+  extern __shared__ unsigned char dynamic[];
+  __shared__ typename Pipeline::Shared shared;
+  Pipeline pipeline(lhs, rhs, groups, product, shared, dynamic);
+  if (Pipeline::is_loader()) {
+    pipeline.load(lhs, rhs);
+    return;
+  }
+  unsigned char* transposed = pipeline.ring + Shape::kStages * Shape::kStageBytes;
+  const int warp = threadIdx.x / 32, quad = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
+  float sum[Shape::kTile / 2];
+  bool fresh = true;
+  while (pipeline.next()) {
+    const Tile& tile = pipeline.tile;
+    if (tile.count > 0) {
+      unsigned char* const left =
+          pipeline.left() + warp / 4 * 64 * sizeof(T) / kChunkBytes * kChunkSize;
+      unsigned char* const right = pipeline.left() + kSideBytes;
+      if constexpr (Shape::kTransposes) {
+        transpose_tile<Shape>(right, tile.count, transposed);
+        // Row g of a warp's fragments is column 2 g of its sixteen, row g + 8 the next.
+        unsigned a[Shape::kRows / 8][4];
+        const unsigned char* const from = left + warp % 4 / 2 * kChunkSize;
+#pragma unroll
+        for (int step = 0; step < Shape::kRows / 8; ++step)
+#pragma unroll
+          for (int odd = 0; odd < 2; ++odd) {
+            const int in_eight = 2 * quad + odd, row = step * 8 + in_eight;
+            const int unit = warp % 2 * 4 + g / 2;
+            uint2 word = *reinterpret_cast<const uint2*>(from + row * kChunkBytes +
+                                                         (unit ^ in_eight) * 16 + g % 2 * 8);
+            if (row >= tile.count) word = {};
+            a[step][2 * odd] = word.x;
+            a[step][2 * odd + 1] = word.y;
+          }
+        make_visible_to_copies();
+        sync_some<kConsumers>(1);
+        pipeline.release();
+        const uint64_t b = matrix_descriptor(transposed);
+        warpgroup_arrive();
+#pragma unroll
+        for (int step = 0; step < Shape::kRows / 8; ++step)
+          Multiply<T, Shape::kTile>::add(sum, a[step], b + step * 2, !fresh || step > 0);
+        warpgroup_commit();
+        warpgroup_wait();
+        const auto used = transposed - (pipeline.ring + Shape::kStages * Shape::kStageBytes);
+        transposed += used == 0 ? Shape::kTransposedBytes : -Shape::kTransposedBytes;
+      } else {
+        if (tile.count % 16 != 0) {  // clears what is left of the last sixteen rows
+          const int first = tile.count, rows = 16 - tile.count % 16;
+          for (int i = threadIdx.x; i < rows * Shape::kChunks * 2 * 8; i += kConsumers)
+            *reinterpret_cast<uint4*>(pipeline.left() + i / 8 / rows * kChunkSize +
+                                      (first + i / 8 % rows) * kChunkBytes + i % 8 * 16) = {};
+          make_visible_to_copies();
+          sync_some<kConsumers>(1);
+        }
+        const uint64_t a = transposed_descriptor(left, kChunkSize);
+        const uint64_t b = transposed_descriptor(right, kChunkSize);
+        warpgroup_arrive();
+        if (tile.count == Shape::kRows) {
+#pragma unroll
+          for (int step = 0; step < Shape::kRows / 16; ++step)
+            MultiplyAcross<T, Shape::kTile>::add(sum, a + step * 128, b + step * 128,
+                                                 !fresh || step > 0);
+        } else {
+          for (int step = 0; step * 16 < tile.count; ++step)
+            MultiplyAcross<T, Shape::kTile>::add(sum, a + step * 128, b + step * 128,
+                                                 !fresh || step > 0);
+        }
+        warpgroup_commit();
+        warpgroup_wait();
+        pipeline.release();
+      }
+      fresh = false;
+    } else {
+      pipeline.release();
+    }
+    if (!pipeline.completes()) continue;
+    if (fresh)
+#pragma unroll
+      for (float& x : sum) x = 0;
+    fresh = true;
+    pipeline.write([&](const auto& store) {
+      // Half types have their rows in order.
+      const int row = warp * 16 + (Shape::kTransposes ? 2 * g : g);
+      constexpr int kNext = Shape::kTransposes ? 1 : 8;
+#pragma unroll
+      for (int j = 0; j < Shape::kTile / 2; j += 2) {
+        const float run[2] = {sum[j], sum[j + 1]};
+        store(row + j / 2 % 2 * kNext, j / 4 * 8 + quad * 2, run);
+      }
+    });
+  }
+  pipeline.end();
 }
 
 // --- Everywhere ----------------------------------------------------------------------------------
@@ -411,6 +639,7 @@ __global__ void __launch_bounds__(kPlainThreads)
   __shared__ int first_block;  // where the group begins that is open where this block begins
   allow_next_launch();
   wait_for_previous_launch();
+  const int offset = *groups.offset;
   index.build(groups, tile_rows);
   const int k = product.k, n = product.n;
   const int slices = static_cast<int>(ceil_div(n, kPlainOuterTile));
@@ -457,16 +686,17 @@ __global__ void __launch_bounds__(kPlainThreads)
       __syncthreads();
     }
     if (open >= 0 && (tile.last || ends)) {
-      write_sum(product, groups, open, opened, tile.last, [&](const auto& store) {
+      write_sum(product, open - offset, groups.num_groups, opened, tile.last,
+                [&](const auto& store) {
 #pragma unroll
-        for (int a = 0; a < 4; ++a)
+                  for (int a = 0; a < 4; ++a)
 #pragma unroll
-          for (int b = 0; b < 4; ++b)
-            if (first_row + row + a < k && first_column + column + b < n) {
-              const Acc run[1] = {sum[a][b]};
-              store(int64_t{first_row + row + a} * n + first_column + column + b, run);
-            }
-      });
+                    for (int b = 0; b < 4; ++b)
+                      if (first_row + row + a < k && first_column + column + b < n) {
+                        const Acc run[1] = {sum[a][b]};
+                        store(int64_t{first_row + row + a} * n + first_column + column + b, run);
+                      }
+                });
 #pragma unroll
       for (int a = 0; a < 4; ++a)
 #pragma unroll
@@ -524,10 +754,9 @@ __global__ void zero_kernel(Out* out, int64_t size) {
 
 // --- The host's side -----------------------------------------------------------------------------
 
-template <class Shape, typename T, typename Out>
-cudaError_t launch_hopper_outer(cudaStream_t stream, const Groups& groups, unsigned blocks,
-                                const OuterProduct<T, Out>& product) {
-  const auto kernel = hopper_outer_kernel<Shape, T, Out>;
+template <class Shape, class Kernel, typename T, typename Out>
+cudaError_t launch_tiles(cudaStream_t stream, Kernel kernel, const Groups& groups, unsigned blocks,
+                         const OuterProduct<T, Out>& product) {
   static const cudaError_t allowed = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
   if (allowed != cudaSuccess) return allowed;
@@ -585,13 +814,22 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
     if (has_copy_engine() && !(exact && sizeof(T) == 4) && groups.num_rows > 0 &&
         k * sizeof(T) % 16 == 0 && n * sizeof(T) % 16 == 0 && aligned(lhs, 16) &&
         aligned(rhs, 16)) {
+      const auto with_tile = [&](auto tile) {
+        constexpr int kTile = decltype(tile)::value;
+        if constexpr (kTile > 32) {
+          using Shape = WarpgroupTile<T, kTile>;
+          if (is_hopper())
+            return launch_tiles<Shape>(stream, warpgroup_outer_kernel<Shape, T, Out>, groups,
+                                       grid_x, product);
+        }
+        using Shape = OuterTile<T, kTile>;
+        return launch_tiles<Shape>(stream, warp_outer_kernel<Shape, T, Out>, groups, grid_x,
+                                   product);
+      };
       const int64_t larger = std::max(k, n);
-      if (larger <= 32)
-        error = launch_hopper_outer<OuterTile<T, 32>>(stream, groups, grid_x, product);
-      else if (larger <= 64)
-        error = launch_hopper_outer<OuterTile<T, 64>>(stream, groups, grid_x, product);
-      else
-        error = launch_hopper_outer<OuterTile<T, 128>>(stream, groups, grid_x, product);
+      error = larger <= 32   ? with_tile(std::integral_constant<int, 32>{})
+              : larger <= 64 ? with_tile(std::integral_constant<int, 64>{})
+                             : with_tile(std::integral_constant<int, 128>{});
       done = true;
     }
   }

@@ -5,19 +5,22 @@
 // the warp, one behind another (sequential reduction) or side by side (parallel reduction). The sum
 // of a run of equal rows is stored by the team that sees the run end; what is open at the end of a
 // team's entries is carried on to the next team, to the next step, and to the next warp, always in
-// the same order. Runs that cross from block to block leave records in the workspace, which a
-// second launch combines. The cut depends on shapes only: the same bits on every run.
+// the same order. What is open where a block ends is handed, through the workspace, to the block in
+// which the run ends (see Tails). The cut depends on shapes only: the same bits on every run.
+#pragma once
+
+#include <cuda_pipeline.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <initializer_list>
 #include <limits>
+#include <random>
 #include <type_traits>
 
 #include "launch.cuh"
 #include "pack.cuh"
-#pragma once
-
 #include "segment_reduce.h"
 
 namespace jax_gnn::cuda {
@@ -26,10 +29,9 @@ namespace {
 using Index = int32_t;
 constexpr int kMaxThreads = 256;  // of a block
 constexpr int kMaxWarps = kMaxThreads / 32;
-constexpr int kFixThreads = 256;  // of a block of the second launch
-constexpr int kLongGap = 1024;    // empty rows at either end: left to the second launch's blocks
-constexpr int64_t kNoRows = -1;   // instead of the first row that has entries: not in this block
-constexpr int kFillEvery = 8;     // blocks of the second launch between two that look for gaps
+constexpr int kLongGap = 256;    // empty rows between two others: left to the whole block
+constexpr int kLongGaps = 8;     // of a block, more are left to the teams that see them
+constexpr int kRelayEvery = 32;  // blocks, a power of two
 
 // --- What is reduced -----------------------------------------------------------------------------
 
@@ -417,39 +419,6 @@ struct Cut {
   int64_t width;
 };
 
-// What a block leaves behind for the second launch.
-struct Record {
-  Index head_row;        // of the run that was open where the block begins
-  int64_t first_filled;  // rows before it are left to be filled, 0 if there are none
-  int64_t last_filled;   // rows after it, num_rows if there are none
-  double head_count, tail_count;
-  int head_waits;  // that run ends in the block, its part is in the workspace
-  int ends;        // a run ends in the block: what is open at its end began in it
-};
-
-// The workspace: records, then the parts of the head runs, of the tail runs, one row a block.
-struct Workspace {
-  unsigned char* base;
-  int64_t blocks, row_bytes;
-
-  __device__ __forceinline__ Record& record(int64_t block) const {
-    return reinterpret_cast<Record*>(base + block * 64)[0];
-  }
-  template <typename Acc>
-  __device__ __forceinline__ Acc* head(int64_t block) const {
-    return reinterpret_cast<Acc*>(base + blocks * 64 + block * row_bytes);
-  }
-  template <typename Acc>
-  __device__ __forceinline__ Acc* tail(int64_t block) const {
-    return head<Acc>(blocks + block);
-  }
-};
-static_assert(sizeof(Record) <= 64);
-
-int64_t row_bytes(int64_t width, size_t acc_bytes, int rows) {
-  return (width * static_cast<int64_t>(acc_bytes) * rows + 15) / 16 * 16;
-}
-
 // --- Runs ----------------------------------------------------------------------------------------
 
 template <class Op, typename Acc>
@@ -463,28 +432,6 @@ __device__ __forceinline__ void append(Acc (&run)[Op::kParts], Acc (&after)[Op::
   Op::combine(run, after);
 #pragma unroll
   for (int i = 0; i < Op::kParts; ++i) run[i] = after[i];
-}
-
-template <class Op, typename Acc>
-__device__ __forceinline__ void write_parts(const Acc (&run)[Op::kParts], Acc* row,
-                                            const Column& column, int64_t width) {
-  if (!column.active) return;
-#pragma unroll
-  for (int k = 0; k < Op::kRows; ++k)
-#pragma unroll
-    for (int i = 0; i < Op::kVec; ++i) row[k * width + column.first + i] = run[k * Op::kVec + i];
-}
-
-template <class Op, typename Acc>
-__device__ __forceinline__ void read_parts(const Acc* row, double count, const Column& column,
-                                           int64_t width, Acc (&run)[Op::kParts]) {
-  set_neutral<Op>(run);
-  if (column.active)
-#pragma unroll
-    for (int k = 0; k < Op::kRows; ++k)
-#pragma unroll
-      for (int i = 0; i < Op::kVec; ++i) run[k * Op::kVec + i] = row[k * width + column.first + i];
-  if constexpr (Op::kCounts) run[Op::kVec] = static_cast<Acc>(count);
 }
 
 // The result's rows, of which a lane writes one word.
@@ -530,17 +477,169 @@ __device__ __forceinline__ Column column_of(int lane, int lanes, int64_t width, 
   return {first, active && heads > 1 ? first / (width / heads) : 0, active};
 }
 
-// --- The first launch ----------------------------------------------------------------------------
+// --- From block to block -------------------------------------------------------------------------
+
+// The ids on either side of a block's first entry say whether a run crosses into it: those of valid
+// rows do. A block is *passed* if the run that crosses into it crosses out of it too. A block that
+// is crossed into but not passed *takes* the tail of the block before it, and while those are
+// passed, of the blocks before, back to where the run begins. So that this takes few steps, every
+// kRelayEvery-th block is a relay: if it is passed, it takes the run's tails since the last relay,
+// and hands them on with its own.
+//
+// Who writes a tail and who takes it follows from these ids alone, whatever they are: a block that
+// is crossed out of writes its tail, and exactly one takes it. Blocks wait for earlier blocks only,
+// which start earlier (as in CUB's decoupled look-back, of which this is the case without a chain
+// of sums). Hence nobody waits for ever.
+//
+// The workspace may hold anything at first. Hence a tail is made of words of 16 bytes, of which 8
+// are the launch's tag, a 64-bit random number: words are read and written at once (PTX: accesses
+// of .b128 are atomic), so whoever finds the tag has the other 8 bytes too, and needs no fence. The
+// same launch replayed from a graph has the same tag: whoever takes a word removes the tag, and all
+// are taken before the launch ends, so that a replay finds none that it has not written itself.
+template <class Op, typename Acc>
+struct Tails {
+  static constexpr int kWords = (Op::kParts * static_cast<int>(sizeof(Acc)) + 7) / 8;
+  static constexpr int kBatch = kWords < 4 ? 4 / kWords : 1;  // tails that are waited for at once
+  static_assert(kWords * 16 <= 4 * static_cast<int>(sizeof(Acc)) * Op::kVec, "workspace_bytes");
+
+  unsigned char* base;  // [block][word][lane of all tiles]
+  uint64_t tag;
+
+  __device__ __forceinline__ void put(int64_t block, const Column& column, int64_t width,
+                                      const Acc (&run)[Op::kParts]) const {
+    if (!column.active) return;
+    uint64_t words[kWords] = {};
+    memcpy(words, run, sizeof(run));
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) write(word(block, i, column, width), words[i], tag);
+  }
+
+  // Appends the tails of blocks block_of(i) to the run, first <= i < last, in order.
+  template <typename BlockOf>
+  __device__ __forceinline__ void take(int first, int last, const BlockOf& block_of,
+                                       const Column& column, int64_t width,
+                                       Acc (&run)[Op::kParts]) const {
+    if (!column.active) return;
+#pragma unroll 1
+    for (int at = first; at < last; at += kBatch) {
+      uint64_t words[kBatch][kWords];
+      bool complete;
+      do {
+        complete = true;
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j)
+#pragma unroll
+          for (int i = 0; i < kWords; ++i)
+            if (at + j < last)
+              complete &= read(word(block_of(at + j), i, column, width), words[j][i]);
+      } while (!complete);
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j)
+        if (at + j < last) {
+#pragma unroll
+          for (int i = 0; i < kWords; ++i) write(word(block_of(at + j), i, column, width), 0, ~tag);
+          Acc part[Op::kParts];
+          memcpy(part, words[j], sizeof(part));
+          append<Op>(run, part);
+        }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ unsigned char* word(int64_t block, int i, const Column& column,
+                                                 int64_t width) const {
+    return base + 16 * ((block * kWords + i) * (width / Op::kVec) + column.first / Op::kVec);
+  }
+  static __device__ __forceinline__ void write(unsigned char* to, uint64_t value, uint64_t tag) {
+    asm volatile("{.reg .b128 w; mov.b128 w, {%1, %2}; st.relaxed.gpu.global.b128 [%0], w;}"
+                 :
+                 : "l"(to), "l"(value), "l"(tag)
+                 : "memory");
+  }
+  __device__ __forceinline__ bool read(const unsigned char* from, uint64_t& value) const {
+    uint64_t found;
+    asm volatile("{.reg .b128 w; ld.relaxed.gpu.global.b128 w, [%2]; mov.b128 {%0, %1}, w;}"
+                 : "=l"(value), "=l"(found)
+                 : "l"(from)
+                 : "memory");
+    return found == tag;
+  }
+};
+
+// A tag that no other launch has.
+uint64_t next_tag() {
+  static std::atomic<uint64_t> launches{[] {
+    std::random_device random;
+    return uint64_t{random()} << 32 | random();
+  }()};
+  uint64_t x = launches.fetch_add(0x9e3779b97f4a7c15);  // splitmix64
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return x ^ x >> 31;
+}
+
+// --- Empty rows at either end --------------------------------------------------------------------
+
+// The entry farthest from `from`, towards either end, up to which all are valid, if beyond it none
+// is. Called by whole warps.
+__device__ __forceinline__ int64_t last_valid(const Segments<Index>& segments, int64_t from,
+                                              bool forward) {
+  const int direction = forward ? 1 : -1;
+  int64_t valid = 0, invalid = forward ? segments.count - from : from + 1;  // distances
+  while (invalid - valid > 1) {
+    const int64_t step = ceil_div(invalid - valid, 32), probe = valid + step * (threadIdx.x % 32);
+    const unsigned beyond = __ballot_sync(
+        kWholeWarp,
+        probe >= invalid || !is_row(segments.rows[from + direction * probe], segments.num_rows));
+    const int top = beyond != 0 ? __ffs(beyond) - 2 : 31;
+    valid += step * top;
+    invalid = min(invalid, valid + step);
+  }
+  return from + direction * valid;
+}
+
+struct Range {
+  int64_t first, last;
+};
+
+// The first and the last row that have entries, if there are any. Called by whole blocks.
+__device__ __noinline__ Range rows_with_entries(Segments<Index> segments) {
+  __shared__ int64_t found;
+  const Index* rows = segments.rows;
+  int64_t some = is_row(rows[0], segments.num_rows) ? 0 : segments.count - 1;
+  if (!is_row(rows[some], segments.num_rows)) {  // padding at both ends: where is anything else?
+    bool any = false;
+    for (int64_t base = threadIdx.x; !any && base - threadIdx.x < segments.count;
+         base += 8 * blockDim.x) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int64_t at = min(base + i * blockDim.x, segments.count - 1);
+        if (is_row(rows[at], segments.num_rows)) {
+          any = true;
+          found = at;  // any of them will do
+        }
+      }
+      any = __syncthreads_or(any);
+    }
+    if (!any) return {segments.num_rows, segments.num_rows};
+    some = found;
+  }
+  return {rows[last_valid(segments, some, false)], rows[last_valid(segments, some, true)]};
+}
+
+// --- The kernels ---------------------------------------------------------------------------------
 
 template <class Message, class Op, bool kParallel>
 __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
     reduce_kernel(Segments<Index> segments, Message message, Cut cut,
                   Output<typename Message::T, Op, typename Message::Acc> output, int64_t heads,
-                  bool fills, Workspace workspace) {
+                  bool fills, Tails<Op, typename Message::Acc> tails) {
   using Acc = typename Message::Acc;
   constexpr int kVec = Op::kVec, kParts = Op::kParts, kUnroll = Message::kUnroll;
   extern __shared__ __align__(16) unsigned char shared_bytes[];
-  __shared__ int64_t first_filled, last_filled;
+  __shared__ Range long_gaps[kLongGaps];
+  __shared__ int num_long_gaps;
+  __shared__ Index edges[8];  // see below
   __shared__ Index head_rows[kMaxWarps];
   __shared__ int marks[kMaxWarps];  // bit 0: a run ends in the warp, bit 1: its first run waits
 
@@ -551,10 +650,7 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
   // heads[warp][part][lane], then tails.
   Acc* shared_heads = reinterpret_cast<Acc*>(shared_bytes);
   Acc* shared_tails = shared_heads + warps * kParts * lanes;
-  if (threadIdx.x == 0) {
-    first_filled = kNoRows;
-    last_filled = output.num_rows;
-  }
+  if (threadIdx.x == 0) num_long_gaps = 0;
   allow_next_launch();
   wait_for_previous_launch();
   __syncthreads();
@@ -563,6 +659,20 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
       min((static_cast<int64_t>(blockIdx.x) * warps + warp) * cut.per_warp, segments.count);
   const int64_t end = min(begin + cut.per_warp, segments.count);
   const Index* rows = segments.rows;
+
+  // Pairs of ids: on either side of the first entry of the block before, of this and of the next
+  // block, then the first and the last of all. They are on their way while entries are walked.
+  const int64_t per_block = warps * cut.per_warp;
+  if (threadIdx.x < 8) {
+    const int pair = threadIdx.x / 2, second = threadIdx.x % 2;
+    const int64_t at = pair == 3 ? second * (segments.count - 1)
+                                 : (int64_t{blockIdx.x} + pair - 1) * per_block - 1 + second;
+    if (at >= 0 && at < segments.count)
+      __pipeline_memcpy_async(&edges[threadIdx.x], rows + at, sizeof(Index));
+    else
+      edges[threadIdx.x] = -1;
+  }
+  __pipeline_commit();
 
   const auto cut_size = [](int64_t size) {
     return static_cast<unsigned>(min(size, int64_t{0x7fffffff}));
@@ -620,20 +730,20 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
     return last == kLeast<true, Index> ? kLeast<false, Index> : kLeast<true, Index>;
   };
 
-  // Called by a team that sees a row follow another: the rows between are empty. Padding stands at
-  // either end, where the rows before the first and after the last that have entries may be many.
+  // Called by a team that sees a row follow another: the rows between are empty.
   const auto fill_gap = [&](int64_t row, int64_t next) {
-    const bool starts = !is_row(row, output.num_rows) && is_row(next, output.num_rows);
-    const bool stops = is_row(row, output.num_rows) && !is_row(next, output.num_rows);
-    if (!starts && !is_row(row, output.num_rows)) return;
-    const int64_t first = starts ? 0 : row + 1, last = stops ? output.num_rows : next;
-    if (starts) first_filled = 0;
-    if ((starts || stops) && last - first > kLongGap && gridDim.x > 1) {
-      (starts ? first_filled : last_filled) = starts ? last : row;
-      return;
+    if (!is_row(row, output.num_rows) || !is_row(next, output.num_rows)) return;
+    if (next - row > kLongGap) {
+      const unsigned whole_team = (kWholeWarp >> (32 - lanes)) << team * lanes;
+      const int place =
+          __shfl_sync(whole_team, lane == 0 ? atomicAdd(&num_long_gaps, 1) : 0, team * lanes);
+      if (place < kLongGaps) {
+        long_gaps[place] = {row, next};
+        return;
+      }
     }
 #pragma unroll 1
-    for (int64_t empty = first; empty < last; ++empty) output.store_empty(empty, column);
+    for (int64_t empty = row + 1; empty < next; ++empty) output.store_empty(empty, column);
   };
 
   Acc carry[kParts];  // of the run that is open, from where it or the warp's range begins
@@ -759,7 +869,6 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
         fill_gap(rows[entry], entry + 1 < segments.count ? int64_t{rows[entry + 1]} : -1);
       }
   }
-  if (fills && begin == 0 && begin < end && team == 0) fill_gap(-1, rows[0]);
 
   // The warps' open runs, in order, by the first team.
   if (team == 0) {
@@ -767,159 +876,140 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
     for (int i = 0; i < kParts; ++i) shared_tails[(warp * kParts + i) * lanes + lane] = carry[i];
     if (lane == 0) marks[warp] = seen | (seen && left_open) << 1;
   }
+  __pipeline_wait_prior(0);
   __syncthreads();
-  if (fills && gridDim.x == 1 && first_filled == kNoRows)  // there is nothing but padding
-    for (int64_t row = threadIdx.x >> cut.lane_bits; row < output.num_rows;
-         row += blockDim.x >> cut.lane_bits)
-      output.store_empty(row, column);
-  if (threadIdx.x >= lanes) return;
-  const int64_t block_begin = static_cast<int64_t>(blockIdx.x) * warps * cut.per_warp;
-  const bool block_open =
-      block_begin > 0 && block_begin < segments.count && rows[block_begin - 1] == rows[block_begin];
-  bool ends = false, head_waits = false;
-  Acc count_of_head = 0;
-  set_neutral<Op>(carry);
-  for (int w = 0; w < warps; ++w) {
-    Acc part[kParts];
-    if (marks[w] & 2) {
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) part[i] = shared_heads[(w * kParts + i) * lanes + lane];
-      Op::combine(carry, part);
-      if (block_open && !ends) {
-        head_waits = true;
-        write_parts<Op>(part, workspace.head<Acc>(blockIdx.x), column, cut.width);
-        if constexpr (Op::kCounts) count_of_head = part[kVec];
-        if (lane == 0 && blockIdx.y == 0) workspace.record(blockIdx.x).head_row = head_rows[w];
-      } else {
-        output.store(lane_out, head_rows[w], part, sizes.rows);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) part[i] = shared_tails[(w * kParts + i) * lanes + lane];
-    if (!(marks[w] & 1)) Op::combine(carry, part);
-    ends |= marks[w] & 1;
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) carry[i] = part[i];
-  }
-  if (gridDim.x == 1) return;
-  write_parts<Op>(carry, workspace.tail<Acc>(blockIdx.x), column, cut.width);
-  if (lane == 0 && blockIdx.y == 0) {
-    Record& record = workspace.record(blockIdx.x);
-    record.first_filled = first_filled;
-    record.last_filled = last_filled;
-    record.head_waits = head_waits;
-    record.ends = ends;
-    if constexpr (Op::kCounts) {
-      record.head_count = static_cast<double>(count_of_head);
-      record.tail_count = static_cast<double>(carry[kVec]);
-    }
-  }
-}
-
-// --- The second launch ---------------------------------------------------------------------------
-
-// One block for each of the first launch: completes the run that was open where that block begins.
-// Most such runs begin in the block before: its part is read at once, on the chance.
-template <class Op, typename Acc, typename T>
-__global__ void __launch_bounds__(kFixThreads)
-    fix_kernel(Workspace workspace, Cut cut, Output<T, Op, Acc> output, bool fills) {
-  constexpr int kParts = Op::kParts;
-  extern __shared__ __align__(16) unsigned char shared_bytes[];
-  Acc* shared = reinterpret_cast<Acc*>(shared_bytes);  // [warp][part][lane]
-  const int lanes = 1 << cut.lane_bits, lane = threadIdx.x & (lanes - 1);
-  const int teams = kFixThreads >> cut.lane_bits, team = threadIdx.x >> cut.lane_bits;
-  const Column column = column_of<Op::kVec>(lane, lanes, cut.width, 1);
-  const int64_t block = blockIdx.x;
-  const auto read_tail = [&](int64_t other, Acc(&part)[kParts]) {
-    read_parts<Op>(workspace.tail<Acc>(other), Op::kCounts ? workspace.record(other).tail_count : 0,
-                   column, cut.width, part);
+  const auto crosses = [&](int pair) {
+    return edges[2 * pair] == edges[2 * pair + 1] && is_row(edges[2 * pair], output.num_rows);
   };
-  allow_next_launch();
-  wait_for_previous_launch();
-
-  // Some of the blocks look for rows that are left to be filled.
-  const bool looks = fills && block % kFillEvery == 0;
-  bool leaves_rows = false, has_rows = false;
-  if (looks)
-#pragma unroll 4
-    for (int64_t other = threadIdx.x; other < workspace.blocks; other += kFixThreads) {
-      const Record& record = workspace.record(other);
-      leaves_rows |= record.first_filled > 0 || record.last_filled < output.num_rows;
-      has_rows |= record.first_filled != kNoRows;
+  const bool crosses_in = crosses(1), crosses_out = crosses(2);
+  const bool passed = crosses_in && crosses_out && edges[3] == edges[4];
+  const bool relays = passed && blockIdx.x % kRelayEvery == kRelayEvery - 1;
+  // What waits for the blocks before this one takes the place of the first warp's first run.
+  const auto keep = [&](const Acc(&run)[kParts]) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) shared_heads[i * lanes + lane] = run[i];
+  };
+  if (threadIdx.x < lanes) {
+    bool ends = false;
+    set_neutral<Op>(carry);
+#pragma unroll 1
+    for (int w = 0; w < warps; ++w) {
+      const int mark = marks[w];
+      Acc head[kParts], tail[kParts];  // both are read at once, though there may be no head
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        head[i] = shared_heads[(w * kParts + i) * lanes + lane];
+        tail[i] = shared_tails[(w * kParts + i) * lanes + lane];
+      }
+      if (mark & 2) {
+        Op::combine(carry, head);
+        if (crosses_in && !ends)
+          keep(head);
+        else
+          output.store(lane_out, head_rows[w], head, sizes.rows);
+      }
+      if (!(mark & 1)) Op::combine(carry, tail);
+      ends |= mark & 1;
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) carry[i] = tail[i];
     }
+    if (relays)
+      keep(carry);
+    else if (crosses_out)
+      tails.put(blockIdx.x, column, cut.width, carry);
+  }
 
-  if (block > 0) {
-    const Record& record = workspace.record(block);
-    const bool one_before = workspace.record(block - 1).ends || block == 1;
-    const bool head_waits = record.head_waits;
-    const Index head_row = record.head_row;
-    Acc head[kParts], run[kParts];
-    if (threadIdx.x < lanes) {
-      read_parts<Op>(workspace.head<Acc>(block), Op::kCounts ? record.head_count : 0, column,
-                     cut.width, head);
-      read_tail(block - 1, run);
-    }
-    if (head_waits && !one_before) {
-      // How many blocks before this one the run reaches back to.
-      int64_t chain = 1;
-      for (unsigned begins = 0; begins == 0;) {
-        const int64_t other = block - 1 - chain - threadIdx.x % 32;
-        begins =
-            __ballot_sync(kWholeWarp, other <= 0 || workspace.record(max(other, int64_t{0})).ends);
-        chain += begins != 0 ? __ffs(begins) : 32;
-      }
-      // Teams take equal parts of the chain, the first that farthest back.
-      const int64_t share = (chain + teams - 1) / teams;
-      const int64_t first = block - chain + team * share;
-      const int64_t last = min(first + share, block);
-      set_neutral<Op>(run);
-#pragma unroll 4
-      for (int64_t other = first; other < last; ++other) {
-        Acc part[kParts];
-        read_tail(other, part);
-        append<Op>(run, part);
-      }
-      for (int distance = lanes; distance < 32; distance *= 2) {
-        Acc other[kParts];
+  const int block_teams = blockDim.x >> cut.lane_bits, block_team = threadIdx.x >> cut.lane_bits;
+  if (fills) {
+    const auto fill = [&](Range range, int64_t part, int64_t parts) {  // what lies between
+#pragma unroll 1
+      for (int64_t row = range.first + 1 + part; row < range.last; row += parts)
+        output.store_empty(row, column);
+    };
+#pragma unroll 1
+    for (int i = 0; i < min(num_long_gaps, kLongGaps); ++i)
+      fill(long_gaps[i], block_team, block_teams);
+    // All blocks alike fill what lies before the first row that has entries, and after the last.
+    const bool padded = !is_row(edges[6], output.num_rows) || !is_row(edges[7], output.num_rows);
+    const Range range = padded ? rows_with_entries(segments) : Range{edges[6], edges[7]};
+    const int64_t part = int64_t{blockIdx.x} * block_teams + block_team;
+    const int64_t parts = int64_t{gridDim.x} * block_teams;
+    fill({-1, range.first}, part, parts);
+    fill({range.last, output.num_rows}, part, parts);
+  }
+
+  // The run that crosses into the block ends in it, or is handed on.
+  if (!crosses_in || (passed && !relays)) return;
+  const int block = static_cast<int>(blockIdx.x);
+  const Index row = edges[3];
+  const bool many = crosses(0) && edges[1] == edges[2];  // the block before was passed through
+  int chain = 1;  // blocks before this one that are the run's
+  if (many) {
+    const int most = relays ? kRelayEvery - 1 : block;
+    for (bool begins = false; !begins && chain < most;) {
+      bool passed_each[8];
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) other[i] = __shfl_up_sync(kWholeWarp, run[i], distance);
-        if (threadIdx.x % 32 >= distance) Op::combine(other, run);
+      for (int i = 0; i < 8; ++i) {
+        const int other = block - chain - static_cast<int>(threadIdx.x % 32) - 32 * i;
+        const Index* at = rows + max(other, 1) * per_block;
+        passed_each[i] = other > 0 && at[-1] == row && at[0] == row;
       }
-      if (threadIdx.x % 32 >= 32 - lanes)
 #pragma unroll
-        for (int i = 0; i < kParts; ++i)
-          shared[(threadIdx.x / 32 * kParts + i) * lanes + lane] = run[i];
-      __syncthreads();
-      set_neutral<Op>(run);
-      if (threadIdx.x < lanes)
-        for (int warp = 0; warp < kFixThreads / 32; ++warp) {
-          Acc part[kParts];
-#pragma unroll
-          for (int i = 0; i < kParts; ++i) part[i] = shared[(warp * kParts + i) * lanes + lane];
-          append<Op>(run, part);
+      for (int i = 0; i < 8; ++i)
+        if (!begins) {
+          const unsigned stops = __ballot_sync(kWholeWarp, !passed_each[i]);
+          begins = stops != 0;
+          chain += begins ? __ffs(stops) - 1 : 32;
         }
     }
-    if (head_waits && threadIdx.x < lanes) {
-      Op::combine(run, head);
-      output.store(output.out + column.first, head_row, head, column.active ? output.num_rows : 0);
-    }
+    chain = min(chain, most);
   }
-
-  if (!looks) return;
-  leaves_rows = __syncthreads_or(leaves_rows);
-  has_rows = __syncthreads_or(has_rows);
-  const int64_t mine = block / kFillEvery * teams + team;
-  const int64_t stride = (gridDim.x + kFillEvery - 1) / kFillEvery * teams;
-  if (!has_rows)  // there is nothing but padding
-    for (int64_t row = mine; row < output.num_rows; row += stride) output.store_empty(row, column);
-  else if (leaves_rows)
-    for (int64_t other = 0; other < workspace.blocks; ++other) {
-      const Record& record = workspace.record(other);
-      for (int64_t row = mine; row < record.first_filled; row += stride)
-        output.store_empty(row, column);
-      for (int64_t row = record.last_filled + 1 + mine; row < output.num_rows; row += stride)
-        output.store_empty(row, column);
+  // Relays, if there are any between, then what no relay has taken.
+  const int run_begin = block - chain;
+  const int first_relay = run_begin | (kRelayEvery - 1);
+  const int last_relay = (block & -kRelayEvery) - 1;
+  const int num_relays = (last_relay - first_relay + kRelayEvery) / kRelayEvery;
+  const int rest = max(run_begin, last_relay + 1);
+  const int num_tails = num_relays + block - rest;
+  // Teams take equal parts, the first that farthest back.
+  Acc run[kParts];
+  set_neutral<Op>(run);
+  const int share = many ? (num_tails + block_teams - 1) / block_teams : 1;
+  tails.take(
+      block_team * share, min((block_team + 1) * share, num_tails),
+      [&](int i) { return i < num_relays ? first_relay + i * kRelayEvery : rest + i - num_relays; },
+      column, cut.width, run);
+  if (many) {
+    for (int distance = lanes; distance < 32; distance *= 2) {
+      Acc other[kParts];
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) other[i] = __shfl_up_sync(kWholeWarp, run[i], distance);
+      if (threadIdx.x % 32 >= distance) Op::combine(other, run);
     }
+    __syncthreads();  // the first team has read what is in shared memory
+    if (threadIdx.x % 32 >= 32 - lanes)
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) shared_tails[(warp * kParts + i) * lanes + lane] = run[i];
+    __syncthreads();
+    set_neutral<Op>(run);
+    if (threadIdx.x < lanes)
+#pragma unroll 1
+      for (int w = 0; w < warps; ++w) {
+        Acc part[kParts];
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) part[i] = shared_tails[(w * kParts + i) * lanes + lane];
+        append<Op>(run, part);
+      }
+  }
+  if (threadIdx.x >= lanes) return;
+  Acc kept[kParts];
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) kept[i] = shared_heads[i * lanes + lane];
+  append<Op>(run, kept);
+  if (relays)
+    tails.put(block, column, cut.width, run);
+  else
+    output.store(lane_out, row, run, sizes.rows);
 }
 
 // Makes all rows empty.
@@ -944,7 +1034,7 @@ constexpr bool has_parallel =
 template <class Op, class Message>
 cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule,
                           const Segments<Index>& segments, const Message& message,
-                          Features features, typename Message::T* out, void* workspace_base) {
+                          Features features, typename Message::T* out, void* workspace) {
   using Acc = typename Message::Acc;
   using T = typename Message::T;
   constexpr int kVec = Op::kVec;
@@ -975,18 +1065,14 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule,
                 aligned(segments.order, 16) && aligned(message.weights(), 16);
   if (tiles > kMaxGridY || blocks > kMaxGridX || cut.per_warp > 0x7fffffff)
     return cudaErrorInvalidConfiguration;
-  const Workspace workspace = {static_cast<unsigned char*>(workspace_base), blocks,
-                               row_bytes(features.width, sizeof(Acc), Op::kRows)};
+  const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   const size_t warp_bytes = static_cast<size_t>(lanes) * Op::kParts * sizeof(Acc);
   auto kernel = reduce_kernel<Message, Op, false>;
   if constexpr (has_parallel<Message, Op>)
     if (schedule.parallel) kernel = reduce_kernel<Message, Op, true>;
-  cudaError_t error = launch(stream, {grid, threads, threads / 32 * 2 * warp_bytes}, kernel,
-                             segments, message, cut, output, features.heads, fills, workspace);
-  if (error != cudaSuccess || blocks == 1) return error;
-  return launch(stream, {grid, kFixThreads, kFixThreads / 32 * warp_bytes}, fix_kernel<Op, Acc, T>,
-                workspace, cut, output, fills);
+  return launch(stream, {grid, threads, threads / 32 * 2 * warp_bytes}, kernel, segments, message,
+                cut, output, features.heads, fills, tails);
 }
 
 template <typename T>

@@ -19,7 +19,8 @@ struct Schedule {
 };
 
 // The workspace has `schedule.blocks` rows of workspace_bytes(...) bytes each, 16-byte aligned.
-// At most two launches, no allocation, no synchronisation, the same bits on every run.
+// One launch, another before it where most rows are empty; no allocation, no synchronisation, the
+// same bits on every run.
 
 // out[r, :] = reduce over the entries e of row r of weight[e, head] * in[cols[e], :].
 // in: (num_cols, width), weight: (num_weights, heads) or null, out: (num_rows, width). Empty rows

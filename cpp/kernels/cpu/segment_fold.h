@@ -1,88 +1,18 @@
-#include "segment_reduce.h"
+// The reductions over segments, as reducers of segment_walk.h, for all dtypes: each unit that
+// includes this instantiates some, so that they build side by side.
+#pragma once
 
 #include <cmath>
-#include <limits>
 #include <type_traits>
 
 #include "exp.h"
 #include "segment_entries.h"
+#include "segment_ops.h"
+#include "segment_reduce.h"
 #include "segment_walk.h"
 
 namespace jax_gnn::cpu {
 namespace {
-
-template <typename Acc>
-constexpr Acc kLeast =
-    std::numeric_limits<Acc>::has_infinity ? -std::numeric_limits<Acc>::infinity()
-                                           : std::numeric_limits<Acc>::lowest();
-
-// An operation on numbers or vectors: messages enter, are joined, and leave as a result. Integers
-// wrap around: this is compiled with -fwrapv.
-template <typename Acc>
-struct Sum {
-  static constexpr int kMaxTile = kWidestTile<Acc>;
-  static constexpr Acc kIdentity = 0;
-  bool mean;
-
-  template <typename V>
-  JAX_GNN_INLINE V enter(V x) const {
-    return x;
-  }
-  template <typename V>
-  static JAX_GNN_INLINE V join(V a, V b) {
-    return a + b;
-  }
-  template <typename V>
-  JAX_GNN_INLINE V leave(V x, int64_t entries) const {
-    return mean ? x / static_cast<Acc>(std::max<int64_t>(entries, 1)) : x;
-  }
-  bool counts() const { return mean; }
-};
-
-template <typename Acc>
-struct Product {
-  static constexpr int kMaxTile = 8;
-  static constexpr Acc kIdentity = 1;
-
-  template <typename V>
-  JAX_GNN_INLINE V enter(V x) const {
-    return x;
-  }
-  template <typename V>
-  static JAX_GNN_INLINE V join(V a, V b) {
-    return a * b;
-  }
-  template <typename V>
-  JAX_GNN_INLINE V leave(V x, int64_t /*entries*/) const {
-    return x;
-  }
-  bool counts() const { return false; }
-};
-
-// The minimum is the maximum of what has all signs, or all bits of integers, flipped.
-template <typename Acc>
-struct Maximum {
-  using Bits = std::conditional_t<sizeof(Acc) == 8, uint64_t, uint32_t>;
-  static constexpr int kMaxTile = kWidestTile<Acc>;
-  static constexpr Acc kIdentity = kLeast<Acc>;
-  static constexpr Bits kFlip =
-      std::is_integral_v<Acc> ? ~Bits{0} : Bits{1} << (8 * sizeof(Acc) - 1);
-  Bits flip;  // kFlip or 0
-
-  template <typename V>
-  JAX_GNN_INLINE V enter(V x) const {
-    return bit_cast<V>(bit_cast<Vector<Bits, sizeof(V) / sizeof(Bits)>>(x) ^ flip);
-  }
-  template <typename V>
-  static JAX_GNN_INLINE V join(V a, V b) {
-    return larger(a, b);
-  }
-  template <typename V>
-  JAX_GNN_INLINE V leave(V x, int64_t /*entries*/) const {
-    return enter(x);
-  }
-  bool counts() const { return false; }
-};
 
 // The messages weight * in, and where results go.
 template <typename T, typename Acc, typename Index>
@@ -95,29 +25,33 @@ struct Messages {
 
   // Calls body(v, message) for each vector of columns of an entry; not for padding. Returns the
   // number of entries that it is called for.
-  template <int kTile, typename Body>
+  template <bool kWeighted, int kTile, typename Body>
   JAX_GNN_INLINE int64_t load_entry(const Tile<Acc, kTile>& tile, int64_t e,
                                     const Body& body) const {
     constexpr int kLanes = Tile<Acc, kTile>::kLanes;
     const int64_t col = col_of(segments, e);
     if (col < 0) return 0;
     const T* source = in + col * features.width + tile.column;
-    const int64_t index = weight ? weight_of(segments, e) : 0;
-    if (index < 0) return 0;
-    tile.for_each_weight(weight ? weight + index * features.heads : nullptr,
-                         [&](int v, auto w)
-                             JAX_GNN_LAMBDA { body(v, w * load<kLanes>(source + v * kLanes)); });
+    const Acc* weights = nullptr;
+    if (kWeighted && weight) {
+      const int64_t index = weight_of(segments, e);
+      if (index < 0) return 0;
+      weights = weight + index * features.heads;
+    }
+    tile.for_each_weight(weights, [&](int v, auto w) JAX_GNN_LAMBDA {
+      body(v, w * load<kLanes>(source + v * kLanes));
+    });
     return 1;
   }
 
   // The same for entries from `begin` on that are of the row. Moves `begin` to where they end.
-  template <int kTile, typename Body>
+  template <bool kWeighted, int kTile, typename Body>
   JAX_GNN_INLINE int64_t load_run(const Tile<Acc, kTile>& tile, int64_t row, int64_t& begin,
                                   int64_t end, const Body& body) const {
     int64_t entries = 0;
     for (; begin < end && segments.rows[begin] == row; ++begin) {
       prefetch_ahead(segments, begin, in, features.width, tile.column, kTile);
-      entries += load_entry(tile, begin, body);
+      entries += load_entry<kWeighted>(tile, begin, body);
     }
     return entries;
   }
@@ -128,7 +62,7 @@ struct Messages {
   }
 
   template <int kTile>
-  JAX_GNN_INLINE void fill_with(Acc value, const Tile<Acc, kTile>& tile, int64_t row,
+  JAX_GNN_INLINE void fill_tile(Acc value, const Tile<Acc, kTile>& tile, int64_t row,
                                 int64_t last_row) const {
     const T narrowed = narrow<T>(value);
     if (kTile == features.width) {
@@ -136,6 +70,15 @@ struct Messages {
     } else {
       for (; row < last_row; ++row) std::fill_n(target(tile, row), kTile, narrowed);
     }
+  }
+
+  // The first tile of a task fills for all of them: rows lie one behind another.
+  template <int kTile>
+  JAX_GNN_INLINE void fill_with(Acc value, const Tile<Acc, kTile>& tile, int64_t row,
+                                int64_t last_row) const {
+    if (features.width > kTaskColumns) return fill_tile(value, tile, row, last_row);
+    if (tile.column > 0) return;
+    std::fill(out + row * features.width, out + last_row * features.width, narrow<T>(value));
   }
 };
 
@@ -151,17 +94,17 @@ struct Fold : Messages<T, Accumulator<T>, Index> {
     using V = typename Tile<Acc, kTile>::V;
     Run<Acc, 1, kTile> run;
     V(&state)[Tile<Acc, kTile>::kVectors] = run.state[0];
-    JAX_GNN_UNROLL
-    for (V& vector : state) vector = broadcast<V>(Op::kIdentity);
+    unrolled<Tile<Acc, kTile>::kVectors>(
+        [&](int v) JAX_GNN_LAMBDA { state[v] = broadcast<V>(Op::kIdentity); });
     int64_t entries = 0;
     if constexpr (Tile<Acc, kTile>::kVectors == 1) {
       const int64_t first = begin;
       begin = join_dense<kTile>(row, begin, end, state[0]);
       entries = begin - first;
     }
-    entries += this->load_run(tile, row, begin, end, [&](int v, V message) JAX_GNN_LAMBDA {
-      state[v] = Op::join(state[v], op.enter(message));
-    });
+    entries += this->template load_run<Op::kWeighted>(
+        tile, row, begin, end,
+        [&](int v, V message) JAX_GNN_LAMBDA { state[v] = Op::join(state[v], op.enter(message)); });
     run.end = begin;
     run.entries = entries;
     return run;
@@ -198,15 +141,28 @@ struct Fold : Messages<T, Accumulator<T>, Index> {
   JAX_GNN_INLINE void scatter(const Tile<Acc, kTile>& tile, int64_t begin, int64_t end, int64_t row,
                               int64_t last_row) const {
     constexpr int kLanes = Tile<Acc, kTile>::kLanes;
-    fill(tile, row, last_row);
-    for (int64_t e = begin; e < end; ++e) {
-      const int64_t id = this->segments.rows[e];
-      if (id < row || id >= last_row) continue;  // ids are not sorted after all
-      T* const target = this->target(tile, id);
-      this->load_entry(tile, e, [&](int v, auto message) JAX_GNN_LAMBDA {
-        T* const place = target + v * kLanes;
-        const auto state = op.enter(load<kLanes>(place));
-        cpu::store<kLanes>(place, op.leave(Op::join(state, op.enter(message)), 1));
+    this->fill_tile(op.leave(Op::kIdentity, 0), tile, row, last_row);
+    const auto join_all = [&](const auto& load_entry) JAX_GNN_LAMBDA {
+      for (int64_t e = begin; e < end; ++e) {
+        const int64_t id = this->segments.rows[e];
+        if (id < row || id >= last_row) continue;  // ids are not sorted after all
+        T* const target = this->target(tile, id);
+        load_entry(e, [&](int v, auto message) JAX_GNN_LAMBDA {
+          T* const place = target + v * kLanes;
+          const auto state = op.enter(load<kLanes>(place));
+          cpu::store<kLanes>(place, op.leave(Op::join(state, op.enter(message)), 1));
+        });
+      }
+    };
+    if (this->segments.cols || this->weight) {
+      join_all([&](int64_t e, const auto& body)
+                   JAX_GNN_LAMBDA { this->template load_entry<Op::kWeighted>(tile, e, body); });
+    } else {
+      const T* const in = this->in + tile.column;
+      const int64_t width = this->features.width;
+      join_all([&](int64_t e, const auto& body) JAX_GNN_LAMBDA {
+        unrolled<Tile<Acc, kTile>::kVectors>(
+            [&](int v) JAX_GNN_LAMBDA { body(v, load<kLanes>(in + e * width + v * kLanes)); });
       });
     }
   }
@@ -216,9 +172,9 @@ struct Fold : Messages<T, Accumulator<T>, Index> {
                             const Run<Acc, 1, kTile>& run) const {
     constexpr int kLanes = Tile<Acc, kTile>::kLanes;
     T* const target = this->target(tile, row);
-    JAX_GNN_UNROLL
-    for (int v = 0; v < Tile<Acc, kTile>::kVectors; ++v)
+    unrolled<Tile<Acc, kTile>::kVectors>([&](int v) JAX_GNN_LAMBDA {
       cpu::store<kLanes>(target + v * kLanes, op.leave(run.state[0][v], run.entries));
+    });
   }
 
   template <int kTile>
@@ -250,10 +206,10 @@ struct LogSumExp : Messages<T, Accumulator<T>, Index> {
     JAX_GNN_UNROLL
     for (V& vector : sum) vector = broadcast<V>(Acc(0));
     run.end = begin;
-    run.entries = this->load_run(tile, row, run.end, end, [&](int v, V message) JAX_GNN_LAMBDA {
-      maximum[v] = larger(maximum[v], message);
-    });
-    this->load_run(tile, row, begin, end, [&](int v, V message) JAX_GNN_LAMBDA {
+    run.entries = this->template load_run<false>(
+        tile, row, run.end, end,
+        [&](int v, V message) JAX_GNN_LAMBDA { maximum[v] = larger(maximum[v], message); });
+    this->template load_run<false>(tile, row, begin, end, [&](int v, V message) JAX_GNN_LAMBDA {
       sum[v] += exp<Tile<Acc, kTile>::kLanes>(message - finite_or_zero(maximum[v]));
     });
     return run;
@@ -312,18 +268,5 @@ void segment_reduce(const ParallelFor& parallel_for, const Segments<Index>& segm
       if constexpr (!std::is_integral_v<Acc>) run(LogSumExp<T, Index>{messages}, 8);
   }
 }
-
-#define JAX_GNN_REDUCE(T, Acc, Index)                                                        \
-  template void segment_reduce(const ParallelFor&, const Segments<Index>&, Reduce, const T*, \
-                               const Acc*, Features, T*);
-#define JAX_GNN_INSTANTIATE(Index)        \
-  JAX_GNN_REDUCE(int32_t, int32_t, Index) \
-  JAX_GNN_REDUCE(int64_t, int64_t, Index) \
-  JAX_GNN_REDUCE(float, float, Index)     \
-  JAX_GNN_REDUCE(double, double, Index)   \
-  JAX_GNN_REDUCE(Half, float, Index)      \
-  JAX_GNN_REDUCE(BFloat16, float, Index)
-
-JAX_GNN_INSTANTIATE(int32_t)
 
 }  // namespace jax_gnn::cpu

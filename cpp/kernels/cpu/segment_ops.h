@@ -1,0 +1,89 @@
+// The operations of segment reductions.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "vector.h"
+
+namespace jax_gnn::cpu {
+
+template <typename Acc>
+constexpr Acc kLeast =
+    std::numeric_limits<Acc>::has_infinity ? -std::numeric_limits<Acc>::infinity()
+                                           : std::numeric_limits<Acc>::lowest();
+
+// An operation on numbers or vectors: messages enter, are joined, and leave as a result. Integers
+// wrap around: this is compiled with -fwrapv.
+template <typename Acc>
+struct Sum {
+  static constexpr int kMaxTile = kWidestTile<Acc>;
+  static constexpr bool kWeighted = !std::is_integral_v<Acc>;  // may messages have weights?
+  static constexpr Acc kIdentity = 0;
+  bool mean;
+
+  template <typename V>
+  JAX_GNN_INLINE V enter(V x) const {
+    return x;
+  }
+  template <typename V>
+  static JAX_GNN_INLINE V join(V a, V b) {
+    return a + b;
+  }
+  template <typename V>
+  JAX_GNN_INLINE V leave(V x, int64_t entries) const {
+    return mean ? x / static_cast<Acc>(std::max<int64_t>(entries, 1)) : x;
+  }
+  bool counts() const { return mean; }
+};
+
+template <typename Acc>
+struct Product {
+  static constexpr int kMaxTile = 8;
+  static constexpr bool kWeighted = false;
+  static constexpr Acc kIdentity = 1;
+
+  template <typename V>
+  JAX_GNN_INLINE V enter(V x) const {
+    return x;
+  }
+  template <typename V>
+  static JAX_GNN_INLINE V join(V a, V b) {
+    return a * b;
+  }
+  template <typename V>
+  JAX_GNN_INLINE V leave(V x, int64_t /*entries*/) const {
+    return x;
+  }
+  bool counts() const { return false; }
+};
+
+// The minimum is the maximum of what has all signs, or all bits of integers, flipped.
+template <typename Acc>
+struct Maximum {
+  using Bits = std::conditional_t<sizeof(Acc) == 8, uint64_t, uint32_t>;
+  static constexpr int kMaxTile = kWidestTile<Acc>;
+  static constexpr bool kWeighted = !std::is_integral_v<Acc>;
+  static constexpr Acc kIdentity = kLeast<Acc>;
+  static constexpr Bits kFlip =
+      std::is_integral_v<Acc> ? ~Bits{0} : Bits{1} << (8 * sizeof(Acc) - 1);
+  Bits flip;  // kFlip or 0
+
+  template <typename V>
+  JAX_GNN_INLINE V enter(V x) const {
+    return bit_cast<V>(bit_cast<Vector<Bits, sizeof(V) / sizeof(Bits)>>(x) ^ flip);
+  }
+  template <typename V>
+  static JAX_GNN_INLINE V join(V a, V b) {
+    return larger(a, b);
+  }
+  template <typename V>
+  JAX_GNN_INLINE V leave(V x, int64_t /*entries*/) const {
+    return enter(x);
+  }
+  bool counts() const { return false; }
+};
+
+}  // namespace jax_gnn::cpu

@@ -1,0 +1,9 @@
+// Instances for float64.
+#include "segment_fold.h"
+
+namespace jax_gnn::cpu {
+
+template void segment_reduce(const ParallelFor&, const Segments<int32_t>&, Reduce, const double*,
+                             const double*, Features, double*);
+
+}  // namespace jax_gnn::cpu

@@ -1,0 +1,9 @@
+// Instances for float32.
+#include "segment_fold.h"
+
+namespace jax_gnn::cpu {
+
+template void segment_reduce(const ParallelFor&, const Segments<int32_t>&, Reduce, const float*,
+                             const float*, Features, float*);
+
+}  // namespace jax_gnn::cpu
