@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from benchmarks.harness import Candidate, Case, Family, Op, Problem
+from benchmarks.harness import TF32_TOLERANCE, Candidate, Case, Family, Op, Problem
 from benchmarks.peers import jax_gnn_graph, torch_csr
 from benchmarks.problems import Expected, features, once
 from benchmarks.report import OURS
@@ -25,7 +25,6 @@ from benchmarks.workloads import PlainGraph, Workload, plain_graphs
 
 LAYERS = 3
 LEARNING_RATE = 100.0  # so large that an update shows a wrong gradient
-TF32_TOLERANCE = 3e-3
 
 PARAMETERS = {
     "gcn": ("kernel", "bias"),

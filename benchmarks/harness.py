@@ -26,6 +26,9 @@ from benchmarks.workloads import Workload
 TOLERANCE = {"float64": 1e-11, "float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2}
 """Largest relative error, in norm, with which a result counts as right."""
 
+TF32_TOLERANCE = 3e-3
+"""The same for float32 where factors of products may be rounded to TF32."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -56,12 +59,14 @@ class Problem:
         expected: The outputs in order.
         output_dtype: Of all of them.
         tolerance: Largest relative error that counts as right; None for `TOLERANCE`.
+        flops: Multiplications and additions of dense products, where they may be the floor.
     """
 
     inputs: Mapping[str, Any]
     expected: tuple[Expected, ...]
     output_dtype: np.dtype
     tolerance: float | None = None
+    flops: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -77,11 +82,20 @@ class Candidate:
     ``function(*arguments)`` returns arrays in the order of `Problem.expected`. In a JAX family it
     is compiled by ``jax.jit``, and the arguments are what its user would pass at every call. NumPy
     arrays and `Repeated` among them are moved to the device; the same object is moved once.
+
+    Attributes:
+        name: As in the report.
+        function: See above.
+        arguments: Likewise.
+        schedule: For kernels of this library, while it is compiled; None for the default.
+        skip: Why it is not run on this case; empty if it is.
     """
 
     name: str
     function: Callable[..., tuple[Any, ...]]
     arguments: tuple[Any, ...]
+    schedule: Any = None
+    skip: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,7 @@ class Family:
 
     Attributes:
         name: As in the report.
-        runtime: "jax" or "torch".
+        runtime: "jax", "torch" or "numpy".
         modules: What must be importable; a family without them is reported as absent.
         candidates: From the loaded graph, the case and its problem to the candidates.
         platforms: Where it can run.
@@ -194,8 +208,12 @@ def select_workloads(op: Op, settings: Settings) -> list[Workload]:
             raise ValueError(f"no {kind} is called {unknown[0]!r}; there are: {', '.join(names)}")
     known = op.workloads(settings.data)
     if not settings.patterns:
-        too_large = settings.platform == "cpu"
-        return [w for w in known.values() if not w.on_request and not (w.large and too_large)]
+        on_cpu = settings.platform == "cpu"
+        return [
+            w
+            for w in known.values()
+            if not w.on_request and not (on_cpu and (w.large or not w.on_cpu))
+        ]
     for pattern in settings.patterns:
         if not any(fnmatch(name, pattern) for name in known):
             raise ValueError(f"no graph is called {pattern!r}; there are: {', '.join(known)}")
@@ -268,7 +286,7 @@ def run(op: Op, settings: Settings) -> dict[str, Any]:
         _say(f"{machine['device']}, copy {machine['copy_bytes_per_second'] / 1e9:.1f} GB/s")
         cases = []
         for workload in workloads:
-            cases += _run_workload(this, workload, machine["copy_bytes_per_second"])
+            cases += _run_workload(this, workload, machine)
     finally:
         for worker in this.workers.values():
             worker.stop()
@@ -294,7 +312,7 @@ def run(op: Op, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _run_workload(this: _Run, workload: Workload, bandwidth: float) -> list[dict[str, Any]]:
+def _run_workload(this: _Run, workload: Workload, machine: dict[str, Any]) -> list[dict[str, Any]]:
     """All cases of a graph; of a large one, one width after another, the largest first."""
     cases = this.op.cases(workload.name, this.settings)
     groups = [cases]
@@ -302,11 +320,11 @@ def _run_workload(this: _Run, workload: Workload, bandwidth: float) -> list[dict
         # In this order an allocator's regions for one width serve the next.
         sizes = sorted({(case.width, case.dtype) for case in cases}, reverse=True)
         groups = [[c for c in cases if (c.width, c.dtype) == size] for size in sizes]
-    rows = {row["name"]: row for group in groups for row in _run_cases(this, group, bandwidth)}
+    rows = {row["name"]: row for group in groups for row in _run_cases(this, group, machine)}
     return [rows[case.name] for case in cases if case.name in rows]
 
 
-def _run_cases(this: _Run, cases: list[Case], bandwidth: float) -> list[dict[str, Any]]:
+def _run_cases(this: _Run, cases: list[Case], machine: dict[str, Any]) -> list[dict[str, Any]]:
     """Cases of one graph: compiled and checked side by side, then timed in turn."""
     settings = this.settings
     prepared = this.ask("prepare", cases)
@@ -328,27 +346,30 @@ def _run_cases(this: _Run, cases: list[Case], bandwidth: float) -> list[dict[str
     rows = []
     for case in cases:
         candidates = []
-        num_bytes = 0
+        work: dict[str, int] = {}
         for name, answer in prepared.items():
-            num_bytes = answer["num_bytes"][case.name]
+            work = answer["work"][case.name]
             for row in answer["candidates"][case.name]:
                 methods = samples.get((name, case.name, row["name"]), {})
                 if row["status"] == "timed" and not methods:
                     row = row | {"status": "failed", "reason": this.families[name]["reason"]}
                 candidates.append({"family": name, **row, **_fastest_method(methods)})
-        rows.append(_case_row(case, num_bytes, bandwidth, candidates))
+        rows.append(_case_row(case, work, machine, candidates))
         _say(report.case_line(rows[-1]))
     return rows
 
 
 def _case_row(
-    case: Case, num_bytes: int, bandwidth: float, candidates: list[dict[str, Any]]
+    case: Case, work: dict[str, int], machine: dict[str, Any], candidates: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    floor_us = num_bytes / bandwidth * 1e6
+    floor_us = 1e6 * max(
+        work["bytes"] / machine["copy_bytes_per_second"],
+        work["flops"] / machine["flops_per_second"][case.dtype],
+    )
     for candidate in candidates:
         if candidate["status"] == "timed":
             candidate["floor_fraction"] = floor_us / candidate["median_us"]
-    row = {"name": case.name, **asdict(case), "bytes": num_bytes, "floor_us": floor_us}
+    row = {"name": case.name, **asdict(case), **work, "floor_us": floor_us}
     return row | {"candidates": candidates}
 
 

@@ -110,7 +110,8 @@ def markdown(document: Document) -> str:
         f"{', '.join(f'{name} {version}' for name, version in versions.items())}; "
         f"commit {document['commit'] or 'unknown'}; {document['date']}.",
         f"Copy bandwidth {machine['copy_bytes_per_second'] / 1e9:.1f} GB/s (read + written), "
-        f"measured in this run; load average before it {machine['load_average']:.1f}. "
+        f"{_rates(machine)}measured in this run; "
+        f"load average before it {machine['load_average']:.1f}. "
         "Times in µs, median; ± half of the interquartile range.",
         "",
         *_comparison(document),
@@ -126,6 +127,12 @@ def markdown(document: Document) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _rates(machine: Row) -> str:
+    """Rates of large products; older reports do not have them."""
+    rates = machine.get("flops_per_second", {})
+    return "".join(f"{dtype} products {rate / 1e12:.3g} TFLOP/s, " for dtype, rate in rates.items())
+
+
 def case_line(case: Row) -> str:
     """A case in one line, for the log of a run."""
     times = ", ".join(f"{name} {_us(row['median_us'])}" for name, row in timed(case).items())
@@ -134,7 +141,8 @@ def case_line(case: Row) -> str:
 
 def _comparison(document: Document) -> list[str]:
     baseline = document["baseline"]
-    header = ["case", "floor", OURS, "±", "floor / time", "best peer", "its time", "speedup"]
+    ours_header = [OURS, "±", "floor / time", "error", "scratch %"]
+    header = ["case", "floor", *ours_header, "best peer", "its time", "speedup"]
     rows = []
     for case in document["cases"]:
         ours, peer, plain = timed(case).get(OURS), best_peer(case), timed(case).get(baseline)
@@ -145,6 +153,8 @@ def _comparison(document: Document) -> list[str]:
                 _median(ours),
                 _us((ours["q3_us"] - ours["q1_us"]) / 2 if ours else None),
                 _times(ours["floor_fraction"] if ours else None),
+                f"{ours['error']:.0e}" if ours else "-",
+                _scratch(case, ours),
                 peer["name"] if peer else "-",
                 _median(peer),
                 _times(speedup(case, peer)),
@@ -221,6 +231,12 @@ def _us(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def _scratch(case: Row, row: Row | None) -> str:
+    """Memory beside inputs and outputs, in percent of them; older reports do not know."""
+    scratch = row.get("scratch_bytes") if row else None
+    return "-" if scratch is None else f"{100 * scratch / case['bytes']:.1f}"
 
 
 def _times(value: float | None) -> str:

@@ -182,6 +182,7 @@ def _measure_graph(
     name: str, calls: Sequence[Any], choices: Sequence[Any], timer: Any
 ) -> Iterator[Row]:
     from jax_gnn.tuning import segment
+    from jax_gnn.tuning.measure import measure as measure_calls
 
     def schedule(call: Any, choice: Any) -> Any:
         return call.effective(choice.schedule(call.width, call.shape["itemsize"]))
@@ -190,7 +191,7 @@ def _measure_graph(
         return [schedule(call, choice) for choice in segment.choices(call.op)]
 
     repeats = 3 if calls[0].shape["count"] > 4_000_000 else 5
-    measured = segment.measure(calls, schedules, timer, repeats)
+    measured = measure_calls(calls, schedules, timer, repeats)
     for call, times in zip(calls, measured, strict=True):
         shape = call.shape
         softmax = shape.pop("op") == "softmax"

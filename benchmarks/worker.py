@@ -9,18 +9,19 @@ import importlib.metadata
 import multiprocessing
 import os
 import platform
+import statistics
 import threading
 import traceback
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from benchmarks import timing
-from benchmarks.problems import Repeated
+from benchmarks.problems import Repeated, features
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -140,7 +141,7 @@ class _Session:
             prepared = list(pool.map(partial(self._prepare_case, graph), cases))
         names = [case.name for case in cases]
         return {
-            "num_bytes": dict(zip(names, (num_bytes for num_bytes, _ in prepared), strict=True)),
+            "work": dict(zip(names, (work for work, _ in prepared), strict=True)),
             "candidates": dict(zip(names, (rows for _, rows in prepared), strict=True)),
         }
 
@@ -155,23 +156,26 @@ class _Session:
         self._runtime.forget()
         return "forgotten"
 
-    def _prepare_case(self, graph: Any, case: Case) -> tuple[int, list[dict[str, Any]]]:
+    def _prepare_case(self, graph: Any, case: Case) -> tuple[dict[str, int], list[dict[str, Any]]]:
         problem = self._op.problem(graph, case)
+        work = {"bytes": problem.num_bytes, "flops": problem.flops}
         try:
             candidates = list(self._family.candidates(graph, case, problem))
         except Exception as error:
             row = {"name": self._family.name, "status": "failed", "error": None}
-            return problem.num_bytes, [row | {"reason": _first_line(error)}]
+            return work, [row | {"reason": _first_line(error)}]
         rows = [self._prepare_one(case, problem, candidate) for candidate in candidates]
-        return problem.num_bytes, rows
+        return work, rows
 
     def _prepare_one(self, case: Case, problem: Problem, candidate: Candidate) -> dict[str, Any]:
         from benchmarks.harness import TOLERANCE
 
         tolerance = problem.tolerance or TOLERANCE[case.dtype]
         row: dict[str, Any] = {"name": candidate.name, "status": "timed", "error": None}
+        if candidate.skip:
+            return row | {"status": "skipped", "reason": candidate.skip}
         try:
-            outputs, calls = self._runtime.prepare(candidate)
+            outputs, calls, scratch = self._runtime.prepare(candidate)
             error = max(
                 self._error(output, reference)
                 for output, reference in zip(outputs, problem.expected, strict=True)
@@ -184,7 +188,7 @@ class _Session:
             return row | {"status": "wrong", "error": float(error), "reason": reason}
         for method, call in calls.items():
             self._calls[case.name, candidate.name, method] = call
-        return row | {"error": float(error), "reason": ""}
+        return row | {"error": float(error), "scratch_bytes": scratch, "reason": ""}
 
     def _error(self, output: Any, expected: Expected) -> float:
         if tuple(output.shape) != expected.shape:
@@ -219,6 +223,20 @@ class _Memo:
         self._known.clear()
 
 
+class Prepared(NamedTuple):
+    """What a runtime makes of a candidate.
+
+    Attributes:
+        outputs: Of a call.
+        calls: The ways to call it, by name.
+        scratch_bytes: What a call holds beside inputs and outputs; None where that is unknown.
+    """
+
+    outputs: tuple[Any, ...]
+    calls: dict[str, timing.Call]
+    scratch_bytes: int | None = None
+
+
 class _Jax:
     """JAX on the chosen platform."""
 
@@ -229,7 +247,7 @@ class _Jax:
         import jax
 
         jax.config.update("jax_enable_x64", "float64" in settings.dtypes)
-        self._jax, self._on_gpu = jax, on_gpu
+        self._jax, self._on_gpu, self._dtypes = jax, on_gpu, settings.dtypes
         self._devices = _Memo(self._put)
         jax.devices()  # without the platform: an error, and the family is absent
         self.compile_threads = min(os.cpu_count() or 1, 8)
@@ -247,14 +265,19 @@ class _Jax:
     def enter_thread(self) -> None:
         """Nothing in JAX is particular to a thread."""
 
-    def prepare(self, candidate: Candidate) -> tuple[tuple[Any, ...], dict[str, timing.Call]]:
-        """Compiles and warms up; the outputs, and how to call."""
-        function = self._jax.jit(candidate.function)
+    def prepare(self, candidate: Candidate) -> Prepared:
+        """Compiles and warms up."""
+        from jax_gnn import schedules
+
         arguments = self._jax.tree.map(lambda leaf: self._devices[leaf], candidate.arguments)
+        with schedules.use(candidate.schedule):
+            function = self._jax.jit(candidate.function).lower(*arguments).compile()
         call = partial(function, *arguments)
         for _ in range(_WARM_UPS):
             outputs = self._jax.block_until_ready(call())
-        return outputs, {self.timer.method: call}
+        memory = function.memory_analysis()
+        scratch = memory.temp_size_in_bytes if memory else None
+        return Prepared(outputs, {self.timer.method: call}, scratch)
 
     def take(self, output: Any, rows: np.ndarray) -> Any:
         """Some rows of an output."""
@@ -299,7 +322,20 @@ class _Jax:
                 **{name: _version(name) for name in ("jax", "jaxlib", "numpy")},
             },
             "copy_bytes_per_second": timing.copy_bandwidth(self.timer, self._copies(size), size),
+            "flops_per_second": self._flops_per_second(8192 if self._on_gpu else 1024),
         }
+
+    def _flops_per_second(self, side: int) -> dict[str, float]:
+        """Rate of a large matrix product in each dtype, at JAX's default precision."""
+        jax = self._jax
+        calls = {}
+        for dtype in self._dtypes:
+            # Not zeros or ones, on which a GPU is faster than on real data.
+            numbers = features("square", side, side, dtype).whole()
+            calls[dtype] = partial(jax.jit(jax.numpy.matmul), *[jax.device_put(numbers)] * 2)
+            jax.block_until_ready(calls[dtype]())
+        samples = self.timer.measure(calls, repeats=5)
+        return {dtype: 2 * side**3 / statistics.median(of) for dtype, of in samples.items()}
 
     def _copies(self, num_bytes: int) -> dict[str, timing.Call]:
         jax = self._jax
@@ -337,15 +373,15 @@ class _Torch:
         """Chooses the device, which torch does per thread."""
         self._torch.set_default_device("cuda" if self._on_gpu else "cpu")
 
-    def prepare(self, candidate: Candidate) -> tuple[tuple[Any, ...], dict[str, timing.Call]]:
-        """Warms up; the outputs, and how to call: as is, and as a CUDA graph if it can be one."""
+    def prepare(self, candidate: Candidate) -> Prepared:
+        """Warms up. A candidate is called as is, and as a CUDA graph if it can be one."""
         call = partial(candidate.function, *map(self._devices.__getitem__, candidate.arguments))
         for _ in range(_WARM_UPS):
             outputs = call()
         calls: dict[str, timing.Call] = {self.timer.method: call}
         if self._on_gpu and (replay := self._graph(call, outputs)):
             calls["graph replay"] = replay
-        return outputs, calls
+        return Prepared(outputs, calls)
 
     def _graph(self, call: timing.Call, outputs: tuple[Any, ...]) -> timing.Call | None:
         """Replays the call, or None if that does not do what the call does."""
@@ -391,13 +427,52 @@ class _Torch:
         return self._torch.tensor(argument)
 
 
-_Runtime = _Jax | _Torch
+class _NumPy:
+    """NumPy on the host."""
+
+    compile_threads, repeats = 1, 1
+
+    def __init__(self, settings: Settings) -> None:
+        del settings
+        self.timer: timing.Timer = timing.WallTimer(lambda outputs: outputs)
+        self._wholes = _Memo(self._put)
+
+    def enter_thread(self) -> None:
+        """Nothing in NumPy is particular to a thread."""
+
+    def prepare(self, candidate: Candidate) -> Prepared:
+        """Runs it once."""
+        call = partial(candidate.function, *map(self._wholes.__getitem__, candidate.arguments))
+        return Prepared(call(), {self.timer.method: call})
+
+    def take(self, output: Any, rows: np.ndarray) -> Any:
+        """Some rows of an output."""
+        return output[rows]
+
+    def to_numpy(self, output: Any) -> np.ndarray:
+        """In float64."""
+        return output.astype(np.float64)
+
+    def forget(self) -> None:
+        """Frees the arguments."""
+        self._wholes.clear()
+
+    def _put(self, argument: Any) -> Any:
+        return argument.whole() if isinstance(argument, Repeated) else argument
+
+
+_Runtime = _Jax | _Torch | _NumPy
+_RUNTIMES: dict[str, Callable[[Settings], _Runtime]] = {
+    "jax": _Jax,
+    "torch": _Torch,
+    "numpy": _NumPy,
+}
 
 
 def _runtime(family: Family, settings: Settings) -> _Runtime:
     if settings.platform not in family.platforms:
         raise ValueError(f"{family.name} runs on {' and '.join(family.platforms)} only")
-    runtime: _Runtime = _Jax(settings) if family.runtime == "jax" else _Torch(settings)
+    runtime = _RUNTIMES[family.runtime](settings)
     for module in family.modules:
         importlib.import_module(module)
     return runtime

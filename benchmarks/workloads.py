@@ -85,6 +85,37 @@ class PlainGraph:
         return scipy.sparse.csr_array((edges, self.cols, self.indptr), shape=shape).tocsc()
 
 
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Rows sorted by group.
+
+    Attributes:
+        sizes: How many rows each group has: (num_groups,).
+    """
+
+    sizes: np.ndarray
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return int(self.sizes.sum())
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups."""
+        return len(self.sizes)
+
+    @cached_property
+    def indptr(self) -> np.ndarray:
+        """First row of each group: (num_groups + 1,)."""
+        return row_pointers(self.sizes)
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """Group of each row: (num_rows,)."""
+        return np.repeat(np.arange(self.num_groups, dtype=np.int32), self.sizes)
+
+
 @dataclass(frozen=True)
 class Workload:
     """A named graph that is loaded when it is needed.
@@ -93,12 +124,14 @@ class Workload:
         name: As in the tables.
         load: Reads or draws it.
         on_request: Left out unless asked for by name.
-        large: Left out on a CPU unless asked for by name; on a GPU one width is held at a time.
+        on_cpu: Whether it runs on a CPU without being asked for by name.
+        large: Not on a CPU either; on a GPU one width is held at a time.
     """
 
     name: str
     load: Callable[[], Any]
     on_request: bool = False
+    on_cpu: bool = True
     large: bool = False
 
 
@@ -168,6 +201,44 @@ def plain_graphs(data: Path | None) -> dict[str, Workload]:
                 )
     found.append(Workload("tiny", partial(power_law, 200, 900, 0.5), on_request=True))
     return {workload.name: workload for workload in found}
+
+
+def row_groups(data: Path | None) -> dict[str, Workload]:
+    """Sizes of groups by name: of real graphs' relations if ``data`` is given, and uniform ones.
+
+    Real ones are the row pointers ``NAME_segment_ptr`` in ``data/relational/*segment_sizes.npz``.
+    ``uniform-GROUPS`` are a million rows as FASTEN draws them; those with ``-100k`` fit a CPU, and
+    ``uniform-1-100k`` is an ordinary dense product.
+
+    Raises:
+        FileNotFoundError: ``data`` holds no ``relational/*segment_sizes.npz``.
+    """
+    paths = sorted((data / "relational").glob("*segment_sizes.npz")) if data else []
+    if data and not paths:
+        raise FileNotFoundError(f"no relational/*segment_sizes.npz under {data}")
+    found = []
+    for path in paths:
+        with np.load(path, allow_pickle=False) as arrays:
+            for key in arrays:
+                sizes = np.diff(arrays[key]).astype(np.int32)
+                name = key.removesuffix("_segment_ptr")
+                on_cpu = sizes.sum() <= 100_000
+                found.append(Workload(name, partial(Groups, sizes), on_cpu=on_cpu))
+    for num_groups in (100, 700, 1900):
+        draw = partial(uniform_groups, num_groups, 1_000_000)
+        found.append(Workload(f"uniform-{num_groups}", draw, on_cpu=False))
+    for num_groups in (1, 50):
+        draw = partial(uniform_groups, num_groups, 100_000)
+        found.append(Workload(f"uniform-{num_groups}-100k", draw))
+    found.append(Workload("tiny", partial(uniform_groups, 7, 300), on_request=True))
+    return {workload.name: workload for workload in found}
+
+
+def uniform_groups(num_groups: int, num_rows: int, seed: int = 0) -> Groups:
+    """Every row belongs to any group with the same probability."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.multinomial(num_rows, np.full(num_groups, 1 / num_groups))
+    return Groups(sizes.astype(np.int32))
 
 
 def power_law(

@@ -2,7 +2,8 @@
 
 ``$XDG_CACHE_HOME/jax_gnn/schedules.json`` (``~/.cache/...``) holds for each kind of device a
 schedule, what it took and what the rule's took, for each bucket of shapes. A file that cannot be
-read is ignored with a warning: without it, everything works as before tuning.
+read is ignored with a warning: without it, everything works as before tuning. A file of the same
+form that lies beside this module is shipped with the library, and serves what the user's lacks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import fcntl
 import functools
 import json
 import math
+import operator
 import os
 import tempfile
 import warnings
@@ -22,12 +24,16 @@ from typing import Any, NamedTuple
 import jax
 
 VERSION = 1
+SHIPPED = Path(__file__).with_name("shipped_schedules.json")
+
+Fields = tuple[Any, ...]
+"""Of a ``Schedule`` or ``MatmulSchedule``."""
 
 
 class Tuned(NamedTuple):
     """What was found for a key."""
 
-    schedule: tuple[bool, int, int, int]
+    schedule: Fields
     microseconds: float
     rule_microseconds: float
 
@@ -45,19 +51,27 @@ def path() -> Path:
 
 def key(op: str, count: int, num_rows: int, width: int, itemsize: int, gather: bool) -> str:
     """The bucket of a call: entries and rows to the nearest power of two, all else exactly."""
-    sizes = (round(math.log2(max(size, 1))) for size in (count, num_rows))
-    entries, rows = (f"2^{size}" for size in sizes)
+    entries, rows = map(_bucket, (count, num_rows))
     gathers = " gather" if gather else ""
     return f"{op}{gathers} width {width} itemsize {itemsize} entries {entries} rows {rows}"
 
 
-def lookup(wanted: str) -> tuple[bool, int, int, int] | None:
+def matmul_key(op: str, rows: int, groups: int, k: int, n: int, itemsize: int) -> str:
+    """The bucket of a product: rows and groups to the nearest power of two, all else exactly."""
+    sizes = f"rows {_bucket(rows)} groups {_bucket(groups)}"
+    return f"{op} k {k} n {n} itemsize {itemsize} {sizes}"
+
+
+def _bucket(size: int) -> str:
+    return f"2^{round(math.log2(max(size, 1)))}"
+
+
+def lookup(wanted: str) -> Fields | None:
     """The schedule of this machine's GPU for a key; None where it was not tuned."""
-    entries = _known()
-    if not entries:
-        return None
-    tuned = entries.get(device_kind() or "", {}).get(wanted)
-    return tuned.schedule if tuned else None
+    for entries in (_known(), _shipped()):
+        if entries and (tuned := entries.get(device_kind() or "", {}).get(wanted)):
+            return tuned.schedule
+    return None
 
 
 @functools.cache
@@ -73,6 +87,11 @@ def device_kind() -> str | None:
 def _known() -> Entries:
     """The file as this process first saw it, or as it wrote it last."""
     return read()
+
+
+@functools.cache
+def _shipped() -> Entries:
+    return _parse(json.loads(SHIPPED.read_text())) if SHIPPED.exists() else {}
 
 
 def read() -> Entries:
@@ -128,16 +147,21 @@ def _parse(document: Any) -> Entries:
         raise ValueError(f"it is not of version {VERSION}")
     try:
         return {
-            device: {name: _parse_tuned(*fields) for name, fields in entries.items()}
+            device: {name: _parse_tuned(name, *fields) for name, fields in entries.items()}
             for device, entries in document["devices"].items()
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is damaged ({error!r})") from error
 
 
-def _parse_tuned(schedule: Any, microseconds: Any, rule_microseconds: Any) -> Tuned:
-    parallel, lanes, threads, blocks = schedule
-    whole = all(type(number) is int and number > 0 for number in (lanes, threads, blocks))
-    if type(parallel) is not bool or not whole:
+def _parse_tuned(name: str, schedule: Any, microseconds: Any, rule_microseconds: Any) -> Tuned:
+    types = (int, int, int) if is_matmul(name) else (bool, int, int, int)
+    least = (1, 0, 1) if is_matmul(name) else (0, 1, 1, 1)
+    if tuple(map(type, schedule)) != types or any(map(operator.lt, schedule, least)):
         raise ValueError(f"it is damaged ({schedule!r} is no schedule)")
-    return Tuned((parallel, lanes, threads, blocks), float(microseconds), float(rule_microseconds))
+    return Tuned(tuple(schedule), float(microseconds), float(rule_microseconds))
+
+
+def is_matmul(name: str) -> bool:
+    """Whether a key is one of `matmul_key`."""
+    return name.startswith(("segment_matmul ", "segment_outer "))

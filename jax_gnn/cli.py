@@ -414,6 +414,7 @@ COMMANDS = (
         "examples:\n"
         "  jax-gnn tune segment --data graph.npz --widths 32,64\n"
         "  jax-gnn tune segment --nodes 100000 --edges 2000000 --dtypes float32,bfloat16\n"
+        "  jax-gnn tune matmul --rows 1000000 --groups 700 --widths 32,64\n"
         "  jax-gnn tune --show",
         tuning.add_arguments,
         _run_tune,

@@ -52,8 +52,11 @@ class MatmulSchedule(NamedTuple):
 _forced = jax.make_user_context(default_value=None)
 
 
-def use(schedule: Schedule | None) -> AbstractContextManager[None]:
-    """Makes all that is compiled inside a ``with`` block use one schedule; None chooses again."""
+def use(schedule: Schedule | MatmulSchedule | None) -> AbstractContextManager[None]:
+    """Makes all that is compiled inside a ``with`` block use one schedule; None chooses again.
+
+    A schedule is one of segments or of products, and leaves kernels of the other kind alone.
+    """
     return _forced(schedule)
 
 
@@ -80,7 +83,7 @@ def choose(
         average_degree: Entries of a row on average; by default ``count / num_rows``.
         max_degree: Entries of the longest row, where known.
     """
-    if _forced.value is not None:
+    if isinstance(_forced.value, Schedule):
         return _forced.value
     key = _schedule_cache.key(op, count, num_rows, width, itemsize, gather)
     if tuned := _schedule_cache.lookup(key):
@@ -129,7 +132,7 @@ def covering_lanes(width: int, itemsize: int) -> int:
 def choose_matmul(
     op: str, *, rows: int, groups: int, k: int, n: int, itemsize: int
 ) -> MatmulSchedule:
-    """The schedule of a segmented matrix product, a pure function of shapes.
+    """The schedule for a segmented matrix product, a pure function of shapes.
 
     Args:
         op: ``"segment_matmul"`` or ``"segment_outer"``.
@@ -139,6 +142,18 @@ def choose_matmul(
         n: Features of the right factor.
         itemsize: Bytes of a feature.
     """
+    if isinstance(_forced.value, MatmulSchedule):
+        return _forced.value
+    key = _schedule_cache.matmul_key(op, rows, groups, k, n, itemsize)
+    if tuned := _schedule_cache.lookup(key):
+        return MatmulSchedule(*tuned)
+    return matmul_from_rule(op, rows, groups, k, n, itemsize)
+
+
+def matmul_from_rule(
+    op: str, rows: int, groups: int, k: int, n: int, itemsize: int
+) -> MatmulSchedule:
+    """The rule, fitted by hand to an H200, whatever is forced or tuned; see `choose_matmul`."""
     larger = max(k, n)
     if op == "segment_outer":
         blocks = 132 if larger > 64 else 396 if rows >= 200_000 else 264

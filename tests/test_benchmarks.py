@@ -14,21 +14,34 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1]))
 
 from benchmarks import bench_gnn, bench_hypergraph_aggregate, bench_spmm, problems, report, timing
+from benchmarks import bench_segment_matmul as bench_matmul
 from benchmarks import bench_segment_reduce as bench_segment
 from benchmarks.__main__ import main
 from benchmarks.harness import (
+    TF32_TOLERANCE,
     TOLERANCE,
     Candidate,
     Case,
     Family,
     Problem,
     Settings,
+    _case_row,
     load_op,
     select_workloads,
 )
 from benchmarks.problems import Expected
-from benchmarks.worker import _Jax, _Session, relative_error
-from benchmarks.workloads import giant, hypergraphs, long_tail, plain_graphs, power_law
+from benchmarks.worker import Prepared, _Jax, _NumPy, _Session, relative_error
+from benchmarks.workloads import (
+    Groups,
+    giant,
+    hypergraphs,
+    long_tail,
+    plain_graphs,
+    power_law,
+    row_groups,
+    uniform_groups,
+)
+from jax_gnn import schedules
 from jax_gnn.tuning import timing as profiling
 
 FLUSHES = 4
@@ -176,7 +189,7 @@ def check_plain_jax(module, graph, case, problem: Problem) -> None:
     assert candidates
     for candidate in candidates:
         assert isinstance(candidate, Candidate)
-        outputs, _ = runtime.prepare(candidate)
+        outputs, *_ = runtime.prepare(candidate)
         for output, expected in zip(outputs, problem.expected, strict=True):
             assert output.shape == expected.shape
             taken = output if expected.rows is None else runtime.take(output, expected.rows)
@@ -191,10 +204,12 @@ def check_plain_jax(module, graph, case, problem: Problem) -> None:
 def tiny(request, monkeypatch):
     """A graph whose features come from a pool that repeats; perhaps too large to check whole."""
     monkeypatch.setattr(problems, "POOL_ROWS", 7)
-    for module in (bench_segment, bench_spmm):
+    for module in (bench_segment, bench_spmm, bench_matmul):
         monkeypatch.setattr(module, "features", problems.features.__wrapped__)  # not kept
+    monkeypatch.setattr(bench_matmul, "_weights", bench_matmul._weights.__wrapped__)
     if request.param == "a part":
         monkeypatch.setattr(problems, "CHECKED_NUMBERS", 500)
+        monkeypatch.setattr(bench_matmul, "CHECKED_NUMBERS", 500)
     return plain_graphs(None)["tiny"].load()
 
 
@@ -241,6 +256,81 @@ def test_products_are_checked_against_dense_ones(tiny, mode):
     check_plain_jax(bench_spmm, tiny, case, problem)
 
 
+@pytest.mark.parametrize("sizes", [(5, 0, 41, 1, 253), (300,)])
+@pytest.mark.parametrize("mode", bench_matmul.MODES)
+def test_segmented_products_are_checked_against_their_definition(tiny, mode, sizes):
+    groups = Groups(np.array(sizes, np.int32))
+    case = Case("tiny", 3, "float32", mode)
+    problem = bench_matmul.problem(groups, case)
+    lhs = problem.inputs["lhs"].whole().astype(float)
+    rhs = problem.inputs["rhs"]
+    rhs = (rhs.whole() if mode == "dW" else rhs).astype(float)
+    by_group = np.split(np.arange(300), np.cumsum(sizes)[:-1])
+    if mode == "dW":
+        wanted = np.stack([lhs[rows].T @ rhs[rows] for rows in by_group])
+    else:
+        weights = rhs.transpose(0, 2, 1) if mode == "dX" else rhs
+        wanted = np.concatenate(
+            [lhs[rows] @ weight for rows, weight in zip(by_group, weights, strict=True)]
+        )
+    (expected,) = problem.expected
+    assert expected.shape == wanted.shape
+    assert len(expected.rows) > (0 if mode == "dW" else 20)
+    np.testing.assert_allclose(wanted[expected.rows], expected.values, rtol=1e-10, atol=1e-12)
+    check_plain_jax(bench_matmul, groups, case, problem)
+    (loop,) = bench_matmul.numpy_candidates(groups, case, problem)
+    (output,), *_ = _NumPy(Settings("cpu")).prepare(loop)
+    np.testing.assert_allclose(output, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_beside_every_border_are_checked():
+    groups = Groups(np.array([0, 5, 0, 4, 6, 0], np.int32))
+    checked = bench_matmul._sample_rows(groups, 1000)
+    assert set(checked) >= {4, 5, 8, 9}
+    assert checked.max() < groups.num_rows
+
+
+def test_peers_that_need_too_much_memory_are_skipped_and_say_so(tmp_path, monkeypatch):
+    groups = uniform_groups(1900, 1_000_000)
+    case = Case("g", 64, "float32", "fwd")
+    problem = replace(
+        bench_matmul.problem(uniform_groups(3, 30), case), inputs={"lhs": None, "rhs": None}
+    )
+    skipped = {c.name: c.skip for c in bench_matmul.plain_jax_candidates(groups, case, problem)}
+    assert set(skipped) == {"ragged_dot", "gathered einsum"}
+    assert all("more than 3 GB" in reason for reason in skipped.values())
+
+    family = Family("some", "jax", (), lambda *_: [Candidate("a", None, (), skip="too large")])
+    session = _Session(bench_matmul.OP, family, Settings("cpu"), HostRuntime())
+    case = replace(case, workload="tiny")
+    (row,) = session.prepare([case])["candidates"][case.name]
+    assert (row["status"], row["reason"]) == ("skipped", "too large")
+    assert session.measure([case.name]) == {}
+
+
+def test_the_ablation_compiles_each_candidate_under_its_schedule(monkeypatch):
+    op = load_op("segment_matmul_ablation")
+    groups = row_groups(None)["tiny"].load()
+    chosen = []
+    choose = schedules.choose_matmul
+    monkeypatch.setattr(
+        schedules, "choose_matmul", lambda *a, **k: chosen.append(choose(*a, **k)) or chosen[-1]
+    )
+    runtime = _Jax(Settings("cpu"))
+    (family,) = (family for family in op.families if family.name == "schedules")
+    for mode in op.modes:
+        case = Case("tiny", 4, "float32", mode)
+        problem = op.problem(groups, case)
+        names = set()
+        for candidate in family.candidates(groups, case, problem):
+            names.add(candidate.name)
+            chosen.clear()
+            assert runtime.prepare(candidate).scratch_bytes is not None
+            assert set(chosen) == {candidate.schedule}
+        assert op.baseline in names
+        assert len(names) == {"fwd": 8, "dW": 3}[mode]
+
+
 @pytest.mark.parametrize("mode", bench_gnn.OP.modes)
 def test_models_in_plain_jax_agree_with_the_reference(mode):
     graph = plain_graphs(None)["tiny"].load()
@@ -254,10 +344,12 @@ def test_a_training_step_shows_wrong_gradients():
         _, updated = bench_gnn.reference(graph, model, 5)
         for before, after in zip(bench_gnn.parameters(model, 5), updated, strict=True):
             for name, value in before.items():
-                assert relative_error(value, after[name]) > 10 * bench_gnn.TF32_TOLERANCE
+                assert relative_error(value, after[name]) > 10 * TF32_TOLERANCE
 
 
-@pytest.mark.parametrize("op", ["segment_reduce", "spmm", "gnn"])
+@pytest.mark.parametrize(
+    "op", ["segment_reduce", "spmm", "gnn", "segment_matmul", "segment_matmul_ablation"]
+)
 def test_this_librarys_candidates_are_right(tmp_path, op):
     path = tmp_path / "report.json"
     command = [op, "--platform", "cpu", "--quick", "--families", "jax_gnn", "--out", str(path)]
@@ -281,6 +373,23 @@ def test_floors_count_inputs_and_outputs_once():
     ):
         problem = load_op(op).problem(graph, Case("tiny", 8, "float32", mode))
         assert problem.num_bytes == 4 * numbers
+
+
+def test_floors_of_products_are_bytes_or_flops():
+    groups = row_groups(None)["tiny"].load()
+    rows = 300
+    for mode in bench_matmul.MODES:
+        case = Case("tiny", 8, "float32", mode)
+        problem = bench_matmul.problem(groups, case)
+        assert problem.num_bytes == 4 * (2 * rows * 8 + 7 * 64 + 7)
+        assert problem.flops == 2 * rows * 64
+    work = {"bytes": problem.num_bytes, "flops": problem.flops}
+    for bandwidth, rate in ((1e9, 1e15), (1e15, 1e9)):
+        machine = {"copy_bytes_per_second": bandwidth, "flops_per_second": {"float32": rate}}
+        row = _case_row(case, work, machine, [])
+        assert row["floor_us"] == pytest.approx(
+            max(problem.num_bytes / bandwidth, problem.flops / rate) * 1e6
+        )
 
 
 def test_modes_and_widths_are_chosen():
@@ -449,6 +558,29 @@ def test_real_plain_graphs_replace_their_twins(tmp_path):
     assert graph.indptr.tolist() == [0, 1, 3, 3]
 
 
+def test_sizes_of_groups_are_read_and_drawn(tmp_path):
+    folder = tmp_path / "relational"
+    folder.mkdir()
+    bounds = np.array([0, 3, 3, 10])
+    np.savez(folder / "some_segment_sizes.npz", toy_segment_ptr=bounds)
+    found = row_groups(tmp_path)
+    groups = found["toy"].load()
+    assert groups.sizes.tolist() == [3, 0, 7]
+    assert groups.indptr.tolist() == bounds.tolist()
+    assert groups.ids.tolist() == [0] * 3 + [2] * 7
+    first, second = (found["uniform-50-100k"].load().sizes for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    assert first.sum() == 100_000
+    assert 1_500 < first.min() < first.max() < 2_500
+    with pytest.raises(FileNotFoundError, match="no relational"):
+        row_groups(folder)
+    names = {
+        platform: {w.name for w in select_workloads(bench_matmul.OP, Settings(platform))}
+        for platform in ("cpu", "gpu")
+    }
+    assert names["gpu"] - names["cpu"] == {"uniform-100", "uniform-700", "uniform-1900"}
+
+
 # Checking before timing.
 
 
@@ -461,7 +593,7 @@ class HostRuntime:
         pass
 
     def prepare(self, candidate):
-        return candidate.function(), {"host": candidate.function}
+        return Prepared(candidate.function(), {"host": candidate.function})
 
     def to_numpy(self, output):
         return output
@@ -490,7 +622,8 @@ def test_only_right_candidates_are_timed():
     session = _Session(op, family, Settings("cpu"), HostRuntime())
     cases = [Case("tiny", width, "float32", "fwd") for width in (1, 2)]
     answer = session.prepare(cases)
-    assert set(answer["num_bytes"].values()) == {reference.size * 4}
+    for case in cases:
+        assert answer["work"][case.name] == {"bytes": reference.size * 4, "flops": 0}
     for case in cases:
         rows = {row["name"]: row for row in answer["candidates"][case.name]}
         statuses = [rows[name]["status"] for name in functions]

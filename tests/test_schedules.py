@@ -16,8 +16,9 @@ import pytest
 
 from jax_gnn import _schedule_cache, _schedule_rules, cli, schedules
 from jax_gnn._schedule_cache import Tuned
-from jax_gnn.schedules import Schedule
-from jax_gnn.tuning import command, segment
+from jax_gnn.schedules import MatmulSchedule, Schedule
+from jax_gnn.tuning import command, matmul, segment
+from jax_gnn.tuning.measure import measure
 
 # The benchmarks belong to the checkout, not to the installed package.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -36,19 +37,30 @@ SHAPE = {
 MEASURED = Path(rules.__file__).parent / "results" / "schedules-nvidia-h200.json"
 TUNED = Tuned((True, 4, 128, 77), 10.0, 15.0)
 
+PRODUCT = {
+    "op": "segment_matmul",
+    "rows": 900_000,
+    "groups": 90,
+    "k": 32,
+    "n": 64,
+    "itemsize": 4,
+}
+TUNED_PRODUCT = Tuned((64, 0, 77), 10.0, 15.0)
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     """An empty cache, on a machine with a GPU called "gpu"."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(_schedule_cache, "device_kind", lambda: "gpu")
-    _schedule_cache._known.cache_clear()
+    later_process()
     yield _schedule_cache.path()
-    _schedule_cache._known.cache_clear()
+    later_process()
 
 
 def later_process():
     _schedule_cache._known.cache_clear()
+    _schedule_cache._shipped.cache_clear()
 
 
 class CountingTimer:
@@ -113,6 +125,34 @@ def test_a_forced_schedule_goes_first_and_is_in_the_key_of_compiled_functions():
     assert traces == [forced, Schedule(*TUNED.schedule)]
 
 
+def test_every_product_has_a_sound_schedule():
+    sizes = (0, 1, 300, 10**6, 2**31)
+    for op, rows, groups, width, itemsize in itertools.product(
+        matmul.OPS, sizes, (1, 100, 10**4), (1, 17, 64, 1000), (2, 4, 8)
+    ):
+        shape = {"rows": rows, "groups": groups, "k": width, "n": 64, "itemsize": itemsize}
+        schedule = schedules.choose_matmul(op, **shape)
+        assert isinstance(schedule, MatmulSchedule)
+        assert schedule == schedules.choose_matmul(op, **shape)
+        assert schedule.tile in (64, 128)
+        assert schedule.chunk >= 0
+        assert schedule.blocks >= 1
+
+
+def test_a_forced_schedule_is_for_kernels_of_its_kind_only():
+    of_segments, of_products = Schedule(False, 8, 128, 3), MatmulSchedule(64, 4, 9)
+    chosen = schedules.choose(**SHAPE), schedules.choose_matmul(**PRODUCT)
+    assert of_segments not in chosen
+    assert of_products not in chosen
+    with schedules.use(of_segments):
+        assert schedules.choose(**SHAPE) == of_segments
+        assert schedules.choose_matmul(**PRODUCT) == chosen[1]
+    _schedule_cache.store("gpu", {_schedule_cache.matmul_key(**PRODUCT): TUNED_PRODUCT})
+    with schedules.use(of_products):
+        assert schedules.choose(**SHAPE) == chosen[0]
+        assert schedules.choose_matmul(**PRODUCT) == of_products
+
+
 @pytest.mark.parametrize(
     ("width", "itemsize", "lanes"),
     [(1, 4, 1), (4, 4, 1), (5, 4, 8), (16, 4, 4), (64, 4, 16), (64, 2, 8), (512, 4, 32), (3, 2, 4)],
@@ -146,6 +186,31 @@ def test_what_was_tuned_is_used_by_later_processes_for_like_shapes(cache):
         )
 
 
+def test_what_was_tuned_of_products_is_used_for_like_sizes():
+    before = schedules.choose_matmul(**PRODUCT)
+    _schedule_cache.store("gpu", {_schedule_cache.matmul_key(**PRODUCT): TUNED_PRODUCT})
+    later_process()
+    tuned = MatmulSchedule(*TUNED_PRODUCT.schedule)
+    assert schedules.choose_matmul(**PRODUCT) == tuned != before
+    assert schedules.choose_matmul(**{**PRODUCT, "rows": 950_000, "groups": 80}) == tuned
+    others = {"rows": 4_000_000, "groups": 40, "k": 64, "n": 32, "itemsize": 2}
+    for name, value in (*others.items(), ("op", "segment_outer")):
+        other = {**PRODUCT, name: value}
+        assert schedules.choose_matmul(**other) == schedules.matmul_from_rule(**other)
+
+
+def test_shipped_schedules_serve_where_the_users_are_missing(tmp_path, monkeypatch):
+    shipped = tmp_path / "shipped.json"
+    monkeypatch.setattr(_schedule_cache, "SHIPPED", shipped)
+    key = _schedule_cache.matmul_key(**PRODUCT)
+    own = Tuned((128, 32, 5), 1.0, 2.0)
+    document = {"version": _schedule_cache.VERSION, "devices": {"gpu": {key: TUNED_PRODUCT}}}
+    shipped.write_text(json.dumps(document))
+    assert schedules.choose_matmul(**PRODUCT) == MatmulSchedule(*TUNED_PRODUCT.schedule)
+    _schedule_cache.store("gpu", {key: own})
+    assert schedules.choose_matmul(**PRODUCT) == MatmulSchedule(*own.schedule)
+
+
 def test_other_devices_schedules_are_not_used(monkeypatch):
     _schedule_cache.store("another gpu", {_schedule_cache.key(**SHAPE): TUNED})
     assert schedules.choose(**SHAPE) != Schedule(*TUNED.schedule)
@@ -166,6 +231,12 @@ def test_other_devices_schedules_are_not_used(monkeypatch):
             {
                 "version": _schedule_cache.VERSION,
                 "devices": {"gpu": {"k": [[True, 4, 128, -1], 3, 4]}},
+            }
+        ),
+        json.dumps(  # a schedule of segments for a product
+            {
+                "version": _schedule_cache.VERSION,
+                "devices": {"gpu": {_schedule_cache.matmul_key(**PRODUCT): TUNED}},
             }
         ),
         "\xff",
@@ -214,17 +285,17 @@ def test_a_relative_cache_home_is_not_one(monkeypatch):
 def test_every_schedule_of_a_call_is_run_and_the_fastest_kept(op, monkeypatch):
     monkeypatch.setattr(segment, "_BLOCKS", (1, 5))
     call = segment.Call(op, edges(), 8, "float32")
-    key, tuned = command.tune_call(call, CountingTimer())
+    tuned = command.tune_call(call, CountingTimer())
     # The timer likes the first call best, which is the rule's.
     assert Schedule(*tuned.schedule) == call.effective(call.rule())
     assert tuned.microseconds == tuned.rule_microseconds == 1e6
-    assert key == _schedule_cache.key(**call.shape)
+    assert call.key == _schedule_cache.key(**call.shape)
 
     asked = []
     choose = schedules.choose
     monkeypatch.setattr(schedules, "choose", lambda *a, **k: asked.append(choose(*a, **k)))
     with pytest.raises(AttributeError):  # the schedule is what kernels are compiled with
-        segment.measure([call], lambda _: [Schedule(False, 2, 64, 7)], CountingTimer(), 1)
+        measure([call], lambda _: [Schedule(False, 2, 64, 7)], CountingTimer(), 1)
     assert asked == [Schedule(False, 2, 64, 7)]
 
 
@@ -243,8 +314,80 @@ def test_results_do_not_depend_on_the_schedule():
 def test_schedules_that_come_to_the_same_are_measured_once():
     call = segment.Call("sum", edges(num_edges=64), 8, "float32")
     many = [Schedule(False, 2, 128, blocks) for blocks in (1, 2, 132, 264)]
-    (times,) = segment.measure([call], lambda _: many, CountingTimer(), 1)
+    (times,) = measure([call], lambda _: many, CountingTimer(), 1)
     assert [schedule.blocks for schedule in times] == [1]  # 64 teams of a block have an edge each
+
+
+def product(op="segment_matmul", sizes=(300, 0, 41, 900), width=8):
+    return matmul.Call(op, matmul.Sizes(np.array(sizes)), width, width, "float32")
+
+
+@pytest.mark.parametrize("op", matmul.OPS)
+def test_the_schedules_of_a_product_that_the_model_keeps_are_run(op):
+    call = product(op)
+    tuned = command.tune_call(call, CountingTimer())
+    assert MatmulSchedule(*tuned.schedule) == call.effective(call.rule())
+    assert tuned.microseconds == tuned.rule_microseconds == 1e6
+    lhs, rhs, sizes = call.operands()
+    assert lhs.shape == (1241, 8)
+    assert rhs.shape == ((1241, 8) if op == "segment_outer" else (4, 8, 8))
+    assert sizes.tolist() == [300, 0, 41, 900]
+    outputs = []
+    for schedule in call.candidates()[:2]:
+        with schedules.use(schedule):
+            outputs.append(np.asarray(jax.jit(call.function)(lhs, rhs, sizes)))
+    assert all(output.any() for output in outputs)
+    np.testing.assert_allclose(outputs[0], outputs[-1], rtol=1e-5, atol=1e-4)
+
+
+# The model of products.
+
+
+@pytest.mark.parametrize("schedule", [MatmulSchedule(64, c, 4096) for c in (0, 1, 16)])
+@pytest.mark.parametrize("op", matmul.OPS)
+def test_more_rows_or_features_are_predicted_to_take_longer(op, schedule):
+    times = [matmul.predict(product(op, [2**e] * 200, 64), schedule) for e in range(6, 18)]
+    assert times == sorted(times)
+    assert times[-1] > 100 * times[0]
+    # Where there is much of it, it takes what the memory takes.
+    moved = 200 * 2**17 * 2 * 64 * 4 / matmul.H200.bandwidth * 1e6
+    assert moved < times[-1] < 2 * moved
+    narrow, wide = (matmul.predict(product(op, [9_000] * 50, w), schedule) for w in (32, 128))
+    assert narrow < wide
+
+
+def test_fewer_fetches_of_weights_are_predicted_to_be_faster():
+    call = product(sizes=[1_000] * 1_000, width=128)
+    one, few, many = (matmul.predict(call, MatmulSchedule(64, c, 4096)) for c in (1, 4, 16))
+    assert many < few < one
+    assert matmul.predict(call, MatmulSchedule(128, 1, 4096)) < one
+
+
+def test_a_giant_group_is_predicted_to_be_slow_where_no_blocks_share_it():
+    call = product("segment_outer", sizes=[10**6] + [10] * 99, width=64)
+    alone, shared = (matmul.predict(call, MatmulSchedule(64, c, 132)) for c in (1, 0))
+    assert alone > 20 * shared
+
+
+def test_no_rows_take_a_launch():
+    times = {
+        matmul.predict(product(sizes=[0] * n), choice)
+        for n in (0, 3)
+        for choice in matmul.choices("segment_matmul")
+    }
+    assert times == {matmul.H200.launch * 1e6}
+
+
+def test_what_the_model_thinks_slow_is_not_measured():
+    for sizes in ([7_000] * 143, [200] * 40):
+        for op in matmul.OPS:
+            call = product(op, sizes, 64)
+            kept = call.candidates()
+            times = {choice: matmul.predict(call, choice) for choice in matmul.choices(op)}
+            assert min(times, key=times.__getitem__) in kept
+            slow = [choice for choice in times if choice not in kept]
+            assert slow
+            assert min(times[choice] for choice in slow) > max(times[choice] for choice in kept)
 
 
 def tune(*arguments):
@@ -254,13 +397,19 @@ def tune(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "tune wants one of: segment, --show, --clear"),
+        ((), "tune wants one of: segment, matmul, --show, --clear"),
         (("--show", "--clear"), "tune wants one of"),
         (("segment", "--show"), "tune wants one of"),
         (("segment",), "wants --data FILE, or --nodes N and --edges N"),
         (("segment", "--nodes", "4"), "wants --data FILE, or --nodes N and --edges N"),
         (("segment", "--data", "x.npz", "--nodes", "4"), "--data goes without --nodes"),
         (("segment", "--data", "/nonexistent.npz"), "--data /nonexistent.npz"),
+        (("segment", "--nodes", "4", "--edges", "4", "--ops", "segment_outer"), "--ops: tune segm"),
+        (("matmul",), "wants --sizes FILE, or --rows N and --groups N"),
+        (("matmul", "--rows", "4"), "wants --sizes FILE, or --rows N and --groups N"),
+        (("matmul", "--sizes", "x.npy", "--rows", "4"), "--sizes goes without --rows"),
+        (("matmul", "--sizes", "/nonexistent.npy"), "--sizes /nonexistent.npy"),
+        (("matmul", "--rows", "4", "--groups", "2", "--ops", "sum"), "--ops: tune matmul knows"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message, capsys):
@@ -307,6 +456,48 @@ def test_tuning_writes_what_show_prints_and_clear_removes(monkeypatch, capsys, c
     assert "there was none" in capsys.readouterr().out
     assert tune("--show") == 0
     assert "nothing tuned yet" in capsys.readouterr().out
+
+
+def test_tuning_products_writes_what_show_prints(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(command, "ProfilerTimer", lambda flushes: CountingTimer())
+    path = tmp_path / "sizes.npy"
+    np.save(path, np.array([70, 0, 200]))
+    assert tune("matmul", "--sizes", str(path), "--k", "8", "--n", "4") == 0
+    assert (
+        tune(
+            "matmul",
+            "--rows",
+            "90",
+            "--groups",
+            "3",
+            "--widths",
+            "4,8",
+            "--dtype",
+            "float16",
+            "--ops",
+            "segment_outer",
+        )
+        == 0
+    )
+    written = [line for line in capsys.readouterr().out.splitlines() if "times as fast" in line]
+    found = _schedule_cache.read()["gpu"]
+    assert len(found) == len(written) == 4
+    shape = {"op": "segment_matmul", "rows": 270, "groups": 3, "k": 8, "n": 4, "itemsize": 4}
+    tuned = found[_schedule_cache.matmul_key(**shape)]
+    assert schedules.choose_matmul(**shape) == MatmulSchedule(*tuned.schedule)
+    assert tune("--show") == 0
+    shown = capsys.readouterr().out
+    assert all(line in shown for line in written)
+    assert "tiles of 64, chunks of 0" in shown
+
+
+@pytest.mark.parametrize("sizes", [[[1, 2]], [1.5], [-1, 3]])
+def test_files_that_hold_no_sizes_are_refused(tmp_path, capsys, sizes):
+    path = tmp_path / "bad.npy"
+    np.save(path, np.array(sizes))
+    assert tune("matmul", "--sizes", str(path)) == 2
+    assert "expected a vector of whole numbers" in capsys.readouterr().err
 
 
 def test_float64_is_tuned_only_where_jax_has_it(monkeypatch, capsys):

@@ -12,8 +12,9 @@ import numpy as np
 
 from jax_gnn import _schedule_cache
 from jax_gnn._schedule_cache import Tuned
-from jax_gnn.schedules import Schedule
-from jax_gnn.tuning import segment
+from jax_gnn.schedules import MatmulSchedule, Schedule
+from jax_gnn.tuning import matmul, segment
+from jax_gnn.tuning.measure import AnySchedule, Call, Timer, measure
 from jax_gnn.tuning.timing import ProfilerTimer
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -23,10 +24,12 @@ _REPEATS = 7
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
-    parser.add_argument("what", nargs="?", choices=("segment",), help="the family of ops to tune")
+    parser.add_argument(
+        "what", nargs="?", choices=("segment", "matmul"), help="the family of ops to tune"
+    )
     parser.add_argument("--show", action="store_true", help="print what was found so far")
     parser.add_argument("--clear", action="store_true", help="remove what was found so far")
-    graph = parser.add_argument_group("graph")
+    graph = parser.add_argument_group("graph of segment")
     graph.add_argument(
         "--data",
         type=Path,
@@ -35,21 +38,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     graph.add_argument("--nodes", type=_count, metavar="N", help="of a synthetic graph")
     graph.add_argument("--edges", type=_count, metavar="N", help="of a synthetic graph")
+    groups = parser.add_argument_group("groups of matmul")
+    groups.add_argument(
+        "--sizes", type=Path, metavar="FILE", help="an .npy with the number of rows of each group"
+    )
+    groups.add_argument("--rows", type=_count, metavar="N", help="of groups of like sizes")
+    groups.add_argument("--groups", type=_count, metavar="N", help="how many there are")
     calls = parser.add_argument_group("calls")
     calls.add_argument(
         "--ops",
-        type=_names(segment.OPS),
-        default=",".join(segment.OPS),
+        type=_names((*segment.OPS, *matmul.OPS)),
         metavar="OP,...",
-        help="of sum (all segment reductions), spmm, softmax",
+        help="of sum (all segment reductions), spmm, softmax; of "
+        "segment_matmul, segment_outer (default: all of the family)",
     )
     calls.add_argument(
         "--widths",
         type=_counts,
         default="32,64,128",
         metavar="N,...",
-        help="numbers of features of a row",
+        help="numbers of features of a row; of matmul both k and n",
     )
+    calls.add_argument("--k", type=_count, metavar="N", help="of matmul, if it is not n")
+    calls.add_argument("--n", type=_count, metavar="N", help="of matmul, if it is not k")
     calls.add_argument(
         "--dtypes",
         type=_names(DTYPES),
@@ -66,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         ValueError: The arguments, or this machine, do not allow it.
     """
     if sum((args.what is not None, args.show, args.clear)) != 1:
-        raise ValueError("tune wants one of: segment, --show, --clear")
+        raise ValueError("tune wants one of: segment, matmul, --show, --clear")
     if args.show:
         print(_listing(_schedule_cache.read()), end="")
     elif args.clear:
@@ -78,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tune(args: argparse.Namespace) -> None:
-    edges = _edges(args)
+    calls = (_matmul_calls if args.what == "matmul" else _segment_calls)(args)
     if jax.default_backend() != "gpu":
         raise ValueError(
             "there is nothing to tune on a CPU: schedules are those of the CUDA kernels, and JAX "
@@ -90,25 +101,69 @@ def _tune(args: argparse.Namespace) -> None:
     if "float64" in args.dtypes and jnp.result_type(float) != "float64":
         raise ValueError("--dtypes: float64 needs JAX_ENABLE_X64=1")
     timer = ProfilerTimer(_FLUSHES)
-    for op in args.ops:
-        for dtype in args.dtypes:
-            for width in args.widths:
-                call = segment.Call(op, edges, width, dtype)
-                key, tuned = tune_call(call, timer)
-                _schedule_cache.store(device, {key: tuned})
-                print(_line(key, tuned), flush=True)
+    for call in calls:
+        tuned = tune_call(call, timer)
+        _schedule_cache.store(device, {call.key: tuned})
+        print(_line(call.key, tuned), flush=True)
     print(f"written: {_schedule_cache.path()}")
 
 
-def tune_call(call: segment.Call, timer: segment.Timer) -> tuple[str, Tuned]:
-    """Measures all schedules of a call; its key in the cache and the fastest one."""
-    itemsize = jnp.dtype(call.dtype).itemsize
+def tune_call(call: Call[AnySchedule], timer: Timer) -> Tuned:
+    """Measures the schedules of a call; the fastest one."""
     rule = call.effective(call.rule())
-    candidates = [choice.schedule(call.width, itemsize) for choice in segment.choices(call.op)]
-    (times,) = segment.measure([call], lambda _: [rule, *candidates], timer, _REPEATS)
-    best = min(times, key=times.__getitem__)
-    key = _schedule_cache.key(**call.shape)
-    return key, Tuned((*best,), times[best] * 1e6, times[rule] * 1e6)
+    tried = [call.rule(), *call.candidates()]
+    (times,) = measure([call], lambda _: tried, timer, _REPEATS)
+    best = min(times, key=lambda schedule: times[schedule])
+    return Tuned((*best,), times[best] * 1e6, times[rule] * 1e6)
+
+
+def _segment_calls(args: argparse.Namespace) -> list[Call[Any]]:
+    edges = _edges(args)
+    return [
+        segment.Call(op, edges, width, dtype)
+        for op in _ops(args, segment.OPS)
+        for dtype in args.dtypes
+        for width in args.widths
+    ]
+
+
+def _matmul_calls(args: argparse.Namespace) -> list[Call[Any]]:
+    sizes = _sizes(args)
+    one_given = args.k or args.n
+    shapes = [(args.k or args.n, args.n or args.k)] if one_given else [(w, w) for w in args.widths]
+    return [
+        matmul.Call(op, sizes, k, n, dtype)
+        for op in _ops(args, matmul.OPS)
+        for dtype in args.dtypes
+        for k, n in shapes
+    ]
+
+
+def _ops(args: argparse.Namespace, known: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What is asked for of a family, by default all."""
+    if wrong := [op for op in args.ops or () if op not in known]:
+        raise ValueError(f"--ops: tune {args.what} knows {', '.join(known)}, not {wrong[0]}")
+    return args.ops or known
+
+
+def _sizes(args: argparse.Namespace) -> matmul.Sizes:
+    if args.sizes is not None:
+        if args.rows or args.groups:
+            raise ValueError("--sizes goes without --rows and --groups")
+        try:
+            sizes = np.load(args.sizes, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--sizes {args.sizes}: {error}") from error
+        if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or not (sizes >= 0).all():
+            raise ValueError(
+                f"--sizes {args.sizes}: expected a vector of whole numbers from 0, got shape "
+                f"{sizes.shape}, {sizes.dtype}"
+            )
+        return matmul.Sizes(sizes.astype(np.int64))
+    if args.rows is None or args.groups is None:
+        raise ValueError("tune matmul wants --sizes FILE, or --rows N and --groups N")
+    rng = np.random.default_rng(0)
+    return matmul.Sizes(rng.multinomial(args.rows, np.full(args.groups, 1 / args.groups)))
 
 
 def _edges(args: argparse.Namespace) -> segment.Edges:
@@ -158,13 +213,18 @@ def _listing(entries: _schedule_cache.Entries) -> str:
 
 
 def _line(key: str, tuned: Tuned) -> str:
-    schedule = Schedule(*tuned.schedule)
     gain = tuned.rule_microseconds / tuned.microseconds
+    head = f"  {key}: {tuned.microseconds:.1f} µs, {gain:.2f} times as fast as the rule's schedule"
+    return f"{head} ({_describe(key, tuned.schedule)})"
+
+
+def _describe(key: str, fields: _schedule_cache.Fields) -> str:
+    if _schedule_cache.is_matmul(key):
+        product = MatmulSchedule(*fields)
+        return f"tiles of {product.tile}, chunks of {product.chunk}, {product.blocks} blocks"
+    schedule = Schedule(*fields)
     kind = "parallel" if schedule.parallel else "sequential"
-    return (
-        f"  {key}: {tuned.microseconds:.1f} µs, {gain:.2f} times as fast as the rule's schedule "
-        f"({kind}, {schedule.lanes} lanes, {schedule.threads} threads, {schedule.blocks} blocks)"
-    )
+    return f"{kind}, {schedule.lanes} lanes, {schedule.threads} threads, {schedule.blocks} blocks"
 
 
 def _count(text: str) -> int:

@@ -1,36 +1,22 @@
-"""Measures the segment kernels under many schedules."""
+"""What is tuned of the segment kernels: calls, and the schedules that are worth trying."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
-from statistics import median
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_gnn import schedules, segments
+from jax_gnn import _schedule_cache, schedules, segments
 from jax_gnn.schedules import Schedule
+from jax_gnn.tuning.measure import numbers
 from jax_gnn.views import View, Views
 
 Op = Literal["sum", "spmm", "softmax"]
 OPS: tuple[Op, ...] = get_args(Op)
-
-Key = TypeVar("Key", bound=Hashable)
-
-
-class Timer(Protocol):
-    """Such as ``jax_gnn.tuning.timing.ProfilerTimer``."""
-
-    def measure(
-        self, calls: Mapping[Key, Callable[[], Any]], repeats: int
-    ) -> dict[Key, list[float]]:
-        """Seconds of each call, ``repeats`` samples."""
 
 
 class Choice(NamedTuple):
@@ -107,6 +93,16 @@ class Call(NamedTuple):
             "gather": self.op == "spmm",
         }
 
+    @property
+    def key(self) -> str:
+        """In the cache."""
+        return _schedule_cache.key(**self.shape)
+
+    def candidates(self) -> list[Schedule]:
+        """All choices for the op."""
+        itemsize = self.shape["itemsize"]
+        return [choice.schedule(self.width, itemsize) for choice in choices(self.op)]
+
     def rule(self) -> Schedule:
         """What the rule says, whatever is in the cache."""
         average = self.shape["count"] / max(self.edges.num_rows, 1)
@@ -123,11 +119,11 @@ class Call(NamedTuple):
         edges, dtype = self.edges, jnp.dtype(self.dtype)
         gathers = self.op == "spmm"
         shape = edges.num_cols if gathers else len(edges.rows), self.width
-        x = _numbers(shape, dtype)
+        x = numbers(shape, dtype)
         rows, cols = edges.on_device
         if not gathers:
             return x, rows
-        weight = _numbers((*rows.shape, 1), jnp.promote_types(dtype, jnp.float32))
+        weight = numbers((*rows.shape, 1), jnp.promote_types(dtype, jnp.float32))
         return x, rows, cols, weight
 
     def function(
@@ -143,51 +139,3 @@ class Call(NamedTuple):
         if self.op == "softmax":
             return segments.segment_softmax(x, views)
         return segments.segment_reduce(x, weight, views, reduce="sum", heads=1)
-
-
-@jax.jit(static_argnums=(0, 1))
-def _numbers(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Numbers from -1 to 1 without a pattern."""
-    hashed = sum(
-        jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(factor)
-        for axis, factor in zip(range(len(shape)), (2_654_435_761, 2_246_822_519), strict=False)
-    )
-    return (hashed.astype(jnp.int32).astype(jnp.float32) / 2.0**31).astype(dtype)
-
-
-def measure(
-    calls: Sequence[Call],
-    schedules_of: Callable[[Call], Iterable[Schedule]],
-    timer: Timer,
-    repeats: int,
-) -> list[dict[Schedule, float]]:
-    """Median seconds of each call under each of its schedules.
-
-    Everything is compiled first, in threads, and then timed in turn. The operands of all calls are
-    on the device at once.
-    """
-    jobs = dict.fromkeys(
-        (index, call.effective(schedule))
-        for index, call in enumerate(calls)
-        for schedule in schedules_of(call)
-    )
-    operands = [call.operands() for call in calls]
-    traced = [jax.jit(call.function).trace(*of) for call, of in zip(calls, operands, strict=True)]
-
-    def compiled(job: tuple[int, Schedule]) -> Callable[..., Any]:
-        index, schedule = job
-        with schedules.use(schedule):
-            return traced[index].lower().compile()
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        functions = pool.map(compiled, jobs)
-        timed = {
-            job: partial(function, *operands[job[0]])
-            for job, function in zip(jobs, functions, strict=True)
-        }
-    for run in timed.values():
-        jax.block_until_ready(run())
-    result: list[dict[Schedule, float]] = [{} for _ in calls]
-    for (index, schedule), seconds in timer.measure(timed, repeats).items():
-        result[index][schedule] = median(seconds)
-    return result

@@ -1,0 +1,69 @@
+"""FASTEN's optimisations on and off (its figure 13), on this library's own kernels.
+
+A schedule is forced for each stage; ``jax_gnn`` is what the rule chooses. ``basic`` deals out tiles
+one by one, so that a block mostly fetches a weight for each. Larger ``tile``s do so less often,
+``chunk``s of neighbouring tiles keep the weight where it is, and with chunk 0 a block has one range
+of all tiles. In ``dW`` a block without 3D has groups to itself, however large they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from benchmarks.bench_segment_matmul import INPUTS, jax_gnn_candidates, product
+from benchmarks.bench_segment_matmul import OP as WHOLE
+from benchmarks.harness import Candidate, Case, Family, Problem
+from benchmarks.peers import jax_candidate
+from benchmarks.report import OURS
+from benchmarks.workloads import Groups
+
+BASIC = "basic"
+
+
+def candidates(groups: Groups, case: Case, problem: Problem) -> Iterator[Candidate]:
+    """A candidate for each stage; tiles of both sizes, of which the better counts."""
+    from jax_gnn.schedules import MatmulSchedule, choose_matmul
+
+    operands = (groups.sizes,)
+    if case.mode == "dW":
+        blocks = choose_matmul(
+            "segment_outer",
+            rows=groups.num_rows,
+            groups=groups.num_groups,
+            k=case.width,
+            n=case.width,
+            itemsize=problem.output_dtype.itemsize,
+        ).blocks
+        stages = {
+            BASIC: (MatmulSchedule(64, 1, blocks), True),
+            "+ 3D": (MatmulSchedule(64, 0, blocks), True),
+            "+ 3D, not deterministic": (MatmulSchedule(64, 0, blocks), False),
+        }
+        for name, (schedule, deterministic) in stages.items():
+            function = product(case.mode, deterministic=deterministic)
+            candidate = jax_candidate(name, function, problem, operands, INPUTS)
+            yield replace(candidate, schedule=schedule)
+        return
+    for tile in (64, 128):
+        for chunk, stage in (
+            (1, BASIC if tile == 64 else "tile 128"),
+            (8, f"tile {tile}, chunk 8"),
+            (16, f"tile {tile}, chunk 16"),
+            (0, f"tile {tile}, one range"),
+        ):
+            candidate = jax_candidate(stage, product(case.mode), problem, operands, INPUTS)
+            yield replace(candidate, schedule=MatmulSchedule(tile, chunk, 4096))
+
+
+OP = replace(
+    WHOLE,
+    name="segment_matmul_ablation",
+    title="Segmented matrix multiplication under other schedules",
+    modes={"fwd": (), "dW": ()},
+    families=(
+        Family(OURS, "jax", ("jax_gnn",), jax_gnn_candidates),
+        Family("schedules", "jax", ("jax_gnn",), candidates),
+    ),
+    baseline=BASIC,
+)
