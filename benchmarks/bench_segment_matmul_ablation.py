@@ -1,9 +1,15 @@
 """FASTEN's optimisations on and off (its figure 13), on this library's own kernels.
 
-A schedule is forced for each stage; ``jax_gnn`` is what the rule chooses. ``basic`` deals out tiles
-one by one, so that a block mostly fetches a weight for each. Larger ``tile``s do so less often,
-``chunk``s of neighbouring tiles keep the weight where it is, and with chunk 0 a block has one range
-of all tiles. In ``dW`` a block without 3D has groups to itself, however large they are.
+A schedule is forced for each stage; ``jax_gnn`` is what the rule chooses. Stages build on each
+other:
+
+* ``basic`` deals out tiles of 64 rows one by one: a block fetches a weight for nearly each;
+* ``tile 128`` fetches less often; where groups are small, tiles of 64 stay better;
+* ``groups of`` neighbouring tiles go to a block together, and the weight stays where it is;
+* ``ranges``: each block has one range of all tiles.
+
+In ``dW``, ``basic`` gives each group to one block, however large it is; in ``+ 3D`` blocks share
+the rows of a group. On a CPU, which has no schedules, all are alike.
 """
 
 from __future__ import annotations
@@ -48,9 +54,9 @@ def candidates(groups: Groups, case: Case, problem: Problem) -> Iterator[Candida
     for tile in (64, 128):
         for chunk, stage in (
             (1, BASIC if tile == 64 else "tile 128"),
-            (8, f"tile {tile}, chunk 8"),
-            (16, f"tile {tile}, chunk 16"),
-            (0, f"tile {tile}, one range"),
+            (8, f"tile {tile}, groups of 8"),
+            (16, f"tile {tile}, groups of 16"),
+            (0, f"tile {tile}, ranges"),
         ):
             candidate = jax_candidate(stage, product(case.mode), problem, operands, INPUTS)
             yield replace(candidate, schedule=MatmulSchedule(tile, chunk, 4096))

@@ -72,7 +72,7 @@ class CountingTimer:
         return {key: [float(n)] * repeats for n, key in enumerate(calls, start=1)}
 
 
-def edges(num_edges=300, num_nodes=40):
+def edges(num_edges=2_000, num_nodes=40):
     return command.power_law_edges(num_nodes, num_edges)
 
 
