@@ -156,7 +156,8 @@ def matmul_from_rule(
     """The rule, fitted by hand to an H200, whatever is forced or tuned; see `choose_matmul`."""
     larger = max(k, n)
     if op == "segment_outer":
-        blocks = 132 if larger > 64 else 396 if rows >= 200_000 else 264
+        many = rows >= 200_000 and (larger <= 32 or itemsize == 2)
+        blocks = 132 if larger > 64 else 396 if many else 264
         return MatmulSchedule(64, 0, max(1, min(blocks, rows // 128)))
     scattered = rows * (k + n) * itemsize > 1.2e9 and rows > 4096 * groups
     return MatmulSchedule(128 if rows > 100_000 else 64, 16 if scattered else 0, 4096)

@@ -473,39 +473,33 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 
 // --- Hopper --------------------------------------------------------------------------------------
 
-// kTile by kTile of a result: each warpgroup computes 64 rows. Half types are multiplied as they
-// lie in shared memory. Of float, the matrix instructions want both sides along the rows: the left
-// one is taken into registers, the right one transposed in shared memory, in two buffers in turn.
-template <typename T, int kTile_>
+// 64 by 64 of a result of float, by one warpgroup. The matrix instructions want both sides along
+// the rows: the left one is taken into registers, the right one transposed in shared memory, in two
+// buffers in turn. Wider results and half types do no better this way than above.
 struct WarpgroupTile {
-  static constexpr int kTile = kTile_, kWarpgroups = kTile / 64, kThreads = 128 * kWarpgroups + 32;
-  static constexpr bool kTransposes = sizeof(T) == 4;
-  static constexpr int kRows = kTransposes ? 32 : 64;
-  static constexpr int kChunks = kTile * static_cast<int>(sizeof(T)) / kChunkBytes;
+  static constexpr int kTile = 64, kThreads = 128 + 32, kRows = 32;
+  static constexpr int kChunks = kTile * static_cast<int>(sizeof(float)) / kChunkBytes;
   static constexpr int kStageBytes = 2 * kChunks * kRows * kChunkBytes;
-  static constexpr int kTransposedBytes = kTransposes ? kTile * kChunkBytes : 0;
-  static constexpr int kBlocks = kTile == 128 ? 1 : 3;
+  static constexpr int kTransposedBytes = kTile * kChunkBytes;
+  static constexpr int kBlocks = 2;
   static constexpr int kSharedBytes = 226 * 1024 / kBlocks - 7 * 1024;  // beside static memory
   static constexpr int kStages =
       std::min(8, (kSharedBytes - kChunkAlign - 2 * kTransposedBytes) / kStageBytes);
 };
 
-// Transposes the kRows = 32 rows of a tile of float. Position 8 s + q of a result's row is row
-// 8 s + 2 q of the tile, position 8 s + 4 + q row 8 s + 2 q + 1. Rows from `valid` on are zeros.
-template <class Shape>
-__device__ __forceinline__ void transpose_tile(const unsigned char* from, int valid,
-                                               unsigned char* to) {
-  constexpr int kQuads = Shape::kTile / 4;  // of columns; 8 times as many fours of rows
-  const int thread = static_cast<int>(threadIdx.x);
-  for (int i = thread; i < 8 * kQuads; i += Shape::kThreads - 32) {
+// Transposes one side of a tile. Position 8 s + q of a result's row is row
+// 8 s + 2 q of the tile, position 8 s + 4 + q row 8 s + 2 q + 1.
+__device__ __forceinline__ void transpose_tile(const unsigned char* from, unsigned char* to) {
+  constexpr int kQuads = WarpgroupTile::kTile / 4;  // of columns; for 8 fours of rows
+  for (int i = threadIdx.x; i < 8 * kQuads; i += 128) {
     const int quad = i / 2 % 4 + i / 32 * 4, unit = i % 2 + i / 8 % 4 * 2;
     uint4 rows[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int row = unit / 2 * 8 + 2 * j + unit % 2;
-      rows[j] = *reinterpret_cast<const uint4*>(from + quad / 8 * Shape::kRows * kChunkBytes +
-                                                row * kChunkBytes + ((quad % 8) ^ (row % 8)) * 16);
-      if (row >= valid) rows[j] = {};
+      rows[j] = *reinterpret_cast<const uint4*>(
+          from + (quad / 8 * WarpgroupTile::kRows + row) * kChunkBytes +
+          ((quad % 8) ^ (row % 8)) * 16);
     }
     const uint4 columns[4] = {{rows[0].x, rows[1].x, rows[2].x, rows[3].x},
                               {rows[0].y, rows[1].y, rows[2].y, rows[3].y},
@@ -520,14 +514,13 @@ __device__ __forceinline__ void transpose_tile(const unsigned char* from, int va
   }
 }
 
-template <class Shape, typename T, typename Out>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+__global__ void __launch_bounds__(WarpgroupTile::kThreads, WarpgroupTile::kBlocks)
     warpgroup_outer_kernel(const __grid_constant__ CUtensorMap lhs,
                            const __grid_constant__ CUtensorMap rhs, Groups groups,
-                           OuterProduct<T, Out> product) {
-  constexpr int kConsumers = 128 * Shape::kWarpgroups;
-  constexpr int kSideBytes = Shape::kStageBytes / 2, kChunkSize = Shape::kRows * kChunkBytes;
-  using Pipeline = OuterPipeline<Shape, T, Out>;
+                           OuterProduct<float, float> product) {
+  using Shape = WarpgroupTile;
+  using Pipeline = OuterPipeline<Shape, float, float>;
+  constexpr int kSteps = Shape::kRows / 8, kChunkSize = Pipeline::kChunkSize;
   extern __shared__ unsigned char dynamic[];
   __shared__ typename Pipeline::Shared shared;
   Pipeline pipeline(lhs, rhs, groups, product, shared, dynamic);
@@ -535,88 +528,55 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     pipeline.load(lhs, rhs);
     return;
   }
-  unsigned char* transposed = pipeline.ring + Shape::kStages * Shape::kStageBytes;
+  unsigned char* const buffers = pipeline.ring + Shape::kStages * Shape::kStageBytes;
   const int warp = threadIdx.x / 32, quad = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
   float sum[Shape::kTile / 2];
-  bool fresh = true;
+  bool fresh = true, odd_turn = false;
   while (pipeline.next()) {
-    const Tile& tile = pipeline.tile;
-    if (tile.count > 0) {
-      unsigned char* const left =
-          pipeline.left() + warp / 4 * 64 * sizeof(T) / kChunkBytes * kChunkSize;
-      unsigned char* const right = pipeline.left() + kSideBytes;
-      if constexpr (Shape::kTransposes) {
-        transpose_tile<Shape>(right, tile.count, transposed);
-        // Row g of a warp's fragments is column 2 g of its sixteen, row g + 8 the next.
-        unsigned a[Shape::kRows / 8][4];
-        const unsigned char* const from = left + warp % 4 / 2 * kChunkSize;
-#pragma unroll
-        for (int step = 0; step < Shape::kRows / 8; ++step)
-#pragma unroll
-          for (int odd = 0; odd < 2; ++odd) {
-            const int in_eight = 2 * quad + odd, row = step * 8 + in_eight;
-            const int unit = warp % 2 * 4 + g / 2;
-            uint2 word = *reinterpret_cast<const uint2*>(from + row * kChunkBytes +
-                                                         (unit ^ in_eight) * 16 + g % 2 * 8);
-            if (row >= tile.count) word = {};
-            a[step][2 * odd] = word.x;
-            a[step][2 * odd + 1] = word.y;
-          }
-        make_visible_to_copies();
-        sync_some<kConsumers>(1);
-        pipeline.release();
-        const uint64_t b = matrix_descriptor(transposed);
-        warpgroup_arrive();
-#pragma unroll
-        for (int step = 0; step < Shape::kRows / 8; ++step)
-          Multiply<T, Shape::kTile>::add(sum, a[step], b + step * 2, !fresh || step > 0);
-        warpgroup_commit();
-        warpgroup_wait();
-        const auto used = transposed - (pipeline.ring + Shape::kStages * Shape::kStageBytes);
-        transposed += used == 0 ? Shape::kTransposedBytes : -Shape::kTransposedBytes;
-      } else {
-        if (tile.count % 16 != 0) {  // clears what is left of the last sixteen rows
-          const int first = tile.count, rows = 16 - tile.count % 16;
-          for (int i = threadIdx.x; i < rows * Shape::kChunks * 2 * 8; i += kConsumers)
-            *reinterpret_cast<uint4*>(pipeline.left() + i / 8 / rows * kChunkSize +
-                                      (first + i / 8 % rows) * kChunkBytes + i % 8 * 16) = {};
-          make_visible_to_copies();
-          sync_some<kConsumers>(1);
-        }
-        const uint64_t a = transposed_descriptor(left, kChunkSize);
-        const uint64_t b = transposed_descriptor(right, kChunkSize);
-        warpgroup_arrive();
-        if (tile.count == Shape::kRows) {
-#pragma unroll
-          for (int step = 0; step < Shape::kRows / 16; ++step)
-            MultiplyAcross<T, Shape::kTile>::add(sum, a + step * 128, b + step * 128,
-                                                 !fresh || step > 0);
-        } else {
-          for (int step = 0; step * 16 < tile.count; ++step)
-            MultiplyAcross<T, Shape::kTile>::add(sum, a + step * 128, b + step * 128,
-                                                 !fresh || step > 0);
-        }
-        warpgroup_commit();
-        warpgroup_wait();
-        pipeline.release();
-      }
-      fresh = false;
-    } else {
-      pipeline.release();
+    // Tiles without rows are multiplied too, as zeros: the compiler waits for each matrix
+    // instruction where there are branches around them, or results in flight across them.
+    const int count = pipeline.tile.count;
+    if (count < Shape::kRows) {  // clears the rows behind
+      const int first = max(count, 0), rows = Shape::kRows - first;
+      for (int i = threadIdx.x; i < rows * Shape::kChunks * 2 * 8; i += 128)
+        *reinterpret_cast<uint4*>(pipeline.left() + i / 8 / rows * kChunkSize +
+                                  (first + i / 8 % rows) * kChunkBytes + i % 8 * 16) = {};
+      sync_some<128>(1);
     }
-    if (!pipeline.completes()) continue;
-    if (fresh)
+    unsigned char* const transposed = buffers + (odd_turn ? Shape::kTransposedBytes : 0);
+    odd_turn = !odd_turn;
+    transpose_tile(pipeline.left() + Shape::kStageBytes / 2, transposed);
+    // Row g of a warp's fragments is column 2 g of its sixteen, row g + 8 the next.
+    unsigned a[kSteps][4];
+    const unsigned char* const left = pipeline.left() + warp / 2 * kChunkSize;
 #pragma unroll
-      for (float& x : sum) x = 0;
-    fresh = true;
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const int in_eight = 2 * quad + odd, row = step * 8 + in_eight;
+        const int unit = warp % 2 * 4 + g / 2;
+        const uint2 word = *reinterpret_cast<const uint2*>(left + row * kChunkBytes +
+                                                           (unit ^ in_eight) * 16 + g % 2 * 8);
+        a[step][2 * odd] = word.x;
+        a[step][2 * odd + 1] = word.y;
+      }
+    make_visible_to_copies();
+    sync_some<128>(1);
+    pipeline.release();
+    const uint64_t b = matrix_descriptor(transposed);
+    warpgroup_arrive();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      Multiply<float, Shape::kTile>::add(sum, a[step], b + step * 2, !fresh || step > 0);
+    warpgroup_commit();
+    warpgroup_wait();
+    fresh = pipeline.completes();
+    if (!fresh) continue;
     pipeline.write([&](const auto& store) {
-      // Half types have their rows in order.
-      const int row = warp * 16 + (Shape::kTransposes ? 2 * g : g);
-      constexpr int kNext = Shape::kTransposes ? 1 : 8;
 #pragma unroll
       for (int j = 0; j < Shape::kTile / 2; j += 2) {
         const float run[2] = {sum[j], sum[j + 1]};
-        store(row + j / 2 % 2 * kNext, j / 4 * 8 + quad * 2, run);
+        store(warp * 16 + 2 * g + j / 2 % 2, j / 4 * 8 + quad * 2, run);
       }
     });
   }
@@ -713,34 +673,57 @@ __global__ void __launch_bounds__(kPlainThreads)
 
 // --- The second launch ---------------------------------------------------------------------------
 
-// One row of blocks for each block of the first launch: adds up the group that ended there.
-// Together they clear the weights that no size is for.
-template <typename T, typename Out>
+// One row of blocks for each block of the first launch: adds up the group that ended there. Each
+// warp takes an even part of its blocks. Together they clear the weights that no size is for.
+template <int kVec, typename T, typename Out>
 __global__ void __launch_bounds__(kPlainThreads)
     combine_outer_kernel(Groups groups, OuterProduct<T, Out> product) {
   using Acc = Accumulator<T>;
+  constexpr int kWarps = kPlainThreads / 32;
+  __shared__ Acc parts[kWarps][32 * kVec];
   allow_next_launch();
   wait_for_previous_launch();
   const OuterRecord* records = product.workspace.records();
   const int64_t size = product.workspace.size;
-  const int64_t mine = blockIdx.y * int64_t{kPlainThreads} + threadIdx.x;
-  const int64_t stride = int64_t{gridDim.y} * kPlainThreads;
   const int block = blockIdx.x, offset = *groups.offset;
   const auto [group, first] = records[block];
   const unsigned weight = static_cast<unsigned>(group - offset);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (group >= 0 && weight < groups.num_groups) {
-    for (int64_t j = mine; j < size; j += stride) {
-      Acc sum = 0;
+    const int begin = first + static_cast<int>(split(block - first, warp, kWarps));
+    const int end = first + static_cast<int>(split(block - first, warp + 1, kWarps));
+    for (int64_t from = blockIdx.y * int64_t{32 * kVec}; from < size;
+         from += gridDim.y * int64_t{32 * kVec}) {
+      const int64_t at = from + lane * kVec;
+      Acc sum[kVec] = {};
+      const auto add = [&](const Acc* part) {
+        const Pack<Acc, kVec> pack = *reinterpret_cast<const Pack<Acc, kVec>*>(part + at);
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) sum[i] += pack.at[i];
+      };
+      if (at < size) {
 #pragma unroll 8
-      for (int other = first; other < block; ++other) sum += product.workspace.tail(other)[j];
-      sum += product.workspace.head(block)[j];
-      narrow(sum, product.out[int64_t{weight} * size + j]);
+        for (int other = begin; other < end; ++other) add(product.workspace.tail(other));
+        if (warp == kWarps - 1) add(product.workspace.head(block));
+      }
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) parts[warp][lane * kVec + i] = sum[i];
+      __syncthreads();
+      for (int i = threadIdx.x; i < 32 * kVec && from + i < size; i += kPlainThreads) {
+        Acc total = 0;
+#pragma unroll
+        for (int other = 0; other < kWarps; ++other) total += parts[other][i];
+        narrow(total, product.out[int64_t{weight} * size + from + i]);
+      }
+      __syncthreads();
     }
   }
   if (offset == 0 && groups.num_groups <= groups.num_sizes) return;
   for (int64_t other = blockIdx.x; other < groups.num_groups; other += gridDim.x)
     if (other + offset < 0 || other + offset >= groups.num_sizes)
-      for (int64_t j = mine; j < size; j += stride) narrow(Acc(0), product.out[other * size + j]);
+      for (int64_t j = blockIdx.y * int64_t{kPlainThreads} + threadIdx.x; j < size;
+           j += int64_t{gridDim.y} * kPlainThreads)
+        narrow(Acc(0), product.out[other * size + j]);
 }
 
 template <typename Out>
@@ -815,21 +798,25 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
         k * sizeof(T) % 16 == 0 && n * sizeof(T) % 16 == 0 && aligned(lhs, 16) &&
         aligned(rhs, 16)) {
       const auto with_tile = [&](auto tile) {
-        constexpr int kTile = decltype(tile)::value;
-        if constexpr (kTile > 32) {
-          using Shape = WarpgroupTile<T, kTile>;
-          if (is_hopper())
-            return launch_tiles<Shape>(stream, warpgroup_outer_kernel<Shape, T, Out>, groups,
-                                       grid_x, product);
-        }
-        using Shape = OuterTile<T, kTile>;
+        using Shape = OuterTile<T, decltype(tile)::value>;
         return launch_tiles<Shape>(stream, warp_outer_kernel<Shape, T, Out>, groups, grid_x,
                                    product);
       };
+      const auto by_warpgroups = [&] {
+        if constexpr (std::is_same_v<T, float>)
+          return launch_tiles<WarpgroupTile>(stream, warpgroup_outer_kernel, groups, grid_x,
+                                             product);
+        return cudaErrorNotSupported;
+      };
       const int64_t larger = std::max(k, n);
-      error = larger <= 32   ? with_tile(std::integral_constant<int, 32>{})
-              : larger <= 64 ? with_tile(std::integral_constant<int, 64>{})
-                             : with_tile(std::integral_constant<int, 128>{});
+      if (larger <= 32)
+        error = with_tile(std::integral_constant<int, 32>{});
+      else if (larger > 64)
+        error = with_tile(std::integral_constant<int, 128>{});
+      else if (std::is_same_v<T, float> && is_hopper())
+        error = by_warpgroups();
+      else
+        error = with_tile(std::integral_constant<int, 64>{});
       done = true;
     }
   }
@@ -840,8 +827,10 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
                    plain_outer_kernel<T, Out>, groups, product, 256);
   }
   if (error != cudaSuccess || atomic) return error;
-  const dim3 grid(grid_x, static_cast<unsigned>(std::min<int64_t>(ceil_div(k * n, 1024), 64)));
-  return launch(stream, {grid, kPlainThreads, 0}, combine_outer_kernel<T, Out>, groups, product);
+  const int vec = k * n % 4 == 0 ? 4 : 1;
+  const dim3 grid(grid_x, static_cast<unsigned>(std::min<int64_t>(ceil_div(k * n, 32 * vec), 16)));
+  const auto kernel = vec == 4 ? combine_outer_kernel<4, T, Out> : combine_outer_kernel<1, T, Out>;
+  return launch(stream, {grid, kPlainThreads, 0}, kernel, groups, product);
 }
 
 }  // namespace jax_gnn::cuda
