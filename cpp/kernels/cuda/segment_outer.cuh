@@ -514,12 +514,13 @@ __device__ __forceinline__ void transpose_tile(const unsigned char* from, unsign
   }
 }
 
+template <typename T>
 __global__ void __launch_bounds__(WarpgroupTile::kThreads, WarpgroupTile::kBlocks)
     warpgroup_outer_kernel(const __grid_constant__ CUtensorMap lhs,
                            const __grid_constant__ CUtensorMap rhs, Groups groups,
-                           OuterProduct<float, float> product) {
+                           OuterProduct<T, T> product) {
   using Shape = WarpgroupTile;
-  using Pipeline = OuterPipeline<Shape, float, float>;
+  using Pipeline = OuterPipeline<Shape, T, T>;
   constexpr int kSteps = Shape::kRows / 8, kChunkSize = Pipeline::kChunkSize;
   extern __shared__ unsigned char dynamic[];
   __shared__ typename Pipeline::Shared shared;
@@ -567,7 +568,7 @@ __global__ void __launch_bounds__(WarpgroupTile::kThreads, WarpgroupTile::kBlock
     warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
-      Multiply<float, Shape::kTile>::add(sum, a[step], b + step * 2, !fresh || step > 0);
+      Multiply<T, Shape::kTile>::add(sum, a[step], b + step * 2, !fresh || step > 0);
     warpgroup_commit();
     warpgroup_wait();
     fresh = pipeline.completes();
@@ -804,7 +805,7 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
       };
       const auto by_warpgroups = [&] {
         if constexpr (std::is_same_v<T, float>)
-          return launch_tiles<WarpgroupTile>(stream, warpgroup_outer_kernel, groups, grid_x,
+          return launch_tiles<WarpgroupTile>(stream, warpgroup_outer_kernel<T>, groups, grid_x,
                                              product);
         return cudaErrorNotSupported;
       };
