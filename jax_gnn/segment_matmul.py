@@ -8,9 +8,9 @@ Two primitives, closed under differentiation:
 * ``segment_outer``, out[g] = Σ lhs[r]ᵀ rhs[r] over the rows r of group g, whose transposes are the
   first.
 
-Where an activation is differentiated it is taken out of the primitive; a bias's derivative is the
-product of a column of ones. Groups are sizes and an offset into them: weight 0 belongs to the group
-of size ``group_sizes[group_offset]``.
+Where an activation is differentiated it is taken out of the primitive; a bias's derivative is a
+gather, whose transpose is the sum over segments. Groups are sizes and an offset into them: weight 0
+belongs to the group of size ``group_sizes[group_offset]``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_gnn import _ffi, _index, schedules
+from jax_gnn import _ffi, _index, schedules, segments
 from jax_gnn.views import FLOATS, accumulator_dtype, as_ids, column
 
 Activation = Literal["relu", "silu", "gelu", "tanh"]  # in the order of segment_matmul.h
@@ -246,6 +246,16 @@ def _precision(precision: Any) -> jax.lax.Precision:
 # --- Plain XLA -----------------------------------------------------------------------------------
 
 
+def _bounds(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
+    """``(num_groups + 1,)``, the rows where the groups of the weights begin, and where they end."""
+    sizes = sizes.astype(jnp.promote_types(sizes.dtype, _index.index_dtype(rows)))
+    ends = jax.lax.associative_scan(
+        lambda a, b: a + jnp.minimum(b, rows - a), jnp.clip(sizes, 0, rows)
+    )
+    starts = jnp.concatenate([jnp.zeros((1,), ends.dtype), ends])
+    return starts[jnp.clip(offset + jnp.arange(num_groups + 1), 0, sizes.shape[0])]
+
+
 def _cover(sizes: Array, offset: Array, num_groups: int, rows: int) -> tuple[Array, Array]:
     """Groups without offset that cover all rows, and which rows truly belong to a group.
 
@@ -253,15 +263,16 @@ def _cover(sizes: Array, offset: Array, num_groups: int, rows: int) -> tuple[Arr
         ``(num_groups,)`` sizes whose sum is ``rows``: the first and the last group are extended
         over rows of no group; and ``(rows,)``.
     """
-    sizes = sizes.astype(jnp.promote_types(sizes.dtype, _index.index_dtype(rows)))
-    ends = jax.lax.associative_scan(
-        lambda a, b: a + jnp.minimum(b, rows - a), jnp.clip(sizes, 0, rows)
-    )
-    starts = jnp.concatenate([jnp.zeros((1,), ends.dtype), ends])
-    bounds = starts[jnp.clip(offset + jnp.arange(num_groups + 1), 0, sizes.shape[0])]
+    bounds = _bounds(sizes, offset, num_groups, rows)
     row = jnp.arange(rows, dtype=bounds.dtype)
     valid = (row >= bounds[0]) & (row < bounds[-1])
     return jnp.diff(bounds.at[0].set(0).at[-1].set(rows)), valid
+
+
+def _row_groups(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
+    """``(rows,)``, the group of each row, ascending; -1 and ``num_groups`` at the ends: none."""
+    bounds = _bounds(sizes, offset, num_groups, rows)
+    return jnp.cumsum(jnp.zeros((rows + 1,), bounds.dtype).at[bounds].add(1))[:rows] - 1
 
 
 def _ragged_dot(
@@ -450,9 +461,10 @@ def _matmul_jvp(
     if d_rhs is not None:
         terms.append(product(lhs, d_rhs, None, *groups))
     if d_bias is not None:
-        ones = jnp.ones((lhs.shape[0], 1), lhs.dtype)
-        exact = {"transposed": False, "precision": jax.lax.Precision.HIGHEST}
-        terms.append(product(ones, d_bias[:, None], None, *groups, **exact))
+        ids = _row_groups(*groups, rhs.shape[0], lhs.shape[0])
+        views = segments.segment_views(ids, rhs.shape[0], is_sorted=True)
+        rows = segments.gather(d_bias, views, bind.implementation)
+        terms.append(rows.astype(bind.attributes["dtype"]))
     if not terms:
         return bind(*primals), None
     result, tangent = product(*primals), functools.reduce(operator.add, terms)

@@ -3,7 +3,7 @@
 // The Hopper kernel computes transposed products: the weights' fragments stay in registers over all
 // consecutive tiles of a group, rows stream through shared memory and are the right-hand side of
 // the matrix instructions as they lie. The plain kernel takes whatever that one does not: any size,
-// any alignment, exact float32, float64.
+// any alignment, exact float32, float64, other GPUs.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +13,10 @@
 #include "hopper.cuh"
 #include "pack.cuh"
 #include "segment_matmul.h"
+#include "tile_product.cuh"
 
 namespace jax_gnn::cuda {
 namespace {
-
-template <typename T>
-using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 // tanh is as exact as tf32 and half types are, unless kExact.
 template <bool kExact, typename Acc>
@@ -111,12 +109,6 @@ struct HopperTile {
 
 // How weights lie: neighbouring columns in one word, one by one, or transposed.
 enum class Weights { kPairs, kSingle, kTransposed };
-
-__device__ __forceinline__ unsigned to_tf32(unsigned bits) {
-  unsigned rounded;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
-  return rounded;
-}
 
 // A thread's fragments of the weights of columns `column` and `column` + 1. All loads are issued
 // before any of what they bring is used.
@@ -346,6 +338,16 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   if (threadIdx.x == 0) wait_until_written();
 }
 
+// The major number; 0 if there is no device. 9 is Hopper, whose matrix instructions are its own.
+inline int compute_capability() {
+  int device = 0, major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+                 cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
+                     cudaSuccess
+             ? major
+             : 0;
+}
+
 inline int num_multiprocessors() {
   int device = 0, count = 0;
   return cudaGetDevice(&device) == cudaSuccess &&
@@ -407,34 +409,26 @@ cudaError_t launch_chunks(cudaStream_t stream, const MatmulSchedule& schedule, c
 
 // --- Everywhere ----------------------------------------------------------------------------------
 
-// A block's tile: 64 columns of kRows rows, kRows / 16 times 4 of them to a thread.
-constexpr int kPlainThreads = 256, kPlainColumns = 64, kPlainDepth = 16;
-
-template <int kRows, typename T, typename Out>
-__global__ void __launch_bounds__(kPlainThreads)
+template <class Tiles, typename T, typename Out>
+__global__ void __launch_bounds__(kTileThreads)
     plain_matmul_kernel(Groups groups, Product<T, Out> product) {
-  using Acc = Accumulator<T>;
-  constexpr int kMine = kRows / 16;
-  __shared__ Acc left[kPlainDepth][kRows + 4], right[kPlainDepth][kPlainColumns + 4];
-  __shared__ Tile shared_tile;
-  using Walk = TileWalk<kPlainThreads, 0, true>;
+  using Acc = typename Tiles::Acc;
+  using Walk = TileWalk<kTileThreads, 0, true>;
+  constexpr int kRows = Tiles::kRows, kDepth = Tiles::kDepth;
+  __shared__ typename Tiles::Shared shared;
   __shared__ typename Walk::Index index;
+  __shared__ Tile shared_tile;
   allow_next_launch();
   wait_for_previous_launch();
-  index.build(groups, kRows);
-  Share share(index.total, 0);
   const int offset = *groups.offset;
+  index.build(groups, kRows);
   const int k = product.k, n = product.n;
-  const int first_column = blockIdx.y * kPlainColumns;
-  const int my_column = threadIdx.x % 16 * 4, my_row = threadIdx.x / 16 * kMine;
+  const int first_column = blockIdx.y * kTileColumns;
   Walk walk(groups, kRows, index);  // of the first warp
-  int64_t place, end;
-  share.next(place, end);
-  if (threadIdx.x < 32 && place < end) walk.seek(place);
+  if (threadIdx.x < 32) walk.enter_part(false);
   for (;;) {
     if (threadIdx.x < 32) {
-      const bool ends = place >= end || walk.place() >= end;
-      const Tile tile = ends ? Tile{0, 0, -1, false, false} : walk.next();
+      const Tile tile = walk.has_next() ? walk.next() : Tile{0, 0, -1, false, false};
       if (threadIdx.x == 0) shared_tile = tile;
     }
     __syncthreads();
@@ -442,57 +436,42 @@ __global__ void __launch_bounds__(kPlainThreads)
     const Tile tile = shared_tile;
     const unsigned weight = static_cast<unsigned>(tile.group - offset);
     const bool has_weight = tile.group < groups.num_sizes && weight < groups.num_groups;
-    Acc sum[kMine][4] = {};
+    Tiles tiles;
+    tiles.clear();
     const T* weights = product.rhs + int64_t{weight} * k * n;
-    for (int depth = 0; depth < (has_weight ? k : 0); depth += kPlainDepth) {
-      for (int j = threadIdx.x; j < kRows * kPlainDepth; j += kPlainThreads) {
-        const int row = j / kPlainDepth, d = j % kPlainDepth;
+    for (int depth = 0; depth < (has_weight ? k : 0); depth += kDepth) {
+      for (int j = threadIdx.x; j < kRows * kDepth; j += kTileThreads) {
+        const int row = j / kDepth, d = j % kDepth;
         const bool valid = row < tile.count && depth + d < k;
-        left[d][row] =
-            valid ? widen(product.lhs[(int64_t{tile.row} + row) * k + depth + d]) : Acc(0);
+        shared.set_left(row, d,
+                        valid ? product.lhs[(int64_t{tile.row} + row) * k + depth + d] : T(0.f));
       }
-      for (int j = threadIdx.x; j < kPlainColumns * kPlainDepth; j += kPlainThreads) {
-        const int column = product.transposed ? j / kPlainDepth : j % kPlainColumns;
-        const int d = product.transposed ? j % kPlainDepth : j / kPlainColumns;
+      for (int j = threadIdx.x; j < kTileColumns * kDepth; j += kTileThreads) {
+        const int column = product.transposed ? j / kDepth : j % kTileColumns;
+        const int d = product.transposed ? j % kDepth : j / kTileColumns;
         const bool valid = first_column + column < n && depth + d < k;
         const int64_t from = product.transposed ? int64_t{first_column + column} * k + depth + d
                                                 : int64_t{depth + d} * n + first_column + column;
-        right[d][column] = valid ? widen(weights[from]) : Acc(0);
+        shared.set_right(column, d, valid ? weights[from] : T(0.f));
       }
       __syncthreads();
-#pragma unroll
-      for (int d = 0; d < kPlainDepth; ++d)
-#pragma unroll
-        for (int r = 0; r < kMine; ++r)
-#pragma unroll
-          for (int c = 0; c < 4; ++c) sum[r][c] += left[d][my_row + r] * right[d][my_column + c];
+      tiles.add(shared);
       __syncthreads();
     }
-    for (int c = 0; c < 4; ++c) {
-      const int column = first_column + my_column + c;
-      if (column >= n) break;
-      const Acc bias = has_weight && product.bias != nullptr
-                           ? widen(product.bias[int64_t{weight} * n + column])
-                           : Acc(0);
-#pragma unroll
-      for (int r = 0; r < kMine; ++r)
-        if (my_row + r < tile.count)
-          narrow(has_weight ? activated<true>(product.activation, sum[r][c] + bias) : Acc(0),
-                 product.out[(int64_t{tile.row} + my_row + r) * n + column]);
-    }
+    tiles.for_each([&](int row, int column, Acc sum) {
+      column += first_column;
+      if (row >= tile.count || column >= n) return;
+      if (has_weight) {
+        if (product.bias != nullptr) sum += widen(product.bias[int64_t{weight} * n + column]);
+        sum = activated<true>(product.activation, sum);
+      }
+      narrow(sum, product.out[(int64_t{tile.row} + row) * n + column]);
+    });
     __syncthreads();  // shared_tile has been read
   }
 }
 
 // --- The host's side -----------------------------------------------------------------------------
-
-// Hopper itself: its matrix instructions are not those of later GPUs.
-inline bool is_hopper() {
-  int device = 0, major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-         major == 9;
-}
 
 }  // namespace
 
@@ -516,7 +495,7 @@ cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
                                    activation};
   if constexpr (sizeof(T) <= 4) {
     const int64_t chunks = ceil_div(k * sizeof(T), kChunkBytes);
-    if (is_hopper() && !(exact && sizeof(T) == 4) && k > 0 && chunks <= 8 &&
+    if (compute_capability() == 9 && !(exact && sizeof(T) == 4) && k > 0 && chunks <= 8 &&
         k * sizeof(T) % 16 == 0 && aligned(lhs, 16) && aligned(rhs, 8) && aligned(out, 8)) {
       if (chunks <= 1) return launch_chunks<T, 1>(stream, schedule, groups, product);
       if (chunks <= 2) return launch_chunks<T, 2>(stream, schedule, groups, product);
@@ -524,12 +503,18 @@ cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
       return launch_chunks<T, 8>(stream, schedule, groups, product);
     }
   }
-  constexpr int kRows = sizeof(Accumulator<T>) == 8 ? 64 : 128;
-  const dim3 grid(num_blocks(schedule, groups, kRows, 3),
-                  static_cast<unsigned>(ceil_div(n, kPlainColumns)));
-  if (grid.y > kMaxGridY) return cudaErrorInvalidConfiguration;
-  return launch(stream, {grid, kPlainThreads, 0}, plain_matmul_kernel<kRows, T, Out>, groups,
-                product);
+  const auto plain = [&](auto tiles) {
+    using Tiles = decltype(tiles);
+    const dim3 grid(num_blocks(schedule, groups, Tiles::kRows, 3),
+                    static_cast<unsigned>(ceil_div(n, kTileColumns)));
+    if (grid.y > kMaxGridY) return cudaErrorInvalidConfiguration;
+    return launch(stream, {grid, kTileThreads, 0}, plain_matmul_kernel<Tiles, T, Out>, groups,
+                  product);
+  };
+  if constexpr (sizeof(T) <= 4)
+    if (compute_capability() >= 8 && !(exact && sizeof(T) == 4))
+      return plain(TensorProduct<T, 128>());
+  return plain(ExactProduct<T, sizeof(T) == 8 ? 64 : 128>());
 }
 
 }  // namespace jax_gnn::cuda

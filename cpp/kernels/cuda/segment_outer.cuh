@@ -148,14 +148,6 @@ struct OuterFragments<float, kColumns> {
       }
     }
   }
-  static __device__ __forceinline__ void multiply(float (&sum)[4], const unsigned (&a)[4],
-                                                  const unsigned (&b)[2]) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-  }
   // Hands `store` all runs of neighbouring sums, with row and column of the first in the warp's
   // part.
   template <class Store>
@@ -218,21 +210,6 @@ struct OuterFragments {
 #pragma unroll
         for (int e = 0; e < 2; ++e) cut(b[j][e], e, valid);
     }
-  }
-  static __device__ __forceinline__ void multiply(float (&sum)[4], const unsigned (&a)[4],
-                                                  const unsigned (&b)[2]) {
-    if constexpr (std::is_same_v<T, __half>)
-      asm volatile(
-          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-          "{%8, %9}, {%0, %1, %2, %3};"
-          : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-    else
-      asm volatile(
-          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, "
-          "%7}, {%8, %9}, {%0, %1, %2, %3};"
-          : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   }
   template <class Store>
   static __device__ __forceinline__ void for_runs(const float (&sum)[2][kColumns / 8][4],
@@ -428,7 +405,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
         for (int m = 0; m < 2; ++m)
 #pragma unroll
           for (int j = 0; j < Shape::kColumns / 8; ++j)
-            Fragments::multiply(sum[m][j], fragments.a[m], fragments.b[j]);
+            multiply_fragments<T>(sum[m][j], fragments.a[m], fragments.b[j]);
       }
     };
     if (count == kRows)
@@ -586,33 +563,31 @@ __global__ void __launch_bounds__(WarpgroupTile::kThreads, WarpgroupTile::kBlock
 
 // --- Everywhere ----------------------------------------------------------------------------------
 
-constexpr int kPlainOuterTile = 64, kPlainOuterRows = 16;
-
-// 64 by 64 of a result, 4 by 4 to a thread.
-template <typename T, typename Out>
-__global__ void __launch_bounds__(kPlainThreads)
+template <class Tiles, typename T, typename Out>
+__global__ void __launch_bounds__(kTileThreads)
     plain_outer_kernel(Groups groups, OuterProduct<T, Out> product, int tile_rows) {
-  using Acc = Accumulator<T>;
-  __shared__ Acc left[kPlainOuterRows][kPlainOuterTile], right[kPlainOuterRows][kPlainOuterTile];
-  __shared__ Tile shared_tile;
-  using Walk = TileWalk<kPlainThreads, 1, false>;
+  using Acc = typename Tiles::Acc;
+  using Walk = TileWalk<kTileThreads, 1, false>;
+  constexpr int kDepth = Tiles::kDepth;  // rows at a time
+  __shared__ typename Tiles::Shared shared;
   __shared__ typename Walk::Index index;
+  __shared__ Tile shared_tile;
   __shared__ int first_block;  // where the group begins that is open where this block begins
   allow_next_launch();
   wait_for_previous_launch();
   const int offset = *groups.offset;
   index.build(groups, tile_rows);
   const int k = product.k, n = product.n;
-  const int slices = static_cast<int>(ceil_div(n, kPlainOuterTile));
-  const int first_row = static_cast<int>(blockIdx.y) / slices * kPlainOuterTile;
-  const int first_column = static_cast<int>(blockIdx.y) % slices * kPlainOuterTile;
-  const int row = threadIdx.x / 16 * 4, column = threadIdx.x % 16 * 4;
+  const int slices = static_cast<int>(ceil_div(n, kTileColumns));
+  const int first_row = static_cast<int>(blockIdx.y) / slices * Tiles::kRows;
+  const int first_column = static_cast<int>(blockIdx.y) % slices * kTileColumns;
   Walk walk(groups, tile_rows, index);  // of the first warp
   if (threadIdx.x < 32) {
     walk.enter_part(!product.splits);
     first_block = static_cast<int>(part_of(index.total, walk.place_of_group(), gridDim.x));
   }
-  Acc sum[4][4] = {};
+  Tiles tiles;
+  tiles.clear();
   bool opened = false;
   int head_group = -1;
   int open = -1;  // the group whose sum is in registers
@@ -626,42 +601,35 @@ __global__ void __launch_bounds__(kPlainThreads)
     ends = tile.count < 0;
     if (!ends) open = tile.group;
     if (tile.first) opened = true;
-    for (int begin = 0; begin < tile.count; begin += kPlainOuterRows) {
-      for (int j = threadIdx.x; j < kPlainOuterRows * kPlainOuterTile; j += kPlainThreads) {
-        const int r = j / kPlainOuterTile, c = j % kPlainOuterTile;
-        const int64_t from = int64_t{tile.row} + begin + r;
-        const bool valid = begin + r < tile.count;
-        left[r][c] =
-            valid && first_row + c < k ? widen(product.lhs[from * k + first_row + c]) : Acc(0);
-        right[r][c] = valid && first_column + c < n
-                          ? widen(product.rhs[from * n + first_column + c])
-                          : Acc(0);
-      }
+    for (int begin = 0; begin < tile.count; begin += kDepth) {
+      const auto fill = [&](const T* from, int features, int first, int size, const auto& set) {
+        for (int j = threadIdx.x; j < kDepth * size; j += kTileThreads) {
+          const int row = j / size, feature = j % size;
+          const bool valid = begin + row < tile.count && first + feature < features;
+          set(feature, row,
+              valid ? from[(int64_t{tile.row} + begin + row) * features + first + feature]
+                    : T(0.f));
+        }
+      };
+      fill(product.lhs, k, first_row, Tiles::kRows,
+           [&](int feature, int row, T x) { shared.set_left(feature, row, x); });
+      fill(product.rhs, n, first_column, kTileColumns,
+           [&](int feature, int row, T x) { shared.set_right(feature, row, x); });
       __syncthreads();
-#pragma unroll
-      for (int r = 0; r < kPlainOuterRows; ++r)
-#pragma unroll
-        for (int a = 0; a < 4; ++a)
-#pragma unroll
-          for (int b = 0; b < 4; ++b) sum[a][b] += left[r][row + a] * right[r][column + b];
+      tiles.add(shared);
       __syncthreads();
     }
     if (open >= 0 && (tile.last || ends)) {
       write_sum(product, open - offset, groups.num_groups, opened, tile.last,
                 [&](const auto& store) {
-#pragma unroll
-                  for (int a = 0; a < 4; ++a)
-#pragma unroll
-                    for (int b = 0; b < 4; ++b)
-                      if (first_row + row + a < k && first_column + column + b < n) {
-                        const Acc run[1] = {sum[a][b]};
-                        store(int64_t{first_row + row + a} * n + first_column + column + b, run);
-                      }
+                  tiles.for_each([&](int row, int column, Acc sum) {
+                    row += first_row;
+                    column += first_column;
+                    const Acc run[1] = {sum};
+                    if (row < k && column < n) store(int64_t{row} * n + column, run);
+                  });
                 });
-#pragma unroll
-      for (int a = 0; a < 4; ++a)
-#pragma unroll
-        for (int b = 0; b < 4; ++b) sum[a][b] = 0;
+      tiles.clear();
       if (tile.last && !opened) head_group = open;
       open = -1;
       opened = false;
@@ -677,10 +645,10 @@ __global__ void __launch_bounds__(kPlainThreads)
 // One row of blocks for each block of the first launch: adds up the group that ended there. Each
 // warp takes an even part of its blocks. Together they clear the weights that no size is for.
 template <int kVec, typename T, typename Out>
-__global__ void __launch_bounds__(kPlainThreads)
+__global__ void __launch_bounds__(kTileThreads)
     combine_outer_kernel(Groups groups, OuterProduct<T, Out> product) {
   using Acc = Accumulator<T>;
-  constexpr int kWarps = kPlainThreads / 32;
+  constexpr int kWarps = kTileThreads / 32;
   __shared__ Acc parts[kWarps][32 * kVec];
   allow_next_launch();
   wait_for_previous_launch();
@@ -710,7 +678,7 @@ __global__ void __launch_bounds__(kPlainThreads)
 #pragma unroll
       for (int i = 0; i < kVec; ++i) parts[warp][lane * kVec + i] = sum[i];
       __syncthreads();
-      for (int i = threadIdx.x; i < 32 * kVec && from + i < size; i += kPlainThreads) {
+      for (int i = threadIdx.x; i < 32 * kVec && from + i < size; i += kTileThreads) {
         Acc total = 0;
 #pragma unroll
         for (int other = 0; other < kWarps; ++other) total += parts[other][i];
@@ -722,8 +690,8 @@ __global__ void __launch_bounds__(kPlainThreads)
   if (offset == 0 && groups.num_groups <= groups.num_sizes) return;
   for (int64_t other = blockIdx.x; other < groups.num_groups; other += gridDim.x)
     if (other + offset < 0 || other + offset >= groups.num_sizes)
-      for (int64_t j = blockIdx.y * int64_t{kPlainThreads} + threadIdx.x; j < size;
-           j += int64_t{gridDim.y} * kPlainThreads)
+      for (int64_t j = blockIdx.y * int64_t{kTileThreads} + threadIdx.x; j < size;
+           j += int64_t{gridDim.y} * kTileThreads)
         narrow(Acc(0), product.out[other * size + j]);
 }
 
@@ -754,13 +722,6 @@ cudaError_t launch_tiles(cudaStream_t stream, Kernel kernel, const Groups& group
                                                 ceil_div(product.n, Shape::kTile)));
   return launch(stream, {grid, Shape::kThreads, Shape::kSharedBytes}, kernel, lhs, rhs, groups,
                 product);
-}
-
-inline bool has_copy_engine() {
-  int device = 0, major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-         major >= 9;
 }
 
 }  // namespace
@@ -795,7 +756,7 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
   const auto grid_x = static_cast<unsigned>(blocks);
   bool done = false;
   if constexpr (sizeof(T) <= 4) {
-    if (has_copy_engine() && !(exact && sizeof(T) == 4) && groups.num_rows > 0 &&
+    if (compute_capability() >= 9 && !(exact && sizeof(T) == 4) && groups.num_rows > 0 &&
         k * sizeof(T) % 16 == 0 && n * sizeof(T) % 16 == 0 && aligned(lhs, 16) &&
         aligned(rhs, 16)) {
       const auto with_tile = [&](auto tile) {
@@ -814,7 +775,7 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
         error = with_tile(std::integral_constant<int, 32>{});
       else if (larger > 64)
         error = with_tile(std::integral_constant<int, 128>{});
-      else if (std::is_same_v<T, float> && is_hopper())
+      else if (std::is_same_v<T, float> && compute_capability() == 9)
         error = by_warpgroups();
       else
         error = with_tile(std::integral_constant<int, 64>{});
@@ -822,16 +783,25 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
     }
   }
   if (!done) {
-    const int64_t slices = ceil_div(k, kPlainOuterTile) * ceil_div(n, kPlainOuterTile);
-    if (slices > kMaxGridY) return cudaErrorInvalidConfiguration;
-    error = launch(stream, {dim3(grid_x, static_cast<unsigned>(slices)), kPlainThreads, 0},
-                   plain_outer_kernel<T, Out>, groups, product, 256);
+    const auto plain = [&](auto tiles) {
+      using Tiles = decltype(tiles);
+      const int64_t slices = ceil_div(k, Tiles::kRows) * ceil_div(n, kTileColumns);
+      if (slices > kMaxGridY) return cudaErrorInvalidConfiguration;
+      return launch(stream, {dim3(grid_x, static_cast<unsigned>(slices)), kTileThreads, 0},
+                    plain_outer_kernel<Tiles, T, Out>, groups, product, 256);
+    };
+    bool tensor = false;
+    if constexpr (sizeof(T) <= 4) {
+      tensor = compute_capability() >= 8 && !(exact && sizeof(T) == 4);
+      if (tensor) error = plain(TensorProduct<T, 64>());
+    }
+    if (!tensor) error = plain(ExactProduct<T, 64>());
   }
   if (error != cudaSuccess || atomic) return error;
   const int vec = k * n % 4 == 0 ? 4 : 1;
   const dim3 grid(grid_x, static_cast<unsigned>(std::min<int64_t>(ceil_div(k * n, 32 * vec), 16)));
   const auto kernel = vec == 4 ? combine_outer_kernel<4, T, Out> : combine_outer_kernel<1, T, Out>;
-  return launch(stream, {grid, kPlainThreads, 0}, kernel, groups, product);
+  return launch(stream, {grid, kTileThreads, 0}, kernel, groups, product);
 }
 
 }  // namespace jax_gnn::cuda
