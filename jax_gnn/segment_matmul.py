@@ -461,7 +461,8 @@ def _matmul_jvp(
     if d_rhs is not None:
         terms.append(product(lhs, d_rhs, None, *groups))
     if d_bias is not None:
-        ids = _row_groups(*groups, rhs.shape[0], lhs.shape[0])
+        sizes, offset = groups
+        ids = _row_groups(sizes, offset, rhs.shape[0], lhs.shape[0])
         views = segments.segment_views(ids, rhs.shape[0], is_sorted=True)
         rows = segments.gather(d_bias, views, bind.implementation)
         terms.append(rows.astype(bind.attributes["dtype"]))
