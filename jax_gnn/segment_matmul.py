@@ -346,16 +346,6 @@ def _outer_xla(
 # --- What kernels get ----------------------------------------------------------------------------
 
 
-def workspace_bytes(
-    platform: str, op: str, *, groups: int, k: int, n: int, acc_itemsize: int, blocks: int
-) -> int:
-    """Scratch memory of a kernel; those of the CPU look after themselves."""
-    del groups
-    if platform == "cpu" or op == "segment_matmul":
-        return 0
-    return -(-2 * blocks * k * n * acc_itemsize // 16) * 16 + 8 * blocks
-
-
 def _call(
     platform: str,
     op: str,
@@ -378,15 +368,10 @@ def _call(
     schedule = schedules.choose_matmul(
         op, rows=rows, groups=num_groups, k=k, n=n, itemsize=itemsize
     )
-    size = workspace_bytes(
-        platform,
-        op,
-        groups=num_groups,
-        k=k,
-        n=n,
-        acc_itemsize=np.dtype(accumulator_dtype(lhs.dtype)).itemsize,
-        blocks=schedule.blocks,
-    )
+    size = 1
+    if platform == "cuda" and op == "segment_outer":  # as outer_workspace_bytes in segment_matmul.h
+        acc_itemsize = np.dtype(accumulator_dtype(lhs.dtype)).itemsize
+        size = -(-2 * schedule.blocks * k * n * acc_itemsize // 16) * 16 + 8 * schedule.blocks
     attributes |= {
         "exact": np.bool_(precision is jax.lax.Precision.HIGHEST),
         "chunk": np.int64(schedule.chunk),
@@ -395,7 +380,7 @@ def _call(
     if op == "segment_matmul":
         attributes["tile"] = np.int64(schedule.tile)
     rhs, *bias = others
-    workspace = jax.ShapeDtypeStruct((max(size, 1),), np.uint8)
+    workspace = jax.ShapeDtypeStruct((size,), np.uint8)
     return _ffi.Call([lhs, rhs, sizes, offset, *bias], attributes, [workspace])
 
 

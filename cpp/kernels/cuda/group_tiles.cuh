@@ -26,6 +26,17 @@ __device__ __forceinline__ int group_size(const Groups& groups, int64_t group) {
   return static_cast<int>(min(int64_t{max(groups.sizes[group], 0)}, groups.num_rows));
 }
 
+// Which weight a group has, if any.
+struct Weight {
+  unsigned index;
+  bool exists;
+};
+
+__device__ __forceinline__ Weight weight_of(const Groups& groups, int group, int offset) {
+  const unsigned index = static_cast<unsigned>(group - offset);
+  return {index, group < groups.num_sizes && index < groups.num_groups};
+}
+
 // Rows and cost (in tiles) of the groups before each of kThreads shares of the groups, in shared
 // memory. A group without rows has kEmptyTiles tiles; with `kRest`, rows of no group have tiles
 // too.

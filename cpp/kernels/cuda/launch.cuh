@@ -74,12 +74,13 @@ __device__ __forceinline__ bool is_id(Index id, std::make_unsigned_t<Index> boun
   return static_cast<std::make_unsigned_t<Index>>(id) < bound;
 }
 
-// Programmatic dependent launches came with Hopper.
-inline bool can_overlap() {
+// The major number; 0 if there is no device. 9 is Hopper, whose matrix instructions are its own.
+inline int compute_capability() {
   int device = 0, major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-         major >= 9;
+  const bool found =
+      cudaGetDevice(&device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;
+  return found ? major : 0;
 }
 
 // What the host decides about a launch.
@@ -102,7 +103,7 @@ cudaError_t launch(cudaStream_t stream, const Plan& plan, void (*kernel)(Paramet
   config.dynamicSmemBytes = plan.shared;
   config.stream = stream;
   config.attrs = &overlap;
-  config.numAttrs = can_overlap() ? 1 : 0;
+  config.numAttrs = compute_capability() >= 9 ? 1 : 0;  // they came with Hopper
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 

@@ -94,8 +94,7 @@ struct HopperTile {
   static constexpr int kChunks = kChunks_, kWarpgroups = kWarpgroups_, kRows = kRows_;
   static constexpr int kColumns = 64 * kWarpgroups;
   static constexpr int kThreads = 128 * kWarpgroups + 32;
-  static constexpr int kSteps = 4 * kChunks;     // of 32 bytes of a row
-  static constexpr int kDepth = 32 / sizeof(T);  // of a step
+  static constexpr int kSteps = 4 * kChunks;  // of 32 bytes of a row
   static constexpr int kStageBytes = kChunks * kRows * kChunkBytes;
   static constexpr int kResultBytes = kRows * kColumns * static_cast<int>(sizeof(Out));
   static constexpr int kBlocks = kWarpgroups == 2 ? (kChunks <= 2 && kRows == 64 ? 2 : 1)
@@ -197,8 +196,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
                          Product<T, Out> product, int chunk) {
   constexpr int kStages = Shape::kStages;
   extern __shared__ unsigned char shared_bytes[];
-  unsigned char* const ring = reinterpret_cast<unsigned char*>(
-      (reinterpret_cast<uintptr_t>(shared_bytes) + kChunkAlign - 1) / kChunkAlign * kChunkAlign);
+  unsigned char* const ring = first_chunk(shared_bytes);
   __shared__ Barrier announced[kStages], filled[kStages], emptied[kStages];
   __shared__ Tile tiles[kStages];
   using Walk = TileWalk<Shape::kThreads, 0, true>;
@@ -231,12 +229,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       for (bool first = true; walk.place() < end; first = false, at.advance(kStages)) {
         const Tile tile = walk.next();
         if (threadIdx.x % 32 != 0) continue;
-        const unsigned weight = static_cast<unsigned>(tile.group - offset);
-        const bool has_weight = tile.group < groups.num_sizes && weight < groups.num_groups;
+        const Weight weight = weight_of(groups, tile.group, offset);
         emptied[at.stage].wait(at.parity ^ 1);
         tiles[at.stage] = tile;
         announced[at.stage].arrive();
-        if (!has_weight || tile.count == 0) {
+        if (!weight.exists || tile.count == 0) {
           filled[at.stage].arrive();
           continue;
         }
@@ -246,7 +243,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
                    ring + at.stage * Shape::kStageBytes + part * Shape::kRows * kChunkBytes,
                    filled[at.stage]);
         if (prefetches && (tile.first || first))
-          prefetch_to_l2(reinterpret_cast<const char*>(product.rhs) + weight * weight_bytes,
+          prefetch_to_l2(reinterpret_cast<const char*>(product.rhs) + weight.index * weight_bytes,
                          static_cast<unsigned>(weight_bytes));
       }
     }
@@ -272,13 +269,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     announced[at.stage].wait(at.parity);
     const Tile tile = tiles[at.stage];
     if (tile.count < 0) break;
-    const unsigned weight = static_cast<unsigned>(tile.group - offset);
-    const bool has_weight = tile.group < groups.num_sizes && weight < groups.num_groups;
+    const Weight weight = weight_of(groups, tile.group, offset);
     float sum[Shape::kRows / 2];
-    if (has_weight && tile.count > 0) {
+    if (weight.exists && tile.count > 0) {
       if (tile.group != held) {
         held = tile.group;
-        const T* weights = product.rhs + int64_t{weight} * k * n;
+        const T* weights = product.rhs + int64_t{weight.index} * k * n;
         if (product.transposed)
           load_weights<Shape, Weights::kTransposed>(weights, k, n, column, a);
         else if (together)
@@ -288,7 +284,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
         if (product.bias != nullptr)
 #pragma unroll
           for (int j = 0; j < 2; ++j)
-            if (column + j < n) bias[j] = widen(product.bias[int64_t{weight} * n + column + j]);
+            if (column + j < n)
+              bias[j] = widen(product.bias[int64_t{weight.index} * n + column + j]);
       }
       filled[at.stage].wait(at.parity);
       const uint64_t b = matrix_descriptor(ring + at.stage * Shape::kStageBytes);
@@ -308,7 +305,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     }
     if (threadIdx.x % 32 == 0) emptied[at.stage].arrive();
     const bool acts =
-        has_weight && (product.bias != nullptr || product.activation != Activation::kNone);
+        weight.exists && (product.bias != nullptr || product.activation != Activation::kNone);
     if (acts)
 #pragma unroll
       for (int j = 0; j < Shape::kRows / 2; ++j)
@@ -338,15 +335,70 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   if (threadIdx.x == 0) wait_until_written();
 }
 
-// The major number; 0 if there is no device. 9 is Hopper, whose matrix instructions are its own.
-inline int compute_capability() {
-  int device = 0, major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-                 cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
-                     cudaSuccess
-             ? major
-             : 0;
+// --- Everywhere ----------------------------------------------------------------------------------
+
+template <class Tiles, typename T, typename Out>
+__global__ void __launch_bounds__(kTileThreads)
+    plain_matmul_kernel(Groups groups, Product<T, Out> product) {
+  using Acc = typename Tiles::Acc;
+  using Walk = TileWalk<kTileThreads, 0, true>;
+  constexpr int kRows = Tiles::kRows, kDepth = Tiles::kDepth;
+  __shared__ typename Tiles::Shared shared;
+  __shared__ typename Walk::Index index;
+  __shared__ Tile shared_tile;
+  allow_next_launch();
+  wait_for_previous_launch();
+  const int offset = *groups.offset;
+  index.build(groups, kRows);
+  const int k = product.k, n = product.n;
+  const int first_column = blockIdx.y * kTileColumns;
+  Walk walk(groups, kRows, index);  // of the first warp
+  if (threadIdx.x < 32) walk.enter_part(false);
+  for (;;) {
+    if (threadIdx.x < 32) {
+      const Tile tile = walk.has_next() ? walk.next() : Tile{0, 0, -1, false, false};
+      if (threadIdx.x == 0) shared_tile = tile;
+    }
+    __syncthreads();
+    if (shared_tile.count < 0) break;
+    const Tile tile = shared_tile;
+    const Weight weight = weight_of(groups, tile.group, offset);
+    Tiles tiles;
+    tiles.clear();
+    const T* weights = product.rhs + int64_t{weight.index} * k * n;
+    for (int depth = 0; depth < (weight.exists ? k : 0); depth += kDepth) {
+      for (int j = threadIdx.x; j < kRows * kDepth; j += kTileThreads) {
+        const int row = j / kDepth, d = j % kDepth;
+        const bool valid = row < tile.count && depth + d < k;
+        shared.set_left(row, d,
+                        valid ? product.lhs[(int64_t{tile.row} + row) * k + depth + d] : T(0.f));
+      }
+      for (int j = threadIdx.x; j < kTileColumns * kDepth; j += kTileThreads) {
+        const int column = product.transposed ? j / kDepth : j % kTileColumns;
+        const int d = product.transposed ? j % kDepth : j / kTileColumns;
+        const bool valid = first_column + column < n && depth + d < k;
+        const int64_t from = product.transposed ? int64_t{first_column + column} * k + depth + d
+                                                : int64_t{depth + d} * n + first_column + column;
+        shared.set_right(column, d, valid ? weights[from] : T(0.f));
+      }
+      __syncthreads();
+      tiles.add(shared);
+      __syncthreads();
+    }
+    tiles.for_each([&](int row, int column, Acc sum) {
+      column += first_column;
+      if (row >= tile.count || column >= n) return;
+      if (weight.exists) {
+        if (product.bias != nullptr) sum += widen(product.bias[int64_t{weight.index} * n + column]);
+        sum = activated<true>(product.activation, sum);
+      }
+      narrow(sum, product.out[(int64_t{tile.row} + row) * n + column]);
+    });
+    __syncthreads();  // shared_tile has been read
+  }
 }
+
+// --- The host's side -----------------------------------------------------------------------------
 
 inline int num_multiprocessors() {
   int device = 0, count = 0;
@@ -406,72 +458,6 @@ cudaError_t launch_chunks(cudaStream_t stream, const MatmulSchedule& schedule, c
              : launch_hopper<HopperTile<T, Out, kChunks, 1, kLargest>>(stream, schedule, groups,
                                                                        product);
 }
-
-// --- Everywhere ----------------------------------------------------------------------------------
-
-template <class Tiles, typename T, typename Out>
-__global__ void __launch_bounds__(kTileThreads)
-    plain_matmul_kernel(Groups groups, Product<T, Out> product) {
-  using Acc = typename Tiles::Acc;
-  using Walk = TileWalk<kTileThreads, 0, true>;
-  constexpr int kRows = Tiles::kRows, kDepth = Tiles::kDepth;
-  __shared__ typename Tiles::Shared shared;
-  __shared__ typename Walk::Index index;
-  __shared__ Tile shared_tile;
-  allow_next_launch();
-  wait_for_previous_launch();
-  const int offset = *groups.offset;
-  index.build(groups, kRows);
-  const int k = product.k, n = product.n;
-  const int first_column = blockIdx.y * kTileColumns;
-  Walk walk(groups, kRows, index);  // of the first warp
-  if (threadIdx.x < 32) walk.enter_part(false);
-  for (;;) {
-    if (threadIdx.x < 32) {
-      const Tile tile = walk.has_next() ? walk.next() : Tile{0, 0, -1, false, false};
-      if (threadIdx.x == 0) shared_tile = tile;
-    }
-    __syncthreads();
-    if (shared_tile.count < 0) break;
-    const Tile tile = shared_tile;
-    const unsigned weight = static_cast<unsigned>(tile.group - offset);
-    const bool has_weight = tile.group < groups.num_sizes && weight < groups.num_groups;
-    Tiles tiles;
-    tiles.clear();
-    const T* weights = product.rhs + int64_t{weight} * k * n;
-    for (int depth = 0; depth < (has_weight ? k : 0); depth += kDepth) {
-      for (int j = threadIdx.x; j < kRows * kDepth; j += kTileThreads) {
-        const int row = j / kDepth, d = j % kDepth;
-        const bool valid = row < tile.count && depth + d < k;
-        shared.set_left(row, d,
-                        valid ? product.lhs[(int64_t{tile.row} + row) * k + depth + d] : T(0.f));
-      }
-      for (int j = threadIdx.x; j < kTileColumns * kDepth; j += kTileThreads) {
-        const int column = product.transposed ? j / kDepth : j % kTileColumns;
-        const int d = product.transposed ? j % kDepth : j / kTileColumns;
-        const bool valid = first_column + column < n && depth + d < k;
-        const int64_t from = product.transposed ? int64_t{first_column + column} * k + depth + d
-                                                : int64_t{depth + d} * n + first_column + column;
-        shared.set_right(column, d, valid ? weights[from] : T(0.f));
-      }
-      __syncthreads();
-      tiles.add(shared);
-      __syncthreads();
-    }
-    tiles.for_each([&](int row, int column, Acc sum) {
-      column += first_column;
-      if (row >= tile.count || column >= n) return;
-      if (has_weight) {
-        if (product.bias != nullptr) sum += widen(product.bias[int64_t{weight} * n + column]);
-        sum = activated<true>(product.activation, sum);
-      }
-      narrow(sum, product.out[(int64_t{tile.row} + row) * n + column]);
-    });
-    __syncthreads();  // shared_tile has been read
-  }
-}
-
-// --- The host's side -----------------------------------------------------------------------------
 
 }  // namespace
 

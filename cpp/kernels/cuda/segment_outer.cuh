@@ -251,9 +251,7 @@ class OuterPipeline {
                                            const Groups& groups,
                                            const OuterProduct<T, Out>& product, Shared& shared,
                                            unsigned char* dynamic)
-      : groups_(groups), product_(product), shared_(shared) {
-    ring = reinterpret_cast<unsigned char*>(
-        (reinterpret_cast<uintptr_t>(dynamic) + kChunkAlign - 1) / kChunkAlign * kChunkAlign);
+      : ring(first_chunk(dynamic)), groups_(groups), product_(product), shared_(shared) {
     if (threadIdx.x == 0) {
       for (int stage = 0; stage < Shape::kStages; ++stage) {
         shared.filled[stage].init(1);
@@ -724,6 +722,15 @@ cudaError_t launch_tiles(cudaStream_t stream, Kernel kernel, const Groups& group
                 product);
 }
 
+template <class Tiles, typename T, typename Out>
+cudaError_t launch_plain(cudaStream_t stream, const Groups& groups, unsigned blocks,
+                         const OuterProduct<T, Out>& product) {
+  const int64_t slices = ceil_div(product.k, Tiles::kRows) * ceil_div(product.n, kTileColumns);
+  if (slices > kMaxGridY) return cudaErrorInvalidConfiguration;
+  return launch(stream, {dim3(blocks, static_cast<unsigned>(slices)), kTileThreads, 0},
+                plain_outer_kernel<Tiles, T, Out>, groups, product, 256);
+}
+
 }  // namespace
 
 template <typename T, typename Out>
@@ -754,49 +761,31 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
     if (error != cudaSuccess) return error;
   }
   const auto grid_x = static_cast<unsigned>(blocks);
-  bool done = false;
-  if constexpr (sizeof(T) <= 4) {
-    if (compute_capability() >= 9 && !(exact && sizeof(T) == 4) && groups.num_rows > 0 &&
-        k * sizeof(T) % 16 == 0 && n * sizeof(T) % 16 == 0 && aligned(lhs, 16) &&
-        aligned(rhs, 16)) {
-      const auto with_tile = [&](auto tile) {
-        using Shape = OuterTile<T, decltype(tile)::value>;
-        return launch_tiles<Shape>(stream, warp_outer_kernel<Shape, T, Out>, groups, grid_x,
-                                   product);
-      };
-      const auto by_warpgroups = [&] {
-        if constexpr (std::is_same_v<T, float>)
-          return launch_tiles<WarpgroupTile>(stream, warpgroup_outer_kernel<T>, groups, grid_x,
-                                             product);
-        return cudaErrorNotSupported;
-      };
-      const int64_t larger = std::max(k, n);
-      if (larger <= 32)
-        error = with_tile(std::integral_constant<int, 32>{});
-      else if (larger > 64)
-        error = with_tile(std::integral_constant<int, 128>{});
-      else if (std::is_same_v<T, float> && compute_capability() == 9)
-        error = by_warpgroups();
-      else
-        error = with_tile(std::integral_constant<int, 64>{});
-      done = true;
-    }
-  }
-  if (!done) {
-    const auto plain = [&](auto tiles) {
-      using Tiles = decltype(tiles);
-      const int64_t slices = ceil_div(k, Tiles::kRows) * ceil_div(n, kTileColumns);
-      if (slices > kMaxGridY) return cudaErrorInvalidConfiguration;
-      return launch(stream, {dim3(grid_x, static_cast<unsigned>(slices)), kTileThreads, 0},
-                    plain_outer_kernel<Tiles, T, Out>, groups, product, 256);
-    };
-    bool tensor = false;
+  const auto sum_up = [&]() -> cudaError_t {
     if constexpr (sizeof(T) <= 4) {
-      tensor = compute_capability() >= 8 && !(exact && sizeof(T) == 4);
-      if (tensor) error = plain(TensorProduct<T, 64>());
+      const int capability = compute_capability();
+      const bool tensor = capability >= 8 && !(exact && sizeof(T) == 4);
+      if (tensor && capability >= 9 && groups.num_rows > 0 && k * sizeof(T) % 16 == 0 &&
+          n * sizeof(T) % 16 == 0 && aligned(lhs, 16) && aligned(rhs, 16)) {
+        const auto by_warps = [&](auto tile) {
+          using Shape = OuterTile<T, decltype(tile)::value>;
+          return launch_tiles<Shape>(stream, warp_outer_kernel<Shape, T, Out>, groups, grid_x,
+                                     product);
+        };
+        const int64_t larger = std::max(k, n);
+        if (larger <= 32) return by_warps(std::integral_constant<int, 32>{});
+        if (larger > 64) return by_warps(std::integral_constant<int, 128>{});
+        if constexpr (std::is_same_v<T, float>)
+          if (capability == 9)
+            return launch_tiles<WarpgroupTile>(stream, warpgroup_outer_kernel<T>, groups, grid_x,
+                                               product);
+        return by_warps(std::integral_constant<int, 64>{});
+      }
+      if (tensor) return launch_plain<TensorProduct<T, 64>>(stream, groups, grid_x, product);
     }
-    if (!tensor) error = plain(ExactProduct<T, 64>());
-  }
+    return launch_plain<ExactProduct<T, 64>>(stream, groups, grid_x, product);
+  };
+  error = sum_up();
   if (error != cudaSuccess || atomic) return error;
   const int vec = k * n % 4 == 0 ? 4 : 1;
   const dim3 grid(grid_x, static_cast<unsigned>(std::min<int64_t>(ceil_div(k * n, 32 * vec), 16)));
