@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from benchmarks.harness import TF32_TOLERANCE, Candidate, Case, Family, Op, Problem
+from benchmarks.harness import Candidate, Case, Family, Op, Problem
+from benchmarks.models import LEARNING_RATE, Layers, jax_model, loss_gradient, model_problem
 from benchmarks.peers import jax_gnn_graph, torch_csr
-from benchmarks.problems import Expected, features, once
+from benchmarks.problems import features, once
 from benchmarks.report import OURS
 from benchmarks.workloads import PlainGraph, Workload, plain_graphs
 
 LAYERS = 3
-LEARNING_RATE = 100.0  # so large that an update shows a wrong gradient
 
 PARAMETERS = {
     "gcn": ("kernel", "bias"),
@@ -32,8 +32,6 @@ PARAMETERS = {
     "sage": ("neighbors", "bias", "self"),
 }
 """Parameters of a layer, in this order; matrices are (inputs, outputs)."""
-
-Layers = list[dict[str, np.ndarray]]
 
 
 def workloads(data: Path | None) -> dict[str, Workload]:
@@ -44,23 +42,12 @@ def workloads(data: Path | None) -> dict[str, Workload]:
 
 
 def problem(graph: PlainGraph, case: Case) -> Problem:
-    """The graph, X, the parameters and, for training, the labels."""
-    model, mode = case.mode.split(" ")
+    """See `model_problem`."""
+    model = case.mode.split(" ")[0]
+    structure = {"cols": graph.cols, "indptr": graph.indptr}
     layers = parameters(model, case.width)
-    inputs: dict[str, Any] = {
-        "x": features("x", graph.num_nodes, case.width, "float32"),
-        "cols": graph.cols,
-        "indptr": graph.indptr,
-        **{f"{i} {name}": array for i, of in enumerate(layers) for name, array in of.items()},
-    }
-    logits, updated = reference(graph, model, case.width)
-    outputs, tolerance = [logits], TF32_TOLERANCE
-    if mode == "training":  # errors add up on the way back
-        tolerance *= 3
-        inputs["labels"] = labels(graph, case.width)
-        outputs = [array for layer in updated for array in layer.values()]
-    dtype = np.dtype("float32")
-    return Problem(inputs, tuple(map(Expected.whole, outputs)), dtype, tolerance)
+    found = reference(graph, model, case.width)
+    return model_problem(structure, graph.num_nodes, case, layers, *found)
 
 
 @once
@@ -75,12 +62,6 @@ def parameters(model: str, width: int) -> Layers:
         }
         for _ in range(LAYERS)
     ]
-
-
-@once
-def labels(graph: PlainGraph, width: int) -> np.ndarray:
-    """A class for each node."""
-    return np.random.default_rng(0).integers(width, size=graph.num_nodes, dtype=np.int32)
 
 
 # The models in float64.
@@ -100,10 +81,7 @@ def reference(graph: PlainGraph, model: str, width: int) -> tuple[np.ndarray, La
         saved.append((layer, h, message))
         h = forward(layer, h, message)
     logits = h
-    powers = np.exp(logits - logits.max(1, keepdims=True))
-    cotangent = powers / powers.sum(1, keepdims=True)
-    cotangent[np.arange(len(h)), labels(graph, width)] -= 1
-    cotangent /= len(h)
+    cotangent = loss_gradient(logits)
     updated = []
     for layer, h, message in reversed(saved):
         gradients, to_h, to_message = backward(layer, h, message, cotangent)
@@ -202,38 +180,10 @@ def jax_gnn_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Itera
         network = nnx.merge(definition, nnx.from_flat_state(values))
         return network(edges, x, *(None, *scale) if scale else ())
 
-    yield _jax_candidate(OURS, logits, case, problem, edges, *scale)
+    yield jax_model(OURS, logits, parameters(model, case.width), problem, edges, *scale)
 
 
 # JAX.
-
-
-def _jax_candidate(
-    name: str, logits: Callable[..., Any], case: Case, problem: Problem, *operands: Any
-) -> Candidate:
-    """``logits(parameters, x, *operands)``, or the parameters after a step."""
-    import jax
-    import jax.numpy as jnp
-
-    x, model = problem.inputs["x"], case.mode.split(" ")[0]
-    tree = parameters(model, case.width)
-    targets = problem.inputs.get("labels")
-    if targets is None:
-        return Candidate(name, lambda *all_: (logits(*all_),), (tree, x, *operands))
-
-    def step(tree: Any, targets: Any, x: Any, *operands: Any) -> Any:
-        def loss(tree: Any) -> Any:
-            log_probabilities = jax.nn.log_softmax(logits(tree, x, *operands))
-            return -jnp.take_along_axis(log_probabilities, targets[:, None], 1).mean()
-
-        gradients = jax.grad(loss)(tree)
-        return [
-            layer[n] - LEARNING_RATE * of[n]
-            for layer, of in zip(tree, gradients, strict=True)
-            for n in PARAMETERS[model]  # JAX sorts a dictionary's keys
-        ]
-
-    return Candidate(name, step, (tree, targets, x, *operands))
 
 
 def _jax_layers(model: str, aggregate: Callable[[Any], Any]) -> Callable[[Layers, Any], Any]:
@@ -286,7 +236,8 @@ def plain_jax_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Ite
 
             return _jax_layers(model, aggregate)(tree, x)
 
-        yield _jax_candidate(name, logits, case, problem, graph.cols, graph.rows, scale)
+        tree = parameters(model, case.width)
+        yield jax_model(name, logits, tree, problem, graph.cols, graph.rows, scale)
 
 
 @once

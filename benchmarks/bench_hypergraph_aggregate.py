@@ -6,6 +6,7 @@ is the operator itself applied to the cotangent; no candidate makes use of that.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -63,8 +64,8 @@ def problem(graph: Incidence, case: Case) -> Problem:
 # This library.
 
 
-def jax_gnn_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator[Candidate]:
-    """The op as users call it, and its plain-XLA implementation."""
+def containers(graph: Incidence, problem: Problem) -> tuple[Any, ...]:
+    """The hypergraph as this library's container, and the scales."""
     import jax_gnn
 
     inputs = problem.inputs
@@ -74,29 +75,37 @@ def jax_gnn_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterat
         num_nodes=graph.num_nodes,
         num_hyperedges=graph.num_hyperedges,
     )
-    operands = (hypergraph, inputs["node_scale"], inputs["hyperedge_scale"])
+    return hypergraph, inputs["node_scale"], inputs["hyperedge_scale"]
+
+
+def aggregate(
+    x: Any,
+    hypergraph: Any,
+    node_scale: Any,
+    edge_scale: Any,
+    implementation: Literal["xla"] | None = None,
+) -> Any:
+    """The op as users call it."""
+    import jax_gnn
+
+    return jax_gnn.hypergraph_aggregate(
+        hypergraph,
+        x,
+        node_scale_in=node_scale,
+        node_scale_out=node_scale,
+        hyperedge_scale=edge_scale,
+        implementation=implementation,
+    )
+
+
+def jax_gnn_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator[Candidate]:
+    """The op, and its plain-XLA implementation."""
     # Where the platform's kernel is missing the op warns and takes its plain XLA: not what we time.
     warnings.filterwarnings("error", message=".*Using plain XLA instead")
-    implementations: dict[str, Literal["xla"] | None] = {OURS: None, f"{OURS}, xla": "xla"}
-    for name, implementation in implementations.items():
-
-        def forward(
-            x: Any,
-            hypergraph: Any,
-            node_scale: Any,
-            edge_scale: Any,
-            implementation: Literal["xla"] | None = implementation,
-        ) -> Any:
-            return jax_gnn.hypergraph_aggregate(
-                hypergraph,
-                x,
-                node_scale_in=node_scale,
-                node_scale_out=node_scale,
-                hyperedge_scale=edge_scale,
-                implementation=implementation,
-            )
-
-        yield jax_candidate(name, forward, problem, operands)
+    operands = containers(graph, problem)
+    yield jax_candidate(OURS, aggregate, problem, operands)
+    in_xla = functools.partial(aggregate, implementation="xla")
+    yield jax_candidate(f"{OURS}, xla", in_xla, problem, operands)
 
 
 # Plain JAX.

@@ -1,21 +1,60 @@
 """Flax NNX layers over the operations of `jax_gnn`."""
 
+from flax_layers._attention import AttentionOptions
 from flax_layers._base import LinearOptions, Stack
+from flax_layers.allset import (
+    AllDeepSets,
+    AllDeepSetsConv,
+    AllSetTransformer,
+    AllSetTransformerConv,
+)
 from flax_layers.graph import GCN, GIN, SAGE, GCNConv, GINConv, SAGEConv, gcn_norm
-from flax_layers.hypergraph import HGNN, HGNNConv
+from flax_layers.hypergraph import HGNN, HGNNP, HGNNConv, HGNNPConv
+from flax_layers.hypergraph_attention import HypergraphAttention, HypergraphAttentionConv
 from flax_layers.typed import TypedLinear
+from flax_layers.unignn import (
+    UniGAT,
+    UniGATConv,
+    UniGCNII,
+    UniGCNIIConv,
+    UniGCNScales,
+    UniGIN,
+    UniGINConv,
+    UniSAGE,
+    UniSAGEConv,
+    unigcn_norm,
+)
 
 __all__ = [
     "GCN",
     "GIN",
     "HGNN",
+    "HGNNP",
     "SAGE",
+    "AllDeepSets",
+    "AllDeepSetsConv",
+    "AllSetTransformer",
+    "AllSetTransformerConv",
+    "AttentionOptions",
     "GCNConv",
     "GINConv",
     "HGNNConv",
+    "HGNNPConv",
+    "HypergraphAttention",
+    "HypergraphAttentionConv",
     "LinearOptions",
     "SAGEConv",
     "Stack",
     "TypedLinear",
+    "UniGAT",
+    "UniGATConv",
+    "UniGCNII",
+    "UniGCNIIConv",
+    "UniGCNScales",
+    "UniGIN",
+    "UniGINConv",
+    "UniSAGE",
+    "UniSAGEConv",
     "gcn_norm",
+    "unigcn_norm",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, TypedDict, get_args
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,11 @@ class LinearOptions(TypedDict, total=False):
     precision: Any
     kernel_init: nnx.Initializer
     bias_init: nnx.Initializer
+
+
+def linear_options(options: dict[str, Any]) -> Any:
+    """Those that are `LinearOptions`."""
+    return {name: options[name] for name in LinearOptions.__annotations__ if name in options}
 
 
 class Convolution(nnx.Module):
@@ -91,12 +96,7 @@ class Convolution(nnx.Module):
 
     def _operands(self, x: ArrayLike, num_nodes: int) -> tuple[Array, Array, Array | None]:
         """Checks x; returns it with kernel and bias in the dtype of the computation."""
-        x = jnp.asarray(x)
-        if x.ndim < 2 or (x.shape[0], x.shape[-1]) != (num_nodes, self.in_features):
-            raise ValueError(
-                f"x must have shape (num_nodes, ..., in_features) = ({num_nodes}, ..., "
-                f"{self.in_features}), got {x.shape}"
-            )
+        x = check_features(x, num_nodes, self.in_features)
         bias = None if self.bias is None else self.bias[...]
         return dtypes.promote_dtype((x, self.kernel[...], bias), dtype=self.dtype)
 
@@ -112,12 +112,17 @@ class Convolution(nnx.Module):
 class Stack(nnx.Module):
     """Base of the models: convolutions ``conv1``, ``conv2``, … with ReLU and dropout between them.
 
+    A model keeps each of its arguments as an attribute, or else its convolutions do.
+
     Attributes:
         convolution: What a subclass stacks.
+        dropout_in_convolutions: Whether their calls take `deterministic` and `rngs`, too.
         num_layers: Number of convolutions.
+        output: A linear map after the last convolution, ReLU and dropout; None without.
     """
 
-    convolution: ClassVar[type[Convolution]]
+    convolution: ClassVar[type[Any]]
+    dropout_in_convolutions: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -147,20 +152,36 @@ class Stack(nnx.Module):
             ValueError: A size is not positive, a rate is outside [0, 1], or a convolution refuses
                 an option.
         """
-        check_positive(hidden_features=hidden_features, num_layers=num_layers)
-        for name, rate in (
-            ("dropout_rate", dropout_rate),
-            ("input_dropout_rate", input_dropout_rate),
-        ):
-            if not 0 <= rate <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {rate}")
-        self.num_layers = num_layers
+        check_positive(
+            in_features=in_features,
+            hidden_features=hidden_features,
+            out_features=out_features,
+            num_layers=num_layers,
+        )
+        check_rates(dropout_rate=dropout_rate, input_dropout_rate=input_dropout_rate)
+        self.in_features = in_features
         self.hidden_features = hidden_features
+        self.out_features = out_features
+        self.num_layers = num_layers
+        self.dropout_rate = dropout_rate
+        self.input_dropout_rate = input_dropout_rate
         self.dropout = nnx.Dropout(dropout_rate, rngs=rngs)
         self.input_dropout = nnx.Dropout(input_dropout_rate, rngs=rngs)
-        widths = [in_features, *[hidden_features] * (num_layers - 1), out_features]
+        self.output: nnx.Linear | None = nnx.data(None)
+        self._build(rngs=rngs, **options)
+
+    def _build(self, *, rngs: nnx.Rngs, **options: Any) -> None:
+        """Makes the layers."""
+        between = [self.hidden_features] * (self.num_layers - 1)
+        widths = [self.in_features, *between, self.out_features]
         for number, sizes in enumerate(pairwise(widths), start=1):
-            setattr(self, f"conv{number}", self.convolution(*sizes, rngs=rngs, **options))
+            layer = self.convolution(*sizes, rngs=rngs, **self._options_of(number, options))
+            setattr(self, f"conv{number}", layer)
+
+    def _options_of(self, number: int, options: dict[str, Any]) -> dict[str, Any]:
+        """The further arguments of a convolution."""
+        del number
+        return options
 
     @property
     def convolutions(self) -> list[Any]:
@@ -193,15 +214,105 @@ class Stack(nnx.Module):
         Raises:
             ValueError: A shape does not fit a layer or the graph.
         """
-        if isinstance(rngs, Array):
-            rngs = nnx.Rngs(dropout=rngs)  # another key for each layer
-        y = self.input_dropout(jnp.asarray(x), deterministic=deterministic, rngs=rngs)
-        first, *others = self.convolutions
-        y = first(graph, y, *arguments, **named)
-        for convolution in others:
-            y = self.dropout(jax.nn.relu(y), deterministic=deterministic, rngs=rngs)
-            y = convolution(graph, y, *arguments, **named)
+        dropout = dropout_arguments(deterministic, rngs)
+        if self.dropout_in_convolutions:
+            named |= dropout
+        y = self.input_dropout(jnp.asarray(x), **dropout)
+        for number in range(1, self.num_layers + 1):
+            if number > 1:
+                y = self.dropout(jax.nn.relu(y), **dropout)
+            y = self._convolve(number, graph, y, *arguments, **named)
+        if self.output is not None:
+            y = self.output(self.dropout(jax.nn.relu(y), **dropout))
         return y
+
+    def _convolve(self, number: int, graph: Any, x: Array, *arguments: Any, **named: Any) -> Array:
+        """Calls a convolution."""
+        return getattr(self, f"conv{number}")(graph, x, *arguments, **named)
+
+
+class TwoLayerStack(Stack):
+    """A stack of two convolutions, unless another number is asked for."""
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: int,
+        *,
+        num_layers: int = 2,
+        **options: Any,
+    ) -> None:
+        """Initialises the convolutions.
+
+        Args:
+            in_features: Features per node of the input.
+            hidden_features: Features per node between the convolutions.
+            out_features: Features per node of the output, the number of classes.
+            num_layers: Number of convolutions.
+            **options: Dropout rates and rngs, see `Stack`; further arguments of each convolution.
+
+        Raises:
+            ValueError: A size is not positive, a rate is outside [0, 1], or a convolution refuses
+                an option.
+        """
+        super().__init__(
+            in_features, hidden_features, out_features, num_layers=num_layers, **options
+        )
+
+
+def dropout_arguments(
+    deterministic: bool | None, rngs: nnx.Rngs | nnx.RngStream | Array | None
+) -> dict[str, Any]:
+    """What several dropouts are called with: of a single key, each gets another."""
+    rngs = nnx.Rngs(dropout=rngs) if isinstance(rngs, Array) else rngs
+    return {"deterministic": deterministic, "rngs": rngs}
+
+
+def inverse_root(x: Array) -> Array:
+    """``x^-1/2``; 0 where x is not positive."""
+    positive = x > 0
+    return jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, x, 1)), 0)
+
+
+def unit_rows(y: Array) -> Array:
+    """Divides each row by its Euclidean norm; zeros stay."""
+    return y * inverse_root(jnp.sum(y * y, axis=-1, keepdims=True))
+
+
+def check_features(
+    x: ArrayLike, rows: int, in_features: int, name: str = "x", rows_name: str = "num_nodes"
+) -> Array:
+    """Checks the shape of features, ``(rows, *batch, in_features)``."""
+    x = jnp.asarray(x)
+    if x.ndim < 2 or (x.shape[0], x.shape[-1]) != (rows, in_features):
+        raise ValueError(
+            f"{name} must have shape ({rows_name}, ..., in_features) = ({rows}, ..., "
+            f"{in_features}), got {x.shape}"
+        )
+    return x
+
+
+def check_vector(name: str, values: ArrayLike, size_name: str, size: int) -> Array:
+    """Checks the shape of what has one number for each node, edge or hyperedge."""
+    values = jnp.asarray(values)
+    if values.shape != (size,):
+        raise ValueError(f"{name} must have shape ({size_name},) = ({size},), got {values.shape}")
+    return values
+
+
+def check_choice(name: str, value: Any, words: Any) -> None:
+    """Raises ValueError for what is none of a Literal's words."""
+    if value not in get_args(words):
+        choices = ", ".join(map(repr, get_args(words)))
+        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
+
+
+def check_rates(**rates: float) -> None:
+    """Raises ValueError for a share outside [0, 1]."""
+    for name, rate in rates.items():
+        if not 0 <= rate <= 1:
+            raise ValueError(f"{name} must lie in [0, 1], got {rate}")
 
 
 def check_positive(**sizes: int) -> None:

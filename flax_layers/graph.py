@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,16 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import Convolution, LinearOptions, Stack, check_positive
+from flax_layers._base import (
+    Convolution,
+    LinearOptions,
+    Stack,
+    check_choice,
+    check_positive,
+    check_vector,
+    inverse_root,
+    unit_rows,
+)
 from jax_gnn import Graph, segment_sum, spmm
 
 Aggregation = Literal["mean", "max", "sum"]
@@ -45,8 +54,7 @@ def gcn_norm(
         degree = segment_sum(_edge_weight(graph, edge_weight), graph.rows, num_nodes, True)
     if add_self_loops:
         degree = degree + 1
-    positive = degree > 0
-    return jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, degree, 1)), 0)
+    return inverse_root(degree)
 
 
 class GCNConv(Convolution):
@@ -254,9 +262,7 @@ class SAGEConv(Convolution):
         Raises:
             ValueError: A size is not positive or the aggregation is unknown.
         """
-        if aggregation not in get_args(Aggregation):
-            choices = ", ".join(map(repr, get_args(Aggregation)))
-            raise ValueError(f"aggregation must be one of {choices}, got {aggregation!r}")
+        check_choice("aggregation", aggregation, Aggregation)
         super().__init__(in_features, out_features, rngs=rngs, **options)
         self.root: nnx.Linear | None = nnx.data(None)
         if root_weight:
@@ -290,6 +296,11 @@ class SAGEConv(Convolution):
         messages = x if self.projection is None else jax.nn.relu(self.projection(x))
 
         def aggregate(features: Array) -> Array:
+            # A sum over a known degree: XLA joins the products to what is around them, while the
+            # gradient of a mean counts edges. Sums of half types may overflow.
+            if self.aggregation == "mean" and features.dtype.itemsize >= 4:
+                share = 1 / jnp.maximum(graph.in_degrees(), 1).astype(features.dtype)
+                return spmm(graph, features, weight) * _node_scale(graph, share, features)
             y = spmm(graph, features, weight, reduce=self.aggregation)
             if self.aggregation != "max":
                 return y
@@ -305,9 +316,7 @@ class SAGEConv(Convolution):
         if bias is not None:
             y = y + bias
         if self.normalize:
-            square = jnp.sum(y * y, axis=-1, keepdims=True)
-            positive = square > 0
-            y = y * jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, square, 1)), 0)
+            y = unit_rows(y)
         return y
 
 
@@ -369,18 +378,9 @@ class SAGE(Stack):
 def _edge_weight(graph: Graph, weight: ArrayLike | None) -> Any:
     if weight is None:
         return None
-    weight = jnp.asarray(weight)
-    if weight.shape != (graph.num_edges,):
-        raise ValueError(
-            f"edge_weight must have shape (num_edges,) = ({graph.num_edges},), got {weight.shape}"
-        )
-    return weight
+    return check_vector("edge_weight", weight, "num_edges", graph.num_edges)
 
 
 def _node_scale(graph: Graph, scale: ArrayLike, x: Array) -> Array:
-    scale = jnp.asarray(scale)
-    if scale.shape != (graph.num_nodes,):
-        raise ValueError(
-            f"node_scale must have shape (num_nodes,) = ({graph.num_nodes},), got {scale.shape}"
-        )
+    scale = check_vector("node_scale", scale, "num_nodes", graph.num_nodes)
     return scale.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1))

@@ -1,15 +1,22 @@
-"""Hypergraph neural networks in Flax NNX."""
+"""Hypergraph neural networks in Flax NNX: HGNN and HGNN+."""
 
 from __future__ import annotations
 
-from typing import Any, Unpack, get_args
+from typing import Unpack
 
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import Convolution, LinearOptions, Stack, check_positive
+from flax_layers._base import (
+    Convolution,
+    LinearOptions,
+    TwoLayerStack,
+    check_choice,
+    check_positive,
+    check_vector,
+)
 from jax_gnn import Hypergraph, hypergraph_aggregate
 from jax_gnn.hypergraph_aggregate import Normalization
 
@@ -20,8 +27,8 @@ class HGNNConv(Convolution):
     ``G`` is ``Dv^-1/2 H W De^-1 H^T Dv^-1/2`` with ``normalization="symmetric"`` (Feng et al.,
     "Hypergraph Neural Networks", AAAI 2019, equations 10 and 11) and ``Dv^-1 H W De^-1 H^T`` with
     ``"row"``. ``H`` is the incidence matrix, ``W`` the diagonal matrix of the hyperedge weights,
-    ``De`` and ``Dv`` are those of the hyperedge sizes and the weighted node degrees. As in that
-    paper's code, the bias is added before the aggregation.
+    ``De`` and ``Dv`` are those of the hyperedge sizes and the weighted node degrees, both summed
+    over ``H``. As in that paper's code, the bias is added before the aggregation.
 
     Without a bias, ``G (X Theta)`` equals ``(G X) Theta`` and the aggregation runs on the narrower
     side; with one it always follows the linear map.
@@ -58,9 +65,7 @@ class HGNNConv(Convolution):
         Raises:
             ValueError: A size is not positive or the normalization is unknown.
         """
-        if normalization not in get_args(Normalization):
-            choices = ", ".join(map(repr, get_args(Normalization)))
-            raise ValueError(f"normalization must be one of {choices}, got {normalization!r}")
+        check_choice("normalization", normalization, Normalization)
         super().__init__(in_features, out_features, rngs=rngs, **options)
         self.hyperedge_weight: nnx.Param[Array] | None = nnx.data(None)
         if num_hyperedges is not None:
@@ -70,7 +75,11 @@ class HGNNConv(Convolution):
         self.num_hyperedges = num_hyperedges
 
     def __call__(
-        self, hypergraph: Hypergraph, x: ArrayLike, hyperedge_weight: ArrayLike | None = None
+        self,
+        hypergraph: Hypergraph,
+        x: ArrayLike,
+        hyperedge_weight: ArrayLike | None = None,
+        incidence_weight: ArrayLike | None = None,
     ) -> Array:
         """Applies the convolution.
 
@@ -79,6 +88,8 @@ class HGNNConv(Convolution):
             x: Node features, ``(num_nodes, *batch, in_features)``.
             hyperedge_weight: Positive weights, ``(num_hyperedges,)``; multiplied by the learnable
                 weights where the layer has them. None means ones.
+            incidence_weight: The entries of ``H``, ``(num_incidences,)`` in the hypergraph's order,
+                for members of a degree (see `Hypergraph.incidence_values`). None means ones.
 
         Returns:
             ``(num_nodes, *batch, out_features)`` in `dtype`.
@@ -88,10 +99,18 @@ class HGNNConv(Convolution):
         """
         x, kernel, bias = self._operands(x, hypergraph.num_nodes)
         weight = self._hyperedge_weight(hypergraph, hyperedge_weight)
+        if incidence_weight is not None:
+            incidence_weight = check_vector(
+                "incidence_weight", incidence_weight, "num_incidences", hypergraph.num_incidences
+            )
 
         def aggregate(features: Array) -> Array:
             return hypergraph_aggregate(
-                hypergraph, features, weight, normalization=self.normalization
+                hypergraph,
+                features,
+                weight,
+                incidence_weight=incidence_weight,
+                normalization=self.normalization,
             )
 
         if bias is None:
@@ -99,25 +118,57 @@ class HGNNConv(Convolution):
         return aggregate(jnp.matmul(x, kernel, precision=self.precision) + bias)
 
     def _hyperedge_weight(self, hypergraph: Hypergraph, given: ArrayLike | None) -> Array | None:
-        expected = (hypergraph.num_hyperedges,)
-        weight = None if given is None else jnp.asarray(given)
-        if weight is not None and weight.shape != expected:
-            raise ValueError(
-                f"hyperedge_weight must have shape (num_hyperedges,) = {expected}, "
-                f"got {weight.shape}"
-            )
+        weight = check_hyperedge_weight(hypergraph, given)
         if self.hyperedge_weight is None:
             return weight
         learned = self.hyperedge_weight[...]
-        if learned.shape != expected:
+        if learned.shape != (hypergraph.num_hyperedges,):
             raise ValueError(
-                f"hypergraph has {expected[0]} hyperedges, but this layer was made with "
-                f"num_hyperedges={self.num_hyperedges} learnable weights"
+                f"hypergraph has {hypergraph.num_hyperedges} hyperedges, but this layer was made "
+                f"with num_hyperedges={self.num_hyperedges} learnable weights"
             )
         return learned if weight is None else learned * weight
 
 
-class HGNN(Stack):
+class HGNNPConv(HGNNConv):
+    """Hypergraph convolution of HGNN+: ``Dv^-1 H W De^-1 H^T (X Theta + b)``.
+
+    Gao et al., "HGNN+: General hypergraph neural networks", TPAMI 2022. It is `HGNNConv` with
+    ``normalization="row"``, and so are its parameters and its call.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        num_hyperedges: int | None = None,
+        rngs: nnx.Rngs,
+        **options: Unpack[LinearOptions],
+    ) -> None:
+        """Initialises the parameters.
+
+        Args:
+            in_features: Features per node of the input.
+            out_features: Features per node of the output.
+            num_hyperedges: Gives the layer one learnable weight per hyperedge, see `HGNNConv`.
+            rngs: Source of the keys for initialisation (stream "params").
+            **options: See `LinearOptions`.
+
+        Raises:
+            ValueError: A size is not positive.
+        """
+        super().__init__(
+            in_features,
+            out_features,
+            normalization="row",
+            num_hyperedges=num_hyperedges,
+            rngs=rngs,
+            **options,
+        )
+
+
+class HGNN(TwoLayerStack):
     """Hypergraph neural network: two `HGNNConv` (or more), ReLU and dropout between them.
 
     The node classifier of Feng et al., "Hypergraph Neural Networks", AAAI 2019, section 4. Its call
@@ -126,28 +177,18 @@ class HGNN(Stack):
 
     convolution = HGNNConv
 
-    def __init__(
-        self,
-        in_features: int,
-        hidden_features: int,
-        out_features: int,
-        *,
-        num_layers: int = 2,
-        **options: Any,
-    ) -> None:
-        """Initialises the convolutions.
 
-        Args:
-            in_features: Features per node of the input.
-            hidden_features: Features per node between the convolutions.
-            out_features: Features per node of the output, the number of classes.
-            num_layers: Number of convolutions.
-            **options: Dropout rates and rngs, see `Stack`; further arguments of `HGNNConv`.
+class HGNNP(TwoLayerStack):
+    """HGNN+: two `HGNNPConv` (or more), ReLU and dropout between them.
 
-        Raises:
-            ValueError: A size is not positive, a rate is outside [0, 1] or the normalization is
-                unknown.
-        """
-        super().__init__(
-            in_features, hidden_features, out_features, num_layers=num_layers, **options
-        )
+    Its call takes the arguments of `HGNNPConv`'s.
+    """
+
+    convolution = HGNNPConv
+
+
+def check_hyperedge_weight(hypergraph: Hypergraph, weight: ArrayLike | None) -> Array | None:
+    """Checks the shape of weights of hyperedges."""
+    if weight is None:
+        return None
+    return check_vector("hyperedge_weight", weight, "num_hyperedges", hypergraph.num_hyperedges)

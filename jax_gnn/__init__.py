@@ -4,7 +4,12 @@ from jax_gnn._ffi import implementation
 from jax_gnn._version import __version__
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
-from jax_gnn.hypergraph_aggregate import hypergraph_aggregate
+from jax_gnn.hypergraph_aggregate import (
+    hyperedge_to_node,
+    hypergraph_aggregate,
+    incidence_softmax,
+    node_to_hyperedge,
+)
 from jax_gnn.segment_matmul import segment_matmul, segment_outer
 from jax_gnn.segment_reduce import (
     SegmentIndex,
@@ -28,9 +33,12 @@ __all__ = [
     "SegmentIndex",
     "TypePlan",
     "__version__",
+    "hyperedge_to_node",
     "hypergraph_aggregate",
     "implementation",
+    "incidence_softmax",
     "index_segment_reduce",
+    "node_to_hyperedge",
     "sddmm",
     "segment_argmax",
     "segment_logsumexp",

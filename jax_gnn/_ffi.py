@@ -92,6 +92,11 @@ def _load_cuda() -> PlatformStatus:
 _STATUS: dict[str, PlatformStatus] = {"cpu": _load_cpu(), "cuda": _load_cuda()}
 
 
+def host_function(name: str) -> Callable[..., None]:
+    """A compiled function on numpy arrays."""
+    return getattr(_load("_cpu"), name)
+
+
 def status() -> list[PlatformStatus]:
     """What each platform with kernels offers, for ``jax-gnn info``."""
     return list(_STATUS.values())
@@ -138,7 +143,7 @@ class Bind:
     implementation: str | None
     attributes: Mapping[str, Any] = field(hash=False)
 
-    def __call__(self, *operands: Any, **changes: Any) -> Array:
+    def __call__(self, *operands: Any, **changes: Any) -> Any:
         """Applies the primitive, with its attributes but for the ``changes``."""
         leaves, tree = jax.tree.flatten(operands)
         return self.primitive.bind(
@@ -201,47 +206,54 @@ class Call:
 class Rules:
     """Everything that is particular to one primitive.
 
-    A primitive maps operands, which are pytrees of arrays, to one array. It is linear in each
-    operand that ``transpose`` names; these are single arrays. Its attributes are static keyword
-    arguments: ``result``, ``xla`` and ``call`` get them, the others find them in ``bind``.
+    A primitive maps operands, which are pytrees of arrays, to one array, or to several: a list. It
+    is linear in each operand that ``transpose`` names; these are single arrays. Its attributes are
+    static keyword arguments: ``result``, ``xla`` and ``call`` get them, the others find them in
+    ``bind``.
 
     Attributes:
-        result: maps the operands' avals to shape and dtype of the result.
-        xla: the same function in plain ``jax.numpy``.
+        result: maps the operands' avals to shape and dtype of the result; of each, in a list.
+        xla: the same function in plain ``jax.numpy``, or in other primitives.
         call: maps a platform and :class:`Operand` trees to what that platform's kernel gets, or to
-            None where plain XLA is meant to do the work. By default, all operands.
+            None where ``xla`` is meant to do the work. By default, all operands.
         prefers_xla: whether plain XLA is faster than that kernel, which is not asked where an
             implementation is demanded. Called like ``call``.
         transpose: for the position of each linear operand, a function of (bind, cotangent,
-            operands) that gives the operand's cotangent; the operand itself is not to be read.
+            operands) that gives the operand's cotangent; the operand itself is not to be read. For
+            several positions in a tuple, where it is linear in all these operands together, a
+            function that gives the cotangent of each. Of several results, ``cotangent`` is a list,
+            with None for zero.
         batch: a function of (bind, operands, batched, size) in which batched operands carry the
             batch as their first axis; gives the result with the batch as first axis.
         jvp: a function of (bind, primals, tangents), where None is a zero tangent, that gives
             (result, tangent). Left out, the sum over the linear operands.
+        several: whether there are several results.
     """
 
-    result: Callable[..., jax.ShapeDtypeStruct]
-    xla: Callable[..., Array]
-    transpose: Mapping[int, Callable[[Bind, Array, Sequence[Any]], Array]]
-    batch: Callable[[Bind, Sequence[Any], Sequence[Any], int], Array]
+    result: Callable[..., Any]
+    xla: Callable[..., Any]
+    transpose: Mapping[int | tuple[int, ...], Callable[[Bind, Any, Sequence[Any]], Any]]
+    batch: Callable[[Bind, Sequence[Any], Sequence[Any], int], Any]
     call: Callable[..., Call | None] = lambda platform, *operands: Call(jax.tree.leaves(operands))
     prefers_xla: Callable[..., bool] = lambda platform, *operands, **attributes: False
-    jvp: Callable[[Bind, Sequence[Any], Sequence[Any]], tuple[Array, Array | None]] | None = None
+    jvp: Callable[[Bind, Sequence[Any], Sequence[Any]], tuple[Any, Any]] | None = None
+    several: bool = False
 
 
 PRIMITIVES: dict[str, tuple[Primitive, Rules]] = {}
 
 
-def define_primitive(name: str, rules: Rules) -> Callable[..., Array]:
+def define_primitive(name: str, rules: Rules) -> Callable[..., Any]:
     """Makes a primitive of which each platform's target is called ``name``.
 
     Returns:
         A function of the operands, the keyword ``implementation`` and the attributes.
     """
     primitive = Primitive(f"{_TARGET_PREFIX}{name}")
+    primitive.multiple_results = rules.several
     PRIMITIVES[name] = (primitive, rules)
 
-    def apply(*operands: Any, implementation: str | None = None, **attributes: Any) -> Array:
+    def apply(*operands: Any, implementation: str | None = None, **attributes: Any) -> Any:
         _check_implementation(implementation)
         return Bind(primitive, implementation or _implementation.value, attributes)(*operands)
 
@@ -253,12 +265,16 @@ def define_primitive(name: str, rules: Rules) -> Callable[..., Array]:
                 f"{', '.join(map(str, avals))}; call it inside jax.shard_map"
             )
         # All operands vary over the same manual axes: any one passes them on.
-        unsharded = PartitionSpec(*[None] * len(result.shape))
-        return avals[0].update(
-            shape=result.shape,
-            dtype=result.dtype,
-            weak_type=False,
-            sharding=NamedSharding(avals[0].sharding.mesh, unsharded),
+        return jax.tree.map(
+            lambda each: avals[0].update(
+                shape=each.shape,
+                dtype=each.dtype,
+                weak_type=False,
+                sharding=NamedSharding(
+                    avals[0].sharding.mesh, PartitionSpec(*[None] * len(each.shape))
+                ),
+            ),
+            result,
         )
 
     def jvp(
@@ -268,12 +284,13 @@ def define_primitive(name: str, rules: Rules) -> Callable[..., Array]:
         implementation: str | None,
         tree: Any,
         **attributes: Any,
-    ) -> tuple[Array, Any]:
-        rule = rules.jvp or functools.partial(multilinear_jvp, tuple(rules.transpose))
+    ) -> tuple[Any, Any]:
+        linear = tuple(key for key in rules.transpose if isinstance(key, int))
+        rule = rules.jvp or functools.partial(multilinear_jvp, linear)
         known = [None if isinstance(t, ad.Zero) else t for t in tangents]
         bind = Bind(primitive, implementation, attributes)
         result, tangent = rule(bind, tree.unflatten(primals), tree.unflatten(known))
-        zero = ad.Zero(jax.typeof(result).to_tangent_aval())
+        zero = jax.tree.map(lambda each: ad.Zero(jax.typeof(each).to_tangent_aval()), result)
         return result, zero if tangent is None else tangent
 
     def transpose(
@@ -285,14 +302,23 @@ def define_primitive(name: str, rules: Rules) -> Callable[..., Array]:
     ) -> list[Any]:
         bind = Bind(primitive, implementation, attributes)
         operands, positions = tree.unflatten(leaves), tree.unflatten(range(len(leaves)))
+        wanted = [i for i, operand in enumerate(operands) if ad.is_undefined_primal(operand)]
+        cotangents = cotangent if rules.several else [cotangent]
+        known = [None if isinstance(ct, ad.Zero) else ct for ct in cotangents]
+        found: dict[int, Any] = {}
+        if all(ct is None for ct in known):
+            found = {i: ad.Zero(operands[i].aval.to_ct_aval()) for i in wanted}
+        together = {
+            i: key for key in rules.transpose for i in (key if isinstance(key, tuple) else (key,))
+        }
+        for i in wanted:
+            if i not in found:
+                key = together[i]
+                cts = rules.transpose[key](bind, known if rules.several else known[0], operands)
+                found |= zip(key, cts, strict=True) if isinstance(key, tuple) else {i: cts}
         result: list[Any] = [None] * len(leaves)
-        for i, operand in enumerate(operands):
-            if not ad.is_undefined_primal(operand):
-                continue
-            if isinstance(cotangent, ad.Zero):
-                result[positions[i]] = ad.Zero(operand.aval.to_ct_aval())
-            else:
-                result[positions[i]] = rules.transpose[i](bind, cotangent, operands)
+        for i in wanted:
+            result[positions[i]] = found[i]
         return result
 
     def batch(
@@ -302,7 +328,7 @@ def define_primitive(name: str, rules: Rules) -> Callable[..., Array]:
         implementation: str | None,
         tree: Any,
         **attributes: Any,
-    ) -> tuple[Array, int]:
+    ) -> tuple[Any, Any]:
         bind = Bind(primitive, implementation, attributes)
         batched = [dim is not None for dim in dims]
         moved = [
@@ -310,7 +336,8 @@ def define_primitive(name: str, rules: Rules) -> Callable[..., Array]:
             for leaf, dim in zip(leaves, dims, strict=True)
         ]
         size = next(x.shape[0] for x, is_batched in zip(moved, batched, strict=True) if is_batched)
-        return rules.batch(bind, tree.unflatten(moved), tree.unflatten(batched), size), 0
+        result = rules.batch(bind, tree.unflatten(moved), tree.unflatten(batched), size)
+        return result, jax.tree.map(lambda _: 0, result)
 
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(abstract_eval)
@@ -353,8 +380,9 @@ def _lower(
             f"compiled for {' and '.join(ctx.platforms or ctx.module_context.platforms)}"
         )
 
-    def plain(*leaves: Any) -> Array:
-        return rules.xla(*tree.unflatten(leaves), **attributes)
+    def plain(*leaves: Any) -> Any:
+        with _implementation(implementation):
+            return rules.xla(*tree.unflatten(leaves), **attributes)
 
     call = None
     if platform != "xla" and implementation != "xla":
@@ -366,14 +394,14 @@ def _lower(
         if implementation is not None or not rules.prefers_xla(*arguments, **attributes):
             call = rules.call(*arguments, **attributes)
     if call is None:
-        return mlir.lower_fun(plain, multiple_results=False)(ctx, *values)
+        return mlir.lower_fun(plain, multiple_results=rules.several)(ctx, *values)
     state = _STATUS[platform]
     if name not in state.targets:
         missing = f"{name} has no {platform} kernel here: {state.reason}. What to do: {state.hint}."
         if implementation is not None:
             raise ValueError(missing)
         warnings.warn(f"{missing} Using plain XLA instead.", RuntimeWarning, stacklevel=2)
-        return mlir.lower_fun(plain, multiple_results=False)(ctx, *values)
+        return mlir.lower_fun(plain, multiple_results=rules.several)(ctx, *values)
     workspaces = [jax.core.ShapedArray(w.shape, w.dtype) for w in call.workspaces]
     inner = ctx.replace(
         avals_in=[operand.aval for operand in call.operands],
@@ -382,7 +410,7 @@ def _lower(
     # The workspaces are results that nobody reads.
     lowering = jax.ffi.ffi_lowering(_TARGET_PREFIX + name)
     operands = [operand.lower(ctx) for operand in call.operands]
-    return lowering(inner, *operands, **call.attributes)[:1]
+    return lowering(inner, *operands, **call.attributes)[: len(ctx.avals_out)]
 
 
 def _value(value: Any, ctx: Any) -> Any:

@@ -11,6 +11,8 @@ import numpy as np
 import scipy.sparse
 from jax import Array
 
+from jax_gnn import _ffi
+
 PADDING = -1  # out of range whatever the sizes are
 
 
@@ -35,41 +37,39 @@ def sort_both_ways(
 ) -> tuple[Entries, Entries, Any]:
     """Sorts pairs by row, and by column; pairs with an id out of range are padding.
 
-    Works on numpy arrays and on traced ones.
+    Works on numpy arrays of int64, natively, and on traced arrays.
 
     Returns:
         The pairs by row, the swapped pairs by column, and where each of the latter stands among the
         former. ``order`` of both refers to the arguments.
     """
-    xp = jnp if isinstance(rows, jax.Array) else np
     dtype = index_dtype(num_rows, num_cols, rows.shape[0])
+    if not isinstance(rows, jax.Array):
+        by_row, by_col = (
+            Entries(np.empty(size + 1, dtype), *(np.empty(len(rows), dtype) for _ in range(3)))
+            for size in (num_rows, num_cols)
+        )
+        places = np.empty(len(rows), dtype)
+        contiguous = map(np.ascontiguousarray, (rows, cols))
+        _ffi.host_function("sort_pairs")(*contiguous, *by_row, *by_col, places)
+        return by_row, by_col, places
     valid = (rows >= 0) & (rows < num_rows) & (cols >= 0) & (cols < num_cols)
-    rows = xp.where(valid, rows, num_rows)
-    cols = xp.where(valid, cols, num_cols)
+    rows = jnp.where(valid, rows, num_rows)
+    cols = jnp.where(valid, cols, num_cols)
 
-    def entries(rows: Any, cols: Any, order: Any, num_rows: int) -> Entries:
-        indptr = xp.searchsorted(rows, xp.arange(num_rows + 1), side="left")
-        padding = xp.arange(rows.shape[0]) >= indptr[-1]
-        columns = (xp.where(padding, PADDING, ids).astype(dtype) for ids in (rows, cols, order))
+    def entries(rows: Array, cols: Array, order: Array, num_rows: int) -> Entries:
+        indptr = jnp.searchsorted(rows, jnp.arange(num_rows + 1), side="left")
+        padding = jnp.arange(rows.shape[0]) >= indptr[-1]
+        columns = (jnp.where(padding, PADDING, ids).astype(dtype) for ids in (rows, cols, order))
         return Entries(indptr.astype(dtype), *columns)
 
-    order = _stable_order(cols, num_cols)
-    order = order[_stable_order(rows[order], num_rows)]
+    order = jnp.argsort(cols, stable=True)
+    order = order[jnp.argsort(rows[order], stable=True)]
     rows, cols = rows[order], cols[order]
-    back = _stable_order(cols, num_cols)
+    back = jnp.argsort(cols, stable=True)
     by_row = entries(rows, cols, order, num_rows)
     by_col = entries(cols[back], rows[back], order[back], num_cols)
-    return by_row, by_col, xp.where(by_col.rows == PADDING, PADDING, back).astype(dtype)
-
-
-def _stable_order(ids: Any, size: int) -> Any:
-    """Which of the ids in ``[0, size]`` comes at each place when they are sorted stably."""
-    if isinstance(ids, jax.Array):
-        return jnp.argsort(ids, stable=True)
-    # To transpose a matrix with one entry a row is a counting sort.
-    starts, ones = np.arange(len(ids) + 1), np.ones(len(ids), np.int8)
-    matrix = scipy.sparse.csr_array((ones, ids, starts), shape=(len(ids), size + 1))
-    return matrix.tocsc().indices
+    return by_row, by_col, jnp.where(by_col.rows == PADDING, PADDING, back).astype(dtype)
 
 
 def row_ids(indptr: Array, num_entries: int) -> Array:

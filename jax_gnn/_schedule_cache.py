@@ -26,8 +26,10 @@ import jax
 VERSION = 1
 SHIPPED = Path(__file__).with_name("shipped_schedules.json")
 
+_HYPERGRAPH = "hypergraph_aggregate"
+
 Fields = tuple[Any, ...]
-"""Of a ``Schedule`` or ``MatmulSchedule``."""
+"""Of a ``Schedule``, ``MatmulSchedule`` or ``HypergraphSchedule``."""
 
 
 class Tuned(NamedTuple):
@@ -60,6 +62,14 @@ def matmul_key(op: str, rows: int, groups: int, k: int, n: int, itemsize: int) -
     """The bucket of a product: rows and groups to the nearest power of two, all else exactly."""
     sizes = f"rows {_bucket(rows)} groups {_bucket(groups)}"
     return f"{op} k {k} n {n} itemsize {itemsize} {sizes}"
+
+
+def hypergraph_key(incidences: int, nodes: int, hyperedges: int, width: int, itemsize: int) -> str:
+    """The bucket of a hypergraph: sizes to the nearest power of two, features exactly."""
+    sizes = f"incidences {_bucket(incidences)} nodes {_bucket(nodes)}"
+    return (
+        f"{_HYPERGRAPH} width {width} itemsize {itemsize} {sizes} hyperedges {_bucket(hyperedges)}"
+    )
 
 
 def _bucket(size: int) -> str:
@@ -155,8 +165,12 @@ def _parse(document: Any) -> Entries:
 
 
 def _parse_tuned(name: str, schedule: Any, microseconds: Any, rule_microseconds: Any) -> Tuned:
-    types = (int, int, int) if is_matmul(name) else (bool, int, int, int)
-    least = (1, 0, 1) if is_matmul(name) else (0, 1, 1, 1)
+    types: tuple[type, ...] = (bool, int, int, int)
+    least: tuple[int, ...] = (0, 1, 1, 1)
+    if is_matmul(name):
+        types, least = (int, int, int), (1, 0, 1)
+    elif is_hypergraph(name):
+        types, least = (bool, int, int), (0, 1, 1)
     if tuple(map(type, schedule)) != types or any(map(operator.lt, schedule, least)):
         raise ValueError(f"it is damaged ({schedule!r} is no schedule)")
     return Tuned(tuple(schedule), float(microseconds), float(rule_microseconds))
@@ -165,3 +179,8 @@ def _parse_tuned(name: str, schedule: Any, microseconds: Any, rule_microseconds:
 def is_matmul(name: str) -> bool:
     """Whether a key is one of `matmul_key`."""
     return name.startswith(("segment_matmul ", "segment_outer "))
+
+
+def is_hypergraph(name: str) -> bool:
+    """Whether a key is one of `hypergraph_key`."""
+    return name.startswith(f"{_HYPERGRAPH} ")

@@ -324,7 +324,7 @@ def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
         for model in (result.model, load_checkpoint(checkpoint))
     )
     plot = folder / "learning_curves.png"
-    plot_learning_curves(result, plot, title=f"{config.model.upper()} on {dataset.name}")
+    plot_learning_curves(result, plot, title=f"{recipe.model.__name__} on {dataset.name}")
     results = folder / "results.json"
     results.write_text(
         json.dumps(
@@ -356,19 +356,22 @@ def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
 
 EXAMPLES = {
     "hgnn": (
-        "--data cora_cocitation.npz --splits 20",
+        "--data cora_cocitation.npz --splits 20 --self-loops all --hidden-features 256 \\\n"
+        "    --epochs 500 --learning-rate 0.001 --weight-decay 0",
         "--data walmart_trips.npz --features noisy-label --no-baseline",
     ),
     "gcn": ("--data planetoid/ind.cora.x", "--data cora.npz --split random --layers 3"),
     "gin": ("--data cora.npz --learn-eps",),
     "sage": ("--data cora.npz --aggregation max",),
+    "unigcnii": ("--data cora_cocitation.npz --splits 20 --layers 8",),
+    "allsettransformer": ("--data cora_cocitation.npz --splits 20 --heads 8",),
 }
 
 
 def _train_command(recipe: Recipe) -> Command:
     name = recipe.config.model
     examples = "\n  ".join(
-        f"jax-gnn train {name} {line}".rstrip() for line in ("", *EXAMPLES[name])
+        f"jax-gnn train {name} {line}".rstrip() for line in ("", *EXAMPLES.get(name, ()))
     )
     return Command(
         ("train", name),

@@ -197,8 +197,10 @@ class Graph:
         places = jnp.where(self.t_order == _index.PADDING, size, self.t_order)
         padding = jnp.full_like(self.t_order, _index.PADDING)
         inverse = padding.at[places].set(jnp.arange(size, dtype=padding.dtype), mode="drop")
-        edge_ids = self.edge_ids.at[self.t_order].get(
-            mode="fill", fill_value=_index.PADDING, wrap_negative_indices=False
+        edge_ids = (
+            jnp.asarray(self.edge_ids)
+            .at[self.t_order]
+            .get(mode="fill", fill_value=_index.PADDING, wrap_negative_indices=False)
         )
         return Graph(
             indptr=self.t_indptr,
@@ -258,11 +260,14 @@ class Graph:
         src, dst, edge_ids = (np.asarray(array)[:size].astype(np.int64) for array in arrays)
         return src, dst, edge_ids
 
-    def _with_edges(self, src: np.ndarray, dst: np.ndarray, edge_ids: np.ndarray) -> Graph:
-        """Adds edges that have the given ``edge_ids``."""
+    def _with_edges(
+        self, src: np.ndarray, dst: np.ndarray, edge_ids: np.ndarray, num_dst: int | None = None
+    ) -> Graph:
+        """Adds edges that have the given ``edge_ids``, and destinations up to ``num_dst``."""
         old = self._host_edges("adding edges")
         src, dst, edge_ids = map(np.concatenate, zip(old, (src, dst, edge_ids), strict=True))
-        graph = Graph.from_edges(src, dst, num_nodes=self.num_nodes)
+        num_dst = self.num_dst if num_dst is None else num_dst
+        graph = Graph.from_edges(src, dst, num_src=self.num_src, num_dst=num_dst)
         order = np.asarray(graph.edge_ids)
         return replace(graph, edge_ids=jnp.asarray(edge_ids[order].astype(order.dtype)))
 

@@ -1,9 +1,9 @@
-"""The hypergraph container: incidence lists in both directions, as a pytree."""
+"""The hypergraph container: a bipartite graph, or two of them, as a pytree."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -13,64 +13,89 @@ import numpy as np
 from jax import Array
 
 from jax_gnn import _index
+from jax_gnn.graph import Graph
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Hypergraph:
-    """Which nodes belong to which hyperedges, by hyperedge and by node.
+    """Which nodes belong to which hyperedges: a bipartite graph, from nodes to hyperedges.
 
-    The two halves are the CSR forms of the transposed incidence matrix Hᵀ and of the incidence
-    matrix H. All sizes are shapes, so that hypergraphs of equal sizes share one compiled program;
-    :meth:`pad` makes sizes equal. Build one with a ``from_…`` method. The arrays are int32, or
-    int64 where 32 bits do not suffice.
+    All sizes are shapes, so that hypergraphs of equal sizes share one compiled program; :meth:`pad`
+    makes sizes equal. Build one with a ``from_…`` method.
+
+    Messages run from nodes to hyperedges and from there to nodes again. In a directed hypergraph,
+    the nodes that a hyperedge hears from, its tail, are others than those that hear from it, its
+    head.
 
     Attributes:
-        hyperedge_indptr: ``(num_hyperedges + 1,)``, where each hyperedge starts in
-            ``hyperedge_nodes``.
-        hyperedge_nodes: ``(num_incidences,)``, the nodes of each hyperedge, in ascending order.
-        node_indptr: ``(num_nodes + 1,)``, where each node starts in ``node_hyperedges``.
-        node_hyperedges: ``(num_incidences,)``, the hyperedges of each node, in ascending order.
+        graph: the incidences, as edges from nodes to hyperedges; those of the tails, if directed.
+            What ops take or give for each incidence is in the order of its edges: by hyperedge,
+            then node. :meth:`incidence_values` brings values there.
+        head: the incidences of the heads, also as edges from nodes to hyperedges; None: those of
+            ``graph``.
 
-    Entries past ``indptr[-1]`` are padding and hold -1. A node named twice in a hyperedge counts
-    twice.
+    A node named twice in a hyperedge counts twice.
     """
 
-    hyperedge_indptr: Array
-    hyperedge_nodes: Array
-    node_indptr: Array
-    node_hyperedges: Array
+    graph: Graph
+    head: Graph | None = None
+
+    @property
+    def receiving(self) -> Graph:
+        """The incidences along which nodes receive: ``head``, or ``graph`` where that is None."""
+        return self.graph if self.head is None else self.head
+
+    @property
+    def hyperedge_indptr(self) -> Array:
+        """``(num_hyperedges + 1,)``, where each hyperedge starts in ``hyperedge_nodes``."""
+        return self.graph.indptr
+
+    @property
+    def hyperedge_nodes(self) -> Array:
+        """``(num_incidences,)``, the nodes of each hyperedge, ascending; -1 for padding."""
+        return self.graph.cols
+
+    @property
+    def node_indptr(self) -> Array:
+        """``(num_nodes + 1,)``, where each node starts in ``node_hyperedges``."""
+        return self.graph.t_indptr
+
+    @property
+    def node_hyperedges(self) -> Array:
+        """``(num_incidences,)``, the hyperedges of each node, ascending; -1 for padding."""
+        return self.graph.t_cols
 
     @property
     def num_nodes(self) -> int:
         """Number of nodes, padding included."""
-        return self.node_indptr.shape[-1] - 1
+        return self.graph.num_src
 
     @property
     def num_hyperedges(self) -> int:
         """Number of hyperedges, padding included."""
-        return self.hyperedge_indptr.shape[-1] - 1
+        return self.graph.num_dst
 
     @property
     def num_incidences(self) -> int:
-        """Number of (node, hyperedge) pairs, padding included."""
-        return self.hyperedge_nodes.shape[-1]
+        """Number of (node, hyperedge) pairs of ``graph``, padding included."""
+        return self.graph.num_edges
 
     @property
     def dual(self) -> Hypergraph:
         """The hypergraph with nodes and hyperedges swapped."""
-        return Hypergraph(
-            self.node_indptr, self.node_hyperedges, self.hyperedge_indptr, self.hyperedge_nodes
-        )
+        head = None if self.head is None else self.graph.transpose()
+        return Hypergraph(self.receiving.transpose(), head)
 
     def __repr__(self) -> str:
-        shapes = {f.name: getattr(getattr(self, f.name), "shape", None) for f in fields(self)}
-        if any(not shape for shape in shapes.values()):  # a pytree of something else than arrays
-            return f"Hypergraph({', '.join(f'{n}={getattr(self, n)!r}' for n in shapes)})"
-        return (
-            f"Hypergraph(num_nodes={self.num_nodes}, num_hyperedges={self.num_hyperedges}, "
-            f"num_incidences={self.num_incidences})"
-        )
+        arrays = jax.tree.leaves(self)
+        if not arrays or any(not getattr(array, "shape", None) for array in arrays):
+            return f"Hypergraph(graph={self.graph!r}, head={self.head!r})"  # a pytree of others
+        sizes = ["num_nodes", "num_hyperedges", "num_incidences"]
+        parts = [f"{name}={getattr(self, name)}" for name in sizes]
+        if self.head is not None:
+            parts.append(f"num_head_incidences={self.head.num_edges}")
+        return f"Hypergraph({', '.join(parts)})"
 
     @classmethod
     def from_incidence(
@@ -100,17 +125,40 @@ class Hypergraph:
             ValueError: an array is not one-dimensional, lengths differ, a size is negative, or an
                 id is out of range.
         """
-        nodes, hyperedges = _index.check_pairs("node_idx", node_idx, "hyperedge_idx", hyperedge_idx)
-        num_nodes = _index.check_size("num_nodes", num_nodes, nodes)
-        num_hyperedges = _index.check_size("num_hyperedges", num_hyperedges, hyperedges)
-        if validate and not _index.is_traced(nodes):
-            _index.check_range("node_idx", nodes, "num_nodes", num_nodes)
-            _index.check_range("hyperedge_idx", hyperedges, "num_hyperedges", num_hyperedges)
-        by_hyperedge, by_node, _ = _index.sort_both_ways(
-            hyperedges, nodes, num_hyperedges, num_nodes
-        )
-        arrays = (by_hyperedge.indptr, by_hyperedge.cols, by_node.indptr, by_node.cols)
-        return cls(*map(jnp.asarray, arrays))
+        pairs = ("node_idx", node_idx, "hyperedge_idx", hyperedge_idx)
+        return cls(*_build([pairs], num_nodes, num_hyperedges, validate))
+
+    @classmethod
+    def from_directed(
+        cls,
+        tail_nodes: Any,
+        tail_hyperedges: Any,
+        head_nodes: Any,
+        head_hyperedges: Any,
+        *,
+        num_nodes: int | None = None,
+        num_hyperedges: int | None = None,
+        validate: bool = True,
+    ) -> Hypergraph:
+        """Builds a directed hypergraph, from pairs in any order like :meth:`from_incidence`.
+
+        Args:
+            tail_nodes: ``(num_incidences,)`` integers, nodes that hyperedges hear from.
+            tail_hyperedges: ``(num_incidences,)`` integers, the hyperedges they send to.
+            head_nodes: ``(num_head_incidences,)`` integers, nodes that hear from hyperedges.
+            head_hyperedges: ``(num_head_incidences,)`` integers, the hyperedges that send to them.
+            num_nodes: number of nodes; by default the largest id plus one (host arrays only).
+            num_hyperedges: number of hyperedges, likewise.
+            validate: whether ids out of range in host arrays are an error.
+
+        Raises:
+            TypeError: an array is not of integers, or a size is missing or not an integer.
+            ValueError: an array is not one-dimensional, lengths differ, a size is negative, or an
+                id is out of range.
+        """
+        tail = ("tail_nodes", tail_nodes, "tail_hyperedges", tail_hyperedges)
+        head = ("head_nodes", head_nodes, "head_hyperedges", head_hyperedges)
+        return cls(*_build([tail, head], num_nodes, num_hyperedges, validate))
 
     @classmethod
     def from_hyperedges(
@@ -211,9 +259,10 @@ class Hypergraph:
         )
 
     def with_self_loops(self, nodes: Literal["isolated", "all"] = "isolated") -> Hypergraph:
-        """Adds hyperedges of a single node at the end.
+        """Adds hyperedges of a single node, tail and head in one, at the end. Host only.
 
-        Host only: how many there are depends on the values.
+        The new incidences were not in the input: :meth:`incidence_values` gives them its
+        ``fill_value``. Padding is dropped.
 
         Args:
             nodes: ``"isolated"`` for the nodes in no hyperedge, ``"all"`` for every node that has
@@ -223,27 +272,19 @@ class Hypergraph:
             ValueError: ``nodes`` is none of these.
             TypeError: called inside ``jax.jit``.
         """
-        if _index.is_traced(self.node_indptr):
-            raise TypeError(
-                "with_self_loops works on the host only, as the number of hyperedges depends on "
-                "values; call it before jax.jit"
-            )
-        node_idx, hyperedge_idx = (
-            ids[: int(self.node_indptr[-1])] for ids in map(np.asarray, self.incidence())
-        )
+        graphs = [self.graph] if self.head is None else [self.graph, self.head]
+        members = [graph._host_edges("with_self_loops")[:2] for graph in graphs]
         if nodes == "isolated":
-            have = node_idx
+            have = np.concatenate([node_idx for node_idx, _ in members])
         elif nodes == "all":
-            have = node_idx[np.asarray(self.hyperedge_degrees())[hyperedge_idx] == 1]
+            owners = [_owners(*pairs, self.num_hyperedges) for pairs in members]
+            have = owners[0][owners[0] == owners[-1]]
         else:
             raise ValueError(f"nodes must be 'isolated' or 'all', got {nodes!r}")
         loops = np.setdiff1d(np.arange(self.num_nodes), have)
-        return Hypergraph.from_incidence(
-            np.concatenate([node_idx, loops]),
-            np.concatenate([hyperedge_idx, self.num_hyperedges + np.arange(len(loops))]),
-            num_nodes=self.num_nodes,
-            num_hyperedges=self.num_hyperedges + len(loops),
-        )
+        new = self.num_hyperedges + np.arange(len(loops))
+        ids, size = np.full(len(loops), _index.PADDING), self.num_hyperedges + len(loops)
+        return Hypergraph(*(graph._with_edges(loops, new, ids, size) for graph in graphs))
 
     def pad(
         self,
@@ -251,6 +292,7 @@ class Hypergraph:
         num_nodes: int | None = None,
         num_hyperedges: int | None = None,
         num_incidences: int | None = None,
+        num_head_incidences: int | None = None,
     ) -> Hypergraph:
         """Pads to given capacities, so that differing hypergraphs share one compiled program.
 
@@ -260,20 +302,31 @@ class Hypergraph:
             num_nodes: capacity in nodes; None leaves it.
             num_hyperedges: capacity in hyperedges; None leaves it.
             num_incidences: capacity in incidences; None leaves it.
+            num_head_incidences: capacity in incidences of the heads of a directed hypergraph; None
+                leaves it.
 
         Raises:
             TypeError: a capacity is not an integer.
-            ValueError: a capacity is smaller than what is there.
+            ValueError: a capacity is smaller than what is there, or ``num_head_incidences`` is
+                given for a hypergraph that is not directed.
         """
-        new_nodes = _index.growth("num_nodes", num_nodes, self.num_nodes)
-        new_hyperedges = _index.growth("num_hyperedges", num_hyperedges, self.num_hyperedges)
-        new_incidences = _index.growth("num_incidences", num_incidences, self.num_incidences)
-        return Hypergraph(
-            _index.pad_indptr(self.hyperedge_indptr, new_hyperedges),
-            _index.pad_ids(self.hyperedge_nodes, new_incidences),
-            _index.pad_indptr(self.node_indptr, new_nodes),
-            _index.pad_ids(self.node_hyperedges, new_incidences),
-        )
+        # Graph's own checks have other names for these.
+        num_nodes = self.num_nodes + _index.growth("num_nodes", num_nodes, self.num_nodes)
+        old = self.num_hyperedges
+        num_hyperedges = old + _index.growth("num_hyperedges", num_hyperedges, old)
+
+        def padded(name: str, graph: Graph, wanted: int | None) -> Graph:
+            size = graph.num_edges + _index.growth(name, wanted, graph.num_edges)
+            return graph.pad(num_src=num_nodes, num_dst=num_hyperedges, num_edges=size)
+
+        graph = padded("num_incidences", self.graph, num_incidences)
+        if self.head is not None:
+            return Hypergraph(graph, padded("num_head_incidences", self.head, num_head_incidences))
+        if num_head_incidences is not None:
+            raise ValueError(
+                "num_head_incidences is for directed hypergraphs, this one has no head"
+            )
+        return Hypergraph(graph)
 
     def incidence(self) -> tuple[Array, Array]:
         """The pairs ``(node_idx, hyperedge_idx)`` ordered by hyperedge, then node; padding is -1.
@@ -281,15 +334,67 @@ class Hypergraph:
         Returns:
             Two arrays ``(num_incidences,)``.
         """
-        return self.hyperedge_nodes, _index.row_ids(self.hyperedge_indptr, self.num_incidences)
+        return self.graph.cols, self.graph.rows
+
+    def incidence_values(self, values: Any, fill_value: Any = 0) -> Array:
+        """Brings values, such as weights, from the order of the input to that of ``graph``.
+
+        For those of the heads of a directed hypergraph there is ``head.edge_values``.
+
+        Args:
+            values: ``(num_input_incidences, *features)``, one for each incidence that the
+                hypergraph was built from.
+            fill_value: what incidences get that were not there: self-loops that were added, and
+                padding.
+
+        Returns:
+            ``(num_incidences, *features)`` in the dtype of ``values``. Where there are fewer values
+            than incidences, the rest are NaN (of integers, the extreme value).
+
+        Raises:
+            ValueError: ``values`` is a scalar.
+        """
+        values = jnp.asarray(values)
+        if values.ndim == 0:
+            raise ValueError("values must be (num_input_incidences, *features), got a scalar")
+        return self.graph.edge_values(values, fill_value)
 
     def node_degrees(self) -> Array:
-        """Number of hyperedges of each node: ``(num_nodes,)`` integers."""
-        return jnp.diff(self.node_indptr)
+        """Number of hyperedges of each node: ``(num_nodes,)`` integers; of tails, if directed."""
+        return self.graph.out_degrees()
 
     def hyperedge_degrees(self) -> Array:
-        """Number of nodes of each hyperedge: ``(num_hyperedges,)`` integers."""
-        return jnp.diff(self.hyperedge_indptr)
+        """Number of nodes of each hyperedge: ``(num_hyperedges,)`` integers, likewise."""
+        return self.graph.in_degrees()
+
+
+def _build(
+    incidences: Sequence[tuple[str, Any, str, Any]],
+    num_nodes: Any,
+    num_hyperedges: Any,
+    validate: bool,
+) -> list[Graph]:
+    """A graph from each set of pairs, which come with the arguments' names for the errors."""
+    checked = [_index.check_pairs(*pairs) for pairs in incidences]
+    all_nodes, all_hyperedges = zip(*checked, strict=True)
+    num_nodes = _index.check_size("num_nodes", num_nodes, *all_nodes)
+    num_hyperedges = _index.check_size("num_hyperedges", num_hyperedges, *all_hyperedges)
+    sizes = {"num_src": num_nodes, "num_dst": num_hyperedges}
+    graphs = []
+    for (node_name, _, hyperedge_name, _), pair in zip(incidences, checked, strict=True):
+        if validate and not _index.is_traced(*pair):
+            _index.check_range(node_name, pair[0], "num_nodes", num_nodes)
+            _index.check_range(hyperedge_name, pair[1], "num_hyperedges", num_hyperedges)
+        graphs.append(Graph.from_edges(*pair, **sizes, validate=False))
+    return graphs
+
+
+def _owners(node_idx: np.ndarray, hyperedge_idx: np.ndarray, num_hyperedges: int) -> np.ndarray:
+    """The node that each hyperedge consists of; -1 where there is not just one."""
+    alone = np.bincount(hyperedge_idx, minlength=num_hyperedges)[hyperedge_idx] == 1
+    owners = np.full(num_hyperedges, _index.PADDING)
+    owners[hyperedge_idx[alone]] = node_idx[alone]
+    return owners
 
 
 # Exported functions that take hypergraphs can be serialized.

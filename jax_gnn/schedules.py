@@ -48,14 +48,32 @@ class MatmulSchedule(NamedTuple):
     blocks: int
 
 
+class HypergraphSchedule(NamedTuple):
+    """How the two sums of a hypergraph aggregation are dealt out.
+
+    Attributes:
+        by_rows: Whether threads take rows, rather than equal parts of the incidences: for small
+            hypergraphs, whose rows are not too unequal.
+        threads: Threads of a block, else.
+        blocks: Largest number of blocks that share the incidences, else.
+    """
+
+    by_rows: bool
+    threads: int
+    blocks: int
+
+
+AnySchedule = Schedule | MatmulSchedule | HypergraphSchedule
+
 # A user context is part of the keys of JAX's caches: a change compiles anew.
 _forced = jax.make_user_context(default_value=None)
 
 
-def use(schedule: Schedule | MatmulSchedule | None) -> AbstractContextManager[None]:
+def use(schedule: AnySchedule | None) -> AbstractContextManager[None]:
     """Makes all that is compiled inside a ``with`` block use one schedule; None chooses again.
 
-    A schedule is one of segments or of products, and leaves kernels of the other kind alone.
+    A schedule is one of segments, of products or of hypergraph aggregations, and leaves kernels of
+    the other kinds alone.
     """
     return _forced(schedule)
 
@@ -156,10 +174,38 @@ def matmul_from_rule(
     """The rule, fitted by hand to an H200, whatever is forced or tuned; see `choose_matmul`."""
     larger = max(k, n)
     if op == "segment_outer":
-        many = rows >= 200_000 and (larger <= 32 or itemsize == 2)
-        blocks = 396 if many else 264
+        blocks = 264 if rows >= 200_000 else 132
         if larger > 64:  # tiles of 128 by 128 of a weight have blocks of their own
             blocks = -(-132 // (-(-k // 128) * -(-n // 128)))
         return MatmulSchedule(64, 0, max(1, min(blocks, rows // 128)))
     scattered = rows * (k + n) * itemsize > 1.2e9 and rows > 4096 * groups
     return MatmulSchedule(128 if rows > 100_000 else 64, 16 if scattered else 0, 4096)
+
+
+def choose_hypergraph(
+    *, incidences: int, nodes: int, hyperedges: int, width: int, itemsize: int
+) -> HypergraphSchedule:
+    """The schedule for a hypergraph aggregation, a pure function of shapes.
+
+    Args:
+        incidences: Number of (node, hyperedge) pairs, of either stage at most.
+        nodes: Number of nodes.
+        hyperedges: Number of hyperedges.
+        width: Number of features.
+        itemsize: Bytes of a feature.
+    """
+    if isinstance(_forced.value, HypergraphSchedule):
+        return _forced.value
+    key = _schedule_cache.hypergraph_key(incidences, nodes, hyperedges, width, itemsize)
+    if tuned := _schedule_cache.lookup(key):
+        return HypergraphSchedule(*tuned)
+    return hypergraph_from_rule(incidences, nodes, hyperedges, width)
+
+
+def hypergraph_from_rule(
+    incidences: int, nodes: int, hyperedges: int, width: int
+) -> HypergraphSchedule:
+    """The rule, fitted by hand to an H200, whatever is forced or tuned; see `choose_hypergraph`."""
+    short_rows = incidences <= 32 * min(nodes, hyperedges)
+    by_rows = incidences <= 2**14 or (short_rows and incidences * width <= 2**21)
+    return HypergraphSchedule(by_rows, 128, 528)

@@ -6,15 +6,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn import _ffi, _index, segments
+from jax_gnn._arguments import check_choice, check_features, check_weight
 from jax_gnn.graph import Graph
-from jax_gnn.views import FLOATS, View, Views, accumulator_dtype, as_ids, flat, take
+from jax_gnn.views import View, Views, as_ids, flat, take
 
 Reduce = Literal["sum", "mean", "max", "min"]
 Op = Literal["dot", "add", "sub", "mul"]
@@ -52,9 +52,11 @@ def spmm(
         ValueError: an argument has the wrong shape, or ``reduce`` is none of these.
     """
     _check_graph(graph)
-    x = _check_features("x", x, "num_src", graph.num_src)
-    weight = _check_weight(weight, graph.cols.shape[0], x)
-    return _reduce(x, weight, _views(graph, weight is not None), reduce, implementation)
+    x = check_features("x", x, "num_src", graph.num_src)
+    weight = check_weight("weight", weight, "num_edges", graph.num_edges, x, "x", "num_src")
+    check_choice("reduce", reduce, get_args(Reduce))
+    views = segments.edge_views(graph, weight is not None)
+    return segments.reduce_messages(x, weight, views, reduce, implementation)
 
 
 def sddmm(
@@ -86,9 +88,9 @@ def sddmm(
         ValueError: an argument has the wrong shape, or ``op`` is none of these.
     """
     _check_graph(graph)
-    a = _check_features("a", a, "num_dst", graph.num_dst)
-    b = _check_features("b", b, "num_src", graph.num_src)
-    _check_choice("op", op, get_args(Op))
+    a = check_features("a", a, "num_dst", graph.num_dst)
+    b = check_features("b", b, "num_src", graph.num_src)
+    check_choice("op", op, get_args(Op))
     if a.shape[1:] != b.shape[1:]:
         raise ValueError(f"a and b must have equal features, got shapes {a.shape} and {b.shape}")
     dtype = jnp.promote_types(a.dtype, b.dtype)
@@ -101,7 +103,7 @@ def sddmm(
                 f"{a.shape}"
             )
         dots = segments.sddmm(
-            *(flat(a), flat(b), _views(graph, True)),
+            *(flat(a), flat(b), segments.edge_views(graph, True)),
             heads=features[0] if len(features) == 2 else 1,
             implementation=implementation,
         )
@@ -151,7 +153,7 @@ def index_segment_reduce(
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or ``reduce`` is none of these.
     """
-    x = _check_features("x", x)
+    x = check_features("x", x)
     num_segments = _index.check_size("num_segments", num_segments)
     index = as_ids("index", index)
     segment_ids = as_ids("segment_ids", segment_ids)
@@ -162,85 +164,16 @@ def index_segment_reduce(
         )
     dtype = jnp.promote_types(index.dtype, segment_ids.dtype)
     index, segment_ids = index.astype(dtype), segment_ids.astype(dtype)
-    weight = _check_weight(weight, index.shape[0], x)
+    weight = check_weight("weight", weight, "num_edges", index.shape[0], x, "x", "num_rows")
+    check_choice("reduce", reduce, get_args(Reduce))
     sources, order = segments.sort_ids(index, x.shape[0], implementation)
     views = Views(
         View(segment_ids, index, None, num_segments),
         View(sources, take(segment_ids, order), order, x.shape[0]),
     )
-    return _reduce(x, weight, views, reduce, implementation)
-
-
-# --- Arguments -----------------------------------------------------------------------------------
-
-
-def _reduce(
-    x: Array,
-    weight: Array | None,
-    views: Views,
-    reduce: str,
-    implementation: _ffi.Implementation | None,
-) -> Array:
-    _check_choice("reduce", reduce, get_args(Reduce))
-    dtype, acc = x.dtype, accumulator_dtype(x.dtype)
-    if weight is not None and reduce in ("max", "min"):
-        x = x.astype(acc)  # else rounding would hide which message was the maximum
-    result = segments.segment_reduce(
-        *(flat(x), weight, views),
-        reduce=reduce,
-        heads=1 if weight is None else weight.shape[1],
-        implementation=implementation,
-    )
-    return result.astype(dtype).reshape(views.forward.num_rows, *x.shape[1:])
-
-
-def _views(graph: Graph, weighted: bool) -> Views:
-    # Without weights nothing asks for the order.
-    order = graph.t_order if weighted else None
-    return Views(
-        View(graph.rows, graph.cols, None, graph.num_dst, graph.max_in_degree),
-        View(graph.t_rows, graph.t_cols, order, graph.num_src, graph.max_out_degree),
-    )
+    return segments.reduce_messages(x, weight, views, reduce, implementation)
 
 
 def _check_graph(graph: Any) -> None:
     if not isinstance(graph, Graph):
         raise TypeError(f"graph must be a jax_gnn.Graph, got {type(graph).__name__}")
-
-
-def _check_features(
-    name: str, x: Any, size_name: str = "num_rows", size: int | None = None
-) -> Array:
-    x = jnp.asarray(x)
-    if x.dtype not in FLOATS:
-        raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
-    if x.ndim == 0 or size not in (None, x.shape[0]):
-        rows = size_name if size is None else f"{size_name}={size}"
-        raise ValueError(f"{name} must be ({rows}, *features), got shape {x.shape}")
-    return x
-
-
-def _check_weight(weight: Any, count: int, x: Array) -> Array | None:
-    """Gives ``(edges, heads)`` in the accumulator type."""
-    if weight is None:
-        return None
-    weight = jnp.asarray(weight)
-    real = (jnp.floating, jnp.integer)
-    if not any(jnp.issubdtype(weight.dtype, kind) for kind in real):
-        raise TypeError(f"weight must be real numbers, got {weight.dtype}")
-    if weight.ndim not in (1, 2) or weight.shape[0] != count:
-        raise ValueError(
-            f"weight must be (num_edges={count},) or (num_edges={count}, heads), got shape "
-            f"{weight.shape}"
-        )
-    if weight.ndim == 2 and weight.shape[1:] != x.shape[1:2]:
-        raise ValueError(
-            f"weight of shape {weight.shape} has a column for each of {weight.shape[1]} heads: x "
-            f"must be (num_src, {weight.shape[1]}, *features), got shape {x.shape}"
-        )
-    return weight.reshape(count, *weight.shape[1:] or (1,)).astype(accumulator_dtype(x.dtype))
-
-
-def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -86,6 +86,13 @@ class Views(NamedTuple):
         return None
 
 
+def entrywise(a: Any, b: Any, views: Views) -> tuple[Any, Any, Views]:
+    """What belongs to rows, to columns and the views, swapped if that puts entries into order."""
+    if views.forward.order is None and views.forward.rows is not None:
+        return a, b, views
+    return b, a, views.swapped
+
+
 def in_range(ids: Array, size: int) -> Array:
     """Which ids are not padding."""
     return (ids >= 0) & (ids < size)

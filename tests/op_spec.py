@@ -124,6 +124,8 @@ class OpSpec:
         feature_axis: for each operand the axis that ``shard_map`` splits, None to replicate it.
         result_axis: likewise for the result.
         custom_calls: names that :mod:`jax.export` must be told to trust.
+        composed: whether XLA computes between kernels, which it may round otherwise where it
+            compiles the whole at once.
         bad_arguments: by test id, a call, the exception it must raise, and a pattern for the
             message, which names the culprit.
     """
@@ -136,6 +138,7 @@ class OpSpec:
     feature_axis: tuple[int | None, ...] = ()
     result_axis: int | None = None
     custom_calls: tuple[str, ...] = ()
+    composed: bool = False
     bad_arguments: Mapping[str, tuple[Callable[[], Any], type[Exception], str]] = field(
         default_factory=dict
     )
@@ -148,6 +151,15 @@ class OpSpec:
     def positions(self) -> tuple[int, ...]:
         """Where ``function`` takes the float operands."""
         return tuple(range(1, len(self.operands) + 1))
+
+    @functools.cached_property
+    def mapped(self) -> list[Callable[..., jax.Array]]:
+        """The op with a batch of one float operand, for each of them."""
+        arguments = (0, *self.positions)
+        return [
+            jax.jit(jax.vmap(self.function, [0 if at == position else None for at in arguments]))
+            for position in self.positions
+        ]
 
     def vjp(self, index: Any, cotangent: Any, *operands: Any) -> tuple[jax.Array, ...]:
         """Gradients to all float operands."""

@@ -15,6 +15,7 @@ CUSTOM_CALLS = tuple(
     f"jax_gnn_{name}"
     for name in (
         "segment_reduce",
+        "segment_reduce_vjp",
         "segment_select",
         "segment_softmax",
         "segment_softmax_tangent",

@@ -13,7 +13,15 @@ import pytest
 # The benchmarks belong to the checkout, not to the installed package.
 sys.path.append(str(Path(__file__).parents[1]))
 
-from benchmarks import bench_gnn, bench_hypergraph_aggregate, bench_spmm, problems, report, timing
+from benchmarks import (
+    bench_gnn,
+    bench_hypergnn,
+    bench_hypergraph_aggregate,
+    bench_spmm,
+    problems,
+    report,
+    timing,
+)
 from benchmarks import bench_segment_matmul as bench_matmul
 from benchmarks import bench_segment_reduce as bench_segment
 from benchmarks.__main__ import main
@@ -331,24 +339,40 @@ def test_the_ablation_compiles_each_candidate_under_its_schedule(monkeypatch):
         assert len(names) == {"fwd": 8, "dW": 3}[mode]
 
 
-@pytest.mark.parametrize("mode", bench_gnn.OP.modes)
-def test_models_in_plain_jax_agree_with_the_reference(mode):
-    graph = plain_graphs(None)["tiny"].load()
-    case = Case("tiny", 5, "float32", mode)
-    check_plain_jax(bench_gnn, graph, case, bench_gnn.problem(graph, case))
+MODELS = [
+    *((bench_gnn, plain_graphs, model) for model in bench_gnn.PARAMETERS),
+    *((bench_hypergnn, hypergraphs, model) for model in bench_hypergnn.MODELS),
+]
 
 
-def test_a_training_step_shows_wrong_gradients():
-    graph = plain_graphs(None)["tiny"].load()
-    for model in bench_gnn.PARAMETERS:
-        _, updated = bench_gnn.reference(graph, model, 5)
-        for before, after in zip(bench_gnn.parameters(model, 5), updated, strict=True):
-            for name, value in before.items():
-                assert relative_error(value, after[name]) > 10 * TF32_TOLERANCE
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize(("bench", "workloads", "model"), MODELS)
+def test_models_in_plain_jax_agree_with_the_reference(bench, workloads, model, mode):
+    graph = workloads(None)["tiny"].load()
+    case = Case("tiny", 5, "float32", f"{model} {mode}")
+    check_plain_jax(bench, graph, case, bench.problem(graph, case))
+
+
+@pytest.mark.parametrize(("bench", "workloads", "model"), MODELS)
+def test_a_training_step_shows_wrong_gradients(bench, workloads, model):
+    graph = workloads(None)["tiny"].load()
+    _, updated = bench.reference(graph, model, 5)
+    for before, after in zip(bench.parameters(model, 5), updated, strict=True):
+        for name, value in before.items():
+            assert relative_error(value, after[name]) > 10 * TF32_TOLERANCE
 
 
 @pytest.mark.parametrize(
-    "op", ["segment_reduce", "spmm", "gnn", "segment_matmul", "segment_matmul_ablation"]
+    "op",
+    [
+        "segment_reduce",
+        "spmm",
+        "gnn",
+        "hypergnn",
+        "segment_matmul",
+        "segment_matmul_ablation",
+        "hypergraph_ablation",
+    ],
 )
 def test_this_librarys_candidates_are_right(tmp_path, op):
     path = tmp_path / "report.json"

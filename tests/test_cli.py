@@ -11,6 +11,7 @@ import pytest
 
 import jax_gnn
 from jax_gnn import _ffi, cli
+from jax_gnn.datasets import HypergraphDataset
 from jax_gnn.training import RECIPES, load_checkpoint
 
 
@@ -112,6 +113,21 @@ def test_train_on_a_graph(model, planetoid, tmp_path, monkeypatch, capsys):
     assert [round(10 * a, 5) % 1 for a in run["test_accuracy"]] == [0, 0]  # the ten test nodes
     assert load_checkpoint(folder / "checkpoint").num_layers == 3
     assert (folder / "learning_curves.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    "model",
+    [name for name, recipe in RECIPES.items() if recipe.dataset is HypergraphDataset],
+)
+def test_train_on_a_hypergraph(model, data, tmp_path, capsys):
+    folder = tmp_path / "out"
+    options = ("--epochs", "3", "--splits", "1", "--output", str(folder))
+    assert cli.main(small(data, *options, model=model)) == 0
+    assert "same predictions" in capsys.readouterr().out
+    results = json.loads((folder / "results.json").read_text())
+    assert results["config"]["hidden_features"] == 8
+    assert len(results["plain_jax"]["test_accuracy"]) == 1
+    assert type(load_checkpoint(folder / "checkpoint")) is RECIPES[model].model
 
 
 def test_hypergraph_for_a_model_of_graphs(data, capsys):
@@ -269,10 +285,23 @@ def test_interrupt(data, tmp_path, monkeypatch, capsys):
 
 
 def test_interrupted_process(data, tmp_path):
-    command = [sys.executable, "-m", "jax_gnn", *small(data, "--output", str(tmp_path / "out"))]
-    command += ["--splits", "100000"]
+    # Where the tests run in the background, the signal is ignored, and so in what they start.
+    program = """if True:
+        import signal
+        import sys
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        from jax_gnn.cli import main
+
+        sys.exit(main())
+    """
+    arguments = small(data, "--output", str(tmp_path / "out"))
     process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, cwd=Path(jax_gnn.__file__).parents[1]
+        [sys.executable, "-c", program, *arguments, "--splits", "100000"],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(jax_gnn.__file__).parents[1],
     )
     assert process.stderr is not None
     assert process.stderr.readline().startswith("split 1/100000")

@@ -20,27 +20,43 @@ from op_suite import IMPLEMENTATIONS
 from test_ffi import SAMPLES, floats, incidence_arrays, needs_kernels
 
 import jax_gnn
-from jax_gnn import Hypergraph, _ffi, hypergraph_aggregate
+from jax_gnn import Graph, Hypergraph, _ffi, hypergraph_aggregate
 
 # --- Raw custom calls ----------------------------------------------------------------------------
 
-AGGREGATE_RESULTS = (((5, 2), "float32"), ((3, 2), "float32"))
-DOT_RESULTS = (((3,), "float32"),)
+# The result, the sums of the hyperedges, and what blocks leave to others.
+WORKSPACES = (((1, 96), "uint8"), ((1, 96), "uint8"))
+AGGREGATE_RESULTS = (((5, 2), "float32"), ((3, 2), "float32"), *WORKSPACES)
+AGGREGATE_ATTRIBUTES = {
+    "by_rows": np.bool_(True),
+    **dict.fromkeys(("lanes", "next_lanes"), np.int64(1)),
+    **dict.fromkeys(("threads", "next_threads"), np.int64(128)),
+}
 
 
-def call(target: str, operands: Sequence[Any], results: Sequence[tuple[Any, str]]) -> Any:
+def raw_operands() -> list[Any]:
+    """What the kernel gets of the primitive's operands."""
+    *values, to_hyperedges, to_nodes = SAMPLES["hypergraph_aggregate"]
+    return [*values, *to_hyperedges.forward, *to_nodes.forward]
+
+
+def call(
+    target: str,
+    operands: Sequence[Any],
+    results: Sequence[tuple[Any, str]],
+    attributes: dict[str, Any] = AGGREGATE_ATTRIBUTES,
+) -> Any:
     shapes = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in results]
-    return jax.block_until_ready(jax.ffi.ffi_call(f"jax_gnn_{target}", shapes)(*operands))
+    raw = jax.ffi.ffi_call(f"jax_gnn_{target}", shapes)
+    return jax.block_until_ready(raw(*operands, **attributes))
 
 
 @needs_kernels
-@pytest.mark.parametrize(
-    ("target", "results"),
-    [("hypergraph_aggregate", AGGREGATE_RESULTS), ("hyperedge_dot", DOT_RESULTS)],
-)
-def test_raw_call(target: str, results: Any) -> None:
+def test_raw_call() -> None:
+    target = "hypergraph_aggregate"
     want = jax.jit(_ffi.PRIMITIVES[target][1].xla)(*SAMPLES[target])
-    np.testing.assert_allclose(call(target, SAMPLES[target], results)[0], want, rtol=1e-5)
+    got = call(target, raw_operands(), AGGREGATE_RESULTS)[0]
+    np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 WRONG_OPERANDS = {
@@ -65,26 +81,16 @@ WRONG_OPERANDS = {
         np.zeros(4, np.uint32),
         np.zeros(4, np.float32),
     ],
-    ("hypergraph_aggregate", 5): [np.zeros((2, 4), np.int32), np.zeros(8, np.int16)],
-    ("hypergraph_aggregate", 6): [
+    ("hypergraph_aggregate", 5): [np.zeros(7, np.int32), np.zeros(8, np.int8)],
+    ("hypergraph_aggregate", 6): [np.zeros((2, 4), np.int32), np.zeros(8, np.int16)],
+    ("hypergraph_aggregate", 7): [
         np.zeros(5, np.int32),
         np.zeros(7, np.int32),
         np.zeros(0, np.int32),
         np.zeros(6, np.float32),
     ],
-    ("hypergraph_aggregate", 7): [np.zeros((), np.int32), np.zeros(8, np.float32)],
-    ("hyperedge_dot", 0): [
-        floats(5),
-        floats(6, 2),
-        floats(5, 3),
-        floats(5, 2).astype(np.int32),
-        floats(5, 2).astype(np.float16),
-    ],
-    ("hyperedge_dot", 1): [floats(4), floats(5, 1), floats(5).astype(np.float16)],
-    ("hyperedge_dot", 2): [floats(5, 3), floats(4, 2), floats(10), floats(5, 2).astype(np.int32)],
-    ("hyperedge_dot", 3): [floats(0), floats(3), floats(5).astype(np.int32)],
-    ("hyperedge_dot", 4): [np.zeros(0, np.int32), np.zeros(5, np.int32), np.zeros(4, np.int8)],
-    ("hyperedge_dot", 5): [np.zeros((2, 4), np.int32), np.zeros(8, np.float32)],
+    ("hypergraph_aggregate", 8): [np.zeros(0, np.int32), np.zeros((8, 1), np.int32)],
+    ("hypergraph_aggregate", 9): [np.zeros((), np.int32), np.zeros(8, np.float32)],
 }
 
 
@@ -98,11 +104,10 @@ WRONG_OPERANDS = {
     ],
 )
 def test_raw_call_with_wrong_operand(target: str, position: int, value: np.ndarray) -> None:
-    operands = list(SAMPLES[target])
+    operands = raw_operands()
     operands[position] = value
-    results = AGGREGATE_RESULTS if target == "hypergraph_aggregate" else DOT_RESULTS
     with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
-        call(target, operands, results)
+        call(target, operands, AGGREGATE_RESULTS)
 
 
 @needs_kernels
@@ -114,19 +119,36 @@ def test_raw_call_with_wrong_operand(target: str, position: int, value: np.ndarr
         ("hypergraph_aggregate", (((5, 2), "float32"), ((5, 2), "float32"))),
         ("hypergraph_aggregate", (((5, 2), "float32"), ((3, 2), "float16"))),
         ("hypergraph_aggregate", (((5, 2), "float32"), ((6,), "float32"))),
-        ("hyperedge_dot", (((4,), "float32"),)),
-        ("hyperedge_dot", (((3, 1), "float32"),)),
-        ("hyperedge_dot", (((3,), "int32"),)),
     ],
 )
 def test_raw_call_with_wrong_result(target: str, results: Any) -> None:
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"jax_gnn: .* result has the wrong shape"):
-        call(target, SAMPLES[target], results)
+        call(target, raw_operands(), (*results, *WORKSPACES))
+
+
+@needs_kernels
+@pytest.mark.parametrize("position", [2, 3])
+@pytest.mark.parametrize("wrong", [((0, 96), "uint8"), ((1, 80), "uint8"), ((1, 96), "int8")])
+def test_raw_call_with_wrong_workspace(position: int, wrong: Any) -> None:
+    results = list(AGGREGATE_RESULTS)
+    results[position] = wrong
+    with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: the workspace must be bytes"):
+        call("hypergraph_aggregate", raw_operands(), results)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "wrong", [{"lanes": 0}, {"next_lanes": 3}, {"threads": 2048}, {"next_threads": 16}]
+)
+def test_raw_call_with_wrong_schedule(wrong: dict[str, int]) -> None:
+    attributes = AGGREGATE_ATTRIBUTES | {name: np.int64(value) for name, value in wrong.items()}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: the schedule is wrong"):
+        call("hypergraph_aggregate", raw_operands(), AGGREGATE_RESULTS, attributes)
 
 
 @needs_kernels
 def test_raw_call_with_wrong_number_of_buffers() -> None:
-    operands = SAMPLES["hypergraph_aggregate"]
+    operands = raw_operands()
     for wrong, results in (
         (operands[:-1], AGGREGATE_RESULTS),
         ((*operands, operands[-1]), AGGREGATE_RESULTS),
@@ -151,7 +173,8 @@ def corrupted(rng: np.random.Generator, arrays: Sequence[np.ndarray]) -> Hypergr
         values = np.where(rng.random(array.shape) < 0.5, values, rng.integers(0, size, array.shape))
         where = rng.random(array.shape) < rng.choice([0.05, 0.5, 1.0])
         result.append(np.where(where, values, array).astype(np.int32))
-    return Hypergraph(*result)
+    ids = rng.choice(len(arrays[1]), len(arrays[1])).astype(np.int32)
+    return Hypergraph(Graph(*result, t_order=ids, edge_ids=ids))
 
 
 def value_and_gradients(hypergraph: Hypergraph, x: Any, weight: Any) -> Any:
@@ -198,11 +221,13 @@ def test_corrupt_indices_under_vmap(rng: np.random.Generator, implementation: st
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_directions_of_different_lengths(implementation: str) -> None:
-    hyperedge_indptr, hyperedge_nodes, node_indptr, node_hyperedges = incidence_arrays(7, 5, 24)
+    forward, backward = incidence_arrays(7, 5, 24)[:3], incidence_arrays(7, 5, 24)[3:]
     x, weight = np.ones((7, 3), np.float32), np.ones(5, np.float32)
     with jax_gnn.implementation(implementation):
-        for one, other in ((hyperedge_nodes[:3], node_hyperedges), (hyperedge_nodes, np.zeros(0))):
-            hypergraph = Hypergraph(hyperedge_indptr, one, node_indptr, np.asarray(other, np.int32))
+        for one, other in ((3, 24), (24, 0)):
+            sides = (forward[0], *(ids[:one] for ids in forward[1:]))
+            sides += (backward[0], *(ids[:other] for ids in backward[1:]))
+            hypergraph = Hypergraph(Graph(*sides, t_order=sides[-1], edge_ids=sides[2]))
             for array in jax.tree.leaves(value_and_gradients(hypergraph, x, weight)):
                 assert np.isfinite(array).all()
 
@@ -212,8 +237,9 @@ def test_directions_of_different_lengths(implementation: str) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("normalization", [None, "symmetric", "row"])
-def test_one_intermediate(rng: np.random.Generator, normalization: Any) -> None:
-    """Forward and forward with backward hold one (num_hyperedges, features) array beside results.
+def test_intermediates(rng: np.random.Generator, normalization: Any) -> None:
+    """Forward and forward with backward hold one (num_hyperedges, features) array beside results,
+    and two more where the gradient to the hyperedges' weights is asked for.
 
     With many more hyperedges than nodes, everything else is small: vectors over the hyperedges, and
     node features.
@@ -237,7 +263,11 @@ def test_one_intermediate(rng: np.random.Generator, normalization: Any) -> None:
     intermediate = 4 * num_hyperedges * features
     small = 4 * (4 * num_hyperedges + 8 * num_nodes * features)
     assert small < intermediate / 4
-    for function in (energy, jax.value_and_grad(energy, argnums=(1, 2))):
+    for function, count in (
+        (energy, 1),
+        (jax.value_and_grad(energy, argnums=1), 1),
+        (jax.value_and_grad(energy, argnums=(1, 2)), 3),
+    ):
         compiled = jax.jit(function).lower(hypergraph, x, weight).compile()
         held = compiled.memory_analysis().temp_size_in_bytes
-        assert intermediate <= held <= intermediate + small
+        assert intermediate <= held <= count * intermediate + small

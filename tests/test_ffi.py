@@ -18,6 +18,7 @@ from op_suite import KERNELS, PLATFORM
 
 import jax_gnn
 from jax_gnn import Hypergraph, _ffi, hypergraph_aggregate
+from jax_gnn._hypergraph_fused import Sorted, Stage
 from jax_gnn.segments import segment_views
 from jax_gnn.views import View, Views
 
@@ -35,7 +36,16 @@ def incidence_arrays(num_nodes: int, num_hyperedges: int, size: int, seed: int =
         num_nodes=num_nodes,
         num_hyperedges=num_hyperedges,
     )
-    return [np.asarray(array) for array in jax.tree.leaves(hypergraph)]
+    graph = hypergraph.graph
+    arrays = (graph.indptr, graph.rows, graph.cols, graph.t_indptr, graph.t_rows, graph.t_cols)
+    return [np.asarray(array) for array in arrays]
+
+
+def stages(num_nodes: int, num_hyperedges: int, size: int) -> tuple[Stage, Stage]:
+    """To the hyperedges and back."""
+    arrays = incidence_arrays(num_nodes, num_hyperedges, size)
+    stage = Stage(Sorted(*arrays[:3]), Sorted(*arrays[3:]))
+    return stage, stage.swapped
 
 
 def ids(*values: int) -> np.ndarray:
@@ -62,13 +72,11 @@ KEYS = (floats(5, 2), floats(3, 2))  # of rows, of columns
 SAMPLES: dict[str, tuple[Any, ...]] = {
     "hypergraph_aggregate": (
         *(floats(5, 2), floats(5), floats(3), floats(5)),
-        *incidence_arrays(5, 3, 8),
-    ),
-    "hyperedge_dot": (
-        *(floats(5, 2), floats(5), floats(5, 2), floats(5)),
-        *incidence_arrays(5, 3, 8),
+        *stages(5, 3, 8),
     ),
     "segment_reduce": (floats(3, 2), floats(4, 1), VIEWS),
+    "segment_reduce_jvp": (floats(3, 2), floats(4, 1), floats(3, 2), floats(4, 1), VIEWS),
+    "segment_reduce_vjp": (floats(3, 2), floats(4, 1), floats(5, 2), VIEWS),
     "segment_select": (*KEYS, floats(3, 2), floats(4, 1), floats(4, 1), VIEWS),
     "sddmm": (floats(5, 2), floats(3, 2), VIEWS),
     "sddmm_select": (floats(5, 2), floats(3, 2), *KEYS, floats(4, 1), VIEWS),
@@ -83,6 +91,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
 }
 ATTRIBUTES: dict[str, dict[str, Any]] = {
     "segment_reduce": {"reduce": "sum", "heads": 1},
+    "segment_reduce_jvp": {"reduce": "sum", "heads": 1},
     "segment_select": {"weight_on_row": False, "heads": 1},
     "sddmm": {"heads": 1},
     "sddmm_select": {"weight_on_row": False, "heads": 1},
@@ -100,8 +109,13 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
         "dtype": np.dtype(np.float32),
     },
 }
-# Where plain XLA is meant to do the work.
-WITHOUT_KERNEL = {("cuda", "segment_order")}
+# Where plain XLA or other primitives are meant to do the work.
+WITHOUT_KERNEL = {
+    ("cuda", "segment_order"),
+    ("cuda", "segment_reduce_jvp"),
+    ("cpu", "segment_reduce_jvp"),
+    ("cpu", "segment_reduce_vjp"),
+}
 
 
 def bind(name: str, primitive: Primitive, implementation: str | None = None) -> _ffi.Bind:
@@ -181,10 +195,10 @@ def rule_faults(
     attempt(found, f"{name}: no batching in operand {i}", jax.vmap(function), batch)
     if np.issubdtype(jax.tree.leaves(x)[0].dtype, np.floating):
         attempt(found, f"{name}: no jvp in operand {i}", jax.jvp, function, (x,), (x,))
-        gradient = jax.grad(lambda x: jnp.sum(function(x)))
+        gradient = jax.grad(lambda x: sum(map(jnp.sum, jax.tree.leaves(function(x)))))
         attempt(found, f"{name}: no reverse mode in operand {i}", gradient, x)
-    if i in rules.transpose:
-        cotangent = jnp.ones_like(function(x))
+    if any(i in (key if isinstance(key, tuple) else (key,)) for key in rules.transpose):
+        cotangent = jax.tree.map(jnp.ones_like, function(x))
         transposed = jax.linear_transpose(function, x)
         attempt(found, f"{name}: no transpose in operand {i}", transposed, cotangent)
     return found
@@ -211,10 +225,10 @@ def test_missing_rule_is_found(
 
 
 def test_missing_transpose_of_one_operand_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    primitive, rules = _ffi.PRIMITIVES["hyperedge_dot"]
+    primitive, rules = _ffi.PRIMITIVES["hypergraph_aggregate"]
     monkeypatch.delitem(rules.transpose, 2)
-    found = faults({"hyperedge_dot": (primitive, rules)}, [], SAMPLES)
-    assert "hyperedge_dot: no reverse mode in operand 2 (KeyError)" in found
+    found = faults({"hypergraph_aggregate": (primitive, rules)}, [], SAMPLES)
+    assert "hypergraph_aggregate: no reverse mode in operand 2 (KeyError)" in found
 
 
 def test_bare_primitive_is_found() -> None:

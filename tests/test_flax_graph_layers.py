@@ -246,6 +246,7 @@ def test_gradients_are_slopes(layer, options, graph, weight):
     probe = features(3)
     graphdef, params = nnx.split(conv)
 
+    @jax.jit
     def loss(params, x, weight):
         return jnp.vdot(nnx.merge(graphdef, params)(graph, x, weight), probe)
 

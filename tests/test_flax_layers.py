@@ -111,6 +111,31 @@ def test_hyperedge_weights(hypergraph, incidence, normalization):
         np.testing.assert_allclose(conv(hypergraph, x, call_weight), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("normalization", ["symmetric", "row"])
+def test_incidence_weights(hypergraph, incidence, normalization):
+    """Members of a degree: the entries of H are real numbers, and so its sums."""
+    members = np.random.default_rng(1).uniform(0.2, 1, incidence.shape) * incidence
+    weight = hypergraph.incidence_values(members[np.nonzero(incidence)])
+    conv = HGNNConv(4, 3, normalization=normalization, rngs=nnx.Rngs(0))
+    expected = reference_conv(conv, reference_operator(members, normalization), features(4))
+    got = conv(hypergraph, features(4), incidence_weight=weight)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"incidence_weight must have shape .*got \(3, 4\)"):
+        conv(hypergraph, features(4), incidence_weight=jnp.ones((3, 4)))
+
+
+def test_directed(incidence):
+    tails, heads = incidence, np.roll(incidence, 1, 0)
+    hypergraph = Hypergraph.from_directed(
+        *np.nonzero(tails), *np.nonzero(heads), num_nodes=NUM_NODES, num_hyperedges=NUM_HYPEREDGES
+    )
+    conv = HGNNConv(4, 3, normalization="row", rngs=nnx.Rngs(0))
+    degrees = np.maximum(heads.sum(1, keepdims=True), 1)
+    operator = heads / degrees @ (tails / np.maximum(tails.sum(0), 1)).T
+    expected = reference_conv(conv, operator, features(4))
+    np.testing.assert_allclose(conv(hypergraph, features(4)), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_batch_axes_and_vmap(hypergraph):
     conv = HGNNConv(4, 3, bias_init=random_bias, rngs=nnx.Rngs(0))
     x = features(4, 2)
@@ -184,6 +209,7 @@ def test_gradient_of_the_hyperedge_weights_is_the_slope(hypergraph):
     graphdef, params = nnx.split(conv)
     others = nnx.to_pure_dict(params)
 
+    @jax.jit
     def loss(weight: jax.Array) -> jax.Array:
         state = jax.tree.map(lambda leaf: leaf, params)
         nnx.replace_by_pure_dict(state, others | {"hyperedge_weight": weight})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import pytest
 import scipy.sparse
 from op_spec import SCENARIOS, STACKABLE, Incidence, assert_close, same_bits, stack
 
-from jax_gnn import Hypergraph, hypergraph_aggregate
+from jax_gnn import Graph, Hypergraph, hypergraph_aggregate
 from jax_gnn._index import index_dtype
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
@@ -96,8 +97,9 @@ def test_ids_of_any_sequence_type(rng: np.random.Generator) -> None:
 def test_order_of_pairs_does_not_matter(rng: np.random.Generator) -> None:
     incidence = Incidence.random(rng, "duplicates")
     order = rng.permutation(len(incidence.left))
-    other = dataclasses.replace(incidence, left=incidence.left[order], right=incidence.right[order])
-    assert same_bits(build(incidence), build(other))
+    other = replace(incidence, left=incidence.left[order], right=incidence.right[order])
+    graphs = [replace(build(each).graph, edge_ids=None) for each in (incidence, other)]
+    assert same_bits(*graphs)
 
 
 def test_default_sizes() -> None:
@@ -380,6 +382,129 @@ def test_bad_knn(features: Any, k: Any, error: type[Exception], message: str) ->
         Hypergraph.from_knn(features, k)
 
 
+# --- Directed ------------------------------------------------------------------------------------
+
+DIRECTED = Hypergraph.from_directed(
+    *([0, 1, 1, 4], [0, 0, 1, 1], [2, 3, 0], [1, 1, 0]), num_nodes=6, num_hyperedges=3
+)
+
+
+def heads_of(hypergraph: Hypergraph) -> np.ndarray:
+    assert hypergraph.head is not None
+    return dense(Hypergraph(hypergraph.head))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_from_directed(rng: np.random.Generator, scenario: str) -> None:
+    tails, heads = (Incidence.random(rng, scenario) for _ in range(2))
+    arrays = [ids.astype(np.int32) for each in (tails, heads) for ids in (each.left, each.right)]
+    options: Any = {"num_nodes": tails.num_left, "num_hyperedges": tails.num_right}
+    sized = functools.partial(Hypergraph.from_directed, validate=scenario != "padding", **options)
+    hypergraph = sized(*arrays)
+    np.testing.assert_array_equal(dense(hypergraph), tails.dense())
+    np.testing.assert_array_equal(heads_of(hypergraph), heads.dense())
+    np.testing.assert_array_equal(hypergraph.node_degrees(), tails.dense().sum(1))
+    np.testing.assert_array_equal(hypergraph.hyperedge_degrees(), tails.dense().sum(0))
+    assert same_bits(jax.jit(sized)(*arrays), hypergraph)
+
+
+def test_default_sizes_of_directed() -> None:
+    """The largest of the ids of both sides."""
+    hypergraph = Hypergraph.from_directed([0, 5], [1, 0], [2], [7])
+    assert (hypergraph.num_nodes, hypergraph.num_hyperedges) == (6, 8)
+    assert hypergraph.head is not None
+    assert hypergraph.head.num_edges == 1
+    assert repr(hypergraph) == (
+        "Hypergraph(num_nodes=6, num_hyperedges=8, num_incidences=2, num_head_incidences=1)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "error", "message"),
+    [
+        (([0], [0], [7], [0]), {"num_nodes": 3}, ValueError, r"head_nodes\[0\] = 7 is outside"),
+        (([0], [4], [0], [0]), {"num_hyperedges": 2}, ValueError, r"tail_hyperedges\[0\] = 4"),
+        (([0], [0], [0], [-1]), {}, ValueError, r"head_hyperedges\[0\] = -1 is outside"),
+        (([0, 1], [0], [0], [0]), {}, ValueError, "tail_nodes and tail_hyperedges .*same length"),
+        (([0], [0], [0], [0, 1]), {}, ValueError, "head_nodes and head_hyperedges .*same length"),
+        (([0], [0], [0.5], [0]), {}, TypeError, "head_nodes must be an array of integers"),
+    ],
+)
+def test_bad_directed(
+    arrays: Any, options: dict[str, int], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        Hypergraph.from_directed(*arrays, **options)
+
+
+def test_dual_of_directed() -> None:
+    """Where nodes sent to hyperedges, hyperedges send to nodes, and the other way round."""
+    np.testing.assert_array_equal(dense(DIRECTED.dual), heads_of(DIRECTED).T)
+    np.testing.assert_array_equal(heads_of(DIRECTED.dual), dense(DIRECTED).T)
+    assert same_bits(DIRECTED.dual.dual, DIRECTED)
+
+
+def test_self_loops_of_directed() -> None:
+    added = DIRECTED.with_self_loops()  # only 5 is in no tail and no head
+    loops = np.zeros((6, 1))
+    loops[5] = 1
+    np.testing.assert_array_equal(dense(added), np.hstack([dense(DIRECTED), loops]))
+    np.testing.assert_array_equal(heads_of(added), np.hstack([heads_of(DIRECTED), loops]))
+    # A hyperedge of its own has the node as tail and as head: 0 has one, 1 does not.
+    hypergraph = Hypergraph.from_directed([0, 1], [0, 1], [0, 2], [0, 1])
+    added = hypergraph.with_self_loops("all")
+    np.testing.assert_array_equal(dense(added)[:, 2:], [[0, 0], [1, 0], [0, 1]])
+    np.testing.assert_array_equal(heads_of(added)[:, 2:], [[0, 0], [1, 0], [0, 1]])
+
+
+def test_padding_of_directed(rng: np.random.Generator) -> None:
+    padded = DIRECTED.pad(num_nodes=8, num_hyperedges=5, num_incidences=9, num_head_incidences=7)
+    assert (padded.num_nodes, padded.num_hyperedges, padded.num_incidences) == (8, 5, 9)
+    assert padded.head is not None
+    assert padded.head.num_edges == 7
+    x = rng.normal(size=(6, 2)).astype(np.float32)
+    wide = np.full((8, 2), np.nan, np.float32)
+    wide[:6] = x
+    got = hypergraph_aggregate(padded, wide, normalization="symmetric")
+    want = hypergraph_aggregate(DIRECTED, x, normalization="symmetric")
+    assert_close(got[:6], want, 1e-6, "value")
+    assert (np.asarray(got[6:]) == 0).all()
+    with pytest.raises(ValueError, match="num_head_incidences must be at least the present 3"):
+        DIRECTED.pad(num_head_incidences=2)
+    with pytest.raises(ValueError, match="num_head_incidences is for directed hypergraphs"):
+        SMALL.pad(num_head_incidences=9)
+
+
+# --- Values of incidences ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_incidence_values(rng: np.random.Generator, scenario: str) -> None:
+    incidence = Incidence.random(rng, scenario)
+    hypergraph = build(incidence)
+    values = rng.normal(size=(len(incidence.left), 2))
+    got = np.asarray(hypergraph.incidence_values(values))
+    want = np.zeros((incidence.num_left, incidence.num_right, 2))
+    pairs, valid = (incidence.left, incidence.right), incidence.valid
+    np.add.at(want, tuple(ids[valid] for ids in pairs), values[valid].astype(got.dtype))
+    nodes, hyperedges = map(np.asarray, hypergraph.incidence())
+    back = np.zeros_like(want)
+    np.add.at(back, (nodes[nodes >= 0], hyperedges[nodes >= 0]), got[nodes >= 0])
+    np.testing.assert_allclose(back, want, atol=1e-12)
+    assert (got[nodes < 0] == 0).all()
+
+
+def test_incidence_values_of_self_loops_and_padding() -> None:
+    hypergraph = Hypergraph.from_incidence([3, 0, 1], [0, 1, 0], num_nodes=5)
+    added = hypergraph.with_self_loops().pad(num_incidences=7)
+    np.testing.assert_array_equal(added.incidence()[0], [1, 3, 0, 2, 4, -1, -1])
+    np.testing.assert_array_equal(
+        added.incidence_values([1.0, 2.0, 3.0], fill_value=9), [3, 1, 2, 9, 9, 9, 9]
+    )
+    with pytest.raises(ValueError, match=r"values must be \(num_input_incidences, "):
+        hypergraph.incidence_values(1.0)
+
+
 # --- Self-loops and padding ----------------------------------------------------------------------
 
 
@@ -489,7 +614,8 @@ def test_incidence_and_degrees(rng: np.random.Generator, scenario: str) -> None:
         num_hyperedges=hypergraph.num_hyperedges,
         validate=False,
     )
-    assert same_bits(again, hypergraph)
+    np.testing.assert_array_equal(dense(again), dense(hypergraph))
+    assert same_bits(again.incidence(), hypergraph.incidence())
 
 
 def test_dual(rng: np.random.Generator) -> None:
@@ -501,7 +627,7 @@ def test_dual(rng: np.random.Generator) -> None:
 
 def test_pytree() -> None:
     leaves, structure = jax.tree.flatten(SMALL)
-    assert len(leaves) == 4
+    assert len(leaves) == 8
     assert same_bits(jax.tree.unflatten(structure, leaves), SMALL)
     other = Hypergraph.from_hyperedges([[0]])
     assert jax.tree.structure(other) == structure  # all sizes are shapes, nothing is static
@@ -509,16 +635,16 @@ def test_pytree() -> None:
     same = jax.jit(lambda hypergraph: hypergraph)(SMALL)
     assert isinstance(same, Hypergraph)
     assert same_bits(same, SMALL)
-    axes = jax.tree.unflatten(structure, [0] * 4)  # holds something else than arrays
+    axes = jax.tree.unflatten(structure, [0] * 8)  # holds something else than arrays
     assert axes.node_indptr == 0
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(SMALL)]
-    fields = ["hyperedge_indptr", "hyperedge_nodes", "node_indptr", "node_hyperedges"]
-    assert paths == [f".{name}" for name in fields]
+    fields = [f.name for f in dataclasses.fields(Graph) if not f.metadata]
+    assert paths == [f".graph.{name}" for name in fields]
 
 
 def test_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        SMALL.node_indptr = SMALL.hyperedge_indptr
+        SMALL.graph = SMALL.graph.transpose()
 
 
 def test_repr() -> None:
@@ -526,7 +652,7 @@ def test_repr() -> None:
     shapes = jax.eval_shape(lambda hypergraph: hypergraph, SMALL)
     assert repr(shapes) == repr(SMALL)
     axes = jax.tree.map(lambda _: None, SMALL)
-    assert repr(axes).startswith("Hypergraph(hyperedge_indptr=None, ")
+    assert repr(axes).startswith("Hypergraph(graph=Graph(indptr=None, ")
 
 
 def test_vmap_over_stacked_hypergraphs(rng: np.random.Generator) -> None:

@@ -3,25 +3,60 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import segment_cases
 from op_spec import Case, Incidence, OpSpec, assert_close, setting, stack
-from op_suite import IMPLEMENTATIONS, CoreChecks, OpSuite
+from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, CoreChecks, OpSuite
+from segment_cases import distinct, largest, normal, smallest
+from test_spmm import Edges, mean, random_edges, spmm_reference, total, unused
 
-from jax_gnn import Hypergraph, hypergraph_aggregate
+from jax_gnn import (
+    Graph,
+    Hypergraph,
+    _hypergraph_fused,
+    hyperedge_to_node,
+    hypergraph_aggregate,
+    incidence_softmax,
+    node_to_hyperedge,
+    schedules,
+)
 
-CUSTOM_CALLS = ("jax_gnn_hypergraph_aggregate", "jax_gnn_hyperedge_dot")
-OF_HYPEREDGES = ("hyperedge_weight", "hyperedge_scale")
+CUSTOM_CALLS = ("jax_gnn_hypergraph_aggregate", *segment_cases.CUSTOM_CALLS)
+REDUCTIONS = {"sum": total, "mean": mean, "max": largest, "min": smallest}
 
 
 # --- Inputs --------------------------------------------------------------------------------------
+
+
+class Members(NamedTuple):
+    """What references get: edges from nodes to hyperedges, of the tails and of the heads."""
+
+    tails: Edges
+    heads: Edges
+
+    @classmethod
+    def random(cls, rng: np.random.Generator, scenario: str, directed: bool) -> Members:
+        tails = random_edges(rng, scenario)
+        return cls(tails, random_edges(rng, scenario) if directed else tails)
+
+    @property
+    def to_nodes(self) -> Edges:
+        src, dst, num_src, num_dst = self.heads
+        return Edges(dst, src, num_dst, num_src)
+
+    def hypergraph(self) -> Hypergraph:
+        tails, heads = self
+        sizes = {"num_nodes": tails.num_src, "num_hyperedges": tails.num_dst, "validate": False}
+        if heads is tails:
+            return Hypergraph.from_incidence(tails.src, tails.dst, **sizes)
+        return Hypergraph.from_directed(tails.src, tails.dst, heads.src, heads.dst, **sizes)
 
 
 def hypergraph_of(incidence: Incidence) -> Hypergraph:
@@ -39,7 +74,7 @@ def padding_inside(incidence: Incidence, rng: np.random.Generator) -> tuple[Hype
     size = len(incidence.left)
     node_idx, hyperedge_idx = incidence.left, incidence.right
     dropped = rng.random(size) < 0.3
-    arrays = []
+    arrays, orders = [], []
     for rows, cols, num_rows, num_cols in (
         (hyperedge_idx, node_idx, incidence.num_right, incidence.num_left),
         (node_idx, hyperedge_idx, incidence.num_left, incidence.num_right),
@@ -47,25 +82,62 @@ def padding_inside(incidence: Incidence, rng: np.random.Generator) -> tuple[Hype
         outside = rng.choice([-1, -7, num_cols, num_cols + 5, 2**31 - 1, -(2**31)], size)
         order = np.lexsort((cols, rows))
         indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=num_rows))])
-        arrays += [indptr, np.where(dropped, outside, cols)[order]]
+        arrays += [indptr, rows[order], np.where(dropped, outside, cols)[order]]
+        orders.append(order)
+    arrays += [np.argsort(orders[0])[orders[1]], orders[0]]
     kept = replace(incidence, left=node_idx[~dropped], right=hyperedge_idx[~dropped])
-    return Hypergraph(*(jnp.asarray(array, jnp.int32) for array in arrays)), kept
+    return Hypergraph(Graph(*(jnp.asarray(array, jnp.int32) for array in arrays))), kept
 
 
-def case_maker(operands: tuple[str, ...]) -> Callable[..., Case]:
+def case_maker(
+    operands: tuple[str, ...],
+    *,
+    directed: bool = False,
+    heads: int | None = None,
+    numbers: Callable[..., np.ndarray] = normal,
+    degrees: bool = False,
+) -> Callable[..., Case]:
+    """Makes cases with the given operands.
+
+    Args:
+        operands: names of arguments of the op.
+        directed: whether the hypergraph is.
+        heads: number of heads that x and the weights of incidences have; None for no such axis.
+        numbers: makes the features.
+        degrees: whether weighted degrees are taken, so that a hyperedge's weight matters if either
+            its tail or its head has nodes.
+    """
+    of_heads = () if heads is None else (heads,)
+
     def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
-        incidence = Incidence.random(rng, scenario)
-        plain = incidence.dense()
+        members = Members.random(rng, scenario, directed)
+        sends, receives = (edges.src[edges.valid] for edges in members)
+        full, other = (
+            np.isin(np.arange(edges.num_dst), edges.dst[edges.valid]) for edges in members
+        )
         values, padding = [], []
         for name in operands:
-            members = plain.sum(0 if name in OF_HYPEREDGES else 1)
-            if name in ("x", "y"):
-                values.append(rng.normal(size=(len(members), *features)))
-                padding.append((members == 0).reshape(-1, *[1] * len(features)))
-            else:  # weights have roots of their sums taken
-                values.append(rng.uniform(0.5, 1.5, len(members)))
-                padding.append(members == 0)
-        return Case(hypergraph_of(incidence), plain, tuple(values), tuple(padding))
+            if name in ("x", "y", "h"):
+                ids, size = (sends if name == "x" else receives), members.tails.num_src
+                if name == "h":
+                    ids, size = members.to_nodes.src[members.heads.valid], members.tails.num_dst
+                values.append(numbers(rng, (size, *of_heads, *features)))
+                padding.append(unused(ids, size, values[-1].ndim))
+                continue
+            if name in ("incidence_weight", "head_weight", "scores"):
+                edges = members.tails if name == "incidence_weight" else members.heads
+                outside = ~edges.valid
+                shape = (len(outside), *(features if name == "scores" else of_heads))
+            else:
+                ids = receives if name == "node_scale_out" else sends
+                outside = unused(ids, members.tails.num_src, 1)
+                if name in ("hyperedge_weight", "hyperedge_scale"):
+                    outside = ~(full | other if degrees else full & other)
+                shape = outside.shape
+            # Weights have roots of their sums taken.
+            values.append(rng.uniform(0.5, 1.5, shape))
+            padding.append(outside.reshape(-1, *[1] * (len(shape) - 1)))
+        return Case(members.hypergraph(), members, tuple(values), tuple(padding))
 
     return make_case
 
@@ -78,55 +150,85 @@ def power(degrees: np.ndarray, exponent: float) -> np.ndarray:
     return np.where(positive, np.where(positive, degrees, 1) ** exponent, 0)
 
 
-def times(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
-    return np.tensordot(matrix, x, axes=1)
+def scaled(x: np.ndarray, *scales: np.ndarray) -> np.ndarray:
+    for scale in scales:
+        x = x * scale.reshape(*scale.shape, *[1] * (x.ndim - scale.ndim))
+    return x
 
 
-def scaled(x: np.ndarray, scale: np.ndarray | float) -> np.ndarray:
-    return x * np.reshape(scale, (-1, *[1] * (x.ndim - 1)))
+def degrees_of(edges: Edges, weight: np.ndarray | None, values: np.ndarray) -> np.ndarray:
+    if weight is not None and weight.ndim == 2:
+        values = np.repeat(values[:, None], weight.shape[1], 1)
+    return spmm_reference(edges, values, weight)
 
 
 def reference(
-    dense: np.ndarray,
+    members: Members,
     x: np.ndarray,
     hyperedge_weight: np.ndarray | None = None,
     *,
-    node_scale_in: np.ndarray | float = 1.0,
-    node_scale_out: np.ndarray | float = 1.0,
-    hyperedge_scale: np.ndarray | float = 1.0,
+    incidence_weight: np.ndarray | None = None,
+    head_weight: np.ndarray | None = None,
+    node_scale_in: np.ndarray | None = None,
+    node_scale_out: np.ndarray | None = None,
+    hyperedge_scale: np.ndarray | None = None,
     normalization: str | None = None,
     hyperedge_reduce: str = "sum",
     node_reduce: str = "sum",
 ) -> np.ndarray:
-    """``hypergraph_aggregate`` with a dense incidence matrix."""
-    weight = np.ones(dense.shape[1]) if hyperedge_weight is None else hyperedge_weight
-    into, back, edge = node_scale_in, node_scale_out, weight * hyperedge_scale
-    if normalization == "symmetric":
-        into, back = (scale * power(dense @ weight, -0.5) for scale in (into, back))
-    if normalization == "row":
-        back = back * power(dense @ weight, -1)
-    if normalization is not None or hyperedge_reduce == "mean":
-        edge = edge * power(dense.sum(0), -1)
-    if node_reduce == "mean":
-        back = back * power(dense.sum(1), -1)
-    return scaled(times(dense, scaled(times(dense.T, scaled(x, into)), edge)), back)
+    """``hypergraph_aggregate``, one incidence after another."""
+    tails, heads = members
+    if head_weight is None and heads is tails:
+        head_weight = incidence_weight
+    num_nodes, num_hyperedges = tails.num_src, tails.num_dst
+    weight = np.ones(num_hyperedges) if hyperedge_weight is None else hyperedge_weight
+    into, back = ([] if scale is None else [scale] for scale in (node_scale_in, node_scale_out))
+    edge = [weight] if hyperedge_scale is None else [weight, hyperedge_scale]
+    if normalization is not None:
+        received = degrees_of(members.to_nodes, head_weight, weight)
+        if normalization == "symmetric":
+            sent = degrees_of(Members(heads, tails).to_nodes, incidence_weight, weight)
+            into.append(power(sent, -0.5))
+            back.append(power(received, -0.5))
+        else:
+            back.append(power(received, -1))
+        edge.append(power(degrees_of(tails, incidence_weight, np.ones(num_nodes)), -1))
+    h = scaled(x, *into)
+    h = spmm_reference(tails, h, incidence_weight, reduce=REDUCTIONS[hyperedge_reduce])
+    h = scaled(h, *edge)
+    y = spmm_reference(members.to_nodes, h, head_weight, reduce=REDUCTIONS[node_reduce])
+    return scaled(y, *back)
 
 
 def by_name(function: Callable[..., Any], operands: tuple[str, ...]) -> Callable[..., Any]:
     return lambda index, *values: function(index, **dict(zip(operands, values, strict=True)))
 
 
-def aggregate_spec(*scales: str, **options: Any) -> OpSpec:
+def aggregate_spec(
+    *factors: str,
+    directed: bool = False,
+    heads: int | None = None,
+    numbers: Callable[..., np.ndarray] = normal,
+    linear: tuple[str, ...] = ("x",),
+    **options: Any,
+) -> OpSpec:
     """Describes the op with the given factors, under the given options."""
-    operands = ("x", *scales)
+    operands = ("x", *factors)
+    axis = 1 if heads is None else 2
     return OpSpec(
         function=by_name(functools.partial(hypergraph_aggregate, **options), operands),
         reference=by_name(functools.partial(reference, **options), operands),
-        make_case=case_maker(operands),
+        make_case=case_maker(
+            operands,
+            directed=directed,
+            heads=heads,
+            numbers=numbers,
+            degrees="normalization" in options,
+        ),
         operands=operands,
-        linear=("x",),
-        feature_axis=(1, *[None] * len(scales)),
-        result_axis=1,
+        linear=linear,
+        feature_axis=(axis, *[None] * len(factors)),
+        result_axis=axis,
         custom_calls=CUSTOM_CALLS,
     )
 
@@ -137,16 +239,22 @@ HYPERGRAPH = Hypergraph.from_incidence([0, 1, 1, 2], [0, 0, 1, 1], num_nodes=4, 
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 
-def bad(error: type[Exception], message: str, *arguments: Any, **options: Any) -> Any:
+def bad(
+    error: type[Exception],
+    message: str,
+    *arguments: Any,
+    op: Callable[..., jax.Array] = hypergraph_aggregate,
+    **options: Any,
+) -> Any:
     def call() -> jax.Array:
         hypergraph, x = (*arguments, *(HYPERGRAPH, np.ones((4, 2), np.float32))[len(arguments) :])
-        return hypergraph_aggregate(hypergraph, x, **options)
+        return op(hypergraph, x, **options)
 
     return call, error, message
 
 
 def with_arrays(**arrays: Any) -> Hypergraph:
-    return replace(HYPERGRAPH, **arrays)
+    return Hypergraph(replace(HYPERGRAPH.graph, **arrays))
 
 
 def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
@@ -157,26 +265,46 @@ BAD_ARGUMENTS = {
     "hypergraph-type": bad(TypeError, r"hypergraph must be .*Hypergraph, got ndarray", ones(4, 4)),
     "hypergraph-float-array": bad(
         TypeError,
-        r"hypergraph\.hyperedge_nodes must be an int32 or int64 array, got float32",
-        with_arrays(hyperedge_nodes=ones(4)),
+        r"hypergraph\.graph\.cols must be an int32 or int64 array, got float32",
+        with_arrays(cols=ones(4)),
     ),
     "hypergraph-list": bad(
-        TypeError, r"hypergraph\.node_indptr .*got list", with_arrays(node_indptr=[0, 1, 3, 4, 4])
+        TypeError, r"hypergraph\.graph\.t_indptr .*got list", with_arrays(t_indptr=[0, 1, 3, 4, 4])
     ),
     "hypergraph-rank": bad(
         ValueError,
-        r"hypergraph\.hyperedge_nodes must be one-dimensional, got shape \(2, 2\)",
-        with_arrays(hyperedge_nodes=ones(2, 2, dtype=np.int32)),
+        r"hypergraph\.graph\.cols must be one-dimensional, got shape \(2, 2\)",
+        with_arrays(cols=ones(2, 2, dtype=np.int32)),
     ),
     "hypergraph-empty-indptr": bad(
         ValueError,
-        r"hypergraph\.hyperedge_indptr must have at least one element",
-        with_arrays(hyperedge_indptr=ones(0, dtype=np.int32)),
+        r"hypergraph\.graph\.indptr must have at least one element",
+        with_arrays(indptr=ones(0, dtype=np.int32)),
+    ),
+    "hypergraph-of-no-graph": bad(
+        TypeError,
+        r"hypergraph\.graph must be a jax_gnn\.Graph, got Hypergraph",
+        Hypergraph(HYPERGRAPH),
+    ),
+    "head-of-no-graph": bad(
+        TypeError,
+        r"hypergraph\.head must be a jax_gnn\.Graph, got int",
+        Hypergraph(HYPERGRAPH.graph, 3),
+    ),
+    "head-of-other-size": bad(
+        ValueError,
+        "graph and head of the hypergraph must have the same numbers of nodes and hyperedges",
+        Hypergraph(HYPERGRAPH.graph, HYPERGRAPH.graph.pad(num_src=5)),
+    ),
+    "hypergraph-lengths": bad(
+        ValueError,
+        r"hypergraph\.graph: rows, cols must have one length",
+        with_arrays(rows=ones(3, dtype=np.int32)),
     ),
     "hypergraph-mixed-dtypes": bad(
         TypeError,
-        r"arrays of the hypergraph must have one dtype, .*node_indptr: int64",
-        with_arrays(node_indptr=np.array([0, 1, 3, 4, 4], np.int64)),
+        r"arrays of the hypergraph must have one dtype, .*graph.t_indptr: int64",
+        with_arrays(t_indptr=np.array([0, 1, 3, 4, 4], np.int64)),
     ),
     "x-integer": bad(
         TypeError, r"x must be float16, .*got int32", HYPERGRAPH, ones(4, 2, dtype=np.int32)
@@ -219,7 +347,7 @@ BAD_ARGUMENTS = {
         normalization="sym",
     ),
     "hyperedge-reduce": bad(
-        ValueError, r"hyperedge_reduce must be one of 'sum', 'mean', got", hyperedge_reduce="max"
+        ValueError, r"hyperedge_reduce must be .*'max', 'min', got 'prod'", hyperedge_reduce="prod"
     ),
     "node-reduce": bad(ValueError, r"node_reduce must be one of .*got None", node_reduce=None),
     "normalized-twice": bad(
@@ -227,6 +355,71 @@ BAD_ARGUMENTS = {
         r"normalization='row' divides by the degrees already",
         normalization="row",
         node_reduce="mean",
+    ),
+    "incidence-weight-length": bad(
+        ValueError,
+        r"incidence_weight must be \(num_incidences=4,\) or .*got shape \(3,\)",
+        incidence_weight=ones(3),
+    ),
+    "incidence-weight-heads": bad(
+        ValueError,
+        r"incidence_weight .*each of 3 heads: x must be \(num_nodes, 3, .*got shape \(4, 2\)",
+        incidence_weight=ones(4, 3),
+    ),
+    "incidence-weight-complex": bad(
+        TypeError,
+        "incidence_weight must be real numbers, got complex64",
+        incidence_weight=ones(4, dtype=np.complex64),
+    ),
+    "head-weight-length": bad(
+        ValueError,
+        r"head_weight must be \(num_head_incidences=1,\) or .*got shape \(4,\)",
+        Hypergraph.from_directed([0, 1], [0, 1], [3], [1]),
+        head_weight=ones(4),
+    ),
+    "stage-x-rows": bad(
+        ValueError,
+        r"x must be \(num_nodes=4, .*got shape \(3, 2\)",
+        *(HYPERGRAPH, ones(3, 2)),
+        op=node_to_hyperedge,
+    ),
+    "stage-reduce": bad(
+        ValueError, "reduce must be one of 'sum', .*got 'std'", op=node_to_hyperedge, reduce="std"
+    ),
+    "stage-h-rows": bad(
+        ValueError,
+        r"h must be \(num_hyperedges=3, .*got shape \(4, 2\)",
+        op=hyperedge_to_node,
+    ),
+    "stage-weight-heads": bad(
+        ValueError,
+        r"h must be \(num_hyperedges, 3, \*features\), got shape \(3, 2\)",
+        *(HYPERGRAPH, ones(3, 2)),
+        op=hyperedge_to_node,
+        incidence_weight=ones(4, 3),
+    ),
+    "stage-hypergraph": bad(
+        TypeError, "hypergraph must be", HYPERGRAPH.graph, op=hyperedge_to_node
+    ),
+    "softmax-by": bad(
+        ValueError,
+        "by must be one of 'node', 'hyperedge', got 'edge'",
+        op=incidence_softmax,
+        by="edge",
+    ),
+    "softmax-scores": bad(
+        ValueError,
+        r"scores must be \(num_incidences=4, \*features\), got shape \(3, 2\)",
+        *(HYPERGRAPH, ones(3, 2)),
+        op=incidence_softmax,
+        by="node",
+    ),
+    "softmax-integers": bad(
+        TypeError,
+        "scores must be float16, .*got int32",
+        *(HYPERGRAPH, ones(4, dtype=np.int32)),
+        op=incidence_softmax,
+        by="hyperedge",
     ),
     "implementation": bad(
         ValueError, r"implementation must be None or one of .*got 'gpu'", implementation="gpu"
@@ -280,7 +473,7 @@ class TestMean(CoreChecks):
 
 
 def dot(hypergraph: Hypergraph, x: Any, y: Any, node_scale_in: Any, node_scale_out: Any) -> Any:
-    """The second primitive, as it occurs: the gradient to the weights."""
+    """The gradient to the weights, a function of its own."""
     scales = {"node_scale_in": node_scale_in, "node_scale_out": node_scale_out}
     # Made from other arrays, to vary over the same devices under shard_map as those do.
     weight = jnp.ones_like(hypergraph.hyperedge_degrees(), x.dtype)
@@ -289,24 +482,193 @@ def dot(hypergraph: Hypergraph, x: Any, y: Any, node_scale_in: Any, node_scale_o
 
 
 def dot_reference(
-    dense: np.ndarray, x: np.ndarray, y: np.ndarray, scale_in: np.ndarray, scale_out: np.ndarray
+    members: Members, x: np.ndarray, y: np.ndarray, scale_in: np.ndarray, scale_out: np.ndarray
 ) -> np.ndarray:
-    product = times(dense.T, scaled(x, scale_in)) * times(dense.T, scaled(y, scale_out))
+    sent = spmm_reference(members.tails, scaled(x, scale_in))
+    product = sent * spmm_reference(members.heads, scaled(y, scale_out))
     return product.sum(axis=tuple(range(1, product.ndim)))
 
 
-class TestHyperedgeDot(OpSuite):
-    test_bad_argument = None  # not public: it checks no arguments
+class TestGradientToWeights(CoreChecks):
     spec = OpSpec(
         function=dot,
         reference=dot_reference,
-        make_case=case_maker(("x", "y", "node_scale_in", "node_scale_out")),
+        make_case=case_maker(("x", "y", "node_scale_in", "node_scale_out"), directed=True),
         operands=("x", "y", "node_scale_in", "node_scale_out"),
-        linear=("x", "y"),
-        feature_axis=(1, 1, None, None),
-        result_axis=None,  # each device sums its features, and vjp the devices
+    )
+
+
+class TestDirected(OpSuite):
+    test_bad_argument = None  # the same as above
+    spec = aggregate_spec(
+        *("hyperedge_weight", "node_scale_in", "node_scale_out"),
+        linear=("x", "hyperedge_weight", "node_scale_in", "node_scale_out"),
+        directed=True,
+    )
+
+
+class TestDirectedSymmetric(CoreChecks):
+    spec = aggregate_spec("hyperedge_weight", directed=True, normalization="symmetric")
+
+
+class TestDirectedRowWithWeights(CoreChecks):
+    spec = aggregate_spec(
+        *("hyperedge_weight", "incidence_weight", "head_weight"),
+        directed=True,
+        normalization="row",
+    )
+
+
+class TestIncidenceWeight(CoreChecks):
+    spec = aggregate_spec("hyperedge_weight", "incidence_weight", "node_scale_in")
+
+
+class TestIncidenceWeightOfHeads(CoreChecks):
+    spec = aggregate_spec(
+        *("incidence_weight", "hyperedge_weight"),
+        heads=2,
+        hyperedge_reduce="mean",
+        node_reduce="mean",
+    )
+
+
+class TestIncidenceWeightSymmetric(CoreChecks):
+    """Degrees are weighted sums, too."""
+
+    spec = aggregate_spec(
+        *("incidence_weight", "hyperedge_weight"), heads=2, normalization="symmetric"
+    )
+
+
+class TestWeightsOfTheSecondStageAlone(CoreChecks):
+    spec = aggregate_spec("head_weight", linear=("x", "head_weight"))
+
+
+class TestMaximumOfMaxima(CoreChecks):
+    spec = aggregate_spec(linear=(), numbers=distinct, hyperedge_reduce="max", node_reduce="max")
+
+
+class TestMeanOfWeightedMaxima(OpSuite):
+    """The two-stage path, with all that it has."""
+
+    test_bad_argument = None
+    spec = replace(
+        aggregate_spec(
+            *("incidence_weight", "hyperedge_weight", "node_scale_in", "node_scale_out"),
+            linear=("node_scale_out", "hyperedge_weight"),
+            heads=2,
+            directed=True,
+            hyperedge_reduce="max",
+            node_reduce="mean",
+        ),
+        composed=True,
+    )
+
+
+class TestMinimumOfMeans(CoreChecks):
+    spec = aggregate_spec(
+        *("hyperedge_weight", "node_scale_out", "hyperedge_scale"),
+        linear=(),
+        hyperedge_reduce="mean",
+        node_reduce="min",
+    )
+
+
+# --- One stage -----------------------------------------------------------------------------------
+
+
+def to_hyperedges(
+    members: Members,
+    x: np.ndarray,
+    incidence_weight: np.ndarray | None = None,
+    *,
+    reduce: str = "sum",
+) -> np.ndarray:
+    return spmm_reference(members.tails, x, incidence_weight, reduce=REDUCTIONS[reduce])
+
+
+def to_nodes(
+    members: Members,
+    h: np.ndarray,
+    incidence_weight: np.ndarray | None = None,
+    *,
+    reduce: str = "sum",
+) -> np.ndarray:
+    return spmm_reference(members.to_nodes, h, incidence_weight, reduce=REDUCTIONS[reduce])
+
+
+def stage_spec(side: str, weight: str | None, **options: Any) -> OpSpec:
+    """Describes one stage, from x or from h, of a directed hypergraph."""
+    function, plain = (
+        (node_to_hyperedge, to_hyperedges) if side == "x" else (hyperedge_to_node, to_nodes)
+    )
+    operands = (side,) if weight is None else (side, weight)
+    heads = None if weight is None else 2
+    axis = 1 if weight is None else 2
+    return OpSpec(
+        function=functools.partial(function, **options),
+        reference=functools.partial(plain, **options),
+        make_case=case_maker(
+            operands, directed=True, heads=heads, numbers=distinct if options else normal
+        ),
+        operands=operands,
+        linear=() if options else operands,
+        feature_axis=(axis, *[None] * len(operands[1:])),
+        result_axis=axis,
         custom_calls=CUSTOM_CALLS,
     )
+
+
+class TestNodeToHyperedge(CoreChecks):
+    spec = stage_spec("x", "incidence_weight")
+
+
+class TestNodeToHyperedgeMaximum(CoreChecks):
+    spec = stage_spec("x", None, reduce="max")
+
+
+class TestHyperedgeToNode(CoreChecks):
+    spec = stage_spec("h", "head_weight")
+
+
+class TestHyperedgeToNodeMean(CoreChecks):
+    spec = stage_spec("h", None, reduce="mean")
+
+
+class TestHyperedgeToNodeMinimum(CoreChecks):
+    spec = stage_spec("h", "head_weight", reduce="min")
+
+
+def softmax_reference(members: Members, scores: np.ndarray, *, by: str) -> np.ndarray:
+    edges = members.tails if by == "hyperedge" else members.heads
+    rows = edges.dst if by == "hyperedge" else edges.src
+    result = np.zeros(scores.shape, np.result_type(scores, np.float64))
+    for row in np.unique(rows[edges.valid]):
+        where = edges.valid & (rows == row)
+        powers = np.exp(scores[where] - scores[where].real.max(0))
+        result[where] = powers / powers.sum(0)
+    return result
+
+
+def softmax_spec(by: str, directed: bool) -> OpSpec:
+    return OpSpec(
+        function=functools.partial(incidence_softmax, by=by),
+        reference=functools.partial(softmax_reference, by=by),
+        make_case=case_maker(("scores",), directed=directed),
+        operands=("scores",),
+        feature_axis=(1,),
+        result_axis=1,
+        custom_calls=CUSTOM_CALLS,
+    )
+
+
+class TestSoftmaxByNode(OpSuite):
+    test_bad_argument = None
+    spec = softmax_spec("node", directed=True)
+
+
+class TestSoftmaxByHyperedge(CoreChecks):
+    spec = softmax_spec("hyperedge", directed=False)
 
 
 # --- What is particular to this op ---------------------------------------------------------------
@@ -417,9 +779,142 @@ def test_batch_too_large_to_be_joined(
 
     program, joined = run()
     assert "scan" not in program
-    module = sys.modules[hypergraph_aggregate.__module__]  # the function hides its module
-    monkeypatch.setattr(module, "_max_id", lambda _: 2 * examples[0].num_incidences - 1)
+    limit = 2 * examples[0].num_incidences - 1
+    monkeypatch.setattr(_hypergraph_fused, "_max_id", lambda _: limit)
     program, looped = run()
     assert "scan" in program
     for one, other in zip(looped, joined, strict=True):
         assert_close(one, other, 1e-5, "gradient")
+
+
+@on_all
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_nothing_infinite_leaves_empty_rows(reduce: Any, implementation: str) -> None:
+    """A hyperedge without nodes gives its nodes in the head 0, and a node without hyperedges 0."""
+    hypergraph = Hypergraph.from_directed([0, 1], [0, 0], [0, 2], [0, 1], num_nodes=4)
+    x = jnp.array([[-3.0], [-5.0], [jnp.nan], [jnp.inf]])
+
+    def run(x: Any, scale: Any) -> jax.Array:
+        return hypergraph_aggregate(
+            hypergraph,
+            x,
+            hyperedge_scale=scale,
+            hyperedge_reduce=reduce,
+            node_reduce=reduce,
+            implementation=implementation,
+        )
+
+    y, vjp = jax.vjp(run, x, jnp.array([2.0, jnp.inf]))
+    best = {"max": -3.0, "min": -5.0}[reduce]
+    np.testing.assert_array_equal(y, [[2 * best], [0], [0], [0]])
+    to_x, to_scale = vjp(jnp.ones_like(y))
+    np.testing.assert_array_equal(to_x[:, 0], 2 * (np.asarray(x)[:, 0] == best))
+    np.testing.assert_array_equal(to_scale, [best, 0])
+
+
+@on_all
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_types_are_not_rounded_between_the_stages(dtype: str, implementation: str) -> None:
+    """Sums of 70,000 exceed float16 and stop at 256 in bfloat16, unless they stay float32."""
+    n = 70_000
+    hypergraph = Hypergraph.from_incidence(np.arange(n), np.zeros(n, int))
+    x, scale = jnp.ones((n, 1), dtype), np.float32([1 / n])
+
+    def run(scale: Any, **options: Any) -> jax.Array:
+        return hypergraph_aggregate(
+            hypergraph, x, hyperedge_scale=scale, implementation=implementation, **options
+        )
+
+    y = run(scale, node_reduce="max")
+    assert y.dtype == dtype
+    assert (np.asarray(y) == 1).all()
+    y, vjp = jax.vjp(lambda scale: run(scale, node_scale_in=np.full(n, 0.5)), scale)
+    assert float(vjp(jnp.ones_like(y))[0][0]) == pytest.approx(n * n / 2, rel=1e-6)
+
+
+def test_one_call_where_it_is_linear() -> None:
+    def primitives(**options: Any) -> str:
+        program = jax.make_jaxpr(functools.partial(hypergraph_aggregate, **options))
+        return str(program(HYPERGRAPH, X))
+
+    ones_of_incidences = ones(4)
+    for fused in ({}, {"hyperedge_reduce": "mean", "node_reduce": "mean"}):
+        program = primitives(**fused)
+        assert program.count("jax_gnn_") == program.count("jax_gnn_hypergraph_aggregate") == 1
+    for staged in ({"node_reduce": "max"}, {"incidence_weight": ones_of_incidences}):
+        program = primitives(**staged)
+        assert program.count("jax_gnn_segment_reduce") == 2
+        assert "jax_gnn_hypergraph_aggregate" not in program
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_default_of_head_weight(rng: np.random.Generator, directed: bool) -> None:
+    members = Members.random(rng, "random", directed)
+    hypergraph = members.hypergraph()
+    x = rng.normal(size=(hypergraph.num_nodes, 3)).astype(np.float32)
+    weight = rng.uniform(0.5, 1.5, hypergraph.num_incidences).astype(np.float32)
+    default = np.ones_like(weight) if directed else weight
+    got = hypergraph_aggregate(hypergraph, x, incidence_weight=weight)
+    want = hypergraph_aggregate(hypergraph, x, incidence_weight=weight, head_weight=default)
+    assert_close(got, want, 1e-6, "value")
+    h = node_to_hyperedge(hypergraph, x, weight)
+    assert_close(got, hyperedge_to_node(hypergraph, h, default), 1e-6, "in two stages")
+
+
+def test_weights_of_ones_change_nothing(rng: np.random.Generator) -> None:
+    """The two paths agree, whatever the normalization."""
+    members = Members.random(rng, "padding", True)
+    hypergraph = members.hypergraph()
+    x = rng.normal(size=(hypergraph.num_nodes, 3)).astype(np.float32)
+    weight = rng.uniform(0.5, 1.5, hypergraph.num_hyperedges).astype(np.float32)
+    for normalization in (None, "symmetric", "row"):
+        options: Any = {"normalization": normalization}
+        want = hypergraph_aggregate(hypergraph, x, weight, **options)
+        options["incidence_weight"] = ones(hypergraph.num_incidences)
+        assert_close(hypergraph_aggregate(hypergraph, x, weight, **options), want, 1e-5, "value")
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("width", [1, 4, 19, 64, 136, 300] if PLATFORM == "cuda" else [19])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        schedules.HypergraphSchedule(True, 128, 528),
+        schedules.HypergraphSchedule(False, 128, 1),
+        schedules.HypergraphSchedule(False, 256, 3),
+        schedules.HypergraphSchedule(False, 128, 500),
+    ],
+)
+def test_schedules_give_the_same_result(
+    rng: np.random.Generator,
+    schedule: schedules.HypergraphSchedule,
+    width: int,
+    dtype: str,
+    implementation: str,
+) -> None:
+    """Super-hyperedges and nodes of many hyperedges, so that blocks share rows both ways."""
+    node_idx, hyperedge_idx = np.minimum(rng.geometric(0.02, (2, 20_000)), 299)
+    hypergraph = Hypergraph.from_incidence(
+        node_idx, hyperedge_idx, num_nodes=310, num_hyperedges=305
+    )
+    hypergraph = hypergraph.pad(num_incidences=20_007)
+    incidence = np.zeros((310, 305))
+    np.add.at(incidence, (node_idx, hyperedge_idx), 1)
+    numbers = dict(zip(("scale_in", "hyperedge", "scale_out"), (310, 305, 310), strict=True))
+    scales = {name: rng.normal(size=size) / 20 for name, size in numbers.items()}
+    with setting(implementation, dtype), schedules.use(schedule):
+        x = jnp.asarray(rng.normal(size=(310, width)), dtype)
+        acc = jnp.promote_types(dtype, jnp.float32)
+        y = hypergraph_aggregate(
+            hypergraph,
+            x,
+            node_scale_in=scales["scale_in"].astype(acc),
+            hyperedge_scale=scales["hyperedge"].astype(acc),
+            node_scale_out=scales["scale_out"].astype(acc),
+        )
+        got, x = np.asarray(y, np.float64), np.asarray(x, np.float64)
+    scaled_in = scales["scale_in"][:, None] * x
+    sums = scales["hyperedge"][:, None] * (incidence.T @ scaled_in)
+    want = scales["scale_out"][:, None] * (incidence @ sums)
+    assert_close(got, want, {"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-2}[dtype], "value")

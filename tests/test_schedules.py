@@ -16,7 +16,7 @@ import pytest
 
 from jax_gnn import _schedule_cache, _schedule_rules, cli, schedules
 from jax_gnn._schedule_cache import Tuned
-from jax_gnn.schedules import MatmulSchedule, Schedule
+from jax_gnn.schedules import HypergraphSchedule, MatmulSchedule, Schedule
 from jax_gnn.tuning import command, matmul, segment
 from jax_gnn.tuning.measure import measure
 
@@ -397,7 +397,7 @@ def tune(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "tune wants one of: segment, matmul, --show, --clear"),
+        ((), "tune wants one of: segment, matmul, hypergraph, --show, --clear"),
         (("--show", "--clear"), "tune wants one of"),
         (("segment", "--show"), "tune wants one of"),
         (("segment",), "wants --data FILE, or --nodes N and --edges N"),
@@ -405,6 +405,9 @@ def tune(*arguments):
         (("segment", "--data", "x.npz", "--nodes", "4"), "--data goes without --nodes"),
         (("segment", "--data", "/nonexistent.npz"), "--data /nonexistent.npz"),
         (("segment", "--nodes", "4", "--edges", "4", "--ops", "segment_outer"), "--ops: tune segm"),
+        (("hypergraph", "--nodes", "4"), "--hyperedges N and --edges N"),
+        (("hypergraph", "--data", "x.npz", "--hyperedges", "4"), "--data goes without --nodes"),
+        (("hypergraph", "--data", "/nonexistent.npz"), "--data /nonexistent.npz"),
         (("matmul",), "wants --sizes FILE, or --rows N and --groups N"),
         (("matmul", "--rows", "4"), "wants --sizes FILE, or --rows N and --groups N"),
         (("matmul", "--sizes", "x.npy", "--rows", "4"), "--sizes goes without --rows"),
@@ -490,6 +493,28 @@ def test_tuning_products_writes_what_show_prints(monkeypatch, capsys, tmp_path):
     shown = capsys.readouterr().out
     assert all(line in shown for line in written)
     assert "tiles of 64, chunks of 0" in shown
+
+
+def test_tuning_hypergraphs_writes_what_show_prints(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(command, "ProfilerTimer", lambda flushes: CountingTimer())
+    data = tmp_path / "hypergraph.npz"
+    np.savez(data, node_idx=np.array([2, 0, 1, 1]), hyperedge_idx=np.array([1, 1, 0, 2]))
+    assert tune("hypergraph", "--data", str(data), "--widths", "4,8") == 0
+    sizes = ("--nodes", "90", "--hyperedges", "9", "--edges", "300")
+    assert tune("hypergraph", *sizes, "--widths", "4", "--dtypes", "bfloat16") == 0
+    written = [line for line in capsys.readouterr().out.splitlines() if "times as fast" in line]
+    found = _schedule_cache.read()["gpu"]
+    assert len(found) == len(written) == 3
+    shape = {"incidences": 4, "nodes": 3, "hyperedges": 3, "width": 8, "itemsize": 4}
+    tuned = found[_schedule_cache.hypergraph_key(**shape)]
+    assert schedules.choose_hypergraph(**shape) == HypergraphSchedule(*tuned.schedule)
+    assert schedules.hypergraph_from_rule(4, 3, 3, 8).by_rows
+    assert not schedules.hypergraph_from_rule(500_000, 80_000, 70_000, 64).by_rows
+    assert tune("--show") == 0
+    shown = capsys.readouterr().out
+    assert all(line in shown for line in written)
+    assert "(by rows)" in shown
 
 
 @pytest.mark.parametrize("sizes", [[[1, 2]], [1.5], [-1, 3]])

@@ -313,6 +313,20 @@ def test_nan_and_infinity(implementation: str) -> None:
             assert not np.isnan(got[1:]).any()
 
 
+@on_kernels
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("width", [1, 8])
+def test_means_of_equal_numbers(dtype: str, width: int, implementation: str) -> None:
+    """Are these numbers, to the last digit, of segments of all lengths."""
+    lengths = np.arange(1, 400)
+    ids = np.repeat(np.arange(len(lengths)), lengths)
+    numbers = np.arange(width) - 3.0
+    with setting(implementation, dtype):
+        data = jnp.asarray(np.broadcast_to(numbers, (len(ids), width)), dtype)
+        got = ours("mean")(data, ids, len(lengths), indices_are_sorted=True)
+    np.testing.assert_array_equal(got, np.broadcast_to(numbers, got.shape))
+
+
 @on_all
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int8"])
 @pytest.mark.parametrize("is_sorted", [False, True])

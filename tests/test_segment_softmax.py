@@ -109,6 +109,23 @@ def test_sums_to_one(
 
 
 @on_all
+@pytest.mark.parametrize(
+    "levels", [(0, 100), (1, -200), (-200, -300), (-200, 20), (-np.inf, 0), (0, -np.inf, 50)]
+)
+def test_levels_of_a_giant_segment(
+    rng: np.random.Generator, levels: tuple[float, ...], implementation: str
+) -> None:
+    """Parts of a segment are measured apart: some small, some not, some without a finite number."""
+    count = 12_000
+    data = rng.normal(size=(len(levels), count, 2)) + np.reshape(levels, (-1, 1, 1))
+    data = data.reshape(-1, 2).astype(np.float32)
+    ids = np.zeros(len(data), np.int32)
+    with setting(implementation):
+        y = segment_softmax(data, ids, 1, indices_are_sorted=True)
+    assert_close(y, reference(Elements(ids, 1), data.astype(np.float64)), 1e-5, "value")
+
+
+@on_all
 def test_extremes(implementation: str) -> None:
     """No overflow; a -inf has no share; NaN and all of -inf spoil their own segment only."""
     inf = np.inf

@@ -11,7 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from op_spec import Case, Incidence, OpSpec, assert_close, on_host, same_bits, setting, typed
+from jax.test_util import check_grads
+from op_spec import (
+    Case,
+    Incidence,
+    OpSpec,
+    assert_close,
+    on_host,
+    random_like,
+    same_bits,
+    setting,
+    stack,
+    typed,
+)
 from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, CoreChecks, OpSuite
 from segment_cases import CUSTOM_CALLS, distinct, finite, largest, normal, smallest
 
@@ -571,6 +583,155 @@ def test_hints_change_nothing(rng: np.random.Generator, implementation: str) -> 
                 for g in (graph, graph.with_max_degrees())
             )
             assert_close(got, want, 1e-6, "value or gradient")
+
+
+# --- Both gradients at once ----------------------------------------------------------------------
+
+
+def long_tailed(rng: np.random.Generator) -> tuple[Graph, Edges, np.ndarray]:
+    """A padded graph with a giant source, empty rows both ways and holes inside of rows."""
+    count = 700
+    src = np.where(rng.random(count) < 0.4, 5, rng.integers(0, 30, count))
+    dst = rng.integers(0, 19, count)
+    edges = Edges(src, dst, 41, 23)
+    order = np.lexsort((src, dst))
+    edges = edges._replace(src=src[order], dst=dst[order])
+    holes = np.append(rng.random(count) < 0.05, np.ones(13, bool))
+    kept = edges._replace(src=np.where(holes[:count], -1, edges.src))
+    graph = on_host(graph_of(edges).pad(num_edges=count + 13))
+    t_rows = np.where(holes[graph.t_order], -1, graph.t_rows)
+    sort = np.argsort(np.where(t_rows < 0, 99, t_rows), kind="stable")
+    back = {"t_cols": graph.t_cols[sort], "t_order": graph.t_order[sort]}
+    cols = np.where(holes, -1, graph.cols)
+    return replace(graph, cols=cols, t_rows=t_rows[sort], **back), kept, holes
+
+
+@on_all
+@pytest.mark.parametrize(
+    ("heads", "depth"),
+    [
+        *((1, depth) for depth in (1, 2, 4, 7, 20, 32, 33, 64, 100, 128, 132, 260)),
+        *((heads, depth) for heads in (2, 3, 8) for depth in (1, 4, 5, 12, 16, 64)),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_both_gradients(
+    rng: np.random.Generator, heads: int, depth: int, dtype: str, implementation: str
+) -> None:
+    """Of all widths, with NaN in all that is padding."""
+    graph, edges, holes = long_tailed(rng)
+    valid = np.flatnonzero(~holes)
+    src, dst = edges.src[valid], edges.dst[valid]
+    x = rng.normal(size=(41, heads, depth))
+    cotangent = rng.normal(size=(23, heads, depth))
+    weight = rng.normal(size=(len(holes), heads))
+    x[unused(src, 41, 1)] = np.nan
+    cotangent[unused(dst, 23, 1)] = np.nan
+    weight[holes] = np.nan
+    x, cotangent = typed((x, cotangent), dtype)
+    (weight,) = typed((weight,), "float64" if dtype == "float64" else "float32")
+    with setting(implementation, dtype):
+        to_x, to_weight = jax.jit(
+            lambda graph, x, weight, ct: jax.vjp(functools.partial(spmm, graph), x, weight)[1](ct)
+        )(graph, x, weight, cotangent)
+    assert (to_x.dtype, to_weight.dtype) == (x.dtype, weight.dtype)
+    messages = weight.astype(float)[valid][..., None] * cotangent.astype(float)[dst]
+    wanted_x = np.zeros(x.shape)
+    np.add.at(wanted_x, src, messages)
+    wanted_weight = np.zeros(weight.shape)
+    wanted_weight[valid] = dot(cotangent.astype(float)[dst], x.astype(float)[src])
+    tolerance = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 1e-2}[dtype]
+    assert_close(to_x, wanted_x, tolerance, "gradient to x")
+    assert_close(to_weight, wanted_weight, tolerance, "gradient to the weights")
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_one_pass_where_both_gradients_are_wanted(rng: np.random.Generator, reduce: str) -> None:
+    """Those that are wanted alone, and of graphs without weights, stay single."""
+    graph = graph_of(random_edges(rng, "random"))
+    x, weight = rng.normal(size=(9, 5)), rng.normal(size=24)
+
+    def energy(x: Any, weight: Any) -> jax.Array:
+        return jnp.sum(jnp.sin(spmm(graph, x, weight, reduce=reduce)))
+
+    def primitives(wanted: int | tuple[int, ...]) -> list[str]:
+        program = jax.make_jaxpr(jax.grad(energy, wanted))(x, weight).jaxpr
+        names = (equation.primitive.name for equation in program.eqns)
+        return sorted(name for name in names if name.startswith("jax_gnn_"))
+
+    counts = ["jax_gnn_segment_reduce"] * (reduce == "mean")
+    forward = [*counts, "jax_gnn_segment_reduce"]
+    assert primitives((0, 1)) == [*forward, "jax_gnn_segment_reduce_vjp"]
+    assert primitives(0) == [*forward, "jax_gnn_segment_reduce"]
+    assert primitives(1) == ["jax_gnn_sddmm", *forward]
+    with setting("xla", "float64"):
+        both = jax.grad(energy, (0, 1))(x, weight)
+        for i in range(2):
+            assert_close(jax.grad(energy, i)(x, weight), both[i], 1e-12, "gradient")
+
+
+@on_all
+@pytest.mark.parametrize("heads", [1, 2])
+def test_derivatives_of_both_gradients(
+    rng: np.random.Generator, heads: int, implementation: str
+) -> None:
+    """To all operands together and alone, to third order; transposed; mapped over any operands."""
+    graph = graph_of(random_edges(rng, "padding"))
+    x, cotangent = rng.normal(size=(9, heads, 3)), rng.normal(size=(6, heads, 3))
+    weight = rng.normal(size=(24, heads))
+
+    @jax.jit
+    def gradients(x: Any, weight: Any, cotangent: Any) -> Any:
+        return jax.vjp(functools.partial(spmm, graph), x, weight)[1](cotangent)
+
+    @jax.jit
+    def apart(x: Any, weight: Any, cotangent: Any) -> Any:
+        (to_x,) = jax.vjp(lambda x: spmm(graph, x, weight), x)[1](cotangent)
+        (to_weight,) = jax.vjp(lambda weight: spmm(graph, x, weight), weight)[1](cotangent)
+        return to_x, to_weight
+
+    def close(got: Any, want: Any, what: str) -> None:
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert_close(a, b, 1e-12, what)
+
+    operands = x, weight, cotangent
+    tangents = random_like(rng, operands, "float64")
+    with setting(implementation, "float64"):
+        check_grads(gradients, operands, order=2, modes=("fwd", "rev"))
+        for wanted in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)):
+
+            def energy(function: Any, *operands: Any) -> jax.Array:
+                return sum(jnp.sum(jnp.sin(y)) for y in function(*operands))
+
+            results = [
+                jax.jit(jax.grad(functools.partial(energy, function), wanted))(*operands)
+                for function in (gradients, apart)
+            ]
+            close(*results, f"gradient to {wanted}")
+            axes = [0 if i in wanted else None for i in range(3)]
+            batch = [
+                np.stack([operand, 2 * operand + 1]) if axis == 0 else operand
+                for operand, axis in zip(operands, axes, strict=True)
+            ]
+            mapped = jax.jit(jax.vmap(gradients, axes))(*batch)
+            loop = [
+                apart(*(b if axis is None else b[i] for b, axis in zip(batch, axes, strict=True)))
+                for i in range(2)
+            ]
+            close(mapped, stack(loop), f"mapped over {wanted}")
+        for results in (tangents[:2], (tangents[0], None), (None, tangents[1])):
+            cts = [
+                jnp.zeros_like(operand) if ct is None else ct
+                for ct, operand in zip(results, operands, strict=False)
+            ]
+
+            def linear(cotangent: Any, results: Any = results) -> Any:
+                pairs = zip(results, gradients(x, weight, cotangent), strict=True)
+                return [y for ct, y in pairs if ct is not None]
+
+            (back,) = jax.linear_transpose(linear, cotangent)([c for c in results if c is not None])
+            want = spmm(graph, cts[0], weight) + spmm(graph, x, cts[1])
+            assert_close(back, want, 1e-12, "transposed")
 
 
 # --- Programs ------------------------------------------------------------------------------------

@@ -8,18 +8,40 @@ import pytest
 from flax import nnx
 
 import jax_gnn
-from flax_layers import GCN, GIN, HGNN, SAGE, HGNNConv
+from flax_layers import (
+    GCN,
+    GIN,
+    HGNN,
+    HGNNP,
+    SAGE,
+    AllDeepSets,
+    AllSetTransformer,
+    HGNNConv,
+    HypergraphAttention,
+    UniGAT,
+    UniGCNII,
+    UniGIN,
+    UniSAGE,
+)
 from jax_gnn import Graph, Hypergraph
 from jax_gnn.datasets import GraphDataset, HypergraphDataset
 from jax_gnn.training import (
     RECIPES,
+    AllDeepSetsConfig,
+    AllSetTransformerConfig,
     EpochReport,
     GCNConfig,
     GINConfig,
     HGNNConfig,
+    HGNNPConfig,
+    HypergraphAttentionConfig,
     SAGEConfig,
     TrainConfig,
     TrainResult,
+    UniGATConfig,
+    UniGCNIIConfig,
+    UniGINConfig,
+    UniSAGEConfig,
     load_checkpoint,
     node_features,
     plot_learning_curves,
@@ -28,7 +50,7 @@ from jax_gnn.training import (
 )
 from jax_gnn.training.data import split_nodes
 from jax_gnn.training.loop import MIN_HYPEREDGE_WEIGHT
-from jax_gnn.training.plain import CooGraph, CooHypergraph, plain_model
+from jax_gnn.training.plain import CooGraph, CooHypergraph
 
 
 def make_dataset(**changes: object) -> HypergraphDataset:
@@ -71,6 +93,10 @@ def make_graph_dataset(**changes: object) -> GraphDataset:
 
 SMALL = {"splits": 2, "epochs": 10, "hidden_features": 8}
 GRAPH_CONFIGS = (GCNConfig, GINConfig, SAGEConfig)
+HYPERGRAPH_CONFIGS = (
+    *(HGNNConfig, HGNNPConfig, UniGINConfig, UniSAGEConfig, UniGATConfig, UniGCNIIConfig),
+    *(HypergraphAttentionConfig, AllDeepSetsConfig, AllSetTransformerConfig),
+)
 
 
 def small(**changes: object) -> HGNNConfig:
@@ -153,18 +179,35 @@ def test_plain_jax_trains_the_same(result):
         SAGEConfig(),
         SAGEConfig(aggregation="max", num_layers=1),
         SAGEConfig(aggregation="sum", project=True, hidden_features=7),
+        HGNNPConfig(),
+        HGNNPConfig(learnable_hyperedge_weights=True),
+        UniGINConfig(),
+        UniGINConfig(normalize=True, hidden_features=3),
+        UniSAGEConfig(num_layers=3),
+        UniSAGEConfig(node_reduce="mean", normalize=True),
+        UniGATConfig(),
+        UniGATConfig(normalize=True, num_layers=3, heads=2),
+        UniGCNIIConfig(),
+        UniGCNIIConfig(num_layers=3, alpha=0.3, lamda=1.5, self_loops="none"),
+        HypergraphAttentionConfig(),
+        HypergraphAttentionConfig(num_layers=1, self_loops="none", degrees="ones"),
+        AllDeepSetsConfig(hidden_features=16),
+        AllDeepSetsConfig(hidden_features=16, num_layers=2, mlp_layers=1, self_loops="none"),
+        AllSetTransformerConfig(hidden_features=16),
+        AllSetTransformerConfig(hidden_features=16, num_layers=2, heads=1, self_loops="none"),
     ],
     ids=str,
 )
 def test_plain_model_equals_the_layers(config):
-    dataset = make_dataset() if config.model == "hgnn" else make_graph_dataset()
     recipe = RECIPES[config.model]
+    dataset = make_dataset() if recipe.dataset is HypergraphDataset else make_graph_dataset()
     graph = recipe.structure(dataset, config)
     model = recipe.model(
         6,
         config.hidden_features,
         2,
         num_layers=config.num_layers,
+        dropout_rate=config.dropout_rate,
         input_dropout_rate=config.input_dropout_rate,
         bias_init=nnx.initializers.normal(1.0),
         rngs=nnx.Rngs(0),
@@ -180,8 +223,8 @@ def test_plain_model_equals_the_layers(config):
     structure = recipe.plain_structure(graph)
     for key in (None, jax.random.key(3)):
         expected = model(graph, x, deterministic=key is None, rngs=key)
-        y = plain_model(recipe.plain_convolution, config, params, structure, x, key)
-        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+        y = recipe.plain_model(config, params, structure, x, key)
+        np.testing.assert_allclose(y, expected, rtol=2e-5, atol=2e-5)
 
 
 def test_learnable_hyperedge_weights_learn_and_stay_positive():
@@ -261,6 +304,42 @@ def test_graph_models_learn_like_plain_jax(config):
             getattr(result.run, name)[:, :20], getattr(result.baseline, name)[:, :20], atol=1e-3
         )
     assert result.baseline.custom_calls == ()
+
+
+@pytest.mark.parametrize("config", HYPERGRAPH_CONFIGS)
+def test_hypergraph_models_learn_like_plain_jax(config):
+    rates = {"dropout_rate", "input_dropout_rate", "attention_dropout_rate"}
+    settings = SMALL | {"splits": 1, "epochs": 60, "hidden_features": 16, "learning_rate": 0.01}
+    settings |= {field.name: 0.1 for field in dataclasses.fields(config) if field.name in rates}
+    result = train(make_dataset(), config(**settings), baseline=True)
+    assert type(result.model) is RECIPES[config.model].model
+    assert result.run.train_loss[0, -10:].mean() < 0.9 * result.run.train_loss[0, 0]
+    if jax.default_backend() == "cpu":
+        assert any(name.startswith("jax_gnn_") for name in result.run.custom_calls)
+    np.testing.assert_allclose(
+        result.run.train_loss[:, :10], result.baseline.train_loss[:, :10], rtol=5e-3, atol=5e-3
+    )
+    assert result.baseline.custom_calls == ()
+
+
+def test_weight_decay_of_the_maps():
+    def norms(**decay: float) -> list[float]:
+        config = UniGCNIIConfig(**SMALL | {"splits": 1, "epochs": 5}, learning_rate=0.1, **decay)
+        model = train(make_dataset(), config).model
+        return [
+            float(jnp.sum(layer.kernel[...] ** 2))
+            for layer in (model.input, model.conv1, model.output)
+        ]
+
+    free = norms(weight_decay=0.0, map_weight_decay=0.0)
+    maps, convolutions = (
+        norms(weight_decay=0.0, map_weight_decay=1.0),
+        norms(weight_decay=1.0, map_weight_decay=0.0),
+    )
+    assert maps[0] < 0.9 * free[0]
+    assert maps[2] < 0.9 * free[2]
+    assert convolutions[1] < 0.9 * free[1]
+    assert convolutions[0] > 0.9 * free[0]
 
 
 def test_published_splits():
@@ -374,10 +453,20 @@ def test_too_few_labelled_nodes():
         (GIN, {"learn_eps": True, "num_layers": 2}),
         (SAGE, {"aggregation": "max", "project": True, "normalize": True}),
         (SAGE, {"root_weight": False}),
+        (HGNNP, {"num_hyperedges": 12}),
+        (UniGIN, {"eps": 0.5, "hyperedge_reduce": "max"}),
+        (UniSAGE, {"node_reduce": "mean", "normalize": True}),
+        (UniGAT, {"heads": 2, "negative_slope": 0.5, "skip": True, "concat": False}),
+        (UniGAT, {"num_layers": 1}),
+        (UniGCNII, {"alpha": 0.3, "lamda": 1.5, "num_layers": 3, "use_bias": False}),
+        (UniGCNII, {"dtype": jnp.bfloat16}),
+        (HypergraphAttention, {"heads": 4, "softmax_by": "hyperedge", "use_bias": False}),
+        (AllDeepSets, {"aggregation": "mean", "mlp_layers": 1, "dropout_rate": 0.3}),
+        (AllSetTransformer, {"heads": 4, "num_layers": 2, "use_bias": False}),
     ],
 )
 def test_checkpoint_round_trip(tmp_path, model_class, options):
-    hyper = model_class is HGNN
+    hyper = model_class not in (GCN, GIN, SAGE)
     graph = make_dataset().hypergraph(self_loops="none") if hyper else make_graph_dataset().graph()
     x = make_dataset().x
     bias_init = nnx.initializers.normal(1.0)
@@ -389,7 +478,7 @@ def test_checkpoint_round_trip(tmp_path, model_class, options):
     predicted = loaded(graph, x)
     assert predicted.dtype == expected.dtype
     np.testing.assert_array_equal(predicted, expected)
-    for name in ("use_bias", "in_features", "out_features", *options):
+    for name in ("use_bias", "in_features", "out_features", "heads", *options):
         if hasattr(model.conv1, name) and "dtype" not in name and name != "precision":
             assert getattr(loaded.conv1, name) == getattr(model.conv1, name)
     assert loaded.dropout.rate == model.dropout.rate

@@ -1,5 +1,7 @@
-// The Python module jax_gnn._cpu: CPU handlers and what is known about the build.
+// The Python module jax_gnn._cpu: CPU handlers, what builds containers on the host, and what is
+// known about the build.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,6 +16,7 @@
 #include "../kernels/cpu/segment_order.h"
 #include "../kernels/cpu/segment_reduce.h"
 #include "../kernels/cpu/segment_softmax.h"
+#include "../kernels/cpu/sort_pairs.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
 #include "sddmm.h"
@@ -50,24 +53,21 @@ struct Cpu {
   using Half = cpu::Half;
   using BFloat16 = cpu::BFloat16;
 
-  template <typename... Args>
-  static ffi::Error gather_reduce(Context pool, const Args&... args) {
-    cpu::gather_reduce(parallel_for(pool), args...);
+  // Schedules and workspaces are for GPUs, but for the sums of the hyperedges.
+  template <typename Index, typename T, typename Acc>
+  static ffi::Error hypergraph_aggregate(Context pool, const AggregateAttributes&, Workspace,
+                                         Workspace, const Incidences<Index>& to_hyperedges,
+                                         const Incidences<Index>& to_nodes, const T* x,
+                                         const HypergraphScales<Acc>& scales, int64_t width, T* y,
+                                         Acc* sums) {
+    const Acc* ones = nullptr;
+    cpu::gather_reduce(parallel_for(pool), to_hyperedges.csr(), x, scales.node_in, scales.hyperedge,
+                       sums, width);
+    cpu::gather_reduce(parallel_for(pool), to_nodes.csr(), static_cast<const Acc*>(sums), ones,
+                       scales.node_out, y, width);
     return ffi::Error::Success();
   }
 
-  template <typename... Args>
-  static ffi::Error gather_reduce_next(Context pool, const Args&... args) {
-    return gather_reduce(pool, args...);
-  }
-
-  template <typename... Args>
-  static ffi::Error gather_dot(Context pool, const Args&... args) {
-    cpu::gather_dot(parallel_for(pool), args...);
-    return ffi::Error::Success();
-  }
-
-  // Schedules and workspaces are for GPUs.
   template <typename Attributes, typename... Args>
   static ffi::Error segment_reduce(Context pool, const Attributes&, Workspace,
                                    const Args&... args) {
@@ -134,11 +134,6 @@ XLA_FFI_DEFINE_HANDLER(
     bind_hypergraph_aggregate(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
 
 XLA_FFI_DEFINE_HANDLER(
-    kHyperedgeDot,
-    [](ffi::ThreadPool pool, auto... args) { return hyperedge_dot<Cpu>(pool, args...); },
-    bind_hyperedge_dot(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
-
-XLA_FFI_DEFINE_HANDLER(
     kSegmentReduce,
     [](ffi::ThreadPool pool, auto... args) { return segment_reduce<Cpu>(pool, args...); },
     bind_segment_reduce(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
@@ -182,12 +177,38 @@ XLA_FFI_DEFINE_HANDLER(
     [](ffi::ThreadPool pool, auto... args) { return segment_outer<Cpu>(pool, args...); },
     bind_segment_outer(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
 
+namespace nb = nanobind;
+
+template <typename T>
+using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// The arrays of by_row, then those of by_col, then back: see sort_pairs.h. Sizes are theirs.
+template <typename Index>
+void sort_pairs(Vector<const int64_t> rows, Vector<const int64_t> cols, Vector<Index> indptr,
+                Vector<Index> sorted_rows, Vector<Index> sorted_cols, Vector<Index> order,
+                Vector<Index> t_indptr, Vector<Index> t_rows, Vector<Index> t_cols,
+                Vector<Index> t_order, Vector<Index> back) {
+  const size_t count = rows.size();
+  for (const size_t size : {cols.size(), sorted_rows.size(), sorted_cols.size(), order.size(),
+                            t_rows.size(), t_cols.size(), t_order.size(), back.size()})
+    if (size != count) throw nb::value_error("pairs and results must be as many");
+  if (indptr.size() == 0 || t_indptr.size() == 0)
+    throw nb::value_error("indptr must have at least one element");
+  const nb::gil_scoped_release released;
+  cpu::sort_pairs<Index>(
+      rows.data(), cols.data(), static_cast<int64_t>(count),
+      static_cast<int64_t>(indptr.size()) - 1, static_cast<int64_t>(t_indptr.size()) - 1,
+      {indptr.data(), sorted_rows.data(), sorted_cols.data(), order.data()},
+      {t_indptr.data(), t_rows.data(), t_cols.data(), t_order.data()}, back.data());
+}
+
 }  // namespace
 
 NB_MODULE(_cpu, m) {
+  m.def("sort_pairs", &sort_pairs<int32_t>);
+  m.def("sort_pairs", &sort_pairs<int64_t>);
   m.def("targets", [] {
     return targets({{"hypergraph_aggregate", kHypergraphAggregate},
-                    {"hyperedge_dot", kHyperedgeDot},
                     {"segment_reduce", kSegmentReduce},
                     {"segment_select", kSegmentSelect},
                     {"segment_order", kSegmentOrder},

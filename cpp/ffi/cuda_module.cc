@@ -27,19 +27,25 @@ struct Cuda {
   using Half = __half;
   using BFloat16 = __nv_bfloat16;
 
-  template <typename... Args>
-  static ffi::Error gather_reduce(Context stream, const Args&... args) {
-    return status(cuda::gather_reduce(stream, cuda::Start::kWaits, args...));
-  }
-
-  template <typename... Args>
-  static ffi::Error gather_reduce_next(Context stream, const Args&... args) {
-    return status(cuda::gather_reduce(stream, cuda::Start::kReadsAhead, args...));
-  }
-
-  template <typename... Args>
-  static ffi::Error gather_dot(Context stream, const Args&... args) {
-    return status(cuda::gather_dot(stream, args...));
+  template <typename Index, typename T, typename Acc>
+  static ffi::Error hypergraph_aggregate(Context stream, const AggregateAttributes& attributes,
+                                         Workspace workspace, Workspace next_workspace,
+                                         const Incidences<Index>& to_hyperedges,
+                                         const Incidences<Index>& to_nodes, const T* x,
+                                         const HypergraphScales<Acc>& scales, int64_t width, T* y,
+                                         Acc* sums) {
+    if constexpr (sizeof(Index) == 4) {
+      const cuda::HypergraphSchedule schedule = {
+          attributes.by_rows,
+          {false, static_cast<int>(attributes.lanes), static_cast<int>(attributes.threads),
+           workspace.blocks},
+          {false, static_cast<int>(attributes.next_lanes),
+           static_cast<int>(attributes.next_threads), next_workspace.blocks}};
+      return status(cuda::hypergraph_aggregate(stream, schedule, to_hyperedges, to_nodes, x, scales,
+                                               width, y, sums, workspace.bytes,
+                                               next_workspace.bytes));
+    }
+    return invalid("the index arrays must be int32");
   }
 
   template <typename Attributes, typename... Args>
@@ -47,6 +53,13 @@ struct Cuda {
                                    Workspace workspace, const Args&... args) {
     return status(
         cuda::segment_reduce(stream, schedule(attributes, workspace), args..., workspace.bytes));
+  }
+
+  template <typename Attributes, typename... Args>
+  static ffi::Error segment_reduce_vjp(Context stream, const Attributes& attributes,
+                                       Workspace workspace, const Args&... args) {
+    return status(cuda::segment_reduce_vjp(stream, schedule(attributes, workspace), args...,
+                                           workspace.bytes));
   }
 
   template <typename Attributes, typename... Args>
@@ -119,15 +132,15 @@ XLA_FFI_DEFINE_HANDLER(
     {ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER(
-    kHyperedgeDot,
-    [](cudaStream_t stream, auto... args) { return hyperedge_dot<Cuda>(stream, args...); },
-    bind_hyperedge_dot(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
-    {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(
     kSegmentReduce,
     [](cudaStream_t stream, auto... args) { return segment_reduce<Cuda>(stream, args...); },
     bind_segment_reduce(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
+    {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(
+    kSegmentReduceVjp,
+    [](cudaStream_t stream, auto... args) { return segment_reduce_vjp<Cuda>(stream, args...); },
+    bind_segment_reduce_vjp(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
     {ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER(
@@ -181,8 +194,8 @@ XLA_FFI_DEFINE_HANDLER(
 NB_MODULE(_cuda, m) {
   m.def("targets", [] {
     return targets({{"hypergraph_aggregate", kHypergraphAggregate},
-                    {"hyperedge_dot", kHyperedgeDot},
                     {"segment_reduce", kSegmentReduce},
+                    {"segment_reduce_vjp", kSegmentReduceVjp},
                     {"segment_select", kSegmentSelect},
                     {"sddmm", kSddmm},
                     {"sddmm_select", kSddmmSelect},

@@ -1,6 +1,6 @@
-// Handlers of segment_reduce, segment_select and segment_order, written once. A Backend says on
-// what they run: its Context (thread pool or stream), its half types, and functions of the same
-// names that take a context and a schedule and return an ffi::Error.
+// Handlers of segment_reduce, its derivatives, segment_select and segment_order, written once. A
+// Backend says on what they run: its Context (thread pool or stream), its half types, and functions
+// of the same names that take a context and a schedule and return an ffi::Error.
 #pragma once
 
 #include "segments.h"
@@ -10,6 +10,11 @@ namespace jax_gnn {
 struct ReduceAttributes {
   int64_t reduce;  // enum Reduce
   bool weighted, gather, ordered, parallel;
+  int64_t lanes, threads;
+};
+
+struct ReduceVjpAttributes {
+  bool gather, ordered, parallel;
   int64_t lanes, threads;
 };
 
@@ -28,6 +33,10 @@ struct OrderAttributes {
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::ReduceAttributes, StructMember<int64_t>("reduce"),
                                       StructMember<bool>("weighted"), StructMember<bool>("gather"),
+                                      StructMember<bool>("ordered"), StructMember<bool>("parallel"),
+                                      StructMember<int64_t>("lanes"),
+                                      StructMember<int64_t>("threads"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::ReduceVjpAttributes, StructMember<bool>("gather"),
                                       StructMember<bool>("ordered"), StructMember<bool>("parallel"),
                                       StructMember<int64_t>("lanes"),
                                       StructMember<int64_t>("threads"));
@@ -90,6 +99,48 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
     return Backend::segment_reduce(
         context, attributes, make_workspace(*workspace), view.segments(), reduce, data<const T>(in),
         data_if<Acc>(attributes.weighted, weight), Features{width, heads}, data<T>(*out));
+  });
+}
+
+// out[r, :] = sum over the entries e of row r of weight[order[e], head] * in[cols[e], :], and
+// dots[order[e], head] = < left[r, head, :], in[cols[e], head, :] >: the derivatives of a weighted
+// sum, given the transposed view.
+template <typename Backend>
+ffi::Error segment_reduce_vjp(typename Backend::Context context, ffi::AnyBuffer in,
+                              ffi::AnyBuffer weight, ffi::AnyBuffer left, ffi::AnyBuffer rows,
+                              ffi::AnyBuffer cols, ffi::AnyBuffer order,
+                              ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> dots,
+                              ffi::Result<ffi::AnyBuffer> workspace,
+                              ReduceVjpAttributes attributes) {
+  const ffi::DataType dtype = in.element_type(), acc_dtype = accumulator_type(dtype);
+  if (in.dimensions().size() != 2 || left.dimensions().size() != 2 ||
+      weight.dimensions().size() != 2) {
+    return invalid("the inputs and the weights must have two dimensions");
+  }
+  const int64_t num_cols = in.dimensions()[0], width = in.dimensions()[1];
+  const int64_t num_rows = left.dimensions()[0];
+  const int64_t num_weights = weight.dimensions()[0], heads = weight.dimensions()[1];
+  if (!is_matrix(left, num_rows, width, dtype) || !is_matrix(*out, num_rows, width, dtype)) {
+    return invalid("the inputs or the result have the wrong shape or dtype");
+  }
+  if (!is_matrix(weight, num_weights, heads, acc_dtype) ||
+      !is_matrix(*dots, num_weights, heads, acc_dtype) || !divides(heads, width)) {
+    return invalid("the weights or the dots have the wrong shape or dtype");
+  }
+  const View view = {rows,     cols,     order,      attributes.gather, attributes.ordered,
+                     num_rows, num_cols, num_weights};
+  ffi::Error error = view.check(/*weighted=*/true);
+  if (error.failure()) return error;
+  if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
+  error = check_workspace(*workspace, width, acc_dtype);
+  if (error.failure()) return error;
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    return Backend::segment_reduce_vjp(context, attributes, make_workspace(*workspace),
+                                       view.segments(), data<const T>(in), data<const Acc>(weight),
+                                       data<const T>(left), Features{width, heads}, data<T>(*out),
+                                       data<Acc>(*dots));
   });
 }
 
@@ -170,6 +221,21 @@ auto bind_segment_reduce(Binding binding) {
       .template Ret<ffi::AnyBuffer>()  // out
       .template Ret<ffi::AnyBuffer>()  // workspace
       .template Attrs<ReduceAttributes>();
+}
+
+template <typename Binding>
+auto bind_segment_reduce_vjp(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // in
+      .template Arg<ffi::AnyBuffer>()  // weight
+      .template Arg<ffi::AnyBuffer>()  // left
+      .template Arg<ffi::AnyBuffer>()  // rows
+      .template Arg<ffi::AnyBuffer>()  // cols
+      .template Arg<ffi::AnyBuffer>()  // order
+      .template Ret<ffi::AnyBuffer>()  // out
+      .template Ret<ffi::AnyBuffer>()  // dots
+      .template Ret<ffi::AnyBuffer>()  // workspace
+      .template Attrs<ReduceVjpAttributes>();
 }
 
 template <typename Binding>

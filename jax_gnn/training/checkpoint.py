@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flax_layers import LinearOptions, Stack
+from flax_layers import AttentionOptions, LinearOptions, Stack
+from flax_layers._attention import AttentionConvolution
 from jax_gnn.training.config import TrainConfig
 from jax_gnn.training.models import RECIPES
 
@@ -90,21 +91,22 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Stack:
 
 def _arguments(model: Stack) -> dict[str, Any]:
     """The model's arguments as JSON values, without those that matter only at initialisation."""
-    convolutions = model.convolutions
-    first = convolutions[0]
-    # A convolution keeps each of its arguments as an attribute.
-    names = {*inspect.signature(type(first).__init__).parameters, *LinearOptions.__annotations__}
-    names -= {"self", "in_features", "out_features", "rngs", "options", "kernel_init", "bias_init"}
-    options = {name: getattr(first, name) for name in names}
-    for name in ("dtype", "param_dtype"):
-        options[name] = None if options[name] is None else jnp.dtype(options[name]).name
-    if first.precision is not None:
-        options["precision"] = jax.lax.Precision(first.precision).name.lower()
-    return options | {
-        "in_features": first.in_features,
-        "hidden_features": model.hidden_features,
-        "out_features": convolutions[-1].out_features,
-        "num_layers": model.num_layers,
-        "dropout_rate": model.dropout.rate,
-        "input_dropout_rate": model.input_dropout.rate,
+    convolution = model.convolutions[0]
+    signatures = (Stack.__init__, type(model).__init__, type(convolution).__init__)
+    names = {name for init in signatures for name in inspect.signature(init).parameters}
+    names |= {*LinearOptions.__annotations__}
+    if isinstance(convolution, AttentionConvolution):
+        names |= {*AttentionOptions.__annotations__}
+    names -= {"self", "rngs", "options", "kernel_init", "bias_init"}
+    names -= {"features", "layer"}  # those of a convolution that its model chooses
+    # A model keeps each of its arguments as an attribute, or else its convolutions do.
+    arguments = {
+        name: getattr(model, name) if hasattr(model, name) else getattr(convolution, name)
+        for name in names
     }
+    for name in ("dtype", "param_dtype"):
+        if arguments[name] is not None:
+            arguments[name] = jnp.dtype(arguments[name]).name
+    if arguments["precision"] is not None:
+        arguments["precision"] = jax.lax.Precision(arguments["precision"]).name.lower()
+    return arguments

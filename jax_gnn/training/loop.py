@@ -22,7 +22,6 @@ from jax_gnn.datasets import NodeDataset
 from jax_gnn.training.config import TrainConfig
 from jax_gnn.training.data import node_features, split_nodes
 from jax_gnn.training.models import recipe_of
-from jax_gnn.training.plain import plain_model
 
 if TYPE_CHECKING:
     import optax
@@ -156,18 +155,24 @@ def _is_hyperedge_weight(path: tuple[Any, ...]) -> bool:
 def _optimizer(config: TrainConfig) -> optax.GradientTransformation:
     import optax  # part of the extra "train"
 
-    def is_decayed(path: tuple[Any, ...], _: Any) -> bool:
-        if config.weight_decay_layers == "first" and "'conv1'" not in jax.tree_util.keystr(path):
-            return False
-        return not _is_hyperedge_weight(path)
+    map_decay = getattr(config, "map_weight_decay", config.weight_decay)
 
-    def decayed(params: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(is_decayed, params)
+    def is_map(path: tuple[Any, ...]) -> bool:
+        return any(name in jax.tree_util.keystr(path[:1]) for name in ("'input'", "'output'"))
 
-    return optax.chain(
-        optax.add_decayed_weights(config.weight_decay, mask=decayed),
-        optax.adam(config.learning_rate),
-    )
+    def decay(path: tuple[Any, ...], param: Any) -> Any:
+        first_only = config.weight_decay_layers == "first"
+        if first_only and "'conv1'" not in jax.tree_util.keystr(path):
+            return jnp.zeros_like(param)
+        if _is_hyperedge_weight(path):
+            return jnp.zeros_like(param)
+        return (map_decay if is_map(path) else config.weight_decay) * param
+
+    def add_decay(updates: Any, params: Any) -> Any:
+        decays = jax.tree_util.tree_map_with_path(decay, params)
+        return jax.tree.map(jnp.add, updates, decays)
+
+    return optax.chain(optax.stateless(add_decay), optax.adam(config.learning_rate))
 
 
 def _keep_positive(params: Any) -> Any:
@@ -300,8 +305,7 @@ def train(
 
     Args:
         dataset: Structure, labels and features.
-        config: Settings; their class says which model: `HGNNConfig`, `GCNConfig`, `GINConfig` or
-            `SAGEConfig`.
+        config: Settings; their class says which model, as `HGNNConfig` or `GCNConfig` does.
         baseline: Whether to train the plain-JAX twin as well, from the same parameters and keys.
             The two alternate every few epochs, so that a change in the machine's speed meets both.
         on_epoch: Called after each epoch of the library's run, several at a time.
@@ -340,7 +344,7 @@ def train(
 
     runners = [_Runner(apply, config, graph)]
     if baseline:
-        plain = functools.partial(plain_model, recipe.plain_convolution, config)
+        plain = functools.partial(recipe.plain_model, config)
         runners.append(_Runner(plain, config, recipe.plain_structure(graph)))
 
     best_valid, best_params = -1.0, None

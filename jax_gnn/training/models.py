@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from flax_layers import GCN, GIN, HGNN, SAGE, Stack
+from jax import Array
+
+from flax_layers import (
+    GCN,
+    GIN,
+    HGNN,
+    HGNNP,
+    SAGE,
+    AllDeepSets,
+    AllSetTransformer,
+    HypergraphAttention,
+    Stack,
+    UniGAT,
+    UniGCNII,
+    UniGIN,
+    UniSAGE,
+)
 from jax_gnn.datasets import (
     GraphDataset,
     HypergraphDataset,
@@ -15,11 +32,19 @@ from jax_gnn.datasets import (
 )
 from jax_gnn.training import plain
 from jax_gnn.training.config import (
+    AllDeepSetsConfig,
+    AllSetTransformerConfig,
     GCNConfig,
     GINConfig,
     HGNNConfig,
+    HGNNPConfig,
+    HypergraphAttentionConfig,
     SAGEConfig,
     TrainConfig,
+    UniGATConfig,
+    UniGCNIIConfig,
+    UniGINConfig,
+    UniSAGEConfig,
 )
 
 
@@ -36,7 +61,7 @@ class Recipe(NamedTuple):
         structure: From a dataset and settings to the graph or hypergraph.
         options: From settings and structure to the arguments of the convolutions.
         plain_structure: From the structure to that of the plain-JAX twin.
-        plain_convolution: The twin's convolution.
+        plain_model: The twin, from settings, parameters, structure, features and dropout key.
     """
 
     title: str
@@ -48,72 +73,128 @@ class Recipe(NamedTuple):
     structure: Callable[[Any, Any], Any]
     options: Callable[[Any, Any], dict[str, Any]]
     plain_structure: Callable[[Any], Any]
-    plain_convolution: plain.PlainConvolution
+    plain_model: Callable[..., Array]
 
 
-def _hgnn_options(config: HGNNConfig, hypergraph: Any) -> dict[str, Any]:
-    learnable = config.learnable_hyperedge_weights
-    return {
-        "normalization": config.normalization,
-        "num_hyperedges": hypergraph.num_hyperedges if learnable else None,
-    }
+def _stack(convolution: plain.PlainConvolution) -> Callable[..., Array]:
+    return functools.partial(plain.stack, convolution)
 
 
-def _on_graphs(
-    model: type[Stack],
-    config: type[TrainConfig],
-    plain_convolution: plain.PlainConvolution,
-    options: tuple[str, ...],
-    title: str,
-) -> Recipe:
-    return Recipe(
-        title=title,
-        model=model,
-        config=config,
-        dataset=GraphDataset,
-        load=load_graph,
-        sizes=("num_nodes", "num_edges"),
-        structure=lambda dataset, _: dataset.graph(),
-        options=lambda config, _: {name: getattr(config, name) for name in options},
-        plain_structure=plain.CooGraph.from_graph,
-        plain_convolution=plain_convolution,
-    )
+def _fields(*names: str) -> Callable[[Any, Any], dict[str, Any]]:
+    """Options of a convolution that are settings of the same name."""
+    return lambda config, _: {name: getattr(config, name) for name in names}
 
 
-_HGNN = Recipe(
-    title="hypergraph neural network (HGNN, Feng et al. 2019)",
-    model=HGNN,
-    config=HGNNConfig,
-    dataset=HypergraphDataset,
-    load=load_hypergraph,
-    sizes=("num_nodes", "num_hyperedges", "num_incidences"),
-    structure=lambda dataset, config: dataset.hypergraph(self_loops=config.self_loops),
-    options=_hgnn_options,
-    plain_structure=plain.CooHypergraph.from_hypergraph,
-    plain_convolution=plain.hgnn_convolution,
+def _hgnn_options(*names: str) -> Callable[[Any, Any], dict[str, Any]]:
+    def options(config: HGNNPConfig, hypergraph: Any) -> dict[str, Any]:
+        learnable = config.learnable_hyperedge_weights
+        weights = {"num_hyperedges": hypergraph.num_hyperedges if learnable else None}
+        return _fields(*names)(config, hypergraph) | weights
+
+    return options
+
+
+_ON_GRAPHS: dict[str, Any] = {
+    "dataset": GraphDataset,
+    "load": load_graph,
+    "sizes": ("num_nodes", "num_edges"),
+    "structure": lambda dataset, _: dataset.graph(),
+    "plain_structure": plain.CooGraph.from_graph,
+}
+_ON_HYPERGRAPHS: dict[str, Any] = {
+    "dataset": HypergraphDataset,
+    "load": load_hypergraph,
+    "sizes": ("num_nodes", "num_hyperedges", "num_incidences"),
+    "structure": lambda dataset, config: dataset.hypergraph(self_loops=config.self_loops),
+    "plain_structure": plain.CooHypergraph.from_hypergraph,
+}
+_RECIPES = (
+    Recipe(
+        "hypergraph neural network (HGNN, Feng et al. 2019)",
+        *(HGNN, HGNNConfig),
+        options=_hgnn_options("normalization"),
+        plain_model=_stack(plain.hgnn_convolution),
+        **_ON_HYPERGRAPHS,
+    ),
+    Recipe(
+        "general hypergraph neural network (HGNN+, Gao et al. 2022)",
+        *(HGNNP, HGNNPConfig),
+        options=_hgnn_options(),
+        plain_model=_stack(plain.hgnn_convolution),
+        **_ON_HYPERGRAPHS,
+    ),
+    Recipe(
+        "UniGIN (Huang and Yang 2021)",
+        *(UniGIN, UniGINConfig),
+        options=_fields("normalize"),
+        plain_model=_stack(plain.unisage_convolution),
+        **_ON_HYPERGRAPHS,
+    ),
+    Recipe(
+        "UniSAGE (Huang and Yang 2021)",
+        *(UniSAGE, UniSAGEConfig),
+        options=_fields("node_reduce", "normalize"),
+        plain_model=_stack(plain.unisage_convolution),
+        **_ON_HYPERGRAPHS,
+    ),
+    Recipe(
+        "UniGAT (Huang and Yang 2021)",
+        *(UniGAT, UniGATConfig),
+        options=_fields("heads", "attention_dropout_rate", "normalize"),
+        plain_model=_stack(plain.unigat_convolution),
+        **_ON_HYPERGRAPHS,
+    ),
+    Recipe(
+        "UniGCNII (Huang and Yang 2021)",
+        *(UniGCNII, UniGCNIIConfig),
+        options=_fields("alpha", "lamda"),
+        plain_model=plain.unigcnii,
+        **_ON_HYPERGRAPHS,
+    ),
+    Recipe(
+        "hypergraph attention network (Bai et al. 2021)",
+        *(HypergraphAttention, HypergraphAttentionConfig),
+        options=_fields("heads", "attention_dropout_rate", "degrees"),
+        plain_model=_stack(plain.hypergraph_attention_convolution),
+        **_ON_HYPERGRAPHS,
+    ),
+    Recipe(
+        "deep-sets hypergraph network (AllDeepSets, Chien et al. 2022)",
+        *(AllDeepSets, AllDeepSetsConfig),
+        options=_fields("mlp_layers"),
+        plain_model=_stack(plain.alldeepsets_convolution),
+        **_ON_HYPERGRAPHS,
+    ),
+    Recipe(
+        "set-transformer hypergraph network (AllSetTransformer, Chien et al. 2022)",
+        *(AllSetTransformer, AllSetTransformerConfig),
+        options=_fields("heads", "mlp_layers"),
+        plain_model=_stack(plain.allsettransformer_convolution),
+        **_ON_HYPERGRAPHS,
+    ),
+    Recipe(
+        "graph convolutional network (GCN, Kipf and Welling 2017)",
+        *(GCN, GCNConfig),
+        options=_fields(),
+        plain_model=_stack(plain.gcn_convolution),
+        **_ON_GRAPHS,
+    ),
+    Recipe(
+        "graph isomorphism network (GIN, Xu et al. 2019)",
+        *(GIN, GINConfig),
+        options=_fields("learn_eps"),
+        plain_model=_stack(plain.gin_convolution),
+        **_ON_GRAPHS,
+    ),
+    Recipe(
+        "GraphSAGE over all neighbours (Hamilton et al. 2017)",
+        *(SAGE, SAGEConfig),
+        options=_fields("aggregation", "project"),
+        plain_model=_stack(plain.sage_convolution),
+        **_ON_GRAPHS,
+    ),
 )
-_GCN = _on_graphs(
-    GCN,
-    GCNConfig,
-    plain.gcn_convolution,
-    options=(),
-    title="graph convolutional network (GCN, Kipf and Welling 2017)",
-)
-_GIN = _on_graphs(
-    GIN,
-    GINConfig,
-    plain.gin_convolution,
-    options=("learn_eps",),
-    title="graph isomorphism network (GIN, Xu et al. 2019)",
-)
-_SAGE = _on_graphs(
-    SAGE,
-    SAGEConfig,
-    plain.sage_convolution,
-    options=("aggregation", "project"),
-    title="GraphSAGE over all neighbours (Hamilton et al. 2017)",
-)
-RECIPES = {recipe.config.model: recipe for recipe in (_HGNN, _GCN, _GIN, _SAGE)}
+RECIPES = {recipe.config.model: recipe for recipe in _RECIPES}
 
 
 def recipe_of(config: TrainConfig, dataset: NodeDataset) -> Recipe:

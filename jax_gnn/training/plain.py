@@ -5,18 +5,35 @@ Linear maps and aggregations come in the same order as in the layers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from jax_gnn import Graph, Hypergraph
 
-# (parameters of the convolution, structure, x, settings) -> result
-PlainConvolution = Callable[[Any, Any, Array, Any], Array]
+
+class Dropout:
+    """The dropouts of one pass, which draw what those of the layers draw."""
+
+    def __init__(self, key: Array | None) -> None:
+        self._key = key
+        self._count = 0
+
+    def __call__(self, x: Array, rate: float) -> Array:
+        """Drops a share; nothing without a key."""
+        if self._key is None or rate == 0:
+            return x
+        key = jax.random.fold_in(self._key, self._count)
+        self._count += 1
+        return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
+
+
+# (parameters of the convolution, structure, x, settings, dropout) -> result
+PlainConvolution = Callable[[Any, Any, Array, Any, Dropout], Array]
 
 
 class CooHypergraph(NamedTuple):
@@ -40,17 +57,38 @@ class CooHypergraph(NamedTuple):
 
     @classmethod
     def from_hypergraph(cls, hypergraph: Hypergraph) -> CooHypergraph:
-        """Converts an unpadded hypergraph (on the host)."""
-        node, hyperedge = (np.asarray(ids) for ids in hypergraph.incidence())
-        by_node = np.lexsort((hyperedge, node))
+        """Converts an unpadded, undirected hypergraph."""
+        graph = hypergraph.graph
         return cls(
-            member=jnp.asarray(node),
-            hyperedge=jnp.asarray(hyperedge),
-            node=jnp.asarray(node[by_node]),
-            incident=jnp.asarray(hyperedge[by_node]),
+            member=graph.cols,
+            hyperedge=graph.rows,
+            node=graph.t_rows,
+            incident=graph.t_cols,
             node_degree=jnp.asarray(hypergraph.node_degrees(), jnp.float32),
             hyperedge_degree=jnp.asarray(hypergraph.hyperedge_degrees(), jnp.float32),
         )
+
+    def to_hyperedges(self, x: Array) -> Array:
+        """Sums the rows of each hyperedge's nodes."""
+        return _sorted_sum(x[self.member], self.hyperedge, self.hyperedge_degree.shape[0])
+
+    def to_nodes(self, x: Array) -> Array:
+        """Sums the rows of each node's hyperedges."""
+        return _sorted_sum(x[self.incident], self.node, self.node_degree.shape[0])
+
+    def mean_to_hyperedges(self, x: Array) -> Array:
+        """Their mean."""
+        return self.to_hyperedges(x) * _inverse(self.hyperedge_degree)[:, None]
+
+    def attend(self, scores: Array, values: Array, to: str, dropout: Any = None) -> Array:
+        """Sums values ``(senders, heads, width)`` under the softmax of scores for each receiver."""
+        senders, receivers, size = self.hyperedge, self.member, self.node_degree.shape[0]
+        if to == "hyperedge":
+            senders, receivers = receivers, senders
+            size = self.hyperedge_degree.shape[0]
+        weight = _softmax(scores[senders], receivers, size)
+        weight = weight if dropout is None else dropout(weight)
+        return jax.ops.segment_sum(values[senders] * weight[..., None], receivers, size)
 
 
 class CooGraph(NamedTuple):
@@ -86,6 +124,12 @@ def _sorted_sum(data: Array, segment_ids: Array, num_segments: int) -> Array:
     return jax.ops.segment_sum(data, segment_ids, num_segments, indices_are_sorted=True)
 
 
+def _softmax(scores: Array, segment_ids: Array, num_segments: int) -> Array:
+    top = jax.lax.stop_gradient(jax.ops.segment_max(scores, segment_ids, num_segments))
+    exponentials = jnp.exp(scores - top[segment_ids])
+    return exponentials / jax.ops.segment_sum(exponentials, segment_ids, num_segments)[segment_ids]
+
+
 def _inverse(degree: Array) -> Array:
     return jnp.where(degree > 0, 1 / jnp.where(degree > 0, degree, 1), 0)
 
@@ -94,26 +138,26 @@ def _aggregate_narrow(aggregate: Callable[[Array], Array], x: Array, kernel: Arr
     return aggregate(x) @ kernel if kernel.shape[0] < kernel.shape[1] else aggregate(x @ kernel)
 
 
-def hgnn_convolution(params: Any, graph: CooHypergraph, x: Array, config: Any) -> Array:
-    """`flax_layers.HGNNConv`."""
-    num_nodes, num_hyperedges = graph.node_degree.shape[0], graph.hyperedge_degree.shape[0]
+def hgnn_convolution(
+    params: Any, graph: CooHypergraph, x: Array, config: Any, dropout: Dropout
+) -> Array:
+    """`flax_layers.HGNNConv` and `HGNNPConv`."""
     x = x @ params["kernel"] + params["bias"]
     weight = params.get("hyperedge_weight")
     degree = graph.node_degree
     hyperedge_scale = _inverse(graph.hyperedge_degree)
     if weight is not None:
-        degree = _sorted_sum(weight[graph.incident], graph.node, num_nodes)
+        degree = graph.to_nodes(weight)
         hyperedge_scale = hyperedge_scale * weight
     node_scale = _inverse(degree)
-    if config.normalization == "symmetric":
+    if getattr(config, "normalization", "row") == "symmetric":
         node_scale = jnp.sqrt(node_scale)
         x = x * node_scale[:, None]
-    message = _sorted_sum(x[graph.member], graph.hyperedge, num_hyperedges)
-    message = message * hyperedge_scale[:, None]
-    return _sorted_sum(message[graph.incident], graph.node, num_nodes) * node_scale[:, None]
+    message = graph.to_hyperedges(x) * hyperedge_scale[:, None]
+    return graph.to_nodes(message) * node_scale[:, None]
 
 
-def gcn_convolution(params: Any, graph: CooGraph, x: Array, config: Any) -> Array:
+def gcn_convolution(params: Any, graph: CooGraph, x: Array, config: Any, dropout: Dropout) -> Array:
     """`flax_layers.GCNConv`."""
     scale = jax.lax.rsqrt(graph.degree + 1)[:, None]
 
@@ -123,14 +167,16 @@ def gcn_convolution(params: Any, graph: CooGraph, x: Array, config: Any) -> Arra
     return _aggregate_narrow(aggregate, x, params["kernel"]) + params["bias"]
 
 
-def gin_convolution(params: Any, graph: CooGraph, x: Array, config: Any) -> Array:
+def gin_convolution(params: Any, graph: CooGraph, x: Array, config: Any, dropout: Dropout) -> Array:
     """`flax_layers.GINConv`."""
     own = 1 + params.get("learned_eps", 0)
     y = _aggregate_narrow(lambda x: own * x + graph.sum(x), x, params["kernel"])
     return jax.nn.relu(y + params["bias"]) @ params["output"]["kernel"] + params["output"]["bias"]
 
 
-def sage_convolution(params: Any, graph: CooGraph, x: Array, config: Any) -> Array:
+def sage_convolution(
+    params: Any, graph: CooGraph, x: Array, config: Any, dropout: Dropout
+) -> Array:
     """`flax_layers.SAGEConv`."""
     messages = x
     if config.project:
@@ -144,11 +190,113 @@ def sage_convolution(params: Any, graph: CooGraph, x: Array, config: Any) -> Arr
     return y + x @ params["root"]["kernel"] + params["bias"]
 
 
-def _dropout(x: Array, rate: float, key: Array) -> Array:
-    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
+def unisage_convolution(
+    params: Any, graph: CooHypergraph, x: Array, config: Any, dropout: Dropout
+) -> Array:
+    """`flax_layers.UniGINConv` and `UniSAGEConv`, of means over hyperedges."""
+    own = 1 + params.get("learned_eps", 0)
+    node_scale = 1 if config.node_reduce == "sum" else _inverse(graph.node_degree)[:, None]
+
+    def aggregate(x: Array) -> Array:
+        return own * x + graph.to_nodes(graph.mean_to_hyperedges(x)) * node_scale
+
+    y = _aggregate_narrow(aggregate, x, params["kernel"]) + params["bias"]
+    return _unit_rows(y) if config.normalize else y
 
 
-def plain_model(
+def unigat_convolution(
+    params: Any, graph: CooHypergraph, x: Array, config: Any, dropout: Dropout
+) -> Array:
+    """`flax_layers.UniGATConv`."""
+    attention = params["attention"]
+    h = _aggregate_narrow(graph.mean_to_hyperedges, x, params["kernel"])
+    h = h.reshape(-1, *attention.shape)
+    scores = jax.nn.leaky_relu((h * attention).sum(-1), 0.2)
+    y = graph.attend(scores, h, "node", lambda w: dropout(w, config.attention_dropout_rate))
+    y = y.reshape(len(y), -1)
+    return (_unit_rows(y) if config.normalize else y) + params["bias"]
+
+
+def hypergraph_attention_convolution(
+    params: Any, graph: CooHypergraph, x: Array, config: Any, dropout: Dropout
+) -> Array:
+    """`flax_layers.HypergraphAttentionConv`."""
+    num_nodes, num_hyperedges = graph.node_degree.shape[0], graph.hyperedge_degree.shape[0]
+    of_nodes, of_hyperedges = params["node_attention"], params["hyperedge_attention"]
+    y = (x @ params["kernel"]).reshape(-1, *of_nodes.shape)
+    node_scores = (y * of_nodes).sum(-1)
+    hyperedge_scores = graph.mean_to_hyperedges((y * of_hyperedges).sum(-1))
+    scores = jax.nn.leaky_relu(hyperedge_scores[graph.hyperedge] + node_scores[graph.member], 0.2)
+    weight = dropout(_softmax(scores, graph.member, num_nodes), config.attention_dropout_rate)
+    hyperedge_degree, node_degree = graph.hyperedge_degree[:, None], graph.node_degree[:, None]
+    if config.degrees == "attention":
+        hyperedge_degree = _sorted_sum(weight, graph.hyperedge, num_hyperedges)
+        node_degree = jax.ops.segment_sum(weight, graph.member, num_nodes)
+    weight = weight[..., None]
+    message = _sorted_sum(y[graph.member] * weight, graph.hyperedge, num_hyperedges)
+    message = message * _inverse(hyperedge_degree)[..., None]
+    y = jax.ops.segment_sum(message[graph.hyperedge] * weight, graph.member, num_nodes)
+    return (y * _inverse(node_degree)[..., None]).reshape(num_nodes, -1) + params["bias"]
+
+
+def alldeepsets_convolution(
+    params: Any, graph: CooHypergraph, x: Array, config: Any, dropout: Dropout
+) -> Array:
+    """`flax_layers.AllDeepSetsConv`."""
+    rate = config.dropout_rate
+
+    def half(params: Any, reduce: Callable[[Array], Array], x: Array) -> Array:
+        y = dropout(jax.nn.relu(_mlp(params["encoder"], x, dropout, rate)), rate)
+        return jax.nn.relu(_mlp(params["decoder"], reduce(y), dropout, rate))
+
+    y = dropout(half(params["to_hyperedges"], graph.to_hyperedges, x), rate)
+    return half(params["to_nodes"], graph.to_nodes, y)
+
+
+def allsettransformer_convolution(
+    params: Any, graph: CooHypergraph, x: Array, config: Any, dropout: Dropout
+) -> Array:
+    """`flax_layers.AllSetTransformerConv`."""
+
+    def half(params: Any, to: str, x: Array) -> Array:
+        seed = params["seed"]
+        key, value = (_linear(params[name], x) for name in ("key", "value"))
+        scores = jax.nn.leaky_relu((key.reshape(-1, *seed.shape) * seed).sum(-1), 0.2)
+        y = graph.attend(scores, value.reshape(-1, *seed.shape), to) + seed
+        y = _layer_norm(params["norm1"], y.reshape(len(y), -1))
+        return _layer_norm(params["norm2"], y + jax.nn.relu(_mlp(params["mlp"], y, dropout, 0)))
+
+    y = jax.nn.relu(half(params["to_hyperedges"], "hyperedge", x))
+    return half(params["to_nodes"], "node", dropout(y, config.dropout_rate))
+
+
+def _linear(params: Any, x: Array) -> Array:
+    return x @ params["kernel"] + params["bias"]
+
+
+def _mlp(params: Any, x: Array, dropout: Dropout, rate: float) -> Array:
+    number = 1
+    while f"linear{number}" in params:
+        x = jax.nn.relu(x) if number > 1 else x
+        x = _layer_norm(params[f"norm{number}"], x) if "norm1" in params else x
+        x = dropout(x, rate) if number > 1 else x
+        x = _linear(params[f"linear{number}"], x)
+        number += 1
+    return x
+
+
+def _layer_norm(params: Any, x: Array) -> Array:
+    x = x - x.mean(axis=1, keepdims=True)
+    scale = jax.lax.rsqrt((x**2).mean(axis=1, keepdims=True) + 1e-5)
+    return x * scale * params["scale"] + params["bias"]
+
+
+def _unit_rows(y: Array) -> Array:
+    square = (y**2).sum(axis=1, keepdims=True)
+    return y * jnp.sqrt(_inverse(square))
+
+
+def stack(
     convolution: PlainConvolution,
     config: Any,
     params: dict[str, Any],
@@ -156,12 +304,12 @@ def plain_model(
     x: Array,
     dropout_key: Array | None,
 ) -> Array:
-    """Computes what a model of `flax_layers` computes from the same parameters and dropout key.
+    """Computes what a `flax_layers.Stack` computes from the same parameters and dropout key.
 
     Args:
         convolution: One of this module.
         config: Settings of the training.
-        params: ``{"conv1": {"kernel", "bias", …}, "conv2": …}``.
+        params: ``{"conv1": {"kernel", "bias", …}, "conv2": …}``, and "output" if there is one.
         graph: What the convolution takes.
         x: Node features, ``(num_nodes, in_features)``.
         dropout_key: Key of the dropout; None switches it off.
@@ -169,13 +317,29 @@ def plain_model(
     Returns:
         Logits, ``(num_nodes, out_features)``.
     """
-    count = 0
+    dropout = Dropout(dropout_key)
+    x = dropout(x, config.input_dropout_rate)
     for number in range(1, config.num_layers + 1):
-        rate = config.input_dropout_rate
         if number > 1:
-            x, rate = jax.nn.relu(x), config.dropout_rate
-        if dropout_key is not None and rate > 0:
-            x = _dropout(x, rate, jax.random.fold_in(dropout_key, count))
-            count += 1
-        x = convolution(params[f"conv{number}"], graph, x, config)
+            x = dropout(jax.nn.relu(x), config.dropout_rate)
+        x = convolution(params[f"conv{number}"], graph, x, config, dropout)
+    if "output" in params:
+        x = _linear(params["output"], dropout(jax.nn.relu(x), config.dropout_rate))
     return x
+
+
+def unigcnii(
+    config: Any, params: dict[str, Any], graph: CooHypergraph, x: Array, dropout_key: Array | None
+) -> Array:
+    """`flax_layers.UniGCNII`; arguments and result as of `stack`."""
+    dropout = Dropout(dropout_key)
+    node_scale = jnp.sqrt(_inverse(graph.node_degree))[:, None]
+    mean_degree = graph.mean_to_hyperedges(graph.node_degree[:, None])
+    hyperedge_scale = jnp.sqrt(_inverse(mean_degree * graph.hyperedge_degree[:, None] ** 2))
+    y = x0 = jax.nn.relu(_linear(params["input"], dropout(x, config.input_dropout_rate)))
+    for number in range(1, config.num_layers + 1):
+        y = graph.to_hyperedges(dropout(y, config.dropout_rate)) * hyperedge_scale
+        z = (1 - config.alpha) * graph.to_nodes(y) * node_scale + config.alpha * x0
+        beta = math.log(config.lamda / number + 1)
+        y = jax.nn.relu((1 - beta) * z + beta * z @ params[f"conv{number}"]["kernel"])
+    return _linear(params["output"], dropout(y, config.dropout_rate))

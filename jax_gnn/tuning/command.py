@@ -12,8 +12,9 @@ import numpy as np
 
 from jax_gnn import _schedule_cache
 from jax_gnn._schedule_cache import Tuned
-from jax_gnn.schedules import MatmulSchedule, Schedule
-from jax_gnn.tuning import matmul, segment
+from jax_gnn.hypergraph import Hypergraph
+from jax_gnn.schedules import HypergraphSchedule, MatmulSchedule, Schedule
+from jax_gnn.tuning import hypergraph, matmul, segment
 from jax_gnn.tuning.measure import AnySchedule, Call, Timer, measure
 from jax_gnn.tuning.timing import ProfilerTimer
 
@@ -25,19 +26,26 @@ _REPEATS = 7
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
     parser.add_argument(
-        "what", nargs="?", choices=("segment", "matmul"), help="the family of ops to tune"
+        "what",
+        nargs="?",
+        choices=("segment", "matmul", "hypergraph"),
+        help="the family of ops to tune",
     )
     parser.add_argument("--show", action="store_true", help="print what was found so far")
     parser.add_argument("--clear", action="store_true", help="remove what was found so far")
-    graph = parser.add_argument_group("graph of segment")
+    graph = parser.add_argument_group("graph of segment, or hypergraph")
     graph.add_argument(
         "--data",
         type=Path,
         metavar="FILE",
-        help="an .npz with the arrays src and dst, and num_nodes if the last nodes have no edges",
+        help="an .npz with the arrays src and dst, and num_nodes if the last nodes have no edges; "
+        "of a hypergraph, with node_idx and hyperedge_idx",
     )
     graph.add_argument("--nodes", type=_count, metavar="N", help="of a synthetic graph")
-    graph.add_argument("--edges", type=_count, metavar="N", help="of a synthetic graph")
+    graph.add_argument(
+        "--edges", type=_count, metavar="N", help="of a synthetic graph; of hypergraphs incidences"
+    )
+    graph.add_argument("--hyperedges", type=_count, metavar="N", help="of a synthetic hypergraph")
     groups = parser.add_argument_group("groups of matmul")
     groups.add_argument(
         "--sizes", type=Path, metavar="FILE", help="an .npy with the number of rows of each group"
@@ -47,10 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     calls = parser.add_argument_group("calls")
     calls.add_argument(
         "--ops",
-        type=_names((*segment.OPS, *matmul.OPS)),
+        type=_names((*segment.OPS, *matmul.OPS, *hypergraph.OPS)),
         metavar="OP,...",
         help="of sum (all segment reductions), spmm, softmax; of "
-        "segment_matmul, segment_outer (default: all of the family)",
+        "segment_matmul, segment_outer; of hypergraph_aggregate (default: all of the family)",
     )
     calls.add_argument(
         "--widths",
@@ -77,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         ValueError: The arguments, or this machine, do not allow it.
     """
     if sum((args.what is not None, args.show, args.clear)) != 1:
-        raise ValueError("tune wants one of: segment, matmul, --show, --clear")
+        raise ValueError("tune wants one of: segment, matmul, hypergraph, --show, --clear")
     if args.show:
         print(_listing(_schedule_cache.read()), end="")
     elif args.clear:
@@ -89,7 +97,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tune(args: argparse.Namespace) -> None:
-    calls = (_matmul_calls if args.what == "matmul" else _segment_calls)(args)
+    families = {
+        "segment": _segment_calls,
+        "matmul": _matmul_calls,
+        "hypergraph": _hypergraph_calls,
+    }
+    calls = families[args.what](args)
     if jax.default_backend() != "gpu":
         raise ValueError(
             "there is nothing to tune on a CPU: schedules are those of the CUDA kernels, and JAX "
@@ -139,6 +152,33 @@ def _matmul_calls(args: argparse.Namespace) -> list[Call[Any]]:
     ]
 
 
+def _hypergraph_calls(args: argparse.Namespace) -> list[Call[Any]]:
+    _ops(args, hypergraph.OPS)
+    structure = _hypergraph(args)
+    return [
+        hypergraph.Call(structure, width, dtype) for dtype in args.dtypes for width in args.widths
+    ]
+
+
+def _hypergraph(args: argparse.Namespace) -> Hypergraph:
+    if args.data is not None:
+        if args.nodes or args.edges or args.hyperedges:
+            raise ValueError("--data goes without --nodes, --edges and --hyperedges")
+        node_idx, hyperedge_idx, num_nodes = _read_pairs(args.data, "node_idx", "hyperedge_idx")
+        return Hypergraph.from_incidence(
+            node_idx, hyperedge_idx, num_nodes=max(num_nodes, int(node_idx.max()) + 1)
+        )
+    if None in (args.nodes, args.edges, args.hyperedges):
+        raise ValueError(
+            "tune hypergraph wants --data FILE, or --nodes N, --hyperedges N and --edges N"
+        )
+    edges = power_law_edges(args.nodes, args.edges)
+    members = np.random.default_rng(1).integers(args.hyperedges, size=args.edges)
+    return Hypergraph.from_incidence(
+        edges.rows, members, num_nodes=args.nodes, num_hyperedges=args.hyperedges
+    )
+
+
 def _ops(args: argparse.Namespace, known: tuple[Any, ...]) -> tuple[Any, ...]:
     """What is asked for of a family, by default all."""
     if wrong := [op for op in args.ops or () if op not in known]:
@@ -177,19 +217,26 @@ def _edges(args: argparse.Namespace) -> segment.Edges:
 
 
 def _read_edges(path: Path) -> segment.Edges:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            src, dst = arrays["src"].astype(np.int32), arrays["dst"].astype(np.int32)
-            num_nodes = int(arrays["num_nodes"]) if "num_nodes" in arrays else 0
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"--data {path}: {error}") from error
-    if src.shape != dst.shape or src.ndim != 1 or not src.size:
-        raise ValueError(
-            f"--data {path}: src and dst must be as many ids, got shapes {src.shape}, {dst.shape}"
-        )
+    src, dst, num_nodes = _read_pairs(path, "src", "dst")
     num_nodes = max(num_nodes, int(src.max()) + 1, int(dst.max()) + 1)
     order = np.argsort(dst, kind="stable")
     return segment.Edges(dst[order], src[order], num_nodes, num_nodes)
+
+
+def _read_pairs(path: Path, first: str, second: str) -> tuple[np.ndarray, np.ndarray, int]:
+    """Two arrays of ids, and the number of nodes or 0."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            one, other = arrays[first].astype(np.int32), arrays[second].astype(np.int32)
+            num_nodes = int(arrays["num_nodes"]) if "num_nodes" in arrays else 0
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"--data {path}: {error}") from error
+    if one.shape != other.shape or one.ndim != 1 or not one.size:
+        raise ValueError(
+            f"--data {path}: {first} and {second} must be as many ids, got shapes {one.shape}, "
+            f"{other.shape}"
+        )
+    return one, other, num_nodes
 
 
 def power_law_edges(num_nodes: int, num_edges: int, exponent: float = 0.5) -> segment.Edges:
@@ -222,6 +269,11 @@ def _describe(key: str, fields: _schedule_cache.Fields) -> str:
     if _schedule_cache.is_matmul(key):
         product = MatmulSchedule(*fields)
         return f"tiles of {product.tile}, chunks of {product.chunk}, {product.blocks} blocks"
+    if _schedule_cache.is_hypergraph(key):
+        aggregation = HypergraphSchedule(*fields)
+        if aggregation.by_rows:
+            return "by rows"
+        return f"by incidences, {aggregation.threads} threads, {aggregation.blocks} blocks"
     schedule = Schedule(*fields)
     kind = "parallel" if schedule.parallel else "sequential"
     return f"{kind}, {schedule.lanes} lanes, {schedule.threads} threads, {schedule.blocks} blocks"

@@ -129,7 +129,7 @@ class Call(NamedTuple):
 def choices(op: Op) -> list[MatmulSchedule]:
     """What is worth trying."""
     if op == "segment_outer":
-        return [MatmulSchedule(64, 0, blocks) for blocks in (66, 132, 264, 396)]
+        return [MatmulSchedule(64, 0, blocks) for blocks in (66, 132, 198, 264)]
     return [MatmulSchedule(tile, chunk, _FILL) for tile in (64, 128) for chunk in (0, 4, 8, 16, 32)]
 
 

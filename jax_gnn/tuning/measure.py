@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax_gnn import schedules
 
 Key = TypeVar("Key", bound=Hashable)
-AnySchedule = TypeVar("AnySchedule", bound=schedules.Schedule | schedules.MatmulSchedule)
+AnySchedule = TypeVar("AnySchedule", bound=schedules.AnySchedule)
 
 
 class Timer(Protocol):

@@ -60,26 +60,45 @@ struct ExpOf<double> {
   }
 };
 
+// exp(x) is 2^power times reduced(r).
+template <int kLanes, typename V>
+struct Reduction {
+  using E = ExpOf<Element<V>>;
+  using Bits = Vector<typename E::Bits, kLanes>;
+  using Power = Vector<typename E::SignedBits, kLanes>;
+  V r;
+  Power power;
+
+  JAX_GNN_INLINE explicit Reduction(V x) {
+    const V shifted = x * Element<V>(1.44269504088896340736) + E::kRound;
+    const V rounded = shifted - E::kRound;
+    r = x - rounded * E::kLog2High - rounded * E::kLog2Low;
+    power = bit_cast<Power>(bit_cast<Bits>(shifted) - bit_cast<Bits>(broadcast<V>(E::kRound)));
+  }
+
+  static JAX_GNN_INLINE V power_of_two(Power n) {
+    return bit_cast<V>((bit_cast<Bits>(n) + E::kBias) << E::kMantissa);
+  }
+};
+
 template <int kLanes, typename V>
 JAX_GNN_INLINE V exp(V x) {
-  using Acc = Element<V>;
-  using E = ExpOf<Acc>;
-  using Bits = Vector<typename E::Bits, kLanes>;
-  using SignedBits = Vector<typename E::SignedBits, kLanes>;
+  using E = ExpOf<Element<V>>;
   const V low = broadcast<V>(E::kLowest), high = broadcast<V>(E::kHighest);
   x = x < low ? low : x;
   x = x > high ? high : x;
-  const V shifted = x * Acc(1.44269504088896340736) + E::kRound;
-  const V rounded = shifted - E::kRound;
-  const V r = x - rounded * E::kLog2High - rounded * E::kLog2Low;
+  const Reduction<kLanes, V> reduction(x);
   // Twice the square root of the power of two: each is a normal number.
-  const SignedBits power =
-      bit_cast<SignedBits>(bit_cast<Bits>(shifted) - bit_cast<Bits>(broadcast<V>(E::kRound)));
-  const SignedBits half = power >> 1;
-  const auto power_of_two = [](SignedBits n) JAX_GNN_LAMBDA {
-    return bit_cast<V>((bit_cast<Bits>(n) + E::kBias) << E::kMantissa);
-  };
-  return E::reduced(r) * power_of_two(half) * power_of_two(power - half);
+  const auto half = reduction.power >> 1;
+  return E::reduced(reduction.r) * reduction.power_of_two(half) *
+         reduction.power_of_two(reduction.power - half);
+}
+
+// The same where |x| is at most 80: the result is a normal number.
+template <int kLanes, typename V>
+JAX_GNN_INLINE V exp_of_small(V x) {
+  const Reduction<kLanes, V> reduction(x);
+  return ExpOf<Element<V>>::reduced(reduction.r) * reduction.power_of_two(reduction.power);
 }
 
 }  // namespace jax_gnn::cpu

@@ -78,24 +78,6 @@ struct GatherReduceTile {
   }
 };
 
-template <typename T, typename Scale, typename Index>
-struct GatherDotTile {
-  const Csr<Index>& csr;
-  int64_t begin, end;
-  const T *x, *y;
-  const Scale *x_scale, *y_scale;
-  int64_t width;
-  Scale& dot;
-
-  template <int Tile, bool kFull>
-  JAX_GNN_INLINE void operator()(int64_t column, int count) const {
-    Scale x_acc[Tile], y_acc[Tile];
-    reduce_row<Tile, kFull>(csr, begin, end, x, x_scale, width, column, count, x_acc);
-    reduce_row<Tile, kFull>(csr, begin, end, y, y_scale, width, column, count, y_acc);
-    for (int k = 0; k < (kFull ? Tile : count); ++k) dot += x_acc[k] * y_acc[k];
-  }
-};
-
 template <typename In, typename Out, typename Scale, typename Index>
 JAX_GNN_MULTIVERSION void gather_reduce_rows(const Csr<Index>& csr, int64_t first, int64_t last,
                                              const In* in, const Scale* col_scale,
@@ -107,20 +89,6 @@ JAX_GNN_MULTIVERSION void gather_reduce_rows(const Csr<Index>& csr, int64_t firs
     const Scale scale = begin == end ? Scale(0) : row_scale ? row_scale[row] : Scale(1);
     for_each_tile(width, GatherReduceTile<In, Out, Scale, Index>{csr, row, begin, end, in,
                                                                  col_scale, scale, out, width});
-  }
-}
-
-template <typename T, typename Scale, typename Index>
-JAX_GNN_MULTIVERSION void gather_dot_rows(const Csr<Index>& csr, int64_t first, int64_t last,
-                                          const T* x, const Scale* x_scale, const T* y,
-                                          const Scale* y_scale, Scale* out, int64_t width) {
-  for (int64_t row = first; row < last; ++row) {
-    const int64_t begin = clamped(csr.indptr[row], 0, csr.nnz);
-    const int64_t end = clamped(csr.indptr[row + 1], begin, csr.nnz);
-    Scale dot = Scale(0);
-    for_each_tile(
-        width, GatherDotTile<T, Scale, Index>{csr, begin, end, x, y, x_scale, y_scale, width, dot});
-    out[row] = dot;
   }
 }
 
@@ -164,17 +132,7 @@ void gather_reduce(const ParallelFor& parallel_for, const Csr<Index>& csr, const
   });
 }
 
-template <typename T, typename Scale, typename Index>
-void gather_dot(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* x,
-                const Scale* x_scale, const T* y, const Scale* y_scale, Scale* out, int64_t width) {
-  for_balanced_rows(parallel_for, csr, 2 * width, [&](int64_t first, int64_t last) {
-    gather_dot_rows(csr, first, last, x, x_scale, y, y_scale, out, width);
-  });
-}
-
 #define JAX_GNN_INSTANTIATE(T, Scale, Index)                                                 \
-  template void gather_dot(const ParallelFor&, const Csr<Index>&, const T*, const Scale*,    \
-                           const T*, const Scale*, Scale*, int64_t);                         \
   template void gather_reduce(const ParallelFor&, const Csr<Index>&, const T*, const Scale*, \
                               const Scale*, Scale*, int64_t);
 // Storage differs from the accumulator: the way back needs an instance of its own.

@@ -13,9 +13,4 @@ template <typename In, typename Out, typename Scale, typename Index>
 void gather_reduce(const ParallelFor& parallel_for, const Csr<Index>& csr, const In* in,
                    const Scale* col_scale, const Scale* row_scale, Out* out, int64_t width);
 
-// out[r] = < sum_j x_scale[c_j] x[c_j, :], sum_j y_scale[c_j] y[c_j, :] >
-template <typename T, typename Scale, typename Index>
-void gather_dot(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* x,
-                const Scale* x_scale, const T* y, const Scale* y_scale, Scale* out, int64_t width);
-
 }  // namespace jax_gnn::cpu

@@ -7,6 +7,7 @@
 
 #include "exp.h"
 #include "half.h"
+#include "pages.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(JAX_GNN_NO_MULTIVERSION)
@@ -128,14 +129,16 @@ struct Rows {
 };
 
 // out[i, :] = init[i, :] + the sum over s of a(i, s) * panel[s, :], for kRows rows and the first
-// kVectors of the two vectors of columns that a panel has.
+// kVectors of the two vectors of columns that a panel has. Prefetches kRows * steps numbers from
+// `next` on.
 template <typename Isa, int kRows, int kVectors, typename Acc, bool kAcross>
 JAX_GNN_INLINE void multiply_tile(Factor<Acc, kAcross> a, const Acc* panel, int64_t steps,
-                                  Rows<const Acc> init, Rows<Acc> out) {
+                                  Rows<const Acc> init, Rows<Acc> out, const Acc* next) {
   constexpr int kLanes = Isa::template kLanes<Acc>;
   using V = Vector<Acc, kLanes>;
   V sums[kRows][kVectors] = {};
   for (int64_t s = 0; s < steps; ++s) {
+    __builtin_prefetch(next + s * kRows);
     V columns[kVectors];
     JAX_GNN_UNROLL
     for (int v = 0; v < kVectors; ++v) columns[v] = load<kLanes>(panel + v * kLanes);
@@ -334,7 +337,7 @@ struct Matmul {
           do {
             multiply_tile<Isa, decltype(rows)::value, decltype(vectors)::value>(
                 Factor<Acc, false>{a + s, k}, panel + (s + 1) * kColumns, std::min(kSteps, k - s),
-                init, to);
+                init, to, a + decltype(rows)::value * (k + s));
             init = {to.data, to.stride};
             s += kSteps;
           } while (s < k);
@@ -396,7 +399,7 @@ struct Outer {
                           Factor<Acc, true>{a + i, k}, panel, steps,
                           row == begin ? Rows<const Acc>{zeros, 0}
                                        : Rows<const Acc>{tile, kColumns},
-                          Rows<Acc>{tile, kColumns});
+                          Rows<Acc>{tile, kColumns}, a + (k + i) * steps);
                     });
               }
             }
@@ -454,6 +457,7 @@ template <typename T, typename Out>
 void segment_matmul(const ParallelFor& parallel_for, const Groups& groups, int64_t k, int64_t n,
                     bool transposed, Activation activation, const T* lhs, const T* rhs,
                     const T* bias, Out* out) {
+  expect_writes(out, groups.num_rows * n);
   // Every task packs the weights of its rows: it should have many rows of one group.
   const double operations = static_cast<double>(groups.num_rows) * static_cast<double>(k * n + 1);
   const int64_t tasks = std::clamp<int64_t>(static_cast<int64_t>(operations / (1 << 21)), 1,

@@ -10,12 +10,13 @@
 
 #include "exp.h"
 #include "half.h"
+#include "pages.h"
 #include "segment_walk.h"
 
 namespace jax_gnn::cpu {
 namespace {
 
-constexpr int64_t kBlock = 4096;        // numbers
+constexpr int64_t kBlock = 8192;        // numbers
 constexpr int64_t kBlockColumns = 512;  // at most
 constexpr int kMaxTile = 32;            // columns
 
@@ -33,17 +34,6 @@ struct Area {
       body(Area{first, std::min(first + entries_of_block(), end), first_column, last_column});
   }
 };
-
-// Calls body(begin, end) for runs of entries of one row.
-template <typename Index, typename Body>
-JAX_GNN_INLINE void for_each_run(const Index* rows, const Area& area, const Body& body) {
-  for (int64_t begin = area.begin; begin < area.end;) {
-    int64_t end = begin + 1;
-    while (end < area.end && rows[end] == rows[begin]) ++end;
-    body(begin, end);
-    begin = end;
-  }
-}
 
 // A tile of columns of a matrix (entries, width) whose first entry is `origin`.
 template <typename T, int kTile>
@@ -83,11 +73,31 @@ struct Row {
     for (int v = 0; v < kVectors; ++v) store<kLanes>(to + v * kLanes, at[v]);
   }
 
+  // Minus infinity, the maximum of a part of a row that has nothing else, would make NaN of it.
+  JAX_GNN_INLINE void replace_infinity() {
+    const V lowest = broadcast<V>(-std::numeric_limits<Acc>::infinity());
+    JAX_GNN_UNROLL
+    for (V& vector : at) vector = vector == lowest ? broadcast<V>(0) : vector;
+  }
+
   // Calls body(entry, v, at[v]) for all entries.
   template <typename Body>
   JAX_GNN_INLINE void for_each(int64_t begin, int64_t end, const Body& body) {
     for (int64_t e = begin; e < end; ++e) JAX_GNN_UNROLL
     for (int v = 0; v < kVectors; ++v) body(e, v, at[v]);
+  }
+
+  // The same for entries of one row, from `begin` on and before `limit`; returns where they end.
+  template <typename Index, typename Body>
+  JAX_GNN_INLINE int64_t for_each_of_row(const Index* rows, int64_t begin, int64_t limit,
+                                         const Body& body) {
+    const Index row = rows[begin];
+    int64_t e = begin;
+    do {
+      JAX_GNN_UNROLL
+      for (int v = 0; v < kVectors; ++v) body(e, v, at[v]);
+    } while (++e < limit && rows[e] == row);
+    return e;
   }
 };
 
@@ -97,7 +107,8 @@ struct Row {
 //     them. States are (kStates, width).
 //   combine(into, from): joins states
 
-// y = exp(x) over the sum of its row's. The state: maximum, sum of exponentials relative to it.
+// y = exp(x) over the sum of its row's. The state: what exponents are relative to, the maximum or 0
+// where all are small, and the sum of such exponentials.
 template <typename T, typename Index>
 struct Softmax {
   using Acc = Accumulator<T>;
@@ -116,7 +127,7 @@ struct Softmax {
     return {y + column, width, 0};
   }
 
-  // The numbers of a block: x relative to a maximum, then the exponentials of that.
+  // The numbers of a block: x relative to a maximum, then the exponentials of that or of x itself.
   class Scratch {
    public:
     JAX_GNN_INLINE explicit Scratch(const Area& area) : area_(area) {}
@@ -124,6 +135,18 @@ struct Softmax {
     template <int kTile>
     JAX_GNN_INLINE Columns<Acc, kTile> columns(int64_t column) {
       return {at_ + column - area_.first_column, area_.columns(), area_.begin};
+    }
+
+    // Fills the scratch with exponentials of x itself, and says whether all are of numbers so small
+    // that no maximum need be subtracted: what is divided is then as exact, or more so.
+    JAX_GNN_INLINE bool exponentiate_small(const T* x, int64_t width) {
+      const T* const from = x + area_.begin * width + area_.first_column;
+      const int64_t entries = area_.end - area_.begin, columns = area_.columns();
+      if (columns == width) return exponentiate_small(from, entries * columns, at_);
+      bool all = true;
+      for (int64_t e = 0; e < entries; ++e)
+        all &= exponentiate_small(from + e * width, columns, at_ + e * columns);
+      return all;
     }
 
     JAX_GNN_INLINE void exponentiate() {
@@ -136,16 +159,48 @@ struct Softmax {
     }
 
    private:
+    static JAX_GNN_INLINE bool exponentiate_small(const T* from, int64_t count, Acc* to) {
+      constexpr int kLanes = 32 / sizeof(Acc);
+      constexpr Acc kSmall = 32;  // exp(-2 * kSmall) / 2^30 is a normal number
+      int64_t k = 0;
+      auto small = Vector<Acc, kLanes>{} == Vector<Acc, kLanes>{};
+      for (; k + kLanes <= count; k += kLanes) {
+        __builtin_prefetch(from + k + kBlock);  // the next block
+        const auto v = load<kLanes>(from + k);
+        small &= v * v <= kSmall * kSmall;  // false for NaN
+        store<kLanes>(to + k, exp_of_small<kLanes>(v));
+      }
+      bool all = true;
+      for (int lane = 0; lane < kLanes; ++lane) all &= small[lane] != 0;
+      for (; k < count; ++k) {
+        const Acc v = load<1>(from + k);
+        all &= v * v <= kSmall * kSmall;
+        to[k] = exp_of_small<1>(v);
+      }
+      return all;
+    }
+
     Area area_;
     Acc at_[kBlock];
   };
 
   template <int kTile>
-  static JAX_GNN_INLINE void find_maximum(const Columns<const T, kTile>& in, int64_t begin,
-                                          int64_t end, Row<Acc, kTile>& maximum) {
-    maximum.for_each(
-        begin, end, [&](int64_t e, int v, auto& m) JAX_GNN_LAMBDA { m = larger(m, in.get(e, v)); });
-  }
+  struct Larger {
+    Columns<const T, kTile> from;
+    template <typename V>
+    JAX_GNN_INLINE void operator()(int64_t e, int v, V& maximum) const {
+      maximum = larger(maximum, from.get(e, v));
+    }
+  };
+
+  template <int kTile>
+  struct Plus {
+    Columns<Acc, kTile> from;
+    template <typename V>
+    JAX_GNN_INLINE void operator()(int64_t e, int v, V& sum) const {
+      sum += from.get(e, v);
+    }
+  };
 
   template <int kTile>
   static JAX_GNN_INLINE void center(const Columns<const T, kTile>& in, int64_t begin, int64_t end,
@@ -153,13 +208,6 @@ struct Softmax {
     maximum.for_each(begin, end, [&](int64_t e, int v, auto& m) JAX_GNN_LAMBDA {
       to.set(e, v, in.get(e, v) - m);
     });
-  }
-
-  template <int kTile>
-  static JAX_GNN_INLINE void add(const Columns<Acc, kTile>& from, int64_t begin, int64_t end,
-                                 Row<Acc, kTile>& sum) {
-    sum.for_each(begin, end,
-                 [&](int64_t e, int v, auto& s) JAX_GNN_LAMBDA { s += from.get(e, v); });
   }
 
   template <int kTile>
@@ -174,62 +222,81 @@ struct Softmax {
 
   JAX_GNN_INLINE void block(const Area& area) const {
     Scratch scratch(area);
-    for_each_tile<kMaxTile>(
-        area.first_column, area.last_column, [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
-          constexpr int kTile = decltype(tile)::value;
-          for_each_run(rows, area, [&](int64_t begin, int64_t end) JAX_GNN_LAMBDA {
-            Row<Acc, kTile> maximum(-std::numeric_limits<Acc>::infinity());
-            find_maximum(in<kTile>(column), begin, end, maximum);
-            center(in<kTile>(column), begin, end, maximum, scratch.template columns<kTile>(column));
+    if (!scratch.exponentiate_small(x, width)) {
+      for_each_tile<kMaxTile>(
+          area.first_column, area.last_column, [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
+            constexpr int kTile = decltype(tile)::value;
+            const auto from = in<kTile>(column);
+            for (int64_t begin = area.begin, end; begin < area.end; begin = end) {
+              Row<Acc, kTile> maximum(-std::numeric_limits<Acc>::infinity());
+              end = maximum.for_each_of_row(rows, begin, area.end, Larger<kTile>{from});
+              center(from, begin, end, maximum, scratch.template columns<kTile>(column));
+            }
           });
-        });
-    scratch.exponentiate();
-    for_each_tile<kMaxTile>(
-        area.first_column, area.last_column, [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
-          constexpr int kTile = decltype(tile)::value;
-          for_each_run(rows, area, [&](int64_t begin, int64_t end) JAX_GNN_LAMBDA {
-            const auto from = scratch.template columns<kTile>(column);
-            Row<Acc, kTile> sum(Acc(0));
-            add(from, begin, end, sum);
-            divide(from, begin, end, sum, out<kTile>(column));
-          });
-        });
+      scratch.exponentiate();
+    }
+    for_each_tile<kMaxTile>(area.first_column, area.last_column,
+                            [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
+                              constexpr int kTile = decltype(tile)::value;
+                              const auto from = scratch.template columns<kTile>(column);
+                              for (int64_t begin = area.begin, end; begin < area.end; begin = end) {
+                                Row<Acc, kTile> sum(Acc(0));
+                                end = sum.for_each_of_row(rows, begin, area.end, Plus<kTile>{from});
+                                divide(from, begin, end, sum, out<kTile>(column));
+                              }
+                            });
   }
 
-  // Fills the scratch of a block, given the maxima.
-  JAX_GNN_INLINE void exponentials(const Area& area, const Acc* state, Scratch& scratch) const {
+  // Fills the scratch of a block, given what exponents are relative to. Says whether that need not
+  // be a maximum.
+  JAX_GNN_INLINE bool exponentials(const Area& area, const Acc* state, Scratch& scratch) const {
+    const bool absolute = std::all_of(state + area.first_column, state + area.last_column,
+                                      [](Acc maximum) { return maximum == 0; });
+    if (absolute && scratch.exponentiate_small(x, width)) return true;
     for_each_tile<kMaxTile>(area.first_column, area.last_column,
                             [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
                               constexpr int kTile = decltype(tile)::value;
                               Row<Acc, kTile> maximum(state + column);
+                              maximum.replace_infinity();
                               center(in<kTile>(column), area.begin, area.end, maximum,
                                      scratch.template columns<kTile>(column));
                             });
     scratch.exponentiate();
+    return false;
+  }
+
+  // Adds the exponentials up, given what they are relative to, and says the same.
+  JAX_GNN_INLINE bool sum_up(const Area& area, Acc* state) const {
+    std::fill(state + width + area.first_column, state + width + area.last_column, Acc(0));
+    bool small = true;
+    area.for_each_block([&](const Area& block) JAX_GNN_LAMBDA {
+      Scratch scratch(block);
+      small &= exponentials(block, state, scratch);
+      Acc sums[kBlockColumns];
+      for_each_tile<kMaxTile>(block.first_column, block.last_column,
+                              [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
+                                constexpr int kTile = decltype(tile)::value;
+                                Row<Acc, kTile> sum(state + width + column);
+                                sum.for_each(block.begin, block.end,
+                                             Plus<kTile>{scratch.template columns<kTile>(column)});
+                                sum.save(sums + column - block.first_column);
+                              });
+      std::copy_n(sums, block.columns(), state + width + block.first_column);
+    });
+    return small;
   }
 
   JAX_GNN_INLINE void measure(const Area& area, Acc* state) const {
-    for_each_tile<kMaxTile>(area.first_column, area.last_column,
-                            [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
-                              constexpr int kTile = decltype(tile)::value;
-                              Row<Acc, kTile> maximum(-std::numeric_limits<Acc>::infinity());
-                              find_maximum(in<kTile>(column), area.begin, area.end, maximum);
-                              maximum.save(state + column);
-                            });
-    std::fill(state + width + area.first_column, state + width + area.last_column, Acc(0));
-    area.for_each_block([&](const Area& block) JAX_GNN_LAMBDA {
-      Scratch scratch(block);
-      exponentials(block, state, scratch);
-      Acc sums[kBlockColumns];
-      for_each_tile<kMaxTile>(
-          block.first_column, block.last_column, [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
-            constexpr int kTile = decltype(tile)::value;
-            Row<Acc, kTile> sum(state + width + column);
-            add(scratch.template columns<kTile>(column), block.begin, block.end, sum);
-            sum.save(sums + column - block.first_column);
-          });
-      std::copy_n(sums, block.columns(), state + width + block.first_column);
-    });
+    std::fill(state + area.first_column, state + area.last_column, Acc(0));
+    if (sum_up(area, state)) return;
+    for_each_tile<kMaxTile>(
+        area.first_column, area.last_column, [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
+          constexpr int kTile = decltype(tile)::value;
+          Row<Acc, kTile> maximum(-std::numeric_limits<Acc>::infinity());
+          maximum.for_each(area.begin, area.end, Larger<kTile>{in<kTile>(column)});
+          maximum.save(state + column);
+        });
+    sum_up(area, state);
   }
 
   JAX_GNN_INLINE void apply(const Area& area, const Acc* state) const {
@@ -269,39 +336,47 @@ struct Tangent {
   int64_t width;
 
   template <int kTile>
-  JAX_GNN_INLINE void add(int64_t begin, int64_t end, int64_t column, Row<Acc, kTile>& sum) const {
-    const Columns<const T, kTile> in_y = {y + column, width, 0}, in_t = {t + column, width, 0};
-    sum.for_each(begin, end, [&](int64_t e, int v, auto& s) JAX_GNN_LAMBDA {
-      s += in_y.get(e, v) * in_t.get(e, v);
-    });
+  struct PlusProduct {
+    Columns<const T, kTile> y, t;
+    template <typename V>
+    JAX_GNN_INLINE void operator()(int64_t e, int v, V& sum) const {
+      sum += y.get(e, v) * t.get(e, v);
+    }
+  };
+
+  template <int kTile>
+  JAX_GNN_INLINE PlusProduct<kTile> products(int64_t column) const {
+    return {{y + column, width, 0}, {t + column, width, 0}};
   }
 
   template <int kTile>
   JAX_GNN_INLINE void finish(int64_t begin, int64_t end, int64_t column,
                              Row<Acc, kTile>& sum) const {
-    const Columns<const T, kTile> in_y = {y + column, width, 0}, in_t = {t + column, width, 0};
+    const auto from = products<kTile>(column);
     const Columns<T, kTile> to = {out + column, width, 0};
     sum.for_each(begin, end, [&](int64_t e, int v, auto& s) JAX_GNN_LAMBDA {
-      to.set(e, v, in_y.get(e, v) * (in_t.get(e, v) - s));
+      to.set(e, v, from.y.get(e, v) * (from.t.get(e, v) - s));
     });
   }
 
   JAX_GNN_INLINE void block(const Area& area) const {
     for_each_tile<kMaxTile>(
         area.first_column, area.last_column, [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
-          for_each_run(rows, area, [&](int64_t begin, int64_t end) JAX_GNN_LAMBDA {
-            Row<Acc, decltype(tile)::value> sum(Acc(0));
-            add(begin, end, column, sum);
+          constexpr int kTile = decltype(tile)::value;
+          for (int64_t begin = area.begin, end; begin < area.end; begin = end) {
+            Row<Acc, kTile> sum(Acc(0));
+            end = sum.for_each_of_row(rows, begin, area.end, products<kTile>(column));
             finish(begin, end, column, sum);
-          });
+          }
         });
   }
 
   JAX_GNN_INLINE void measure(const Area& area, Acc* state) const {
     for_each_tile<kMaxTile>(area.first_column, area.last_column,
                             [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
-                              Row<Acc, decltype(tile)::value> sum(Acc(0));
-                              add(area.begin, area.end, column, sum);
+                              constexpr int kTile = decltype(tile)::value;
+                              Row<Acc, kTile> sum(Acc(0));
+                              sum.for_each(area.begin, area.end, products<kTile>(column));
                               sum.save(state + column);
                             });
   }
@@ -380,6 +455,7 @@ void normalize(const ParallelFor& parallel_for, const Kernel& kernel,
   using Acc = typename Kernel::Acc;
   const int64_t count = segments.count, width = kernel.width;
   if (count == 0 || width == 0) return;
+  expect_writes(out, count * width);
   const Index* rows = segments.rows;
   const Bounds bounds = valid_entries(segments);
   const int64_t column_tasks = (width + kBlockColumns - 1) / kBlockColumns;
@@ -448,13 +524,13 @@ void normalize(const ParallelFor& parallel_for, const Kernel& kernel,
 template <typename T, typename Acc, typename Index>
 void segment_softmax(const ParallelFor& parallel_for, const Segments<Index>& segments, const T* x,
                      int64_t width, T* y) {
-  normalize(parallel_for, Softmax<T, Index>{segments.rows, x, y, width}, segments, 8, y);
+  normalize(parallel_for, Softmax<T, Index>{segments.rows, x, y, width}, segments, 2, y);
 }
 
 template <typename T, typename Acc, typename Index>
 void segment_softmax_tangent(const ParallelFor& parallel_for, const Segments<Index>& segments,
                              const T* y, const T* t, int64_t width, T* out) {
-  normalize(parallel_for, Tangent<T, Index>{segments.rows, y, t, out, width}, segments, 4, out);
+  normalize(parallel_for, Tangent<T, Index>{segments.rows, y, t, out, width}, segments, 2, out);
 }
 
 #define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                    \

@@ -158,9 +158,6 @@ class TileWalk {
   // Where the next tile is on the scale of the costs.
   __device__ __forceinline__ int64_t place() const { return at_; }
 
-  // Where its group begins.
-  __device__ __forceinline__ int64_t place_of_group() const { return at_ - done_ / tile_rows_; }
-
   // The tiles of a block are those in an even part of all places or, if `whole`, of the groups that
   // begin there. Goes to the first.
   __device__ __forceinline__ void enter_part(bool whole) {

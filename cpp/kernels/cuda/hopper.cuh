@@ -14,14 +14,14 @@ namespace jax_gnn::cuda {
 // row r is found at u ^ r % 8 (CU_TENSOR_MAP_SWIZZLE_128B). Chunks are aligned to kChunkAlign.
 constexpr int kChunkBytes = 128, kChunkAlign = 1024;
 
-// Where the first chunk may begin in a block's dynamic memory.
-__device__ __forceinline__ unsigned char* first_chunk(unsigned char* dynamic) {
-  return reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(dynamic) + kChunkAlign - 1) /
-                                          kChunkAlign * kChunkAlign);
-}
-
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// Where the first chunk may begin in a block's dynamic memory. An offset, not a cast of an integer:
+// the compiler must see that the memory is shared, else it reads through generic addresses.
+__device__ __forceinline__ unsigned char* first_chunk(unsigned char* dynamic) {
+  return dynamic + (0u - shared_address(dynamic)) % kChunkAlign;
 }
 
 // --- Barriers in shared memory -------------------------------------------------------------------
@@ -83,15 +83,42 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Copies the box of a matrix that begins at (row, column) to shared memory.
-__device__ __forceinline__ void copy_box(const CUtensorMap& map, int column, int row, void* to,
-                                         Barrier& barrier) {
+// Copies the box of a matrix that begins at (row, column) to shared memory. A described matrix
+// whose rows are whole chunks has the chunk of a row as a coordinate of its own, so that one copy,
+// the cheaper the fewer there are, brings all of a tile's; else `chunk` is 0.
+__device__ __forceinline__ void copy_box(const CUtensorMap& map, int column, int row, int chunk,
+                                         void* to, Barrier& barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
-      "l"(&map), "r"(column), "r"(row), "r"(shared_address(&barrier))
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(to)),
+      "l"(&map), "r"(column), "r"(row), "r"(chunk), "r"(shared_address(&barrier))
       : "memory");
 }
+
+// Copies kRows rows and kChunks chunks of a matrix with `columns` columns, from `column` on, which
+// begins a chunk, to chunks in shared memory. What lies beyond the matrix comes as zeros.
+template <typename T, int kRows, int kChunks>
+class TileCopy {
+ public:
+  static constexpr int kBytes = kChunks * kRows * kChunkBytes;
+
+  __device__ __forceinline__ TileCopy(const CUtensorMap& map, int columns, int column)
+      : map_(map), column_(column), whole_(columns % kPerChunk == 0) {}
+  __device__ __forceinline__ void operator()(int row, unsigned char* to, Barrier& barrier) const {
+    if (whole_)
+      copy_box(map_, 0, row, column_ / kPerChunk, to, barrier);
+    else
+      for (int chunk = 0; chunk < kChunks; ++chunk)
+        copy_box(map_, column_ + chunk * kPerChunk, row, 0, to + chunk * kRows * kChunkBytes,
+                 barrier);
+  }
+
+ private:
+  static constexpr int kPerChunk = kChunkBytes / sizeof(T);
+  const CUtensorMap& map_;
+  const int column_;
+  const bool whole_;  // rows are whole chunks
+};
 
 // Copies from shared memory; addresses and `bytes` are multiples of 16. What was written by other
 // threads must have been made visible to the copy engine by them.
@@ -117,10 +144,10 @@ __device__ __forceinline__ void prefetch_to_l2(const void* from, unsigned bytes)
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
-// Describes a matrix whose rows are read in boxes of `box_rows` times 128 bytes.
+// Describes a matrix that is read in boxes of `box_rows` times `box_chunks` chunks.
 template <typename T>
 inline cudaError_t describe(const T* matrix, int64_t rows, int64_t columns, int box_rows,
-                            CUtensorMapDataType type, CUtensorMap& map) {
+                            int box_chunks, CUtensorMapDataType type, CUtensorMap& map) {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const Encode encode = [] {
     void* entry = nullptr;
@@ -132,13 +159,17 @@ inline cudaError_t describe(const T* matrix, int64_t rows, int64_t columns, int 
     return reinterpret_cast<Encode>(entry);
   }();
   if (encode == nullptr) return cudaErrorNotSupported;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t stride = static_cast<cuuint64_t>(columns) * sizeof(T);
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(kChunkBytes / sizeof(T)),
-                             static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[2] = {1, 1};
+  constexpr int64_t kPerChunk = kChunkBytes / sizeof(T);
+  const bool whole = columns % kPerChunk == 0;
+  const int64_t chunks = whole ? columns / kPerChunk : 1;
+  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(whole ? kPerChunk : columns),
+                               static_cast<cuuint64_t>(rows), static_cast<cuuint64_t>(chunks)};
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(columns) * sizeof(T), kChunkBytes};
+  const cuuint32_t box[3] = {static_cast<cuuint32_t>(kPerChunk), static_cast<cuuint32_t>(box_rows),
+                             static_cast<cuuint32_t>(whole ? box_chunks : 1)};
+  const cuuint32_t steps[3] = {1, 1, 1};
   const CUresult result =
-      encode(&map, type, 2, const_cast<T*>(matrix), sizes, &stride, box, steps,
+      encode(&map, type, 3, const_cast<T*>(matrix), sizes, strides, box, steps,
              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
@@ -156,14 +187,17 @@ __device__ __forceinline__ void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
-// Of a tile in chunks: rows of 128 bytes, permuted, groups of 8 rows 1024 bytes apart.
-__device__ __forceinline__ uint64_t matrix_descriptor(const void* tile) {
-  return (uint64_t{1} << 62) | (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 16) |
-         (shared_address(tile) >> 4 & 0x3fff);
+// Of a tile in chunks: rows of 128 bytes, permuted, groups of 8 rows 1024 bytes apart. Chunks of
+// the same rows are `chunk_bytes` apart; it matters only where rows are summed over.
+__device__ __forceinline__ uint64_t matrix_descriptor(const void* tile, int chunk_bytes = 16) {
+  return (uint64_t{1} << 62) | (uint64_t{1024 >> 4} << 32) |
+         (static_cast<uint64_t>(chunk_bytes >> 4) << 16) | (shared_address(tile) >> 4 & 0x3fff);
 }
 
-// sum (64, kColumns) = a (64, 32 bytes) b (32 bytes, kColumns), added to what is there if `adds`; a
-// in registers, b described. Of one warpgroup; T: float (taken as tf32), __half or __nv_bfloat16.
+// sum (64, kColumns) = a b, added to what is there if `adds`, by one warpgroup. T: float (taken as
+// tf32), __half or __nv_bfloat16. Either a (64, 32 bytes) is in registers and b (32 bytes,
+// kColumns) described as it lies transposed; or, of the half types, both are described as 16 rows
+// of a tile each: the product of one, transposed, with the other.
 template <typename T, int kColumns>
 struct Multiply;
 
@@ -174,50 +208,62 @@ struct Multiply;
 #define JAX_GNN_SUMS_32 JAX_GNN_SUMS_8(0), JAX_GNN_SUMS_8(8), JAX_GNN_SUMS_8(16), JAX_GNN_SUMS_8(24)
 #define JAX_GNN_SUMS_64 \
   JAX_GNN_SUMS_32, JAX_GNN_SUMS_8(32), JAX_GNN_SUMS_8(40), JAX_GNN_SUMS_8(48), JAX_GNN_SUMS_8(56)
-#define JAX_GNN_MULTIPLY_64(T, kind, last)                                                    \
-  template <>                                                                                 \
-  struct Multiply<T, 64> {                                                                    \
-    static __device__ __forceinline__ void add(float (&sum)[32], const unsigned (&a)[4],      \
-                                               uint64_t b, bool adds) {                       \
-      asm volatile(                                                                           \
-          "{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"                                      \
-          " wgmma.mma_async.sync.aligned.m64n64" kind                                         \
-          " "                                                                                 \
-          "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
-          "{%32, %33, %34, %35}, %36, p, 1, 1" last ";\n}"                                    \
-          : JAX_GNN_SUMS_32                                                                   \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds))); \
-    }                                                                                         \
+#define JAX_GNN_ADD_64(kind, last, left, left_text, ...)                                      \
+  static __device__ __forceinline__ void add(float (&sum)[32], left, uint64_t b, bool adds) { \
+    asm volatile(                                                                             \
+        "{\n .reg .pred p;\n setp.ne.b32 p, %32, 0;\n"                                        \
+        " wgmma.mma_async.sync.aligned.m64n64" kind                                           \
+        " "                                                                                   \
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "             \
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, "         \
+        "%31}, " left_text("34", "35", "36", "37") ", %33, p, 1, 1" last ";\n}"               \
+        : JAX_GNN_SUMS_32                                                                     \
+        : "r"(static_cast<int>(adds)), "l"(b), __VA_ARGS__);                                  \
   }
-#define JAX_GNN_MULTIPLY_128(T, kind, last)                                                   \
-  template <>                                                                                 \
-  struct Multiply<T, 128> {                                                                   \
-    static __device__ __forceinline__ void add(float (&sum)[64], const unsigned (&a)[4],      \
-                                               uint64_t b, bool adds) {                       \
-      asm volatile(                                                                           \
-          "{\n .reg .pred p;\n setp.ne.b32 p, %69, 0;\n"                                      \
-          " wgmma.mma_async.sync.aligned.m64n128" kind                                        \
-          " "                                                                                 \
-          "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "  \
-          "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
-          "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
-          "{%64, %65, %66, %67}, %68, p, 1, 1" last ";\n}"                                    \
-          : JAX_GNN_SUMS_64                                                                   \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds))); \
-    }                                                                                         \
+#define JAX_GNN_ADD_128(kind, last, left, left_text, ...)                                     \
+  static __device__ __forceinline__ void add(float (&sum)[64], left, uint64_t b, bool adds) { \
+    asm volatile(                                                                             \
+        "{\n .reg .pred p;\n setp.ne.b32 p, %64, 0;\n"                                        \
+        " wgmma.mma_async.sync.aligned.m64n128" kind                                          \
+        " "                                                                                   \
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "             \
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "    \
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "    \
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, "         \
+        "%63}, " left_text("66", "67", "68", "69") ", %65, p, 1, 1" last ";\n}"               \
+        : JAX_GNN_SUMS_64                                                                     \
+        : "r"(static_cast<int>(adds)), "l"(b), __VA_ARGS__);                                  \
+  }
+#define JAX_GNN_REGISTERS(a, b, c, d) "{%" a ", %" b ", %" c ", %" d "}"
+#define JAX_GNN_DESCRIPTOR(a, b, c, d) "%" a
+#define JAX_GNN_ADD_REGISTERS(columns, kind, last)                                        \
+  JAX_GNN_ADD_##columns(kind, last, const unsigned (&a)[4], JAX_GNN_REGISTERS, "r"(a[0]), \
+                        "r"(a[1]), "r"(a[2]), "r"(a[3]))
+#define JAX_GNN_MULTIPLY(columns)                                                                \
+  template <>                                                                                    \
+  struct Multiply<float, columns> {                                                              \
+    JAX_GNN_ADD_REGISTERS(columns, "k8.f32.tf32.tf32", "")                                       \
+  };                                                                                             \
+  template <>                                                                                    \
+  struct Multiply<__half, columns> {                                                             \
+    JAX_GNN_ADD_REGISTERS(columns, "k16.f32.f16.f16", ", 0")                                     \
+    JAX_GNN_ADD_##columns("k16.f32.f16.f16", ", 1, 1", uint64_t a, JAX_GNN_DESCRIPTOR, "l"(a))   \
+  };                                                                                             \
+  template <>                                                                                    \
+  struct Multiply<__nv_bfloat16, columns> {                                                      \
+    JAX_GNN_ADD_REGISTERS(columns, "k16.f32.bf16.bf16", ", 0")                                   \
+    JAX_GNN_ADD_##columns("k16.f32.bf16.bf16", ", 1, 1", uint64_t a, JAX_GNN_DESCRIPTOR, "l"(a)) \
   }
 
-JAX_GNN_MULTIPLY_64(float, "k8.f32.tf32.tf32", "");
-JAX_GNN_MULTIPLY_128(float, "k8.f32.tf32.tf32", "");
-JAX_GNN_MULTIPLY_64(__half, "k16.f32.f16.f16", ", 0");
-JAX_GNN_MULTIPLY_128(__half, "k16.f32.f16.f16", ", 0");
-JAX_GNN_MULTIPLY_64(__nv_bfloat16, "k16.f32.bf16.bf16", ", 0");
-JAX_GNN_MULTIPLY_128(__nv_bfloat16, "k16.f32.bf16.bf16", ", 0");
+JAX_GNN_MULTIPLY(64);
+JAX_GNN_MULTIPLY(128);
 
-#undef JAX_GNN_MULTIPLY_128
-#undef JAX_GNN_MULTIPLY_64
+#undef JAX_GNN_MULTIPLY
+#undef JAX_GNN_ADD_REGISTERS
+#undef JAX_GNN_DESCRIPTOR
+#undef JAX_GNN_REGISTERS
+#undef JAX_GNN_ADD_128
+#undef JAX_GNN_ADD_64
 #undef JAX_GNN_SUMS_64
 #undef JAX_GNN_SUMS_32
 #undef JAX_GNN_SUMS_8

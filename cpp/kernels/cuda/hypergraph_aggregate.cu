@@ -1,503 +1,155 @@
-// Row sums over a sparse 0/1 matrix, without atomics.
+// The two sums of a hypergraph aggregation, of nodes over hyperedges and of hyperedges over nodes:
+// two launches in one call, of which the second begins while the first ends. The sums of the
+// hyperedges stay in L2 between them where they fit.
 //
-// A team of lanes (a power of two, at most a warp) owns one row; each lane holds a few features and
-// walks the row's entries, several in flight at once. A row with more than a few entries would
-// leave other rows waiting for one team: the teams of its warp, or of its block, stride through it
-// together, and their sums are combined in a fixed order. How a row is walked depends on the
-// lengths of the rows in its warp, and the cut into blocks on shapes: the same bits on every run.
-//
-// Warp-wide instructions are reached only where the whole warp arrives (nothing returns early, and
-// the branches around them are uniform), so that they always name all 32 lanes.
-
-#include <algorithm>
-#include <limits>
-#include <type_traits>
+// Small hypergraphs go by rows (row_sums.cuh), where the second launch has found its rows when the
+// first ends. All others go by incidences: each sum deals them out evenly, whatever the lengths of
+// the rows (segment_reduce.cuh; the edge-split partition of HyperGef, section 4.1), and what is
+// open where a part ends is added up in shared memory (its section 4.3) before anything is written.
 
 #include "hypergraph_aggregate.h"
-#include "launch.cuh"
-#include "pack.cuh"
+#include "row_sums.cuh"
+#include "segment_reduce.cuh"
 
 namespace jax_gnn::cuda {
 namespace {
 
-constexpr int kMaxLanes = 16;         // of a team, where more features make more tiles
-constexpr int kUnroll = 4;            // words of features in flight in each lane
-constexpr unsigned kShortRow = 16;    // more entries than this are walked by the teams of a warp
-constexpr unsigned kLongRow = 32;     // more entries than this are walked by the whole block,
-constexpr int kSharedBatches = 4;     // or more than the teams of a warp take in this many batches
-constexpr int kMinThreads = 128;      // of a block
-constexpr int kTeamThreads = 256;     // at most, where each team owns a row
-constexpr int kMaxThreads = 512;      // at most, where the block owns one row
-constexpr int kMinBlocks = 2;         // resident with kMaxThreads; bounds the registers of a thread
-constexpr int64_t kFillBlocks = 128;  // about what it takes to give every multiprocessor work
+constexpr Index kNoRow = -1;
 
-template <typename T, typename Scale>
-struct Operand {
-  const T* features;   // (cols, width)
-  const Scale* scale;  // (cols,), null means ones
-};
+// The features of row cols[e] for entry e, times the scales of its column and of its row. Of teams
+// with as many lanes as entries, each lane loads the scales of one entry for all.
+template <typename In, typename Out, typename Acc_, int kVec_>
+struct ScaledMessage {
+  using T = Out;
+  using Acc = Acc_;
+  static constexpr int kVec = kVec_, kUnroll = 8, kMinBlocks = 2;
+  static constexpr bool kGathers = true, kDots = false;
+  const In* in;
+  const Index *rows, *cols;
+  const Acc *row_scale, *col_scale;
+  unsigned row_bytes, num_rows, num_cols;
+  int lanes;
 
-// How a launch divides rows and features.
-struct Cut {
-  int lane_bits;       // log2 of the lanes of a team
-  int rows_per_block;  // the number of teams, or 1: the block owns one row
-  int64_t tiles;       // of the features; a team covers one tile at a time
-};
+  // What can be read beside the ids.
+  __host__ __device__ const Acc* weights() const { return nullptr; }
 
-// The place of a thread in its block.
-struct Team {
-  __device__ explicit Team(const Cut& cut)
-      : lanes(1 << cut.lane_bits),
-        lane(threadIdx.x & (lanes - 1)),
-        index(threadIdx.x >> cut.lane_bits),
-        count(blockDim.x >> cut.lane_bits) {}
-  int lanes, lane, index, count;
-};
-
-template <typename Index>
-struct Row {
-  using Size = std::make_unsigned_t<Index>;
-  const Index* ids;
-  Size count;
-};
-
-template <typename Index>
-__device__ __forceinline__ Row<Index> load_row(const Csr<Index>& csr, int64_t row) {
-  const Index nnz = static_cast<Index>(csr.nnz);
-  const Index begin = min(max(__ldg(csr.indptr + row), Index(0)), nnz);
-  const Index end = min(max(__ldg(csr.indptr + row + 1), Index(0)), nnz);
-  return {csr.indices + begin, static_cast<typename Row<Index>::Size>(max(end, begin) - begin)};
-}
-
-// Brings a team's ids into L2 while the launch before is still at work.
-template <typename Index>
-__device__ __forceinline__ void prefetch_ids(const Row<Index>& row, const Team& team) {
-  constexpr int kSector = 32 / sizeof(Index);
-  const typename Row<Index>::Size first = team.lane * kSector;
-  if (first < row.count) asm volatile("prefetch.global.L2 [%0];" ::"l"(row.ids + first));
-}
-
-// The rows that a thread helps to walk, one after another: first the one that its team owns, unless
-// that is too long for a team; then those that the teams of its warp share; then those that the
-// teams of its block share. All threads of a warp take the same steps, and those of a block the
-// same last ones. One sequence, so that kernels have one copy of the code that walks: fetching cold
-// instructions is a good part of a small launch's time.
-template <typename Index>
-class Walk {
- public:
-  using Size = typename Row<Index>::Size;
-
-  // Called by the whole block. `marks` has one word a warp in shared memory; `batch` is the number
-  // of entries that a team takes at a time.
-  __device__ __forceinline__ Walk(const Csr<Index>& csr, const Cut& cut, const Team& team,
-                                  int batch, unsigned* marks)
-      : index(row_of_team(team.index)), lane_bits_(cut.lane_bits), marks_(marks) {
-    const bool owns = team.index < cut.rows_per_block && index < csr.rows;
-    own_ = owns ? load_row(csr, index) : Row<Index>{csr.indices, 0};
-    const unsigned teams_of_warp = 32 / team.lanes;
-    const Size long_row = max(kLongRow, kSharedBatches * batch * teams_of_warp);
-    const bool by_block = owns && (cut.rows_per_block == 1 || own_.count > long_row);
-    bool by_warp = owns && !by_block && own_.count > kShortRow;
-    of_warp_ = __ballot_sync(kWholeWarp, by_warp && team.lane == 0);
-    if (2 * __popc(of_warp_) > teams_of_warp) {  // each by itself is as fast: all are long
-      by_warp = false;
-      of_warp_ = 0;
-    }
-    stores = owns && !by_block && !by_warp;
-    row = {own_.ids, stores ? own_.count : 0};
-    prefetch_ids(own_, team);
-    const unsigned of_block = __ballot_sync(kWholeWarp, by_block && team.lane == 0);
-    if (threadIdx.x % 32 == 0) marks_[threadIdx.x / 32] = of_block;
-    next_warp_ = __syncthreads_or(by_block) ? 0 : blockDim.x / 32;
-  }
-
-  __device__ __forceinline__ bool next(const Csr<Index>& csr, const Team& team) {
-    if (of_warp_ != 0) {
-      const int owner = __ffs(of_warp_) - 1;
-      of_warp_ &= of_warp_ - 1;
-      row.ids = csr.indices + __shfl_sync(kWholeWarp, own_.ids - csr.indices, owner);
-      row.count = __shfl_sync(kWholeWarp, own_.count, owner);
-      index = row_of_team(static_cast<int>((threadIdx.x & ~31u) + owner) >> lane_bits_);
-      teams = 32 / team.lanes;
-    } else {
-      while (of_block_ == 0) {
-        if (next_warp_ == blockDim.x / 32) return false;
-        of_block_ = marks_[next_warp_++];
-      }
-      index = row_of_team(static_cast<int>(next_warp_ * 32 - 33 + __ffs(of_block_)) >> lane_bits_);
-      of_block_ &= of_block_ - 1;
-      row = load_row(csr, index);
-      teams = team.count;
-    }
-    stores = (team.index & (teams - 1)) == 0;
-    return true;
-  }
-
-  __device__ __forceinline__ bool by_block(const Team& team) const { return teams == team.count; }
-
-  Row<Index> row;
-  int64_t index;  // of the row
-  int teams = 1;  // that walk it
-  bool stores;    // the team is the first of those
-
- private:
-  // Neighbouring rows go to different blocks: long rows like to come together.
-  static __device__ __forceinline__ int64_t row_of_team(int team) {
-    return blockIdx.x + static_cast<int64_t>(team) * gridDim.x;
-  }
-
-  Row<Index> own_;
-  int lane_bits_;
-  unsigned* marks_;
-  unsigned of_warp_, of_block_ = 0;  // lanes whose rows are still to be walked
-  unsigned next_warp_;               // from which to take rows of the block
-};
-
-// kLoads words of kVec features that one lane holds of one tile, for each of kOperands. The words
-// lie a team's width apart, so that a team's load is contiguous.
-template <typename T, typename Scale, typename Index, int kVec, int kLoads, int kOperands>
-struct Sums {
-  using Size = typename Row<Index>::Size;
-  // The operands share the loads in flight, and with them the registers.
-  static constexpr int kBatch = kUnroll / kOperands;
-
-  Scale at[kOperands][kLoads][kVec] = {};
-
-  static __device__ __forceinline__ int tile_width(const Team& team) {
-    return team.lanes * kLoads * kVec;
-  }
-  static __device__ __forceinline__ int64_t first_column(const Team& team, int64_t tile) {
-    return tile * tile_width(team) + team.lane * kVec;
-  }
-
-  static __device__ __forceinline__ void load_ids(Index (&ids)[kBatch], const Row<Index>& row,
-                                                  Size first) {
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i)
-      ids[i] = load_or(first + i < row.count, row.ids + first + i, Index(-1));
-  }
-
-  // Adds the team's part of the row that is being walked: batches of kBatch entries, in turn with
-  // the other teams that walk it.
-  __device__ __forceinline__ void add(const Csr<Index>& csr, const Walk<Index>& walk,
-                                      const Operand<T, Scale> (&operands)[kOperands],
-                                      const Team& team, int64_t column, int64_t width) {
-    if (column >= width) return;
-    const Row<Index>& row = walk.row;
-    const Size first = (team.index & (walk.teams - 1)) * kBatch;
-    const Size stride = walk.teams * kBatch;
-    Index next[kBatch];
-    load_ids(next, row, first);
-    for (Size entry = first; entry < row.count; entry += stride) {
-      Index ids[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) ids[i] = next[i];
-      load_ids(next, row, entry + stride);  // arrives while this batch's features are on their way
-      Scale factors[kBatch][kOperands];
-      Word<T, kVec> words[kBatch][kOperands][kLoads];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const bool valid = static_cast<Size>(ids[i]) < static_cast<Size>(csr.cols);
-#pragma unroll
-        for (int k = 0; k < kOperands; ++k) {
-          const Operand<T, Scale>& operand = operands[k];
-          factors[i][k] =
-              load_or(valid && operand.scale, operand.scale + static_cast<Size>(ids[i]), Scale(1));
-          const T* features =
-              operand.features + column + static_cast<Size>(ids[i]) * static_cast<uint64_t>(width);
-#pragma unroll
-          for (int j = 0; j < kLoads; ++j) {
-            const int offset = j * team.lanes * kVec;
-            words[i][k][j] = {};
-            load_if(valid && (j == 0 || column + offset < width),
-                    reinterpret_cast<const Word<T, kVec>*>(features + offset), words[i][k][j]);
-          }
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i)
-#pragma unroll
-        for (int k = 0; k < kOperands; ++k)
-#pragma unroll
-          for (int j = 0; j < kLoads; ++j) add_word<T>(at[k][j], words[i][k][j], factors[i][k]);
-    }
-  }
-
-  // Called by the whole block after combine_teams_of_warp: writes every warp's sums to
-  // partial[operand][warp][feature of the tile] in shared memory.
-  __device__ __forceinline__ void put(const Team& team, Scale* partial) const {
-    const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
-    if (threadIdx.x % 32 < team.lanes) {
-#pragma unroll
-      for (int k = 0; k < kOperands; ++k)
-#pragma unroll
-        for (int j = 0; j < kLoads; ++j)
-#pragma unroll
-          for (int v = 0; v < kVec; ++v)
-            partial[(k * warps + warp) * tile_width(team) + (j * team.lanes + team.lane) * kVec +
-                    v] = at[k][j][v];
-    }
-    __syncthreads();
-  }
-
-  // Called by the whole warp: every team of it gets the sum over all of them.
-  __device__ __forceinline__ void combine_teams_of_warp(const Team& team) {
-#pragma unroll 1
-    for (int offset = team.lanes; offset < 32; offset *= 2)
-#pragma unroll
-      for (int k = 0; k < kOperands; ++k)
-#pragma unroll
-        for (int j = 0; j < kLoads; ++j)
-#pragma unroll
-          for (int v = 0; v < kVec; ++v)
-            at[k][j][v] += __shfl_xor_sync(kWholeWarp, at[k][j][v], offset);
-  }
-
-  // The caller has the first operand's sum of a row.
-  template <typename Out>
-  __device__ __forceinline__ void store_row(Out* out_row, Scale scale, const Team& team,
-                                            int64_t column, int64_t width) const {
-#pragma unroll
-    for (int j = 0; j < kLoads; ++j) {
-      const int64_t first = column + j * team.lanes * kVec;
-      if (first < width) store_scaled(out_row + first, at[0][j], scale);
-    }
-  }
-
-  static __device__ __forceinline__ Scale total(const Scale* partial, const Team& team, int operand,
-                                                int feature) {
-    const int warps = blockDim.x / 32;
-    Scale sum = 0;
-#pragma unroll 1
-    for (int warp = 0; warp < warps; ++warp)
-      sum += partial[(operand * warps + warp) * tile_width(team) + feature];
-    return sum;
-  }
-};
-
-// A row without entries is zero even where its scale is not finite, as 1 / degree is.
-template <typename Scale, typename Index>
-__device__ __forceinline__ Scale scale_of_row(const Scale* scale, const Row<Index>& row,
-                                              int64_t index) {
-  if (row.count == 0) return 0;
-  return scale ? __ldg(scale + index) : Scale(1);
-}
-
-template <typename In, typename Out, typename Scale, typename Index, int kVec, int kLoads>
-__global__ void __launch_bounds__(kMaxThreads, kMinBlocks)
-    gather_reduce_kernel(Csr<Index> csr, Operand<In, Scale> in, const Scale* row_scale, Out* out,
-                         int64_t width, Cut cut, bool reads_ahead) {
-  using LaneSums = Sums<In, Scale, Index, kVec, kLoads, 1>;
-  extern __shared__ __align__(16) unsigned char shared_bytes[];
-  __shared__ unsigned marks[kMaxThreads / 32];
-  Scale* partial = reinterpret_cast<Scale*>(shared_bytes);
-  const Operand<In, Scale> operands[1] = {in};
-  const Team team(cut);
-  allow_next_launch();
-  if (!reads_ahead) wait_for_previous_launch();
-  Walk<Index> walk(csr, cut, team, LaneSums::kBatch, marks);
-  if (reads_ahead) wait_for_previous_launch();
-
-  do {
-    const Scale scale = scale_of_row(row_scale, walk.row, walk.index);
-    Out* out_row = out + walk.index * width;
-    for (int64_t tile = blockIdx.y; tile < cut.tiles; tile += gridDim.y) {
-      const int64_t column = LaneSums::first_column(team, tile);
-      LaneSums sums;
-      sums.add(csr, walk, operands, team, column, width);
-      if (walk.teams > 1) sums.combine_teams_of_warp(team);
-      if (walk.by_block(team)) {
-        sums.put(team, partial);
-        const int64_t first = tile * LaneSums::tile_width(team);
-        for (int i = threadIdx.x; i < LaneSums::tile_width(team); i += blockDim.x)
-          if (first + i < width)
-            narrow(scale * LaneSums::total(partial, team, 0, i), out_row[first + i]);
-        __syncthreads();
-      } else if (walk.stores) {
-        sums.store_row(out_row, scale, team, column, width);
-      }
-    }
-  } while (walk.next(csr, team));
-}
-
-template <typename T, typename Scale, typename Index, int kVec, int kLoads>
-__global__ void __launch_bounds__(kMaxThreads, kMinBlocks)
-    gather_dot_kernel(Csr<Index> csr, Operand<T, Scale> x, Operand<T, Scale> y, Scale* out,
-                      int64_t width, Cut cut) {
-  using LaneSums = Sums<T, Scale, Index, kVec, kLoads, 2>;
-  extern __shared__ __align__(16) unsigned char shared_bytes[];
-  __shared__ unsigned marks[kMaxThreads / 32];
-  Scale* partial = reinterpret_cast<Scale*>(shared_bytes);
-  const Operand<T, Scale> operands[2] = {x, y};
-  const Team team(cut);
-  allow_next_launch();
-  wait_for_previous_launch();
-  Walk<Index> walk(csr, cut, team, LaneSums::kBatch, marks);
-
-  do {
-    const bool by_block = walk.by_block(team);
-    Scale dot = 0;
-    for (int64_t tile = 0; tile < cut.tiles; ++tile) {
-      const int64_t column = LaneSums::first_column(team, tile);
-      LaneSums sums;
-      sums.add(csr, walk, operands, team, column, width);
-      if (walk.teams > 1) sums.combine_teams_of_warp(team);
-      if (by_block) {  // the first warp finishes the row
-        sums.put(team, partial);
-        const int64_t first = tile * LaneSums::tile_width(team);
-        if (threadIdx.x < 32)
-          for (int i = threadIdx.x; i < LaneSums::tile_width(team) && first + i < width; i += 32)
-            dot += LaneSums::total(partial, team, 0, i) * LaneSums::total(partial, team, 1, i);
-        __syncthreads();
-      } else {
-#pragma unroll
-        for (int j = 0; j < kLoads; ++j)
-          if (column + j * team.lanes * kVec < width)
-#pragma unroll
-            for (int v = 0; v < kVec; ++v) dot += sums.at[0][j][v] * sums.at[1][j][v];
-      }
-    }
-    for (int offset = (by_block ? 32 : team.lanes) / 2; offset > 0; offset /= 2)
-      dot += __shfl_xor_sync(kWholeWarp, dot, offset);
-    if (by_block ? threadIdx.x == 0 : walk.stores && team.lane == 0) out[walk.index] = dot;
-  } while (walk.next(csr, team));
-}
-
-// How a kernel variant holds features: kLoads words of kVec features a lane.
-struct Holding {
-  int vec, loads, operands;
-  size_t feature_bytes, sum_bytes;
-};
-
-// From shapes alone, never from values. False: more rows than one grid can hold.
-template <typename Index>
-bool plan_launch(const Csr<Index>& csr, int64_t width, const Holding& holding, Plan* plan,
-                 Cut* cut) {
-  const bool splits_features = holding.operands == 1;  // a dot needs all features in one block
-  int lanes = 1;
-  while (lanes < (splits_features ? kMaxLanes : 32) && int64_t{lanes} * holding.vec < width)
-    lanes *= 2;
-  const auto tiles = [&] { return ceil_div(width, int64_t{lanes} * holding.vec * holding.loads); };
-  const auto blocks = [&](int64_t row_blocks) {
-    return splits_features ? row_blocks * tiles() : row_blocks;
+  struct Loaded {
+    Word<In, kVec> words[kUnroll];
+    Acc factors[kUnroll];
+    static constexpr unsigned valid = ~0u;  // zeros do no harm
   };
-
-  const int64_t average = csr.nnz / csr.rows;
-  if (average > kLongRow) {
-    // The block owns a row. Where that makes few blocks, narrower tiles make more of them; a team
-    // still takes whole 32-byte sectors.
-    while (splits_features && lanes * holding.vec * holding.feature_bytes > 32 &&
-           blocks(csr.rows) < kFillBlocks)
-      lanes /= 2;
-    cut->rows_per_block = 1;
-    plan->threads = kMinThreads;  // and as many as take the average row in about two batches
-    while (plan->threads < kMaxThreads &&
-           int64_t{plan->threads} / lanes * (2 * kUnroll / holding.operands) < average)
-      plan->threads *= 2;
-  } else {
-    plan->threads = kTeamThreads;
-    while (plan->threads > kMinThreads &&
-           blocks(ceil_div(csr.rows, plan->threads / lanes)) < kFillBlocks)
-      plan->threads /= 2;
-    cut->rows_per_block = plan->threads / lanes;
+  // Called by the whole warp.
+  __device__ __forceinline__ void load(const Ids<kUnroll, Acc>& ids, const Sizes& sizes, bool, bool,
+                                       const Column& column, Loaded& loaded) const {
+    const In* from = in + column.first;
+    bool all_valid = ids.full;
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) all_valid &= static_cast<unsigned>(ids.col[j]) < sizes.cols;
+    if (__all_sync(kWholeWarp, all_valid)) {
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j)
+        loaded.words[j] =
+            __ldg(reinterpret_cast<const Word<In, kVec>*>(row_at(from, ids.col[j], row_bytes)));
+    } else {
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j) {
+        loaded.words[j] = {};
+        load_if(static_cast<unsigned>(ids.col[j]) < sizes.cols,
+                reinterpret_cast<const Word<In, kVec>*>(row_at(from, ids.col[j], row_bytes)),
+                loaded.words[j]);
+      }
+    }
+    const auto factor_of = [&](Index row, Index col) {
+      return load_or(col_scale != nullptr && static_cast<unsigned>(col) < num_cols, col_scale + col,
+                     Acc(1)) *
+             load_or(row_scale != nullptr && static_cast<unsigned>(row) < num_rows, row_scale + row,
+                     Acc(1));
+    };
+    if (lanes < kUnroll) {
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j) loaded.factors[j] = factor_of(ids.row[j], ids.col[j]);
+      return;
+    }
+    const int place = threadIdx.x % kUnroll;
+    const int64_t entry = ids.first + place * ids.stride;
+    const Acc mine = factor_of(load_or(place < ids.count, rows + entry, kNoRow),
+                               load_or(place < ids.count, cols + entry, kNoRow));
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j)
+      loaded.factors[j] = __shfl_sync(kWholeWarp, mine, (threadIdx.x % 32 & ~(lanes - 1)) + j);
   }
+  __device__ __forceinline__ void value(const Loaded& loaded, int j, Acc (&x)[kVec]) const {
+    unpack<kVec, In>(loaded.words[j], x);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) x[i] *= loaded.factors[j];
+  }
+};
 
-  cut->lane_bits = 0;
-  while (1 << cut->lane_bits < lanes) ++cut->lane_bits;
-  cut->tiles = tiles();
-  const int64_t row_blocks = ceil_div(csr.rows, cut->rows_per_block);
-  if (row_blocks > kMaxGridX) return false;
-  plan->grid = dim3(static_cast<unsigned>(row_blocks),
-                    splits_features ? static_cast<unsigned>(std::min(tiles(), kMaxGridY)) : 1);
-  plan->shared = static_cast<size_t>(plan->threads / 32) * holding.operands * lanes * holding.vec *
-                 holding.loads * holding.sum_bytes;
-  return true;
-}
-
-// Ids and bounds are compared in the width of Index.
-template <typename Index>
-Csr<Index> clamp_sizes(const Csr<Index>& csr) {
-  constexpr int64_t kMaxIndex = std::numeric_limits<Index>::max();
-  Csr<Index> clamped = csr;
-  clamped.nnz = std::min(csr.nnz, kMaxIndex);
-  if (csr.cols > kMaxIndex) clamped.cols = static_cast<int64_t>(kMaxIndex) + (sizeof(Index) < 8);
-  return clamped;
-}
-
-template <int kVec, int kLoads, typename In, typename Out, typename Scale, typename Index>
-cudaError_t launch_reduce(cudaStream_t stream, Start start, const Csr<Index>& csr,
-                          Operand<In, Scale> in, const Scale* row_scale, Out* out, int64_t width) {
-  Plan plan;
-  Cut cut;
-  if (!plan_launch(csr, width, {kVec, kLoads, 1, sizeof(In), sizeof(Scale)}, &plan, &cut))
-    return cudaErrorInvalidConfiguration;
-  return launch(stream, plan, gather_reduce_kernel<In, Out, Scale, Index, kVec, kLoads>,
-                clamp_sizes(csr), in, row_scale, out, width, cut, start == Start::kReadsAhead);
-}
-
-template <int kVec, int kLoads, typename T, typename Scale, typename Index>
-cudaError_t launch_dot(cudaStream_t stream, const Csr<Index>& csr, Operand<T, Scale> x,
-                       Operand<T, Scale> y, Scale* out, int64_t width) {
-  Plan plan;
-  Cut cut;
-  if (!plan_launch(csr, width, {kVec, kLoads, 2, sizeof(T), sizeof(Scale)}, &plan, &cut))
-    return cudaErrorInvalidConfiguration;
-  return launch(stream, plan, gather_dot_kernel<T, Scale, Index, kVec, kLoads>, clamp_sizes(csr), x,
-                y, out, width, cut);
+template <typename In, typename Out, typename Acc>
+cudaError_t reduce(cudaStream_t stream, const Schedule& schedule,
+                   const Incidences<Index>& incidences, const In* in, const Acc* col_scale,
+                   const Acc* row_scale, int64_t width, Out* out, void* workspace) {
+  const Segments<Index> segments = {incidences.rows,  incidences.cols,     nullptr,
+                                    incidences.count, incidences.num_rows, incidences.num_cols,
+                                    incidences.count};
+  const Features features = {width, 1};
+  const auto with_vec = [&](auto vec) {
+    constexpr int kVec = decltype(vec)::value;
+    const ScaledMessage<In, Out, Acc, kVec> message = {in,
+                                                       incidences.rows,
+                                                       incidences.cols,
+                                                       row_scale,
+                                                       col_scale,
+                                                       row_bytes_of<In>(features),
+                                                       static_cast<unsigned>(incidences.num_rows),
+                                                       static_cast<unsigned>(incidences.num_cols),
+                                                       1 << lane_bits_of<kVec>(schedule, width)};
+    return launch_reduce<SumOp<Acc, kVec>>(stream, schedule, segments, message, features, out,
+                                           workspace);
+  };
+  constexpr int kWide = 16 / sizeof(In);
+  if (width % kWide == 0 && aligned(in, 16) && aligned(out, store_alignment<Out, kWide>))
+    return with_vec(std::integral_constant<int, kWide>{});
+  return with_vec(std::integral_constant<int, 1>{});
 }
 
 }  // namespace
 
-template <typename In, typename Out, typename Scale, typename Index>
-cudaError_t gather_reduce(cudaStream_t stream, Start start, const Csr<Index>& csr, const In* in,
-                          const Scale* col_scale, const Scale* row_scale, Out* out, int64_t width) {
-  if (csr.rows <= 0 || width <= 0) return cudaSuccess;
-  const Operand<In, Scale> operand = {in, col_scale};
-  constexpr int kWide = 16 / sizeof(In);
-  constexpr int kHalf = 8 / sizeof(In);
-  if (readable<kWide>(in, width) && aligned(out, store_alignment<Out, kWide>))
-    return launch_reduce<kWide, 1>(stream, start, csr, operand, row_scale, out, width);
-  if constexpr (kHalf > 1)
-    if (readable<kHalf>(in, width) && aligned(out, store_alignment<Out, kHalf>))
-      return launch_reduce<kHalf, 1>(stream, start, csr, operand, row_scale, out, width);
-  if (width <= 32) return launch_reduce<1, 1>(stream, start, csr, operand, row_scale, out, width);
-  constexpr int kLoads = sizeof(Scale) == 8 ? 2 : 4;  // as many as stay in registers
-  return launch_reduce<1, kLoads>(stream, start, csr, operand, row_scale, out, width);
+template <typename T, typename Acc>
+cudaError_t hypergraph_aggregate(cudaStream_t stream, const HypergraphSchedule& schedule,
+                                 const Incidences<Index>& to_hyperedges,
+                                 const Incidences<Index>& to_nodes, const T* x,
+                                 const HypergraphScales<Acc>& scales, int64_t width, T* y,
+                                 Acc* sums, void* workspace, void* next_workspace) {
+  if (to_nodes.num_rows <= 0 || width <= 0) return cudaSuccess;
+  if (!addressable<Acc>({width, 1})) return cudaErrorInvalidValue;
+  const Acc* ones = nullptr;
+  cudaError_t error = cudaSuccess;
+  if (schedule.by_rows) {
+    error = rows::gather_reduce(stream, rows::Start::kWaits, to_hyperedges.csr(), x, scales.node_in,
+                                scales.hyperedge, sums, width);
+    if (error != cudaSuccess) return error;
+    // Without hyperedges there was no launch ahead.
+    const auto start = to_hyperedges.num_rows > 0 ? rows::Start::kReadsAhead : rows::Start::kWaits;
+    return rows::gather_reduce(stream, start, to_nodes.csr(), static_cast<const Acc*>(sums), ones,
+                               scales.node_out, y, width);
+  }
+  if (to_hyperedges.num_rows > 0)
+    error = reduce(stream, schedule.to_hyperedges, to_hyperedges, x, scales.node_in, ones, width,
+                   sums, workspace);
+  if (error != cudaSuccess) return error;
+  return reduce(stream, schedule.to_nodes, to_nodes, static_cast<const Acc*>(sums),
+                scales.hyperedge, scales.node_out, width, y, next_workspace);
 }
 
-template <typename T, typename Scale, typename Index>
-cudaError_t gather_dot(cudaStream_t stream, const Csr<Index>& csr, const T* x, const Scale* x_scale,
-                       const T* y, const Scale* y_scale, Scale* out, int64_t width) {
-  if (csr.rows <= 0) return cudaSuccess;
-  const Operand<T, Scale> left = {x, x_scale};
-  const Operand<T, Scale> right = {y, y_scale};
-  // Narrower than the words and tiles of gather_reduce: two sums have to stay in registers.
-  constexpr int kWide = sizeof(T) == 8 ? 2 : 4;
-  if (readable<kWide>(x, width) && readable<kWide>(y, width))
-    return launch_dot<kWide, 1>(stream, csr, left, right, out, width);
-  if (width <= 32) return launch_dot<1, 1>(stream, csr, left, right, out, width);
-  return launch_dot<1, 2>(stream, csr, left, right, out, width);
-}
+#define JAX_GNN_INSTANTIATE(T, Acc)                                                                \
+  template cudaError_t hypergraph_aggregate(                                                       \
+      cudaStream_t, const HypergraphSchedule&, const Incidences<Index>&, const Incidences<Index>&, \
+      const T*, const HypergraphScales<Acc>&, int64_t, T*, Acc*, void*, void*);
 
-#define JAX_GNN_REDUCE(In, Out, Scale, Index)                                           \
-  template cudaError_t gather_reduce(cudaStream_t, Start, const Csr<Index>&, const In*, \
-                                     const Scale*, const Scale*, Out*, int64_t);
-#define JAX_GNN_DOT(T, Scale, Index)                                                       \
-  template cudaError_t gather_dot(cudaStream_t, const Csr<Index>&, const T*, const Scale*, \
-                                  const T*, const Scale*, Scale*, int64_t);
-#define JAX_GNN_INSTANTIATE(Index)                   \
-  JAX_GNN_REDUCE(float, float, float, Index)         \
-  JAX_GNN_REDUCE(double, double, double, Index)      \
-  JAX_GNN_REDUCE(__half, float, float, Index)        \
-  JAX_GNN_REDUCE(float, __half, float, Index)        \
-  JAX_GNN_REDUCE(__nv_bfloat16, float, float, Index) \
-  JAX_GNN_REDUCE(float, __nv_bfloat16, float, Index) \
-  JAX_GNN_DOT(float, float, Index)                   \
-  JAX_GNN_DOT(double, double, Index)                 \
-  JAX_GNN_DOT(__half, float, Index)                  \
-  JAX_GNN_DOT(__nv_bfloat16, float, Index)
-
-JAX_GNN_INSTANTIATE(int32_t)
-JAX_GNN_INSTANTIATE(int64_t)
+JAX_GNN_INSTANTIATE(float, float)
+JAX_GNN_INSTANTIATE(double, double)
+JAX_GNN_INSTANTIATE(__half, float)
+JAX_GNN_INSTANTIATE(__nv_bfloat16, float)
 
 }  // namespace jax_gnn::cuda

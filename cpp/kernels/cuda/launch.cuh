@@ -44,13 +44,6 @@ __host__ __device__ inline int64_t split(int64_t count, int64_t index, int64_t p
   return even * index + (index < rest ? index : rest);
 }
 
-// The part that has element `index`, below `count`.
-__host__ __device__ inline int64_t part_of(int64_t count, int64_t index, int64_t parts) {
-  const int64_t even = divide(count, parts), rest = count - even * parts;
-  const int64_t longer = rest * (even + 1);
-  return index < longer ? divide(index, even + 1) : rest + divide(index - longer, even);
-}
-
 inline bool aligned(const void* pointer, size_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
 }
@@ -81,6 +74,15 @@ inline int compute_capability() {
       cudaGetDevice(&device) == cudaSuccess &&
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;
   return found ? major : 0;
+}
+
+// Bytes that a block may have at most.
+inline int most_shared_memory() {
+  int device = 0, bytes = 0;
+  const bool found = cudaGetDevice(&device) == cudaSuccess &&
+                     cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                            device) == cudaSuccess;
+  return found ? bytes : 0;
 }
 
 // What the host decides about a launch.

@@ -68,6 +68,26 @@ __device__ __forceinline__ T load_or(bool valid, const T* from, T otherwise) {
   return otherwise;
 }
 
+// Entries [at, at + kSize) of an array in 16-byte words.
+template <int kSize, typename T>
+__device__ __forceinline__ void load_words(const T* at, T* to) {
+  constexpr int kWords = kSize * sizeof(T) / 16;
+  uint4 words[kWords];
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) words[i] = __ldg(reinterpret_cast<const uint4*>(at) + i);
+  memcpy(to, words, sizeof(words));
+}
+
+// The lane's place in a row, from its place in row 0. One instruction: rows have less than 4 GB.
+template <typename T>
+__device__ __forceinline__ T* row_at(T* from, int32_t row, unsigned row_bytes) {
+  uint64_t at;
+  asm("mad.wide.u32 %0, %1, %2, %3;"
+      : "=l"(at)
+      : "r"(row), "r"(row_bytes), "l"(reinterpret_cast<uint64_t>(from)));
+  return reinterpret_cast<T*>(at);
+}
+
 __device__ __forceinline__ float widen(float value) { return value; }
 __device__ __forceinline__ double widen(double value) { return value; }
 __device__ __forceinline__ int32_t widen(int32_t value) { return value; }

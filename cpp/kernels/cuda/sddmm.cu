@@ -1,16 +1,15 @@
 // Dot products of pairs of gathered rows.
 //
-// A team of lanes (a power of two, at most a warp) takes one head of a few consecutive entries at a
-// time, all their words in flight at once. Consecutive entries share a row of `a`: it is loaded
-// where the row changes. The teams of a block lie side by side in the heads, then in the entries;
-// the cut into blocks comes from shapes alone.
-//
-// Warp-wide instructions are reached only where the whole warp arrives: the loops around them have
-// the same number of steps in all threads of a block, and what is out of range is not loaded.
+// Every warp takes an even, contiguous range of entries and walks it in steps. A team of lanes (a
+// power of two, at most a warp) holds one head of kEntries entries in a step, all their words in
+// flight at once, and adds up the lanes' shares for all of them together (see add_over_lanes). The
+// teams of a warp lie side by side in the heads, then in the entries. The cut comes from shapes
+// alone.
 
 #include <algorithm>
 #include <type_traits>
 
+#include "lane_sums.cuh"
 #include "launch.cuh"
 #include "pack.cuh"
 #include "sddmm.h"
@@ -18,36 +17,20 @@
 namespace jax_gnn::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int64_t kMaxBlocks = 4096;  // more entries make longer loops
+using Index = int32_t;
+constexpr int kThreads = 128;
+constexpr int64_t kMaxBlocks = 528;  // four for each multiprocessor of an H200
+
 // Entries in flight in each lane. Select has twice the operands.
 template <bool kSelect>
-constexpr int kBatch = kSelect ? 2 : 4;
+constexpr int kEntries = kSelect ? 4 : 8;
 
-// How the threads of a block are divided.
+// How warps are divided.
 struct Cut {
-  int lane_bits;  // log2 of the lanes of a team
-  int heads;      // that teams hold side by side
-  int slots;      // groups of so many teams, each with entries of its own
-};
-
-// What one of the ids of an entry points into: `ids` may be null, entry e then has id e.
-template <typename Index>
-struct Ids {
-  const Index* ids;
-  std::make_unsigned_t<Index> bound;
-  int64_t size;
-
-  Ids(const Index* ids, int64_t size) : ids(ids), bound(id_bound<Index>(size)), size(size) {}
-
-  __device__ __forceinline__ Index load(bool valid, int64_t entry) const {
-    return load_or(valid && ids, ids + entry, Index(-1));
-  }
-  // The id of an entry whose load has arrived, -1 for padding.
-  __device__ __forceinline__ int64_t get(Index loaded, int64_t entry) const {
-    if (ids) return is_id(loaded, bound) ? static_cast<int64_t>(loaded) : -1;
-    return entry < size ? entry : -1;
-  }
+  int lane_bits;     // log2 of the lanes of a team
+  int head_bits;     // log2 of the heads that teams hold side by side
+  bool aligned;      // ids can be read in long words
+  int64_t per_warp;  // entries, a multiple of a step's
 };
 
 // The arrays that one side of the entries is gathered from: `values` are multiplied, `keys` say
@@ -58,11 +41,18 @@ struct Side {
   const T* keys;
 };
 
-template <typename Acc, typename Index>
-struct Weights {
-  const Acc* at;  // (size, heads), null means ones
-  Ids<Index> ids;
-  bool on_row;  // see Select
+// As row_at, in plain C++: the compiler then issues the loads of a step earlier, 3 %.
+template <typename T>
+__device__ __forceinline__ T* plain_row_at(T* from, Index row, unsigned row_bytes) {
+  return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(from) +
+                              static_cast<uint64_t>(static_cast<unsigned>(row)) * row_bytes);
+}
+
+// Ids of a step. Those that are not there are padding.
+template <int kSize>
+struct Ids {
+  bool full;  // the whole warp has all its entries, and arrays can be read in long words
+  Index row[kSize], col[kSize], order[kSize];
 };
 
 // sum += <a, b>, only where weight * p == q.
@@ -79,131 +69,169 @@ __device__ __forceinline__ void add_matching(Acc& sum, Word<T, kVec> a, Word<T, 
     if (matches(weight, scaled[i], other[i])) sum += widen(left[i]) * widen(right[i]);
 }
 
-template <bool kSelect, int kVec, typename T, typename Acc, typename Index>
-__global__ void __launch_bounds__(kThreads)
-    sddmm_kernel(Ids<Index> rows, Ids<Index> cols, int64_t count, Side<T> row_side,
-                 Side<T> col_side, Weights<Acc, Index> weights, Features features, Cut cut,
-                 Acc* out) {
+template <bool kSelect, int kVec, typename T, typename Acc>
+__global__ void __launch_bounds__(kThreads, 4)
+    sddmm_kernel(Segments<Index> segments, Side<T> row_side, Side<T> col_side, const Acc* weights,
+                 bool weight_on_row, Features features, Cut cut, Acc* out) {
   using W = Word<T, kVec>;
-  constexpr int kEntries = kBatch<kSelect>;
-  constexpr int kArrays = kSelect ? 2 : 1;
+  constexpr int kSize = kEntries<kSelect>;
   const int lanes = 1 << cut.lane_bits, lane = threadIdx.x & (lanes - 1);
-  const int team = threadIdx.x >> cut.lane_bits, slot = team / cut.heads;
+  const int heads = 1 << cut.head_bits;
+  const int team = (threadIdx.x % 32) >> cut.lane_bits, slot = team >> cut.head_bits;
+  const int step = kSize * (32 >> (cut.lane_bits + cut.head_bits));
+  const int64_t warp = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32;
+  const int64_t begin = min(warp * cut.per_warp, segments.count);
+  const int64_t end = min(begin + cut.per_warp, segments.count);
   const int64_t depth = features.width / features.heads;
-  const int64_t begin = split(count, blockIdx.x, gridDim.x);
-  const int64_t end = split(count, blockIdx.x + 1, gridDim.x);
-  const int64_t stride = static_cast<int64_t>(cut.slots) * kEntries;
-  const bool weighted = kSelect && weights.at;
+  const unsigned row_bytes = static_cast<unsigned>(features.width * sizeof(T));
+  const auto cut_size = [](int64_t size) {
+    return static_cast<unsigned>(min(size, int64_t{0x7fffffff}));
+  };
+  const unsigned num_rows = cut_size(segments.num_rows), num_cols = cut_size(segments.num_cols);
+  const unsigned num_weights = cut_size(segments.num_weights);
+  const bool ordered = segments.order != nullptr;
   allow_next_launch();
   wait_for_previous_launch();
 
-  for (int64_t first_head = 0; first_head < features.heads; first_head += cut.heads) {
-    const int64_t head = first_head + team % cut.heads;
-    const bool active = slot < cut.slots && head < features.heads;
-    Index next_rows[kEntries], next_cols[kEntries], next_weights[kEntries];
-    const auto load_ids = [&](int64_t first) {
+  const auto load_step = [&](int64_t base, Ids<kSize>& ids) {
+    const int64_t first = base + slot * kSize;
+    ids.full = cut.aligned && base + step <= end;
+    const auto load = [&](const Index* from, Index* to) {
+      if (ids.full)
+        load_words<kSize>(from + first, to);
+      else
 #pragma unroll
-      for (int i = 0; i < kEntries; ++i) {
-        const bool valid = active && first + i < end;
-        next_rows[i] = rows.load(valid, first + i);
-        next_cols[i] = cols.load(valid, first + i);
-        if (kSelect) next_weights[i] = weights.ids.load(valid && weighted, first + i);
-      }
+        for (int j = 0; j < kSize; ++j) to[j] = load_or(first + j < end, from + first + j, -1);
     };
-    load_ids(begin + slot * kEntries);
-    for (int64_t base = begin; base < end; base += stride) {
-      const int64_t first = base + slot * kEntries;
-      int64_t row[kEntries], col[kEntries];
-      Acc weight[kEntries];
-      bool valid[kEntries];
+    load(segments.rows, ids.row);
+    if (segments.cols != nullptr)
+      load(segments.cols, ids.col);
+    else
 #pragma unroll
-      for (int i = 0; i < kEntries; ++i) {
-        row[i] = rows.get(next_rows[i], first + i);
-        col[i] = cols.get(next_cols[i], first + i);
-        valid[i] = active && first + i < end && row[i] >= 0 && col[i] >= 0;
-        weight[i] = 1;
-        if (weighted) {
-          const int64_t id = weights.ids.get(next_weights[i], first + i);
-          valid[i] = valid[i] && id >= 0;
-          weight[i] = load_or(valid[i], weights.at + id * features.heads + head, Acc(1));
-        }
-      }
-      load_ids(first + stride);  // arrives while this batch's features are on their way
+      for (int j = 0; j < kSize; ++j) ids.col[j] = static_cast<Index>(first + j);
+    if (kSelect && ordered) load(segments.order, ids.order);
+  };
 
-      Acc sum[kEntries] = {};
+  for (int64_t base_head = int64_t{blockIdx.y} << cut.head_bits; base_head < features.heads;
+       base_head += int64_t{gridDim.y} << cut.head_bits) {
+    const int64_t head = base_head + (team & (heads - 1));
+    const bool active = head < features.heads;
+    Ids<kSize> coming;
+    load_step(begin, coming);
+    for (int64_t base = begin; base < end; base += step) {
+      const Ids<kSize> ids = coming;
+      const int64_t first = base + slot * kSize;
+      unsigned valid = 0;  // bit j: entry j is not padding
+      Acc weight[kSize];
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) {
+        bool is_valid = active && static_cast<unsigned>(ids.row[j]) < num_rows &&
+                        static_cast<unsigned>(ids.col[j]) < num_cols;
+        if constexpr (kSelect) {
+          const int64_t at = ordered ? int64_t{ids.order[j]} : first + j;
+          if (weights != nullptr) is_valid &= static_cast<uint64_t>(at) < num_weights;
+          weight[j] =
+              load_or(is_valid && weights != nullptr, weights + at * features.heads + head, Acc(1));
+        }
+        valid |= static_cast<unsigned>(is_valid) << j;
+      }
+      constexpr unsigned kAll = (1u << kSize) - 1;
+      const bool all_valid = !kSelect && __all_sync(kWholeWarp, valid == kAll);
+      if (base + step < end) load_step(base + step, coming);  // arrives while the features do
+
+      Acc sum[kSize] = {};
       for (int64_t feature = lane * kVec; feature < depth; feature += lanes * kVec) {
         const int64_t column = head * depth + feature;
-        W left[kArrays][kEntries] = {}, right[kArrays][kEntries] = {};
+        W left[kSize], right[kSize];
+        if (all_valid) {
+          const auto load = [&](const T* from, Index row) {
+            return __ldg(reinterpret_cast<const W*>(plain_row_at(from + column, row, row_bytes)));
+          };
 #pragma unroll
-        for (int k = 0; k < kArrays; ++k) {
-          const T* from_row = (k == 0 ? row_side.values : row_side.keys) + column;
-          const T* from_col = (k == 0 ? col_side.values : col_side.keys) + column;
+          for (int j = 0; j < kSize; ++j) right[j] = load(col_side.values, ids.col[j]);
+          constexpr int kHalf = kSize / 2;  // rows are mostly the same, and soon there
 #pragma unroll
-          for (int i = 0; i < kEntries; ++i) {
-            const bool fresh = valid[i] && (i == 0 || row[i] != row[i - 1] || !valid[i - 1]);
-            load_if(fresh, reinterpret_cast<const W*>(from_row + row[i] * features.width),
-                    left[k][i]);
-            load_if(valid[i], reinterpret_cast<const W*>(from_col + col[i] * features.width),
-                    right[k][i]);
+          for (int half = 0; half < kSize; half += kHalf) {
+#pragma unroll
+            for (int j = half; j < half + kHalf; ++j) left[j] = load(row_side.values, ids.row[j]);
+#pragma unroll
+            for (int j = half; j < half + kHalf; ++j) add_dot<T, kVec>(sum[j], left[j], right[j]);
           }
+          continue;
         }
+        const auto load = [&](const T* from, Index row, int j, W& word) {
+          word = {};
+          load_if(valid >> j & 1,
+                  reinterpret_cast<const W*>(plain_row_at(from + column, row, row_bytes)), word);
+        };
 #pragma unroll
-        for (int i = 0; i < kEntries; ++i) {
-          if (i > 0 && valid[i] && row[i] == row[i - 1] && valid[i - 1])
+        for (int j = 0; j < kSize; ++j) {
+          load(col_side.values, ids.col[j], j, right[j]);
+          load(row_side.values, ids.row[j], j, left[j]);
+        }
+        // Padding was not loaded: zeros match, and add zero.
+        if constexpr (kSelect) {
+          W row_keys[kSize], col_keys[kSize];
 #pragma unroll
-            for (int k = 0; k < kArrays; ++k) left[k][i] = left[k][i - 1];
-          if constexpr (kSelect) {
-            const W p = weights.on_row ? left[1][i] : right[1][i];
-            const W q = weights.on_row ? right[1][i] : left[1][i];
-            // Padding was not loaded: zeros match, and add zero.
-            add_matching<T, kVec>(sum[i], left[0][i], right[0][i], weight[i], p, q);
-          } else {
-            add_dot<T, kVec>(sum[i], left[0][i], right[0][i]);
+          for (int j = 0; j < kSize; ++j) {
+            load(col_side.keys, ids.col[j], j, col_keys[j]);
+            load(row_side.keys, ids.row[j], j, row_keys[j]);
           }
+#pragma unroll
+          for (int j = 0; j < kSize; ++j) {
+            const W p = weight_on_row ? row_keys[j] : col_keys[j];
+            const W q = weight_on_row ? col_keys[j] : row_keys[j];
+            add_matching<T, kVec>(sum[j], left[j], right[j], weight[j], p, q);
+          }
+        } else {
+#pragma unroll
+          for (int j = 0; j < kSize; ++j) add_dot<T, kVec>(sum[j], left[j], right[j]);
         }
       }
-#pragma unroll 1
-      for (int offset = lanes / 2; offset > 0; offset /= 2)
+      __syncwarp();
+      const Held held = add_over_lanes(sum, cut.lane_bits);
 #pragma unroll
-        for (int i = 0; i < kEntries; ++i) sum[i] += __shfl_xor_sync(kWholeWarp, sum[i], offset);
-#pragma unroll
-      for (int i = 0; i < kEntries; ++i)
-        if (active && lane == 0 && first + i < end)
-          out[(first + i) * features.heads + head] = sum[i];
+      for (int j = 0; j < kSize; ++j) {
+        if (j == held.count) break;
+        const int64_t entry = first + held.first + j;
+        if (!held.writes || !active || entry >= end) continue;
+        const int64_t to = !kSelect && ordered ? int64_t{segments.order[entry]} : entry;
+        if (kSelect || !ordered || static_cast<uint64_t>(to) < num_weights)
+          out[to * features.heads + head] = sum[j];
+      }
     }
   }
 }
 
-template <bool kSelect, int kVec, typename T, typename Acc, typename Index>
+template <bool kSelect, int kVec, typename T, typename Acc>
 cudaError_t launch_sddmm(cudaStream_t stream, const Segments<Index>& segments, Side<T> row_side,
-                         Side<T> col_side, const Weights<Acc, Index>& weights, Features features,
-                         Acc* out) {
+                         Side<T> col_side, const Acc* weights, bool weight_on_row,
+                         Features features, Acc* out) {
   const int64_t words = features.width / features.heads / kVec;
   Cut cut = {};
   while (cut.lane_bits < 5 && (int64_t{1} << cut.lane_bits) < words) ++cut.lane_bits;
-  const int teams = kThreads >> cut.lane_bits;
-  cut.heads = static_cast<int>(std::min<int64_t>(features.heads, teams));
-  cut.slots = teams / cut.heads;
-  const int64_t step = int64_t{cut.slots} * kBatch<kSelect>;
-  const int64_t blocks = std::min(ceil_div(segments.count, step), kMaxBlocks);
-  return launch(stream, {dim3(static_cast<unsigned>(blocks)), kThreads, 0},
-                sddmm_kernel<kSelect, kVec, T, Acc, Index>,
-                Ids<Index>(segments.rows, segments.num_rows),
-                Ids<Index>(segments.cols, segments.num_cols), segments.count, row_side, col_side,
-                weights, features, cut, out);
+  while (cut.lane_bits + cut.head_bits < 5 && (int64_t{1} << cut.head_bits) < features.heads)
+    ++cut.head_bits;
+  const int64_t step = kEntries<kSelect> * (32 >> (cut.lane_bits + cut.head_bits));
+  cut.per_warp = ceil_div(ceil_div(segments.count, kMaxBlocks * (kThreads / 32)), step) * step;
+  cut.aligned =
+      aligned(segments.rows, 16) && aligned(segments.cols, 16) && aligned(segments.order, 16);
+  const int64_t blocks = ceil_div(segments.count, cut.per_warp * (kThreads / 32));
+  const int64_t heads = ceil_div(features.heads, int64_t{1} << cut.head_bits);
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(std::min(heads, kMaxGridY)));
+  return launch(stream, {grid, kThreads, 0}, sddmm_kernel<kSelect, kVec, T, Acc>, segments,
+                row_side, col_side, weights, weight_on_row, features, cut, out);
 }
 
 }  // namespace
 
-template <typename T, typename Acc, typename Index>
+template <typename T, typename Acc>
 cudaError_t sddmm(cudaStream_t stream, const Segments<Index>& segments, const T* a, const T* b,
                   const Select<T, Acc>* select, Features features, Acc* out) {
   if (segments.count <= 0 || features.heads <= 0) return cudaSuccess;
+  if (features.width > static_cast<int64_t>(0xffffffffu / sizeof(T))) return cudaErrorInvalidValue;
   const Side<T> row_side = {a, select ? select->row_key : a};
   const Side<T> col_side = {b, select ? select->col_key : b};
-  const Weights<Acc, Index> weights = {select ? select->weight : nullptr,
-                                       Ids<Index>(segments.order, segments.num_weights),
-                                       select && select->weight_on_row};
   const int64_t depth = features.width / features.heads;
   const auto fits = [&](auto vec) {
     constexpr int kVec = decltype(vec)::value;
@@ -212,10 +240,12 @@ cudaError_t sddmm(cudaStream_t stream, const Segments<Index>& segments, const T*
   };
   const auto go = [&](auto vec) {
     constexpr int kVec = decltype(vec)::value;
-    return select ? launch_sddmm<true, kVec>(stream, segments, row_side, col_side, weights,
-                                             features, out)
-                  : launch_sddmm<false, kVec>(stream, segments, row_side, col_side, weights,
-                                              features, out);
+    const auto launch = [&](auto selects) {
+      return launch_sddmm<decltype(selects)::value, kVec>(
+          stream, segments, row_side, col_side, select ? select->weight : nullptr,
+          select && select->weight_on_row, features, out);
+    };
+    return select ? launch(std::true_type()) : launch(std::false_type());
   };
   constexpr std::integral_constant<int, 16 / sizeof(T)> kWide;
   constexpr std::integral_constant<int, 8 / sizeof(T)> kHalf;
@@ -224,15 +254,12 @@ cudaError_t sddmm(cudaStream_t stream, const Segments<Index>& segments, const T*
   return go(std::integral_constant<int, 1>());
 }
 
-#define JAX_GNN_SDDMM(T, Acc, Index)                                                   \
+#define JAX_GNN_INSTANTIATE(T, Acc)                                                    \
   template cudaError_t sddmm(cudaStream_t, const Segments<Index>&, const T*, const T*, \
                              const Select<T, Acc>*, Features, Acc*);
-#define JAX_GNN_INSTANTIATE(Index)     \
-  JAX_GNN_SDDMM(float, float, Index)   \
-  JAX_GNN_SDDMM(double, double, Index) \
-  JAX_GNN_SDDMM(__half, float, Index)  \
-  JAX_GNN_SDDMM(__nv_bfloat16, float, Index)
-
-JAX_GNN_INSTANTIATE(int32_t)
+JAX_GNN_INSTANTIATE(float, float)
+JAX_GNN_INSTANTIATE(double, double)
+JAX_GNN_INSTANTIATE(__half, float)
+JAX_GNN_INSTANTIATE(__nv_bfloat16, float)
 
 }  // namespace jax_gnn::cuda

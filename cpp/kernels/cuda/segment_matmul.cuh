@@ -183,7 +183,9 @@ __device__ __forceinline__ void store_pair(Out* out, bool both, bool together, f
     Pack<Out, 2> pack;
     narrow(one, pack.at[0]);
     narrow(two, pack.at[1]);
-    *reinterpret_cast<Pack<Out, 2>*>(out) = pack;
+    Word<Out, 2> bits;  // else the compiler stores half types to shared memory one by one
+    memcpy(&bits, &pack, sizeof(bits));
+    *reinterpret_cast<Word<Out, 2>*>(out) = bits;
   } else {
     narrow(one, out[0]);
     if (both) narrow(two, out[1]);
@@ -220,6 +222,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   if (threadIdx.x >= 128 * Shape::kWarpgroups) {  // loads
     Walk walk(groups, Shape::kRows, index);
     Share share(index.total, chunk);
+    const TileCopy<T, Shape::kRows, Shape::kChunks> copy(rows, k, 0);
     const int64_t weight_bytes = int64_t{k} * n * sizeof(T);
     const bool prefetches = weight_bytes % 16 == 0 && weight_bytes < 1 << 20;
     int64_t begin, end;
@@ -237,11 +240,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
           filled[at.stage].arrive();
           continue;
         }
-        filled[at.stage].arrive_expecting(Shape::kStageBytes);
-        for (int part = 0; part < Shape::kChunks; ++part)
-          copy_box(rows, part * (kChunkBytes / static_cast<int>(sizeof(T))), tile.row,
-                   ring + at.stage * Shape::kStageBytes + part * Shape::kRows * kChunkBytes,
-                   filled[at.stage]);
+        filled[at.stage].arrive_expecting(copy.kBytes);
+        copy(tile.row, ring + at.stage * Shape::kStageBytes, filled[at.stage]);
         if (prefetches && (tile.first || first))
           prefetch_to_l2(reinterpret_cast<const char*>(product.rhs) + weight.index * weight_bytes,
                          static_cast<unsigned>(weight_bytes));
@@ -432,8 +432,8 @@ cudaError_t launch_hopper(cudaStream_t stream, const MatmulSchedule& schedule, c
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
   if (allowed != cudaSuccess) return allowed;
   CUtensorMap rows;
-  const cudaError_t error =
-      describe(product.lhs, groups.num_rows, product.k, Shape::kRows, kMapType<T>, rows);
+  const cudaError_t error = describe(product.lhs, groups.num_rows, product.k, Shape::kRows,
+                                     Shape::kChunks, kMapType<T>, rows);
   if (error != cudaSuccess) return error;
   const dim3 grid(num_blocks(schedule, groups, Shape::kRows, Shape::kBlocks),
                   static_cast<unsigned>(ceil_div(product.n, Shape::kColumns)));

@@ -12,11 +12,12 @@
 namespace jax_gnn::cuda {
 namespace {
 
-// What blocks leave for the second launch: a part of the group that was open at their begin, and
-// one of the group that is open at their end. A block in the midst of a group leaves a tail alone.
+// What blocks leave for the second launch: a part (head) of the group that was open at their begin,
+// where it ends, and one (tail) of the group that is open at their end. A block in the midst of a
+// group leaves a tail alone.
 struct OuterRecord {
-  int head_group;  // -1: none; it ends in this block
-  int first;       // the block where that group begins
+  int head_group;  // -1: no head
+  int has_tail;
 };
 
 // (parts, k, n) accumulators for heads, as many for tails, then the records.
@@ -85,10 +86,20 @@ __device__ __forceinline__ void write_sum(const OuterProduct<T, Out>& product, i
   write([=](int64_t at, const auto& run) { store_run(part + at, run); });
 }
 
-// --- Hopper and later ----------------------------------------------------------------------------
+// --- Hopper and later, with 227 KB of shared memory ----------------------------------------------
 
-// kTile by kTile of a result, by warps of 32 by kColumns each, over which the rows of a tile are
-// dealt in kParts. A stage holds kRows rows of both sides.
+// Stages of a ring of tiles in shared memory, `kOther` bytes of which are taken, of a block of
+// kBlocks on a multiprocessor. Memory's latency times its bandwidth is 40 KB a multiprocessor.
+template <int kBlocks, int kStageBytes, int kOther>
+struct OuterRing {
+  static constexpr int kMost = 228 * 1024 / kBlocks - 6 * 1024;  // beside static memory
+  static constexpr int kStages = std::min(8, (kMost - kChunkAlign - kOther) / kStageBytes);
+  static constexpr int kSharedBytes = kStages * kStageBytes + kChunkAlign + kOther;
+  static_assert(kStages >= 2 && kBlocks * kStages * kStageBytes >= 96 * 1024);
+};
+
+// kTile by kTile of a result, by warps of 32 by kColumns each, over which the rows of a tile
+// are dealt in kParts. A stage holds kRows rows of both sides.
 template <typename T, int kTile_>
 struct OuterTile {
   static constexpr int kTile = kTile_;
@@ -99,14 +110,13 @@ struct OuterTile {
   static constexpr int kThreads = 32 * kWarps + 32;
   static constexpr int kChunks = (kTile * static_cast<int>(sizeof(T)) + kChunkBytes - 1) /
                                  kChunkBytes;  // of a row of one side
-  static constexpr int kRows = std::min(128, 128 / kChunks);
+  static constexpr int kRows = (kTile == 128 ? 256 : 128) / kChunks;
   static constexpr int kStageBytes = 2 * kChunks * kRows * kChunkBytes;
   static constexpr int kStepRows = 32 / sizeof(T);  // of a matrix instruction
-  static constexpr int kBlocks = kTile == 128 ? 1 : 3;
-  static constexpr int kStages =
-      (220 / kBlocks * 1024 - 2048 - (kParts - 1) * kTile * kTile * 4) / kStageBytes;
-  static constexpr int kReduceBytes = kParts > 1 ? kTile * kTile * 4 : 0;
-  static constexpr int kSharedBytes = kStages * kStageBytes + kChunkAlign + kReduceBytes;
+  static constexpr int kBlocks = kTile == 128 ? 1 : 2;
+  static constexpr int kReduceRounds = 2;  // to add up the parts takes memory for a half of them
+  static constexpr int kReduceBytes = kParts > 1 ? kTile * kTile * 4 / kReduceRounds : 0;
+  using Ring = OuterRing<kBlocks, kStageBytes, kReduceBytes>;
 };
 
 // The fragments of a warp for one step of rows, and where its sums belong.
@@ -238,10 +248,9 @@ class OuterPipeline {
   using Walk = TileWalk<Shape::kThreads, 1, false>;
 
   struct Shared {
-    Barrier filled[Shape::kStages], emptied[Shape::kStages];
-    Tile tiles[Shape::kStages];
+    Barrier filled[Shape::Ring::kStages], emptied[Shape::Ring::kStages];
+    Tile tiles[Shape::Ring::kStages];
     typename Walk::Index index;
-    int first_block;  // where the group begins that is open where this block begins
   };
 
   Tile tile;
@@ -253,7 +262,7 @@ class OuterPipeline {
                                            unsigned char* dynamic)
       : ring(first_chunk(dynamic)), groups_(groups), product_(product), shared_(shared) {
     if (threadIdx.x == 0) {
-      for (int stage = 0; stage < Shape::kStages; ++stage) {
+      for (int stage = 0; stage < Shape::Ring::kStages; ++stage) {
         shared.filled[stage].init(1);
         shared.emptied[stage].init(kConsumers / 32);
       }
@@ -276,9 +285,9 @@ class OuterPipeline {
   __device__ __forceinline__ void load(const CUtensorMap& lhs, const CUtensorMap& rhs) {
     Walk walk(groups_, Shape::kRows, shared_.index);
     walk.enter_part(!product_.splits);
-    const int64_t begin = walk.place_of_group();
-    const int left = chunks(product_.k - first_row_), right = chunks(product_.n - first_column_);
-    for (; walk.has_next(); at_.advance(Shape::kStages)) {
+    using Copy = TileCopy<T, Shape::kRows, Shape::kChunks>;
+    const Copy copy_left(lhs, product_.k, first_row_), copy_right(rhs, product_.n, first_column_);
+    for (; walk.has_next(); at_.advance(Shape::Ring::kStages)) {
       const Tile tile = walk.next();
       if (threadIdx.x % 32 != 0) continue;
       Barrier& filled = shared_.filled[at_.stage];
@@ -288,16 +297,12 @@ class OuterPipeline {
         filled.arrive();
         continue;
       }
-      filled.arrive_expecting((left + right) * kChunkSize);
+      filled.arrive_expecting(2 * Copy::kBytes);
       unsigned char* const stage = ring + at_.stage * Shape::kStageBytes;
-      for (int chunk = 0; chunk < left; ++chunk)
-        copy_box(lhs, first_row_ + chunk * kPerChunk, tile.row, stage + chunk * kChunkSize, filled);
-      for (int chunk = 0; chunk < right; ++chunk)
-        copy_box(rhs, first_column_ + chunk * kPerChunk, tile.row,
-                 stage + Shape::kStageBytes / 2 + chunk * kChunkSize, filled);
+      copy_left(tile.row, stage, filled);
+      copy_right(tile.row, stage + Shape::kStageBytes / 2, filled);
     }
     if (threadIdx.x % 32 == 0) {
-      shared_.first_block = static_cast<int>(part_of(shared_.index.total, begin, gridDim.x));
       shared_.emptied[at_.stage].wait(at_.parity ^ 1);
       shared_.tiles[at_.stage] = {0, 0, -1, false, false};
       shared_.filled[at_.stage].arrive();
@@ -322,7 +327,7 @@ class OuterPipeline {
   __device__ __forceinline__ void release() {
     __syncwarp();
     if (threadIdx.x % 32 == 0) shared_.emptied[at_.stage].arrive();
-    at_.advance(Shape::kStages);
+    at_.advance(Shape::Ring::kStages);
   }
   // Whether the group's last tile in this block has been added.
   __device__ __forceinline__ bool completes() const { return tile.last || ends_; }
@@ -341,21 +346,17 @@ class OuterPipeline {
                 });
               });
     if (tile.last && !opened_) head_group_ = open_;
+    has_tail_ = !tile.last;
     open_ = -1;
     opened_ = false;
   }
 
   __device__ __forceinline__ void end() const {
     if (threadIdx.x == 0 && blockIdx.y == 0)
-      product_.workspace.records()[blockIdx.x] = {head_group_,
-                                                  head_group_ < 0 ? 0 : shared_.first_block};
+      product_.workspace.records()[blockIdx.x] = {head_group_, has_tail_};
   }
 
  private:
-  static __device__ __forceinline__ int chunks(int features) {
-    return (min(features, Shape::kTile) + kPerChunk - 1) / kPerChunk;
-  }
-
   const Groups& groups_;
   const OuterProduct<T, Out>& product_;
   Shared& shared_;
@@ -363,7 +364,7 @@ class OuterPipeline {
   RingIndex at_;
   int open_ = -1;  // the group whose sum is in registers
   int head_group_ = -1;
-  bool opened_ = false, ends_ = false;
+  bool opened_ = false, has_tail_ = false, ends_ = false;
 };
 
 template <class Shape, typename T, typename Out>
@@ -413,22 +414,25 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     pipeline.release();
     if (!pipeline.completes()) continue;
     if (Shape::kParts > 1) {
-      float* const memory =
-          reinterpret_cast<float*>(pipeline.ring + Shape::kStages * Shape::kStageBytes);
+      constexpr int kSums = Shape::kColumns / Shape::kReduceRounds, kAcross = Shape::kColumns / 8;
+      constexpr int kThreads = 32 * Shape::kWarps;
       float* const mine =
-          memory + (threadIdx.x % (32 * Shape::kWarps / Shape::kParts)) * Shape::kColumns;
-      for (int other = 1; other < Shape::kParts; ++other) {
-        if (part == other)
+          reinterpret_cast<float*>(pipeline.ring + Shape::Ring::kStages * Shape::kStageBytes) +
+          threadIdx.x % (kThreads / Shape::kParts) * kSums;
+      for (int other = 1; other < Shape::kParts; ++other)
 #pragma unroll
-          for (int j = 0; j < Shape::kColumns; ++j)
-            mine[(j + threadIdx.x) % Shape::kColumns] = sum[j / 4 % 2][j / 8][j % 4];
-        sync_some<32 * Shape::kWarps>(1);
-        if (part == 0)
+        for (int first = 0; first < Shape::kColumns; first += kSums) {
+          const auto for_sums = [&](const auto& function) {
 #pragma unroll
-          for (int j = 0; j < Shape::kColumns; ++j)
-            sum[j / 4 % 2][j / 8][j % 4] += mine[(j + threadIdx.x) % Shape::kColumns];
-        sync_some<32 * Shape::kWarps>(1);
-      }
+            for (int j = first; j < first + kSums; ++j)
+              function(sum[j / 4 / kAcross][j / 4 % kAcross][j % 4],
+                       mine[(j + threadIdx.x) % kSums]);
+          };
+          if (part == other) for_sums([](float& here, float& there) { there = here; });
+          sync_some<kThreads>(1);
+          if (part == 0) for_sums([](float& here, float& there) { here += there; });
+          sync_some<kThreads>(1);
+        }
     }
     pipeline.write([&](const auto& store) {
       if (part == 0)
@@ -448,55 +452,41 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 
 // --- Hopper --------------------------------------------------------------------------------------
 
-// 64 by 64 of a result of float, by one warpgroup. The matrix instructions want both sides along
-// the rows: the left one is taken into registers, the right one transposed in shared memory, in two
-// buffers in turn. Wider results and half types do no better this way than above.
+// kTile by kTile of a result of a half type, by warpgroups of 64 by kTile each: the matrix
+// instructions take both sides from a stage as they lie.
+template <typename T, int kTile_>
 struct WarpgroupTile {
-  static constexpr int kTile = 64, kThreads = 128 + 32, kRows = 32;
-  static constexpr int kChunks = kTile * static_cast<int>(sizeof(float)) / kChunkBytes;
+  static constexpr int kTile = kTile_, kConsumers = 2 * kTile, kThreads = kConsumers + 32;
+  static constexpr int kRows = 128, kChunks = kTile / 64;
   static constexpr int kStageBytes = 2 * kChunks * kRows * kChunkBytes;
-  static constexpr int kTransposedBytes = kTile * kChunkBytes;
-  static constexpr int kBlocks = 2;
-  static constexpr int kSharedBytes = 226 * 1024 / kBlocks - 7 * 1024;  // beside static memory
-  static constexpr int kStages =
-      std::min(8, (kSharedBytes - kChunkAlign - 2 * kTransposedBytes) / kStageBytes);
+  static constexpr int kBlocks = kTile == 128 ? 1 : 2;
+  using Ring = OuterRing<kBlocks, kStageBytes, 0>;
 };
 
-// Transposes one side of a tile. Position 8 s + q of a result's row is row
-// 8 s + 2 q of the tile, position 8 s + 4 + q row 8 s + 2 q + 1.
-__device__ __forceinline__ void transpose_tile(const unsigned char* from, unsigned char* to) {
-  constexpr int kQuads = WarpgroupTile::kTile / 4;  // of columns; for 8 fours of rows
-  for (int i = threadIdx.x; i < 8 * kQuads; i += 128) {
-    const int quad = i / 2 % 4 + i / 32 * 4, unit = i % 2 + i / 8 % 4 * 2;
-    uint4 rows[4];
+// Lane q of a quad holds columns 2 q and 2 q + 1 of four eights of columns; afterwards all columns
+// of eight q.
+__device__ __forceinline__ void gather_eights(float (&run)[8]) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int row = unit / 2 * 8 + 2 * j + unit % 2;
-      rows[j] = *reinterpret_cast<const uint4*>(
-          from + (quad / 8 * WarpgroupTile::kRows + row) * kChunkBytes +
-          ((quad % 8) ^ (row % 8)) * 16);
-    }
-    const uint4 columns[4] = {{rows[0].x, rows[1].x, rows[2].x, rows[3].x},
-                              {rows[0].y, rows[1].y, rows[2].y, rows[3].y},
-                              {rows[0].z, rows[1].z, rows[2].z, rows[3].z},
-                              {rows[0].w, rows[1].w, rows[2].w, rows[3].w}};
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const bool upper = (threadIdx.x & bit) != 0;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int column = quad * 4 + j;
-      *reinterpret_cast<uint4*>(to + column * kChunkBytes + (unit ^ (column % 8)) * 16) =
-          columns[j];
+    for (int i = 0; i < 8; ++i) {
+      if (i / 2 & bit) continue;
+      float& low = run[i];
+      float& high = run[i + 2 * bit];
+      const float received = __shfl_xor_sync(kWholeWarp, upper ? low : high, bit);
+      (upper ? low : high) = received;
     }
   }
 }
 
-template <typename T>
-__global__ void __launch_bounds__(WarpgroupTile::kThreads, WarpgroupTile::kBlocks)
+template <class Shape, typename T, typename Out>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     warpgroup_outer_kernel(const __grid_constant__ CUtensorMap lhs,
                            const __grid_constant__ CUtensorMap rhs, Groups groups,
-                           OuterProduct<T, T> product) {
-  using Shape = WarpgroupTile;
-  using Pipeline = OuterPipeline<Shape, T, T>;
-  constexpr int kSteps = Shape::kRows / 8, kChunkSize = Pipeline::kChunkSize;
+                           OuterProduct<T, Out> product) {
+  using Pipeline = OuterPipeline<Shape, T, Out>;
+  constexpr int kChunkSize = Pipeline::kChunkSize;
   extern __shared__ unsigned char dynamic[];
   __shared__ typename Pipeline::Shared shared;
   Pipeline pipeline(lhs, rhs, groups, product, shared, dynamic);
@@ -504,56 +494,46 @@ __global__ void __launch_bounds__(WarpgroupTile::kThreads, WarpgroupTile::kBlock
     pipeline.load(lhs, rhs);
     return;
   }
-  unsigned char* const buffers = pipeline.ring + Shape::kStages * Shape::kStageBytes;
   const int warp = threadIdx.x / 32, quad = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
   float sum[Shape::kTile / 2];
-  bool fresh = true, odd_turn = false;
+  bool fresh = true;
   while (pipeline.next()) {
     // Tiles without rows are multiplied too, as zeros: the compiler waits for each matrix
-    // instruction where there are branches around them, or results in flight across them.
+    // instruction where there are branches around them.
     const int count = pipeline.tile.count;
+    unsigned char *const left = pipeline.left(), *const right = left + Shape::kStageBytes / 2;
     if (count < Shape::kRows) {  // clears the rows behind
       const int first = max(count, 0), rows = Shape::kRows - first;
-      for (int i = threadIdx.x; i < rows * Shape::kChunks * 2 * 8; i += 128)
-        *reinterpret_cast<uint4*>(pipeline.left() + i / 8 / rows * kChunkSize +
+      for (int i = threadIdx.x; i < rows * Shape::kChunks * 2 * 8; i += Shape::kConsumers)
+        *reinterpret_cast<uint4*>(left + i / 8 / rows * kChunkSize +
                                   (first + i / 8 % rows) * kChunkBytes + i % 8 * 16) = {};
-      sync_some<128>(1);
+      make_visible_to_copies();
+      sync_some<Shape::kConsumers>(1);
     }
-    unsigned char* const transposed = buffers + (odd_turn ? Shape::kTransposedBytes : 0);
-    odd_turn = !odd_turn;
-    transpose_tile(pipeline.left() + Shape::kStageBytes / 2, transposed);
-    // Row g of a warp's fragments is column 2 g of its sixteen, row g + 8 the next.
-    unsigned a[kSteps][4];
-    const unsigned char* const left = pipeline.left() + warp / 2 * kChunkSize;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-        const int in_eight = 2 * quad + odd, row = step * 8 + in_eight;
-        const int unit = warp % 2 * 4 + g / 2;
-        const uint2 word = *reinterpret_cast<const uint2*>(left + row * kChunkBytes +
-                                                           (unit ^ in_eight) * 16 + g % 2 * 8);
-        a[step][2 * odd] = word.x;
-        a[step][2 * odd + 1] = word.y;
-      }
-    make_visible_to_copies();
-    sync_some<128>(1);
-    pipeline.release();
-    const uint64_t b = matrix_descriptor(transposed);
+    const uint64_t a = matrix_descriptor(left + warp / 4 * kChunkSize);
+    const uint64_t b = matrix_descriptor(right, kChunkSize);
     warpgroup_arrive();
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step)
-      Multiply<T, Shape::kTile>::add(sum, a[step], b + step * 2, !fresh || step > 0);
+    for (int row = 0; row < Shape::kRows; row += 16) {
+      const int offset = row * kChunkBytes / 16;  // descriptors count in 16 bytes
+      Multiply<T, Shape::kTile>::add(sum, a + offset, b + offset, !fresh || row > 0);
+    }
     warpgroup_commit();
     warpgroup_wait();
+    pipeline.release();
     fresh = pipeline.completes();
     if (!fresh) continue;
     pipeline.write([&](const auto& store) {
 #pragma unroll
-      for (int j = 0; j < Shape::kTile / 2; j += 2) {
-        const float run[2] = {sum[j], sum[j + 1]};
-        store(warp * 16 + 2 * g + j / 2 % 2, j / 4 * 8 + quad * 2, run);
-      }
+      for (int j = 0; j < Shape::kTile / 2; j += 16)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float run[8];
+#pragma unroll
+          for (int i = 0; i < 8; ++i) run[i] = sum[j + i / 2 * 4 + half * 2 + i % 2];
+          gather_eights(run);
+          store(warp * 16 + g + 8 * half, j * 2 + quad * 8, run);
+        }
     });
   }
   pipeline.end();
@@ -570,7 +550,6 @@ __global__ void __launch_bounds__(kTileThreads)
   __shared__ typename Tiles::Shared shared;
   __shared__ typename Walk::Index index;
   __shared__ Tile shared_tile;
-  __shared__ int first_block;  // where the group begins that is open where this block begins
   allow_next_launch();
   wait_for_previous_launch();
   const int offset = *groups.offset;
@@ -580,13 +559,10 @@ __global__ void __launch_bounds__(kTileThreads)
   const int first_row = static_cast<int>(blockIdx.y) / slices * Tiles::kRows;
   const int first_column = static_cast<int>(blockIdx.y) % slices * kTileColumns;
   Walk walk(groups, tile_rows, index);  // of the first warp
-  if (threadIdx.x < 32) {
-    walk.enter_part(!product.splits);
-    first_block = static_cast<int>(part_of(index.total, walk.place_of_group(), gridDim.x));
-  }
+  if (threadIdx.x < 32) walk.enter_part(!product.splits);
   Tiles tiles;
   tiles.clear();
-  bool opened = false;
+  bool opened = false, has_tail = false;
   int head_group = -1;
   int open = -1;  // the group whose sum is in registers
   for (bool ends = false; !ends;) {
@@ -629,68 +605,103 @@ __global__ void __launch_bounds__(kTileThreads)
                 });
       tiles.clear();
       if (tile.last && !opened) head_group = open;
+      has_tail = !tile.last;
       open = -1;
       opened = false;
     }
     __syncthreads();  // shared_tile has been read
   }
   if (threadIdx.x == 0 && blockIdx.y == 0)
-    product.workspace.records()[blockIdx.x] = {head_group, head_group < 0 ? 0 : first_block};
+    product.workspace.records()[blockIdx.x] = {head_group, has_tail};
 }
 
 // --- The second launch ---------------------------------------------------------------------------
 
-// One row of blocks for each block of the first launch: adds up the group that ended there. Each
-// warp takes an even part of its blocks. Together they clear the weights that no size is for.
+constexpr int kCombineThreads = 512;
+
+// Adds up the parts of groups that blocks share. Each lane has kVec columns of all results, each
+// warp the parts of an even range of the first launch's blocks, up to kBatch of which are read at
+// once, however they fall into groups. Also clears the weights that no size is for.
 template <int kVec, typename T, typename Out>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kCombineThreads)
     combine_outer_kernel(Groups groups, OuterProduct<T, Out> product) {
-  using Acc = Accumulator<T>;
-  constexpr int kWarps = kTileThreads / 32;
-  __shared__ Acc parts[kWarps][32 * kVec];
+  using Sum = Pack<Accumulator<T>, kVec>;
+  constexpr int kWarps = kCombineThreads / 32, kColumns = 32 * kVec;
+  constexpr int kBatch = kVec == 1 ? 17 : 9;
+  __shared__ Sum open[kWarps][32];  // the sum behind a warp's last head, or of all its parts
+  __shared__ bool has_head[kWarps];
   allow_next_launch();
   wait_for_previous_launch();
-  const OuterRecord* records = product.workspace.records();
-  const int64_t size = product.workspace.size;
-  const int block = blockIdx.x, offset = *groups.offset;
-  const auto [group, first] = records[block];
-  const unsigned weight = static_cast<unsigned>(group - offset);
+  const auto& workspace = product.workspace;
+  const int64_t size = workspace.size;
+  const int offset = *groups.offset;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (group >= 0 && weight < groups.num_groups) {
-    const int begin = first + static_cast<int>(split(block - first, warp, kWarps));
-    const int end = first + static_cast<int>(split(block - first, warp + 1, kWarps));
-    for (int64_t from = blockIdx.y * int64_t{32 * kVec}; from < size;
-         from += gridDim.y * int64_t{32 * kVec}) {
-      const int64_t at = from + lane * kVec;
-      Acc sum[kVec] = {};
-      const auto add = [&](const Acc* part) {
-        const Pack<Acc, kVec> pack = *reinterpret_cast<const Pack<Acc, kVec>*>(part + at);
+  const int64_t begin = split(workspace.blocks, warp, kWarps);
+  const int64_t end = split(workspace.blocks, warp + 1, kWarps);
+  const auto add = [](Sum& sum, const Sum& other) {
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) sum[i] += pack.at[i];
-      };
-      if (at < size) {
-#pragma unroll 8
-        for (int other = begin; other < end; ++other) add(product.workspace.tail(other));
-        if (warp == kWarps - 1) add(product.workspace.head(block));
+    for (int i = 0; i < kVec; ++i) sum.at[i] += other.at[i];
+  };
+  for (int64_t from = blockIdx.x * int64_t{kColumns}; from < size;
+       from += gridDim.x * int64_t{kColumns}) {
+    const int64_t at = from + lane * kVec;
+    const auto store = [&](int64_t weight, const Sum& sum) {
+      if (at < size) store_run(product.out + weight * size + at, sum.at);
+    };
+    const auto store_group = [&](int group, const Sum& sum) {
+      const unsigned weight = static_cast<unsigned>(group - offset);
+      if (weight < groups.num_groups) store(weight, sum);
+    };
+    // What does not exist is read from elsewhere, and not used: loads without a condition are all
+    // in flight at once.
+    const auto read = [&](bool exists, const auto* part) {
+      return *reinterpret_cast<const Sum*>(exists && at < size ? part + at : workspace.base);
+    };
+    Sum sum = {}, first_sum = {};
+    int first_group = -1;  // that ends in the warp's range; it may have begun ahead of it
+    for (int64_t first = begin; first < end; first += kBatch) {
+      OuterRecord record = {-1, 0};
+      if (lane < kBatch && first + lane < end) record = workspace.records()[first + lane];
+      Sum head[kBatch], tail[kBatch];
+      const auto group_of = [&](int i) { return __shfl_sync(kWholeWarp, record.head_group, i); };
+      const auto has_tail = [&](int i) { return __shfl_sync(kWholeWarp, record.has_tail, i) != 0; };
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        head[i] = read(group_of(i) >= 0, workspace.head(first + i));
+        tail[i] = read(has_tail(i), workspace.tail(first + i));
       }
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) parts[warp][lane * kVec + i] = sum[i];
-      __syncthreads();
-      for (int i = threadIdx.x; i < 32 * kVec && from + i < size; i += kTileThreads) {
-        Acc total = 0;
-#pragma unroll
-        for (int other = 0; other < kWarps; ++other) total += parts[other][i];
-        narrow(total, product.out[int64_t{weight} * size + from + i]);
+      for (int i = 0; i < kBatch; ++i) {
+        const int group = group_of(i);
+        if (group >= 0) {
+          add(sum, head[i]);
+          if (first_group < 0) {
+            first_group = group;
+            first_sum = sum;
+          } else {
+            store_group(group, sum);
+          }
+          sum = {};
+        }
+        if (has_tail(i)) add(sum, tail[i]);
       }
-      __syncthreads();
     }
+    open[warp][lane] = sum;
+    if (lane == 0) has_head[warp] = first_group >= 0;
+    __syncthreads();
+    if (first_group >= 0) {
+      int other = warp - 1;
+      while (other > 0 && !has_head[other]) --other;
+      Sum total = {};
+      for (other = max(other, 0); other < warp; ++other) add(total, open[other][lane]);
+      add(total, first_sum);
+      store_group(first_group, total);
+    }
+    if (offset != 0 || groups.num_groups > groups.num_sizes)
+      for (int64_t weight = warp; weight < groups.num_groups; weight += kWarps)
+        if (weight + offset < 0 || weight + offset >= groups.num_sizes) store(weight, Sum{});
+    __syncthreads();
   }
-  if (offset == 0 && groups.num_groups <= groups.num_sizes) return;
-  for (int64_t other = blockIdx.x; other < groups.num_groups; other += gridDim.x)
-    if (other + offset < 0 || other + offset >= groups.num_sizes)
-      for (int64_t j = blockIdx.y * int64_t{kTileThreads} + threadIdx.x; j < size;
-           j += int64_t{gridDim.y} * kTileThreads)
-        narrow(Acc(0), product.out[other * size + j]);
 }
 
 template <typename Out>
@@ -708,18 +719,19 @@ template <class Shape, class Kernel, typename T, typename Out>
 cudaError_t launch_tiles(cudaStream_t stream, Kernel kernel, const Groups& groups, unsigned blocks,
                          const OuterProduct<T, Out>& product) {
   static const cudaError_t allowed = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::Ring::kSharedBytes);
   if (allowed != cudaSuccess) return allowed;
   CUtensorMap lhs, rhs;
-  cudaError_t error =
-      describe(product.lhs, groups.num_rows, product.k, Shape::kRows, kMapType<T>, lhs);
+  cudaError_t error = describe(product.lhs, groups.num_rows, product.k, Shape::kRows,
+                               Shape::kChunks, kMapType<T>, lhs);
   if (error != cudaSuccess) return error;
-  error = describe(product.rhs, groups.num_rows, product.n, Shape::kRows, kMapType<T>, rhs);
+  error = describe(product.rhs, groups.num_rows, product.n, Shape::kRows, Shape::kChunks,
+                   kMapType<T>, rhs);
   if (error != cudaSuccess) return error;
   const dim3 grid(blocks, static_cast<unsigned>(ceil_div(product.k, Shape::kTile) *
                                                 ceil_div(product.n, Shape::kTile)));
-  return launch(stream, {grid, Shape::kThreads, Shape::kSharedBytes}, kernel, lhs, rhs, groups,
-                product);
+  return launch(stream, {grid, Shape::kThreads, Shape::Ring::kSharedBytes}, kernel, lhs, rhs,
+                groups, product);
 }
 
 template <class Tiles, typename T, typename Out>
@@ -765,7 +777,8 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
     if constexpr (sizeof(T) <= 4) {
       const int capability = compute_capability();
       const bool tensor = capability >= 8 && !(exact && sizeof(T) == 4);
-      if (tensor && capability >= 9 && groups.num_rows > 0 && k * sizeof(T) % 16 == 0 &&
+      const bool large = capability >= 9 && most_shared_memory() >= 227 * 1024;
+      if (tensor && large && groups.num_rows > 0 && k * sizeof(T) % 16 == 0 &&
           n * sizeof(T) % 16 == 0 && aligned(lhs, 16) && aligned(rhs, 16)) {
         const auto by_warps = [&](auto tile) {
           using Shape = OuterTile<T, decltype(tile)::value>;
@@ -773,13 +786,19 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
                                      product);
         };
         const int64_t larger = std::max(k, n);
+        constexpr std::integral_constant<int, 64> k64;
+        constexpr std::integral_constant<int, 128> k128;
+        if constexpr (sizeof(T) == 2)
+          if (capability == 9) {
+            const auto by_warpgroups = [&](auto tile) {
+              using Shape = WarpgroupTile<T, decltype(tile)::value>;
+              return launch_tiles<Shape>(stream, warpgroup_outer_kernel<Shape, T, Out>, groups,
+                                         grid_x, product);
+            };
+            return larger <= 64 ? by_warpgroups(k64) : by_warpgroups(k128);
+          }
         if (larger <= 32) return by_warps(std::integral_constant<int, 32>{});
-        if (larger > 64) return by_warps(std::integral_constant<int, 128>{});
-        if constexpr (std::is_same_v<T, float>)
-          if (capability == 9)
-            return launch_tiles<WarpgroupTile>(stream, warpgroup_outer_kernel<T>, groups, grid_x,
-                                               product);
-        return by_warps(std::integral_constant<int, 64>{});
+        return larger <= 64 ? by_warps(k64) : by_warps(k128);
       }
       if (tensor) return launch_plain<TensorProduct<T, 64>>(stream, groups, grid_x, product);
     }
@@ -787,10 +806,15 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
   };
   error = sum_up();
   if (error != cudaSuccess || atomic) return error;
-  const int vec = k * n % 4 == 0 ? 4 : 1;
-  const dim3 grid(grid_x, static_cast<unsigned>(std::min<int64_t>(ceil_div(k * n, 32 * vec), 16)));
-  const auto kernel = vec == 4 ? combine_outer_kernel<4, T, Out> : combine_outer_kernel<1, T, Out>;
-  return launch(stream, {grid, kTileThreads, 0}, kernel, groups, product);
+  const auto combine = [&](auto vec) {
+    constexpr int kVec = decltype(vec)::value;
+    const auto slices = std::min<int64_t>(ceil_div(k * n, 32 * kVec), 1 << 16);
+    return launch(stream, {dim3(static_cast<unsigned>(slices)), kCombineThreads, 0},
+                  combine_outer_kernel<kVec, T, Out>, groups, product);
+  };
+  if constexpr (sizeof(T) <= 4)
+    if (k * n % 4 == 0 && k * n > 8192) return combine(std::integral_constant<int, 4>{});
+  return combine(std::integral_constant<int, 1>{});
 }
 
 }  // namespace jax_gnn::cuda

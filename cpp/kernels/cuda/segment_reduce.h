@@ -31,6 +31,17 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule,
                            const Segments<int32_t>& segments, Reduce reduce, const T* in,
                            const Acc* weight, Features features, T* out, void* workspace);
 
+// The derivatives of a weighted sum, given the sum's `in` over the transposed entries:
+// out[r, :] = sum over the entries e of row r of weight[e, head] * in[cols[e], :], and
+// dots[e, head] = < left[r, head, :], in[cols[e], head, :] >, 0 for padding.
+// left and out: (num_rows, width), weight and dots: (num_weights, heads). One launch that reads
+// `in` once where a team holds whole heads, else two; another before it that zeroes dots in order.
+template <typename T, typename Acc>
+cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule,
+                               const Segments<int32_t>& segments, const T* in, const Acc* weight,
+                               const T* left, Features features, T* out, Acc* dots,
+                               void* workspace);
+
 // out[r, :] = sum over the entries of row r that match, see Select. out: (num_rows, width).
 template <typename T, typename Acc>
 cudaError_t segment_select(cudaStream_t stream, const Schedule& schedule,

@@ -1,4 +1,4 @@
-"""The primitives of :mod:`jax_gnn.segments` in plain ``jax.numpy``."""
+"""The primitives in plain ``jax.numpy``."""
 
 from __future__ import annotations
 

@@ -1,0 +1,137 @@
+// How a run that spans blocks is completed: by tails, handed from block to block through the
+// workspace.
+//
+// The ids on either side of a block's first entry say whether a run crosses into it: those of valid
+// rows do. A block is *passed* if the run that crosses into it crosses out of it too. A block that
+// is crossed into but not passed *takes* the tail of the block before it, and while those are
+// passed, of the blocks before, back to where the run begins. So that this takes few steps, every
+// kRelayEvery-th block is a relay: if it is passed, it takes the run's tails since the last relay,
+// and hands them on with its own.
+//
+// Who writes a tail and who takes it follows from these ids alone, whatever they are: a block that
+// is crossed out of writes its tail, and exactly one takes it. Blocks wait for earlier blocks only,
+// which start earlier (as in CUB's decoupled look-back, of which this is the case without a chain
+// of sums). Hence nobody waits for ever.
+//
+// The workspace may hold anything at first. Hence a tail is made of words of 16 bytes, of which 8
+// are the launch's tag, a 64-bit random number: words are read and written at once (PTX: accesses
+// of .b128 are atomic), so whoever finds the tag has the other 8 bytes too, and needs no fence. The
+// same launch replayed from a graph has the same tag: whoever takes a word removes the tag, and all
+// are taken before the launch ends, so that a replay finds none that it has not written itself.
+#pragma once
+
+#include <atomic>
+#include <cstring>
+#include <random>
+
+#include "segment_messages.cuh"
+#include "segment_ops.cuh"
+
+namespace jax_gnn::cuda {
+namespace {
+
+constexpr int kRelayEvery = 32;  // blocks, a power of two
+
+// The tails that a block takes of a run in so many blocks before it, in order: those of relays, if
+// there are any between, then what no relay has taken.
+struct Chain {
+  int first_relay, num_relays, rest, num_tails;
+
+  __device__ __forceinline__ Chain(int block, int length) {
+    const int begin = block - length;
+    const int last_relay = (block & -kRelayEvery) - 1;
+    first_relay = begin | (kRelayEvery - 1);
+    num_relays = (last_relay - first_relay + kRelayEvery) / kRelayEvery;
+    rest = max(begin, last_relay + 1);
+    num_tails = num_relays + block - rest;
+  }
+  __device__ __forceinline__ int block_of(int i) const {
+    return i < num_relays ? first_relay + i * kRelayEvery : rest + i - num_relays;
+  }
+};
+
+// The tails of blocks, in the workspace.
+template <class Op, typename Acc>
+struct Tails {
+  static constexpr int kWords = (Op::kParts * static_cast<int>(sizeof(Acc)) + 7) / 8;
+  static constexpr int kBatch = kWords < 4 ? 4 / kWords : 1;  // tails that are waited for at once
+  static_assert(kWords * 16 <= 4 * static_cast<int>(sizeof(Acc)) * Op::kVec, "workspace_bytes");
+
+  unsigned char* base;  // [block][word][lane of all tiles]
+  uint64_t tag;
+
+  __device__ __forceinline__ void put(int64_t block, const Column& column, int64_t width,
+                                      const Acc (&run)[Op::kParts]) const {
+    if (!column.active) return;
+    uint64_t words[kWords] = {};
+    memcpy(words, run, sizeof(run));
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) write(word(block, i, column, width), words[i], tag);
+  }
+
+  // Appends some of a chain's tails to the run, from `first` on and before `last`, in order.
+  __device__ __forceinline__ void take(int first, int last, const Chain& chain,
+                                       const Column& column, int64_t width,
+                                       Acc (&run)[Op::kParts]) const {
+    if (!column.active) return;
+#pragma unroll 1
+    for (int at = first; at < last; at += kBatch) {
+      uint64_t words[kBatch][kWords];
+      bool complete;
+      do {
+        complete = true;
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j)
+#pragma unroll
+          for (int i = 0; i < kWords; ++i)
+            if (at + j < last)
+              complete &= read(word(chain.block_of(at + j), i, column, width), words[j][i]);
+      } while (!complete);
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j)
+        if (at + j < last) {
+#pragma unroll
+          for (int i = 0; i < kWords; ++i)
+            write(word(chain.block_of(at + j), i, column, width), 0, ~tag);
+          Acc part[Op::kParts];
+          memcpy(part, words[j], sizeof(part));
+          append<Op>(run, part);
+        }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ unsigned char* word(int64_t block, int i, const Column& column,
+                                                 int64_t width) const {
+    return base + 16 * ((block * kWords + i) * (width / Op::kVec) + column.first / Op::kVec);
+  }
+  static __device__ __forceinline__ void write(unsigned char* to, uint64_t value, uint64_t tag) {
+    asm volatile("{.reg .b128 w; mov.b128 w, {%1, %2}; st.relaxed.gpu.global.b128 [%0], w;}"
+                 :
+                 : "l"(to), "l"(value), "l"(tag)
+                 : "memory");
+  }
+  __device__ __forceinline__ bool read(const unsigned char* from, uint64_t& value) const {
+    uint64_t found;
+    asm volatile("{.reg .b128 w; ld.relaxed.gpu.global.b128 w, [%2]; mov.b128 {%0, %1}, w;}"
+                 : "=l"(value), "=l"(found)
+                 : "l"(from)
+                 : "memory");
+    return found == tag;
+  }
+};
+
+// A tag that no other launch has.
+uint64_t next_tag() {
+  static std::atomic<uint64_t> launches{[] {
+    std::random_device random;
+    return uint64_t{random()} << 32 | random();
+  }()};
+  uint64_t x = launches.fetch_add(0x9e3779b97f4a7c15);  // splitmix64
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return x ^ x >> 31;
+}
+
+}  // namespace
+}  // namespace jax_gnn::cuda

@@ -1,0 +1,498 @@
+"""UniGNN in Flax NNX: UniGIN, UniSAGE, UniGAT and the deep UniGCNII.
+
+Huang and Yang, "UniGNN: a unified framework for graph and hypergraph neural networks", IJCAI 2021.
+Conventions that the paper leaves open are those of the authors' code
+(https://github.com/OneForward/UniGNN), except that a bias can be had everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike
+
+from flax_layers._attention import AttentionConvolution, AttentionOptions, AttentionStack, attend
+from flax_layers._base import (
+    Convolution,
+    LinearOptions,
+    Stack,
+    TwoLayerStack,
+    check_choice,
+    check_features,
+    check_positive,
+    dropout_arguments,
+    inverse_root,
+    linear_options,
+    unit_rows,
+)
+from jax_gnn import Hypergraph, hypergraph_aggregate, node_to_hyperedge
+from jax_gnn.hypergraph_aggregate import Reduce
+
+LINEAR = ("sum", "mean")
+
+
+class _UniConvolution(Convolution):
+    """Base of UniGIN and UniSAGE: a node's own features and those of its hyperedges, one map."""
+
+    hyperedge_reduce: Reduce
+    node_reduce: Reduce
+    normalize: bool
+
+    def __call__(self, hypergraph: Hypergraph, x: ArrayLike) -> Array:
+        """Applies the convolution.
+
+        Args:
+            hypergraph: The hypergraph.
+            x: Node features, ``(num_nodes, *batch, in_features)``.
+
+        Returns:
+            ``(num_nodes, *batch, out_features)`` in `dtype`.
+
+        Raises:
+            ValueError: A shape does not fit the layer or the hypergraph.
+        """
+        x, kernel, bias = self._operands(x, hypergraph.num_nodes)
+
+        def aggregate(features: Array) -> Array:
+            return self._own(features) + hypergraph_aggregate(
+                hypergraph,
+                features,
+                hyperedge_reduce=self.hyperedge_reduce,
+                node_reduce=self.node_reduce,
+            )
+
+        if self.hyperedge_reduce in LINEAR and self.node_reduce in LINEAR:
+            y = self._aggregate_narrow(aggregate, x, kernel)
+        else:
+            y = aggregate(jnp.matmul(x, kernel, precision=self.precision))
+        y = y if bias is None else y + bias
+        return unit_rows(y) if self.normalize else y
+
+    def _own(self, features: Array) -> Array:
+        """What a node's own features add."""
+        return features
+
+
+class UniGINConv(_UniConvolution):
+    """UniGIN: ``((1 + eps) X + H agg(X)) Theta + b``, with ``agg`` over each hyperedge's nodes.
+
+    Huang and Yang, "UniGNN", IJCAI 2021. A node sums the features of its hyperedges.
+    The aggregation runs on the narrower side of Theta, unless ``agg`` is a maximum or minimum,
+    which always follows the map.
+
+    Attributes:
+        kernel: Theta, ``(in_features, out_features)``.
+        bias: ``(out_features,)``, or None without a bias.
+        learned_eps: The learnable eps, ``()``; None if it is fixed.
+    """
+
+    node_reduce = "sum"
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        hyperedge_reduce: Reduce = "mean",
+        eps: float = 0.0,
+        learn_eps: bool = True,
+        normalize: bool = False,
+        rngs: nnx.Rngs,
+        **options: Unpack[LinearOptions],
+    ) -> None:
+        """Initialises the parameters.
+
+        Args:
+            in_features: Features per node of the input.
+            out_features: Features per node of the output.
+            hyperedge_reduce: How a hyperedge's nodes are reduced: "mean", "sum", "max" or "min".
+            eps: How much more than 1 a node's own features count; the initial value if it is
+                learnable.
+            learn_eps: Whether eps is learnable.
+            normalize: Whether each row of the result is divided by its Euclidean norm.
+            rngs: Source of the keys for initialisation (stream "params").
+            **options: See `LinearOptions`.
+
+        Raises:
+            ValueError: A size is not positive or the reduction is unknown.
+        """
+        check_choice("hyperedge_reduce", hyperedge_reduce, Reduce)
+        super().__init__(in_features, out_features, rngs=rngs, **options)
+        self.learned_eps: nnx.Param[Array] | None = nnx.data(None)
+        if learn_eps:
+            self.learned_eps = nnx.Param(jnp.array(eps, self.param_dtype))
+        self.hyperedge_reduce = hyperedge_reduce
+        self.eps = eps
+        self.learn_eps = learn_eps
+        self.normalize = normalize
+
+    def _own(self, features: Array) -> Array:
+        eps = self.eps if self.learned_eps is None else self.learned_eps[...]
+        return jnp.asarray(1 + eps, features.dtype) * features
+
+
+class UniSAGEConv(_UniConvolution):
+    """UniSAGE: ``(X + agg'(agg(X))) Theta + b``, to each hyperedge and from there to each node.
+
+    Huang and Yang, "UniGNN", IJCAI 2021: a mean over each hyperedge's nodes, and the
+    sum over each node's hyperedges, unless other reductions are chosen. Sums and means run on the
+    narrower side of Theta, maxima and minima follow the map.
+
+    Attributes:
+        kernel: Theta, ``(in_features, out_features)``.
+        bias: ``(out_features,)``, or None without a bias.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        hyperedge_reduce: Reduce = "mean",
+        node_reduce: Reduce = "sum",
+        normalize: bool = False,
+        rngs: nnx.Rngs,
+        **options: Unpack[LinearOptions],
+    ) -> None:
+        """Initialises the parameters.
+
+        Args:
+            in_features: Features per node of the input.
+            out_features: Features per node of the output.
+            hyperedge_reduce: How a hyperedge's nodes are reduced: "mean", "sum", "max" or "min".
+            node_reduce: How a node's hyperedges are reduced, likewise.
+            normalize: Whether each row of the result is divided by its Euclidean norm.
+            rngs: Source of the keys for initialisation (stream "params").
+            **options: See `LinearOptions`.
+
+        Raises:
+            ValueError: A size is not positive or a reduction is unknown.
+        """
+        check_choice("hyperedge_reduce", hyperedge_reduce, Reduce)
+        check_choice("node_reduce", node_reduce, Reduce)
+        super().__init__(in_features, out_features, rngs=rngs, **options)
+        self.hyperedge_reduce = hyperedge_reduce
+        self.node_reduce = node_reduce
+        self.normalize = normalize
+
+
+class UniGATConv(AttentionConvolution):
+    """UniGAT: each node attends to its hyperedges, ``Σ_e softmax_e(LeakyReLU(<a, h_e>)) h_e + b``.
+
+    Huang and Yang, "UniGNN", IJCAI 2021. ``h_e`` are the features of hyperedge
+    e, the mean of its nodes' ``x Theta``; the softmax is over the hyperedges of a node. As
+    in the authors' code, scores depend on the hyperedge alone. The mean runs on the narrower side
+    of Theta.
+
+    Attributes:
+        kernel: Theta, ``(in_features, heads · width)``.
+        attention: a, ``(heads, width)``.
+        bias: ``(out_features,)``, or None without a bias.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        skip: bool = False,
+        normalize: bool = False,
+        rngs: nnx.Rngs,
+        **options: Unpack[AttentionOptions],
+    ) -> None:
+        """Initialises the parameters.
+
+        Args:
+            in_features: Features per node of the input.
+            out_features: Features per node of the output, whatever the number of heads.
+            skip: Whether a node's own ``x Theta`` is added.
+            normalize: Whether each row is divided by its Euclidean norm, before the skip.
+            rngs: Source of the keys, streams "params" and "dropout".
+            **options: See `AttentionOptions`.
+
+        Raises:
+            ValueError: A size is not positive, heads do not divide the features that they share,
+                a rate is outside [0, 1], or the slope is not finite.
+        """
+        super().__init__(in_features, out_features, rngs=rngs, **options)
+        self.attention = self._attention(rngs)
+        self.skip = skip
+        self.normalize = normalize
+
+    def __call__(
+        self,
+        hypergraph: Hypergraph,
+        x: ArrayLike,
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
+    ) -> Array:
+        """Applies the convolution.
+
+        Args:
+            hypergraph: The hypergraph.
+            x: Node features, ``(num_nodes, *batch, in_features)``.
+            deterministic: Switches dropout off (True) or on (False); None leaves it to `train()`
+                and `eval()`.
+            rngs: Randomness of the dropout; None uses the stream given at construction.
+
+        Returns:
+            ``(num_nodes, *batch, out_features)`` in `dtype`.
+
+        Raises:
+            ValueError: A shape does not fit the layer or the hypergraph.
+        """
+        x, kernel, bias = self._operands(x, hypergraph.num_nodes)
+        dropout = dropout_arguments(deterministic, rngs)
+
+        def to_hyperedges(features: Array) -> Array:
+            return node_to_hyperedge(hypergraph, features, reduce="mean")
+
+        if self.skip:
+            own = jnp.matmul(x, kernel, precision=self.precision)
+            h = to_hyperedges(own)
+        else:
+            h = self._aggregate_narrow(to_hyperedges, x, kernel)
+        h = self._split(h)
+        scores = jnp.sum(h * self.attention[...].astype(h.dtype), axis=-1)
+        scores = jax.nn.leaky_relu(scores, self.negative_slope)
+        y = attend(
+            hypergraph, "node", scores, h, lambda weight: self.attention_dropout(weight, **dropout)
+        )
+        y = self._join(y)
+        y = unit_rows(y) if self.normalize else y
+        if self.skip:
+            y = y + self._join(self._split(own))
+        return y if bias is None else y + bias
+
+
+class UniGCNScales(NamedTuple):
+    """What UniGCN multiplies features by.
+
+    Attributes:
+        node: ``(num_nodes,)``, ``d_v^-1/2`` of the nodes' degrees.
+        hyperedge: ``(num_hyperedges,)``, ``d_e^-1/2`` of the mean degree of a hyperedge's nodes.
+    """
+
+    node: Array
+    hyperedge: Array
+
+
+def unigcn_norm(hypergraph: Hypergraph) -> UniGCNScales:
+    """The scales of nodes and hyperedges in UniGCN, 0 where a degree is 0.
+
+    Huang and Yang, "UniGNN", IJCAI 2021. `UniGCNII` computes them once for all its
+    convolutions; for a hypergraph that does not change, they can be computed once and passed to it.
+    """
+    degree = hypergraph.node_degrees().astype(jnp.float32)
+    mean = node_to_hyperedge(hypergraph, degree, reduce="mean")
+    received = hypergraph.receiving.out_degrees().astype(jnp.float32)
+    return UniGCNScales(inverse_root(received), inverse_root(mean))
+
+
+class UniGCNIIConv(Convolution):
+    """UniGCNII: ``Y = (1 - beta) Z + beta Z Theta`` with ``Z = (1 - alpha) G X + alpha X0``.
+
+    Huang and Yang, "UniGNN", IJCAI 2021: initial residual and identity mapping, as in
+    GCNII. ``G`` is ``Dv^-1/2 H d_e^-1/2 De^-1 H^T``: the mean of each hyperedge's nodes is scaled
+    by ``d_e^-1/2``, where ``d_e`` is the mean degree of these nodes.
+
+    Attributes:
+        kernel: Theta, ``(features, features)``.
+        bias: ``(features,)``, or None, as by default.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        alpha: float = 0.1,
+        lamda: float = 0.5,
+        layer: int = 1,
+        rngs: nnx.Rngs,
+        **options: Unpack[LinearOptions],
+    ) -> None:
+        """Initialises the parameters.
+
+        Args:
+            features: Features per node of input and output.
+            alpha: Share of X0, in [0, 1].
+            lamda: Makes the share of Theta, ``beta = log(lamda / layer + 1)``.
+            layer: Number of the layer in its model, from 1.
+            rngs: Source of the keys for initialisation (stream "params").
+            **options: See `LinearOptions`; without a bias by default.
+
+        Raises:
+            ValueError: A size or lamda is not positive, or alpha is outside [0, 1].
+        """
+        check_positive(features=features, layer=layer)
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"alpha must lie in [0, 1], got {alpha}")
+        if not 0 < lamda < math.inf:
+            raise ValueError(f"lamda must be a positive number, got {lamda}")
+        options.setdefault("use_bias", False)
+        super().__init__(features, features, rngs=rngs, **options)
+        self.alpha = alpha
+        self.lamda = lamda
+        self.layer = layer
+
+    def __call__(
+        self,
+        hypergraph: Hypergraph,
+        x: ArrayLike,
+        x0: ArrayLike,
+        scales: UniGCNScales | None = None,
+    ) -> Array:
+        """Applies the convolution.
+
+        Args:
+            hypergraph: The hypergraph.
+            x: Node features, ``(num_nodes, *batch, features)``.
+            x0: Those that the first of the convolutions got, of the same shape.
+            scales: What `unigcn_norm` gives for the hypergraph; None computes it.
+
+        Returns:
+            ``(num_nodes, *batch, features)`` in `dtype`.
+
+        Raises:
+            ValueError: A shape does not fit the layer or the hypergraph.
+        """
+        x, kernel, bias = self._operands(x, hypergraph.num_nodes)
+        x0 = check_features(x0, hypergraph.num_nodes, self.in_features, "x0").astype(x.dtype)
+        node_scale, hyperedge_scale = unigcn_norm(hypergraph) if scales is None else scales
+        y = hypergraph_aggregate(
+            hypergraph,
+            x,
+            hyperedge_reduce="mean",
+            hyperedge_scale=hyperedge_scale,
+            node_scale_out=node_scale,
+        )
+        z = (1 - self.alpha) * y + self.alpha * x0
+        mapped = jnp.matmul(z, kernel, precision=self.precision)
+        if bias is not None:
+            mapped = mapped + bias
+        beta = math.log(self.lamda / self.layer + 1)
+        return (1 - beta) * z + beta * mapped
+
+
+class UniGIN(TwoLayerStack):
+    """UniGIN: two `UniGINConv` (or more), ReLU and dropout between them."""
+
+    convolution = UniGINConv
+
+
+class UniSAGE(TwoLayerStack):
+    """UniSAGE: two `UniSAGEConv` (or more), ReLU and dropout between them."""
+
+    convolution = UniSAGEConv
+
+
+class UniGAT(AttentionStack):
+    """UniGAT: two `UniGATConv` (or more), ReLU and dropout between them; the last has one head."""
+
+    convolution = UniGATConv
+
+
+class UniGCNII(Stack):
+    """UniGCNII: a linear map, two `UniGCNIIConv` (or many), a linear map; ReLU and dropout between.
+
+    Deep stacks keep what distinguishes nodes, by residuals to what the first map gives.
+
+    Attributes:
+        input: The first map, ``(in_features, hidden_features)``.
+        output: The last map, ``(hidden_features, out_features)``.
+    """
+
+    convolution = UniGCNIIConv
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: int,
+        *,
+        num_layers: int = 2,
+        alpha: float = 0.1,
+        lamda: float = 0.5,
+        dropout_rate: float = 0.2,
+        input_dropout_rate: float = 0.2,
+        rngs: nnx.Rngs,
+        **options: Unpack[LinearOptions],
+    ) -> None:
+        """Initialises the layers.
+
+        Args:
+            in_features: Features per node of the input.
+            hidden_features: Features per node between the maps.
+            out_features: Features per node of the output, the number of classes.
+            num_layers: Number of convolutions.
+            alpha: See `UniGCNIIConv`.
+            lamda: See `UniGCNIIConv`.
+            dropout_rate: Share of hidden activations dropped in training, in [0, 1].
+            input_dropout_rate: Share of input features dropped in training, in [0, 1].
+            rngs: Source of the keys, streams "params" and "dropout".
+            **options: See `LinearOptions`; `use_bias` is that of the two maps.
+
+        Raises:
+            ValueError: A size or lamda is not positive, or a rate or alpha is outside [0, 1].
+        """
+        super().__init__(
+            in_features,
+            hidden_features,
+            out_features,
+            num_layers=num_layers,
+            dropout_rate=dropout_rate,
+            input_dropout_rate=input_dropout_rate,
+            rngs=rngs,
+            alpha=alpha,
+            lamda=lamda,
+            **options,
+        )
+        self.use_bias = options.get("use_bias", True)
+
+    def _build(self, *, rngs: nnx.Rngs, **options: Any) -> None:
+        maps = linear_options(options)
+        self.input = nnx.Linear(self.in_features, self.hidden_features, rngs=rngs, **maps)
+        for layer in range(1, self.num_layers + 1):
+            of_convolution = options | {"use_bias": False, "layer": layer}
+            conv = UniGCNIIConv(self.hidden_features, rngs=rngs, **of_convolution)
+            setattr(self, f"conv{layer}", conv)
+        self.output = nnx.Linear(self.hidden_features, self.out_features, rngs=rngs, **maps)
+
+    def __call__(  # type: ignore[override]  # names arguments that Stack leaves open
+        self,
+        graph: Hypergraph,
+        x: ArrayLike,
+        scales: UniGCNScales | None = None,
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
+    ) -> Array:
+        """Computes one row of outputs (logits) per node.
+
+        Args:
+            graph: The hypergraph.
+            x: Node features, ``(num_nodes, *batch, in_features)``.
+            scales: What `unigcn_norm` gives for the hypergraph; None computes it.
+            deterministic: See `Stack`.
+            rngs: See `Stack`.
+
+        Returns:
+            ``(num_nodes, *batch, out_features)``.
+
+        Raises:
+            ValueError: A shape does not fit a layer or the hypergraph.
+        """
+        assert self.output is not None
+        x = check_features(x, graph.num_nodes, self.in_features)
+        scales = unigcn_norm(graph) if scales is None else scales
+        dropout = dropout_arguments(deterministic, rngs)
+        x0 = y = jax.nn.relu(self.input(self.input_dropout(x, **dropout)))
+        for convolution in self.convolutions:
+            y = jax.nn.relu(convolution(graph, self.dropout(y, **dropout), x0, scales))
+        return self.output(self.dropout(y, **dropout))

@@ -1,0 +1,303 @@
+"""The primitive of hypergraph aggregation: both linear stages in one call.
+
+``hypergraph_aggregate``, Y = diag(o) B diag(e) A diag(i) X, where A sums nodes into hyperedges and
+B hyperedges into nodes. Its transpose in X is itself with i and o, and Aᵀ and Bᵀ, in each other's
+place; in e it is the row dot of two hyperedge sums, in the primitives of :mod:`jax_gnn.segments`.
+
+Scales are vectors in the accumulator type; where there is none, a single 1 stands for it (not an
+empty array: the compiler of jax 0.11 crashes on those under ``shard_map``). A node scale that is
+itself differentiated is taken out of the primitive and multiplied in ``jax.numpy``, so that
+features and scale share one call of the kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn import _ffi, schedules, segments
+from jax_gnn.views import View, Views, accumulator_dtype, in_range, take
+
+
+class Sorted(NamedTuple):
+    """The entries of a sparse matrix of ones, sorted by row; ids out of range are padding."""
+
+    indptr: Any  # (num_rows + 1,), where each row starts
+    rows: Any  # (entries,), ascending
+    cols: Any  # (entries,)
+
+
+class Stage(NamedTuple):
+    """A matrix and its transpose: a sum of gathered rows, and what its gradient sums."""
+
+    forward: Sorted
+    backward: Sorted
+
+    @property
+    def swapped(self) -> Stage:
+        """For the transpose."""
+        return Stage(self.backward, self.forward)
+
+    @property
+    def views(self) -> Views:
+        """For the primitives of :mod:`jax_gnn.segments`."""
+        forward, backward = (
+            View(entries.rows, entries.cols, None, entries.indptr.shape[0] - 1) for entries in self
+        )
+        return Views(forward, backward)
+
+
+def ones(acc: Any) -> Array:
+    """What stands for no scale."""
+    return jnp.ones((1,), acc)
+
+
+def mask_empty(scale: Array, indptr: Array) -> Array:
+    """The scale of an empty row may be anything, as 1 / degree is: makes it 0."""
+    return jnp.where(jnp.diff(indptr) == 0, 0, scale)
+
+
+def _scale_rows(x: Array, scale: Array, indptr: Array) -> Array:
+    """``(…, rows, features)`` times ``(…, rows)``; empty rows are 0, whatever both hold there."""
+    x = jnp.where((jnp.diff(indptr) == 0)[:, None], 0, x)
+    return (x * mask_empty(scale, indptr)[..., None]).astype(x.dtype)
+
+
+# --- Plain XLA -----------------------------------------------------------------------------------
+
+
+def _gather_reduce(entries: Sorted, x: Array, col_scale: Array, row_scale: Array) -> Array:
+    """``row_scale[r] · Σ col_scale[c] · x[c]`` over the columns c of row r."""
+    indptr, rows, cols = entries
+    num_rows = indptr.shape[0] - 1
+    messages = take(x, cols)
+    if col_scale.shape[0] == x.shape[0]:
+        messages *= take(col_scale, cols)[:, None]
+    rows = jnp.where(in_range(rows, num_rows), rows, num_rows)  # out of range: dropped
+    sums = jax.ops.segment_sum(messages, rows, num_rows, indices_are_sorted=True)
+    return sums * mask_empty(row_scale, indptr)[:, None]
+
+
+def _xla(
+    x: Array,
+    node_scale_in: Array,
+    hyperedge_scale: Array,
+    node_scale_out: Array,
+    to_hyperedges: Stage,
+    to_nodes: Stage,
+) -> Array:
+    wide = x.astype(accumulator_dtype(x.dtype))
+    h = _gather_reduce(to_hyperedges.forward, wide, node_scale_in, hyperedge_scale)
+    y = _gather_reduce(to_nodes.forward, h, ones(h.dtype), node_scale_out)
+    return y.astype(x.dtype)
+
+
+# --- Derivatives ---------------------------------------------------------------------------------
+
+
+def _pull_out(
+    x: Array, dx: Array | None, scale: Array, dscale: Array | None, indptr: Array
+) -> tuple[Array, Array | None, Array]:
+    """Multiplies features and tangent by a scale that has a tangent; ones are left as scale."""
+    if dscale is None:
+        return x, dx, scale
+    terms = [_scale_rows(x, dscale, indptr)]
+    terms += [] if dx is None else [_scale_rows(dx, scale, indptr)]
+    return _scale_rows(x, scale, indptr), functools.reduce(operator.add, terms), ones(scale.dtype)
+
+
+def _jvp(
+    bind: _ffi.Bind, primals: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[Array, Array | None]:
+    x, scale_in, scale_edge, scale_out, to_hyperedges, to_nodes = primals
+    dx, dscale_in, dscale_edge, dscale_out, *_ = tangents
+    x, dx, scale_in = _pull_out(x, dx, scale_in, dscale_in, to_hyperedges.backward.indptr)
+    inner_scale_out = scale_out if dscale_out is None else ones(scale_out.dtype)
+    inner = (x, scale_in, scale_edge, inner_scale_out, to_hyperedges, to_nodes)
+    y, dy = _ffi.multilinear_jvp((0, 2), bind, inner, (dx, None, dscale_edge, None))
+    y, dy, _ = _pull_out(y, dy, scale_out, dscale_out, to_nodes.forward.indptr)
+    return y, dy
+
+
+def _backward(bind: _ffi.Bind, ct: Array, operands: Sequence[Any], last_scale: Array) -> Array:
+    """The aggregation that leads back to the nodes that sent."""
+    _, _, scale_edge, scale_out, to_hyperedges, to_nodes = operands
+    return bind(ct, scale_out, scale_edge, last_scale, to_nodes.swapped, to_hyperedges.swapped)
+
+
+def _transpose_x(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Array:
+    return _backward(bind, ct, operands, operands[1])
+
+
+def _transpose_scale_in(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Array:
+    x, _, scale_edge, _, to_hyperedges, _ = operands
+    other = _backward(bind, ct, operands, ones(scale_edge.dtype))
+    return _row_dot(x, other, to_hyperedges.backward.indptr)
+
+
+def _transpose_scale_out(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Array:
+    x, scale_in, scale_edge, _, to_hyperedges, to_nodes = operands
+    y = bind(x, scale_in, scale_edge, ones(scale_edge.dtype), to_hyperedges, to_nodes)
+    return _row_dot(ct, y, to_nodes.forward.indptr)
+
+
+def _row_dot(x: Array, y: Array, indptr: Array) -> Array:
+    acc = accumulator_dtype(x.dtype)
+    x = jnp.where((jnp.diff(indptr) == 0)[:, None], 0, x)
+    return jnp.sum(x.astype(acc) * y.astype(acc), 1)
+
+
+def _transpose_hyperedge_scale(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Array:
+    x, scale_in, _, scale_out, to_hyperedges, to_nodes = operands
+
+    def sums(stage: Stage, x: Array, scale: Array) -> Array:
+        x = x.astype(accumulator_dtype(x.dtype))  # half types would lose or overflow the sums
+        if scale.shape[0] == x.shape[0]:
+            x = _scale_rows(x, scale, stage.backward.indptr)
+        return segments.total(x, stage.views, bind.implementation)
+
+    sent = sums(to_hyperedges, x, scale_in)
+    return jnp.sum(sent * sums(to_nodes.swapped, ct, scale_out), 1)
+
+
+# --- Batching ------------------------------------------------------------------------------------
+
+
+def _batch(bind: _ffi.Bind, operands: Sequence[Any], batched: Sequence[Any], size: int) -> Array:
+    x, scale_in, scale_edge, scale_out, to_hyperedges, to_nodes = operands
+    x_batched, in_batched, edge_batched, out_batched, *indices_batched = batched
+    if edge_batched or any(jax.tree.leaves(indices_batched)):
+        return _disjoint_union(bind, operands, batched, size)
+    # One hypergraph for all: the batch joins the features, and batched node scales go outside.
+    if in_batched:
+        x = _scale_rows(x, scale_in, to_hyperedges.backward.indptr)
+        x_batched, scale_in = True, ones(scale_in.dtype)
+    inner = (scale_in, scale_edge, ones(scale_out.dtype) if out_batched else scale_out)
+    if x_batched:
+        nodes, features = x.shape[1:]
+        x = jnp.moveaxis(x, 0, 1).reshape(nodes, size * features)
+    y = bind(x, *inner, to_hyperedges, to_nodes)
+    if x_batched:
+        y = jnp.moveaxis(y.reshape(nodes, size, features), 1, 0)
+    return _scale_rows(y, scale_out, to_nodes.forward.indptr) if out_batched else y
+
+
+def _disjoint_union(
+    bind: _ffi.Bind, operands: Sequence[Any], batched: Sequence[Any], size: int
+) -> Array:
+    """Joins a batch of hypergraphs to one without common nodes, and applies the primitive to it."""
+    operands = segments.all_batched(operands, batched, size)
+    x, *scales, to_hyperedges, to_nodes = operands
+    num_nodes, width = x.shape[1:]
+    num_hyperedges = to_hyperedges.forward.indptr.shape[1] - 1
+    ids = [entries.cols for stage in (to_hyperedges, to_nodes) for entries in stage]
+    if size * max(num_nodes, num_hyperedges, *(i.shape[1] for i in ids)) > _max_id(ids[0]):
+        return jax.lax.map(lambda one: bind(*one), operands)
+    # A single 1 becomes a scale for each row, of which the joined hypergraph has more; rows that
+    # are empty now may get padding and not seem so then.
+    indptrs = (
+        to_hyperedges.backward.indptr,
+        to_hyperedges.forward.indptr,
+        to_nodes.forward.indptr,
+    )
+    joined = bind(
+        x.reshape(size * num_nodes, width),
+        *(mask_empty(*both).ravel() for both in zip(scales, indptrs, strict=True)),
+        _join_stage(to_hyperedges, num_hyperedges, num_nodes),
+        _join_stage(to_nodes, num_nodes, num_hyperedges),
+    )
+    return joined.reshape(size, num_nodes, width)
+
+
+def _max_id(ids: Array) -> int:
+    return int(jnp.iinfo(ids.dtype).max)
+
+
+def _join_stage(stage: Stage, num_rows: int, num_cols: int) -> Stage:
+    return Stage(_join(stage.forward, num_cols), _join(stage.backward, num_rows))
+
+
+def _join(entries: Sorted, num_cols: int) -> Sorted:
+    """The block-diagonal matrix of a batch."""
+    indptr, rows, cols = entries
+    (size, count), num_rows = cols.shape, indptr.shape[1] - 1
+    batch = jnp.arange(size, dtype=indptr.dtype)[:, None]
+    # The last row of each block runs on over the block's padding, which is marked in the columns.
+    within = jnp.arange(count, dtype=indptr.dtype) < indptr[:, -1:]
+    rows = jnp.where(within, rows, num_rows - 1) + batch * num_rows
+    cols = jnp.where(within & in_range(cols, num_cols), cols + batch * num_cols, -1)
+    starts = indptr[:, :-1] + batch * count
+    end = jnp.full((1,), size * count, indptr.dtype)
+    return Sorted(jnp.concatenate([starts.ravel(), end]), rows.ravel(), cols.ravel())
+
+
+# --- The primitive -------------------------------------------------------------------------------
+
+
+def _result(x: Any, *others: Any) -> jax.ShapeDtypeStruct:
+    del others
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _call(platform: _ffi.Platform, x: Any, *others: Any) -> _ffi.Call | None:
+    *scales, to_hyperedges, to_nodes = others
+    stages = to_hyperedges.forward, to_nodes.forward
+    width, acc = x.shape[1], np.dtype(accumulator_dtype(x.dtype))
+    hyperedges, nodes = (entries.indptr.shape[0] - 1 for entries in stages)
+    counts = [entries.cols.shape[0] for entries in stages]
+    if platform == "cuda" and stages[0].rows.dtype != np.int32:
+        largest = max(x.shape[0], hyperedges, *counts)
+        if largest >= segments.MAX_SIZE:  # kernels take int32 ids there
+            return None
+        stages = jax.tree.map(
+            lambda ids: segments.narrow(ids, largest), stages, is_leaf=_is_operand
+        )
+    chosen = schedules.choose_hypergraph(
+        incidences=max(counts),
+        nodes=nodes,
+        hyperedges=hyperedges,
+        width=width,
+        itemsize=np.dtype(x.dtype).itemsize,
+    )
+    attributes: dict[str, Any] = {"by_rows": np.bool_(chosen.by_rows)}
+    workspaces = [jax.ShapeDtypeStruct((hyperedges, width), acc)]
+    for prefix, itemsize, count in zip(
+        ("", "next_"), (x.dtype.itemsize, acc.itemsize), counts, strict=True
+    ):
+        lanes = schedules.covering_lanes(width, itemsize)
+        blocks = 1 if chosen.by_rows else chosen.blocks
+        schedule = schedules.Schedule(False, lanes, chosen.threads, blocks)
+        attributes[f"{prefix}lanes"] = np.int64(lanes)
+        attributes[f"{prefix}threads"] = np.int64(chosen.threads)
+        workspaces.append(segments.workspace(schedule, count, x))
+    return _ffi.Call([x, *scales, *stages[0], *stages[1]], attributes, workspaces)
+
+
+def _is_operand(value: Any) -> bool:
+    return isinstance(value, _ffi.Operand)
+
+
+# (x, node_scale_in, hyperedge_scale, node_scale_out, to_hyperedges, to_nodes), the last two stages.
+aggregate = _ffi.define_primitive(
+    "hypergraph_aggregate",
+    _ffi.Rules(
+        result=_result,
+        xla=_xla,
+        call=_call,
+        jvp=_jvp,
+        transpose={
+            0: _transpose_x,
+            1: _transpose_scale_in,
+            2: _transpose_hyperedge_scale,
+            3: _transpose_scale_out,
+        },
+        batch=_batch,
+    ),
+)

@@ -1,0 +1,73 @@
+"""What is tuned of the hypergraph aggregation: calls, and the schedules that are worth trying."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_gnn import _schedule_cache, schedules
+from jax_gnn.hypergraph import Hypergraph
+from jax_gnn.hypergraph_aggregate import hypergraph_aggregate
+from jax_gnn.schedules import HypergraphSchedule
+from jax_gnn.tuning.measure import numbers
+
+OPS = ("hypergraph_aggregate",)
+
+# In multiples of the multiprocessors of an H100 or H200.
+_BLOCKS = tuple(132 * factor for factor in (1, 2, 4, 8, 16))
+
+
+class Call(NamedTuple):
+    """What is measured: the aggregation over a hypergraph, with scales on all sides."""
+
+    hypergraph: Hypergraph
+    width: int
+    dtype: str
+
+    @property
+    def _sizes(self) -> tuple[int, int, int]:
+        graph = self.hypergraph
+        return graph.num_incidences, graph.num_nodes, graph.num_hyperedges
+
+    @property
+    def key(self) -> str:
+        """In the cache."""
+        itemsize = jnp.dtype(self.dtype).itemsize
+        return _schedule_cache.hypergraph_key(*self._sizes, self.width, itemsize)
+
+    def rule(self) -> HypergraphSchedule:
+        """What the rule says, whatever is in the cache."""
+        return schedules.hypergraph_from_rule(*self._sizes, self.width)
+
+    def candidates(self) -> list[HypergraphSchedule]:
+        """By rows, and by incidences with blocks of several sizes."""
+        dealt = [HypergraphSchedule(False, t, blocks) for t in (128, 256) for blocks in _BLOCKS]
+        return [HypergraphSchedule(True, 128, 528), *dealt]
+
+    def effective(self, schedule: HypergraphSchedule) -> HypergraphSchedule:
+        """The same for all schedules that come to the same."""
+        return schedule
+
+    def operands(self) -> tuple[jax.Array, ...]:
+        """Features, and the scales of nodes and of hyperedges."""
+        graph, dtype = self.hypergraph, jnp.dtype(self.dtype)
+        acc = jnp.promote_types(dtype, jnp.float32)
+        return (
+            numbers((graph.num_nodes, self.width), dtype),
+            numbers((graph.num_nodes,), acc),
+            numbers((graph.num_hyperedges,), acc),
+        )
+
+    def function(
+        self, x: jax.Array, node_scale: jax.Array, hyperedge_scale: jax.Array
+    ) -> jax.Array:
+        """What is timed, of the operands."""
+        return hypergraph_aggregate(
+            self.hypergraph,
+            x,
+            node_scale_in=node_scale,
+            node_scale_out=node_scale,
+            hyperedge_scale=hyperedge_scale,
+        )

@@ -1,0 +1,691 @@
+"""The hypergraph layers beside HGNN, against formulas over dense incidence matrices in float64."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.test_util import check_grads
+
+from flax_layers import (
+    HGNNP,
+    AllDeepSets,
+    AllDeepSetsConv,
+    AllSetTransformer,
+    AllSetTransformerConv,
+    HGNNConv,
+    HGNNPConv,
+    HypergraphAttention,
+    HypergraphAttentionConv,
+    UniGAT,
+    UniGATConv,
+    UniGCNII,
+    UniGCNIIConv,
+    UniGIN,
+    UniGINConv,
+    UniSAGE,
+    UniSAGEConv,
+    unigcn_norm,
+)
+from jax_gnn import Hypergraph
+
+NUM_NODES, NUM_HYPEREDGES = 9, 6
+MODELS = [HGNNP, UniGIN, UniSAGE, UniGAT, UniGCNII, HypergraphAttention]
+MODELS += [AllDeepSets, AllSetTransformer]
+SIZES = [(3, 6), (6, 4), (4, 4)]
+
+
+@pytest.fixture
+def incidence(rng) -> np.ndarray:
+    matrix = (rng.random((NUM_NODES, NUM_HYPEREDGES)) < 0.4).astype(float)
+    matrix[:, 1] = 1  # a hyperedge of all nodes
+    matrix[3] = 0  # but one, which is in no hyperedge
+    matrix[:, 2] = 0  # an empty hyperedge
+    return matrix
+
+
+def from_dense(incidence: np.ndarray) -> Hypergraph:
+    num_nodes, num_hyperedges = incidence.shape
+    return Hypergraph.from_incidence(
+        *np.nonzero(incidence), num_nodes=num_nodes, num_hyperedges=num_hyperedges
+    )
+
+
+@pytest.fixture
+def hypergraph(incidence) -> Hypergraph:
+    return from_dense(incidence)
+
+
+def features(width: int, *batch: int, rows: int = NUM_NODES) -> jax.Array:
+    return jax.random.normal(jax.random.key(width), (rows, *batch, width))
+
+
+# --- References ----------------------------------------------------------------------------------
+
+
+def double(parameter) -> np.ndarray:
+    return np.asarray(parameter[...], np.float64)
+
+
+def inverse(degree: np.ndarray) -> np.ndarray:
+    return np.divide(1, degree, out=np.zeros_like(degree), where=degree != 0)
+
+
+def linear(layer: nnx.Linear, x: np.ndarray) -> np.ndarray:
+    return x @ double(layer.kernel) + (0 if layer.bias is None else double(layer.bias))
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0)
+
+
+def leaky(x: np.ndarray, slope: float = 0.2) -> np.ndarray:
+    return np.where(x > 0, x, slope * x)
+
+
+def layer_norm(layer: nnx.LayerNorm, x: np.ndarray) -> np.ndarray:
+    centered = x - x.mean(-1, keepdims=True)
+    scaled = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5)
+    return scaled * double(layer.scale) + double(layer.bias)
+
+
+def softmax(scores: np.ndarray, mask: np.ndarray, axis: int) -> np.ndarray:
+    """Over an axis of a dense matrix, where the mask has ones; zeros elsewhere."""
+    exponentials = np.exp(scores) * mask
+    return exponentials * inverse(exponentials.sum(axis=axis, keepdims=True))
+
+
+def reduced(matrix: np.ndarray, x: np.ndarray, reduce: str) -> np.ndarray:
+    """Rows of x, reduced over the ones of each row of a matrix; 0 where there are none."""
+    function = getattr(np, reduce)
+    return np.stack(
+        [function(x[row > 0], axis=0) if row.any() else np.zeros(x.shape[1:]) for row in matrix]
+    )
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return x * inverse(np.linalg.norm(x, axis=-1, keepdims=True))
+
+
+def reference_hgnnp(conv: HGNNPConv, h: np.ndarray, x: np.ndarray) -> np.ndarray:
+    y = x @ double(conv.kernel) + double(conv.bias)
+    return reduced(h, reduced(h.T, y, "mean"), "mean")
+
+
+def reference_unigin(conv: UniGINConv, h: np.ndarray, x: np.ndarray) -> np.ndarray:
+    eps = conv.eps if conv.learned_eps is None else double(conv.learned_eps)
+    y = x @ double(conv.kernel)
+    hyperedges = reduced(h.T, y, conv.hyperedge_reduce)
+    y = (1 + eps) * y + h @ hyperedges + double(conv.bias)
+    return unit(y) if conv.normalize else y
+
+
+def reference_unisage(conv: UniSAGEConv, h: np.ndarray, x: np.ndarray) -> np.ndarray:
+    y = x @ double(conv.kernel)
+    hyperedges = reduced(h.T, y, conv.hyperedge_reduce)
+    # An empty hyperedge has 0, but nobody belongs to it.
+    y = y + reduced(h, hyperedges, conv.node_reduce) + double(conv.bias)
+    return unit(y) if conv.normalize else y
+
+
+def heads_of(x: np.ndarray, heads: int) -> np.ndarray:
+    return x.reshape(len(x), heads, -1)
+
+
+def joined(y: np.ndarray, concat: bool) -> np.ndarray:
+    return y.reshape(len(y), -1) if concat else y.mean(axis=1)
+
+
+def reference_unigat(conv: UniGATConv, h: np.ndarray, x: np.ndarray) -> np.ndarray:
+    own = heads_of(x @ double(conv.kernel), conv.heads)
+    hyperedges = reduced(h.T, own, "mean")
+    scores = leaky((hyperedges * double(conv.attention)).sum(-1), conv.negative_slope)
+    weights = softmax(scores[None], h[:, :, None], axis=1)
+    y = joined(np.einsum("veh,ehc->vhc", weights, hyperedges), conv.concat)
+    y = unit(y) if conv.normalize else y
+    return y + conv.skip * joined(own, conv.concat) + double(conv.bias)
+
+
+def reference_unigcnii(
+    conv: UniGCNIIConv, h: np.ndarray, x: np.ndarray, x0: np.ndarray | None = None
+) -> np.ndarray:
+    degree = h.sum(axis=1)
+    mean_degree = reduced(h.T, degree, "mean")
+    y = reduced(h.T, x, "mean") * (inverse(mean_degree) ** 0.5)[:, None]
+    y = (h @ y) * (inverse(degree) ** 0.5)[:, None]
+    z = (1 - conv.alpha) * y + conv.alpha * (np.cos(x) if x0 is None else x0)
+    beta = math.log(conv.lamda / conv.layer + 1)
+    bias = 0 if conv.bias is None else double(conv.bias)
+    return (1 - beta) * z + beta * (z @ double(conv.kernel) + bias)
+
+
+def reference_attention(
+    conv: HypergraphAttentionConv,
+    h: np.ndarray,
+    x: np.ndarray,
+    weight: np.ndarray | None = None,
+    attr: np.ndarray | None = None,
+) -> np.ndarray:
+    weight = np.ones(h.shape[1]) if weight is None else weight
+    attr = reduced(h.T, x, "mean") if attr is None else attr
+    nodes, hyperedges = (heads_of(each @ double(conv.kernel), conv.heads) for each in (x, attr))
+    of_nodes = (nodes * double(conv.node_attention)).sum(-1)
+    of_hyperedges = (hyperedges * double(conv.hyperedge_attention)).sum(-1)
+    scores = leaky(of_nodes[:, None] + of_hyperedges[None], conv.negative_slope)
+    attention = softmax(scores, h[:, :, None], axis={"node": 1, "hyperedge": 0}[conv.softmax_by])
+    degrees = attention if conv.degrees == "attention" else h[:, :, None]
+    messages = np.einsum("veh,vhc->ehc", attention, nodes)
+    messages *= weight[:, None, None] * inverse(degrees.sum(axis=0))[:, :, None]
+    y = np.einsum("veh,ehc->vhc", attention, messages)
+    y *= inverse(np.einsum("veh,e->vh", degrees, weight))[:, :, None]
+    return joined(y, conv.concat) + double(conv.bias)
+
+
+def reference_mlp(mlp, x: np.ndarray) -> np.ndarray:
+    for number in range(1, mlp.num_layers + 1):
+        x = relu(x) if number > 1 else x
+        x = layer_norm(getattr(mlp, f"norm{number}"), x) if mlp.normalize else x
+        x = linear(getattr(mlp, f"linear{number}"), x)
+    return x
+
+
+def reference_alldeepsets(conv: AllDeepSetsConv, h: np.ndarray, x: np.ndarray) -> np.ndarray:
+    for half, matrix in ((conv.to_hyperedges, h.T), (conv.to_nodes, h)):
+        x = reduced(matrix, relu(reference_mlp(half.encoder, x)), conv.aggregation)
+        x = relu(reference_mlp(half.decoder, x))
+    return x
+
+
+def reference_allsettransformer(
+    conv: AllSetTransformerConv, h: np.ndarray, x: np.ndarray
+) -> np.ndarray:
+    for half, matrix in ((conv.to_hyperedges, h.T), (conv.to_nodes, h)):
+        seed = double(half.seed)
+        keys, values = (heads_of(linear(each, x), conv.heads) for each in (half.key, half.value))
+        scores = leaky((keys * seed).sum(-1), conv.negative_slope)
+        weights = softmax(scores[None], matrix[:, :, None], axis=1)
+        y = (np.einsum("rsh,shc->rhc", weights, values) + seed).reshape(len(matrix), -1)
+        y = layer_norm(half.norm1, y)
+        y = layer_norm(half.norm2, y + relu(reference_mlp(half.mlp, y)))
+        x = relu(y) if half is conv.to_hyperedges else y
+    return x
+
+
+# --- The convolutions ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A convolution with options, and how it is called."""
+
+    layer: type
+    reference: object
+    options: tuple = ()
+
+    def __str__(self) -> str:
+        return "-".join([self.layer.__name__, *(f"{name}={value}" for name, value in self.options)])
+
+    def make(self, in_features: int, out_features: int, **others):
+        sizes = (in_features, out_features)
+        if self.layer is UniGCNIIConv:
+            sizes = (in_features,)
+        conv = self.layer(*sizes, rngs=nnx.Rngs(0), **dict(self.options) | others)
+        # Biases, scales and eps that tell where they enter.
+        state = nnx.state(conv, nnx.Param)
+        key = jax.random.key(7)
+        for i, (path, parameter) in enumerate(nnx.to_flat_state(state)):
+            if path[-1] in ("bias", "scale", "learned_eps"):
+                noise = 0.5 * jax.random.normal(jax.random.fold_in(key, i), parameter.shape)
+                parameter[...] = (parameter[...] + noise).astype(parameter.dtype)
+        nnx.update(conv, state)
+        return conv
+
+    def call(self, conv, hypergraph, x, **others):
+        extra = (jnp.cos(x),) if self.layer is UniGCNIIConv else ()
+        return conv(hypergraph, x, *extra, **others)
+
+    def expected(self, conv, incidence: np.ndarray, x) -> np.ndarray:
+        return self.reference(conv, incidence, np.asarray(x, np.float64))
+
+    def out_features(self, sizes: tuple[int, int]) -> int:
+        return sizes[0] if self.layer is UniGCNIIConv else sizes[1]
+
+
+def case(layer, reference, /, **options) -> Case:
+    return Case(layer, reference, tuple(options.items()))
+
+
+CASES = [
+    case(HGNNPConv, reference_hgnnp),
+    case(UniGINConv, reference_unigin),
+    case(UniGINConv, reference_unigin, learn_eps=False, eps=0.3, hyperedge_reduce="sum"),
+    case(UniGINConv, reference_unigin, hyperedge_reduce="max", normalize=True),
+    case(UniSAGEConv, reference_unisage),
+    case(UniSAGEConv, reference_unisage, hyperedge_reduce="sum", node_reduce="mean"),
+    case(UniSAGEConv, reference_unisage, node_reduce="max", normalize=True),
+    case(UniSAGEConv, reference_unisage, hyperedge_reduce="min"),
+    case(UniGATConv, reference_unigat),
+    case(UniGATConv, reference_unigat, heads=2, skip=True, normalize=True),
+    case(UniGATConv, reference_unigat, heads=3, concat=False, skip=True, negative_slope=0.5),
+    case(UniGCNIIConv, reference_unigcnii),
+    case(UniGCNIIConv, reference_unigcnii, alpha=0.4, lamda=1.5, layer=3, use_bias=True),
+    case(HypergraphAttentionConv, reference_attention),
+    case(HypergraphAttentionConv, reference_attention, heads=2, negative_slope=0.5),
+    case(HypergraphAttentionConv, reference_attention, heads=3, concat=False),
+    case(HypergraphAttentionConv, reference_attention, heads=2, softmax_by="hyperedge"),
+    case(HypergraphAttentionConv, reference_attention, heads=2, degrees="attention"),
+    case(AllDeepSetsConv, reference_alldeepsets),
+    case(AllDeepSetsConv, reference_alldeepsets, aggregation="mean", mlp_layers=1),
+    case(AllSetTransformerConv, reference_allsettransformer),
+    case(AllSetTransformerConv, reference_allsettransformer, heads=2, mlp_layers=3),
+]
+ONE_OF_EACH = list({each.layer: each for each in CASES}.values())
+
+
+def assert_close(actual, expected, tolerance: float = 3e-5):
+    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_conv_equals_the_formula(case, sizes, hypergraph, incidence):
+    conv = case.make(*sizes)
+    x = features(sizes[0])
+    expected = case.expected(conv, incidence, x)
+    assert expected.shape == (NUM_NODES, case.out_features(sizes))
+    assert_close(case.call(conv, hypergraph, x), expected)
+
+
+@pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
+def test_conv_without_bias(case, hypergraph, incidence):
+    conv = case.make(4, 6, use_bias=False)
+    with_bias = case.make(4, 6, use_bias=True)
+    paths = [{path for path, _ in nnx.to_flat_state(nnx.state(c))} for c in (conv, with_bias)]
+    assert paths[0] < paths[1]
+    assert np.isfinite(case.call(conv, hypergraph, features(4))).all()
+
+
+@pytest.mark.parametrize("degrees", ["ones", "attention"])
+def test_hypergraph_attention_with_weights_and_features(degrees, hypergraph, incidence, rng):
+    weight = rng.uniform(0.5, 2, NUM_HYPEREDGES)
+    attr = rng.normal(size=(NUM_HYPEREDGES, 4))
+    conv = case(HypergraphAttentionConv, None, heads=2, degrees=degrees).make(4, 6)
+    x = features(4)
+    for given in [(weight, None), (None, attr), (weight, attr)]:
+        expected = reference_attention(conv, incidence, np.asarray(x, np.float64), *given)
+        assert_close(conv(hypergraph, x, *given), expected)
+    integers = np.arange(1, NUM_HYPEREDGES + 1)
+    np.testing.assert_array_equal(
+        conv(hypergraph, x, integers), conv(hypergraph, x, 1.0 * integers)
+    )
+    batched = conv(hypergraph, features(4, 2), weight, np.stack([attr, -attr], axis=1))
+    for i, sign in enumerate((1, -1)):
+        assert_close(batched[:, i], conv(hypergraph, features(4, 2)[:, i], weight, sign * attr))
+
+
+def test_unigcnii_scales_can_be_given(hypergraph):
+    scales = unigcn_norm(hypergraph)
+    assert scales.node.shape == (NUM_NODES,)
+    assert scales.hyperedge.shape == (NUM_HYPEREDGES,)
+    conv = case(UniGCNIIConv, None).make(4, 4)
+    x = features(4)
+    np.testing.assert_array_equal(conv(hypergraph, x, x, scales), conv(hypergraph, x, x))
+    doubled = scales._replace(node=2 * scales.node)
+    assert not np.allclose(conv(hypergraph, x, x, doubled), conv(hypergraph, x, x))
+    model = UniGCNII(4, 8, 3, rngs=nnx.Rngs(0))
+    model.eval()
+    np.testing.assert_array_equal(model(hypergraph, x, scales), model(hypergraph, x))
+
+
+def test_hgnnp_is_hgnn_with_row_normalization(hypergraph):
+    x, weight = features(4), jnp.linspace(0.5, 2, NUM_HYPEREDGES)
+    plus = HGNNPConv(4, 3, num_hyperedges=NUM_HYPEREDGES, rngs=nnx.Rngs(0))
+    hgnn = HGNNConv(4, 3, num_hyperedges=NUM_HYPEREDGES, normalization="row", rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(plus(hypergraph, x, weight), hgnn(hypergraph, x, weight))
+
+
+def widths_at(primitive: str, case: Case, sizes: tuple[int, int], hypergraph) -> list[int]:
+    conv = case.make(*sizes, **{"use_bias": False} if case.layer is HGNNPConv else {})
+    jaxpr = jax.make_jaxpr(lambda x: case.call(conv, hypergraph, x))(features(sizes[0]))
+    return [
+        equation.outvars[0].aval.shape[1]
+        for equation in jaxpr.eqns
+        if primitive in equation.primitive.name
+    ]
+
+
+def test_the_narrower_side_is_aggregated(hypergraph):
+    linear_ones = [CASES[0], CASES[1], CASES[2], CASES[4], CASES[5]]
+    for each in linear_ones:
+        for sizes in SIZES:
+            widths = widths_at("hypergraph_aggregate", each, sizes, hypergraph)
+            assert widths == [min(sizes)], each
+    gat = case(UniGATConv, None)
+    assert widths_at("segment_reduce", gat, (3, 6), hypergraph)[0] == 3
+    assert widths_at("segment_reduce", gat, (6, 4), hypergraph)[0] == 4
+
+
+def test_attention_forms_no_messages(hypergraph):
+    for each in (case(UniGATConv, None, heads=2), case(HypergraphAttentionConv, None, heads=2),
+                 case(AllSetTransformerConv, None, heads=2)):  # fmt: skip
+        conv = each.make(4, 64)
+        loss = jax.grad(lambda x, each=each, conv=conv: each.call(conv, hypergraph, x).sum())
+        text = str(jax.make_jaxpr(loss)(features(4)))
+        count = hypergraph.num_incidences
+        assert f"[{count},2]" in text
+        assert f"[{count},64]" not in text
+        assert f"[{count},2,32]" not in text
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_batch_axes_and_vmap(case, hypergraph):
+    conv = case.make(4, 6)
+    x = features(4, 2)
+    expected = np.stack([case.call(conv, hypergraph, x[:, i]) for i in range(2)], axis=1)
+    assert_close(case.call(conv, hypergraph, x), expected)
+    mapped = jax.vmap(lambda x: case.call(conv, hypergraph, x), in_axes=1, out_axes=1)(x)
+    assert_close(mapped, expected)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_padding_changes_nothing(case, hypergraph):
+    conv = case.make(4, 6)
+    padded = hypergraph.pad(num_nodes=12, num_hyperedges=8, num_incidences=70)
+    x = features(4)
+
+    def loss(x, hypergraph):
+        return jnp.sum(case.call(conv, hypergraph, x)[:NUM_NODES] ** 2)
+
+    junk = jnp.concatenate([x, jnp.full((3, 4), jnp.nan)])
+    assert_close(case.call(conv, padded, junk)[:NUM_NODES], case.call(conv, hypergraph, x))
+    gradient = jax.jit(jax.grad(loss))
+    of_padded = gradient(jnp.pad(x, ((0, 3), (0, 0))), padded)
+    assert_close(of_padded, np.pad(gradient(x, hypergraph), ((0, 3), (0, 0))), 1e-4)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradients_are_slopes(case, hypergraph, rng):
+    # In float64, the steps are too small to meet a kink of a ReLU or another maximum.
+    with jax.enable_x64(True):
+        conv = case.make(4, 6, param_dtype=jnp.float64)
+        x, probe = (jnp.asarray(rng.normal(size=(NUM_NODES, width))) for width in (4, 6))
+        graphdef, params, rest = nnx.split(conv, nnx.Param, ...)
+
+        @jax.jit
+        def loss(params, x):
+            y = case.call(nnx.merge(graphdef, params, rest), hypergraph, x)
+            return jnp.vdot(y, probe[:, : y.shape[1]])
+
+        gradient = jax.grad(loss, argnums=(0, 1))(params, x)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+        check_grads(loss, (params, x), order=1, modes=["rev"], rtol=1e-5, atol=1e-5, eps=1e-6)
+
+
+@pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
+def test_gradients_equal_those_of_plain_xla(case, hypergraph):
+    import jax_gnn
+
+    conv = case.make(4, 6)
+    graphdef, params, rest = nnx.split(conv, nnx.Param, ...)
+
+    def loss(params, x):
+        return jnp.sum(jnp.sin(case.call(nnx.merge(graphdef, params, rest), hypergraph, x)))
+
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))
+    ours = gradient(params, features(4))
+    with jax_gnn.implementation("xla"):
+        theirs = gradient(params, features(4))
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-4), ours, theirs)
+
+
+@pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
+def test_one_trace_for_equal_shapes(case, hypergraph, incidence):
+    conv = case.make(4, 6)
+    traces = []
+
+    @jax.jit
+    def apply(hypergraph: Hypergraph, x: jax.Array) -> jax.Array:
+        traces.append(None)
+        return case.call(conv, hypergraph, x)
+
+    first, second = apply(hypergraph, features(4)), apply(
+        from_dense(incidence[::-1]), features(4)[::-1]
+    )  # fmt: skip
+    assert len(traces) == 1
+    assert_close(first, second[::-1])
+    assert_close(first, case.expected(conv, incidence, features(4)))
+
+
+@pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
+def test_dtypes(case, hypergraph):
+    x = features(4)
+    single, half = case.make(4, 6), case.make(4, 6, dtype=jnp.bfloat16)
+    assert {p.dtype for p in jax.tree.leaves(nnx.state(half, nnx.Param))} == {jnp.dtype("float32")}
+    y = case.call(half, hypergraph, x)
+    assert y.dtype == jnp.bfloat16
+    expected = case.call(single, hypergraph, x)
+    assert expected.dtype == jnp.float32
+    np.testing.assert_allclose(y.astype(jnp.float32), expected, rtol=0.1, atol=0.1)
+    stored = case.make(4, 6, param_dtype=jnp.float16)
+    assert {p.dtype for p in jax.tree.leaves(nnx.state(stored, nnx.Param))} == {
+        jnp.dtype("float16")
+    }
+    assert case.call(stored, hypergraph, x).dtype == jnp.float32
+    assert case.call(stored, hypergraph, x.astype(jnp.float16)).dtype == jnp.float16
+    integers = jnp.ones((NUM_NODES, 4), jnp.int32)
+    assert conv_of_integers(case, single, hypergraph, integers).dtype == jnp.float32
+
+
+def conv_of_integers(case, conv, hypergraph, x):
+    extra = (x,) if case.layer is UniGCNIIConv else ()
+    return conv(hypergraph, x, *extra)
+
+
+@pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
+def test_bad_shapes(case, hypergraph):
+    conv = case.make(4, 6)
+    for shape in [(9, 5), (8, 4), (4,)]:
+        with pytest.raises(ValueError, match=r"x must have shape .*\(9, ..., 4\), got "):
+            case.call(conv, hypergraph, jnp.ones(shape))
+
+
+def test_bad_call_of_one_layer(hypergraph):
+    x = features(4)
+    conv = HypergraphAttentionConv(4, 6, rngs=nnx.Rngs(0))
+    for attr, message in [
+        ((5, 4), r"hyperedge_attr must have shape .*num_hyperedges.*\(6, ..., 4\), got \(5, 4\)"),
+        ((6, 2, 4), r"hyperedge_attr and x must have the same batch axes"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            conv(hypergraph, x, None, jnp.ones(attr))
+    with pytest.raises(ValueError, match=r"hyperedge_weight must have shape .*\(6,\), got \(5,\)"):
+        conv(hypergraph, x, jnp.ones(5))
+    directed = Hypergraph.from_directed([0], [0], [1], [0], num_nodes=9, num_hyperedges=6)
+    with pytest.raises(ValueError, match="hypergraph must not be directed"):
+        conv(directed, x)
+    with pytest.raises(ValueError, match=r"x0 must have shape .*\(9, ..., 4\), got \(9, 3\)"):
+        UniGCNIIConv(4, rngs=nnx.Rngs(0))(hypergraph, x, jnp.ones((9, 3)))
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "message"),
+    [
+        *((each.layer, {"in_features": 0}, "features must be positive, got 0") for each in CASES),
+        (UniGINConv, {"hyperedge_reduce": "median"}, "hyperedge_reduce must be one of .*'median'"),
+        (UniSAGEConv, {"node_reduce": "prod"}, "node_reduce must be one of .* got 'prod'"),
+        (UniGATConv, {"heads": 4}, "heads must divide out_features, .* heads=4 and out_features=6"),
+        (UniGATConv, {"heads": 0}, "heads must be positive, got 0"),
+        (UniGATConv, {"concat": False, "heads": 0}, "heads must be positive, got 0"),
+        (UniGATConv, {"negative_slope": math.nan}, "negative_slope must be finite, got nan"),
+        (
+            HypergraphAttentionConv,
+            {"attention_dropout_rate": 1.5},
+            r"attention_dropout_rate must lie in \[0, 1\], got 1.5",
+        ),
+        (HypergraphAttentionConv, {"softmax_by": "edge"}, "softmax_by must be one of .*'edge'"),
+        (HypergraphAttentionConv, {"degrees": "H"}, "degrees must be one of .*'attention'.*'H'"),
+        (AllDeepSetsConv, {"aggregation": "max"}, "aggregation must be one of .*'max'"),
+        (AllDeepSetsConv, {"mlp_layers": 0}, "mlp_layers must be positive, got 0"),
+        (AllSetTransformerConv, {"heads": 5}, "heads must divide out_features"),
+        (AllSetTransformerConv, {"dropout_rate": -1}, r"dropout_rate must lie in \[0, 1\], got -1"),
+        (UniGCNIIConv, {"alpha": 2.0}, r"alpha must lie in \[0, 1\], got 2.0"),
+        (UniGCNIIConv, {"lamda": 0.0}, "lamda must be a positive number, got 0.0"),
+        (UniGCNIIConv, {"layer": 0}, "layer must be positive, got 0"),
+    ],
+)
+def test_bad_construction(layer, options, message):
+    sizes = {"in_features": 6, "out_features": 6} | options
+    if layer is UniGCNIIConv:
+        sizes["features"] = sizes.pop("in_features")
+        del sizes["out_features"]
+    with pytest.raises(ValueError, match=message):
+        layer(**sizes, rngs=nnx.Rngs(0))
+
+
+def test_directed_hypergraphs():
+    # 0 and 1 send to hyperedge 0, which 2 hears; 2 sends to hyperedge 1, which 0 and 3 hear.
+    directed = Hypergraph.from_directed(
+        [0, 1, 2], [0, 0, 1], [2, 0, 3], [0, 1, 1], num_nodes=4, num_hyperedges=2
+    )
+    tails = np.array([[1, 0], [1, 0], [0, 1], [0, 0]], float)
+    heads = np.array([[0, 1], [0, 0], [1, 0], [0, 1]], float)
+    x = features(4, rows=4)
+    conv = case(UniGATConv, None, heads=2).make(4, 6)
+    own = heads_of(np.asarray(x, np.float64) @ double(conv.kernel), 2)
+    hyperedges = reduced(tails.T, own, "mean")
+    # Each node hears one hyperedge or none, so that all weights are 1.
+    expected = np.einsum("ve,ehc->vhc", heads, hyperedges).reshape(4, 6) + double(conv.bias)
+    assert_close(conv(directed, x), expected)
+    gcn = case(UniGCNIIConv, None, alpha=0.0).make(4, 4)
+    scale = inverse(reduced(tails.T, tails.sum(axis=1), "mean")) ** 0.5
+    z = heads @ (reduced(tails.T, np.asarray(x, np.float64), "mean") * scale[:, None])
+    z = z * (inverse(heads.sum(axis=1)) ** 0.5)[:, None]
+    beta = math.log(1.5)
+    assert_close(gcn(directed, x, x), (1 - beta) * z + beta * z @ double(gcn.kernel))
+
+
+# --- Dropout -------------------------------------------------------------------------------------
+
+WITH_DROPOUT = [
+    (UniGATConv, {"attention_dropout_rate": 0.5, "heads": 2}),
+    (HypergraphAttentionConv, {"attention_dropout_rate": 0.5, "heads": 2}),
+    (AllDeepSetsConv, {"dropout_rate": 0.5}),
+    (AllSetTransformerConv, {"dropout_rate": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("layer", "options"), WITH_DROPOUT)
+def test_dropout_inside(layer, options, hypergraph):
+    conv = layer(4, 32, rngs=nnx.Rngs(0), **options)
+    x = features(4)
+    assert not np.array_equal(conv(hypergraph, x), conv(hypergraph, x))
+    key = jax.random.key(1)
+    np.testing.assert_array_equal(
+        conv(hypergraph, x, rngs=key), conv(hypergraph, x, deterministic=False, rngs=key)
+    )
+    evaluated = conv(hypergraph, x, deterministic=True)
+    conv.eval()
+    np.testing.assert_array_equal(conv(hypergraph, x), evaluated)
+    without = layer(4, 32, rngs=nnx.Rngs(0), **{n: v for n, v in options.items() if n == "heads"})
+    np.testing.assert_array_equal(without(hypergraph, x), evaluated)
+
+
+def test_attention_dropout_drops_incidences(incidence):
+    # One head and equal scores: a node's result is the mean of its hyperedges, less what is dropped
+    # of them, and never more than the rest scaled up.
+    conv = UniGATConv(1, 1, attention_dropout_rate=0.5, use_bias=False, rngs=nnx.Rngs(0))
+    conv.kernel[...], conv.attention[...] = jnp.ones((1, 1)), jnp.zeros((1, 1))
+    alone = Hypergraph.from_hyperedges([[i] for i in range(200)])
+    y = np.asarray(conv(alone, jnp.ones((200, 1)), rngs=jax.random.key(0)))
+    assert set(np.unique(y)) == {0.0, 2.0}
+    assert 0.35 < (y > 0).mean() < 0.65
+
+
+# --- The models ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_models_stack_convolutions(model_class, hypergraph):
+    x = features(4)
+    for depth in (1, 3):
+        model = model_class(4, 8, 3, num_layers=depth, rngs=nnx.Rngs(0))
+        assert len(model.convolutions) == depth
+        if model_class is UniGCNII:
+            y = x0 = jax.nn.relu(model.input(x))
+            for number, conv in enumerate(model.convolutions, start=1):
+                assert conv.layer == number
+                y = jax.nn.relu(conv(hypergraph, y, x0))
+            y = model.output(y)
+        else:
+            y = x
+            for number, conv in enumerate(model.convolutions, start=1):
+                y = jax.nn.relu(y) if number > 1 else y
+                arguments = {"deterministic": True} if model.dropout_in_convolutions else {}
+                y = conv(hypergraph, y, **arguments)
+            if model.output is not None:
+                y = model.output(jax.nn.relu(y))
+        assert_close(model(hypergraph, x, deterministic=True), y)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_gradients_reach_all_parameters(model_class, hypergraph):
+    options = (
+        {"heads": 2} if model_class in (UniGAT, HypergraphAttention, AllSetTransformer) else {}
+    )
+    model = model_class(4, 16, 3, num_layers=2, rngs=nnx.Rngs(0), **options)
+    model.eval()
+
+    def loss(model, hypergraph, x):
+        return jnp.mean(jnp.sin(3 * model(hypergraph, x)))
+
+    grads = nnx.jit(nnx.grad(loss))(model, hypergraph, features(4))
+    for path, gradient in nnx.to_flat_state(grads):
+        assert np.isfinite(gradient[...]).all(), path
+        # A softmax takes away what all its scores have in common.
+        if path[-1] != "node_attention" and path[-2:] != ("key", "bias"):
+            assert np.abs(gradient[...]).max() > 1e-8, path
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_dropout_of_models(model_class, hypergraph):
+    x = features(4)
+    model = model_class(4, 64, 3, dropout_rate=0.5, rngs=nnx.Rngs(0))
+    assert not np.array_equal(model(hypergraph, x), model(hypergraph, x))
+    key = jax.random.key(1)
+    np.testing.assert_array_equal(
+        model(hypergraph, x, rngs=key), model(hypergraph, x, deterministic=False, rngs=key)
+    )
+    evaluated = model(hypergraph, x, deterministic=True)
+    model.eval()
+    np.testing.assert_array_equal(model(hypergraph, x), evaluated)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_bad_models(model_class):
+    with pytest.raises(ValueError, match="hidden_features must be positive, got 0"):
+        model_class(2, 0, 2, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"dropout_rate must lie in \[0, 1\], got 1.5"):
+        model_class(2, 2, 2, dropout_rate=1.5, rngs=nnx.Rngs(0))
+
+
+def test_last_convolution_has_one_head():
+    for model_class in (UniGAT, HypergraphAttention):
+        model = model_class(4, 16, 3, heads=8, num_layers=3, rngs=nnx.Rngs(0))
+        assert [conv.heads for conv in model.convolutions] == [8, 8, 1]
+
+
+def test_dropout_of_allset_reaches_its_convolutions():
+    for model_class in (AllDeepSets, AllSetTransformer):
+        assert model_class(4, 8, 3, dropout_rate=0.3, rngs=nnx.Rngs(0)).conv1.dropout.rate == 0.3
+
+
+def test_hypergraph_attention_takes_the_arguments_of_its_convolution(hypergraph, rng):
+    model = HypergraphAttention(4, 8, 3, rngs=nnx.Rngs(0))
+    x, weight = features(4), jnp.asarray(rng.uniform(0.5, 2, NUM_HYPEREDGES), jnp.float32)
+    attr = jnp.asarray(rng.normal(size=(NUM_HYPEREDGES, 4)), jnp.float32)
+    y = jax.nn.relu(model.conv1(hypergraph, x, weight, attr))
+    expected = model.conv2(hypergraph, y, weight)
+    assert_close(model(hypergraph, x, weight, attr, deterministic=True), expected)
