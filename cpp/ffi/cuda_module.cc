@@ -9,15 +9,19 @@
 
 #include "../kernels/cuda/hypergraph_aggregate.h"
 #include "../kernels/cuda/sddmm.h"
-#include "../kernels/cuda/segment_matmul.h"
 #include "../kernels/cuda/segment_reduce.h"
 #include "../kernels/cuda/segment_softmax.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
 #include "sddmm.h"
-#include "segment_matmul.h"
 #include "segment_reduce.h"
 #include "segment_softmax.h"
+#ifdef JAX_GNN_EMULATED  // without matrix instructions
+#include "../emulator/ffi.h"
+#else
+#include "../kernels/cuda/segment_matmul.h"
+#include "segment_matmul.h"
+#endif
 
 namespace jax_gnn {
 namespace {
@@ -87,6 +91,7 @@ struct Cuda {
         cuda::segment_softmax_tangent<T, Acc>(stream, args..., workspace.bytes, workspace.blocks));
   }
 
+#ifndef JAX_GNN_EMULATED
   template <typename T, typename Out>
   static ffi::Error segment_matmul(Context stream, const MatmulAttributes& attributes,
                                    const Groups& groups, int64_t k, int64_t n, bool transposed,
@@ -109,6 +114,7 @@ struct Cuda {
                                       attributes.exact, attributes.deterministic, lhs, rhs, out,
                                       workspace.untyped_data()));
   }
+#endif
 
  private:
   template <typename Attributes>
@@ -177,6 +183,7 @@ XLA_FFI_DEFINE_HANDLER(
     bind_segment_softmax_tangent(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
     {ffi::Traits::kCmdBufferCompatible});
 
+#ifndef JAX_GNN_EMULATED
 XLA_FFI_DEFINE_HANDLER(
     kSegmentMatmul,
     [](cudaStream_t stream, auto... args) { return segment_matmul<Cuda>(stream, args...); },
@@ -188,24 +195,33 @@ XLA_FFI_DEFINE_HANDLER(
     [](cudaStream_t stream, auto... args) { return segment_outer<Cuda>(stream, args...); },
     bind_segment_outer(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
     {ffi::Traits::kCmdBufferCompatible});
+#endif
 
 }  // namespace
 
+#ifdef JAX_GNN_EMULATED
+NB_MODULE(_cuda_emulated, m) {
+#else
 NB_MODULE(_cuda, m) {
-  m.def("targets", [] {
-    return targets({{"hypergraph_aggregate", kHypergraphAggregate},
-                    {"segment_reduce", kSegmentReduce},
-                    {"segment_reduce_vjp", kSegmentReduceVjp},
-                    {"segment_select", kSegmentSelect},
-                    {"sddmm", kSddmm},
-                    {"sddmm_select", kSddmmSelect},
-                    {"segment_softmax", kSegmentSoftmax},
-                    {"segment_softmax_tangent", kSegmentSoftmaxTangent},
-                    {"segment_matmul", kSegmentMatmul},
-                    {"segment_outer", kSegmentOuter}});
-  });
   m.attr("compiler") = JAX_GNN_CUDA_COMPILER;
   m.attr("architectures") = JAX_GNN_CUDA_ARCHITECTURES;
+#endif
+  m.def("targets", [] {
+    return targets({
+        {"hypergraph_aggregate", kHypergraphAggregate},
+        {"segment_reduce", kSegmentReduce},
+        {"segment_reduce_vjp", kSegmentReduceVjp},
+        {"segment_select", kSegmentSelect},
+        {"sddmm", kSddmm},
+        {"sddmm_select", kSddmmSelect},
+        {"segment_softmax", kSegmentSoftmax},
+        {"segment_softmax_tangent", kSegmentSoftmaxTangent},
+#ifndef JAX_GNN_EMULATED
+        {"segment_matmul", kSegmentMatmul},
+        {"segment_outer", kSegmentOuter},
+#endif
+    });
+  });
 }
 
 }  // namespace jax_gnn

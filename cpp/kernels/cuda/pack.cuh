@@ -6,35 +6,9 @@
 #include <cstdint>
 #include <cstring>
 
-namespace jax_gnn::cuda {
+#include "ptx.cuh"
 
-// Loads where `valid` holds, and leaves `value` alone elsewhere. Not through the read-only path:
-// what is read may be written while the kernel already runs (see Start). Written in PTX so that
-// the address is computed outside the condition: the compiler otherwise turns each load into a
-// branch of its own and waits for one before it issues the next.
-__device__ __forceinline__ void load_if(bool valid, const unsigned short* from,
-                                        unsigned short& value) {
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.u16 %0, [%1];\n}"
-               : "+h"(value)
-               : "l"(from), "r"(static_cast<int>(valid)));
-}
-__device__ __forceinline__ void load_if(bool valid, const unsigned* from, unsigned& value) {
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.u32 %0, [%1];\n}"
-               : "+r"(value)
-               : "l"(from), "r"(static_cast<int>(valid)));
-}
-__device__ __forceinline__ void load_if(bool valid, const uint2* from, uint2& value) {
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %3, 0;\n @p ld.global.v2.u32 {%0, %1}, [%2];\n}"
-               : "+r"(value.x), "+r"(value.y)
-               : "l"(from), "r"(static_cast<int>(valid)));
-}
-__device__ __forceinline__ void load_if(bool valid, const uint4* from, uint4& value) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %5, 0;\n"
-      " @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
-      : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)
-      : "l"(from), "r"(static_cast<int>(valid)));
-}
+namespace jax_gnn::cuda {
 
 // A word that one load instruction brings; features stay packed in it until they are added.
 template <int kBytes>
@@ -81,11 +55,8 @@ __device__ __forceinline__ void load_words(const T* at, T* to) {
 // The lane's place in a row, from its place in row 0. One instruction: rows have less than 4 GB.
 template <typename T>
 __device__ __forceinline__ T* row_at(T* from, int32_t row, unsigned row_bytes) {
-  uint64_t at;
-  asm("mad.wide.u32 %0, %1, %2, %3;"
-      : "=l"(at)
-      : "r"(row), "r"(row_bytes), "l"(reinterpret_cast<uint64_t>(from)));
-  return reinterpret_cast<T*>(at);
+  return reinterpret_cast<T*>(
+      multiply_add(static_cast<unsigned>(row), row_bytes, reinterpret_cast<uint64_t>(from)));
 }
 
 __device__ __forceinline__ float widen(float value) { return value; }

@@ -82,7 +82,7 @@ __device__ __forceinline__ Row load_row(const Csr<Index>& csr, int64_t row) {
 __device__ __forceinline__ void prefetch_ids(const Row& row, const Team& team) {
   constexpr int kSector = 32 / sizeof(Index);
   const Row::Size first = team.lane * kSector;
-  if (first < row.count) asm volatile("prefetch.global.L2 [%0];" ::"l"(row.ids + first));
+  if (first < row.count) prefetch_to_l2(row.ids + first);
 }
 
 // The rows that a thread helps to walk, one after another: first the one that its team owns, unless
@@ -277,9 +277,8 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks)
     gather_reduce_kernel(Csr<Index> csr, Operand<In, Scale> in, const Scale* row_scale, Out* out,
                          int64_t width, Cut cut, bool reads_ahead) {
   using LaneSums = Sums<In, Scale, kVec, kLoads>;
-  extern __shared__ __align__(16) unsigned char shared_bytes[];
   __shared__ unsigned marks[kMaxThreads / 32];
-  Scale* partial = reinterpret_cast<Scale*>(shared_bytes);
+  Scale* partial = reinterpret_cast<Scale*>(dynamic_shared());
   const Team team(cut);
   allow_next_launch();
   if (!reads_ahead) wait_for_previous_launch();

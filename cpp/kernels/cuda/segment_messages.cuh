@@ -159,6 +159,7 @@ struct GatherMessage {
   __device__ __forceinline__ void load(const Ids<kUnroll, Acc>& ids, const Sizes& sizes,
                                        bool ordered, bool beside, const Column& column,
                                        Loaded& loaded, void* left_words = nullptr) const {
+    constexpr int kWordBytes = sizeof(Word<T, kVec>);
     auto* shared = static_cast<Word<T, kVec>*>(left_words) + threadIdx.x;
     const T *from = in + column.first, *from_left = left + column.first;
     bool all_valid = ids.full;
@@ -180,7 +181,8 @@ struct GatherMessage {
       if constexpr (kDots)
 #pragma unroll
         for (int j = 0; j < kUnroll; ++j)
-          copy_async(true, row_at(from_left, ids.row[j], row_bytes), shared + j * kDotThreads);
+          copy_async<kWordBytes>(true, row_at(from_left, ids.row[j], row_bytes),
+                                 shared + j * kDotThreads);
       if (ordered) {
 #pragma unroll
         for (int j = 0; j < kUnroll; ++j)
@@ -195,7 +197,9 @@ struct GatherMessage {
       }
     } else {
       Sizes again = sizes;  // or comparisons are done beforehand, and kept
-      asm volatile("" : "+r"(again.rows), "+r"(again.cols), "+r"(again.weights));
+      hide(again.rows);
+      hide(again.cols);
+      hide(again.weights);
       loaded.valid = 0;
 #pragma unroll
       for (int j = 0; j < kUnroll; ++j) {
@@ -207,7 +211,8 @@ struct GatherMessage {
         load_if(valid, reinterpret_cast<const Word<T, kVec>*>(row_at(from, ids.col[j], row_bytes)),
                 loaded.words[j]);
         if constexpr (kDots)
-          copy_async(valid, row_at(from_left, ids.row[j], row_bytes), shared + j * kDotThreads);
+          copy_async<kWordBytes>(valid, row_at(from_left, ids.row[j], row_bytes),
+                                 shared + j * kDotThreads);
       }
     }
     load_weights(weight, heads, ids, ordered, loaded.valid, column, loaded.weights);
@@ -239,18 +244,6 @@ struct GatherMessage {
       const int64_t entry = ids.first + place, to = order != nullptr ? order[entry] : entry;
       if (static_cast<uint64_t>(to) < num_weights) dots[to * heads + column.head] = sum[j];
     }
-  }
-
- private:
-  // Zeros where `valid` does not hold; *from is then not read.
-  static __device__ __forceinline__ void copy_async(bool valid, const T* from, Word<T, kVec>* to) {
-    constexpr int kBytes = sizeof(Word<T, kVec>);
-    // As __pipeline_memcpy_async, but through the first cache: most rows are read several times.
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-                 :
-                 : "r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from), "n"(kBytes),
-                   "r"(valid ? kBytes : 0)
-                 : "memory");
   }
 };
 

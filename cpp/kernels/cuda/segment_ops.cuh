@@ -6,6 +6,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "ptx.cuh"
+
 namespace jax_gnn::cuda {
 namespace {
 
@@ -32,12 +34,7 @@ struct SumOp {
 template <typename Acc>
 constexpr Acc kEpsilon = std::numeric_limits<Acc>::epsilon();
 
-// 1 / x to within a digit of the last place.
-__device__ __forceinline__ float reciprocal(float x) {
-  float result;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
+__device__ __forceinline__ float reciprocal(float x) { return approximate_reciprocal(x); }
 __device__ __forceinline__ double reciprocal(double x) { return 1 / x; }
 
 // The last part counts entries: those of a step at once, where a run ends.
@@ -67,12 +64,7 @@ struct MeanOp {
 template <bool kMax, typename Acc>
 __device__ __forceinline__ Acc extremum(Acc a, Acc b) {
   if constexpr (std::is_same_v<Acc, float>) {
-    float result;
-    if constexpr (kMax)
-      asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-    else
-      asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-    return result;
+    return kMax ? max_or_nan(a, b) : min_or_nan(a, b);
   } else {
     const bool first = kMax ? a > b : a < b;
     return first || a != a ? a : b;

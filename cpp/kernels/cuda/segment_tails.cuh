@@ -66,7 +66,7 @@ struct Tails {
     uint64_t words[kWords] = {};
     memcpy(words, run, sizeof(run));
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) write(word(block, i, column, width), words[i], tag);
+    for (int i = 0; i < kWords; ++i) write_pair(word(block, i, column, width), words[i], tag);
   }
 
   // Appends some of a chain's tails to the run, from `first` on and before `last`, in order.
@@ -84,15 +84,18 @@ struct Tails {
         for (int j = 0; j < kBatch; ++j)
 #pragma unroll
           for (int i = 0; i < kWords; ++i)
-            if (at + j < last)
-              complete &= read(word(chain.block_of(at + j), i, column, width), words[j][i]);
-      } while (!complete);
+            if (at + j < last) {
+              uint64_t found;
+              read_pair(word(chain.block_of(at + j), i, column, width), words[j][i], found);
+              complete &= found == tag;
+            }
+      } while (wait_unless(complete));
 #pragma unroll
       for (int j = 0; j < kBatch; ++j)
         if (at + j < last) {
 #pragma unroll
           for (int i = 0; i < kWords; ++i)
-            write(word(chain.block_of(at + j), i, column, width), 0, ~tag);
+            write_pair(word(chain.block_of(at + j), i, column, width), 0, ~tag);
           Acc part[Op::kParts];
           memcpy(part, words[j], sizeof(part));
           append<Op>(run, part);
@@ -104,20 +107,6 @@ struct Tails {
   __device__ __forceinline__ unsigned char* word(int64_t block, int i, const Column& column,
                                                  int64_t width) const {
     return base + 16 * ((block * kWords + i) * (width / Op::kVec) + column.first / Op::kVec);
-  }
-  static __device__ __forceinline__ void write(unsigned char* to, uint64_t value, uint64_t tag) {
-    asm volatile("{.reg .b128 w; mov.b128 w, {%1, %2}; st.relaxed.gpu.global.b128 [%0], w;}"
-                 :
-                 : "l"(to), "l"(value), "l"(tag)
-                 : "memory");
-  }
-  __device__ __forceinline__ bool read(const unsigned char* from, uint64_t& value) const {
-    uint64_t found;
-    asm volatile("{.reg .b128 w; ld.relaxed.gpu.global.b128 w, [%2]; mov.b128 {%0, %1}, w;}"
-                 : "=l"(value), "=l"(found)
-                 : "l"(from)
-                 : "memory");
-    return found == tag;
   }
 };
 

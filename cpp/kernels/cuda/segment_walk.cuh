@@ -39,7 +39,6 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
                   bool fills, Start start, Tails<Op, typename Message::Acc> tails) {
   using Acc = typename Message::Acc;
   constexpr int kVec = Op::kVec, kParts = Op::kParts, kUnroll = Message::kUnroll;
-  extern __shared__ __align__(16) unsigned char shared_bytes[];
   __shared__ Range long_gaps[kLongGaps];
   __shared__ int num_long_gaps;
   __shared__ Index edges[8];  // see below
@@ -51,7 +50,7 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
   const Column column = column_of<kVec>(lane, lanes, cut.width, heads);
   // heads[warp][part][lane], then tails.
-  Acc* shared_heads = reinterpret_cast<Acc*>(shared_bytes);
+  Acc* shared_heads = reinterpret_cast<Acc*>(dynamic_shared());
   Acc* shared_tails = shared_heads + warps * kParts * lanes;
   // For messages with dots: words, [entry of a step][thread].
   [[maybe_unused]] void* left_words = shared_tails + warps * kParts * lanes;
@@ -86,7 +85,7 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
                  cut_size(segments.num_weights)};
   if (!column.active) sizes = {0, 0, 0};
   typename Message::T* lane_out = output.out + column.first;
-  asm volatile("" : "+l"(lane_out));  // or it is computed anew for every store
+  hide(lane_out);  // or it is computed anew for every store
 
   bool beside = false;  // weights are read with the ids
   if constexpr (Message::kGathers && !Message::kDots)
@@ -278,7 +277,9 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
         head_row = has_end ? head_row : ids.row[j];
         has_end = true;
         set_neutral<Op>(run);
-        if (after[j] != ids.row[j] + 1 || ids.row[j] < 0) gaps |= 1u << j;
+        if (static_cast<unsigned>(after[j]) - static_cast<unsigned>(ids.row[j]) != 1 ||
+            ids.row[j] < 0)
+          gaps |= 1u << j;
       }
       if constexpr (kParallel) {
         count_up(j);

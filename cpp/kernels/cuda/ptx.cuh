@@ -1,0 +1,115 @@
+// Instructions that CUDA C++ has no name for.
+#pragma once
+
+#ifdef JAX_GNN_EMULATED
+#include "../../emulator/ptx.h"
+#else
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace jax_gnn::cuda {
+
+// The block's dynamic shared memory, aligned to 16 bytes.
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  return shared_bytes;
+}
+
+// Loads where `valid` holds, and leaves `value` alone elsewhere. Not through the read-only path:
+// what is read may be written while the kernel already runs (see Start). Written in PTX so that
+// the address is computed outside the condition: the compiler otherwise turns each load into a
+// branch of its own and waits for one before it issues the next.
+__device__ __forceinline__ void load_if(bool valid, const unsigned short* from,
+                                        unsigned short& value) {
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.u16 %0, [%1];\n}"
+               : "+h"(value)
+               : "l"(from), "r"(static_cast<int>(valid)));
+}
+__device__ __forceinline__ void load_if(bool valid, const unsigned* from, unsigned& value) {
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.u32 %0, [%1];\n}"
+               : "+r"(value)
+               : "l"(from), "r"(static_cast<int>(valid)));
+}
+__device__ __forceinline__ void load_if(bool valid, const uint2* from, uint2& value) {
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %3, 0;\n @p ld.global.v2.u32 {%0, %1}, [%2];\n}"
+               : "+r"(value.x), "+r"(value.y)
+               : "l"(from), "r"(static_cast<int>(valid)));
+}
+__device__ __forceinline__ void load_if(bool valid, const uint4* from, uint4& value) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %5, 0;\n"
+      " @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)
+      : "l"(from), "r"(static_cast<int>(valid)));
+}
+
+// a * b + c
+__device__ __forceinline__ uint64_t multiply_add(unsigned a, unsigned b, uint64_t c) {
+  uint64_t result;
+  asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(result) : "r"(a), "r"(b), "l"(c));
+  return result;
+}
+
+// Keeps the compiler from knowing the value: it is then neither computed anew nor beforehand.
+__device__ __forceinline__ void hide(unsigned& value) { asm volatile("" : "+r"(value)); }
+template <typename T>
+__device__ __forceinline__ void hide(T*& pointer) {
+  asm volatile("" : "+l"(pointer));
+}
+
+__device__ __forceinline__ void prefetch_to_l2(const void* at) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
+// Copies kBytes into shared memory, through the first cache, until __pipeline_wait_prior. Zeros
+// where `valid` does not hold; *from is then not read.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(bool valid, const void* from, void* to) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+               :
+               : "r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from), "n"(kBytes),
+                 "r"(valid ? kBytes : 0)
+               : "memory");
+}
+
+// Two words of 8 bytes that other blocks may read and write meanwhile, at once.
+__device__ __forceinline__ void write_pair(void* to, uint64_t first, uint64_t second) {
+  asm volatile("{.reg .b128 w; mov.b128 w, {%1, %2}; st.relaxed.gpu.global.b128 [%0], w;}"
+               :
+               : "l"(to), "l"(first), "l"(second)
+               : "memory");
+}
+__device__ __forceinline__ void read_pair(const void* from, uint64_t& first, uint64_t& second) {
+  asm volatile("{.reg .b128 w; ld.relaxed.gpu.global.b128 w, [%2]; mov.b128 {%0, %1}, w;}"
+               : "=l"(first), "=l"(second)
+               : "l"(from)
+               : "memory");
+}
+// Whether to read again what another block is to write: not if it is `there`.
+__device__ __forceinline__ bool wait_unless(bool there) { return !there; }
+
+// 1 / x to within a digit of the last place.
+__device__ __forceinline__ float approximate_reciprocal(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// Of which NaN is the larger, and the smaller.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+__device__ __forceinline__ float min_or_nan(float a, float b) {
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+}  // namespace jax_gnn::cuda
+
+#endif  // JAX_GNN_EMULATED
