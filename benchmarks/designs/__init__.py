@@ -1,0 +1,1 @@
+"""Experiments with kernels that are not in the library."""
