@@ -18,7 +18,14 @@ import numpy as np
 import scipy.sparse
 
 from benchmarks.harness import Candidate, Case, Family, Op, Problem
-from benchmarks.models import LEARNING_RATE, Layers, jax_model, loss_gradient, model_problem
+from benchmarks.models import (
+    LEARNING_RATE,
+    Layers,
+    jax_model,
+    loss_gradient,
+    model_problem,
+    random_layer,
+)
 from benchmarks.peers import jax_gnn_graph, torch_csr
 from benchmarks.problems import features, once
 from benchmarks.report import OURS
@@ -52,16 +59,9 @@ def problem(graph: PlainGraph, case: Case) -> Problem:
 
 @once
 def parameters(model: str, width: int) -> Layers:
-    """Matrices that keep the scale of features; small biases."""
+    """Of each layer in the order of the network."""
     rng = np.random.default_rng([width, *model.encode()])
-    return [
-        {
-            name: rng.standard_normal((width,) if "bias" in name else (width, width)).astype("f4")
-            * np.float32(0.1 if "bias" in name else width**-0.5)
-            for name in PARAMETERS[model]
-        }
-        for _ in range(LAYERS)
-    ]
+    return [random_layer(rng, width, PARAMETERS[model]) for _ in range(LAYERS)]
 
 
 # The models in float64.

@@ -10,13 +10,21 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
 
 from benchmarks.harness import Candidate, Case, Family, Op, Problem
-from benchmarks.models import LEARNING_RATE, Layers, jax_model, loss_gradient, model_problem
+from benchmarks.models import (
+    LEARNING_RATE,
+    Layers,
+    jax_model,
+    loss_gradient,
+    model_problem,
+    random_layer,
+)
 from benchmarks.peers import int64, torch_csr
 from benchmarks.problems import features, once
 from benchmarks.report import OURS
@@ -46,20 +54,12 @@ def problem(graph: Incidence, case: Case) -> Problem:
 
 @once
 def parameters(model: str, width: int) -> Layers:
-    """Of each layer in the order of the network, matrices as (inputs, outputs); small biases."""
-    rng = np.random.default_rng([width, *model.encode()])
-
-    def layer(*names: str) -> dict[str, np.ndarray]:
-        return {
-            name: rng.standard_normal((width,) if name == "bias" else (width, width)).astype("f4")
-            * np.float32(0.1 if name == "bias" else width**-0.5)
-            for name in names
-        }
-
+    """Of each layer in the order of the network."""
+    layer = partial(random_layer, np.random.default_rng([width, *model.encode()]), width)
     if model == "unigcnii":
-        maps = [layer("kernel", "bias") for _ in range(2)]
-        return [maps[0], *(layer("kernel") for _ in range(CONVOLUTIONS)), maps[1]]
-    return [layer("kernel", "bias") for _ in range(CONVOLUTIONS)]
+        maps = [layer(["kernel", "bias"]) for _ in range(2)]
+        return [maps[0], *(layer(["kernel"]) for _ in range(CONVOLUTIONS)), maps[1]]
+    return [layer(["kernel", "bias"]) for _ in range(CONVOLUTIONS)]
 
 
 @once

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,17 @@ from benchmarks.problems import Expected, features, once
 LEARNING_RATE = 100.0  # so large that an update shows a wrong gradient
 
 Layers = list[dict[str, np.ndarray]]
+
+
+def random_layer(
+    rng: np.random.Generator, width: int, names: Iterable[str]
+) -> dict[str, np.ndarray]:
+    """Matrices that keep the scale of features, as (inputs, outputs); small biases."""
+    return {
+        name: rng.standard_normal((width,) if "bias" in name else (width, width)).astype("f4")
+        * np.float32(0.1 if "bias" in name else width**-0.5)
+        for name in names
+    }
 
 
 def model_problem(

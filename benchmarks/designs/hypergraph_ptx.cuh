@@ -1,5 +1,5 @@
-// Instructions that CUDA C++ has no name for, apart from the kernels: a stand-in that defines the
-// guard lets these run on a CPU.
+// Instructions that CUDA C++ has no name for, beyond those of the library, apart from the kernels:
+// a stand-in that defines the guard lets these run on a CPU.
 #ifndef JAX_GNN_DESIGNS_PTX
 #define JAX_GNN_DESIGNS_PTX
 
@@ -7,13 +7,16 @@
 
 #include <cstdint>
 
+#include "../../cpp/kernels/cuda/ptx.cuh"
+
 namespace jax_gnn::designs {
 
-// The block's dynamic shared memory, aligned to 16 bytes.
-__device__ __forceinline__ unsigned char* dynamic_shared() {
-  extern __shared__ __align__(16) unsigned char designs_shared_bytes[];
-  return designs_shared_bytes;
-}
+using cuda::dynamic_shared;
+using cuda::hide;
+using cuda::prefetch_to_l2;
+using cuda::read_pair;
+using cuda::wait_unless;
+using cuda::write_pair;
 
 // *from, or zeros unless id < bound: compared in here, or a predicate goes through a register.
 // Not through the read-only path: the same launch may have written what is read.
@@ -61,37 +64,12 @@ __device__ __forceinline__ int load_below(unsigned id, unsigned bound, const int
   return otherwise;
 }
 
-// Keeps the compiler from knowing a value: it is then not computed anew at every use.
-__device__ __forceinline__ void hide(unsigned& value) { asm volatile("" : "+r"(value)); }
-template <typename T>
-__device__ __forceinline__ void hide(T*& pointer) {
-  asm volatile("" : "+l"(pointer));
-}
-
 // base + id * bytes. With mad.wide it takes three instructions.
 __device__ __forceinline__ const unsigned char* row_at(const unsigned char* base, unsigned id,
                                                        unsigned bytes) {
   uint64_t offset;
   asm("mul.wide.u32 %0, %1, %2;" : "=l"(offset) : "r"(id), "r"(bytes));
   return base + offset;
-}
-
-__device__ __forceinline__ void prefetch_to_l2(const void* at) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-}
-
-// Two words of 8 bytes that other blocks may read and write meanwhile, at once.
-__device__ __forceinline__ void write_pair(void* to, uint64_t first, uint64_t second) {
-  asm volatile("{.reg .b128 w; mov.b128 w, {%1, %2}; st.relaxed.gpu.global.b128 [%0], w;}"
-               :
-               : "l"(to), "l"(first), "l"(second)
-               : "memory");
-}
-__device__ __forceinline__ void read_pair(const void* from, uint64_t& first, uint64_t& second) {
-  asm volatile("{.reg .b128 w; ld.relaxed.gpu.global.b128 w, [%2]; mov.b128 {%0, %1}, w;}"
-               : "=l"(first), "=l"(second)
-               : "l"(from)
-               : "memory");
 }
 
 // A counter in global memory.
@@ -103,9 +81,6 @@ __device__ __forceinline__ unsigned read_acquire(const unsigned* counter) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
   return value;
 }
-
-// Whether to look again for what another block is to write: not if it is `there`.
-__device__ __forceinline__ bool wait_unless(bool there) { return !there; }
 
 // The barrier of all threads of a cluster, in two halves. Not aligned: warps may be divergent.
 __device__ __forceinline__ void arrive_cluster() {

@@ -47,11 +47,10 @@ std::vector<unsigned char> shared;
 bool arrived_value, met_value;  // of the barrier: those that have come so far; the last time
 
 // Address sanitizer wants to know of every switch.
-#if defined(__SANITIZE_ADDRESS__)
 void* scheduler_sanitizer;
 const void* scheduler_stack;
 size_t scheduler_stack_bytes;
-
+#if defined(__SANITIZE_ADDRESS__)
 void leave(void** from, const void* stack, size_t bytes) {
   __sanitizer_start_switch_fiber(from, stack, bytes);
 }
@@ -59,9 +58,6 @@ void enter(void* from, const void** stack, size_t* bytes) {
   __sanitizer_finish_switch_fiber(from, stack, bytes);
 }
 #else
-void* scheduler_sanitizer;
-const void* scheduler_stack;
-size_t scheduler_stack_bytes;
 void leave(void**, const void*, size_t) {}
 void enter(void*, const void**, size_t*) {}
 #endif
