@@ -3,12 +3,12 @@
 A schedule is forced for each stage; ``jax_gnn`` is what the rule chooses.
 
 * ``two spmm``: no fusion, two calls of this library's sparse product and scales between them;
-* ``by rows``: fused, a hyperedge or a node to a team of threads, as before the edge split;
-* ``edge split, N blocks``: fused, equal parts of the incidences. The more blocks, the smaller the
-  part of a team (the paper's group size), and the fewer partial sums meet in shared memory before
-  they are written (its grouping): the last stage leaves a team a batch of eight.
+* ``group size N, no grouping``: fused, a team takes N incidences (the paper's g_s), and blocks are
+  a warp: what teams share of a row goes through memory;
+* ``group size N``: with blocks of 128 threads, in whose shared memory partial sums meet first.
 
-On a CPU, which has no schedules, all but the first are alike.
+On a CPU, which has no schedules, all but the first are alike. The edge split itself cannot be
+switched off: hypergraph_designs-nvidia-h200.json has what kernels by rows took.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from benchmarks.report import OURS
 from benchmarks.workloads import Incidence
 
 UNFUSED = "two spmm"
-BLOCKS = tuple(132 * factor for factor in (1, 2, 4, 8, 32))
+ROUNDS = (1, 2, 4, 8, 16)
 
 
 def candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator[Candidate]:
     """A candidate for each stage."""
     from jax_gnn import hyperedge_to_node, node_to_hyperedge
-    from jax_gnn.schedules import HypergraphSchedule
+    from jax_gnn.schedules import SLOT, HypergraphSchedule
 
     operands = containers(graph, problem)
 
@@ -40,8 +40,11 @@ def candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator[Candi
         return hyperedge_to_node(hypergraph, h) * node_scale[:, None]
 
     yield jax_candidate(UNFUSED, unfused, problem, operands)
-    stages = {"by rows": HypergraphSchedule(True, 128, 528)}
-    stages |= {f"edge split, {n} blocks": HypergraphSchedule(False, 128, n) for n in BLOCKS}
+    stages = {
+        f"group size {SLOT * rounds}{name}": HypergraphSchedule(threads, rounds, rounds)
+        for threads, name in ((32, ", no grouping"), (128, ""))
+        for rounds in ROUNDS
+    }
     for name, schedule in stages.items():
         yield replace(jax_candidate(name, aggregate, problem, operands), schedule=schedule)
 
@@ -49,7 +52,7 @@ def candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator[Candi
 OP = replace(
     WHOLE,
     name="hypergraph_ablation",
-    title="Hypergraph aggregation with fusion and edge split on and off",
+    title="Hypergraph aggregation with fusion and grouping on and off, over group sizes",
     families=(
         Family(OURS, "jax", ("jax_gnn",), jax_gnn_candidates),
         Family("schedules", "jax", ("jax_gnn",), candidates),

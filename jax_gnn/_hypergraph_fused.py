@@ -13,6 +13,7 @@ features and scale share one call of the kernel.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -252,13 +253,6 @@ def _call(platform: _ffi.Platform, x: Any, *others: Any) -> _ffi.Call | None:
     width, acc = x.shape[1], np.dtype(accumulator_dtype(x.dtype))
     hyperedges, nodes = (entries.indptr.shape[0] - 1 for entries in stages)
     counts = [entries.cols.shape[0] for entries in stages]
-    if platform == "cuda" and stages[0].rows.dtype != np.int32:
-        largest = max(x.shape[0], hyperedges, *counts)
-        if largest >= segments.MAX_SIZE:  # kernels take int32 ids there
-            return None
-        stages = jax.tree.map(
-            lambda ids: segments.narrow(ids, largest), stages, is_leaf=_is_operand
-        )
     chosen = schedules.choose_hypergraph(
         incidences=max(counts),
         nodes=nodes,
@@ -266,22 +260,24 @@ def _call(platform: _ffi.Platform, x: Any, *others: Any) -> _ffi.Call | None:
         width=width,
         itemsize=np.dtype(x.dtype).itemsize,
     )
-    attributes: dict[str, Any] = {"by_rows": np.bool_(chosen.by_rows)}
+    if platform == "cuda":
+        largest = max(2 * num_rows + count for num_rows, count in zip((hyperedges, nodes), counts))
+        if largest >= segments.MAX_SIZE:  # kernels take int32 ids and places there
+            return None
+        indices = [segments.narrow(ids, largest) for stage in stages for ids in stage.split]
+        # As many blocks as it takes where each team has so many rounds.
+        blocks = []
+        for stage, itemsize, rounds in zip(
+            stages, (x.dtype.itemsize, acc.itemsize), (chosen.rounds, chosen.next_rounds), strict=True
+        ):
+            teams = max(chosen.threads // schedules.team_lanes(width, itemsize), 1)
+            blocks.append(max(math.ceil((stage.split.places.shape[0] - 1) / (teams * rounds)), 1))
+    else:
+        indices = [ids for stage in stages for ids in (stage.indptr, stage.cols)]
+        blocks = [1, 1]
     workspaces = [jax.ShapeDtypeStruct((hyperedges, width), acc)]
-    for prefix, itemsize, count in zip(
-        ("", "next_"), (x.dtype.itemsize, acc.itemsize), counts, strict=True
-    ):
-        lanes = schedules.covering_lanes(width, itemsize)
-        blocks = 1 if chosen.by_rows else chosen.blocks
-        schedule = schedules.Schedule(False, lanes, chosen.threads, blocks)
-        attributes[f"{prefix}lanes"] = np.int64(lanes)
-        attributes[f"{prefix}threads"] = np.int64(chosen.threads)
-        workspaces.append(segments.workspace(schedule, count, x))
-    return _ffi.Call([x, *scales, *stages[0], *stages[1]], attributes, workspaces)
-
-
-def _is_operand(value: Any) -> bool:
-    return isinstance(value, _ffi.Operand)
+    workspaces += [segments.workspace_of(each, width, acc) for each in blocks]
+    return _ffi.Call([x, *scales, *indices], {"threads": np.int64(chosen.threads)}, workspaces)
 
 
 # (x, node_scale_in, hyperedge_scale, node_scale_out, to_hyperedges, to_nodes), the last two stages.

@@ -170,7 +170,7 @@ def _parse_tuned(name: str, schedule: Any, microseconds: Any, rule_microseconds:
     if is_matmul(name):
         types, least = (int, int, int), (1, 0, 1)
     elif is_hypergraph(name):
-        types, least = (bool, int, int), (0, 1, 1)
+        types, least = (int, int, int), (1, 1, 1)
     if tuple(map(type, schedule)) != types or any(map(operator.lt, schedule, least)):
         raise ValueError(f"it is damaged ({schedule!r} is no schedule)")
     return Tuned(tuple(schedule), float(microseconds), float(rule_microseconds))

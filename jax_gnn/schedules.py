@@ -49,19 +49,24 @@ class MatmulSchedule(NamedTuple):
 
 
 class HypergraphSchedule(NamedTuple):
-    """How the two sums of a hypergraph aggregation are dealt out.
+    """How the two sums of a hypergraph aggregation deal out slots of eight incidences.
 
     Attributes:
-        by_rows: Whether threads take rows, rather than equal parts of the incidences: for small
-            hypergraphs, whose rows are not too unequal.
-        threads: Threads of a block, else.
-        blocks: Largest number of blocks that share the incidences, else.
+        threads: Threads of a block, which add up among them what they share of a row.
+        rounds: Slots of a team, one behind another: in which sums nodes over hyperedges.
+        next_rounds: The same where hyperedges are summed over nodes.
     """
 
-    by_rows: bool
     threads: int
-    blocks: int
+    rounds: int
+    next_rounds: int
 
+
+SLOT = 8
+"""Incidences of a slot, `jax_gnn.graph.EdgeSplit`."""
+
+_MULTIPROCESSORS = 132
+_RESIDENT_THREADS = 768
 
 AnySchedule = Schedule | MatmulSchedule | HypergraphSchedule
 
@@ -199,13 +204,29 @@ def choose_hypergraph(
     key = _schedule_cache.hypergraph_key(incidences, nodes, hyperedges, width, itemsize)
     if tuned := _schedule_cache.lookup(key):
         return HypergraphSchedule(*tuned)
-    return hypergraph_from_rule(incidences, nodes, hyperedges, width)
+    return hypergraph_from_rule(incidences, nodes, hyperedges, width, itemsize)
 
 
 def hypergraph_from_rule(
-    incidences: int, nodes: int, hyperedges: int, width: int
+    incidences: int, nodes: int, hyperedges: int, width: int, itemsize: int
 ) -> HypergraphSchedule:
-    """The rule, fitted by hand to an H200, whatever is forced or tuned; see `choose_hypergraph`."""
-    short_rows = incidences <= 32 * min(nodes, hyperedges)
-    by_rows = incidences <= 2**14 or (short_rows and incidences * width <= 2**21)
-    return HypergraphSchedule(by_rows, 128, 528)
+    """The rule, whatever is forced or tuned; see `choose_hypergraph`.
+
+    As many rounds as it takes for all blocks to run at once, on the multiprocessors of an H200, but
+    at most eight: from there on, more blocks cost less than longer ones.
+    """
+
+    def rounds(rows: int, itemsize: int) -> int:
+        lanes = team_lanes(width, itemsize)
+        features = 16 // itemsize if width * itemsize % 16 == 0 else 1
+        tiles = max(-(-width // (lanes * features)), 1)
+        at_once = max(_MULTIPROCESSORS * _RESIDENT_THREADS // (lanes * tiles), 1)
+        slots = max(rows, incidences // SLOT + rows // 2)  # half of a row's last one is empty
+        return min(max(-(-slots // at_once), 1), 8)
+
+    return HypergraphSchedule(128, rounds(hyperedges, itemsize), rounds(nodes, max(itemsize, 4)))
+
+
+def team_lanes(width: int, itemsize: int) -> int:
+    """Lanes of a team that takes slots: at least one for each incidence."""
+    return max(covering_lanes(width, itemsize), SLOT)

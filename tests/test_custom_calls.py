@@ -27,17 +27,15 @@ from jax_gnn import Graph, Hypergraph, _ffi, hypergraph_aggregate
 # The result, the sums of the hyperedges, and what blocks leave to others.
 WORKSPACES = (((1, 96), "uint8"), ((1, 96), "uint8"))
 AGGREGATE_RESULTS = (((5, 2), "float32"), ((3, 2), "float32"), *WORKSPACES)
-AGGREGATE_ATTRIBUTES = {
-    "by_rows": np.bool_(True),
-    **dict.fromkeys(("lanes", "next_lanes"), np.int64(1)),
-    **dict.fromkeys(("threads", "next_threads"), np.int64(128)),
-}
+AGGREGATE_ATTRIBUTES = {"threads": np.int64(128)}
 
 
 def raw_operands() -> list[Any]:
     """What the kernel gets of the primitive's operands."""
     *values, to_hyperedges, to_nodes = SAMPLES["hypergraph_aggregate"]
-    return [*values, *to_hyperedges.forward, *to_nodes.forward]
+    for stage in (to_hyperedges.forward, to_nodes.forward):
+        values += stage.split if PLATFORM == "cuda" else (stage.indptr, stage.cols)
+    return values
 
 
 def call(
@@ -73,6 +71,8 @@ WRONG_OPERANDS = {
     ("hypergraph_aggregate", 1): [floats(4), floats(5, 1), floats(0), floats(5).astype(np.int32)],
     ("hypergraph_aggregate", 2): [floats(5), floats(3).astype(np.float16)],
     ("hypergraph_aggregate", 3): [floats(3), floats(), floats(5).astype(np.int32)],
+}
+WRONG_INDICES: dict[tuple[str, int], list[Any]] = {
     ("hypergraph_aggregate", 4): [
         np.zeros(0, np.int32),
         np.zeros(7, np.int32),
@@ -81,17 +81,28 @@ WRONG_OPERANDS = {
         np.zeros(4, np.uint32),
         np.zeros(4, np.float32),
     ],
-    ("hypergraph_aggregate", 5): [np.zeros(7, np.int32), np.zeros(8, np.int8)],
-    ("hypergraph_aggregate", 6): [np.zeros((2, 4), np.int32), np.zeros(8, np.int16)],
-    ("hypergraph_aggregate", 7): [
+    ("hypergraph_aggregate", 5): [np.zeros((2, 4), np.int32), np.zeros(8, np.int16)],
+    ("hypergraph_aggregate", 6): [
         np.zeros(5, np.int32),
         np.zeros(7, np.int32),
         np.zeros(0, np.int32),
         np.zeros(6, np.float32),
     ],
-    ("hypergraph_aggregate", 8): [np.zeros(0, np.int32), np.zeros((8, 1), np.int32)],
-    ("hypergraph_aggregate", 9): [np.zeros((), np.int32), np.zeros(8, np.float32)],
+    ("hypergraph_aggregate", 7): [np.zeros((), np.int32), np.zeros(8, np.float32)],
 }
+WRONG_SLOTS: dict[tuple[str, int], list[Any]] = {
+    ("hypergraph_aggregate", 4): [
+        np.zeros(8, np.int32),
+        np.zeros((0, 8), np.int32),
+        np.zeros((3, 8), np.int32),
+        np.zeros((5, 4), np.int32),
+        np.zeros((5, 8), np.int64),
+    ],
+    ("hypergraph_aggregate", 5): [np.zeros((5, 3), np.int32), np.zeros((3, 2), np.int32)],
+    ("hypergraph_aggregate", 6): [np.zeros((7, 9), np.int32), np.zeros((7, 8), np.float32)],
+    ("hypergraph_aggregate", 7): [np.zeros((), np.int32), np.zeros((7, 2), np.int16)],
+}
+WRONG_OPERANDS |= WRONG_SLOTS if PLATFORM == "cuda" else WRONG_INDICES
 
 
 @needs_kernels

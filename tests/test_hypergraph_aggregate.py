@@ -880,10 +880,10 @@ def test_weights_of_ones_change_nothing(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     "schedule",
     [
-        schedules.HypergraphSchedule(True, 128, 528),
-        schedules.HypergraphSchedule(False, 128, 1),
-        schedules.HypergraphSchedule(False, 256, 3),
-        schedules.HypergraphSchedule(False, 128, 500),
+        schedules.HypergraphSchedule(32, 1, 1),
+        schedules.HypergraphSchedule(128, 1, 3),
+        schedules.HypergraphSchedule(256, 7, 2),
+        schedules.HypergraphSchedule(64, 200, 5000),
     ],
 )
 def test_schedules_give_the_same_result(

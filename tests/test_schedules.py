@@ -509,12 +509,14 @@ def test_tuning_hypergraphs_writes_what_show_prints(monkeypatch, capsys, tmp_pat
     shape = {"incidences": 4, "nodes": 3, "hyperedges": 3, "width": 8, "itemsize": 4}
     tuned = found[_schedule_cache.hypergraph_key(**shape)]
     assert schedules.choose_hypergraph(**shape) == HypergraphSchedule(*tuned.schedule)
-    assert schedules.hypergraph_from_rule(4, 3, 3, 8).by_rows
-    assert not schedules.hypergraph_from_rule(500_000, 80_000, 70_000, 64).by_rows
+    assert schedules.hypergraph_from_rule(4, 3, 3, 8, 4) == HypergraphSchedule(128, 1, 1)
+    # Teams of 16 lanes: 6,336 of them are resident at once.
+    assert schedules.hypergraph_from_rule(80_000, 9_000, 2_000, 64, 4)[1:] == (2, 3)
+    assert schedules.hypergraph_from_rule(500_000, 80_000, 70_000, 64, 4)[1:] == (8, 8)
     assert tune("--show") == 0
     shown = capsys.readouterr().out
     assert all(line in shown for line in written)
-    assert "(by rows)" in shown
+    assert "128 threads, 1 and 1 rounds" in shown
 
 
 @pytest.mark.parametrize("sizes", [[[1, 2]], [1.5], [-1, 3]])

@@ -15,6 +15,16 @@ void load_if(bool valid, const Word* from, Word& value) {
   if (valid) value = *emulator::checked(from);
 }
 
+template <typename Word>
+void load_below(unsigned id, unsigned bound, const Word* from, Word& word) {
+  load_if(id < bound, from, word);
+}
+
+template <typename Word>
+void load_word(const Word* from, Word& word) {
+  word = *emulator::checked(from);
+}
+
 inline uint64_t multiply_add(unsigned a, unsigned b, uint64_t c) { return uint64_t{a} * b + c; }
 
 template <typename T>

@@ -53,17 +53,28 @@ struct Cpu {
   using Half = cpu::Half;
   using BFloat16 = cpu::BFloat16;
 
+  // Compressed rows: indptr, and ids.
+  static bool is_stage(const ffi::AnyBuffer& indptr, const ffi::AnyBuffer& ids, int64_t num_rows) {
+    return has_shape(indptr, {num_rows + 1}) && ids.dimensions().size() == 1;
+  }
+  template <typename Index>
+  static Csr<Index> stage(const ffi::AnyBuffer& indptr, const ffi::AnyBuffer& ids, int64_t num_rows,
+                          int64_t num_cols) {
+    return {data<const Index>(indptr), data<const Index>(ids), num_rows, num_cols,
+            static_cast<int64_t>(ids.element_count())};
+  }
+
   // Schedules and workspaces are for GPUs, but for the sums of the hyperedges.
   template <typename Index, typename T, typename Acc>
   static ffi::Error hypergraph_aggregate(Context pool, const AggregateAttributes&, Workspace,
-                                         Workspace, const Incidences<Index>& to_hyperedges,
-                                         const Incidences<Index>& to_nodes, const T* x,
+                                         Workspace, const Csr<Index>& to_hyperedges,
+                                         const Csr<Index>& to_nodes, const T* x,
                                          const HypergraphScales<Acc>& scales, int64_t width, T* y,
                                          Acc* sums) {
     const Acc* ones = nullptr;
-    cpu::gather_reduce(parallel_for(pool), to_hyperedges.csr(), x, scales.node_in, scales.hyperedge,
-                       sums, width);
-    cpu::gather_reduce(parallel_for(pool), to_nodes.csr(), static_cast<const Acc*>(sums), ones,
+    cpu::gather_reduce(parallel_for(pool), to_hyperedges, x, scales.node_in, scales.hyperedge, sums,
+                       width);
+    cpu::gather_reduce(parallel_for(pool), to_nodes, static_cast<const Acc*>(sums), ones,
                        scales.node_out, y, width);
     return ffi::Error::Success();
   }

@@ -31,25 +31,28 @@ struct Cuda {
   using Half = __half;
   using BFloat16 = __nv_bfloat16;
 
+  // Slots: ids, and places.
+  static bool is_stage(const ffi::AnyBuffer& ids, const ffi::AnyBuffer& places, int64_t) {
+    const auto dims = ids.dimensions();
+    return ids.element_type() == ffi::S32 && dims.size() == 2 && dims[0] >= 1 &&
+           dims[1] == kSlotSize && has_shape(places, {dims[0], 2});
+  }
+  template <typename Index>
+  static EdgeSplit stage(const ffi::AnyBuffer& ids, const ffi::AnyBuffer& places, int64_t num_rows,
+                         int64_t num_cols) {
+    return {data<const int32_t>(ids), data<const int32_t>(places), ids.dimensions()[0], num_rows,
+            num_cols};
+  }
+
   template <typename Index, typename T, typename Acc>
   static ffi::Error hypergraph_aggregate(Context stream, const AggregateAttributes& attributes,
                                          Workspace workspace, Workspace next_workspace,
-                                         const Incidences<Index>& to_hyperedges,
-                                         const Incidences<Index>& to_nodes, const T* x,
-                                         const HypergraphScales<Acc>& scales, int64_t width, T* y,
-                                         Acc* sums) {
-    if constexpr (sizeof(Index) == 4) {
-      const cuda::HypergraphSchedule schedule = {
-          attributes.by_rows,
-          {false, static_cast<int>(attributes.lanes), static_cast<int>(attributes.threads),
-           workspace.blocks},
-          {false, static_cast<int>(attributes.next_lanes),
-           static_cast<int>(attributes.next_threads), next_workspace.blocks}};
-      return status(cuda::hypergraph_aggregate(stream, schedule, to_hyperedges, to_nodes, x, scales,
-                                               width, y, sums, workspace.bytes,
-                                               next_workspace.bytes));
-    }
-    return invalid("the index arrays must be int32");
+                                         const EdgeSplit& to_hyperedges, const EdgeSplit& to_nodes,
+                                         const T* x, const HypergraphScales<Acc>& scales,
+                                         int64_t width, T* y, Acc* sums) {
+    return status(cuda::hypergraph_aggregate(stream, static_cast<int>(attributes.threads),
+                                             to_hyperedges, to_nodes, x, scales, width, y, sums,
+                                             workspace, next_workspace));
   }
 
   template <typename Attributes, typename... Args>

@@ -58,12 +58,7 @@ struct View {
 
 inline bool divides(int64_t heads, int64_t width) { return heads >= 1 && width % heads == 0; }
 
-// What blocks of entries leave for others, as bytes: (blocks, workspace_bytes(...)).
-struct Workspace {
-  void* bytes;
-  int64_t blocks;
-};
-
+// As bytes: (blocks, workspace_bytes(...)).
 inline ffi::Error check_workspace(const ffi::AnyBuffer& buffer, int64_t width,
                                   ffi::DataType acc_dtype) {
   const int64_t bytes = workspace_bytes(width, ffi::ByteWidth(acc_dtype));

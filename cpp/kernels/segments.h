@@ -41,4 +41,10 @@ constexpr int64_t workspace_bytes(int64_t width, int64_t acc_bytes) {
   return 64 + 2 * ((2 * width * acc_bytes + 15) / 16 * 16);
 }
 
+// What all blocks leave.
+struct Workspace {
+  void* bytes;  // aligned to 16
+  int64_t blocks;
+};
+
 }  // namespace jax_gnn

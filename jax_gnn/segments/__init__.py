@@ -19,7 +19,7 @@ Where a view has no rows, the primitive is a gather: plain XLA does that.
 """
 
 from jax_gnn.segments._batching import all_batched
-from jax_gnn.segments._kernels import MAX_SIZE, narrow, workspace
+from jax_gnn.segments._kernels import MAX_SIZE, narrow, workspace_of
 from jax_gnn.segments._reduce import (
     gather,
     reduce_messages,
@@ -52,5 +52,5 @@ __all__ = [
     "segment_views",
     "sort_ids",
     "total",
-    "workspace",
+    "workspace_of",
 ]

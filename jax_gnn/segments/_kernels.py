@@ -57,14 +57,13 @@ def scheduled(op: str, view: View, x: _ffi.Operand) -> tuple[Any, list[Any]]:
         "lanes": np.int64(schedule.lanes),
         "threads": np.int64(schedule.threads),
     }
-    return attributes, [workspace(schedule, view.count, x)]
-
-
-def workspace(schedule: schedules.Schedule, count: int, x: _ffi.Operand) -> jax.ShapeDtypeStruct:
-    """What blocks that share so many entries leave to others; as workspace_bytes in segments.h."""
-    width, acc = x.shape[1], np.dtype(accumulator_dtype(x.dtype))
     teams = schedule.threads // schedule.lanes
-    blocks = min(schedule.blocks, max(1, math.ceil(count / teams)))
+    blocks = min(schedule.blocks, max(1, math.ceil(view.count / teams)))
+    return attributes, [workspace_of(blocks, x.shape[1], np.dtype(accumulator_dtype(x.dtype)))]
+
+
+def workspace_of(blocks: int, width: int, acc: Any) -> jax.ShapeDtypeStruct:
+    """What so many blocks leave to others; as workspace_bytes in segments.h."""
     block_bytes = 64 + 2 * (math.ceil(2 * width * acc.itemsize / 16) * 16)
     return jax.ShapeDtypeStruct((blocks, block_bytes), np.uint8)
 

@@ -271,9 +271,8 @@ def _describe(key: str, fields: _schedule_cache.Fields) -> str:
         return f"tiles of {product.tile}, chunks of {product.chunk}, {product.blocks} blocks"
     if _schedule_cache.is_hypergraph(key):
         aggregation = HypergraphSchedule(*fields)
-        if aggregation.by_rows:
-            return "by rows"
-        return f"by incidences, {aggregation.threads} threads, {aggregation.blocks} blocks"
+        rounds = f"{aggregation.rounds} and {aggregation.next_rounds} rounds"
+        return f"{aggregation.threads} threads, {rounds}"
     schedule = Schedule(*fields)
     kind = "parallel" if schedule.parallel else "sequential"
     return f"{kind}, {schedule.lanes} lanes, {schedule.threads} threads, {schedule.blocks} blocks"

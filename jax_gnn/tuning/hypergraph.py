@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -15,8 +16,8 @@ from jax_gnn.tuning.measure import numbers
 
 OPS = ("hypergraph_aggregate",)
 
-# In multiples of the multiprocessors of an H100 or H200.
-_BLOCKS = tuple(132 * factor for factor in (1, 2, 4, 8, 16))
+_THREADS = (64, 128, 256)
+_ROUNDS = (1, 2, 4, 8)
 
 
 class Call(NamedTuple):
@@ -39,12 +40,14 @@ class Call(NamedTuple):
 
     def rule(self) -> HypergraphSchedule:
         """What the rule says, whatever is in the cache."""
-        return schedules.hypergraph_from_rule(*self._sizes, self.width)
+        itemsize = jnp.dtype(self.dtype).itemsize
+        return schedules.hypergraph_from_rule(*self._sizes, self.width, itemsize)
 
     def candidates(self) -> list[HypergraphSchedule]:
-        """By rows, and by incidences with blocks of several sizes."""
-        dealt = [HypergraphSchedule(False, t, blocks) for t in (128, 256) for blocks in _BLOCKS]
-        return [HypergraphSchedule(True, 128, 528), *dealt]
+        """Blocks of several sizes, and any rounds."""
+        return [
+            HypergraphSchedule(*each) for each in itertools.product(_THREADS, _ROUNDS, _ROUNDS)
+        ]
 
     def effective(self, schedule: HypergraphSchedule) -> HypergraphSchedule:
         """The same for all schedules that come to the same."""

@@ -42,6 +42,17 @@ __device__ __forceinline__ T load_or(bool valid, const T* from, T otherwise) {
   return otherwise;
 }
 
+// One value, or `otherwise` unless id < bound.
+template <typename T>
+__device__ __forceinline__ T load_below_or(unsigned id, unsigned bound, const T* from,
+                                           T otherwise) {
+  Word<T, 1> word;
+  memcpy(&word, &otherwise, sizeof(T));
+  load_below(id, bound, reinterpret_cast<const Word<T, 1>*>(from), word);
+  memcpy(&otherwise, &word, sizeof(T));
+  return otherwise;
+}
+
 // Entries [at, at + kSize) of an array in 16-byte words.
 template <int kSize, typename T>
 __device__ __forceinline__ void load_words(const T* at, T* to) {
@@ -52,7 +63,7 @@ __device__ __forceinline__ void load_words(const T* at, T* to) {
   memcpy(to, words, sizeof(words));
 }
 
-// The lane's place in a row, from its place in row 0. One instruction: rows have less than 4 GB.
+// The lane's place in a row, from its place in row 0. Rows have less than 4 GB.
 template <typename T>
 __device__ __forceinline__ T* row_at(T* from, int32_t row, unsigned row_bytes) {
   return reinterpret_cast<T*>(

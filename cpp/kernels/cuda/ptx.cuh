@@ -46,11 +46,55 @@ __device__ __forceinline__ void load_if(bool valid, const uint4* from, uint4& va
       : "l"(from), "r"(static_cast<int>(valid)));
 }
 
-// a * b + c
+// Loads where id < bound, and leaves `word` alone elsewhere; as load_if. Compared in here, or the
+// predicate goes through a register.
+__device__ __forceinline__ void load_below(unsigned id, unsigned bound, const unsigned short* from,
+                                           unsigned short& word) {
+  asm volatile("{\n .reg .pred p;\n setp.lt.u32 p, %2, %3;\n @p ld.global.u16 %0, [%1];\n}"
+               : "+h"(word)
+               : "l"(from), "r"(id), "r"(bound));
+}
+__device__ __forceinline__ void load_below(unsigned id, unsigned bound, const unsigned* from,
+                                           unsigned& word) {
+  asm volatile("{\n .reg .pred p;\n setp.lt.u32 p, %2, %3;\n @p ld.global.u32 %0, [%1];\n}"
+               : "+r"(word)
+               : "l"(from), "r"(id), "r"(bound));
+}
+__device__ __forceinline__ void load_below(unsigned id, unsigned bound, const uint2* from,
+                                           uint2& word) {
+  asm volatile("{\n .reg .pred p;\n setp.lt.u32 p, %3, %4;\n @p ld.global.v2.u32 {%0, %1}, [%2];\n}"
+               : "+r"(word.x), "+r"(word.y)
+               : "l"(from), "r"(id), "r"(bound));
+}
+__device__ __forceinline__ void load_below(unsigned id, unsigned bound, const uint4* from,
+                                           uint4& word) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.lt.u32 p, %5, %6;\n"
+      " @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      : "+r"(word.x), "+r"(word.y), "+r"(word.z), "+r"(word.w)
+      : "l"(from), "r"(id), "r"(bound));
+}
+
+// Loads that stay where they are, before or behind a wait for the launch ahead; those of __ldg may
+// be moved.
+__device__ __forceinline__ void load_word(const uint2* from, uint2& word) {
+  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];"
+               : "=r"(word.x), "=r"(word.y)
+               : "l"(from)
+               : "memory");
+}
+__device__ __forceinline__ void load_word(const uint4* from, uint4& word) {
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "l"(from)
+               : "memory");
+}
+
+// a * b + c. The sum is not part of it: mad.wide becomes three instructions.
 __device__ __forceinline__ uint64_t multiply_add(unsigned a, unsigned b, uint64_t c) {
-  uint64_t result;
-  asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(result) : "r"(a), "r"(b), "l"(c));
-  return result;
+  uint64_t product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product + c;
 }
 
 // Keeps the compiler from knowing the value: it is then neither computed anew nor beforehand.

@@ -50,6 +50,32 @@ struct Chain {
   }
 };
 
+// How many blocks the run that crosses into this one reaches back: one, and all it has passed.
+// Called by whole warps. `passed`: whether the run enters a block, any from 1 on, at its first
+// entry.
+template <class Passed>
+__device__ __forceinline__ int blocks_of_run(int block, bool relays, const Passed& passed) {
+  const int most = relays ? kRelayEvery - 1 : block;
+  int length = 1;
+  for (bool begins = false; !begins && length < most;) {
+    bool passed_each[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int other = block - length - static_cast<int>(threadIdx.x % 32) - 32 * i;
+      const bool is_passed = passed(max(other, 1));
+      passed_each[i] = other > 0 && is_passed;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (!begins) {
+        const unsigned stops = __ballot_sync(kWholeWarp, !passed_each[i]);
+        begins = stops != 0;
+        length += begins ? __ffs(stops) - 1 : 32;
+      }
+  }
+  return min(length, most);
+}
+
 // The tails of blocks, in the workspace.
 template <class Op, typename Acc>
 struct Tails {

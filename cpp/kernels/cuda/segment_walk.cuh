@@ -374,27 +374,12 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
   const int block = static_cast<int>(blockIdx.x);
   const Index row = edges[3];
   const bool many = crosses(0) && edges[1] == edges[2];  // the block before was passed through
-  int length = 1;  // blocks before this one that are the run's
-  if (many) {
-    const int most = relays ? kRelayEvery - 1 : block;
-    for (bool begins = false; !begins && length < most;) {
-      bool passed_each[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int other = block - length - static_cast<int>(threadIdx.x % 32) - 32 * i;
-        const Index* at = rows + max(other, 1) * per_block;
-        passed_each[i] = other > 0 && at[-1] == row && at[0] == row;
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i)
-        if (!begins) {
-          const unsigned stops = __ballot_sync(kWholeWarp, !passed_each[i]);
-          begins = stops != 0;
-          length += begins ? __ffs(stops) - 1 : 32;
-        }
-    }
-    length = min(length, most);
-  }
+  const int length = many ? blocks_of_run(block, relays,
+                                          [&](int other) {
+                                            const Index* at = rows + other * per_block;
+                                            return at[-1] == row && at[0] == row;
+                                          })
+                          : 1;
   const Chain chain(block, length);
   // Teams take equal parts, the first that farthest back.
   Acc run[kParts];

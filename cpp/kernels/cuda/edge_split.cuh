@@ -1,0 +1,420 @@
+// Row sums over a sparse 0/1 matrix whose rows are cut into slots of 8 entries: HyperGef's
+// edge-split partition (section 4.1) in a format that is built beforehand (4.2).
+//
+// With each slot come its row, its place in the row, and whether it is the row's last. Hence a
+// thread knows all that it must know of its entries after one load: nobody looks up where a row
+// begins, and nobody compares rows.
+//
+// A team of lanes takes consecutive slots, one a round. The features of a slot are all on their way
+// at once, and the ids of the next round with them. A row within a team is stored by it. Else the
+// team in which the row ends adds, always in the same order, what earlier teams of the block have
+// left in shared memory (HyperGef's grouping, 4.3). What is open where a block ends is handed,
+// through the workspace, to the block in which the row ends (segment_tails.cuh). Nobody adds
+// atomically, and the cut depends on shapes only: the same bits on every run.
+#pragma once
+
+#include <cuda_pipeline.h>
+
+#include <algorithm>
+
+#include "../hypergraph.h"
+#include "../segments.h"
+#include "launch.cuh"
+#include "pack.cuh"
+#include "segment_ops.cuh"
+#include "segment_tails.cuh"
+
+namespace jax_gnn::cuda {
+namespace {
+
+constexpr int kMaxThreads = 256;        // of a block
+constexpr int kResidentThreads = 768;   // of a multiprocessor: 80 registers each
+constexpr int kLeastLanes = kSlotSize;  // of a team: each loads the scale of one entry for all
+constexpr int kHalfSlot = kSlotSize / 2;
+constexpr int64_t kMaxPerBlock = 1 << 16;  // slots; Divisor
+
+// x / by of small numbers.
+struct Divisor {
+  unsigned by, magic;
+
+  explicit Divisor(unsigned by)
+      : by(by), magic(by == 1 ? 0 : static_cast<unsigned>((uint64_t{1} << 32) / by) + 1) {}
+  __device__ __forceinline__ unsigned divide(unsigned x) const {
+    return by == 1 ? x : static_cast<unsigned>(uint64_t{x} * magic >> 32);
+  }
+};
+
+// What a launch sums up, and how it deals out slots.
+template <typename Acc, int kVec>
+struct Sum {
+  const uint4* ids;     // of a slot
+  const uint2* places;  // of a slot: its row; 2 * its place in the row + whether it is the last
+  unsigned count;       // slots; the one behind the last is there too, and of no row
+  unsigned num_rows, num_cols;
+  const Acc *col_scale, *row_scale;  // null means ones
+  int lane_bits;                     // log2 of the lanes of a team
+  int team_bits;                     // log2 of the teams of a block
+  Divisor rounds;                    // slots of a team
+  unsigned per_block;                // slots of a block
+  unsigned words;                    // of kVec features
+  Tails<SumOp<Acc, kVec>, Acc> tails;
+};
+
+// The place of a thread.
+struct Team {
+  template <class Sum>
+  __device__ __forceinline__ explicit Team(const Sum& sum)
+      : lanes(1u << sum.lane_bits),
+        lane(threadIdx.x & (lanes - 1)),
+        index(threadIdx.x >> sum.lane_bits),
+        word(blockIdx.y * lanes + lane),
+        active(word < sum.words) {}
+  unsigned lanes, lane, index;
+  unsigned word;  // of the row's
+  bool active;
+};
+
+struct Slot {
+  Index row;
+  unsigned place;  // as in Sum
+  Index ids[kSlotSize];
+  Index own;  // id whose scale the lane loads for its team
+
+  __device__ __forceinline__ bool is_last() const { return place & 1; }
+  // Slots of the row before this one.
+  __device__ __forceinline__ unsigned before() const { return place >> 1; }
+  __device__ __forceinline__ bool has_more() const {
+    Index all = ids[kHalfSlot];
+#pragma unroll
+    for (int j = kHalfSlot + 1; j < kSlotSize; ++j) all &= ids[j];
+    return all >= 0;
+  }
+  __device__ __forceinline__ bool is_empty() const {
+    Index all = ids[0];
+#pragma unroll
+    for (int j = 1; j < kSlotSize; ++j) all &= ids[j];
+    return all < 0;
+  }
+};
+
+// Not through the read-only path: what is asked for first must stay ahead of the wait for the
+// launch before, all else behind it.
+template <class Sum>
+__device__ __forceinline__ Slot load_slot(const Sum& sum, unsigned index, const Team& team) {
+  const unsigned slot = min(index, sum.count);
+  const unsigned char* from =
+      row_at(reinterpret_cast<const unsigned char*>(sum.ids), slot, kSlotSize * sizeof(Index));
+  const unsigned char* place_at =
+      row_at(reinterpret_cast<const unsigned char*>(sum.places), slot, sizeof(uint2));
+  hide(from);
+  hide(place_at);  // all addresses first, then all loads
+  uint4 words[kSlotSize / 4];
+#pragma unroll
+  for (int i = 0; i < kSlotSize / 4; ++i)
+    load_word(reinterpret_cast<const uint4*>(from) + i, words[i]);
+  uint2 place;
+  load_word(reinterpret_cast<const uint2*>(place_at), place);
+  Slot result;
+  result.own =
+      load_below_or(0, sum.col_scale != nullptr,
+                    reinterpret_cast<const Index*>(from) + team.lane % kSlotSize, Index(-1));
+  memcpy(result.ids, words, sizeof(words));
+  result.row = static_cast<Index>(place.x);
+  result.place = place.y;
+  return result;
+}
+
+// What teams leave in shared memory, a part of each thread.
+template <typename Acc, int kVec>
+struct Shared {
+  using Part = Pack<Acc, kVec>;
+  Part* parts;
+
+  __device__ __forceinline__ void put(const Acc (&sum)[kVec], unsigned at) const {
+    Part part;
+    memcpy(&part, sum, sizeof(sum));
+    parts[at] = part;
+  }
+  __device__ __forceinline__ void get(Acc (&sum)[kVec], unsigned at) const {
+    const Part part = parts[at];
+    memcpy(sum, &part, sizeof(sum));
+  }
+  // Parts of teams, from `first` on and before `last`, in order, and then `sum`.
+  __device__ __forceinline__ void add_before(unsigned first, unsigned last, const Team& team,
+                                             Acc (&sum)[kVec]) const {
+    constexpr unsigned kBatch = 4;
+    Acc total[kVec] = {};
+#pragma unroll 1
+    for (unsigned from = first; from < last; from += kBatch) {
+      Acc each[kBatch][kVec] = {};
+#pragma unroll
+      for (unsigned j = 0; j < kBatch; ++j)
+        if (from + j < last) get(each[j], (from + j) * team.lanes + team.lane);
+#pragma unroll
+      for (unsigned j = 0; j < kBatch; ++j)
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) total[i] += each[j][i];
+    }
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) sum[i] = total[i] + sum[i];
+  }
+};
+
+// Dynamic shared memory of a block: the ends of rows that begin before their team, what is open
+// where teams end, and what waits for earlier blocks.
+template <typename Acc, int kVec>
+size_t shared_bytes(int threads, int lanes) {
+  return static_cast<size_t>(2 * threads + lanes) * kVec * sizeof(Acc);
+}
+
+template <typename In, typename Out, typename Acc, int kVec>
+__global__ void __launch_bounds__(kMaxThreads, kResidentThreads / kMaxThreads)
+    sum_kernel(const __grid_constant__ Sum<Acc, kVec> sum, const In* in, Out* out,
+               bool reads_ahead) {
+  __shared__ Index edges[6];  // see below
+  allow_next_launch();
+  if (!reads_ahead) wait_for_previous_launch();
+  const Team team(sum);
+  const Shared<Acc, kVec> heads = {reinterpret_cast<Pack<Acc, kVec>*>(dynamic_shared())},
+                          open_ends = {heads.parts + blockDim.x},
+                          kept = {open_ends.parts + blockDim.x};
+  const bool scaled = sum.col_scale != nullptr;
+  const unsigned rounds = sum.rounds.by;
+
+  unsigned index = blockIdx.x * sum.per_block + team.index * rounds;
+  Slot now = load_slot(sum, index, team);
+  const unsigned scaled_rows = sum.row_scale != nullptr ? sum.num_rows : 0;
+  const auto row_scale = [&](Index row) {
+    return load_below_or(static_cast<unsigned>(row), scaled_rows,
+                         sum.row_scale + static_cast<unsigned>(row), Acc(1));
+  };
+  // Zero for an empty row, whatever its scale.
+  const auto scale_of = [&](const Slot& slot) {
+    const Acc scale = row_scale(slot.row);
+    return slot.is_empty() ? Acc(0) : scale;
+  };
+  Acc scale = scale_of(now);
+  // Pairs of rows: on either side of the first slot of the block before, of this and of the next.
+  if (threadIdx.x < 6) {
+    const int64_t at =
+        (int64_t{blockIdx.x} + threadIdx.x / 2 - 1) * sum.per_block - 1 + threadIdx.x % 2;
+    if (at >= 0 && at < sum.count)
+      __pipeline_memcpy_async(&edges[threadIdx.x], &sum.places[at].x, sizeof(Index));
+    else
+      edges[threadIdx.x] = -1;
+  }
+  __pipeline_commit();
+  if (reads_ahead) wait_for_previous_launch();
+
+  // What loads and stores need at every turn.
+  const unsigned row_bytes = sum.words * static_cast<unsigned>(sizeof(Word<In, kVec>));
+  const unsigned out_bytes = sum.words * kVec * static_cast<unsigned>(sizeof(Out));
+  const unsigned char* lane_in =
+      row_at(reinterpret_cast<const unsigned char*>(in), team.word, sizeof(Word<In, kVec>));
+  unsigned num_cols = team.active ? sum.num_cols : 0;
+  hide(lane_in);
+  hide(num_cols);
+  const auto store = [&](Index row, const Acc(&run)[kVec], Acc factor) {
+    if (!team.active || static_cast<unsigned>(row) >= sum.num_rows) return;
+    store_scaled(row_at(out + uint64_t{team.word} * kVec, row, out_bytes), run, factor);
+  };
+
+  Acc run[kVec] = {};       // of the row that is open
+  unsigned head_round = 0;  // in which a row ends that begins before the team
+  unsigned round = 0;
+#pragma unroll 1
+  while (true) {
+    // Most slots are not full: where none of the warp is, the rest costs nothing.
+    const bool more = __any_sync(kWholeWarp, now.has_more()) != 0;
+    Word<In, kVec> words[kSlotSize];
+    const auto load = [&](int j) {
+      words[j] = {};
+      load_below(static_cast<unsigned>(now.ids[j]), num_cols,
+                 reinterpret_cast<const Word<In, kVec>*>(row_at(lane_in, now.ids[j], row_bytes)),
+                 words[j]);
+    };
+#pragma unroll
+    for (int j = 0; j < kHalfSlot; ++j) load(j);
+    if (more)
+#pragma unroll
+      for (int j = kHalfSlot; j < kSlotSize; ++j) load(j);
+    const Acc own = load_below_or(static_cast<unsigned>(now.own), sum.num_cols,
+                                  sum.col_scale + static_cast<unsigned>(now.own), Acc(1));
+    ++round;
+    ++index;
+    Slot next = now;
+    if (round < rounds) next = load_slot(sum, index, team);
+    const auto add = [&](int j) {
+      add_word<In>(run, words[j], scaled ? __shfl_sync(kWholeWarp, own, j, team.lanes) : Acc(1));
+    };
+    const auto add_all = [&] {
+#pragma unroll
+      for (int j = 0; j < kHalfSlot; ++j) add(j);
+      if (more)
+#pragma unroll
+        for (int j = kHalfSlot; j < kSlotSize; ++j) add(j);
+    };
+    if (scaled)  // so for the whole launch
+      add_all();
+    else
+      add_all();
+    if (now.is_last()) {
+      if (__builtin_expect(now.before() >= round, 0)) {
+        head_round = round;
+        heads.put(run, threadIdx.x);
+      } else {
+        store(now.row, run, scale);
+      }
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) run[i] = 0;
+    }
+    if (round == rounds) break;
+    now = next;
+    scale = scale_of(now);
+  }
+
+  const bool open = !now.is_last();
+  if (open) open_ends.put(run, threadIdx.x);
+  Index head_row = 0;
+  Acc head_scale = 0;
+  int head_begin = 0;  // slot of the block, or before it, in which that row begins
+  if (head_round != 0) {
+    const unsigned from = index - 1 - rounds + head_round, in_team = head_round - 1;
+    uint2 place;
+    load_word(sum.places + min(from, sum.count), place);
+    head_row = static_cast<Index>(place.x);
+    head_scale = row_scale(head_row);
+    head_begin = static_cast<int>(team.index * rounds + in_team) - static_cast<int>(place.y >> 1);
+  }
+  __pipeline_wait_prior(0);
+  __syncthreads();
+  const int block = static_cast<int>(blockIdx.x);
+  const auto crosses = [&](int pair) {
+    return edges[2 * pair] == edges[2 * pair + 1] &&
+           static_cast<unsigned>(edges[2 * pair]) < sum.num_rows;
+  };
+  const bool crosses_in = crosses(1), crosses_out = crosses(2);
+  const bool passed = crosses_in && crosses_out && edges[3] == edges[4];
+  const bool relays = passed && block % kRelayEvery == kRelayEvery - 1;
+  const unsigned teams = 1u << sum.team_bits;
+  const Column column = {int64_t{team.word} * kVec, 0, team.active};
+  const int64_t width = int64_t{sum.words} * kVec;
+  const auto first_team = [&](int begin) {
+    return sum.rounds.divide(static_cast<unsigned>(max(begin, 0)));
+  };
+  if (crosses_out && team.index == teams - 1) {
+    const int begin = static_cast<int>(sum.per_block) - 1 - static_cast<int>(now.before());
+    open_ends.add_before(first_team(begin), team.index, team, run);
+    if (relays)
+      kept.put(run, team.lane);
+    else
+      sum.tails.put(block, column, width, run);
+  }
+  if (head_round != 0) {
+    Acc head[kVec];
+    heads.get(head, threadIdx.x);
+    open_ends.add_before(first_team(head_begin), team.index, team, head);
+    if (head_begin < 0 && crosses_in)
+      kept.put(head, team.lane);
+    else
+      store(head_row, head, head_scale);
+  }
+  if (!crosses_in || (passed && !relays)) return;
+
+  // The row that crosses into the block ends in it, or is handed on by it.
+  const Index row = edges[3];
+  const Acc factor = relays ? Acc(1) : row_scale(row);
+  const bool many = crosses(0) && edges[1] == edges[2];  // the block before was passed through
+  const int length =
+      many ? blocks_of_run(
+                 block, relays,
+                 [&](int other) {
+                   const uint2* at = sum.places + static_cast<uint64_t>(other) * sum.per_block;
+                   return static_cast<Index>(at[-1].x) == row && static_cast<Index>(at[0].x) == row;
+                 })
+           : 1;
+  const Chain chain(block, length);
+  // Teams take equal parts, the first that farthest back.
+  const int share = many ? (chain.num_tails + static_cast<int>(teams) - 1) >> sum.team_bits : 1;
+  const int from = static_cast<int>(team.index) * share;
+  Acc taken[kVec] = {};
+  sum.tails.take(from, min(from + share, chain.num_tails), chain, column, width, taken);
+  __syncthreads();  // all have read what teams had left
+  if (many) {
+    open_ends.put(taken, threadIdx.x);
+    __syncthreads();
+  }
+  if (team.index != 0) return;
+  if (many) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) taken[i] = 0;
+    open_ends.add_before(0, teams, team, taken);
+  }
+  Acc last[kVec];
+  kept.get(last, team.lane);
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) taken[i] += last[i];
+  if (relays)
+    sum.tails.put(block, column, width, taken);
+  else
+    store(row, taken, factor);
+}
+
+// out[r, :] = row_scale[r] * sum_{j in row r} col_scale[c_j] * in[c_j, :]; a null scale means ones.
+// in: (cols, width), out: (rows, width). A row without entries is zero whatever its scale. One
+// launch. If it `reads_ahead`, the one before it in the stream writes `in` and nothing else that is
+// read here. As many blocks share the slots as there are workspaces.
+template <typename In, typename Out, typename Acc, int kVec>
+cudaError_t launch_sum(cudaStream_t stream, bool reads_ahead, int most_threads,
+                       const EdgeSplit& split, const In* in, const Acc* col_scale,
+                       const Acc* row_scale, int64_t width, Out* out, const Workspace& workspace) {
+  const int64_t words = width / kVec;
+  int lane_bits = 0, team_bits = 0;
+  while (1 << lane_bits < 32 && (1 << lane_bits < kLeastLanes || int64_t{1} << lane_bits < words))
+    ++lane_bits;
+  const int lanes = 1 << lane_bits;
+  while ((lanes << team_bits << 1) <= std::min(most_threads, kMaxThreads) ||
+         lanes << team_bits < 32)
+    ++team_bits;
+  const int threads = lanes << team_bits;
+  const int64_t count = std::max<int64_t>(split.num_slots - 1, 1);
+  const int64_t rounds = ceil_div(count, workspace.blocks << team_bits);
+  const int64_t per_block = rounds << team_bits;
+  const int64_t blocks = ceil_div(count, per_block);
+  const int64_t tiles = ceil_div(words, int64_t{lanes});
+  if (tiles > kMaxGridY || split.num_slots > kMaxGridX || per_block > kMaxPerBlock)
+    return cudaErrorInvalidConfiguration;
+  if (!aligned(split.ids, sizeof(uint4)) || !aligned(split.places, sizeof(uint2)))
+    return cudaErrorMisalignedAddress;
+  const Sum<Acc, kVec> sum = {reinterpret_cast<const uint4*>(split.ids),
+                              reinterpret_cast<const uint2*>(split.places),
+                              static_cast<unsigned>(split.num_slots - 1),
+                              static_cast<unsigned>(split.num_rows),
+                              static_cast<unsigned>(split.num_cols),
+                              col_scale,
+                              row_scale,
+                              lane_bits,
+                              team_bits,
+                              Divisor(static_cast<unsigned>(rounds)),
+                              static_cast<unsigned>(per_block),
+                              static_cast<unsigned>(words),
+                              {static_cast<unsigned char*>(workspace.bytes), next_tag()}};
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
+  return launch(stream, {grid, threads, shared_bytes<Acc, kVec>(threads, lanes)},
+                sum_kernel<In, Out, Acc, kVec>, sum, in, out, reads_ahead);
+}
+
+template <typename In, typename Out, typename Acc>
+cudaError_t row_sums(cudaStream_t stream, bool reads_ahead, int most_threads,
+                     const EdgeSplit& split, const In* in, const Acc* col_scale,
+                     const Acc* row_scale, int64_t width, Out* out, const Workspace& workspace) {
+  constexpr int kWide = 16 / sizeof(In);
+  if (readable<kWide>(in, width) && aligned(out, store_alignment<Out, kWide>))
+    return launch_sum<In, Out, Acc, kWide>(stream, reads_ahead, most_threads, split, in, col_scale,
+                                           row_scale, width, out, workspace);
+  return launch_sum<In, Out, Acc, 1>(stream, reads_ahead, most_threads, split, in, col_scale,
+                                     row_scale, width, out, workspace);
+}
+
+}  // namespace
+}  // namespace jax_gnn::cuda

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+
+namespace jax_gnn {
+
+constexpr int kSlotSize = 8;
+
+// The rows of a sparse 0/1 matrix, cut into slots (jax_gnn/_index.py, edge_split). Ids and places
+// come from the user's arrays: kernels must check both.
+struct EdgeSplit {
+  const int32_t* ids;     // (num_slots, kSlotSize): columns; outside [0, num_cols) padding
+  const int32_t* places;  // (num_slots, 2): the row; 2 * the slot's place in it + whether it is the
+                          // last. Outside [0, num_rows) it is no row; so the last slot's
+  int64_t num_slots;      // at least 1
+  int64_t num_rows, num_cols;
+};
+
+// What a hypergraph aggregation multiplies by. Null means ones.
+template <typename Acc>
+struct HypergraphScales {
+  const Acc* node_in;    // (num_nodes,), multiplies what is summed
+  const Acc* hyperedge;  // (num_hyperedges,)
+  const Acc* node_out;   // (num_nodes,), multiplies the result
+};
+
+}  // namespace jax_gnn
