@@ -37,7 +37,7 @@ AGGREGATE_ATTRIBUTES = {
 def raw_operands() -> list[Any]:
     """What the kernel gets of the primitive's operands."""
     *values, to_hyperedges, to_nodes = SAMPLES["hypergraph_aggregate"]
-    return [*values, *to_hyperedges.forward, *to_nodes.forward]
+    return [*values, *to_hyperedges.forward[:3], *to_nodes.forward[:3]]
 
 
 def call(
