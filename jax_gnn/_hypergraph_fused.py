@@ -24,6 +24,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn import _ffi, schedules, segments
+from jax_gnn._index import EdgeSplit
 from jax_gnn.views import View, Views, accumulator_dtype, in_range, take
 
 
@@ -33,6 +34,7 @@ class Sorted(NamedTuple):
     indptr: Any  # (num_rows + 1,), where each row starts
     rows: Any  # (entries,), ascending
     cols: Any  # (entries,)
+    split: EdgeSplit  # the same rows and columns in slots
 
 
 class Stage(NamedTuple):
@@ -76,7 +78,7 @@ def _scale_rows(x: Array, scale: Array, indptr: Array) -> Array:
 
 def _gather_reduce(entries: Sorted, x: Array, col_scale: Array, row_scale: Array) -> Array:
     """``row_scale[r] · Σ col_scale[c] · x[c]`` over the columns c of row r."""
-    indptr, rows, cols = entries
+    indptr, rows, cols, _ = entries
     num_rows = indptr.shape[0] - 1
     messages = take(x, cols)
     if col_scale.shape[0] == x.shape[0]:
@@ -227,7 +229,7 @@ def _join_stage(stage: Stage, num_rows: int, num_cols: int) -> Stage:
 
 def _join(entries: Sorted, num_cols: int) -> Sorted:
     """The block-diagonal matrix of a batch."""
-    indptr, rows, cols = entries
+    indptr, rows, cols, split = entries
     (size, count), num_rows = cols.shape, indptr.shape[1] - 1
     batch = jnp.arange(size, dtype=indptr.dtype)[:, None]
     # The last row of each block runs on over the block's padding, which is marked in the columns.
@@ -236,7 +238,22 @@ def _join(entries: Sorted, num_cols: int) -> Sorted:
     cols = jnp.where(within & in_range(cols, num_cols), cols + batch * num_cols, -1)
     starts = indptr[:, :-1] + batch * count
     end = jnp.full((1,), size * count, indptr.dtype)
-    return Sorted(jnp.concatenate([starts.ravel(), end]), rows.ravel(), cols.ravel())
+    return Sorted(
+        jnp.concatenate([starts.ravel(), end]),
+        rows.ravel(),
+        cols.ravel(),
+        _join_split(split, num_rows, num_cols),
+    )
+
+
+def _join_split(split: EdgeSplit, num_rows: int, num_cols: int) -> EdgeSplit:
+    """Each block's surplus slots stay where they are."""
+    ids, places = split
+    batch = jnp.arange(ids.shape[0], dtype=ids.dtype)[:, None]
+    rows, place = places[..., 0], places[..., 1]
+    rows = jnp.where(in_range(rows, num_rows), rows + batch * num_rows, -1)
+    ids = jnp.where(in_range(ids, num_cols), ids + batch[..., None] * num_cols, -1)
+    return EdgeSplit(ids.reshape(-1, ids.shape[-1]), jnp.stack([rows.ravel(), place.ravel()], 1))
 
 
 # --- The primitive -------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from jax import Array
 from jax_gnn import _ffi
 
 PADDING = -1  # out of range whatever the sizes are
+SLOT_SIZE = 8
 
 
 class Entries(NamedTuple):
@@ -30,6 +31,24 @@ class Entries(NamedTuple):
     rows: Any
     cols: Any
     order: Any
+
+
+class EdgeSplit(NamedTuple):
+    """The rows of a CSR matrix cut into slots of 8 entries: even work, whatever the rows' lengths.
+
+    HyperGef's fusion-workload-aware format: a slot is a partition of its, the place has the group's
+    key and workload. An empty row has one slot. There are ``entries // 8 + num_rows + 1``, which
+    always suffice; at least one is surplus, at the end.
+
+    Attributes:
+        ids: ``(num_slots, 8)``, the columns; -1 where a row's last slot is filled up, and in
+            surplus slots.
+        places: ``(num_slots, 2)``, the row, and twice the slot's place in its row, plus 1 in the
+            row's last slot; (-1, 1) for surplus slots.
+    """
+
+    ids: Any
+    places: Any
 
 
 def sort_both_ways(
@@ -78,6 +97,44 @@ def row_ids(indptr: Array, num_entries: int) -> Array:
     starts = jnp.zeros(num_entries, indptr.dtype).at[indptr].add(1, mode="drop")
     rows = jnp.cumsum(starts, dtype=indptr.dtype) - 1
     return jnp.where(rows < indptr.shape[0] - 1, rows, PADDING)
+
+
+def num_slots(num_rows: int, num_entries: int) -> int:
+    """How many slots an :class:`EdgeSplit` has."""
+    return num_entries // SLOT_SIZE + num_rows + 1
+
+
+def edge_split(indptr: Any, cols: Any) -> EdgeSplit:
+    """Cuts the rows of a CSR matrix into slots: natively, or in ``jax.numpy`` if traced.
+
+    A row that ``indptr`` starts out of range, or before the end of the row ahead, starts at the
+    nearest place that is neither.
+
+    Args:
+        indptr: ``(num_rows + 1,)``, int32 or int64.
+        cols: ``(entries,)`` in the same dtype. Entries past the last row belong to none.
+
+    Returns:
+        numpy arrays for numpy arrays, else arrays of JAX, in the same dtype.
+    """
+    dtype, num_rows, count = indptr.dtype, indptr.shape[0] - 1, cols.shape[0]
+    size = num_slots(num_rows, count)
+    if not is_traced(indptr, cols):
+        split = EdgeSplit(np.empty((size, SLOT_SIZE), dtype), np.empty((size, 2), dtype))
+        contiguous = map(np.ascontiguousarray, (indptr, cols))
+        _ffi.host_function("edge_split")(*contiguous, *split)
+        return EdgeSplit(*map(jnp.asarray, split)) if isinstance(indptr, jax.Array) else split
+    starts = jax.lax.cummax(jnp.clip(jnp.asarray(indptr), 0, count))
+    slots = jnp.maximum(-(-jnp.diff(starts) // SLOT_SIZE), 1)  # of each row
+    first = jnp.pad(jnp.cumsum(slots, dtype=dtype), (1, 0))
+    rows = row_ids(first, size)
+    place = jnp.arange(size, dtype=dtype) - first[rows]
+    begin = starts[rows] + SLOT_SIZE * place
+    left = jnp.where(rows == PADDING, 0, starts[rows + 1] - begin)
+    lanes = jnp.arange(SLOT_SIZE, dtype=dtype)
+    entries = jnp.where(lanes < left[:, None], begin[:, None] + lanes, count)
+    place = jnp.where(rows == PADDING, 1, 2 * place + (left <= SLOT_SIZE))
+    return EdgeSplit(pad_ids(jnp.asarray(cols), 1)[entries], jnp.stack([rows, place], 1))
 
 
 def pad_ids(ids: Array, new: int) -> Array:

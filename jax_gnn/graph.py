@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn import _index
+from jax_gnn._index import EdgeSplit
 
 
 @jax.tree_util.register_dataclass
@@ -38,6 +39,13 @@ class Graph:
         t_order: ``(num_edges,)``, where each of those edges is in ``rows`` and ``cols``.
         edge_ids: ``(num_edges,)``, where each edge is in what the graph was built from; -1 for
             edges which are not there.
+        split: ``cols`` cut into slots of 8 for kernels that give each the same work, or None; see
+            :meth:`with_edge_split`. An ``EdgeSplit`` of two arrays, ``num_slots = num_edges // 8 +
+            num_dst + 1``: ``ids``, ``(num_slots, 8)``, the columns, each row's last slot filled up
+            with -1 (an empty row has one slot), and ``places``, ``(num_slots, 2)``, the row, and
+            twice the slot's place in it, plus 1 in its last. Surplus slots, at the end, have
+            columns -1 and places (-1, 1).
+        t_split: likewise for ``t_cols``.
         max_in_degree: a bound on the in-degrees, or None: a static hint to the choice of schedules,
             see :meth:`with_max_degrees`.
         max_out_degree: likewise for the out-degrees.
@@ -54,6 +62,8 @@ class Graph:
     t_cols: Array
     t_order: Array
     edge_ids: Array
+    split: EdgeSplit | None = None
+    t_split: EdgeSplit | None = None
     max_in_degree: int | None = field(default=None, metadata={"static": True})
     max_out_degree: int | None = field(default=None, metadata={"static": True})
 
@@ -88,7 +98,8 @@ class Graph:
 
     def __repr__(self) -> str:
         arrays = {f.name: getattr(self, f.name) for f in fields(self) if not f.metadata}
-        if any(not getattr(array, "shape", None) for array in arrays.values()):
+        sized = (self.indptr, self.t_indptr, self.rows)
+        if any(not getattr(array, "shape", None) for array in sized):
             parts = arrays  # a pytree of something else than arrays
         elif self.num_src == self.num_dst:
             parts = {"num_nodes": self.num_nodes, "num_edges": self.num_edges}
@@ -211,6 +222,8 @@ class Graph:
             t_cols=self.cols,
             t_order=inverse,
             edge_ids=edge_ids,
+            split=self.t_split,
+            t_split=self.split,
             max_in_degree=self.max_out_degree,
             max_out_degree=self.max_in_degree,
         )
@@ -263,13 +276,17 @@ class Graph:
     def _with_edges(
         self, src: np.ndarray, dst: np.ndarray, edge_ids: np.ndarray, num_dst: int | None = None
     ) -> Graph:
-        """Adds edges that have the given ``edge_ids``, and destinations up to ``num_dst``."""
+        """Adds edges that have the given ``edge_ids``, and destinations up to ``num_dst``.
+
+        The result is split into slots if this graph is.
+        """
         old = self._host_edges("adding edges")
         src, dst, edge_ids = map(np.concatenate, zip(old, (src, dst, edge_ids), strict=True))
         num_dst = self.num_dst if num_dst is None else num_dst
         graph = Graph.from_edges(src, dst, num_src=self.num_src, num_dst=num_dst)
         order = np.asarray(graph.edge_ids)
-        return replace(graph, edge_ids=jnp.asarray(edge_ids[order].astype(order.dtype)))
+        graph = replace(graph, edge_ids=jnp.asarray(edge_ids[order].astype(order.dtype)))
+        return graph if self.split is None else graph.with_edge_split()
 
     def with_max_degrees(self) -> Graph:
         """Measures the largest degrees, as a static hint to the choice of schedules. Host only.
@@ -287,6 +304,22 @@ class Graph:
             return 1 << (int(largest) - 1).bit_length()
 
         return replace(self, max_in_degree=bound(self.indptr), max_out_degree=bound(self.t_indptr))
+
+    def with_edge_split(self) -> Graph:
+        """Adds ``split`` and ``t_split``, in linear time, where they are not there yet.
+
+        They are for the kernels of :func:`jax_gnn.hypergraph_aggregate`; the graphs of a
+        :class:`jax_gnn.Hypergraph` have them from the start. Works on the host and inside
+        ``jax.jit``. The methods of the graph keep them up to date; whoever replaces arrays by hand
+        must set both to None, and call this.
+        """
+        if self.split is not None and self.t_split is not None:
+            return self
+        return replace(
+            self,
+            split=_index.edge_split(self.indptr, self.cols),
+            t_split=_index.edge_split(self.t_indptr, self.t_cols),
+        )
 
     def pad(
         self,
@@ -325,7 +358,7 @@ class Graph:
         def pad(ids: Array) -> Array:
             return _index.pad_ids(ids, new_edges)
 
-        return Graph(
+        graph = Graph(
             indptr=_index.pad_indptr(self.indptr, new_dst),
             rows=pad(self.rows),
             cols=pad(self.cols),
@@ -337,6 +370,7 @@ class Graph:
             max_in_degree=self.max_in_degree,
             max_out_degree=self.max_out_degree,
         )
+        return graph if self.split is None else graph.with_edge_split()
 
     def in_degrees(self) -> Array:
         """Number of edges into each destination: ``(num_dst,)`` integers."""
@@ -354,3 +388,4 @@ jax.export.register_pytree_node_serialization(
     serialize_auxdata=lambda hints: json.dumps(hints).encode(),
     deserialize_auxdata=lambda data: tuple(json.loads(bytes(data))),
 )
+jax.export.register_namedtuple_serialization(EdgeSplit, serialized_name="jax_gnn.EdgeSplit")

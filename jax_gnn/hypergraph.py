@@ -22,7 +22,8 @@ class Hypergraph:
     """Which nodes belong to which hyperedges: a bipartite graph, from nodes to hyperedges.
 
     All sizes are shapes, so that hypergraphs of equal sizes share one compiled program; :meth:`pad`
-    makes sizes equal. Build one with a ``from_…`` method.
+    makes sizes equal. Build one with a ``from_…`` method, which also cuts the incidences into slots
+    for the kernels (:meth:`Graph.with_edge_split`).
 
     Messages run from nodes to hyperedges and from there to nodes again. In a directed hypergraph,
     the nodes that a hyperedge hears from, its tail, are others than those that hear from it, its
@@ -385,7 +386,7 @@ def _build(
         if validate and not _index.is_traced(*pair):
             _index.check_range(node_name, pair[0], "num_nodes", num_nodes)
             _index.check_range(hyperedge_name, pair[1], "num_hyperedges", num_hyperedges)
-        graphs.append(Graph.from_edges(*pair, **sizes, validate=False))
+        graphs.append(Graph.from_edges(*pair, **sizes, validate=False).with_edge_split())
     return graphs
 
 

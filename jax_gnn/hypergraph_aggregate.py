@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn import _ffi, segments
+from jax_gnn import _ffi, _index, segments
 from jax_gnn._arguments import check_choice, check_features, check_real, check_weight
 from jax_gnn._hypergraph_fused import Sorted, Stage, aggregate, ones
 from jax_gnn.graph import Graph
@@ -323,9 +323,12 @@ class _Incidences(NamedTuple):
 
 
 def _fused_stage(graph: Graph) -> Stage:
+    forward = graph.indptr, graph.rows, graph.cols
+    backward = graph.t_indptr, graph.t_rows, graph.t_cols
+    # Traced, the split of a graph that has none is dead code where no kernel reads it.
     return Stage(
-        Sorted(graph.indptr, graph.rows, graph.cols),
-        Sorted(graph.t_indptr, graph.t_rows, graph.t_cols),
+        Sorted(*forward, graph.split or _index.edge_split(graph.indptr, graph.cols)),
+        Sorted(*backward, graph.t_split or _index.edge_split(graph.t_indptr, graph.t_cols)),
     )
 
 
@@ -380,6 +383,9 @@ def _check_hypergraph(hypergraph: Any) -> None:
     if len(set(dtypes.values())) > 1:
         given = ", ".join(f"{name}: {dtype}" for name, dtype in dtypes.items())
         raise TypeError(f"the arrays of the hypergraph must have one dtype, got {given}")
+    for side, graph in graphs.items():
+        _check_split(f"hypergraph.{side}.split", graph.split, graph.indptr, graph.cols)
+        _check_split(f"hypergraph.{side}.t_split", graph.t_split, graph.t_indptr, graph.t_cols)
     sizes = {(graph.num_src, graph.num_dst) for graph in graphs.values()}
     if len(sizes) > 1:
         raise ValueError(
@@ -398,6 +404,22 @@ def _check_index(name: str, graph: Graph, field: str) -> Any:
     if "indptr" in field and array.shape[0] == 0:
         raise ValueError(f"{name} must have at least one element")
     return array.dtype
+
+
+def _check_split(name: str, split: Any, indptr: Array, cols: Array) -> None:
+    if split is None:
+        return
+    num_slots = _index.num_slots(indptr.shape[0] - 1, cols.shape[0])
+    want = {"ids": (num_slots, _index.SLOT_SIZE), "places": (num_slots, 2)}
+    for field, shape in want.items():
+        array = getattr(split, field, None)
+        given = getattr(array, "shape", None), getattr(array, "dtype", type(array).__name__)
+        if given != (shape, indptr.dtype):
+            raise ValueError(
+                f"{name}.{field} must be {shape} {indptr.dtype}, got {given[0]} {given[1]}: it "
+                "belongs to other arrays; set split and t_split to None, and call "
+                "with_edge_split() on the graph"
+            )
 
 
 def _check_scale(name: str, scale: Any, size_name: str, size: int, acc: Any) -> Array | None:

@@ -19,6 +19,7 @@ from op_suite import KERNELS, PLATFORM
 import jax_gnn
 from jax_gnn import Hypergraph, _ffi, hypergraph_aggregate
 from jax_gnn._hypergraph_fused import Sorted, Stage
+from jax_gnn._index import edge_split
 from jax_gnn.segments import segment_views
 from jax_gnn.views import View, Views
 
@@ -44,7 +45,8 @@ def incidence_arrays(num_nodes: int, num_hyperedges: int, size: int, seed: int =
 def stages(num_nodes: int, num_hyperedges: int, size: int) -> tuple[Stage, Stage]:
     """To the hyperedges and back."""
     arrays = incidence_arrays(num_nodes, num_hyperedges, size)
-    stage = Stage(Sorted(*arrays[:3]), Sorted(*arrays[3:]))
+    sides = arrays[:3], arrays[3:]
+    stage = Stage(*(Sorted(*side, edge_split(side[0], side[2])) for side in sides))
     return stage, stage.swapped
 
 

@@ -627,7 +627,7 @@ def test_dual(rng: np.random.Generator) -> None:
 
 def test_pytree() -> None:
     leaves, structure = jax.tree.flatten(SMALL)
-    assert len(leaves) == 8
+    assert len(leaves) == 12
     assert same_bits(jax.tree.unflatten(structure, leaves), SMALL)
     other = Hypergraph.from_hyperedges([[0]])
     assert jax.tree.structure(other) == structure  # all sizes are shapes, nothing is static
@@ -635,11 +635,13 @@ def test_pytree() -> None:
     same = jax.jit(lambda hypergraph: hypergraph)(SMALL)
     assert isinstance(same, Hypergraph)
     assert same_bits(same, SMALL)
-    axes = jax.tree.unflatten(structure, [0] * 8)  # holds something else than arrays
+    axes = jax.tree.unflatten(structure, [0] * 12)  # holds something else than arrays
     assert axes.node_indptr == 0
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(SMALL)]
     fields = [f.name for f in dataclasses.fields(Graph) if not f.metadata]
-    assert paths == [f".graph.{name}" for name in fields]
+    splits = [f"{name}.{part}" for name in ("split", "t_split") for part in ("ids", "places")]
+    assert fields[-2:] == ["split", "t_split"]
+    assert paths == [f".graph.{name}" for name in (*fields[:-2], *splits)]
 
 
 def test_frozen() -> None:

@@ -306,6 +306,26 @@ BAD_ARGUMENTS = {
         r"arrays of the hypergraph must have one dtype, .*graph.t_indptr: int64",
         with_arrays(t_indptr=np.array([0, 1, 3, 4, 4], np.int64)),
     ),
+    "split-of-other-rows": bad(
+        ValueError,
+        r"graph\.split\.ids must be \(4, 8\) int32, got \(6, 8\) int32: .*with_edge_split\(\)",
+        with_arrays(split=HYPERGRAPH.graph.pad(num_dst=5).split),
+    ),
+    "split-of-other-edges": bad(
+        ValueError,
+        r"graph\.t_split\.ids must be \(5, 8\) int32, got \(6, 8\) int32: .*with_edge_split\(\)",
+        with_arrays(t_split=HYPERGRAPH.graph.pad(num_edges=8).t_split),
+    ),
+    "split-of-other-dtype": bad(
+        ValueError,
+        r"graph\.split\.places must be \(4, 2\) int32, got \(4, 2\) int64",
+        with_arrays(split=HYPERGRAPH.graph.split._replace(places=np.zeros((4, 2), np.int64))),
+    ),
+    "split-of-head": bad(
+        ValueError,
+        r"hypergraph\.head\.t_split\.ids must be \(5, 8\) int32, got None int",
+        Hypergraph(HYPERGRAPH.graph, replace(HYPERGRAPH.graph, t_split=(3, 3))),
+    ),
     "x-integer": bad(
         TypeError, r"x must be float16, .*got int32", HYPERGRAPH, ones(4, 2, dtype=np.int32)
     ),

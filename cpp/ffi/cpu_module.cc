@@ -9,6 +9,7 @@
 #include <memory>
 #include <thread>
 
+#include "../kernels/cpu/edge_split.h"
 #include "../kernels/cpu/half.h"
 #include "../kernels/cpu/hypergraph_aggregate.h"
 #include "../kernels/cpu/sddmm.h"
@@ -213,9 +214,34 @@ void sort_pairs(Vector<const int64_t> rows, Vector<const int64_t> cols, Vector<I
       {t_indptr.data(), t_rows.data(), t_cols.data(), t_order.data()}, back.data());
 }
 
+template <typename Index, int kColumns>
+using Matrix = nb::ndarray<Index, nb::shape<-1, kColumns>, nb::c_contig, nb::device::cpu>;
+
+// See edge_split.h.
+template <typename Index>
+void edge_split(Vector<const Index> indptr, Vector<const Index> cols,
+                Matrix<Index, cpu::kSlotSize> ids, Matrix<Index, 2> places) {
+  if (indptr.size() == 0) throw nb::value_error("indptr must have at least one element");
+  const int64_t num_rows = static_cast<int64_t>(indptr.size()) - 1;
+  const int64_t count = static_cast<int64_t>(cols.size());
+  const size_t num_slots = cpu::num_slots(num_rows, count);
+  if (ids.shape(0) != num_slots || places.shape(0) != num_slots)
+    throw nb::value_error("ids and places must have a row for each slot");
+  const nb::gil_scoped_release released;
+  cpu::edge_split<Index>(indptr.data(), num_rows, cols.data(), count, ids.data(), places.data());
+}
+
+template <typename Index>
+void define_edge_split(nb::module_& m) {  // a converted copy of a result would be lost
+  m.def("edge_split", &edge_split<Index>, nb::arg("indptr").noconvert(),
+        nb::arg("cols").noconvert(), nb::arg("ids").noconvert(), nb::arg("places").noconvert());
+}
+
 }  // namespace
 
 NB_MODULE(_cpu, m) {
+  define_edge_split<int32_t>(m);
+  define_edge_split<int64_t>(m);
   m.def("sort_pairs", &sort_pairs<int32_t>);
   m.def("sort_pairs", &sort_pairs<int64_t>);
   m.def("targets", [] {
