@@ -277,24 +277,29 @@ def _call(platform: _ffi.Platform, x: Any, *others: Any) -> _ffi.Call | None:
         width=width,
         itemsize=np.dtype(x.dtype).itemsize,
     )
+    blocks = [1, 1]
     if platform == "cuda":
-        largest = max(2 * num_rows + count for num_rows, count in zip((hyperedges, nodes), counts))
+        largest = 2 * max(nodes, hyperedges) + max(counts)
         if largest >= segments.MAX_SIZE:  # kernels take int32 ids and places there
             return None
         indices = [segments.narrow(ids, largest) for stage in stages for ids in stage.split]
-        # As many blocks as it takes where each team has so many rounds.
-        blocks = []
-        for stage, itemsize, rounds in zip(
-            stages, (x.dtype.itemsize, acc.itemsize), (chosen.rounds, chosen.next_rounds), strict=True
-        ):
-            teams = max(chosen.threads // schedules.team_lanes(width, itemsize), 1)
-            blocks.append(max(math.ceil((stage.split.places.shape[0] - 1) / (teams * rounds)), 1))
+        rounds = chosen.rounds, chosen.next_rounds
+        blocks = [
+            _blocks(stage.split, chosen.threads // schedules.team_lanes(width, itemsize), most)
+            for stage, itemsize, most in zip(
+                stages, (x.dtype.itemsize, acc.itemsize), rounds, strict=True
+            )
+        ]
     else:
         indices = [ids for stage in stages for ids in (stage.indptr, stage.cols)]
-        blocks = [1, 1]
     workspaces = [jax.ShapeDtypeStruct((hyperedges, width), acc)]
     workspaces += [segments.workspace_of(each, width, acc) for each in blocks]
     return _ffi.Call([x, *scales, *indices], {"threads": np.int64(chosen.threads)}, workspaces)
+
+
+def _blocks(split: Any, teams: int, rounds: int) -> int:
+    """Of a launch, of so many teams that take so many slots each."""
+    return max(math.ceil((split.places.shape[0] - 1) / (max(teams, 1) * rounds)), 1)
 
 
 # (x, node_scale_in, hyperedge_scale, node_scale_out, to_hyperedges, to_nodes), the last two stages.

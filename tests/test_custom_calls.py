@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from op_spec import Incidence, stack
-from op_suite import IMPLEMENTATIONS
+from op_suite import IMPLEMENTATIONS, PLATFORM
 from test_ffi import SAMPLES, floats, incidence_arrays, needs_kernels
 
 import jax_gnn

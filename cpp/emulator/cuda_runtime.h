@@ -57,8 +57,9 @@ T shuffle(unsigned mask, T value, int from) {
 }  // namespace emulator
 
 template <typename T>
-T __shfl_sync(unsigned mask, T value, int from) {
-  return emulator::shuffle(mask, value, from & 31);
+T __shfl_sync(unsigned mask, T value, int from, int width = 32) {
+  const int first = static_cast<int>(threadIdx.x % 32) & -width;
+  return emulator::shuffle(mask, value, first | (from & (width - 1)));
 }
 template <typename T>
 T __shfl_up_sync(unsigned mask, T value, unsigned distance) {

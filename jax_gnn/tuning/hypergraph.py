@@ -45,9 +45,7 @@ class Call(NamedTuple):
 
     def candidates(self) -> list[HypergraphSchedule]:
         """Blocks of several sizes, and any rounds."""
-        return [
-            HypergraphSchedule(*each) for each in itertools.product(_THREADS, _ROUNDS, _ROUNDS)
-        ]
+        return [HypergraphSchedule(*each) for each in itertools.product(_THREADS, _ROUNDS, _ROUNDS)]
 
     def effective(self, schedule: HypergraphSchedule) -> HypergraphSchedule:
         """The same for all schedules that come to the same."""

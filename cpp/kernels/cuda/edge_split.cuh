@@ -180,6 +180,7 @@ __global__ void __launch_bounds__(kMaxThreads, kResidentThreads / kMaxThreads)
                           kept = {open_ends.parts + blockDim.x};
   const bool scaled = sum.col_scale != nullptr;
   const unsigned rounds = sum.rounds.by;
+  const int lanes = static_cast<int>(team.lanes);
 
   unsigned index = blockIdx.x * sum.per_block + team.index * rounds;
   Slot now = load_slot(sum, index, team);
@@ -245,7 +246,7 @@ __global__ void __launch_bounds__(kMaxThreads, kResidentThreads / kMaxThreads)
     Slot next = now;
     if (round < rounds) next = load_slot(sum, index, team);
     const auto add = [&](int j) {
-      add_word<In>(run, words[j], scaled ? __shfl_sync(kWholeWarp, own, j, team.lanes) : Acc(1));
+      add_word<In>(run, words[j], scaled ? __shfl_sync(kWholeWarp, own, j, lanes) : Acc(1));
     };
     const auto add_all = [&] {
 #pragma unroll
@@ -385,7 +386,7 @@ cudaError_t launch_sum(cudaStream_t stream, bool reads_ahead, int most_threads,
   if (tiles > kMaxGridY || split.num_slots > kMaxGridX || per_block > kMaxPerBlock)
     return cudaErrorInvalidConfiguration;
   if (!aligned(split.ids, sizeof(uint4)) || !aligned(split.places, sizeof(uint2)))
-    return cudaErrorMisalignedAddress;
+    return cudaErrorInvalidValue;
   const Sum<Acc, kVec> sum = {reinterpret_cast<const uint4*>(split.ids),
                               reinterpret_cast<const uint2*>(split.places),
                               static_cast<unsigned>(split.num_slots - 1),
