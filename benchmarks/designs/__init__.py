@@ -1,1 +1,0 @@
-"""Experiments with kernels that are not in the library."""
