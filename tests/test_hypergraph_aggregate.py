@@ -323,7 +323,7 @@ BAD_ARGUMENTS = {
     ),
     "split-of-head": bad(
         ValueError,
-        r"hypergraph\.head\.t_split\.ids must be \(5, 8\) int32, got None int",
+        r"hypergraph\.head\.t_split\.ids must be \(5, 8\) int32, got None NoneType",
         Hypergraph(HYPERGRAPH.graph, replace(HYPERGRAPH.graph, t_split=(3, 3))),
     ),
     "x-integer": bad(
