@@ -31,7 +31,8 @@ ROUNDS = (1, 2, 4, 8, 16)
 def candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator[Candidate]:
     """A candidate for each stage."""
     from jax_gnn import hyperedge_to_node, node_to_hyperedge
-    from jax_gnn.schedules import SLOT, HypergraphSchedule
+    from jax_gnn._index import SLOT_SIZE
+    from jax_gnn.schedules import HypergraphSchedule
 
     operands = containers(graph, problem)
 
@@ -41,7 +42,7 @@ def candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator[Candi
 
     yield jax_candidate(UNFUSED, unfused, problem, operands)
     stages = {
-        f"group size {SLOT * rounds}{name}": HypergraphSchedule(threads, rounds, rounds)
+        f"group size {SLOT_SIZE * rounds}{name}": HypergraphSchedule(threads, rounds, rounds)
         for threads, name in ((32, ", no grouping"), (128, ""))
         for rounds in ROUNDS
     }

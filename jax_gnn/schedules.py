@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 
 from jax_gnn import _schedule_cache, _schedule_rules
+from jax_gnn._index import SLOT_SIZE
 
 
 class Schedule(NamedTuple):
@@ -61,9 +62,6 @@ class HypergraphSchedule(NamedTuple):
     rounds: int
     next_rounds: int
 
-
-SLOT = 8
-"""Incidences of a slot, `jax_gnn.graph.EdgeSplit`."""
 
 _MULTIPROCESSORS = 132
 _RESIDENT_THREADS = 768
@@ -221,7 +219,7 @@ def hypergraph_from_rule(
         features = 16 // itemsize if width * itemsize % 16 == 0 else 1
         tiles = max(-(-width // (lanes * features)), 1)
         at_once = max(_MULTIPROCESSORS * _RESIDENT_THREADS // (lanes * tiles), 1)
-        slots = max(rows, incidences // SLOT + rows // 2)  # half of a row's last one is empty
+        slots = max(rows, incidences // SLOT_SIZE + rows // 2)  # half of a row's last one is empty
         return min(max(-(-slots // at_once), 1), 8)
 
     return HypergraphSchedule(128, rounds(hyperedges, itemsize), rounds(nodes, max(itemsize, 4)))
@@ -229,4 +227,4 @@ def hypergraph_from_rule(
 
 def team_lanes(width: int, itemsize: int) -> int:
     """Lanes of a team that takes slots: at least one for each incidence."""
-    return max(covering_lanes(width, itemsize), SLOT)
+    return max(covering_lanes(width, itemsize), SLOT_SIZE)

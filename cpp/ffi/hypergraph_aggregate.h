@@ -37,9 +37,8 @@ ffi::Error hypergraph_aggregate(typename Backend::Context context, ffi::AnyBuffe
   const ffi::DataType dtype = x.element_type(), acc_dtype = accumulator_type(dtype);
   const ffi::DataType index_dtype = to_hyperedges.element_type();
   if (x.dimensions().size() != 2) return invalid("x must have two dimensions");
-  if (sums->dimensions().size() != 2) return invalid("the sums must have two dimensions");
   const int64_t num_nodes = x.dimensions()[0], width = x.dimensions()[1];
-  const int64_t num_hyperedges = sums->dimensions()[0];
+  const int64_t num_hyperedges = sums->dimensions().size() == 2 ? sums->dimensions()[0] : -1;
   if (!is_matrix(*y, num_nodes, width, dtype) ||
       !is_matrix(*sums, num_hyperedges, width, acc_dtype)) {
     return invalid("a result has the wrong shape or dtype");

@@ -172,8 +172,9 @@ __global__ void __launch_bounds__(kMaxThreads, kResidentThreads / kMaxThreads)
     sum_kernel(const __grid_constant__ Sum<Acc, kVec> sum, const In* in, Out* out,
                bool reads_ahead) {
   __shared__ Index edges[6];  // see below
-  allow_next_launch();
+  // The next launch may read ahead what this one has waited for.
   if (!reads_ahead) wait_for_previous_launch();
+  allow_next_launch();
   const Team team(sum);
   const Shared<Acc, kVec> heads = {reinterpret_cast<Pack<Acc, kVec>*>(dynamic_shared())},
                           open_ends = {heads.parts + blockDim.x},
