@@ -65,6 +65,7 @@ class HypergraphSchedule(NamedTuple):
 
 _MULTIPROCESSORS = 132
 _RESIDENT_THREADS = 768
+_MOST_ROUNDS = 14
 
 AnySchedule = Schedule | MatmulSchedule | HypergraphSchedule
 
@@ -210,8 +211,8 @@ def hypergraph_from_rule(
 ) -> HypergraphSchedule:
     """The rule, whatever is forced or tuned; see `choose_hypergraph`.
 
-    As many rounds as it takes for all blocks to run at once, on the multiprocessors of an H200, but
-    at most eight: from there on, more blocks cost less than longer ones.
+    As many rounds as it takes for all blocks to run at once, on the multiprocessors of an H200.
+    Where that would be too many, eight: several waves of short blocks cost less than one of long.
     """
 
     def rounds(rows: int, itemsize: int) -> int:
@@ -220,7 +221,8 @@ def hypergraph_from_rule(
         tiles = max(-(-width // (lanes * features)), 1)
         at_once = max(_MULTIPROCESSORS * _RESIDENT_THREADS // (lanes * tiles), 1)
         slots = max(rows, incidences // SLOT_SIZE + rows // 2)  # half of a row's last one is empty
-        return min(max(-(-slots // at_once), 1), 8)
+        needed = max(-(-slots // at_once), 1)
+        return needed if needed <= _MOST_ROUNDS else 8
 
     return HypergraphSchedule(128, rounds(hyperedges, itemsize), rounds(nodes, max(itemsize, 4)))
 

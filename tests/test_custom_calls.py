@@ -98,7 +98,7 @@ WRONG_SLOTS: dict[tuple[str, int], list[Any]] = {
         np.zeros((0, 8), np.int32),
         np.zeros((3, 8), np.int32),
         np.zeros((5, 4), np.int32),
-        np.zeros((5, 8), np.int64),
+        np.zeros((5, 8), np.int16),
     ],
     ("hypergraph_aggregate", 5): [np.zeros((5, 3), np.int32), np.zeros((3, 2), np.int32)],
     ("hypergraph_aggregate", 6): [np.zeros((7, 9), np.int32), np.zeros((7, 8), np.float32)],
