@@ -1,6 +1,6 @@
 """FASTEN's optimisations on and off (its figure 13), on this library's own kernels.
 
-A schedule is forced for each stage; ``jax_gnn`` is what the rule chooses. Stages build on each
+A schedule is forced for each stage; ``jax_gnn`` is what is chosen otherwise. Stages build on each
 other:
 
 * ``basic`` deals out tiles of 64 rows one by one: a block fetches a weight for nearly each;

@@ -270,11 +270,12 @@ def plot(document: Document, path: Path) -> None:
     rank = {graph: max(c["floor_us"] for c in cases if c["workload"] == graph) for graph in graphs}
     graphs.sort(key=rank.__getitem__)
 
-    height = 0.42 * len(graphs) + 0.75
+    most = max(len(timed(case)) for case in cases)
+    height = max(0.42, 0.065 * most) * len(graphs) + 0.9
     figure = Figure(
         figsize=(2.2 + 3.6 * len(widths), 1.5 + height * len(kinds)), layout="constrained"
     )
-    axes = figure.subplots(len(kinds), len(widths), sharex=True, sharey=True, squeeze=False)
+    axes = figure.subplots(len(kinds), len(widths), sharex="row", sharey=True, squeeze=False)
     for row, (mode, dtype) in enumerate(kinds):
         for column, width in enumerate(widths):
             panel = [
@@ -286,14 +287,21 @@ def plot(document: Document, path: Path) -> None:
         axis.set_xlabel("time (µs)")
     machine = document["machine"]
     figure.suptitle(f"{document['title']}\n{machine['device']}", fontsize=12)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
+    labelled = [axis.get_legend_handles_labels() for axis in axes.flat]
+    handles = {name: handle for pair in labelled for handle, name in zip(*pair, strict=True)}
+    labels = [name for name in ("floor", *names) if name in handles]
     figure.legend(
-        handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False
+        [handles[name] for name in labels],
+        labels,
+        loc="outside lower center",
+        ncols=min(4, len(labels)),
+        frameon=False,
     )
     figure.savefig(path, dpi=130)
 
 
 _MARKERS = "osD^vP*Xh<>"
+_COLORS = [f"C{number}" for number in (4, 5, 6, 7, 8, 9, 0, 1, 2)]  # without red, which is ours
 
 
 def _draw_panel(axis: Any, cases: list[Row], graphs: list[str], names: list[str]) -> None:
@@ -307,21 +315,22 @@ def _draw_panel(axis: Any, cases: list[Row], graphs: list[str], names: list[str]
         axis.spines[side].set_visible(False)
     floors = [(case["floor_us"], graphs.index(case["workload"])) for case in cases]
     axis.scatter(*zip(*floors, strict=True), marker="|", s=160, color="black", label="floor")
-    for index, name in enumerate(names):
+    drawn = [name for name in names if any(name in timed(case) for case in cases)]
+    for place, name in enumerate(drawn):
         # Markers of one graph stand below each other, so that equal times do not hide.
-        shift = 0.3 - 0.6 * index / max(len(names) - 1, 1)
+        shift = 0.35 - 0.7 * place / max(len(drawn) - 1, 1)
         points = [
             (row["median_us"], graphs.index(case["workload"]) + shift)
             for case in cases
             if (row := timed(case).get(name))
         ]
-        ours = name == OURS
+        ours, index = name == OURS, names.index(name)
         axis.scatter(
             [x for x, _ in points],
             [y for _, y in points],
             marker=_MARKERS[index % len(_MARKERS)],
             s=64 if ours else 34,
-            color="tab:red" if ours else f"C{(index + 4) % 10}",
+            color="tab:red" if ours else _COLORS[index % len(_COLORS)],
             alpha=0.9,
             linewidths=0,
             zorder=4 if ours else 3,

@@ -211,6 +211,14 @@ def test_shipped_schedules_serve_where_the_users_are_missing(tmp_path, monkeypat
     assert schedules.choose_matmul(**PRODUCT) == MatmulSchedule(*own.schedule)
 
 
+def test_what_is_shipped_is_read_and_faster_than_the_rule(monkeypatch):
+    (entries,) = _schedule_cache._shipped().values()
+    monkeypatch.setattr(_schedule_cache, "device_kind", lambda: "NVIDIA H200")
+    for key, tuned in entries.items():
+        assert tuned.microseconds < tuned.rule_microseconds
+        assert _schedule_cache.lookup(key) == tuned.schedule
+
+
 def test_other_devices_schedules_are_not_used(monkeypatch):
     _schedule_cache.store("another gpu", {_schedule_cache.key(**SHAPE): TUNED})
     assert schedules.choose(**SHAPE) != Schedule(*TUNED.schedule)
@@ -338,6 +346,19 @@ def test_the_schedules_of_a_product_that_the_model_keeps_are_run(op):
             outputs.append(np.asarray(jax.jit(call.function)(lhs, rhs, sizes)))
     assert all(output.any() for output in outputs)
     np.testing.assert_allclose(outputs[0], outputs[-1], rtol=1e-5, atol=1e-4)
+
+
+def test_chunks_that_no_block_would_get_are_not_measured():
+    few, many = product(sizes=[1_000] * 100), product(sizes=[10_000] * 100)
+    for chunk, left in ((0, 0), (4, 4), (16, 0)):
+        schedule = MatmulSchedule(128, chunk, 4096)
+        assert few.effective(schedule) == schedule._replace(chunk=left)
+        assert many.effective(schedule) == schedule
+
+
+def test_neighbours_in_the_order_of_measuring_have_other_kernels():
+    tiles = [choice.tile for choice in matmul.choices("segment_matmul")]
+    assert all(one != other for one, other in itertools.pairwise(tiles))
 
 
 # The model of products.

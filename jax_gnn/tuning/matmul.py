@@ -27,6 +27,9 @@ OPS: tuple[Op, ...] = get_args(Op)
 _FILL = 4096
 """Blocks of which the kernel runs as many as the GPU holds at once."""
 
+_GROUP_COST = 2
+"""Tiles that a group counts for beyond its own (``kGroupCost`` of the kernel)."""
+
 SLACK = 1.1
 """Schedules that the model says take longer than this many times the best are not measured."""
 
@@ -107,10 +110,18 @@ class Call(NamedTuple):
         return [choice for choice, time in times.items() if time <= SLACK * min(times.values())]
 
     def effective(self, schedule: MatmulSchedule) -> MatmulSchedule:
-        """The same for all schedules that come to the same: all blocks have rows."""
-        if self.op == "segment_matmul":
-            return schedule
-        return schedule._replace(blocks=max(1, min(schedule.blocks, self.sizes.rows // 128)))
+        """The same for all schedules that come to the same.
+
+        All blocks of ``segment_outer`` have rows. Where there are fewer tiles than a chunk for each
+        multiprocessor of an H200, all are dealt out as ranges.
+        """
+        if self.op == "segment_outer":
+            return schedule._replace(blocks=max(1, min(schedule.blocks, self.sizes.rows // 128)))
+        sizes = self.sizes.of_groups[self.sizes.of_groups > 0]
+        tiles = int((-(-sizes // schedule.tile) + _GROUP_COST).sum())
+        if tiles < schedule.chunk * min(schedule.blocks, H200.multiprocessors):
+            return schedule._replace(chunk=0)
+        return schedule
 
     def operands(self) -> tuple[jax.Array, ...]:
         """Two factors, and the sizes."""
@@ -127,10 +138,14 @@ class Call(NamedTuple):
 
 
 def choices(op: Op) -> list[MatmulSchedule]:
-    """What is worth trying."""
+    """What is worth trying, measured in this order.
+
+    Tiles of either size have a kernel, and take turns: after its like, a kernel would find its code
+    in the instruction cache and be up to 2.5 µs faster.
+    """
     if op == "segment_outer":
         return [MatmulSchedule(64, 0, blocks) for blocks in (66, 132, 198, 264)]
-    return [MatmulSchedule(tile, chunk, _FILL) for tile in (64, 128) for chunk in (0, 4, 8, 16, 32)]
+    return [MatmulSchedule(tile, chunk, _FILL) for chunk in (0, 4, 8, 16, 32) for tile in (64, 128)]
 
 
 def predict(call: Call, schedule: MatmulSchedule, machine: Machine = H200) -> float:
