@@ -65,7 +65,7 @@ class HypergraphSchedule(NamedTuple):
 
 _MULTIPROCESSORS = 132
 _RESIDENT_THREADS = 768
-_MOST_ROUNDS = 14
+_MOST_ROUNDS = 15
 
 AnySchedule = Schedule | MatmulSchedule | HypergraphSchedule
 
@@ -220,8 +220,9 @@ def hypergraph_from_rule(
         features = 16 // itemsize if width * itemsize % 16 == 0 else 1
         tiles = max(-(-width // (lanes * features)), 1)
         at_once = max(_MULTIPROCESSORS * _RESIDENT_THREADS // (lanes * tiles), 1)
-        slots = max(rows, incidences // SLOT_SIZE + rows // 2)  # half of a row's last one is empty
-        needed = max(-(-slots // at_once), 1)
+        # Half of a row's last slot is empty; an eighth more, or a few blocks are a wave of their own.
+        slots = max(rows, incidences // SLOT_SIZE + rows // 2)
+        needed = max(-(-slots * 9 // (8 * at_once)), 1)
         return needed if needed <= _MOST_ROUNDS else 8
 
     return HypergraphSchedule(128, rounds(hyperedges, itemsize), rounds(nodes, max(itemsize, 4)))
