@@ -272,9 +272,8 @@ def plot(document: Document, path: Path) -> None:
 
     most = max(len(timed(case)) for case in cases)
     height = max(0.42, 0.065 * most) * len(graphs) + 0.9
-    figure = Figure(
-        figsize=(2.2 + 3.6 * len(widths), 1.5 + height * len(kinds)), layout="constrained"
-    )
+    inches = max(2.2 + 3.6 * len(widths), 0.1 * len(document["title"]), 7.0)
+    figure = Figure(figsize=(inches, 1.5 + height * len(kinds)), layout="constrained")
     axes = figure.subplots(len(kinds), len(widths), sharex="row", sharey=True, squeeze=False)
     for row, (mode, dtype) in enumerate(kinds):
         for column, width in enumerate(widths):
@@ -294,7 +293,7 @@ def plot(document: Document, path: Path) -> None:
         [handles[name] for name in labels],
         labels,
         loc="outside lower center",
-        ncols=min(4, len(labels)),
+        ncols=min(4, int(inches // 2.3), len(labels)),
         frameon=False,
     )
     figure.savefig(path, dpi=130)

@@ -65,7 +65,6 @@ class HypergraphSchedule(NamedTuple):
 
 _MULTIPROCESSORS = 132
 _RESIDENT_THREADS = 768
-_MOST_ROUNDS = 15
 
 AnySchedule = Schedule | MatmulSchedule | HypergraphSchedule
 
@@ -211,8 +210,8 @@ def hypergraph_from_rule(
 ) -> HypergraphSchedule:
     """The rule, whatever is forced or tuned; see `choose_hypergraph`.
 
-    As many rounds as it takes for all blocks to run at once, on the multiprocessors of an H200.
-    Where that would be too many, eight: several waves of short blocks cost less than one of long.
+    As many rounds as it takes for all blocks to run at once, on the multiprocessors of an H200, but
+    at most eight: several waves of short blocks cost less than one of long.
     """
 
     def rounds(rows: int, itemsize: int) -> int:
@@ -222,8 +221,7 @@ def hypergraph_from_rule(
         at_once = max(_MULTIPROCESSORS * _RESIDENT_THREADS // (lanes * tiles), 1)
         # Half of a row's last slot is empty; an eighth more, or a few blocks are a wave of their own.
         slots = max(rows, incidences // SLOT_SIZE + rows // 2)
-        needed = max(-(-slots * 9 // (8 * at_once)), 1)
-        return needed if needed <= _MOST_ROUNDS else 8
+        return min(max(-(-slots * 9 // (8 * at_once)), 1), 8)
 
     return HypergraphSchedule(128, rounds(hyperedges, itemsize), rounds(nodes, max(itemsize, 4)))
 

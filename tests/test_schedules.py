@@ -533,7 +533,7 @@ def test_tuning_hypergraphs_writes_what_show_prints(monkeypatch, capsys, tmp_pat
     assert schedules.hypergraph_from_rule(4, 3, 3, 8, 4) == HypergraphSchedule(128, 1, 1)
     # Teams of 16 lanes: 6,336 of them are resident at once.
     assert schedules.hypergraph_from_rule(80_000, 9_000, 2_000, 64, 4)[1:] == (2, 3)
-    assert schedules.hypergraph_from_rule(500_000, 80_000, 50_000, 64, 4)[1:] == (14, 8)
+    assert schedules.hypergraph_from_rule(500_000, 80_000, 50_000, 64, 4)[1:] == (8, 8)
     assert tune("--show") == 0
     shown = capsys.readouterr().out
     assert all(line in shown for line in written)
