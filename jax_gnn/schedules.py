@@ -219,7 +219,7 @@ def hypergraph_from_rule(
         features = 16 // itemsize if width * itemsize % 16 == 0 else 1
         tiles = max(-(-width // (lanes * features)), 1)
         at_once = max(_MULTIPROCESSORS * _RESIDENT_THREADS // (lanes * tiles), 1)
-        # Half of a row's last slot is empty; an eighth more, or a few blocks are a wave of their own.
+        # Of a row's last slot half is empty. An eighth more, or a few blocks make another wave.
         slots = max(rows, incidences // SLOT_SIZE + rows // 2)
         return min(max(-(-slots * 9 // (8 * at_once)), 1), 8)
 
