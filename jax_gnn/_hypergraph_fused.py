@@ -247,11 +247,11 @@ def _join(entries: Sorted, num_cols: int) -> Sorted:
 
 
 def _join_split(split: EdgeSplit, num_rows: int, num_cols: int) -> EdgeSplit:
-    """Each block's surplus slots stay where they are."""
+    """Each block's surplus slots stay where they are, of a row that there is not, but not -1."""
     ids, places = split
     batch = jnp.arange(ids.shape[0], dtype=ids.dtype)[:, None]
     rows, place = places[..., 0], places[..., 1]
-    rows = jnp.where(in_range(rows, num_rows), rows + batch * num_rows, -1)
+    rows = jnp.where(in_range(rows, num_rows), rows + batch * num_rows, len(ids) * num_rows)
     ids = jnp.where(in_range(ids, num_cols), ids + batch[..., None] * num_cols, -1)
     return EdgeSplit(ids.reshape(-1, ids.shape[-1]), jnp.stack([rows.ravel(), place.ravel()], 1))
 

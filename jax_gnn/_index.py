@@ -44,7 +44,7 @@ class EdgeSplit(NamedTuple):
         ids: ``(num_slots, 8)``, the columns; -1 where a row's last slot is filled up, and in
             surplus slots.
         places: ``(num_slots, 2)``, the row, and twice the slot's place in its row, plus 1 in the
-            row's last slot; (-1, 1) for surplus slots.
+            row's last slot; (-1, 1) for surplus slots. Kernels pass over what follows a row of -1.
     """
 
     ids: Any

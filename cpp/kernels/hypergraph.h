@@ -11,7 +11,8 @@ constexpr int kSlotSize = 8;
 struct EdgeSplit {
   const int32_t* ids;     // (num_slots, kSlotSize): columns; outside [0, num_cols) padding
   const int32_t* places;  // (num_slots, 2): the row; 2 * the slot's place in it + whether it is the
-                          // last. Outside [0, num_rows) it is no row; so the last slot's
+                          // last. Outside [0, num_rows) it is no row; so the last slot's. What
+                          // follows a row of -1 may be passed over
   int64_t num_slots;      // at least 1
   int64_t num_rows, num_cols;
 };

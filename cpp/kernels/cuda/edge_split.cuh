@@ -30,6 +30,7 @@ namespace {
 constexpr int kMaxThreads = 256;        // of a block
 constexpr int kResidentThreads = 768;   // of a multiprocessor: 80 registers each
 constexpr int kLeastLanes = kSlotSize;  // of a team: each loads the scale of one entry for all
+constexpr Index kNothingFollows = -1;   // row of a slot
 constexpr int kHalfSlot = kSlotSize / 2;
 constexpr int64_t kMaxPerBlock = 1 << 16;  // slots; Divisor
 
@@ -224,8 +225,10 @@ __global__ void __launch_bounds__(kMaxThreads, kResidentThreads / kMaxThreads)
   Acc run[kVec] = {};       // of the row that is open
   unsigned head_round = 0;  // in which a row ends that begins before the team
   unsigned round = 0;
+  // There are more slots than are used: the last blocks find only those.
+  const bool works = __all_sync(kWholeWarp, now.row == kNothingFollows) == 0;
 #pragma unroll 1
-  while (true) {
+  while (works) {
     // Most slots are not full: where none of the warp is, the rest costs nothing.
     const bool more = __any_sync(kWholeWarp, now.has_more()) != 0;
     Word<In, kVec> words[kSlotSize];
