@@ -894,6 +894,23 @@ def test_weights_of_ones_change_nothing(rng: np.random.Generator) -> None:
         assert_close(hypergraph_aggregate(hypergraph, x, weight, **options), want, 1e-5, "value")
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_padding_within_rows(implementation: str) -> None:
+    """Hand-made arrays may hold it anywhere, also as all of a row's last slot."""
+    nodes = np.array([*range(8), -1, -1, 3, -1, *[4] * 9, 99], np.int32)
+    graph = Graph.from_edges(
+        np.zeros(22, int), np.repeat([0, 1, 2], [10, 2, 10]), num_src=9, num_dst=3
+    )
+    hypergraph = Hypergraph(replace(graph, cols=nodes))
+    x = np.arange(1, 10, dtype=np.float32)[:, None]
+    scale = np.array([1, 2, 3], np.float32)
+    with setting(implementation, "float32"):
+        y = hypergraph_aggregate(hypergraph, x, hyperedge_scale=scale)
+    want = np.zeros((9, 1))
+    want[0] = np.dot([10, 2, 10], scale * [36, 4, 45])  # node 0 has them all
+    assert_close(y, want, 1e-6, "value")
+
+
 @pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("width", [1, 4, 19, 64, 136, 300] if PLATFORM == "cuda" else [19])

@@ -90,11 +90,12 @@ struct Slot {
     for (int j = kHalfSlot + 1; j < kSlotSize; ++j) all &= ids[j];
     return all >= 0;
   }
+  // Of the row, if it is its last slot.
   __device__ __forceinline__ bool is_empty() const {
     Index all = ids[0];
 #pragma unroll
     for (int j = 1; j < kSlotSize; ++j) all &= ids[j];
-    return all < 0;
+    return all < 0 && before() == 0;
   }
 };
 
