@@ -34,7 +34,7 @@ class Sorted(NamedTuple):
     indptr: Any  # (num_rows + 1,), where each row starts
     rows: Any  # (entries,), ascending
     cols: Any  # (entries,)
-    split: EdgeSplit  # the same rows and columns in slots
+    split: Any  # an EdgeSplit: the same rows and columns in slots
 
 
 class Stage(NamedTuple):

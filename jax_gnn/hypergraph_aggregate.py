@@ -323,12 +323,10 @@ class _Incidences(NamedTuple):
 
 
 def _fused_stage(graph: Graph) -> Stage:
-    forward = graph.indptr, graph.rows, graph.cols
-    backward = graph.t_indptr, graph.t_rows, graph.t_cols
-    # Traced, the split of a graph that has none is dead code where no kernel reads it.
+    graph = graph.with_edge_split()  # traced, dead code where no kernel reads it
     return Stage(
-        Sorted(*forward, graph.split or _index.edge_split(graph.indptr, graph.cols)),
-        Sorted(*backward, graph.t_split or _index.edge_split(graph.t_indptr, graph.t_cols)),
+        Sorted(graph.indptr, graph.rows, graph.cols, graph.split),
+        Sorted(graph.t_indptr, graph.t_rows, graph.t_cols, graph.t_split),
     )
 
 

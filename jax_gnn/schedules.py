@@ -143,11 +143,16 @@ def covering_lanes(width: int, itemsize: int) -> int:
 
     A lane reads 16 bytes where rows are aligned to that, else one feature.
     """
-    features = 16 // itemsize if width * itemsize % 16 == 0 else 1
+    features = _word_features(width, itemsize)
     lanes = 1
     while lanes < 32 and lanes * features < width:
         lanes *= 2
     return lanes
+
+
+def _word_features(width: int, itemsize: int) -> int:
+    """Features that a lane reads at once."""
+    return 16 // itemsize if width * itemsize % 16 == 0 else 1
 
 
 def choose_matmul(
@@ -216,8 +221,7 @@ def hypergraph_from_rule(
 
     def rounds(rows: int, itemsize: int) -> int:
         lanes = team_lanes(width, itemsize)
-        features = 16 // itemsize if width * itemsize % 16 == 0 else 1
-        tiles = max(-(-width // (lanes * features)), 1)
+        tiles = max(-(-width // (lanes * _word_features(width, itemsize))), 1)
         at_once = max(_MULTIPROCESSORS * _RESIDENT_THREADS // (lanes * tiles), 1)
         # Of a row's last slot half is empty. An eighth more, or a few blocks make another wave.
         slots = max(rows, incidences // SLOT_SIZE + rows // 2)

@@ -30,8 +30,6 @@ inline uint64_t multiply_add(unsigned a, unsigned b, uint64_t c) { return uint64
 template <typename T>
 void hide(T&) {}
 
-inline void prefetch_to_l2(const void*) {}
-
 template <int kBytes>
 void copy_async(bool valid, const void* from, void* to) {
   if (reinterpret_cast<uintptr_t>(from) % kBytes != 0 && valid)

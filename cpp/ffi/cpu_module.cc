@@ -219,8 +219,8 @@ using Matrix = nb::ndarray<Index, nb::shape<-1, kColumns>, nb::c_contig, nb::dev
 
 // See edge_split.h.
 template <typename Index>
-void edge_split(Vector<const Index> indptr, Vector<const Index> cols,
-                Matrix<Index, cpu::kSlotSize> ids, Matrix<Index, 2> places) {
+void edge_split(Vector<const Index> indptr, Vector<const Index> cols, Matrix<Index, kSlotSize> ids,
+                Matrix<Index, 2> places) {
   if (indptr.size() == 0) throw nb::value_error("indptr must have at least one element");
   const int64_t num_rows = static_cast<int64_t>(indptr.size()) - 1;
   const int64_t count = static_cast<int64_t>(cols.size());

@@ -1,8 +1,8 @@
 // Handler of the hypergraph primitive, written once. A Backend says on what it runs: its Context
 // (thread pool or stream), its half types, and hypergraph_aggregate, which takes a context, the
 // attributes and the workspaces, and returns an ffi::Error; and in which form it takes the
-// incidences of a sum, of which either has two arrays: its Stage<Index>, and whether buffers make
-// one.
+// incidences of a sum, two arrays in either: is_stage checks them, and stage<Index> puts them
+// together.
 #pragma once
 
 #include "../kernels/hypergraph.h"

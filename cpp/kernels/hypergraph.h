@@ -6,6 +6,14 @@ namespace jax_gnn {
 
 constexpr int kSlotSize = 8;
 
+// Rows of a sparse 0/1 matrix. Ids and indptr come from the user's arrays: kernels must check both.
+template <typename Index>
+struct Csr {
+  const Index* indptr;   // rows + 1
+  const Index* indices;  // nnz
+  int64_t rows, cols, nnz;
+};
+
 // The rows of a sparse 0/1 matrix, cut into slots (jax_gnn/_index.py, edge_split). Ids and places
 // come from the user's arrays: kernels must check both.
 struct EdgeSplit {

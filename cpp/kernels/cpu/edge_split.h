@@ -2,9 +2,9 @@
 
 #include <cstdint>
 
-namespace jax_gnn::cpu {
+#include "../hypergraph.h"
 
-constexpr int kSlotSize = 8;
+namespace jax_gnn::cpu {
 
 // Suffices for any rows, with a slot to spare.
 inline int64_t num_slots(int64_t num_rows, int64_t count) {

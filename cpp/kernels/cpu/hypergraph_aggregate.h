@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "../csr.h"
+#include "../hypergraph.h"
 #include "parallel.h"
 
 namespace jax_gnn::cpu {

@@ -32,18 +32,6 @@ constexpr int kResidentThreads = 768;   // of a multiprocessor: 80 registers eac
 constexpr int kLeastLanes = kSlotSize;  // of a team: each loads the scale of one entry for all
 constexpr Index kNothingFollows = -1;   // row of a slot
 constexpr int kHalfSlot = kSlotSize / 2;
-constexpr int64_t kMaxPerBlock = 1 << 16;  // slots; Divisor
-
-// x / by of small numbers.
-struct Divisor {
-  unsigned by, magic;
-
-  explicit Divisor(unsigned by)
-      : by(by), magic(by == 1 ? 0 : static_cast<unsigned>((uint64_t{1} << 32) / by) + 1) {}
-  __device__ __forceinline__ unsigned divide(unsigned x) const {
-    return by == 1 ? x : static_cast<unsigned>(uint64_t{x} * magic >> 32);
-  }
-};
 
 // What a launch sums up, and how it deals out slots.
 template <typename Acc, int kVec>
@@ -55,7 +43,7 @@ struct Sum {
   const Acc *col_scale, *row_scale;  // null means ones
   int lane_bits;                     // log2 of the lanes of a team
   int team_bits;                     // log2 of the teams of a block
-  Divisor rounds;                    // slots of a team
+  unsigned rounds;                   // slots of a team
   unsigned per_block;                // slots of a block
   unsigned words;                    // of kVec features
   Tails<SumOp<Acc, kVec>, Acc> tails;
@@ -182,7 +170,7 @@ __global__ void __launch_bounds__(kMaxThreads, kResidentThreads / kMaxThreads)
                           open_ends = {heads.parts + blockDim.x},
                           kept = {open_ends.parts + blockDim.x};
   const bool scaled = sum.col_scale != nullptr;
-  const unsigned rounds = sum.rounds.by;
+  const unsigned rounds = sum.rounds;
   const int lanes = static_cast<int>(team.lanes);
 
   unsigned index = blockIdx.x * sum.per_block + team.index * rounds;
@@ -219,7 +207,7 @@ __global__ void __launch_bounds__(kMaxThreads, kResidentThreads / kMaxThreads)
   hide(lane_in);
   hide(num_cols);
   const auto store = [&](Index row, const Acc(&run)[kVec], Acc factor) {
-    if (!team.active || static_cast<unsigned>(row) >= sum.num_rows) return;
+    if (!team.active || !is_id(row, sum.num_rows)) return;
     store_scaled(row_at(out + uint64_t{team.word} * kVec, row, out_bytes), run, factor);
   };
 
@@ -279,8 +267,7 @@ __global__ void __launch_bounds__(kMaxThreads, kResidentThreads / kMaxThreads)
     scale = scale_of(now);
   }
 
-  const bool open = !now.is_last();
-  if (open) open_ends.put(run, threadIdx.x);
+  if (!now.is_last()) open_ends.put(run, threadIdx.x);
   Index head_row = 0;
   Acc head_scale = 0;
   int head_begin = 0;  // slot of the block, or before it, in which that row begins
@@ -296,8 +283,7 @@ __global__ void __launch_bounds__(kMaxThreads, kResidentThreads / kMaxThreads)
   __syncthreads();
   const int block = static_cast<int>(blockIdx.x);
   const auto crosses = [&](int pair) {
-    return edges[2 * pair] == edges[2 * pair + 1] &&
-           static_cast<unsigned>(edges[2 * pair]) < sum.num_rows;
+    return edges[2 * pair] == edges[2 * pair + 1] && is_id(edges[2 * pair], sum.num_rows);
   };
   const bool crosses_in = crosses(1), crosses_out = crosses(2);
   const bool passed = crosses_in && crosses_out && edges[3] == edges[4];
@@ -305,9 +291,7 @@ __global__ void __launch_bounds__(kMaxThreads, kResidentThreads / kMaxThreads)
   const unsigned teams = 1u << sum.team_bits;
   const Column column = {int64_t{team.word} * kVec, 0, team.active};
   const int64_t width = int64_t{sum.words} * kVec;
-  const auto first_team = [&](int begin) {
-    return sum.rounds.divide(static_cast<unsigned>(max(begin, 0)));
-  };
+  const auto first_team = [&](int begin) { return static_cast<unsigned>(max(begin, 0)) / rounds; };
   if (crosses_out && team.index == teams - 1) {
     const int begin = static_cast<int>(sum.per_block) - 1 - static_cast<int>(now.before());
     open_ends.add_before(first_team(begin), team.index, team, run);
@@ -388,7 +372,7 @@ cudaError_t launch_sum(cudaStream_t stream, bool reads_ahead, int most_threads,
   const int64_t per_block = rounds << team_bits;
   const int64_t blocks = ceil_div(count, per_block);
   const int64_t tiles = ceil_div(words, int64_t{lanes});
-  if (tiles > kMaxGridY || split.num_slots > kMaxGridX || per_block > kMaxPerBlock)
+  if (tiles > kMaxGridY || split.num_slots > kMaxGridX || per_block > kMaxGridX)
     return cudaErrorInvalidConfiguration;
   if (!aligned(split.ids, sizeof(uint4)) || !aligned(split.places, sizeof(uint2)))
     return cudaErrorInvalidValue;
@@ -401,7 +385,7 @@ cudaError_t launch_sum(cudaStream_t stream, bool reads_ahead, int most_threads,
                               row_scale,
                               lane_bits,
                               team_bits,
-                              Divisor(static_cast<unsigned>(rounds)),
+                              static_cast<unsigned>(rounds),
                               static_cast<unsigned>(per_block),
                               static_cast<unsigned>(words),
                               {static_cast<unsigned char*>(workspace.bytes), next_tag()}};

@@ -104,10 +104,6 @@ __device__ __forceinline__ void hide(T*& pointer) {
   asm volatile("" : "+l"(pointer));
 }
 
-__device__ __forceinline__ void prefetch_to_l2(const void* at) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-}
-
 // Copies kBytes into shared memory, through the first cache, until __pipeline_wait_prior. Zeros
 // where `valid` does not hold; *from is then not read.
 template <int kBytes>
