@@ -220,7 +220,8 @@ def test_corrupt_indices_stay_in_bounds(
 
 
 @needs_kernels
-def test_corrupt_slots_stay_in_bounds(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("rounds", [(1, 1), (2, 3)])
+def test_corrupt_slots_stay_in_bounds(rng: np.random.Generator, rounds: tuple[int, int]) -> None:
     """Results may be anything, but no kernel waits for ever, or leaves its arrays."""
     num_nodes, num_hyperedges, size = 900, 40, 6000
     arrays = incidence_arrays(num_nodes, num_hyperedges, size)
@@ -228,7 +229,7 @@ def test_corrupt_slots_stay_in_bounds(rng: np.random.Generator) -> None:
     jitted = jax.jit(value_and_gradients)
     graph = Graph(*arrays, t_order=arrays[5], edge_ids=arrays[5])
     splits = [edge_split(arrays[i], arrays[i + 2]) for i in (0, 3)]
-    with schedules.use(schedules.HypergraphSchedule(64, 2, 3)):
+    with schedules.use(schedules.HypergraphSchedule(64, *rounds)):
         for _ in range(10):
             split, t_split = (
                 EdgeSplit(*(corrupt(rng, size, array) for array in each)) for each in splits

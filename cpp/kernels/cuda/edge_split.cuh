@@ -28,10 +28,12 @@ namespace jax_gnn::cuda {
 namespace {
 
 constexpr int kMaxThreads = 256;        // of a block
-constexpr int kResidentThreads = 768;   // of a multiprocessor: 80 registers each
 constexpr int kLeastLanes = kSlotSize;  // of a team: each loads the scale of one entry for all
 constexpr Index kNothingFollows = -1;   // row of a slot
 constexpr int kHalfSlot = kSlotSize / 2;
+// Of a multiprocessor: 64 or 80 registers each.
+template <bool kOne>
+constexpr int resident_threads = kOne ? 1024 : 768;
 
 // What a launch sums up, and how it deals out slots.
 template <typename Acc, int kVec>
@@ -63,15 +65,20 @@ struct Team {
   bool active;
 };
 
-struct Slot {
+// Where a slot lies in the rows.
+struct Place {
   Index row;
-  unsigned place;  // as in Sum
+  unsigned word;  // as in Sum
+
+  __device__ __forceinline__ bool is_last() const { return word & 1; }
+  // Slots of the row before this one.
+  __device__ __forceinline__ unsigned before() const { return word >> 1; }
+};
+
+struct Slot : Place {
   Index ids[kSlotSize];
   Index own;  // id whose scale the lane loads for its team
 
-  __device__ __forceinline__ bool is_last() const { return place & 1; }
-  // Slots of the row before this one.
-  __device__ __forceinline__ unsigned before() const { return place >> 1; }
   __device__ __forceinline__ bool has_more() const {
     Index all = ids[kHalfSlot];
 #pragma unroll
@@ -89,6 +96,12 @@ struct Slot {
 
 // Not through the read-only path: what is asked for first must stay ahead of the wait for the
 // launch before, all else behind it.
+template <class Sum>
+__device__ __forceinline__ Place load_place(const Sum& sum, unsigned index) {
+  uint2 place;
+  load_word(sum.places + min(index, sum.count), place);
+  return {static_cast<Index>(place.x), place.y};
+}
 template <class Sum>
 __device__ __forceinline__ Slot load_slot(const Sum& sum, unsigned index, const Team& team) {
   const unsigned slot = min(index, sum.count);
@@ -110,7 +123,7 @@ __device__ __forceinline__ Slot load_slot(const Sum& sum, unsigned index, const 
                     reinterpret_cast<const Index*>(from) + team.lane % kSlotSize, Index(-1));
   memcpy(result.ids, words, sizeof(words));
   result.row = static_cast<Index>(place.x);
-  result.place = place.y;
+  result.word = place.y;
   return result;
 }
 
@@ -150,31 +163,44 @@ struct Shared {
   }
 };
 
-// Dynamic shared memory of a block: the ends of rows that begin before their team, what is open
-// where teams end, and what waits for earlier blocks.
+// Dynamic shared memory of a block: what is open where teams end, what waits for earlier blocks,
+// and the ends of rows that begin before their team, or the slots of the block before.
 template <typename Acc, int kVec>
 size_t shared_bytes(int threads, int lanes) {
   return static_cast<size_t>(2 * threads + lanes) * kVec * sizeof(Acc);
 }
 
-template <typename In, typename Out, typename Acc, int kVec>
-__global__ void __launch_bounds__(kMaxThreads, kResidentThreads / kMaxThreads)
+// `kOne`: a team has one slot. The code is then shorter, which is what counts in small sums: most
+// of their time is instructions on their way.
+template <bool kOne, bool kScaled, typename In, typename Out, typename Acc, int kVec>
+__global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThreads)
     sum_kernel(const __grid_constant__ Sum<Acc, kVec> sum, const In* in, Out* out,
                bool reads_ahead) {
-  __shared__ Index edges[6];  // see below
   // The next launch may read ahead what this one has waited for.
   if (!reads_ahead) wait_for_previous_launch();
   allow_next_launch();
   const Team team(sum);
-  const Shared<Acc, kVec> heads = {reinterpret_cast<Pack<Acc, kVec>*>(dynamic_shared())},
-                          open_ends = {heads.parts + blockDim.x},
-                          kept = {open_ends.parts + blockDim.x};
-  const bool scaled = sum.col_scale != nullptr;
-  const unsigned rounds = sum.rounds;
-  const int lanes = static_cast<int>(team.lanes);
-
-  unsigned index = blockIdx.x * sum.per_block + team.index * rounds;
+  const unsigned teams = 1u << sum.team_bits, rounds = kOne ? 1 : sum.rounds;
+  const unsigned per_block = kOne ? teams : sum.per_block, first = blockIdx.x * per_block;
+  unsigned index = first + team.index * rounds;
   Slot now = load_slot(sum, index, team);
+  // The first slot of the block, and of the next: on their way meanwhile.
+  Place start, next_start;
+  __shared__ Place starts[2];
+  if (kOne) {
+    start = load_place(sum, first);
+    next_start = load_place(sum, first + per_block);
+  } else if (threadIdx.x < 2) {
+    const unsigned at = min(first + threadIdx.x * per_block, sum.count);
+    __pipeline_memcpy_async(&starts[threadIdx.x], &sum.places[at], sizeof(Place));
+    __pipeline_commit();
+  }
+  if (reads_ahead) wait_for_previous_launch();
+
+  const Shared<Acc, kVec> open_ends = {reinterpret_cast<Pack<Acc, kVec>*>(dynamic_shared())},
+                          kept = {open_ends.parts + blockDim.x}, heads = {kept.parts + team.lanes},
+                          past = heads;
+  const int lanes = static_cast<int>(team.lanes);
   const unsigned scaled_rows = sum.row_scale != nullptr ? sum.num_rows : 0;
   const auto row_scale = [&](Index row) {
     return load_below_or(static_cast<unsigned>(row), scaled_rows,
@@ -186,17 +212,6 @@ __global__ void __launch_bounds__(kMaxThreads, kResidentThreads / kMaxThreads)
     return slot.is_empty() ? Acc(0) : scale;
   };
   Acc scale = scale_of(now);
-  // Pairs of rows: on either side of the first slot of the block before, of this and of the next.
-  if (threadIdx.x < 6) {
-    const int64_t at =
-        (int64_t{blockIdx.x} + threadIdx.x / 2 - 1) * sum.per_block - 1 + threadIdx.x % 2;
-    if (at >= 0 && at < sum.count)
-      __pipeline_memcpy_async(&edges[threadIdx.x], &sum.places[at].x, sizeof(Index));
-    else
-      edges[threadIdx.x] = -1;
-  }
-  __pipeline_commit();
-  if (reads_ahead) wait_for_previous_launch();
 
   // What loads and stores need at every turn.
   const unsigned row_bytes = sum.words * static_cast<unsigned>(sizeof(Word<In, kVec>));
@@ -210,119 +225,156 @@ __global__ void __launch_bounds__(kMaxThreads, kResidentThreads / kMaxThreads)
     if (!team.active || !is_id(row, sum.num_rows)) return;
     store_scaled(row_at(out + uint64_t{team.word} * kVec, row, out_bytes), run, factor);
   };
+  using Words = Word<In, kVec>[kSlotSize];
+  const auto load = [&](const Slot& slot, Words& words, int begin, int end) {
+#pragma unroll
+    for (int j = begin; j < end; ++j) {
+      words[j] = {};
+      load_below(static_cast<unsigned>(slot.ids[j]), num_cols,
+                 reinterpret_cast<const Word<In, kVec>*>(row_at(lane_in, slot.ids[j], row_bytes)),
+                 words[j]);
+    }
+  };
+  const auto load_own = [&](const Slot& slot) {
+    return kScaled ? load_below_or(static_cast<unsigned>(slot.own), sum.num_cols,
+                                   sum.col_scale + static_cast<unsigned>(slot.own), Acc(1))
+                   : Acc(1);
+  };
+  const auto add = [&](Acc(&run)[kVec], const Words& words, Acc own, int begin, int end) {
+#pragma unroll
+    for (int j = begin; j < end; ++j)
+      add_word<In>(run, words[j], kScaled ? __shfl_sync(kWholeWarp, own, j, lanes) : Acc(1));
+  };
+
+  // A row that begins up to `again` slots before the block is summed up here once more; what began
+  // earlier is handed on by blocks before. Both sides of a border judge by the place behind it.
+  const unsigned again = kOne ? teams : 0;
+  const auto is_handed_on = [&](const Place& place) {
+    return is_id(place.row, sum.num_rows) && place.before() > again;
+  };
+  const bool repeats = kOne && is_id(start.row, sum.num_rows) && start.before() != 0 &&
+                       start.before() <= min(again, first);
 
   Acc run[kVec] = {};       // of the row that is open
   unsigned head_round = 0;  // in which a row ends that begins before the team
   unsigned round = 0;
-  // There are more slots than are used: the last blocks find only those.
-  const bool works = __all_sync(kWholeWarp, now.row == kNothingFollows) == 0;
-#pragma unroll 1
-  while (works) {
-    // Most slots are not full: where none of the warp is, the rest costs nothing.
-    const bool more = __any_sync(kWholeWarp, now.has_more()) != 0;
-    Word<In, kVec> words[kSlotSize];
-    const auto load = [&](int j) {
-      words[j] = {};
-      load_below(static_cast<unsigned>(now.ids[j]), num_cols,
-                 reinterpret_cast<const Word<In, kVec>*>(row_at(lane_in, now.ids[j], row_bytes)),
-                 words[j]);
-    };
-#pragma unroll
-    for (int j = 0; j < kHalfSlot; ++j) load(j);
-    if (more)
-#pragma unroll
-      for (int j = kHalfSlot; j < kSlotSize; ++j) load(j);
-    const Acc own = load_below_or(static_cast<unsigned>(now.own), sum.num_cols,
-                                  sum.col_scale + static_cast<unsigned>(now.own), Acc(1));
-    ++round;
-    ++index;
-    Slot next = now;
-    if (round < rounds) next = load_slot(sum, index, team);
-    const auto add = [&](int j) {
-      add_word<In>(run, words[j], scaled ? __shfl_sync(kWholeWarp, own, j, lanes) : Acc(1));
-    };
-    const auto add_all = [&] {
-#pragma unroll
-      for (int j = 0; j < kHalfSlot; ++j) add(j);
-      if (more)
-#pragma unroll
-        for (int j = kHalfSlot; j < kSlotSize; ++j) add(j);
-    };
-    if (scaled)  // so for the whole launch
-      add_all();
-    else
-      add_all();
-    if (now.is_last()) {
-      if (__builtin_expect(now.before() >= round, 0)) {
-        head_round = round;
-        heads.put(run, threadIdx.x);
-      } else {
-        store(now.row, run, scale);
-      }
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) run[i] = 0;
+  if (kOne) {
+    Words words;
+    load(now, words, 0, kSlotSize);
+    const Acc own = load_own(now);
+    Slot repeated = now;
+    if (repeats)
+      repeated = load_slot(
+          sum, team.index < start.before() ? first - start.before() + team.index : sum.count, team);
+    add(run, words, own, 0, kSlotSize);
+    if (repeats) {
+      load(repeated, words, 0, kSlotSize);
+      Acc part[kVec] = {};
+      add(part, words, load_own(repeated), 0, kSlotSize);
+      past.put(part, threadIdx.x);
     }
-    if (round == rounds) break;
-    now = next;
-    scale = scale_of(now);
+    if (now.is_last()) {
+      if (now.before() == 0)
+        store(now.row, run, scale);
+      else
+        head_round = 1;
+    }
+  } else {
+    // There are more slots than are used: the last blocks find only those.
+    const bool works = __all_sync(kWholeWarp, now.row == kNothingFollows) == 0;
+#pragma unroll 1
+    while (works) {
+      // Most slots are not full: where none of the warp is, the rest costs nothing.
+      const bool more = __any_sync(kWholeWarp, now.has_more()) != 0;
+      Words words;
+      load(now, words, 0, kHalfSlot);
+      if (more) load(now, words, kHalfSlot, kSlotSize);
+      const Acc own = load_own(now);
+      ++round;
+      ++index;
+      Slot next = now;
+      if (round < rounds) next = load_slot(sum, index, team);
+      add(run, words, own, 0, kHalfSlot);
+      if (more) add(run, words, own, kHalfSlot, kSlotSize);
+      if (now.is_last()) {
+        if (__builtin_expect(now.before() >= round, 0)) {
+          head_round = round;
+          heads.put(run, threadIdx.x);
+        } else {
+          store(now.row, run, scale);
+        }
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) run[i] = 0;
+      }
+      if (round == rounds) break;
+      now = next;
+      scale = scale_of(now);
+    }
   }
 
-  if (!now.is_last()) open_ends.put(run, threadIdx.x);
-  Index head_row = 0;
-  Acc head_scale = 0;
-  int head_begin = 0;  // slot of the block, or before it, in which that row begins
-  if (head_round != 0) {
-    const unsigned from = index - 1 - rounds + head_round, in_team = head_round - 1;
-    uint2 place;
-    load_word(sum.places + min(from, sum.count), place);
-    head_row = static_cast<Index>(place.x);
-    head_scale = row_scale(head_row);
-    head_begin = static_cast<int>(team.index * rounds + in_team) - static_cast<int>(place.y >> 1);
+  if (!kOne) {
+    __pipeline_wait_prior(0);
+    __syncthreads();
+    start = starts[0];
+    next_start = starts[1];
   }
-  __pipeline_wait_prior(0);
-  __syncthreads();
+
+  const bool crosses_in = blockIdx.x != 0 && is_handed_on(start);
+  const bool crosses_out = blockIdx.x + 1 != gridDim.x && is_handed_on(next_start);
+  if (!now.is_last()) open_ends.put(run, threadIdx.x);
+  Index head_row = now.row;
+  Acc head_scale = scale;
+  int head_begin = static_cast<int>(team.index) - static_cast<int>(now.before());
+  if (!kOne && head_round != 0) {
+    const unsigned in_team = head_round - 1;
+    const Place place = load_place(sum, index - rounds + in_team);
+    head_row = place.row;
+    head_scale = row_scale(head_row);
+    // Slot of the block, or before it, in which that row begins.
+    head_begin = static_cast<int>(team.index * rounds + in_team) - static_cast<int>(place.before());
+  }
+  // In most small sums that is all.
+  if (!__syncthreads_or(head_round != 0 || !now.is_last() || crosses_in || crosses_out)) return;
+
   const int block = static_cast<int>(blockIdx.x);
-  const auto crosses = [&](int pair) {
-    return edges[2 * pair] == edges[2 * pair + 1] && is_id(edges[2 * pair], sum.num_rows);
-  };
-  const bool crosses_in = crosses(1), crosses_out = crosses(2);
-  const bool passed = crosses_in && crosses_out && edges[3] == edges[4];
+  const bool passed = crosses_in && crosses_out && start.row == next_start.row;
   const bool relays = passed && block % kRelayEvery == kRelayEvery - 1;
-  const unsigned teams = 1u << sum.team_bits;
   const Column column = {int64_t{team.word} * kVec, 0, team.active};
   const int64_t width = int64_t{sum.words} * kVec;
-  const auto first_team = [&](int begin) { return static_cast<unsigned>(max(begin, 0)) / rounds; };
+  // Adds what teams before have of a row that begins in that slot of the block, or before it.
+  const auto add_before = [&](int begin, Acc(&run)[kVec]) {
+    open_ends.add_before(static_cast<unsigned>(max(begin, 0)) / rounds, team.index, team, run);
+    if (repeats && begin < 0) past.add_before(0, start.before(), team, run);
+  };
   if (crosses_out && team.index == teams - 1) {
-    const int begin = static_cast<int>(sum.per_block) - 1 - static_cast<int>(now.before());
-    open_ends.add_before(first_team(begin), team.index, team, run);
+    add_before(static_cast<int>(per_block) - 1 - static_cast<int>(now.before()), run);
     if (relays)
       kept.put(run, team.lane);
     else
       sum.tails.put(block, column, width, run);
   }
   if (head_round != 0) {
-    Acc head[kVec];
-    heads.get(head, threadIdx.x);
-    open_ends.add_before(first_team(head_begin), team.index, team, head);
+    if (!kOne) heads.get(run, threadIdx.x);
+    add_before(head_begin, run);
     if (head_begin < 0 && crosses_in)
-      kept.put(head, team.lane);
+      kept.put(run, team.lane);
     else
-      store(head_row, head, head_scale);
+      store(head_row, run, head_scale);
   }
   if (!crosses_in || (passed && !relays)) return;
 
   // The row that crosses into the block ends in it, or is handed on by it.
-  const Index row = edges[3];
-  const Acc factor = relays ? Acc(1) : row_scale(row);
-  const bool many = crosses(0) && edges[1] == edges[2];  // the block before was passed through
-  const int length =
-      many ? blocks_of_run(
-                 block, relays,
-                 [&](int other) {
-                   const uint2* at = sum.places + static_cast<uint64_t>(other) * sum.per_block;
-                   return static_cast<Index>(at[-1].x) == row && static_cast<Index>(at[0].x) == row;
-                 })
-           : 1;
+  const Acc factor = relays ? Acc(1) : row_scale(start.row);
+  const bool many = start.before() > per_block + again;  // it is handed on to the block before, too
+  const int length = many ? blocks_of_run(block, relays,
+                                          [&](int other) {
+                                            const unsigned at = other * per_block;
+                                            const Place begin = load_place(sum, at),
+                                                        end = load_place(sum, at + per_block);
+                                            return is_handed_on(begin) && is_handed_on(end) &&
+                                                   begin.row == start.row && end.row == start.row;
+                                          })
+                          : 1;
   const Chain chain(block, length);
   // Teams take equal parts, the first that farthest back.
   const int share = many ? (chain.num_tails + static_cast<int>(teams) - 1) >> sum.team_bits : 1;
@@ -347,7 +399,7 @@ __global__ void __launch_bounds__(kMaxThreads, kResidentThreads / kMaxThreads)
   if (relays)
     sum.tails.put(block, column, width, taken);
   else
-    store(row, taken, factor);
+    store(start.row, taken, factor);
 }
 
 // out[r, :] = row_scale[r] * sum_{j in row r} col_scale[c_j] * in[c_j, :]; a null scale means ones.
@@ -390,8 +442,15 @@ cudaError_t launch_sum(cudaStream_t stream, bool reads_ahead, int most_threads,
                               static_cast<unsigned>(words),
                               {static_cast<unsigned char*>(workspace.bytes), next_tag()}};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  return launch(stream, {grid, threads, shared_bytes<Acc, kVec>(threads, lanes)},
-                sum_kernel<In, Out, Acc, kVec>, sum, in, out, reads_ahead);
+  const Plan plan = {grid, threads, shared_bytes<Acc, kVec>(threads, lanes)};
+  const auto run = [&](auto* kernel) {
+    return launch(stream, plan, kernel, sum, in, out, reads_ahead);
+  };
+  if (rounds == 1)
+    return col_scale != nullptr ? run(sum_kernel<true, true, In, Out, Acc, kVec>)
+                                : run(sum_kernel<true, false, In, Out, Acc, kVec>);
+  return col_scale != nullptr ? run(sum_kernel<false, true, In, Out, Acc, kVec>)
+                              : run(sum_kernel<false, false, In, Out, Acc, kVec>);
 }
 
 template <typename In, typename Out, typename Acc>
