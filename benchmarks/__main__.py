@@ -8,11 +8,16 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmarks import report, schedules
+from benchmarks import report, schedule_times, schedules
 from benchmarks.harness import Settings, available_ops, load_op, run, select_workloads
 
 RESULTS = Path(__file__).parent / "results"
-RULES = Path(__file__).parents[1] / "jax_gnn" / "_schedule_rules.py"
+_LIBRARY = Path(__file__).parents[1] / "jax_gnn"
+SCHEDULES = {
+    "segment": ("schedules", _LIBRARY / "_schedule_rules.py"),
+    "hypergraph": ("hypergraph_schedules", _LIBRARY / "_hypergraph_rules.py"),
+}
+"""By subject: what its database is called, and the module of its rule."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,15 +54,18 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     render = commands.add_parser("render", help="print the tables of a report, draw its plot again")
     render.add_argument("file", type=Path)
     measure = commands.add_parser(
-        "measure-schedules", help="time the segment kernels under all schedules, on a GPU"
+        "measure-schedules", help="time kernels under all schedules, on a GPU"
     )
+    measure.add_argument("subject", choices=SCHEDULES, help="the kernels")
     measure.add_argument("--data", type=Path, help="folder with real graphs")
     measure.add_argument("--seconds", type=_positive, default=300, help="when to stop")
     measure.add_argument("--quick", action="store_true", help="small graphs, a width each")
-    measure.add_argument("--out", type=Path, help="default: schedules-DEVICE.json in results")
+    measure.add_argument(
+        "--out", type=Path, help="default: [hypergraph_]schedules-DEVICE.json in results"
+    )
     fit = commands.add_parser("fit-schedules", help="fit the rule to these times and write it")
     fit.add_argument("file", type=Path, help="what measure-schedules wrote")
-    fit.add_argument("--out", type=Path, default=RULES, help="the rule (default: %(default)s)")
+    fit.add_argument("--out", type=Path, help="the rule (default: the library's)")
     for name, title in ops.items():
         op = commands.add_parser(name, help=title, description=title)
         op.add_argument(
@@ -93,20 +101,22 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
 
 
 def _measure_schedules(options: argparse.Namespace) -> int:
-    database = schedules.measure(options.data, options.seconds, options.quick)
-    path = options.out or RESULTS / f"schedules-{_slug(database.device)}.json"
-    schedules.write(database, path)
+    subject = options.subject
+    database = schedule_times.measure(subject, options.data, options.seconds, options.quick)
+    path = options.out or RESULTS / f"{SCHEDULES[subject][0]}-{_slug(database.device)}.json"
+    schedule_times.write(database, path)
     print(f"written: {path}")
     return 0
 
 
 def _fit_schedules(options: argparse.Namespace) -> int:
-    database = schedules.read(options.file)
+    database = schedule_times.read(options.file)
+    out = options.out or SCHEDULES[database.subject][1]
     fitted = schedules.fit(database)
     table = schedules.markdown(database, fitted)
     options.file.with_suffix(".md").write_text(table)
-    options.out.write_text(schedules.emit(database, fitted))
-    print(f"{table}\nwritten: {options.out}, {options.file.with_suffix('.md')}")
+    out.write_text(schedules.emit(database, fitted))
+    print(f"{table}\nwritten: {out}, {options.file.with_suffix('.md')}")
     return 0
 
 

@@ -298,6 +298,34 @@ def giant(num_nodes: int, num_hyperedges: int, mean_size: float, seed: int = 0) 
     return _draw(rng, sizes, np.ones(num_nodes))
 
 
+def skewed(
+    num_nodes: int,
+    num_hyperedges: int,
+    num_incidences: int,
+    exponents: tuple[float, float],
+    seed: int = 0,
+) -> Incidence:
+    """Expected degrees of nodes and of hyperedges fall as rank to the power of ``-exponent``.
+
+    An incidence that is drawn twice is there once, so that there are fewer than asked for.
+    """
+    rng = np.random.default_rng(seed)
+
+    def draw(size: int, exponent: float) -> np.ndarray:
+        popularity = rng.permutation(np.arange(1, size + 1) ** -exponent)
+        degrees = rng.multinomial(num_incidences, popularity / popularity.sum())
+        return rng.permutation(np.repeat(np.arange(size), degrees))
+
+    nodes, hyperedges = map(draw, (num_nodes, num_hyperedges), exponents)
+    keys = np.unique(hyperedges * num_nodes + nodes)
+    return Incidence(
+        num_nodes,
+        num_hyperedges,
+        node_idx=(keys % num_nodes).astype(np.int32),
+        hyperedge_idx=(keys // num_nodes).astype(np.int32),
+    )
+
+
 def _draw(rng: np.random.Generator, sizes: np.ndarray, popularity: np.ndarray) -> Incidence:
     """Draws ``sizes[e]`` distinct nodes for every hyperedge, by popularity."""
     num_nodes = len(popularity)

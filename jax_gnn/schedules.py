@@ -7,6 +7,7 @@ changes the order of additions, not what is computed.
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -220,14 +221,35 @@ def hypergraph_from_rule(
     """
 
     def rounds(rows: int, itemsize: int) -> int:
-        lanes = team_lanes(width, itemsize)
-        tiles = max(-(-width // (lanes * _word_features(width, itemsize))), 1)
-        at_once = max(_MULTIPROCESSORS * _RESIDENT_THREADS // (lanes * tiles), 1)
-        # Of a row's last slot half is empty. An eighth more, or a few blocks make another wave.
-        slots = max(rows, incidences // SLOT_SIZE + rows // 2)
-        return min(max(-(-slots * 9 // (8 * at_once)), 1), 8)
+        waves = stage_features(incidences, rows, width, itemsize)["waves"]
+        # An eighth more, or a few blocks make another wave.
+        return min(max(math.ceil(waves * 9 / 8), 1), 8)
 
     return HypergraphSchedule(128, rounds(hyperedges, itemsize), rounds(nodes, max(itemsize, 4)))
+
+
+def stage_features(incidences: int, rows: int, width: int, itemsize: int) -> dict[str, float]:
+    """What a rule may look at of one of the two sums of a hypergraph aggregation.
+
+    Args:
+        incidences: That are summed up.
+        rows: Into so many.
+        width: Number of features.
+        itemsize: Bytes of a feature that is read.
+
+    Returns:
+        ``waves``, how often all slots, one a team, fill the multiprocessors of an H200;
+        ``average_degree`` of the rows; and ``row_bytes``, of a row that is read.
+    """
+    lanes = team_lanes(width, itemsize)
+    tiles = max(-(-width // (lanes * _word_features(width, itemsize))), 1)
+    at_once = max(_MULTIPROCESSORS * _RESIDENT_THREADS // (lanes * tiles), 1)
+    slots = max(rows, incidences // SLOT_SIZE + rows // 2)  # of a row's last one half is empty
+    return {
+        "waves": slots / at_once,
+        "average_degree": incidences / max(rows, 1),
+        "row_bytes": width * itemsize,
+    }
 
 
 def team_lanes(width: int, itemsize: int) -> int:

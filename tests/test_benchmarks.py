@@ -475,8 +475,8 @@ def test_span_of_a_call_is_from_its_first_kernel_to_its_last():
     kernels = profiling.profiled_kernels(record)
     assert len(kernels) == len(compute) + 1
     assert [k.begin for k in kernels] == sorted(k.begin for k in kernels)
-    spans = profiling.call_spans(kernels, {"loop_xor_fusion"}, FLUSHES, calls=2)
-    assert spans == pytest.approx([40e-9, 3e-9])
+    calls = profiling.call_kernels(kernels, {"loop_xor_fusion"}, FLUSHES, calls=2)
+    assert list(map(profiling.span, calls)) == pytest.approx([40e-9, 3e-9])
 
 
 @pytest.mark.parametrize(
@@ -490,7 +490,7 @@ def test_span_of_a_call_is_from_its_first_kernel_to_its_last():
 def test_a_profile_that_does_not_fit_is_an_error(compute):
     kernels = profiling.profiled_kernels(profile(events(*compute)))
     with pytest.raises(RuntimeError, match="expected 2 calls"):
-        profiling.call_spans(kernels, {"loop_xor_fusion"}, FLUSHES, calls=2)
+        profiling.call_kernels(kernels, {"loop_xor_fusion"}, FLUSHES, calls=2)
 
 
 def test_profiler_timer_reads_the_profile_that_jax_writes():

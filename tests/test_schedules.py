@@ -17,14 +17,18 @@ import pytest
 from jax_gnn import _schedule_cache, _schedule_rules, cli, schedules
 from jax_gnn._schedule_cache import Tuned
 from jax_gnn.schedules import HypergraphSchedule, MatmulSchedule, Schedule
-from jax_gnn.tuning import command, matmul, segment
+from jax_gnn.tuning import command, hypergraph, matmul, segment
 from jax_gnn.tuning.measure import measure
+from jax_gnn.tuning.timing import Kernel
 
 # The benchmarks belong to the checkout, not to the installed package.
 sys.path.append(str(Path(__file__).parents[1]))
 
+from benchmarks import schedule_times
 from benchmarks import schedules as rules
 from benchmarks.__main__ import main as benchmark
+from benchmarks.schedule_times import Database, SegmentRow, StageRow
+from benchmarks.workloads import power_law, uniform
 
 SHAPE = {
     "op": "segment_reduce",
@@ -34,7 +38,8 @@ SHAPE = {
     "itemsize": 4,
     "gather": False,
 }
-MEASURED = Path(rules.__file__).parent / "results" / "schedules-nvidia-h200.json"
+RESULTS = Path(rules.__file__).parent / "results"
+MEASURED = RESULTS / "schedules-nvidia-h200.json"
 TUNED = Tuned((True, 4, 128, 77), 10.0, 15.0)
 
 PRODUCT = {
@@ -593,9 +598,56 @@ def database(noise=0.0, seed=0):
             times[2] = None
         name = f"g{graph // 2}" + ("-twin", "-twin-cols")[graph % 2]
         rows.append(
-            rules.Row(name, False, gather, count, count // 9 + 1, width, 4, 50, tuple(times))
+            SegmentRow(
+                graph=name,
+                softmax=False,
+                gather=gather,
+                count=count,
+                num_rows=count // 9 + 1,
+                width=width,
+                itemsize=4,
+                max_degree=50,
+                times=tuple(times),
+            )
         )
-    return rules.Database("gpu", {"jax": "1"}, None, "2026-01-01T00:00:00", CHOICES, rows)
+    return of_subject("segment", CHOICES, rows)
+
+
+def of_subject(subject, choices, rows):
+    return Database(subject, "gpu", {"jax": "1"}, None, "2026-01-01T00:00:00", choices, rows)
+
+
+def hypergraph_database(noise=0.0, seed=0):
+    """Every pass of all multiprocessors has a price, and so has every round.
+
+    Blocks of 128 threads are best but for small ones.
+    """
+    rng = np.random.default_rng(seed)
+    choices, rows = schedule_times.hypergraph_choices(), []
+    for graph, width, to_nodes in itertools.product(range(20), (8, 32, 128), (False, True)):
+        incidences = int(10 ** rng.uniform(3.5, 6.5))
+        num_rows = int(incidences / 10 ** rng.uniform(0, 2))
+        waves = schedules.stage_features(incidences, num_rows, width, itemsize=4)["waves"]
+
+        def cost(threads, rounds, waves=waves):
+            factor = {64: 1.0 if waves < 0.1 else 1.1, 128: 1.02, 256: 1.06}[threads]
+            passes = max(waves / rounds, 1)
+            return factor * (2 + passes * (0.6 + 0.4 * rounds + 0.02 * rounds**2))
+
+        noisy = np.exp(noise * rng.normal(size=len(choices)))
+        times = tuple(float(cost(*c) * n) for c, n in zip(choices, noisy, strict=True))
+        rows.append(
+            StageRow(
+                graph=f"h{graph}",
+                to_nodes=to_nodes,
+                incidences=incidences,
+                num_rows=num_rows,
+                width=width,
+                itemsize=4,
+                times=times,
+            )
+        )
+    return of_subject("hypergraph", choices, rows)
 
 
 def emitted_rule(found, fitted):
@@ -605,6 +657,8 @@ def emitted_rule(found, fitted):
 
 
 def arguments(row, hint=False):
+    if isinstance(row, StageRow):
+        return row.values(hint)
     names = ("softmax", "gather", "count", "num_rows", "width", "itemsize")
     values = {name: getattr(row, name) for name in names}
     values["average_degree"] = row.count / row.num_rows
@@ -633,18 +687,49 @@ def test_the_rule_asks_for_the_largest_degree_where_that_decides():
     for row in rows:
         assert row.times[CHOICES.index(choose(**arguments(row, hint=True)))] == min(row.times)
         assert choose(**arguments(row)) in CHOICES
-    assert fitted.hinted.max() == 0 < fitted.log_losses.mean()
+    unknown, known = fitted.log_losses
+    assert known.max() == 0 < unknown.mean()
     assert "max_degree is" in rules.emit(found, fitted)
 
 
-def test_the_written_rule_is_the_tree():
-    found = database(noise=0.3)
+@pytest.mark.parametrize("make", [database, hypergraph_database])
+def test_the_written_rule_is_the_tree(make):
+    found = make(noise=0.3)
     fitted = rules.fit(found)
     choose = emitted_rule(found, fitted)
-    for hint in (False, True):
+    for hint in found.row_type.HINTS:
         predicted = fitted.tree.predict(rules._features(found, hint)).argmin(axis=1)
-        for row, best in zip(found.rows, predicted, strict=True):
-            assert choose(**arguments(row, hint)) == CHOICES[best]
+        for row, best in zip(found.rows, fitted.columns[predicted], strict=True):
+            assert choose(**arguments(row, hint)) == found.choices[best]
+
+
+def test_the_rule_of_hypergraphs_has_blocks_of_one_size():
+    found = hypergraph_database(noise=0.01)
+    fitted = rules.fit(found)
+    choose = emitted_rule(found, fitted)
+    chosen = [choose(**arguments(row)) for row in found.rows]
+    assert {threads for threads, _ in chosen} == {128}
+    assert len({rounds for _, rounds in chosen}) > 2
+    slower = [
+        row.times[found.choices.index(choice)] / min(row.times)
+        for row, choice in zip(found.rows, chosen, strict=True)
+    ]
+    assert np.exp(np.mean(np.log(slower))) < 1.05
+    # What the fit says of itself counts in what one size costs, on graphs left out.
+    assert fitted.log_losses.shape == (1, len(found.rows))
+    assert 0 < fitted.log_losses.mean() < 0.08
+
+
+def test_the_smallest_tree_is_taken_that_is_near_the_best(monkeypatch):
+    found = database()
+    losses = {4: 0.3, 8: 0.1005, 16: 0.2, 24: 0.1, 32: 0.1, 48: 0.1}
+
+    def cross_validate(database, columns, options):
+        worse = 1e-4 * (options["min_samples_leaf"] != 3)
+        return np.full((2, len(found.rows)), losses[options["max_leaf_nodes"]] + worse)
+
+    monkeypatch.setattr(rules, "cross_validate", cross_validate)
+    assert rules.fit(found).options == {"max_leaf_nodes": 8, "min_samples_leaf": 3}
 
 
 def test_cross_validation_leaves_a_graph_and_its_twins_out(monkeypatch):
@@ -655,18 +740,18 @@ def test_cross_validation_leaves_a_graph_and_its_twins_out(monkeypatch):
         def predict(self, features):
             return np.tile([0.0, 1.0, 2.0], (len(features), 1))
 
-    def grow(options, database, chosen):
+    def grow(options, database, columns, chosen):
         left_out = {row.graph for row, inside in zip(found.rows, chosen, strict=True) if not inside}
         seen.append(left_out)
         return Tree()
 
     monkeypatch.setattr(rules, "_grow", grow)
-    log_losses, hinted = rules.cross_validate(found, {})
+    log_losses, hinted = rules.cross_validate(found, np.arange(3), {})
     assert seen == [{f"g{number}-twin", f"g{number}-twin-cols"} for number in range(6)]
     first = [row.times[0] / min(t for t in row.times if t is not None) for row in found.rows]
     np.testing.assert_allclose(log_losses, np.minimum(np.log(first), rules.SLOWEST))
     np.testing.assert_array_equal(log_losses, hinted)
-    losses = rules.losses_by(found, log_losses, rules.kernel)
+    losses = rules.losses_by(found, log_losses, lambda row: row.kernel)
     spmm = [value for value, row in zip(first, found.rows, strict=True) if row.gather]
     assert losses["spmm"] == pytest.approx(np.exp(np.mean(np.log(spmm))) - 1)
 
@@ -679,35 +764,48 @@ def test_slowdowns_are_bounded_and_missing_schedules_slow():
     assert (logs[gathers, 2] == rules.SLOWEST).all()
 
 
-def test_the_command_writes_rule_and_table(tmp_path, capsys):
-    found = database(noise=0.1)
+@pytest.mark.parametrize(
+    ("make", "lines"),
+    [
+        (database, ["| sum | 36 |", *(f"\n| g{graph} | " for graph in range(6))]),
+        (hypergraph_database, ["| to hyperedges | 60 |", "| to nodes | 60 |", "| all at once |"]),
+    ],
+)
+def test_the_command_writes_rule_and_table(make, lines, tmp_path, capsys):
+    found = make(noise=0.1)
     path, rule = tmp_path / "times.json", tmp_path / "rule.py"
-    rules.write(found, path)
-    again = rules.read(path)
-    assert again.choices == found.choices
+    schedule_times.write(found, path)
+    again = schedule_times.read(path)
+    assert (again.subject, again.choices) == (found.subject, found.choices)
     for one, other in zip(again.rows, found.rows, strict=True):
-        assert one.features(True) == other.features(True)
+        assert (one.graph, one.features(True)) == (other.graph, other.features(True))
         close = [None if time is None else pytest.approx(time, rel=1e-3) for time in other.times]
         assert list(one.times) == close
     assert benchmark(["fit-schedules", str(path), "--out", str(rule)]) == 0
     shown = capsys.readouterr().out
     table = path.with_suffix(".md").read_text()
     assert table in shown
-    assert "| sum | 36 |" in table
-    assert all(f"\n| g{graph} | " in table for graph in range(6))
+    assert all(line in table for line in lines)
     assert rule.read_text() == rules.emit(again, rules.fit(again))
 
 
-def test_another_file_is_no_database(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"schema": 0}', "not a database of schedules"),
+        ('{"schema": 1, "subject": "matmul"}', "a database of 'matmul', not of segment, hyper"),
+    ],
+)
+def test_another_file_is_no_database(text, message, tmp_path, capsys):
     path = tmp_path / "other.json"
-    path.write_text('{"schema": 0}')
+    path.write_text(text)
     assert benchmark(["fit-schedules", str(path)]) == 2
-    assert "not a database of schedules" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not MEASURED.exists(), reason="not measured yet")
 def test_the_librarys_rule_is_near_the_best_that_was_measured():
-    found = rules.read(MEASURED)
+    found = schedule_times.read(MEASURED)
     slowdowns = rules.slowdowns(found)
     lost = [
         slowdowns[number, found.choices.index(_schedule_rules.choose(**arguments(row)))]
@@ -719,13 +817,87 @@ def test_the_librarys_rule_is_near_the_best_that_was_measured():
 def test_measuring_covers_ops_widths_and_dtypes(monkeypatch):
     monkeypatch.setattr("jax_gnn.tuning.timing.ProfilerTimer", lambda flushes: CountingTimer())
     monkeypatch.setattr(segment, "_BLOCKS", (1, 5))
-    monkeypatch.setattr(rules, "graphs", lambda data: {"g": rules.power_law(50, 200, 0.5)})
+    measure_only(monkeypatch, "segment", {"g": lambda: power_law(50, 200, 0.5)})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = rules.measure(None, seconds=1e9, quick=True)
-    kinds = {(rules.kernel(row), row.width, row.itemsize) for row in found.rows}
+        found = schedule_times.measure("segment", None, seconds=1e9, quick=True)
+    kinds = {(row.kernel, row.width, row.itemsize) for row in found.rows}
     assert kinds == {("sum", 4, 4), ("softmax", 4, 4), ("sum", 16, 2), ("spmm", 16, 2)}
     for row in found.rows:
-        possible = segment.choices(rules.kernel(row))
+        possible = segment.choices(row.kernel)
         measured = {c for c, t in zip(found.choices, row.times, strict=True) if t is not None}
         assert measured == set(map(tuple, possible))
+
+
+def measure_only(monkeypatch, subject, graphs):
+    only = replace(schedule_times.SUBJECTS[subject], graphs=lambda data: graphs)
+    monkeypatch.setitem(schedule_times.SUBJECTS, subject, only)
+
+
+class StageTimer:
+    """The sums of the n-th call took n and 3 µs, of which the second waited for one."""
+
+    def kernels(self, calls, repeats):
+        for call in calls.values():
+            jax.block_until_ready(call())
+        return {key: [stages(n * 1e3)] * repeats for n, key in enumerate(calls, start=1)}
+
+
+def stages(first):
+    return [
+        Kernel("void sum_kernel<float>", 500, 500 + first),
+        Kernel("void sum_kernel<float>", 500 + first - 1e3, 500 + first + 3e3),
+    ]
+
+
+def test_the_sums_of_an_aggregation_are_timed_apart():
+    copy = Kernel("memcpy", 0, 100)
+    assert hypergraph.stage_seconds([copy, *stages(7e3)]) == pytest.approx((7e-6, 3e-6))
+    for kernels in ([copy], stages(7e3)[:1], stages(7e3) * 2):
+        with pytest.raises(RuntimeError, match="two sums, the profile shows"):
+            hypergraph.stage_seconds(kernels)
+
+
+def test_measuring_hypergraphs_gives_a_row_for_each_sum(monkeypatch, capsys, tmp_path):
+    def broken():
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("jax_gnn.tuning.timing.ProfilerTimer", lambda flushes: StageTimer())
+    graphs = {"broken": broken, "h": lambda: uniform(50, 30, mean_size=4.0)}
+    measure_only(monkeypatch, "hypergraph", graphs)
+    path = tmp_path / "times.json"
+    command = ["measure-schedules", "hypergraph", "--quick", "--out", str(path)]
+    assert benchmark(command) == 0
+    assert "broken is left out: out of memory" in capsys.readouterr().err
+    found = schedule_times.read(path)
+    incidences = len(graphs["h"]().node_idx)
+    assert [list(row.values(False).values()) for row in found.rows] == [
+        [to_nodes, *schedules.stage_features(incidences, size, width, itemsize).values()]
+        for width, itemsizes in ((4, (4, 4)), (16, (2, 4)))
+        for to_nodes, size, itemsize in zip((False, True), (30, 50), itemsizes, strict=True)
+    ]
+    count = len(found.choices)
+    assert found.choices == schedule_times.hypergraph_choices()
+    for number, row in enumerate(found.rows):
+        first = number // 2 * count + 1
+        expected = [3.0] * count if row.to_nodes else list(range(first, first + count))
+        assert list(row.times) == pytest.approx(expected)
+
+    del graphs["h"]
+    assert benchmark(command) == 2
+    assert "nothing was measured" in capsys.readouterr().err
+
+
+def test_hypergraphs_are_measured_over_all_sizes():
+    found = schedule_times.hypergraph_graphs(None)
+    assert list(found)[-1] == "yelp-twin"
+    twins = ("uniform", "zipf", "giant", "yelp-twin")
+    assert sorted(found) == sorted([*(f"random-{n}" for n in range(16)), *twins])
+    small = [found[f"random-{n}"]() for n in (0, 2, 4)]
+    again = [schedule_times.hypergraph_graphs(None)[f"random-{n}"]() for n in (0, 2, 4)]
+    for graph, other in zip(small, again, strict=True):
+        np.testing.assert_array_equal(graph.node_idx, other.node_idx)
+        keys = graph.hyperedge_idx * graph.num_nodes + graph.node_idx
+        assert (np.diff(keys) > 0).all()
+        assert graph.node_idx.max() < graph.num_nodes
+        assert graph.hyperedge_idx.max() < graph.num_hyperedges

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.hypergraph_aggregate import hypergraph_aggregate
 from jax_gnn.schedules import HypergraphSchedule
 from jax_gnn.tuning.measure import numbers
+from jax_gnn.tuning.timing import Kernel
 
 OPS = ("hypergraph_aggregate",)
 
@@ -51,24 +52,43 @@ class Call(NamedTuple):
         """The same for all schedules that come to the same."""
         return schedule
 
-    def operands(self) -> tuple[jax.Array, ...]:
-        """Features, and the scales of nodes and of hyperedges."""
+    def operands(self) -> tuple[Any, ...]:
+        """The hypergraph, features, and the scales of nodes and of hyperedges."""
         graph, dtype = self.hypergraph, jnp.dtype(self.dtype)
         acc = jnp.promote_types(dtype, jnp.float32)
         return (
+            graph,  # as a constant every executable would have its own
             numbers((graph.num_nodes, self.width), dtype),
             numbers((graph.num_nodes,), acc),
             numbers((graph.num_hyperedges,), acc),
         )
 
     def function(
-        self, x: jax.Array, node_scale: jax.Array, hyperedge_scale: jax.Array
+        self,
+        hypergraph: Hypergraph,
+        x: jax.Array,
+        node_scale: jax.Array,
+        hyperedge_scale: jax.Array,
     ) -> jax.Array:
         """What is timed, of the operands."""
         return hypergraph_aggregate(
-            self.hypergraph,
+            hypergraph,
             x,
             node_scale_in=node_scale,
             node_scale_out=node_scale,
             hyperedge_scale=hyperedge_scale,
         )
+
+
+def stage_seconds(kernels: list[Kernel]) -> tuple[float, float]:
+    """What each sum of a call takes; the second has begun, and waits, when the first one ends.
+
+    Raises:
+        RuntimeError: There are not two sums.
+    """
+    sums = [kernel for kernel in kernels if "sum_kernel" in kernel.name]
+    if len(sums) != 2:
+        names = [kernel.name for kernel in kernels]
+        raise RuntimeError(f"expected the kernels of two sums, the profile shows {names}")
+    first, second = sums
+    return (first.end - first.begin) * 1e-9, (second.end - first.end) * 1e-9

@@ -43,7 +43,7 @@ class Call(Protocol[AnySchedule]):
     def effective(self, schedule: AnySchedule) -> AnySchedule:
         """The same for all schedules that come to the same."""
 
-    def operands(self) -> tuple[jax.Array, ...]:
+    def operands(self) -> tuple[Any, ...]:
         """Not zeros, on which a GPU is faster than on real data."""
 
     def function(self, *operands: Any) -> jax.Array:
@@ -68,8 +68,22 @@ def measure(
 ) -> list[dict[AnySchedule, float]]:
     """Median seconds of each call under each of its schedules.
 
-    Everything is compiled first, in threads, and then timed in turn. The operands of all calls are
-    on the device at once.
+    Everything is compiled first, and then timed in turn.
+    """
+    result: list[dict[AnySchedule, float]] = [{} for _ in calls]
+    timed = compile_all(calls, schedules_of)
+    for (index, schedule), seconds in timer.measure(timed, repeats).items():
+        result[index][schedule] = median(seconds)
+    return result
+
+
+def compile_all(
+    calls: Sequence[Call[AnySchedule]],
+    schedules_of: Callable[[Call[AnySchedule]], Iterable[AnySchedule]],
+) -> Mapping[tuple[int, AnySchedule], Callable[[], Any]]:
+    """Calls, by index, under each of their schedules: compiled, in threads, and run once.
+
+    The operands of all calls are on the device at once.
     """
     jobs = dict.fromkeys(
         (index, call.effective(schedule))
@@ -92,7 +106,4 @@ def measure(
         }
     for run in timed.values():
         jax.block_until_ready(run())
-    result: list[dict[AnySchedule, float]] = [{} for _ in calls]
-    for (index, schedule), seconds in timer.measure(timed, repeats).items():
-        result[index][schedule] = median(seconds)
-    return result
+    return timed

@@ -52,10 +52,10 @@ def profiled_kernels(profile: Any) -> list[Kernel]:
     return sorted(kernels, key=lambda kernel: kernel.begin)
 
 
-def call_spans(
+def call_kernels(
     kernels: Iterable[Kernel], markers: set[str], flushes: int, calls: int
-) -> list[float]:
-    """Seconds from the first kernel's begin to the last kernel's end, for each call.
+) -> list[list[Kernel]]:
+    """The activity of each call.
 
     Args:
         kernels: Activity in order of time: for each call the overwrites and the read of its
@@ -83,7 +83,12 @@ def call_spans(
             f"expected {calls} calls behind {flushes} flushes each; the profile shows {seen} "
             f"flushes and {empty} calls without a kernel"
         )
-    return [(max(k.end for k in group) - group[0].begin) * 1e-9 for group in groups]
+    return groups
+
+
+def span(kernels: list[Kernel]) -> float:
+    """Seconds from the first kernel's begin to the last kernel's end."""
+    return (max(kernel.end for kernel in kernels) - kernels[0].begin) * 1e-9
 
 
 class Flush:
@@ -131,16 +136,21 @@ class ProfilerTimer:
 
     def measure(self, calls: Mapping[Key, Call], repeats: int) -> dict[Key, list[float]]:
         """Seconds of each call, ``repeats`` samples; the calls take turns (A, B, A, B, ...)."""
+        samples = self.kernels(calls, repeats)
+        return {key: [span(kernels) for kernels in each] for key, each in samples.items()}
+
+    def kernels(self, calls: Mapping[Key, Call], repeats: int) -> dict[Key, list[list[Kernel]]]:
+        """What `measure` times: the kernels of each sample."""
         keys = [key for _ in range(repeats) for key in calls]
         if not keys:
             return {}
         flush = functools.partial(self._flush, self._flushes)
         queue = [step for key in keys for step in (flush, calls[key])]
         kernels = profiled_kernels(self._profile(queue))
-        samples: dict[Key, list[float]] = {key: [] for key in calls}
-        spans = call_spans(kernels, self._markers, self._flushes, len(keys))
-        for key, seconds in zip(keys, spans, strict=True):
-            samples[key].append(seconds)
+        samples: dict[Key, list[list[Kernel]]] = {key: [] for key in calls}
+        groups = call_kernels(kernels, self._markers, self._flushes, len(keys))
+        for key, group in zip(keys, groups, strict=True):
+            samples[key].append(group)
         return samples
 
     def _profile(self, queue: list[Call]) -> Any:
