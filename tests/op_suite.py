@@ -400,11 +400,18 @@ class OpSuite(CoreChecks):
                 assert_close(got[k], want, 4 * TOLERANCE["float32"], f"in_axes={in_axes}, {k}")
 
     def test_vmap(self, rng: np.random.Generator, implementation: str) -> None:
+        """Every set of arguments mapped, each of them along its first axis and along its last."""
         columns = self.columns(rng, (2,))
         with setting(implementation):
-            for in_axes in itertools.product((None, 0, -1), repeat=len(columns)):
-                if any(axis is not None for axis in in_axes):
-                    self.check_vmap(self.spec.function, self.spec.jitted, in_axes, columns)
+            for mapped in itertools.product((False, True), repeat=len(columns)):
+                if any(mapped):
+                    first = rng.choice([0, -1], len(columns))
+                    for axes in (first, -1 - first):
+                        in_axes = [
+                            int(axis) if is_mapped else None
+                            for axis, is_mapped in zip(axes, mapped, strict=True)
+                        ]
+                        self.check_vmap(self.spec.function, self.spec.jitted, in_axes, columns)
 
     def test_vmap_of_gradient(self, rng: np.random.Generator, implementation: str) -> None:
         index, *operands = self.columns(rng, (2,))

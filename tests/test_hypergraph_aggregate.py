@@ -720,7 +720,7 @@ def test_padding_inside_rows(
             results = value_and_gradients(*jax.tree.map(lambda array: array[0], arguments))
             results = [result[None] for result in results]
         else:
-            results = jax.vmap(value_and_gradients)(*arguments)
+            results = jax.jit(jax.vmap(value_and_gradients))(*arguments)
     x = np.where(isolated[..., None], 0, x)
     y, x_gradient = (
         np.einsum("bve,be,bue,buk->bvk", dense, weight, dense, z) for z in (x, cotangent)
