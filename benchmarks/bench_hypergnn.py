@@ -224,16 +224,20 @@ def jax_gnn_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterat
     definition, state = nnx.split(made)
     convolutions = [f"conv{number}" for number in range(1, CONVOLUTIONS + 1)]
     places = ["input", *convolutions, "output"] if model == "unigcnii" else convolutions
-    given = (flax_layers.unigcn_norm(hypergraph),) if model == "unigcnii" else ()
+    given: dict[str, Any] = {}  # scales that are computed beforehand
+    if model == "hgnn":
+        given["norm"] = jax_gnn.hypergraph_norm(hypergraph)
+    elif model == "unigcnii":
+        given["scales"] = flax_layers.unigcn_norm(hypergraph)
 
-    def logits(tree: Layers, x: Any, hypergraph: Any, *given: Any) -> Any:
+    def logits(tree: Layers, x: Any, hypergraph: Any, given: Any) -> Any:
         values = dict(nnx.to_flat_state(state))
         for place, layer in zip(places, tree, strict=True):
             for parameter, array in layer.items():
                 values[place, parameter] = values[place, parameter].replace(array)
-        return nnx.merge(definition, nnx.from_flat_state(values))(hypergraph, x, *given)
+        return nnx.merge(definition, nnx.from_flat_state(values))(hypergraph, x, **given)
 
-    yield jax_model(OURS, logits, parameters(model, case.width), problem, hypergraph, *given)
+    yield jax_model(OURS, logits, parameters(model, case.width), problem, hypergraph, given)
 
 
 # Plain JAX.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from flax import nnx
@@ -17,7 +17,7 @@ from flax_layers._base import (
     check_positive,
     check_vector,
 )
-from jax_gnn import Hypergraph, hypergraph_aggregate
+from jax_gnn import Hypergraph, HypergraphNorm, hypergraph_aggregate
 from jax_gnn.hypergraph_aggregate import Normalization
 
 
@@ -80,6 +80,7 @@ class HGNNConv(Convolution):
         x: ArrayLike,
         hyperedge_weight: ArrayLike | None = None,
         incidence_weight: ArrayLike | None = None,
+        norm: HypergraphNorm | None = None,
     ) -> Array:
         """Applies the convolution.
 
@@ -90,12 +91,15 @@ class HGNNConv(Convolution):
                 weights where the layer has them. None means ones.
             incidence_weight: The entries of ``H``, ``(num_incidences,)`` in the hypergraph's order,
                 for members of a degree (see `Hypergraph.incidence_values`). None means ones.
+            norm: What `jax_gnn.hypergraph_norm` gives for the hypergraph, the layer's normalization
+                and weights, those of the hyperedges among its factors; None computes it.
 
         Returns:
             ``(num_nodes, *batch, out_features)`` in `dtype`.
 
         Raises:
-            ValueError: A shape does not fit the layer or the hypergraph.
+            ValueError: A shape does not fit the layer or the hypergraph, or there are weights of
+                hyperedges beside `norm`.
         """
         x, kernel, bias = self._operands(x, hypergraph.num_nodes)
         weight = self._hyperedge_weight(hypergraph, hyperedge_weight)
@@ -103,14 +107,18 @@ class HGNNConv(Convolution):
             incidence_weight = check_vector(
                 "incidence_weight", incidence_weight, "num_incidences", hypergraph.num_incidences
             )
+        factors: dict[str, Any] = {}
+        if norm is None:
+            factors |= {"hyperedge_weight": weight, "normalization": self.normalization}
+        else:
+            if weight is not None:
+                raise ValueError("norm holds the weights of the hyperedges: leave them out with it")
+            names = "node_scale_in", "hyperedge_scale", "node_scale_out"
+            factors |= zip(names, norm, strict=True)
 
         def aggregate(features: Array) -> Array:
             return hypergraph_aggregate(
-                hypergraph,
-                features,
-                weight,
-                incidence_weight=incidence_weight,
-                normalization=self.normalization,
+                hypergraph, features, incidence_weight=incidence_weight, **factors
             )
 
         if bias is None:

@@ -5,8 +5,10 @@ from jax_gnn._version import __version__
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.hypergraph_aggregate import (
+    HypergraphNorm,
     hyperedge_to_node,
     hypergraph_aggregate,
+    hypergraph_norm,
     incidence_softmax,
     node_to_hyperedge,
 )
@@ -30,11 +32,13 @@ from jax_gnn.type_plan import TypePlan
 __all__ = [
     "Graph",
     "Hypergraph",
+    "HypergraphNorm",
     "SegmentIndex",
     "TypePlan",
     "__version__",
     "hyperedge_to_node",
     "hypergraph_aggregate",
+    "hypergraph_norm",
     "implementation",
     "incidence_softmax",
     "index_segment_reduce",

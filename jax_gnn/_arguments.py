@@ -33,7 +33,7 @@ def check_real(name: str, values: Any) -> Array:
 
 
 def check_weight(
-    name: str, weight: Any, size_name: str, size: int, x: Array, x_name: str, rows_name: str
+    name: str, weight: Any, size_name: str, size: int, x: Any, x_name: str, rows_name: str
 ) -> Array | None:
     """Weights of entries, perhaps by head: ``(size, heads)`` in the accumulator type of x.
 
@@ -42,7 +42,7 @@ def check_weight(
         weight: ``(size,)`` or ``(size, heads)``, or None.
         size_name: what the number of entries is called.
         size: number of entries.
-        x: the features.
+        x: the features, of which only shape and dtype are looked at.
         x_name: what they are called.
         rows_name: what the number of their rows is called.
     """

@@ -108,22 +108,11 @@ def hypergraph_aggregate(
             f"normalization={normalization!r} divides by the degrees already: "
             "hyperedge_reduce and node_reduce must be 'sum' with it"
         )
-    into_weight = _check_weight("incidence_weight", incidence_weight, hypergraph, x)
-    back_weight = _check_head_weight("head_weight", head_weight, hypergraph, x, "x", "num_nodes")
-    if head_weight is None and hypergraph.head is None:
-        back_weight = into_weight
-    into, back = _Incidences(tails, into_weight), _Incidences(heads, back_weight, to_nodes=True)
+    into, back = _both(hypergraph, incidence_weight, head_weight, x)
     if normalization is not None:
-        received = back.degrees(weight, acc, implementation)
-        if normalization == "symmetric":
-            sent = received  # where both H are one
-            if hypergraph.head is not None or back_weight is not into_weight:
-                sent = into.swapped.degrees(weight, acc, implementation)
-            scale_in.append(_power(sent, -0.5))
-            scale_out.append(_power(received, -0.5))
-        else:
-            scale_out.append(_power(received, -1.0))
-        scale_edge.append(_power(into.degrees(None, acc, implementation), -1.0))
+        norm = _norm(into, back, weight, normalization, acc, implementation)
+        for scale, factor in zip((scale_in, scale_edge, scale_out), norm, strict=True):
+            scale.append(factor)
     if hyperedge_reduce == "mean":
         scale_edge.append(_power(into.counts.astype(acc)[:, None], -1.0))
     if node_reduce == "mean":
@@ -133,21 +122,81 @@ def hypergraph_aggregate(
     ends = (into.swapped,), (into, back.swapped), (back,)
     given = (scale_in, scale_edge, scale_out)
     scales = [_product(each, *users) for each, users in zip(given, ends, strict=True)]
-    if reduces == ["sum", "sum"] and into_weight is None and back_weight is None:
+    if reduces == ["sum", "sum"] and into.weight is None and back.weight is None:
         y = aggregate(
             flat(x),
-            *(ones(acc) if scale is None else scale.ravel() for scale in scales),
+            *(ones(acc) if each is None else each.ravel() for each in scales),
             _fused_stage(tails),
             _fused_stage(heads).swapped,
             implementation=implementation,
         )
         return y.reshape(x.shape)
     h = flat(x)
-    if into_weight is not None or reduces[0] == "sum" or any(s is not None for s in scales):
+    if into.weight is not None or reduces[0] == "sum" or any(s is not None for s in scales):
         h = h.astype(acc)  # else rounded between the stages; a bare maximum is exact in any type
     h = into.reduce(_times(h, scales[0], *ends[0]), reduces[0], implementation)
     y = back.reduce(_times(h, scales[1], *ends[1]), reduces[1], implementation)
     return _times(y, scales[2], *ends[2]).astype(x.dtype).reshape(x.shape)
+
+
+class HypergraphNorm(NamedTuple):
+    """What a normalization multiplies by, see :func:`hypergraph_norm`.
+
+    Attributes:
+        node_in: ``(num_nodes,)``, what nodes send is multiplied by; None for ones.
+        hyperedge: ``(num_hyperedges,)``, the hyperedges' weights among the factors.
+        node_out: ``(num_nodes,)``, what nodes receive is multiplied by.
+    """
+
+    node_in: Any
+    hyperedge: Any
+    node_out: Any
+
+
+def hypergraph_norm(
+    hypergraph: Hypergraph,
+    hyperedge_weight: Array | None = None,
+    *,
+    incidence_weight: Array | None = None,
+    head_weight: Array | None = None,
+    normalization: Normalization = "symmetric",
+    implementation: _ffi.Implementation | None = None,
+) -> HypergraphNorm:
+    """The factors of a ``normalization`` of :func:`hypergraph_aggregate`.
+
+    For a hypergraph that does not change they can be computed once:
+    ``hypergraph_aggregate(hypergraph, x, normalization=…)`` equals a call with ``node_scale_in``,
+    ``hyperedge_scale`` and ``node_scale_out`` of these, ``hyperedge_weight`` left out.
+
+    Args:
+        hypergraph: the hypergraph.
+        hyperedge_weight: ``(num_hyperedges,)`` the hyperedges' weights; ones by default.
+        incidence_weight: ``(num_incidences,)`` the entries of H, as there, of a single head.
+        head_weight: likewise.
+        normalization: ``"symmetric"`` or ``"row"``.
+        implementation: see :func:`jax_gnn.implementation`.
+
+    Returns:
+        Factors in float32, or in float64 if a weight is.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, or there is no such normalization.
+    """
+    _check_hypergraph(hypergraph)
+    check_choice("normalization", normalization, get_args(Normalization))
+    given = [w for w in (hyperedge_weight, incidence_weight, head_weight) if w is not None]
+    acc = jnp.result_type(jnp.float32, *given)
+    x = jax.ShapeDtypeStruct((hypergraph.num_nodes, 1), acc)  # as if for such features
+    weight = _check_scale(
+        "hyperedge_weight", hyperedge_weight, "num_hyperedges", hypergraph.num_hyperedges, acc
+    )
+    into, back = _both(hypergraph, incidence_weight, head_weight, x)
+    norm = _norm(into, back, weight, normalization, acc, implementation)
+    hyperedge = _product([weight, norm.hyperedge], into, back.swapped)
+    return HypergraphNorm(
+        *(None if f is None else f.ravel() for f in (norm.node_in, hyperedge, norm.node_out))
+    )
 
 
 def node_to_hyperedge(
@@ -322,6 +371,39 @@ class _Incidences(NamedTuple):
         return segments.reduce_messages(values, self.weight, self.views, "sum", implementation)
 
 
+def _both(
+    hypergraph: Hypergraph, incidence_weight: Any, head_weight: Any, x: Any
+) -> tuple[_Incidences, _Incidences]:
+    """The incidences of both stages, with weights that fit the features."""
+    into_weight = _check_weight("incidence_weight", incidence_weight, hypergraph, x)
+    back_weight = _check_head_weight("head_weight", head_weight, hypergraph, x, "x", "num_nodes")
+    if head_weight is None and hypergraph.head is None:
+        back_weight = into_weight
+    return (
+        _Incidences(hypergraph.graph, into_weight),
+        _Incidences(hypergraph.receiving, back_weight, to_nodes=True),
+    )
+
+
+def _norm(
+    into: _Incidences,
+    back: _Incidences,
+    weight: Array | None,
+    normalization: Normalization,
+    acc: Any,
+    implementation: str | None,
+) -> HypergraphNorm:
+    """The factors but for the hyperedges' weights, ``(rows, heads)``."""
+    received = back.degrees(weight, acc, implementation)
+    hyperedge = _power(into.degrees(None, acc, implementation), -1.0)
+    if normalization == "row":
+        return HypergraphNorm(None, hyperedge, _power(received, -1.0))
+    sent = received  # where both H are one
+    if into.graph is not back.graph or back.weight is not into.weight:
+        sent = into.swapped.degrees(weight, acc, implementation)
+    return HypergraphNorm(_power(sent, -0.5), hyperedge, _power(received, -0.5))
+
+
 def _fused_stage(graph: Graph) -> Stage:
     graph = graph.with_edge_split()  # traced, dead code where no kernel reads it
     return Stage(
@@ -430,14 +512,14 @@ def _check_scale(name: str, scale: Any, size_name: str, size: int, acc: Any) -> 
     return scale.astype(acc)[:, None]
 
 
-def _check_weight(name: str, weight: Any, hypergraph: Hypergraph, x: Array) -> Array | None:
+def _check_weight(name: str, weight: Any, hypergraph: Hypergraph, x: Any) -> Array | None:
     """Weights of incidences from nodes."""
     size = hypergraph.num_incidences
     return check_weight(name, weight, "num_incidences", size, x, "x", "num_nodes")
 
 
 def _check_head_weight(
-    name: str, weight: Any, hypergraph: Hypergraph, x: Array, x_name: str, rows_name: str
+    name: str, weight: Any, hypergraph: Hypergraph, x: Any, x_name: str, rows_name: str
 ) -> Array | None:
     """Weights of incidences along which nodes receive."""
     size_name = "num_incidences" if hypergraph.head is None else "num_head_incidences"

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.test_util import check_grads
 
 from flax_layers import (
+    HGNN,
     HGNNP,
     AllDeepSets,
     AllDeepSetsConv,
@@ -30,7 +31,7 @@ from flax_layers import (
     UniSAGEConv,
     unigcn_norm,
 )
-from jax_gnn import Hypergraph
+from jax_gnn import Hypergraph, hypergraph_norm
 
 NUM_NODES, NUM_HYPEREDGES = 9, 6
 MODELS = [HGNNP, UniGIN, UniSAGE, UniGAT, UniGCNII, HypergraphAttention]
@@ -345,6 +346,19 @@ def test_hgnnp_is_hgnn_with_row_normalization(hypergraph):
     plus = HGNNPConv(4, 3, num_hyperedges=NUM_HYPEREDGES, rngs=nnx.Rngs(0))
     hgnn = HGNNConv(4, 3, num_hyperedges=NUM_HYPEREDGES, normalization="row", rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(plus(hypergraph, x, weight), hgnn(hypergraph, x, weight))
+
+
+@pytest.mark.parametrize("model", [HGNN, HGNNP])
+def test_hgnn_with_a_norm_that_was_computed_before(hypergraph, model):
+    x, weight = features(4), jnp.linspace(0.5, 2, NUM_HYPEREDGES)
+    made = model(4, 8, 3, rngs=nnx.Rngs(0))
+    made.eval()
+    norm = hypergraph_norm(hypergraph, weight, normalization=made.conv1.normalization)
+    np.testing.assert_allclose(
+        made(hypergraph, x, norm=norm), made(hypergraph, x, weight), rtol=1e-5, atol=1e-6
+    )
+    with pytest.raises(ValueError, match="norm holds the weights"):
+        made(hypergraph, x, weight, norm=norm)
 
 
 def widths_at(primitive: str, case: Case, sizes: tuple[int, int], hypergraph) -> list[int]:

@@ -23,6 +23,7 @@ from jax_gnn import (
     _hypergraph_fused,
     hyperedge_to_node,
     hypergraph_aggregate,
+    hypergraph_norm,
     incidence_softmax,
     node_to_hyperedge,
     schedules,
@@ -892,6 +893,56 @@ def test_weights_of_ones_change_nothing(rng: np.random.Generator) -> None:
         want = hypergraph_aggregate(hypergraph, x, weight, **options)
         options["incidence_weight"] = ones(hypergraph.num_incidences)
         assert_close(hypergraph_aggregate(hypergraph, x, weight, **options), want, 1e-5, "value")
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("directed", [False, True])
+@pytest.mark.parametrize("normalization", ["symmetric", "row"])
+def test_norm_beforehand(
+    rng: np.random.Generator, normalization: Any, directed: bool, weighted: bool
+) -> None:
+    members = Members.random(rng, "empty-rows", directed)
+    hypergraph = members.hypergraph()
+    x = rng.normal(size=(hypergraph.num_nodes, 3)).astype(np.float32)
+    of_hyperedges, of_incidences = None, {}
+    if weighted:
+        of_hyperedges = rng.uniform(0.5, 1.5, hypergraph.num_hyperedges).astype(np.float32)
+        sizes = {
+            "incidence_weight": hypergraph.num_incidences,
+            "head_weight": hypergraph.receiving.num_edges,
+        }
+        of_incidences = {
+            name: rng.uniform(0.5, 1.5, size).astype(np.float32) for name, size in sizes.items()
+        }
+    norm = hypergraph_norm(hypergraph, of_hyperedges, normalization=normalization, **of_incidences)
+    assert (norm.node_in is None) == (normalization == "row")
+    got = hypergraph_aggregate(
+        hypergraph,
+        x,
+        node_scale_in=norm.node_in,
+        hyperedge_scale=norm.hyperedge,
+        node_scale_out=norm.node_out,
+        **of_incidences,
+    )
+    options = {"normalization": normalization, **of_incidences}
+    assert_close(got, hypergraph_aggregate(hypergraph, x, of_hyperedges, **options), 1e-6, "value")
+
+
+def test_norm_of_other_types() -> None:
+    ones_of_incidences = ones(HYPERGRAPH.num_incidences)
+    half = hypergraph_norm(HYPERGRAPH, incidence_weight=ones_of_incidences.astype(np.float16))
+    assert half.hyperedge.dtype == np.float32
+    with jax.enable_x64(True):
+        norm = hypergraph_norm(HYPERGRAPH, np.ones(HYPERGRAPH.num_hyperedges))
+        assert norm.node_in.dtype == norm.hyperedge.dtype == norm.node_out.dtype == np.float64
+    with pytest.raises(ValueError, match="normalization must be"):
+        hypergraph_norm(HYPERGRAPH, normalization="column")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="hyperedge_weight must be"):
+        hypergraph_norm(HYPERGRAPH, np.ones(HYPERGRAPH.num_hyperedges + 1, np.float32))
+    with pytest.raises(ValueError, match="incidence_weight of shape"):
+        hypergraph_norm(HYPERGRAPH, incidence_weight=np.stack([ones_of_incidences] * 2, 1))
+    with pytest.raises(TypeError, match="hypergraph must be"):
+        hypergraph_norm(HYPERGRAPH.graph)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
