@@ -1,13 +1,15 @@
 """The primitive of hypergraph aggregation: both linear stages in one call.
 
-``hypergraph_aggregate``, Y = diag(o) B diag(e) A diag(i) X, where A sums nodes into hyperedges and
-B hyperedges into nodes. Its transpose in X is itself with i and o, and Aᵀ and Bᵀ, in each other's
-place; in e it is the row dot of two hyperedge sums, in the primitives of :mod:`jax_gnn.segments`.
+``hypergraph_aggregate``, Y = diag(o) B diag(e) A diag(i) X + diag(s) X, where A sums nodes into
+hyperedges and B hyperedges into nodes. Its transpose in X is itself with i and o, and Aᵀ and Bᵀ, in
+each other's place, and the same s; in e it is the row dot of two hyperedge sums, in the primitives
+of :mod:`jax_gnn.segments`.
 
 Scales are vectors in the accumulator type; where there is none, a single 1 stands for it (not an
-empty array: the compiler of jax 0.11 crashes on those under ``shard_map``). A node scale that is
-itself differentiated is taken out of the primitive and multiplied in ``jax.numpy``, so that
-features and scale share one call of the kernel.
+empty array: the compiler of jax 0.11 crashes on those under ``shard_map``). The own scale s is a
+vector, a single number for all nodes, or None. A node scale that is itself differentiated is taken
+out of the primitive and multiplied in ``jax.numpy``, so that features and scale share one call of
+the kernel; s X is then added there, too.
 """
 
 from __future__ import annotations
@@ -73,6 +75,13 @@ def _scale_rows(x: Array, scale: Array, indptr: Array) -> Array:
     return (x * mask_empty(scale, indptr)[..., None]).astype(x.dtype)
 
 
+def add_own(y: Array | None, x: Array, own_scale: Array) -> Array:
+    """``y + own_scale · x`` with one rounding; None is 0."""
+    acc = own_scale.dtype
+    own = own_scale[..., None] * x.astype(acc)
+    return (own if y is None else y.astype(acc) + own).astype(x.dtype)
+
+
 # --- Plain XLA -----------------------------------------------------------------------------------
 
 
@@ -93,13 +102,14 @@ def _xla(
     node_scale_in: Array,
     hyperedge_scale: Array,
     node_scale_out: Array,
+    own_scale: Array | None,
     to_hyperedges: Stage,
     to_nodes: Stage,
 ) -> Array:
     wide = x.astype(accumulator_dtype(x.dtype))
     h = _gather_reduce(to_hyperedges.forward, wide, node_scale_in, hyperedge_scale)
     y = _gather_reduce(to_nodes.forward, h, ones(h.dtype), node_scale_out)
-    return y.astype(x.dtype)
+    return y.astype(x.dtype) if own_scale is None else add_own(y, x, own_scale)
 
 
 # --- Derivatives ---------------------------------------------------------------------------------
@@ -119,35 +129,55 @@ def _pull_out(
 def _jvp(
     bind: _ffi.Bind, primals: Sequence[Any], tangents: Sequence[Any]
 ) -> tuple[Array, Array | None]:
-    x, scale_in, scale_edge, scale_out, to_hyperedges, to_nodes = primals
-    dx, dscale_in, dscale_edge, dscale_out, *_ = tangents
-    x, dx, scale_in = _pull_out(x, dx, scale_in, dscale_in, to_hyperedges.backward.indptr)
+    x, scale_in, scale_edge, scale_out, own_scale, to_hyperedges, to_nodes = primals
+    dx, dscale_in, dscale_edge, dscale_out, down_scale, *_ = tangents
+    is_inside = dscale_in is None and dscale_out is None
+    inner_x, inner_dx, scale_in = _pull_out(
+        x, dx, scale_in, dscale_in, to_hyperedges.backward.indptr
+    )
     inner_scale_out = scale_out if dscale_out is None else ones(scale_out.dtype)
-    inner = (x, scale_in, scale_edge, inner_scale_out, to_hyperedges, to_nodes)
-    y, dy = _ffi.multilinear_jvp((0, 2), bind, inner, (dx, None, dscale_edge, None))
+
+    def apply(x: Array, scale_edge: Array, own_scale: Array | None) -> Array:
+        return bind(x, scale_in, scale_edge, inner_scale_out, own_scale, to_hyperedges, to_nodes)
+
+    inner_own_scale = own_scale if is_inside else None
+    y = apply(inner_x, scale_edge, inner_own_scale)
+    terms = [] if inner_dx is None else [apply(inner_dx, scale_edge, inner_own_scale)]
+    terms += [] if dscale_edge is None else [apply(inner_x, dscale_edge, None)]
+    dy = functools.reduce(operator.add, terms) if terms else None
     y, dy, _ = _pull_out(y, dy, scale_out, dscale_out, to_nodes.forward.indptr)
-    return y, dy
+    if own_scale is not None and not is_inside:
+        y = add_own(y, x, own_scale)
+        dy = dy if dx is None else add_own(dy, dx, own_scale)
+    return y, dy if down_scale is None else add_own(dy, x, down_scale)
 
 
-def _backward(bind: _ffi.Bind, ct: Array, operands: Sequence[Any], last_scale: Array) -> Array:
+def _backward(
+    bind: _ffi.Bind,
+    ct: Array,
+    operands: Sequence[Any],
+    last_scale: Array,
+    own_scale: Array | None,
+) -> Array:
     """The aggregation that leads back to the nodes that sent."""
-    _, _, scale_edge, scale_out, to_hyperedges, to_nodes = operands
-    return bind(ct, scale_out, scale_edge, last_scale, to_nodes.swapped, to_hyperedges.swapped)
+    _, _, scale_edge, scale_out, _, to_hyperedges, to_nodes = operands
+    stages = to_nodes.swapped, to_hyperedges.swapped
+    return bind(ct, scale_out, scale_edge, last_scale, own_scale, *stages)
 
 
 def _transpose_x(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Array:
-    return _backward(bind, ct, operands, operands[1])
+    return _backward(bind, ct, operands, operands[1], operands[4])
 
 
 def _transpose_scale_in(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Array:
-    x, _, scale_edge, _, to_hyperedges, _ = operands
-    other = _backward(bind, ct, operands, ones(scale_edge.dtype))
+    x, _, scale_edge, _, _, to_hyperedges, _ = operands
+    other = _backward(bind, ct, operands, ones(scale_edge.dtype), None)
     return _row_dot(x, other, to_hyperedges.backward.indptr)
 
 
 def _transpose_scale_out(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Array:
-    x, scale_in, scale_edge, _, to_hyperedges, to_nodes = operands
-    y = bind(x, scale_in, scale_edge, ones(scale_edge.dtype), to_hyperedges, to_nodes)
+    x, scale_in, scale_edge, _, _, to_hyperedges, to_nodes = operands
+    y = bind(x, scale_in, scale_edge, ones(scale_edge.dtype), None, to_hyperedges, to_nodes)
     return _row_dot(ct, y, to_nodes.forward.indptr)
 
 
@@ -158,7 +188,7 @@ def _row_dot(x: Array, y: Array, indptr: Array) -> Array:
 
 
 def _transpose_hyperedge_scale(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]) -> Array:
-    x, scale_in, _, scale_out, to_hyperedges, to_nodes = operands
+    x, scale_in, _, scale_out, _, to_hyperedges, to_nodes = operands
 
     def sums(stage: Stage, x: Array, scale: Array) -> Array:
         x = x.astype(accumulator_dtype(x.dtype))  # half types would lose or overflow the sums
@@ -174,10 +204,13 @@ def _transpose_hyperedge_scale(bind: _ffi.Bind, ct: Array, operands: Sequence[An
 
 
 def _batch(bind: _ffi.Bind, operands: Sequence[Any], batched: Sequence[Any], size: int) -> Array:
-    x, scale_in, scale_edge, scale_out, to_hyperedges, to_nodes = operands
-    x_batched, in_batched, edge_batched, out_batched, *indices_batched = batched
+    x, scale_in, scale_edge, scale_out, own_scale, to_hyperedges, to_nodes = operands
+    x_batched, in_batched, edge_batched, out_batched, own_batched, *indices_batched = batched
     if edge_batched or any(jax.tree.leaves(indices_batched)):
         return _disjoint_union(bind, operands, batched, size)
+    if own_scale is not None and (in_batched or out_batched or own_batched):
+        without, without_batched = ([*of[:4], None, *of[5:]] for of in (operands, batched))
+        return add_own(_batch(bind, without, without_batched, size), x, own_scale)
     # One hypergraph for all: the batch joins the features, and batched node scales go outside.
     if in_batched:
         x = _scale_rows(x, scale_in, to_hyperedges.backward.indptr)
@@ -186,7 +219,7 @@ def _batch(bind: _ffi.Bind, operands: Sequence[Any], batched: Sequence[Any], siz
     if x_batched:
         nodes, features = x.shape[1:]
         x = jnp.moveaxis(x, 0, 1).reshape(nodes, size * features)
-    y = bind(x, *inner, to_hyperedges, to_nodes)
+    y = bind(x, *inner, own_scale, to_hyperedges, to_nodes)
     if x_batched:
         y = jnp.moveaxis(y.reshape(nodes, size, features), 1, 0)
     return _scale_rows(y, scale_out, to_nodes.forward.indptr) if out_batched else y
@@ -197,7 +230,7 @@ def _disjoint_union(
 ) -> Array:
     """Joins a batch of hypergraphs to one without common nodes, and applies the primitive to it."""
     operands = segments.all_batched(operands, batched, size)
-    x, *scales, to_hyperedges, to_nodes = operands
+    x, *scales, own_scale, to_hyperedges, to_nodes = operands
     num_nodes, width = x.shape[1:]
     num_hyperedges = to_hyperedges.forward.indptr.shape[1] - 1
     ids = [entries.cols for stage in (to_hyperedges, to_nodes) for entries in stage]
@@ -210,9 +243,12 @@ def _disjoint_union(
         to_hyperedges.forward.indptr,
         to_nodes.forward.indptr,
     )
+    if own_scale is not None:
+        own_scale = jnp.broadcast_to(own_scale, (size, num_nodes)).ravel()
     joined = bind(
         x.reshape(size * num_nodes, width),
         *(mask_empty(*both).ravel() for both in zip(scales, indptrs, strict=True)),
+        own_scale,
         _join_stage(to_hyperedges, num_hyperedges, num_nodes),
         _join_stage(to_nodes, num_nodes, num_hyperedges),
     )
@@ -265,7 +301,7 @@ def _result(x: Any, *others: Any) -> jax.ShapeDtypeStruct:
 
 
 def _call(platform: _ffi.Platform, x: Any, *others: Any) -> _ffi.Call | None:
-    *scales, to_hyperedges, to_nodes = others
+    *scales, own_scale, to_hyperedges, to_nodes = others
     stages = to_hyperedges.forward, to_nodes.forward
     width, acc = x.shape[1], np.dtype(accumulator_dtype(x.dtype))
     hyperedges, nodes = (entries.indptr.shape[0] - 1 for entries in stages)
@@ -294,7 +330,11 @@ def _call(platform: _ffi.Platform, x: Any, *others: Any) -> _ffi.Call | None:
         indices = [ids for stage in stages for ids in (stage.indptr, stage.cols)]
     workspaces = [jax.ShapeDtypeStruct((hyperedges, width), acc)]
     workspaces += [segments.workspace_of(each, width, acc) for each in blocks]
-    return _ffi.Call([x, *scales, *indices], {"threads": np.int64(chosen.threads)}, workspaces)
+    attributes = {
+        "threads": np.int64(chosen.threads),
+        "has_own": np.bool_(own_scale is not None),
+    }
+    return _ffi.Call([x, *scales, own_scale or x, *indices], attributes, workspaces)
 
 
 def _blocks(split: Any, teams: int, rounds: int) -> int:
@@ -302,7 +342,8 @@ def _blocks(split: Any, teams: int, rounds: int) -> int:
     return max(math.ceil((split.places.shape[0] - 1) / (max(teams, 1) * rounds)), 1)
 
 
-# (x, node_scale_in, hyperedge_scale, node_scale_out, to_hyperedges, to_nodes), the last two stages.
+# (x, node_scale_in, hyperedge_scale, node_scale_out, own_scale or None, to_hyperedges, to_nodes):
+# the last two are stages.
 aggregate = _ffi.define_primitive(
     "hypergraph_aggregate",
     _ffi.Rules(

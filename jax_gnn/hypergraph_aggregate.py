@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from jax_gnn import _ffi, _index, segments
 from jax_gnn._arguments import check_choice, check_features, check_real, check_weight
-from jax_gnn._hypergraph_fused import Sorted, Stage, aggregate, ones
+from jax_gnn._hypergraph_fused import Sorted, Stage, add_own, aggregate, ones
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.views import View, Views, accumulator_dtype, flat
@@ -40,6 +41,7 @@ def hypergraph_aggregate(
     node_scale_in: Array | None = None,
     node_scale_out: Array | None = None,
     hyperedge_scale: Array | None = None,
+    own_scale: ArrayLike | None = None,
     normalization: Normalization | None = None,
     hyperedge_reduce: Reduce = "sum",
     node_reduce: Reduce = "sum",
@@ -50,10 +52,11 @@ def hypergraph_aggregate(
     Computes ``Y = Dv_out H (W De) Hᵀ Dv_in X`` (HyperGef, equation 5 and listing 3) with the
     incidence matrix H and the diagonal matrices of ``node_scale_out``, ``hyperedge_weight``,
     ``hyperedge_scale`` and ``node_scale_in``; of a directed hypergraph, the first H is that of the
-    heads and the second that of the tails. All factors are optional and multiply with those of the
-    other options. As sums or means linear in ``x`` and in each given factor; exact derivatives of
-    any order to all of them. Sums and means without weights of incidences are one fused call, which
-    holds one ``num_hyperedges × features`` intermediate.
+    heads and the second that of the tails. With ``own_scale`` a node's own features are added. All
+    factors are optional and multiply with those of the other options. As sums or means linear in
+    ``x`` and, without ``own_scale``, in each given factor; exact derivatives of any order to all of
+    them. Sums and means without weights of incidences are one fused call, which holds one
+    ``num_hyperedges × features`` intermediate.
 
     Args:
         hypergraph: the hypergraph.
@@ -69,6 +72,9 @@ def hypergraph_aggregate(
         node_scale_in: ``(num_nodes,)`` Dv_in, multiplies the features before the first reduction.
         node_scale_out: ``(num_nodes,)`` Dv_out, multiplies the result.
         hyperedge_scale: ``(num_hyperedges,)`` De, multiplies the hyperedges' features.
+        own_scale: ``()`` or ``(num_nodes,)``, what ``x`` is multiplied by and then added to the
+            result, whatever the reductions, the normalization and ``node_scale_out``: GIN's
+            ``1 + eps``. Nothing is added by default.
         normalization: ``"symmetric"`` for HGNN's ``Dv^-1/2 H W De^-1 Hᵀ Dv^-1/2`` (Feng et al.
             2019, arXiv 1809.09401, equation 10), ``"row"`` for ``Dv^-1 H W De^-1 Hᵀ`` (Bai et al.
             2021; HGNN+). De are the column sums of H, the sizes of the hyperedges; Dv are the row
@@ -82,7 +88,7 @@ def hypergraph_aggregate(
 
     Returns:
         ``(num_nodes, *features)`` in the dtype of ``x``; half types accumulate in float32. Isolated
-        nodes get zeros, and so does any maximum or minimum over nothing.
+        nodes get zeros, or just ``own_scale · x``; a maximum or minimum over nothing is 0.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -100,6 +106,7 @@ def hypergraph_aggregate(
     scale_in = [_check_scale("node_scale_in", node_scale_in, *nodes, acc)]
     scale_out = [_check_scale("node_scale_out", node_scale_out, *nodes, acc)]
     scale_edge = [weight, _check_scale("hyperedge_scale", hyperedge_scale, *hyperedges, acc)]
+    own = _check_own_scale("own_scale", own_scale, *nodes, acc)
     check_choice("hyperedge_reduce", hyperedge_reduce, get_args(Reduce))
     check_choice("node_reduce", node_reduce, get_args(Reduce))
     check_choice("normalization", normalization, (None, *get_args(Normalization)))
@@ -126,6 +133,7 @@ def hypergraph_aggregate(
         y = aggregate(
             flat(x),
             *(ones(acc) if each is None else each.ravel() for each in scales),
+            own,
             _fused_stage(tails),
             _fused_stage(heads).swapped,
             implementation=implementation,
@@ -136,7 +144,9 @@ def hypergraph_aggregate(
         h = h.astype(acc)  # else rounded between the stages; a bare maximum is exact in any type
     h = into.reduce(_times(h, scales[0], *ends[0]), reduces[0], implementation)
     y = back.reduce(_times(h, scales[1], *ends[1]), reduces[1], implementation)
-    return _times(y, scales[2], *ends[2]).astype(x.dtype).reshape(x.shape)
+    y = _times(y, scales[2], *ends[2])
+    y = y.astype(x.dtype) if own is None else add_own(y, flat(x), own)
+    return y.reshape(x.shape)
 
 
 class HypergraphNorm(NamedTuple):
@@ -510,6 +520,18 @@ def _check_scale(name: str, scale: Any, size_name: str, size: int, acc: Any) -> 
     if scale.shape != (size,):
         raise ValueError(f"{name} must be ({size_name}={size},), got shape {scale.shape}")
     return scale.astype(acc)[:, None]
+
+
+def _check_own_scale(name: str, scale: Any, size_name: str, size: int, acc: Any) -> Array | None:
+    """Gives ``(1,)`` or ``(size,)``."""
+    if scale is None:
+        return None
+    scale = check_real(name, scale)
+    if scale.shape not in ((), (size,)):
+        raise ValueError(
+            f"{name} must be a scalar or ({size_name}={size},), got shape {scale.shape}"
+        )
+    return scale.astype(acc).ravel()
 
 
 def _check_weight(name: str, weight: Any, hypergraph: Hypergraph, x: Any) -> Array | None:

@@ -29,7 +29,7 @@ from jax_gnn._index import EdgeSplit, edge_split
 # The result, the sums of the hyperedges, and what blocks leave to others.
 WORKSPACES = (((1, 96), "uint8"), ((1, 96), "uint8"))
 AGGREGATE_RESULTS = (((5, 2), "float32"), ((3, 2), "float32"), *WORKSPACES)
-AGGREGATE_ATTRIBUTES = {"threads": np.int64(128)}
+AGGREGATE_ATTRIBUTES = {"threads": np.int64(128), "has_own": np.bool_(True)}
 
 
 def raw_operands() -> list[Any]:
@@ -73,9 +73,10 @@ WRONG_OPERANDS = {
     ("hypergraph_aggregate", 1): [floats(4), floats(5, 1), floats(0), floats(5).astype(np.int32)],
     ("hypergraph_aggregate", 2): [floats(5), floats(3).astype(np.float16)],
     ("hypergraph_aggregate", 3): [floats(3), floats(), floats(5).astype(np.int32)],
+    ("hypergraph_aggregate", 4): [floats(), floats(4), floats(5, 2), floats(5).astype(np.float16)],
 }
 WRONG_INDICES: dict[tuple[str, int], list[Any]] = {
-    ("hypergraph_aggregate", 4): [
+    ("hypergraph_aggregate", 5): [
         np.zeros(0, np.int32),
         np.zeros(7, np.int32),
         np.zeros((4, 1), np.int32),
@@ -83,26 +84,26 @@ WRONG_INDICES: dict[tuple[str, int], list[Any]] = {
         np.zeros(4, np.uint32),
         np.zeros(4, np.float32),
     ],
-    ("hypergraph_aggregate", 5): [np.zeros((2, 4), np.int32), np.zeros(8, np.int16)],
-    ("hypergraph_aggregate", 6): [
+    ("hypergraph_aggregate", 6): [np.zeros((2, 4), np.int32), np.zeros(8, np.int16)],
+    ("hypergraph_aggregate", 7): [
         np.zeros(5, np.int32),
         np.zeros(7, np.int32),
         np.zeros(0, np.int32),
         np.zeros(6, np.float32),
     ],
-    ("hypergraph_aggregate", 7): [np.zeros((), np.int32), np.zeros(8, np.float32)],
+    ("hypergraph_aggregate", 8): [np.zeros((), np.int32), np.zeros(8, np.float32)],
 }
 WRONG_SLOTS: dict[tuple[str, int], list[Any]] = {
-    ("hypergraph_aggregate", 4): [
+    ("hypergraph_aggregate", 5): [
         np.zeros(8, np.int32),
         np.zeros((0, 8), np.int32),
         np.zeros((3, 8), np.int32),
         np.zeros((5, 4), np.int32),
         np.zeros((5, 8), np.int16),
     ],
-    ("hypergraph_aggregate", 5): [np.zeros((5, 3), np.int32), np.zeros((3, 2), np.int32)],
-    ("hypergraph_aggregate", 6): [np.zeros((7, 9), np.int32), np.zeros((7, 8), np.float32)],
-    ("hypergraph_aggregate", 7): [np.zeros((), np.int32), np.zeros((7, 2), np.int16)],
+    ("hypergraph_aggregate", 6): [np.zeros((5, 3), np.int32), np.zeros((3, 2), np.int32)],
+    ("hypergraph_aggregate", 7): [np.zeros((7, 9), np.int32), np.zeros((7, 8), np.float32)],
+    ("hypergraph_aggregate", 8): [np.zeros((), np.int32), np.zeros((7, 2), np.int16)],
 }
 WRONG_OPERANDS |= WRONG_SLOTS if PLATFORM == "cuda" else WRONG_INDICES
 
@@ -151,7 +152,7 @@ def test_raw_call_with_wrong_workspace(position: int, wrong: Any) -> None:
 @needs_kernels
 @pytest.mark.parametrize("threads", [0, 16, 100, 2048])
 def test_raw_call_with_wrong_schedule(threads: int) -> None:
-    attributes = {"threads": np.int64(threads)}
+    attributes = {**AGGREGATE_ATTRIBUTES, "threads": np.int64(threads)}
     with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: the schedule is wrong"):
         call("hypergraph_aggregate", raw_operands(), AGGREGATE_RESULTS, attributes)
 

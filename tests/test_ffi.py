@@ -73,7 +73,7 @@ KEYS = (floats(5, 2), floats(3, 2))  # of rows, of columns
 # Operands for every primitive. A new primitive gets a line here.
 SAMPLES: dict[str, tuple[Any, ...]] = {
     "hypergraph_aggregate": (
-        *(floats(5, 2), floats(5), floats(3), floats(5)),
+        *(floats(5, 2), floats(5), floats(3), floats(5), floats(5)),
         *stages(5, 3, 8),
     ),
     "segment_reduce": (floats(3, 2), floats(4, 1), VIEWS),

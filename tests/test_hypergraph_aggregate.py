@@ -97,6 +97,7 @@ def case_maker(
     heads: int | None = None,
     numbers: Callable[..., np.ndarray] = normal,
     degrees: bool = False,
+    own_scale_of_all: bool = False,
 ) -> Callable[..., Case]:
     """Makes cases with the given operands.
 
@@ -107,6 +108,7 @@ def case_maker(
         numbers: makes the features.
         degrees: whether weighted degrees are taken, so that a hyperedge's weight matters if either
             its tail or its head has nodes.
+        own_scale_of_all: whether all nodes share one own scale.
     """
     of_heads = () if heads is None else (heads,)
 
@@ -123,7 +125,12 @@ def case_maker(
                 if name == "h":
                     ids, size = members.to_nodes.src[members.heads.valid], members.tails.num_dst
                 values.append(numbers(rng, (size, *of_heads, *features)))
-                padding.append(unused(ids, size, values[-1].ndim))
+                is_read = name == "x" and "own_scale" in operands  # wherever it is
+                padding.append(None if is_read else unused(ids, size, values[-1].ndim))
+                continue
+            if name == "own_scale":
+                values.append(rng.normal(size=() if own_scale_of_all else members.tails.num_src))
+                padding.append(None)
                 continue
             if name in ("incidence_weight", "head_weight", "scores"):
                 edges = members.tails if name == "incidence_weight" else members.heads
@@ -173,6 +180,7 @@ def reference(
     node_scale_in: np.ndarray | None = None,
     node_scale_out: np.ndarray | None = None,
     hyperedge_scale: np.ndarray | None = None,
+    own_scale: np.ndarray | None = None,
     normalization: str | None = None,
     hyperedge_reduce: str = "sum",
     node_reduce: str = "sum",
@@ -198,7 +206,8 @@ def reference(
     h = spmm_reference(tails, h, incidence_weight, reduce=REDUCTIONS[hyperedge_reduce])
     h = scaled(h, *edge)
     y = spmm_reference(members.to_nodes, h, head_weight, reduce=REDUCTIONS[node_reduce])
-    return scaled(y, *back)
+    y = scaled(y, *back)
+    return y if own_scale is None else y + scaled(x, own_scale)
 
 
 def by_name(function: Callable[..., Any], operands: tuple[str, ...]) -> Callable[..., Any]:
@@ -211,6 +220,7 @@ def aggregate_spec(
     heads: int | None = None,
     numbers: Callable[..., np.ndarray] = normal,
     linear: tuple[str, ...] = ("x",),
+    own_scale_of_all: bool = False,
     **options: Any,
 ) -> OpSpec:
     """Describes the op with the given factors, under the given options."""
@@ -225,6 +235,7 @@ def aggregate_spec(
             heads=heads,
             numbers=numbers,
             degrees="normalization" in options,
+            own_scale_of_all=own_scale_of_all,
         ),
         operands=operands,
         linear=linear,
@@ -362,6 +373,14 @@ BAD_ARGUMENTS = {
         r"node_scale_out must be real numbers, got bool",
         node_scale_out=ones(4, dtype=bool),
     ),
+    "own-scale-shape": bad(
+        ValueError,
+        r"own_scale must be a scalar or \(num_nodes=4,\), got shape \(1,\)",
+        own_scale=ones(1),
+    ),
+    "own-scale-complex": bad(
+        TypeError, "own_scale must be real numbers, got complex64", own_scale=np.complex64(1)
+    ),
     "normalization": bad(
         ValueError,
         r"normalization must be one of .*'symmetric', 'row', got 'sym'",
@@ -467,6 +486,14 @@ class TestAllFactors(CoreChecks):
     spec = aggregate_spec("hyperedge_weight", "hyperedge_scale", "node_scale_in", "node_scale_out")
 
 
+class TestOwnScaleOfAll(CoreChecks):
+    spec = aggregate_spec(
+        *("hyperedge_weight", "node_scale_out", "own_scale"),
+        own_scale_of_all=True,
+        node_reduce="mean",
+    )
+
+
 class TestSymmetric(CoreChecks):
     spec = aggregate_spec("hyperedge_weight", normalization="symmetric")
 
@@ -521,11 +548,7 @@ class TestGradientToWeights(CoreChecks):
 
 class TestDirected(OpSuite):
     test_bad_argument = None  # the same as above
-    spec = aggregate_spec(
-        *("hyperedge_weight", "node_scale_in", "node_scale_out"),
-        linear=("x", "hyperedge_weight", "node_scale_in", "node_scale_out"),
-        directed=True,
-    )
+    spec = aggregate_spec("hyperedge_weight", "node_scale_in", "own_scale", directed=True)
 
 
 class TestDirectedSymmetric(CoreChecks):
@@ -546,8 +569,9 @@ class TestIncidenceWeight(CoreChecks):
 
 class TestIncidenceWeightOfHeads(CoreChecks):
     spec = aggregate_spec(
-        *("incidence_weight", "hyperedge_weight"),
+        *("incidence_weight", "hyperedge_weight", "own_scale"),
         heads=2,
+        own_scale_of_all=True,
         hyperedge_reduce="mean",
         node_reduce="mean",
     )
@@ -588,7 +612,7 @@ class TestMeanOfWeightedMaxima(OpSuite):
 
 class TestMinimumOfMeans(CoreChecks):
     spec = aggregate_spec(
-        *("hyperedge_weight", "node_scale_out", "hyperedge_scale"),
+        *("hyperedge_weight", "node_scale_out", "hyperedge_scale", "own_scale"),
         linear=(),
         hyperedge_reduce="mean",
         node_reduce="min",
@@ -859,13 +883,45 @@ def test_one_call_where_it_is_linear() -> None:
         return str(program(HYPERGRAPH, X))
 
     ones_of_incidences = ones(4)
-    for fused in ({}, {"hyperedge_reduce": "mean", "node_reduce": "mean"}):
+    for fused in ({}, {"hyperedge_reduce": "mean", "node_reduce": "mean", "own_scale": 0.5}):
         program = primitives(**fused)
         assert program.count("jax_gnn_") == program.count("jax_gnn_hypergraph_aggregate") == 1
     for staged in ({"node_reduce": "max"}, {"incidence_weight": ones_of_incidences}):
         program = primitives(**staged)
         assert program.count("jax_gnn_segment_reduce") == 2
         assert "jax_gnn_hypergraph_aggregate" not in program
+
+
+def test_own_scale_takes_no_pass_of_its_own() -> None:
+    """With the gradient to x, value and gradient are one call each, and nothing else."""
+
+    def run(x: Any, ct: Any, own_scale: Any) -> Any:
+        function = functools.partial(hypergraph_aggregate, HYPERGRAPH, own_scale=own_scale)
+        y, vjp = jax.vjp(function, x)
+        return y, vjp(ct)
+
+    for own_scale in (1.5, ones(4)):
+        program = jax.make_jaxpr(run)(X, X, own_scale).jaxpr
+        of_features = [
+            equation.primitive.name
+            for equation in program.eqns
+            if any(variable.aval.shape == X.shape for variable in equation.outvars)
+        ]
+        assert of_features == 2 * ["jax_gnn_hypergraph_aggregate"]
+
+
+@on_all
+@pytest.mark.parametrize(("dtype", "weight"), [("float16", 1024.5), ("bfloat16", 128.5)])
+def test_own_scale_rounds_once(dtype: str, weight: float, implementation: str) -> None:
+    """The odd sum at node 0 is halfway between two numbers of the type."""
+    y = hypergraph_aggregate(
+        HYPERGRAPH,
+        jnp.ones((4, 1), dtype),
+        np.float32([weight, 0, 0]),
+        own_scale=0.5,
+        implementation=implementation,
+    )
+    np.testing.assert_array_equal(y[:, 0], [2 * weight + 1, 2 * weight + 1, 0.5, 0.5])
 
 
 @pytest.mark.parametrize("directed", [False, True])
@@ -994,15 +1050,20 @@ def test_schedules_give_the_same_result(
     with setting(implementation, dtype), schedules.use(schedule):
         x = jnp.asarray(rng.normal(size=(310, width)), dtype)
         acc = jnp.promote_types(dtype, jnp.float32)
-        y = hypergraph_aggregate(
+        run = functools.partial(
+            hypergraph_aggregate,
             hypergraph,
             x,
             node_scale_in=scales["scale_in"].astype(acc),
             hyperedge_scale=scales["hyperedge"].astype(acc),
             node_scale_out=scales["scale_out"].astype(acc),
         )
-        got, x = np.asarray(y, np.float64), np.asarray(x, np.float64)
+        own_scale = rng.normal(size=310)
+        results = [np.asarray(y, np.float64) for y in (run(), run(own_scale=own_scale.astype(acc)))]
+        x = np.asarray(x, np.float64)
     scaled_in = scales["scale_in"][:, None] * x
     sums = scales["hyperedge"][:, None] * (incidence.T @ scaled_in)
     want = scales["scale_out"][:, None] * (incidence @ sums)
-    assert_close(got, want, {"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-2}[dtype], "value")
+    for got, added in zip(results, (0, own_scale[:, None] * x), strict=True):
+        tolerance = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-2}[dtype]
+        assert_close(got, want + added, tolerance, "value")

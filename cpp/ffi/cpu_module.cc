@@ -70,13 +70,13 @@ struct Cpu {
   static ffi::Error hypergraph_aggregate(Context pool, const AggregateAttributes&, Workspace,
                                          Workspace, const Csr<Index>& to_hyperedges,
                                          const Csr<Index>& to_nodes, const T* x,
-                                         const HypergraphScales<Acc>& scales, int64_t width, T* y,
-                                         Acc* sums) {
+                                         const HypergraphScales<Acc>& scales,
+                                         const Own<T, Acc>& own, int64_t width, T* y, Acc* sums) {
     const Acc* ones = nullptr;
-    cpu::gather_reduce(parallel_for(pool), to_hyperedges, x, scales.node_in, scales.hyperedge, sums,
-                       width);
+    cpu::gather_reduce(parallel_for(pool), to_hyperedges, x, scales.node_in, scales.hyperedge,
+                       Own<Acc, Acc>{}, sums, width);
     cpu::gather_reduce(parallel_for(pool), to_nodes, static_cast<const Acc*>(sums), ones,
-                       scales.node_out, y, width);
+                       scales.node_out, own, y, width);
     return ffi::Error::Success();
   }
 

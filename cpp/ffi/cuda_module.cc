@@ -49,10 +49,10 @@ struct Cuda {
                                          Workspace workspace, Workspace next_workspace,
                                          const EdgeSplit& to_hyperedges, const EdgeSplit& to_nodes,
                                          const T* x, const HypergraphScales<Acc>& scales,
-                                         int64_t width, T* y, Acc* sums) {
+                                         const Own<T, Acc>& own, int64_t width, T* y, Acc* sums) {
     return status(cuda::hypergraph_aggregate(stream, static_cast<int>(attributes.threads),
-                                             to_hyperedges, to_nodes, x, scales, width, y, sums,
-                                             workspace, next_workspace));
+                                             to_hyperedges, to_nodes, x, scales, own, width, y,
+                                             sums, workspace, next_workspace));
   }
 
   template <typename Attributes, typename... Args>

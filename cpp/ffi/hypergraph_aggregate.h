@@ -12,25 +12,28 @@ namespace jax_gnn {
 
 struct AggregateAttributes {
   int64_t threads;  // of a block
+  bool has_own;
 };
 
 }  // namespace jax_gnn
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::AggregateAttributes,
-                                      StructMember<int64_t>("threads"));
+                                      StructMember<int64_t>("threads"),
+                                      StructMember<bool>("has_own"));
 
 namespace jax_gnn {
 
-// y = diag(node_scale_out) B diag(hyperedge_scale) A diag(node_scale_in) x, where A is sorted by
-// hyperedge and B by node. The first workspace holds the hyperedge features A … in the accumulator
-// type: the one intermediate of the computation. The others are those of the two sums.
+// y = diag(node_scale_out) B diag(hyperedge_scale) A diag(node_scale_in) x + diag(own_scale) x,
+// where A is sorted by hyperedge and B by node; if not `has_own`, any buffer stands for own_scale.
+// The first workspace holds the hyperedge features A … in the accumulator type: the one
+// intermediate of the computation. The others are those of the two sums.
 template <typename Backend>
 ffi::Error hypergraph_aggregate(typename Backend::Context context, ffi::AnyBuffer x,
                                 ffi::AnyBuffer node_scale_in, ffi::AnyBuffer hyperedge_scale,
-                                ffi::AnyBuffer node_scale_out, ffi::AnyBuffer to_hyperedges,
-                                ffi::AnyBuffer to_hyperedges_too, ffi::AnyBuffer to_nodes,
-                                ffi::AnyBuffer to_nodes_too, ffi::Result<ffi::AnyBuffer> y,
-                                ffi::Result<ffi::AnyBuffer> sums,
+                                ffi::AnyBuffer node_scale_out, ffi::AnyBuffer own_scale,
+                                ffi::AnyBuffer to_hyperedges, ffi::AnyBuffer to_hyperedges_too,
+                                ffi::AnyBuffer to_nodes, ffi::AnyBuffer to_nodes_too,
+                                ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> sums,
                                 ffi::Result<ffi::AnyBuffer> workspace,
                                 ffi::Result<ffi::AnyBuffer> next_workspace,
                                 AggregateAttributes attributes) {
@@ -52,7 +55,8 @@ ffi::Error hypergraph_aggregate(typename Backend::Context context, ffi::AnyBuffe
   }
   if (!is_scale(node_scale_in, num_nodes, acc_dtype) ||
       !is_scale(node_scale_out, num_nodes, acc_dtype) ||
-      !is_scale(hyperedge_scale, num_hyperedges, acc_dtype)) {
+      !is_scale(hyperedge_scale, num_hyperedges, acc_dtype) ||
+      (attributes.has_own && !is_scale(own_scale, num_nodes, acc_dtype))) {
     return invalid("a scale has the wrong shape or dtype");
   }
   if (!is_schedule(1, attributes.threads)) return invalid("the schedule is wrong");
@@ -74,6 +78,8 @@ ffi::Error hypergraph_aggregate(typename Backend::Context context, ffi::AnyBuffe
           HypergraphScales<Acc>{scale_data<Acc>(node_scale_in, num_nodes),
                                 scale_data<Acc>(hyperedge_scale, num_hyperedges),
                                 scale_data<Acc>(node_scale_out, num_nodes)},
+          Own<T, Acc>{data_if<T>(attributes.has_own, x), data<const Acc>(own_scale),
+                      has_shape(own_scale, {num_nodes})},
           width, data<T>(*y), data<Acc>(*sums));
     });
   });
@@ -87,6 +93,7 @@ auto bind_hypergraph_aggregate(Binding binding) {
       .template Arg<ffi::AnyBuffer>()  // node_scale_in
       .template Arg<ffi::AnyBuffer>()  // hyperedge_scale
       .template Arg<ffi::AnyBuffer>()  // node_scale_out
+      .template Arg<ffi::AnyBuffer>()  // own_scale
       .template Arg<ffi::AnyBuffer>()  // to_hyperedges
       .template Arg<ffi::AnyBuffer>()  // to_hyperedges_too
       .template Arg<ffi::AnyBuffer>()  // to_nodes

@@ -33,4 +33,13 @@ struct HypergraphScales {
   const Acc* node_out;   // (num_nodes,), multiplies the result
 };
 
+// What is added to a row of the result: the same row of `rows`, times a scale. Without rows,
+// nothing.
+template <typename T, typename Acc>
+struct Own {
+  const T* rows;     // (num_nodes, width)
+  const Acc* scale;  // (num_nodes,), or one for all
+  unsigned stride;   // of `scale`: 1, or 0
+};
+
 }  // namespace jax_gnn

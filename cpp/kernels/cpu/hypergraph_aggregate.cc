@@ -66,6 +66,7 @@ struct GatherReduceTile {
   const In* in;
   const Scale* col_scale;
   Scale row_scale;
+  const Own<Out, Scale>& own;
   Out* out;
   int64_t width;
 
@@ -73,22 +74,30 @@ struct GatherReduceTile {
   JAX_GNN_INLINE void operator()(int64_t column, int count) const {
     Scale acc[Tile];
     reduce_row<Tile, kFull>(csr, begin, end, in, col_scale, width, column, count, acc);
+    const int n = kFull ? Tile : count;
+    for (int k = 0; k < n; ++k) acc[k] *= row_scale;
+    if (own.rows) {
+      const Out* from = own.rows + row * width + column;
+      const Scale s = own.scale[row * own.stride];
+      for (int k = 0; k < n; ++k) acc[k] += s * static_cast<Scale>(widen(from[k]));
+    }
     Out* target = out + row * width + column;
-    for (int k = 0; k < (kFull ? Tile : count); ++k) target[k] = narrow<Out>(row_scale * acc[k]);
+    for (int k = 0; k < n; ++k) target[k] = narrow<Out>(acc[k]);
   }
 };
 
 template <typename In, typename Out, typename Scale, typename Index>
 JAX_GNN_MULTIVERSION void gather_reduce_rows(const Csr<Index>& csr, int64_t first, int64_t last,
                                              const In* in, const Scale* col_scale,
-                                             const Scale* row_scale, Out* out, int64_t width) {
+                                             const Scale* row_scale, const Own<Out, Scale>& own,
+                                             Out* out, int64_t width) {
   for (int64_t row = first; row < last; ++row) {
     const int64_t begin = clamped(csr.indptr[row], 0, csr.nnz);
     const int64_t end = clamped(csr.indptr[row + 1], begin, csr.nnz);
     // A row without entries is zero even where its scale is not finite, as 1 / degree is.
     const Scale scale = begin == end ? Scale(0) : row_scale ? row_scale[row] : Scale(1);
-    for_each_tile(width, GatherReduceTile<In, Out, Scale, Index>{csr, row, begin, end, in,
-                                                                 col_scale, scale, out, width});
+    for_each_tile(width, GatherReduceTile<In, Out, Scale, Index>{
+                             csr, row, begin, end, in, col_scale, scale, own, out, width});
   }
 }
 
@@ -126,20 +135,21 @@ void for_balanced_rows(const ParallelFor& parallel_for, const Csr<Index>& csr, i
 
 template <typename In, typename Out, typename Scale, typename Index>
 void gather_reduce(const ParallelFor& parallel_for, const Csr<Index>& csr, const In* in,
-                   const Scale* col_scale, const Scale* row_scale, Out* out, int64_t width) {
+                   const Scale* col_scale, const Scale* row_scale, const Own<Out, Scale>& own,
+                   Out* out, int64_t width) {
   for_balanced_rows(parallel_for, csr, width, [&](int64_t first, int64_t last) {
-    gather_reduce_rows(csr, first, last, in, col_scale, row_scale, out, width);
+    gather_reduce_rows(csr, first, last, in, col_scale, row_scale, own, out, width);
   });
 }
 
 #define JAX_GNN_INSTANTIATE(T, Scale, Index)                                                 \
   template void gather_reduce(const ParallelFor&, const Csr<Index>&, const T*, const Scale*, \
-                              const Scale*, Scale*, int64_t);
+                              const Scale*, const Own<Scale, Scale>&, Scale*, int64_t);
 // Storage differs from the accumulator: the way back needs an instance of its own.
 #define JAX_GNN_INSTANTIATE_HALF(T, Index)                                                       \
   JAX_GNN_INSTANTIATE(T, float, Index)                                                           \
   template void gather_reduce(const ParallelFor&, const Csr<Index>&, const float*, const float*, \
-                              const float*, T*, int64_t);
+                              const float*, const Own<T, float>&, T*, int64_t);
 #define JAX_GNN_INSTANTIATE_INDEX(Index)     \
   JAX_GNN_INSTANTIATE(float, float, Index)   \
   JAX_GNN_INSTANTIATE(double, double, Index) \

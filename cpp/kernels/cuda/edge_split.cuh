@@ -16,6 +16,7 @@
 #include <cuda_pipeline.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "../hypergraph.h"
 #include "../segments.h"
@@ -170,12 +171,24 @@ size_t shared_bytes(int threads, int lanes) {
   return static_cast<size_t>(2 * threads + lanes) * kVec * sizeof(Acc);
 }
 
+// In place of an Own, where nothing is added to rows.
+struct NoOwn {};
+
+// What is added to a row, on its way.
+template <class Added, int kVec>
+struct Fetched {};
+template <typename T, typename Acc, int kVec>
+struct Fetched<Own<T, Acc>, kVec> {
+  Word<T, kVec> word;
+  Acc factor;
+};
+
 // `kOne`: a team has one slot. The code is then shorter, which is what counts in small sums: most
 // of their time is instructions on their way.
-template <bool kOne, bool kScaled, typename In, typename Out, typename Acc, int kVec>
+template <bool kOne, bool kScaled, typename In, typename Out, typename Acc, int kVec, class Added>
 __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThreads)
-    sum_kernel(const __grid_constant__ Sum<Acc, kVec> sum, const In* in, Out* out,
-               bool reads_ahead) {
+    sum_kernel(const __grid_constant__ Sum<Acc, kVec> sum, const In* in, Out* out, bool reads_ahead,
+               Added added) {
   // The next launch may read ahead what this one has waited for.
   if (!reads_ahead) wait_for_previous_launch();
   allow_next_launch();
@@ -195,6 +208,20 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
     __pipeline_memcpy_async(&starts[threadIdx.x], &sum.places[at], sizeof(Place));
     __pipeline_commit();
   }
+  const unsigned out_bytes = sum.words * kVec * static_cast<unsigned>(sizeof(Out));
+  const auto fetch = [&](Index row) {
+    Fetched<Added, kVec> own = {};
+    if constexpr (!std::is_same_v<Added, NoOwn>) {
+      load_below(static_cast<unsigned>(row), team.active ? sum.num_rows : 0,
+                 reinterpret_cast<const Word<Out, kVec>*>(
+                     row_at(added.rows + uint64_t{team.word} * kVec, row, out_bytes)),
+                 own.word);
+      own.factor = load_below_or(static_cast<unsigned>(row), sum.num_rows,
+                                 added.scale + added.stride * static_cast<unsigned>(row), Acc(0));
+    }
+    return own;
+  };
+  Fetched<Added, kVec> own = fetch(now.is_last() ? now.row : kNothingFollows);
   if (reads_ahead) wait_for_previous_launch();
 
   const Shared<Acc, kVec> open_ends = {reinterpret_cast<Pack<Acc, kVec>*>(dynamic_shared())},
@@ -215,15 +242,24 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
 
   // What loads and stores need at every turn.
   const unsigned row_bytes = sum.words * static_cast<unsigned>(sizeof(Word<In, kVec>));
-  const unsigned out_bytes = sum.words * kVec * static_cast<unsigned>(sizeof(Out));
   const unsigned char* lane_in =
       row_at(reinterpret_cast<const unsigned char*>(in), team.word, sizeof(Word<In, kVec>));
   unsigned num_cols = team.active ? sum.num_cols : 0;
   hide(lane_in);
   hide(num_cols);
-  const auto store = [&](Index row, const Acc(&run)[kVec], Acc factor) {
+  const auto store = [&](Index row, const Acc(&run)[kVec], Acc factor,
+                         const Fetched<Added, kVec>& own) {
     if (!team.active || !is_id(row, sum.num_rows)) return;
-    store_scaled(row_at(out + uint64_t{team.word} * kVec, row, out_bytes), run, factor);
+    Out* to = row_at(out + uint64_t{team.word} * kVec, row, out_bytes);
+    if constexpr (std::is_same_v<Added, NoOwn>) {
+      store_scaled(to, run, factor);
+    } else {
+      Acc total[kVec];
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) total[i] = factor * run[i];
+      add_word<Out>(total, own.word, own.factor);
+      store_scaled(to, total, Acc(1));
+    }
   };
   using Words = Word<In, kVec>[kSlotSize];
   const auto load = [&](const Slot& slot, Words& words, int begin, int end) {
@@ -235,15 +271,15 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
                  words[j]);
     }
   };
-  const auto load_own = [&](const Slot& slot) {
+  const auto load_col_scale = [&](const Slot& slot) {
     return kScaled ? load_below_or(static_cast<unsigned>(slot.own), sum.num_cols,
                                    sum.col_scale + static_cast<unsigned>(slot.own), Acc(1))
                    : Acc(1);
   };
-  const auto add = [&](Acc(&run)[kVec], const Words& words, Acc own, int begin, int end) {
+  const auto add = [&](Acc(&run)[kVec], const Words& words, Acc scale, int begin, int end) {
 #pragma unroll
     for (int j = begin; j < end; ++j)
-      add_word<In>(run, words[j], kScaled ? __shfl_sync(kWholeWarp, own, j, lanes) : Acc(1));
+      add_word<In>(run, words[j], kScaled ? __shfl_sync(kWholeWarp, scale, j, lanes) : Acc(1));
   };
 
   // A row that begins up to `again` slots before the block is summed up here once more; what began
@@ -261,21 +297,21 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
   if (kOne) {
     Words words;
     load(now, words, 0, kSlotSize);
-    const Acc own = load_own(now);
+    const Acc col_scale = load_col_scale(now);
     Slot repeated = now;
     if (repeats)
       repeated = load_slot(
           sum, team.index < start.before() ? first - start.before() + team.index : sum.count, team);
-    add(run, words, own, 0, kSlotSize);
+    add(run, words, col_scale, 0, kSlotSize);
     if (repeats) {
       load(repeated, words, 0, kSlotSize);
       Acc part[kVec] = {};
-      add(part, words, load_own(repeated), 0, kSlotSize);
+      add(part, words, load_col_scale(repeated), 0, kSlotSize);
       past.put(part, threadIdx.x);
     }
     if (now.is_last()) {
       if (now.before() == 0)
-        store(now.row, run, scale);
+        store(now.row, run, scale, own);
       else
         head_round = 1;
     }
@@ -289,19 +325,19 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
       Words words;
       load(now, words, 0, kHalfSlot);
       if (more) load(now, words, kHalfSlot, kSlotSize);
-      const Acc own = load_own(now);
+      const Acc col_scale = load_col_scale(now);
       ++round;
       ++index;
       Slot next = now;
       if (round < rounds) next = load_slot(sum, index, team);
-      add(run, words, own, 0, kHalfSlot);
-      if (more) add(run, words, own, kHalfSlot, kSlotSize);
+      add(run, words, col_scale, 0, kHalfSlot);
+      if (more) add(run, words, col_scale, kHalfSlot, kSlotSize);
       if (now.is_last()) {
         if (__builtin_expect(now.before() >= round, 0)) {
           head_round = round;
           heads.put(run, threadIdx.x);
         } else {
-          store(now.row, run, scale);
+          store(now.row, run, scale, own);
         }
 #pragma unroll
         for (int i = 0; i < kVec; ++i) run[i] = 0;
@@ -309,6 +345,7 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
       if (round == rounds) break;
       now = next;
       scale = scale_of(now);
+      own = fetch(now.is_last() ? now.row : kNothingFollows);
     }
   }
 
@@ -359,7 +396,7 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
     if (head_begin < 0 && crosses_in)
       kept.put(run, team.lane);
     else
-      store(head_row, run, head_scale);
+      store(head_row, run, head_scale, kOne ? own : fetch(head_row));
   }
   if (!crosses_in || (passed && !relays)) return;
 
@@ -399,17 +436,19 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
   if (relays)
     sum.tails.put(block, column, width, taken);
   else
-    store(start.row, taken, factor);
+    store(start.row, taken, factor, fetch(start.row));
 }
 
 // out[r, :] = row_scale[r] * sum_{j in row r} col_scale[c_j] * in[c_j, :]; a null scale means ones.
-// in: (cols, width), out: (rows, width). A row without entries is zero whatever its scale. One
-// launch. If it `reads_ahead`, the one before it in the stream writes `in` and nothing else that is
-// read here. As many blocks share the slots as there are workspaces.
-template <typename In, typename Out, typename Acc, int kVec>
+// in: (cols, width), out: (rows, width). A row without entries is zero whatever its scale. To each
+// row an Own is added, or NoOwn. One launch. If it `reads_ahead`, the one before it in the stream
+// writes `in` and nothing else that is read here. As many blocks share the slots as there are
+// workspaces.
+template <typename In, typename Out, typename Acc, int kVec, class Added>
 cudaError_t launch_sum(cudaStream_t stream, bool reads_ahead, int most_threads,
                        const EdgeSplit& split, const In* in, const Acc* col_scale,
-                       const Acc* row_scale, int64_t width, Out* out, const Workspace& workspace) {
+                       const Acc* row_scale, const Added& added, int64_t width, Out* out,
+                       const Workspace& workspace) {
   const int64_t words = width / kVec;
   int lane_bits = 0, team_bits = 0;
   while (1 << lane_bits < 32 && (1 << lane_bits < kLeastLanes || int64_t{1} << lane_bits < words))
@@ -443,26 +482,34 @@ cudaError_t launch_sum(cudaStream_t stream, bool reads_ahead, int most_threads,
                               {static_cast<unsigned char*>(workspace.bytes), next_tag()}};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   const Plan plan = {grid, threads, shared_bytes<Acc, kVec>(threads, lanes)};
-  const auto run = [&](auto* kernel) {
-    return launch(stream, plan, kernel, sum, in, out, reads_ahead);
+  const auto run = [&](auto one, auto scaled) {
+    return launch(
+        stream, plan,
+        sum_kernel<decltype(one)::value, decltype(scaled)::value, In, Out, Acc, kVec, Added>, sum,
+        in, out, reads_ahead, added);
   };
-  if (rounds == 1)
-    return col_scale != nullptr ? run(sum_kernel<true, true, In, Out, Acc, kVec>)
-                                : run(sum_kernel<true, false, In, Out, Acc, kVec>);
-  return col_scale != nullptr ? run(sum_kernel<false, true, In, Out, Acc, kVec>)
-                              : run(sum_kernel<false, false, In, Out, Acc, kVec>);
+  const auto run_scaled = [&](auto scaled) {
+    return rounds == 1 ? run(std::true_type{}, scaled) : run(std::false_type{}, scaled);
+  };
+  if constexpr (std::is_same_v<Added, NoOwn>)
+    if (col_scale != nullptr) return run_scaled(std::true_type{});
+  return run_scaled(std::false_type{});
 }
 
-template <typename In, typename Out, typename Acc>
+template <typename In, typename Out, typename Acc, class Added>
 cudaError_t row_sums(cudaStream_t stream, bool reads_ahead, int most_threads,
                      const EdgeSplit& split, const In* in, const Acc* col_scale,
-                     const Acc* row_scale, int64_t width, Out* out, const Workspace& workspace) {
+                     const Acc* row_scale, const Added& added, int64_t width, Out* out,
+                     const Workspace& workspace) {
   constexpr int kWide = 16 / sizeof(In);
-  if (readable<kWide>(in, width) && aligned(out, store_alignment<Out, kWide>))
+  bool wide = readable<kWide>(in, width) && aligned(out, store_alignment<Out, kWide>);
+  if constexpr (!std::is_same_v<Added, NoOwn>)
+    wide = wide && aligned(added.rows, store_alignment<Out, kWide>);
+  if (wide)
     return launch_sum<In, Out, Acc, kWide>(stream, reads_ahead, most_threads, split, in, col_scale,
-                                           row_scale, width, out, workspace);
+                                           row_scale, added, width, out, workspace);
   return launch_sum<In, Out, Acc, 1>(stream, reads_ahead, most_threads, split, in, col_scale,
-                                     row_scale, width, out, workspace);
+                                     row_scale, added, width, out, workspace);
 }
 
 }  // namespace

@@ -10,26 +10,31 @@ namespace jax_gnn::cuda {
 template <typename T, typename Acc>
 cudaError_t hypergraph_aggregate(cudaStream_t stream, int threads, const EdgeSplit& to_hyperedges,
                                  const EdgeSplit& to_nodes, const T* x,
-                                 const HypergraphScales<Acc>& scales, int64_t width, T* y,
-                                 Acc* sums, const Workspace& workspace,
+                                 const HypergraphScales<Acc>& scales, const Own<T, Acc>& own,
+                                 int64_t width, T* y, Acc* sums, const Workspace& workspace,
                                  const Workspace& next_workspace) {
   if (to_nodes.num_rows <= 0 || width <= 0) return cudaSuccess;
   if (width > static_cast<int64_t>(0xffffffffu / sizeof(Acc))) return cudaErrorInvalidValue;
   const Acc* ones = nullptr;
   if (to_hyperedges.num_rows > 0) {
     const cudaError_t error = row_sums(stream, false, threads, to_hyperedges, x, scales.node_in,
-                                       scales.hyperedge, width, sums, workspace);
+                                       scales.hyperedge, NoOwn{}, width, sums, workspace);
     if (error != cudaSuccess) return error;
   }
-  // Without hyperedges there was no launch ahead.
-  return row_sums(stream, to_hyperedges.num_rows > 0, threads, to_nodes,
-                  static_cast<const Acc*>(sums), ones, scales.node_out, width, y, next_workspace);
+  const auto to_result = [&](const auto& added) {
+    // Without hyperedges there was no launch ahead.
+    return row_sums(stream, to_hyperedges.num_rows > 0, threads, to_nodes,
+                    static_cast<const Acc*>(sums), ones, scales.node_out, added, width, y,
+                    next_workspace);
+  };
+  return own.rows != nullptr ? to_result(own) : to_result(NoOwn{});
 }
 
 #define JAX_GNN_INSTANTIATE(T, Acc)                                                                \
   template cudaError_t hypergraph_aggregate(cudaStream_t, int, const EdgeSplit&, const EdgeSplit&, \
-                                            const T*, const HypergraphScales<Acc>&, int64_t, T*,   \
-                                            Acc*, const Workspace&, const Workspace&);
+                                            const T*, const HypergraphScales<Acc>&,                \
+                                            const Own<T, Acc>&, int64_t, T*, Acc*,                 \
+                                            const Workspace&, const Workspace&);
 
 JAX_GNN_INSTANTIATE(float, float)
 JAX_GNN_INSTANTIATE(double, double)
