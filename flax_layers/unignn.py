@@ -59,9 +59,10 @@ class _UniConvolution(Convolution):
         x, kernel, bias = self._operands(x, hypergraph.num_nodes)
 
         def aggregate(features: Array) -> Array:
-            return self._own(features) + hypergraph_aggregate(
+            return hypergraph_aggregate(
                 hypergraph,
                 features,
+                own_scale=self._own_scale(),
                 hyperedge_reduce=self.hyperedge_reduce,
                 node_reduce=self.node_reduce,
             )
@@ -73,9 +74,9 @@ class _UniConvolution(Convolution):
         y = y if bias is None else y + bias
         return unit_rows(y) if self.normalize else y
 
-    def _own(self, features: Array) -> Array:
-        """What a node's own features add."""
-        return features
+    def _own_scale(self) -> ArrayLike:
+        """How much a node's own features count."""
+        return 1.0
 
 
 class UniGINConv(_UniConvolution):
@@ -131,9 +132,8 @@ class UniGINConv(_UniConvolution):
         self.learn_eps = learn_eps
         self.normalize = normalize
 
-    def _own(self, features: Array) -> Array:
-        eps = self.eps if self.learned_eps is None else self.learned_eps[...]
-        return jnp.asarray(1 + eps, features.dtype) * features
+    def _own_scale(self) -> ArrayLike:
+        return 1 + (self.eps if self.learned_eps is None else self.learned_eps[...])
 
 
 class UniSAGEConv(_UniConvolution):
@@ -370,9 +370,9 @@ class UniGCNIIConv(Convolution):
             x,
             hyperedge_reduce="mean",
             hyperedge_scale=hyperedge_scale,
-            node_scale_out=node_scale,
+            node_scale_out=(1 - self.alpha) * node_scale,  # one factor a node, not one a feature
         )
-        z = (1 - self.alpha) * y + self.alpha * x0
+        z = y + self.alpha * x0
         mapped = jnp.matmul(z, kernel, precision=self.precision)
         if bias is not None:
             mapped = mapped + bias
