@@ -7,13 +7,12 @@ changes the order of additions, not what is computed.
 
 from __future__ import annotations
 
-import math
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import jax
 
-from jax_gnn import _schedule_cache, _schedule_rules
+from jax_gnn import _hypergraph_rules, _schedule_cache, _schedule_rules
 from jax_gnn._index import SLOT_SIZE
 
 
@@ -214,18 +213,12 @@ def choose_hypergraph(
 def hypergraph_from_rule(
     incidences: int, nodes: int, hyperedges: int, width: int, itemsize: int
 ) -> HypergraphSchedule:
-    """The rule, whatever is forced or tuned; see `choose_hypergraph`.
-
-    As many rounds as it takes for all blocks to run at once, on the multiprocessors of an H200, but
-    at most eight: several waves of short blocks cost less than one of long.
-    """
-
-    def rounds(rows: int, itemsize: int) -> int:
-        waves = stage_features(incidences, rows, width, itemsize)["waves"]
-        # An eighth more, or a few blocks make another wave.
-        return min(max(math.ceil(waves * 9 / 8), 1), 8)
-
-    return HypergraphSchedule(128, rounds(hyperedges, itemsize), rounds(nodes, max(itemsize, 4)))
+    """The fitted rule, whatever is forced or tuned; see `choose_hypergraph`."""
+    into = stage_features(incidences, hyperedges, width, itemsize)
+    back = stage_features(incidences, nodes, width, max(itemsize, 4))  # of the accumulator type
+    threads, rounds = _hypergraph_rules.choose(to_nodes=False, **into)
+    _, next_rounds = _hypergraph_rules.choose(to_nodes=True, **back)
+    return HypergraphSchedule(threads, rounds, next_rounds)
 
 
 def stage_features(incidences: int, rows: int, width: int, itemsize: int) -> dict[str, float]:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_gnn import _schedule_cache, _schedule_rules, cli, schedules
+from jax_gnn import _hypergraph_rules, _schedule_cache, _schedule_rules, cli, schedules
 from jax_gnn._schedule_cache import Tuned
 from jax_gnn.schedules import HypergraphSchedule, MatmulSchedule, Schedule
 from jax_gnn.tuning import command, hypergraph, matmul, segment
@@ -39,7 +39,6 @@ SHAPE = {
     "gather": False,
 }
 RESULTS = Path(rules.__file__).parent / "results"
-MEASURED = RESULTS / "schedules-nvidia-h200.json"
 TUNED = Tuned((True, 4, 128, 77), 10.0, 15.0)
 
 PRODUCT = {
@@ -156,6 +155,32 @@ def test_a_forced_schedule_is_for_kernels_of_its_kind_only():
     with schedules.use(of_products):
         assert schedules.choose(**SHAPE) == chosen[0]
         assert schedules.choose_matmul(**PRODUCT) == of_products
+
+
+def test_every_hypergraph_has_a_sound_schedule():
+    sizes = (0, 1, 300, 10**5, 2**31)
+    for incidences, nodes, hyperedges, width, itemsize in itertools.product(
+        sizes, sizes, sizes, (0, 1, 17, 64, 1000), (2, 4, 8)
+    ):
+        shape = {"incidences": incidences, "nodes": nodes, "hyperedges": hyperedges}
+        schedule = schedules.choose_hypergraph(**shape, width=width, itemsize=itemsize)
+        assert isinstance(schedule, HypergraphSchedule)
+        assert schedule.threads in schedule_times.THREADS
+        assert {schedule.rounds, schedule.next_rounds} <= set(schedule_times.ROUNDS)
+
+
+def test_the_rule_of_hypergraphs_is_asked_for_each_sum(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        _hypergraph_rules, "choose", lambda **features: asked.append(features) or (64, len(asked))
+    )
+    found = schedules.hypergraph_from_rule(80_000, 9_000, 2_000, 64, 2)
+    assert found == HypergraphSchedule(64, 1, 2)
+    # Of 2 and then 4 bytes: teams of 8 and of 16 lanes, of which 12,672 and 6,336 run at once.
+    assert asked == [
+        {"to_nodes": False, "waves": 11_000 / 12_672, "average_degree": 40.0, "row_bytes": 128},
+        {"to_nodes": True, "waves": 14_500 / 6_336, "average_degree": 80 / 9, "row_bytes": 256},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -535,14 +560,10 @@ def test_tuning_hypergraphs_writes_what_show_prints(monkeypatch, capsys, tmp_pat
     shape = {"incidences": 4, "nodes": 3, "hyperedges": 3, "width": 8, "itemsize": 4}
     tuned = found[_schedule_cache.hypergraph_key(**shape)]
     assert schedules.choose_hypergraph(**shape) == HypergraphSchedule(*tuned.schedule)
-    assert schedules.hypergraph_from_rule(4, 3, 3, 8, 4) == HypergraphSchedule(128, 1, 1)
-    # Teams of 16 lanes: 6,336 of them are resident at once.
-    assert schedules.hypergraph_from_rule(80_000, 9_000, 2_000, 64, 4)[1:] == (2, 3)
-    assert schedules.hypergraph_from_rule(500_000, 80_000, 50_000, 64, 4)[1:] == (8, 8)
     assert tune("--show") == 0
     shown = capsys.readouterr().out
     assert all(line in shown for line in written)
-    assert "128 threads, 1 and 1 rounds" in shown
+    assert f"{tuned.schedule[0]} threads, {tuned.schedule[1]} and " in shown
 
 
 @pytest.mark.parametrize("sizes", [[[1, 2]], [1.5], [-1, 3]])
@@ -803,12 +824,18 @@ def test_another_file_is_no_database(text, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not MEASURED.exists(), reason="not measured yet")
-def test_the_librarys_rule_is_near_the_best_that_was_measured():
-    found = schedule_times.read(MEASURED)
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("schedules", _schedule_rules), ("hypergraph_schedules", _hypergraph_rules)],
+)
+def test_the_librarys_rule_is_near_the_best_that_was_measured(name, module):
+    path = RESULTS / f"{name}-nvidia-h200.json"
+    if not path.exists():
+        pytest.skip("not measured yet")
+    found = schedule_times.read(path)
     slowdowns = rules.slowdowns(found)
     lost = [
-        slowdowns[number, found.choices.index(_schedule_rules.choose(**arguments(row)))]
+        slowdowns[number, found.choices.index(module.choose(**arguments(row)))]
         for number, row in enumerate(found.rows)
     ]
     assert np.exp(np.mean(lost)) < 1.05
