@@ -224,11 +224,8 @@ def jax_gnn_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterat
     definition, state = nnx.split(made)
     convolutions = [f"conv{number}" for number in range(1, CONVOLUTIONS + 1)]
     places = ["input", *convolutions, "output"] if model == "unigcnii" else convolutions
-    given: dict[str, Any] = {}  # scales that are computed beforehand
-    if model == "hgnn":
-        given["norm"] = jax_gnn.hypergraph_norm(hypergraph)
-    elif model == "unigcnii":
-        given["scales"] = flax_layers.unigcn_norm(hypergraph)
+    norms = {"hgnn": jax_gnn.hypergraph_norm, "unigcnii": flax_layers.unigcn_norm}
+    given = {"norm": norms[model](hypergraph)} if model in norms else {}
 
     def logits(tree: Layers, x: Any, hypergraph: Any, given: Any) -> Any:
         values = dict(nnx.to_flat_state(state))

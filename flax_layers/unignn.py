@@ -8,7 +8,7 @@ Conventions that the paper leaves open are those of the authors' code
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from flax_layers._base import (
     linear_options,
     unit_rows,
 )
-from jax_gnn import Hypergraph, hypergraph_aggregate, node_to_hyperedge
+from jax_gnn import Hypergraph, HypergraphNorm, hypergraph_aggregate, node_to_hyperedge
 from jax_gnn.hypergraph_aggregate import Reduce
 
 LINEAR = ("sum", "mean")
@@ -271,28 +271,17 @@ class UniGATConv(AttentionConvolution):
         return y if bias is None else y + bias
 
 
-class UniGCNScales(NamedTuple):
-    """What UniGCN multiplies features by.
-
-    Attributes:
-        node: ``(num_nodes,)``, ``d_v^-1/2`` of the nodes' degrees.
-        hyperedge: ``(num_hyperedges,)``, ``d_e^-1/2`` of the mean degree of a hyperedge's nodes.
-    """
-
-    node: Array
-    hyperedge: Array
-
-
-def unigcn_norm(hypergraph: Hypergraph) -> UniGCNScales:
-    """The scales of nodes and hyperedges in UniGCN, 0 where a degree is 0.
+def unigcn_norm(hypergraph: Hypergraph) -> HypergraphNorm:
+    """The factors of UniGCN's ``G``, 0 where a degree is 0: see `UniGCNIIConv`.
 
     Huang and Yang, "UniGNN", IJCAI 2021. `UniGCNII` computes them once for all its
     convolutions; for a hypergraph that does not change, they can be computed once and passed to it.
     """
     degree = hypergraph.node_degrees().astype(jnp.float32)
     mean = node_to_hyperedge(hypergraph, degree, reduce="mean")
+    size = jnp.maximum(hypergraph.hyperedge_degrees(), 1).astype(jnp.float32)
     received = hypergraph.receiving.out_degrees().astype(jnp.float32)
-    return UniGCNScales(inverse_root(received), inverse_root(mean))
+    return HypergraphNorm(None, inverse_root(mean) / size, inverse_root(received))
 
 
 class UniGCNIIConv(Convolution):
@@ -346,7 +335,7 @@ class UniGCNIIConv(Convolution):
         hypergraph: Hypergraph,
         x: ArrayLike,
         x0: ArrayLike,
-        scales: UniGCNScales | None = None,
+        norm: HypergraphNorm | None = None,
     ) -> Array:
         """Applies the convolution.
 
@@ -354,7 +343,7 @@ class UniGCNIIConv(Convolution):
             hypergraph: The hypergraph.
             x: Node features, ``(num_nodes, *batch, features)``.
             x0: Those that the first of the convolutions got, of the same shape.
-            scales: What `unigcn_norm` gives for the hypergraph; None computes it.
+            norm: What `unigcn_norm` gives for the hypergraph; None computes it.
 
         Returns:
             ``(num_nodes, *batch, features)`` in `dtype`.
@@ -364,15 +353,14 @@ class UniGCNIIConv(Convolution):
         """
         x, kernel, bias = self._operands(x, hypergraph.num_nodes)
         x0 = check_features(x0, hypergraph.num_nodes, self.in_features, "x0").astype(x.dtype)
-        node_scale, hyperedge_scale = unigcn_norm(hypergraph) if scales is None else scales
+        norm = unigcn_norm(hypergraph) if norm is None else norm
         y = hypergraph_aggregate(
             hypergraph,
             x,
-            hyperedge_reduce="mean",
-            hyperedge_scale=hyperedge_scale,
-            node_scale_out=(1 - self.alpha) * node_scale,  # one factor a node, not one a feature
+            hyperedge_scale=norm.hyperedge,
+            node_scale_out=norm.node_out,
         )
-        z = y + self.alpha * x0
+        z = (1 - self.alpha) * y + self.alpha * x0
         mapped = jnp.matmul(z, kernel, precision=self.precision)
         if bias is not None:
             mapped = mapped + bias
@@ -468,7 +456,7 @@ class UniGCNII(Stack):
         self,
         graph: Hypergraph,
         x: ArrayLike,
-        scales: UniGCNScales | None = None,
+        norm: HypergraphNorm | None = None,
         *,
         deterministic: bool | None = None,
         rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
@@ -478,7 +466,7 @@ class UniGCNII(Stack):
         Args:
             graph: The hypergraph.
             x: Node features, ``(num_nodes, *batch, in_features)``.
-            scales: What `unigcn_norm` gives for the hypergraph; None computes it.
+            norm: What `unigcn_norm` gives for the hypergraph; None computes it.
             deterministic: See `Stack`.
             rngs: See `Stack`.
 
@@ -490,9 +478,9 @@ class UniGCNII(Stack):
         """
         assert self.output is not None
         x = check_features(x, graph.num_nodes, self.in_features)
-        scales = unigcn_norm(graph) if scales is None else scales
+        norm = unigcn_norm(graph) if norm is None else norm
         dropout = dropout_arguments(deterministic, rngs)
         x0 = y = jax.nn.relu(self.input(self.input_dropout(x, **dropout)))
         for convolution in self.convolutions:
-            y = jax.nn.relu(convolution(graph, self.dropout(y, **dropout), x0, scales))
+            y = jax.nn.relu(convolution(graph, self.dropout(y, **dropout), x0, norm))
         return self.output(self.dropout(y, **dropout))

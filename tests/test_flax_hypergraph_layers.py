@@ -327,18 +327,19 @@ def test_hypergraph_attention_with_weights_and_features(degrees, hypergraph, inc
         assert_close(batched[:, i], conv(hypergraph, features(4, 2)[:, i], weight, sign * attr))
 
 
-def test_unigcnii_scales_can_be_given(hypergraph):
-    scales = unigcn_norm(hypergraph)
-    assert scales.node.shape == (NUM_NODES,)
-    assert scales.hyperedge.shape == (NUM_HYPEREDGES,)
+def test_unigcnii_norm_can_be_given(hypergraph):
+    norm = unigcn_norm(hypergraph)
+    assert norm.node_in is None
+    assert norm.node_out.shape == (NUM_NODES,)
+    assert norm.hyperedge.shape == (NUM_HYPEREDGES,)
     conv = case(UniGCNIIConv, None).make(4, 4)
     x = features(4)
-    np.testing.assert_array_equal(conv(hypergraph, x, x, scales), conv(hypergraph, x, x))
-    doubled = scales._replace(node=2 * scales.node)
+    np.testing.assert_array_equal(conv(hypergraph, x, x, norm), conv(hypergraph, x, x))
+    doubled = norm._replace(node_out=2 * norm.node_out)
     assert not np.allclose(conv(hypergraph, x, x, doubled), conv(hypergraph, x, x))
     model = UniGCNII(4, 8, 3, rngs=nnx.Rngs(0))
     model.eval()
-    np.testing.assert_array_equal(model(hypergraph, x, scales), model(hypergraph, x))
+    np.testing.assert_array_equal(model(hypergraph, x, norm), model(hypergraph, x))
 
 
 def test_hgnnp_is_hgnn_with_row_normalization(hypergraph):
