@@ -9,8 +9,9 @@
 // at once, and the ids of the next round with them. A row within a team is stored by it. Else the
 // team in which the row ends adds, always in the same order, what earlier teams of the block have
 // left in shared memory (HyperGef's grouping, 4.3). What is open where a block ends is handed,
-// through the workspace, to the block in which the row ends (segment_tails.cuh). Nobody adds
-// atomically, and the cut depends on shapes only: the same bits on every run.
+// through the workspace, to the block in which the row ends (segment_tails.cuh); or, where teams
+// have one slot, the next block sums up those few slots once more, which is faster than to wait.
+// Nobody adds atomically, and the cut depends on shapes only: the same bits on every run.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -78,7 +79,7 @@ struct Place {
 
 struct Slot : Place {
   Index ids[kSlotSize];
-  Index own;  // id whose scale the lane loads for its team
+  Index scaled_id;  // whose scale the lane loads for its team
 
   __device__ __forceinline__ bool has_more() const {
     Index all = ids[kHalfSlot];
@@ -119,7 +120,7 @@ __device__ __forceinline__ Slot load_slot(const Sum& sum, unsigned index, const 
   uint2 place;
   load_word(reinterpret_cast<const uint2*>(place_at), place);
   Slot result;
-  result.own =
+  result.scaled_id =
       load_below_or(0, sum.col_scale != nullptr,
                     reinterpret_cast<const Index*>(from) + team.lane % kSlotSize, Index(-1));
   memcpy(result.ids, words, sizeof(words));
@@ -272,8 +273,8 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
     }
   };
   const auto load_col_scale = [&](const Slot& slot) {
-    return kScaled ? load_below_or(static_cast<unsigned>(slot.own), sum.num_cols,
-                                   sum.col_scale + static_cast<unsigned>(slot.own), Acc(1))
+    return kScaled ? load_below_or(static_cast<unsigned>(slot.scaled_id), sum.num_cols,
+                                   sum.col_scale + static_cast<unsigned>(slot.scaled_id), Acc(1))
                    : Acc(1);
   };
   const auto add = [&](Acc(&run)[kVec], const Words& words, Acc scale, int begin, int end) {
@@ -491,7 +492,7 @@ cudaError_t launch_sum(cudaStream_t stream, bool reads_ahead, int most_threads,
   const auto run_scaled = [&](auto scaled) {
     return rounds == 1 ? run(std::true_type{}, scaled) : run(std::false_type{}, scaled);
   };
-  if constexpr (std::is_same_v<Added, NoOwn>)
+  if constexpr (std::is_same_v<Added, NoOwn> && std::is_same_v<Out, Acc>)  // of the first sum only
     if (col_scale != nullptr) return run_scaled(std::true_type{});
   return run_scaled(std::false_type{});
 }
