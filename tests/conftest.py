@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -50,3 +51,10 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Random numbers that depend on the seed and on the test, not on the tests run before."""
     test = zlib.crc32(request.node.name.encode())
     return np.random.default_rng([request.config.option.seed, test])
+
+
+@pytest.fixture
+def exact_products() -> Iterator[None]:
+    """A GPU rounds the factors of float32 products to 10 bits, unless it is told not to."""
+    with jax.default_matmul_precision("highest"):
+        yield

@@ -10,6 +10,8 @@ from jax.test_util import check_grads
 from flax_layers import GCN, GIN, SAGE, GCNConv, GINConv, SAGEConv, gcn_norm
 from jax_gnn import Graph
 
+pytestmark = pytest.mark.usefixtures("exact_products")
+
 NUM_NODES = 9
 SIZES = [(3, 6), (6, 3), (4, 4)]
 CONVOLUTIONS = [GCNConv, GINConv, SAGEConv]

@@ -33,6 +33,8 @@ from flax_layers import (
 )
 from jax_gnn import Hypergraph, hypergraph_norm
 
+pytestmark = pytest.mark.usefixtures("exact_products")
+
 NUM_NODES, NUM_HYPEREDGES = 9, 6
 MODELS = [HGNNP, UniGIN, UniSAGE, UniGAT, UniGCNII, HypergraphAttention]
 MODELS += [AllDeepSets, AllSetTransformer]

@@ -10,6 +10,8 @@ from jax.test_util import check_grads
 from flax_layers import HGNN, HGNNConv
 from jax_gnn import Hypergraph
 
+pytestmark = pytest.mark.usefixtures("exact_products")
+
 NUM_NODES, NUM_HYPEREDGES = 9, 5
 
 
