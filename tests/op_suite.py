@@ -66,6 +66,8 @@ FEATURES = ((), (1,), (3,), (7,), (16,), (17,), (33,), (64,), (100,), (130,))
 
 # --- Checks --------------------------------------------------------------------------------------
 
+# What rules make of rules is the same for all implementations.
+on_first = pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
 on_deterministic = pytest.mark.parametrize("implementation", DETERMINISTIC)
 
 
@@ -167,6 +169,7 @@ class CoreChecks:
         want = reference_tangent(self.spec, case.plain, operands, tangents)
         assert_close(tangent, want, 4 * TOLERANCE[dtype], "tangent")
 
+    @on_first
     def test_second_order(self, rng: np.random.Generator, implementation: str) -> None:
         case = self.spec.make_case(rng, "random", (2,))
         with setting(implementation, "float64"):
@@ -313,6 +316,7 @@ class OpSuite(CoreChecks):
         for name, got, want in zip(self.spec.operands, gradients, wanted, strict=True):
             assert_close(got, want, 4 * TOLERANCE[dtype], f"gradient to {name}")
 
+    @on_first
     def test_jacobian_and_hessian(self, rng: np.random.Generator, implementation: str) -> None:
         case = self.spec.make_case(rng, "random", (1,))
         every = tuple(range(len(case.operands)))
@@ -413,6 +417,7 @@ class OpSuite(CoreChecks):
                         ]
                         self.check_vmap(self.spec.function, self.spec.jitted, in_axes, columns)
 
+    @on_first
     def test_vmap_of_gradient(self, rng: np.random.Generator, implementation: str) -> None:
         index, *operands = self.columns(rng, (2,))
         with setting(implementation):
@@ -427,6 +432,7 @@ class OpSuite(CoreChecks):
                 if any(axis is not None for axis in in_axes):
                     self.check_vmap(self.spec.vjp, self.spec.gradient, in_axes, columns)
 
+    @on_first
     def test_vmap_of_vmap(self, rng: np.random.Generator, implementation: str) -> None:
         index, first, *others = self.columns(rng, (2,))
         no_batch = [None] * len(others)
