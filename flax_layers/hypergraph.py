@@ -107,14 +107,13 @@ class HGNNConv(Convolution):
             incidence_weight = check_vector(
                 "incidence_weight", incidence_weight, "num_incidences", hypergraph.num_incidences
             )
-        factors: dict[str, Any] = {}
+        factors: dict[str, Any]
         if norm is None:
-            factors |= {"hyperedge_weight": weight, "normalization": self.normalization}
+            factors = {"hyperedge_weight": weight, "normalization": self.normalization}
+        elif weight is None:
+            factors = norm.scales
         else:
-            if weight is not None:
-                raise ValueError("norm holds the weights of the hyperedges: leave them out with it")
-            names = "node_scale_in", "hyperedge_scale", "node_scale_out"
-            factors |= zip(names, norm, strict=True)
+            raise ValueError("norm holds the weights of the hyperedges: leave them out with it")
 
         def aggregate(features: Array) -> Array:
             return hypergraph_aggregate(

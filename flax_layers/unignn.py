@@ -354,12 +354,7 @@ class UniGCNIIConv(Convolution):
         x, kernel, bias = self._operands(x, hypergraph.num_nodes)
         x0 = check_features(x0, hypergraph.num_nodes, self.in_features, "x0").astype(x.dtype)
         norm = unigcn_norm(hypergraph) if norm is None else norm
-        y = hypergraph_aggregate(
-            hypergraph,
-            x,
-            hyperedge_scale=norm.hyperedge,
-            node_scale_out=norm.node_out,
-        )
+        y = hypergraph_aggregate(hypergraph, x, **norm.scales)
         z = (1 - self.alpha) * y + self.alpha * x0
         mapped = jnp.matmul(z, kernel, precision=self.precision)
         if bias is not None:

@@ -162,6 +162,15 @@ class HypergraphNorm(NamedTuple):
     hyperedge: Any
     node_out: Any
 
+    @property
+    def scales(self) -> dict[str, Any]:
+        """As the arguments of :func:`hypergraph_aggregate` that they are, by name."""
+        return {
+            "node_scale_in": self.node_in,
+            "hyperedge_scale": self.hyperedge,
+            "node_scale_out": self.node_out,
+        }
+
 
 def hypergraph_norm(
     hypergraph: Hypergraph,
@@ -175,8 +184,8 @@ def hypergraph_norm(
     """The factors of a ``normalization`` of :func:`hypergraph_aggregate`.
 
     For a hypergraph that does not change they can be computed once:
-    ``hypergraph_aggregate(hypergraph, x, normalization=…)`` equals a call with ``node_scale_in``,
-    ``hyperedge_scale`` and ``node_scale_out`` of these, ``hyperedge_weight`` left out.
+    ``hypergraph_aggregate(hypergraph, x, **norm.scales)`` equals a call with the ``normalization``
+    and ``hyperedge_weight``.
 
     Args:
         hypergraph: the hypergraph.

@@ -551,6 +551,18 @@ class TestDirected(OpSuite):
     spec = aggregate_spec("hyperedge_weight", "node_scale_in", "own_scale", directed=True)
 
 
+class TestDirectedFactors(CoreChecks):
+    """Linear in each, which with an own scale they are not."""
+
+    spec = aggregate_spec(
+        *("hyperedge_weight", "node_scale_in", "node_scale_out"),
+        linear=("x", "hyperedge_weight", "node_scale_in", "node_scale_out"),
+        directed=True,
+    )
+    implementations = IMPLEMENTATIONS
+    test_linear_transpose = OpSuite.test_linear_transpose
+
+
 class TestDirectedSymmetric(CoreChecks):
     spec = aggregate_spec("hyperedge_weight", directed=True, normalization="symmetric")
 
@@ -972,14 +984,7 @@ def test_norm_beforehand(
         }
     norm = hypergraph_norm(hypergraph, of_hyperedges, normalization=normalization, **of_incidences)
     assert (norm.node_in is None) == (normalization == "row")
-    got = hypergraph_aggregate(
-        hypergraph,
-        x,
-        node_scale_in=norm.node_in,
-        hyperedge_scale=norm.hyperedge,
-        node_scale_out=norm.node_out,
-        **of_incidences,
-    )
+    got = hypergraph_aggregate(hypergraph, x, **norm.scales, **of_incidences)
     options = {"normalization": normalization, **of_incidences}
     assert_close(got, hypergraph_aggregate(hypergraph, x, of_hyperedges, **options), 1e-6, "value")
 
