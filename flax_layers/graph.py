@@ -46,6 +46,11 @@ def gcn_norm(
 
     Raises:
         ValueError: The graph is bipartite, or the weights have another shape.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1], [1, 0], num_nodes=2)
+        >>> gcn_norm(graph)
+        Array([0.70710677, 0.70710677], dtype=float32)
     """
     num_nodes = graph.num_nodes
     if edge_weight is None:
@@ -67,6 +72,11 @@ class GCNConv(Convolution):
     Attributes:
         kernel: Theta, ``(in_features, out_features)``.
         bias: ``(out_features,)``, or None without a bias.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> GCNConv(4, 8, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
+        (3, 8)
     """
 
     def __init__(
@@ -154,6 +164,11 @@ class GINConv(Convolution):
         bias: Of its first map, ``(mlp_features,)``, or None without biases.
         output: Its second map.
         learned_eps: The learnable eps, ``()``; None if it is fixed.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> GINConv(4, 8, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
+        (3, 8)
     """
 
     def __init__(
@@ -232,6 +247,11 @@ class SAGEConv(Convolution):
         bias: ``(out_features,)``, or None without a bias.
         root: The map of a node's own features; None without.
         projection: The map before the aggregation; None without.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> SAGEConv(4, 8, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
+        (3, 8)
     """
 
     def __init__(
@@ -324,6 +344,11 @@ class GCN(Stack):
     """Graph convolutional network: three `GCNConv` (or more, or less).
 
     Its call takes the arguments of `GCNConv`'s; the scales of the nodes are computed once.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> GCN(4, 16, 3, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
+        (3, 3)
     """
 
     convolution = GCNConv
@@ -361,6 +386,11 @@ class GIN(Stack):
     """Graph isomorphism network: three `GINConv` (or more, or less).
 
     Its call takes the arguments of `GINConv`'s. Its classifier is the last convolution's MLP.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> GIN(4, 16, 3, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
+        (3, 3)
     """
 
     convolution = GINConv
@@ -370,6 +400,11 @@ class SAGE(Stack):
     """GraphSAGE: three `SAGEConv` (or more, or less).
 
     Its call takes the arguments of `SAGEConv`'s.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> SAGE(4, 16, 3, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
+        (3, 3)
     """
 
     convolution = SAGEConv

@@ -52,6 +52,15 @@ class Graph:
 
     Edges past ``indptr[-1]`` are padding and hold -1 in all arrays. An edge given twice counts
     twice.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)  # sources, destinations
+        >>> graph
+        Graph(num_nodes=3, num_edges=3)
+        >>> graph.rows, graph.cols
+        (Array([0, 0, 1], dtype=int32), Array([1, 2, 0], dtype=int32))
+        >>> graph.edge_values([0.5, 1.0, 2.0])  # from the order of the input
+        Array([1. , 2. , 0.5], dtype=float32)
     """
 
     indptr: Array

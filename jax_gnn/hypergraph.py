@@ -37,6 +37,13 @@ class Hypergraph:
             ``graph``.
 
     A node named twice in a hyperedge counts twice.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> hypergraph
+        Hypergraph(num_nodes=4, num_hyperedges=2, num_incidences=5)
+        >>> hypergraph.node_degrees(), hypergraph.hyperedge_degrees()
+        (Array([1, 1, 2, 1], dtype=int32), Array([3, 2], dtype=int32))
     """
 
     graph: Graph

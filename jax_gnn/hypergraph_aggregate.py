@@ -93,6 +93,14 @@ def hypergraph_aggregate(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or options exclude each other.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> x = jnp.array([1.0, 2.0, 3.0, 4.0])
+        >>> hypergraph_aggregate(hypergraph, x)
+        Array([ 6.,  6., 13.,  7.], dtype=float32)
+        >>> hypergraph_aggregate(hypergraph, x, hyperedge_reduce="mean", node_reduce="mean")
+        Array([2.  , 2.  , 2.75, 3.5 ], dtype=float32)
     """
     _check_hypergraph(hypergraph)
     tails, heads = hypergraph.graph, hypergraph.receiving
@@ -201,6 +209,14 @@ def hypergraph_norm(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or there is no such normalization.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> norm = hypergraph_norm(hypergraph, normalization="row")
+        >>> norm.node_out
+        Array([1. , 1. , 0.5, 1. ], dtype=float32)
+        >>> hypergraph_aggregate(hypergraph, jnp.array([1.0, 2.0, 3.0, 4.0]), **norm.scales)
+        Array([2.  , 2.  , 2.75, 3.5 ], dtype=float32)
     """
     _check_hypergraph(hypergraph)
     check_choice("normalization", normalization, get_args(Normalization))
@@ -248,6 +264,11 @@ def node_to_hyperedge(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or ``reduce`` is none of these.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> node_to_hyperedge(hypergraph, jnp.array([1.0, 2.0, 3.0, 4.0]))
+        Array([6., 7.], dtype=float32)
     """
     _check_hypergraph(hypergraph)
     x = check_features("x", x, "num_nodes", hypergraph.num_nodes)
@@ -288,6 +309,11 @@ def hyperedge_to_node(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or ``reduce`` is none of these.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> hyperedge_to_node(hypergraph, jnp.array([10.0, 1.0]), reduce="max")
+        Array([10., 10., 10.,  1.], dtype=float32)
     """
     _check_hypergraph(hypergraph)
     h = check_features("h", h, "num_hyperedges", hypergraph.num_hyperedges)
@@ -324,6 +350,12 @@ def incidence_softmax(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or ``by`` is none of these.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1], [1, 2]])
+        >>> scores = hypergraph.incidence_values([0.0, 0.0, 1.0, 1.0])
+        >>> incidence_softmax(hypergraph, scores, by="hyperedge")
+        Array([0.5, 0.5, 0.5, 0.5], dtype=float32)
     """
     _check_hypergraph(hypergraph)
     check_choice("by", by, get_args(Side))

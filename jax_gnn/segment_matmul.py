@@ -86,6 +86,14 @@ def segment_matmul(
     Raises:
         TypeError: an argument has the wrong dtype.
         ValueError: an argument has the wrong shape, or an option is unknown.
+
+    Example:
+        >>> weights = jnp.array([[[1.0], [0.0]], [[0.0], [10.0]]])  # two groups, k = 2, n = 1
+        >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+        >>> segment_matmul(x, weights, jnp.array([1, 2]))
+        Array([[ 1.],
+               [40.],
+               [60.]], dtype=float32)
     """
     lhs, rhs = _matrices("lhs", lhs, "(rows, k)", "rhs", rhs, "(groups, k, n)")
     num_groups, k, n = rhs.shape
@@ -161,6 +169,13 @@ def segment_outer(
     Raises:
         TypeError: an argument has the wrong dtype.
         ValueError: an argument has the wrong shape, or an option is unknown.
+
+    Example:
+        >>> lhs = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+        >>> segment_outer(lhs, jnp.ones((3, 1)), jnp.array([1, 2])).shape
+        (2, 2, 1)
+        >>> segment_outer(lhs, jnp.ones((3, 1)), jnp.array([1, 2]))[1].ravel()
+        Array([ 8., 10.], dtype=float32)
     """
     lhs, rhs = _matrices("lhs", lhs, "(rows, k)", "rhs", rhs, "(rows, n)")
     if lhs.shape[0] != rhs.shape[0]:

@@ -119,6 +119,10 @@ def segment_sum(problem: _Problem) -> Array:
 
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``, 0 for empty segments.
+
+    Example:
+        >>> segment_sum(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([4., 0., 2.], dtype=float32)
     """
     return problem.reduce("sum")
 
@@ -130,6 +134,10 @@ def segment_mean(problem: _Problem) -> Array:
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``, float32 for integers; 0 for empty
         segments.
+
+    Example:
+        >>> segment_mean(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([2., 0., 2.], dtype=float32)
     """
     if jnp.issubdtype(problem.data.dtype, jnp.complexfloating):
         return problem.reduce("sum") / problem.spread(jnp.maximum(problem.groups.counts, 1))
@@ -145,6 +153,10 @@ def segment_max(problem: _Problem) -> Array:
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``: NaN where there is one, the least
         value of the dtype (-inf) for empty segments.
+
+    Example:
+        >>> segment_max(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([  3., -inf,   2.], dtype=float32)
     """
     return problem.reduce("max")
 
@@ -158,6 +170,10 @@ def segment_min(problem: _Problem) -> Array:
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``: NaN where there is one, the largest
         value of the dtype (inf) for empty segments.
+
+    Example:
+        >>> segment_min(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([ 1., inf,  2.], dtype=float32)
     """
     return problem.reduce("min")
 
@@ -170,6 +186,10 @@ def segment_prod(problem: _Problem) -> Array:
 
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``, 1 for empty segments.
+
+    Example:
+        >>> segment_prod(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([3., 1., 2.], dtype=float32)
     """
     return problem.reduce("prod")
 
@@ -183,6 +203,10 @@ def segment_var(problem: _Problem, *, ddof: int = 0) -> Array:
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``, float32 for integers; 0 for segments
         of no more than ``ddof`` elements.
+
+    Example:
+        >>> segment_var(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([1., 0., 0.], dtype=float32)
     """
     problem = _real(problem)
     return _variance(problem, ddof).astype(problem.data.dtype)
@@ -195,6 +219,10 @@ def segment_std(problem: _Problem, *, ddof: int = 0) -> Array:
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``, float32 for integers. Where it is 0,
         so is its gradient.
+
+    Example:
+        >>> segment_std(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([1., 0., 0.], dtype=float32)
     """
     problem = _real(problem)
     variance = _variance(problem, ddof)
@@ -210,6 +238,10 @@ def segment_logsumexp(problem: _Problem) -> Array:
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``, float32 for integers; -inf for empty
         segments.
+
+    Example:
+        >>> segment_logsumexp(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([3.126928,     -inf, 2.      ], dtype=float32)
     """
     return _real(problem).reduce("logsumexp")
 
@@ -221,6 +253,10 @@ def segment_softmax(problem: _Problem) -> Array:
     Returns:
         ``(num_elements, *features)`` in the dtype of ``data``, float32 for integers: exp(data) over
         its sum in the segment; 0 where an id is out of range.
+
+    Example:
+        >>> segment_softmax(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([0.11920293, 0.88079715, 1.        ], dtype=float32)
     """
     problem = _real(problem)
     groups, x = problem.groups, flat(problem.data)
@@ -253,6 +289,10 @@ def segment_argmax(problem: _Problem) -> Array:
     Returns:
         ``(num_segments, *features)`` integers: positions in ``data``, where a NaN counts as the
         maximum; -1 for empty segments.
+
+    Example:
+        >>> segment_argmax(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([ 1, -1,  2], dtype=int32)
     """
     data = jax.lax.stop_gradient(problem.data)
     if jnp.issubdtype(data.dtype, jnp.complexfloating):
@@ -296,6 +336,13 @@ class SegmentIndex:
 
     A pytree: close over it, or pass it through ``jax.jit``. Elements with an id out of range are
     padding: they get zeros, and are not summed.
+
+    Example:
+        >>> senders = SegmentIndex.from_ids([2, 0, 2], num_segments=3)
+        >>> senders.gather(jnp.array([1.0, 2.0, 3.0]))
+        Array([3., 1., 3.], dtype=float32)
+        >>> senders.segment_sum(jnp.array([1.0, 2.0, 3.0]))
+        Array([2., 0., 4.], dtype=float32)
     """
 
     views: Views

@@ -50,6 +50,13 @@ def spmm(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or ``reduce`` is none of these.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)  # sources, destinations
+        >>> spmm(graph, jnp.array([1.0, 2.0, 3.0]))
+        Array([5., 1., 0.], dtype=float32)
+        >>> spmm(graph, jnp.array([1.0, 2.0, 3.0]), graph.edge_values([0.5, 1.0, 2.0]))
+        Array([8. , 0.5, 0. ], dtype=float32)
     """
     _check_graph(graph)
     x = check_features("x", x, "num_src", graph.num_src)
@@ -86,6 +93,12 @@ def sddmm(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or ``op`` is none of these.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> x = jnp.array([[1.0, 0.0], [2.0, 1.0], [0.0, 3.0]])
+        >>> sddmm(graph, x, x)  # in the graph's order of edges: 1 → 0, 2 → 0, 0 → 1
+        Array([2., 0., 2.], dtype=float32)
     """
     _check_graph(graph)
     a = check_features("a", a, "num_dst", graph.num_dst)
@@ -152,6 +165,11 @@ def index_segment_reduce(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or ``reduce`` is none of these.
+
+    Example:
+        >>> x = jnp.array([1.0, 2.0, 3.0])
+        >>> index_segment_reduce(x, jnp.array([1, 2, 0]), jnp.array([0, 0, 1]), num_segments=2)
+        Array([5., 1.], dtype=float32)
     """
     x = check_features("x", x)
     num_segments = _index.check_size("num_segments", num_segments)

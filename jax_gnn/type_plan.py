@@ -28,6 +28,14 @@ class TypePlan:
         order: ``(rows,)``, which row comes at each place when they are sorted; those whose type is
             out of range are last. None where rows are sorted as they are.
         inverse: ``(rows,)``, the place of each row; None likewise.
+
+    Example:
+        >>> plan = TypePlan.from_types(jnp.array([1, 0, 1]), num_types=2)
+        >>> plan.group_sizes
+        Array([1, 2], dtype=int32)
+        >>> x = plan.sort(jnp.array([[1.0], [2.0], [3.0]]))
+        >>> x.ravel(), plan.unsort(x).ravel()
+        (Array([2., 1., 3.], dtype=float32), Array([1., 2., 3.], dtype=float32))
     """
 
     group_sizes: Array
