@@ -181,9 +181,10 @@ class Graph:
 
         Raises:
             TypeError: it is not a scipy sparse matrix or array.
-            ValueError: it is not two-dimensional.
+            ValueError: it is not two-dimensional, or its index arrays are not those of a matrix of
+                its shape.
         """
-        coo = _index.check_sparse("matrix", matrix, "(num_dst, num_src)").tocoo()
+        coo = _index.check_sparse("matrix", matrix, "(num_dst, num_src)")
         return cls.from_edges(coo.col, coo.row, num_src=coo.shape[1], num_dst=coo.shape[0])
 
     def edge_values(self, values: Any, fill_value: Any = 0) -> Array:

@@ -205,10 +205,10 @@ class Hypergraph:
 
         Raises:
             TypeError: it is not a scipy sparse matrix or array.
-            ValueError: it holds something else than zeros and ones, or is not two-dimensional.
+            ValueError: it holds something else than zeros and ones, is not two-dimensional, or its
+                index arrays are not those of a matrix of its shape.
         """
-        incidence = _index.check_sparse("incidence", incidence, "(num_nodes, num_hyperedges)")
-        coo = incidence.tocoo(copy=True)
+        coo = _index.check_sparse("incidence", incidence, "(num_nodes, num_hyperedges)")
         coo.sum_duplicates()
         coo.eliminate_zeros()
         others = coo.data[coo.data != 1]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import tracemalloc
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
@@ -58,3 +60,19 @@ def exact_products() -> Iterator[None]:
     """A GPU rounds the factors of float32 products to 10 bits, unless it is told not to."""
     with jax.default_matmul_precision("highest"):
         yield
+
+
+@pytest.fixture
+def taking_less_than() -> Callable[[int], AbstractContextManager[None]]:
+    """What limits the memory that a block takes at any time, in bytes."""
+
+    @contextmanager
+    def limit(num_bytes: int) -> Iterator[None]:
+        tracemalloc.start()
+        try:
+            yield
+            assert tracemalloc.get_traced_memory()[1] < num_bytes
+        finally:
+            tracemalloc.stop()
+
+    return limit
