@@ -48,7 +48,7 @@ from jax_gnn.training import (
     save_checkpoint,
     train,
 )
-from jax_gnn.training.data import split_nodes
+from jax_gnn.training.data import split_of
 from jax_gnn.training.loop import MIN_HYPEREDGE_WEIGHT
 from jax_gnn.training.plain import CooGraph, CooHypergraph
 
@@ -348,14 +348,14 @@ def test_published_splits():
     for split in ("auto", "published"):
         config = GCNConfig(**SMALL, split=split)
         for seed in (0, 1):
-            part = split_nodes(published, config, seed)
-            assert [np.flatnonzero(part == i).tolist() for i in range(3)] == [
+            chosen = split_of(published, config, seed)
+            assert [ids.tolist() for ids in vars(chosen).values()] == [
                 list(ids) for ids in parts.values()
             ]
     for dataset, split in ((published, "random"), (make_graph_dataset(), "auto")):
-        part, other = (split_nodes(dataset, GCNConfig(split=split), seed) for seed in (0, 1))
-        assert [np.count_nonzero(part == i) for i in range(3)] == [20, 10, 10]
-        assert not np.array_equal(part, other)
+        chosen, other = (split_of(dataset, GCNConfig(split=split), seed) for seed in (0, 1))
+        assert [len(ids) for ids in vars(chosen).values()] == [20, 10, 10]
+        assert not np.array_equal(chosen.train, other.train)
     run = train(published, GCNConfig(**SMALL)).run
     np.testing.assert_allclose(run.test_accuracy * 15, np.round(run.test_accuracy * 15), atol=1e-5)
     assert not np.array_equal(run.train_loss[0], run.train_loss[1])
