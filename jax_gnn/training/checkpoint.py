@@ -134,6 +134,8 @@ def _sum(file: Path) -> str:
 def _check_sums(path: Path) -> None:
     for line in (path / SUMS).read_text().splitlines():
         expected, _, name = line.partition("  ")
+        if not name:
+            raise ValueError(f"{SUMS} is not what was written")
         if not (path / name).is_file():
             raise ValueError(f"{name} is missing")
         if _sum(path / name) != expected:
