@@ -41,8 +41,8 @@ def gcn_norm(
         add_self_loops: Whether I is added.
 
     Returns:
-        ``(num_nodes,)`` in the dtype of the weights, float32 without; 0 where the degree is not
-        positive.
+        ``(num_nodes,)`` in the dtype of the weights, without them in float32, or in float64 where
+        64 bits are on; 0 where the degree is not positive.
 
     Raises:
         ValueError: The graph is bipartite, or the weights have another shape.
@@ -54,7 +54,7 @@ def gcn_norm(
     """
     num_nodes = graph.num_nodes
     if edge_weight is None:
-        degree = graph.in_degrees().astype(jnp.float32)
+        degree = graph.in_degrees().astype(float)
     else:
         degree = segment_sum(_edge_weight(graph, edge_weight), graph.rows, num_nodes, True)
     if add_self_loops:

@@ -171,7 +171,7 @@ class HypergraphAttentionConv(AttentionConvolution):
     @staticmethod
     def _node_scale(hypergraph: Hypergraph, weight: Array | None) -> Array:
         if weight is None:
-            degree = hypergraph.node_degrees().astype(jnp.float32)
+            degree = hypergraph.node_degrees().astype(float)
         else:
             real = jnp.promote_types(weight.dtype, jnp.float32)
             degree = hyperedge_to_node(hypergraph, weight.astype(real))

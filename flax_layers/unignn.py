@@ -291,16 +291,17 @@ def unigcn_norm(hypergraph: Hypergraph) -> HypergraphNorm:
 
     Huang and Yang, "UniGNN", IJCAI 2021. `UniGCNII` computes them once for all its
     convolutions; for a hypergraph that does not change, they can be computed once and passed to it.
+    They are in float32, or in float64 where 64 bits are on.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
         >>> unigcn_norm(hypergraph).node_out
         Array([1.        , 1.        , 0.70710677, 1.        ], dtype=float32)
     """
-    degree = hypergraph.node_degrees().astype(jnp.float32)
+    degree = hypergraph.node_degrees().astype(float)
     mean = node_to_hyperedge(hypergraph, degree, reduce="mean")
-    size = jnp.maximum(hypergraph.hyperedge_degrees(), 1).astype(jnp.float32)
-    received = hypergraph.receiving.out_degrees().astype(jnp.float32)
+    size = jnp.maximum(hypergraph.hyperedge_degrees(), 1).astype(float)
+    received = hypergraph.receiving.out_degrees().astype(float)
     return HypergraphNorm(None, inverse_root(mean) / size, inverse_root(received))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
@@ -22,6 +23,9 @@ pytest.register_assert_rewrite("op_spec", "op_suite")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="seed of the random inputs; fresh on every run")
+    parser.addoption(
+        "--seeds", type=int, default=1, help="runs tests of random inputs for that many seeds"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,19 +44,37 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"random inputs: --seed {config.option.seed}"
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """With ``--seeds N``, tests of random inputs run for N seeds, and share what they compile."""
+    options = metafunc.config.option
+    if "rng" in metafunc.fixturenames and options.seeds > 1:
+        seeds = range(options.seed, options.seed + options.seeds)
+        metafunc.parametrize("rng", seeds, indirect=True, ids=map(_seed_id, seeds))
+
+
+def _seed_id(seed: int) -> str:
+    return f"seed{seed}"
+
+
+def _seed_of(item: Any) -> int:
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return parameters.get("rng", item.config.option.seed)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     report = yield
     if report.failed:
-        report.sections.append(("Random inputs", f"repeat with --seed {item.config.option.seed}"))
+        report.sections.append(("Random inputs", f"repeat with --seed {_seed_of(item)}"))
     return report
 
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Random numbers that depend on the seed and on the test, not on the tests run before."""
-    test = zlib.crc32(request.node.name.encode())
-    return np.random.default_rng([request.config.option.seed, test])
+    seed = _seed_of(request.node)
+    name = [part for part in re.split(r"[][-]+", request.node.name) if part != _seed_id(seed)]
+    return np.random.default_rng([seed, zlib.crc32(" ".join(name).strip().encode())])
 
 
 @pytest.fixture

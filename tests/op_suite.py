@@ -8,8 +8,9 @@ A test module describes its op in an :class:`OpSpec` and gets all checks by one 
 :class:`CoreChecks` alone serves for variants of an op that differ in arithmetic only. Every check
 runs for each implementation that the default device has. Values are compared with the plain numpy
 reference in float64, derivatives with the derivative of that same reference by complex step, which
-is exact to rounding: the description needs no derivative. The reference must therefore work on
-complex numbers (order them by their real part) and be analytic.
+is exact to rounding: the description needs no derivative. Second derivatives are as exact, by
+:class:`op_spec.Dual`. The reference must therefore work on complex numbers (order them by their
+real part) and on arrays of objects, and be analytic.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
-from jax.test_util import check_grads
 from op_spec import (
     SCENARIOS,
     STACKABLE,
     OpSpec,
     assert_close,
+    check_second_derivatives,
     on_host,
     padded,
     random_like,
@@ -173,8 +174,7 @@ class CoreChecks:
     def test_second_order(self, rng: np.random.Generator, implementation: str) -> None:
         case = self.spec.make_case(rng, "random", (2,))
         with setting(implementation, "float64"):
-            function = jax.jit(functools.partial(self.spec.function, case.index))
-            check_grads(function, case.operands, order=2, modes=("fwd", "rev"))
+            check_second_derivatives(self.spec, rng, case, 4 * TOLERANCE["float64"])
 
     @pytest.mark.parametrize("behind", [np.nan, np.inf])
     def test_padding_is_never_read(
