@@ -528,7 +528,9 @@ def _run_predict(args: argparse.Namespace) -> int:
 def _run_tune(args: argparse.Namespace) -> int:
     try:
         return tuning.run(args)
-    except ValueError as error:
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:  # the cache cannot be written
         raise UserError(str(error)) from error
 
 

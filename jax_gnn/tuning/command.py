@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         ValueError: The arguments, or this machine, do not allow it.
+        OSError: The cache cannot be written or removed.
     """
     if sum((args.what is not None, args.show, args.clear)) != 1:
         raise ValueError("tune wants one of: segment, matmul, hypergraph, --show, --clear")
