@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn import _ffi, _index, schedules, segments
-from jax_gnn.views import FLOATS, accumulator_dtype, as_ids, column
+from jax_gnn.views import FLOATS, accumulator_dtype, as_ids, column, promoted
 
 Activation = Literal["relu", "silu", "gelu", "tanh"]  # in the order of segment_matmul.h
 
@@ -44,13 +44,13 @@ def segment_matmul(
     lhs: ArrayLike,
     rhs: ArrayLike,
     group_sizes: ArrayLike,
+    precision: jax.lax.PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    group_offset: ArrayLike | None = None,
     *,
     bias: ArrayLike | None = None,
     activation: Activation | None = None,
     transpose_rhs: bool = False,
-    group_offset: ArrayLike | None = None,
-    precision: jax.lax.PrecisionLike = None,
-    preferred_element_type: DTypeLike | None = None,
     implementation: _ffi.Implementation | None = None,
 ) -> Array:
     """Multiplies rows that are sorted by group with the weight of their group.
@@ -65,29 +65,35 @@ def segment_matmul(
         group_sizes: ``(num_sizes,)`` integers, how many rows each group has. Sizes below 0 count as
             0; rows past their sum are zero in the result whatever they hold, and what sizes exceed
             the rows by is left out.
-        bias: ``(groups, n)``, converted to the dtype of lhs and rhs, added to the rows of its
-            group.
-        activation: applied to the result: ``"relu"``, ``"silu"``, ``"gelu"`` (the approximation by
-            tanh) or ``"tanh"``.
-        transpose_rhs: whether the weights are given transposed.
-        group_offset: an integer or ``(1,)``: rhs and bias hold the groups from this one on, where
-            weights are sharded; rows of the other groups are zero. None: rhs has all groups.
         precision: of products in float32, as in :func:`jax.lax.dot`; None means
             ``jax.default_matmul_precision``. The default and ``HIGH`` are tf32 on CUDA, ``HIGHEST``
             is float32. On CPU all are float32.
-        preferred_element_type: dtype of the result. Products are added up in float32 for half
-            types, else in the dtype of the operands, and then converted.
+        preferred_element_type: dtype of the result, which must hold what lhs and rhs hold. Floats
+            are added up in float32 if they have fewer bits, else in their own dtype, and then
+            converted; integers and complex numbers are added up in the dtype of the result (in
+            float32 for half types).
+        group_offset: an integer or ``(1,)``: rhs and bias hold the groups from this one on, where
+            weights are sharded; rows of the other groups are zero. None: rhs has all groups.
+        bias: ``(groups, n)``, converted to the dtype that products are taken in, added to the rows
+            of its group.
+        activation: applied to the result: ``"relu"``, ``"silu"``, ``"gelu"`` (the approximation by
+            tanh) or ``"tanh"``.
+        transpose_rhs: whether the weights are given transposed.
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
         ``(rows, n)`` in ``preferred_element_type``, by default in the dtype that lhs and rhs
-        promote to. Kernels take float16, bfloat16, float32 and float64; plain XLA does the rest.
+        promote to. Kernels take float16, bfloat16, float32 and float64, and floats of 8 and 4 bits
+        as bfloat16, which holds them; plain XLA does integers and complex numbers.
 
     Raises:
         TypeError: an argument has the wrong dtype.
         ValueError: an argument has the wrong shape, or an option is unknown.
     """
-    lhs, rhs = _matrices("lhs", lhs, "(rows, k)", "rhs", rhs, "(groups, k, n)")
+    product = _product_of(
+        *(lhs, "(rows, k)", rhs, "(groups, k, n)"), precision, preferred_element_type
+    )
+    lhs, rhs = product.lhs, product.rhs
     num_groups, k, n = rhs.shape
     if transpose_rhs:
         k, n = n, k
@@ -113,29 +119,28 @@ def segment_matmul(
         if not np.can_cast(bias.dtype, lhs.dtype, "same_kind"):
             raise TypeError(f"bias must be numbers like lhs and rhs, {lhs.dtype}, got {bias.dtype}")
         bias = bias.astype(lhs.dtype)
-    inner, outer = _result_dtypes(lhs.dtype, preferred_element_type)
-    if activation is not None and not jnp.issubdtype(inner, np.floating):
+    if activation is not None and not jnp.issubdtype(product.dtype, np.floating):
         raise TypeError(f"activation={activation!r} needs real lhs and rhs, got {lhs.dtype}")
     result = _matmul(
         *(lhs, rhs, bias, sizes, offset),
         transposed=bool(transpose_rhs),
-        precision=_precision(precision),
+        precision=product.precision,
         activation=activation,
-        dtype=inner,
+        dtype=product.dtype,
         implementation=implementation,
     )
-    return result.astype(outer)
+    return result.astype(product.result)
 
 
 def segment_outer(
     lhs: ArrayLike,
     rhs: ArrayLike,
     group_sizes: ArrayLike,
-    *,
-    num_groups: int | None = None,
-    group_offset: ArrayLike | None = None,
     precision: jax.lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
+    group_offset: ArrayLike | None = None,
+    *,
+    num_groups: int | None = None,
     deterministic: bool = True,
     implementation: _ffi.Implementation | None = None,
 ) -> Array:
@@ -148,10 +153,10 @@ def segment_outer(
         lhs: ``(rows, k)``, sorted by group.
         rhs: ``(rows, n)``, likewise.
         group_sizes: as in :func:`segment_matmul`; rows of no group are not read.
-        num_groups: number of groups in the result, by default all.
-        group_offset: an integer or ``(1,)``: the first group of the result.
         precision: as in :func:`segment_matmul`.
         preferred_element_type: as in :func:`segment_matmul`.
+        group_offset: an integer or ``(1,)``: the first group of the result.
+        num_groups: number of groups in the result, by default all.
         deterministic: False allows CUDA kernels to add in any order where that is faster.
         implementation: see :func:`jax_gnn.implementation`.
 
@@ -162,7 +167,8 @@ def segment_outer(
         TypeError: an argument has the wrong dtype.
         ValueError: an argument has the wrong shape, or an option is unknown.
     """
-    lhs, rhs = _matrices("lhs", lhs, "(rows, k)", "rhs", rhs, "(rows, n)")
+    product = _product_of(*(lhs, "(rows, k)", rhs, "(rows, n)"), precision, preferred_element_type)
+    lhs, rhs = product.lhs, product.rhs
     if lhs.shape[0] != rhs.shape[0]:
         raise ValueError(
             f"lhs and rhs must have the same rows, got shapes {lhs.shape} and {rhs.shape}"
@@ -170,33 +176,87 @@ def segment_outer(
     if num_groups is not None:
         num_groups = _index.check_size("num_groups", num_groups)
     sizes, offset = _groups(group_sizes, group_offset, num_groups)
-    inner, outer = _result_dtypes(lhs.dtype, preferred_element_type)
     result = _outer(
         *(lhs, rhs, sizes, offset),
         num_groups=sizes.shape[0] if num_groups is None else num_groups,
-        precision=_precision(precision),
+        precision=product.precision,
         deterministic=bool(deterministic),
-        dtype=inner,
+        dtype=product.dtype,
         implementation=implementation,
     )
-    return result.astype(outer)
+    return result.astype(product.result)
 
 
 # --- Arguments -----------------------------------------------------------------------------------
 
 
-def _matrices(
-    lhs_name: str, lhs: Any, lhs_shape: str, rhs_name: str, rhs: Any, rhs_shape: str
-) -> tuple[Array, Array]:
-    """Two arrays of numbers with these dimensions, promoted to one dtype."""
+class _Product(NamedTuple):
+    """What a product is taken of, and how.
+
+    Attributes:
+        lhs: in the dtype that a primitive takes.
+        rhs: in the same.
+        precision: of the product.
+        dtype: what the primitive gives.
+        result: what that is converted to.
+    """
+
+    lhs: Array
+    rhs: Array
+    precision: jax.lax.Precision
+    dtype: Any
+    result: Any
+
+
+def _product_of(
+    lhs: Any, lhs_shape: str, rhs: Any, rhs_shape: str, precision: Any, preferred: Any
+) -> _Product:
+    """Checks two arrays of numbers with these dimensions, and converts them to one dtype."""
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
-    for name, array, shape in ((lhs_name, lhs, lhs_shape), (rhs_name, rhs, rhs_shape)):
+    for name, array, shape in (("lhs", lhs, lhs_shape), ("rhs", rhs, rhs_shape)):
         if not jnp.issubdtype(array.dtype, np.number):
             raise TypeError(f"{name} must be an array of numbers, got {array.dtype}")
         if array.ndim != shape.count(",") + 1:
             raise ValueError(f"{name} must be {shape}, got shape {array.shape}")
-    dtype = jnp.promote_types(lhs.dtype, rhs.dtype)
-    return lhs.astype(dtype), rhs.astype(dtype)
+    level = _precision(precision)
+    wide = promoted(_widened(lhs.dtype), _widened(rhs.dtype))
+    given = lhs.dtype if lhs.dtype == rhs.dtype else wide
+    result = given if preferred is None else jax.dtypes.canonicalize_dtype(preferred)
+    if result != given and not _holds(result, given, wide):
+        raise TypeError(
+            f"preferred_element_type must hold what lhs and rhs, {given}, hold; got {result}"
+        )
+    if jnp.issubdtype(wide, np.floating):
+        dtype = wide if wide == result else accumulator_dtype(wide)
+    else:  # added up in the dtype of the result, where integers stay exact
+        dtype = wide = accumulator_dtype(_widened(result))
+        level = jax.lax.Precision.HIGHEST
+    return _Product(lhs.astype(wide), rhs.astype(wide), level, np.dtype(dtype), result)
+
+
+def _widened(dtype: Any) -> Any:
+    """A dtype that holds all numbers of another, and that products can be taken in."""
+    if jnp.issubdtype(dtype, np.integer) and jnp.iinfo(dtype).bits < 8:
+        return jnp.int8 if jnp.iinfo(dtype).min < 0 else jnp.uint8
+    if jnp.issubdtype(dtype, np.floating) and dtype not in FLOATS:
+        return jnp.bfloat16
+    return dtype
+
+
+def _holds(result: Any, given: Any, wide: Any) -> bool:
+    """Whether a dtype is one of numbers that others convert to, and has no fewer bits."""
+    if not jnp.issubdtype(result, np.number) or result.itemsize < np.dtype(wide).itemsize:
+        return False
+    if promoted(wide, _widened(result)) == result:
+        return True
+    if not all(jnp.issubdtype(dtype, np.floating) for dtype in (given, result)):
+        return False
+    few, many = jnp.finfo(given), jnp.finfo(result)  # JAX does not promote the small ones
+    return bool(
+        few.nmant <= many.nmant
+        and float(few.max) <= float(many.max)
+        and float(few.smallest_subnormal) >= float(many.smallest_subnormal)
+    )
 
 
 def _groups(sizes: Any, offset: Any, num_groups: int | None) -> tuple[Array, Array]:
@@ -210,18 +270,6 @@ def _groups(sizes: Any, offset: Any, num_groups: int | None) -> tuple[Array, Arr
         raise ValueError(f"group_offset must be a scalar or (1,), got shape {offset.shape}")
     limits = -(sizes.shape[0] if num_groups is None else num_groups), sizes.shape[0]
     return sizes, jnp.clip(offset, *limits).astype(jnp.int32).reshape(1)
-
-
-def _result_dtypes(dtype: Any, preferred: Any) -> tuple[Any, Any]:
-    """What a primitive computes for operands of a dtype, and what that is converted to."""
-    if preferred is None:
-        return np.dtype(dtype), np.dtype(dtype)
-    preferred = jax.dtypes.canonicalize_dtype(preferred)
-    if not jnp.issubdtype(preferred, np.number) or jnp.promote_types(dtype, preferred) != preferred:
-        raise TypeError(
-            f"preferred_element_type must hold what lhs and rhs, {dtype}, hold; got {preferred}"
-        )
-    return np.dtype(dtype if preferred == dtype else accumulator_dtype(dtype)), preferred
 
 
 _EXACT_PRESETS = ("F32_F32_F32", "F64_F64_F64", "TF32_TF32_F32_X3", "BF16_BF16_F32_X9")
@@ -248,7 +296,7 @@ def _precision(precision: Any) -> jax.lax.Precision:
 
 def _bounds(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
     """``(num_groups + 1,)``, the rows where the groups of the weights begin, and where they end."""
-    sizes = sizes.astype(jnp.promote_types(sizes.dtype, _index.index_dtype(rows)))
+    sizes = sizes.astype(promoted(sizes.dtype, _index.index_dtype(rows)))
     ends = jax.lax.associative_scan(
         lambda a, b: a + jnp.minimum(b, rows - a), jnp.clip(sizes, 0, rows)
     )
@@ -473,7 +521,7 @@ def _product(
     The result has the dtype of the narrower operand.
     """
     dtypes = lhs.dtype, rhs.dtype
-    wide = jnp.promote_types(*dtypes)
+    wide = promoted(*dtypes)
     result = function(
         *(lhs.astype(wide), rhs.astype(wide), *others),
         precision=bind.attributes["precision"],

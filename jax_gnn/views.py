@@ -122,8 +122,14 @@ def flat(x: Array) -> Array:
 def accumulator_dtype(dtype: Any) -> Any:
     """What kernels add in: float32 for half types, else the dtype itself."""
     if jnp.issubdtype(dtype, jnp.floating):
-        return jnp.promote_types(dtype, jnp.float32)
+        return promoted(dtype, jnp.float32)
     return dtype
+
+
+def promoted(*dtypes: Any) -> Any:
+    """What dtypes promote to by JAX's standard rules, also where promotion is set to be strict."""
+    with jax.numpy_dtype_promotion("standard"):
+        return functools.reduce(jnp.promote_types, dtypes)
 
 
 def column(mask: Array) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-from op_spec import Case, OpSpec, assert_close, same_bits, setting, stack
+from op_spec import Case, OpSpec, assert_close, same_bits, setting, stack, wide
 from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, TOLERANCE, CoreChecks, OpSuite
 
 import jax_gnn
@@ -540,6 +541,103 @@ def test_dtype_of_result(
     lhs, rhs, other = (x.astype(kind) for x in (lhs, rhs, other))
     np.testing.assert_array_equal(y, reference(members, lhs, rhs))  # whole numbers: exact
     np.testing.assert_array_equal(outer, outer_reference(members, lhs, other))
+
+
+INTEGERS = ("int4", "uint4", "int8", "uint8", "int16", "uint16", "int32")
+SMALL_FLOATS = ("float4_e2m1fn", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz")
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("dtypes", "preferred"),
+    [
+        *(((x, x), to) for x in INTEGERS for to in (None, "int32", "int64", "float32", "float64")),
+        *(((x, x), to) for x in SMALL_FLOATS for to in (None, "float16", "float32", "float64")),
+        (("int8", "int8"), "int16"),
+        (("int8", "int8"), "bfloat16"),
+        (("uint8", "uint8"), "complex64"),
+        (("int8", "uint8"), "int32"),
+        (("int4", "int8"), "int32"),
+        (("float8_e5m2", "float8_e4m3fn"), "float32"),
+        (("float8_e4m3fn", "bfloat16"), "float32"),
+        (("int8", "float8_e4m3fn"), "float32"),
+    ],
+    ids=str,
+)
+def test_sums_of_small_numbers(
+    rng: np.random.Generator, dtypes: tuple[str, str], preferred: str | None, implementation: str
+) -> None:
+    """Added up in the dtype of the result, rounded or wrapped around once."""
+    rows, groups, k, n = 40, 4, 12, 10
+    sizes = sizes_of(rng, "padding", rows, groups)
+    members = membership(sizes, rows, 0, groups)
+
+    def numbers(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        low, high = -4, 4
+        if jnp.issubdtype(dtype, jnp.integer):  # as far as sums in float32 are exact
+            low, high = max(jnp.iinfo(dtype).min, -600), min(jnp.iinfo(dtype).max, 600)
+        return rng.integers(low, high, shape, endpoint=True).astype(jnp.dtype(dtype))
+
+    lhs, rhs = numbers((rows, k), dtypes[0]), numbers((groups, k, n), dtypes[1])
+    other = numbers((rows, n), dtypes[1])
+    with setting(implementation, "float64"):
+        y = segment_matmul(lhs, rhs, sizes, EXACT, preferred)
+        outer = segment_outer(lhs, other, sizes, EXACT, preferred)
+    want = reference(members, *wide((lhs, rhs))), outer_reference(members, *wide((lhs, other)))
+    for got, exact in zip((y, outer), want, strict=True):
+        assert got.dtype == (preferred or dtypes[0])
+        if jnp.issubdtype(got.dtype, jnp.integer):
+            exact = exact.astype(np.int64)
+        rounded = exact.astype(got.dtype).astype(complex)  # in which numpy knows NaN
+        np.testing.assert_array_equal(np.asarray(got).astype(complex), rounded)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "preferred"),
+    [
+        ("int8", "uint8"),
+        ("uint8", "int8"),
+        ("int32", "int8"),
+        ("int32", "bfloat16"),
+        ("int8", "float8_e4m3fn"),
+        ("int8", "bool"),
+        ("float8_e5m2", "float8_e4m3fn"),
+        ("float8_e5m2", "int32"),
+        ("float16", "bfloat16"),
+        ("complex64", "float32"),
+    ],
+)
+def test_results_that_do_not_hold_the_numbers_are_refused(dtype: str, preferred: str) -> None:
+    lhs, rhs = jnp.ones((6, 3), dtype), jnp.ones((2, 3, 4), dtype)
+    for function, other in ((segment_matmul, rhs), (segment_outer, lhs)):
+        with pytest.raises(TypeError, match=f"preferred_element_type .* {dtype}.* {preferred}"):
+            function(lhs, other, SIZES, preferred_element_type=preferred)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradients_of_eight_bits(rng: np.random.Generator, implementation: str) -> None:
+    """Whole numbers: exact, and in the dtype of the operand."""
+    lhs, rhs, ct = (
+        rng.integers(-2, 3, shape).astype(jnp.float8_e4m3fn)
+        for shape in ((20, 3), (4, 3, 2), (20, 2))
+    )
+    sizes = sizes_of(rng, "padding", 20, 4)
+    members = membership(sizes, 20, 0, 4)
+    with setting(implementation):
+        d_lhs, d_rhs = jax.vjp(lambda x, w: segment_matmul(x, w, sizes), lhs, rhs)[1](ct)
+    assert d_lhs.dtype == d_rhs.dtype == jnp.float8_e4m3fn
+    lhs, rhs, ct = wide((lhs, rhs, ct))
+    want = reference(members, ct, rhs.transpose(0, 2, 1)), outer_reference(members, lhs, ct)
+    for got, exact in zip((d_lhs, d_rhs), want, strict=True):
+        np.testing.assert_array_equal(np.asarray(got), exact.astype(got.dtype))
+
+
+def test_arguments_in_the_order_of_ragged_dot() -> None:
+    names = list(inspect.signature(jax.lax.ragged_dot).parameters)[:6]
+    for function in (segment_matmul, segment_outer):
+        parameters = inspect.signature(function).parameters.values()
+        in_order = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        assert in_order == names
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
