@@ -24,8 +24,7 @@ import jax_gnn
 HALVES = ("float16", "bfloat16")
 COUNTS = (0, 1, 7, 24, 40)  # entries
 SIZES = (0, 1, 4, 9)  # rows
-FEATURES = ((), (1,), (3,), (4,), (2, 3), (0,), (2, 0), (1, 2, 3), (33,))
-HEADED = ((1,), (2,), (2, 3), (3, 1), (2, 2, 2), (2, 0))
+FEATURES = ((), (1,), (3,), (4,), (2, 3), (0,), (2, 0), (0, 2), (1, 2, 3), (33,))
 ID_DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
@@ -1020,7 +1019,9 @@ def node_scale(random: Random, size: int, dtype: str, positive: bool = False) ->
 
 
 def _column(scale: Dual, ndim: int) -> Dual:
-    return scale.reshape(*scale.shape, *[1] * (ndim - len(scale.shape)))
+    """``(rows,)`` or ``(rows, heads)``, with as many axes as features have."""
+    rows, *heads = scale.shape
+    return scale.reshape(rows, *[*heads, *[1] * ndim][: ndim - 1])
 
 
 def _power(degrees: Dual, exponent: float) -> Dual:

@@ -374,7 +374,17 @@ def _vmap(case, transform, random, ids, values, known, rng):
         function: Any = jax.vmap(_grad_function(case), in_axes=(*axes, 0))
     else:
         function = jax.vmap(lambda i, v: case.call(**i, **v), in_axes=axes)
+    if random.chance(0.05):  # a batch of none
+        which += " of none"
+        cut = [jax.tree.map(lambda x: x[:0], o) for o in operands]
+        operands = tuple(
+            {n: new[n] if axis[n] == 0 else old[n] for n in new} if isinstance(new, dict) else new
+            for old, new, axis in zip(operands, cut, (*axes, 0), strict=False)
+        )
+        drawn = []
     actual = _compiled(case, transform + which, function, True)(*operands)
+    if not drawn and any(x.shape[0] for x in jax.tree.leaves(actual)):
+        return f"{which}: shapes {jax.tree.map(jnp.shape, actual)}"
     for i, (ids, values, known) in enumerate(drawn):
         one = jax.tree.map(lambda x, i=i: x[i], actual)
         if gradients:

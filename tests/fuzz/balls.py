@@ -67,6 +67,8 @@ def cast(value: Any, dtype: Any) -> Any:
 def rounded(value: Any, radius: Any, dtype: Any, units: float = 1) -> Ball:
     """A result is rounded to a dtype, unless it is exact and fits."""
     exact = (cast(value, dtype) == value) & (radius == 0)
+    if unit(dtype) <= unit(np.float64):  # everything fits: what is on a grid has not been rounded
+        exact &= (np.real(value) * 2.0**30 % 1 == 0) & (np.imag(value) * 2.0**30 % 1 == 0)
     error = units * unit(dtype) * np.abs(value) + tiny(dtype)
     return Ball(value, np.where(exact, radius, radius + error))
 
