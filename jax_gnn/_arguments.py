@@ -59,7 +59,10 @@ def check_weight(
             f"{name} of shape {weight.shape} has a column for each of {weight.shape[1]} heads: "
             f"{x_name} must be ({rows_name}, {weight.shape[1]}, *features), got shape {x.shape}"
         )
-    return weight.reshape(size, *weight.shape[1:] or (1,)).astype(accumulator_dtype(x.dtype))
+    dtype = accumulator_dtype(x.dtype)
+    if weight.shape[1:] == (0,):  # without heads there are no features either: one head is as well
+        return jnp.zeros((size, 1), dtype)
+    return weight.reshape(size, *weight.shape[1:] or (1,)).astype(dtype)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:

@@ -341,7 +341,17 @@ def define_primitive(name: str, rules: Rules) -> Callable[..., Any]:
             for leaf, dim in zip(leaves, dims, strict=True)
         ]
         size = next(x.shape[0] for x, is_batched in zip(moved, batched, strict=True) if is_batched)
-        result = rules.batch(bind, tree.unflatten(moved), tree.unflatten(batched), size)
+        if size == 0:  # rules divide by it
+            each = [
+                jax.ShapeDtypeStruct(x.shape[1:] if is_batched else x.shape, x.dtype)
+                for x, is_batched in zip(moved, batched, strict=True)
+            ]
+            result = jax.tree.map(
+                lambda one: jax.numpy.zeros((0, *one.shape), one.dtype),
+                rules.result(*tree.unflatten(each), **attributes),
+            )
+        else:
+            result = rules.batch(bind, tree.unflatten(moved), tree.unflatten(batched), size)
         return result, jax.tree.map(lambda _: 0, result)
 
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))

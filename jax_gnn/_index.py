@@ -227,11 +227,14 @@ def check_range(name: str, ids: np.ndarray, size_name: str, size: int) -> None:
 
 
 def check_integer(name: str, value: Any) -> int:
-    """An integer."""
+    """An integer of 64 bits."""
     try:
-        return operator.index(value)
+        value = operator.index(value)
     except TypeError as error:
         raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from error
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name} must fit 64 bits, got {value}")
+    return value
 
 
 def check_sparse(name: str, matrix: Any, shape: str) -> Any:

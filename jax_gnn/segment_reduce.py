@@ -45,7 +45,8 @@ _ARGUMENTS = """
         indices_are_sorted: whether ids ascend; otherwise they are sorted first, or plain XLA does
             the work.
         unique_indices: whether no id occurs twice; of no use to kernels.
-        bucket_size: where given, sums, products, maxima and minima are left to ``jax.ops``.
+        bucket_size: where given, a positive integer, sums, products, maxima and minima are left to
+            ``jax.ops``.
         mode: a :class:`jax.lax.GatherScatterMode` or its name: ``"clip"`` takes an id out of range
             for the nearest segment.
         indptr: ``(num_segments + 1,)`` integers in place of ``segment_ids``: where each segment
@@ -55,7 +56,7 @@ _ARGUMENTS = """
     Raises:
         TypeError: ids are not integers, not exactly one of ``segment_ids`` and ``indptr`` is given,
             ``num_segments`` is missing where ids are traced, or a dtype makes no sense.
-        ValueError: wrong shapes, or a negative ``num_segments``.
+        ValueError: wrong shapes, or a size out of range.
 """
 
 
@@ -103,7 +104,10 @@ def _reduction(rule: Callable[..., Array]) -> Reduction:
             data.shape, segment_ids, num_segments, indices_are_sorted, mode, indptr
         )
         groups = _Segments(ids, size, is_sorted, implementation)
-        return compiled(_Problem(data, groups, unique_indices, bucket_size), **options)
+        bucket_size = _check_bucket_size(bucket_size, data.shape[0])
+        for name in options.keys() & set(options_of_rule):
+            options[name] = _index.check_integer(name, options[name])
+        return compiled(_Problem(data, groups, bool(unique_indices), bucket_size), **options)
 
     function.__name__ = function.__qualname__ = rule.__name__
     function.__doc__ = f"{rule.__doc__}{_ARGUMENTS}"
@@ -183,7 +187,8 @@ def segment_min(problem: _Problem) -> Array:
 def segment_prod(problem: _Problem) -> Array:
     """The product of each segment: :func:`jax.ops.segment_prod`.
 
-    Gradients are right where elements are 0, too.
+    Gradients are right where elements are 0, too. There are none where plain XLA does the work, of
+    complex numbers or with a ``bucket_size``.
 
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``, 1 for empty segments.
@@ -506,6 +511,15 @@ def _check_data(data: Any) -> Array:
     if data.ndim == 0:
         raise ValueError("data must be (num_elements, *features), got shape ()")
     return data
+
+
+def _check_bucket_size(bucket_size: int | None, num_elements: int) -> int | None:
+    if bucket_size is None:
+        return None
+    bucket_size = _index.check_integer("bucket_size", bucket_size)
+    if bucket_size < 1:
+        raise ValueError(f"bucket_size must be positive, got {bucket_size}")
+    return bucket_size if num_elements else None  # of nothing, jax.ops has no buckets
 
 
 def _check_segments(

@@ -115,6 +115,8 @@ def sddmm(
                 "op='dot' needs a of shape (num_dst, d) or (num_dst, heads, d), got shape "
                 f"{a.shape}"
             )
+        if features[0] == 0 and len(features) == 2:  # kernels have one head at least
+            return sddmm(graph, a, b, op="mul", implementation=implementation).sum(2)
         dots = segments.sddmm(
             *(flat(a), flat(b), segments.edge_views(graph, True)),
             heads=features[0] if len(features) == 2 else 1,

@@ -467,6 +467,21 @@ class OpSuite(CoreChecks):
                     self.check_vmap(self.spec.vjp, self.spec.gradient, in_axes, columns)
 
     @on_first
+    def test_vmap_of_nothing(self, rng: np.random.Generator, implementation: str) -> None:
+        arguments = [column[0] for column in self.columns(rng, (2,))]
+        none = [jax.tree.map(lambda x: jnp.zeros((0, *x.shape), x.dtype), x) for x in arguments]
+        with setting(implementation):
+            one = self.spec.jitted(*arguments)
+            for in_axes in [(0,) * len(none), *np.where(np.eye(len(none)), 0, None).tolist()]:
+                mixed = [
+                    x if axis is None else empty
+                    for x, empty, axis in zip(arguments, none, in_axes, strict=True)
+                ]
+                mapped = jax.vmap(self.spec.function, in_axes=tuple(in_axes))(*mixed)
+                for got, want in zip(jax.tree.leaves(mapped), jax.tree.leaves(one), strict=True):
+                    assert (got.shape, got.dtype) == ((0, *want.shape), want.dtype)
+
+    @on_first
     def test_vmap_of_vmap(self, rng: np.random.Generator, implementation: str) -> None:
         index, first, *others = self.columns(rng, (2,))
         no_batch = [None] * len(others)

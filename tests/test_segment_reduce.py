@@ -241,6 +241,27 @@ def test_buckets(rng: np.random.Generator, name: str) -> None:
     data, ids = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 5, 40)
     got, want = (op(data, ids, 5, bucket_size=7) for op in (ours(name), theirs(name)))
     assert_close(got, want, 1e-5, "value")
+    empty = ours(name)(data[:0], ids[:0], 5, bucket_size=7)
+    np.testing.assert_array_equal(empty, ours(name)(data[:0], ids[:0], 5))
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "error", "message"),
+    [
+        ("sum", "bucket_size", 0, ValueError, "bucket_size must be positive, got 0"),
+        ("max", "bucket_size", 1.5, TypeError, "bucket_size must be an integer, got float"),
+        ("prod", "bucket_size", 2**70, ValueError, "bucket_size must fit 64 bits"),
+        ("var", "ddof", 0.5, TypeError, "ddof must be an integer, got float"),
+        ("std", "ddof", [1], TypeError, "ddof must be an integer, got list"),
+        ("mean", "num_segments", 2**70, ValueError, "num_segments must fit 64 bits"),
+    ],
+)
+def test_bad_options(
+    name: str, option: str, value: Any, error: type[Exception], message: str
+) -> None:
+    arguments = {"num_segments": 3, option: value}
+    with pytest.raises(error, match=message):
+        ours(name)(np.ones((2, 2), np.float32), np.array([0, 1]), **arguments)
 
 
 @pytest.mark.parametrize("name", ALL)

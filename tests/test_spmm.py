@@ -27,6 +27,7 @@ from op_spec import (
 from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, CoreChecks, OpSuite
 from segment_cases import CUSTOM_CALLS, distinct, finite, largest, normal, smallest
 
+import jax_gnn
 from jax_gnn import Graph, index_segment_reduce, schedules, sddmm, spmm
 
 on_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -482,6 +483,22 @@ def test_sddmm_of_padding_inside_rows(
     assert_close(value, want, 1e-12, "value")
     assert (np.asarray(value)[holes] == 0).all()
     assert all(np.abs(gradient).max() < 1e3 for gradient in gradients)
+
+
+@on_all
+def test_no_heads(implementation: str) -> None:
+    graph = Graph.from_edges([0, 1, 1], [1, 0, 1], num_nodes=2)
+    x, weight = jnp.zeros((2, 0, 3)), jnp.zeros((3, 0))
+    with jax_gnn.implementation(implementation):
+        for reduce in ("sum", "mean", "max", "min"):
+            function = functools.partial(spmm, graph, reduce=reduce)
+            y, pull = jax.vjp(function, x, weight)
+            assert y.shape == x.shape
+            assert [ct.shape for ct in pull(y)] == [x.shape, weight.shape]
+            assert jax.vmap(function)(x[None], weight[None]).shape == (1, *x.shape)
+        y, pull = jax.vjp(functools.partial(sddmm, graph), x, x)
+        assert y.shape == weight.shape
+        assert [ct.shape for ct in pull(y)] == [x.shape, x.shape]
 
 
 @on_all
