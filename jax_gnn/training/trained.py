@@ -162,7 +162,7 @@ class TrainedModel:
             logits: What `predict` returns for it.
 
         Returns:
-            Shares from 0 to 1, to the bit what the training recorded on the same data.
+            Shares from 0 to 1; on the data of the training those that it recorded.
         """
         y = jnp.asarray(self._with_own_classes(dataset).y)
         return {
