@@ -26,11 +26,15 @@ class Memory:
 
     Readers claim beforehand what is not in proportion by itself: arrays that are compressed, sizes
     that are a mere number in the file, and what the file holds once and the dataset often.
+
+    Attributes:
+        limit: the bytes that may be taken in all.
     """
 
     def __init__(self, *files: Path) -> None:
         size = max(sum(file.stat().st_size for file in files), _SMALL_FILE)
-        self._left = (MEMORY_FACTOR - _READING_FACTOR) * size
+        self.limit = MEMORY_FACTOR * size
+        self._left = self.limit - _READING_FACTOR * size
 
     def claim(self, what: str, num_bytes: int) -> None:
         """Raises ``ValueError`` where the claims exceed what is there."""
@@ -144,7 +148,10 @@ def check_names(field: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
         return tuple(value)  # an array would give each the length of the longest
     names = check_array(field, value, "U", "strings", 1)
-    return tuple(names.tolist())
+    try:
+        return tuple(names.tolist())
+    except SystemError as error:  # numpy looks at no character before
+        raise ValueError(f"{field}: expected strings, got what is not Unicode") from error
 
 
 def dense_from_csr(
