@@ -94,7 +94,7 @@ def hypergraph_aggregate(
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or options exclude each other.
     """
-    _check_hypergraph(hypergraph)
+    hypergraph = _check_hypergraph(hypergraph)
     tails, heads = hypergraph.graph, hypergraph.receiving
     x = check_features("x", x, "num_nodes", hypergraph.num_nodes)
     acc = accumulator_dtype(x.dtype)
@@ -202,7 +202,7 @@ def hypergraph_norm(
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or there is no such normalization.
     """
-    _check_hypergraph(hypergraph)
+    hypergraph = _check_hypergraph(hypergraph)
     check_choice("normalization", normalization, get_args(Normalization))
     given = [w for w in (hyperedge_weight, incidence_weight, head_weight) if w is not None]
     acc = jnp.result_type(jnp.float32, *given)
@@ -249,7 +249,7 @@ def node_to_hyperedge(
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or ``reduce`` is none of these.
     """
-    _check_hypergraph(hypergraph)
+    hypergraph = _check_hypergraph(hypergraph)
     x = check_features("x", x, "num_nodes", hypergraph.num_nodes)
     weight = _check_weight("incidence_weight", incidence_weight, hypergraph, x)
     check_choice("reduce", reduce, get_args(Reduce))
@@ -289,7 +289,7 @@ def hyperedge_to_node(
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or ``reduce`` is none of these.
     """
-    _check_hypergraph(hypergraph)
+    hypergraph = _check_hypergraph(hypergraph)
     h = check_features("h", h, "num_hyperedges", hypergraph.num_hyperedges)
     name = "incidence_weight"
     weight = _check_head_weight(name, incidence_weight, hypergraph, h, "h", "num_hyperedges")
@@ -325,7 +325,7 @@ def incidence_softmax(
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or ``by`` is none of these.
     """
-    _check_hypergraph(hypergraph)
+    hypergraph = _check_hypergraph(hypergraph)
     check_choice("by", by, get_args(Side))
     graph = hypergraph.graph if by == "hyperedge" else hypergraph.receiving
     size_name = "num_incidences" if graph is hypergraph.graph else "num_head_incidences"
@@ -461,7 +461,7 @@ def _power(degrees: Array, exponent: float) -> Array:
 # --- Arguments -----------------------------------------------------------------------------------
 
 
-def _check_hypergraph(hypergraph: Any) -> None:
+def _check_hypergraph(hypergraph: Any) -> Hypergraph:
     if not isinstance(hypergraph, Hypergraph):
         raise TypeError(f"hypergraph must be a jax_gnn.Hypergraph, got {type(hypergraph).__name__}")
     graphs = {"graph": hypergraph.graph}
@@ -490,6 +490,7 @@ def _check_hypergraph(hypergraph: Any) -> None:
         raise ValueError(
             "graph and head of the hypergraph must have the same numbers of nodes and hyperedges"
         )
+    return jax.tree.map(_index.signed, hypergraph)
 
 
 def _check_index(name: str, graph: Graph, field: str) -> Any:
