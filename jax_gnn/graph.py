@@ -206,7 +206,8 @@ class Graph:
         if values.ndim == 0:
             raise ValueError("values must be (num_input_edges, *features), got a scalar")
         fill = jnp.full((1, *values.shape[1:]), fill_value, values.dtype)
-        return jnp.concatenate([fill, values]).at[self.edge_ids + 1].get(mode="fill")
+        edge_ids = _index.bounded(self.edge_ids, values.shape[0])
+        return jnp.concatenate([fill, values]).at[edge_ids + 1].get(mode="fill")
 
     def transpose(self) -> Graph:
         """The graph with all edges reversed.
@@ -215,12 +216,13 @@ class Graph:
         this graph become ``values[graph.t_order]``.
         """
         size = self.num_edges
-        places = jnp.where(self.t_order == _index.PADDING, size, self.t_order)
+        t_order = _index.bounded(self.t_order, size)
+        places = jnp.where(t_order == _index.PADDING, size, t_order)
         padding = jnp.full_like(self.t_order, _index.PADDING)
         inverse = padding.at[places].set(jnp.arange(size, dtype=padding.dtype), mode="drop")
         edge_ids = (
             jnp.asarray(self.edge_ids)
-            .at[self.t_order]
+            .at[t_order]
             .get(mode="fill", fill_value=_index.PADDING, wrap_negative_indices=False)
         )
         return Graph(

@@ -102,7 +102,7 @@ def hypergraph_aggregate(
         >>> hypergraph_aggregate(hypergraph, x, hyperedge_reduce="mean", node_reduce="mean")
         Array([2.  , 2.  , 2.75, 3.5 ], dtype=float32)
     """
-    _check_hypergraph(hypergraph)
+    hypergraph = _check_hypergraph(hypergraph)
     tails, heads = hypergraph.graph, hypergraph.receiving
     x = check_features("x", x, "num_nodes", hypergraph.num_nodes)
     acc = accumulator_dtype(x.dtype)
@@ -218,7 +218,7 @@ def hypergraph_norm(
         >>> hypergraph_aggregate(hypergraph, jnp.array([1.0, 2.0, 3.0, 4.0]), **norm.scales)
         Array([2.  , 2.  , 2.75, 3.5 ], dtype=float32)
     """
-    _check_hypergraph(hypergraph)
+    hypergraph = _check_hypergraph(hypergraph)
     check_choice("normalization", normalization, get_args(Normalization))
     given = {
         "hyperedge_weight": hyperedge_weight,
@@ -275,7 +275,7 @@ def node_to_hyperedge(
         >>> node_to_hyperedge(hypergraph, jnp.array([1.0, 2.0, 3.0, 4.0]))
         Array([6., 7.], dtype=float32)
     """
-    _check_hypergraph(hypergraph)
+    hypergraph = _check_hypergraph(hypergraph)
     x = check_features("x", x, "num_nodes", hypergraph.num_nodes)
     weight = _check_weight("incidence_weight", incidence_weight, hypergraph, x)
     check_choice("reduce", reduce, get_args(Reduce))
@@ -320,7 +320,7 @@ def hyperedge_to_node(
         >>> hyperedge_to_node(hypergraph, jnp.array([10.0, 1.0]), reduce="max")
         Array([10., 10., 10.,  1.], dtype=float32)
     """
-    _check_hypergraph(hypergraph)
+    hypergraph = _check_hypergraph(hypergraph)
     h = check_features("h", h, "num_hyperedges", hypergraph.num_hyperedges)
     name = "incidence_weight"
     weight = _check_head_weight(name, incidence_weight, hypergraph, h, "h", "num_hyperedges")
@@ -362,7 +362,7 @@ def incidence_softmax(
         >>> incidence_softmax(hypergraph, scores, by="hyperedge")
         Array([0.5, 0.5, 0.5, 0.5], dtype=float32)
     """
-    _check_hypergraph(hypergraph)
+    hypergraph = _check_hypergraph(hypergraph)
     check_choice("by", by, get_args(Side))
     graph = hypergraph.graph if by == "hyperedge" else hypergraph.receiving
     size_name = "num_incidences" if graph is hypergraph.graph else "num_head_incidences"
@@ -498,7 +498,7 @@ def _power(degrees: Array, exponent: float) -> Array:
 # --- Arguments -----------------------------------------------------------------------------------
 
 
-def _check_hypergraph(hypergraph: Any) -> None:
+def _check_hypergraph(hypergraph: Any) -> Hypergraph:
     if not isinstance(hypergraph, Hypergraph):
         raise TypeError(f"hypergraph must be a jax_gnn.Hypergraph, got {type(hypergraph).__name__}")
     graphs = {"graph": hypergraph.graph}
@@ -527,6 +527,7 @@ def _check_hypergraph(hypergraph: Any) -> None:
         raise ValueError(
             "graph and head of the hypergraph must have the same numbers of nodes and hyperedges"
         )
+    return jax.tree.map(_index.signed, hypergraph)
 
 
 def _check_index(name: str, graph: Graph, field: str) -> Any:

@@ -23,6 +23,7 @@ from jax_gnn import _ffi, _index, segments
 from jax_gnn.views import (
     DTYPES,
     FLOATS,
+    JAX_OPS,
     STATIC,
     View,
     Views,
@@ -30,6 +31,7 @@ from jax_gnn.views import (
     as_ids,
     flat,
     in_range,
+    spread,
 )
 
 # --- The signature of all reductions -------------------------------------------------------------
@@ -423,8 +425,7 @@ class SegmentIndex:
         size = views.backward.num_rows
         if x.ndim == 0 or x.shape[0] != size:
             raise ValueError(f"{name} must be ({size}, *features), got shape {x.shape}")
-        result = segments.total(flat(x), views, implementation)
-        return result.reshape(views.forward.num_rows, *x.shape[1:])
+        return segments.total(x, views, implementation)
 
 
 # --- Arguments -----------------------------------------------------------------------------------
@@ -451,8 +452,7 @@ class _Segments:
     @property
     def counts(self) -> Array:
         """Number of elements of each segment."""
-        ones = jnp.ones((self.ids.shape[0], 1), self.ids.dtype)
-        return segments.total(ones, self.views, self.implementation)[:, 0]
+        return segments.total(jnp.ones_like(self.ids), self.views, self.implementation)
 
 
 @jax.tree_util.register_dataclass
@@ -473,30 +473,28 @@ class _Problem:
         if reduce in ("sum", "prod", "max", "min") and (
             self.data.dtype not in DTYPES or self.bucket_size is not None
         ):
-            return getattr(jax.ops, f"segment_{reduce}")(
+            return JAX_OPS[reduce](
                 self.data,
-                groups.ids,
+                _index.bounded(groups.ids, groups.size),
                 groups.size,
                 groups.is_sorted,
                 self.unique_indices,
                 self.bucket_size,
             )
-        result = segments.segment_reduce(
-            *(flat(self.data), None, groups.views),
+        return segments.segment_reduce(
+            *(self.data, None, groups.views),
             reduce=reduce,
             heads=1,
             implementation=groups.implementation,
         )
-        return result.reshape(groups.size, *self.data.shape[1:])
 
     def gather(self, x: Array) -> Array:
         """What the segment of each element has."""
-        result = segments.gather(flat(x), self.groups.views, self.groups.implementation)
-        return result.reshape(self.data.shape)
+        return segments.gather(x, self.groups.views, self.groups.implementation)
 
     def spread(self, x: Array) -> Array:
         """Adds axes to a vector, to work with data."""
-        return x.reshape(-1, *[1] * (self.data.ndim - 1))
+        return spread(x, self.data)
 
 
 def _real(problem: _Problem) -> _Problem:
@@ -540,7 +538,7 @@ def _check_segments(
         size = indptr.shape[0] - 1
         if num_segments is not None and _index.check_size("num_segments", num_segments) != size:
             raise ValueError(f"num_segments must be {size} as indptr says, got {num_segments}")
-        return _index.row_ids(indptr, shape[0]), size, True
+        return _index.row_ids(_index.bounded(indptr, shape[0]), shape[0]), size, True
     ids = as_ids("segment_ids", segment_ids)
     if ids.shape[0] != shape[0]:
         raise ValueError(

@@ -123,7 +123,6 @@ class OpSpec:
         linear: names of the operands that :func:`jax.linear_transpose` must work for.
         feature_axis: for each operand the axis that ``shard_map`` splits, None to replicate it.
         result_axis: likewise for the result.
-        custom_calls: names that :mod:`jax.export` must be told to trust.
         composed: whether XLA computes between kernels, which it may round otherwise where it
             compiles the whole at once.
         bad_arguments: by test id, a call, the exception it must raise, and a pattern for the
@@ -137,7 +136,6 @@ class OpSpec:
     linear: tuple[str, ...] = ()
     feature_axis: tuple[int | None, ...] = ()
     result_axis: int | None = None
-    custom_calls: tuple[str, ...] = ()
     composed: bool = False
     bad_arguments: Mapping[str, tuple[Callable[[], Any], type[Exception], str]] = field(
         default_factory=dict

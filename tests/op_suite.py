@@ -51,6 +51,7 @@ from op_spec import (
     wide,
 )
 
+import jax_gnn
 from jax_gnn import _ffi
 
 PLATFORM = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
@@ -551,11 +552,10 @@ class OpSuite(CoreChecks):
     def test_export(self, rng: np.random.Generator, implementation: str) -> None:
         case = self.spec.make_case(rng, "random", (3,))
         operands = typed(case.operands, "float32")
-        checks = [jax.export.DisabledSafetyCheck.custom_call(c) for c in self.spec.custom_calls]
         with setting(implementation):
-            exported = jax.export.export(jax.jit(self.spec.function), disabled_checks=checks)(
-                case.index, *operands
-            )
+            exported = jax.export.export(
+                jax.jit(self.spec.function), disabled_checks=jax_gnn.EXPORT_CHECKS
+            )(case.index, *operands)
             loaded = jax.export.deserialize(exported.serialize(vjp_order=1))
             want = self.spec.jitted(case.index, *operands)
             (cotangent,) = random_like(rng, [want], "float32")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from op_spec import SCENARIOS, STACKABLE, Incidence, same_bits, stack
+from segment_cases import with_far_padding
 
 from jax_gnn import Graph, Hypergraph
 
@@ -150,6 +151,32 @@ def test_one_of_the_arrays_traced(rng: np.random.Generator) -> None:
         )
     )(incidence.right.astype(np.int32))
     assert same_bits(got, build(incidence))
+
+
+def test_ids_beyond_32_bits_beside_a_traced_array() -> None:
+    """On the host, JAX would narrow them."""
+    src = np.array([0, 2**32, 1, 2**31, -(2**32)])
+    build = functools.partial(Graph.from_edges, num_src=2, num_dst=3, validate=False)
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            got = jax.jit(lambda dst: build(src, dst))(np.arange(5, dtype=np.int32) % 3)
+        assert same_bits(got, build(src, np.arange(5) % 3))
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_methods_of_hand_made_graphs_beyond_32_bits(rng: np.random.Generator, x64: bool) -> None:
+    """What is out of range is padding; edge values and the transpose are as if it were -1."""
+    graph = Graph.from_edges(rng.integers(0, 5, 20), rng.integers(0, 6, 20), num_src=5, num_dst=6)
+    graph = graph.pad(num_edges=30)
+    values = np.arange(1.0, 21.0, dtype=np.float32)
+    with jax.enable_x64(x64):
+        far = with_far_padding(rng, graph)
+        assert not np.isin(-1, far.t_order)
+        np.testing.assert_array_equal(far.edge_values(values)[:20], graph.edge_values(values)[:20])
+        assert not np.isin(np.asarray(far.edge_values(values))[20:], values).any()
+        got, want = far.transpose(), graph.transpose()
+        for name in ("t_order", "edge_ids"):
+            np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
 
 
 def test_built_under_vmap(rng: np.random.Generator) -> None:

@@ -13,7 +13,6 @@ import pytest
 from op_spec import OpSpec, assert_close, setting
 from op_suite import IMPLEMENTATIONS, KERNELS, CoreChecks, OpSuite
 from segment_cases import (
-    CUSTOM_CALLS,
     Elements,
     Kind,
     normal,
@@ -44,7 +43,6 @@ def softmax_spec(kind: Kind) -> OpSpec:
         operands=("data",),
         feature_axis=(1,),
         result_axis=1,
-        custom_calls=CUSTOM_CALLS,
     )
 
 

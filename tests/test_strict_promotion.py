@@ -96,7 +96,9 @@ def test_reductions_of_all_dtypes(kind: str, dtype: str) -> None:
             jax.eval_shape(lambda x, f=getattr(jax_gnn, f"segment_{name}"): f(x, **ids), data)
 
 
-@pytest.mark.parametrize("dtypes", [("int8", "uint8"), ("bfloat16", "float32"), ("int32", "float16")])
+@pytest.mark.parametrize(
+    "dtypes", [("int8", "uint8"), ("bfloat16", "float32"), ("int32", "float16")]
+)
 def test_operands_of_several_dtypes(dtypes: tuple[str, str]) -> None:
     """Ops that promise a common dtype give it, as jax.lax.ragged_dot does."""
     with strict("float32"):

@@ -58,11 +58,11 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
                           ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
                           ffi::Result<ffi::AnyBuffer> workspace, ReduceAttributes attributes) {
   const ffi::DataType dtype = in.element_type(), acc_dtype = accumulator_type(dtype);
-  if (in.dimensions().size() != 2 || out->dimensions().size() != 2) {
-    return invalid("the input and the result must have two dimensions");
+  if (in.dimensions().size() == 0 || out->dimensions().size() == 0) {
+    return invalid("the input and the result must have rows");
   }
-  const int64_t width = in.dimensions()[1], num_rows = out->dimensions()[0];
-  if (!is_matrix(*out, num_rows, width, dtype)) {
+  const int64_t width = row_width(in), num_rows = out->dimensions()[0];
+  if (row_width(*out) != width || out->element_type() != dtype) {
     return invalid("the result has the wrong shape or dtype");
   }
   int64_t num_weights = 0, heads = 1;
