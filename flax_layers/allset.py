@@ -29,6 +29,7 @@ from flax_layers._base import (
 )
 from jax_gnn import Hypergraph, hyperedge_to_node, node_to_hyperedge
 from jax_gnn.hypergraph_aggregate import Side
+from jax_gnn.views import promoted
 
 SetAggregation = Literal["sum", "mean"]
 
@@ -208,7 +209,7 @@ class _AllSetConv(nnx.Module):
         dropout = dropout_arguments(deterministic, rngs)
         x = check_features(x, hypergraph.num_nodes, self.in_features)
         if not jnp.issubdtype(x.dtype, jnp.floating):
-            x = x.astype(jnp.promote_types(x.dtype, self.param_dtype))
+            x = x.astype(promoted(x.dtype, self.param_dtype))
         y = jax.nn.relu(self.to_hyperedges(hypergraph, x, "hyperedge", dropout))
         return self.to_nodes(hypergraph, self.dropout(y, **dropout), "node", dropout)
 

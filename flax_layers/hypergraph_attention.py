@@ -23,6 +23,7 @@ from jax_gnn import (
     sddmm,
 )
 from jax_gnn.hypergraph_aggregate import Side
+from jax_gnn.views import promoted
 
 Degrees = Literal["ones", "attention"]
 
@@ -168,7 +169,7 @@ class HypergraphAttentionConv(AttentionConvolution):
         if weight is None:
             degree = hypergraph.node_degrees().astype(jnp.float32)
         else:
-            real = jnp.promote_types(weight.dtype, jnp.float32)
+            real = promoted(weight.dtype, jnp.float32)
             degree = hyperedge_to_node(hypergraph, weight.astype(real))
         positive = degree > 0
         return jnp.where(positive, 1 / jnp.where(positive, degree, 1), 0)

@@ -72,7 +72,7 @@ def mask_empty(scale: Array, indptr: Array) -> Array:
 def _scale_rows(x: Array, scale: Array, indptr: Array) -> Array:
     """``(…, rows, features)`` times ``(…, rows)``; empty rows are 0, whatever both hold there."""
     x = jnp.where((jnp.diff(indptr) == 0)[:, None], 0, x)
-    return (x * mask_empty(scale, indptr)[..., None]).astype(x.dtype)
+    return (x.astype(scale.dtype) * mask_empty(scale, indptr)[..., None]).astype(x.dtype)
 
 
 def add_own(y: Array | None, x: Array, own_scale: Array) -> Array:

@@ -77,8 +77,9 @@ def sort_both_ways(
     cols = jnp.where(valid, cols, num_cols)
 
     def entries(rows: Array, cols: Array, order: Array, num_rows: int) -> Entries:
-        indptr = jnp.searchsorted(rows, jnp.arange(num_rows + 1), side="left")
-        padding = jnp.arange(rows.shape[0]) >= indptr[-1]
+        starts = jnp.arange(num_rows + 1, dtype=rows.dtype)
+        indptr = jnp.searchsorted(rows, starts, side="left")
+        padding = jnp.arange(rows.shape[0], dtype=indptr.dtype) >= indptr[-1]
         columns = (jnp.where(padding, PADDING, ids).astype(dtype) for ids in (rows, cols, order))
         return Entries(indptr.astype(dtype), *columns)
 
@@ -133,7 +134,7 @@ def edge_split(indptr: Any, cols: Any) -> EdgeSplit:
     left = jnp.where(rows == PADDING, 0, starts[rows + 1] - begin)
     lanes = jnp.arange(SLOT_SIZE, dtype=dtype)
     entries = jnp.where(lanes < left[:, None], begin[:, None] + lanes, count)
-    place = jnp.where(rows == PADDING, 1, 2 * place + (left <= SLOT_SIZE))
+    place = jnp.where(rows == PADDING, 1, 2 * place + (left <= SLOT_SIZE).astype(dtype))
     return EdgeSplit(pad_ids(jnp.asarray(cols), 1)[entries], jnp.stack([rows, place], 1))
 
 

@@ -24,7 +24,7 @@ from jax_gnn._arguments import check_choice, check_features, check_real, check_w
 from jax_gnn._hypergraph_fused import Sorted, Stage, add_own, aggregate, ones
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
-from jax_gnn.views import View, Views, accumulator_dtype, flat
+from jax_gnn.views import View, Views, accumulator_dtype, flat, promoted
 
 Normalization = Literal["symmetric", "row"]
 Reduce = Literal["sum", "mean", "max", "min"]
@@ -204,8 +204,13 @@ def hypergraph_norm(
     """
     _check_hypergraph(hypergraph)
     check_choice("normalization", normalization, get_args(Normalization))
-    given = [w for w in (hyperedge_weight, incidence_weight, head_weight) if w is not None]
-    acc = jnp.result_type(jnp.float32, *given)
+    given = {
+        "hyperedge_weight": hyperedge_weight,
+        "incidence_weight": incidence_weight,
+        "head_weight": head_weight,
+    }
+    dtypes = (check_real(name, w).dtype for name, w in given.items() if w is not None)
+    acc = promoted(jnp.float32, *dtypes)
     x = jax.ShapeDtypeStruct((hypergraph.num_nodes, 1), acc)  # as if for such features
     weight = _check_scale(
         "hyperedge_weight", hyperedge_weight, "num_hyperedges", hypergraph.num_hyperedges, acc

@@ -301,7 +301,7 @@ def _bounds(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
         lambda a, b: a + jnp.minimum(b, rows - a), jnp.clip(sizes, 0, rows)
     )
     starts = jnp.concatenate([jnp.zeros((1,), ends.dtype), ends])
-    return starts[jnp.clip(offset + jnp.arange(num_groups + 1), 0, sizes.shape[0])]
+    return starts[jnp.clip(offset + jnp.arange(num_groups + 1, dtype=offset.dtype), 0, sizes.shape[0])]
 
 
 def _cover(sizes: Array, offset: Array, num_groups: int, rows: int) -> tuple[Array, Array]:
@@ -366,7 +366,7 @@ def _matmul_xla(
     result = _ragged_dot((1, 2 if transposed else 1), lhs, rhs, sizes, precision)
     if bias is not None:
         groups = jnp.repeat(jnp.arange(num_groups), sizes, total_repeat_length=rows)
-        result += bias[groups]
+        result += bias[groups].astype(result.dtype)
     if activation is not None:
         result = _ACTIVATIONS[activation](result)
     return jnp.where(column(valid), result, 0).astype(dtype)

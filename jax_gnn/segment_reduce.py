@@ -136,7 +136,8 @@ def segment_mean(problem: _Problem) -> Array:
         segments.
     """
     if jnp.issubdtype(problem.data.dtype, jnp.complexfloating):
-        return problem.reduce("sum") / problem.spread(jnp.maximum(problem.groups.counts, 1))
+        counts = jnp.maximum(problem.groups.counts, 1).astype(problem.data.dtype)
+        return problem.reduce("sum") / problem.spread(counts)
     return _real(problem).reduce("mean")
 
 
@@ -278,7 +279,8 @@ def _variance(problem: _Problem, ddof: int) -> Array:
     means = problem.gather(problem.with_data(data).reduce("mean"))
     differences = jnp.where(problem.spread(problem.groups.valid), data - means, 0)
     squares = problem.with_data(differences**2).reduce("sum")
-    return jnp.where(counts > ddof, squares / jnp.maximum(counts - ddof, 1), 0)
+    divisors = jnp.maximum(counts - ddof, 1).astype(squares.dtype)
+    return jnp.where(counts > ddof, squares / divisors, 0)
 
 
 # --- Static indices ------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from jax import Array
 from jax_gnn import _ffi, _index, segments
 from jax_gnn._arguments import check_choice, check_features, check_weight
 from jax_gnn.graph import Graph
-from jax_gnn.views import View, Views, as_ids, flat, take
+from jax_gnn.views import View, Views, as_ids, flat, promoted, take
 
 Reduce = Literal["sum", "mean", "max", "min"]
 Op = Literal["dot", "add", "sub", "mul"]
@@ -93,7 +93,7 @@ def sddmm(
     check_choice("op", op, get_args(Op))
     if a.shape[1:] != b.shape[1:]:
         raise ValueError(f"a and b must have equal features, got shapes {a.shape} and {b.shape}")
-    dtype = jnp.promote_types(a.dtype, b.dtype)
+    dtype = promoted(a.dtype, b.dtype)
     a, b = a.astype(dtype), b.astype(dtype)
     features, count = a.shape[1:], graph.cols.shape[0]
     if op == "dot":
@@ -164,7 +164,7 @@ def index_segment_reduce(
             "index and segment_ids must have the same length, got "
             f"{index.shape[0]} and {segment_ids.shape[0]}"
         )
-    dtype = jnp.promote_types(index.dtype, segment_ids.dtype)
+    dtype = promoted(index.dtype, segment_ids.dtype)
     index, segment_ids = index.astype(dtype), segment_ids.astype(dtype)
     weight = check_weight("weight", weight, "num_edges", index.shape[0], x, "x", "num_rows")
     check_choice("reduce", reduce, get_args(Reduce))

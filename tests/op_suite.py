@@ -176,6 +176,40 @@ class CoreChecks:
             function = jax.jit(functools.partial(self.spec.function, case.index))
             check_grads(function, case.operands, order=2, modes=("fwd", "rev"))
 
+    @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+    def test_strict_promotion(self, rng: np.random.Generator, dtype: str) -> None:
+        """Values, derivatives of both orders and maps, of ids of each size; lowered, not run."""
+        case = self.spec.make_case(rng, "random", (3,))
+        operands = typed(case.operands, dtype)
+
+        def gradient(index: Any, operands: Any) -> Any:
+            value, vjp = jax.vjp(functools.partial(self.spec.function, index), *operands)
+            return vjp(jnp.ones_like(value))
+
+        def derivatives(index: Any, operands: Any) -> Any:
+            along = functools.partial(jax.jvp, primals=(operands,), tangents=(operands,))
+            return (
+                along(lambda operands: self.spec.function(index, *operands)),
+                along(functools.partial(gradient, index)),
+            )
+
+        def everything(index: Any, operands: Any) -> Any:
+            index_batch, batch = jax.tree.map(lambda x: jnp.stack([x, x]), (index, operands))
+            return (
+                derivatives(index, operands),
+                jax.vmap(gradient, (None, 0))(index, batch),
+                jax.vmap(gradient, (0, None))(index_batch, operands),
+                jax.vmap(gradient)(index_batch, batch),
+            )
+
+        wide_index = jax.tree.map(lambda ids: np.asarray(ids, np.int64), case.index)
+        indices = [case.index, wide_index] if dtype == "float64" else [case.index]
+        for index, implementation in itertools.product(indices, IMPLEMENTATIONS):
+            # What rules make of rules is the same for all implementations.
+            function = everything if implementation == "xla" else derivatives
+            with setting(implementation, dtype), jax.numpy_dtype_promotion("strict"):
+                jax.jit(function).lower(index, operands)
+
     @pytest.mark.parametrize("behind", [np.nan, np.inf])
     def test_padding_is_never_read(
         self, rng: np.random.Generator, behind: float, implementation: str

@@ -48,7 +48,8 @@ def logsumexp_jvp(
     each = bind(result, None, views.swapped, reduce="sum")
     counted = not_padding(views) & (each > -jnp.inf)
     shares = jnp.where(counted, jnp.exp(jnp.where(counted, wide - each, 0)), 0)
-    tangent = bind((shares * tangents[0]).astype(x.dtype), None, views, reduce="sum")
+    terms = shares * tangents[0].astype(wide.dtype)
+    tangent = bind(terms.astype(x.dtype), None, views, reduce="sum")
     return result.astype(x.dtype), tangent
 
 
@@ -62,10 +63,10 @@ def prod_jvp(
     bind: _ffi.Bind, primals: Sequence[Any], tangents: Sequence[Any]
 ) -> tuple[Array, Array | None]:
     x, _, views = primals
-    view = views.forward
+    view, acc = views.forward, accumulator_dtype(x.dtype)
     valid = column(view.valid(x.shape[0]))
-    factors = jnp.where(valid, take(x, view.cols), 1).astype(accumulator_dtype(x.dtype))
-    terms = _product_of_others(factors, view.rows) * take(tangents[0], view.cols)
+    factors = jnp.where(valid, take(x, view.cols), 1).astype(acc)
+    terms = _product_of_others(factors, view.rows) * take(tangents[0], view.cols).astype(acc)
     in_order = Views(replace(view, cols=None), View(None, view.rows, None, view.count))
     terms = jnp.where(valid, terms, 0).astype(x.dtype)
     return bind(x, None, views), bind(terms, None, in_order, reduce="sum")

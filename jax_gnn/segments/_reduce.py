@@ -110,9 +110,9 @@ def _reduce_transpose_weight(bind: _ffi.Bind, ct: Array, operands: Sequence[Any]
 def _divide_by_counts(bind: _ffi.Bind, ct: Array, views: Views) -> Array:
     if bind.attributes["reduce"] == "sum":
         return ct
-    ones = jnp.ones((views.backward.num_rows, 1), accumulator_dtype(ct.dtype))
-    counts = total(ones, views, bind.implementation)
-    return (ct / jnp.maximum(counts, 1)).astype(ct.dtype)
+    acc = accumulator_dtype(ct.dtype)
+    counts = total(jnp.ones((views.backward.num_rows, 1), acc), views, bind.implementation)
+    return (ct.astype(acc) / jnp.maximum(counts, 1)).astype(ct.dtype)
 
 
 # (x, weight or None, views, *, reduce, heads): weight is (entries, heads), in the accumulator type.
