@@ -252,6 +252,10 @@ def test_npz_optional_parts_may_be_absent(tmp_path):
         (npz_arrays(y=np.array(Y, float)), "y: expected integers, got dtype float64"),
         (npz_arrays(y=np.array(Y)[:2]), "y: expected 5 entries"),
         (npz_arrays(label_names=np.array([b"a", b"b", b"c"])), "label_names: expected strings"),
+        (
+            npz_arrays(label_names=np.full(3, 0x110000, np.uint32).view("U1")),
+            "label_names: expected strings, got what is not Unicode",
+        ),
         (csr_arrays(X, x=X), "both dense features 'x' and sparse ones"),
         (csr_arrays(X, x_shape=None), "lacks the key 'x_shape'"),
         (csr_arrays(X, x_data=None), "lacks the key 'x_data'"),
