@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -223,6 +224,21 @@ def wide(values: Sequence[Any]) -> tuple[np.ndarray, ...]:
 
 def random_like(rng: np.random.Generator, values: Sequence[Any], dtype: str) -> tuple[Any, ...]:
     return typed([rng.normal(size=np.shape(value)) for value in values], dtype)
+
+
+def all_pairs(rng: np.random.Generator, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Few of the rows that hold, for each two columns, all pairs of values that the rows hold."""
+
+    def pairs(row: tuple[Any, ...]) -> set[Any]:
+        return set(itertools.combinations(enumerate(row), 2))
+
+    missing = set().union(*map(pairs, rows))
+    chosen = []
+    while missing:
+        best = max(rng.permutation(len(rows)), key=lambda at: len(pairs(rows[at]) & missing))
+        chosen.append(rows[best])
+        missing -= pairs(rows[best])
+    return chosen
 
 
 def stack(values: Sequence[Any], axis: int = 0) -> Any:

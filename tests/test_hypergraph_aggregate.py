@@ -468,6 +468,7 @@ BAD_ARGUMENTS = {
 
 
 class TestHypergraphAggregate(OpSuite):
+    vmaps_every_set = True
     spec = replace(
         aggregate_spec("hyperedge_weight", "node_scale_in", "node_scale_out"),
         linear=("x", "hyperedge_weight", "node_scale_in", "node_scale_out"),

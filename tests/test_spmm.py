@@ -315,6 +315,7 @@ def test_bad_argument_of_index_segment_reduce(case: str) -> None:
 
 
 class TestSpmm(OpSuite):
+    vmaps_every_set = True
     spec = replace(spmm_spec("weight", heads=2), bad_arguments=BAD_SPMM)
 
 
