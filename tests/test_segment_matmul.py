@@ -632,6 +632,20 @@ def test_gradients_of_eight_bits(rng: np.random.Generator, implementation: str) 
         np.testing.assert_array_equal(np.asarray(got), exact.astype(got.dtype))
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "float8_e4m3fn", "bfloat16"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_derivatives_to_a_bias_of_any_dtype(dtype: str, implementation: str) -> None:
+    """A bias's rows are gathered and summed by kernels, which do not take all dtypes."""
+    lhs, rhs, bias = (jnp.ones(shape, dtype) for shape in ((6, 3), (2, 3, 4), (2, 4)))
+    function = functools.partial(segment_matmul, lhs, rhs, np.array([2, 3]))
+    with setting(implementation):
+        result, pull = jax.vjp(lambda bias: function(bias=bias), bias)
+        _, tangent = jax.jvp(lambda bias: function(bias=bias), (bias,), (bias,))
+        (gradient,) = pull(jnp.ones_like(result))
+    np.testing.assert_array_equal(tangent.astype(complex), np.outer([1, 1, 1, 1, 1, 0], np.ones(4)))
+    np.testing.assert_array_equal(gradient.astype(complex), np.outer([2, 3], np.ones(4)))
+
+
 def test_arguments_in_the_order_of_ragged_dot() -> None:
     names = list(inspect.signature(jax.lax.ragged_dot).parameters)[:6]
     for function in (segment_matmul, segment_outer):

@@ -19,7 +19,15 @@ from jax_gnn import _ffi
 from jax_gnn.segments import _nonlinear, _xla
 from jax_gnn.segments._batching import batch, batch_apart
 from jax_gnn.segments._kernels import like_first, per_entry, per_row, scheduled, view_operands
-from jax_gnn.views import Views, accumulator_dtype, entrywise, flat, row_width, spread
+from jax_gnn.views import (
+    DTYPES,
+    Views,
+    accumulator_dtype,
+    entrywise,
+    flat,
+    row_width,
+    spread,
+)
 
 _REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")  # as in segments.h
 
@@ -36,7 +44,7 @@ def _reduce_call(
     del platform, heads
     view = views.forward
     found = view_operands(view, x.shape[0])
-    if found is None:
+    if found is None or x.dtype not in DTYPES:  # such as a complex bias's gradient
         return None
     ids, flags = found
     schedule, workspaces = scheduled("segment_reduce", view, x)

@@ -283,7 +283,7 @@ def segments(random: Random, mode: Mode) -> Case:
             ptr = np.sort(random.rng.integers(0, count + 1, size + 1))
             if random.chance(0.5):
                 ptr[0], ptr[-1] = 0, count if size else 0
-            top = np.iinfo(id_dtype).max
+            top = min(int(np.iinfo(id_dtype).max), count)
             ptr = np.minimum(ptr, top).astype(id_dtype)
             starts = ptr.astype(np.int64)
             ids = np.searchsorted(starts, np.arange(count), side="right") - 1
@@ -1711,7 +1711,9 @@ def type_plan(random: Random, mode: Mode) -> Case:
     by_sizes = random.chance(0.2)
 
     def indices(random: Random) -> tuple[dict[str, Any], Any]:
-        types = random.ids(num_types if by_sizes else rows, num_types, id_dtype, mode.wide_ids)
+        types = random.ids(rows, num_types, id_dtype, mode.wide_ids)
+        if by_sizes:
+            types = random.rng.integers(0, 9, num_types).astype(id_dtype)
         return {"types": types}, None
 
     def call(types: Any, x: Any) -> Any:

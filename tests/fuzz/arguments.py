@@ -376,10 +376,11 @@ def _vmap(case, transform, random, ids, values, known, rng):
         function = jax.vmap(lambda i, v: case.call(**i, **v), in_axes=axes)
     if random.chance(0.05):  # a batch of none
         which += " of none"
-        cut = [jax.tree.map(lambda x: x[:0], o) for o in operands]
         operands = tuple(
-            {n: new[n] if axis[n] == 0 else old[n] for n in new} if isinstance(new, dict) else new
-            for old, new, axis in zip(operands, cut, (*axes, 0), strict=False)
+            {n: jax.tree.map(lambda x: x[:0], x) if axis[n] == 0 else x for n, x in each.items()}
+            if isinstance(axis, dict)
+            else [x[:0] for x in each]
+            for each, axis in zip(operands, (*axes, 0), strict=False)
         )
         drawn = []
     actual = _compiled(case, transform + which, function, True)(*operands)
