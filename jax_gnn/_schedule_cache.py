@@ -77,7 +77,7 @@ def _bucket(size: int) -> str:
 
 
 def lookup(wanted: str) -> Fields | None:
-    """The schedule of this machine's GPU for a key; None where it was not tuned."""
+    """The schedule of this process's GPUs for a key; None where it was not tuned."""
     for entries in (_known(), _shipped()):
         if entries and (tuned := entries.get(device_kind() or "", {}).get(wanted)):
             return tuned.schedule
@@ -86,11 +86,16 @@ def lookup(wanted: str) -> Fields | None:
 
 @functools.cache
 def device_kind() -> str | None:
-    """What JAX calls this machine's GPU; None where there is none."""
+    """What JAX calls this process's GPUs; None where there are none, or of several kinds.
+
+    A computation is lowered once and may run on any of them: what was tuned for one kind then
+    speaks for none.
+    """
     try:
-        return jax.local_devices(backend="cuda")[0].device_kind
+        kinds = {device.device_kind for device in jax.local_devices(backend="cuda")}
     except RuntimeError:
         return None
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 @functools.cache

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import operator
 import sys
+import types
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,7 @@ PRODUCT = {
     "itemsize": 4,
 }
 TUNED_PRODUCT = Tuned((64, 0, 77), 10.0, 15.0)
+DEVICE_KIND = _schedule_cache.device_kind.__wrapped__  # tests replace it
 
 
 @pytest.fixture(autouse=True)
@@ -254,6 +256,15 @@ def test_other_devices_schedules_are_not_used(monkeypatch):
     assert schedules.choose(**SHAPE) != Schedule(*TUNED.schedule)
     monkeypatch.setattr(_schedule_cache, "device_kind", lambda: None)
     assert schedules.choose(**SHAPE) != Schedule(*TUNED.schedule)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "want"), [(["a", "a"], "a"), (["a", "b"], None), ([], None)], ids=str
+)
+def test_what_is_tuned_for_one_device_is_not_used_on_another(monkeypatch, kinds, want):
+    devices = [types.SimpleNamespace(device_kind=kind) for kind in kinds]
+    monkeypatch.setattr(jax, "local_devices", lambda backend: devices)
+    assert DEVICE_KIND() == want
 
 
 @pytest.mark.parametrize(
