@@ -142,6 +142,25 @@ def test_extremes(implementation: str) -> None:
 
 
 @on_all
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_share_of_a_lone_element_is_one(
+    rng: np.random.Generator, dtype: str, implementation: str
+) -> None:
+    """Exactly, with or without other segments, of small numbers and of large ones."""
+    ids = np.sort(rng.integers(0, 4000, 4000))  # a third of them alone
+    lone = np.bincount(ids, minlength=4000)[ids] == 1
+    data = (rng.normal(size=(4000, 5)) * rng.choice([0.1, 3, 300], (4000, 1))).astype(
+        jnp.dtype(dtype)
+    )
+    with setting(implementation, dtype):
+        y = segment_softmax(data, ids, 4000, indices_are_sorted=True)
+        small = segment_softmax(data / 100, ids, 4000, indices_are_sorted=True)
+    assert lone.sum() > 1000
+    assert (np.asarray(y)[lone] == 1).all()
+    assert (np.asarray(small)[lone] == 1).all()
+
+
+@on_all
 def test_logarithm_is_log_softmax(rng: np.random.Generator, implementation: str) -> None:
     """Softmax and logsumexp of the same segments agree, through their derivatives."""
     ids = np.sort(rng.integers(0, 6, 40))
