@@ -5,6 +5,7 @@ All is traced, nothing is compiled: promotion is an error of tracing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -93,7 +94,8 @@ def test_reductions_of_all_dtypes(kind: str, dtype: str) -> None:
     with strict(dtype):
         data = jnp.ones((5, 2), dtype)
         for name in names:
-            jax.eval_shape(lambda x, f=getattr(jax_gnn, f"segment_{name}"): f(x, **ids), data)
+            function = getattr(jax_gnn, f"segment_{name}")
+            jax.eval_shape(functools.partial(function, **ids), data)
 
 
 @pytest.mark.parametrize(
