@@ -21,6 +21,7 @@ from flax_layers._base import (
     unit_rows,
 )
 from jax_gnn import Graph, segment_sum, spmm
+from jax_gnn._index import check_instance, check_number
 
 Aggregation = Literal["mean", "max", "sum"]
 
@@ -52,6 +53,7 @@ def gcn_norm(
         >>> gcn_norm(graph)
         Array([0.70710677, 0.70710677], dtype=float32)
     """
+    check_instance("graph", graph, Graph)
     num_nodes = graph.num_nodes
     if edge_weight is None:
         degree = graph.in_degrees().astype(float)
@@ -78,6 +80,8 @@ class GCNConv(Convolution):
         >>> GCNConv(4, 8, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
         (3, 8)
     """
+
+    structure = Graph
 
     def __init__(
         self,
@@ -130,7 +134,7 @@ class GCNConv(Convolution):
         Raises:
             ValueError: A shape does not fit the layer or the graph.
         """
-        x, kernel, bias = self._operands(x, graph.num_nodes)
+        x, kernel, bias = self._operands(x, graph)
         weight = _edge_weight(graph, edge_weight)
         scale = jnp.ones((), x.dtype)
         if self.normalize:
@@ -171,6 +175,8 @@ class GINConv(Convolution):
         (3, 8)
     """
 
+    structure = Graph
+
     def __init__(
         self,
         in_features: int,
@@ -197,6 +203,7 @@ class GINConv(Convolution):
         Raises:
             ValueError: A size is not positive.
         """
+        check_number("eps", eps)
         if mlp_features is not None:
             check_positive(mlp_features=mlp_features)
         width = mlp_features or out_features
@@ -224,7 +231,7 @@ class GINConv(Convolution):
         Raises:
             ValueError: A shape does not fit the layer or the graph.
         """
-        x, kernel, bias = self._operands(x, graph.num_nodes)
+        x, kernel, bias = self._operands(x, graph)
         weight = _edge_weight(graph, edge_weight)
         own = 1 + (self.eps if self.learned_eps is None else self.learned_eps[...].astype(x.dtype))
 
@@ -253,6 +260,8 @@ class SAGEConv(Convolution):
         >>> SAGEConv(4, 8, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
         (3, 8)
     """
+
+    structure = Graph
 
     def __init__(
         self,
@@ -311,7 +320,7 @@ class SAGEConv(Convolution):
         Raises:
             ValueError: A shape does not fit the layer or the graph.
         """
-        x, kernel, bias = self._operands(x, graph.num_nodes)
+        x, kernel, bias = self._operands(x, graph)
         weight = _edge_weight(graph, edge_weight)
         messages = x if self.projection is None else jax.nn.relu(self.projection(x))
 

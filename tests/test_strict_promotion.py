@@ -94,8 +94,8 @@ def test_reductions_of_all_dtypes(kind: str, dtype: str) -> None:
     with strict(dtype):
         data = jnp.ones((5, 2), dtype)
         for name in names:
-            function = getattr(jax_gnn, f"segment_{name}")
-            jax.eval_shape(functools.partial(function, **ids), data)
+            reduction = getattr(jax_gnn, f"segment_{name}")
+            jax.eval_shape(functools.partial(reduction, **ids), data)
 
 
 @pytest.mark.parametrize(
