@@ -353,31 +353,43 @@ def segment_index(size: Size, dtype: str) -> Any:
 # Primitives, on views that have nothing to do with each other.
 
 
-def views(draw: Draw, size: Size, ordered: bool = True) -> Any:
+def views(draw: Draw, size: Size) -> Any:
+    """Of the same entries where promises are kept, though padding is not -1; else of anything."""
     count = size.entries
+    if not draw.kept:
+        forward = draw.anything(count, size.rows), draw.anything(count, size.cols), None
+        backward = (draw.anything(count, n) for n in (size.cols, size.rows, count))
+    else:
+        pairs = (draw.anything(count, n).astype(np.int64) for n in (size.rows, size.cols))
+        by_row, by_col, places = _index.sort_both_ways(*pairs, size.rows, size.cols)
+        padding = by_row.rows < 0  # the last, in either order
+        other = draw.anything(count, size.cols)
+        forward = (
+            np.where(padding, draw.rng.choice([-1, size.rows, INT32.max]), by_row.rows),
+            np.where(padding, other, by_row.cols),
+            None,
+        )
+        backward = (
+            np.where(padding, draw.rng.choice([-1, size.cols, INT32.max]), by_col.rows),
+            np.where(padding, other, by_col.cols),
+            np.where(padding, draw.rng.choice([-1, count, INT32.min]), places),
+        )
 
-    def view(num_rows: int, num_cols: int) -> View:
-        order = None
-        if ordered:  # an entry whose weight is out of range is padding only where there are weights
-            order = (
-                draw.rng.permutation(count).astype(np.int32)
-                if draw.kept
-                else draw.anything(count, count)
-            )
-        return View(draw.rows(count, num_rows), draw.anything(count, num_cols), order, num_rows)
+    def view(num_rows: int, *ids: Any) -> View:
+        return View(*(None if each is None else each.astype(np.int32) for each in ids), num_rows)
 
-    return Views(view(size.rows, size.cols), view(size.cols, size.rows))
+    return Views(view(size.rows, *forward), view(size.cols, *backward))
 
 
-@op("primitive segment_reduce ordered", "primitive segment_reduce unordered")
-def segment_reduce(kind: str, size: Size, dtype: str) -> Any:
+@op("primitive segment_reduce")
+def segment_reduce(size: Size, dtype: str) -> Any:
     return (
         lambda ids, x, weight: [
             segments.segment_reduce(x, weight, ids, reduce=reduce, heads=size.heads)
             for reduce in ("sum", "mean", "max")
         ],
         lambda draw: (
-            views(draw, size, kind == "ordered"),
+            views(draw, size),
             draw.numbers((size.cols, size.width), dtype),
             draw.weights((size.entries, size.heads), accumulator(dtype)),
         ),
