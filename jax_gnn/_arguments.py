@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._index import as_array, is_real
