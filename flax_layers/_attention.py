@@ -24,6 +24,7 @@ from jax_gnn import (
     node_to_hyperedge,
     sddmm,
 )
+from jax_gnn._index import check_number
 from jax_gnn.hypergraph_aggregate import Side
 
 attention_init = nnx.initializers.glorot_uniform()
@@ -85,6 +86,7 @@ class AttentionConvolution(Convolution):
         check_positive(out_features=out_features)
         check_heads(heads, out_features if concat else None)
         check_rates(attention_dropout_rate=attention_dropout_rate)
+        check_number("negative_slope", negative_slope)
         if not math.isfinite(negative_slope):
             raise ValueError(f"negative_slope must be finite, got {negative_slope}")
         width = out_features if concat else heads * out_features

@@ -13,6 +13,10 @@ from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
+from jax_gnn import Graph, Hypergraph
+from jax_gnn._arguments import check_real
+from jax_gnn._index import as_array, check_instance, check_integer, check_number
+
 default_kernel_init = nnx.initializers.lecun_normal()
 default_bias_init = nnx.initializers.zeros_init()
 
@@ -46,9 +50,12 @@ class Convolution(nnx.Module):
     """Base of the convolutions: one linear map beside the aggregation, and the options.
 
     Attributes:
+        structure: What its calls take, a `Graph` or a `Hypergraph`.
         kernel: ``(in_features, width)``.
         bias: ``(width,)``, or None without a bias.
     """
+
+    structure: ClassVar[type[Graph | Hypergraph]] = Hypergraph
 
     def __init__(
         self,
@@ -94,9 +101,10 @@ class Convolution(nnx.Module):
         self.param_dtype = param_dtype
         self.precision = precision
 
-    def _operands(self, x: ArrayLike, num_nodes: int) -> tuple[Array, Array, Array | None]:
-        """Checks x; returns it with kernel and bias in the dtype of the computation."""
-        x = check_features(x, num_nodes, self.in_features)
+    def _operands(self, x: ArrayLike, graph: Any) -> tuple[Array, Array, Array | None]:
+        """Checks graph and x; returns x with kernel and bias in the dtype of the computation."""
+        check_instance(self.structure.__name__.lower(), graph, self.structure)
+        x = check_features(x, graph.num_nodes, self.in_features)
         bias = None if self.bias is None else self.bias[...]
         return dtypes.promote_dtype((x, self.kernel[...], bias), dtype=self.dtype)
 
@@ -214,10 +222,11 @@ class Stack(nnx.Module):
         Raises:
             ValueError: A shape does not fit a layer or the graph.
         """
+        check_instance("graph", graph, self.convolution.structure)
         dropout = dropout_arguments(deterministic, rngs)
         if self.dropout_in_convolutions:
             named |= dropout
-        y = self.input_dropout(jnp.asarray(x), **dropout)
+        y = self.input_dropout(as_array("x", x), **dropout)
         for number in range(1, self.num_layers + 1):
             if number > 1:
                 y = self.dropout(jax.nn.relu(y), **dropout)
@@ -284,7 +293,7 @@ def check_features(
     x: ArrayLike, rows: int, in_features: int, name: str = "x", rows_name: str = "num_nodes"
 ) -> Array:
     """Checks the shape of features, ``(rows, *batch, in_features)``."""
-    x = jnp.asarray(x)
+    x = as_array(name, x)
     if x.ndim < 2 or (x.shape[0], x.shape[-1]) != (rows, in_features):
         raise ValueError(
             f"{name} must have shape ({rows_name}, ..., in_features) = ({rows}, ..., "
@@ -295,7 +304,7 @@ def check_features(
 
 def check_vector(name: str, values: ArrayLike, size_name: str, size: int) -> Array:
     """Checks the shape of what has one number for each node, edge or hyperedge."""
-    values = jnp.asarray(values)
+    values = check_real(name, values)
     if values.shape != (size,):
         raise ValueError(f"{name} must have shape ({size_name},) = ({size},), got {values.shape}")
     return values
@@ -303,20 +312,21 @@ def check_vector(name: str, values: ArrayLike, size_name: str, size: int) -> Arr
 
 def check_choice(name: str, value: Any, words: Any) -> None:
     """Raises ValueError for what is none of a Literal's words."""
-    if value not in get_args(words):
+    if not isinstance(value, str) or value not in get_args(words):
         choices = ", ".join(map(repr, get_args(words)))
         raise ValueError(f"{name} must be one of {choices}, got {value!r}")
 
 
 def check_rates(**rates: float) -> None:
-    """Raises ValueError for a share outside [0, 1]."""
+    """Raises ValueError for a share outside [0, 1], TypeError for what is no number."""
     for name, rate in rates.items():
+        check_number(name, rate)
         if not 0 <= rate <= 1:
             raise ValueError(f"{name} must lie in [0, 1], got {rate}")
 
 
 def check_positive(**sizes: int) -> None:
-    """Raises ValueError for a size below 1."""
+    """Raises ValueError for a size below 1, TypeError for what is no integer."""
     for name, size in sizes.items():
-        if size < 1:
+        if check_integer(name, size) < 1:
             raise ValueError(f"{name} must be positive, got {size}")

@@ -28,6 +28,7 @@ from flax_layers._base import (
     linear_options,
 )
 from jax_gnn import Hypergraph, hyperedge_to_node, node_to_hyperedge
+from jax_gnn._index import check_instance, check_number
 from jax_gnn.hypergraph_aggregate import Side
 from jax_gnn.views import promoted
 
@@ -159,6 +160,7 @@ class _AllSetConv(nnx.Module):
         to_nodes: What makes nodes' features of those of their hyperedges.
     """
 
+    structure = Hypergraph
     to_hyperedges: Any
     to_nodes: Any
 
@@ -207,6 +209,7 @@ class _AllSetConv(nnx.Module):
             ValueError: A shape does not fit the layer or the hypergraph.
         """
         dropout = dropout_arguments(deterministic, rngs)
+        check_instance("hypergraph", hypergraph, Hypergraph)
         x = check_features(x, hypergraph.num_nodes, self.in_features)
         if not jnp.issubdtype(x.dtype, jnp.floating):
             x = x.astype(promoted(x.dtype, self.param_dtype))
@@ -301,6 +304,7 @@ class AllSetTransformerConv(_AllSetConv):
         """
         super().__init__(in_features, out_features, mlp_layers, dropout_rate, rngs, options)
         check_heads(heads, out_features)
+        check_number("negative_slope", negative_slope)
         of_both: Any = (heads, mlp_layers, negative_slope, rngs, options)
         self.to_hyperedges = _AttentionPooling(in_features, out_features, *of_both)
         self.to_nodes = _AttentionPooling(out_features, out_features, *of_both)

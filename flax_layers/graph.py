@@ -21,6 +21,7 @@ from flax_layers._base import (
     unit_rows,
 )
 from jax_gnn import Graph, segment_sum, spmm
+from jax_gnn._index import check_instance, check_number
 
 Aggregation = Literal["mean", "max", "sum"]
 
@@ -47,6 +48,7 @@ def gcn_norm(
     Raises:
         ValueError: The graph is bipartite, or the weights have another shape.
     """
+    check_instance("graph", graph, Graph)
     num_nodes = graph.num_nodes
     if edge_weight is None:
         degree = graph.in_degrees().astype(jnp.float32)
@@ -68,6 +70,8 @@ class GCNConv(Convolution):
         kernel: Theta, ``(in_features, out_features)``.
         bias: ``(out_features,)``, or None without a bias.
     """
+
+    structure = Graph
 
     def __init__(
         self,
@@ -120,7 +124,7 @@ class GCNConv(Convolution):
         Raises:
             ValueError: A shape does not fit the layer or the graph.
         """
-        x, kernel, bias = self._operands(x, graph.num_nodes)
+        x, kernel, bias = self._operands(x, graph)
         weight = _edge_weight(graph, edge_weight)
         scale = jnp.ones((), x.dtype)
         if self.normalize:
@@ -156,6 +160,8 @@ class GINConv(Convolution):
         learned_eps: The learnable eps, ``()``; None if it is fixed.
     """
 
+    structure = Graph
+
     def __init__(
         self,
         in_features: int,
@@ -182,6 +188,7 @@ class GINConv(Convolution):
         Raises:
             ValueError: A size is not positive.
         """
+        check_number("eps", eps)
         if mlp_features is not None:
             check_positive(mlp_features=mlp_features)
         width = mlp_features or out_features
@@ -209,7 +216,7 @@ class GINConv(Convolution):
         Raises:
             ValueError: A shape does not fit the layer or the graph.
         """
-        x, kernel, bias = self._operands(x, graph.num_nodes)
+        x, kernel, bias = self._operands(x, graph)
         weight = _edge_weight(graph, edge_weight)
         own = 1 + (self.eps if self.learned_eps is None else self.learned_eps[...].astype(x.dtype))
 
@@ -233,6 +240,8 @@ class SAGEConv(Convolution):
         root: The map of a node's own features; None without.
         projection: The map before the aggregation; None without.
     """
+
+    structure = Graph
 
     def __init__(
         self,
@@ -291,7 +300,7 @@ class SAGEConv(Convolution):
         Raises:
             ValueError: A shape does not fit the layer or the graph.
         """
-        x, kernel, bias = self._operands(x, graph.num_nodes)
+        x, kernel, bias = self._operands(x, graph)
         weight = _edge_weight(graph, edge_weight)
         messages = x if self.projection is None else jax.nn.relu(self.projection(x))
 

@@ -19,6 +19,7 @@ from flax_layers._base import (
 )
 from jax_gnn import Hypergraph, HypergraphNorm, hypergraph_aggregate
 from jax_gnn.hypergraph_aggregate import Normalization
+from jax_gnn.views import promoted
 
 
 class HGNNConv(Convolution):
@@ -101,7 +102,7 @@ class HGNNConv(Convolution):
             ValueError: A shape does not fit the layer or the hypergraph, or there are weights of
                 hyperedges beside `norm`.
         """
-        x, kernel, bias = self._operands(x, hypergraph.num_nodes)
+        x, kernel, bias = self._operands(x, hypergraph)
         weight = self._hyperedge_weight(hypergraph, hyperedge_weight)
         if incidence_weight is not None:
             incidence_weight = check_vector(
@@ -134,7 +135,10 @@ class HGNNConv(Convolution):
                 f"hypergraph has {hypergraph.num_hyperedges} hyperedges, but this layer was made "
                 f"with num_hyperedges={self.num_hyperedges} learnable weights"
             )
-        return learned if weight is None else learned * weight
+        if weight is None:
+            return learned
+        dtype = promoted(learned.dtype, weight.dtype)
+        return learned.astype(dtype) * weight.astype(dtype)
 
 
 class HGNNPConv(HGNNConv):

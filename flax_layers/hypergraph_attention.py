@@ -107,9 +107,9 @@ class HypergraphAttentionConv(AttentionConvolution):
         Raises:
             ValueError: A shape does not fit the layer or the hypergraph, or that is directed.
         """
+        x, kernel, bias = self._operands(x, hypergraph)
         if hypergraph.head is not None:
             raise ValueError("hypergraph must not be directed: attention is to one H, both ways")
-        x, kernel, bias = self._operands(x, hypergraph.num_nodes)
         weight = check_hyperedge_weight(hypergraph, hyperedge_weight)
         of_node, of_hyperedge = (
             each[...].astype(x.dtype) for each in (self.node_attention, self.hyperedge_attention)

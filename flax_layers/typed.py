@@ -13,6 +13,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers._base import check_positive, default_bias_init, default_kernel_init
 from jax_gnn import TypePlan, segment_matmul
+from jax_gnn._index import as_array
 
 
 class TypedLinear(nnx.Module):
@@ -95,7 +96,7 @@ class TypedLinear(nnx.Module):
             raise ValueError(
                 f"types must be a plan of num_types = {self.num_types}, got {plan.num_types}"
             )
-        x = jnp.asarray(x)
+        x = as_array("x", x)
         rows = plan.num_rows
         if x.ndim < 2 or x.shape[-1] != self.in_features or rows not in (None, x.shape[0]):
             raise ValueError(

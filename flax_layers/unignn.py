@@ -31,6 +31,7 @@ from flax_layers._base import (
     unit_rows,
 )
 from jax_gnn import Hypergraph, HypergraphNorm, hypergraph_aggregate, node_to_hyperedge
+from jax_gnn._index import check_instance, check_number
 from jax_gnn.hypergraph_aggregate import Reduce
 
 LINEAR = ("sum", "mean")
@@ -56,7 +57,7 @@ class _UniConvolution(Convolution):
         Raises:
             ValueError: A shape does not fit the layer or the hypergraph.
         """
-        x, kernel, bias = self._operands(x, hypergraph.num_nodes)
+        x, kernel, bias = self._operands(x, hypergraph)
 
         def aggregate(features: Array) -> Array:
             return hypergraph_aggregate(
@@ -123,6 +124,7 @@ class UniGINConv(_UniConvolution):
             ValueError: A size is not positive or the reduction is unknown.
         """
         check_choice("hyperedge_reduce", hyperedge_reduce, Reduce)
+        check_number("eps", eps)
         super().__init__(in_features, out_features, rngs=rngs, **options)
         self.learned_eps: nnx.Param[Array] | None = nnx.data(None)
         if learn_eps:
@@ -247,7 +249,7 @@ class UniGATConv(AttentionConvolution):
         Raises:
             ValueError: A shape does not fit the layer or the hypergraph.
         """
-        x, kernel, bias = self._operands(x, hypergraph.num_nodes)
+        x, kernel, bias = self._operands(x, hypergraph)
         dropout = dropout_arguments(deterministic, rngs)
 
         def to_hyperedges(features: Array) -> Array:
@@ -277,6 +279,7 @@ def unigcn_norm(hypergraph: Hypergraph) -> HypergraphNorm:
     Huang and Yang, "UniGNN", IJCAI 2021. `UniGCNII` computes them once for all its
     convolutions; for a hypergraph that does not change, they can be computed once and passed to it.
     """
+    check_instance("hypergraph", hypergraph, Hypergraph)
     degree = hypergraph.node_degrees().astype(jnp.float32)
     mean = node_to_hyperedge(hypergraph, degree, reduce="mean")
     size = jnp.maximum(hypergraph.hyperedge_degrees(), 1).astype(jnp.float32)
@@ -320,6 +323,8 @@ class UniGCNIIConv(Convolution):
             ValueError: A size or lamda is not positive, or alpha is outside [0, 1].
         """
         check_positive(features=features, layer=layer)
+        check_number("alpha", alpha)
+        check_number("lamda", lamda)
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha must lie in [0, 1], got {alpha}")
         if not 0 < lamda < math.inf:
@@ -351,7 +356,7 @@ class UniGCNIIConv(Convolution):
         Raises:
             ValueError: A shape does not fit the layer or the hypergraph.
         """
-        x, kernel, bias = self._operands(x, hypergraph.num_nodes)
+        x, kernel, bias = self._operands(x, hypergraph)
         x0 = check_features(x0, hypergraph.num_nodes, self.in_features, "x0").astype(x.dtype)
         norm = unigcn_norm(hypergraph) if norm is None else norm
         y = hypergraph_aggregate(hypergraph, x, **norm.scales)
@@ -472,6 +477,7 @@ class UniGCNII(Stack):
             ValueError: A shape does not fit a layer or the hypergraph.
         """
         assert self.output is not None
+        check_instance("graph", graph, self.convolution.structure)
         x = check_features(x, graph.num_nodes, self.in_features)
         norm = unigcn_norm(graph) if norm is None else norm
         dropout = dropout_arguments(deterministic, rngs)

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
+from jax_gnn._index import as_array, is_real
 from jax_gnn.views import FLOATS, accumulator_dtype
 
 
@@ -15,7 +16,7 @@ def check_features(
     name: str, x: Any, size_name: str = "num_rows", size: int | None = None
 ) -> Array:
     """An array ``(size, *features)`` of floating-point numbers."""
-    x = jnp.asarray(x)
+    x = as_array(name, x)
     if x.dtype not in FLOATS:
         raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
     if x.ndim == 0 or size not in (None, x.shape[0]):
@@ -26,8 +27,8 @@ def check_features(
 
 def check_real(name: str, values: Any) -> Array:
     """An array of integers or floating-point numbers."""
-    values = jnp.asarray(values)
-    if not any(jnp.issubdtype(values.dtype, kind) for kind in (jnp.floating, jnp.integer)):
+    values = as_array(name, values)
+    if not is_real(values.dtype):
         raise TypeError(f"{name} must be real numbers, got {values.dtype}")
     return values
 
@@ -67,5 +68,5 @@ def check_weight(
 
 def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
     """One of several options."""
-    if value not in choices:
+    if not (value is None or isinstance(value, str)) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

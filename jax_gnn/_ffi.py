@@ -109,8 +109,9 @@ def status() -> list[PlatformStatus]:
 _implementation = jax.make_user_context(default_value=None)
 
 
-def _check_implementation(name: str | None) -> None:
-    if name is not None and name not in get_args(Implementation):
+def check_implementation(name: Any) -> None:
+    """One of the implementations, or None."""
+    if name is not None and (not isinstance(name, str) or name not in get_args(Implementation)):
         raise ValueError(
             f"implementation must be None or one of {get_args(Implementation)}, got {name!r}"
         )
@@ -128,7 +129,7 @@ def implementation(name: Implementation | None) -> AbstractContextManager[None]:
     Raises:
         ValueError: the name is none of these.
     """
-    _check_implementation(name)
+    check_implementation(name)
     return _implementation(name)
 
 
@@ -254,7 +255,7 @@ def define_primitive(name: str, rules: Rules) -> Callable[..., Any]:
     PRIMITIVES[name] = (primitive, rules)
 
     def apply(*operands: Any, implementation: str | None = None, **attributes: Any) -> Any:
-        _check_implementation(implementation)
+        check_implementation(implementation)
         return Bind(primitive, implementation or _implementation.value, attributes)(*operands)
 
     def abstract_eval(*avals: Any, implementation: str | None, tree: Any, **attributes: Any) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import numbers
 import operator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -190,7 +193,7 @@ def check_pairs(first_name: str, first: Any, second_name: str, second: Any) -> t
 
 def check_ids(name: str, ids: Any, traced: bool = False) -> Any:
     """A one-dimensional array of integers."""
-    ids = jnp.asarray(ids) if traced else to_numpy(name, ids)
+    ids = as_array(name, ids) if traced else to_numpy(name, ids)
     if not jnp.issubdtype(ids.dtype, np.integer):
         raise TypeError(f"{name} must be an array of integers, got {ids.dtype}")
     if ids.ndim != 1:
@@ -204,7 +207,7 @@ def check_ids(name: str, ids: Any, traced: bool = False) -> Any:
 
 def check_size(name: str, size: int | None, *ids: Any) -> int:
     """A size, by default the largest of the ids plus one."""
-    if size is None:
+    if size is None and ids:
         if is_traced(*ids):
             raise TypeError(
                 f"{name} must be given inside jax.jit, where it cannot be read off the ids"
@@ -248,9 +251,48 @@ def check_sparse(name: str, matrix: Any, shape: str) -> Any:
     return matrix
 
 
-def to_numpy(name: str, values: Any, dtype: Any = None) -> np.ndarray:
-    """An array of numbers."""
+def to_numpy(name: str, values: Any) -> np.ndarray:
+    """An array of numbers, of whatever type."""
+    with blame(name, "an array of numbers"):
+        return np.asarray(values)
+
+
+def as_array(name: str, values: Any) -> Array:
+    """An array of JAX."""
+    with blame(name, "an array of numbers"):
+        return jnp.asarray(values)
+
+
+def is_real(dtype: Any) -> bool:
+    """Whether a dtype is of integers or floating-point numbers."""
+    return jnp.issubdtype(dtype, np.integer) or jnp.issubdtype(dtype, np.floating)
+
+
+@contextlib.contextmanager
+def blame(name: str, what: str) -> Iterator[None]:
+    """Says of errors of JAX and numpy which argument is to blame, and what it must be."""
     try:
-        return np.asarray(values, dtype)
-    except ValueError as error:  # ragged, or not numbers
-        raise ValueError(f"{name} must be an array of numbers: {error}") from error
+        yield
+    except (TypeError, ValueError, OverflowError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{name} must be {what}: {error}") from error
+
+
+def check_number(name: str, value: Any) -> None:
+    """A real number."""
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """True or False, static."""
+    if not isinstance(value, bool | int | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
+    return bool(value)
+
+
+def check_instance(name: str, value: Any, kind: type) -> None:
+    """An object of a class of this library."""
+    if not isinstance(value, kind):
+        wanted = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+        raise TypeError(f"{name} must be a {wanted}, got {type(value).__name__}")

@@ -151,7 +151,7 @@ class Graph:
             src_name, dst_name = "num_src", "num_dst"
             num_src = _index.check_size("num_src", num_src, src)
             num_dst = _index.check_size("num_dst", num_dst, dst)
-        if validate and not _index.is_traced(src):
+        if _index.check_flag("validate", validate) and not _index.is_traced(src):
             _index.check_range("src", src, src_name, num_src)
             _index.check_range("dst", dst, dst_name, num_dst)
         by_dst, by_src, t_order = _index.sort_both_ways(dst, src, num_dst, num_src)
@@ -190,12 +190,17 @@ class Graph:
             edges, the rest are NaN (of integers, the extreme value).
 
         Raises:
+            TypeError: ``values`` are not numbers, or ``fill_value`` is none.
             ValueError: ``values`` is a scalar.
         """
-        values = jnp.asarray(values)
+        values = _index.as_array("values", values)
         if values.ndim == 0:
             raise ValueError("values must be (num_input_edges, *features), got a scalar")
-        fill = jnp.full((1, *values.shape[1:]), fill_value, values.dtype)
+        fill = _index.as_array("fill_value", fill_value)
+        if jnp.iscomplexobj(fill) and not jnp.iscomplexobj(values):
+            raise TypeError(f"fill_value must be a real number like values, got {fill.dtype}")
+        with _index.blame("fill_value", f"of the features of values, shape {values.shape}"):
+            fill = jnp.broadcast_to(fill.astype(values.dtype), (1, *values.shape[1:]))
         return jnp.concatenate([fill, values]).at[self.edge_ids + 1].get(mode="fill")
 
     def transpose(self) -> Graph:

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import jax
 import jax.export
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from jax_gnn import _index
+from jax_gnn._arguments import check_choice
 from jax_gnn.graph import Graph
 
 
@@ -175,6 +175,10 @@ class Hypergraph:
             TypeError: node ids are not integers.
             ValueError: a hyperedge is not a flat sequence, or an id is out of range.
         """
+        if not isinstance(hyperedges, Iterable):
+            raise TypeError(
+                f"hyperedges must be sequences of node ids, got {type(hyperedges).__name__}"
+            )
         members = []
         for i, hyperedge in enumerate(hyperedges):
             ids = _index.to_numpy(f"hyperedges[{i}]", hyperedge)
@@ -227,10 +231,13 @@ class Hypergraph:
             k: size of each hyperedge, from 1 to ``num_nodes``.
 
         Raises:
-            TypeError: ``k`` is not an integer.
+            TypeError: ``features`` are not real numbers, or ``k`` is not an integer.
             ValueError: wrong shape, ``k`` out of range, or a feature that is not finite.
         """
-        points = _index.to_numpy("features", features, np.float64)
+        points = _index.to_numpy("features", features)
+        if points.dtype != bool and not _index.is_real(points.dtype):
+            raise TypeError(f"features must be real numbers, got {points.dtype}")
+        points = points.astype(np.float64)
         k = _index.check_integer("k", k)
         if points.ndim != 2:
             raise ValueError(f"features must be (num_nodes, features), got shape {points.shape}")
@@ -273,15 +280,14 @@ class Hypergraph:
             ValueError: ``nodes`` is none of these.
             TypeError: called inside ``jax.jit``.
         """
+        check_choice("nodes", nodes, ("isolated", "all"))
         graphs = [self.graph] if self.head is None else [self.graph, self.head]
         members = [graph._host_edges("with_self_loops")[:2] for graph in graphs]
         if nodes == "isolated":
             have = np.concatenate([node_idx for node_idx, _ in members])
-        elif nodes == "all":
+        else:
             owners = [_owners(*pairs, self.num_hyperedges) for pairs in members]
             have = owners[0][owners[0] == owners[-1]]
-        else:
-            raise ValueError(f"nodes must be 'isolated' or 'all', got {nodes!r}")
         loops = np.setdiff1d(np.arange(self.num_nodes), have)
         new = self.num_hyperedges + np.arange(len(loops))
         ids, size = np.full(len(loops), _index.PADDING), self.num_hyperedges + len(loops)
@@ -355,7 +361,7 @@ class Hypergraph:
         Raises:
             ValueError: ``values`` is a scalar.
         """
-        values = jnp.asarray(values)
+        values = _index.as_array("values", values)
         if values.ndim == 0:
             raise ValueError("values must be (num_input_incidences, *features), got a scalar")
         return self.graph.edge_values(values, fill_value)
@@ -383,7 +389,7 @@ def _build(
     sizes = {"num_src": num_nodes, "num_dst": num_hyperedges}
     graphs = []
     for (node_name, _, hyperedge_name, _), pair in zip(incidences, checked, strict=True):
-        if validate and not _index.is_traced(*pair):
+        if _index.check_flag("validate", validate) and not _index.is_traced(*pair):
             _index.check_range(node_name, pair[0], "num_nodes", num_nodes)
             _index.check_range(hyperedge_name, pair[1], "num_hyperedges", num_hyperedges)
         graphs.append(Graph.from_edges(*pair, **sizes, validate=False).with_edge_split())

@@ -184,7 +184,7 @@ def matmul_from_rule(
     if op == "segment_outer":
         blocks = 264 if rows >= 200_000 else 132
         if larger > 64:  # tiles of 128 by 128 of a weight have blocks of their own
-            blocks = -(-132 // (-(-k // 128) * -(-n // 128)))
+            blocks = -(-132 // max(1, -(-k // 128) * -(-n // 128)))
         return MatmulSchedule(64, 0, max(1, min(blocks, rows // 128)))
     scattered = rows * (k + n) * itemsize > 1.2e9 and rows > 4096 * groups
     return MatmulSchedule(128 if rows > 100_000 else 64, 16 if scattered else 0, 4096)

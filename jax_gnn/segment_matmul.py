@@ -27,6 +27,7 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn import _ffi, _index, schedules, segments
+from jax_gnn._arguments import check_choice
 from jax_gnn.views import FLOATS, accumulator_dtype, as_ids, column, promoted
 
 Activation = Literal["relu", "silu", "gelu", "tanh"]  # in the order of segment_matmul.h
@@ -94,6 +95,7 @@ def segment_matmul(
         *(lhs, "(rows, k)", rhs, "(groups, k, n)"), precision, preferred_element_type
     )
     lhs, rhs = product.lhs, product.rhs
+    transpose_rhs = _index.check_flag("transpose_rhs", transpose_rhs)
     num_groups, k, n = rhs.shape
     if transpose_rhs:
         k, n = n, k
@@ -108,12 +110,9 @@ def segment_matmul(
             f"rhs must have a weight for each of the {sizes.shape[0]} group_sizes, got shape "
             f"{rhs.shape}; to hold some of them only, give group_offset"
         )
-    if activation not in (None, *get_args(Activation)):
-        raise ValueError(
-            f"activation must be None or one of {get_args(Activation)}, got {activation!r}"
-        )
+    check_choice("activation", activation, (None, *get_args(Activation)))
     if bias is not None:
-        bias = jnp.asarray(bias)
+        bias = _index.as_array("bias", bias)
         if bias.shape != (num_groups, n):
             raise ValueError(f"bias must be (groups, n) = {num_groups, n}, got shape {bias.shape}")
         if not np.can_cast(bias.dtype, lhs.dtype, "same_kind"):
@@ -123,7 +122,7 @@ def segment_matmul(
         raise TypeError(f"activation={activation!r} needs real lhs and rhs, got {lhs.dtype}")
     result = _matmul(
         *(lhs, rhs, bias, sizes, offset),
-        transposed=bool(transpose_rhs),
+        transposed=transpose_rhs,
         precision=product.precision,
         activation=activation,
         dtype=product.dtype,
@@ -180,7 +179,7 @@ def segment_outer(
         *(lhs, rhs, sizes, offset),
         num_groups=sizes.shape[0] if num_groups is None else num_groups,
         precision=product.precision,
-        deterministic=bool(deterministic),
+        deterministic=_index.check_flag("deterministic", deterministic),
         dtype=product.dtype,
         implementation=implementation,
     )
@@ -212,7 +211,7 @@ def _product_of(
     lhs: Any, lhs_shape: str, rhs: Any, rhs_shape: str, precision: Any, preferred: Any
 ) -> _Product:
     """Checks two arrays of numbers with these dimensions, and converts them to one dtype."""
-    lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
+    lhs, rhs = _index.as_array("lhs", lhs), _index.as_array("rhs", rhs)
     for name, array, shape in (("lhs", lhs, lhs_shape), ("rhs", rhs, rhs_shape)):
         if not jnp.issubdtype(array.dtype, np.number):
             raise TypeError(f"{name} must be an array of numbers, got {array.dtype}")
@@ -221,7 +220,10 @@ def _product_of(
     level = _precision(precision)
     wide = promoted(_widened(lhs.dtype), _widened(rhs.dtype))
     given = lhs.dtype if lhs.dtype == rhs.dtype else wide
-    result = given if preferred is None else jax.dtypes.canonicalize_dtype(preferred)
+    result = given
+    if preferred is not None:
+        with _index.blame("preferred_element_type", "a dtype"):
+            result = jax.dtypes.canonicalize_dtype(preferred)
     if result != given and not _holds(result, given, wide):
         raise TypeError(
             f"preferred_element_type must hold what lhs and rhs, {given}, hold; got {result}"
@@ -263,7 +265,7 @@ def _groups(sizes: Any, offset: Any, num_groups: int | None) -> tuple[Array, Arr
     sizes = as_ids("group_sizes", sizes)
     if offset is None:
         return sizes, jnp.zeros((1,), jnp.int32)
-    offset = jnp.asarray(offset)
+    offset = _index.as_array("group_offset", offset)
     if not jnp.issubdtype(offset.dtype, np.integer):
         raise TypeError(f"group_offset must be an integer, got {offset.dtype}")
     if offset.shape not in ((), (1,)):
@@ -283,10 +285,10 @@ def _precision(precision: Any) -> jax.lax.Precision:
         return max(map(_precision, precision), key=operator.attrgetter("value"))
     try:
         return jax.lax.Precision(precision)
-    except ValueError:
+    except (TypeError, ValueError):
         pass
     name = getattr(precision, "name", precision)
-    if name not in jax.lax.DotAlgorithmPreset.__members__:
+    if not isinstance(name, str) or name not in jax.lax.DotAlgorithmPreset.__members__:
         raise ValueError(f"precision must be what jax.lax.dot takes, got {precision!r}")
     return jax.lax.Precision.HIGHEST if name in _EXACT_PRESETS else jax.lax.Precision.DEFAULT
 
@@ -301,7 +303,9 @@ def _bounds(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
         lambda a, b: a + jnp.minimum(b, rows - a), jnp.clip(sizes, 0, rows)
     )
     starts = jnp.concatenate([jnp.zeros((1,), ends.dtype), ends])
-    return starts[jnp.clip(offset + jnp.arange(num_groups + 1, dtype=offset.dtype), 0, sizes.shape[0])]
+    return starts[
+        jnp.clip(offset + jnp.arange(num_groups + 1, dtype=offset.dtype), 0, sizes.shape[0])
+    ]
 
 
 def _cover(sizes: Array, offset: Array, num_groups: int, rows: int) -> tuple[Array, Array]:

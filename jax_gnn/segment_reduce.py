@@ -103,11 +103,13 @@ def _reduction(rule: Callable[..., Array]) -> Reduction:
         ids, size, is_sorted = _check_segments(
             data.shape, segment_ids, num_segments, indices_are_sorted, mode, indptr
         )
+        _ffi.check_implementation(implementation)
         groups = _Segments(ids, size, is_sorted, implementation)
+        unique_indices = _index.check_flag("unique_indices", unique_indices)
         bucket_size = _check_bucket_size(bucket_size, data.shape[0])
         for name in options.keys() & set(options_of_rule):
             options[name] = _index.check_integer(name, options[name])
-        return compiled(_Problem(data, groups, bool(unique_indices), bucket_size), **options)
+        return compiled(_Problem(data, groups, unique_indices, bucket_size), **options)
 
     function.__name__ = function.__qualname__ = rule.__name__
     function.__doc__ = f"{rule.__doc__}{_ARGUMENTS}"
@@ -369,7 +371,7 @@ class SegmentIndex:
     def _total(
         name: str, x: Any, views: Views, implementation: _ffi.Implementation | None
     ) -> Array:
-        x = jnp.asarray(x)
+        x = _index.as_array(name, x)
         if x.dtype not in DTYPES:
             names = ", ".join(jnp.dtype(dtype).name for dtype in DTYPES)
             raise TypeError(f"{name} must be one of {names}, got {x.dtype}")
@@ -460,7 +462,7 @@ def _real(problem: _Problem) -> _Problem:
 
 
 def _check_data(data: Any) -> Array:
-    data = jnp.asarray(data)
+    data = _index.as_array("data", data)
     if data.ndim == 0:
         raise ValueError("data must be (num_elements, *features), got shape ()")
     return data
@@ -484,6 +486,11 @@ def _check_segments(
     indptr: Any,
 ) -> tuple[Array, int, bool]:
     """Gives ids, number of segments and whether ids are sorted."""
+    is_sorted = _index.check_flag("indices_are_sorted", is_sorted)
+    if not (mode is None or isinstance(mode, str | GatherScatterMode)):
+        raise TypeError(f"mode must be a GatherScatterMode or its name, got {type(mode).__name__}")
+    with _index.blame("mode", "a GatherScatterMode or its name"):
+        clip = mode is not None and GatherScatterMode.from_any(mode) == GatherScatterMode.CLIP
     if (segment_ids is None) == (indptr is None):
         raise TypeError("exactly one of segment_ids and indptr must be given")
     if indptr is not None:
@@ -501,6 +508,6 @@ def _check_segments(
             f"got shape {ids.shape}"
         )
     size = _index.check_size("num_segments", num_segments, ids)
-    if mode is not None and GatherScatterMode.from_any(mode) == GatherScatterMode.CLIP:
+    if clip:
         ids = jnp.clip(ids, 0, max(size - 1, 0))
     return ids, size, is_sorted

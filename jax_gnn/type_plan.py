@@ -74,15 +74,21 @@ class TypePlan:
         """Number of rows, None where rows are sorted as they are: then any will do."""
         return None if self.order is None else self.order.shape[0]
 
-    def sort(self, x: Array) -> Array:
-        """``(rows, *features)`` in the order of their types."""
+    def sort(self, x: ArrayLike) -> Array:
+        """``(rows, *features)`` in the order of their types.
+
+        Raises:
+            TypeError: ``x`` is not an array of numbers.
+            ValueError: ``x`` has another number of rows.
+        """
         return self._gather(x, self.order, self.inverse)
 
-    def unsort(self, x: Array) -> Array:
+    def unsort(self, x: ArrayLike) -> Array:
         """The inverse of :meth:`sort`."""
         return self._gather(x, self.inverse, self.order)
 
-    def _gather(self, x: Array, ids: Array | None, inverse: Array | None) -> Array:
+    def _gather(self, x: ArrayLike, ids: Array | None, inverse: Array | None) -> Array:
+        x = _index.as_array("x", x)
         if ids is None or inverse is None:
             return x
         rows = ids.shape[0]

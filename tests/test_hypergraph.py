@@ -531,7 +531,7 @@ def test_self_loops_of_padded_hypergraph() -> None:
 
 
 def test_bad_self_loops() -> None:
-    with pytest.raises(ValueError, match="nodes must be 'isolated' or 'all', got 'none'"):
+    with pytest.raises(ValueError, match="nodes must be one of 'isolated', 'all', got 'none'"):
         SMALL.with_self_loops("none")
     with pytest.raises(TypeError, match="with_self_loops works on the host only"):
         jax.jit(Hypergraph.with_self_loops)(SMALL)
@@ -676,10 +676,18 @@ def test_vmap_over_stacked_hypergraphs(rng: np.random.Generator) -> None:
         (lambda: Hypergraph.from_hyperedges([[0], [0, [1, 2]]]), ValueError, r"hyperedges\[1\]"),
         (lambda: Hypergraph.from_incidence([[0], [1, 2]], [0]), ValueError, "node_idx"),
         (lambda: Hypergraph.from_knn([[1, 2], [3]], 1), ValueError, "features"),
-        (lambda: Hypergraph.from_knn([["a", "b"]], 1), ValueError, "features"),
+        (lambda: Hypergraph.from_knn([["a", "b"]], 1), TypeError, "features"),
+        (lambda: Hypergraph.from_knn([[1j], [2]], 1), TypeError, "features"),
         (lambda: Hypergraph.from_hyperedges([[0]]).pad(num_nodes=2.5), TypeError, "num_nodes"),
     ],
-    ids=["ragged hyperedge", "ragged ids", "ragged features", "text", "fractional capacity"],
+    ids=[
+        "ragged hyperedge",
+        "ragged ids",
+        "ragged features",
+        "text",
+        "complex",
+        "fractional capacity",
+    ],
 )
 def test_errors_name_the_culprit(
     build_wrongly: Callable[[], Hypergraph], error: type[Exception], culprit: str

@@ -131,10 +131,11 @@ def test_a_forced_schedule_goes_first_and_is_in_the_key_of_compiled_functions():
 
 def test_every_product_has_a_sound_schedule():
     sizes = (0, 1, 300, 10**6, 2**31)
-    for op, rows, groups, width, itemsize in itertools.product(
-        matmul.OPS, sizes, (1, 100, 10**4), (1, 17, 64, 1000), (2, 4, 8)
+    widths = [(width, 64) for width in (0, 1, 17, 64, 1000)] + [(0, 0), (0, 1000), (1000, 0)]
+    for op, rows, groups, (k, n), itemsize in itertools.product(
+        matmul.OPS, sizes, (0, 1, 100, 10**4), widths, (2, 4, 8)
     ):
-        shape = {"rows": rows, "groups": groups, "k": width, "n": 64, "itemsize": itemsize}
+        shape = {"rows": rows, "groups": groups, "k": k, "n": n, "itemsize": itemsize}
         schedule = schedules.choose_matmul(op, **shape)
         assert isinstance(schedule, MatmulSchedule)
         assert schedule == schedules.choose_matmul(op, **shape)

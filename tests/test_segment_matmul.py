@@ -222,7 +222,7 @@ class TestSegmentMatmul(OpSuite):
             "activation": (
                 lambda: segment_matmul(LHS, RHS, SIZES, activation="swish"),  # type: ignore[arg-type]
                 ValueError,
-                "activation must be None or one of .*'relu'.*, got 'swish'",
+                "activation must be one of None, 'relu', .*, got 'swish'",
             ),
             "activation of integers": (
                 lambda: segment_matmul(LHS.astype(int), RHS.astype(int), SIZES, activation="relu"),
@@ -690,6 +690,19 @@ def test_half_types_add_up_in_float32(rng: np.random.Generator, implementation: 
         outer = segment_outer(lhs[:, :3], lhs[:, :2], sizes)
     assert (np.asarray(y, np.float32) == rows).all()
     assert (np.asarray(outer, np.float32) == rows).all()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("k", "n"), [(0, 0), (0, 200), (200, 0)])
+def test_no_features(k: int, n: int, implementation: str) -> None:
+    lhs, rhs, ct = np.ones((300, k)), np.ones((2, k, n)), np.ones((300, n))
+    sizes = np.array([100, 150], np.int32)
+    with setting(implementation):
+        y, vjp = jax.vjp(lambda x, w: segment_matmul(x, w, sizes), lhs, rhs)
+        d_lhs, d_rhs = vjp(jnp.asarray(ct, y.dtype))
+        outer = segment_outer(lhs, ct, sizes)
+    for got, like in ((y, ct), (d_lhs, lhs), (d_rhs, rhs), (outer, rhs)):
+        np.testing.assert_array_equal(got, np.zeros_like(like))
 
 
 @pytest.mark.parametrize("precision", [None, "default", "tensorfloat32"])

@@ -5,6 +5,7 @@ All is traced, nothing is compiled: promotion is an error of tracing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -93,10 +94,13 @@ def test_reductions_of_all_dtypes(kind: str, dtype: str) -> None:
     with strict(dtype):
         data = jnp.ones((5, 2), dtype)
         for name in names:
-            jax.eval_shape(lambda x, f=getattr(jax_gnn, f"segment_{name}"): f(x, **ids), data)
+            reduction = getattr(jax_gnn, f"segment_{name}")
+            jax.eval_shape(functools.partial(reduction, **ids), data)
 
 
-@pytest.mark.parametrize("dtypes", [("int8", "uint8"), ("bfloat16", "float32"), ("int32", "float16")])
+@pytest.mark.parametrize(
+    "dtypes", [("int8", "uint8"), ("bfloat16", "float32"), ("int32", "float16")]
+)
 def test_operands_of_several_dtypes(dtypes: tuple[str, str]) -> None:
     """Ops that promise a common dtype give it, as jax.lax.ragged_dot does."""
     with strict("float32"):

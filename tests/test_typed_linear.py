@@ -124,7 +124,17 @@ def test_plan(rng: np.random.Generator, types: np.ndarray, x: np.ndarray) -> Non
         np.testing.assert_array_equal(row, TypePlan.from_types(one, TYPES).sort(x))
     as_sorted = TypePlan.from_sizes(plan.group_sizes)
     assert (as_sorted.num_types, as_sorted.num_rows) == (TYPES, None)
+    x = jnp.asarray(x)
     assert as_sorted.sort(x) is x
+
+
+def test_plan_takes_lists() -> None:
+    plan = TypePlan.from_types([1, 0, 1], 2)
+    np.testing.assert_array_equal(plan.sort([5, 6, 7]), [6, 5, 7])
+    np.testing.assert_array_equal(plan.unsort([6, 5, 7]), [5, 6, 7])
+    np.testing.assert_array_equal(TypePlan.from_sizes([1, 1]).sort([5, 6]), [5, 6])
+    with pytest.raises(ValueError, match=r"x must be \(rows=3, \*features\), got shape \(2,\)"):
+        plan.sort([1, 2])
 
 
 def test_one_trace_for_all_types(rng: np.random.Generator, x: np.ndarray) -> None:

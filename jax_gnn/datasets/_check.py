@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from jax_gnn._index import check_integer
+
 MAX_SIZE = np.iinfo(np.int32).max  # ids are int32
 
 
@@ -71,6 +73,14 @@ def check_size(field: str, value: Any) -> int:
     if not 0 <= size <= MAX_SIZE:
         raise ValueError(f"{field}: expected a number from 0 to {MAX_SIZE}, got {size}")
     return size
+
+
+def random_generator(seed: Any) -> np.random.Generator:
+    """Random numbers that a seed determines."""
+    seed = check_integer("seed", seed)
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, got {seed}")
+    return np.random.default_rng(seed)
 
 
 def check_array(field: str, value: Any, kinds: str, what: str, ndim: int) -> np.ndarray:

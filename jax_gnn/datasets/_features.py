@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from jax_gnn._index import check_instance, check_integer, check_number
+from jax_gnn.datasets._check import random_generator
 from jax_gnn.datasets._dataset import NodeDataset
 
 Dataset = TypeVar("Dataset", bound=NodeDataset)
@@ -29,9 +31,13 @@ def with_noisy_label_features(
         seed: of the noise.
 
     Raises:
+        TypeError: an argument has the wrong type.
         ValueError: no node has a label, ``num_features`` is below the number of classes, or
             ``noise`` is negative or not finite.
     """
+    check_instance("dataset", dataset, NodeDataset)
+    num_features = check_integer("num_features", num_features)
+    check_number("noise", noise)
     if dataset.num_classes == 0:
         raise ValueError(f"dataset {dataset.name!r} has no labels to make features from")
     if num_features < dataset.num_classes:
@@ -41,7 +47,7 @@ def with_noisy_label_features(
         )
     if not 0 <= noise < np.inf:
         raise ValueError(f"noise must be a finite standard deviation from 0, got {noise}")
-    rng = np.random.default_rng(seed)
+    rng = random_generator(seed)
     x = noise * rng.standard_normal((dataset.num_nodes, num_features), np.float32)
     labelled = np.flatnonzero(dataset.y >= 0)
     x[labelled, dataset.y[labelled]] += 1
@@ -59,10 +65,13 @@ def with_random_features(dataset: Dataset, *, num_features: int = 100, seed: int
         seed: of the features.
 
     Raises:
+        TypeError: an argument has the wrong type.
         ValueError: ``num_features`` is below 1.
     """
+    check_instance("dataset", dataset, NodeDataset)
+    num_features = check_integer("num_features", num_features)
     if num_features < 1:
         raise ValueError(f"num_features must be at least 1, got {num_features}")
-    rng = np.random.default_rng(seed)
+    rng = random_generator(seed)
     x = rng.standard_normal((dataset.num_nodes, num_features), np.float32)
     return dataclasses.replace(dataset, x=x)

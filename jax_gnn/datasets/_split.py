@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jax_gnn.datasets._check import MAX_SIZE, check_ids
+from jax_gnn._index import check_number
+from jax_gnn.datasets._check import MAX_SIZE, check_ids, random_generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +38,13 @@ def random_split(y: np.ndarray, *, train: float = 0.5, valid: float = 0.25, seed
         seed: of the permutation; the same seed gives the same split.
 
     Raises:
+        TypeError: ``train``, ``valid`` or ``seed`` is not a number.
         ValueError: ``y`` is not one axis of integers from -1; ``train`` is not above 0, ``valid``
             is below 0, or they exceed 1 together; or no node is left to train on.
     """
     labelled = np.flatnonzero(check_ids("y", y, MAX_SIZE, start=-1) >= 0).astype(np.int32)
+    check_number("train", train)
+    check_number("valid", valid)
     if not (train > 0 and valid >= 0 and train + valid <= 1):
         raise ValueError(
             "train must be above 0, valid at least 0 and their sum at most 1, "
@@ -51,5 +55,5 @@ def random_split(y: np.ndarray, *, train: float = 0.5, valid: float = 0.25, seed
         raise ValueError(
             f"y has {labelled.size} labelled nodes, of which train={train} leaves none to train on"
         )
-    shuffled = np.random.default_rng(seed).permutation(labelled)
+    shuffled = random_generator(seed).permutation(labelled)
     return Split(*np.split(shuffled, [num_train, num_train + num_valid]))
