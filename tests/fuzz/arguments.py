@@ -31,7 +31,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from argument_cases import FAMILIES, Mode, Random
+from argument_cases import FAMILIES, Case, Mode, Random
 from argument_errors import wrong_call
 from balls import Ball, Dual, disagreement, rounding, unit
 
@@ -58,7 +58,7 @@ class Batch:
         self.cases: dict[int, Any] = {}
         self.families = [family for family, weight in FAMILIES for _ in range(weight)]
 
-    def mode(self, random: Any) -> Any:
+    def mode(self, random: Random) -> Any:
         kernels = "cuda" if self.platform == "gpu" else "cpu"
         chosen = self.implementation or random.choice([None, kernels, "xla"])
         if chosen not in (None, "xla", kernels):
@@ -99,7 +99,7 @@ class Batch:
         return case.function, text, wrong
 
 
-def right_call(case: Any, mode: Any, random: Any) -> str | None:
+def right_call(case: Case, mode: Mode, random: Random) -> str | None:
     """Calls, and compares with the reference."""
     ids, known = case.indices(random)
     values = case.values(random, ids, known)
@@ -125,13 +125,13 @@ def right_call(case: Any, mode: Any, random: Any) -> str | None:
     return runner(case, transform, random, ids, values, known, problem)
 
 
-def _compiled(case: Any, name: str, function: Any, jitted: bool) -> Any:
+def _compiled(case: Case, name: str, function: Any, jitted: bool) -> Any:
     if name not in case.state:
         case.state[name] = jax.jit(function) if jitted else function
     return case.state[name]
 
 
-def _arrays(random: Any, operands: dict[str, Any], lists: bool) -> dict[str, Any]:
+def _arrays(random: Random, operands: dict[str, Any], lists: bool) -> dict[str, Any]:
     """Operands as arrays of numpy, of JAX, or as lists."""
     import jax
 
@@ -150,7 +150,9 @@ def _arrays(random: Any, operands: dict[str, Any], lists: bool) -> dict[str, Any
     return {name: dress(x) for name, x in operands.items()}
 
 
-def _forward(case, transform, random, ids, values, known, rng):
+def _forward(
+    case: Case, transform: str, random: Random, ids: Any, values: Any, known: Any, rng: Any
+) -> str | None:
     jitted = transform == "jit"
     function = _compiled(case, transform, lambda operands: case.call(**operands), jitted)
     is_float = {name: x.dtype.kind not in "iub" for name, x in values.items()}
@@ -161,7 +163,7 @@ def _forward(case, transform, random, ids, values, known, rng):
     return compare(actual, _result(case, ids, values, known), case.dtype, "result")
 
 
-def _result(case, ids, values, known):
+def _result(case: Case, ids: Any, values: Any, known: Any) -> Any:
     """The reference's."""
     with rounding(case.accumulator, case.accumulator, case.product_unit):
         exact = {
@@ -203,17 +205,17 @@ def compare(actual: Any, want: Any, dtype: Any, name: str) -> str | None:
     return None
 
 
-def _derivative_format(case: Any) -> Any:
+def _derivative_format(case: Case) -> Any:
     """Half types may be rounded to themselves at each step of a derivative."""
     return case.dtype if case.dtype.name in ("float16", "bfloat16") else case.accumulator
 
 
-def _coarsest(case: Any, values: dict[str, Any]) -> Any:
+def _coarsest(case: Case, values: dict[str, Any]) -> Any:
     dtypes = [_derivative_format(case), *(x.dtype for x in values.values())]
     return max(dtypes, key=unit)
 
 
-def _reference(case: Any, values: Any, tangents: dict[str, Any], ids: Any, known: Any) -> Any:
+def _reference(case: Case, values: Any, tangents: dict[str, Any], ids: Any, known: Any) -> Any:
     """Duals; with a tangent of shape ``(*shape, K)`` for each value."""
     with rounding(_coarsest(case, values), case.accumulator, case.product_unit):
         duals = {
@@ -236,12 +238,14 @@ def _numbers(rng: Any, shape: Any, dtype: Any) -> Any:
     return x.astype(dtype)
 
 
-def _bigger(case: Any, values: dict[str, Any]) -> bool:
+def _bigger(case: Case, values: dict[str, Any]) -> bool:
     """Whether there are too many directions for a reference of all of them."""
     return sum(x.size for x in values.values()) > 400
 
 
-def _jvp(case, transform, random, ids, values, known, rng):
+def _jvp(
+    case: Case, transform: str, random: Random, ids: Any, values: Any, known: Any, rng: Any
+) -> str | None:
     import jax
 
     values = _seen(values)
@@ -279,30 +283,32 @@ def _one_hot(values: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _pulled(case: Any, values: Any, ids: Any, known: Any, cts: list[Any]) -> dict[str, Any]:
+def _pulled(case: Case, values: Any, ids: Any, known: Any, cts: list[Any]) -> dict[str, Any]:
     """The reference's gradients, as Duals."""
     want = _reference(case, values, _one_hot(values), ids, known)
     total = Dual(np.zeros(sum(x.size for x in values.values())))
-    with rounding(_coarsest(case, values), case.accumulator):
+    with rounding(_coarsest(case, values), case.accumulator, case.product_unit):
         for dual, ct in zip(want, cts, strict=True):
             if dual.tangent is not None:
                 total = total + Dual(*dual.pull(_wide(ct)))
     result, start = {}, 0
     for name, x in values.items():
         part = total[start : start + x.size]
+        if x.dtype.kind != "c":  # converted on the way
+            part = part.linear(np.real)
         result[name] = part.reshape(*x.shape)
         start += x.size
     return result
 
 
-def _shapes(case: Any, ids: Any, values: Any) -> list[Any]:
+def _shapes(case: Case, ids: Any, values: Any) -> list[Any]:
     if "shapes" not in case.state:
         shapes = jax.eval_shape(lambda i, v: case.call(**i, **v), ids, values)
         case.state["shapes"] = shapes if isinstance(shapes, list) else [shapes]
     return case.state["shapes"]
 
 
-def _grad_function(case: Any) -> Any:
+def _grad_function(case: Case) -> Any:
     def function(ids: Any, values: Any, cts: Any) -> Any:
         def listed(values: Any) -> Any:
             result = case.call(**ids, **values)
@@ -321,7 +327,9 @@ def _compare_gradients(actual: Any, want: Any, values: Any) -> str | None:
     return None
 
 
-def _vjp(case, transform, random, ids, values, known, rng):
+def _vjp(
+    case: Case, transform: str, random: Random, ids: Any, values: Any, known: Any, rng: Any
+) -> str | None:
     values = _seen(values)
     if _bigger(case, values):
         return _jvp(case, transform.replace("vjp", "jvp"), random, ids, values, known, rng)
@@ -331,7 +339,9 @@ def _vjp(case, transform, random, ids, values, known, rng):
     return _compare_gradients(actual, _pulled(case, values, ids, known, cts), values)
 
 
-def _vmap(case, transform, random, ids, values, known, rng):
+def _vmap(
+    case: Case, transform: str, random: Random, ids: Any, values: Any, known: Any, rng: Any
+) -> str | None:
     gradients = transform == "vmap_vjp" and not _bigger(case, values)
     drawn = [(ids, _seen(values), known)]
     which = case.state.setdefault("batched", random.choice(["all", "values", "indices"]))
@@ -477,6 +487,7 @@ class Fuzzer:
         arguments = [*self._again, "--child", str(first), str(stop)]
         process = subprocess.Popen(
             [sys.executable, os.path.abspath(__file__), *arguments],
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

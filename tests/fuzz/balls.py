@@ -268,11 +268,11 @@ class Dual:
         chosen = Dual((v == top[ids]).astype(float))
         count = chosen.sum_at(ids, size)
         share = chosen * Dual(np.maximum(count.value, 1)).inverse()[ids]
-        tangent = Dual.of(share.ball, None) * Dual(v)  # of the right shape
-        tangent = Dual.of(tangent.ball, _mul(_wide(share.ball), self.tangent)).sum_at(ids, size)
+        parts = _mul(_wide(share.ball), self.tangent)
+        tangent = Dual(np.zeros(v.shape), None, parts).sum_at(ids, size).tangent
         candidates = Dual(near.astype(float)).sum_at(ids, size).value
         blurred = Dual((near & (r > 0)).astype(float)).sum_at(ids, size).value
-        result = Dual.of(Ball(top, radius), tangent.tangent)
+        result = Dual.of(Ball(top, radius), tangent)
         return result.unsure((candidates > 1) & (blurred > 0))
 
     def prod_at(self, ids: np.ndarray, size: int) -> Dual:
@@ -293,9 +293,10 @@ class Dual:
         radius = np.where(used, weights[:, None] * np.where(used, radii, 0), 0)
         paths = used.sum(axis=0)
         total = Dual(terms, radius).sum_at(np.zeros(len(terms), np.int64), 1)[0]
-        error = paths * unit(_format.each) * np.abs(terms).sum(axis=0)
-        exact = total.ball.radius == 0
-        return Ball(total.value, total.ball.radius + np.where(exact & (paths < 2), 0, error))
+        units = paths * unit(_format.each) + 2 * _format.product_unit  # ct is a factor too
+        exact = (total.ball.radius == 0) & (paths < 2) & (not _format.product_unit)
+        error = np.where(exact, 0, units * np.abs(terms).sum(axis=0))
+        return Ball(total.value, total.ball.radius + error)
 
 
 def stack(rows: list[Dual], like: Dual) -> Dual:
