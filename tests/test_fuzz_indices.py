@@ -12,7 +12,7 @@ import pytest
 
 FUZZER = Path(__file__).parent / "fuzz" / "indices.py"
 PLATFORM = "cuda" if emulation.WANTED or jax.default_backend() == "gpu" else "cpu"
-CALLS, PROGRAMS = (100, 12) if emulation.WANTED else (400, 16)  # emulated: a thread at a time
+CALLS, PROGRAMS = (60, 8) if emulation.WANTED else (400, 12)  # emulated: a thread at a time
 
 
 def run(*command: str) -> str:
