@@ -199,15 +199,17 @@ def signed(ids: Any) -> Array:
 
     What that cannot hold becomes its largest or smallest number: still out of range, in order.
     """
+    if isinstance(ids, jax.Array) and ids.dtype == np.int32:
+        return ids
     fits = np.can_cast(ids.dtype, np.int32)
-    dtype = np.dtype(np.int32) if fits else jax.dtypes.canonicalize_dtype(np.int64)
-    if ids.dtype == dtype:
-        return ids if isinstance(ids, jax.Array) else jnp.asarray(ids)
-    if not fits:
+    dtype = jax.dtypes.canonicalize_dtype(np.int32 if fits else np.int64)
+    if not fits and ids.dtype != dtype:
+        if not is_traced(ids) and jax.dtypes.canonicalize_dtype(ids.dtype) != ids.dtype:
+            ids = np.asarray(ids)  # where 64 bits are no longer enabled, JAX would drop half
         given, limits = np.iinfo(ids.dtype), np.iinfo(dtype)
         clip = jnp.clip if isinstance(ids, jax.Array) else np.clip
         ids = clip(ids, max(given.min, limits.min), min(given.max, limits.max))
-    return jnp.asarray(ids.astype(dtype))
+    return jnp.asarray(ids, dtype)
 
 
 def bounded(ids: Any, size: int) -> Array:
@@ -378,10 +380,8 @@ def _check_lengths(part: str, size: int, wanted: int) -> None:
 
 def to_array(name: str, values: Any) -> Any:
     """An array of numbers: of JAX where it is one or traced, else of numpy, as it was given."""
-    if isinstance(values, jax.Array) and not is_traced(values):
-        # What 64 bits were enabled for; where they are not, JAX would drop half of each.
-        keep = jax.dtypes.canonicalize_dtype(values.dtype) == values.dtype
-        return values if keep else np.asarray(values)
+    if isinstance(values, jax.Array):
+        return values
     if hasattr(values, "__jax_array__") or is_traced(*jax.tree.leaves(values)):
         return as_array(name, values)
     return to_numpy(name, values)

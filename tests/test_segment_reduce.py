@@ -411,7 +411,7 @@ def test_ids_of_narrow_and_unsigned_types(
     """The largest numbers are padding, at the end if sorted; of more segments than ids can name."""
     info = np.iinfo(dtype)
     size = 7 if info.max > 2**31 else 70_000
-    ids = rng.choice([info.min, 0, 1, 2, 3, info.max - 1, info.max], 50).astype(dtype)
+    ids = rng.choice(np.array([info.min, 0, 1, 2, 3, info.max - 1, info.max], dtype), 50)
     ids = np.sort(ids) if is_sorted else ids
     near = np.clip(ids.astype(object), -1, size).astype(np.int32)
     data = rng.normal(size=(50, 3)).astype(np.float32)
