@@ -19,8 +19,8 @@ import pytest
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers share a GPU
 jax.config.update("jax_num_cpu_devices", 4)  # for shard_map
 # Most of the tests' time is XLA's, compiling for CPUs what runs for microseconds. It takes half of
-# it without MLIR; what an environment says of the flag goes first. XLA ends the process on a flag that
-# it does not know, as jaxlib 0.11 this one.
+# it without MLIR; what an environment says of the flag goes first. XLA ends the process on a flag
+# that it does not know, as jaxlib 0.11 this one.
 _FLAG = "--xla_cpu_use_fusion_emitters"
 if jax.__version_info__ < (0, 11) and _FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=false"
