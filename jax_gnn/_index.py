@@ -241,7 +241,10 @@ def check_pairs(first_name: str, first: Any, second_name: str, second: Any) -> t
 
 def check_ids(name: str, ids: Any, traced: bool = False) -> Any:
     """A one-dimensional array of integers: int64 in numpy, or int32 or int64 in JAX if traced."""
+    given = ids
     ids = to_array(name, ids) if traced else to_numpy(name, ids)
+    if not jnp.issubdtype(ids.dtype, np.integer) and isinstance(given, list | tuple):
+        ids = _exact(given, ids)
     if not jnp.issubdtype(ids.dtype, np.integer):
         raise TypeError(f"{name} must be an array of integers, got {ids.dtype}")
     if ids.ndim != 1:
@@ -251,6 +254,15 @@ def check_ids(name: str, ids: Any, traced: bool = False) -> Any:
     if ids.dtype == np.uint64 and ids.size and ids.max() > np.iinfo(np.int64).max:
         raise ValueError(f"{name} holds ids beyond 64 bits")
     return ids.astype(np.int64)
+
+
+def _exact(given: Any, ids: Any) -> Any:
+    """Integers of which numpy made other numbers, as none of its types holds them all."""
+    exact = np.array(given, object)
+    if not exact.size or not all(type(i) is int or isinstance(i, np.integer) for i in exact.flat):
+        return ids
+    limits = np.iinfo(np.int64)
+    return np.clip(exact, limits.min, limits.max).astype(np.int64)
 
 
 def check_size(name: str, size: Any, *ids: Any) -> Any:

@@ -6,14 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 FUZZER = Path(__file__).parent / "fuzz" / "arguments.py"
 
 
-def test_arguments(request: pytest.FixtureRequest) -> None:
-    seed = str(request.config.option.seed)
+def test_arguments() -> None:
+    # Of a fixed seed: what new ones find is for a long run, not for the change at hand.
     # A child of this process of few cases: most of the time goes into compiling them.
-    command = [sys.executable, str(FUZZER), "--sets", "300", "--cases", "25", "--seed", seed]
+    command = [sys.executable, str(FUZZER), "--sets", "300", "--cases", "25", "--seed", "2"]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -500,6 +500,7 @@ def test_no_heads(implementation: str) -> None:
         assert [ct.shape for ct in pull(y)] == [x.shape, x.shape]
 
 
+@on_all
 @pytest.mark.parametrize("x64", [False, True])
 def test_hand_made_graphs_beyond_32_bits(
     rng: np.random.Generator, x64: bool, implementation: str

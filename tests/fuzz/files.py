@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
@@ -541,6 +542,7 @@ def run_one(seed: int, number: int, folder: Path) -> str:
 
 def work(seed: int, numbers: range, deadline: float) -> None:
     """A worker: prints a line of JSON for each file. It dies of what takes too long."""
+    jax.block_until_ready(jnp.ones(1))  # its threads, one for each core, are not the files'
     size = resident("VmSize")
     resource.setrlimit(resource.RLIMIT_AS, (size + HEADROOM, resource.RLIM_INFINITY))
     faulthandler.enable()
