@@ -215,9 +215,17 @@ def _coarsest(case: Case, values: dict[str, Any]) -> Any:
     return max(dtypes, key=unit)
 
 
-def _reference(case: Case, values: Any, tangents: dict[str, Any], ids: Any, known: Any) -> Any:
+def _reference(
+    case: Case,
+    values: Any,
+    tangents: dict[str, Any],
+    ids: Any,
+    known: Any,
+    backwards: bool = False,
+) -> Any:
     """Duals; with a tangent of shape ``(*shape, K)`` for each value."""
-    with rounding(_coarsest(case, values), case.accumulator, case.product_unit):
+    each = _coarsest(case, values)
+    with rounding(each, case.accumulator, case.product_unit, backwards):
         duals = {
             name: Dual(_wide(x), None, Ball(t := tangents[name], np.zeros(t.shape)))
             for name, x in values.items()
@@ -285,7 +293,7 @@ def _one_hot(values: dict[str, Any]) -> dict[str, Any]:
 
 def _pulled(case: Case, values: Any, ids: Any, known: Any, cts: list[Any]) -> dict[str, Any]:
     """The reference's gradients, as Duals."""
-    want = _reference(case, values, _one_hot(values), ids, known)
+    want = _reference(case, values, _one_hot(values), ids, known, True)
     total = Dual(np.zeros(sum(x.size for x in values.values())))
     with rounding(_coarsest(case, values), case.accumulator, case.product_unit):
         for dual, ct in zip(want, cts, strict=True):
