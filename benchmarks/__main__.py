@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from benchmarks import report, schedule_times, schedules
-from benchmarks.harness import Settings, available_ops, load_op, run, select_workloads
+from benchmarks.definition import Settings, available_ops, load_op
+from benchmarks.harness import run, select_workloads
 
 RESULTS = Path(__file__).parent / "results"
 _LIBRARY = Path(__file__).parents[1] / "jax_gnn"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from benchmarks.harness import Candidate, Case, Family, Op, Problem
+from benchmarks.definition import Candidate, Case, Family, Op, Problem
 from benchmarks.models import (
     LEARNING_RATE,
     Layers,

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.bench_hypergraph_aggregate import OP as WHOLE
 from benchmarks.bench_hypergraph_aggregate import aggregate, containers, jax_gnn_candidates
-from benchmarks.harness import Candidate, Case, Family, Problem
+from benchmarks.definition import Candidate, Case, Family, Problem
 from benchmarks.peers import jax_candidate
 from benchmarks.report import OURS
 from benchmarks.workloads import Incidence

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import scipy.sparse
 
-from benchmarks.harness import Candidate, Case, Family, Op, Problem
+from benchmarks.definition import Candidate, Case, Family, Op, Problem
 from benchmarks.peers import (
     Order,
     bcoo,

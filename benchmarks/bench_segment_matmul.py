@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import TF32_TOLERANCE, Candidate, Case, Family, Op, Problem
+from benchmarks.definition import TF32_TOLERANCE, Candidate, Case, Family, Op, Problem
 from benchmarks.peers import jax_candidate, torch_candidate
 from benchmarks.problems import (
     CHECKED_NUMBERS,

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from benchmarks.bench_segment_matmul import INPUTS, jax_gnn_candidates, product
 from benchmarks.bench_segment_matmul import OP as WHOLE
-from benchmarks.harness import Candidate, Case, Family, Problem
+from benchmarks.definition import Candidate, Case, Family, Problem
 from benchmarks.peers import jax_candidate
 from benchmarks.report import OURS
 from benchmarks.workloads import Groups

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cusparse import SPMM_ALGORITHMS, prepared
-from benchmarks.harness import Candidate, Case, Family, Op, Problem
+from benchmarks.definition import Candidate, Case, Family, Op, Problem
 from benchmarks.peers import int64, jax_candidate, torch_candidate, torch_csr
 from benchmarks.problems import (
     Expected,

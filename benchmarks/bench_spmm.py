@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.cusparse import SPMM_ALGORITHMS, prepared
-from benchmarks.harness import Candidate, Case, Family, Op, Problem
+from benchmarks.definition import Candidate, Case, Family, Op, Problem
 from benchmarks.peers import (
     bcoo,
     edge_weights,

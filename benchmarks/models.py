@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import TF32_TOLERANCE, Candidate, Case, Problem
+from benchmarks.definition import TF32_TOLERANCE, Candidate, Case, Problem
 from benchmarks.problems import Expected, features, once
 
 LEARNING_RATE = 100.0  # so large that an update shows a wrong gradient

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.harness import Candidate, Problem
+from benchmarks.definition import Candidate, Problem
 from benchmarks.problems import numpy_dtype, once
 from benchmarks.workloads import PlainGraph
 

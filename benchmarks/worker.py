@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from benchmarks import timing
-from benchmarks.problems import Repeated, features
+from benchmarks.definition import TOLERANCE, Candidate, Case, Family, Problem, Settings, load_op
+from benchmarks.problems import Expected, Repeated, features
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-
-    from benchmarks.harness import Candidate, Case, Expected, Family, Problem, Settings
 
 _WARM_UPS = 3
 _LARGE = 2**30
@@ -91,8 +90,6 @@ def _receive(connection: Connection) -> Any:
 
 def _serve(connection: Connection, op_name: str, family_name: str, settings: Settings) -> None:
     """Answers commands until the parent hangs up. The first answer says who is there."""
-    from benchmarks.harness import load_op
-
     op = load_op(op_name)
     family = next(family for family in op.families if family.name == family_name)
     try:
@@ -168,8 +165,6 @@ class _Session:
         return work, rows
 
     def _prepare_one(self, case: Case, problem: Problem, candidate: Candidate) -> dict[str, Any]:
-        from benchmarks.harness import TOLERANCE
-
         tolerance = problem.tolerance or TOLERANCE[case.dtype]
         row: dict[str, Any] = {"name": candidate.name, "status": "timed", "error": None}
         if candidate.skip:

@@ -226,6 +226,11 @@ class AllDeepSetsConv(_AllSetConv):
     Attributes:
         to_hyperedges: The first ``encoder`` and ``decoder``.
         to_nodes: The second ones.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> AllDeepSetsConv(4, 8, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
+        (4, 8)
     """
 
     def __init__(
@@ -272,6 +277,11 @@ class AllSetTransformerConv(_AllSetConv):
     Attributes:
         to_hyperedges: ``seed``, ``key``, ``value``, ``mlp`` and two layer normalisations.
         to_nodes: The same, back to the nodes.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> AllSetTransformerConv(4, 8, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
+        (4, 8)
     """
 
     def __init__(
@@ -365,12 +375,24 @@ class _AllSet(Stack):
 
 
 class AllDeepSets(_AllSet):
-    """AllDeepSets: an `AllDeepSetsConv` (or more), ReLU and dropout, a linear map."""
+    """AllDeepSets: an `AllDeepSetsConv` (or more), ReLU and dropout, a linear map.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> AllDeepSets(4, 16, 3, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
+        (4, 3)
+    """
 
     convolution = AllDeepSetsConv
 
 
 class AllSetTransformer(_AllSet):
-    """AllSetTransformer: an `AllSetTransformerConv` (or more), ReLU and dropout, a linear map."""
+    """AllSetTransformer: an `AllSetTransformerConv` (or more), ReLU and dropout, a linear map.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> AllSetTransformer(4, 16, 3, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
+        (4, 3)
+    """
 
     convolution = AllSetTransformerConv

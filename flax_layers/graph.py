@@ -42,16 +42,21 @@ def gcn_norm(
         add_self_loops: Whether I is added.
 
     Returns:
-        ``(num_nodes,)`` in the dtype of the weights, float32 without; 0 where the degree is not
-        positive.
+        ``(num_nodes,)`` in the dtype of the weights, without them in float32, or in float64 where
+        64 bits are on; 0 where the degree is not positive.
 
     Raises:
         ValueError: The graph is bipartite, or the weights have another shape.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1], [1, 0], num_nodes=2)
+        >>> gcn_norm(graph)
+        Array([0.70710677, 0.70710677], dtype=float32)
     """
     check_instance("graph", graph, Graph)
     num_nodes = graph.num_nodes
     if edge_weight is None:
-        degree = graph.in_degrees().astype(jnp.float32)
+        degree = graph.in_degrees().astype(float)
     else:
         degree = segment_sum(_edge_weight(graph, edge_weight), graph.rows, num_nodes, True)
     if add_self_loops:
@@ -69,6 +74,11 @@ class GCNConv(Convolution):
     Attributes:
         kernel: Theta, ``(in_features, out_features)``.
         bias: ``(out_features,)``, or None without a bias.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> GCNConv(4, 8, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
+        (3, 8)
     """
 
     structure = Graph
@@ -158,6 +168,11 @@ class GINConv(Convolution):
         bias: Of its first map, ``(mlp_features,)``, or None without biases.
         output: Its second map.
         learned_eps: The learnable eps, ``()``; None if it is fixed.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> GINConv(4, 8, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
+        (3, 8)
     """
 
     structure = Graph
@@ -239,6 +254,11 @@ class SAGEConv(Convolution):
         bias: ``(out_features,)``, or None without a bias.
         root: The map of a node's own features; None without.
         projection: The map before the aggregation; None without.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> SAGEConv(4, 8, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
+        (3, 8)
     """
 
     structure = Graph
@@ -333,6 +353,11 @@ class GCN(Stack):
     """Graph convolutional network: three `GCNConv` (or more, or less).
 
     Its call takes the arguments of `GCNConv`'s; the scales of the nodes are computed once.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> GCN(4, 16, 3, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
+        (3, 3)
     """
 
     convolution = GCNConv
@@ -370,6 +395,11 @@ class GIN(Stack):
     """Graph isomorphism network: three `GINConv` (or more, or less).
 
     Its call takes the arguments of `GINConv`'s. Its classifier is the last convolution's MLP.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> GIN(4, 16, 3, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
+        (3, 3)
     """
 
     convolution = GINConv
@@ -379,6 +409,11 @@ class SAGE(Stack):
     """GraphSAGE: three `SAGEConv` (or more, or less).
 
     Its call takes the arguments of `SAGEConv`'s.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> SAGE(4, 16, 3, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
+        (3, 3)
     """
 
     convolution = SAGEConv

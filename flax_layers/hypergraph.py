@@ -40,6 +40,11 @@ class HGNNConv(Convolution):
         hyperedge_weight: Learnable ``(num_hyperedges,)`` weights, initially one; None if not
             learnable. They are meant to stay positive: a node whose weighted degree is not gets
             zeros.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> HGNNConv(4, 8, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
+        (4, 8)
     """
 
     def __init__(
@@ -146,6 +151,11 @@ class HGNNPConv(HGNNConv):
 
     Gao et al., "HGNN+: General hypergraph neural networks", TPAMI 2022. It is `HGNNConv` with
     ``normalization="row"``, and so are its parameters and its call.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> HGNNPConv(4, 8, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
+        (4, 8)
     """
 
     def __init__(
@@ -184,6 +194,11 @@ class HGNN(TwoLayerStack):
 
     The node classifier of Feng et al., "Hypergraph Neural Networks", AAAI 2019, section 4. Its call
     takes the arguments of `HGNNConv`'s.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> HGNN(4, 16, 3, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
+        (4, 3)
     """
 
     convolution = HGNNConv
@@ -193,6 +208,11 @@ class HGNNP(TwoLayerStack):
     """HGNN+: two `HGNNPConv` (or more), ReLU and dropout between them.
 
     Its call takes the arguments of `HGNNPConv`'s.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> HGNNP(4, 16, 3, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
+        (4, 3)
     """
 
     convolution = HGNNPConv

@@ -44,6 +44,11 @@ class HypergraphAttentionConv(AttentionConvolution):
         node_attention: a, ``(heads, width)``.
         hyperedge_attention: a', ``(heads, width)``.
         bias: ``(out_features,)``, or None without a bias.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> HypergraphAttentionConv(4, 8, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
+        (4, 8)
     """
 
     def __init__(
@@ -167,7 +172,7 @@ class HypergraphAttentionConv(AttentionConvolution):
     @staticmethod
     def _node_scale(hypergraph: Hypergraph, weight: Array | None) -> Array:
         if weight is None:
-            degree = hypergraph.node_degrees().astype(jnp.float32)
+            degree = hypergraph.node_degrees().astype(float)
         else:
             real = promoted(weight.dtype, jnp.float32)
             degree = hyperedge_to_node(hypergraph, weight.astype(real))
@@ -181,6 +186,11 @@ class HypergraphAttention(AttentionStack):
     ReLU and dropout are between them; the last has one head. Its call takes the arguments of the
     convolution's. Features of hyperedges are those of the first convolution; further ones take the
     means of nodes.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> HypergraphAttention(4, 16, 3, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
+        (4, 3)
     """
 
     convolution = HypergraphAttentionConv

@@ -25,6 +25,11 @@ class TypedLinear(nnx.Module):
     Attributes:
         kernel: W, ``(num_types, in_features, out_features)``.
         bias: b, ``(num_types, out_features)``, or None without a bias.
+
+    Example:
+        >>> layer = TypedLinear(3, 4, 8, rngs=nnx.Rngs(0))  # three types
+        >>> layer(jnp.ones((2, 4)), jnp.array([2, 0])).shape
+        (2, 8)
     """
 
     def __init__(

@@ -91,6 +91,11 @@ class UniGINConv(_UniConvolution):
         kernel: Theta, ``(in_features, out_features)``.
         bias: ``(out_features,)``, or None without a bias.
         learned_eps: The learnable eps, ``()``; None if it is fixed.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> UniGINConv(4, 8, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
+        (4, 8)
     """
 
     node_reduce = "sum"
@@ -148,6 +153,11 @@ class UniSAGEConv(_UniConvolution):
     Attributes:
         kernel: Theta, ``(in_features, out_features)``.
         bias: ``(out_features,)``, or None without a bias.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> UniSAGEConv(4, 8, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
+        (4, 8)
     """
 
     def __init__(
@@ -195,6 +205,11 @@ class UniGATConv(AttentionConvolution):
         kernel: Theta, ``(in_features, heads · width)``.
         attention: a, ``(heads, width)``.
         bias: ``(out_features,)``, or None without a bias.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> UniGATConv(4, 8, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
+        (4, 8)
     """
 
     def __init__(
@@ -278,12 +293,18 @@ def unigcn_norm(hypergraph: Hypergraph) -> HypergraphNorm:
 
     Huang and Yang, "UniGNN", IJCAI 2021. `UniGCNII` computes them once for all its
     convolutions; for a hypergraph that does not change, they can be computed once and passed to it.
+    They are in float32, or in float64 where 64 bits are on.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> unigcn_norm(hypergraph).node_out
+        Array([1.        , 1.        , 0.70710677, 1.        ], dtype=float32)
     """
     check_instance("hypergraph", hypergraph, Hypergraph)
-    degree = hypergraph.node_degrees().astype(jnp.float32)
+    degree = hypergraph.node_degrees().astype(float)
     mean = node_to_hyperedge(hypergraph, degree, reduce="mean")
-    size = jnp.maximum(hypergraph.hyperedge_degrees(), 1).astype(jnp.float32)
-    received = hypergraph.receiving.out_degrees().astype(jnp.float32)
+    size = jnp.maximum(hypergraph.hyperedge_degrees(), 1).astype(float)
+    received = hypergraph.receiving.out_degrees().astype(float)
     return HypergraphNorm(None, inverse_root(mean) / size, inverse_root(received))
 
 
@@ -297,6 +318,12 @@ class UniGCNIIConv(Convolution):
     Attributes:
         kernel: Theta, ``(features, features)``.
         bias: ``(features,)``, or None, as by default.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> x = jnp.ones((4, 8))
+        >>> UniGCNIIConv(8, rngs=nnx.Rngs(0))(hypergraph, x, x).shape
+        (4, 8)
     """
 
     def __init__(
@@ -369,19 +396,37 @@ class UniGCNIIConv(Convolution):
 
 
 class UniGIN(TwoLayerStack):
-    """UniGIN: two `UniGINConv` (or more), ReLU and dropout between them."""
+    """UniGIN: two `UniGINConv` (or more), ReLU and dropout between them.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> UniGIN(4, 16, 3, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
+        (4, 3)
+    """
 
     convolution = UniGINConv
 
 
 class UniSAGE(TwoLayerStack):
-    """UniSAGE: two `UniSAGEConv` (or more), ReLU and dropout between them."""
+    """UniSAGE: two `UniSAGEConv` (or more), ReLU and dropout between them.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> UniSAGE(4, 16, 3, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
+        (4, 3)
+    """
 
     convolution = UniSAGEConv
 
 
 class UniGAT(AttentionStack):
-    """UniGAT: two `UniGATConv` (or more), ReLU and dropout between them; the last has one head."""
+    """UniGAT: two `UniGATConv` (or more), ReLU and dropout between them; the last has one head.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> UniGAT(4, 16, 3, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
+        (4, 3)
+    """
 
     convolution = UniGATConv
 
@@ -394,6 +439,11 @@ class UniGCNII(Stack):
     Attributes:
         input: The first map, ``(in_features, hidden_features)``.
         output: The last map, ``(hidden_features, out_features)``.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> UniGCNII(4, 16, 3, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
+        (4, 3)
     """
 
     convolution = UniGCNIIConv

@@ -1,6 +1,6 @@
 """GNN kernels for JAX: CUDA and CPU custom calls, differentiable to any order."""
 
-from jax_gnn._ffi import implementation
+from jax_gnn._ffi import export_checks, implementation
 from jax_gnn._version import __version__
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
@@ -29,7 +29,11 @@ from jax_gnn.segment_reduce import (
 from jax_gnn.spmm import index_segment_reduce, sddmm, spmm
 from jax_gnn.type_plan import TypePlan
 
+EXPORT_CHECKS = export_checks()  # of all primitives, which are defined by now
+del export_checks
+
 __all__ = [
+    "EXPORT_CHECKS",
     "Graph",
     "Hypergraph",
     "HypergraphNorm",

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import jax
+import jax.export
 import numpy as np
 from jax import Array
 from jax.extend.core import Primitive
@@ -128,6 +129,11 @@ def implementation(name: Implementation | None) -> AbstractContextManager[None]:
 
     Raises:
         ValueError: the name is none of these.
+
+    Example:
+        >>> with implementation("xla"):  # plain jax.numpy, as a reference
+        ...     segment_sum(jnp.array([1.0, 2.0]), jnp.array([0, 0]), 1)
+        Array([3.], dtype=float32)
     """
     check_implementation(name)
     return _implementation(name)
@@ -242,6 +248,13 @@ class Rules:
 
 
 PRIMITIVES: dict[str, tuple[Primitive, Rules]] = {}
+
+
+def export_checks() -> tuple[jax.export.DisabledSafetyCheck, ...]:
+    """What :mod:`jax.export` must be told: that all custom calls of this library may be trusted."""
+    return tuple(
+        jax.export.DisabledSafetyCheck.custom_call(_TARGET_PREFIX + name) for name in PRIMITIVES
+    )
 
 
 def define_primitive(name: str, rules: Rules) -> Callable[..., Any]:
@@ -402,7 +415,7 @@ def _lower(
             for aval, value in zip(ctx.avals_in, values, strict=True)
         ]
         arguments = platform, *tree.unflatten(operands)
-        if implementation is not None or not rules.prefers_xla(*arguments, **attributes):
+        if implementation is not None or not _prefers_xla(rules, *arguments, **attributes):
             call = rules.call(*arguments, **attributes)
     if call is None:
         return mlir.lower_fun(plain, multiple_results=rules.several)(ctx, *values)
@@ -422,6 +435,13 @@ def _lower(
     lowering = jax.ffi.ffi_lowering(_TARGET_PREFIX + name)
     operands = [operand.lower(ctx) for operand in call.operands]
     return lowering(inner, *operands, **call.attributes)[: len(ctx.avals_out)]
+
+
+def _prefers_xla(rules: Rules, *arguments: Any, **attributes: Any) -> bool:
+    try:
+        return rules.prefers_xla(*arguments, **attributes)
+    except jax.errors.InconclusiveDimensionOperation:  # of symbolic sizes
+        return False
 
 
 def _value(value: Any, ctx: Any) -> Any:

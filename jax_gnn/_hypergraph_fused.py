@@ -15,7 +15,6 @@ the kernel; s X is then added there, too.
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -25,9 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn import _ffi, schedules, segments
+from jax_gnn import _ffi, _index, schedules, segments
 from jax_gnn._index import EdgeSplit
-from jax_gnn.views import View, Views, accumulator_dtype, in_range, take
+from jax_gnn.views import JAX_OPS, View, Views, accumulator_dtype, in_range, take
 
 
 class Sorted(NamedTuple):
@@ -93,7 +92,7 @@ def _gather_reduce(entries: Sorted, x: Array, col_scale: Array, row_scale: Array
     if col_scale.shape[0] == x.shape[0]:
         messages *= take(col_scale, cols)[:, None]
     rows = jnp.where(in_range(rows, num_rows), rows, num_rows)  # out of range: dropped
-    sums = jax.ops.segment_sum(messages, rows, num_rows, indices_are_sorted=True)
+    sums = JAX_OPS["sum"](messages, rows, num_rows, indices_are_sorted=True)
     return sums * mask_empty(row_scale, indptr)[:, None]
 
 
@@ -234,7 +233,8 @@ def _disjoint_union(
     num_nodes, width = x.shape[1:]
     num_hyperedges = to_hyperedges.forward.indptr.shape[1] - 1
     ids = [entries.cols for stage in (to_hyperedges, to_nodes) for entries in stage]
-    if size * max(num_nodes, num_hyperedges, *(i.shape[1] for i in ids)) > _max_id(ids[0]):
+    sizes = num_nodes, num_hyperedges, *(i.shape[1] for i in ids)
+    if not all(_index.at_most(size * each, _max_id(ids[0])) for each in sizes):
         return jax.lax.map(lambda one: bind(*one), operands)
     # A single 1 becomes a scale for each row, of which the joined hypergraph has more; rows that
     # are empty now may get padding and not seem so then.
@@ -305,9 +305,10 @@ def _call(platform: _ffi.Platform, x: Any, *others: Any) -> _ffi.Call | None:
     stages = to_hyperedges.forward, to_nodes.forward
     width, acc = x.shape[1], np.dtype(accumulator_dtype(x.dtype))
     hyperedges, nodes = (entries.indptr.shape[0] - 1 for entries in stages)
-    counts = [entries.cols.shape[0] for entries in stages]
+    # Not max, as sizes may be symbolic.
+    incidences = functools.reduce(jax.core.max_dim, (each.cols.shape[0] for each in stages))
     chosen = schedules.choose_hypergraph(
-        incidences=max(counts),
+        incidences=incidences,
         nodes=nodes,
         hyperedges=hyperedges,
         width=width,
@@ -315,8 +316,9 @@ def _call(platform: _ffi.Platform, x: Any, *others: Any) -> _ffi.Call | None:
     )
     blocks = [1, 1]
     if platform == "cuda":
-        largest = 2 * max(nodes, hyperedges) + max(counts)
-        if largest >= segments.MAX_SIZE:  # kernels take int32 ids and places there
+        # Kernels take int32 ids and places there.
+        largest = 2 * jax.core.max_dim(nodes, hyperedges) + incidences
+        if not _index.at_most(largest, segments.MAX_SIZE - 1):
             return None
         indices = [segments.narrow(ids, largest) for stage in stages for ids in stage.split]
         rounds = chosen.rounds, chosen.next_rounds
@@ -339,7 +341,7 @@ def _call(platform: _ffi.Platform, x: Any, *others: Any) -> _ffi.Call | None:
 
 def _blocks(split: Any, teams: int, rounds: int) -> int:
     """Of a launch, of so many teams that take so many slots each."""
-    return max(math.ceil((split.places.shape[0] - 1) / (max(teams, 1) * rounds)), 1)
+    return jax.core.max_dim(-(-(split.places.shape[0] - 1) // (max(teams, 1) * rounds)), 1)
 
 
 # (x, node_scale_in, hyperedge_scale, node_scale_out, own_scale or None, to_hyperedges, to_nodes):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
@@ -80,8 +81,7 @@ def sort_both_ways(
     cols = jnp.where(valid, cols, num_cols)
 
     def entries(rows: Array, cols: Array, order: Array, num_rows: int) -> Entries:
-        starts = jnp.arange(num_rows + 1, dtype=rows.dtype)
-        indptr = jnp.searchsorted(rows, starts, side="left")
+        indptr = row_starts(rows, num_rows)
         padding = jnp.arange(rows.shape[0], dtype=indptr.dtype) >= indptr[-1]
         columns = (jnp.where(padding, PADDING, ids).astype(dtype) for ids in (rows, cols, order))
         return Entries(indptr.astype(dtype), *columns)
@@ -93,6 +93,23 @@ def sort_both_ways(
     by_row = entries(rows, cols, order, num_rows)
     by_col = entries(cols[back], rows[back], order[back], num_cols)
     return by_row, by_col, jnp.where(by_col.rows == PADDING, PADDING, back).astype(dtype)
+
+
+def at_most(size: int, limit: int) -> bool:
+    """Whether a size is no larger than that; of a symbolic one, whether that is certain."""
+    try:
+        return bool(size <= limit)
+    except jax.errors.InconclusiveDimensionOperation:
+        return False
+
+
+def row_starts(rows: Array, num_rows: int) -> Array:
+    """``(num_rows + 1,)``, where each row starts among sorted ids, and where the last one ends."""
+    if not jax.export.is_symbolic_dim(rows.shape[0]):
+        return jnp.searchsorted(rows, jnp.arange(num_rows + 1, dtype=rows.dtype))
+    # A search must know among how many.
+    counts = jnp.zeros(num_rows + 1, rows.dtype).at[rows + 1].add(1, mode="drop")
+    return jnp.cumsum(counts, dtype=rows.dtype)
 
 
 def row_ids(indptr: Array, num_entries: int) -> Array:
@@ -162,12 +179,43 @@ def growth(name: str, wanted: int | None, size: int) -> int:
 
 
 def index_dtype(*sizes: int) -> Any:
-    """int32, or int64 where a size does not fit."""
-    if max(sizes) < 2**31:
+    """int32, or int64 where a size does not fit; of symbolic sizes it is taken that they do."""
+    if all(jax.export.is_symbolic_dim(size) or size < 2**31 for size in sizes):
         return np.int32
     if not jax.config.read("jax_enable_x64"):
         raise ValueError(f"sizes {sizes} need 64-bit indices: enable jax_enable_x64")
     return np.int64
+
+
+# --- Ids of any integer type ---------------------------------------------------------------------
+
+# JAX narrows integers modulo a power of two, so that ids far out of range would come back into it:
+# host arrays where 64 bits are not enabled, unsigned types, and whatever indexes an array of less
+# than 2³¹ rows. These two come first.
+
+
+def signed(ids: Any) -> Array:
+    """Integers as int32 or, if their type holds more, int64; in JAX.
+
+    What that cannot hold becomes its largest or smallest number: still out of range, in order.
+    """
+    if isinstance(ids, jax.Array) and ids.dtype == np.int32:
+        return ids
+    fits = np.can_cast(ids.dtype, np.int32)
+    dtype = jax.dtypes.canonicalize_dtype(np.int32 if fits else np.int64)
+    if not fits and ids.dtype != dtype:
+        if not is_traced(ids) and jax.dtypes.canonicalize_dtype(ids.dtype) != ids.dtype:
+            ids = np.asarray(ids)  # where 64 bits are no longer enabled, JAX would drop half
+        given, limits = np.iinfo(ids.dtype), np.iinfo(dtype)
+        clip = jnp.clip if isinstance(ids, jax.Array) else np.clip
+        ids = clip(ids, max(given.min, limits.min), min(given.max, limits.max))
+    return jnp.asarray(ids, dtype)
+
+
+def bounded(ids: Any, size: int) -> Array:
+    """Ids to index with: of 64 bits, those out of range become -1 or ``size``, in order."""
+    ids = signed(ids)
+    return jnp.clip(ids, -1, size) if ids.dtype.itemsize == 8 else ids
 
 
 # --- Arguments -----------------------------------------------------------------------------------
@@ -192,31 +240,40 @@ def check_pairs(first_name: str, first: Any, second_name: str, second: Any) -> t
 
 
 def check_ids(name: str, ids: Any, traced: bool = False) -> Any:
-    """A one-dimensional array of integers."""
-    ids = as_array(name, ids) if traced else to_numpy(name, ids)
+    """A one-dimensional array of integers: int64 in numpy, or int32 or int64 in JAX if traced."""
+    ids = to_array(name, ids) if traced else to_numpy(name, ids)
     if not jnp.issubdtype(ids.dtype, np.integer):
         raise TypeError(f"{name} must be an array of integers, got {ids.dtype}")
     if ids.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {ids.shape}")
-    if traced:  # sizes and padding must fit the type
-        return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
+    if traced:
+        return signed(ids)
     if ids.dtype == np.uint64 and ids.size and ids.max() > np.iinfo(np.int64).max:
         raise ValueError(f"{name} holds ids beyond 64 bits")
     return ids.astype(np.int64)
 
 
-def check_size(name: str, size: int | None, *ids: Any) -> int:
+def check_size(name: str, size: Any, *ids: Any) -> Any:
     """A size, by default the largest of the ids plus one."""
     if size is None and ids:
         if is_traced(*ids):
             raise TypeError(
                 f"{name} must be given inside jax.jit, where it cannot be read off the ids"
             )
-        return max(int(array.max(initial=-1)) for array in ids) + 1
+        size = max(int(array.max(initial=-1)) for array in ids) + 1
+    if jax.export.is_symbolic_dim(size):
+        return size
     size = check_integer(name, size)
     if size < 0:
         raise ValueError(f"{name} must not be negative, got {size}")
+    index_dtype(size)  # there must be an id for padding
     return size
+
+
+def check_concrete(name: str, size: int, reason: str) -> None:
+    """A size that may not be a symbolic dimension of :mod:`jax.export`."""
+    if jax.export.is_symbolic_dim(size):
+        raise ValueError(f"{name} must be concrete, got the symbolic {size}: {reason}")
 
 
 def check_range(name: str, ids: np.ndarray, size_name: str, size: int) -> None:
@@ -241,14 +298,93 @@ def check_integer(name: str, value: Any) -> int:
 
 
 def check_sparse(name: str, matrix: Any, shape: str) -> Any:
-    """A scipy sparse matrix."""
+    """A copy of a scipy sparse matrix of any format, in coordinates.
+
+    scipy's conversions write where the index arrays say, and those are its user's to change: hence
+    what decides over how much is written is checked before.
+    """
     if not scipy.sparse.issparse(matrix):
         raise TypeError(
             f"{name} must be a scipy sparse matrix or array, got {type(matrix).__name__}"
         )
     if matrix.ndim != 2:
         raise ValueError(f"{name} must be {shape}, got shape {matrix.shape}")
+    try:
+        return _sound(matrix).tocoo()
+    except (ValueError, TypeError, IndexError, OverflowError, AttributeError) as error:
+        raise ValueError(f"{name} is not a valid {matrix.format} matrix: {error}") from error
+
+
+def _sound(matrix: Any) -> Any:
+    """The matrix, or one like it, if scipy can convert it without leaving its arrays."""
+    num_rows, num_cols = matrix.shape
+    if matrix.format in ("csr", "csc", "bsr"):
+        data = np.asarray(matrix.data)
+        if data.ndim != (3 if matrix.format == "bsr" else 1) or 0 in data.shape[1:]:
+            raise ValueError(f"data has shape {data.shape}")
+        sizes = num_cols, num_rows
+        if matrix.format != "csc":
+            block = data.shape[1:] or (1, 1)
+            if num_rows % block[0] or num_cols % block[1]:
+                raise ValueError(f"blocks of shape {block} do not divide {matrix.shape}")
+            sizes = num_rows // block[0], num_cols // block[1]
+        parts = check_compressed(data, matrix.indices, matrix.indptr, *sizes)
+        return type(matrix)(parts, shape=matrix.shape)
+    if matrix.format == "coo":  # these are checked when a matrix is made
+        return type(matrix)((matrix.data, (matrix.row, matrix.col)), shape=matrix.shape)
+    if matrix.format == "lil":
+        for part in (matrix.rows, matrix.data):
+            _check_lengths("rows", len(part), num_rows)
+        for i, (cols, values) in enumerate(zip(matrix.rows, matrix.data, strict=True)):
+            _check_lengths(f"rows[{i}]", len(cols), len(values))
+    if matrix.format == "dia":
+        _check_lengths("offsets", matrix.offsets.size, matrix.data.shape[0])
+        if not ((matrix.offsets >= -num_rows) & (matrix.offsets <= num_cols)).all():
+            raise ValueError("offsets name a diagonal outside")
     return matrix
+
+
+def check_compressed(
+    values: np.ndarray, indices: Any, indptr: Any, num_rows: int, num_cols: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The parts of a CSR matrix that nobody has checked yet, less what no row has.
+
+    scipy's own check passes over all indices if ``indptr`` ends at 0, and over decreases that do
+    not fit 32 bits.
+
+    Raises:
+        ValueError: they are not the parts of a matrix of this size.
+    """
+    for part, array in (("indices", indices), ("indptr", indptr)):
+        if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu":
+            raise ValueError(f"{part} must be a one-dimensional array of integers")
+    _check_lengths("indptr", indptr.size, num_rows + 1)
+    if indptr[0] != 0 or (indptr[1:] < indptr[:-1]).any():
+        raise ValueError("indptr must start at 0 and never decrease")
+    _check_lengths("indices", indices.size, len(values))
+    count = int(indptr[-1])
+    if count > indices.size:
+        raise ValueError(f"indptr ends at {count}, but there are {indices.size} indices")
+    indices = indices[:count]
+    if count and not 0 <= indices.min() <= indices.max() < num_cols:
+        raise ValueError(f"indices must be in [0, {num_cols})")
+    if not {indices.dtype, indptr.dtype} <= {np.dtype(np.int32), np.dtype(np.int64)}:
+        indices, indptr = indices.astype(np.int64), indptr.astype(np.int64)
+    return values[:count], indices, indptr
+
+
+def _check_lengths(part: str, size: int, wanted: int) -> None:
+    if size != wanted:
+        raise ValueError(f"{part} has {size} entries in place of {wanted}")
+
+
+def to_array(name: str, values: Any) -> Any:
+    """An array of numbers: of JAX where it is one or traced, else of numpy, as it was given."""
+    if isinstance(values, jax.Array):
+        return values
+    if hasattr(values, "__jax_array__") or is_traced(*jax.tree.leaves(values)):
+        return as_array(name, values)
+    return to_numpy(name, values)
 
 
 def to_numpy(name: str, values: Any) -> np.ndarray:

@@ -2,8 +2,9 @@
 
 ``$XDG_CACHE_HOME/jax_gnn/schedules.json`` (``~/.cache/...``) holds for each kind of device a
 schedule, what it took and what the rule's took, for each bucket of shapes. A file that cannot be
-read is ignored with a warning: without it, everything works as before tuning. A file of the same
-form that lies beside this module is shipped with the library, and serves what the user's lacks.
+read, or asks for what no kernel can do, is ignored with a warning: without it, everything works as
+before tuning. A file of the same form that lies beside this module is shipped with the library, and
+serves what the user's lacks.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import fcntl
 import functools
 import json
 import math
-import operator
 import os
+import reprlib
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,14 @@ VERSION = 1
 SHIPPED = Path(__file__).with_name("shipped_schedules.json")
 
 _HYPERGRAPH = "hypergraph_aggregate"
+
+# What the fields of a schedule may be. Threads and lanes as `is_schedule` in segments.h has them;
+# blocks have a workspace each, those of products one of two weights.
+_THREADS = range(32, 1025, 32)
+_MANY = range(1, 2**16)
+_SEGMENT_FIELDS = ((False, True), (1, 2, 4, 8, 16, 32), _THREADS, _MANY)
+_MATMUL_FIELDS = ((64, 128), range(2**16), range(1, 2**13))
+_HYPERGRAPH_FIELDS = (_THREADS, _MANY, _MANY)
 
 Fields = tuple[Any, ...]
 """Of a ``Schedule``, ``MatmulSchedule`` or ``HypergraphSchedule``."""
@@ -45,9 +54,16 @@ Entries = dict[str, dict[str, Tuned]]
 
 
 def path() -> Path:
-    """Where the file is."""
+    """Where the file is.
+
+    Raises:
+        FileNotFoundError: this user has no home.
+    """
     home = os.environ.get("XDG_CACHE_HOME", "")
-    folder = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
+    try:
+        folder = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise FileNotFoundError(f"no folder for tuned schedules: {error}") from error
     return folder / "jax_gnn" / "schedules.json"
 
 
@@ -77,7 +93,7 @@ def _bucket(size: int) -> str:
 
 
 def lookup(wanted: str) -> Fields | None:
-    """The schedule of this machine's GPU for a key; None where it was not tuned."""
+    """The schedule of this process's GPUs for a key; None where it was not tuned."""
     for entries in (_known(), _shipped()):
         if entries and (tuned := entries.get(device_kind() or "", {}).get(wanted)):
             return tuned.schedule
@@ -86,11 +102,16 @@ def lookup(wanted: str) -> Fields | None:
 
 @functools.cache
 def device_kind() -> str | None:
-    """What JAX calls this machine's GPU; None where there is none."""
+    """What JAX calls this process's GPUs; None where there are none, or of several kinds.
+
+    A computation is lowered once and may run on any of them: what was tuned for one kind then
+    speaks for none.
+    """
     try:
-        return jax.local_devices(backend="cuda")[0].device_kind
+        kinds = {device.device_kind for device in jax.local_devices(backend="cuda")}
     except RuntimeError:
         return None
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 @functools.cache
@@ -106,12 +127,12 @@ def _shipped() -> Entries:
 
 def read() -> Entries:
     """All that is in the file; nothing, with a warning, if it is broken or of another version."""
-    file = path()
     try:
-        return _parse(json.loads(file.read_text()))
+        file = path()
+        return _parse(json.loads(file.read_text("utf-8")))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         warnings.warn(
             f"ignoring the tuned schedules in {file}: {error}; 'jax-gnn tune --clear' removes them",
             RuntimeWarning,
@@ -121,7 +142,11 @@ def read() -> Entries:
 
 
 def store(device: str, found: Mapping[str, Tuned]) -> None:
-    """Adds to the file. Other processes see all of it or nothing, and do not lose what they add."""
+    """Adds to the file. Other processes see all of it or nothing, and do not lose what they add.
+
+    Raises:
+        OSError: it cannot be written, and is as it was.
+    """
     file = path()
     file.parent.mkdir(parents=True, exist_ok=True)
     with _locked(file):
@@ -131,14 +156,22 @@ def store(device: str, found: Mapping[str, Tuned]) -> None:
         entries.setdefault(device, {}).update(found)
         document = {"version": VERSION, "devices": entries}
         handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name)
-        with os.fdopen(handle, "w") as out:
-            json.dump(document, out, indent=1)
-        os.replace(temporary, file)
+        try:
+            with os.fdopen(handle, "w") as out:
+                json.dump(document, out, indent=1)
+            os.replace(temporary, file)
+        except BaseException:
+            os.unlink(temporary)  # a full disk should not get fuller
+            raise
     _known.cache_clear()
 
 
 def clear() -> bool:
-    """Removes the file; whether there was one."""
+    """Removes the file; whether there was one.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
     existed = path().exists()
     path().unlink(missing_ok=True)
     _known.cache_clear()
@@ -160,20 +193,28 @@ def _parse(document: Any) -> Entries:
             device: {name: _parse_tuned(name, *fields) for name, fields in entries.items()}
             for device, entries in document["devices"].items()
         }
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"it is damaged ({error!r})") from error
 
 
 def _parse_tuned(name: str, schedule: Any, microseconds: Any, rule_microseconds: Any) -> Tuned:
-    types: tuple[type, ...] = (bool, int, int, int)
-    least: tuple[int, ...] = (0, 1, 1, 1)
+    allowed: tuple[Collection[int], ...] = _SEGMENT_FIELDS
     if is_matmul(name):
-        types, least = (int, int, int), (1, 0, 1)
+        allowed = _MATMUL_FIELDS
     elif is_hypergraph(name):
-        types, least = (int, int, int), (1, 1, 1)
-    if tuple(map(type, schedule)) != types or any(map(operator.lt, schedule, least)):
-        raise ValueError(f"it is damaged ({schedule!r} is no schedule)")
-    return Tuned(tuple(schedule), float(microseconds), float(rule_microseconds))
+        allowed = _HYPERGRAPH_FIELDS
+    if len(schedule) != len(allowed) or not all(map(_is_one_of, schedule, allowed)):
+        raise ValueError(f"it is damaged ({reprlib.repr(schedule)} is no schedule)")
+    times = microseconds, rule_microseconds
+    for time in times:
+        if type(time) not in (int, float) or not 0 < float(time) < math.inf:
+            raise ValueError(f"it is damaged ({reprlib.repr(time)} is no time)")
+    return Tuned(tuple(schedule), *map(float, times))
+
+
+def _is_one_of(value: Any, allowed: Collection[int]) -> bool:
+    """Whether a value is among those allowed, and is no boolean unless they are."""
+    return type(value) is type(next(iter(allowed))) and value in allowed
 
 
 def is_matmul(name: str) -> bool:

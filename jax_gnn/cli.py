@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import csv
 import dataclasses
 import functools
 import importlib.util
@@ -12,13 +14,15 @@ import os
 import platform
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jax_gnn import _ffi
@@ -30,7 +34,7 @@ from jax_gnn.training import (
     EpochReport,
     Recipe,
     Run,
-    TrainConfig,
+    TrainedModel,
     TrainResult,
     check_dataset,
     load_checkpoint,
@@ -42,6 +46,7 @@ from jax_gnn.training.config import Number, Setting, settings
 from jax_gnn.tuning import command as tuning
 
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
+PREDICT_EXTRA = ("orbax",)
 
 
 class UserError(Exception):
@@ -177,10 +182,10 @@ def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> Non
     )
 
 
-def _require_train_extra() -> None:
-    missing = [name for name in TRAIN_EXTRA if importlib.util.find_spec(name) is None]
+def _require(purpose: str, packages: Iterable[str]) -> None:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"training needs {', '.join(missing)}; run: pip install 'jax-gnn[train]'")
+        raise UserError(f"{purpose} needs {', '.join(missing)}; run: pip install 'jax-gnn[train]'")
 
 
 def _require_implementation(implementation: Implementation | None) -> None:
@@ -198,21 +203,25 @@ def _require_implementation(implementation: Implementation | None) -> None:
         )
 
 
-def _load_dataset(recipe: Recipe, path: str, config: TrainConfig) -> NodeDataset:
+@contextlib.contextmanager
+def _blame_data() -> Iterator[None]:
     try:
-        dataset = recipe.load(path)
-        check_dataset(dataset, config)
-    except (OSError, ValueError) as error:
+        yield
+    except (ImportError, OSError, ValueError) as error:
         raise UserError(f"--data: {error}") from error
-    return dataset
 
 
-def _make_folder(path: Path) -> Path:
+@contextlib.contextmanager
+def _blame_output(path: Path) -> Iterator[None]:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise UserError(f"--output {path}: {error.strerror}") from error
-    return path
+
+
+def _make_folder(path: Path) -> None:
+    with _blame_output(path):
+        path.mkdir(parents=True, exist_ok=True)
 
 
 class _Progress:
@@ -305,24 +314,29 @@ def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
 
 
 def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
-    _require_train_extra()
+    _require("training", TRAIN_EXTRA)
     values = {name: getattr(args, name) for name in settings(recipe.config)}
     if args.implementation == "auto":
         values["implementation"] = None
     config = recipe.config(**values)
     _require_implementation(config.implementation)
-    dataset = _load_dataset(recipe, args.data, config)
-    folder = _make_folder(args.output or Path("runs") / f"{config.model}-{dataset.name}")
+    with _blame_data():
+        dataset = recipe.load(args.data)
+        check_dataset(dataset, config)
+    folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
+    _make_folder(folder)
     with _Progress(config.splits, config.epochs) as progress:
         result = train(dataset, config, baseline=not args.no_baseline, on_epoch=progress)
 
     described = _dataset_summary(recipe, dataset, result)
     checkpoint = folder / "checkpoint"
-    save_checkpoint(checkpoint, result.model, config)
+    save_checkpoint(checkpoint, result.trained)
     predictions, again = (
-        np.asarray(model(result.graph, result.x))
-        for model in (result.model, load_checkpoint(checkpoint))
+        np.asarray(trained.predict(dataset))
+        for trained in (result.trained, load_checkpoint(checkpoint))
     )
+    assert result.trained.seed is not None
+    split = result.trained.seed - config.seed
     plot = folder / "learning_curves.png"
     plot_learning_curves(result, plot, title=f"{recipe.model.__name__} on {dataset.name}")
     results = folder / "results.json"
@@ -336,6 +350,7 @@ def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
                 "jax_gnn": _run_summary(result.run),
                 "plain_jax": result.baseline and _run_summary(result.baseline),
                 "speedup": result.speedup,
+                "checkpoint_split": split + 1,
             },
             indent=2,
         )
@@ -345,8 +360,10 @@ def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     if not np.array_equal(predictions, again):
         print(f"jax-gnn: {checkpoint} predicts otherwise than the trained model", file=sys.stderr)
         return 1
+    of_split = f"of split {split + 1}, " if config.splits > 1 else ""
+    accuracy = f"{of_split}test accuracy {100 * result.run.best_test_accuracy[split]:.2f} %"
     rows = [
-        ["checkpoint", str(checkpoint), "(loaded again: same predictions)"],
+        ["checkpoint", str(checkpoint), f"({accuracy}; loaded again: same predictions)"],
         ["plot", str(plot), ""],
         ["results", str(results), ""],
     ]
@@ -385,13 +402,135 @@ def _train_command(recipe: Recipe) -> Command:
     )
 
 
+# ------------------------------------------------------------------------------------------ predict
+
+PARTS = {"train": "training", "valid": "validation", "test": "test"}
+
+
+def _table_file(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in (".csv", ".npz"):
+        raise argparse.ArgumentTypeError(f"expected a .csv or .npz file, got {text!r}")
+    return path
+
+
+def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "checkpoint",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="folder that jax-gnn train wrote, such as runs/gcn-cora/checkpoint",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="digits|FILE|FOLDER",
+        help="what to predict on, as of jax-gnn train: the data of the training, or others of the "
+        "same features (may be left out after training on the built-in digits)",
+    )
+    parser.add_argument(
+        "--output",
+        type=_table_file,
+        metavar="FILE",
+        help="a .csv or .npz file to write, with node, label and probability for each node",
+    )
+
+
+def _load_trained(path: Path) -> TrainedModel:
+    """Loads a checkpoint; what it lacks is told on stderr."""
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            trained = load_checkpoint(path)
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from error
+    for warning in caught:
+        if issubclass(warning.category, UserWarning):
+            print(f"jax-gnn: warning: {warning.message}", file=sys.stderr)
+    return trained
+
+
+def _data_of(trained: TrainedModel, path: str | None) -> str:
+    if path is not None:
+        return path
+    if trained.data is None:
+        raise UserError("--data is needed: the checkpoint does not say what it was trained on")
+    if trained.data.name != "digits":
+        raise UserError(f"--data is needed: the model was trained on {trained.data.name!r}")
+    return "digits"
+
+
+def _origin(trained: TrainedModel, dataset: NodeDataset) -> str:
+    """What the data are to the model."""
+    if trained.data is None or trained.split is None:
+        return "not known to be those of the training"
+    different = trained.differences(dataset)
+    return f"other {', '.join(different)} than in training" if different else "as in training"
+
+
+def _accuracy_rows(
+    trained: TrainedModel, dataset: NodeDataset, logits: jax.Array
+) -> Iterator[list[str]]:
+    accuracies = trained.accuracies(dataset, logits)
+    for part, ids in trained.parts(dataset).items():
+        name = f"{PARTS[part]} accuracy" if part in PARTS else "accuracy"
+        nodes = f"({len(ids)} nodes)" if part in PARTS else f"(all {len(ids)} labelled nodes)"
+        yield [name, f"{100 * accuracies[part]:.2f} %", nodes]
+    if not accuracies:
+        yield ["accuracy", "unknown", "(no node has a label)"]
+
+
+def _write_predictions(
+    path: Path, trained: TrainedModel, dataset: NodeDataset, logits: jax.Array
+) -> None:
+    """Writes names of nodes and labels where there are any, numbers elsewhere."""
+    probability = jax.nn.softmax(logits.astype(jnp.float32), axis=1).max(axis=1)
+    label = np.asarray(logits.argmax(axis=1))
+    names, nodes = trained.label_names, dataset.node_names
+    columns: dict[str, Any] = {
+        "node": np.arange(dataset.num_nodes) if nodes is None else np.array(nodes),
+        "label": label if names is None else np.array(names)[label],
+        "probability": np.asarray(probability),
+    }
+    with _blame_output(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".npz":
+            np.savez(path, **columns)
+        else:
+            with path.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file)
+                writer.writerow(columns)
+                writer.writerows(zip(*columns.values(), strict=True))
+
+
+def _run_predict(args: argparse.Namespace) -> int:
+    _require("predicting", PREDICT_EXTRA)
+    trained = _load_trained(args.checkpoint)
+    path = _data_of(trained, args.data)
+    with _blame_data():
+        dataset = trained.recipe.load(path)
+        logits = trained.predict(dataset)
+    source = f"(trained on {trained.data.name}, seed {trained.seed})" if trained.data else ""
+    rows = [
+        ["model", trained.config.model, source],
+        ["data", dataset.name, f"({_origin(trained, dataset)})"],
+        *_accuracy_rows(trained, dataset, logits),
+    ]
+    if args.output:
+        _write_predictions(args.output, trained, dataset, logits)
+        rows.append(["predictions", str(args.output), ""])
+    print(_table(rows))
+    return 0
+
+
 # --------------------------------------------------------------------------------------------- tune
 
 
 def _run_tune(args: argparse.Namespace) -> int:
     try:
         return tuning.run(args)
-    except ValueError as error:
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:  # the cache cannot be written
         raise UserError(str(error)) from error
 
 
@@ -408,6 +547,19 @@ COMMANDS = (
         _run_info,
     ),
     *(_train_command(recipe) for recipe in RECIPES.values()),
+    Command(
+        ("predict",),
+        "predict with a model that was trained",
+        "Predicts the labels of nodes with a model that jax-gnn train wrote, after the same\n"
+        "preprocessing. On the data of the training, accuracies are those of its split, as\n"
+        "training recorded them; on other data, there is one, of all nodes that have a label.\n\n"
+        "examples:\n"
+        "  jax-gnn predict runs/hgnn-digits/checkpoint\n"
+        "  jax-gnn predict runs/gcn-cora/checkpoint --data planetoid/ind.cora.x\n"
+        "  jax-gnn predict runs/gcn-cora/checkpoint --data new.npz --output predictions.csv",
+        _add_predict_arguments,
+        _run_predict,
+    ),
     Command(
         ("tune",),
         "find the fastest schedules of kernels on this machine's GPU",

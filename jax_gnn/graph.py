@@ -52,6 +52,15 @@ class Graph:
 
     Edges past ``indptr[-1]`` are padding and hold -1 in all arrays. An edge given twice counts
     twice.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)  # sources, destinations
+        >>> graph
+        Graph(num_nodes=3, num_edges=3)
+        >>> graph.rows, graph.cols
+        (Array([0, 0, 1], dtype=int32), Array([1, 2, 0], dtype=int32))
+        >>> graph.edge_values([0.5, 1.0, 2.0])  # from the order of the input
+        Array([1. , 2. , 0.5], dtype=float32)
     """
 
     indptr: Array
@@ -172,9 +181,10 @@ class Graph:
 
         Raises:
             TypeError: it is not a scipy sparse matrix or array.
-            ValueError: it is not two-dimensional.
+            ValueError: it is not two-dimensional, or its index arrays are not those of a matrix of
+                its shape.
         """
-        coo = _index.check_sparse("matrix", matrix, "(num_dst, num_src)").tocoo()
+        coo = _index.check_sparse("matrix", matrix, "(num_dst, num_src)")
         return cls.from_edges(coo.col, coo.row, num_src=coo.shape[1], num_dst=coo.shape[0])
 
     def edge_values(self, values: Any, fill_value: Any = 0) -> Array:
@@ -201,7 +211,8 @@ class Graph:
             raise TypeError(f"fill_value must be a real number like values, got {fill.dtype}")
         with _index.blame("fill_value", f"of the features of values, shape {values.shape}"):
             fill = jnp.broadcast_to(fill.astype(values.dtype), (1, *values.shape[1:]))
-        return jnp.concatenate([fill, values]).at[self.edge_ids + 1].get(mode="fill")
+        edge_ids = _index.bounded(self.edge_ids, values.shape[0])
+        return jnp.concatenate([fill, values]).at[edge_ids + 1].get(mode="fill")
 
     def transpose(self) -> Graph:
         """The graph with all edges reversed.
@@ -210,12 +221,13 @@ class Graph:
         this graph become ``values[graph.t_order]``.
         """
         size = self.num_edges
-        places = jnp.where(self.t_order == _index.PADDING, size, self.t_order)
+        t_order = _index.bounded(self.t_order, size)
+        places = jnp.where(t_order == _index.PADDING, size, t_order)
         padding = jnp.full_like(self.t_order, _index.PADDING)
         inverse = padding.at[places].set(jnp.arange(size, dtype=padding.dtype), mode="drop")
         edge_ids = (
             jnp.asarray(self.edge_ids)
-            .at[self.t_order]
+            .at[t_order]
             .get(mode="fill", fill_value=_index.PADDING, wrap_negative_indices=False)
         )
         return Graph(

@@ -37,6 +37,13 @@ class Hypergraph:
             ``graph``.
 
     A node named twice in a hyperedge counts twice.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> hypergraph
+        Hypergraph(num_nodes=4, num_hyperedges=2, num_incidences=5)
+        >>> hypergraph.node_degrees(), hypergraph.hyperedge_degrees()
+        (Array([1, 1, 2, 1], dtype=int32), Array([3, 2], dtype=int32))
     """
 
     graph: Graph
@@ -202,10 +209,10 @@ class Hypergraph:
 
         Raises:
             TypeError: it is not a scipy sparse matrix or array.
-            ValueError: it holds something else than zeros and ones, or is not two-dimensional.
+            ValueError: it holds something else than zeros and ones, is not two-dimensional, or its
+                index arrays are not those of a matrix of its shape.
         """
-        incidence = _index.check_sparse("incidence", incidence, "(num_nodes, num_hyperedges)")
-        coo = incidence.tocoo(copy=True)
+        coo = _index.check_sparse("incidence", incidence, "(num_nodes, num_hyperedges)")
         coo.sum_duplicates()
         coo.eliminate_zeros()
         others = coo.data[coo.data != 1]

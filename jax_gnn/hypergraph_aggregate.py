@@ -93,8 +93,16 @@ def hypergraph_aggregate(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or options exclude each other.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> x = jnp.array([1.0, 2.0, 3.0, 4.0])
+        >>> hypergraph_aggregate(hypergraph, x)
+        Array([ 6.,  6., 13.,  7.], dtype=float32)
+        >>> hypergraph_aggregate(hypergraph, x, hyperedge_reduce="mean", node_reduce="mean")
+        Array([2.  , 2.  , 2.75, 3.5 ], dtype=float32)
     """
-    _check_hypergraph(hypergraph)
+    hypergraph = _check_hypergraph(hypergraph)
     tails, heads = hypergraph.graph, hypergraph.receiving
     x = check_features("x", x, "num_nodes", hypergraph.num_nodes)
     acc = accumulator_dtype(x.dtype)
@@ -201,8 +209,16 @@ def hypergraph_norm(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or there is no such normalization.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> norm = hypergraph_norm(hypergraph, normalization="row")
+        >>> norm.node_out
+        Array([1. , 1. , 0.5, 1. ], dtype=float32)
+        >>> hypergraph_aggregate(hypergraph, jnp.array([1.0, 2.0, 3.0, 4.0]), **norm.scales)
+        Array([2.  , 2.  , 2.75, 3.5 ], dtype=float32)
     """
-    _check_hypergraph(hypergraph)
+    hypergraph = _check_hypergraph(hypergraph)
     check_choice("normalization", normalization, get_args(Normalization))
     given = {
         "hyperedge_weight": hyperedge_weight,
@@ -253,8 +269,13 @@ def node_to_hyperedge(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or ``reduce`` is none of these.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> node_to_hyperedge(hypergraph, jnp.array([1.0, 2.0, 3.0, 4.0]))
+        Array([6., 7.], dtype=float32)
     """
-    _check_hypergraph(hypergraph)
+    hypergraph = _check_hypergraph(hypergraph)
     x = check_features("x", x, "num_nodes", hypergraph.num_nodes)
     weight = _check_weight("incidence_weight", incidence_weight, hypergraph, x)
     check_choice("reduce", reduce, get_args(Reduce))
@@ -293,8 +314,13 @@ def hyperedge_to_node(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or ``reduce`` is none of these.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> hyperedge_to_node(hypergraph, jnp.array([10.0, 1.0]), reduce="max")
+        Array([10., 10., 10.,  1.], dtype=float32)
     """
-    _check_hypergraph(hypergraph)
+    hypergraph = _check_hypergraph(hypergraph)
     h = check_features("h", h, "num_hyperedges", hypergraph.num_hyperedges)
     name = "incidence_weight"
     weight = _check_head_weight(name, incidence_weight, hypergraph, h, "h", "num_hyperedges")
@@ -329,8 +355,14 @@ def incidence_softmax(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or ``by`` is none of these.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1], [1, 2]])
+        >>> scores = hypergraph.incidence_values([0.0, 0.0, 1.0, 1.0])
+        >>> incidence_softmax(hypergraph, scores, by="hyperedge")
+        Array([0.5, 0.5, 0.5, 0.5], dtype=float32)
     """
-    _check_hypergraph(hypergraph)
+    hypergraph = _check_hypergraph(hypergraph)
     check_choice("by", by, get_args(Side))
     graph = hypergraph.graph if by == "hyperedge" else hypergraph.receiving
     size_name = "num_incidences" if graph is hypergraph.graph else "num_head_incidences"
@@ -466,7 +498,7 @@ def _power(degrees: Array, exponent: float) -> Array:
 # --- Arguments -----------------------------------------------------------------------------------
 
 
-def _check_hypergraph(hypergraph: Any) -> None:
+def _check_hypergraph(hypergraph: Any) -> Hypergraph:
     if not isinstance(hypergraph, Hypergraph):
         raise TypeError(f"hypergraph must be a jax_gnn.Hypergraph, got {type(hypergraph).__name__}")
     graphs = {"graph": hypergraph.graph}
@@ -495,6 +527,7 @@ def _check_hypergraph(hypergraph: Any) -> None:
         raise ValueError(
             "graph and head of the hypergraph must have the same numbers of nodes and hyperedges"
         )
+    return jax.tree.map(_index.signed, hypergraph)
 
 
 def _check_index(name: str, graph: Graph, field: str) -> Any:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import jax
+import jax.export
 
 from jax_gnn import _hypergraph_rules, _schedule_cache, _schedule_rules
 from jax_gnn._index import SLOT_SIZE
@@ -63,6 +64,10 @@ class HypergraphSchedule(NamedTuple):
     next_rounds: int
 
 
+# What a symbolic dimension of `jax.export` counts as: a schedule fits one size, and serves all.
+_SYMBOLIC_SIZE = 2**16
+_SYMBOLIC_WIDTH = 64
+
 _MULTIPROCESSORS = 132
 _RESIDENT_THREADS = 768
 
@@ -106,12 +111,17 @@ def choose(
     """
     if isinstance(_forced.value, Schedule):
         return _forced.value
+    (count, num_rows), (width,) = _known(count, num_rows), _known(width, of=_SYMBOLIC_WIDTH)
     key = _schedule_cache.key(op, count, num_rows, width, itemsize, gather)
     if tuned := _schedule_cache.lookup(key):
         return Schedule(*tuned)
     if average_degree is None:
         average_degree = count / max(num_rows, 1)
     return from_rule(op, count, num_rows, width, itemsize, gather, average_degree, max_degree)
+
+
+def _known(*sizes: int, of: int = _SYMBOLIC_SIZE) -> list[int]:
+    return [of if jax.export.is_symbolic_dim(size) else size for size in sizes]
 
 
 def from_rule(
@@ -143,6 +153,7 @@ def covering_lanes(width: int, itemsize: int) -> int:
 
     A lane reads 16 bytes where rows are aligned to that, else one feature.
     """
+    (width,) = _known(width, of=_SYMBOLIC_WIDTH)
     features = _word_features(width, itemsize)
     lanes = 1
     while lanes < 32 and lanes * features < width:
@@ -170,6 +181,7 @@ def choose_matmul(
     """
     if isinstance(_forced.value, MatmulSchedule):
         return _forced.value
+    (rows, groups), (k, n) = _known(rows, groups), _known(k, n, of=_SYMBOLIC_WIDTH)
     key = _schedule_cache.matmul_key(op, rows, groups, k, n, itemsize)
     if tuned := _schedule_cache.lookup(key):
         return MatmulSchedule(*tuned)
@@ -204,6 +216,8 @@ def choose_hypergraph(
     """
     if isinstance(_forced.value, HypergraphSchedule):
         return _forced.value
+    incidences, nodes, hyperedges = _known(incidences, nodes, hyperedges)
+    (width,) = _known(width, of=_SYMBOLIC_WIDTH)
     key = _schedule_cache.hypergraph_key(incidences, nodes, hyperedges, width, itemsize)
     if tuned := _schedule_cache.lookup(key):
         return HypergraphSchedule(*tuned)

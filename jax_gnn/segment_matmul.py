@@ -90,6 +90,14 @@ def segment_matmul(
     Raises:
         TypeError: an argument has the wrong dtype.
         ValueError: an argument has the wrong shape, or an option is unknown.
+
+    Example:
+        >>> weights = jnp.array([[[1.0], [0.0]], [[0.0], [10.0]]])  # two groups, k = 2, n = 1
+        >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+        >>> segment_matmul(x, weights, jnp.array([1, 2]))
+        Array([[ 1.],
+               [40.],
+               [60.]], dtype=float32)
     """
     product = _product_of(
         *(lhs, "(rows, k)", rhs, "(groups, k, n)"), precision, preferred_element_type
@@ -165,6 +173,13 @@ def segment_outer(
     Raises:
         TypeError: an argument has the wrong dtype.
         ValueError: an argument has the wrong shape, or an option is unknown.
+
+    Example:
+        >>> lhs = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+        >>> segment_outer(lhs, jnp.ones((3, 1)), jnp.array([1, 2])).shape
+        (2, 2, 1)
+        >>> segment_outer(lhs, jnp.ones((3, 1)), jnp.array([1, 2]))[1].ravel()
+        Array([ 8., 10.], dtype=float32)
     """
     product = _product_of(*(lhs, "(rows, k)", rhs, "(rows, n)"), precision, preferred_element_type)
     lhs, rhs = product.lhs, product.rhs
@@ -265,13 +280,13 @@ def _groups(sizes: Any, offset: Any, num_groups: int | None) -> tuple[Array, Arr
     sizes = as_ids("group_sizes", sizes)
     if offset is None:
         return sizes, jnp.zeros((1,), jnp.int32)
-    offset = _index.as_array("group_offset", offset)
+    offset = _index.to_array("group_offset", offset)
     if not jnp.issubdtype(offset.dtype, np.integer):
         raise TypeError(f"group_offset must be an integer, got {offset.dtype}")
     if offset.shape not in ((), (1,)):
         raise ValueError(f"group_offset must be a scalar or (1,), got shape {offset.shape}")
     limits = -(sizes.shape[0] if num_groups is None else num_groups), sizes.shape[0]
-    return sizes, jnp.clip(offset, *limits).astype(jnp.int32).reshape(1)
+    return sizes, jnp.clip(_index.signed(offset), *limits).astype(jnp.int32).reshape(1)
 
 
 _EXACT_PRESETS = ("F32_F32_F32", "F64_F64_F64", "TF32_TF32_F32_X3", "BF16_BF16_F32_X9")
@@ -298,6 +313,8 @@ def _precision(precision: Any) -> jax.lax.Precision:
 
 def _bounds(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
     """``(num_groups + 1,)``, the rows where the groups of the weights begin, and where they end."""
+    reason = "plain XLA adds them up in steps"
+    _index.check_concrete("the number of group_sizes", sizes.shape[0], reason)
     sizes = sizes.astype(promoted(sizes.dtype, _index.index_dtype(rows)))
     ends = jax.lax.associative_scan(
         lambda a, b: a + jnp.minimum(b, rows - a), jnp.clip(sizes, 0, rows)
@@ -411,7 +428,7 @@ def _call(
     lhs, *others = operands
     sizes, offset = groups
     rows = lhs.shape[0]
-    if lhs.dtype not in FLOATS or (sizes.dtype != np.int32 and rows > _MAX_ROWS):
+    if lhs.dtype not in FLOATS or (sizes.dtype != np.int32 and not _index.at_most(rows, _MAX_ROWS)):
         return None
     if sizes.dtype != np.int32:
         sizes = sizes.map(lambda wide: jnp.clip(wide, 0, rows).astype(jnp.int32), np.int32)
@@ -590,7 +607,7 @@ def _matmul_batch(
         return _join_groups(bind, operands, batched, size)
     if lhs_batched:  # the batch joins the rows: those of one row stay together
         rows, k = lhs.shape[1:]
-        if size * rows > _MAX_ROWS:
+        if not _index.at_most(size * rows, _MAX_ROWS):
             return jax.lax.map(lambda one: bind(one, rhs, bias, sizes, offset), lhs)
         folded = jnp.moveaxis(lhs, 0, 1).reshape(rows * size, k)
         result = bind(folded, rhs, bias, jnp.clip(sizes, 0, rows) * size, offset)
@@ -629,7 +646,7 @@ def _join_groups(
     is_outer = "num_groups" in bind.attributes
     num_groups = bind.attributes["num_groups"] if is_outer else arrays[1].shape[1]
     rows = arrays[0].shape[1]
-    if size * rows > _MAX_ROWS:
+    if not _index.at_most(size * rows, _MAX_ROWS):
         return jax.lax.map(lambda one: bind(*one), (*arrays, sizes, offset))
     cover = functools.partial(_cover, num_groups=num_groups, rows=rows)
     sizes, valid = jax.vmap(cover)(sizes, offset)

@@ -23,6 +23,7 @@ from jax_gnn import _ffi, _index, segments
 from jax_gnn.views import (
     DTYPES,
     FLOATS,
+    JAX_OPS,
     STATIC,
     View,
     Views,
@@ -30,6 +31,7 @@ from jax_gnn.views import (
     as_ids,
     flat,
     in_range,
+    spread,
 )
 
 # --- The signature of all reductions -------------------------------------------------------------
@@ -125,6 +127,10 @@ def segment_sum(problem: _Problem) -> Array:
 
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``, 0 for empty segments.
+
+    Example:
+        >>> segment_sum(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([4., 0., 2.], dtype=float32)
     """
     return problem.reduce("sum")
 
@@ -136,6 +142,10 @@ def segment_mean(problem: _Problem) -> Array:
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``, float32 for integers; 0 for empty
         segments.
+
+    Example:
+        >>> segment_mean(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([2., 0., 2.], dtype=float32)
     """
     if jnp.issubdtype(problem.data.dtype, jnp.complexfloating):
         counts = jnp.maximum(problem.groups.counts, 1).astype(problem.data.dtype)
@@ -152,6 +162,10 @@ def segment_max(problem: _Problem) -> Array:
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``: NaN where there is one, the least
         value of the dtype (-inf) for empty segments.
+
+    Example:
+        >>> segment_max(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([  3., -inf,   2.], dtype=float32)
     """
     return problem.reduce("max")
 
@@ -165,6 +179,10 @@ def segment_min(problem: _Problem) -> Array:
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``: NaN where there is one, the largest
         value of the dtype (inf) for empty segments.
+
+    Example:
+        >>> segment_min(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([ 1., inf,  2.], dtype=float32)
     """
     return problem.reduce("min")
 
@@ -178,6 +196,10 @@ def segment_prod(problem: _Problem) -> Array:
 
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``, 1 for empty segments.
+
+    Example:
+        >>> segment_prod(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([3., 1., 2.], dtype=float32)
     """
     return problem.reduce("prod")
 
@@ -191,6 +213,10 @@ def segment_var(problem: _Problem, *, ddof: int = 0) -> Array:
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``, float32 for integers; 0 for segments
         of no more than ``ddof`` elements.
+
+    Example:
+        >>> segment_var(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([1., 0., 0.], dtype=float32)
     """
     problem = _real(problem)
     return _variance(problem, ddof).astype(problem.data.dtype)
@@ -203,6 +229,10 @@ def segment_std(problem: _Problem, *, ddof: int = 0) -> Array:
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``, float32 for integers. Where it is 0,
         so is its gradient.
+
+    Example:
+        >>> segment_std(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([1., 0., 0.], dtype=float32)
     """
     problem = _real(problem)
     variance = _variance(problem, ddof)
@@ -218,6 +248,10 @@ def segment_logsumexp(problem: _Problem) -> Array:
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``, float32 for integers; -inf for empty
         segments.
+
+    Example:
+        >>> segment_logsumexp(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([3.126928,     -inf, 2.      ], dtype=float32)
     """
     return _real(problem).reduce("logsumexp")
 
@@ -229,6 +263,10 @@ def segment_softmax(problem: _Problem) -> Array:
     Returns:
         ``(num_elements, *features)`` in the dtype of ``data``, float32 for integers: exp(data) over
         its sum in the segment; 0 where an id is out of range.
+
+    Example:
+        >>> segment_softmax(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([0.11920293, 0.88079715, 1.        ], dtype=float32)
     """
     problem = _real(problem)
     groups, x = problem.groups, flat(problem.data)
@@ -261,6 +299,10 @@ def segment_argmax(problem: _Problem) -> Array:
     Returns:
         ``(num_segments, *features)`` integers: positions in ``data``, where a NaN counts as the
         maximum; -1 for empty segments.
+
+    Example:
+        >>> segment_argmax(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([ 1, -1,  2], dtype=int32)
     """
     data = jax.lax.stop_gradient(problem.data)
     if jnp.issubdtype(data.dtype, jnp.complexfloating):
@@ -305,6 +347,13 @@ class SegmentIndex:
 
     A pytree: close over it, or pass it through ``jax.jit``. Elements with an id out of range are
     padding: they get zeros, and are not summed.
+
+    Example:
+        >>> senders = SegmentIndex.from_ids([2, 0, 2], num_segments=3)
+        >>> senders.gather(jnp.array([1.0, 2.0, 3.0]))
+        Array([3., 1., 3.], dtype=float32)
+        >>> senders.segment_sum(jnp.array([1.0, 2.0, 3.0]))
+        Array([2., 0., 4.], dtype=float32)
     """
 
     views: Views
@@ -378,8 +427,7 @@ class SegmentIndex:
         size = views.backward.num_rows
         if x.ndim == 0 or x.shape[0] != size:
             raise ValueError(f"{name} must be ({size}, *features), got shape {x.shape}")
-        result = segments.total(flat(x), views, implementation)
-        return result.reshape(views.forward.num_rows, *x.shape[1:])
+        return segments.total(x, views, implementation)
 
 
 # --- Arguments -----------------------------------------------------------------------------------
@@ -406,8 +454,7 @@ class _Segments:
     @property
     def counts(self) -> Array:
         """Number of elements of each segment."""
-        ones = jnp.ones((self.ids.shape[0], 1), self.ids.dtype)
-        return segments.total(ones, self.views, self.implementation)[:, 0]
+        return segments.total(jnp.ones_like(self.ids), self.views, self.implementation)
 
 
 @jax.tree_util.register_dataclass
@@ -428,30 +475,28 @@ class _Problem:
         if reduce in ("sum", "prod", "max", "min") and (
             self.data.dtype not in DTYPES or self.bucket_size is not None
         ):
-            return getattr(jax.ops, f"segment_{reduce}")(
+            return JAX_OPS[reduce](
                 self.data,
-                groups.ids,
+                _index.bounded(groups.ids, groups.size),
                 groups.size,
                 groups.is_sorted,
                 self.unique_indices,
                 self.bucket_size,
             )
-        result = segments.segment_reduce(
-            *(flat(self.data), None, groups.views),
+        return segments.segment_reduce(
+            *(self.data, None, groups.views),
             reduce=reduce,
             heads=1,
             implementation=groups.implementation,
         )
-        return result.reshape(groups.size, *self.data.shape[1:])
 
     def gather(self, x: Array) -> Array:
         """What the segment of each element has."""
-        result = segments.gather(flat(x), self.groups.views, self.groups.implementation)
-        return result.reshape(self.data.shape)
+        return segments.gather(x, self.groups.views, self.groups.implementation)
 
     def spread(self, x: Array) -> Array:
         """Adds axes to a vector, to work with data."""
-        return x.reshape(-1, *[1] * (self.data.ndim - 1))
+        return spread(x, self.data)
 
 
 def _real(problem: _Problem) -> _Problem:
@@ -500,7 +545,7 @@ def _check_segments(
         size = indptr.shape[0] - 1
         if num_segments is not None and _index.check_size("num_segments", num_segments) != size:
             raise ValueError(f"num_segments must be {size} as indptr says, got {num_segments}")
-        return _index.row_ids(indptr, shape[0]), size, True
+        return _index.row_ids(_index.bounded(indptr, shape[0]), shape[0]), size, True
     ids = as_ids("segment_ids", segment_ids)
     if ids.shape[0] != shape[0]:
         raise ValueError(

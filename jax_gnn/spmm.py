@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn import _ffi, _index, segments
 from jax_gnn._arguments import check_choice, check_features, check_weight
 from jax_gnn.graph import Graph
-from jax_gnn.views import View, Views, as_ids, flat, promoted, take
+from jax_gnn.views import View, Views, as_ids, flat, promoted, spread, take
 
 Reduce = Literal["sum", "mean", "max", "min"]
 Op = Literal["dot", "add", "sub", "mul"]
@@ -50,8 +51,15 @@ def spmm(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or ``reduce`` is none of these.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)  # sources, destinations
+        >>> spmm(graph, jnp.array([1.0, 2.0, 3.0]))
+        Array([5., 1., 0.], dtype=float32)
+        >>> spmm(graph, jnp.array([1.0, 2.0, 3.0]), graph.edge_values([0.5, 1.0, 2.0]))
+        Array([8. , 0.5, 0. ], dtype=float32)
     """
-    _check_graph(graph)
+    graph = _check_graph(graph)
     x = check_features("x", x, "num_src", graph.num_src)
     weight = check_weight("weight", weight, "num_edges", graph.num_edges, x, "x", "num_src")
     check_choice("reduce", reduce, get_args(Reduce))
@@ -86,8 +94,14 @@ def sddmm(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or ``op`` is none of these.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> x = jnp.array([[1.0, 0.0], [2.0, 1.0], [0.0, 3.0]])
+        >>> sddmm(graph, x, x)  # in the graph's order of edges: 1 → 0, 2 → 0, 0 → 1
+        Array([2., 0., 2.], dtype=float32)
     """
-    _check_graph(graph)
+    graph = _check_graph(graph)
     a = check_features("a", a, "num_dst", graph.num_dst)
     b = check_features("b", b, "num_src", graph.num_src)
     check_choice("op", op, get_args(Op))
@@ -115,11 +129,11 @@ def sddmm(
     of_src = Views(
         View(graph.t_rows, graph.t_order, None, graph.num_src), View(None, graph.cols, None, count)
     )
-    at_dst = segments.gather(flat(a), of_dst, implementation)
-    at_src = segments.gather(flat(b), of_src, implementation)
+    at_dst = segments.gather(a, of_dst, implementation)
+    at_src = segments.gather(b, of_src, implementation)
     combine = {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply}[op]
     valid = View(graph.rows, graph.cols, None, graph.num_dst).valid(graph.num_src)
-    return jnp.where(valid[:, None], combine(at_dst, at_src), 0).reshape(count, *features)
+    return jnp.where(spread(valid, at_dst), combine(at_dst, at_src), 0)
 
 
 def index_segment_reduce(
@@ -154,6 +168,11 @@ def index_segment_reduce(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, or ``reduce`` is none of these.
+
+    Example:
+        >>> x = jnp.array([1.0, 2.0, 3.0])
+        >>> index_segment_reduce(x, jnp.array([1, 2, 0]), jnp.array([0, 0, 1]), num_segments=2)
+        Array([5., 1.], dtype=float32)
     """
     x = check_features("x", x)
     num_segments = _index.check_size("num_segments", num_segments)
@@ -176,6 +195,7 @@ def index_segment_reduce(
     return segments.reduce_messages(x, weight, views, reduce, implementation)
 
 
-def _check_graph(graph: Any) -> None:
+def _check_graph(graph: Any) -> Graph:
     if not isinstance(graph, Graph):
         raise TypeError(f"graph must be a jax_gnn.Graph, got {type(graph).__name__}")
+    return jax.tree.map(_index.signed, graph)

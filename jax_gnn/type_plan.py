@@ -10,7 +10,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_gnn import _index, segments
-from jax_gnn.views import View, Views, as_ids, flat
+from jax_gnn.views import View, Views, as_ids
 
 
 @jax.tree_util.register_dataclass
@@ -28,6 +28,14 @@ class TypePlan:
         order: ``(rows,)``, which row comes at each place when they are sorted; those whose type is
             out of range are last. None where rows are sorted as they are.
         inverse: ``(rows,)``, the place of each row; None likewise.
+
+    Example:
+        >>> plan = TypePlan.from_types(jnp.array([1, 0, 1]), num_types=2)
+        >>> plan.group_sizes
+        Array([1, 2], dtype=int32)
+        >>> x = plan.sort(jnp.array([[1.0], [2.0], [3.0]]))
+        >>> x.ravel(), plan.unsort(x).ravel()
+        (Array([2., 1., 3.], dtype=float32), Array([1., 2., 3.], dtype=float32))
     """
 
     group_sizes: Array
@@ -50,7 +58,7 @@ class TypePlan:
         ids = as_ids("types", types)
         num_types = _index.check_size("num_types", num_types)
         rows, order = segments.sort_ids(ids, num_types)
-        starts = jnp.searchsorted(rows, jnp.arange(num_types + 1, dtype=rows.dtype))
+        starts = _index.row_starts(rows, num_types)
         places = jnp.arange(order.shape[0], dtype=order.dtype)
         inverse = jnp.zeros_like(order).at[order].set(places, unique_indices=True)
         return cls(jnp.diff(starts).astype(order.dtype), order, inverse)
@@ -96,4 +104,4 @@ class TypePlan:
             raise ValueError(f"x must be ({rows=}, *features), got shape {x.shape}")
         # A gather whose transpose is a gather: no scatter in the backward pass.
         views = Views(View(None, ids, None, rows), View(None, inverse, None, rows))
-        return segments.total(flat(x), views).reshape(x.shape)
+        return segments.total(x, views)

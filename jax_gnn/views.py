@@ -18,6 +18,9 @@ from jax_gnn import _index
 FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
 DTYPES = (*FLOATS, jnp.int32, jnp.int64)
 
+# What plain XLA sums, bound here: users may put this library's functions in their place.
+JAX_OPS = {name: getattr(jax.ops, f"segment_{name}") for name in ("sum", "prod", "max", "min")}
+
 # Metadata of fields of pytrees that are not arrays.
 STATIC = {"static": True}
 
@@ -100,8 +103,7 @@ def in_range(ids: Array, size: int) -> Array:
 
 def as_ids(name: str, ids: Any) -> Array:
     """Checks an argument that is a vector of ids, and makes it int32 or int64."""
-    ids = _index.check_ids(name, ids, traced=True)
-    return ids.astype(jnp.int64 if ids.dtype.itemsize == 8 else jnp.int32)
+    return _index.check_ids(name, ids, traced=True)
 
 
 def take(x: Array, ids: Array | None) -> Array:
@@ -111,12 +113,18 @@ def take(x: Array, ids: Array | None) -> Array:
     if x.shape[0] == 0:  # a gather wants one row at least
         return jnp.zeros((*ids.shape, *x.shape[1:]), x.dtype)
     # jnp.take would wrap -1 around.
+    ids = _index.bounded(ids, x.shape[0])
     return x.at[ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
 def flat(x: Array) -> Array:
     """``(rows, *features)`` as a matrix."""
-    return x.reshape(x.shape[0], math.prod(x.shape[1:]))
+    return x.reshape(x.shape[0], row_width(x))
+
+
+def row_width(x: Any) -> int:
+    """The numbers in a row of ``(rows, *features)``."""
+    return math.prod(x.shape[1:])
 
 
 def accumulator_dtype(dtype: Any) -> Any:
@@ -130,6 +138,11 @@ def promoted(*dtypes: Any) -> Any:
     """What dtypes promote to by JAX's standard rules, also where promotion is set to be strict."""
     with jax.numpy_dtype_promotion("standard"):
         return functools.reduce(jnp.promote_types, dtypes)
+
+
+def spread(values: Array, x: Array) -> Array:
+    """Adds axes to a vector of rows, to work with ``(rows, *features)``."""
+    return jnp.expand_dims(values, tuple(range(1, x.ndim)))
 
 
 def column(mask: Array) -> Array:

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import tracemalloc
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+# All before any backend starts. Processes that tests start inherit the environment.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers share a GPU
-jax.config.update("jax_num_cpu_devices", 4)  # for shard_map; before any backend starts
+jax.config.update("jax_num_cpu_devices", 4)  # for shard_map
+# Most of the tests' time is XLA's, compiling for CPUs what runs for microseconds. It takes half of
+# it without MLIR; what an environment says of the flag goes first. XLA ends the process on a flag
+# that it does not know, as jaxlib 0.11 this one.
+_FLAG = "--xla_cpu_use_fusion_emitters"
+if jax.__version_info__ < (0, 11) and _FLAG not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=false"
 
 pytest.register_assert_rewrite("op_spec", "op_suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="seed of the random inputs; fresh on every run")
+    parser.addoption(
+        "--seeds", type=int, default=1, help="runs tests of random inputs for that many seeds"
+    )
+    parser.addoption(
+        "--all", action="store_true", help="also all that plain XLA does without any kernel"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,23 +50,84 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["seed"] = node.config.option.seed
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """All tests take all cores; what is named runs in this process, without its start-up."""
+    named = config.option.file_or_dir or config.option.keyword
+    return 0 if named else min(len(os.sched_getaffinity(0)), 16)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if jax.default_backend() == "cpu" and "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
+        jax.config.update("jax_disable_most_optimizations", True)  # XLA's: kernels stay as built
+    if config.option.all:
+        return
+    # Kernels or not, rules and transformations are the same, and XLA's own code is JAX's to test.
+    with_kernels = {_test(item) for item in items if _implementation(item) not in (None, "xla")}
+    left_out = [
+        item
+        for item in items
+        if _implementation(item) == "xla"
+        and _test(item) in with_kernels
+        and _test(item)[1] not in ("test_value", "test_gradient")
+    ]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _implementation(item: Any) -> str | None:
+    return item.callspec.params.get("implementation") if hasattr(item, "callspec") else None
+
+
+def _test(item: Any) -> tuple[str, str]:
+    return item.parent.nodeid, item.originalname
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return f"random inputs: --seed {config.option.seed}"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """With ``--seeds N``, tests of random inputs run for N seeds, and share what they compile."""
+    options = metafunc.config.option
+    if "rng" in metafunc.fixturenames and options.seeds > 1:
+        seeds = range(options.seed, options.seed + options.seeds)
+        metafunc.parametrize("rng", seeds, indirect=True, ids=map(_seed_id, seeds))
+
+
+def _seed_id(seed: int) -> str:
+    return f"seed{seed}"
+
+
+def _seed_of(item: Any) -> int:
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return parameters.get("rng", item.config.option.seed)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     report = yield
     if report.failed:
-        report.sections.append(("Random inputs", f"repeat with --seed {item.config.option.seed}"))
+        report.sections.append(("Random inputs", f"repeat with --seed {_seed_of(item)}"))
     return report
 
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Random numbers that depend on the seed and on the test, not on the tests run before."""
-    test = zlib.crc32(request.node.name.encode())
-    return np.random.default_rng([request.config.option.seed, test])
+    seed = _seed_of(request.node)
+    name = [part for part in re.split(r"[][-]+", request.node.name) if part != _seed_id(seed)]
+    return np.random.default_rng([seed, zlib.crc32(" ".join(name).strip().encode())])
+
+
+@pytest.fixture(autouse=True)
+def optimized(request: pytest.FixtureRequest) -> Iterator[None]:
+    """XLA's optimizations, which round otherwise, for tests of equal bits."""
+    option = "jax_disable_most_optimizations"
+    before = jax.config.values[option]
+    jax.config.update(option, before and "same_bits" not in request.node.name)
+    yield
+    jax.config.update(option, before)
 
 
 @pytest.fixture
@@ -58,3 +135,19 @@ def exact_products() -> Iterator[None]:
     """A GPU rounds the factors of float32 products to 10 bits, unless it is told not to."""
     with jax.default_matmul_precision("highest"):
         yield
+
+
+@pytest.fixture
+def taking_less_than() -> Callable[[int], AbstractContextManager[None]]:
+    """What limits the memory that a block takes at any time, in bytes."""
+
+    @contextmanager
+    def limit(num_bytes: int) -> Iterator[None]:
+        tracemalloc.start()
+        try:
+            yield
+            assert tracemalloc.get_traced_memory()[1] < num_bytes
+        finally:
+            tracemalloc.stop()
+
+    return limit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -123,7 +124,6 @@ class OpSpec:
         linear: names of the operands that :func:`jax.linear_transpose` must work for.
         feature_axis: for each operand the axis that ``shard_map`` splits, None to replicate it.
         result_axis: likewise for the result.
-        custom_calls: names that :mod:`jax.export` must be told to trust.
         composed: whether XLA computes between kernels, which it may round otherwise where it
             compiles the whole at once.
         bad_arguments: by test id, a call, the exception it must raise, and a pattern for the
@@ -137,7 +137,6 @@ class OpSpec:
     linear: tuple[str, ...] = ()
     feature_axis: tuple[int | None, ...] = ()
     result_axis: int | None = None
-    custom_calls: tuple[str, ...] = ()
     composed: bool = False
     bad_arguments: Mapping[str, tuple[Callable[[], Any], type[Exception], str]] = field(
         default_factory=dict
@@ -178,6 +177,35 @@ class OpSpec:
             )
         )
 
+    @functools.cached_property
+    def second_derivatives(self) -> Callable[..., Any]:
+        """Both derivatives of both derivatives, in one program.
+
+        A function of (index, operands, tangents, direction, cotangent). The JVP (tangents move as
+        the operands do) and the VJP are differentiated forward along the direction, then in reverse
+        with the cotangent or the direction.
+        """
+
+        @jax.jit
+        def derivatives(
+            index: Any, operands: Any, tangents: Any, direction: Any, cotangent: Any
+        ) -> Any:
+            def forward(operands: Any, tangents: Any) -> jax.Array:
+                return jax.jvp(functools.partial(self.function, index), operands, tangents)[1]
+
+            def reverse(operands: Any, cotangent: Any) -> tuple[jax.Array, ...]:
+                return self.vjp(index, cotangent, *operands)
+
+            moved = direction, direction
+            return (
+                jax.jvp(forward, (operands, tangents), moved)[1],
+                jax.jvp(reverse, (operands, cotangent), (direction, cotangent))[1],
+                jax.vjp(forward, operands, direction)[1](cotangent),
+                jax.vjp(reverse, operands, cotangent)[1](direction),
+            )
+
+        return derivatives
+
 
 @contextmanager
 def setting(implementation: str | None, dtype: str = "float32") -> Iterator[None]:
@@ -196,6 +224,21 @@ def wide(values: Sequence[Any]) -> tuple[np.ndarray, ...]:
 
 def random_like(rng: np.random.Generator, values: Sequence[Any], dtype: str) -> tuple[Any, ...]:
     return typed([rng.normal(size=np.shape(value)) for value in values], dtype)
+
+
+def all_pairs(rng: np.random.Generator, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Few of the rows that hold, for each two columns, all pairs of values that the rows hold."""
+
+    def pairs(row: tuple[Any, ...]) -> set[Any]:
+        return set(itertools.combinations(enumerate(row), 2))
+
+    missing = set().union(*map(pairs, rows))
+    chosen = []
+    while missing:
+        best = max(rng.permutation(len(rows)), key=lambda at: len(pairs(rows[at]) & missing))
+        chosen.append(rows[best])
+        missing -= pairs(rows[best])
+    return chosen
 
 
 def stack(values: Sequence[Any], axis: int = 0) -> Any:
@@ -227,11 +270,18 @@ def same_bits(first: Any, second: Any) -> bool:
 _STEP = 1e-40
 
 
+def slope(
+    function: Callable[..., np.ndarray], values: Sequence[Any], directions: Sequence[Any]
+) -> np.ndarray:
+    """Derivative of a function of pytrees of float64 along directions."""
+    moved = jax.tree.map(lambda x, dx: x + 1j * _STEP * dx, tuple(values), tuple(directions))
+    return function(*moved).imag / _STEP
+
+
 def reference_tangent(
     spec: OpSpec, plain: Any, operands: Sequence[Any], tangents: Sequence[Any]
 ) -> np.ndarray:
-    moved = [x + 1j * _STEP * dx for x, dx in zip(wide(operands), wide(tangents), strict=True)]
-    return spec.reference(plain, *moved).imag / _STEP
+    return slope(functools.partial(spec.reference, plain), wide(operands), wide(tangents))
 
 
 def reference_gradients(
@@ -248,3 +298,127 @@ def reference_gradients(
             gradient[position] = np.sum(cotangent * tangent)
         gradients.append(gradient)
     return gradients
+
+
+@dataclass(frozen=True)
+class Dual:
+    """``value + derivative ε`` with ε² = 0: one element of an array of objects.
+
+    References compute on such arrays as they do on numbers, so that derivatives are exact to
+    rounding, close to a kink too. Both parts are complex vectors, whose imaginary parts carry the
+    derivatives along as many directions by complex step; duals are ordered by their real value,
+    which all share.
+    """
+
+    value: np.ndarray
+    derivative: np.ndarray
+
+    @staticmethod
+    def of(number: Any) -> Dual:
+        return number if isinstance(number, Dual) else Dual(np.array([number + 0j]), np.zeros(1))
+
+    def chain(self, value: np.ndarray, slope: np.ndarray) -> Dual:
+        return Dual(value, slope * self.derivative)
+
+    def __add__(self, other: Any) -> Dual:
+        other = Dual.of(other)
+        return Dual(self.value + other.value, self.derivative + other.derivative)
+
+    def __mul__(self, other: Any) -> Dual:
+        other = Dual.of(other)
+        derivative = self.value * other.derivative + self.derivative * other.value
+        return Dual(self.value * other.value, derivative)
+
+    def __pow__(self, exponent: float) -> Dual:
+        return self.chain(self.value**exponent, exponent * self.value ** (exponent - 1))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __neg__(self) -> Dual:
+        return self * -1
+
+    def __sub__(self, other: Any) -> Dual:
+        return self + -other
+
+    def __rsub__(self, other: Any) -> Dual:
+        return -self + other
+
+    def __truediv__(self, other: Any) -> Dual:
+        return self * other**-1.0
+
+    def __rtruediv__(self, other: Any) -> Dual:
+        return self**-1.0 * other
+
+    def __gt__(self, other: Any) -> bool:
+        return bool(self.value[0].real > Dual.of(other).value[0].real)
+
+    def __ge__(self, other: Any) -> bool:
+        return bool(self.value[0].real >= Dual.of(other).value[0].real)
+
+    # What numpy calls for its functions of the same names.
+
+    def exp(self) -> Dual:
+        return self.chain(np.exp(self.value), np.exp(self.value))
+
+    def log(self) -> Dual:
+        return self.chain(np.log(self.value), 1 / self.value)
+
+    def tanh(self) -> Dual:
+        return self.chain(np.tanh(self.value), 1 - np.tanh(self.value) ** 2)
+
+
+def reference_second_derivative(
+    spec: OpSpec, plain: Any, operands: Sequence[Any], direction: Sequence[Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Jacobian of the reference and its derivative along a direction.
+
+    Both have the elements of all operands, one operand after another, along a last axis.
+    """
+    count = sum(np.size(operand) for operand in operands)
+    steps, moved = iter(1j * _STEP * np.eye(count)), []
+    for operand, along in zip(wide(operands), wide(direction), strict=True):
+        duals = np.empty(operand.shape, object)
+        for at in np.ndindex(operand.shape):
+            duals[at] = Dual(operand[at] + next(steps), np.full(count, along[at]))
+        moved.append(duals)
+    result = spec.reference(plain, *moved)
+    jacobian, derivative = np.zeros((2, *result.shape, count))
+    for at in np.ndindex(result.shape):
+        dual = Dual.of(result[at])
+        jacobian[at], derivative[at] = dual.value.imag / _STEP, dual.derivative.imag / _STEP
+    return jacobian, derivative
+
+
+def check_second_derivatives(
+    spec: OpSpec, rng: np.random.Generator, case: Case, tolerance: float
+) -> None:
+    """Compares both derivatives of the op's JVP and VJP, in float64, with the reference's."""
+    operands = wide(case.operands)
+    tangents, direction = (random_like(rng, operands, "float64") for _ in range(2))
+    jacobian, derivative = reference_second_derivative(spec, case.plain, operands, direction)
+    (cotangent,) = random_like(rng, [jacobian[..., 0]], "float64")
+    flat_tangents, flat_direction = (
+        np.concatenate([np.ravel(x) for x in xs]) for xs in (tangents, direction)
+    )
+
+    def split(gradients: np.ndarray) -> list[np.ndarray]:
+        parts = np.split(gradients, np.cumsum([x.size for x in operands])[:-1])
+        return [part.reshape(x.shape) for part, x in zip(parts, operands, strict=True)]
+
+    tangent = jacobian @ flat_direction
+    axes = np.ndim(cotangent)
+    gradients = np.tensordot(cotangent, jacobian, axes)
+    seconds = np.tensordot(cotangent, derivative, axes)
+    of_jvp, of_vjp, jvp_back, vjp_back = spec.second_derivatives(
+        case.index, operands, tangents, direction, cotangent
+    )
+    assert_close(of_jvp, derivative @ flat_tangents + tangent, tolerance, "JVP of the JVP")
+    assert_close(vjp_back[1], tangent, tolerance, "VJP of the VJP to the cotangent")
+    for what, got, want in (
+        ("JVP of the VJP", of_vjp, seconds + gradients),
+        ("VJP of the JVP to", jvp_back[0], seconds),
+        ("VJP of the JVP to the tangent of", jvp_back[1], gradients),
+        ("VJP of the VJP to", vjp_back[0], seconds),
+    ):
+        for name, one, other in zip(spec.operands, got, split(want), strict=True):
+            assert_close(one, other, tolerance, f"{what} {name}")

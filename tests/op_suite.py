@@ -8,8 +8,9 @@ A test module describes its op in an :class:`OpSpec` and gets all checks by one 
 :class:`CoreChecks` alone serves for variants of an op that differ in arithmetic only. Every check
 runs for each implementation that the default device has. Values are compared with the plain numpy
 reference in float64, derivatives with the derivative of that same reference by complex step, which
-is exact to rounding: the description needs no derivative. The reference must therefore work on
-complex numbers (order them by their real part) and be analytic.
+is exact to rounding: the description needs no derivative. Second derivatives are as exact, by
+:class:`op_spec.Dual`. The reference must therefore work on complex numbers (order them by their
+real part) and on arrays of objects, and be analytic.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
-from jax.test_util import check_grads
 from op_spec import (
     SCENARIOS,
     STACKABLE,
     OpSpec,
+    all_pairs,
     assert_close,
+    check_second_derivatives,
     on_host,
     padded,
     random_like,
@@ -50,6 +52,7 @@ from op_spec import (
     wide,
 )
 
+import jax_gnn
 from jax_gnn import _ffi
 
 PLATFORM = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
@@ -173,8 +176,7 @@ class CoreChecks:
     def test_second_order(self, rng: np.random.Generator, implementation: str) -> None:
         case = self.spec.make_case(rng, "random", (2,))
         with setting(implementation, "float64"):
-            function = jax.jit(functools.partial(self.spec.function, case.index))
-            check_grads(function, case.operands, order=2, modes=("fwd", "rev"))
+            check_second_derivatives(self.spec, rng, case, 4 * TOLERANCE["float64"])
 
     @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
     def test_strict_promotion(self, rng: np.random.Generator, dtype: str) -> None:
@@ -245,6 +247,7 @@ class OpSuite(CoreChecks):
     """All that the contract asks of a public op."""
 
     implementations = IMPLEMENTATIONS
+    vmaps_every_set: ClassVar[bool] = False
 
     # --- Values ---
 
@@ -438,18 +441,15 @@ class OpSuite(CoreChecks):
                 assert_close(got[k], want, 4 * TOLERANCE["float32"], f"in_axes={in_axes}, {k}")
 
     def test_vmap(self, rng: np.random.Generator, implementation: str) -> None:
-        """Every set of arguments mapped, each of them along its first axis and along its last."""
+        """Arguments mapped along their first or last axis, or not: all pairs of these."""
         columns = self.columns(rng, (2,))
+        sets = all_pairs(rng, list(itertools.product((None, 0, -1), repeat=len(columns))))
+        if self.vmaps_every_set:
+            sets += itertools.product(*[(None, int(rng.choice([0, -1]))) for _ in columns])
         with setting(implementation):
-            for mapped in itertools.product((False, True), repeat=len(columns)):
-                if any(mapped):
-                    first = rng.choice([0, -1], len(columns))
-                    for axes in (first, -1 - first):
-                        in_axes = [
-                            int(axis) if is_mapped else None
-                            for axis, is_mapped in zip(axes, mapped, strict=True)
-                        ]
-                        self.check_vmap(self.spec.function, self.spec.jitted, in_axes, columns)
+            for in_axes in sets:
+                if any(axis is not None for axis in in_axes):
+                    self.check_vmap(self.spec.function, self.spec.jitted, in_axes, columns)
 
     @on_first
     def test_vmap_of_gradient(self, rng: np.random.Generator, implementation: str) -> None:
@@ -551,11 +551,10 @@ class OpSuite(CoreChecks):
     def test_export(self, rng: np.random.Generator, implementation: str) -> None:
         case = self.spec.make_case(rng, "random", (3,))
         operands = typed(case.operands, "float32")
-        checks = [jax.export.DisabledSafetyCheck.custom_call(c) for c in self.spec.custom_calls]
         with setting(implementation):
-            exported = jax.export.export(jax.jit(self.spec.function), disabled_checks=checks)(
-                case.index, *operands
-            )
+            exported = jax.export.export(
+                jax.jit(self.spec.function), disabled_checks=jax_gnn.EXPORT_CHECKS
+            )(case.index, *operands)
             loaded = jax.export.deserialize(exported.serialize(vjp_order=1))
             want = self.spec.jitted(case.index, *operands)
             (cotangent,) = random_like(rng, [want], "float32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -11,19 +12,6 @@ import numpy as np
 from op_spec import Case, Incidence, OpSpec
 
 Kind = Literal["sorted", "unsorted", "indptr"]
-CUSTOM_CALLS = tuple(
-    f"jax_gnn_{name}"
-    for name in (
-        "segment_reduce",
-        "segment_reduce_vjp",
-        "segment_select",
-        "segment_softmax",
-        "segment_softmax_tangent",
-        "segment_order",
-        "sddmm",
-        "sddmm_select",
-    )
-)
 
 
 class Elements(NamedTuple):
@@ -47,6 +35,24 @@ def distinct(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     step = 4.0 / 2 ** max(count - 1, 0).bit_length()
     numbers = step * (np.arange(count) - (count - 1) / 2)
     return rng.permuted(np.broadcast_to(numbers.reshape(-1, *[1] * len(shape[1:])), shape), axis=0)
+
+
+# Ids that are out of range, but in range modulo 2³² or 2³¹.
+FAR = np.array([2**32, -(2**32), 2**40 + 1, 2**31, -(2**31) - 1, -(2**63), 2**63 - 2**32])
+
+
+def with_far_padding(rng: np.random.Generator, graph: Any) -> Any:
+    """A graph whose arrays are numpy's int64, with such ids in place of the -1 of padding."""
+
+    def far(ids: Any) -> np.ndarray:
+        ids = np.asarray(ids).astype(np.int64)
+        return np.where(ids == -1, rng.choice(FAR, ids.shape), ids)
+
+    arrays = {name: far(getattr(graph, name)) for name in ("cols", "t_cols", "t_order", "edge_ids")}
+    for name in ("rows", "t_rows"):  # which ascend
+        arrays[name] = np.abs(far(getattr(graph, name)) + 1) - 1
+    arrays |= {name: np.asarray(getattr(graph, name), np.int64) for name in ("indptr", "t_indptr")}
+    return replace(graph, **arrays, split=None, t_split=None)
 
 
 # --- Segments ------------------------------------------------------------------------------------
@@ -122,7 +128,6 @@ def segment_spec(
         linear=("data",) if linear else (),
         feature_axis=(1,),
         result_axis=1,
-        custom_calls=CUSTOM_CALLS,
     )
 
 

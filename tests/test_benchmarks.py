@@ -25,7 +25,7 @@ from benchmarks import (
 from benchmarks import bench_segment_matmul as bench_matmul
 from benchmarks import bench_segment_reduce as bench_segment
 from benchmarks.__main__ import main
-from benchmarks.harness import (
+from benchmarks.definition import (
     TF32_TOLERANCE,
     TOLERANCE,
     Candidate,
@@ -33,10 +33,9 @@ from benchmarks.harness import (
     Family,
     Problem,
     Settings,
-    _case_row,
     load_op,
-    select_workloads,
 )
+from benchmarks.harness import _case_row, select_workloads
 from benchmarks.problems import Expected
 from benchmarks.worker import Prepared, _Jax, _NumPy, _Session, relative_error
 from benchmarks.workloads import (

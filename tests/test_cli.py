@@ -1,18 +1,24 @@
+import csv
+import dataclasses
 import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+from flax import nnx
 
 import jax_gnn
+from flax_layers import GCN
 from jax_gnn import _ffi, cli
-from jax_gnn.datasets import HypergraphDataset
-from jax_gnn.training import RECIPES, load_checkpoint
+from jax_gnn.datasets import HypergraphDataset, digits_graph, load_graph, random_split
+from jax_gnn.training import RECIPES, GCNConfig, TrainedModel, load_checkpoint, save_checkpoint
+from jax_gnn.training.data import Fingerprint, fingerprint
 
 
 @pytest.fixture
@@ -87,11 +93,41 @@ def test_train(data, tmp_path, monkeypatch, capsys):
     assert f"{results['speedup']:.2f} times as fast as in plain JAX" in out
     assert "same predictions" in out
     assert (folder / "learning_curves.png").stat().st_size > 10_000
-    assert load_checkpoint(folder / "checkpoint").conv1.in_features == 6
+    assert load_checkpoint(folder / "checkpoint").model.conv1.in_features == 6
+    split = results["checkpoint_split"] - 1
+    assert run["valid_accuracy"][split] == max(run["valid_accuracy"])
+    assert f"of split {split + 1}, test accuracy {100 * run['test_accuracy'][split]:.2f} %" in out
     # Without a terminal, one line per split and no bar.
     assert [line.split(":")[0] for line in err.splitlines()] == ["split 1/2", "split 2/2"]
 
 
+def check_prediction(
+    capsys: pytest.CaptureFixture[str], folder: Path, data: Path, nodes: tuple[int, ...]
+) -> None:
+    """That `jax-gnn predict` and Python find what training recorded, to the bit."""
+    results = json.loads((folder / "results.json").read_text())
+    split = results["checkpoint_split"] - 1
+    run = results["jax_gnn"]
+    loaded = load_checkpoint(folder / "checkpoint")
+    dataset = loaded.recipe.load(str(data))
+    found = loaded.accuracies(dataset, loaded.predict(dataset))
+    assert found["valid"] == run["valid_accuracy"][split]
+    assert found["test"] == run["test_accuracy"][split]
+    table = folder / "new" / "predictions.csv"
+    arguments = [str(folder / "checkpoint"), "--data", str(data), "--output", str(table)]
+    assert cli.main(["predict", *arguments]) == 0
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    for name, accuracy, count in zip(
+        ("training", "validation", "test"), found.values(), nodes, strict=True
+    ):
+        assert f"{name} accuracy {100 * accuracy:.2f} % ({count} nodes)" in rows
+    assert f"data {dataset.name} (as in training)" in rows
+    assert f"predictions {table}" in rows
+    labels = np.loadtxt(table, delimiter=",", skiprows=1)[:, 1]
+    np.testing.assert_array_equal(labels, np.asarray(loaded.predict(dataset)).argmax(axis=1))
+
+
+@pytest.mark.usefixtures("exact_products")
 @pytest.mark.parametrize("model", ["gcn", "gin", "sage"])
 def test_train_on_a_graph(model, planetoid, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -111,10 +147,12 @@ def test_train_on_a_graph(model, planetoid, tmp_path, monkeypatch, capsys):
     run, plain = results["jax_gnn"], results["plain_jax"]
     assert run["test_accuracy_mean"] == pytest.approx(plain["test_accuracy_mean"], abs=0.11)
     assert [round(10 * a, 5) % 1 for a in run["test_accuracy"]] == [0, 0]  # the ten test nodes
-    assert load_checkpoint(folder / "checkpoint").num_layers == 3
+    assert load_checkpoint(folder / "checkpoint").model.num_layers == 3
     assert (folder / "learning_curves.png").stat().st_size > 10_000
+    check_prediction(capsys, folder, planetoid, (8, 22, 10))
 
 
+@pytest.mark.usefixtures("exact_products")
 @pytest.mark.parametrize(
     "model",
     [name for name, recipe in RECIPES.items() if recipe.dataset is HypergraphDataset],
@@ -122,12 +160,14 @@ def test_train_on_a_graph(model, planetoid, tmp_path, monkeypatch, capsys):
 def test_train_on_a_hypergraph(model, data, tmp_path, capsys):
     folder = tmp_path / "out"
     options = ("--epochs", "3", "--splits", "1", "--output", str(folder))
+    options += ("--feature-normalization", "row")
     assert cli.main(small(data, *options, model=model)) == 0
     assert "same predictions" in capsys.readouterr().out
     results = json.loads((folder / "results.json").read_text())
     assert results["config"]["hidden_features"] == 8
     assert len(results["plain_jax"]["test_accuracy"]) == 1
-    assert type(load_checkpoint(folder / "checkpoint")) is RECIPES[model].model
+    assert type(load_checkpoint(folder / "checkpoint").model) is RECIPES[model].model
+    check_prediction(capsys, folder, data, (20, 10, 10))
 
 
 def test_hypergraph_for_a_model_of_graphs(data, capsys):
@@ -182,13 +222,121 @@ def test_options_arrive(data, tmp_path, capsys):
 
 def test_checkpoint_that_predicts_otherwise(data, tmp_path, monkeypatch, capsys):
     def load_spoilt(path: Path) -> object:
-        model = load_checkpoint(path)
-        model.conv2.bias[...] += 1
-        return model
+        trained = load_checkpoint(path)
+        trained.model.conv2.bias[...] += 1
+        return trained
 
     monkeypatch.setattr(cli, "load_checkpoint", load_spoilt)
     assert cli.main(small(data, "--no-baseline", "--output", str(tmp_path / "out"))) == 1
     assert "predicts otherwise than the trained model" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def digits_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What training on the built-in digits leaves, without the training."""
+    dataset = digits_graph()
+    trained = TrainedModel(
+        GCN(64, 4, 10, num_layers=1, rngs=nnx.Rngs(0)),
+        GCNConfig(),
+        data=fingerprint(dataset),
+        label_names=dataset.label_names,
+        split=random_split(dataset.y, seed=7),
+        seed=7,
+    )
+    path = tmp_path_factory.mktemp("digits") / "checkpoint"
+    save_checkpoint(path, trained)
+    return path
+
+
+def save_graph(path: Path, **changes: object) -> Path:
+    """Three nodes with the digits' features and names of their own."""
+    arrays = {"num_nodes": 3, "src": [0, 1], "dst": [1, 0], "y": [3, -1, 4]}
+    arrays |= {"x": np.eye(3, 64, dtype=np.float32), "node_names": ["a", "b", "c, d"]}
+    np.savez(path, **arrays | changes)
+    return path
+
+
+def test_predict_on_the_digits(digits_checkpoint, tmp_path, capsys):
+    table = tmp_path / "predictions.npz"
+    assert cli.main(["predict", str(digits_checkpoint), "--output", str(table)]) == 0
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert rows[:2] == ["model gcn (trained on digits, seed 7)", "data digits (as in training)"]
+    assert [row.split("(")[1] for row in rows[2:5]] == ["898 nodes)", "449 nodes)", "450 nodes)"]
+    logits = load_checkpoint(digits_checkpoint).predict(digits_graph())
+    probability = np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True))
+    with np.load(table) as arrays:
+        assert sorted(arrays.files) == ["label", "node", "probability"]
+        np.testing.assert_array_equal(arrays["node"], np.arange(1797))
+        assert arrays["label"].tolist() == [str(i) for i in probability.argmax(axis=1)]
+        np.testing.assert_allclose(arrays["probability"], probability.max(axis=1), rtol=1e-5)
+
+
+def test_predict_on_other_data(digits_checkpoint, tmp_path, capsys):
+    data, table = save_graph(tmp_path / "new.npz"), tmp_path / "predictions.csv"
+    arguments = ["predict", str(digits_checkpoint), "--data", str(data)]
+    assert cli.main([*arguments, "--output", str(table)]) == 0
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert rows[1] == "data new (other structure, features, labels than in training)"
+    assert rows[2].startswith("accuracy ")
+    assert rows[2].endswith(" % (all 2 labelled nodes)")
+    with table.open(newline="") as file:
+        header, *lines = csv.reader(file)
+    assert header == ["node", "label", "probability"]
+    assert [line[0] for line in lines] == ["a", "b", "c, d"]
+    logits = load_checkpoint(digits_checkpoint).predict(load_graph(data))
+    assert [line[1] for line in lines] == [str(i) for i in np.asarray(logits).argmax(axis=1)]
+    assert all(0.1 < float(line[2]) <= 1 for line in lines)
+    save_graph(data, y=[-1, -1, -1])
+    assert cli.main(arguments) == 0
+    assert "accuracy unknown (no node has a label)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_predict_what_is_wrong(digits_checkpoint, tmp_path, monkeypatch, capsys):
+    predict = ["predict", str(digits_checkpoint)]
+    message = user_error(capsys, ["predict", str(tmp_path / "absent")])
+    assert f"no checkpoint folder {tmp_path / 'absent'}" in message
+    message = user_error(capsys, ["predict", str(tmp_path)])
+    assert f"{tmp_path} holds no checkpoint of a model" in message
+    data = save_graph(tmp_path / "new.npz", x=np.ones((3, 5), np.float32))
+    message = user_error(capsys, [*predict, "--data", str(data)])
+    assert "--data: dataset 'new' has 5 features, the model takes 64" in message
+    assert "--data: " in user_error(capsys, [*predict, "--data", str(tmp_path / "absent.npz")])
+    below = ["--output", str(data / "below.csv")]
+    assert f"--output {data / 'below.csv'}" in user_error(capsys, [*predict, *below])
+    with pytest.raises(SystemExit):
+        cli.main([*predict, "--output", "predictions.json"])
+    assert "expected a .csv or .npz file, got 'predictions.json'" in capsys.readouterr().err
+    monkeypatch.setattr(cli, "PREDICT_EXTRA", ("no_such_package",))
+    assert "predicting needs no_such_package; run: pip" in user_error(capsys, predict)
+
+
+def test_predict_without_data(digits_checkpoint, monkeypatch, capsys):
+    for change, expected in (
+        ({"data": None}, "the checkpoint does not say what it was trained on"),
+        ({"data": ("cora", 3, "", "", "")}, "the model was trained on 'cora'"),
+    ):
+        data = change["data"] and Fingerprint(*change["data"])
+        trained = dataclasses.replace(load_checkpoint(digits_checkpoint), data=data)
+        monkeypatch.setattr(cli, "load_checkpoint", lambda _, trained=trained: trained)
+        message = user_error(capsys, ["predict", str(digits_checkpoint)])
+        assert f"--data is needed: {expected}" in message
+
+
+def test_predict_with_an_older_checkpoint(digits_checkpoint, tmp_path, monkeypatch, capsys):
+    trained = load_checkpoint(digits_checkpoint)
+    old = TrainedModel(trained.model, trained.config, version=None)
+
+    def load_older(path: Path) -> TrainedModel:
+        warnings.warn(f"{path} lacks the split", stacklevel=2)
+        return old
+
+    monkeypatch.setattr(cli, "load_checkpoint", load_older)
+    data = save_graph(tmp_path / "new.npz")
+    assert cli.main(["predict", "old", "--data", str(data)]) == 0
+    out, err = capsys.readouterr()
+    assert err == "jax-gnn: warning: old lacks the split\n"
+    assert "data new (not known to be those of the training)" in " ".join(out.split())
+    assert "(all 2 labelled nodes)" in out
 
 
 def user_error(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
@@ -356,7 +504,10 @@ def test_info_without_a_working_device(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--version"], ["--help"], *(["train", model, "--help"] for model in RECIPES)],
+    [
+        *(["--version"], ["--help"], ["predict", "--help"]),
+        *(["train", model, "--help"] for model in RECIPES),
+    ],
 )
 def test_arguments_that_only_print(arguments, capsys):
     with pytest.raises(SystemExit) as exit_info:
@@ -366,8 +517,9 @@ def test_arguments_that_only_print(arguments, capsys):
     expected = {
         "--version": f"jax-gnn {jax_gnn.__version__}\n",
         "--help": "example: jax-gnn train hgnn\n",
+        "predict": "for each node\n",
     }
-    assert out.endswith(expected[arguments[0]] if len(arguments) == 1 else "<dataset>)\n")
+    assert out.endswith(expected.get(arguments[0], "<dataset>)\n"))
 
 
 def test_help_shows_defaults(capsys):
@@ -381,7 +533,7 @@ def test_help_shows_defaults(capsys):
 
 
 def test_command_is_required(capsys):
-    for arguments in ([], ["train"]):
+    for arguments in ([], ["train"], ["predict"]):
         with pytest.raises(SystemExit) as exit_info:
             cli.main(arguments)
         assert exit_info.value.code == 2

@@ -186,7 +186,7 @@ def test_hypergraphs_are_no_graphs(tmp_path):
 # Planetoid
 
 
-@pytest.mark.parametrize("protocol", [3, 4])
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_planetoid_of_any_protocol(tmp_path, protocol):
     assert_same(load_graph(write_planetoid(tmp_path, protocol)), toy())
 
@@ -321,6 +321,20 @@ def test_planetoid_refuses(tmp_path, part, value, message):
     assert str(tmp_path) in str(caught.value)
 
 
+@pytest.mark.parametrize("part", ["x", "tx", "allx"])
+@pytest.mark.parametrize(
+    "indptr", [[0, 10**9, 0], [0, 2**30, 2**31 - 1, -(2**30), 1]], ids=["ends at 0", "wraps"]
+)
+def test_planetoid_refuses_forged_matrices(tmp_path, part, indptr):
+    """scipy's own check passes over these, and its conversion writes outside its arrays."""
+    write_planetoid(tmp_path)
+    matrix = scipy.sparse.csr_matrix(np.eye(1, 2, dtype=np.float32))
+    matrix.indptr, matrix._shape = np.array(indptr, np.int32), (len(indptr) - 1, 2)
+    dump(tmp_path / f"ind.toy.{part}", matrix)
+    with pytest.raises(ValueError, match=rf"ind.toy.{part}: .* indptr must .* never decrease"):
+        load_graph(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -330,6 +344,7 @@ def test_planetoid_refuses(tmp_path, part, value, message):
         ("7 4 x", "invalid literal for int"),
         ("7 4 99999999999", r"test node\[2\] = 99999999999 is outside"),
         (f"7 4 {10**30}", "test node: expected integers"),
+        ("7 4 2000000000", "2000000001 nodes would take .* bytes of memory"),
     ],
 )
 def test_planetoid_refuses_test_nodes(tmp_path, text, message):

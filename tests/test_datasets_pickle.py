@@ -224,6 +224,7 @@ def forged_csr(**changes):
         (forged((2**40, 2**40), np.dtype("i4"), bytes(16)), "bytes long"),
         (forged((-5,), np.dtype("i4"), bytes(20)), "is not the shape of an array"),
         (forged((5.0,), np.dtype("i4"), bytes(20)), "is not the shape of an array"),
+        (forged((2**40, 0), np.dtype("i4"), b""), r"shape \(1099511627776, 0\) is empty"),
         (forged((5,), "i4", bytes(20)), "an array without a proper dtype"),
         (forged((5,), np.dtype("i4"), [1] * 5), "bytes long"),
         (Call(*np.zeros(1).__reduce__()[:1], np.ndarray, (0,), b"b"), "without a proper state"),
@@ -279,6 +280,10 @@ def test_calls_without_state(tmp_path, name, opcodes):
         {"indptr": np.array([0, 2, 2, 4, 5, 60], np.int32)},
         {"indices": [0] * 6},
         {"data": np.ones(5, np.float32)},
+        {"indptr": np.array([0, 10**9, 0], np.int32), "_shape": (2, 3)},
+        {"indptr": np.array([0, 2**30, 2**31 - 1, -(2**30), 1], np.int32), "_shape": (4, 3)},
+        {"_shape": (5, 2 * 10**8)},
+        {"_shape": ([], [])},
         {"_shape": (5, -3)},
         {"_shape": None},
     ],
@@ -288,5 +293,74 @@ def test_forged_csr_matrices(tmp_path, changes):
     dump(tmp_path / "features.pickle", forged_csr())
     assert_good(tmp_path)
     dump(tmp_path / "features.pickle", forged_csr(**changes))
-    with pytest.raises(ValueError, match=r"features.pickle: .*CSR matrix"):
+    with pytest.raises(ValueError, match=r"features.pickle: .*(CSR matrix|shape|memory)"):
         load_hypergcn(tmp_path)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_hypergcn_of_any_protocol(tmp_path, protocol):
+    write(tmp_path, protocol)
+    assert_good(tmp_path)
+    split = {"train": [np.int64(0)], "test": {1, 2}}
+    dump(tmp_path / "splits" / "1.pickle", split, protocol)
+    dump(tmp_path / "features.pickle", np.asfortranarray(X.astype(">f8")), protocol)
+    assert_good(tmp_path)
+    dump(tmp_path / "features.pickle", scipy.sparse.csr_matrix(np.zeros((5, 3))), protocol)
+    np.testing.assert_array_equal(load_hypergcn(tmp_path).x, np.zeros((5, 3)))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        b"c_codecs\nencode\n(V61\nVhex\ntR.",
+        b"c_codecs\nencode\n(VA\nVutf-16\ntR.",
+        b"c_codecs\nencode\n(I1000000000\ntR.",
+        b"c__builtin__\nbytes\n(I1000000000\ntR.",
+        b"ccopy_reg\n_reconstructor\n(cnumpy\nndarray\nc__builtin__\nobject\nNtR.",
+    ],
+)
+def test_calls_of_old_protocols_are_only_what_they_stand_for(tmp_path, call):
+    (tmp_path / "a.pickle").write_bytes(call)
+    with pytest.raises(PickleFormatError, match="not a readable pickle"):
+        load_pickle(tmp_path / "a.pickle")
+
+
+def nested(depth):
+    """A tuple that holds twice what holds twice, and so on: more numbers than anyone can read."""
+    return b"K\x01" + b"2\x86" * depth
+
+
+BOMBS = {
+    "a far place in the memo": b"}r\x00\x00\x00\x04.",
+    "a long bytearray": b"\x96\x00\x00\x00\x40\x00\x00\x00\x00.",
+    "long bytes": b"\x8e\x00\x00\x00\x40\x00\x00\x00\x00.",
+    "a long frame": b"\x95\x00\x00\x00\x40\x00\x00\x00\x00}.",
+    "numbers": nested(25) + b".",
+    "in a list": b"]" + nested(25) + b"a.",
+    "a hyperedge": b"}K\x01" + nested(25) + b"s.",
+    "a hyperedge's name": b"}" + nested(30) + b"K\x01s.",
+    "in a set": b"\x8f(" + nested(30) + b"\x90.",
+    "in a set by a call": b"c__builtin__\nset\n(]" + nested(30) + b"atR.",
+    "frozen sets": b"}(\x91" + nested(1) + b"K\x01s.",
+    "a dtype": named("numpy", "dtype") + nested(25) + b"\x85R.",
+    "strings": pickle.dumps({"a": ["x" * 10_000] + ["y"] * 10_000}),
+    "a list in many hyperedges": pickle.dumps(dict.fromkeys(range(20_000), [0, 1] * 10_000)),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+@pytest.mark.parametrize("file", ["hypergraph", "labels", "features", "splits/1"])
+def test_few_bytes_take_little_memory(tmp_path, taking_less_than, file, bomb):
+    write(tmp_path)
+    (tmp_path / f"{file}.pickle").write_bytes(b"\x80\x04" + BOMBS[bomb])
+    with taking_less_than(2**28):
+        try:
+            load_hypergcn(tmp_path)
+        except ValueError as error:
+            assert str(tmp_path) in str(error)
+
+
+def test_a_list_may_be_in_several_hyperedges(tmp_path):
+    write(tmp_path)
+    dump(tmp_path / "hypergraph.pickle", dict(zip("abc", [[0, 1, 3]] * 3, strict=True)))
+    assert load_hypergcn(tmp_path).node_idx.tolist() == [0, 1, 3] * 3

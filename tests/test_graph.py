@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import scipy.sparse
 from op_spec import SCENARIOS, STACKABLE, Incidence, same_bits, stack
+from segment_cases import with_far_padding
 
-from jax_gnn import Graph
+from jax_gnn import Graph, Hypergraph
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 EDGE_ARRAYS = ("rows", "cols", "t_rows", "t_cols", "t_order", "edge_ids")
@@ -152,6 +153,32 @@ def test_one_of_the_arrays_traced(rng: np.random.Generator) -> None:
     assert same_bits(got, build(incidence))
 
 
+def test_ids_beyond_32_bits_beside_a_traced_array() -> None:
+    """On the host, JAX would narrow them."""
+    src = np.array([0, 2**32, 1, 2**31, -(2**32)])
+    build = functools.partial(Graph.from_edges, num_src=2, num_dst=3, validate=False)
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            got = jax.jit(lambda dst: build(src, dst))(np.arange(5, dtype=np.int32) % 3)
+        assert same_bits(got, build(src, np.arange(5) % 3))
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_methods_of_hand_made_graphs_beyond_32_bits(rng: np.random.Generator, x64: bool) -> None:
+    """What is out of range is padding; edge values and the transpose are as if it were -1."""
+    graph = Graph.from_edges(rng.integers(0, 5, 20), rng.integers(0, 6, 20), num_src=5, num_dst=6)
+    graph = graph.pad(num_edges=30)
+    values = np.arange(1.0, 21.0, dtype=np.float32)
+    with jax.enable_x64(x64):
+        far = with_far_padding(rng, graph)
+        assert not np.isin(-1, far.t_order)
+        np.testing.assert_array_equal(far.edge_values(values)[:20], graph.edge_values(values)[:20])
+        assert not np.isin(np.asarray(far.edge_values(values))[20:], values).any()
+        got, want = far.transpose(), graph.transpose()
+        for name in ("t_order", "edge_ids"):
+            np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
+
+
 def test_built_under_vmap(rng: np.random.Generator) -> None:
     incidences = [Incidence.random(rng, scenario) for scenario in STACKABLE]
     src, dst = (
@@ -267,14 +294,16 @@ def test_bad_arrays_inside_jit() -> None:
 # --- from_scipy ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "lil", "dok"])
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "bsr", "dia", "lil", "dok"])
 @pytest.mark.parametrize("family", ["array", "matrix"])
 @pytest.mark.parametrize("dtype", [bool, np.int8, np.float64])
 def test_from_scipy(rng: np.random.Generator, kind: str, family: str, dtype: Any) -> None:
     want = (3 * rng.normal(size=(6, 4)) * rng.integers(0, 2, (6, 4))).astype(dtype)
     matrix = getattr(scipy.sparse, f"{kind}_{family}")(want)
     graph = Graph.from_scipy(matrix)
-    np.testing.assert_array_equal(dense(graph), (want != 0).T)
+    stored = np.zeros((6, 4))  # of blocks zeros too
+    stored[matrix.tocoo().row, matrix.tocoo().col] = 1
+    np.testing.assert_array_equal(dense(graph), stored.T)
     values = np.asarray(graph.edge_values(matrix.tocoo().data))
     np.testing.assert_array_equal(values, want[graph.rows, graph.cols].astype(values.dtype))
 
@@ -301,6 +330,86 @@ def test_from_scipy_keeps_what_is_stored() -> None:
 def test_bad_scipy(matrix: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Graph.from_scipy(matrix)
+
+
+def forged(kind: str, **changes: Any) -> Any:
+    """A matrix of 4 by 4 ones, in a format of scipy's, with arrays that its user put there."""
+    matrix = getattr(scipy.sparse, f"{kind}_array")(np.ones((4, 4), np.float32))
+    for name, value in changes.items():
+        setattr(matrix, name, np.array(value, np.int32) if isinstance(value, list) else value)
+    return matrix
+
+
+def rows_of(lengths: list[int]) -> np.ndarray:
+    """Rows of a matrix in scipy's format of lists."""
+    rows = np.empty(len(lengths), object)
+    rows[:] = [[0] * length for length in lengths]
+    return rows
+
+
+WRAPS = [0, 2**30, 2**31 - 1, -(2**30), 1]
+FORGED = [
+    *[
+        (kind, {"indptr": indptr}, message)
+        for kind in ("csr", "csc")
+        for indptr, message in (
+            (WRAPS, "indptr must start at 0 and never decrease"),
+            ([0, 10**9, 10**9, 10**9, 0], "indptr must start at 0 and never decrease"),
+            ([-1, 4, 8, 12, 16], "indptr must start at 0"),
+            ([0, 4, 8, 12, 17], "indptr ends at 17, but there are 16 indices"),
+            ([0, 4, 8, 16], "indptr has 4 entries in place of 5"),
+            ([0, 4, 8, 12, 16, 10**6], "indptr has 6 entries in place of 5"),
+            ([[0, 4, 8, 12, 16]], "indptr must be a one-dimensional array of integers"),
+            (np.array([0, 4, 8, 12, 16.0]), "indptr must be a one-dimensional array of integers"),
+            ((0, 4, 8, 12, 16), "indptr must be a one-dimensional array of integers"),
+        )
+    ],
+    ("csr", {"indices": [0] * 15 + [4]}, r"indices must be in \[0, 4\)"),
+    ("csr", {"indices": np.full(16, 2**32)}, r"indices must be in \[0, 4\)"),
+    ("csc", {"indices": [0] * 15 + [-1]}, r"indices must be in \[0, 4\)"),
+    ("csr", {"indices": [0] * 15}, "indices has 15 entries in place of 16"),
+    ("csr", {"data": np.ones(15)}, "indices has 16 entries in place of 15"),
+    ("csr", {"data": np.ones((16, 1))}, r"data has shape \(16, 1\)"),
+    ("bsr", {"indptr": [0, 10**6]}, "indptr ends at 1000000"),
+    ("bsr", {"indices": [1]}, r"indices must be in \[0, 1\)"),
+    ("bsr", {"data": np.ones((1, 3, 3))}, "do not divide"),
+    ("bsr", {"data": np.ones((1, 0, 4))}, "data has shape"),
+    ("coo", {"coords": (np.zeros(16, int), np.zeros(15, int))}, "same length"),
+    ("coo", {"coords": (np.zeros((4, 4), int),) * 2}, "same length"),
+    ("coo", {"data": np.ones(17)}, "same length"),
+    ("coo", {"coords": (np.zeros(16, int), np.full(16, 4))}, "index 4 exceeds"),
+    ("coo", {"coords": (np.full(16, -1), np.zeros(16, int))}, "negative .* index"),
+    ("lil", {"data": rows_of([10**6, 4, 4, 4])}, r"rows\[0\] has 4 entries in place of 1000000"),
+    ("lil", {"rows": rows_of([4, 4, 4])}, "rows has 3 entries in place of 4"),
+    ("lil", {"rows": np.array([[4] * 4] * 4 + [None], object)[:4]}, "index 4 exceeds"),
+    ("lil", {"rows": np.array([1, 2, 3, 4], object)}, "not a valid lil matrix: .* has no len"),
+    ("dia", {"offsets": [0] * 10**6}, "offsets has 1000000 entries in place of 7"),
+    ("dia", {"offsets": np.arange(7) + 2**32}, "offsets name a diagonal outside"),
+    ("dok", {"_dict": {(2**40, 0): 1.0}}, "out of bounds|too large"),
+    ("dok", {"_dict": {(4, 0): 1.0}}, "index 4 exceeds"),
+    ("dok", {"_dict": {"a": 1.0}}, "not a valid dok matrix"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    FORGED,
+    ids=[f"{kind}-{'-'.join(changes)}-{message}" for kind, changes, message in FORGED],
+)
+@pytest.mark.parametrize("container", [Graph, Hypergraph])
+def test_forged_scipy(container: Any, kind: str, changes: Any, message: str) -> None:
+    """scipy's conversions write where these say, outside their arrays."""
+    with pytest.raises(ValueError, match=message):
+        container.from_scipy(forged(kind, **changes))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint64, ">i4"])
+def test_from_scipy_with_surplus_entries(dtype: Any) -> None:
+    """What no row has is not there, whatever it is; index arrays may be of any integer type."""
+    indptr, indices = np.array([0, 1, 1, 3, 3]).astype(dtype), np.arange(16).astype(dtype)
+    graph = Graph.from_scipy(forged("csr", indptr=indptr, indices=indices))
+    np.testing.assert_array_equal(graph.rows, [0, 2, 2])
+    np.testing.assert_array_equal(graph.cols, [0, 1, 2])
 
 
 # --- Values of edges -----------------------------------------------------------------------------

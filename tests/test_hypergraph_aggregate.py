@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import segment_cases
 from op_spec import Case, Incidence, OpSpec, assert_close, setting, stack
 from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, CoreChecks, OpSuite
-from segment_cases import distinct, largest, normal, smallest
+from segment_cases import distinct, largest, normal, smallest, with_far_padding
 from test_spmm import Edges, mean, random_edges, spmm_reference, total, unused
 
 from jax_gnn import (
@@ -29,7 +28,6 @@ from jax_gnn import (
     schedules,
 )
 
-CUSTOM_CALLS = ("jax_gnn_hypergraph_aggregate", *segment_cases.CUSTOM_CALLS)
 REDUCTIONS = {"sum": total, "mean": mean, "max": largest, "min": smallest}
 
 
@@ -241,7 +239,6 @@ def aggregate_spec(
         linear=linear,
         feature_axis=(axis, *[None] * len(factors)),
         result_axis=axis,
-        custom_calls=CUSTOM_CALLS,
     )
 
 
@@ -471,6 +468,7 @@ BAD_ARGUMENTS = {
 
 
 class TestHypergraphAggregate(OpSuite):
+    vmaps_every_set = True
     spec = replace(
         aggregate_spec("hyperedge_weight", "node_scale_in", "node_scale_out"),
         linear=("x", "hyperedge_weight", "node_scale_in", "node_scale_out"),
@@ -672,7 +670,6 @@ def stage_spec(side: str, weight: str | None, **options: Any) -> OpSpec:
         linear=() if options else operands,
         feature_axis=(axis, *[None] * len(operands[1:])),
         result_axis=axis,
-        custom_calls=CUSTOM_CALLS,
     )
 
 
@@ -715,7 +712,6 @@ def softmax_spec(by: str, directed: bool) -> OpSpec:
         operands=("scores",),
         feature_axis=(1,),
         result_axis=1,
-        custom_calls=CUSTOM_CALLS,
     )
 
 
@@ -1021,6 +1017,33 @@ def test_padding_within_rows(implementation: str) -> None:
     want = np.zeros((9, 1))
     want[0] = np.dot([10, 2, 10], scale * [36, 4, 45])  # node 0 has them all
     assert_close(y, want, 1e-6, "value")
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("x64", [False, True])
+def test_hand_made_arrays_beyond_32_bits(
+    rng: np.random.Generator, x64: bool, implementation: str
+) -> None:
+    """Ids out of range are padding, whatever JAX makes of them when it indexes."""
+    incidences = rng.integers(0, 5, 30), rng.integers(0, 4, 30)
+    near = Hypergraph.from_incidence(*incidences, num_nodes=5, num_hyperedges=4)
+    near = near.pad(num_incidences=45)
+    far = Hypergraph(with_far_padding(rng, near.graph))
+    x, scores = normal(rng, (5, 3)), normal(rng, (45,))
+
+    def results(hypergraph: Hypergraph, x: Any, scores: Any) -> list[jax.Array]:
+        weights = [incidence_softmax(hypergraph, scores, by) for by in ("node", "hyperedge")]
+        y = hypergraph_aggregate(hypergraph, x, normalization="symmetric")
+        return [y, *weights, node_to_hyperedge(hypergraph, x, weights[1], reduce="max")]
+
+    operands = x.astype(np.float32), scores.astype(np.float32)
+    with setting(implementation, "int64" if x64 else "float32"):
+        want, wanted_vjp = jax.vjp(functools.partial(results, near), *operands)
+        got, vjp = jax.vjp(functools.partial(results, far), *operands)
+        cotangents = [jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape) for y in want]
+        got, want = (*got, *vjp(cotangents)), (*want, *wanted_vjp(cotangents))
+    for i, (one, other) in enumerate(zip(got, want, strict=True)):
+        assert_close(one, other, 1e-5, f"result or gradient {i}")
 
 
 @pytest.mark.parametrize("implementation", KERNELS)

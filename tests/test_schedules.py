@@ -1,10 +1,14 @@
 """Schedules: chosen, tuned, kept in a cache file, measured, fitted and written down."""
 
+import errno
+import io
 import itertools
 import json
 import multiprocessing
 import operator
+import os
 import sys
+import types
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +54,7 @@ PRODUCT = {
     "itemsize": 4,
 }
 TUNED_PRODUCT = Tuned((64, 0, 77), 10.0, 15.0)
+DEVICE_KIND = _schedule_cache.device_kind.__wrapped__  # tests replace it
 
 
 @pytest.fixture(autouse=True)
@@ -258,29 +263,70 @@ def test_other_devices_schedules_are_not_used(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        json.dumps({"version": _schedule_cache.VERSION + 1, "devices": {}}),
-        json.dumps({"version": _schedule_cache.VERSION}),
-        json.dumps({"version": _schedule_cache.VERSION, "devices": {"gpu": {"k": [[1, 2], 3, 4]}}}),
-        json.dumps(
-            {
-                "version": _schedule_cache.VERSION,
-                "devices": {"gpu": {"k": [[True, 4, 128, -1], 3, 4]}},
-            }
-        ),
-        json.dumps(  # a schedule of segments for a product
-            {
-                "version": _schedule_cache.VERSION,
-                "devices": {"gpu": {_schedule_cache.matmul_key(**PRODUCT): TUNED}},
-            }
-        ),
-        "\xff",
-    ],
+    ("kinds", "want"), [(["a", "a"], "a"), (["a", "b"], None), ([], None)], ids=str
 )
+def test_what_is_tuned_for_one_device_is_not_used_on_another(monkeypatch, kinds, want):
+    devices = [types.SimpleNamespace(device_kind=kind) for kind in kinds]
+    monkeypatch.setattr(jax, "local_devices", lambda backend: devices)
+    assert DEVICE_KIND() == want
+
+
+def document(schedule, *times, key="k"):
+    """The text of a cache with one schedule."""
+    devices = {"gpu": {key: [schedule, *(times or (3, 4))]}}
+    return json.dumps({"version": _schedule_cache.VERSION, "devices": devices})
+
+
+PRODUCT_KEY = _schedule_cache.matmul_key(**PRODUCT)
+HYPERGRAPH_KEY = _schedule_cache.hypergraph_key(1000, 100, 100, 64, 4)
+BROKEN = {
+    "empty": "",
+    "cut off": "{",
+    "a list": "[]",
+    "version": json.dumps({"version": _schedule_cache.VERSION + 1, "devices": {}}),
+    "no devices": json.dumps({"version": _schedule_cache.VERSION}),
+    "devices": json.dumps({"version": _schedule_cache.VERSION, "devices": [[]]}),
+    "entries": json.dumps({"version": _schedule_cache.VERSION, "devices": {"gpu": [1]}}),
+    "not UTF-8": "\xff",
+    "nested": "[" * 100_000,
+    "nested schedule": document([True, 4, 128, 1]).replace("true", "[" * 900 + "]" * 900),
+    "short": document([1, 2]),
+    "long": document([True, 4, 128, 1, 1]),
+    "number": document(3),
+    "text": document("True"),
+    "one time": document([True, 4, 128, 1], 3),
+    "three times": document([True, 4, 128, 1], 3, 4, 5),
+    "no time": document([True, 4, 128, 1], 3, None),
+    "time in words": document([True, 4, 128, 1], 3, "4"),
+    "time nan": document([True, 4, 128, 1], 3, float("nan")),
+    "time inf": document([True, 4, 128, 1], 3, float("inf")),
+    "time 0": document([True, 4, 128, 1], 0, 4),
+    "time of 400 digits": document([True, 4, 128, 1], 3, 10**400),
+    "time of 5000 digits": document([True, 4, 128, 1]).replace("4]", "4" * 5000 + "]"),
+    "blocks -1": document([True, 4, 128, -1]),
+    "blocks 0": document([True, 4, 128, 0]),
+    "blocks 2^40": document([True, 4, 128, 2**40]),
+    "blocks 2^64": document([True, 4, 128, 2**64]),
+    "blocks 1.0": document([True, 4, 128, 1.0]),
+    "blocks true": document([True, 4, 128, True]),
+    "parallel 1": document([1, 4, 128, 1]),
+    "3 lanes": document([True, 3, 128, 1]),
+    "64 lanes": document([True, 64, 128, 1]),
+    "2048 threads": document([True, 4, 2048, 1]),
+    "100 threads": document([True, 4, 100, 1]),
+    "0 threads": document([True, 4, 0, 1]),
+    "of segments, for a product": document(TUNED.schedule, key=PRODUCT_KEY),
+    "tile 96": document([96, 0, 8], key=PRODUCT_KEY),
+    "chunk -1": document([64, -1, 8], key=PRODUCT_KEY),
+    "chunk 2^31": document([64, 2**31, 8], key=PRODUCT_KEY),
+    "2^20 blocks of a product": document([64, 0, 2**20], key=PRODUCT_KEY),
+    "2048 threads of a hypergraph": document([2048, 1, 1], key=HYPERGRAPH_KEY),
+    "no rounds": document([128, 0, 1], key=HYPERGRAPH_KEY),
+    "2^63 rounds": document([128, 1, 2**63], key=HYPERGRAPH_KEY),
+}
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
 def test_a_broken_cache_is_ignored_with_a_warning_and_replaced(cache, text):
     cache.parent.mkdir()
     cache.write_bytes(text.encode("latin-1"))
@@ -290,6 +336,86 @@ def test_a_broken_cache_is_ignored_with_a_warning_and_replaced(cache, text):
     _schedule_cache.store("gpu", {_schedule_cache.key(**SHAPE): TUNED})
     later_process()
     assert schedules.choose(**SHAPE) == Schedule(*TUNED.schedule)
+
+
+@pytest.mark.parametrize("key", ["k", PRODUCT_KEY, HYPERGRAPH_KEY])
+def test_no_other_schedule_is_read_than_kernels_take(cache, key):
+    """The least and the most of what is read, since what is broken is broken by one step."""
+    fields = {PRODUCT_KEY: (64, 0, 1), HYPERGRAPH_KEY: (32, 1, 1)}.get(key, (False, 1, 32, 1))
+    most = {PRODUCT_KEY: (128, 2**16 - 1, 2**13 - 1), HYPERGRAPH_KEY: (1024, *[2**16 - 1] * 2)}
+    cache.parent.mkdir()
+    for schedule in (fields, most.get(key, (True, 32, 1024, 2**16 - 1))):
+        cache.write_text(document(schedule, key=key))
+        assert _schedule_cache.read() == {"gpu": {key: Tuned(schedule, 3.0, 4.0)}}
+
+
+@pytest.mark.parametrize("what", ["folder", "below a file", "unreadable"])
+def test_a_cache_that_is_no_file_is_ignored_with_a_warning(cache, what, monkeypatch):
+    if what == "folder":
+        cache.mkdir(parents=True)
+    elif what == "below a file":
+        cache.parent.write_text("")
+    else:
+
+        def refuse(file, *encoding):
+            if file == cache:
+                raise PermissionError(errno.EACCES, "Permission denied")
+            return read_text(file, *encoding)
+
+        read_text = Path.read_text
+        monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.warns(RuntimeWarning, match="ignoring the tuned schedules in"):
+        assert schedules.choose(**SHAPE) != Schedule(*TUNED.schedule)
+    if what != "unreadable":
+        before = sorted(cache.parent.parent.rglob("*.json*"))
+        with pytest.raises(OSError, match=str(cache.parent)):
+            _schedule_cache.store("gpu", {_schedule_cache.key(**SHAPE): TUNED})
+        assert sorted(cache.parent.parent.rglob("*.json*")) == before
+
+
+def test_without_a_home_nothing_was_tuned(monkeypatch, capsys):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert schedules.choose(**SHAPE) != Schedule(*TUNED.schedule)
+    with pytest.raises(OSError, match="no folder for tuned schedules: Could not determine"):
+        _schedule_cache.store("gpu", {_schedule_cache.key(**SHAPE): TUNED})
+    assert cli.main(["tune", "--clear"]) == 2
+    assert "error: no folder for tuned schedules" in capsys.readouterr().err
+
+
+class FullDisk(io.StringIO):
+    """A file of which nothing reaches the disk."""
+
+    def close(self):
+        if not self.closed:
+            super().close()
+            raise_full()
+
+
+def raise_full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("where", ["json.dump", "os.fdopen", "os.replace"])
+def test_a_full_disk_keeps_what_was_there_and_gets_no_fuller(cache, monkeypatch, where):
+    _schedule_cache.store("gpu", {"before": TUNED})
+    before = cache.read_bytes()
+    full = raise_full
+    if where == "os.fdopen":
+
+        def full(handle, _):
+            os.close(handle)
+            return FullDisk()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(where, full)
+        with pytest.raises(OSError, match="No space left"):
+            _schedule_cache.store("gpu", {"after": TUNED})
+    assert cache.read_bytes() == before
+    assert {path.name for path in cache.parent.iterdir()} == {"schedules.json", "schedules.lock"}
 
 
 def _store(name, folder):

@@ -15,6 +15,7 @@ import pytest
 from op_spec import OUT_OF_RANGE, assert_close, same_bits, setting
 from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, CoreChecks, OpSuite
 from segment_cases import (
+    FAR,
     Elements,
     deviation,
     distinct,
@@ -29,7 +30,7 @@ from segment_cases import (
 )
 
 import jax_gnn
-from jax_gnn import SegmentIndex, schedules
+from jax_gnn import Hypergraph, SegmentIndex, schedules
 
 on_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 on_kernels = pytest.mark.parametrize("implementation", KERNELS)
@@ -59,7 +60,7 @@ def bad(error: type[Exception], message: str, *arguments: Any, **options: Any) -
 BAD_ARGUMENTS = {
     "data-scalar": bad(ValueError, r"data must be .*got shape \(\)", 1.0, IDS, 3),
     "ids-float": bad(
-        TypeError, "segment_ids must be an array of integers.*float32", DATA, IDS * 1.0, 3
+        TypeError, "segment_ids must be an array of integers.*float64", DATA, IDS * 1.0, 3
     ),
     "ids-rank": bad(
         ValueError, r"segment_ids must be one-dimensional.*\(2, 2\)", DATA, IDS.reshape(2, 2), 3
@@ -272,6 +273,196 @@ def test_traced_under_jit(rng: np.random.Generator, name: str) -> None:
     assert_close(
         jitted(data, ids, num_segments=6), ours(name)(data, ids, num_segments=6), 1e-6, "value"
     )
+
+
+@pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, None])
+@pytest.mark.parametrize("shape", [(), (2, 3)], ids=str)
+def test_in_place_of_jax_ops(
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, ...],
+    implementation: str | None,
+) -> None:
+    """As users patch libraries: what falls back to ``jax.ops`` means those of JAX."""
+    ids, originals = random_ids(rng, 40, 7), {name: theirs(name) for name in DROP_IN}
+    hypergraph = Hypergraph.from_incidence(ids % 5, np.arange(40) % 3, validate=False)
+    for name in DROP_IN:
+        monkeypatch.setattr(jax.ops, f"segment_{name}", ours(name))
+    with setting(implementation):
+        for dtype in ("float32", "complex64"):
+            data = rng.normal(size=(40, *shape)).astype(dtype)
+            for name, original in originals.items():
+                got, want = (
+                    jax.jit(op, static_argnums=2)(data, ids, 7) for op in (theirs(name), original)
+                )
+                assert_close(got.real, want.real, 1e-5, name)
+            got, want = (
+                op(data, ids, 7, bucket_size=9) for op in (theirs("sum"), originals["sum"])
+            )
+            assert_close(got.real, want.real, 1e-5, "in buckets")
+        x = rng.normal(size=(5, *shape)).astype(np.float32)
+        assert jax_gnn.hypergraph_aggregate(hypergraph, x).shape == x.shape
+
+
+@pytest.mark.skipif(PLATFORM != "cpu", reason="about the CPU's fall-back")
+@pytest.mark.parametrize("shape", [(), (3, 3, 4)], ids=str)
+@pytest.mark.parametrize("name", DROP_IN)
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_plain_xla_gets_what_users_gave(
+    name: str, shape: tuple[int, ...], implementation: str | None
+) -> None:
+    """Of flattened features it makes a copy, which takes longer than the sum; so the gradient."""
+    data, ids = np.ones((40, *shape), np.float32), np.zeros(40, np.int32)
+
+    def function(data: Any) -> jax.Array:
+        return ours(name)(data, ids, 7)
+
+    with setting(implementation):
+        programs = [jax.jit(function).lower(data).as_text()]
+        if name == "sum":
+            gradient = jax.jit(lambda ct: jax.vjp(function, data)[1](ct))
+            programs.append(gradient.lower(np.ones((7, *shape), np.float32)).as_text())
+    for program in programs:
+        assert "scatter" in program or "gather" in program
+        assert "reshape" not in program.replace("reshape %arg1", "")  # ids get an axis
+
+
+@on_all
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "prod", "logsumexp", "softmax"])
+@pytest.mark.parametrize("shape", [(), (2, 3)], ids=str)
+def test_batches_of_any_features(
+    rng: np.random.Generator, name: str, shape: tuple[int, ...], implementation: str
+) -> None:
+    """Mapped along each axis, with one set of ids for all and with sets of their own."""
+    data, ids = (
+        distinct(rng, (40, *shape)).astype(np.float32),
+        random_ids(rng, 80, 7).reshape(2, -1),
+    )
+    both = np.stack([data, -data])
+
+    def function(data: Any, ids: Any) -> Any:
+        op = functools.partial(ours(name), segment_ids=ids, num_segments=7)
+        value, vjp = jax.vjp(lambda x: jnp.where(jnp.isfinite(op(x)), op(x), 0), data)
+        return value, vjp(jnp.cos(jnp.arange(value.size, dtype=np.float32)).reshape(value.shape))
+
+    jitted = jax.jit(function)
+    with setting(implementation):
+        for axis, ids_axis in ((0, None), (len(shape) + 1, 0)):
+            mapped = jax.jit(jax.vmap(function, (axis, ids_axis)))(
+                np.moveaxis(both, 0, axis), ids[0] if ids_axis is None else ids
+            )
+            for i in range(2):
+                want = jitted(both[i], ids[0 if ids_axis is None else i])
+                for one, other in zip(*map(jax.tree.leaves, (mapped, want)), strict=True):
+                    assert_close(one[i], other, 1e-4, f"{axis=}, {ids_axis=}")
+
+
+# --- Ids of any integer type ---------------------------------------------------------------------
+
+
+def far_ids(rng: np.random.Generator, is_sorted: bool) -> tuple[np.ndarray, np.ndarray]:
+    """``(40,)`` int64 ids, of which some are padding beyond 32 bits; and with padding next to 0."""
+    ids = rng.integers(0, 7, 40)
+    where = rng.permutation(40)[: len(FAR)]
+    ids[where] = FAR
+    ids = np.sort(ids) if is_sorted else ids
+    return ids, np.clip(ids, -1, 7).astype(np.int32)
+
+
+@on_all
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_ids_beyond_32_bits_are_padding(
+    rng: np.random.Generator, name: str, is_sorted: bool, implementation: str
+) -> None:
+    """Checked before JAX narrows them, whether 64 bits are enabled or not; gradients too."""
+    far, near = far_ids(rng, is_sorted)
+    data = distinct(rng, (40, 2)).astype(np.float32)
+    data[(near < 0) | (near >= 7)] = np.nan
+
+    def results(ids: Any) -> Any:
+        op = functools.partial(
+            ours(name), segment_ids=ids, num_segments=7, indices_are_sorted=is_sorted
+        )
+        if name == "argmax":
+            return op(data)
+        value, vjp = jax.vjp(op, data)
+        return value, vjp(jnp.cos(jnp.arange(value.size, dtype=np.float32)).reshape(value.shape))
+
+    with setting(None, "int64"):
+        wide = jnp.asarray(far)
+    for x64, kinds in (("float32", (far, far.tolist(), wide)), ("int64", (far, wide))):
+        with setting(implementation, x64):
+            jitted = jax.jit(results)
+            want = jitted(near)
+            got = [results(ids) for ids in kinds]
+            got += [jitted(wide)] if x64 == "int64" else []  # else JAX narrows what is traced
+        for values in got:
+            for one, other in zip(*map(jax.tree.leaves, (values, want)), strict=True):
+                assert_close(one, other, 1e-6, x64)
+
+
+@on_all
+@pytest.mark.parametrize("is_sorted", [False, True])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32", "uint64"])
+def test_ids_of_narrow_and_unsigned_types(
+    rng: np.random.Generator, dtype: str, is_sorted: bool, implementation: str
+) -> None:
+    """The largest numbers are padding, at the end if sorted; of more segments than ids can name."""
+    info = np.iinfo(dtype)
+    size = 7 if info.max > 2**31 else 70_000
+    ids = rng.choice(np.array([info.min, 0, 1, 2, 3, info.max - 1, info.max], dtype), 50)
+    ids = np.sort(ids) if is_sorted else ids
+    near = np.clip(ids.astype(object), -1, size).astype(np.int32)
+    data = rng.normal(size=(50, 3)).astype(np.float32)
+    for x64 in ("float32", "int64"):
+        with setting(implementation, x64):
+            want = jax_gnn.segment_sum(data, near, size, is_sorted)
+            given = [ids, ids.tolist()]
+            given += [jnp.asarray(ids)] if jnp.asarray(ids).dtype == dtype else []
+            for each in given:
+                got = jax_gnn.segment_sum(data, each, size, is_sorted)
+                np.testing.assert_array_equal(got, want)
+
+
+@on_all
+def test_row_pointers_beyond_32_bits(implementation: str) -> None:
+    """Past the elements are past them."""
+    data = np.arange(5, dtype=np.float32)
+    for x64 in ("float32", "int64"):
+        with setting(implementation, x64):
+            for end in (5, 2**31, 2**32, 2**32 + 2, 2**63 - 1):
+                got = jax_gnn.segment_sum(data, indptr=np.array([0, 2, end, end]))
+                np.testing.assert_array_equal(got, [1, 9, 0])
+
+
+@on_all
+@pytest.mark.parametrize("x64", [False, True])
+def test_segment_index_of_ids_beyond_32_bits(
+    rng: np.random.Generator, x64: bool, implementation: str
+) -> None:
+    x = rng.normal(size=(7, 3)).astype(np.float32)
+    with setting(implementation, "int64" if x64 else "float32"):
+        for is_sorted in (False, True):
+            far, near = (SegmentIndex.from_ids(ids, 7) for ids in far_ids(rng, is_sorted))
+            edges = near.gather(x)
+            np.testing.assert_array_equal(far.gather(x), edges)
+            np.testing.assert_array_equal(far.segment_sum(edges), near.segment_sum(edges))
+            for method in (SegmentIndex.gather, SegmentIndex.segment_sum):
+                values = x if method is SegmentIndex.gather else edges
+                gradients = [
+                    jax.grad(lambda v, i=index: (method(i, v) ** 2).sum())(values)  # noqa: B023
+                    for index in (far, near)
+                ]
+                np.testing.assert_array_equal(*gradients)
+
+
+def test_sizes_that_need_64_bits() -> None:
+    data = np.ones((2, 0), np.float32)
+    with pytest.raises(ValueError, match=r"need 64-bit indices: enable jax_enable_x64"):
+        jax_gnn.segment_sum(data, np.array([0, 2**31]), 2**31)
+    with pytest.raises(ValueError, match=r"need 64-bit indices: enable jax_enable_x64"):
+        jax_gnn.segment_sum(data, np.array([0, 2**32]))  # by default the largest id plus one
 
 
 # --- Values of extremes --------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import pytest
 from op_spec import OpSpec, assert_close, setting
 from op_suite import IMPLEMENTATIONS, KERNELS, CoreChecks, OpSuite
 from segment_cases import (
-    CUSTOM_CALLS,
     Elements,
     Kind,
     normal,
@@ -44,7 +43,6 @@ def softmax_spec(kind: Kind) -> OpSpec:
         operands=("data",),
         feature_axis=(1,),
         result_axis=1,
-        custom_calls=CUSTOM_CALLS,
     )
 
 
@@ -139,6 +137,25 @@ def test_extremes(implementation: str) -> None:
     assert_close(y[kept], [0.5, 0.5, 0.5, 0.5, 0, 1, 1 - small, small], 1e-6, "value")
     assert np.isnan(y[8:]).all()
     assert_close(gradient[kept], [0.25, -0.25, 0.25, -0.25, 0, 0, 0, 0], 1e-6, "gradient")
+
+
+@on_all
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_share_of_a_lone_element_is_one(
+    rng: np.random.Generator, dtype: str, implementation: str
+) -> None:
+    """Exactly, with or without other segments, of small numbers and of large ones."""
+    ids = np.sort(rng.integers(0, 4000, 4000))  # a third of them alone
+    lone = np.bincount(ids, minlength=4000)[ids] == 1
+    data = (rng.normal(size=(4000, 5)) * rng.choice([0.1, 3, 300], (4000, 1))).astype(
+        jnp.dtype(dtype)
+    )
+    with setting(implementation, dtype):
+        y = segment_softmax(data, ids, 4000, indices_are_sorted=True)
+        small = segment_softmax(data / 100, ids, 4000, indices_are_sorted=True)
+    assert lone.sum() > 1000
+    assert (np.asarray(y)[lone] == 1).all()
+    assert (np.asarray(small)[lone] == 1).all()
 
 
 @on_all

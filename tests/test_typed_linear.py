@@ -128,6 +128,21 @@ def test_plan(rng: np.random.Generator, types: np.ndarray, x: np.ndarray) -> Non
     assert as_sorted.sort(x) is x
 
 
+def test_types_beyond_32_bits(x: np.ndarray) -> None:
+    """Rows of such types have none, and sizes of 2³² - 1 are all rows that there are."""
+    types = np.resize([0, 2**32, 2, -(2**32), 2**31 + 1, 1, -(2**63)], ROWS)
+    near = np.clip(types, -1, TYPES).astype(np.int32)
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            want = TypePlan.from_types(near, TYPES)
+            for given in (types, types.tolist()):
+                plan = TypePlan.from_types(given, TYPES)
+                np.testing.assert_array_equal(plan.group_sizes, want.group_sizes)
+                np.testing.assert_array_equal(plan.sort(x), want.sort(x))
+            sizes = TypePlan.from_sizes(np.array([2**32 - 1, 0], np.uint32)).group_sizes
+            assert (np.asarray(sizes) >= [2**31 - 1, 0]).all()
+
+
 def test_plan_takes_lists() -> None:
     plan = TypePlan.from_types([1, 0, 1], 2)
     np.testing.assert_array_equal(plan.sort([5, 6, 7]), [6, 5, 7])

@@ -38,6 +38,16 @@ __global__ void unaligned(int* out) {
   uint4 word = {};
   load_if(true, reinterpret_cast<const uint4*>(out + 1), word);
 }
+__global__ void uses_shared(int* out, int last) {
+  reinterpret_cast<int*>(dynamic_shared())[last] = 1;
+  out[0] = reinterpret_cast<int*>(dynamic_shared())[last];
+}
+__global__ void hands_on_a_pair(int* out) {
+  if (threadIdx.x == 0) write_pair(out, 1, blockIdx.x == 0 ? 2 : ~uint64_t{2});
+}
+__global__ void leaves_a_pair(int* out) {
+  if (threadIdx.x == 0 && blockIdx.x == 0) write_pair(out, 1, 2);
+}
 __global__ void waits_for_later_block(int* out) {
   while (blockIdx.x == 0 && wait_unless(out[0] == 1)) {
   }
@@ -72,11 +82,33 @@ int main() {
   int* none = nullptr;
   expect("a launch that is too large",
          launch(nullptr, {dim3(1), 2048, 0}, reverse, none) == cudaErrorInvalidConfiguration);
+  constexpr size_t kShared = 200 << 10;
+  const auto plain_launch = [&](size_t shared) {
+    cudaLaunchConfig_t config = {};
+    config.gridDim = config.blockDim = dim3(1);
+    config.dynamicSmemBytes = shared;
+    return cudaLaunchKernelEx(&config, uses_shared, static_cast<int*>(out), 0);
+  };
+  expect("a launch with shared memory", plain_launch(48 << 10) == cudaSuccess);
+  expect("more shared memory than is allowed", plain_launch(kShared) != cudaSuccess);
+  for (int device = 0; device < emulator::kDevices; ++device) {
+    cudaSetDevice(device);
+    expect("that the other device allowed nothing here", plain_launch(kShared) != cudaSuccess);
+    out[0] = 0;
+    const int last = static_cast<int>(kShared / sizeof(int)) - 1;
+    const Plan plan = {dim3(1), 1, kShared};
+    expect("that `launch` asks on each device",
+           launch(nullptr, plan, uses_shared, static_cast<int*>(out), last) == cudaSuccess);
+    expect("what it computes there", out[0] == 1);
+  }
+  cudaSetDevice(0);
   expect("a barrier that not all reach", aborts(partial_barrier));
   expect("a lane that has returned", aborts(lane_returned));
   expect("different instructions", aborts(different_instructions));
   expect("a lane outside the mask", aborts(outside_the_mask));
   expect("an unaligned word", aborts(unaligned));
   expect("a wait for a later block", aborts(waits_for_later_block));
+  expect("that a pair was taken", !aborts(hands_on_a_pair));
+  expect("a pair that nobody takes", aborts(leaves_a_pair));
   return missed != 0;
 }

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -44,6 +45,7 @@ Fiber* current;  // nobody: the scheduler
 ucontext_t scheduler;
 const std::function<void()>* body;
 std::vector<unsigned char> shared;
+std::map<const void*, uint64_t> pairs;  // that are not taken yet, with their tags
 bool arrived_value, met_value;  // of the barrier: those that have come so far; the last time
 
 // Address sanitizer wants to know of every switch.
@@ -164,6 +166,7 @@ bool run(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>
         run_block(backward);
         backward = !backward;
       }
+  if (!pairs.empty()) fail("words for another block, which took none of them");
   return true;
 }
 
@@ -199,6 +202,14 @@ const Lanes& exchange(Instruction instruction, unsigned mask, uint64_t value) {
       fibers[first + i]->state = State::kReady;
     }
   return own.lanes;
+}
+
+void note_pair(const void* at, uint64_t tag) {
+  const auto [there, is_new] = pairs.emplace(at, tag);
+  if (is_new) return;
+  if (there->second != ~tag)
+    fail("a second pair of words for a block that has not taken the first");
+  pairs.erase(there);
 }
 
 bool meet(bool value) {

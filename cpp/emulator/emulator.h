@@ -42,4 +42,8 @@ const Lanes& exchange(Instruction instruction, unsigned mask, uint64_t value);
 // Waits for all threads of the block that have not returned; whether any brought true.
 bool meet(bool value);
 
+// A pair of words was written for another block, of which the second is a tag; the one that takes
+// it writes the tag's complement there. A launch must not end before all are taken.
+void note_pair(const void* at, uint64_t tag);
+
 }  // namespace emulator

@@ -44,6 +44,7 @@ inline void write_pair(void* to, uint64_t first, uint64_t second) {
   const uint64_t pair[] = {first, second};
   if (reinterpret_cast<uintptr_t>(to) % sizeof pair != 0)
     emulator::fail("a pair that is not aligned");
+  emulator::note_pair(to, second);
   std::memcpy(to, pair, sizeof pair);
 }
 inline void read_pair(const void* from, uint64_t& first, uint64_t& second) {

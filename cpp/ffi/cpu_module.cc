@@ -25,6 +25,15 @@
 #include "segment_reduce.h"
 #include "segment_softmax.h"
 
+namespace xla::ffi {
+
+template <>
+struct CtxBinding<ThreadPool> {
+  using Ctx = ThreadPool;
+};
+
+}  // namespace xla::ffi
+
 namespace jax_gnn {
 namespace {
 
@@ -50,7 +59,7 @@ void run_parallel(ffi::ThreadPool& pool, int64_t count, const std::function<void
 }
 
 struct Cpu {
-  using Context = ffi::ThreadPool&;
+  using Context = ffi::ThreadPool;
   using Half = cpu::Half;
   using BFloat16 = cpu::BFloat16;
 
@@ -67,7 +76,7 @@ struct Cpu {
 
   // Schedules and workspaces are for GPUs, but for the sums of the hyperedges.
   template <typename Index, typename T, typename Acc>
-  static ffi::Error hypergraph_aggregate(Context pool, const AggregateAttributes&, Workspace,
+  static ffi::Error hypergraph_aggregate(Context& pool, const AggregateAttributes&, Workspace,
                                          Workspace, const Csr<Index>& to_hyperedges,
                                          const Csr<Index>& to_nodes, const T* x,
                                          const HypergraphScales<Acc>& scales,
@@ -81,113 +90,66 @@ struct Cpu {
   }
 
   template <typename Attributes, typename... Args>
-  static ffi::Error segment_reduce(Context pool, const Attributes&, Workspace,
+  static ffi::Error segment_reduce(Context& pool, const Attributes&, Workspace,
                                    const Args&... args) {
     cpu::segment_reduce(parallel_for(pool), args...);
     return ffi::Error::Success();
   }
 
   template <typename Attributes, typename... Args>
-  static ffi::Error segment_select(Context pool, const Attributes&, Workspace,
+  static ffi::Error segment_select(Context& pool, const Attributes&, Workspace,
                                    const Args&... args) {
     cpu::segment_select(parallel_for(pool), args...);
     return ffi::Error::Success();
   }
 
   template <typename... Args>
-  static ffi::Error segment_order(Context pool, const Args&... args) {
+  static ffi::Error segment_order(Context& pool, const Args&... args) {
     cpu::segment_order(parallel_for(pool), args...);
     return ffi::Error::Success();
   }
 
   template <typename... Args>
-  static ffi::Error sddmm(Context pool, const Args&... args) {
+  static ffi::Error sddmm(Context& pool, const Args&... args) {
     cpu::sddmm(parallel_for(pool), args...);
     return ffi::Error::Success();
   }
 
   template <typename T, typename Acc, typename... Args>
-  static ffi::Error segment_softmax(Context pool, Workspace, const Args&... args) {
+  static ffi::Error segment_softmax(Context& pool, Workspace, const Args&... args) {
     cpu::segment_softmax<T, Acc>(parallel_for(pool), args...);
     return ffi::Error::Success();
   }
 
   template <typename T, typename Acc, typename... Args>
-  static ffi::Error segment_softmax_tangent(Context pool, Workspace, const Args&... args) {
+  static ffi::Error segment_softmax_tangent(Context& pool, Workspace, const Args&... args) {
     cpu::segment_softmax_tangent<T, Acc>(parallel_for(pool), args...);
     return ffi::Error::Success();
   }
 
   // Float products are in full precision, and sums have one order.
   template <typename... Args>
-  static ffi::Error segment_matmul(Context pool, const MatmulAttributes&, const Args&... args) {
+  static ffi::Error segment_matmul(Context& pool, const MatmulAttributes&, const Args&... args) {
     cpu::segment_matmul(parallel_for(pool), args...);
     return ffi::Error::Success();
   }
 
   template <typename... Args>
-  static ffi::Error segment_outer(Context pool, const OuterAttributes&, ffi::AnyBuffer,
+  static ffi::Error segment_outer(Context& pool, const OuterAttributes&, ffi::AnyBuffer,
                                   const Args&... args) {
     cpu::segment_outer(parallel_for(pool), args...);
     return ffi::Error::Success();
   }
 
  private:
-  static cpu::ParallelFor parallel_for(Context pool) {
+  static cpu::ParallelFor parallel_for(Context& pool) {
     return [&pool](int64_t count, const std::function<void(int64_t)>& task) {
       run_parallel(pool, count, task);
     };
   }
 };
 
-XLA_FFI_DEFINE_HANDLER(
-    kHypergraphAggregate,
-    [](ffi::ThreadPool pool, auto... args) { return hypergraph_aggregate<Cpu>(pool, args...); },
-    bind_hypergraph_aggregate(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
-
-XLA_FFI_DEFINE_HANDLER(
-    kSegmentReduce,
-    [](ffi::ThreadPool pool, auto... args) { return segment_reduce<Cpu>(pool, args...); },
-    bind_segment_reduce(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
-
-XLA_FFI_DEFINE_HANDLER(
-    kSegmentSelect,
-    [](ffi::ThreadPool pool, auto... args) { return segment_select<Cpu>(pool, args...); },
-    bind_segment_select(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
-
-XLA_FFI_DEFINE_HANDLER(
-    kSegmentOrder,
-    [](ffi::ThreadPool pool, auto... args) { return segment_order<Cpu>(pool, args...); },
-    bind_segment_order(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
-
-XLA_FFI_DEFINE_HANDLER(
-    kSddmm, [](ffi::ThreadPool pool, auto... args) { return sddmm<Cpu>(pool, args...); },
-    bind_sddmm(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
-
-XLA_FFI_DEFINE_HANDLER(
-    kSddmmSelect,
-    [](ffi::ThreadPool pool, auto... args) { return sddmm_select<Cpu>(pool, args...); },
-    bind_sddmm_select(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
-
-XLA_FFI_DEFINE_HANDLER(
-    kSegmentSoftmax,
-    [](ffi::ThreadPool pool, auto... args) { return segment_softmax<Cpu>(pool, args...); },
-    bind_segment_softmax(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
-
-XLA_FFI_DEFINE_HANDLER(
-    kSegmentSoftmaxTangent,
-    [](ffi::ThreadPool pool, auto... args) { return segment_softmax_tangent<Cpu>(pool, args...); },
-    bind_segment_softmax_tangent(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
-
-XLA_FFI_DEFINE_HANDLER(
-    kSegmentMatmul,
-    [](ffi::ThreadPool pool, auto... args) { return segment_matmul<Cpu>(pool, args...); },
-    bind_segment_matmul(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
-
-XLA_FFI_DEFINE_HANDLER(
-    kSegmentOuter,
-    [](ffi::ThreadPool pool, auto... args) { return segment_outer<Cpu>(pool, args...); },
-    bind_segment_outer(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
+#define JAX_GNN_TARGET(op) {#op, handler<op<Cpu>>}
 
 namespace nb = nanobind;
 
@@ -245,16 +207,18 @@ NB_MODULE(_cpu, m) {
   m.def("sort_pairs", &sort_pairs<int32_t>);
   m.def("sort_pairs", &sort_pairs<int64_t>);
   m.def("targets", [] {
-    return targets({{"hypergraph_aggregate", kHypergraphAggregate},
-                    {"segment_reduce", kSegmentReduce},
-                    {"segment_select", kSegmentSelect},
-                    {"segment_order", kSegmentOrder},
-                    {"sddmm", kSddmm},
-                    {"sddmm_select", kSddmmSelect},
-                    {"segment_softmax", kSegmentSoftmax},
-                    {"segment_softmax_tangent", kSegmentSoftmaxTangent},
-                    {"segment_matmul", kSegmentMatmul},
-                    {"segment_outer", kSegmentOuter}});
+    return targets({
+        JAX_GNN_TARGET(hypergraph_aggregate),
+        JAX_GNN_TARGET(sddmm),
+        JAX_GNN_TARGET(sddmm_select),
+        JAX_GNN_TARGET(segment_matmul),
+        JAX_GNN_TARGET(segment_order),
+        JAX_GNN_TARGET(segment_outer),
+        JAX_GNN_TARGET(segment_reduce),
+        JAX_GNN_TARGET(segment_select),
+        JAX_GNN_TARGET(segment_softmax),
+        JAX_GNN_TARGET(segment_softmax_tangent),
+    });
   });
   m.attr("compiler") = JAX_GNN_COMPILER;
   m.attr("cuda_build") = JAX_GNN_CUDA_BUILD;  // "" if _cuda was built too, else why it was not

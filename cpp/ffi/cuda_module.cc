@@ -23,6 +23,15 @@
 #include "segment_matmul.h"
 #endif
 
+namespace xla::ffi {
+
+template <>
+struct CtxBinding<cudaStream_t> {
+  using Ctx = PlatformStream<cudaStream_t>;
+};
+
+}  // namespace xla::ffi
+
 namespace jax_gnn {
 namespace {
 
@@ -134,71 +143,7 @@ struct Cuda {
 };
 
 // Handlers only launch on the given stream, so XLA may record them into command buffers.
-XLA_FFI_DEFINE_HANDLER(
-    kHypergraphAggregate,
-    [](cudaStream_t stream, auto... args) { return hypergraph_aggregate<Cuda>(stream, args...); },
-    bind_hypergraph_aggregate(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
-    {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(
-    kSegmentReduce,
-    [](cudaStream_t stream, auto... args) { return segment_reduce<Cuda>(stream, args...); },
-    bind_segment_reduce(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
-    {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(
-    kSegmentReduceVjp,
-    [](cudaStream_t stream, auto... args) { return segment_reduce_vjp<Cuda>(stream, args...); },
-    bind_segment_reduce_vjp(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
-    {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(
-    kSegmentSelect,
-    [](cudaStream_t stream, auto... args) { return segment_select<Cuda>(stream, args...); },
-    bind_segment_select(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
-    {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kSddmm,
-                       [](cudaStream_t stream, auto... args) {
-                         return sddmm<Cuda>(stream, args...);
-                       },
-                       bind_sddmm(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kSddmmSelect,
-                       [](cudaStream_t stream, auto... args) {
-                         return sddmm_select<Cuda>(stream, args...);
-                       },
-                       bind_sddmm_select(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(
-    kSegmentSoftmax,
-    [](cudaStream_t stream, auto... args) { return segment_softmax<Cuda>(stream, args...); },
-    bind_segment_softmax(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
-    {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(
-    kSegmentSoftmaxTangent,
-    [](cudaStream_t stream, auto... args) {
-      return segment_softmax_tangent<Cuda>(stream, args...);
-    },
-    bind_segment_softmax_tangent(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
-    {ffi::Traits::kCmdBufferCompatible});
-
-#ifndef JAX_GNN_EMULATED
-XLA_FFI_DEFINE_HANDLER(
-    kSegmentMatmul,
-    [](cudaStream_t stream, auto... args) { return segment_matmul<Cuda>(stream, args...); },
-    bind_segment_matmul(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
-    {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(
-    kSegmentOuter,
-    [](cudaStream_t stream, auto... args) { return segment_outer<Cuda>(stream, args...); },
-    bind_segment_outer(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),
-    {ffi::Traits::kCmdBufferCompatible});
-#endif
+#define JAX_GNN_TARGET(op) {#op, handler<op<Cuda>, ffi::Traits::kCmdBufferCompatible>}
 
 }  // namespace
 
@@ -211,17 +156,17 @@ NB_MODULE(_cuda, m) {
 #endif
   m.def("targets", [] {
     return targets({
-        {"hypergraph_aggregate", kHypergraphAggregate},
-        {"segment_reduce", kSegmentReduce},
-        {"segment_reduce_vjp", kSegmentReduceVjp},
-        {"segment_select", kSegmentSelect},
-        {"sddmm", kSddmm},
-        {"sddmm_select", kSddmmSelect},
-        {"segment_softmax", kSegmentSoftmax},
-        {"segment_softmax_tangent", kSegmentSoftmaxTangent},
+        JAX_GNN_TARGET(hypergraph_aggregate),
+        JAX_GNN_TARGET(sddmm),
+        JAX_GNN_TARGET(sddmm_select),
+        JAX_GNN_TARGET(segment_reduce),
+        JAX_GNN_TARGET(segment_reduce_vjp),
+        JAX_GNN_TARGET(segment_select),
+        JAX_GNN_TARGET(segment_softmax),
+        JAX_GNN_TARGET(segment_softmax_tangent),
 #ifndef JAX_GNN_EMULATED
-        {"segment_matmul", kSegmentMatmul},
-        {"segment_outer", kSegmentOuter},
+        JAX_GNN_TARGET(segment_matmul),
+        JAX_GNN_TARGET(segment_outer),
 #endif
     });
   });

@@ -85,24 +85,4 @@ ffi::Error hypergraph_aggregate(typename Backend::Context context, ffi::AnyBuffe
   });
 }
 
-// The argument list once more, as the FFI wants it; `binding` already holds the context.
-template <typename Binding>
-auto bind_hypergraph_aggregate(Binding binding) {
-  return std::move(binding)
-      .template Arg<ffi::AnyBuffer>()  // x
-      .template Arg<ffi::AnyBuffer>()  // node_scale_in
-      .template Arg<ffi::AnyBuffer>()  // hyperedge_scale
-      .template Arg<ffi::AnyBuffer>()  // node_scale_out
-      .template Arg<ffi::AnyBuffer>()  // own_scale
-      .template Arg<ffi::AnyBuffer>()  // to_hyperedges
-      .template Arg<ffi::AnyBuffer>()  // to_hyperedges_too
-      .template Arg<ffi::AnyBuffer>()  // to_nodes
-      .template Arg<ffi::AnyBuffer>()  // to_nodes_too
-      .template Ret<ffi::AnyBuffer>()  // y
-      .template Ret<ffi::AnyBuffer>()  // sums
-      .template Ret<ffi::AnyBuffer>()  // workspace
-      .template Ret<ffi::AnyBuffer>()  // next_workspace
-      .template Attrs<AggregateAttributes>();
-}
-
 }  // namespace jax_gnn

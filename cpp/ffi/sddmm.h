@@ -103,31 +103,4 @@ ffi::Error sddmm_select(typename Backend::Context context, ffi::AnyBuffer a, ffi
   });
 }
 
-// The argument lists once more, as the FFI wants them; `binding` already holds the context.
-template <typename Binding>
-auto bind_sddmm(Binding binding) {
-  return std::move(binding)
-      .template Arg<ffi::AnyBuffer>()  // a
-      .template Arg<ffi::AnyBuffer>()  // b
-      .template Arg<ffi::AnyBuffer>()  // rows
-      .template Arg<ffi::AnyBuffer>()  // cols
-      .template Ret<ffi::AnyBuffer>()  // out
-      .template Attrs<SddmmAttributes>();
-}
-
-template <typename Binding>
-auto bind_sddmm_select(Binding binding) {
-  return std::move(binding)
-      .template Arg<ffi::AnyBuffer>()  // a
-      .template Arg<ffi::AnyBuffer>()  // b
-      .template Arg<ffi::AnyBuffer>()  // row_key
-      .template Arg<ffi::AnyBuffer>()  // col_key
-      .template Arg<ffi::AnyBuffer>()  // weight
-      .template Arg<ffi::AnyBuffer>()  // rows
-      .template Arg<ffi::AnyBuffer>()  // cols
-      .template Arg<ffi::AnyBuffer>()  // order
-      .template Ret<ffi::AnyBuffer>()  // out
-      .template Attrs<SddmmSelectAttributes>();
-}
-
 }  // namespace jax_gnn

@@ -119,30 +119,4 @@ ffi::Error segment_outer(typename Backend::Context context, ffi::AnyBuffer lhs, 
   });
 }
 
-// The argument lists once more, as the FFI wants them; `binding` already holds the context.
-template <typename Binding>
-auto bind_segment_matmul(Binding binding) {
-  return std::move(binding)
-      .template Arg<ffi::AnyBuffer>()  // lhs
-      .template Arg<ffi::AnyBuffer>()  // rhs
-      .template Arg<ffi::AnyBuffer>()  // group_sizes
-      .template Arg<ffi::AnyBuffer>()  // group_offset
-      .template Arg<ffi::AnyBuffer>()  // bias
-      .template Ret<ffi::AnyBuffer>()  // out
-      .template Ret<ffi::AnyBuffer>()  // workspace
-      .template Attrs<MatmulAttributes>();
-}
-
-template <typename Binding>
-auto bind_segment_outer(Binding binding) {
-  return std::move(binding)
-      .template Arg<ffi::AnyBuffer>()  // lhs
-      .template Arg<ffi::AnyBuffer>()  // rhs
-      .template Arg<ffi::AnyBuffer>()  // group_sizes
-      .template Arg<ffi::AnyBuffer>()  // group_offset
-      .template Ret<ffi::AnyBuffer>()  // out
-      .template Ret<ffi::AnyBuffer>()  // workspace
-      .template Attrs<OuterAttributes>();
-}
-
 }  // namespace jax_gnn

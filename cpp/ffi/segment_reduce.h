@@ -58,11 +58,11 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
                           ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
                           ffi::Result<ffi::AnyBuffer> workspace, ReduceAttributes attributes) {
   const ffi::DataType dtype = in.element_type(), acc_dtype = accumulator_type(dtype);
-  if (in.dimensions().size() != 2 || out->dimensions().size() != 2) {
-    return invalid("the input and the result must have two dimensions");
+  if (in.dimensions().size() == 0 || out->dimensions().size() == 0) {
+    return invalid("the input and the result must have rows");
   }
-  const int64_t width = in.dimensions()[1], num_rows = out->dimensions()[0];
-  if (!is_matrix(*out, num_rows, width, dtype)) {
+  const int64_t width = row_width(in), num_rows = out->dimensions()[0];
+  if (row_width(*out) != width || out->element_type() != dtype) {
     return invalid("the result has the wrong shape or dtype");
   }
   int64_t num_weights = 0, heads = 1;
@@ -207,59 +207,6 @@ ffi::Error segment_order(typename Backend::Context context, ffi::AnyBuffer ids,
     return Backend::segment_order(context, data<const Index>(ids), count, attributes.num_segments,
                                   data<Index>(*order));
   });
-}
-
-// The argument lists once more, as the FFI wants them; `binding` already holds the context.
-template <typename Binding>
-auto bind_segment_reduce(Binding binding) {
-  return std::move(binding)
-      .template Arg<ffi::AnyBuffer>()  // in
-      .template Arg<ffi::AnyBuffer>()  // weight
-      .template Arg<ffi::AnyBuffer>()  // rows
-      .template Arg<ffi::AnyBuffer>()  // cols
-      .template Arg<ffi::AnyBuffer>()  // order
-      .template Ret<ffi::AnyBuffer>()  // out
-      .template Ret<ffi::AnyBuffer>()  // workspace
-      .template Attrs<ReduceAttributes>();
-}
-
-template <typename Binding>
-auto bind_segment_reduce_vjp(Binding binding) {
-  return std::move(binding)
-      .template Arg<ffi::AnyBuffer>()  // in
-      .template Arg<ffi::AnyBuffer>()  // weight
-      .template Arg<ffi::AnyBuffer>()  // left
-      .template Arg<ffi::AnyBuffer>()  // rows
-      .template Arg<ffi::AnyBuffer>()  // cols
-      .template Arg<ffi::AnyBuffer>()  // order
-      .template Ret<ffi::AnyBuffer>()  // out
-      .template Ret<ffi::AnyBuffer>()  // dots
-      .template Ret<ffi::AnyBuffer>()  // workspace
-      .template Attrs<ReduceVjpAttributes>();
-}
-
-template <typename Binding>
-auto bind_segment_select(Binding binding) {
-  return std::move(binding)
-      .template Arg<ffi::AnyBuffer>()  // row_key
-      .template Arg<ffi::AnyBuffer>()  // col_key
-      .template Arg<ffi::AnyBuffer>()  // value
-      .template Arg<ffi::AnyBuffer>()  // weight
-      .template Arg<ffi::AnyBuffer>()  // factor
-      .template Arg<ffi::AnyBuffer>()  // rows
-      .template Arg<ffi::AnyBuffer>()  // cols
-      .template Arg<ffi::AnyBuffer>()  // order
-      .template Ret<ffi::AnyBuffer>()  // out
-      .template Ret<ffi::AnyBuffer>()  // workspace
-      .template Attrs<SelectAttributes>();
-}
-
-template <typename Binding>
-auto bind_segment_order(Binding binding) {
-  return std::move(binding)
-      .template Arg<ffi::AnyBuffer>()  // ids
-      .template Ret<ffi::AnyBuffer>()  // order
-      .template Attrs<OrderAttributes>();
 }
 
 }  // namespace jax_gnn

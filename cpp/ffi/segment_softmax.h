@@ -74,26 +74,4 @@ ffi::Error segment_softmax_tangent(typename Backend::Context context, ffi::AnyBu
                             });
 }
 
-// The argument lists once more, as the FFI wants them; `binding` already holds the context.
-template <typename Binding>
-auto bind_segment_softmax(Binding binding) {
-  return std::move(binding)
-      .template Arg<ffi::AnyBuffer>()  // x
-      .template Arg<ffi::AnyBuffer>()  // rows
-      .template Ret<ffi::AnyBuffer>()  // y
-      .template Ret<ffi::AnyBuffer>()  // workspace
-      .template Attrs<SoftmaxAttributes>();
-}
-
-template <typename Binding>
-auto bind_segment_softmax_tangent(Binding binding) {
-  return std::move(binding)
-      .template Arg<ffi::AnyBuffer>()  // y
-      .template Arg<ffi::AnyBuffer>()  // t
-      .template Arg<ffi::AnyBuffer>()  // rows
-      .template Ret<ffi::AnyBuffer>()  // out
-      .template Ret<ffi::AnyBuffer>()  // workspace
-      .template Attrs<SoftmaxAttributes>();
-}
-
 }  // namespace jax_gnn

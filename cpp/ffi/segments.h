@@ -19,6 +19,13 @@ inline bool is_matrix(const ffi::AnyBuffer& buffer, int64_t rows, int64_t width,
   return buffer.element_type() == dtype && has_shape(buffer, {rows, width});
 }
 
+// The numbers of a row of (rows, *features).
+inline int64_t row_width(const ffi::AnyBuffer& buffer) {
+  int64_t width = 1;
+  for (size_t i = 1; i < buffer.dimensions().size(); ++i) width *= buffer.dimensions()[i];
+  return width;
+}
+
 template <typename T>
 const T* data_if(bool present, const ffi::AnyBuffer& buffer) {
   return present ? static_cast<const T*>(buffer.untyped_data()) : nullptr;

@@ -3,7 +3,9 @@
 Every dataset is a :class:`HypergraphDataset` or a :class:`GraphDataset`, whatever it was read from;
 duplicate incidences and edges are removed. A loader raises ``FileNotFoundError`` for what is not
 there and ``ValueError``, with the file and the culprit in its message, for what cannot be read. No
-file can execute code.
+file can execute code, nor take more than 4,096 bytes of memory for each of its own, where all files
+of a dataset count together and 64 KiB at least: sparse features that would be larger once they are
+dense, for example, are refused.
 """
 
 from jax_gnn.datasets._dataset import GraphDataset, HypergraphDataset, NodeDataset

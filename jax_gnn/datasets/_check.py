@@ -11,9 +11,39 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from jax_gnn._index import check_integer
+from jax_gnn._index import check_compressed, check_integer
 
 MAX_SIZE = np.iinfo(np.int32).max  # ids are int32
+MEMORY_FACTOR = 4096
+ID_BYTES = 64  # what an id takes while a dataset is built
+_READING_FACTOR = 1024  # what becomes of files' bytes whatever they hold: an empty set of one byte
+_SMALL_FILE = 2**16
+_FEATURE_BYTES = 8
+
+
+class Memory:
+    """What reading a dataset may take: bytes in proportion to those of its files.
+
+    Readers claim beforehand what is not in proportion by itself: arrays that are compressed, sizes
+    that are a mere number in the file, and what the file holds once and the dataset often.
+
+    Attributes:
+        limit: the bytes that may be taken in all.
+    """
+
+    def __init__(self, *files: Path) -> None:
+        size = max(sum(file.stat().st_size for file in files), _SMALL_FILE)
+        self.limit = MEMORY_FACTOR * size
+        self._left = self.limit - _READING_FACTOR * size
+
+    def claim(self, what: str, num_bytes: int) -> None:
+        """Raises ``ValueError`` where the claims exceed what is there."""
+        self._left -= num_bytes
+        if self._left < 0:
+            raise ValueError(
+                f"{what} would take {num_bytes:,} bytes of memory, which with all else is more "
+                f"than {MEMORY_FACTOR:,} for each byte of the files"
+            )
 
 
 @contextmanager
@@ -123,23 +153,31 @@ def check_features(field: str, value: Any, num_nodes: int) -> np.ndarray:
 
 def check_names(field: str, value: Any) -> tuple[str, ...]:
     """A sequence of strings, as a tuple."""
+    if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
+        return tuple(value)  # an array would give each the length of the longest
     names = check_array(field, value, "U", "strings", 1)
-    return tuple(names.tolist())
+    try:
+        return tuple(names.tolist())
+    except SystemError as error:  # numpy looks at no character before
+        raise ValueError(f"{field}: expected strings, got what is not Unicode") from error
 
 
-def dense_from_csr(field: str, data: Any, indices: Any, indptr: Any, shape: Any) -> np.ndarray:
+def dense_from_csr(
+    field: str, data: Any, indices: Any, indptr: Any, shape: Any, memory: Memory
+) -> np.ndarray:
     """The dense float32 matrix of CSR parts that nobody has checked yet."""
     rows_cols = check_array(f"{field}_shape", shape, "iu", "two integers", 1)
     if rows_cols.shape != (2,):
         raise ValueError(f"{field}_shape: expected two integers, got {rows_cols.tolist()}")
-    parts = (
-        check_array(f"{field}_data", data, "fiub", "real numbers", 1).astype(np.float32),
-        check_array(f"{field}_indices", indices, "iu", "integers", 1),
-        check_array(f"{field}_indptr", indptr, "iu", "integers", 1),
-    )
+    num_rows, num_cols = (check_size(f"{field}_shape", size) for size in rows_cols.tolist())
+    memory.claim(field, num_rows * num_cols * _FEATURE_BYTES)
+    values = check_array(f"{field}_data", data, "fiub", "real numbers", 1)
+    for part, array in (("indices", indices), ("indptr", indptr)):
+        check_array(f"{field}_{part}", array, "iu", "integers", 1)
     try:
-        matrix = scipy.sparse.csr_matrix(parts, shape=tuple(rows_cols.tolist()))
-        matrix.check_format(full_check=True)
+        parts = check_compressed(values, indices, indptr, num_rows, num_cols)
     except ValueError as error:
         raise ValueError(f"{field}: not a valid CSR matrix: {error}") from error
-    return matrix.toarray()
+    with np.errstate(over="ignore"):  # too large becomes inf, which is refused later
+        values = parts[0].astype(np.float32)
+    return scipy.sparse.csr_matrix((values, *parts[1:]), shape=(num_rows, num_cols)).toarray()

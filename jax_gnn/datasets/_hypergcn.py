@@ -7,9 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from jax_gnn.datasets._check import blame, check_array, check_ids, require_file
+from jax_gnn.datasets._check import (
+    ID_BYTES,
+    Memory,
+    blame,
+    check_array,
+    check_ids,
+    require_file,
+)
 from jax_gnn.datasets._dataset import HypergraphDataset
-from jax_gnn.datasets._pickle import load_matrix, load_value
+from jax_gnn.datasets._pickle import flat, load_matrix, load_value
 
 _WHAT = "HyperGCN's hypergraph.pickle, labels.pickle, features.pickle, splits/N.pickle"
 
@@ -31,8 +38,8 @@ def load_hypergcn(path: str | os.PathLike[str]) -> HypergraphDataset:
     Raises:
         FileNotFoundError: the folder, ``hypergraph.pickle`` or ``labels.pickle`` is not there.
         PickleFormatError: a file is damaged, or names something that these files do not need.
-        ValueError: the contents are not as above, or a field is not as :class:`HypergraphDataset`
-            wants it.
+        ValueError: the contents are not as above, take too much memory (see
+            :mod:`jax_gnn.datasets`), or a field is not as :class:`HypergraphDataset` wants it.
     """
     folder = Path(path)
     if folder.is_file():
@@ -40,13 +47,20 @@ def load_hypergcn(path: str | os.PathLike[str]) -> HypergraphDataset:
     files = {
         name: require_file(folder / f"{name}.pickle", _WHAT) for name in ("hypergraph", "labels")
     }
+    features = folder / "features.pickle"
+    # 2.pickle comes before 10.pickle.
+    splits = sorted(
+        (folder / "splits").glob("*.pickle"), key=lambda file: (len(file.stem), file.stem)
+    )
+    has_features = features.exists()
+    memory = Memory(*files.values(), *splits, *([features] if has_features else []))
     labels = load_value(files["labels"])
     with blame(files["labels"]):
+        labels = flat("labels", labels)
         num_nodes = check_array("labels", labels, "iu", "integers", 1).size
-    node_idx, hyperedge_idx, num_hyperedges = _incidences(files["hypergraph"], num_nodes)
-    train, test = _splits(folder / "splits", num_nodes)
-    features = folder / "features.pickle"
-    x = load_matrix(features) if features.exists() else None
+    node_idx, hyperedge_idx, num_hyperedges = _incidences(files["hypergraph"], num_nodes, memory)
+    train, test = _splits(splits, num_nodes)
+    x = load_matrix(features, memory) if has_features else None
     with blame(folder):
         return HypergraphDataset(
             name=folder.resolve().name,
@@ -62,7 +76,7 @@ def load_hypergcn(path: str | os.PathLike[str]) -> HypergraphDataset:
         )
 
 
-def _incidences(path: Path, num_nodes: int) -> tuple[np.ndarray, np.ndarray, int]:
+def _incidences(path: Path, num_nodes: int, memory: Memory) -> tuple[np.ndarray, np.ndarray, int]:
     hypergraph = load_value(path)
     with blame(path):
         if not isinstance(hypergraph, dict):
@@ -71,23 +85,23 @@ def _incidences(path: Path, num_nodes: int) -> tuple[np.ndarray, np.ndarray, int
             )
         members = [np.zeros(0, np.int32)]
         for name, nodes in hypergraph.items():
-            ids = list(nodes) if isinstance(nodes, set) else nodes
-            members.append(check_ids(f"hyperedge {name!r:.80}", ids, num_nodes))
+            field = f"hyperedge {name!r:.80}"
+            members.append(check_ids(field, flat(field, nodes), num_nodes))
+            memory.claim(field, members[-1].size * ID_BYTES)  # may be another hyperedge's list
         sizes = [ids.size for ids in members[1:]]
         return np.concatenate(members), np.repeat(np.arange(len(sizes)), sizes), len(sizes)
 
 
-def _splits(folder: Path, num_nodes: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _splits(paths: list[Path], num_nodes: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     train: list[np.ndarray] = []
     test: list[np.ndarray] = []
-    # 2.pickle comes before 10.pickle.
-    for path in sorted(folder.glob("*.pickle"), key=lambda file: (len(file.stem), file.stem)):
+    for path in paths:
         split = load_value(path)
         with blame(path):
             if not isinstance(split, dict) or not {"train", "test"} <= split.keys():
                 raise ValueError("expected a dictionary with 'train' and 'test'")
             for key, parts in (("train", train), ("test", test)):
-                parts.append(np.sort(check_ids(key, split[key], num_nodes)))
+                parts.append(np.sort(check_ids(key, flat(key, split[key]), num_nodes)))
             if train[-1].size != train[0].size:
                 raise ValueError(
                     f"train: {train[-1].size} nodes, but the first split has {train[0].size}"

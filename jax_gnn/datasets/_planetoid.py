@@ -7,9 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from jax_gnn.datasets._check import MAX_SIZE, blame, check_array, check_ids, locate
+from jax_gnn.datasets._check import (
+    ID_BYTES,
+    MAX_SIZE,
+    Memory,
+    blame,
+    check_array,
+    check_ids,
+    locate,
+)
 from jax_gnn.datasets._dataset import GraphDataset
-from jax_gnn.datasets._pickle import load_matrix, load_value
+from jax_gnn.datasets._pickle import flat, load_matrix, load_value
 
 _PARTS = ("x", "y", "tx", "ty", "allx", "ally", "graph", "test.index")
 _NUM_VALIDATION = 500
@@ -33,12 +41,14 @@ def load_planetoid(path: str | os.PathLike[str]) -> GraphDataset:
     Raises:
         FileNotFoundError: a file is not there.
         PickleFormatError: a file is damaged, or names something that these files do not need.
-        ValueError: the contents are not as above, a field is not as :class:`GraphDataset` wants it,
-            or a folder holds several datasets.
+        ValueError: the contents are not as above, take too much memory (see
+            :mod:`jax_gnn.datasets`), a field is not as :class:`GraphDataset` wants it, or a folder
+            holds several datasets.
     """
     paths = dict(zip(_PARTS, locate(Path(path), *(("ind.", f".{p}") for p in _PARTS)), strict=True))
-    x, tx, allx = (_features(paths[part]) for part in ("x", "tx", "allx"))
-    y, ty, ally = (_labels(paths[part]) for part in ("y", "ty", "ally"))
+    memory = Memory(*paths.values())
+    x, tx, allx = (_features(paths[part], memory) for part in ("x", "tx", "allx"))
+    y, ty, ally = (_labels(paths[part], memory) for part in ("y", "ty", "ally"))
     test = _test_ids(paths["test.index"], len(allx))
     for part, rows, expected in (
         ("ally", ally, len(allx)),
@@ -56,11 +66,13 @@ def load_planetoid(path: str | os.PathLike[str]) -> GraphDataset:
         raise ValueError(f"{paths['x']}: x and y are not the first rows of allx and ally")
 
     num_nodes = max(len(allx), int(test.max(initial=-1)) + 1)
+    with blame(paths["test.index"]):
+        memory.claim(f"{num_nodes} nodes", num_nodes * (ID_BYTES + 8 * allx.shape[1]))
     features = np.zeros((num_nodes, allx.shape[1]), np.float32)
     features[: len(allx)], features[test] = allx, tx
     classes = np.full(num_nodes, -1, np.int32)
     classes[: len(ally)], classes[test] = ally, ty
-    src, dst = _edges(paths["graph"], num_nodes)
+    src, dst = _edges(paths["graph"], num_nodes, memory)
     with blame(paths["graph"].parent):
         return GraphDataset(
             name=paths["x"].name.removeprefix("ind.").removesuffix(".x"),
@@ -75,14 +87,14 @@ def load_planetoid(path: str | os.PathLike[str]) -> GraphDataset:
         )
 
 
-def _features(path: Path) -> np.ndarray:
-    matrix = load_matrix(path)
+def _features(path: Path, memory: Memory) -> np.ndarray:
+    matrix = load_matrix(path, memory)
     with blame(path):
         return check_array("features", matrix, "fiub", "real numbers", 2)
 
 
-def _labels(path: Path) -> np.ndarray:
-    one_hot = load_matrix(path)
+def _labels(path: Path, memory: Memory) -> np.ndarray:
+    one_hot = load_matrix(path, memory)
     with blame(path):
         one_hot = check_array("labels", one_hot, "fiub", "one-hot rows", 2)
         total = one_hot.sum(axis=1)
@@ -101,16 +113,19 @@ def _test_ids(path: Path, start: int) -> np.ndarray:
         return ids
 
 
-def _edges(path: Path, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+def _edges(path: Path, num_nodes: int, memory: Memory) -> tuple[np.ndarray, np.ndarray]:
     graph = load_value(path)
     with blame(path):
         if not isinstance(graph, dict):
             raise ValueError(f"expected a dictionary of neighbours, got {type(graph).__name__}")
-        nodes = check_ids("node", list(graph), num_nodes)
-        neighbours = [
-            check_ids(f"neighbours of {node}", ids, num_nodes) for node, ids in graph.items()
-        ]
-    src = np.concatenate([np.zeros(0, np.int32), *neighbours])
-    dst = np.repeat(nodes, [len(ids) for ids in neighbours])
+        nodes = check_ids("node", flat("node", list(graph)), num_nodes)
+        neighbours = [np.zeros(0, np.int32)]
+        for node, ids in graph.items():
+            field = f"neighbours of {node}"
+            neighbours.append(check_ids(field, flat(field, ids), num_nodes))
+            # Both directions; the list may be another node's too.
+            memory.claim(field, 2 * neighbours[-1].size * ID_BYTES)
+    src = np.concatenate(neighbours)
+    dst = np.repeat(nodes, [len(ids) for ids in neighbours[1:]])
     src, dst = src[src != dst], dst[src != dst]
     return np.concatenate([src, dst]), np.concatenate([dst, src])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jax_gnn.datasets._check import MAX_SIZE, blame, locate
+from jax_gnn.datasets._check import ID_BYTES, MAX_SIZE, Memory, blame, locate
 from jax_gnn.datasets._dataset import HypergraphDataset
 
 
@@ -41,6 +41,8 @@ def load_allset(path: str | os.PathLike[str]) -> HypergraphDataset:
         hyperedge_idx = _integers("hyperedge", edges[:, 1])
         num_nodes = int(hyperedge_idx.min())
         num_hyperedges = int(hyperedge_idx.max()) - num_nodes + 1
+        claimed = f"{num_nodes} nodes and {num_hyperedges} hyperedges"
+        Memory(content_path, edges_path).claim(claimed, (num_nodes + num_hyperedges) * ID_BYTES)
         if node_idx.max() >= num_nodes:
             raise ValueError(
                 f"node {node_idx.max()} is not below the smallest hyperedge, {num_nodes}: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn import _ffi
+from jax_gnn import _ffi, _index
 from jax_gnn.views import View, Views, in_range
 
 
@@ -48,15 +49,17 @@ def batch(
             return value
         if not is_batched:
             value = jnp.broadcast_to(value, (size, *value.shape))
-        _, rows, width = value.shape
-        value = value.reshape(size, rows, outer, width // outer)
-        return value.transpose(1, 2, 0, 3).reshape(rows, size * width)
+        _, rows, *features = value.shape
+        width, others = math.prod(features[:1]), features[1:]
+        value = value.reshape(size, rows, outer, width // outer, *others)
+        return jnp.moveaxis(value, 0, 2).reshape(rows, size * width, *others)
 
     folded = [fold(i, *both) for i, both in enumerate(zip(values, values_batched, strict=True))]
     result = bind(*folded, views, **({"heads": heads * size} if as_heads else {}))
-    rows, width = result.shape[0], result.shape[1] // size
-    result = result.reshape(rows, outer, size, width // outer)
-    return result.transpose(2, 0, 1, 3).reshape(size, rows, width)
+    rows, width, *others = result.shape
+    result = jnp.moveaxis(result.reshape(rows, outer, size, width // size // outer, *others), 2, 0)
+    is_vector = values[0].ndim - values_batched[0] == 1  # the batch is all of its features
+    return result.reshape(size, rows, *([] if is_vector else [width // size]), *others)
 
 
 def batch_apart(
@@ -83,12 +86,13 @@ def disjoint_union(
     *values, views = operands
     forward, backward = views
     ids = jax.tree.leaves(views)[0]
-    if size * max(forward.num_rows, backward.num_rows, ids.shape[1]) > jnp.iinfo(ids.dtype).max:
+    sizes, limit = (forward.num_rows, backward.num_rows, ids.shape[1]), jnp.iinfo(ids.dtype).max
+    if not all(_index.at_most(size * each, limit) for each in sizes):
         return jax.lax.map(lambda one: bind(*one), tuple(operands))
     joined = Views(_join(forward, backward.num_rows), _join(backward, forward.num_rows))
-    stacked = jax.tree.map(lambda x: x.reshape(size * x.shape[1], x.shape[2]), values)
+    stacked = jax.tree.map(lambda x: x.reshape(size * x.shape[1], *x.shape[2:]), values)
     result = bind(*stacked, joined)
-    return result.reshape(size, result.shape[0] // size, result.shape[1])
+    return result.reshape(size, result.shape[0] // size, *result.shape[1:])
 
 
 def all_batched(operands: Sequence[Any], batched: Sequence[Any], size: int) -> Any:

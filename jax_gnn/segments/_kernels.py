@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_gnn import _ffi, schedules
-from jax_gnn.views import View, accumulator_dtype
+from jax_gnn import _ffi, _index, schedules
+from jax_gnn.views import View, accumulator_dtype, row_width
 
 MAX_SIZE = 2**31 - 1  # kernels take int32 ids
 
@@ -21,7 +20,9 @@ def view_operands(view: Any, num_cols: int) -> tuple[list[_ffi.Operand], dict[st
     None where no kernel serves: a gather, or ids that do not fit int32.
     """
     sizes = view.num_rows, num_cols, view.count
-    if view.rows is None or (view.rows.dtype != np.int32 and max(sizes) >= MAX_SIZE):
+    if view.rows is None:
+        return None
+    if view.rows.dtype != np.int32 and not all(_index.at_most(n, MAX_SIZE - 1) for n in sizes):
         return None
     attributes = {
         "gather": np.bool_(view.cols is not None),
@@ -38,7 +39,7 @@ def narrow(ids: _ffi.Operand, size: int) -> _ffi.Operand:
     """Makes ids int32; those out of range stay so, on their side."""
     if ids.dtype == np.int32:
         return ids
-    return ids.map(lambda wide: jnp.clip(wide, -1, size).astype(jnp.int32), np.int32)
+    return ids.map(lambda wide: _index.bounded(wide, size).astype(jnp.int32), np.int32)
 
 
 def scheduled(op: str, view: View, x: _ffi.Operand) -> tuple[Any, list[Any]]:
@@ -47,7 +48,7 @@ def scheduled(op: str, view: View, x: _ffi.Operand) -> tuple[Any, list[Any]]:
         op,
         count=view.count,
         num_rows=view.num_rows,
-        width=x.shape[1],
+        width=row_width(x),
         itemsize=np.dtype(x.dtype).itemsize,
         gather=view.cols is not None,
         max_degree=view.max_degree,
@@ -58,13 +59,14 @@ def scheduled(op: str, view: View, x: _ffi.Operand) -> tuple[Any, list[Any]]:
         "threads": np.int64(schedule.threads),
     }
     teams = schedule.threads // schedule.lanes
-    blocks = min(schedule.blocks, max(1, math.ceil(view.count / teams)))
-    return attributes, [workspace_of(blocks, x.shape[1], np.dtype(accumulator_dtype(x.dtype)))]
+    # Not min and max, as sizes may be symbolic.
+    blocks = jax.core.min_dim(schedule.blocks, jax.core.max_dim(1, -(-view.count // teams)))
+    return attributes, [workspace_of(blocks, row_width(x), np.dtype(accumulator_dtype(x.dtype)))]
 
 
 def workspace_of(blocks: int, width: int, acc: Any) -> jax.ShapeDtypeStruct:
     """What so many blocks leave to others; as workspace_bytes in segments.h."""
-    block_bytes = 64 + 2 * (math.ceil(2 * width * acc.itemsize / 16) * 16)
+    block_bytes = 64 + 2 * (-(-2 * width * acc.itemsize // 16) * 16)
     return jax.ShapeDtypeStruct((blocks, block_bytes), np.uint8)
 
 
@@ -72,7 +74,7 @@ def per_row(x: Any, *others: Any, **attributes: Any) -> jax.ShapeDtypeStruct:
     """The result of a reduction."""
     del attributes
     views = others[-1]
-    return jax.ShapeDtypeStruct((views.forward.num_rows, x.shape[1]), x.dtype)
+    return jax.ShapeDtypeStruct((views.forward.num_rows, *x.shape[1:]), x.dtype)
 
 
 def per_entry(x: Any, *others: Any, heads: int, **attributes: Any) -> jax.ShapeDtypeStruct:

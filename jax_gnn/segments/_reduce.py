@@ -19,7 +19,15 @@ from jax_gnn import _ffi
 from jax_gnn.segments import _nonlinear, _xla
 from jax_gnn.segments._batching import batch, batch_apart
 from jax_gnn.segments._kernels import like_first, per_entry, per_row, scheduled, view_operands
-from jax_gnn.views import DTYPES, Views, accumulator_dtype, entrywise, flat
+from jax_gnn.views import (
+    DTYPES,
+    Views,
+    accumulator_dtype,
+    entrywise,
+    flat,
+    row_width,
+    spread,
+)
 
 _REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")  # as in segments.h
 
@@ -58,7 +66,7 @@ def _reduce_prefers_xla(
 ) -> bool:
     """On a CPU: unsorted ids, what is too small for a custom call, and rows of few entries."""
     del heads
-    view, (count, width) = views.forward, x.shape
+    view, count, width = views.forward, x.shape[0], row_width(x)
     if platform != "cpu" or weight is not None or reduce == "logsumexp":
         return False
     if views.unsorted is not None:
@@ -111,11 +119,13 @@ def _divide_by_counts(bind: _ffi.Bind, ct: Array, views: Views) -> Array:
     if bind.attributes["reduce"] == "sum":
         return ct
     acc = accumulator_dtype(ct.dtype)
-    counts = total(jnp.ones((views.backward.num_rows, 1), acc), views, bind.implementation)
-    return (ct.astype(acc) / jnp.maximum(counts, 1)).astype(ct.dtype)
+    counts = total(jnp.ones((views.backward.num_rows,), acc), views, bind.implementation)
+    return (ct.astype(acc) / spread(jnp.maximum(counts, 1), ct)).astype(ct.dtype)
 
 
-# (x, weight or None, views, *, reduce, heads): weight is (entries, heads), in the accumulator type.
+# (x, weight or None, views, *, reduce, heads): x is (rows, *features) as users gave it, since plain
+# XLA copies what was made a matrix. Of a weight, which is (entries, heads) in the accumulator type,
+# it is (rows, features).
 segment_reduce = _ffi.define_primitive(
     "segment_reduce",
     _ffi.Rules(
@@ -152,7 +162,7 @@ def reduce_messages(
     if weight is not None and reduce in ("max", "min"):
         x = x.astype(accumulator_dtype(dtype))  # else rounding would hide which was the maximum
     result = segment_reduce(
-        *(flat(x), weight, views),
+        *(x if weight is None else flat(x), weight, views),
         reduce=reduce,
         heads=1 if weight is None else weight.shape[1],
         implementation=implementation,

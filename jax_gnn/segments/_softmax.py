@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -15,10 +16,10 @@ from jax import Array
 from jax_gnn import _ffi
 from jax_gnn.segments import _xla
 from jax_gnn.segments._batching import all_batched, batch, disjoint_union
-from jax_gnn.segments._kernels import like_first, scheduled, view_operands
+from jax_gnn.segments._kernels import MAX_SIZE, like_first, scheduled, view_operands
 from jax_gnn.segments._nonlinear import not_padding
 from jax_gnn.segments._reduce import gather, total
-from jax_gnn.views import accumulator_dtype, in_range
+from jax_gnn.views import accumulator_dtype, column, in_range
 
 
 def _softmax_call(platform: str, *operands: Any) -> _ffi.Call | None:
@@ -30,8 +31,12 @@ def _softmax_call(platform: str, *operands: Any) -> _ffi.Call | None:
     if found is None:
         return None
     (rows, *_), _ = found
+    num_rows = view.num_rows
+    if jax.export.is_symbolic_dim(num_rows):  # which is no attribute: marks what is past it
+        num_rows = MAX_SIZE
+        rows = rows.map(lambda ids: jnp.where(ids < view.num_rows, ids, MAX_SIZE), np.int32)
     _, workspaces = scheduled("softmax", view, arrays[0])
-    return _ffi.Call([*arrays, rows], {"num_rows": np.int64(view.num_rows)}, workspaces)
+    return _ffi.Call([*arrays, rows], {"num_rows": np.int64(num_rows)}, workspaces)
 
 
 def _softmax_jvp(
@@ -49,7 +54,7 @@ def _softmax_tangent_jvp(
     dy, dt, _ = tangents
     terms = [] if dt is None else [bind(y, dt, views)]
     if dy is not None:
-        counted = not_padding(views)
+        counted = column(not_padding(views))
         y, t, dy = (jnp.where(counted, z, 0).astype(accumulator_dtype(z.dtype)) for z in (y, t, dy))
 
         def mean(p: Array) -> Array:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn import _ffi
+from jax_gnn import _ffi, _index
 from jax_gnn.graph import Graph
 from jax_gnn.segments import _xla
 from jax_gnn.segments._kernels import like_first
@@ -18,8 +19,8 @@ from jax_gnn.views import View, Views, in_range, take
 
 
 def _order_call(platform: str, ids: _ffi.Operand, *, num_segments: int) -> _ffi.Call | None:
-    if platform == "cuda":  # XLA has a fast sort there
-        return None
+    if platform == "cuda" or jax.export.is_symbolic_dim(num_segments):
+        return None  # XLA has a fast sort there; the other counts ids into as many buckets
     return _ffi.Call([ids], {"num_segments": np.int64(num_segments)})
 
 
@@ -30,7 +31,8 @@ def _order_batch(
     (ids,) = operands
     num_segments, count = bind.attributes["num_segments"], ids.shape[1]
     block = num_segments + 1  # the last is for padding
-    if size * max(block, count) > jnp.iinfo(ids.dtype).max:
+    limit = jnp.iinfo(ids.dtype).max
+    if not all(_index.at_most(size * each, limit) for each in (block, count)):
         return jax.lax.map(bind, ids)
     number = jnp.arange(size, dtype=ids.dtype)[:, None]
     ids = jnp.where(in_range(ids, num_segments), ids, num_segments) + number * block

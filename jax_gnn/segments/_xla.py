@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn.views import View, Views, accumulator_dtype, column, in_range, take
+from jax_gnn import _index
+from jax_gnn.views import JAX_OPS, View, Views, accumulator_dtype, column, in_range, spread, take
 
 
 def _scale(x: Array, weight: Array | None, heads: int) -> Array:
@@ -21,8 +21,8 @@ def _scale(x: Array, weight: Array | None, heads: int) -> Array:
 
 def _into_rows(reduce: Any, messages: Array, valid: Array, view: View) -> Array:
     """Applies one of ``jax.ops``'s reductions to the messages of all valid entries."""
-    rows = view.rows
-    assert rows is not None
+    assert view.rows is not None
+    rows = _index.bounded(view.rows, view.num_rows)
     if view.cols is not None or view.order is not None:  # jax.ops itself drops rows out of range
         rows = jnp.where(valid, rows, view.num_rows)
     return reduce(messages, rows, view.num_rows)
@@ -41,16 +41,16 @@ def segment_reduce(
     if view.rows is None:
         return jnp.where(column(valid), x, 0).astype(dtype)
     if reduce == "mean":
-        count = _into_rows(jax.ops.segment_sum, valid.astype(x.dtype), valid, view)
-        result = _into_rows(jax.ops.segment_sum, x, valid, view)
-        result /= column(jnp.maximum(count, 1))
+        count = _into_rows(JAX_OPS["sum"], valid.astype(x.dtype), valid, view)
+        result = _into_rows(JAX_OPS["sum"], x, valid, view)
+        result /= spread(jnp.maximum(count, 1), result)
     elif reduce == "logsumexp":
-        top = _into_rows(jax.ops.segment_max, x, valid, view)
+        top = _into_rows(JAX_OPS["max"], x, valid, view)
         top = jnp.where(jnp.isfinite(top), top, 0)
         powers = jnp.exp(x - take(top, view.rows))
-        result = jnp.log(_into_rows(jax.ops.segment_sum, powers, valid, view)) + top
+        result = jnp.log(_into_rows(JAX_OPS["sum"], powers, valid, view)) + top
     else:
-        result = _into_rows(getattr(jax.ops, f"segment_{reduce}"), x, valid, view)
+        result = _into_rows(JAX_OPS[reduce], x, valid, view)
     return result.astype(dtype)
 
 
@@ -92,7 +92,7 @@ def segment_select(
         messages = jnp.where(match, _scale(messages, factor, heads), 0)
     if view.rows is not None:
         valid = view.valid(col_key.shape[0])
-        messages = _into_rows(jax.ops.segment_sum, messages, valid, view)
+        messages = _into_rows(JAX_OPS["sum"], messages, valid, view)
     return messages.astype(row_key.dtype)
 
 
@@ -128,9 +128,9 @@ def segment_softmax(x: Array, views: Views) -> Array:
     view, dtype = views.forward, x.dtype
     valid = view.valid(x.shape[0])
     x = x.astype(accumulator_dtype(dtype))
-    top = _into_rows(jax.ops.segment_max, x, valid, view)
+    top = _into_rows(JAX_OPS["max"], x, valid, view)
     powers = jnp.exp(x - take(top, view.rows))
-    y = powers / take(_into_rows(jax.ops.segment_sum, powers, valid, view), view.rows)
+    y = powers / take(_into_rows(JAX_OPS["sum"], powers, valid, view), view.rows)
     return jnp.where(column(valid), y, 0).astype(dtype)
 
 
@@ -138,7 +138,7 @@ def segment_softmax_tangent(y: Array, t: Array, views: Views) -> Array:
     view, dtype = views.forward, y.dtype
     valid = view.valid(y.shape[0])
     y, t = (z.astype(accumulator_dtype(dtype)) for z in (y, t))
-    mean = take(_into_rows(jax.ops.segment_sum, y * t, valid, view), view.rows)
+    mean = take(_into_rows(JAX_OPS["sum"], y * t, valid, view), view.rows)
     return jnp.where(column(valid), y * (t - mean), 0).astype(dtype)
 
 

@@ -21,6 +21,7 @@ from jax_gnn.training.data import check_dataset, node_features
 from jax_gnn.training.loop import EpochReport, Run, TrainResult, train
 from jax_gnn.training.models import RECIPES, Recipe
 from jax_gnn.training.plot import plot_learning_curves
+from jax_gnn.training.trained import TrainedModel
 
 __all__ = [
     "RECIPES",
@@ -38,6 +39,7 @@ __all__ = [
     "SAGEConfig",
     "TrainConfig",
     "TrainResult",
+    "TrainedModel",
     "UniGATConfig",
     "UniGCNIIConfig",
     "UniGINConfig",

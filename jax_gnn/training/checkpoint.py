@@ -3,90 +3,187 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import inspect
 import os
+import textwrap
+import warnings
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from flax_layers import AttentionOptions, LinearOptions, Stack
 from flax_layers._attention import AttentionConvolution
-from jax_gnn.training.config import TrainConfig
-from jax_gnn.training.models import RECIPES
+from jax_gnn.datasets import Split
+from jax_gnn.training.data import Fingerprint
+from jax_gnn.training.models import RECIPES, Recipe
+from jax_gnn.training.trained import TrainedModel
+
+SUMS = "SHA256SUMS"  # in the format of the command sha256sum
 
 
-def save_checkpoint(path: str | os.PathLike[str], model: Stack, config: TrainConfig) -> None:
-    """Writes a model and the settings of its training; replaces a checkpoint that is there.
+def save_checkpoint(path: str | os.PathLike[str], trained: TrainedModel) -> None:
+    """Writes a trained model; replaces a checkpoint that is there.
 
     Args:
         path: Folder of the checkpoint.
-        model: The model.
-        config: Kept as JSON, for the reader of the checkpoint.
+        trained: Such as `TrainResult.trained`.
 
     Raises:
-        TypeError: The model is none that can be trained.
         ValueError: The model's precision is not a `jax.lax.Precision` or the name of one.
     """
     import orbax.checkpoint as ocp  # takes seconds to import
 
-    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    name = next((name for name, recipe in RECIPES.items() if type(model) is recipe.model), None)
-    if name is None:
-        raise TypeError(f"model must be one of those that can be trained, got {type(model)}")
-    description = {
-        "model": name,
-        "arguments": _arguments(model),
-        "training": dataclasses.asdict(config),
-    }
+    path = Path(path).absolute()
+    params = nnx.to_pure_dict(nnx.state(trained.model, nnx.Param))
+    description = _description(trained)
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(
-            Path(path).absolute(),
+            path,
             args=ocp.args.Composite(
                 params=ocp.args.StandardSave(params), config=ocp.args.JsonSave(description)
             ),
             force=True,
         )
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    sums = (f"{_sum(file)}  {file.relative_to(path).as_posix()}\n" for file in files)
+    (path / SUMS).write_text("".join(sums))
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> Stack:
+def load_checkpoint(path: str | os.PathLike[str]) -> TrainedModel:
     """Reads a model that `save_checkpoint` wrote.
 
     Args:
         path: Folder of the checkpoint.
 
     Returns:
-        The model in evaluation mode, ready to predict, on the default device.
+        The model, ready to predict, on the default device. Of a checkpoint of an older version it
+        lacks what that did not keep, and a warning says so.
 
     Raises:
         FileNotFoundError: There is no such folder.
-        ValueError: The folder holds no checkpoint of a model.
+        ValueError: The folder holds no checkpoint of a model, or a file of it is missing or is not
+            what was written.
     """
-    import orbax.checkpoint as ocp
-
     path = Path(path).absolute()
     if not path.is_dir():
         raise FileNotFoundError(f"no checkpoint folder {path}")
+    try:
+        trained, missing = _load(path)
+    # Orbax, its storage, JAX and the models raise all kinds of errors for what they cannot read.
+    except Exception as error:
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        reason = textwrap.shorten(f"{kind}{error}", 300)
+        raise ValueError(f"{path} holds no checkpoint of a model: {reason}") from error
+    if missing:
+        warnings.warn(
+            f"{path} was written by an older version and lacks {', '.join(missing)}", stacklevel=2
+        )
+    return trained
+
+
+def _load(path: Path) -> tuple[TrainedModel, list[str]]:
+    """Reads a checkpoint; also returns what it lacks."""
+    import orbax.checkpoint as ocp
+
+    # Storage does not notice all changes, and what it notices it reports on stderr, too.
+    if (path / SUMS).exists():
+        _check_sums(path)
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-        try:
-            restored = checkpointer.restore(
-                path, args=ocp.args.Composite(config=ocp.args.JsonRestore())
-            )
-            model_class = RECIPES[restored.config["model"]].model
-            model = model_class(**restored.config["arguments"], rngs=nnx.Rngs(0))
-        except (AttributeError, FileNotFoundError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} holds no checkpoint of a model") from error
-        state = nnx.state(model, nnx.Param)
-        expected = jax.tree.map(ocp.utils.to_shape_dtype_struct, nnx.to_pure_dict(state))
+        description = checkpointer.restore(
+            path, args=ocp.args.Composite(config=ocp.args.JsonRestore())
+        ).config
+        name = description["model"]
+        if name not in RECIPES:
+            raise ValueError(f"its model is {name!r:.80}, which is none of {', '.join(RECIPES)}")
+        recipe = RECIPES[name]
+
+        def make_model() -> Stack:
+            return recipe.model(**description["arguments"], rngs=nnx.Rngs(0))
+
+        # Nothing is allocated before it is known that the parameters have these shapes.
+        abstract = nnx.to_pure_dict(nnx.state(nnx.eval_shape(make_model), nnx.Param))
+        device = jnp.zeros(()).sharding
+        expected = jax.tree.map(
+            lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=device), abstract
+        )
         params = checkpointer.restore(
             path, args=ocp.args.Composite(params=ocp.args.StandardRestore(expected))
         ).params
+    model = make_model()
+    state = nnx.state(model, nnx.Param)
     nnx.replace_by_pure_dict(state, params)
     nnx.update(model, state)
     model.eval()
-    return model
+    if "version" not in description:
+        return _older(description, recipe, model)
+    if not (path / SUMS).exists():
+        raise ValueError(f"{SUMS} is missing")
+    return _trained(description, recipe, model), []
+
+
+def _sum(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _check_sums(path: Path) -> None:
+    for line in (path / SUMS).read_text().splitlines():
+        expected, _, name = line.partition("  ")
+        if not name:
+            raise ValueError(f"{SUMS} is not what was written")
+        if not (path / name).is_file():
+            raise ValueError(f"{name} is missing")
+        if _sum(path / name) != expected:
+            raise ValueError(f"{name} is not what was written")
+
+
+def _description(trained: TrainedModel) -> dict[str, Any]:
+    """All but the parameters, as JSON values."""
+    split, data, names = trained.split, trained.data, trained.label_names
+    return {
+        "version": trained.version,
+        "model": trained.config.model,
+        "arguments": _arguments(trained.model),
+        "training": dataclasses.asdict(trained.config),
+        "seed": trained.seed,
+        "label_names": None if names is None else list(names),
+        "data": None if data is None else data._asdict(),
+        "split": split and {part: ids.tolist() for part, ids in vars(split).items()},
+    }
+
+
+def _trained(description: dict[str, Any], recipe: Recipe, model: Stack) -> TrainedModel:
+    """What `_description` was made of."""
+    split, data, names = (description[key] for key in ("split", "data", "label_names"))
+    return TrainedModel(
+        model,
+        recipe.config(**description["training"]),
+        data=data and Fingerprint(**data),
+        label_names=None if names is None else tuple(names),
+        split=split and Split(**{part: np.array(ids, np.int32) for part, ids in split.items()}),
+        seed=description["seed"],
+        version=description["version"],
+    )
+
+
+def _older(
+    description: dict[str, Any], recipe: Recipe, model: Stack
+) -> tuple[TrainedModel, list[str]]:
+    """Reads what was kept before there was a version: the model and the settings, of any model."""
+    missing = ["the split", "the names of the labels", "what its data are recognised by"]
+    training = description.get("training")
+    known = {field.name for field in dataclasses.fields(recipe.config)}
+    if isinstance(training, dict) and training.keys() == known:
+        config = recipe.config(**training)
+    else:
+        missing.insert(0, f"the preprocessing (that of {recipe.config.__name__}() is used)")
+        config = recipe.config()
+    return TrainedModel(model, config, version=None), missing
 
 
 def _arguments(model: Stack) -> dict[str, Any]:

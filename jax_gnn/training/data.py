@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+from typing import NamedTuple
+
 import numpy as np
 
 from jax_gnn.datasets import (
+    HypergraphDataset,
     NodeDataset,
+    Split,
     random_split,
     with_noisy_label_features,
     with_random_features,
@@ -35,6 +40,10 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
             f"dataset {dataset.name!r} has {labelled} labelled nodes; splits need at least "
             f"{_MIN_LABELLED}"
         )
+    _check_features(dataset, config)
+
+
+def _check_features(dataset: NodeDataset, config: TrainConfig) -> None:
     if config.features == "native" and dataset.num_features == 0:
         raise ValueError(
             f"dataset {dataset.name!r} has no node features; generate them with features "
@@ -54,9 +63,9 @@ def node_features(dataset: NodeDataset, config: TrainConfig) -> np.ndarray:
         ``(num_nodes, features)`` float32.
 
     Raises:
-        ValueError: see :func:`check_dataset`.
+        ValueError: The dataset lacks the features, or labels to generate them from.
     """
-    check_dataset(dataset, config)
+    _check_features(dataset, config)
     if config.features == "noisy-label":
         width = max(_GENERATED_FEATURES, dataset.num_classes)
         noise = config.feature_noise
@@ -72,20 +81,71 @@ def node_features(dataset: NodeDataset, config: TrainConfig) -> np.ndarray:
     return x
 
 
-def split_nodes(dataset: NodeDataset, config: TrainConfig, seed: int) -> np.ndarray:
-    """Returns the part of each node: 0 training, 1 validation, 2 test, -1 none of them.
+def split_of(dataset: NodeDataset, config: TrainConfig, seed: int) -> Split:
+    """Returns the nodes to train, validate and test on.
 
     Args:
         dataset: The dataset.
         config: Its `split` says where the split comes from.
         seed: Of a random split.
-
-    Returns:
-        ``(num_nodes,)`` int32.
     """
     published = None if config.split == "random" else dataset.published_split
-    split = published or random_split(dataset.y, seed=seed)
-    part = np.full(dataset.num_nodes, -1, np.int32)
-    for number, ids in enumerate((split.train, split.valid, split.test)):
-        part[ids] = number
-    return part
+    return published or random_split(dataset.y, seed=seed)
+
+
+def node_mask(dataset: NodeDataset, ids: np.ndarray) -> np.ndarray:
+    """Returns ``(num_nodes,)`` booleans, True at the ids."""
+    mask = np.zeros(dataset.num_nodes, bool)
+    mask[ids] = True
+    return mask
+
+
+class Fingerprint(NamedTuple):
+    """What a dataset is recognised by: its name, its size and SHA-256 sums, in hexadecimal.
+
+    Attributes:
+        name: The dataset's.
+        num_nodes: How many nodes it has.
+        structure: Of the edges or incidences.
+        features: Of `x`.
+        labels: Of `y` and the classes' names.
+    """
+
+    name: str
+    num_nodes: int
+    structure: str
+    features: str
+    labels: str
+
+    def differences(self, other: Fingerprint) -> tuple[str, ...]:
+        """Which of structure, features and labels differ; names need not agree."""
+        fields = ("structure", "features", "labels")
+        return tuple(name for name in fields if getattr(self, name) != getattr(other, name))
+
+
+def fingerprint(dataset: NodeDataset) -> Fingerprint:
+    """Returns what a dataset is recognised by."""
+    structure = (
+        ("num_nodes", "num_hyperedges", "node_idx", "hyperedge_idx")
+        if isinstance(dataset, HypergraphDataset)
+        else ("num_nodes", "src", "dst")
+    )
+    return Fingerprint(
+        dataset.name,
+        dataset.num_nodes,
+        structure=_sha256(dataset, *structure),
+        features=_sha256(dataset, "x"),
+        labels=_sha256(dataset, "y", "label_names"),
+    )
+
+
+def _sha256(dataset: NodeDataset, *fields: str) -> str:
+    """Of fields with their shapes and dtypes."""
+    digest = hashlib.sha256()
+    for field in fields:
+        value = getattr(dataset, field)
+        if value is not None:
+            array = np.ascontiguousarray(value)
+            digest.update(f"{field} {array.dtype.str} {array.shape} ".encode())
+            digest.update(array.data if array.size else b"")
+    return digest.hexdigest()

@@ -20,8 +20,9 @@ import jax_gnn
 from flax_layers import Stack
 from jax_gnn.datasets import NodeDataset
 from jax_gnn.training.config import TrainConfig
-from jax_gnn.training.data import node_features, split_nodes
+from jax_gnn.training.data import check_dataset, fingerprint, node_mask, split_of
 from jax_gnn.training.models import recipe_of
+from jax_gnn.training.trained import TrainedModel, accuracy, masked_mean, model_inputs
 
 if TYPE_CHECKING:
     import optax
@@ -112,19 +113,24 @@ class TrainResult:
     """Outcome of `train`.
 
     Attributes:
-        model: The best split's model at its best validation epoch, in evaluation mode. Splits, too,
-            are compared by validation accuracy.
+        trained: The best split's model at its best validation epoch, ready to predict. Splits, too,
+            are compared by validation accuracy; of equal ones the first is the best.
         graph: The graph or hypergraph that it was trained on, added self-loops included.
         x: Node features it was trained on, ``(num_nodes, features)``.
         run: The library's run.
         baseline: The plain-JAX run from the same initial parameters and dropout keys, if asked for.
     """
 
-    model: Stack
+    trained: TrainedModel
     graph: Any
     x: Array
     run: Run
     baseline: Run | None
+
+    @property
+    def model(self) -> Stack:
+        """The model alone, in evaluation mode: `graph` and `x` are what it takes."""
+        return self.trained.model
 
     @property
     def speedup(self) -> float | None:
@@ -138,7 +144,7 @@ class _Data(NamedTuple):
     graph: Any
     x: Array
     y: Array
-    part: Array  # 0 training, 1 validation, 2 test, -1 unlabelled
+    masks: tuple[Array, Array, Array]  # of the training, validation and test nodes
 
 
 class _State(NamedTuple):
@@ -193,23 +199,19 @@ def _train_epochs(
     """Runs one epoch per key: a step, then an evaluation that may replace the best parameters."""
     import optax
 
-    masks = [(data.part == i).astype(data.x.dtype) for i in range(3)]
     labels = jnp.maximum(data.y, 0)
-
-    def masked_mean(values: Array, mask: Array) -> Array:
-        return jnp.vdot(values, mask) / jnp.maximum(mask.sum(), 1)
 
     def loss_fn(params: Any, key: Array) -> Array:
         logits = apply(params, data.graph, data.x, key)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return masked_mean(losses, masks[0])
+        return masked_mean(losses, data.masks[0])
 
     def epoch(state: _State, key: Array) -> tuple[_State, Metrics]:
         loss, grads = jax.value_and_grad(loss_fn)(state.params, key)
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
         params = _keep_positive(optax.apply_updates(state.params, updates))
-        correct = apply(params, data.graph, data.x, None).argmax(axis=1) == labels
-        accuracies = [masked_mean(correct.astype(mask.dtype), mask) for mask in masks]
+        logits = apply(params, data.graph, data.x, None)
+        accuracies = [accuracy(logits, data.y, mask) for mask in data.masks]
         better = accuracies[1] > state.best_valid_accuracy
         best_params, best_valid = jax.tree.map(
             functools.partial(jnp.where, better),
@@ -241,10 +243,10 @@ class _Runner:
         self._state = _State(params, self._optimizer.init(params), params, jnp.array(-1.0))
         self._metrics.append([])
 
-    def advance(self, keys: Array, x: Array, y: Array, part: Array) -> Metrics:
+    def advance(self, keys: Array, x: Array, y: Array, masks: Any) -> Metrics:
         """Runs and times one epoch per key."""
         assert self._state is not None
-        arguments = (self._state, keys, _Data(self._graph, x, y, part))
+        arguments = (self._state, keys, _Data(self._graph, x, y, masks))
         if len(keys) not in self._compiled:
             start = time.perf_counter()
             chosen = self._implementation
@@ -319,8 +321,8 @@ def train(
             is asked for.
     """
     recipe = recipe_of(config, dataset)
-    x = jnp.asarray(node_features(dataset, config))
-    graph = recipe.structure(dataset, config)
+    check_dataset(dataset, config)
+    graph, x = model_inputs(dataset, config)
     y = jnp.asarray(dataset.y)
 
     def make_model(seed: int) -> Stack:
@@ -347,24 +349,37 @@ def train(
         plain = functools.partial(recipe.plain_model, config)
         runners.append(_Runner(plain, config, recipe.plain_structure(graph)))
 
-    best_valid, best_params = -1.0, None
-    for split in range(config.splits):
-        seed = config.seed + split
-        part = jnp.asarray(split_nodes(dataset, config, seed))
+    best_valid, best = -1.0, None
+    for number in range(config.splits):
+        seed = config.seed + number
+        split = split_of(dataset, config, seed)
+        masks = tuple(
+            jnp.asarray(node_mask(dataset, ids)) for ids in (split.train, split.valid, split.test)
+        )
         params = nnx.state(make_model(seed), nnx.Param)
         for runner, start in zip(runners, (params, nnx.to_pure_dict(params)), strict=False):
             runner.start(start)
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.epochs)
         for first, call_keys in _calls(keys):
-            metrics, *_ = [runner.advance(call_keys, x, y, part) for runner in runners]
+            metrics, *_ = [runner.advance(call_keys, x, y, masks) for runner in runners]
             if on_epoch is not None:
                 for i in range(len(call_keys)):
-                    on_epoch(EpochReport(split, first + i, *(float(m[i]) for m in metrics[:3])))
+                    on_epoch(EpochReport(number, first + i, *(float(m[i]) for m in metrics[:3])))
         valid, params = runners[0].best()
         if valid > best_valid:
-            best_valid, best_params = valid, params
+            best_valid, best = valid, (params, split, seed)
 
-    model = nnx.merge(graphdef, best_params, rest)
+    assert best is not None  # an accuracy is above -1
+    params, split, seed = best
+    model = nnx.merge(graphdef, params, rest)
     model.eval()
+    trained = TrainedModel(
+        model,
+        config,
+        data=fingerprint(dataset),
+        label_names=dataset.label_names,
+        split=split,
+        seed=seed,
+    )
     results = [runner.result() for runner in runners]
-    return TrainResult(model, graph, x, results[0], results[1] if baseline else None)
+    return TrainResult(trained, graph, x, results[0], results[1] if baseline else None)

@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         ValueError: The arguments, or this machine, do not allow it.
+        OSError: The cache cannot be written or removed.
     """
     if sum((args.what is not None, args.show, args.clear)) != 1:
         raise ValueError("tune wants one of: segment, matmul, hypergraph, --show, --clear")
@@ -111,7 +112,10 @@ def _tune(args: argparse.Namespace) -> None:
         )
     device = _schedule_cache.device_kind()
     if device is None:
-        raise ValueError("JAX's GPU is no CUDA device")
+        raise ValueError(
+            "JAX's GPUs are no CUDA devices, or of several kinds: let it see one kind, by "
+            "CUDA_VISIBLE_DEVICES"
+        )
     if "float64" in args.dtypes and jnp.result_type(float) != "float64":
         raise ValueError("--dtypes: float64 needs JAX_ENABLE_X64=1")
     timer = ProfilerTimer(_FLUSHES)

@@ -28,7 +28,7 @@ struct Selection {
       prefetch_ahead(segments, begin, select.col_key, width, tile.column, kTile);
       const int64_t col = col_of(segments, begin);
       const int64_t index = weighted ? weight_of(segments, begin) * features.heads : 0;
-      if (col < 0 || index < 0 || row >= segments.num_rows) continue;
+      if (col < 0 || index < 0) continue;
       const T* const row_key = select.row_key + row * width + tile.column;
       const T* const col_key = select.col_key + col * width + tile.column;
       const T* const value = select.value ? select.value + col * width + tile.column : nullptr;

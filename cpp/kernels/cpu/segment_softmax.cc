@@ -213,10 +213,9 @@ struct Softmax {
   template <int kTile>
   static JAX_GNN_INLINE void divide(const Columns<Acc, kTile>& from, int64_t begin, int64_t end,
                                     Row<Acc, kTile>& sum, const Columns<T, kTile>& out) {
-    JAX_GNN_UNROLL
-    for (auto& s : sum.at) s = Acc(1) / s;
-    sum.for_each(begin, end, [&](int64_t e, int v, auto& inverse) JAX_GNN_LAMBDA {
-      out.set(e, v, from.get(e, v) * inverse);
+    // Not times the inverse: the share of a lone entry is 1 exactly.
+    sum.for_each(begin, end, [&](int64_t e, int v, auto& s) JAX_GNN_LAMBDA {
+      out.set(e, v, from.get(e, v) / s);
     });
   }
 

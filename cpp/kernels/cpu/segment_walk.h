@@ -4,10 +4,12 @@
 // take even shares of it. One giant row, a million empty ones, or anything between makes even work.
 // A task ends the rows whose ends it has. What it has of the row after those is a partial result;
 // partial results of a row are combined in the order of the tasks. The cut depends on sizes and ids
-// alone: the same bits for any number of threads.
+// alone: the same bits for any number of threads. That ids are sorted is a promise of the caller:
+// where they are not, results are unspecified, but nothing outside the buffers is read or written.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 
@@ -123,7 +125,7 @@ struct Run {
 // A Reducer works on tiles of columns:
 //   Acc, kStates, Features features; kMaxTile: the width of the widest tile
 //   Run<kTile> run(tile, row, begin, end): reduces entries from `begin` on, while they are of row
-//     `row` and before `end`
+//     `row`, which there is, and before `end`
 //   store(tile, row, run), fill(tile, row, last_row): finish a row, and rows without entries
 //   bool prefers_scatter(entries, rows), scatter(tile, begin, end, row, last_row): whether to
 //   reduce
@@ -149,7 +151,10 @@ struct ShareTile {
     bool head = row < to.row && entry > bounds.begin && rows[entry - 1] == row;
     while (head || entry < to.entry) {
       if constexpr (kTile <= Reducer::kScatterTile) {
+        // Tiles share a Carry, and must all go the same way through ids, whatever these are. Where
+        // columns are dealt out too, tiles differ in width.
         if (!head && row == from.row + (carry.head_row >= 0) &&
+            reducer.features.width <= kTaskColumns &&
             reducer.prefers_scatter(to.entry - entry, to.row - row)) {
           const int64_t end =
               partition(entry, to.entry, [&](int64_t e) { return rows[e] < to.row; });
@@ -160,21 +165,23 @@ struct ShareTile {
         }
       }
       const int64_t id = head ? row : rows[entry];
+      if (id < row || id > to.row || id >= segments.num_rows) {  // ids are not sorted after all
+        ++entry;
+        continue;
+      }
       const auto run = reducer.run(tile, id, entry, to.entry);
-      if (id >= row && id <= to.row && id < segments.num_rows) {  // else ids are not sorted
-        reducer.fill(tile, row, id);
-        row = id;
-        if (head) {
-          carry.head_row = row++;
-          carry.head_entries = run.entries;
-          run.save(carries.head(task), reducer.features, column);
-        } else if (row < to.row) {
-          reducer.store(tile, row++, run);
-        } else {
-          carry.tail_row = row;
-          carry.tail_entries = run.entries;
-          run.save(carries.tail(task), reducer.features, column);
-        }
+      reducer.fill(tile, row, id);
+      row = id;
+      if (head) {
+        carry.head_row = row++;
+        carry.head_entries = run.entries;
+        run.save(carries.head(task), reducer.features, column);
+      } else if (row < to.row) {
+        reducer.store(tile, row++, run);
+      } else {
+        carry.tail_row = row;
+        carry.tail_entries = run.entries;
+        run.save(carries.tail(task), reducer.features, column);
       }
       entry = run.end;
       head = false;
@@ -222,6 +229,32 @@ void finish_carried(const Reducer& reducer, const Carries<typename Reducer::Acc>
   }
 }
 
+// Reduces all rows in so many tasks for each share of the columns. False: nothing has come of it,
+// as the tasks' rows overlap, ids not being sorted.
+template <typename Reducer, typename Index>
+bool reduce_in_tasks(const ParallelFor& parallel_for, const Reducer& reducer,
+                     const Segments<Index>& segments, const Bounds& bounds, int64_t tasks) {
+  const int64_t width = reducer.features.width;
+  const int64_t column_tasks = (width + kTaskColumns - 1) / kTaskColumns;
+  const Carries<typename Reducer::Acc> carries(tasks, Reducer::kStates * width);
+  std::atomic<bool> apart{true};
+  parallel_for(tasks * column_tasks, [&](int64_t task) {
+    const int64_t index = task / column_tasks, first_column = task % column_tasks * kTaskColumns;
+    const Position from = share(segments, bounds, index, tasks);
+    const Position to = share(segments, bounds, index + 1, tasks);
+    // Rows from the first to the last are covered: they overlap only where some go backward.
+    if (from.row > to.row) {
+      apart.store(false, std::memory_order_relaxed);
+      return;
+    }
+    const ShareTile<Reducer, Index> tile = {reducer, segments, bounds, from, to, carries, index};
+    reduce_share(tile, first_column, std::min(first_column + kTaskColumns, width));
+  });
+  if (!apart) return false;
+  finish_carried(reducer, carries, tasks);
+  return true;
+}
+
 // Reduces all rows. `cost`: scalar operations for a column of an entry.
 template <typename Reducer, typename Index>
 void reduce_segments(const ParallelFor& parallel_for, const Reducer& reducer,
@@ -234,19 +267,8 @@ void reduce_segments(const ParallelFor& parallel_for, const Reducer& reducer,
   const double items = static_cast<double>(segments.count) + static_cast<double>(segments.num_rows);
   const int64_t tasks = task_count(
       items * std::max<double>(std::min(width, kTaskColumns), 4) * cost, kTasks / column_tasks);
-  const Carries<typename Reducer::Acc> carries(tasks, Reducer::kStates * width);
-  parallel_for(tasks * column_tasks, [&](int64_t task) {
-    const int64_t index = task / column_tasks, first_column = task % column_tasks * kTaskColumns;
-    const ShareTile<Reducer, Index> tile = {reducer,
-                                            segments,
-                                            bounds,
-                                            share(segments, bounds, index, tasks),
-                                            share(segments, bounds, index + 1, tasks),
-                                            carries,
-                                            index};
-    reduce_share(tile, first_column, std::min(first_column + kTaskColumns, width));
-  });
-  finish_carried(reducer, carries, tasks);
+  if (!reduce_in_tasks(parallel_for, reducer, segments, bounds, tasks))
+    reduce_in_tasks(parallel_for, reducer, segments, bounds, 1);
 }
 
 }  // namespace jax_gnn::cpu

@@ -375,7 +375,13 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
   if (!__syncthreads_or(head_round != 0 || !now.is_last() || crosses_in || crosses_out)) return;
 
   const int block = static_cast<int>(blockIdx.x);
-  const bool passed = crosses_in && crosses_out && start.row == next_start.row;
+  // A row that is handed on to this block and to the next. The place behind a border says that it
+  // has passed the block before: the next block judges by the same.
+  const auto passes = [&](const Place& begin, const Place& end) {
+    return is_handed_on(begin) && is_id(end.row, sum.num_rows) && begin.row == end.row &&
+           end.before() > per_block + again;
+  };
+  const bool passed = crosses_in && crosses_out && passes(start, next_start);
   const bool relays = passed && block % kRelayEvery == kRelayEvery - 1;
   const Column column = {int64_t{team.word} * kVec, 0, team.active};
   const int64_t width = int64_t{sum.words} * kVec;
@@ -403,14 +409,13 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
 
   // The row that crosses into the block ends in it, or is handed on by it.
   const Acc factor = relays ? Acc(1) : row_scale(start.row);
-  const bool many = start.before() > per_block + again;  // it is handed on to the block before, too
+  const bool many = start.before() > per_block + again;  // it may have passed the block before
   const int length = many ? blocks_of_run(block, relays,
                                           [&](int other) {
                                             const unsigned at = other * per_block;
                                             const Place begin = load_place(sum, at),
                                                         end = load_place(sum, at + per_block);
-                                            return is_handed_on(begin) && is_handed_on(end) &&
-                                                   begin.row == start.row && end.row == start.row;
+                                            return end.row == start.row && passes(begin, end);
                                           })
                           : 1;
   const Chain chain(block, length);

@@ -33,7 +33,7 @@ struct Weight {
 };
 
 __device__ __forceinline__ Weight weight_of(const Groups& groups, int group, int offset) {
-  const unsigned index = static_cast<unsigned>(group - offset);
+  const unsigned index = static_cast<unsigned>(group) - static_cast<unsigned>(offset);
   return {index, group < groups.num_sizes && index < groups.num_groups};
 }
 

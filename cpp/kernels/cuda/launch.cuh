@@ -92,10 +92,21 @@ struct Plan {
   size_t shared;  // dynamic, bytes
 };
 
+// Dynamic shared memory that a kernel may have unasked, bytes.
+constexpr size_t kUnaskedShared = 48 << 10;
+
 // The kernel may start before the one ahead of it has ended: it waits by itself.
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch(cudaStream_t stream, const Plan& plan, void (*kernel)(Parameters...),
                    const Arguments&... arguments) {
+  if (plan.shared > kUnaskedShared) {
+    // What is allowed belongs to the kernel on the current device. It is asked for at every launch,
+    // so that nothing need be remembered of devices; it is no work of the stream, and may be done
+    // while that is captured.
+    const cudaError_t error = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.shared));
+    if (error != cudaSuccess) return error;
+  }
   cudaLaunchAttribute overlap = {};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;

@@ -428,9 +428,6 @@ template <class Shape, typename T, typename Out>
 cudaError_t launch_hopper(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
                           const Product<T, Out>& product) {
   const auto kernel = hopper_matmul_kernel<Shape, T, Out>;
-  static const cudaError_t allowed = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
-  if (allowed != cudaSuccess) return allowed;
   CUtensorMap rows;
   const cudaError_t error = describe(product.lhs, groups.num_rows, product.k, Shape::kRows,
                                      Shape::kChunks, kMapType<T>, rows);

@@ -57,13 +57,13 @@ __device__ __forceinline__ void store_run(Out* out, const Acc (&run)[kSize]) {
 
 // Hands `write` a function that stores a run of sums of a group at an offset: in the result where
 // the whole group was in this block, else in the workspace. `opened`: whether the group's first
-// tile was in this block; `ended`: whether its last one was.
+// tile was in this block; `ended`: whether its last one was. The result has the weight if it is
+// below `num_groups`.
 template <typename T, typename Out, class Write>
-__device__ __forceinline__ void write_sum(const OuterProduct<T, Out>& product, int index,
+__device__ __forceinline__ void write_sum(const OuterProduct<T, Out>& product, unsigned weight,
                                           int64_t num_groups, bool opened, bool ended,
                                           const Write& write) {
   using Acc = Accumulator<T>;
-  const unsigned weight = static_cast<unsigned>(index);  // of the result, if below num_groups
   const bool whole = opened && ended;
   const bool to_part = !whole && !product.atomic;
   if (!to_part && weight >= num_groups) return;
@@ -336,8 +336,8 @@ class OuterPipeline {
   // row and column in the block's tile and a run of sums.
   template <class ForRuns>
   __device__ __forceinline__ void write(const ForRuns& for_runs) {
-    write_sum(product_, open_ - offset_, groups_.num_groups, opened_, tile.last,
-              [&](const auto& store) {
+    write_sum(product_, weight_of(groups_, open_, offset_).index, groups_.num_groups, opened_,
+              tile.last, [&](const auto& store) {
                 for_runs([&](int row, int column, const auto& run) {
                   row += first_row_;
                   column += first_column_;
@@ -594,8 +594,8 @@ __global__ void __launch_bounds__(kTileThreads)
       __syncthreads();
     }
     if (open >= 0 && (tile.last || ends)) {
-      write_sum(product, open - offset, groups.num_groups, opened, tile.last,
-                [&](const auto& store) {
+      write_sum(product, weight_of(groups, open, offset).index, groups.num_groups, opened,
+                tile.last, [&](const auto& store) {
                   tiles.for_each([&](int row, int column, Acc sum) {
                     row += first_row;
                     column += first_column;
@@ -649,7 +649,7 @@ __global__ void __launch_bounds__(kCombineThreads)
       if (at < size) store_run(product.out + weight * size + at, sum.at);
     };
     const auto store_group = [&](int group, const Sum& sum) {
-      const unsigned weight = static_cast<unsigned>(group - offset);
+      const unsigned weight = weight_of(groups, group, offset).index;
       if (weight < groups.num_groups) store(weight, sum);
     };
     // What does not exist is read from elsewhere, and not used: loads without a condition are all
@@ -718,9 +718,6 @@ __global__ void zero_kernel(Out* out, int64_t size) {
 template <class Shape, class Kernel, typename T, typename Out>
 cudaError_t launch_tiles(cudaStream_t stream, Kernel kernel, const Groups& groups, unsigned blocks,
                          const OuterProduct<T, Out>& product) {
-  static const cudaError_t allowed = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::Ring::kSharedBytes);
-  if (allowed != cudaSuccess) return allowed;
   CUtensorMap lhs, rhs;
   cudaError_t error = describe(product.lhs, groups.num_rows, product.k, Shape::kRows,
                                Shape::kChunks, kMapType<T>, lhs);

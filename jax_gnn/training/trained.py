@@ -1,0 +1,181 @@
+"""A trained model with all that its predictions need: preprocessing, labels and split."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from flax_layers import Stack
+from jax_gnn._version import __version__
+from jax_gnn.datasets import NodeDataset, Split
+from jax_gnn.training.config import TrainConfig
+from jax_gnn.training.data import Fingerprint, fingerprint, node_features, node_mask
+from jax_gnn.training.models import RECIPES, Recipe, recipe_of
+
+
+def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, Array]:
+    """The preprocessing: what a model of these settings is fed with, in training and afterwards.
+
+    Args:
+        dataset: Structure and features; generated features may look at its labels.
+        config: Of the training.
+
+    Returns:
+        Graph or hypergraph, and node features ``(num_nodes, features)`` float32.
+
+    Raises:
+        TypeError: The dataset is not of the kind that the model takes.
+        ValueError: The dataset lacks the features that the settings ask for.
+    """
+    recipe = recipe_of(config, dataset)
+    return recipe.structure(dataset, config), jnp.asarray(node_features(dataset, config))
+
+
+def masked_mean(values: Array, mask: Array) -> Array:
+    """The mean of the values that the mask selects; 0 where it selects none."""
+    mask = mask.astype(values.dtype)
+    return jnp.vdot(values, mask) / jnp.maximum(mask.sum(), 1)
+
+
+def accuracy(logits: Array, y: Array, mask: Array) -> Array:
+    """The share of the mask's nodes whose class has the greatest logit, float32."""
+    return masked_mean((logits.argmax(axis=1) == y).astype(jnp.float32), mask)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _apply(graphdef: Any, state: Any, graph: Any, x: Array) -> Array:
+    return nnx.merge(graphdef, state)(graph, x, deterministic=True)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A model and how it was trained, which is what a checkpoint holds.
+
+    A checkpoint that an older version wrote leaves None what it did not keep.
+
+    Attributes:
+        model: The model, in evaluation mode. It takes graphs and features that are preprocessed
+            already; `predict` takes datasets.
+        config: Settings of the training, among them the preprocessing.
+        data: What the dataset of the training is recognised by.
+        label_names: The names of its classes; None also where it has none.
+        split: The nodes that the model was trained, chosen and tested on.
+        seed: What split, initial parameters and dropout were drawn from.
+        version: Of the library that trained it.
+
+    Raises:
+        TypeError: The model is none that can be trained, or not the one that the settings are of.
+    """
+
+    model: Stack
+    config: TrainConfig
+    data: Fingerprint | None = None
+    label_names: tuple[str, ...] | None = None
+    split: Split | None = None
+    seed: int | None = None
+    version: str | None = __version__
+
+    def __post_init__(self) -> None:
+        models = [recipe.model for recipe in RECIPES.values()]
+        if type(self.model) not in models:
+            raise TypeError(
+                f"model must be one of those that can be trained, got {type(self.model)}"
+            )
+        if type(self.model) is not self.recipe.model:
+            raise TypeError(
+                f"config must be of a {type(self.model).__name__}, got {type(self.config).__name__}"
+            )
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that the model was trained by."""
+        return RECIPES[self.config.model]
+
+    def predict(self, dataset: NodeDataset) -> Array:
+        """Computes logits, after the preprocessing of the training.
+
+        Args:
+            dataset: That of the training, or another of the same kind and the same features.
+
+        Returns:
+            ``(num_nodes, num_classes)``; the greatest of a row is the predicted class.
+
+        Raises:
+            TypeError: The dataset is of another kind.
+            ValueError: The dataset has other numbers of features, or another structure and the
+                model learned a weight for each hyperedge.
+        """
+        learned = getattr(self.model.convolutions[0], "hyperedge_weight", None) is not None
+        if learned and self.data is not None and "structure" in self.differences(dataset):
+            raise ValueError(
+                f"the model learned a weight for each hyperedge of {self.data.name!r}, and dataset "
+                f"{dataset.name!r} has other hyperedges"
+            )
+        graph, x = model_inputs(self._with_own_classes(dataset), self.config)
+        if x.shape[1] != self.model.in_features:
+            raise ValueError(
+                f"dataset {dataset.name!r} has {x.shape[1]} features, the model takes "
+                f"{self.model.in_features}"
+            )
+        return _apply(*nnx.split(self.model), graph, x)
+
+    def differences(self, dataset: NodeDataset) -> tuple[str, ...]:
+        """Which of "structure", "features" and "labels" are not those of the training.
+
+        Raises:
+            ValueError: The checkpoint was written by an older version, which did not keep this.
+        """
+        if self.data is None:
+            raise ValueError("the checkpoint lacks what its data are recognised by")
+        return self.data.differences(fingerprint(dataset))
+
+    def parts(self, dataset: NodeDataset) -> dict[str, np.ndarray]:
+        """The nodes that accuracies are computed over.
+
+        Args:
+            dataset: The data.
+
+        Returns:
+            Node ids: "train", "valid" and "test" of the training's split if these are its data,
+            and otherwise "labelled", all nodes with a label; empty where there are none.
+        """
+        if self.data is not None and self.split is not None and not self.differences(dataset):
+            return dict(vars(self.split))
+        labelled = np.flatnonzero(dataset.y >= 0)
+        return {"labelled": labelled} if labelled.size else {}
+
+    def accuracies(self, dataset: NodeDataset, logits: Array) -> dict[str, float]:
+        """The accuracy in each of the dataset's `parts`.
+
+        Classes are compared by name where model and dataset have names, and else by number. Those
+        that the model does not know count as mistakes.
+
+        Args:
+            dataset: The data.
+            logits: What `predict` returns for it.
+
+        Returns:
+            Shares from 0 to 1; on the data of the training those that it recorded.
+        """
+        y = jnp.asarray(self._with_own_classes(dataset).y)
+        return {
+            name: float(accuracy(logits, y, jnp.asarray(node_mask(dataset, ids))))
+            for name, ids in self.parts(dataset).items()
+        }
+
+    def _with_own_classes(self, dataset: NodeDataset) -> NodeDataset:
+        """Numbers the dataset's classes as the model's of the same name, further ones after."""
+        own, names = self.label_names, dataset.label_names
+        if own is None or names is None or own == names:
+            return dataset
+        own += tuple(name for name in names if name not in own)
+        number = [own.index(name) for name in names]
+        y = np.array([*number, -1], np.int32)[dataset.y]  # -1, for unlabelled, is the last one
+        return dataclasses.replace(dataset, y=y, label_names=own)

@@ -1,0 +1,638 @@
+"""Mutated files: every loader, and the tuning cache, read them or refuse them as documented.
+
+    python tests/fuzz/files.py --files 50000 --seed 1
+
+A small dataset of each format is damaged: bytes, numbers in text, opcodes of pickles, arrays and
+their headers in archives that are whole, index arrays of sparse matrices. Worker processes read
+the files. A crash, a hang, an exception that is not documented, an error that does not name the
+file, a dataset that cannot be used, or memory beyond the documented factor is a finding, which
+``--seed SEED --only NUMBER`` repeats in this process. It exits with 1 if there are any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import io
+import json
+import os
+import pickle
+import pickletools
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+import zipfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+from jax_gnn import _schedule_cache, datasets, schedules, spmm
+from jax_gnn.datasets._check import Memory
+from jax_gnn.datasets._pickle import _ALLOWED
+from jax_gnn.hypergraph_aggregate import hypergraph_aggregate
+
+TIMEOUT = 60  # seconds a file may take, on a machine that does other things too
+HEADROOM = 4 * 2**30  # of address space, for reading a file and building its graph
+
+Rng = np.random.Generator
+Files = dict[str, bytes]
+
+INTEGERS = sorted(
+    {
+        sign * 2**power + offset
+        for power in (0, 7, 8, 15, 16, 24, 31, 32, 33, 62, 63)
+        for sign in (-1, 1)
+        for offset in (-1, 0, 1)
+    }
+    | {-2, 0, 3, 5, 10**6, 2 * 10**8, 10**9, 10**12}
+)
+NUMBERS = [str(value) for value in INTEGERS] + [
+    "",
+    "nan",
+    "inf",
+    "-inf",
+    "1e308",
+    "1e309",
+    "-0.0",
+    "1e-320",
+    "0.5",
+    "1_0",
+    "0x10",
+    "9" * 400,
+    "9" * 5000,
+    "true",
+    "null",
+    "[" * 2000,
+    "(1,)",
+    "\x00",
+    "é",
+    '"',
+    "1,1",
+    "1 1",
+    "1\n1",
+]
+DTYPES = ["?", "i1", "u1", "i2", ">i4", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "U3", "S2"]
+
+X = np.array([[0.5, 0, 2], [0, 0, 0], [1, -1, 0], [0, 3, 0], [0, 0, 0.25], [1, 2, 3]], np.float32)
+Y = np.array([2, 0, 1, 0, 2, 1], np.int32)
+
+
+def pick(rng: Rng, options: Any) -> Any:
+    """One of a sequence; unlike ``rng.choice``, as it is."""
+    return options[int(rng.integers(len(options)))]
+
+
+# --- Whole files ---------------------------------------------------------------------------------
+
+
+def hypergcn_values() -> dict[str, Any]:
+    split = {"train": [np.int64(0), 3], "test": [1, 2]}
+    return {
+        "hypergraph.pickle": {"a": {0, 1, 3}, "b": [2], 7: (0, 2, 3)},
+        "labels.pickle": Y,
+        "features.pickle": scipy.sparse.csr_matrix(X),
+        "splits/1.pickle": split,
+        "splits/2.pickle": split,
+    }
+
+
+def planetoid_values() -> dict[str, Any]:
+    one_hot = np.eye(3, dtype=np.int32)[Y]
+    values: dict[str, Any] = {}
+    for prefix, rows in (("", slice(0, 2)), ("t", slice(4, 6)), ("all", slice(0, 4))):
+        values[f"ind.toy.{prefix}x"] = scipy.sparse.csr_matrix(X[rows])
+        values[f"ind.toy.{prefix}y"] = one_hot[rows]
+    return values | {"ind.toy.graph": {0: [1, 2], 1: [0], 2: [0, 5], 3: [], 5: [2]}}
+
+
+def npz_arrays(structure: Mapping[str, Any], sparse: bool) -> dict[str, np.ndarray]:
+    x = scipy.sparse.csr_matrix(X)
+    features = {"x": X}
+    if sparse:
+        parts = {"data": x.data, "indices": x.indices, "indptr": x.indptr, "shape": x.shape}
+        features = {f"x_{name}": np.asarray(part) for name, part in parts.items()}
+    names = {"label_names": np.array(["red", "green", "blue"]), "node_names": np.array([*"abcdeé"])}
+    split = {"train_idx": np.array([0, 3]), "val_idx": np.array([1]), "test_idx": np.array([2])}
+    fields = {"num_nodes": 6, "y": Y, **structure, **features, **names, **split}
+    return {name: np.asarray(value) for name, value in fields.items()}
+
+
+HYPERGRAPH = {
+    "num_hyperedges": 3,
+    "node_idx": [0, 1, 3, 2, 0, 2, 3],
+    "hyperedge_idx": [0, 0, 0, 1, 2, 2, 2],
+    "train_splits": np.array([[0, 3], [1, 2]]),
+}
+GRAPH = {"src": [0, 1, 2, 5], "dst": [1, 0, 5, 2]}
+
+
+def cache_text() -> bytes:
+    found = {
+        _schedule_cache.key("segment_reduce", 1000, 100, 64, 4, False): (
+            (True, 4, 128, 77),
+            1.5,
+            2,
+        ),
+        _schedule_cache.matmul_key("segment_matmul", 1000, 9, 32, 64, 4): ((64, 8, 77), 1.5, 2),
+        _schedule_cache.hypergraph_key(1000, 100, 100, 64, 4): ((128, 2, 1), 1.5, 2),
+    }
+    document = {"version": _schedule_cache.VERSION, "devices": {"gpu": found}}
+    return json.dumps(document, indent=1).encode()
+
+
+TEXTS: dict[str, Files] = {
+    "allset": {
+        "toy.content": b"".join(
+            f"{i} {' '.join(map(str, X[i]))} {10 * Y[i]}\n".encode() for i in (3, 0, 5, 4, 2, 1)
+        ),
+        "toy.edges": b"0 6\n1 6\n3 6\n2 7\n5\t8\n0 8\n",
+    },
+    "cornell": {
+        "hyperedges-toy.txt": b"1,2,4\n3\n1,3,4\n",
+        "node-labels-toy.txt": b"3\n1\n2\n1\n3\n2\n",
+        "label-names-toy.txt": b"red\ngreen\nblue\n",
+        "node-names-toy.txt": "Ann\nBo, Jr.\nÇelik\n\nEve\nF\n".encode(),
+    },
+    "planetoid": {"ind.toy.test.index": b"5\n4\n"},
+    "cache": {"jax_gnn/schedules.json": b""},
+}
+VALUES = {"hypergcn": hypergcn_values, "planetoid": planetoid_values}
+ARRAYS = {
+    f"{kind}_npz{'_sparse' if sparse else ''}": (structure, sparse)
+    for kind, structure in (("hypergraph", HYPERGRAPH), ("graph", GRAPH))
+    for sparse in (False, True)
+}
+FORMATS = ("hypergcn", "planetoid", *ARRAYS, "allset", "cornell", "cache")
+
+
+# --- Damage --------------------------------------------------------------------------------------
+
+
+def damage_bytes(rng: Rng, data: bytes) -> bytes:
+    """Bytes flipped, left out, put in, doubled, exchanged, or made an extreme integer."""
+    size = len(data)
+    i, j = sorted(int(n) for n in rng.integers(size + 1, size=2))
+    length = int(2 ** rng.uniform(0, 6))
+    kind = rng.integers(9)
+    if kind == 0 and size:
+        i = min(i, size - 1)
+        return data[:i] + bytes([data[i] ^ 1 << int(rng.integers(8))]) + data[i + 1 :]
+    if kind == 1 and size:
+        i = min(i, size - 1)
+        return data[:i] + rng.bytes(1) + data[i + 1 :]
+    if kind == 2:
+        return data[:i] + data[i + length :]
+    if kind == 3:
+        return data[:i] + rng.bytes(length) + data[i:]
+    if kind == 4:
+        return data[:j] + data[i : i + length] * int(2 ** rng.uniform(0, 8)) + data[j:]
+    if kind == 5:
+        return data[:i]
+    if kind == 6:
+        return (
+            data[:i]
+            + data[j : j + length]
+            + data[i + length : j]
+            + data[i : i + length]
+            + (data[j + length :])
+        )
+    if kind == 7:
+        return data[:i] + bytes(length) + data[i + length :]
+    width = pick(rng, (1, 2, 4, 8))
+    value = pick(rng, INTEGERS) % 2 ** (8 * width)
+    return data[:i] + value.to_bytes(width, pick(rng, ("little", "big"))) + data[i + width :]
+
+
+def damage_numbers(rng: Rng, data: bytes) -> bytes:
+    """A number in a text, made another or no number."""
+    found = list(re.finditer(rb"-?\d+(\.\d+)?|true", data))
+    if not found:
+        return damage_bytes(rng, data)
+    old, new = pick(rng, found), pick(rng, NUMBERS).encode()
+    return data[: old.start()] + new + data[old.end() :]
+
+
+def damage_array(rng: Rng, array: np.ndarray) -> np.ndarray:
+    """Another element, type, shape or length."""
+    kind = rng.integers(6)
+    flat = array.reshape(-1).copy()
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if kind <= 1 and flat.size and flat.dtype.kind in "iufb":
+            count = int(rng.integers(1, 4))
+            new = np.array([pick(rng, INTEGERS) for _ in range(count)], object)
+            places = rng.integers(flat.size, size=count)
+            if flat.dtype.kind == "f":
+                flat[places] = [pick(rng, (np.nan, np.inf, 1e30, -1.0)) for _ in range(count)]
+            else:
+                flat[places] = (new % 2 ** (8 * flat.itemsize)).astype("u8").astype(flat.dtype)
+            return flat.reshape(array.shape)
+        if kind == 2:
+            try:
+                return array.astype(pick(rng, DTYPES))
+            except ValueError:  # names
+                return np.zeros(array.shape, "S1")
+        if kind == 3:
+            return flat[: int(rng.integers(flat.size + 1))]
+        if kind == 4:
+            shape = pick(rng, ((-1, 1), (1, -1), (-1, 1, 1), (0, 10**6), (10**5, 0), (10**7, 0)))
+            return flat.reshape(shape) if -1 in shape else np.zeros(shape, array.dtype)
+        return np.repeat(flat, int(2 ** rng.uniform(0, 12)))
+
+
+def damage_value(rng: Rng, value: Any) -> Any:
+    """Another array in a sparse matrix, or something else than a number in a container."""
+    if isinstance(value, np.ndarray):
+        return damage_array(rng, value)
+    if scipy.sparse.issparse(value):
+        field = pick(rng, ("indptr", "indices", "data", "_shape"))
+        if field == "_shape":
+            value._shape = tuple(pick(rng, (*INTEGERS, size)) for size in value.shape)
+        else:
+            setattr(value, field, damage_array(rng, getattr(value, field)))
+        return value
+    if isinstance(value, dict):
+        key = pick(rng, list(value))
+        kind = rng.integers(5)
+        if kind == 0:
+            value.pop(key)
+        elif kind == 1:
+            value[pick(rng, (*INTEGERS, "new", None, 0.5, (), (0, 1)))] = value[key]
+        elif kind == 2:
+            value |= {name: value[key] for name in range(int(2 ** rng.uniform(0, 8)))}
+        else:
+            value[key] = damage_value(rng, value[key])
+        return value
+    if isinstance(value, list | tuple | set):
+        items = list(value)
+        place = int(rng.integers(len(items) + 1))
+        items[place : place + int(rng.integers(2))] = [damage_value(rng, 0)]
+        items *= int(2 ** rng.uniform(0, 4))
+        try:
+            return pick(rng, (list, tuple, set, np.array))(items)
+        except (TypeError, ValueError, OverflowError):
+            return items
+    others = (None, True, 0.5, "text", b"raw", [], [0], {}, {"a": 1}, np.int16(2), np.float32(1))
+    return pick(rng, (*INTEGERS, *others, np.arange(4), scipy.sparse.csr_matrix(X)))
+
+
+def damage_opcodes(rng: Rng, data: bytes) -> bytes:
+    """Opcodes of a pickle left out, doubled, exchanged, or of another pickle."""
+    places = [place for _, _, place in pickletools.genops(data)]
+    parts = [data[i:j] for i, j in zip(places, [*places[1:], len(data)], strict=True)]
+    parts = [part for part in parts if part[:1] != pickle.FRAME]  # would have other lengths
+    for _ in range(int(rng.integers(1, 4))):
+        i, j = (int(n) for n in rng.integers(len(parts), size=2))
+        kind = rng.integers(6)
+        if kind == 0:
+            del parts[i]
+        elif kind == 1:
+            parts[i:i] = parts[j : j + int(rng.integers(1, 5))] * int(2 ** rng.uniform(0, 6))
+        elif kind == 2:
+            parts[i], parts[j] = parts[j], parts[i]
+        elif kind == 3:
+            parts[i] = parts[j]
+        else:
+            snippet = opcode(rng)
+            parts[i : i + int(kind == 4)] = [snippet] * int(2 ** rng.uniform(0, 5))
+        parts = parts or [pickle.STOP]
+    return b"".join(parts)
+
+
+def opcode(rng: Rng) -> bytes:
+    """Any opcode, with an argument that is often extreme."""
+    code = pick(rng, pickletools.opcodes)
+    start = code.code.encode("latin-1")
+    size = {"uint1": 1, "uint2": 2, "int4": 4, "uint4": 4, "uint8": 8}
+    kind = code.arg.name if code.arg else ""
+    value = pick(rng, INTEGERS) if rng.integers(2) else int(rng.integers(8))
+    if kind in size:
+        return start + (value % 2 ** (8 * size[kind])).to_bytes(size[kind], "little")
+    if code.name == "GLOBAL" or rng.integers(8) == 0:
+        return b"c%s\n%s\n" % tuple(part.encode() for part in pick(rng, tuple(_ALLOWED)))
+    for prefix in ("1", "4", "8"):
+        if kind.endswith(prefix) and code.arg.n < 0:
+            claimed = value if rng.integers(2) else 3
+            width = int(prefix)
+            return start + (claimed % 2 ** (8 * width)).to_bytes(width, "little") + b"abc"
+    if code.arg is None:
+        return start * int(2 ** rng.uniform(0, 6))
+    return start + (rng.bytes(8) if code.arg.n == 8 else f"{value}\n".encode())
+
+
+def archive(rng: Rng, arrays: Mapping[str, np.ndarray], damaged: str = "") -> bytes:
+    """A ``.npz`` file, of whose arrays one may be damaged inside an archive that is whole."""
+    method = pick(rng, (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+    if damaged and rng.integers(20) == 0:
+        method = pick(rng, (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w", method) as file:
+        for key, array in arrays.items():
+            data = io.BytesIO()
+            np.lib.format.write_array(data, array)
+            raw = data.getvalue()
+            if key == damaged:
+                size = int.from_bytes(raw[8:10], "little")
+                header, rest = raw[10 : 10 + size], raw[10 + size :]
+                kind = rng.integers(3)
+                if kind == 0:
+                    header = damage_numbers(rng, header)
+                elif kind == 1:
+                    header = damage_bytes(rng, header)
+                else:
+                    rest = damage_bytes(rng, rest)
+                raw = raw[:8] + (len(header) % 2**16).to_bytes(2, "little") + header + rest
+                if rng.integers(4) == 0:
+                    raw += bytes(
+                        int(2 ** rng.uniform(0, 24))
+                    )  # which deflate makes next to nothing
+            file.writestr(f"{key}.npy", raw)
+    return whole.getvalue()
+
+
+def make(form: str, rng: Rng) -> Files:
+    """The files of one small dataset, of which most are as they should be."""
+    files = dict(TEXTS.get(form, {}))
+    if form == "cache":
+        files["jax_gnn/schedules.json"] = cache_text()
+    by_structure = rng.integers(3)
+    if form in ARRAYS:
+        arrays = npz_arrays(*ARRAYS[form])
+        key = pick(rng, list(arrays))
+        if by_structure == 0:
+            arrays[key] = damage_array(rng, arrays[key])
+            if rng.integers(8) == 0:
+                arrays.pop(pick(rng, list(arrays)))
+        files["toy.npz"] = archive(rng, arrays, key if by_structure == 1 else "")
+    else:
+        values = VALUES[form]() if form in VALUES else {}
+        damaged = pick(rng, list(values)) if values and by_structure == 0 else ""
+        protocol = int(rng.integers(pickle.HIGHEST_PROTOCOL + 1))
+        for name, value in values.items():
+            value = damage_value(rng, value) if name == damaged else value
+            files[name] = pickle.dumps(value, protocol)
+    if by_structure == 0 and (form in ARRAYS or form in VALUES):
+        return files
+    name = pick(rng, list(files))
+    pickled = form in VALUES and name not in TEXTS.get(form, {})
+    if by_structure == 1 and form in ARRAYS:
+        return files
+    if by_structure == 1 and pickled:
+        files[name] = damage_opcodes(rng, files[name])
+        return files
+    for _ in range(int(rng.integers(1, 4))):
+        text = form not in ARRAYS and not pickled
+        how = damage_numbers if text and rng.integers(2) else damage_bytes
+        files[name] = how(rng, files[name])
+    return files
+
+
+# --- Reading -------------------------------------------------------------------------------------
+
+
+class Finding(Exception):
+    """What should not be."""
+
+
+def resident(field: str) -> int:
+    """Bytes of this process: ``VmRSS`` in memory, ``VmHWM`` the most since `forget_peak`."""
+    with open("/proc/self/status") as status:
+        (line,) = (line for line in status if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def load(form: str, folder: Path) -> Any:
+    """The dataset that the files of a folder are."""
+    if form == "hypergcn" or form in ("allset", "cornell"):
+        return datasets.load_hypergraph(folder)
+    if form == "planetoid":
+        return datasets.load_graph(folder)
+    read = datasets.load_npz if form.startswith("hypergraph") else datasets.load_graph_npz
+    return read(folder / "toy.npz")
+
+
+def read_dataset(form: str, folder: Path, thorough: bool) -> str:
+    """Whether the dataset was read or refused.
+
+    Raises:
+        Finding: neither, as documented.
+    """
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    allowed = Memory(*paths).limit
+    forget_peak()
+    before = resident("VmRSS")
+    data = None
+    try:
+        data = load(form, folder)
+    except ValueError as error:
+        if str(folder) not in str(error):
+            raise Finding(f"the error names no file: {error!r:.300}") from error
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, MemoryError):
+                raise Finding(f"memory was exhausted: {error!r:.300}") from error
+            cause = cause.__cause__ or cause.__context__
+    taken = resident("VmHWM") - before
+    if taken > allowed:
+        raise Finding(f"{taken:,} bytes of memory were taken, {allowed:,} are allowed")
+    if data is None:
+        return "refused"
+    use(data, thorough)
+    return "read"
+
+
+def use(data: Any, thorough: bool) -> None:
+    """Builds the graph, and at times runs an op on it."""
+    y, size = data.y, data.num_nodes
+    if y.shape != (size,) or not (data.x is None or np.isfinite(data.x).all()):
+        raise Finding(f"{data!r} is not what a dataset promises")
+    if isinstance(data, datasets.GraphDataset):
+        graph, count = data.graph(), data.num_edges
+    else:
+        hypergraph = data.hypergraph(self_loops="none")
+        graph, count = hypergraph.graph, data.num_incidences
+    degrees = np.diff(np.asarray(graph.indptr))
+    if degrees.sum() != count or degrees.min(initial=0) < 0 or graph.num_src != size:
+        raise Finding(f"{graph!r} of {data!r}")
+    if thorough and size < 1000:
+        ones = jnp.ones((size, 1))
+        if isinstance(data, datasets.GraphDataset):
+            wrong = np.asarray(spmm(graph, ones))[:, 0] != degrees
+        else:
+            reached = np.zeros(size)
+            np.add.at(reached, data.node_idx, degrees[data.hyperedge_idx])
+            wrong = np.asarray(hypergraph_aggregate(hypergraph, ones))[:, 0] != reached
+        if wrong.any():
+            raise Finding(f"a sum over {data!r} is wrong")
+
+
+def read_cache(folder: Path) -> str:
+    """Whether the tuning cache was read or refused.
+
+    Raises:
+        Finding: neither, as documented.
+    """
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    _schedule_cache._known.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        entries = _schedule_cache.read()
+    for warning in caught:
+        if warning.category is not RuntimeWarning or str(folder) not in str(warning.message):
+            raise Finding(f"a warning that is not documented: {warning.message!r:.300}")
+    if caught and (entries or len(caught) > 1):
+        raise Finding("a warning, and entries")
+    for found in entries.values():
+        for key, tuned in found.items():
+            check_schedule(key, tuned)
+    return "refused" if caught else "read"
+
+
+def check_schedule(key: str, tuned: _schedule_cache.Tuned) -> None:
+    fields = tuned.schedule
+    if _schedule_cache.is_matmul(key):
+        tile, chunk, blocks = schedules.MatmulSchedule(*fields)
+        good = tile in (64, 128) and 0 <= chunk < 2**16 and 0 < blocks < 2**13
+    elif _schedule_cache.is_hypergraph(key):
+        threads, *rounds = schedules.HypergraphSchedule(*fields)
+        good = threads % 32 == 0 and 0 < threads <= 1024 and all(0 < r < 2**16 for r in rounds)
+    else:
+        _, lanes, threads, blocks = schedules.Schedule(*fields)
+        good = lanes.bit_count() == 1 and 0 < lanes <= 32 and 0 < blocks < 2**16
+        good = good and threads % 32 == 0 and 0 < threads <= 1024
+    times = np.array([tuned.microseconds, tuned.rule_microseconds])
+    if not good or not np.isfinite(times).all() or not (times > 0).all():
+        raise Finding(f"{tuned} was read for {key!r}")
+
+
+# --- Processes -----------------------------------------------------------------------------------
+
+
+def run_one(seed: int, number: int, folder: Path) -> str:
+    """Makes the files and reads them; what came of it, as "FORMAT read" or "FORMAT refused"."""
+    form = FORMATS[number % len(FORMATS)]
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        path.unlink()
+    for name, data in make(form, np.random.default_rng([seed, number])).items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    thorough = number % 37 == 0
+    outcome = read_cache(folder) if form == "cache" else read_dataset(form, folder, thorough)
+    return f"{form} {outcome}"
+
+
+def work(seed: int, numbers: range, deadline: float) -> None:
+    """A worker: prints a line of JSON for each file. It dies of what takes too long."""
+    size = resident("VmSize")
+    resource.setrlimit(resource.RLIMIT_AS, (size + HEADROOM, resource.RLIM_INFINITY))
+    faulthandler.enable()
+    warnings.simplefilter("error")  # none is documented but that of the cache
+    warnings.filterwarnings("ignore", "Reading `.npy` or `.npz` file required additional header")
+    with tempfile.TemporaryDirectory() as folder:
+        for number in numbers:
+            if time.monotonic() > deadline:
+                break
+            faulthandler.dump_traceback_later(TIMEOUT, exit=True)
+            try:
+                result = {"outcome": run_one(seed, number, Path(folder))}
+            except Exception:
+                result = {"outcome": "finding", "text": traceback.format_exc()}
+            print(json.dumps({"number": number, **result}), flush=True)
+        faulthandler.cancel_dump_traceback_later()
+
+
+class Report(NamedTuple):
+    """How many files came to what, and the findings by number."""
+
+    counts: Counter[str]
+    findings: dict[int, str]
+
+
+def run(num_files: int, seed: int, seconds: float = 1e9, workers: int = 2) -> Report:
+    """Reads so many files, or for so many seconds, in so many processes."""
+    report = Report(Counter(), {})
+    deadline = time.monotonic() + seconds
+
+    def serve(start: int) -> None:
+        while start < num_files and time.monotonic() < deadline:
+            arguments = [seed, start, num_files, workers, deadline]
+            command = [sys.executable, "-P", __file__, "--worker", *map(str, arguments)]
+            with (
+                tempfile.TemporaryFile("w+") as errors,
+                subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=errors, text=True
+                ) as child,
+            ):
+                for line in child.stdout or ():
+                    result = json.loads(line)
+                    if result["outcome"] == "finding":
+                        report.findings[result["number"]] = result["text"]
+                    report.counts[result["outcome"]] += 1
+                    start = result["number"] + workers
+                if child.wait() == 0:
+                    return
+                errors.seek(0)
+                text = f"the process ended with {child.returncode}\n{errors.read()[-4000:]}"
+            report.findings[start] = text
+            report.counts["finding"] += 1
+            start += workers
+
+    threads = [threading.Thread(target=serve, args=(start,)) for start in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return report
+
+
+def main() -> int:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--files", type=int, default=10_000, help="how many (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the damage (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=1e9, help="stops after so many")
+    parser.add_argument("--workers", type=int, default=2, help="processes (default: %(default)s)")
+    parser.add_argument("--only", type=int, help="reads the file of this number in this process")
+    parser.add_argument("--keep", type=Path, help="with --only: the folder for the files")
+    parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        seed, start, stop, step = map(int, args.worker[:4])
+        work(seed, range(start, stop, step), float(args.worker[4]))
+        return 0
+    if args.only is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            print(run_one(args.seed, args.only, args.keep or Path(folder)))
+        return 0
+    begin = time.monotonic()
+    report = run(args.files, args.seed, args.seconds, args.workers)
+    taken = time.monotonic() - begin
+    for number, text in sorted(report.findings.items()):
+        print(f"--seed {args.seed} --only {number}\n{text}")
+    for outcome, count in sorted(report.counts.items()):
+        print(f"{count:8}  {outcome}")
+    total = report.counts.total()
+    print(f"{total:8}  files in {taken:.0f} s, seed {args.seed}: {len(report.findings)} findings")
+    return 1 if report.findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,835 @@
+"""Calls ops with garbage in every index array at once, and watches what becomes of it.
+
+``python tests/fuzz/indices.py --calls N --seed S [--implementation cpu|cuda] [--seconds T]``
+
+Whatever index arrays hold, kernels must not read or write outside their buffers, nor run for ever:
+calls run in a process of their own, which must neither crash nor stand still. Build with
+``JAX_GNN_SANITIZE`` (``.ci/sanitize``) to have each access checked; ``cuda`` without a GPU runs the
+emulated kernels, see ``tests/emulation.py``. Every call takes values, tangents and gradients
+together. Where rows are sorted as promised, and other ids are merely out of range, results must be
+those of plain XLA. A kernel of the CPU gives the same bits again, whatever it was given.
+
+A failure names the call: ``--only CALL`` with the same seed repeats it alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import ctypes
+import dataclasses
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # programs are many; kernels stay
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import emulation
+from op_spec import setting
+
+import jax_gnn
+from jax_gnn import _index, schedules, segments
+from jax_gnn.views import View, Views
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+TOLERANCE = {"float64": 1e-11, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+PER_PROCESS = 10_000  # calls, with one selection of compiled programs
+STANDSTILL = 300  # seconds
+INT32 = np.iinfo(np.int32)
+
+# --- Contents of index arrays --------------------------------------------------------------------
+
+
+class Draw:
+    """Random contents. ``kept``: what is promised of them is kept, though ids may be padding."""
+
+    def __init__(self, rng: np.random.Generator):
+        self.rng = rng
+        self.kept = bool(rng.random() < 0.3)
+
+    def edges_of(self, size: int) -> np.ndarray:
+        """Ids where mistakes would be."""
+        near = [-1, -2, 0, size - 1, size, size + 1, 2 * size]
+        return np.array([*near, INT32.min, INT32.min + 1, INT32.max, INT32.max - 1, 2**30])
+
+    def anything(self, count: int, size: int) -> np.ndarray:
+        """Any mixture of ids, in any order."""
+        rng = self.rng
+        inside = rng.integers(0, max(size, 1), count)
+        edges = rng.choice(self.edges_of(size), count)
+        kind = rng.integers(8)
+        if kind == 0:
+            ids = inside
+        elif kind == 1:
+            ids = rng.integers(INT32.min, INT32.max, count, endpoint=True)
+        elif kind == 2:
+            ids = np.full(count, rng.choice(self.edges_of(size)))
+        elif kind == 3:  # runs
+            lengths = rng.geometric(rng.choice([0.5, 0.1, 0.005]), count)
+            ids = np.repeat(np.where(rng.random(count) < 0.5, edges, inside), lengths)[:count]
+        else:
+            ids = np.where(rng.random(count) < rng.choice([0.02, 0.2, 0.7]), edges, inside)
+        if kind in (4, 5):
+            ids = np.sort(ids)
+        elif kind == 6:
+            ids = np.sort(ids)[::-1]
+        elif kind == 7 and count:  # sorted, but for a few
+            ids = np.sort(ids)
+            where = rng.integers(0, count, rng.integers(1, 5))
+            ids[where] = rng.choice(self.edges_of(size), len(where))
+        return ids.astype(np.int32)
+
+    def rows(self, count: int, size: int) -> np.ndarray:
+        """Ids that ought to be sorted, with padding at the ends."""
+        if not self.kept:
+            return self.anything(count, size)
+        rng = self.rng
+        ids = np.sort(rng.integers(0, max(size, 1), count) // rng.choice([1, 1, 3]))
+        if size == 0:
+            ids[:] = -1
+        low, high = np.sort(rng.integers(0, count + 1, 2)) if rng.random() < 0.5 else (0, count)
+        ids[:low] = rng.choice([-1, INT32.min])
+        ids[high:] = rng.choice([-1, size, INT32.max])
+        return ids.astype(np.int32)
+
+    def indptr(self, size: int, count: int) -> np.ndarray:
+        """Where rows ought to start."""
+        if not self.kept and self.rng.random() < 0.7:
+            return self.anything(size + 1, count)
+        starts = np.sort(self.rng.integers(0, count + 1, size + 1)).astype(np.int32)
+        if self.kept:
+            starts[0], starts[-1] = (0, count) if size else (0, 0)
+        return starts
+
+    def split(self, indptr: np.ndarray, cols: np.ndarray, num_cols: int) -> _index.EdgeSplit:
+        """The slots of these rows, or of any."""
+        rng, num_rows = self.rng, len(indptr) - 1
+        ids, places = _index.edge_split(indptr, cols)
+        if self.kept:
+            return _index.EdgeSplit(ids, places)
+        if rng.random() < 0.5:
+            ids = self.anything(ids.size, num_cols).reshape(ids.shape)
+        kind = rng.integers(4)
+        if kind == 0:
+            places = self.anything(places.size, num_rows).reshape(places.shape)
+        elif kind == 1:  # places within rows that are too large, or too small, or not the last
+            some = rng.random(len(places)) < rng.choice([0.05, 0.5])
+            places[some, 1] = rng.choice([0, 1, 2, 3, 200, 2**30, INT32.max, INT32.min], some.sum())
+        elif kind == 2:
+            some = rng.random(len(places)) < rng.choice([0.05, 0.5])
+            places[some, 0] = self.anything(some.sum(), num_rows)
+        return _index.EdgeSplit(ids, places)
+
+    def graph(self, num_src: int, num_dst: int, count: int, split: bool) -> jax_gnn.Graph:
+        """Built from ids of which many are padding, or filled with anything."""
+        if self.kept:
+            src, dst = self.anything(count, num_src), self.anything(count, num_dst)
+            graph = jax_gnn.Graph.from_edges(
+                src, dst, num_src=num_src, num_dst=num_dst, validate=False
+            )
+            return graph.with_edge_split() if split else graph
+        indptr, t_indptr = self.indptr(num_dst, count), self.indptr(num_src, count)
+        cols, t_cols = self.anything(count, num_src), self.anything(count, num_dst)
+        return jax_gnn.Graph(
+            *(indptr, self.anything(count, num_dst), cols),
+            *(t_indptr, self.anything(count, num_src), t_cols),
+            *(self.anything(count, count), self.anything(count, count)),
+            split=self.split(indptr, cols, num_src) if split else None,
+            t_split=self.split(t_indptr, t_cols, num_dst) if split else None,
+        )
+
+    def numbers(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        """Of which sums are exact, so that their order does not matter."""
+        return self.rng.integers(-2, 3, shape).astype(jnp.dtype(dtype))
+
+    def weights(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        return self.rng.choice([-1.0, 0.5, 1.0, 2.0], shape).astype(jnp.dtype(dtype))
+
+    def signs(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        return self.rng.choice([-1.0, 1.0], shape).astype(jnp.dtype(dtype))
+
+
+# --- Calls ---------------------------------------------------------------------------------------
+
+
+class Size(NamedTuple):
+    rows: int
+    cols: int
+    entries: int
+    heads: int
+    depth: int  # features of a head
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.depth
+
+
+SMALL = (
+    Size(3, 5, 17, 1, 1),
+    Size(6, 2, 40, 2, 4),
+    Size(900, 3, 5, 1, 1),
+    Size(31, 40, 300, 1, 7),
+    Size(64, 20, 500, 4, 8),
+    Size(300, 200, 900, 1, 16),
+    Size(5, 9, 700, 1, 33),
+    Size(1, 1, 64, 3, 5),
+    Size(0, 4, 9, 1, 3),
+    Size(4, 0, 9, 1, 3),
+    Size(12, 7, 0, 1, 4),
+)
+LARGE = (  # of several tasks
+    Size(600, 400, 6000, 1, 30),
+    Size(3000, 50, 5000, 2, 16),
+    Size(40, 2500, 8000, 1, 8),
+    Size(7, 9, 60, 1, 4100),  # columns are dealt out, too
+    Size(2000, 2000, 20000, 1, 4),
+)
+Program = Callable[..., Any]
+# From (size, dtype): a function of (indices, *operands), and one that gives both from a Draw.
+Maker = Callable[[Size, str], tuple[Program, Callable[[Draw], tuple[Any, ...]]]]
+OPS: dict[str, Maker] = {}
+
+
+def op(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enters a maker; one that takes a name before all else for each of the names."""
+
+    def enter(maker: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            wants_name = len(names) > 1
+            OPS[name] = functools.partial(maker, name.split()[-1]) if wants_name else maker
+        return maker
+
+    return enter
+
+
+def accumulator(dtype: str) -> str:
+    return dtype if dtype == "float64" else "float32"
+
+
+@op("spmm sum", "spmm mean", "spmm max", "spmm min")
+def spmm(reduce: str, size: Size, dtype: str) -> Any:
+    heads = () if size.heads == 1 else (size.heads,)
+    return (
+        lambda graph, x, weight: jax_gnn.spmm(graph, x, weight, reduce=reduce),
+        lambda draw: (
+            draw.graph(size.cols, size.rows, size.entries, False),
+            draw.numbers((size.cols, *heads, size.depth), dtype),
+            draw.weights((size.entries, *heads), dtype),
+        ),
+    )
+
+
+@op("plain spmm sum", "plain spmm mean", "plain spmm max", "plain spmm min")
+def plain_spmm(reduce: str, size: Size, dtype: str) -> Any:
+    return (
+        lambda graph, x: jax_gnn.spmm(graph, x, reduce=reduce),
+        lambda draw: (
+            draw.graph(size.cols, size.rows, size.entries, False),
+            draw.numbers((size.cols, size.width), dtype),
+        ),
+    )
+
+
+@op("sddmm dot", "sddmm add")
+def sddmm(kind: str, size: Size, dtype: str) -> Any:
+    return (
+        lambda graph, a, b: jax_gnn.sddmm(graph, a, b, op=kind),
+        lambda draw: (
+            draw.graph(size.cols, size.rows, size.entries, False),
+            draw.numbers((size.rows, size.heads, size.depth), dtype),
+            draw.numbers((size.cols, size.heads, size.depth), dtype),
+        ),
+    )
+
+
+@op("index_segment_reduce sum", "index_segment_reduce max")
+def index_segment_reduce(reduce: str, size: Size, dtype: str) -> Any:
+    return (
+        lambda ids, x, weight: jax_gnn.index_segment_reduce(x, *ids, size.rows, weight, reduce),
+        lambda draw: (
+            (draw.anything(size.entries, size.cols), draw.rows(size.entries, size.rows)),
+            draw.numbers((size.cols, size.width), dtype),
+            draw.weights((size.entries,), dtype),
+        ),
+    )
+
+
+SEGMENT_OPS = ("sum", "mean", "max", "min", "prod", "var", "logsumexp", "softmax")
+
+
+def segment_numbers(name: str) -> Callable[..., np.ndarray]:
+    return Draw.signs if name == "prod" else Draw.numbers
+
+
+@op(*(f"segment {name}" for name in SEGMENT_OPS))
+def segment(name: str, size: Size, dtype: str) -> Any:
+    function, numbers = getattr(jax_gnn, f"segment_{name}"), segment_numbers(name)
+    return (
+        lambda ids, data: function(data, ids, size.rows, indices_are_sorted=True),
+        lambda draw: (
+            draw.rows(size.entries, size.rows),
+            numbers(draw, (size.entries, size.width), dtype),
+        ),
+    )
+
+
+@op(*(f"unsorted segment {name}" for name in SEGMENT_OPS))
+def unsorted_segment(name: str, size: Size, dtype: str) -> Any:
+    function, numbers = getattr(jax_gnn, f"segment_{name}"), segment_numbers(name)
+    return (
+        lambda ids, data: function(data, ids, size.rows),
+        lambda draw: (
+            draw.anything(size.entries, size.rows),
+            numbers(draw, (size.entries, size.width), dtype),
+        ),
+    )
+
+
+@op(*(f"indptr segment {name}" for name in SEGMENT_OPS))
+def indptr_segment(name: str, size: Size, dtype: str) -> Any:
+    function, numbers = getattr(jax_gnn, f"segment_{name}"), segment_numbers(name)
+    return (
+        lambda indptr, data: function(data, indptr=indptr),
+        lambda draw: (
+            draw.indptr(size.rows, size.entries),
+            numbers(draw, (size.entries, size.width), dtype),
+        ),
+    )
+
+
+@op("segment_argmax")
+def argmax(size: Size, dtype: str) -> Any:
+    return (
+        lambda ids, data: jax_gnn.segment_argmax(data, ids, size.rows, indices_are_sorted=True),
+        lambda draw: (
+            draw.rows(size.entries, size.rows),
+            draw.numbers((size.entries, size.width), dtype),
+        ),
+    )
+
+
+@op("integers sum", "integers max", "integers min", "integers prod")
+def integers(name: str, size: Size, dtype: str) -> Any:
+    function = getattr(jax_gnn, f"segment_{name}")
+    wide = "int64" if dtype == "float64" else "int32"
+    return (
+        lambda ids, data: function(data, ids, size.rows, indices_are_sorted=True),
+        lambda draw: (
+            draw.rows(size.entries, size.rows),
+            draw.numbers((size.entries, size.width), wide),
+        ),
+    )
+
+
+@op("SegmentIndex")
+def segment_index(size: Size, dtype: str) -> Any:
+    def function(ids: Any, nodes: Any, edges: Any) -> Any:
+        rows, order, back = ids
+        forward = View(rows, order, None, size.rows)
+        index = jax_gnn.SegmentIndex(Views(forward, View(None, back, None, size.entries)))
+        return index.gather(nodes), index.segment_sum(edges)
+
+    def arguments(draw: Draw) -> Any:
+        order = draw.anything(size.entries, size.entries)
+        return (
+            (draw.rows(size.entries, size.rows), order, draw.anything(size.entries, size.rows)),
+            draw.numbers((size.rows, size.width), dtype),
+            draw.numbers((size.entries, size.width), dtype),
+        )
+
+    return function, arguments
+
+
+# Primitives, on views that have nothing to do with each other.
+
+
+def views(draw: Draw, size: Size) -> Any:
+    """Of the same entries where promises are kept, though padding is not -1; else of anything."""
+    count = size.entries
+    if not draw.kept:
+        forward = draw.anything(count, size.rows), draw.anything(count, size.cols), None
+        backward = (draw.anything(count, n) for n in (size.cols, size.rows, count))
+    else:
+        pairs = (draw.anything(count, n).astype(np.int64) for n in (size.rows, size.cols))
+        by_row, by_col, places = _index.sort_both_ways(*pairs, size.rows, size.cols)
+        padding = by_row.rows < 0  # the last, in either order
+        other = draw.anything(count, size.cols)
+        forward = (
+            np.where(padding, draw.rng.choice([-1, size.rows, INT32.max]), by_row.rows),
+            np.where(padding, other, by_row.cols),
+            None,
+        )
+        backward = (
+            np.where(padding, draw.rng.choice([-1, size.cols, INT32.max]), by_col.rows),
+            np.where(padding, other, by_col.cols),
+            np.where(padding, draw.rng.choice([-1, count, INT32.min]), places),
+        )
+
+    def view(num_rows: int, *ids: Any) -> View:
+        return View(*(None if each is None else each.astype(np.int32) for each in ids), num_rows)
+
+    return Views(view(size.rows, *forward), view(size.cols, *backward))
+
+
+@op("primitive segment_reduce")
+def segment_reduce(size: Size, dtype: str) -> Any:
+    return (
+        lambda ids, x, weight: [
+            segments.segment_reduce(x, weight, ids, reduce=reduce, heads=size.heads)
+            for reduce in ("sum", "mean", "max")
+        ],
+        lambda draw: (
+            views(draw, size),
+            draw.numbers((size.cols, size.width), dtype),
+            draw.weights((size.entries, size.heads), accumulator(dtype)),
+        ),
+    )
+
+
+@op("primitive segment_select weighted", "primitive segment_select plain")
+def segment_select(kind: str, size: Size, dtype: str) -> Any:
+    def function(ids: Any, row_key: Any, col_key: Any, value: Any, weight: Any, factor: Any) -> Any:
+        weight = weight if kind == "weighted" else None
+        return [
+            segments.segment_select(
+                *(row_key, col_key, value, weight, factor, ids),
+                weight_on_row=weight_on_row,
+                heads=size.heads,
+            )
+            for weight_on_row in (False, True)
+        ]
+
+    return function, lambda draw: (
+        views(draw, size),
+        draw.numbers((size.rows, size.width), dtype),
+        *(draw.numbers((size.cols, size.width), dtype) for _ in range(2)),
+        *(draw.weights((size.entries, size.heads), accumulator(dtype)) for _ in range(2)),
+    )
+
+
+@op("primitive sddmm_select")
+def sddmm_select(size: Size, dtype: str) -> Any:
+    def function(ids: Any, a: Any, b: Any, row_key: Any, col_key: Any, weight: Any) -> Any:
+        return segments.sddmm_select(
+            a, b, row_key, col_key, weight, ids, weight_on_row=False, heads=size.heads
+        )
+
+    shapes = [(size.rows, size.width), (size.cols, size.width)] * 2
+    return function, lambda draw: (
+        views(draw, size),
+        *(draw.numbers(shape, dtype) for shape in shapes),
+        draw.weights((size.entries, size.heads), accumulator(dtype)),
+    )
+
+
+@op("primitive segment_reduce_vjp")
+def segment_reduce_vjp(size: Size, dtype: str) -> Any:
+    return (
+        lambda ids, x, weight, ct: segments.segment_reduce_vjp(x, weight, ct, ids),
+        lambda draw: (
+            views(draw, size),
+            draw.numbers((size.cols, size.width), dtype),
+            draw.weights((size.entries, size.heads), accumulator(dtype)),
+            draw.numbers((size.rows, size.width), dtype),
+        ),
+    )
+
+
+@op("primitive segment_softmax_tangent")
+def softmax_tangent(size: Size, dtype: str) -> Any:
+    def arguments(draw: Draw) -> Any:
+        rows = draw.rows(size.entries, size.rows)
+        ids = Views(View(rows, None, None, size.rows), View(None, rows, None, size.entries))
+        numbers = [draw.numbers((size.entries, size.width), dtype) for _ in range(2)]
+        return ids, *numbers
+
+    return lambda ids, y, t: segments.segment_softmax_tangent(y, t, ids), arguments
+
+
+# Hypergraphs.
+
+
+def hypergraph(draw: Draw, size: Size, directed: bool = False) -> jax_gnn.Hypergraph:
+    counts = [size.entries, size.entries // 2 + 1] if directed else [size.entries]
+    return jax_gnn.Hypergraph(*(draw.graph(size.rows, size.cols, n, True) for n in counts))
+
+
+@op("hypergraph_aggregate undirected", "hypergraph_aggregate directed")
+def hypergraph_aggregate(kind: str, size: Size, dtype: str) -> Any:
+    def function(hypergraph: Any, x: Any, weight: Any, scale_in: Any, scale_out: Any) -> Any:
+        return jax_gnn.hypergraph_aggregate(
+            *(hypergraph, x, weight),
+            node_scale_in=scale_in,
+            node_scale_out=scale_out,
+            own_scale=0.5 if kind == "directed" else None,
+        )
+
+    return function, lambda draw: (
+        hypergraph(draw, size, kind == "directed"),
+        draw.numbers((size.rows, size.width), dtype),
+        *(draw.weights((n,), dtype) for n in (size.cols, size.rows, size.rows)),
+    )
+
+
+@op("normalized hypergraph_aggregate")
+def normalized(size: Size, dtype: str) -> Any:
+    return (
+        lambda hypergraph, x: jax_gnn.hypergraph_aggregate(
+            hypergraph, x, normalization="symmetric"
+        ),
+        lambda draw: (hypergraph(draw, size), draw.numbers((size.rows, size.width), dtype)),
+    )
+
+
+@op("hypergraph stages")
+def hypergraph_stages(size: Size, dtype: str) -> Any:
+    def function(hypergraph: Any, x: Any, weight: Any) -> Any:
+        h = jax_gnn.node_to_hyperedge(hypergraph, x, weight, reduce="max")
+        h = jnp.where(jnp.isfinite(h), h, 0)
+        y = jax_gnn.hyperedge_to_node(hypergraph, h, weight, reduce="mean")
+        return h, y, jax_gnn.incidence_softmax(hypergraph, weight, "node")
+
+    return function, lambda draw: (
+        hypergraph(draw, size),
+        draw.numbers((size.rows, size.width), dtype),
+        draw.weights((size.entries,), dtype),
+    )
+
+
+# Groups of rows.
+
+
+def sizes_of(draw: Draw, groups: int, rows: int) -> np.ndarray:
+    if not draw.kept:
+        return draw.anything(groups, rows)
+    starts = np.sort(draw.rng.integers(0, rows + 1, groups + 1))
+    return np.diff(starts).astype(np.int32)
+
+
+def offset_of(draw: Draw, groups: int) -> np.ndarray:
+    return np.int32(0 if draw.kept else draw.rng.choice(draw.edges_of(groups)))
+
+
+@op("segment_matmul none", "segment_matmul gelu")
+def segment_matmul(activation: str, size: Size, dtype: str) -> Any:
+    groups, k, n = min(size.cols, 50), min(size.width, 40), min(size.depth, 50)
+
+    def function(ids: Any, lhs: Any, rhs: Any, bias: Any) -> Any:
+        sizes, offset = ids
+        return jax_gnn.segment_matmul(
+            *(lhs, rhs, sizes),
+            bias=bias,
+            group_offset=offset,
+            activation=None if activation == "none" else activation,
+            precision="highest",
+        )
+
+    def arguments(draw: Draw) -> Any:
+        return (
+            (sizes_of(draw, groups, size.entries), offset_of(draw, groups)),
+            draw.numbers((size.entries, k), dtype),
+            draw.numbers((groups, k, n), dtype),
+            draw.numbers((groups, n), dtype),
+        )
+
+    return function, arguments
+
+
+@op("segment_outer")
+def segment_outer(size: Size, dtype: str) -> Any:
+    groups, k, n = min(size.cols, 50), min(size.width, 40), min(size.depth, 50)
+
+    def function(ids: Any, lhs: Any, rhs: Any) -> Any:
+        sizes, offset = ids
+        return jax_gnn.segment_outer(
+            *(lhs, rhs, sizes), num_groups=groups, group_offset=offset, precision="highest"
+        )
+
+    def arguments(draw: Draw) -> Any:
+        return (
+            (sizes_of(draw, groups, size.entries), offset_of(draw, groups)),
+            draw.numbers((size.entries, k), dtype),
+            draw.numbers((size.entries, n), dtype),
+        )
+
+    return function, arguments
+
+
+@op("TypePlan")
+def type_plan(size: Size, dtype: str) -> Any:
+    groups, k = min(size.cols, 50), min(size.width, 40)
+
+    def function(plan: Any, x: Any, rhs: Any) -> Any:
+        product = jax_gnn.segment_matmul(plan.sort(x), rhs, plan.group_sizes, precision="highest")
+        return plan.unsort(product)
+
+    def arguments(draw: Draw) -> Any:
+        count = size.entries
+        order = draw.rng.permutation(count).astype(np.int32) if draw.kept else None
+        inverse = np.argsort(order).astype(np.int32) if draw.kept else draw.anything(count, count)
+        order = order if draw.kept else draw.anything(count, count)
+        return (
+            jax_gnn.TypePlan(sizes_of(draw, groups, count), order, inverse),
+            draw.numbers((count, k), dtype),
+            draw.numbers((groups, k, 4), dtype),
+        )
+
+    return function, arguments
+
+
+# Containers, built inside a computation.
+
+
+@op("Graph.from_edges")
+def from_edges(size: Size, dtype: str) -> Any:
+    def function(pairs: Any, x: Any) -> Any:
+        graph = jax_gnn.Graph.from_edges(*pairs, num_src=size.cols, num_dst=size.rows)
+        return jax_gnn.spmm(graph, x)
+
+    return function, lambda draw: (
+        (draw.anything(size.entries, size.cols), draw.anything(size.entries, size.rows)),
+        draw.numbers((size.cols, size.width), dtype),
+    )
+
+
+@op("edge_split")
+def edge_split(size: Size, dtype: str) -> Any:
+    del dtype
+
+    def arguments(draw: Draw) -> Any:
+        arrays = draw.indptr(size.rows, size.entries), draw.anything(size.entries, size.cols)
+        return (*arrays, *_index.edge_split(*arrays)), ()
+
+    def function(arrays: Any, _: Any) -> Any:
+        """That both ways to cut rows agree is checked where they are not equal."""
+        indptr, cols, ids, places = arrays
+        split = _index.edge_split(indptr, cols)
+        return (split.ids == ids).all() & (split.places == places).all()
+
+    return function, arguments
+
+
+# --- Programs ------------------------------------------------------------------------------------
+
+
+def is_float(x: Any) -> bool:
+    return isinstance(x, np.ndarray | jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def with_derivatives(function: Program) -> Program:
+    """Value, tangent and gradients, of what has them."""
+
+    def run(ids: Any, *operands: Any) -> Any:
+        if not operands or not all(map(is_float, jax.tree.leaves(operands))):
+            return function(ids, *operands)
+        value, pull = jax.vjp(functools.partial(function, ids), *operands)
+        leaves, tree = jax.tree.flatten(value)
+        if not leaves or not all(map(is_float, leaves)):
+            return value
+        _, tangent = jax.jvp(functools.partial(function, ids), operands, operands)
+        cts = [(jnp.arange(y.size).reshape(y.shape) % 5 - 2).astype(y.dtype) for y in leaves]
+        return value, tangent, pull(tree.unflatten(cts))
+
+    return run
+
+
+@dataclasses.dataclass
+class Compiled:
+    """An op at one size and dtype, compiled where it is first called."""
+
+    name: str
+    size: Size
+    dtype: str
+    implementation: str
+    schedule: Any
+    compares: bool  # with plain XLA, which is another program to compile
+
+    def __post_init__(self) -> None:
+        function, self.arguments = OPS[self.name](self.size, self.dtype)
+        everything = with_derivatives(function)
+        self._kernels, self._plain = jax.jit(everything), jax.jit(lambda *args: everything(*args))
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.dtype}, {self.size}, {self.schedule}"
+
+    def run(self, implementation: str, arguments: Sequence[Any]) -> list[np.ndarray]:
+        jitted = self._plain if implementation == "xla" else self._kernels
+        with setting(implementation, self.dtype), schedules.use(self.schedule):
+            return [np.asarray(leaf) for leaf in jax.tree.leaves(jitted(*arguments))]
+
+    def check(self, rng: np.random.Generator, checks: collections.Counter[str]) -> None:
+        """One call."""
+        draw = Draw(rng)
+        with setting(None, self.dtype):
+            arguments = self.arguments(draw)
+        results = self.run(self.implementation, arguments)
+        checks["calls"] += 1
+        if self.name == "edge_split":
+            assert results[0], "the slots are not those of the native function"
+        if rng.random() < 0.25 and (self.implementation == "cpu" or draw.kept):
+            disturb_memory()
+            again = self.run(self.implementation, arguments)
+            disturb_memory()
+            for i, (a, b) in enumerate(zip(results, again, strict=True)):
+                assert a.tobytes() == b.tobytes(), f"other bits the second time, in result {i}"
+            checks["repeated"] += 1
+        if self.compares and draw.kept and rng.random() < 0.5:
+            for i, (got, want) in enumerate(zip(results, self.run("xla", arguments), strict=True)):
+                self._compare(got, want, f"result {i}")
+            checks["compared"] += 1
+
+    def _compare(self, got: np.ndarray, want: np.ndarray, what: str) -> None:
+        got, want = got.astype(np.float64), want.astype(np.float64)
+        scale = np.abs(want[np.isfinite(want)]).max(initial=1.0)
+        np.testing.assert_allclose(
+            got, want, rtol=0, atol=TOLERANCE[self.dtype] * scale, err_msg=what
+        )
+
+
+_perturb = 0
+
+
+def disturb_memory() -> None:
+    """Changes what fresh memory holds, so that to read it unwritten shows in results."""
+    global _perturb
+    _perturb ^= 0x5A
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(-6, _perturb)  # M_PERTURB
+
+
+def names_of(implementation: str) -> list[str]:
+    """The ops with kernels."""
+    products = ("segment_matmul", "segment_outer", "TypePlan")
+    emulated = implementation == "cuda" and emulation.WANTED
+    return [name for name in OPS if not (emulated and name.startswith(products))]
+
+
+def selection(options: argparse.Namespace, number: int) -> list[Compiled]:
+    """The programs of a process."""
+    rng = np.random.default_rng([options.seed, number, 1])
+    names = names_of(options.implementation)
+    programs = []
+    for name in np.resize(rng.permutation(names), options.programs):
+        # A thread at a time, or a scan by plain XLA: takes long.
+        slow = emulation.WANTED or "prod" in name
+        sizes = LARGE if rng.random() < 0.3 and not slow else SMALL
+        lanes, threads = 2 ** rng.integers(6), 32 * 2 ** rng.integers(4)
+        schedule = schedules.Schedule(bool(rng.integers(2)), int(lanes), int(threads), 600)
+        if "hypergraph" in name:
+            rounds = (int(n) for n in rng.choice([1, 1, 2, 5], 2))
+            schedule = schedules.HypergraphSchedule(int(threads), *rounds)
+        if rng.random() < 0.3 or options.implementation == "cpu":
+            schedule = None
+        size, dtype = sizes[rng.integers(len(sizes))], DTYPES[rng.integers(len(DTYPES))]
+        compares = bool(rng.random() < 0.4)
+        programs.append(
+            Compiled(str(name), size, dtype, options.implementation, schedule, compares)
+        )
+    return programs
+
+
+# --- Processes -----------------------------------------------------------------------------------
+
+
+def work(options: argparse.Namespace, first: int, last: int, progress: Callable[[int], Any]) -> str:
+    """Calls ``first`` to ``last`` - 1, all of one process; what was done."""
+    programs = selection(options, first // PER_PROCESS)
+    checks: collections.Counter[str] = collections.Counter()
+    for number in range(first, last):
+        progress(number)
+        if options.until and time.time() > options.until:
+            break
+        rng = np.random.default_rng([options.seed, number])
+        program = programs[rng.integers(len(programs))]
+        try:
+            program.check(rng, checks)
+        except Exception as error:
+            raise RuntimeError(f"call {number}: {program}") from error
+    return " ".join(f"{name}={count}" for name, count in sorted(checks.items()))
+
+
+def ranges(first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Cut where the programs change."""
+    while first < last:
+        end = min(last, (first // PER_PROCESS + 1) * PER_PROCESS)
+        yield first, end
+        first = end
+
+
+def run_apart(options: argparse.Namespace, first: int, last: int) -> collections.Counter[str]:
+    """Runs calls in another process, and watches it."""
+    with tempfile.NamedTemporaryFile() as file:
+        command = [sys.executable, "-P", __file__, f"--worker={first}:{last}:{file.name}"]
+        for name in ("seed", "implementation", "programs", "until"):
+            command.append(f"--{name}={getattr(options, name)}")
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        seen, waited, code = "", 0, None
+        while code is None:
+            try:
+                code = process.wait(1)
+            except subprocess.TimeoutExpired:
+                at = Path(file.name).read_text()
+                if at != seen:
+                    seen, waited = at, 0
+                elif (waited := waited + 1) > STANDSTILL:  # no clock: this may be stopped
+                    process.kill()
+                    process.wait()
+                    code = "it stands still"
+        at = Path(file.name).read_text().strip() or first
+        if code != 0:
+            raise SystemExit(
+                f"call {at} of --seed {options.seed} --implementation {options.implementation} "
+                f"--programs {options.programs} failed: {code}; repeat with --only {at}"
+            )
+        assert process.stdout is not None
+        done = dict(part.split("=") for part in process.stdout.read().split())
+        return collections.Counter({name: int(count) for name, count in done.items()})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--calls", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
+    parser.add_argument("--implementation", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--seconds", type=float, help="starts no call after so long")
+    parser.add_argument("--programs", type=int, default=48, help="that a process compiles")
+    parser.add_argument("--only", type=int, metavar="CALL", help="one call, in this process")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.seconds:
+        options.until = time.time() + options.seconds
+    if options.only is not None:
+        print(work(options, options.only, options.only + 1, lambda number: None))
+        return
+    if options.worker:
+        first, last, progress = options.worker.split(":")
+        handle = os.open(progress, os.O_WRONLY)
+        print(work(options, int(first), int(last), lambda n: os.pwrite(handle, b"%12d" % n, 0)))
+        return
+    total: collections.Counter[str] = collections.Counter()
+    begun = time.monotonic()
+    for first, last in ranges(0, options.calls):
+        total += run_apart(options, first, last)
+        if options.until and time.time() > options.until:
+            break
+    seconds = time.monotonic() - begun
+    done = ", ".join(f"{count} {name}" for name, count in sorted(total.items()))
+    print(
+        f"--seed {options.seed} --implementation {options.implementation}: {done}, {seconds:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Several devices of one process: all give the same bits, one after another and at once.
+
+Of two GPUs or more, where there are that many, else of CPU devices.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+from op_spec import OpSpec, assert_close, random_like, same_bits, setting, typed
+from op_suite import TOLERANCE
+
+GPUS = jax.devices() if jax.default_backend() == "gpu" else []
+DEVICES = GPUS if len(GPUS) > 1 else jax.devices("cpu")[:2]
+PLATFORM = "cuda" if len(GPUS) > 1 else "cpu"
+
+# A suite for each kernel, and each way to it.
+SUITES = {
+    "test_hypergraph_aggregate": (
+        "TestHypergraphAggregate",
+        "TestDirected",
+        "TestMeanOfWeightedMaxima",
+        "TestSoftmaxByNode",
+    ),
+    "test_segment_matmul": ("TestSegmentMatmul", "TestSegmentOuter", "TestGelu"),
+    "test_segment_reduce": ("TestSum", "TestMax", "TestMeanByIndptr", "TestLogSumExp"),
+    "test_segment_softmax": ("TestSoftmax",),
+    "test_spmm": ("TestSpmm", "TestSpmmMax", "TestIndexSegmentReduce", "TestSddmm"),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("suite", [f"{file}.{name}" for file in SUITES for name in SUITES[file]])
+class TestDevices:
+    @pytest.fixture
+    def call(
+        self, suite: str, dtype: str, rng: np.random.Generator
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Value and gradients of an op, and their arguments."""
+        module, name = suite.split(".")
+        spec: OpSpec = getattr(importlib.import_module(module), name).spec
+        case = spec.make_case(rng, "large", (32,))
+        operands = typed(case.operands, dtype)
+        with setting(PLATFORM):
+            result = jax.eval_shape(spec.function, case.index, *operands)
+        (cotangent,) = random_like(rng, [result], dtype)
+
+        def function(index: Any, cotangent: Any, *operands: Any) -> Any:
+            return spec.function(index, *operands), spec.vjp(index, cotangent, *operands)
+
+        return jax.jit(function), (case.index, cotangent, *operands)
+
+    def test_each_and_side_by_side(self, call: tuple[Callable[..., Any], tuple[Any, ...]]) -> None:
+        function, arguments = call
+        placed = [jax.device_put(arguments, device) for device in DEVICES]
+        with setting(PLATFORM):
+            each = [function(*there) for there in placed]
+        for device, result in zip(DEVICES, each, strict=True):
+            assert all(leaf.devices() == {device} for leaf in jax.tree.leaves(result))
+            assert same_bits(result, each[0]), f"other bits on {device}"
+        different: list[Any] = []
+        start = threading.Barrier(len(DEVICES))
+
+        def repeat(there: Any) -> None:
+            try:
+                with setting(PLATFORM):
+                    start.wait()
+                    results = [function(*there) for _ in range(5)]
+                    different.extend(r for r in results if not same_bits(r, each[0]))
+            except Exception as error:
+                different.append(error)
+                raise
+
+        threads = [threading.Thread(target=repeat, args=(there,)) for there in placed]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not different
+
+    def test_sharded(self, call: tuple[Callable[..., Any], tuple[Any, ...]]) -> None:
+        """All devices do the same, in one program."""
+        function, arguments = call
+        everywhere, each = PartitionSpec(), PartitionSpec("devices")
+        mesh = Mesh(np.array(DEVICES), ("devices",))
+
+        def local(arguments: Any) -> Any:
+            return jax.tree.map(lambda leaf: leaf[None], function(*arguments))
+
+        sharded = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=everywhere, out_specs=each))
+        with setting(PLATFORM):
+            want = function(*jax.device_put(arguments, DEVICES[0]))
+            result = sharded(arguments)
+        for one, all_of_them in zip(*map(jax.tree.leaves, (want, result)), strict=True):
+            shards = [np.asarray(shard.data[0]) for shard in all_of_them.addressable_shards]
+            assert len(shards) == len(DEVICES)
+            assert {shard.tobytes() for shard in shards} == {shards[0].tobytes()}
+            # XLA may fuse otherwise what stands between kernels.
+            assert_close(shards[0], one, TOLERANCE[str(one.dtype)], "a device's share")
+
+
+def test_no_state_of_a_device_is_kept_for_the_process() -> None:
+    """What CUDA says of a device, or is told of it, holds there alone: a ``static`` would keep it.
+
+    What is kept belongs to no device: the counter that tags launches, and an entry of the driver.
+    """
+    folder = Path(__file__).parents[1] / "cpp"
+    variable = re.compile(
+        r"^\s*static (?!constexpr|_)(?:thread_local |const )*[\w:<>]+ (\w+)[ ={\[;]", re.M
+    )
+    files = [*folder.glob("kernels/cuda/*.cu*"), *folder.glob("ffi/*")]
+    assert len(files) > 20
+    kept = {name for file in files for name in variable.findall(file.read_text())}
+    assert kept == {"launches", "encode"}
+    asking = [file.name for file in files if "cudaFuncSetAttribute(" in file.read_text()]
+    assert asking == ["launch.cuh"]

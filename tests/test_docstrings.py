@@ -1,0 +1,33 @@
+"""The examples of the public names' docstrings, run as doctests."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+import flax_layers
+import jax_gnn
+
+PUBLIC = {
+    name: getattr(module, name) for module in (jax_gnn, flax_layers) for name in module.__all__
+}
+# What has no example of its own: a string, results and options of other functions, a base class.
+WITHOUT = {"__version__", "AttentionOptions", "HypergraphNorm", "LinearOptions", "Stack"}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC.keys() - WITHOUT))
+def test_example(name: str) -> None:
+    names: dict[str, Any] = {**PUBLIC, "jax": jax, "jnp": jnp, "nnx": nnx}
+    text = inspect.getdoc(PUBLIC[name])
+    example = doctest.DocTestParser().get_doctest(text or "", names, name, None, None)
+    assert example.examples, f"the docstring of {name} has no example"
+    report: list[str] = []
+    with jax.default_device(jax.devices("cpu")[0]):
+        failed, _ = doctest.DocTestRunner().run(example, out=report.append)
+    assert not failed, "".join(report)
