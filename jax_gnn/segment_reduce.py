@@ -472,6 +472,8 @@ class _Problem:
 
     def reduce(self, reduce: str) -> Array:
         groups = self.groups
+        if reduce in ("sum", "prod") and self.data.dtype == bool:
+            raise TypeError(f"data must be numbers, got {self.data.dtype}")
         if reduce in ("sum", "prod", "max", "min") and (
             self.data.dtype not in DTYPES or self.bucket_size is not None
         ):
