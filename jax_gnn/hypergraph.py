@@ -192,8 +192,12 @@ class Hypergraph:
             members.append(
                 _index.check_ids(f"hyperedges[{i}]", ids if ids.size else ids.astype(int))
             )
+        none = np.zeros(0, np.int64)
+        num_nodes = _index.check_size("num_nodes", num_nodes, none, *members)
+        for i, ids in enumerate(members):
+            _index.check_range(f"hyperedges[{i}]", ids, "num_nodes", num_nodes)
         return cls.from_incidence(
-            np.concatenate(members) if members else np.zeros(0, np.int64),
+            np.concatenate([none, *members]),
             np.repeat(np.arange(len(members)), [len(ids) for ids in members]),
             num_nodes=num_nodes,
             num_hyperedges=len(members),
