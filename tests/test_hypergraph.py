@@ -183,7 +183,7 @@ BAD_INCIDENCE: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] 
         [0],
         {},
         ValueError,
-        "node_idx holds ids beyond 64 bits",
+        "num_nodes must fit 64 bits, got 9223372036854775808",
     ),
     "lengths": ([0, 1], [0], {}, ValueError, r"node_idx and hyperedge_idx .*same length.* 2 and 1"),
     "rank-2": ([[0, 1]], [0, 1], {}, ValueError, r"node_idx must be one-dimensional.*\(1, 2\)"),
@@ -273,8 +273,8 @@ def test_from_no_hyperedges() -> None:
         ([[0], ["a"]], TypeError, r"hyperedges\[1\] must be an array of integers"),
         ([[0], 3], ValueError, r"hyperedges\[1\] must be one-dimensional"),
         ([[[0, 1], [1, 2]]], ValueError, r"hyperedges\[0\] must be one-dimensional"),
-        ([[0], [1, -1]], ValueError, r"hyperedges\[1\] holds -1, which is outside"),
-        ([[0, 5]], ValueError, r"hyperedges\[0\] holds 5, which is outside \[0, num_nodes=3\)"),
+        ([[0], [1, -1]], ValueError, r"hyperedges\[1\]\[1\] = -1 is outside"),
+        ([[0, 5]], ValueError, r"hyperedges\[0\]\[1\] = 5 is outside \[0, num_nodes=3\)"),
     ],
 )
 def test_bad_hyperedges(hyperedges: Any, error: type[Exception], message: str) -> None:

@@ -666,6 +666,12 @@ def test_complex_numbers(name: str, implementation: str) -> None:
                 ours(name)(data, ids, 3)
 
 
+@pytest.mark.parametrize("name", ["sum", "prod"])
+def test_truth_values_are_no_numbers(name: str) -> None:
+    with pytest.raises(TypeError, match="data must be numbers, got bool"):
+        ours(name)(np.array([True, False]), np.array([0, 1]), 2)
+
+
 @on_all
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("is_sorted", [False, True])

@@ -319,7 +319,7 @@ def segments(random: Random, mode: Mode) -> Case:
         rows, n = known
         return reduce_segments(short, values["data"], rows, n, dtype_seen, ddof)
 
-    # scatter_mul of JAX, for what kernels do not take, has no gradient.
+    # JAX's own products have no gradient, and its buckets others where there are ties.
     plain = dtype_seen.kind != "c" and "bucket_size" not in keywords
     kept = short in ("sum", "prod", "max", "min") or dtype_seen.kind == "c"
     floating = dtype_seen.kind == "f" or str(dtype_seen) == "bfloat16"
@@ -333,7 +333,7 @@ def segments(random: Random, mode: Mode) -> Case:
         reference,
         result,
         accumulator(result) if not kept or floating or dtype_seen.kind == "c" else np.float32,
-        differentiable=short != "argmax" and (short != "prod" or plain),
+        differentiable=short != "argmax" and (short in ("sum", "mean") or plain),
         vmappable=not infer,
         raw=True,
     )

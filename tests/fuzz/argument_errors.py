@@ -285,9 +285,9 @@ def calls(v: Valid) -> list[Call]:
     add("hypergraph_aggregate", jax_gnn.hypergraph_aggregate, every, hypergraph=hypergraphs,
         x=FLOATS, **vectors, **choices, normalization=CHOICE_OR_NONE,
         **implementation)  # fmt: skip
-    few = {name: every[name] for name in ("hypergraph", "hyperedge_weight", "incidence_weight")}
+    few = {name: every[name] for name in ("hypergraph", *list(every)[2:5])}
     add("hypergraph_norm", jax_gnn.hypergraph_norm, few, hypergraph=hypergraphs,
-        hyperedge_weight=VECTOR, incidence_weight=VECTOR, head_weight=[b for b in REAL],
+        hyperedge_weight=VECTOR, incidence_weight=VECTOR, head_weight=VECTOR,
         normalization=CHOICE, **implementation)  # fmt: skip
     weighted = {"hypergraph": v.hypergraph, "x": v.x, "incidence_weight": v.weight}
     add("node_to_hyperedge", jax_gnn.node_to_hyperedge, weighted, hypergraph=hypergraphs,

@@ -215,9 +215,17 @@ def _coarsest(case: Case, values: dict[str, Any]) -> Any:
     return max(dtypes, key=unit)
 
 
-def _reference(case: Case, values: Any, tangents: dict[str, Any], ids: Any, known: Any) -> Any:
+def _reference(
+    case: Case,
+    values: Any,
+    tangents: dict[str, Any],
+    ids: Any,
+    known: Any,
+    backwards: bool = False,
+) -> Any:
     """Duals; with a tangent of shape ``(*shape, K)`` for each value."""
-    with rounding(_coarsest(case, values), case.accumulator, case.product_unit):
+    each = _coarsest(case, values)
+    with rounding(each, case.accumulator, case.product_unit, backwards):
         duals = {
             name: Dual(_wide(x), None, Ball(t := tangents[name], np.zeros(t.shape)))
             for name, x in values.items()
@@ -285,7 +293,7 @@ def _one_hot(values: dict[str, Any]) -> dict[str, Any]:
 
 def _pulled(case: Case, values: Any, ids: Any, known: Any, cts: list[Any]) -> dict[str, Any]:
     """The reference's gradients, as Duals."""
-    want = _reference(case, values, _one_hot(values), ids, known)
+    want = _reference(case, values, _one_hot(values), ids, known, True)
     total = Dual(np.zeros(sum(x.size for x in values.values())))
     with rounding(_coarsest(case, values), case.accumulator, case.product_unit):
         for dual, ct in zip(want, cts, strict=True):
@@ -572,7 +580,10 @@ def main() -> int:
     if options.child:
         child(options)
         return 0
+    # Children compile in a third of the time, as tests do: see conftest.py.
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    if jax.__version_info__ < (0, 11):
+        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     return 1 if Fuzzer(options).run() else 0
 

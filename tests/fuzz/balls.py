@@ -29,16 +29,19 @@ class _Format(NamedTuple):
     each: Any  # dtype of the results of operations
     sums: Any  # dtype in which sums are added up
     product_unit: float  # relative error of the factors of a matrix product
+    backwards: bool  # whether derivatives are added up in another order than here
 
 
-_format = _Format(np.float64, np.float64, 0.0)
+_format = _Format(np.float64, np.float64, 0.0, False)
 
 
 @contextmanager
-def rounding(each: Any, sums: Any, product_unit: float = 0.0) -> Iterator[None]:
+def rounding(
+    each: Any, sums: Any, product_unit: float = 0.0, backwards: bool = False
+) -> Iterator[None]:
     """The dtypes whose rounding the operations inside allow for."""
     global _format
-    before, _format = _format, _Format(np.dtype(each), np.dtype(sums), product_unit)
+    before, _format = _format, _Format(np.dtype(each), np.dtype(sums), product_unit, backwards)
     try:
         with np.errstate(all="ignore"):
             yield
@@ -64,25 +67,27 @@ def cast(value: Any, dtype: Any) -> Any:
     return np.asarray(value).astype(dtype)
 
 
-def rounded(value: Any, radius: Any, dtype: Any, units: float = 1) -> Ball:
-    """A result is rounded to a dtype, unless it is exact and fits."""
+def rounded(value: Any, radius: Any, dtype: Any, units: float = 1, slope: bool = False) -> Ball:
+    """A result is rounded to a dtype, unless it is exact and fits; of slopes see ``_Format``."""
     exact = (cast(value, dtype) == value) & (radius == 0)
     if unit(dtype) <= unit(np.float64):  # everything fits: what is on a grid has not been rounded
         exact &= (np.real(value) * 2.0**30 % 1 == 0) & (np.imag(value) * 2.0**30 % 1 == 0)
+    if slope and _format.backwards:
+        exact = (value == 0) & (radius == 0)
     error = units * unit(dtype) * np.abs(value) + tiny(dtype)
     return Ball(value, np.where(exact, radius, radius + error))
 
 
-def _mul(a: Ball, b: Ball) -> Ball:
+def _mul(a: Ball, b: Ball, slope: bool = False) -> Ball:
     radius = np.abs(a.value) * b.radius + np.abs(b.value) * a.radius + a.radius * b.radius
-    return rounded(a.value * b.value, radius, _format.each)
+    return rounded(a.value * b.value, radius, _format.each, slope=slope)
 
 
-def _add(a: Ball, b: Ball) -> Ball:
-    return rounded(a.value + b.value, a.radius + b.radius, _format.each)
+def _add(a: Ball, b: Ball, slope: bool = False) -> Ball:
+    return rounded(a.value + b.value, a.radius + b.radius, _format.each, slope=slope)
 
 
-def _sum_at(ball: Ball, ids: np.ndarray, size: int) -> Ball:
+def _sum_at(ball: Ball, ids: np.ndarray, size: int, slope: bool = False) -> Ball:
     """Sums rows by id."""
 
     def at(values: np.ndarray) -> np.ndarray:
@@ -97,8 +102,10 @@ def _sum_at(ball: Ball, ids: np.ndarray, size: int) -> Ball:
     on_grid = ball.value / grid
     inexact = at((np.real(on_grid) % 1 != 0) | (np.imag(on_grid) % 1 != 0) | (ball.radius != 0))
     exact = (inexact == 0) & (magnitude < grid / unit(_format.sums))
+    if slope and _format.backwards:
+        exact = magnitude + radius == 0
     error = np.maximum(counts, 1) * unit(_format.sums) * (magnitude + radius)
-    return rounded(value, np.where(exact, radius, radius + error), _format.each)
+    return rounded(value, np.where(exact, radius, radius + error), _format.each, slope=slope)
 
 
 def _wide(ball: Ball) -> Ball:
@@ -141,7 +148,7 @@ class Dual:
 
     def sum_at(self, ids: np.ndarray, size: int) -> Dual:
         """Sums rows by id."""
-        tangent = None if self.tangent is None else _sum_at(self.tangent, ids, size)
+        tangent = None if self.tangent is None else _sum_at(self.tangent, ids, size, True)
         return Dual.of(_sum_at(self.ball, ids, size), tangent)
 
     def sum_last(self) -> Dual:
@@ -153,7 +160,7 @@ class Dual:
 
     def __add__(self, other: Dual) -> Dual:
         tangents = [x.tangent for x in (self, other) if x.tangent is not None]
-        both = _add(*tangents) if len(tangents) == 2 else next(iter(tangents), None)
+        both = _add(*tangents, True) if len(tangents) == 2 else next(iter(tangents), None)
         if both is not None:
             shape = (*np.broadcast_shapes(self.shape, other.shape), both.value.shape[-1])
             both = Ball(*(np.broadcast_to(x, shape) for x in both))
@@ -169,15 +176,15 @@ class Dual:
     def __mul__(self, other: Dual) -> Dual:
         """Of arrays with as many axes each."""
         parts = [
-            _mul(x.tangent, _wide(y.ball))
+            _mul(x.tangent, _wide(y.ball), True)
             for x, y in ((self, other), (other, self))
             if x.tangent is not None
         ]
-        tangent = _add(*parts) if len(parts) == 2 else next(iter(parts), None)
+        tangent = _add(*parts, True) if len(parts) == 2 else next(iter(parts), None)
         return Dual.of(_mul(self.ball, other.ball), tangent)
 
     def _apply(self, ball: Ball, slope: Callable[[], Ball]) -> Dual:
-        tangent = None if self.tangent is None else _mul(self.tangent, _wide(slope()))
+        tangent = None if self.tangent is None else _mul(self.tangent, _wide(slope()), True)
         return Dual.of(ball, tangent)
 
     def product_factor(self) -> Dual:
@@ -268,7 +275,7 @@ class Dual:
         chosen = Dual((v == top[ids]).astype(float))
         count = chosen.sum_at(ids, size)
         share = chosen * Dual(np.maximum(count.value, 1)).inverse()[ids]
-        parts = _mul(_wide(share.ball), self.tangent)
+        parts = _mul(_wide(share.ball), self.tangent, True)
         tangent = Dual(np.zeros(v.shape), None, parts).sum_at(ids, size).tangent
         candidates = Dual(near.astype(float)).sum_at(ids, size).value
         blurred = Dual((near & (r > 0)).astype(float)).sum_at(ids, size).value
