@@ -297,6 +297,10 @@ def test_intermediates(rng: np.random.Generator, normalization: Any) -> None:
     intermediate = 4 * num_hyperedges * features
     small = 4 * (4 * num_hyperedges + 8 * num_nodes * features)
     assert small < intermediate / 4
+    tails = 0
+    if jax.default_backend() == "gpu":  # what blocks leave to others; one has 16 slots at least
+        slots = (incidence.left.size // 8 + rows + 1 for rows in (num_nodes, num_hyperedges))
+        tails = sum(-(-each // 16) * (64 + 16 * features) for each in slots)
     for function, count in (
         (energy, 1),
         (jax.value_and_grad(energy, argnums=1), 1),
@@ -304,4 +308,4 @@ def test_intermediates(rng: np.random.Generator, normalization: Any) -> None:
     ):
         compiled = jax.jit(function).lower(hypergraph, x, weight).compile()
         held = compiled.memory_analysis().temp_size_in_bytes
-        assert intermediate <= held <= count * intermediate + small
+        assert intermediate <= held <= count * (intermediate + tails) + small
