@@ -291,14 +291,14 @@ def segments(random: Random, mode: Mode) -> Case:
         ids = random.ids(count, size, id_dtype, mode.wide_ids)
         if unique:
             ids = random.rng.permutation(max(size, count))[:count].astype(id_dtype)
-        if given_sorted:
-            ids = np.sort(ids)
         n = size
         if infer:
             ids = np.where(in_range(ids, size), ids, 0).astype(id_dtype) if size else ids
             if not size:
                 ids = np.zeros(count, id_dtype)
             n = max((int(i) for i in ids), default=-1) + 1
+        if given_sorted:
+            ids = np.sort(ids)
         meant = ids
         if clip:
             meant = np.array([min(max(int(i), 0), max(n - 1, 0)) for i in ids], np.int64)
@@ -1412,7 +1412,7 @@ def hypergraph(random: Random, mode: Mode) -> Case:
             elif step in ("isolated", "all"):
                 graph = graph.with_self_loops(step)
             elif step == "incidence_values":
-                size = graph.num_incidences + 1
+                size = graph.num_incidences + sizes.count + 1  # padding that was dropped has values too
                 taken.append(graph.incidence_values(jnp.arange(size)))
             else:
                 assert repr(graph).startswith("Hypergraph(num_nodes=")
