@@ -13,10 +13,10 @@ from benchmarks.definition import Settings, available_ops, load_op
 from benchmarks.harness import run, select_workloads
 
 RESULTS = Path(__file__).parent / "results"
-_LIBRARY = Path(__file__).parents[1] / "jax_gnn"
+_LIBRARY = Path(__file__).parents[1] / "jax_gnn" / "_ops"
 SCHEDULES = {
-    "segment": ("schedules", _LIBRARY / "_schedule_rules.py"),
-    "hypergraph": ("hypergraph_schedules", _LIBRARY / "_hypergraph_rules.py"),
+    "segment": ("schedules", _LIBRARY / "segment_reduce" / "rule.py"),
+    "hypergraph": ("hypergraph_schedules", _LIBRARY / "hypergraph_aggregate" / "rule.py"),
 }
 """By subject: what its database is called, and the module of its rule."""
 

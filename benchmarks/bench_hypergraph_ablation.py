@@ -31,7 +31,7 @@ ROUNDS = (1, 2, 4, 8, 16)
 def candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator[Candidate]:
     """A candidate for each stage."""
     from jax_gnn import hyperedge_to_node, node_to_hyperedge
-    from jax_gnn._index import SLOT_SIZE
+    from jax_gnn._core.csr import SLOT_SIZE
     from jax_gnn.schedules import HypergraphSchedule
 
     operands = containers(graph, problem)

@@ -29,11 +29,11 @@ BASIC = "basic"
 
 def candidates(groups: Groups, case: Case, problem: Problem) -> Iterator[Candidate]:
     """A candidate for each stage; tiles of both sizes, of which the better counts."""
-    from jax_gnn.schedules import MatmulSchedule, choose_matmul
+    from jax_gnn._ops.segment_matmul.schedule import FAMILY, MatmulSchedule
 
     operands = (groups.sizes,)
     if case.mode == "dW":
-        blocks = choose_matmul(
+        blocks = FAMILY.choose(
             "segment_outer",
             rows=groups.num_rows,
             groups=groups.num_groups,

@@ -126,7 +126,7 @@ class StageRow(Row):
 
     def values(self, hint: bool) -> dict[str, Any]:
         """See the base class."""
-        from jax_gnn.schedules import stage_features
+        from jax_gnn._ops.hypergraph_aggregate.schedule import stage_features
 
         shape = self.incidences, self.num_rows, self.width, self.itemsize
         return {"to_nodes": self.to_nodes, **stage_features(*shape)}
@@ -285,16 +285,15 @@ def segment_rows(
     rows: list[Row] = []
     for call, times in zip(calls, measure_calls(calls, schedules, timer, repeats), strict=True):
         shape = call.shape
-        softmax = shape.pop("op") == "softmax"
+        sizes = {"count": shape.pop("entries"), "num_rows": shape.pop("rows")}
         possible = set(segment.choices(call.op))
         found = tuple(
             times[schedule(call, choice)] * 1e6 if choice in possible else None
             for choice in choices
         )
         max_degree = call.edges.max_degree
-        rows.append(
-            SegmentRow(graph=name, softmax=softmax, **shape, max_degree=max_degree, times=found)
-        )
+        kind = {"softmax": call.op == "softmax", "max_degree": max_degree}
+        rows.append(SegmentRow(graph=name, **kind, **sizes, **shape, times=found))
     return rows
 
 

@@ -24,8 +24,8 @@ from jax_gnn import (
     node_to_hyperedge,
     sddmm,
 )
-from jax_gnn._index import check_number
-from jax_gnn.hypergraph_aggregate import Side
+from jax_gnn._core.arguments import check_number
+from jax_gnn._ops.hypergraph_aggregate.api import Side
 
 attention_init = nnx.initializers.glorot_uniform()
 

@@ -14,8 +14,13 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn import Graph, Hypergraph
-from jax_gnn._arguments import check_real
-from jax_gnn._index import as_array, check_instance, check_integer, check_number
+from jax_gnn._core.arguments import (
+    as_array,
+    check_instance,
+    check_integer,
+    check_number,
+    check_real,
+)
 
 default_kernel_init = nnx.initializers.lecun_normal()
 default_bias_init = nnx.initializers.zeros_init()

@@ -28,9 +28,9 @@ from flax_layers._base import (
     linear_options,
 )
 from jax_gnn import Hypergraph, hyperedge_to_node, node_to_hyperedge
-from jax_gnn._index import check_instance, check_number
-from jax_gnn.hypergraph_aggregate import Side
-from jax_gnn.views import promoted
+from jax_gnn._core.arguments import check_instance, check_number
+from jax_gnn._core.arrays import promoted
+from jax_gnn._ops.hypergraph_aggregate.api import Side
 
 SetAggregation = Literal["sum", "mean"]
 

@@ -21,7 +21,7 @@ from flax_layers._base import (
     unit_rows,
 )
 from jax_gnn import Graph, segment_sum, spmm
-from jax_gnn._index import check_instance, check_number
+from jax_gnn._core.arguments import check_instance, check_number
 
 Aggregation = Literal["mean", "max", "sum"]
 

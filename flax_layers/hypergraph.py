@@ -18,8 +18,8 @@ from flax_layers._base import (
     check_vector,
 )
 from jax_gnn import Hypergraph, HypergraphNorm, hypergraph_aggregate
-from jax_gnn.hypergraph_aggregate import Normalization
-from jax_gnn.views import promoted
+from jax_gnn._core.arrays import promoted
+from jax_gnn._ops.hypergraph_aggregate.api import Normalization
 
 
 class HGNNConv(Convolution):

@@ -22,8 +22,8 @@ from jax_gnn import (
     node_to_hyperedge,
     sddmm,
 )
-from jax_gnn.hypergraph_aggregate import Side
-from jax_gnn.views import promoted
+from jax_gnn._core.arrays import promoted
+from jax_gnn._ops.hypergraph_aggregate.api import Side
 
 Degrees = Literal["ones", "attention"]
 

@@ -31,8 +31,8 @@ from flax_layers._base import (
     unit_rows,
 )
 from jax_gnn import Hypergraph, HypergraphNorm, hypergraph_aggregate, node_to_hyperedge
-from jax_gnn._index import check_instance, check_number
-from jax_gnn.hypergraph_aggregate import Reduce
+from jax_gnn._core.arguments import check_instance, check_number
+from jax_gnn._ops.hypergraph_aggregate.api import Reduce
 
 LINEAR = ("sum", "mean")
 

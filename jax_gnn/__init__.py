@@ -1,10 +1,8 @@
 """GNN kernels for JAX: CUDA and CPU custom calls, differentiable to any order."""
 
-from jax_gnn._ffi import export_checks, implementation
-from jax_gnn._version import __version__
-from jax_gnn.graph import Graph
-from jax_gnn.hypergraph import Hypergraph
-from jax_gnn.hypergraph_aggregate import (
+from jax_gnn._core.ffi import implementation
+from jax_gnn._core.op import export_checks
+from jax_gnn._ops.hypergraph_aggregate.api import (
     HypergraphNorm,
     hyperedge_to_node,
     hypergraph_aggregate,
@@ -12,9 +10,9 @@ from jax_gnn.hypergraph_aggregate import (
     incidence_softmax,
     node_to_hyperedge,
 )
-from jax_gnn.segment_matmul import segment_matmul, segment_outer
-from jax_gnn.segment_reduce import (
-    SegmentIndex,
+from jax_gnn._ops.segment_matmul.api import segment_matmul, segment_outer
+from jax_gnn._ops.segment_matmul.type_plan import TypePlan
+from jax_gnn._ops.segment_reduce.api import (
     segment_argmax,
     segment_logsumexp,
     segment_max,
@@ -26,8 +24,11 @@ from jax_gnn.segment_reduce import (
     segment_sum,
     segment_var,
 )
-from jax_gnn.spmm import index_segment_reduce, sddmm, spmm
-from jax_gnn.type_plan import TypePlan
+from jax_gnn._ops.segment_reduce.index import SegmentIndex
+from jax_gnn._ops.spmm.api import index_segment_reduce, sddmm, spmm
+from jax_gnn._version import __version__
+from jax_gnn.graph import Graph
+from jax_gnn.hypergraph import Hypergraph
 
 EXPORT_CHECKS = export_checks()  # of all primitives, which are defined by now
 del export_checks

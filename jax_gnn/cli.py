@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_gnn import _ffi
-from jax_gnn._ffi import Implementation
+from jax_gnn._core import ffi
+from jax_gnn._core.ffi import Implementation
 from jax_gnn._version import __version__
 from jax_gnn.datasets import HypergraphDataset, NodeDataset
 from jax_gnn.training import (
@@ -120,7 +120,7 @@ def _devices() -> str:
 def _run_info(_: argparse.Namespace) -> int:
     system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     print(_table([*_versions().items(), ("system", system), ("devices", _devices())]))
-    statuses = _ffi.status()
+    statuses = ffi.status()
     targets = sorted({target for status in statuses for target in status.targets})
     rows = [["operation", *(status.platform for status in statuses), "other platforms"]]
     for target in targets:
@@ -191,7 +191,7 @@ def _require(purpose: str, packages: Iterable[str]) -> None:
 def _require_implementation(implementation: Implementation | None) -> None:
     if implementation in (None, "xla"):
         return
-    status = next(s for s in _ffi.status() if s.platform == implementation)
+    status = next(s for s in ffi.status() if s.platform == implementation)
     if not status.available:
         advice = f" ({status.hint})" if status.hint else ""
         raise UserError(f"--implementation {implementation}: {status.reason}{advice}")

@@ -12,8 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn import _index
-from jax_gnn._index import EdgeSplit
+from jax_gnn._core import arguments
+from jax_gnn._core.csr import (
+    SLOT_SIZE,
+    Csr,
+    EdgeSplit,
+    SparseMatrix,
+    edge_split,
+    num_slots,
+    sort_both_ways,
+)
+from jax_gnn._core.ids import PADDING, bounded, is_traced, pad_ids, pad_indptr, signed
 
 
 @jax.tree_util.register_dataclass
@@ -150,23 +159,26 @@ class Graph:
             ValueError: an array is not one-dimensional, lengths differ, a size is negative, an id
                 is out of range, or ``num_nodes`` is given beside the other sizes.
         """
-        src, dst = _index.check_pairs("src", src, "dst", dst)
+        src, dst = arguments.check_pairs("src", src, "dst", dst)
         if num_src is None and num_dst is None:
             src_name = dst_name = "num_nodes"
-            num_src = num_dst = _index.check_size("num_nodes", num_nodes, src, dst)
+            num_src = num_dst = arguments.check_size("num_nodes", num_nodes, src, dst)
         elif num_nodes is not None:
             raise ValueError("num_nodes stands for num_src and num_dst: give it or those, not both")
         else:
             src_name, dst_name = "num_src", "num_dst"
-            num_src = _index.check_size("num_src", num_src, src)
-            num_dst = _index.check_size("num_dst", num_dst, dst)
-        if _index.check_flag("validate", validate) and not _index.is_traced(src):
-            _index.check_range("src", src, src_name, num_src)
-            _index.check_range("dst", dst, dst_name, num_dst)
-        by_dst, by_src, t_order = _index.sort_both_ways(dst, src, num_dst, num_src)
-        arrays = (*by_dst[:3], *by_src[:3], t_order, by_dst.order)
-        indptr, rows, cols, t_indptr, t_rows, t_cols, t_order, edge_ids = map(jnp.asarray, arrays)
-        return cls(indptr, rows, cols, t_indptr, t_rows, t_cols, t_order, edge_ids)
+            num_src = arguments.check_size("num_src", num_src, src)
+            num_dst = arguments.check_size("num_dst", num_dst, dst)
+        if arguments.check_flag("validate", validate) and not is_traced(src):
+            arguments.check_range("src", src, src_name, num_src)
+            arguments.check_range("dst", dst, dst_name, num_dst)
+        matrix, edge_ids = sort_both_ways(dst, src, num_dst, num_src)
+        by_dst, by_src = jax.tree.map(jnp.asarray, matrix)
+        return cls(
+            *(by_dst.indptr, by_dst.rows, by_dst.cols),
+            *(by_src.indptr, by_src.rows, by_src.cols, by_src.order),
+            jnp.asarray(edge_ids),
+        )
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> Graph:
@@ -184,7 +196,7 @@ class Graph:
             ValueError: it is not two-dimensional, or its index arrays are not those of a matrix of
                 its shape.
         """
-        coo = _index.check_sparse("matrix", matrix, "(num_dst, num_src)")
+        coo = arguments.check_sparse("matrix", matrix, "(num_dst, num_src)")
         return cls.from_edges(coo.col, coo.row, num_src=coo.shape[1], num_dst=coo.shape[0])
 
     def edge_values(self, values: Any, fill_value: Any = 0) -> Array:
@@ -203,15 +215,15 @@ class Graph:
             TypeError: ``values`` are not numbers, or ``fill_value`` is none.
             ValueError: ``values`` is a scalar.
         """
-        values = _index.as_array("values", values)
+        values = arguments.as_array("values", values)
         if values.ndim == 0:
             raise ValueError("values must be (num_input_edges, *features), got a scalar")
-        fill = _index.as_array("fill_value", fill_value)
+        fill = arguments.as_array("fill_value", fill_value)
         if jnp.iscomplexobj(fill) and not jnp.iscomplexobj(values):
             raise TypeError(f"fill_value must be a real number like values, got {fill.dtype}")
-        with _index.blame("fill_value", f"of the features of values, shape {values.shape}"):
+        with arguments.blame("fill_value", f"of the features of values, shape {values.shape}"):
             fill = jnp.broadcast_to(fill.astype(values.dtype), (1, *values.shape[1:]))
-        edge_ids = _index.bounded(self.edge_ids, values.shape[0])
+        edge_ids = bounded(self.edge_ids, values.shape[0])
         return jnp.concatenate([fill, values]).at[edge_ids + 1].get(mode="fill")
 
     def transpose(self) -> Graph:
@@ -221,14 +233,14 @@ class Graph:
         this graph become ``values[graph.t_order]``.
         """
         size = self.num_edges
-        t_order = _index.bounded(self.t_order, size)
-        places = jnp.where(t_order == _index.PADDING, size, t_order)
-        padding = jnp.full_like(self.t_order, _index.PADDING)
+        t_order = bounded(self.t_order, size)
+        places = jnp.where(t_order == PADDING, size, t_order)
+        padding = jnp.full_like(self.t_order, PADDING)
         inverse = padding.at[places].set(jnp.arange(size, dtype=padding.dtype), mode="drop")
         edge_ids = (
             jnp.asarray(self.edge_ids)
             .at[t_order]
-            .get(mode="fill", fill_value=_index.PADDING, wrap_negative_indices=False)
+            .get(mode="fill", fill_value=PADDING, wrap_negative_indices=False)
         )
         return Graph(
             indptr=self.t_indptr,
@@ -258,7 +270,7 @@ class Graph:
         num_nodes = self.num_nodes
         src, dst, _ = self._host_edges("with_self_loops")
         loops = np.setdiff1d(np.arange(num_nodes), src[src == dst])
-        return self._with_edges(loops, loops, np.full(len(loops), _index.PADDING))
+        return self._with_edges(loops, loops, np.full(len(loops), PADDING))
 
     def symmetrized(self) -> Graph:
         """Adds the reverse of each edge that has none, so that A becomes max(A, Aᵀ). Host only.
@@ -280,7 +292,7 @@ class Graph:
 
     def _host_edges(self, caller: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Sources, destinations and ``edge_ids`` without padding."""
-        if _index.is_traced(self.indptr):
+        if is_traced(self.indptr):
             raise TypeError(
                 f"{caller} works on the host only, as the number of edges depends on values; call "
                 "it before jax.jit"
@@ -313,7 +325,7 @@ class Graph:
         Raises:
             TypeError: called inside ``jax.jit``.
         """
-        if _index.is_traced(self.indptr):
+        if is_traced(self.indptr):
             raise TypeError("with_max_degrees reads values: call it before jax.jit")
 
         def bound(indptr: Array) -> int:
@@ -334,8 +346,8 @@ class Graph:
             return self
         return replace(
             self,
-            split=_index.edge_split(self.indptr, self.cols),
-            t_split=_index.edge_split(self.t_indptr, self.t_cols),
+            split=edge_split(self.indptr, self.cols),
+            t_split=edge_split(self.t_indptr, self.t_cols),
         )
 
     def pad(
@@ -366,20 +378,20 @@ class Graph:
                 raise ValueError(
                     "num_nodes stands for num_src and num_dst: give it or those, not both"
                 )
-            new_src = new_dst = _index.growth("num_nodes", num_nodes, self.num_nodes)
+            new_src = new_dst = arguments.growth("num_nodes", num_nodes, self.num_nodes)
         else:
-            new_src = _index.growth("num_src", num_src, self.num_src)
-            new_dst = _index.growth("num_dst", num_dst, self.num_dst)
-        new_edges = _index.growth("num_edges", num_edges, self.num_edges)
+            new_src = arguments.growth("num_src", num_src, self.num_src)
+            new_dst = arguments.growth("num_dst", num_dst, self.num_dst)
+        new_edges = arguments.growth("num_edges", num_edges, self.num_edges)
 
         def pad(ids: Array) -> Array:
-            return _index.pad_ids(ids, new_edges)
+            return pad_ids(ids, new_edges)
 
         graph = Graph(
-            indptr=_index.pad_indptr(self.indptr, new_dst),
+            indptr=pad_indptr(self.indptr, new_dst),
             rows=pad(self.rows),
             cols=pad(self.cols),
-            t_indptr=_index.pad_indptr(self.t_indptr, new_src),
+            t_indptr=pad_indptr(self.t_indptr, new_src),
             t_rows=pad(self.t_rows),
             t_cols=pad(self.t_cols),
             t_order=pad(self.t_order),
@@ -389,6 +401,51 @@ class Graph:
         )
         return graph if self.split is None else graph.with_edge_split()
 
+    def check(self, name: str = "graph") -> Graph:
+        """The graph, if its arrays are such as ops take; what they hold is not looked at.
+
+        Args:
+            name: what errors call it.
+
+        Raises:
+            TypeError: an array is not of int32 or int64, or they are not all of one type.
+            ValueError: an array is not one-dimensional, or lengths do not fit each other.
+        """
+        dtypes = {}
+        edges = ("rows", "cols"), ("t_rows", "t_cols", "t_order")
+        for names in (("indptr",), ("t_indptr",), *edges):
+            for part in names:
+                dtypes[part] = _check_index(f"{name}.{part}", getattr(self, part), "ptr" in part)
+            if len({getattr(self, part).shape for part in names}) > 1:
+                raise ValueError(f"{name}: {', '.join(names)} must have one length")
+        check_one_dtype(name, dtypes)
+        _check_split(f"{name}.split", self.split, self.indptr, self.cols)
+        _check_split(f"{name}.t_split", self.t_split, self.t_indptr, self.t_cols)
+        return jax.tree.map(signed, self)
+
+    def matrix(self, *, weighted: bool = False, slots: bool = False) -> SparseMatrix:
+        """The adjacency matrix as the primitives take it, by destination and by source.
+
+        Args:
+            weighted: whether there are weights of edges, whose order is wanted then.
+            slots: whether row pointers and slots are wanted.
+        """
+        graph = self.with_edge_split() if slots else self  # traced, dead code if no kernel reads it
+        return SparseMatrix(
+            Csr(
+                *(graph.rows, graph.cols, None),
+                *((graph.indptr, graph.split) if slots else ()),
+                num_rows=graph.num_dst,
+                max_degree=graph.max_in_degree,
+            ),
+            Csr(
+                *(graph.t_rows, graph.t_cols, graph.t_order if weighted else None),
+                *((graph.t_indptr, graph.t_split) if slots else ()),
+                num_rows=graph.num_src,
+                max_degree=graph.max_out_degree,
+            ),
+        )
+
     def in_degrees(self) -> Array:
         """Number of edges into each destination: ``(num_dst,)`` integers."""
         return jnp.diff(self.indptr)
@@ -396,6 +453,41 @@ class Graph:
     def out_degrees(self) -> Array:
         """Number of edges out of each source: ``(num_src,)`` integers."""
         return jnp.diff(self.t_indptr)
+
+
+def check_one_dtype(name: str, dtypes: dict[str, Any]) -> None:
+    """Refuses arrays, by name, of several dtypes."""
+    if len(set(dtypes.values())) > 1:
+        given = ", ".join(f"{part}: {dtype}" for part, dtype in dtypes.items())
+        raise TypeError(f"the arrays of {name} must have one dtype, got {given}")
+
+
+def _check_index(name: str, array: Any, is_pointer: bool) -> Any:
+    """Gives the dtype."""
+    if not isinstance(array, jax.Array | np.ndarray) or array.dtype not in (np.int32, np.int64):
+        kind = getattr(array, "dtype", type(array).__name__)
+        raise TypeError(f"{name} must be an int32 or int64 array, got {kind}")
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
+    if is_pointer and array.shape[0] == 0:
+        raise ValueError(f"{name} must have at least one element")
+    return array.dtype
+
+
+def _check_split(name: str, split: Any, indptr: Array, cols: Array) -> None:
+    if split is None:
+        return
+    size = num_slots(indptr.shape[0] - 1, cols.shape[0])
+    want = {"ids": (size, SLOT_SIZE), "places": (size, 2)}
+    for part, shape in want.items():
+        array = getattr(split, part, None)
+        given = getattr(array, "shape", None), getattr(array, "dtype", type(array).__name__)
+        if given != (shape, indptr.dtype):
+            raise ValueError(
+                f"{name}.{part} must be {shape} {indptr.dtype}, got {given[0]} {given[1]}: it "
+                "belongs to other arrays; set split and t_split to None, and call "
+                "with_edge_split() on the graph"
+            )
 
 
 # Exported functions that take graphs can be serialized.

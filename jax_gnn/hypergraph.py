@@ -11,9 +11,10 @@ import jax.export
 import numpy as np
 from jax import Array
 
-from jax_gnn import _index
-from jax_gnn._arguments import check_choice
-from jax_gnn.graph import Graph
+from jax_gnn._core import arguments
+from jax_gnn._core.arguments import check_choice
+from jax_gnn._core.ids import PADDING, is_traced, signed
+from jax_gnn.graph import Graph, check_one_dtype
 
 
 @jax.tree_util.register_dataclass
@@ -188,14 +189,14 @@ class Hypergraph:
             )
         members = []
         for i, hyperedge in enumerate(hyperedges):
-            ids = _index.to_numpy(f"hyperedges[{i}]", hyperedge)
+            ids = arguments.to_numpy(f"hyperedges[{i}]", hyperedge)
             members.append(
-                _index.check_ids(f"hyperedges[{i}]", ids if ids.size else ids.astype(int))
+                arguments.check_ids(f"hyperedges[{i}]", ids if ids.size else ids.astype(int))
             )
         none = np.zeros(0, np.int64)
-        num_nodes = _index.check_size("num_nodes", num_nodes, none, *members)
+        num_nodes = arguments.check_size("num_nodes", num_nodes, none, *members)
         for i, ids in enumerate(members):
-            _index.check_range(f"hyperedges[{i}]", ids, "num_nodes", num_nodes)
+            arguments.check_range(f"hyperedges[{i}]", ids, "num_nodes", num_nodes)
         return cls.from_incidence(
             np.concatenate([none, *members]),
             np.repeat(np.arange(len(members)), [len(ids) for ids in members]),
@@ -216,7 +217,7 @@ class Hypergraph:
             ValueError: it holds something else than zeros and ones, is not two-dimensional, or its
                 index arrays are not those of a matrix of its shape.
         """
-        coo = _index.check_sparse("incidence", incidence, "(num_nodes, num_hyperedges)")
+        coo = arguments.check_sparse("incidence", incidence, "(num_nodes, num_hyperedges)")
         coo.sum_duplicates()
         coo.eliminate_zeros()
         others = coo.data[coo.data != 1]
@@ -245,11 +246,11 @@ class Hypergraph:
             TypeError: ``features`` are not real numbers, or ``k`` is not an integer.
             ValueError: wrong shape, ``k`` out of range, or a feature that is not finite.
         """
-        points = _index.to_numpy("features", features)
-        if points.dtype != bool and not _index.is_real(points.dtype):
+        points = arguments.to_numpy("features", features)
+        if points.dtype != bool and not arguments.is_real(points.dtype):
             raise TypeError(f"features must be real numbers, got {points.dtype}")
         points = points.astype(np.float64)
-        k = _index.check_integer("k", k)
+        k = arguments.check_integer("k", k)
         if points.ndim != 2:
             raise ValueError(f"features must be (num_nodes, features), got shape {points.shape}")
         n = points.shape[0]
@@ -301,7 +302,7 @@ class Hypergraph:
             have = owners[0][owners[0] == owners[-1]]
         loops = np.setdiff1d(np.arange(self.num_nodes), have)
         new = self.num_hyperedges + np.arange(len(loops))
-        ids, size = np.full(len(loops), _index.PADDING), self.num_hyperedges + len(loops)
+        ids, size = np.full(len(loops), PADDING), self.num_hyperedges + len(loops)
         return Hypergraph(*(graph._with_edges(loops, new, ids, size) for graph in graphs))
 
     def pad(
@@ -329,12 +330,12 @@ class Hypergraph:
                 given for a hypergraph that is not directed.
         """
         # Graph's own checks have other names for these.
-        num_nodes = self.num_nodes + _index.growth("num_nodes", num_nodes, self.num_nodes)
+        num_nodes = self.num_nodes + arguments.growth("num_nodes", num_nodes, self.num_nodes)
         old = self.num_hyperedges
-        num_hyperedges = old + _index.growth("num_hyperedges", num_hyperedges, old)
+        num_hyperedges = old + arguments.growth("num_hyperedges", num_hyperedges, old)
 
         def padded(name: str, graph: Graph, wanted: int | None) -> Graph:
-            size = graph.num_edges + _index.growth(name, wanted, graph.num_edges)
+            size = graph.num_edges + arguments.growth(name, wanted, graph.num_edges)
             return graph.pad(num_src=num_nodes, num_dst=num_hyperedges, num_edges=size)
 
         graph = padded("num_incidences", self.graph, num_incidences)
@@ -372,10 +373,33 @@ class Hypergraph:
         Raises:
             ValueError: ``values`` is a scalar.
         """
-        values = _index.as_array("values", values)
+        values = arguments.as_array("values", values)
         if values.ndim == 0:
             raise ValueError("values must be (num_input_incidences, *features), got a scalar")
         return self.graph.edge_values(values, fill_value)
+
+    def check(self, name: str = "hypergraph") -> Hypergraph:
+        """The hypergraph, if its arrays are such as ops take: see :meth:`Graph.check`.
+
+        Args:
+            name: what errors call it.
+
+        Raises:
+            TypeError: an array is not of int32 or int64, or they are not all of one type.
+            ValueError: lengths do not fit each other, or graph and head differ in their sizes.
+        """
+        graphs = {"graph": self.graph} | ({} if self.head is None else {"head": self.head})
+        dtypes = {}
+        for side, graph in graphs.items():
+            arguments.check_instance(f"{name}.{side}", graph, Graph)
+            graph.check(f"{name}.{side}")
+            dtypes[f"{side}.indptr"] = graph.indptr.dtype
+        check_one_dtype(name, dtypes)
+        if len({(graph.num_src, graph.num_dst) for graph in graphs.values()}) > 1:
+            raise ValueError(
+                f"graph and head of the {name} must have the same numbers of nodes and hyperedges"
+            )
+        return jax.tree.map(signed, self)
 
     def node_degrees(self) -> Array:
         """Number of hyperedges of each node: ``(num_nodes,)`` integers; of tails, if directed."""
@@ -393,16 +417,16 @@ def _build(
     validate: bool,
 ) -> list[Graph]:
     """A graph from each set of pairs, which come with the arguments' names for the errors."""
-    checked = [_index.check_pairs(*pairs) for pairs in incidences]
+    checked = [arguments.check_pairs(*pairs) for pairs in incidences]
     all_nodes, all_hyperedges = zip(*checked, strict=True)
-    num_nodes = _index.check_size("num_nodes", num_nodes, *all_nodes)
-    num_hyperedges = _index.check_size("num_hyperedges", num_hyperedges, *all_hyperedges)
+    num_nodes = arguments.check_size("num_nodes", num_nodes, *all_nodes)
+    num_hyperedges = arguments.check_size("num_hyperedges", num_hyperedges, *all_hyperedges)
     sizes = {"num_src": num_nodes, "num_dst": num_hyperedges}
     graphs = []
     for (node_name, _, hyperedge_name, _), pair in zip(incidences, checked, strict=True):
-        if _index.check_flag("validate", validate) and not _index.is_traced(*pair):
-            _index.check_range(node_name, pair[0], "num_nodes", num_nodes)
-            _index.check_range(hyperedge_name, pair[1], "num_hyperedges", num_hyperedges)
+        if arguments.check_flag("validate", validate) and not is_traced(*pair):
+            arguments.check_range(node_name, pair[0], "num_nodes", num_nodes)
+            arguments.check_range(hyperedge_name, pair[1], "num_hyperedges", num_hyperedges)
         graphs.append(Graph.from_edges(*pair, **sizes, validate=False).with_edge_split())
     return graphs
 
@@ -410,7 +434,7 @@ def _build(
 def _owners(node_idx: np.ndarray, hyperedge_idx: np.ndarray, num_hyperedges: int) -> np.ndarray:
     """The node that each hyperedge consists of; -1 where there is not just one."""
     alone = np.bincount(hyperedge_idx, minlength=num_hyperedges)[hyperedge_idx] == 1
-    owners = np.full(num_hyperedges, _index.PADDING)
+    owners = np.full(num_hyperedges, PADDING)
     owners[hyperedge_idx[alone]] = node_idx[alone]
     return owners
 

@@ -7,6 +7,7 @@ the CPU: what JAX is told, handlers and kernels are those of a GPU; only time is
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import os
@@ -15,7 +16,7 @@ from typing import Any
 import jax
 from jax.interpreters import mlir
 
-from jax_gnn import _ffi
+from jax_gnn._core import ffi, op
 
 WANTED = os.environ.get("JAX_GNN_EMULATE_CUDA") == "1"
 
@@ -25,20 +26,18 @@ def _install() -> None:
     targets = importlib.import_module("jax_gnn._cuda_emulated").targets()
     names = {name: f"emulated_{name}" for name in targets}
     for name, handler in targets.items():
-        target = _ffi._TARGET_PREFIX + names[name]
+        target = ffi.TARGET_PREFIX + names[name]
         jax.ffi.register_ffi_target(target, handler, platform="cpu")
-    _ffi._STATUS["cuda"] = _ffi.PlatformStatus("cuda", True, tuple(names.values()))
-    for name, (primitive, rules) in _ffi.PRIMITIVES.items():
-        lower = functools.partial(_lower, name, names.get(name, name), rules)
-        mlir.register_lowering(primitive, lower, platform="cpu")
+    ffi.STATUS["cuda"] = ffi.PlatformStatus("cuda", True, tuple(names.values()))
+    for each in op.OPS.values():
+        emulated = dataclasses.replace(each, name=names.get(each.name, each.name))
+        lower = functools.partial(_lower, each, emulated)
+        mlir.register_lowering(each.primitive, lower, platform="cpu")
 
 
-def _lower(
-    name: str, emulated: str, rules: Any, ctx: Any, *values: Any, implementation: Any, **rest: Any
-) -> Any:
-    cuda = implementation == "cuda"
-    target, platform = (emulated, "cuda") if cuda else (name, "cpu")
-    return _ffi._lower(target, rules, platform, ctx, *values, implementation=implementation, **rest)
+def _lower(of_cpu: op.Op, emulated: op.Op, *operands: Any, implementation: Any, **rest: Any) -> Any:
+    chosen, platform = (emulated, "cuda") if implementation == "cuda" else (of_cpu, "cpu")
+    return op.lower(chosen, platform, *operands, implementation=implementation, **rest)
 
 
 if WANTED:

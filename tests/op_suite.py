@@ -53,10 +53,10 @@ from op_spec import (
 )
 
 import jax_gnn
-from jax_gnn import _ffi
+from jax_gnn._core import ffi
 
 PLATFORM = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
-KERNELS = tuple(s.platform for s in _ffi.status() if s.platform == PLATFORM and s.available)
+KERNELS = tuple(s.platform for s in ffi.status() if s.platform == PLATFORM and s.available)
 if emulation.WANTED:
     KERNELS = ("cuda",)
 IMPLEMENTATIONS = (*KERNELS, "xla")

@@ -15,7 +15,8 @@ from flax import nnx
 
 import jax_gnn
 from flax_layers import GCN
-from jax_gnn import _ffi, cli
+from jax_gnn import cli
+from jax_gnn._core import ffi
 from jax_gnn.datasets import HypergraphDataset, digits_graph, load_graph, random_split
 from jax_gnn.training import RECIPES, GCNConfig, TrainedModel, load_checkpoint, save_checkpoint
 from jax_gnn.training.data import Fingerprint, fingerprint
@@ -381,10 +382,10 @@ def test_output_that_is_a_file(data, capsys):
 
 def test_implementation_of_another_platform(data, monkeypatch, capsys):
     statuses = [
-        _ffi.PlatformStatus("cpu", True, ("hypergraph_aggregate",)),
-        _ffi.PlatformStatus("cuda", False, (), reason="no compiler was found", hint="get nvcc"),
+        ffi.PlatformStatus("cpu", True, ("hypergraph_aggregate",)),
+        ffi.PlatformStatus("cuda", False, (), reason="no compiler was found", hint="get nvcc"),
     ]
-    monkeypatch.setattr(_ffi, "status", lambda: statuses)
+    monkeypatch.setattr(ffi, "status", lambda: statuses)
     monkeypatch.setattr("jax.default_backend", lambda: "cpu")
     message = user_error(capsys, small(data, "--implementation", "cuda"))
     assert "--implementation cuda: no compiler was found (get nvcc)" in message
@@ -480,10 +481,10 @@ def test_info(capsys):
 
 def test_info_about_what_is_missing(monkeypatch, capsys):
     statuses = [
-        _ffi.PlatformStatus("cpu", True, ("first", "second"), build="a compiler"),
-        _ffi.PlatformStatus("cuda", False, ("first",), reason="no compiler", hint="get nvcc"),
+        ffi.PlatformStatus("cpu", True, ("first", "second"), build="a compiler"),
+        ffi.PlatformStatus("cuda", False, ("first",), reason="no compiler", hint="get nvcc"),
     ]
-    monkeypatch.setattr(_ffi, "status", lambda: statuses)
+    monkeypatch.setattr(ffi, "status", lambda: statuses)
     assert cli.main(["info"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["first", *["custom", "call"] * 2, "plain", "XLA"] in rows

@@ -21,8 +21,9 @@ from op_suite import IMPLEMENTATIONS, PLATFORM
 from test_ffi import SAMPLES, floats, incidence_arrays, needs_kernels
 
 import jax_gnn
-from jax_gnn import Graph, Hypergraph, _ffi, hypergraph_aggregate, schedules
-from jax_gnn._index import EdgeSplit, edge_split
+from jax_gnn import Graph, Hypergraph, hypergraph_aggregate, schedules
+from jax_gnn._core.csr import EdgeSplit, edge_split
+from jax_gnn._core.op import OPS
 
 # --- Raw custom calls ----------------------------------------------------------------------------
 
@@ -35,8 +36,8 @@ AGGREGATE_ATTRIBUTES = {"threads": np.int64(128), "has_own": np.bool_(True)}
 def raw_operands() -> list[Any]:
     """What the kernel gets of the primitive's operands."""
     *values, to_hyperedges, to_nodes = SAMPLES["hypergraph_aggregate"]
-    for stage in (to_hyperedges.forward, to_nodes.forward):
-        values += stage.split if PLATFORM == "cuda" else (stage.indptr, stage.cols)
+    for stage in (to_hyperedges.by_row, to_nodes.by_row):
+        values += stage.slots if PLATFORM == "cuda" else (stage.indptr, stage.cols)
     return values
 
 
@@ -54,7 +55,7 @@ def call(
 @needs_kernels
 def test_raw_call() -> None:
     target = "hypergraph_aggregate"
-    want = jax.jit(_ffi.PRIMITIVES[target][1].xla)(*SAMPLES[target])
+    want = jax.jit(OPS[target].xla)(*SAMPLES[target])
     got = call(target, raw_operands(), AGGREGATE_RESULTS)[0]
     np.testing.assert_allclose(got, want, rtol=1e-5)
 

@@ -15,9 +15,10 @@ import pytest
 import scipy.sparse
 from op_spec import SCENARIOS, STACKABLE, Incidence, assert_close, same_bits, stack
 
-from jax_gnn import Graph, Hypergraph, _ffi, hypergraph_aggregate
-from jax_gnn._hypergraph_fused import Sorted, _join
-from jax_gnn._index import PADDING, EdgeSplit, edge_split
+from jax_gnn import Graph, Hypergraph, hypergraph_aggregate
+from jax_gnn._core import ffi
+from jax_gnn._core.csr import EdgeSplit, block_diagonal, edge_split
+from jax_gnn._core.ids import PADDING
 
 
 def reference(indptr: Any, cols: Any) -> EdgeSplit:
@@ -128,7 +129,7 @@ def test_any_indptr_stays_in_bounds(rng: np.random.Generator, dtype: Any) -> Non
 
 
 def test_native_call_with_wrong_arrays() -> None:
-    split = _ffi.host_function("edge_split")
+    split = ffi.host_function("edge_split")
     indptr, cols = np.zeros(4, np.int32), np.zeros(9, np.int32)
     ids, places = np.zeros((5, 8), np.int32), np.zeros((5, 2), np.int32)
     split(indptr, cols, ids, places)
@@ -292,9 +293,9 @@ def test_a_batch_is_joined(rng: np.random.Generator) -> None:
     graphs = [graph_of(Incidence.random(rng, name)).pad(num_edges=30) for name in STACKABLE]
     graphs = [graph.with_edge_split() for graph in graphs]
     batch = stack(graphs)
-    joined = _join(Sorted(batch.indptr, batch.rows, batch.cols, batch.split), batch.num_src)
-    assert joined.split.ids.dtype == joined.split.places.dtype == np.int32
-    ids, places = map(np.asarray, joined.split)
+    joined, _ = block_diagonal(jax.vmap(lambda graph: graph.matrix(slots=True))(batch))
+    assert joined.slots.ids.dtype == joined.slots.places.dtype == np.int32
+    ids, places = map(np.asarray, joined.slots)
     no_row = sum(graph.num_dst for graph in graphs)  # not -1: more may follow
     surplus = places[:, 0] == no_row
     assert (places[surplus] == (no_row, 1)).all()

@@ -19,7 +19,8 @@ from op_spec import assert_close, setting
 from op_suite import IMPLEMENTATIONS, PLATFORM
 
 import jax_gnn
-from jax_gnn import Graph, Hypergraph, TypePlan, _ffi, segment_matmul, segment_sum
+from jax_gnn import Graph, Hypergraph, TypePlan, segment_matmul, segment_sum
+from jax_gnn._core.op import OPS
 
 pytestmark = pytest.mark.skipif(emulation.WANTED, reason="emulated kernels have other names")
 
@@ -37,14 +38,14 @@ def integers(*shape: Any) -> jax.ShapeDtypeStruct:
 def calls(exported: jax.export.Exported) -> set[str]:
     """The custom calls of this library."""
     module = exported.mlir_module()
-    return {name for name in _ffi.PRIMITIVES if f"@jax_gnn_{name}(" in module}
+    return {name for name in OPS if f"@jax_gnn_{name}(" in module}
 
 
 # --- Checks --------------------------------------------------------------------------------------
 
 
 def test_checks_cover_all_primitives() -> None:
-    want = {jax.export.DisabledSafetyCheck.custom_call(f"jax_gnn_{n}") for n in _ffi.PRIMITIVES}
+    want = {jax.export.DisabledSafetyCheck.custom_call(f"jax_gnn_{n}") for n in OPS}
     assert set(jax_gnn.EXPORT_CHECKS) == want
     assert len(want) >= 12
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +18,10 @@ from op_spec import on_host
 from op_suite import KERNELS, PLATFORM
 
 import jax_gnn
-from jax_gnn import Hypergraph, _ffi, hypergraph_aggregate
-from jax_gnn._hypergraph_fused import Sorted, Stage
-from jax_gnn._index import edge_split
-from jax_gnn.segments import segment_views
-from jax_gnn.views import View, Views
+from jax_gnn import Hypergraph, hypergraph_aggregate
+from jax_gnn._core import ffi
+from jax_gnn._core.csr import Csr, SparseMatrix, edge_split, segments
+from jax_gnn._core.op import OPS, Op
 
 OTHER_PLATFORM = "cuda" if PLATFORM == "cpu" else "cpu"
 needs_kernels = pytest.mark.skipif(
@@ -42,12 +42,17 @@ def incidence_arrays(num_nodes: int, num_hyperedges: int, size: int, seed: int =
     return [np.asarray(array) for array in arrays]
 
 
-def stages(num_nodes: int, num_hyperedges: int, size: int) -> tuple[Stage, Stage]:
+def stages(num_nodes: int, num_hyperedges: int, size: int) -> tuple[SparseMatrix, SparseMatrix]:
     """To the hyperedges and back."""
-    arrays = incidence_arrays(num_nodes, num_hyperedges, size)
-    sides = arrays[:3], arrays[3:]
-    stage = Stage(*(Sorted(*side, edge_split(side[0], side[2])) for side in sides))
-    return stage, stage.swapped
+    indptr, *arrays = incidence_arrays(num_nodes, num_hyperedges, size)
+    sides = (indptr, *arrays[:2]), arrays[2:]
+    matrix = SparseMatrix(
+        *(
+            Csr(rows, cols, None, start, edge_split(start, cols), num_rows=len(start) - 1)
+            for start, rows, cols in sides
+        )
+    )
+    return matrix, matrix.T
 
 
 def ids(*values: int) -> np.ndarray:
@@ -64,9 +69,9 @@ X = floats(4, 2)
 
 # --- The registry --------------------------------------------------------------------------------
 
-VIEWS = Views(  # four edges of five rows and three columns
-    View(ids(0, 0, 1, 4), ids(2, 0, 0, -1), None, 5),
-    View(ids(-1, 0, 0, 2), ids(4, 0, 1, 0), ids(3, 1, 2, 0), 3),
+MATRIX = SparseMatrix(  # four edges of five rows and three columns
+    Csr(ids(0, 0, 1, 4), ids(2, 0, 0, -1), num_rows=5),
+    Csr(ids(-1, 0, 0, 2), ids(4, 0, 1, 0), ids(3, 1, 2, 0), num_rows=3),
 )
 KEYS = (floats(5, 2), floats(3, 2))  # of rows, of columns
 
@@ -76,16 +81,16 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         *(floats(5, 2), floats(5), floats(3), floats(5), floats(5)),
         *stages(5, 3, 8),
     ),
-    "segment_reduce": (floats(3, 2), floats(4, 1), VIEWS),
-    "segment_reduce_jvp": (floats(3, 2), floats(4, 1), floats(3, 2), floats(4, 1), VIEWS),
-    "segment_reduce_vjp": (floats(3, 2), floats(4, 1), floats(5, 2), VIEWS),
-    "segment_select": (*KEYS, floats(3, 2), floats(4, 1), floats(4, 1), VIEWS),
-    "sddmm": (floats(5, 2), floats(3, 2), VIEWS),
-    "sddmm_select": (floats(5, 2), floats(3, 2), *KEYS, floats(4, 1), VIEWS),
-    "segment_softmax": (floats(4, 2), segment_views(ids(0, 0, 1, 4), 5, True)),
+    "segment_reduce": (floats(3, 2), floats(4, 1), MATRIX),
+    "segment_reduce_jvp": (floats(3, 2), floats(4, 1), floats(3, 2), floats(4, 1), MATRIX),
+    "segment_reduce_vjp": (floats(3, 2), floats(4, 1), floats(5, 2), MATRIX),
+    "segment_select": (*KEYS, floats(3, 2), floats(4, 1), floats(4, 1), MATRIX),
+    "sddmm": (floats(5, 2), floats(3, 2), MATRIX),
+    "sddmm_select": (floats(5, 2), floats(3, 2), *KEYS, floats(4, 1), MATRIX),
+    "segment_softmax": (floats(4, 2), segments(ids(0, 0, 1, 4), 5)),
     "segment_softmax_tangent": (
         *(floats(4, 2), floats(4, 2)),
-        segment_views(ids(0, 0, 1, 4), 5, True),
+        segments(ids(0, 0, 1, 4), 5),
     ),
     "segment_order": (ids(3, -1, 0, 3),),
     "segment_matmul": (floats(5, 2), floats(3, 2, 4), floats(3, 4), ids(2, 0, 2), ids(0)),
@@ -111,17 +116,11 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
         "dtype": np.dtype(np.float32),
     },
 }
-# Where plain XLA or other primitives are meant to do the work.
-WITHOUT_KERNEL = {
-    ("cuda", "segment_order"),
-    ("cuda", "segment_reduce_jvp"),
-    ("cpu", "segment_reduce_jvp"),
-    ("cpu", "segment_reduce_vjp"),
-}
 
 
-def bind(name: str, primitive: Primitive, implementation: str | None = None) -> _ffi.Bind:
-    return _ffi.Bind(primitive, implementation, ATTRIBUTES.get(name, {}))
+def bind(op: Op, implementation: str | None = None) -> Any:
+    """The op as a function of its operands."""
+    return functools.partial(op, **ATTRIBUTES.get(op.name, {}), implementation=implementation)
 
 
 def lowered(function: Any, operands: Sequence[Any], platform: str) -> str:
@@ -129,8 +128,8 @@ def lowered(function: Any, operands: Sequence[Any], platform: str) -> str:
 
 
 def faults(
-    registry: Mapping[str, tuple[Primitive, _ffi.Rules]],
-    statuses: Sequence[_ffi.PlatformStatus],
+    registry: Mapping[str, Op],
+    statuses: Sequence[ffi.PlatformStatus],
     samples: Mapping[str, tuple[Any, ...]],
 ) -> list[str]:
     """What the primitives of a registry lack."""
@@ -145,14 +144,15 @@ def faults(
         for status in statuses
         if not status.available and not (status.reason and status.hint)
     ]
-    for name, (primitive, rules) in registry.items():
+    for name, op in registry.items():
         if name in samples:
-            found += lowering_faults(name, primitive, statuses, samples[name])
+            found += lowering_faults(op, statuses, samples[name])
             for i in range(len(samples[name])):
-                found += rule_faults(name, primitive, rules, samples[name], i)
+                found += rule_faults(op, samples[name], i)
+            found += cost_faults(op, samples[name])
         else:
             found.append(f"{name}: no sample operands")
-        if not rules.transpose and rules.jvp is None and name != "segment_order":
+        if not op.transpose and op.jvp is None and name != "segment_order":
             found.append(f"{name}: linear in nothing")
     return found
 
@@ -164,14 +164,12 @@ def attempt(found: list[str], what: str, function: Any, *arguments: Any) -> Any:
         found.append(f"{what} ({type(error).__name__})")
 
 
-def lowering_faults(
-    name: str, primitive: Primitive, statuses: Sequence[_ffi.PlatformStatus], operands: Any
-) -> list[str]:
+def lowering_faults(op: Op, statuses: Sequence[ffi.PlatformStatus], operands: Any) -> list[str]:
     found: list[str] = []
-    default, plain = bind(name, primitive), bind(name, primitive, "xla")
+    name, default, plain = op.name, bind(op), bind(op, "xla")
     for status in statuses:
         platform = status.platform
-        if not status.available or (platform, name) in WITHOUT_KERNEL:
+        if not status.available or platform not in op.platforms:
             continue
         if name not in status.targets:
             found.append(f"{name}: no {platform} kernel")
@@ -184,30 +182,55 @@ def lowering_faults(
     return found
 
 
-def rule_faults(
-    name: str, primitive: Primitive, rules: _ffi.Rules, operands: Sequence[Any], i: int
-) -> list[str]:
+def rule_faults(op: Op, operands: Sequence[Any], i: int) -> list[str]:
     found: list[str] = []
 
     def function(x: Any) -> Any:
-        return bind(name, primitive)(*operands[:i], x, *operands[i + 1 :])
+        return bind(op)(*operands[:i], x, *operands[i + 1 :])
 
-    x = operands[i]
+    x, name = operands[i], op.name
     batch = jax.tree.map(lambda array: array[None], x)
     attempt(found, f"{name}: no batching in operand {i}", jax.vmap(function), batch)
     if np.issubdtype(jax.tree.leaves(x)[0].dtype, np.floating):
         attempt(found, f"{name}: no jvp in operand {i}", jax.jvp, function, (x,), (x,))
         gradient = jax.grad(lambda x: sum(map(jnp.sum, jax.tree.leaves(function(x)))))
         attempt(found, f"{name}: no reverse mode in operand {i}", gradient, x)
-    if any(i in (key if isinstance(key, tuple) else (key,)) for key in rules.transpose):
+    operand = op.operands(*operands)._fields[i]
+    if any(operand in (key if isinstance(key, tuple) else (key,)) for key in op.transpose):
         cotangent = jax.tree.map(jnp.ones_like, function(x))
         transposed = jax.linear_transpose(function, x)
         attempt(found, f"{name}: no transpose in operand {i}", transposed, cotangent)
     return found
 
 
+def cost_faults(op: Op, operands: Sequence[Any]) -> list[str]:
+    """No call reads less than its first operand, nor gives less than its result."""
+    attributes = ATTRIBUTES.get(op.name, {})
+    shapes = jax.eval_shape(bind(op), *operands)
+    least = operands[0].nbytes + sum(
+        math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes)
+    )
+    most = least + sum(x.nbytes for x in jax.tree.leaves(operands[1:]))
+    cost = op.cost(*operands, **attributes)
+    fits = least <= cost.bytes <= most and (cost.flops > 0 or op.name == "segment_order")
+    return [] if fits else [f"{op.name}: its cost is {cost}"]
+
+
 def test_every_primitive_is_complete() -> None:
-    assert faults(_ffi.PRIMITIVES, _ffi.status(), SAMPLES) == []
+    assert faults(OPS, ffi.status(), SAMPLES) == []
+
+
+def test_the_cost_of_a_call() -> None:
+    """Four edges, of 4 + 4 bytes of ids, and two features; a column and a row more are held."""
+    x, weight, matrix = SAMPLES["segment_reduce"]
+    attributes = ATTRIBUTES["segment_reduce"]
+    ids, read, written = 4 * 8, 3 * 2 * 4, 5 * 2 * 4
+    cost = OPS["segment_reduce"].cost(x, None, matrix, **attributes)
+    assert cost == (ids + read + written, 4 * 2)
+    cost = OPS["segment_reduce"].cost(x, weight, matrix, **attributes)
+    assert cost == (ids + read + 4 * 4 + written, 2 * 4 * 2)
+    cost = OPS["segment_matmul"].cost(*SAMPLES["segment_matmul"], **ATTRIBUTES["segment_matmul"])
+    assert cost == (4 * (5 * 2 + 3 * 2 * 4 + 3 * 4 + 3 + 1 + 5 * 4), 2 * 5 * 2 * 4)
 
 
 @pytest.mark.parametrize(
@@ -221,27 +244,36 @@ def test_every_primitive_is_complete() -> None:
 def test_missing_rule_is_found(
     monkeypatch: pytest.MonkeyPatch, rules: dict[Any, Any], message: str
 ) -> None:
-    registry = {"hypergraph_aggregate": _ffi.PRIMITIVES["hypergraph_aggregate"]}
-    monkeypatch.delitem(rules, registry["hypergraph_aggregate"][0])
+    registry = {"hypergraph_aggregate": OPS["hypergraph_aggregate"]}
+    monkeypatch.delitem(rules, registry["hypergraph_aggregate"].primitive)
     assert any(message in fault for fault in faults(registry, [], SAMPLES))
 
 
 def test_missing_transpose_of_one_operand_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    primitive, rules = _ffi.PRIMITIVES["hypergraph_aggregate"]
-    monkeypatch.delitem(rules.transpose, 2)
-    found = faults({"hypergraph_aggregate": (primitive, rules)}, [], SAMPLES)
+    registry = {"hypergraph_aggregate": OPS["hypergraph_aggregate"]}
+    monkeypatch.delitem(registry["hypergraph_aggregate"].transpose, "hyperedge_scale")
+    found = faults(registry, [], SAMPLES)
     assert "hypergraph_aggregate: no reverse mode in operand 2 (KeyError)" in found
 
 
 def test_bare_primitive_is_found() -> None:
-    bare = Primitive("jax_gnn_bare")
-    bare.def_abstract_eval(lambda x, *, implementation, tree: x)
-    rules = _ffi.Rules(result=lambda x: x, xla=lambda x: x, transpose={}, batch=lambda *_: None)
-    status = _ffi.PlatformStatus("cpu", True, ("other",))
-    silent = _ffi.PlatformStatus("cuda", False, ())
-    found = faults(
-        {"bare": (bare, rules), "unknown": (bare, rules)}, [status, silent], {"bare": (floats(3),)}
+    class X(NamedTuple):
+        x: Any
+
+    bare = Op(
+        name="bare",
+        operands=X,
+        result=lambda operands: operands.x,
+        xla=lambda x: x,
+        transpose={},
+        batch=lambda *_: None,
     )
+    primitive = Primitive("jax_gnn_bare")
+    primitive.def_abstract_eval(lambda x, *, implementation, tree: x)
+    object.__setattr__(bare, "primitive", primitive)
+    status = ffi.PlatformStatus("cpu", True, ("other",))
+    silent = ffi.PlatformStatus("cuda", False, ())
+    found = faults({"bare": bare, "unknown": bare}, [status, silent], {"bare": (floats(3),)})
     for part in (
         "cpu target other belongs to no primitive",
         "bare: no cpu kernel",
@@ -259,13 +291,13 @@ def test_bare_primitive_is_found() -> None:
 
 
 def test_status_says_what_there_is() -> None:
-    statuses = {status.platform: status for status in _ffi.status()}
+    statuses = {status.platform: status for status in ffi.status()}
     assert list(statuses) == ["cpu", "cuda"]
     assert statuses["cpu"].available
     for status in statuses.values():
         if status.available:
-            lacking = {name for platform, name in WITHOUT_KERNEL if platform == status.platform}
-            assert set(status.targets) == set(_ffi.PRIMITIVES) - lacking
+            kernels = {op.name for op in OPS.values() if status.platform in op.platforms}
+            assert set(status.targets) == kernels
             assert status.build
             assert status.reason is None
             assert status.hint is None
@@ -279,9 +311,9 @@ def test_missing_cpu_module(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(name: str) -> Any:
         raise ModuleNotFoundError(f"no module {name}")
 
-    monkeypatch.setattr(_ffi, "_load", load)
+    monkeypatch.setattr(ffi, "_load", load)
     with pytest.raises(ImportError, match=r"jax_gnn\._cpu is missing.*pip install"):
-        _ffi._load_cpu()
+        ffi._load_cpu()
 
 
 def test_broken_cuda_module(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,23 +322,23 @@ def test_broken_cuda_module(monkeypatch: pytest.MonkeyPatch) -> None:
             raise ImportError("libsomething.so: cannot open shared object file")
         return types.SimpleNamespace(cuda_build="")
 
-    monkeypatch.setattr(_ffi, "_load", load)
-    status = _ffi._load_cuda()
+    monkeypatch.setattr(ffi, "_load", load)
+    status = ffi._load_cuda()
     assert (status.available, status.targets) == (False, ())
     assert status.reason == "libsomething.so: cannot open shared object file"
     assert status.hint == "reinstall jax-gnn"
 
 
 def test_cuda_module_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_ffi, "_load", lambda _: types.SimpleNamespace(cuda_build="no compiler"))
-    status = _ffi._load_cuda()
+    monkeypatch.setattr(ffi, "_load", lambda _: types.SimpleNamespace(cuda_build="no compiler"))
+    status = ffi._load_cuda()
     assert (status.available, status.reason) == (False, "no compiler")
     assert "nvcc" in (status.hint or "")
 
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
-    status = _ffi.PlatformStatus(platform, False, (), "never built", "build it")
-    monkeypatch.setitem(_ffi._STATUS, platform, status)
+    status = ffi.PlatformStatus(platform, False, (), "never built", "build it")
+    monkeypatch.setitem(ffi.STATUS, platform, status)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
@@ -366,7 +398,7 @@ def test_context_retraces_what_was_jitted() -> None:
 
     @jax.jit
     def function(x: Any) -> Any:
-        seen.append(_ffi._implementation.value)
+        seen.append(ffi.chosen_implementation.value)
         return hypergraph_aggregate(HYPERGRAPH, x)
 
     want = function(X)

@@ -16,7 +16,7 @@ import scipy.sparse
 from op_spec import SCENARIOS, STACKABLE, Incidence, assert_close, same_bits, stack
 
 from jax_gnn import Graph, Hypergraph, hypergraph_aggregate
-from jax_gnn._index import index_dtype
+from jax_gnn._core.ids import index_dtype
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 

@@ -1,6 +1,7 @@
 """Schedules: chosen, tuned, kept in a cache file, measured, fitted and written down."""
 
 import errno
+import functools
 import io
 import itertools
 import json
@@ -18,8 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_gnn import _hypergraph_rules, _schedule_cache, _schedule_rules, cli, schedules
-from jax_gnn._schedule_cache import Tuned
+from jax_gnn import cli, schedules
+from jax_gnn._core import schedule_cache
+from jax_gnn._core.schedule import Family
+from jax_gnn._core.schedule_cache import Tuned
+from jax_gnn._ops.hypergraph_aggregate import rule as hypergraph_rule
+from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY as HYPERGRAPH
+from jax_gnn._ops.hypergraph_aggregate.schedule import stage_features
+from jax_gnn._ops.segment_matmul.schedule import FAMILY as MATMUL
+from jax_gnn._ops.segment_reduce import rule as segment_rule
+from jax_gnn._ops.segment_reduce.schedule import FAMILY as SEGMENT
+from jax_gnn._ops.segment_reduce.schedule import covering_lanes
 from jax_gnn.schedules import HypergraphSchedule, MatmulSchedule, Schedule
 from jax_gnn.tuning import command, hypergraph, matmul, segment
 from jax_gnn.tuning.measure import measure
@@ -36,8 +46,8 @@ from benchmarks.workloads import power_law, uniform
 
 SHAPE = {
     "op": "segment_reduce",
-    "count": 900_000,
-    "num_rows": 90_000,
+    "entries": 900_000,
+    "rows": 90_000,
     "width": 64,
     "itemsize": 4,
     "gather": False,
@@ -54,22 +64,22 @@ PRODUCT = {
     "itemsize": 4,
 }
 TUNED_PRODUCT = Tuned((64, 0, 77), 10.0, 15.0)
-DEVICE_KIND = _schedule_cache.device_kind.__wrapped__  # tests replace it
+DEVICE_KIND = schedule_cache.device_kind.__wrapped__  # tests replace it
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     """An empty cache, on a machine with a GPU called "gpu"."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(_schedule_cache, "device_kind", lambda: "gpu")
+    monkeypatch.setattr(schedule_cache, "device_kind", lambda: "gpu")
     later_process()
-    yield _schedule_cache.path()
+    yield schedule_cache.path()
     later_process()
 
 
 def later_process():
-    _schedule_cache._known.cache_clear()
-    _schedule_cache._shipped.cache_clear()
+    schedule_cache._known.cache_clear()
+    schedule_cache._shipped.cache_clear()
 
 
 class CountingTimer:
@@ -90,13 +100,13 @@ def edges(num_edges=2_000, num_nodes=40):
 
 def shapes():
     ops, sizes = ("segment_reduce", "segment_select", "softmax"), (0, 1, 1_000, 10**6, 10**10)
-    for op, count, num_rows, width, itemsize, gather in itertools.product(
+    for op, entries, rows, width, itemsize, gather in itertools.product(
         ops, sizes, sizes, (1, 4, 33, 128), (2, 4, 8), (False, True)
     ):
         yield {
             "op": op,
-            "count": count,
-            "num_rows": num_rows,
+            "entries": entries,
+            "rows": rows,
             "width": width,
             "itemsize": itemsize,
             "gather": gather,
@@ -105,9 +115,9 @@ def shapes():
 
 def test_every_shape_has_a_sound_schedule():
     for shape in shapes():
-        schedule = schedules.choose(**shape)
+        schedule = SEGMENT.choose(**shape)
         assert isinstance(schedule, Schedule)
-        assert schedule == schedules.choose(**shape)
+        assert schedule == SEGMENT.choose(**shape)
         assert schedule.lanes in (1, 2, 4, 8, 16, 32)
         assert schedule.threads in (64, 128, 256)
         assert schedule.blocks >= 1
@@ -116,20 +126,20 @@ def test_every_shape_has_a_sound_schedule():
 
 def test_a_forced_schedule_goes_first_and_is_in_the_key_of_compiled_functions():
     forced = Schedule(False, 8, 128, 3)
-    _schedule_cache.store("gpu", {_schedule_cache.key(**SHAPE): TUNED})
+    schedule_cache.store("gpu", {SEGMENT.key(**SHAPE): TUNED})
     traces = []
 
     @jax.jit
     def function(x):
-        traces.append(schedules.choose(**SHAPE))
+        traces.append(SEGMENT.choose(**SHAPE))
         return x
 
     with schedules.use(forced):
-        assert schedules.choose(**SHAPE) == forced
+        assert SEGMENT.choose(**SHAPE) == forced
         function(1.0)
         function(2.0)
         with schedules.use(None):
-            assert schedules.choose(**SHAPE) == Schedule(*TUNED.schedule)
+            assert SEGMENT.choose(**SHAPE) == Schedule(*TUNED.schedule)
     function(3.0)
     assert traces == [forced, Schedule(*TUNED.schedule)]
 
@@ -141,9 +151,9 @@ def test_every_product_has_a_sound_schedule():
         matmul.OPS, sizes, (0, 1, 100, 10**4), widths, (2, 4, 8)
     ):
         shape = {"rows": rows, "groups": groups, "k": k, "n": n, "itemsize": itemsize}
-        schedule = schedules.choose_matmul(op, **shape)
+        schedule = MATMUL.choose(op, **shape)
         assert isinstance(schedule, MatmulSchedule)
-        assert schedule == schedules.choose_matmul(op, **shape)
+        assert schedule == MATMUL.choose(op, **shape)
         assert schedule.tile in (64, 128)
         assert schedule.chunk >= 0
         assert schedule.blocks >= 1
@@ -151,16 +161,16 @@ def test_every_product_has_a_sound_schedule():
 
 def test_a_forced_schedule_is_for_kernels_of_its_kind_only():
     of_segments, of_products = Schedule(False, 8, 128, 3), MatmulSchedule(64, 4, 9)
-    chosen = schedules.choose(**SHAPE), schedules.choose_matmul(**PRODUCT)
+    chosen = SEGMENT.choose(**SHAPE), MATMUL.choose(**PRODUCT)
     assert of_segments not in chosen
     assert of_products not in chosen
     with schedules.use(of_segments):
-        assert schedules.choose(**SHAPE) == of_segments
-        assert schedules.choose_matmul(**PRODUCT) == chosen[1]
-    _schedule_cache.store("gpu", {_schedule_cache.matmul_key(**PRODUCT): TUNED_PRODUCT})
+        assert SEGMENT.choose(**SHAPE) == of_segments
+        assert MATMUL.choose(**PRODUCT) == chosen[1]
+    schedule_cache.store("gpu", {MATMUL.key(**PRODUCT): TUNED_PRODUCT})
     with schedules.use(of_products):
-        assert schedules.choose(**SHAPE) == chosen[0]
-        assert schedules.choose_matmul(**PRODUCT) == of_products
+        assert SEGMENT.choose(**SHAPE) == chosen[0]
+        assert MATMUL.choose(**PRODUCT) == of_products
 
 
 def test_every_hypergraph_has_a_sound_schedule():
@@ -169,7 +179,7 @@ def test_every_hypergraph_has_a_sound_schedule():
         sizes, sizes, sizes, (0, 1, 17, 64, 1000), (2, 4, 8)
     ):
         shape = {"incidences": incidences, "nodes": nodes, "hyperedges": hyperedges}
-        schedule = schedules.choose_hypergraph(**shape, width=width, itemsize=itemsize)
+        schedule = HYPERGRAPH.choose(*HYPERGRAPH.ops, **shape, width=width, itemsize=itemsize)
         assert isinstance(schedule, HypergraphSchedule)
         assert schedule.threads in schedule_times.THREADS
         assert {schedule.rounds, schedule.next_rounds} <= set(schedule_times.ROUNDS)
@@ -178,10 +188,11 @@ def test_every_hypergraph_has_a_sound_schedule():
 def test_the_rule_of_hypergraphs_is_asked_for_each_sum(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        _hypergraph_rules, "choose", lambda **features: asked.append(features) or (64, len(asked))
+        hypergraph_rule, "choose", lambda **features: asked.append(features) or len(asked)
     )
-    found = schedules.hypergraph_from_rule(80_000, 9_000, 2_000, 64, 2)
-    assert found == HypergraphSchedule(64, 1, 2)
+    shape = {"incidences": 80_000, "nodes": 9_000, "hyperedges": 2_000, "width": 64, "itemsize": 2}
+    found = HYPERGRAPH.rule(*HYPERGRAPH.ops, **shape)
+    assert found == HypergraphSchedule(hypergraph_rule.THREADS, 1, 2)
     # Of 2 and then 4 bytes: teams of 8 and of 16 lanes, of which 12,672 and 6,336 run at once.
     assert asked == [
         {"to_nodes": False, "waves": 11_000 / 12_672, "average_degree": 40.0, "row_bytes": 128},
@@ -194,7 +205,7 @@ def test_the_rule_of_hypergraphs_is_asked_for_each_sum(monkeypatch):
     [(1, 4, 1), (4, 4, 1), (5, 4, 8), (16, 4, 4), (64, 4, 16), (64, 2, 8), (512, 4, 32), (3, 2, 4)],
 )
 def test_lanes_cover_a_row(width, itemsize, lanes):
-    assert schedules.covering_lanes(width, itemsize) == lanes
+    assert covering_lanes(width, itemsize) == lanes
     assert segment.Choice(False, 1, 128, 9).schedule(width, itemsize).lanes == max(lanes // 2, 1)
 
 
@@ -202,64 +213,61 @@ def test_lanes_cover_a_row(width, itemsize, lanes):
 
 
 def test_what_was_tuned_is_used_by_later_processes_for_like_shapes(cache):
-    before = schedules.choose(**SHAPE)
-    _schedule_cache.store("gpu", {_schedule_cache.key(**SHAPE): TUNED})
+    before = SEGMENT.choose(**SHAPE)
+    schedule_cache.store("gpu", {SEGMENT.key(**SHAPE): TUNED})
     later_process()
-    assert schedules.choose(**SHAPE) == Schedule(*TUNED.schedule) != before
-    assert schedules.choose(**{**SHAPE, "count": 950_000}) == Schedule(*TUNED.schedule)
+    assert SEGMENT.choose(**SHAPE) == Schedule(*TUNED.schedule) != before
+    assert SEGMENT.choose(**{**SHAPE, "entries": 950_000}) == Schedule(*TUNED.schedule)
     for name, value in (
-        ("count", 4_000_000),
-        ("num_rows", 1_000_000),
+        ("entries", 4_000_000),
+        ("rows", 1_000_000),
         ("width", 32),
         ("itemsize", 2),
         ("gather", True),
         ("op", "softmax"),
     ):
         other = {**SHAPE, name: value}
-        average = other["count"] / other["num_rows"]
-        assert schedules.choose(**other) == schedules.from_rule(
-            **other, average_degree=average, max_degree=None
-        )
+        assert SEGMENT.choose(**other) == SEGMENT.rule(**other)
 
 
 def test_what_was_tuned_of_products_is_used_for_like_sizes():
-    before = schedules.choose_matmul(**PRODUCT)
-    _schedule_cache.store("gpu", {_schedule_cache.matmul_key(**PRODUCT): TUNED_PRODUCT})
+    before = MATMUL.choose(**PRODUCT)
+    schedule_cache.store("gpu", {MATMUL.key(**PRODUCT): TUNED_PRODUCT})
     later_process()
     tuned = MatmulSchedule(*TUNED_PRODUCT.schedule)
-    assert schedules.choose_matmul(**PRODUCT) == tuned != before
-    assert schedules.choose_matmul(**{**PRODUCT, "rows": 950_000, "groups": 80}) == tuned
+    assert MATMUL.choose(**PRODUCT) == tuned != before
+    assert MATMUL.choose(**{**PRODUCT, "rows": 950_000, "groups": 80}) == tuned
     others = {"rows": 4_000_000, "groups": 40, "k": 64, "n": 32, "itemsize": 2}
     for name, value in (*others.items(), ("op", "segment_outer")):
         other = {**PRODUCT, name: value}
-        assert schedules.choose_matmul(**other) == schedules.matmul_from_rule(**other)
+        assert MATMUL.choose(**other) == MATMUL.rule(**other)
 
 
 def test_shipped_schedules_serve_where_the_users_are_missing(tmp_path, monkeypatch):
     shipped = tmp_path / "shipped.json"
-    monkeypatch.setattr(_schedule_cache, "SHIPPED", shipped)
-    key = _schedule_cache.matmul_key(**PRODUCT)
+    monkeypatch.setattr(schedule_cache, "SHIPPED", shipped)
+    key = MATMUL.key(**PRODUCT)
     own = Tuned((128, 32, 5), 1.0, 2.0)
-    document = {"version": _schedule_cache.VERSION, "devices": {"gpu": {key: TUNED_PRODUCT}}}
+    document = {"version": schedule_cache.VERSION, "devices": {"gpu": {key: TUNED_PRODUCT}}}
     shipped.write_text(json.dumps(document))
-    assert schedules.choose_matmul(**PRODUCT) == MatmulSchedule(*TUNED_PRODUCT.schedule)
-    _schedule_cache.store("gpu", {key: own})
-    assert schedules.choose_matmul(**PRODUCT) == MatmulSchedule(*own.schedule)
+    assert MATMUL.choose(**PRODUCT) == MatmulSchedule(*TUNED_PRODUCT.schedule)
+    schedule_cache.store("gpu", {key: own})
+    assert MATMUL.choose(**PRODUCT) == MatmulSchedule(*own.schedule)
 
 
 def test_what_is_shipped_is_read_and_faster_than_the_rule(monkeypatch):
-    (entries,) = _schedule_cache._shipped().values()
-    monkeypatch.setattr(_schedule_cache, "device_kind", lambda: "NVIDIA H200")
+    (entries,) = schedule_cache._shipped().values()
+    monkeypatch.setattr(schedule_cache, "device_kind", lambda: "NVIDIA H200")
     for key, tuned in entries.items():
         assert tuned.microseconds < tuned.rule_microseconds
-        assert _schedule_cache.lookup(key) == tuned.schedule
+        assert schedule_cache.lookup(key) == tuned.schedule
 
 
 def test_other_devices_schedules_are_not_used(monkeypatch):
-    _schedule_cache.store("another gpu", {_schedule_cache.key(**SHAPE): TUNED})
-    assert schedules.choose(**SHAPE) != Schedule(*TUNED.schedule)
-    monkeypatch.setattr(_schedule_cache, "device_kind", lambda: None)
-    assert schedules.choose(**SHAPE) != Schedule(*TUNED.schedule)
+    schedule_cache.store("another gpu", {SEGMENT.key(**SHAPE): TUNED})
+    assert SEGMENT.choose(**SHAPE) != Schedule(*TUNED.schedule)
+    monkeypatch.setattr(schedule_cache, "device_kind", lambda: None)
+    assert SEGMENT.choose(**SHAPE) != Schedule(*TUNED.schedule)
 
 
 @pytest.mark.parametrize(
@@ -271,22 +279,26 @@ def test_what_is_tuned_for_one_device_is_not_used_on_another(monkeypatch, kinds,
     assert DEVICE_KIND() == want
 
 
-def document(schedule, *times, key="k"):
+SEGMENT_KEY = SEGMENT.key(**SHAPE)
+
+
+def document(schedule, *times, key=SEGMENT_KEY):
     """The text of a cache with one schedule."""
     devices = {"gpu": {key: [schedule, *(times or (3, 4))]}}
-    return json.dumps({"version": _schedule_cache.VERSION, "devices": devices})
+    return json.dumps({"version": schedule_cache.VERSION, "devices": devices})
 
 
-PRODUCT_KEY = _schedule_cache.matmul_key(**PRODUCT)
-HYPERGRAPH_KEY = _schedule_cache.hypergraph_key(1000, 100, 100, 64, 4)
+AGGREGATION = {"incidences": 1000, "nodes": 100, "hyperedges": 100, "width": 64, "itemsize": 4}
+PRODUCT_KEY = MATMUL.key(**PRODUCT)
+HYPERGRAPH_KEY = HYPERGRAPH.key(*HYPERGRAPH.ops, **AGGREGATION)
 BROKEN = {
     "empty": "",
     "cut off": "{",
     "a list": "[]",
-    "version": json.dumps({"version": _schedule_cache.VERSION + 1, "devices": {}}),
-    "no devices": json.dumps({"version": _schedule_cache.VERSION}),
-    "devices": json.dumps({"version": _schedule_cache.VERSION, "devices": [[]]}),
-    "entries": json.dumps({"version": _schedule_cache.VERSION, "devices": {"gpu": [1]}}),
+    "version": json.dumps({"version": schedule_cache.VERSION + 1, "devices": {}}),
+    "no devices": json.dumps({"version": schedule_cache.VERSION}),
+    "devices": json.dumps({"version": schedule_cache.VERSION, "devices": [[]]}),
+    "entries": json.dumps({"version": schedule_cache.VERSION, "devices": {"gpu": [1]}}),
     "not UTF-8": "\xff",
     "nested": "[" * 100_000,
     "nested schedule": document([True, 4, 128, 1]).replace("true", "[" * 900 + "]" * 900),
@@ -331,14 +343,14 @@ def test_a_broken_cache_is_ignored_with_a_warning_and_replaced(cache, text):
     cache.parent.mkdir()
     cache.write_bytes(text.encode("latin-1"))
     with pytest.warns(RuntimeWarning, match="ignoring the tuned schedules in .*--clear"):
-        found = schedules.choose(**SHAPE)
-    assert found == schedules.choose(**SHAPE)  # warned once
-    _schedule_cache.store("gpu", {_schedule_cache.key(**SHAPE): TUNED})
+        found = SEGMENT.choose(**SHAPE)
+    assert found == SEGMENT.choose(**SHAPE)  # warned once
+    schedule_cache.store("gpu", {SEGMENT.key(**SHAPE): TUNED})
     later_process()
-    assert schedules.choose(**SHAPE) == Schedule(*TUNED.schedule)
+    assert SEGMENT.choose(**SHAPE) == Schedule(*TUNED.schedule)
 
 
-@pytest.mark.parametrize("key", ["k", PRODUCT_KEY, HYPERGRAPH_KEY])
+@pytest.mark.parametrize("key", [SEGMENT_KEY, PRODUCT_KEY, HYPERGRAPH_KEY])
 def test_no_other_schedule_is_read_than_kernels_take(cache, key):
     """The least and the most of what is read, since what is broken is broken by one step."""
     fields = {PRODUCT_KEY: (64, 0, 1), HYPERGRAPH_KEY: (32, 1, 1)}.get(key, (False, 1, 32, 1))
@@ -346,7 +358,7 @@ def test_no_other_schedule_is_read_than_kernels_take(cache, key):
     cache.parent.mkdir()
     for schedule in (fields, most.get(key, (True, 32, 1024, 2**16 - 1))):
         cache.write_text(document(schedule, key=key))
-        assert _schedule_cache.read() == {"gpu": {key: Tuned(schedule, 3.0, 4.0)}}
+        assert schedule_cache.read() == {"gpu": {key: Tuned(schedule, 3.0, 4.0)}}
 
 
 @pytest.mark.parametrize("what", ["folder", "below a file", "unreadable"])
@@ -365,11 +377,11 @@ def test_a_cache_that_is_no_file_is_ignored_with_a_warning(cache, what, monkeypa
         read_text = Path.read_text
         monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.warns(RuntimeWarning, match="ignoring the tuned schedules in"):
-        assert schedules.choose(**SHAPE) != Schedule(*TUNED.schedule)
+        assert SEGMENT.choose(**SHAPE) != Schedule(*TUNED.schedule)
     if what != "unreadable":
         before = sorted(cache.parent.parent.rglob("*.json*"))
         with pytest.raises(OSError, match=str(cache.parent)):
-            _schedule_cache.store("gpu", {_schedule_cache.key(**SHAPE): TUNED})
+            schedule_cache.store("gpu", {SEGMENT.key(**SHAPE): TUNED})
         assert sorted(cache.parent.parent.rglob("*.json*")) == before
 
 
@@ -379,9 +391,9 @@ def test_without_a_home_nothing_was_tuned(monkeypatch, capsys):
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", homeless)
-    assert schedules.choose(**SHAPE) != Schedule(*TUNED.schedule)
+    assert SEGMENT.choose(**SHAPE) != Schedule(*TUNED.schedule)
     with pytest.raises(OSError, match="no folder for tuned schedules: Could not determine"):
-        _schedule_cache.store("gpu", {_schedule_cache.key(**SHAPE): TUNED})
+        schedule_cache.store("gpu", {SEGMENT.key(**SHAPE): TUNED})
     assert cli.main(["tune", "--clear"]) == 2
     assert "error: no folder for tuned schedules" in capsys.readouterr().err
 
@@ -401,7 +413,7 @@ def raise_full(*_, **__):
 
 @pytest.mark.parametrize("where", ["json.dump", "os.fdopen", "os.replace"])
 def test_a_full_disk_keeps_what_was_there_and_gets_no_fuller(cache, monkeypatch, where):
-    _schedule_cache.store("gpu", {"before": TUNED})
+    schedule_cache.store("gpu", {"before": TUNED})
     before = cache.read_bytes()
     full = raise_full
     if where == "os.fdopen":
@@ -413,7 +425,7 @@ def test_a_full_disk_keeps_what_was_there_and_gets_no_fuller(cache, monkeypatch,
     with monkeypatch.context() as patched:
         patched.setattr(where, full)
         with pytest.raises(OSError, match="No space left"):
-            _schedule_cache.store("gpu", {"after": TUNED})
+            schedule_cache.store("gpu", {"after": TUNED})
     assert cache.read_bytes() == before
     assert {path.name for path in cache.parent.iterdir()} == {"schedules.json", "schedules.lock"}
 
@@ -423,7 +435,7 @@ def _store(name, folder):
 
     os.environ["XDG_CACHE_HOME"] = folder
     for number in range(5):
-        _schedule_cache.store("gpu", {f"{name} {number}": TUNED})
+        schedule_cache.store("gpu", {f"{name} {number}": TUNED})
 
 
 def test_processes_that_write_at_once_lose_nothing(cache, tmp_path):
@@ -432,15 +444,15 @@ def test_processes_that_write_at_once_lose_nothing(cache, tmp_path):
     for process in processes:
         process.start()
     while any(process.is_alive() for process in processes):
-        _schedule_cache.read()  # never half a file: a warning is an error here
+        schedule_cache.read()  # never half a file: a warning is an error here
     assert [process.exitcode for process in processes] == [0, 0]
-    assert set(_schedule_cache.read()["gpu"]) == {f"{n} {i}" for n in "ab" for i in range(5)}
+    assert set(schedule_cache.read()["gpu"]) == {f"{n} {i}" for n in "ab" for i in range(5)}
     assert {path.name for path in cache.parent.iterdir()} == {"schedules.json", "schedules.lock"}
 
 
 def test_a_relative_cache_home_is_not_one(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert _schedule_cache.path() == Path.home() / ".cache" / "jax_gnn" / "schedules.json"
+    assert schedule_cache.path() == Path.home() / ".cache" / "jax_gnn" / "schedules.json"
 
 
 # The tuner.
@@ -454,11 +466,10 @@ def test_every_schedule_of_a_call_is_run_and_the_fastest_kept(op, monkeypatch):
     # The timer likes the first call best, which is the rule's.
     assert Schedule(*tuned.schedule) == call.effective(call.rule())
     assert tuned.microseconds == tuned.rule_microseconds == 1e6
-    assert call.key == _schedule_cache.key(**call.shape)
 
     asked = []
-    choose = schedules.choose
-    monkeypatch.setattr(schedules, "choose", lambda *a, **k: asked.append(choose(*a, **k)))
+    choose = Family.choose
+    monkeypatch.setattr(Family, "choose", lambda *a, **k: asked.append(choose(*a, **k)))
     with pytest.raises(AttributeError):  # the schedule is what kernels are compiled with
         measure([call], lambda _: [Schedule(False, 2, 64, 7)], CountingTimer(), 1)
     assert asked == [Schedule(False, 2, 64, 7)]
@@ -622,10 +633,10 @@ def test_tuning_writes_what_show_prints_and_clear_removes(monkeypatch, capsys, c
     assert tune("segment", "--data", str(data), "--ops", "sum,spmm", "--widths", "4,8") == 0
     written = capsys.readouterr().out
     assert str(cache) in written
-    found = _schedule_cache.read()["gpu"]
+    found = schedule_cache.read()["gpu"]
     call = segment.Call("spmm", command._read_edges(data), 8, "float32")
     assert len(found) == 4
-    assert schedules.choose(**call.shape) == Schedule(*found[_schedule_cache.key(**call.shape)][0])
+    assert SEGMENT.choose("segment_reduce", **call.shape) == Schedule(*found[call.key][0])
 
     assert tune("--show") == 0
     shown = capsys.readouterr().out
@@ -662,11 +673,11 @@ def test_tuning_products_writes_what_show_prints(monkeypatch, capsys, tmp_path):
         == 0
     )
     written = [line for line in capsys.readouterr().out.splitlines() if "times as fast" in line]
-    found = _schedule_cache.read()["gpu"]
+    found = schedule_cache.read()["gpu"]
     assert len(found) == len(written) == 4
     shape = {"op": "segment_matmul", "rows": 270, "groups": 3, "k": 8, "n": 4, "itemsize": 4}
-    tuned = found[_schedule_cache.matmul_key(**shape)]
-    assert schedules.choose_matmul(**shape) == MatmulSchedule(*tuned.schedule)
+    tuned = found[MATMUL.key(**shape)]
+    assert MATMUL.choose(**shape) == MatmulSchedule(*tuned.schedule)
     assert tune("--show") == 0
     shown = capsys.readouterr().out
     assert all(line in shown for line in written)
@@ -682,11 +693,11 @@ def test_tuning_hypergraphs_writes_what_show_prints(monkeypatch, capsys, tmp_pat
     sizes = ("--nodes", "90", "--hyperedges", "9", "--edges", "300")
     assert tune("hypergraph", *sizes, "--widths", "4", "--dtypes", "bfloat16") == 0
     written = [line for line in capsys.readouterr().out.splitlines() if "times as fast" in line]
-    found = _schedule_cache.read()["gpu"]
+    found = schedule_cache.read()["gpu"]
     assert len(found) == len(written) == 3
     shape = {"incidences": 4, "nodes": 3, "hyperedges": 3, "width": 8, "itemsize": 4}
-    tuned = found[_schedule_cache.hypergraph_key(**shape)]
-    assert schedules.choose_hypergraph(**shape) == HypergraphSchedule(*tuned.schedule)
+    tuned = found[HYPERGRAPH.key(*HYPERGRAPH.ops, **shape)]
+    assert HYPERGRAPH.choose(*HYPERGRAPH.ops, **shape) == HypergraphSchedule(*tuned.schedule)
     assert tune("--show") == 0
     shown = capsys.readouterr().out
     assert all(line in shown for line in written)
@@ -775,7 +786,7 @@ def hypergraph_database(noise=0.0, seed=0):
     for graph, width, to_nodes in itertools.product(range(20), (8, 32, 128), (False, True)):
         incidences = int(10 ** rng.uniform(3.5, 6.5))
         num_rows = int(incidences / 10 ** rng.uniform(0, 2))
-        waves = schedules.stage_features(incidences, num_rows, width, itemsize=4)["waves"]
+        waves = stage_features(incidences, num_rows, width, itemsize=4)["waves"]
 
         def cost(threads, rounds, waves=waves):
             factor = {64: 1.0 if waves < 0.1 else 1.1, 128: 1.02, 256: 1.06}[threads]
@@ -799,9 +810,15 @@ def hypergraph_database(noise=0.0, seed=0):
 
 
 def emitted_rule(found, fitted):
-    namespace = {}
-    exec(rules.emit(found, fitted), namespace)
-    return namespace["choose"]
+    """What a written rule chooses, of all that it may ask for."""
+    rule = types.ModuleType("rule")
+    exec(rules.emit(found, fitted), rule.__dict__)
+    return functools.partial(chosen_by, rule)
+
+
+def chosen_by(rule, **features):
+    choice = rule.choose(**{name: features[name] for name in rule.FEATURES})
+    return (rule.THREADS, choice) if hasattr(rule, "THREADS") else choice
 
 
 def arguments(row, hint=False):
@@ -810,6 +827,7 @@ def arguments(row, hint=False):
     names = ("softmax", "gather", "count", "num_rows", "width", "itemsize")
     values = {name: getattr(row, name) for name in names}
     values["average_degree"] = row.count / row.num_rows
+    values["num_bytes"] = row.count * row.width * row.itemsize
     return {**values, "max_degree": row.max_degree if hint else None}
 
 
@@ -953,13 +971,13 @@ def test_another_file_is_no_database(text, message, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("name", "module"),
-    [("schedules", _schedule_rules), ("hypergraph_schedules", _hypergraph_rules)],
+    [("schedules", segment_rule), ("hypergraph_schedules", hypergraph_rule)],
 )
 def test_the_librarys_rule_is_near_the_best_that_was_measured(name, module):
     found = schedule_times.read(RESULTS / f"{name}-nvidia-h200.json")
     slowdowns = rules.slowdowns(found)
     lost = [
-        slowdowns[number, found.choices.index(module.choose(**arguments(row)))]
+        slowdowns[number, found.choices.index(chosen_by(module, **arguments(row)))]
         for number, row in enumerate(found.rows)
     ]
     assert np.exp(np.mean(lost)) < 1.05
@@ -1023,7 +1041,7 @@ def test_measuring_hypergraphs_gives_a_row_for_each_sum(monkeypatch, capsys, tmp
     found = schedule_times.read(path)
     incidences = len(graphs["h"]().node_idx)
     assert [list(row.values(False).values()) for row in found.rows] == [
-        [to_nodes, *schedules.stage_features(incidences, size, width, itemsize).values()]
+        [to_nodes, *stage_features(incidences, size, width, itemsize).values()]
         for width, itemsizes in ((4, (4, 4)), (16, (2, 4)))
         for to_nodes, size, itemsize in zip((False, True), (30, 50), itemsizes, strict=True)
     ]

@@ -829,8 +829,8 @@ def test_batch_too_large_to_join(rng: np.random.Generator, monkeypatch: pytest.M
     )
     arguments = ((batch,), (batch, many), (batch, many))
     want = [function(*xs) for function, xs in zip(mapped, arguments, strict=True)]
-    module = importlib.import_module("jax_gnn.segment_matmul")
-    monkeypatch.setattr(module, "_MAX_ROWS", 17)
+    module = importlib.import_module("jax_gnn._ops.segment_matmul.primitive")
+    monkeypatch.setattr(module, "MAX_SIZE", 17)
     for function, xs, one in zip(mapped, arguments, want, strict=True):
         assert "scan" in str(jax.make_jaxpr(function)(*xs))
         assert_close(function(*xs), one, 1e-6, "value")

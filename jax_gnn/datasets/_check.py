@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from jax_gnn._index import check_compressed, check_integer
+from jax_gnn._core.arguments import check_compressed, check_integer
 
 MAX_SIZE = np.iinfo(np.int32).max  # ids are int32
 MEMORY_FACTOR = 4096

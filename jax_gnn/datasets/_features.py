@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from jax_gnn._index import check_instance, check_integer, check_number
+from jax_gnn._core.arguments import check_instance, check_integer, check_number
 from jax_gnn.datasets._check import random_generator
 from jax_gnn.datasets._dataset import NodeDataset
 

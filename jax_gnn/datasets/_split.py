@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jax_gnn._index import check_number
+from jax_gnn._core.arguments import check_number
 from jax_gnn.datasets._check import MAX_SIZE, check_ids, random_generator
 
 

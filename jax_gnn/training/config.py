@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_
 
 from flax_layers.graph import Aggregation
 from flax_layers.hypergraph_attention import Degrees
-from jax_gnn._ffi import Implementation
-from jax_gnn.hypergraph_aggregate import Normalization
+from jax_gnn._core.ffi import Implementation
+from jax_gnn._ops.hypergraph_aggregate.api import Normalization
 
 
 class Number(NamedTuple):

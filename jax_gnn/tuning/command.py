@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_gnn import _schedule_cache
-from jax_gnn._schedule_cache import Tuned
+from jax_gnn._core import schedule_cache
+from jax_gnn._core.schedule import describe
+from jax_gnn._core.schedule_cache import Tuned
 from jax_gnn.hypergraph import Hypergraph
-from jax_gnn.schedules import HypergraphSchedule, MatmulSchedule, Schedule
 from jax_gnn.tuning import hypergraph, matmul, segment
 from jax_gnn.tuning.measure import AnySchedule, Call, Timer, measure
 from jax_gnn.tuning.timing import ProfilerTimer
@@ -89,10 +89,10 @@ def run(args: argparse.Namespace) -> int:
     if sum((args.what is not None, args.show, args.clear)) != 1:
         raise ValueError("tune wants one of: segment, matmul, hypergraph, --show, --clear")
     if args.show:
-        print(_listing(_schedule_cache.read()), end="")
+        print(_listing(schedule_cache.read()), end="")
     elif args.clear:
-        removed = _schedule_cache.clear()
-        print(f"{_schedule_cache.path()}: {'removed' if removed else 'there was none'}")
+        removed = schedule_cache.clear()
+        print(f"{schedule_cache.path()}: {'removed' if removed else 'there was none'}")
     else:
         _tune(args)
     return 0
@@ -110,7 +110,7 @@ def _tune(args: argparse.Namespace) -> None:
             "there is nothing to tune on a CPU: schedules are those of the CUDA kernels, and JAX "
             f"runs on {jax.default_backend()} here"
         )
-    device = _schedule_cache.device_kind()
+    device = schedule_cache.device_kind()
     if device is None:
         raise ValueError(
             "JAX's GPUs are no CUDA devices, or of several kinds: let it see one kind, by "
@@ -121,9 +121,9 @@ def _tune(args: argparse.Namespace) -> None:
     timer = ProfilerTimer(_FLUSHES)
     for call in calls:
         tuned = tune_call(call, timer)
-        _schedule_cache.store(device, {call.key: tuned})
+        schedule_cache.store(device, {call.key: tuned})
         print(_line(call.key, tuned), flush=True)
-    print(f"written: {_schedule_cache.path()}")
+    print(f"written: {schedule_cache.path()}")
 
 
 def tune_call(call: Call[AnySchedule], timer: Timer) -> Tuned:
@@ -256,10 +256,10 @@ def power_law_edges(num_nodes: int, num_edges: int, exponent: float = 0.5) -> se
     return segment.Edges(rows, cols, num_nodes, num_nodes)
 
 
-def _listing(entries: _schedule_cache.Entries) -> str:
+def _listing(entries: schedule_cache.Entries) -> str:
     if not entries:
-        return f"nothing tuned yet: {_schedule_cache.path()} is not there\n"
-    lines = [str(_schedule_cache.path())]
+        return f"nothing tuned yet: {schedule_cache.path()} is not there\n"
+    lines = [str(schedule_cache.path())]
     for device, found in sorted(entries.items()):
         lines.append(f"\n{device}")
         lines += [_line(key, tuned) for key, tuned in sorted(found.items())]
@@ -269,20 +269,7 @@ def _listing(entries: _schedule_cache.Entries) -> str:
 def _line(key: str, tuned: Tuned) -> str:
     gain = tuned.rule_microseconds / tuned.microseconds
     head = f"  {key}: {tuned.microseconds:.1f} µs, {gain:.2f} times as fast as the rule's schedule"
-    return f"{head} ({_describe(key, tuned.schedule)})"
-
-
-def _describe(key: str, fields: _schedule_cache.Fields) -> str:
-    if _schedule_cache.is_matmul(key):
-        product = MatmulSchedule(*fields)
-        return f"tiles of {product.tile}, chunks of {product.chunk}, {product.blocks} blocks"
-    if _schedule_cache.is_hypergraph(key):
-        aggregation = HypergraphSchedule(*fields)
-        rounds = f"{aggregation.rounds} and {aggregation.next_rounds} rounds"
-        return f"{aggregation.threads} threads, {rounds}"
-    schedule = Schedule(*fields)
-    kind = "parallel" if schedule.parallel else "sequential"
-    return f"{kind}, {schedule.lanes} lanes, {schedule.threads} threads, {schedule.blocks} blocks"
+    return f"{head} ({describe(key, tuned.schedule)})"
 
 
 def _count(text: str) -> int:

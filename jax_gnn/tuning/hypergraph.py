@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jax_gnn import _schedule_cache, schedules
+from jax_gnn import hypergraph_aggregate
+from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY, HypergraphSchedule
 from jax_gnn.hypergraph import Hypergraph
-from jax_gnn.hypergraph_aggregate import hypergraph_aggregate
-from jax_gnn.schedules import HypergraphSchedule
 from jax_gnn.tuning.measure import numbers
 from jax_gnn.tuning.timing import Kernel
 
@@ -29,20 +28,24 @@ class Call(NamedTuple):
     dtype: str
 
     @property
-    def _sizes(self) -> tuple[int, int, int]:
-        graph = self.hypergraph
-        return graph.num_incidences, graph.num_nodes, graph.num_hyperedges
+    def shape(self) -> dict[str, Any]:
+        """What schedules are chosen by."""
+        return {
+            "incidences": self.hypergraph.num_incidences,
+            "nodes": self.hypergraph.num_nodes,
+            "hyperedges": self.hypergraph.num_hyperedges,
+            "width": self.width,
+            "itemsize": jnp.dtype(self.dtype).itemsize,
+        }
 
     @property
     def key(self) -> str:
         """In the cache."""
-        itemsize = jnp.dtype(self.dtype).itemsize
-        return _schedule_cache.hypergraph_key(*self._sizes, self.width, itemsize)
+        return FAMILY.key(*OPS, **self.shape)
 
     def rule(self) -> HypergraphSchedule:
         """What the rule says, whatever is in the cache."""
-        itemsize = jnp.dtype(self.dtype).itemsize
-        return schedules.hypergraph_from_rule(*self._sizes, self.width, itemsize)
+        return FAMILY.rule(*OPS, **self.shape)
 
     def candidates(self) -> list[HypergraphSchedule]:
         """Blocks of several sizes, and any rounds."""

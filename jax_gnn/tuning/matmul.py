@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_gnn import _schedule_cache, schedules
-from jax_gnn.schedules import MatmulSchedule
-from jax_gnn.segment_matmul import segment_matmul, segment_outer
+from jax_gnn import segment_matmul, segment_outer
+from jax_gnn._ops.segment_matmul.schedule import FAMILY, MatmulSchedule
 from jax_gnn.tuning.measure import numbers
 
 Op = Literal["segment_matmul", "segment_outer"]
@@ -92,17 +91,24 @@ class Call(NamedTuple):
         return jnp.dtype(self.dtype).itemsize
 
     @property
-    def _shape(self) -> tuple[str, int, int, int, int, int]:
-        return self.op, self.sizes.rows, self.sizes.groups, self.k, self.n, self.itemsize
+    def shape(self) -> dict[str, Any]:
+        """What schedules are chosen by."""
+        return {
+            "rows": self.sizes.rows,
+            "groups": self.sizes.groups,
+            "k": self.k,
+            "n": self.n,
+            "itemsize": self.itemsize,
+        }
 
     @property
     def key(self) -> str:
         """In the cache."""
-        return _schedule_cache.matmul_key(*self._shape)
+        return FAMILY.key(self.op, **self.shape)
 
     def rule(self) -> MatmulSchedule:
         """What the rule says, whatever is in the cache."""
-        return schedules.matmul_from_rule(*self._shape)
+        return FAMILY.rule(self.op, **self.shape)
 
     def candidates(self) -> list[MatmulSchedule]:
         """Choices that the model does not rule out, on a GPU like an H200."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax_gnn import schedules
 
 Key = TypeVar("Key", bound=Hashable)
-AnySchedule = TypeVar("AnySchedule", bound=schedules.AnySchedule)
+AnySchedule = TypeVar("AnySchedule", bound=tuple[Any, ...])
 
 
 class Timer(Protocol):

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_gnn import _schedule_cache, schedules, segments
-from jax_gnn.schedules import Schedule
+from jax_gnn._core.csr import Csr, SparseMatrix
+from jax_gnn._ops.segment_reduce.primitive import segment_reduce
+from jax_gnn._ops.segment_reduce.schedule import FAMILY, Schedule, covering_lanes
+from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn.tuning.measure import numbers
-from jax_gnn.views import View, Views
 
 Op = Literal["sum", "spmm", "softmax"]
 OPS: tuple[Op, ...] = get_args(Op)
@@ -30,7 +31,7 @@ class Choice(NamedTuple):
 
     def schedule(self, width: int, itemsize: int) -> Schedule:
         """For rows of so many features of so many bytes."""
-        lanes = max(schedules.covering_lanes(width, itemsize) >> self.narrowing, 1)
+        lanes = max(covering_lanes(width, itemsize) >> self.narrowing, 1)
         return Schedule(self.parallel, lanes, self.threads, self.blocks)
 
 
@@ -82,12 +83,16 @@ class Call(NamedTuple):
     dtype: str
 
     @property
+    def _kernel(self) -> str:
+        """What schedules know the op as."""
+        return "softmax" if self.op == "softmax" else "segment_reduce"
+
+    @property
     def shape(self) -> dict[str, Any]:
-        """The arguments of `schedules.choose` that every call has."""
+        """What schedules are chosen by."""
         return {
-            "op": "softmax" if self.op == "softmax" else "segment_reduce",
-            "count": len(self.edges.rows),
-            "num_rows": self.edges.num_rows,
+            "entries": len(self.edges.rows),
+            "rows": self.edges.num_rows,
             "width": self.width,
             "itemsize": jnp.dtype(self.dtype).itemsize,
             "gather": self.op == "spmm",
@@ -96,17 +101,16 @@ class Call(NamedTuple):
     @property
     def key(self) -> str:
         """In the cache."""
-        return _schedule_cache.key(**self.shape)
+        return FAMILY.key(self._kernel, **self.shape)
+
+    def rule(self) -> Schedule:
+        """What the rule says, whatever is in the cache."""
+        return FAMILY.rule(self._kernel, **self.shape)
 
     def candidates(self) -> list[Schedule]:
         """All choices for the op."""
         itemsize = self.shape["itemsize"]
         return [choice.schedule(self.width, itemsize) for choice in choices(self.op)]
-
-    def rule(self) -> Schedule:
-        """What the rule says, whatever is in the cache."""
-        average = self.shape["count"] / max(self.edges.num_rows, 1)
-        return schedules.from_rule(**self.shape, average_degree=average, max_degree=None)
 
     def effective(self, schedule: Schedule) -> Schedule:
         """The same for all schedules that come to the same: teams are no more than entries."""
@@ -134,8 +138,8 @@ class Call(NamedTuple):
         weight: jax.Array | None = None,
     ) -> jax.Array:
         """What is timed, of the operands."""
-        forward = View(rows, cols, None, self.edges.num_rows)
-        views = Views(forward, forward)  # nothing asks for the backward view
+        by_row = Csr(rows, cols, num_rows=self.edges.num_rows)
+        matrix = SparseMatrix(by_row, by_row)  # nothing asks for the transpose
         if self.op == "softmax":
-            return segments.segment_softmax(x, views)
-        return segments.segment_reduce(x, weight, views, reduce="sum", heads=1)
+            return segment_softmax(x, matrix)
+        return segment_reduce(x, weight, matrix, reduce="sum", heads=1)

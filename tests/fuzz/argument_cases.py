@@ -1412,7 +1412,9 @@ def hypergraph(random: Random, mode: Mode) -> Case:
             elif step in ("isolated", "all"):
                 graph = graph.with_self_loops(step)
             elif step == "incidence_values":
-                size = graph.num_incidences + sizes.count + 1  # padding that was dropped has values too
+                size = (
+                    graph.num_incidences + sizes.count + 1
+                )  # padding that was dropped has values too
                 taken.append(graph.incidence_values(jnp.arange(size)))
             else:
                 assert repr(graph).startswith("Hypergraph(num_nodes=")

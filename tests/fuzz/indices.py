@@ -38,8 +38,11 @@ import emulation
 from op_spec import setting
 
 import jax_gnn
-from jax_gnn import _index, schedules, segments
-from jax_gnn.views import View, Views
+from jax_gnn import schedules
+from jax_gnn._core import csr
+from jax_gnn._core.csr import Csr, SparseMatrix, segments
+from jax_gnn._ops.segment_reduce import primitive, select
+from jax_gnn._ops.segment_softmax import primitive as softmax
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 TOLERANCE = {"float64": 1e-11, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
@@ -111,12 +114,12 @@ class Draw:
             starts[0], starts[-1] = (0, count) if size else (0, 0)
         return starts
 
-    def split(self, indptr: np.ndarray, cols: np.ndarray, num_cols: int) -> _index.EdgeSplit:
+    def split(self, indptr: np.ndarray, cols: np.ndarray, num_cols: int) -> csr.EdgeSplit:
         """The slots of these rows, or of any."""
         rng, num_rows = self.rng, len(indptr) - 1
-        ids, places = _index.edge_split(indptr, cols)
+        ids, places = csr.edge_split(indptr, cols)
         if self.kept:
-            return _index.EdgeSplit(ids, places)
+            return csr.EdgeSplit(ids, places)
         if rng.random() < 0.5:
             ids = self.anything(ids.size, num_cols).reshape(ids.shape)
         kind = rng.integers(4)
@@ -128,7 +131,7 @@ class Draw:
         elif kind == 2:
             some = rng.random(len(places)) < rng.choice([0.05, 0.5])
             places[some, 0] = self.anything(some.sum(), num_rows)
-        return _index.EdgeSplit(ids, places)
+        return csr.EdgeSplit(ids, places)
 
     def graph(self, num_src: int, num_dst: int, count: int, split: bool) -> jax_gnn.Graph:
         """Built from ids of which many are padding, or filled with anything."""
@@ -335,8 +338,9 @@ def integers(name: str, size: Size, dtype: str) -> Any:
 def segment_index(size: Size, dtype: str) -> Any:
     def function(ids: Any, nodes: Any, edges: Any) -> Any:
         rows, order, back = ids
-        forward = View(rows, order, None, size.rows)
-        index = jax_gnn.SegmentIndex(Views(forward, View(None, back, None, size.entries)))
+        by_segment = Csr(rows, order, num_rows=size.rows)
+        matrix = SparseMatrix(by_segment, Csr(None, back, num_rows=size.entries))
+        index = jax_gnn.SegmentIndex(matrix)
         return index.gather(nodes), index.segment_sum(edges)
 
     def arguments(draw: Draw) -> Any:
@@ -350,10 +354,10 @@ def segment_index(size: Size, dtype: str) -> Any:
     return function, arguments
 
 
-# Primitives, on views that have nothing to do with each other.
+# Primitives, on matrices whose halves have nothing to do with each other.
 
 
-def views(draw: Draw, size: Size) -> Any:
+def matrix(draw: Draw, size: Size) -> Any:
     """Of the same entries where promises are kept, though padding is not -1; else of anything."""
     count = size.entries
     if not draw.kept:
@@ -361,7 +365,7 @@ def views(draw: Draw, size: Size) -> Any:
         backward = (draw.anything(count, n) for n in (size.cols, size.rows, count))
     else:
         pairs = (draw.anything(count, n).astype(np.int64) for n in (size.rows, size.cols))
-        by_row, by_col, places = _index.sort_both_ways(*pairs, size.rows, size.cols)
+        (by_row, by_col), _ = csr.sort_both_ways(*pairs, size.rows, size.cols)
         padding = by_row.rows < 0  # the last, in either order
         other = draw.anything(count, size.cols)
         forward = (
@@ -372,24 +376,25 @@ def views(draw: Draw, size: Size) -> Any:
         backward = (
             np.where(padding, draw.rng.choice([-1, size.cols, INT32.max]), by_col.rows),
             np.where(padding, other, by_col.cols),
-            np.where(padding, draw.rng.choice([-1, count, INT32.min]), places),
+            np.where(padding, draw.rng.choice([-1, count, INT32.min]), by_col.order),
         )
 
-    def view(num_rows: int, *ids: Any) -> View:
-        return View(*(None if each is None else each.astype(np.int32) for each in ids), num_rows)
+    def half(num_rows: int, *ids: Any) -> Csr:
+        narrow = (None if each is None else each.astype(np.int32) for each in ids)
+        return Csr(*narrow, num_rows=num_rows)
 
-    return Views(view(size.rows, *forward), view(size.cols, *backward))
+    return SparseMatrix(half(size.rows, *forward), half(size.cols, *backward))
 
 
 @op("primitive segment_reduce")
 def segment_reduce(size: Size, dtype: str) -> Any:
     return (
         lambda ids, x, weight: [
-            segments.segment_reduce(x, weight, ids, reduce=reduce, heads=size.heads)
+            primitive.segment_reduce(x, weight, ids, reduce=reduce, heads=size.heads)
             for reduce in ("sum", "mean", "max")
         ],
         lambda draw: (
-            views(draw, size),
+            matrix(draw, size),
             draw.numbers((size.cols, size.width), dtype),
             draw.weights((size.entries, size.heads), accumulator(dtype)),
         ),
@@ -401,7 +406,7 @@ def segment_select(kind: str, size: Size, dtype: str) -> Any:
     def function(ids: Any, row_key: Any, col_key: Any, value: Any, weight: Any, factor: Any) -> Any:
         weight = weight if kind == "weighted" else None
         return [
-            segments.segment_select(
+            select.segment_select(
                 *(row_key, col_key, value, weight, factor, ids),
                 weight_on_row=weight_on_row,
                 heads=size.heads,
@@ -410,7 +415,7 @@ def segment_select(kind: str, size: Size, dtype: str) -> Any:
         ]
 
     return function, lambda draw: (
-        views(draw, size),
+        matrix(draw, size),
         draw.numbers((size.rows, size.width), dtype),
         *(draw.numbers((size.cols, size.width), dtype) for _ in range(2)),
         *(draw.weights((size.entries, size.heads), accumulator(dtype)) for _ in range(2)),
@@ -420,13 +425,13 @@ def segment_select(kind: str, size: Size, dtype: str) -> Any:
 @op("primitive sddmm_select")
 def sddmm_select(size: Size, dtype: str) -> Any:
     def function(ids: Any, a: Any, b: Any, row_key: Any, col_key: Any, weight: Any) -> Any:
-        return segments.sddmm_select(
+        return select.sddmm_select(
             a, b, row_key, col_key, weight, ids, weight_on_row=False, heads=size.heads
         )
 
     shapes = [(size.rows, size.width), (size.cols, size.width)] * 2
     return function, lambda draw: (
-        views(draw, size),
+        matrix(draw, size),
         *(draw.numbers(shape, dtype) for shape in shapes),
         draw.weights((size.entries, size.heads), accumulator(dtype)),
     )
@@ -435,9 +440,9 @@ def sddmm_select(size: Size, dtype: str) -> Any:
 @op("primitive segment_reduce_vjp")
 def segment_reduce_vjp(size: Size, dtype: str) -> Any:
     return (
-        lambda ids, x, weight, ct: segments.segment_reduce_vjp(x, weight, ct, ids),
+        lambda ids, x, weight, ct: primitive.segment_reduce_vjp(x, weight, ct, ids),
         lambda draw: (
-            views(draw, size),
+            matrix(draw, size),
             draw.numbers((size.cols, size.width), dtype),
             draw.weights((size.entries, size.heads), accumulator(dtype)),
             draw.numbers((size.rows, size.width), dtype),
@@ -449,11 +454,11 @@ def segment_reduce_vjp(size: Size, dtype: str) -> Any:
 def softmax_tangent(size: Size, dtype: str) -> Any:
     def arguments(draw: Draw) -> Any:
         rows = draw.rows(size.entries, size.rows)
-        ids = Views(View(rows, None, None, size.rows), View(None, rows, None, size.entries))
+        ids = segments(rows, size.rows)
         numbers = [draw.numbers((size.entries, size.width), dtype) for _ in range(2)]
         return ids, *numbers
 
-    return lambda ids, y, t: segments.segment_softmax_tangent(y, t, ids), arguments
+    return lambda ids, y, t: softmax.segment_softmax_tangent(y, t, ids), arguments
 
 
 # Hypergraphs.
@@ -608,12 +613,12 @@ def edge_split(size: Size, dtype: str) -> Any:
 
     def arguments(draw: Draw) -> Any:
         arrays = draw.indptr(size.rows, size.entries), draw.anything(size.entries, size.cols)
-        return (*arrays, *_index.edge_split(*arrays)), ()
+        return (*arrays, *csr.edge_split(*arrays)), ()
 
     def function(arrays: Any, _: Any) -> Any:
         """That both ways to cut rows agree is checked where they are not equal."""
         indptr, cols, ids, places = arrays
-        split = _index.edge_split(indptr, cols)
+        split = csr.edge_split(indptr, cols)
         return (split.ids == ids).all() & (split.places == places).all()
 
     return function, arguments

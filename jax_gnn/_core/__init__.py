@@ -1,0 +1,1 @@
+"""What ops are made of: records and primitives, sparse matrices, arguments, schedules."""

@@ -1,0 +1,329 @@
+"""Checks of arguments, and what they are converted to: the one room for all of this library."""
+
+from __future__ import annotations
+
+import contextlib
+import numbers
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax import Array
+
+from jax_gnn._core.arrays import FLOATS, accumulator_dtype
+from jax_gnn._core.ids import index_dtype, is_traced, signed
+
+# --- Features and weights ------------------------------------------------------------------------
+
+
+def check_features(
+    name: str, x: Any, size_name: str = "num_rows", size: int | None = None
+) -> Array:
+    """An array ``(size, *features)`` of floating-point numbers."""
+    x = as_array(name, x)
+    if x.dtype not in FLOATS:
+        raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
+    if x.ndim == 0 or size not in (None, x.shape[0]):
+        rows = size_name if size is None else f"{size_name}={size}"
+        raise ValueError(f"{name} must be ({rows}, *features), got shape {x.shape}")
+    return x
+
+
+def check_real(name: str, values: Any) -> Array:
+    """An array of integers or floating-point numbers."""
+    values = as_array(name, values)
+    if not is_real(values.dtype):
+        raise TypeError(f"{name} must be real numbers, got {values.dtype}")
+    return values
+
+
+def check_weight(
+    name: str, weight: Any, size_name: str, size: int, x: Any, x_name: str, rows_name: str
+) -> Array | None:
+    """Weights of entries, perhaps by head: ``(size, heads)`` in the accumulator type of x.
+
+    Args:
+        name: of the argument.
+        weight: ``(size,)`` or ``(size, heads)``, or None.
+        size_name: what the number of entries is called.
+        size: number of entries.
+        x: the features, of which only shape and dtype are looked at.
+        x_name: what they are called.
+        rows_name: what the number of their rows is called.
+    """
+    if weight is None:
+        return None
+    weight = check_real(name, weight)
+    if weight.ndim not in (1, 2) or weight.shape[0] != size:
+        raise ValueError(
+            f"{name} must be ({size_name}={size},) or ({size_name}={size}, heads), got shape "
+            f"{weight.shape}"
+        )
+    if weight.ndim == 2 and weight.shape[1:] != x.shape[1:2]:
+        raise ValueError(
+            f"{name} of shape {weight.shape} has a column for each of {weight.shape[1]} heads: "
+            f"{x_name} must be ({rows_name}, {weight.shape[1]}, *features), got shape {x.shape}"
+        )
+    dtype = accumulator_dtype(x.dtype)
+    if weight.shape[1:] == (0,):  # without heads there are no features either: one head is as well
+        return jnp.zeros((size, 1), dtype)
+    return weight.reshape(size, *weight.shape[1:] or (1,)).astype(dtype)
+
+
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    """One of several options."""
+    if not (value is None or isinstance(value, str)) or value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_scale(name: str, scale: Any, size_name: str, size: int, acc: Any) -> Array | None:
+    """A factor for each row, as a column."""
+    if scale is None:
+        return None
+    scale = check_real(name, scale)
+    if scale.shape != (size,):
+        raise ValueError(f"{name} must be ({size_name}={size},), got shape {scale.shape}")
+    return scale.astype(acc)[:, None]
+
+
+# --- Ids and sizes -------------------------------------------------------------------------------
+
+
+def as_ids(name: str, ids: Any) -> Array:
+    """Checks an argument that is a vector of ids, and makes it int32 or int64."""
+    return check_ids(name, ids, traced=True)
+
+
+def check_pairs(first_name: str, first: Any, second_name: str, second: Any) -> tuple[Any, Any]:
+    """Two ids arrays of one length: both int64 in numpy, or both traced."""
+    traced = is_traced(first, second)
+    first = check_ids(first_name, first, traced)
+    second = check_ids(second_name, second, traced)
+    if first.shape != second.shape:
+        raise ValueError(
+            f"{first_name} and {second_name} must have the same length, got "
+            f"{first.shape[0]} and {second.shape[0]}"
+        )
+    return first, second
+
+
+def check_ids(name: str, ids: Any, traced: bool = False) -> Any:
+    """A one-dimensional array of integers: int64 in numpy, or int32 or int64 in JAX if traced."""
+    given = ids
+    ids = to_array(name, ids) if traced else to_numpy(name, ids)
+    if not jnp.issubdtype(ids.dtype, np.integer) and isinstance(given, list | tuple):
+        ids = _exact(given, ids)
+    if not jnp.issubdtype(ids.dtype, np.integer):
+        raise TypeError(f"{name} must be an array of integers, got {ids.dtype}")
+    if ids.ndim != 1:
+        raise ValueError(f"{name} must be one-dimensional, got shape {ids.shape}")
+    if traced:
+        return signed(ids)
+    if ids.dtype == np.uint64:  # what int64 does not hold is out of range as its largest number
+        ids = np.minimum(ids, np.iinfo(np.int64).max)
+    return ids.astype(np.int64)
+
+
+def _exact(given: Any, ids: Any) -> Any:
+    """Integers of which numpy made other numbers, as none of its types holds them all."""
+    exact = np.array(given, object)
+    if not exact.size or not all(type(i) is int or isinstance(i, np.integer) for i in exact.flat):
+        return ids
+    limits = np.iinfo(np.int64)
+    return np.clip(exact, limits.min, limits.max).astype(np.int64)
+
+
+def check_size(name: str, size: Any, *ids: Any) -> Any:
+    """A size, by default the largest of the ids plus one."""
+    if size is None and ids:
+        if is_traced(*ids):
+            raise TypeError(
+                f"{name} must be given inside jax.jit, where it cannot be read off the ids"
+            )
+        size = max(int(array.max(initial=-1)) for array in ids) + 1
+    if jax.export.is_symbolic_dim(size):
+        return size
+    size = check_integer(name, size)
+    if size < 0:
+        raise ValueError(f"{name} must not be negative, got {size}")
+    index_dtype(size)  # there must be an id for padding
+    return size
+
+
+def check_concrete(name: str, size: int, reason: str) -> None:
+    """A size that may not be a symbolic dimension of :mod:`jax.export`."""
+    if jax.export.is_symbolic_dim(size):
+        raise ValueError(f"{name} must be concrete, got the symbolic {size}: {reason}")
+
+
+def check_range(name: str, ids: np.ndarray, size_name: str, size: int) -> None:
+    """Raises an error where ids are out of range."""
+    bad = np.flatnonzero((ids < 0) | (ids >= size))
+    if bad.size:
+        raise ValueError(
+            f"{name}[{bad[0]}] = {ids[bad[0]]} is outside [0, {size_name}={size}) "
+            f"({bad.size} such ids)"
+        )
+
+
+def check_integer(name: str, value: Any) -> int:
+    """An integer of 64 bits."""
+    try:
+        value = operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from error
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name} must fit 64 bits, got {value}")
+    return value
+
+
+def check_sparse(name: str, matrix: Any, shape: str) -> Any:
+    """A copy of a scipy sparse matrix of any format, in coordinates.
+
+    scipy's conversions write where the index arrays say, and those are its user's to change: hence
+    what decides over how much is written is checked before.
+    """
+    if not scipy.sparse.issparse(matrix):
+        raise TypeError(
+            f"{name} must be a scipy sparse matrix or array, got {type(matrix).__name__}"
+        )
+    if matrix.ndim != 2:
+        raise ValueError(f"{name} must be {shape}, got shape {matrix.shape}")
+    try:
+        return _sound(matrix).tocoo()
+    except (ValueError, TypeError, IndexError, OverflowError, AttributeError) as error:
+        raise ValueError(f"{name} is not a valid {matrix.format} matrix: {error}") from error
+
+
+def _sound(matrix: Any) -> Any:
+    """The matrix, or one like it, if scipy can convert it without leaving its arrays."""
+    num_rows, num_cols = matrix.shape
+    if matrix.format in ("csr", "csc", "bsr"):
+        data = np.asarray(matrix.data)
+        if data.ndim != (3 if matrix.format == "bsr" else 1) or 0 in data.shape[1:]:
+            raise ValueError(f"data has shape {data.shape}")
+        sizes = num_cols, num_rows
+        if matrix.format != "csc":
+            block = data.shape[1:] or (1, 1)
+            if num_rows % block[0] or num_cols % block[1]:
+                raise ValueError(f"blocks of shape {block} do not divide {matrix.shape}")
+            sizes = num_rows // block[0], num_cols // block[1]
+        parts = check_compressed(data, matrix.indices, matrix.indptr, *sizes)
+        return type(matrix)(parts, shape=matrix.shape)
+    if matrix.format == "coo":  # these are checked when a matrix is made
+        return type(matrix)((matrix.data, (matrix.row, matrix.col)), shape=matrix.shape)
+    if matrix.format == "lil":
+        for part in (matrix.rows, matrix.data):
+            _check_lengths("rows", len(part), num_rows)
+        for i, (cols, values) in enumerate(zip(matrix.rows, matrix.data, strict=True)):
+            _check_lengths(f"rows[{i}]", len(cols), len(values))
+    if matrix.format == "dia":
+        _check_lengths("offsets", matrix.offsets.size, matrix.data.shape[0])
+        if not ((matrix.offsets >= -num_rows) & (matrix.offsets <= num_cols)).all():
+            raise ValueError("offsets name a diagonal outside")
+    return matrix
+
+
+def check_compressed(
+    values: np.ndarray, indices: Any, indptr: Any, num_rows: int, num_cols: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The parts of a CSR matrix that nobody has checked yet, less what no row has.
+
+    scipy's own check passes over all indices if ``indptr`` ends at 0, and over decreases that do
+    not fit 32 bits.
+
+    Raises:
+        ValueError: they are not the parts of a matrix of this size.
+    """
+    for part, array in (("indices", indices), ("indptr", indptr)):
+        if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu":
+            raise ValueError(f"{part} must be a one-dimensional array of integers")
+    _check_lengths("indptr", indptr.size, num_rows + 1)
+    if indptr[0] != 0 or (indptr[1:] < indptr[:-1]).any():
+        raise ValueError("indptr must start at 0 and never decrease")
+    _check_lengths("indices", indices.size, len(values))
+    count = int(indptr[-1])
+    if count > indices.size:
+        raise ValueError(f"indptr ends at {count}, but there are {indices.size} indices")
+    indices = indices[:count]
+    if count and not 0 <= indices.min() <= indices.max() < num_cols:
+        raise ValueError(f"indices must be in [0, {num_cols})")
+    if not {indices.dtype, indptr.dtype} <= {np.dtype(np.int32), np.dtype(np.int64)}:
+        indices, indptr = indices.astype(np.int64), indptr.astype(np.int64)
+    return values[:count], indices, indptr
+
+
+def _check_lengths(part: str, size: int, wanted: int) -> None:
+    if size != wanted:
+        raise ValueError(f"{part} has {size} entries in place of {wanted}")
+
+
+def to_array(name: str, values: Any) -> Any:
+    """An array of numbers: of JAX where it is one or traced, else of numpy, as it was given."""
+    if isinstance(values, jax.Array):
+        return values
+    if hasattr(values, "__jax_array__") or is_traced(*jax.tree.leaves(values)):
+        return as_array(name, values)
+    return to_numpy(name, values)
+
+
+def to_numpy(name: str, values: Any) -> np.ndarray:
+    """An array of numbers, of whatever type."""
+    with blame(name, "an array of numbers"):
+        return np.asarray(values)
+
+
+def as_array(name: str, values: Any) -> Array:
+    """An array of JAX."""
+    with blame(name, "an array of numbers"):
+        return jnp.asarray(values)
+
+
+def growth(name: str, wanted: int | None, size: int) -> int:
+    """How much a size must grow to reach a wanted capacity, which is checked; None leaves it."""
+    if wanted is None:
+        return 0
+    wanted = check_integer(name, wanted)
+    if wanted < size:
+        raise ValueError(f"{name} must be at least the present {size}, got {wanted}")
+    return wanted - size
+
+
+def is_real(dtype: Any) -> bool:
+    """Whether a dtype is of integers or floating-point numbers."""
+    return jnp.issubdtype(dtype, np.integer) or jnp.issubdtype(dtype, np.floating)
+
+
+@contextlib.contextmanager
+def blame(name: str, what: str) -> Iterator[None]:
+    """Says of errors of JAX and numpy which argument is to blame, and what it must be."""
+    try:
+        yield
+    except (TypeError, ValueError, OverflowError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{name} must be {what}: {error}") from error
+
+
+def check_number(name: str, value: Any) -> None:
+    """A real number."""
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """True or False, static."""
+    if not isinstance(value, bool | int | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
+    return bool(value)
+
+
+def check_instance(name: str, value: Any, kind: type) -> None:
+    """An object of a class of this library."""
+    if not isinstance(value, kind):
+        wanted = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+        raise TypeError(f"{name} must be a {wanted}, got {type(value).__name__}")

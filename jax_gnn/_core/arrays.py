@@ -1,0 +1,67 @@
+"""Arrays of numbers: dtypes that kernels take, gathers, and changes of shape."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jax_gnn._core.ids import bounded
+
+# Dtypes that kernels take, as weighted features or without weights.
+FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
+DTYPES = (*FLOATS, jnp.int32, jnp.int64)
+
+# What plain XLA sums, bound here: users may put this library's functions in their place.
+JAX_OPS = {name: getattr(jax.ops, f"segment_{name}") for name in ("sum", "prod", "max", "min")}
+
+# Metadata of fields of pytrees that are not arrays.
+STATIC = {"static": True}
+
+
+def take(x: Array, ids: Array | None) -> Array:
+    """``x[ids]``, zeros where an id is out of range; None takes all of x."""
+    if ids is None:
+        return x
+    if x.shape[0] == 0:  # a gather wants one row at least
+        return jnp.zeros((*ids.shape, *x.shape[1:]), x.dtype)
+    # jnp.take would wrap -1 around.
+    ids = bounded(ids, x.shape[0])
+    return x.at[ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+
+
+def flat(x: Array) -> Array:
+    """``(rows, *features)`` as a matrix."""
+    return x.reshape(x.shape[0], row_width(x))
+
+
+def row_width(x: Any) -> int:
+    """The numbers in a row of ``(rows, *features)``."""
+    return math.prod(x.shape[1:])
+
+
+def accumulator_dtype(dtype: Any) -> Any:
+    """What kernels add in: float32 for half types, else the dtype itself."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return promoted(dtype, jnp.float32)
+    return dtype
+
+
+def promoted(*dtypes: Any) -> Any:
+    """What dtypes promote to by JAX's standard rules, also where promotion is set to be strict."""
+    with jax.numpy_dtype_promotion("standard"):
+        return functools.reduce(jnp.promote_types, dtypes)
+
+
+def spread(values: Array, x: Array) -> Array:
+    """Adds axes to a vector of rows, to work with ``(rows, *features)``."""
+    return jnp.expand_dims(values, tuple(range(1, x.ndim)))
+
+
+def column(mask: Array) -> Array:
+    """A vector as a matrix, to work with features."""
+    return mask[:, None]

@@ -1,0 +1,95 @@
+"""Batching rules: a batch joins the features, or its matrices become one."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jax_gnn._core.csr import SparseMatrix, block_diagonal, joinable
+from jax_gnn._core.op import Bind
+
+
+def batch(
+    weights: Sequence[str],
+    bind: Bind,
+    operands: Any,
+    batched: Any,
+    size: int,
+    *,
+    per_entry: bool = False,
+) -> Array:
+    """Batching of all primitives on features and one matrix.
+
+    Args:
+        weights: names of the operands that are ``(entries, heads)``; the others are features.
+        bind: the primitive.
+        operands: its operands, of which one is called ``matrix``.
+        batched: which arrays of theirs are.
+        size: of the batch.
+        per_entry: whether the result is ``(entries, heads)`` too.
+    """
+    if any(jax.tree.leaves(batched.matrix)):
+        return disjoint_union(bind, operands, batched, size)
+    # One matrix for all: the batch joins the features of each head, or the heads.
+    heads = bind.attributes.get("heads", 1)
+    as_heads = per_entry or any(getattr(batched, name) for name in weights)
+    outer = 1 if as_heads else heads
+
+    def fold(name: str, value: Any, is_batched: Any) -> Any:
+        if value is None or name == "matrix" or (name in weights and not as_heads):
+            return value
+        if not is_batched:
+            value = jnp.broadcast_to(value, (size, *value.shape))
+        _, rows, *features = value.shape
+        width, others = math.prod(features[:1]), features[1:]
+        value = value.reshape(size, rows, outer, width // outer, *others)
+        return jnp.moveaxis(value, 0, 2).reshape(rows, size * width, *others)
+
+    names = operands._fields
+    folded = type(operands)(*map(fold, names, operands, batched))
+    result = bind(folded, **({"heads": heads * size} if as_heads else {}))
+    rows, width, *others = result.shape
+    result = jnp.moveaxis(result.reshape(rows, outer, size, width // size // outer, *others), 2, 0)
+    is_vector = operands[0].ndim - batched[0] == 1  # the batch is all of its features
+    return result.reshape(size, rows, *([] if is_vector else [width // size]), *others)
+
+
+def batch_apart(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
+    """Batching of a primitive by that of the primitives that it stands for."""
+    del size
+    axes = tuple(jax.tree.map(lambda is_batched: 0 if is_batched else None, batched))
+    apart = functools.partial(bind.op.xla, **bind.attributes, implementation=bind.implementation)
+    names = operands._fields
+    return jax.vmap(lambda *each: apart(**dict(zip(names, each, strict=True))), axes)(*operands)
+
+
+def disjoint_union(bind: Bind, operands: Any, batched: Any, size: int) -> Array:
+    """Joins a batch of matrices to one without common rows, and applies a primitive to that."""
+    operands = all_batched(operands, batched, size)
+    if size == 1:
+        return bind(jax.tree.map(lambda x: x[0], operands))[None]
+    if not joinable(size, *(each for each in operands if isinstance(each, SparseMatrix))):
+        return jax.lax.map(bind, operands)
+    joined = [
+        block_diagonal(each)
+        if isinstance(each, SparseMatrix)
+        else jax.tree.map(lambda x: x.reshape(size * x.shape[1], *x.shape[2:]), each)
+        for each in operands
+    ]
+    result = bind(type(operands)(*joined))
+    return result.reshape(size, result.shape[0] // size, *result.shape[1:])
+
+
+def all_batched(operands: Any, batched: Any, size: int) -> Any:
+    """The operands, of which those arrays that are not batched are repeated."""
+    return jax.tree.map(
+        lambda x, is_batched: x if is_batched else jnp.broadcast_to(x, (size, *x.shape)),
+        operands,
+        batched,
+    )

@@ -1,0 +1,321 @@
+"""Sparse matrices of ones: the index structure of graphs, hypergraphs and segments.
+
+A :class:`Csr` has its entries sorted by row, a :class:`SparseMatrix` by row and by column.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._core import ffi
+from jax_gnn._core.arrays import STATIC
+from jax_gnn._core.ids import (
+    PADDING,
+    at_most,
+    in_range,
+    index_dtype,
+    is_traced,
+    pad_ids,
+    row_ids,
+    row_starts,
+)
+
+SLOT_SIZE = 8
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Csr:
+    """Entries of a sparse matrix, sorted by row.
+
+    Ids out of range, of rows or of columns, make an entry padding: it is dropped, and what it
+    points to is not read.
+
+    Attributes:
+        rows: ``(entries,)``, ascending, padding at the ends; None: entry e is all of row e.
+        cols: ``(entries,)``, which row of the input an entry reads; None: entry e reads row e.
+        order: ``(entries,)``, which weight an entry has; None: entry e has weight e.
+        indptr: ``(num_rows + 1,)``, where each row starts, and where the last one ends; None where
+            nothing asks for it.
+        slots: the columns as an :class:`EdgeSplit`; None likewise.
+        num_rows: number of rows.
+        max_degree: entries of the longest row, where known: a hint to the choice of schedules.
+        resorted: whether ids were sorted for it at run time: plain XLA spares the sort, see
+            :attr:`SparseMatrix.unsorted`.
+    """
+
+    rows: Any
+    cols: Any = None
+    order: Any = None
+    indptr: Any = None
+    slots: EdgeSplit | None = None
+    num_rows: int = field(kw_only=True, metadata=STATIC)
+    max_degree: int | None = field(default=None, kw_only=True, metadata=STATIC)
+    resorted: bool = field(default=False, kw_only=True, metadata=STATIC)
+
+    @property
+    def ids(self) -> Any:
+        """``(entries,)``, the rows or, where there are none, the columns."""
+        return self.cols if self.rows is None else self.rows
+
+    @property
+    def count(self) -> int:
+        """Number of entries, padding included."""
+        return self.ids.shape[0]
+
+    @property
+    def counts(self) -> Array:
+        """``(num_rows,)``, how many entries each row has, by ``indptr``."""
+        return jnp.diff(self.indptr)
+
+    def valid(self, num_cols: int) -> Array:
+        """``(entries,)``, which are not padding."""
+        checks = [
+            in_range(ids, size)
+            for ids, size in (
+                (self.rows, self.num_rows),
+                (self.cols, num_cols),
+                (self.order, self.count),
+            )
+            if ids is not None
+        ]
+        return functools.reduce(operator.and_, checks)
+
+
+class SparseMatrix(NamedTuple):
+    """The same entries sorted by the row they go to and by the row they come from.
+
+    Attributes:
+        by_row: what a product with the matrix goes through.
+        by_col: its transpose; an ``order`` there says which of the entries ``by_row`` it is.
+    """
+
+    by_row: Csr
+    by_col: Csr
+
+    @property
+    def T(self) -> SparseMatrix:
+        """The transpose."""
+        return SparseMatrix(self.by_col, self.by_row)
+
+    @property
+    def unsorted(self) -> Csr | None:
+        """By row, with entries in the order of the columns, where that spares a sort."""
+        by_row, by_col = self
+        if by_row.resorted and by_row.cols is not None and by_col.rows is None:
+            return Csr(by_col.cols, num_rows=by_row.num_rows)
+        return None
+
+
+def segments(ids: Array, num_segments: int) -> SparseMatrix:
+    """Which segment each element belongs to, by sorted ids: a row has a segment's elements."""
+    return SparseMatrix(Csr(ids, num_rows=num_segments), Csr(None, ids, num_rows=ids.shape[0]))
+
+
+def permutation(order: Array, inverse: Array) -> SparseMatrix:
+    """Row i reads row ``order[i]``: a gather, whose transpose is one too."""
+    count = order.shape[0]
+    return SparseMatrix(Csr(None, order, num_rows=count), Csr(None, inverse, num_rows=count))
+
+
+def entrywise(a: Any, b: Any, matrix: SparseMatrix) -> tuple[Any, Any, SparseMatrix]:
+    """What belongs to rows, to columns and the matrix, or of its transpose.
+
+    Of the two the one whose entries are in the order of the weights.
+    """
+    if matrix.by_row.order is None and matrix.by_row.rows is not None:
+        return a, b, matrix
+    return b, a, matrix.T
+
+
+# --- Building ------------------------------------------------------------------------------------
+
+
+def sort_both_ways(rows: Any, cols: Any, num_rows: int, num_cols: int) -> tuple[SparseMatrix, Any]:
+    """Sorts pairs by row, then column, and by column, then row, natively or if traced in JAX.
+
+    Pairs with an id out of range are padding: -1 in all arrays, and last.
+
+    Args:
+        rows: ``(entries,)``, int64 in numpy, or traced.
+        cols: likewise.
+        num_rows: number of rows.
+        num_cols: number of columns.
+
+    Returns:
+        The matrix, with ``indptr``, where the ``order`` of ``by_col`` says where each entry stands
+        among those ``by_row``; and where each of those was before. Equal pairs keep their order.
+    """
+    dtype = index_dtype(num_rows, num_cols, rows.shape[0])
+    if not isinstance(rows, jax.Array):
+        count = len(rows)
+        by_row, by_col = (
+            [np.empty(length, dtype) for length in (size + 1, count, count, count)]
+            for size in (num_rows, num_cols)
+        )
+        places: Any = np.empty(count, dtype)
+        contiguous = map(np.ascontiguousarray, (rows, cols))
+        ffi.host_function("sort_pairs")(*contiguous, *by_row, *by_col, places)
+        return _by_row_and_col(by_row, by_col, places, num_rows, num_cols)
+    valid = in_range(rows, num_rows) & in_range(cols, num_cols)
+    rows = jnp.where(valid, rows, num_rows)
+    cols = jnp.where(valid, cols, num_cols)
+
+    def entries(rows: Array, cols: Array, order: Array, num_rows: int) -> list[Any]:
+        indptr = row_starts(rows, num_rows)
+        padding = jnp.arange(rows.shape[0], dtype=indptr.dtype) >= indptr[-1]
+        columns = (jnp.where(padding, PADDING, ids).astype(dtype) for ids in (rows, cols, order))
+        return [indptr.astype(dtype), *columns]
+
+    order = jnp.argsort(cols, stable=True)
+    order = order[jnp.argsort(rows[order], stable=True)]
+    rows, cols = rows[order], cols[order]
+    back = jnp.argsort(cols, stable=True)
+    by_row = entries(rows, cols, order, num_rows)
+    by_col = entries(cols[back], rows[back], order[back], num_cols)
+    places = jnp.where(by_col[1] == PADDING, PADDING, back).astype(dtype)
+    return _by_row_and_col(by_row, by_col, places, num_rows, num_cols)
+
+
+def _by_row_and_col(
+    by_row: Any, by_col: Any, places: Any, num_rows: int, num_cols: int
+) -> tuple[SparseMatrix, Any]:
+    """Puts (indptr, rows, cols, order) of either side together."""
+    indptr, rows, cols, order = by_row
+    t_indptr, t_rows, t_cols, _ = by_col
+    matrix = SparseMatrix(
+        Csr(rows, cols, None, indptr, num_rows=num_rows),
+        Csr(t_rows, t_cols, places, t_indptr, num_rows=num_cols),
+    )
+    return matrix, order
+
+
+# --- Slots ---------------------------------------------------------------------------------------
+
+
+class EdgeSplit(NamedTuple):
+    """The rows of a CSR matrix cut into slots of 8 entries: even work, whatever the rows' lengths.
+
+    HyperGef's fusion-workload-aware format: a slot is a partition of its, the place has the group's
+    key and workload. An empty row has one slot. There are ``entries // 8 + num_rows + 1``, which
+    always suffice; at least one is surplus, at the end.
+
+    Attributes:
+        ids: ``(num_slots, 8)``, the columns; -1 where a row's last slot is filled up, and in
+            surplus slots.
+        places: ``(num_slots, 2)``, the row, and twice the slot's place in its row, plus 1 in the
+            row's last slot; (-1, 1) for surplus slots. Kernels pass over what follows a row of -1.
+    """
+
+    ids: Any
+    places: Any
+
+
+def num_slots(num_rows: int, num_entries: int) -> int:
+    """How many slots an :class:`EdgeSplit` has."""
+    return num_entries // SLOT_SIZE + num_rows + 1
+
+
+def edge_split(indptr: Any, cols: Any) -> EdgeSplit:
+    """Cuts the rows of a CSR matrix into slots: natively, or in ``jax.numpy`` if traced.
+
+    A row that ``indptr`` starts out of range, or before the end of the row ahead, starts at the
+    nearest place that is neither.
+
+    Args:
+        indptr: ``(num_rows + 1,)``, int32 or int64.
+        cols: ``(entries,)`` in the same dtype. Entries past the last row belong to none.
+
+    Returns:
+        numpy arrays for numpy arrays, else arrays of JAX, in the same dtype.
+    """
+    dtype, num_rows, count = indptr.dtype, indptr.shape[0] - 1, cols.shape[0]
+    size = num_slots(num_rows, count)
+    if not is_traced(indptr, cols):
+        split = EdgeSplit(np.empty((size, SLOT_SIZE), dtype), np.empty((size, 2), dtype))
+        contiguous = map(np.ascontiguousarray, (indptr, cols))
+        ffi.host_function("edge_split")(*contiguous, *split)
+        return EdgeSplit(*map(jnp.asarray, split)) if isinstance(indptr, jax.Array) else split
+    starts = jax.lax.cummax(jnp.clip(jnp.asarray(indptr), 0, count))
+    slots = jnp.maximum(-(-jnp.diff(starts) // SLOT_SIZE), 1)  # of each row
+    first = jnp.pad(jnp.cumsum(slots, dtype=dtype), (1, 0))
+    rows = row_ids(first, size)
+    place = jnp.arange(size, dtype=dtype) - first[rows]
+    begin = starts[rows] + SLOT_SIZE * place
+    left = jnp.where(rows == PADDING, 0, starts[rows + 1] - begin)
+    lanes = jnp.arange(SLOT_SIZE, dtype=dtype)
+    entries = jnp.where(lanes < left[:, None], begin[:, None] + lanes, count)
+    place = jnp.where(rows == PADDING, 1, 2 * place + (left <= SLOT_SIZE).astype(dtype))
+    return EdgeSplit(pad_ids(jnp.asarray(cols), 1)[entries], jnp.stack([rows, place], 1))
+
+
+# --- A batch of matrices -------------------------------------------------------------------------
+
+
+def joinable(size: int, *matrices: SparseMatrix) -> bool:
+    """Whether joined ids fit the type of those of one, of matrices that are each a batch."""
+    ids = [half.ids for matrix in matrices for half in matrix]
+    sizes = [half.num_rows for matrix in matrices for half in matrix] + [i.shape[1] for i in ids]
+    limit = int(jnp.iinfo(ids[0].dtype).max)
+    return all(at_most(size * each, limit) for each in sizes)
+
+
+def block_diagonal(matrix: SparseMatrix) -> SparseMatrix:
+    """Joins a batch of matrices, the first axis of all arrays, to one without common rows."""
+    by_row, by_col = matrix
+    return SparseMatrix(_join(by_row, by_col.num_rows), _join(by_col, by_row.num_rows))
+
+
+def _join(csr: Csr, num_cols: int) -> Csr:
+    size, count = csr.ids.shape
+
+    def shifted(ids: Array, block: int) -> Array:
+        return ids + jnp.arange(size, dtype=ids.dtype)[:, None] * block
+
+    def joined(ids: Array, valid: Array, block: int) -> Array:
+        return jnp.where(valid, shifted(ids, block), PADDING).ravel()
+
+    rows, cols, order, num_rows = csr.rows, csr.cols, csr.order, csr.num_rows
+    if order is not None:
+        order = joined(order, in_range(order, count), count)
+    if rows is None:
+        cols = joined(cols, in_range(cols, num_cols), num_cols)
+    else:  # rows stay sorted: padding gets the row before it, and is marked in the columns
+        valid = in_range(rows, num_rows)
+        rows = shifted(jax.lax.cummax(jnp.where(valid, rows, 0), axis=1), num_rows).ravel()
+        if cols is None:
+            cols = jnp.broadcast_to(jnp.arange(count, dtype=rows.dtype), valid.shape)
+        cols = joined(cols, valid & in_range(cols, num_cols), num_cols)
+    indptr = csr.indptr
+    if indptr is not None:  # the last row of each block runs on over the block's padding
+        end = jnp.full((1,), size * count, indptr.dtype)
+        indptr = jnp.concatenate([shifted(indptr[:, :-1], count).ravel(), end])
+    slots = None if csr.slots is None else _join_slots(csr.slots, num_rows, num_cols)
+    return replace(
+        csr,
+        rows=rows,
+        cols=cols,
+        order=order,
+        indptr=indptr,
+        slots=slots,
+        num_rows=size * num_rows,
+    )
+
+
+def _join_slots(slots: EdgeSplit, num_rows: int, num_cols: int) -> EdgeSplit:
+    """Each block's surplus slots stay where they are, of a row that there is not, but not -1."""
+    ids, places = slots
+    block = jnp.arange(ids.shape[0], dtype=ids.dtype)[:, None]
+    rows, place = places[..., 0], places[..., 1]
+    rows = jnp.where(in_range(rows, num_rows), rows + block * num_rows, len(ids) * num_rows)
+    ids = jnp.where(in_range(ids, num_cols), ids + block[..., None] * num_cols, PADDING)
+    return EdgeSplit(ids.reshape(-1, ids.shape[-1]), jnp.stack([rows.ravel(), place.ravel()], 1))

@@ -1,0 +1,102 @@
+"""Ids of rows: integers of any type, of which those out of range are padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+PADDING = -1  # out of range whatever the sizes are
+MAX_SIZE = 2**31 - 1  # kernels take int32 ids
+
+
+def in_range(ids: Array, size: int) -> Array:
+    """Which ids are not padding."""
+    return (ids >= 0) & (ids < size)
+
+
+def index_dtype(*sizes: int) -> Any:
+    """int32, or int64 where a size does not fit; of symbolic sizes it is taken that they do."""
+    if all(jax.export.is_symbolic_dim(size) or size < 2**31 for size in sizes):
+        return np.int32
+    if not jax.config.read("jax_enable_x64"):
+        raise ValueError(f"sizes {sizes} need 64-bit indices: enable jax_enable_x64")
+    return np.int64
+
+
+def at_most(size: int, limit: int) -> bool:
+    """Whether a size is no larger than that; of a symbolic one, whether that is certain."""
+    try:
+        return bool(size <= limit)
+    except jax.errors.InconclusiveDimensionOperation:
+        return False
+
+
+def is_traced(*arrays: Any) -> bool:
+    """Whether values are unknown, as inside ``jax.jit``."""
+    return any(isinstance(array, jax.core.Tracer) for array in arrays)
+
+
+# --- Ids of any integer type ---------------------------------------------------------------------
+
+# JAX narrows integers modulo a power of two, so that ids far out of range would come back into it:
+# host arrays where 64 bits are not enabled, unsigned types, and whatever indexes an array of less
+# than 2³¹ rows. These two come first.
+
+
+def signed(ids: Any) -> Array:
+    """Integers as int32 or, if their type holds more, int64; in JAX.
+
+    What that cannot hold becomes its largest or smallest number: still out of range, in order.
+    """
+    if isinstance(ids, jax.Array) and ids.dtype == np.int32:
+        return ids
+    fits = np.can_cast(ids.dtype, np.int32)
+    dtype = jax.dtypes.canonicalize_dtype(np.int32 if fits else np.int64)
+    if not fits and ids.dtype != dtype:
+        if not is_traced(ids) and jax.dtypes.canonicalize_dtype(ids.dtype) != ids.dtype:
+            ids = np.asarray(ids)  # where 64 bits are no longer enabled, JAX would drop half
+        given, limits = np.iinfo(ids.dtype), np.iinfo(dtype)
+        clip = jnp.clip if isinstance(ids, jax.Array) else np.clip
+        ids = clip(ids, max(given.min, limits.min), min(given.max, limits.max))
+    return jnp.asarray(ids, dtype)
+
+
+def bounded(ids: Any, size: int) -> Array:
+    """Ids to index with: of 64 bits, those out of range become -1 or ``size``, in order."""
+    ids = signed(ids)
+    return jnp.clip(ids, -1, size) if ids.dtype.itemsize == 8 else ids
+
+
+# --- Rows as ids and as pointers -----------------------------------------------------------------
+
+
+def row_starts(rows: Array, num_rows: int) -> Array:
+    """``(num_rows + 1,)``, where each row starts among sorted ids, and where the last one ends."""
+    if not jax.export.is_symbolic_dim(rows.shape[0]):
+        return jnp.searchsorted(rows, jnp.arange(num_rows + 1, dtype=rows.dtype))
+    # A search must know among how many.
+    counts = jnp.zeros(num_rows + 1, rows.dtype).at[rows + 1].add(1, mode="drop")
+    return jnp.cumsum(counts, dtype=rows.dtype)
+
+
+def row_ids(indptr: Array, num_entries: int) -> Array:
+    """The row of each entry of a CSR matrix: ``(num_entries,)``, -1 outside all rows."""
+    # Counts the row starts up to each entry: several times as fast as a search in indptr.
+    starts = jnp.zeros(num_entries, indptr.dtype).at[indptr].add(1, mode="drop")
+    rows = jnp.cumsum(starts, dtype=indptr.dtype) - 1
+    return jnp.where(rows < indptr.shape[0] - 1, rows, PADDING)
+
+
+def pad_ids(ids: Array, new: int) -> Array:
+    """Appends padding."""
+    return jnp.pad(ids, (0, new), constant_values=PADDING)
+
+
+def pad_indptr(indptr: Array, new: int) -> Array:
+    """Appends empty rows."""
+    return jnp.pad(indptr, (0, new), mode="edge")

@@ -1,0 +1,1 @@
+"""Features of nodes to hyperedges and back to nodes."""

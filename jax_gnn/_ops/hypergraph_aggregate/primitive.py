@@ -1,0 +1,277 @@
+"""The primitive of hypergraph aggregation: both linear stages in one call.
+
+``hypergraph_aggregate``, Y = diag(o) B diag(e) A diag(i) X + diag(s) X, where A sums nodes into
+hyperedges and B hyperedges into nodes. Its transpose in X is itself with i and o, and Aᵀ and Bᵀ, in
+each other's place, and the same s; in e it is the row dot of two hyperedge sums, in the primitives
+of :mod:`jax_gnn._ops.segment_reduce`.
+
+Scales are vectors in the accumulator type; where there is none, a single 1 stands for it (not an
+empty array: the compiler of jax 0.11 crashes on those under ``shard_map``). The own scale s is a
+vector, a single number for all nodes, or None. A node scale that is itself differentiated is taken
+out of the primitive and multiplied in ``jax.numpy``, so that features and scale share one call of
+the kernel; s X is then added there, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._core.arrays import accumulator_dtype
+from jax_gnn._core.batching import all_batched, disjoint_union
+from jax_gnn._core.csr import Csr, SparseMatrix
+from jax_gnn._core.ffi import Platform
+from jax_gnn._core.ids import MAX_SIZE, at_most
+from jax_gnn._core.kernels import like_first, narrow, workspace_of
+from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._ops.hypergraph_aggregate import xla
+from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY, team_lanes
+from jax_gnn._ops.hypergraph_aggregate.xla import add_own, mask_empty, ones
+from jax_gnn._ops.segment_reduce.primitive import total
+
+
+class Aggregation(NamedTuple):
+    """Operands of ``hypergraph_aggregate``; matrices with row pointers and slots.
+
+    Attributes:
+        x: ``(nodes, features)``.
+        node_scale_in: ``(nodes,)`` i, or a single 1.
+        hyperedge_scale: ``(hyperedges,)`` e, likewise.
+        node_scale_out: ``(nodes,)`` o, likewise.
+        own_scale: ``(nodes,)`` or ``(1,)`` s, or None.
+        to_hyperedges: A.
+        to_nodes: B.
+    """
+
+    x: Any
+    node_scale_in: Any
+    hyperedge_scale: Any
+    node_scale_out: Any
+    own_scale: Any
+    to_hyperedges: SparseMatrix
+    to_nodes: SparseMatrix
+
+
+def _scale_rows(x: Array, scale: Array, csr: Csr) -> Array:
+    """``(…, rows, features)`` times ``(…, rows)``; empty rows are 0, whatever both hold there."""
+    x = jnp.where((csr.counts == 0)[:, None], 0, x)
+    return (x.astype(scale.dtype) * mask_empty(scale, csr)[..., None]).astype(x.dtype)
+
+
+# --- Derivatives ---------------------------------------------------------------------------------
+
+
+def _pull_out(
+    x: Array, dx: Array | None, scale: Array, dscale: Array | None, csr: Csr
+) -> tuple[Array, Array | None, Array]:
+    """Multiplies features and tangent by a scale that has a tangent; ones are left as scale."""
+    if dscale is None:
+        return x, dx, scale
+    terms = [_scale_rows(x, dscale, csr)]
+    terms += [] if dx is None else [_scale_rows(dx, scale, csr)]
+    return _scale_rows(x, scale, csr), functools.reduce(operator.add, terms), ones(scale.dtype)
+
+
+def _jvp(bind: Bind, primals: Aggregation, tangents: Aggregation) -> tuple[Array, Array | None]:
+    x, own_scale, scale_out = primals.x, primals.own_scale, primals.node_scale_out
+    d_in, d_out = tangents.node_scale_in, tangents.node_scale_out
+    is_inside = d_in is None and d_out is None
+    inner_x, inner_dx, scale_in = _pull_out(
+        x, tangents.x, primals.node_scale_in, d_in, primals.to_hyperedges.by_col
+    )
+    inner = primals._replace(
+        x=inner_x,
+        node_scale_in=scale_in,
+        node_scale_out=scale_out if d_out is None else ones(scale_out.dtype),
+        own_scale=own_scale if is_inside else None,
+    )
+    y = bind(inner)
+    terms = [] if inner_dx is None else [bind(inner._replace(x=inner_dx))]
+    if (d_edge := tangents.hyperedge_scale) is not None:
+        terms.append(bind(inner._replace(hyperedge_scale=d_edge, own_scale=None)))
+    dy = functools.reduce(operator.add, terms) if terms else None
+    y, dy, _ = _pull_out(y, dy, scale_out, d_out, primals.to_nodes.by_row)
+    if own_scale is not None and not is_inside:
+        y = add_own(y, x, own_scale)
+        dy = dy if tangents.x is None else add_own(dy, tangents.x, own_scale)
+    return y, dy if tangents.own_scale is None else add_own(dy, x, tangents.own_scale)
+
+
+def _backward(
+    bind: Bind, ct: Array, operands: Aggregation, last_scale: Array, own_scale: Array | None
+) -> Array:
+    """The aggregation that leads back to the nodes that sent."""
+    back = operands._replace(
+        x=ct,
+        node_scale_in=operands.node_scale_out,
+        node_scale_out=last_scale,
+        own_scale=own_scale,
+        to_hyperedges=operands.to_nodes.T,
+        to_nodes=operands.to_hyperedges.T,
+    )
+    return bind(back)
+
+
+def _transpose_x(bind: Bind, ct: Array, operands: Aggregation) -> Array:
+    return _backward(bind, ct, operands, operands.node_scale_in, operands.own_scale)
+
+
+def _transpose_scale_in(bind: Bind, ct: Array, operands: Aggregation) -> Array:
+    other = _backward(bind, ct, operands, ones(operands.hyperedge_scale.dtype), None)
+    return _row_dot(operands.x, other, operands.to_hyperedges.by_col)
+
+
+def _transpose_scale_out(bind: Bind, ct: Array, operands: Aggregation) -> Array:
+    one = ones(operands.hyperedge_scale.dtype)
+    y = bind(operands._replace(node_scale_out=one, own_scale=None))
+    return _row_dot(ct, y, operands.to_nodes.by_row)
+
+
+def _row_dot(x: Array, y: Array, csr: Csr) -> Array:
+    acc = accumulator_dtype(x.dtype)
+    x = jnp.where((csr.counts == 0)[:, None], 0, x)
+    return jnp.sum(x.astype(acc) * y.astype(acc), 1)
+
+
+def _transpose_hyperedge_scale(bind: Bind, ct: Array, operands: Aggregation) -> Array:
+    def sums(matrix: SparseMatrix, x: Array, scale: Array) -> Array:
+        x = x.astype(accumulator_dtype(x.dtype))  # half types would lose or overflow the sums
+        if scale.shape[0] == x.shape[0]:
+            x = _scale_rows(x, scale, matrix.by_col)
+        return total(x, _bare(matrix), bind.implementation)
+
+    sent = sums(operands.to_hyperedges, operands.x, operands.node_scale_in)
+    received = sums(operands.to_nodes.T, ct, operands.node_scale_out)
+    return jnp.sum(sent * received, 1)
+
+
+def _bare(matrix: SparseMatrix) -> SparseMatrix:
+    """Without row pointers and slots, which the primitives of segments do not read."""
+    return SparseMatrix(*(Csr(each.rows, each.cols, num_rows=each.num_rows) for each in matrix))
+
+
+# --- Batching ------------------------------------------------------------------------------------
+
+
+def _batch(bind: Bind, operands: Aggregation, batched: Aggregation, size: int) -> Array:
+    matrices = batched.to_hyperedges, batched.to_nodes
+    if batched.hyperedge_scale or any(jax.tree.leaves(matrices)):
+        return _disjoint_union(bind, operands, batched, size)
+    x, own_scale, dtype = operands.x, operands.own_scale, operands.hyperedge_scale.dtype
+    in_batched, out_batched = batched.node_scale_in, batched.node_scale_out
+    if own_scale is not None and (in_batched or out_batched or batched.own_scale):
+        without = operands._replace(own_scale=None)
+        y = _batch(bind, without, batched._replace(own_scale=None), size)
+        return add_own(y, x, own_scale)
+    # One hypergraph for all: the batch joins the features, and batched node scales go outside.
+    x_batched, inner = batched.x, operands
+    if in_batched:
+        x = _scale_rows(x, operands.node_scale_in, operands.to_hyperedges.by_col)
+        x_batched, inner = True, inner._replace(node_scale_in=ones(dtype))
+    if out_batched:
+        inner = inner._replace(node_scale_out=ones(dtype))
+    if x_batched:
+        nodes, features = x.shape[1:]
+        x = jnp.moveaxis(x, 0, 1).reshape(nodes, size * features)
+    y = bind(inner._replace(x=x))
+    if x_batched:
+        y = jnp.moveaxis(y.reshape(nodes, size, features), 1, 0)
+    if out_batched:
+        y = _scale_rows(y, operands.node_scale_out, operands.to_nodes.by_row)
+    return y
+
+
+def _disjoint_union(bind: Bind, operands: Aggregation, batched: Aggregation, size: int) -> Array:
+    """Joins a batch of hypergraphs to one without common nodes."""
+    operands = all_batched(operands, batched, size)
+    own_scale = operands.own_scale
+    # A single 1 becomes a scale for each row, of which the joined hypergraph has more; rows that
+    # are empty now may get padding and not seem so then.
+    operands = operands._replace(
+        node_scale_in=mask_empty(operands.node_scale_in, operands.to_hyperedges.by_col),
+        hyperedge_scale=mask_empty(operands.hyperedge_scale, operands.to_hyperedges.by_row),
+        node_scale_out=mask_empty(operands.node_scale_out, operands.to_nodes.by_row),
+    )
+    if own_scale is not None:
+        operands = operands._replace(own_scale=jnp.broadcast_to(own_scale, operands.x.shape[:2]))
+    return disjoint_union(bind, operands, jax.tree.map(lambda _: True, operands), size)
+
+
+# --- The primitive -------------------------------------------------------------------------------
+
+
+def _call(platform: Platform, operands: Aggregation) -> Call | None:
+    x, *scales, own_scale, to_hyperedges, to_nodes = operands
+    stages = to_hyperedges.by_row, to_nodes.by_row
+    width, acc = x.shape[1], np.dtype(accumulator_dtype(x.dtype))
+    hyperedges, nodes = (stage.num_rows for stage in stages)
+    # Not max, as sizes may be symbolic.
+    incidences = functools.reduce(jax.core.max_dim, (stage.count for stage in stages))
+    chosen = FAMILY.choose(
+        "hypergraph_aggregate",
+        incidences=incidences,
+        nodes=nodes,
+        hyperedges=hyperedges,
+        width=width,
+        itemsize=np.dtype(x.dtype).itemsize,
+    )
+    blocks = [1, 1]
+    if platform == "cuda":
+        # Kernels take int32 ids and places there.
+        largest = 2 * jax.core.max_dim(nodes, hyperedges) + incidences
+        if not at_most(largest, MAX_SIZE - 1):
+            return None
+        indices = [narrow(ids, largest) for stage in stages for ids in stage.slots or ()]
+        rounds = chosen.rounds, chosen.next_rounds
+        blocks = [
+            _blocks(stage.slots, chosen.threads // team_lanes(width, itemsize), most)
+            for stage, itemsize, most in zip(
+                stages, (x.dtype.itemsize, acc.itemsize), rounds, strict=True
+            )
+        ]
+    else:
+        indices = [ids for stage in stages for ids in (stage.indptr, stage.cols)]
+    workspaces = [jax.ShapeDtypeStruct((hyperedges, width), acc)]
+    workspaces += [workspace_of(each, width, acc) for each in blocks]
+    attributes = {
+        "threads": np.int64(chosen.threads),
+        "has_own": np.bool_(own_scale is not None),
+    }
+    return Call([x, *scales, own_scale or x, *indices], attributes, workspaces)
+
+
+def _blocks(slots: Any, teams: int, rounds: int) -> int:
+    """Of a launch, of so many teams that take so many slots each."""
+    return jax.core.max_dim(-(-(slots.places.shape[0] - 1) // (max(teams, 1) * rounds)), 1)
+
+
+def _flops(operands: Aggregation) -> int:
+    stages = operands.to_hyperedges.by_row, operands.to_nodes.by_row
+    return operands.x.shape[1] * sum(stage.count + stage.num_rows for stage in stages)
+
+
+aggregate = define(
+    Op(
+        name="hypergraph_aggregate",
+        operands=Aggregation,
+        result=like_first,
+        xla=xla.hypergraph_aggregate,
+        call=_call,
+        jvp=_jvp,
+        transpose={
+            "x": _transpose_x,
+            "node_scale_in": _transpose_scale_in,
+            "hyperedge_scale": _transpose_hyperedge_scale,
+            "node_scale_out": _transpose_scale_out,
+        },
+        batch=_batch,
+        flops=_flops,
+        family=FAMILY,
+    )
+)

@@ -1,0 +1,54 @@
+"""Hypergraph aggregation in plain ``jax.numpy``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, take
+from jax_gnn._core.csr import Csr, SparseMatrix
+from jax_gnn._core.ids import in_range
+
+
+def hypergraph_aggregate(
+    x: Array,
+    node_scale_in: Array,
+    hyperedge_scale: Array,
+    node_scale_out: Array,
+    own_scale: Array | None,
+    to_hyperedges: SparseMatrix,
+    to_nodes: SparseMatrix,
+) -> Array:
+    wide = x.astype(accumulator_dtype(x.dtype))
+    h = _gather_reduce(to_hyperedges.by_row, wide, node_scale_in, hyperedge_scale)
+    y = _gather_reduce(to_nodes.by_row, h, ones(h.dtype), node_scale_out)
+    return y.astype(x.dtype) if own_scale is None else add_own(y, x, own_scale)
+
+
+def _gather_reduce(csr: Csr, x: Array, col_scale: Array, row_scale: Array) -> Array:
+    """``row_scale[r] · Σ col_scale[c] · x[c]`` over the columns c of row r."""
+    messages = take(x, csr.cols)
+    if col_scale.shape[0] == x.shape[0]:
+        messages *= take(col_scale, csr.cols)[:, None]
+    rows = jnp.where(in_range(csr.rows, csr.num_rows), csr.rows, csr.num_rows)  # dropped
+    sums = JAX_OPS["sum"](messages, rows, csr.num_rows, indices_are_sorted=True)
+    return sums * mask_empty(row_scale, csr)[:, None]
+
+
+def ones(acc: Any) -> Array:
+    """What stands for no scale."""
+    return jnp.ones((1,), acc)
+
+
+def mask_empty(scale: Array, csr: Csr) -> Array:
+    """The scale of an empty row may be anything, as 1 / degree is: makes it 0."""
+    return jnp.where(csr.counts == 0, 0, scale)
+
+
+def add_own(y: Array | None, x: Array, own_scale: Array) -> Array:
+    """``y + own_scale · x`` with one rounding; None is 0."""
+    acc = own_scale.dtype
+    own = own_scale[..., None] * x.astype(acc)
+    return (own if y is None else y.astype(acc) + own).astype(x.dtype)

@@ -1,0 +1,297 @@
+"""Segmented matrix multiplication: each row times the weight of its group."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+
+from jax_gnn._core.arguments import (
+    as_array,
+    as_ids,
+    blame,
+    check_choice,
+    check_flag,
+    check_size,
+    to_array,
+)
+from jax_gnn._core.arrays import FLOATS, accumulator_dtype, promoted
+from jax_gnn._core.ffi import Implementation
+from jax_gnn._core.ids import signed
+from jax_gnn._core.public import public
+from jax_gnn._ops.segment_matmul import primitive
+from jax_gnn._ops.segment_matmul.xla import Activation
+
+
+@public
+def segment_matmul(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    group_sizes: ArrayLike,
+    precision: jax.lax.PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    group_offset: ArrayLike | None = None,
+    *,
+    bias: ArrayLike | None = None,
+    activation: Activation | None = None,
+    transpose_rhs: bool = False,
+    implementation: Implementation | None = None,
+) -> Array:
+    """Multiplies rows that are sorted by group with the weight of their group.
+
+    What :func:`jax.lax.ragged_dot` computes (FASTEN's segmented matrix multiplication, Zhou et al.,
+    ICS 2024), each row with one weight only, and nothing retraced when sizes change. Linear in
+    ``lhs`` and ``rhs``, with exact derivatives of any order to them and to ``bias``.
+
+    Args:
+        lhs: ``(rows, k)``, sorted by group.
+        rhs: ``(groups, k, n)``, the weights; ``(groups, n, k)`` with ``transpose_rhs``.
+        group_sizes: ``(num_sizes,)`` integers, how many rows each group has. Sizes below 0 count as
+            0; rows past their sum are zero in the result whatever they hold, and what sizes exceed
+            the rows by is left out.
+        precision: of products in float32, as in :func:`jax.lax.dot`; None means
+            ``jax.default_matmul_precision``. The default and ``HIGH`` are tf32 on CUDA, ``HIGHEST``
+            is float32. On CPU all are float32.
+        preferred_element_type: dtype of the result, which must hold what lhs and rhs hold. Floats
+            are added up in float32 if they have fewer bits, else in their own dtype, and then
+            converted; integers and complex numbers are added up in the dtype of the result (in
+            float32 for half types).
+        group_offset: an integer or ``(1,)``: rhs and bias hold the groups from this one on, where
+            weights are sharded; rows of the other groups are zero. None: rhs has all groups.
+        bias: ``(groups, n)``, converted to the dtype that products are taken in, added to the rows
+            of its group.
+        activation: applied to the result: ``"relu"``, ``"silu"``, ``"gelu"`` (the approximation by
+            tanh) or ``"tanh"``.
+        transpose_rhs: whether the weights are given transposed.
+        implementation: see :func:`jax_gnn.implementation`.
+
+    Returns:
+        ``(rows, n)`` in ``preferred_element_type``, by default in the dtype that lhs and rhs
+        promote to. Kernels take float16, bfloat16, float32 and float64, and floats of 8 and 4 bits
+        as bfloat16, which holds them; plain XLA does integers and complex numbers.
+
+    Raises:
+        TypeError: an argument has the wrong dtype.
+        ValueError: an argument has the wrong shape, or an option is unknown.
+
+    Example:
+        >>> weights = jnp.array([[[1.0], [0.0]], [[0.0], [10.0]]])  # two groups, k = 2, n = 1
+        >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+        >>> segment_matmul(x, weights, jnp.array([1, 2]))
+        Array([[ 1.],
+               [40.],
+               [60.]], dtype=float32)
+    """
+    product = _product_of(
+        *(lhs, "(rows, k)", rhs, "(groups, k, n)"), precision, preferred_element_type
+    )
+    lhs, rhs = product.lhs, product.rhs
+    transpose_rhs = check_flag("transpose_rhs", transpose_rhs)
+    num_groups, k, n = rhs.shape
+    if transpose_rhs:
+        k, n = n, k
+    if k != lhs.shape[1]:
+        shape = "(groups, n, k)" if transpose_rhs else "(groups, k, n)"
+        raise ValueError(
+            f"rhs must be {shape} with the k = {lhs.shape[1]} of lhs, got shape {rhs.shape}"
+        )
+    sizes, offset = _groups(group_sizes, group_offset, num_groups)
+    if group_offset is None and sizes.shape[0] != num_groups:
+        raise ValueError(
+            f"rhs must have a weight for each of the {sizes.shape[0]} group_sizes, got shape "
+            f"{rhs.shape}; to hold some of them only, give group_offset"
+        )
+    check_choice("activation", activation, (None, *get_args(Activation)))
+    if bias is not None:
+        bias = as_array("bias", bias)
+        if bias.shape != (num_groups, n):
+            raise ValueError(f"bias must be (groups, n) = {num_groups, n}, got shape {bias.shape}")
+        if not np.can_cast(bias.dtype, lhs.dtype, "same_kind"):
+            raise TypeError(f"bias must be numbers like lhs and rhs, {lhs.dtype}, got {bias.dtype}")
+        bias = bias.astype(lhs.dtype)
+    if activation is not None and not jnp.issubdtype(product.dtype, np.floating):
+        raise TypeError(f"activation={activation!r} needs real lhs and rhs, got {lhs.dtype}")
+    result = primitive.segment_matmul(
+        *(lhs, rhs, bias, sizes, offset),
+        transposed=transpose_rhs,
+        precision=product.precision,
+        activation=activation,
+        dtype=product.dtype,
+        implementation=implementation,
+    )
+    return result.astype(product.result)
+
+
+@public
+def segment_outer(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    group_sizes: ArrayLike,
+    precision: jax.lax.PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    group_offset: ArrayLike | None = None,
+    *,
+    num_groups: int | None = None,
+    deterministic: bool = True,
+    implementation: Implementation | None = None,
+) -> Array:
+    """Sums the outer products of the rows of each group: a product that contracts ragged rows.
+
+    The gradient to the weights of :func:`segment_matmul`; linear in ``lhs`` and in ``rhs``, with
+    exact derivatives of any order.
+
+    Args:
+        lhs: ``(rows, k)``, sorted by group.
+        rhs: ``(rows, n)``, likewise.
+        group_sizes: as in :func:`segment_matmul`; rows of no group are not read.
+        precision: as in :func:`segment_matmul`.
+        preferred_element_type: as in :func:`segment_matmul`.
+        group_offset: an integer or ``(1,)``: the first group of the result.
+        num_groups: number of groups in the result, by default all.
+        deterministic: False allows CUDA kernels to add in any order where that is faster.
+        implementation: see :func:`jax_gnn.implementation`.
+
+    Returns:
+        ``(num_groups, k, n)``, zeros for groups without rows.
+
+    Raises:
+        TypeError: an argument has the wrong dtype.
+        ValueError: an argument has the wrong shape, or an option is unknown.
+
+    Example:
+        >>> lhs = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+        >>> segment_outer(lhs, jnp.ones((3, 1)), jnp.array([1, 2])).shape
+        (2, 2, 1)
+        >>> segment_outer(lhs, jnp.ones((3, 1)), jnp.array([1, 2]))[1].ravel()
+        Array([ 8., 10.], dtype=float32)
+    """
+    product = _product_of(*(lhs, "(rows, k)", rhs, "(rows, n)"), precision, preferred_element_type)
+    lhs, rhs = product.lhs, product.rhs
+    if lhs.shape[0] != rhs.shape[0]:
+        raise ValueError(
+            f"lhs and rhs must have the same rows, got shapes {lhs.shape} and {rhs.shape}"
+        )
+    if num_groups is not None:
+        num_groups = check_size("num_groups", num_groups)
+    sizes, offset = _groups(group_sizes, group_offset, num_groups)
+    result = primitive.segment_outer(
+        *(lhs, rhs, sizes, offset),
+        num_groups=sizes.shape[0] if num_groups is None else num_groups,
+        precision=product.precision,
+        deterministic=check_flag("deterministic", deterministic),
+        dtype=product.dtype,
+        implementation=implementation,
+    )
+    return result.astype(product.result)
+
+
+# --- Arguments -----------------------------------------------------------------------------------
+
+
+class _Product(NamedTuple):
+    """What a product is taken of, and how.
+
+    Attributes:
+        lhs: in the dtype that a primitive takes.
+        rhs: in the same.
+        precision: of the product.
+        dtype: what the primitive gives.
+        result: what that is converted to.
+    """
+
+    lhs: Array
+    rhs: Array
+    precision: jax.lax.Precision
+    dtype: Any
+    result: Any
+
+
+def _product_of(
+    lhs: Any, lhs_shape: str, rhs: Any, rhs_shape: str, precision: Any, preferred: Any
+) -> _Product:
+    """Checks two arrays of numbers with these dimensions, and converts them to one dtype."""
+    lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
+    for name, array, shape in (("lhs", lhs, lhs_shape), ("rhs", rhs, rhs_shape)):
+        if not jnp.issubdtype(array.dtype, np.number):
+            raise TypeError(f"{name} must be an array of numbers, got {array.dtype}")
+        if array.ndim != shape.count(",") + 1:
+            raise ValueError(f"{name} must be {shape}, got shape {array.shape}")
+    level = _precision(precision)
+    wide = promoted(_widened(lhs.dtype), _widened(rhs.dtype))
+    given = lhs.dtype if lhs.dtype == rhs.dtype else wide
+    result = given
+    if preferred is not None:
+        with blame("preferred_element_type", "a dtype"):
+            result = jax.dtypes.canonicalize_dtype(preferred)
+    if result != given and not _holds(result, given, wide):
+        raise TypeError(
+            f"preferred_element_type must hold what lhs and rhs, {given}, hold; got {result}"
+        )
+    if jnp.issubdtype(wide, np.floating):
+        dtype = wide if wide == result else accumulator_dtype(wide)
+    else:  # added up in the dtype of the result, where integers stay exact
+        dtype = wide = accumulator_dtype(_widened(result))
+        level = jax.lax.Precision.HIGHEST
+    return _Product(lhs.astype(wide), rhs.astype(wide), level, np.dtype(dtype), result)
+
+
+def _widened(dtype: Any) -> Any:
+    """A dtype that holds all numbers of another, and that products can be taken in."""
+    if jnp.issubdtype(dtype, np.integer) and jnp.iinfo(dtype).bits < 8:
+        return jnp.int8 if jnp.iinfo(dtype).min < 0 else jnp.uint8
+    if jnp.issubdtype(dtype, np.floating) and dtype not in FLOATS:
+        return jnp.bfloat16
+    return dtype
+
+
+def _holds(result: Any, given: Any, wide: Any) -> bool:
+    """Whether a dtype is one of numbers that others convert to, and has no fewer bits."""
+    if not jnp.issubdtype(result, np.number) or result.itemsize < np.dtype(wide).itemsize:
+        return False
+    if promoted(wide, _widened(result)) == result:
+        return True
+    if not all(jnp.issubdtype(dtype, np.floating) for dtype in (given, result)):
+        return False
+    few, many = jnp.finfo(given), jnp.finfo(result)  # JAX does not promote the small ones
+    return bool(
+        few.nmant <= many.nmant
+        and float(few.max) <= float(many.max)
+        and float(few.smallest_subnormal) >= float(many.smallest_subnormal)
+    )
+
+
+def _groups(sizes: Any, offset: Any, num_groups: int | None) -> tuple[Array, Array]:
+    sizes = as_ids("group_sizes", sizes)
+    if offset is None:
+        return sizes, jnp.zeros((1,), jnp.int32)
+    offset = to_array("group_offset", offset)
+    if not jnp.issubdtype(offset.dtype, np.integer):
+        raise TypeError(f"group_offset must be an integer, got {offset.dtype}")
+    if offset.shape not in ((), (1,)):
+        raise ValueError(f"group_offset must be a scalar or (1,), got shape {offset.shape}")
+    limits = -(sizes.shape[0] if num_groups is None else num_groups), sizes.shape[0]
+    return sizes, jnp.clip(signed(offset), *limits).astype(jnp.int32).reshape(1)
+
+
+_EXACT_PRESETS = ("F32_F32_F32", "F64_F64_F64", "TF32_TF32_F32_X3", "BF16_BF16_F32_X9")
+
+
+def _precision(precision: Any) -> jax.lax.Precision:
+    """One of JAX's three levels, for whatever JAX calls a precision."""
+    if precision is None:
+        precision = jax.default_matmul_precision.value
+    if isinstance(precision, tuple | list):  # for each operand
+        return max(map(_precision, precision), key=operator.attrgetter("value"))
+    try:
+        return jax.lax.Precision(precision)
+    except (TypeError, ValueError):
+        pass
+    name = getattr(precision, "name", precision)
+    if not isinstance(name, str) or name not in jax.lax.DotAlgorithmPreset.__members__:
+        raise ValueError(f"precision must be what jax.lax.dot takes, got {precision!r}")
+    return jax.lax.Precision.HIGHEST if name in _EXACT_PRESETS else jax.lax.Precision.DEFAULT

@@ -1,0 +1,111 @@
+"""The sort of rows by type: what brings unsorted types to segmented products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from jax_gnn._core.arguments import as_array, as_ids, check_size
+from jax_gnn._core.csr import permutation
+from jax_gnn._core.ids import row_starts
+from jax_gnn._core.public import public
+from jax_gnn._ops.segment_reduce.primitive import total
+from jax_gnn._ops.segment_reduce.sort import sort_ids
+
+
+@public
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TypePlan:
+    """How rows are brought into the order of their types, and back.
+
+    A pytree, built once where types do not change, or inside ``jax.jit``::
+
+        plan = TypePlan.from_types(types, num_types)
+        y = plan.unsort(segment_matmul(plan.sort(x), weights, plan.group_sizes))
+
+    Attributes:
+        group_sizes: ``(num_types,)``, how many rows each type has.
+        order: ``(rows,)``, which row comes at each place when they are sorted; those whose type is
+            out of range are last. None where rows are sorted as they are.
+        inverse: ``(rows,)``, the place of each row; None likewise.
+
+    Example:
+        >>> plan = TypePlan.from_types(jnp.array([1, 0, 1]), num_types=2)
+        >>> plan.group_sizes
+        Array([1, 2], dtype=int32)
+        >>> x = plan.sort(jnp.array([[1.0], [2.0], [3.0]]))
+        >>> x.ravel(), plan.unsort(x).ravel()
+        (Array([2., 1., 3.], dtype=float32), Array([1., 2., 3.], dtype=float32))
+    """
+
+    group_sizes: Array
+    order: Array | None = None
+    inverse: Array | None = None
+
+    @classmethod
+    def from_types(cls, types: ArrayLike, num_types: int) -> TypePlan:
+        """Sorts rows by type, stably.
+
+        Args:
+            types: ``(rows,)`` integers in any order. Rows whose type is outside ``[0, num_types)``
+                belong to none: products of them are zero.
+            num_types: number of types.
+
+        Raises:
+            TypeError: ``types`` are not integers.
+            ValueError: ``types`` is not a vector, or ``num_types`` is negative.
+        """
+        ids = as_ids("types", types)
+        num_types = check_size("num_types", num_types)
+        rows, order = sort_ids(ids, num_types)
+        starts = row_starts(rows, num_types)
+        places = jnp.arange(order.shape[0], dtype=order.dtype)
+        inverse = jnp.zeros_like(order).at[order].set(places, unique_indices=True)
+        return cls(jnp.diff(starts).astype(order.dtype), order, inverse)
+
+    @classmethod
+    def from_sizes(cls, group_sizes: ArrayLike) -> TypePlan:
+        """The plan of rows that are sorted already.
+
+        Args:
+            group_sizes: ``(num_types,)`` integers; rows past their sum have no type.
+        """
+        return cls(as_ids("group_sizes", group_sizes))
+
+    @property
+    def num_types(self) -> int:
+        """Number of types."""
+        return self.group_sizes.shape[0]
+
+    @property
+    def num_rows(self) -> int | None:
+        """Number of rows, None where rows are sorted as they are: then any will do."""
+        return None if self.order is None else self.order.shape[0]
+
+    def sort(self, x: ArrayLike) -> Array:
+        """``(rows, *features)`` in the order of their types.
+
+        Raises:
+            TypeError: ``x`` is not an array of numbers.
+            ValueError: ``x`` has another number of rows.
+        """
+        return self._gather(x, self.order, self.inverse)
+
+    def unsort(self, x: ArrayLike) -> Array:
+        """The inverse of :meth:`sort`."""
+        return self._gather(x, self.inverse, self.order)
+
+    def _gather(self, x: ArrayLike, ids: Array | None, inverse: Array | None) -> Array:
+        x = as_array("x", x)
+        if ids is None or inverse is None:
+            return x
+        rows = ids.shape[0]
+        if x.ndim == 0 or x.shape[0] != rows:
+            raise ValueError(f"x must be ({rows=}, *features), got shape {x.shape}")
+        # A gather whose transpose is a gather: no scatter in the backward pass.
+        return total(x, permutation(ids, inverse))

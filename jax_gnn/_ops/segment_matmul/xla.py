@@ -1,0 +1,126 @@
+"""Segmented matrix products in plain ``jax.numpy``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._core.arguments import check_concrete
+from jax_gnn._core.arrays import accumulator_dtype, column, promoted
+from jax_gnn._core.ids import index_dtype
+
+Activation = Literal["relu", "silu", "gelu", "tanh"]  # in the order of segment_matmul.h
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=True),
+    "tanh": jnp.tanh,
+}
+
+
+def _bounds(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
+    """``(num_groups + 1,)``, the rows where the groups of the weights begin, and where they end."""
+    reason = "plain XLA adds them up in steps"
+    check_concrete("the number of group_sizes", sizes.shape[0], reason)
+    sizes = sizes.astype(promoted(sizes.dtype, index_dtype(rows)))
+    ends = jax.lax.associative_scan(
+        lambda a, b: a + jnp.minimum(b, rows - a), jnp.clip(sizes, 0, rows)
+    )
+    starts = jnp.concatenate([jnp.zeros((1,), ends.dtype), ends])
+    return starts[
+        jnp.clip(offset + jnp.arange(num_groups + 1, dtype=offset.dtype), 0, sizes.shape[0])
+    ]
+
+
+def cover(sizes: Array, offset: Array, num_groups: int, rows: int) -> tuple[Array, Array]:
+    """Groups without offset that cover all rows, and which rows truly belong to a group.
+
+    Returns:
+        ``(num_groups,)`` sizes whose sum is ``rows``: the first and the last group are extended
+        over rows of no group; and ``(rows,)``.
+    """
+    bounds = _bounds(sizes, offset, num_groups, rows)
+    row = jnp.arange(rows, dtype=bounds.dtype)
+    valid = (row >= bounds[0]) & (row < bounds[-1])
+    return jnp.diff(bounds.at[0].set(0).at[-1].set(rows)), valid
+
+
+def row_groups(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
+    """``(rows,)``, the group of each row, ascending; -1 and ``num_groups`` at the ends: none."""
+    bounds = _bounds(sizes, offset, num_groups, rows)
+    return jnp.cumsum(jnp.zeros((rows + 1,), bounds.dtype).at[bounds].add(1))[:rows] - 1
+
+
+def _ragged_dot(
+    contracted: tuple[int, int], lhs: Array, rhs: Array, sizes: Array, precision: Any
+) -> Array:
+    if jnp.issubdtype(lhs.dtype, np.complexfloating):
+        # XLA's own product of ragged complex rows ends the process on a GPU (jax 0.11).
+        def real(a: Array, b: Array) -> Array:
+            return _ragged_dot(contracted, a, b, sizes, precision)
+
+        return jax.lax.complex(
+            real(lhs.real, rhs.real) - real(lhs.imag, rhs.imag),
+            real(lhs.real, rhs.imag) + real(lhs.imag, rhs.real),
+        )
+    numbers = jax.lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(([contracted[0]], [contracted[1]]), ([], [])),
+        lhs_ragged_dimensions=[0],
+        rhs_group_dimensions=[0] if rhs.ndim == 3 else [],
+    )
+    acc = accumulator_dtype(lhs.dtype)
+    return jax.lax.ragged_dot_general(
+        lhs, rhs, sizes, numbers, precision=precision, preferred_element_type=acc
+    )
+
+
+def segment_matmul(
+    lhs: Array,
+    rhs: Array,
+    bias: Array | None,
+    sizes: Array,
+    offset: Array,
+    *,
+    transposed: bool,
+    precision: Any,
+    activation: str | None,
+    dtype: Any,
+) -> Array:
+    rows, num_groups = lhs.shape[0], rhs.shape[0]
+    shape = rows, rhs.shape[1 if transposed else 2]
+    if num_groups == 0 or 0 in shape:
+        return jnp.zeros(shape, dtype)
+    sizes, valid = cover(sizes, offset, num_groups, rows)
+    result = _ragged_dot((1, 2 if transposed else 1), lhs, rhs, sizes, precision)
+    if bias is not None:
+        groups = jnp.repeat(jnp.arange(num_groups), sizes, total_repeat_length=rows)
+        result += bias[groups].astype(result.dtype)
+    if activation is not None:
+        result = ACTIVATIONS[activation](result)
+    return jnp.where(column(valid), result, 0).astype(dtype)
+
+
+def segment_outer(
+    lhs: Array,
+    rhs: Array,
+    sizes: Array,
+    offset: Array,
+    *,
+    num_groups: int,
+    precision: Any,
+    deterministic: bool,
+    dtype: Any,
+) -> Array:
+    del deterministic
+    if num_groups == 0 or 0 in (*lhs.shape, *rhs.shape):
+        return jnp.zeros((num_groups, lhs.shape[1], rhs.shape[1]), dtype)
+    sizes, valid = cover(sizes, offset, num_groups, lhs.shape[0])
+    lhs, rhs = (jnp.where(column(valid), x, 0) for x in (lhs, rhs))
+    return _ragged_dot((0, 0), lhs, rhs, sizes, precision).astype(dtype)

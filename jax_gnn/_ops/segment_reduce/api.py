@@ -1,0 +1,463 @@
+"""Reductions over segments: drop-in for ``jax.ops.segment_*``, and more of their kind.
+
+Segments are given by an id for each element, sorted or not, or by a row pointer. Where a kernel
+wants them sorted, unsorted ids are sorted first, and elements read in that order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.lax import GatherScatterMode
+from jax.typing import ArrayLike
+
+from jax_gnn._core.arguments import check_integer
+from jax_gnn._core.arrays import accumulator_dtype, flat
+from jax_gnn._core.csr import permutation, segments
+from jax_gnn._core.ffi import Implementation
+from jax_gnn._core.public import public
+from jax_gnn._ops.segment_reduce.primitive import total
+from jax_gnn._ops.segment_reduce.problem import Problem, check_problem, real
+from jax_gnn._ops.segment_softmax import primitive
+
+F = TypeVar("F", bound=Callable[..., Array])
+
+_ARGUMENTS = """
+    Args:
+        data: ``(num_elements, *features)`` elements. float16, bfloat16 (which accumulate in
+            float32), float32, float64, int32 and int64 go to kernels, other dtypes to plain XLA.
+        segment_ids: ``(num_elements,)`` integers, the segment of each element. Elements with an id
+            outside ``[0, num_segments)`` are dropped: they are not read, and their gradient is 0.
+        num_segments: number of segments; by default the largest id plus one, which must be
+            concrete then.
+        indices_are_sorted: whether ids ascend; otherwise they are sorted first, or plain XLA does
+            the work.
+        unique_indices: whether no id occurs twice; of no use to kernels.
+        bucket_size: where given, a positive integer, sums, products, maxima and minima are left to
+            ``jax.ops``, where what ties for a maximum shares its gradient within each bucket.
+        mode: a :class:`jax.lax.GatherScatterMode` or its name: ``"clip"`` takes an id out of range
+            for the nearest segment.
+        indptr: ``(num_segments + 1,)`` integers in place of ``segment_ids``: where each segment
+            starts, and where the last one ends.
+        implementation: see :func:`jax_gnn.implementation`.
+
+    Raises:
+        TypeError: ids are not integers, not exactly one of ``segment_ids`` and ``indptr`` is given,
+            ``num_segments`` is missing where ids are traced, or a dtype makes no sense.
+        ValueError: wrong shapes, or a size out of range.
+"""
+
+
+def _documented(function: F) -> F:
+    """Adds what all reductions have in common to the docstring."""
+    function.__doc__ = f"{function.__doc__}{_ARGUMENTS}"
+    return function
+
+
+@public
+@_documented
+def segment_sum(
+    data: ArrayLike,
+    segment_ids: ArrayLike | None = None,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: GatherScatterMode | str | None = None,
+    *,
+    indptr: ArrayLike | None = None,
+    implementation: Implementation | None = None,
+) -> Array:
+    """Sums the elements of each segment: :func:`jax.ops.segment_sum`.
+
+    Returns:
+        ``(num_segments, *features)`` in the dtype of ``data``, 0 for empty segments.
+
+    Example:
+        >>> segment_sum(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([4., 0., 2.], dtype=float32)
+    """
+    problem = check_problem(
+        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
+        *(bucket_size, mode, indptr, implementation),
+    )
+    return _reduce(problem, "sum")
+
+
+@public
+@_documented
+def segment_mean(
+    data: ArrayLike,
+    segment_ids: ArrayLike | None = None,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: GatherScatterMode | str | None = None,
+    *,
+    indptr: ArrayLike | None = None,
+    implementation: Implementation | None = None,
+) -> Array:
+    """The mean of each segment.
+
+    Returns:
+        ``(num_segments, *features)`` in the dtype of ``data``, float32 for integers; 0 for empty
+        segments.
+
+    Example:
+        >>> segment_mean(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([2., 0., 2.], dtype=float32)
+    """
+    problem = check_problem(
+        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
+        *(bucket_size, mode, indptr, implementation),
+    )
+    return _mean(problem)
+
+
+@public
+@_documented
+def segment_max(
+    data: ArrayLike,
+    segment_ids: ArrayLike | None = None,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: GatherScatterMode | str | None = None,
+    *,
+    indptr: ArrayLike | None = None,
+    implementation: Implementation | None = None,
+) -> Array:
+    """The maximum of each segment: :func:`jax.ops.segment_max`.
+
+    Elements that tie for the maximum share its gradient equally.
+
+    Returns:
+        ``(num_segments, *features)`` in the dtype of ``data``: NaN where there is one, the least
+        value of the dtype (-inf) for empty segments.
+
+    Example:
+        >>> segment_max(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([  3., -inf,   2.], dtype=float32)
+    """
+    problem = check_problem(
+        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
+        *(bucket_size, mode, indptr, implementation),
+    )
+    return _reduce(problem, "max")
+
+
+@public
+@_documented
+def segment_min(
+    data: ArrayLike,
+    segment_ids: ArrayLike | None = None,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: GatherScatterMode | str | None = None,
+    *,
+    indptr: ArrayLike | None = None,
+    implementation: Implementation | None = None,
+) -> Array:
+    """The minimum of each segment: :func:`jax.ops.segment_min`.
+
+    Elements that tie for the minimum share its gradient equally.
+
+    Returns:
+        ``(num_segments, *features)`` in the dtype of ``data``: NaN where there is one, the largest
+        value of the dtype (inf) for empty segments.
+
+    Example:
+        >>> segment_min(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([ 1., inf,  2.], dtype=float32)
+    """
+    problem = check_problem(
+        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
+        *(bucket_size, mode, indptr, implementation),
+    )
+    return _reduce(problem, "min")
+
+
+@public
+@_documented
+def segment_prod(
+    data: ArrayLike,
+    segment_ids: ArrayLike | None = None,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: GatherScatterMode | str | None = None,
+    *,
+    indptr: ArrayLike | None = None,
+    implementation: Implementation | None = None,
+) -> Array:
+    """The product of each segment: :func:`jax.ops.segment_prod`.
+
+    Gradients are right where elements are 0, too. There are none where plain XLA does the work, of
+    complex numbers or with a ``bucket_size``.
+
+    Returns:
+        ``(num_segments, *features)`` in the dtype of ``data``, 1 for empty segments.
+
+    Example:
+        >>> segment_prod(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([3., 1., 2.], dtype=float32)
+    """
+    problem = check_problem(
+        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
+        *(bucket_size, mode, indptr, implementation),
+    )
+    return _reduce(problem, "prod")
+
+
+@public
+@_documented
+def segment_var(
+    data: ArrayLike,
+    segment_ids: ArrayLike | None = None,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: GatherScatterMode | str | None = None,
+    *,
+    indptr: ArrayLike | None = None,
+    ddof: int = 0,
+    implementation: Implementation | None = None,
+) -> Array:
+    """The variance of each segment: the mean of the squared distances from its mean.
+
+    The sum of squares is divided by the number of elements minus the integer ``ddof``.
+
+    Returns:
+        ``(num_segments, *features)`` in the dtype of ``data``, float32 for integers; 0 for segments
+        of no more than ``ddof`` elements.
+
+    Example:
+        >>> segment_var(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([1., 0., 0.], dtype=float32)
+    """
+    problem = check_problem(
+        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
+        *(bucket_size, mode, indptr, implementation),
+    )
+    return _var(problem, check_integer("ddof", ddof))
+
+
+@public
+@_documented
+def segment_std(
+    data: ArrayLike,
+    segment_ids: ArrayLike | None = None,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: GatherScatterMode | str | None = None,
+    *,
+    indptr: ArrayLike | None = None,
+    ddof: int = 0,
+    implementation: Implementation | None = None,
+) -> Array:
+    """The standard deviation of each segment: the root of :func:`segment_var`.
+
+    Returns:
+        ``(num_segments, *features)`` in the dtype of ``data``, float32 for integers. Where it is 0,
+        so is its gradient.
+
+    Example:
+        >>> segment_std(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([1., 0., 0.], dtype=float32)
+    """
+    problem = check_problem(
+        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
+        *(bucket_size, mode, indptr, implementation),
+    )
+    return _std(problem, check_integer("ddof", ddof))
+
+
+@public
+@_documented
+def segment_logsumexp(
+    data: ArrayLike,
+    segment_ids: ArrayLike | None = None,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: GatherScatterMode | str | None = None,
+    *,
+    indptr: ArrayLike | None = None,
+    implementation: Implementation | None = None,
+) -> Array:
+    """The logarithm of the sum of exponentials of each segment, without overflow.
+
+    Returns:
+        ``(num_segments, *features)`` in the dtype of ``data``, float32 for integers; -inf for empty
+        segments.
+
+    Example:
+        >>> segment_logsumexp(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([3.126928,     -inf, 2.      ], dtype=float32)
+    """
+    problem = check_problem(
+        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
+        *(bucket_size, mode, indptr, implementation),
+    )
+    return _logsumexp(problem)
+
+
+@public
+@_documented
+def segment_softmax(
+    data: ArrayLike,
+    segment_ids: ArrayLike | None = None,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: GatherScatterMode | str | None = None,
+    *,
+    indptr: ArrayLike | None = None,
+    implementation: Implementation | None = None,
+) -> Array:
+    """The softmax over the elements of each segment.
+
+    Returns:
+        ``(num_elements, *features)`` in the dtype of ``data``, float32 for integers: exp(data) over
+        its sum in the segment; 0 where an id is out of range.
+
+    Example:
+        >>> segment_softmax(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([0.11920293, 0.88079715, 1.        ], dtype=float32)
+    """
+    problem = check_problem(
+        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
+        *(bucket_size, mode, indptr, implementation),
+    )
+    return _softmax(problem)
+
+
+@public
+@_documented
+def segment_argmax(
+    data: ArrayLike,
+    segment_ids: ArrayLike | None = None,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: GatherScatterMode | str | None = None,
+    *,
+    indptr: ArrayLike | None = None,
+    implementation: Implementation | None = None,
+) -> Array:
+    """Which element is the maximum of each segment; of several, the first.
+
+    Returns:
+        ``(num_segments, *features)`` integers: positions in ``data``, where a NaN counts as the
+        maximum; -1 for empty segments.
+
+    Example:
+        >>> segment_argmax(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
+        Array([ 1, -1,  2], dtype=int32)
+    """
+    problem = check_problem(
+        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
+        *(bucket_size, mode, indptr, implementation),
+    )
+    return _argmax(problem)
+
+
+# --- Compiled as a whole, also where called eagerly: the same roundings everywhere ---------------
+
+
+@functools.partial(jax.jit, static_argnames="reduce")
+def _reduce(problem: Problem, reduce: str) -> Array:
+    return problem.reduce(reduce)
+
+
+@jax.jit
+def _mean(problem: Problem) -> Array:
+    if jnp.issubdtype(problem.data.dtype, jnp.complexfloating):
+        counts = jnp.maximum(problem.groups.counts, 1).astype(problem.data.dtype)
+        return problem.reduce("sum") / problem.spread(counts)
+    return real(problem).reduce("mean")
+
+
+@functools.partial(jax.jit, static_argnames="ddof")
+def _var(problem: Problem, ddof: int) -> Array:
+    problem = real(problem)
+    return _variance(problem, ddof).astype(problem.data.dtype)
+
+
+@functools.partial(jax.jit, static_argnames="ddof")
+def _std(problem: Problem, ddof: int) -> Array:
+    problem = real(problem)
+    variance = _variance(problem, ddof)
+    positive = variance > 0
+    root = jnp.sqrt(jnp.where(positive, variance, 1))
+    return jnp.where(positive, root, variance).astype(problem.data.dtype)  # NaN stays
+
+
+def _variance(problem: Problem, ddof: int) -> Array:
+    # Half types would lose the differences.
+    data = problem.data.astype(accumulator_dtype(problem.data.dtype))
+    counts = problem.spread(problem.groups.counts)
+    means = problem.gather(problem.with_data(data).reduce("mean"))
+    differences = jnp.where(problem.spread(problem.groups.valid), data - means, 0)
+    squares = problem.with_data(differences**2).reduce("sum")
+    divisors = jnp.maximum(counts - ddof, 1).astype(squares.dtype)
+    return jnp.where(counts > ddof, squares / divisors, 0)
+
+
+@jax.jit
+def _logsumexp(problem: Problem) -> Array:
+    return real(problem).reduce("logsumexp")
+
+
+@jax.jit
+def _softmax(problem: Problem) -> Array:
+    problem = real(problem)
+    groups, x = problem.groups, flat(problem.data)
+    if groups.is_sorted:
+        y = primitive.segment_softmax(x, groups.matrix, implementation=groups.implementation)
+    else:
+        rows, order = groups.matrix.by_row.rows, groups.matrix.by_row.cols
+        count = order.shape[0]
+        inverse = (
+            jnp.zeros_like(order)
+            .at[order]
+            .set(jnp.arange(count, dtype=order.dtype), unique_indices=True)
+        )
+        sort = permutation(order, inverse)
+        y = primitive.segment_softmax(
+            total(x, sort, groups.implementation),
+            segments(rows, groups.size),
+            implementation=groups.implementation,
+        )
+        y = total(y, sort.T, groups.implementation)
+    return y.reshape(problem.data.shape)
+
+
+@jax.jit
+def _argmax(problem: Problem) -> Array:
+    data = jax.lax.stop_gradient(problem.data)
+    if jnp.issubdtype(data.dtype, jnp.complexfloating):
+        raise TypeError(f"data must be real numbers, got {data.dtype}")
+    problem = problem.with_data(data)
+    top = problem.gather(problem.reduce("max"))
+    attained = (data == top) | ((data != data) & (top != top))
+    count = data.shape[0]
+    positions = problem.spread(jnp.arange(count, dtype=problem.groups.ids.dtype))
+    first = problem.with_data(jnp.where(attained, positions, count)).reduce("min")
+    return jnp.where(first < count, first, -1)

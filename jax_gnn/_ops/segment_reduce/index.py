@@ -1,0 +1,118 @@
+"""Segments that are known beforehand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._core.arguments import as_array, as_ids, check_size
+from jax_gnn._core.arrays import DTYPES
+from jax_gnn._core.csr import Csr, SparseMatrix, segments
+from jax_gnn._core.ffi import Implementation
+from jax_gnn._core.public import public
+from jax_gnn._ops.segment_reduce.primitive import total
+
+
+@public
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SegmentIndex:
+    """Ids known beforehand: gather and segment sum as each other's transpose, both by kernels.
+
+    For code that closes over the senders and receivers of a fixed mesh, as weather models do. Ids
+    are sorted once, on the host; nothing is sorted or scattered later, forward or backward::
+
+        senders = SegmentIndex.from_ids(senders, num_nodes)
+        receivers = SegmentIndex.from_ids(receivers, num_nodes)
+
+        def step(nodes, edges):
+            messages = mlp(edges, senders.gather(nodes), receivers.gather(nodes))
+            return receivers.segment_sum(messages)
+
+    A pytree: close over it, or pass it through ``jax.jit``. Elements with an id out of range are
+    padding: they get zeros, and are not summed.
+
+    Example:
+        >>> senders = SegmentIndex.from_ids([2, 0, 2], num_segments=3)
+        >>> senders.gather(jnp.array([1.0, 2.0, 3.0]))
+        Array([3., 1., 3.], dtype=float32)
+        >>> senders.segment_sum(jnp.array([1.0, 2.0, 3.0]))
+        Array([2., 0., 4.], dtype=float32)
+    """
+
+    matrix: SparseMatrix
+
+    @classmethod
+    def from_ids(cls, ids: Any, num_segments: int) -> SegmentIndex:
+        """Builds the index.
+
+        Args:
+            ids: ``(num_elements,)`` concrete integers, the segment of each element, in any order.
+            num_segments: number of segments, which are the rows that :meth:`gather` reads.
+
+        Raises:
+            TypeError: ids are traced or not integers, or ``num_segments`` is not an integer.
+            ValueError: ids are not one-dimensional, or ``num_segments`` is negative.
+        """
+        if isinstance(ids, jax.core.Tracer):
+            raise TypeError("ids must be concrete: build the SegmentIndex outside of jax.jit")
+        num_segments = check_size("num_segments", num_segments)
+        ids = np.asarray(as_ids("ids", ids))
+        matrix = segments(jnp.asarray(ids), num_segments)
+        if not (ids[1:] >= ids[:-1]).all():
+            order = np.argsort(ids, kind="stable").astype(ids.dtype)
+            rows = jnp.asarray(ids[order])
+            by_segment = Csr(rows, jnp.asarray(order), num_rows=num_segments)
+            matrix = matrix._replace(by_row=by_segment)
+        return cls(matrix)
+
+    def gather(self, x: Array, *, implementation: Implementation | None = None) -> Array:
+        """The rows of x that the ids name.
+
+        Args:
+            x: ``(num_segments, *features)``, of a dtype that :func:`segment_sum` has kernels for.
+            implementation: see :func:`jax_gnn.implementation`.
+
+        Returns:
+            ``(num_elements, *features)``.
+
+        Raises:
+            TypeError: another dtype.
+            ValueError: another number of rows.
+        """
+        return self._total("x", x, self.matrix.T, implementation)
+
+    def segment_sum(self, data: Array, *, implementation: Implementation | None = None) -> Array:
+        """The sum of each segment.
+
+        Args:
+            data: ``(num_elements, *features)``, of a dtype that :func:`segment_sum` has kernels
+                for.
+            implementation: see :func:`jax_gnn.implementation`.
+
+        Returns:
+            ``(num_segments, *features)``.
+
+        Raises:
+            TypeError: another dtype.
+            ValueError: another number of rows.
+        """
+        return self._total("data", data, self.matrix, implementation)
+
+    @staticmethod
+    def _total(
+        name: str, x: Any, matrix: SparseMatrix, implementation: Implementation | None
+    ) -> Array:
+        x = as_array(name, x)
+        if x.dtype not in DTYPES:
+            names = ", ".join(jnp.dtype(dtype).name for dtype in DTYPES)
+            raise TypeError(f"{name} must be one of {names}, got {x.dtype}")
+        size = matrix.by_col.num_rows
+        if x.ndim == 0 or x.shape[0] != size:
+            raise ValueError(f"{name} must be ({size}, *features), got shape {x.shape}")
+        return total(x, matrix, implementation)

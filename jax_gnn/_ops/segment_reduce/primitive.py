@@ -1,0 +1,372 @@
+"""The reduction of entries into rows, and the linear primitives that a sum's derivatives are.
+
+* ``segment_reduce``, out[r] = reduce of w[e] · x[cols[e]] over the entries e of row r. As a sum or
+  mean it is linear in the features and in the weights: its transposes are itself with the
+  transposed matrix, and ``sddmm``. Derivatives of the other reductions are in ``derivatives.py``.
+* ``sddmm``, w[e] = ⟨a[rows[e]], b[cols[e]]⟩. Its transposes are ``segment_reduce``.
+* ``segment_reduce_jvp``, the derivative of a sum or mean where both x and w have tangents, and
+  ``segment_reduce_vjp``, its transpose: both gradients from one pass over the entries.
+
+Where a matrix has no rows, the primitive is a gather: plain XLA does that.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._core.arrays import DTYPES, accumulator_dtype, flat, row_width, spread
+from jax_gnn._core.batching import batch, batch_apart
+from jax_gnn._core.csr import SparseMatrix, entrywise
+from jax_gnn._core.kernels import csr_operands, like_first, per_entry, per_row
+from jax_gnn._core.op import Bind, Call, Op, define, multilinear_jvp
+from jax_gnn._ops.segment_reduce import derivatives, xla
+from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
+
+_REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")  # as in segments.h
+
+
+class Messages(NamedTuple):
+    """Operands of ``segment_reduce``.
+
+    Attributes:
+        x: ``(rows, *features)`` as users gave it, since plain XLA copies what was made a matrix; of
+            a weight ``(rows, features)``.
+        weight: ``(entries, heads)`` in the accumulator type, or None.
+        matrix: what is summed up where.
+    """
+
+    x: Any
+    weight: Any
+    matrix: SparseMatrix
+
+
+def _reduce_call(platform: str, operands: Messages, *, reduce: str, heads: int) -> Call | None:
+    del platform, heads
+    x, weight, matrix = operands
+    csr = matrix.by_row
+    found = csr_operands(csr, x.shape[0])
+    if found is None or x.dtype not in DTYPES:  # such as a complex bias's gradient
+        return None
+    ids, flags = found
+    schedule, workspaces = scheduled("segment_reduce", csr, x)
+    flags |= {
+        "reduce": np.int64(_REDUCTIONS.index(reduce)),
+        "weighted": np.bool_(weight is not None),
+    }
+    return Call([x, weight or x, *ids], flags | schedule, workspaces)
+
+
+def _reduce_prefers_xla(platform: str, operands: Messages, *, reduce: str, heads: int) -> bool:
+    """On a CPU: unsorted ids, what is too small for a custom call, and rows of few entries."""
+    del heads
+    x, weight, matrix = operands
+    csr, count, width = matrix.by_row, x.shape[0], row_width(x)
+    if platform != "cpu" or weight is not None or reduce == "logsumexp":
+        return False
+    if matrix.unsorted is not None:
+        return True
+    if csr.cols is not None or reduce == "mean":
+        return False
+    # Few entries to a row do not pay for going through wide rows in tiles, nor for widening.
+    costly = (width >= 256 and count * width >= 2**21) or (width < 8 and x.dtype.itemsize == 2)
+    few = count < 4 * csr.num_rows
+    return (few and costly) or (count + csr.num_rows) * width < 2**13
+
+
+def _reduce_flops(operands: Messages, **attributes: Any) -> int:
+    del attributes
+    each = 1 if operands.weight is None else 2
+    return each * operands.matrix.by_row.count * row_width(operands.x)
+
+
+def _reduce_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Array, Array | None]:
+    rules = {
+        "max": derivatives.extremum_jvp,
+        "min": derivatives.extremum_jvp,
+        "prod": derivatives.prod_jvp,
+        "logsumexp": derivatives.logsumexp_jvp,
+    }
+    return rules.get(bind.attributes["reduce"], _sum_jvp)(bind, primals, tangents)
+
+
+def _sum_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Array, Array | None]:
+    if tangents.x is None or tangents.weight is None:
+        return multilinear_jvp(("x", "weight"), bind, primals, tangents)
+    tangent = segment_reduce_jvp(
+        *(primals.x, primals.weight, tangents.x, tangents.weight, primals.matrix),
+        **bind.attributes,
+        implementation=bind.implementation,
+    )
+    return bind(primals), tangent
+
+
+def _reduce_transpose_x(bind: Bind, ct: Array, operands: Messages) -> Array:
+    _, weight, matrix = operands
+    return bind(Messages(_divide_by_counts(bind, ct, matrix), weight, matrix.T), reduce="sum")
+
+
+def _reduce_transpose_weight(bind: Bind, ct: Array, operands: Messages) -> Array:
+    x, _, matrix = operands
+    ct, heads = _divide_by_counts(bind, ct, matrix), bind.attributes["heads"]
+    return _gradient_to_weight(x, ct, matrix, heads, implementation=bind.implementation)
+
+
+def _divide_by_counts(bind: Bind, ct: Array, matrix: SparseMatrix) -> Array:
+    if bind.attributes["reduce"] == "sum":
+        return ct
+    acc = accumulator_dtype(ct.dtype)
+    counts = total(jnp.ones((matrix.by_col.num_rows,), acc), matrix, bind.implementation)
+    return (ct.astype(acc) / spread(jnp.maximum(counts, 1), ct)).astype(ct.dtype)
+
+
+# Attributes: reduce, heads.
+segment_reduce = define(
+    Op(
+        name="segment_reduce",
+        operands=Messages,
+        result=per_row,
+        xla=xla.segment_reduce,
+        call=_reduce_call,
+        prefers_xla=_reduce_prefers_xla,
+        jvp=_reduce_jvp,
+        transpose={"x": _reduce_transpose_x, "weight": _reduce_transpose_weight},
+        batch=functools.partial(batch, ("weight",)),
+        flops=_reduce_flops,
+        family=FAMILY,
+    )
+)
+
+
+def total(x: Array, matrix: SparseMatrix, implementation: str | None = None) -> Array:
+    """The sums of rows of x."""
+    return segment_reduce(x, None, matrix, reduce="sum", heads=1, implementation=implementation)
+
+
+def gather(x: Array, matrix: SparseMatrix, implementation: str | None = None) -> Array:
+    """The transpose of :func:`total`: rows of x for each entry, zeros for padding."""
+    return total(x, matrix.T, implementation)
+
+
+def reduce_messages(
+    x: Array,
+    weight: Array | None,
+    matrix: SparseMatrix,
+    reduce: str,
+    implementation: str | None = None,
+) -> Array:
+    """Reduces ``(rows, *features)`` with weights ``(entries, heads)`` of the first axis."""
+    dtype = x.dtype
+    if weight is not None and reduce in ("max", "min"):
+        x = x.astype(accumulator_dtype(dtype))  # else rounding would hide which was the maximum
+    result = segment_reduce(
+        *(x if weight is None else flat(x), weight, matrix),
+        reduce=reduce,
+        heads=1 if weight is None else weight.shape[1],
+        implementation=implementation,
+    )
+    return result.astype(dtype).reshape(matrix.by_row.num_rows, *x.shape[1:])
+
+
+# --- Dots ----------------------------------------------------------------------------------------
+
+
+class Dots(NamedTuple):
+    """Operands of ``sddmm``: a ``(rows, features)``, b ``(columns, features)`` of the matrix."""
+
+    a: Any
+    b: Any
+    matrix: SparseMatrix
+
+
+def _sddmm_call(platform: str, operands: Dots, *, heads: int) -> Call | None:
+    del platform
+    a, b, matrix = operands
+    found = csr_operands(matrix.by_row, b.shape[0])
+    if found is None:
+        return None
+    (rows, cols, _), flags = found
+    return Call([a, b, rows, cols], {"gather": flags["gather"], "heads": np.int64(heads)})
+
+
+def _sddmm_transpose_a(bind: Bind, ct: Array, operands: Dots) -> Array:
+    return segment_reduce(
+        *(operands.b, ct, operands.matrix),
+        reduce="sum",
+        heads=bind.attributes["heads"],
+        implementation=bind.implementation,
+    )
+
+
+def _sddmm_transpose_b(bind: Bind, ct: Array, operands: Dots) -> Array:
+    return _sddmm_transpose_a(bind, ct, Dots(None, operands.a, operands.matrix.T))
+
+
+# Attribute: heads.
+sddmm = define(
+    Op(
+        name="sddmm",
+        operands=Dots,
+        result=per_entry,
+        xla=xla.sddmm,
+        call=_sddmm_call,
+        transpose={"a": _sddmm_transpose_a, "b": _sddmm_transpose_b},
+        batch=functools.partial(batch, (), per_entry=True),
+        flops=lambda operands, heads: 2 * operands.matrix.by_row.count * row_width(operands.a),
+    )
+)
+
+
+# --- Both tangents and both gradients of a weighted sum or mean ----------------------------------
+
+# Each is the other's transpose, and their derivatives in the other operands are sums of
+# segment_reduce and sddmm.
+
+
+class Tangents(NamedTuple):
+    """Operands of ``segment_reduce_jvp``: those of ``segment_reduce``, and tangents of two."""
+
+    x: Any
+    weight: Any
+    dx: Any
+    dweight: Any
+    matrix: SparseMatrix
+
+
+class Cotangents(NamedTuple):
+    """Operands of ``segment_reduce_vjp``: those of ``segment_reduce``, and its cotangent."""
+
+    x: Any
+    weight: Any
+    ct: Any
+    matrix: SparseMatrix
+
+
+def _vjp_call(platform: str, operands: Cotangents) -> Call | None:
+    del platform
+    x, weight, ct, matrix = operands
+    csr = matrix.by_col
+    found = csr_operands(csr, ct.shape[0])
+    if found is None:
+        return None
+    ids, flags = found
+    schedule, workspaces = scheduled("segment_reduce", csr, ct)
+    return Call([ct, weight, x, *ids], flags | schedule, workspaces)
+
+
+def _both_tangents(
+    x: Array, weight: Array, dx: Array, dweight: Array, matrix: SparseMatrix, **attributes: Any
+) -> Array:
+    return segment_reduce(dx, weight, matrix, **attributes) + segment_reduce(
+        x, dweight, matrix, **attributes
+    )
+
+
+def _both_gradients(
+    x: Array, weight: Array, ct: Array, matrix: SparseMatrix, **options: Any
+) -> list[Array]:
+    return [
+        _gradient_to_x(weight, ct, matrix, **options),
+        _gradient_to_weight(x, ct, matrix, weight.shape[1], **options),
+    ]
+
+
+def _gradient_to_x(weight: Array, ct: Array, matrix: SparseMatrix, **options: Any) -> Array:
+    heads = weight.shape[1]
+    return segment_reduce(ct, weight, matrix.T, reduce="sum", heads=heads, **options)
+
+
+def _gradient_to_weight(
+    x: Array, ct: Array, matrix: SparseMatrix, heads: int, **options: Any
+) -> Array:
+    a, b, matrix = entrywise(ct, x, matrix)
+    return sddmm(a, b, matrix, heads=heads, **options)
+
+
+def _both_tangents_jvp(
+    bind: Bind, primals: Tangents, tangents: Tangents
+) -> tuple[Array, Array | None]:
+    sums = functools.partial(segment_reduce, **bind.attributes, implementation=bind.implementation)
+    terms = [
+        sums(values, weights, primals.matrix)
+        for values, weights in (
+            (tangents.x, primals.dweight),
+            (primals.dx, tangents.weight),
+            (tangents.dx, primals.weight),
+            (primals.x, tangents.dweight),
+        )
+        if values is not None and weights is not None
+    ]
+    return bind(primals), functools.reduce(operator.add, terms) if terms else None
+
+
+def _both_tangents_transpose(bind: Bind, ct: Array, operands: Tangents) -> tuple[Array, Array]:
+    x, weight, matrix = operands.x, operands.weight, operands.matrix
+    ct = _divide_by_counts(bind, ct, matrix)
+    to_x, to_weight = segment_reduce_vjp(x, weight, ct, matrix, implementation=bind.implementation)
+    return to_x, to_weight
+
+
+def _both_gradients_jvp(
+    bind: Bind, primals: Cotangents, tangents: Cotangents
+) -> tuple[list[Array], list[Array]]:
+    x, weight, ct, matrix = primals
+    options = {"implementation": bind.implementation}
+    zeros = [jnp.zeros_like(x), jnp.zeros_like(weight)]
+    to_x, to_weight = zeros if tangents.ct is None else bind(primals._replace(ct=tangents.ct))
+    if tangents.weight is not None:
+        to_x += _gradient_to_x(tangents.weight, ct, matrix, **options)
+    if tangents.x is not None:
+        to_weight += _gradient_to_weight(tangents.x, ct, matrix, weight.shape[1], **options)
+    return bind(primals), [to_x, to_weight]
+
+
+def _both_gradients_transpose(bind: Bind, cts: list[Array | None], operands: Cotangents) -> Array:
+    x, weight, _, matrix = operands
+    to_x, to_weight = cts
+    attributes = {"reduce": "sum", "heads": weight.shape[1], "implementation": bind.implementation}
+    if to_x is None:
+        return segment_reduce(x, to_weight, matrix, **attributes)
+    if to_weight is None:
+        return segment_reduce(to_x, weight, matrix, **attributes)
+    return segment_reduce_jvp(x, weight, to_x, to_weight, matrix, **attributes)
+
+
+# The derivative of a sum or mean in both. Attributes: reduce, heads.
+segment_reduce_jvp = define(
+    Op(
+        name="segment_reduce_jvp",
+        operands=Tangents,
+        result=per_row,
+        xla=_both_tangents,
+        platforms=(),
+        jvp=_both_tangents_jvp,
+        transpose={("dx", "dweight"): _both_tangents_transpose},
+        batch=batch_apart,
+        flops=lambda operands, **_: 4 * operands.matrix.by_row.count * row_width(operands.x),
+    )
+)
+
+
+# The gradients of a sum to x and to weight.
+segment_reduce_vjp = define(
+    Op(
+        name="segment_reduce_vjp",
+        operands=Cotangents,
+        result=lambda operands: [like_first(operands), like_first((operands.weight,))],
+        xla=_both_gradients,
+        platforms=("cuda",),
+        call=_vjp_call,
+        jvp=_both_gradients_jvp,
+        transpose={"ct": _both_gradients_transpose},
+        batch=batch_apart,
+        several=True,
+        flops=lambda operands: 4 * operands.matrix.by_row.count * row_width(operands.x),
+        family=FAMILY,
+    )
+)

@@ -1,0 +1,118 @@
+"""Schedules of the kernels that go through sorted entries (GeoT, table I)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jax_gnn._core.arrays import accumulator_dtype, row_width
+from jax_gnn._core.csr import Csr
+from jax_gnn._core.kernels import workspace_of
+from jax_gnn._core.op import Operand
+from jax_gnn._core.schedule import MANY, THREADS, Family, define_family, known_width
+from jax_gnn._ops.segment_reduce import rule
+
+
+class Schedule(NamedTuple):
+    """How a kernel deals out entries and features to its threads.
+
+    Attributes:
+        parallel: Whether the entries of a warp's step lie side by side in its teams, rather than
+            one behind another.
+        lanes: Threads of a team, which holds a tile of the features; a power of two up to 32.
+        threads: Threads of a block.
+        blocks: Largest number of blocks that share the entries.
+    """
+
+    parallel: bool
+    lanes: int
+    threads: int
+    blocks: int
+
+
+def _from_rule(
+    op: str, *, entries: int, rows: int, width: int, itemsize: int, gather: bool, **hints: Any
+) -> Schedule:
+    """The fitted rule.
+
+    Args:
+        op: ``"segment_reduce"``, ``"segment_select"`` or ``"softmax"``.
+        entries: Number of entries.
+        rows: Number of rows that entries are reduced into.
+        width: Number of features.
+        itemsize: Bytes of a feature.
+        gather: Whether entries name the row that they read.
+        hints: What the rule may ask for beside these: ``max_degree``, entries of the longest row,
+            where known.
+    """
+    features = {
+        "softmax": op == "softmax",
+        "gather": gather,
+        **{"count": entries, "num_rows": rows, "width": width, "itemsize": itemsize},
+        "average_degree": entries / max(rows, 1),
+        "num_bytes": entries * width * itemsize,
+        "max_degree": hints.get("max_degree"),
+    }
+    asked: Any = {name: features[name] for name in rule.FEATURES}
+    parallel, narrowing, threads, blocks = rule.choose(**asked)
+    return Schedule(parallel, max(covering_lanes(width, itemsize) >> narrowing, 1), threads, blocks)
+
+
+def _describe(schedule: Schedule) -> str:
+    kind = "parallel" if schedule.parallel else "sequential"
+    return f"{kind}, {schedule.lanes} lanes, {schedule.threads} threads, {schedule.blocks} blocks"
+
+
+FAMILY = define_family(
+    Family(
+        schedule=Schedule,
+        allowed=((False, True), (1, 2, 4, 8, 16, 32), THREADS, MANY),
+        ops=("segment_reduce", "segment_select", "softmax"),
+        exact=("gather", "width", "itemsize"),
+        sizes=("entries", "rows"),
+        rule=_from_rule,
+        describe=_describe,
+    )
+)
+
+
+def covering_lanes(width: int, itemsize: int) -> int:
+    """Lanes of a team that holds all features of a row, as far as a warp goes.
+
+    A lane reads 16 bytes where rows are aligned to that, else one feature.
+    """
+    width = known_width(width)
+    features = word_features(width, itemsize)
+    lanes = 1
+    while lanes < 32 and lanes * features < width:
+        lanes *= 2
+    return lanes
+
+
+def word_features(width: int, itemsize: int) -> int:
+    """Features that a lane reads at once."""
+    return 16 // itemsize if width * itemsize % 16 == 0 else 1
+
+
+def scheduled(op: str, csr: Csr, x: Operand) -> tuple[Any, list[Any]]:
+    """The schedule's attributes, and the workspace."""
+    schedule = FAMILY.choose(
+        op,
+        entries=csr.count,
+        rows=csr.num_rows,
+        width=row_width(x),
+        itemsize=np.dtype(x.dtype).itemsize,
+        gather=csr.cols is not None,
+        max_degree=csr.max_degree,
+    )
+    attributes = {
+        "parallel": np.bool_(schedule.parallel),
+        "lanes": np.int64(schedule.lanes),
+        "threads": np.int64(schedule.threads),
+    }
+    teams = schedule.threads // schedule.lanes
+    # Not min and max, as sizes may be symbolic.
+    blocks = jax.core.min_dim(schedule.blocks, jax.core.max_dim(1, -(-csr.count // teams)))
+    return attributes, [workspace_of(blocks, row_width(x), np.dtype(accumulator_dtype(x.dtype)))]

@@ -1,0 +1,164 @@
+"""Sums and dots over what is the row's maximum: the derivatives of maximum and minimum.
+
+* ``segment_select``, a sum over those entries whose message is the row's maximum. Its transposes
+  are itself with rows and columns in each other's place, and
+* ``sddmm_select``, the dot of those features that are the row's maximum.
+
+Both primitives compare keys of rows and of columns, one of which is the result of a reduction.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax import Array
+
+from jax_gnn._core.arrays import row_width
+from jax_gnn._core.batching import batch
+from jax_gnn._core.csr import SparseMatrix, entrywise
+from jax_gnn._core.kernels import csr_operands, per_entry, per_row
+from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._ops.segment_reduce import xla
+from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
+
+
+class Selection(NamedTuple):
+    """Operands of ``segment_select``.
+
+    The sum of ``factor[e] · value[cols[e]]``, where None is 1, over those features of a row's
+    entries for which ``weight[e] · row_key[r] = col_key[cols[e]]`` if ``weight_on_row``, or else
+    ``row_key[r] = weight[e] · col_key[cols[e]]``.
+    """
+
+    row_key: Any
+    col_key: Any
+    value: Any
+    weight: Any
+    factor: Any
+    matrix: SparseMatrix
+
+
+class SelectedDots(NamedTuple):
+    """Operands of ``sddmm_select``: ``sddmm`` over the features that are selected."""
+
+    a: Any
+    b: Any
+    row_key: Any
+    col_key: Any
+    weight: Any
+    matrix: SparseMatrix
+
+
+def _select_call(
+    platform: str, operands: Selection, *, weight_on_row: bool, heads: int
+) -> Call | None:
+    del platform
+    row_key, col_key, value, weight, factor, matrix = operands
+    csr = matrix.by_row
+    found = csr_operands(csr, col_key.shape[0])
+    if found is None:
+        return None
+    ids, flags = found
+    schedule, workspaces = scheduled("segment_select", csr, col_key)
+    flags |= {
+        "has_value": np.bool_(value is not None),
+        "weighted": np.bool_(weight is not None),
+        "factored": np.bool_(factor is not None),
+        "weight_on_row": np.bool_(weight_on_row),
+        "heads": np.int64(heads),
+    }
+    optional = [operand or col_key for operand in (value, weight, factor)]
+    return Call([row_key, col_key, *optional, *ids], flags | schedule, workspaces)
+
+
+def _sddmm_select_call(
+    platform: str, operands: SelectedDots, *, weight_on_row: bool, heads: int
+) -> Call | None:
+    del platform
+    a, b, row_key, col_key, weight, matrix = operands
+    found = csr_operands(matrix.by_row, b.shape[0])
+    if found is None:
+        return None
+    ids, flags = found
+    flags |= {
+        "weighted": np.bool_(weight is not None),
+        "weight_on_row": np.bool_(weight_on_row),
+        "heads": np.int64(heads),
+    }
+    return Call([a, b, row_key, col_key, weight or a, *ids], flags)
+
+
+def _select_transpose_value(bind: Bind, ct: Array, operands: Selection) -> Array:
+    flipped = operands._replace(
+        row_key=operands.col_key,
+        col_key=operands.row_key,
+        value=ct,
+        matrix=operands.matrix.T,
+    )
+    return bind(flipped, weight_on_row=not bind.attributes["weight_on_row"])
+
+
+def _select_transpose_factor(bind: Bind, ct: Array, operands: Selection) -> Array:
+    row_key, col_key, value, weight, _, matrix = operands
+    on_rows, on_cols, in_order = entrywise((ct, row_key), (value, col_key), matrix)
+    return sddmm_select(
+        *(on_rows[0], on_cols[0], on_rows[1], on_cols[1], weight, in_order),
+        weight_on_row=bind.attributes["weight_on_row"] ^ (in_order is not matrix),
+        heads=bind.attributes["heads"],
+        implementation=bind.implementation,
+    )
+
+
+def _sddmm_select_transpose_a(bind: Bind, ct: Array, operands: SelectedDots) -> Array:
+    _, b, row_key, col_key, weight, matrix = operands
+    return segment_select(
+        *(row_key, col_key, b, weight, ct, matrix),
+        **bind.attributes,
+        implementation=bind.implementation,
+    )
+
+
+def _sddmm_select_transpose_b(bind: Bind, ct: Array, operands: SelectedDots) -> Array:
+    a, _, row_key, col_key, weight, matrix = operands
+    flipped = dict(bind.attributes, weight_on_row=not bind.attributes["weight_on_row"])
+    swapped = SelectedDots(None, a, col_key, row_key, weight, matrix.T)
+    return _sddmm_select_transpose_a(replace(bind, attributes=flipped), ct, swapped)
+
+
+def _flops(operands: Any, **attributes: Any) -> int:
+    del attributes
+    return 2 * operands.matrix.by_row.count * row_width(operands.col_key)
+
+
+# Attributes: weight_on_row, heads.
+segment_select = define(
+    Op(
+        name="segment_select",
+        operands=Selection,
+        result=per_row,
+        xla=xla.segment_select,
+        call=_select_call,
+        transpose={"value": _select_transpose_value, "factor": _select_transpose_factor},
+        batch=functools.partial(batch, ("weight", "factor")),
+        flops=_flops,
+        family=FAMILY,
+    )
+)
+
+
+# Likewise.
+sddmm_select = define(
+    Op(
+        name="sddmm_select",
+        operands=SelectedDots,
+        result=per_entry,
+        xla=xla.sddmm_select,
+        call=_sddmm_select_call,
+        transpose={"a": _sddmm_select_transpose_a, "b": _sddmm_select_transpose_b},
+        batch=functools.partial(batch, ("weight",), per_entry=True),
+        flops=_flops,
+    )
+)

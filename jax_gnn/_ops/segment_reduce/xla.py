@@ -1,0 +1,129 @@
+"""The primitives in plain ``jax.numpy``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, column, spread, take
+from jax_gnn._core.csr import Csr, SparseMatrix
+from jax_gnn._core.ids import bounded, in_range
+
+
+def _scale(x: Array, weight: Array | None, heads: int) -> Array:
+    """Multiplies ``(entries, heads · features)`` by ``(entries, heads)``."""
+    if weight is None:
+        return x
+    split = x.reshape(x.shape[0], heads, x.shape[1] // heads)
+    return (split * weight[:, :, None]).reshape(x.shape)
+
+
+def into_rows(reduce: Any, messages: Array, valid: Array, csr: Csr) -> Array:
+    """Applies one of ``jax.ops``'s reductions to the messages of all valid entries."""
+    rows = bounded(csr.rows, csr.num_rows)
+    if csr.cols is not None or csr.order is not None:  # jax.ops itself drops rows out of range
+        rows = jnp.where(valid, rows, csr.num_rows)
+    return reduce(messages, rows, csr.num_rows)
+
+
+def segment_reduce(
+    x: Array, weight: Array | None, matrix: SparseMatrix, *, reduce: str, heads: int
+) -> Array:
+    csr, dtype = matrix.unsorted or matrix.by_row, x.dtype
+    if csr.rows is None and weight is None:
+        return take(x, csr.cols)
+    valid = csr.valid(x.shape[0])
+    x = take(x.astype(accumulator_dtype(dtype)), csr.cols)
+    if weight is not None:
+        x = _scale(x, take(weight, csr.order), heads)
+    if csr.rows is None:
+        return jnp.where(column(valid), x, 0).astype(dtype)
+    if reduce == "mean":
+        count = into_rows(JAX_OPS["sum"], valid.astype(x.dtype), valid, csr)
+        result = into_rows(JAX_OPS["sum"], x, valid, csr)
+        result /= spread(jnp.maximum(count, 1), result)
+    elif reduce == "logsumexp":
+        top = into_rows(JAX_OPS["max"], x, valid, csr)
+        top = jnp.where(jnp.isfinite(top), top, 0)
+        powers = jnp.exp(x - take(top, csr.rows))
+        result = jnp.log(into_rows(JAX_OPS["sum"], powers, valid, csr)) + top
+    else:
+        result = into_rows(JAX_OPS[reduce], x, valid, csr)
+    return result.astype(dtype)
+
+
+def _matching(
+    row_key: Array,
+    col_key: Array,
+    weight: Array | None,
+    csr: Csr,
+    weight_on_row: bool,
+    heads: int,
+) -> Array:
+    """``(entries, features)``, whether an entry's message is what the row has."""
+    acc = accumulator_dtype(row_key.dtype)
+    p, q = take(row_key.astype(acc), csr.rows), take(col_key.astype(acc), csr.cols)
+    if weight is not None:
+        weight = take(weight, csr.order)
+        p, q = (_scale(p, weight, heads), q) if weight_on_row else (p, _scale(q, weight, heads))
+    return (p == q) & column(csr.valid(col_key.shape[0]))
+
+
+def segment_select(
+    row_key: Array,
+    col_key: Array,
+    value: Array | None,
+    weight: Array | None,
+    factor: Array | None,
+    matrix: SparseMatrix,
+    *,
+    weight_on_row: bool,
+    heads: int,
+) -> Array:
+    csr, acc = matrix.by_row, accumulator_dtype(row_key.dtype)
+    match = _matching(row_key, col_key, weight, csr, weight_on_row, heads)
+    messages = match.astype(acc)
+    if value is not None:
+        messages = jnp.where(match, take(value.astype(acc), csr.cols), 0)
+    if factor is not None:
+        factor = take(factor, csr.order)
+        messages = jnp.where(match, _scale(messages, factor, heads), 0)
+    if csr.rows is not None:
+        valid = csr.valid(col_key.shape[0])
+        messages = into_rows(JAX_OPS["sum"], messages, valid, csr)
+    return messages.astype(row_key.dtype)
+
+
+def _dots(a: Array, b: Array, csr: Csr, heads: int, mask: Array) -> Array:
+    acc = accumulator_dtype(a.dtype)
+    products = take(a.astype(acc), csr.rows) * take(b.astype(acc), csr.cols)
+    products = jnp.where(mask, products, 0)
+    return jnp.sum(products.reshape(csr.count, heads, a.shape[1] // heads), 2)
+
+
+def sddmm(a: Array, b: Array, matrix: SparseMatrix, *, heads: int) -> Array:
+    csr = matrix.by_row
+    return _dots(a, b, csr, heads, column(csr.valid(b.shape[0])))
+
+
+def sddmm_select(
+    a: Array,
+    b: Array,
+    row_key: Array,
+    col_key: Array,
+    weight: Array | None,
+    matrix: SparseMatrix,
+    *,
+    weight_on_row: bool,
+    heads: int,
+) -> Array:
+    csr = matrix.by_row
+    match = _matching(row_key, col_key, weight, csr, weight_on_row, heads)
+    return _dots(a, b, csr, heads, match)
+
+
+def segment_order(ids: Array, *, num_segments: int) -> Array:
+    ids = jnp.where(in_range(ids, num_segments), ids, num_segments)
+    return jnp.argsort(ids, stable=True).astype(ids.dtype)

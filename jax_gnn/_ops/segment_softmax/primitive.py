@@ -1,0 +1,131 @@
+"""The softmax over segments of sorted entries, and its derivative, which is its own transpose."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any, NamedTuple
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._core.arrays import accumulator_dtype, column, row_width
+from jax_gnn._core.batching import all_batched, batch, disjoint_union
+from jax_gnn._core.csr import SparseMatrix
+from jax_gnn._core.ids import MAX_SIZE, in_range
+from jax_gnn._core.kernels import csr_operands, like_first
+from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._ops.segment_reduce.derivatives import not_padding
+from jax_gnn._ops.segment_reduce.primitive import gather, total
+from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
+from jax_gnn._ops.segment_softmax import xla
+
+
+class Scores(NamedTuple):
+    """Operands of ``segment_softmax``: x is ``(entries, features)``, sorted by segment."""
+
+    x: Any
+    matrix: SparseMatrix
+
+
+class Tangents(NamedTuple):
+    """Operands of ``segment_softmax_tangent``: the softmax, and the tangent of its operand."""
+
+    y: Any
+    t: Any
+    matrix: SparseMatrix
+
+
+def _call(platform: str, operands: Scores | Tangents) -> Call | None:
+    """For the softmax and its tangent."""
+    del platform
+    *arrays, matrix = operands
+    csr = matrix.by_row
+    found = csr_operands(csr, csr.count)
+    if found is None:
+        return None
+    (rows, *_), _ = found
+    num_rows = csr.num_rows
+    if jax.export.is_symbolic_dim(num_rows):  # which is no attribute: marks what is past it
+        num_rows = MAX_SIZE
+        rows = rows.map(lambda ids: jnp.where(ids < csr.num_rows, ids, MAX_SIZE), np.int32)
+    _, workspaces = scheduled("softmax", csr, arrays[0])
+    return Call([*arrays, rows], {"num_rows": np.int64(num_rows)}, workspaces)
+
+
+def _jvp(bind: Bind, primals: Scores, tangents: Scores) -> tuple[Array, Array | None]:
+    y, matrix = bind(primals), primals.matrix
+    tangent = segment_softmax_tangent(y, tangents.x, matrix, implementation=bind.implementation)
+    return y, tangent
+
+
+def _tangent_jvp(bind: Bind, primals: Tangents, tangents: Tangents) -> tuple[Array, Array | None]:
+    y, t, matrix = primals
+    dy, dt, _ = tangents
+    terms = [] if dt is None else [bind(primals._replace(t=dt))]
+    if dy is not None:
+        counted = column(not_padding(matrix))
+        y, t, dy = (jnp.where(counted, z, 0).astype(accumulator_dtype(z.dtype)) for z in (y, t, dy))
+
+        def mean(p: Array) -> Array:
+            sums = total(p * t, matrix, bind.implementation)
+            return gather(sums, matrix, bind.implementation)
+
+        terms.append((dy * (t - mean(y)) - y * mean(dy)).astype(primals.y.dtype))
+    return bind(primals), functools.reduce(operator.add, terms) if terms else None
+
+
+def _tangent_transpose(bind: Bind, ct: Array, operands: Tangents) -> Array:
+    return bind(operands._replace(t=ct))
+
+
+def _batch(fill: float, bind: Bind, operands: Any, batched: Any, size: int) -> Array:
+    if not any(jax.tree.leaves(batched.matrix)):
+        return batch((), bind, operands, batched, size)
+    # There are no columns to mark padding in: it gets values that change nothing.
+    *values, matrix = all_batched(operands, batched, size)
+    valid = in_range(matrix.by_row.rows, matrix.by_row.num_rows)[:, :, None]
+    operands = type(operands)(*(jnp.where(valid, value, fill) for value in values), matrix)
+    result = disjoint_union(bind, operands, jax.tree.map(lambda _: True, operands), size)
+    return jnp.where(valid, result, 0)
+
+
+def _flops(operands: Any) -> int:
+    return 5 * operands.matrix.by_row.count * row_width(operands[0])
+
+
+# The softmax over each segment of sorted entries.
+segment_softmax = define(
+    Op(
+        name="segment_softmax",
+        operands=Scores,
+        result=like_first,
+        xla=xla.segment_softmax,
+        call=_call,
+        jvp=_jvp,
+        transpose={},
+        batch=functools.partial(_batch, -np.inf),
+        flops=_flops,
+        family=FAMILY,
+    )
+)
+
+
+# y · (t - sum of the segment's y · t).
+segment_softmax_tangent = define(
+    Op(
+        name="segment_softmax_tangent",
+        operands=Tangents,
+        result=like_first,
+        xla=xla.segment_softmax_tangent,
+        call=_call,
+        jvp=_tangent_jvp,
+        transpose={"t": _tangent_transpose},
+        batch=functools.partial(_batch, 0.0),
+        flops=_flops,
+        family=FAMILY,
+    )
+)

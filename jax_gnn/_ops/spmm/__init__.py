@@ -1,0 +1,1 @@
+"""Products with sparse matrices, made of the primitives of segments."""

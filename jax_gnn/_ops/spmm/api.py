@@ -1,0 +1,212 @@
+"""Sparse times dense over a graph: messages gathered, weighted and reduced in one kernel; SDDMM.
+
+``spmm`` and ``sddmm`` take a :class:`jax_gnn.Graph`, which holds its edges in both directions;
+``index_segment_reduce`` takes bare ids, sorted by segment, as GeoT does (section III-B).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import jax.numpy as jnp
+from jax import Array
+
+from jax_gnn._core.arguments import (
+    as_ids,
+    check_choice,
+    check_features,
+    check_instance,
+    check_size,
+    check_weight,
+)
+from jax_gnn._core.arrays import flat, promoted, spread, take
+from jax_gnn._core.csr import Csr, SparseMatrix, segments
+from jax_gnn._core.ffi import Implementation
+from jax_gnn._core.public import public
+from jax_gnn._ops.segment_reduce import primitive
+from jax_gnn._ops.segment_reduce.primitive import gather, reduce_messages
+from jax_gnn._ops.segment_reduce.sort import sort_ids
+from jax_gnn.graph import Graph
+
+Reduce = Literal["sum", "mean", "max", "min"]
+Op = Literal["dot", "add", "sub", "mul"]
+
+
+@public
+def spmm(
+    graph: Graph,
+    x: Array,
+    weight: Array | None = None,
+    *,
+    reduce: Reduce = "sum",
+    implementation: Implementation | None = None,
+) -> Array:
+    """Reduces at each destination the weighted features of the sources of its edges.
+
+    ``out[i] = reduce over the edges e = (j → i) of weight[e] · x[j]``; as a sum, the product of the
+    sparse matrix of the weights and x. No array of messages is formed, forward or backward.
+    Derivatives of any order, to ``x`` and ``weight``.
+
+    Args:
+        graph: the graph.
+        x: ``(num_src, *features)`` source features: float16, bfloat16, float32 or float64.
+        weight: ``(num_edges,)`` in the graph's order of edges, or ``(num_edges, heads)`` with x
+            ``(num_src, heads, *features)``.
+        reduce: ``"sum"``, ``"mean"`` over the number of edges, ``"max"`` or ``"min"``. Messages
+            that tie for the maximum share its gradient equally.
+        implementation: see :func:`jax_gnn.implementation`.
+
+    Returns:
+        ``(num_dst, *features)`` in the dtype of ``x``; half types accumulate in float32.
+        Destinations without edges get 0, or -inf of a maximum and inf of a minimum.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, or ``reduce`` is none of these.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)  # sources, destinations
+        >>> spmm(graph, jnp.array([1.0, 2.0, 3.0]))
+        Array([5., 1., 0.], dtype=float32)
+        >>> spmm(graph, jnp.array([1.0, 2.0, 3.0]), graph.edge_values([0.5, 1.0, 2.0]))
+        Array([8. , 0.5, 0. ], dtype=float32)
+    """
+    graph = _check_graph(graph)
+    x = check_features("x", x, "num_src", graph.num_src)
+    weight = check_weight("weight", weight, "num_edges", graph.num_edges, x, "x", "num_src")
+    check_choice("reduce", reduce, get_args(Reduce))
+    matrix = graph.matrix(weighted=weight is not None)
+    return reduce_messages(x, weight, matrix, reduce, implementation)
+
+
+@public
+def sddmm(
+    graph: Graph,
+    a: Array,
+    b: Array,
+    *,
+    op: Op = "dot",
+    implementation: Implementation | None = None,
+) -> Array:
+    """Combines for each edge a row of its destination with a row of its source.
+
+    ``out[e] = a[i] op b[j]`` for the edge e = (j → i).
+
+    Args:
+        graph: the graph.
+        a: ``(num_dst, *features)`` destination features: float16, bfloat16, float32 or float64.
+        b: ``(num_src, *features)`` source features, of the same features.
+        op: ``"add"``, ``"sub"``, ``"mul"``, or ``"dot"`` for the sum of the products over the last
+            axis, with features ``(d,)`` or ``(heads, d)``.
+        implementation: see :func:`jax_gnn.implementation`.
+
+    Returns:
+        ``(num_edges, *features)`` in the common dtype of ``a`` and ``b``, without the last axis for
+        ``"dot"``; in the graph's order of edges, 0 for padding.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, or ``op`` is none of these.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> x = jnp.array([[1.0, 0.0], [2.0, 1.0], [0.0, 3.0]])
+        >>> sddmm(graph, x, x)  # in the graph's order of edges: 1 → 0, 2 → 0, 0 → 1
+        Array([2., 0., 2.], dtype=float32)
+    """
+    graph = _check_graph(graph)
+    a = check_features("a", a, "num_dst", graph.num_dst)
+    b = check_features("b", b, "num_src", graph.num_src)
+    check_choice("op", op, get_args(Op))
+    if a.shape[1:] != b.shape[1:]:
+        raise ValueError(f"a and b must have equal features, got shapes {a.shape} and {b.shape}")
+    dtype = promoted(a.dtype, b.dtype)
+    a, b = a.astype(dtype), b.astype(dtype)
+    features, count = a.shape[1:], graph.cols.shape[0]
+    if op == "dot":
+        if len(features) not in (1, 2):
+            raise ValueError(
+                "op='dot' needs a of shape (num_dst, d) or (num_dst, heads, d), got shape "
+                f"{a.shape}"
+            )
+        if features[0] == 0 and len(features) == 2:  # kernels have one head at least
+            return sddmm(graph, a, b, op="mul", implementation=implementation).sum(2)
+        dots = primitive.sddmm(
+            *(flat(a), flat(b), graph.matrix(weighted=True)),
+            heads=features[0] if len(features) == 2 else 1,
+            implementation=implementation,
+        )
+        return dots.reshape(count, *features[:-1]).astype(dtype)
+    # Edges are summed at their destinations, and at their sources: here, the transposes.
+    by_src = Csr(graph.t_rows, graph.t_order, num_rows=graph.num_src)
+    of_src = SparseMatrix(by_src, Csr(None, graph.cols, num_rows=count))
+    at_dst = gather(a, segments(graph.rows, graph.num_dst), implementation)
+    at_src = gather(b, of_src, implementation)
+    combine = {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply}[op]
+    valid = graph.matrix().by_row.valid(graph.num_src)
+    return jnp.where(spread(valid, at_dst), combine(at_dst, at_src), 0)
+
+
+@public
+def index_segment_reduce(
+    x: Array,
+    index: Array,
+    segment_ids: Array,
+    num_segments: int,
+    weight: Array | None = None,
+    reduce: Reduce = "sum",
+    *,
+    implementation: Implementation | None = None,
+) -> Array:
+    """Reduces the gathered rows ``weight · x[index]`` in sorted segments, without forming them.
+
+    What :func:`spmm` does for edges that are given by bare ids (GeoT's ``index_segment_reduce`` and
+    ``index_weight_segment_reduce``). The gradient to ``x`` sorts ``index``; where it is not asked
+    for, ``jax.jit`` drops that.
+
+    Args:
+        x: ``(num_rows, *features)``: float16, bfloat16, float32 or float64.
+        index: ``(num_edges,)`` integers, the row of x that each edge reads.
+        segment_ids: ``(num_edges,)`` integers in ascending order, the segment of each edge. Edges
+            with one of their ids out of range are dropped.
+        num_segments: number of segments.
+        weight: ``(num_edges,)``, or ``(num_edges, heads)`` with x ``(num_rows, heads, *features)``.
+        reduce: as in :func:`spmm`.
+        implementation: see :func:`jax_gnn.implementation`.
+
+    Returns:
+        ``(num_segments, *features)`` in the dtype of ``x``, as :func:`spmm`.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, or ``reduce`` is none of these.
+
+    Example:
+        >>> x = jnp.array([1.0, 2.0, 3.0])
+        >>> index_segment_reduce(x, jnp.array([1, 2, 0]), jnp.array([0, 0, 1]), num_segments=2)
+        Array([5., 1.], dtype=float32)
+    """
+    x = check_features("x", x)
+    num_segments = check_size("num_segments", num_segments)
+    index = as_ids("index", index)
+    segment_ids = as_ids("segment_ids", segment_ids)
+    if index.shape != segment_ids.shape:
+        raise ValueError(
+            "index and segment_ids must have the same length, got "
+            f"{index.shape[0]} and {segment_ids.shape[0]}"
+        )
+    dtype = promoted(index.dtype, segment_ids.dtype)
+    index, segment_ids = index.astype(dtype), segment_ids.astype(dtype)
+    weight = check_weight("weight", weight, "num_edges", index.shape[0], x, "x", "num_rows")
+    check_choice("reduce", reduce, get_args(Reduce))
+    sources, order = sort_ids(index, x.shape[0], implementation)
+    matrix = SparseMatrix(
+        Csr(segment_ids, index, num_rows=num_segments),
+        Csr(sources, take(segment_ids, order), order, num_rows=x.shape[0]),
+    )
+    return reduce_messages(x, weight, matrix, reduce, implementation)
+
+
+def _check_graph(graph: Any) -> Graph:
+    check_instance("graph", graph, Graph)
+    return graph.check()
