@@ -65,8 +65,21 @@ def problem(groups: Groups, case: Case) -> Problem:
         expected=(expected,),
         output_dtype=numpy_dtype(dtype),
         tolerance=TF32_TOLERANCE if dtype == "float32" else None,
-        flops=2 * rows * width**2,
+        flops=_flops(groups, width, case.mode),
     )
+
+
+def _flops(groups: Groups, width: int, mode: str) -> int:
+    """As the records of the ops count."""
+    import jax
+
+    from jax_gnn._ops.segment_matmul.primitive import Factors, Rows, segment_matmul, segment_outer
+
+    rows = jax.ShapeDtypeStruct((groups.num_rows, width), np.float32)
+    if mode == "dW":
+        return segment_outer.flops(Factors(rows, rows, None, None))
+    weights = jax.ShapeDtypeStruct((groups.num_groups, width, width), np.float32)
+    return segment_matmul.flops(Rows(rows, weights, None, None, None), transposed=mode == "dX")
 
 
 @once

@@ -14,7 +14,7 @@ struct Csr {
   int64_t rows, cols, nnz;
 };
 
-// The rows of a sparse 0/1 matrix, cut into slots (jax_gnn/_index.py, edge_split). Ids and places
+// The rows of a sparse 0/1 matrix, cut into slots (jax_gnn/_core/csr.py, edge_split). Ids and places
 // come from the user's arrays: kernels must check both.
 struct EdgeSplit {
   const int32_t* ids;     // (num_slots, kSlotSize): columns; outside [0, num_cols) padding

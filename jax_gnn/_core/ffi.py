@@ -11,6 +11,8 @@ from typing import Any, Literal, get_args
 
 import jax
 
+from jax_gnn._core.public import public
+
 Implementation = Literal["cuda", "cpu", "xla"]
 Platform = Literal["cuda", "cpu"]
 
@@ -103,6 +105,7 @@ def check_implementation(name: Any) -> None:
         )
 
 
+@public
 def implementation(name: Implementation | None) -> AbstractContextManager[None]:
     """Selects the implementation of all ops called inside a ``with`` block.
 

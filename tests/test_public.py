@@ -1,0 +1,145 @@
+"""What is public and what is not: names, modules, signatures; and which module may import which."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import flax_layers
+import jax_gnn
+from jax_gnn import Graph, Hypergraph
+
+FUNCTIONS = sorted(name for name in jax_gnn.__all__ if inspect.isfunction(getattr(jax_gnn, name)))
+ROOT = Path(__file__).parents[1]
+IDS = np.array([0, 0, 1], np.int32)
+X = np.ones((3, 2), np.float32)
+GRAPH = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+HYPERGRAPH = Hypergraph.from_hyperedges([[0, 1], [1, 2]])
+CALLS: dict[str, Any] = {
+    **{name: (IDS, 2) for name in FUNCTIONS if name.startswith("segment_")},
+    "segment_matmul": (np.ones((2, 2, 2), np.float32), np.array([1, 2])),
+    "segment_outer": (X, np.array([1, 2])),
+    "index_segment_reduce": (IDS, IDS, 2),
+    "spmm": (GRAPH,),
+    "sddmm": (GRAPH, X),
+    "hypergraph_aggregate": (HYPERGRAPH,),
+    "hypergraph_norm": (HYPERGRAPH,),
+    "node_to_hyperedge": (HYPERGRAPH,),
+    "hyperedge_to_node": (HYPERGRAPH,),
+    "incidence_softmax": (HYPERGRAPH,),
+}
+
+
+def call(name: str, x: Any) -> Any:
+    function, others = getattr(jax_gnn, name), CALLS[name]
+    if name == "sddmm":
+        return function(*others, x)
+    if name == "hypergraph_norm":
+        return function(*others, x[:2, 0])
+    if name == "hyperedge_to_node":
+        return function(*others, x[:2])
+    if name == "incidence_softmax":
+        return function(*others, jnp.ones((4, 2)) * x[0, 0], "node")
+    return (
+        function(*others, x) if isinstance(others[0], Graph | Hypergraph) else function(x, *others)
+    )
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_signatures_are_plain(name: str) -> None:
+    function = getattr(jax_gnn, name)
+    kinds = {p.kind for p in inspect.signature(function).parameters.values()}
+    assert not kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
+    assert (function.__name__, function.__module__) == (name, "jax_gnn")
+
+
+def test_options_are_in_signatures() -> None:
+    for function in (jax_gnn.segment_var, jax_gnn.segment_std):
+        assert inspect.signature(function).parameters["ddof"].default == 0
+    assert "ddof" not in inspect.signature(jax_gnn.segment_sum).parameters
+
+
+@pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - {"implementation"}))
+def test_profiles_show_the_name(name: str) -> None:
+    """Operations of a compiled program say which public function they belong to."""
+    text = jax.jit(lambda x: call(name, x)).lower(X).as_text(debug_info=True)
+    assert re.search(rf'"[^"]*\b{name}\b[^"]*/[^"]*"', text)
+
+
+def modules(package: Any) -> Iterator[str]:
+    yield package.__name__
+    for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        yield info.name
+
+
+def is_public(module: str) -> bool:
+    return not any(part.startswith("_") for part in module.split("."))
+
+
+@pytest.mark.parametrize("package", [jax_gnn, flax_layers])
+def test_public_modules_are_documented(package: Any) -> None:
+    """What has no underscore may be imported, and stands in the list of public modules."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    listed = re.search(r"Public modules: (.*?)\.\n", text, re.S)
+    assert listed
+    names = set(re.findall(r"`([a-z_.]+)`", listed.group(1)))
+    found = {name for name in modules(package) if is_public(name)}
+    assert found <= names, "the rest wants an underscore, or a word in docs/architecture.md"
+
+
+@pytest.mark.parametrize("name", jax_gnn.__all__)
+def test_names_are_no_modules(name: str) -> None:
+    """``import jax_gnn.spmm`` is no module, as ``jax_gnn.spmm`` is a function."""
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(f"jax_gnn.{name}")
+
+
+# Floors: each may import those before it, and from its own.
+FLOORS = (
+    *("jax_gnn._core", "jax_gnn.graph", "jax_gnn.hypergraph", "jax_gnn._ops"),
+    *("jax_gnn.schedules", "jax_gnn", "flax_layers"),
+)
+
+
+def floor(module: str) -> int:
+    return next(
+        i for i, name in reversed([*enumerate(FLOORS)]) if f"{module}.".startswith(f"{name}.")
+    )
+
+
+def imports(source: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("package", ["jax_gnn", "flax_layers"])
+def test_no_import_runs_back_up(package: str) -> None:
+    wrong = []
+    for source in sorted((ROOT / package).rglob("*.py")):
+        module = ".".join(source.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for name in imports(source):
+            if is_module(name) and floor(name) > floor(module):
+                wrong.append(f"{module} imports {name}")
+    assert not wrong
+
+
+def is_module(name: str) -> bool:
+    if not name.startswith(("jax_gnn.", "flax_layers.")):
+        return False
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or path.is_dir()
