@@ -153,17 +153,17 @@ def attend(
     """
     heads, width = math.prod(scores.shape[1:]), values.shape[-1]
     num_nodes, num_hyperedges = hypergraph.num_nodes, hypergraph.num_hyperedges
-    # Each incidence reads the score of its sender: a product with a one of the receiver's.
+    # Each incidence reads the score of its sender, and nothing of its receiver.
     reduce: Callable[..., Array]
     if to == "node":
         graph, receivers, reduce = hypergraph.receiving, num_nodes, hyperedge_to_node
-        of_hyperedges = scores.reshape(num_hyperedges, heads, 1)
-        of_nodes = jnp.ones((num_nodes, heads, 1), scores.dtype)
+        of_hyperedges = scores.reshape(num_hyperedges, heads)
+        of_nodes = jnp.zeros((num_nodes, heads), scores.dtype)
     else:
         graph, receivers, reduce = hypergraph.graph, num_hyperedges, node_to_hyperedge
-        of_hyperedges = jnp.ones((num_hyperedges, heads, 1), scores.dtype)
-        of_nodes = scores.reshape(num_nodes, heads, 1)
-    read = sddmm(graph, of_hyperedges, of_nodes)
+        of_hyperedges = jnp.zeros((num_hyperedges, heads), scores.dtype)
+        of_nodes = scores.reshape(num_nodes, heads)
+    read = sddmm(graph, of_hyperedges, of_nodes, op="add")
     weight = dropout(incidence_softmax(hypergraph, read, to))
     y = reduce(hypergraph, values.reshape(values.shape[0], heads, width), weight)
     return y.reshape(receivers, *values.shape[1:])

@@ -1,66 +1,32 @@
-"""The command ``jax-gnn``."""
+"""The command ``jax-gnn``: what needs only this package, and the subcommands of other packages.
+
+Those come through entry points of the group ``jax_gnn.commands``: each is a function that is given
+`Commands` and adds its subcommand with `add_command`.
+"""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import csv
-import dataclasses
-import functools
-import importlib.util
-import json
-import math
 import os
 import platform
 import sys
 import textwrap
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
-from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TypeAlias
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from jax_gnn._core import ffi
-from jax_gnn._core.ffi import Implementation
 from jax_gnn._version import __version__
-from jax_gnn.datasets import HypergraphDataset, NodeDataset
-from jax_gnn.training import (
-    RECIPES,
-    EpochReport,
-    Recipe,
-    Run,
-    TrainedModel,
-    TrainResult,
-    check_dataset,
-    load_checkpoint,
-    plot_learning_curves,
-    save_checkpoint,
-    train,
-)
-from jax_gnn.training.config import Number, Setting, settings
 from jax_gnn.tuning import command as tuning
 
-TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
-PREDICT_EXTRA = ("orbax",)
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""What `argparse.ArgumentParser.add_subparsers` returns."""
 
 
 class UserError(Exception):
     """A mistake that the user can mend: shown as one line, exit code 2."""
-
-
-class Command(NamedTuple):
-    """One subcommand; `path` holds its words, such as ("train", "hgnn")."""
-
-    path: tuple[str, ...]
-    help: str
-    description: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -72,22 +38,35 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{action.help} (default: %(default)s)"
 
 
-def _parser_of(number: Number) -> Callable[[str], float]:
-    """Returns an argparse type that accepts a range of numbers."""
+def add_command(
+    commands: Commands,
+    name: str,
+    *,
+    help: str,
+    description: str,
+    run: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:
+    """Adds a subcommand.
 
-    def parse(text: str) -> float:
-        try:
-            value = number.kind(text)
-        except ValueError:
-            value = math.nan
-        if not number.accept(value):
-            raise argparse.ArgumentTypeError(f"expected {number.expected}, got {text!r}")
-        return value
+    Args:
+        commands: Those of the command, or of a group of commands.
+        name: Its word.
+        help: One line, of the list of commands.
+        description: Shown by ``--help``, with its line breaks.
+        run: Returns the exit code; may raise `UserError`.
 
-    return parse
+    Returns:
+        The parser, for the arguments.
+    """
+    parser = commands.add_parser(
+        name, help=help, description=description, formatter_class=_HelpFormatter
+    )
+    parser.set_defaults(run=run)
+    return parser
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as indented text, columns aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -99,19 +78,21 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 # --------------------------------------------------------------------------------------------- info
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Versions of this package, of what it stands on, and of Python."""
     packages = ("jax", "jaxlib", "flax", "numpy")
-    versions = {"jax_gnn": __version__, **{name: metadata.version(name) for name in packages}}
-    return versions | {"python": platform.python_version()}
+    found = {"jax_gnn": __version__, **{name: metadata.version(name) for name in packages}}
+    return found | {"python": platform.python_version()}
 
 
-def _devices() -> str:
+def devices() -> str:
+    """JAX's devices in one line."""
     try:
-        devices = jax.devices()
+        found = jax.devices()
     except RuntimeError as error:  # JAX_PLATFORMS names a platform that cannot start
         return f"none: {error}"
     counted: dict[str, int] = {}
-    for device in devices:
+    for device in found:
         name = f"{device.platform} ({device.device_kind})"
         counted[name] = counted.get(name, 0) + 1
     return ", ".join(f"{count} x {name}" for name, count in counted.items())
@@ -119,14 +100,14 @@ def _devices() -> str:
 
 def _run_info(_: argparse.Namespace) -> int:
     system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    print(_table([*_versions().items(), ("system", system), ("devices", _devices())]))
+    print(table([*versions().items(), ("system", system), ("devices", devices())]))
     statuses = ffi.status()
     targets = sorted({target for status in statuses for target in status.targets})
     rows = [["operation", *(status.platform for status in statuses), "other platforms"]]
     for target in targets:
         found = ["custom call" if target in status.targets else "-" for status in statuses]
         rows.append([target, *found, "plain XLA"])
-    print("\n" + _table(rows))
+    print("\n" + table(rows))
     for status in statuses:
         if status.build:
             print(f"\n  {status.platform}: {status.build}")
@@ -137,389 +118,15 @@ def _run_info(_: argparse.Namespace) -> int:
     return 0
 
 
-# -------------------------------------------------------------------------------------------- train
-
-
-def _add_setting(group: argparse._ArgumentGroup, name: str, setting: Setting, default: Any) -> None:
-    option: dict[str, Any] = {"dest": name, "help": setting.help.replace("%", "%%")}
-    if setting.number:
-        option |= {"type": _parser_of(setting.number), "metavar": setting.metavar}
-        option["default"] = default
-    elif setting.choices:  # None leaves the choice to the library
-        option |= {"choices": [choice or "auto" for choice in setting.choices]}
-        option["default"] = default or "auto"
-    else:
-        option["action"] = "store_true"
-    group.add_argument(setting.flag or "--" + name.replace("_", "-"), **option)
-
-
-def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> None:
-    groups = {
-        name: parser.add_argument_group(name) for name in ("data", "model", "training", "execution")
-    }
-    offline = "hyperedges" if recipe.dataset is HypergraphDataset else "edges"
-    groups["data"].add_argument(
-        "--data",
-        default="digits",
-        metavar="digits|FILE|FOLDER",
-        help=f"'digits' (offline: handwritten digits, k-nearest-neighbour {offline}), an .npz file "
-        "or a folder in a raw format",
+def _add_info(commands: Commands) -> None:
+    add_command(
+        commands,
+        "info",
+        help="versions, devices, and which operations have a custom call on which platform",
+        description="Prints versions, devices, and which operations have a custom call on which "
+        "platform; for\nwhat is missing, why and what to do.",
+        run=_run_info,
     )
-    default = recipe.config()
-    for name, setting in settings(recipe.config).items():
-        _add_setting(groups[setting.group], name, setting, getattr(default, name))
-    groups["execution"].add_argument(
-        "--no-baseline",
-        action="store_true",
-        help="leave out the same training in plain JAX",
-    )
-    groups["execution"].add_argument(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help=f"folder of checkpoint, plot and results (default: runs/{recipe.config.model}"
-        "-<dataset>)",
-    )
-
-
-def _require(purpose: str, packages: Iterable[str]) -> None:
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"{purpose} needs {', '.join(missing)}; run: pip install 'jax-gnn[train]'")
-
-
-def _require_implementation(implementation: Implementation | None) -> None:
-    if implementation in (None, "xla"):
-        return
-    status = next(s for s in ffi.status() if s.platform == implementation)
-    if not status.available:
-        advice = f" ({status.hint})" if status.hint else ""
-        raise UserError(f"--implementation {implementation}: {status.reason}{advice}")
-    backend = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
-    if backend != implementation:
-        raise UserError(
-            f"--implementation {implementation}: JAX runs on {backend} here; JAX_PLATFORMS="
-            f"{implementation} asks for the other"
-        )
-
-
-@contextlib.contextmanager
-def _blame_data() -> Iterator[None]:
-    try:
-        yield
-    except (ImportError, OSError, ValueError) as error:
-        raise UserError(f"--data: {error}") from error
-
-
-@contextlib.contextmanager
-def _blame_output(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"--output {path}: {error.strerror}") from error
-
-
-def _make_folder(path: Path) -> None:
-    with _blame_output(path):
-        path.mkdir(parents=True, exist_ok=True)
-
-
-class _Progress:
-    """A bar on a terminal, one line per split elsewhere; on stderr, apart from the result."""
-
-    def __init__(self, splits: int, epochs: int) -> None:
-        self._splits, self._epochs = splits, epochs
-        self._bar: Any = None
-        self._best = 0.0
-
-    def __enter__(self) -> Self:
-        if sys.stderr.isatty():
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=self._splits * self._epochs, unit="epoch")
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def __call__(self, report: EpochReport) -> None:
-        self._best = max(self._best if report.epoch else 0.0, report.valid_accuracy)
-        split = f"split {report.split + 1}/{self._splits}"
-        validation = f"best validation accuracy {self._best:.1%}"
-        if self._bar is not None:
-            self._bar.set_description(split, refresh=False)
-            self._bar.set_postfix_str(validation, refresh=False)
-            self._bar.update()
-        elif report.epoch + 1 == self._epochs:
-            print(f"{split}: {validation}", file=sys.stderr, flush=True)
-
-
-def _implementation_name(run: Run) -> str:
-    backend = jax.default_backend()
-    return f"custom call: {backend}" if run.custom_calls else f"plain XLA: {backend}"
-
-
-def _run_summary(run: Run) -> dict[str, Any]:
-    return {
-        "test_accuracy_mean": run.accuracy_mean,
-        "test_accuracy_std": run.accuracy_std,
-        "test_accuracy": run.best_test_accuracy.tolist(),
-        "valid_accuracy": run.best_valid_accuracy.tolist(),
-        "best_epoch": (run.best_epoch + 1).tolist(),
-        "median_epoch_seconds": run.median_epoch_seconds,
-        "compile_seconds": run.compile_seconds,
-        "custom_calls": list(run.custom_calls),
-    }
-
-
-def _dataset_summary(recipe: Recipe, dataset: NodeDataset, result: TrainResult) -> dict[str, Any]:
-    return {
-        "name": dataset.name,
-        **{name: getattr(result.graph, name) for name in recipe.sizes},
-        "num_features": result.x.shape[1],
-        "num_classes": dataset.num_classes,
-    }
-
-
-def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
-    sizes = (
-        f"{size} {name.removeprefix('num_')}" for name, size in dataset.items() if name != "name"
-    )
-    print(f"{dataset['name']}: {', '.join(sizes)}\n")
-    runs = {f"jax_gnn ({_implementation_name(result.run)})": result.run}
-    if result.baseline is not None:
-        runs["plain JAX"] = result.baseline
-    rows = [
-        ["", *runs],
-        [
-            "test accuracy",
-            *(
-                f"{100 * run.accuracy_mean:.2f} ± {100 * run.accuracy_std:.2f} %"
-                for run in runs.values()
-            ),
-        ],
-        ["time per epoch", *(f"{1e3 * run.median_epoch_seconds:.3g} ms" for run in runs.values())],
-        ["compilation", *(f"{run.compile_seconds:.2g} s" for run in runs.values())],
-    ]
-    print(_table(rows))
-    if result.speedup is not None:
-        print(f"\n  An epoch is {result.speedup:.2f} times as fast as in plain JAX.")
-    print()
-
-
-def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
-    _require("training", TRAIN_EXTRA)
-    values = {name: getattr(args, name) for name in settings(recipe.config)}
-    if args.implementation == "auto":
-        values["implementation"] = None
-    config = recipe.config(**values)
-    _require_implementation(config.implementation)
-    with _blame_data():
-        dataset = recipe.load(args.data)
-        check_dataset(dataset, config)
-    folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
-    _make_folder(folder)
-    with _Progress(config.splits, config.epochs) as progress:
-        result = train(dataset, config, baseline=not args.no_baseline, on_epoch=progress)
-
-    described = _dataset_summary(recipe, dataset, result)
-    checkpoint = folder / "checkpoint"
-    save_checkpoint(checkpoint, result.trained)
-    predictions, again = (
-        np.asarray(trained.predict(dataset))
-        for trained in (result.trained, load_checkpoint(checkpoint))
-    )
-    assert result.trained.seed is not None
-    split = result.trained.seed - config.seed
-    plot = folder / "learning_curves.png"
-    plot_learning_curves(result, plot, title=f"{recipe.model.__name__} on {dataset.name}")
-    results = folder / "results.json"
-    results.write_text(
-        json.dumps(
-            {
-                "dataset": described,
-                "config": dataclasses.asdict(config),
-                "versions": _versions(),
-                "devices": _devices(),
-                "jax_gnn": _run_summary(result.run),
-                "plain_jax": result.baseline and _run_summary(result.baseline),
-                "speedup": result.speedup,
-                "checkpoint_split": split + 1,
-            },
-            indent=2,
-        )
-        + "\n"
-    )
-    _print_result(described, result)
-    if not np.array_equal(predictions, again):
-        print(f"jax-gnn: {checkpoint} predicts otherwise than the trained model", file=sys.stderr)
-        return 1
-    of_split = f"of split {split + 1}, " if config.splits > 1 else ""
-    accuracy = f"{of_split}test accuracy {100 * result.run.best_test_accuracy[split]:.2f} %"
-    rows = [
-        ["checkpoint", str(checkpoint), f"({accuracy}; loaded again: same predictions)"],
-        ["plot", str(plot), ""],
-        ["results", str(results), ""],
-    ]
-    print(_table(rows))
-    return 0
-
-
-EXAMPLES = {
-    "hgnn": (
-        "--data cora_cocitation.npz --splits 20 --self-loops all --hidden-features 256 \\\n"
-        "    --epochs 500 --learning-rate 0.001 --weight-decay 0",
-        "--data walmart_trips.npz --features noisy-label --no-baseline",
-    ),
-    "gcn": ("--data planetoid/ind.cora.x", "--data cora.npz --split random --layers 3"),
-    "gin": ("--data cora.npz --learn-eps",),
-    "sage": ("--data cora.npz --aggregation max",),
-    "unigcnii": ("--data cora_cocitation.npz --splits 20 --layers 8",),
-    "allsettransformer": ("--data cora_cocitation.npz --splits 20 --heads 8",),
-}
-
-
-def _train_command(recipe: Recipe) -> Command:
-    name = recipe.config.model
-    examples = "\n  ".join(
-        f"jax-gnn train {name} {line}".rstrip() for line in ("", *EXAMPLES.get(name, ()))
-    )
-    return Command(
-        ("train", name),
-        f"a {recipe.title} for node classification",
-        f"Trains a {recipe.title}\nand reports the test accuracy at each split's best validation "
-        "epoch, beside the same training in\nplain JAX. Writes a checkpoint of the best model, a "
-        "plot of the learning curves and results.json.\n\n"
-        f"examples:\n  {examples}",
-        functools.partial(_add_train_arguments, recipe),
-        functools.partial(_run_train, recipe),
-    )
-
-
-# ------------------------------------------------------------------------------------------ predict
-
-PARTS = {"train": "training", "valid": "validation", "test": "test"}
-
-
-def _table_file(text: str) -> Path:
-    path = Path(text)
-    if path.suffix not in (".csv", ".npz"):
-        raise argparse.ArgumentTypeError(f"expected a .csv or .npz file, got {text!r}")
-    return path
-
-
-def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "checkpoint",
-        type=Path,
-        metavar="CHECKPOINT",
-        help="folder that jax-gnn train wrote, such as runs/gcn-cora/checkpoint",
-    )
-    parser.add_argument(
-        "--data",
-        metavar="digits|FILE|FOLDER",
-        help="what to predict on, as of jax-gnn train: the data of the training, or others of the "
-        "same features (may be left out after training on the built-in digits)",
-    )
-    parser.add_argument(
-        "--output",
-        type=_table_file,
-        metavar="FILE",
-        help="a .csv or .npz file to write, with node, label and probability for each node",
-    )
-
-
-def _load_trained(path: Path) -> TrainedModel:
-    """Loads a checkpoint; what it lacks is told on stderr."""
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", UserWarning)
-            trained = load_checkpoint(path)
-    except (OSError, ValueError) as error:
-        raise UserError(str(error)) from error
-    for warning in caught:
-        if issubclass(warning.category, UserWarning):
-            print(f"jax-gnn: warning: {warning.message}", file=sys.stderr)
-    return trained
-
-
-def _data_of(trained: TrainedModel, path: str | None) -> str:
-    if path is not None:
-        return path
-    if trained.data is None:
-        raise UserError("--data is needed: the checkpoint does not say what it was trained on")
-    if trained.data.name != "digits":
-        raise UserError(f"--data is needed: the model was trained on {trained.data.name!r}")
-    return "digits"
-
-
-def _origin(trained: TrainedModel, dataset: NodeDataset) -> str:
-    """What the data are to the model."""
-    if trained.data is None or trained.split is None:
-        return "not known to be those of the training"
-    different = trained.differences(dataset)
-    return f"other {', '.join(different)} than in training" if different else "as in training"
-
-
-def _accuracy_rows(
-    trained: TrainedModel, dataset: NodeDataset, logits: jax.Array
-) -> Iterator[list[str]]:
-    accuracies = trained.accuracies(dataset, logits)
-    for part, ids in trained.parts(dataset).items():
-        name = f"{PARTS[part]} accuracy" if part in PARTS else "accuracy"
-        nodes = f"({len(ids)} nodes)" if part in PARTS else f"(all {len(ids)} labelled nodes)"
-        yield [name, f"{100 * accuracies[part]:.2f} %", nodes]
-    if not accuracies:
-        yield ["accuracy", "unknown", "(no node has a label)"]
-
-
-def _write_predictions(
-    path: Path, trained: TrainedModel, dataset: NodeDataset, logits: jax.Array
-) -> None:
-    """Writes names of nodes and labels where there are any, numbers elsewhere."""
-    probability = jax.nn.softmax(logits.astype(jnp.float32), axis=1).max(axis=1)
-    label = np.asarray(logits.argmax(axis=1))
-    names, nodes = trained.label_names, dataset.node_names
-    columns: dict[str, Any] = {
-        "node": np.arange(dataset.num_nodes) if nodes is None else np.array(nodes),
-        "label": label if names is None else np.array(names)[label],
-        "probability": np.asarray(probability),
-    }
-    with _blame_output(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".npz":
-            np.savez(path, **columns)
-        else:
-            with path.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file)
-                writer.writerow(columns)
-                writer.writerows(zip(*columns.values(), strict=True))
-
-
-def _run_predict(args: argparse.Namespace) -> int:
-    _require("predicting", PREDICT_EXTRA)
-    trained = _load_trained(args.checkpoint)
-    path = _data_of(trained, args.data)
-    with _blame_data():
-        dataset = trained.recipe.load(path)
-        logits = trained.predict(dataset)
-    source = f"(trained on {trained.data.name}, seed {trained.seed})" if trained.data else ""
-    rows = [
-        ["model", trained.config.model, source],
-        ["data", dataset.name, f"({_origin(trained, dataset)})"],
-        *_accuracy_rows(trained, dataset, logits),
-    ]
-    if args.output:
-        _write_predictions(args.output, trained, dataset, logits)
-        rows.append(["predictions", str(args.output), ""])
-    print(_table(rows))
-    return 0
 
 
 # --------------------------------------------------------------------------------------------- tune
@@ -534,50 +141,29 @@ def _run_tune(args: argparse.Namespace) -> int:
         raise UserError(str(error)) from error
 
 
-# --------------------------------------------------------------------------------------------- main
-
-GROUPS = {"train": "train a model"}
-COMMANDS = (
-    Command(
-        ("info",),
-        "versions, devices, and which operations have a custom call on which platform",
-        "Prints versions, devices, and which operations have a custom call on which platform; for\n"
-        "what is missing, why and what to do.",
-        lambda parser: None,
-        _run_info,
-    ),
-    *(_train_command(recipe) for recipe in RECIPES.values()),
-    Command(
-        ("predict",),
-        "predict with a model that was trained",
-        "Predicts the labels of nodes with a model that jax-gnn train wrote, after the same\n"
-        "preprocessing. On the data of the training, accuracies are those of its split, as\n"
-        "training recorded them; on other data, there is one, of all nodes that have a label.\n\n"
-        "examples:\n"
-        "  jax-gnn predict runs/hgnn-digits/checkpoint\n"
-        "  jax-gnn predict runs/gcn-cora/checkpoint --data planetoid/ind.cora.x\n"
-        "  jax-gnn predict runs/gcn-cora/checkpoint --data new.npz --output predictions.csv",
-        _add_predict_arguments,
-        _run_predict,
-    ),
-    Command(
-        ("tune",),
-        "find the fastest schedules of kernels on this machine's GPU",
-        "Measures the segment kernels on this machine's GPU under many schedules, on your graph\n"
-        "or one of its size, and keeps the best in a cache file. Processes started later use them\n"
-        "for calls of the same kind: same op, width and dtype, about as many entries and rows.\n\n"
+def _add_tune(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "tune",
+        help="find the fastest schedules of kernels on this machine's GPU",
+        description="Measures the segment kernels on this machine's GPU under many schedules, on "
+        "your graph\nor one of its size, and keeps the best in a cache file. Processes started "
+        "later use them\nfor calls of the same kind: same op, width and dtype, about as many "
+        "entries and rows.\n\n"
         "examples:\n"
         "  jax-gnn tune segment --data graph.npz --widths 32,64\n"
         "  jax-gnn tune segment --nodes 100000 --edges 2000000 --dtypes float32,bfloat16\n"
         "  jax-gnn tune matmul --rows 1000000 --groups 700 --widths 32,64\n"
         "  jax-gnn tune --show",
-        tuning.add_arguments,
-        _run_tune,
-    ),
-)
+        run=_run_tune,
+    )
+    tuning.add_arguments(parser)
 
 
-def _make_parser(commands: Iterable[Command]) -> argparse.ArgumentParser:
+# --------------------------------------------------------------------------------------------- main
+
+
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jax-gnn",
         description="GNN kernels for JAX.",
@@ -585,25 +171,11 @@ def _make_parser(commands: Iterable[Command]) -> argparse.ArgumentParser:
         formatter_class=_HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"jax-gnn {__version__}")
-    levels: dict[tuple[str, ...], Any] = {}
-    levels[()] = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in commands:
-        *groups, name = command.path
-        for depth, group in enumerate(groups):
-            path = command.path[: depth + 1]
-            if path not in levels:
-                branch = levels[path[:-1]].add_parser(
-                    group, help=GROUPS[group], description=GROUPS[group].capitalize() + "."
-                )
-                levels[path] = branch.add_subparsers(metavar="WHAT", required=True)
-        leaf = levels[tuple(groups)].add_parser(
-            name,
-            help=command.help,
-            description=command.description,
-            formatter_class=_HelpFormatter,
-        )
-        command.add_arguments(leaf)
-        leaf.set_defaults(run=command.run)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_info(commands)
+    for entry_point in metadata.entry_points(group="jax_gnn.commands"):
+        entry_point.load()(commands)
+    _add_tune(commands)
     return parser
 
 
@@ -614,10 +186,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments; None for the process's own.
 
     Returns:
-        Exit code: 0, 1 (the checkpoint does not predict as the model), 2 (a user's error) or 130
-        (interrupted). Like argparse, exits by itself after ``--help`` and on unknown arguments.
+        Exit code: that of the subcommand (0; 1 where what it made is wrong), 2 (a user's error) or
+        130 (interrupted). Like argparse, exits by itself after ``--help`` and on unknown arguments.
     """
-    args = _make_parser(COMMANDS).parse_args(argv)
+    args = _make_parser().parse_args(argv)
     try:
         return args.run(args)
     except UserError as error:

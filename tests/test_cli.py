@@ -15,11 +15,18 @@ from flax import nnx
 
 import jax_gnn
 from flax_layers import GCN
+from flax_layers.training import (
+    RECIPES,
+    GCNConfig,
+    TrainedModel,
+    command,
+    load_checkpoint,
+    save_checkpoint,
+)
+from flax_layers.training.data import Fingerprint, fingerprint
 from jax_gnn import cli
 from jax_gnn._core import ffi
 from jax_gnn.datasets import HypergraphDataset, digits_graph, load_graph, random_split
-from jax_gnn.training import RECIPES, GCNConfig, TrainedModel, load_checkpoint, save_checkpoint
-from jax_gnn.training.data import Fingerprint, fingerprint
 
 
 @pytest.fixture
@@ -227,7 +234,7 @@ def test_checkpoint_that_predicts_otherwise(data, tmp_path, monkeypatch, capsys)
         trained.model.conv2.bias[...] += 1
         return trained
 
-    monkeypatch.setattr(cli, "load_checkpoint", load_spoilt)
+    monkeypatch.setattr(command, "load_checkpoint", load_spoilt)
     assert cli.main(small(data, "--no-baseline", "--output", str(tmp_path / "out"))) == 1
     assert "predicts otherwise than the trained model" in capsys.readouterr().err
 
@@ -307,7 +314,7 @@ def test_predict_what_is_wrong(digits_checkpoint, tmp_path, monkeypatch, capsys)
     with pytest.raises(SystemExit):
         cli.main([*predict, "--output", "predictions.json"])
     assert "expected a .csv or .npz file, got 'predictions.json'" in capsys.readouterr().err
-    monkeypatch.setattr(cli, "PREDICT_EXTRA", ("no_such_package",))
+    monkeypatch.setattr(command, "PREDICT_EXTRA", ("no_such_package",))
     assert "predicting needs no_such_package; run: pip" in user_error(capsys, predict)
 
 
@@ -318,7 +325,7 @@ def test_predict_without_data(digits_checkpoint, monkeypatch, capsys):
     ):
         data = change["data"] and Fingerprint(*change["data"])
         trained = dataclasses.replace(load_checkpoint(digits_checkpoint), data=data)
-        monkeypatch.setattr(cli, "load_checkpoint", lambda _, trained=trained: trained)
+        monkeypatch.setattr(command, "load_checkpoint", lambda _, trained=trained: trained)
         message = user_error(capsys, ["predict", str(digits_checkpoint)])
         assert f"--data is needed: {expected}" in message
 
@@ -331,7 +338,7 @@ def test_predict_with_an_older_checkpoint(digits_checkpoint, tmp_path, monkeypat
         warnings.warn(f"{path} lacks the split", stacklevel=2)
         return old
 
-    monkeypatch.setattr(cli, "load_checkpoint", load_older)
+    monkeypatch.setattr(command, "load_checkpoint", load_older)
     data = save_graph(tmp_path / "new.npz")
     assert cli.main(["predict", "old", "--data", str(data)]) == 0
     out, err = capsys.readouterr()
@@ -395,7 +402,7 @@ def test_implementation_of_another_platform(data, monkeypatch, capsys):
 
 
 def test_missing_train_extra(data, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "TRAIN_EXTRA", ("optax", "no_such_package"))
+    monkeypatch.setattr(command, "TRAIN_EXTRA", ("optax", "no_such_package"))
     message = user_error(capsys, small(data))
     assert "training needs no_such_package; run: pip install 'jax-gnn[train]'" in message
 
@@ -428,7 +435,7 @@ def test_interrupt(data, tmp_path, monkeypatch, capsys):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "train", interrupted)
+    monkeypatch.setattr(command, "train", interrupted)
     assert cli.main(small(data, "--output", str(tmp_path / "out"))) == 130
     assert capsys.readouterr().err == "jax-gnn: interrupted\n"
 

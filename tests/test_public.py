@@ -1,8 +1,7 @@
-"""What is public and what is not: names, modules, signatures; and which module may import which."""
+"""What is public and what is not: names, modules, signatures."""
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import pkgutil
@@ -103,43 +102,3 @@ def test_names_are_no_modules(name: str) -> None:
     """``import jax_gnn.spmm`` is no module, as ``jax_gnn.spmm`` is a function."""
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module(f"jax_gnn.{name}")
-
-
-# Floors: each may import those before it, and from its own.
-FLOORS = (
-    *("jax_gnn._core", "jax_gnn.graph", "jax_gnn.hypergraph", "jax_gnn._ops"),
-    *("jax_gnn.schedules", "jax_gnn", "flax_layers"),
-)
-
-
-def floor(module: str) -> int:
-    return next(
-        i for i, name in reversed([*enumerate(FLOORS)]) if f"{module}.".startswith(f"{name}.")
-    )
-
-
-def imports(source: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-@pytest.mark.parametrize("package", ["jax_gnn", "flax_layers"])
-def test_no_import_runs_back_up(package: str) -> None:
-    wrong = []
-    for source in sorted((ROOT / package).rglob("*.py")):
-        module = ".".join(source.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for name in imports(source):
-            if is_module(name) and floor(name) > floor(module):
-                wrong.append(f"{module} imports {name}")
-    assert not wrong
-
-
-def is_module(name: str) -> bool:
-    if not name.startswith(("jax_gnn.", "flax_layers.")):
-        return False
-    path = ROOT.joinpath(*name.split("."))
-    return path.with_suffix(".py").exists() or path.is_dir()

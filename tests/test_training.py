@@ -26,9 +26,7 @@ from flax_layers import (
     UniGIN,
     UniSAGE,
 )
-from jax_gnn import Graph, Hypergraph
-from jax_gnn.datasets import GraphDataset, HypergraphDataset
-from jax_gnn.training import (
+from flax_layers.training import (
     RECIPES,
     AllDeepSetsConfig,
     AllSetTransformerConfig,
@@ -52,9 +50,11 @@ from jax_gnn.training import (
     save_checkpoint,
     train,
 )
-from jax_gnn.training.data import split_of
-from jax_gnn.training.loop import MIN_HYPEREDGE_WEIGHT
-from jax_gnn.training.plain import CooGraph, CooHypergraph
+from flax_layers.training.data import split_of
+from flax_layers.training.loop import MIN_HYPEREDGE_WEIGHT
+from flax_layers.training.plain import CooGraph, CooHypergraph
+from jax_gnn import Graph, Hypergraph
+from jax_gnn.datasets import GraphDataset, HypergraphDataset
 
 
 def make_dataset(**changes: object) -> HypergraphDataset:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jax_gnn.training.loop import TrainResult
+from flax_layers.training.loop import TrainResult
 
 # From Okabe and Ito's palette, which readers with colour-blindness can tell apart.
 _BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"

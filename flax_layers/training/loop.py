@@ -18,11 +18,11 @@ from jax import Array
 
 import jax_gnn
 from flax_layers import Stack
+from flax_layers.training.config import TrainConfig
+from flax_layers.training.data import check_dataset, fingerprint, node_mask, split_of
+from flax_layers.training.models import recipe_of
+from flax_layers.training.trained import TrainedModel, accuracy, masked_mean, model_inputs
 from jax_gnn.datasets import NodeDataset
-from jax_gnn.training.config import TrainConfig
-from jax_gnn.training.data import check_dataset, fingerprint, node_mask, split_of
-from jax_gnn.training.models import recipe_of
-from jax_gnn.training.trained import TrainedModel, accuracy, masked_mean, model_inputs
 
 if TYPE_CHECKING:
     import optax

@@ -13,11 +13,11 @@ from flax import nnx
 from jax import Array
 
 from flax_layers import Stack
+from flax_layers.training.config import TrainConfig
+from flax_layers.training.data import Fingerprint, fingerprint, node_features, node_mask
+from flax_layers.training.models import RECIPES, Recipe, recipe_of
 from jax_gnn._version import __version__
 from jax_gnn.datasets import NodeDataset, Split
-from jax_gnn.training.config import TrainConfig
-from jax_gnn.training.data import Fingerprint, fingerprint, node_features, node_mask
-from jax_gnn.training.models import RECIPES, Recipe, recipe_of
 
 
 def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, Array]:

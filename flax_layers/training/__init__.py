@@ -1,7 +1,7 @@
 """Training of node classifiers; needs the extra ``jax-gnn[train]``."""
 
-from jax_gnn.training.checkpoint import load_checkpoint, save_checkpoint
-from jax_gnn.training.config import (
+from flax_layers.training.checkpoint import load_checkpoint, save_checkpoint
+from flax_layers.training.config import (
     AllDeepSetsConfig,
     AllSetTransformerConfig,
     GCNConfig,
@@ -17,11 +17,11 @@ from jax_gnn.training.config import (
     UniGINConfig,
     UniSAGEConfig,
 )
-from jax_gnn.training.data import check_dataset, node_features
-from jax_gnn.training.loop import EpochReport, Run, TrainResult, train
-from jax_gnn.training.models import RECIPES, Recipe
-from jax_gnn.training.plot import plot_learning_curves
-from jax_gnn.training.trained import TrainedModel
+from flax_layers.training.data import check_dataset, node_features
+from flax_layers.training.loop import EpochReport, Run, TrainResult, train
+from flax_layers.training.models import RECIPES, Recipe
+from flax_layers.training.plot import plot_learning_curves
+from flax_layers.training.trained import TrainedModel
 
 __all__ = [
     "RECIPES",

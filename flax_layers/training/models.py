@@ -23,15 +23,8 @@ from flax_layers import (
     UniGIN,
     UniSAGE,
 )
-from jax_gnn.datasets import (
-    GraphDataset,
-    HypergraphDataset,
-    NodeDataset,
-    load_graph,
-    load_hypergraph,
-)
-from jax_gnn.training import plain
-from jax_gnn.training.config import (
+from flax_layers.training import plain
+from flax_layers.training.config import (
     AllDeepSetsConfig,
     AllSetTransformerConfig,
     GCNConfig,
@@ -45,6 +38,13 @@ from jax_gnn.training.config import (
     UniGCNIIConfig,
     UniGINConfig,
     UniSAGEConfig,
+)
+from jax_gnn.datasets import (
+    GraphDataset,
+    HypergraphDataset,
+    NodeDataset,
+    load_graph,
+    load_hypergraph,
 )
 
 

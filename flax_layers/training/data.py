@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flax_layers.training.config import TrainConfig
 from jax_gnn.datasets import (
     HypergraphDataset,
     NodeDataset,
@@ -15,7 +16,6 @@ from jax_gnn.datasets import (
     with_noisy_label_features,
     with_random_features,
 )
-from jax_gnn.training.config import TrainConfig
 
 _GENERATED_FEATURES = 100
 _MIN_LABELLED = 4  # for a node in each part of a 50/25/25 split

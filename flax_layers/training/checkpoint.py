@@ -18,10 +18,10 @@ from flax import nnx
 
 from flax_layers import AttentionOptions, LinearOptions, Stack
 from flax_layers._attention import AttentionConvolution
+from flax_layers.training.data import Fingerprint
+from flax_layers.training.models import RECIPES, Recipe
+from flax_layers.training.trained import TrainedModel
 from jax_gnn.datasets import Split
-from jax_gnn.training.data import Fingerprint
-from jax_gnn.training.models import RECIPES, Recipe
-from jax_gnn.training.trained import TrainedModel
 
 SUMS = "SHA256SUMS"  # in the format of the command sha256sum
 

@@ -1,0 +1,471 @@
+"""``jax-gnn train`` and ``jax-gnn predict``: `jax_gnn.cli` finds them by their entry points."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import dataclasses
+import functools
+import importlib.util
+import json
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flax_layers.training import (
+    RECIPES,
+    EpochReport,
+    Recipe,
+    Run,
+    TrainedModel,
+    TrainResult,
+    check_dataset,
+    load_checkpoint,
+    plot_learning_curves,
+    save_checkpoint,
+    train,
+)
+from flax_layers.training.config import Number, Setting, settings
+from jax_gnn._core import ffi
+from jax_gnn._core.ffi import Implementation
+from jax_gnn.cli import Commands, UserError, add_command, devices, table, versions
+from jax_gnn.datasets import HypergraphDataset, NodeDataset
+
+TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
+PREDICT_EXTRA = ("orbax",)
+
+
+# -------------------------------------------------------------------------------------------- train
+
+
+def _parser_of(number: Number) -> Callable[[str], float]:
+    """Returns an argparse type that accepts a range of numbers."""
+
+    def parse(text: str) -> float:
+        try:
+            value = number.kind(text)
+        except ValueError:
+            value = math.nan
+        if not number.accept(value):
+            raise argparse.ArgumentTypeError(f"expected {number.expected}, got {text!r}")
+        return value
+
+    return parse
+
+
+def _add_setting(group: argparse._ArgumentGroup, name: str, setting: Setting, default: Any) -> None:
+    option: dict[str, Any] = {"dest": name, "help": setting.help.replace("%", "%%")}
+    if setting.number:
+        option |= {"type": _parser_of(setting.number), "metavar": setting.metavar}
+        option["default"] = default
+    elif setting.choices:  # None leaves the choice to the library
+        option |= {"choices": [choice or "auto" for choice in setting.choices]}
+        option["default"] = default or "auto"
+    else:
+        option["action"] = "store_true"
+    group.add_argument(setting.flag or "--" + name.replace("_", "-"), **option)
+
+
+def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> None:
+    groups = {
+        name: parser.add_argument_group(name) for name in ("data", "model", "training", "execution")
+    }
+    offline = "hyperedges" if recipe.dataset is HypergraphDataset else "edges"
+    groups["data"].add_argument(
+        "--data",
+        default="digits",
+        metavar="digits|FILE|FOLDER",
+        help=f"'digits' (offline: handwritten digits, k-nearest-neighbour {offline}), an .npz file "
+        "or a folder in a raw format",
+    )
+    default = recipe.config()
+    for name, setting in settings(recipe.config).items():
+        _add_setting(groups[setting.group], name, setting, getattr(default, name))
+    groups["execution"].add_argument(
+        "--no-baseline",
+        action="store_true",
+        help="leave out the same training in plain JAX",
+    )
+    groups["execution"].add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help=f"folder of checkpoint, plot and results (default: runs/{recipe.config.model}"
+        "-<dataset>)",
+    )
+
+
+def _require(purpose: str, packages: Iterable[str]) -> None:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"{purpose} needs {', '.join(missing)}; run: pip install 'jax-gnn[train]'")
+
+
+def _require_implementation(implementation: Implementation | None) -> None:
+    if implementation in (None, "xla"):
+        return
+    status = next(s for s in ffi.status() if s.platform == implementation)
+    if not status.available:
+        advice = f" ({status.hint})" if status.hint else ""
+        raise UserError(f"--implementation {implementation}: {status.reason}{advice}")
+    backend = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+    if backend != implementation:
+        raise UserError(
+            f"--implementation {implementation}: JAX runs on {backend} here; JAX_PLATFORMS="
+            f"{implementation} asks for the other"
+        )
+
+
+@contextlib.contextmanager
+def _blame_data() -> Iterator[None]:
+    try:
+        yield
+    except (ImportError, OSError, ValueError) as error:
+        raise UserError(f"--data: {error}") from error
+
+
+@contextlib.contextmanager
+def _blame_output(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"--output {path}: {error.strerror}") from error
+
+
+def _make_folder(path: Path) -> None:
+    with _blame_output(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+class _Progress:
+    """A bar on a terminal, one line per split elsewhere; on stderr, apart from the result."""
+
+    def __init__(self, splits: int, epochs: int) -> None:
+        self._splits, self._epochs = splits, epochs
+        self._bar: Any = None
+        self._best = 0.0
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=self._splits * self._epochs, unit="epoch")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def __call__(self, report: EpochReport) -> None:
+        self._best = max(self._best if report.epoch else 0.0, report.valid_accuracy)
+        split = f"split {report.split + 1}/{self._splits}"
+        validation = f"best validation accuracy {self._best:.1%}"
+        if self._bar is not None:
+            self._bar.set_description(split, refresh=False)
+            self._bar.set_postfix_str(validation, refresh=False)
+            self._bar.update()
+        elif report.epoch + 1 == self._epochs:
+            print(f"{split}: {validation}", file=sys.stderr, flush=True)
+
+
+def _implementation_name(run: Run) -> str:
+    backend = jax.default_backend()
+    return f"custom call: {backend}" if run.custom_calls else f"plain XLA: {backend}"
+
+
+def _run_summary(run: Run) -> dict[str, Any]:
+    return {
+        "test_accuracy_mean": run.accuracy_mean,
+        "test_accuracy_std": run.accuracy_std,
+        "test_accuracy": run.best_test_accuracy.tolist(),
+        "valid_accuracy": run.best_valid_accuracy.tolist(),
+        "best_epoch": (run.best_epoch + 1).tolist(),
+        "median_epoch_seconds": run.median_epoch_seconds,
+        "compile_seconds": run.compile_seconds,
+        "custom_calls": list(run.custom_calls),
+    }
+
+
+def _dataset_summary(recipe: Recipe, dataset: NodeDataset, result: TrainResult) -> dict[str, Any]:
+    return {
+        "name": dataset.name,
+        **{name: getattr(result.graph, name) for name in recipe.sizes},
+        "num_features": result.x.shape[1],
+        "num_classes": dataset.num_classes,
+    }
+
+
+def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
+    sizes = (
+        f"{size} {name.removeprefix('num_')}" for name, size in dataset.items() if name != "name"
+    )
+    print(f"{dataset['name']}: {', '.join(sizes)}\n")
+    runs = {f"jax_gnn ({_implementation_name(result.run)})": result.run}
+    if result.baseline is not None:
+        runs["plain JAX"] = result.baseline
+    rows = [
+        ["", *runs],
+        [
+            "test accuracy",
+            *(
+                f"{100 * run.accuracy_mean:.2f} ± {100 * run.accuracy_std:.2f} %"
+                for run in runs.values()
+            ),
+        ],
+        ["time per epoch", *(f"{1e3 * run.median_epoch_seconds:.3g} ms" for run in runs.values())],
+        ["compilation", *(f"{run.compile_seconds:.2g} s" for run in runs.values())],
+    ]
+    print(table(rows))
+    if result.speedup is not None:
+        print(f"\n  An epoch is {result.speedup:.2f} times as fast as in plain JAX.")
+    print()
+
+
+def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
+    _require("training", TRAIN_EXTRA)
+    values = {name: getattr(args, name) for name in settings(recipe.config)}
+    if args.implementation == "auto":
+        values["implementation"] = None
+    config = recipe.config(**values)
+    _require_implementation(config.implementation)
+    with _blame_data():
+        dataset = recipe.load(args.data)
+        check_dataset(dataset, config)
+    folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
+    _make_folder(folder)
+    with _Progress(config.splits, config.epochs) as progress:
+        result = train(dataset, config, baseline=not args.no_baseline, on_epoch=progress)
+
+    described = _dataset_summary(recipe, dataset, result)
+    checkpoint = folder / "checkpoint"
+    save_checkpoint(checkpoint, result.trained)
+    predictions, again = (
+        np.asarray(trained.predict(dataset))
+        for trained in (result.trained, load_checkpoint(checkpoint))
+    )
+    assert result.trained.seed is not None
+    split = result.trained.seed - config.seed
+    plot = folder / "learning_curves.png"
+    plot_learning_curves(result, plot, title=f"{recipe.model.__name__} on {dataset.name}")
+    results = folder / "results.json"
+    results.write_text(
+        json.dumps(
+            {
+                "dataset": described,
+                "config": dataclasses.asdict(config),
+                "versions": versions(),
+                "devices": devices(),
+                "jax_gnn": _run_summary(result.run),
+                "plain_jax": result.baseline and _run_summary(result.baseline),
+                "speedup": result.speedup,
+                "checkpoint_split": split + 1,
+            },
+            indent=2,
+        )
+        + "\n"
+    )
+    _print_result(described, result)
+    if not np.array_equal(predictions, again):
+        print(f"jax-gnn: {checkpoint} predicts otherwise than the trained model", file=sys.stderr)
+        return 1
+    of_split = f"of split {split + 1}, " if config.splits > 1 else ""
+    accuracy = f"{of_split}test accuracy {100 * result.run.best_test_accuracy[split]:.2f} %"
+    rows = [
+        ["checkpoint", str(checkpoint), f"({accuracy}; loaded again: same predictions)"],
+        ["plot", str(plot), ""],
+        ["results", str(results), ""],
+    ]
+    print(table(rows))
+    return 0
+
+
+EXAMPLES = {
+    "hgnn": (
+        "--data cora_cocitation.npz --splits 20 --self-loops all --hidden-features 256 \\\n"
+        "    --epochs 500 --learning-rate 0.001 --weight-decay 0",
+        "--data walmart_trips.npz --features noisy-label --no-baseline",
+    ),
+    "gcn": ("--data planetoid/ind.cora.x", "--data cora.npz --split random --layers 3"),
+    "gin": ("--data cora.npz --learn-eps",),
+    "sage": ("--data cora.npz --aggregation max",),
+    "unigcnii": ("--data cora_cocitation.npz --splits 20 --layers 8",),
+    "allsettransformer": ("--data cora_cocitation.npz --splits 20 --heads 8",),
+}
+
+
+def add_train(commands: Commands) -> None:
+    """Adds ``train``, with a command for each model."""
+    parser = commands.add_parser("train", help="train a model", description="Train a model.")
+    models = parser.add_subparsers(metavar="WHAT", required=True)
+    for recipe in RECIPES.values():
+        _add_model(models, recipe)
+
+
+def _add_model(models: Commands, recipe: Recipe) -> None:
+    name = recipe.config.model
+    examples = "\n  ".join(
+        f"jax-gnn train {name} {line}".rstrip() for line in ("", *EXAMPLES.get(name, ()))
+    )
+    parser = add_command(
+        models,
+        name,
+        help=f"a {recipe.title} for node classification",
+        description=f"Trains a {recipe.title}\nand reports the test accuracy at each split's best "
+        "validation epoch, beside the same training in\nplain JAX. Writes a checkpoint of the best "
+        "model, a plot of the learning curves and results.json.\n\n"
+        f"examples:\n  {examples}",
+        run=functools.partial(_run_train, recipe),
+    )
+    _add_train_arguments(recipe, parser)
+
+
+# ------------------------------------------------------------------------------------------ predict
+
+PARTS = {"train": "training", "valid": "validation", "test": "test"}
+
+
+def _table_file(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in (".csv", ".npz"):
+        raise argparse.ArgumentTypeError(f"expected a .csv or .npz file, got {text!r}")
+    return path
+
+
+def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "checkpoint",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="folder that jax-gnn train wrote, such as runs/gcn-cora/checkpoint",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="digits|FILE|FOLDER",
+        help="what to predict on, as of jax-gnn train: the data of the training, or others of the "
+        "same features (may be left out after training on the built-in digits)",
+    )
+    parser.add_argument(
+        "--output",
+        type=_table_file,
+        metavar="FILE",
+        help="a .csv or .npz file to write, with node, label and probability for each node",
+    )
+
+
+def _load_trained(path: Path) -> TrainedModel:
+    """Loads a checkpoint; what it lacks is told on stderr."""
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            trained = load_checkpoint(path)
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from error
+    for warning in caught:
+        if issubclass(warning.category, UserWarning):
+            print(f"jax-gnn: warning: {warning.message}", file=sys.stderr)
+    return trained
+
+
+def _data_of(trained: TrainedModel, path: str | None) -> str:
+    if path is not None:
+        return path
+    if trained.data is None:
+        raise UserError("--data is needed: the checkpoint does not say what it was trained on")
+    if trained.data.name != "digits":
+        raise UserError(f"--data is needed: the model was trained on {trained.data.name!r}")
+    return "digits"
+
+
+def _origin(trained: TrainedModel, dataset: NodeDataset) -> str:
+    """What the data are to the model."""
+    if trained.data is None or trained.split is None:
+        return "not known to be those of the training"
+    different = trained.differences(dataset)
+    return f"other {', '.join(different)} than in training" if different else "as in training"
+
+
+def _accuracy_rows(
+    trained: TrainedModel, dataset: NodeDataset, logits: jax.Array
+) -> Iterator[list[str]]:
+    accuracies = trained.accuracies(dataset, logits)
+    for part, ids in trained.parts(dataset).items():
+        name = f"{PARTS[part]} accuracy" if part in PARTS else "accuracy"
+        nodes = f"({len(ids)} nodes)" if part in PARTS else f"(all {len(ids)} labelled nodes)"
+        yield [name, f"{100 * accuracies[part]:.2f} %", nodes]
+    if not accuracies:
+        yield ["accuracy", "unknown", "(no node has a label)"]
+
+
+def _write_predictions(
+    path: Path, trained: TrainedModel, dataset: NodeDataset, logits: jax.Array
+) -> None:
+    """Writes names of nodes and labels where there are any, numbers elsewhere."""
+    probability = jax.nn.softmax(logits.astype(jnp.float32), axis=1).max(axis=1)
+    label = np.asarray(logits.argmax(axis=1))
+    names, nodes = trained.label_names, dataset.node_names
+    columns: dict[str, Any] = {
+        "node": np.arange(dataset.num_nodes) if nodes is None else np.array(nodes),
+        "label": label if names is None else np.array(names)[label],
+        "probability": np.asarray(probability),
+    }
+    with _blame_output(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".npz":
+            np.savez(path, **columns)
+        else:
+            with path.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file)
+                writer.writerow(columns)
+                writer.writerows(zip(*columns.values(), strict=True))
+
+
+def _run_predict(args: argparse.Namespace) -> int:
+    _require("predicting", PREDICT_EXTRA)
+    trained = _load_trained(args.checkpoint)
+    path = _data_of(trained, args.data)
+    with _blame_data():
+        dataset = trained.recipe.load(path)
+        logits = trained.predict(dataset)
+    source = f"(trained on {trained.data.name}, seed {trained.seed})" if trained.data else ""
+    rows = [
+        ["model", trained.config.model, source],
+        ["data", dataset.name, f"({_origin(trained, dataset)})"],
+        *_accuracy_rows(trained, dataset, logits),
+    ]
+    if args.output:
+        _write_predictions(args.output, trained, dataset, logits)
+        rows.append(["predictions", str(args.output), ""])
+    print(table(rows))
+    return 0
+
+
+def add_predict(commands: Commands) -> None:
+    """Adds ``predict``."""
+    parser = add_command(
+        commands,
+        "predict",
+        help="predict with a model that was trained",
+        description="Predicts the labels of nodes with a model that jax-gnn train wrote, after the "
+        "same\npreprocessing. On the data of the training, accuracies are those of its split, as\n"
+        "training recorded them; on other data, there is one, of all nodes that have a label.\n\n"
+        "examples:\n"
+        "  jax-gnn predict runs/hgnn-digits/checkpoint\n"
+        "  jax-gnn predict runs/gcn-cora/checkpoint --data planetoid/ind.cora.x\n"
+        "  jax-gnn predict runs/gcn-cora/checkpoint --data new.npz --output predictions.csv",
+        run=_run_predict,
+    )
+    _add_predict_arguments(parser)

@@ -1,0 +1,71 @@
+"""Which module imports which: no arrow runs back up, and none in a circle."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import importlib
+from pathlib import Path
+
+import pytest
+
+import flax_layers
+import jax_gnn
+
+# From the ground up; the benchmarks belong to the checkout, not to the installed packages.
+FLOORS = (
+    *("jax_gnn._core", "jax_gnn.graph", "jax_gnn.hypergraph", "jax_gnn._ops"),
+    *("jax_gnn", "flax_layers", "flax_layers.training", "benchmarks"),
+)
+ROOTS = {
+    "jax_gnn": Path(jax_gnn.__file__).parent,
+    "flax_layers": Path(flax_layers.__file__).parent,
+    "benchmarks": Path(__file__).parents[1] / "benchmarks",
+}
+
+
+def module_name(package: str, file: Path) -> str:
+    parts = file.relative_to(ROOTS[package]).with_suffix("").parts
+    return ".".join((package, *(part for part in parts if part != "__init__")))
+
+
+FILES = {
+    module_name(package, file): file
+    for package, root in ROOTS.items()
+    for file in root.rglob("*.py")
+}
+
+
+def imports(module: str) -> set[str]:
+    """The modules of this project that one imports anywhere, in functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module} has an import of a relative name"
+            names = {f"{node.module}.{name.name}" for name in node.names}
+            found |= {name if name in FILES else str(node.module) for name in names}
+    return found & FILES.keys()
+
+
+def floor(module: str) -> int:
+    return max(FLOORS.index(start) for start in FLOORS if f"{module}.".startswith(f"{start}."))
+
+
+def test_no_import_runs_back_up():
+    assert {floor(module) for module in FILES} == {*range(len(FLOORS))}
+    arrows = {(module, name) for module in FILES for name in imports(module)}
+    assert ("flax_layers.training.loop", "flax_layers") in arrows
+    assert not [arrow for arrow in sorted(arrows) if floor(arrow[0]) < floor(arrow[1])]
+
+
+@pytest.mark.parametrize("package", ROOTS)
+def test_no_modules_import_each_other(package):
+    modules = [module for module in FILES if module.partition(".")[0] == package]
+    graphlib.TopologicalSorter({module: imports(module) for module in modules}).prepare()
+
+
+def test_a_name_from_before_says_where_it_is():
+    with pytest.raises(ImportError, match=r"jax_gnn\.training is flax_layers\.training now"):
+        importlib.import_module("jax_gnn.training")
