@@ -200,7 +200,7 @@ def measure(subject: str, data: Path | None, seconds: float, quick: bool = False
     """
     import jax
 
-    from jax_gnn.tuning.timing import ProfilerTimer
+    from jax_gnn._tuning.timing import ProfilerTimer
 
     begin = time.monotonic()
     timer = ProfilerTimer(flushes=4)
@@ -243,7 +243,7 @@ def _shuffled(found: Loaders, last: str, rng: np.random.Generator) -> Loaders:
 
 def segment_choices() -> list[Choice]:
     """Of all ops."""
-    from jax_gnn.tuning import segment
+    from jax_gnn._tuning import segment
 
     found = dict.fromkeys(choice for op in segment.OPS for choice in segment.choices(op))
     return [(*choice,) for choice in found]
@@ -266,8 +266,8 @@ def segment_rows(
     name: str, graph: PlainGraph, choices: Sequence[Choice], timer: Any, quick: bool
 ) -> list[Row]:
     """A row for each op, width and dtype."""
-    from jax_gnn.tuning import segment
-    from jax_gnn.tuning.measure import measure as measure_calls
+    from jax_gnn._tuning import segment
+    from jax_gnn._tuning.measure import measure as measure_calls
 
     if quick and graph.num_edges > 20_000:
         return []
@@ -298,7 +298,7 @@ def segment_rows(
 
 
 def _segment_calls(edges: Any, quick: bool) -> Iterator[Any]:
-    from jax_gnn.tuning.segment import Call
+    from jax_gnn._tuning.segment import Call
 
     for dtype, widths in WIDTHS.items():
         for width in widths[:1] if quick else widths:
@@ -340,10 +340,10 @@ def hypergraph_rows(
     """Two rows for each width and dtype."""
     import jax.numpy as jnp
 
+    from jax_gnn._tuning.hypergraph import Call, stage_seconds
+    from jax_gnn._tuning.measure import compile_all
     from jax_gnn.hypergraph import Hypergraph
     from jax_gnn.schedules import HypergraphSchedule
-    from jax_gnn.tuning.hypergraph import Call, stage_seconds
-    from jax_gnn.tuning.measure import compile_all
 
     incidences = len(graph.node_idx)
     if quick and incidences > 20_000:

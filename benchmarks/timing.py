@@ -7,7 +7,7 @@ earlier work.
 
 Why not simply a loop? Inside ``jit`` a loop over the same inputs is optimised away, barriers or
 not; outside of it a GPU is timed at the speed of Python. See README.md. JAX on a GPU is timed by
-``jax_gnn.tuning.timing.ProfilerTimer``, which the tuner uses too.
+``jax_gnn._tuning.timing.ProfilerTimer``, which the tuner uses too.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class QueueTimer:
         import jax
         import jax.numpy as jnp
 
-        from jax_gnn.tuning.timing import Flush
+        from jax_gnn._tuning.timing import Flush
 
         self._flush = Flush(FLUSH_BYTES)
         self._operand = jnp.full((self.BLOCK, self.BLOCK), 1e-3, jnp.float32)

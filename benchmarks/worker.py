@@ -253,7 +253,7 @@ class _Jax:
         elif settings.timer == "queue":
             self.timer = timing.QueueTimer()
         else:
-            from jax_gnn.tuning.timing import ProfilerTimer
+            from jax_gnn._tuning.timing import ProfilerTimer
 
             self.timer = ProfilerTimer(timing.FLUSHES, timing.FLUSH_BYTES)
 

@@ -49,7 +49,7 @@ from benchmarks.workloads import (
     uniform_groups,
 )
 from jax_gnn import schedules
-from jax_gnn.tuning import timing as profiling
+from jax_gnn._tuning import timing as profiling
 
 FLUSHES = 4
 STATISTICS = {"method", "median_us", "q1_us", "q3_us", "min_us", "samples", "floor_fraction"}

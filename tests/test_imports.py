@@ -50,7 +50,8 @@ def imports(module: str) -> set[str]:
 
 
 def floor(module: str) -> int:
-    return max(FLOORS.index(start) for start in FLOORS if f"{module}.".startswith(f"{start}."))
+    """Of the longest of the names that begin the module's."""
+    return FLOORS.index(max((s for s in FLOORS if f"{module}.".startswith(f"{s}.")), key=len))
 
 
 def test_no_import_runs_back_up():

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_gnn import cli, schedules
+from jax_gnn import _cli as cli
+from jax_gnn import schedules
 from jax_gnn._core import schedule_cache
 from jax_gnn._core.schedule import Family
 from jax_gnn._core.schedule_cache import Tuned
@@ -30,10 +31,10 @@ from jax_gnn._ops.segment_matmul.schedule import FAMILY as MATMUL
 from jax_gnn._ops.segment_reduce import rule as segment_rule
 from jax_gnn._ops.segment_reduce.schedule import FAMILY as SEGMENT
 from jax_gnn._ops.segment_reduce.schedule import covering_lanes
+from jax_gnn._tuning import command, hypergraph, matmul, segment
+from jax_gnn._tuning.measure import measure
+from jax_gnn._tuning.timing import Kernel
 from jax_gnn.schedules import HypergraphSchedule, MatmulSchedule, Schedule
-from jax_gnn.tuning import command, hypergraph, matmul, segment
-from jax_gnn.tuning.measure import measure
-from jax_gnn.tuning.timing import Kernel
 
 # The benchmarks belong to the checkout, not to the installed package.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -984,7 +985,7 @@ def test_the_librarys_rule_is_near_the_best_that_was_measured(name, module):
 
 
 def test_measuring_covers_ops_widths_and_dtypes(monkeypatch):
-    monkeypatch.setattr("jax_gnn.tuning.timing.ProfilerTimer", lambda flushes: CountingTimer())
+    monkeypatch.setattr("jax_gnn._tuning.timing.ProfilerTimer", lambda flushes: CountingTimer())
     monkeypatch.setattr(segment, "_BLOCKS", (1, 5))
     measure_only(monkeypatch, "segment", {"g": lambda: power_law(50, 200, 0.5)})
     with warnings.catch_warnings():
@@ -1031,7 +1032,7 @@ def test_measuring_hypergraphs_gives_a_row_for_each_sum(monkeypatch, capsys, tmp
     def broken():
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("jax_gnn.tuning.timing.ProfilerTimer", lambda flushes: StageTimer())
+    monkeypatch.setattr("jax_gnn._tuning.timing.ProfilerTimer", lambda flushes: StageTimer())
     graphs = {"broken": broken, "h": lambda: uniform(50, 30, mean_size=4.0)}
     measure_only(monkeypatch, "hypergraph", graphs)
     path = tmp_path / "times.json"

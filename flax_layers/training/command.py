@@ -1,4 +1,4 @@
-"""``jax-gnn train`` and ``jax-gnn predict``: `jax_gnn.cli` finds them by their entry points."""
+"""``jax-gnn train`` and ``jax-gnn predict``: `jax_gnn._cli` finds them by their entry points."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from flax_layers.training import (
     train,
 )
 from flax_layers.training.config import Number, Setting, settings
+from jax_gnn._cli import Commands, UserError, add_command, devices, table, versions
 from jax_gnn._core import ffi
 from jax_gnn._core.ffi import Implementation
-from jax_gnn.cli import Commands, UserError, add_command, devices, table, versions
 from jax_gnn.datasets import HypergraphDataset, NodeDataset
 
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")

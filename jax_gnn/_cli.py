@@ -18,8 +18,8 @@ from typing import TypeAlias
 import jax
 
 from jax_gnn._core import ffi
+from jax_gnn._tuning import command as tuning
 from jax_gnn._version import __version__
-from jax_gnn.tuning import command as tuning
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """What `argparse.ArgumentParser.add_subparsers` returns."""

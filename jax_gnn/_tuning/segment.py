@@ -14,7 +14,7 @@ from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._ops.segment_reduce.primitive import segment_reduce
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, Schedule, covering_lanes
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
-from jax_gnn.tuning.measure import numbers
+from jax_gnn._tuning.measure import numbers
 
 Op = Literal["sum", "spmm", "softmax"]
 OPS: tuple[Op, ...] = get_args(Op)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from jax_gnn import hypergraph_aggregate
 from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY, HypergraphSchedule
+from jax_gnn._tuning.measure import numbers
+from jax_gnn._tuning.timing import Kernel
 from jax_gnn.hypergraph import Hypergraph
-from jax_gnn.tuning.measure import numbers
-from jax_gnn.tuning.timing import Kernel
 
 OPS = ("hypergraph_aggregate",)
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from jax_gnn import segment_matmul, segment_outer
 from jax_gnn._ops.segment_matmul.schedule import FAMILY, MatmulSchedule
-from jax_gnn.tuning.measure import numbers
+from jax_gnn._tuning.measure import numbers
 
 Op = Literal["segment_matmul", "segment_outer"]
 OPS: tuple[Op, ...] = get_args(Op)

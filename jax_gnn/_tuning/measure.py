@@ -19,7 +19,7 @@ AnySchedule = TypeVar("AnySchedule", bound=tuple[Any, ...])
 
 
 class Timer(Protocol):
-    """Such as ``jax_gnn.tuning.timing.ProfilerTimer``."""
+    """Such as ``jax_gnn._tuning.timing.ProfilerTimer``."""
 
     def measure(
         self, calls: Mapping[Key, Callable[[], Any]], repeats: int

@@ -13,10 +13,10 @@ import numpy as np
 from jax_gnn._core import schedule_cache
 from jax_gnn._core.schedule import describe
 from jax_gnn._core.schedule_cache import Tuned
+from jax_gnn._tuning import hypergraph, matmul, segment
+from jax_gnn._tuning.measure import AnySchedule, Call, Timer, measure
+from jax_gnn._tuning.timing import ProfilerTimer
 from jax_gnn.hypergraph import Hypergraph
-from jax_gnn.tuning import hypergraph, matmul, segment
-from jax_gnn.tuning.measure import AnySchedule, Call, Timer, measure
-from jax_gnn.tuning.timing import ProfilerTimer
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 _FLUSHES = 4
