@@ -1,11 +1,11 @@
-"""What a run found: plain data for JSON, tables in Markdown, a plot."""
+"""What a run found: plain data for JSON, tables in Markdown, a picture."""
 
 from __future__ import annotations
 
 import json
 import math
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,11 @@ def best_peer(case: Row) -> Row | None:
 
 def speedup(case: Row, peer: Row | None) -> float | None:
     """Peer's median over ours; None where one of them has no time."""
-    ours = timed(case).get(OURS)
-    return peer["median_us"] / ours["median_us"] if ours and peer else None
+    return _ratio(peer, timed(case).get(OURS))
+
+
+def _ratio(row: Row | None, reference: Row | None) -> float | None:
+    return row["median_us"] / reference["median_us"] if row and reference else None
 
 
 def summary(document: Document) -> dict[str, dict[str, float]]:
@@ -82,7 +85,7 @@ def summary(document: Document) -> dict[str, dict[str, float]]:
 
 
 def write(document: Document, path: Path) -> None:
-    """Writes the JSON and, beside it, the plot."""
+    """Writes the JSON and, beside it, the picture."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
     plot(document, path.with_suffix(".png"))
@@ -254,87 +257,142 @@ def _table(header: list[str], rows: list[list[str]]) -> list[str]:
     return [line(header), line(rule), *map(line, rows)]
 
 
-def plot(document: Document, path: Path) -> None:
-    """Draws every candidate's median beside the floor: graphs down, time across.
+Column = tuple[str, str, int]  # mode, dtype, width
+Map = dict[str, list[float | None]]  # by row, a number for each column
 
-    One panel for each width (across) and for each mode and dtype (down).
+_SCREEN = 16.0, 12.0  # the largest picture, in inches of 100 pixels
+_CELL = 0.6, 0.26
+_MARGIN, _TOP, _TITLE = 0.2, 1.3, 0.4
+
+
+def plot(document: Document, path: Path) -> None:
+    """Draws speedups as numbers on colours: a column for each mode, dtype and width.
+
+    Maps below each other: our speedup over each other candidate, the geometric mean over graphs;
+    over the fastest peer, by graph; and how near we are to the floor. It fits a screen.
     """
     from matplotlib.figure import Figure
 
-    cases = document["cases"]
-    names = _candidate_names(document)
-    graphs = list(dict.fromkeys(case["workload"] for case in cases))
-    widths = list(dict.fromkeys(case["width"] for case in cases))
-    kinds = list(dict.fromkeys((case["mode"], case["dtype"]) for case in cases))
-    # The largest graphs first, which the floor orders.
-    rank = {graph: max(c["floor_us"] for c in cases if c["workload"] == graph) for graph in graphs}
-    graphs.sort(key=rank.__getitem__)
-
-    most = max(len(timed(case)) for case in cases)
-    height = max(0.42, 0.065 * most) * len(graphs) + 0.9
-    inches = max(2.2 + 3.6 * len(widths), 0.1 * len(document["title"]), 7.0)
-    figure = Figure(figsize=(inches, 1.5 + height * len(kinds)), layout="constrained")
-    axes = figure.subplots(len(kinds), len(widths), sharex="row", sharey=True, squeeze=False)
-    for row, (mode, dtype) in enumerate(kinds):
-        for column, width in enumerate(widths):
-            panel = [
-                c for c in cases if (c["mode"], c["dtype"], c["width"]) == (mode, dtype, width)
-            ]
-            _draw_panel(axes[row, column], panel, graphs, names)
-            axes[row, column].set_title(f"{mode}, {dtype}, width {width}", fontsize=10)
-    for axis in axes[-1]:
-        axis.set_xlabel("time (µs)")
-    machine = document["machine"]
-    figure.suptitle(f"{document['title']}\n{machine['device']}", fontsize=12)
-    labelled = [axis.get_legend_handles_labels() for axis in axes.flat]
-    handles = {name: handle for pair in labelled for handle, name in zip(*pair, strict=True)}
-    labels = [name for name in ("floor", *names) if name in handles]
-    figure.legend(
-        [handles[name] for name in labels],
-        labels,
-        loc="outside lower center",
-        ncols=min(4, int(inches // 2.3), len(labels)),
-        frameon=False,
+    columns = _columns(document)
+    is_there = any(OURS in timed(case) for case in document["cases"])
+    reference = OURS if is_there else document["baseline"]
+    maps = _maps(document, columns, reference)
+    names = [name for rows in maps.values() for name in rows]
+    left = 0.4 + 0.075 * max(map(len, names), default=0)
+    space = _TOP + _TITLE * len(maps) + _MARGIN
+    roomy = max(_CELL[0], min(4.2 / len(columns), 1.2))
+    cell = (
+        min(roomy, (_SCREEN[0] - left - _MARGIN) / len(columns)),
+        min(_CELL[1], (_SCREEN[1] - space) / max(len(names), 1)),
     )
-    figure.savefig(path, dpi=130)
+    dtypes = list(dict.fromkeys(dtype for _, dtype, _ in columns))
+    about = ", ".join([document["machine"]["device"], *(dtypes if len(dtypes) == 1 else ())])
+    about += f". {reference}: blue where it is faster, red where slower."
+    letters = 0.09 * max(map(len, [document["title"], about, *maps]))
+    width = max(left + cell[0] * len(columns), _MARGIN + letters) + _MARGIN
+    height = space + cell[1] * len(names)
+    figure = Figure(figsize=(width, height))
 
+    def write(x: float, y: float, text: str, **style: Any) -> None:  # inches from the top left
+        figure.text(x / width, 1 - y / height, text, **style)
 
-_MARKERS = "osD^vP*Xh<>"
-_COLORS = [f"C{number}" for number in (4, 5, 6, 7, 8, 9, 0, 1, 2)]  # without red, which is ours
-
-
-def _draw_panel(axis: Any, cases: list[Row], graphs: list[str], names: list[str]) -> None:
-    axis.set_xscale("log")
-    axis.set_yticks(range(len(graphs)), graphs)
-    axis.set_ylim(-0.6, len(graphs) - 0.4)
-    axis.grid(axis="x", which="major", alpha=0.35)
-    axis.grid(axis="y", alpha=0.15)
-    axis.set_axisbelow(True)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
-    floors = [(case["floor_us"], graphs.index(case["workload"])) for case in cases]
-    axis.scatter(*zip(*floors, strict=True), marker="|", s=160, color="black", label="floor")
-    drawn = [name for name in names if any(name in timed(case) for case in cases)]
-    for place, name in enumerate(drawn):
-        # Markers of one graph stand below each other, so that equal times do not hide.
-        shift = 0.35 - 0.7 * place / max(len(drawn) - 1, 1)
-        points = [
-            (row["median_us"], graphs.index(case["workload"]) + shift)
-            for case in cases
-            if (row := timed(case).get(name))
-        ]
-        ours, index = name == OURS, names.index(name)
-        axis.scatter(
-            [x for x, _ in points],
-            [y for _, y in points],
-            marker=_MARKERS[index % len(_MARKERS)],
-            s=64 if ours else 34,
-            color="tab:red" if ours else _COLORS[index % len(_COLORS)],
-            alpha=0.9,
-            linewidths=0,
-            zorder=4 if ours else 3,
-            label=name,
+    write(_MARGIN, 0.32, document["title"], size=12)
+    write(_MARGIN, 0.55, about, size=9.5)
+    for mode, dtype in dict.fromkeys(column[:2] for column in columns):
+        places = [i for i, column in enumerate(columns) if column[:2] == (mode, dtype)]
+        center = left + cell[0] * (places[0] + len(places) / 2)
+        words = [*mode.split(), *([dtype] if len(dtypes) > 1 else [])]
+        write(center, _TOP - 0.18, "\n".join(words), size=9, ha="center", linespacing=1.1)
+    for place, (*_, features) in enumerate(columns):
+        write(left + cell[0] * (place + 0.5), _TOP, str(features), size=9, ha="center")
+    write(left - 0.05, _TOP, "width", size=9, ha="right")
+    top = _TOP
+    for title, rows in maps.items():
+        top += _TITLE
+        shape = cell[0] * len(columns), cell[1] * len(rows)
+        axes = figure.add_axes(
+            (left / width, 1 - (top + shape[1]) / height, shape[0] / width, shape[1] / height)
         )
+        _draw_map(axes, rows, columns, "floor" in title)
+        write(_MARGIN, top - 0.08, title, size=10, weight="bold")
+        top += shape[1]
+    figure.savefig(path, dpi=100)
+
+
+def _columns(document: Document) -> list[Column]:
+    cases = document["cases"]
+    kinds = dict.fromkeys((case["mode"], case["dtype"]) for case in cases)
+    found = {(case["mode"], case["dtype"], case["width"]) for case in cases}
+    return [column for kind in kinds for column in sorted(found) if column[:2] == kind]
+
+
+def _maps(document: Document, columns: list[Column], reference: str) -> dict[str, Map]:
+    """The maps by title, without rows that have no number."""
+    cases = document["cases"]
+    # The largest graphs first, which the floor orders.
+    by_size = sorted(cases, key=lambda case: case["floor_us"], reverse=True)
+    graphs = list(dict.fromkeys(case["workload"] for case in by_size))
+    others = [name for name in _candidate_names(document) if name != reference]
+
+    def means(ratio: Callable[[Row], float | None], graph: str | None = None) -> list[float | None]:
+        found: dict[Column, list[float]] = {column: [] for column in columns}
+        for case in cases:
+            value = ratio(case) if graph in (None, case["workload"]) else None
+            if value is not None:
+                found[case["mode"], case["dtype"], case["width"]].append(value)
+        return [geometric_mean(ratios) if ratios else None for ratios in found.values()]
+
+    def over(name: str) -> Callable[[Row], float | None]:
+        return lambda case: _ratio(timed(case).get(name), timed(case).get(reference))
+
+    def over_fastest(case: Row) -> float | None:
+        return _ratio(best_peer(case), timed(case).get(reference))
+
+    def over_floor(case: Row) -> float | None:
+        found = timed(case).get(reference)
+        return found["floor_fraction"] if found else None
+
+    maps = {
+        f"time of each other candidate / {reference}, mean over the graphs": {
+            name: means(over(name)) for name in others
+        },
+        f"time of the fastest peer / {reference}": {
+            graph: means(over_fastest, graph) for graph in graphs
+        },
+        f"floor / time of {reference}": {graph: means(over_floor, graph) for graph in graphs},
+    }
+    kept = {
+        title: {name: values for name, values in rows.items() if any(values)}
+        for title, rows in maps.items()
+    }
+    return {title: rows for title, rows in kept.items() if rows}
+
+
+def _draw_map(axes: Any, rows: Map, columns: list[Column], of_floor: bool) -> None:
+    from matplotlib import colormaps
+
+    values = np.array(list(rows.values()), float)  # None becomes NaN
+    if of_floor:
+        shades = colormaps["Greens"](np.clip(values, 0, 1) * 0.8)
+    else:  # twice as fast as far from white as half as fast; from a factor of 4 the same
+        shades = colormaps["RdBu"](0.5 + np.clip(np.log2(values), -2, 2) / 5)
+    shades[np.isnan(values)] = 1
+    axes.imshow(shades, aspect="auto", interpolation="none")
+    for (y, x), value in np.ndenumerate(values):
+        dark = shades[y, x, :3].mean() < 0.55
+        digits = next(n for n, above in enumerate((100, 10, 0.01, 0)) if not value < above)
+        text = "-" if np.isnan(value) else f"{value:.{digits}f}"
+        style = {"ha": "center", "va": "center_baseline", "size": 9}
+        axes.text(x, y, text, color="w" if dark else "k", **style)
+    axes.set_yticks(range(len(rows)), rows, size=9)
+    axes.set_xticks([])
+    axes.tick_params(length=0)
+    for x in range(1, len(columns)):
+        apart = columns[x - 1][:2] != columns[x][:2]
+        axes.axvline(x - 0.5, color="w", lw=4 if apart else 1)
+    for y in range(1, len(rows)):
+        axes.axhline(y - 0.5, color="w", lw=1)
+    axes.spines[:].set_visible(False)
 
 
 def commit() -> str | None:

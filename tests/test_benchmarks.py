@@ -1,6 +1,7 @@
 """The benchmark harness: what it measures with and what it reports. No time is asserted."""
 
 import json
+import struct
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,13 @@ def run_quick(tmp_path: Path, *arguments: str) -> dict:
     return json.loads(path.read_text())
 
 
+def assert_fits_a_screen(picture: Path) -> None:
+    head = picture.read_bytes()[:24]
+    assert head.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", head[16:])
+    assert 400 <= width <= 1600 and 200 <= height <= 1200, picture
+
+
 @pytest.fixture
 def broken_torch(tmp_path, monkeypatch):
     """A module torch that cannot be imported stands before any that is installed."""
@@ -99,7 +107,7 @@ def test_quick_run_reports_every_candidate(tmp_path, capsys, broken_torch):
     path.with_suffix(".png").unlink()
     assert main(["render", str(path)]) == 0
     assert capsys.readouterr().out.strip() in shown
-    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert_fits_a_screen(path.with_suffix(".png"))
 
 
 def test_a_run_in_which_nothing_can_run_says_why(tmp_path, capsys, broken_torch):
@@ -158,6 +166,48 @@ def test_speedups_are_over_the_fastest_right_peer():
     assert means["a"]["fwd"] == pytest.approx((2 * 9 * 3) ** (1 / 3))
     assert means["b"]["fwd"] == pytest.approx((4 * 4) ** (1 / 2))
     assert report.OURS not in means
+
+
+def test_every_picture_fits_a_screen(tmp_path):
+    results = Path(report.__file__).parent / "results"
+    pictures = list(results.glob("*.png"))
+    assert pictures
+    for picture in pictures:
+        assert_fits_a_screen(picture)
+    document = report.read(results / "segment_matmul-nvidia-h200.json")
+    document["cases"] = [
+        {**case, "mode": f"{case['mode']} {number}", "workload": f"{case['workload']}-{number}"}
+        for case in document["cases"]
+        for number in range(2)
+    ]
+    report.plot(document, tmp_path / "twice.png")
+    assert_fits_a_screen(tmp_path / "twice.png")
+
+
+def test_a_picture_shows_what_the_tables_say():
+    document = report.read(
+        Path(report.__file__).parent / "results" / "segment_matmul-nvidia-h200.json"
+    )
+    columns = report._columns(document)
+    assert len(columns) == 3 * 2 * 3
+    means, fastest, floor = report._maps(document, columns, "jax_gnn").values()
+    place = columns.index(("dW", "bfloat16", 64))
+    (case,) = (
+        case
+        for case in document["cases"]
+        if (case["workload"], case["mode"], case["dtype"], case["width"])
+        == ("uniform-1-100k", "dW", "bfloat16", 64)
+    )
+    assert fastest["uniform-1-100k"][place] == pytest.approx(
+        report.speedup(case, report.best_peer(case))
+    )
+    ours = report.timed(case)["jax_gnn"]
+    assert floor["uniform-1-100k"][place] == pytest.approx(ours["floor_fraction"])
+    assert means["torch grouped_mm"][columns.index(("fwd", "float32", 32))] is None
+    document["cases"] = [case]
+    columns = report._columns(document)
+    (mean,) = report._maps(document, columns, "jax_gnn").popitem()[1].values()
+    assert mean == [pytest.approx(ours["floor_fraction"])]
 
 
 def test_geometric_mean():

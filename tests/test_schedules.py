@@ -705,12 +705,77 @@ def test_tuning_hypergraphs_writes_what_show_prints(monkeypatch, capsys, tmp_pat
     assert f"{tuned.schedule[0]} threads, {tuned.schedule[1]} and " in shown
 
 
-@pytest.mark.parametrize("sizes", [[[1, 2]], [1.5], [-1, 3]])
-def test_files_that_hold_no_sizes_are_refused(tmp_path, capsys, sizes):
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ([[1, 2]], "the sizes to be a vector of whole numbers, got shape (1, 2)"),
+        ([1.5], "the sizes to be a vector of whole numbers, got shape (1,), float64"),
+        ([-1, 3], "the sizes to be whole numbers from 0 to 2147483646, got -1"),
+        ([2**64 - 1], "the sizes to be whole numbers from 0 to 2147483646, got 184467440737"),
+        ([{}], "Object arrays cannot be loaded"),
+    ],
+)
+def test_files_that_hold_no_sizes_are_refused(tmp_path, capsys, sizes, message):
     path = tmp_path / "bad.npy"
     np.save(path, np.array(sizes))
     assert tune("matmul", "--sizes", str(path)) == 2
-    assert "expected a vector of whole numbers" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert f"--sizes {path}: " in err
+    assert message in err
+
+
+def damaged(tmp_path):
+    """Files that are no .npz or .npy file, or only half of one, or one that was changed."""
+    whole = tmp_path / "whole.npz"
+    np.savez_compressed(whole, src=np.arange(100), dst=np.arange(100))
+    content = whole.read_bytes()
+    one = tmp_path / "one.npy"
+    np.save(one, np.arange(100))
+    contents = {
+        "empty": b"",
+        "text": b"src,dst\n0,1\n",
+        "one": one.read_bytes(),
+        "half": content[: len(content) // 2],
+        "half-one": one.read_bytes()[:200],
+        "spoilt": content[:60] + bytes(40) + content[100:],
+        "no directory": b"PK\x03\x04 and then nothing",
+        "no members": b"PK\x05\x06" + bytes(18),
+    }
+    for name, data in contents.items():
+        path = tmp_path / name
+        path.write_bytes(data)
+        yield path
+
+
+def test_damaged_files_are_named(tmp_path, capsys):
+    for path in [*damaged(tmp_path), tmp_path, tmp_path / "absent"]:
+        for family in ("segment", "hypergraph"):
+            assert tune(family, "--data", str(path)) == 2
+            assert f"jax-gnn: error: --data {path}: " in capsys.readouterr().err
+        if path.name != "one":
+            assert tune("matmul", "--sizes", str(path)) == 2
+            assert f"jax-gnn: error: --sizes {path}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"src": [0, 2**32 + 1]}, "src to be whole numbers from 0 to 2147483646, got 4294967297"),
+        ({"dst": [-1, 1]}, "dst to be whole numbers from 0 to 2147483646, got -1"),
+        ({"dst": [0.0, 1.5]}, "dst to be a vector of whole numbers, got shape (2,), float64"),
+        ({"dst": [[0, 1]]}, "dst to be a vector of whole numbers, got shape (1, 2)"),
+        ({"num_nodes": 2**31}, "num_nodes to be whole numbers from 0 to 2147483646"),
+        ({"num_nodes": "many"}, "num_nodes to be a vector of whole numbers"),
+        ({"num_nodes": [3, 4]}, "num_nodes to be one number, got shape (2,)"),
+    ],
+)
+def test_ids_that_kernels_do_not_take_are_refused(tmp_path, capsys, changes, message):
+    path = tmp_path / "bad.npz"
+    np.savez(path, **{"src": [0, 1], "dst": [1, 0]} | changes)
+    assert tune("segment", "--data", str(path)) == 2
+    err = capsys.readouterr().err
+    assert f"--data {path}: " in err
+    assert message in err
 
 
 def test_float64_is_tuned_only_where_jax_has_it(monkeypatch, capsys):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -197,16 +200,9 @@ def _sizes(args: argparse.Namespace) -> matmul.Sizes:
     if args.sizes is not None:
         if args.rows or args.groups:
             raise ValueError("--sizes goes without --rows and --groups")
-        try:
-            sizes = np.load(args.sizes, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"--sizes {args.sizes}: {error}") from error
-        if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or not (sizes >= 0).all():
-            raise ValueError(
-                f"--sizes {args.sizes}: expected a vector of whole numbers from 0, got shape "
-                f"{sizes.shape}, {sizes.dtype}"
-            )
-        return matmul.Sizes(sizes.astype(np.int64))
+        with _blame("--sizes", args.sizes), args.sizes.open("rb") as file:
+            sizes = np.lib.format.read_array(file, allow_pickle=False)
+            return matmul.Sizes(_whole_numbers("the sizes", sizes).astype(np.int64))
     if args.rows is None or args.groups is None:
         raise ValueError("tune matmul wants --sizes FILE, or --rows N and --groups N")
     rng = np.random.default_rng(0)
@@ -232,18 +228,46 @@ def _read_edges(path: Path) -> segment.Edges:
 
 def _read_pairs(path: Path, first: str, second: str) -> tuple[np.ndarray, np.ndarray, int]:
     """Two arrays of ids, and the number of nodes or 0."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            one, other = arrays[first].astype(np.int32), arrays[second].astype(np.int32)
-            num_nodes = int(arrays["num_nodes"]) if "num_nodes" in arrays else 0
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"--data {path}: {error}") from error
-    if one.shape != other.shape or one.ndim != 1 or not one.size:
-        raise ValueError(
-            f"--data {path}: {first} and {second} must be as many ids, got shapes {one.shape}, "
-            f"{other.shape}"
-        )
+    with _blame("--data", path), path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise ValueError("not an .npz file, or cut off")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as arrays:
+            one, other = (_whole_numbers(name, arrays[name]) for name in (first, second))
+            counted = arrays["num_nodes"] if "num_nodes" in arrays else np.array(0)
+        if counted.size != 1:
+            raise ValueError(f"expected num_nodes to be one number, got shape {counted.shape}")
+        (num_nodes,) = _whole_numbers("num_nodes", counted.reshape(1)).tolist()
+        if one.shape != other.shape or not one.size:
+            raise ValueError(
+                f"{first} and {second} must be as many ids, got shapes {one.shape}, {other.shape}"
+            )
     return one, other, num_nodes
+
+
+def _whole_numbers(name: str, values: np.ndarray) -> np.ndarray:
+    """A vector of sizes or ids as int32, which kernels take; of ids, so is one more."""
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise ValueError(
+            f"expected {name} to be a vector of whole numbers, got shape {values.shape}, "
+            f"{values.dtype}"
+        )
+    limit = np.iinfo(np.int32).max
+    wrong = values[(values < 0) | (values >= limit)]
+    if wrong.size:
+        raise ValueError(
+            f"expected {name} to be whole numbers from 0 to {limit - 1}, got {wrong[0]}"
+        )
+    return values.astype(np.int32)
+
+
+@contextlib.contextmanager
+def _blame(option: str, path: Path) -> Iterator[None]:
+    """Names the file of an error, whatever zipfile, zlib and numpy make of damage."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{option} {path}: {error}") from error
 
 
 def power_law_edges(num_nodes: int, num_edges: int, exponent: float = 0.5) -> segment.Edges:
