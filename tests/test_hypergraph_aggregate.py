@@ -19,7 +19,6 @@ from test_spmm import Edges, mean, random_edges, spmm_reference, total, unused
 from jax_gnn import (
     Graph,
     Hypergraph,
-    _hypergraph_fused,
     hyperedge_to_node,
     hypergraph_aggregate,
     hypergraph_norm,
@@ -27,6 +26,7 @@ from jax_gnn import (
     node_to_hyperedge,
     schedules,
 )
+from jax_gnn._core import csr
 
 REDUCTIONS = {"sum": total, "mean": mean, "max": largest, "min": smallest}
 
@@ -312,7 +312,7 @@ BAD_ARGUMENTS = {
     ),
     "hypergraph-mixed-dtypes": bad(
         TypeError,
-        r"arrays of the hypergraph must have one dtype, .*graph.t_indptr: int64",
+        r"arrays of hypergraph\.graph must have one dtype, .*t_indptr: int64",
         with_arrays(t_indptr=np.array([0, 1, 3, 4, 4], np.int64)),
     ),
     "split-of-other-rows": bad(
@@ -833,7 +833,7 @@ def test_batch_too_large_to_be_joined(
     program, joined = run()
     assert "scan" not in program
     limit = 2 * examples[0].num_incidences - 1
-    monkeypatch.setattr(_hypergraph_fused, "_max_id", lambda _: limit)
+    monkeypatch.setattr(csr, "_max_id", lambda _: limit)
     program, looped = run()
     assert "scan" in program
     for one, other in zip(looped, joined, strict=True):

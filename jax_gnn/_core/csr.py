@@ -265,8 +265,12 @@ def joinable(size: int, *matrices: SparseMatrix) -> bool:
     """Whether joined ids fit the type of those of one, of matrices that are each a batch."""
     ids = [half.ids for matrix in matrices for half in matrix]
     sizes = [half.num_rows for matrix in matrices for half in matrix] + [i.shape[1] for i in ids]
-    limit = int(jnp.iinfo(ids[0].dtype).max)
+    limit = _max_id(ids[0])
     return all(at_most(size * each, limit) for each in sizes)
+
+
+def _max_id(ids: Array) -> int:
+    return int(jnp.iinfo(ids.dtype).max)
 
 
 def block_diagonal(matrix: SparseMatrix) -> SparseMatrix:
