@@ -114,7 +114,6 @@ def hypergraph_aggregate(
         Array([2.  , 2.  , 2.75, 3.5 ], dtype=float32)
     """
     hypergraph = _check_hypergraph(hypergraph)
-    tails, heads = hypergraph.graph, hypergraph.receiving
     x = check_features("x", x, "num_nodes", hypergraph.num_nodes)
     acc = accumulator_dtype(x.dtype)
     nodes, hyperedges = (
@@ -153,8 +152,8 @@ def hypergraph_aggregate(
             flat(x),
             *(ones(acc) if each is None else each.ravel() for each in scales),
             own,
-            tails.matrix(slots=True),
-            heads.matrix(slots=True).T,
+            hypergraph.graph.matrix(slots=True),
+            hypergraph.receiving.matrix(slots=True).T,
             implementation=implementation,
         )
         return y.reshape(x.shape)
