@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, ClassVar, TypedDict, get_args
+from typing import Any, ClassVar, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -313,13 +313,6 @@ def check_vector(name: str, values: ArrayLike, size_name: str, size: int) -> Arr
     if values.shape != (size,):
         raise ValueError(f"{name} must have shape ({size_name},) = ({size},), got {values.shape}")
     return values
-
-
-def check_choice(name: str, value: Any, words: Any) -> None:
-    """Raises ValueError for what is none of a Literal's words."""
-    if not isinstance(value, str) or value not in get_args(words):
-        choices = ", ".join(map(repr, get_args(words)))
-        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
 
 
 def check_rates(**rates: float) -> None:

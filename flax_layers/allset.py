@@ -7,7 +7,7 @@ Chien et al., "You are AllSet: a multiset function framework for hypergraph neur
 
 from __future__ import annotations
 
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,6 @@ from flax_layers._attention import attend, attention_init, check_heads
 from flax_layers._base import (
     LinearOptions,
     Stack,
-    check_choice,
     check_features,
     check_positive,
     check_rates,
@@ -28,9 +27,16 @@ from flax_layers._base import (
     linear_options,
 )
 from jax_gnn import Hypergraph, hyperedge_to_node, node_to_hyperedge
+<<<<<<< HEAD
 from jax_gnn._core.arguments import check_instance, check_number
 from jax_gnn._core.arrays import promoted
 from jax_gnn._ops.hypergraph_aggregate.api import Side
+=======
+from jax_gnn._core.arguments import check_choice
+from jax_gnn._core.arguments import check_instance, check_number
+from jax_gnn._ops.hypergraph_aggregate.api import Side
+from jax_gnn._core.arrays import promoted
+>>>>>>> t14
 
 SetAggregation = Literal["sum", "mean"]
 
@@ -259,7 +265,7 @@ class AllDeepSetsConv(_AllSetConv):
             ValueError: A size is not positive, the rate is outside [0, 1], or the aggregation is
                 unknown.
         """
-        check_choice("aggregation", aggregation, SetAggregation)
+        check_choice("aggregation", aggregation, get_args(SetAggregation))
         super().__init__(in_features, out_features, mlp_layers, dropout_rate, rngs, options)
         of_both: Any = (aggregation, mlp_layers, dropout_rate, rngs, options)
         self.to_hyperedges = _DeepSet(in_features, out_features, *of_both)

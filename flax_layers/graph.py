@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +14,18 @@ from flax_layers._base import (
     Convolution,
     LinearOptions,
     Stack,
-    check_choice,
     check_positive,
     check_vector,
     inverse_root,
     unit_rows,
 )
 from jax_gnn import Graph, segment_sum, spmm
+<<<<<<< HEAD
 from jax_gnn._core.arguments import check_instance, check_number
+=======
+from jax_gnn._core.arguments import check_choice
+from jax_gnn._core.arguments import check_instance, check_number
+>>>>>>> t14
 
 Aggregation = Literal["mean", "max", "sum"]
 
@@ -291,7 +295,7 @@ class SAGEConv(Convolution):
         Raises:
             ValueError: A size is not positive or the aggregation is unknown.
         """
-        check_choice("aggregation", aggregation, Aggregation)
+        check_choice("aggregation", aggregation, get_args(Aggregation))
         super().__init__(in_features, out_features, rngs=rngs, **options)
         self.root: nnx.Linear | None = nnx.data(None)
         if root_weight:

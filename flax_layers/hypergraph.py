@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any, Unpack, get_args
 
 import jax.numpy as jnp
 from flax import nnx
@@ -13,13 +13,18 @@ from flax_layers._base import (
     Convolution,
     LinearOptions,
     TwoLayerStack,
-    check_choice,
     check_positive,
     check_vector,
 )
 from jax_gnn import Hypergraph, HypergraphNorm, hypergraph_aggregate
+<<<<<<< HEAD
 from jax_gnn._core.arrays import promoted
 from jax_gnn._ops.hypergraph_aggregate.api import Normalization
+=======
+from jax_gnn._core.arguments import check_choice
+from jax_gnn._ops.hypergraph_aggregate.api import Normalization
+from jax_gnn._core.arrays import promoted
+>>>>>>> t14
 
 
 class HGNNConv(Convolution):
@@ -71,7 +76,7 @@ class HGNNConv(Convolution):
         Raises:
             ValueError: A size is not positive or the normalization is unknown.
         """
-        check_choice("normalization", normalization, Normalization)
+        check_choice("normalization", normalization, get_args(Normalization))
         super().__init__(in_features, out_features, rngs=rngs, **options)
         self.hyperedge_weight: nnx.Param[Array] | None = nnx.data(None)
         if num_hyperedges is not None:

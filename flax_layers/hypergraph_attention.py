@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from flax_layers._attention import AttentionConvolution, AttentionOptions, AttentionStack
-from flax_layers._base import check_choice, check_features, dropout_arguments
+from flax_layers._base import check_features, dropout_arguments
 from flax_layers.hypergraph import check_hyperedge_weight
 from jax_gnn import (
     Hypergraph,
@@ -22,8 +22,14 @@ from jax_gnn import (
     node_to_hyperedge,
     sddmm,
 )
+<<<<<<< HEAD
 from jax_gnn._core.arrays import promoted
 from jax_gnn._ops.hypergraph_aggregate.api import Side
+=======
+from jax_gnn._core.arguments import check_choice
+from jax_gnn._ops.hypergraph_aggregate.api import Side
+from jax_gnn._core.arrays import promoted
+>>>>>>> t14
 
 Degrees = Literal["ones", "attention"]
 
@@ -76,8 +82,8 @@ class HypergraphAttentionConv(AttentionConvolution):
             ValueError: A size is not positive, heads do not divide the features that they share,
                 a rate is outside [0, 1], or softmax_by or degrees is none of these.
         """
-        check_choice("softmax_by", softmax_by, Side)
-        check_choice("degrees", degrees, Degrees)
+        check_choice("softmax_by", softmax_by, get_args(Side))
+        check_choice("degrees", degrees, get_args(Degrees))
         super().__init__(in_features, out_features, rngs=rngs, **options)
         self.node_attention = self._attention(rngs)
         self.hyperedge_attention = self._attention(rngs)

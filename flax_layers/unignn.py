@@ -8,7 +8,7 @@ Conventions that the paper leaves open are those of the authors' code
 from __future__ import annotations
 
 import math
-from typing import Any, Unpack
+from typing import Any, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -22,17 +22,23 @@ from flax_layers._base import (
     LinearOptions,
     Stack,
     TwoLayerStack,
-    check_choice,
     check_features,
     check_positive,
+    check_rates,
     dropout_arguments,
     inverse_root,
     linear_options,
     unit_rows,
 )
 from jax_gnn import Hypergraph, HypergraphNorm, hypergraph_aggregate, node_to_hyperedge
+<<<<<<< HEAD
 from jax_gnn._core.arguments import check_instance, check_number
 from jax_gnn._ops.hypergraph_aggregate.api import Reduce
+=======
+from jax_gnn._core.arguments import check_choice
+from jax_gnn._core.arguments import check_instance, check_number
+from jax_gnn._ops.hypergraph_aggregate.api import Reduce
+>>>>>>> t14
 
 LINEAR = ("sum", "mean")
 
@@ -128,7 +134,7 @@ class UniGINConv(_UniConvolution):
         Raises:
             ValueError: A size is not positive or the reduction is unknown.
         """
-        check_choice("hyperedge_reduce", hyperedge_reduce, Reduce)
+        check_choice("hyperedge_reduce", hyperedge_reduce, get_args(Reduce))
         check_number("eps", eps)
         super().__init__(in_features, out_features, rngs=rngs, **options)
         self.learned_eps: nnx.Param[Array] | None = nnx.data(None)
@@ -185,8 +191,8 @@ class UniSAGEConv(_UniConvolution):
         Raises:
             ValueError: A size is not positive or a reduction is unknown.
         """
-        check_choice("hyperedge_reduce", hyperedge_reduce, Reduce)
-        check_choice("node_reduce", node_reduce, Reduce)
+        check_choice("hyperedge_reduce", hyperedge_reduce, get_args(Reduce))
+        check_choice("node_reduce", node_reduce, get_args(Reduce))
         super().__init__(in_features, out_features, rngs=rngs, **options)
         self.hyperedge_reduce = hyperedge_reduce
         self.node_reduce = node_reduce
@@ -350,10 +356,8 @@ class UniGCNIIConv(Convolution):
             ValueError: A size or lamda is not positive, or alpha is outside [0, 1].
         """
         check_positive(features=features, layer=layer)
-        check_number("alpha", alpha)
+        check_rates(alpha=alpha)
         check_number("lamda", lamda)
-        if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha must lie in [0, 1], got {alpha}")
         if not 0 < lamda < math.inf:
             raise ValueError(f"lamda must be a positive number, got {lamda}")
         options.setdefault("use_bias", False)

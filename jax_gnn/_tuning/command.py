@@ -246,7 +246,7 @@ def _read_pairs(path: Path, first: str, second: str) -> tuple[np.ndarray, np.nda
 
 
 def _whole_numbers(name: str, values: np.ndarray) -> np.ndarray:
-    """A vector of sizes or ids as int32, which kernels take; of ids, so is one more."""
+    """A vector of sizes or ids as int32, of which the largest number is left to a size."""
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise ValueError(
             f"expected {name} to be a vector of whole numbers, got shape {values.shape}, "
