@@ -27,16 +27,9 @@ from flax_layers._base import (
     linear_options,
 )
 from jax_gnn import Hypergraph, hyperedge_to_node, node_to_hyperedge
-<<<<<<< HEAD
-from jax_gnn._core.arguments import check_instance, check_number
+from jax_gnn._core.arguments import check_choice, check_instance, check_number
 from jax_gnn._core.arrays import promoted
 from jax_gnn._ops.hypergraph_aggregate.api import Side
-=======
-from jax_gnn._core.arguments import check_choice
-from jax_gnn._core.arguments import check_instance, check_number
-from jax_gnn._ops.hypergraph_aggregate.api import Side
-from jax_gnn._core.arrays import promoted
->>>>>>> t14
 
 SetAggregation = Literal["sum", "mean"]
 

@@ -20,12 +20,7 @@ from flax_layers._base import (
     unit_rows,
 )
 from jax_gnn import Graph, segment_sum, spmm
-<<<<<<< HEAD
-from jax_gnn._core.arguments import check_instance, check_number
-=======
-from jax_gnn._core.arguments import check_choice
-from jax_gnn._core.arguments import check_instance, check_number
->>>>>>> t14
+from jax_gnn._core.arguments import check_choice, check_instance, check_number
 
 Aggregation = Literal["mean", "max", "sum"]
 

@@ -17,14 +17,9 @@ from flax_layers._base import (
     check_vector,
 )
 from jax_gnn import Hypergraph, HypergraphNorm, hypergraph_aggregate
-<<<<<<< HEAD
-from jax_gnn._core.arrays import promoted
-from jax_gnn._ops.hypergraph_aggregate.api import Normalization
-=======
 from jax_gnn._core.arguments import check_choice
-from jax_gnn._ops.hypergraph_aggregate.api import Normalization
 from jax_gnn._core.arrays import promoted
->>>>>>> t14
+from jax_gnn._ops.hypergraph_aggregate.api import Normalization
 
 
 class HGNNConv(Convolution):

@@ -22,14 +22,9 @@ from jax_gnn import (
     node_to_hyperedge,
     sddmm,
 )
-<<<<<<< HEAD
-from jax_gnn._core.arrays import promoted
-from jax_gnn._ops.hypergraph_aggregate.api import Side
-=======
 from jax_gnn._core.arguments import check_choice
-from jax_gnn._ops.hypergraph_aggregate.api import Side
 from jax_gnn._core.arrays import promoted
->>>>>>> t14
+from jax_gnn._ops.hypergraph_aggregate.api import Side
 
 Degrees = Literal["ones", "attention"]
 

@@ -31,14 +31,8 @@ from flax_layers._base import (
     unit_rows,
 )
 from jax_gnn import Hypergraph, HypergraphNorm, hypergraph_aggregate, node_to_hyperedge
-<<<<<<< HEAD
-from jax_gnn._core.arguments import check_instance, check_number
+from jax_gnn._core.arguments import check_choice, check_instance, check_number
 from jax_gnn._ops.hypergraph_aggregate.api import Reduce
-=======
-from jax_gnn._core.arguments import check_choice
-from jax_gnn._core.arguments import check_instance, check_number
-from jax_gnn._ops.hypergraph_aggregate.api import Reduce
->>>>>>> t14
 
 LINEAR = ("sum", "mean")
 
