@@ -244,6 +244,7 @@ def test_buckets(rng: np.random.Generator, name: str) -> None:
     assert_close(got, want, 1e-5, "value")
     empty = ours(name)(data[:0], ids[:0], 5, bucket_size=7)
     np.testing.assert_array_equal(empty, ours(name)(data[:0], ids[:0], 5))
+    assert ours(name)(data, ids, 0, bucket_size=7).shape == (0, 3)
 
 
 @pytest.mark.parametrize(

@@ -347,6 +347,8 @@ def reduce_segments(
     reduce: str, data: Any, rows: np.ndarray, size: int, dtype: np.dtype, ddof: int = 0
 ) -> Any:
     """Segment reductions; ids of -1 are padding."""
+    if not isinstance(data, Dual):
+        data = data.astype(dtype)  # as JAX takes them: 64 bits become 32 where they are not enabled
     valid = np.flatnonzero(rows >= 0)
     ids = rows[valid]
     if reduce == "argmax":
@@ -430,7 +432,6 @@ def _check_argmax(data: Any, valid: Any, ids: Any, size: int, actual: Any) -> st
 def _reduce_integers(
     reduce: str, data: np.ndarray, ids: np.ndarray, size: int, dtype: np.dtype
 ) -> np.ndarray:
-    data = data.astype(dtype)
     if reduce in ("sum", "prod"):
         out = np.full((size, *data.shape[1:]), reduce == "prod", dtype)
         with np.errstate(over="ignore"):

@@ -75,7 +75,13 @@ def rounded(value: Any, radius: Any, dtype: Any, units: float = 1, slope: bool =
     if slope and _format.backwards:
         exact = (value == 0) & (radius == 0)
     error = units * unit(dtype) * np.abs(value) + tiny(dtype)
-    return Ball(value, np.where(exact, radius, radius + error))
+    radius = np.where(exact, radius, radius + error)
+    return Ball(value, np.where(_overflows(value, radius, dtype), np.inf, radius))
+
+
+def _overflows(value: Any, radius: Any, dtype: Any) -> Any:
+    """Where a number may be too large for a dtype, and infinite then, or NaN in what follows."""
+    return np.isfinite(value) & (np.abs(value) + radius > float(jnp.finfo(dtype).max))
 
 
 def _mul(a: Ball, b: Ball, slope: bool = False) -> Ball:
@@ -105,6 +111,7 @@ def _sum_at(ball: Ball, ids: np.ndarray, size: int, slope: bool = False) -> Ball
     if slope and _format.backwards:
         exact = magnitude + radius == 0
     error = np.maximum(counts, 1) * unit(_format.sums) * (magnitude + radius)
+    error = np.where(_overflows(magnitude, radius, _format.sums), np.inf, error)
     return rounded(value, np.where(exact, radius, radius + error), _format.each, slope=slope)
 
 
