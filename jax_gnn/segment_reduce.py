@@ -108,7 +108,7 @@ def _reduction(rule: Callable[..., Array]) -> Reduction:
         _ffi.check_implementation(implementation)
         groups = _Segments(ids, size, is_sorted, implementation)
         unique_indices = _index.check_flag("unique_indices", unique_indices)
-        bucket_size = _check_bucket_size(bucket_size, min(data.shape[0], size))
+        bucket_size = _check_bucket_size(bucket_size, data.shape[0])
         for name in options.keys() & set(options_of_rule):
             options[name] = _index.check_integer(name, options[name])
         return compiled(_Problem(data, groups, unique_indices, bucket_size), **options)
@@ -477,6 +477,8 @@ class _Problem:
         if reduce in ("sum", "prod", "max", "min") and (
             self.data.dtype not in DTYPES or self.bucket_size is not None
         ):
+            if groups.size == 0:
+                return self.data[:0]  # for no segments, jax.ops has neither buckets nor gradients
             return JAX_OPS[reduce](
                 self.data,
                 _index.bounded(groups.ids, groups.size),
@@ -515,13 +517,13 @@ def _check_data(data: Any) -> Array:
     return data
 
 
-def _check_bucket_size(bucket_size: int | None, num_rows: int) -> int | None:
+def _check_bucket_size(bucket_size: int | None, num_elements: int) -> int | None:
     if bucket_size is None:
         return None
     bucket_size = _index.check_integer("bucket_size", bucket_size)
     if bucket_size < 1:
         raise ValueError(f"bucket_size must be positive, got {bucket_size}")
-    return bucket_size if num_rows else None  # of nothing, or for it, jax.ops has no buckets
+    return bucket_size if num_elements else None  # of nothing, jax.ops has no buckets
 
 
 def _check_segments(
