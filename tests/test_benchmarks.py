@@ -49,7 +49,7 @@ from benchmarks.workloads import (
     row_groups,
     uniform_groups,
 )
-from jax_gnn import schedules
+from jax_gnn._core import schedule
 from jax_gnn._tuning import timing as profiling
 
 FLUSHES = 4
@@ -369,9 +369,9 @@ def test_the_ablation_compiles_each_candidate_under_its_schedule(monkeypatch):
     op = load_op("segment_matmul_ablation")
     groups = row_groups(None)["tiny"].load()
     chosen = []
-    choose = schedules.choose_matmul
+    choose = schedule.Family.choose
     monkeypatch.setattr(
-        schedules, "choose_matmul", lambda *a, **k: chosen.append(choose(*a, **k)) or chosen[-1]
+        schedule.Family, "choose", lambda *a, **k: chosen.append(choose(*a, **k)) or chosen[-1]
     )
     runtime = _Jax(Settings("cpu"))
     (family,) = (family for family in op.families if family.name == "schedules")

@@ -932,6 +932,16 @@ def test_own_scale_rounds_once(dtype: str, weight: float, implementation: str) -
     np.testing.assert_array_equal(y[:, 0], [2 * weight + 1, 2 * weight + 1, 0.5, 0.5])
 
 
+@on_all
+def test_own_scale_rounds_once_after_a_maximum(implementation: str) -> None:
+    """float16 has no 2049, the sum of node 0 before its own features are added."""
+    hypergraph = Hypergraph.from_hyperedges([[0, 1], [0, 2]])
+    x = jnp.float16([1, 2048, 1])
+    options = {"hyperedge_reduce": "max", "implementation": implementation}
+    y = hypergraph_aggregate(hypergraph, x, own_scale=-2000.0, **options)
+    assert float(y[0]) == 49
+
+
 @pytest.mark.parametrize("directed", [False, True])
 def test_default_of_head_weight(rng: np.random.Generator, directed: bool) -> None:
     members = Members.random(rng, "random", directed)

@@ -246,6 +246,25 @@ def test_buckets(rng: np.random.Generator, name: str) -> None:
     np.testing.assert_array_equal(empty, ours(name)(data[:0], ids[:0], 5))
 
 
+@pytest.mark.parametrize("name", ["sum", "mean"])
+def test_no_segments_of_complex_numbers(name: str) -> None:
+    data, ids = np.ones((4, 3), np.complex64), np.zeros(4, np.int32)
+    y, pull = jax.vjp(lambda data: ours(name)(data, ids, 0), data)
+    assert y.shape == (0, 3)
+    np.testing.assert_array_equal(pull(y)[0], np.zeros_like(data))
+
+
+@on_all
+def test_subnormal_halves(implementation: str) -> None:
+    # As threads of XLA have them, floats below 2^-126 count as 0: none may stand for a half.
+    data = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    data = data[np.isfinite(data)]
+    with setting(implementation):
+        y = ours("sum")(data, np.arange(len(data)), len(data), indices_are_sorted=True)
+    assert np.abs(data[data != 0]).min() == 2.0**-24
+    np.testing.assert_array_equal(y, data)
+
+
 @pytest.mark.parametrize(
     ("name", "option", "value", "error", "message"),
     [

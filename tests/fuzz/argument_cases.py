@@ -324,6 +324,9 @@ def segments(random: Random, mode: Mode) -> Case:
     kept = short in ("sum", "prod", "max", "min") or dtype_seen.kind == "c"
     floating = dtype_seen.kind == "f" or str(dtype_seen) == "bfloat16"
     result = dtype_seen if kept or floating else np.dtype(np.float32)
+    acc = accumulator(result) if not kept or floating or dtype_seen.kind == "c" else np.float32
+    if floating and "bucket_size" in keywords:
+        acc = result  # JAX adds half types up in themselves
     return Case(
         name,
         {"shape": (count, *features), "dtype": dtype, **keywords, "id_dtype": id_dtype},
@@ -332,7 +335,7 @@ def segments(random: Random, mode: Mode) -> Case:
         values,
         reference,
         result,
-        accumulator(result) if not kept or floating or dtype_seen.kind == "c" else np.float32,
+        acc,
         differentiable=short != "argmax" and (short in ("sum", "mean") or plain),
         vmappable=not infer,
         raw=True,
@@ -347,6 +350,8 @@ def reduce_segments(
     reduce: str, data: Any, rows: np.ndarray, size: int, dtype: np.dtype, ddof: int = 0
 ) -> Any:
     """Segment reductions; ids of -1 are padding."""
+    if not isinstance(data, Dual):
+        data = data.astype(dtype)  # as JAX takes them: 64 bits become 32 where they are not enabled
     valid = np.flatnonzero(rows >= 0)
     ids = rows[valid]
     if reduce == "argmax":
@@ -430,7 +435,6 @@ def _check_argmax(data: Any, valid: Any, ids: Any, size: int, actual: Any) -> st
 def _reduce_integers(
     reduce: str, data: np.ndarray, ids: np.ndarray, size: int, dtype: np.dtype
 ) -> np.ndarray:
-    data = data.astype(dtype)
     if reduce in ("sum", "prod"):
         out = np.full((size, *data.shape[1:]), reduce == "prod", dtype)
         with np.errstate(over="ignore"):
@@ -1412,9 +1416,8 @@ def hypergraph(random: Random, mode: Mode) -> Case:
             elif step in ("isolated", "all"):
                 graph = graph.with_self_loops(step)
             elif step == "incidence_values":
-                size = (
-                    graph.num_incidences + sizes.count + 1
-                )  # padding that was dropped has values too
+                # Padding that was dropped has a value too, and the dual's pairs are the heads'.
+                size = graph.num_incidences + sizes.count + (sizes.head_count or 0) + 1
                 taken.append(graph.incidence_values(jnp.arange(size)))
             else:
                 assert repr(graph).startswith("Hypergraph(num_nodes=")

@@ -29,19 +29,16 @@ class _Format(NamedTuple):
     each: Any  # dtype of the results of operations
     sums: Any  # dtype in which sums are added up
     product_unit: float  # relative error of the factors of a matrix product
-    backwards: bool  # whether derivatives are added up in another order than here
 
 
-_format = _Format(np.float64, np.float64, 0.0, False)
+_format = _Format(np.float64, np.float64, 0.0)
 
 
 @contextmanager
-def rounding(
-    each: Any, sums: Any, product_unit: float = 0.0, backwards: bool = False
-) -> Iterator[None]:
+def rounding(each: Any, sums: Any, product_unit: float = 0.0) -> Iterator[None]:
     """The dtypes whose rounding the operations inside allow for."""
     global _format
-    before, _format = _format, _Format(np.dtype(each), np.dtype(sums), product_unit, backwards)
+    before, _format = _format, _Format(np.dtype(each), np.dtype(sums), product_unit)
     try:
         with np.errstate(all="ignore"):
             yield
@@ -67,27 +64,38 @@ def cast(value: Any, dtype: Any) -> Any:
     return np.asarray(value).astype(dtype)
 
 
-def rounded(value: Any, radius: Any, dtype: Any, units: float = 1, slope: bool = False) -> Ball:
-    """A result is rounded to a dtype, unless it is exact and fits; of slopes see ``_Format``."""
+def rounded(value: Any, radius: Any, dtype: Any, units: float = 1, any_order: bool = False) -> Ball:
+    """A result is rounded to a dtype, unless it is exact and fits.
+
+    What is computed in any order, as slopes and products of complex numbers are, has other
+    intermediate results than here, which may not fit: only zeros are exact then.
+    """
     exact = (cast(value, dtype) == value) & (radius == 0)
     if unit(dtype) <= unit(np.float64):  # everything fits: what is on a grid has not been rounded
         exact &= (np.real(value) * 2.0**30 % 1 == 0) & (np.imag(value) * 2.0**30 % 1 == 0)
-    if slope and _format.backwards:
+    if any_order:
         exact = (value == 0) & (radius == 0)
     error = units * unit(dtype) * np.abs(value) + tiny(dtype)
-    return Ball(value, np.where(exact, radius, radius + error))
+    radius = np.where(exact, radius, radius + error)
+    return Ball(value, np.where(_overflows(value, radius, dtype), np.inf, radius))
 
 
-def _mul(a: Ball, b: Ball, slope: bool = False) -> Ball:
+def _overflows(value: Any, radius: Any, dtype: Any) -> Any:
+    """Where a number may be too large for a dtype, and infinite then, or NaN in what follows."""
+    return np.isfinite(value) & (np.abs(value) + radius > float(jnp.finfo(dtype).max))
+
+
+def _mul(a: Ball, b: Ball, any_order: bool = False) -> Ball:
     radius = np.abs(a.value) * b.radius + np.abs(b.value) * a.radius + a.radius * b.radius
-    return rounded(a.value * b.value, radius, _format.each, slope=slope)
+    value = a.value * b.value
+    return rounded(value, radius, _format.each, any_order=any_order or np.iscomplexobj(value))
 
 
-def _add(a: Ball, b: Ball, slope: bool = False) -> Ball:
-    return rounded(a.value + b.value, a.radius + b.radius, _format.each, slope=slope)
+def _add(a: Ball, b: Ball, any_order: bool = False) -> Ball:
+    return rounded(a.value + b.value, a.radius + b.radius, _format.each, any_order=any_order)
 
 
-def _sum_at(ball: Ball, ids: np.ndarray, size: int, slope: bool = False) -> Ball:
+def _sum_at(ball: Ball, ids: np.ndarray, size: int, any_order: bool = False) -> Ball:
     """Sums rows by id."""
 
     def at(values: np.ndarray) -> np.ndarray:
@@ -102,10 +110,13 @@ def _sum_at(ball: Ball, ids: np.ndarray, size: int, slope: bool = False) -> Ball
     on_grid = ball.value / grid
     inexact = at((np.real(on_grid) % 1 != 0) | (np.imag(on_grid) % 1 != 0) | (ball.radius != 0))
     exact = (inexact == 0) & (magnitude < grid / unit(_format.sums))
-    if slope and _format.backwards:
+    if any_order:
         exact = magnitude + radius == 0
     error = np.maximum(counts, 1) * unit(_format.sums) * (magnitude + radius)
-    return rounded(value, np.where(exact, radius, radius + error), _format.each, slope=slope)
+    error = np.where(_overflows(magnitude, radius, _format.sums), np.inf, error)
+    return rounded(
+        value, np.where(exact, radius, radius + error), _format.each, any_order=any_order
+    )
 
 
 def _wide(ball: Ball) -> Ball:

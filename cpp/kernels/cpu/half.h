@@ -40,15 +40,17 @@ JAX_GNN_INLINE F widen_bits(BFloat16, U bits) {
   return bit_cast<F>(bits << 16);
 }
 
-// Scaling by 2^112 moves the 5-bit exponent into the 8-bit one and normalises subnormals for free;
-// only inf and NaN need the exponent filled up afterwards.
+// The 5-bit exponent becomes an 8-bit one by adding 112; that of inf and NaN is filled up.
+// Subnormal numbers get the exponent of 2^-14 and lose that again: no step of it has a subnormal
+// float, which XLA's threads take for 0.
 template <typename F, typename U>
 JAX_GNN_INLINE F widen_bits(Half, U bits) {
   const U magnitude = (bits & 0x7fffu) << 13;
   const U sign = (bits & 0x8000u) << 16;
-  const F scaled = bit_cast<F>(magnitude) * 0x1p112f;
   const U special = magnitude >= 0x0f800000u ? 0x7f800000u : 0u;
-  return bit_cast<F>(bit_cast<U>(scaled) | special | sign);
+  const U normal = (magnitude + 0x38000000u) | special;
+  const U subnormal = bit_cast<U>(bit_cast<F>(magnitude + 0x38800000u) - 0x1p-14f);
+  return bit_cast<F>((magnitude < 0x00800000u ? subnormal : normal) | sign);
 }
 
 // Round to nearest even; NaN stays NaN.

@@ -158,7 +158,8 @@ def hypergraph_aggregate(
         )
         return y.reshape(x.shape)
     h = flat(x)
-    if into.weight is not None or reduces[0] == "sum" or any(s is not None for s in scales):
+    rounds = own is not None or into.weight is not None or reduces[0] == "sum"
+    if rounds or any(s is not None for s in scales):
         h = h.astype(acc)  # else rounded between the stages; a bare maximum is exact in any type
     h = into.reduce(_times(h, scales[0], *ends[0]), reduces[0], implementation)
     y = back.reduce(_times(h, scales[1], *ends[1]), reduces[1], implementation)

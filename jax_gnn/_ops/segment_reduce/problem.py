@@ -71,6 +71,8 @@ class Problem:
         if reduce in ("sum", "prod", "max", "min") and (
             self.data.dtype not in DTYPES or self.bucket_size is not None
         ):
+            if groups.size == 0:  # for no segments, jax.ops has neither buckets nor gradients
+                return self.data[:0]
             return JAX_OPS[reduce](
                 self.data,
                 bounded(groups.ids, groups.size),
