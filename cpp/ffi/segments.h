@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "../kernels/segments.h"
+#include "../kernels/workspace.h"
 #include "checks.h"
 
 namespace jax_gnn {

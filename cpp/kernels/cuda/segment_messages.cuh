@@ -11,8 +11,8 @@
 #include <type_traits>
 
 #include "../segments.h"
+#include "basics.cuh"
 #include "lane_sums.cuh"
-#include "launch.cuh"
 #include "pack.cuh"
 
 namespace jax_gnn::cuda {

@@ -1,9 +1,7 @@
 // The result's rows: how they are written, and which of them are empty.
 #pragma once
 
-#include <algorithm>
-
-#include "launch.cuh"
+#include "basics.cuh"
 #include "pack.cuh"
 #include "segment_messages.cuh"
 #include "segment_ops.cuh"
@@ -109,13 +107,6 @@ __global__ void fill_kernel(Output<T, Op, Acc> output, Start next) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < size;
        i += int64_t{gridDim.x} * blockDim.x)
     narrow(Op::empty(), output.out[i]);
-}
-
-template <class Op, typename T, typename Acc>
-cudaError_t launch_fill(cudaStream_t stream, Start next, const Output<T, Op, Acc>& output) {
-  const int64_t blocks = std::min<int64_t>(ceil_div(output.num_rows * output.width, 1024), 2048);
-  return launch(stream, {dim3(static_cast<unsigned>(blocks)), 256, 0}, fill_kernel<Op, T, Acc>,
-                output, next);
 }
 
 }  // namespace

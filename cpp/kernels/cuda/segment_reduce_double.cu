@@ -1,5 +1,5 @@
 // Instances for double and integers.
-#include "segment_reduce.cuh"
+#include "segment_reduce_launch.h"
 
 namespace jax_gnn::cuda {
 

@@ -1,5 +1,5 @@
-// Instances for float: units compile side by side.
-#include "segment_reduce.cuh"
+// Instances for float.
+#include "segment_reduce_launch.h"
 
 namespace jax_gnn::cuda {
 
