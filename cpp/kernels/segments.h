@@ -7,7 +7,7 @@ namespace jax_gnn {
 // Entries sorted by the row they are reduced into: the elements of segments, or the nonzeros of a
 // sparse matrix. Ids come from the user's arrays: kernels must check them all.
 template <typename Index>
-struct Segments {
+struct Csr {
   const Index* rows;   // (count,), non-decreasing; outside [0, num_rows) the entry is padding
   const Index* cols;   // (count,): the row of the input that an entry reads, outside [0, num_cols)
                        // the entry is padding; null: entry e reads row e

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kMaxBlocks = 528;  // four for each multiprocessor of an H200
 
 template <bool kSelect, int kVec, typename T, typename Acc>
-cudaError_t launch_sddmm(cudaStream_t stream, const Segments<Index>& segments, Side<T> row_side,
+cudaError_t launch_sddmm(cudaStream_t stream, const Csr<Index>& csr, Side<T> row_side,
                          Side<T> col_side, const Acc* weights, bool weight_on_row,
                          Features features, Acc* out) {
   const int64_t words = features.width / features.heads / kVec;
@@ -22,22 +22,21 @@ cudaError_t launch_sddmm(cudaStream_t stream, const Segments<Index>& segments, S
   while (cut.lane_bits + cut.head_bits < 5 && (int64_t{1} << cut.head_bits) < features.heads)
     ++cut.head_bits;
   const int64_t step = kEntries<kSelect> * (32 >> (cut.lane_bits + cut.head_bits));
-  cut.per_warp = ceil_div(ceil_div(segments.count, kMaxBlocks * (kThreads / 32)), step) * step;
-  cut.aligned =
-      aligned(segments.rows, 16) && aligned(segments.cols, 16) && aligned(segments.order, 16);
-  const int64_t blocks = ceil_div(segments.count, cut.per_warp * (kThreads / 32));
+  cut.per_warp = ceil_div(ceil_div(csr.count, kMaxBlocks * (kThreads / 32)), step) * step;
+  cut.aligned = aligned(csr.rows, 16) && aligned(csr.cols, 16) && aligned(csr.order, 16);
+  const int64_t blocks = ceil_div(csr.count, cut.per_warp * (kThreads / 32));
   const int64_t heads = ceil_div(features.heads, int64_t{1} << cut.head_bits);
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(std::min(heads, kMaxGridY)));
-  return launch(stream, {grid, kThreads, 0}, sddmm_kernel<kSelect, kVec, T, Acc>, segments,
-                row_side, col_side, weights, weight_on_row, features, cut, out);
+  return launch(stream, {grid, kThreads, 0}, sddmm_kernel<kSelect, kVec, T, Acc>, csr, row_side,
+                col_side, weights, weight_on_row, features, cut, out);
 }
 
 }  // namespace
 
 template <typename T, typename Acc>
-cudaError_t sddmm(cudaStream_t stream, const Segments<Index>& segments, const T* a, const T* b,
+cudaError_t sddmm(cudaStream_t stream, const Csr<Index>& csr, const T* a, const T* b,
                   const Select<T, Acc>* select, Features features, Acc* out) {
-  if (segments.count <= 0 || features.heads <= 0) return cudaSuccess;
+  if (csr.count <= 0 || features.heads <= 0) return cudaSuccess;
   if (features.width > static_cast<int64_t>(0xffffffffu / sizeof(T))) return cudaErrorInvalidValue;
   const Side<T> row_side = {a, select ? select->row_key : a};
   const Side<T> col_side = {b, select ? select->col_key : b};
@@ -51,7 +50,7 @@ cudaError_t sddmm(cudaStream_t stream, const Segments<Index>& segments, const T*
     constexpr int kVec = decltype(vec)::value;
     const auto launch = [&](auto selects) {
       return launch_sddmm<decltype(selects)::value, kVec>(
-          stream, segments, row_side, col_side, select ? select->weight : nullptr,
+          stream, csr, row_side, col_side, select ? select->weight : nullptr,
           select && select->weight_on_row, features, out);
     };
     return select ? launch(std::true_type()) : launch(std::false_type());
@@ -63,8 +62,8 @@ cudaError_t sddmm(cudaStream_t stream, const Segments<Index>& segments, const T*
   return go(std::integral_constant<int, 1>());
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc)                                                    \
-  template cudaError_t sddmm(cudaStream_t, const Segments<Index>&, const T*, const T*, \
+#define JAX_GNN_INSTANTIATE(T, Acc)                                               \
+  template cudaError_t sddmm(cudaStream_t, const Csr<Index>&, const T*, const T*, \
                              const Select<T, Acc>*, Features, Acc*);
 JAX_GNN_INSTANTIATE(float, float)
 JAX_GNN_INSTANTIATE(double, double)

@@ -68,7 +68,7 @@ __device__ __forceinline__ void add_matching(Acc& sum, Word<T, kVec> a, Word<T, 
 
 template <bool kSelect, int kVec, typename T, typename Acc>
 __global__ void __launch_bounds__(kThreads, 4)
-    sddmm_kernel(Segments<Index> segments, Side<T> row_side, Side<T> col_side, const Acc* weights,
+    sddmm_kernel(Csr<Index> csr, Side<T> row_side, Side<T> col_side, const Acc* weights,
                  bool weight_on_row, Features features, Cut cut, Acc* out) {
   using W = Word<T, kVec>;
   constexpr int kSize = kEntries<kSelect>;
@@ -77,16 +77,16 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int team = (threadIdx.x % 32) >> cut.lane_bits, slot = team >> cut.head_bits;
   const int step = kSize * (32 >> (cut.lane_bits + cut.head_bits));
   const int64_t warp = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32;
-  const int64_t begin = min(warp * cut.per_warp, segments.count);
-  const int64_t end = min(begin + cut.per_warp, segments.count);
+  const int64_t begin = min(warp * cut.per_warp, csr.count);
+  const int64_t end = min(begin + cut.per_warp, csr.count);
   const int64_t depth = features.width / features.heads;
   const unsigned row_bytes = static_cast<unsigned>(features.width * sizeof(T));
   const auto cut_size = [](int64_t size) {
     return static_cast<unsigned>(min(size, int64_t{0x7fffffff}));
   };
-  const unsigned num_rows = cut_size(segments.num_rows), num_cols = cut_size(segments.num_cols);
-  const unsigned num_weights = cut_size(segments.num_weights);
-  const bool ordered = segments.order != nullptr;
+  const unsigned num_rows = cut_size(csr.num_rows), num_cols = cut_size(csr.num_cols);
+  const unsigned num_weights = cut_size(csr.num_weights);
+  const bool ordered = csr.order != nullptr;
   allow_next_launch();
   wait_for_previous_launch();
 
@@ -100,13 +100,13 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
         for (int j = 0; j < kSize; ++j) to[j] = load_or(first + j < end, from + first + j, -1);
     };
-    load(segments.rows, ids.row);
-    if (segments.cols != nullptr)
-      load(segments.cols, ids.col);
+    load(csr.rows, ids.row);
+    if (csr.cols != nullptr)
+      load(csr.cols, ids.col);
     else
 #pragma unroll
       for (int j = 0; j < kSize; ++j) ids.col[j] = static_cast<Index>(first + j);
-    if (kSelect && ordered) load(segments.order, ids.order);
+    if (kSelect && ordered) load(csr.order, ids.order);
   };
 
   for (int64_t base_head = int64_t{blockIdx.y} << cut.head_bits; base_head < features.heads;
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kThreads, 4)
         if (j == held.count) break;
         const int64_t entry = first + held.first + j;
         if (!held.writes || !active || entry >= end) continue;
-        const int64_t to = !kSelect && ordered ? int64_t{segments.order[entry]} : entry;
+        const int64_t to = !kSelect && ordered ? int64_t{csr.order[entry]} : entry;
         if (kSelect || !ordered || static_cast<uint64_t>(to) < num_weights)
           out[to * features.heads + head] = sum[j];
       }

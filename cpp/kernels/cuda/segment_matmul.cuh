@@ -189,34 +189,21 @@ __device__ __forceinline__ void store_pair(Out* out, bool both, bool together, f
   }
 }
 
-template <class Shape, typename T, typename Out>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    hopper_matmul_kernel(const __grid_constant__ TensorMap rows, Groups groups,
-                         Product<T, Out> product, int chunk) {
-  constexpr int kStages = Shape::kStages;
-  extern __shared__ unsigned char shared_bytes[];
-  unsigned char* const ring = first_chunk(shared_bytes);
-  __shared__ Barrier announced[kStages], filled[kStages], emptied[kStages];
-  __shared__ Tile tiles[kStages];
-  using Walk = TileWalk<Shape::kThreads, 0, true>;
-  __shared__ typename Walk::Index index;
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kStages; ++stage) {
-      announced[stage].init(1);
-      filled[stage].init(1);
-      emptied[stage].init(4 * Shape::kWarpgroups);
-    }
-    make_barriers_visible();
-    prefetch_map(rows);
-  }
-  allow_next_launch();
-  wait_for_previous_launch();
-  const int offset = *groups.offset;
-  index.build(groups, Shape::kRows);
-  const int k = product.k, n = product.n;
-  RingIndex at;
+// The warp that loads.
+template <class Shape, class Walk, typename T, typename Out>
+struct RowLoader {
+  const TensorMap& rows;
+  const Groups& groups;
+  const Product<T, Out>& product;
+  const int &chunk, &offset, &k, &n;
+  const typename Walk::Index& index;
+  unsigned char* const& ring;
+  Barrier *announced, *filled, *emptied;
+  Tile* tiles;
 
-  if (threadIdx.x >= 128 * Shape::kWarpgroups) {  // loads
+  // Sends for the rows of each tile of the block, and announces that there are no more.
+  __device__ __forceinline__ void load_all(RingIndex& at) const {
+    constexpr int kStages = Shape::kStages;
     Walk walk(groups, Shape::kRows, index);
     Share share(index.total, chunk);
     const TileCopy<T, Shape::kRows, Shape::kChunks> copy(rows, k, 0);
@@ -249,6 +236,40 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       tiles[at.stage].count = -1;
       announced[at.stage].arrive();
     }
+  }
+};
+
+template <class Shape, typename T, typename Out>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    hopper_matmul_kernel(const __grid_constant__ TensorMap rows, Groups groups,
+                         Product<T, Out> product, int chunk) {
+  constexpr int kStages = Shape::kStages;
+  extern __shared__ unsigned char shared_bytes[];
+  unsigned char* const ring = first_chunk(shared_bytes);
+  __shared__ Barrier announced[kStages], filled[kStages], emptied[kStages];
+  __shared__ Tile tiles[kStages];
+  using Walk = TileWalk<Shape::kThreads, 0, true>;
+  __shared__ typename Walk::Index index;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      announced[stage].init(1);
+      filled[stage].init(1);
+      emptied[stage].init(4 * Shape::kWarpgroups);
+    }
+    make_barriers_visible();
+    prefetch_map(rows);
+  }
+  allow_next_launch();
+  wait_for_previous_launch();
+  const int offset = *groups.offset;
+  index.build(groups, Shape::kRows);
+  const int k = product.k, n = product.n;
+  RingIndex at;
+
+  if (threadIdx.x >= 128 * Shape::kWarpgroups) {
+    const RowLoader<Shape, Walk, T, Out> loader = {
+        rows, groups, product, chunk, offset, k, n, index, ring, announced, filled, emptied, tiles};
+    loader.load_all(at);
     return;
   }
 

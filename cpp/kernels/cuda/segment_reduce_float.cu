@@ -3,7 +3,7 @@
 
 namespace jax_gnn::cuda {
 
-template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Segments<int32_t>&, Reduce,
+template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Csr<int32_t>&, Reduce,
                                     const float*, const float*, Features, float*, void*);
 
 }  // namespace jax_gnn::cuda

@@ -3,9 +3,9 @@
 
 namespace jax_gnn::cuda {
 
-template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Segments<int32_t>&, Reduce,
+template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Csr<int32_t>&, Reduce,
                                     const __half*, const float*, Features, __half*, void*);
-template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Segments<int32_t>&, Reduce,
+template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Csr<int32_t>&, Reduce,
                                     const __nv_bfloat16*, const float*, Features, __nv_bfloat16*,
                                     void*);
 

@@ -11,22 +11,22 @@
 namespace jax_gnn::cuda {
 
 template <typename T, typename Acc>
-cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule,
-                           const Segments<Index>& entries, Reduce reduce, const T* in,
-                           const Acc* weight, Features features, T* out, void* workspace) {
+cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& entries,
+                           Reduce reduce, const T* in, const Acc* weight, Features features, T* out,
+                           void* workspace) {
   if (entries.num_rows <= 0 || features.width <= 0) return cudaSuccess;
-  Segments<Index> segments = entries;
-  if (weight == nullptr) segments.order = nullptr;
+  Csr<Index> csr = entries;
+  if (weight == nullptr) csr.order = nullptr;
   if (!addressable<T>(features)) return cudaErrorInvalidValue;
   const int heads = static_cast<int>(features.heads);
   const auto with_vec = [&](auto vec) {
     constexpr int kVec = decltype(vec)::value;
     const auto run = [&](auto op) {
       const auto with_message = [&](const auto& message) {
-        return launch_reduce<decltype(op)>(stream, schedule, segments, message, features, out,
+        return launch_reduce<decltype(op)>(stream, schedule, csr, message, features, out,
                                            workspace);
       };
-      if (segments.cols == nullptr && weight == nullptr)
+      if (csr.cols == nullptr && weight == nullptr)
         return with_message(RowMessage<T, Acc, kVec>{in, features.width});
       return with_message(
           GatherMessage<T, Acc, kVec>{in, weight, row_bytes_of<T>(features), heads});

@@ -8,18 +8,18 @@
 namespace jax_gnn::cuda {
 
 template <typename T, typename Acc>
-cudaError_t segment_select(cudaStream_t stream, const Schedule& schedule,
-                           const Segments<Index>& entries, const Select<T, Acc>& select,
-                           Features features, T* out, void* workspace) {
+cudaError_t segment_select(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& entries,
+                           const Select<T, Acc>& select, Features features, T* out,
+                           void* workspace) {
   if (entries.num_rows <= 0 || features.width <= 0) return cudaSuccess;
-  Segments<Index> segments = entries;
-  if (select.weight == nullptr && select.factor == nullptr) segments.order = nullptr;
+  Csr<Index> csr = entries;
+  if (select.weight == nullptr && select.factor == nullptr) csr.order = nullptr;
   if (!addressable<T>(features)) return cudaErrorInvalidValue;
   const int heads = static_cast<int>(features.heads);
   const auto with_vec = [&](auto vec) {
     constexpr int kVec = decltype(vec)::value;
     const SelectMessage<T, Acc, kVec> message = {select, row_bytes_of<T>(features), heads};
-    return launch_reduce<SumOp<Acc, kVec>>(stream, schedule, segments, message, features, out,
+    return launch_reduce<SumOp<Acc, kVec>>(stream, schedule, csr, message, features, out,
                                            workspace);
   };
   constexpr int kWide = 16 / sizeof(T);
@@ -28,13 +28,13 @@ cudaError_t segment_select(cudaStream_t stream, const Schedule& schedule,
   return with_vec(std::integral_constant<int, 1>{});
 }
 
-template cudaError_t segment_select(cudaStream_t, const Schedule&, const Segments<int32_t>&,
+template cudaError_t segment_select(cudaStream_t, const Schedule&, const Csr<int32_t>&,
                                     const Select<float, float>&, Features, float*, void*);
-template cudaError_t segment_select(cudaStream_t, const Schedule&, const Segments<int32_t>&,
+template cudaError_t segment_select(cudaStream_t, const Schedule&, const Csr<int32_t>&,
                                     const Select<double, double>&, Features, double*, void*);
-template cudaError_t segment_select(cudaStream_t, const Schedule&, const Segments<int32_t>&,
+template cudaError_t segment_select(cudaStream_t, const Schedule&, const Csr<int32_t>&,
                                     const Select<__half, float>&, Features, __half*, void*);
-template cudaError_t segment_select(cudaStream_t, const Schedule&, const Segments<int32_t>&,
+template cudaError_t segment_select(cudaStream_t, const Schedule&, const Csr<int32_t>&,
                                     const Select<__nv_bfloat16, float>&, Features, __nv_bfloat16*,
                                     void*);
 

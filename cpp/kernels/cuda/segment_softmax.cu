@@ -44,39 +44,29 @@ cudaError_t launch_both(cudaStream_t stream, Problem<kTangent, T, Index> problem
 }  // namespace
 
 template <typename T, typename Acc, typename Index>
-cudaError_t segment_softmax(cudaStream_t stream, const Segments<Index>& segments, const T* x,
-                            int64_t width, T* y, void* workspace, int64_t workspace_blocks) {
-  const Problem<false, T, Index> problem = {segments.rows,
-                                            id_bound<Index>(segments.num_rows),
-                                            segments.count,
-                                            width,
-                                            {x},
-                                            y,
-                                            static_cast<unsigned char*>(workspace),
-                                            {}};
+cudaError_t segment_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* x, int64_t width,
+                            T* y, void* workspace, int64_t workspace_blocks) {
+  const Problem<false, T, Index> problem = {
+      csr.rows, id_bound<Index>(csr.num_rows),          csr.count, width, {x},
+      y,        static_cast<unsigned char*>(workspace), {}};
   return launch_both<false, Acc>(stream, problem, workspace_blocks);
 }
 
 template <typename T, typename Acc, typename Index>
-cudaError_t segment_softmax_tangent(cudaStream_t stream, const Segments<Index>& segments,
-                                    const T* y, const T* t, int64_t width, T* out, void* workspace,
+cudaError_t segment_softmax_tangent(cudaStream_t stream, const Csr<Index>& csr, const T* y,
+                                    const T* t, int64_t width, T* out, void* workspace,
                                     int64_t workspace_blocks) {
-  const Problem<true, T, Index> problem = {segments.rows,
-                                           id_bound<Index>(segments.num_rows),
-                                           segments.count,
-                                           width,
-                                           {y, t},
-                                           out,
-                                           static_cast<unsigned char*>(workspace),
-                                           {}};
+  const Problem<true, T, Index> problem = {
+      csr.rows, id_bound<Index>(csr.num_rows),          csr.count, width, {y, t},
+      out,      static_cast<unsigned char*>(workspace), {}};
   return launch_both<true, Acc>(stream, problem, workspace_blocks);
 }
 
-#define JAX_GNN_SOFTMAX(T, Acc, Index)                                                         \
-  template cudaError_t segment_softmax<T, Acc>(cudaStream_t, const Segments<Index>&, const T*, \
-                                               int64_t, T*, void*, int64_t);                   \
-  template cudaError_t segment_softmax_tangent<T, Acc>(                                        \
-      cudaStream_t, const Segments<Index>&, const T*, const T*, int64_t, T*, void*, int64_t);
+#define JAX_GNN_SOFTMAX(T, Acc, Index)                                                             \
+  template cudaError_t segment_softmax<T, Acc>(cudaStream_t, const Csr<Index>&, const T*, int64_t, \
+                                               T*, void*, int64_t);                                \
+  template cudaError_t segment_softmax_tangent<T, Acc>(cudaStream_t, const Csr<Index>&, const T*,  \
+                                                       const T*, int64_t, T*, void*, int64_t);
 #define JAX_GNN_INSTANTIATE(Index)       \
   JAX_GNN_SOFTMAX(float, float, Index)   \
   JAX_GNN_SOFTMAX(double, double, Index) \

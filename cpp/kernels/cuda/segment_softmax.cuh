@@ -425,6 +425,45 @@ __device__ __forceinline__ void finish_run(const Problem<kTangent, T, Index>& pr
   }
 }
 
+// Puts results in place of the entries of a tile, those of runs that end in it; leaves in shared
+// memory the totals of runs that span chunks. `carry` is that of the run that goes on in the tile.
+template <bool kTangent, typename T, typename Index, typename Acc, typename Shared>
+__device__ __forceinline__ void finish_tile(const Problem<kTangent, T, Index>& problem,
+                                            const Place<Acc>& place, const Chunk& chunk, int64_t at,
+                                            const Totals<kTangent, Acc>& carry, Shared& shared) {
+  T* own = shared.tiles[0] + own_offset(problem, place, at);
+  Acc values[kChunk];
+  const auto put = [&](int i, Acc value) {
+    if (place.lane < place.features)
+      narrow(chunk.valid_at(i) ? value : Acc(0), own[i * place.features]);
+  };
+  if constexpr (kTangent) {
+    const T* other = shared.tiles[1] + own_offset(problem, place, at);
+    Acc y[kChunk], t[kChunk];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      y[i] = chunk.valid_at(i) ? widen(own[i * place.features]) : Acc(0);
+      t[i] = chunk.valid_at(i) ? widen(other[i * place.features]) : Acc(0);
+      values[i] = y[i] * t[i];
+    }
+    for_each_total(Sum<Acc>(), place, chunk, values, carry.at[0], shared.totals[0], shared,
+                   [&](int i, Acc sum) { put(i, y[i] * (t[i] - sum)); });
+  } else {
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i)
+      values[i] = chunk.valid_at(i) ? widen(own[i * place.features]) : -kInfinity<Acc>;
+    Acc maximum = 0;  // of the first run
+    for_each_total(Max<Acc>(), place, chunk, values, carry.at[0], shared.totals[0], shared,
+                   [&](int i, Acc run_maximum) {
+                     values[i] = shifted_exp(values[i], run_maximum);
+                     maximum = run_maximum;
+                   });
+    const Acc sum = carry.at[1] * shifted_exp(carry.at[0], maximum);
+    for_each_total(Sum<Acc>(), place, chunk, values, sum, shared.totals[1], shared,
+                   [&](int i, Acc run_sum) { put(i, values[i] * reciprocal(run_sum)); });
+  }
+}
+
 template <bool kTangent, typename T, typename Acc, typename Index>
 __global__ void __launch_bounds__(kThreads<Acc>, kResident<Acc>)
     runs_kernel(const __grid_constant__ Problem<kTangent, T, Index> problem) {
@@ -450,37 +489,7 @@ __global__ void __launch_bounds__(kThreads<Acc>, kResident<Acc>)
     const bool continued = !(shared.starts[0] & 1);
     const Chunk chunk(place, shared);
 
-    T* own = shared.tiles[0] + own_offset(problem, place, at);
-    Acc values[kChunk];
-    const auto put = [&](int i, Acc value) {
-      if (place.lane < place.features)
-        narrow(chunk.valid_at(i) ? value : Acc(0), own[i * place.features]);
-    };
-    if constexpr (kTangent) {
-      const T* other = shared.tiles[1] + own_offset(problem, place, at);
-      Acc y[kChunk], t[kChunk];
-#pragma unroll
-      for (int i = 0; i < kChunk; ++i) {
-        y[i] = chunk.valid_at(i) ? widen(own[i * place.features]) : Acc(0);
-        t[i] = chunk.valid_at(i) ? widen(other[i * place.features]) : Acc(0);
-        values[i] = y[i] * t[i];
-      }
-      for_each_total(Sum<Acc>(), place, chunk, values, carry.at[0], shared.totals[0], shared,
-                     [&](int i, Acc sum) { put(i, y[i] * (t[i] - sum)); });
-    } else {
-#pragma unroll
-      for (int i = 0; i < kChunk; ++i)
-        values[i] = chunk.valid_at(i) ? widen(own[i * place.features]) : -kInfinity<Acc>;
-      Acc maximum = 0;  // of the first run
-      for_each_total(Max<Acc>(), place, chunk, values, carry.at[0], shared.totals[0], shared,
-                     [&](int i, Acc run_maximum) {
-                       values[i] = shifted_exp(values[i], run_maximum);
-                       maximum = run_maximum;
-                     });
-      const Acc sum = carry.at[1] * shifted_exp(carry.at[0], maximum);
-      for_each_total(Sum<Acc>(), place, chunk, values, sum, shared.totals[1], shared,
-                     [&](int i, Acc run_sum) { put(i, values[i] * reciprocal(run_sum)); });
-    }
+    finish_tile(problem, place, chunk, at, carry, shared);
     __syncthreads();
 
     const int first = shared.first, last = shared.last;

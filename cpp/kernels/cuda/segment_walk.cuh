@@ -46,16 +46,14 @@ struct Place {
   int warps, warp;  // of the block
 };
 
-// What the threads of a block leave for one another in shared memory.
+// What steps leave for others of the block, in shared memory.
 template <typename Acc>
 struct Shared {
   Range* long_gaps;    // [kLongGaps]
   int* num_long_gaps;  // that were found, which may be more
   Index* edges;        // [8], see ask_for_edges
   Index* head_rows;    // [kMaxWarps]
-  int* marks;          // [kMaxWarps], bit 0: a run ends in the warp, bit 1: its first run waits
   Acc* heads;          // [warp][part][lane]
-  Acc* tails;          // likewise
   void* left_words;    // for messages with dots: words, [entry of a step][thread]
 };
 
@@ -77,7 +75,7 @@ struct Walk {
     ids.first = base + (kParallel ? place_.team : place_.team * kUnroll);
     ids.stride = kParallel ? place_.teams : 1;
     ids.full = cut_.aligned && base + place_.teams * kUnroll <= end_ &&
-               base + place_.teams * kUnroll < segments_.count;
+               base + place_.teams * kUnroll < csr_.count;
     if (ids.full) {
       ids.count = kUnroll;
       if constexpr (kParallel) {
@@ -86,9 +84,8 @@ struct Walk {
         load_words<kUnroll>(rows_ + ids.first, ids.row);
         ids.row[kUnroll] = __ldg(rows_ + ids.first + kUnroll);
         if constexpr (Message::kGathers) {
-          if (segments_.cols != nullptr) load_words<kUnroll>(segments_.cols + ids.first, ids.col);
-          if (segments_.order != nullptr)
-            load_words<kUnroll>(segments_.order + ids.first, ids.order);
+          if (csr_.cols != nullptr) load_words<kUnroll>(csr_.cols + ids.first, ids.col);
+          if (csr_.order != nullptr) load_words<kUnroll>(csr_.order + ids.first, ids.order);
           if (beside_) load_words<kUnroll>(message_.weights() + ids.first, ids.weight);
         }
       }
@@ -99,15 +96,15 @@ struct Walk {
       load_each(rows_, ids, ids.row);
       if constexpr (!kParallel) {
         const int64_t next = min(ids.first + kUnroll, end_);
-        ids.row[kUnroll] = load_or(next < segments_.count, rows_ + next, Index(-1));
+        ids.row[kUnroll] = load_or(next < csr_.count, rows_ + next, Index(-1));
       }
       if constexpr (Message::kGathers) {
-        if (segments_.cols != nullptr) load_each(segments_.cols, ids, ids.col);
-        if (segments_.order != nullptr) load_each(segments_.order, ids, ids.order);
+        if (csr_.cols != nullptr) load_each(csr_.cols, ids, ids.col);
+        if (csr_.order != nullptr) load_each(csr_.order, ids, ids.order);
       }
     }
     if constexpr (Message::kGathers) {
-      if (segments_.cols == nullptr)
+      if (csr_.cols == nullptr)
 #pragma unroll
         for (int j = 0; j < kUnroll; ++j)
           ids.col[j] = j < ids.count ? static_cast<Index>(ids.first + j * ids.stride) : -1;
@@ -118,18 +115,18 @@ struct Walk {
   __device__ __forceinline__ void load_features(const Step& ids,
                                                 typename Message::Loaded& loaded) const {
     if constexpr (Message::kDots) {
-      message_.load(ids, sizes_, segments_.order != nullptr, beside_, column_, loaded,
+      message_.load(ids, sizes_, csr_.order != nullptr, beside_, column_, loaded,
                     shared_.left_words);
       __pipeline_commit();
     } else {
-      message_.load(ids, sizes_, segments_.order != nullptr, Message::kGathers ? beside_ : whole_,
+      message_.load(ids, sizes_, csr_.order != nullptr, Message::kGathers ? beside_ : whole_,
                     column_, loaded);
     }
   }
 
   // Something else than the last row of all, to follow it.
   __device__ __forceinline__ Index beyond_last() const {
-    const Index last = rows_[segments_.count - 1];
+    const Index last = rows_[csr_.count - 1];
     return last == kLeast<true, Index> ? kLeast<false, Index> : kLeast<true, Index>;
   }
 
@@ -139,12 +136,12 @@ struct Walk {
 #pragma unroll
       for (int j = 0; j < kUnroll; ++j) {
         const int64_t next = ids.first + j * place_.teams + 1;
-        after[j] = j >= ids.count           ? ids.row[j]
-                   : next < segments_.count ? load_or(true, rows_ + next, Index(0))
-                                            : beyond_last();
+        after[j] = j >= ids.count      ? ids.row[j]
+                   : next < csr_.count ? load_or(true, rows_ + next, Index(0))
+                                       : beyond_last();
       }
     } else {
-      if (!ids.full && ids.first + ids.count == segments_.count && ids.count > 0)
+      if (!ids.full && ids.first + ids.count == csr_.count && ids.count > 0)
         ids.row[kUnroll] = beyond_last();
       // Entries beyond the last take the row of the one that follows them all: no end lies there.
       if (!ids.full)
@@ -219,44 +216,6 @@ struct Walk {
     for (int64_t empty = row + 1; empty < next; ++empty) output_.store_empty(empty, column_);
   }
 
-  // What waits for the blocks before this one takes the place of the first warp's first run.
-  __device__ __forceinline__ void keep(const Acc (&run)[kParts]) const {
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) shared_.heads[i * place_.lanes + place_.lane] = run[i];
-  }
-
-  // Joins the warps' open runs, in order; by the first team.
-  __device__ __forceinline__ void join_warps(const Tails<Op, Acc>& tails, bool crosses_in,
-                                             bool crosses_out, bool relays) {
-    bool ends = false;
-    set_neutral<Op>(carry_);
-#pragma unroll 1
-    for (int w = 0; w < place_.warps; ++w) {
-      const int mark = shared_.marks[w];
-      Acc head[kParts], tail[kParts];  // both are read at once, though there may be no head
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        head[i] = shared_.heads[(w * kParts + i) * place_.lanes + place_.lane];
-        tail[i] = shared_.tails[(w * kParts + i) * place_.lanes + place_.lane];
-      }
-      if (mark & 2) {
-        Op::combine(carry_, head);
-        if (crosses_in && !ends)
-          keep(head);
-        else
-          output_.store(lane_out_, shared_.head_rows[w], head, sizes_.rows);
-      }
-      if (!(mark & 1)) Op::combine(carry_, tail);
-      ends |= mark & 1;
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) carry_[i] = tail[i];
-    }
-    if (relays)
-      keep(carry_);
-    else if (crosses_out)
-      tails.put(blockIdx.x, column_, cut_.width, carry_);
-  }
-
   // Writes the empty rows that no team has written.
   __device__ __forceinline__ void fill_long_gaps(int block_team, int block_teams) const {
     const auto fill = [&](Range range, int64_t part, int64_t parts) {  // what lies between
@@ -271,14 +230,14 @@ struct Walk {
     const bool padded =
         !is_row(shared_.edges[6], output_.num_rows) || !is_row(shared_.edges[7], output_.num_rows);
     const Range range =
-        padded ? rows_with_entries(segments_) : Range{shared_.edges[6], shared_.edges[7]};
+        padded ? rows_with_entries(csr_) : Range{shared_.edges[6], shared_.edges[7]};
     const int64_t part = int64_t{blockIdx.x} * block_teams + block_team;
     const int64_t parts = int64_t{gridDim.x} * block_teams;
     fill({-1, range.first}, part, parts);
     fill({range.last, output_.num_rows}, part, parts);
   }
 
-  const Segments<Index>& segments_;
+  const Csr<Index>& csr_;
   const Message& message_;
   const Cut& cut_;
   const Output<T, Op, Acc>& output_;
@@ -298,14 +257,14 @@ struct Walk {
 
 // Asks for pairs of ids: on either side of the first entry of the block before, of this and of the
 // next block, then the first and the last of all. They are on their way while entries are walked.
-__device__ __forceinline__ void ask_for_edges(const Segments<Index>& segments, int64_t per_block,
+__device__ __forceinline__ void ask_for_edges(const Csr<Index>& csr, int64_t per_block,
                                               Index* edges) {
   if (threadIdx.x < 8) {
     const int pair = threadIdx.x / 2, second = threadIdx.x % 2;
-    const int64_t at = pair == 3 ? second * (segments.count - 1)
+    const int64_t at = pair == 3 ? second * (csr.count - 1)
                                  : (int64_t{blockIdx.x} + pair - 1) * per_block - 1 + second;
-    if (at >= 0 && at < segments.count)
-      __pipeline_memcpy_async(&edges[threadIdx.x], segments.rows + at, sizeof(Index));
+    if (at >= 0 && at < csr.count)
+      __pipeline_memcpy_async(&edges[threadIdx.x], csr.rows + at, sizeof(Index));
     else
       edges[threadIdx.x] = -1;
   }
@@ -314,7 +273,7 @@ __device__ __forceinline__ void ask_for_edges(const Segments<Index>& segments, i
 
 template <class Message, class Op, bool kParallel>
 __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
-    reduce_kernel(Segments<Index> segments, Message message, Cut cut,
+    reduce_kernel(Csr<Index> csr, Message message, Cut cut,
                   Output<typename Message::T, Op, typename Message::Acc> output, int64_t heads,
                   bool fills, Start start, Tails<Op, typename Message::Acc> tails) {
   using Acc = typename Message::Acc;
@@ -322,13 +281,14 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
   __shared__ int num_long_gaps;
   __shared__ Index edges[8];
   __shared__ Index head_rows[kMaxWarps];
-  __shared__ int marks[kMaxWarps];
+  __shared__ int marks[kMaxWarps];  // bit 0: a run ends in the warp, bit 1: its first run waits
   using Steps = Walk<Message, Op, kParallel>;
   constexpr int kVec = Op::kVec, kParts = Op::kParts, kUnroll = Message::kUnroll;
   const Place place(cut.lane_bits);
   const int lanes = place.lanes, lane = place.lane, team = place.team, warps = place.warps,
             warp = place.warp;
   const Column column = column_of<kVec>(lane, lanes, cut.width, heads);
+  // heads[warp][part][lane], then tails.
   Acc* const shared_heads = reinterpret_cast<Acc*>(dynamic_shared());
   Acc* const shared_tails = shared_heads + warps * kParts * lanes;
   void* const left_words = shared_tails + warps * kParts * lanes;
@@ -338,29 +298,28 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
   __syncthreads();
 
   const int64_t begin =
-      min((static_cast<int64_t>(blockIdx.x) * warps + warp) * cut.per_warp, segments.count);
-  const int64_t end = min(begin + cut.per_warp, segments.count);
-  const Index* rows = segments.rows;
+      min((static_cast<int64_t>(blockIdx.x) * warps + warp) * cut.per_warp, csr.count);
+  const int64_t end = min(begin + cut.per_warp, csr.count);
+  const Index* rows = csr.rows;
   const int64_t per_block = warps * cut.per_warp;
-  ask_for_edges(segments, per_block, edges);
+  ask_for_edges(csr, per_block, edges);
 
-  Sizes sizes = {cut_size(segments.num_rows), cut_size(segments.num_cols),
-                 cut_size(segments.num_weights)};
+  Sizes sizes = {cut_size(csr.num_rows), cut_size(csr.num_cols), cut_size(csr.num_weights)};
   if (!column.active) sizes = {0, 0, 0};
   typename Message::T* lane_out = output.out + column.first;
   hide(lane_out);  // or it is computed anew for every store
 
   bool beside = false;
   if constexpr (Message::kGathers && !Message::kDots)
-    beside = message.weights() != nullptr && heads == 1 && segments.order == nullptr;
+    beside = message.weights() != nullptr && heads == 1 && csr.order == nullptr;
   const bool whole = (static_cast<int64_t>(blockIdx.y) + 1) * lanes * kVec <= cut.width;
   Acc carry[kParts];
   set_neutral<Op>(carry);
   bool seen = false, left_open = false;
-  const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,        head_rows,
-                              marks,     shared_heads,   shared_tails, left_words};
-  Steps walk{segments, message, cut,      output, place, column, shared, rows,     begin,
-             end,      sizes,   lane_out, beside, whole, carry,  seen,   left_open};
+  const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,
+                              head_rows, shared_heads,   left_words};
+  Steps walk{csr, message, cut,      output, place, column, shared, rows,     begin,
+             end, sizes,   lane_out, beside, whole, carry,  seen,   left_open};
 
   typename Steps::Step coming;
   if constexpr (Message::kGathers) walk.load_step(begin, coming);
@@ -375,8 +334,7 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
     if constexpr (Message::kGathers)
       if (base + place.teams * kUnroll < end) walk.load_step(base + place.teams * kUnroll, coming);
     if constexpr (Message::kDots)
-      message.dot(ids, segments.order, cut_size(segments.num_weights), column, loaded,
-                  shared.left_words);
+      message.dot(ids, csr.order, cut_size(csr.num_weights), column, loaded, shared.left_words);
     if (base == begin)
       left_open = begin > 0 && __shfl_sync(kWholeWarp, ids.row[0], 0) == row_before;
     Index after[kUnroll];  // the row of the entry that follows
@@ -435,7 +393,7 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
     if (fills)
       for (; gaps != 0; gaps &= gaps - 1) {
         const int64_t entry = ids.first + (__ffs(gaps) - 1) * ids.stride;
-        walk.fill_gap(rows[entry], entry + 1 < segments.count ? int64_t{rows[entry + 1]} : -1);
+        walk.fill_gap(rows[entry], entry + 1 < csr.count ? int64_t{rows[entry + 1]} : -1);
       }
   }
 
@@ -453,7 +411,40 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
   const bool crosses_in = crosses(1), crosses_out = crosses(2);
   const bool passed = crosses_in && crosses_out && edges[3] == edges[4];
   const bool relays = passed && blockIdx.x % kRelayEvery == kRelayEvery - 1;
-  if (threadIdx.x < lanes) walk.join_warps(tails, crosses_in, crosses_out, relays);
+  // What waits for the blocks before this one takes the place of the first warp's first run.
+  const auto keep = [&](const Acc(&run)[kParts]) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) shared_heads[i * lanes + lane] = run[i];
+  };
+  if (threadIdx.x < lanes) {
+    bool ends = false;
+    set_neutral<Op>(carry);
+#pragma unroll 1
+    for (int w = 0; w < warps; ++w) {
+      const int mark = marks[w];
+      Acc head[kParts], tail[kParts];  // both are read at once, though there may be no head
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        head[i] = shared_heads[(w * kParts + i) * lanes + lane];
+        tail[i] = shared_tails[(w * kParts + i) * lanes + lane];
+      }
+      if (mark & 2) {
+        Op::combine(carry, head);
+        if (crosses_in && !ends)
+          keep(head);
+        else
+          output.store(lane_out, head_rows[w], head, sizes.rows);
+      }
+      if (!(mark & 1)) Op::combine(carry, tail);
+      ends |= mark & 1;
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) carry[i] = tail[i];
+    }
+    if (relays)
+      keep(carry);
+    else if (crosses_out)
+      tails.put(blockIdx.x, column, cut.width, carry);
+  }
 
   const int block_teams = blockDim.x >> cut.lane_bits, block_team = threadIdx.x >> cut.lane_bits;
   if (fills) walk.fill_long_gaps(block_team, block_teams);

@@ -36,19 +36,18 @@ cudaError_t launch_fill(cudaStream_t stream, Start next, const Output<T, Op, Acc
 }
 
 template <class Op, class Message>
-cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule,
-                          const Segments<Index>& segments, const Message& message,
-                          Features features, typename Message::T* out, void* workspace,
-                          Start start = Start::kWaits) {
+cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
+                          const Message& message, Features features, typename Message::T* out,
+                          void* workspace, Start start = Start::kWaits) {
   using Acc = typename Message::Acc;
   using T = typename Message::T;
   constexpr int kVec = Op::kVec;
-  const Output<T, Op, Acc> output = {out, segments.num_rows, features.width};
+  const Output<T, Op, Acc> output = {out, csr.num_rows, features.width};
   // Where most rows are empty, filling them is most of the work: for all threads alike, beforehand.
-  const bool fills = segments.num_rows <= 2 * segments.count;
+  const bool fills = csr.num_rows <= 2 * csr.count;
   if (!fills) {
     const cudaError_t error = launch_fill(stream, start, output);
-    if (error != cudaSuccess || segments.count == 0) return error;
+    if (error != cudaSuccess || csr.count == 0) return error;
   }
   Cut cut;
   cut.width = features.width;
@@ -58,10 +57,10 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule,
   const int64_t tiles = ceil_div(features.width, int64_t{lanes} * kVec);
   const int64_t step = 32 / lanes * Message::kUnroll;
   const int64_t warps = schedule.blocks * (threads / 32);
-  cut.per_warp = ceil_div(ceil_div(segments.count, warps), step) * step;
-  const int64_t blocks = ceil_div(segments.count, cut.per_warp * (threads / 32));
-  cut.aligned = aligned(segments.rows, 16) && aligned(segments.cols, 16) &&
-                aligned(segments.order, 16) && aligned(message.weights(), 16);
+  cut.per_warp = ceil_div(ceil_div(csr.count, warps), step) * step;
+  const int64_t blocks = ceil_div(csr.count, cut.per_warp * (threads / 32));
+  cut.aligned = aligned(csr.rows, 16) && aligned(csr.cols, 16) && aligned(csr.order, 16) &&
+                aligned(message.weights(), 16);
   if (tiles > kMaxGridY || blocks > kMaxGridX || cut.per_warp > 0x7fffffff)
     return cudaErrorInvalidConfiguration;
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
@@ -71,8 +70,8 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule,
   if constexpr (has_parallel<Message, Op>)
     if (schedule.parallel) kernel = reduce_kernel<Message, Op, true>;
   const size_t row_words = Message::kDots ? kDotThreads * Message::kUnroll * kVec * sizeof(T) : 0;
-  return launch(stream, {grid, threads, threads / 32 * 2 * warp_bytes + row_words}, kernel,
-                segments, message, cut, output, features.heads, fills, start, tails);
+  return launch(stream, {grid, threads, threads / 32 * 2 * warp_bytes + row_words}, kernel, csr,
+                message, cut, output, features.heads, fills, start, tails);
 }
 
 template <typename T>
