@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "../kernels/cuda/launch.cuh"
+#include "../kernels/cuda/launch.h"
 #include "../kernels/cuda/ptx.cuh"
 
 using namespace jax_gnn::cuda;

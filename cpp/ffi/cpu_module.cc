@@ -2,16 +2,19 @@
 // known about the build.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
 
 #include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 
 #include "../kernels/cpu/edge_split.h"
 #include "../kernels/cpu/half.h"
 #include "../kernels/cpu/hypergraph_aggregate.h"
+#include "../kernels/cpu/instruction_set.h"
 #include "../kernels/cpu/sddmm.h"
 #include "../kernels/cpu/segment_matmul.h"
 #include "../kernels/cpu/segment_order.h"
@@ -68,8 +71,8 @@ struct Cpu {
     return has_shape(indptr, {num_rows + 1}) && ids.dimensions().size() == 1;
   }
   template <typename Index>
-  static Csr<Index> stage(const ffi::AnyBuffer& indptr, const ffi::AnyBuffer& ids, int64_t num_rows,
-                          int64_t num_cols) {
+  static RowPointers<Index> stage(const ffi::AnyBuffer& indptr, const ffi::AnyBuffer& ids,
+                                  int64_t num_rows, int64_t num_cols) {
     return {data<const Index>(indptr), data<const Index>(ids), num_rows, num_cols,
             static_cast<int64_t>(ids.element_count())};
   }
@@ -77,8 +80,8 @@ struct Cpu {
   // Schedules and workspaces are for GPUs, but for the sums of the hyperedges.
   template <typename Index, typename T, typename Acc>
   static ffi::Error hypergraph_aggregate(Context& pool, const AggregateAttributes&, Workspace,
-                                         Workspace, const Csr<Index>& to_hyperedges,
-                                         const Csr<Index>& to_nodes, const T* x,
+                                         Workspace, const RowPointers<Index>& to_hyperedges,
+                                         const RowPointers<Index>& to_nodes, const T* x,
                                          const HypergraphScales<Acc>& scales,
                                          const Own<T, Acc>& own, int64_t width, T* y, Acc* sums) {
     const Acc* ones = nullptr;
@@ -199,9 +202,30 @@ void define_edge_split(nb::module_& m) {  // a converted copy of a result would 
         nb::arg("cols").noconvert(), nb::arg("ids").noconvert(), nb::arg("places").noconvert());
 }
 
+// Names of cpu::InstructionSet, from the narrowest on.
+constexpr const char* kInstructionSets[] = {"baseline", "AVX2", "AVX-512"};
+
+// Those that this machine can use.
+nb::list instruction_sets() {
+  nb::list names;
+  for (int set = 0; set <= static_cast<int>(cpu::widest_instruction_set()); ++set)
+    names.append(kInstructionSets[set]);
+  return names;
+}
+
+// Kernels use this one from now on, or a narrower one where they have no variant for it.
+void limit_instruction_set(const std::string& name) {
+  for (int set = 0; set <= static_cast<int>(cpu::widest_instruction_set()); ++set)
+    if (name == kInstructionSets[set])
+      return cpu::limit_instruction_set(static_cast<cpu::InstructionSet>(set));
+  throw nb::value_error("no such instruction set here");
+}
+
 }  // namespace
 
 NB_MODULE(_cpu, m) {
+  m.def("instruction_sets", &instruction_sets);
+  m.def("limit_instruction_set", &limit_instruction_set);  // for tests
   define_edge_split<int32_t>(m);
   define_edge_split<int64_t>(m);
   m.def("sort_pairs", &sort_pairs<int32_t>);

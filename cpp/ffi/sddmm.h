@@ -50,14 +50,14 @@ ffi::Error sddmm(typename Backend::Context context, ffi::AnyBuffer a, ffi::AnyBu
                  SddmmAttributes attributes) {
   ffi::Error error = check_sddmm(a, b, rows, attributes.heads, *out);
   if (error.failure()) return error;
-  const View view = {
+  const CsrOperands operands = {
       rows, cols, rows, attributes.gather, false, a.dimensions()[0], b.dimensions()[0], 0};
-  error = view.check(/*weighted=*/false);
+  error = operands.check(/*weighted=*/false);
   if (error.failure()) return error;
   return dispatch_float<Backend>(a.element_type(), [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
     using Acc = typename decltype(acc)::type;
-    return Backend::sddmm(context, view.segments(), data<const T>(a), data<const T>(b),
+    return Backend::sddmm(context, operands.csr(), data<const T>(a), data<const T>(b),
                           static_cast<const Select<T, Acc>*>(nullptr),
                           Features{a.dimensions()[1], attributes.heads}, data<Acc>(*out));
   });
@@ -85,9 +85,9 @@ ffi::Error sddmm_select(typename Backend::Context context, ffi::AnyBuffer a, ffi
       return invalid("the weights have the wrong shape or dtype");
     }
   }
-  const View view = {rows,     cols,     order,      attributes.gather, attributes.ordered,
-                     num_rows, num_cols, num_weights};
-  error = view.check(attributes.weighted);
+  const CsrOperands operands = {
+      rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
+  error = operands.check(attributes.weighted);
   if (error.failure()) return error;
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
@@ -98,7 +98,7 @@ ffi::Error sddmm_select(typename Backend::Context context, ffi::AnyBuffer a, ffi
                                    data_if<Acc>(attributes.weighted, weight),
                                    nullptr,
                                    attributes.weight_on_row};
-    return Backend::sddmm(context, view.segments(), data<const T>(a), data<const T>(b), &select,
+    return Backend::sddmm(context, operands.csr(), data<const T>(a), data<const T>(b), &select,
                           Features{width, attributes.heads}, data<Acc>(*out));
   });
 }

@@ -74,10 +74,10 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
       return invalid("the weights have the wrong shape or dtype");
     }
   }
-  const View view = {
+  const CsrOperands operands = {
       rows,       cols, order, attributes.gather, attributes.ordered, num_rows, in.dimensions()[0],
       num_weights};
-  ffi::Error error = view.check(attributes.weighted);
+  ffi::Error error = operands.check(attributes.weighted);
   if (error.failure()) return error;
   if (attributes.reduce < 0 || attributes.reduce > static_cast<int64_t>(Reduce::kLogSumExp)) {
     return invalid("there is no such reduction");
@@ -97,14 +97,14 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
     using T = typename decltype(t)::type;
     using Acc = typename decltype(acc)::type;
     return Backend::segment_reduce(
-        context, attributes, make_workspace(*workspace), view.segments(), reduce, data<const T>(in),
+        context, attributes, make_workspace(*workspace), operands.csr(), reduce, data<const T>(in),
         data_if<Acc>(attributes.weighted, weight), Features{width, heads}, data<T>(*out));
   });
 }
 
 // out[r, :] = sum over the entries e of row r of weight[order[e], head] * in[cols[e], :], and
 // dots[order[e], head] = < left[r, head, :], in[cols[e], head, :] >: the derivatives of a weighted
-// sum, given the transposed view.
+// sum, given the transposed Csr.
 template <typename Backend>
 ffi::Error segment_reduce_vjp(typename Backend::Context context, ffi::AnyBuffer in,
                               ffi::AnyBuffer weight, ffi::AnyBuffer left, ffi::AnyBuffer rows,
@@ -127,9 +127,9 @@ ffi::Error segment_reduce_vjp(typename Backend::Context context, ffi::AnyBuffer 
       !is_matrix(*dots, num_weights, heads, acc_dtype) || !divides(heads, width)) {
     return invalid("the weights or the dots have the wrong shape or dtype");
   }
-  const View view = {rows,     cols,     order,      attributes.gather, attributes.ordered,
-                     num_rows, num_cols, num_weights};
-  ffi::Error error = view.check(/*weighted=*/true);
+  const CsrOperands operands = {
+      rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
+  ffi::Error error = operands.check(/*weighted=*/true);
   if (error.failure()) return error;
   if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
   error = check_workspace(*workspace, width, acc_dtype);
@@ -138,7 +138,7 @@ ffi::Error segment_reduce_vjp(typename Backend::Context context, ffi::AnyBuffer 
     using T = typename decltype(t)::type;
     using Acc = typename decltype(acc)::type;
     return Backend::segment_reduce_vjp(context, attributes, make_workspace(*workspace),
-                                       view.segments(), data<const T>(in), data<const Acc>(weight),
+                                       operands.csr(), data<const T>(in), data<const Acc>(weight),
                                        data<const T>(left), Features{width, heads}, data<T>(*out),
                                        data<Acc>(*dots));
   });
@@ -172,9 +172,9 @@ ffi::Error segment_select(typename Backend::Context context, ffi::AnyBuffer row_
       (attributes.factored && !is_matrix(factor, num_weights, heads, acc_dtype))) {
     return invalid("the weights have the wrong shape or dtype");
   }
-  const View view = {rows,     cols,     order,      attributes.gather, attributes.ordered,
-                     num_rows, num_cols, num_weights};
-  ffi::Error error = view.check(weighted);
+  const CsrOperands operands = {
+      rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
+  ffi::Error error = operands.check(weighted);
   if (error.failure()) return error;
   if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
   error = check_workspace(*workspace, width, acc_dtype);
@@ -188,7 +188,7 @@ ffi::Error segment_select(typename Backend::Context context, ffi::AnyBuffer row_
                                    data_if<Acc>(attributes.weighted, weight),
                                    data_if<Acc>(attributes.factored, factor),
                                    attributes.weight_on_row};
-    return Backend::segment_select(context, attributes, make_workspace(*workspace), view.segments(),
+    return Backend::segment_select(context, attributes, make_workspace(*workspace), operands.csr(),
                                    select, Features{width, heads}, data<T>(*out));
   });
 }

@@ -18,7 +18,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::SoftmaxAttributes,
 namespace jax_gnn {
 
 // Checks the operands of both, `x` and perhaps others like it, and calls
-// run(Type<T>, Type<Acc>, segments, width).
+// run(Type<T>, Type<Acc>, csr, width).
 template <typename Backend, typename Run>
 ffi::Error normalize(std::initializer_list<ffi::AnyBuffer> like, const ffi::AnyBuffer& rows,
                      ffi::AnyBuffer& out, ffi::AnyBuffer& workspace, SoftmaxAttributes attributes,
@@ -36,9 +36,9 @@ ffi::Error normalize(std::initializer_list<ffi::AnyBuffer> like, const ffi::AnyB
   ffi::Error error = check_workspace(workspace, width, accumulator_type(dtype));
   if (error.failure()) return error;
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
-    const Segments<int32_t> segments = {data<const int32_t>(rows), nullptr, nullptr, count,
-                                        attributes.num_rows,       count,   0};
-    return run(t, acc, segments, width);
+    const Csr<int32_t> csr = {data<const int32_t>(rows), nullptr, nullptr, count,
+                              attributes.num_rows,       count,   0};
+    return run(t, acc, csr, width);
   });
 }
 
@@ -47,14 +47,13 @@ template <typename Backend>
 ffi::Error segment_softmax(typename Backend::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rows,
                            ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> workspace,
                            SoftmaxAttributes attributes) {
-  return normalize<Backend>({x}, rows, *y, *workspace, attributes,
-                            [&](auto t, auto acc, const auto& segments, int64_t width) {
-                              using T = typename decltype(t)::type;
-                              using Acc = typename decltype(acc)::type;
-                              return Backend::template segment_softmax<T, Acc>(
-                                  context, make_workspace(*workspace), segments, data<const T>(x),
-                                  width, data<T>(*y));
-                            });
+  return normalize<Backend>(
+      {x}, rows, *y, *workspace, attributes, [&](auto t, auto acc, const auto& csr, int64_t width) {
+        using T = typename decltype(t)::type;
+        using Acc = typename decltype(acc)::type;
+        return Backend::template segment_softmax<T, Acc>(context, make_workspace(*workspace), csr,
+                                                         data<const T>(x), width, data<T>(*y));
+      });
 }
 
 // out = y * (t - sum over the row of y * t)
@@ -65,11 +64,11 @@ ffi::Error segment_softmax_tangent(typename Backend::Context context, ffi::AnyBu
                                    ffi::Result<ffi::AnyBuffer> workspace,
                                    SoftmaxAttributes attributes) {
   return normalize<Backend>({y, t}, rows, *out, *workspace, attributes,
-                            [&](auto type, auto acc, const auto& segments, int64_t width) {
+                            [&](auto type, auto acc, const auto& csr, int64_t width) {
                               using T = typename decltype(type)::type;
                               using Acc = typename decltype(acc)::type;
                               return Backend::template segment_softmax_tangent<T, Acc>(
-                                  context, make_workspace(*workspace), segments, data<const T>(y),
+                                  context, make_workspace(*workspace), csr, data<const T>(y),
                                   data<const T>(t), width, data<T>(*out));
                             });
 }

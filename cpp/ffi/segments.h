@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "../kernels/segments.h"
+#include "../kernels/workspace.h"
 #include "checks.h"
 
 namespace jax_gnn {
@@ -31,9 +32,9 @@ const T* data_if(bool present, const ffi::AnyBuffer& buffer) {
   return present ? static_cast<const T*>(buffer.untyped_data()) : nullptr;
 }
 
-// The index operands of a view. Without `cols` entry e reads row e, without `order` it has weight
-// e.
-struct View {
+// The index operands of a Csr, and their check. Without `cols` entry e reads row e, without `order`
+// it has weight e.
+struct CsrOperands {
   ffi::AnyBuffer rows, cols, order;
   bool gather, ordered;
   int64_t num_rows, num_cols, num_weights;
@@ -52,7 +53,7 @@ struct View {
     return ffi::Error::Success();
   }
 
-  Segments<int32_t> segments() const {
+  Csr<int32_t> csr() const {
     return {data<const int32_t>(rows),
             data_if<int32_t>(gather, cols),
             data_if<int32_t>(ordered, order),

@@ -8,7 +8,7 @@ constexpr int kSlotSize = 8;
 
 // Rows of a sparse 0/1 matrix. Ids and indptr come from the user's arrays: kernels must check both.
 template <typename Index>
-struct Csr {
+struct RowPointers {
   const Index* indptr;   // rows + 1
   const Index* indices;  // nnz
   int64_t rows, cols, nnz;

@@ -7,7 +7,7 @@ namespace jax_gnn {
 // Entries sorted by the row they are reduced into: the elements of segments, or the nonzeros of a
 // sparse matrix. Ids come from the user's arrays: kernels must check them all.
 template <typename Index>
-struct Segments {
+struct Csr {
   const Index* rows;   // (count,), non-decreasing; outside [0, num_rows) the entry is padding
   const Index* cols;   // (count,): the row of the input that an entry reads, outside [0, num_cols)
                        // the entry is padding; null: entry e reads row e
@@ -33,18 +33,6 @@ struct Select {
   const Acc* weight;   // (num_weights, heads), null means ones
   const Acc* factor;   // (num_weights, heads), null means ones
   bool weight_on_row;  // weight * row_key == col_key, else weight * col_key == row_key
-};
-
-// What a block of entries leaves for those that its first and its last row reach into: 64 bytes,
-// then four accumulators a feature. Multiples of 16 bytes.
-constexpr int64_t workspace_bytes(int64_t width, int64_t acc_bytes) {
-  return 64 + 2 * ((2 * width * acc_bytes + 15) / 16 * 16);
-}
-
-// What all blocks leave.
-struct Workspace {
-  void* bytes;  // aligned to 16
-  int64_t blocks;
 };
 
 }  // namespace jax_gnn

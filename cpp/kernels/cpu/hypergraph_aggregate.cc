@@ -20,21 +20,21 @@ JAX_GNN_INLINE int64_t clamped(Index value, int64_t low, int64_t high) {
 // acc[0:count] = sum over the row's ids of scale[id] * in[id, column : column + count], where count
 // is Tile if that is fixed at compile time and at most Tile otherwise.
 template <int Tile, bool kFull, typename In, typename Scale, typename Index>
-JAX_GNN_INLINE void reduce_row(const Csr<Index>& csr, int64_t begin, int64_t end, const In* in,
-                               const Scale* scale, int64_t width, int64_t column, int count,
-                               Scale* acc) {
+JAX_GNN_INLINE void reduce_row(const RowPointers<Index>& incidences, int64_t begin, int64_t end,
+                               const In* in, const Scale* scale, int64_t width, int64_t column,
+                               int count, Scale* acc) {
   const int n = kFull ? Tile : count;
   for (int k = 0; k < n; ++k) acc[k] = Scale(0);
   for (int64_t j = begin; j < end; ++j) {
-    if (j + kPrefetchDistance < csr.nnz) {
-      const Index ahead = csr.indices[j + kPrefetchDistance];
-      if (in_range(ahead, csr.cols)) {
+    if (j + kPrefetchDistance < incidences.nnz) {
+      const Index ahead = incidences.indices[j + kPrefetchDistance];
+      if (in_range(ahead, incidences.cols)) {
         const char* row = reinterpret_cast<const char*>(in + ahead * width + column);
         for (int b = 0; b < n * static_cast<int>(sizeof(In)); b += 64) __builtin_prefetch(row + b);
       }
     }
-    const Index id = csr.indices[j];
-    if (!in_range(id, csr.cols)) continue;
+    const Index id = incidences.indices[j];
+    if (!in_range(id, incidences.cols)) continue;
     const In* row = in + id * width + column;
     const Scale s = scale ? scale[id] : Scale(1);
     for (int k = 0; k < n; ++k) acc[k] += s * static_cast<Scale>(widen(row[k]));
@@ -61,7 +61,7 @@ JAX_GNN_INLINE void for_each_tile(int64_t width, const Body& body) {
 
 template <typename In, typename Out, typename Scale, typename Index>
 struct GatherReduceTile {
-  const Csr<Index>& csr;
+  const RowPointers<Index>& incidences;
   int64_t row, begin, end;
   const In* in;
   const Scale* col_scale;
@@ -73,7 +73,7 @@ struct GatherReduceTile {
   template <int Tile, bool kFull>
   JAX_GNN_INLINE void operator()(int64_t column, int count) const {
     Scale acc[Tile];
-    reduce_row<Tile, kFull>(csr, begin, end, in, col_scale, width, column, count, acc);
+    reduce_row<Tile, kFull>(incidences, begin, end, in, col_scale, width, column, count, acc);
     const int n = kFull ? Tile : count;
     for (int k = 0; k < n; ++k) acc[k] *= row_scale;
     if (own.rows) {
@@ -87,17 +87,17 @@ struct GatherReduceTile {
 };
 
 template <typename In, typename Out, typename Scale, typename Index>
-JAX_GNN_MULTIVERSION void gather_reduce_rows(const Csr<Index>& csr, int64_t first, int64_t last,
-                                             const In* in, const Scale* col_scale,
-                                             const Scale* row_scale, const Own<Out, Scale>& own,
-                                             Out* out, int64_t width) {
+JAX_GNN_INLINE void gather_reduce_rows(const RowPointers<Index>& incidences, int64_t first,
+                                       int64_t last, const In* in, const Scale* col_scale,
+                                       const Scale* row_scale, const Own<Out, Scale>& own, Out* out,
+                                       int64_t width) {
   for (int64_t row = first; row < last; ++row) {
-    const int64_t begin = clamped(csr.indptr[row], 0, csr.nnz);
-    const int64_t end = clamped(csr.indptr[row + 1], begin, csr.nnz);
+    const int64_t begin = clamped(incidences.indptr[row], 0, incidences.nnz);
+    const int64_t end = clamped(incidences.indptr[row + 1], begin, incidences.nnz);
     // A row without entries is zero even where its scale is not finite, as 1 / degree is.
     const Scale scale = begin == end ? Scale(0) : row_scale ? row_scale[row] : Scale(1);
     for_each_tile(width, GatherReduceTile<In, Out, Scale, Index>{
-                             csr, row, begin, end, in, col_scale, scale, own, out, width});
+                             incidences, row, begin, end, in, col_scale, scale, own, out, width});
   }
 }
 
@@ -105,22 +105,22 @@ JAX_GNN_MULTIVERSION void gather_reduce_rows(const Csr<Index>& csr, int64_t firs
 // each. A row belongs to one task and is summed in one order, so results do not depend on the
 // threads.
 template <typename Index, typename Rows>
-void for_balanced_rows(const ParallelFor& parallel_for, const Csr<Index>& csr, int64_t width,
-                       const Rows& rows) {
+void for_balanced_rows(const ParallelFor& parallel_for, const RowPointers<Index>& incidences,
+                       int64_t width, const Rows& rows) {
   constexpr int64_t kWorkPerTask = 1 << 16;  // scalar operations; about 10 us
-  const int64_t items = csr.nnz + csr.rows;
+  const int64_t items = incidences.nnz + incidences.rows;
   const int64_t tasks =
       std::clamp<int64_t>(items * std::max<int64_t>(width, 4) / kWorkPerTask, 1, 1024);
   // First row at or after an even share of the work. Row 0 and the last row are pinned, so that
   // every row is covered whatever indptr holds.
   const auto bound = [&](int64_t task) -> int64_t {
     if (task == 0) return 0;
-    if (task == tasks) return csr.rows;
+    if (task == tasks) return incidences.rows;
     const int64_t target = items / tasks * task;
-    int64_t low = 0, high = csr.rows;
+    int64_t low = 0, high = incidences.rows;
     while (low < high) {
       const int64_t middle = low + (high - low) / 2;
-      if (clamped(csr.indptr[middle], 0, csr.nnz) + middle < target) {
+      if (clamped(incidences.indptr[middle], 0, incidences.nnz) + middle < target) {
         low = middle + 1;
       } else {
         high = middle;
@@ -134,22 +134,25 @@ void for_balanced_rows(const ParallelFor& parallel_for, const Csr<Index>& csr, i
 }  // namespace
 
 template <typename In, typename Out, typename Scale, typename Index>
-void gather_reduce(const ParallelFor& parallel_for, const Csr<Index>& csr, const In* in,
-                   const Scale* col_scale, const Scale* row_scale, const Own<Out, Scale>& own,
-                   Out* out, int64_t width) {
-  for_balanced_rows(parallel_for, csr, width, [&](int64_t first, int64_t last) {
-    gather_reduce_rows(csr, first, last, in, col_scale, row_scale, own, out, width);
+void gather_reduce(const ParallelFor& parallel_for, const RowPointers<Index>& incidences,
+                   const In* in, const Scale* col_scale, const Scale* row_scale,
+                   const Own<Out, Scale>& own, Out* out, int64_t width) {
+  for_balanced_rows(parallel_for, incidences, width, [&](int64_t first, int64_t last) {
+    with_vectors([&](auto) JAX_GNN_LAMBDA {
+      gather_reduce_rows(incidences, first, last, in, col_scale, row_scale, own, out, width);
+    });
   });
 }
 
-#define JAX_GNN_INSTANTIATE(T, Scale, Index)                                                 \
-  template void gather_reduce(const ParallelFor&, const Csr<Index>&, const T*, const Scale*, \
-                              const Scale*, const Own<Scale, Scale>&, Scale*, int64_t);
+#define JAX_GNN_INSTANTIATE(T, Scale, Index)                                                \
+  template void gather_reduce(const ParallelFor&, const RowPointers<Index>&, const T*,      \
+                              const Scale*, const Scale*, const Own<Scale, Scale>&, Scale*, \
+                              int64_t);
 // Storage differs from the accumulator: the way back needs an instance of its own.
-#define JAX_GNN_INSTANTIATE_HALF(T, Index)                                                       \
-  JAX_GNN_INSTANTIATE(T, float, Index)                                                           \
-  template void gather_reduce(const ParallelFor&, const Csr<Index>&, const float*, const float*, \
-                              const float*, const Own<T, float>&, T*, int64_t);
+#define JAX_GNN_INSTANTIATE_HALF(T, Index)                                                 \
+  JAX_GNN_INSTANTIATE(T, float, Index)                                                     \
+  template void gather_reduce(const ParallelFor&, const RowPointers<Index>&, const float*, \
+                              const float*, const float*, const Own<T, float>&, T*, int64_t);
 #define JAX_GNN_INSTANTIATE_INDEX(Index)     \
   JAX_GNN_INSTANTIATE(float, float, Index)   \
   JAX_GNN_INSTANTIATE(double, double, Index) \

@@ -65,16 +65,16 @@ struct SelectedProduct {
 };
 
 template <typename T, typename Acc, typename Index>
-JAX_GNN_MULTIVERSION void sddmm_entries(const Segments<Index>& segments, int64_t first,
-                                        int64_t last, const T* a, const T* b,
-                                        const Select<T, Acc>* select, Features features, Acc* out) {
+JAX_GNN_INLINE void sddmm_entries(const Csr<Index>& csr, int64_t first, int64_t last, const T* a,
+                                  const T* b, const Select<T, Acc>* select, Features features,
+                                  Acc* out) {
   const int64_t width = features.width, heads = features.heads, group = width / heads;
   for (int64_t e = first; e < last; ++e) {
-    prefetch_ahead(segments, e, b, width, 0, std::min<int64_t>(width, 256));
-    const int64_t row = segments.rows[e], col = col_of(segments, e);
-    const int64_t index = select && select->weight ? weight_of(segments, e) : 0;
+    prefetch_ahead(csr, e, b, width, 0, std::min<int64_t>(width, 256));
+    const int64_t row = csr.rows[e], col = col_of(csr, e);
+    const int64_t index = select && select->weight ? weight_of(csr, e) : 0;
     Acc* const target = out + e * heads;
-    if (!in_range(row, segments.num_rows) || col < 0 || index < 0) {
+    if (!in_range(row, csr.num_rows) || col < 0 || index < 0) {
       std::fill(target, target + heads, Acc(0));
       continue;
     }
@@ -96,20 +96,21 @@ JAX_GNN_MULTIVERSION void sddmm_entries(const Segments<Index>& segments, int64_t
 }  // namespace
 
 template <typename T, typename Acc, typename Index>
-void sddmm(const ParallelFor& parallel_for, const Segments<Index>& segments, const T* a, const T* b,
+void sddmm(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* a, const T* b,
            const Select<T, Acc>* select, Features features, Acc* out) {
-  const int64_t count = segments.count;
+  const int64_t count = csr.count;
   const int64_t tasks = task_count(
       static_cast<double>(count) * static_cast<double>(std::max<int64_t>(features.width, 8)),
       count);
   parallel_for(tasks, [&](int64_t task) {
-    sddmm_entries(segments, even_share(count, task, tasks), even_share(count, task + 1, tasks), a,
-                  b, select, features, out);
+    const int64_t first = even_share(count, task, tasks), last = even_share(count, task + 1, tasks);
+    with_vectors(
+        [&](auto) JAX_GNN_LAMBDA { sddmm_entries(csr, first, last, a, b, select, features, out); });
   });
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc, Index)                                            \
-  template void sddmm(const ParallelFor&, const Segments<Index>&, const T*, const T*, \
+#define JAX_GNN_INSTANTIATE(T, Acc, Index)                                       \
+  template void sddmm(const ParallelFor&, const Csr<Index>&, const T*, const T*, \
                       const Select<T, Acc>*, Features, Acc*);
 #define JAX_GNN_INSTANTIATE_INDEX(Index)     \
   JAX_GNN_INSTANTIATE(float, float, Index)   \

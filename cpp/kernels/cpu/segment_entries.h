@@ -12,28 +12,28 @@ namespace jax_gnn::cpu {
 
 // The row of the input that entry e reads, -1 for padding.
 template <typename Index>
-JAX_GNN_INLINE int64_t col_of(const Segments<Index>& segments, int64_t e) {
-  if (!segments.cols) return e;
-  const int64_t col = static_cast<int64_t>(segments.cols[e]);
-  return in_range(col, segments.num_cols) ? col : -1;
+JAX_GNN_INLINE int64_t col_of(const Csr<Index>& csr, int64_t e) {
+  if (!csr.cols) return e;
+  const int64_t col = static_cast<int64_t>(csr.cols[e]);
+  return in_range(col, csr.num_cols) ? col : -1;
 }
 
 // The weight of entry e, -1 for padding.
 template <typename Index>
-JAX_GNN_INLINE int64_t weight_of(const Segments<Index>& segments, int64_t e) {
-  if (!segments.order) return e;
-  const int64_t index = static_cast<int64_t>(segments.order[e]);
-  return in_range(index, segments.num_weights) ? index : -1;
+JAX_GNN_INLINE int64_t weight_of(const Csr<Index>& csr, int64_t e) {
+  if (!csr.order) return e;
+  const int64_t index = static_cast<int64_t>(csr.order[e]);
+  return in_range(index, csr.num_weights) ? index : -1;
 }
 
 // Prefetches columns [column, column + count) of the row that is read a little later. Rows lie one
 // behind another in `cols`, so the stream of ids is known past the end of the row at hand.
 template <typename T, typename Index>
-JAX_GNN_INLINE void prefetch_ahead(const Segments<Index>& segments, int64_t e, const T* in,
-                                   int64_t width, int64_t column, int64_t count) {
+JAX_GNN_INLINE void prefetch_ahead(const Csr<Index>& csr, int64_t e, const T* in, int64_t width,
+                                   int64_t column, int64_t count) {
   constexpr int64_t kDistance = 16;  // entries
-  if (!segments.cols || e + kDistance >= segments.count) return;
-  const int64_t ahead = col_of(segments, e + kDistance);
+  if (!csr.cols || e + kDistance >= csr.count) return;
+  const int64_t ahead = col_of(csr, e + kDistance);
   if (ahead >= 0) prefetch(in + ahead * width + column, count * static_cast<int64_t>(sizeof(T)));
 }
 

@@ -17,7 +17,7 @@ namespace {
 // The messages weight * in, and where results go.
 template <typename T, typename Acc, typename Index>
 struct Messages {
-  Segments<Index> segments;
+  Csr<Index> csr;
   const T* in;
   const Acc* weight;
   Features features;
@@ -29,12 +29,12 @@ struct Messages {
   JAX_GNN_INLINE int64_t load_entry(const Tile<Acc, kTile>& tile, int64_t e,
                                     const Body& body) const {
     constexpr int kLanes = Tile<Acc, kTile>::kLanes;
-    const int64_t col = col_of(segments, e);
+    const int64_t col = col_of(csr, e);
     if (col < 0) return 0;
     const T* source = in + col * features.width + tile.column;
     const Acc* weights = nullptr;
     if (kWeighted && weight) {
-      const int64_t index = weight_of(segments, e);
+      const int64_t index = weight_of(csr, e);
       if (index < 0) return 0;
       weights = weight + index * features.heads;
     }
@@ -49,8 +49,8 @@ struct Messages {
   JAX_GNN_INLINE int64_t load_run(const Tile<Acc, kTile>& tile, int64_t row, int64_t& begin,
                                   int64_t end, const Body& body) const {
     int64_t entries = 0;
-    for (; begin < end && segments.rows[begin] == row; ++begin) {
-      prefetch_ahead(segments, begin, in, features.width, tile.column, kTile);
+    for (; begin < end && csr.rows[begin] == row; ++begin) {
+      prefetch_ahead(csr, begin, in, features.width, tile.column, kTile);
       entries += load_entry<kWeighted>(tile, begin, body);
     }
     return entries;
@@ -116,8 +116,8 @@ struct Fold : Messages<T, Accumulator<T>, Index> {
   JAX_GNN_INLINE int64_t join_dense(int64_t row, int64_t begin, int64_t end, V& state) const {
     constexpr int kLanes = 32 / sizeof(Acc), kBatch = kLanes / kTile;
     const auto fits = [&](int64_t e)
-                          JAX_GNN_LAMBDA { return e <= end && this->segments.rows[e - 1] == row; };
-    if (this->segments.cols || this->weight || this->features.width != kTile ||
+                          JAX_GNN_LAMBDA { return e <= end && this->csr.rows[e - 1] == row; };
+    if (this->csr.cols || this->weight || this->features.width != kTile ||
         !fits(begin + 2 * kBatch))
       return begin;
     auto wide = broadcast<Vector<Acc, kLanes>>(Op::kIdentity);
@@ -144,7 +144,7 @@ struct Fold : Messages<T, Accumulator<T>, Index> {
     this->fill_tile(op.leave(Op::kIdentity, 0), tile, row, last_row);
     const auto join_all = [&](const auto& load_entry) JAX_GNN_LAMBDA {
       for (int64_t e = begin; e < end; ++e) {
-        const int64_t id = this->segments.rows[e];
+        const int64_t id = this->csr.rows[e];
         if (id < row || id >= last_row) continue;  // ids are not sorted after all
         T* const target = this->target(tile, id);
         load_entry(e, [&](int v, auto message) JAX_GNN_LAMBDA {
@@ -154,7 +154,7 @@ struct Fold : Messages<T, Accumulator<T>, Index> {
         });
       }
     };
-    if (this->segments.cols || this->weight) {
+    if (this->csr.cols || this->weight) {
       join_all([&](int64_t e, const auto& body)
                    JAX_GNN_LAMBDA { this->template load_entry<Op::kWeighted>(tile, e, body); });
     } else {
@@ -247,11 +247,11 @@ struct LogSumExp : Messages<T, Accumulator<T>, Index> {
 }  // namespace
 
 template <typename T, typename Acc, typename Index>
-void segment_reduce(const ParallelFor& parallel_for, const Segments<Index>& segments, Reduce reduce,
+void segment_reduce(const ParallelFor& parallel_for, const Csr<Index>& csr, Reduce reduce,
                     const T* in, const Acc* weight, Features features, T* out) {
-  const Messages<T, Acc, Index> messages = {segments, in, weight, features, out};
+  const Messages<T, Acc, Index> messages = {csr, in, weight, features, out};
   const auto run = [&](const auto& reducer, double cost) {
-    reduce_segments(parallel_for, reducer, segments, cost);
+    reduce_segments(parallel_for, reducer, csr, cost);
   };
   switch (reduce) {
     case Reduce::kSum:

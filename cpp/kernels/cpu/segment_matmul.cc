@@ -9,11 +9,6 @@
 #include "half.h"
 #include "pages.h"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(JAX_GNN_NO_MULTIVERSION)
-#define JAX_GNN_MATMUL_VARIANTS
-#endif
-
 namespace jax_gnn::cpu {
 namespace {
 
@@ -22,44 +17,26 @@ namespace {
 // A tile of the result stays in registers: kRows rows of two vectors. Unlike the loops that memory
 // limits, these gain from all that AVX-512 has, and want tiles made to measure.
 template <int kBytes_, int kRows_>
-struct Isa {
+struct RegisterTile {
   static constexpr int kBytes = kBytes_, kRows = kRows_;
   template <typename Acc>
   static constexpr int kLanes = kBytes / static_cast<int>(sizeof(Acc));
   template <typename Acc>
   static constexpr int kColumns = 2 * kLanes<Acc>;
 };
-using Baseline = Isa<16, 4>;
 
-template <typename Work>
-void run_baseline(const Work& work, int64_t task) {
-  work.template run<Baseline>(task);
-}
-
-#ifdef JAX_GNN_MATMUL_VARIANTS
-template <typename Work>
-__attribute__((target("arch=x86-64-v3"))) void run_avx2(const Work& work, int64_t task) {
-  work.template run<Isa<32, 6>>(task);
-}
-
-template <typename Work>
-__attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))) void run_avx512(const Work& work,
-                                                                                  int64_t task) {
-  work.template run<Isa<64, 8>>(task);
-}
-#endif
+template <InstructionSet kSet>
+using TileOf = std::conditional_t<
+    kSet == InstructionSet::kBaseline, RegisterTile<16, 4>,
+    std::conditional_t<kSet == InstructionSet::kAvx2, RegisterTile<32, 6>, RegisterTile<64, 8>>>;
 
 template <typename Work>
 void run_all(const ParallelFor& parallel_for, int64_t tasks, const Work& work) {
-  auto run = run_baseline<Work>;
-#ifdef JAX_GNN_MATMUL_VARIANTS
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) run = run_avx2<Work>;
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    run = run_avx512<Work>;
-  }
-#endif
-  parallel_for(tasks, [&](int64_t task) { run(work, task); });
+  parallel_for(tasks, [&](int64_t task) {
+    with_instruction_set<InstructionSet::kAvx512>([&](auto variant) JAX_GNN_LAMBDA {
+      work.template run<TileOf<decltype(variant)::kInstructionSet>>(task);
+    });
+  });
 }
 
 // --- Groups --------------------------------------------------------------------------------------
@@ -131,10 +108,10 @@ struct Rows {
 // out[i, :] = init[i, :] + the sum over s of a(i, s) * panel[s, :], for kRows rows and the first
 // kVectors of the two vectors of columns that a panel has. Prefetches kRows * steps numbers from
 // `next` on.
-template <typename Isa, int kRows, int kVectors, typename Acc, bool kAcross>
+template <typename Tile, int kRows, int kVectors, typename Acc, bool kAcross>
 JAX_GNN_INLINE void multiply_tile(Factor<Acc, kAcross> a, const Acc* panel, int64_t steps,
                                   Rows<const Acc> init, Rows<Acc> out, const Acc* next) {
-  constexpr int kLanes = Isa::template kLanes<Acc>;
+  constexpr int kLanes = Tile::template kLanes<Acc>;
   using V = Vector<Acc, kLanes>;
   V sums[kRows][kVectors] = {};
   for (int64_t s = 0; s < steps; ++s) {
@@ -142,7 +119,7 @@ JAX_GNN_INLINE void multiply_tile(Factor<Acc, kAcross> a, const Acc* panel, int6
     V columns[kVectors];
     JAX_GNN_UNROLL
     for (int v = 0; v < kVectors; ++v) columns[v] = load<kLanes>(panel + v * kLanes);
-    panel += Isa::template kColumns<Acc>;
+    panel += Tile::template kColumns<Acc>;
     JAX_GNN_UNROLL
     for (int i = 0; i < kRows; ++i) {
       const Acc factor = a.at(i, s);
@@ -258,10 +235,10 @@ struct Matmul {
   const T *lhs, *rhs, *bias;
   Out* out;
 
-  template <typename Isa>
+  template <typename Tile>
   JAX_GNN_INLINE void run(int64_t task) const {
-    constexpr int kLanes = Isa::template kLanes<Acc>, kRows = Isa::kRows;
-    constexpr int64_t kColumns = Isa::template kColumns<Acc>;
+    constexpr int kLanes = Tile::template kLanes<Acc>, kRows = Tile::kRows;
+    constexpr int64_t kColumns = Tile::template kColumns<Acc>;
     const int64_t panels = (n + kColumns - 1) / kColumns;
     // Rows of the left factor that are widened, and stay in the cache, at a time.
     const int64_t rows = round_up(std::max<int64_t>(16384 / std::max<int64_t>(k, 1), 64), kRows);
@@ -274,7 +251,7 @@ struct Matmul {
                        return;
                      }
                      for (int64_t p = 0; p < panels; ++p) {
-                       pack<Isa>(weight, p * kColumns, packed.get() + p * (k + 1) * kColumns);
+                       pack<Tile>(weight, p * kColumns, packed.get() + p * (k + 1) * kColumns);
                      }
                      for (int64_t row = begin; row < end; row += rows) {
                        const int64_t count = std::min(rows, end - row);
@@ -283,7 +260,7 @@ struct Matmul {
                        for (int64_t p = 0; p < panels; ++p) {
                          const Acc* const panel = packed.get() + p * (k + 1) * kColumns;
                          for (int64_t i = 0; i < count;) {
-                           i += multiply<Isa>(a + i * k, panel, row + i, count - i, p * kColumns);
+                           i += multiply<Tile>(a + i * k, panel, row + i, count - i, p * kColumns);
                          }
                        }
                      }
@@ -292,10 +269,10 @@ struct Matmul {
 
  private:
   // A panel: columns [column, column + kColumns) of a weight, with their biases ahead.
-  template <typename Isa>
+  template <typename Tile>
   JAX_GNN_INLINE void pack(int64_t weight, int64_t column, Acc* panel) const {
-    constexpr int kLanes = Isa::template kLanes<Acc>;
-    constexpr int64_t kColumns = Isa::template kColumns<Acc>;
+    constexpr int kLanes = Tile::template kLanes<Acc>;
+    constexpr int64_t kColumns = Tile::template kColumns<Acc>;
     const int64_t width = std::min(n - column, kColumns);
     widen_row<kLanes>(bias ? bias + weight * n + column : nullptr, bias ? width : 0, panel,
                       kColumns);
@@ -316,14 +293,14 @@ struct Matmul {
 
   // Computes one tile: columns from `column` on of at most `count` rows from `row` on, of which it
   // returns the number.
-  template <typename Isa>
+  template <typename Tile>
   JAX_GNN_INLINE int multiply(const Acc* a, const Acc* panel, int64_t row, int64_t count,
                               int64_t column) const {
-    constexpr int kLanes = Isa::template kLanes<Acc>;
-    constexpr int kColumns = Isa::template kColumns<Acc>;
+    constexpr int kLanes = Tile::template kLanes<Acc>;
+    constexpr int kColumns = Tile::template kColumns<Acc>;
     Out* const target = out + row * n + column;
     const int64_t width = std::min<int64_t>(n - column, kColumns);
-    alignas(64) Acc tile[Isa::kRows * kColumns];
+    alignas(64) Acc tile[Tile::kRows * kColumns];
     Rows<Acc> to = {tile, kColumns};
     bool direct = false;
     if constexpr (std::is_same_v<Out, Acc>) {
@@ -331,11 +308,11 @@ struct Matmul {
       if (direct) to = {target, n};
     }
     const int rows =
-        with_tile<Isa::kRows>(count, width <= kLanes, [&](auto rows, auto vectors) JAX_GNN_LAMBDA {
+        with_tile<Tile::kRows>(count, width <= kLanes, [&](auto rows, auto vectors) JAX_GNN_LAMBDA {
           Rows<const Acc> init = {panel, 0};  // the biases
           int64_t s = 0;
           do {
-            multiply_tile<Isa, decltype(rows)::value, decltype(vectors)::value>(
+            multiply_tile<Tile, decltype(rows)::value, decltype(vectors)::value>(
                 Factor<Acc, false>{a + s, k}, panel + (s + 1) * kColumns, std::min(kSteps, k - s),
                 init, to, a + decltype(rows)::value * (k + s));
             init = {to.data, to.stride};
@@ -368,10 +345,10 @@ struct Outer {
   Out* out;
   Acc* partial;  // (tasks, 2, k, n): sums of a task's first and last group, where others share it
 
-  template <typename Isa>
+  template <typename Tile>
   JAX_GNN_INLINE void run(int64_t task) const {
-    constexpr int kLanes = Isa::template kLanes<Acc>;
-    constexpr int64_t kColumns = Isa::template kColumns<Acc>;
+    constexpr int kLanes = Tile::template kLanes<Acc>;
+    constexpr int64_t kColumns = Tile::template kColumns<Acc>;
     const int64_t panels = (n + kColumns - 1) / kColumns;
     const int64_t first = even_share(num_rows, task, tasks);
     const int64_t last = even_share(num_rows, task + 1, tasks);
@@ -393,9 +370,9 @@ struct Outer {
               }
               for (int64_t i = 0; i < k;) {
                 Acc* const tile = sums.get() + (p * k + i) * kColumns;
-                i += with_tile<Isa::kRows>(
+                i += with_tile<Tile::kRows>(
                     k - i, width <= kLanes, [&](auto rows, auto vectors) JAX_GNN_LAMBDA {
-                      multiply_tile<Isa, decltype(rows)::value, decltype(vectors)::value>(
+                      multiply_tile<Tile, decltype(rows)::value, decltype(vectors)::value>(
                           Factor<Acc, true>{a + i, k}, panel, steps,
                           row == begin ? Rows<const Acc>{zeros, 0}
                                        : Rows<const Acc>{tile, kColumns},

@@ -16,12 +16,12 @@ namespace jax_gnn::cpu {
 // maximum. Accumulates in Acc. Integers have no weights, mean or logsumexp;
 // products and logsumexp no weights.
 template <typename T, typename Acc, typename Index>
-void segment_reduce(const ParallelFor& parallel_for, const Segments<Index>& segments, Reduce reduce,
+void segment_reduce(const ParallelFor& parallel_for, const Csr<Index>& csr, Reduce reduce,
                     const T* in, const Acc* weight, Features features, T* out);
 
 // out[r, :] = sum over the entries of row r that match, see Select. out: (num_rows, width).
 template <typename T, typename Acc, typename Index>
-void segment_select(const ParallelFor& parallel_for, const Segments<Index>& segments,
+void segment_select(const ParallelFor& parallel_for, const Csr<Index>& csr,
                     const Select<T, Acc>& select, Features features, T* out);
 
 }  // namespace jax_gnn::cpu

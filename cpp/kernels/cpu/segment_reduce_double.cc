@@ -3,7 +3,7 @@
 
 namespace jax_gnn::cpu {
 
-template void segment_reduce(const ParallelFor&, const Segments<int32_t>&, Reduce, const double*,
+template void segment_reduce(const ParallelFor&, const Csr<int32_t>&, Reduce, const double*,
                              const double*, Features, double*);
 
 }  // namespace jax_gnn::cpu

@@ -3,7 +3,7 @@
 
 namespace jax_gnn::cpu {
 
-template void segment_reduce(const ParallelFor&, const Segments<int32_t>&, Reduce, const float*,
+template void segment_reduce(const ParallelFor&, const Csr<int32_t>&, Reduce, const float*,
                              const float*, Features, float*);
 
 }  // namespace jax_gnn::cpu

@@ -3,9 +3,9 @@
 
 namespace jax_gnn::cpu {
 
-template void segment_reduce(const ParallelFor&, const Segments<int32_t>&, Reduce, const Half*,
+template void segment_reduce(const ParallelFor&, const Csr<int32_t>&, Reduce, const Half*,
                              const float*, Features, Half*);
-template void segment_reduce(const ParallelFor&, const Segments<int32_t>&, Reduce, const BFloat16*,
+template void segment_reduce(const ParallelFor&, const Csr<int32_t>&, Reduce, const BFloat16*,
                              const float*, Features, BFloat16*);
 
 }  // namespace jax_gnn::cpu

@@ -9,7 +9,7 @@ template <typename T, typename Index>
 struct Selection {
   using Acc = Accumulator<T>;
   static constexpr int kStates = 1, kMaxTile = 16, kScatterTile = 0;
-  Segments<Index> segments;
+  Csr<Index> csr;
   Select<T, Acc> select;
   Features features;
   T* out;
@@ -24,10 +24,10 @@ struct Selection {
     for (V& vector : run.state[0]) vector = broadcast<V>(Acc(0));
     const int64_t width = features.width;
     const bool weighted = select.weight || select.factor;
-    for (; begin < end && segments.rows[begin] == row; ++begin) {
-      prefetch_ahead(segments, begin, select.col_key, width, tile.column, kTile);
-      const int64_t col = col_of(segments, begin);
-      const int64_t index = weighted ? weight_of(segments, begin) * features.heads : 0;
+    for (; begin < end && csr.rows[begin] == row; ++begin) {
+      prefetch_ahead(csr, begin, select.col_key, width, tile.column, kTile);
+      const int64_t col = col_of(csr, begin);
+      const int64_t index = weighted ? weight_of(csr, begin) * features.heads : 0;
       if (col < 0 || index < 0) continue;
       const T* const row_key = select.row_key + row * width + tile.column;
       const T* const col_key = select.col_key + col * width + tile.column;
@@ -70,13 +70,13 @@ struct Selection {
 }  // namespace
 
 template <typename T, typename Acc, typename Index>
-void segment_select(const ParallelFor& parallel_for, const Segments<Index>& segments,
+void segment_select(const ParallelFor& parallel_for, const Csr<Index>& csr,
                     const Select<T, Acc>& select, Features features, T* out) {
-  reduce_segments(parallel_for, Selection<T, Index>{segments, select, features, out}, segments, 2);
+  reduce_segments(parallel_for, Selection<T, Index>{csr, select, features, out}, csr, 2);
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                        \
-  template void segment_select(const ParallelFor&, const Segments<Index>&, const Select<T, Acc>&, \
+#define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                   \
+  template void segment_select(const ParallelFor&, const Csr<Index>&, const Select<T, Acc>&, \
                                Features, T*);
 #define JAX_GNN_INSTANTIATE_INDEX(Index)     \
   JAX_GNN_INSTANTIATE(float, float, Index)   \

@@ -394,20 +394,19 @@ struct Tangent {
 };
 
 template <typename Kernel>
-JAX_GNN_MULTIVERSION void run_block(const Kernel& kernel, const Area& area) {
-  kernel.block(area);
+void run_block(const Kernel& kernel, const Area& area) {
+  with_vectors([&](auto) JAX_GNN_LAMBDA { kernel.block(area); });
 }
 
 template <typename Kernel>
-JAX_GNN_MULTIVERSION void run_measure(const Kernel& kernel, const Area& area,
-                                      typename Kernel::Acc* state) {
-  if (area.begin < area.end) kernel.measure(area, state);
+void run_measure(const Kernel& kernel, const Area& area, typename Kernel::Acc* state) {
+  if (area.begin < area.end)
+    with_vectors([&](auto) JAX_GNN_LAMBDA { kernel.measure(area, state); });
 }
 
 template <typename Kernel>
-JAX_GNN_MULTIVERSION void run_apply(const Kernel& kernel, const Area& area,
-                                    const typename Kernel::Acc* state) {
-  if (area.begin < area.end) kernel.apply(area, state);
+void run_apply(const Kernel& kernel, const Area& area, const typename Kernel::Acc* state) {
+  if (area.begin < area.end) with_vectors([&](auto) JAX_GNN_LAMBDA { kernel.apply(area, state); });
 }
 
 // A share of the entries: those of a row that goes on from the share before, up to head_end; whole
@@ -449,14 +448,14 @@ void finish_whole_rows(const Kernel& kernel, const Index* rows, Area area) {
 }
 
 template <typename Kernel, typename Index, typename T>
-void normalize(const ParallelFor& parallel_for, const Kernel& kernel,
-               const Segments<Index>& segments, double cost, T* out) {
+void normalize(const ParallelFor& parallel_for, const Kernel& kernel, const Csr<Index>& csr,
+               double cost, T* out) {
   using Acc = typename Kernel::Acc;
-  const int64_t count = segments.count, width = kernel.width;
+  const int64_t count = csr.count, width = kernel.width;
   if (count == 0 || width == 0) return;
   expect_writes(out, count * width);
-  const Index* rows = segments.rows;
-  const Bounds bounds = valid_entries(segments);
+  const Index* rows = csr.rows;
+  const Bounds bounds = valid_entries(csr);
   const int64_t column_tasks = (width + kBlockColumns - 1) / kBlockColumns;
   const int64_t tasks = task_count(
       static_cast<double>(count) * static_cast<double>(std::min(width, kBlockColumns)) * cost,
@@ -521,22 +520,22 @@ void normalize(const ParallelFor& parallel_for, const Kernel& kernel,
 }  // namespace
 
 template <typename T, typename Acc, typename Index>
-void segment_softmax(const ParallelFor& parallel_for, const Segments<Index>& segments, const T* x,
+void segment_softmax(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* x,
                      int64_t width, T* y) {
-  normalize(parallel_for, Softmax<T, Index>{segments.rows, x, y, width}, segments, 2, y);
+  normalize(parallel_for, Softmax<T, Index>{csr.rows, x, y, width}, csr, 2, y);
 }
 
 template <typename T, typename Acc, typename Index>
-void segment_softmax_tangent(const ParallelFor& parallel_for, const Segments<Index>& segments,
-                             const T* y, const T* t, int64_t width, T* out) {
-  normalize(parallel_for, Tangent<T, Index>{segments.rows, y, t, out, width}, segments, 2, out);
+void segment_softmax_tangent(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* y,
+                             const T* t, int64_t width, T* out) {
+  normalize(parallel_for, Tangent<T, Index>{csr.rows, y, t, out, width}, csr, 2, out);
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                    \
-  template void segment_softmax<T, Acc>(const ParallelFor&, const Segments<Index>&, const T*, \
-                                        int64_t, T*);                                         \
-  template void segment_softmax_tangent<T, Acc>(const ParallelFor&, const Segments<Index>&,   \
-                                                const T*, const T*, int64_t, T*);
+#define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                        \
+  template void segment_softmax<T, Acc>(const ParallelFor&, const Csr<Index>&, const T*, int64_t, \
+                                        T*);                                                      \
+  template void segment_softmax_tangent<T, Acc>(const ParallelFor&, const Csr<Index>&, const T*,  \
+                                                const T*, int64_t, T*);
 #define JAX_GNN_INSTANTIATE_INDEX(Index)     \
   JAX_GNN_INSTANTIATE(float, float, Index)   \
   JAX_GNN_INSTANTIATE(double, double, Index) \

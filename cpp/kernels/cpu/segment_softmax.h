@@ -7,18 +7,18 @@
 
 namespace jax_gnn::cpu {
 
-// Both: (count, width) arrays, `rows` sorted (segments.cols and order are null); padding gets 0.
+// Both: (count, width) arrays, `rows` sorted (csr.cols and order are null); padding gets 0.
 // The workspace has `blocks` rows of workspace_bytes(...) bytes each, 16-byte aligned.
 
 // y = exp(x) over the sum of its row's.
 template <typename T, typename Acc, typename Index>
-void segment_softmax(const ParallelFor& parallel_for, const Segments<Index>& segments, const T* x,
+void segment_softmax(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* x,
                      int64_t width, T* y);
 
 // out = y * (t - sum over the row of y * t): derivative of the softmax y along t, and its own
 // transpose.
 template <typename T, typename Acc, typename Index>
-void segment_softmax_tangent(const ParallelFor& parallel_for, const Segments<Index>& segments,
-                             const T* y, const T* t, int64_t width, T* out);
+void segment_softmax_tangent(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* y,
+                             const T* t, int64_t width, T* out);
 
 }  // namespace jax_gnn::cpu

@@ -46,29 +46,28 @@ struct Bounds {
 };
 
 template <typename Index>
-Bounds valid_entries(const Segments<Index>& segments) {
-  const Index* rows = segments.rows;
+Bounds valid_entries(const Csr<Index>& csr) {
+  const Index* rows = csr.rows;
   int64_t begin = 0;
-  if (segments.count > 0 && rows[0] < 0) {
-    if (rows[segments.count - 1] < 0) {  // at both ends
-      while (begin < segments.count && rows[begin] < 0) ++begin;
+  if (csr.count > 0 && rows[0] < 0) {
+    if (rows[csr.count - 1] < 0) {  // at both ends
+      while (begin < csr.count && rows[begin] < 0) ++begin;
     } else {
-      begin = partition(0, segments.count, [&](int64_t e) { return rows[e] < 0; });
+      begin = partition(0, csr.count, [&](int64_t e) { return rows[e] < 0; });
     }
   }
-  return {begin, partition(begin, segments.count,
-                           [&](int64_t e) { return in_range(rows[e], segments.num_rows); })};
+  return {begin,
+          partition(begin, csr.count, [&](int64_t e) { return in_range(rows[e], csr.num_rows); })};
 }
 
 // Where share `index` of `count` starts.
 template <typename Index>
-Position share(const Segments<Index>& segments, const Bounds& bounds, int64_t index,
-               int64_t count) {
-  const int64_t entries = bounds.end - bounds.begin, items = entries + segments.num_rows;
+Position share(const Csr<Index>& csr, const Bounds& bounds, int64_t index, int64_t count) {
+  const int64_t entries = bounds.end - bounds.begin, items = entries + csr.num_rows;
   const int64_t item = even_share(items, index, count);
   const int64_t entry =
-      partition(std::max<int64_t>(item - segments.num_rows, 0), std::min(item, entries),
-                [&](int64_t e) { return segments.rows[bounds.begin + e] < item - e; });
+      partition(std::max<int64_t>(item - csr.num_rows, 0), std::min(item, entries),
+                [&](int64_t e) { return csr.rows[bounds.begin + e] < item - e; });
   return {bounds.begin + entry, item - entry};
 }
 
@@ -135,7 +134,7 @@ template <typename Reducer, typename Index>
 struct ShareTile {
   using Acc = typename Reducer::Acc;
   const Reducer& reducer;
-  const Segments<Index>& segments;
+  const Csr<Index>& csr;
   const Bounds& bounds;
   Position from, to;
   const Carries<Acc>& carries;
@@ -144,7 +143,7 @@ struct ShareTile {
   template <int kTile>
   JAX_GNN_INLINE void operator()(std::integral_constant<int, kTile>, int64_t column) const {
     const Tile<Acc, kTile> tile(reducer.features, column);
-    const Index* rows = segments.rows;
+    const Index* rows = csr.rows;
     Carry carry = {-1, 0, -1, 0};
     int64_t entry = from.entry, row = from.row;
     // The first row may have begun in the share before; even if none of its entries are left.
@@ -165,7 +164,7 @@ struct ShareTile {
         }
       }
       const int64_t id = head ? row : rows[entry];
-      if (id < row || id > to.row || id >= segments.num_rows) {  // ids are not sorted after all
+      if (id < row || id > to.row || id >= csr.num_rows) {  // ids are not sorted after all
         ++entry;
         continue;
       }
@@ -190,12 +189,6 @@ struct ShareTile {
     if (column == 0) carries.of(task) = carry;
   }
 };
-
-template <typename Reducer, typename Index>
-JAX_GNN_MULTIVERSION void reduce_share(const ShareTile<Reducer, Index>& share, int64_t first_column,
-                                       int64_t last_column) {
-  for_each_tile<Reducer::kMaxTile>(share.reducer.features, first_column, last_column, share);
-}
 
 // Puts together the rows that more than one task had a part of.
 template <typename Reducer>
@@ -232,23 +225,26 @@ void finish_carried(const Reducer& reducer, const Carries<typename Reducer::Acc>
 // Reduces all rows in so many tasks for each share of the columns. False: nothing has come of it,
 // as the tasks' rows overlap, ids not being sorted.
 template <typename Reducer, typename Index>
-bool reduce_in_tasks(const ParallelFor& parallel_for, const Reducer& reducer,
-                     const Segments<Index>& segments, const Bounds& bounds, int64_t tasks) {
+bool reduce_in_tasks(const ParallelFor& parallel_for, const Reducer& reducer, const Csr<Index>& csr,
+                     const Bounds& bounds, int64_t tasks) {
   const int64_t width = reducer.features.width;
   const int64_t column_tasks = (width + kTaskColumns - 1) / kTaskColumns;
   const Carries<typename Reducer::Acc> carries(tasks, Reducer::kStates * width);
   std::atomic<bool> apart{true};
   parallel_for(tasks * column_tasks, [&](int64_t task) {
     const int64_t index = task / column_tasks, first_column = task % column_tasks * kTaskColumns;
-    const Position from = share(segments, bounds, index, tasks);
-    const Position to = share(segments, bounds, index + 1, tasks);
+    const Position from = share(csr, bounds, index, tasks);
+    const Position to = share(csr, bounds, index + 1, tasks);
     // Rows from the first to the last are covered: they overlap only where some go backward.
     if (from.row > to.row) {
       apart.store(false, std::memory_order_relaxed);
       return;
     }
-    const ShareTile<Reducer, Index> tile = {reducer, segments, bounds, from, to, carries, index};
-    reduce_share(tile, first_column, std::min(first_column + kTaskColumns, width));
+    const ShareTile<Reducer, Index> tile = {reducer, csr, bounds, from, to, carries, index};
+    const int64_t last_column = std::min(first_column + kTaskColumns, width);
+    with_vectors([&](auto) JAX_GNN_LAMBDA {
+      for_each_tile<Reducer::kMaxTile>(reducer.features, first_column, last_column, tile);
+    });
   });
   if (!apart) return false;
   finish_carried(reducer, carries, tasks);
@@ -257,18 +253,18 @@ bool reduce_in_tasks(const ParallelFor& parallel_for, const Reducer& reducer,
 
 // Reduces all rows. `cost`: scalar operations for a column of an entry.
 template <typename Reducer, typename Index>
-void reduce_segments(const ParallelFor& parallel_for, const Reducer& reducer,
-                     const Segments<Index>& segments, double cost) {
+void reduce_segments(const ParallelFor& parallel_for, const Reducer& reducer, const Csr<Index>& csr,
+                     double cost) {
   const int64_t width = reducer.features.width;
-  if (segments.num_rows == 0 || width == 0) return;
+  if (csr.num_rows == 0 || width == 0) return;
   constexpr int64_t kTasks = 1024;  // at most, where one has all columns
-  const Bounds bounds = valid_entries(segments);
+  const Bounds bounds = valid_entries(csr);
   const int64_t column_tasks = (width + kTaskColumns - 1) / kTaskColumns;
-  const double items = static_cast<double>(segments.count) + static_cast<double>(segments.num_rows);
+  const double items = static_cast<double>(csr.count) + static_cast<double>(csr.num_rows);
   const int64_t tasks = task_count(
       items * std::max<double>(std::min(width, kTaskColumns), 4) * cost, kTasks / column_tasks);
-  if (!reduce_in_tasks(parallel_for, reducer, segments, bounds, tasks))
-    reduce_in_tasks(parallel_for, reducer, segments, bounds, 1);
+  if (!reduce_in_tasks(parallel_for, reducer, csr, bounds, tasks))
+    reduce_in_tasks(parallel_for, reducer, csr, bounds, 1);
 }
 
 }  // namespace jax_gnn::cpu

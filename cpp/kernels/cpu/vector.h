@@ -1,5 +1,4 @@
-// What hot loops are written with: variants of functions for several instruction sets, vectors, and
-// tiles of columns.
+// What hot loops are written with: vectors, and tiles of columns.
 #pragma once
 
 #include <algorithm>
@@ -8,16 +7,8 @@
 #include <type_traits>
 #include <utility>
 
-// One portable binary with AVX-512, AVX2 and baseline variants of the hot loops, chosen at load
-// time.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__gnu_linux__) && \
-    !defined(JAX_GNN_NO_MULTIVERSION)
-#define JAX_GNN_MULTIVERSION __attribute__((target_clones("arch=x86-64-v3", "default")))
-#else
-#define JAX_GNN_MULTIVERSION
-#endif
-#define JAX_GNN_INLINE inline __attribute__((always_inline))
-#define JAX_GNN_LAMBDA __attribute__((always_inline))
+#include "instruction_set.h"
+
 #ifdef __clang__
 #define JAX_GNN_UNROLL _Pragma("clang loop unroll(full)")
 #else

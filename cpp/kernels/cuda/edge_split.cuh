@@ -16,12 +16,8 @@
 
 #include <cuda_pipeline.h>
 
-#include <algorithm>
-#include <type_traits>
-
 #include "../hypergraph.h"
-#include "../segments.h"
-#include "launch.cuh"
+#include "basics.cuh"
 #include "pack.cuh"
 #include "segment_ops.cuh"
 #include "segment_tails.cuh"
@@ -165,13 +161,6 @@ struct Shared {
   }
 };
 
-// Dynamic shared memory of a block: what is open where teams end, what waits for earlier blocks,
-// and the ends of rows that begin before their team, or the slots of the block before.
-template <typename Acc, int kVec>
-size_t shared_bytes(int threads, int lanes) {
-  return static_cast<size_t>(2 * threads + lanes) * kVec * sizeof(Acc);
-}
-
 // In place of an Own, where nothing is added to rows.
 struct NoOwn {};
 
@@ -182,6 +171,88 @@ template <typename T, typename Acc, int kVec>
 struct Fetched<Own<T, Acc>, kVec> {
   Word<T, kVec> word;
   Acc factor;
+};
+
+// The rows of the result, as a thread sees them: what is added to each, and how they are written.
+// By reference, as the code that comes out is then that of lambdas in the kernel.
+template <typename Out, typename Acc, int kVec, class Added>
+struct ResultRows {
+  using Own = Fetched<Added, kVec>;
+  const Sum<Acc, kVec>& sum;
+  const Team& team;
+  Out* const& out;
+  const Added& added;
+  const unsigned &row_bytes, &scaled_rows;
+
+  // Sends for what is added to a row.
+  __device__ __forceinline__ Own fetch(Index row) const {
+    Own own = {};
+    if constexpr (!std::is_same_v<Added, NoOwn>) {
+      load_below(static_cast<unsigned>(row), team.active ? sum.num_rows : 0,
+                 reinterpret_cast<const Word<Out, kVec>*>(
+                     row_at(added.rows + uint64_t{team.word} * kVec, row, row_bytes)),
+                 own.word);
+      own.factor = load_below_or(static_cast<unsigned>(row), sum.num_rows,
+                                 added.scale + added.stride * static_cast<unsigned>(row), Acc(0));
+    }
+    return own;
+  }
+  __device__ __forceinline__ Acc scale(Index row) const {
+    return load_below_or(static_cast<unsigned>(row), scaled_rows,
+                         sum.row_scale + static_cast<unsigned>(row), Acc(1));
+  }
+  // Of the row that a slot ends; zero for an empty row, whatever its scale.
+  __device__ __forceinline__ Acc scale_of(const Slot& slot) const {
+    const Acc factor = scale(slot.row);
+    return slot.is_empty() ? Acc(0) : factor;
+  }
+  __device__ __forceinline__ void store(Index row, const Acc (&run)[kVec], Acc factor,
+                                        const Own& own) const {
+    if (!team.active || !is_id(row, sum.num_rows)) return;
+    Out* to = row_at(out + uint64_t{team.word} * kVec, row, row_bytes);
+    if constexpr (std::is_same_v<Added, NoOwn>) {
+      store_scaled(to, run, factor);
+    } else {
+      Acc total[kVec];
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) total[i] = factor * run[i];
+      add_word<Out>(total, own.word, own.factor);
+      store_scaled(to, total, Acc(1));
+    }
+  }
+};
+
+// The features that a slot's ids point at, as a thread sees them.
+template <bool kScaled, typename In, typename Acc, int kVec>
+struct SlotFeatures {
+  using Words = Word<In, kVec>[kSlotSize];
+  const Sum<Acc, kVec>& sum;
+  const unsigned char* const& lane_in;
+  const unsigned &row_bytes, &num_cols;
+  const int& lanes;
+
+  // Features [begin, end) of the slot.
+  __device__ __forceinline__ void load(const Slot& slot, Words& words, int begin, int end) const {
+#pragma unroll
+    for (int j = begin; j < end; ++j) {
+      words[j] = {};
+      load_below(static_cast<unsigned>(slot.ids[j]), num_cols,
+                 reinterpret_cast<const Word<In, kVec>*>(row_at(lane_in, slot.ids[j], row_bytes)),
+                 words[j]);
+    }
+  }
+  // One for the lane, of those that its team needs.
+  __device__ __forceinline__ Acc load_scale(const Slot& slot) const {
+    return kScaled ? load_below_or(static_cast<unsigned>(slot.scaled_id), sum.num_cols,
+                                   sum.col_scale + static_cast<unsigned>(slot.scaled_id), Acc(1))
+                   : Acc(1);
+  }
+  __device__ __forceinline__ void add(Acc (&run)[kVec], const Words& words, Acc scale, int begin,
+                                      int end) const {
+#pragma unroll
+    for (int j = begin; j < end; ++j)
+      add_word<In>(run, words[j], kScaled ? __shfl_sync(kWholeWarp, scale, j, lanes) : Acc(1));
+  }
 };
 
 // `kOne`: a team has one slot. The code is then shorter, which is what counts in small sums: most
@@ -210,36 +281,16 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
     __pipeline_commit();
   }
   const unsigned out_bytes = sum.words * kVec * static_cast<unsigned>(sizeof(Out));
-  const auto fetch = [&](Index row) {
-    Fetched<Added, kVec> own = {};
-    if constexpr (!std::is_same_v<Added, NoOwn>) {
-      load_below(static_cast<unsigned>(row), team.active ? sum.num_rows : 0,
-                 reinterpret_cast<const Word<Out, kVec>*>(
-                     row_at(added.rows + uint64_t{team.word} * kVec, row, out_bytes)),
-                 own.word);
-      own.factor = load_below_or(static_cast<unsigned>(row), sum.num_rows,
-                                 added.scale + added.stride * static_cast<unsigned>(row), Acc(0));
-    }
-    return own;
-  };
-  Fetched<Added, kVec> own = fetch(now.is_last() ? now.row : kNothingFollows);
+  const unsigned scaled_rows = sum.row_scale != nullptr ? sum.num_rows : 0;
+  const ResultRows<Out, Acc, kVec, Added> rows = {sum, team, out, added, out_bytes, scaled_rows};
+  Fetched<Added, kVec> own = rows.fetch(now.is_last() ? now.row : kNothingFollows);
   if (reads_ahead) wait_for_previous_launch();
 
   const Shared<Acc, kVec> open_ends = {reinterpret_cast<Pack<Acc, kVec>*>(dynamic_shared())},
                           kept = {open_ends.parts + blockDim.x}, heads = {kept.parts + team.lanes},
                           past = heads;
   const int lanes = static_cast<int>(team.lanes);
-  const unsigned scaled_rows = sum.row_scale != nullptr ? sum.num_rows : 0;
-  const auto row_scale = [&](Index row) {
-    return load_below_or(static_cast<unsigned>(row), scaled_rows,
-                         sum.row_scale + static_cast<unsigned>(row), Acc(1));
-  };
-  // Zero for an empty row, whatever its scale.
-  const auto scale_of = [&](const Slot& slot) {
-    const Acc scale = row_scale(slot.row);
-    return slot.is_empty() ? Acc(0) : scale;
-  };
-  Acc scale = scale_of(now);
+  Acc scale = rows.scale_of(now);
 
   // What loads and stores need at every turn.
   const unsigned row_bytes = sum.words * static_cast<unsigned>(sizeof(Word<In, kVec>));
@@ -248,40 +299,8 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
   unsigned num_cols = team.active ? sum.num_cols : 0;
   hide(lane_in);
   hide(num_cols);
-  const auto store = [&](Index row, const Acc(&run)[kVec], Acc factor,
-                         const Fetched<Added, kVec>& own) {
-    if (!team.active || !is_id(row, sum.num_rows)) return;
-    Out* to = row_at(out + uint64_t{team.word} * kVec, row, out_bytes);
-    if constexpr (std::is_same_v<Added, NoOwn>) {
-      store_scaled(to, run, factor);
-    } else {
-      Acc total[kVec];
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) total[i] = factor * run[i];
-      add_word<Out>(total, own.word, own.factor);
-      store_scaled(to, total, Acc(1));
-    }
-  };
-  using Words = Word<In, kVec>[kSlotSize];
-  const auto load = [&](const Slot& slot, Words& words, int begin, int end) {
-#pragma unroll
-    for (int j = begin; j < end; ++j) {
-      words[j] = {};
-      load_below(static_cast<unsigned>(slot.ids[j]), num_cols,
-                 reinterpret_cast<const Word<In, kVec>*>(row_at(lane_in, slot.ids[j], row_bytes)),
-                 words[j]);
-    }
-  };
-  const auto load_col_scale = [&](const Slot& slot) {
-    return kScaled ? load_below_or(static_cast<unsigned>(slot.scaled_id), sum.num_cols,
-                                   sum.col_scale + static_cast<unsigned>(slot.scaled_id), Acc(1))
-                   : Acc(1);
-  };
-  const auto add = [&](Acc(&run)[kVec], const Words& words, Acc scale, int begin, int end) {
-#pragma unroll
-    for (int j = begin; j < end; ++j)
-      add_word<In>(run, words[j], kScaled ? __shfl_sync(kWholeWarp, scale, j, lanes) : Acc(1));
-  };
+  const SlotFeatures<kScaled, In, Acc, kVec> features = {sum, lane_in, row_bytes, num_cols, lanes};
+  using Words = typename SlotFeatures<kScaled, In, Acc, kVec>::Words;
 
   // A row that begins up to `again` slots before the block is summed up here once more; what began
   // earlier is handed on by blocks before. Both sides of a border judge by the place behind it.
@@ -297,22 +316,22 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
   unsigned round = 0;
   if (kOne) {
     Words words;
-    load(now, words, 0, kSlotSize);
-    const Acc col_scale = load_col_scale(now);
+    features.load(now, words, 0, kSlotSize);
+    const Acc col_scale = features.load_scale(now);
     Slot repeated = now;
     if (repeats)
       repeated = load_slot(
           sum, team.index < start.before() ? first - start.before() + team.index : sum.count, team);
-    add(run, words, col_scale, 0, kSlotSize);
+    features.add(run, words, col_scale, 0, kSlotSize);
     if (repeats) {
-      load(repeated, words, 0, kSlotSize);
+      features.load(repeated, words, 0, kSlotSize);
       Acc part[kVec] = {};
-      add(part, words, load_col_scale(repeated), 0, kSlotSize);
+      features.add(part, words, features.load_scale(repeated), 0, kSlotSize);
       past.put(part, threadIdx.x);
     }
     if (now.is_last()) {
       if (now.before() == 0)
-        store(now.row, run, scale, own);
+        rows.store(now.row, run, scale, own);
       else
         head_round = 1;
     }
@@ -324,29 +343,29 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
       // Most slots are not full: where none of the warp is, the rest costs nothing.
       const bool more = __any_sync(kWholeWarp, now.has_more()) != 0;
       Words words;
-      load(now, words, 0, kHalfSlot);
-      if (more) load(now, words, kHalfSlot, kSlotSize);
-      const Acc col_scale = load_col_scale(now);
+      features.load(now, words, 0, kHalfSlot);
+      if (more) features.load(now, words, kHalfSlot, kSlotSize);
+      const Acc col_scale = features.load_scale(now);
       ++round;
       ++index;
       Slot next = now;
       if (round < rounds) next = load_slot(sum, index, team);
-      add(run, words, col_scale, 0, kHalfSlot);
-      if (more) add(run, words, col_scale, kHalfSlot, kSlotSize);
+      features.add(run, words, col_scale, 0, kHalfSlot);
+      if (more) features.add(run, words, col_scale, kHalfSlot, kSlotSize);
       if (now.is_last()) {
         if (__builtin_expect(now.before() >= round, 0)) {
           head_round = round;
           heads.put(run, threadIdx.x);
         } else {
-          store(now.row, run, scale, own);
+          rows.store(now.row, run, scale, own);
         }
 #pragma unroll
         for (int i = 0; i < kVec; ++i) run[i] = 0;
       }
       if (round == rounds) break;
       now = next;
-      scale = scale_of(now);
-      own = fetch(now.is_last() ? now.row : kNothingFollows);
+      scale = rows.scale_of(now);
+      own = rows.fetch(now.is_last() ? now.row : kNothingFollows);
     }
   }
 
@@ -367,7 +386,7 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
     const unsigned in_team = head_round - 1;
     const Place place = load_place(sum, index - rounds + in_team);
     head_row = place.row;
-    head_scale = row_scale(head_row);
+    head_scale = rows.scale(head_row);
     // Slot of the block, or before it, in which that row begins.
     head_begin = static_cast<int>(team.index * rounds + in_team) - static_cast<int>(place.before());
   }
@@ -403,12 +422,12 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
     if (head_begin < 0 && crosses_in)
       kept.put(run, team.lane);
     else
-      store(head_row, run, head_scale, kOne ? own : fetch(head_row));
+      rows.store(head_row, run, head_scale, kOne ? own : rows.fetch(head_row));
   }
   if (!crosses_in || (passed && !relays)) return;
 
   // The row that crosses into the block ends in it, or is handed on by it.
-  const Acc factor = relays ? Acc(1) : row_scale(start.row);
+  const Acc factor = relays ? Acc(1) : rows.scale(start.row);
   const bool many = start.before() > per_block + again;  // it may have passed the block before
   const int length = many ? blocks_of_run(block, relays,
                                           [&](int other) {
@@ -442,80 +461,7 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
   if (relays)
     sum.tails.put(block, column, width, taken);
   else
-    store(start.row, taken, factor, fetch(start.row));
-}
-
-// out[r, :] = row_scale[r] * sum_{j in row r} col_scale[c_j] * in[c_j, :]; a null scale means ones.
-// in: (cols, width), out: (rows, width). A row without entries is zero whatever its scale. To each
-// row an Own is added, or NoOwn. One launch. If it `reads_ahead`, the one before it in the stream
-// writes `in` and nothing else that is read here. As many blocks share the slots as there are
-// workspaces.
-template <typename In, typename Out, typename Acc, int kVec, class Added>
-cudaError_t launch_sum(cudaStream_t stream, bool reads_ahead, int most_threads,
-                       const EdgeSplit& split, const In* in, const Acc* col_scale,
-                       const Acc* row_scale, const Added& added, int64_t width, Out* out,
-                       const Workspace& workspace) {
-  const int64_t words = width / kVec;
-  int lane_bits = 0, team_bits = 0;
-  while (1 << lane_bits < 32 && (1 << lane_bits < kLeastLanes || int64_t{1} << lane_bits < words))
-    ++lane_bits;
-  const int lanes = 1 << lane_bits;
-  while ((lanes << team_bits << 1) <= std::min(most_threads, kMaxThreads) ||
-         lanes << team_bits < 32)
-    ++team_bits;
-  const int threads = lanes << team_bits;
-  const int64_t count = std::max<int64_t>(split.num_slots - 1, 1);
-  const int64_t rounds = ceil_div(count, workspace.blocks << team_bits);
-  const int64_t per_block = rounds << team_bits;
-  const int64_t blocks = ceil_div(count, per_block);
-  const int64_t tiles = ceil_div(words, int64_t{lanes});
-  if (tiles > kMaxGridY || split.num_slots > kMaxGridX || per_block > kMaxGridX)
-    return cudaErrorInvalidConfiguration;
-  if (!aligned(split.ids, sizeof(uint4)) || !aligned(split.places, sizeof(uint2)))
-    return cudaErrorInvalidValue;
-  const Sum<Acc, kVec> sum = {reinterpret_cast<const uint4*>(split.ids),
-                              reinterpret_cast<const uint2*>(split.places),
-                              static_cast<unsigned>(split.num_slots - 1),
-                              static_cast<unsigned>(split.num_rows),
-                              static_cast<unsigned>(split.num_cols),
-                              col_scale,
-                              row_scale,
-                              lane_bits,
-                              team_bits,
-                              static_cast<unsigned>(rounds),
-                              static_cast<unsigned>(per_block),
-                              static_cast<unsigned>(words),
-                              {static_cast<unsigned char*>(workspace.bytes), next_tag()}};
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  const Plan plan = {grid, threads, shared_bytes<Acc, kVec>(threads, lanes)};
-  const auto run = [&](auto one, auto scaled) {
-    return launch(
-        stream, plan,
-        sum_kernel<decltype(one)::value, decltype(scaled)::value, In, Out, Acc, kVec, Added>, sum,
-        in, out, reads_ahead, added);
-  };
-  const auto run_scaled = [&](auto scaled) {
-    return rounds == 1 ? run(std::true_type{}, scaled) : run(std::false_type{}, scaled);
-  };
-  if constexpr (std::is_same_v<Added, NoOwn> && std::is_same_v<Out, Acc>)  // of the first sum only
-    if (col_scale != nullptr) return run_scaled(std::true_type{});
-  return run_scaled(std::false_type{});
-}
-
-template <typename In, typename Out, typename Acc, class Added>
-cudaError_t row_sums(cudaStream_t stream, bool reads_ahead, int most_threads,
-                     const EdgeSplit& split, const In* in, const Acc* col_scale,
-                     const Acc* row_scale, const Added& added, int64_t width, Out* out,
-                     const Workspace& workspace) {
-  constexpr int kWide = 16 / sizeof(In);
-  bool wide = readable<kWide>(in, width) && aligned(out, store_alignment<Out, kWide>);
-  if constexpr (!std::is_same_v<Added, NoOwn>)
-    wide = wide && aligned(added.rows, store_alignment<Out, kWide>);
-  if (wide)
-    return launch_sum<In, Out, Acc, kWide>(stream, reads_ahead, most_threads, split, in, col_scale,
-                                           row_scale, added, width, out, workspace);
-  return launch_sum<In, Out, Acc, 1>(stream, reads_ahead, most_threads, split, in, col_scale,
-                                     row_scale, added, width, out, workspace);
+    rows.store(start.row, taken, factor, rows.fetch(start.row));
 }
 
 }  // namespace

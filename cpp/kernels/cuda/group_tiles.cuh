@@ -7,7 +7,7 @@
 #pragma once
 
 #include "../segment_matmul.h"
-#include "launch.cuh"
+#include "basics.cuh"
 
 namespace jax_gnn::cuda {
 

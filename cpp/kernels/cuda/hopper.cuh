@@ -1,12 +1,10 @@
 // Hopper's copy engine, barriers and matrix instructions, as far as the kernels here use them.
 #pragma once
 
-#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_runtime.h>
 
-#include <cstdint>
+#include "basics.cuh"
 
 namespace jax_gnn::cuda {
 
@@ -78,15 +76,20 @@ struct RingIndex {
 
 // --- The copy engine -----------------------------------------------------------------------------
 
+// Describes a matrix to the copy engine; written by the host (tensor_map.h), a CUtensorMap.
+struct alignas(128) TensorMap {
+  uint64_t opaque[16];
+};
+
 // Fetches the description before it is needed.
-__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
 // Copies the box of a matrix that begins at (row, column) to shared memory. A described matrix
 // whose rows are whole chunks has the chunk of a row as a coordinate of its own, so that one copy,
 // the cheaper the fewer there are, brings all of a tile's; else `chunk` is 0.
-__device__ __forceinline__ void copy_box(const CUtensorMap& map, int column, int row, int chunk,
+__device__ __forceinline__ void copy_box(const TensorMap& map, int column, int row, int chunk,
                                          void* to, Barrier& barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -102,7 +105,7 @@ class TileCopy {
  public:
   static constexpr int kBytes = kChunks * kRows * kChunkBytes;
 
-  __device__ __forceinline__ TileCopy(const CUtensorMap& map, int columns, int column)
+  __device__ __forceinline__ TileCopy(const TensorMap& map, int columns, int column)
       : map_(map), column_(column), whole_(columns % kPerChunk == 0) {}
   __device__ __forceinline__ void operator()(int row, unsigned char* to, Barrier& barrier) const {
     if (whole_)
@@ -115,7 +118,7 @@ class TileCopy {
 
  private:
   static constexpr int kPerChunk = kChunkBytes / sizeof(T);
-  const CUtensorMap& map_;
+  const TensorMap& map_;
   const int column_;
   const bool whole_;  // rows are whole chunks
 };
@@ -142,37 +145,6 @@ __device__ __forceinline__ void wait_until_written() {
 // `from` and `bytes` are multiples of 16.
 __device__ __forceinline__ void prefetch_to_l2(const void* from, unsigned bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
-// Describes a matrix that is read in boxes of `box_rows` times `box_chunks` chunks.
-template <typename T>
-inline cudaError_t describe(const T* matrix, int64_t rows, int64_t columns, int box_rows,
-                            int box_chunks, CUtensorMapDataType type, CUtensorMap& map) {
-  using Encode = decltype(&cuTensorMapEncodeTiled);
-  static const Encode encode = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
-                                         &found) != cudaSuccess ||
-        found != cudaDriverEntryPointSuccess)
-      entry = nullptr;
-    return reinterpret_cast<Encode>(entry);
-  }();
-  if (encode == nullptr) return cudaErrorNotSupported;
-  constexpr int64_t kPerChunk = kChunkBytes / sizeof(T);
-  const bool whole = columns % kPerChunk == 0;
-  const int64_t chunks = whole ? columns / kPerChunk : 1;
-  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(whole ? kPerChunk : columns),
-                               static_cast<cuuint64_t>(rows), static_cast<cuuint64_t>(chunks)};
-  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(columns) * sizeof(T), kChunkBytes};
-  const cuuint32_t box[3] = {static_cast<cuuint32_t>(kPerChunk), static_cast<cuuint32_t>(box_rows),
-                             static_cast<cuuint32_t>(whole ? box_chunks : 1)};
-  const cuuint32_t steps[3] = {1, 1, 1};
-  const CUresult result =
-      encode(&map, type, 3, const_cast<T*>(matrix), sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 // --- Matrix instructions -------------------------------------------------------------------------

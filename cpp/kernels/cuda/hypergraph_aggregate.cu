@@ -2,7 +2,7 @@
 // two launches in one call. The second begins while the first ends: it has its first ids when the
 // sums of the hyperedges are there. These stay in L2 where they fit.
 
-#include "edge_split.cuh"
+#include "edge_split_launch.h"
 #include "hypergraph_aggregate.h"
 
 namespace jax_gnn::cuda {

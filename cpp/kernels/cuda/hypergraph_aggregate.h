@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "../hypergraph.h"
-#include "../segments.h"
+#include "../workspace.h"
 
 namespace jax_gnn::cuda {
 

@@ -1,7 +1,7 @@
 // Sums over the lanes of a team, for several entries at once.
 #pragma once
 
-#include "launch.cuh"
+#include "basics.cuh"
 
 namespace jax_gnn::cuda {
 

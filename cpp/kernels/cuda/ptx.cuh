@@ -5,12 +5,18 @@
 #include "../../emulator/ptx.h"
 #else
 
-#include <cuda_runtime.h>
-
-#include <cstddef>
 #include <cstdint>
 
 namespace jax_gnn::cuda {
+
+// cudaTriggerProgrammaticLaunchCompletion and cudaGridDependencySynchronize, which a runtime
+// compiler does not know: from sm_90 on.
+__device__ __forceinline__ void trigger_next_launch() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void synchronize_with_previous_launch() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 
 // The block's dynamic shared memory, aligned to 16 bytes.
 __device__ __forceinline__ unsigned char* dynamic_shared() {

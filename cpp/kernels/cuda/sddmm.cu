@@ -1,210 +1,19 @@
-// Dot products of pairs of gathered rows.
-//
-// Every warp takes an even, contiguous range of entries and walks it in steps. A team of lanes (a
-// power of two, at most a warp) holds one head of kEntries entries in a step, all their words in
-// flight at once, and adds up the lanes' shares for all of them together (see add_over_lanes). The
-// teams of a warp lie side by side in the heads, then in the entries. The cut comes from shapes
-// alone.
-
+// Dot products of pairs of gathered rows, the host's side: in words of which size, and how entries
+// are cut.
 #include <algorithm>
 #include <type_traits>
 
-#include "lane_sums.cuh"
-#include "launch.cuh"
-#include "pack.cuh"
+#include "launch.h"
+#include "sddmm.cuh"
 #include "sddmm.h"
 
 namespace jax_gnn::cuda {
 namespace {
 
-using Index = int32_t;
-constexpr int kThreads = 128;
 constexpr int64_t kMaxBlocks = 528;  // four for each multiprocessor of an H200
 
-// Entries in flight in each lane. Select has twice the operands.
-template <bool kSelect>
-constexpr int kEntries = kSelect ? 4 : 8;
-
-// How warps are divided.
-struct Cut {
-  int lane_bits;     // log2 of the lanes of a team
-  int head_bits;     // log2 of the heads that teams hold side by side
-  bool aligned;      // ids can be read in long words
-  int64_t per_warp;  // entries, a multiple of a step's
-};
-
-// The arrays that one side of the entries is gathered from: `values` are multiplied, `keys` say
-// where (with a Select).
-template <typename T>
-struct Side {
-  const T* values;
-  const T* keys;
-};
-
-// As row_at, in plain C++: the compiler then issues the loads of a step earlier, 3 %.
-template <typename T>
-__device__ __forceinline__ T* plain_row_at(T* from, Index row, unsigned row_bytes) {
-  return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(from) +
-                              static_cast<uint64_t>(static_cast<unsigned>(row)) * row_bytes);
-}
-
-// Ids of a step. Those that are not there are padding.
-template <int kSize>
-struct Ids {
-  bool full;  // the whole warp has all its entries, and arrays can be read in long words
-  Index row[kSize], col[kSize], order[kSize];
-};
-
-// sum += <a, b>, only where weight * p == q.
-template <typename T, int kVec, typename Acc>
-__device__ __forceinline__ void add_matching(Acc& sum, Word<T, kVec> a, Word<T, kVec> b, Acc weight,
-                                             Word<T, kVec> p, Word<T, kVec> q) {
-  T left[kVec], right[kVec], scaled[kVec], other[kVec];
-  memcpy(left, &a, sizeof(a));
-  memcpy(right, &b, sizeof(b));
-  memcpy(scaled, &p, sizeof(p));
-  memcpy(other, &q, sizeof(q));
-#pragma unroll
-  for (int i = 0; i < kVec; ++i)
-    if (matches(weight, scaled[i], other[i])) sum += widen(left[i]) * widen(right[i]);
-}
-
 template <bool kSelect, int kVec, typename T, typename Acc>
-__global__ void __launch_bounds__(kThreads, 4)
-    sddmm_kernel(Segments<Index> segments, Side<T> row_side, Side<T> col_side, const Acc* weights,
-                 bool weight_on_row, Features features, Cut cut, Acc* out) {
-  using W = Word<T, kVec>;
-  constexpr int kSize = kEntries<kSelect>;
-  const int lanes = 1 << cut.lane_bits, lane = threadIdx.x & (lanes - 1);
-  const int heads = 1 << cut.head_bits;
-  const int team = (threadIdx.x % 32) >> cut.lane_bits, slot = team >> cut.head_bits;
-  const int step = kSize * (32 >> (cut.lane_bits + cut.head_bits));
-  const int64_t warp = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32;
-  const int64_t begin = min(warp * cut.per_warp, segments.count);
-  const int64_t end = min(begin + cut.per_warp, segments.count);
-  const int64_t depth = features.width / features.heads;
-  const unsigned row_bytes = static_cast<unsigned>(features.width * sizeof(T));
-  const auto cut_size = [](int64_t size) {
-    return static_cast<unsigned>(min(size, int64_t{0x7fffffff}));
-  };
-  const unsigned num_rows = cut_size(segments.num_rows), num_cols = cut_size(segments.num_cols);
-  const unsigned num_weights = cut_size(segments.num_weights);
-  const bool ordered = segments.order != nullptr;
-  allow_next_launch();
-  wait_for_previous_launch();
-
-  const auto load_step = [&](int64_t base, Ids<kSize>& ids) {
-    const int64_t first = base + slot * kSize;
-    ids.full = cut.aligned && base + step <= end;
-    const auto load = [&](const Index* from, Index* to) {
-      if (ids.full)
-        load_words<kSize>(from + first, to);
-      else
-#pragma unroll
-        for (int j = 0; j < kSize; ++j) to[j] = load_or(first + j < end, from + first + j, -1);
-    };
-    load(segments.rows, ids.row);
-    if (segments.cols != nullptr)
-      load(segments.cols, ids.col);
-    else
-#pragma unroll
-      for (int j = 0; j < kSize; ++j) ids.col[j] = static_cast<Index>(first + j);
-    if (kSelect && ordered) load(segments.order, ids.order);
-  };
-
-  for (int64_t base_head = int64_t{blockIdx.y} << cut.head_bits; base_head < features.heads;
-       base_head += int64_t{gridDim.y} << cut.head_bits) {
-    const int64_t head = base_head + (team & (heads - 1));
-    const bool active = head < features.heads;
-    Ids<kSize> coming;
-    load_step(begin, coming);
-    for (int64_t base = begin; base < end; base += step) {
-      const Ids<kSize> ids = coming;
-      const int64_t first = base + slot * kSize;
-      unsigned valid = 0;  // bit j: entry j is not padding
-      Acc weight[kSize];
-#pragma unroll
-      for (int j = 0; j < kSize; ++j) {
-        bool is_valid = active && static_cast<unsigned>(ids.row[j]) < num_rows &&
-                        static_cast<unsigned>(ids.col[j]) < num_cols;
-        if constexpr (kSelect) {
-          const int64_t at = ordered ? int64_t{ids.order[j]} : first + j;
-          if (weights != nullptr) is_valid &= static_cast<uint64_t>(at) < num_weights;
-          weight[j] =
-              load_or(is_valid && weights != nullptr, weights + at * features.heads + head, Acc(1));
-        }
-        valid |= static_cast<unsigned>(is_valid) << j;
-      }
-      constexpr unsigned kAll = (1u << kSize) - 1;
-      const bool all_valid = !kSelect && __all_sync(kWholeWarp, valid == kAll);
-      if (base + step < end) load_step(base + step, coming);  // arrives while the features do
-
-      Acc sum[kSize] = {};
-      for (int64_t feature = lane * kVec; feature < depth; feature += lanes * kVec) {
-        const int64_t column = head * depth + feature;
-        W left[kSize], right[kSize];
-        if (all_valid) {
-          const auto load = [&](const T* from, Index row) {
-            return __ldg(reinterpret_cast<const W*>(plain_row_at(from + column, row, row_bytes)));
-          };
-#pragma unroll
-          for (int j = 0; j < kSize; ++j) right[j] = load(col_side.values, ids.col[j]);
-          constexpr int kHalf = kSize / 2;  // rows are mostly the same, and soon there
-#pragma unroll
-          for (int half = 0; half < kSize; half += kHalf) {
-#pragma unroll
-            for (int j = half; j < half + kHalf; ++j) left[j] = load(row_side.values, ids.row[j]);
-#pragma unroll
-            for (int j = half; j < half + kHalf; ++j) add_dot<T, kVec>(sum[j], left[j], right[j]);
-          }
-          continue;
-        }
-        const auto load = [&](const T* from, Index row, int j, W& word) {
-          word = {};
-          load_if(valid >> j & 1,
-                  reinterpret_cast<const W*>(plain_row_at(from + column, row, row_bytes)), word);
-        };
-#pragma unroll
-        for (int j = 0; j < kSize; ++j) {
-          load(col_side.values, ids.col[j], j, right[j]);
-          load(row_side.values, ids.row[j], j, left[j]);
-        }
-        // Padding was not loaded: zeros match, and add zero.
-        if constexpr (kSelect) {
-          W row_keys[kSize], col_keys[kSize];
-#pragma unroll
-          for (int j = 0; j < kSize; ++j) {
-            load(col_side.keys, ids.col[j], j, col_keys[j]);
-            load(row_side.keys, ids.row[j], j, row_keys[j]);
-          }
-#pragma unroll
-          for (int j = 0; j < kSize; ++j) {
-            const W p = weight_on_row ? row_keys[j] : col_keys[j];
-            const W q = weight_on_row ? col_keys[j] : row_keys[j];
-            add_matching<T, kVec>(sum[j], left[j], right[j], weight[j], p, q);
-          }
-        } else {
-#pragma unroll
-          for (int j = 0; j < kSize; ++j) add_dot<T, kVec>(sum[j], left[j], right[j]);
-        }
-      }
-      __syncwarp();
-      const Held held = add_over_lanes(sum, cut.lane_bits);
-#pragma unroll
-      for (int j = 0; j < kSize; ++j) {
-        if (j == held.count) break;
-        const int64_t entry = first + held.first + j;
-        if (!held.writes || !active || entry >= end) continue;
-        const int64_t to = !kSelect && ordered ? int64_t{segments.order[entry]} : entry;
-        if (kSelect || !ordered || static_cast<uint64_t>(to) < num_weights)
-          out[to * features.heads + head] = sum[j];
-      }
-    }
-  }
-}
-
-template <bool kSelect, int kVec, typename T, typename Acc>
-cudaError_t launch_sddmm(cudaStream_t stream, const Segments<Index>& segments, Side<T> row_side,
+cudaError_t launch_sddmm(cudaStream_t stream, const Csr<Index>& csr, Side<T> row_side,
                          Side<T> col_side, const Acc* weights, bool weight_on_row,
                          Features features, Acc* out) {
   const int64_t words = features.width / features.heads / kVec;
@@ -213,22 +22,21 @@ cudaError_t launch_sddmm(cudaStream_t stream, const Segments<Index>& segments, S
   while (cut.lane_bits + cut.head_bits < 5 && (int64_t{1} << cut.head_bits) < features.heads)
     ++cut.head_bits;
   const int64_t step = kEntries<kSelect> * (32 >> (cut.lane_bits + cut.head_bits));
-  cut.per_warp = ceil_div(ceil_div(segments.count, kMaxBlocks * (kThreads / 32)), step) * step;
-  cut.aligned =
-      aligned(segments.rows, 16) && aligned(segments.cols, 16) && aligned(segments.order, 16);
-  const int64_t blocks = ceil_div(segments.count, cut.per_warp * (kThreads / 32));
+  cut.per_warp = ceil_div(ceil_div(csr.count, kMaxBlocks * (kThreads / 32)), step) * step;
+  cut.aligned = aligned(csr.rows, 16) && aligned(csr.cols, 16) && aligned(csr.order, 16);
+  const int64_t blocks = ceil_div(csr.count, cut.per_warp * (kThreads / 32));
   const int64_t heads = ceil_div(features.heads, int64_t{1} << cut.head_bits);
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(std::min(heads, kMaxGridY)));
-  return launch(stream, {grid, kThreads, 0}, sddmm_kernel<kSelect, kVec, T, Acc>, segments,
-                row_side, col_side, weights, weight_on_row, features, cut, out);
+  return launch(stream, {grid, kThreads, 0}, sddmm_kernel<kSelect, kVec, T, Acc>, csr, row_side,
+                col_side, weights, weight_on_row, features, cut, out);
 }
 
 }  // namespace
 
 template <typename T, typename Acc>
-cudaError_t sddmm(cudaStream_t stream, const Segments<Index>& segments, const T* a, const T* b,
+cudaError_t sddmm(cudaStream_t stream, const Csr<Index>& csr, const T* a, const T* b,
                   const Select<T, Acc>* select, Features features, Acc* out) {
-  if (segments.count <= 0 || features.heads <= 0) return cudaSuccess;
+  if (csr.count <= 0 || features.heads <= 0) return cudaSuccess;
   if (features.width > static_cast<int64_t>(0xffffffffu / sizeof(T))) return cudaErrorInvalidValue;
   const Side<T> row_side = {a, select ? select->row_key : a};
   const Side<T> col_side = {b, select ? select->col_key : b};
@@ -242,7 +50,7 @@ cudaError_t sddmm(cudaStream_t stream, const Segments<Index>& segments, const T*
     constexpr int kVec = decltype(vec)::value;
     const auto launch = [&](auto selects) {
       return launch_sddmm<decltype(selects)::value, kVec>(
-          stream, segments, row_side, col_side, select ? select->weight : nullptr,
+          stream, csr, row_side, col_side, select ? select->weight : nullptr,
           select && select->weight_on_row, features, out);
     };
     return select ? launch(std::true_type()) : launch(std::false_type());
@@ -254,8 +62,8 @@ cudaError_t sddmm(cudaStream_t stream, const Segments<Index>& segments, const T*
   return go(std::integral_constant<int, 1>());
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc)                                                    \
-  template cudaError_t sddmm(cudaStream_t, const Segments<Index>&, const T*, const T*, \
+#define JAX_GNN_INSTANTIATE(T, Acc)                                               \
+  template cudaError_t sddmm(cudaStream_t, const Csr<Index>&, const T*, const T*, \
                              const Select<T, Acc>*, Features, Acc*);
 JAX_GNN_INSTANTIATE(float, float)
 JAX_GNN_INSTANTIATE(double, double)

@@ -12,10 +12,10 @@ namespace jax_gnn::cuda {
 
 // out[e, h] = < a[rows[e], h, :], b[cols[e], h, :] >, 0 for padding. a: (num_rows, width),
 // b: (num_cols, width), out: (count, heads). With `select` (its value and factor are not used) only
-// features that match count, and segments.order serves its weights. Without, order says where
+// features that match count, and csr.order serves its weights. Without, order says where
 // results go: those that it leaves out are not written. One launch.
 template <typename T, typename Acc>
-cudaError_t sddmm(cudaStream_t stream, const Segments<int32_t>& segments, const T* a, const T* b,
+cudaError_t sddmm(cudaStream_t stream, const Csr<int32_t>& csr, const T* a, const T* b,
                   const Select<T, Acc>* select, Features features, Acc* out);
 
 }  // namespace jax_gnn::cuda

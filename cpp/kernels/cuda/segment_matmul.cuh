@@ -6,13 +6,10 @@
 // any alignment, exact float32, float64, other GPUs.
 #pragma once
 
-#include <algorithm>
-#include <type_traits>
-
+#include "../segment_matmul.h"
 #include "group_tiles.cuh"
 #include "hopper.cuh"
 #include "pack.cuh"
-#include "segment_matmul.h"
 #include "tile_product.cuh"
 
 namespace jax_gnn::cuda {
@@ -103,7 +100,7 @@ struct HopperTile {
                                                                     : 1);
   static constexpr int kSharedBytes = 226 * 1024 / kBlocks - 7 * 1024;  // beside static memory
   static constexpr int kStages =
-      std::min(8, (kSharedBytes - kChunkAlign - kResultBytes) / kStageBytes);
+      least(8, (kSharedBytes - kChunkAlign - kResultBytes) / kStageBytes);
 };
 
 // How weights lie: neighbouring columns in one word, one by one, or transposed.
@@ -192,34 +189,21 @@ __device__ __forceinline__ void store_pair(Out* out, bool both, bool together, f
   }
 }
 
-template <class Shape, typename T, typename Out>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    hopper_matmul_kernel(const __grid_constant__ CUtensorMap rows, Groups groups,
-                         Product<T, Out> product, int chunk) {
-  constexpr int kStages = Shape::kStages;
-  extern __shared__ unsigned char shared_bytes[];
-  unsigned char* const ring = first_chunk(shared_bytes);
-  __shared__ Barrier announced[kStages], filled[kStages], emptied[kStages];
-  __shared__ Tile tiles[kStages];
-  using Walk = TileWalk<Shape::kThreads, 0, true>;
-  __shared__ typename Walk::Index index;
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kStages; ++stage) {
-      announced[stage].init(1);
-      filled[stage].init(1);
-      emptied[stage].init(4 * Shape::kWarpgroups);
-    }
-    make_barriers_visible();
-    prefetch_map(rows);
-  }
-  allow_next_launch();
-  wait_for_previous_launch();
-  const int offset = *groups.offset;
-  index.build(groups, Shape::kRows);
-  const int k = product.k, n = product.n;
-  RingIndex at;
+// The warp that loads.
+template <class Shape, class Walk, typename T, typename Out>
+struct RowLoader {
+  const TensorMap& rows;
+  const Groups& groups;
+  const Product<T, Out>& product;
+  const int &chunk, &offset, &k, &n;
+  const typename Walk::Index& index;
+  unsigned char* const& ring;
+  Barrier *announced, *filled, *emptied;
+  Tile* tiles;
 
-  if (threadIdx.x >= 128 * Shape::kWarpgroups) {  // loads
+  // Sends for the rows of each tile of the block, and announces that there are no more.
+  __device__ __forceinline__ void load_all(RingIndex& at) const {
+    constexpr int kStages = Shape::kStages;
     Walk walk(groups, Shape::kRows, index);
     Share share(index.total, chunk);
     const TileCopy<T, Shape::kRows, Shape::kChunks> copy(rows, k, 0);
@@ -252,6 +236,40 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       tiles[at.stage].count = -1;
       announced[at.stage].arrive();
     }
+  }
+};
+
+template <class Shape, typename T, typename Out>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    hopper_matmul_kernel(const __grid_constant__ TensorMap rows, Groups groups,
+                         Product<T, Out> product, int chunk) {
+  constexpr int kStages = Shape::kStages;
+  extern __shared__ unsigned char shared_bytes[];
+  unsigned char* const ring = first_chunk(shared_bytes);
+  __shared__ Barrier announced[kStages], filled[kStages], emptied[kStages];
+  __shared__ Tile tiles[kStages];
+  using Walk = TileWalk<Shape::kThreads, 0, true>;
+  __shared__ typename Walk::Index index;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      announced[stage].init(1);
+      filled[stage].init(1);
+      emptied[stage].init(4 * Shape::kWarpgroups);
+    }
+    make_barriers_visible();
+    prefetch_map(rows);
+  }
+  allow_next_launch();
+  wait_for_previous_launch();
+  const int offset = *groups.offset;
+  index.build(groups, Shape::kRows);
+  const int k = product.k, n = product.n;
+  RingIndex at;
+
+  if (threadIdx.x >= 128 * Shape::kWarpgroups) {
+    const RowLoader<Shape, Walk, T, Out> loader = {
+        rows, groups, product, chunk, offset, k, n, index, ring, announced, filled, emptied, tiles};
+    loader.load_all(at);
     return;
   }
 
@@ -398,106 +416,5 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
-// --- The host's side -----------------------------------------------------------------------------
-
-inline int num_multiprocessors() {
-  int device = 0, count = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-                 cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) ==
-                     cudaSuccess
-             ? count
-             : 1;
-}
-
-// Blocks of a persistent grid: no more than there are tiles, nor than fit on the GPU at once.
-inline unsigned num_blocks(const MatmulSchedule& schedule, const Groups& groups, int tile_rows,
-                           int blocks_per_multiprocessor) {
-  const int64_t tiles = ceil_div(groups.num_rows, tile_rows) + groups.num_sizes + 1;
-  return static_cast<unsigned>(
-      std::clamp<int64_t>(std::min(schedule.blocks, tiles), 1,
-                          int64_t{num_multiprocessors()} * blocks_per_multiprocessor));
-}
-
-template <typename T>
-constexpr CUtensorMapDataType kMapType =
-    std::is_same_v<T, float>    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-    : std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-
-template <class Shape, typename T, typename Out>
-cudaError_t launch_hopper(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
-                          const Product<T, Out>& product) {
-  const auto kernel = hopper_matmul_kernel<Shape, T, Out>;
-  CUtensorMap rows;
-  const cudaError_t error = describe(product.lhs, groups.num_rows, product.k, Shape::kRows,
-                                     Shape::kChunks, kMapType<T>, rows);
-  if (error != cudaSuccess) return error;
-  const dim3 grid(num_blocks(schedule, groups, Shape::kRows, Shape::kBlocks),
-                  static_cast<unsigned>(ceil_div(product.n, Shape::kColumns)));
-  return launch(stream, {grid, Shape::kThreads, Shape::kSharedBytes}, kernel, rows, groups, product,
-                static_cast<int>(schedule.chunk));
-}
-
-template <typename T, int kChunks, typename Out>
-cudaError_t launch_chunks(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
-                          const Product<T, Out>& product) {
-  constexpr int kLargest = kChunks == 1 ? 128 : 64;
-  const bool small = schedule.tile < kLargest;
-  if constexpr (kChunks < 8) {
-    if (product.n > 64)
-      return small ? launch_hopper<HopperTile<T, Out, kChunks, 2, 64>>(stream, schedule, groups,
-                                                                       product)
-                   : launch_hopper<HopperTile<T, Out, kChunks, 2, kLargest>>(stream, schedule,
-                                                                             groups, product);
-  }
-  return small
-             ? launch_hopper<HopperTile<T, Out, kChunks, 1, 64>>(stream, schedule, groups, product)
-             : launch_hopper<HopperTile<T, Out, kChunks, 1, kLargest>>(stream, schedule, groups,
-                                                                       product);
-}
-
 }  // namespace
-
-template <typename T, typename Out>
-cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
-                           const Groups& groups, int64_t k, int64_t n, bool transposed, bool exact,
-                           Activation activation, const T* lhs, const T* rhs, const T* bias,
-                           Out* out) {
-  constexpr int64_t kMax = 1 << 30;
-  if (groups.num_rows <= 0 || n <= 0) return cudaSuccess;
-  if (k > kMax || n > kMax || groups.num_rows > 0x7fffffff || groups.num_sizes > kMax)
-    return cudaErrorInvalidValue;
-  const Product<T, Out> product = {lhs,
-                                   rhs,
-                                   bias,
-                                   out,
-                                   static_cast<int>(k),
-                                   static_cast<int>(n),
-                                   transposed,
-                                   aligned(out, 16),
-                                   activation};
-  if constexpr (sizeof(T) <= 4) {
-    const int64_t chunks = ceil_div(k * sizeof(T), kChunkBytes);
-    if (compute_capability() == 9 && !(exact && sizeof(T) == 4) && k > 0 && chunks <= 8 &&
-        k * sizeof(T) % 16 == 0 && aligned(lhs, 16) && aligned(rhs, 8) && aligned(out, 8)) {
-      if (chunks <= 1) return launch_chunks<T, 1>(stream, schedule, groups, product);
-      if (chunks <= 2) return launch_chunks<T, 2>(stream, schedule, groups, product);
-      if (chunks <= 4) return launch_chunks<T, 4>(stream, schedule, groups, product);
-      return launch_chunks<T, 8>(stream, schedule, groups, product);
-    }
-  }
-  const auto plain = [&](auto tiles) {
-    using Tiles = decltype(tiles);
-    const dim3 grid(num_blocks(schedule, groups, Tiles::kRows, 3),
-                    static_cast<unsigned>(ceil_div(n, kTileColumns)));
-    if (grid.y > kMaxGridY) return cudaErrorInvalidConfiguration;
-    return launch(stream, {grid, kTileThreads, 0}, plain_matmul_kernel<Tiles, T, Out>, groups,
-                  product);
-  };
-  if constexpr (sizeof(T) <= 4)
-    if (compute_capability() >= 8 && !(exact && sizeof(T) == 4))
-      return plain(TensorProduct<T, 128>());
-  return plain(ExactProduct<T, sizeof(T) == 8 ? 64 : 128>());
-}
-
 }  // namespace jax_gnn::cuda

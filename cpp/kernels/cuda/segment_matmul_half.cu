@@ -1,4 +1,5 @@
-#include "segment_outer.cuh"
+#include "segment_matmul_launch.h"
+#include "segment_outer_launch.h"
 
 namespace jax_gnn::cuda {
 

@@ -11,8 +11,8 @@
 #include <type_traits>
 
 #include "../segments.h"
+#include "basics.cuh"
 #include "lane_sums.cuh"
-#include "launch.cuh"
 #include "pack.cuh"
 
 namespace jax_gnn::cuda {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void load_each(const Index* from, const Ids<kSize, Ac
     to[j] = load_or(j < ids.count, from + ids.first + j * ids.stride, Index(-1));
 }
 
-// Sizes are those of Segments, cut to 32 bits, and 0 for lanes without features.
+// Sizes are those of a Csr, cut to 32 bits, and 0 for lanes without features.
 struct Sizes {
   unsigned rows, cols, weights;
 };

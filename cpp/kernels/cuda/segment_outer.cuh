@@ -93,7 +93,7 @@ __device__ __forceinline__ void write_sum(const OuterProduct<T, Out>& product, u
 template <int kBlocks, int kStageBytes, int kOther>
 struct OuterRing {
   static constexpr int kMost = 228 * 1024 / kBlocks - 6 * 1024;  // beside static memory
-  static constexpr int kStages = std::min(8, (kMost - kChunkAlign - kOther) / kStageBytes);
+  static constexpr int kStages = least(8, (kMost - kChunkAlign - kOther) / kStageBytes);
   static constexpr int kSharedBytes = kStages * kStageBytes + kChunkAlign + kOther;
   static_assert(kStages >= 2 && kBlocks * kStages * kStageBytes >= 96 * 1024);
 };
@@ -103,9 +103,9 @@ struct OuterRing {
 template <typename T, int kTile_>
 struct OuterTile {
   static constexpr int kTile = kTile_;
-  static constexpr int kColumns = std::min(kTile, 64);
+  static constexpr int kColumns = least(kTile, 64);
   static constexpr int kWarpsDown = kTile / 32, kWarpsAcross = kTile / kColumns;
-  static constexpr int kParts = std::max(1, 4 / (kWarpsDown * kWarpsAcross));
+  static constexpr int kParts = most(1, 4 / (kWarpsDown * kWarpsAcross));
   static constexpr int kWarps = kWarpsDown * kWarpsAcross * kParts;
   static constexpr int kThreads = 32 * kWarps + 32;
   static constexpr int kChunks = (kTile * static_cast<int>(sizeof(T)) + kChunkBytes - 1) /
@@ -256,7 +256,7 @@ class OuterPipeline {
   Tile tile;
   unsigned char* ring;
 
-  __device__ __forceinline__ OuterPipeline(const CUtensorMap& lhs, const CUtensorMap& rhs,
+  __device__ __forceinline__ OuterPipeline(const TensorMap& lhs, const TensorMap& rhs,
                                            const Groups& groups,
                                            const OuterProduct<T, Out>& product, Shared& shared,
                                            unsigned char* dynamic)
@@ -282,7 +282,7 @@ class OuterPipeline {
   static __device__ __forceinline__ bool is_loader() { return threadIdx.x >= kConsumers; }
 
   // The work of the warp that loads.
-  __device__ __forceinline__ void load(const CUtensorMap& lhs, const CUtensorMap& rhs) {
+  __device__ __forceinline__ void load(const TensorMap& lhs, const TensorMap& rhs) {
     Walk walk(groups_, Shape::kRows, shared_.index);
     walk.enter_part(!product_.splits);
     using Copy = TileCopy<T, Shape::kRows, Shape::kChunks>;
@@ -369,9 +369,8 @@ class OuterPipeline {
 
 template <class Shape, typename T, typename Out>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    warp_outer_kernel(const __grid_constant__ CUtensorMap lhs,
-                      const __grid_constant__ CUtensorMap rhs, Groups groups,
-                      OuterProduct<T, Out> product) {
+    warp_outer_kernel(const __grid_constant__ TensorMap lhs, const __grid_constant__ TensorMap rhs,
+                      Groups groups, OuterProduct<T, Out> product) {
   using Pipeline = OuterPipeline<Shape, T, Out>;
   using Fragments = OuterFragments<T, Shape::kColumns>;
   constexpr int kRows = Shape::kRows;
@@ -482,8 +481,8 @@ __device__ __forceinline__ void gather_eights(float (&run)[8]) {
 
 template <class Shape, typename T, typename Out>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    warpgroup_outer_kernel(const __grid_constant__ CUtensorMap lhs,
-                           const __grid_constant__ CUtensorMap rhs, Groups groups,
+    warpgroup_outer_kernel(const __grid_constant__ TensorMap lhs,
+                           const __grid_constant__ TensorMap rhs, Groups groups,
                            OuterProduct<T, Out> product) {
   using Pipeline = OuterPipeline<Shape, T, Out>;
   constexpr int kChunkSize = Pipeline::kChunkSize;
@@ -713,105 +712,5 @@ __global__ void zero_kernel(Out* out, int64_t size) {
     narrow(Accumulator<Out>(0), out[i]);
 }
 
-// --- The host's side -----------------------------------------------------------------------------
-
-template <class Shape, class Kernel, typename T, typename Out>
-cudaError_t launch_tiles(cudaStream_t stream, Kernel kernel, const Groups& groups, unsigned blocks,
-                         const OuterProduct<T, Out>& product) {
-  CUtensorMap lhs, rhs;
-  cudaError_t error = describe(product.lhs, groups.num_rows, product.k, Shape::kRows,
-                               Shape::kChunks, kMapType<T>, lhs);
-  if (error != cudaSuccess) return error;
-  error = describe(product.rhs, groups.num_rows, product.n, Shape::kRows, Shape::kChunks,
-                   kMapType<T>, rhs);
-  if (error != cudaSuccess) return error;
-  const dim3 grid(blocks, static_cast<unsigned>(ceil_div(product.k, Shape::kTile) *
-                                                ceil_div(product.n, Shape::kTile)));
-  return launch(stream, {grid, Shape::kThreads, Shape::Ring::kSharedBytes}, kernel, lhs, rhs,
-                groups, product);
-}
-
-template <class Tiles, typename T, typename Out>
-cudaError_t launch_plain(cudaStream_t stream, const Groups& groups, unsigned blocks,
-                         const OuterProduct<T, Out>& product) {
-  const int64_t slices = ceil_div(product.k, Tiles::kRows) * ceil_div(product.n, kTileColumns);
-  if (slices > kMaxGridY) return cudaErrorInvalidConfiguration;
-  return launch(stream, {dim3(blocks, static_cast<unsigned>(slices)), kTileThreads, 0},
-                plain_outer_kernel<Tiles, T, Out>, groups, product, 256);
-}
-
 }  // namespace
-
-template <typename T, typename Out>
-cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
-                          int64_t k, int64_t n, bool exact, bool deterministic, const T* lhs,
-                          const T* rhs, Out* out, void* workspace) {
-  using Acc = Accumulator<T>;
-  constexpr int64_t kMax = 1 << 24;
-  if (groups.num_groups <= 0 || k <= 0 || n <= 0) return cudaSuccess;
-  if (k > kMax || n > kMax || groups.num_rows > 0x7fffffff || groups.num_sizes > 1 << 30)
-    return cudaErrorInvalidValue;
-  const bool atomic = !deterministic && std::is_same_v<Out, Acc>;
-  OuterProduct<T, Out> product = {lhs,
-                                  rhs,
-                                  out,
-                                  static_cast<int>(k),
-                                  static_cast<int>(n),
-                                  atomic,
-                                  schedule.chunk == 0,
-                                  {static_cast<Acc*>(workspace), k * n, 0}};
-  const int64_t blocks = std::max<int64_t>(schedule.blocks, 1);
-  product.workspace.blocks = blocks;
-  cudaError_t error = cudaSuccess;
-  if (atomic) {
-    const int64_t size = groups.num_groups * k * n;
-    const auto filling = static_cast<unsigned>(std::min<int64_t>(ceil_div(size, 1024), 1056));
-    error = launch(stream, {dim3(filling), 256, 0}, zero_kernel<Out>, out, size);
-    if (error != cudaSuccess) return error;
-  }
-  const auto grid_x = static_cast<unsigned>(blocks);
-  const auto sum_up = [&]() -> cudaError_t {
-    if constexpr (sizeof(T) <= 4) {
-      const int capability = compute_capability();
-      const bool tensor = capability >= 8 && !(exact && sizeof(T) == 4);
-      const bool large = capability >= 9 && most_shared_memory() >= 227 * 1024;
-      if (tensor && large && groups.num_rows > 0 && k * sizeof(T) % 16 == 0 &&
-          n * sizeof(T) % 16 == 0 && aligned(lhs, 16) && aligned(rhs, 16)) {
-        const auto by_warps = [&](auto tile) {
-          using Shape = OuterTile<T, decltype(tile)::value>;
-          return launch_tiles<Shape>(stream, warp_outer_kernel<Shape, T, Out>, groups, grid_x,
-                                     product);
-        };
-        const int64_t larger = std::max(k, n);
-        constexpr std::integral_constant<int, 64> k64;
-        constexpr std::integral_constant<int, 128> k128;
-        if constexpr (sizeof(T) == 2)
-          if (capability == 9) {
-            const auto by_warpgroups = [&](auto tile) {
-              using Shape = WarpgroupTile<T, decltype(tile)::value>;
-              return launch_tiles<Shape>(stream, warpgroup_outer_kernel<Shape, T, Out>, groups,
-                                         grid_x, product);
-            };
-            return larger <= 64 ? by_warpgroups(k64) : by_warpgroups(k128);
-          }
-        if (larger <= 32) return by_warps(std::integral_constant<int, 32>{});
-        return larger <= 64 ? by_warps(k64) : by_warps(k128);
-      }
-      if (tensor) return launch_plain<TensorProduct<T, 64>>(stream, groups, grid_x, product);
-    }
-    return launch_plain<ExactProduct<T, 64>>(stream, groups, grid_x, product);
-  };
-  error = sum_up();
-  if (error != cudaSuccess || atomic) return error;
-  const auto combine = [&](auto vec) {
-    constexpr int kVec = decltype(vec)::value;
-    const auto slices = std::min<int64_t>(ceil_div(k * n, 32 * kVec), 1 << 16);
-    return launch(stream, {dim3(static_cast<unsigned>(slices)), kCombineThreads, 0},
-                  combine_outer_kernel<kVec, T, Out>, groups, product);
-  };
-  if constexpr (sizeof(T) <= 4)
-    if (k * n % 4 == 0 && k * n > 8192) return combine(std::integral_constant<int, 4>{});
-  return combine(std::integral_constant<int, 1>{});
-}
-
 }  // namespace jax_gnn::cuda

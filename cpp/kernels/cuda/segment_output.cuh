@@ -1,9 +1,7 @@
 // The result's rows: how they are written, and which of them are empty.
 #pragma once
 
-#include <algorithm>
-
-#include "launch.cuh"
+#include "basics.cuh"
 #include "pack.cuh"
 #include "segment_messages.cuh"
 #include "segment_ops.cuh"
@@ -49,15 +47,13 @@ __device__ __forceinline__ bool is_row(int64_t row, int64_t num_rows) {
 
 // The entry farthest from `from`, towards either end, up to which all are valid, if beyond it none
 // is. Called by whole warps.
-__device__ __forceinline__ int64_t last_valid(const Segments<Index>& segments, int64_t from,
-                                              bool forward) {
+__device__ __forceinline__ int64_t last_valid(const Csr<Index>& csr, int64_t from, bool forward) {
   const int direction = forward ? 1 : -1;
-  int64_t valid = 0, invalid = forward ? segments.count - from : from + 1;  // distances
+  int64_t valid = 0, invalid = forward ? csr.count - from : from + 1;  // distances
   while (invalid - valid > 1) {
     const int64_t step = ceil_div(invalid - valid, 32), probe = valid + step * (threadIdx.x % 32);
     const unsigned beyond = __ballot_sync(
-        kWholeWarp,
-        probe >= invalid || !is_row(segments.rows[from + direction * probe], segments.num_rows));
+        kWholeWarp, probe >= invalid || !is_row(csr.rows[from + direction * probe], csr.num_rows));
     const int top = beyond != 0 ? __ffs(beyond) - 2 : 31;
     valid += step * top;
     invalid = min(invalid, valid + step);
@@ -70,28 +66,28 @@ struct Range {
 };
 
 // The first and the last row that have entries, if there are any. Called by whole blocks.
-__device__ __noinline__ Range rows_with_entries(Segments<Index> segments) {
+__device__ __noinline__ Range rows_with_entries(Csr<Index> csr) {
   __shared__ int64_t found;
-  const Index* rows = segments.rows;
-  int64_t some = is_row(rows[0], segments.num_rows) ? 0 : segments.count - 1;
-  if (!is_row(rows[some], segments.num_rows)) {  // padding at both ends: where is anything else?
+  const Index* rows = csr.rows;
+  int64_t some = is_row(rows[0], csr.num_rows) ? 0 : csr.count - 1;
+  if (!is_row(rows[some], csr.num_rows)) {  // padding at both ends: where is anything else?
     bool any = false;
-    for (int64_t base = threadIdx.x; !any && base - threadIdx.x < segments.count;
+    for (int64_t base = threadIdx.x; !any && base - threadIdx.x < csr.count;
          base += 8 * blockDim.x) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const int64_t at = min(base + i * blockDim.x, segments.count - 1);
-        if (is_row(rows[at], segments.num_rows)) {
+        const int64_t at = min(base + i * blockDim.x, csr.count - 1);
+        if (is_row(rows[at], csr.num_rows)) {
           any = true;
           found = at;  // any of them will do
         }
       }
       any = __syncthreads_or(any);
     }
-    if (!any) return {segments.num_rows, segments.num_rows};
+    if (!any) return {csr.num_rows, csr.num_rows};
     some = found;
   }
-  return {rows[last_valid(segments, some, false)], rows[last_valid(segments, some, true)]};
+  return {rows[last_valid(csr, some, false)], rows[last_valid(csr, some, true)]};
 }
 
 // Where a kernel waits for the launch before it: at the start, or where it has read the ids. In
@@ -109,13 +105,6 @@ __global__ void fill_kernel(Output<T, Op, Acc> output, Start next) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < size;
        i += int64_t{gridDim.x} * blockDim.x)
     narrow(Op::empty(), output.out[i]);
-}
-
-template <class Op, typename T, typename Acc>
-cudaError_t launch_fill(cudaStream_t stream, Start next, const Output<T, Op, Acc>& output) {
-  const int64_t blocks = std::min<int64_t>(ceil_div(output.num_rows * output.width, 1024), 2048);
-  return launch(stream, {dim3(static_cast<unsigned>(blocks)), 256, 0}, fill_kernel<Op, T, Acc>,
-                output, next);
 }
 
 }  // namespace

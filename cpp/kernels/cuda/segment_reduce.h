@@ -27,9 +27,9 @@ struct Schedule {
 // are what jax.ops makes of them: 0 for a sum or mean, 1 for a product, the least value for a
 // maximum. Accumulates in Acc. Integers have no weights, mean or logsumexp.
 template <typename T, typename Acc>
-cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule,
-                           const Segments<int32_t>& segments, Reduce reduce, const T* in,
-                           const Acc* weight, Features features, T* out, void* workspace);
+cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const Csr<int32_t>& csr,
+                           Reduce reduce, const T* in, const Acc* weight, Features features, T* out,
+                           void* workspace);
 
 // The derivatives of a weighted sum, given the sum's `in` over the transposed entries:
 // out[r, :] = sum over the entries e of row r of weight[e, head] * in[cols[e], :], and
@@ -38,14 +38,14 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule,
 // `in` once where a team holds whole heads, else two; another before it that zeroes dots in order.
 template <typename T, typename Acc>
 cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule,
-                               const Segments<int32_t>& segments, const T* in, const Acc* weight,
+                               const Csr<int32_t>& csr, const T* in, const Acc* weight,
                                const T* left, Features features, T* out, Acc* dots,
                                void* workspace);
 
 // out[r, :] = sum over the entries of row r that match, see Select. out: (num_rows, width).
 template <typename T, typename Acc>
-cudaError_t segment_select(cudaStream_t stream, const Schedule& schedule,
-                           const Segments<int32_t>& segments, const Select<T, Acc>& select,
-                           Features features, T* out, void* workspace);
+cudaError_t segment_select(cudaStream_t stream, const Schedule& schedule, const Csr<int32_t>& csr,
+                           const Select<T, Acc>& select, Features features, T* out,
+                           void* workspace);
 
 }  // namespace jax_gnn::cuda

@@ -1,13 +1,13 @@
 // Instances for double and integers.
-#include "segment_reduce.cuh"
+#include "segment_reduce_launch.h"
 
 namespace jax_gnn::cuda {
 
-template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Segments<int32_t>&, Reduce,
+template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Csr<int32_t>&, Reduce,
                                     const double*, const double*, Features, double*, void*);
-template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Segments<int32_t>&, Reduce,
+template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Csr<int32_t>&, Reduce,
                                     const int32_t*, const int32_t*, Features, int32_t*, void*);
-template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Segments<int32_t>&, Reduce,
+template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Csr<int32_t>&, Reduce,
                                     const int64_t*, const int64_t*, Features, int64_t*, void*);
 
 }  // namespace jax_gnn::cuda

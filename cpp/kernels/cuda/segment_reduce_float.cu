@@ -1,9 +1,9 @@
-// Instances for float: units compile side by side.
-#include "segment_reduce.cuh"
+// Instances for float.
+#include "segment_reduce_launch.h"
 
 namespace jax_gnn::cuda {
 
-template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Segments<int32_t>&, Reduce,
+template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Csr<int32_t>&, Reduce,
                                     const float*, const float*, Features, float*, void*);
 
 }  // namespace jax_gnn::cuda

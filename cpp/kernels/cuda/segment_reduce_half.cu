@@ -1,11 +1,11 @@
 // Instances for half types.
-#include "segment_reduce.cuh"
+#include "segment_reduce_launch.h"
 
 namespace jax_gnn::cuda {
 
-template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Segments<int32_t>&, Reduce,
+template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Csr<int32_t>&, Reduce,
                                     const __half*, const float*, Features, __half*, void*);
-template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Segments<int32_t>&, Reduce,
+template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Csr<int32_t>&, Reduce,
                                     const __nv_bfloat16*, const float*, Features, __nv_bfloat16*,
                                     void*);
 

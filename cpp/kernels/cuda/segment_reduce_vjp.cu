@@ -1,11 +1,64 @@
-// Instances of segment_reduce_vjp.
-#include "segment_reduce.cuh"
+// segment_reduce_vjp: one walk that also takes dots, or two launches.
+#include <algorithm>
+#include <type_traits>
+
+#include "sddmm.h"
+#include "segment_messages.cuh"
+#include "segment_ops.cuh"
+#include "segment_walk_launch.h"
 
 namespace jax_gnn::cuda {
 
-#define JAX_GNN_INSTANTIATE(T, Acc)                                                                \
-  template cudaError_t segment_reduce_vjp(cudaStream_t, const Schedule&, const Segments<int32_t>&, \
-                                          const T*, const Acc*, const T*, Features, T*, Acc*,      \
+template <typename T, typename Acc>
+cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
+                               const T* in, const Acc* weight, const T* left, Features features,
+                               T* out, Acc* dots, void* workspace) {
+  // Dots of entries that the order leaves out are 0.
+  Start start = Start::kWaits;
+  if (csr.order != nullptr && csr.num_weights > 0 && features.heads > 0) {
+    using Op = SumOp<Acc, 1>;
+    const Output<Acc, Op, Acc> output = {dots, csr.num_weights, features.heads};
+    start = Start::kReadsAhead;
+    const cudaError_t error = launch_fill(stream, start, output);
+    if (error != cudaSuccess) return error;
+  }
+  const auto all_dots = [&] {
+    const Select<T, Acc>* all = nullptr;
+    return sddmm(stream, csr, left, in, all, features, dots);
+  };
+  if (csr.num_rows <= 0 || features.width <= 0) return all_dots();
+  if (!addressable<T>(features)) return cudaErrorInvalidValue;
+  const int64_t depth = features.width / features.heads;
+  // In one pass if a team has whole heads.
+  const auto try_one_pass = [&](auto vec, cudaError_t& error) {
+    constexpr int kVec = decltype(vec)::value;
+    const int64_t words = depth / kVec;
+    const int lane_bits = lane_bits_of<kVec>(schedule, features.width);
+    if (!fits<kVec, T>(features, {in, left, out})) return false;
+    int head_bits = 0;
+    while (int64_t{1} << head_bits < words) ++head_bits;
+    if (head_bits > lane_bits || (features.heads > 1 && words != int64_t{1} << head_bits))
+      return false;
+    const GatherMessage<T, Acc, kVec, true> message = {
+        in,   weight,   row_bytes_of<T>(features), static_cast<int>(features.heads), left,
+        dots, head_bits};
+    Schedule small = schedule;
+    small.threads = std::min(schedule.threads, kDotThreads);
+    error = launch_reduce<SumOp<Acc, kVec>>(stream, small, csr, message, features, out, workspace,
+                                            start);
+    return true;
+  };
+  cudaError_t error;
+  if (try_one_pass(std::integral_constant<int, 16 / sizeof(T)>{}, error)) return error;
+  if constexpr (sizeof(T) >= 4)  // copies into shared memory are of 4 bytes at least
+    if (try_one_pass(std::integral_constant<int, 1>{}, error)) return error;
+  error = segment_reduce(stream, schedule, csr, Reduce::kSum, in, weight, features, out, workspace);
+  return error != cudaSuccess ? error : all_dots();
+}
+
+#define JAX_GNN_INSTANTIATE(T, Acc)                                                           \
+  template cudaError_t segment_reduce_vjp(cudaStream_t, const Schedule&, const Csr<int32_t>&, \
+                                          const T*, const Acc*, const T*, Features, T*, Acc*, \
                                           void*);
 JAX_GNN_INSTANTIATE(float, float)
 JAX_GNN_INSTANTIATE(double, double)

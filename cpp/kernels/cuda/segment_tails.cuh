@@ -20,10 +20,6 @@
 // are taken before the launch ends, so that a replay finds none that it has not written itself.
 #pragma once
 
-#include <atomic>
-#include <cstring>
-#include <random>
-
 #include "segment_messages.cuh"
 #include "segment_ops.cuh"
 
@@ -135,18 +131,6 @@ struct Tails {
     return base + 16 * ((block * kWords + i) * (width / Op::kVec) + column.first / Op::kVec);
   }
 };
-
-// A tag that no other launch has.
-uint64_t next_tag() {
-  static std::atomic<uint64_t> launches{[] {
-    std::random_device random;
-    return uint64_t{random()} << 32 | random();
-  }()};
-  uint64_t x = launches.fetch_add(0x9e3779b97f4a7c15);  // splitmix64
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return x ^ x >> 31;
-}
 
 }  // namespace
 }  // namespace jax_gnn::cuda

@@ -32,138 +32,137 @@ struct Cut {
   int64_t width;
 };
 
+// Where a thread stands in its block.
+struct Place {
+  __device__ __forceinline__ explicit Place(int lane_bits)
+      : lanes(1 << lane_bits),
+        lane(threadIdx.x & (lanes - 1)),
+        teams(32 >> lane_bits),
+        team((threadIdx.x % 32) >> lane_bits),
+        warps(blockDim.x / 32),
+        warp(threadIdx.x / 32) {}
+  int lanes, lane;  // of a team
+  int teams, team;  // of a warp
+  int warps, warp;  // of the block
+};
+
+// What steps leave for others of the block, in shared memory.
+template <typename Acc>
+struct Shared {
+  Range* long_gaps;    // [kLongGaps]
+  int* num_long_gaps;  // that were found, which may be more
+  Index* edges;        // [8], see ask_for_edges
+  Index* head_rows;    // [kMaxWarps]
+  Acc* heads;          // [warp][part][lane]
+  void* left_words;    // for messages with dots: words, [entry of a step][thread]
+};
+
+__device__ __forceinline__ unsigned cut_size(int64_t size) {
+  return static_cast<unsigned>(min(size, int64_t{0x7fffffff}));
+}
+
+// The steps of reduce_kernel, on what a thread has. All by reference: the code that comes out is
+// that of lambdas in the kernel.
 template <class Message, class Op, bool kParallel>
-__global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
-    reduce_kernel(Segments<Index> segments, Message message, Cut cut,
-                  Output<typename Message::T, Op, typename Message::Acc> output, int64_t heads,
-                  bool fills, Start start, Tails<Op, typename Message::Acc> tails) {
+struct Walk {
+  using T = typename Message::T;
   using Acc = typename Message::Acc;
-  constexpr int kVec = Op::kVec, kParts = Op::kParts, kUnroll = Message::kUnroll;
-  __shared__ Range long_gaps[kLongGaps];
-  __shared__ int num_long_gaps;
-  __shared__ Index edges[8];  // see below
-  __shared__ Index head_rows[kMaxWarps];
-  __shared__ int marks[kMaxWarps];  // bit 0: a run ends in the warp, bit 1: its first run waits
+  static constexpr int kVec = Op::kVec, kParts = Op::kParts, kUnroll = Message::kUnroll;
+  using Step = Ids<kUnroll, Acc>;
 
-  const int lanes = 1 << cut.lane_bits, lane = threadIdx.x & (lanes - 1);
-  const int teams = 32 >> cut.lane_bits, team = (threadIdx.x % 32) >> cut.lane_bits;
-  const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
-  const Column column = column_of<kVec>(lane, lanes, cut.width, heads);
-  // heads[warp][part][lane], then tails.
-  Acc* shared_heads = reinterpret_cast<Acc*>(dynamic_shared());
-  Acc* shared_tails = shared_heads + warps * kParts * lanes;
-  // For messages with dots: words, [entry of a step][thread].
-  [[maybe_unused]] void* left_words = shared_tails + warps * kParts * lanes;
-  if (threadIdx.x == 0) num_long_gaps = 0;
-  allow_next_launch();
-  if (start == Start::kWaits) wait_for_previous_launch();
-  __syncthreads();
-
-  const int64_t begin =
-      min((static_cast<int64_t>(blockIdx.x) * warps + warp) * cut.per_warp, segments.count);
-  const int64_t end = min(begin + cut.per_warp, segments.count);
-  const Index* rows = segments.rows;
-
-  // Pairs of ids: on either side of the first entry of the block before, of this and of the next
-  // block, then the first and the last of all. They are on their way while entries are walked.
-  const int64_t per_block = warps * cut.per_warp;
-  if (threadIdx.x < 8) {
-    const int pair = threadIdx.x / 2, second = threadIdx.x % 2;
-    const int64_t at = pair == 3 ? second * (segments.count - 1)
-                                 : (int64_t{blockIdx.x} + pair - 1) * per_block - 1 + second;
-    if (at >= 0 && at < segments.count)
-      __pipeline_memcpy_async(&edges[threadIdx.x], rows + at, sizeof(Index));
-    else
-      edges[threadIdx.x] = -1;
-  }
-  __pipeline_commit();
-
-  const auto cut_size = [](int64_t size) {
-    return static_cast<unsigned>(min(size, int64_t{0x7fffffff}));
-  };
-  Sizes sizes = {cut_size(segments.num_rows), cut_size(segments.num_cols),
-                 cut_size(segments.num_weights)};
-  if (!column.active) sizes = {0, 0, 0};
-  typename Message::T* lane_out = output.out + column.first;
-  hide(lane_out);  // or it is computed anew for every store
-
-  bool beside = false;  // weights are read with the ids
-  if constexpr (Message::kGathers && !Message::kDots)
-    beside = message.weights() != nullptr && heads == 1 && segments.order == nullptr;
-  const bool whole = (static_cast<int64_t>(blockIdx.y) + 1) * lanes * kVec <= cut.width;
-  const auto load_step = [&](int64_t base, Ids<kUnroll, Acc>& ids) {
-    ids.first = base + (kParallel ? team : team * kUnroll);
-    ids.stride = kParallel ? teams : 1;
-    ids.full =
-        cut.aligned && base + teams * kUnroll <= end && base + teams * kUnroll < segments.count;
+  // Loads the ids of a step.
+  __device__ __forceinline__ void load_step(int64_t base, Step& ids) const {
+    ids.first = base + (kParallel ? place_.team : place_.team * kUnroll);
+    ids.stride = kParallel ? place_.teams : 1;
+    ids.full = cut_.aligned && base + place_.teams * kUnroll <= end_ &&
+               base + place_.teams * kUnroll < csr_.count;
     if (ids.full) {
       ids.count = kUnroll;
       if constexpr (kParallel) {
-        load_each(rows, ids, ids.row);
+        load_each(rows_, ids, ids.row);
       } else {
-        load_words<kUnroll>(rows + ids.first, ids.row);
-        ids.row[kUnroll] = __ldg(rows + ids.first + kUnroll);
+        load_words<kUnroll>(rows_ + ids.first, ids.row);
+        ids.row[kUnroll] = __ldg(rows_ + ids.first + kUnroll);
         if constexpr (Message::kGathers) {
-          if (segments.cols != nullptr) load_words<kUnroll>(segments.cols + ids.first, ids.col);
-          if (segments.order != nullptr) load_words<kUnroll>(segments.order + ids.first, ids.order);
-          if (beside) load_words<kUnroll>(message.weights() + ids.first, ids.weight);
+          if (csr_.cols != nullptr) load_words<kUnroll>(csr_.cols + ids.first, ids.col);
+          if (csr_.order != nullptr) load_words<kUnroll>(csr_.order + ids.first, ids.order);
+          if (beside_) load_words<kUnroll>(message_.weights() + ids.first, ids.weight);
         }
       }
     } else {
-      const int64_t left = kParallel ? (end - ids.first + teams - 1) / teams : end - ids.first;
+      const int64_t left =
+          kParallel ? (end_ - ids.first + place_.teams - 1) / place_.teams : end_ - ids.first;
       ids.count = static_cast<int>(min(max(left, int64_t{0}), int64_t{kUnroll}));
-      load_each(rows, ids, ids.row);
+      load_each(rows_, ids, ids.row);
       if constexpr (!kParallel) {
-        const int64_t next = min(ids.first + kUnroll, end);
-        ids.row[kUnroll] = load_or(next < segments.count, rows + next, Index(-1));
+        const int64_t next = min(ids.first + kUnroll, end_);
+        ids.row[kUnroll] = load_or(next < csr_.count, rows_ + next, Index(-1));
       }
       if constexpr (Message::kGathers) {
-        if (segments.cols != nullptr) load_each(segments.cols, ids, ids.col);
-        if (segments.order != nullptr) load_each(segments.order, ids, ids.order);
+        if (csr_.cols != nullptr) load_each(csr_.cols, ids, ids.col);
+        if (csr_.order != nullptr) load_each(csr_.order, ids, ids.order);
       }
     }
     if constexpr (Message::kGathers) {
-      if (segments.cols == nullptr)
+      if (csr_.cols == nullptr)
 #pragma unroll
         for (int j = 0; j < kUnroll; ++j)
           ids.col[j] = j < ids.count ? static_cast<Index>(ids.first + j * ids.stride) : -1;
     }
-  };
-  // Something else than the last row of all, to follow it.
-  const auto beyond_last = [&]() {
-    const Index last = rows[segments.count - 1];
-    return last == kLeast<true, Index> ? kLeast<false, Index> : kLeast<true, Index>;
-  };
+  }
 
-  // Called by a team that sees a row follow another: the rows between are empty.
-  const auto fill_gap = [&](int64_t row, int64_t next) {
-    if (!is_row(row, output.num_rows) || !is_row(next, output.num_rows)) return;
-    if (next - row > kLongGap) {
-      const unsigned whole_team = (kWholeWarp >> (32 - lanes)) << team * lanes;
-      const int place =
-          __shfl_sync(whole_team, lane == 0 ? atomicAdd(&num_long_gaps, 1) : 0, team * lanes);
-      if (place < kLongGaps) {
-        long_gaps[place] = {row, next};
-        return;
-      }
+  // Loads what the entries of a step bring.
+  __device__ __forceinline__ void load_features(const Step& ids,
+                                                typename Message::Loaded& loaded) const {
+    if constexpr (Message::kDots) {
+      message_.load(ids, sizes_, csr_.order != nullptr, beside_, column_, loaded,
+                    shared_.left_words);
+      __pipeline_commit();
+    } else {
+      message_.load(ids, sizes_, csr_.order != nullptr, Message::kGathers ? beside_ : whole_,
+                    column_, loaded);
     }
-#pragma unroll 1
-    for (int64_t empty = row + 1; empty < next; ++empty) output.store_empty(empty, column);
-  };
+  }
 
-  Acc carry[kParts];  // of the run that is open, from where it or the warp's range begins
-  set_neutral<Op>(carry);
-  bool seen = false;       // a run has ended in the warp
-  bool left_open = false;  // a run goes on where the warp's range begins
+  // Something else than the last row of all, to follow it.
+  __device__ __forceinline__ Index beyond_last() const {
+    const Index last = rows_[csr_.count - 1];
+    return last == kLeast<true, Index> ? kLeast<false, Index> : kLeast<true, Index>;
+  }
+
+  // The row of the entry that follows each of a step's.
+  __device__ __forceinline__ void find_rows_after(Step& ids, Index (&after)[kUnroll]) const {
+    if constexpr (kParallel) {
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j) {
+        const int64_t next = ids.first + j * place_.teams + 1;
+        after[j] = j >= ids.count      ? ids.row[j]
+                   : next < csr_.count ? load_or(true, rows_ + next, Index(0))
+                                       : beyond_last();
+      }
+    } else {
+      if (!ids.full && ids.first + ids.count == csr_.count && ids.count > 0)
+        ids.row[kUnroll] = beyond_last();
+      // Entries beyond the last take the row of the one that follows them all: no end lies there.
+      if (!ids.full)
+#pragma unroll
+        for (int j = 0; j < kUnroll; ++j)
+          if (j >= ids.count) ids.row[j] = ids.row[kUnroll];
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j) after[j] = ids.row[j + 1];
+    }
+  }
 
   // Takes the step's entries of all teams: `head` is the run that was open where a team's entries
   // begin if it ends among them, `tail` what is open where they end.
-  const auto carry_on = [&](bool has_end, Index head_row, Acc(&head)[kParts], Acc(&tail)[kParts]) {
+  __device__ __forceinline__ void carry_on(bool has_end, Index head_row, Acc (&head)[kParts],
+                                           Acc (&tail)[kParts]) {
+    const int lanes = place_.lanes;
     const unsigned ends = __ballot_sync(kWholeWarp, has_end);
     const unsigned before = ends & ((1u << (threadIdx.x % 32 & ~(lanes - 1))) - 1);
     Acc in[kParts];
     set_neutral<Op>(in);
-    if (teams > 1) {
+    if (place_.teams > 1) {
       const int top = (threadIdx.x % 32 | (lanes - 1)) + 1;  // lane after the team's last
       const unsigned upto = ends & (kWholeWarp >> (32 - top));
 #pragma unroll 1
@@ -178,71 +177,168 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
 #pragma unroll
       for (int i = 0; i < kParts; ++i) {
         const Acc other = __shfl_up_sync(kWholeWarp, tail[i], lanes);
-        if (team > 0) in[i] = other;
-        tail[i] = __shfl_sync(kWholeWarp, tail[i], 32 - lanes + lane);
+        if (place_.team > 0) in[i] = other;
+        tail[i] = __shfl_sync(kWholeWarp, tail[i], 32 - lanes + place_.lane);
       }
     }
-    if (before == 0) Op::combine(carry, in);
+    if (before == 0) Op::combine(carry_, in);
     if (has_end) {
       Op::combine(in, head);
-      if (left_open && !seen && before == 0) {
+      if (left_open_ && !seen_ && before == 0) {
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) shared_heads[(warp * kParts + i) * lanes + lane] = head[i];
-        if (lane == 0) head_rows[warp] = head_row;
+        for (int i = 0; i < kParts; ++i)
+          shared_.heads[(place_.warp * kParts + i) * lanes + place_.lane] = head[i];
+        if (place_.lane == 0) shared_.head_rows[place_.warp] = head_row;
       } else {
-        output.store(lane_out, head_row, head, sizes.rows);
+        output_.store(lane_out_, head_row, head, sizes_.rows);
       }
     }
-    if (ends == 0) Op::combine(carry, tail);
+    if (ends == 0) Op::combine(carry_, tail);
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) carry[i] = tail[i];
-    seen |= ends != 0;
-  };
+    for (int i = 0; i < kParts; ++i) carry_[i] = tail[i];
+    seen_ |= ends != 0;
+  }
 
-  Ids<kUnroll, Acc> coming;
-  if constexpr (Message::kGathers) load_step(begin, coming);
+  // Called by a team that sees a row follow another: the rows between are empty.
+  __device__ __forceinline__ void fill_gap(int64_t row, int64_t next) const {
+    if (!is_row(row, output_.num_rows) || !is_row(next, output_.num_rows)) return;
+    if (next - row > kLongGap) {
+      const unsigned whole_team = (kWholeWarp >> (32 - place_.lanes)) << place_.team * place_.lanes;
+      const int place =
+          __shfl_sync(whole_team, place_.lane == 0 ? atomicAdd(shared_.num_long_gaps, 1) : 0,
+                      place_.team * place_.lanes);
+      if (place < kLongGaps) {
+        shared_.long_gaps[place] = {row, next};
+        return;
+      }
+    }
+#pragma unroll 1
+    for (int64_t empty = row + 1; empty < next; ++empty) output_.store_empty(empty, column_);
+  }
+
+  // Writes the empty rows that no team has written.
+  __device__ __forceinline__ void fill_long_gaps(int block_team, int block_teams) const {
+    const auto fill = [&](Range range, int64_t part, int64_t parts) {  // what lies between
+#pragma unroll 1
+      for (int64_t row = range.first + 1 + part; row < range.last; row += parts)
+        output_.store_empty(row, column_);
+    };
+#pragma unroll 1
+    for (int i = 0; i < min(*shared_.num_long_gaps, kLongGaps); ++i)
+      fill(shared_.long_gaps[i], block_team, block_teams);
+    // All blocks alike fill what lies before the first row that has entries, and after the last.
+    const bool padded =
+        !is_row(shared_.edges[6], output_.num_rows) || !is_row(shared_.edges[7], output_.num_rows);
+    const Range range =
+        padded ? rows_with_entries(csr_) : Range{shared_.edges[6], shared_.edges[7]};
+    const int64_t part = int64_t{blockIdx.x} * block_teams + block_team;
+    const int64_t parts = int64_t{gridDim.x} * block_teams;
+    fill({-1, range.first}, part, parts);
+    fill({range.last, output_.num_rows}, part, parts);
+  }
+
+  const Csr<Index>& csr_;
+  const Message& message_;
+  const Cut& cut_;
+  const Output<T, Op, Acc>& output_;
+  const Place& place_;
+  const Column& column_;
+  const Shared<Acc>& shared_;
+  const Index* const& rows_;
+  const int64_t &begin_, &end_;  // of the warp's entries
+  const Sizes& sizes_;
+  T* const& lane_out_;
+  const bool& beside_;    // weights are read with the ids
+  const bool& whole_;     // all lanes of the block have features
+  Acc (&carry_)[kParts];  // of the run that is open, from where it or the warp's range begins
+  bool& seen_;            // a run has ended in the warp
+  bool& left_open_;       // a run goes on where the warp's range begins
+};
+
+// Asks for pairs of ids: on either side of the first entry of the block before, of this and of the
+// next block, then the first and the last of all. They are on their way while entries are walked.
+__device__ __forceinline__ void ask_for_edges(const Csr<Index>& csr, int64_t per_block,
+                                              Index* edges) {
+  if (threadIdx.x < 8) {
+    const int pair = threadIdx.x / 2, second = threadIdx.x % 2;
+    const int64_t at = pair == 3 ? second * (csr.count - 1)
+                                 : (int64_t{blockIdx.x} + pair - 1) * per_block - 1 + second;
+    if (at >= 0 && at < csr.count)
+      __pipeline_memcpy_async(&edges[threadIdx.x], csr.rows + at, sizeof(Index));
+    else
+      edges[threadIdx.x] = -1;
+  }
+  __pipeline_commit();
+}
+
+template <class Message, class Op, bool kParallel>
+__global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
+    reduce_kernel(Csr<Index> csr, Message message, Cut cut,
+                  Output<typename Message::T, Op, typename Message::Acc> output, int64_t heads,
+                  bool fills, Start start, Tails<Op, typename Message::Acc> tails) {
+  using Acc = typename Message::Acc;
+  __shared__ Range long_gaps[kLongGaps];
+  __shared__ int num_long_gaps;
+  __shared__ Index edges[8];
+  __shared__ Index head_rows[kMaxWarps];
+  __shared__ int marks[kMaxWarps];  // bit 0: a run ends in the warp, bit 1: its first run waits
+  using Steps = Walk<Message, Op, kParallel>;
+  constexpr int kVec = Op::kVec, kParts = Op::kParts, kUnroll = Message::kUnroll;
+  const Place place(cut.lane_bits);
+  const int lanes = place.lanes, lane = place.lane, team = place.team, warps = place.warps,
+            warp = place.warp;
+  const Column column = column_of<kVec>(lane, lanes, cut.width, heads);
+  // heads[warp][part][lane], then tails.
+  Acc* const shared_heads = reinterpret_cast<Acc*>(dynamic_shared());
+  Acc* const shared_tails = shared_heads + warps * kParts * lanes;
+  void* const left_words = shared_tails + warps * kParts * lanes;
+  if (threadIdx.x == 0) num_long_gaps = 0;
+  allow_next_launch();
+  if (start == Start::kWaits) wait_for_previous_launch();
+  __syncthreads();
+
+  const int64_t begin =
+      min((static_cast<int64_t>(blockIdx.x) * warps + warp) * cut.per_warp, csr.count);
+  const int64_t end = min(begin + cut.per_warp, csr.count);
+  const Index* rows = csr.rows;
+  const int64_t per_block = warps * cut.per_warp;
+  ask_for_edges(csr, per_block, edges);
+
+  Sizes sizes = {cut_size(csr.num_rows), cut_size(csr.num_cols), cut_size(csr.num_weights)};
+  if (!column.active) sizes = {0, 0, 0};
+  typename Message::T* lane_out = output.out + column.first;
+  hide(lane_out);  // or it is computed anew for every store
+
+  bool beside = false;
+  if constexpr (Message::kGathers && !Message::kDots)
+    beside = message.weights() != nullptr && heads == 1 && csr.order == nullptr;
+  const bool whole = (static_cast<int64_t>(blockIdx.y) + 1) * lanes * kVec <= cut.width;
+  Acc carry[kParts];
+  set_neutral<Op>(carry);
+  bool seen = false, left_open = false;
+  const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,
+                              head_rows, shared_heads,   left_words};
+  Steps walk{csr, message, cut,      output, place, column, shared, rows,     begin,
+             end, sizes,   lane_out, beside, whole, carry,  seen,   left_open};
+
+  typename Steps::Step coming;
+  if constexpr (Message::kGathers) walk.load_step(begin, coming);
   const Index row_before = load_or(begin > 0, rows + begin - 1, Index(0));
   if (start == Start::kReadsAhead) wait_for_previous_launch();
-  for (int64_t base = begin; base < end; base += teams * kUnroll) {
-    if constexpr (!Message::kGathers) load_step(base, coming);
-    Ids<kUnroll, Acc> ids = coming;
+  for (int64_t base = begin; base < end; base += place.teams * kUnroll) {
+    if constexpr (!Message::kGathers) walk.load_step(base, coming);
+    typename Steps::Step ids = coming;
     typename Message::Loaded loaded;
-    if constexpr (Message::kDots) {
-      message.load(ids, sizes, segments.order != nullptr, beside, column, loaded, left_words);
-      __pipeline_commit();
-    } else {
-      message.load(ids, sizes, segments.order != nullptr, Message::kGathers ? beside : whole,
-                   column, loaded);
-    }
+    walk.load_features(ids, loaded);
     // The next step's ids arrive while this step's features do.
     if constexpr (Message::kGathers)
-      if (base + teams * kUnroll < end) load_step(base + teams * kUnroll, coming);
+      if (base + place.teams * kUnroll < end) walk.load_step(base + place.teams * kUnroll, coming);
     if constexpr (Message::kDots)
-      message.dot(ids, segments.order, cut_size(segments.num_weights), column, loaded, left_words);
+      message.dot(ids, csr.order, cut_size(csr.num_weights), column, loaded, shared.left_words);
     if (base == begin)
       left_open = begin > 0 && __shfl_sync(kWholeWarp, ids.row[0], 0) == row_before;
-
     Index after[kUnroll];  // the row of the entry that follows
-    if constexpr (kParallel) {
-#pragma unroll
-      for (int j = 0; j < kUnroll; ++j) {
-        const int64_t next = ids.first + j * teams + 1;
-        after[j] = j >= ids.count          ? ids.row[j]
-                   : next < segments.count ? load_or(true, rows + next, Index(0))
-                                           : beyond_last();
-      }
-    } else {
-      if (!ids.full && ids.first + ids.count == segments.count && ids.count > 0)
-        ids.row[kUnroll] = beyond_last();
-      // Entries beyond the last take the row of the one that follows them all: no end lies there.
-      if (!ids.full)
-#pragma unroll
-        for (int j = 0; j < kUnroll; ++j)
-          if (j >= ids.count) ids.row[j] = ids.row[kUnroll];
-#pragma unroll
-      for (int j = 0; j < kUnroll; ++j) after[j] = ids.row[j + 1];
-    }
-
+    walk.find_rows_after(ids, after);
     bool has_end = false;
     Index head_row = 0;
     unsigned gaps = 0;  // bit j: rows after that of entry j are empty
@@ -284,7 +380,7 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
       if constexpr (kParallel) {
         count_up(j);
         __syncwarp();
-        carry_on(has_end, head_row, head, run);
+        walk.carry_on(has_end, head_row, head, run);
         has_end = false;
         set_neutral<Op>(run);
       }
@@ -292,12 +388,12 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
     if constexpr (!kParallel) {
       count_up(kUnroll - 1);
       __syncwarp();
-      carry_on(has_end, head_row, head, run);
+      walk.carry_on(has_end, head_row, head, run);
     }
     if (fills)
       for (; gaps != 0; gaps &= gaps - 1) {
         const int64_t entry = ids.first + (__ffs(gaps) - 1) * ids.stride;
-        fill_gap(rows[entry], entry + 1 < segments.count ? int64_t{rows[entry + 1]} : -1);
+        walk.fill_gap(rows[entry], entry + 1 < csr.count ? int64_t{rows[entry + 1]} : -1);
       }
   }
 
@@ -351,23 +447,7 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
   }
 
   const int block_teams = blockDim.x >> cut.lane_bits, block_team = threadIdx.x >> cut.lane_bits;
-  if (fills) {
-    const auto fill = [&](Range range, int64_t part, int64_t parts) {  // what lies between
-#pragma unroll 1
-      for (int64_t row = range.first + 1 + part; row < range.last; row += parts)
-        output.store_empty(row, column);
-    };
-#pragma unroll 1
-    for (int i = 0; i < min(num_long_gaps, kLongGaps); ++i)
-      fill(long_gaps[i], block_team, block_teams);
-    // All blocks alike fill what lies before the first row that has entries, and after the last.
-    const bool padded = !is_row(edges[6], output.num_rows) || !is_row(edges[7], output.num_rows);
-    const Range range = padded ? rows_with_entries(segments) : Range{edges[6], edges[7]};
-    const int64_t part = int64_t{blockIdx.x} * block_teams + block_team;
-    const int64_t parts = int64_t{gridDim.x} * block_teams;
-    fill({-1, range.first}, part, parts);
-    fill({range.last, output.num_rows}, part, parts);
-  }
+  if (fills) walk.fill_long_gaps(block_team, block_teams);
 
   // The run that crosses into the block ends in it, or is handed on.
   if (!crosses_in || (passed && !relays)) return;

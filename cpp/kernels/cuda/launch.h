@@ -1,4 +1,7 @@
-// Launches that overlap the one ahead of them in the stream, and what their cuts are made of.
+// Launches, the host's side: what a launch consists of, what GPUs allow, and what arrays do.
+//
+// launch() starts a kernel that may overlap the one ahead of it in the stream, as the kernel waits
+// for that by itself (basics.cuh). Nothing here allocates, synchronises, or remembers a device.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,41 +11,12 @@
 #include <limits>
 #include <type_traits>
 
+#include "basics.cuh"
+
 namespace jax_gnn::cuda {
 
 constexpr int64_t kMaxGridX = 0x7fffffff;
 constexpr int64_t kMaxGridY = 65535;
-constexpr unsigned kWholeWarp = 0xffffffffu;
-
-// Lets a launch that overlaps this one begin. Before Hopper it begins at the end all the same.
-__device__ __forceinline__ void allow_next_launch() {
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
-#endif
-}
-
-// Waits for the launch that this one overlaps, if any, and for what it has written.
-__device__ __forceinline__ void wait_for_previous_launch() {
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-#endif
-}
-
-__host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return a / b + (a % b != 0);
-}
-
-// a / b of numbers that are not negative. GPUs divide 32 bits several times as fast as 64.
-__host__ __device__ inline int64_t divide(int64_t a, int64_t b) {
-  if ((a | b) >> 32 != 0) return a / b;
-  return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
-}
-
-// Where part `index` of `parts` even parts of [0, count) begins.
-__host__ __device__ inline int64_t split(int64_t count, int64_t index, int64_t parts) {
-  const int64_t even = divide(count, parts), rest = count - even * parts;
-  return even * index + (index < rest ? index : rest);
-}
 
 inline bool aligned(const void* pointer, size_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
@@ -54,17 +28,12 @@ bool readable(const T* features, int64_t width) {
   return width % kVec == 0 && aligned(features, kVec * sizeof(T));
 }
 
-// Ids are compared in their own width, as unsigned numbers: negative ones are then too large.
+// What ids of rows of an array of that size are below: for is_id.
 template <typename Index>
 std::make_unsigned_t<Index> id_bound(int64_t size) {
   constexpr Index kMax = std::numeric_limits<Index>::max();
   return static_cast<std::make_unsigned_t<Index>>(size > kMax ? int64_t{kMax} : size) +
          (size > kMax);
-}
-
-template <typename Index>
-__device__ __forceinline__ bool is_id(Index id, std::make_unsigned_t<Index> bound) {
-  return static_cast<std::make_unsigned_t<Index>>(id) < bound;
 }
 
 // The major number; 0 if there is no device. 9 is Hopper, whose matrix instructions are its own.

@@ -1,0 +1,110 @@
+// Products of rows with their group's weights, the host's side: which kernel of segment_matmul.cuh
+// takes the operands, in tiles of which size.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "launch.h"
+#include "segment_matmul.cuh"
+#include "segment_matmul.h"
+#include "tensor_map.h"
+
+namespace jax_gnn::cuda {
+namespace {
+
+inline int num_multiprocessors() {
+  int device = 0, count = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+                 cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) ==
+                     cudaSuccess
+             ? count
+             : 1;
+}
+
+// Blocks of a persistent grid: no more than there are tiles, nor than fit on the GPU at once.
+inline unsigned num_blocks(const MatmulSchedule& schedule, const Groups& groups, int tile_rows,
+                           int blocks_per_multiprocessor) {
+  const int64_t tiles = ceil_div(groups.num_rows, tile_rows) + groups.num_sizes + 1;
+  return static_cast<unsigned>(
+      std::clamp<int64_t>(std::min(schedule.blocks, tiles), 1,
+                          int64_t{num_multiprocessors()} * blocks_per_multiprocessor));
+}
+
+template <class Shape, typename T, typename Out>
+cudaError_t launch_hopper(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
+                          const Product<T, Out>& product) {
+  const auto kernel = hopper_matmul_kernel<Shape, T, Out>;
+  TensorMap rows;
+  const cudaError_t error =
+      describe(product.lhs, groups.num_rows, product.k, Shape::kRows, Shape::kChunks, rows);
+  if (error != cudaSuccess) return error;
+  const dim3 grid(num_blocks(schedule, groups, Shape::kRows, Shape::kBlocks),
+                  static_cast<unsigned>(ceil_div(product.n, Shape::kColumns)));
+  return launch(stream, {grid, Shape::kThreads, Shape::kSharedBytes}, kernel, rows, groups, product,
+                static_cast<int>(schedule.chunk));
+}
+
+template <typename T, int kChunks, typename Out>
+cudaError_t launch_chunks(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
+                          const Product<T, Out>& product) {
+  constexpr int kLargest = kChunks == 1 ? 128 : 64;
+  const bool small = schedule.tile < kLargest;
+  if constexpr (kChunks < 8) {
+    if (product.n > 64)
+      return small ? launch_hopper<HopperTile<T, Out, kChunks, 2, 64>>(stream, schedule, groups,
+                                                                       product)
+                   : launch_hopper<HopperTile<T, Out, kChunks, 2, kLargest>>(stream, schedule,
+                                                                             groups, product);
+  }
+  return small
+             ? launch_hopper<HopperTile<T, Out, kChunks, 1, 64>>(stream, schedule, groups, product)
+             : launch_hopper<HopperTile<T, Out, kChunks, 1, kLargest>>(stream, schedule, groups,
+                                                                       product);
+}
+
+}  // namespace
+
+template <typename T, typename Out>
+cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
+                           const Groups& groups, int64_t k, int64_t n, bool transposed, bool exact,
+                           Activation activation, const T* lhs, const T* rhs, const T* bias,
+                           Out* out) {
+  constexpr int64_t kMax = 1 << 30;
+  if (groups.num_rows <= 0 || n <= 0) return cudaSuccess;
+  if (k > kMax || n > kMax || groups.num_rows > 0x7fffffff || groups.num_sizes > kMax)
+    return cudaErrorInvalidValue;
+  const Product<T, Out> product = {lhs,
+                                   rhs,
+                                   bias,
+                                   out,
+                                   static_cast<int>(k),
+                                   static_cast<int>(n),
+                                   transposed,
+                                   aligned(out, 16),
+                                   activation};
+  if constexpr (sizeof(T) <= 4) {
+    const int64_t chunks = ceil_div(k * sizeof(T), kChunkBytes);
+    if (compute_capability() == 9 && !(exact && sizeof(T) == 4) && k > 0 && chunks <= 8 &&
+        k * sizeof(T) % 16 == 0 && aligned(lhs, 16) && aligned(rhs, 8) && aligned(out, 8)) {
+      if (chunks <= 1) return launch_chunks<T, 1>(stream, schedule, groups, product);
+      if (chunks <= 2) return launch_chunks<T, 2>(stream, schedule, groups, product);
+      if (chunks <= 4) return launch_chunks<T, 4>(stream, schedule, groups, product);
+      return launch_chunks<T, 8>(stream, schedule, groups, product);
+    }
+  }
+  const auto plain = [&](auto tiles) {
+    using Tiles = decltype(tiles);
+    const dim3 grid(num_blocks(schedule, groups, Tiles::kRows, 3),
+                    static_cast<unsigned>(ceil_div(n, kTileColumns)));
+    if (grid.y > kMaxGridY) return cudaErrorInvalidConfiguration;
+    return launch(stream, {grid, kTileThreads, 0}, plain_matmul_kernel<Tiles, T, Out>, groups,
+                  product);
+  };
+  if constexpr (sizeof(T) <= 4)
+    if (compute_capability() >= 8 && !(exact && sizeof(T) == 4))
+      return plain(TensorProduct<T, 128>());
+  return plain(ExactProduct<T, sizeof(T) == 8 ? 64 : 128>());
+}
+
+}  // namespace jax_gnn::cuda

@@ -1,0 +1,57 @@
+// segment_reduce, the host's side: which operator, which message, in words of which size. Its
+// instances are several units, which compile side by side.
+#pragma once
+
+#include <type_traits>
+
+#include "segment_messages.cuh"
+#include "segment_ops.cuh"
+#include "segment_walk_launch.h"
+
+namespace jax_gnn::cuda {
+
+template <typename T, typename Acc>
+cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& entries,
+                           Reduce reduce, const T* in, const Acc* weight, Features features, T* out,
+                           void* workspace) {
+  if (entries.num_rows <= 0 || features.width <= 0) return cudaSuccess;
+  Csr<Index> csr = entries;
+  if (weight == nullptr) csr.order = nullptr;
+  if (!addressable<T>(features)) return cudaErrorInvalidValue;
+  const int heads = static_cast<int>(features.heads);
+  const auto with_vec = [&](auto vec) {
+    constexpr int kVec = decltype(vec)::value;
+    const auto run = [&](auto op) {
+      const auto with_message = [&](const auto& message) {
+        return launch_reduce<decltype(op)>(stream, schedule, csr, message, features, out,
+                                           workspace);
+      };
+      if (csr.cols == nullptr && weight == nullptr)
+        return with_message(RowMessage<T, Acc, kVec>{in, features.width});
+      return with_message(
+          GatherMessage<T, Acc, kVec>{in, weight, row_bytes_of<T>(features), heads});
+    };
+    switch (reduce) {
+      case Reduce::kSum:
+        return run(SumOp<Acc, kVec>{});
+      case Reduce::kMax:
+        return run(ExtremumOp<true, Acc, kVec>{});
+      case Reduce::kMin:
+        return run(ExtremumOp<false, Acc, kVec>{});
+      case Reduce::kProd:
+        return run(ProdOp<Acc, kVec>{});
+      case Reduce::kMean:
+        if constexpr (!std::is_integral_v<T>) return run(MeanOp<Acc, kVec>{});
+        break;
+      case Reduce::kLogSumExp:
+        if constexpr (!std::is_integral_v<T>) return run(LogSumExpOp<Acc, kVec>{});
+        break;
+    }
+    return cudaErrorInvalidValue;
+  };
+  constexpr int kWide = 16 / sizeof(T);
+  if (fits<kWide, T>(features, {in, out})) return with_vec(std::integral_constant<int, kWide>{});
+  return with_vec(std::integral_constant<int, 1>{});
+}
+
+}  // namespace jax_gnn::cuda

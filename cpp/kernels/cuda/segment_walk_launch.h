@@ -1,0 +1,97 @@
+// The walk over entries (segment_walk.cuh), the host's side: how entries and features are cut, and
+// launches.
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+#include <type_traits>
+
+#include "launch.h"
+#include "segment_reduce.h"
+#include "segment_walk.cuh"
+#include "tags.h"
+
+namespace jax_gnn::cuda {
+namespace {
+
+// Parallel reduction is for narrow rows that lie one behind another.
+template <class Message, class Op>
+constexpr bool has_parallel =
+    !Message::kGathers && sizeof(typename Message::T) <= 4 &&
+    !std::is_integral_v<typename Message::T> && Op::kParts <= Op::kVec + 1;
+
+// log2 of the lanes of a team.
+template <int kVec>
+int lane_bits_of(const Schedule& schedule, int64_t width) {
+  int bits = 0;
+  while (2 << bits <= std::min(schedule.lanes, 32) && (int64_t{kVec} << bits) < width) ++bits;
+  return bits;
+}
+
+template <class Op, typename T, typename Acc>
+cudaError_t launch_fill(cudaStream_t stream, Start next, const Output<T, Op, Acc>& output) {
+  const int64_t blocks = std::min<int64_t>(ceil_div(output.num_rows * output.width, 1024), 2048);
+  return launch(stream, {dim3(static_cast<unsigned>(blocks)), 256, 0}, fill_kernel<Op, T, Acc>,
+                output, next);
+}
+
+template <class Op, class Message>
+cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
+                          const Message& message, Features features, typename Message::T* out,
+                          void* workspace, Start start = Start::kWaits) {
+  using Acc = typename Message::Acc;
+  using T = typename Message::T;
+  constexpr int kVec = Op::kVec;
+  const Output<T, Op, Acc> output = {out, csr.num_rows, features.width};
+  // Where most rows are empty, filling them is most of the work: for all threads alike, beforehand.
+  const bool fills = csr.num_rows <= 2 * csr.count;
+  if (!fills) {
+    const cudaError_t error = launch_fill(stream, start, output);
+    if (error != cudaSuccess || csr.count == 0) return error;
+  }
+  Cut cut;
+  cut.width = features.width;
+  cut.lane_bits = lane_bits_of<kVec>(schedule, features.width);
+  const int lanes = 1 << cut.lane_bits,
+            threads = std::clamp(schedule.threads / 32 * 32, 32, kMaxThreads);
+  const int64_t tiles = ceil_div(features.width, int64_t{lanes} * kVec);
+  const int64_t step = 32 / lanes * Message::kUnroll;
+  const int64_t warps = schedule.blocks * (threads / 32);
+  cut.per_warp = ceil_div(ceil_div(csr.count, warps), step) * step;
+  const int64_t blocks = ceil_div(csr.count, cut.per_warp * (threads / 32));
+  cut.aligned = aligned(csr.rows, 16) && aligned(csr.cols, 16) && aligned(csr.order, 16) &&
+                aligned(message.weights(), 16);
+  if (tiles > kMaxGridY || blocks > kMaxGridX || cut.per_warp > 0x7fffffff)
+    return cudaErrorInvalidConfiguration;
+  const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
+  const size_t warp_bytes = static_cast<size_t>(lanes) * Op::kParts * sizeof(Acc);
+  auto kernel = reduce_kernel<Message, Op, false>;
+  if constexpr (has_parallel<Message, Op>)
+    if (schedule.parallel) kernel = reduce_kernel<Message, Op, true>;
+  const size_t row_words = Message::kDots ? kDotThreads * Message::kUnroll * kVec * sizeof(T) : 0;
+  return launch(stream, {grid, threads, threads / 32 * 2 * warp_bytes + row_words}, kernel, csr,
+                message, cut, output, features.heads, fills, start, tails);
+}
+
+template <typename T>
+unsigned row_bytes_of(Features features) {
+  return static_cast<unsigned>(features.width * sizeof(T));
+}
+
+// Kernels keep a row's bytes in 32 bits.
+template <typename T>
+bool addressable(Features features) {
+  return features.width <= static_cast<int64_t>(0xffffffffu / sizeof(T));
+}
+
+// Whether rows can be moved in words of kVec features, none of which spans two heads.
+template <int kVec, typename T>
+bool fits(Features features, std::initializer_list<const T*> arrays) {
+  if (features.width / features.heads % kVec != 0) return false;
+  return std::all_of(arrays.begin(), arrays.end(),
+                     [](const T* array) { return aligned(array, kVec * sizeof(T)); });
+}
+
+}  // namespace
+}  // namespace jax_gnn::cuda
