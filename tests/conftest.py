@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--seeds", type=int, default=1, help="runs tests of random inputs for that many seeds"
     )
     parser.addoption(
-        "--all", action="store_true", help="also all that plain XLA does without any kernel"
+        "--all", action="store_true", help="every case, also what plain XLA does without any kernel"
     )
 
 
@@ -53,8 +53,11 @@ def pytest_configure_node(node: Any) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """All tests take all cores; what is named runs in this process, without its start-up."""
-    named = config.option.file_or_dir or config.option.keyword
-    return 0 if named else min(len(os.sched_getaffinity(0)), 16)
+    return 0 if _named(config) else min(len(os.sched_getaffinity(0)), 16)
+
+
+def _named(config: pytest.Config) -> bool:
+    return bool(config.option.file_or_dir or config.option.keyword)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -71,8 +74,47 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         and _test(item) in with_kernels
         and _test(item)[1] not in ("test_value", "test_gradient")
     ]
+    if not _named(config) and config.option.seeds == 1:
+        rest = set(items) - set(left_out)
+        left_out += _combinations(config, [item for item in items if item in rest])
+    left_out_ones = set(left_out)
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
+    items[:] = [item for item in items if item not in left_out_ones]
+
+
+def _combinations(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
+    """What may be left out so that each test still takes all values of each of its parameters.
+
+    The seed chooses their combinations. Variants of an op are one more parameter of their tests.
+    """
+    tests: dict[Any, list[tuple[pytest.Item, set[Any]]]] = {}
+    for item in items:
+        (suite, name), values = _test(item), set(_values(item))
+        if getattr(item.cls, "is_variant", False):
+            values.add(("variant", suite))
+            suite = item.path
+        tests.setdefault((suite, name), []).append((item, values))
+    left_out = []
+    for (_, name), cases in tests.items():
+        missing = set().union(*(values for _, values in cases))
+        random.Random(f"{config.option.seed} {name}").shuffle(cases)
+        while missing:
+            best = max(cases, key=lambda case: len(case[1] & missing))
+            missing -= best[1]
+            cases.remove(best)
+        if cases and cases[0][1]:
+            left_out += [item for item, _ in cases]
+    return left_out
+
+
+def _values(item: Any) -> Iterator[Any]:
+    """Of the parameters of a test; those of one mark are one."""
+    parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0]
+        names = tuple(names.replace(" ", "").split(",") if isinstance(names, str) else names)
+        yield names, tuple(id(parameters.pop(name)) for name in names)
+    yield from ((name, id(value)) for name, value in parameters.items())
 
 
 def _implementation(item: Any) -> str | None:

@@ -79,6 +79,7 @@ class CoreChecks:
 
     spec: ClassVar[OpSpec]
     implementations: ClassVar[Sequence[str]] = IMPLEMENTATIONS[:1]
+    is_variant: ClassVar[bool] = True  # see conftest.py
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         marks = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
@@ -247,6 +248,7 @@ class OpSuite(CoreChecks):
     """All that the contract asks of a public op."""
 
     implementations = IMPLEMENTATIONS
+    is_variant = False
     vmaps_every_set: ClassVar[bool] = False
 
     # --- Values ---

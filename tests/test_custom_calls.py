@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from op_spec import Incidence, stack
 from op_suite import IMPLEMENTATIONS, PLATFORM
-from test_ffi import SAMPLES, floats, incidence_arrays, needs_kernels
+from primitive_cases import SAMPLES, floats, incidence_arrays, needs_kernels
 
 import jax_gnn
 from jax_gnn import Graph, Hypergraph, hypergraph_aggregate, schedules

@@ -15,87 +15,21 @@ import pytest
 from jax.extend.core import Primitive
 from jax.interpreters import ad
 from op_spec import on_host
-from op_suite import KERNELS, PLATFORM
+from op_suite import PLATFORM
+from primitive_cases import SAMPLES, floats, needs_kernels
 
 import jax_gnn
 from jax_gnn import Hypergraph, hypergraph_aggregate
 from jax_gnn._core import ffi
-from jax_gnn._core.csr import Csr, SparseMatrix, edge_split, segments
 from jax_gnn._core.op import OPS, Op
 
 OTHER_PLATFORM = "cuda" if PLATFORM == "cpu" else "cpu"
-needs_kernels = pytest.mark.skipif(
-    not KERNELS, reason=f"jax_gnn has no kernels for {PLATFORM} here"
-)
-
-
-def incidence_arrays(num_nodes: int, num_hyperedges: int, size: int, seed: int = 0) -> list[Any]:
-    rng = np.random.default_rng(seed)
-    hypergraph = Hypergraph.from_incidence(
-        rng.integers(0, num_nodes, size),
-        rng.integers(0, num_hyperedges, size),
-        num_nodes=num_nodes,
-        num_hyperedges=num_hyperedges,
-    )
-    graph = hypergraph.graph
-    arrays = (graph.indptr, graph.rows, graph.cols, graph.t_indptr, graph.t_rows, graph.t_cols)
-    return [np.asarray(array) for array in arrays]
-
-
-def stages(num_nodes: int, num_hyperedges: int, size: int) -> tuple[SparseMatrix, SparseMatrix]:
-    """To the hyperedges and back."""
-    indptr, *arrays = incidence_arrays(num_nodes, num_hyperedges, size)
-    sides = (indptr, *arrays[:2]), arrays[2:]
-    matrix = SparseMatrix(
-        *(
-            Csr(rows, cols, None, start, edge_split(start, cols), num_rows=len(start) - 1)
-            for start, rows, cols in sides
-        )
-    )
-    return matrix, matrix.T
-
-
-def ids(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
-
-
-def floats(*shape: int) -> np.ndarray:
-    return np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)
-
-
 HYPERGRAPH = Hypergraph.from_incidence([0, 1, 1, 2], [0, 0, 1, 1], num_nodes=4, num_hyperedges=3)
 X = floats(4, 2)
 
 
 # --- The registry --------------------------------------------------------------------------------
 
-MATRIX = SparseMatrix(  # four edges of five rows and three columns
-    Csr(ids(0, 0, 1, 4), ids(2, 0, 0, -1), num_rows=5),
-    Csr(ids(-1, 0, 0, 2), ids(4, 0, 1, 0), ids(3, 1, 2, 0), num_rows=3),
-)
-KEYS = (floats(5, 2), floats(3, 2))  # of rows, of columns
-
-# Operands for every primitive. A new primitive gets a line here.
-SAMPLES: dict[str, tuple[Any, ...]] = {
-    "hypergraph_aggregate": (
-        *(floats(5, 2), floats(5), floats(3), floats(5), floats(5)),
-        *stages(5, 3, 8),
-    ),
-    "segment_reduce": (floats(3, 2), floats(4, 1), MATRIX),
-    "segment_reduce_jvp": (floats(3, 2), floats(4, 1), floats(3, 2), floats(4, 1), MATRIX),
-    "segment_reduce_vjp": (floats(3, 2), floats(4, 1), floats(5, 2), MATRIX),
-    "segment_select": (*KEYS, floats(3, 2), floats(4, 1), floats(4, 1), MATRIX),
-    "sddmm": (floats(5, 2), floats(3, 2), MATRIX),
-    "sddmm_select": (floats(5, 2), floats(3, 2), *KEYS, floats(4, 1), MATRIX),
-    "segment_softmax": (floats(4, 2), segments(ids(0, 0, 1, 4), 5)),
-    "segment_softmax_tangent": (
-        *(floats(4, 2), floats(4, 2)),
-        segments(ids(0, 0, 1, 4), 5),
-    ),
-    "segment_order": (ids(3, -1, 0, 3),),
-    "segment_matmul": (floats(5, 2), floats(3, 2, 4), floats(3, 4), ids(2, 0, 2), ids(0)),
-    "segment_outer": (floats(5, 2), floats(5, 4), ids(2, 0, 2), ids(0)),
-}
 ATTRIBUTES: dict[str, dict[str, Any]] = {
     "segment_reduce": {"reduce": "sum", "heads": 1},
     "segment_reduce_jvp": {"reduce": "sum", "heads": 1},

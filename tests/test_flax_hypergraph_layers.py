@@ -1,6 +1,7 @@
 """The hypergraph layers beside HGNN, against formulas over dense incidence matrices in float64."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -237,6 +238,12 @@ class Case:
         return sizes[0] if self.layer is UniGCNIIConv else sizes[1]
 
 
+@functools.partial(nnx.jit, static_argnums=0)
+def run(case: Case, conv, hypergraph: Hypergraph, x):
+    """The call as one program, which compiles sooner than its operations one by one."""
+    return case.call(conv, hypergraph, x)
+
+
 def case(layer, reference, /, **options) -> Case:
     return Case(layer, reference, tuple(options.items()))
 
@@ -279,7 +286,7 @@ def test_conv_equals_the_formula(case, sizes, hypergraph, incidence):
     x = features(sizes[0])
     expected = case.expected(conv, incidence, x)
     assert expected.shape == (NUM_NODES, case.out_features(sizes))
-    assert_close(case.call(conv, hypergraph, x), expected)
+    assert_close(run(case, conv, hypergraph, x), expected)
 
 
 @pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
@@ -381,10 +388,16 @@ def test_attention_forms_no_messages(hypergraph):
 def test_batch_axes_and_vmap(case, hypergraph):
     conv = case.make(4, 6)
     x = features(4, 2)
-    expected = np.stack([case.call(conv, hypergraph, x[:, i]) for i in range(2)], axis=1)
-    assert_close(case.call(conv, hypergraph, x), expected)
-    mapped = jax.vmap(lambda x: case.call(conv, hypergraph, x), in_axes=1, out_axes=1)(x)
-    assert_close(mapped, expected)
+    each = [run(case, conv, hypergraph, np.asarray(x)[:, i]) for i in range(2)]
+    expected = np.stack(each, axis=1)
+
+    @jax.jit
+    def batched(x):
+        mapped = jax.vmap(lambda x: case.call(conv, hypergraph, x), in_axes=1, out_axes=1)
+        return case.call(conv, hypergraph, x), mapped(x)
+
+    for got in batched(x):
+        assert_close(got, expected)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -393,14 +406,17 @@ def test_padding_changes_nothing(case, hypergraph):
     padded = hypergraph.pad(num_nodes=12, num_hyperedges=8, num_incidences=70)
     x = features(4)
 
-    def loss(x, hypergraph):
-        return jnp.sum(case.call(conv, hypergraph, x)[:NUM_NODES] ** 2)
+    @jax.jit
+    @functools.partial(jax.grad, has_aux=True)
+    def gradient_and_value(x, hypergraph):
+        y = case.call(conv, hypergraph, x)[:NUM_NODES]
+        return jnp.sum(y**2), y
 
-    junk = jnp.concatenate([x, jnp.full((3, 4), jnp.nan)])
-    assert_close(case.call(conv, padded, junk)[:NUM_NODES], case.call(conv, hypergraph, x))
-    gradient = jax.jit(jax.grad(loss))
-    of_padded = gradient(jnp.pad(x, ((0, 3), (0, 0))), padded)
-    assert_close(of_padded, np.pad(gradient(x, hypergraph), ((0, 3), (0, 0))), 1e-4)
+    junk, zeros = (np.pad(x, ((0, 3), (0, 0)), constant_values=value) for value in (np.nan, 0))
+    expected_gradient, expected = gradient_and_value(x, hypergraph)
+    assert_close(gradient_and_value(junk, padded)[1], expected)
+    gradient = gradient_and_value(zeros, padded)[0]
+    assert_close(gradient, np.pad(expected_gradient, ((0, 3), (0, 0))), 1e-4)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -455,19 +471,28 @@ def test_dtypes(case, hypergraph):
     x = features(4)
     single, half = case.make(4, 6), case.make(4, 6, dtype=jnp.bfloat16)
     assert {p.dtype for p in jax.tree.leaves(nnx.state(half, nnx.Param))} == {jnp.dtype("float32")}
-    y = case.call(half, hypergraph, x)
+    stored = case.make(4, 6, param_dtype=jnp.float16)
+    integers = np.ones((NUM_NODES, 4), np.int32)
+
+    @nnx.jit
+    def results(single, half, stored, x):
+        return (
+            case.call(single, hypergraph, x),
+            case.call(half, hypergraph, x),
+            case.call(stored, hypergraph, x),
+            case.call(stored, hypergraph, x.astype(jnp.float16)),
+            conv_of_integers(case, single, hypergraph, integers),
+        )
+
+    expected, y, of_stored, of_half, of_integers = results(single, half, stored, x)
     assert y.dtype == jnp.bfloat16
-    expected = case.call(single, hypergraph, x)
     assert expected.dtype == jnp.float32
     np.testing.assert_allclose(y.astype(jnp.float32), expected, rtol=0.1, atol=0.1)
-    stored = case.make(4, 6, param_dtype=jnp.float16)
     assert {p.dtype for p in jax.tree.leaves(nnx.state(stored, nnx.Param))} == {
         jnp.dtype("float16")
     }
-    assert case.call(stored, hypergraph, x).dtype == jnp.float32
-    assert case.call(stored, hypergraph, x.astype(jnp.float16)).dtype == jnp.float16
-    integers = jnp.ones((NUM_NODES, 4), jnp.int32)
-    assert conv_of_integers(case, single, hypergraph, integers).dtype == jnp.float32
+    assert of_stored.dtype == of_integers.dtype == jnp.float32
+    assert of_half.dtype == jnp.float16
 
 
 def conv_of_integers(case, conv, hypergraph, x):

@@ -14,7 +14,7 @@ import pytest
 from op_spec import Case, Incidence, OpSpec, assert_close, setting, stack
 from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, CoreChecks, OpSuite
 from segment_cases import distinct, largest, normal, smallest, with_far_padding
-from test_spmm import Edges, mean, random_edges, spmm_reference, total, unused
+from spmm_cases import Edges, mean, random_edges, spmm_reference, total, unused
 
 from jax_gnn import (
     Graph,

@@ -225,9 +225,18 @@ def test_plain_model_equals_the_layers(config):
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     x = jnp.asarray(dataset.x)
     structure = recipe.plain_structure(graph)
-    for key in (None, jax.random.key(3)):
-        expected = model(graph, x, deterministic=key is None, rngs=key)
-        y = recipe.plain_model(config, params, structure, x, key)
+
+    @nnx.jit
+    def results(model, params, x, key):
+        return [
+            (
+                recipe.plain_model(config, params, structure, x, of_dropout),
+                model(graph, x, deterministic=of_dropout is None, rngs=of_dropout),
+            )
+            for of_dropout in (None, key)
+        ]
+
+    for y, expected in results(model, params, x, jax.random.key(3)):
         np.testing.assert_allclose(y, expected, rtol=2e-5, atol=2e-5)
 
 
@@ -478,8 +487,8 @@ def test_checkpoint_round_trip(tmp_path, model_class, options):
     save_checkpoint(tmp_path / "model", TrainedModel(model, CONFIGS[model_class]()))
     loaded = load_checkpoint(tmp_path / "model").model
     assert type(loaded) is model_class
-    expected = model(graph, x, deterministic=True)
-    predicted = loaded(graph, x)
+    expected = nnx.jit(lambda model: model(graph, x, deterministic=True))(model)
+    predicted = nnx.jit(lambda loaded: loaded(graph, x))(loaded)
     assert predicted.dtype == expected.dtype
     np.testing.assert_array_equal(predicted, expected)
     for name in ("use_bias", "in_features", "out_features", "heads", *options):

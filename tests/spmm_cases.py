@@ -1,0 +1,78 @@
+"""Inputs and references of spmm, for the modules that test it or what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from op_spec import Incidence
+
+from jax_gnn import Graph
+
+
+class Edges(NamedTuple):
+    """What references get. Edges with an id out of range are padding."""
+
+    src: np.ndarray
+    dst: np.ndarray
+    num_src: int
+    num_dst: int
+
+    @property
+    def valid(self) -> np.ndarray:
+        src_in_range = (self.src >= 0) & (self.src < self.num_src)
+        return src_in_range & (self.dst >= 0) & (self.dst < self.num_dst)
+
+
+def random_edges(rng: np.random.Generator, scenario: str) -> Edges:
+    """In the order of a graph: by destination, then source, padding last."""
+    incidence = Incidence.random(rng, scenario)
+    order = np.lexsort((incidence.left, incidence.right, ~incidence.valid))
+    ids = (incidence.left[order], incidence.right[order])
+    return Edges(*ids, incidence.num_left, incidence.num_right)
+
+
+def graph_of(edges: Edges) -> Graph:
+    src, dst, num_src, num_dst = edges
+    return Graph.from_edges(src, dst, num_src=num_src, num_dst=num_dst, validate=False)
+
+
+def by_hand(edges: Edges) -> tuple[np.ndarray, ...]:
+    """Operands of index_segment_reduce: edges sorted by segment, ids out of range anywhere."""
+    return (
+        edges.src.astype(np.int32),
+        edges.dst.astype(np.int32),
+        np.zeros(edges.num_dst, np.int32),  # sizes are shapes
+    )
+
+
+def unused(ids: np.ndarray, size: int, rank: int) -> np.ndarray:
+    """Which rows no edge reads."""
+    return ~np.isin(np.arange(size), ids).reshape(-1, *[1] * (rank - 1))
+
+
+def total(messages: np.ndarray) -> np.ndarray:
+    return messages.sum(0)
+
+
+def mean(messages: np.ndarray) -> np.ndarray:
+    return messages.mean(0)
+
+
+def spmm_reference(
+    edges: Edges,
+    x: np.ndarray,
+    weight: np.ndarray | None = None,
+    *,
+    reduce: Callable[[np.ndarray], np.ndarray] = total,
+) -> np.ndarray:
+    """Edge by edge, with 0 at destinations that have none."""
+    result = np.zeros((edges.num_dst, *x.shape[1:]), np.result_type(x, *[weight][weight is None :]))
+    if weight is not None:
+        weight = weight.reshape(*weight.shape, *[1] * (x.ndim - weight.ndim))
+    for row in np.unique(edges.dst[edges.valid]):
+        into = np.flatnonzero(edges.valid & (edges.dst == row))
+        messages = x[edges.src[into]]
+        result[row] = reduce(messages if weight is None else weight[into] * messages)
+    return result
