@@ -12,6 +12,10 @@
 // through the workspace, to the block in which the row ends (segment_tails.cuh); or, where teams
 // have one slot, the next block sums up those few slots once more, which is faster than to wait.
 // Nobody adds atomically, and the cut depends on shapes only: the same bits on every run.
+//
+// Needs the slots of an EdgeSplit, aligned to 16 bytes, one more than are counted; shared memory, a
+// workspace and a tag, which edge_split_launch.h provides. Promises that each row whose last slot
+// is there is written once, and that any ids and places are survived.
 #pragma once
 
 #include <cuda_pipeline.h>

@@ -7,6 +7,11 @@
 // team's entries is carried on to the next team, to the next step, and to the next warp, always in
 // the same order. What is open where a block ends is handed, through the workspace, to the block in
 // which the run ends (see Tails). The cut depends on shapes only: the same bits on every run.
+//
+// Needs blocks of up to kMaxThreads threads, whole warps; dynamic shared memory, for two runs of
+// each team's lanes a warp, and for dots their words; a workspace row for each block of a column of
+// the grid; and a tag that no other launch has. segment_walk_launch.h provides them. Promises that
+// all rows are written, empty ones too where it `fills`, and that any ids are survived.
 #pragma once
 
 #include <cuda_pipeline.h>
