@@ -12,6 +12,10 @@
 // through the workspace, to the block in which the row ends (segment_tails.cuh); or, where teams
 // have one slot, the next block sums up those few slots once more, which is faster than to wait.
 // Nobody adds atomically, and the cut depends on shapes only: the same bits on every run.
+//
+// Needs the slots of an EdgeSplit, aligned to 16 bytes, one more than are counted; shared memory, a
+// workspace and a tag, which edge_split_launch.h provides. Promises that each row whose last slot
+// is there is written once, and that any ids and places are survived.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -182,7 +186,7 @@ struct ResultRows {
   const Team& team;
   Out* const& out;
   const Added& added;
-  const unsigned &row_bytes, &scaled_rows;
+  const unsigned& row_bytes;
 
   // Sends for what is added to a row.
   __device__ __forceinline__ Own fetch(Index row) const {
@@ -197,15 +201,6 @@ struct ResultRows {
     }
     return own;
   }
-  __device__ __forceinline__ Acc scale(Index row) const {
-    return load_below_or(static_cast<unsigned>(row), scaled_rows,
-                         sum.row_scale + static_cast<unsigned>(row), Acc(1));
-  }
-  // Of the row that a slot ends; zero for an empty row, whatever its scale.
-  __device__ __forceinline__ Acc scale_of(const Slot& slot) const {
-    const Acc factor = scale(slot.row);
-    return slot.is_empty() ? Acc(0) : factor;
-  }
   __device__ __forceinline__ void store(Index row, const Acc (&run)[kVec], Acc factor,
                                         const Own& own) const {
     if (!team.active || !is_id(row, sum.num_rows)) return;
@@ -219,6 +214,23 @@ struct ResultRows {
       add_word<Out>(total, own.word, own.factor);
       store_scaled(to, total, Acc(1));
     }
+  }
+};
+
+// What rows are multiplied by.
+template <typename Acc, int kVec>
+struct RowScales {
+  const Sum<Acc, kVec>& sum;
+  const unsigned& scaled_rows;
+
+  __device__ __forceinline__ Acc scale(Index row) const {
+    return load_below_or(static_cast<unsigned>(row), scaled_rows,
+                         sum.row_scale + static_cast<unsigned>(row), Acc(1));
+  }
+  // Of the row that a slot ends; zero for an empty row, whatever its scale.
+  __device__ __forceinline__ Acc scale_of(const Slot& slot) const {
+    const Acc factor = scale(slot.row);
+    return slot.is_empty() ? Acc(0) : factor;
   }
 };
 
@@ -281,8 +293,7 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
     __pipeline_commit();
   }
   const unsigned out_bytes = sum.words * kVec * static_cast<unsigned>(sizeof(Out));
-  const unsigned scaled_rows = sum.row_scale != nullptr ? sum.num_rows : 0;
-  const ResultRows<Out, Acc, kVec, Added> rows = {sum, team, out, added, out_bytes, scaled_rows};
+  const ResultRows<Out, Acc, kVec, Added> rows = {sum, team, out, added, out_bytes};
   Fetched<Added, kVec> own = rows.fetch(now.is_last() ? now.row : kNothingFollows);
   if (reads_ahead) wait_for_previous_launch();
 
@@ -290,7 +301,9 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
                           kept = {open_ends.parts + blockDim.x}, heads = {kept.parts + team.lanes},
                           past = heads;
   const int lanes = static_cast<int>(team.lanes);
-  Acc scale = rows.scale_of(now);
+  const unsigned scaled_rows = sum.row_scale != nullptr ? sum.num_rows : 0;
+  const RowScales<Acc, kVec> scales = {sum, scaled_rows};
+  Acc scale = scales.scale_of(now);
 
   // What loads and stores need at every turn.
   const unsigned row_bytes = sum.words * static_cast<unsigned>(sizeof(Word<In, kVec>));
@@ -364,7 +377,7 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
       }
       if (round == rounds) break;
       now = next;
-      scale = rows.scale_of(now);
+      scale = scales.scale_of(now);
       own = rows.fetch(now.is_last() ? now.row : kNothingFollows);
     }
   }
@@ -386,7 +399,7 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
     const unsigned in_team = head_round - 1;
     const Place place = load_place(sum, index - rounds + in_team);
     head_row = place.row;
-    head_scale = rows.scale(head_row);
+    head_scale = scales.scale(head_row);
     // Slot of the block, or before it, in which that row begins.
     head_begin = static_cast<int>(team.index * rounds + in_team) - static_cast<int>(place.before());
   }
@@ -427,7 +440,7 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
   if (!crosses_in || (passed && !relays)) return;
 
   // The row that crosses into the block ends in it, or is handed on by it.
-  const Acc factor = relays ? Acc(1) : rows.scale(start.row);
+  const Acc factor = relays ? Acc(1) : scales.scale(start.row);
   const bool many = start.before() > per_block + again;  // it may have passed the block before
   const int length = many ? blocks_of_run(block, relays,
                                           [&](int other) {

@@ -4,6 +4,9 @@
 // nothing is built beforehand, and sizes may change from call to call (FASTEN, section 4, has a
 // routing table instead). Each block sums up the sizes once, which leaves it an index; to find a
 // tile it then looks through the sizes of a single share.
+//
+// Needs all threads of a block for the index, and whole warps for a walk. Promises that each row is
+// in one tile of one block, whatever the sizes are, and that no row past num_rows is.
 #pragma once
 
 #include "../segment_matmul.h"

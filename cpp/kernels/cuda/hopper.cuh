@@ -1,4 +1,7 @@
 // Hopper's copy engine, barriers and matrix instructions, as far as the kernels here use them.
+// Needs sm_90a, and for copies a TensorMap that the host has made. Promises nothing about order but
+// what barriers and fences say; the kernels that use it are segment_matmul.cuh and
+// segment_outer.cuh.
 #pragma once
 
 #include <cuda_bf16.h>

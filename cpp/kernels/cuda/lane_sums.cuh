@@ -1,4 +1,5 @@
-// Sums over the lanes of a team, for several entries at once.
+// Sums over the lanes of a team, for several entries at once. Needs whole warps; the order of the
+// additions depends on sizes alone.
 #pragma once
 
 #include "basics.cuh"

@@ -1,3 +1,6 @@
+// Features in words: loads of up to 16 bytes, arithmetic on what they bring, and stores. Needs
+// pointers that are aligned to the word (readable in launch.h). Widening is exact, narrowing rounds
+// to nearest, and what a condition leaves out is neither read nor written.
 #pragma once
 
 #include <cuda_bf16.h>

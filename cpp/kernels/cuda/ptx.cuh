@@ -1,4 +1,6 @@
-// Instructions that CUDA C++ has no name for.
+// Instructions that CUDA C++, or a runtime compiler, has no name for. Each does what its comment
+// says and nothing else; addresses are of global memory, aligned to what is read, unless a comment
+// says otherwise. cpp/emulator has the same functions in C++.
 #pragma once
 
 #ifdef JAX_GNN_EMULATED

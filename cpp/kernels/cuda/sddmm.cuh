@@ -5,6 +5,10 @@
 // flight at once, and adds up the lanes' shares for all of them together (see add_over_lanes). The
 // teams of a warp lie side by side in the heads, then in the entries. The cut comes from shapes
 // alone.
+//
+// Needs blocks of kThreads threads and rows that are aligned to the word (sddmm.cu). Promises that
+// each entry's dots are written once, those of padding as zeros, unless an order leaves the entry
+// out, and that any ids are survived.
 #pragma once
 
 #include "../segments.h"

@@ -4,6 +4,11 @@
 // consecutive tiles of a group, rows stream through shared memory and are the right-hand side of
 // the matrix instructions as they lie. The plain kernel takes whatever that one does not: any size,
 // any alignment, exact float32, float64, other GPUs.
+//
+// Needs a grid whose blocks all fit on the GPU or take their turn, as they wait for nobody, and for
+// the Hopper kernel what segment_matmul_launch.h checks: sm_90a, rows of whole 16 bytes, a
+// TensorMap. Promises that each row is written once, rows of no group with zeros, whatever the
+// sizes are.
 #pragma once
 
 #include "../segment_matmul.h"

@@ -3,6 +3,10 @@
 // A message loads all of a step's entries before any is used, so that the loads stay in flight
 // together. Where the whole warp has all its entries, and all ids are in range, it does so
 // without further checks; else each load is under a condition of its own.
+//
+// Needs whole warps, ids of a step as segment_walk.cuh loads them, and rows that are aligned to the
+// word. Promises that nothing behind an id out of range is read: such entries bring what changes no
+// result.
 #pragma once
 
 #include <cuda_pipeline.h>

@@ -1,6 +1,7 @@
 // The operators of segment reductions. They work on runs: arrays of kParts accumulators for kVec
 // features of the entries joined so far. An entry's features enter by `from`, runs are joined by
-// `combine`, the earlier one first, and a row's result leaves by `finish`.
+// `combine`, the earlier one first, and a row's result leaves by `finish`. Needs nothing but the
+// numbers; empty rows and NaN come out as jax.ops has them.
 #pragma once
 
 #include <limits>
@@ -13,7 +14,7 @@ namespace {
 
 template <typename Acc, int kVec_>
 struct SumOp {
-  static constexpr int kVec = kVec_, kParts = kVec, kRows = 1;
+  static constexpr int kVec = kVec_, kParts = kVec;
   static constexpr bool kCounts = false, kZeroIsNeutral = true;
   static __device__ __forceinline__ Acc neutral(int) { return 0; }
   static __device__ __forceinline__ Acc empty() { return 0; }
@@ -40,7 +41,7 @@ __device__ __forceinline__ double reciprocal(double x) { return 1 / x; }
 // The last part counts entries: those of a step at once, where a run ends.
 template <typename Acc, int kVec_>
 struct MeanOp {
-  static constexpr int kVec = kVec_, kParts = kVec + 1, kRows = 1;
+  static constexpr int kVec = kVec_, kParts = kVec + 1;
   static constexpr bool kCounts = true, kZeroIsNeutral = true;
   static __device__ __forceinline__ Acc neutral(int) { return 0; }
   static __device__ __forceinline__ Acc empty() { return 0; }
@@ -103,7 +104,7 @@ struct ProdOp : SumOp<Acc, kVec_> {
 // Maxima, then the sums of exp(x - maximum).
 template <typename Acc, int kVec_>
 struct LogSumExpOp {
-  static constexpr int kVec = kVec_, kParts = 2 * kVec, kRows = 2;
+  static constexpr int kVec = kVec_, kParts = 2 * kVec;
   static constexpr bool kCounts = false, kZeroIsNeutral = false;
   static __device__ __forceinline__ Acc neutral(int part) {
     return part < kVec ? kLeast<true, Acc> : Acc(0);

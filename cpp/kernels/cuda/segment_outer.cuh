@@ -5,6 +5,10 @@
 // registers until the group ends. A group that lies in one block is written at once; parts of one
 // that does not go to the workspace, where a second launch adds them up in the order of the blocks.
 // Without `deterministic`, parts are added to the result by atomics instead.
+//
+// Needs a workspace of outer_workspace_bytes, and combine_outer_kernel behind each of the others,
+// or zero_kernel ahead of them where they add by atomics: see segment_outer_launch.h. Promises that
+// all weights are written, whatever the sizes are.
 #pragma once
 
 #include "segment_matmul.cuh"

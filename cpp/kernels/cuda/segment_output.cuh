@@ -1,4 +1,5 @@
-// The result's rows: how they are written, and which of them are empty.
+// The result's rows: how they are written, and which of them are empty. Needs a result whose rows
+// are aligned to the word; promises that no row outside of [0, num_rows) is written.
 #pragma once
 
 #include "basics.cuh"

@@ -9,8 +9,8 @@
 namespace jax_gnn::cuda {
 namespace {
 
-template <bool kTangent, typename Acc, typename T, typename Index>
-cudaError_t launch_both(cudaStream_t stream, Problem<kTangent, T, Index> problem,
+template <bool kTangent, typename Acc, typename T>
+cudaError_t launch_both(cudaStream_t stream, Problem<kTangent, T> problem,
                         int64_t workspace_blocks) {
   if (problem.count <= 0 || problem.width <= 0) return cudaSuccess;
   constexpr int kWord = 16 / sizeof(T);
@@ -35,44 +35,41 @@ cudaError_t launch_both(cudaStream_t stream, Problem<kTangent, T, Index> problem
   cut.entries = static_cast<int>(ceil_div(most, ceil_div(most, capacity)));
   const dim3 grid(static_cast<unsigned>(cut.blocks * cut.tiles));
   const cudaError_t error =
-      launch(stream, {grid, kThreads<Acc>, 0}, runs_kernel<kTangent, T, Acc, Index>, problem);
+      launch(stream, {grid, kThreads<Acc>, 0}, runs_kernel<kTangent, T, Acc>, problem);
   if (error != cudaSuccess || cut.blocks == 1) return error;
   return launch(stream, {dim3(2 * grid.x), kThreads<Acc>, 0},
-                spanning_runs_kernel<kTangent, T, Acc, Index>, problem);
+                spanning_runs_kernel<kTangent, T, Acc>, problem);
 }
 
 }  // namespace
 
-template <typename T, typename Acc, typename Index>
-cudaError_t segment_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* x, int64_t width,
+template <typename T, typename Acc>
+cudaError_t segment_softmax(cudaStream_t stream, const Csr<int32_t>& csr, const T* x, int64_t width,
                             T* y, void* workspace, int64_t workspace_blocks) {
-  const Problem<false, T, Index> problem = {
-      csr.rows, id_bound<Index>(csr.num_rows),          csr.count, width, {x},
+  const Problem<false, T> problem = {
+      csr.rows, id_bound<int32_t>(csr.num_rows),        csr.count, width, {x},
       y,        static_cast<unsigned char*>(workspace), {}};
   return launch_both<false, Acc>(stream, problem, workspace_blocks);
 }
 
-template <typename T, typename Acc, typename Index>
-cudaError_t segment_softmax_tangent(cudaStream_t stream, const Csr<Index>& csr, const T* y,
+template <typename T, typename Acc>
+cudaError_t segment_softmax_tangent(cudaStream_t stream, const Csr<int32_t>& csr, const T* y,
                                     const T* t, int64_t width, T* out, void* workspace,
                                     int64_t workspace_blocks) {
-  const Problem<true, T, Index> problem = {
-      csr.rows, id_bound<Index>(csr.num_rows),          csr.count, width, {y, t},
+  const Problem<true, T> problem = {
+      csr.rows, id_bound<int32_t>(csr.num_rows),        csr.count, width, {y, t},
       out,      static_cast<unsigned char*>(workspace), {}};
   return launch_both<true, Acc>(stream, problem, workspace_blocks);
 }
 
-#define JAX_GNN_SOFTMAX(T, Acc, Index)                                                             \
-  template cudaError_t segment_softmax<T, Acc>(cudaStream_t, const Csr<Index>&, const T*, int64_t, \
-                                               T*, void*, int64_t);                                \
-  template cudaError_t segment_softmax_tangent<T, Acc>(cudaStream_t, const Csr<Index>&, const T*,  \
-                                                       const T*, int64_t, T*, void*, int64_t);
-#define JAX_GNN_INSTANTIATE(Index)       \
-  JAX_GNN_SOFTMAX(float, float, Index)   \
-  JAX_GNN_SOFTMAX(double, double, Index) \
-  JAX_GNN_SOFTMAX(__half, float, Index)  \
-  JAX_GNN_SOFTMAX(__nv_bfloat16, float, Index)
-
-JAX_GNN_INSTANTIATE(int32_t)
+#define JAX_GNN_INSTANTIATE(T, Acc)                                                         \
+  template cudaError_t segment_softmax<T, Acc>(cudaStream_t, const Csr<int32_t>&, const T*, \
+                                               int64_t, T*, void*, int64_t);                \
+  template cudaError_t segment_softmax_tangent<T, Acc>(                                     \
+      cudaStream_t, const Csr<int32_t>&, const T*, const T*, int64_t, T*, void*, int64_t);
+JAX_GNN_INSTANTIATE(float, float)
+JAX_GNN_INSTANTIATE(double, double)
+JAX_GNN_INSTANTIATE(__half, float)
+JAX_GNN_INSTANTIATE(__nv_bfloat16, float)
 
 }  // namespace jax_gnn::cuda

@@ -10,6 +10,10 @@
 //
 // Everything is combined in an order that depends on shapes and ids only. Threads of a warp, and
 // of a block where it synchronises, take the same branches.
+//
+// Needs a workspace row of workspace_bytes for each block of entries, and spanning_runs_kernel
+// behind runs_kernel where there are several: see segment_softmax.cu. Promises that each entry is
+// written once, padding with zeros.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -19,6 +23,8 @@
 
 namespace jax_gnn::cuda {
 namespace {
+
+using Index = int32_t;
 
 // Entries of a chunk; odd, so that the chunks of a warp lie in different banks.
 constexpr int kChunk = 15;
@@ -46,7 +52,7 @@ struct Cut {
 };
 
 // Inputs are x for a softmax, y and t for its derivative.
-template <bool kTangent, typename T, typename Index>
+template <bool kTangent, typename T>
 struct Problem {
   static constexpr int kInputs = kTangent ? 2 : 1;
   const Index* rows;
@@ -141,15 +147,15 @@ __device__ __forceinline__ void for_each_word(const Cut& cut, int features, int6
 
 // Where the first entry of the thread lies in the buffer; the others follow a row of features
 // apart.
-template <bool kTangent, typename T, typename Index, typename Acc>
-__device__ __forceinline__ int own_offset(const Problem<kTangent, T, Index>& problem,
+template <bool kTangent, typename T, typename Acc>
+__device__ __forceinline__ int own_offset(const Problem<kTangent, T>& problem,
                                           const Place<Acc>& place, int64_t at) {
   return tile_skip<T>(problem.cut, at * problem.width + place.column) +
          place.chunk * kChunk * place.features + place.lane;
 }
 
-template <bool kTangent, typename T, typename Index, typename Acc, typename Shared>
-__device__ __forceinline__ void load_tiles(const Problem<kTangent, T, Index>& problem,
+template <bool kTangent, typename T, typename Acc, typename Shared>
+__device__ __forceinline__ void load_tiles(const Problem<kTangent, T>& problem,
                                            const Place<Acc>& place, int64_t at, int entries,
                                            Shared& shared) {
   const int64_t first = at * problem.width + place.column;
@@ -167,8 +173,8 @@ __device__ __forceinline__ void load_tiles(const Problem<kTangent, T, Index>& pr
 }
 
 // Writes entries [begin, end) of the tile.
-template <bool kTangent, typename T, typename Index, typename Acc, typename Shared>
-__device__ __forceinline__ void store_tile(const Problem<kTangent, T, Index>& problem,
+template <bool kTangent, typename T, typename Acc, typename Shared>
+__device__ __forceinline__ void store_tile(const Problem<kTangent, T>& problem,
                                            const Place<Acc>& place, int64_t at, int begin, int end,
                                            const Shared& shared) {
   const int64_t first = at * problem.width + place.column;
@@ -184,8 +190,8 @@ __device__ __forceinline__ void store_tile(const Problem<kTangent, T, Index>& pr
 
 // ---- Runs of a tile
 
-template <bool kTangent, typename T, typename Index, typename Acc, typename Shared>
-__device__ __forceinline__ void mark_runs(const Problem<kTangent, T, Index>& problem,
+template <bool kTangent, typename T, typename Acc, typename Shared>
+__device__ __forceinline__ void mark_runs(const Problem<kTangent, T>& problem,
                                           const Place<Acc>& place, int64_t at, int entries,
                                           Shared& shared) {
   const int end = (place.chunks * kChunk / 32 + 2) * 32;
@@ -398,8 +404,8 @@ struct Row {
 };
 
 // Writes entries [from, to) of one run, whose totals are known. Called by the whole block.
-template <bool kTangent, typename T, typename Index, typename Acc, typename Shared>
-__device__ __forceinline__ void finish_run(const Problem<kTangent, T, Index>& problem,
+template <bool kTangent, typename T, typename Acc, typename Shared>
+__device__ __forceinline__ void finish_run(const Problem<kTangent, T>& problem,
                                            const Place<Acc>& place, int64_t from, int64_t to,
                                            const Totals<kTangent, Acc>& totals, Shared& shared) {
   const bool valid = is_id(problem.rows[from], problem.row_bound);
@@ -414,7 +420,7 @@ __device__ __forceinline__ void finish_run(const Problem<kTangent, T, Index>& pr
       const int own = own_offset(problem, place, at);
 #pragma unroll
       for (int i = 0; i < kChunk; ++i) {
-        T in[Problem<kTangent, T, Index>::kInputs];
+        T in[Problem<kTangent, T>::kInputs];
 #pragma unroll
         for (int k = 0; k < problem.kInputs; ++k) in[k] = shared.tiles[k][own + i * place.features];
         narrow(valid ? totals.finish(in) : Acc(0), shared.tiles[0][own + i * place.features]);
@@ -427,8 +433,8 @@ __device__ __forceinline__ void finish_run(const Problem<kTangent, T, Index>& pr
 
 // Puts results in place of the entries of a tile, those of runs that end in it; leaves in shared
 // memory the totals of runs that span chunks. `carry` is that of the run that goes on in the tile.
-template <bool kTangent, typename T, typename Index, typename Acc, typename Shared>
-__device__ __forceinline__ void finish_tile(const Problem<kTangent, T, Index>& problem,
+template <bool kTangent, typename T, typename Acc, typename Shared>
+__device__ __forceinline__ void finish_tile(const Problem<kTangent, T>& problem,
                                             const Place<Acc>& place, const Chunk& chunk, int64_t at,
                                             const Totals<kTangent, Acc>& carry, Shared& shared) {
   T* own = shared.tiles[0] + own_offset(problem, place, at);
@@ -464,11 +470,11 @@ __device__ __forceinline__ void finish_tile(const Problem<kTangent, T, Index>& p
   }
 }
 
-template <bool kTangent, typename T, typename Acc, typename Index>
+template <bool kTangent, typename T, typename Acc>
 __global__ void __launch_bounds__(kThreads<Acc>, kResident<Acc>)
-    runs_kernel(const __grid_constant__ Problem<kTangent, T, Index> problem) {
+    runs_kernel(const __grid_constant__ Problem<kTangent, T> problem) {
   using Run = Totals<kTangent, Acc>;
-  __shared__ Shared<Problem<kTangent, T, Index>::kInputs, T, Acc> shared;
+  __shared__ Shared<Problem<kTangent, T>::kInputs, T, Acc> shared;
   const Place<Acc> place(problem.cut, problem.width, blockIdx.x);
   const auto leave = [&](Part part, const Run& run) {
     Row<kTangent, Acc>(problem, place.block).record(part, place, run);
@@ -564,11 +570,11 @@ __device__ __forceinline__ Acc combine_chunks(Op op, const Place<Acc>& place, Ac
 
 // The runs that span blocks. Two blocks for each of the first launch: one for its first run, one
 // for its last.
-template <bool kTangent, typename T, typename Acc, typename Index>
+template <bool kTangent, typename T, typename Acc>
 __global__ void __launch_bounds__(kThreads<Acc>)
-    spanning_runs_kernel(const __grid_constant__ Problem<kTangent, T, Index> problem) {
+    spanning_runs_kernel(const __grid_constant__ Problem<kTangent, T> problem) {
   using Run = Totals<kTangent, Acc>;
-  __shared__ Shared<Problem<kTangent, T, Index>::kInputs, T, Acc> shared;
+  __shared__ Shared<Problem<kTangent, T>::kInputs, T, Acc> shared;
   const Place<Acc> place(problem.cut, problem.width, blockIdx.x / 2);
   const Part part = blockIdx.x % 2 == 0 ? kHead : kTail;
   allow_next_launch();

@@ -7,6 +7,11 @@
 // team's entries is carried on to the next team, to the next step, and to the next warp, always in
 // the same order. What is open where a block ends is handed, through the workspace, to the block in
 // which the run ends (see Tails). The cut depends on shapes only: the same bits on every run.
+//
+// Needs blocks of up to kMaxThreads threads, whole warps; dynamic shared memory, for two runs of
+// each team's lanes a warp, and for dots their words; a workspace row for each block of a column of
+// the grid; and a tag that no other launch has. segment_walk_launch.h provides them. Promises that
+// all rows are written, empty ones too where it `fills`, and that any ids are survived.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -30,20 +35,6 @@ struct Cut {
   bool aligned;      // ids can be read in long words
   int64_t per_warp;  // entries of a warp, a multiple of a step's
   int64_t width;
-};
-
-// Where a thread stands in its block.
-struct Place {
-  __device__ __forceinline__ explicit Place(int lane_bits)
-      : lanes(1 << lane_bits),
-        lane(threadIdx.x & (lanes - 1)),
-        teams(32 >> lane_bits),
-        team((threadIdx.x % 32) >> lane_bits),
-        warps(blockDim.x / 32),
-        warp(threadIdx.x / 32) {}
-  int lanes, lane;  // of a team
-  int teams, team;  // of a warp
-  int warps, warp;  // of the block
 };
 
 // What steps leave for others of the block, in shared memory.
@@ -72,10 +63,10 @@ struct Walk {
 
   // Loads the ids of a step.
   __device__ __forceinline__ void load_step(int64_t base, Step& ids) const {
-    ids.first = base + (kParallel ? place_.team : place_.team * kUnroll);
-    ids.stride = kParallel ? place_.teams : 1;
-    ids.full = cut_.aligned && base + place_.teams * kUnroll <= end_ &&
-               base + place_.teams * kUnroll < csr_.count;
+    ids.first = base + (kParallel ? team_ : team_ * kUnroll);
+    ids.stride = kParallel ? teams_ : 1;
+    ids.full =
+        cut_.aligned && base + teams_ * kUnroll <= end_ && base + teams_ * kUnroll < csr_.count;
     if (ids.full) {
       ids.count = kUnroll;
       if constexpr (kParallel) {
@@ -90,8 +81,7 @@ struct Walk {
         }
       }
     } else {
-      const int64_t left =
-          kParallel ? (end_ - ids.first + place_.teams - 1) / place_.teams : end_ - ids.first;
+      const int64_t left = kParallel ? (end_ - ids.first + teams_ - 1) / teams_ : end_ - ids.first;
       ids.count = static_cast<int>(min(max(left, int64_t{0}), int64_t{kUnroll}));
       load_each(rows_, ids, ids.row);
       if constexpr (!kParallel) {
@@ -135,7 +125,7 @@ struct Walk {
     if constexpr (kParallel) {
 #pragma unroll
       for (int j = 0; j < kUnroll; ++j) {
-        const int64_t next = ids.first + j * place_.teams + 1;
+        const int64_t next = ids.first + j * teams_ + 1;
         after[j] = j >= ids.count      ? ids.row[j]
                    : next < csr_.count ? load_or(true, rows_ + next, Index(0))
                                        : beyond_last();
@@ -157,12 +147,12 @@ struct Walk {
   // begin if it ends among them, `tail` what is open where they end.
   __device__ __forceinline__ void carry_on(bool has_end, Index head_row, Acc (&head)[kParts],
                                            Acc (&tail)[kParts]) {
-    const int lanes = place_.lanes;
+    const int lanes = lanes_;
     const unsigned ends = __ballot_sync(kWholeWarp, has_end);
     const unsigned before = ends & ((1u << (threadIdx.x % 32 & ~(lanes - 1))) - 1);
     Acc in[kParts];
     set_neutral<Op>(in);
-    if (place_.teams > 1) {
+    if (teams_ > 1) {
       const int top = (threadIdx.x % 32 | (lanes - 1)) + 1;  // lane after the team's last
       const unsigned upto = ends & (kWholeWarp >> (32 - top));
 #pragma unroll 1
@@ -177,8 +167,8 @@ struct Walk {
 #pragma unroll
       for (int i = 0; i < kParts; ++i) {
         const Acc other = __shfl_up_sync(kWholeWarp, tail[i], lanes);
-        if (place_.team > 0) in[i] = other;
-        tail[i] = __shfl_sync(kWholeWarp, tail[i], 32 - lanes + place_.lane);
+        if (team_ > 0) in[i] = other;
+        tail[i] = __shfl_sync(kWholeWarp, tail[i], 32 - lanes + lane_);
       }
     }
     if (before == 0) Op::combine(carry_, in);
@@ -187,8 +177,8 @@ struct Walk {
       if (left_open_ && !seen_ && before == 0) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i)
-          shared_.heads[(place_.warp * kParts + i) * lanes + place_.lane] = head[i];
-        if (place_.lane == 0) shared_.head_rows[place_.warp] = head_row;
+          shared_.heads[(warp_ * kParts + i) * lanes + lane_] = head[i];
+        if (lane_ == 0) shared_.head_rows[warp_] = head_row;
       } else {
         output_.store(lane_out_, head_row, head, sizes_.rows);
       }
@@ -203,10 +193,9 @@ struct Walk {
   __device__ __forceinline__ void fill_gap(int64_t row, int64_t next) const {
     if (!is_row(row, output_.num_rows) || !is_row(next, output_.num_rows)) return;
     if (next - row > kLongGap) {
-      const unsigned whole_team = (kWholeWarp >> (32 - place_.lanes)) << place_.team * place_.lanes;
-      const int place =
-          __shfl_sync(whole_team, place_.lane == 0 ? atomicAdd(shared_.num_long_gaps, 1) : 0,
-                      place_.team * place_.lanes);
+      const unsigned whole_team = (kWholeWarp >> (32 - lanes_)) << team_ * lanes_;
+      const int place = __shfl_sync(
+          whole_team, lane_ == 0 ? atomicAdd(shared_.num_long_gaps, 1) : 0, team_ * lanes_);
       if (place < kLongGaps) {
         shared_.long_gaps[place] = {row, next};
         return;
@@ -241,7 +230,9 @@ struct Walk {
   const Message& message_;
   const Cut& cut_;
   const Output<T, Op, Acc>& output_;
-  const Place& place_;
+  const int &lanes_, &lane_;  // of a team
+  const int &teams_, &team_;  // of a warp
+  const int& warp_;           // of the block
   const Column& column_;
   const Shared<Acc>& shared_;
   const Index* const& rows_;
@@ -284,9 +275,9 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
   __shared__ int marks[kMaxWarps];  // bit 0: a run ends in the warp, bit 1: its first run waits
   using Steps = Walk<Message, Op, kParallel>;
   constexpr int kVec = Op::kVec, kParts = Op::kParts, kUnroll = Message::kUnroll;
-  const Place place(cut.lane_bits);
-  const int lanes = place.lanes, lane = place.lane, team = place.team, warps = place.warps,
-            warp = place.warp;
+  const int lanes = 1 << cut.lane_bits, lane = threadIdx.x & (lanes - 1);
+  const int teams = 32 >> cut.lane_bits, team = (threadIdx.x % 32) >> cut.lane_bits;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
   const Column column = column_of<kVec>(lane, lanes, cut.width, heads);
   // heads[warp][part][lane], then tails.
   Acc* const shared_heads = reinterpret_cast<Acc*>(dynamic_shared());
@@ -318,21 +309,21 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
   bool seen = false, left_open = false;
   const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,
                               head_rows, shared_heads,   left_words};
-  Steps walk{csr, message, cut,      output, place, column, shared, rows,     begin,
-             end, sizes,   lane_out, beside, whole, carry,  seen,   left_open};
+  Steps walk{csr,  message, cut, output, lanes,    lane,   teams, team,  warp, column,   shared,
+             rows, begin,   end, sizes,  lane_out, beside, whole, carry, seen, left_open};
 
   typename Steps::Step coming;
   if constexpr (Message::kGathers) walk.load_step(begin, coming);
   const Index row_before = load_or(begin > 0, rows + begin - 1, Index(0));
   if (start == Start::kReadsAhead) wait_for_previous_launch();
-  for (int64_t base = begin; base < end; base += place.teams * kUnroll) {
+  for (int64_t base = begin; base < end; base += teams * kUnroll) {
     if constexpr (!Message::kGathers) walk.load_step(base, coming);
     typename Steps::Step ids = coming;
     typename Message::Loaded loaded;
     walk.load_features(ids, loaded);
     // The next step's ids arrive while this step's features do.
     if constexpr (Message::kGathers)
-      if (base + place.teams * kUnroll < end) walk.load_step(base + place.teams * kUnroll, coming);
+      if (base + teams * kUnroll < end) walk.load_step(base + teams * kUnroll, coming);
     if constexpr (Message::kDots)
       message.dot(ids, csr.order, cut_size(csr.num_weights), column, loaded, shared.left_words);
     if (base == begin)

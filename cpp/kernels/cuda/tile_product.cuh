@@ -1,5 +1,7 @@
 // Products of small tiles through shared memory, for any size and alignment: what every GPU can do
-// where the kernels for Hopper do not serve. All 256 threads of a block take part.
+// where the kernels for Hopper do not serve. Needs blocks of kTileThreads threads, all of which
+// call each function, and a barrier between what fills shared memory and add. Tensor cores round
+// float to tf32; ExactProduct rounds as multiplications and additions do.
 #pragma once
 
 #include <type_traits>
