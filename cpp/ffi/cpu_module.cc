@@ -77,18 +77,11 @@ struct Cpu {
             static_cast<int64_t>(ids.element_count())};
   }
 
-  // Schedules and workspaces are for GPUs, but for the sums of the hyperedges.
-  template <typename Index, typename T, typename Acc>
+  // Schedules and workspaces are for GPUs.
+  template <class Aggregation>
   static ffi::Error hypergraph_aggregate(Context& pool, const AggregateAttributes&, Workspace,
-                                         Workspace, const RowPointers<Index>& to_hyperedges,
-                                         const RowPointers<Index>& to_nodes, const T* x,
-                                         const HypergraphScales<Acc>& scales,
-                                         const Own<T, Acc>& own, int64_t width, T* y, Acc* sums) {
-    const Acc* ones = nullptr;
-    cpu::gather_reduce(parallel_for(pool), to_hyperedges, x, scales.node_in, scales.hyperedge,
-                       Own<Acc, Acc>{}, sums, width);
-    cpu::gather_reduce(parallel_for(pool), to_nodes, static_cast<const Acc*>(sums), ones,
-                       scales.node_out, own, y, width);
+                                         Workspace, const Aggregation& aggregation) {
+    cpu::hypergraph_aggregate(parallel_for(pool), aggregation);
     return ffi::Error::Success();
   }
 

@@ -53,15 +53,11 @@ struct Cuda {
             num_cols};
   }
 
-  template <typename Index, typename T, typename Acc>
+  template <typename... Args>
   static ffi::Error hypergraph_aggregate(Context stream, const AggregateAttributes& attributes,
-                                         Workspace workspace, Workspace next_workspace,
-                                         const EdgeSplit& to_hyperedges, const EdgeSplit& to_nodes,
-                                         const T* x, const HypergraphScales<Acc>& scales,
-                                         const Own<T, Acc>& own, int64_t width, T* y, Acc* sums) {
-    return status(cuda::hypergraph_aggregate(stream, static_cast<int>(attributes.threads),
-                                             to_hyperedges, to_nodes, x, scales, own, width, y,
-                                             sums, workspace, next_workspace));
+                                         const Args&... args) {
+    return status(
+        cuda::hypergraph_aggregate(stream, static_cast<int>(attributes.threads), args...));
   }
 
   template <typename Attributes, typename... Args>

@@ -69,8 +69,9 @@ ffi::Error hypergraph_aggregate(typename Backend::Context context, ffi::AnyBuffe
       using T = typename decltype(t)::type;
       using Acc = typename decltype(acc)::type;
       using Index = typename decltype(index)::type;
-      return Backend::template hypergraph_aggregate<Index>(
-          context, attributes, make_workspace(*workspace), make_workspace(*next_workspace),
+      using Incidences =
+          decltype(Backend::template stage<Index>(to_nodes, to_nodes_too, num_nodes, 0));
+      const Aggregation<Incidences, T, Acc> aggregation = {
           Backend::template stage<Index>(to_hyperedges, to_hyperedges_too, num_hyperedges,
                                          num_nodes),
           Backend::template stage<Index>(to_nodes, to_nodes_too, num_nodes, num_hyperedges),
@@ -80,7 +81,11 @@ ffi::Error hypergraph_aggregate(typename Backend::Context context, ffi::AnyBuffe
                                 scale_data<Acc>(node_scale_out, num_nodes)},
           Own<T, Acc>{data_if<T>(attributes.has_own, x), data<const Acc>(own_scale),
                       has_shape(own_scale, {num_nodes})},
-          width, data<T>(*y), data<Acc>(*sums));
+          width,
+          data<T>(*y),
+          data<Acc>(*sums)};
+      return Backend::hypergraph_aggregate(context, attributes, make_workspace(*workspace),
+                                           make_workspace(*next_workspace), aggregation);
     });
   });
 }

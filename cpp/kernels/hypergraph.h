@@ -14,8 +14,8 @@ struct RowPointers {
   int64_t rows, cols, nnz;
 };
 
-// The rows of a sparse 0/1 matrix, cut into slots (jax_gnn/_core/csr.py, edge_split). Ids and places
-// come from the user's arrays: kernels must check both.
+// The rows of a sparse 0/1 matrix, cut into slots (jax_gnn/_core/csr.py, edge_split). Ids and
+// places come from the user's arrays: kernels must check both.
 struct EdgeSplit {
   const int32_t* ids;     // (num_slots, kSlotSize): columns; outside [0, num_cols) padding
   const int32_t* places;  // (num_slots, 2): the row; 2 * the slot's place in it + whether it is the
@@ -40,6 +40,19 @@ struct Own {
   const T* rows;     // (num_nodes, width)
   const Acc* scale;  // (num_nodes,), or one for all
   unsigned stride;   // of `scale`: 1, or 0
+};
+
+// y = diag(node_out) B diag(hyperedge) A diag(node_in) x + own, with the incidence matrices A of
+// `to_hyperedges`, (num_hyperedges, num_nodes), and B of `to_nodes`, (num_nodes, num_hyperedges).
+template <class Incidences, typename T, typename Acc>
+struct Aggregation {
+  Incidences to_hyperedges, to_nodes;
+  const T* x;  // (num_nodes, width)
+  HypergraphScales<Acc> scales;
+  Own<T, Acc> own;
+  int64_t width;
+  T* y;       // (num_nodes, width)
+  Acc* sums;  // (num_hyperedges, width), the features of the hyperedges
 };
 
 }  // namespace jax_gnn

@@ -131,8 +131,8 @@ void for_balanced_rows(const ParallelFor& parallel_for, const RowPointers<Index>
   parallel_for(tasks, [&](int64_t task) { rows(bound(task), bound(task + 1)); });
 }
 
-}  // namespace
-
+// out[r, :] = row_scale[r] * sum_{j in row r} col_scale[c_j] * in[c_j, :]; a null scale means ones.
+// To each row `own` is added.
 template <typename In, typename Out, typename Scale, typename Index>
 void gather_reduce(const ParallelFor& parallel_for, const RowPointers<Index>& incidences,
                    const In* in, const Scale* col_scale, const Scale* row_scale,
@@ -144,22 +144,26 @@ void gather_reduce(const ParallelFor& parallel_for, const RowPointers<Index>& in
   });
 }
 
-#define JAX_GNN_INSTANTIATE(T, Scale, Index)                                                \
-  template void gather_reduce(const ParallelFor&, const RowPointers<Index>&, const T*,      \
-                              const Scale*, const Scale*, const Own<Scale, Scale>&, Scale*, \
-                              int64_t);
-// Storage differs from the accumulator: the way back needs an instance of its own.
-#define JAX_GNN_INSTANTIATE_HALF(T, Index)                                                 \
-  JAX_GNN_INSTANTIATE(T, float, Index)                                                     \
-  template void gather_reduce(const ParallelFor&, const RowPointers<Index>&, const float*, \
-                              const float*, const float*, const Own<T, float>&, T*, int64_t);
-#define JAX_GNN_INSTANTIATE_INDEX(Index)     \
-  JAX_GNN_INSTANTIATE(float, float, Index)   \
-  JAX_GNN_INSTANTIATE(double, double, Index) \
-  JAX_GNN_INSTANTIATE_HALF(Half, Index)      \
-  JAX_GNN_INSTANTIATE_HALF(BFloat16, Index)
+}  // namespace
 
-JAX_GNN_INSTANTIATE_INDEX(int32_t)
-JAX_GNN_INSTANTIATE_INDEX(int64_t)
+template <typename Index, typename T, typename Acc>
+void hypergraph_aggregate(const ParallelFor& parallel_for,
+                          const Aggregation<RowPointers<Index>, T, Acc>& all) {
+  gather_reduce(parallel_for, all.to_hyperedges, all.x, all.scales.node_in, all.scales.hyperedge,
+                Own<Acc, Acc>{}, all.sums, all.width);
+  const Acc *sums = all.sums, *ones = nullptr;
+  gather_reduce(parallel_for, all.to_nodes, sums, ones, all.scales.node_out, all.own, all.y,
+                all.width);
+}
+
+#define JAX_GNN_INSTANTIATE(T, Acc)                                                     \
+  template void hypergraph_aggregate(const ParallelFor&,                                \
+                                     const Aggregation<RowPointers<int32_t>, T, Acc>&); \
+  template void hypergraph_aggregate(const ParallelFor&,                                \
+                                     const Aggregation<RowPointers<int64_t>, T, Acc>&);
+JAX_GNN_INSTANTIATE(float, float)
+JAX_GNN_INSTANTIATE(double, double)
+JAX_GNN_INSTANTIATE(Half, float)
+JAX_GNN_INSTANTIATE(BFloat16, float)
 
 }  // namespace jax_gnn::cpu

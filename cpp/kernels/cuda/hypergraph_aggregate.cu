@@ -8,33 +8,30 @@
 namespace jax_gnn::cuda {
 
 template <typename T, typename Acc>
-cudaError_t hypergraph_aggregate(cudaStream_t stream, int threads, const EdgeSplit& to_hyperedges,
-                                 const EdgeSplit& to_nodes, const T* x,
-                                 const HypergraphScales<Acc>& scales, const Own<T, Acc>& own,
-                                 int64_t width, T* y, Acc* sums, const Workspace& workspace,
-                                 const Workspace& next_workspace) {
+cudaError_t hypergraph_aggregate(cudaStream_t stream, int threads, const Workspace& workspace,
+                                 const Workspace& next_workspace,
+                                 const Aggregation<EdgeSplit, T, Acc>& aggregation) {
+  const auto& [to_hyperedges, to_nodes, x, scales, own, width, y, sums] = aggregation;
   if (to_nodes.num_rows <= 0 || width <= 0) return cudaSuccess;
   if (width > static_cast<int64_t>(0xffffffffu / sizeof(Acc))) return cudaErrorInvalidValue;
-  const Acc* ones = nullptr;
   if (to_hyperedges.num_rows > 0) {
     const cudaError_t error = row_sums(stream, false, threads, to_hyperedges, x, scales.node_in,
                                        scales.hyperedge, NoOwn{}, width, sums, workspace);
     if (error != cudaSuccess) return error;
   }
-  const auto to_result = [&](const auto& added) {
+  const auto to_result = [&, &all = aggregation](const auto& added) {
+    const Acc* ones = nullptr;
     // Without hyperedges there was no launch ahead.
-    return row_sums(stream, to_hyperedges.num_rows > 0, threads, to_nodes,
-                    static_cast<const Acc*>(sums), ones, scales.node_out, added, width, y,
-                    next_workspace);
+    return row_sums(stream, all.to_hyperedges.num_rows > 0, threads, all.to_nodes,
+                    static_cast<const Acc*>(all.sums), ones, all.scales.node_out, added, all.width,
+                    all.y, next_workspace);
   };
   return own.rows != nullptr ? to_result(own) : to_result(NoOwn{});
 }
 
 #define JAX_GNN_INSTANTIATE(T, Acc)                                                                \
-  template cudaError_t hypergraph_aggregate(cudaStream_t, int, const EdgeSplit&, const EdgeSplit&, \
-                                            const T*, const HypergraphScales<Acc>&,                \
-                                            const Own<T, Acc>&, int64_t, T*, Acc*,                 \
-                                            const Workspace&, const Workspace&);
+  template cudaError_t hypergraph_aggregate(cudaStream_t, int, const Workspace&, const Workspace&, \
+                                            const Aggregation<EdgeSplit, T, Acc>&);
 
 JAX_GNN_INSTANTIATE(float, float)
 JAX_GNN_INSTANTIATE(double, double)
