@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +41,13 @@ from jax_gnn import Graph, index_segment_reduce, schedules, sddmm, spmm
 
 on_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 on_kernels = pytest.mark.parametrize("implementation", KERNELS)
+
+
+def of_kernels(widths: Sequence[Any], of_xla: Sequence[Any]) -> list[tuple[Any, str]]:
+    """Widths and implementations: kernels have code for each width, plain XLA has one for all."""
+    both = [(width, kernel) for width in widths for kernel in KERNELS]
+    return both + [(width, "xla") for width in of_xla]
+
 
 # --- Descriptions ---------------------------------------------------------------------------------
 
@@ -331,8 +338,9 @@ class TestSddmmMul(CoreChecks):
 # --- What is particular to these ops -------------------------------------------------------------
 
 
-@on_all
-@pytest.mark.parametrize("width", [1, 2, 5, 16, 33, 64, 100, 260])
+@pytest.mark.parametrize(
+    ("width", "implementation"), of_kernels([1, 2, 5, 16, 33, 64, 100, 260], of_xla=[1, 33])
+)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_dots_of_all_widths(
     rng: np.random.Generator, width: int, dtype: str, implementation: str
@@ -595,19 +603,23 @@ def long_tailed(rng: np.random.Generator) -> tuple[Graph, Edges, np.ndarray]:
     return replace(graph, cols=cols, t_rows=t_rows[sort], **back), kept, holes
 
 
-@on_all
 @pytest.mark.parametrize(
-    ("heads", "depth"),
-    [
-        *((1, depth) for depth in (1, 2, 4, 7, 20, 32, 33, 64, 100, 128, 132, 260)),
-        *((heads, depth) for heads in (2, 3, 8) for depth in (1, 4, 5, 12, 16, 64)),
-    ],
+    ("heads_and_depth", "implementation"),
+    of_kernels(
+        [
+            *((1, depth) for depth in (1, 2, 4, 7, 20, 32, 33, 64, 100, 128, 132, 260)),
+            *((heads, depth) for heads in (2, 3, 8) for depth in (1, 4, 5, 12, 16, 64)),
+        ],
+        of_xla=[(1, 1), (1, 33), (3, 5)],
+    ),
+    ids=str,
 )
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_both_gradients(
-    rng: np.random.Generator, heads: int, depth: int, dtype: str, implementation: str
+    rng: np.random.Generator, heads_and_depth: tuple[int, int], dtype: str, implementation: str
 ) -> None:
     """Of all widths, with NaN in all that is padding."""
+    heads, depth = heads_and_depth
     graph, edges, holes = long_tailed(rng)
     valid = np.flatnonzero(~holes)
     src, dst = edges.src[valid], edges.dst[valid]
