@@ -212,7 +212,7 @@ class Dual:
         """1 / x."""
         v, r = self.ball
         size = np.abs(v)
-        radius = np.where(size > r, r / (size * (size - r)), np.inf)
+        radius = np.where(size > r, r / size / (size - r), np.inf)  # size² may overflow
         y = rounded(1 / v, radius, _format.each)
         return self._apply(y, lambda: (lambda b: Ball(-b.value, b.radius))(_mul(y, y)))
 
