@@ -16,7 +16,7 @@ import scipy.sparse
 from op_spec import SCENARIOS, STACKABLE, Incidence, same_bits, stack
 from segment_cases import with_far_padding
 
-from jax_gnn import Graph, Hypergraph
+from jax_gnn import Graph, Hypergraph, sddmm, spmm
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 EDGE_ARRAYS = ("rows", "cols", "t_rows", "t_cols", "t_order", "edge_ids")
@@ -678,3 +678,44 @@ def test_export(graph: Graph) -> None:
     result = jax.export.deserialize(exported.serialize()).call(graph)
     assert repr(result) == repr(graph.transpose())
     assert same_bits(result, graph.transpose())
+
+
+# --- What ops refuse -----------------------------------------------------------------------------
+
+GRAPH = Graph.from_edges([0, 1, 2], [1, 0, 0], num_src=3, num_dst=2)
+SPLIT = GRAPH.with_edge_split()
+UNFIT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "floats": ({"cols": np.ones(3)}, TypeError, r"graph\.cols must be an int32 or int64 array"),
+    "narrow": ({"t_rows": np.ones(3, np.int16)}, TypeError, r"graph\.t_rows .*got int16"),
+    "a list": ({"t_order": [0, 1, 2]}, TypeError, r"graph\.t_order .*got list"),
+    "an axis": ({"rows": np.ones((3, 1), np.int32)}, ValueError, r"graph\.rows must be one-dim"),
+    "no rows": ({"indptr": np.ones(0, np.int32)}, ValueError, r"graph\.indptr must have at least"),
+    "lengths": ({"cols": np.ones(2, np.int32)}, ValueError, r"graph: rows, cols must have one"),
+    "types": (
+        {"t_indptr": np.ones(4, np.int64)},
+        TypeError,
+        r"arrays of graph must have one dtype",
+    ),
+    "slots": ({"split": SPLIT.t_split}, ValueError, r"graph\.split\.ids must be .*with_edge_split"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_ops_check_the_arrays_of_a_graph(case: str) -> None:
+    changes, error, message = UNFIT[case]
+    graph = dataclasses.replace(GRAPH, **changes)
+    x = jnp.ones((3, 2))
+    for call in (lambda: spmm(graph, x), lambda: sddmm(graph, x[:2], x), graph.check):
+        with pytest.raises(error, match=message):
+            call()
+    with pytest.raises(error, match=message.replace("graph", "part", 1)):
+        graph.check("part")
+
+
+def test_numpy_arrays_of_64_bits_are_taken() -> None:
+    """Where 64 bits are not enabled they become 32, and what does not fit these is padding."""
+    graph = jax.tree.map(lambda ids: np.asarray(ids, np.int64), GRAPH)
+    graph.cols[-1] = graph.t_rows[-1] = 2**40
+    checked = graph.check()
+    assert {array.dtype for array in jax.tree.leaves(checked)} == {np.dtype(np.int32)}
+    np.testing.assert_array_equal(spmm(graph, jnp.ones((3, 1)))[:, 0], [2, 0])

@@ -339,6 +339,18 @@ BROKEN = {
 }
 
 
+def test_ops_of_other_versions_are_kept_and_shown(cache, capsys):
+    """A file that a newer version wrote serves what this one knows, and loses nothing."""
+    cache.parent.mkdir()
+    cache.write_text(document((7, 8), key="new_op width 4"))
+    schedule_cache.store("gpu", {SEGMENT.key(**SHAPE): TUNED})
+    later_process()
+    assert SEGMENT.choose(**SHAPE) == Schedule(*TUNED.schedule)
+    assert schedule_cache.read()["gpu"]["new_op width 4"] == Tuned((7, 8), 3.0, 4.0)
+    assert tune("--show") == 0
+    assert "of an op that this version does not know: (7, 8)" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
 def test_a_broken_cache_is_ignored_with_a_warning_and_replaced(cache, text):
     cache.parent.mkdir()
