@@ -18,6 +18,7 @@ from typing import TypeAlias
 import jax
 
 from jax_gnn._core import ffi
+from jax_gnn._core.op import OPS, Op
 from jax_gnn._tuning import command as tuning
 from jax_gnn._version import __version__
 
@@ -102,11 +103,11 @@ def _run_info(_: argparse.Namespace) -> int:
     system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     print(table([*versions().items(), ("system", system), ("devices", devices())]))
     statuses = ffi.status()
-    targets = sorted({target for status in statuses for target in status.targets})
     rows = [["operation", *(status.platform for status in statuses), "other platforms"]]
-    for target in targets:
-        found = ["custom call" if target in status.targets else "-" for status in statuses]
-        rows.append([target, *found, "plain XLA"])
+    for name, op in sorted(OPS.items()):
+        if op.platforms:
+            cells = [_kernel(op, status) for status in statuses]
+            rows.append([name, *cells, "plain XLA"])
     print("\n" + table(rows))
     for status in statuses:
         if status.build:
@@ -116,6 +117,13 @@ def _run_info(_: argparse.Namespace) -> int:
             if status.hint:
                 print(textwrap.indent(textwrap.fill(status.hint, 92), " " * 4))
     return 0
+
+
+def _kernel(op: Op, status: ffi.PlatformStatus) -> str:
+    """What a platform has for an op: where XLA or other ops do the work, no kernel is meant."""
+    if op.name in status.targets:
+        return "custom call"
+    return "-" if status.platform in op.platforms else "not needed"
 
 
 def _add_info(commands: Commands) -> None:
