@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any, Unpack
 
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
@@ -22,10 +21,10 @@ from jax_gnn import (
     hyperedge_to_node,
     incidence_softmax,
     node_to_hyperedge,
-    sddmm,
 )
 from jax_gnn._core.arguments import check_number
 from jax_gnn._ops.hypergraph_aggregate.api import Side
+from jax_gnn._ops.segment_reduce.primitive import gather
 
 attention_init = nnx.initializers.glorot_uniform()
 
@@ -152,18 +151,16 @@ def attend(
         ``(receivers, *batch, heads, width)``; 0 where nobody sends.
     """
     heads, width = math.prod(scores.shape[1:]), values.shape[-1]
-    num_nodes, num_hyperedges = hypergraph.num_nodes, hypergraph.num_hyperedges
+    hypergraph = hypergraph.check()
     # Each incidence reads the score of its sender, and nothing of its receiver.
     reduce: Callable[..., Array]
     if to == "node":
-        graph, receivers, reduce = hypergraph.receiving, num_nodes, hyperedge_to_node
-        of_hyperedges = scores.reshape(num_hyperedges, heads)
-        of_nodes = jnp.zeros((num_nodes, heads), scores.dtype)
+        receivers, reduce = hypergraph.num_nodes, hyperedge_to_node
+        at_senders, _ = hypergraph.receiving.ends()
     else:
-        graph, receivers, reduce = hypergraph.graph, num_hyperedges, node_to_hyperedge
-        of_hyperedges = jnp.zeros((num_hyperedges, heads), scores.dtype)
-        of_nodes = scores.reshape(num_nodes, heads)
-    read = sddmm(graph, of_hyperedges, of_nodes, op="add")
+        receivers, reduce = hypergraph.num_hyperedges, node_to_hyperedge
+        _, at_senders = hypergraph.graph.ends()
+    read = gather(scores.reshape(scores.shape[0], heads), at_senders)
     weight = dropout(incidence_softmax(hypergraph, read, to))
     y = reduce(hypergraph, values.reshape(values.shape[0], heads, width), weight)
     return y.reshape(receivers, *values.shape[1:])

@@ -20,6 +20,7 @@ from jax_gnn._core.csr import (
     SparseMatrix,
     edge_split,
     num_slots,
+    segments,
     sort_both_ways,
 )
 from jax_gnn._core.ids import PADDING, bounded, is_traced, pad_ids, pad_indptr, signed
@@ -445,6 +446,14 @@ class Graph:
                 max_degree=graph.max_out_degree,
             ),
         )
+
+    def ends(self) -> tuple[SparseMatrix, SparseMatrix]:
+        """What sums edges at their destinations, and at their sources; the transposes gather."""
+        at_src = SparseMatrix(
+            Csr(self.t_rows, self.t_order, num_rows=self.num_src),
+            Csr(None, self.cols, num_rows=self.num_edges),
+        )
+        return segments(self.rows, self.num_dst), at_src
 
     def in_degrees(self) -> Array:
         """Number of edges into each destination: ``(num_dst,)`` integers."""

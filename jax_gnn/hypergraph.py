@@ -13,7 +13,7 @@ from jax import Array
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arguments import check_choice
-from jax_gnn._core.ids import PADDING, is_traced, signed
+from jax_gnn._core.ids import PADDING, is_traced
 from jax_gnn.graph import Graph, check_one_dtype
 
 
@@ -389,17 +389,16 @@ class Hypergraph:
             ValueError: lengths do not fit each other, or graph and head differ in their sizes.
         """
         graphs = {"graph": self.graph} | ({} if self.head is None else {"head": self.head})
-        dtypes = {}
-        for side, graph in graphs.items():
-            arguments.check_instance(f"{name}.{side}", graph, Graph)
-            graph.check(f"{name}.{side}")
-            dtypes[f"{side}.indptr"] = graph.indptr.dtype
-        check_one_dtype(name, dtypes)
+        checked = {
+            side: arguments.check_container(f"{name}.{side}", graph, Graph)
+            for side, graph in graphs.items()
+        }
+        check_one_dtype(name, {f"{side}.indptr": g.indptr.dtype for side, g in graphs.items()})
         if len({(graph.num_src, graph.num_dst) for graph in graphs.values()}) > 1:
             raise ValueError(
                 f"graph and head of the {name} must have the same numbers of nodes and hyperedges"
             )
-        return jax.tree.map(signed, self)
+        return Hypergraph(**checked)
 
     def node_degrees(self) -> Array:
         """Number of hyperedges of each node: ``(num_nodes,)`` integers; of tails, if directed."""

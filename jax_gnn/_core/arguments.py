@@ -6,7 +6,7 @@ import contextlib
 import numbers
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.export
@@ -17,6 +17,8 @@ from jax import Array
 
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype
 from jax_gnn._core.ids import index_dtype, is_traced, signed
+
+C = TypeVar("C")
 
 # --- Features and weights ------------------------------------------------------------------------
 
@@ -320,6 +322,12 @@ def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool | int | np.bool_):
         raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
     return bool(value)
+
+
+def check_container(name: str, value: Any, kind: type[C]) -> C:
+    """A `Graph` or `Hypergraph` that passes its own check."""
+    check_instance(name, value, kind)
+    return value.check(name)
 
 
 def check_instance(name: str, value: Any, kind: type) -> None:

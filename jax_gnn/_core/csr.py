@@ -127,6 +127,12 @@ def permutation(order: Array, inverse: Array) -> SparseMatrix:
     return SparseMatrix(Csr(None, order, num_rows=count), Csr(None, inverse, num_rows=count))
 
 
+def inverse_of(order: Array) -> Array:
+    """The inverse of a permutation."""
+    places = jnp.arange(order.shape[0], dtype=order.dtype)
+    return jnp.zeros_like(order).at[order].set(places, unique_indices=True)
+
+
 def entrywise(a: Any, b: Any, matrix: SparseMatrix) -> tuple[Any, Any, SparseMatrix]:
     """What belongs to rows, to columns and the matrix, or of its transpose.
 

@@ -171,7 +171,9 @@ class Op:
     def cost(self, *operands: Any, platform: Platform = "cuda", **attributes: Any) -> Cost:
         """What a call cannot do without, from the operands' shapes and dtypes."""
         named = self.operands(*operands)
-        arrays = jax.tree.map(lambda x: Operand(jax.core.ShapedArray(x.shape, x.dtype), id), named)
+        arrays = jax.tree.map(
+            lambda x: Operand(jax.core.ShapedArray(x.shape, x.dtype), _never_lowered), named
+        )
         has_kernel = platform in self.platforms
         call = self.call(platform, arrays, **attributes) if has_kernel else None
         read = jax.tree.leaves(arrays) if call is None else call.operands
@@ -179,6 +181,10 @@ class Op:
         moved = [*{id(each): each for each in read}.values(), *results]
         num_bytes = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in moved)
         return Cost(num_bytes, self.flops(named, **attributes))
+
+
+def _never_lowered(ctx: Any) -> Any:
+    raise AssertionError("only shapes are asked for")
 
 
 OPS: dict[str, Op] = {}

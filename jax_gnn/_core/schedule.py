@@ -86,35 +86,25 @@ class Family(Generic[S]):
         return " ".join([*words, *sizes])
 
     def _known(self, name: str, value: Any) -> Any:
-        if not jax.export.is_symbolic_dim(value):
-            return value
-        return known_size(value) if name in self.sizes else known_width(value)
-
-
-def known_size(size: Any) -> int:
-    """A number of rows or entries, a typical one where it is symbolic."""
-    return _SYMBOLIC_SIZE if jax.export.is_symbolic_dim(size) else size
+        if name in self.sizes:
+            return _SYMBOLIC_SIZE if jax.export.is_symbolic_dim(value) else value
+        return known_width(value)
 
 
 def known_width(width: Any) -> int:
-    """A number of features, likewise."""
+    """A number of features, a typical one where it is symbolic."""
     return _SYMBOLIC_WIDTH if jax.export.is_symbolic_dim(width) else width
-
-
-FAMILIES: dict[str, Family[Any]] = {}
-"""By op, the first word of a key."""
 
 
 def define_family(family: Family[S]) -> Family[S]:
     """Makes a family known by its ops, so that files of tuned schedules can be read."""
-    FAMILIES.update(dict.fromkeys(family.ops, family))
-    schedule_cache.ALLOWED.update(dict.fromkeys(family.ops, family.allowed))
+    schedule_cache.FAMILIES.update(dict.fromkeys(family.ops, family))
     return family
 
 
 def describe(key: str, fields: tuple[Any, ...]) -> str:
     """In words, the schedule that was found for a key."""
-    family = FAMILIES.get(key.partition(" ")[0])
+    family = schedule_cache.family_of(key)
     if family is None:
         return f"of an op that this version does not know: {fields}"
     return family.describe(family.schedule(*fields))

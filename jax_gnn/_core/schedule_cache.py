@@ -30,8 +30,8 @@ SHIPPED = Path(__file__).with_name("shipped_schedules.json")
 Fields = tuple[Any, ...]
 """Of a schedule."""
 
-ALLOWED: dict[str, tuple[Collection[Any], ...]] = {}
-"""By op, the first word of a key, what each field may be; see `schedule.define_family`."""
+FAMILIES: dict[str, Any] = {}
+"""By op, the first word of a key, its `schedule.Family`, which that module fills in."""
 
 
 class Tuned(NamedTuple):
@@ -58,6 +58,11 @@ def path() -> Path:
     except RuntimeError as error:
         raise FileNotFoundError(f"no folder for tuned schedules: {error}") from error
     return folder / "jax_gnn" / "schedules.json"
+
+
+def family_of(key: str) -> Any:
+    """Whose key it is; None of an op of another version."""
+    return FAMILIES.get(key.partition(" ")[0])
 
 
 def lookup(wanted: str) -> Fields | None:
@@ -166,8 +171,10 @@ def _parse(document: Any) -> Entries:
 
 
 def _parse_tuned(name: str, schedule: Any, microseconds: Any, rule_microseconds: Any) -> Tuned:
-    allowed = ALLOWED.get(name.partition(" ")[0])  # None of an op of another version
-    if allowed and (len(schedule) != len(allowed) or not all(map(_is_one_of, schedule, allowed))):
+    family = family_of(name)
+    if family is not None and (
+        len(schedule) != len(family.allowed) or not all(map(_is_one_of, schedule, family.allowed))
+    ):
         raise ValueError(f"it is damaged ({reprlib.repr(schedule)} is no schedule)")
     times = microseconds, rule_microseconds
     for time in times:

@@ -19,8 +19,8 @@ from jax.typing import ArrayLike
 
 from jax_gnn._core.arguments import (
     check_choice,
+    check_container,
     check_features,
-    check_instance,
     check_real,
     check_scale,
     check_weight,
@@ -113,7 +113,7 @@ def hypergraph_aggregate(
         >>> hypergraph_aggregate(hypergraph, x, hyperedge_reduce="mean", node_reduce="mean")
         Array([2.  , 2.  , 2.75, 3.5 ], dtype=float32)
     """
-    hypergraph = _check_hypergraph(hypergraph)
+    hypergraph = check_container("hypergraph", hypergraph, Hypergraph)
     x = check_features("x", x, "num_nodes", hypergraph.num_nodes)
     acc = accumulator_dtype(x.dtype)
     nodes, hyperedges = (
@@ -231,7 +231,7 @@ def hypergraph_norm(
         >>> hypergraph_aggregate(hypergraph, jnp.array([1.0, 2.0, 3.0, 4.0]), **norm.scales)
         Array([2.  , 2.  , 2.75, 3.5 ], dtype=float32)
     """
-    hypergraph = _check_hypergraph(hypergraph)
+    hypergraph = check_container("hypergraph", hypergraph, Hypergraph)
     check_choice("normalization", normalization, get_args(Normalization))
     given = {
         "hyperedge_weight": hyperedge_weight,
@@ -289,7 +289,7 @@ def node_to_hyperedge(
         >>> node_to_hyperedge(hypergraph, jnp.array([1.0, 2.0, 3.0, 4.0]))
         Array([6., 7.], dtype=float32)
     """
-    hypergraph = _check_hypergraph(hypergraph)
+    hypergraph = check_container("hypergraph", hypergraph, Hypergraph)
     x = check_features("x", x, "num_nodes", hypergraph.num_nodes)
     weight = _check_weight("incidence_weight", incidence_weight, hypergraph, x)
     check_choice("reduce", reduce, get_args(Reduce))
@@ -335,7 +335,7 @@ def hyperedge_to_node(
         >>> hyperedge_to_node(hypergraph, jnp.array([10.0, 1.0]), reduce="max")
         Array([10., 10., 10.,  1.], dtype=float32)
     """
-    hypergraph = _check_hypergraph(hypergraph)
+    hypergraph = check_container("hypergraph", hypergraph, Hypergraph)
     h = check_features("h", h, "num_hyperedges", hypergraph.num_hyperedges)
     name = "incidence_weight"
     weight = _check_head_weight(name, incidence_weight, hypergraph, h, "h", "num_hyperedges")
@@ -378,7 +378,7 @@ def incidence_softmax(
         >>> incidence_softmax(hypergraph, scores, by="hyperedge")
         Array([0.5, 0.5, 0.5, 0.5], dtype=float32)
     """
-    hypergraph = _check_hypergraph(hypergraph)
+    hypergraph = check_container("hypergraph", hypergraph, Hypergraph)
     check_choice("by", by, get_args(Side))
     graph = hypergraph.graph if by == "hyperedge" else hypergraph.receiving
     size_name = "num_incidences" if graph is hypergraph.graph else "num_head_incidences"
@@ -502,11 +502,6 @@ def _power(degrees: Array, exponent: float) -> Array:
 
 
 # --- Arguments -----------------------------------------------------------------------------------
-
-
-def _check_hypergraph(hypergraph: Any) -> Hypergraph:
-    check_instance("hypergraph", hypergraph, Hypergraph)
-    return hypergraph.check()
 
 
 def _check_own_scale(name: str, scale: Any, size_name: str, size: int, acc: Any) -> Array | None:

@@ -10,7 +10,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_gnn._core.arguments import as_array, as_ids, check_size
-from jax_gnn._core.csr import permutation
+from jax_gnn._core.csr import inverse_of, permutation
 from jax_gnn._core.ids import row_starts
 from jax_gnn._core.public import public
 from jax_gnn._ops.segment_reduce.primitive import total
@@ -64,9 +64,7 @@ class TypePlan:
         num_types = check_size("num_types", num_types)
         rows, order = sort_ids(ids, num_types)
         starts = row_starts(rows, num_types)
-        places = jnp.arange(order.shape[0], dtype=order.dtype)
-        inverse = jnp.zeros_like(order).at[order].set(places, unique_indices=True)
-        return cls(jnp.diff(starts).astype(order.dtype), order, inverse)
+        return cls(jnp.diff(starts).astype(order.dtype), order, inverse_of(order))
 
     @classmethod
     def from_sizes(cls, group_sizes: ArrayLike) -> TypePlan:

@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 
 from jax_gnn._core.arguments import check_integer
 from jax_gnn._core.arrays import accumulator_dtype, flat
-from jax_gnn._core.csr import permutation, segments
+from jax_gnn._core.csr import inverse_of, permutation, segments
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
 from jax_gnn._ops.segment_reduce.primitive import total
@@ -433,13 +433,7 @@ def _softmax(problem: Problem) -> Array:
         y = primitive.segment_softmax(x, groups.matrix, implementation=groups.implementation)
     else:
         rows, order = groups.matrix.by_row.rows, groups.matrix.by_row.cols
-        count = order.shape[0]
-        inverse = (
-            jnp.zeros_like(order)
-            .at[order]
-            .set(jnp.arange(count, dtype=order.dtype), unique_indices=True)
-        )
-        sort = permutation(order, inverse)
+        sort = permutation(order, inverse_of(order))
         y = primitive.segment_softmax(
             total(x, sort, groups.implementation),
             segments(rows, groups.size),

@@ -33,7 +33,14 @@ class Schedule(NamedTuple):
 
 
 def _from_rule(
-    op: str, *, entries: int, rows: int, width: int, itemsize: int, gather: bool, **hints: Any
+    op: str,
+    *,
+    entries: int,
+    rows: int,
+    width: int,
+    itemsize: int,
+    gather: bool,
+    max_degree: int | None = None,
 ) -> Schedule:
     """The fitted rule.
 
@@ -44,18 +51,17 @@ def _from_rule(
         width: Number of features.
         itemsize: Bytes of a feature.
         gather: Whether entries name the row that they read.
-        hints: What the rule may ask for beside these: ``max_degree``, entries of the longest row,
-            where known.
+        max_degree: Entries of the longest row, where known.
     """
-    features = {
+    features: dict[str, Any] = {
         "softmax": op == "softmax",
         "gather": gather,
         **{"count": entries, "num_rows": rows, "width": width, "itemsize": itemsize},
         "average_degree": entries / max(rows, 1),
         "num_bytes": entries * width * itemsize,
-        "max_degree": hints.get("max_degree"),
+        "max_degree": max_degree,
     }
-    asked: Any = {name: features[name] for name in rule.FEATURES}
+    asked = {name: features[name] for name in rule.FEATURES}
     parallel, narrowing, threads, blocks = rule.choose(**asked)
     return Schedule(parallel, max(covering_lanes(width, itemsize) >> narrowing, 1), threads, blocks)
 

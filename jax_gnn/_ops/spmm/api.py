@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax.numpy as jnp
 from jax import Array
@@ -14,13 +14,13 @@ from jax import Array
 from jax_gnn._core.arguments import (
     as_ids,
     check_choice,
+    check_container,
     check_features,
-    check_instance,
     check_size,
     check_weight,
 )
 from jax_gnn._core.arrays import flat, promoted, spread, take
-from jax_gnn._core.csr import Csr, SparseMatrix, segments
+from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
 from jax_gnn._ops.segment_reduce import primitive
@@ -71,7 +71,7 @@ def spmm(
         >>> spmm(graph, jnp.array([1.0, 2.0, 3.0]), graph.edge_values([0.5, 1.0, 2.0]))
         Array([8. , 0.5, 0. ], dtype=float32)
     """
-    graph = _check_graph(graph)
+    graph = check_container("graph", graph, Graph)
     x = check_features("x", x, "num_src", graph.num_src)
     weight = check_weight("weight", weight, "num_edges", graph.num_edges, x, "x", "num_src")
     check_choice("reduce", reduce, get_args(Reduce))
@@ -114,7 +114,7 @@ def sddmm(
         >>> sddmm(graph, x, x)  # in the graph's order of edges: 1 → 0, 2 → 0, 0 → 1
         Array([2., 0., 2.], dtype=float32)
     """
-    graph = _check_graph(graph)
+    graph = check_container("graph", graph, Graph)
     a = check_features("a", a, "num_dst", graph.num_dst)
     b = check_features("b", b, "num_src", graph.num_src)
     check_choice("op", op, get_args(Op))
@@ -122,7 +122,7 @@ def sddmm(
         raise ValueError(f"a and b must have equal features, got shapes {a.shape} and {b.shape}")
     dtype = promoted(a.dtype, b.dtype)
     a, b = a.astype(dtype), b.astype(dtype)
-    features, count = a.shape[1:], graph.cols.shape[0]
+    features, count = a.shape[1:], graph.num_edges
     if op == "dot":
         if len(features) not in (1, 2):
             raise ValueError(
@@ -137,14 +137,11 @@ def sddmm(
             implementation=implementation,
         )
         return dots.reshape(count, *features[:-1]).astype(dtype)
-    # Edges are summed at their destinations, and at their sources: here, the transposes.
-    by_src = Csr(graph.t_rows, graph.t_order, num_rows=graph.num_src)
-    of_src = SparseMatrix(by_src, Csr(None, graph.cols, num_rows=count))
-    at_dst = gather(a, segments(graph.rows, graph.num_dst), implementation)
-    at_src = gather(b, of_src, implementation)
+    at_dst, at_src = graph.ends()
+    a, b = gather(a, at_dst, implementation), gather(b, at_src, implementation)
     combine = {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply}[op]
     valid = graph.matrix().by_row.valid(graph.num_src)
-    return jnp.where(spread(valid, at_dst), combine(at_dst, at_src), 0)
+    return jnp.where(spread(valid, a), combine(a, b), 0)
 
 
 @public
@@ -205,8 +202,3 @@ def index_segment_reduce(
         Csr(sources, take(segment_ids, order), order, num_rows=x.shape[0]),
     )
     return reduce_messages(x, weight, matrix, reduce, implementation)
-
-
-def _check_graph(graph: Any) -> Graph:
-    check_instance("graph", graph, Graph)
-    return graph.check()
