@@ -57,6 +57,7 @@ struct Product {
   int k, n;
   bool transposed, out_aligned;  // to 16 bytes
   Activation activation;
+  RowLists<Accumulator<T>> lists;
 };
 
 // The places of a block's tiles, in ranges: `chunk` of every gridDim.x chunks, so that all blocks
@@ -89,21 +90,30 @@ class Share {
 
 // --- Hopper --------------------------------------------------------------------------------------
 
-// Blocks of kWarpgroups warpgroups that compute 64 columns each, and one warp that loads. kChunks
-// chunks of 128 bytes hold a row.
-template <typename T, typename Out, int kChunks_, int kWarpgroups_, int kRows_>
+// Blocks of kWarpgroups warpgroups that compute 64 columns each, and warps that load: one, or if
+// kLists several. kChunks chunks of 128 bytes hold a row.
+template <typename T, typename Out, int kChunks_, int kWarpgroups_, int kRows_, bool kLists_>
 struct HopperTile {
   static constexpr int kChunks = kChunks_, kWarpgroups = kWarpgroups_, kRows = kRows_;
+  static constexpr bool kLists = kLists_;
   static constexpr int kColumns = 64 * kWarpgroups;
-  static constexpr int kThreads = 128 * kWarpgroups + 32;
   static constexpr int kSteps = 4 * kChunks;  // of 32 bytes of a row
   static constexpr int kStageBytes = kChunks * kRows * kChunkBytes;
   static constexpr int kResultBytes = kRows * kColumns * static_cast<int>(sizeof(Out));
-  static constexpr int kBlocks = kWarpgroups == 2 ? (kChunks <= 2 && kRows == 64 ? 2 : 1)
-                                                  : (kChunks <= 2   ? 3
-                                                     : kChunks <= 4 ? 2
+  // More loaders than these, or more blocks with them, would take registers from the products.
+  static constexpr bool kIsHeavy = kLists && sizeof(T) == 4;
+  static constexpr int kBlocks = kWarpgroups == 2
+                                     ? (kChunks <= 2 && kRows == 64 && !kIsHeavy ? 2 : 1)
+                                     : (kChunks <= (kLists ? 1 : 2) ? 3
+                                        : kChunks <= 4              ? 2
                                                                     : 1);
-  static constexpr int kSharedBytes = 226 * 1024 / kBlocks - 7 * 1024;  // beside static memory
+  static constexpr int kLoaders = !kLists ? 1
+                                  : kWarpgroups * kBlocks >= 3 || (kChunks == 4 && kBlocks == 2)
+                                      ? 2
+                                      : 4;
+  static constexpr int kThreads = 128 * kWarpgroups + 32 * kLoaders;
+  static constexpr int kSharedBytes =
+      226 * 1024 / kBlocks - (kLists ? 11 : 7) * 1024;  // beside static memory
   static constexpr int kStages =
       least(8, (kSharedBytes - kChunkAlign - kResultBytes) / kStageBytes);
 };
@@ -244,11 +254,121 @@ struct RowLoader {
   }
 };
 
+// The warps that load where rows are read, or scaled, by lists: what RowLoader does, in copies of
+// 16 bytes, which barriers count by their threads. Each has an even part of a tile's rows.
+template <class Shape, class Walk, typename T, typename Out>
+struct RowGatherer {
+  static constexpr int kMine = Shape::kRows / Shape::kLoaders;
+  static_assert(kMine <= 32);
+
+  const Groups& groups;
+  const Product<T, Out>& product;
+  const int &chunk, &offset, &k, &n;
+  const typename Walk::Index& index;
+  unsigned char* const& ring;
+  float (*scales)[Shape::kRows];
+  int (*places)[Shape::kRows];
+  Barrier *announced, *filled, *emptied;
+  Tile* tiles;
+
+  // A tile, the id that this lane has of its rows, and whether its weight was not the last one's.
+  struct Ahead {
+    Tile tile;
+    RowIds<kMine> ids;
+    bool enters;
+  };
+
+  __device__ __forceinline__ void load_all(RingIndex& at) const {
+    const auto& lists = product.lists;
+    const int lane = threadIdx.x % 32;
+    const int loader = threadIdx.x / 32 - 4 * Shape::kWarpgroups, first_row = loader * kMine;
+    Walk walk(groups, Shape::kRows, index);
+    Share share(index.total, chunk);
+    const int64_t weight_bytes = int64_t{k} * n * sizeof(T);
+    const bool prefetches = weight_bytes % 16 == 0 && weight_bytes < 1 << 20;
+    int64_t begin = 0, end = 0;
+    const auto advance = [&](Ahead& ahead) {
+      bool enters = false;
+      while (begin == end || walk.place() >= end) {
+        if (!share.next(begin, end) || begin == end) {
+          ahead.tile.count = -1;
+          begin = end;
+          return;
+        }
+        walk.seek(begin);
+        enters = true;
+      }
+      ahead.tile = walk.next();
+      ahead.enters = enters || ahead.tile.first;
+      const int row = first_row + lane % kMine;
+      ahead.ids[0] = -1;
+      if (row < ahead.tile.count) {
+        ahead.ids[0] = ahead.tile.row + row;
+        if (lists.lhs_rows != nullptr) ahead.ids[0] = lists.lhs_rows[ahead.tile.row + row];
+      }
+    };
+    // Ids are fetched two tiles ahead.
+    Ahead now, next, later;
+    advance(now);
+    advance(next);
+    for (; now.tile.count >= 0; now = next, next = later, at.advance(Shape::kStages)) {
+      advance(later);
+      const Weight weight = weight_of(groups, now.tile.group, offset);
+      emptied[at.stage].wait(at.parity ^ 1);
+      if (loader == 0 && lane == 0) {
+        tiles[at.stage] = now.tile;
+        announced[at.stage].arrive();
+        if (weight.exists && prefetches && now.enters)
+          prefetch_to_l2(reinterpret_cast<const char*>(product.rhs) + weight.index * weight_bytes,
+                         static_cast<unsigned>(weight_bytes));
+      }
+      if (weight.exists && now.tile.count > 0) {
+        start_rows<kMine, Shape::kRows, Shape::kChunks>(
+            product.lhs, lists.num_lhs, k, 0, now.ids, first_row,
+            shared_address(ring + at.stage * Shape::kStageBytes));
+      }
+      const int row = first_row + lane;
+      if (lists.scale != nullptr && lane < kMine)
+        start_copy<4>(shared_address(&scales[at.stage][row]), lists.scale + now.tile.row + row,
+                      row < now.tile.count);
+      if (lists.out_rows != nullptr && lane < kMine)
+        start_copy<4>(shared_address(&places[at.stage][row]), lists.out_rows + now.tile.row + row,
+                      row < now.tile.count);
+      arrive_when_copied(filled[at.stage]);
+    }
+    emptied[at.stage].wait(at.parity ^ 1);
+    if (loader == 0 && lane == 0) {
+      tiles[at.stage].count = -1;
+      announced[at.stage].arrive();
+    }
+    if (lists.inverse != nullptr && loader == 0) clear_unwritten();
+  }
+
+ private:
+  // Zeros in the rows of the result that none is written to, of an even share of them.
+  __device__ __forceinline__ void clear_unwritten() const {
+    const int lane = threadIdx.x % 32;
+    const int64_t begin = split(groups.num_rows, blockIdx.x, gridDim.x);
+    const int64_t end = split(groups.num_rows, blockIdx.x + 1, gridDim.x);
+    const int first_column = blockIdx.y * Shape::kColumns;
+    const int last_column = min(n, first_column + Shape::kColumns);
+    for (int64_t row = begin; row < end; row += 32) {
+      const bool unwritten = row + lane < end && !is_id(product.lists.inverse[row + lane],
+                                                        static_cast<unsigned>(groups.num_rows));
+      for (unsigned rest = __ballot_sync(kWholeWarp, unwritten); rest != 0; rest &= rest - 1)
+        for (int column = first_column + lane; column < last_column; column += 32)
+          narrow(0.f, product.out[(row + __ffs(rest) - 1) * n + column]);
+    }
+  }
+};
+
+// Shape::kLists: product.lists holds some.
 template <class Shape, typename T, typename Out>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     hopper_matmul_kernel(const __grid_constant__ TensorMap rows, Groups groups,
                          Product<T, Out> product, int chunk) {
   constexpr int kStages = Shape::kStages;
+  constexpr bool kLists = Shape::kLists;
   extern __shared__ unsigned char shared_bytes[];
   unsigned char* const ring = first_chunk(shared_bytes);
   __shared__ Barrier announced[kStages], filled[kStages], emptied[kStages];
@@ -258,11 +378,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
       announced[stage].init(1);
-      filled[stage].init(1);
+      filled[stage].init(kLists ? 32 * Shape::kLoaders : 1);
       emptied[stage].init(4 * Shape::kWarpgroups);
     }
     make_barriers_visible();
-    prefetch_map(rows);
+    if (!kLists) prefetch_map(rows);
   }
   allow_next_launch();
   wait_for_previous_launch();
@@ -270,11 +390,22 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   index.build(groups, Shape::kRows);
   const int k = product.k, n = product.n;
   RingIndex at;
+  __shared__ float scales[kLists ? kStages : 1][Shape::kRows];
+  __shared__ int places[kLists ? kStages : 1][Shape::kRows];
+  const bool scatters = kLists && product.lists.out_rows != nullptr;
 
   if (threadIdx.x >= 128 * Shape::kWarpgroups) {
-    const RowLoader<Shape, Walk, T, Out> loader = {
-        rows, groups, product, chunk, offset, k, n, index, ring, announced, filled, emptied, tiles};
-    loader.load_all(at);
+    if constexpr (kLists) {
+      const RowGatherer<Shape, Walk, T, Out> loader = {groups,    product, chunk,   offset, k,
+                                                       n,         index,   ring,    scales, places,
+                                                       announced, filled,  emptied, tiles};
+      loader.load_all(at);
+    } else {
+      const RowLoader<Shape, Walk, T, Out> loader = {rows,   groups,  product, chunk, offset,
+                                                     k,      n,       index,   ring,  announced,
+                                                     filled, emptied, tiles};
+      loader.load_all(at);
+    }
     return;
   }
 
@@ -311,6 +442,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
               bias[j] = widen(product.bias[int64_t{weight.index} * n + column + j]);
       }
       filled[at.stage].wait(at.parity);
+      if constexpr (kLists) make_visible_to_copies();  // and to matrix instructions
       const uint64_t b = matrix_descriptor(ring + at.stage * Shape::kStageBytes);
       warpgroup_arrive();
 #pragma unroll
@@ -321,38 +453,56 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       }
       warpgroup_commit();
       warpgroup_wait();
+      if constexpr (kLists)
+        if (product.lists.scale != nullptr)
+#pragma unroll
+          for (int j = 0; j < Shape::kRows / 2; ++j)
+            sum[j] *= scales[at.stage][j / 4 * 8 + threadIdx.x % 4 * 2 + j % 2];
     } else {
       filled[at.stage].wait(at.parity);
 #pragma unroll
       for (float& x : sum) x = 0;
     }
-    if (threadIdx.x % 32 == 0) emptied[at.stage].arrive();
+    if (!kLists && threadIdx.x % 32 == 0) emptied[at.stage].arrive();
     const bool acts =
         weight.exists && (product.bias != nullptr || product.activation != Activation::kNone);
     if (acts)
 #pragma unroll
       for (int j = 0; j < Shape::kRows / 2; ++j)
         sum[j] = activated<false>(product.activation, sum[j] + bias[j / 2 % 2]);
-    const auto store = [&](Out* out, int count) {
+    const auto store = [&](Out* out, int count, const auto& place_of) {
 #pragma unroll
       for (int j = 0; j < Shape::kRows / 4; ++j) {
         const int row = j / 2 * 8 + threadIdx.x % 4 * 2 + j % 2;
-        if (row < count)
-          store_pair(out + int64_t{row} * n, column + 1 < n, together, sum[j / 2 * 4 + j % 2],
+        if (row >= count) continue;
+        const int64_t place = place_of(row);
+        if (!kLists || place >= 0)
+          store_pair(out + place * n, column + 1 < n, together, sum[j / 2 * 4 + j % 2],
                      sum[j / 2 * 4 + j % 2 + 2]);
       }
     };
+    const auto in_order = [](int row) { return int64_t{row}; };
     Out* const out = product.out + int64_t{tile.row} * n;
-    if (leaves) {
+    if (scatters) {
+      if (column < n)
+        store(product.out + column, tile.count, [&](int row) -> int64_t {
+          const int place = places[at.stage][row];
+          return is_id(place, static_cast<unsigned>(groups.num_rows)) ? place : -1;
+        });
+    } else if (leaves) {
       if (threadIdx.x == 0) wait_until_read();
       sync_some<128 * Shape::kWarpgroups>(1);
-      if (column < n) store(result + column, Shape::kRows);
+      if (column < n) store(result + column, Shape::kRows, in_order);
       make_visible_to_copies();
       sync_some<128 * Shape::kWarpgroups>(1);
       if (threadIdx.x == 0 && tile.count > 0)
         copy_out(out, result, static_cast<unsigned>(tile.count * n * sizeof(Out)));
     } else if (column < n) {
-      store(out + column, tile.count);
+      store(out + column, tile.count, in_order);
+    }
+    if (kLists) {  // scales and places have been read
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) emptied[at.stage].arrive();
     }
   }
   if (threadIdx.x == 0) wait_until_written();

@@ -35,10 +35,12 @@ template <class Shape, typename T, typename Out>
 cudaError_t launch_hopper(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
                           const Product<T, Out>& product) {
   const auto kernel = hopper_matmul_kernel<Shape, T, Out>;
-  TensorMap rows;
-  const cudaError_t error =
-      describe(product.lhs, groups.num_rows, product.k, Shape::kRows, Shape::kChunks, rows);
-  if (error != cudaSuccess) return error;
+  TensorMap rows = {};
+  if (!Shape::kLists) {
+    const cudaError_t error =
+        describe(product.lhs, groups.num_rows, product.k, Shape::kRows, Shape::kChunks, rows);
+    if (error != cudaSuccess) return error;
+  }
   const dim3 grid(num_blocks(schedule, groups, Shape::kRows, Shape::kBlocks),
                   static_cast<unsigned>(ceil_div(product.n, Shape::kColumns)));
   return launch(stream, {grid, Shape::kThreads, Shape::kSharedBytes}, kernel, rows, groups, product,
@@ -49,18 +51,20 @@ template <typename T, int kChunks, typename Out>
 cudaError_t launch_chunks(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
                           const Product<T, Out>& product) {
   constexpr int kLargest = kChunks == 1 ? 128 : 64;
-  const bool small = schedule.tile < kLargest;
-  if constexpr (kChunks < 8) {
-    if (product.n > 64)
-      return small ? launch_hopper<HopperTile<T, Out, kChunks, 2, 64>>(stream, schedule, groups,
-                                                                       product)
-                   : launch_hopper<HopperTile<T, Out, kChunks, 2, kLargest>>(stream, schedule,
-                                                                             groups, product);
-  }
-  return small
-             ? launch_hopper<HopperTile<T, Out, kChunks, 1, 64>>(stream, schedule, groups, product)
-             : launch_hopper<HopperTile<T, Out, kChunks, 1, kLargest>>(stream, schedule, groups,
-                                                                       product);
+  const auto with_columns = [&](auto columns) {
+    constexpr int kWarpgroups = decltype(columns)::value;
+    if (product.lists.any())
+      return launch_hopper<HopperTile<T, Out, kChunks, kWarpgroups, 64, true>>(stream, schedule,
+                                                                               groups, product);
+    return schedule.tile < kLargest
+               ? launch_hopper<HopperTile<T, Out, kChunks, kWarpgroups, 64, false>>(
+                     stream, schedule, groups, product)
+               : launch_hopper<HopperTile<T, Out, kChunks, kWarpgroups, kLargest, false>>(
+                     stream, schedule, groups, product);
+  };
+  if constexpr (kChunks < 8)
+    if (product.n > 64) return with_columns(std::integral_constant<int, 2>());
+  return with_columns(std::integral_constant<int, 1>());
 }
 
 }  // namespace

@@ -16,12 +16,14 @@ namespace {
 template <class Shape, class Kernel, typename T, typename Out>
 cudaError_t launch_tiles(cudaStream_t stream, Kernel kernel, const Groups& groups, unsigned blocks,
                          const OuterProduct<T, Out>& product) {
-  TensorMap lhs, rhs;
-  cudaError_t error =
-      describe(product.lhs, groups.num_rows, product.k, Shape::kRows, Shape::kChunks, lhs);
-  if (error != cudaSuccess) return error;
-  error = describe(product.rhs, groups.num_rows, product.n, Shape::kRows, Shape::kChunks, rhs);
-  if (error != cudaSuccess) return error;
+  TensorMap lhs = {}, rhs = {};
+  if (!Shape::kLists) {
+    cudaError_t error =
+        describe(product.lhs, groups.num_rows, product.k, Shape::kRows, Shape::kChunks, lhs);
+    if (error != cudaSuccess) return error;
+    error = describe(product.rhs, groups.num_rows, product.n, Shape::kRows, Shape::kChunks, rhs);
+    if (error != cudaSuccess) return error;
+  }
   const dim3 grid(blocks, static_cast<unsigned>(ceil_div(product.k, Shape::kTile) *
                                                 ceil_div(product.n, Shape::kTile)));
   return launch(stream, {grid, Shape::kThreads, Shape::Ring::kSharedBytes}, kernel, lhs, rhs,
@@ -75,9 +77,14 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
       if (tensor && large && groups.num_rows > 0 && k * sizeof(T) % 16 == 0 &&
           n * sizeof(T) % 16 == 0 && aligned(lhs, 16) && aligned(rhs, 16)) {
         const auto by_warps = [&](auto tile) {
-          using Shape = OuterTile<T, decltype(tile)::value>;
-          return launch_tiles<Shape>(stream, warp_outer_kernel<Shape, T, Out>, groups, grid_x,
-                                     product);
+          constexpr int kTile = decltype(tile)::value;
+          const auto with = [&](auto shape) {
+            using Shape = decltype(shape);
+            return launch_tiles<Shape>(stream, warp_outer_kernel<Shape, T, Out>, groups, grid_x,
+                                       product);
+          };
+          return product.lists.any() ? with(OuterTile<T, kTile, true>())
+                                     : with(OuterTile<T, kTile, false>());
         };
         const int64_t larger = std::max(k, n);
         constexpr std::integral_constant<int, 64> k64;
@@ -85,9 +92,14 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
         if constexpr (sizeof(T) == 2)
           if (capability == 9) {
             const auto by_warpgroups = [&](auto tile) {
-              using Shape = WarpgroupTile<T, decltype(tile)::value>;
-              return launch_tiles<Shape>(stream, warpgroup_outer_kernel<Shape, T, Out>, groups,
-                                         grid_x, product);
+              constexpr int kTile = decltype(tile)::value;
+              const auto with = [&](auto shape) {
+                using Shape = decltype(shape);
+                return launch_tiles<Shape>(stream, warpgroup_outer_kernel<Shape, T, Out>, groups,
+                                           grid_x, product);
+              };
+              return product.lists.any() ? with(WarpgroupTile<T, kTile, true>())
+                                         : with(WarpgroupTile<T, kTile, false>());
             };
             return larger <= 64 ? by_warpgroups(k64) : by_warpgroups(k128);
           }
