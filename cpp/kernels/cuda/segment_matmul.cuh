@@ -140,19 +140,16 @@ struct HopperTile {
   static constexpr int kStageBytes = kChunks * kRows * kChunkBytes;
   static constexpr int kResultBytes = kRows * kColumns * static_cast<int>(sizeof(Out));
   // More loaders than these, or more blocks with them, would take registers from the products.
-  static constexpr bool kIsHeavy = kLists && sizeof(T) == 4;
-  static constexpr int kBlocks = kWarpgroups == 2
-                                     ? (kChunks <= 2 && kRows == 64 && !kIsHeavy ? 2 : 1)
-                                     : (kChunks <= (kLists ? 1 : 2) ? 3
-                                        : kChunks <= 4              ? 2
-                                                                    : 1);
-  static constexpr int kLoaders = !kLists ? 1
-                                  : kWarpgroups * kBlocks >= 3 || (kChunks == 4 && kBlocks == 2)
-                                      ? 2
-                                      : 4;
+  static constexpr int kBlocks = kWarpgroups == 2 ? (kChunks <= 2 && kRows == 64 && !kLists ? 2 : 1)
+                                                  : (kChunks <= (kLists ? 1 : 2) ? 3
+                                                     : kChunks <= 4              ? 2
+                                                                                 : 1);
+  static constexpr int kLoaders = !kLists                                              ? 1
+                                  : kWarpgroups == 1 && (kBlocks == 3 || kChunks == 4) ? 2
+                                                                                       : 4;
   static constexpr int kThreads = 128 * kWarpgroups + 32 * kLoaders;
-  static constexpr int kSharedBytes =
-      226 * 1024 / kBlocks - (kLists ? 11 : 7) * 1024;  // beside static memory
+  static constexpr int kStatic = !kLists ? 7 : kRows == 128 ? 16 : 11;  // KB, of static memory
+  static constexpr int kSharedBytes = 226 * 1024 / kBlocks - kStatic * 1024;
   static constexpr int kStages =
       least(8, (kSharedBytes - kChunkAlign - kResultBytes) / kStageBytes);
 };
@@ -440,6 +437,16 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   // Results of full rows leave together; others are stored from registers.
   Out* const result = reinterpret_cast<Out*>(ring + kStages * Shape::kStageBytes);
   const bool leaves = gridDim.y == 1 && n * sizeof(Out) % 16 == 0 && product.out_aligned;
+  // Of rows that are written one by one: this thread's 16 bytes, its first row, and how far on the
+  // next one is.
+  struct {
+    int unit, row, step;
+  } copies = {0, 0, 0};
+  if (scatters && leaves) {
+    const int units = n * static_cast<int>(sizeof(Out)) / 16;
+    copies = {static_cast<int>(threadIdx.x) % units, static_cast<int>(threadIdx.x) / units,
+              128 * Shape::kWarpgroups / units};
+  }
   for (;; at.advance(kStages)) {
     announced[at.stage].wait(at.parity);
     const Tile tile = tiles[at.stage];
@@ -504,18 +511,28 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     };
     const auto in_order = [](int row) { return int64_t{row}; };
     Out* const out = product.out + int64_t{tile.row} * n;
-    if (scatters) {
-      if (column < n)
-        store(product.out + column, tile.count,
-              [&](int row) { return listed(places[at.stage], row, groups.num_rows); });
-    } else if (leaves) {
+    if (leaves) {
       if (threadIdx.x == 0) wait_until_read();
       sync_some<128 * Shape::kWarpgroups>(1);
       if (column < n) store(result + column, Shape::kRows, in_order);
-      make_visible_to_copies();
+      if (!scatters) make_visible_to_copies();
       sync_some<128 * Shape::kWarpgroups>(1);
-      if (threadIdx.x == 0 && tile.count > 0)
+      if (scatters) {  // whole rows at once: pieces of them, or copies row by row, take longer
+        if (copies.row < copies.step)
+#pragma unroll 4
+          for (int row = copies.row; row < tile.count; row += copies.step) {
+            const int64_t place = listed(places[at.stage], row, groups.num_rows);
+            if (place >= 0)
+              reinterpret_cast<uint4*>(product.out + place * n)[copies.unit] =
+                  reinterpret_cast<const uint4*>(result + row * n)[copies.unit];
+          }
+      } else if (threadIdx.x == 0 && tile.count > 0) {
         copy_out(out, result, static_cast<unsigned>(tile.count * n * sizeof(Out)));
+      }
+    } else if (scatters) {
+      if (column < n)
+        store(product.out + column, tile.count,
+              [&](int row) { return listed(places[at.stage], row, groups.num_rows); });
     } else if (column < n) {
       store(out + column, tile.count, in_order);
     }

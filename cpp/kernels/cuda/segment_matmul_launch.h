@@ -47,15 +47,22 @@ cudaError_t launch_hopper(cudaStream_t stream, const MatmulSchedule& schedule, c
                 static_cast<int>(schedule.chunk));
 }
 
+// Whether the kernels for Hopper have a variant for lists: not where the product widens, to be
+// compiled in half the time.
+template <typename T, typename Out>
+constexpr bool kTakesLists = std::is_same_v<T, Out>;
+
 template <typename T, int kChunks, typename Out>
 cudaError_t launch_chunks(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
                           const Product<T, Out>& product) {
   constexpr int kLargest = kChunks == 1 ? 128 : 64;
   const auto with_columns = [&](auto columns) {
     constexpr int kWarpgroups = decltype(columns)::value;
-    if (product.lists.any())
-      return launch_hopper<HopperTile<T, Out, kChunks, kWarpgroups, 64, true>>(stream, schedule,
-                                                                               groups, product);
+    constexpr int kListed = kWarpgroups == 2 && kChunks <= 2 && sizeof(T) == 2 ? 128 : 64;
+    if constexpr (kTakesLists<T, Out>)
+      if (product.lists.any())
+        return launch_hopper<HopperTile<T, Out, kChunks, kWarpgroups, kListed, true>>(
+            stream, schedule, groups, product);
     return schedule.tile < kLargest
                ? launch_hopper<HopperTile<T, Out, kChunks, kWarpgroups, 64, false>>(
                      stream, schedule, groups, product)
@@ -91,8 +98,9 @@ cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
                                    lists};
   if constexpr (sizeof(T) <= 4) {
     const int64_t chunks = ceil_div(k * sizeof(T), kChunkBytes);
-    if (compute_capability() == 9 && !(exact && sizeof(T) == 4) && k > 0 && chunks <= 8 &&
-        k * sizeof(T) % 16 == 0 && aligned(lhs, 16) && aligned(rhs, 8) && aligned(out, 8)) {
+    if ((kTakesLists<T, Out> || !lists.any()) && compute_capability() == 9 &&
+        !(exact && sizeof(T) == 4) && k > 0 && chunks <= 8 && k * sizeof(T) % 16 == 0 &&
+        aligned(lhs, 16) && aligned(rhs, 8) && aligned(out, 8)) {
       if (chunks <= 1) return launch_chunks<T, 1>(stream, schedule, groups, product);
       if (chunks <= 2) return launch_chunks<T, 2>(stream, schedule, groups, product);
       if (chunks <= 4) return launch_chunks<T, 4>(stream, schedule, groups, product);

@@ -349,6 +349,9 @@ class OuterPipeline {
     const int lane = threadIdx.x % 32;
     const bool is_left = threadIdx.x < kConsumers + 32;
     const int64_t num_rows = is_left ? lists.num_lhs : lists.num_rhs;
+    const int64_t num_others = is_left ? lists.num_rhs : lists.num_lhs;
+    const int* const rows = is_left ? lists.lhs_rows : lists.rhs_rows;
+    const int* const others = is_left ? lists.rhs_rows : lists.lhs_rows;
     const T* const matrix = is_left ? product_.lhs : product_.rhs;
     const int columns = is_left ? product_.k : product_.n;
     const int column = is_left ? first_row_ : first_column_;
@@ -356,7 +359,7 @@ class OuterPipeline {
     walk.enter_part(!product_.splits);
     struct Ahead {
       Tile tile;
-      RowIds<Shape::kRows> ids;
+      RowIds<Shape::kRows> ids, others;
     };
     const auto advance = [&](Ahead& ahead) {
       ahead.tile.count = -1;
@@ -364,11 +367,11 @@ class OuterPipeline {
       ahead.tile = walk.next();
 #pragma unroll
       for (int i = 0; i < Shape::kRows / 32; ++i) {
-        const int row = i * 32 + lane;
-        ahead.ids[i] = -1;
-        if (row >= ahead.tile.count) continue;
-        const auto sources = product_.sources_of(int64_t{ahead.tile.row} + row);
-        ahead.ids[i] = static_cast<int>(is_left ? sources.left : sources.right);
+        const int row = i * 32 + lane, at = ahead.tile.row + row;
+        const bool valid = row < ahead.tile.count;
+        ahead.ids[i] = ahead.others[i] = valid ? at : -1;
+        if (valid && rows != nullptr) ahead.ids[i] = rows[at];
+        if (valid && others != nullptr) ahead.others[i] = others[at];
       }
     };
     // Ids are fetched two tiles ahead.
@@ -380,6 +383,9 @@ class OuterPipeline {
       Barrier& filled = shared_.filled[at_.stage];
       shared_.emptied[at_.stage].wait(at_.parity ^ 1);
       if (now.tile.count > 0) {
+#pragma unroll
+        for (int i = 0; i < Shape::kRows / 32; ++i)  // left out, whatever this side's row holds
+          if (!is_id(now.others[i], static_cast<unsigned>(num_others))) now.ids[i] = -1;
         start_rows<Shape::kRows, Shape::kRows, Shape::kChunks>(
             matrix, num_rows, columns, column, now.ids, 0,
             shared_address(ring + at_.stage * Shape::kStageBytes) +

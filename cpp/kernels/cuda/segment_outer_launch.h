@@ -59,8 +59,10 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
                                   schedule.chunk == 0,
                                   {static_cast<Acc*>(workspace), k * n, 0},
                                   lists};
-  // Half types go from memory to matrix units as they lie: nothing can scale them on the way.
-  const bool scales_halves = lists.scale != nullptr && sizeof(T) == 2;
+  // Half types go from memory to matrix units as they lie: nothing can scale them on the way. And
+  // products that widen have no variant for lists, to be compiled in half the time.
+  constexpr bool kTakesLists = std::is_same_v<T, Out>;
+  const bool takes_lists = kTakesLists && (lists.scale == nullptr || sizeof(T) == 4);
   const int64_t blocks = std::max<int64_t>(schedule.blocks, 1);
   product.workspace.blocks = blocks;
   cudaError_t error = cudaSuccess;
@@ -76,8 +78,9 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
       const int capability = compute_capability();
       const bool tensor = capability >= 8 && !(exact && sizeof(T) == 4);
       const bool large = capability >= 9 && most_shared_memory() >= 227 * 1024;
-      if (!scales_halves && tensor && large && groups.num_rows > 0 && k * sizeof(T) % 16 == 0 &&
-          n * sizeof(T) % 16 == 0 && aligned(lhs, 16) && aligned(rhs, 16)) {
+      if ((takes_lists || !lists.any()) && tensor && large && groups.num_rows > 0 &&
+          k * sizeof(T) % 16 == 0 && n * sizeof(T) % 16 == 0 && aligned(lhs, 16) &&
+          aligned(rhs, 16)) {
         const auto by_warps = [&](auto tile) {
           constexpr int kTile = decltype(tile)::value;
           const auto with = [&](auto shape) {
@@ -85,8 +88,9 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
             return launch_tiles<Shape>(stream, warp_outer_kernel<Shape, T, Out>, groups, grid_x,
                                        product);
           };
-          return product.lists.any() ? with(OuterTile<T, kTile, true>())
-                                     : with(OuterTile<T, kTile, false>());
+          if constexpr (kTakesLists)
+            if (product.lists.any()) return with(OuterTile<T, kTile, true>());
+          return with(OuterTile<T, kTile, false>());
         };
         const int64_t larger = std::max(k, n);
         constexpr std::integral_constant<int, 64> k64;
@@ -100,8 +104,9 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
                 return launch_tiles<Shape>(stream, warpgroup_outer_kernel<Shape, T, Out>, groups,
                                            grid_x, product);
               };
-              return product.lists.any() ? with(WarpgroupTile<T, kTile, true>())
-                                         : with(WarpgroupTile<T, kTile, false>());
+              if constexpr (kTakesLists)
+                if (product.lists.any()) return with(WarpgroupTile<T, kTile, true>());
+              return with(WarpgroupTile<T, kTile, false>());
             };
             return larger <= 64 ? by_warpgroups(k64) : by_warpgroups(k128);
           }
