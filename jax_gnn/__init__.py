@@ -29,6 +29,7 @@ from jax_gnn._ops.spmm.api import index_segment_reduce, sddmm, spmm
 from jax_gnn._version import __version__
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
+from jax_gnn.relational import RelationalGraph
 
 EXPORT_CHECKS = export_checks()  # of all primitives, which are defined by now
 del export_checks
@@ -38,6 +39,7 @@ __all__ = [
     "Graph",
     "Hypergraph",
     "HypergraphNorm",
+    "RelationalGraph",
     "SegmentIndex",
     "TypePlan",
     "__version__",

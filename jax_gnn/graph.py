@@ -37,12 +37,15 @@ class Graph:
     ``from_…`` method. The arrays are int32, or int64 where 32 bits do not suffice.
 
     Whatever ops take or give for each edge is in the graph's order: by destination, then source;
-    equal edges in the order of the input. :meth:`edge_values` brings values there.
+    equal edges in the order of the input. :meth:`edge_values` brings values there. The graphs in a
+    :class:`jax_gnn.RelationalGraph` have another order for each destination, of which ops ask
+    nothing.
 
     Attributes:
         indptr: ``(num_dst + 1,)``, where each destination starts in ``rows`` and ``cols``.
         rows: ``(num_edges,)``, the destination of each edge, ascending.
-        cols: ``(num_edges,)``, the source of each edge, ascending for each destination.
+        cols: ``(num_edges,)``, the source of each edge, which a ``from_…`` method makes ascend for
+            each destination.
         t_indptr: ``(num_src + 1,)``, where each source starts in ``t_rows`` and ``t_cols``.
         t_rows: ``(num_edges,)``, the sources of the edges by source, ascending.
         t_cols: ``(num_edges,)``, their destinations, ascending for each source.
@@ -285,6 +288,8 @@ class Graph:
         """
         num_nodes = self.num_nodes
         src, dst, edge_ids = self._host_edges("symmetrized")
+        order = np.lexsort((src, dst))  # which a graph need not have for each destination
+        src, dst, edge_ids = src[order], dst[order], edge_ids[order]
         pairs, reverse = dst * num_nodes + src, src * num_nodes + dst  # pairs ascend
         copies_before = np.arange(len(pairs)) - np.searchsorted(pairs, pairs)
         reverses = np.searchsorted(pairs, reverse, "right") - np.searchsorted(pairs, reverse)
@@ -416,7 +421,7 @@ class Graph:
         edges = ("rows", "cols"), ("t_rows", "t_cols", "t_order")
         for names in (("indptr",), ("t_indptr",), *edges):
             for part in names:
-                dtypes[part] = _check_index(f"{name}.{part}", getattr(self, part), "ptr" in part)
+                dtypes[part] = check_index(f"{name}.{part}", getattr(self, part), "ptr" in part)
             if len({getattr(self, part).shape for part in names}) > 1:
                 raise ValueError(f"{name}: {', '.join(names)} must have one length")
         check_one_dtype(name, dtypes)
@@ -471,8 +476,8 @@ def check_one_dtype(name: str, dtypes: dict[str, Any]) -> None:
         raise TypeError(f"the arrays of {name} must have one dtype, got {given}")
 
 
-def _check_index(name: str, array: Any, is_pointer: bool) -> Any:
-    """Gives the dtype."""
+def check_index(name: str, array: Any, is_pointer: bool = False) -> Any:
+    """Refuses what is no vector of int32 or int64; gives the dtype."""
     if not isinstance(array, jax.Array | np.ndarray) or array.dtype not in (np.int32, np.int64):
         kind = getattr(array, "dtype", type(array).__name__)
         raise TypeError(f"{name} must be an int32 or int64 array, got {kind}")

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <thread>
@@ -21,6 +22,7 @@
 #include "../kernels/cpu/segment_reduce.h"
 #include "../kernels/cpu/segment_softmax.h"
 #include "../kernels/cpu/sort_pairs.h"
+#include "../kernels/cpu/sort_triples.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
 #include "sddmm.h"
@@ -172,6 +174,112 @@ void sort_pairs(Vector<const int64_t> rows, Vector<const int64_t> cols, Vector<I
       {t_indptr.data(), t_rows.data(), t_cols.data(), t_order.data()}, back.data());
 }
 
+void check_sizes(std::initializer_list<size_t> sizes, size_t wanted, const char* message) {
+  for (const size_t size : sizes)
+    if (size != wanted) throw nb::value_error(message);
+}
+
+// See sort_triples.h: the arrays of SortedTriples, in order.
+template <typename Index>
+void sort_triples(Vector<const int64_t> src, Vector<const int64_t> rel, Vector<const int64_t> dst,
+                  int64_t num_relations, bool inverse, bool loops, Vector<Index> indptr,
+                  Vector<Index> rows, Vector<Index> cols, Vector<Index> t_indptr,
+                  Vector<Index> t_rows, Vector<Index> t_cols, Vector<Index> t_order,
+                  Vector<Index> ids, Vector<Index> types) {
+  check_sizes({rel.size(), dst.size()}, src.size(), "triples must have three ids each");
+  if (indptr.size() == 0 || t_indptr.size() == 0)
+    throw nb::value_error("indptr must have at least one element");
+  const auto num_dst = static_cast<int64_t>(indptr.size()) - 1;
+  const auto num_src = static_cast<int64_t>(t_indptr.size()) - 1;
+  const auto count = static_cast<int64_t>(src.size());
+  if (num_relations < 0 || ((inverse || loops) && num_src != num_dst))
+    throw nb::value_error("inverse edges and loops want as many sources as destinations");
+  const cpu::Triples triples{src.data(), rel.data(),    dst.data(), count, num_src,
+                             num_dst,    num_relations, inverse,    loops};
+  check_sizes({rows.size(), cols.size(), t_rows.size(), t_cols.size(), t_order.size(), ids.size(),
+               types.size()},
+              triples.total(), "there must be a result for each edge");
+  const nb::gil_scoped_release released;
+  cpu::sort_triples<Index>(
+      triples, {indptr.data(), rows.data(), cols.data(), types.data(), ids.data(), t_indptr.data(),
+                t_rows.data(), t_cols.data(), t_order.data()});
+}
+
+// What pairs are built of: rows, types, t_rows, t_cols, t_order, how many edges are no padding, and
+// the numbers of sources and destinations; relations are as many as sizes.
+template <typename Index>
+cpu::SortedEdges<Index> sorted_edges(Vector<const Index> rows, Vector<const Index> types,
+                                     Vector<const Index> t_rows, Vector<const Index> t_cols,
+                                     Vector<const Index> t_order, int64_t valid, int64_t num_src,
+                                     int64_t num_dst, int64_t num_relations) {
+  check_sizes({types.size(), t_rows.size(), t_cols.size(), t_order.size()}, rows.size(),
+              "there must be one id for each edge");
+  return {rows.data(),   types.data(),   t_rows.data(),
+          t_cols.data(), t_order.data(), static_cast<int64_t>(rows.size()),
+          valid,         num_src,        num_dst,
+          num_relations};
+}
+
+template <typename Index>
+cpu::NodePairs<Index> node_pairs(Vector<Index> nodes, Vector<Index> sizes,
+                                 Vector<Index> sorted_nodes, Vector<Index> order,
+                                 Vector<Index> places, size_t count) {
+  check_sizes({nodes.size(), sorted_nodes.size(), order.size(), places.size()}, count,
+              "there must be room for a pair for each edge");
+  return {nodes.data(), sizes.data(), sorted_nodes.data(), order.data(), places.data()};
+}
+
+void check_sound(bool sound) {
+  if (!sound) throw nb::value_error("ids of edges are out of range");
+}
+
+// See sort_triples.h: what sorted_edges takes, then NodePairs, then the edges; gives how many
+// pairs.
+template <typename Index>
+int64_t source_pairs(Vector<const Index> edge_rows, Vector<const Index> types,
+                     Vector<const Index> edge_t_rows, Vector<const Index> edge_t_cols,
+                     Vector<const Index> edge_t_order, int64_t valid, int64_t num_src,
+                     int64_t num_dst, Vector<Index> nodes, Vector<Index> sizes,
+                     Vector<Index> sorted_nodes, Vector<Index> order, Vector<Index> places,
+                     Vector<Index> cols, Vector<Index> t_indptr, Vector<Index> t_rows,
+                     Vector<Index> t_cols, Vector<Index> t_order) {
+  const auto edges = sorted_edges<Index>(edge_rows, types, edge_t_rows, edge_t_cols, edge_t_order,
+                                         valid, num_src, num_dst, sizes.size());
+  const size_t count = edge_rows.size();
+  const auto pairs = node_pairs<Index>(nodes, sizes, sorted_nodes, order, places, count);
+  check_sizes({cols.size(), t_indptr.size() - 1, t_rows.size(), t_cols.size(), t_order.size()},
+              count, "there must be a result for each edge");
+  const nb::gil_scoped_release released;
+  check_sound(edges.sound());
+  return cpu::source_pairs<Index>(edges, pairs, cols.data(), t_indptr.data(), t_rows.data(),
+                                  t_cols.data(), t_order.data());
+}
+
+template <typename Index>
+int64_t destination_pairs(Vector<const Index> edge_rows, Vector<const Index> types,
+                          Vector<const Index> edge_t_rows, Vector<const Index> edge_t_cols,
+                          Vector<const Index> edge_t_order, int64_t valid, int64_t num_src,
+                          int64_t num_dst, Vector<Index> nodes, Vector<Index> sizes,
+                          Vector<Index> sorted_nodes, Vector<Index> order, Vector<Index> places,
+                          Vector<Index> indptr, Vector<Index> rows, Vector<Index> t_cols) {
+  const auto edges = sorted_edges<Index>(edge_rows, types, edge_t_rows, edge_t_cols, edge_t_order,
+                                         valid, num_src, num_dst, sizes.size());
+  const size_t count = edge_rows.size();
+  const auto pairs = node_pairs<Index>(nodes, sizes, sorted_nodes, order, places, count);
+  check_sizes({indptr.size() - 1, rows.size(), t_cols.size()}, count,
+              "there must be a result for each edge");
+  const nb::gil_scoped_release released;
+  check_sound(edges.sound());
+  return cpu::destination_pairs<Index>(edges, pairs, indptr.data(), rows.data(), t_cols.data());
+}
+
+template <typename Index>
+void define_triples(nb::module_& m) {
+  m.def("sort_triples", &sort_triples<Index>);
+  m.def("source_pairs", &source_pairs<Index>);
+  m.def("destination_pairs", &destination_pairs<Index>);
+}
+
 template <typename Index, int kColumns>
 using Matrix = nb::ndarray<Index, nb::shape<-1, kColumns>, nb::c_contig, nb::device::cpu>;
 
@@ -223,6 +331,8 @@ NB_MODULE(_cpu, m) {
   define_edge_split<int64_t>(m);
   m.def("sort_pairs", &sort_pairs<int32_t>);
   m.def("sort_pairs", &sort_pairs<int64_t>);
+  define_triples<int32_t>(m);
+  define_triples<int64_t>(m);
   m.def("targets", [] {
     return targets({
         JAX_GNN_TARGET(hypergraph_aggregate),

@@ -80,7 +80,7 @@ def _load_cuda() -> PlatformStatus:
 STATUS: dict[str, PlatformStatus] = {"cpu": _load_cpu(), "cuda": _load_cuda()}
 
 
-def host_function(name: str) -> Callable[..., None]:
+def host_function(name: str) -> Callable[..., Any]:
     """A compiled function on numpy arrays."""
     return getattr(_load("_cpu"), name)
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.csr import Csr, SparseMatrix, permutation, segments
+from jax_gnn._core.ids import pad_ids
 
 
 @jax.tree_util.register_dataclass
@@ -69,6 +71,18 @@ class Pairs:
     def to_node_order(self) -> SparseMatrix:
         """Row i, in the order of nodes, reads its row in the order of relations."""
         return permutation(self.order, self.places)
+
+    def pad(self, new: int, num_nodes: int) -> Pairs:
+        """Appends padding, and nodes up to that many."""
+        own = jnp.arange(self.num_pairs, self.num_pairs + new, dtype=self.order.dtype)
+        return replace(
+            self,
+            nodes=pad_ids(self.nodes, new),
+            sorted_nodes=pad_ids(self.sorted_nodes, new),
+            order=jnp.concatenate([self.order, own]),
+            places=jnp.concatenate([self.places, own]),
+            num_nodes=num_nodes,
+        )
 
     @property
     def node_segments(self) -> SparseMatrix:

@@ -1,0 +1,227 @@
+"""Edges with relations sorted both ways, and their pairs: natively, or if traced in JAX.
+
+Edges are sorted by destination, then relation, then source, and by source, then destination, then
+relation. Those with an id out of range are padding: -1 in all arrays, and last.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._core import ffi
+from jax_gnn._core.csr import inverse_of
+from jax_gnn._core.ids import PADDING, in_range, index_dtype, is_traced, row_starts
+from jax_gnn._core.relations import Pairs
+
+
+class SortedTriples(NamedTuple):
+    """Edges both ways, as the arrays of a `Graph` of the same names; and their relations."""
+
+    indptr: Any
+    rows: Any
+    cols: Any
+    t_indptr: Any
+    t_rows: Any
+    t_cols: Any
+    t_order: Any
+    edge_ids: Any
+    types: Any
+
+
+class OutOfPairs(NamedTuple):
+    """Edges out of pairs, as far as their arrays differ from those of the edges out of nodes."""
+
+    cols: Any
+    t_indptr: Any
+    t_rows: Any
+    t_cols: Any
+    t_order: Any
+
+
+class IntoPairs(NamedTuple):
+    """Edges into pairs, as far as their arrays differ from those of the edges into nodes."""
+
+    indptr: Any
+    rows: Any
+    t_cols: Any
+
+
+def sort_triples(
+    src: Any,
+    rel: Any,
+    dst: Any,
+    *,
+    num_src: int,
+    num_dst: int,
+    num_relations: int,
+    inverse: bool = False,
+    loops: bool = False,
+) -> SortedTriples:
+    """Sorts edges both ways, equal ones in the order of the input.
+
+    Args:
+        src: ``(edges,)``, int64 in numpy, or traced.
+        rel: likewise.
+        dst: likewise.
+        num_src: number of sources.
+        num_dst: number of destinations.
+        num_relations: number of relations.
+        inverse: whether to add each edge reversed, as relation ``num_relations`` + its own.
+        loops: whether to add an edge from each node to itself, as the relation after all others.
+    """
+    count = src.shape[0] * (1 + inverse) + (num_src if loops else 0)
+    dtype = index_dtype(num_src, num_dst, num_relations * (1 + inverse) + loops, count)
+    if not is_traced(src, rel, dst):
+        ends = [np.empty(size + 1, dtype) for size in (num_dst, num_src)]
+        edges = [np.empty(count, dtype) for _ in range(7)]
+        arrays = (ends[0], *edges[:2], ends[1], *edges[2:])
+        contiguous = map(np.ascontiguousarray, (src, rel, dst))
+        sort = ffi.host_function("sort_triples")
+        sort(*contiguous, num_relations, inverse, loops, *arrays)
+        return SortedTriples._make(arrays)
+
+    valid = in_range(src, num_src) & in_range(rel, num_relations) & in_range(dst, num_dst)
+    ids = jnp.arange(src.shape[0], dtype=dtype)
+    src, rel, dst = (jnp.where(valid, part, PADDING).astype(dtype) for part in (src, rel, dst))
+    if inverse:
+        reversed_rel = jnp.where(valid, rel + num_relations, PADDING).astype(dtype)
+        src, dst = jnp.concatenate([src, dst]), jnp.concatenate([dst, src])
+        rel, ids = jnp.concatenate([rel, reversed_rel]), jnp.concatenate([ids, ids])
+        num_relations *= 2
+    if loops:
+        nodes = jnp.arange(num_src, dtype=dtype)
+        src, dst = (jnp.concatenate([part, nodes]) for part in (src, dst))
+        rel = jnp.concatenate([rel, jnp.full(num_src, num_relations, dtype)])
+        ids = jnp.concatenate([ids, jnp.full(num_src, PADDING, dtype)])
+        num_relations += 1
+    padding = dst == PADDING
+    dst, rel, src, ids = jax.lax.sort(
+        (
+            jnp.where(padding, num_dst, dst).astype(dtype),
+            jnp.where(padding, num_relations, rel).astype(dtype),
+            jnp.where(padding, num_src, src).astype(dtype),
+            ids,
+        ),
+        num_keys=3,
+        is_stable=True,
+    )
+    t_src, t_order = jax.lax.sort((src, jnp.arange(count, dtype=dtype)), num_keys=1)
+    padding = dst == num_dst  # the same places in both orders
+
+    def masked(ids: Array) -> Array:
+        return jnp.where(padding, PADDING, ids)
+
+    return SortedTriples(
+        row_starts(dst, num_dst).astype(dtype),
+        masked(dst),
+        masked(src),
+        row_starts(t_src, num_src).astype(dtype),
+        masked(t_src),
+        masked(dst[t_order]),
+        masked(t_order),
+        masked(ids),
+        masked(rel),
+    )
+
+
+def source_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, OutOfPairs]:
+    """The (source, relation) pairs, numbered by relation, then source, and the edges out of them.
+
+    On the host as many as there are; of traced edges as many as edges, the rest padding.
+    """
+    num_src, count, dtype = edges.t_indptr.shape[0] - 1, *_kind(edges)
+    if not is_traced(*edges):
+        results = [np.empty(count + (i == 1), dtype) for i in range(5)]
+        found, size = _host_pairs("source_pairs", edges, num_relations, results)
+        results[1] = results[1][: size + 1]
+        return Pairs(*found, num_nodes=num_src, by_node=False), OutOfPairs(*results)
+
+    t_types = jnp.where(edges.t_order == PADDING, num_relations, edges.types[edges.t_order])
+    rel, src, t_cols, t_order = jax.lax.sort(
+        (t_types.astype(dtype), edges.t_rows, edges.t_cols, edges.t_order), num_keys=1
+    )
+    valid = rel < num_relations
+    number, first = _numbered(valid, rel, src)
+    rows = jnp.where(valid, number, PADDING)
+    out = OutOfPairs(
+        _written(t_order, rows, PADDING),
+        row_starts(jnp.where(valid, number, count), count).astype(dtype),
+        *(rows, t_cols, t_order),
+    )
+    nodes = _written(first, src, PADDING)
+    sizes = _sizes(_written(first, rel, num_relations), num_relations)
+    by_node = jnp.where(nodes == PADDING, num_src, nodes).astype(dtype)
+    _, order = jax.lax.sort((by_node, jnp.arange(count, dtype=dtype)), num_keys=1)
+    pairs = (nodes, sizes, nodes[order], order, inverse_of(order))
+    return Pairs(*pairs, num_nodes=num_src, by_node=False), out
+
+
+def destination_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, IntoPairs]:
+    """The (destination, relation) pairs, numbered by destination, and the edges into them.
+
+    On the host as many as there are; of traced edges as many as edges, the rest padding.
+    """
+    num_dst, count, dtype = edges.indptr.shape[0] - 1, *_kind(edges)
+    if not is_traced(*edges):
+        results = [np.empty(count + (i == 0), dtype) for i in range(3)]
+        found, size = _host_pairs("destination_pairs", edges, num_relations, results)
+        results[0] = results[0][: size + 1]
+        return Pairs(*found, num_nodes=num_dst, by_node=True), IntoPairs(*results)
+
+    valid = edges.rows != PADDING
+    number, first = _numbered(valid, edges.rows, edges.types)
+    rows = jnp.where(valid, number, PADDING)
+    into = IntoPairs(
+        row_starts(jnp.where(valid, number, count), count).astype(dtype),
+        rows,
+        jnp.where(edges.t_order == PADDING, PADDING, rows[edges.t_order]),
+    )
+    sorted_nodes = _written(first, edges.rows, PADDING)
+    rel = _written(first, edges.types, num_relations)
+    _, places = jax.lax.sort((rel, jnp.arange(count, dtype=dtype)), num_keys=1)
+    sizes = _sizes(rel, num_relations)
+    pairs = (sorted_nodes[places], sizes, sorted_nodes, inverse_of(places), places)
+    return Pairs(*pairs, num_nodes=num_dst, by_node=True), into
+
+
+def _kind(edges: SortedTriples) -> tuple[int, Any]:
+    return edges.rows.shape[0], edges.rows.dtype
+
+
+def _host_pairs(
+    name: str, edges: SortedTriples, num_relations: int, results: list[np.ndarray]
+) -> tuple[list[np.ndarray], int]:
+    """Calls the compiled function of that name; the arrays of the pairs, and how many they are."""
+    edges = SortedTriples(*map(np.ascontiguousarray, edges))
+    count, dtype = _kind(edges)
+    pairs = [np.empty(num_relations if i == 1 else count, dtype) for i in range(5)]
+    size = ffi.host_function(name)(
+        *(edges.rows, edges.types, edges.t_rows, edges.t_cols, edges.t_order),
+        *(int(edges.indptr[-1]), edges.t_indptr.size - 1, edges.indptr.size - 1),
+        *pairs,
+        *results,
+    )
+    return [part if i == 1 else part[:size] for i, part in enumerate(pairs)], size
+
+
+def _numbered(valid: Array, *keys: Array) -> tuple[Array, Array]:
+    """Numbers the runs of equal keys; and the same at the first of each run, elsewhere -1."""
+    change = [key != jnp.roll(key, 1) for key in keys]
+    new = valid & (change[0] | change[1] | (jnp.arange(valid.shape[0]) == 0))
+    number = jnp.cumsum(new, dtype=keys[0].dtype) - 1
+    return number, jnp.where(new, number, PADDING)
+
+
+def _written(places: Array, values: Array, fill: int) -> Array:
+    """Values at their places, which are all different but for -1: nowhere."""
+    places = jnp.where(places == PADDING, values.shape[0], places)
+    return jnp.full_like(values, fill).at[places].set(values, mode="drop")
+
+
+def _sizes(rel: Array, num_relations: int) -> Array:
+    return jnp.zeros(num_relations, rel.dtype).at[rel].add(1, mode="drop")

@@ -1,0 +1,629 @@
+"""The container of graphs whose edges have relations: graphs of nodes and of pairs, as a pytree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._core import arguments
+from jax_gnn._core.arrays import STATIC
+from jax_gnn._core.ids import PADDING, in_range, is_traced, pad_ids, signed
+from jax_gnn._core.relations import Pairs, RelationalMatrix
+from jax_gnn._core.triples import (
+    IntoPairs,
+    OutOfPairs,
+    SortedTriples,
+    destination_pairs,
+    sort_triples,
+    source_pairs,
+)
+from jax_gnn.graph import Graph, check_index, check_one_dtype
+
+Part = Literal["from_pairs", "to_pairs"]
+PARTS: tuple[Part, ...] = get_args(Part)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RelationalGraph:
+    """A directed graph, or a bipartite one, whose edges have a relation each.
+
+    It is made of graphs, so that every op works on them: from nodes to nodes, from (source,
+    relation) pairs to nodes, and from nodes to (destination, relation) pairs, of which only those
+    count that occur. Relations are numbers from 0; build one with a ``from_…`` method. All sizes
+    are shapes, those of pairs included, so that graphs of equal sizes share one compiled program;
+    :meth:`pad` makes sizes equal.
+
+    Whatever ops take or give for each edge is in one order in all parts: by destination, then
+    relation, then source; equal edges in the order of the input. :meth:`edge_values` brings values
+    there. Hence ``nodes.cols`` need not ascend for each destination.
+
+    Attributes:
+        nodes: the edges from sources to destinations; its second half by source, then destination,
+            then relation.
+        edge_types: ``(num_edges,)``, the relation of each edge.
+        pair_src: the (source, relation) pairs, numbered by relation, then source: what
+            segmented products take. None where the part ``"from_pairs"`` was not built.
+        from_pairs: the edges from those pairs to destinations, ``num_src`` of it being the number
+            of pairs; likewise.
+        pair_dst: the (destination, relation) pairs, numbered by destination, then relation. None
+            where the part ``"to_pairs"`` was not built.
+        to_pairs: the edges from sources to those pairs, ``num_dst`` of it being the number of
+            pairs; likewise.
+        tiles: edges in the order of tiles of destinations; None where that was not built.
+        t_tiles: edges in the order of tiles of sources; likewise.
+        num_relations: number of relations, those without edges included.
+        node_type_sizes: how many nodes each type has, where nodes have types: they are numbered
+            type by type.
+        node_type_names: what the types are called.
+        relation_names: what the relations are called.
+        self_relation: whether the last relation is that of an edge from each node to itself.
+
+    Arrays that parts have in common are shared. Padding is as in :class:`Graph`: edges past
+    ``nodes.indptr[-1]`` hold -1 in all arrays.
+
+    Example:
+        >>> graph = RelationalGraph.from_triples([0, 1, 1], [0, 1, 1], [2, 2, 0], num_nodes=3)
+        >>> graph
+        RelationalGraph(num_nodes=3, num_edges=3, num_relations=2, num_src_pairs=2, num_dst_pairs=3)
+        >>> graph.nodes.rows, graph.edge_types
+        (Array([0, 2, 2], dtype=int32), Array([1, 0, 1], dtype=int32))
+        >>> graph.edge_values([0.5, 1.0, 2.0])  # from the order of the input
+        Array([2. , 0.5, 1. ], dtype=float32)
+    """
+
+    nodes: Graph
+    edge_types: Array
+    pair_src: Pairs | None = None
+    from_pairs: Graph | None = None
+    pair_dst: Pairs | None = None
+    to_pairs: Graph | None = None
+    tiles: Any = None
+    t_tiles: Any = None
+    num_relations: int = field(kw_only=True, metadata=STATIC)
+    node_type_sizes: tuple[int, ...] | None = field(default=None, kw_only=True, metadata=STATIC)
+    node_type_names: tuple[str, ...] | None = field(default=None, kw_only=True, metadata=STATIC)
+    relation_names: tuple[str, ...] | None = field(default=None, kw_only=True, metadata=STATIC)
+    self_relation: bool = field(default=False, kw_only=True, metadata=STATIC)
+
+    # --- Sizes ---------------------------------------------------------------------------------
+
+    @property
+    def num_src(self) -> int:
+        """Number of sources, padding included."""
+        return self.nodes.num_src
+
+    @property
+    def num_dst(self) -> int:
+        """Number of destinations, padding included."""
+        return self.nodes.num_dst
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes, padding included, of a graph that is not bipartite.
+
+        Raises:
+            ValueError: there are not as many sources as destinations.
+        """
+        return self.nodes.num_nodes
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges, padding included."""
+        return self.nodes.num_edges
+
+    @property
+    def num_src_pairs(self) -> int | None:
+        """Number of (source, relation) pairs, padding included; None where they were not built."""
+        return None if self.pair_src is None else self.pair_src.num_pairs
+
+    @property
+    def num_dst_pairs(self) -> int | None:
+        """Number of (destination, relation) pairs, likewise."""
+        return None if self.pair_dst is None else self.pair_dst.num_pairs
+
+    @property
+    def node_slices(self) -> tuple[slice, ...]:
+        """The nodes of each type; of a graph without types all nodes."""
+        sizes = (self.num_nodes,) if self.node_type_sizes is None else self.node_type_sizes
+        stops = np.cumsum(sizes, dtype=int).tolist()
+        return tuple(slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True))
+
+    def __repr__(self) -> str:
+        arrays = [self.edge_types, *jax.tree.leaves(self.nodes)]
+        if not isinstance(self.nodes, Graph) or any(not getattr(a, "shape", None) for a in arrays):
+            names = [f.name for f in fields(self)]  # a pytree of something else than arrays
+        else:
+            square = self.num_src == self.num_dst
+            names = ["num_nodes"] if square else ["num_src", "num_dst"]
+            names += ["num_edges", "num_relations", "num_src_pairs", "num_dst_pairs"]
+        parts = {name: getattr(self, name) for name in names}
+        given = (f"{name}={part!r}" for name, part in parts.items() if part is not None)
+        return f"RelationalGraph({', '.join(given)})"
+
+    # --- Building ------------------------------------------------------------------------------
+
+    @classmethod
+    def from_triples(
+        cls,
+        src: Any,
+        rel: Any,
+        dst: Any,
+        num_nodes: int | None = None,
+        num_relations: int | None = None,
+        *,
+        num_src: int | None = None,
+        num_dst: int | None = None,
+        inverse: bool = False,
+        self_relation: bool = False,
+        parts: tuple[Part, ...] = PARTS,
+        validate: bool = True,
+    ) -> RelationalGraph:
+        """Builds a graph from edges in any order; one that is given twice counts twice.
+
+        Works on host arrays, which are checked, and on traced arrays inside ``jax.jit``, which
+        cannot be: there, and with ``validate=False``, edges with an id out of range are padding and
+        are dropped. There, too, as many pairs are made as there are edges, most of them padding.
+
+        Args:
+            src: ``(num_triples,)`` integers, where each edge starts.
+            rel: ``(num_triples,)`` integers, its relation.
+            dst: ``(num_triples,)`` integers, where it ends.
+            num_nodes: number of nodes; by default the largest id plus one (host arrays only).
+            num_relations: number of relations in ``rel``, likewise.
+            num_src: number of sources of a bipartite graph, likewise the largest id plus one if
+                only ``num_dst`` is given.
+            num_dst: number of destinations of a bipartite graph, likewise.
+            inverse: whether to add each edge reversed, as relation ``num_relations`` plus its own.
+                It has the values of the one that it reverses (:meth:`edge_values`).
+            self_relation: whether to add one relation more, the last, of an edge from each node to
+                itself: a layer's weight for a node's own features. These edges were not in the
+                input.
+            parts: which of ``"from_pairs"`` and ``"to_pairs"`` to build; :meth:`with_parts` adds
+                others.
+            validate: whether ids out of range in host arrays are an error.
+
+        Raises:
+            TypeError: an array is not of integers, or a size is missing or not an integer.
+            ValueError: an array is not one-dimensional, lengths differ, a size is negative, an id
+                is out of range, ``num_nodes`` is given beside the other sizes, ``inverse`` or
+                ``self_relation`` is wanted of a bipartite graph, or a part is unknown.
+        """
+        src, dst = arguments.check_pairs("src", src, "dst", dst)
+        rel, src = arguments.check_pairs("rel", rel, "src", src)
+        rel, dst = arguments.check_pairs("rel", rel, "dst", dst)  # traced, if one of them is
+        src_name = dst_name = "num_nodes"
+        bipartite = num_src is not None or num_dst is not None
+        if not bipartite:
+            num_src = num_dst = arguments.check_size("num_nodes", num_nodes, src, dst)
+        elif num_nodes is not None:
+            raise ValueError("num_nodes stands for num_src and num_dst: give it or those, not both")
+        else:
+            src_name, dst_name = "num_src", "num_dst"
+            num_src = arguments.check_size("num_src", num_src, src)
+            num_dst = arguments.check_size("num_dst", num_dst, dst)
+        num_relations = arguments.check_size("num_relations", num_relations, rel)
+        inverse = arguments.check_flag("inverse", inverse)
+        self_relation = arguments.check_flag("self_relation", self_relation)
+        for name, wanted in (("inverse", inverse), ("self_relation", self_relation)):
+            if wanted and bipartite:
+                raise ValueError(f"{name} is not for bipartite graphs: give num_nodes")
+        if arguments.check_flag("validate", validate) and not is_traced(src):
+            arguments.check_range("src", src, src_name, num_src)
+            arguments.check_range("rel", rel, "num_relations", num_relations)
+            arguments.check_range("dst", dst, dst_name, num_dst)
+        *nodes, types = sort_triples(
+            *(src, rel, dst),
+            num_src=num_src,
+            num_dst=num_dst,
+            num_relations=num_relations,
+            inverse=inverse,
+            loops=self_relation,
+        )
+        graph = cls(
+            Graph(*nodes),
+            types,
+            num_relations=num_relations * (1 + inverse) + self_relation,
+            self_relation=self_relation,
+        )
+        return graph._with_parts(_check_parts("parts", parts))
+
+    @classmethod
+    def from_edge_dict(
+        cls,
+        edges: Mapping[tuple[str, str, str], Any],
+        num_nodes: Mapping[str, int],
+        *,
+        inverse: bool = False,
+        self_relation: bool = False,
+        parts: tuple[Part, ...] = PARTS,
+        validate: bool = True,
+    ) -> RelationalGraph:
+        """Builds a graph of several types of nodes, from edges by type as PyG and DGL have them.
+
+        Nodes of all types are numbered one after another, type by type in the order of
+        ``num_nodes``: those of the i-th type are ``node_slices[i]``. Relation i is the i-th of
+        ``edges``; ``relation_names`` are such as ``"author__writes__paper"``, of the inverse
+        ``"paper__rev_writes__author"``, and ``"self"``.
+
+        Args:
+            edges: by (type of the sources, relation, type of the destinations) the edges, as ids
+                within these types: ``(2, num_edges)`` integers, sources first, or a pair of arrays
+                ``(num_edges,)``.
+            num_nodes: how many nodes each type has.
+            inverse: as for :meth:`from_triples`.
+            self_relation: likewise.
+            parts: likewise.
+            validate: likewise.
+
+        Raises:
+            TypeError: ``edges`` or ``num_nodes`` is no mapping of that kind, or as
+                :meth:`from_triples`.
+            ValueError: a type has no number of nodes, or as :meth:`from_triples`.
+        """
+        if not isinstance(edges, Mapping) or not isinstance(num_nodes, Mapping):
+            raise TypeError(
+                "edges and num_nodes must be mappings, by (source type, relation, destination "
+                f"type) and by type, got {type(edges).__name__} and {type(num_nodes).__name__}"
+            )
+        validate = arguments.check_flag("validate", validate)
+        starts: dict[str, int] = {}
+        sizes: dict[str, int] = {}
+        for kind, size in num_nodes.items():
+            if not isinstance(kind, str):
+                raise TypeError(f"num_nodes must be by names of types, got {kind!r}")
+            starts[kind] = sum(sizes.values())
+            sizes[kind] = arguments.check_size(f"num_nodes[{kind!r}]", size)
+        total = arguments.check_size("num_nodes", sum(sizes.values()))
+        triples: list[tuple[Any, Any, Any]] = [(np.zeros(0, np.int64),) * 3]
+        for relation, (key, given) in enumerate(edges.items()):
+            _check_edge_type(key, sizes)
+            name = f"edges[{key!r}]"
+            ends = _two_rows(name, given)
+            ends = arguments.check_pairs(f"{name}[0]", ends[0], f"{name}[1]", ends[1])
+            shifted = []
+            for i, (ids, kind) in enumerate(zip(ends, (key[0], key[2]), strict=True)):
+                if validate and not is_traced(ids):
+                    size_name = f"num_nodes[{kind!r}]"
+                    arguments.check_range(f"{name}[{i}]", ids, size_name, sizes[kind])
+                where = jnp.where if is_traced(ids) else np.where
+                shifted.append(where(in_range(ids, sizes[kind]), ids + starts[kind], PADDING))
+            triples.append((shifted[0], np.full(ids.shape, relation), shifted[1]))
+        join: Any = jnp.concatenate if is_traced(*jax.tree.leaves(triples)) else np.concatenate
+        src, rel, dst = (join(column) for column in zip(*triples, strict=True))
+        graph = cls.from_triples(
+            src,
+            rel,
+            dst,
+            num_nodes=total,
+            num_relations=len(edges),
+            inverse=inverse,
+            self_relation=self_relation,
+            parts=parts,
+            validate=False,
+        )
+        names = ["__".join(key) for key in edges]
+        names += [f"{key[2]}__rev_{key[1]}__{key[0]}" for key in edges if inverse]
+        return replace(
+            graph,
+            node_type_sizes=tuple(sizes.values()),
+            node_type_names=tuple(sizes),
+            relation_names=(*names, *(["self"] if self_relation else [])),
+        )
+
+    def with_parts(self, *parts: Part) -> RelationalGraph:
+        """Adds parts that are not there yet: all, if none is named.
+
+        Works on the host and inside ``jax.jit``, where as many pairs are made as there are edges.
+
+        Args:
+            parts: ``"from_pairs"``, with ``pair_src``, and ``"to_pairs"``, with ``pair_dst``.
+
+        Raises:
+            ValueError: a part is unknown, or arrays are not those of a graph that was built.
+        """
+        return self._with_parts(_check_parts("parts", parts or PARTS))
+
+    def _with_parts(self, wanted: tuple[Part, ...]) -> RelationalGraph:
+        nodes = self.nodes
+        edges = SortedTriples(
+            *(nodes.indptr, nodes.rows, nodes.cols),
+            *(nodes.t_indptr, nodes.t_rows, nodes.t_cols, nodes.t_order),
+            *(nodes.edge_ids, self.edge_types),
+        )
+        added: dict[str, Any] = {}
+        if "from_pairs" in wanted and self.from_pairs is None:
+            pairs, out = source_pairs(edges, self.num_relations)
+            added |= {"pair_src": pairs, "from_pairs": _from_pairs(nodes, out)}
+        if "to_pairs" in wanted and self.to_pairs is None:
+            pairs, into = destination_pairs(edges, self.num_relations)
+            added |= {"pair_dst": pairs, "to_pairs": _to_pairs(nodes, into)}
+        return _placed(replace(self, **added))
+
+    def with_max_degrees(self) -> RelationalGraph:
+        """Measures the largest degrees of all parts: see :meth:`Graph.with_max_degrees`. Host only.
+
+        Raises:
+            TypeError: called inside ``jax.jit``.
+        """
+        return self._with_graphs(lambda graph: graph.with_max_degrees())
+
+    def pad(
+        self,
+        *,
+        num_nodes: int | None = None,
+        num_src: int | None = None,
+        num_dst: int | None = None,
+        num_edges: int | None = None,
+        num_src_pairs: int | None = None,
+        num_dst_pairs: int | None = None,
+    ) -> RelationalGraph:
+        """Pads to given capacities, so that differing graphs share one compiled program.
+
+        The new nodes and pairs have no edges; new nodes are of no type.
+
+        Args:
+            num_nodes: capacity in nodes; None leaves it.
+            num_src: capacity in sources of a bipartite graph; None leaves it.
+            num_dst: capacity in destinations of a bipartite graph; None leaves it.
+            num_edges: capacity in edges; None leaves it.
+            num_src_pairs: capacity in (source, relation) pairs; None leaves it.
+            num_dst_pairs: capacity in (destination, relation) pairs; None leaves it.
+
+        Raises:
+            TypeError: a capacity is not an integer.
+            ValueError: a capacity is smaller than what is there, ``num_nodes`` is given beside
+                ``num_src`` or ``num_dst``, or for a bipartite graph, or a capacity is given for
+                pairs that were not built.
+        """
+        nodes = self.nodes.pad(
+            num_nodes=num_nodes, num_src=num_src, num_dst=num_dst, num_edges=num_edges
+        )
+        new = nodes.num_edges - self.num_edges
+        padded: dict[str, Any] = {}
+        # Edges are padded once, and shared again.
+        for side, part, wanted, size in (
+            ("src", "from_pairs", num_src_pairs, nodes.num_src),
+            ("dst", "to_pairs", num_dst_pairs, nodes.num_dst),
+        ):
+            pairs, graph = getattr(self, f"pair_{side}"), getattr(self, part)
+            if graph is None:
+                if wanted is not None:
+                    raise ValueError(f"num_{side}_pairs: the graph has no part {part!r}")
+                continue
+            more = arguments.growth(f"num_{side}_pairs", wanted, pairs.num_pairs)
+            padded[f"pair_{side}"] = pairs.pad(more, size)
+            sizes = {f"num_{side}": pairs.num_pairs + more, "num_edges": graph.num_edges + new}
+            graph = graph.pad(**sizes)
+            if side == "src":
+                shared = _from_pairs(nodes, _fields(graph, OutOfPairs))
+            else:
+                shared = _to_pairs(nodes, _fields(graph, IntoPairs))
+            padded[part] = replace(shared, **_hints(graph))
+        types = pad_ids(self.edge_types, new)
+        return replace(self, nodes=nodes, edge_types=types, **padded, tiles=None, t_tiles=None)
+
+    def _with_graphs(self, change: Any) -> RelationalGraph:
+        names = ("nodes", *PARTS)
+        graphs = {name: getattr(self, name) for name in names}
+        return replace(self, **{n: change(g) for n, g in graphs.items() if g is not None})
+
+    # --- What ops take ---------------------------------------------------------------------------
+
+    def check(self, name: str = "graph") -> RelationalGraph:
+        """The graph, if its arrays are such as ops take; what they hold is not looked at.
+
+        Args:
+            name: what errors call it.
+
+        Raises:
+            TypeError: an array is not of int32 or int64, or they are not all of one type.
+            ValueError: an array is not one-dimensional, or lengths do not fit each other.
+        """
+        nodes = arguments.check_container(f"{name}.nodes", self.nodes, Graph)
+        dtypes = {"nodes.rows": nodes.rows.dtype}
+        lengths: dict[str, tuple[Any, int]] = {"edge_types": (self.edge_types, nodes.num_edges)}
+        for part, pairs_name in zip(PARTS, ("pair_src", "pair_dst"), strict=True):
+            graph, pairs = getattr(self, part), getattr(self, pairs_name)
+            if (graph is None) != (pairs is None):
+                raise ValueError(f"{name}: {part} and {pairs_name} are built together")
+            if graph is None:
+                continue
+            graph = arguments.check_container(f"{name}.{part}", graph, Graph)
+            arguments.check_instance(f"{name}.{pairs_name}", pairs, Pairs)
+            sizes = ("num_src", "num_dst") if part == "from_pairs" else ("num_dst", "num_src")
+            found = [getattr(graph, size) for size in sizes] + [graph.num_edges, pairs.num_nodes]
+            wanted = [
+                getattr(pairs.nodes, "size", -1),
+                getattr(nodes, sizes[1]),
+                nodes.num_edges,
+                getattr(nodes, sizes[0]),
+            ]
+            if found != wanted or pairs.by_node != (part == "to_pairs"):
+                raise ValueError(
+                    f"{name}.{part} and {pairs_name} must have the edges and nodes of "
+                    f"{name}.nodes, and one node for each pair"
+                )
+            dtypes[f"{part}.rows"] = graph.rows.dtype
+            for array in ("nodes", "sorted_nodes", "order", "places"):
+                lengths[f"{pairs_name}.{array}"] = (getattr(pairs, array), found[0])
+            lengths[f"{pairs_name}.sizes"] = (pairs.sizes, self.num_relations)
+        for vector, (array, length) in lengths.items():
+            dtypes[vector] = check_index(f"{name}.{vector}", array)
+            if array.shape != (length,):
+                raise ValueError(f"{name}.{vector} must be ({length},), got shape {array.shape}")
+        check_one_dtype(name, dtypes)
+        return jax.tree.map(signed, self)
+
+    def matrix(self, *, weighted: bool = False) -> RelationalMatrix:
+        """The edges as the primitives take them, in all parts that are built.
+
+        Args:
+            weighted: whether there are weights of edges, whose order is wanted then.
+        """
+
+        def part(graph: Graph | None) -> Any:
+            return None if graph is None else graph.matrix(weighted=weighted)
+
+        return RelationalMatrix(
+            self.nodes.matrix(weighted=weighted),
+            self.edge_types,
+            self.pair_src,
+            part(self.from_pairs),
+            self.pair_dst,
+            part(self.to_pairs),
+            self.tiles,
+            self.t_tiles,
+        )
+
+    def edge_values(self, values: Any, fill_value: Any = 0) -> Array:
+        """Brings values, such as weights, from the order of the input to the graph's order.
+
+        Args:
+            values: ``(num_triples, *features)``, one for each edge that the graph was built from.
+            fill_value: what edges get that were not there: those of nodes to themselves, and
+                padding. A reversed edge gets the value of the one that it reverses.
+
+        Returns:
+            ``(num_edges, *features)`` in the dtype of ``values``, as :meth:`Graph.edge_values`.
+
+        Raises:
+            TypeError: ``values`` are not numbers, or ``fill_value`` is none.
+            ValueError: ``values`` is a scalar.
+        """
+        return self.nodes.edge_values(values, fill_value)
+
+    def norm(self, kind: Literal["mean"] = "mean", dtype: Any = jnp.float32) -> Array:
+        """Factors of edges that make sums over each relation means (R-GCN, arXiv 1703.06103).
+
+        Args:
+            kind: ``"mean"``: 1 / the number of edges into the same destination by the same
+                relation.
+            dtype: a floating-point type.
+
+        Returns:
+            ``(num_edges,)``, in the graph's order; 0 for padding.
+
+        Raises:
+            ValueError: ``kind`` is unknown.
+        """
+        arguments.check_choice("kind", kind, ("mean",))
+        size = self.num_edges
+        rows, types = self.nodes.rows, self.edge_types
+        new = (rows != jnp.roll(rows, 1)) | (types != jnp.roll(types, 1))
+        number = jnp.cumsum(new.at[:1].set(True), dtype=rows.dtype) - 1
+        counts = jnp.zeros(size, rows.dtype).at[number].add(1)[number]
+        valid = in_range(rows, self.num_dst)
+        return jnp.where(valid, 1 / counts.astype(dtype), jnp.zeros((), dtype))
+
+    def in_degrees(self) -> Array:
+        """Number of edges into each (destination, relation) pair: ``(num_dst_pairs,)`` integers.
+
+        Raises:
+            ValueError: the part ``"to_pairs"`` was not built.
+        """
+        return self._part("to_pairs").in_degrees()
+
+    def out_degrees(self) -> Array:
+        """Number of edges out of each (source, relation) pair: ``(num_src_pairs,)`` integers.
+
+        Raises:
+            ValueError: the part ``"from_pairs"`` was not built.
+        """
+        return self._part("from_pairs").out_degrees()
+
+    def relation_degrees(self) -> Array:
+        """Number of edges of each relation: ``(num_relations,)`` integers."""
+        types = jnp.where(self.edge_types < 0, self.num_relations, self.edge_types)
+        return jnp.zeros(self.num_relations, types.dtype).at[types].add(1, mode="drop")
+
+    def _part(self, name: Part) -> Graph:
+        graph = getattr(self, name)
+        if graph is None:
+            raise ValueError(f"the graph has no part {name!r}: call with_parts({name!r}) before")
+        return graph
+
+
+def _check_parts(name: str, parts: Any) -> tuple[Part, ...]:
+    if isinstance(parts, str) or not isinstance(parts, tuple | list):
+        raise TypeError(f"{name} must be a tuple of names, got {parts!r}")
+    for part in parts:
+        arguments.check_choice(name, part, PARTS)
+    return tuple(parts)
+
+
+def _check_edge_type(key: Any, sizes: Mapping[str, int]) -> None:
+    if not isinstance(key, tuple) or [type(part) for part in key] != [str, str, str]:
+        raise TypeError(
+            "edges must be by (source type, relation, destination type), three strings, got "
+            f"{key!r}"
+        )
+    for kind in (key[0], key[2]):
+        if kind not in sizes:
+            raise ValueError(f"num_nodes says nothing about the type {kind!r} of edges[{key!r}]")
+
+
+def _two_rows(name: str, given: Any) -> Any:
+    shape = getattr(given, "shape", None)
+    if (shape is not None and len(shape) != 2) or not hasattr(given, "__len__") or len(given) != 2:
+        raise ValueError(f"{name} must be (2, num_edges), sources and destinations")
+    return given
+
+
+def _fields(graph: Graph, kind: Any) -> Any:
+    return kind(*(getattr(graph, name) for name in kind._fields))
+
+
+def _hints(graph: Graph) -> dict[str, Any]:
+    return {f.name: getattr(graph, f.name) for f in fields(graph) if f.metadata}
+
+
+def _from_pairs(nodes: Graph, out: OutOfPairs) -> Graph:
+    """The edges out of pairs: into destinations they run as those of the nodes do."""
+    return Graph(
+        *(nodes.indptr, nodes.rows, out.cols),
+        *(out.t_indptr, out.t_rows, out.t_cols, out.t_order, nodes.edge_ids),
+    )
+
+
+def _to_pairs(nodes: Graph, into: IntoPairs) -> Graph:
+    """The edges into pairs: out of sources they run as those of the nodes do."""
+    return Graph(
+        *(into.indptr, into.rows, nodes.cols),
+        *(nodes.t_indptr, nodes.t_rows, into.t_cols, nodes.t_order, nodes.edge_ids),
+    )
+
+
+def _placed(graph: RelationalGraph) -> RelationalGraph:
+    """All arrays as JAX's; those that are shared stay so."""
+    leaves, tree = jax.tree.flatten(graph)
+    arrays = {id(leaf): jnp.asarray(leaf) for leaf in leaves}
+    return jax.tree.unflatten(tree, [arrays[id(leaf)] for leaf in leaves])
+
+
+def _deserialized(data: bytes) -> tuple[Any, ...]:
+    parts = json.loads(bytes(data))
+    return tuple(tuple(part) if isinstance(part, list) else part for part in parts)
+
+
+# Exported functions that take graphs can be serialized.
+jax.export.register_pytree_node_serialization(
+    RelationalGraph,
+    serialized_name="jax_gnn.RelationalGraph",
+    serialize_auxdata=lambda static: json.dumps(static).encode(),
+    deserialize_auxdata=_deserialized,
+)
+jax.export.register_pytree_node_serialization(
+    Pairs,
+    serialized_name="jax_gnn.Pairs",
+    serialize_auxdata=lambda static: json.dumps(static).encode(),
+    deserialize_auxdata=_deserialized,
+)

@@ -1,0 +1,383 @@
+"""The container of graphs with relations: order, pairs, parts, padding, norms, and their checks."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_gnn import Graph, RelationalGraph, spmm
+from jax_gnn._core.relations import Pairs, RelationalMatrix
+
+Rng = np.random.Generator
+
+
+def triples(rng: Rng, count: int, num_src: int, num_dst: int, num_relations: int) -> Any:
+    """Skewed, with repeated triples, empty relations and nodes without edges."""
+    sizes = (num_src, num_relations, num_dst)
+    return tuple((size * rng.random(count) ** 3).astype(np.int64) for size in sizes)
+
+
+def check_graph(graph: Graph, rows: Any, cols: Any, ids: Any) -> None:
+    """Against entries in the order of the edges; with the half by source."""
+    count = len(rows)
+    for array, wanted in ((graph.rows, rows), (graph.cols, cols), (graph.edge_ids, ids)):
+        np.testing.assert_array_equal(array[:count], wanted)
+        assert (array[count:] == -1).all()
+    order = np.lexsort((np.arange(count), cols))
+    for array, wanted in (
+        (graph.t_rows, np.asarray(cols)[order]),
+        (graph.t_cols, np.asarray(rows)[order]),
+        (graph.t_order, order),
+    ):
+        np.testing.assert_array_equal(array[:count], wanted)
+        assert (array[count:] == -1).all()
+    for ends, size, indptr in (
+        (rows, graph.num_dst, graph.indptr),
+        (cols, graph.num_src, graph.t_indptr),
+    ):
+        starts = np.searchsorted(np.sort(ends), np.arange(size + 1))
+        np.testing.assert_array_equal(indptr, starts)
+
+
+def check_pairs(pairs: Pairs, by_relation: np.ndarray, num_nodes: int, num_relations: int) -> None:
+    """Against the sorted (relation, node) pairs."""
+    rel, nodes = by_relation
+    count, size = len(nodes), pairs.num_pairs
+    by_node = np.lexsort((rel, nodes))
+    order = np.concatenate([by_node, np.arange(count, size)])  # padding is at its own place
+    padding = np.full(size - count, -1)
+    np.testing.assert_array_equal(pairs.nodes, np.concatenate([nodes, padding]))
+    np.testing.assert_array_equal(pairs.sorted_nodes, np.concatenate([nodes[by_node], padding]))
+    np.testing.assert_array_equal(pairs.order, order)
+    np.testing.assert_array_equal(pairs.places, np.argsort(order))
+    np.testing.assert_array_equal(pairs.sizes, np.bincount(rel, minlength=num_relations))
+    assert (pairs.num_nodes, pairs.num_relations) == (num_nodes, num_relations)
+
+
+def check_relational(graph: RelationalGraph, src: Any, rel: Any, dst: Any, ids: Any) -> None:
+    """Against valid triples in any order."""
+    num_relations = graph.num_relations
+    order = np.lexsort((src, rel, dst))  # stable
+    src, rel, dst, ids = (np.asarray(part)[order] for part in (src, rel, dst, ids))
+    np.testing.assert_array_equal(graph.edge_types[: len(rel)], rel)
+    assert (graph.edge_types[len(rel) :] == -1).all()
+    check_graph(graph.nodes, dst, src, ids)
+    if graph.from_pairs is not None and graph.pair_src is not None:
+        found, number = np.unique(np.stack([rel, src]), axis=1, return_inverse=True)
+        check_pairs(graph.pair_src, found, graph.num_src, num_relations)
+        assert (graph.pair_src.num_pairs, False) == (graph.num_src_pairs, graph.pair_src.by_node)
+        check_graph(graph.from_pairs, dst, number.ravel(), ids)
+    if graph.to_pairs is not None and graph.pair_dst is not None:
+        found = np.unique(np.stack([rel, dst]), axis=1)
+        check_pairs(graph.pair_dst, found, graph.num_dst, num_relations)
+        assert (graph.pair_dst.num_pairs, True) == (graph.num_dst_pairs, graph.pair_dst.by_node)
+        number = np.unique(np.stack([dst, rel]), axis=1, return_inverse=True)[1]
+        check_graph(graph.to_pairs, number.ravel(), src, ids)
+    graph.check()
+
+
+def extended(src: Any, rel: Any, dst: Any, num_relations: int, num_nodes: int) -> Any:
+    """With inverse edges and the relation of loops."""
+    ids, nodes = np.arange(len(src)), np.arange(num_nodes)
+    return (
+        np.concatenate([src, dst, nodes]),
+        np.concatenate([rel, rel + num_relations, np.full(num_nodes, 2 * num_relations)]),
+        np.concatenate([dst, src, nodes]),
+        np.concatenate([ids, ids, np.full(num_nodes, -1)]),
+    )
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_from_triples(rng: Rng, traced: bool) -> None:
+    src, rel, dst = triples(rng, 300, 41, 23, 7)
+    sizes = {"num_src": 41, "num_dst": 23, "num_relations": 9}
+
+    def build(*parts: Any) -> RelationalGraph:
+        return RelationalGraph.from_triples(*parts, **sizes)
+
+    graph = (jax.jit(build) if traced else build)(src, rel, dst)
+    check_relational(graph, src, rel, dst, np.arange(300))
+    if traced:
+        assert graph.num_src_pairs == graph.num_dst_pairs == graph.num_edges == 300
+    values = rng.random((300, 2))
+    order = np.lexsort((src, rel, dst))
+    np.testing.assert_allclose(graph.edge_values(values), values[order], rtol=1e-6)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_ids_out_of_range_inverse_and_self_relation(rng: Rng, traced: bool) -> None:
+    src, rel, dst = triples(rng, 120, 19, 19, 5)
+    corrupt = [part.copy() for part in (src, rel, dst)]
+    for part, size in zip(corrupt, (19, 5, 19), strict=True):
+        part[rng.integers(120, size=6)] = rng.choice([-1, -7, size, 2**31 - 1], 6)
+    valid = np.logical_and.reduce(
+        [(part >= 0) & (part < size) for part, size in zip(corrupt, (19, 5, 19), strict=True)]
+    )
+
+    def build(*parts: Any) -> RelationalGraph:
+        return RelationalGraph.from_triples(
+            *parts, 19, 5, inverse=True, self_relation=True, validate=False
+        )
+
+    graph = (jax.jit(build) if traced else build)(*corrupt)
+    assert (graph.num_relations, graph.num_edges, graph.self_relation) == (11, 259, True)
+    wanted = extended(*(part[valid] for part in corrupt), 5, 19)
+    old = np.append(np.flatnonzero(valid), -1)
+    check_relational(graph, *wanted[:3], old[wanted[3]])
+    with pytest.raises(ValueError, match="outside"):
+        RelationalGraph.from_triples(*corrupt, 19, 5)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("sizes", [(0, 0), (0, 3), (4, 0)])
+def test_no_edges(sizes: tuple[int, int], traced: bool) -> None:
+    none = np.zeros(0, np.int32)
+
+    def build(*parts: Any) -> RelationalGraph:
+        return RelationalGraph.from_triples(*parts, *sizes)
+
+    graph = (jax.jit(build) if traced else build)(none, none, none)
+    check_relational(graph, none, none, none, none)
+    assert graph.norm().shape == (0,)
+
+
+def test_one_relation_and_one_hub(rng: Rng) -> None:
+    src = rng.integers(50, size=400)
+    zeros = np.zeros(400, np.int64)
+    graph = RelationalGraph.from_triples(src, zeros + 2, zeros, 50)
+    check_relational(graph, src, zeros + 2, zeros, np.arange(400))
+    assert (graph.num_relations, graph.num_dst_pairs) == (3, 1)
+    np.testing.assert_array_equal(graph.in_degrees(), [400])
+    np.testing.assert_array_equal(graph.out_degrees(), np.bincount(src)[np.unique(src)])
+    np.testing.assert_array_equal(graph.relation_degrees(), [0, 0, 400])
+
+
+def test_parts_are_built_when_asked_for(rng: Rng) -> None:
+    given = triples(rng, 90, 12, 12, 4)
+    bare = RelationalGraph.from_triples(*given, 12, 4, parts=())
+    assert bare.from_pairs is None and bare.to_pairs is None
+    assert bare.matrix().from_pairs is None
+    for name in ("in_degrees", "out_degrees"):
+        with pytest.raises(ValueError, match="with_parts"):
+            getattr(bare, name)()
+    one = bare.with_parts("to_pairs")
+    assert one.from_pairs is None and one.to_pairs is not None
+    for graph in (one.with_parts(), jax.jit(RelationalGraph.with_parts)(one)):
+        check_relational(graph, *given, np.arange(90))
+    assert one.with_parts("to_pairs").to_pairs is not None
+    with pytest.raises(ValueError, match="must be one of"):
+        bare.with_parts("pairs")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="tuple of names"):
+        RelationalGraph.from_triples(*given, parts="to_pairs")  # type: ignore[arg-type]
+
+
+def test_equal_arrays_are_one(rng: Rng) -> None:
+    graph = RelationalGraph.from_triples(*triples(rng, 90, 12, 12, 4))
+    graph = graph.with_max_degrees().pad(num_edges=100, num_src_pairs=90, num_dst_pairs=95)
+    nodes, from_pairs, to_pairs = graph.nodes, graph.from_pairs, graph.to_pairs
+    assert from_pairs is not None and to_pairs is not None
+    for name in ("indptr", "rows", "edge_ids"):
+        assert getattr(from_pairs, name) is getattr(nodes, name)
+    for name in ("cols", "t_indptr", "t_rows", "t_order", "edge_ids"):
+        assert getattr(to_pairs, name) is getattr(nodes, name)
+    assert graph.check().nodes.rows is nodes.rows
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_pad(rng: Rng, traced: bool) -> None:
+    given = triples(rng, 70, 9, 14, 6)
+    graph = RelationalGraph.from_triples(*given, num_src=9, num_dst=14, num_relations=6)
+
+    def pad(graph: RelationalGraph) -> RelationalGraph:
+        return graph.pad(num_src=11, num_dst=20, num_edges=75, num_src_pairs=60, num_dst_pairs=61)
+
+    padded = (jax.jit(pad) if traced else pad)(graph.with_max_degrees())
+    check_relational(padded, *given, np.arange(70))
+    assert (padded.num_src, padded.num_dst, padded.num_edges) == (11, 20, 75)
+    assert (padded.num_src_pairs, padded.num_dst_pairs) == (60, 61)
+    hints = graph.with_max_degrees()
+    assert padded.to_pairs is not None and hints.to_pairs is not None
+    assert padded.to_pairs.max_in_degree == hints.to_pairs.max_in_degree is not None
+    np.testing.assert_array_equal(padded.norm()[:70], graph.norm())
+    np.testing.assert_array_equal(padded.norm()[70:], np.zeros(5))
+    with pytest.raises(ValueError, match="num_src_pairs must be at least"):
+        graph.pad(num_src_pairs=1)
+    bare = RelationalGraph.from_triples(*given, num_src=9, num_dst=14, parts=())
+    with pytest.raises(ValueError, match="no part 'to_pairs'"):
+        bare.pad(num_dst_pairs=70)
+
+
+def test_norm(rng: Rng) -> None:
+    src, rel, dst = triples(rng, 200, 15, 15, 5)
+    graph = RelationalGraph.from_triples(src, rel, dst, 15, 5, self_relation=True)
+    wanted = 1 / np.array([((rel == r) & (dst == v)).sum() for r, v in zip(rel, dst, strict=True)])
+    norm = graph.norm(dtype=jnp.float32)
+    np.testing.assert_allclose(norm, graph.edge_values(wanted, 1.0), rtol=1e-6)
+    np.testing.assert_array_equal(jax.jit(RelationalGraph.norm)(graph), norm)
+    means = np.zeros(graph.num_dst_pairs or 0)
+    assert graph.to_pairs is not None
+    np.add.at(means, np.asarray(graph.to_pairs.rows), np.asarray(norm))
+    np.testing.assert_allclose(means, np.ones_like(means), rtol=1e-5)
+    with pytest.raises(ValueError, match="kind must be"):
+        graph.norm("sum")  # type: ignore[arg-type]
+
+
+def test_ops_take_its_graphs(rng: Rng) -> None:
+    """Sums by way of pairs are those of the nodes, with weights in the one order."""
+    src, rel, dst = triples(rng, 150, 20, 20, 6)
+    graph = RelationalGraph.from_triples(src, rel, dst, 20, 6)
+    x, weights = rng.random((20, 3)), rng.random(150)
+    wanted = np.zeros((20, 3))
+    np.add.at(wanted, dst, weights[:, None] * x[src])
+    edge_weights = graph.edge_values(weights)
+    matrix = graph.matrix(weighted=True)
+    assert isinstance(matrix, RelationalMatrix) and graph.pair_src and graph.pair_dst
+    assert matrix.nodes.by_col.order is not None and graph.matrix().nodes.by_col.order is None
+    assert graph.from_pairs is not None and graph.to_pairs is not None
+    by_source = spmm(graph.from_pairs, jnp.asarray(x)[graph.pair_src.nodes], edge_weights)
+    by_destination = spmm(graph.to_pairs, jnp.asarray(x), edge_weights)
+    summed = np.zeros((20, 3))
+    np.add.at(summed, np.asarray(graph.pair_dst.sorted_nodes), np.asarray(by_destination))
+    for found in (spmm(graph.nodes, jnp.asarray(x), edge_weights), by_source, summed):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_graphs_in_another_order(rng: Rng) -> None:
+    """What adds edges asks nothing of the order of a destination's edges."""
+    src, rel, dst = triples(rng, 60, 9, 9, 5)
+    nodes = RelationalGraph.from_triples(src, rel, dst, 9, 5).nodes
+    plain = Graph.from_edges(src, dst, num_nodes=9)
+    for found, wanted in (
+        (nodes.symmetrized(), plain.symmetrized()),
+        (nodes.with_self_loops(), plain.with_self_loops()),
+    ):
+        np.testing.assert_array_equal(found.rows, wanted.rows)
+        np.testing.assert_array_equal(found.cols, wanted.cols)
+        ids = np.asarray(found.edge_ids)
+        same = (src[ids] == found.cols) & (dst[ids] == found.rows)
+        reverse = (dst[ids] == found.cols) & (src[ids] == found.rows)
+        assert (same | reverse | (ids == -1)).all()
+
+
+def test_from_edge_dict(rng: Rng) -> None:
+    sizes = {"paper": 5, "author": 7, "term": 3}
+    edges = {
+        ("author", "writes", "paper"): rng.integers([[7], [5]], size=(2, 20)),
+        ("paper", "has", "term"): tuple(rng.integers([[5], [3]], size=(2, 9))),
+        ("paper", "cites", "paper"): np.zeros((2, 0), np.int64),
+    }
+    graph = RelationalGraph.from_edge_dict(edges, sizes, inverse=True, self_relation=True)
+    writes, has, _ = edges.values()
+    src = np.concatenate([writes[0] + 5, has[0]])
+    dst = np.concatenate([writes[1], has[1] + 12])
+    rel = np.repeat([0, 1], [20, 9])
+    check_relational(graph, *extended(src, rel, dst, 3, 15))
+    assert graph.node_type_sizes == (5, 7, 3)
+    assert graph.node_type_names == ("paper", "author", "term")
+    assert graph.node_slices == (slice(0, 5), slice(5, 12), slice(12, 15))
+    assert graph.relation_names is not None
+    assert graph.relation_names[:4:3] == ("author__writes__paper", "paper__rev_writes__author")
+    assert graph.relation_names[-1] == "self"
+    key = ("term", "of", "paper")
+    for bad in (-1, 3):  # an id of the next type, or of none
+        ids = {key: np.array([[bad, 1], [0, 4]])}
+        loose = RelationalGraph.from_edge_dict(ids, sizes, validate=False)
+        check_relational(loose, [13], [0], [4], [1])
+        with pytest.raises(ValueError, match=r"'paper'\)\]\[0\]\[0\] = .* is outside"):
+            RelationalGraph.from_edge_dict(ids, sizes)
+    for bad_edges, message in (
+        ({("term", "of", "book"): np.zeros((2, 1), int)}, "says nothing about the type 'book'"),
+        ({key: np.zeros((3, 1), int)}, "must be \\(2, num_edges\\)"),
+        ({key: np.zeros(2, int)}, "must be \\(2, num_edges\\)"),
+        ({"of": np.zeros((2, 1), int)}, "three strings"),
+        ([key], "must be mappings"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            RelationalGraph.from_edge_dict(bad_edges, sizes)  # type: ignore[arg-type]
+
+
+def test_arguments() -> None:
+    build = RelationalGraph.from_triples
+    with pytest.raises(ValueError, match="rel and src must have the same length"):
+        build([0, 1], [0], [1, 0])
+    with pytest.raises(ValueError, match="give it or those"):
+        build([0], [0], [0], 1, num_src=1)
+    with pytest.raises(ValueError, match="inverse is not for bipartite"):
+        build([0], [0], [0], num_src=1, inverse=True)
+    with pytest.raises(ValueError, match="self_relation is not for bipartite"):
+        build([0], [0], [0], num_dst=1, self_relation=True)
+    with pytest.raises(ValueError, match=r"rel\[0\] = 3 is outside \[0, num_relations=2\)"):
+        build([0], [3], [0], 1, 2)
+    with pytest.raises(TypeError, match="num_relations must be given"):
+        jax.jit(lambda ids: build(ids, ids, ids, 3))(np.zeros(2, np.int32))
+
+
+def test_check_names_the_culprit(rng: Rng) -> None:
+    graph = RelationalGraph.from_triples(*triples(rng, 30, 6, 6, 3))
+    other = RelationalGraph.from_triples(*triples(rng, 31, 6, 6, 3), 6, 3)
+    for changed, message in (
+        ({"edge_types": graph.edge_types[1:]}, r"g.edge_types must be \(30,\)"),
+        ({"edge_types": graph.edge_types.astype(float)}, "g.edge_types must be an int32"),
+        ({"from_pairs": None}, "from_pairs and pair_src are built together"),
+        ({"pair_dst": graph.pair_src}, "one node for each pair"),
+        ({"to_pairs": other.to_pairs}, "must have the edges and nodes"),
+        ({"nodes": other.nodes}, "must"),
+        ({"nodes": None}, "g.nodes must be a jax_gnn.Graph"),
+        ({"num_relations": 5}, "g.pair_src.sizes must be"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            replace(graph, **changed).check("g")
+
+
+def test_garbage_in_arrays_is_refused_or_harmless(rng: Rng) -> None:
+    graph = RelationalGraph.from_triples(*triples(rng, 40, 6, 6, 3), 6, 3, parts=())
+    for name in ("indptr", "rows", "t_rows", "t_order", "edge_types", "t_cols"):
+        for value in (-5, 2**31 - 1, 7):
+            held = graph if name == "edge_types" else graph.nodes
+            bad = getattr(held, name).at[-1].set(value)
+            if name == "edge_types":
+                broken = replace(graph, edge_types=bad)
+            else:
+                broken = replace(graph, nodes=replace(graph.nodes, **{name: bad}))
+            try:
+                broken.with_parts()
+            except ValueError as error:
+                assert "out of range" in str(error)
+            else:
+                assert name == "t_cols" or value == 7
+    repeated = replace(graph.nodes, t_order=jnp.zeros_like(graph.nodes.t_order))
+    replace(graph, nodes=repeated).with_parts()
+
+
+def test_pytree_repr_and_export(rng: Rng) -> None:
+    graph = RelationalGraph.from_edge_dict(
+        {("a", "r", "b"): np.zeros((2, 1), int)}, {"a": 1, "b": 2}
+    )
+    assert repr(graph) == (
+        "RelationalGraph(num_nodes=3, num_edges=1, num_relations=1, num_src_pairs=1, "
+        "num_dst_pairs=1)"
+    )
+    assert "nodes=" in repr(jax.tree.map(lambda _: None, graph))
+    exported = jax.export.export(jax.jit(lambda graph: graph.norm()))(graph)
+    again = jax.export.deserialize(exported.serialize())
+    np.testing.assert_array_equal(again.call(graph), graph.norm())
+    assert {field.name for field in fields(graph)} >= {"nodes", "tiles", "t_tiles"}
+
+
+def test_a_batch_of_graphs(rng: Rng) -> None:
+    sizes = {"num_edges": 30, "num_src_pairs": 30, "num_dst_pairs": 30}
+    graphs = [
+        RelationalGraph.from_triples(*triples(rng, count, 8, 8, 4), 8, 4).pad(**sizes)
+        for count in (20, 30)
+    ]
+    batch = jax.tree.map(lambda *parts: jnp.stack(parts), *graphs)
+    x = jnp.asarray(rng.random((8, 2)))
+    found = jax.vmap(lambda graph: spmm(graph.nodes, x, graph.norm()))(batch)
+    for graph, sums in zip(graphs, found, strict=True):
+        np.testing.assert_allclose(spmm(graph.nodes, x, graph.norm()), sums, rtol=1e-5)
