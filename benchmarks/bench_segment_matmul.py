@@ -77,9 +77,11 @@ def _flops(groups: Groups, width: int, mode: str) -> int:
 
     rows = jax.ShapeDtypeStruct((groups.num_rows, width), np.float32)
     if mode == "dW":
-        return segment_outer.flops(Factors(rows, rows, None, None))
+        return segment_outer.flops(Factors(rows, rows, None, None, None))
     weights = jax.ShapeDtypeStruct((groups.num_groups, width, width), np.float32)
-    return segment_matmul.flops(Rows(rows, weights, None, None, None), transposed=mode == "dX")
+    return segment_matmul.flops(
+        Rows(rows, weights, None, None, None, None), transposed=mode == "dX"
+    )
 
 
 @once

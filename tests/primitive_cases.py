@@ -9,7 +9,7 @@ import pytest
 from op_suite import KERNELS, PLATFORM
 
 from jax_gnn import Hypergraph
-from jax_gnn._core.csr import Csr, SparseMatrix, edge_split, segments
+from jax_gnn._core.csr import Csr, SparseMatrix, edge_split, permutation, segments
 
 needs_kernels = pytest.mark.skipif(
     not KERNELS, reason=f"jax_gnn has no kernels for {PLATFORM} here"
@@ -56,6 +56,11 @@ MATRIX = SparseMatrix(  # four edges of five rows and three columns
 )
 KEYS = (floats(5, 2), floats(3, 2))  # of rows, of columns
 
+GATHER = SparseMatrix(  # five rows of four
+    Csr(None, ids(3, 0, 3, -1, 1), num_rows=5),
+    Csr(ids(0, 1, 3, 3, 4), ids(1, 4, 0, 2, 3), num_rows=4),
+)
+
 # Operands for every primitive. A new primitive gets a line here.
 SAMPLES: dict[str, tuple[Any, ...]] = {
     "hypergraph_aggregate": (
@@ -74,6 +79,12 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         segments(ids(0, 0, 1, 4), 5),
     ),
     "segment_order": (ids(3, -1, 0, 3),),
-    "segment_matmul": (floats(5, 2), floats(3, 2, 4), floats(3, 4), ids(2, 0, 2), ids(0)),
-    "segment_outer": (floats(5, 2), floats(5, 4), ids(2, 0, 2), ids(0)),
+    "segment_matmul": (
+        *(floats(4, 2), floats(3, 2, 4), floats(3, 4), floats(5), ids(2, 0, 2), ids(0)),
+        *(GATHER, permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4))),
+    ),
+    "segment_outer": (
+        *(floats(4, 2), floats(5, 4), floats(5), ids(2, 0, 2), ids(0)),
+        *(GATHER, permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4))),
+    ),
 }

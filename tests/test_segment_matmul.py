@@ -985,12 +985,16 @@ MATMUL_ATTRIBUTES = {
     "transposed": np.bool_(False),
     "exact": np.bool_(True),
     "has_bias": np.bool_(True),
+    "scaled": np.bool_(False),
+    "gathers": np.bool_(False),
+    "scatters": np.bool_(False),
     "activation": np.int64(0),
     "tile": np.int64(64),
     "chunk": np.int64(0),
     "blocks": np.int64(1),
 }
 RAW_OPERANDS = [LHS, RHS, SIZES, np.zeros(1, np.int32), np.ones((2, 4), np.float32)]
+RAW_OPERANDS += [np.ones(6, np.float32), *[np.arange(6, dtype=np.int32)] * 3]  # scale and lists
 
 
 def raw_matmul(operands: Any, result: Any = ((6, 4), np.float32), **attributes: Any) -> np.ndarray:

@@ -100,27 +100,28 @@ struct Cuda {
   }
 
 #ifndef JAX_GNN_EMULATED
-  template <typename T, typename Out>
+  template <typename T, typename Acc, typename Out>
   static ffi::Error segment_matmul(Context stream, const MatmulAttributes& attributes,
                                    const Groups& groups, int64_t k, int64_t n, bool transposed,
                                    Activation activation, const T* lhs, const T* rhs, const T* bias,
-                                   Out* out) {
-    return status(
-        cuda::segment_matmul(stream, {attributes.tile, attributes.chunk, attributes.blocks}, groups,
-                             k, n, transposed, attributes.exact, activation, lhs, rhs, bias, out));
+                                   const RowLists<Acc>& lists, Out* out) {
+    return status(cuda::segment_matmul(
+        stream, {attributes.tile, attributes.chunk, attributes.blocks}, groups, k, n, transposed,
+        attributes.exact, activation, lhs, rhs, bias, lists, out));
   }
 
-  template <typename T, typename Out>
+  template <typename T, typename Acc, typename Out>
   static ffi::Error segment_outer(Context stream, const OuterAttributes& attributes,
                                   ffi::AnyBuffer workspace, const Groups& groups, int64_t k,
-                                  int64_t n, const T* lhs, const T* rhs, Out* out) {
+                                  int64_t n, const T* lhs, const T* rhs,
+                                  const FactorLists<Acc>& lists, Out* out) {
     const int64_t blocks = std::max<int64_t>(attributes.blocks, 1);
     if (static_cast<int64_t>(workspace.size_bytes()) <
-        cuda::outer_workspace_bytes(blocks, k, n, sizeof(T) == 8 ? 8 : 4))
+        cuda::outer_workspace_bytes(blocks, k, n, sizeof(Acc)))
       return invalid("the workspace is too small");
     return status(cuda::segment_outer(stream, {0, attributes.chunk, blocks}, groups, k, n,
-                                      attributes.exact, attributes.deterministic, lhs, rhs, out,
-                                      workspace.untyped_data()));
+                                      attributes.exact, attributes.deterministic, lhs, rhs, lists,
+                                      out, workspace.untyped_data()));
   }
 #endif
 

@@ -8,13 +8,13 @@
 namespace jax_gnn {
 
 struct MatmulAttributes {
-  bool transposed, exact, has_bias;
+  bool transposed, exact, has_bias, scaled, gathers, scatters;
   int64_t activation;  // enum Activation
   int64_t tile, chunk, blocks;
 };
 
 struct OuterAttributes {
-  bool exact, deterministic;
+  bool exact, deterministic, scaled, left, right;
   int64_t chunk, blocks;
 };
 
@@ -22,12 +22,15 @@ struct OuterAttributes {
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::MatmulAttributes, StructMember<bool>("transposed"),
                                       StructMember<bool>("exact"), StructMember<bool>("has_bias"),
+                                      StructMember<bool>("scaled"), StructMember<bool>("gathers"),
+                                      StructMember<bool>("scatters"),
                                       StructMember<int64_t>("activation"),
                                       StructMember<int64_t>("tile"), StructMember<int64_t>("chunk"),
                                       StructMember<int64_t>("blocks"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::OuterAttributes, StructMember<bool>("exact"),
                                       StructMember<bool>("deterministic"),
-                                      StructMember<int64_t>("chunk"),
+                                      StructMember<bool>("scaled"), StructMember<bool>("left"),
+                                      StructMember<bool>("right"), StructMember<int64_t>("chunk"),
                                       StructMember<int64_t>("blocks"));
 
 namespace jax_gnn {
@@ -42,29 +45,47 @@ inline ffi::Error check_groups(const ffi::AnyBuffer& sizes, const ffi::AnyBuffer
   return ffi::Error::Success();
 }
 
-// Calls body(Type<T>, Type<Out>): results have the operands' type, or that of the accumulator.
+// Calls body(Type<T>, Type<Accumulator>, Type<Out>): results have the operands' type, or that of
+// the accumulator.
 template <typename Backend, typename Body>
 ffi::Error dispatch_product(ffi::DataType dtype, ffi::DataType out, const Body& body) {
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
-    if (out == dtype) return body(t, t);
-    if (out == accumulator_type(dtype)) return body(t, acc);
+    if (out == dtype) return body(t, acc, t);
+    if (out == accumulator_type(dtype)) return body(t, acc, acc);
     return invalid("the result must have the operands' type, or that of the accumulator");
   });
 }
 
-// out[r, :] = activation(lhs[r, :] @ rhs[g] + bias[g]) for the rows r of group g, else 0.
+// Whether a list of rows, if it is there, is one of so many ids.
+inline bool is_list(bool is_there, const ffi::AnyBuffer& rows, int64_t num_rows) {
+  return !is_there || is_index(rows, num_rows, ffi::S32);
+}
+
+// Whether factors of rows, if they are there, are so many in the type that is added up in.
+inline bool is_row_scale(bool is_there, const ffi::AnyBuffer& scale, int64_t num_rows,
+                         ffi::DataType dtype) {
+  return !is_there ||
+         (scale.element_type() == accumulator_type(dtype) && has_shape(scale, {num_rows}));
+}
+
+// out[s, :] = activation(scale[r] * (lhs[l, :] @ rhs[g]) + bias[g]) for the rows r of group g,
+// where l is lhs_rows[r] and s is out_rows[r], else 0.
 template <typename Backend>
 ffi::Error segment_matmul(typename Backend::Context context, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                           ffi::AnyBuffer group_sizes, ffi::AnyBuffer group_offset,
-                          ffi::AnyBuffer bias, ffi::Result<ffi::AnyBuffer> out,
-                          ffi::Result<ffi::AnyBuffer> workspace, MatmulAttributes attributes) {
+                          ffi::AnyBuffer bias, ffi::AnyBuffer scale, ffi::AnyBuffer lhs_rows,
+                          ffi::AnyBuffer out_rows, ffi::AnyBuffer inverse,
+                          ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
+                          MatmulAttributes attributes) {
   ffi::Error error = check_groups(group_sizes, group_offset, *workspace);
   if (error.failure()) return error;
   const ffi::DataType dtype = lhs.element_type();
   if (lhs.dimensions().size() != 2 || rhs.dimensions().size() != 3) {
     return invalid("lhs must have two dimensions, rhs three");
   }
-  const int64_t num_rows = lhs.dimensions()[0], k = lhs.dimensions()[1];
+  const int64_t num_lhs = lhs.dimensions()[0], k = lhs.dimensions()[1];
+  const int64_t num_rows =
+      attributes.gathers ? static_cast<int64_t>(lhs_rows.element_count()) : num_lhs;
   const int64_t num_groups = rhs.dimensions()[0];
   const int64_t n = rhs.dimensions()[attributes.transposed ? 1 : 2];
   if (rhs.element_type() != dtype || rhs.dimensions()[attributes.transposed ? 2 : 1] != k) {
@@ -72,6 +93,14 @@ ffi::Error segment_matmul(typename Backend::Context context, ffi::AnyBuffer lhs,
   }
   if (attributes.has_bias && !is_matrix(bias, num_groups, n, dtype)) {
     return invalid("the bias has the wrong shape or dtype");
+  }
+  if (!is_list(attributes.gathers, lhs_rows, num_rows) ||
+      !is_list(attributes.scatters, out_rows, num_rows) ||
+      !is_list(attributes.scatters, inverse, num_rows)) {
+    return invalid("the lists of rows must be int32 vectors of one length");
+  }
+  if (!is_row_scale(attributes.scaled, scale, num_rows, dtype)) {
+    return invalid("the scale has the wrong shape or dtype");
   }
   if (!is_matrix(*out, num_rows, n, out->element_type())) {
     return invalid("the result has the wrong shape");
@@ -82,20 +111,28 @@ ffi::Error segment_matmul(typename Backend::Context context, ffi::AnyBuffer lhs,
   }
   const Groups groups = {data<const int32_t>(group_sizes), data<const int32_t>(group_offset),
                          static_cast<int64_t>(group_sizes.element_count()), num_groups, num_rows};
-  return dispatch_product<Backend>(dtype, out->element_type(), [&](auto t, auto o) {
+  return dispatch_product<Backend>(dtype, out->element_type(), [&](auto t, auto acc, auto o) {
     using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
     using Out = typename decltype(o)::type;
-    return Backend::segment_matmul(context, attributes, groups, k, n, attributes.transposed,
-                                   static_cast<Activation>(attributes.activation),
-                                   data<const T>(lhs), data<const T>(rhs),
-                                   data_if<T>(attributes.has_bias, bias), data<Out>(*out));
+    return Backend::segment_matmul(
+        context, attributes, groups, k, n, attributes.transposed,
+        static_cast<Activation>(attributes.activation), data<const T>(lhs), data<const T>(rhs),
+        data_if<T>(attributes.has_bias, bias),
+        RowLists<Acc>{data_if<int32_t>(attributes.gathers, lhs_rows), num_lhs,
+                      data_if<int32_t>(attributes.scatters, out_rows),
+                      data_if<int32_t>(attributes.scatters, inverse),
+                      data_if<Acc>(attributes.scaled, scale)},
+        data<Out>(*out));
   });
 }
 
-// out[g] = the sum over the rows r of group g of the outer products of lhs[r, :] and rhs[r, :].
+// out[g] = the sum over the rows r of group g of scale[r] times the outer product of lhs[l, :] and
+// rhs[s, :], where l is lhs_rows[r] and s is rhs_rows[r].
 template <typename Backend>
 ffi::Error segment_outer(typename Backend::Context context, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                          ffi::AnyBuffer group_sizes, ffi::AnyBuffer group_offset,
+                         ffi::AnyBuffer scale, ffi::AnyBuffer lhs_rows, ffi::AnyBuffer rhs_rows,
                          ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
                          OuterAttributes attributes) {
   ffi::Error error = check_groups(group_sizes, group_offset, *workspace);
@@ -105,17 +142,33 @@ ffi::Error segment_outer(typename Backend::Context context, ffi::AnyBuffer lhs, 
       out->dimensions().size() != 3) {
     return invalid("lhs and rhs must have two dimensions, the result three");
   }
-  const int64_t num_rows = lhs.dimensions()[0], k = lhs.dimensions()[1], n = rhs.dimensions()[1];
+  const int64_t num_lhs = lhs.dimensions()[0], k = lhs.dimensions()[1];
+  const int64_t num_rhs = rhs.dimensions()[0], n = rhs.dimensions()[1];
   const int64_t num_groups = out->dimensions()[0];
-  if (!is_matrix(rhs, num_rows, n, dtype)) return invalid("lhs and rhs disagree in rows or dtype");
+  const int64_t num_rows =
+      attributes.left ? static_cast<int64_t>(lhs_rows.element_count()) : num_lhs;
+  if (rhs.element_type() != dtype) return invalid("lhs and rhs disagree in dtype");
+  if (!is_list(attributes.left, lhs_rows, num_rows) ||
+      !is_list(attributes.right, rhs_rows, num_rows) ||
+      (!attributes.right && num_rhs != num_rows)) {
+    return invalid("lhs and rhs, or the int32 lists of their rows, disagree in rows");
+  }
+  if (!is_row_scale(attributes.scaled, scale, num_rows, dtype)) {
+    return invalid("the scale has the wrong shape or dtype");
+  }
   if (!has_shape(*out, {num_groups, k, n})) return invalid("the result has the wrong shape");
   const Groups groups = {data<const int32_t>(group_sizes), data<const int32_t>(group_offset),
                          static_cast<int64_t>(group_sizes.element_count()), num_groups, num_rows};
-  return dispatch_product<Backend>(dtype, out->element_type(), [&](auto t, auto o) {
+  return dispatch_product<Backend>(dtype, out->element_type(), [&](auto t, auto acc, auto o) {
     using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
     using Out = typename decltype(o)::type;
-    return Backend::segment_outer(context, attributes, *workspace, groups, k, n, data<const T>(lhs),
-                                  data<const T>(rhs), data<Out>(*out));
+    return Backend::segment_outer(
+        context, attributes, *workspace, groups, k, n, data<const T>(lhs), data<const T>(rhs),
+        FactorLists<Acc>{data_if<int32_t>(attributes.left, lhs_rows), num_lhs,
+                         data_if<int32_t>(attributes.right, rhs_rows), num_rhs,
+                         data_if<Acc>(attributes.scaled, scale)},
+        data<Out>(*out));
   });
 }
 

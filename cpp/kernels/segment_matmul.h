@@ -13,4 +13,30 @@ struct Groups {
   int64_t num_sizes, num_groups, num_rows;  // num_groups: of the weights
 };
 
+// Which rows segment_matmul reads, where it writes them, and what it multiplies them with. Null:
+// row i is row i of lhs, is written at i, or is multiplied with 1. Ids come from the user's arrays:
+// kernels must check them all.
+template <typename Acc>
+struct RowLists {
+  const int32_t* lhs_rows;  // (num_rows,): row i reads lhs[lhs_rows[i]], zeros where that is
+                            // outside [0, num_lhs)
+  int64_t num_lhs;          // rows of lhs
+  const int32_t* out_rows;  // (num_rows,): row i is written at out_rows[i], nowhere where that is
+                            // outside [0, num_rows)
+  const int32_t* inverse;  // (num_rows,): which row of the product each row of the result is; zeros
+                           // are written where that is outside [0, num_rows). As out_rows, or null
+  const Acc* scale;        // (num_rows,): factors of the products, before bias and activation
+};
+
+// The same of segment_outer. Rows for which either id is out of range are left out, whatever the
+// row that the other names holds.
+template <typename Acc>
+struct FactorLists {
+  const int32_t* lhs_rows;  // (num_rows,): row i reads lhs[lhs_rows[i]]
+  int64_t num_lhs;          // rows of lhs
+  const int32_t* rhs_rows;  // (num_rows,): row i reads rhs[rhs_rows[i]]
+  int64_t num_rhs;          // rows of rhs
+  const Acc* scale;         // (num_rows,): factors of the outer products
+};
+
 }  // namespace jax_gnn

@@ -181,6 +181,22 @@ JAX_GNN_INLINE const Accumulator<T>* widen_rows(const T* from, int64_t count,
   }
 }
 
+// Which row a list names, -1 where that is outside [0, size); without a list, `row` itself.
+JAX_GNN_INLINE int64_t listed(const int32_t* list, int64_t row, int64_t size) {
+  if (list == nullptr) return row;
+  const int64_t id = list[row];
+  return id >= 0 && id < size ? id : -1;
+}
+
+// Rows that lists name are fetched ahead: memory answers many requests as soon as one.
+constexpr int64_t kRowsAhead = 8;
+
+template <typename T>
+JAX_GNN_INLINE void prefetch_row(const T* from, int64_t count) {
+  constexpr int64_t kPerLine = 64 / static_cast<int64_t>(sizeof(T));
+  for (int64_t i = 0; i < count; i += kPerLine) __builtin_prefetch(from + i);
+}
+
 constexpr int64_t round_up(int64_t size, int64_t multiple) {
   return (size + multiple - 1) / multiple * multiple;
 }
@@ -233,30 +249,30 @@ struct Matmul {
   bool transposed;
   Activation activation;
   const T *lhs, *rhs, *bias;
+  RowLists<Acc> lists;
   Out* out;
 
   template <typename Tile>
   JAX_GNN_INLINE void run(int64_t task) const {
     constexpr int kLanes = Tile::template kLanes<Acc>, kRows = Tile::kRows;
+    const int64_t first = even_share(num_rows, task, tasks);
+    const int64_t last = even_share(num_rows, task + 1, tasks);
+    clear_others(first, last);
     constexpr int64_t kColumns = Tile::template kColumns<Acc>;
     const int64_t panels = (n + kColumns - 1) / kColumns;
-    // Rows of the left factor that are widened, and stay in the cache, at a time.
+    // Rows of the left factor that are gathered or widened, and stay in the cache, at a time.
     const int64_t rows = round_up(std::max<int64_t>(16384 / std::max<int64_t>(k, 1), 64), kRows);
-    const Scratch<Acc> packed(panels * (k + 1) * kColumns);
-    const Scratch<Acc> wide(std::is_same_v<T, Acc> ? 1 : rows * k);
-    for_each_piece(bounds, even_share(num_rows, task, tasks), even_share(num_rows, task + 1, tasks),
+    const bool copies = lists.lhs_rows != nullptr || !std::is_same_v<T, Acc>;
+    const Scratch<Acc> packed(panels * (k + 1) * kColumns), copied(copies ? rows * k : 1);
+    for_each_piece(bounds, first, last,
                    [&](int64_t begin, int64_t end, int64_t weight) JAX_GNN_LAMBDA {
-                     if (weight < 0) {
-                       std::fill(out + begin * n, out + end * n, Out{});
-                       return;
-                     }
+                     if (weight < 0) return clear(begin, end);
                      for (int64_t p = 0; p < panels; ++p) {
                        pack<Tile>(weight, p * kColumns, packed.get() + p * (k + 1) * kColumns);
                      }
                      for (int64_t row = begin; row < end; row += rows) {
                        const int64_t count = std::min(rows, end - row);
-                       const Acc* const a =
-                           widen_rows<kLanes>(lhs + row * k, count * k, wide.get());
+                       const Acc* const a = rows_of<kLanes>(row, count, copied.get());
                        for (int64_t p = 0; p < panels; ++p) {
                          const Acc* const panel = packed.get() + p * (k + 1) * kColumns;
                          for (int64_t i = 0; i < count;) {
@@ -268,6 +284,41 @@ struct Matmul {
   }
 
  private:
+  // The left factor's rows, in the accumulator type: themselves or copied.
+  template <int kLanes>
+  JAX_GNN_INLINE const Acc* rows_of(int64_t row, int64_t count, Acc* copied) const {
+    if (lists.lhs_rows == nullptr) return widen_rows<kLanes>(lhs + row * k, count * k, copied);
+    const auto source = [&](int64_t i) JAX_GNN_LAMBDA {
+      return listed(lists.lhs_rows, row + i, lists.num_lhs);
+    };
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t ahead = i + kRowsAhead < count ? source(i + kRowsAhead) : -1;
+      if (ahead >= 0) prefetch_row(lhs + ahead * k, k);
+      const int64_t from = source(i);
+      widen_row<kLanes>(lhs + std::max<int64_t>(from, 0) * k, from < 0 ? 0 : k, copied + i * k, k);
+    }
+    return copied;
+  }
+
+  // The result of rows of no group.
+  JAX_GNN_INLINE void clear(int64_t begin, int64_t end) const {
+    if (lists.out_rows == nullptr) return std::fill(out + begin * n, out + end * n, Out{});
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t to = listed(lists.out_rows, row, num_rows);
+      if (to >= 0) std::fill(out + to * n, out + (to + 1) * n, Out{});
+    }
+  }
+
+  // Rows of the result that no row of the product is.
+  JAX_GNN_INLINE void clear_others(int64_t begin, int64_t end) const {
+    if (lists.inverse == nullptr) return;
+    for (int64_t row = begin; row < end; ++row) {
+      if (listed(lists.inverse, row, num_rows) < 0) {
+        std::fill(out + row * n, out + (row + 1) * n, Out{});
+      }
+    }
+  }
+
   // A panel: columns [column, column + kColumns) of a weight, with their biases ahead.
   template <typename Tile>
   JAX_GNN_INLINE void pack(int64_t weight, int64_t column, Acc* panel) const {
@@ -298,18 +349,19 @@ struct Matmul {
                               int64_t column) const {
     constexpr int kLanes = Tile::template kLanes<Acc>;
     constexpr int kColumns = Tile::template kColumns<Acc>;
-    Out* const target = out + row * n + column;
     const int64_t width = std::min<int64_t>(n - column, kColumns);
     alignas(64) Acc tile[Tile::kRows * kColumns];
+    alignas(64) static constexpr Acc kZeros[kColumns] = {};
     Rows<Acc> to = {tile, kColumns};
     bool direct = false;
     if constexpr (std::is_same_v<Out, Acc>) {
-      direct = activation == Activation::kNone && width % kLanes == 0;
-      if (direct) to = {target, n};
+      direct = activation == Activation::kNone && width % kLanes == 0 &&
+               lists.out_rows == nullptr && lists.scale == nullptr;
+      if (direct) to = {out + row * n + column, n};
     }
     const int rows =
         with_tile<Tile::kRows>(count, width <= kLanes, [&](auto rows, auto vectors) JAX_GNN_LAMBDA {
-          Rows<const Acc> init = {panel, 0};  // the biases
+          Rows<const Acc> init = {lists.scale ? kZeros : panel, 0};  // the biases
           int64_t s = 0;
           do {
             multiply_tile<Tile, decltype(rows)::value, decltype(vectors)::value>(
@@ -321,13 +373,21 @@ struct Matmul {
         });
     if (direct) return rows;
     for (int i = 0; i < rows; ++i) {
+      const int64_t place = listed(lists.out_rows, row + i, num_rows);
+      if (place < 0) continue;
       Acc* const from = tile + i * kColumns;
+      if (lists.scale != nullptr) {
+        const Acc scale = lists.scale[row + i];
+        for (int64_t j = 0; j < width; j += kLanes) {
+          store<kLanes>(from + j, load<kLanes>(panel + j) + scale * load<kLanes>(from + j));
+        }
+      }
       if (activation != Activation::kNone) {
         for (int64_t j = 0; j < width; j += kLanes) {
           store<kLanes>(from + j, activate<kLanes>(activation, load<kLanes>(from + j)));
         }
       }
-      narrow_row<kLanes>(from, width, target + i * n);
+      narrow_row<kLanes>(from, width, out + place * n + column);
     }
     return rows;
   }
@@ -342,6 +402,7 @@ struct Outer {
   std::vector<int64_t> bounds;
   int64_t num_rows, k, n, tasks;
   const T *lhs, *rhs;
+  FactorLists<Acc> lists;
   Out* out;
   Acc* partial;  // (tasks, 2, k, n): sums of a task's first and last group, where others share it
 
@@ -353,19 +414,21 @@ struct Outer {
     const int64_t first = even_share(num_rows, task, tasks);
     const int64_t last = even_share(num_rows, task + 1, tasks);
     const Scratch<Acc> packed(panels * kSteps * kColumns), sums(panels * k * kColumns);
-    const Scratch<Acc> wide(std::is_same_v<T, Acc> ? 1 : kSteps * k);
+    const Scratch<Acc> copied(copies() || !std::is_same_v<T, Acc> ? kSteps * k : 1);
+    const T* right_rows[kSteps];
     alignas(64) const Acc zeros[kColumns] = {};
     for_each_piece(
         bounds, first, last, [&](int64_t begin, int64_t end, int64_t weight) JAX_GNN_LAMBDA {
           if (weight < 0) return;
           for (int64_t row = begin; row < end; row += kSteps) {
             const int64_t steps = std::min(kSteps, end - row);
-            const Acc* const a = widen_rows<kLanes>(lhs + row * k, steps * k, wide.get());
+            const Acc* const a = rows_of<kLanes>(row, steps, copied.get(), right_rows);
             for (int64_t p = 0; p < panels; ++p) {
               const int64_t width = std::min(n - p * kColumns, kColumns);
               Acc* const panel = packed.get() + p * kSteps * kColumns;
               for (int64_t s = 0; s < steps; ++s) {
-                widen_row<kLanes>(rhs + (row + s) * n + p * kColumns, width, panel + s * kColumns,
+                const T* const from = copies() ? right_rows[s] : rhs + (row + s) * n;
+                widen_row<kLanes>(from + p * kColumns, from ? width : 0, panel + s * kColumns,
                                   kColumns);
               }
               for (int64_t i = 0; i < k;) {
@@ -416,6 +479,40 @@ struct Outer {
   }
 
  private:
+  // Whether rows of the left factor are not those of lhs in order.
+  JAX_GNN_INLINE bool copies() const {
+    return lists.lhs_rows != nullptr || lists.rhs_rows != nullptr || lists.scale != nullptr;
+  }
+
+  // The left factor's rows, in the accumulator type: themselves or copied. With a copy, also where
+  // the right one's are, null for rows that are left out, which are zeros on the left.
+  template <int kLanes>
+  JAX_GNN_INLINE const Acc* rows_of(int64_t row, int64_t count, Acc* copied,
+                                    const T** right_rows) const {
+    if (!copies()) return widen_rows<kLanes>(lhs + row * k, count * k, copied);
+    const T* left_rows[kSteps];
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t left = listed(lists.lhs_rows, row + i, lists.num_lhs);
+      const int64_t right = listed(lists.rhs_rows, row + i, lists.num_rhs);
+      const bool valid = left >= 0 && right >= 0;
+      left_rows[i] = valid ? lhs + left * k : nullptr;
+      right_rows[i] = valid ? rhs + right * n : nullptr;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const T* const from = left_rows[i];
+      if (i + kRowsAhead < count && left_rows[i + kRowsAhead] != nullptr) {
+        prefetch_row(left_rows[i + kRowsAhead], k);
+        prefetch_row(right_rows[i + kRowsAhead], n);
+      }
+      Acc* const to = copied + i * k;
+      widen_row<kLanes>(from, from ? k : 0, to, k);
+      if (from == nullptr || lists.scale == nullptr) continue;
+      const Acc scale = lists.scale[row + i];
+      for (int64_t j = 0; j < k; ++j) to[j] *= scale;
+    }
+    return copied;
+  }
+
   Acc* partial_of(int64_t task, bool is_first) const {
     return partial + (2 * task + (is_first ? 0 : 1)) * k * n;
   }
@@ -430,10 +527,10 @@ struct Outer {
 
 }  // namespace
 
-template <typename T, typename Out>
+template <typename T, typename Acc, typename Out>
 void segment_matmul(const ParallelFor& parallel_for, const Groups& groups, int64_t k, int64_t n,
                     bool transposed, Activation activation, const T* lhs, const T* rhs,
-                    const T* bias, Out* out) {
+                    const T* bias, const RowLists<Acc>& lists, Out* out) {
   expect_writes(out, groups.num_rows * n);
   // Every task packs the weights of its rows: it should have many rows of one group.
   const double operations = static_cast<double>(groups.num_rows) * static_cast<double>(k * n + 1);
@@ -441,12 +538,12 @@ void segment_matmul(const ParallelFor& parallel_for, const Groups& groups, int64
                                             std::max<int64_t>(groups.num_rows / 512, 1));
   run_all(parallel_for, tasks,
           Matmul<T, Out>{bounds_of(groups), groups.num_rows, k, n, tasks, transposed, activation,
-                         lhs, rhs, bias, out});
+                         lhs, rhs, bias, lists, out});
 }
 
-template <typename T, typename Out>
+template <typename T, typename Acc, typename Out>
 void segment_outer(const ParallelFor& parallel_for, const Groups& groups, int64_t k, int64_t n,
-                   const T* lhs, const T* rhs, Out* out) {
+                   const T* lhs, const T* rhs, const FactorLists<Acc>& lists, Out* out) {
   // As many tasks as the work is worth, but no more memory for them than the operands take.
   const int64_t rows = groups.num_rows, size = k * n;
   const double operations = static_cast<double>(rows) * static_cast<double>(size + 1);
@@ -454,8 +551,9 @@ void segment_outer(const ParallelFor& parallel_for, const Groups& groups, int64_
                             static_cast<double>(2 * std::max<int64_t>(size, 1));
   const int64_t tasks = std::clamp<int64_t>(
       static_cast<int64_t>(std::min(operations / (1 << 21), affordable)), 1, 64);
-  const Scratch<Accumulator<T>> partial(tasks > 1 ? 2 * tasks * size : 1);
-  const Outer<T, Out> work = {bounds_of(groups), rows, k, n, tasks, lhs, rhs, out, partial.get()};
+  const Scratch<Acc> partial(tasks > 1 ? 2 * tasks * size : 1);
+  const Outer<T, Out> work = {bounds_of(groups), rows, k, n, tasks, lhs, rhs, lists, out,
+                              partial.get()};
   run_all(parallel_for, tasks, work);
   const int64_t shares = task_count(
       static_cast<double>(groups.num_groups) * static_cast<double>(size), groups.num_groups);
@@ -465,17 +563,18 @@ void segment_outer(const ParallelFor& parallel_for, const Groups& groups, int64_
   });
 }
 
-#define JAX_GNN_INSTANTIATE(T, Out)                                                          \
-  template void segment_matmul(const ParallelFor&, const Groups&, int64_t, int64_t, bool,    \
-                               Activation, const T*, const T*, const T*, Out*);              \
-  template void segment_outer(const ParallelFor&, const Groups&, int64_t, int64_t, const T*, \
-                              const T*, Out*);
+#define JAX_GNN_INSTANTIATE(T, Acc, Out)                                                       \
+  template void segment_matmul(const ParallelFor&, const Groups&, int64_t, int64_t, bool,      \
+                               Activation, const T*, const T*, const T*, const RowLists<Acc>&, \
+                               Out*);                                                          \
+  template void segment_outer(const ParallelFor&, const Groups&, int64_t, int64_t, const T*,   \
+                              const T*, const FactorLists<Acc>&, Out*);
 
-JAX_GNN_INSTANTIATE(float, float)
-JAX_GNN_INSTANTIATE(double, double)
-JAX_GNN_INSTANTIATE(Half, Half)
-JAX_GNN_INSTANTIATE(Half, float)
-JAX_GNN_INSTANTIATE(BFloat16, BFloat16)
-JAX_GNN_INSTANTIATE(BFloat16, float)
+JAX_GNN_INSTANTIATE(float, float, float)
+JAX_GNN_INSTANTIATE(double, double, double)
+JAX_GNN_INSTANTIATE(Half, float, Half)
+JAX_GNN_INSTANTIATE(Half, float, float)
+JAX_GNN_INSTANTIATE(BFloat16, float, BFloat16)
+JAX_GNN_INSTANTIATE(BFloat16, float, float)
 
 }  // namespace jax_gnn::cpu

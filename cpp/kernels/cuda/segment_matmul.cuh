@@ -8,7 +8,7 @@
 // Needs a grid whose blocks all fit on the GPU or take their turn, as they wait for nobody, and for
 // the Hopper kernel what segment_matmul_launch.h checks: sm_90a, rows of whole 16 bytes, a
 // TensorMap. Promises that each row is written once, rows of no group with zeros, whatever the
-// sizes are.
+// sizes are; where results are scattered, what lists say is not written is cleared.
 #pragma once
 
 #include "../segment_matmul.h"
@@ -47,6 +47,13 @@ __device__ __forceinline__ Acc activated(Activation activation, Acc x) {
   return x;
 }
 
+// Which row a list names, -1 where that is outside [0, size); without a list, `row` itself.
+__device__ __forceinline__ int64_t listed(const int32_t* list, int64_t row, int64_t size) {
+  if (list == nullptr) return row;
+  const int64_t id = list[row];
+  return id >= 0 && id < size ? id : -1;
+}
+
 // What is multiplied, and where it goes.
 template <typename T, typename Out>
 struct Product {
@@ -57,7 +64,40 @@ struct Product {
   int k, n;
   bool transposed, out_aligned;  // to 16 bytes
   Activation activation;
+  RowLists<Accumulator<T>> lists;
+
+  // The row of lhs that a row of the product reads, -1: none.
+  __device__ __forceinline__ int64_t source_of(int64_t row) const {
+    return listed(lists.lhs_rows, row, lists.num_lhs);
+  }
+  // The row of the result that a row of the product is, -1: none.
+  __device__ __forceinline__ int64_t target_of(int64_t row, int64_t num_rows) const {
+    return listed(lists.out_rows, row, num_rows);
+  }
 };
+
+// Writes zeros to `columns` columns, from `first` on, of those rows of the result that no row of
+// the product is: an even part of them by each block of a row of the grid, in its first `threads`
+// threads.
+template <typename T, typename Out>
+__device__ __forceinline__ void clear_others(const Product<T, Out>& product, int64_t num_rows,
+                                             int first, int columns, int threads) {
+  if (product.lists.inverse == nullptr) return;
+  columns = least(columns, product.n - first);
+  const int64_t end = split(num_rows, blockIdx.x + 1, gridDim.x);
+  // A warp looks at 32 rows at a time, and clears those that it finds.
+  const int lane = threadIdx.x % 32;
+  for (int64_t row = split(num_rows, blockIdx.x, gridDim.x) + threadIdx.x / 32 * 32; row < end;
+       row += threads) {
+    const bool is_other =
+        row + lane < end && listed(product.lists.inverse, row + lane, num_rows) < 0;
+    for (unsigned others = __ballot_sync(kWholeWarp, is_other); others != 0; others &= others - 1) {
+      Out* const out = product.out + (row + __ffs(others) - 1) * product.n + first;
+      for (int column = lane; column < columns; column += 32)
+        narrow(Accumulator<T>(0), out[column]);
+    }
+  }
+}
 
 // The places of a block's tiles, in ranges: `chunk` of every gridDim.x chunks, so that all blocks
 // work in the same part of memory, and an even part of what remains.
@@ -392,9 +432,9 @@ __global__ void __launch_bounds__(kTileThreads)
     for (int depth = 0; depth < (weight.exists ? k : 0); depth += kDepth) {
       for (int j = threadIdx.x; j < kRows * kDepth; j += kTileThreads) {
         const int row = j / kDepth, d = j % kDepth;
-        const bool valid = row < tile.count && depth + d < k;
-        shared.set_left(row, d,
-                        valid ? product.lhs[(int64_t{tile.row} + row) * k + depth + d] : T(0.f));
+        int64_t from = -1;
+        if (row < tile.count && depth + d < k) from = product.source_of(int64_t{tile.row} + row);
+        shared.set_left(row, d, from >= 0 ? product.lhs[from * k + depth + d] : T(0.f));
       }
       for (int j = threadIdx.x; j < kTileColumns * kDepth; j += kTileThreads) {
         const int column = product.transposed ? j / kDepth : j % kTileColumns;
@@ -411,14 +451,18 @@ __global__ void __launch_bounds__(kTileThreads)
     tiles.for_each([&](int row, int column, Acc sum) {
       column += first_column;
       if (row >= tile.count || column >= n) return;
+      const int64_t at = int64_t{tile.row} + row, to = product.target_of(at, groups.num_rows);
+      if (to < 0) return;
       if (weight.exists) {
+        if (product.lists.scale != nullptr) sum *= product.lists.scale[at];
         if (product.bias != nullptr) sum += widen(product.bias[int64_t{weight.index} * n + column]);
         sum = activated<true>(product.activation, sum);
       }
-      narrow(sum, product.out[(int64_t{tile.row} + row) * n + column]);
+      narrow(sum, product.out[to * n + column]);
     });
     __syncthreads();  // shared_tile has been read
   }
+  clear_others(product, groups.num_rows, first_column, kTileColumns, kTileThreads);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../segment_matmul.h"
 
@@ -22,23 +23,24 @@ constexpr int64_t outer_workspace_bytes(int64_t blocks, int64_t k, int64_t n, in
   return (2 * blocks * k * n * acc_bytes + 15) / 16 * 16 + 8 * blocks;
 }
 
-// (T, Out): float, double, __half and __nv_bfloat16 to themselves, the half types to float too.
-// `exact`: float products in full precision rather than in tf32.
+// (T, Acc, Out): float, double, __half and __nv_bfloat16, what they are added up in, and either of
+// both. `exact`: float products in full precision rather than in tf32.
 
-// out[r, :] = activation(lhs[r, :] @ rhs[g] + bias[g]) for the rows r of group g, 0 for rows of no
-// group. lhs: (num_rows, k), rhs: (num_groups, k, n), `transposed` (num_groups, n, k), bias:
-// (num_groups, n) or null, out: (num_rows, n).
-template <typename T, typename Out>
+// out[s, :] = activation(scale[r] * (lhs[l, :] @ rhs[g]) + bias[g]) for the rows r of group g, read
+// at l and written at s as `lists` says; 0 for rows of no group, and where no row is written. lhs:
+// (num_lhs, k), rhs: (num_groups, k, n), `transposed` (num_groups, n, k), bias: (num_groups, n) or
+// null, out: (num_rows, n).
+template <typename T, typename Acc, typename Out>
 cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
                            const Groups& groups, int64_t k, int64_t n, bool transposed, bool exact,
                            Activation activation, const T* lhs, const T* rhs, const T* bias,
-                           Out* out);
+                           const RowLists<Acc>& lists, Out* out);
 
-// out[g] = the sum over the rows r of group g of the outer products of lhs[r, :] and rhs[r, :].
-// lhs: (num_rows, k), rhs: (num_rows, n), out: (num_groups, k, n).
-template <typename T, typename Out>
+// out[g] = the sum over the rows r of group g of scale[r] times the outer product of a row of lhs
+// and one of rhs, as `lists` says. lhs: (num_lhs, k), rhs: (num_rhs, n), out: (num_groups, k, n).
+template <typename T, typename Acc, typename Out>
 cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
                           int64_t k, int64_t n, bool exact, bool deterministic, const T* lhs,
-                          const T* rhs, Out* out, void* workspace);
+                          const T* rhs, const FactorLists<Acc>& lists, Out* out, void* workspace);
 
 }  // namespace jax_gnn::cuda

@@ -5,16 +5,16 @@ namespace jax_gnn::cuda {
 
 template cudaError_t segment_matmul(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
                                     int64_t, bool, bool, Activation, const __half*, const __half*,
-                                    const __half*, __half*);
+                                    const __half*, const RowLists<float>&, __half*);
 template cudaError_t segment_outer(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
-                                   int64_t, bool, bool, const __half*, const __half*, __half*,
-                                   void*);
+                                   int64_t, bool, bool, const __half*, const __half*,
+                                   const FactorLists<float>&, __half*, void*);
 
 template cudaError_t segment_matmul(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
                                     int64_t, bool, bool, Activation, const __half*, const __half*,
-                                    const __half*, float*);
+                                    const __half*, const RowLists<float>&, float*);
 template cudaError_t segment_outer(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
-                                   int64_t, bool, bool, const __half*, const __half*, float*,
-                                   void*);
+                                   int64_t, bool, bool, const __half*, const __half*,
+                                   const FactorLists<float>&, float*, void*);
 
 }  // namespace jax_gnn::cuda

@@ -65,14 +65,15 @@ cudaError_t launch_chunks(cudaStream_t stream, const MatmulSchedule& schedule, c
 
 }  // namespace
 
-template <typename T, typename Out>
+template <typename T, typename Acc, typename Out>
 cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
                            const Groups& groups, int64_t k, int64_t n, bool transposed, bool exact,
                            Activation activation, const T* lhs, const T* rhs, const T* bias,
-                           Out* out) {
+                           const RowLists<Acc>& lists, Out* out) {
   constexpr int64_t kMax = 1 << 30;
   if (groups.num_rows <= 0 || n <= 0) return cudaSuccess;
-  if (k > kMax || n > kMax || groups.num_rows > 0x7fffffff || groups.num_sizes > kMax)
+  if (k > kMax || n > kMax || groups.num_rows > 0x7fffffff || lists.num_lhs > 0x7fffffff ||
+      groups.num_sizes > kMax)
     return cudaErrorInvalidValue;
   const Product<T, Out> product = {lhs,
                                    rhs,
@@ -82,11 +83,15 @@ cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
                                    static_cast<int>(n),
                                    transposed,
                                    aligned(out, 16),
-                                   activation};
+                                   activation,
+                                   lists};
+  const bool is_direct =
+      lists.lhs_rows == nullptr && lists.out_rows == nullptr && lists.scale == nullptr;
   if constexpr (sizeof(T) <= 4) {
     const int64_t chunks = ceil_div(k * sizeof(T), kChunkBytes);
-    if (compute_capability() == 9 && !(exact && sizeof(T) == 4) && k > 0 && chunks <= 8 &&
-        k * sizeof(T) % 16 == 0 && aligned(lhs, 16) && aligned(rhs, 8) && aligned(out, 8)) {
+    if (is_direct && compute_capability() == 9 && !(exact && sizeof(T) == 4) && k > 0 &&
+        chunks <= 8 && k * sizeof(T) % 16 == 0 && aligned(lhs, 16) && aligned(rhs, 8) &&
+        aligned(out, 8)) {
       if (chunks <= 1) return launch_chunks<T, 1>(stream, schedule, groups, product);
       if (chunks <= 2) return launch_chunks<T, 2>(stream, schedule, groups, product);
       if (chunks <= 4) return launch_chunks<T, 4>(stream, schedule, groups, product);

@@ -46,6 +46,17 @@ struct OuterProduct {
   int k, n;
   bool atomic, splits;  // whether blocks may share a group
   OuterWorkspace<Accumulator<T>> workspace;
+  FactorLists<Accumulator<T>> lists;
+
+  // The rows of lhs and rhs that a row reads, both -1 where it is left out.
+  struct Sources {
+    int64_t left, right;
+  };
+  __device__ __forceinline__ Sources sources_of(int64_t row) const {
+    const Sources sources = {listed(lists.lhs_rows, row, lists.num_lhs),
+                             listed(lists.rhs_rows, row, lists.num_rhs)};
+    return sources.left < 0 || sources.right < 0 ? Sources{-1, -1} : sources;
+  }
 };
 
 template <typename Run>
@@ -579,19 +590,27 @@ __global__ void __launch_bounds__(kTileThreads)
     if (!ends) open = tile.group;
     if (tile.first) opened = true;
     for (int begin = 0; begin < tile.count; begin += kDepth) {
-      const auto fill = [&](const T* from, int features, int first, int size, const auto& set) {
+      using Sources = typename OuterProduct<T, Out>::Sources;
+      const auto fill = [&](const T* from, int features, int first, int size,
+                            int64_t Sources::* side, const auto& set) {
         for (int j = threadIdx.x; j < kDepth * size; j += kTileThreads) {
           const int row = j / size, feature = j % size;
+          const int64_t at = int64_t{tile.row} + begin + row;
           const bool valid = begin + row < tile.count && first + feature < features;
-          set(feature, row,
-              valid ? from[(int64_t{tile.row} + begin + row) * features + first + feature]
-                    : T(0.f));
+          const int64_t source = valid ? product.sources_of(at).*side : -1;
+          set(feature, row, source >= 0 ? from[source * features + first + feature] : T(0.f),
+              source >= 0 ? at : -1);
         }
       };
-      fill(product.lhs, k, first_row, Tiles::kRows,
-           [&](int feature, int row, T x) { shared.set_left(feature, row, x); });
-      fill(product.rhs, n, first_column, kTileColumns,
-           [&](int feature, int row, T x) { shared.set_right(feature, row, x); });
+      fill(product.lhs, k, first_row, Tiles::kRows, &Sources::left,
+           [&](int feature, int row, T x, int64_t at) {
+             if (product.lists.scale != nullptr && at >= 0)
+               shared.set_left(feature, row, x, product.lists.scale[at]);
+             else
+               shared.set_left(feature, row, x);
+           });
+      fill(product.rhs, n, first_column, kTileColumns, &Sources::right,
+           [&](int feature, int row, T x, int64_t) { shared.set_right(feature, row, x); });
       __syncthreads();
       tiles.add(shared);
       __syncthreads();

@@ -39,11 +39,10 @@ cudaError_t launch_plain(cudaStream_t stream, const Groups& groups, unsigned blo
 
 }  // namespace
 
-template <typename T, typename Out>
+template <typename T, typename Acc, typename Out>
 cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
                           int64_t k, int64_t n, bool exact, bool deterministic, const T* lhs,
-                          const T* rhs, Out* out, void* workspace) {
-  using Acc = Accumulator<T>;
+                          const T* rhs, const FactorLists<Acc>& lists, Out* out, void* workspace) {
   constexpr int64_t kMax = 1 << 24;
   if (groups.num_groups <= 0 || k <= 0 || n <= 0) return cudaSuccess;
   if (k > kMax || n > kMax || groups.num_rows > 0x7fffffff || groups.num_sizes > 1 << 30)
@@ -56,7 +55,10 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
                                   static_cast<int>(n),
                                   atomic,
                                   schedule.chunk == 0,
-                                  {static_cast<Acc*>(workspace), k * n, 0}};
+                                  {static_cast<Acc*>(workspace), k * n, 0},
+                                  lists};
+  const bool is_direct =
+      lists.lhs_rows == nullptr && lists.rhs_rows == nullptr && lists.scale == nullptr;
   const int64_t blocks = std::max<int64_t>(schedule.blocks, 1);
   product.workspace.blocks = blocks;
   cudaError_t error = cudaSuccess;
@@ -72,7 +74,7 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
       const int capability = compute_capability();
       const bool tensor = capability >= 8 && !(exact && sizeof(T) == 4);
       const bool large = capability >= 9 && most_shared_memory() >= 227 * 1024;
-      if (tensor && large && groups.num_rows > 0 && k * sizeof(T) % 16 == 0 &&
+      if (is_direct && tensor && large && groups.num_rows > 0 && k * sizeof(T) % 16 == 0 &&
           n * sizeof(T) % 16 == 0 && aligned(lhs, 16) && aligned(rhs, 16)) {
         const auto by_warps = [&](auto tile) {
           using Shape = OuterTile<T, decltype(tile)::value>;

@@ -26,6 +26,9 @@ class ExactProduct {
   struct Shared {
     Acc left[kDepth][kRows + 4], right[kDepth][kTileColumns + 4];
     __device__ __forceinline__ void set_left(int row, int d, T x) { left[d][row] = widen(x); }
+    __device__ __forceinline__ void set_left(int row, int d, T x, Acc factor) {
+      left[d][row] = factor * widen(x);
+    }
     __device__ __forceinline__ void set_right(int column, int d, T x) {
       right[d][column] = widen(x);
     }
@@ -109,6 +112,10 @@ class TensorProduct {
     static constexpr int kStride = kDepth + 16 / static_cast<int>(sizeof(T));
     alignas(16) T left[kRows][kStride], right[kTileColumns][kStride];
     __device__ __forceinline__ void set_left(int row, int d, T x) { left[row][d] = rounded(x); }
+    __device__ __forceinline__ void set_left(int row, int d, T x, Acc factor) {
+      narrow(factor * widen(x), x);
+      left[row][d] = rounded(x);
+    }
     __device__ __forceinline__ void set_right(int column, int d, T x) {
       right[column][d] = rounded(x);
     }

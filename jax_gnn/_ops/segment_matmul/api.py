@@ -117,7 +117,7 @@ def segment_matmul(
     if activation is not None and not jnp.issubdtype(product.dtype, np.floating):
         raise TypeError(f"activation={activation!r} needs real lhs and rhs, got {lhs.dtype}")
     result = primitive.segment_matmul(
-        *(lhs, rhs, bias, sizes, offset),
+        *(lhs, rhs, bias, None, sizes, offset),
         transposed=transpose_rhs,
         precision=product.precision,
         activation=activation,
@@ -180,7 +180,7 @@ def segment_outer(
         num_groups = check_size("num_groups", num_groups)
     sizes, offset = _groups(group_sizes, group_offset, num_groups)
     result = primitive.segment_outer(
-        *(lhs, rhs, sizes, offset),
+        *(lhs, rhs, None, sizes, offset),
         num_groups=sizes.shape[0] if num_groups is None else num_groups,
         precision=product.precision,
         deterministic=check_flag("deterministic", deterministic),

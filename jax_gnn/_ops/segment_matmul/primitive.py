@@ -1,10 +1,14 @@
 """The primitives of segmented matrix multiplication, closed under differentiation.
 
-* ``segment_matmul``, out[r] = activation(lhs[r] rhs[g] + bias[g]) for the rows r of group g. With
-  neither bias nor activation it is linear in lhs, where its transpose is itself with the weights
-  transposed, and in rhs, where it is
-* ``segment_outer``, out[g] = Σ lhs[r]ᵀ rhs[r] over the rows r of group g, whose transposes are the
-  first.
+* ``segment_matmul``, out[r] = activation(scale[r] · lhs[r] rhs[g] + bias[g]) for the rows r of
+  group g. With neither bias nor activation it is linear in lhs, where its transpose is itself with
+  the weights transposed, and in rhs, where it is
+* ``segment_outer``, out[g] = Σ scale[r] · lhs[r]ᵀ rhs[r] over the rows r of group g, whose
+  transposes are the first.
+
+Rows may be gathered from lhs, and results scattered: the transpose in lhs has these two swapped,
+where it is no permutation that gathers with the segment sum behind it. The transpose in scale is a
+row dot with the product.
 
 Where an activation is differentiated it is taken out of the primitive; a bias's derivative is a
 gather, whose transpose is the sum over segments. Groups are sizes and an offset into them: weight 0
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -22,42 +27,71 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import FLOATS, accumulator_dtype, promoted
+from jax_gnn._core.arrays import FLOATS, accumulator_dtype, column, promoted
 from jax_gnn._core.batching import all_batched
-from jax_gnn._core.csr import segments
+from jax_gnn._core.csr import SparseMatrix, segments
 from jax_gnn._core.ids import MAX_SIZE, at_most
+from jax_gnn._core.kernels import narrow
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
 from jax_gnn._ops.segment_matmul import xla
 from jax_gnn._ops.segment_matmul.schedule import FAMILY
 from jax_gnn._ops.segment_matmul.xla import Activation
-from jax_gnn._ops.segment_reduce.primitive import gather
+from jax_gnn._ops.segment_reduce.primitive import gather, total
 
 
 class Rows(NamedTuple):
     """Operands of ``segment_matmul``, of one dtype; the result has that or the accumulator's.
 
     Attributes:
-        lhs: ``(rows, k)``.
+        lhs: ``(rows, k)``, or with ``gather`` any number of rows.
         rhs: ``(groups, k, n)``, or if ``transposed`` ``(groups, n, k)``.
         bias: ``(groups, n)``, or None.
+        scale: ``(rows,)`` factors in the accumulator type, or None.
         sizes: ``(num_sizes,)``, how many rows each group has.
         offset: ``(1,)``, which of these is the first of the weights.
+        gather: ``(rows, rows of lhs)``, the row that each row reads, zeros where it is out of
+            range; None: row i reads row i. Its transpose sums up, or has no rows: a permutation.
+        scatter: a permutation, by row which row of the product each row of the result is, zeros
+            where that is out of range, by column where each row is written; None: at its place.
     """
 
     lhs: Any
     rhs: Any
     bias: Any
+    scale: Any
     sizes: Any
     offset: Any
+    gather: SparseMatrix | None = None
+    scatter: SparseMatrix | None = None
 
 
 class Factors(NamedTuple):
-    """Operands of ``segment_outer``: ``(rows, k)``, ``(rows, n)``, and groups as of `Rows`."""
+    """Operands of ``segment_outer``, of one dtype.
+
+    Rows for which an id is out of range are left out, whatever the other one's row holds.
+
+    Attributes:
+        lhs: ``(rows, k)``, or with ``left`` any number of rows.
+        rhs: ``(rows, n)``, or with ``right`` any number of rows.
+        scale: as of `Rows`.
+        sizes: likewise.
+        offset: likewise.
+        left: which row of lhs each row reads, as ``gather`` of `Rows`.
+        right: the same of rhs.
+    """
 
     lhs: Any
     rhs: Any
+    scale: Any
     sizes: Any
     offset: Any
+    left: SparseMatrix | None = None
+    right: SparseMatrix | None = None
+
+
+def _num_rows(x: Any, *gathers: SparseMatrix | None) -> Any:
+    """How many rows a product has: those of its lists, or of a factor."""
+    return next((each.by_row.count for each in gathers if each is not None), x.shape[0])
 
 
 # --- What kernels get ----------------------------------------------------------------------------
@@ -67,18 +101,36 @@ def _call(
     platform: str,
     op: str,
     operands: Rows | Factors,
+    rows: Any,
     shape: tuple[int, int, int],
     precision: jax.lax.Precision,
-    *optional: Operand,
+    bias: Sequence[Operand],
+    lists: Sequence[tuple[Operand | None, Any]],
     **attributes: Any,
 ) -> Call | None:
-    """A call of a kernel, given the (groups, k, n) of its weights; None where there is none."""
-    lhs, sizes = operands.lhs, operands.sizes
-    rows = lhs.shape[0]
-    if lhs.dtype not in FLOATS or (sizes.dtype != np.int32 and not at_most(rows, MAX_SIZE)):
+    """A call of a kernel, None where there is none.
+
+    Args:
+        platform: which.
+        op: which.
+        operands: of the op.
+        rows: of the product.
+        shape: the (groups, k, n) of the weights.
+        precision: of the product.
+        bias: operands behind the offset.
+        lists: ids of rows, and how many rows they index; sizes stand for those that are absent.
+        attributes: of the handler.
+    """
+    lhs, sizes, scale = operands.lhs, operands.sizes, operands.scale
+    if lhs.dtype not in FLOATS:
         return None
     if sizes.dtype != np.int32:
+        if not at_most(rows, MAX_SIZE):
+            return None
         sizes = sizes.map(lambda wide: jnp.clip(wide, 0, rows).astype(jnp.int32), np.int32)
+    for ids, size in lists:
+        if ids is not None and ids.dtype != np.int32 and not at_most(size, MAX_SIZE - 1):
+            return None
     num_groups, k, n = shape
     itemsize = np.dtype(lhs.dtype).itemsize
     schedule = FAMILY.choose(op, rows=rows, groups=num_groups, k=k, n=n, itemsize=itemsize)
@@ -88,13 +140,15 @@ def _call(
         size = -(-2 * schedule.blocks * k * n * acc_itemsize // 16) * 16 + 8 * schedule.blocks
     attributes |= {
         "exact": np.bool_(precision is jax.lax.Precision.HIGHEST),
+        "scaled": np.bool_(scale is not None),
         "chunk": np.int64(schedule.chunk),
         "blocks": np.int64(schedule.blocks),
     }
     if op == "segment_matmul":
         attributes["tile"] = np.int64(schedule.tile)
-    workspace = jax.ShapeDtypeStruct((size,), np.uint8)
-    return Call([lhs, operands.rhs, sizes, operands.offset, *optional], attributes, [workspace])
+    arrays = [lhs, operands.rhs, sizes, operands.offset, *bias, scale or lhs]
+    arrays += [sizes if ids is None else narrow(ids, size) for ids, size in lists]
+    return Call(arrays, attributes, [jax.ShapeDtypeStruct((size,), np.uint8)])
 
 
 def _matmul_call(
@@ -107,11 +161,20 @@ def _matmul_call(
     dtype: Any,
 ) -> Call | None:
     del dtype
+    lhs, gather, scatter = operands.lhs, operands.gather, operands.scatter
+    rows = _num_rows(lhs, gather)
     return _call(
-        *(platform, "segment_matmul", operands, _shape(operands, transposed), precision),
-        operands.bias or operands.rhs,
+        *(platform, "segment_matmul", operands, rows, _shape(operands, transposed), precision),
+        [operands.bias or operands.rhs],
+        [
+            (gather and gather.by_row.cols, lhs.shape[0]),
+            (scatter and scatter.by_col.cols, rows),
+            (scatter and scatter.by_row.cols, rows),
+        ],
         transposed=np.bool_(transposed),
         has_bias=np.bool_(operands.bias is not None),
+        gathers=np.bool_(gather is not None),
+        scatters=np.bool_(scatter is not None),
         activation=np.int64((None, *get_args(Activation)).index(activation)),
     )
 
@@ -126,9 +189,20 @@ def _outer_call(
     dtype: Any,
 ) -> Call | None:
     del dtype
-    shape = num_groups, operands.lhs.shape[1], operands.rhs.shape[1]
-    attributes = {"deterministic": np.bool_(deterministic)}
-    return _call(platform, "segment_outer", operands, shape, precision, **attributes)
+    lhs, rhs, left, right = operands.lhs, operands.rhs, operands.left, operands.right
+    return _call(
+        *(platform, "segment_outer", operands, _num_rows(lhs, left, right)),
+        (num_groups, lhs.shape[1], rhs.shape[1]),
+        precision,
+        [],
+        [
+            (left and left.by_row.cols, lhs.shape[0]),
+            (right and right.by_row.cols, rhs.shape[0]),
+        ],
+        deterministic=np.bool_(deterministic),
+        left=np.bool_(left is not None),
+        right=np.bool_(right is not None),
+    )
 
 
 def _shape(operands: Rows, transposed: bool) -> tuple[int, int, int]:
@@ -143,23 +217,30 @@ def _shape(operands: Rows, transposed: bool) -> tuple[int, int, int]:
 def _matmul_jvp(bind: Bind, primals: Rows, tangents: Rows) -> tuple[Array, Array | None]:
     activation = bind.attributes["activation"]
     product, plain = functools.partial(bind, activation=None), primals._replace(bias=None)
-    terms = []
-    if tangents.lhs is not None:
-        terms.append(product(plain._replace(lhs=tangents.lhs)))
-    if tangents.rhs is not None:
-        terms.append(product(plain._replace(rhs=tangents.rhs)))
+    terms = [
+        product(plain._replace(**{name: tangent}))
+        for name in ("lhs", "rhs", "scale")
+        if (tangent := getattr(tangents, name)) is not None
+    ]
     if tangents.bias is not None:
         num_groups = primals.rhs.shape[0]
-        ids = xla.row_groups(primals.sizes, primals.offset, num_groups, primals.lhs.shape[0])
+        num_rows = _num_rows(primals.lhs, primals.gather)
+        ids = xla.row_groups(primals.sizes, primals.offset, num_groups, num_rows)
         rows = gather(tangents.bias, segments(ids, num_groups), bind.implementation)
+        rows = _listed(bind, rows, primals.scatter)
         terms.append(rows.astype(bind.attributes["dtype"]))
     if not terms:
         return bind(primals), None
     result, tangent = product(primals), functools.reduce(operator.add, terms)
     if activation is None:
         return result, tangent
-    # All activations are 0 at 0: rows of no group stay so.
+    # All activations are 0 at 0: rows of no group, and those that are not written, stay so.
     return jax.jvp(xla.ACTIVATIONS[activation], (result,), (tangent,))
+
+
+def _listed(bind: Bind, x: Array, matrix: SparseMatrix | None) -> Array:
+    """The rows of x that a gather names, or for a transposed one their sums; None: all of x."""
+    return x if matrix is None else total(x, matrix, bind.implementation)
 
 
 def _widening(op: Op, bind: Bind, operands: Rows | Factors, **attributes: Any) -> Array:
@@ -179,30 +260,81 @@ def _widening(op: Op, bind: Bind, operands: Rows | Factors, **attributes: Any) -
     return result.astype(min(dtypes, key=operator.attrgetter("itemsize")))
 
 
-def _rows_times(bind: Bind, lhs: Any, rhs: Any, groups: Any, *, transposed: bool) -> Array:
-    operands = Rows(lhs, rhs, None, groups.sizes, groups.offset)
-    return _widening(segment_matmul, bind, operands, transposed=transposed, activation=None)
+def _rows_times(
+    bind: Bind,
+    lhs: Any,
+    rhs: Any,
+    groups: Any,
+    gather: SparseMatrix | None,
+    to: SparseMatrix | None,
+    *,
+    transposed: bool,
+) -> Array:
+    """The product of rows of lhs, by ``gather``, summed up where ``to`` reads."""
+    scatter = to.T if to is not None and to.by_col.rows is None else None
+    operands = Rows(lhs, rhs, None, groups.scale, groups.sizes, groups.offset, gather, scatter)
+    options = {"transposed": transposed, "activation": None}
+    product = _widening(segment_matmul, bind, operands, **options)
+    return product if to is None or scatter is not None else _listed(bind, product, to.T)
 
 
 def _matmul_transpose_lhs(bind: Bind, ct: Array, operands: Rows) -> Array:
     transposed = not bind.attributes["transposed"]
-    return _rows_times(bind, ct, operands.rhs, operands, transposed=transposed)
+    scatter = operands.scatter and operands.scatter.T
+    lists = scatter, operands.gather
+    return _rows_times(bind, ct, operands.rhs, operands, *lists, transposed=transposed)
 
 
 def _matmul_transpose_rhs(bind: Bind, ct: Array, operands: Rows) -> Array:
-    lhs = operands.lhs
-    left, right = (ct, lhs) if bind.attributes["transposed"] else (lhs, ct)
-    factors = Factors(left, right, operands.sizes, operands.offset)
+    sides = [(operands.lhs, operands.gather), (ct, operands.scatter and operands.scatter.T)]
+    (lhs, left), (rhs, right) = sides[::-1] if bind.attributes["transposed"] else sides
+    factors = Factors(lhs, rhs, operands.scale, operands.sizes, operands.offset, left, right)
     num_groups = operands.rhs.aval.shape[0]
     return _widening(segment_outer, bind, factors, num_groups=num_groups, deterministic=True)
 
 
+def _matmul_transpose_scale(bind: Bind, ct: Array, operands: Rows) -> Array:
+    rows = operands._replace(bias=None, scale=None)
+    dots = _row_dots(bind, rows, ct, transposed=bind.attributes["transposed"])
+    return _of_groups(rows, _listed(bind, dots, rows.scatter and rows.scatter.T))
+
+
+def _outer_transpose_scale(bind: Bind, ct: Array, operands: Factors) -> Array:
+    lhs, rhs, _, sizes, offset, left, right = operands
+    rows = Rows(lhs, ct, None, None, sizes, offset, left)
+    dots = _row_dots(bind, rows, _listed(bind, rhs, right), transposed=False)
+    return _of_groups(rows, dots)
+
+
+def _row_dots(bind: Bind, rows: Rows, others: Array, *, transposed: bool) -> Array:
+    """The dots of the rows of a product and of another matrix, in the accumulator type."""
+    wide = promoted(rows.lhs.dtype, rows.rhs.dtype)
+    acc = np.dtype(accumulator_dtype(wide))
+    product = segment_matmul(
+        *rows._replace(lhs=rows.lhs.astype(wide), rhs=rows.rhs.astype(wide)),
+        transposed=transposed,
+        precision=bind.attributes["precision"],
+        activation=None,
+        dtype=acc,
+        implementation=bind.implementation,
+    )
+    return jnp.sum(product * others.astype(acc), axis=1)
+
+
+def _of_groups(rows: Rows, values: Array) -> Array:
+    """A number for each row of a product, 0 for rows of no group."""
+    groups = rows.sizes, rows.offset, rows.rhs.shape[0], values.shape[0]
+    return jnp.where(xla.in_groups(*groups), values, 0)
+
+
 def _outer_transpose_lhs(bind: Bind, ct: Array, operands: Factors) -> Array:
-    return _rows_times(bind, operands.rhs, ct, operands, transposed=True)
+    lists = operands.right, operands.left
+    return _rows_times(bind, operands.rhs, ct, operands, *lists, transposed=True)
 
 
 def _outer_transpose_rhs(bind: Bind, ct: Array, operands: Factors) -> Array:
-    return _rows_times(bind, operands.lhs, ct, operands, transposed=False)
+    lists = operands.left, operands.right
+    return _rows_times(bind, operands.lhs, ct, operands, *lists, transposed=False)
 
 
 # --- Batching ------------------------------------------------------------------------------------
@@ -223,32 +355,75 @@ def _unfold(x: Array, size: int, axis: int) -> Array:
 
 
 def _matmul_batch(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array:
-    lhs, rhs, bias, sizes, _ = operands
-    any_groups = batched.sizes or batched.offset
-    if size == 1 or any_groups or (batched.lhs and (batched.rhs or batched.bias)):
+    features = batched.rhs or batched.bias
+    others = batched._replace(rhs=False, bias=None)
+    if size == 1:
         return _join_groups(bind, operands, batched, size)
-    if batched.lhs:  # the batch joins the rows: those of one row stay together
-        rows, k = lhs.shape[1:]
-        if not at_most(size * rows, MAX_SIZE):
-            return jax.lax.map(lambda one: bind(operands._replace(lhs=one)), lhs)
-        folded = jnp.moveaxis(lhs, 0, 1).reshape(rows * size, k)
-        result = bind(operands._replace(lhs=folded, sizes=jnp.clip(sizes, 0, rows) * size))
-        return jnp.moveaxis(result.reshape(rows, size, result.shape[1]), 1, 0)
-    # The batch joins the features.
-    rhs = _fold(rhs, batched.rhs, size, 1 if bind.attributes["transposed"] else 2)
-    if bias is not None:
-        bias = _fold(bias, batched.bias, size, 1)
-    return _unfold(bind(operands._replace(rhs=rhs, bias=bias)), size, 1)
+    if not any(jax.tree.leaves(others)):  # the batch joins the features
+        rhs, bias = operands.rhs, operands.bias
+        rhs = _fold(rhs, batched.rhs, size, 1 if bind.attributes["transposed"] else 2)
+        if bias is not None:
+            bias = _fold(bias, batched.bias, size, 1)
+        return _unfold(bind(operands._replace(rhs=rhs, bias=bias)), size, 1)
+    if operands.gather is not None or operands.scatter is not None:
+        return _matmul_apart(bind, operands, batched, size)
+    if features or batched.sizes or batched.offset:
+        return _join_groups(bind, operands, batched, size)
+    # The batch joins the rows: those of one row stay together.
+    rows = operands.lhs.shape[1 if batched.lhs else 0]
+    batch = all_batched((operands.lhs, operands.scale), (batched.lhs, batched.scale), size)
+    if not at_most(size * rows, MAX_SIZE):
+        return jax.lax.map(lambda one: bind(operands._replace(lhs=one[0], scale=one[1])), batch)
+    lhs, scale = jax.tree.map(
+        lambda x: jnp.moveaxis(x, 0, 1).reshape(rows * size, *x.shape[2:]), batch
+    )
+    sizes = jnp.clip(operands.sizes, 0, rows) * size
+    result = bind(operands._replace(lhs=lhs, scale=scale, sizes=sizes))
+    return jnp.moveaxis(result.reshape(rows, size, result.shape[1]), 1, 0)
+
+
+def _matmul_apart(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array:
+    """The batch of products with lists of rows: gathers and scatters are products' no more."""
+    listed = functools.partial(_listed, bind)
+    plain, plain_batched = (
+        each._replace(gather=None, scatter=None) for each in (operands, batched)
+    )
+    if any(jax.tree.leaves((batched.lhs, batched.gather))):
+        lhs = _mapped(listed, batched.lhs, batched.gather)(operands.lhs, operands.gather)
+        plain_batched = plain_batched._replace(lhs=True)
+    else:
+        lhs = listed(operands.lhs, operands.gather)
+    plain = plain._replace(lhs=lhs)
+    is_batched = any(jax.tree.leaves(plain_batched))
+    result = _matmul_batch(bind, plain, plain_batched, size) if is_batched else bind(plain)
+    return _mapped(listed, is_batched, batched.scatter)(result, operands.scatter)
+
+
+def _mapped(function: Callable[..., Any], *batched: Any) -> Callable[..., Any]:
+    axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched)
+    return jax.vmap(function, in_axes=axes)
 
 
 def _outer_batch(bind: Bind, operands: Factors, batched: Factors, size: int) -> Array:
-    any_groups = batched.sizes or batched.offset
-    if size == 1 or any_groups or (batched.lhs and batched.rhs):
-        return _join_groups(bind, operands, batched, size)
-    # The batch joins the features.
-    name, axis = ("lhs", 1) if batched.lhs else ("rhs", 2)
-    folded = _fold(getattr(operands, name), True, size, 1)
-    return _unfold(bind(operands._replace(**{name: folded})), size, axis)
+    others = batched._replace(lhs=False, rhs=False)
+    if size > 1 and batched.lhs != batched.rhs and not any(jax.tree.leaves(others)):
+        # The batch joins the features.
+        name, axis = ("lhs", 1) if batched.lhs else ("rhs", 2)
+        folded = _fold(getattr(operands, name), True, size, 1)
+        return _unfold(bind(operands._replace(**{name: folded})), size, axis)
+    if size > 1 and (operands.left is not None or operands.right is not None):
+
+        def rows_of(lhs: Array, rhs: Array, left: Any, right: Any) -> list[Array]:
+            factors = ((lhs, left), (rhs, right))
+            valid = xla.listed_rows(*factors)
+            return [jnp.where(column(valid), _listed(bind, *each), 0) for each in factors]
+
+        of_rows = operands.lhs, operands.rhs, operands.left, operands.right
+        axes = batched.lhs, batched.rhs, batched.left, batched.right
+        lhs, rhs = _mapped(rows_of, *axes)(*of_rows)
+        operands = operands._replace(lhs=lhs, rhs=rhs, left=None, right=None)
+        batched = batched._replace(lhs=True, rhs=True, left=None, right=None)
+    return _join_groups(bind, operands, batched, size)
 
 
 def _join_groups(bind: Bind, operands: Rows | Factors, batched: Rows | Factors, size: int) -> Array:
@@ -263,10 +438,12 @@ def _join_groups(bind: Bind, operands: Rows | Factors, batched: Rows | Factors, 
         return jax.lax.map(bind, operands)
     cover = functools.partial(xla.cover, num_groups=num_groups, rows=rows)
     sizes, valid = jax.vmap(cover)(operands.sizes, operands.offset)
-    valid = valid[:, :, None]
     if is_outer:
-        lhs, rhs = (jnp.where(valid, x, 0) for x in (operands.lhs, operands.rhs))
-        operands = operands._replace(lhs=lhs, rhs=rhs)
+        held = operands.lhs, operands.rhs, operands.scale
+        held = jax.tree.map(
+            lambda x: jnp.where(valid.reshape(*valid.shape, *[1] * (x.ndim - 2)), x, 0), held
+        )
+        operands = operands._replace(**dict(zip(("lhs", "rhs", "scale"), held, strict=True)))
     joined = jax.tree.map(
         lambda x: x.reshape(size * x.shape[1], *x.shape[2:]), operands._replace(sizes=sizes)
     )
@@ -275,7 +452,7 @@ def _join_groups(bind: Bind, operands: Rows | Factors, batched: Rows | Factors, 
         **({"num_groups": size * num_groups} if is_outer else {}),
     )
     result = result.reshape(size, result.shape[0] // size, *result.shape[1:])
-    return result if is_outer else jnp.where(valid, result, 0)
+    return result if is_outer else jnp.where(valid[:, :, None], result, 0)
 
 
 # --- Primitives ----------------------------------------------------------------------------------
@@ -286,7 +463,7 @@ def _matmul_result(
 ) -> jax.ShapeDtypeStruct:
     del attributes
     _, _, n = _shape(operands, transposed)
-    return jax.ShapeDtypeStruct((operands.lhs.shape[0], n), dtype)
+    return jax.ShapeDtypeStruct((_num_rows(operands.lhs, operands.gather), n), dtype)
 
 
 def _outer_result(
@@ -300,12 +477,15 @@ def _outer_result(
 def _matmul_flops(operands: Rows, *, transposed: bool, **attributes: Any) -> int:
     del attributes
     _, k, n = _shape(operands, transposed)
-    return 2 * operands.lhs.shape[0] * k * n
+    scaling = 0 if operands.scale is None else n
+    return _num_rows(operands.lhs, operands.gather) * (2 * k * n + scaling)
 
 
 def _outer_flops(operands: Factors, **attributes: Any) -> int:
     del attributes
-    return 2 * operands.lhs.shape[0] * operands.lhs.shape[1] * operands.rhs.shape[1]
+    k, n = operands.lhs.shape[1], operands.rhs.shape[1]
+    scaling = 0 if operands.scale is None else k
+    return _num_rows(operands.lhs, operands.left, operands.right) * (2 * k * n + scaling)
 
 
 # Attributes: transposed, precision, activation, dtype.
@@ -317,7 +497,11 @@ segment_matmul = define(
         xla=xla.segment_matmul,
         call=_matmul_call,
         jvp=_matmul_jvp,
-        transpose={"lhs": _matmul_transpose_lhs, "rhs": _matmul_transpose_rhs},
+        transpose={
+            "lhs": _matmul_transpose_lhs,
+            "rhs": _matmul_transpose_rhs,
+            "scale": _matmul_transpose_scale,
+        },
         batch=_matmul_batch,
         flops=_matmul_flops,
         family=FAMILY,
@@ -331,7 +515,11 @@ segment_outer = define(
         result=_outer_result,
         xla=xla.segment_outer,
         call=_outer_call,
-        transpose={"lhs": _outer_transpose_lhs, "rhs": _outer_transpose_rhs},
+        transpose={
+            "lhs": _outer_transpose_lhs,
+            "rhs": _outer_transpose_rhs,
+            "scale": _outer_transpose_scale,
+        },
         batch=_outer_batch,
         flops=_outer_flops,
         family=FAMILY,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -12,8 +13,9 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.arguments import check_concrete
-from jax_gnn._core.arrays import accumulator_dtype, column, promoted
-from jax_gnn._core.ids import index_dtype
+from jax_gnn._core.arrays import accumulator_dtype, column, promoted, take
+from jax_gnn._core.csr import SparseMatrix
+from jax_gnn._core.ids import in_range, index_dtype
 
 Activation = Literal["relu", "silu", "gelu", "tanh"]  # in the order of segment_matmul.h
 
@@ -47,9 +49,17 @@ def cover(sizes: Array, offset: Array, num_groups: int, rows: int) -> tuple[Arra
         over rows of no group; and ``(rows,)``.
     """
     bounds = _bounds(sizes, offset, num_groups, rows)
+    return jnp.diff(bounds.at[0].set(0).at[-1].set(rows)), _within(bounds, rows)
+
+
+def in_groups(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
+    """``(rows,)``, which rows belong to a group that there is a weight for."""
+    return _within(_bounds(sizes, offset, num_groups, rows), rows)
+
+
+def _within(bounds: Array, rows: int) -> Array:
     row = jnp.arange(rows, dtype=bounds.dtype)
-    valid = (row >= bounds[0]) & (row < bounds[-1])
-    return jnp.diff(bounds.at[0].set(0).at[-1].set(rows)), valid
+    return (row >= bounds[0]) & (row < bounds[-1])
 
 
 def row_groups(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
@@ -81,37 +91,58 @@ def _ragged_dot(
     )
 
 
+def listed_rows(*factors: tuple[Array, SparseMatrix | None]) -> Any:
+    """``(rows,)``, which rows of a product each factor has a row for, by its gather if any."""
+    checks = [
+        in_range(gather.by_row.cols, x.shape[0]) for x, gather in factors if gather is not None
+    ]
+    return functools.reduce(operator.and_, checks, np.True_)
+
+
+def _rows_of(x: Array, gather: SparseMatrix | None) -> Array:
+    return take(x, None if gather is None else gather.by_row.cols)
+
+
 def segment_matmul(
     lhs: Array,
     rhs: Array,
     bias: Array | None,
+    scale: Array | None,
     sizes: Array,
     offset: Array,
+    gather: SparseMatrix | None,
+    scatter: SparseMatrix | None,
     *,
     transposed: bool,
     precision: Any,
     activation: str | None,
     dtype: Any,
 ) -> Array:
+    lhs = _rows_of(lhs, gather)
     rows, num_groups = lhs.shape[0], rhs.shape[0]
     shape = rows, rhs.shape[1 if transposed else 2]
     if num_groups == 0 or 0 in shape:
         return jnp.zeros(shape, dtype)
     sizes, valid = cover(sizes, offset, num_groups, rows)
     result = _ragged_dot((1, 2 if transposed else 1), lhs, rhs, sizes, precision)
+    if scale is not None:
+        result *= column(scale)
     if bias is not None:
         groups = jnp.repeat(jnp.arange(num_groups), sizes, total_repeat_length=rows)
         result += bias[groups].astype(result.dtype)
     if activation is not None:
         result = ACTIVATIONS[activation](result)
-    return jnp.where(column(valid), result, 0).astype(dtype)
+    return _rows_of(jnp.where(column(valid), result, 0).astype(dtype), scatter)
 
 
 def segment_outer(
     lhs: Array,
     rhs: Array,
+    scale: Array | None,
     sizes: Array,
     offset: Array,
+    left: SparseMatrix | None,
+    right: SparseMatrix | None,
     *,
     num_groups: int,
     precision: Any,
@@ -119,8 +150,13 @@ def segment_outer(
     dtype: Any,
 ) -> Array:
     del deterministic
+    listed = listed_rows((lhs, left), (rhs, right))
+    lhs, rhs = _rows_of(lhs, left), _rows_of(rhs, right)
     if num_groups == 0 or 0 in (*lhs.shape, *rhs.shape):
         return jnp.zeros((num_groups, lhs.shape[1], rhs.shape[1]), dtype)
+    if scale is not None:  # rounded once, at the end
+        lhs, rhs = (x.astype(scale.dtype) for x in (lhs, rhs))
+        lhs *= column(scale)
     sizes, valid = cover(sizes, offset, num_groups, lhs.shape[0])
-    lhs, rhs = (jnp.where(column(valid), x, 0) for x in (lhs, rhs))
+    lhs, rhs = (jnp.where(column(valid & listed), x, 0) for x in (lhs, rhs))
     return _ragged_dot((0, 0), lhs, rhs, sizes, precision).astype(dtype)
