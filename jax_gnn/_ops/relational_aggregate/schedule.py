@@ -202,11 +202,10 @@ def expected_of_gradients(c: Counts) -> dict[tuple[Way, Way], float]:
         to_weights["edges"] = [_once(p.edges) + gathered + _products(c, c.edges)]
     found: dict[tuple[Way, Way], float] = {}
     for to_x, time in expected(c.T).items():
-        if to_x == "edges" and to_weights:
-            continue
         for way, launches in to_weights.items():
             shared = to_x == "destination_pairs" and way == "source_pairs"
-            found[to_x, way] = time + _in_turn(*launches[shared:])
+            if (to_x == "edges") == (way == "edges"):
+                found[to_x, way] = time + _in_turn(*launches[shared:])
     return found
 
 
@@ -250,3 +249,31 @@ def chosen_for_gradients(counts: Counts) -> tuple[Way, Way]:
     """The ways to take to the gradients of the features and of the weights."""
     times = expected_of_gradients(Counts(**FAMILY.known(**counts._asdict())))
     return min(times, key=times.__getitem__)
+
+
+def sums_by_basis_pay(counts: Counts, num_bases: int, *, lookup: bool = False) -> bool:
+    """Whether weights that are mixed from bases are better left apart: one sum for each basis.
+
+    Args:
+        counts: of the product with mixed weights.
+        num_bases: number of bases.
+        lookup: whether sources have no features, so that weights have a row for each.
+    """
+    c = Counts(**FAMILY.known(**counts._asdict()))
+    p, edges = _Parts.of(c), _once(c.edges * (_EDGE_BYTES + 4 * num_bases))
+    basis = c.k * c.n * c.itemsize
+    products = _between(c.num_src, num_bases * p.n)
+    flops = 2 * c.num_src * num_bases * c.k * c.n
+    if lookup:  # bases are only brought into the order of sources
+        basis, flops = c.num_src * p.n, 0
+    apart = _in_turn(
+        _once(num_bases * basis) + products + _Launch(0, 0, flops) + _once(c.num_src * p.k),
+        edges + _between(c.edges, num_bases * p.n, c.num_src) + _once(c.num_dst * num_bases * p.n),
+    )
+    mixed = _once((num_bases + c.relations) * basis) + _Launch(
+        0, 0, 2 * c.relations * num_bases * basis / c.itemsize
+    )
+    table = _gathered(c.edges, p.n, c.relations * c.num_src) + _once(p.edges + c.num_dst * p.n)
+    if lookup:
+        return apart < _in_turn(mixed, table)
+    return apart < mixed.time + expected(c)[_fastest(expected(c))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import jax.export
@@ -10,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import accumulator_dtype, take
+from jax_gnn._core.arrays import accumulator_dtype, promoted, take
 from jax_gnn._core.csr import Csr, SparseMatrix, entrywise, permutation
-from jax_gnn._core.ids import PADDING, bounded, in_range, row_starts
+from jax_gnn._core.ids import PADDING, bounded, in_range, index_dtype, row_starts
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._ops.relational_aggregate.schedule import Counts, Way, chosen
 from jax_gnn._ops.segment_matmul import primitive as products
@@ -70,9 +69,9 @@ def relational_aggregate(
         z = products_of_source_pairs(x, rhs, matrix, transposed=transposed, **options)
         return _sum(z, weight, matrix.from_pairs, implementation)
     pairs = _part(matrix.pair_dst)
-    z = _rows_times(
-        *(sums_by_destination_pair(x, weight, matrix, implementation), rhs, pairs.sizes),
-        *(pairs.numbering, pairs.to_node_order),
+    z = _products(
+        *(sums_by_destination_pair(x, weight, matrix, implementation), rhs, None),
+        *(pairs.sizes, pairs.numbering, pairs.to_node_order),
         transposed=transposed,
         **options,
     )
@@ -83,7 +82,7 @@ def products_of_source_pairs(x: Array, rhs: Array, matrix: RelationalMatrix, **o
     """``(source pairs, n)``, by number: the product of each (source, relation) that occurs."""
     pairs = _part(matrix.pair_src)
     scatter = pairs.to_node_order if pairs.by_node else None
-    return _rows_times(x, rhs, pairs.sizes, pairs.gather, scatter, **options)
+    return _products(x, rhs, None, pairs.sizes, pairs.gather, scatter, **options)
 
 
 def sums_by_destination_pair(
@@ -97,15 +96,16 @@ def _by_edge(
     x: Array, rhs: Array, weight: Array | None, matrix: RelationalMatrix, **options: Any
 ) -> Array:
     edges = _EdgesByRelation.of(matrix, rhs.shape[0])
-    z = _edge_products(edges, x, rhs, **options)
-    if weight is not None:
-        z = (z * take(jnp.asarray(weight), edges.order)).astype(z.dtype)
+    z = _edge_products(edges, x, rhs, weight, **options)
     return total(z, edges.destinations.T, options["implementation"])
 
 
-def _edge_products(edges: _EdgesByRelation, x: Array, rhs: Array, **options: Any) -> Array:
+def _edge_products(
+    edges: _EdgesByRelation, x: Array, rhs: Array, weight: Array | None, **options: Any
+) -> Array:
     """``(edges, n)``, in the order of relations."""
-    return _rows_times(x, rhs, edges.sizes(rhs.shape[0]), edges.sources, None, **options)
+    scale, sizes = edges.scale(weight), edges.sizes(rhs.shape[0])
+    return _products(x, rhs, scale, sizes, edges.sources, None, **options)
 
 
 # --- Gradients -----------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def gradient_to_rhs(
         edges = _EdgesByRelation.of(matrix, num_relations)
         left, right, sizes = x, ct, edges.sizes(num_relations)
         of_left, of_right = edges.sources, edges.destinations
-        scale = None if weight is None else take(jnp.asarray(weight), edges.order)
+        scale = edges.scale(weight)
     elif method == "source_pairs":
         pairs = _part(matrix.pair_src)
         left, right = x, sums_by_destination_pair(ct, weight, matrix.T, implementation)
@@ -140,13 +140,10 @@ def gradient_to_rhs(
         pairs = _part(matrix.pair_dst)
         left, right = sums_by_destination_pair(x, weight, matrix, implementation), ct
         sizes, of_left, of_right = pairs.sizes, pairs.numbering, pairs.gather
-    left, right = _rows(left, of_left, implementation), _rows(right, of_right, implementation)
-    if scale is not None:
-        right = (right * scale).astype(right.dtype)
     if transposed:
-        left, right = right, left
+        left, right, of_left, of_right = right, left, of_right, of_left
     return products.segment_outer(
-        *(left, right, sizes, jnp.zeros((1,), jnp.int32)),
+        *(left, right, scale, sizes, jnp.zeros((1,), jnp.int32), of_left, of_right),
         num_groups=num_relations,
         precision=precision,
         deterministic=True,
@@ -176,10 +173,10 @@ def gradient_to_weight(
             method = "source_pairs" if by_source and c.source_pairs else "destination_pairs"
     if method == "edges":
         edges = _EdgesByRelation.of(matrix, c.relations)
-        z = _edge_products(edges, x, rhs, transposed=transposed, **options)
+        z = _edge_products(edges, x, rhs, None, transposed=transposed, **options)
         acc = accumulator_dtype(x.dtype)
-        dots = z.astype(acc) * _rows(ct, edges.destinations, implementation).astype(acc)
-        return _rows(dots.sum(1, keepdims=True), edges.to_weights, implementation)
+        dots = z.astype(acc) * total(ct, edges.destinations, implementation).astype(acc)
+        return total(dots.sum(1, keepdims=True), edges.to_weights, implementation)
     if method == "source_pairs":
         z = products_of_source_pairs(x, rhs, matrix, transposed=transposed, **options)
         a, b, entries = entrywise(ct, z, _part(matrix.from_pairs))
@@ -194,20 +191,21 @@ def gradient_to_weight(
 
 def lookup_matrix(matrix: RelationalMatrix, num_relations: int) -> SparseMatrix:
     """``(destinations, relations · sources)``: edges read the row of their relation and source."""
-    edges = _EdgesByRelation.of(matrix, num_relations)
-    by_row, num_src = matrix.nodes.by_row, matrix.nodes.by_col.num_rows
-
-    def columns(types: Array, sources: Array) -> Array:
-        valid = in_range(types, num_relations) & in_range(sources, num_src)
-        return jnp.where(valid, types * num_src + sources, PADDING)
-
+    (by_row, by_col), types = matrix.nodes, matrix.types
+    num_src = by_col.num_rows
+    size = num_relations * num_src
+    dtype = promoted(types.dtype, index_dtype(size))
+    valid = in_range(types, num_relations) & in_range(by_row.cols, num_src)
+    cols = jnp.where(valid, types.astype(dtype) * num_src + by_row.cols.astype(dtype), PADDING)
+    if matrix.from_pairs is not None:
+        order = matrix.from_pairs.by_col.order
+    else:
+        order = jnp.argsort(_last(cols, size), stable=True)
+    order = order.astype(dtype)
+    rows = by_row.rows.astype(dtype)
     return SparseMatrix(
-        replace(by_row, cols=columns(_at(matrix.types, by_row.order), by_row.cols)),
-        Csr(
-            columns(edges.types, edges.sources.by_row.cols),
-            *(edges.destinations.by_row.cols, edges.order),
-            num_rows=num_relations * num_src,
-        ),
+        Csr(rows, cols, num_rows=by_row.num_rows, max_degree=by_row.max_degree),
+        Csr(_at(cols, order), _at(rows, order), order, num_rows=size),
     )
 
 
@@ -264,6 +262,10 @@ class _EdgesByRelation(NamedTuple):
         """``(relations,)``, how many edges each relation has."""
         return jnp.diff(row_starts(self.types, num_relations))
 
+    def scale(self, weight: Array | None) -> Array | None:
+        """``(edges,)``, the weight of each edge."""
+        return None if weight is None else take(jnp.asarray(weight)[:, 0], self.order)
+
 
 def _by_relation(matrix: RelationalMatrix, num_relations: int) -> Array:
     """The order of relations: that of pairs numbered by relation, or else found by a sort."""
@@ -293,9 +295,10 @@ def _at(ids: Array, order: Array | None) -> Array:
     )
 
 
-def _rows_times(
+def _products(
     x: Array,
     rhs: Array,
+    scale: Array | None,
     sizes: Array,
     rows: SparseMatrix | None,
     to: SparseMatrix | None,
@@ -304,21 +307,15 @@ def _rows_times(
     precision: Any,
     implementation: str | None,
 ) -> Array:
-    """Products of rows of x, where they are wanted."""
-    z = products.segment_matmul(
-        *(_rows(x, rows, implementation), rhs, None, sizes, jnp.zeros((1,), jnp.int32)),
+    """Products of rows of x, written where they are wanted."""
+    return products.segment_matmul(
+        *(x, rhs, None, scale, sizes, jnp.zeros((1,), jnp.int32), rows, to),
         transposed=transposed,
         precision=precision,
         activation=None,
         dtype=x.dtype,
         implementation=implementation,
     )
-    return _rows(z, to, implementation)
-
-
-def _rows(x: Array, matrix: SparseMatrix | None, implementation: str | None) -> Array:
-    """The rows that a matrix reads; None: all."""
-    return x if matrix is None else total(x, matrix, implementation)
 
 
 def _sum(x: Array, weight: Array | None, matrix: SparseMatrix | None, implementation: Any) -> Array:
