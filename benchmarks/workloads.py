@@ -116,6 +116,52 @@ class Groups:
         return np.repeat(np.arange(self.num_groups, dtype=np.int32), self.sizes)
 
 
+@dataclass(frozen=True, eq=False)
+class Triples:
+    """Edges with a relation each, sorted by destination, relation and source.
+
+    The last relation is that of an edge from each node to itself.
+
+    Attributes:
+        num_nodes: Sources and destinations alike.
+        num_relations: With that of nodes to themselves.
+        src: Source of each edge: (num_edges,).
+        rel: Its relation.
+        dst: Its destination.
+    """
+
+    num_nodes: int
+    num_relations: int
+    src: np.ndarray
+    rel: np.ndarray
+    dst: np.ndarray
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges, those of nodes to themselves included."""
+        return len(self.src)
+
+    @cached_property
+    def mean(self) -> np.ndarray:
+        """1 / the number of edges into a destination by the same relation, for each edge."""
+        new = np.r_[True, (np.diff(self.dst) != 0) | (np.diff(self.rel) != 0)]
+        starts = np.flatnonzero(new)
+        counts = np.diff(np.r_[starts, self.num_edges])
+        return np.repeat(1 / counts, counts).astype(np.float32)
+
+    @cached_property
+    def graph(self) -> Any:
+        """The same edges as this library's container, which sorts them alike."""
+        import jax_gnn
+
+        sizes = {"num_nodes": self.num_nodes, "num_relations": self.num_relations}
+        return jax_gnn.RelationalGraph.from_triples(self.src, self.rel, self.dst, **sizes)
+
+    def by(self, ids: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """The order that sorts edges by ids, and where each id's edges begin."""
+        return np.argsort(ids, kind="stable"), row_pointers(np.bincount(ids, minlength=size))
+
+
 @dataclass(frozen=True)
 class Workload:
     """A named graph that is loaded when it is needed.
@@ -158,6 +204,79 @@ def hypergraphs(data: Path | None) -> dict[str, Workload]:
         ),
     ]
     return {workload.name: workload for workload in found}
+
+
+# Nodes, edges, relations, the shares of edges that have a (source, relation) and a (destination,
+# relation) pair of their own, and the exponent by which relations fall in size.
+RELATIONAL_TWINS = {
+    "bgs": (333_845, 1_832_398, 206, 0.39, 0.37, 1.0),
+    "am": (1_666_764, 11_976_642, 266, 0.59, 0.56, 1.0),
+    "biokg": (93_773, 4_762_678, 51, 0.15, 0.16, 0.5),
+    "mag": (1_939_743, 21_111_007, 4, 0.10, 0.07, 0.2),
+    "wikikg2": (2_500_604, 16_109_182, 535, 0.87, 0.87, 1.0),
+}
+
+
+def relational_graphs(data: Path | None) -> dict[str, Workload]:
+    """AIFB, MUTAG and FB15k-237 with inverses, if ``data`` is given, and twins of larger ones.
+
+    Raises:
+        FileNotFoundError: ``data`` holds no ``relational/*.npz``.
+    """
+    published = "aifb", "mutag", "fb15k237"
+    found = [w for w in _real(data, "relational", _load_triples) if w.name in published]
+    found.append(Workload("tiny", partial(typed_edges, 100, 500, 5, 0.6, 0.5), on_request=True))
+    for name, sizes in RELATIONAL_TWINS.items():
+        large = sizes[1] > 2_000_000
+        found.append(
+            Workload(f"{name}-twin", partial(typed_edges, *sizes), on_cpu=False, large=large)
+        )
+    return {workload.name: workload for workload in found}
+
+
+def typed_edges(
+    num_nodes: int,
+    num_edges: int,
+    num_relations: int,
+    source_share: float,
+    destination_share: float,
+    exponent: float = 1.0,
+    seed: int = 0,
+) -> Triples:
+    """Relations fall in size as rank to the power of ``-exponent``; edges of nodes to themselves.
+
+    Each relation has its share of pairs at either end, whose nodes lie in a range of four times as
+    many, as those of a type do; each pair has an edge, and few of them have most of the rest.
+    """
+    rng = np.random.default_rng(seed)
+    popularity = np.arange(1, num_relations + 1) ** -exponent
+    sizes = rng.multinomial(num_edges, popularity / popularity.sum())
+
+    def ends(size: int, share: float) -> np.ndarray:
+        count = max(1, min(num_nodes, round(size * share)))
+        width = min(num_nodes, 4 * count)
+        nodes = rng.integers(num_nodes - width + 1) + rng.permutation(width)[:count]
+        again = nodes[(count * rng.random(max(size - count, 0)) ** 2).astype(np.int64)]
+        return rng.permutation(np.concatenate([nodes, again])[:size])
+
+    src = np.concatenate([ends(size, source_share) for size in sizes])
+    dst = np.concatenate([ends(size, destination_share) for size in sizes])
+    return _sorted_triples(
+        num_nodes, num_relations, src, np.repeat(np.arange(len(sizes)), sizes), dst
+    )
+
+
+def _sorted_triples(
+    num_nodes: int, num_relations: int, src: np.ndarray, rel: np.ndarray, dst: np.ndarray
+) -> Triples:
+    """Adds the edges of nodes to themselves."""
+    nodes = np.arange(num_nodes)
+    own = np.full(num_nodes, num_relations)
+    src, rel, dst = (
+        np.concatenate(pair).astype(np.int32) for pair in ((src, nodes), (rel, own), (dst, nodes))
+    )
+    order = np.lexsort((src, rel, dst))
+    return Triples(num_nodes, num_relations + 1, src[order], rel[order], dst[order])
 
 
 # Nodes, edges and the exponent of the degree law, with which the largest degree comes near to the
@@ -378,3 +497,13 @@ def _load_plain(path: Path) -> PlainGraph:
         num_nodes, src, dst = int(arrays["num_nodes"]), arrays["src"], arrays["dst"]
     order = np.lexsort((src, dst))
     return _sorted_graph(num_nodes, dst[order], src[order])
+
+
+def _load_triples(path: Path) -> Triples:
+    """With inverses, which files lack."""
+    with np.load(path, allow_pickle=False) as arrays:
+        src, rel, dst = (arrays[name].astype(np.int64) for name in ("src", "rel", "dst"))
+        num_nodes, num_relations = int(arrays["num_nodes"]), int(arrays["num_relations"])
+    ends = np.concatenate([src, dst]), np.concatenate([dst, src])
+    types = np.concatenate([rel, rel + num_relations])
+    return _sorted_triples(num_nodes, 2 * num_relations, ends[0], types, ends[1])

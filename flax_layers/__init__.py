@@ -11,6 +11,7 @@ from flax_layers.allset import (
 from flax_layers.graph import GCN, GIN, SAGE, GCNConv, GINConv, SAGEConv, gcn_norm
 from flax_layers.hypergraph import HGNN, HGNNP, HGNNConv, HGNNPConv
 from flax_layers.hypergraph_attention import HypergraphAttention, HypergraphAttentionConv
+from flax_layers.relational import RGCN, RGCNConv
 from flax_layers.typed import TypedLinear
 from flax_layers.unignn import (
     UniGAT,
@@ -29,6 +30,7 @@ __all__ = [
     "GIN",
     "HGNN",
     "HGNNP",
+    "RGCN",
     "SAGE",
     "AllDeepSets",
     "AllDeepSetsConv",
@@ -42,6 +44,7 @@ __all__ = [
     "HypergraphAttention",
     "HypergraphAttentionConv",
     "LinearOptions",
+    "RGCNConv",
     "SAGEConv",
     "Stack",
     "TypedLinear",

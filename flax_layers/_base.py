@@ -204,7 +204,7 @@ class Stack(nnx.Module):
     def __call__(
         self,
         graph: Any,
-        x: ArrayLike,
+        x: ArrayLike | None,
         *arguments: Any,
         deterministic: bool | None = None,
         rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
@@ -231,7 +231,7 @@ class Stack(nnx.Module):
         dropout = dropout_arguments(deterministic, rngs)
         if self.dropout_in_convolutions:
             named |= dropout
-        y = self.input_dropout(as_array("x", x), **dropout)
+        y: Any = self._input(x, **dropout)
         for number in range(1, self.num_layers + 1):
             if number > 1:
                 y = self.dropout(jax.nn.relu(y), **dropout)
@@ -239,6 +239,10 @@ class Stack(nnx.Module):
         if self.output is not None:
             y = self.output(self.dropout(jax.nn.relu(y), **dropout))
         return y
+
+    def _input(self, x: ArrayLike | None, **dropout: Any) -> Array | None:
+        """What the first convolution gets."""
+        return self.input_dropout(as_array("x", x), **dropout)
 
     def _convolve(self, number: int, graph: Any, x: Array, *arguments: Any, **named: Any) -> Array:
         """Calls a convolution."""

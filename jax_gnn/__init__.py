@@ -10,6 +10,7 @@ from jax_gnn._ops.hypergraph_aggregate.api import (
     incidence_softmax,
     node_to_hyperedge,
 )
+from jax_gnn._ops.relational_aggregate.api import relational_aggregate, relational_lookup
 from jax_gnn._ops.segment_matmul.api import segment_matmul, segment_outer
 from jax_gnn._ops.segment_matmul.type_plan import TypePlan
 from jax_gnn._ops.segment_reduce.api import (
@@ -50,6 +51,8 @@ __all__ = [
     "incidence_softmax",
     "index_segment_reduce",
     "node_to_hyperedge",
+    "relational_aggregate",
+    "relational_lookup",
     "sddmm",
     "segment_argmax",
     "segment_logsumexp",

@@ -2,7 +2,8 @@
 
 from jax_gnn._core.schedule import use
 from jax_gnn._ops.hypergraph_aggregate.schedule import HypergraphSchedule
+from jax_gnn._ops.relational_aggregate.schedule import RelationalSchedule
 from jax_gnn._ops.segment_matmul.schedule import MatmulSchedule
 from jax_gnn._ops.segment_reduce.schedule import Schedule
 
-__all__ = ["HypergraphSchedule", "MatmulSchedule", "Schedule", "use"]
+__all__ = ["HypergraphSchedule", "MatmulSchedule", "RelationalSchedule", "Schedule", "use"]

@@ -71,7 +71,7 @@ class Family(Generic[S]):
         """The schedule for a call of a kernel, a pure function of shapes and static hints."""
         if type(_forced.value) is self.schedule:
             return _forced.value
-        call = {name: self._known(name, value) for name, value in call.items()}
+        call = self.known(**call)
         if tuned := schedule_cache.lookup(self.key(op, **call)):
             return self.schedule(*tuned)
         return self.rule(op, **call)
@@ -85,10 +85,16 @@ class Family(Generic[S]):
         sizes = (f"{name} 2^{round(math.log2(max(call[name], 1)))}" for name in self.sizes)
         return " ".join([*words, *sizes])
 
-    def _known(self, name: str, value: Any) -> Any:
-        if name in self.sizes:
-            return _SYMBOLIC_SIZE if jax.export.is_symbolic_dim(value) else value
-        return known_width(value)
+    def known(self, **call: Any) -> dict[str, Any]:
+        """The call with typical numbers in the place of symbolic ones."""
+        return {
+            name: _known_size(value) if name in self.sizes else known_width(value)
+            for name, value in call.items()
+        }
+
+
+def _known_size(size: Any) -> Any:
+    return _SYMBOLIC_SIZE if jax.export.is_symbolic_dim(size) else size
 
 
 def known_width(width: Any) -> int:

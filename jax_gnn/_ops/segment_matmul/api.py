@@ -270,7 +270,7 @@ def _product_of(
             raise TypeError(f"{name} must be an array of numbers, got {array.dtype}")
         if array.ndim != shape.count(",") + 1:
             raise ValueError(f"{name} must be {shape}, got shape {array.shape}")
-    level = _precision(precision)
+    level = precision_level(precision)
     wide = promoted(_widened(lhs.dtype), _widened(rhs.dtype))
     given = lhs.dtype if lhs.dtype == rhs.dtype else wide
     result = given
@@ -381,12 +381,12 @@ def _scale_of(scale: Any, dtype: Any, rows: int, *lists: SparseMatrix | None) ->
 _EXACT_PRESETS = ("F32_F32_F32", "F64_F64_F64", "TF32_TF32_F32_X3", "BF16_BF16_F32_X9")
 
 
-def _precision(precision: Any) -> jax.lax.Precision:
+def precision_level(precision: Any) -> jax.lax.Precision:
     """One of JAX's three levels, for whatever JAX calls a precision."""
     if precision is None:
         precision = jax.default_matmul_precision.value
     if isinstance(precision, tuple | list):  # for each operand
-        return max(map(_precision, precision), key=operator.attrgetter("value"))
+        return max(map(precision_level, precision), key=operator.attrgetter("value"))
     try:
         return jax.lax.Precision(precision)
     except (TypeError, ValueError):

@@ -1,0 +1,340 @@
+"""Relational graph neural networks in Flax NNX: R-GCN."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn import dtypes
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+
+from flax_layers._base import (
+    TwoLayerStack,
+    check_features,
+    check_positive,
+    check_vector,
+    default_bias_init,
+)
+from jax_gnn import RelationalGraph, relational_aggregate, relational_lookup, spmm
+from jax_gnn._core.arguments import check_choice, check_instance
+from jax_gnn._ops.relational_aggregate.api import counts_of, of_relations
+from jax_gnn._ops.relational_aggregate.schedule import sums_by_basis_pay
+
+Norm = Literal["mean", "sum"]
+
+glorot_init = nnx.initializers.glorot_uniform()
+
+
+class RGCNConv(nnx.Module):
+    """R-GCN convolution: ``y_i = Σ_r 1 / |N_r(i)| Σ_(j in N_r(i)) x_j W_r + x_i W_0 + b``.
+
+    Schlichtkrull et al., "Modeling relational data with graph convolutional networks", ESWC 2018,
+    equation 2. The weights of relations may be mixed from a few bases (equation 3) or
+    block-diagonal (equation 4). Of a graph with a ``self_relation``, the own weight ``W_0`` is that
+    of this relation: no product or sum beside the others.
+
+    Without features, nodes are one-hot: the layer sums rows of its weights.
+
+    Attributes:
+        kernel: ``(num_relations, in_features, out_features)``, or the bases, ``(num_bases, …)``;
+            the own weight, if there is one, is a last row more. Of blocks
+            ``(num_relations, num_blocks, in_features / num_blocks, out_features / num_blocks)``.
+        coefficients: How much of each basis relations have, ``(num_relations, num_bases)``; None
+            without bases.
+        own: The own weight beside blocks, ``(in_features, out_features)``; else None.
+        bias: ``(out_features,)``, or None without a bias.
+
+    Example:
+        >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
+        >>> graph = RelationalGraph.from_triples(*triples, num_nodes=3, self_relation=True)
+        >>> RGCNConv(4, 8, num_relations=2, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
+        (3, 8)
+    """
+
+    structure: ClassVar[type[RelationalGraph]] = RelationalGraph
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        num_relations: int,
+        norm: Norm = "mean",
+        own_weight: bool = True,
+        num_bases: int | None = None,
+        num_blocks: int | None = None,
+        rngs: nnx.Rngs,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        precision: jax.lax.PrecisionLike = None,
+        kernel_init: nnx.Initializer = glorot_init,
+        bias_init: nnx.Initializer = default_bias_init,
+    ) -> None:
+        """Initialises the parameters.
+
+        Args:
+            in_features: Features per node of the input; without features, the number of nodes.
+            out_features: Features per node of the output.
+            num_relations: Number of relations, inverse ones included, a graph's own relation of
+                nodes to themselves not.
+            norm: "mean" divides by the number of edges into a node by the same relation; "sum".
+            own_weight: Whether a node's own features count, by a weight of their own.
+            num_bases: How many bases the weights of relations are mixed from; None for weights of
+                their own.
+            num_blocks: Number of blocks of block-diagonal weights, which divides both numbers of
+                features; None for full ones.
+            rngs: Source of the keys for initialisation (stream "params").
+            use_bias: See `LinearOptions`; so for all that follow.
+            dtype: Of the computation.
+            param_dtype: Of the parameters.
+            precision: Of the products.
+            kernel_init: Initialiser of each weight, basis or block.
+            bias_init: Initialiser of the biases.
+
+        Raises:
+            ValueError: A size is not positive, the norm is unknown, there are bases and blocks, or
+                blocks do not divide the features.
+        """
+        check_positive(
+            in_features=in_features, out_features=out_features, num_relations=num_relations
+        )
+        check_choice("norm", norm, get_args(Norm))
+        shape = in_features, out_features
+        count = num_relations
+        lead: tuple[int, ...]
+        if num_bases is not None:
+            check_positive(num_bases=num_bases)
+            if num_blocks is not None:
+                raise ValueError("num_bases and num_blocks exclude each other: give one of them")
+            count = num_bases
+        if num_blocks is not None:
+            check_positive(num_blocks=num_blocks)
+            if in_features % num_blocks or out_features % num_blocks:
+                raise ValueError(
+                    f"num_blocks must divide in_features and out_features, {shape}, got "
+                    f"{num_blocks}"
+                )
+            lead = (num_relations, num_blocks)
+            shape = in_features // num_blocks, out_features // num_blocks
+        else:
+            lead = (count + own_weight,)
+
+        def each(*sizes: int) -> Array:
+            keys = jax.random.split(rngs.params(), math.prod(lead))
+            kernels = jax.vmap(lambda key: kernel_init(key, sizes, param_dtype))(keys)
+            return kernels.reshape(*lead, *sizes)
+
+        self.kernel = nnx.Param(each(*shape))
+        self.coefficients: nnx.Param[Array] | None = nnx.data(None)
+        if num_bases is not None:
+            mixture = kernel_init(rngs.params(), (num_relations, num_bases), param_dtype)
+            self.coefficients = nnx.Param(mixture)
+        self.own: nnx.Param[Array] | None = nnx.data(None)
+        if own_weight and num_blocks is not None:
+            own = kernel_init(rngs.params(), (in_features, out_features), param_dtype)
+            self.own = nnx.Param(own)
+        self.bias: nnx.Param[Array] | None = nnx.data(None)
+        if use_bias:
+            self.bias = nnx.Param(bias_init(rngs.params(), (out_features,), param_dtype))
+        self.in_features = in_features
+        self.out_features = out_features
+        self.num_relations = num_relations
+        self.norm: Norm = norm
+        self.own_weight = own_weight
+        self.num_bases = num_bases
+        self.num_blocks = num_blocks
+        self.use_bias = use_bias
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+
+    def __call__(
+        self,
+        graph: RelationalGraph,
+        x: ArrayLike | None = None,
+        edge_weight: ArrayLike | None = None,
+        *,
+        x_dst: ArrayLike | None = None,
+    ) -> Array:
+        """Applies the convolution.
+
+        Args:
+            graph: The graph, whose relations are those of the layer and perhaps the one of nodes to
+                themselves.
+            x: Node features, ``(num_nodes, *batch, in_features)``, of a bipartite graph those of
+                the sources; None: nodes without features.
+            edge_weight: ``(num_edges,)``, in the graph's order, in the place of the norm's factors:
+                for what does not change, ``graph.norm()`` can be computed once and passed here.
+            x_dst: Features of the destinations of a bipartite graph, likewise, which the own weight
+                is for.
+
+        Returns:
+            ``(num_nodes, *batch, out_features)`` in `dtype`; of a bipartite graph for the
+            destinations.
+
+        Raises:
+            ValueError: A shape or the graph's relations do not fit the layer.
+        """
+        check_instance("graph", graph, RelationalGraph)
+        own_relation = int(graph.self_relation)
+        if graph.num_relations != self.num_relations + own_relation:
+            raise ValueError(
+                f"graph must have num_relations = {self.num_relations} beside a self_relation, got "
+                f"{graph.num_relations - own_relation}"
+            )
+        if graph.self_relation and not self.own_weight:
+            raise ValueError("graph has a self_relation, and the layer has own_weight=False")
+        if edge_weight is not None:
+            edge_weight = check_vector("edge_weight", edge_weight, "num_edges", graph.num_edges)
+        elif self.norm == "mean":
+            edge_weight = graph.norm("mean")
+        own = self._own_features(graph, x, x_dst)
+        if x is not None:
+            x = check_features(x, graph.num_src, self.in_features, rows_name="num_src")
+        elif graph.num_src != self.in_features:
+            raise ValueError(
+                f"graph must have in_features = {self.in_features} sources where there is no x, "
+                f"got {graph.num_src}"
+            )
+        params = self.kernel, self.coefficients, self.own, self.bias
+        values: Any = (None if param is None else param[...] for param in params)
+        values = dtypes.promote_dtype((x, own, *values), dtype=self.dtype)
+        features, own, kernel, mixture, own_kernel, bias = values
+        if self.num_blocks is None and self.own_weight:
+            own_kernel = kernel[-1]
+        if self.num_blocks is not None:
+            y = self._of_blocks(graph, features, edge_weight, kernel)
+        else:
+            if self.own_weight and not graph.self_relation:
+                kernel = kernel[:-1]
+            y = self._of_relations(graph, features, edge_weight, kernel, mixture)
+        if own_kernel is not None and (not graph.self_relation or self.num_blocks is not None):
+            y = y + (own_kernel if x is None else self._times(own, own_kernel))
+        return y if bias is None else y + bias
+
+    def _own_features(self, graph: RelationalGraph, x: Any, x_dst: Any) -> Array | None:
+        """The features that the own weight is for, checked; None where there is none or no x."""
+        if not self.own_weight:
+            return None
+        bipartite = graph.num_src != graph.num_dst
+        if x_dst is None and bipartite:
+            raise ValueError("x_dst must be given for a bipartite graph, or own_weight=False")
+        x = x if x_dst is None else x_dst
+        if x is None:
+            return None
+        return check_features(x, graph.num_dst, self.in_features, "x_dst", "num_dst")
+
+    def _of_relations(
+        self, graph: RelationalGraph, x: Array | None, weight: Any, kernel: Array, mixture: Any
+    ) -> Array:
+        """What comes over edges by full weights or bases, those of a self-relation last."""
+        if mixture is not None:
+            if graph.self_relation:
+                mixture = jnp.pad(mixture, ((0, 1), (0, 1))).at[-1, -1].set(1)
+            mixed = jax.ShapeDtypeStruct((len(mixture), *kernel.shape[1:]), kernel.dtype)
+            counts = counts_of(graph, mixed)
+            if sums_by_basis_pay(counts, len(kernel), lookup=x is None):
+                return self._of_bases(graph, x, weight, kernel, mixture)
+            kernel = jnp.tensordot(mixture, kernel, 1, precision=self.precision)
+        if x is None:
+            return relational_lookup(graph, kernel, weight)
+
+        def aggregate(x: Array) -> Array:
+            return relational_aggregate(graph, x, kernel, weight, precision=self.precision)
+
+        return _over_batch(aggregate, x)
+
+    def _of_bases(
+        self, graph: RelationalGraph, x: Array | None, weight: Any, kernel: Array, mixture: Array
+    ) -> Array:
+        """What comes over edges as one sum for each basis, of edges weighted by their relation."""
+        shares = of_relations(graph, mixture)
+        if weight is not None:
+            shares = shares * weight[:, None]
+        if x is None:
+            z = kernel.swapaxes(0, 1)
+        else:
+            z = jnp.einsum("n...k,bkm->nb...m", x, kernel, precision=self.precision)
+        return spmm(graph.nodes, z, shares).sum(1)
+
+    def _of_blocks(
+        self, graph: RelationalGraph, x: Array | None, weight: Any, kernel: Array
+    ) -> Array:
+        """What comes over edges by block-diagonal weights: blocks are a batch of products."""
+        if x is None:
+            raise ValueError("x must be given for block-diagonal weights")
+        if graph.self_relation:  # whose weight is no block
+            kernel = jnp.pad(kernel, ((0, 1), (0, 0), (0, 0), (0, 0)))
+        count = kernel.shape[1]
+
+        def of_block(x: Array, kernel: Array) -> Array:
+            return relational_aggregate(graph, x, kernel, weight, precision=self.precision)
+
+        def aggregate(x: Array) -> Array:
+            blocks = x.reshape(len(x), count, self.in_features // count)
+            y = jax.vmap(of_block, (1, 1), 1)(blocks, kernel)
+            return y.reshape(len(y), self.out_features)
+
+        return _over_batch(aggregate, x)
+
+    def _times(self, x: Array, kernel: Array) -> Array:
+        return jnp.matmul(x, kernel, precision=self.precision)
+
+
+def _over_batch(function: Any, x: Array) -> Array:
+    """Applies a function of ``(rows, features)`` to ``(rows, *batch, features)``."""
+    if x.ndim == 2:
+        return function(x)
+    rows, *batch, features = x.shape
+    y = jax.vmap(function, 1, 1)(x.reshape(rows, math.prod(batch), features))
+    return y.reshape(y.shape[0], *batch, y.shape[-1])
+
+
+class RGCN(TwoLayerStack):
+    """Relational graph convolutional network: two `RGCNConv`, or another number.
+
+    Its call takes the arguments of `RGCNConv`'s; factors of edges are computed once. Where nodes
+    have no features, ``in_features`` is their number.
+
+    Example:
+        >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
+        >>> graph = RelationalGraph.from_triples(*triples, num_nodes=3, self_relation=True)
+        >>> RGCN(3, 16, 2, num_relations=2, rngs=nnx.Rngs(0))(graph).shape
+        (3, 2)
+    """
+
+    convolution = RGCNConv
+
+    def __call__(  # type: ignore[override]  # names arguments that Stack leaves open
+        self,
+        graph: RelationalGraph,
+        x: ArrayLike | None = None,
+        edge_weight: ArrayLike | None = None,
+        **dropout: Any,
+    ) -> Array:
+        """Computes one row of outputs (logits) per node.
+
+        Args:
+            graph: The graph, not bipartite.
+            x: Node features, ``(num_nodes, *batch, in_features)``; None: nodes without features.
+            edge_weight: ``(num_edges,)``, see `RGCNConv`.
+            **dropout: `deterministic` and `rngs`, see `Stack`.
+
+        Returns:
+            ``(num_nodes, *batch, out_features)``.
+
+        Raises:
+            ValueError: A shape or the graph's relations do not fit a layer.
+        """
+        check_instance("graph", graph, RelationalGraph)
+        if edge_weight is None and self.convolutions[0].norm == "mean":
+            edge_weight = graph.norm("mean")
+        return super().__call__(graph, x, edge_weight, **dropout)
+
+    def _input(self, x: ArrayLike | None, **dropout: Any) -> Array | None:
+        return None if x is None else super()._input(x, **dropout)

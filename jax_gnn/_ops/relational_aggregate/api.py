@@ -1,0 +1,184 @@
+"""Products by relation summed at destinations, and sums of rows that relations and sources have."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import jax
+from jax import Array
+from jax.typing import ArrayLike
+
+from jax_gnn._core.arguments import (
+    check_choice,
+    check_container,
+    check_features,
+    check_flag,
+    check_real,
+)
+from jax_gnn._core.arrays import accumulator_dtype, promoted
+from jax_gnn._core.ffi import Implementation
+from jax_gnn._core.public import public
+from jax_gnn._ops.relational_aggregate import primitive
+from jax_gnn._ops.relational_aggregate.schedule import Counts, Way
+from jax_gnn._ops.relational_aggregate.xla import counts, lookup_matrix, types_matrix
+from jax_gnn._ops.segment_matmul.api import precision_level
+from jax_gnn._ops.segment_reduce.primitive import gather, reduce_messages
+from jax_gnn.relational import RelationalGraph
+
+# The parts that a way goes through.
+_NEEDS = {"source_pairs": "from_pairs", "destination_pairs": "to_pairs"}
+
+
+@public
+def relational_aggregate(
+    graph: RelationalGraph,
+    x: ArrayLike,
+    rhs: ArrayLike,
+    weight: ArrayLike | None = None,
+    *,
+    transpose_rhs: bool = False,
+    method: Way | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    implementation: Implementation | None = None,
+) -> Array:
+    """Sums at each destination what its edges' relations make of the sources' features.
+
+    ``out[i] = sum over the edges e = (j → i) of weight[e] · x[j] rhs[relation of e]``: the
+    propagation of R-GCN (Schlichtkrull et al., ESWC 2018, equation 2). Linear in ``x``, ``rhs`` and
+    ``weight``, with exact derivatives of any order to each.
+
+    There are several ways, which differ in what they move: by edge; by the pairs of a source and a
+    relation that occur, a product for each, whose rows edges gather; by those of a destination and
+    a relation, edges being summed up first; or by tiles of destinations. Which one is fastest
+    follows from how many of these there are. Derivatives take the ways that are best for them.
+
+    Args:
+        graph: the graph, with at least one of its parts.
+        x: ``(num_src, k)`` source features: float16, bfloat16, float32 or float64.
+        rhs: ``(num_relations, k, n)``, a weight for each relation; ``(num_relations, n, k)`` with
+            ``transpose_rhs``.
+        weight: ``(num_edges,)`` in the graph's order of edges (`RelationalGraph.edge_values`); None
+            means ones.
+        transpose_rhs: whether the weights of relations are given transposed.
+        method: ``"edges"``, ``"source_pairs"``, ``"destination_pairs"`` or ``"tiles"`` demands one
+            way, and of derivatives its mirror image; None chooses by counts.
+        precision: of products in float32, as in :func:`jax_gnn.segment_matmul`.
+        implementation: see :func:`jax_gnn.implementation`.
+
+    Returns:
+        ``(num_dst, n)`` in the dtype that x and rhs promote to; half types accumulate in float32.
+        Destinations without edges get 0.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, an option is unknown, or the graph lacks the
+            part that ``method`` goes through.
+
+    Example:
+        >>> graph = RelationalGraph.from_triples([0, 1], [0, 1], [2, 2], num_nodes=3)
+        >>> x = jnp.array([[1.0], [2.0], [3.0]])
+        >>> relational_aggregate(graph, x, jnp.array([[[1.0]], [[10.0]]]))
+        Array([[ 0.],
+               [ 0.],
+               [21.]], dtype=float32)
+    """
+    graph = check_container("graph", graph, RelationalGraph)
+    x = check_features("x", x, "num_src", graph.num_src)
+    rhs = check_features("rhs", rhs, "num_relations", graph.num_relations)
+    if x.ndim != 2:
+        raise ValueError(f"x must be (num_src={graph.num_src}, k), got shape {x.shape}")
+    transpose_rhs = check_flag("transpose_rhs", transpose_rhs)
+    if rhs.ndim != 3 or rhs.shape[2 if transpose_rhs else 1] != x.shape[1]:
+        shape = "(num_relations, n, k)" if transpose_rhs else "(num_relations, k, n)"
+        raise ValueError(
+            f"rhs must be {shape} with num_relations={graph.num_relations} and the k = "
+            f"{x.shape[1]} of x, got shape {rhs.shape}"
+        )
+    check_choice("method", method, (None, *get_args(Way)))
+    part = _NEEDS.get(method or "")
+    if part is not None and getattr(graph, part) is None:
+        raise ValueError(
+            f"method={method!r} goes through {part!r}, which the graph lacks: add it by "
+            f"graph.with_parts({part!r})"
+        )
+    dtype = promoted(x.dtype, rhs.dtype)
+    return primitive.relational_aggregate(
+        *(x.astype(dtype), rhs.astype(dtype), _edge_weight(graph, weight, dtype)),
+        graph.matrix(weighted=True),
+        transposed=transpose_rhs,
+        method=method,
+        precision=precision_level(precision),
+        implementation=implementation,
+    )
+
+
+@public
+def relational_lookup(
+    graph: RelationalGraph,
+    table: ArrayLike,
+    weight: ArrayLike | None = None,
+    *,
+    implementation: Implementation | None = None,
+) -> Array:
+    """Sums at each destination the rows that a table has for its edges' relations and sources.
+
+    ``out[i] = sum over the edges e = (j → i) of weight[e] · table[relation of e, j]``: what
+    :func:`relational_aggregate` is of nodes without features, that is of one-hot ones, in one sum.
+    Linear in ``table`` and ``weight``, with exact derivatives of any order.
+
+    Args:
+        graph: the graph; with its part ``"from_pairs"``, gradients need no sort.
+        table: ``(num_relations, num_src, n)``: float16, bfloat16, float32 or float64.
+        weight: ``(num_edges,)`` in the graph's order of edges; None means ones.
+        implementation: see :func:`jax_gnn.implementation`.
+
+    Returns:
+        ``(num_dst, n)`` in the dtype of ``table``; half types accumulate in float32.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, or ``num_relations * num_src`` needs ids of 64
+            bits, which are not enabled.
+
+    Example:
+        >>> graph = RelationalGraph.from_triples([0, 1], [0, 1], [2, 2], num_nodes=3)
+        >>> relational_lookup(graph, jnp.arange(6.0).reshape(2, 3, 1)).ravel()
+        Array([0., 0., 4.], dtype=float32)
+    """
+    graph = check_container("graph", graph, RelationalGraph)
+    table = check_features("table", table, "num_relations", graph.num_relations)
+    if table.ndim != 3 or table.shape[1] != graph.num_src:
+        raise ValueError(
+            f"table must be (num_relations={graph.num_relations}, num_src={graph.num_src}, n), got "
+            f"shape {table.shape}"
+        )
+    matrix = lookup_matrix(graph.matrix(weighted=True), graph.num_relations)
+    rows = table.reshape(graph.num_relations * graph.num_src, table.shape[2])
+    weight = _edge_weight(graph, weight, table.dtype)
+    return reduce_messages(rows, weight, matrix, "sum", implementation)
+
+
+def _edge_weight(graph: RelationalGraph, weight: ArrayLike | None, dtype: object) -> Array | None:
+    """A column in the type that sums are taken in."""
+    if weight is None:
+        return None
+    weight = check_real("weight", weight)
+    if weight.shape != (graph.num_edges,):
+        raise ValueError(f"weight must be (num_edges={graph.num_edges},), got shape {weight.shape}")
+    return weight.astype(accumulator_dtype(dtype))[:, None]
+
+
+def of_relations(
+    graph: RelationalGraph, values: Array, implementation: Implementation | None = None
+) -> Array:
+    """``(num_edges, *features)``: what ``(num_relations, *features)`` has for each edge's relation.
+
+    The gradient is a segment sum.
+    """
+    matrix = types_matrix(graph.matrix(weighted=True), graph.num_relations)
+    return gather(values, matrix, implementation)
+
+
+def counts_of(graph: RelationalGraph, rhs: Any) -> Counts:
+    """What the choice of a way looks at."""
+    return counts(rhs, rhs, graph.matrix(weighted=True), transposed=False)

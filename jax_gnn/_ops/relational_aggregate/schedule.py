@@ -1,0 +1,279 @@
+"""The ways to sum products by relation, what each is expected to take, and the choice of one.
+
+What is known of a graph when a computation is compiled are the lengths of its arrays. They say how
+many bytes each launch of a way moves, how many of them miss L2, and how much it multiplies: the
+largest of the three decides. The rates are those measured on an H200.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+from jax_gnn._core.schedule import Family, define_family
+
+Way = Literal["edges", "source_pairs", "destination_pairs", "tiles"]
+WAYS: tuple[Way, ...] = get_args(Way)
+
+# The way of the transpose that needs the same parts.
+MIRROR: dict[Way, Way] = {
+    "edges": "edges",
+    "source_pairs": "destination_pairs",
+    "destination_pairs": "source_pairs",
+}
+
+_L2 = 50e6  # bytes
+_MEMORY, _CACHE, _FLOPS = 4.28e6, 9e6, 360e6  # bytes, bytes and operations in a microsecond
+_LAUNCH, _WAIT = 1.7, 4.0  # microseconds of a launch, and more of one that waits for another
+_TILE = 64  # destinations
+_EDGE_BYTES, _ID_BYTES = 12, 4  # both ids of an edge and its weight; a row's id
+
+
+class Counts(NamedTuple):
+    """What decides how long a sum of products by relation takes.
+
+    Attributes:
+        num_src: Number of sources.
+        num_dst: Number of destinations.
+        edges: Number of edges.
+        relations: Number of relations.
+        source_pairs: Number of (source, relation) pairs, at least 1; 0: that part is not there.
+        destination_pairs: Number of (destination, relation) pairs; likewise.
+        tiles: Number of (tile of destinations, relation) combinations; likewise.
+        t_tiles: Number of (tile of sources, relation) combinations; likewise.
+        k: Features of a source.
+        n: Features of a destination.
+        itemsize: Bytes of a feature.
+    """
+
+    num_src: int
+    num_dst: int
+    edges: int
+    relations: int
+    source_pairs: int
+    destination_pairs: int
+    tiles: int
+    t_tiles: int
+    k: int
+    n: int
+    itemsize: int
+
+    @property
+    def T(self) -> Counts:
+        """Of the transpose: all edges reversed, and the weights."""
+        return Counts(
+            *(self.num_dst, self.num_src, self.edges, self.relations),
+            *(self.destination_pairs, self.source_pairs, self.t_tiles, self.tiles),
+            *(self.n, self.k, self.itemsize),
+        )
+
+
+class RelationalSchedule(NamedTuple):
+    """How a sum of products by relation is taken.
+
+    Attributes:
+        method: ``"edges"``, ``"source_pairs"``, ``"destination_pairs"`` or ``"tiles"``, see
+            :func:`jax_gnn.relational_aggregate`.
+    """
+
+    method: Way
+
+
+# --- What launches take --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """Bytes that miss L2, all bytes, and flops; sums of those of what a launch does."""
+
+    missed: float = 0
+    moved: float = 0
+    flops: float = 0
+
+    def __add__(self, other: _Launch) -> _Launch:
+        missed, moved = self.missed + other.missed, self.moved + other.moved
+        return _Launch(missed, moved, self.flops + other.flops)
+
+    @property
+    def time(self) -> float:
+        """Microseconds."""
+        return max(self.missed / _MEMORY, self.moved / _CACHE, self.flops / _FLOPS) + _LAUNCH
+
+
+def _once(size: float) -> _Launch:
+    """Of an array that is read or written once, and not there in L2."""
+    return _Launch(size, size)
+
+
+def _gathered(rows: int, row_bytes: float, of: int) -> _Launch:
+    """Of rows of an array of so many rows, which is read from memory once at least."""
+    size, array = rows * row_bytes, of * row_bytes
+    return _Launch(max(min(size, array), size * _outside(array)), size)
+
+
+def _between(rows: int, row_bytes: float, of: int | None = None) -> _Launch:
+    """Of rows of an array that one launch writes and the next one reads."""
+    size = rows * row_bytes
+    return _Launch(size * _outside(size if of is None else of * row_bytes), size)
+
+
+def _outside(size: float) -> float:
+    """The share of an array that L2 does not hold."""
+    return max(0.0, 1 - _L2 / size) if size else 0.0
+
+
+def _in_turn(*launches: _Launch) -> float:
+    """Microseconds of launches that wait for each other."""
+    return sum(each.time for each in launches) + _WAIT * (len(launches) - 1)
+
+
+class _Parts(NamedTuple):
+    """Sizes in bytes, of a row on either side and of the weights."""
+
+    k: int
+    n: int
+    rhs: int
+    edges: int
+
+    @classmethod
+    def of(cls, c: Counts) -> _Parts:
+        return cls(c.k * c.itemsize, c.n * c.itemsize, _rhs_bytes(c), c.edges * _EDGE_BYTES)
+
+
+def _rhs_bytes(c: Counts) -> int:
+    return c.relations * c.k * c.n * c.itemsize
+
+
+def _products(c: Counts, rows: int) -> _Launch:
+    """The weights, and as many products."""
+    return _once(_rhs_bytes(c)) + _Launch(0, rows * _ID_BYTES, 2 * rows * c.k * c.n)
+
+
+def _sums_by_destination_pair(c: Counts) -> _Launch:
+    p = _Parts.of(c)
+    sums = _between(c.destination_pairs, p.k)
+    return _once(p.edges) + _gathered(c.edges, p.k, c.num_src) + sums
+
+
+def expected(c: Counts) -> dict[Way, float]:
+    """What each way that the graph has the parts for is expected to take, in microseconds."""
+    p = _Parts.of(c)
+    result, edges = _once(c.num_dst * p.n), _once(p.edges)
+    messages = _between(c.edges, p.n)
+    by_edge = _in_turn(
+        _gathered(c.edges, p.k, c.num_src) + _products(c, c.edges) + messages + edges,
+        messages + result,
+    )
+    found: dict[Way, float] = {"edges": by_edge}
+    if pairs := c.source_pairs:
+        found["source_pairs"] = _in_turn(
+            _gathered(pairs, p.k, c.num_src) + _products(c, pairs) + _between(pairs, p.n),
+            edges + _between(c.edges, p.n, pairs) + result,
+        )
+    if pairs := c.destination_pairs:
+        found["destination_pairs"] = _in_turn(
+            _sums_by_destination_pair(c),
+            _between(pairs, p.k) + _products(c, pairs) + _between(pairs, p.n),
+            _between(pairs, p.n) + result,
+        )
+    if c.tiles:
+        weights = _Launch(p.rhs, c.tiles * c.k * c.n * c.itemsize, 2 * c.tiles * _TILE * c.k * c.n)
+        found["tiles"] = _in_turn(edges + _gathered(c.edges, p.k, c.num_src) + weights + result)
+    return found
+
+
+def expected_of_gradients(c: Counts) -> dict[tuple[Way, Way], float]:
+    """What both gradients take, by the way to that of the features and to that of the weights.
+
+    That of the features is the transpose of the sum; its sums by pair serve the weights, too.
+    """
+    p = _Parts.of(c)
+    to_weights: dict[Way, list[_Launch]] = {}
+    if pairs := c.source_pairs:
+        sums = _sums_by_destination_pair(c.T)
+        outer = _gathered(pairs, p.k, c.num_src) + _between(pairs, p.n) + _products(c, pairs)
+        to_weights["source_pairs"] = [sums, outer]
+    if pairs := c.destination_pairs:
+        sums = _sums_by_destination_pair(c)
+        outer = _between(pairs, p.k) + _gathered(pairs, p.n, c.num_dst) + _products(c, pairs)
+        to_weights["destination_pairs"] = [sums, outer]
+    if not to_weights:
+        gathered = _gathered(c.edges, p.k, c.num_src) + _gathered(c.edges, p.n, c.num_dst)
+        to_weights["edges"] = [_once(p.edges) + gathered + _products(c, c.edges)]
+    found: dict[tuple[Way, Way], float] = {}
+    for to_x, time in expected(c.T).items():
+        for way, launches in to_weights.items():
+            shared = to_x == "destination_pairs" and way == "source_pairs"
+            if (to_x == "edges") == (way == "edges"):
+                found[to_x, way] = time + _in_turn(*launches[shared:])
+    return found
+
+
+# --- The choice ----------------------------------------------------------------------------------
+
+
+def _from_rule(op: str, **counts: int) -> RelationalSchedule:
+    del op
+    return RelationalSchedule(_fastest(expected(Counts(**counts))))
+
+
+def _fastest(times: dict[Way, float]) -> Way:
+    """By edge only where there are no pairs: with a pair an edge, source pairs move as much."""
+    return min(times, key=lambda way: (way == "edges", times[way]))
+
+
+_EXACT = ("k", "n", "itemsize")
+
+FAMILY = define_family(
+    Family(
+        schedule=RelationalSchedule,
+        allowed=(WAYS,),
+        ops=("relational_aggregate",),
+        exact=_EXACT,
+        sizes=tuple(name for name in Counts._fields if name not in _EXACT),
+        rule=_from_rule,
+        describe=lambda s: f"by {s.method.replace('_', ' ')}",
+    )
+)
+
+
+def chosen(counts: Counts) -> Way:
+    """The way to take, among those that the graph has the parts for."""
+    known = Counts(**FAMILY.known(**counts._asdict()))
+    way = FAMILY.choose("relational_aggregate", **known._asdict()).method
+    times = expected(known)
+    return way if way in times else _fastest(times)
+
+
+def chosen_for_gradients(counts: Counts) -> tuple[Way, Way]:
+    """The ways to take to the gradients of the features and of the weights."""
+    times = expected_of_gradients(Counts(**FAMILY.known(**counts._asdict())))
+    return min(times, key=times.__getitem__)
+
+
+def sums_by_basis_pay(counts: Counts, num_bases: int, *, lookup: bool = False) -> bool:
+    """Whether weights that are mixed from bases are better left apart: one sum for each basis.
+
+    Args:
+        counts: of the product with mixed weights.
+        num_bases: number of bases.
+        lookup: whether sources have no features, so that weights have a row for each.
+    """
+    c = Counts(**FAMILY.known(**counts._asdict()))
+    p, edges = _Parts.of(c), _once(c.edges * (_EDGE_BYTES + 4 * num_bases))
+    basis = c.k * c.n * c.itemsize
+    products = _between(c.num_src, num_bases * p.n)
+    flops = 2 * c.num_src * num_bases * c.k * c.n
+    if lookup:  # bases are only brought into the order of sources
+        basis, flops = c.num_src * p.n, 0
+    apart = _in_turn(
+        _once(num_bases * basis) + products + _Launch(0, 0, flops) + _once(c.num_src * p.k),
+        edges + _between(c.edges, num_bases * p.n, c.num_src) + _once(c.num_dst * num_bases * p.n),
+    )
+    mixed = _once((num_bases + c.relations) * basis) + _Launch(
+        0, 0, 2 * c.relations * num_bases * basis / c.itemsize
+    )
+    table = _gathered(c.edges, p.n, c.relations * c.num_src) + _once(p.edges + c.num_dst * p.n)
+    if lookup:
+        return apart < _in_turn(mixed, table)
+    return apart < mixed.time + expected(c)[_fastest(expected(c))]

@@ -1,0 +1,79 @@
+"""Inputs of products by relation, and their reference, for the modules that test them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from op_spec import OUT_OF_RANGE, Incidence
+
+from jax_gnn import RelationalGraph
+
+RELATIONS = 5
+
+
+class Triples(NamedTuple):
+    """What references get, in the order of a graph, those with an id out of range last."""
+
+    src: np.ndarray
+    rel: np.ndarray
+    dst: np.ndarray
+    num_src: int
+    num_dst: int
+
+    @property
+    def valid(self) -> np.ndarray:
+        sizes = (self.src, self.num_src), (self.rel, RELATIONS), (self.dst, self.num_dst)
+        return np.logical_and.reduce([(ids >= 0) & (ids < size) for ids, size in sizes])
+
+
+def random_triples(rng: np.random.Generator, scenario: str) -> Triples:
+    """Two relations, the last among them, have no edges; of a giant one relation has them all."""
+    incidence = Incidence.random(rng, scenario)
+    size = len(incidence.left)
+    rel = rng.permutation(RELATIONS - 1)[: RELATIONS - 2][rng.integers(0, RELATIONS - 2, size)]
+    if scenario == "giant":
+        rel[:] = rng.integers(RELATIONS)
+    if scenario == "duplicates":
+        rel[size // 2 :] = rel[: size // 2]
+    if scenario == "padding":
+        where = rng.choice(size, size // 8, replace=False)
+        rel[where] = rng.choice([*OUT_OF_RANGE, RELATIONS], len(where))
+    sizes = incidence.num_left, incidence.num_right
+    given = Triples(incidence.left, rel, incidence.right, *sizes)
+    order = np.lexsort((given.src, given.rel, given.dst, ~given.valid))
+    return Triples(given.src[order], rel[order], given.dst[order], *sizes)
+
+
+def graph_of(triples: Triples, **options: object) -> RelationalGraph:
+    """With room for a pair an edge, so that graphs of equal sizes can be stacked."""
+    src, rel, dst, num_src, num_dst = triples
+    sizes = {"num_src": num_src, "num_dst": num_dst, "num_relations": RELATIONS}
+    graph = RelationalGraph.from_triples(src, rel, dst, **sizes, validate=False, **options)
+    pairs = ("num_src_pairs", "num_dst_pairs")
+    return graph.pad(**{name: len(src) for name in pairs if getattr(graph, name) is not None})
+
+
+def aggregate_reference(
+    triples: Triples, x: np.ndarray, rhs: np.ndarray, weight: np.ndarray | None = None
+) -> np.ndarray:
+    """Relation by relation."""
+    weight = np.ones(len(triples.src)) if weight is None else weight
+    result = np.zeros((triples.num_dst, rhs.shape[2]), np.result_type(x, rhs, weight))
+    for relation in np.unique(triples.rel[triples.valid]):
+        edges = np.flatnonzero(triples.valid & (triples.rel == relation))
+        products = weight[edges, None] * (x[triples.src[edges]] @ rhs[relation])
+        np.add.at(result, triples.dst[edges], products)
+    return result
+
+
+def lookup_reference(
+    triples: Triples, table: np.ndarray, weight: np.ndarray | None = None
+) -> np.ndarray:
+    """Edge by edge."""
+    weight = np.ones(len(triples.src)) if weight is None else weight
+    result = np.zeros((triples.num_dst, table.shape[2]), np.result_type(table, weight))
+    edges = np.flatnonzero(triples.valid)
+    rows = weight[edges, None] * table[triples.rel[edges], triples.src[edges]]
+    np.add.at(result, triples.dst[edges], rows)
+    return result

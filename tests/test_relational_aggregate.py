@@ -1,0 +1,311 @@
+"""Products by relation summed at destinations: all ways, derivatives, and the choice by counts."""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from op_spec import Case, OpSpec, assert_close, setting
+from op_suite import KERNELS, CoreChecks, OpSuite
+from relational_cases import (
+    RELATIONS,
+    Triples,
+    aggregate_reference,
+    graph_of,
+    lookup_reference,
+    random_triples,
+)
+
+from jax_gnn import RelationalGraph, relational_aggregate, relational_lookup, schedules
+from jax_gnn._ops.relational_aggregate.schedule import (
+    WAYS,
+    Counts,
+    chosen,
+    chosen_for_gradients,
+    expected,
+)
+
+EXACT = jax.lax.Precision.HIGHEST  # float32 on every platform
+K = 4
+
+
+def unread(triples: Triples, *features: int) -> np.ndarray:
+    """Which rows of sources no edge reads, of so many axes more."""
+    used = np.isin(np.arange(triples.num_src), triples.src[triples.valid])
+    return np.broadcast_to(~used.reshape(-1, *[1] * len(features)), (len(used), *features))
+
+
+def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
+    triples = random_triples(rng, scenario)
+    n = int(np.prod(features))
+    operands = (
+        rng.normal(size=(triples.num_src, K)),
+        rng.normal(size=(RELATIONS, K, n)),
+        rng.normal(size=len(triples.src)),
+    )
+    padding = unread(triples, K), None, ~triples.valid
+    return Case(graph_of(triples), triples, operands, padding)
+
+
+def make_lookup_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
+    triples = random_triples(rng, scenario)
+    n = int(np.prod(features))
+    table = rng.normal(size=(RELATIONS, triples.num_src, n))
+    unused = np.ones(table.shape[:2], bool)
+    unused[triples.rel[triples.valid], triples.src[triples.valid]] = False
+    operands = table, rng.normal(size=len(triples.src))
+    padding = np.broadcast_to(unused[:, :, None], table.shape), ~triples.valid
+    return Case(graph_of(triples), triples, operands, padding)
+
+
+def aggregate_spec(method: Any = None, **options: Any) -> OpSpec:
+    return OpSpec(
+        function=lambda graph, x, rhs, weight: relational_aggregate(
+            graph, x, rhs, weight, method=method, precision=EXACT
+        ),
+        reference=aggregate_reference,
+        make_case=make_case,
+        operands=("x", "rhs", "weight"),
+        linear=("x", "rhs", "weight"),
+        feature_axis=(None, 2, None),
+        result_axis=1,
+        composed=True,
+        **options,
+    )
+
+
+TRIPLES = np.array([0, 1, 2]), np.array([0, 1, 1]), np.array([1, 0, 0])
+GRAPH = RelationalGraph.from_triples(*TRIPLES, num_nodes=3)
+X, RHS, TABLE = np.ones((3, 4)), np.ones((2, 4, 5)), np.ones((2, 3, 5))
+
+
+class TestRelationalAggregate(OpSuite):
+    spec = aggregate_spec(
+        bad_arguments={
+            "graph": (
+                lambda: relational_aggregate(GRAPH.nodes, X, RHS),
+                TypeError,
+                r"graph must be a jax_gnn\.RelationalGraph, got Graph",
+            ),
+            "x dims": (
+                lambda: relational_aggregate(GRAPH, X[:, 0], RHS),
+                ValueError,
+                r"x must be \(num_src=3, k\), got shape \(3,\)",
+            ),
+            "x rows": (
+                lambda: relational_aggregate(GRAPH, X[:2], RHS),
+                ValueError,
+                r"x must be \(num_src=3, \*features\), got shape \(2, 4\)",
+            ),
+            "relations": (
+                lambda: relational_aggregate(GRAPH, X, RHS[:1]),
+                ValueError,
+                r"rhs must be \(num_relations=2, \*features\), got shape \(1, 4, 5\)",
+            ),
+            "k": (
+                lambda: relational_aggregate(GRAPH, X[:, :3], RHS),
+                ValueError,
+                r"rhs must be \(num_relations, k, n\) .* k = 3 of x, got shape \(2, 4, 5\)",
+            ),
+            "k of transposed": (
+                lambda: relational_aggregate(GRAPH, X, RHS, transpose_rhs=True),
+                ValueError,
+                r"rhs must be \(num_relations, n, k\)",
+            ),
+            "dtype": (
+                lambda: relational_aggregate(GRAPH, X.astype(int), RHS),
+                TypeError,
+                "x must be float16, bfloat16, float32 or float64, got int",
+            ),
+            "weight": (
+                lambda: relational_aggregate(GRAPH, X, RHS, np.ones((3, 2))),
+                ValueError,
+                r"weight must be \(num_edges=3,\), got shape \(3, 2\)",
+            ),
+            "method": (
+                lambda: relational_aggregate(GRAPH, X, RHS, method="pairs"),  # type: ignore[arg-type]
+                ValueError,
+                "method must be one of None, 'edges', .*, got 'pairs'",
+            ),
+            "precision": (
+                lambda: relational_aggregate(GRAPH, X, RHS, precision="exact"),
+                ValueError,
+                "precision must be what jax.lax.dot takes, got 'exact'",
+            ),
+        },
+    )
+
+
+class TestByEdge(CoreChecks):
+    spec = aggregate_spec("edges")
+
+
+class TestBySourcePair(CoreChecks):
+    spec = aggregate_spec("source_pairs")
+
+
+class TestByDestinationPair(CoreChecks):
+    spec = aggregate_spec("destination_pairs")
+
+
+class TestByTile(CoreChecks):
+    spec = aggregate_spec("tiles")
+
+
+class TestRelationalLookup(OpSuite):
+    spec = OpSpec(
+        function=relational_lookup,
+        reference=lookup_reference,
+        make_case=make_lookup_case,
+        operands=("table", "weight"),
+        linear=("table", "weight"),
+        feature_axis=(2, None),
+        result_axis=1,
+        bad_arguments={
+            "relations": (
+                lambda: relational_lookup(GRAPH, TABLE[:1]),
+                ValueError,
+                r"table must be \(num_relations=2, \*features\), got shape \(1, 3, 5\)",
+            ),
+            "sources": (
+                lambda: relational_lookup(GRAPH, TABLE[:, :2]),
+                ValueError,
+                r"table must be \(num_relations=2, num_src=3, n\), got shape \(2, 2, 5\)",
+            ),
+            "weight": (
+                lambda: relational_lookup(GRAPH, TABLE, np.ones(2)),
+                ValueError,
+                r"weight must be \(num_edges=3,\), got shape \(2,\)",
+            ),
+        },
+    )
+
+
+PARTS: Sequence[tuple[str, ...]] = ((), ("from_pairs",), ("to_pairs",))
+
+
+@pytest.mark.parametrize("parts", PARTS, ids=repr)
+@pytest.mark.parametrize("method", [None, "edges"])
+def test_graphs_with_few_parts(rng: np.random.Generator, parts: Any, method: Any) -> None:
+    """Values and all gradients, of weights that are given transposed and of edges without any."""
+    triples = random_triples(rng, "padding")
+    graph = graph_of(triples, parts=parts)
+    x, rhs = rng.normal(size=(triples.num_src, K)), rng.normal(size=(RELATIONS, K, 3))
+    weight, ct = rng.normal(size=len(triples.src)), rng.normal(size=(triples.num_dst, 3))
+
+    @jax.jit
+    def both(graph: Any, x: Any, rhs: Any, weight: Any) -> Any:
+        def function(x: Any, rhs: Any, weight: Any) -> Any:
+            y = relational_aggregate(
+                *(graph, x, rhs.swapaxes(1, 2), weight),
+                method=method,
+                transpose_rhs=True,
+                precision=EXACT,
+            )
+            unweighted = relational_aggregate(graph, x, rhs, method=method, precision=EXACT)
+            return (
+                y + unweighted + relational_lookup(graph, jnp.tanh(rhs[:, :1] * x[:, :1]), weight)
+            )
+
+        y, vjp = jax.vjp(function, x, rhs, weight)
+        return y, vjp(ct)
+
+    def reference(x: Any, rhs: Any, weight: Any) -> Any:
+        src, rel, dst = (jnp.asarray(ids[triples.valid]) for ids in triples[:3])
+        w = weight[triples.valid][:, None]
+        table = jnp.tanh(rhs[:, :1] * x[:, :1])
+        messages = (w + 1) * jnp.einsum("ek,ekn->en", x[src], rhs[rel]) + w * table[rel, src]
+        return jnp.zeros((triples.num_dst, 3)).at[dst].add(messages)
+
+    with setting(None, "float64"):
+        got, gradients = both(graph, x, rhs, weight)
+        want, vjp = jax.vjp(reference, x, rhs, weight)
+        assert_close(got, want, 1e-12, "value")
+        for name, a, b in zip(("x", "rhs", "weight"), gradients, vjp(ct), strict=True):
+            assert_close(a, b, 1e-12, name)
+
+
+def test_demanded_way_needs_its_part() -> None:
+    graph = RelationalGraph.from_triples(*TRIPLES, num_nodes=3, parts=("to_pairs",))
+    with pytest.raises(ValueError, match=r"method='source_pairs' goes through 'from_pairs', which"):
+        relational_aggregate(graph, X, RHS, method="source_pairs")
+
+
+# --- The choice ----------------------------------------------------------------------------------
+
+
+def counts(*sizes: int, source_pairs: int, destination_pairs: int, width: int = 64) -> Counts:
+    num_nodes, edges, relations = sizes
+    return Counts(
+        *(num_nodes, num_nodes, edges, relations),
+        *(source_pairs, destination_pairs, 0, 0),
+        *(width, width, 4),
+    )
+
+
+# Nodes, edges with those of nodes to themselves, relations, pairs: of public graphs with inverses.
+AIFB = counts(8285, 66371, 91, source_pairs=34710, destination_pairs=34710)
+FB15K = counts(14541, 634773, 475, source_pairs=176463, destination_pairs=176463)
+# What comes from many sources by few relations: pairs of destinations are few.
+FEW_DESTINATIONS = counts(
+    1_000_000, 20_000_000, 4, source_pairs=9_000_000, destination_pairs=500_000
+)
+
+
+def test_choice() -> None:
+    assert chosen(AIFB) == chosen(FB15K) == "source_pairs"
+    assert chosen(FEW_DESTINATIONS) == "destination_pairs"
+    assert chosen(FEW_DESTINATIONS.T) == "source_pairs"
+    to_x, to_weights = chosen_for_gradients(FEW_DESTINATIONS)
+    assert (to_x, to_weights) == ("source_pairs", "destination_pairs")
+    # Where both gradients go through the sums of source pairs, these are taken once.
+    assert chosen_for_gradients(FB15K) == ("destination_pairs", "source_pairs")
+    without = FB15K._replace(source_pairs=0, destination_pairs=0)
+    assert chosen(without) == "edges"
+    assert chosen_for_gradients(without) == ("edges", "edges")
+
+
+def test_expected_times() -> None:
+    """What counting gives by hand, for FB15k-237: launches of 1.7 µs, 4 µs where one waits."""
+    times = expected(FB15K)
+    assert {way for way in WAYS if way in times} == {"edges", "source_pairs", "destination_pairs"}
+    mb = 1e-6 * 256
+    products = (2 * 176463 * mb + 475 * 64 * 0.256 * 1e-3 + 176463 * 4e-6) / 9
+    sums = (634773 * (mb + 12e-6) + 14541 * mb) / 9
+    assert times["source_pairs"] == pytest.approx(products + sums + 2 * 1.7 + 4, rel=1e-3)
+
+
+def test_forced_way() -> None:
+    def programs(schedule: Any) -> str:
+        def function(x: Any) -> Any:
+            return relational_aggregate(GRAPH, x, RHS)
+
+        with schedules.use(schedule):
+            return jax.jit(function).lower(X).as_text()
+
+    by_source, by_destination = (
+        programs(schedules.RelationalSchedule(way)) for way in ("source_pairs", "destination_pairs")
+    )
+    assert by_source != by_destination
+    assert by_source == programs(None)
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+def test_training_computes_shared_sums_once(rng: np.random.Generator, implementation: str) -> None:
+    """Both gradients sum cotangents by source pair: the compiled program does so once."""
+    graph = graph_of(random_triples(rng, "random"))
+    x, rhs = np.ones((graph.num_src, K), np.float32), np.ones((RELATIONS, K, 3), np.float32)
+
+    def loss(x: Any, rhs: Any) -> Any:
+        return jnp.sin(relational_aggregate(graph, x, rhs, method="source_pairs")).sum()
+
+    with setting(implementation):
+        program = jax.jit(jax.grad(loss, (0, 1))).lower(x, rhs).compile().as_text()
+    calls = collections.Counter(re.findall(r'custom_call_target="jax_gnn_(\w+)"', program))
+    assert calls == {"segment_matmul": 2, "segment_outer": 1, "segment_reduce": 3}
