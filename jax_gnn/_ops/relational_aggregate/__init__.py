@@ -1,0 +1,1 @@
+"""Products of rows, sorted by group, with a matrix for each group."""
