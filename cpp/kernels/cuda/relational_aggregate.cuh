@@ -54,6 +54,7 @@ struct PlainProduct {
   static constexpr int kStride = kMostTileWidth + 4;
   static constexpr int kTileBytes = kTileRows * kStride * static_cast<int>(sizeof(Acc));
   static constexpr int kAlign = 16;  // of the tile
+  static constexpr int kWeightBytes = 0;
 
   Acc sum[kSums];
 
@@ -155,6 +156,29 @@ struct TileTails {
       write_pair(word(block, i), bits, tag);
     }
   }
+  // What a thread keeps for itself lies behind all words.
+  __device__ __forceinline__ uint4* kept(int64_t block, int i) const {
+    constexpr int64_t kBytes = int64_t{16} * kWords * Product::kThreads;
+    return reinterpret_cast<uint4*>(base + gridDim.x * kBytes + block * (kBytes / 2)) +
+           i * Product::kThreads + threadIdx.x;
+  }
+  __device__ __forceinline__ void keep(int64_t block, const Acc (&sum)[Product::kSums]) const {
+    constexpr int kPer = 16 / sizeof(Acc);
+#pragma unroll
+    for (int i = 0; i < Product::kSums / kPer; ++i) {
+      uint4 bits;
+      memcpy(&bits, sum + i * kPer, 16);
+      *kept(block, i) = bits;
+    }
+  }
+  __device__ __forceinline__ void restore(int64_t block, Acc (&sum)[Product::kSums]) const {
+    constexpr int kPer = 16 / sizeof(Acc);
+#pragma unroll
+    for (int i = 0; i < Product::kSums / kPer; ++i) {
+      const uint4 bits = *kept(block, i);
+      memcpy(sum + i * kPer, &bits, 16);
+    }
+  }
   // Adds what a block has put.
   __device__ __forceinline__ void take(int64_t block, Acc (&sum)[Product::kSums]) const {
 #pragma unroll
@@ -247,7 +271,8 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
   // Two tiles, so that one can be filled while the other is multiplied; then the first run of each
   // team: heads[team][word][lane].
   unsigned char* const first_tile = Product::first_tile(dynamic_shared());
-  Acc* const heads = reinterpret_cast<Acc*>(first_tile + 2 * Product::kTileBytes);
+  Acc* const heads =
+      reinterpret_cast<Acc*>(first_tile + 2 * Product::kTileBytes + Product::kWeightBytes);
   const auto clear_tile = [&](unsigned char* tile) {
     for (int at = threadIdx.x * 16; at < Product::kTileBytes; at += kThreads * 16)
       *reinterpret_cast<uint4*>(tile + at) = {0, 0, 0, 0};
@@ -258,10 +283,11 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
   const int block = static_cast<int>(blockIdx.x);
   const int first_item = shares.start(block);
   const int last_item = max(first_item, shares.start(block + 1));
-  const int tile_in = shares.tile_into(block), tile_out = shares.tile_into(block + 1);
+  const int tile_in = shares.tile_into(block);
+  int tile_out = shares.tile_into(block + 1);
   const bool passed = tile_in >= 0 && tile_in == tile_out;
   const bool relays = passed && block % kRelayEvery == kRelayEvery - 1;
-  bool takes = tile_in >= 0 && (!passed || relays);
+  const bool takes = !passed || relays;  // where a tile comes in
 
   Product product;
 #pragma unroll
@@ -295,24 +321,6 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
         write(static_cast<T*>(sums.out));
     });
   };
-  // The sum of a tile is complete, or left to the next block.
-  const auto finish = [&](int tile, bool leaves) {
-    if (takes) {
-      takes = false;
-      const Chain chain(block, blocks_of_run(block, relays, [&](int other) {
-                          return shares.passed(other) && shares.tile_into(other) == tile_in;
-                        }));
-#pragma unroll 1
-      for (int i = 0; i < chain.num_tails; ++i) tails.take(chain.block_of(i), product.sum);
-    }
-    if (leaves)
-      tails.put(block, product.sum);
-    else
-      store(tile);
-#pragma unroll
-    for (Acc& x : product.sum) x = 0;
-  };
-
   const unsigned num_cols = static_cast<unsigned>(tiles.num_cols);
   const unsigned row_bytes = static_cast<unsigned>(sums.k * sizeof(T));
   const T* lane_x = sums.x + lane * kVec;
@@ -366,17 +374,50 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
   ask_for_ids();
   __syncthreads();
 
+  // The tile that comes in is completed last, when the block ahead has had its time: else all would
+  // wait in a row.
+  bool comes_in = tile_in >= 0;
+  bool has_open = tile_in >= 0 || first_item == last_item, is_kept = false;
   int open_tile = tile_in, which = 0;
-  bool has_open = tile_in >= 0 || first_item == last_item;
   TileItem item = cursor.load(first_item);
   for (int index = first_item;; ++index) {
     const bool ends = index >= last_item;
-    if (has_open && (ends || item.tile != open_tile)) finish(open_tile, ends && tile_out >= 0);
-    if (ends) break;
+    if (has_open && (ends || item.tile != open_tile)) {
+      if (comes_in && !ends) {
+        tails.keep(block, product.sum);
+        is_kept = true;
+      } else {
+        if (comes_in && takes) {
+          const Chain chain(block, blocks_of_run(block, relays, [&](int other) {
+                              return shares.passed(other) && shares.tile_into(other) == tile_in;
+                            }));
+#pragma unroll 1
+          for (int i = 0; i < chain.num_tails; ++i) tails.take(chain.block_of(i), product.sum);
+        }
+        if (ends && tile_out >= 0)
+          tails.put(block, product.sum);
+        else
+          store(open_tile);
+      }
+      comes_in = false;
+#pragma unroll
+      for (Acc& x : product.sum) x = 0;
+    }
+    if (ends) {
+      if (!is_kept) break;
+      tails.restore(block, product.sum);
+      is_kept = false;
+      comes_in = true;
+      tile_out = -1;
+      open_tile = tile_in;
+      continue;
+    }
     open_tile = item.tile;
     has_open = true;
     unsigned char* const tile = first_tile + which * Product::kTileBytes;
 
+    const bool multiplies = item.begin < item.end && item.type >= 0 && item.type < tiles.num_types;
+    if (multiplies) product.ask_for_weights(sums, item.type);
     int open_row = -1, head_row = -1;
     Acc run[kWords][kVec];
     const auto close = [&] {
@@ -414,14 +455,12 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
       ask_for_features();
       ask_for_ids();
     }
-    const bool multiplies = item.begin < item.end && item.type >= 0 && item.type < tiles.num_types;
     if (multiplies) {
       if (open_row >= 0) close();
       if (lane == 0) {
         head_rows[team] = head_row;
         last_rows[team] = open_row;
       }
-      product.ask_for_weights(sums, item.type);
     }
     const TileItem next_item = cursor.load(index + 1);
     if (multiplies) {

@@ -12,7 +12,7 @@
 namespace jax_gnn::cuda {
 
 // What relational_aggregate needs for each share.
-constexpr int64_t tile_workspace_bytes(int64_t acc_bytes) { return 64 * 128 * 2 * acc_bytes; }
+constexpr int64_t tile_workspace_bytes(int64_t acc_bytes) { return 64 * 128 * 3 * acc_bytes; }
 
 // Widths that it takes.
 constexpr int64_t kMaxTileWidth = 128;

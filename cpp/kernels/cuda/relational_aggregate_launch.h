@@ -17,12 +17,13 @@ cudaError_t launch_tiles(cudaStream_t stream, const Tiles& tiles,
                          const TileSums<typename Product::T, typename Product::Acc>& sums,
                          void* workspace) {
   using Acc = typename Product::Acc;
-  static_assert(TileTails<Product>::kWords * 16 * Product::kThreads <=
+  static_assert(TileTails<Product>::kWords * 24 * Product::kThreads <=
                 tile_workspace_bytes(sizeof(Acc)));
   constexpr int kTeams = Product::kThreads / Product::kLanes;
   constexpr size_t kHeadBytes =
       kTeams * Product::kWords * Product::kLanes * Product::kVec * sizeof(Acc);
-  const size_t shared = Product::kAlign - 16 + 2 * Product::kTileBytes + kHeadBytes;
+  const size_t shared =
+      Product::kAlign - 16 + 2 * Product::kTileBytes + Product::kWeightBytes + kHeadBytes;
   const TileTails<Product> tails = {static_cast<unsigned char*>(workspace), next_tag()};
   return launch(stream, {dim3(static_cast<unsigned>(tiles.num_shares)), Product::kThreads, shared},
                 relational_aggregate_kernel<Product>, tiles, sums, tails);

@@ -1,9 +1,11 @@
 // The products of relational_aggregate.cuh by Hopper's matrix instructions: transposed, as those of
-// segment_matmul.cuh, so that weights come from the second cache straight into registers, and the
+// segment_matmul.cuh, so that weights come from the second cache while rows are gathered, and the
 // tile of sums is the right-hand side as it lies in shared memory.
 //
 // Needs sm_90a, rows of whole 16 bytes.
 #pragma once
+
+#include <cuda_pipeline.h>
 
 #include "hopper.cuh"
 #include "relational_aggregate.cuh"
@@ -18,13 +20,14 @@ struct HopperProduct {
   using T = T_;
   using Acc = float;
   static constexpr int kThreads = 128 * kWarpgroups;
-  static constexpr int kBlocks = kChunks == 4 ? (kWarpgroups == 2 ? 1 : 3) : 4 / kWarpgroups;
+  static constexpr int kBlocks = (kChunks == 4 ? 2 : 4) / kWarpgroups;
   static constexpr int kLanes = 8 * kChunks, kVec = 16 / static_cast<int>(sizeof(T));
   static constexpr int kWords = 1, kUnroll = 8, kSums = 32;
   static constexpr bool kExact = false;
   static constexpr int kTileBytes = kChunks * kTileRows * kChunkBytes, kAlign = kChunkAlign;
-  static constexpr int kSteps = 4 * kChunks;              // of 32 bytes of a row
-  static constexpr int kAhead = kSteps < 8 ? kSteps : 8;  // for which weights are asked at once
+  static constexpr int kSteps = 4 * kChunks;  // of 32 bytes of a row
+  static constexpr int kGroup = 4;            // steps whose fragments are in registers at once
+  static constexpr int kWeightBytes = kThreads / 32 * kSteps * 512;
 
   float sum[kSums];
 
@@ -57,24 +60,63 @@ struct HopperProduct {
   }
   static __device__ __forceinline__ void make_visible() { make_visible_to_copies(); }
 
+  // The warp has read its weights of the relation before.
   __device__ __forceinline__ void ask_for_weights(const TileSums<T, float>& sums, int64_t type) {
-    weights_ = sums.weights + type * sums.k * sums.n;
-    ask(sums, 0);
+    const T* const weights = sums.weights + type * sums.k * sums.n;
+    const int k = sums.k, n = sums.n, lane = threadIdx.x % 32, first_column = threadIdx.x / 32 * 16;
+    unsigned char* const slice = weights_slice();
+    __syncwarp();
+    if (sums.transposed) {
+      constexpr int kPieces = kSteps * 2;  // of 16 bytes, of a column
+#pragma unroll
+      for (int i = 0; i < 16 * kPieces / 32; ++i) {
+        const int piece = (i * 32 + lane) % kPieces, c = (i * 32 + lane) / kPieces;
+        const int depth = piece * kVec;
+        copy_async<16>(depth < k && first_column + c < n, weights + (first_column + c) * k + depth,
+                       slice + place_transposed(c, piece * 4));
+      }
+    } else if (n % kVec == 0) {
+      constexpr int kPieces = 16 / kVec;  // of a row
+#pragma unroll
+      for (int i = 0; i < kDepth * kPieces / 32; ++i) {
+        const int piece = (i * 32 + lane) % kPieces, depth = (i * 32 + lane) / kPieces;
+        const int column = first_column + piece * kVec;
+        copy_async<16>(depth < k && column < n, weights + depth * n + column,
+                       slice + place_plain(depth, piece * kVec));
+      }
+    } else {
+#pragma unroll 4
+      for (int i = lane; i < kDepth * 16; i += 32) {
+        const int depth = i / 16, c = i % 16;
+        Word<T, 1> bits = 0;
+        load_if(depth < k && first_column + c < n,
+                reinterpret_cast<const Word<T, 1>*>(weights + depth * n + first_column + c), bits);
+        *reinterpret_cast<Word<T, 1>*>(slice + place_plain(depth, c)) = bits;
+      }
+    }
+    __pipeline_commit();
   }
   __device__ __forceinline__ void multiply(const TileSums<T, float>& sums,
                                            const unsigned char* tile) {
     const uint64_t b = matrix_descriptor(tile);
+    __pipeline_wait_prior(0);
+    __syncwarp();
 #pragma unroll
-    for (int first = 0; first < kSteps; first += kAhead) {
-      if (first > 0) ask(sums, first);
-      finish_weights(sums);
+    for (int first = 0; first < kSteps; first += kGroup) {
+      unsigned a[kGroup][4];
+#pragma unroll
+      for (int step = 0; step < kGroup; ++step)
+        if (sums.transposed)
+          read_fragments<true>(first + step, a[step]);
+        else
+          read_fragments<false>(first + step, a[step]);
       warpgroup_arrive();
 #pragma unroll
-      for (int step = 0; step < kAhead; ++step) {
+      for (int step = 0; step < kGroup; ++step) {
         const int at = first + step;
         // Descriptors count in 16 bytes.
         const int offset_bytes = at / 4 * kTileRows * kChunkBytes + at % 4 * 32;
-        Multiply<T, kTileRows>::add(sum, a_[step], b + offset_bytes / 16, true);
+        Multiply<T, kTileRows>::add(sum, a[step], b + offset_bytes / 16, true);
       }
       warpgroup_commit();
       warpgroup_wait();
@@ -93,79 +135,53 @@ struct HopperProduct {
   }
 
  private:
-  const T* weights_;
-  unsigned a_[kAhead][4];
+  static constexpr bool kFloat = sizeof(T) == 4;
+  static constexpr int kDepth = kSteps * 32 / static_cast<int>(sizeof(T));
 
   // In a warpgroup, row g of the fragments of warp w is column 16 w + 2 g, row g + 8 the next.
   static __device__ __forceinline__ int column() {
     return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 * 2;
   }
-  static constexpr bool kFloat = sizeof(T) == 4;
-
-  // Sends for the fragments of kAhead steps from `first` on. Nothing is done with what they bring.
-  __device__ __forceinline__ void ask(const TileSums<T, float>& sums, int first) {
-    const int k = sums.k, n = sums.n, c = column(), quad = threadIdx.x % 4;
-    const auto one = [&](int depth, int j) -> unsigned {
-      Word<T, 1> bits = 0;
-      load_if(depth < k && j < n,
-              reinterpret_cast<const Word<T, 1>*>(
-                  weights_ + (sums.transposed ? j * k + depth : depth * n + j)),
-              bits);
-      return bits;
-    };
-    const bool pairs = !sums.transposed && n % 2 == 0;
-#pragma unroll
-    for (int step = 0; step < kAhead; ++step)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        unsigned* const two = &a_[step][2 * half];
-        const int at = first + step;
-        const int depth = kFloat ? at * 8 + half * 4 + quad : at * 16 + half * 8 + quad * 2;
-        const bool is_there = depth < k && c < n;
-        two[0] = two[1] = 0;
-        if constexpr (kFloat) {
-          if (pairs) {
-            uint2 bits = {0, 0};
-            load_if(is_there, reinterpret_cast<const uint2*>(weights_ + depth * n + c), bits);
-            two[0] = bits.x;
-            two[1] = bits.y;
-          } else {
-            two[0] = one(depth, c);
-            two[1] = one(depth, c + 1);
-          }
-        } else if (pairs) {
-          const unsigned* const from = reinterpret_cast<const unsigned*>(weights_ + depth * n + c);
-          load_if(is_there, from, two[0]);
-          load_if(is_there, reinterpret_cast<const unsigned*>(weights_ + (depth + 1) * n + c),
-                  two[1]);
-        } else if (sums.transposed) {  // k is even
-#pragma unroll
-          for (int j = 0; j < 2; ++j)
-            load_if(depth < k && c + j < n,
-                    reinterpret_cast<const unsigned*>(weights_ + (c + j) * k + depth), two[j]);
-        } else {
-#pragma unroll
-          for (int j = 0; j < 2; ++j) two[j] = one(depth, c + j) | one(depth + 1, c + j) << 16;
-        }
-      }
+  // Each warp has the weights of its 16 columns, of which it reads nothing but its own copies.
+  static __device__ __forceinline__ unsigned char* weights_slice() {
+    return first_tile(dynamic_shared()) + 2 * kTileBytes + threadIdx.x / 32 * kSteps * 512;
   }
-  // Makes operands of what has come.
-  __device__ __forceinline__ void finish_weights(const TileSums<T, float>& sums) {
-    const bool pairs = !sums.transposed && sums.n % 2 == 0;
+  // Where in the slice a weight is, column by column or row by row: permuted so that fragments are
+  // read without bank conflicts. `word`: of 4 bytes, of the column.
+  static __device__ __forceinline__ int place_transposed(int c, int word) {
+    return c * kSteps * 32 + (word / 4 ^ c / 2 % 8) * 16 + word % 4 * 4;
+  }
+  static __device__ __forceinline__ int place_plain(int depth, int c) {
+    const int at = (depth * 16 + c) * static_cast<int>(sizeof(T));
+    return at ^ (kFloat ? (depth & 2) << 4 : (depth & 4) << 3);
+  }
+  template <bool kTransposed>
+  static __device__ __forceinline__ void read_fragments(int step, unsigned (&a)[4]) {
+    const unsigned char* const slice = weights_slice();
+    const int quad = threadIdx.x % 4, c = threadIdx.x % 32 / 4 * 2;
+    const auto word = [&](int at) { return *reinterpret_cast<const unsigned*>(slice + at); };
 #pragma unroll
-    for (int step = 0; step < kAhead; ++step)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        unsigned &x = a_[step][2 * half], &y = a_[step][2 * half + 1];
-        if constexpr (kFloat) {
-          x = to_tf32(x);
-          y = to_tf32(y);
-        } else if (pairs) {
-          const unsigned upper = x, lower = y;
-          x = __byte_perm(upper, lower, 0x5410);
-          y = __byte_perm(upper, lower, 0x7632);
-        }
+    for (int half = 0; half < 2; ++half) {
+      unsigned &x = a[2 * half], &y = a[2 * half + 1];
+      if constexpr (kTransposed) {
+        x = word(place_transposed(c, step * 8 + half * 4 + quad));
+        y = word(place_transposed(c + 1, step * 8 + half * 4 + quad));
+      } else if constexpr (kFloat) {
+        const uint2 pair =
+            *reinterpret_cast<const uint2*>(slice + place_plain(step * 8 + half * 4 + quad, c));
+        x = pair.x;
+        y = pair.y;
+      } else {
+        const int depth = step * 16 + half * 8 + quad * 2;
+        const unsigned upper = word(place_plain(depth, c)), lower = word(place_plain(depth + 1, c));
+        x = __byte_perm(upper, lower, 0x5410);
+        y = __byte_perm(upper, lower, 0x7632);
       }
+      if constexpr (kFloat) {
+        x = to_tf32(x);
+        y = to_tf32(y);
+      }
+    }
   }
 };
 

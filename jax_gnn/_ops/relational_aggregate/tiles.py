@@ -51,5 +51,5 @@ def tiles_call(
     }
     ids = [tiles.rows, tiles.cols, tiles.order, tiles.items, tiles.starts]
     # As tile_workspace_bytes in relational_aggregate.h.
-    workspace = jax.ShapeDtypeStruct((tiles.num_shares, 64 * 128 * 2 * acc.itemsize), np.uint8)
+    workspace = jax.ShapeDtypeStruct((tiles.num_shares, 64 * 128 * 3 * acc.itemsize), np.uint8)
     return Call([x, rhs, weight or x, *ids, bias or rhs], attributes, [workspace])
