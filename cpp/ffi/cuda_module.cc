@@ -8,11 +8,13 @@
 #include <string>
 
 #include "../kernels/cuda/hypergraph_aggregate.h"
+#include "../kernels/cuda/relational_aggregate.h"
 #include "../kernels/cuda/sddmm.h"
 #include "../kernels/cuda/segment_reduce.h"
 #include "../kernels/cuda/segment_softmax.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
+#include "relational_aggregate.h"
 #include "sddmm.h"
 #include "segment_reduce.h"
 #include "segment_softmax.h"
@@ -58,6 +60,21 @@ struct Cuda {
                                          const Args&... args) {
     return status(
         cuda::hypergraph_aggregate(stream, static_cast<int>(attributes.threads), args...));
+  }
+
+  template <typename T, typename Acc>
+  static ffi::Error relational_aggregate(Context stream, const TileAttributes& attributes,
+                                         ffi::AnyBuffer workspace, const Tiles& tiles, int64_t k,
+                                         int64_t n, bool widens, Activation activation, const T* x,
+                                         const T* weights, const Acc* scales, const T* bias,
+                                         void* out) {
+    if (k > cuda::kMaxTileWidth || n > cuda::kMaxTileWidth) return invalid("rows are too wide");
+    if (static_cast<int64_t>(workspace.size_bytes()) <
+        tiles.num_shares * cuda::tile_workspace_bytes(sizeof(Acc)))
+      return invalid("the workspace is too small");
+    return status(cuda::relational_aggregate(stream, tiles, k, n, attributes.transposed,
+                                             attributes.exact, widens, activation, x, weights,
+                                             scales, bias, out, workspace.untyped_data()));
   }
 
   template <typename Attributes, typename... Args>
@@ -154,6 +171,7 @@ NB_MODULE(_cuda, m) {
   m.def("targets", [] {
     return targets({
         JAX_GNN_TARGET(hypergraph_aggregate),
+        JAX_GNN_TARGET(relational_aggregate),
         JAX_GNN_TARGET(sddmm),
         JAX_GNN_TARGET(sddmm_select),
         JAX_GNN_TARGET(segment_reduce),

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "../segment_matmul.h"
+#include "activation.cuh"
 #include "group_tiles.cuh"
 #include "hopper.cuh"
 #include "pack.cuh"
@@ -19,33 +20,6 @@
 
 namespace jax_gnn::cuda {
 namespace {
-
-// tanh is as exact as tf32 and half types are, unless kExact.
-template <bool kExact, typename Acc>
-__device__ __forceinline__ Acc activated(Activation activation, Acc x) {
-  const auto tanh_here = [](Acc y) -> Acc {
-    if constexpr (kExact) {
-      return tanh(y);
-    } else {
-      float result;
-      asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(y));
-      return result;
-    }
-  };
-  switch (activation) {
-    case Activation::kNone:
-      break;
-    case Activation::kRelu:
-      return x > 0 || x != x ? x : Acc(0);
-    case Activation::kSilu:
-      return x / 2 * (1 + tanh_here(x / 2));
-    case Activation::kGelu:
-      return x / 2 * (1 + tanh_here(Acc(0.7978845608028654) * (x + Acc(0.044715) * x * x * x)));
-    case Activation::kTanh:
-      return tanh_here(x);
-  }
-  return x;
-}
 
 // Which row a list names, -1 where that is outside [0, size); without a list, `row` itself.
 __device__ __forceinline__ int64_t listed(const int32_t* list, int64_t row, int64_t size) {
