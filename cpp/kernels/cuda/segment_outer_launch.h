@@ -8,11 +8,14 @@
 #include "launch.h"
 #include "segment_matmul.h"
 #include "segment_outer.cuh"
+#ifndef JAX_GNN_EMULATED
 #include "tensor_map.h"
+#endif
 
 namespace jax_gnn::cuda {
 namespace {
 
+#ifndef JAX_GNN_EMULATED
 template <class Shape, class Kernel, typename T, typename Out>
 cudaError_t launch_tiles(cudaStream_t stream, Kernel kernel, const Groups& groups, unsigned blocks,
                          const OuterProduct<T, Out>& product) {
@@ -27,6 +30,7 @@ cudaError_t launch_tiles(cudaStream_t stream, Kernel kernel, const Groups& group
   return launch(stream, {grid, Shape::kThreads, Shape::Ring::kSharedBytes}, kernel, lhs, rhs,
                 groups, product);
 }
+#endif
 
 template <class Tiles, typename T, typename Out>
 cudaError_t launch_plain(cudaStream_t stream, const Groups& groups, unsigned blocks,
@@ -41,8 +45,9 @@ cudaError_t launch_plain(cudaStream_t stream, const Groups& groups, unsigned blo
 
 template <typename T, typename Acc, typename Out>
 cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
-                          int64_t k, int64_t n, bool exact, bool deterministic, const T* lhs,
-                          const T* rhs, const FactorLists<Acc>& lists, Out* out, void* workspace) {
+                          int64_t k, int64_t n, [[maybe_unused]] bool exact, bool deterministic,
+                          const T* lhs, const T* rhs, const FactorLists<Acc>& lists, Out* out,
+                          void* workspace) {
   constexpr int64_t kMax = 1 << 24;
   if (groups.num_groups <= 0 || k <= 0 || n <= 0) return cudaSuccess;
   if (k > kMax || n > kMax || groups.num_rows > 0x7fffffff || groups.num_sizes > 1 << 30)
@@ -57,8 +62,6 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
                                   schedule.chunk == 0,
                                   {static_cast<Acc*>(workspace), k * n, 0},
                                   lists};
-  const bool is_direct =
-      lists.lhs_rows == nullptr && lists.rhs_rows == nullptr && lists.scale == nullptr;
   const int64_t blocks = std::max<int64_t>(schedule.blocks, 1);
   product.workspace.blocks = blocks;
   cudaError_t error = cudaSuccess;
@@ -70,7 +73,10 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
   }
   const auto grid_x = static_cast<unsigned>(blocks);
   const auto sum_up = [&]() -> cudaError_t {
+#ifndef JAX_GNN_EMULATED
     if constexpr (sizeof(T) <= 4) {
+      const bool is_direct =
+          lists.lhs_rows == nullptr && lists.rhs_rows == nullptr && lists.scale == nullptr;
       const int capability = compute_capability();
       const bool tensor = capability >= 8 && !(exact && sizeof(T) == 4);
       const bool large = capability >= 9 && most_shared_memory() >= 227 * 1024;
@@ -98,6 +104,7 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
       }
       if (tensor) return launch_plain<TensorProduct<T, 64>>(stream, groups, grid_x, product);
     }
+#endif
     return launch_plain<ExactProduct<T, 64>>(stream, groups, grid_x, product);
   };
   error = sum_up();
