@@ -10,19 +10,18 @@
 #include "../kernels/cuda/hypergraph_aggregate.h"
 #include "../kernels/cuda/relational_aggregate.h"
 #include "../kernels/cuda/sddmm.h"
+#include "../kernels/cuda/segment_matmul.h"
 #include "../kernels/cuda/segment_reduce.h"
 #include "../kernels/cuda/segment_softmax.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
 #include "relational_aggregate.h"
 #include "sddmm.h"
+#include "segment_matmul.h"
 #include "segment_reduce.h"
 #include "segment_softmax.h"
-#ifdef JAX_GNN_EMULATED  // without matrix instructions
+#ifdef JAX_GNN_EMULATED
 #include "../emulator/ffi.h"
-#else
-#include "../kernels/cuda/segment_matmul.h"
-#include "segment_matmul.h"
 #endif
 
 namespace xla::ffi {
@@ -116,7 +115,6 @@ struct Cuda {
         cuda::segment_softmax_tangent<T, Acc>(stream, args..., workspace.bytes, workspace.blocks));
   }
 
-#ifndef JAX_GNN_EMULATED
   template <typename T, typename Acc, typename Out>
   static ffi::Error segment_matmul(Context stream, const MatmulAttributes& attributes,
                                    const Groups& groups, int64_t k, int64_t n, bool transposed,
@@ -140,7 +138,6 @@ struct Cuda {
                                       attributes.exact, attributes.deterministic, lhs, rhs, lists,
                                       out, workspace.untyped_data()));
   }
-#endif
 
  private:
   template <typename Attributes>
@@ -174,15 +171,13 @@ NB_MODULE(_cuda, m) {
         JAX_GNN_TARGET(relational_aggregate),
         JAX_GNN_TARGET(sddmm),
         JAX_GNN_TARGET(sddmm_select),
+        JAX_GNN_TARGET(segment_matmul),
+        JAX_GNN_TARGET(segment_outer),
         JAX_GNN_TARGET(segment_reduce),
         JAX_GNN_TARGET(segment_reduce_vjp),
         JAX_GNN_TARGET(segment_select),
         JAX_GNN_TARGET(segment_softmax),
         JAX_GNN_TARGET(segment_softmax_tangent),
-#ifndef JAX_GNN_EMULATED
-        JAX_GNN_TARGET(segment_matmul),
-        JAX_GNN_TARGET(segment_outer),
-#endif
     });
   });
 }

@@ -24,7 +24,8 @@ struct RowLists {
   const int32_t* out_rows;  // (num_rows,): row i is written at out_rows[i], nowhere where that is
                             // outside [0, num_rows)
   const int32_t* inverse;  // (num_rows,): which row of the product each row of the result is; zeros
-                           // are written where that is outside [0, num_rows). As out_rows, or null
+                           // are written where that is outside [0, num_rows). As out_rows, or null.
+                           // Kernels may write only what both agree on
   const Acc* scale;        // (num_rows,): factors of the products, before bias and activation
 
   bool any() const { return lhs_rows != nullptr || out_rows != nullptr || scale != nullptr; }

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import STATIC
-from jax_gnn._core.csr import Csr
+from jax_gnn._core.csr import Csr, sort_both_ways
 from jax_gnn._core.ids import MAX_SIZE, PADDING, in_range, is_traced
 
 TILE_ROWS = 64  # as kTileRows in relational.h
@@ -81,11 +81,13 @@ def build_tiles(
     valid = in_range(rows, num_rows) & in_range(cols, num_cols) & in_range(order, count)
     edge_types = types[xp.clip(order, 0, max(count - 1, 0))] if count else types
     valid &= in_range(edge_types, num_types)
-    tile = xp.where(valid, rows // TILE_ROWS, num_tiles).astype(np.int32)
-    edge_types = xp.where(valid, edge_types, 0).astype(np.int32)
-    places = _stable_order(xp, (edge_types, num_types), (tile, num_tiles + 1))
-    tile, edge_types = tile[places], edge_types[places]
-    padding = tile == num_tiles
+    tile = xp.where(valid, rows // TILE_ROWS, num_tiles)
+    keys = (tile, edge_types) if traced else (tile.astype(np.int64), edge_types.astype(np.int64))
+    places = sort_both_ways(*keys, num_tiles, num_types)[1]
+    padding = places == PADDING
+    if count:
+        tile = xp.where(padding, num_tiles, tile[places]).astype(np.int32)
+        edge_types = xp.where(padding, 0, edge_types[places]).astype(np.int32)
     rows, cols, order = (
         xp.where(padding, PADDING, ids[places]).astype(np.int32) for ids in (rows, cols, order)
     )
@@ -175,15 +177,3 @@ def _places(mask: Any, capacity: int, fill: int) -> Any:
         return places.astype(np.int32)
     return np.flatnonzero(mask).astype(np.int32)
 
-
-def _stable_order(xp: Any, *keys: tuple[Any, int]) -> Any:
-    """What sorts by several keys, each below its size, the last one first."""
-    order = None
-    for key, size in keys:
-        digits = [key]
-        if xp is np:  # sorts 16 bits by counting
-            digits = [(key >> shift).astype(np.uint16) for shift in range(0, size.bit_length(), 16)]
-        for digit in digits:
-            step = xp.argsort(digit if order is None else digit[order], stable=True)
-            order = step.astype(np.int32) if order is None else order[step]
-    return order

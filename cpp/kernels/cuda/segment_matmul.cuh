@@ -14,7 +14,9 @@
 #include "../segment_matmul.h"
 #include "activation.cuh"
 #include "group_tiles.cuh"
+#ifndef JAX_GNN_EMULATED  // matrix instructions need a GPU
 #include "hopper.cuh"
+#endif
 #include "pack.cuh"
 #include "tile_product.cuh"
 
@@ -26,6 +28,13 @@ __device__ __forceinline__ int64_t listed(const int32_t* list, int64_t row, int6
   if (list == nullptr) return row;
   const int64_t id = list[row];
   return id >= 0 && id < size ? id : -1;
+}
+
+// The same of two lists that must be each other's inverse there: no two rows name one row.
+__device__ __forceinline__ int64_t paired(const int32_t* list, const int32_t* inverse, int64_t row,
+                                          int64_t size) {
+  const int64_t id = listed(list, row, size);
+  return list == nullptr || (id >= 0 && inverse[id] == row) ? id : -1;
 }
 
 // What is multiplied, and where it goes.
@@ -46,7 +55,7 @@ struct Product {
   }
   // The row of the result that a row of the product is, -1: none.
   __device__ __forceinline__ int64_t target_of(int64_t row, int64_t num_rows) const {
-    return listed(lists.out_rows, row, num_rows);
+    return paired(lists.out_rows, lists.inverse, row, num_rows);
   }
 };
 
@@ -63,8 +72,8 @@ __device__ __forceinline__ void clear_others(const Product<T, Out>& product, int
   const int lane = threadIdx.x % 32;
   for (int64_t row = split(num_rows, blockIdx.x, gridDim.x) + threadIdx.x / 32 * 32; row < end;
        row += threads) {
-    const bool is_other =
-        row + lane < end && listed(product.lists.inverse, row + lane, num_rows) < 0;
+    const bool is_other = row + lane < end && paired(product.lists.inverse, product.lists.out_rows,
+                                                     row + lane, num_rows) < 0;
     for (unsigned others = __ballot_sync(kWholeWarp, is_other); others != 0; others &= others - 1) {
       Out* const out = product.out + (row + __ffs(others) - 1) * product.n + first;
       for (int column = lane; column < columns; column += 32)
@@ -101,6 +110,7 @@ class Share {
   int64_t done_ = 0;
 };
 
+#ifndef JAX_GNN_EMULATED
 // --- Hopper --------------------------------------------------------------------------------------
 
 // Blocks of kWarpgroups warpgroups that compute 64 columns each, and warps that load: one, or if
@@ -521,6 +531,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   if (threadIdx.x == 0) wait_until_written();
 }
 
+#endif
 // --- Everywhere ----------------------------------------------------------------------------------
 
 template <class Tiles, typename T, typename Out>
@@ -557,7 +568,7 @@ __global__ void __launch_bounds__(kTileThreads)
         const int row = j / kDepth, d = j % kDepth;
         int64_t from = -1;
         if (row < tile.count && depth + d < k) from = product.source_of(int64_t{tile.row} + row);
-        shared.set_left(row, d, from >= 0 ? product.lhs[from * k + depth + d] : T(0.f));
+        shared.set_left(row, d, from >= 0 ? product.lhs[from * k + depth + d] : T{});
       }
       for (int j = threadIdx.x; j < kTileColumns * kDepth; j += kTileThreads) {
         const int column = product.transposed ? j / kDepth : j % kTileColumns;
@@ -565,7 +576,7 @@ __global__ void __launch_bounds__(kTileThreads)
         const bool valid = first_column + column < n && depth + d < k;
         const int64_t from = product.transposed ? int64_t{first_column + column} * k + depth + d
                                                 : int64_t{depth + d} * n + first_column + column;
-        shared.set_right(column, d, valid ? weights[from] : T(0.f));
+        shared.set_right(column, d, valid ? weights[from] : T{});
       }
       __syncthreads();
       tiles.add(shared);

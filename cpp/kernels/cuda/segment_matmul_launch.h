@@ -8,7 +8,9 @@
 #include "launch.h"
 #include "segment_matmul.cuh"
 #include "segment_matmul.h"
+#ifndef JAX_GNN_EMULATED
 #include "tensor_map.h"
+#endif
 
 namespace jax_gnn::cuda {
 namespace {
@@ -31,6 +33,7 @@ inline unsigned num_blocks(const MatmulSchedule& schedule, const Groups& groups,
                           int64_t{num_multiprocessors()} * blocks_per_multiprocessor));
 }
 
+#ifndef JAX_GNN_EMULATED
 template <class Shape, typename T, typename Out>
 cudaError_t launch_hopper(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
                           const Product<T, Out>& product) {
@@ -73,14 +76,15 @@ cudaError_t launch_chunks(cudaStream_t stream, const MatmulSchedule& schedule, c
     if (product.n > 64) return with_columns(std::integral_constant<int, 2>());
   return with_columns(std::integral_constant<int, 1>());
 }
+#endif
 
 }  // namespace
 
 template <typename T, typename Acc, typename Out>
 cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
-                           const Groups& groups, int64_t k, int64_t n, bool transposed, bool exact,
-                           Activation activation, const T* lhs, const T* rhs, const T* bias,
-                           const RowLists<Acc>& lists, Out* out) {
+                           const Groups& groups, int64_t k, int64_t n, bool transposed,
+                           [[maybe_unused]] bool exact, Activation activation, const T* lhs,
+                           const T* rhs, const T* bias, const RowLists<Acc>& lists, Out* out) {
   constexpr int64_t kMax = 1 << 30;
   if (groups.num_rows <= 0 || n <= 0) return cudaSuccess;
   if (k > kMax || n > kMax || groups.num_rows > 0x7fffffff || lists.num_lhs > 0x7fffffff ||
@@ -96,6 +100,7 @@ cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
                                    aligned(out, 16),
                                    activation,
                                    lists};
+#ifndef JAX_GNN_EMULATED
   if constexpr (sizeof(T) <= 4) {
     const int64_t chunks = ceil_div(k * sizeof(T), kChunkBytes);
     if ((kTakesLists<T, Out> || !lists.any()) && compute_capability() == 9 &&
@@ -107,6 +112,7 @@ cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
       return launch_chunks<T, 8>(stream, schedule, groups, product);
     }
   }
+#endif
   const auto plain = [&](auto tiles) {
     using Tiles = decltype(tiles);
     const dim3 grid(num_blocks(schedule, groups, Tiles::kRows, 3),
@@ -115,9 +121,11 @@ cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
     return launch(stream, {grid, kTileThreads, 0}, plain_matmul_kernel<Tiles, T, Out>, groups,
                   product);
   };
+#ifndef JAX_GNN_EMULATED
   if constexpr (sizeof(T) <= 4)
     if (compute_capability() >= 8 && !(exact && sizeof(T) == 4))
       return plain(TensorProduct<T, 128>());
+#endif
   return plain(ExactProduct<T, sizeof(T) == 8 ? 64 : 128>());
 }
 

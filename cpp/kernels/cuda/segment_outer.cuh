@@ -101,6 +101,7 @@ __device__ __forceinline__ void write_sum(const OuterProduct<T, Out>& product, u
   write([=](int64_t at, const auto& run) { store_run(part + at, run); });
 }
 
+#ifndef JAX_GNN_EMULATED
 // --- Hopper and later, with 227 KB of shared memory ----------------------------------------------
 
 // Stages of a ring of tiles in shared memory, `kOther` bytes of which are taken, of a block of
@@ -658,6 +659,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   pipeline.end();
 }
 
+#endif
 // --- Everywhere ----------------------------------------------------------------------------------
 
 template <class Tiles, typename T, typename Out>
@@ -703,7 +705,7 @@ __global__ void __launch_bounds__(kTileThreads)
           const int64_t at = int64_t{tile.row} + begin + row;
           const bool valid = begin + row < tile.count && first + feature < features;
           const int64_t source = valid ? product.sources_of(at).*side : -1;
-          set(feature, row, source >= 0 ? from[source * features + first + feature] : T(0.f),
+          set(feature, row, source >= 0 ? from[source * features + first + feature] : T{},
               source >= 0 ? at : -1);
         }
       };

@@ -8,11 +8,14 @@
 #include "launch.h"
 #include "segment_matmul.h"
 #include "segment_outer.cuh"
+#ifndef JAX_GNN_EMULATED
 #include "tensor_map.h"
+#endif
 
 namespace jax_gnn::cuda {
 namespace {
 
+#ifndef JAX_GNN_EMULATED
 template <class Shape, class Kernel, typename T, typename Out>
 cudaError_t launch_tiles(cudaStream_t stream, Kernel kernel, const Groups& groups, unsigned blocks,
                          const OuterProduct<T, Out>& product) {
@@ -29,6 +32,7 @@ cudaError_t launch_tiles(cudaStream_t stream, Kernel kernel, const Groups& group
   return launch(stream, {grid, Shape::kThreads, Shape::Ring::kSharedBytes}, kernel, lhs, rhs,
                 groups, product);
 }
+#endif
 
 template <class Tiles, typename T, typename Out>
 cudaError_t launch_plain(cudaStream_t stream, const Groups& groups, unsigned blocks,
@@ -43,8 +47,9 @@ cudaError_t launch_plain(cudaStream_t stream, const Groups& groups, unsigned blo
 
 template <typename T, typename Acc, typename Out>
 cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
-                          int64_t k, int64_t n, bool exact, bool deterministic, const T* lhs,
-                          const T* rhs, const FactorLists<Acc>& lists, Out* out, void* workspace) {
+                          int64_t k, int64_t n, [[maybe_unused]] bool exact, bool deterministic,
+                          const T* lhs, const T* rhs, const FactorLists<Acc>& lists, Out* out,
+                          void* workspace) {
   constexpr int64_t kMax = 1 << 24;
   if (groups.num_groups <= 0 || k <= 0 || n <= 0) return cudaSuccess;
   if (k > kMax || n > kMax || groups.num_rows > 0x7fffffff || groups.num_sizes > 1 << 30)
@@ -59,10 +64,6 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
                                   schedule.chunk == 0,
                                   {static_cast<Acc*>(workspace), k * n, 0},
                                   lists};
-  // Half types go from memory to matrix units as they lie: nothing can scale them on the way. And
-  // products that widen have no variant for lists, to be compiled in half the time.
-  constexpr bool kTakesLists = std::is_same_v<T, Out>;
-  const bool takes_lists = kTakesLists && (lists.scale == nullptr || sizeof(T) == 4);
   const int64_t blocks = std::max<int64_t>(schedule.blocks, 1);
   product.workspace.blocks = blocks;
   cudaError_t error = cudaSuccess;
@@ -74,6 +75,7 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
   }
   const auto grid_x = static_cast<unsigned>(blocks);
   const auto sum_up = [&]() -> cudaError_t {
+#ifndef JAX_GNN_EMULATED
     if constexpr (sizeof(T) <= 4) {
       const int capability = compute_capability();
       const bool tensor = capability >= 8 && !(exact && sizeof(T) == 4);
@@ -115,6 +117,7 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
       }
       if (tensor) return launch_plain<TensorProduct<T, 64>>(stream, groups, grid_x, product);
     }
+#endif
     return launch_plain<ExactProduct<T, 64>>(stream, groups, grid_x, product);
   };
   error = sum_up();
