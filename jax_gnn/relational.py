@@ -197,9 +197,7 @@ class RelationalGraph:
                 is out of range, ``num_nodes`` is given beside the other sizes, ``inverse`` or
                 ``self_relation`` is wanted of a bipartite graph, or a part is unknown.
         """
-        src, dst = arguments.check_pairs("src", src, "dst", dst)
-        rel, src = arguments.check_pairs("rel", rel, "src", src)
-        rel, dst = arguments.check_pairs("rel", rel, "dst", dst)  # traced, if one of them is
+        src, rel, dst = arguments.check_columns({"src": src, "rel": rel, "dst": dst})
         src_name = dst_name = "num_nodes"
         bipartite = num_src is not None or num_dst is not None
         if not bipartite:
@@ -603,10 +601,10 @@ def _to_pairs(nodes: Graph, into: IntoPairs) -> Graph:
 
 
 def _placed(graph: RelationalGraph) -> RelationalGraph:
-    """All arrays as JAX's; those that are shared stay so."""
+    """All arrays as JAX's, without a copy where it may be; those that are shared stay so."""
     leaves, tree = jax.tree.flatten(graph)
-    arrays = {id(leaf): jnp.asarray(leaf) for leaf in leaves}
-    return jax.tree.unflatten(tree, [arrays[id(leaf)] for leaf in leaves])
+    arrays = {id(leaf): jax.device_put(leaf) for leaf in leaves if isinstance(leaf, np.ndarray)}
+    return jax.tree.unflatten(tree, [arrays.get(id(leaf), leaf) for leaf in leaves])
 
 
 def _deserialized(data: bytes) -> tuple[Any, ...]:

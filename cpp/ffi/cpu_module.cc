@@ -205,19 +205,15 @@ void sort_triples(Vector<const int64_t> src, Vector<const int64_t> rel, Vector<c
                 t_rows.data(), t_cols.data(), t_order.data()});
 }
 
-// What pairs are built of: rows, types, t_rows, t_cols, t_order, how many edges are no padding, and
-// the numbers of sources and destinations; relations are as many as sizes.
+// What pairs are built of: rows, cols, types, how many edges are no padding, and the numbers of
+// sources and destinations; relations are as many as sizes.
 template <typename Index>
-cpu::SortedEdges<Index> sorted_edges(Vector<const Index> rows, Vector<const Index> types,
-                                     Vector<const Index> t_rows, Vector<const Index> t_cols,
-                                     Vector<const Index> t_order, int64_t valid, int64_t num_src,
-                                     int64_t num_dst, int64_t num_relations) {
-  check_sizes({types.size(), t_rows.size(), t_cols.size(), t_order.size()}, rows.size(),
-              "there must be one id for each edge");
-  return {rows.data(),   types.data(),   t_rows.data(),
-          t_cols.data(), t_order.data(), static_cast<int64_t>(rows.size()),
-          valid,         num_src,        num_dst,
-          num_relations};
+cpu::SortedEdges<Index> sorted_edges(Vector<const Index> rows, Vector<const Index> cols,
+                                     Vector<const Index> types, int64_t valid, int64_t num_src,
+                                     int64_t num_dst, Vector<Index> sizes) {
+  check_sizes({cols.size(), types.size()}, rows.size(), "there must be one id for each edge");
+  return {rows.data(), cols.data(), types.data(), static_cast<int64_t>(rows.size()),
+          valid,       num_src,     num_dst,      static_cast<int64_t>(sizes.size())};
 }
 
 template <typename Index>
@@ -236,15 +232,14 @@ void check_sound(bool sound) {
 // See sort_triples.h: what sorted_edges takes, then NodePairs, then the edges; gives how many
 // pairs.
 template <typename Index>
-int64_t source_pairs(Vector<const Index> edge_rows, Vector<const Index> types,
-                     Vector<const Index> edge_t_rows, Vector<const Index> edge_t_cols,
-                     Vector<const Index> edge_t_order, int64_t valid, int64_t num_src,
-                     int64_t num_dst, Vector<Index> nodes, Vector<Index> sizes,
-                     Vector<Index> sorted_nodes, Vector<Index> order, Vector<Index> places,
-                     Vector<Index> cols, Vector<Index> t_indptr, Vector<Index> t_rows,
-                     Vector<Index> t_cols, Vector<Index> t_order) {
-  const auto edges = sorted_edges<Index>(edge_rows, types, edge_t_rows, edge_t_cols, edge_t_order,
-                                         valid, num_src, num_dst, sizes.size());
+int64_t source_pairs(Vector<const Index> edge_rows, Vector<const Index> edge_cols,
+                     Vector<const Index> types, int64_t valid, int64_t num_src, int64_t num_dst,
+                     Vector<Index> nodes, Vector<Index> sizes, Vector<Index> sorted_nodes,
+                     Vector<Index> order, Vector<Index> places, Vector<Index> cols,
+                     Vector<Index> t_indptr, Vector<Index> t_rows, Vector<Index> t_cols,
+                     Vector<Index> t_order) {
+  const auto edges =
+      sorted_edges<Index>(edge_rows, edge_cols, types, valid, num_src, num_dst, sizes);
   const size_t count = edge_rows.size();
   const auto pairs = node_pairs<Index>(nodes, sizes, sorted_nodes, order, places, count);
   check_sizes({cols.size(), t_indptr.size() - 1, t_rows.size(), t_cols.size(), t_order.size()},
@@ -256,14 +251,13 @@ int64_t source_pairs(Vector<const Index> edge_rows, Vector<const Index> types,
 }
 
 template <typename Index>
-int64_t destination_pairs(Vector<const Index> edge_rows, Vector<const Index> types,
-                          Vector<const Index> edge_t_rows, Vector<const Index> edge_t_cols,
-                          Vector<const Index> edge_t_order, int64_t valid, int64_t num_src,
+int64_t destination_pairs(Vector<const Index> edge_rows, Vector<const Index> edge_cols,
+                          Vector<const Index> types, int64_t valid, int64_t num_src,
                           int64_t num_dst, Vector<Index> nodes, Vector<Index> sizes,
                           Vector<Index> sorted_nodes, Vector<Index> order, Vector<Index> places,
                           Vector<Index> indptr, Vector<Index> rows, Vector<Index> t_cols) {
-  const auto edges = sorted_edges<Index>(edge_rows, types, edge_t_rows, edge_t_cols, edge_t_order,
-                                         valid, num_src, num_dst, sizes.size());
+  const auto edges =
+      sorted_edges<Index>(edge_rows, edge_cols, types, valid, num_src, num_dst, sizes);
   const size_t count = edge_rows.size();
   const auto pairs = node_pairs<Index>(nodes, sizes, sorted_nodes, order, places, count);
   check_sizes({indptr.size() - 1, rows.size(), t_cols.size()}, count,

@@ -103,15 +103,22 @@ def as_ids(name: str, ids: Any) -> Array:
 
 def check_pairs(first_name: str, first: Any, second_name: str, second: Any) -> tuple[Any, Any]:
     """Two ids arrays of one length: both int64 in numpy, or both traced."""
-    traced = is_traced(first, second)
-    first = check_ids(first_name, first, traced)
-    second = check_ids(second_name, second, traced)
-    if first.shape != second.shape:
-        raise ValueError(
-            f"{first_name} and {second_name} must have the same length, got "
-            f"{first.shape[0]} and {second.shape[0]}"
-        )
+    first, second = check_columns({first_name: first, second_name: second})
     return first, second
+
+
+def check_columns(columns: dict[str, Any]) -> list[Any]:
+    """Ids arrays of one length, by name: all int64 in numpy, or all traced."""
+    traced = is_traced(*columns.values())
+    checked = {name: check_ids(name, ids, traced) for name, ids in columns.items()}
+    first_name, first = next(iter(checked.items()))
+    for name, ids in checked.items():
+        if ids.shape != first.shape:
+            raise ValueError(
+                f"{first_name} and {name} must have the same length, got "
+                f"{first.shape[0]} and {ids.shape[0]}"
+            )
+    return list(checked.values())
 
 
 def check_ids(name: str, ids: Any, traced: bool = False) -> Any:

@@ -77,8 +77,8 @@ def sort_triples(
     count = src.shape[0] * (1 + inverse) + (num_src if loops else 0)
     dtype = index_dtype(num_src, num_dst, num_relations * (1 + inverse) + loops, count)
     if not is_traced(src, rel, dst):
-        ends = [np.empty(size + 1, dtype) for size in (num_dst, num_src)]
-        edges = [np.empty(count, dtype) for _ in range(7)]
+        ends = [_empty(size + 1, dtype) for size in (num_dst, num_src)]
+        edges = [_empty(count, dtype) for _ in range(7)]
         arrays = (ends[0], *edges[:2], ends[1], *edges[2:])
         contiguous = map(np.ascontiguousarray, (src, rel, dst))
         sort = ffi.host_function("sort_triples")
@@ -136,7 +136,7 @@ def source_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, OutOf
     """
     num_src, count, dtype = edges.t_indptr.shape[0] - 1, *_kind(edges)
     if not is_traced(*edges):
-        results = [np.empty(count + (i == 1), dtype) for i in range(5)]
+        results = [_empty(count + (i == 1), dtype) for i in range(5)]
         found, size = _host_pairs("source_pairs", edges, num_relations, results)
         results[1] = results[1][: size + 1]
         return Pairs(*found, num_nodes=num_src, by_node=False), OutOfPairs(*results)
@@ -168,7 +168,7 @@ def destination_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, 
     """
     num_dst, count, dtype = edges.indptr.shape[0] - 1, *_kind(edges)
     if not is_traced(*edges):
-        results = [np.empty(count + (i == 0), dtype) for i in range(3)]
+        results = [_empty(count + (i == 0), dtype) for i in range(3)]
         found, size = _host_pairs("destination_pairs", edges, num_relations, results)
         results[0] = results[0][: size + 1]
         return Pairs(*found, num_nodes=num_dst, by_node=True), IntoPairs(*results)
@@ -189,6 +189,14 @@ def destination_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, 
     return Pairs(*pairs, num_nodes=num_dst, by_node=True), into
 
 
+def _empty(size: int, dtype: Any) -> np.ndarray:
+    """An array that XLA takes over on a CPU, by its alignment, in place of a copy."""
+    alignment = 64
+    memory = np.empty(size * np.dtype(dtype).itemsize + alignment, np.uint8)
+    start = -memory.ctypes.data % alignment
+    return memory[start : start + memory.size - alignment].view(dtype)
+
+
 def _kind(edges: SortedTriples) -> tuple[int, Any]:
     return edges.rows.shape[0], edges.rows.dtype
 
@@ -199,9 +207,9 @@ def _host_pairs(
     """Calls the compiled function of that name; the arrays of the pairs, and how many they are."""
     edges = SortedTriples(*map(np.ascontiguousarray, edges))
     count, dtype = _kind(edges)
-    pairs = [np.empty(num_relations if i == 1 else count, dtype) for i in range(5)]
+    pairs = [_empty(num_relations if i == 1 else count, dtype) for i in range(5)]
     size = ffi.host_function(name)(
-        *(edges.rows, edges.types, edges.t_rows, edges.t_cols, edges.t_order),
+        *(edges.rows, edges.cols, edges.types),
         *(int(edges.indptr[-1]), edges.t_indptr.size - 1, edges.indptr.size - 1),
         *pairs,
         *results,

@@ -1,21 +1,28 @@
 """Datasets: loaders for the formats that people have, splits, stand-in features.
 
-Every dataset is a :class:`HypergraphDataset` or a :class:`GraphDataset`, whatever it was read from;
-duplicate incidences and edges are removed. A loader raises ``FileNotFoundError`` for what is not
-there and ``ValueError``, with the file and the culprit in its message, for what cannot be read. No
-file can execute code, nor take more than 4,096 bytes of memory for each of its own, where all files
-of a dataset count together and 64 KiB at least: sparse features that would be larger once they are
-dense, for example, are refused.
+Every dataset is a :class:`HypergraphDataset`, a :class:`GraphDataset` or a
+:class:`RelationalDataset`, whatever it was read from; duplicate incidences and edges are removed. A
+loader raises ``FileNotFoundError`` for what is not there and ``ValueError``, with the file and the
+culprit in its message, for what cannot be read. No file can execute code, nor take more than 4,096
+bytes of memory for each of its own, where all files of a dataset count together and 64 KiB at
+least: sparse features that would be larger once they are dense, for example, are refused.
 """
 
-from jax_gnn.datasets._dataset import GraphDataset, HypergraphDataset, NodeDataset
+from jax_gnn.datasets._dataset import (
+    GraphDataset,
+    HypergraphDataset,
+    NodeDataset,
+    RelationalDataset,
+)
 from jax_gnn.datasets._digits import digits, digits_graph
 from jax_gnn.datasets._features import with_noisy_label_features, with_random_features
+from jax_gnn.datasets._hgb import load_hgb
 from jax_gnn.datasets._hypergcn import load_hypergcn
-from jax_gnn.datasets._load import load_graph, load_hypergraph
-from jax_gnn.datasets._npz import load_graph_npz, load_npz
+from jax_gnn.datasets._load import load_graph, load_hypergraph, load_relational
+from jax_gnn.datasets._npz import load_graph_npz, load_npz, load_relational_npz
 from jax_gnn.datasets._pickle import PickleFormatError
 from jax_gnn.datasets._planetoid import load_planetoid
+from jax_gnn.datasets._rdf import load_rdf
 from jax_gnn.datasets._split import Split, random_split
 from jax_gnn.datasets._text import load_allset, load_cornell
 
@@ -24,6 +31,7 @@ __all__ = [
     "HypergraphDataset",
     "NodeDataset",
     "PickleFormatError",
+    "RelationalDataset",
     "Split",
     "digits",
     "digits_graph",
@@ -31,10 +39,14 @@ __all__ = [
     "load_cornell",
     "load_graph",
     "load_graph_npz",
+    "load_hgb",
     "load_hypergcn",
     "load_hypergraph",
     "load_npz",
     "load_planetoid",
+    "load_rdf",
+    "load_relational",
+    "load_relational_npz",
     "random_split",
     "with_noisy_label_features",
     "with_random_features",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
@@ -10,6 +11,7 @@ import numpy as np
 
 from jax_gnn.datasets._check import (
     MAX_SIZE,
+    check_array,
     check_features,
     check_ids,
     check_names,
@@ -18,6 +20,7 @@ from jax_gnn.datasets._check import (
 from jax_gnn.datasets._split import Split
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
+from jax_gnn.relational import RelationalGraph
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -108,9 +111,13 @@ class NodeDataset:
         if getattr(self, field) is None:
             return
         ids = self._set(field, check_ids(field, getattr(self, field), self.num_nodes, ndim=ndim))
-        unlabelled = ids[self.y[ids] < 0]
+        unlabelled = ids[~self._has_label()[ids]]
         if unlabelled.size:
             raise ValueError(f"{field}: node {unlabelled[0]} has no label (y is -1)")
+
+    def _has_label(self) -> np.ndarray:
+        """Which nodes a split may name."""
+        return self.y >= 0
 
     @property
     def num_features(self) -> int:
@@ -228,4 +235,141 @@ class GraphDataset(NodeDataset):
     def graph(self) -> Graph:
         """The structure, ready for :func:`jax_gnn.spmm`."""
         graph = Graph.from_edges(self.src, self.dst, num_nodes=self.num_nodes)
+        return graph.with_max_degrees()
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class RelationalDataset(NodeDataset):
+    """A graph whose edges have relations; the fields of every dataset are at :class:`NodeDataset`.
+
+    Edges are directed and sorted by relation, destination, source with duplicates removed: each is
+    a fact, given once. Inverse edges are not added (see :meth:`graph`).
+
+    Attributes:
+        src: ``(num_edges,)`` int32, the node that each edge leaves.
+        rel: ``(num_edges,)`` int32, its relation.
+        dst: ``(num_edges,)`` int32, the node that it enters.
+        num_relations: number of relations, those without edges included.
+        relation_names: a name for each relation.
+        node_type: ``(num_nodes,)`` int32, the type of each node; -1 is none.
+        node_type_names: a name for each type.
+        x_by_type: features by the name of a type, ``(nodes of the type, features)`` float32, rows
+            in the order of the nodes.
+        y_multilabel: ``(num_nodes, num_classes)`` bool, where a node may have several classes; of
+            an unlabelled node all are False.
+        train_edges: ``(n,)`` int32, the training edges, where edges are to be predicted.
+        val_edges: ``(k,)`` int32, the validation edges.
+        test_edges: ``(m,)`` int32, the test edges.
+    """
+
+    src: np.ndarray
+    rel: np.ndarray
+    dst: np.ndarray
+    num_relations: int
+    relation_names: tuple[str, ...] | None = None
+    node_type: np.ndarray | None = None
+    node_type_names: tuple[str, ...] | None = None
+    x_by_type: Mapping[str, np.ndarray] | None = None
+    y_multilabel: np.ndarray | None = None
+    train_edges: np.ndarray | None = None
+    val_edges: np.ndarray | None = None
+    test_edges: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.relation_names is not None:
+            names = self._set("relation_names", check_names("relation_names", self.relation_names))
+            if len(names) != self.num_relations:
+                raise ValueError(
+                    f"relation_names: expected {self.num_relations} names, got {len(names)}"
+                )
+
+    def _check_structure(self) -> None:
+        num_relations = check_size("num_relations", self.num_relations)
+        self._set("num_relations", num_relations)
+        columns = {"src": self.num_nodes, "rel": num_relations, "dst": self.num_nodes}
+        src, rel, dst = (check_ids(f, getattr(self, f), size) for f, size in columns.items())
+        if not src.shape == rel.shape == dst.shape:
+            raise ValueError(
+                f"src, rel, dst: expected as many of each, got {src.size}, {rel.size}, {dst.size}"
+            )
+        order = np.lexsort((src, dst, rel))
+        ids = np.stack([src[order], rel[order], dst[order]])
+        new = np.append(np.ones(min(src.size, 1), bool), (np.diff(ids) != 0).any(axis=0))
+        for field, column in zip(columns, ids[:, new], strict=True):
+            self._set(field, np.ascontiguousarray(column))
+        places = np.empty(src.size, np.int32)
+        places[order] = np.cumsum(new) - 1
+        for part in ("train_edges", "val_edges", "test_edges"):
+            if getattr(self, part) is not None:
+                self._set(part, places[check_ids(part, getattr(self, part), src.size)])
+        self._check_types()
+        if self.y_multilabel is not None:
+            labels = check_array("y_multilabel", self.y_multilabel, "iub", "zeros and ones", 2)
+            if labels.shape[0] != self.num_nodes or not np.isin(labels, (0, 1)).all():
+                raise ValueError(
+                    f"y_multilabel: expected zeros and ones, a row for each of {self.num_nodes} "
+                    f"nodes, got shape {labels.shape}"
+                )
+            self._set("y_multilabel", labels.astype(bool))
+
+    def _check_types(self) -> None:
+        if self.node_type is None:
+            if self.node_type_names is not None or self.x_by_type is not None:
+                raise ValueError("node_type: missing, but there are names or features of types")
+            return
+        types = self._set("node_type", check_ids("node_type", self.node_type, MAX_SIZE, start=-1))
+        if types.size != self.num_nodes:
+            raise ValueError(f"node_type: expected {self.num_nodes} entries, got {types.size}")
+        names = check_names(
+            "node_type_names", () if self.node_type_names is None else self.node_type_names
+        )
+        self._set("node_type_names", names)
+        if types.max(initial=-1) >= len(names):
+            raise ValueError(f"node_type: {types.max()} has none of {len(names)} node_type_names")
+        checked = {}
+        for name, features in (self.x_by_type or {}).items():
+            if name not in names:
+                raise ValueError(f"x_by_type: {name!r} is none of node_type_names")
+            count = int((types == names.index(name)).sum())
+            checked[name] = check_features(f"x_by_type[{name!r}]", features, count)
+        self._set("x_by_type", checked or None)
+
+    def _has_label(self) -> np.ndarray:
+        labelled = super()._has_label()
+        return labelled if self.y_multilabel is None else labelled | self.y_multilabel.any(axis=1)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, as of every dataset, or the columns of ``y_multilabel``."""
+        return super().num_classes if self.y_multilabel is None else self.y_multilabel.shape[1]
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges, inverse ones not included."""
+        return self.src.size
+
+    def __repr__(self) -> str:
+        return (
+            f"RelationalDataset({self.name!r}, num_nodes={self.num_nodes}, "
+            f"num_edges={self.num_edges}, num_relations={self.num_relations}, "
+            f"num_classes={self.num_classes})"
+        )
+
+    def graph(self, *, inverse: bool = True, self_relation: bool = True) -> RelationalGraph:
+        """The structure, as R-GCN has it (arXiv 1703.06103).
+
+        Args:
+            inverse: whether to add each edge reversed, as a relation of its own.
+            self_relation: whether to add a relation of each node to itself, the last one.
+        """
+        graph = RelationalGraph.from_triples(
+            self.src,
+            self.rel,
+            self.dst,
+            self.num_nodes,
+            self.num_relations,
+            inverse=inverse,
+            self_relation=self_relation,
+        )
         return graph.with_max_degrees()

@@ -1,4 +1,4 @@
-"""One entry for all formats of hypergraphs, and one for those of graphs."""
+"""One entry for all formats of hypergraphs, one for those of graphs, one for relational ones."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from jax_gnn.datasets._dataset import GraphDataset, HypergraphDataset, NodeDataset
+from jax_gnn.datasets._dataset import (
+    GraphDataset,
+    HypergraphDataset,
+    NodeDataset,
+    RelationalDataset,
+)
 from jax_gnn.datasets._digits import digits, digits_graph
+from jax_gnn.datasets._hgb import load_hgb
 from jax_gnn.datasets._hypergcn import load_hypergcn
-from jax_gnn.datasets._npz import load_graph_npz, load_npz
+from jax_gnn.datasets._npz import load_graph_npz, load_npz, load_relational_npz
 from jax_gnn.datasets._planetoid import load_planetoid
+from jax_gnn.datasets._rdf import load_rdf
 from jax_gnn.datasets._text import load_allset, load_cornell
 
 Dataset = TypeVar("Dataset", bound=NodeDataset)
@@ -53,6 +60,14 @@ _GRAPHS = (
     ),
 )
 
+_RELATIONAL = (
+    _Format(("*.npz",), load_relational_npz, "NAME.npz", "plain arrays (see load_relational_npz)"),
+    _Format(
+        ("*.nt", "*.nt.gz"), load_rdf, "a folder with NAME.nt or NAME.nt.gz", "RDF (see load_rdf)"
+    ),
+    _Format(("link.dat",), load_hgb, "a folder with link.dat", "HGB (see load_hgb)"),
+)
+
 
 def load_hypergraph(source: str | os.PathLike[str]) -> HypergraphDataset:
     """Reads a hypergraph dataset, finding out its format by the names of the files.
@@ -89,14 +104,31 @@ def load_graph(source: str | os.PathLike[str]) -> GraphDataset:
     return _load(source, digits_graph, _GRAPHS)
 
 
+def load_relational(source: str | os.PathLike[str]) -> RelationalDataset:
+    """Reads a dataset of edges with relations, finding out its format by the names of the files.
+
+    Args:
+        source: a ``.npz`` file (:func:`load_relational_npz`), a folder with N-Triples or their file
+            (:func:`load_rdf`), or a folder of the Heterogeneous Graph Benchmark (:func:`load_hgb`).
+
+    Raises:
+        FileNotFoundError: there is no such file or folder, or it lacks a part.
+        ValueError: the format is unknown or ambiguous, or the contents cannot be read; see the
+            format's own function.
+    """
+    return _load(source, None, _RELATIONAL)
+
+
 def _load(
     source: str | os.PathLike[str],
-    offline: Callable[[], Dataset],
+    offline: Callable[[], Dataset] | None,
     formats: Sequence[_Format[Dataset]],
 ) -> Dataset:
-    if isinstance(source, str) and source == "digits":
-        return offline()
-    rows = [("digits", "scikit-learn's handwritten digits"), *((f.what, f.whose) for f in formats)]
+    rows = [(f.what, f.whose) for f in formats]
+    if offline is not None:
+        if isinstance(source, str) and source == "digits":
+            return offline()
+        rows.insert(0, ("digits", "scikit-learn's handwritten digits"))
     known = "known are" + "".join(f"\n  {what:<42}  {whose}" for what, whose in rows)
     path = Path(source)
     if not path.exists():

@@ -11,10 +11,28 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jax_gnn.datasets._check import ID_BYTES, Memory, blame, dense_from_csr, require_file
-from jax_gnn.datasets._dataset import GraphDataset, HypergraphDataset, NodeDataset
+from jax_gnn.datasets._check import (
+    ID_BYTES,
+    Memory,
+    blame,
+    check_array,
+    check_names,
+    check_size,
+    dense_from_csr,
+    require_file,
+)
+from jax_gnn.datasets._dataset import (
+    GraphDataset,
+    HypergraphDataset,
+    NodeDataset,
+    RelationalDataset,
+)
 
 _CSR = ("x_data", "x_indices", "x_indptr", "x_shape")
+_RELATIONAL = {
+    *("relation_names", "node_names", "node_names_utf8", "class_names", "node_type"),
+    *("node_type_names", "y", "y_multilabel"),
+}
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -60,19 +78,95 @@ def load_graph_npz(path: str | os.PathLike[str]) -> GraphDataset:
     return _load(Path(path), GraphDataset, "graph")
 
 
-def _load(path: Path, dataset: type[Dataset], what: str) -> Dataset:
-    require_file(path, "a .npz file")
-    fields = [field for field in dataclasses.fields(dataset) if field.name != "name"]
-    optional = {field.name for field in fields if field.default is None}
-    required = [field.name for field in fields if field.name not in optional]
+def load_relational_npz(path: str | os.PathLike[str]) -> RelationalDataset:
+    """Reads a graph with relations from a ``.npz`` file of plain arrays.
+
+    ``num_nodes``, ``num_relations``, ``src``, ``rel`` and ``dst`` must be there, the other fields
+    of :class:`RelationalDataset` may; other keys are ignored. Besides, ``class_names`` are
+    ``label_names``, ``node_names_utf8`` is one array of bytes, names joined by newlines; ``x_TYPE``
+    are features of a type of nodes, or ``x_TYPE_data``, ``x_TYPE_indices``, ``x_TYPE_indptr`` and
+    ``x_TYPE_shape``, sparse; ``y_multilabel`` may have rows for the first nodes only. In a file
+    without labels ``train_idx``, ``val_idx`` and ``test_idx`` are edges; one that lacks
+    ``train_idx`` may have several splits, of which ``train_idx_20`` and the like are read.
+
+    Args:
+        path: the file; it is read without pickle.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: as :func:`load_npz`.
+    """
+    path = require_file(Path(path), "a .npz file")
     memory = Memory(path)
+    with _open(path) as archive:
+        members = {member.filename.removesuffix(".npy") for member in archive.infolist()}
+        required = ["num_nodes", "num_relations", "src", "rel", "dst"]
+        splits = {"train_idx", "val_idx", "test_idx"}
+        suffix = "" if "train_idx" in members else "_20"
+        optional = {f"{name}{suffix}" for name in splits} | _RELATIONAL
+        types = {name for name in members if name.startswith("x_")}
+        arrays = _arrays(path, archive, required, optional | types, "relational", memory, ())
+    with blame(path):
+        for name in splits:
+            if f"{name}{suffix}" in arrays:
+                arrays[name] = arrays.pop(f"{name}{suffix}")
+        size = check_size("num_nodes", arrays["num_nodes"])
+        memory.claim("num_nodes", size * ID_BYTES)
+        memory.claim("num_relations", check_size("num_relations", arrays["num_relations"]))
+        if "class_names" in arrays:
+            arrays["label_names"] = arrays.pop("class_names")
+        if "node_names_utf8" in arrays:
+            names = check_array("node_names_utf8", arrays.pop("node_names_utf8"), "u", "bytes", 1)
+            if names.itemsize != 1:
+                raise ValueError(f"node_names_utf8: expected bytes, got dtype {names.dtype}")
+            arrays["node_names"] = tuple(names.tobytes().decode("utf-8").split("\n"))
+        parts = {name: arrays.pop(name) for name in types}
+        arrays["x_by_type"] = _features_by_type(parts, arrays, memory)
+        if "y_multilabel" in arrays:
+            given = check_array("y_multilabel", arrays["y_multilabel"], "iub", "zeros and ones", 2)
+            memory.claim("y_multilabel", 2 * size * max(given.shape[1], 1))
+            rest = max(size - given.shape[0], 0)
+            arrays["y_multilabel"] = np.pad(given, ((0, rest), (0, 0)))
+        if "y" not in arrays:
+            if "y_multilabel" not in arrays:
+                for name in splits & arrays.keys():
+                    arrays[name.replace("idx", "edges")] = arrays.pop(name)
+            arrays["y"] = np.full(size, -1, np.int32)
+        return RelationalDataset(name=path.stem, **arrays)
+
+
+def _features_by_type(
+    parts: dict[str, Any], arrays: dict[str, Any], memory: Memory
+) -> dict[str, np.ndarray] | None:
+    features = {}
+    for name in check_names("node_type_names", arrays.get("node_type_names", ())):
+        key = f"x_{name}"
+        sparse = [parts.get(f"{key}_{part}") for part in ("data", "indices", "indptr", "shape")]
+        if key in parts:
+            features[name] = parts[key]
+        elif all(part is not None for part in sparse):
+            data, indices, indptr, shape = sparse
+            features[name] = dense_from_csr(key, data, indices, indptr, shape, memory)
+    return features or None
+
+
+def _open(path: Path) -> zipfile.ZipFile:
     try:
         archive = zipfile.ZipFile(path) if zipfile.is_zipfile(path) else None
     except Exception as error:  # whatever zipfile makes of damage
         raise ValueError(f"{path}: damaged .npz file: {error}") from error
     if archive is None:
         raise ValueError(f"{path}: not a .npz file, or cut off")
-    with archive:
+    return archive
+
+
+def _load(path: Path, dataset: type[Dataset], what: str) -> Dataset:
+    require_file(path, "a .npz file")
+    fields = [field for field in dataclasses.fields(dataset) if field.name != "name"]
+    optional = {field.name for field in fields if field.default is None}
+    required = [field.name for field in fields if field.name not in optional]
+    memory = Memory(path)
+    with _open(path) as archive:
         arrays = _arrays(path, archive, required, optional, what, memory)
     with blame(path):
         if "x_data" in arrays:
@@ -91,12 +185,13 @@ def _arrays(
     optional: set[str],
     what: str,
     memory: Memory,
+    csr: tuple[str, ...] = _CSR,
 ) -> dict[str, Any]:
     members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
-    sparse = not members.keys().isdisjoint(_CSR)
+    sparse = not members.keys().isdisjoint(csr)
     if sparse and "x" in members:
         raise ValueError(f"{path}: has both dense features 'x' and sparse ones, 'x_...'")
-    wanted = (*required, *(_CSR if sparse else ()))
+    wanted = (*required, *(csr if sparse else ()))
     for key in wanted:
         if key not in members:
             raise ValueError(
@@ -123,7 +218,7 @@ def _array(
             raise ValueError(f"arrays of version {version} are not supported")
         shape, _, dtype = _HEADERS[version](file)
     # Rows of nothing count too. Features are copied to float32 and looked at, all else is sorted.
-    work = 8 if key == "x" else dtype.itemsize + ID_BYTES
+    work = 8 if key == "x" or key.endswith("_utf8") else dtype.itemsize + ID_BYTES
     memory.claim("it", math.prod(max(size, 1) for size in shape) * (dtype.itemsize + work))
     with archive.open(member) as file:
         return np.lib.format.read_array(file, allow_pickle=False)

@@ -1,18 +1,44 @@
 #include "sort_triples.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "pages.h"
 #include "vector.h"
 
 namespace jax_gnn::cpu {
 namespace {
 
-// What a sort moves: whole triples, so that each of its writes is one to one cache line.
+// Memory is slow where writes go all over it. Hence ids of nodes are cut into so many ranges at
+// most, edges are dealt out to these, and then sorted range by range, within caches.
+constexpr int kRangeBits = 8;
+constexpr int kDigitBits = 11;  // as many places are written to in turn by a pass of a sort
+constexpr int64_t kFew = 256;   // so few are sorted faster by comparing
+
+int bit_width(int64_t number) {
+  int width = 0;
+  for (; number > 0; number >>= 1) ++width;
+  return width;
+}
+
 template <typename Index>
 struct Triple {
   Index src, rel, dst, id;
+};
+
+// Memory that is not set to anything.
+template <typename T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t size) : memory_(new T[size]) { expect_writes(data(), size); }
+  T* data() const { return memory_.get(); }
+  T& operator[](int64_t i) const { return memory_[i]; }
+
+ private:
+  std::unique_ptr<T[]> memory_;
 };
 
 // Visits all triples that are no padding.
@@ -39,59 +65,160 @@ void add_up(Index* starts, int64_t num_keys) {
   for (int64_t k = 0; k < num_keys; ++k) starts[k + 1] += starts[k];
 }
 
-// Fills in the row of each entry.
+// Which range of nodes each edge belongs to, and where each range starts among the edges.
+struct Ranges {
+  explicit Ranges(int64_t num_nodes)
+      : shift(std::max(0, bit_width(num_nodes - 1) - kRangeBits)),
+        starts((std::max<int64_t>(num_nodes - 1, 0) >> shift) + 2) {}
+
+  int64_t count() const { return static_cast<int64_t>(starts.size()) - 1; }
+  void add(int64_t node) { ++starts[(node >> shift) + 1]; }
+  void begin() {
+    add_up(starts.data(), count());
+    next = starts;
+  }
+  int64_t place(int64_t node) { return next[node >> shift]++; }
+
+  int shift;
+  std::vector<int64_t> starts, next;
+};
+
+// Sorts stably by a few bits of one id.
 template <typename Index>
-void expand(const Index* indptr, int64_t num_rows, Index* rows) {
-  for (int64_t row = 0; row < num_rows; ++row)
-    std::fill(rows + indptr[row], rows + indptr[row + 1], static_cast<Index>(row));
+void sort_by_digit(const Triple<Index>* from, Triple<Index>* to, int64_t size,
+                   Index Triple<Index>::* key, int shift, int bits) {
+  const Index mask = (Index(1) << bits) - 1;
+  int64_t next[(1 << kDigitBits) + 1] = {};
+  for (int64_t i = 0; i < size; ++i) ++next[((from[i].*key >> shift) & mask) + 1];
+  add_up(next, mask);
+  for (int64_t i = 0; i < size; ++i) to[next[(from[i].*key >> shift) & mask]++] = from[i];
+}
+
+// Sorts triples by the last key, then the one ahead, and so on; `bits` says how many low bits of
+// each differ. Both buffers are written; gives which one holds the result.
+template <typename Index>
+Triple<Index>* sort_range(Triple<Index>* triples, Triple<Index>* other, int64_t size,
+                          std::initializer_list<std::pair<Index Triple<Index>::*, int>> keys) {
+  if (size < kFew) {
+    for (const auto& [key, bits] : keys)
+      std::stable_sort(triples, triples + size,
+                       [key = key](const auto& a, const auto& b) { return a.*key < b.*key; });
+    return triples;
+  }
+  for (const auto& [key, bits] : keys)
+    for (int shift = 0; shift < bits; shift += kDigitBits) {
+      sort_by_digit(triples, other, size, key, shift, std::min(kDigitBits, bits - shift));
+      std::swap(triples, other);
+    }
+  return triples;
+}
+
+int64_t longest(const std::vector<int64_t>& starts) {
+  int64_t size = 0;
+  for (size_t k = 1; k < starts.size(); ++k) size = std::max(size, starts[k] - starts[k - 1]);
+  return size;
+}
+
+// Sorts what `read` gives for each place stably by its first id, a node, in a buffer of as many,
+// and gives it to `write`, with its new place.
+template <typename Index, typename Read, typename Write>
+void sort_by_node(int64_t count, int64_t num_nodes, const Read& read,
+                  const Buffer<Triple<Index>>& buffer, const Write& write) {
+  Ranges ranges(num_nodes);
+  for (int64_t i = 0; i < count; ++i) ranges.add(read(i).src);
+  ranges.begin();
+  for (int64_t i = 0; i < count; ++i) {
+    const Triple<Index> triple = read(i);
+    buffer[ranges.place(triple.src)] = triple;
+  }
+  const Buffer<Triple<Index>> other(longest(ranges.starts));
+  for (int64_t r = 0; r < ranges.count(); ++r) {
+    const int64_t start = ranges.starts[r], size = ranges.starts[r + 1] - start;
+    const Triple<Index>* const found = sort_range<Index>(buffer.data() + start, other.data(), size,
+                                                         {{&Triple<Index>::src, ranges.shift}});
+    for (int64_t i = 0; i < size; ++i) write(start + i, found[i]);
+  }
+}
+
+// Writes values at places that are a permutation; range by range, in a buffer of as many.
+template <typename Index, typename Value>
+void scatter(int64_t count, const Index* places, const Value& value, Index* to,
+             const Buffer<Triple<Index>>& buffer) {
+  Ranges ranges(count);
+  for (int64_t i = 0; i < count; ++i) ranges.add(places[i]);
+  ranges.begin();
+  for (int64_t i = 0; i < count; ++i)
+    buffer[ranges.place(places[i])] = {places[i], 0, 0, static_cast<Index>(value(i))};
+  for (int64_t i = 0; i < count; ++i) to[buffer[i].src] = buffer[i].id;
 }
 
 }  // namespace
 
 template <typename Index>
 void sort_triples(const Triples& triples, const SortedTriples<Index>& sorted) {
+  using Edge = Triple<Index>;
   const int64_t num_src = triples.num_src, num_dst = triples.num_dst;
-  const int64_t num_relations = triples.total_relations();
-  std::vector<Index> type_starts(num_relations + 1);
+  Ranges to_dst(num_dst), to_src(num_src);
+  for_each(triples, [&](int64_t src, int64_t, int64_t dst, int64_t) {
+    to_dst.add(dst);
+    to_src.add(src);
+  });
+  to_dst.begin();
+  to_src.begin();
+  const int64_t size = to_dst.starts.back();
+  for_each(triples, [&](int64_t src, int64_t rel, int64_t dst, int64_t id) {
+    const int64_t at = to_dst.place(dst);
+    sorted.rows[at] = static_cast<Index>(dst);
+    sorted.cols[at] = static_cast<Index>(src);
+    sorted.types[at] = static_cast<Index>(rel);
+    sorted.ids[at] = static_cast<Index>(id);
+  });
+
+  const int64_t most = std::max(longest(to_dst.starts), longest(to_src.starts));
+  const Buffer<Edge> edges(most), other(most);
   std::fill(sorted.indptr, sorted.indptr + num_dst + 1, Index(0));
   std::fill(sorted.t_indptr, sorted.t_indptr + num_src + 1, Index(0));
-  for_each(triples, [&](int64_t src, int64_t rel, int64_t dst, int64_t) {
-    ++sorted.t_indptr[src + 1];
-    ++type_starts[rel + 1];
-    ++sorted.indptr[dst + 1];
-  });
-  add_up(sorted.t_indptr, num_src);
-  add_up(type_starts.data(), num_relations);
-  add_up(sorted.indptr, num_dst);
-  const int64_t size = sorted.indptr[num_dst];
+  const int src_bits = bit_width(num_src - 1), rel_bits = bit_width(triples.total_relations() - 1);
 
-  // By source, then relation, then destination, from one buffer to the other.
-  std::unique_ptr<Triple<Index>[]> from(new Triple<Index>[size]), to(new Triple<Index>[size]);
-  std::vector<Index> next(sorted.t_indptr, sorted.t_indptr + num_src + 1);
-  for_each(triples, [&](int64_t src, int64_t rel, int64_t dst, int64_t id) {
-    to[next[src]++] = {static_cast<Index>(src), static_cast<Index>(rel), static_cast<Index>(dst),
-                       static_cast<Index>(id)};
-  });
-  from.swap(to);
-  for (int64_t i = 0; i < size; ++i) to[type_starts[from[i].rel]++] = from[i];
-  from.swap(to);
-  next.assign(sorted.indptr, sorted.indptr + num_dst + 1);
-  for (int64_t i = 0; i < size; ++i) to[next[from[i].dst]++] = from[i];
-  from.reset();
-
-  // By source once more: destinations and relations stay in order.
-  next.assign(sorted.t_indptr, sorted.t_indptr + num_src + 1);
-  for (int64_t i = 0; i < size; ++i) {
-    const Triple<Index> triple = to[i];
-    sorted.rows[i] = triple.dst;
-    sorted.cols[i] = triple.src;
-    sorted.types[i] = triple.rel;
-    sorted.ids[i] = triple.id;
-    const Index at = next[triple.src]++;
-    sorted.t_cols[at] = triple.dst;
-    sorted.t_order[at] = static_cast<Index>(i);
+  // By destination, relation and source; at the same time edges are dealt out by source.
+  for (int64_t r = 0; r < to_dst.count(); ++r) {
+    const int64_t start = to_dst.starts[r], count = to_dst.starts[r + 1] - start;
+    for (int64_t i = 0; i < count; ++i)
+      edges[i] = {sorted.cols[start + i], sorted.types[start + i], sorted.rows[start + i],
+                  sorted.ids[start + i]};
+    const Edge* const found = sort_range<Index>(
+        edges.data(), other.data(), count,
+        {{&Edge::src, src_bits}, {&Edge::rel, rel_bits}, {&Edge::dst, to_dst.shift}});
+    for (int64_t i = 0; i < count; ++i) {
+      const Edge edge = found[i];
+      ++sorted.indptr[edge.dst + 1];
+      sorted.rows[start + i] = edge.dst;
+      sorted.cols[start + i] = edge.src;
+      sorted.types[start + i] = edge.rel;
+      sorted.ids[start + i] = edge.id;
+      const int64_t at = to_src.place(edge.src);
+      sorted.t_rows[at] = edge.src;
+      sorted.t_cols[at] = edge.dst;
+      sorted.t_order[at] = static_cast<Index>(start + i);
+    }
   }
-  expand(sorted.t_indptr, num_src, sorted.t_rows);
+  add_up(sorted.indptr, num_dst);
+
+  // By source: destinations and relations stay in order.
+  for (int64_t r = 0; r < to_src.count(); ++r) {
+    const int64_t start = to_src.starts[r], count = to_src.starts[r + 1] - start;
+    for (int64_t i = 0; i < count; ++i)
+      edges[i] = {sorted.t_rows[start + i], 0, sorted.t_cols[start + i], sorted.t_order[start + i]};
+    const Edge* const found =
+        sort_range<Index>(edges.data(), other.data(), count, {{&Edge::src, to_src.shift}});
+    for (int64_t i = 0; i < count; ++i) {
+      ++sorted.t_indptr[found[i].src + 1];
+      sorted.t_rows[start + i] = found[i].src;
+      sorted.t_cols[start + i] = found[i].dst;
+      sorted.t_order[start + i] = found[i].id;
+    }
+  }
+  add_up(sorted.t_indptr, num_src);
   for (Index* ids : {sorted.rows, sorted.cols, sorted.types, sorted.ids, sorted.t_rows,
                      sorted.t_cols, sorted.t_order})
     std::fill(ids + size, ids + triples.total(), Index(-1));
@@ -102,52 +229,57 @@ bool SortedEdges<Index>::sound() const {
   if (valid < 0 || valid > count) return false;
   bool good = true;
   for (int64_t i = 0; i < valid; ++i)
-    good &= in_range(rows[i], num_dst) & in_range(types[i], num_relations) &
-            in_range(t_rows[i], num_src) & in_range(t_order[i], valid);
+    good &=
+        in_range(rows[i], num_dst) & in_range(cols[i], num_src) & in_range(types[i], num_relations);
   return good;
 }
 
 template <typename Index>
 int64_t source_pairs(const SortedEdges<Index>& edges, const NodePairs<Index>& pairs, Index* cols,
                      Index* t_indptr, Index* t_rows, Index* t_cols, Index* t_order) {
+  using Edge = Triple<Index>;
   const int64_t valid = edges.valid, num_relations = edges.num_relations;
-  // Edges by source, sorted by relation: those of a pair meet.
-  std::vector<Index> next(num_relations + 1);
-  for (int64_t i = 0; i < valid; ++i) ++next[edges.types[edges.t_order[i]] + 1];
-  add_up(next.data(), num_relations);
-  const std::vector<Index> starts = next;
-  for (int64_t i = 0; i < valid; ++i) {
-    const Index at = next[edges.types[edges.t_order[i]]]++;
-    t_rows[at] = edges.t_rows[i];  // for now
-    t_cols[at] = edges.t_cols[i];
-    t_order[at] = edges.t_order[i];
-  }
-  std::vector<Index> node_starts(edges.num_src + 1);
+  std::vector<int64_t> starts(num_relations + 1);
+  for (int64_t i = 0; i < valid; ++i) ++starts[edges.types[i] + 1];
+  add_up(starts.data(), num_relations);
+  const Buffer<Edge> buffer(valid);
+  std::vector<int64_t> next = starts;
+  for (int64_t i = 0; i < valid; ++i)
+    buffer[next[edges.types[i]]++] = {edges.cols[i], 0, edges.rows[i], static_cast<Index>(i)};
+
+  // The edges of a pair meet where those of its relation are sorted by source.
+  const Buffer<Edge> other(longest(starts));
+  const int src_bits = bit_width(edges.num_src - 1);
   int64_t pair = -1;
   for (int64_t rel = 0; rel < num_relations; ++rel) {
-    const int64_t before = pair;
+    const int64_t before = pair, start = starts[rel], count = starts[rel + 1] - start;
+    const Edge* const found =
+        sort_range<Index>(buffer.data() + start, other.data(), count, {{&Edge::src, src_bits}});
     Index node = -1;
-    for (int64_t i = starts[rel]; i < starts[rel + 1]; ++i) {
-      if (t_rows[i] != node) {
-        node = t_rows[i];
+    for (int64_t i = 0; i < count; ++i) {
+      if (found[i].src != node) {
+        node = found[i].src;
         pairs.nodes[++pair] = node;
-        ++node_starts[node + 1];
-        t_indptr[pair] = static_cast<Index>(i);
+        t_indptr[pair] = static_cast<Index>(start + i);
       }
-      t_rows[i] = static_cast<Index>(pair);
-      cols[t_order[i]] = static_cast<Index>(pair);
+      t_rows[start + i] = static_cast<Index>(pair);
+      t_cols[start + i] = found[i].dst;
+      t_order[start + i] = found[i].id;
     }
     pairs.sizes[rel] = static_cast<Index>(pair - before);
   }
   const int64_t num_pairs = pair + 1;
   t_indptr[num_pairs] = static_cast<Index>(valid);
-  add_up(node_starts.data(), edges.num_src);
-  for (int64_t i = 0; i < num_pairs; ++i) {
-    const Index at = node_starts[pairs.nodes[i]]++;
-    pairs.sorted_nodes[at] = pairs.nodes[i];
-    pairs.order[at] = static_cast<Index>(i);
-    pairs.places[i] = at;
-  }
+  scatter(valid, t_order, [&](int64_t i) { return t_rows[i]; }, cols, buffer);
+
+  sort_by_node<Index>(
+      num_pairs, edges.num_src,
+      [&](int64_t i) { return Edge{pairs.nodes[i], 0, 0, static_cast<Index>(i)}; }, buffer,
+      [&](int64_t at, const Edge& edge) {
+        pairs.sorted_nodes[at] = edge.src;
+        pairs.order[at] = edge.id;
+      });
+  scatter(num_pairs, pairs.order, [](int64_t i) { return i; }, pairs.places, buffer);
   for (Index* ids : {cols, t_rows, t_cols, t_order})
     std::fill(ids + valid, ids + edges.count, Index(-1));
   return num_pairs;
@@ -156,8 +288,9 @@ int64_t source_pairs(const SortedEdges<Index>& edges, const NodePairs<Index>& pa
 template <typename Index>
 int64_t destination_pairs(const SortedEdges<Index>& edges, const NodePairs<Index>& pairs,
                           Index* indptr, Index* rows, Index* t_cols) {
+  using Edge = Triple<Index>;
   const int64_t valid = edges.valid, num_relations = edges.num_relations;
-  std::vector<Index> next(num_relations + 1);
+  std::vector<int64_t> next(num_relations + 1);
   int64_t pair = -1;
   Index node = -1, rel = -1;
   for (int64_t i = 0; i < valid; ++i) {
@@ -173,15 +306,18 @@ int64_t destination_pairs(const SortedEdges<Index>& edges, const NodePairs<Index
   }
   const int64_t num_pairs = pair + 1;
   indptr[num_pairs] = static_cast<Index>(valid);
-  std::copy(next.begin() + 1, next.end(), pairs.sizes);
+  for (int64_t r = 0; r < num_relations; ++r) pairs.sizes[r] = static_cast<Index>(next[r + 1]);
   add_up(next.data(), num_relations);
   for (int64_t i = 0; i < num_pairs; ++i) {
-    const Index at = next[pairs.order[i]]++;
+    const int64_t at = next[pairs.order[i]]++;
     pairs.nodes[at] = pairs.sorted_nodes[i];
-    pairs.order[i] = at;
+    pairs.order[i] = static_cast<Index>(at);
     pairs.places[at] = static_cast<Index>(i);
   }
-  for (int64_t i = 0; i < valid; ++i) t_cols[i] = rows[edges.t_order[i]];
+  const Buffer<Edge> buffer(valid);
+  sort_by_node<Index>(
+      valid, edges.num_src, [&](int64_t i) { return Edge{edges.cols[i], 0, 0, rows[i]}; }, buffer,
+      [&](int64_t at, const Edge& edge) { t_cols[at] = edge.id; });
   for (Index* ids : {rows, t_cols}) std::fill(ids + valid, ids + edges.count, Index(-1));
   return num_pairs;
 }

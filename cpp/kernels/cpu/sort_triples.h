@@ -36,18 +36,16 @@ struct SortedTriples {
 template <typename Index>
 void sort_triples(const Triples& triples, const SortedTriples<Index>& sorted);
 
-// What follows goes through sorted edges, of which it reads these.
+// Edges by destination, relation and source: what pairs are built of.
 template <typename Index>
 struct SortedEdges {
   const Index* rows;
+  const Index* cols;
   const Index* types;
-  const Index* t_rows;
-  const Index* t_cols;
-  const Index* t_order;
   int64_t count, valid;  // those past the first `valid` are padding
   int64_t num_src, num_dst, num_relations;
 
-  // Whether all ids that are not padding are in range: nothing else may be read by them.
+  // Whether all ids that are not padding are in range: they are written by.
   bool sound() const;
 };
 
