@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-from op_spec import Case, OpSpec, assert_close, same_bits, setting, stack, wide
+from op_spec import OUT_OF_RANGE, Case, OpSpec, assert_close, same_bits, setting, stack, wide
 from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, TOLERANCE, CoreChecks, OpSuite
 
 import jax_gnn
@@ -340,6 +340,269 @@ class TestTransposedWeights(CoreChecks):
         operands=("lhs", "rhs"),
         linear=("lhs", "rhs"),
     )
+
+
+# --- Lists of rows -------------------------------------------------------------------------------
+
+
+def list_maker(
+    operands: tuple[str, ...], lists: tuple[str, ...], outer: bool = False, known: bool = False
+) -> Any:
+    """Cases of products with lists of rows: ids, or indices that are ``known`` beforehand.
+
+    What is written may be any permutation, what is read may be read several times.
+    """
+
+    def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
+        rows, groups = _SIZES.get(scenario, (24, 6))
+        sizes = sizes_of(rng, scenario, rows, groups + UNHELD)
+        members = membership(sizes, rows, OFFSET, groups)
+        n = int(np.prod(features))
+        counts = {name: rows for name in ("lhs_rows", "rhs_rows", "out_rows")}
+        ids = {}
+        for name in lists:
+            if name != "out_rows":
+                counts[name] = 0 if scenario == "no_left" else rows // 2 + 7
+            many = rng.integers(0, max(counts[name], 1), rows)
+            ids[name] = rng.permutation(rows) if name == "out_rows" else many
+            if scenario == "padding":
+                where = rng.choice(rows, rows // 5, replace=False)
+                beyond = [*OUT_OF_RANGE, counts[name], counts[name] + 3]
+                ids[name][where] = rng.choice(beyond, len(where))
+        live = members.sum(1) > 0
+        for name, each in ids.items():
+            live &= (each >= 0) & (each < counts[name])
+        shapes = {
+            "lhs": (counts["lhs_rows"], K),
+            "rhs": (counts["rhs_rows"], n) if outer else (groups, K, n),
+            "bias": (groups, n),
+            "scale": (rows,),
+        }
+
+        def padding(name: str) -> np.ndarray | None:
+            if name == "scale":
+                return ~live
+            if f"{name}_rows" not in counts or (name == "rhs" and not outer):
+                return None
+            read = np.zeros(counts[f"{name}_rows"], bool)
+            read[ids.get(f"{name}_rows", np.arange(rows))[live]] = True
+            return ~read[:, None]
+
+        index = {name: each.astype(np.int32) for name, each in ids.items()}
+        if known:
+            index = {
+                name: jax.tree.map(np.asarray, jax_gnn.SegmentIndex.from_ids(each, counts[name]))
+                for name, each in index.items()
+            }
+        return Case(
+            {"sizes": sizes, "offset": np.int32(OFFSET), **index},
+            (members, ids),
+            tuple(rng.normal(size=shapes[name]) for name in operands),
+            tuple(map(padding, operands)),
+        )
+
+    return make_case
+
+
+def named(x: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
+    """The rows of x that ids name, zeros where they are out of range."""
+    if ids is None:
+        return x
+    valid = (ids >= 0) & (ids < len(x))
+    rows = np.concatenate([x, np.zeros((1, *x.shape[1:]))])
+    return rows[np.where(valid, ids, len(x))]
+
+
+def written(x: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
+    """Each row of x where its id says, zeros where none is."""
+    if ids is None:
+        return x
+    places = np.full(len(x), -1)
+    valid = (ids >= 0) & (ids < len(x))
+    places[ids[valid]] = np.flatnonzero(valid)
+    return named(x, places)
+
+
+def listed_matmul_spec(
+    *operands: str,
+    lists: tuple[str, ...],
+    known: bool = False,
+    activation: Any = None,
+    **options: Any,
+) -> OpSpec:
+    names = ("lhs", "rhs", *operands)
+
+    def function(index: Any, *values: Any) -> jax.Array:
+        rows = {name: index[name] for name in lists}
+        given = dict(zip(names, values, strict=True))
+        return segment_matmul(
+            *(given.pop("lhs"), given.pop("rhs"), index["sizes"]),
+            group_offset=index["offset"],
+            activation=activation,
+            precision=EXACT,
+            **rows,
+            **given,
+        )
+
+    def listed_reference(plain: Any, lhs: Any, rhs: Any, *values: Any) -> np.ndarray:
+        members, ids = plain
+        given = dict(zip(operands, values, strict=True))
+        lhs = named(lhs, ids.get("lhs_rows"))
+        if "scale" in given:
+            lhs = given["scale"][:, None] * lhs
+        result = reference(members, lhs, rhs, given.get("bias"), activation=activation)
+        return written(result, ids.get("out_rows"))
+
+    return OpSpec(
+        function=function,
+        reference=listed_reference,
+        make_case=list_maker(names, lists, known=known),
+        operands=names,
+        linear=() if "bias" in operands else names,
+        composed=True,
+        **options,
+    )
+
+
+def listed_outer_spec(
+    *operands: str, lists: tuple[str, ...], known: bool = False, **options: Any
+) -> OpSpec:
+    names = ("lhs", "rhs", *operands)
+
+    def function(index: Any, lhs: Any, rhs: Any, scale: Any = None) -> jax.Array:
+        return segment_outer(
+            *(lhs, rhs, index["sizes"]),
+            num_groups=index["sizes"].shape[0] - UNHELD,
+            group_offset=index["offset"],
+            precision=EXACT,
+            scale=scale,
+            **{name: index[name] for name in lists},
+        )
+
+    def listed_reference(plain: Any, lhs: Any, rhs: Any, *values: Any) -> np.ndarray:
+        members, ids = plain
+        lhs, rhs = named(lhs, ids.get("lhs_rows")), named(rhs, ids.get("rhs_rows"))
+        if values:
+            lhs = values[0][:, None] * lhs
+        return outer_reference(members, lhs, rhs)
+
+    return OpSpec(
+        function=function,
+        reference=listed_reference,
+        make_case=list_maker(names, lists, outer=True, known=known),
+        operands=names,
+        linear=names,
+        composed=True,
+        **options,
+    )
+
+
+IDS = np.arange(5)
+KNOWN = jax_gnn.SegmentIndex.from_ids(IDS, 4)
+
+
+class TestLists(OpSuite):
+    spec = listed_matmul_spec(
+        "scale",
+        lists=("lhs_rows", "out_rows"),
+        feature_axis=(None, 2, None),
+        result_axis=1,
+        bad_arguments={
+            "lhs_rows dtype": (
+                lambda: segment_matmul(LHS, RHS, SIZES, lhs_rows=LHS[0]),
+                TypeError,
+                "lhs_rows must be an array of integers, got float32",
+            ),
+            "lhs_rows dims": (
+                lambda: segment_matmul(LHS, RHS, SIZES, lhs_rows=SIZES[None]),
+                ValueError,
+                r"lhs_rows must be one-dimensional, got shape \(1, 2\)",
+            ),
+            "index of lhs": (
+                lambda: segment_matmul(LHS, RHS, SIZES, lhs_rows=KNOWN),
+                ValueError,
+                "lhs_rows must be an index of the 6 rows of lhs, got one of 4 segments",
+            ),
+            "out_rows": (
+                lambda: segment_matmul(LHS, RHS, SIZES, out_rows=IDS),
+                ValueError,
+                r"out_rows must be \(rows,\) = \(6,\), got shape \(5,\)",
+            ),
+            "out_rows of gathered": (
+                lambda: segment_matmul(LHS, RHS, SIZES, lhs_rows=IDS, out_rows=np.arange(6)),
+                ValueError,
+                r"out_rows must be \(rows,\) = \(5,\), got shape \(6,\)",
+            ),
+            "index of the result": (
+                lambda: segment_matmul(LHS[:5], RHS, SIZES, out_rows=KNOWN),
+                ValueError,
+                "out_rows must be an index of the 5 rows of the result, got one of 4 segments",
+            ),
+            "scale": (
+                lambda: segment_matmul(LHS, RHS, SIZES, lhs_rows=IDS, scale=np.ones(6)),
+                ValueError,
+                r"scale must be \(rows,\) = \(5,\), got shape \(6,\)",
+            ),
+            "scale dtype": (
+                lambda: segment_matmul(LHS, RHS, SIZES, scale=np.ones(6, np.complex64)),
+                TypeError,
+                "scale must be numbers like lhs and rhs, float32, got complex64",
+            ),
+        },
+    )
+
+
+class TestListsOfOuter(OpSuite):
+    spec = listed_outer_spec(
+        "scale",
+        lists=("lhs_rows", "rhs_rows"),
+        feature_axis=(None, 1, None),
+        result_axis=2,
+        bad_arguments={
+            "rows": (
+                lambda: segment_outer(LHS, LHS, SIZES, lhs_rows=IDS),
+                ValueError,
+                "lhs_rows and rhs must have as many rows, got 5 and 6",
+            ),
+            "rhs_rows": (
+                lambda: segment_outer(LHS, LHS, SIZES, lhs_rows=IDS, rhs_rows=SIZES),
+                ValueError,
+                "lhs_rows and rhs_rows must have as many rows, got 5 and 2",
+            ),
+            "index": (
+                lambda: segment_outer(LHS, LHS, SIZES, rhs_rows=KNOWN),
+                ValueError,
+                "rhs_rows must be an index of the 6 rows of rhs, got one of 4 segments",
+            ),
+        },
+    )
+
+
+class TestGatheredRows(CoreChecks):
+    spec = listed_matmul_spec(lists=("lhs_rows",), known=True)
+
+
+class TestWrittenRows(CoreChecks):
+    spec = listed_matmul_spec("bias", lists=("out_rows",), activation="silu")
+
+
+class TestScaledRows(CoreChecks):
+    spec = listed_matmul_spec("bias", "scale", lists=(), activation="tanh")
+
+
+class TestAllOfRows(CoreChecks):
+    implementations = IMPLEMENTATIONS
+    spec = listed_matmul_spec(
+        "bias", "scale", lists=("lhs_rows", "out_rows"), known=True, activation="gelu"
+    )
+
+
+class TestOuterOfGathered(CoreChecks):
+    spec = listed_outer_spec(lists=("rhs_rows",), known=True)
+
+
+class TestScaledOuter(CoreChecks):
+    spec = listed_outer_spec("scale", lists=())
 
 
 # --- Shapes and sizes ----------------------------------------------------------------------------

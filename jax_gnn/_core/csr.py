@@ -128,9 +128,11 @@ def permutation(order: Array, inverse: Array) -> SparseMatrix:
 
 
 def inverse_of(order: Array) -> Array:
-    """The inverse of a permutation."""
-    places = jnp.arange(order.shape[0], dtype=order.dtype)
-    return jnp.zeros_like(order).at[order].set(places, unique_indices=True)
+    """The inverse of a permutation, whose ids out of range are left out: -1 where nothing is."""
+    count = order.shape[0]
+    order = jnp.where(in_range(order, count), order, count)
+    places = jnp.arange(count, dtype=order.dtype)
+    return jnp.full_like(order, PADDING).at[order].set(places, mode="drop")
 
 
 def entrywise(a: Any, b: Any, matrix: SparseMatrix) -> tuple[Any, Any, SparseMatrix]:

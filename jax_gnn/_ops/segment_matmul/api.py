@@ -21,11 +21,14 @@ from jax_gnn._core.arguments import (
     to_array,
 )
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, promoted
+from jax_gnn._core.csr import SparseMatrix, inverse_of, permutation
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import signed
 from jax_gnn._core.public import public
-from jax_gnn._ops.segment_matmul import primitive
+from jax_gnn._ops.segment_matmul import primitive, xla
 from jax_gnn._ops.segment_matmul.xla import Activation
+from jax_gnn._ops.segment_reduce.index import SegmentIndex
+from jax_gnn._ops.segment_reduce.sort import sorted_segments
 
 
 @public
@@ -37,6 +40,9 @@ def segment_matmul(
     preferred_element_type: DTypeLike | None = None,
     group_offset: ArrayLike | None = None,
     *,
+    lhs_rows: ArrayLike | SegmentIndex | None = None,
+    out_rows: ArrayLike | SegmentIndex | None = None,
+    scale: ArrayLike | None = None,
     bias: ArrayLike | None = None,
     activation: Activation | None = None,
     transpose_rhs: bool = False,
@@ -45,11 +51,14 @@ def segment_matmul(
     """Multiplies rows that are sorted by group with the weight of their group.
 
     What :func:`jax.lax.ragged_dot` computes (FASTEN's segmented matrix multiplication, Zhou et al.,
-    ICS 2024), each row with one weight only, and nothing retraced when sizes change. Linear in
-    ``lhs`` and ``rhs``, with exact derivatives of any order to them and to ``bias``.
+    ICS 2024), each row with one weight only, and nothing retraced when sizes change. Rows may be
+    gathered, scaled and scattered on the way, which forms no further array (Hector's typed GEMM, Wu
+    et al., ASPLOS 2024, section 3.2): ``out[out_rows[i]] = scale[i] · lhs[lhs_rows[i]] @ rhs[g]``
+    for the rows i of group g. Linear in ``lhs``, ``rhs`` and ``scale``, with exact derivatives of
+    any order to them and to ``bias``.
 
     Args:
-        lhs: ``(rows, k)``, sorted by group.
+        lhs: ``(rows, k)``, sorted by group; any number of rows in any order with ``lhs_rows``.
         rhs: ``(groups, k, n)``, the weights; ``(groups, n, k)`` with ``transpose_rhs``.
         group_sizes: ``(num_sizes,)`` integers, how many rows each group has. Sizes below 0 count as
             0; rows past their sum are zero in the result whatever they hold, and what sizes exceed
@@ -63,6 +72,15 @@ def segment_matmul(
             float32 for half types).
         group_offset: an integer or ``(1,)``: rhs and bias hold the groups from this one on, where
             weights are sharded; rows of the other groups are zero. None: rhs has all groups.
+        lhs_rows: ``(rows,)`` integers in any order, the row of lhs that each row reads, sorted by
+            group; zeros where that is out of range. The gradient to lhs sorts them, which
+            ``jax.jit`` drops where it is not asked for; a :class:`SegmentIndex` of the rows of lhs
+            is sorted already.
+        out_rows: ``(rows,)`` integers or a :class:`SegmentIndex`, where each row of the product is
+            written: a permutation. Ids out of range are left out, and rows of the result that are
+            not written are zero; where ids are equal, any of these rows is written.
+        scale: ``(rows,)``, what products are multiplied with, before bias and activation; converted
+            to the dtype that is added up in. That of a row whose ids are out of range counts as 0.
         bias: ``(groups, n)``, converted to the dtype that products are taken in, added to the rows
             of its group.
         activation: applied to the result: ``"relu"``, ``"silu"``, ``"gelu"`` (the approximation by
@@ -86,6 +104,11 @@ def segment_matmul(
         Array([[ 1.],
                [40.],
                [60.]], dtype=float32)
+        >>> rows = jnp.array([2, 0, 2])
+        >>> segment_matmul(x, weights, jnp.array([1, 2]), lhs_rows=rows, out_rows=rows[::-1] - 1)
+        Array([[ 5.],
+               [60.],
+               [ 0.]], dtype=float32)
     """
     product = _product_of(
         *(lhs, "(rows, k)", rhs, "(groups, k, n)"), precision, preferred_element_type
@@ -100,6 +123,10 @@ def segment_matmul(
         raise ValueError(
             f"rhs must be {shape} with the k = {lhs.shape[1]} of lhs, got shape {rhs.shape}"
         )
+    gather = _gather_of("lhs_rows", lhs_rows, "lhs", lhs, implementation)
+    rows = lhs.shape[0] if gather is None else gather.by_row.count
+    scatter = _scatter_of(out_rows, rows)
+    scale = _scale_of(scale, lhs.dtype, rows, gather, scatter and scatter.T)
     sizes, offset = _groups(group_sizes, group_offset, num_groups)
     if group_offset is None and sizes.shape[0] != num_groups:
         raise ValueError(
@@ -117,7 +144,7 @@ def segment_matmul(
     if activation is not None and not jnp.issubdtype(product.dtype, np.floating):
         raise TypeError(f"activation={activation!r} needs real lhs and rhs, got {lhs.dtype}")
     result = primitive.segment_matmul(
-        *(lhs, rhs, bias, None, sizes, offset),
+        *(lhs, rhs, bias, scale, sizes, offset, gather, scatter),
         transposed=transpose_rhs,
         precision=product.precision,
         activation=activation,
@@ -136,22 +163,30 @@ def segment_outer(
     preferred_element_type: DTypeLike | None = None,
     group_offset: ArrayLike | None = None,
     *,
+    lhs_rows: ArrayLike | SegmentIndex | None = None,
+    rhs_rows: ArrayLike | SegmentIndex | None = None,
+    scale: ArrayLike | None = None,
     num_groups: int | None = None,
     deterministic: bool = True,
     implementation: Implementation | None = None,
 ) -> Array:
     """Sums the outer products of the rows of each group: a product that contracts ragged rows.
 
-    The gradient to the weights of :func:`segment_matmul`; linear in ``lhs`` and in ``rhs``, with
-    exact derivatives of any order.
+    ``out[g] = Σ scale[i] · lhs[lhs_rows[i]]ᵀ rhs[rhs_rows[i]]`` over the rows i of group g. The
+    gradient to the weights of :func:`segment_matmul`; linear in ``lhs``, ``rhs`` and ``scale``,
+    with exact derivatives of any order.
 
     Args:
-        lhs: ``(rows, k)``, sorted by group.
-        rhs: ``(rows, n)``, likewise.
+        lhs: ``(rows, k)``, sorted by group; any number of rows in any order with ``lhs_rows``.
+        rhs: ``(rows, n)``, likewise with ``rhs_rows``.
         group_sizes: as in :func:`segment_matmul`; rows of no group are not read.
         precision: as in :func:`segment_matmul`.
         preferred_element_type: as in :func:`segment_matmul`.
         group_offset: an integer or ``(1,)``: the first group of the result.
+        lhs_rows: ``(rows,)`` integers or a :class:`SegmentIndex`, as in :func:`segment_matmul`.
+            Rows for which an id is out of range are left out.
+        rhs_rows: ``(rows,)``, the same for rhs.
+        scale: ``(rows,)``, factors of the outer products, as in :func:`segment_matmul`.
         num_groups: number of groups in the result, by default all.
         deterministic: False allows CUDA kernels to add in any order where that is faster.
         implementation: see :func:`jax_gnn.implementation`.
@@ -169,18 +204,32 @@ def segment_outer(
         (2, 2, 1)
         >>> segment_outer(lhs, jnp.ones((3, 1)), jnp.array([1, 2]))[1].ravel()
         Array([ 8., 10.], dtype=float32)
+        >>> rows, scale = jnp.array([0, 2, 0]), jnp.array([1.0, 1.0, 0.5])
+        >>> rhs, sizes = jnp.ones((3, 1)), jnp.array([1, 2])
+        >>> segment_outer(lhs, rhs, sizes, lhs_rows=rows, scale=scale)[1].ravel()
+        Array([5.5, 7. ], dtype=float32)
     """
     product = _product_of(*(lhs, "(rows, k)", rhs, "(rows, n)"), precision, preferred_element_type)
     lhs, rhs = product.lhs, product.rhs
-    if lhs.shape[0] != rhs.shape[0]:
-        raise ValueError(
-            f"lhs and rhs must have the same rows, got shapes {lhs.shape} and {rhs.shape}"
-        )
+    left = _gather_of("lhs_rows", lhs_rows, "lhs", lhs, implementation)
+    right = _gather_of("rhs_rows", rhs_rows, "rhs", rhs, implementation)
+    rows, others = (
+        (x.shape[0] if gather is None else gather.by_row.count)
+        for x, gather in ((lhs, left), (rhs, right))
+    )
+    if rows != others:
+        if left is None and right is None:
+            raise ValueError(
+                f"lhs and rhs must have the same rows, got shapes {lhs.shape} and {rhs.shape}"
+            )
+        names = ("lhs" if left is None else "lhs_rows"), ("rhs" if right is None else "rhs_rows")
+        raise ValueError(f"{' and '.join(names)} must have as many rows, got {rows} and {others}")
+    scale = _scale_of(scale, lhs.dtype, rows, left, right)
     if num_groups is not None:
         num_groups = check_size("num_groups", num_groups)
     sizes, offset = _groups(group_sizes, group_offset, num_groups)
     result = primitive.segment_outer(
-        *(lhs, rhs, None, sizes, offset),
+        *(lhs, rhs, scale, sizes, offset, left, right),
         num_groups=sizes.shape[0] if num_groups is None else num_groups,
         precision=product.precision,
         deterministic=check_flag("deterministic", deterministic),
@@ -276,6 +325,57 @@ def _groups(sizes: Any, offset: Any, num_groups: int | None) -> tuple[Array, Arr
         raise ValueError(f"group_offset must be a scalar or (1,), got shape {offset.shape}")
     limits = -(sizes.shape[0] if num_groups is None else num_groups), sizes.shape[0]
     return sizes, jnp.clip(signed(offset), *limits).astype(jnp.int32).reshape(1)
+
+
+def _gather_of(
+    name: str,
+    rows: ArrayLike | SegmentIndex | None,
+    of: str,
+    x: Array,
+    implementation: Implementation | None,
+) -> SparseMatrix | None:
+    """Row i reads the row of x that a list names; the transpose is found at run time if need be."""
+    if rows is None:
+        return None
+    if isinstance(rows, SegmentIndex):
+        return _checked_index(name, rows, f"the {x.shape[0]} rows of {of}", x.shape[0]).T
+    return sorted_segments(as_ids(name, rows), x.shape[0], False, implementation).T
+
+
+def _scatter_of(out_rows: ArrayLike | SegmentIndex | None, rows: int) -> SparseMatrix | None:
+    """Row i of the result is a row of the product, which is written where the list says."""
+    if out_rows is None:
+        return None
+    if isinstance(out_rows, SegmentIndex):
+        matrix = _checked_index("out_rows", out_rows, f"the {rows} rows of the result", rows)
+        ids = matrix.by_col.cols
+    else:
+        ids = as_ids("out_rows", out_rows)
+    if ids.shape != (rows,):
+        raise ValueError(f"out_rows must be (rows,) = {(rows,)}, got shape {ids.shape}")
+    return permutation(inverse_of(ids), ids)
+
+
+def _checked_index(name: str, index: SegmentIndex, what: str, size: int) -> SparseMatrix:
+    num_segments = index.matrix.by_row.num_rows
+    if num_segments != size:
+        raise ValueError(f"{name} must be an index of {what}, got one of {num_segments} segments")
+    return index.matrix
+
+
+def _scale_of(scale: Any, dtype: Any, rows: int, *lists: SparseMatrix | None) -> Array | None:
+    """Factors of rows in the dtype that is added up in, 0 for those whose ids are out of range."""
+    if scale is None:
+        return None
+    scale = as_array("scale", scale)
+    if scale.shape != (rows,):
+        raise ValueError(f"scale must be (rows,) = {(rows,)}, got shape {scale.shape}")
+    if not np.can_cast(scale.dtype, accumulator_dtype(dtype), "same_kind"):
+        raise TypeError(f"scale must be numbers like lhs and rhs, {dtype}, got {scale.dtype}")
+    scale = scale.astype(accumulator_dtype(dtype))
+    if all(each is None for each in lists):
+        return scale
+    return jnp.where(xla.listed_rows(*lists), scale, 0)
 
 
 _EXACT_PRESETS = ("F32_F32_F32", "F64_F64_F64", "TF32_TF32_F32_X3", "BF16_BF16_F32_X9")

@@ -389,38 +389,40 @@ def _matmul_apart(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array
         each._replace(gather=None, scatter=None) for each in (operands, batched)
     )
     if any(jax.tree.leaves((batched.lhs, batched.gather))):
-        lhs = _mapped(listed, batched.lhs, batched.gather)(operands.lhs, operands.gather)
+        lhs = _mapped(listed, size, batched.lhs, batched.gather)(operands.lhs, operands.gather)
         plain_batched = plain_batched._replace(lhs=True)
     else:
         lhs = listed(operands.lhs, operands.gather)
     plain = plain._replace(lhs=lhs)
     is_batched = any(jax.tree.leaves(plain_batched))
     result = _matmul_batch(bind, plain, plain_batched, size) if is_batched else bind(plain)
-    return _mapped(listed, is_batched, batched.scatter)(result, operands.scatter)
+    return _mapped(listed, size, is_batched, batched.scatter)(result, operands.scatter)
 
 
-def _mapped(function: Callable[..., Any], *batched: Any) -> Callable[..., Any]:
+def _mapped(function: Callable[..., Any], size: int, *batched: Any) -> Callable[..., Any]:
     axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched)
-    return jax.vmap(function, in_axes=axes)
+    return jax.vmap(function, in_axes=axes, axis_size=size)
 
 
 def _outer_batch(bind: Bind, operands: Factors, batched: Factors, size: int) -> Array:
     others = batched._replace(lhs=False, rhs=False)
     if size > 1 and batched.lhs != batched.rhs and not any(jax.tree.leaves(others)):
         # The batch joins the features.
-        name, axis = ("lhs", 1) if batched.lhs else ("rhs", 2)
-        folded = _fold(getattr(operands, name), True, size, 1)
-        return _unfold(bind(operands._replace(**{name: folded})), size, axis)
+        if batched.lhs:
+            operands, axis = operands._replace(lhs=_fold(operands.lhs, True, size, 1)), 1
+        else:
+            operands, axis = operands._replace(rhs=_fold(operands.rhs, True, size, 1)), 2
+        return _unfold(bind(operands), size, axis)
     if size > 1 and (operands.left is not None or operands.right is not None):
 
         def rows_of(lhs: Array, rhs: Array, left: Any, right: Any) -> list[Array]:
-            factors = ((lhs, left), (rhs, right))
-            valid = xla.listed_rows(*factors)
-            return [jnp.where(column(valid), _listed(bind, *each), 0) for each in factors]
+            valid = column(xla.listed_rows(left, right))
+            rows = ((lhs, left), (rhs, right))
+            return [jnp.where(valid, _listed(bind, *each), 0) for each in rows]
 
         of_rows = operands.lhs, operands.rhs, operands.left, operands.right
         axes = batched.lhs, batched.rhs, batched.left, batched.right
-        lhs, rhs = _mapped(rows_of, *axes)(*of_rows)
+        lhs, rhs = _mapped(rows_of, size, *axes)(*of_rows)
         operands = operands._replace(lhs=lhs, rhs=rhs, left=None, right=None)
         batched = batched._replace(lhs=True, rhs=True, left=None, right=None)
     return _join_groups(bind, operands, batched, size)
@@ -440,10 +442,10 @@ def _join_groups(bind: Bind, operands: Rows | Factors, batched: Rows | Factors, 
     sizes, valid = jax.vmap(cover)(operands.sizes, operands.offset)
     if is_outer:
         held = operands.lhs, operands.rhs, operands.scale
-        held = jax.tree.map(
+        lhs, rhs, scale = jax.tree.map(
             lambda x: jnp.where(valid.reshape(*valid.shape, *[1] * (x.ndim - 2)), x, 0), held
         )
-        operands = operands._replace(**dict(zip(("lhs", "rhs", "scale"), held, strict=True)))
+        operands = operands._replace(lhs=lhs, rhs=rhs, scale=scale)
     joined = jax.tree.map(
         lambda x: x.reshape(size * x.shape[1], *x.shape[2:]), operands._replace(sizes=sizes)
     )

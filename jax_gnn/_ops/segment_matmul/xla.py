@@ -15,7 +15,7 @@ from jax import Array
 from jax_gnn._core.arguments import check_concrete
 from jax_gnn._core.arrays import accumulator_dtype, column, promoted, take
 from jax_gnn._core.csr import SparseMatrix
-from jax_gnn._core.ids import in_range, index_dtype
+from jax_gnn._core.ids import index_dtype
 
 Activation = Literal["relu", "silu", "gelu", "tanh"]  # in the order of segment_matmul.h
 
@@ -91,11 +91,9 @@ def _ragged_dot(
     )
 
 
-def listed_rows(*factors: tuple[Array, SparseMatrix | None]) -> Any:
-    """``(rows,)``, which rows of a product each factor has a row for, by its gather if any."""
-    checks = [
-        in_range(gather.by_row.cols, x.shape[0]) for x, gather in factors if gather is not None
-    ]
+def listed_rows(*gathers: SparseMatrix | None) -> Any:
+    """``(rows,)``, of which rows no gather's id is out of range; True without any."""
+    checks = [each.by_row.valid(each.by_col.num_rows) for each in gathers if each is not None]
     return functools.reduce(operator.and_, checks, np.True_)
 
 
@@ -150,7 +148,7 @@ def segment_outer(
     dtype: Any,
 ) -> Array:
     del deterministic
-    listed = listed_rows((lhs, left), (rhs, right))
+    listed = listed_rows(left, right)
     lhs, rhs = _rows_of(lhs, left), _rows_of(rhs, right)
     if num_groups == 0 or 0 in (*lhs.shape, *rhs.shape):
         return jnp.zeros((num_groups, lhs.shape[1], rhs.shape[1]), dtype)
