@@ -107,7 +107,7 @@ def _outer(graph: Triples, x: Any, ct: Any, shape: tuple[int, ...]) -> Expected:
 # This library.
 
 
-def _aggregate(method: str | None) -> Callable[..., Any]:
+def _aggregate(method: Any) -> Callable[..., Any]:
     import jax_gnn
 
     warnings.filterwarnings("error", message=".*Using plain XLA instead")

@@ -154,8 +154,9 @@ class Triples:
         """The same edges as this library's container, which sorts them alike."""
         import jax_gnn
 
-        sizes = {"num_nodes": self.num_nodes, "num_relations": self.num_relations}
-        return jax_gnn.RelationalGraph.from_triples(self.src, self.rel, self.dst, **sizes)
+        return jax_gnn.RelationalGraph.from_triples(
+            self.src, self.rel, self.dst, self.num_nodes, self.num_relations
+        )
 
     def by(self, ids: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
         """The order that sorts edges by ids, and where each id's edges begin."""

@@ -21,6 +21,7 @@ from flax_layers._base import (
 )
 from jax_gnn import RelationalGraph, relational_aggregate, relational_lookup, spmm
 from jax_gnn._core.arguments import check_choice, check_instance
+from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._ops.relational_aggregate.api import counts_of, of_relations
 from jax_gnn._ops.relational_aggregate.schedule import sums_by_basis_pay
 
@@ -169,7 +170,7 @@ class RGCNConv(nnx.Module):
             x: Node features, ``(num_nodes, *batch, in_features)``, of a bipartite graph those of
                 the sources; None: nodes without features.
             edge_weight: ``(num_edges,)``, in the graph's order, in the place of the norm's factors:
-                for what does not change, ``graph.norm()`` can be computed once and passed here.
+                for what does not change, :meth:`factors` can be computed once and passed here.
             x_dst: Features of the destinations of a bipartite graph, likewise, which the own weight
                 is for.
 
@@ -191,9 +192,8 @@ class RGCNConv(nnx.Module):
             raise ValueError("graph has a self_relation, and the layer has own_weight=False")
         if edge_weight is not None:
             edge_weight = check_vector("edge_weight", edge_weight, "num_edges", graph.num_edges)
-        elif self.norm == "mean":
-            edge_weight = graph.norm("mean")
-        own = self._own_features(graph, x, x_dst)
+        else:
+            edge_weight = self.factors(graph)
         if x is not None:
             x = check_features(x, graph.num_src, self.in_features, rows_name="num_src")
         elif graph.num_src != self.in_features:
@@ -201,6 +201,7 @@ class RGCNConv(nnx.Module):
                 f"graph must have in_features = {self.in_features} sources where there is no x, "
                 f"got {graph.num_src}"
             )
+        own = self._own_features(graph, x, x_dst)
         params = self.kernel, self.coefficients, self.own, self.bias
         values: Any = (None if param is None else param[...] for param in params)
         values = dtypes.promote_dtype((x, own, *values), dtype=self.dtype)
@@ -217,17 +218,22 @@ class RGCNConv(nnx.Module):
             y = y + (own_kernel if x is None else self._times(own, own_kernel))
         return y if bias is None else y + bias
 
+    def factors(self, graph: RelationalGraph) -> Array | None:
+        """The norm's factors of edges, ``(num_edges,)``; None for ones."""
+        if self.norm == "sum":
+            return None
+        return graph.norm("mean", accumulator_dtype(self.dtype or self.param_dtype))
+
     def _own_features(self, graph: RelationalGraph, x: Any, x_dst: Any) -> Array | None:
-        """The features that the own weight is for, checked; None where there is none or no x."""
+        """The features that the own weight is for; None where there is none or no x."""
         if not self.own_weight:
             return None
         bipartite = graph.num_src != graph.num_dst
         if x_dst is None and bipartite:
             raise ValueError("x_dst must be given for a bipartite graph, or own_weight=False")
-        x = x if x_dst is None else x_dst
-        if x is None:
-            return None
-        return check_features(x, graph.num_dst, self.in_features, "x_dst", "num_dst")
+        if x is None or x_dst is None:
+            return x
+        return check_features(x_dst, graph.num_dst, self.in_features, "x_dst", "num_dst")
 
     def _of_relations(
         self, graph: RelationalGraph, x: Array | None, weight: Any, kernel: Array, mixture: Any
@@ -332,8 +338,8 @@ class RGCN(TwoLayerStack):
             ValueError: A shape or the graph's relations do not fit a layer.
         """
         check_instance("graph", graph, RelationalGraph)
-        if edge_weight is None and self.convolutions[0].norm == "mean":
-            edge_weight = graph.norm("mean")
+        if edge_weight is None:
+            edge_weight = self.convolutions[0].factors(graph)
         return super().__call__(graph, x, edge_weight, **dropout)
 
     def _input(self, x: ArrayLike | None, **dropout: Any) -> Array | None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import jax_gnn
-from jax_gnn import Graph, Hypergraph
+from jax_gnn import Graph, Hypergraph, RelationalGraph
 
 FUNCTIONS = sorted(name for name in jax_gnn.__all__ if inspect.isfunction(getattr(jax_gnn, name)))
 MOVED = {"jax_gnn.training"}  # says where it is now
@@ -25,6 +25,7 @@ IDS = np.array([0, 0, 1], np.int32)
 X = np.ones((3, 2), np.float32)
 GRAPH = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
 HYPERGRAPH = Hypergraph.from_hyperedges([[0, 1], [1, 2]])
+RELATIONAL = RelationalGraph.from_triples(IDS, IDS, IDS, num_nodes=3)
 CALLS: dict[str, Any] = {
     **{name: (IDS, 2) for name in FUNCTIONS if name.startswith("segment_")},
     "segment_matmul": (np.ones((2, 2, 2), np.float32), np.array([1, 2])),
@@ -37,6 +38,8 @@ CALLS: dict[str, Any] = {
     "node_to_hyperedge": (HYPERGRAPH,),
     "hyperedge_to_node": (HYPERGRAPH,),
     "incidence_softmax": (HYPERGRAPH,),
+    "relational_aggregate": (RELATIONAL,),
+    "relational_lookup": (RELATIONAL,),
 }
 
 
@@ -50,6 +53,10 @@ def call(name: str, x: Any) -> Any:
         return function(*others, x[:2])
     if name == "incidence_softmax":
         return function(*others, jnp.ones((4, 2)) * x[0, 0], "node")
+    if name == "relational_aggregate":
+        return function(*others, x, jnp.ones((2, 2, 1)))
+    if name == "relational_lookup":
+        return function(*others, jnp.stack([x, x]))
     return (
         function(*others, x) if isinstance(others[0], Graph | Hypergraph) else function(x, *others)
     )

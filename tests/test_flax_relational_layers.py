@@ -1,0 +1,213 @@
+"""R-GCN: the layer in all its forms against its formula, and the stack of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from layer_cases import check_gradient, double, relu
+
+from flax_layers import RGCN, RGCNConv
+from jax_gnn import RelationalGraph
+from jax_gnn._ops.relational_aggregate import schedule
+
+pytestmark = pytest.mark.usefixtures("exact_products")
+
+NUM_NODES, RELATIONS = 9, 4
+FORMS = [{}, {"num_bases": 2}, {"num_blocks": 2}, {"own_weight": False}]
+
+
+@pytest.fixture
+def triples(rng) -> tuple[np.ndarray, ...]:
+    """Edges of all relations but the third, two of them alike; none enters or leaves 3."""
+    src, dst = rng.choice([0, 1, 2, 4, 5, 6, 7, 8], (2, 30))
+    rel = rng.choice([0, 1, 3], 30)
+    src[1], rel[1], dst[1] = src[0], rel[0], dst[0]
+    return src, rel, dst
+
+
+def graph_of(triples, own: bool = False) -> RelationalGraph:
+    return RelationalGraph.from_triples(*triples, NUM_NODES, RELATIONS, self_relation=own)
+
+
+def features(width: int, *batch: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(width), (NUM_NODES, *batch, width))
+
+
+def make(layer, *sizes, **options):
+    def random_bias(key, shape, dtype):
+        return jax.random.normal(key, shape, dtype)
+
+    options |= {"num_relations": RELATIONS, "bias_init": random_bias}
+    return layer(*sizes, rngs=nnx.Rngs(0), **options)
+
+
+def weights(conv: RGCNConv) -> tuple[np.ndarray, np.ndarray | float]:
+    """In full: those of relations, and the own one."""
+    kernel, own = double(conv.kernel), 0.0
+    if conv.num_blocks is not None:
+        own = 0.0 if conv.own is None else double(conv.own)
+        full = np.zeros((RELATIONS, conv.in_features, conv.out_features), kernel.dtype)
+        rows, cols = kernel.shape[2:]
+        for block in range(conv.num_blocks):
+            at = np.s_[:, block * rows : (block + 1) * rows, block * cols : (block + 1) * cols]
+            full[at] = kernel[:, block]
+        return full, own
+    if conv.own_weight:
+        kernel, own = kernel[:-1], kernel[-1]
+    if conv.coefficients is not None:
+        kernel = np.einsum("rb,bkn->rkn", double(conv.coefficients), kernel)
+    return kernel, own
+
+
+def formula(conv: RGCNConv, triples, x, edge_weight=None) -> np.ndarray:
+    """Of weights of the edges in the order of the triples."""
+    src, rel, dst = triples
+    kernel, own = weights(conv)
+    if edge_weight is None:
+        edge_weight = np.ones(len(src))
+        if conv.norm == "mean":
+            alike = (rel[:, None] == rel) & (dst[:, None] == dst)
+            edge_weight = 1 / alike.sum(1)
+    messages = np.einsum("e,e...k,ekn->e...n", edge_weight, x[src], kernel[rel])
+    y = np.zeros((NUM_NODES, *messages.shape[1:]), messages.dtype)
+    np.add.at(y, dst, messages)
+    y = y + (x @ own if np.ndim(own) else 0)
+    return y if conv.bias is None else y + double(conv.bias)
+
+
+def assert_close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=repr)
+@pytest.mark.parametrize("norm", ["mean", "sum"])
+def test_conv_equals_the_formula(triples, rng, form, norm):
+    conv = make(RGCNConv, 4, 6, norm=norm, **form)
+    given = rng.uniform(0.5, 2, 30)
+    for x in (features(4), features(4, 2)):
+        for own in (False, conv.own_weight):
+            graph = graph_of(triples, own)
+            assert_close(nnx.jit(conv)(graph, x), formula(conv, triples, double(x)))
+            weight = graph.edge_values(given.astype(np.float32), 1)
+            assert_close(conv(graph, x, weight), formula(conv, triples, double(x), given))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_bases_mixed_or_summed_apart(triples, monkeypatch, own, apart):
+    """Both forms, with features and without."""
+    monkeypatch.setattr("flax_layers.relational.sums_by_basis_pay", lambda *_, **__: apart)
+    graph = graph_of(triples, own)
+    conv = make(RGCNConv, 4, 6, num_bases=2)
+    x = features(4, 2)
+    assert_close(nnx.jit(conv)(graph, x), formula(conv, triples, double(x)))
+    conv = make(RGCNConv, NUM_NODES, 6, num_bases=3)
+    assert_close(nnx.jit(conv)(graph), formula(conv, triples, np.eye(NUM_NODES)))
+
+
+def test_choice_of_bases():
+    """Two bases of a thousand relations of few edges are cheaper apart, thirty of ten are not."""
+    counts = schedule.Counts(1000, 1000, 5000, 1000, 4000, 4000, 0, 0, 256, 256, 4)
+    assert schedule.sums_by_basis_pay(counts, 2)
+    counts = schedule.Counts(10**5, 10**5, 10**7, 10, 10**5, 10**5, 0, 0, 64, 64, 4)
+    assert not schedule.sums_by_basis_pay(counts, 30)
+    assert not schedule.sums_by_basis_pay(counts, 30, lookup=True)
+
+
+def test_gradients_are_slopes(triples, rng):
+    graph = graph_of(triples, True)
+    with jax.enable_x64(True):
+        for form in FORMS[:3]:
+            conv = make(RGCNConv, 4, 6, param_dtype=jnp.float64, **form)
+
+            def call(conv, x):
+                return conv(graph, x)
+
+            def plain(conv, x):
+                return formula(conv, triples, x)
+
+            check_gradient(rng, conv, call, plain, features(4))
+
+
+def test_no_features(triples):
+    for own in (False, True):
+        conv = make(RGCNConv, NUM_NODES, 6)
+        expected = formula(conv, triples, np.eye(NUM_NODES))
+        assert_close(nnx.jit(conv)(graph_of(triples, own)), expected)
+
+
+def test_bipartite(rng):
+    src, dst, rel = rng.integers(0, 5, 20), rng.integers(0, NUM_NODES, 20), rng.integers(0, 4, 20)
+    graph = RelationalGraph.from_triples(
+        src, rel, dst, num_src=5, num_dst=NUM_NODES, num_relations=RELATIONS
+    )
+    conv = make(RGCNConv, 4, 6, norm="sum", use_bias=False)
+    x, x_dst = features(4)[:5], features(4)
+    kernel, own = weights(conv)
+    expected = double(x_dst) @ own
+    np.add.at(expected, dst, np.einsum("ek,ekn->en", double(x)[src], kernel[rel]))
+    assert_close(conv(graph, x, x_dst=x_dst), expected)
+    with pytest.raises(ValueError, match="x_dst must be given for a bipartite graph"):
+        conv(graph, x)
+
+
+def test_dtypes(triples):
+    graph = graph_of(triples, True)
+    x = features(4)
+    conv = make(RGCNConv, 4, 6, dtype=jnp.bfloat16)
+    y = conv(graph, x)
+    assert y.dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+        y.astype(jnp.float32), formula(conv, triples, double(x)), atol=0.15, rtol=0.1
+    )
+
+
+@pytest.mark.parametrize("featureless", [False, True])
+def test_model_equals_two_convolutions(triples, featureless):
+    graph = graph_of(triples, True)
+    x = np.eye(NUM_NODES) if featureless else double(features(NUM_NODES))
+    model = make(RGCN, NUM_NODES, 6, 2, num_bases=2, dropout_rate=0.5)
+    model.eval()
+    hidden = relu(formula(model.conv1, triples, x))
+    expected = formula(model.conv2, triples, hidden)
+    assert_close(model(graph, None if featureless else jnp.asarray(x, jnp.float32)), expected)
+    jaxpr = str(jax.make_jaxpr(lambda x: model(graph, x))(jnp.ones((NUM_NODES, NUM_NODES))))
+    assert jaxpr.count("= cumsum[") == 1  # factors of edges are computed once
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_relations": 0}, "num_relations must be positive"),
+        ({"norm": "max"}, "norm must be one of 'mean', 'sum', got 'max'"),
+        ({"num_bases": 0}, "num_bases must be positive"),
+        ({"num_bases": 2, "num_blocks": 2}, "num_bases and num_blocks exclude each other"),
+        (
+            {"num_blocks": 3},
+            r"num_blocks must divide in_features and out_features, \(4, 6\), got 3",
+        ),
+    ],
+)
+def test_bad_construction(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        RGCNConv(4, 6, **{"num_relations": 4} | arguments, rngs=nnx.Rngs(0))
+
+
+def test_bad_calls(triples):
+    graph, x = graph_of(triples, True), features(4)
+    with pytest.raises(ValueError, match="graph must have num_relations = 3 beside"):
+        RGCNConv(4, 6, num_relations=3, rngs=nnx.Rngs(0))(graph, x)
+    with pytest.raises(ValueError, match="graph has a self_relation, and the layer has own_weight"):
+        make(RGCNConv, 4, 6, own_weight=False)(graph, x)
+    conv = make(RGCNConv, 4, 6)
+    with pytest.raises(ValueError, match="in_features = 4 sources where there is no x, got 9"):
+        conv(graph)
+    with pytest.raises(ValueError, match=r"x must have shape .*\(9, ..., 4\), got \(9, 3\)"):
+        conv(graph, features(3))
+    with pytest.raises(ValueError, match=r"edge_weight must have shape \(num_edges,\)"):
+        conv(graph, x, jnp.ones(3))
+    with pytest.raises(TypeError, match=r"graph must be a jax_gnn\.RelationalGraph"):
+        conv(graph.nodes, x)
+    with pytest.raises(ValueError, match="x must be given for block-diagonal weights"):
+        make(RGCNConv, NUM_NODES, 9, num_blocks=3)(graph)
