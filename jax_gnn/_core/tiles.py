@@ -176,4 +176,3 @@ def _places(mask: Any, capacity: int, fill: int) -> Any:
         (places,) = jnp.nonzero(mask, size=capacity, fill_value=fill)
         return places.astype(np.int32)
     return np.flatnonzero(mask).astype(np.int32)
-

@@ -77,6 +77,10 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
   const auto sum_up = [&]() -> cudaError_t {
 #ifndef JAX_GNN_EMULATED
     if constexpr (sizeof(T) <= 4) {
+      // Half types go from memory to matrix units as they lie: nothing can scale them on the way.
+      // And products that widen have no variant for lists, to be compiled in half the time.
+      constexpr bool kTakesLists = std::is_same_v<T, Out>;
+      const bool takes_lists = kTakesLists && (lists.scale == nullptr || sizeof(T) == 4);
       const int capability = compute_capability();
       const bool tensor = capability >= 8 && !(exact && sizeof(T) == 4);
       const bool large = capability >= 9 && most_shared_memory() >= 227 * 1024;
