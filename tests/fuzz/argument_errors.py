@@ -191,12 +191,20 @@ def calls(v: Valid) -> list[Call]:
                "preferred_element_type": DTYPE, **implementation}  # fmt: skip
     add("segment_matmul", jax_gnn.segment_matmul, product, lhs=MATRIX, rhs=[*MATRIX, *_SHAPES],
         group_sizes=IDS, bias=BIAS, activation=CHOICE_OR_NONE, **options)  # fmt: skip
+    places = np.arange(len(v.data))
+    listed = {**product, "lhs_rows": places, "out_rows": places, "scale": v.data[:, 0]}
+    lists = [b for b in IDS_ANY_ROWS if b[0] != "None"]
+    add("segment_matmul", jax_gnn.segment_matmul, listed, lhs_rows=[*lists, *_SHAPES],
+        out_rows=[*lists, *_SHAPES], scale=BIAS)  # fmt: skip
     shifted = {**product, "group_offset": np.zeros(1, np.int32)}
     add("segment_matmul", jax_gnn.segment_matmul, shifted, group_offset=offset)
     outer = {"lhs": v.data, "rhs": v.data, "group_sizes": sizes}
     add("segment_outer", jax_gnn.segment_outer, outer, lhs=[*MATRIX, *_SHAPES],
         rhs=[*MATRIX, *_SHAPES], group_sizes=IDS_ANY_ROWS, num_groups=SIZE_ONLY_TYPE,
         **options)  # fmt: skip
+    listed = {**outer, "lhs_rows": places, "rhs_rows": places, "scale": v.data[:, 0]}
+    add("segment_outer", jax_gnn.segment_outer, listed, lhs_rows=[*lists, *_SHAPES],
+        rhs_rows=[*lists, *_SHAPES], scale=BIAS)  # fmt: skip
     shifted = {**outer, "group_offset": np.zeros(1, np.int32)}
     add("segment_outer", jax_gnn.segment_outer, shifted, group_offset=offset)
 
