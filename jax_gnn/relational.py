@@ -546,15 +546,17 @@ class RelationalGraph:
         Args:
             kind: ``"mean"``: 1 / the number of edges into the same destination by the same
                 relation.
-            dtype: a floating-point type.
+            dtype: float16, bfloat16, float32 or float64.
 
         Returns:
             ``(num_edges,)``, in the graph's order; 0 for padding.
 
         Raises:
+            TypeError: ``dtype`` is none of these.
             ValueError: ``kind`` is unknown.
         """
         arguments.check_choice("kind", kind, ("mean",))
+        dtype = arguments.check_float_dtype("dtype", dtype)
         size = self.num_edges
         rows, types = self.nodes.rows, self.edge_types
         new = (rows != jnp.roll(rows, 1)) | (types != jnp.roll(types, 1))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jax_gnn import datasets
-from jax_gnn.datasets import RelationalDataset
+from jax_gnn.datasets import RelationalDataset, _check
 
 TRIPLES = """\
 # people
@@ -130,9 +130,10 @@ def test_damaged_triples(tmp_path: Path) -> None:
             datasets.load_rdf(tmp_path)
 
 
-def test_a_small_file_of_very_many_triples(tmp_path: Path) -> None:
-    """64 KB, which would become 4 GB of ids."""
-    (tmp_path / "toy.nt.gz").write_bytes(gzip.compress(b"<a> <b> <c> .\n" * 4_500_000, 9))
+def test_a_small_file_of_very_many_triples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is a thousandth once it is compressed."""
+    monkeypatch.setattr(_check, "_SMALL_FILE", 1)
+    (tmp_path / "toy.nt.gz").write_bytes(gzip.compress(b"<a> <b> <c> .\n" * 100_000, 9))
     with pytest.raises(ValueError, match=r"toy\.nt\.gz: the triples would take"):
         datasets.load_rdf(tmp_path)
 

@@ -214,7 +214,11 @@ ARRAYS = {
     )
     for sparse in (False, True)
 }
-FORMATS = ("hypergcn", "planetoid", *ARRAYS, "allset", "cornell", "rdf", "rdf_gz", "hgb", "cache")
+RELATIONAL_ARRAYS = ("relational_npz", "relational_npz_sparse")
+FORMATS = (
+    *("hypergcn", "planetoid", *(form for form in ARRAYS if form not in RELATIONAL_ARRAYS)),
+    *("allset", "cornell", *RELATIONAL_ARRAYS, "rdf", "rdf_gz", "hgb", "cache"),
+)
 
 
 # --- Damage --------------------------------------------------------------------------------------

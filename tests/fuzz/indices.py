@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -40,6 +41,7 @@ from op_spec import setting
 import jax_gnn
 from jax_gnn import schedules
 from jax_gnn._core import csr
+from jax_gnn._core.arrays import take
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._ops.segment_matmul import primitive as products
 from jax_gnn._ops.segment_reduce import primitive, select
@@ -702,6 +704,47 @@ def from_edges(size: Size, dtype: str) -> Any:
         (draw.anything(size.entries, size.cols), draw.anything(size.entries, size.rows)),
         draw.numbers((size.cols, size.width), dtype),
     )
+
+
+@op("RelationalGraph.from_triples")
+def from_triples(size: Size, dtype: str) -> Any:
+    def function(triples: Any, x: Any) -> Any:
+        graph = jax_gnn.RelationalGraph.from_triples(
+            *triples, num_src=size.cols, num_dst=size.rows, num_relations=3
+        )
+        assert graph.pair_src is not None and graph.from_pairs is not None
+        rows = take(x, graph.pair_src.nodes)
+        return jax_gnn.spmm(graph.from_pairs, rows), jax_gnn.spmm(graph.to_pairs, x)
+
+    return function, lambda draw: (
+        (
+            draw.anything(size.entries, size.cols),
+            draw.anything(size.entries, 3),
+            draw.anything(size.entries, size.rows),
+        ),
+        draw.numbers((size.cols, size.width), dtype),
+    )
+
+
+@op("RelationalGraph.with_parts")
+def with_parts(size: Size, dtype: str) -> Any:
+    """Of arrays that hold anything: on the host they are refused, or sorted as they are."""
+    del dtype
+
+    def arguments(draw: Draw) -> Any:
+        nodes = [draw.indptr(size.rows, size.entries)]
+        nodes += [draw.anything(size.entries, n) for n in (size.rows, size.cols)]
+        nodes += [draw.indptr(size.cols, size.entries)]
+        ends = (size.cols, size.rows, size.entries, size.entries)
+        nodes += [draw.anything(size.entries, n) for n in ends]
+        graph = jax_gnn.RelationalGraph(
+            jax_gnn.Graph(*nodes), draw.anything(size.entries, 3), num_relations=3
+        )
+        with contextlib.suppress(ValueError):
+            graph.with_parts()
+        return graph, ()
+
+    return lambda graph, _: jax.tree.leaves(graph.with_parts()), arguments
 
 
 @op("edge_split")
