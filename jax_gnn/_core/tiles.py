@@ -165,7 +165,7 @@ def build_tiles(
         xp.concatenate([edge_types, xp.zeros(1, np.int32)])[source],
     )
     tile = xp.where(source[0] == num_tiles, PADDING, source[0])
-    ends = xp.concatenate([begins[1:], xp.reshape(num_edges, 1)])
+    ends = xp.concatenate([begins[1:], xp.reshape(num_edges, 1)])[: begins.shape[0]]
     items = xp.stack([tile, source[1], begins, ends], 1).astype(np.int32)
     return Tiles(rows, cols, order, items, starts, num_rows=num_rows)
 
