@@ -230,6 +230,28 @@ def test_value(
 
 
 @needs_kernel
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    ("k", "n"), [(32, 64), (64, 64), (64, 128), (128, 100), (128, 128), (24, 65), (40, 7), (7, 9)]
+)
+def test_rounded_products(rng: np.random.Generator, dtype: Any, k: int, n: int) -> None:
+    """All shapes of the kernels with matrix instructions, on GPUs that have them."""
+    edges = Edges(rng, count=500, num_rows=200, hub=120, num_types=4)
+    x = rng.standard_normal((edges.num_cols, k)).astype(dtype)
+    rhs = rng.standard_normal((edges.num_types, k, n)).astype(dtype)
+    weight = rng.standard_normal(len(edges.types)).astype(np.float32)
+    bias = rng.standard_normal(n).astype(dtype)
+    want = reference(edges, x, rhs, weight, bias)
+    tiles = edges.tiles(num_shares=9)
+    for transposed in (False, True):
+        w = np.ascontiguousarray(np.swapaxes(rhs, 1, 2)) if transposed else rhs
+        options = {"transposed": transposed, "precision": jax.lax.Precision.DEFAULT}
+        got = aggregate(x, w, tiles, weight=weight, bias=bias, **options)
+        error = np.linalg.norm(np.asarray(got, np.float64) - want) / np.linalg.norm(want)
+        assert error < (1e-3 if dtype is np.float32 else 1e-2)
+
+
+@needs_kernel
 def test_padding_and_bits(rng: np.random.Generator) -> None:
     """Of what is out of range nothing is read; activations; the same bits on every run."""
     edges = Edges(rng, count=3000, num_rows=500, hub=900)

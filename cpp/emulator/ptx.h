@@ -29,6 +29,11 @@ void load_word(const Word* from, Word& word) {
   word = *emulator::checked(from);
 }
 
+template <typename Word>
+void load_always(const Word* from, Word& word) {
+  word = *emulator::checked(from);
+}
+
 inline uint64_t multiply_add(unsigned a, unsigned b, uint64_t c) { return uint64_t{a} * b + c; }
 
 template <typename T>

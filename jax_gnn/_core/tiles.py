@@ -22,7 +22,7 @@ from jax_gnn._core.ids import MAX_SIZE, PADDING, in_range, is_traced
 TILE_ROWS = 64  # as kTileRows in relational.h
 ITEM_COST = 64  # of an item, in edges: its weights come as many bytes
 LEAST_SHARE = 256  # of the cost: less is not worth a block of its own
-MOST_SHARES = 528  # four blocks for each of an H200's multiprocessors
+MOST_SHARES = 396  # three blocks for each of an H200's multiprocessors
 SHORTEST_CUT = 32  # edges: an item is not cut nearer to its ends
 
 

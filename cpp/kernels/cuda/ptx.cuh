@@ -98,6 +98,22 @@ __device__ __forceinline__ void load_word(const uint4* from, uint4& word) {
                : "memory");
 }
 
+// As load_if, where there is always something to be read.
+__device__ __forceinline__ void load_always(const unsigned short* from, unsigned short& word) {
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(word) : "l"(from));
+}
+__device__ __forceinline__ void load_always(const unsigned* from, unsigned& word) {
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(word) : "l"(from));
+}
+__device__ __forceinline__ void load_always(const uint2* from, uint2& word) {
+  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(word.x), "=r"(word.y) : "l"(from));
+}
+__device__ __forceinline__ void load_always(const uint4* from, uint4& word) {
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "l"(from));
+}
+
 // a * b + c. The sum is not part of it: mad.wide becomes three instructions.
 __device__ __forceinline__ uint64_t multiply_add(unsigned a, unsigned b, uint64_t c) {
   uint64_t product;
@@ -107,6 +123,7 @@ __device__ __forceinline__ uint64_t multiply_add(unsigned a, unsigned b, uint64_
 
 // Keeps the compiler from knowing the value: it is then neither computed anew nor beforehand.
 __device__ __forceinline__ void hide(unsigned& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void hide(float& value) { asm volatile("" : "+f"(value)); }
 template <typename T>
 __device__ __forceinline__ void hide(T*& pointer) {
   asm volatile("" : "+l"(pointer));

@@ -49,6 +49,7 @@ struct PlainProduct {
   static constexpr int kThreads = 256, kBlocks = 1, kLanes = 32, kVec = kVec_;
   static constexpr int kWords = most(1, kMostTileWidth / (kLanes * kVec));  // of a lane
   static constexpr int kUnroll = 4;                                         // edges in flight
+  static constexpr int kWordBytes = kVec * static_cast<int>(sizeof(Acc));   // in the tile
   static constexpr int kSums = 4 * 8;                                       // of a thread
   static constexpr bool kExact = true;
   static constexpr int kStride = kMostTileWidth + 4;
@@ -58,13 +59,14 @@ struct PlainProduct {
 
   Acc sum[kSums];
 
-  static __device__ __forceinline__ void load_word(const unsigned char* tile, int row, int word,
-                                                   Acc (&run)[kVec]) {
-    memcpy(run, reinterpret_cast<const Acc*>(tile) + row * kStride + word * kVec, sizeof(run));
+  static __device__ __forceinline__ unsigned char* word_at(unsigned char* tile, int row, int word) {
+    return tile + (row * kStride + word * kVec) * static_cast<int>(sizeof(Acc));
   }
-  static __device__ __forceinline__ void store_word(unsigned char* tile, int row, int word,
-                                                    const Acc (&run)[kVec]) {
-    memcpy(reinterpret_cast<Acc*>(tile) + row * kStride + word * kVec, run, sizeof(run));
+  static __device__ __forceinline__ void load_word(const unsigned char* at, Acc (&run)[kVec]) {
+    memcpy(run, at, sizeof(run));
+  }
+  static __device__ __forceinline__ void store_word(unsigned char* at, const Acc (&run)[kVec]) {
+    memcpy(at, run, sizeof(run));
   }
 
   __device__ __forceinline__ void ask_for_weights(const TileSums<T, Acc>& sums, int64_t type) {
@@ -84,15 +86,16 @@ struct PlainProduct {
         for (int r = 0; r < 4; ++r) sum[r * 8 + c] += left[r * kStride + d] * weight;
       }
   }
-  // Hands over row, column and sum.
+  // Hands over row, column and neighbouring sums.
   template <class Function>
-  __device__ __forceinline__ void for_each(const Function& function) const {
+  __device__ __forceinline__ void for_each(const Function& function) {
 #pragma unroll
     for (int r = 0; r < 4; ++r)
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
-        const Acc one[1] = {sum[r * 8 + c]};
+        Acc one[1] = {sum[r * 8 + c]};
         function(first_row() + r, column_of(c), one);
+        sum[r * 8 + c] = one[0];
       }
   }
   // Of what was stored to the multiplying hardware.
@@ -122,15 +125,31 @@ struct Shares {
   }
   // The tile that the share ahead of this one leaves to it, or -1.
   __device__ __forceinline__ int tile_into(int64_t share) const {
-    if (share < 1 || share >= tiles.num_shares) return -1;
-    const int at = start(share);
-    if (at < 1 || at >= tiles.num_items) return -1;
-    const int tile = __ldg(&tiles.items[at].tile), before = __ldg(&tiles.items[at - 1].tile);
-    return tile == before && is_tile(tile) ? tile : -1;
+    // Loads are not behind conditions: they are on their way together.
+    const int64_t within = max(int64_t{0}, min(share, tiles.num_shares));
+    const int at = start(within), last = static_cast<int>(tiles.num_items) - 1;
+    if (last < 1) return -1;
+    const int place = max(1, min(at, last));
+    const int tile = __ldg(&tiles.items[place].tile), before = __ldg(&tiles.items[place - 1].tile);
+    const bool is_there = share > 0 && share < tiles.num_shares && at == place;
+    return is_there && tile == before && is_tile(tile) ? tile : -1;
   }
   __device__ __forceinline__ bool passed(int64_t share) const {
     const int tile = tile_into(share);
-    return tile >= 0 && tile == tile_into(share + 1);
+    const bool same = tile == tile_into(share + 1);
+    return tile >= 0 && same;
+  }
+  // How many shares the tile that comes into this one reaches back, `most` at most: one, and all it
+  // has passed. Called by whole warps.
+  __device__ __forceinline__ int reach(int share, int most) const {
+    int length = 1;
+    for (bool begins = false; !begins && length < most;) {
+      const unsigned stops =
+          __ballot_sync(kWholeWarp, !passed(share - length - static_cast<int>(threadIdx.x % 32)));
+      begins = stops != 0;
+      length += begins ? __ffs(stops) - 1 : 32;
+    }
+    return min(length, most);
   }
 };
 
@@ -243,8 +262,9 @@ struct EdgeCursor {
     current = ahead;
     ahead = load(item + 1);
     const int size = share(current);
-    at = min(static_cast<int64_t>(current.begin) + int64_t{team} * size, int64_t{current.end});
-    end = min(at + int64_t{size}, int64_t{current.end});
+    const unsigned last = current.end;  // what it is compared with is below 2^32
+    at = static_cast<int>(min(current.begin + static_cast<unsigned>(team * size), last));
+    end = static_cast<int>(min(static_cast<unsigned>(at) + static_cast<unsigned>(size), last));
     steps = steps_of(current);
   }
   __device__ __forceinline__ void advance() {
@@ -264,18 +284,22 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
   using Acc = typename Product::Acc;
   constexpr int kThreads = Product::kThreads, kLanes = Product::kLanes, kVec = Product::kVec;
   constexpr int kWords = Product::kWords, kUnroll = Product::kUnroll;
-  constexpr int kTeams = kThreads / kLanes;
+  constexpr int kTeams = kThreads / kLanes, kWordBytes = Product::kWordBytes;
   static_assert(kUnroll <= kLanes);
   __shared__ int head_rows[kTeams], last_rows[kTeams];
   const int lane = threadIdx.x % kLanes, team = threadIdx.x / kLanes;
   // Two tiles, so that one can be filled while the other is multiplied; then the first run of each
   // team: heads[team][word][lane].
   unsigned char* const first_tile = Product::first_tile(dynamic_shared());
-  Acc* const heads =
-      reinterpret_cast<Acc*>(first_tile + 2 * Product::kTileBytes + Product::kWeightBytes);
+  unsigned char* const heads = first_tile + 2 * Product::kTileBytes + Product::kWeightBytes;
   const auto clear_tile = [&](unsigned char* tile) {
-    for (int at = threadIdx.x * 16; at < Product::kTileBytes; at += kThreads * 16)
-      *reinterpret_cast<uint4*>(tile + at) = {0, 0, 0, 0};
+    constexpr int kTileWords = Product::kTileBytes / 16;
+    uint4* const words = reinterpret_cast<uint4*>(tile);
+#pragma unroll
+    for (int i = 0; i < (kTileWords + kThreads - 1) / kThreads; ++i) {
+      const int at = i * kThreads + threadIdx.x;
+      if (kTileWords % kThreads == 0 || at < kTileWords) words[at] = {0, 0, 0, 0};
+    }
   };
   allow_next_launch();
   wait_for_previous_launch();
@@ -288,89 +312,85 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
   const bool passed = tile_in >= 0 && tile_in == tile_out;
   const bool relays = passed && block % kRelayEvery == kRelayEvery - 1;
   const bool takes = !passed || relays;  // where a tile comes in
+  const int reach =
+      tile_in >= 0 && takes ? shares.reach(block, relays ? kRelayEvery - 1 : block) : 1;
 
   Product product;
 #pragma unroll
-  for (Acc& x : product.sum) x = 0;
+  for (int i = 0; i < Product::kSums; ++i) product.sum[i] = 0;
 
-  const auto store = [&](int tile) {
-    if (!shares.is_tile(tile)) return;
+  const auto activate = [&](auto activation) {
+#pragma unroll
+    for (int i = 0; i < Product::kSums; ++i)
+      product.sum[i] = activated<Product::kExact>(activation(), product.sum[i]);
+  };
+  const auto store_as = [&](int tile, auto* out) {
     const int64_t first_row = int64_t{tile} * kTileRows;
+    const int rows = static_cast<int>(min(tiles.num_rows - first_row, int64_t{kTileRows}));
+    out += first_row * sums.n;
     product.for_each([&](int row, int column, const auto& run) {
       constexpr int kRun = sizeof(run) / sizeof(Acc);
-      if (first_row + row >= tiles.num_rows) return;
-      Acc result[kRun];
+      if (row >= rows || column >= sums.n) return;
+      auto* const at = out + row * sums.n + column;
+      if (sums.n % kRun == 0) {
+        store_scaled(at, run, Acc(1));
+      } else {
 #pragma unroll
-      for (int i = 0; i < kRun; ++i) {
-        result[i] = run[i];
-        if (sums.bias != nullptr && column + i < sums.n) result[i] += widen(sums.bias[column + i]);
-        result[i] = activated<Product::kExact>(sums.activation, result[i]);
+        for (int i = 0; i < kRun; ++i)
+          if (column + i < sums.n) narrow(run[i], at[i]);
       }
-      const int64_t at = (first_row + row) * sums.n + column;
-      const auto write = [&](auto* out) {
-        if (kRun > 1 && column + kRun <= sums.n && sums.n % kRun == 0)
-          store_scaled(out + at, result, Acc(1));
-        else
-#pragma unroll
-          for (int i = 0; i < kRun; ++i)
-            if (column + i < sums.n) narrow(result[i], out[at + i]);
-      };
-      if (std::is_same_v<T, Acc> || sums.widens)
-        write(static_cast<Acc*>(sums.out));
-      else
-        write(static_cast<T*>(sums.out));
     });
   };
+  const auto store = [&](int tile) {
+    if (!shares.is_tile(tile)) return;
+    if (sums.bias != nullptr)
+      product.for_each([&](int, int column, auto& run) {
+#pragma unroll
+        for (int i = 0; i < static_cast<int>(sizeof(run) / sizeof(Acc)); ++i)
+          run[i] += widen(load_or(column + i < sums.n, sums.bias + column + i, T{}));
+      });
+    switch (sums.activation) {
+      case Activation::kNone:
+        break;
+      case Activation::kRelu:
+        activate([] { return Activation::kRelu; });
+        break;
+      case Activation::kSilu:
+        activate([] { return Activation::kSilu; });
+        break;
+      case Activation::kGelu:
+        activate([] { return Activation::kGelu; });
+        break;
+      case Activation::kTanh:
+        activate([] { return Activation::kTanh; });
+        break;
+    }
+    if constexpr (!std::is_same_v<T, Acc>)
+      if (!sums.widens) return store_as(tile, static_cast<T*>(sums.out));
+    store_as(tile, static_cast<Acc*>(sums.out));
+  };
+
   const unsigned num_cols = static_cast<unsigned>(tiles.num_cols);
   const unsigned row_bytes = static_cast<unsigned>(sums.k * sizeof(T));
-  const T* lane_x = sums.x + lane * kVec;
-  hide(lane_x);
   const auto has_word = [&](int word) { return (word * kLanes + lane) * kVec < sums.k; };
+  const T* lane_x = sums.x + (has_word(0) ? lane * kVec : 0);
+  hide(lane_x);
 
-  // Of the step that comes after the one that is loaded: of edge `lane` of the team.
+  // Of the coming step, of edge `lane` of the team: no row where there is no edge.
   int coming_row, coming_col, coming_order;
-  // Of the loaded step.
-  int row;
-  Acc scale;
-  Word<T, kVec> features[kUnroll][kWords];
-
+  const bool weighted = sums.scales != nullptr;
   EdgeCursor<Product> cursor(tiles, team, lane, first_item, last_item);
   const auto ask_for_ids = [&] {
     const int at = cursor.at + lane;
     const bool valid = lane < kUnroll && at < cursor.end;
-    coming_row = load_or(valid, tiles.rows + at, -1);
+    coming_row = load_or(valid, tiles.rows + at, -1) - cursor.current.tile * kTileRows;
     coming_col = load_or(valid, tiles.cols + at, -1);
-    coming_order = sums.scales != nullptr ? load_or(valid, tiles.order + at, -1) : 0;
-    // In the tile; no row where there is none.
-    const unsigned local =
-        static_cast<unsigned>(coming_row) - static_cast<unsigned>(cursor.current.tile) * kTileRows;
-    coming_row = coming_row >= 0 && local < kTileRows ? static_cast<int>(local) : -1;
+    coming_order = load_or(valid && weighted, tiles.order + at, weighted ? -1 : 0);
+    if (!valid) coming_row = -1;
     cursor.advance();
-  };
-  const auto ask_for_features = [&] {
-    row = coming_row;
-    const bool is_valid = row >= 0 && static_cast<unsigned>(coming_col) < num_cols &&
-                          static_cast<unsigned>(coming_order) < static_cast<unsigned>(tiles.count);
-    const int col = is_valid ? coming_col : -1;
-    scale = is_valid ? 1 : 0;
-    if (sums.scales != nullptr) scale = load_or(is_valid, sums.scales + coming_order, Acc(0));
-#pragma unroll
-    for (int j = 0; j < kUnroll; ++j) {
-      const unsigned from = __shfl_sync(kWholeWarp, col, j, kLanes);
-#pragma unroll
-      for (int word = 0; word < kWords; ++word) {
-        features[j][word] = {};
-        const T* const at = row_at(lane_x, static_cast<int32_t>(from), row_bytes);
-        load_below(from, has_word(word) ? num_cols : 0,
-                   reinterpret_cast<const Word<T, kVec>*>(at + word * kLanes * kVec),
-                   features[j][word]);
-      }
-    }
   };
 
   clear_tile(first_tile);
-  ask_for_ids();
-  ask_for_features();
   ask_for_ids();
   __syncthreads();
 
@@ -388,9 +408,7 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
         is_kept = true;
       } else {
         if (comes_in && takes) {
-          const Chain chain(block, blocks_of_run(block, relays, [&](int other) {
-                              return shares.passed(other) && shares.tile_into(other) == tile_in;
-                            }));
+          const Chain chain(block, reach);
 #pragma unroll 1
           for (int i = 0; i < chain.num_tails; ++i) tails.take(chain.block_of(i), product.sum);
         }
@@ -401,7 +419,7 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
       }
       comes_in = false;
 #pragma unroll
-      for (Acc& x : product.sum) x = 0;
+      for (int i = 0; i < Product::kSums; ++i) product.sum[i] = 0;
     }
     if (ends) {
       if (!is_kept) break;
@@ -416,44 +434,85 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
     has_open = true;
     unsigned char* const tile = first_tile + which * Product::kTileBytes;
 
-    const bool multiplies = item.begin < item.end && item.type >= 0 && item.type < tiles.num_types;
+    const bool has_edges = item.begin < item.end;
+    const bool multiplies = has_edges && item.type >= 0 && item.type < tiles.num_types;
     if (multiplies) product.ask_for_weights(sums, item.type);
     int open_row = -1, head_row = -1;
-    Acc run[kWords][kVec];
+    Acc run[kWords][kVec] = {};
+    // Stores the open run: a team's first where it waits, in the place of a row.
     const auto close = [&] {
-      if (head_row < 0) {
-        head_row = open_row;
+      const bool is_head = head_row < 0;
 #pragma unroll
-        for (int word = 0; word < kWords; ++word)
-          memcpy(heads + ((team * kWords + word) * kLanes + lane) * kVec, run[word],
-                 sizeof(run[word]));
-      } else {
-#pragma unroll
-        for (int word = 0; word < kWords; ++word)
-          if (has_word(word)) Product::store_word(tile, open_row, word * kLanes + lane, run[word]);
+      for (int word = 0; word < kWords; ++word) {
+        const int at = word * kLanes + lane;
+        unsigned char* const to = is_head ? heads + (team * kWords * kLanes + at) * kWordBytes
+                                          : Product::word_at(tile, open_row, at);
+        if (has_word(word)) Product::store_word(to, run[word]);
       }
+      if (is_head) head_row = open_row;
     };
 #pragma unroll 1
-    for (int steps = cursor.steps_of(item); steps > 0; --steps) {
+    for (int left = max(1, cursor.share(item)); left > 0; left -= kUnroll) {
+      // Rows of the tile, a byte an edge: kDropped is added where it counts for nothing, and kNone
+      // is where there is none.
+      constexpr unsigned kDropped = kTileRows, kNone = 0xff;
+      const bool is_valid =
+          static_cast<unsigned>(coming_col) < num_cols &&
+          static_cast<unsigned>(coming_order) < static_cast<unsigned>(tiles.count);
+      unsigned rows = static_cast<unsigned>(coming_row) < kTileRows
+                          ? static_cast<unsigned>(coming_row) + (is_valid ? 0 : kDropped)
+                          : kNone;
+      rows <<= lane % 4 * 8;
+      rows |= __shfl_xor_sync(kWholeWarp, rows, 1);
+      rows |= __shfl_xor_sync(kWholeWarp, rows, 2);
+      unsigned rows_of[kUnroll / 4];
 #pragma unroll
-      for (int j = 0; j < kUnroll; ++j) {
-        const int next = __shfl_sync(kWholeWarp, row, j, kLanes);
-        const Acc factor = __shfl_sync(kWholeWarp, scale, j, kLanes);
-        if (next >= 0 && next != open_row) {
-          if (open_row >= 0) close();
-          open_row = next;
+      for (int i = 0; i < kUnroll / 4; ++i)
+        rows_of[i] = __shfl_sync(kWholeWarp, rows, 4 * i, kLanes);
+      const int col = is_valid ? coming_col : 0;
+      Acc scale = 1;
+      if (weighted) scale = load_or(is_valid, sums.scales + coming_order, Acc(0));
+      // Loads are not behind conditions, or the compiler would wait for one before the next: what
+      // counts for nothing reads the first row. Teams have as many edges, but the last ones.
+      Word<T, kVec> features[kUnroll][kWords];
+      const auto load = [&](int first) {
+#pragma unroll
+        for (int j = first; j < first + kUnroll / 2; ++j) {
+          const int from = __shfl_sync(kWholeWarp, col, j, kLanes);
+          const T* const at = row_at(lane_x, from, row_bytes);
 #pragma unroll
           for (int word = 0; word < kWords; ++word)
-#pragma unroll
-            for (int i = 0; i < kVec; ++i) run[word][i] = 0;
+            load_always(reinterpret_cast<const Word<T, kVec>*>(
+                            has_word(word) ? at + word * kLanes * kVec : at),
+                        features[j][word]);
         }
-        if (next >= 0)
+      };
+      const auto add = [&](int first) {
 #pragma unroll
-          for (int word = 0; word < kWords; ++word)
-            add_word<T, kVec>(run[word], features[j][word], factor);
-      }
-      ask_for_features();
+        for (int j = first; j < first + kUnroll / 2; ++j) {
+          const unsigned place = rows_of[j / 4] >> j % 4 * 8 & 0xff;
+          const Acc factor = weighted ? __shfl_sync(kWholeWarp, scale, j, kLanes) : Acc(1);
+          const int next = static_cast<int>(place % kDropped);
+          if (next != open_row && place != kNone) {
+            if (open_row >= 0) close();
+            open_row = next;
+#pragma unroll
+            for (int word = 0; word < kWords; ++word)
+#pragma unroll
+              for (int i = 0; i < kVec; ++i) run[word][i] = 0;
+          }
+          if (place < kDropped)
+#pragma unroll
+            for (int word = 0; word < kWords; ++word)
+              add_word<T, kVec>(run[word], features[j][word], factor);
+        }
+      };
+      const bool is_short = left <= kUnroll / 2;
+      if (has_edges) load(0);
+      if (!is_short) load(kUnroll / 2);
       ask_for_ids();
+      if (has_edges) add(0);
+      if (!is_short) add(kUnroll / 2);
     }
     if (multiplies) {
       if (open_row >= 0) close();
@@ -473,15 +532,18 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
 #pragma unroll
         for (int word = 0; word < kWords; ++word) {
           if (!has_word(word)) continue;
+          const int at = word * kLanes + lane;
+          unsigned char* const to = Product::word_at(tile, shared_row, at);
 #pragma unroll
-          for (Acc& x : run[word]) x = 0;
-          if (is_there) Product::load_word(tile, shared_row, word * kLanes + lane, run[word]);
+          for (int i = 0; i < kVec; ++i) run[word][i] = 0;
+          if (is_there) Product::load_word(to, run[word]);
           for (int t = team; t < kTeams && head_rows[t] == shared_row; ++t) {
-            const Acc* const head = heads + ((t * kWords + word) * kLanes + lane) * kVec;
+            Acc head[kVec];
+            Product::load_word(heads + (t * kWords * kLanes + at) * kWordBytes, head);
 #pragma unroll
             for (int i = 0; i < kVec; ++i) run[word][i] += head[i];
           }
-          Product::store_word(tile, shared_row, word * kLanes + lane, run[word]);
+          Product::store_word(to, run[word]);
         }
       }
       clear_tile(first_tile + (which ^ 1) * Product::kTileBytes);
@@ -489,7 +551,7 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
       __syncthreads();
       product.multiply(sums, tile);
       which ^= 1;
-    } else if (item.begin < item.end) {
+    } else if (has_edges) {
       __syncthreads();  // a relation that there is not: what was stored is dropped
       clear_tile(tile);
       __syncthreads();

@@ -20,8 +20,7 @@ cudaError_t launch_tiles(cudaStream_t stream, const Tiles& tiles,
   static_assert(TileTails<Product>::kWords * 24 * Product::kThreads <=
                 tile_workspace_bytes(sizeof(Acc)));
   constexpr int kTeams = Product::kThreads / Product::kLanes;
-  constexpr size_t kHeadBytes =
-      kTeams * Product::kWords * Product::kLanes * Product::kVec * sizeof(Acc);
+  constexpr size_t kHeadBytes = kTeams * Product::kWords * Product::kLanes * Product::kWordBytes;
   const size_t shared =
       Product::kAlign - 16 + 2 * Product::kTileBytes + Product::kWeightBytes + kHeadBytes;
   const TileTails<Product> tails = {static_cast<unsigned char*>(workspace), next_tag()};
@@ -32,11 +31,13 @@ cudaError_t launch_tiles(cudaStream_t stream, const Tiles& tiles,
 }  // namespace
 
 template <typename T, typename Acc>
-cudaError_t relational_aggregate(cudaStream_t stream, const Tiles& tiles, int64_t k, int64_t n,
+cudaError_t relational_aggregate(cudaStream_t stream, const Tiles& given, int64_t k, int64_t n,
                                  bool transposed, bool exact, bool widens, Activation activation,
                                  const T* x, const T* weights, const Acc* scales, const T* bias,
                                  void* out, void* workspace) {
-  if (tiles.num_rows <= 0 || n <= 0) return cudaSuccess;
+  if (given.num_rows <= 0 || n <= 0) return cudaSuccess;
+  Tiles tiles = given;
+  if (tiles.num_cols == 0) tiles.count = 0;  // what is dropped reads the first row
   if (k > kMaxTileWidth || n > kMaxTileWidth || tiles.num_shares < 1 ||
       tiles.num_shares > kMaxGridX)
     return cudaErrorInvalidValue;
@@ -46,7 +47,7 @@ cudaError_t relational_aggregate(cudaStream_t stream, const Tiles& tiles, int64_
 #ifndef JAX_GNN_EMULATED
   if constexpr (sizeof(T) <= 4) {
     if (compute_capability() == 9 && !(exact && sizeof(T) == 4) && k > 0 &&
-        k * sizeof(T) % 16 == 0 && aligned(x, 16) && aligned(weights, 8) && aligned(out, 8)) {
+        k * sizeof(T) % 16 == 0 && aligned(x, 16) && aligned(weights, 16) && aligned(out, 8)) {
       const auto launch_chunks = [&](auto chunks) {
         constexpr int kChunks = decltype(chunks)::value;
         return n <= 64 ? launch_tiles<HopperProduct<T, kChunks, 1>>(stream, tiles, sums, workspace)

@@ -20,13 +20,14 @@ struct HopperProduct {
   using T = T_;
   using Acc = float;
   static constexpr int kThreads = 128 * kWarpgroups;
-  static constexpr int kBlocks = (kChunks == 4 ? 2 : 4) / kWarpgroups;
+  static constexpr int kBlocks = (kChunks == 4 ? 2 : 3) / kWarpgroups;
   static constexpr int kLanes = 8 * kChunks, kVec = 16 / static_cast<int>(sizeof(T));
-  static constexpr int kWords = 1, kUnroll = 8, kSums = 32;
+  static constexpr int kWords = 1, kUnroll = 8, kSums = 32, kWordBytes = 16;
   static constexpr bool kExact = false;
   static constexpr int kTileBytes = kChunks * kTileRows * kChunkBytes, kAlign = kChunkAlign;
   static constexpr int kSteps = 4 * kChunks;  // of 32 bytes of a row
-  static constexpr int kGroup = 4;            // steps whose fragments are in registers at once
+  static constexpr int kGroup =
+      kSteps < 8 ? kSteps : 8;  // steps whose fragments are in registers at once
   static constexpr int kWeightBytes = kThreads / 32 * kSteps * 512;
 
   float sum[kSums];
@@ -34,19 +35,18 @@ struct HopperProduct {
   static __device__ __forceinline__ unsigned char* first_tile(unsigned char* dynamic) {
     return first_chunk(dynamic);
   }
-  static __device__ __forceinline__ int place(int row, int word) {
-    return word / 8 * kTileRows * kChunkBytes + row * kChunkBytes + (word % 8 ^ row % 8) * 16;
+  static __device__ __forceinline__ unsigned char* word_at(unsigned char* tile, int row, int word) {
+    return tile + word / 8 * kTileRows * kChunkBytes + row * kChunkBytes +
+           (word % 8 ^ row % 8) * 16;
   }
-  static __device__ __forceinline__ void load_word(const unsigned char* tile, int row, int word,
-                                                   float (&run)[kVec]) {
+  static __device__ __forceinline__ void load_word(const unsigned char* at, float (&run)[kVec]) {
     T values[kVec];
-    const uint4 bits = *reinterpret_cast<const uint4*>(tile + place(row, word));
+    const uint4 bits = *reinterpret_cast<const uint4*>(at);
     memcpy(values, &bits, sizeof(bits));
 #pragma unroll
     for (int i = 0; i < kVec; ++i) run[i] = widen(values[i]);
   }
-  static __device__ __forceinline__ void store_word(unsigned char* tile, int row, int word,
-                                                    const float (&run)[kVec]) {
+  static __device__ __forceinline__ void store_word(unsigned char* at, const float (&run)[kVec]) {
     T values[kVec];
 #pragma unroll
     for (int i = 0; i < kVec; ++i)
@@ -56,7 +56,7 @@ struct HopperProduct {
         narrow(run[i], values[i]);
     uint4 bits;
     memcpy(&bits, values, sizeof(bits));
-    *reinterpret_cast<uint4*>(tile + place(row, word)) = bits;
+    *reinterpret_cast<uint4*>(at) = bits;
   }
   static __device__ __forceinline__ void make_visible() { make_visible_to_copies(); }
 
@@ -76,14 +76,17 @@ struct HopperProduct {
                        slice + place_transposed(c, piece * 4));
       }
     } else if (n % kVec == 0) {
-      constexpr int kPieces = 16 / kVec;  // of a row
+      constexpr int kPieces = 16 / kVec, kRowsAtOnce = 32 / kPieces;  // pieces of a row
+      const int piece = lane % kPieces, depth = lane / kPieces;
+      const int column = first_column + piece * kVec;
+      // Steps of 8 rows and more leave what is permuted as it is.
+      const T* const from = weights + depth * n + column;
+      unsigned char* const to = slice + place_plain(depth, piece * kVec);
+      const int rows = column < n ? k - depth : 0;
 #pragma unroll
-      for (int i = 0; i < kDepth * kPieces / 32; ++i) {
-        const int piece = (i * 32 + lane) % kPieces, depth = (i * 32 + lane) / kPieces;
-        const int column = first_column + piece * kVec;
-        copy_async<16>(depth < k && column < n, weights + depth * n + column,
-                       slice + place_plain(depth, piece * kVec));
-      }
+      for (int i = 0; i < kDepth / kRowsAtOnce; ++i)
+        copy_async<16>(i * kRowsAtOnce < rows, from + i * kRowsAtOnce * n,
+                       to + i * kRowsAtOnce * 16 * static_cast<int>(sizeof(T)));
     } else {
 #pragma unroll 4
       for (int i = lane; i < kDepth * 16; i += 32) {
@@ -98,39 +101,24 @@ struct HopperProduct {
   }
   __device__ __forceinline__ void multiply(const TileSums<T, float>& sums,
                                            const unsigned char* tile) {
-    const uint64_t b = matrix_descriptor(tile);
     __pipeline_wait_prior(0);
     __syncwarp();
-#pragma unroll
-    for (int first = 0; first < kSteps; first += kGroup) {
-      unsigned a[kGroup][4];
-#pragma unroll
-      for (int step = 0; step < kGroup; ++step)
-        if (sums.transposed)
-          read_fragments<true>(first + step, a[step]);
-        else
-          read_fragments<false>(first + step, a[step]);
-      warpgroup_arrive();
-#pragma unroll
-      for (int step = 0; step < kGroup; ++step) {
-        const int at = first + step;
-        // Descriptors count in 16 bytes.
-        const int offset_bytes = at / 4 * kTileRows * kChunkBytes + at % 4 * 32;
-        Multiply<T, kTileRows>::add(sum, a[step], b + offset_bytes / 16, true);
-      }
-      warpgroup_commit();
-      warpgroup_wait();
-    }
+    if (sums.transposed)
+      multiply_with<true>(tile);
+    else
+      multiply_with<false>(tile);
   }
   template <class Function>
-  __device__ __forceinline__ void for_each(const Function& function) const {
+  __device__ __forceinline__ void for_each(const Function& function) {
     const int quad = threadIdx.x % 4;
 #pragma unroll
     for (int j = 0; j < kTileRows / 8; ++j)
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
-        const float pair[2] = {sum[4 * j + odd], sum[4 * j + 2 + odd]};
+        float pair[2] = {sum[4 * j + odd], sum[4 * j + 2 + odd]};
         function(8 * j + 2 * quad + odd, column(), pair);
+        sum[4 * j + odd] = pair[0];
+        sum[4 * j + 2 + odd] = pair[1];
       }
   }
 
@@ -156,24 +144,54 @@ struct HopperProduct {
     return at ^ (kFloat ? (depth & 2) << 4 : (depth & 4) << 3);
   }
   template <bool kTransposed>
+  __device__ __forceinline__ void multiply_with(const unsigned char* tile) {
+    const uint64_t b = matrix_descriptor(tile);
+#pragma unroll
+    for (int first = 0; first < kSteps; first += kGroup) {
+      unsigned a[kGroup][4];
+#pragma unroll
+      for (int step = 0; step < kGroup; ++step) read_fragments<kTransposed>(first + step, a[step]);
+      // Sums must not be moved to other registers while they are added to.
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) hide(sum[i]);
+      warpgroup_arrive();
+#pragma unroll
+      for (int step = 0; step < kGroup; ++step) {
+        const int at = first + step;
+        // Descriptors count in 16 bytes.
+        const int offset_bytes = at / 4 * kTileRows * kChunkBytes + at % 4 * 32;
+        Multiply<T, kTileRows>::add(sum, a[step], b + offset_bytes / 16, true);
+      }
+      warpgroup_commit();
+      warpgroup_wait();
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) hide(sum[i]);
+    }
+  }
+  template <bool kTransposed>
   static __device__ __forceinline__ void read_fragments(int step, unsigned (&a)[4]) {
-    const unsigned char* const slice = weights_slice();
+    // Steps, and halves of them, leave what is permuted as it is, but for units of columns.
     const int quad = threadIdx.x % 4, c = threadIdx.x % 32 / 4 * 2;
-    const auto word = [&](int at) { return *reinterpret_cast<const unsigned*>(slice + at); };
+    const unsigned char* const slice = weights_slice();
+    constexpr int kHalfRows = kFloat ? 4 : 8, kRowBytes = 16 * static_cast<int>(sizeof(T));
+    const auto word = [](const unsigned char* at) {
+      return *reinterpret_cast<const unsigned*>(at);
+    };
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       unsigned &x = a[2 * half], &y = a[2 * half + 1];
       if constexpr (kTransposed) {
-        x = word(place_transposed(c, step * 8 + half * 4 + quad));
-        y = word(place_transposed(c + 1, step * 8 + half * 4 + quad));
+        x = word(slice + place_transposed(c, step * 8 + half * 4 + quad));
+        y = word(slice + place_transposed(c + 1, step * 8 + half * 4 + quad));
       } else if constexpr (kFloat) {
-        const uint2 pair =
-            *reinterpret_cast<const uint2*>(slice + place_plain(step * 8 + half * 4 + quad, c));
+        const uint2 pair = *reinterpret_cast<const uint2*>(
+            slice + place_plain(quad, c) + (2 * step + half) * kHalfRows * kRowBytes);
         x = pair.x;
         y = pair.y;
       } else {
-        const int depth = step * 16 + half * 8 + quad * 2;
-        const unsigned upper = word(place_plain(depth, c)), lower = word(place_plain(depth + 1, c));
+        const int rows = (2 * step + half) * kHalfRows * kRowBytes;
+        const unsigned upper = word(slice + place_plain(2 * quad, c) + rows);
+        const unsigned lower = word(slice + place_plain(2 * quad + 1, c) + rows);
         x = __byte_perm(upper, lower, 0x5410);
         y = __byte_perm(upper, lower, 0x7632);
       }

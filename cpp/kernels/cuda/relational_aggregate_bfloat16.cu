@@ -1,0 +1,10 @@
+#include "relational_aggregate_launch.h"
+
+namespace jax_gnn::cuda {
+
+template cudaError_t relational_aggregate(cudaStream_t, const Tiles&, int64_t, int64_t, bool, bool,
+                                          bool, Activation, const __nv_bfloat16*,
+                                          const __nv_bfloat16*, const float*, const __nv_bfloat16*,
+                                          void*, void*);
+
+}  // namespace jax_gnn::cuda
