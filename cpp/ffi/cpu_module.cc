@@ -226,7 +226,7 @@ cpu::NodePairs<Index> node_pairs(Vector<Index> nodes, Vector<Index> sizes,
 }
 
 void check_sound(bool sound) {
-  if (!sound) throw nb::value_error("ids of edges are out of range");
+  if (!sound) throw nb::value_error("ids of edges are out of range, and not those of padding");
 }
 
 // See sort_triples.h: what sorted_edges takes, then NodePairs, then the edges; gives how many

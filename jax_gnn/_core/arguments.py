@@ -343,7 +343,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def check_container(name: str, value: Any, kind: type[C]) -> C:
-    """A `Graph` or `Hypergraph` that passes its own check."""
+    """A container of graphs that passes its own check."""
     check_instance(name, value, kind)
     return value.check(name)
 
