@@ -17,7 +17,7 @@ from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.ids import PADDING, in_range, is_traced, pad_ids, signed
 from jax_gnn._core.relations import Pairs, RelationalMatrix
-from jax_gnn._core.tiles import TILE_ROWS, Tiles, build_tiles
+from jax_gnn._core.tiles import Tiles, build_tiles
 from jax_gnn._core.triples import (
     IntoPairs,
     OutOfPairs,
@@ -31,10 +31,6 @@ from jax_gnn.graph import Graph, check_index, check_one_dtype
 Part = Literal["from_pairs", "to_pairs", "tiles"]
 PARTS: tuple[Part, ...] = get_args(Part)
 _GRAPHS: tuple[Part, ...] = ("from_pairs", "to_pairs")
-
-# Edges of a small graph; and a width of features, of the narrower ones.
-_SMALL, _TYPICAL_WIDTH = 1_000_000, 32
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -170,7 +166,7 @@ class RelationalGraph:
         num_dst: int | None = None,
         inverse: bool = False,
         self_relation: bool = False,
-        parts: tuple[Part, ...] | None = None,
+        parts: tuple[Part, ...] = _GRAPHS,
         validate: bool = True,
     ) -> RelationalGraph:
         """Builds a graph from edges in any order; one that is given twice counts twice.
@@ -194,8 +190,7 @@ class RelationalGraph:
                 itself: a layer's weight for a node's own features. These edges were not in the
                 input.
             parts: which of ``"from_pairs"``, ``"to_pairs"`` and ``"tiles"`` to build;
-                :meth:`with_parts` adds others. None: the first two, and the last where a product
-                may be fastest by it.
+                :meth:`with_parts` adds others.
             validate: whether ids out of range in host arrays are an error.
 
         Raises:
@@ -239,8 +234,7 @@ class RelationalGraph:
             num_relations=num_relations * (1 + inverse) + self_relation,
             self_relation=self_relation,
         )
-        graph = graph._with_parts(_GRAPHS if parts is None else _check_parts("parts", parts))
-        return graph._with_parts(("tiles",)) if parts is None and graph._tiles_may_pay() else graph
+        return graph._with_parts(_check_parts("parts", parts))
 
     @classmethod
     def from_edge_dict(
@@ -250,7 +244,7 @@ class RelationalGraph:
         *,
         inverse: bool = False,
         self_relation: bool = False,
-        parts: tuple[Part, ...] | None = None,
+        parts: tuple[Part, ...] = _GRAPHS,
         validate: bool = True,
     ) -> RelationalGraph:
         """Builds a graph of several types of nodes, from edges by type as PyG and DGL have them.
@@ -366,22 +360,6 @@ class RelationalGraph:
                 )
             }
         return _placed(replace(self, **added))
-
-    def _tiles_may_pay(self) -> bool:
-        """Whether few weights are read for each tile, or the graph is small: one launch then pays.
-
-        A weight is read for each of the (64 destinations, relation) combinations that occur.
-        """
-        pairs = self.pair_dst
-        if pairs is None or is_traced(pairs.nodes):
-            return False
-        if self.num_edges <= _SMALL:
-            return True
-        relations = np.repeat(np.arange(self.num_relations), np.asarray(pairs.sizes))
-        tiles = np.asarray(pairs.nodes)[: len(relations)] // TILE_ROWS
-        occurs = np.zeros((-(-self.num_dst // TILE_ROWS), self.num_relations), bool)
-        occurs[tiles, relations] = True
-        return bool(_TYPICAL_WIDTH * occurs.sum() < 5 * pairs.num_pairs)
 
     def with_max_degrees(self) -> RelationalGraph:
         """Measures the largest degrees of all parts: see :meth:`Graph.with_max_degrees`. Host only.
