@@ -17,6 +17,7 @@ from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.ids import PADDING, in_range, is_traced, pad_ids, signed
 from jax_gnn._core.relations import Pairs, RelationalMatrix
+from jax_gnn._core.tiles import TILE_ROWS, Tiles, build_tiles
 from jax_gnn._core.triples import (
     IntoPairs,
     OutOfPairs,
@@ -27,8 +28,12 @@ from jax_gnn._core.triples import (
 )
 from jax_gnn.graph import Graph, check_index, check_one_dtype
 
-Part = Literal["from_pairs", "to_pairs"]
+Part = Literal["from_pairs", "to_pairs", "tiles"]
 PARTS: tuple[Part, ...] = get_args(Part)
+_GRAPHS: tuple[Part, ...] = ("from_pairs", "to_pairs")
+
+# Edges of a small graph; and a width of features, of the narrower ones.
+_SMALL, _TYPICAL_WIDTH = 1_000_000, 32
 
 
 @jax.tree_util.register_dataclass
@@ -58,8 +63,9 @@ class RelationalGraph:
             where the part ``"to_pairs"`` was not built.
         to_pairs: the edges from sources to those pairs, ``num_dst`` of it being the number of
             pairs; likewise.
-        tiles: edges in the order of tiles of destinations; None where that was not built.
-        t_tiles: edges in the order of tiles of sources; likewise.
+        tiles: the edges by tile of 64 destinations, relation and destination, cut into even shares
+            for a kernel that does all in one launch. None where the part ``"tiles"`` was not built.
+        t_tiles: likewise by tile of sources.
         num_relations: number of relations, those without edges included.
         node_type_sizes: how many nodes each type has, where nodes have types: they are numbered
             type by type.
@@ -86,8 +92,8 @@ class RelationalGraph:
     from_pairs: Graph | None = None
     pair_dst: Pairs | None = None
     to_pairs: Graph | None = None
-    tiles: Any = None
-    t_tiles: Any = None
+    tiles: Tiles | None = None
+    t_tiles: Tiles | None = None
     num_relations: int = field(kw_only=True, metadata=STATIC)
     node_type_sizes: tuple[int, ...] | None = field(default=None, kw_only=True, metadata=STATIC)
     node_type_names: tuple[str, ...] | None = field(default=None, kw_only=True, metadata=STATIC)
@@ -164,7 +170,7 @@ class RelationalGraph:
         num_dst: int | None = None,
         inverse: bool = False,
         self_relation: bool = False,
-        parts: tuple[Part, ...] = PARTS,
+        parts: tuple[Part, ...] | None = None,
         validate: bool = True,
     ) -> RelationalGraph:
         """Builds a graph from edges in any order; one that is given twice counts twice.
@@ -187,8 +193,9 @@ class RelationalGraph:
             self_relation: whether to add one relation more, the last, of an edge from each node to
                 itself: a layer's weight for a node's own features. These edges were not in the
                 input.
-            parts: which of ``"from_pairs"`` and ``"to_pairs"`` to build; :meth:`with_parts` adds
-                others.
+            parts: which of ``"from_pairs"``, ``"to_pairs"`` and ``"tiles"`` to build;
+                :meth:`with_parts` adds others. None: the first two, and the last where a product
+                may be fastest by it.
             validate: whether ids out of range in host arrays are an error.
 
         Raises:
@@ -232,7 +239,8 @@ class RelationalGraph:
             num_relations=num_relations * (1 + inverse) + self_relation,
             self_relation=self_relation,
         )
-        return graph._with_parts(_check_parts("parts", parts))
+        graph = graph._with_parts(_GRAPHS if parts is None else _check_parts("parts", parts))
+        return graph._with_parts(("tiles",)) if parts is None and graph._tiles_may_pay() else graph
 
     @classmethod
     def from_edge_dict(
@@ -242,7 +250,7 @@ class RelationalGraph:
         *,
         inverse: bool = False,
         self_relation: bool = False,
-        parts: tuple[Part, ...] = PARTS,
+        parts: tuple[Part, ...] | None = None,
         validate: bool = True,
     ) -> RelationalGraph:
         """Builds a graph of several types of nodes, from edges by type as PyG and DGL have them.
@@ -323,7 +331,8 @@ class RelationalGraph:
         Works on the host and inside ``jax.jit``, where as many pairs are made as there are edges.
 
         Args:
-            parts: ``"from_pairs"``, with ``pair_src``, and ``"to_pairs"``, with ``pair_dst``.
+            parts: ``"from_pairs"``, with ``pair_src``, ``"to_pairs"``, with ``pair_dst``, and
+                ``"tiles"``, with ``t_tiles``.
 
         Raises:
             ValueError: a part is unknown, or arrays are not those of a graph that was built.
@@ -344,7 +353,35 @@ class RelationalGraph:
         if "to_pairs" in wanted and self.to_pairs is None:
             pairs, into = destination_pairs(edges, self.num_relations)
             added |= {"pair_dst": pairs, "to_pairs": _to_pairs(nodes, into)}
+        if "tiles" in wanted and self.tiles is None:
+            halves = nodes.matrix(weighted=True)
+            added |= {
+                name: build_tiles(
+                    *(half, self.edge_types),
+                    num_cols=other.num_rows,
+                    num_types=self.num_relations,
+                )
+                for name, half, other in zip(
+                    ("tiles", "t_tiles"), halves, reversed(halves), strict=True
+                )
+            }
         return _placed(replace(self, **added))
+
+    def _tiles_may_pay(self) -> bool:
+        """Whether few weights are read for each tile, or the graph is small: one launch then pays.
+
+        A weight is read for each of the (64 destinations, relation) combinations that occur.
+        """
+        pairs = self.pair_dst
+        if pairs is None or is_traced(pairs.nodes):
+            return False
+        if self.num_edges <= _SMALL:
+            return True
+        relations = np.repeat(np.arange(self.num_relations), np.asarray(pairs.sizes))
+        tiles = np.asarray(pairs.nodes)[: len(relations)] // TILE_ROWS
+        occurs = np.zeros((-(-self.num_dst // TILE_ROWS), self.num_relations), bool)
+        occurs[tiles, relations] = True
+        return bool(_TYPICAL_WIDTH * occurs.sum() < 5 * pairs.num_pairs)
 
     def with_max_degrees(self) -> RelationalGraph:
         """Measures the largest degrees of all parts: see :meth:`Graph.with_max_degrees`. Host only.
@@ -407,10 +444,11 @@ class RelationalGraph:
                 shared = _to_pairs(nodes, _fields(graph, IntoPairs))
             padded[part] = replace(shared, **_hints(graph))
         types = pad_ids(self.edge_types, new)
-        return replace(self, nodes=nodes, edge_types=types, **padded, tiles=None, t_tiles=None)
+        graph = replace(self, nodes=nodes, edge_types=types, **padded, tiles=None, t_tiles=None)
+        return graph if self.tiles is None else graph._with_parts(("tiles",))
 
     def _with_graphs(self, change: Any) -> RelationalGraph:
-        names = ("nodes", *PARTS)
+        names = ("nodes", *_GRAPHS)
         graphs = {name: getattr(self, name) for name in names}
         return replace(self, **{n: change(g) for n, g in graphs.items() if g is not None})
 
@@ -429,7 +467,7 @@ class RelationalGraph:
         nodes = arguments.check_container(f"{name}.nodes", self.nodes, Graph)
         dtypes = {"nodes.rows": nodes.rows.dtype}
         lengths: dict[str, tuple[Any, int]] = {"edge_types": (self.edge_types, nodes.num_edges)}
-        for part, pairs_name in zip(PARTS, ("pair_src", "pair_dst"), strict=True):
+        for part, pairs_name in zip(_GRAPHS, ("pair_src", "pair_dst"), strict=True):
             graph, pairs = getattr(self, part), getattr(self, pairs_name)
             if (graph is None) != (pairs is None):
                 raise ValueError(f"{name}: {part} and {pairs_name} are built together")
@@ -454,6 +492,9 @@ class RelationalGraph:
             for array in ("nodes", "sorted_nodes", "order", "places"):
                 lengths[f"{pairs_name}.{array}"] = (getattr(pairs, array), found[0])
             lengths[f"{pairs_name}.sizes"] = (pairs.sizes, self.num_relations)
+        for part in ("tiles", "t_tiles"):
+            if getattr(self, part) is not None:
+                arguments.check_instance(f"{name}.{part}", getattr(self, part), Tiles)
         for vector, (array, length) in lengths.items():
             dtypes[vector] = check_index(f"{name}.{vector}", array)
             if array.shape != (length,):
@@ -505,15 +546,17 @@ class RelationalGraph:
         Args:
             kind: ``"mean"``: 1 / the number of edges into the same destination by the same
                 relation.
-            dtype: a floating-point type.
+            dtype: float16, bfloat16, float32 or float64.
 
         Returns:
             ``(num_edges,)``, in the graph's order; 0 for padding.
 
         Raises:
+            TypeError: ``dtype`` is none of these.
             ValueError: ``kind`` is unknown.
         """
         arguments.check_choice("kind", kind, ("mean",))
+        dtype = arguments.check_float_dtype("dtype", dtype)
         size = self.num_edges
         rows, types = self.nodes.rows, self.edge_types
         new = (rows != jnp.roll(rows, 1)) | (types != jnp.roll(types, 1))
@@ -616,6 +659,12 @@ def _deserialized(data: bytes) -> tuple[Any, ...]:
 jax.export.register_pytree_node_serialization(
     RelationalGraph,
     serialized_name="jax_gnn.RelationalGraph",
+    serialize_auxdata=lambda static: json.dumps(static).encode(),
+    deserialize_auxdata=_deserialized,
+)
+jax.export.register_pytree_node_serialization(
+    Tiles,
+    serialized_name="jax_gnn.Tiles",
     serialize_auxdata=lambda static: json.dumps(static).encode(),
     deserialize_auxdata=_deserialized,
 )

@@ -14,7 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-from op_spec import OUT_OF_RANGE, Case, OpSpec, assert_close, same_bits, setting, stack, wide
+from op_spec import (
+    OUT_OF_RANGE,
+    Case,
+    OpSpec,
+    all_pairs,
+    assert_close,
+    same_bits,
+    setting,
+    stack,
+    wide,
+)
 from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, TOLERANCE, CoreChecks, OpSuite
 
 import jax_gnn
@@ -603,6 +613,70 @@ class TestOuterOfGathered(CoreChecks):
 
 class TestScaledOuter(CoreChecks):
     spec = listed_outer_spec("scale", lists=())
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_lists_under_vmap(rng: np.random.Generator, implementation: str) -> None:
+    """Few subsets of the operands that show all pairs, against a loop."""
+    size, rows, inputs, groups, k, n = 3, 20, 9, 4, 3, 5
+    columns = [
+        rng.normal(size=(size, inputs, k)).astype(np.float32),
+        rng.normal(size=(size, groups, k, n)).astype(np.float32),
+        rng.normal(size=(size, rows)).astype(np.float32),
+        stack([sizes_of(rng, "padding", rows, groups + 2) for _ in range(size)]),
+        rng.integers(-1, inputs + 1, (size, rows)).astype(np.int32),
+        stack([rng.permutation(rows) for _ in range(size)]).astype(np.int32) - 1,
+    ]
+
+    def function(lhs: Any, rhs: Any, scale: Any, sizes: Any, lhs_rows: Any, out_rows: Any) -> Any:
+        options = {"group_offset": 1, "precision": EXACT, "lhs_rows": lhs_rows, "scale": scale}
+        y = segment_matmul(lhs, rhs, sizes, out_rows=out_rows, activation="gelu", **options)
+        outer = segment_outer(lhs, y, sizes, num_groups=groups, rhs_rows=out_rows, **options)
+        return y, outer
+
+    subsets = [
+        axes
+        for axes in itertools.product((None, 0), repeat=len(columns))
+        if any(axis == 0 for axis in axes)
+    ]
+    with setting(implementation):
+        jitted = jax.jit(function)
+        for in_axes in all_pairs(rng, subsets):
+            arguments = [
+                column[0] if axis is None else column
+                for column, axis in zip(columns, in_axes, strict=True)
+            ]
+            mapped = jax.vmap(function, in_axes=in_axes)(*arguments)
+            for i in range(size):
+                one = [
+                    column[0 if a is None else i]
+                    for column, a in zip(columns, in_axes, strict=True)
+                ]
+                for got, want in zip(mapped, jitted(*one), strict=True):
+                    assert_close(got[i], want, TOLERANCE["float32"], f"in_axes={in_axes}, {i}")
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "complex64", "float8_e4m3fn", "bfloat16"])
+def test_lists_of_any_dtype(rng: np.random.Generator, dtype: str) -> None:
+    """As rows gathered and products scattered apart; half types widen."""
+    rows, inputs, groups, k, n = 30, 11, 3, 4, 5
+    lhs, rhs, scale = (
+        rng.integers(0, 4, shape).astype(jnp.dtype(dtype))
+        for shape in ((inputs, k), (groups, k, n), (rows,))
+    )
+    ids = rng.integers(-1, inputs + 1, rows)
+    places = rng.permutation(rows) - 1
+    sizes = sizes_of(rng, "padding", rows, groups)
+    members = membership(sizes, rows, 0, groups)
+    widest = {"bfloat16": jnp.float32, "float8_e4m3fn": jnp.float32}.get(dtype)
+    options = {"preferred_element_type": widest, "scale": scale}
+    got = segment_matmul(lhs, rhs, sizes, lhs_rows=ids, out_rows=places, **options)
+    assert got.dtype == (widest or dtype)
+    kind = np.complex64 if dtype == "complex64" else np.float64
+    lhs, rhs, scale = (x.astype(kind) for x in (lhs, rhs, scale))
+    product = reference(members, scale[:, None] * named(lhs, ids), rhs)
+    want = written(product, places)
+    np.testing.assert_array_equal(np.asarray(got).astype(kind), want)
 
 
 # --- Shapes and sizes ----------------------------------------------------------------------------
@@ -1259,6 +1333,9 @@ MATMUL_ATTRIBUTES = {
 RAW_OPERANDS = [LHS, RHS, SIZES, np.zeros(1, np.int32), np.ones((2, 4), np.float32)]
 RAW_OPERANDS += [np.ones(6, np.float32), *[np.arange(6, dtype=np.int32)] * 3]  # scale and lists
 
+WRONG_LISTS = [IDS.astype(np.int32), np.ones((6, 1), np.int32), LHS[:, 0]]
+ALL_LISTS = dict.fromkeys(("scaled", "gathers", "scatters"), np.bool_(True))
+
 
 def raw_matmul(operands: Any, result: Any = ((6, 4), np.float32), **attributes: Any) -> np.ndarray:
     results = [jax.ShapeDtypeStruct(*result), jax.ShapeDtypeStruct((64,), np.uint8)]
@@ -1270,17 +1347,20 @@ def raw_matmul(operands: Any, result: Any = ((6, 4), np.float32), **attributes: 
 def test_raw_call_with_wrong_buffers() -> None:
     want = reference(membership(SIZES, 6, 0, 2), LHS, RHS, RAW_OPERANDS[4])
     np.testing.assert_array_equal(raw_matmul(RAW_OPERANDS), want)
+    np.testing.assert_array_equal(raw_matmul(RAW_OPERANDS, **ALL_LISTS), want)
     for position, values in {
         0: [LHS[0], LHS[:, :2], LHS.astype(np.int32), LHS.astype(np.float16)],
         1: [RHS[0], RHS[:, :2], RHS.astype(np.float16)],
         2: [SIZES[None], SIZES.astype(np.float32), SIZES.astype(np.int16)],
         3: [np.zeros(2, np.int32), np.zeros((), np.int32), np.zeros(1, np.float32)],
         4: [np.ones((2, 3), np.float32), np.ones((1, 4), np.float32), np.ones((2, 4), np.float16)],
+        5: [np.ones(5, np.float32), np.ones((6, 1), np.float32), np.ones(6, np.float16)],
+        **dict.fromkeys((6, 7, 8), WRONG_LISTS),
     }.items():
         for value in values:
             operands = [*RAW_OPERANDS[:position], value, *RAW_OPERANDS[position + 1 :]]
             with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
-                raw_matmul(operands)
+                raw_matmul(operands, **ALL_LISTS)
     for result in (((5, 4), np.float32), ((6, 4), np.float64), ((6, 4), np.int32)):
         with jax.enable_x64(True), pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
             raw_matmul(RAW_OPERANDS, result)

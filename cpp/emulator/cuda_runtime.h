@@ -93,8 +93,9 @@ template <typename T>
 T __ldcs(const T* from) {
   return *emulator::checked(from);
 }
-inline int atomicAdd(int* to, int value) {
-  const int old = *to;
+template <typename T>
+T atomicAdd(T* to, T value) {
+  const T old = *to;
   *to += value;
   return old;
 }

@@ -23,7 +23,11 @@ inline const char* cudaGetErrorString(cudaError_t error) {
 struct emulated_stream;
 using cudaStream_t = emulated_stream*;
 
-enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor, cudaDevAttrMaxSharedMemoryPerBlockOptin };
+enum cudaDeviceAttr {
+  cudaDevAttrComputeCapabilityMajor,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin,
+  cudaDevAttrMultiProcessorCount,
+};
 
 // A machine of two GPUs; which one is current is up to each thread.
 namespace emulator {
@@ -40,7 +44,9 @@ inline cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  *value = attribute == cudaDevAttrComputeCapabilityMajor ? 9 : 227 << 10;
+  *value = attribute == cudaDevAttrComputeCapabilityMajor ? 9
+           : attribute == cudaDevAttrMultiProcessorCount  ? 2
+                                                          : 227 << 10;
   return cudaSuccess;
 }
 

@@ -65,6 +65,8 @@ inline bool wait_unless(bool there) {
 
 inline float approximate_reciprocal(float x) { return 1 / x; }
 
+inline float approximate_tanh(float x) { return std::tanh(x); }
+
 inline float max_or_nan(float a, float b) { return a != a || b != b ? NAN : std::fmax(a, b); }
 inline float min_or_nan(float a, float b) { return a != a || b != b ? NAN : std::fmin(a, b); }
 

@@ -8,19 +8,20 @@
 #include <string>
 
 #include "../kernels/cuda/hypergraph_aggregate.h"
+#include "../kernels/cuda/relational_aggregate.h"
 #include "../kernels/cuda/sddmm.h"
+#include "../kernels/cuda/segment_matmul.h"
 #include "../kernels/cuda/segment_reduce.h"
 #include "../kernels/cuda/segment_softmax.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
+#include "relational_aggregate.h"
 #include "sddmm.h"
+#include "segment_matmul.h"
 #include "segment_reduce.h"
 #include "segment_softmax.h"
-#ifdef JAX_GNN_EMULATED  // without matrix instructions
+#ifdef JAX_GNN_EMULATED
 #include "../emulator/ffi.h"
-#else
-#include "../kernels/cuda/segment_matmul.h"
-#include "segment_matmul.h"
 #endif
 
 namespace xla::ffi {
@@ -58,6 +59,21 @@ struct Cuda {
                                          const Args&... args) {
     return status(
         cuda::hypergraph_aggregate(stream, static_cast<int>(attributes.threads), args...));
+  }
+
+  template <typename T, typename Acc>
+  static ffi::Error relational_aggregate(Context stream, const TileAttributes& attributes,
+                                         ffi::AnyBuffer workspace, const Tiles& tiles, int64_t k,
+                                         int64_t n, bool widens, Activation activation, const T* x,
+                                         const T* weights, const Acc* scales, const T* bias,
+                                         void* out) {
+    if (k > cuda::kMaxTileWidth || n > cuda::kMaxTileWidth) return invalid("rows are too wide");
+    if (static_cast<int64_t>(workspace.size_bytes()) <
+        tiles.num_shares * cuda::tile_workspace_bytes(sizeof(Acc)))
+      return invalid("the workspace is too small");
+    return status(cuda::relational_aggregate(stream, tiles, k, n, attributes.transposed,
+                                             attributes.exact, widens, activation, x, weights,
+                                             scales, bias, out, workspace.untyped_data()));
   }
 
   template <typename Attributes, typename... Args>
@@ -99,7 +115,6 @@ struct Cuda {
         cuda::segment_softmax_tangent<T, Acc>(stream, args..., workspace.bytes, workspace.blocks));
   }
 
-#ifndef JAX_GNN_EMULATED
   template <typename T, typename Acc, typename Out>
   static ffi::Error segment_matmul(Context stream, const MatmulAttributes& attributes,
                                    const Groups& groups, int64_t k, int64_t n, bool transposed,
@@ -123,7 +138,6 @@ struct Cuda {
                                       attributes.exact, attributes.deterministic, lhs, rhs, lists,
                                       out, workspace.untyped_data()));
   }
-#endif
 
  private:
   template <typename Attributes>
@@ -154,17 +168,16 @@ NB_MODULE(_cuda, m) {
   m.def("targets", [] {
     return targets({
         JAX_GNN_TARGET(hypergraph_aggregate),
+        JAX_GNN_TARGET(relational_aggregate),
         JAX_GNN_TARGET(sddmm),
         JAX_GNN_TARGET(sddmm_select),
+        JAX_GNN_TARGET(segment_matmul),
+        JAX_GNN_TARGET(segment_outer),
         JAX_GNN_TARGET(segment_reduce),
         JAX_GNN_TARGET(segment_reduce_vjp),
         JAX_GNN_TARGET(segment_select),
         JAX_GNN_TARGET(segment_softmax),
         JAX_GNN_TARGET(segment_softmax_tangent),
-#ifndef JAX_GNN_EMULATED
-        JAX_GNN_TARGET(segment_matmul),
-        JAX_GNN_TARGET(segment_outer),
-#endif
     });
   });
 }

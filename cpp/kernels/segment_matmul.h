@@ -24,8 +24,11 @@ struct RowLists {
   const int32_t* out_rows;  // (num_rows,): row i is written at out_rows[i], nowhere where that is
                             // outside [0, num_rows)
   const int32_t* inverse;  // (num_rows,): which row of the product each row of the result is; zeros
-                           // are written where that is outside [0, num_rows). As out_rows, or null
+                           // are written where that is outside [0, num_rows). As out_rows, or null.
+                           // Kernels may write only what both agree on
   const Acc* scale;        // (num_rows,): factors of the products, before bias and activation
+
+  bool any() const { return lhs_rows != nullptr || out_rows != nullptr || scale != nullptr; }
 };
 
 // The same of segment_outer. Rows for which either id is out of range are left out, whatever the
@@ -37,6 +40,8 @@ struct FactorLists {
   const int32_t* rhs_rows;  // (num_rows,): row i reads rhs[rhs_rows[i]]
   int64_t num_rhs;          // rows of rhs
   const Acc* scale;         // (num_rows,): factors of the outer products
+
+  bool any() const { return lhs_rows != nullptr || rhs_rows != nullptr || scale != nullptr; }
 };
 
 }  // namespace jax_gnn

@@ -77,6 +77,17 @@ def check_weight(
     return weight.reshape(size, *weight.shape[1:] or (1,)).astype(dtype)
 
 
+def check_float_dtype(name: str, dtype: Any) -> Any:
+    """A dtype of floating-point numbers that kernels take; of 64 bits only where there are such."""
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f"{name} must be a dtype, got {dtype!r}") from error
+    if dtype is None or found not in FLOATS:
+        raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {dtype!r}")
+    return jax.dtypes.canonicalize_dtype(found)
+
+
 def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
     """One of several options."""
     if not (value is None or isinstance(value, str)) or value not in choices:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.csr import Csr, SparseMatrix, permutation, segments
 from jax_gnn._core.ids import pad_ids
+from jax_gnn._core.tiles import Tiles
 
 
 @jax.tree_util.register_dataclass
@@ -116,8 +117,8 @@ class RelationalMatrix:
     from_pairs: SparseMatrix | None = None
     pair_dst: Pairs | None = None
     to_pairs: SparseMatrix | None = None
-    tiles: Any = None
-    t_tiles: Any = None
+    tiles: Tiles | None = None
+    t_tiles: Tiles | None = None
 
     @property
     def T(self) -> RelationalMatrix:

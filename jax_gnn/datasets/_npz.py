@@ -31,7 +31,7 @@ from jax_gnn.datasets._dataset import (
 _CSR = ("x_data", "x_indices", "x_indptr", "x_shape")
 _RELATIONAL = {
     *("relation_names", "node_names", "node_names_utf8", "class_names", "node_type"),
-    *("node_type_names", "y", "y_multilabel"),
+    *("node_type_names", "x", "y", "y_multilabel"),
 }
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -104,8 +104,8 @@ def load_relational_npz(path: str | os.PathLike[str]) -> RelationalDataset:
         splits = {"train_idx", "val_idx", "test_idx"}
         suffix = "" if "train_idx" in members else "_20"
         optional = {f"{name}{suffix}" for name in splits} | _RELATIONAL
-        types = {name for name in members if name.startswith("x_")}
-        arrays = _arrays(path, archive, required, optional | types, "relational", memory, ())
+        types = {name for name in members if name.startswith("x_")} - {*_CSR}
+        arrays = _arrays(path, archive, required, optional | types, "relational", memory)
     with blame(path):
         for name in splits:
             if f"{name}{suffix}" in arrays:
@@ -120,6 +120,7 @@ def load_relational_npz(path: str | os.PathLike[str]) -> RelationalDataset:
             if names.itemsize != 1:
                 raise ValueError(f"node_names_utf8: expected bytes, got dtype {names.dtype}")
             arrays["node_names"] = tuple(names.tobytes().decode("utf-8").split("\n"))
+        _make_dense(arrays, memory)
         parts = {name: arrays.pop(name) for name in types}
         arrays["x_by_type"] = _features_by_type(parts, arrays, memory)
         if "y_multilabel" in arrays:
@@ -150,6 +151,12 @@ def _features_by_type(
     return features or None
 
 
+def _make_dense(arrays: dict[str, Any], memory: Memory) -> None:
+    if "x_data" in arrays:
+        data, indices, indptr, shape = (arrays.pop(key) for key in _CSR)
+        arrays["x"] = dense_from_csr("x", data, indices, indptr, shape, memory)
+
+
 def _open(path: Path) -> zipfile.ZipFile:
     try:
         archive = zipfile.ZipFile(path) if zipfile.is_zipfile(path) else None
@@ -169,9 +176,7 @@ def _load(path: Path, dataset: type[Dataset], what: str) -> Dataset:
     with _open(path) as archive:
         arrays = _arrays(path, archive, required, optional, what, memory)
     with blame(path):
-        if "x_data" in arrays:
-            data, indices, indptr, shape = (arrays.pop(key) for key in _CSR)
-            arrays["x"] = dense_from_csr("x", data, indices, indptr, shape, memory)
+        _make_dense(arrays, memory)
         result = dataset(name=path.stem, **arrays)
         if isinstance(result, HypergraphDataset):
             memory.claim("num_hyperedges", result.num_hyperedges * ID_BYTES)
@@ -185,13 +190,12 @@ def _arrays(
     optional: set[str],
     what: str,
     memory: Memory,
-    csr: tuple[str, ...] = _CSR,
 ) -> dict[str, Any]:
     members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
-    sparse = not members.keys().isdisjoint(csr)
+    sparse = not members.keys().isdisjoint(_CSR)
     if sparse and "x" in members:
         raise ValueError(f"{path}: has both dense features 'x' and sparse ones, 'x_...'")
-    wanted = (*required, *(csr if sparse else ()))
+    wanted = (*required, *(_CSR if sparse else ()))
     for key in wanted:
         if key not in members:
             raise ValueError(

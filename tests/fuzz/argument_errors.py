@@ -121,6 +121,9 @@ class Valid:
         self.weight = rng.random(6).astype(np.float32)
         sizes = {"num_src": 4, "num_dst": 3}
         self.graph = jax_gnn.Graph.from_edges(self.src, self.ids, **sizes)
+        self.relational = jax_gnn.RelationalGraph.from_triples(
+            self.src, self.ids, self.ids, **sizes
+        )
         sizes = {"num_nodes": 4, "num_hyperedges": 3}
         self.hypergraph = jax_gnn.Hypergraph.from_incidence(self.src, self.ids, **sizes)
         self.sparse = scipy.sparse.coo_array(
@@ -191,12 +194,20 @@ def calls(v: Valid) -> list[Call]:
                "preferred_element_type": DTYPE, **implementation}  # fmt: skip
     add("segment_matmul", jax_gnn.segment_matmul, product, lhs=MATRIX, rhs=[*MATRIX, *_SHAPES],
         group_sizes=IDS, bias=BIAS, activation=CHOICE_OR_NONE, **options)  # fmt: skip
+    places = np.arange(len(v.data))
+    listed = {**product, "lhs_rows": places, "out_rows": places, "scale": v.data[:, 0]}
+    lists = [b for b in IDS_ANY_ROWS if b[0] != "None"]
+    add("segment_matmul", jax_gnn.segment_matmul, listed, lhs_rows=[*lists, *_SHAPES],
+        out_rows=[*lists, *_SHAPES], scale=BIAS)  # fmt: skip
     shifted = {**product, "group_offset": np.zeros(1, np.int32)}
     add("segment_matmul", jax_gnn.segment_matmul, shifted, group_offset=offset)
     outer = {"lhs": v.data, "rhs": v.data, "group_sizes": sizes}
     add("segment_outer", jax_gnn.segment_outer, outer, lhs=[*MATRIX, *_SHAPES],
         rhs=[*MATRIX, *_SHAPES], group_sizes=IDS_ANY_ROWS, num_groups=SIZE_ONLY_TYPE,
         **options)  # fmt: skip
+    listed = {**outer, "lhs_rows": places, "rhs_rows": places, "scale": v.data[:, 0]}
+    add("segment_outer", jax_gnn.segment_outer, listed, lhs_rows=[*lists, *_SHAPES],
+        rhs_rows=[*lists, *_SHAPES], scale=BIAS)  # fmt: skip
     shifted = {**outer, "group_offset": np.zeros(1, np.int32)}
     add("segment_outer", jax_gnn.segment_outer, shifted, group_offset=offset)
 
@@ -222,6 +233,46 @@ def calls(v: Valid) -> list[Call]:
     capacities: dict[str, Any] = {"num_src": 5, "num_dst": 5, "num_edges": 9}
     capacity = [*SIZE_OR_NONE, ("too few", lambda x: 2)]
     add("Graph.pad", v.graph.pad, capacities, **dict.fromkeys(capacities, capacity))
+
+    relational = jax_gnn.RelationalGraph
+    sized = {"src": v.src, "rel": v.ids, "dst": v.ids}
+    parts: list[Bad] = [*CHOICE, ("an unknown part", lambda x: ("nodes",))]
+    parts += [("a part", lambda x: "to_pairs"), ("numbers", lambda x: (1, 2))]
+    for sizes, names in (
+        ({"num_nodes": 4}, ["num_nodes"]),
+        ({"num_src": 4, "num_dst": 3}, ["num_src", "num_dst"]),
+    ):
+        add("RelationalGraph.from_triples", relational.from_triples,
+            {**sized, **sizes, "num_relations": 3, "parts": ("to_pairs",)}, parts=parts,
+            num_relations=SIZE_OR_NONE, **dict.fromkeys(sized, HOST_IDS),
+            **dict.fromkeys(names, SIZE_OR_NONE))  # fmt: skip
+    edges = {("a", "r", "b"): np.stack([v.src, v.ids])}
+    mappings: list[Bad] = [*GRAPHS, ("names", lambda x: ["a", "b"])]
+    add("RelationalGraph.from_edge_dict", relational.from_edge_dict,
+        {"edges": edges, "num_nodes": {"a": 4, "b": 3}},
+        edges=[*mappings, ("another type", lambda x: {("a", "r", "c"): x["a", "r", "b"]}),
+               ("two names", lambda x: {("a", "r"): x["a", "r", "b"]}),
+               ("three rows", lambda x: {("a", "r", "b"): np.zeros((3, 2), int)}),
+               ("a vector", lambda x: {("a", "r", "b"): np.zeros(2, int)}),
+               ("a number", lambda x: {("a", "r", "b"): 2}),
+               ("floats", lambda x: {("a", "r", "b"): np.zeros((2, 2))}),
+               ("too large", lambda x: {("a", "r", "b"): x["a", "r", "b"] + 4})],
+        num_nodes=[*mappings, ("too few", lambda x: {"a": 4}),
+                   ("a number as a name", lambda x: {1: 4, **x}),
+                   *((name, lambda x, bad=bad: {**x, "a": bad(4)}) for name, bad in SIZE)],
+    )  # fmt: skip
+    typed = v.relational
+    add("RelationalGraph.edge_values", typed.edge_values, {"values": v.data, "fill_value": 0},
+        values=[*_OBJECTS, *_NONE, ("a scalar", lambda x: 1.0)],
+        fill_value=[*_OBJECTS, *_NONE, ("two", lambda x: np.ones(7))])  # fmt: skip
+    few = [*SIZE_OR_NONE, ("too few", lambda x: 0)]
+    capacities = {"num_src": 5, "num_dst": 5, "num_edges": 9, "num_src_pairs": 9,
+                  "num_dst_pairs": 9}  # fmt: skip
+    add("RelationalGraph.pad", typed.pad, capacities,
+        **dict.fromkeys(capacities, few))  # fmt: skip
+    bad_dtypes = [b for b in DTYPE if b[0] != "a narrower type"]
+    add("RelationalGraph.norm", typed.norm, {"kind": "mean", "dtype": "float32"},
+        kind=CHOICE, dtype=bad_dtypes)  # fmt: skip
 
     h = jax_gnn.Hypergraph
     pairs = {"node_idx": v.src, "hyperedge_idx": v.ids, "num_nodes": 4, "num_hyperedges": 3}

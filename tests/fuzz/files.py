@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import gzip
 import io
 import json
 import os
@@ -138,6 +139,21 @@ HYPERGRAPH = {
     "train_splits": np.array([[0, 3], [1, 2]]),
 }
 GRAPH = {"src": [0, 1, 2, 5], "dst": [1, 0, 5, 2]}
+RELATIONAL = {
+    **GRAPH,
+    "rel": [0, 1, 1, 0],
+    "num_relations": 3,
+    "relation_names": ["a", "b", "c"],
+    "node_type": [0, 0, 1, 1, 1, -1],
+    "node_type_names": ["p", "q"],
+    "x_p": X[:2],
+    "x_q_data": [1.0, 2.0],
+    "x_q_indices": [0, 1],
+    "x_q_indptr": [0, 1, 1, 2],
+    "x_q_shape": [3, 2],
+    "y_multilabel": [[0, 1], [1, 1], [0, 1], [1, 0]],
+    "node_names_utf8": np.frombuffer(b"a\nb\nc\nd\ne\nf", np.uint8),
+}
 
 
 def cache_text() -> bytes:
@@ -172,15 +188,37 @@ TEXTS: dict[str, Files] = {
         "node-names-toy.txt": "Ann\nBo, Jr.\nÇelik\n\nEve\nF\n".encode(),
     },
     "planetoid": {"ind.toy.test.index": b"5\n4\n"},
+    "rdf": {
+        "toy.nt": b'<a> <r> <b> .\n<b> <s> "1"^^<int> .\n\n# end\n_:c <r> "x"@en .\n' * 2,
+        "completeDataset.tsv": b"id\tnode\tlabel\n1\ta\t0\n2\tb\t1\n",
+        "trainingSet.tsv": b"node\tid\tlabel\na\t1.0\t0.0\n",
+        "testSet.tsv": b"node\tid\tlabel\nb\t2.0\t1.0\n",
+    },
+    "hgb": {
+        "link.dat": b"0\t2\t0\t1\n2\t0\t1\t1.0\n1\t3\t0\t1\n",
+        "label.dat": b"0\tOne\t0\t2,0\n3\tThree\t1\t1\n",
+        "label.dat.test": b"1\tTwo\t0\t1\n",
+        "info.dat": b'{"node.dat": {"node type": {"0": "movie", "1": "actor"}}, "link.dat": {"link '
+        b'type": {"0": {"start": 0, "end": 1, "meaning": "has"}}}, "label.dat": {"node type": '
+        b'{"0": {"0": "a", "1": "b", "2": "c"}}}}',
+    },
     "cache": {"jax_gnn/schedules.json": b""},
 }
 VALUES = {"hypergcn": hypergcn_values, "planetoid": planetoid_values}
 ARRAYS = {
     f"{kind}_npz{'_sparse' if sparse else ''}": (structure, sparse)
-    for kind, structure in (("hypergraph", HYPERGRAPH), ("graph", GRAPH))
+    for kind, structure in (
+        ("hypergraph", HYPERGRAPH),
+        ("graph", GRAPH),
+        ("relational", RELATIONAL),
+    )
     for sparse in (False, True)
 }
-FORMATS = ("hypergcn", "planetoid", *ARRAYS, "allset", "cornell", "cache")
+RELATIONAL_ARRAYS = ("relational_npz", "relational_npz_sparse")
+FORMATS = (
+    *("hypergcn", "planetoid", *(form for form in ARRAYS if form not in RELATIONAL_ARRAYS)),
+    *("allset", "cornell", *RELATIONAL_ARRAYS, "rdf", "rdf_gz", "hgb", "cache"),
+)
 
 
 # --- Damage --------------------------------------------------------------------------------------
@@ -370,7 +408,11 @@ def archive(rng: Rng, arrays: Mapping[str, np.ndarray], damaged: str = "") -> by
 
 def make(form: str, rng: Rng) -> Files:
     """The files of one small dataset, of which most are as they should be."""
-    files = dict(TEXTS.get(form, {}))
+    files = dict(TEXTS.get(form.removesuffix("_gz"), {}))
+    if form == "rdf_gz":  # some damaged before, some after
+        text = files.pop("toy.nt")
+        text = damage_bytes(rng, text) if rng.integers(2) else text
+        files["toy.nt.gz"] = gzip.compress(text * int(2 ** rng.uniform(0, 12)))
     if form == "cache":
         files["jax_gnn/schedules.json"] = cache_text()
     by_structure = rng.integers(3)
@@ -399,7 +441,7 @@ def make(form: str, rng: Rng) -> Files:
         files[name] = damage_opcodes(rng, files[name])
         return files
     for _ in range(int(rng.integers(1, 4))):
-        text = form not in ARRAYS and not pickled
+        text = form not in ARRAYS and not pickled and not name.endswith(".gz")
         how = damage_numbers if text and rng.integers(2) else damage_bytes
         files[name] = how(rng, files[name])
     return files
@@ -429,6 +471,10 @@ def load(form: str, folder: Path) -> Any:
         return datasets.load_hypergraph(folder)
     if form == "planetoid":
         return datasets.load_graph(folder)
+    if form in ("rdf", "rdf_gz", "hgb"):
+        return datasets.load_relational(folder)
+    if form.startswith("relational"):
+        return datasets.load_relational_npz(folder / "toy.npz")
     read = datasets.load_npz if form.startswith("hypergraph") else datasets.load_graph_npz
     return read(folder / "toy.npz")
 
@@ -468,7 +514,9 @@ def use(data: Any, thorough: bool) -> None:
     y, size = data.y, data.num_nodes
     if y.shape != (size,) or not (data.x is None or np.isfinite(data.x).all()):
         raise Finding(f"{data!r} is not what a dataset promises")
-    if isinstance(data, datasets.GraphDataset):
+    if isinstance(data, datasets.RelationalDataset):
+        graph, count = data.graph(inverse=False, self_relation=False).nodes, data.num_edges
+    elif isinstance(data, datasets.GraphDataset):
         graph, count = data.graph(), data.num_edges
     else:
         hypergraph = data.hypergraph(self_loops="none")
@@ -478,7 +526,7 @@ def use(data: Any, thorough: bool) -> None:
         raise Finding(f"{graph!r} of {data!r}")
     if thorough and size < 1000:
         ones = jnp.ones((size, 1))
-        if isinstance(data, datasets.GraphDataset):
+        if not isinstance(data, datasets.HypergraphDataset):
             wrong = np.asarray(spmm(graph, ones))[:, 0] != degrees
         else:
             reached = np.zeros(size)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -40,7 +41,9 @@ from op_spec import setting
 import jax_gnn
 from jax_gnn import schedules
 from jax_gnn._core import csr
+from jax_gnn._core.arrays import take
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
+from jax_gnn._ops.segment_matmul import primitive as products
 from jax_gnn._ops.segment_reduce import primitive, select
 from jax_gnn._ops.segment_softmax import primitive as softmax
 
@@ -570,6 +573,102 @@ def segment_outer(size: Size, dtype: str) -> Any:
     return function, arguments
 
 
+@op("segment_matmul of listed rows")
+def listed_matmul(size: Size, dtype: str) -> Any:
+    groups, k, n = min(size.cols, 50), min(size.width, 40), min(size.depth, 50)
+
+    def function(ids: Any, lhs: Any, rhs: Any, bias: Any, scale: Any) -> Any:
+        sizes, offset, lhs_rows, out_rows = ids
+        return jax_gnn.segment_matmul(
+            *(lhs, rhs, sizes),
+            group_offset=offset,
+            lhs_rows=lhs_rows,
+            out_rows=out_rows,
+            scale=scale,
+            bias=bias,
+            precision="highest",
+        )
+
+    def arguments(draw: Draw) -> Any:
+        out_rows = draw.anything(size.entries, size.entries)
+        if draw.kept:
+            out_rows = draw.rng.permutation(size.entries).astype(np.int32)
+            out_rows[draw.rng.random(size.entries) < 0.2] = draw.rng.choice([-1, size.entries])
+        lists = draw.anything(size.entries, size.rows), out_rows
+        return (
+            (sizes_of(draw, groups, size.entries), offset_of(draw, groups), *lists),
+            draw.numbers((size.rows, k), dtype),
+            draw.numbers((groups, k, n), dtype),
+            draw.numbers((groups, n), dtype),
+            draw.weights((size.entries,), accumulator(dtype)),
+        )
+
+    return function, arguments
+
+
+@op("segment_outer of listed rows")
+def listed_outer(size: Size, dtype: str) -> Any:
+    groups, k, n = min(size.cols, 50), min(size.width, 40), min(size.depth, 50)
+
+    def function(ids: Any, lhs: Any, rhs: Any, scale: Any) -> Any:
+        sizes, offset, lhs_rows, rhs_rows = ids
+        return jax_gnn.segment_outer(
+            *(lhs, rhs, sizes),
+            num_groups=groups,
+            group_offset=offset,
+            lhs_rows=lhs_rows,
+            rhs_rows=rhs_rows,
+            scale=scale,
+            precision="highest",
+        )
+
+    def arguments(draw: Draw) -> Any:
+        lists = draw.anything(size.entries, size.rows), draw.anything(size.entries, size.cols)
+        return (
+            (sizes_of(draw, groups, size.entries), offset_of(draw, groups), *lists),
+            draw.numbers((size.rows, k), dtype),
+            draw.numbers((size.cols, n), dtype),
+            draw.weights((size.entries,), accumulator(dtype)),
+        )
+
+    return function, arguments
+
+
+@op("primitive segment_matmul")
+def primitive_matmul(size: Size, dtype: str) -> Any:
+    """Lists whose halves have nothing to do with each other."""
+    groups, k, n = min(size.cols, 50), min(size.width, 40), min(size.depth, 50)
+    count = size.entries
+
+    def function(ids: Any, lhs: Any, rhs: Any) -> Any:
+        sizes, gather, scatter = ids
+        return products.segment_matmul(
+            *(lhs, rhs, None, None, sizes, jnp.zeros((1,), jnp.int32), gather, scatter),
+            transposed=False,
+            precision=jax.lax.Precision.HIGHEST,
+            activation=None,
+            dtype=jnp.dtype(dtype),
+        )
+
+    def arguments(draw: Draw) -> Any:
+        rows, by_col = draw.anything(count, size.rows), draw.anything(count, size.rows)
+        order, places, back = (draw.anything(count, count) for _ in range(3))
+        if draw.kept:
+            order = np.argsort(rows, kind="stable").astype(np.int32)
+            places = draw.rng.permutation(count).astype(np.int32)
+            by_col, back = rows[order], np.argsort(places).astype(np.int32)
+        gather = SparseMatrix(
+            Csr(None, rows, num_rows=count), Csr(by_col, order, num_rows=size.rows)
+        )
+        return (
+            (sizes_of(draw, groups, count), gather, csr.permutation(places, back)),
+            draw.numbers((size.rows, k), dtype),
+            draw.numbers((groups, k, n), dtype),
+        )
+
+    return function, arguments
+
+
 @op("TypePlan")
 def type_plan(size: Size, dtype: str) -> Any:
     groups, k = min(size.cols, 50), min(size.width, 40)
@@ -605,6 +704,47 @@ def from_edges(size: Size, dtype: str) -> Any:
         (draw.anything(size.entries, size.cols), draw.anything(size.entries, size.rows)),
         draw.numbers((size.cols, size.width), dtype),
     )
+
+
+@op("RelationalGraph.from_triples")
+def from_triples(size: Size, dtype: str) -> Any:
+    def function(triples: Any, x: Any) -> Any:
+        graph = jax_gnn.RelationalGraph.from_triples(
+            *triples, num_src=size.cols, num_dst=size.rows, num_relations=3
+        )
+        assert graph.pair_src is not None and graph.from_pairs is not None
+        rows = take(x, graph.pair_src.nodes)
+        return jax_gnn.spmm(graph.from_pairs, rows), jax_gnn.spmm(graph.to_pairs, x)
+
+    return function, lambda draw: (
+        (
+            draw.anything(size.entries, size.cols),
+            draw.anything(size.entries, 3),
+            draw.anything(size.entries, size.rows),
+        ),
+        draw.numbers((size.cols, size.width), dtype),
+    )
+
+
+@op("RelationalGraph.with_parts")
+def with_parts(size: Size, dtype: str) -> Any:
+    """Of arrays that hold anything: on the host they are refused, or sorted as they are."""
+    del dtype
+
+    def arguments(draw: Draw) -> Any:
+        nodes = [draw.indptr(size.rows, size.entries)]
+        nodes += [draw.anything(size.entries, n) for n in (size.rows, size.cols)]
+        nodes += [draw.indptr(size.cols, size.entries)]
+        ends = (size.cols, size.rows, size.entries, size.entries)
+        nodes += [draw.anything(size.entries, n) for n in ends]
+        graph = jax_gnn.RelationalGraph(
+            jax_gnn.Graph(*nodes), draw.anything(size.entries, 3), num_relations=3
+        )
+        with contextlib.suppress(ValueError):
+            graph.with_parts()
+        return graph, ()
+
+    return lambda graph, _: jax.tree.leaves(graph.with_parts()), arguments
 
 
 @op("edge_split")
@@ -713,17 +853,10 @@ def disturb_memory() -> None:
         mallopt(-6, _perturb)  # M_PERTURB
 
 
-def names_of(implementation: str) -> list[str]:
-    """The ops with kernels."""
-    products = ("segment_matmul", "segment_outer", "TypePlan")
-    emulated = implementation == "cuda" and emulation.WANTED
-    return [name for name in OPS if not (emulated and name.startswith(products))]
-
-
 def selection(options: argparse.Namespace, number: int) -> list[Compiled]:
     """The programs of a process."""
     rng = np.random.default_rng([options.seed, number, 1])
-    names = names_of(options.implementation)
+    names = list(OPS)
     programs = []
     for name in np.resize(rng.permutation(names), options.programs):
         # A thread at a time, or a scan by plain XLA: takes long.

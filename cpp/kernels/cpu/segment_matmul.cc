@@ -188,13 +188,18 @@ JAX_GNN_INLINE int64_t listed(const int32_t* list, int64_t row, int64_t size) {
   return id >= 0 && id < size ? id : -1;
 }
 
-// Rows that lists name are fetched ahead: memory answers many requests as soon as one.
-constexpr int64_t kRowsAhead = 8;
+// The same of two lists that must be each other's inverse there: no two rows name one row.
+JAX_GNN_INLINE int64_t paired(const int32_t* list, const int32_t* inverse, int64_t row,
+                              int64_t size) {
+  const int64_t id = listed(list, row, size);
+  return list == nullptr || (id >= 0 && inverse[id] == row) ? id : -1;
+}
 
-template <typename T>
-JAX_GNN_INLINE void prefetch_row(const T* from, int64_t count) {
+// Fetches numbers into the caches ahead of their use: rows that a list names come from anywhere.
+template <int kIsWritten, typename T>
+JAX_GNN_INLINE void prefetch(const T* from, int64_t count) {
   constexpr int64_t kPerLine = 64 / static_cast<int64_t>(sizeof(T));
-  for (int64_t i = 0; i < count; i += kPerLine) __builtin_prefetch(from + i);
+  for (int64_t i = 0; i < count; i += kPerLine) __builtin_prefetch(from + i, kIsWritten, 2);
 }
 
 constexpr int64_t round_up(int64_t size, int64_t multiple) {
@@ -264,23 +269,25 @@ struct Matmul {
     const int64_t rows = round_up(std::max<int64_t>(16384 / std::max<int64_t>(k, 1), 64), kRows);
     const bool copies = lists.lhs_rows != nullptr || !std::is_same_v<T, Acc>;
     const Scratch<Acc> packed(panels * (k + 1) * kColumns), copied(copies ? rows * k : 1);
-    for_each_piece(bounds, first, last,
-                   [&](int64_t begin, int64_t end, int64_t weight) JAX_GNN_LAMBDA {
-                     if (weight < 0) return clear(begin, end);
-                     for (int64_t p = 0; p < panels; ++p) {
-                       pack<Tile>(weight, p * kColumns, packed.get() + p * (k + 1) * kColumns);
-                     }
-                     for (int64_t row = begin; row < end; row += rows) {
-                       const int64_t count = std::min(rows, end - row);
-                       const Acc* const a = rows_of<kLanes>(row, count, copied.get());
-                       for (int64_t p = 0; p < panels; ++p) {
-                         const Acc* const panel = packed.get() + p * (k + 1) * kColumns;
-                         for (int64_t i = 0; i < count;) {
-                           i += multiply<Tile>(a + i * k, panel, row + i, count - i, p * kColumns);
-                         }
-                       }
-                     }
-                   });
+    for_each_piece(
+        bounds, first, last, [&](int64_t begin, int64_t end, int64_t weight) JAX_GNN_LAMBDA {
+          if (weight < 0) return clear(begin, end);
+          for (int64_t p = 0; p < panels; ++p) {
+            pack<Tile>(weight, p * kColumns, packed.get() + p * (k + 1) * kColumns);
+          }
+          for (int64_t row = begin; row < end; row += rows) {
+            const int64_t count = std::min(rows, end - row);
+            const Acc* const a = rows_of<kLanes>(row, count, copied.get());
+            for (int64_t p = 0; p < panels; ++p) {
+              const Acc* const panel = packed.get() + p * (k + 1) * kColumns;
+              for (int64_t i = 0; i < count;) {
+                const int done = multiply<Tile>(a + i * k, panel, row + i, count - i, p * kColumns);
+                if (p == 0) prefetch_rows(row + count + i, std::min(row + count + i + done, last));
+                i += done;
+              }
+            }
+          }
+        });
   }
 
  private:
@@ -292,19 +299,31 @@ struct Matmul {
       return listed(lists.lhs_rows, row + i, lists.num_lhs);
     };
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t ahead = i + kRowsAhead < count ? source(i + kRowsAhead) : -1;
-      if (ahead >= 0) prefetch_row(lhs + ahead * k, k);
       const int64_t from = source(i);
       widen_row<kLanes>(lhs + std::max<int64_t>(from, 0) * k, from < 0 ? 0 : k, copied + i * k, k);
     }
     return copied;
   }
 
+  // Fetches the left factor's rows ahead of their copy, while others are multiplied.
+  JAX_GNN_INLINE void prefetch_rows(int64_t begin, int64_t end) const {
+    if (lists.lhs_rows == nullptr) return;
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t from = listed(lists.lhs_rows, row, lists.num_lhs);
+      if (from >= 0) prefetch<0>(lhs + from * k, k);
+    }
+  }
+
+  // The row of the result that a row of the product is, -1: none.
+  JAX_GNN_INLINE int64_t target_of(int64_t row) const {
+    return paired(lists.out_rows, lists.inverse, row, num_rows);
+  }
+
   // The result of rows of no group.
   JAX_GNN_INLINE void clear(int64_t begin, int64_t end) const {
     if (lists.out_rows == nullptr) return std::fill(out + begin * n, out + end * n, Out{});
     for (int64_t row = begin; row < end; ++row) {
-      const int64_t to = listed(lists.out_rows, row, num_rows);
+      const int64_t to = target_of(row);
       if (to >= 0) std::fill(out + to * n, out + (to + 1) * n, Out{});
     }
   }
@@ -313,7 +332,7 @@ struct Matmul {
   JAX_GNN_INLINE void clear_others(int64_t begin, int64_t end) const {
     if (lists.inverse == nullptr) return;
     for (int64_t row = begin; row < end; ++row) {
-      if (listed(lists.inverse, row, num_rows) < 0) {
+      if (paired(lists.inverse, lists.out_rows, row, num_rows) < 0) {
         std::fill(out + row * n, out + (row + 1) * n, Out{});
       }
     }
@@ -359,6 +378,12 @@ struct Matmul {
                lists.out_rows == nullptr && lists.scale == nullptr;
       if (direct) to = {out + row * n + column, n};
     }
+    if (lists.out_rows != nullptr) {
+      for (int64_t i = 0; i < std::min<int64_t>(count, Tile::kRows); ++i) {
+        const int64_t place = target_of(row + i);
+        if (place >= 0) prefetch<1>(out + place * n + column, width);
+      }
+    }
     const int rows =
         with_tile<Tile::kRows>(count, width <= kLanes, [&](auto rows, auto vectors) JAX_GNN_LAMBDA {
           Rows<const Acc> init = {lists.scale ? kZeros : panel, 0};  // the biases
@@ -373,7 +398,7 @@ struct Matmul {
         });
     if (direct) return rows;
     for (int i = 0; i < rows; ++i) {
-      const int64_t place = listed(lists.out_rows, row + i, num_rows);
+      const int64_t place = target_of(row + i);
       if (place < 0) continue;
       Acc* const from = tile + i * kColumns;
       if (lists.scale != nullptr) {
@@ -431,6 +456,7 @@ struct Outer {
                 widen_row<kLanes>(from + p * kColumns, from ? width : 0, panel + s * kColumns,
                                   kColumns);
               }
+              if (p == 0) prefetch_rows(row + steps, std::min(row + steps + kSteps, last));
               for (int64_t i = 0; i < k;) {
                 Acc* const tile = sums.get() + (p * k + i) * kColumns;
                 i += with_tile<Tile::kRows>(
@@ -500,10 +526,6 @@ struct Outer {
     }
     for (int64_t i = 0; i < count; ++i) {
       const T* const from = left_rows[i];
-      if (i + kRowsAhead < count && left_rows[i + kRowsAhead] != nullptr) {
-        prefetch_row(left_rows[i + kRowsAhead], k);
-        prefetch_row(right_rows[i + kRowsAhead], n);
-      }
       Acc* const to = copied + i * k;
       widen_row<kLanes>(from, from ? k : 0, to, k);
       if (from == nullptr || lists.scale == nullptr) continue;
@@ -511,6 +533,18 @@ struct Outer {
       for (int64_t j = 0; j < k; ++j) to[j] *= scale;
     }
     return copied;
+  }
+
+  // Fetches rows of both factors ahead of their copy, while others are multiplied.
+  JAX_GNN_INLINE void prefetch_rows(int64_t begin, int64_t end) const {
+    if (lists.lhs_rows == nullptr && lists.rhs_rows == nullptr) return;
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t left = listed(lists.lhs_rows, row, lists.num_lhs);
+      const int64_t right = listed(lists.rhs_rows, row, lists.num_rhs);
+      if (left < 0 || right < 0) continue;
+      prefetch<0>(lhs + left * k, k);
+      prefetch<0>(rhs + right * n, n);
+    }
   }
 
   Acc* partial_of(int64_t task, bool is_first) const {

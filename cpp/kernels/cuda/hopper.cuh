@@ -55,6 +55,26 @@ struct Barrier {
   }
 };
 
+// Copies 16 or 4 bytes to shared memory, past the first cache where it can; zeros where `valid`
+// does not hold. *from is then not read.
+template <int kBytes>
+__device__ __forceinline__ void start_copy(unsigned to, const void* from, bool valid) {
+  if constexpr (kBytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+                 "r"(valid ? 4 : 0)
+                 : "memory");
+}
+// Arrives, for this thread, once all copies that it has started so are there.
+__device__ __forceinline__ void arrive_when_copied(Barrier& barrier) {
+  asm volatile(
+      "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier))
+      : "memory");
+}
+
 // A barrier of some of a block's warps; `id` 1 to 15.
 template <int kThreads>
 __device__ __forceinline__ void sync_some(int id) {
@@ -125,6 +145,38 @@ class TileCopy {
   const int column_;
   const bool whole_;  // rows are whole chunks
 };
+
+// What a lane of a warp knows of kMine rows that are read by ids: ids[i] is row 32 i + lane.
+template <int kMine>
+using RowIds = int[most(kMine / 32, 1)];
+
+// TileCopy of rows from anywhere, by all lanes of a warp: starts the copies of kMine of the kRows
+// rows of a tile, from row `first` on, with these ids. Zeros for ids out of [0, num_rows) and
+// beyond the row, whose bytes are a multiple of 16.
+template <int kMine, int kRows, int kChunks, typename T>
+__device__ __forceinline__ void start_rows(const T* matrix, int64_t num_rows, int columns,
+                                           int column, const RowIds<kMine>& ids, int first,
+                                           unsigned to) {
+  constexpr int kUnits = kChunks * kChunkBytes / 16;  // of a row
+  constexpr int kSlab = least(kMine, 32);             // rows whose ids one register has
+  const int lane = threadIdx.x % 32;
+  const unsigned row_bytes = columns * static_cast<unsigned>(sizeof(T));
+  const unsigned first_byte = column * static_cast<unsigned>(sizeof(T));
+#pragma unroll
+  for (int i = 0; i < kMine / kSlab; ++i)
+#pragma unroll(least(kSlab* kUnits / 32, 16))
+    for (int step = 0; step < kSlab * kUnits / 32; ++step) {
+      const int at = step * 32 + lane, unit = at % kUnits;
+      const int id = __shfl_sync(kWholeWarp, ids[i], at / kUnits);
+      const int row = first + i * kSlab + at / kUnits;
+      const unsigned byte = first_byte + unit * 16;
+      const bool valid = is_id(id, static_cast<unsigned>(num_rows)) && byte < row_bytes;
+      const char* const from = reinterpret_cast<const char*>(matrix) +
+                               (valid ? uint64_t{static_cast<unsigned>(id)} * row_bytes + byte : 0);
+      start_copy<16>(to + (unit / 8 * kRows + row) * kChunkBytes + (unit % 8 ^ row % 8) * 16, from,
+                     valid);
+    }
+}
 
 // Copies from shared memory; addresses and `bytes` are multiples of 16. What was written by other
 // threads must have been made visible to the copy engine by them.

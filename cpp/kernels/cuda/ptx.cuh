@@ -146,6 +146,13 @@ __device__ __forceinline__ float approximate_reciprocal(float x) {
   return result;
 }
 
+// To within 11 bits.
+__device__ __forceinline__ float approximate_tanh(float x) {
+  float result;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // Of which NaN is the larger, and the smaller.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float result;

@@ -12,46 +12,29 @@
 #pragma once
 
 #include "../segment_matmul.h"
+#include "activation.cuh"
 #include "group_tiles.cuh"
+#ifndef JAX_GNN_EMULATED  // matrix instructions need a GPU
 #include "hopper.cuh"
+#endif
 #include "pack.cuh"
 #include "tile_product.cuh"
 
 namespace jax_gnn::cuda {
 namespace {
 
-// tanh is as exact as tf32 and half types are, unless kExact.
-template <bool kExact, typename Acc>
-__device__ __forceinline__ Acc activated(Activation activation, Acc x) {
-  const auto tanh_here = [](Acc y) -> Acc {
-    if constexpr (kExact) {
-      return tanh(y);
-    } else {
-      float result;
-      asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(y));
-      return result;
-    }
-  };
-  switch (activation) {
-    case Activation::kNone:
-      break;
-    case Activation::kRelu:
-      return x > 0 || x != x ? x : Acc(0);
-    case Activation::kSilu:
-      return x / 2 * (1 + tanh_here(x / 2));
-    case Activation::kGelu:
-      return x / 2 * (1 + tanh_here(Acc(0.7978845608028654) * (x + Acc(0.044715) * x * x * x)));
-    case Activation::kTanh:
-      return tanh_here(x);
-  }
-  return x;
-}
-
 // Which row a list names, -1 where that is outside [0, size); without a list, `row` itself.
 __device__ __forceinline__ int64_t listed(const int32_t* list, int64_t row, int64_t size) {
   if (list == nullptr) return row;
   const int64_t id = list[row];
   return id >= 0 && id < size ? id : -1;
+}
+
+// The same of two lists that must be each other's inverse there: no two rows name one row.
+__device__ __forceinline__ int64_t paired(const int32_t* list, const int32_t* inverse, int64_t row,
+                                          int64_t size) {
+  const int64_t id = listed(list, row, size);
+  return list == nullptr || (id >= 0 && inverse[id] == row) ? id : -1;
 }
 
 // What is multiplied, and where it goes.
@@ -72,7 +55,7 @@ struct Product {
   }
   // The row of the result that a row of the product is, -1: none.
   __device__ __forceinline__ int64_t target_of(int64_t row, int64_t num_rows) const {
-    return listed(lists.out_rows, row, num_rows);
+    return paired(lists.out_rows, lists.inverse, row, num_rows);
   }
 };
 
@@ -89,8 +72,8 @@ __device__ __forceinline__ void clear_others(const Product<T, Out>& product, int
   const int lane = threadIdx.x % 32;
   for (int64_t row = split(num_rows, blockIdx.x, gridDim.x) + threadIdx.x / 32 * 32; row < end;
        row += threads) {
-    const bool is_other =
-        row + lane < end && listed(product.lists.inverse, row + lane, num_rows) < 0;
+    const bool is_other = row + lane < end && paired(product.lists.inverse, product.lists.out_rows,
+                                                     row + lane, num_rows) < 0;
     for (unsigned others = __ballot_sync(kWholeWarp, is_other); others != 0; others &= others - 1) {
       Out* const out = product.out + (row + __ffs(others) - 1) * product.n + first;
       for (int column = lane; column < columns; column += 32)
@@ -127,23 +110,30 @@ class Share {
   int64_t done_ = 0;
 };
 
+#ifndef JAX_GNN_EMULATED
 // --- Hopper --------------------------------------------------------------------------------------
 
-// Blocks of kWarpgroups warpgroups that compute 64 columns each, and one warp that loads. kChunks
-// chunks of 128 bytes hold a row.
-template <typename T, typename Out, int kChunks_, int kWarpgroups_, int kRows_>
+// Blocks of kWarpgroups warpgroups that compute 64 columns each, and warps that load: one, or if
+// kLists several. kChunks chunks of 128 bytes hold a row.
+template <typename T, typename Out, int kChunks_, int kWarpgroups_, int kRows_, bool kLists_>
 struct HopperTile {
   static constexpr int kChunks = kChunks_, kWarpgroups = kWarpgroups_, kRows = kRows_;
+  static constexpr bool kLists = kLists_;
   static constexpr int kColumns = 64 * kWarpgroups;
-  static constexpr int kThreads = 128 * kWarpgroups + 32;
   static constexpr int kSteps = 4 * kChunks;  // of 32 bytes of a row
   static constexpr int kStageBytes = kChunks * kRows * kChunkBytes;
   static constexpr int kResultBytes = kRows * kColumns * static_cast<int>(sizeof(Out));
-  static constexpr int kBlocks = kWarpgroups == 2 ? (kChunks <= 2 && kRows == 64 ? 2 : 1)
-                                                  : (kChunks <= 2   ? 3
-                                                     : kChunks <= 4 ? 2
-                                                                    : 1);
-  static constexpr int kSharedBytes = 226 * 1024 / kBlocks - 7 * 1024;  // beside static memory
+  // More loaders than these, or more blocks with them, would take registers from the products.
+  static constexpr int kBlocks = kWarpgroups == 2 ? (kChunks <= 2 && kRows == 64 && !kLists ? 2 : 1)
+                                                  : (kChunks <= (kLists ? 1 : 2) ? 3
+                                                     : kChunks <= 4              ? 2
+                                                                                 : 1);
+  static constexpr int kLoaders = !kLists                                              ? 1
+                                  : kWarpgroups == 1 && (kBlocks == 3 || kChunks == 4) ? 2
+                                                                                       : 4;
+  static constexpr int kThreads = 128 * kWarpgroups + 32 * kLoaders;
+  static constexpr int kStatic = !kLists ? 7 : kRows == 128 ? 16 : 11;  // KB, of static memory
+  static constexpr int kSharedBytes = 226 * 1024 / kBlocks - kStatic * 1024;
   static constexpr int kStages =
       least(8, (kSharedBytes - kChunkAlign - kResultBytes) / kStageBytes);
 };
@@ -284,11 +274,103 @@ struct RowLoader {
   }
 };
 
+// The warps that load where rows are read, or scaled, by lists: what RowLoader does, in copies of
+// 16 bytes, which barriers count by their threads. Each has an even part of a tile's rows.
+template <class Shape, class Walk, typename T, typename Out>
+struct RowGatherer {
+  static constexpr int kMine = Shape::kRows / Shape::kLoaders;
+  static_assert(kMine <= 32);
+
+  const Groups& groups;
+  const Product<T, Out>& product;
+  const int &chunk, &offset, &k, &n;
+  const typename Walk::Index& index;
+  unsigned char* const& ring;
+  float (*scales)[Shape::kRows];
+  int (*places)[Shape::kRows];
+  Barrier *announced, *filled, *emptied;
+  Tile* tiles;
+
+  // A tile, the id that this lane has of its rows, and whether its weight was not the last one's.
+  struct Ahead {
+    Tile tile;
+    RowIds<kMine> ids;
+    bool enters;
+  };
+
+  __device__ __forceinline__ void load_all(RingIndex& at) const {
+    const auto& lists = product.lists;
+    const int lane = threadIdx.x % 32;
+    const int loader = threadIdx.x / 32 - 4 * Shape::kWarpgroups, first_row = loader * kMine;
+    Walk walk(groups, Shape::kRows, index);
+    Share share(index.total, chunk);
+    const int64_t weight_bytes = int64_t{k} * n * sizeof(T);
+    const bool prefetches = weight_bytes % 16 == 0 && weight_bytes < 1 << 20;
+    int64_t begin = 0, end = 0;
+    const auto advance = [&](Ahead& ahead) {
+      bool enters = false;
+      while (begin == end || walk.place() >= end) {
+        if (!share.next(begin, end) || begin == end) {
+          ahead.tile.count = -1;
+          begin = end;
+          return;
+        }
+        walk.seek(begin);
+        enters = true;
+      }
+      ahead.tile = walk.next();
+      ahead.enters = enters || ahead.tile.first;
+      const int row = first_row + lane % kMine;
+      ahead.ids[0] = -1;
+      if (row < ahead.tile.count) {
+        ahead.ids[0] = ahead.tile.row + row;
+        if (lists.lhs_rows != nullptr) ahead.ids[0] = lists.lhs_rows[ahead.tile.row + row];
+      }
+    };
+    // Ids are fetched two tiles ahead.
+    Ahead now, next, later;
+    advance(now);
+    advance(next);
+    for (; now.tile.count >= 0; now = next, next = later, at.advance(Shape::kStages)) {
+      advance(later);
+      const Weight weight = weight_of(groups, now.tile.group, offset);
+      emptied[at.stage].wait(at.parity ^ 1);
+      if (loader == 0 && lane == 0) {
+        tiles[at.stage] = now.tile;
+        announced[at.stage].arrive();
+        if (weight.exists && prefetches && now.enters)
+          prefetch_to_l2(reinterpret_cast<const char*>(product.rhs) + weight.index * weight_bytes,
+                         static_cast<unsigned>(weight_bytes));
+      }
+      if (weight.exists && now.tile.count > 0) {
+        start_rows<kMine, Shape::kRows, Shape::kChunks>(
+            product.lhs, lists.num_lhs, k, 0, now.ids, first_row,
+            shared_address(ring + at.stage * Shape::kStageBytes));
+      }
+      const int row = first_row + lane;
+      if (lists.scale != nullptr && lane < kMine)
+        start_copy<4>(shared_address(&scales[at.stage][row]), lists.scale + now.tile.row + row,
+                      row < now.tile.count);
+      if (lists.out_rows != nullptr && lane < kMine)
+        start_copy<4>(shared_address(&places[at.stage][row]), lists.out_rows + now.tile.row + row,
+                      row < now.tile.count);
+      arrive_when_copied(filled[at.stage]);
+    }
+    emptied[at.stage].wait(at.parity ^ 1);
+    if (loader == 0 && lane == 0) {
+      tiles[at.stage].count = -1;
+      announced[at.stage].arrive();
+    }
+  }
+};
+
+// Shape::kLists: product.lists holds some.
 template <class Shape, typename T, typename Out>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     hopper_matmul_kernel(const __grid_constant__ TensorMap rows, Groups groups,
                          Product<T, Out> product, int chunk) {
   constexpr int kStages = Shape::kStages;
+  constexpr bool kLists = Shape::kLists;
   extern __shared__ unsigned char shared_bytes[];
   unsigned char* const ring = first_chunk(shared_bytes);
   __shared__ Barrier announced[kStages], filled[kStages], emptied[kStages];
@@ -298,11 +380,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
       announced[stage].init(1);
-      filled[stage].init(1);
+      filled[stage].init(kLists ? 32 * Shape::kLoaders : 1);
       emptied[stage].init(4 * Shape::kWarpgroups);
     }
     make_barriers_visible();
-    prefetch_map(rows);
+    if (!kLists) prefetch_map(rows);
   }
   allow_next_launch();
   wait_for_previous_launch();
@@ -310,11 +392,22 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   index.build(groups, Shape::kRows);
   const int k = product.k, n = product.n;
   RingIndex at;
+  __shared__ float scales[kLists ? kStages : 1][Shape::kRows];
+  __shared__ int places[kLists ? kStages : 1][Shape::kRows];
+  const bool scatters = kLists && product.lists.out_rows != nullptr;
 
   if (threadIdx.x >= 128 * Shape::kWarpgroups) {
-    const RowLoader<Shape, Walk, T, Out> loader = {
-        rows, groups, product, chunk, offset, k, n, index, ring, announced, filled, emptied, tiles};
-    loader.load_all(at);
+    if constexpr (kLists) {
+      const RowGatherer<Shape, Walk, T, Out> loader = {groups,    product, chunk,   offset, k,
+                                                       n,         index,   ring,    scales, places,
+                                                       announced, filled,  emptied, tiles};
+      loader.load_all(at);
+    } else {
+      const RowLoader<Shape, Walk, T, Out> loader = {rows,   groups,  product, chunk, offset,
+                                                     k,      n,       index,   ring,  announced,
+                                                     filled, emptied, tiles};
+      loader.load_all(at);
+    }
     return;
   }
 
@@ -328,6 +421,16 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   // Results of full rows leave together; others are stored from registers.
   Out* const result = reinterpret_cast<Out*>(ring + kStages * Shape::kStageBytes);
   const bool leaves = gridDim.y == 1 && n * sizeof(Out) % 16 == 0 && product.out_aligned;
+  // Of rows that are written one by one: this thread's 16 bytes, its first row, and how far on the
+  // next one is.
+  struct {
+    int unit, row, step;
+  } copies = {0, 0, 0};
+  if (scatters && leaves) {
+    const int units = n * static_cast<int>(sizeof(Out)) / 16;
+    copies = {static_cast<int>(threadIdx.x) % units, static_cast<int>(threadIdx.x) / units,
+              128 * Shape::kWarpgroups / units};
+  }
   for (;; at.advance(kStages)) {
     announced[at.stage].wait(at.parity);
     const Tile tile = tiles[at.stage];
@@ -351,6 +454,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
               bias[j] = widen(product.bias[int64_t{weight.index} * n + column + j]);
       }
       filled[at.stage].wait(at.parity);
+      if constexpr (kLists) make_visible_to_copies();  // and to matrix instructions
       const uint64_t b = matrix_descriptor(ring + at.stage * Shape::kStageBytes);
       warpgroup_arrive();
 #pragma unroll
@@ -361,43 +465,73 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       }
       warpgroup_commit();
       warpgroup_wait();
+      if constexpr (kLists)
+        if (product.lists.scale != nullptr)
+#pragma unroll
+          for (int j = 0; j < Shape::kRows / 2; ++j)
+            sum[j] *= scales[at.stage][j / 4 * 8 + threadIdx.x % 4 * 2 + j % 2];
     } else {
       filled[at.stage].wait(at.parity);
 #pragma unroll
       for (float& x : sum) x = 0;
     }
-    if (threadIdx.x % 32 == 0) emptied[at.stage].arrive();
+    if (!kLists && threadIdx.x % 32 == 0) emptied[at.stage].arrive();
     const bool acts =
         weight.exists && (product.bias != nullptr || product.activation != Activation::kNone);
     if (acts)
 #pragma unroll
       for (int j = 0; j < Shape::kRows / 2; ++j)
         sum[j] = activated<false>(product.activation, sum[j] + bias[j / 2 % 2]);
-    const auto store = [&](Out* out, int count) {
+    const auto store = [&](Out* out, int count, const auto& place_of) {
 #pragma unroll
       for (int j = 0; j < Shape::kRows / 4; ++j) {
         const int row = j / 2 * 8 + threadIdx.x % 4 * 2 + j % 2;
-        if (row < count)
-          store_pair(out + int64_t{row} * n, column + 1 < n, together, sum[j / 2 * 4 + j % 2],
+        if (row >= count) continue;
+        const int64_t place = place_of(row);
+        if (!kLists || place >= 0)
+          store_pair(out + place * n, column + 1 < n, together, sum[j / 2 * 4 + j % 2],
                      sum[j / 2 * 4 + j % 2 + 2]);
       }
     };
+    const auto in_order = [](int row) { return int64_t{row}; };
     Out* const out = product.out + int64_t{tile.row} * n;
     if (leaves) {
       if (threadIdx.x == 0) wait_until_read();
       sync_some<128 * Shape::kWarpgroups>(1);
-      if (column < n) store(result + column, Shape::kRows);
-      make_visible_to_copies();
+      if (column < n) store(result + column, Shape::kRows, in_order);
+      if (!scatters) make_visible_to_copies();
       sync_some<128 * Shape::kWarpgroups>(1);
-      if (threadIdx.x == 0 && tile.count > 0)
+      if (scatters) {  // whole rows at once: pieces of them, or copies row by row, take longer
+        if (copies.row < copies.step)
+#pragma unroll 4
+          for (int row = copies.row; row < tile.count; row += copies.step) {
+            const int64_t place = listed(places[at.stage], row, groups.num_rows);
+            if (place >= 0)
+              reinterpret_cast<uint4*>(product.out + place * n)[copies.unit] =
+                  reinterpret_cast<const uint4*>(result + row * n)[copies.unit];
+          }
+      } else if (threadIdx.x == 0 && tile.count > 0) {
         copy_out(out, result, static_cast<unsigned>(tile.count * n * sizeof(Out)));
+      }
+    } else if (scatters) {
+      if (column < n)
+        store(product.out + column, tile.count,
+              [&](int row) { return listed(places[at.stage], row, groups.num_rows); });
     } else if (column < n) {
-      store(out + column, tile.count);
+      store(out + column, tile.count, in_order);
+    }
+    if (kLists) {  // scales and places have been read
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) emptied[at.stage].arrive();
     }
   }
+  if (kLists)
+    clear_others(product, groups.num_rows, blockIdx.y * Shape::kColumns, Shape::kColumns,
+                 128 * Shape::kWarpgroups);
   if (threadIdx.x == 0) wait_until_written();
 }
 
+#endif
 // --- Everywhere ----------------------------------------------------------------------------------
 
 template <class Tiles, typename T, typename Out>
@@ -434,7 +568,7 @@ __global__ void __launch_bounds__(kTileThreads)
         const int row = j / kDepth, d = j % kDepth;
         int64_t from = -1;
         if (row < tile.count && depth + d < k) from = product.source_of(int64_t{tile.row} + row);
-        shared.set_left(row, d, from >= 0 ? product.lhs[from * k + depth + d] : T(0.f));
+        shared.set_left(row, d, from >= 0 ? product.lhs[from * k + depth + d] : T{});
       }
       for (int j = threadIdx.x; j < kTileColumns * kDepth; j += kTileThreads) {
         const int column = product.transposed ? j / kDepth : j % kTileColumns;
@@ -442,7 +576,7 @@ __global__ void __launch_bounds__(kTileThreads)
         const bool valid = first_column + column < n && depth + d < k;
         const int64_t from = product.transposed ? int64_t{first_column + column} * k + depth + d
                                                 : int64_t{depth + d} * n + first_column + column;
-        shared.set_right(column, d, valid ? weights[from] : T(0.f));
+        shared.set_right(column, d, valid ? weights[from] : T{});
       }
       __syncthreads();
       tiles.add(shared);

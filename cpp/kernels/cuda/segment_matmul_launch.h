@@ -8,7 +8,9 @@
 #include "launch.h"
 #include "segment_matmul.cuh"
 #include "segment_matmul.h"
+#ifndef JAX_GNN_EMULATED
 #include "tensor_map.h"
+#endif
 
 namespace jax_gnn::cuda {
 namespace {
@@ -31,45 +33,58 @@ inline unsigned num_blocks(const MatmulSchedule& schedule, const Groups& groups,
                           int64_t{num_multiprocessors()} * blocks_per_multiprocessor));
 }
 
+#ifndef JAX_GNN_EMULATED
 template <class Shape, typename T, typename Out>
 cudaError_t launch_hopper(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
                           const Product<T, Out>& product) {
   const auto kernel = hopper_matmul_kernel<Shape, T, Out>;
-  TensorMap rows;
-  const cudaError_t error =
-      describe(product.lhs, groups.num_rows, product.k, Shape::kRows, Shape::kChunks, rows);
-  if (error != cudaSuccess) return error;
+  TensorMap rows = {};
+  if (!Shape::kLists) {
+    const cudaError_t error =
+        describe(product.lhs, groups.num_rows, product.k, Shape::kRows, Shape::kChunks, rows);
+    if (error != cudaSuccess) return error;
+  }
   const dim3 grid(num_blocks(schedule, groups, Shape::kRows, Shape::kBlocks),
                   static_cast<unsigned>(ceil_div(product.n, Shape::kColumns)));
   return launch(stream, {grid, Shape::kThreads, Shape::kSharedBytes}, kernel, rows, groups, product,
                 static_cast<int>(schedule.chunk));
 }
 
+// Whether the kernels for Hopper have a variant for lists: not where the product widens, to be
+// compiled in half the time.
+template <typename T, typename Out>
+constexpr bool kTakesLists = std::is_same_v<T, Out>;
+
 template <typename T, int kChunks, typename Out>
 cudaError_t launch_chunks(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
                           const Product<T, Out>& product) {
   constexpr int kLargest = kChunks == 1 ? 128 : 64;
-  const bool small = schedule.tile < kLargest;
-  if constexpr (kChunks < 8) {
-    if (product.n > 64)
-      return small ? launch_hopper<HopperTile<T, Out, kChunks, 2, 64>>(stream, schedule, groups,
-                                                                       product)
-                   : launch_hopper<HopperTile<T, Out, kChunks, 2, kLargest>>(stream, schedule,
-                                                                             groups, product);
-  }
-  return small
-             ? launch_hopper<HopperTile<T, Out, kChunks, 1, 64>>(stream, schedule, groups, product)
-             : launch_hopper<HopperTile<T, Out, kChunks, 1, kLargest>>(stream, schedule, groups,
-                                                                       product);
+  const auto with_columns = [&](auto columns) {
+    constexpr int kWarpgroups = decltype(columns)::value;
+    constexpr int kListed = kWarpgroups == 2 && kChunks <= 2 && sizeof(T) == 2 ? 128 : 64;
+    if constexpr (kTakesLists<T, Out>)
+      if (product.lists.any())
+        return launch_hopper<HopperTile<T, Out, kChunks, kWarpgroups, kListed, true>>(
+            stream, schedule, groups, product);
+    return schedule.tile < kLargest
+               ? launch_hopper<HopperTile<T, Out, kChunks, kWarpgroups, 64, false>>(
+                     stream, schedule, groups, product)
+               : launch_hopper<HopperTile<T, Out, kChunks, kWarpgroups, kLargest, false>>(
+                     stream, schedule, groups, product);
+  };
+  if constexpr (kChunks < 8)
+    if (product.n > 64) return with_columns(std::integral_constant<int, 2>());
+  return with_columns(std::integral_constant<int, 1>());
 }
+#endif
 
 }  // namespace
 
 template <typename T, typename Acc, typename Out>
 cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
-                           const Groups& groups, int64_t k, int64_t n, bool transposed, bool exact,
-                           Activation activation, const T* lhs, const T* rhs, const T* bias,
-                           const RowLists<Acc>& lists, Out* out) {
+                           const Groups& groups, int64_t k, int64_t n, bool transposed,
+                           [[maybe_unused]] bool exact, Activation activation, const T* lhs,
+                           const T* rhs, const T* bias, const RowLists<Acc>& lists, Out* out) {
   constexpr int64_t kMax = 1 << 30;
   if (groups.num_rows <= 0 || n <= 0) return cudaSuccess;
   if (k > kMax || n > kMax || groups.num_rows > 0x7fffffff || lists.num_lhs > 0x7fffffff ||
@@ -85,19 +100,19 @@ cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
                                    aligned(out, 16),
                                    activation,
                                    lists};
-  const bool is_direct =
-      lists.lhs_rows == nullptr && lists.out_rows == nullptr && lists.scale == nullptr;
+#ifndef JAX_GNN_EMULATED
   if constexpr (sizeof(T) <= 4) {
     const int64_t chunks = ceil_div(k * sizeof(T), kChunkBytes);
-    if (is_direct && compute_capability() == 9 && !(exact && sizeof(T) == 4) && k > 0 &&
-        chunks <= 8 && k * sizeof(T) % 16 == 0 && aligned(lhs, 16) && aligned(rhs, 8) &&
-        aligned(out, 8)) {
+    if ((kTakesLists<T, Out> || !lists.any()) && compute_capability() == 9 &&
+        !(exact && sizeof(T) == 4) && k > 0 && chunks <= 8 && k * sizeof(T) % 16 == 0 &&
+        aligned(lhs, 16) && aligned(rhs, 8) && aligned(out, 8)) {
       if (chunks <= 1) return launch_chunks<T, 1>(stream, schedule, groups, product);
       if (chunks <= 2) return launch_chunks<T, 2>(stream, schedule, groups, product);
       if (chunks <= 4) return launch_chunks<T, 4>(stream, schedule, groups, product);
       return launch_chunks<T, 8>(stream, schedule, groups, product);
     }
   }
+#endif
   const auto plain = [&](auto tiles) {
     using Tiles = decltype(tiles);
     const dim3 grid(num_blocks(schedule, groups, Tiles::kRows, 3),
@@ -106,9 +121,11 @@ cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
     return launch(stream, {grid, kTileThreads, 0}, plain_matmul_kernel<Tiles, T, Out>, groups,
                   product);
   };
+#ifndef JAX_GNN_EMULATED
   if constexpr (sizeof(T) <= 4)
     if (compute_capability() >= 8 && !(exact && sizeof(T) == 4))
       return plain(TensorProduct<T, 128>());
+#endif
   return plain(ExactProduct<T, sizeof(T) == 8 ? 64 : 128>());
 }
 

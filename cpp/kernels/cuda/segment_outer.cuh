@@ -101,6 +101,7 @@ __device__ __forceinline__ void write_sum(const OuterProduct<T, Out>& product, u
   write([=](int64_t at, const auto& run) { store_run(part + at, run); });
 }
 
+#ifndef JAX_GNN_EMULATED
 // --- Hopper and later, with 227 KB of shared memory ----------------------------------------------
 
 // Stages of a ring of tiles in shared memory, `kOther` bytes of which are taken, of a block of
@@ -115,14 +116,15 @@ struct OuterRing {
 
 // kTile by kTile of a result, by warps of 32 by kColumns each, over which the rows of a tile
 // are dealt in kParts. A stage holds kRows rows of both sides.
-template <typename T, int kTile_>
+template <typename T, int kTile_, bool kLists_>
 struct OuterTile {
-  static constexpr int kTile = kTile_;
+  static constexpr int kTile = kTile_, kLoaders = kLists_ ? 2 : 1;
+  static constexpr bool kLists = kLists_;
   static constexpr int kColumns = least(kTile, 64);
   static constexpr int kWarpsDown = kTile / 32, kWarpsAcross = kTile / kColumns;
   static constexpr int kParts = most(1, 4 / (kWarpsDown * kWarpsAcross));
   static constexpr int kWarps = kWarpsDown * kWarpsAcross * kParts;
-  static constexpr int kThreads = 32 * kWarps + 32;
+  static constexpr int kThreads = 32 * (kWarps + kLoaders);
   static constexpr int kChunks = (kTile * static_cast<int>(sizeof(T)) + kChunkBytes - 1) /
                                  kChunkBytes;  // of a row of one side
   static constexpr int kRows = (kTile == 128 ? 256 : 128) / kChunks;
@@ -170,6 +172,18 @@ struct OuterFragments<float, kColumns> {
         b[4 * chunk + 1][odd] = other.y;
         b[4 * chunk + 2][odd] = other.z;
         b[4 * chunk + 3][odd] = other.w;
+      }
+    }
+  }
+  // Multiplies the left side's rows, of which `scales` has the factors.
+  __device__ __forceinline__ void scale(const float* scales) {
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      const float factor = scales[threadIdx.x % 4 * 2 + odd];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        unsigned& word = a[i / 2][2 * odd + i % 2];
+        word = __float_as_uint(__uint_as_float(word) * factor);
       }
     }
   }
@@ -254,10 +268,12 @@ struct OuterFragments {
 
 // What both kernels for Hopper and later have in common: rows on their way through shared memory,
 // one warp that loads them, and where sums go. Barriers and tiles lie in shared memory.
+// Shape::kLists: product.lists holds some, and each side has a warp that loads.
 template <class Shape, typename T, typename Out>
 class OuterPipeline {
  public:
-  static constexpr int kConsumers = Shape::kThreads - 32;
+  static constexpr bool kLists = Shape::kLists;
+  static constexpr int kConsumers = Shape::kThreads - 32 * Shape::kLoaders;
   static constexpr int kChunkSize = Shape::kRows * kChunkBytes;
   static constexpr int kPerChunk = kChunkBytes / sizeof(T);
   using Walk = TileWalk<Shape::kThreads, 1, false>;
@@ -265,6 +281,7 @@ class OuterPipeline {
   struct Shared {
     Barrier filled[Shape::Ring::kStages], emptied[Shape::Ring::kStages];
     Tile tiles[Shape::Ring::kStages];
+    float scales[kLists ? Shape::Ring::kStages : 1][kLists ? Shape::kRows : 1];
     typename Walk::Index index;
   };
 
@@ -278,12 +295,14 @@ class OuterPipeline {
       : ring(first_chunk(dynamic)), groups_(groups), product_(product), shared_(shared) {
     if (threadIdx.x == 0) {
       for (int stage = 0; stage < Shape::Ring::kStages; ++stage) {
-        shared.filled[stage].init(1);
+        shared.filled[stage].init(kLists ? 65 : 1);
         shared.emptied[stage].init(kConsumers / 32);
       }
       make_barriers_visible();
-      prefetch_map(lhs);
-      prefetch_map(rhs);
+      if (!kLists) {
+        prefetch_map(lhs);
+        prefetch_map(rhs);
+      }
     }
     allow_next_launch();
     wait_for_previous_launch();
@@ -324,6 +343,76 @@ class OuterPipeline {
     }
   }
 
+  // The same where rows are read, or scaled, by lists: in copies of 16 bytes, by all lanes of a
+  // warp for each side.
+  __device__ __forceinline__ void load_lists() {
+    const auto& lists = product_.lists;
+    const int lane = threadIdx.x % 32;
+    const bool is_left = threadIdx.x < kConsumers + 32;
+    const int64_t num_rows = is_left ? lists.num_lhs : lists.num_rhs;
+    const int64_t num_others = is_left ? lists.num_rhs : lists.num_lhs;
+    const int* const rows = is_left ? lists.lhs_rows : lists.rhs_rows;
+    const int* const others = is_left ? lists.rhs_rows : lists.lhs_rows;
+    const T* const matrix = is_left ? product_.lhs : product_.rhs;
+    const int columns = is_left ? product_.k : product_.n;
+    const int column = is_left ? first_row_ : first_column_;
+    Walk walk(groups_, Shape::kRows, shared_.index);
+    walk.enter_part(!product_.splits);
+    struct Ahead {
+      Tile tile;
+      RowIds<Shape::kRows> ids, others;
+    };
+    const auto advance = [&](Ahead& ahead) {
+      ahead.tile.count = -1;
+      if (!walk.has_next()) return;
+      ahead.tile = walk.next();
+#pragma unroll
+      for (int i = 0; i < Shape::kRows / 32; ++i) {
+        const int row = i * 32 + lane, at = ahead.tile.row + row;
+        const bool valid = row < ahead.tile.count;
+        ahead.ids[i] = ahead.others[i] = valid ? at : -1;
+        if (valid && rows != nullptr) ahead.ids[i] = rows[at];
+        if (valid && others != nullptr) ahead.others[i] = others[at];
+      }
+    };
+    // Ids are fetched two tiles ahead.
+    Ahead now, next, later;
+    advance(now);
+    advance(next);
+    for (; now.tile.count >= 0; now = next, next = later, at_.advance(Shape::Ring::kStages)) {
+      advance(later);
+      Barrier& filled = shared_.filled[at_.stage];
+      shared_.emptied[at_.stage].wait(at_.parity ^ 1);
+      if (now.tile.count > 0) {
+#pragma unroll
+        for (int i = 0; i < Shape::kRows / 32; ++i)  // left out, whatever this side's row holds
+          if (!is_id(now.others[i], static_cast<unsigned>(num_others))) now.ids[i] = -1;
+        start_rows<Shape::kRows, Shape::kRows, Shape::kChunks>(
+            matrix, num_rows, columns, column, now.ids, 0,
+            shared_address(ring + at_.stage * Shape::kStageBytes) +
+                (is_left ? 0 : Shape::kStageBytes / 2));
+        if (lists.scale != nullptr && is_left)
+#pragma unroll
+          for (int i = 0; i < Shape::kRows / 32; ++i) {
+            const int row = i * 32 + lane;
+            start_copy<4>(shared_address(&shared_.scales[at_.stage][row]),
+                          lists.scale + now.tile.row + row, row < now.tile.count);
+          }
+      }
+      arrive_when_copied(filled);
+      if (lane == 0 && is_left) {
+        shared_.tiles[at_.stage] = now.tile;
+        filled.arrive();
+      }
+    }
+    shared_.emptied[at_.stage].wait(at_.parity ^ 1);
+    arrive_when_copied(shared_.filled[at_.stage]);
+    if (lane == 0 && is_left) {
+      shared_.tiles[at_.stage] = {0, 0, -1, false, false};
+      shared_.filled[at_.stage].arrive();
+    }
+  }
+
   // Waits for the next tile, for the other warps. False: all is done.
   __device__ __forceinline__ bool next() {
     if (ends_) return false;
@@ -337,6 +426,10 @@ class OuterPipeline {
   // The tile's left side; the right one is half a stage behind.
   __device__ __forceinline__ unsigned char* left() const {
     return ring + at_.stage * Shape::kStageBytes;
+  }
+  // The factors of the tile's rows, if any.
+  __device__ __forceinline__ const float* scales() const {
+    return kLists && product_.lists.scale != nullptr ? shared_.scales[at_.stage] : nullptr;
   }
   // The warp has read the tile.
   __device__ __forceinline__ void release() {
@@ -393,7 +486,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   __shared__ typename Pipeline::Shared shared;
   Pipeline pipeline(lhs, rhs, groups, product, shared, dynamic);
   if (Pipeline::is_loader()) {
-    pipeline.load(lhs, rhs);
+    if constexpr (Shape::kLists)
+      pipeline.load_lists();
+    else
+      pipeline.load(lhs, rhs);
     return;
   }
   const int warp = threadIdx.x / 32;
@@ -407,6 +503,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
                                 row % Pipeline::kPerChunk * sizeof(T);
     const unsigned char* right = pipeline.left() + Shape::kStageBytes / 2 +
                                  column / Pipeline::kPerChunk * Pipeline::kChunkSize;
+    const float* const scales = pipeline.scales();
     const auto add = [&](auto full) {
       constexpr bool kFull = decltype(full)::value;
 #pragma unroll(kFull ? kRows / Shape::kStepRows / Shape::kParts : 1)
@@ -414,6 +511,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
            begin += Shape::kParts * Shape::kStepRows) {
         Fragments fragments;
         fragments.template load<kFull>(left, right, Pipeline::kChunkSize, begin, count - begin);
+        if constexpr (Shape::kLists && sizeof(T) == 4)
+          if (scales != nullptr) fragments.scale(scales + begin);
 #pragma unroll
         for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -468,9 +567,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 
 // kTile by kTile of a result of a half type, by warpgroups of 64 by kTile each: the matrix
 // instructions take both sides from a stage as they lie.
-template <typename T, int kTile_>
+template <typename T, int kTile_, bool kLists_>
 struct WarpgroupTile {
-  static constexpr int kTile = kTile_, kConsumers = 2 * kTile, kThreads = kConsumers + 32;
+  static constexpr int kTile = kTile_, kLoaders = kLists_ ? 2 : 1;
+  static constexpr bool kLists = kLists_;
+  static constexpr int kConsumers = 2 * kTile, kThreads = kConsumers + 32 * kLoaders;
   static constexpr int kRows = 128, kChunks = kTile / 64;
   static constexpr int kStageBytes = 2 * kChunks * kRows * kChunkBytes;
   static constexpr int kBlocks = kTile == 128 ? 1 : 2;
@@ -505,7 +606,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   __shared__ typename Pipeline::Shared shared;
   Pipeline pipeline(lhs, rhs, groups, product, shared, dynamic);
   if (Pipeline::is_loader()) {
-    pipeline.load(lhs, rhs);
+    if constexpr (Shape::kLists)
+      pipeline.load_lists();
+    else
+      pipeline.load(lhs, rhs);
     return;
   }
   const int warp = threadIdx.x / 32, quad = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
@@ -523,6 +627,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
                                   (first + i / 8 % rows) * kChunkBytes + i % 8 * 16) = {};
       make_visible_to_copies();
       sync_some<Shape::kConsumers>(1);
+    } else if (Shape::kLists) {
+      make_visible_to_copies();  // and to matrix instructions
     }
     const uint64_t a = matrix_descriptor(left + warp / 4 * kChunkSize);
     const uint64_t b = matrix_descriptor(right, kChunkSize);
@@ -553,6 +659,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   pipeline.end();
 }
 
+#endif
 // --- Everywhere ----------------------------------------------------------------------------------
 
 template <class Tiles, typename T, typename Out>
@@ -598,7 +705,7 @@ __global__ void __launch_bounds__(kTileThreads)
           const int64_t at = int64_t{tile.row} + begin + row;
           const bool valid = begin + row < tile.count && first + feature < features;
           const int64_t source = valid ? product.sources_of(at).*side : -1;
-          set(feature, row, source >= 0 ? from[source * features + first + feature] : T(0.f),
+          set(feature, row, source >= 0 ? from[source * features + first + feature] : T{},
               source >= 0 ? at : -1);
         }
       };

@@ -8,25 +8,31 @@
 #include "launch.h"
 #include "segment_matmul.h"
 #include "segment_outer.cuh"
+#ifndef JAX_GNN_EMULATED
 #include "tensor_map.h"
+#endif
 
 namespace jax_gnn::cuda {
 namespace {
 
+#ifndef JAX_GNN_EMULATED
 template <class Shape, class Kernel, typename T, typename Out>
 cudaError_t launch_tiles(cudaStream_t stream, Kernel kernel, const Groups& groups, unsigned blocks,
                          const OuterProduct<T, Out>& product) {
-  TensorMap lhs, rhs;
-  cudaError_t error =
-      describe(product.lhs, groups.num_rows, product.k, Shape::kRows, Shape::kChunks, lhs);
-  if (error != cudaSuccess) return error;
-  error = describe(product.rhs, groups.num_rows, product.n, Shape::kRows, Shape::kChunks, rhs);
-  if (error != cudaSuccess) return error;
+  TensorMap lhs = {}, rhs = {};
+  if (!Shape::kLists) {
+    cudaError_t error =
+        describe(product.lhs, groups.num_rows, product.k, Shape::kRows, Shape::kChunks, lhs);
+    if (error != cudaSuccess) return error;
+    error = describe(product.rhs, groups.num_rows, product.n, Shape::kRows, Shape::kChunks, rhs);
+    if (error != cudaSuccess) return error;
+  }
   const dim3 grid(blocks, static_cast<unsigned>(ceil_div(product.k, Shape::kTile) *
                                                 ceil_div(product.n, Shape::kTile)));
   return launch(stream, {grid, Shape::kThreads, Shape::Ring::kSharedBytes}, kernel, lhs, rhs,
                 groups, product);
 }
+#endif
 
 template <class Tiles, typename T, typename Out>
 cudaError_t launch_plain(cudaStream_t stream, const Groups& groups, unsigned blocks,
@@ -41,8 +47,9 @@ cudaError_t launch_plain(cudaStream_t stream, const Groups& groups, unsigned blo
 
 template <typename T, typename Acc, typename Out>
 cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
-                          int64_t k, int64_t n, bool exact, bool deterministic, const T* lhs,
-                          const T* rhs, const FactorLists<Acc>& lists, Out* out, void* workspace) {
+                          int64_t k, int64_t n, [[maybe_unused]] bool exact, bool deterministic,
+                          const T* lhs, const T* rhs, const FactorLists<Acc>& lists, Out* out,
+                          void* workspace) {
   constexpr int64_t kMax = 1 << 24;
   if (groups.num_groups <= 0 || k <= 0 || n <= 0) return cudaSuccess;
   if (k > kMax || n > kMax || groups.num_rows > 0x7fffffff || groups.num_sizes > 1 << 30)
@@ -57,8 +64,6 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
                                   schedule.chunk == 0,
                                   {static_cast<Acc*>(workspace), k * n, 0},
                                   lists};
-  const bool is_direct =
-      lists.lhs_rows == nullptr && lists.rhs_rows == nullptr && lists.scale == nullptr;
   const int64_t blocks = std::max<int64_t>(schedule.blocks, 1);
   product.workspace.blocks = blocks;
   cudaError_t error = cudaSuccess;
@@ -70,16 +75,28 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
   }
   const auto grid_x = static_cast<unsigned>(blocks);
   const auto sum_up = [&]() -> cudaError_t {
+#ifndef JAX_GNN_EMULATED
     if constexpr (sizeof(T) <= 4) {
+      // Half types go from memory to matrix units as they lie: nothing can scale them on the way.
+      // And products that widen have no variant for lists, to be compiled in half the time.
+      constexpr bool kTakesLists = std::is_same_v<T, Out>;
+      const bool takes_lists = kTakesLists && (lists.scale == nullptr || sizeof(T) == 4);
       const int capability = compute_capability();
       const bool tensor = capability >= 8 && !(exact && sizeof(T) == 4);
       const bool large = capability >= 9 && most_shared_memory() >= 227 * 1024;
-      if (is_direct && tensor && large && groups.num_rows > 0 && k * sizeof(T) % 16 == 0 &&
-          n * sizeof(T) % 16 == 0 && aligned(lhs, 16) && aligned(rhs, 16)) {
+      if ((takes_lists || !lists.any()) && tensor && large && groups.num_rows > 0 &&
+          k * sizeof(T) % 16 == 0 && n * sizeof(T) % 16 == 0 && aligned(lhs, 16) &&
+          aligned(rhs, 16)) {
         const auto by_warps = [&](auto tile) {
-          using Shape = OuterTile<T, decltype(tile)::value>;
-          return launch_tiles<Shape>(stream, warp_outer_kernel<Shape, T, Out>, groups, grid_x,
-                                     product);
+          constexpr int kTile = decltype(tile)::value;
+          const auto with = [&](auto shape) {
+            using Shape = decltype(shape);
+            return launch_tiles<Shape>(stream, warp_outer_kernel<Shape, T, Out>, groups, grid_x,
+                                       product);
+          };
+          if constexpr (kTakesLists)
+            if (product.lists.any()) return with(OuterTile<T, kTile, true>());
+          return with(OuterTile<T, kTile, false>());
         };
         const int64_t larger = std::max(k, n);
         constexpr std::integral_constant<int, 64> k64;
@@ -87,9 +104,15 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
         if constexpr (sizeof(T) == 2)
           if (capability == 9) {
             const auto by_warpgroups = [&](auto tile) {
-              using Shape = WarpgroupTile<T, decltype(tile)::value>;
-              return launch_tiles<Shape>(stream, warpgroup_outer_kernel<Shape, T, Out>, groups,
-                                         grid_x, product);
+              constexpr int kTile = decltype(tile)::value;
+              const auto with = [&](auto shape) {
+                using Shape = decltype(shape);
+                return launch_tiles<Shape>(stream, warpgroup_outer_kernel<Shape, T, Out>, groups,
+                                           grid_x, product);
+              };
+              if constexpr (kTakesLists)
+                if (product.lists.any()) return with(WarpgroupTile<T, kTile, true>());
+              return with(WarpgroupTile<T, kTile, false>());
             };
             return larger <= 64 ? by_warpgroups(k64) : by_warpgroups(k128);
           }
@@ -98,6 +121,7 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
       }
       if (tensor) return launch_plain<TensorProduct<T, 64>>(stream, groups, grid_x, product);
     }
+#endif
     return launch_plain<ExactProduct<T, 64>>(stream, groups, grid_x, product);
   };
   error = sum_up();

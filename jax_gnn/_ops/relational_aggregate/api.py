@@ -26,7 +26,7 @@ from jax_gnn._ops.segment_reduce.primitive import gather, reduce_messages
 from jax_gnn.relational import RelationalGraph
 
 # The parts that a way goes through.
-_NEEDS = {"source_pairs": "from_pairs", "destination_pairs": "to_pairs"}
+_NEEDS = {"source_pairs": "from_pairs", "destination_pairs": "to_pairs", "tiles": "tiles"}
 
 
 @public

@@ -14,15 +14,17 @@ import jax
 from jax import Array
 
 from jax_gnn._core.batching import batch_apart
-from jax_gnn._core.op import Bind, Op, define
+from jax_gnn._core.op import Bind, Call, Op, define
 from jax_gnn._core.relations import RelationalMatrix
 from jax_gnn._ops.relational_aggregate import xla
 from jax_gnn._ops.relational_aggregate.schedule import (
     FAMILY,
     MIRROR,
     Way,
+    chosen,
     chosen_for_gradients,
 )
+from jax_gnn._ops.relational_aggregate.tiles import tiles_call
 
 
 class Relations(NamedTuple):
@@ -45,6 +47,21 @@ def _result(operands: Relations, *, transposed: bool, **attributes: Any) -> jax.
     del attributes
     shape = operands.matrix.nodes.by_row.num_rows, operands.rhs.shape[1 if transposed else 2]
     return jax.ShapeDtypeStruct(shape, operands.x.dtype)
+
+
+def _call(
+    platform: str, operands: Relations, *, transposed: bool, method: Way | None, precision: Any
+) -> Call | None:
+    """Of the one kernel that does all; the other ways are other primitives."""
+    del platform
+    if method is None:
+        method = chosen(
+            xla.counts(operands.x, operands.rhs, operands.matrix, transposed=transposed)
+        )
+    if method != "tiles":
+        return None
+    dtype = operands.x.dtype
+    return tiles_call(operands, transposed=transposed, precision=precision, dtype=dtype)
 
 
 def _flops(operands: Relations, *, transposed: bool, **attributes: Any) -> int:
@@ -102,7 +119,8 @@ relational_aggregate = define(
         operands=Relations,
         result=_result,
         xla=xla.relational_aggregate,
-        platforms=(),
+        platforms=("cuda",),
+        call=_call,
         transpose={"x": _transpose_x, "rhs": _transpose_rhs, "weight": _transpose_weight},
         batch=batch_apart,
         flops=_flops,

@@ -13,6 +13,7 @@ from jax_gnn._core.arrays import accumulator_dtype, promoted, take
 from jax_gnn._core.csr import Csr, SparseMatrix, entrywise, permutation
 from jax_gnn._core.ids import PADDING, bounded, in_range, index_dtype, row_starts
 from jax_gnn._core.relations import Pairs, RelationalMatrix
+from jax_gnn._core.tiles import Tiles
 from jax_gnn._ops.relational_aggregate.schedule import Counts, Way, chosen
 from jax_gnn._ops.segment_matmul import primitive as products
 from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce, total
@@ -34,12 +35,16 @@ def counts(x: Any, rhs: Any, matrix: RelationalMatrix, *, transposed: bool) -> C
         relations=num_relations,
         source_pairs=pairs_of(matrix.pair_src),
         destination_pairs=pairs_of(matrix.pair_dst),
-        tiles=0,
-        t_tiles=0,
+        tiles=_items_of(matrix.tiles),
+        t_tiles=_items_of(matrix.t_tiles),
         k=n if transposed else k,
         n=k if transposed else n,
         itemsize=np.dtype(x.dtype).itemsize,
     )
+
+
+def _items_of(tiles: Tiles | None) -> int:
+    return 0 if tiles is None else _at_least_one(tiles.items.shape[0])
 
 
 def _at_least_one(size: Any) -> Any:
@@ -60,8 +65,9 @@ def relational_aggregate(
     precision: Any,
     implementation: str | None = None,
 ) -> Array:
-    if method in (None, "tiles"):
-        method = chosen(counts(x, rhs, matrix, transposed=transposed))
+    if method in (None, "tiles"):  # tiles are for a kernel
+        found = counts(x, rhs, matrix, transposed=transposed)
+        method = chosen(found._replace(tiles=0, t_tiles=0))
     options = {"precision": precision, "implementation": implementation}
     if method == "edges":
         return _by_edge(x, rhs, weight, matrix, transposed=transposed, **options)
@@ -71,11 +77,11 @@ def relational_aggregate(
     pairs = _part(matrix.pair_dst)
     z = _products(
         *(sums_by_destination_pair(x, weight, matrix, implementation), rhs, None),
-        *(pairs.sizes, pairs.numbering, pairs.to_node_order),
+        *(pairs.sizes, pairs.numbering, None),
         transposed=transposed,
         **options,
     )
-    return total(z, pairs.node_segments, implementation)
+    return total(z, pairs.gather.T, implementation)
 
 
 def products_of_source_pairs(x: Array, rhs: Array, matrix: RelationalMatrix, **options: Any) -> Any:

@@ -1,0 +1,263 @@
+"""Datasets of edges with relations: what the loaders read, and what they refuse."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jax_gnn import datasets
+from jax_gnn.datasets import RelationalDataset, _check
+
+TRIPLES = """\
+# people
+<http://a/Ann> <http://r/knows> <http://a/Bo> .
+<http://a/Bo> <http://r/knows> <http://a/Ann>.
+
+<http://a/Ann> <http://r/name> "A \\"n\\" n"@en-GB . # a comment
+_:b1 <http://r/knows> <http://a/Ann> .
+<http://a/Bo> <http://r/age> "4"^^<http://t/int> .
+<http://a/Bo> <http://r/knows> <http://a/Ann> .
+"""
+NODES = ('"4"^^<http://t/int>', '"A \\"n\\" n"@en-GB', "<http://a/Ann>", "<http://a/Bo>", "_:b1")
+TABLES = {
+    "completeDataset.tsv": "id\tperson\tlabel_group\n1\thttp://a/Ann\t1\n2\thttp://a/Bo\t0\n",
+    "trainingSet.tsv": "person\tid\tlabel_group\nhttp://a/Ann\t1.0\t1.0\n",
+    "testSet.tsv": "person\tid\tlabel_group\nhttp://a/Bo\t2.0\t0.0\n",
+}
+HGB = {
+    "link.dat": "0\t2\t0\t1\n2\t0\t1\t1.0\n1\t3\t0\t1\n",
+    "label.dat": "0\tOne\t0\t2,0\n",
+    "label.dat.test": "1\tTwo\t0\t1\n",
+    "info.dat": json.dumps(
+        {
+            "node.dat": {"node type": {"0": "movie", "1": "actor"}},
+            "link.dat": {
+                "link type": {
+                    "0": {"start": 0, "end": 1, "meaning": "has"},
+                    "1": {"start": 1, "end": 0, "meaning": "in"},
+                }
+            },
+            "label.dat": {"node type": {"0": {"0": "a", "1": "b", "2": "c"}}},
+        }
+    ),
+}
+NPZ: dict[str, Any] = {
+    "num_nodes": 5,
+    "num_relations": 3,
+    "src": [0, 1, 2, 0],
+    "rel": [2, 0, 0, 2],
+    "dst": [4, 3, 3, 4],
+    "relation_names": np.array(["a", "b", "c"]),
+    "node_names_utf8": np.frombuffer("é\nb\n\nd\ne".encode(), np.uint8),
+    "node_type": np.array([0, 0, 1, 1, -1], np.int8),
+    "node_type_names": np.array(["p", "q"]),
+    "x_p": np.ones((2, 3)),
+    "x_q_data": np.array([2.0]),
+    "x_q_indices": np.array([1]),
+    "x_q_indptr": np.array([0, 0, 1]),
+    "x_q_shape": np.array([2, 2]),
+    "unknown": np.zeros(3),
+}
+
+
+def write(folder: Path, files: dict[str, Any]) -> Path:
+    for name, text in files.items():
+        data = text if isinstance(text, bytes) else text.encode()
+        (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return folder
+
+
+def check(data: RelationalDataset, **wanted: Any) -> None:
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(getattr(data, name), value, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["toy_stripped.nt.gz", "toy.nt"])
+def test_triples(tmp_path: Path, name: str) -> None:
+    folder = write(tmp_path, {name: TRIPLES, **TABLES})
+    for source in (folder, folder / name):
+        data = datasets.load_relational(source)
+        assert repr(data) == (
+            "RelationalDataset('toy', num_nodes=5, num_edges=5, num_relations=3, num_classes=2)"
+        )
+        assert data.node_names == NODES
+        assert data.relation_names == ("http://r/knows", "http://r/age", "http://r/name")
+        check(data, src=[3, 4, 2, 3, 2], rel=[0, 0, 0, 1, 2], dst=[2, 2, 3, 0, 1])
+        check(data, y=[-1, -1, 1, 0, -1], train_idx=[2], test_idx=[3], label_names=("0", "1"))
+    graph = data.graph()
+    assert (graph.num_relations, graph.num_edges, graph.self_relation) == (7, 15, True)
+    bare = data.graph(inverse=False, self_relation=False)
+    assert (bare.num_relations, bare.num_edges, bare.nodes.max_in_degree) == (3, 5, 2)
+
+
+def test_triples_without_tables(tmp_path: Path) -> None:
+    data = datasets.load_rdf(write(tmp_path, {"toy.nt": TRIPLES}))
+    assert data.train_idx is None and data.label_names is None and data.num_classes == 0
+    empty = datasets.load_rdf(write(tmp_path, {"toy.nt": "\n# nothing\n"}))
+    assert (empty.num_nodes, empty.num_edges, empty.num_relations) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("<a> <b> .", "<a> <b> <c>", "<a> _:b <c> .", '"a" <b> <c> .', "<a> <b> <c> . <d>"),
+        *('<a> <b> "c .', '<a> <b> "c\\" .', "<a> <b c> <d> .", '<a> <b> "c"@ .', "a b c ."),
+    ],
+)
+def test_a_line_that_is_no_triple(tmp_path: Path, line: str) -> None:
+    folder = write(tmp_path, {"toy.nt.gz": f"<a> <b> <c> .\n\n{line}\n"})
+    with pytest.raises(ValueError, match=r"toy\.nt\.gz: line 3 is no triple"):
+        datasets.load_rdf(folder)
+
+
+def test_damaged_triples(tmp_path: Path) -> None:
+    whole = gzip.compress(TRIPLES.encode())
+    for data, message in (
+        (whole[:-20], "damaged after line"),
+        (b"no gzip", "damaged after line 0"),
+        (whole[:15] + b"\xff\x00" + whole[17:], "damaged|is no triple|not UTF-8"),
+        (gzip.compress(b"<a> <b> <\xff> .\n"), "line 1 is not UTF-8"),
+        (gzip.compress(b"#" * (2**20 + 1)), "line 1 is longer"),
+    ):
+        (tmp_path / "toy.nt.gz").write_bytes(data)
+        with pytest.raises(ValueError, match=rf"toy\.nt\.gz: .*({message})"):
+            datasets.load_rdf(tmp_path)
+
+
+def test_a_small_file_of_very_many_triples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is a thousandth once it is compressed."""
+    monkeypatch.setattr(_check, "_SMALL_FILE", 1)
+    (tmp_path / "toy.nt.gz").write_bytes(gzip.compress(b"<a> <b> <c> .\n" * 100_000, 9))
+    with pytest.raises(ValueError, match=r"toy\.nt\.gz: the triples would take"):
+        datasets.load_rdf(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("testSet.tsv", "", "line 1: expected the columns"),
+        ("testSet.tsv", "id\tlabel\n", "line 1: expected the columns"),
+        ("testSet.tsv", "n\tlabel\nhttp://a/Bo\n", "line 2: expected 2 columns, got 1"),
+        ("testSet.tsv", "n\tlabel\nhttp://a/Eve\t0\n", "line 2: <http://a/Eve> is no node"),
+        ("testSet.tsv", "n\tlabel\nhttp://a/Ann\t1\n", "node 2 is in train_idx too"),
+        ("other.nt", TRIPLES, "expected one file"),
+    ],
+)
+def test_tables_and_folders(tmp_path: Path, name: str, text: str, message: str) -> None:
+    folder = write(tmp_path, {"toy.nt": TRIPLES, **TABLES, name: text})
+    with pytest.raises(ValueError, match=message):
+        datasets.load_rdf(folder)
+
+
+def test_hgb(tmp_path: Path) -> None:
+    folder = write(tmp_path, HGB)
+    for source in (folder, folder / "link.dat"):
+        data = datasets.load_relational(source)
+        check(data, num_nodes=4, src=[0, 1, 2], rel=[0, 0, 1], dst=[2, 3, 0])
+        check(data, node_type=[0, 0, 1, 1], train_idx=[0], test_idx=[1], y=[-1] * 4)
+        check(data, y_multilabel=np.array([[1, 0, 1], [0, 1, 0], [0] * 3, [0] * 3], bool))
+        assert data.node_type_names == ("movie", "actor")
+        assert (data.relation_names, data.label_names) == (("has", "in"), ("a", "b", "c"))
+        assert data.num_classes == 3
+    single = HGB | {"label.dat": "0\tOne\t0\t2\n"}
+    del single["info.dat"], single["label.dat.test"]
+    (folder / "info.dat").unlink()
+    (folder / "label.dat.test").unlink()
+    data = datasets.load_hgb(write(folder, single))
+    check(data, y=[2, -1, -1, -1], y_multilabel=None, node_type=[0, -1, -1, -1])
+    assert data.relation_names == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("link.dat", "0\t1\t0\t1\n0\t1\t0\n", r"link\.dat: line 2: expected 4 columns, got 3"),
+        ("link.dat", "0\t-1\t0\t1\n", r"link\.dat: line 1: -1 is outside"),
+        ("link.dat", "0\tx\t0\t1\n", r"link\.dat: line 1: invalid literal"),
+        ("link.dat", "0\t2000000000\t0\t1\n", "2000000001 nodes would take"),
+        ("link.dat", "0\t1\t2000000000\t1\n", "2000000001 relations would take"),
+        ("label.dat", "0\tOne\t2000000000\t1,0\n", "2000000001 types would take"),
+        ("label.dat", "0\tOne\t0\t1,2000000000\n", "the labels would take"),
+        ("label.dat", "0\tOne\t0\t\n", r"label\.dat: line 1: invalid literal"),
+        ("label.dat.test", "0\tOne\t0\t1\n", "node 0 is in train_idx too"),
+        ("info.dat", "{", r"info\.dat: "),
+        ("info.dat", "[" * 100_000, r"info\.dat: "),
+    ],
+)
+def test_hgb_refuses(tmp_path: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        datasets.load_hgb(write(tmp_path, HGB | {name: text}))
+
+
+def save(folder: Path, **changes: Any) -> Path:
+    arrays = {name: value for name, value in (NPZ | changes).items() if value is not None}
+    np.savez_compressed(folder / "toy.npz", **arrays)
+    return folder / "toy.npz"
+
+
+def test_npz_with_types_and_edge_splits(tmp_path: Path) -> None:
+    """Edges are sorted, without duplicates; what names edges follows them."""
+    splits = {"train_idx": [0, 1], "test_idx": [2, 3]}
+    data = datasets.load_relational(save(tmp_path, **splits))
+    check(data, src=[1, 2, 0], rel=[0, 0, 2], dst=[3, 3, 4], y=[-1] * 5)
+    check(data, train_edges=[2, 0], test_edges=[1, 2], val_edges=None, train_idx=None)
+    assert data.node_names == ("é", "b", "", "d", "e")
+    assert data.x_by_type is not None and [*data.x_by_type] == ["p", "q"]
+    np.testing.assert_array_equal(data.x_by_type["q"], [[0, 0], [0, 2]])
+
+
+def test_npz_with_labels(tmp_path: Path) -> None:
+    names = {"class_names": np.array(["u", "v"]), "y": [0, 1, -1, -1, -1]}
+    data = datasets.load_relational_npz(save(tmp_path, **names, train_idx_20=[0], test_idx_20=[1]))
+    check(data, train_idx=[0], test_idx=[1], label_names=("u", "v"), train_edges=None)
+    multi = save(tmp_path, y_multilabel=[[1, 1], [0, 1]], train_idx=[0], test_idx=[1])
+    data = datasets.load_relational_npz(multi)
+    assert data.y_multilabel is not None and data.y_multilabel.shape == (5, 2)
+    check(data, train_idx=[0], num_classes=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rel": None}, "lacks the key 'rel' of a relational dataset"),
+        ({"rel": [0, 1]}, "src, rel, dst: expected as many"),
+        ({"rel": [0, 1, 3, 2]}, r"rel\[2\] = 3 is outside \[0, 3\)"),
+        ({"relation_names": np.array(["a"])}, "relation_names: expected 3 names"),
+        ({"node_type": None}, "node_type: missing"),
+        ({"node_type": [0, 0, 1, 1, 2]}, "node_type: 2 has none of 2"),
+        ({"node_type": [0]}, "node_type: expected 5 entries, got 1"),
+        ({"x_p": np.ones((3, 3))}, r"x_by_type\['p'\]: expected one row for each of 2"),
+        ({"x_q_shape": np.array([2, 2**30])}, "x_q would take"),
+        ({"y_multilabel": np.full((2, 2), 3)}, "y_multilabel: expected zeros and ones"),
+        ({"y_multilabel": np.ones((6, 2), int)}, "y_multilabel: expected zeros and ones"),
+        ({"y_multilabel": np.zeros((2, 2), int), "train_idx": [0]}, "node 0 has no label"),
+        ({"train_idx": [7]}, r"train_edges\[0\] = 7 is outside \[0, 4\)"),
+        ({"node_names_utf8": np.zeros(3)}, "node_names_utf8: expected bytes"),
+        ({"node_names_utf8": np.array([255], np.uint8)}, "can't decode"),
+        ({"num_nodes": 2**31 - 1}, "num_nodes would take"),
+        ({"num_relations": 2**31 - 1, "relation_names": None}, "num_relations would take"),
+    ],
+)
+def test_npz_refuses(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"toy\.npz: .*{message}"):
+        datasets.load_relational_npz(save(tmp_path, **changes))
+
+
+def test_formats_are_found_or_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"known are\n.*load_relational_npz"):
+        datasets.load_relational(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="is an empty folder"):
+        datasets.load_relational(tmp_path)
+    write(tmp_path, {"toy.nt": TRIPLES, **HGB})
+    with pytest.raises(ValueError, match="several formats"):
+        datasets.load_relational(tmp_path)
+    with pytest.raises(ValueError, match=re.escape("is not one of NAME.nt and NAME.nt.gz")):
+        datasets.load_rdf(tmp_path / "link.dat")
+    with pytest.raises(FileNotFoundError, match="digits"):
+        datasets.load_relational("digits")
