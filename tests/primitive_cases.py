@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from op_suite import KERNELS, PLATFORM
 
-from jax_gnn import Hypergraph
+from jax_gnn import Hypergraph, RelationalGraph
 from jax_gnn._core.csr import Csr, SparseMatrix, edge_split, permutation, segments
 
 needs_kernels = pytest.mark.skipif(
@@ -61,6 +61,10 @@ GATHER = SparseMatrix(  # five rows of four
     Csr(ids(0, 1, 3, 3, 4), ids(1, 4, 0, 2, 3), num_rows=4),
 )
 
+RELATIONAL = RelationalGraph.from_triples(
+    *(ids(0, 1, 1, 2), ids(0, 1, 1, 0), ids(2, 2, 0, 0)), num_src=3, num_dst=5, num_relations=2
+).matrix(weighted=True)
+
 # Operands for every primitive. A new primitive gets a line here.
 SAMPLES: dict[str, tuple[Any, ...]] = {
     "hypergraph_aggregate": (
@@ -83,6 +87,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         *(floats(4, 2), floats(3, 2, 4), floats(3, 4), floats(5), ids(2, 0, 2), ids(0)),
         *(GATHER, permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4))),
     ),
+    "relational_aggregate": (floats(3, 2), floats(2, 2, 4), floats(4), RELATIONAL),
     "segment_outer": (
         *(floats(4, 2), floats(5, 4), floats(5), ids(2, 0, 2), ids(0)),
         *(GATHER, permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4))),

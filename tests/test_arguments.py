@@ -18,13 +18,14 @@ from flax import nnx
 
 import flax_layers
 import jax_gnn
-from jax_gnn import Graph, Hypergraph, SegmentIndex, TypePlan, datasets
+from jax_gnn import Graph, Hypergraph, RelationalGraph, SegmentIndex, TypePlan, datasets
 
 N, E, F = 6, 5, 4
 SRC, DST = np.array([0, 1, 2, 3, 3]), np.array([0, 1, 2, 3, 5])
 GRAPH = Graph.from_edges(SRC, DST, num_nodes=N)
 HYPERGRAPH = Hypergraph.from_incidence(SRC, DST, num_nodes=N, num_hyperedges=N)
 DIRECTED = Hypergraph.from_directed(SRC, DST, DST, SRC, num_nodes=N, num_hyperedges=N)
+RELATIONAL = RelationalGraph.from_triples(SRC, DST % 2, DST, num_nodes=N, num_relations=2)
 INDEX = SegmentIndex.from_ids(DST, N)
 PLAN = TypePlan.from_types([1, 0, 1, 1, 0], 2)
 X, ON_EDGES, OF_EDGES, OF_NODES = (
@@ -126,6 +127,13 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         {},
         {"x": ON_EDGES, "types": [0, 1, 1, 0, 1]},
     ),
+    (
+        flax_layers.RGCNConv,
+        OF_CONV | {"num_relations": 2},
+        {"norm": "sum", "num_bases": 2, "num_blocks": None},
+        {"graph": RELATIONAL, "x": X, "edge_weight": OF_EDGES, "x_dst": X},
+    ),
+    (flax_layers.RGCN, OF_STACK | {"num_relations": 2}, {}, {"graph": RELATIONAL, "x": X}),
     *(
         (model, OF_STACK, {}, ON_GRAPH)
         for model in (flax_layers.GCN, flax_layers.GIN, flax_layers.SAGE)
@@ -187,6 +195,28 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "spmm": (
         jax_gnn.spmm,
         {"graph": GRAPH, "x": X, "weight": OF_EDGES, "reduce": "sum", "implementation": "xla"},
+    ),
+    "relational_aggregate": (
+        jax_gnn.relational_aggregate,
+        {
+            "graph": RELATIONAL,
+            "x": X,
+            "rhs": np.ones((2, F, 3), np.float32),
+            "weight": OF_EDGES,
+            "transpose_rhs": False,
+            "method": "edges",
+            "precision": None,
+            "implementation": "xla",
+        },
+    ),
+    "relational_lookup": (
+        jax_gnn.relational_lookup,
+        {
+            "graph": RELATIONAL,
+            "table": np.ones((2, N, 3), np.float32),
+            "weight": OF_EDGES,
+            "implementation": "xla",
+        },
     ),
     "sddmm": (
         jax_gnn.sddmm,
@@ -354,7 +384,7 @@ OPTIONAL = {
     *("hyperedge_weight", "head_weight", "node_scale_in", "node_scale_out", "hyperedge_scale"),
     *("own_scale", "normalization", "num_src", "num_dst", "num_nodes", "num_edges"),
     *("num_hyperedges", "num_incidences", "num_head_incidences", "edge_weight", "node_scale"),
-    *("hyperedge_attr", "mlp_features"),
+    *("hyperedge_attr", "mlp_features", "method", "num_bases", "num_blocks", "x_dst"),
 }
 REQUIRED = {
     ("index_segment_reduce", "num_segments"),
@@ -394,6 +424,7 @@ def test_wrong_types_are_named(name: str, argument: str, wrong: list[str]) -> No
 def test_all_functions_are_here() -> None:
     functions = {name for name in jax_gnn.__all__ if callable(getattr(jax_gnn, name))}
     containers = {"Graph", "Hypergraph", "HypergraphNorm", "SegmentIndex", "TypePlan"}
+    containers.add("RelationalGraph")
     assert functions - containers <= CALLS.keys()
     models = {model.__name__ for model, *_ in MODELS}
     others = {"AttentionOptions", "LinearOptions", "Stack", "gcn_norm", "unigcn_norm"}

@@ -37,6 +37,11 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "sddmm": {"heads": 1},
     "sddmm_select": {"weight_on_row": False, "heads": 1},
     "segment_order": {"num_segments": 4},
+    "relational_aggregate": {
+        "transposed": False,
+        "method": None,
+        "precision": jax.lax.Precision.DEFAULT,
+    },
     "segment_matmul": {
         "transposed": False,
         "precision": jax.lax.Precision.DEFAULT,

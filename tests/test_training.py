@@ -16,6 +16,7 @@ from flax_layers import (
     GIN,
     HGNN,
     HGNNP,
+    RGCN,
     SAGE,
     AllDeepSets,
     AllSetTransformer,
@@ -36,6 +37,7 @@ from flax_layers.training import (
     HGNNConfig,
     HGNNPConfig,
     HypergraphAttentionConfig,
+    RGCNConfig,
     SAGEConfig,
     TrainConfig,
     TrainedModel,
@@ -53,8 +55,9 @@ from flax_layers.training import (
 from flax_layers.training.data import split_of
 from flax_layers.training.loop import MIN_HYPEREDGE_WEIGHT
 from flax_layers.training.plain import CooGraph, CooHypergraph
+from flax_layers.training.trained import in_features, model_inputs
 from jax_gnn import Graph, Hypergraph
-from jax_gnn.datasets import GraphDataset, HypergraphDataset
+from jax_gnn.datasets import GraphDataset, HypergraphDataset, RelationalDataset
 
 
 def make_dataset(**changes: object) -> HypergraphDataset:
@@ -93,6 +96,31 @@ def make_graph_dataset(**changes: object) -> GraphDataset:
         y=nodes.y,
     )
     return dataclasses.replace(dataset, **changes)
+
+
+def make_relational_dataset(**changes: object) -> RelationalDataset:
+    """The same edges, of relations at random; the first 30 nodes train, five test."""
+    edges = make_graph_dataset()
+    dataset = RelationalDataset(
+        name="tiny",
+        src=edges.src,
+        rel=np.random.default_rng(2).integers(0, 3, edges.src.size),
+        dst=edges.dst,
+        num_relations=3,
+        num_nodes=40,
+        x=edges.x,
+        y=edges.y,
+        train_idx=np.arange(5, 35),
+        test_idx=np.array([0, 1, 2, 38, 39]),
+    )
+    return dataclasses.replace(dataset, **changes)
+
+
+def dataset_for(model_or_config: Any) -> Any:
+    """Of the kind that a model takes."""
+    recipe = next(r for r in RECIPES.values() if model_or_config in (r.model, r.config))
+    made = {GraphDataset: make_graph_dataset, RelationalDataset: make_relational_dataset}
+    return made.get(recipe.dataset, make_dataset)()
 
 
 SMALL = {"splits": 2, "epochs": 10, "hidden_features": 8}
@@ -199,15 +227,18 @@ def test_plain_jax_trains_the_same(result):
         AllDeepSetsConfig(hidden_features=16, num_layers=2, mlp_layers=1, self_loops="none"),
         AllSetTransformerConfig(hidden_features=16),
         AllSetTransformerConfig(hidden_features=16, num_layers=2, heads=1, self_loops="none"),
+        RGCNConfig(num_layers=3, dropout_rate=0.3),
+        RGCNConfig(num_bases=2, norm="sum"),
+        RGCNConfig(features="native", num_bases=2, input_dropout_rate=0.2),
     ],
     ids=str,
 )
 def test_plain_model_equals_the_layers(config):
     recipe = RECIPES[config.model]
-    dataset = make_dataset() if recipe.dataset is HypergraphDataset else make_graph_dataset()
-    graph = recipe.structure(dataset, config)
+    dataset = dataset_for(type(config))
+    graph, x = model_inputs(dataset, config)
     model = recipe.model(
-        6,
+        in_features(graph, x),
         config.hidden_features,
         2,
         num_layers=config.num_layers,
@@ -223,7 +254,6 @@ def test_plain_model_equals_the_layers(config):
         if getattr(conv, "learned_eps", None) is not None:
             conv.learned_eps[...] = jnp.array(0.5)
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    x = jnp.asarray(dataset.x)
     structure = recipe.plain_structure(graph)
 
     @nnx.jit
@@ -317,6 +347,31 @@ def test_graph_models_learn_like_plain_jax(config):
             getattr(result.run, name)[:, :20], getattr(result.baseline, name)[:, :20], atol=1e-3
         )
     assert result.baseline.custom_calls == ()
+
+
+@pytest.mark.parametrize("options", [{}, {"num_bases": 2}, {"features": "native"}], ids=repr)
+def test_relational_model_learns_like_plain_jax(tmp_path, options):
+    """Without features, too: what is saved predicts for the same nodes only."""
+    settings = SMALL | {"splits": 1, "epochs": 40, "hidden_features": 16}
+    dataset = make_relational_dataset()
+    result = train(dataset, RGCNConfig(**settings, **options), baseline=True)
+    assert (result.x is None) == ("features" not in options)
+    assert result.run.train_accuracy[0, -1] > 0.9
+    np.testing.assert_allclose(
+        result.run.train_loss[:, :10], result.baseline.train_loss[:, :10], atol=1e-3
+    )
+    assert result.baseline.custom_calls == ()
+    split = result.trained.split
+    assert (len(split.train), len(split.valid), len(split.test)) == (24, 6, 5)
+    save_checkpoint(tmp_path / "model", result.trained)
+    loaded = load_checkpoint(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict(dataset), result.trained.predict(dataset))
+    assert loaded.accuracies(dataset, loaded.predict(dataset)) == recorded(result)
+    assert loaded.differences(make_relational_dataset(rel=dataset.rel[::-1])) == ("structure",)
+    if "features" not in options:
+        more = make_relational_dataset(num_nodes=41, x=None, y=np.append(dataset.y, -1))
+        with pytest.raises(ValueError, match="has 41 nodes, the model takes 40"):
+            loaded.predict(more)
 
 
 @pytest.mark.parametrize("config", HYPERGRAPH_CONFIGS)
@@ -476,11 +531,14 @@ def test_too_few_labelled_nodes():
         (HypergraphAttention, {"heads": 4, "softmax_by": "hyperedge", "use_bias": False}),
         (AllDeepSets, {"aggregation": "mean", "mlp_layers": 1, "dropout_rate": 0.3}),
         (AllSetTransformer, {"heads": 4, "num_layers": 2, "use_bias": False}),
+        (RGCN, {"num_relations": 6, "num_bases": 2, "norm": "sum"}),
+        (RGCN, {"num_relations": 6, "num_blocks": 2, "use_bias": False}),
     ],
 )
 def test_checkpoint_round_trip(tmp_path, model_class, options):
-    hyper = model_class not in (GCN, GIN, SAGE)
-    graph = make_dataset().hypergraph(self_loops="none") if hyper else make_graph_dataset().graph()
+    dataset = dataset_for(model_class)
+    hyper = isinstance(dataset, HypergraphDataset)
+    graph = dataset.hypergraph(self_loops="none") if hyper else dataset.graph()
     x = make_dataset().x
     bias_init = nnx.initializers.normal(1.0)
     model = model_class(6, 8, 2, bias_init=bias_init, **options, rngs=nnx.Rngs(0))

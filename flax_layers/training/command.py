@@ -38,7 +38,7 @@ from flax_layers.training.config import Number, Setting, settings
 from jax_gnn._cli import Commands, UserError, add_command, devices, table, versions
 from jax_gnn._core import ffi
 from jax_gnn._core.ffi import Implementation
-from jax_gnn.datasets import HypergraphDataset, NodeDataset
+from jax_gnn.datasets import HypergraphDataset, NodeDataset, RelationalDataset
 
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
 PREDICT_EXTRA = ("orbax",)
@@ -80,13 +80,16 @@ def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> Non
         name: parser.add_argument_group(name) for name in ("data", "model", "training", "execution")
     }
     offline = "hyperedges" if recipe.dataset is HypergraphDataset else "edges"
-    groups["data"].add_argument(
-        "--data",
-        default="digits",
-        metavar="digits|FILE|FOLDER",
-        help=f"'digits' (offline: handwritten digits, k-nearest-neighbour {offline}), an .npz file "
-        "or a folder in a raw format",
-    )
+    files = "an .npz file or a folder in a raw format"
+    if recipe.dataset is RelationalDataset:
+        groups["data"].add_argument("data", metavar="FILE|FOLDER", help=files)
+    else:
+        groups["data"].add_argument(
+            "--data",
+            default="digits",
+            metavar="digits|FILE|FOLDER",
+            help=f"'digits' (offline: handwritten digits, k-nearest-neighbour {offline}), {files}",
+        )
     default = recipe.config()
     for name, setting in settings(recipe.config).items():
         _add_setting(groups[setting.group], name, setting, getattr(default, name))
@@ -204,7 +207,7 @@ def _dataset_summary(recipe: Recipe, dataset: NodeDataset, result: TrainResult) 
     return {
         "name": dataset.name,
         **{name: getattr(result.graph, name) for name in recipe.sizes},
-        "num_features": result.x.shape[1],
+        "num_features": 0 if result.x is None else result.x.shape[1],
         "num_classes": dataset.num_classes,
     }
 
@@ -302,6 +305,7 @@ EXAMPLES = {
     "gcn": ("--data planetoid/ind.cora.x", "--data cora.npz --split random --layers 3"),
     "gin": ("--data cora.npz --learn-eps",),
     "sage": ("--data cora.npz --aggregation max",),
+    "rgcn": ("aifb.npz", "rdf/mutag --bases 30 --weight-decay 5e-4"),
     "unigcnii": ("--data cora_cocitation.npz --splits 20 --layers 8",),
     "allsettransformer": ("--data cora_cocitation.npz --splits 20 --heads 8",),
 }
@@ -318,7 +322,9 @@ def add_train(commands: Commands) -> None:
 def _add_model(models: Commands, recipe: Recipe) -> None:
     name = recipe.config.model
     examples = "\n  ".join(
-        f"jax-gnn train {name} {line}".rstrip() for line in ("", *EXAMPLES.get(name, ()))
+        f"jax-gnn train {name} {line}".rstrip()
+        for line in ([] if recipe.dataset is RelationalDataset else [""])
+        + [*EXAMPLES.get(name, ())]
     )
     parser = add_command(
         models,

@@ -11,6 +11,7 @@ from flax_layers.training.config import TrainConfig
 from jax_gnn.datasets import (
     HypergraphDataset,
     NodeDataset,
+    RelationalDataset,
     Split,
     random_split,
     with_noisy_label_features,
@@ -28,7 +29,7 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
         ValueError: it lacks the published split or the features asked for, or has too few labelled
             nodes to split.
     """
-    published = dataset.published_split is not None
+    published = _published_split(dataset, config, config.seed) is not None
     if config.split == "published" and not published:
         raise ValueError(
             f"dataset {dataset.name!r} has no published split with training, validation and test "
@@ -51,7 +52,7 @@ def _check_features(dataset: NodeDataset, config: TrainConfig) -> None:
         )
 
 
-def node_features(dataset: NodeDataset, config: TrainConfig) -> np.ndarray:
+def node_features(dataset: NodeDataset, config: TrainConfig) -> np.ndarray | None:
     """Returns the features that a training feeds to the model.
 
     Args:
@@ -60,12 +61,14 @@ def node_features(dataset: NodeDataset, config: TrainConfig) -> np.ndarray:
         config: Its `features`, `feature_noise`, `feature_normalization` and `seed` are used.
 
     Returns:
-        ``(num_nodes, features)`` float32.
+        ``(num_nodes, features)`` float32; None without features.
 
     Raises:
         ValueError: The dataset lacks the features, or labels to generate them from.
     """
     _check_features(dataset, config)
+    if config.features == "none":
+        return None
     if config.features == "noisy-label":
         width = max(_GENERATED_FEATURES, dataset.num_classes)
         noise = config.feature_noise
@@ -89,8 +92,20 @@ def split_of(dataset: NodeDataset, config: TrainConfig, seed: int) -> Split:
         config: Its `split` says where the split comes from.
         seed: Of a random split.
     """
-    published = None if config.split == "random" else dataset.published_split
+    published = None if config.split == "random" else _published_split(dataset, config, seed)
     return published or random_split(dataset.y, seed=seed)
+
+
+def _published_split(dataset: NodeDataset, config: TrainConfig, seed: int) -> Split | None:
+    """The dataset's, whose training nodes are drawn from to validate where it has none for that."""
+    share = getattr(config, "validation_share", None)
+    train, test = dataset.train_idx, dataset.test_idx
+    if dataset.published_split is not None or share is None or train is None or test is None:
+        return dataset.published_split
+    shuffled = np.random.default_rng(seed).permutation(train)
+    count = max(1, round(share * train.size)) if share else train.size
+    # Without a share of their own the training nodes validate, too.
+    return Split(np.sort(shuffled[count if share else 0 :]), np.sort(shuffled[:count]), test)
 
 
 def node_mask(dataset: NodeDataset, ids: np.ndarray) -> np.ndarray:
@@ -125,11 +140,11 @@ class Fingerprint(NamedTuple):
 
 def fingerprint(dataset: NodeDataset) -> Fingerprint:
     """Returns what a dataset is recognised by."""
-    structure = (
-        ("num_nodes", "num_hyperedges", "node_idx", "hyperedge_idx")
-        if isinstance(dataset, HypergraphDataset)
-        else ("num_nodes", "src", "dst")
-    )
+    structure: tuple[str, ...] = ("num_nodes", "src", "dst")
+    if isinstance(dataset, HypergraphDataset):
+        structure = ("num_nodes", "num_hyperedges", "node_idx", "hyperedge_idx")
+    if isinstance(dataset, RelationalDataset):
+        structure = (*structure, "rel", "num_relations")
     return Fingerprint(
         dataset.name,
         dataset.num_nodes,

@@ -21,7 +21,13 @@ from flax_layers import Stack
 from flax_layers.training.config import TrainConfig
 from flax_layers.training.data import check_dataset, fingerprint, node_mask, split_of
 from flax_layers.training.models import recipe_of
-from flax_layers.training.trained import TrainedModel, accuracy, masked_mean, model_inputs
+from flax_layers.training.trained import (
+    TrainedModel,
+    accuracy,
+    in_features,
+    masked_mean,
+    model_inputs,
+)
 from jax_gnn.datasets import NodeDataset
 
 if TYPE_CHECKING:
@@ -31,7 +37,7 @@ EPOCHS_PER_CALL = 10
 MIN_HYPEREDGE_WEIGHT = 1e-2
 
 # (params, graph, x, dropout key or None) -> logits
-Apply = Callable[[Any, Any, Array, Array | None], Array]
+Apply = Callable[[Any, Any, Array | None, Array | None], Array]
 
 
 class Metrics(NamedTuple):
@@ -116,14 +122,14 @@ class TrainResult:
         trained: The best split's model at its best validation epoch, ready to predict. Splits, too,
             are compared by validation accuracy; of equal ones the first is the best.
         graph: The graph or hypergraph that it was trained on, added self-loops included.
-        x: Node features it was trained on, ``(num_nodes, features)``.
+        x: Node features it was trained on, ``(num_nodes, features)``; None without features.
         run: The library's run.
         baseline: The plain-JAX run from the same initial parameters and dropout keys, if asked for.
     """
 
     trained: TrainedModel
     graph: Any
-    x: Array
+    x: Array | None
     run: Run
     baseline: Run | None
 
@@ -142,7 +148,7 @@ class TrainResult:
 
 class _Data(NamedTuple):
     graph: Any
-    x: Array
+    x: Array | None
     y: Array
     masks: tuple[Array, Array, Array]  # of the training, validation and test nodes
 
@@ -243,7 +249,7 @@ class _Runner:
         self._state = _State(params, self._optimizer.init(params), params, jnp.array(-1.0))
         self._metrics.append([])
 
-    def advance(self, keys: Array, x: Array, y: Array, masks: Any) -> Metrics:
+    def advance(self, keys: Array, x: Array | None, y: Array, masks: Any) -> Metrics:
         """Runs and times one epoch per key."""
         assert self._state is not None
         arguments = (self._state, keys, _Data(self._graph, x, y, masks))
@@ -327,7 +333,7 @@ def train(
 
     def make_model(seed: int) -> Stack:
         return recipe.model(
-            x.shape[1],
+            in_features(graph, x),
             config.hidden_features,
             dataset.num_classes,
             num_layers=config.num_layers,
@@ -340,7 +346,7 @@ def train(
     graphdef, *states = nnx.split(make_model(config.seed), nnx.Param, ...)
     rest = states[1]
 
-    def apply(params: nnx.State, graph: Any, x: Array, key: Array | None) -> Array:
+    def apply(params: nnx.State, graph: Any, x: Array | None, key: Array | None) -> Array:
         model = nnx.merge(graphdef, params, rest)
         return model(graph, x, deterministic=key is None, rngs=key)
 

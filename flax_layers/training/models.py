@@ -13,6 +13,7 @@ from flax_layers import (
     GIN,
     HGNN,
     HGNNP,
+    RGCN,
     SAGE,
     AllDeepSets,
     AllSetTransformer,
@@ -32,6 +33,7 @@ from flax_layers.training.config import (
     HGNNConfig,
     HGNNPConfig,
     HypergraphAttentionConfig,
+    RGCNConfig,
     SAGEConfig,
     TrainConfig,
     UniGATConfig,
@@ -43,8 +45,10 @@ from jax_gnn.datasets import (
     GraphDataset,
     HypergraphDataset,
     NodeDataset,
+    RelationalDataset,
     load_graph,
     load_hypergraph,
+    load_relational,
 )
 
 
@@ -92,6 +96,12 @@ def _hgnn_options(*names: str) -> Callable[[Any, Any], dict[str, Any]]:
         return _fields(*names)(config, hypergraph) | weights
 
     return options
+
+
+def _rgcn_options(config: RGCNConfig, graph: Any) -> dict[str, Any]:
+    num_relations = graph.num_relations - graph.self_relation
+    bases = config.num_bases or None
+    return {"num_relations": num_relations, "norm": config.norm, "num_bases": bases}
 
 
 _ON_GRAPHS: dict[str, Any] = {
@@ -192,6 +202,17 @@ _RECIPES = (
         options=_fields("aggregation", "project"),
         plain_model=_stack(plain.sage_convolution),
         **_ON_GRAPHS,
+    ),
+    Recipe(
+        "relational graph convolutional network (R-GCN, Schlichtkrull et al. 2018)",
+        *(RGCN, RGCNConfig),
+        dataset=RelationalDataset,
+        load=load_relational,
+        sizes=("num_nodes", "num_edges", "num_relations"),
+        structure=lambda dataset, _: dataset.graph(),
+        options=_rgcn_options,
+        plain_structure=plain.CooTriples.from_graph,
+        plain_model=_stack(plain.rgcn_convolution),
     ),
 )
 RECIPES = {recipe.config.model: recipe for recipe in _RECIPES}

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn import Graph, Hypergraph
+from jax_gnn import Graph, Hypergraph, RelationalGraph
 
 
 class Dropout:
@@ -120,6 +120,31 @@ class CooGraph(NamedTuple):
         return jnp.where(self.degree[:, None] > 0, y, 0)
 
 
+class CooTriples(NamedTuple):
+    """Edges with relations as ids, sorted by destination, those of nodes to themselves among them.
+
+    Attributes:
+        src: Source of each edge, ``(num_edges,)``.
+        rel: Its relation.
+        dst: Its destination, ascending.
+        share: 1 / the number of edges into its destination by its relation, float32.
+        degree: In-degrees, ``(num_nodes,)`` float32.
+    """
+
+    src: Array
+    rel: Array
+    dst: Array
+    share: Array
+    degree: Array
+
+    @classmethod
+    def from_graph(cls, graph: RelationalGraph) -> CooTriples:
+        """Converts an unpadded graph."""
+        nodes = graph.nodes
+        degree = nodes.in_degrees().astype(jnp.float32)
+        return cls(nodes.cols, graph.edge_types, nodes.rows, graph.norm(), degree)
+
+
 def _sorted_sum(data: Array, segment_ids: Array, num_segments: int) -> Array:
     return jax.ops.segment_sum(data, segment_ids, num_segments, indices_are_sorted=True)
 
@@ -188,6 +213,21 @@ def sage_convolution(
         scale = _inverse(graph.degree)[:, None] if config.aggregation == "mean" else 1
         y = _aggregate_narrow(lambda x: graph.sum(x) * scale, messages, params["kernel"])
     return y + x @ params["root"]["kernel"] + params["bias"]
+
+
+def rgcn_convolution(
+    params: Any, graph: CooTriples, x: Array | None, config: Any, dropout: Dropout
+) -> Array:
+    """`flax_layers.RGCNConv` with an own weight, which is the last relation's."""
+    kernel = params["kernel"]
+    if "coefficients" in params:
+        mixed = jnp.einsum("rb,bkm->rkm", params["coefficients"], kernel[:-1])
+        kernel = jnp.concatenate([mixed, kernel[-1:]])
+    products = kernel if x is None else jnp.einsum("nk,rkm->rnm", x, kernel)
+    messages = products[graph.rel, graph.src]
+    if config.norm == "mean":
+        messages = messages * graph.share[:, None]
+    return _sorted_sum(messages, graph.dst, graph.degree.shape[0]) + params["bias"]
 
 
 def unisage_convolution(
@@ -301,7 +341,7 @@ def stack(
     config: Any,
     params: dict[str, Any],
     graph: Any,
-    x: Array,
+    x: Array | None,
     dropout_key: Array | None,
 ) -> Array:
     """Computes what a `flax_layers.Stack` computes from the same parameters and dropout key.
@@ -311,21 +351,21 @@ def stack(
         config: Settings of the training.
         params: ``{"conv1": {"kernel", "bias", …}, "conv2": …}``, and "output" if there is one.
         graph: What the convolution takes.
-        x: Node features, ``(num_nodes, in_features)``.
+        x: Node features, ``(num_nodes, in_features)``; None without features.
         dropout_key: Key of the dropout; None switches it off.
 
     Returns:
         Logits, ``(num_nodes, out_features)``.
     """
     dropout = Dropout(dropout_key)
-    x = dropout(x, config.input_dropout_rate)
+    y: Any = None if x is None else dropout(x, config.input_dropout_rate)
     for number in range(1, config.num_layers + 1):
         if number > 1:
-            x = dropout(jax.nn.relu(x), config.dropout_rate)
-        x = convolution(params[f"conv{number}"], graph, x, config, dropout)
+            y = dropout(jax.nn.relu(y), config.dropout_rate)
+        y = convolution(params[f"conv{number}"], graph, y, config, dropout)
     if "output" in params:
-        x = _linear(params["output"], dropout(jax.nn.relu(x), config.dropout_rate))
-    return x
+        y = _linear(params["output"], dropout(jax.nn.relu(y), config.dropout_rate))
+    return y
 
 
 def unigcnii(

@@ -20,7 +20,7 @@ from jax_gnn._version import __version__
 from jax_gnn.datasets import NodeDataset, Split
 
 
-def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, Array]:
+def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, Array | None]:
     """The preprocessing: what a model of these settings is fed with, in training and afterwards.
 
     Args:
@@ -28,14 +28,20 @@ def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, Array]
         config: Of the training.
 
     Returns:
-        Graph or hypergraph, and node features ``(num_nodes, features)`` float32.
+        Graph or hypergraph, and node features ``(num_nodes, features)`` float32, or None.
 
     Raises:
         TypeError: The dataset is not of the kind that the model takes.
         ValueError: The dataset lacks the features that the settings ask for.
     """
     recipe = recipe_of(config, dataset)
-    return recipe.structure(dataset, config), jnp.asarray(node_features(dataset, config))
+    x = node_features(dataset, config)
+    return recipe.structure(dataset, config), None if x is None else jnp.asarray(x)
+
+
+def in_features(graph: Any, x: Array | None) -> int:
+    """What a model is told of its input: without features, nodes are one-hot."""
+    return graph.num_nodes if x is None else x.shape[1]
 
 
 def masked_mean(values: Array, mask: Array) -> Array:
@@ -50,7 +56,7 @@ def accuracy(logits: Array, y: Array, mask: Array) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _apply(graphdef: Any, state: Any, graph: Any, x: Array) -> Array:
+def _apply(graphdef: Any, state: Any, graph: Any, x: Array | None) -> Array:
     return nnx.merge(graphdef, state)(graph, x, deterministic=True)
 
 
@@ -119,9 +125,10 @@ class TrainedModel:
                 f"{dataset.name!r} has other hyperedges"
             )
         graph, x = model_inputs(self._with_own_classes(dataset), self.config)
-        if x.shape[1] != self.model.in_features:
+        if (given := in_features(graph, x)) != self.model.in_features:
+            what = "nodes" if x is None else "features"
             raise ValueError(
-                f"dataset {dataset.name!r} has {x.shape[1]} features, the model takes "
+                f"dataset {dataset.name!r} has {given} {what}, the model takes "
                 f"{self.model.in_features}"
             )
         return _apply(*nnx.split(self.model), graph, x)

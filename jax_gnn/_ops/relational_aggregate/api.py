@@ -155,17 +155,18 @@ def relational_lookup(
     matrix = lookup_matrix(graph.matrix(weighted=True), graph.num_relations)
     rows = table.reshape(graph.num_relations * graph.num_src, table.shape[2])
     weight = _edge_weight(graph, weight, table.dtype)
-    return reduce_messages(rows, weight, matrix, "sum", implementation)
+    column = None if weight is None else weight[:, None]
+    return reduce_messages(rows, column, matrix, "sum", implementation)
 
 
 def _edge_weight(graph: RelationalGraph, weight: ArrayLike | None, dtype: object) -> Array | None:
-    """A column in the type that sums are taken in."""
+    """In the type that sums are taken in."""
     if weight is None:
         return None
     weight = check_real("weight", weight)
     if weight.shape != (graph.num_edges,):
         raise ValueError(f"weight must be (num_edges={graph.num_edges},), got shape {weight.shape}")
-    return weight.astype(accumulator_dtype(dtype))[:, None]
+    return weight.astype(accumulator_dtype(dtype))
 
 
 def of_relations(

@@ -33,7 +33,7 @@ class Relations(NamedTuple):
     Attributes:
         x: ``(sources, k)``.
         rhs: ``(relations, k, n)``, or if ``transposed`` ``(relations, n, k)``.
-        weight: ``(edges, 1)`` in the accumulator type, or None.
+        weight: ``(edges,)`` in the accumulator type, or None.
         matrix: the edges.
     """
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import accumulator_dtype, promoted, take
+from jax_gnn._core.arrays import accumulator_dtype, column, promoted, take
 from jax_gnn._core.csr import Csr, SparseMatrix, entrywise, permutation
 from jax_gnn._core.ids import PADDING, bounded, in_range, index_dtype, row_starts
 from jax_gnn._core.relations import Pairs, RelationalMatrix
@@ -169,7 +169,7 @@ def gradient_to_weight(
     precision: Any,
     implementation: str | None,
 ) -> Array:
-    """``(edges, 1)``: the dot of each edge's product and the cotangent of its destination."""
+    """``(edges,)``: the dot of each edge's product and the cotangent of its destination."""
     options = {"precision": precision, "implementation": implementation}
     c = counts(x, rhs, matrix, transposed=transposed)
     if method in (None, "tiles"):  # the fewer numbers of products
@@ -182,14 +182,14 @@ def gradient_to_weight(
         z = _edge_products(edges, x, rhs, None, transposed=transposed, **options)
         acc = accumulator_dtype(x.dtype)
         dots = z.astype(acc) * total(ct, edges.destinations, implementation).astype(acc)
-        return total(dots.sum(1, keepdims=True), edges.to_weights, implementation)
+        return total(dots.sum(1), edges.to_weights, implementation)
     if method == "source_pairs":
         z = products_of_source_pairs(x, rhs, matrix, transposed=transposed, **options)
         a, b, entries = entrywise(ct, z, _part(matrix.from_pairs))
     else:
         z = products_of_source_pairs(ct, rhs, matrix.T, transposed=not transposed, **options)
         a, b, entries = entrywise(z, x, _part(matrix.to_pairs))
-    return sddmm(a, b, entries, heads=1, implementation=implementation)
+    return sddmm(a, b, entries, heads=1, implementation=implementation)[:, 0]
 
 
 # --- Without features ----------------------------------------------------------------------------
@@ -270,7 +270,7 @@ class _EdgesByRelation(NamedTuple):
 
     def scale(self, weight: Array | None) -> Array | None:
         """``(edges,)``, the weight of each edge."""
-        return None if weight is None else take(jnp.asarray(weight)[:, 0], self.order)
+        return None if weight is None else take(jnp.asarray(weight), self.order)
 
 
 def _by_relation(matrix: RelationalMatrix, num_relations: int) -> Array:
@@ -327,7 +327,10 @@ def _products(
 def _sum(x: Array, weight: Array | None, matrix: SparseMatrix | None, implementation: Any) -> Array:
     """What goes into each row of a matrix."""
     return segment_reduce(
-        *(x, weight, _part(matrix)), reduce="sum", heads=1, implementation=implementation
+        *(x, None if weight is None else column(weight), _part(matrix)),
+        reduce="sum",
+        heads=1,
+        implementation=implementation,
     )
 
 
