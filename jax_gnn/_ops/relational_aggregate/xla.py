@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import jax.export
@@ -326,11 +327,13 @@ def _products(
 
 def _sum(x: Array, weight: Array | None, matrix: SparseMatrix | None, implementation: Any) -> Array:
     """What goes into each row of a matrix."""
+    matrix = _part(matrix)
+    if weight is None:  # then nobody asks which weight an entry has
+        matrix = SparseMatrix(*(replace(half, order=None) for half in matrix))
+    else:
+        weight = column(weight)
     return segment_reduce(
-        *(x, None if weight is None else column(weight), _part(matrix)),
-        reduce="sum",
-        heads=1,
-        implementation=implementation,
+        *(x, weight, matrix), reduce="sum", heads=1, implementation=implementation
     )
 
 
