@@ -379,6 +379,7 @@ class RelationalGraph:
         num_edges: int | None = None,
         num_src_pairs: int | None = None,
         num_dst_pairs: int | None = None,
+        num_items: int | None = None,
     ) -> RelationalGraph:
         """Pads to given capacities, so that differing graphs share one compiled program.
 
@@ -391,12 +392,14 @@ class RelationalGraph:
             num_edges: capacity in edges; None leaves it.
             num_src_pairs: capacity in (source, relation) pairs; None leaves it.
             num_dst_pairs: capacity in (destination, relation) pairs; None leaves it.
+            num_items: capacity in items of ``tiles`` and of ``t_tiles``, which are cut anew; None:
+                as many as there are then.
 
         Raises:
             TypeError: a capacity is not an integer.
             ValueError: a capacity is smaller than what is there, ``num_nodes`` is given beside
                 ``num_src`` or ``num_dst``, or for a bipartite graph, or a capacity is given for
-                pairs that were not built.
+                a part that was not built.
         """
         nodes = self.nodes.pad(
             num_nodes=num_nodes, num_src=num_src, num_dst=num_dst, num_edges=num_edges
@@ -424,7 +427,19 @@ class RelationalGraph:
             padded[part] = replace(shared, **_hints(graph))
         types = pad_ids(self.edge_types, new)
         graph = replace(self, nodes=nodes, edge_types=types, **padded, tiles=None, t_tiles=None)
-        return graph if self.tiles is None else graph._with_parts(("tiles",))
+        if self.tiles is None:
+            if num_items is not None:
+                raise ValueError("num_items: the graph has no part 'tiles'")
+            return graph
+        graph = graph._with_parts(("tiles",))
+        found = {name: getattr(graph, name) for name in ("tiles", "t_tiles")}
+        return replace(
+            graph,
+            **{
+                name: tiles.pad(arguments.growth("num_items", num_items, tiles.num_items))
+                for name, tiles in found.items()
+            },
+        )
 
     def _with_graphs(self, change: Any) -> RelationalGraph:
         names = ("nodes", *_GRAPHS)

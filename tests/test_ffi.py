@@ -168,8 +168,10 @@ def test_the_cost_of_a_call() -> None:
     assert cost == (ids + read + written, 4 * 2)
     cost = OPS["segment_reduce"].cost(x, weight, matrix, **attributes)
     assert cost == (ids + read + 4 * 4 + written, 2 * 4 * 2)
-    cost = OPS["segment_matmul"].cost(*SAMPLES["segment_matmul"], **ATTRIBUTES["segment_matmul"])
-    assert cost == (4 * (5 * 2 + 3 * 2 * 4 + 3 * 4 + 3 + 1 + 5 * 4), 2 * 5 * 2 * 4)
+    lhs, rhs, bias, _, sizes, offset, *_ = SAMPLES["segment_matmul"]
+    operands = lhs, rhs, bias, None, sizes, offset, None, None
+    cost = OPS["segment_matmul"].cost(*operands, **ATTRIBUTES["segment_matmul"])
+    assert cost == (4 * (4 * 2 + 3 * 2 * 4 + 3 * 4 + 3 + 1 + 4 * 4), 2 * 4 * 2 * 4)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import functools
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -41,7 +43,12 @@ def unread(triples: Triples, *features: int) -> np.ndarray:
     return np.broadcast_to(~used.reshape(-1, *[1] * len(features)), (len(used), *features))
 
 
-def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
+def make_case(
+    rng: np.random.Generator,
+    scenario: str,
+    features: tuple[int, ...],
+    parts: Sequence[str] = ("from_pairs", "to_pairs"),
+) -> Case:
     triples = random_triples(rng, scenario)
     n = int(np.prod(features))
     operands = (
@@ -50,7 +57,7 @@ def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]
         rng.normal(size=len(triples.src)),
     )
     padding = unread(triples, K), None, ~triples.valid
-    return Case(graph_of(triples), triples, operands, padding)
+    return Case(graph_of(triples, tuple(parts)), triples, operands, padding)
 
 
 def make_lookup_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
@@ -155,7 +162,10 @@ class TestByDestinationPair(CoreChecks):
 
 
 class TestByTile(CoreChecks):
-    spec = aggregate_spec("tiles")
+    spec = replace(
+        aggregate_spec("tiles"),
+        make_case=functools.partial(make_case, parts=("from_pairs", "to_pairs", "tiles")),
+    )
 
 
 class TestRelationalLookup(OpSuite):

@@ -7,7 +7,7 @@ Since all is linear, items are cut wherever a share ends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -52,6 +52,18 @@ class Tiles:
     def num_shares(self) -> int:
         """Number of shares: blocks of a launch."""
         return self.starts.shape[-1] - 1
+
+    @property
+    def num_items(self) -> int:
+        """Number of items, padding included."""
+        return self.items.shape[-2]
+
+    def pad(self, new: int) -> Tiles:
+        """Appends items that are padding, and shares as of so many items, which have none."""
+        shares = _shares_of(self.rows.shape[0] + ITEM_COST * (self.num_items + new))
+        items = jnp.pad(jnp.asarray(self.items), ((0, new), (0, 0)), constant_values=PADDING)
+        more = max(shares - self.num_shares, 0)
+        return replace(self, items=items, starts=jnp.pad(self.starts, (0, more), mode="edge"))
 
 
 def build_tiles(
@@ -126,8 +138,7 @@ def build_tiles(
     unit = max(1, -(-(count + ITEM_COST * capacity) // (MAX_SIZE // 2)))
     if num_shares is None:
         # Of traced edges there may be any number of items.
-        cost = count + ITEM_COST * (num_tiles if traced else capacity)
-        num_shares = min(max(cost // LEAST_SHARE, 1), MOST_SHARES)
+        num_shares = _shares_of(count + ITEM_COST * (num_tiles if traced else capacity))
     index = xp.arange(capacity, dtype=np.int32)
     item_cost = -(-ITEM_COST // unit)
     costs = begins // unit + item_cost * index
@@ -168,6 +179,11 @@ def build_tiles(
     ends = xp.concatenate([begins[1:], xp.reshape(num_edges, 1)])[: begins.shape[0]]
     items = xp.stack([tile, source[1], begins, ends], 1).astype(np.int32)
     return Tiles(rows, cols, order, items, starts, num_rows=num_rows)
+
+
+def _shares_of(cost: int) -> int:
+    """Shares of such a cost, in edges, that are worth a block each."""
+    return min(max(cost // LEAST_SHARE, 1), MOST_SHARES)
 
 
 def _places(mask: Any, capacity: int, fill: int) -> Any:
