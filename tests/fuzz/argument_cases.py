@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from balls import Dual, rounded, unit
+from balls import Ball, Dual, rounded, tiny, unit
 
 import jax_gnn
 
@@ -1709,6 +1709,120 @@ def matmul(random: Random, mode: Mode) -> Case:
     )
 
 
+def _as_index(random: Random, ids: np.ndarray, size: int, wanted: bool) -> Any:
+    """Ids as they are, or sorted beforehand."""
+    return jax_gnn.SegmentIndex.from_ids(ids, size) if wanted else ids
+
+
+def listed_product(random: Random, mode: Mode) -> Case:
+    """A product of rows that lists name, of floats."""
+    outer = random.chance(0.4)
+    dtype = mode.floats(random)
+    pools = ((0, 1, 6, 6, 20, 20), (0, 1, 3, 3, 4), (0, 1, 2, 5, 5))
+    rows, k, n = (random.choice(pool) for pool in pools)
+    if not mode.derives and random.chance(0.2):
+        rows, k, n = (random.choice(pool) for pool in ((5, 120), (17, 33, 64), (16, 65)))
+    num_groups = random.choice((0, 1, 3, 3, 5))
+    second = "rhs_rows" if outer else "out_rows"
+    listed = random.choice([("lhs_rows",), (second,), ("lhs_rows", second), ("lhs_rows", second)])
+    as_index = {name: random.chance(0.3) for name in listed}
+    id_dtype = {
+        name: random.choice(ID_DTYPES) if as_index[name] else mode.id_dtype(random)
+        for name in listed
+    }
+    sources = random.choice((0, 1, 4, 9, 9, 30))
+    lengths = {
+        "lhs_rows": sources if "lhs_rows" in listed else rows,
+        "rhs_rows": random.choice((0, 1, 4, 9)) if "rhs_rows" in listed else rows,
+        "out_rows": rows,
+    }
+    scaled = random.chance(0.6)
+    scale_dtype = random.choice(["float32", dtype])
+    if not mode.derives and random.chance(0.1):
+        scale_dtype = "int32"
+    with_bias = not outer and random.chance(0.4)
+    activation = None if outer else random.choice([None, None, "relu", "silu", "gelu", "tanh"])
+    transposed = not outer and random.chance(0.4)
+    keywords: dict[str, Any] = {**mode.keywords, "precision": "highest"}
+    if not outer:
+        keywords |= {"activation": activation, "transpose_rhs": transposed}
+
+    def indices(random: Random) -> tuple[dict[str, Any], Any]:
+        sizes = [random.integer(0, max(rows // 2, 2)) for _ in range(num_groups)]
+        operands: dict[str, Any] = {"group_sizes": np.array(sizes, np.int32)}
+        groups = _bounds(operands["group_sizes"], 0, num_groups, rows)
+        at = np.array([r for group in groups for r in group], np.int64)
+        owner = np.repeat(np.arange(num_groups), [len(group) for group in groups])
+        known = {name: np.arange(rows) for name in ("lhs_rows", second)}
+        for name in listed:
+            size, ids_dtype = lengths[name], id_dtype[name]
+            ids = random.ids(rows, size, ids_dtype, as_index[name] or mode.wide_ids)
+            if name == "out_rows":  # a permutation, but for those out of range
+                places = random.rng.permutation(rows).astype(ids_dtype)
+                ids = np.where(in_range(ids, size), places, ids)
+            operands[name] = _as_index(random, ids, size, as_index[name])
+            known[name] = clean(ids, size)
+        return operands, (at, owner, known["lhs_rows"], known[second])
+
+    def values(random: Random, ids: dict[str, Any], known: Any) -> dict[str, np.ndarray]:
+        at, _, first, other = known
+        used = at[(first[at] >= 0) & (other[at] >= 0)]
+        if outer:
+            rhs = random.numbers((lengths["rhs_rows"], n), dtype)
+            rhs = poison(random, rhs, ~_used(other[used], len(rhs)))
+        else:
+            rhs = random.numbers((num_groups, n, k) if transposed else (num_groups, k, n), dtype)
+        lhs = random.numbers((lengths["lhs_rows"], k), dtype)
+        result = {"lhs": poison(random, lhs, ~_used(first[used], len(lhs))), "rhs": rhs}
+        if scaled:
+            scale = random.numbers((rows,), scale_dtype)
+            result["scale"] = poison(random, scale, ~_used(used, rows))
+        if with_bias:
+            result["bias"] = random.numbers((num_groups, n), dtype)
+        return result
+
+    def reference(values: Mapping[str, Any], ids: dict[str, Any], known: Any) -> Any:
+        at, owner, first, other = known
+        lhs, rhs = values["lhs"].product_factor(), values["rhs"].product_factor()
+        scale = to_accumulator(values.get("scale"), dtype)
+        kept = other[at] >= 0
+        at, owner = at[kept], owner[kept]
+        there = np.flatnonzero(first[at] >= 0)
+        read, rows_of = at[there], first[at[there]]
+        if outer:
+            left = lhs[rows_of].reshape(len(read), k, 1)
+            products = left * rhs[other[read]].reshape(len(read), 1, n)
+            if scale is not None:
+                products = products * scale[read].reshape(len(read), 1, 1)
+            return products.sum_at(owner[there], num_groups)
+        w = rhs[owner[there]]
+        if not transposed:
+            w = w.linear(lambda x: np.swapaxes(x, 1, 2))
+        y = (lhs[rows_of].reshape(len(read), 1, k) * w).sum_last()
+        if scale is not None:
+            y = y * scale[read].reshape(len(read), 1)
+        y = spread(y, there, len(at))
+        if with_bias:
+            y = y + values["bias"][owner]
+        return spread(_activate(y, activation), other[at], rows)
+
+    function = jax_gnn.segment_outer if outer else jax_gnn.segment_matmul
+    options = {
+        "rows,k,n": (rows, k, n),
+        "groups": num_groups,
+        "lists": {name: (lengths[name], id_dtype[name], as_index[name]) for name in listed},
+        "dtypes": (dtype, scale_dtype if scaled else None),
+        "bias": with_bias,
+        **keywords,
+    }
+    call = functools.partial(_call, function, ("lhs", "rhs", "group_sizes"), keywords)
+    return Case(
+        *(f"{function.__name__} of listed rows", options, call, indices, values, reference),
+        *(np.dtype(dtype), accumulator(dtype)),
+        vmappable=not any(as_index.values()),  # sorted and unsorted ids make trees of two kinds
+    )
+
+
 def type_plan(random: Random, mode: Mode) -> Case:
     rows, num_types = random.count(), random.size()
     dtype, features = mode.floats(random), random.choice(FEATURES)
@@ -1780,6 +1894,161 @@ def type_plan(random: Random, mode: Mode) -> Case:
     )
 
 
+# --- Relations -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Triples:
+    """Sizes of a graph with relations, of which the parts have room for a pair an edge."""
+
+    src: int
+    dst: int
+    count: int
+    relations: int
+    extra: int
+    inverse: bool
+    self_relation: bool
+    parts: tuple[Any, ...]
+
+    @classmethod
+    def draw(cls, random: Random) -> _Triples:
+        src, dst = (random.size() or random.size() for _ in range(2))
+        if random.chance(0.3):
+            dst = src
+        adds = src == dst and random.chance(0.6)
+        parts = tuple(p for p in ("from_pairs", "to_pairs") if random.chance(0.6))
+        return cls(
+            *(src, dst, random.count() or random.count(), random.choice((0, 1, 2, 3, 3, 5))),
+            *(
+                random.choice([0, 0, 0, 5]),
+                adds and random.chance(0.7),
+                adds and random.chance(0.7),
+            ),
+            (*parts, *["tiles"] * random.chance(0.2)),
+        )
+
+    @property
+    def num_relations(self) -> int:
+        return self.relations * (1 + self.inverse) + self.self_relation
+
+    @property
+    def num_edges(self) -> int:
+        return self.count * (1 + self.inverse) + self.src * self.self_relation + self.extra
+
+    def graph(self, random: Random, wide: bool) -> tuple[Any, np.ndarray]:
+        """With its edges (dst, rel, src) in order, less those out of range: ``(edges, 3)``."""
+        few = random.integer(0, self.relations + 1)  # the others have no edges
+        sizes = {"src": self.src, "rel": few, "dst": self.dst}
+        ids = {n: random.ids(self.count, size, "int64", True, 0.1) for n, size in sizes.items()}
+        square = {"num_nodes": self.src, "inverse": self.inverse}
+        bipartite = {"num_src": self.src, "num_dst": self.dst}
+        adds = self.inverse or self.self_relation
+        graph = jax_gnn.RelationalGraph.from_triples(
+            **ids,
+            **(square if adds else bipartite),
+            num_relations=self.relations,
+            self_relation=self.self_relation,
+            parts=self.parts,
+            validate=False,
+        )
+        pairs = ("num_src_pairs", "num_dst_pairs")
+        room = {n: self.num_edges for n in pairs if getattr(graph, n) is not None}
+        graph = graph.pad(num_edges=self.num_edges, **room)
+        if wide:
+            graph = jax.tree.map(lambda ids: ids.astype(jnp.int64), graph)
+        sizes["rel"] = self.relations
+        valid = np.logical_and.reduce([in_range(ids[n], size) for n, size in sizes.items()])
+        columns = [ids[n][valid] for n in ("dst", "rel", "src")]
+        edges = np.stack(columns, 1)
+        if self.inverse:
+            edges = np.concatenate([edges, edges[:, ::-1] + [0, self.relations, 0]])
+        if self.self_relation:
+            nodes = np.arange(self.src)
+            loops = np.stack([nodes, np.full(self.src, self.num_relations - 1), nodes], 1)
+            edges = np.concatenate([edges, loops])
+        return graph, edges[np.lexsort(edges.T[::-1])]
+
+
+def relational(random: Random, mode: Mode) -> Case:
+    lookup = random.chance(0.35)
+    sizes, dtype = _Triples.draw(random), mode.floats(random)
+    other = dtype if mode.strict or lookup or random.chance(0.7) else mode.floats(random)
+    common = np.dtype(jnp.promote_types(dtype, other)) if dtype != other else np.dtype(dtype)
+    k, n = random.choice((0, 1, 3, 3, 8)), random.choice((0, 1, 2, 5, 5))
+    weighted = random.chance(0.6)
+    w_dtype = weight_dtype(random, mode)
+    wide = mode.x64 and "tiles" not in sizes.parts and random.chance(0.2)
+    ways = {"from_pairs": "source_pairs", "to_pairs": "destination_pairs", "tiles": "tiles"}
+    method = random.choice([None, "edges", *(ways[part] for part in sizes.parts)])
+    transposed = random.chance(0.4)
+    precision = random.choice([None, "highest"])
+    relations = sizes.num_relations
+    options = {"sizes": sizes, "dtypes": (dtype, other, w_dtype if weighted else None)}
+    keywords: dict[str, Any] = {**mode.keywords}
+    if not lookup:
+        keywords |= {"method": method, "transpose_rhs": transposed, "precision": precision}
+
+    def indices(random: Random) -> tuple[dict[str, Any], Any]:
+        graph, edges = sizes.graph(random, wide)
+        return {"graph": graph}, edges
+
+    def values(random: Random, ids: dict[str, Any], edges: Any) -> dict[str, np.ndarray]:
+        if lookup:
+            unread = ~_used(edges[:, 1] * sizes.src + edges[:, 2], relations * sizes.src)
+            table = random.numbers((relations, sizes.src, n), dtype)
+            result = {"table": poison(random, table, unread.reshape(table.shape[:2]))}
+        else:
+            x = random.numbers((sizes.src, k), dtype)
+            shape = (relations, n, k) if transposed else (relations, k, n)
+            result = {
+                "x": poison(random, x, ~_used(edges[:, 2], sizes.src)),
+                "rhs": random.numbers(shape, other),
+            }
+        if weighted:
+            weight = random.numbers((sizes.num_edges,), w_dtype)
+            result["weight"] = poison(random, weight, np.arange(sizes.num_edges) >= len(edges))
+        return result
+
+    def reference(values: Mapping[str, Any], ids: dict[str, Any], edges: Any) -> Any:
+        dst, rel, src = edges.T
+        if lookup:
+            messages = values["table"].reshape(relations * sizes.src, n)[rel * sizes.src + src]
+        else:
+            x = _stored_on_the_way(values["x"].product_factor(), common)
+            w = values["rhs"].product_factor()[rel]
+            if not transposed:
+                w = w.linear(lambda x: np.swapaxes(x, 1, 2))
+            messages = (x[src].reshape(len(edges), 1, k) * w).sum_last()
+        weight = to_accumulator(values.get("weight"), common)
+        if weight is not None:
+            messages = messages * weight[: len(edges)].reshape(len(edges), 1)
+        return messages.sum_at(dst, sizes.dst)
+
+    function = jax_gnn.relational_lookup if lookup else jax_gnn.relational_aggregate
+    exact = mode.platform == "cpu" or mode.implementation == "cpu" or precision == "highest"
+    return Case(
+        *(function.__name__, {**options, "k,n": (k, n), **keywords}),
+        functools.partial(
+            _call, function, ("graph", "table") if lookup else ("graph", "x", "rhs"), keywords
+        ),
+        *(indices, values, reference, common, accumulator(common)),
+        product_unit=0.0 if exact or common.name != "float32" else 2.0**-10,
+        vmappable="tiles" not in sizes.parts,  # of which there are not always as many
+    )
+
+
+def _stored_on_the_way(x: Dual, dtype: Any) -> Dual:
+    """A factor of results that may be stored twice in a half type before they are added up."""
+    if str(np.dtype(dtype)) not in HALVES:
+        return x
+
+    def coarse(ball: Ball) -> Ball:
+        error = 2 * (unit(dtype) * np.abs(ball.value) + tiny(dtype))
+        return Ball(ball.value, ball.radius + np.where(ball.value == 0, 0, error))
+
+    return Dual.of(coarse(x.ball), x.tangent and coarse(x.tangent))
+
+
 # (function, weight): how often each is drawn
 FAMILIES: tuple[tuple[Callable[[Random, Mode], Case], int], ...] = (
     (segments, 8),
@@ -1794,5 +2063,7 @@ FAMILIES: tuple[tuple[Callable[[Random, Mode], Case], int], ...] = (
     (softmax, 1),
     (hypergraph, 2),
     (matmul, 4),
+    (listed_product, 2),
+    (relational, 3),
     (type_plan, 1),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -318,6 +319,30 @@ def calls(v: Valid) -> list[Call]:
     add("Hypergraph.incidence_values", v.hypergraph.incidence_values, {"values": v.data},
         values=[*_OBJECTS, *_NONE, ("a scalar", lambda x: 1.0)])  # fmt: skip
 
+    relationals: list[Bad] = [
+        *(*GRAPHS, ("a graph", lambda x: v.graph)),
+        ("a type less", lambda x: replace(x, edge_types=x.edge_types[:-1])),
+        ("a relation more", lambda x: replace(x, num_relations=x.num_relations + 1)),
+        ("pairs only", lambda x: replace(x, from_pairs=None)),
+        ("pairs of the other end", lambda x: replace(x, pair_dst=x.pair_src)),
+        ("other tiles", lambda x: replace(x, tiles=x.nodes)),
+    ]
+    flags: list[Bad] = [b for b in CHOICE if b[0] != "a number"] + [("1.0", lambda x: 1.0)]
+    rhs = np.ones((typed.num_relations, 2, 3), np.float32)
+    summed = {"graph": typed, "x": v.x, "rhs": rhs, "weight": v.weight, "transpose_rhs": False}
+    widths: list[Bad] = [("an axis more", lambda x: x[None]), ("an axis less", lambda x: x[0])]
+    ways = [*CHOICE_OR_NONE, ("without its part", lambda x: "tiles")]
+    add("relational_aggregate", jax_gnn.relational_aggregate, {**summed, "method": "edges"},
+        graph=relationals, x=[*FLOATS, *widths, ("a column less", lambda x: x[:, 1:])],
+        rhs=[*FLOATS, *widths, ("transposed", lambda x: np.swapaxes(x, 1, 2))], weight=VECTOR,
+        transpose_rhs=flags, method=ways, precision=options["precision"],
+        **implementation)  # fmt: skip
+    table = np.ones((typed.num_relations, 4, 3), np.float32)
+    add("relational_lookup", jax_gnn.relational_lookup,
+        {"graph": typed, "table": table, "weight": v.weight}, graph=relationals,
+        table=[*FLOATS, *widths, ("a source less", lambda x: x[:, 1:])], weight=VECTOR,
+        **implementation)  # fmt: skip
+
     hypergraphs = [*GRAPHS, ("a graph", lambda x: v.graph)]
     edge_scale, scale = v.weight[:3], v.weight[:4]
     every = {
@@ -365,6 +390,7 @@ _TOGETHER = {
     "index": ("index", "segment_ids"),
     "segment_ids": ("index", "segment_ids"),
     "group_sizes": ("group_sizes", "rhs"),
+    "lhs_rows": ("lhs_rows", "out_rows"),
     "a": ("a", "b"),
     "b": ("a", "b"),
     "src": ("src", "dst"),
@@ -395,7 +421,8 @@ def wrong_call(random: Random, mode: Mode) -> tuple[str, str | None]:
             if isinstance(x, np.ndarray | jax.Array) and x.dtype.kind in "iufcb"
         }
         under_jit = mode.jitted and (argument in traced or random.chance(0.3))
-        host_only = name.startswith(("SegmentIndex", "Graph", "Hypergraph", "implementation"))
+        containers = ("SegmentIndex", "Graph", "RelationalGraph", "Hypergraph")
+        host_only = name.startswith((*containers, "implementation"))
         under_jit = under_jit and not host_only
         text = f"{name}({argument}={_show(value)}: {what}{', traced' if under_jit else ''})"
         try:

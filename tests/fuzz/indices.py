@@ -40,9 +40,10 @@ from op_spec import setting
 
 import jax_gnn
 from jax_gnn import schedules
-from jax_gnn._core import csr
+from jax_gnn._core import csr, tiles
 from jax_gnn._core.arrays import take
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
+from jax_gnn._core.relations import Pairs
 from jax_gnn._ops.segment_matmul import primitive as products
 from jax_gnn._ops.segment_reduce import primitive, select
 from jax_gnn._ops.segment_softmax import primitive as softmax
@@ -689,6 +690,111 @@ def type_plan(size: Size, dtype: str) -> Any:
         )
 
     return function, arguments
+
+
+# Relations.
+
+RELATIONS = 3
+
+
+def tiles_of(
+    draw: Draw, half: Csr, num_cols: int, graph: jax_gnn.RelationalGraph, num_shares: int = 3
+) -> tiles.Tiles:
+    """Those of a graph's edges, with room for all items there may be, or filled with anything."""
+    count, num_tiles = graph.num_edges, -(-half.num_rows // tiles.TILE_ROWS)
+    room = count + num_tiles + num_shares - 1
+    if not draw.kept:
+        items = [draw.anything(room, n) for n in (num_tiles, RELATIONS, count, count)]
+        return tiles.Tiles(
+            *(draw.anything(count, n) for n in (half.num_rows, num_cols, count)),
+            *(np.stack(items, 1), draw.anything(num_shares + 1, room)),
+            num_rows=half.num_rows,
+        )
+    types = {"num_types": RELATIONS, "num_shares": num_shares}
+    built = tiles.build_tiles(half, graph.edge_types, num_cols=num_cols, **types)
+    padding = np.full((room, 4), [-1, 0, count, count], np.int32)
+    items = np.concatenate([built.items, padding[len(built.items) :]])
+    return dataclasses.replace(built, items=items)
+
+
+def relational(draw: Draw, size: Size, parts: tuple[Any, ...]) -> jax_gnn.RelationalGraph:
+    """Built from ids of which many are padding, or filled with anything; with a pair an edge."""
+    num_src, num_dst, count = size.cols, size.rows, size.entries
+    ends = {"from_pairs": ("src", num_src), "to_pairs": ("dst", num_dst)}
+    of_pairs = [part for part in ends if part in parts]
+    if draw.kept:
+        graph = jax_gnn.RelationalGraph.from_triples(
+            *(draw.anything(count, n) for n in (num_src, RELATIONS, num_dst)),
+            num_relations=RELATIONS,
+            num_src=num_src,
+            num_dst=num_dst,
+            parts=tuple(of_pairs),
+            validate=False,
+        )
+        graph = graph.pad(**{f"num_{ends[part][0]}_pairs": count for part in of_pairs})
+    else:
+        built: dict[str, Any] = {}
+        for part in of_pairs:
+            side, num_nodes = ends[part]
+            sizes = (count, num_dst) if side == "src" else (num_src, count)
+            built[part] = draw.graph(*sizes, count, False)
+            built[f"pair_{side}"] = Pairs(
+                *(draw.anything(count, num_nodes), sizes_of(draw, RELATIONS, count)),
+                *(draw.anything(count, n) for n in (num_nodes, count, count)),
+                num_nodes=num_nodes,
+                by_node=side == "dst",
+            )
+        graph = jax_gnn.RelationalGraph(
+            *(draw.graph(num_src, num_dst, count, False), draw.anything(count, RELATIONS)),
+            num_relations=RELATIONS,
+            **built,
+        )
+    if "tiles" in parts:
+        there, back = graph.nodes.matrix(weighted=True)
+        halves = {"tiles": (there, back.num_rows), "t_tiles": (back, there.num_rows)}
+        graph = dataclasses.replace(
+            graph, **{name: tiles_of(draw, *half, graph) for name, half in halves.items()}
+        )
+    return graph
+
+
+WAYS = {
+    "by_sorting": ("edges", ()),
+    "by_edges": ("edges", ("from_pairs", "to_pairs")),
+    "by_source_pairs": ("source_pairs", ("from_pairs", "to_pairs")),
+    "by_destination_pairs": ("destination_pairs", ("from_pairs", "to_pairs")),
+    "by_tiles": ("tiles", ("from_pairs", "to_pairs", "tiles")),
+}
+
+
+@op(*(f"relational_aggregate {way}" for way in WAYS))
+def relational_aggregate(way: str, size: Size, dtype: str) -> Any:
+    method, parts = WAYS[way]
+    k, n = min(size.width, 40), min(size.depth, 50)
+    return (
+        lambda graph, x, rhs, weight: jax_gnn.relational_aggregate(
+            graph, x, rhs, weight, method=method, precision="highest"
+        ),
+        lambda draw: (
+            relational(draw, size, parts),
+            draw.numbers((size.cols, k), dtype),
+            draw.numbers((RELATIONS, k, n), dtype),
+            draw.weights((size.entries,), accumulator(dtype)),
+        ),
+    )
+
+
+@op("relational_lookup by_sorting", "relational_lookup by_source_pairs")
+def relational_lookup(way: str, size: Size, dtype: str) -> Any:
+    parts = WAYS[way][1]
+    return (
+        lambda graph, table, weight: jax_gnn.relational_lookup(graph, table, weight),
+        lambda draw: (
+            relational(draw, size, parts),
+            draw.numbers((RELATIONS, size.cols, min(size.width, 40)), dtype),
+            draw.weights((size.entries,), accumulator(dtype)),
+        ),
+    )
 
 
 # Containers, built inside a computation.
