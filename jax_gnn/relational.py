@@ -32,6 +32,7 @@ Part = Literal["from_pairs", "to_pairs", "tiles"]
 PARTS: tuple[Part, ...] = get_args(Part)
 _GRAPHS: tuple[Part, ...] = ("from_pairs", "to_pairs")
 
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RelationalGraph:
@@ -470,9 +471,9 @@ class RelationalGraph:
             for array in ("nodes", "sorted_nodes", "order", "places"):
                 lengths[f"{pairs_name}.{array}"] = (getattr(pairs, array), found[0])
             lengths[f"{pairs_name}.sizes"] = (pairs.sizes, self.num_relations)
-        for part in ("tiles", "t_tiles"):
-            if getattr(self, part) is not None:
-                arguments.check_instance(f"{name}.{part}", getattr(self, part), Tiles)
+        for side in ("tiles", "t_tiles"):
+            if getattr(self, side) is not None:
+                arguments.check_instance(f"{name}.{side}", getattr(self, side), Tiles)
         for vector, (array, length) in lengths.items():
             dtypes[vector] = check_index(f"{name}.{vector}", array)
             if array.shape != (length,):
