@@ -154,9 +154,10 @@ class Triples:
         """The same edges as this library's container, which sorts them alike."""
         import jax_gnn
 
-        return jax_gnn.RelationalGraph.from_triples(
+        graph = jax_gnn.RelationalGraph.from_triples(
             self.src, self.rel, self.dst, self.num_nodes, self.num_relations
         )
+        return graph.with_parts()
 
     def by(self, ids: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
         """The order that sorts edges by ids, and where each id's edges begin."""

@@ -486,9 +486,11 @@ class RelationalGraph:
             for array in ("nodes", "sorted_nodes", "order", "places"):
                 lengths[f"{pairs_name}.{array}"] = (getattr(pairs, array), found[0])
             lengths[f"{pairs_name}.sizes"] = (pairs.sizes, self.num_relations)
-        for tiles in ("tiles", "t_tiles"):
-            if getattr(self, tiles) is not None:
-                arguments.check_instance(f"{name}.{tiles}", getattr(self, tiles), Tiles)
+        for side in ("tiles", "t_tiles"):
+            tiles = getattr(self, side)
+            if tiles is not None:
+                arguments.check_instance(f"{name}.{side}", tiles, Tiles)
+                _check_tiles(f"{name}.{side}", tiles, self.num_edges)
         for vector, (array, length) in lengths.items():
             dtypes[vector] = check_index(f"{name}.{vector}", array)
             if array.shape != (length,):
@@ -604,6 +606,17 @@ def _check_edge_type(key: Any, sizes: Mapping[str, int]) -> None:
     for kind in (key[0], key[2]):
         if kind not in sizes:
             raise ValueError(f"num_nodes says nothing about the type {kind!r} of edges[{key!r}]")
+
+
+def _check_tiles(name: str, tiles: Tiles, num_edges: int) -> None:
+    want = {part: (num_edges,) for part in ("rows", "cols", "order")}
+    want["items"] = (*getattr(tiles.items, "shape", ())[:1], 4)
+    want["starts"] = getattr(tiles.starts, "shape", (0,))[:1]
+    for part, shape in want.items():
+        array = getattr(tiles, part)
+        given = getattr(array, "shape", None), getattr(array, "dtype", type(array).__name__)
+        if given != (shape, np.int32):
+            raise ValueError(f"{name}.{part} must be {shape} int32, got {given[0]} {given[1]}")
 
 
 def _two_rows(name: str, given: Any) -> Any:
