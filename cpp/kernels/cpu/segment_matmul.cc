@@ -400,19 +400,19 @@ struct Matmul {
     for (int i = 0; i < rows; ++i) {
       const int64_t place = target_of(row + i);
       if (place < 0) continue;
-      Acc* const from = tile + i * kColumns;
-      if (lists.scale != nullptr) {
-        const Acc scale = lists.scale[row + i];
-        for (int64_t j = 0; j < width; j += kLanes) {
-          store<kLanes>(from + j, load<kLanes>(panel + j) + scale * load<kLanes>(from + j));
+      const Acc* const from = tile + i * kColumns;
+      Out* const to_row = out + place * n + column;
+      const Acc scale = lists.scale ? lists.scale[row + i] : Acc(1);
+      for (int64_t j = 0; j < width; j += kLanes) {
+        auto x = load<kLanes>(from + j);
+        if (lists.scale != nullptr) x = load<kLanes>(panel + j) + scale * x;
+        if (activation != Activation::kNone) x = activate<kLanes>(activation, x);
+        if (j + kLanes <= width) {
+          store<kLanes>(to_row + j, x);
+        } else {
+          for (int64_t l = 0; j + l < width; ++l) to_row[j + l] = narrow<Out>(x[l]);
         }
       }
-      if (activation != Activation::kNone) {
-        for (int64_t j = 0; j < width; j += kLanes) {
-          store<kLanes>(from + j, activate<kLanes>(activation, load<kLanes>(from + j)));
-        }
-      }
-      narrow_row<kLanes>(from, width, out + place * n + column);
     }
     return rows;
   }

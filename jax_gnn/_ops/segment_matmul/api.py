@@ -78,7 +78,7 @@ def segment_matmul(
             is sorted already.
         out_rows: ``(rows,)`` integers or a :class:`SegmentIndex`, where each row of the product is
             written: a permutation. Ids out of range are left out, and rows of the result that are
-            not written are zero; where ids are equal, any of these rows is written.
+            not written are zero; where ids are equal, one of these rows is written.
         scale: ``(rows,)``, what products are multiplied with, before bias and activation; converted
             to the dtype that is added up in. That of a row whose ids are out of range counts as 0.
         bias: ``(groups, n)``, converted to the dtype that products are taken in, added to the rows
@@ -104,10 +104,10 @@ def segment_matmul(
         Array([[ 1.],
                [40.],
                [60.]], dtype=float32)
-        >>> rows = jnp.array([2, 0, 2])
-        >>> segment_matmul(x, weights, jnp.array([1, 2]), lhs_rows=rows, out_rows=rows[::-1] - 1)
-        Array([[ 5.],
-               [60.],
+        >>> rows, places = jnp.array([2, 0, 2]), jnp.array([1, -1, 0])
+        >>> segment_matmul(x, weights, jnp.array([1, 2]), lhs_rows=rows, out_rows=places)
+        Array([[60.],
+               [ 5.],
                [ 0.]], dtype=float32)
     """
     product = _product_of(
