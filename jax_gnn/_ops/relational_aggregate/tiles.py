@@ -8,6 +8,8 @@ import jax
 import numpy as np
 
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype
+from jax_gnn._core.ids import MAX_SIZE
+from jax_gnn._core.kernels import narrow
 from jax_gnn._core.op import Call, Operand
 from jax_gnn._core.tiles import Tiles
 from jax_gnn._ops.segment_matmul.xla import Activation
@@ -49,7 +51,10 @@ def tiles_call(
         "weighted": np.bool_(weight is not None),
         "activation": np.int64((None, *get_args(Activation)).index(activation)),
     }
-    ids = [tiles.rows, tiles.cols, tiles.order, tiles.items, tiles.starts]
+    ids = [
+        narrow(getattr(tiles, name), MAX_SIZE - 1)
+        for name in ("rows", "cols", "order", "items", "starts")
+    ]
     # As tile_workspace_bytes in relational_aggregate.h.
     workspace = jax.ShapeDtypeStruct((tiles.num_shares, 64 * 128 * 3 * acc.itemsize), np.uint8)
     return Call([x, rhs, weight or x, *ids, bias or rhs], attributes, [workspace])
