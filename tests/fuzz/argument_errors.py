@@ -403,7 +403,6 @@ _TOGETHER = {
     "head_hyperedges": ("head_nodes", "head_hyperedges"),
     "lhs": ("lhs", "rhs"),
     "rhs": ("lhs", "rhs"),
-    "lhs_rows": ("out_rows", "rhs_rows"),
     "name": ("implementation",),
 }
 
