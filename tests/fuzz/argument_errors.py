@@ -390,7 +390,7 @@ _TOGETHER = {
     "index": ("index", "segment_ids"),
     "segment_ids": ("index", "segment_ids"),
     "group_sizes": ("group_sizes", "rhs"),
-    "lhs_rows": ("lhs_rows", "out_rows"),
+    "lhs_rows": ("lhs_rows", "out_rows", "rhs_rows"),
     "a": ("a", "b"),
     "b": ("a", "b"),
     "src": ("src", "dst"),
