@@ -130,19 +130,20 @@ def plain_jax_candidates(groups: Groups, case: Case, problem: Problem) -> Iterat
     # On a GPU it masks a copy of the rows for each group.
     copies = 2 if case.mode == "dW" else 1
     ragged_bytes = copies * groups.num_groups * row_bytes
-    dense, ragged, gathered = _PLAIN_JAX[case.mode]
+    dense, ragged, gathered = PLAIN_JAX[case.mode]
     candidate = jax_candidate(RAGGED_DOT, ragged, problem, (groups.sizes,), INPUTS)
-    yield _bounded(candidate, ragged_bytes)
+    yield bounded(candidate, ragged_bytes)
     by_row = groups.sizes, groups.ids
     candidate = jax_candidate("gathered einsum", gathered, problem, by_row, INPUTS)
     # Outer products are added up in float32, whatever the rows are.
     product_bytes = groups.num_rows * case.width * (4 if case.mode == "dW" else itemsize)
-    yield _bounded(candidate, product_bytes * case.width)
+    yield bounded(candidate, product_bytes * case.width)
     if groups.num_groups == 1:
         yield jax_candidate("dense product", dense, problem, (), INPUTS)
 
 
-def _bounded(candidate: Candidate, num_bytes: int) -> Candidate:
+def bounded(candidate: Candidate, num_bytes: int) -> Candidate:
+    """The candidate, or that it is skipped, whose arrays have so many bytes."""
     if num_bytes <= LARGEST:
         return candidate
     return replace(candidate, skip=f"needs arrays of more than {LARGEST / 1e9:.3g} GB")
@@ -174,7 +175,7 @@ def _summed(lhs: Any, rhs: Any, sizes: Any, ids: Any) -> Any:
     return sums.astype(lhs.dtype)
 
 
-_PLAIN_JAX: dict[str, tuple[Callable[..., Any], ...]] = {
+PLAIN_JAX: dict[str, tuple[Callable[..., Any], ...]] = {
     "fwd": (
         lambda x, w: x @ w[0],
         partial(_ragged_dot, contracted=(1, 1)),
@@ -256,7 +257,7 @@ def torch_candidates(groups: Groups, case: Case, problem: Problem) -> Iterator[C
 
     yield torch_candidate("torch loop of mm", loop, problem, (), INPUTS)
     padded_rows = 2 * groups.num_groups * longest
-    yield _bounded(
+    yield bounded(
         torch_candidate("torch padded bmm", padded, problem, (_places(groups),), INPUTS),
         padded_rows * case.width * problem.output_dtype.itemsize,
     )

@@ -238,7 +238,9 @@ class _Jax:
     def __init__(self, settings: Settings) -> None:
         on_gpu = settings.platform == "gpu"
         os.environ["JAX_PLATFORMS"] = "cuda" if on_gpu else "cpu"
-        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # families share one GPU
+        # Families share one GPU, and JAX gives back nothing of what it has taken.
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.4"
         import jax
 
         jax.config.update("jax_enable_x64", "float64" in settings.dtypes)

@@ -18,12 +18,14 @@ from benchmarks import (
     bench_gnn,
     bench_hypergnn,
     bench_hypergraph_aggregate,
+    bench_relational,
     bench_spmm,
     problems,
     report,
     timing,
 )
 from benchmarks import bench_segment_matmul as bench_matmul
+from benchmarks import bench_segment_matmul_lists as bench_lists
 from benchmarks import bench_segment_reduce as bench_segment
 from benchmarks.__main__ import main
 from benchmarks.definition import (
@@ -46,6 +48,7 @@ from benchmarks.workloads import (
     long_tail,
     plain_graphs,
     power_law,
+    relational_graphs,
     row_groups,
     uniform_groups,
 )
@@ -261,12 +264,13 @@ def check_plain_jax(module, graph, case, problem: Problem) -> None:
 def tiny(request, monkeypatch):
     """A graph whose features come from a pool that repeats; perhaps too large to check whole."""
     monkeypatch.setattr(problems, "POOL_ROWS", 7)
-    for module in (bench_segment, bench_spmm, bench_matmul):
+    for module in (bench_segment, bench_spmm, bench_matmul, bench_relational):
         monkeypatch.setattr(module, "features", problems.features.__wrapped__)  # not kept
-    monkeypatch.setattr(bench_matmul, "_weights", bench_matmul._weights.__wrapped__)
+    for module in (bench_matmul, bench_relational):
+        monkeypatch.setattr(module, "_weights", module._weights.__wrapped__)
     if request.param == "a part":
-        monkeypatch.setattr(problems, "CHECKED_NUMBERS", 500)
-        monkeypatch.setattr(bench_matmul, "CHECKED_NUMBERS", 500)
+        for module in (problems, bench_matmul, bench_relational):
+            monkeypatch.setattr(module, "CHECKED_NUMBERS", 500)
     return plain_graphs(None)["tiny"].load()
 
 
@@ -338,6 +342,35 @@ def test_segmented_products_are_checked_against_their_definition(tiny, mode, siz
     (loop,) = bench_matmul.numpy_candidates(groups, case, problem)
     (output,), *_ = _NumPy(Settings("cpu")).prepare(loop)
     np.testing.assert_allclose(output, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", bench_lists.OP.modes)
+def test_products_by_ids_are_checked_against_those_in_order(tiny, mode):
+    groups = Groups(np.array([5, 0, 41, 1, 253], np.int32))
+    case = Case("tiny", 3, "float32", mode)
+    check_plain_jax(bench_lists, groups, case, bench_lists.problem(groups, case))
+
+
+@pytest.mark.parametrize("mode", bench_relational.OP.modes)
+def test_relational_sums_are_checked_against_their_definition(tiny, mode):
+    graph = relational_graphs(None)["tiny"].load()
+    case = Case("tiny", 3, "float32", mode)
+    problem = bench_relational.problem(graph, case)
+    x, rhs = problem.inputs["x"].whole().astype(float), problem.inputs["rhs"].astype(float)
+    scale = graph.mean[:, None].astype(float)
+    wanted = [np.zeros((graph.num_nodes, 3))]
+    np.add.at(wanted[0], graph.dst, scale * np.einsum("ek,ekn->en", x[graph.src], rhs[graph.rel]))
+    if mode == "training":
+        ct = problem.inputs["cotangent"].whole().astype(float)
+        wanted += [np.zeros_like(x), np.zeros_like(rhs)]
+        to_x = np.einsum("en,ekn->ek", ct[graph.dst], rhs[graph.rel])
+        np.add.at(wanted[1], graph.src, scale * to_x)
+        np.add.at(wanted[2], graph.rel, (scale * x[graph.src])[:, :, None] * ct[graph.dst][:, None])
+    for values, expected in zip(wanted, problem.expected, strict=True):
+        assert values.shape == expected.shape
+        assert len(expected.rows) > 1
+        np.testing.assert_allclose(values[expected.rows], expected.values, rtol=1e-10, atol=1e-12)
+    check_plain_jax(bench_relational, graph, case, problem)
 
 
 def test_rows_beside_every_border_are_checked():
@@ -420,7 +453,9 @@ def test_a_training_step_shows_wrong_gradients(bench, workloads, model):
         "hypergnn",
         "segment_matmul",
         "segment_matmul_ablation",
+        "segment_matmul_lists",
         "hypergraph_ablation",
+        "relational",
     ],
 )
 def test_this_librarys_candidates_are_right(tmp_path, op):

@@ -29,6 +29,7 @@ from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, TOLERANCE, CoreChecks, 
 
 import jax_gnn
 from jax_gnn import segment_matmul, segment_outer
+from jax_gnn.schedules import MatmulSchedule, use
 
 EXACT = jax.lax.Precision.HIGHEST  # float32 on every platform
 K = 5
@@ -711,6 +712,43 @@ def test_shapes(rng: np.random.Generator, k: int, n: int, dtype: str, implementa
             assert_close(got, want, TOLERANCE[dtype], f"{scenario}, transposed")
             want = outer_reference(members, wide[0], wide[2])
             assert_close(outer(lhs, ct, sizes), want, TOLERANCE[dtype], f"{scenario}, outer")
+
+
+@pytest.mark.parametrize("blocks", [3, 4096])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("k", "n"), [(32, 64), (64, 70), (16, 200)])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
+def test_few_and_many_blocks(
+    rng: np.random.Generator, k: int, n: int, dtype: str, blocks: int, implementation: str
+) -> None:
+    """Matrix units and all lists: tiles in turn, and of small products one for each block."""
+    rows, nodes, groups = 900, 250, 9
+    tolerance = 3e-3 if dtype == "float32" else TOLERANCE[dtype]  # of TF32
+    _, rhs, _ = operands_of(rng, 1, groups, k, n, dtype)
+    lhs, every = (rng.normal(size=(of, k)).astype(rhs.dtype) for of in (nodes, rows))
+    given = {
+        "lhs_rows": rng.integers(-3, nodes + 3, rows).astype(np.int32),
+        "out_rows": rng.permutation(rows).astype(np.int32),
+        "scale": rng.normal(size=rows).astype(np.float32),
+        "bias": rng.normal(size=(groups, n)).astype(rhs.dtype),
+    }
+    given["out_rows"][rng.choice(rows, 20, replace=False)] = rng.choice([*OUT_OF_RANGE, rows], 20)
+    wide = {name: x if x.dtype == np.int32 else x.astype(np.float64) for name, x in given.items()}
+    with setting(implementation, dtype), use(MatmulSchedule(64, 0, blocks)):
+        for names in ((), ("lhs_rows",), ("out_rows", "bias"), tuple(given)):
+            sizes = sizes_of(rng, "empty" if names else "padding", rows, groups)
+            members = membership(sizes, rows, 0, groups)
+            x = lhs if "lhs_rows" in names else every
+            options = {name: given[name] for name in names}
+            want = named(x.astype(np.float64), options.get("lhs_rows"))
+            if "scale" in names:
+                want = want * wide["scale"][:, None]
+            bias = wide["bias"] if "bias" in names else None
+            want = reference(members, want, rhs.astype(np.float64), bias)
+            want = written(want, options.get("out_rows"))
+            for transposed, weights in ((False, rhs), (True, rhs.transpose(0, 2, 1))):
+                got = segment_matmul(x, weights, sizes, transpose_rhs=transposed, **options)
+                assert_close(got, want, tolerance, f"{names}, transposed: {transposed}")
 
 
 @pytest.mark.skipif(not KERNELS, reason="plain XLA multiplies all rows with all weights")

@@ -100,6 +100,81 @@ struct TileIndex {
   }
 };
 
+// The tile that is number `number` of all, counted over the groups and then over the rows of no
+// group, found by all kThreads threads of a block; for few groups. count -1: there is none.
+template <int kThreads>
+__device__ __forceinline__ Tile find_tile(const Groups& groups, int tile_rows, int number) {
+  constexpr int kWarps = kThreads / 32;
+  __shared__ unsigned rows_of[kWarps], tiles_of[kWarps];
+  __shared__ Tile found;
+  // Sums stop at num_rows and at more tiles than there are, whatever the sizes are.
+  const unsigned num_rows = static_cast<unsigned>(groups.num_rows);
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
+  const int mine = static_cast<int>(ceil_div(groups.num_sizes, kThreads));
+  const int first = static_cast<int>(threadIdx.x) * mine;
+  const auto add = [&](unsigned a, unsigned b) { return min(a + b, num_rows); };
+  const auto add_tiles = [](unsigned a, unsigned b) { return min(a + b, 1u << 30); };
+  const auto tiles_in = [&](unsigned size) { return size == 0 ? 0 : (size - 1) / tile_rows + 1; };
+  const auto size_of = [&](int i) { return static_cast<unsigned>(group_size(groups, first + i)); };
+  unsigned my_rows = 0, my_tiles = 0;
+#pragma unroll 4
+  for (int i = 0; i < mine; ++i) {
+    const unsigned size = size_of(i);
+    my_rows = add(my_rows, size);
+    my_tiles = add_tiles(my_tiles, tiles_in(size));
+  }
+  unsigned rows = my_rows, tiles = my_tiles;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const unsigned other_rows = __shfl_up_sync(kWholeWarp, rows, distance);
+    const unsigned other_tiles = __shfl_up_sync(kWholeWarp, tiles, distance);
+    if (lane >= distance) {
+      rows = add(rows, other_rows);
+      tiles = add_tiles(tiles, other_tiles);
+    }
+  }
+  if (lane == 31) {
+    rows_of[warp] = rows;
+    tiles_of[warp] = tiles;
+  }
+  if (threadIdx.x == 0) found.count = -1;
+  rows = __shfl_up_sync(kWholeWarp, rows, 1);  // before this thread's groups
+  tiles = __shfl_up_sync(kWholeWarp, tiles, 1);
+  if (lane == 0) rows = tiles = 0;
+  __syncthreads();
+#pragma unroll
+  for (int other = 0; other < kWarps; ++other)
+    if (other < warp) {
+      rows = add(rows, rows_of[other]);
+      tiles = add_tiles(tiles, tiles_of[other]);
+    }
+  const auto set = [&](int group, unsigned row, unsigned size, unsigned tile) {
+    found.group = group;
+    found.row =
+        static_cast<int>(min(uint64_t{row} + uint64_t{tile} * tile_rows, uint64_t{num_rows}));
+    found.count = static_cast<int>(
+        min(min(size - tile * tile_rows, static_cast<unsigned>(tile_rows)), num_rows - found.row));
+  };
+  unsigned tile = static_cast<unsigned>(number) - tiles;
+  if (tile < my_tiles)
+    for (int i = 0; i < mine; ++i) {
+      const unsigned size = size_of(i), count = tiles_in(size);
+      if (tile < count) {
+        set(first + i, rows, size, tile);
+        break;
+      }
+      rows = add(rows, size);
+      tile -= count;
+    }
+  else if (threadIdx.x == kThreads - 1) {  // behind all groups, or ahead of this thread's
+    const unsigned rest = num_rows - add(rows, my_rows);
+    if (static_cast<unsigned>(number) >= tiles && tile - my_tiles < tiles_in(rest))
+      set(static_cast<int>(groups.num_sizes), num_rows - rest, rest, tile - my_tiles);
+  }
+  __syncthreads();
+  return found;
+}
+
 // Goes through tiles; all calls are made by a whole warp, which holds the next sizes in its lanes.
 template <int kThreads, int kEmptyTiles, bool kRest>
 class TileWalk {

@@ -75,6 +75,11 @@ __device__ __forceinline__ void arrive_when_copied(Barrier& barrier) {
       : "memory");
 }
 
+// Until this thread's copies of 16 or 4 bytes are there.
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 // A barrier of some of a block's warps; `id` 1 to 15.
 template <int kThreads>
 __device__ __forceinline__ void sync_some(int id) {

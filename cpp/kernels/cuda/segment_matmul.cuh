@@ -142,10 +142,11 @@ struct HopperTile {
 enum class Weights { kPairs, kSingle, kTransposed };
 
 // A thread's fragments of the weights of columns `column` and `column` + 1. All loads are issued
-// before any of what they bring is used.
-template <class Shape, Weights kWeights, typename T>
+// before any of what they bring is used; `meanwhile` is called in between.
+template <class Shape, Weights kWeights, typename T, class Meanwhile>
 __device__ __forceinline__ void load_weights(const T* weights, int k, int n, int column,
-                                             unsigned (&a)[Shape::kSteps][4]) {
+                                             unsigned (&a)[Shape::kSteps][4],
+                                             const Meanwhile& meanwhile) {
   constexpr bool kWords = sizeof(T) == 4;
   const int quad = threadIdx.x % 4;
   // One weight, in the lower bits.
@@ -192,6 +193,7 @@ __device__ __forceinline__ void load_weights(const T* weights, int k, int n, int
       }
     }
   __syncwarp();  // else the compiler waits for each load before it issues the next
+  meanwhile();
 #pragma unroll
   for (int step = 0; step < Shape::kSteps; ++step)
 #pragma unroll
@@ -208,6 +210,21 @@ __device__ __forceinline__ void load_weights(const T* weights, int k, int n, int
     }
 }
 
+// The same of a group's weights, however they lie.
+template <class Shape, typename T, typename Out, class Meanwhile>
+__device__ __forceinline__ void load_weights_of(const Product<T, Out>& product, unsigned group,
+                                                int column, unsigned (&a)[Shape::kSteps][4],
+                                                const Meanwhile& meanwhile) {
+  const int k = product.k, n = product.n;
+  const T* const weights = product.rhs + int64_t{group} * k * n;
+  if (product.transposed)
+    load_weights<Shape, Weights::kTransposed>(weights, k, n, column, a, meanwhile);
+  else if (n % 2 == 0)
+    load_weights<Shape, Weights::kPairs>(weights, k, n, column, a, meanwhile);
+  else
+    load_weights<Shape, Weights::kSingle>(weights, k, n, column, a, meanwhile);
+}
+
 template <typename Out>
 __device__ __forceinline__ void store_pair(Out* out, bool both, bool together, float one,
                                            float two) {
@@ -221,6 +238,57 @@ __device__ __forceinline__ void store_pair(Out* out, bool both, bool together, f
   } else {
     narrow(one, out[0]);
     if (both) narrow(two, out[1]);
+  }
+}
+
+// sum (kRows, 64), transposed: a thread's part of a tile's product with the weights in `a`, of rows
+// that matrix instructions may see.
+template <class Shape, typename T>
+__device__ __forceinline__ void multiply_tile(const unsigned char* rows,
+                                              const unsigned (&a)[Shape::kSteps][4],
+                                              float (&sum)[Shape::kRows / 2]) {
+  const uint64_t b = matrix_descriptor(rows);
+  warpgroup_arrive();
+#pragma unroll
+  for (int step = 0; step < Shape::kSteps; ++step) {
+    // Descriptors count in 16 bytes.
+    const int offset_bytes = step / 4 * Shape::kRows * kChunkBytes + step % 4 * 32;
+    Multiply<T, Shape::kRows>::add(sum, a[step], b + offset_bytes / 16, step > 0);
+  }
+  warpgroup_commit();
+  warpgroup_wait();
+}
+
+// Which row of the tile and which of the thread's two columns sum j is.
+__device__ __forceinline__ int row_of_sum(int j) {
+  return j / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + j % 2;
+}
+constexpr __host__ __device__ int column_of_sum(int j) { return j / 2 % 2; }
+
+template <int kSums>
+__device__ __forceinline__ void scale_rows(const float* scales, float (&sum)[kSums]) {
+#pragma unroll
+  for (int j = 0; j < kSums; ++j) sum[j] *= scales[row_of_sum(j)];
+}
+
+template <int kSums>
+__device__ __forceinline__ void activate(Activation activation, const float (&bias)[2],
+                                         float (&sum)[kSums]) {
+#pragma unroll
+  for (int j = 0; j < kSums; ++j)
+    sum[j] = activated<false>(activation, sum[j] + bias[column_of_sum(j)]);
+}
+
+// Stores the thread's sums of the first `count` rows at place_of(row), if that is somewhere.
+template <int kSums, class PlaceOf>
+__device__ __forceinline__ void store_sums(const float (&sum)[kSums], int count, bool both,
+                                           bool together, const PlaceOf& place_of) {
+#pragma unroll
+  for (int j = 0; j < kSums / 2; ++j) {
+    const int at = j / 2 * 4 + j % 2, row = row_of_sum(at);
+    if (row >= count) continue;
+    if (auto* const place = place_of(row); place != nullptr)
+      store_pair(place, both, together, sum[at], sum[at + 2]);
   }
 }
 
@@ -440,13 +508,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     if (weight.exists && tile.count > 0) {
       if (tile.group != held) {
         held = tile.group;
-        const T* weights = product.rhs + int64_t{weight.index} * k * n;
-        if (product.transposed)
-          load_weights<Shape, Weights::kTransposed>(weights, k, n, column, a);
-        else if (together)
-          load_weights<Shape, Weights::kPairs>(weights, k, n, column, a);
-        else
-          load_weights<Shape, Weights::kSingle>(weights, k, n, column, a);
+        load_weights_of<Shape>(product, weight.index, column, a, [] {});
         if (product.bias != nullptr)
 #pragma unroll
           for (int j = 0; j < 2; ++j)
@@ -455,21 +517,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       }
       filled[at.stage].wait(at.parity);
       if constexpr (kLists) make_visible_to_copies();  // and to matrix instructions
-      const uint64_t b = matrix_descriptor(ring + at.stage * Shape::kStageBytes);
-      warpgroup_arrive();
-#pragma unroll
-      for (int step = 0; step < Shape::kSteps; ++step) {
-        // Descriptors count in 16 bytes.
-        const int offset_bytes = step / 4 * Shape::kRows * kChunkBytes + step % 4 * 32;
-        Multiply<T, Shape::kRows>::add(sum, a[step], b + offset_bytes / 16, step > 0);
-      }
-      warpgroup_commit();
-      warpgroup_wait();
+      multiply_tile<Shape, T>(ring + at.stage * Shape::kStageBytes, a, sum);
       if constexpr (kLists)
-        if (product.lists.scale != nullptr)
-#pragma unroll
-          for (int j = 0; j < Shape::kRows / 2; ++j)
-            sum[j] *= scales[at.stage][j / 4 * 8 + threadIdx.x % 4 * 2 + j % 2];
+        if (product.lists.scale != nullptr) scale_rows(scales[at.stage], sum);
     } else {
       filled[at.stage].wait(at.parity);
 #pragma unroll
@@ -478,27 +528,15 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     if (!kLists && threadIdx.x % 32 == 0) emptied[at.stage].arrive();
     const bool acts =
         weight.exists && (product.bias != nullptr || product.activation != Activation::kNone);
-    if (acts)
-#pragma unroll
-      for (int j = 0; j < Shape::kRows / 2; ++j)
-        sum[j] = activated<false>(product.activation, sum[j] + bias[j / 2 % 2]);
-    const auto store = [&](Out* out, int count, const auto& place_of) {
-#pragma unroll
-      for (int j = 0; j < Shape::kRows / 4; ++j) {
-        const int row = j / 2 * 8 + threadIdx.x % 4 * 2 + j % 2;
-        if (row >= count) continue;
-        const int64_t place = place_of(row);
-        if (!kLists || place >= 0)
-          store_pair(out + place * n, column + 1 < n, together, sum[j / 2 * 4 + j % 2],
-                     sum[j / 2 * 4 + j % 2 + 2]);
-      }
+    if (acts) activate(product.activation, bias, sum);
+    const auto store = [&](int count, const auto& place_of) {
+      if (column < n) store_sums(sum, count, column + 1 < n, together, place_of);
     };
-    const auto in_order = [](int row) { return int64_t{row}; };
     Out* const out = product.out + int64_t{tile.row} * n;
     if (leaves) {
       if (threadIdx.x == 0) wait_until_read();
       sync_some<128 * Shape::kWarpgroups>(1);
-      if (column < n) store(result + column, Shape::kRows, in_order);
+      store(Shape::kRows, [&](int row) { return result + column + row * n; });
       if (!scatters) make_visible_to_copies();
       sync_some<128 * Shape::kWarpgroups>(1);
       if (scatters) {  // whole rows at once: pieces of them, or copies row by row, take longer
@@ -514,11 +552,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
         copy_out(out, result, static_cast<unsigned>(tile.count * n * sizeof(Out)));
       }
     } else if (scatters) {
-      if (column < n)
-        store(product.out + column, tile.count,
-              [&](int row) { return listed(places[at.stage], row, groups.num_rows); });
-    } else if (column < n) {
-      store(out + column, tile.count, in_order);
+      store(tile.count, [&](int row) -> Out* {
+        const int64_t place = listed(places[at.stage], row, groups.num_rows);
+        return place < 0 ? nullptr : product.out + place * n + column;
+      });
+    } else {
+      store(tile.count, [&](int row) { return out + int64_t{row} * n + column; });
     }
     if (kLists) {  // scales and places have been read
       __syncwarp();
@@ -529,6 +568,96 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     clear_others(product, groups.num_rows, blockIdx.y * Shape::kColumns, Shape::kColumns,
                  128 * Shape::kWarpgroups);
   if (threadIdx.x == 0) wait_until_written();
+}
+
+// One tile of 64 rows by 64 columns a block, for products so small that the blocks of a persistent
+// grid would meet the latencies of one tile after another: here those of all tiles overlap.
+template <typename T, int kChunks_>
+struct SingleTile {
+  static constexpr int kChunks = kChunks_, kRows = 64, kColumns = 64, kThreads = 128;
+  static constexpr int kSteps = 4 * kChunks;
+  static constexpr int kBlocks = 5;  // on a multiprocessor
+  static constexpr int kResultRow = kColumns * static_cast<int>(sizeof(T)) + 16;  // no conflicts
+  static constexpr int kSharedBytes =
+      kChunkAlign + most(kChunks * kRows * kChunkBytes, kRows* kResultRow);
+};
+
+template <class Shape, typename T>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    single_matmul_kernel(Groups groups, Product<T, T> product) {
+  extern __shared__ unsigned char shared_bytes[];
+  unsigned char* const rows = first_chunk(shared_bytes);
+  __shared__ float scales[Shape::kRows];
+  __shared__ int places[Shape::kRows];
+  constexpr int kMine = Shape::kRows / 4;  // of a warp
+  allow_next_launch();
+  wait_for_previous_launch();
+  const int offset = *groups.offset;
+  const auto& lists = product.lists;
+  const Tile tile = find_tile<Shape::kThreads>(groups, Shape::kRows, blockIdx.x);
+  const int k = product.k, n = product.n, first_column = blockIdx.y * Shape::kColumns;
+  if (tile.count > 0) {
+    const Weight weight = weight_of(groups, tile.group, offset);
+    const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 * kMine;
+    RowIds<kMine> ids = {-1};
+    if (first_row + lane % kMine < tile.count) {
+      ids[0] = tile.row + first_row + lane % kMine;
+      if (lists.lhs_rows != nullptr) ids[0] = lists.lhs_rows[ids[0]];
+    }
+    if (threadIdx.x < Shape::kRows) {
+      const int row = static_cast<int>(threadIdx.x), at = tile.row + row;
+      const bool valid = row < tile.count;
+      scales[row] = valid && lists.scale != nullptr ? lists.scale[at] : 1;
+      places[row] = valid ? static_cast<int>(listed(lists.out_rows, at, groups.num_rows)) : -1;
+    }
+    const int column = first_column + threadIdx.x / 32 * 16 + lane / 4 * 2;
+    float sum[Shape::kRows / 2];
+    if (weight.exists) {
+      unsigned a[Shape::kSteps][4];
+      load_weights_of<Shape>(product, weight.index, column, a, [&] {
+        start_rows<kMine, Shape::kRows, Shape::kChunks>(product.lhs, lists.num_lhs, k, 0, ids,
+                                                        first_row, shared_address(rows));
+      });
+      float bias[2] = {0, 0};
+      if (product.bias != nullptr)
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+          if (column + j < n) bias[j] = widen(product.bias[int64_t{weight.index} * n + column + j]);
+      wait_for_copies();
+      make_visible_to_copies();  // and to matrix instructions
+      __syncthreads();
+      multiply_tile<Shape, T>(rows, a, sum);
+      if (lists.scale != nullptr) scale_rows(scales, sum);
+      if (product.bias != nullptr || product.activation != Activation::kNone)
+        activate(product.activation, bias, sum);
+    } else {
+#pragma unroll
+      for (float& x : sum) x = 0;
+    }
+    __syncthreads();  // rows have been read
+    const int columns = least(Shape::kColumns, n - first_column);
+    const bool together = n % 2 == 0;
+    if (n * sizeof(T) % 16 == 0 && product.out_aligned) {
+      if (column < n)
+        store_sums(sum, Shape::kRows, column + 1 < n, together, [&](int row) {
+          return reinterpret_cast<T*>(rows + row * Shape::kResultRow) + column - first_column;
+        });
+      __syncthreads();
+      const int units = columns * static_cast<int>(sizeof(T)) / 16;
+      const int unit = static_cast<int>(threadIdx.x) % units, step = Shape::kThreads / units;
+      if (static_cast<int>(threadIdx.x) < step * units)
+#pragma unroll 8
+        for (int row = static_cast<int>(threadIdx.x) / units; row < tile.count; row += step)
+          if (places[row] >= 0)
+            reinterpret_cast<uint4*>(product.out + int64_t{places[row]} * n + first_column)[unit] =
+                reinterpret_cast<const uint4*>(rows + row * Shape::kResultRow)[unit];
+    } else if (column < n) {
+      store_sums(sum, tile.count, column + 1 < n, together, [&](int row) {
+        return places[row] < 0 ? nullptr : product.out + int64_t{places[row]} * n + column;
+      });
+    }
+  }
+  clear_others(product, groups.num_rows, first_column, Shape::kColumns, Shape::kThreads);
 }
 
 #endif

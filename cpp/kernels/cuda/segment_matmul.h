@@ -12,7 +12,8 @@
 namespace jax_gnn::cuda {
 
 // How a kernel deals out rows. segment_matmul: tiles have at most `tile` rows, at most `blocks`
-// blocks take `chunk` neighbouring ones of every blocks * chunk, or one range each if `chunk` is 0.
+// blocks take `chunk` neighbouring ones of every blocks * chunk, or one range each if `chunk` is 0;
+// few tiles, for which so many blocks suffice, may have one each.
 // segment_outer: `blocks` blocks take a range each, of whole groups if `chunk` is not 0.
 struct MatmulSchedule {
   int64_t tile, chunk, blocks;

@@ -50,6 +50,24 @@ cudaError_t launch_hopper(cudaStream_t stream, const MatmulSchedule& schedule, c
                 static_cast<int>(schedule.chunk));
 }
 
+// Up to how many tiles a multiprocessor a product is computed with one tile a block. The warps of a
+// persistent grid that multiply also write, which takes them longest where results scatter.
+template <typename Acc>
+int most_single_tiles(const RowLists<Acc>& lists) {
+  return lists.out_rows != nullptr ? 26 : lists.lhs_rows != nullptr ? 12 : 6;
+}
+constexpr int64_t kSingleGroups = 1024;  // all of which each block looks through
+
+template <int kChunks, typename T>
+cudaError_t launch_single(cudaStream_t stream, const Groups& groups, const Product<T, T>& product,
+                          int64_t tiles) {
+  using Shape = SingleTile<T, kChunks>;
+  const dim3 grid(static_cast<unsigned>(tiles),
+                  static_cast<unsigned>(ceil_div(product.n, Shape::kColumns)));
+  return launch(stream, {grid, Shape::kThreads, Shape::kSharedBytes},
+                single_matmul_kernel<Shape, T>, groups, product);
+}
+
 // Whether the kernels for Hopper have a variant for lists: not where the product widens, to be
 // compiled in half the time.
 template <typename T, typename Out>
@@ -61,11 +79,12 @@ cudaError_t launch_chunks(cudaStream_t stream, const MatmulSchedule& schedule, c
   constexpr int kLargest = kChunks == 1 ? 128 : 64;
   const auto with_columns = [&](auto columns) {
     constexpr int kWarpgroups = decltype(columns)::value;
-    constexpr int kListed = kWarpgroups == 2 && kChunks <= 2 && sizeof(T) == 2 ? 128 : 64;
-    if constexpr (kTakesLists<T, Out>)
+    if constexpr (kTakesLists<T, Out>) {
+      constexpr int kListed = kWarpgroups == 2 && kChunks <= 2 && sizeof(T) == 2 ? 128 : 64;
       if (product.lists.any())
         return launch_hopper<HopperTile<T, Out, kChunks, kWarpgroups, kListed, true>>(
             stream, schedule, groups, product);
+    }
     return schedule.tile < kLargest
                ? launch_hopper<HopperTile<T, Out, kChunks, kWarpgroups, 64, false>>(
                      stream, schedule, groups, product)
@@ -106,6 +125,13 @@ cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
     if ((kTakesLists<T, Out> || !lists.any()) && compute_capability() == 9 &&
         !(exact && sizeof(T) == 4) && k > 0 && chunks <= 8 && k * sizeof(T) % 16 == 0 &&
         aligned(lhs, 16) && aligned(rhs, 8) && aligned(out, 8)) {
+      if constexpr (kTakesLists<T, Out>) {
+        const int64_t tiles = ceil_div(groups.num_rows, 64) + groups.num_sizes + 1;
+        if (chunks <= 2 && groups.num_sizes <= kSingleGroups && tiles <= schedule.blocks &&
+            tiles * ceil_div(n, 64) <= int64_t{most_single_tiles(lists)} * num_multiprocessors())
+          return chunks <= 1 ? launch_single<1>(stream, groups, product, tiles)
+                             : launch_single<2>(stream, groups, product, tiles);
+      }
       if (chunks <= 1) return launch_chunks<T, 1>(stream, schedule, groups, product);
       if (chunks <= 2) return launch_chunks<T, 2>(stream, schedule, groups, product);
       if (chunks <= 4) return launch_chunks<T, 4>(stream, schedule, groups, product);

@@ -475,10 +475,11 @@ class OuterPipeline {
   bool opened_ = false, has_tail_ = false, ends_ = false;
 };
 
+// The whole of warp_outer_kernel.
 template <class Shape, typename T, typename Out>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    warp_outer_kernel(const __grid_constant__ TensorMap lhs, const __grid_constant__ TensorMap rhs,
-                      Groups groups, OuterProduct<T, Out> product) {
+__device__ __forceinline__ void sum_by_warps(const TensorMap& lhs, const TensorMap& rhs,
+                                             const Groups& groups,
+                                             const OuterProduct<T, Out>& product) {
   using Pipeline = OuterPipeline<Shape, T, Out>;
   using Fragments = OuterFragments<T, Shape::kColumns>;
   constexpr int kRows = Shape::kRows;
@@ -561,6 +562,17 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
         for (int e = 0; e < 4; ++e) sum[m][j][e] = 0;
   }
   pipeline.end();
+}
+
+// On Hopper half types have warpgroup_outer_kernel, and this is not compiled for them.
+template <class Shape, typename T, typename Out>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    warp_outer_kernel(const __grid_constant__ TensorMap lhs, const __grid_constant__ TensorMap rhs,
+                      Groups groups, OuterProduct<T, Out> product) {
+#if __CUDA_ARCH__ == 900
+  if constexpr (sizeof(T) == 4)
+#endif
+    sum_by_warps<Shape>(lhs, rhs, groups, product);
 }
 
 // --- Hopper --------------------------------------------------------------------------------------

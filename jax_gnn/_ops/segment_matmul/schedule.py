@@ -15,7 +15,8 @@ class MatmulSchedule(NamedTuple):
         chunk: How many neighbouring tiles a block takes of every ``chunk * blocks``, so that all
             blocks work in the same part of memory; 0: one contiguous range for each. For
             ``"segment_outer"``: 0, or 1 where no two blocks may share a group.
-        blocks: Number of blocks that share the rows, for ``"segment_matmul"`` at most.
+        blocks: Number of blocks that share the rows, for ``"segment_matmul"`` at most. Few tiles
+            have a block each where that are enough.
     """
 
     tile: int
@@ -36,7 +37,7 @@ def _from_rule(op: str, *, rows: int, groups: int, k: int, n: int, itemsize: int
     """
     larger = max(k, n)
     if op == "segment_outer":
-        blocks = 264 if rows >= 200_000 else 132
+        blocks = 264 if rows >= 30_000 else 132
         if larger > 64:  # tiles of 128 by 128 of a weight have blocks of their own
             blocks = -(-132 // max(1, -(-k // 128) * -(-n // 128)))
         return MatmulSchedule(64, 0, max(1, min(blocks, rows // 128)))
