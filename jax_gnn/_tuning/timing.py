@@ -6,6 +6,7 @@ A Python loop would time the dispatch, and a loop inside ``jit`` is optimised aw
 from __future__ import annotations
 
 import functools
+import random
 import tempfile
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
@@ -135,13 +136,18 @@ class ProfilerTimer:
         self._markers = {kernel.name for kernel in overwrites}
 
     def measure(self, calls: Mapping[Key, Call], repeats: int) -> dict[Key, list[float]]:
-        """Seconds of each call, ``repeats`` samples; the calls take turns (A, B, A, B, ...)."""
+        """Seconds of each call, ``repeats`` samples; calls take turns, in another order each time.
+
+        A kernel is sooner done right behind one with the same code, which is still in the
+        multiprocessors' caches: a fixed order would favour some of the calls.
+        """
         samples = self.kernels(calls, repeats)
         return {key: [span(kernels) for kernels in each] for key, each in samples.items()}
 
     def kernels(self, calls: Mapping[Key, Call], repeats: int) -> dict[Key, list[list[Kernel]]]:
         """What `measure` times: the kernels of each sample."""
-        keys = [key for _ in range(repeats) for key in calls]
+        rng = random.Random(0)
+        keys = [key for _ in range(repeats) for key in rng.sample(list(calls), len(calls))]
         if not keys:
             return {}
         flush = functools.partial(self._flush, self._flushes)

@@ -7,12 +7,18 @@
 namespace jax_gnn::cuda {
 namespace {
 
+// Called rather than copied for each number that a thread has, which takes long to compile.
+template <typename Acc>
+__device__ __noinline__ Acc exact_tanh(Acc x) {
+  return tanh(x);
+}
+
 // tanh is as exact as tf32 and half types are, unless kExact.
 template <bool kExact, typename Acc>
 __device__ __forceinline__ Acc activated(Activation activation, Acc x) {
   const auto tanh_here = [](Acc y) -> Acc {
     if constexpr (kExact) {
-      return tanh(y);
+      return exact_tanh(y);
     } else {
       return approximate_tanh(y);
     }
