@@ -9,6 +9,21 @@
 
 #include "basics.cuh"
 
+// Whether code is compiled that has matrix instructions of Hopper, which no other GPU has, or its
+// copy engine and barriers. A module for several GPUs has kernels without them, which trap.
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define JAX_GNN_ON_HOPPER 1
+#elif __CUDA_ARCH__ == 900
+#error "Hopper's matrix instructions need the architecture 90a in the place of 90"
+#else
+#define JAX_GNN_ON_HOPPER 0
+#endif
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define JAX_GNN_SINCE_HOPPER 1
+#else
+#define JAX_GNN_SINCE_HOPPER 0
+#endif
+
 namespace jax_gnn::cuda {
 
 // Tiles lie in shared memory in chunks of 128 bytes a row, 16-byte units permuted by row: unit u of

@@ -437,6 +437,7 @@ template <class Shape, typename T, typename Out>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     hopper_matmul_kernel(const __grid_constant__ TensorMap rows, Groups groups,
                          Product<T, Out> product, int chunk) {
+#if JAX_GNN_ON_HOPPER
   constexpr int kStages = Shape::kStages;
   constexpr bool kLists = Shape::kLists;
   extern __shared__ unsigned char shared_bytes[];
@@ -568,6 +569,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     clear_others(product, groups.num_rows, blockIdx.y * Shape::kColumns, Shape::kColumns,
                  128 * Shape::kWarpgroups);
   if (threadIdx.x == 0) wait_until_written();
+#else
+  __trap();
+#endif
 }
 
 // One tile of 64 rows by 64 columns a block, for products so small that the blocks of a persistent
@@ -585,6 +589,7 @@ struct SingleTile {
 template <class Shape, typename T>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     single_matmul_kernel(Groups groups, Product<T, T> product) {
+#if JAX_GNN_ON_HOPPER
   extern __shared__ unsigned char shared_bytes[];
   unsigned char* const rows = first_chunk(shared_bytes);
   __shared__ float scales[Shape::kRows];
@@ -658,6 +663,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     }
   }
   clear_others(product, groups.num_rows, first_column, Shape::kColumns, Shape::kThreads);
+#else
+  __trap();
+#endif
 }
 
 #endif

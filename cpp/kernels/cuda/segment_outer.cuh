@@ -569,10 +569,12 @@ template <class Shape, typename T, typename Out>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     warp_outer_kernel(const __grid_constant__ TensorMap lhs, const __grid_constant__ TensorMap rhs,
                       Groups groups, OuterProduct<T, Out> product) {
-#if __CUDA_ARCH__ == 900
-  if constexpr (sizeof(T) == 4)
-#endif
+#if JAX_GNN_SINCE_HOPPER
+  if constexpr (sizeof(T) == 4 || !JAX_GNN_ON_HOPPER)
     sum_by_warps<Shape>(lhs, rhs, groups, product);
+#else
+  __trap();
+#endif
 }
 
 // --- Hopper --------------------------------------------------------------------------------------
@@ -612,6 +614,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     warpgroup_outer_kernel(const __grid_constant__ TensorMap lhs,
                            const __grid_constant__ TensorMap rhs, Groups groups,
                            OuterProduct<T, Out> product) {
+#if JAX_GNN_ON_HOPPER
   using Pipeline = OuterPipeline<Shape, T, Out>;
   constexpr int kChunkSize = Pipeline::kChunkSize;
   extern __shared__ unsigned char dynamic[];
@@ -669,6 +672,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     });
   }
   pipeline.end();
+#else
+  __trap();
+#endif
 }
 
 #endif
