@@ -19,14 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_gnn import RelationalGraph, schedules
 from jax_gnn import _cli as cli
-from jax_gnn import schedules
 from jax_gnn._core import schedule_cache
 from jax_gnn._core.schedule import Family
 from jax_gnn._core.schedule_cache import Tuned
 from jax_gnn._ops.hypergraph_aggregate import rule as hypergraph_rule
 from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY as HYPERGRAPH
 from jax_gnn._ops.hypergraph_aggregate.schedule import stage_features
+from jax_gnn._ops.relational_aggregate.api import counts_of
+from jax_gnn._ops.relational_aggregate.schedule import FAMILY as RELATIONAL
+from jax_gnn._ops.relational_aggregate.schedule import chosen
 from jax_gnn._ops.segment_matmul.schedule import FAMILY as MATMUL
 from jax_gnn._ops.segment_reduce import rule as segment_rule
 from jax_gnn._ops.segment_reduce.schedule import FAMILY as SEGMENT
@@ -599,7 +602,7 @@ def tune(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "tune wants one of: segment, matmul, hypergraph, --show, --clear"),
+        ((), "tune wants one of: segment, matmul, hypergraph, relational, --show, --clear"),
         (("--show", "--clear"), "tune wants one of"),
         (("segment", "--show"), "tune wants one of"),
         (("segment",), "wants --data FILE, or --nodes N and --edges N"),
@@ -610,6 +613,9 @@ def tune(*arguments):
         (("hypergraph", "--nodes", "4"), "--hyperedges N and --edges N"),
         (("hypergraph", "--data", "x.npz", "--hyperedges", "4"), "--data goes without --nodes"),
         (("hypergraph", "--data", "/nonexistent.npz"), "--data /nonexistent.npz"),
+        (("relational", "--nodes", "4"), "--nodes N, --edges N and --relations N"),
+        (("relational", "--data", "x.npz", "--relations", "4"), "--data goes without --nodes"),
+        (("relational", "--data", "/nonexistent.npz"), "--data /nonexistent.npz"),
         (("matmul",), "wants --sizes FILE, or --rows N and --groups N"),
         (("matmul", "--rows", "4"), "wants --sizes FILE, or --rows N and --groups N"),
         (("matmul", "--sizes", "x.npy", "--rows", "4"), "--sizes goes without --rows"),
@@ -717,6 +723,30 @@ def test_tuning_hypergraphs_writes_what_show_prints(monkeypatch, capsys, tmp_pat
     assert f"{tuned.schedule[0]} threads, {tuned.schedule[1]} and " in shown
 
 
+def test_tuning_relational_sums_writes_what_show_prints(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(command, "ProfilerTimer", lambda flushes: CountingTimer())
+    data = tmp_path / "triples.npz"
+    np.savez(
+        data, src=np.array([2, 0, 1, 1]), rel=np.array([0, 1, 1, 0]), dst=np.array([1, 1, 0, 2])
+    )
+    assert tune("relational", "--data", str(data), "--widths", "4") == 0
+    sizes = ("--nodes", "90", "--edges", "300", "--relations", "3")
+    assert tune("relational", *sizes, "--widths", "8", "--dtypes", "bfloat16") == 0
+    written = [line for line in capsys.readouterr().out.splitlines() if "times as fast" in line]
+    found = schedule_cache.read()["gpu"]
+    assert len(found) == len(written) == 4  # with tiles, and without
+    graph = RelationalGraph.from_triples([2, 0, 1, 1], [0, 1, 1, 0], [1, 1, 0, 2], 3)
+    for each in (graph, graph.with_parts()):
+        counts = counts_of(each, jax.ShapeDtypeStruct((2, 4, 4), jnp.float32))
+        (way,) = found[RELATIONAL.key(*RELATIONAL.ops, **counts._asdict())].schedule
+        assert chosen(counts) == way
+        assert f"by {way.replace('_', ' ')}" in "".join(written)
+    assert tune("--show") == 0
+    shown = capsys.readouterr().out
+    assert all(line in shown for line in written)
+
+
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
@@ -761,7 +791,7 @@ def damaged(tmp_path):
 
 def test_damaged_files_are_named(tmp_path, capsys):
     for path in [*damaged(tmp_path), tmp_path, tmp_path / "absent"]:
-        for family in ("segment", "hypergraph"):
+        for family in ("segment", "hypergraph", "relational"):
             assert tune(family, "--data", str(path)) == 2
             assert f"jax-gnn: error: --data {path}: " in capsys.readouterr().err
         if path.name != "one":

@@ -16,10 +16,11 @@ import numpy as np
 from jax_gnn._core import schedule_cache
 from jax_gnn._core.schedule import describe
 from jax_gnn._core.schedule_cache import Tuned
-from jax_gnn._tuning import hypergraph, matmul, segment
+from jax_gnn._tuning import hypergraph, matmul, relational, segment
 from jax_gnn._tuning.measure import AnySchedule, Call, Timer, measure
 from jax_gnn._tuning.timing import ProfilerTimer
 from jax_gnn.hypergraph import Hypergraph
+from jax_gnn.relational import RelationalGraph
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 _FLUSHES = 4
@@ -32,24 +33,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         nargs="?",
-        choices=("segment", "matmul", "hypergraph"),
+        choices=("segment", "matmul", "hypergraph", "relational"),
         help="the family of ops to tune",
     )
     parser.add_argument("--show", action="store_true", help="print what was found so far")
     parser.add_argument("--clear", action="store_true", help="remove what was found so far")
-    graph = parser.add_argument_group("graph of segment, or hypergraph")
+    graph = parser.add_argument_group("graph of segment or relational, or hypergraph")
     graph.add_argument(
         "--data",
         type=Path,
         metavar="FILE",
         help="an .npz with the arrays src and dst, and num_nodes if the last nodes have no edges; "
-        "of a hypergraph, with node_idx and hyperedge_idx",
+        "of a relational graph with rel, too; of a hypergraph, with node_idx and hyperedge_idx",
     )
     graph.add_argument("--nodes", type=_count, metavar="N", help="of a synthetic graph")
     graph.add_argument(
         "--edges", type=_count, metavar="N", help="of a synthetic graph; of hypergraphs incidences"
     )
     graph.add_argument("--hyperedges", type=_count, metavar="N", help="of a synthetic hypergraph")
+    graph.add_argument(
+        "--relations", type=_count, metavar="N", help="of a synthetic relational graph"
+    )
     groups = parser.add_argument_group("groups of matmul")
     groups.add_argument(
         "--sizes", type=Path, metavar="FILE", help="an .npy with the number of rows of each group"
@@ -59,10 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     calls = parser.add_argument_group("calls")
     calls.add_argument(
         "--ops",
-        type=_names((*segment.OPS, *matmul.OPS, *hypergraph.OPS)),
+        type=_names((*segment.OPS, *matmul.OPS, *hypergraph.OPS, *relational.OPS)),
         metavar="OP,...",
         help="of sum (all segment reductions), spmm, softmax; of "
-        "segment_matmul, segment_outer; of hypergraph_aggregate (default: all of the family)",
+        "segment_matmul, segment_outer; of hypergraph_aggregate; of relational_aggregate (default: "
+        "all of the family)",
     )
     calls.add_argument(
         "--widths",
@@ -90,7 +95,9 @@ def run(args: argparse.Namespace) -> int:
         OSError: The cache cannot be written or removed.
     """
     if sum((args.what is not None, args.show, args.clear)) != 1:
-        raise ValueError("tune wants one of: segment, matmul, hypergraph, --show, --clear")
+        raise ValueError(
+            "tune wants one of: segment, matmul, hypergraph, relational, --show, --clear"
+        )
     if args.show:
         print(_listing(schedule_cache.read()), end="")
     elif args.clear:
@@ -106,6 +113,7 @@ def _tune(args: argparse.Namespace) -> None:
         "segment": _segment_calls,
         "matmul": _matmul_calls,
         "hypergraph": _hypergraph_calls,
+        "relational": _relational_calls,
     }
     calls = families[args.what](args)
     if jax.default_backend() != "gpu":
@@ -174,7 +182,7 @@ def _hypergraph(args: argparse.Namespace) -> Hypergraph:
     if args.data is not None:
         if args.nodes or args.edges or args.hyperedges:
             raise ValueError("--data goes without --nodes, --edges and --hyperedges")
-        node_idx, hyperedge_idx, num_nodes = _read_pairs(args.data, "node_idx", "hyperedge_idx")
+        node_idx, hyperedge_idx, num_nodes = _read_ids(args.data, "node_idx", "hyperedge_idx")
         return Hypergraph.from_incidence(
             node_idx, hyperedge_idx, num_nodes=max(num_nodes, int(node_idx.max()) + 1)
         )
@@ -187,6 +195,34 @@ def _hypergraph(args: argparse.Namespace) -> Hypergraph:
     return Hypergraph.from_incidence(
         edges.rows, members, num_nodes=args.nodes, num_hyperedges=args.hyperedges
     )
+
+
+def _relational_calls(args: argparse.Namespace) -> list[Call[Any]]:
+    """As graphs are made, and with the tiles that one way needs."""
+    _ops(args, relational.OPS)
+    graph = _relational(args)
+    return [
+        relational.Call(each, width, dtype)
+        for dtype in args.dtypes
+        for width in args.widths
+        for each in (graph, graph.with_parts())
+    ]
+
+
+def _relational(args: argparse.Namespace) -> RelationalGraph:
+    if args.data is not None:
+        if args.nodes or args.edges or args.relations:
+            raise ValueError("--data goes without --nodes, --edges and --relations")
+        src, rel, dst, num_nodes = _read_ids(args.data, "src", "rel", "dst")
+        num_nodes = max(num_nodes, int(src.max()) + 1, int(dst.max()) + 1)
+        return RelationalGraph.from_triples(src, rel, dst, num_nodes)
+    if None in (args.nodes, args.edges, args.relations):
+        raise ValueError(
+            "tune relational wants --data FILE, or --nodes N, --edges N and --relations N"
+        )
+    edges = power_law_edges(args.nodes, args.edges)
+    types = np.random.default_rng(1).integers(args.relations, size=args.edges)
+    return RelationalGraph.from_triples(edges.cols, types, edges.rows, args.nodes, args.relations)
 
 
 def _ops(args: argparse.Namespace, known: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -220,29 +256,28 @@ def _edges(args: argparse.Namespace) -> segment.Edges:
 
 
 def _read_edges(path: Path) -> segment.Edges:
-    src, dst, num_nodes = _read_pairs(path, "src", "dst")
+    src, dst, num_nodes = _read_ids(path, "src", "dst")
     num_nodes = max(num_nodes, int(src.max()) + 1, int(dst.max()) + 1)
     order = np.argsort(dst, kind="stable")
     return segment.Edges(dst[order], src[order], num_nodes, num_nodes)
 
 
-def _read_pairs(path: Path, first: str, second: str) -> tuple[np.ndarray, np.ndarray, int]:
-    """Two arrays of ids, and the number of nodes or 0."""
+def _read_ids(path: Path, *names: str) -> tuple[Any, ...]:
+    """Arrays of as many ids, and the number of nodes or 0."""
     with _blame("--data", path), path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             raise ValueError("not an .npz file, or cut off")
         file.seek(0)
         with np.load(file, allow_pickle=False) as arrays:
-            one, other = (_whole_numbers(name, arrays[name]) for name in (first, second))
+            found = [_whole_numbers(name, arrays[name]) for name in names]
             counted = arrays["num_nodes"] if "num_nodes" in arrays else np.array(0)
         if counted.size != 1:
             raise ValueError(f"expected num_nodes to be one number, got shape {counted.shape}")
         (num_nodes,) = _whole_numbers("num_nodes", counted.reshape(1)).tolist()
-        if one.shape != other.shape or not one.size:
-            raise ValueError(
-                f"{first} and {second} must be as many ids, got shapes {one.shape}, {other.shape}"
-            )
-    return one, other, num_nodes
+        if len({ids.shape for ids in found}) > 1 or not found[0].size:
+            shapes = ", ".join(str(ids.shape) for ids in found)
+            raise ValueError(f"{' and '.join(names)} must be as many ids, got shapes {shapes}")
+    return (*found, num_nodes)
 
 
 def _whole_numbers(name: str, values: np.ndarray) -> np.ndarray:
