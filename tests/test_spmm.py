@@ -865,6 +865,52 @@ def test_schedules_give_the_same_result(
     assert_close(top_to_x, wanted_top_to_x, 1e-12, "gradient of the maximum")
 
 
+@on_kernels
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("heads", [None, 1, 4])
+@pytest.mark.parametrize("schedule", [(2, 32, 1), (8, 128, 40), (16, 64, 3), (32, 128, 600)])
+def test_teams_with_ranges_of_their_own(
+    rng: np.random.Generator,
+    schedule: tuple[int, int, int],
+    heads: int | None,
+    dtype: str,
+    implementation: str,
+) -> None:
+    """Long runs and gaps, padding in rows and columns; with weights, in order, and without."""
+    count, nodes, of_heads = 4_000, 700, () if heads is None else (heads,)
+    src, dst = np.minimum(rng.geometric(0.01, (2, count)), nodes - 2)
+    dst[: count // 4] = 300
+    src, dst = (
+        np.where(rng.random(count) < 0.03, rng.choice([-1, nodes], count), ids)
+        for ids in (src, dst)
+    )
+    edges = Edges(src, dst, nodes, nodes)
+    order = np.lexsort((src, dst, ~edges.valid))
+    edges = edges._replace(src=src[order], dst=dst[order])
+    graph = graph_of(edges)
+    x = rng.normal(size=(nodes, *of_heads, 32 if heads is None else 8))
+    weight = None if heads is None else rng.normal(size=(count, *of_heads))
+    cotangent = rng.normal(size=x.shape)
+    x[unused(edges.src[edges.valid], nodes, 1)] = np.nan
+    cotangent[unused(edges.dst[edges.valid], nodes, 1)] = np.nan
+    if weight is not None:
+        weight[~edges.valid] = np.nan
+    with setting(implementation, dtype), schedules.use(schedules.Schedule(True, *schedule)):
+        x, cotangent = typed((x, cotangent), dtype)
+        weight = None if weight is None else typed((weight,), dtype)[0]
+        value, vjp = jax.vjp(lambda x: spmm(graph, x, weight), x)
+        (to_x,) = vjp(cotangent)
+        means = spmm(graph, x, weight, reduce="mean")
+    exact = [None if each is None else np.asarray(each, float) for each in (x, weight, cotangent)]
+    back = edges._replace(src=edges.dst, dst=edges.src)
+    limit = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 2e-2}[dtype]
+    want = spmm_reference(edges, exact[0], exact[1])
+    assert_close(value, want, limit, "value")
+    assert_close(to_x, spmm_reference(back, exact[2], exact[1]), limit, "gradient to x")
+    want = spmm_reference(edges, exact[0], exact[1], reduce=mean)
+    assert_close(means, want, limit, "mean")
+
+
 @pytest.mark.skipif(PLATFORM != "cuda", reason="needs 15 GB of memory to spare")
 def test_more_than_2_to_the_31_elements() -> None:
     """Rows of x lie beyond what 32 bits address."""

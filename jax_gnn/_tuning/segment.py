@@ -35,17 +35,15 @@ class Choice(NamedTuple):
         return Schedule(self.parallel, lanes, self.threads, self.blocks)
 
 
-# In multiples of the multiprocessors of an H100 or H200, of which each holds two or three blocks.
-_BLOCKS = tuple(132 * factor for factor in (1, 2, 3, 4, 6, 8, 16, 32))
+# In multiples of the multiprocessors of an H100 or H200, of which each holds two to five blocks.
+_BLOCKS = tuple(132 * factor for factor in (1, 2, 3, 4, 5, 6, 8, 16, 32))
 
 
 def choices(op: Op) -> list[Choice]:
-    """What is worth trying. Only plain reductions have a parallel version."""
+    """What is worth trying."""
     if op == "softmax":  # its kernels have one way to deal out features
         return [Choice(False, 0, 256, blocks) for blocks in _BLOCKS]
-    kinds = [(False, 0), (False, 1), (False, 2)]
-    if op == "sum":
-        kinds += [(True, 0), (True, 1)]
+    kinds = [(False, 0), (False, 1), (False, 2), (True, 0), (True, 1)]
     return [
         Choice(*kind, threads, blocks)
         for kind in kinds

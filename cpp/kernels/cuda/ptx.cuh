@@ -124,6 +124,7 @@ __device__ __forceinline__ uint64_t multiply_add(unsigned a, unsigned b, uint64_
 // Keeps the compiler from knowing the value: it is then neither computed anew nor beforehand.
 __device__ __forceinline__ void hide(unsigned& value) { asm volatile("" : "+r"(value)); }
 __device__ __forceinline__ void hide(float& value) { asm volatile("" : "+f"(value)); }
+__device__ __forceinline__ void hide(double& value) { asm volatile("" : "+d"(value)); }
 template <typename T>
 __device__ __forceinline__ void hide(T*& pointer) {
   asm volatile("" : "+l"(pointer));

@@ -22,12 +22,16 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const 
   const auto with_vec = [&](auto vec) {
     constexpr int kVec = decltype(vec)::value;
     const auto run = [&](auto op) {
+      using Op = decltype(op);
       const auto with_message = [&](const auto& message) {
-        return launch_reduce<decltype(op)>(stream, schedule, csr, message, features, out,
-                                           workspace);
+        return launch_reduce<Op>(stream, schedule, csr, message, features, out, workspace);
       };
       if (csr.cols == nullptr && weight == nullptr)
         return with_message(RowMessage<T, Acc, kVec>{in, features.width});
+      if constexpr (has_gather_walk<Op, T>)
+        if (schedule.parallel)
+          return launch_gather<Op>(stream, schedule, csr, Gathered<T, Acc>{in, weight, heads},
+                                   features.width, out, workspace);
       return with_message(
           GatherMessage<T, Acc, kVec>{in, weight, row_bytes_of<T>(features), heads});
     };

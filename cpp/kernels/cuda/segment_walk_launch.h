@@ -1,5 +1,5 @@
-// The walk over entries (segment_walk.cuh), the host's side: how entries and features are cut, and
-// launches.
+// The walks over entries (segment_walk.cuh, segment_gather.cuh), the host's side: how entries and
+// features are cut, and launches.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "launch.h"
+#include "segment_gather.cuh"
 #include "segment_reduce.h"
 #include "segment_walk.cuh"
 #include "tags.h"
@@ -35,6 +36,9 @@ cudaError_t launch_fill(cudaStream_t stream, Start next, const Output<T, Op, Acc
                 output, next);
 }
 
+// Where most rows are empty, filling them is most of the work: for all threads alike, beforehand.
+inline bool fills_on_the_way(const Csr<Index>& csr) { return csr.num_rows <= 2 * csr.count; }
+
 template <class Op, class Message>
 cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
                           const Message& message, Features features, typename Message::T* out,
@@ -43,8 +47,7 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule, const C
   using T = typename Message::T;
   constexpr int kVec = Op::kVec;
   const Output<T, Op, Acc> output = {out, csr.num_rows, features.width};
-  // Where most rows are empty, filling them is most of the work: for all threads alike, beforehand.
-  const bool fills = csr.num_rows <= 2 * csr.count;
+  const bool fills = fills_on_the_way(csr);
   if (!fills) {
     const cudaError_t error = launch_fill(stream, start, output);
     if (error != cudaSuccess || csr.count == 0) return error;
@@ -72,6 +75,47 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule, const C
   const size_t row_words = Message::kDots ? kDotThreads * Message::kUnroll * kVec * sizeof(T) : 0;
   return launch(stream, {grid, threads, threads / 32 * 2 * warp_bytes + row_words}, kernel, csr,
                 message, cut, output, features.heads, fills, start, tails);
+}
+
+// Sums and means of rows that are read in words of 16 bytes have a walk of their own.
+template <class Op, typename T>
+constexpr bool has_gather_walk =
+    Op::kZeroIsNeutral && !std::is_integral_v<T> && Op::kVec * sizeof(T) == 16;
+
+template <class Op, typename T, typename Acc>
+cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
+                          const Gathered<T, Acc>& gathered, int64_t width, T* out,
+                          void* workspace) {
+  constexpr int kVec = Op::kVec;
+  const Output<T, Op, Acc> output = {out, csr.num_rows, width};
+  const bool fills = fills_on_the_way(csr);
+  if (!fills) {
+    const cudaError_t error = launch_fill(stream, Start::kWaits, output);
+    if (error != cudaSuccess || csr.count == 0) return error;
+  }
+  GatherCut cut;
+  cut.width = width;
+  cut.lane_bits = lane_bits_of<kVec>(schedule, width);
+  const int lanes = 1 << cut.lane_bits,
+            threads = std::clamp(schedule.threads / 32 * 32, 32, kGatherThreads);
+  const int64_t tile = int64_t{lanes} * kVec, tiles = ceil_div(width, tile);
+  const bool many = gathered.weight != nullptr && gathered.heads > 1;
+  // A tile may begin and end within a head.
+  const int64_t depth = width / gathered.heads, most = (tile - 2) / depth + 2;
+  cut.most_heads = many ? static_cast<int>(std::min<int64_t>(gathered.heads, most)) : 1;
+  const int64_t teams = threads / lanes;
+  const int64_t entries = ceil_div(csr.count, schedule.blocks * teams);  // of a team
+  cut.chunk_bits = many ? kStepBits : std::max(cut.lane_bits, kStepBits);
+  const int64_t chunks = ceil_div(entries, int64_t{1} << cut.chunk_bits);
+  const int64_t blocks = ceil_div(csr.count, (chunks << cut.chunk_bits) * teams);
+  if (tiles > kMaxGridY || blocks > kMaxGridX || chunks << cut.chunk_bits > 0x3fffffff)
+    return cudaErrorInvalidConfiguration;
+  cut.chunks = static_cast<int>(chunks);
+  const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
+  const int64_t shared = gather_shared_bytes<Op, Acc>(cut, csr.order != nullptr, threads);
+  return launch(stream, {grid, threads, static_cast<size_t>(shared)}, gather_kernel<Op, T, Acc>,
+                csr, gathered, cut, output, fills, tails);
 }
 
 template <typename T>

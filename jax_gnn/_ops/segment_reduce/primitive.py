@@ -25,8 +25,9 @@ from jax_gnn._core.batching import batch, batch_apart
 from jax_gnn._core.csr import SparseMatrix, entrywise
 from jax_gnn._core.kernels import csr_operands, like_first, per_entry, per_row
 from jax_gnn._core.op import Bind, Call, Op, define, multilinear_jvp
+from jax_gnn._core.schedule import known_width
 from jax_gnn._ops.segment_reduce import derivatives, xla
-from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
+from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled, word_features
 
 _REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")  # as in segments.h
 
@@ -47,14 +48,17 @@ class Messages(NamedTuple):
 
 
 def _reduce_call(platform: str, operands: Messages, *, reduce: str, heads: int) -> Call | None:
-    del platform, heads
+    del platform
     x, weight, matrix = operands
     csr = matrix.by_row
     found = csr_operands(csr, x.shape[0])
     if found is None or x.dtype not in DTYPES:  # such as a complex bias's gradient
         return None
     ids, flags = found
-    schedule, workspaces = scheduled("segment_reduce", csr, x)
+    depth = known_width(row_width(x)) // max(heads, 1)
+    sums = reduce in ("sum", "mean") and jnp.issubdtype(x.dtype, jnp.floating)
+    sums = sums and word_features(depth, x.dtype.itemsize) > 1
+    schedule, workspaces = scheduled("segment_reduce", csr, x, sums)
     flags |= {
         "reduce": np.int64(_REDUCTIONS.index(reduce)),
         "weighted": np.bool_(weight is not None),

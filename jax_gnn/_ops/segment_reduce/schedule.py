@@ -20,7 +20,8 @@ class Schedule(NamedTuple):
 
     Attributes:
         parallel: Whether the entries of a warp's step lie side by side in its teams, rather than
-            one behind another.
+            one behind another. Where sums and means gather, whether each team goes through a range
+            of entries of its own.
         lanes: Threads of a team, which holds a tile of the features; a power of two up to 32.
         threads: Threads of a block.
         blocks: Largest number of blocks that share the entries.
@@ -32,6 +33,12 @@ class Schedule(NamedTuple):
     blocks: int
 
 
+# Of an H200: bytes that a sum gathers, from which on the walk of each team by itself is faster, and
+# bytes of what is gathered from that the second cache holds.
+_LARGE = 25_000_000
+_CACHE = 50_000_000
+
+
 def _from_rule(
     op: str,
     *,
@@ -40,9 +47,10 @@ def _from_rule(
     width: int,
     itemsize: int,
     gather: bool,
+    sums: bool = True,
     max_degree: int | None = None,
 ) -> Schedule:
-    """The fitted rule.
+    """The fitted rule, and what was found by hand for large sums that gather.
 
     Args:
         op: ``"segment_reduce"``, ``"segment_select"`` or ``"softmax"``.
@@ -51,6 +59,7 @@ def _from_rule(
         width: Number of features.
         itemsize: Bytes of a feature.
         gather: Whether entries name the row that they read.
+        sums: Whether it is a sum or a mean of numbers of which words do not span heads.
         max_degree: Entries of the longest row, where known.
     """
     features: dict[str, Any] = {
@@ -63,7 +72,12 @@ def _from_rule(
     }
     asked = {name: features[name] for name in rule.FEATURES}
     parallel, narrowing, threads, blocks = rule.choose(**asked)
-    return Schedule(parallel, max(covering_lanes(width, itemsize) >> narrowing, 1), threads, blocks)
+    lanes = covering_lanes(width, itemsize)
+    by_words = sums and op == "segment_reduce" and word_features(width, itemsize) > 1
+    if gather and by_words and lanes >= 8 and features["num_bytes"] >= _LARGE:
+        widest = 16 if rows * 16 * 16 <= _CACHE else 8  # lanes, whose words are of 16 bytes
+        return Schedule(True, min(lanes, widest), 128, 660)
+    return Schedule(parallel, max(lanes >> narrowing, 1), threads, blocks)
 
 
 def _describe(schedule: Schedule) -> str:
@@ -102,8 +116,8 @@ def word_features(width: int, itemsize: int) -> int:
     return 16 // itemsize if width * itemsize % 16 == 0 else 1
 
 
-def scheduled(op: str, csr: Csr, x: Operand) -> tuple[Any, list[Any]]:
-    """The schedule's attributes, and the workspace."""
+def scheduled(op: str, csr: Csr, x: Operand, sums: bool = False) -> tuple[Any, list[Any]]:
+    """The schedule's attributes, and the workspace. For ``sums``, see the rule."""
     schedule = FAMILY.choose(
         op,
         entries=csr.count,
@@ -111,6 +125,7 @@ def scheduled(op: str, csr: Csr, x: Operand) -> tuple[Any, list[Any]]:
         width=row_width(x),
         itemsize=np.dtype(x.dtype).itemsize,
         gather=csr.cols is not None,
+        sums=sums,
         max_degree=csr.max_degree,
     )
     attributes = {

@@ -1,0 +1,366 @@
+// Reduction of gathered rows, by entries sorted by the row that they are reduced into. The walk of
+// segment_walk.cuh for what is bound by the second cache: few registers go into ids, and loads of
+// features never run dry.
+//
+// Every team of lanes takes an even, contiguous range of entries. Rows, columns and weights come by
+// asynchronous copies into a ring in shared memory, chunks ahead of their use, each lane for its
+// own entries, which it also checks. Teams read them back as broadcasts. Eight entries are in
+// flight; while one half of them is added up, the other is on its way, and the next four follow. A
+// run that ends is stored by its team, but the first if it may have begun before: that waits, in
+// shared memory, until teams, warps and blocks are joined (segment_runs.cuh). The cut depends on
+// shapes only: the same bits on every run.
+//
+// Needs blocks of up to kGatherThreads threads, whole warps; gather_shared_bytes of dynamic shared
+// memory, a workspace row for each block of a column of the grid, and a tag that no other launch
+// has. segment_walk_launch.h provides them. Promises that all rows are written, empty ones too
+// where it `fills`, that nothing behind an id out of range is read, and that any ids are survived.
+#pragma once
+
+#include <cuda_pipeline.h>
+
+#include "segment_messages.cuh"
+#include "segment_ops.cuh"
+#include "segment_runs.cuh"
+
+namespace jax_gnn::cuda {
+namespace {
+
+constexpr int kGatherThreads = 128;  // of a block
+constexpr int kGatherBlocks = 5;     // of a multiprocessor: with more, registers are spilled
+constexpr int kStepBits = 3, kStep = 1 << kStepBits, kHalf = kStep / 2;  // entries in flight
+constexpr int kChunks = 4;                                               // that a ring holds
+constexpr int kAroundWords = 8;  // of which three are used; rings are aligned to 16 bytes
+
+// How entries and features are dealt out.
+struct GatherCut {
+  int lane_bits;   // log2 of the lanes of a team
+  int chunk_bits;  // log2 of the entries of a chunk, at least a step's
+  int most_heads;  // that the tile of a team meets
+  int chunks;      // of a team
+  int64_t width;
+};
+
+// What is gathered.
+template <typename T, typename Acc>
+struct Gathered {
+  const T* in;
+  const Acc* weight;  // null means ones
+  int heads;
+};
+
+// Dynamic shared memory: of each team a ring of ids and the rows around its entries, and a ring of
+// weights for each head; of each thread its part of a run; heads[warp][part][lane], and tails.
+template <class Op, typename Acc>
+__host__ __device__ constexpr int64_t gather_shared_bytes(const GatherCut& cut, bool ordered,
+                                                          int threads) {
+  const int64_t ring = int64_t{kChunks} << cut.chunk_bits, teams = threads >> cut.lane_bits;
+  const int64_t ids = (ordered ? 3 : 2) * ring + kAroundWords;
+  const int64_t runs = threads + threads / 32 * int64_t{2} * (1 << cut.lane_bits);
+  return teams * (ids * sizeof(Index) + cut.most_heads * ring * sizeof(Acc)) +
+         runs * Op::kParts * sizeof(Acc);
+}
+
+// Reads shared memory in words of 16 bytes.
+template <int kSize, typename T>
+__device__ __forceinline__ void read_shared(const unsigned char* from, T (&to)[kSize]) {
+  constexpr int kWords = kSize * sizeof(T) / 16;
+  uint4 words[kWords];
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) words[i] = reinterpret_cast<const uint4*>(from)[i];
+  memcpy(to, words, sizeof(words));
+}
+
+template <class Op, typename T, typename Acc>
+__global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
+    gather_kernel(Csr<Index> csr, Gathered<T, Acc> gathered, GatherCut cut,
+                  Output<T, Op, Acc> output, bool fills, Tails<Op, Acc> tails) {
+  constexpr int kVec = Op::kVec, kParts = Op::kParts;
+  using W = Word<T, kVec>;
+  __shared__ Range long_gaps[kLongGaps];
+  __shared__ int num_long_gaps;
+  __shared__ Index edges[8];
+  __shared__ Index head_rows[kMaxWarps];
+  __shared__ int marks[kMaxWarps];
+  const int lanes = 1 << cut.lane_bits, lane = threadIdx.x & (lanes - 1);
+  const int teams = 32 >> cut.lane_bits, team = (threadIdx.x % 32) >> cut.lane_bits;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
+  const int block_team = threadIdx.x >> cut.lane_bits, block_teams = blockDim.x >> cut.lane_bits;
+  const Column column = column_of<kVec>(lane, lanes, cut.width, gathered.heads);
+  const bool ordered = csr.order != nullptr, weighted = gathered.weight != nullptr;
+  const bool beside = weighted && !ordered && gathered.heads == 1;  // weights lie as ids do
+  const bool apart = weighted && !beside;
+
+  const int chunk_size = 1 << cut.chunk_bits, ring_size = kChunks << cut.chunk_bits;
+  const int team_words = (ordered ? 3 : 2) * ring_size + kAroundWords;
+  const int team_weights = cut.most_heads * ring_size;
+  unsigned char* const shared_bytes = dynamic_shared();
+  Index* const all_ids = reinterpret_cast<Index*>(shared_bytes);
+  Index* const ring = all_ids + block_team * team_words;   // of rows; then of columns, and order
+  Index* const around = ring + team_words - kAroundWords;  // rows before, after and of the first
+  Acc* const all_weights = reinterpret_cast<Acc*>(all_ids + block_teams * team_words);
+  Acc* const weights = all_weights + block_team * team_weights;
+  Acc* const first_runs = all_weights + block_teams * team_weights;  // [part][thread]
+  Acc* const shared_heads = first_runs + kParts * blockDim.x;
+  Acc* const shared_tails = shared_heads + warps * kParts * lanes;
+  if (threadIdx.x == 0) num_long_gaps = 0;
+  allow_next_launch();
+  wait_for_previous_launch();
+  __syncthreads();
+
+  const int64_t per_team = int64_t{cut.chunks} << cut.chunk_bits;
+  const int64_t per_block = block_teams * per_team;
+  const int64_t begin = min(blockIdx.x * per_block + block_team * per_team, csr.count);
+  const int count = static_cast<int>(min(per_team, csr.count - begin));
+  ask_for_edges(csr, per_block, edges);
+  // The first team of a warp has most.
+  const int chunks = (__shfl_sync(kWholeWarp, count, 0) + chunk_size - 1) >> cut.chunk_bits;
+
+  Sizes sizes = {cut_size(csr.num_rows), cut_size(csr.num_cols), cut_size(csr.num_weights)};
+  const unsigned num_cols = sizes.cols, num_weights = sizes.weights;
+  if (!column.active) sizes = {0, 0, 0};
+  T* const lane_out = output.out + column.first;
+  const T* lane_in = gathered.in + column.first;
+  hide(lane_in);
+  const unsigned row_bytes = static_cast<unsigned>(cut.width) * static_cast<unsigned>(sizeof(T));
+  const int first_head =
+      gathered.heads > 1 ? __shfl_sync(kWholeWarp, static_cast<int>(column.head), 0, lanes) : 0;
+
+  // Where shared memory has what a step needs.
+  const int head = column.active ? static_cast<int>(column.head) - first_head : 0;
+  unsigned ring_bytes = static_cast<unsigned>(ring_size * sizeof(Index));
+  unsigned rows_at = static_cast<unsigned>(block_team * team_words * sizeof(Index));
+  unsigned weights_at =
+      static_cast<unsigned>(block_teams * team_words * sizeof(Index) +
+                            (block_team * team_weights + head * ring_size) * sizeof(Acc));
+  unsigned num_readable = sizes.cols;
+  hide(ring_bytes);
+  hide(rows_at);
+  hide(weights_at);
+  hide(num_readable);
+
+  // Calls f(entry of the team, its place in the ring) for the lane's own entries of a chunk.
+  const auto for_own = [&](int chunk, const auto& f) {
+#pragma unroll 1
+    for (int i = lane; i < chunk_size; i += lanes) {
+      const int entry = (chunk << cut.chunk_bits) + i;
+      f(entry, entry & (ring_size - 1));
+    }
+  };
+  // Asks for the ids of a chunk. Where there are no entries left, the last one's.
+  const auto ask_for_ids = [&](int chunk) {
+    if (chunk < chunks)
+      for_own(chunk, [&](int entry, int place) {
+        const int64_t at = begin + min(entry, count - 1);
+        Index* to = ring + place;
+        copy_async<sizeof(Index)>(true, csr.rows + at, to);
+        if (csr.cols != nullptr)
+          copy_async<sizeof(Index)>(true, csr.cols + at, to + ring_size);
+        else
+          to[ring_size] = static_cast<Index>(at);
+        if (ordered) copy_async<sizeof(Index)>(true, csr.order + at, to + 2 * ring_size);
+        if (beside) copy_async<sizeof(Acc)>(true, gathered.weight + at, weights + place);
+      });
+    __pipeline_commit();
+  };
+  const auto is_valid = [&](int entry, const Index* id) {
+    return entry < count && static_cast<unsigned>(id[ring_size]) < num_cols &&
+           (!ordered || static_cast<unsigned>(id[2 * ring_size]) < num_weights);
+  };
+  // Looks at a chunk whose ids are there: padding gets an invalid column, and a weight of zero.
+  // Asks for weights that do not lie beside the ids. Returns whether the warp can read all there
+  // is.
+  const auto begin_chunk = [&](int chunk) {
+    bool valid = column.active;
+    for_own(chunk, [&](int entry, int place) {
+      Index* id = ring + place;
+      const bool is_there = is_valid(entry, id);
+      if (apart) {
+        const int64_t at = ordered ? int64_t{id[2 * ring_size]} : begin + entry;
+#pragma unroll 1
+        for (int h = 0; h < cut.most_heads; ++h)
+          copy_async<sizeof(Acc)>(is_there && first_head + h < gathered.heads,
+                                  gathered.weight + at * gathered.heads + first_head + h,
+                                  weights + h * ring_size + place);
+      }
+      if (!is_there) {
+        id[ring_size] = -1;
+        if (beside) weights[place] = 0;
+      }
+      valid &= is_there;
+    });
+    if (apart) __pipeline_commit();
+    const bool all_valid = __all_sync(kWholeWarp, valid) != 0;
+    if (!all_valid) __syncwarp();
+    return all_valid;
+  };
+
+  if (lane == 0) {
+    const auto ask_for_row = [&](bool is_there, int64_t at, Index* to) {
+      if (is_there)
+        copy_async<sizeof(Index)>(true, csr.rows + at, to);
+      else
+        *to = -1;
+    };
+    ask_for_row(begin > 0, begin - 1, around);
+    ask_for_row(begin + count < csr.count, begin + count, around + 1);
+    ask_for_row(count > 0, begin, around + 2);
+  }
+  if (!weighted)
+    for (int i = lane; i < ring_size; i += lanes) weights[i] = 1;
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks - 1; ++chunk) ask_for_ids(chunk);
+
+  Acc carry[kParts], run[kParts];
+  set_neutral<Op>(carry);
+  set_neutral<Op>(run);
+  bool seen = false, left_open = false;
+  const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,       head_rows,
+                              marks,     shared_heads,   shared_tails};
+  Runs<Op, T, Acc> runs{csr,    output, lanes, lane,     teams, team, warp,
+                        column, shared, sizes, lane_out, carry, seen, left_open};
+
+  Index row = 0;       // of the run
+  unsigned state = 0;  // bit 0: it was open where the team's entries begin; bit 1: a run has ended
+  const auto close = [&] {
+    Acc closed[kParts];  // elsewhere, or sums are moved about at every turn for the store
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      closed[i] = run[i];
+      hide(closed[i]);
+    }
+    if (state == 1) {
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) first_runs[i * blockDim.x + threadIdx.x] = closed[i];
+    } else {
+      output.store(lane_out, row, closed, sizes.rows);
+    }
+    state |= 2;
+    set_neutral<Op>(run);
+  };
+
+  unsigned at = 0;  // of the step's rows, from where the ring begins, bytes
+  W words[kStep];
+  bool all_valid = false;
+  const auto load_half = [&](unsigned at, int half) {
+    Index cols[kHalf];
+    read_shared(shared_bytes + rows_at + ring_bytes + at + half * sizeof(cols), cols);
+    W* to = words + half * kHalf;
+    const auto address = [&](int j) {
+      return reinterpret_cast<const W*>(row_at(lane_in, cols[j], row_bytes));
+    };
+    if (all_valid) {
+#pragma unroll
+      for (int j = 0; j < kHalf; ++j) load_always(address(j), to[j]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kHalf; ++j) {
+        to[j] = {};
+        load_below(static_cast<unsigned>(cols[j]), num_readable, address(j), to[j]);
+      }
+    }
+  };
+  unsigned gaps = 0;  // bit j: rows before that of the step's entry j are empty
+  const auto add_half = [&](int half) {
+    constexpr bool kLooksAtCols = Op::kCounts || !Op::kZeroIsNeutral;
+    const unsigned char* const from = shared_bytes + rows_at + at + half * kHalf * sizeof(Index);
+    Index rows[kHalf], cols[kHalf];
+    read_shared(from, rows);
+    if constexpr (kLooksAtCols) read_shared(from + ring_bytes, cols);
+    Acc factors[kHalf];
+    if constexpr (!std::is_integral_v<Acc>)
+      read_shared(
+          shared_bytes + weights_at + at * (sizeof(Acc) / sizeof(Index)) + half * sizeof(factors),
+          factors);
+#pragma unroll
+    for (int j = 0; j < kHalf; ++j) {
+      if (rows[j] != row) {
+        if (static_cast<unsigned>(rows[j]) - static_cast<unsigned>(row) != 1)
+          gaps |= 1u << (half * kHalf + j);
+        close();
+        row = rows[j];
+      }
+      Acc x[kVec];
+      unpack<kVec, T>(words[half * kHalf + j], x);
+      if constexpr (!std::is_integral_v<Acc>)
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) x[i] *= factors[j];
+      const bool is_there = !kLooksAtCols || cols[j] >= 0;
+      if constexpr (Op::kCounts) {
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) run[i] += x[i];
+        run[kVec] += is_there ? Acc(1) : Acc(0);
+      } else {
+        Acc one[kParts];
+        Op::from(x, one);
+        if (!is_there) set_neutral<Op>(one);
+        append<Op>(run, one);
+      }
+    }
+  };
+
+  // Ids are asked for three chunks ahead, and looked at one step ahead.
+  if (chunks > 0) {
+    __pipeline_wait_prior(kChunks - 2);
+    __syncwarp();
+    all_valid = begin_chunk(0);
+    row = ring[0];
+    state = around[0] == row;
+    load_half(0, 0);
+    load_half(0, 1);
+    if (apart) __pipeline_wait_prior(0);
+  }
+  const int steps_mask = (1 << (cut.chunk_bits - kStepBits)) - 1;
+  const int steps = chunks << (cut.chunk_bits - kStepBits);
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    if (apart && (step & steps_mask) == 0) {
+      __pipeline_wait_prior(1);  // all but the ids that were asked for last
+      __syncwarp();
+    }
+    const int next = step + 1;
+    if ((next & steps_mask) == 0) {
+      __pipeline_wait_prior(kChunks - 3);
+      __syncwarp();
+      if (next < steps) {
+        const int chunk = next >> (cut.chunk_bits - kStepBits);
+        all_valid = begin_chunk(chunk);
+        ask_for_ids(chunk + kChunks - 2);
+      } else {
+        all_valid = false;
+        num_readable = 0;
+      }
+    }
+    const unsigned next_at = (at + kStep * sizeof(Index)) & (ring_bytes - 1);
+    const Index row_before = row;
+    add_half(0);
+    load_half(next_at, 0);
+    add_half(1);
+    load_half(next_at, 1);
+    if (fills)
+#pragma unroll 1
+      for (; gaps != 0; gaps &= gaps - 1) {
+        const int j = __ffs(gaps) - 1;
+        const Index* rows = reinterpret_cast<const Index*>(shared_bytes + rows_at + at) + j;
+        runs.fill_gap(j > 0 ? rows[-1] : row_before, rows[0]);
+      }
+    at = next_at;
+  }
+
+  __pipeline_wait_prior(0);
+  __syncwarp();
+  // The last run may end where the team's entries do.
+  if (count > 0 && around[1] != row) {
+    close();
+    if (fills) runs.fill_gap(row, around[1]);
+  }
+  __syncwarp();
+  Acc first_run[kParts];
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) first_run[i] = first_runs[i * blockDim.x + threadIdx.x];
+  left_open = __shfl_sync(kWholeWarp, state & 1, 0) != 0;
+  runs.carry_on(state > 1, state == 3, around[2], first_run, run);
+  runs.complete(per_block, cut.width, fills, tails);
+}
+
+}  // namespace
+}  // namespace jax_gnn::cuda
