@@ -39,7 +39,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "segment_order": {"num_segments": 4},
     "relational_aggregate": {
         "transposed": False,
-        "method": None,
+        "method": "tiles",  # the way that has a kernel
         "precision": jax.lax.Precision.DEFAULT,
     },
     "segment_matmul": {

@@ -18,12 +18,14 @@ from flax import nnx
 
 import flax_layers
 import jax_gnn
-from jax_gnn import Graph, Hypergraph, SegmentIndex, TypePlan
+from jax_gnn import Graph, Hypergraph, RelationalGraph, SegmentIndex, TypePlan
 
 SIZE, WIDTH = 6, 4
 SRC, DST = np.array([0, 1, 2, 3, 3]), np.array([1, 0, 5, 2, 3])
 GRAPH = Graph.from_edges(SRC, DST, num_nodes=SIZE)
 HYPERGRAPH = Hypergraph.from_incidence(SRC, DST, num_nodes=SIZE, num_hyperedges=SIZE)
+REL = np.array([0, 1, 1, 0, 1])
+RELATIONAL = RelationalGraph.from_triples(SRC, REL, DST, SIZE, 2)
 DIRECTED = Hypergraph.from_directed(SRC, DST, DST, SRC, num_nodes=SIZE, num_hyperedges=SIZE)
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 
@@ -54,6 +56,14 @@ def of_hypergraph(src: Any, dst: Any) -> Any:
     return hypergraph.dual, directed.dual, values, padded, hypergraph.node_degrees()
 
 
+def of_relational_graph(src: Any, dst: Any) -> Any:
+    rel = jnp.zeros(src.shape, src.dtype)
+    graph = RelationalGraph.from_triples(src, rel, dst, SIZE, 2, inverse=True, self_relation=True)
+    values = graph.edge_values(jnp.ones(src.shape, jnp.bfloat16))
+    padded = graph.pad(num_nodes=9, num_edges=30)
+    return graph.norm("mean"), values, padded, graph.relation_degrees(), graph.in_degrees()
+
+
 def of_type_plan(types: Any, _: Any) -> Any:
     plan = TypePlan.from_types(types, 3)
     x = jnp.ones((types.shape[0], 2), jnp.bfloat16)
@@ -61,7 +71,7 @@ def of_type_plan(types: Any, _: Any) -> Any:
     return plan.unsort(jax_gnn.segment_matmul(plan.sort(x), weights, plan.group_sizes))
 
 
-@pytest.mark.parametrize("make", [of_graph, of_hypergraph, of_type_plan])
+@pytest.mark.parametrize("make", [of_graph, of_hypergraph, of_relational_graph, of_type_plan])
 @pytest.mark.parametrize("dtype", ["int32", "int64", "int8", "uint16"])
 def test_containers(make: Callable[..., Any], dtype: str) -> None:
     for sizes in (dtype, "int64"):  # 64 bits off, and on
@@ -139,6 +149,13 @@ GRAPHS = {
         ({"aggregation": "sum"}, {}),
     ],
 }
+OF_RELATIONS = {"num_relations": 2}
+RELATIONALS = {
+    flax_layers.RGCN: [
+        (OF_RELATIONS, {}),
+        (OF_RELATIONS | {"num_bases": 3, "norm": "sum"}, {"edge_weight": ONES}),
+    ],
+}
 HYPERGRAPHS = {
     flax_layers.HGNN: [
         ({}, {}),
@@ -160,9 +177,10 @@ HYPERGRAPHS = {
 }
 # nnx.LayerNorm itself promotes all but float32.
 NORMALIZED = (flax_layers.AllDeepSets, flax_layers.AllSetTransformer)
+STRUCTURES = ((GRAPH, GRAPHS), (HYPERGRAPH, HYPERGRAPHS), (RELATIONAL, RELATIONALS))
 LAYERS = [
     pytest.param(model, structure, *case, dtype, id=f"{model.__name__}-{i}-{dtype}")
-    for structure, models in ((GRAPH, GRAPHS), (HYPERGRAPH, HYPERGRAPHS))
+    for structure, models in STRUCTURES
     for model, cases in models.items()
     for i, case in enumerate(cases)
     for dtype in (["float32"] if model in NORMALIZED else FLOATS)
@@ -199,4 +217,4 @@ def test_typed_linear(dtype: str) -> None:
 def test_all_models_are_here() -> None:
     models = {getattr(flax_layers, name) for name in flax_layers.__all__}
     stacks = {m for m in models if isinstance(m, type) and issubclass(m, flax_layers.Stack)}
-    assert stacks - {flax_layers.Stack} == GRAPHS.keys() | HYPERGRAPHS.keys()
+    assert stacks - {flax_layers.Stack} == {model for _, models in STRUCTURES for model in models}
