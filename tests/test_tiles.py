@@ -15,7 +15,7 @@ import pytest
 from jax_gnn._core import ffi
 from jax_gnn._core.csr import Csr
 from jax_gnn._core.op import Operand
-from jax_gnn._core.tiles import TILE_ROWS, Tiles, build_tiles
+from jax_gnn._core.tiles import ITEM_COST, TILE_ROWS, Tiles, build_tiles
 from jax_gnn._ops.relational_aggregate.tiles import tiles_call
 
 TARGETS = [
@@ -128,10 +128,10 @@ def test_plan(rng: np.random.Generator, options: dict[str, Any]) -> None:
             plan = edges.tiles(num_shares=num_shares)
             assert_tiles(edges, plan)
             costs = [
-                sum(item[3] - item[2] + 64 for item in plan.items[begin:end])
+                sum(item[3] - item[2] + ITEM_COST for item in plan.items[begin:end])
                 for begin, end in zip(plan.starts[:-1], plan.starts[1:], strict=True)
             ]
-            assert max(costs) <= sum(costs) / len(costs) + 2 * 64 + 2 * 32
+            assert max(costs) <= sum(costs) / len(costs) + 2 * ITEM_COST + 2 * 32
 
     @jax.jit
     def traced(csr: Csr, types: Any) -> Tiles:

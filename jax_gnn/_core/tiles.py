@@ -20,8 +20,8 @@ from jax_gnn._core.csr import Csr, sort_both_ways
 from jax_gnn._core.ids import MAX_SIZE, PADDING, in_range, is_traced
 
 TILE_ROWS = 64  # as kTileRows in relational.h
-ITEM_COST = 64  # of an item, in edges: its weights come as many bytes
-LEAST_SHARE = 256  # of the cost: less is not worth a block of its own
+ITEM_COST = 160  # of an item, in edges: as measured at 64 features, see docs/kernels.md
+LEAST_SHARE = 512  # of the cost: less is not worth a block of its own
 MOST_SHARES = 396  # three blocks for each of an H200's multiprocessors
 SHORTEST_CUT = 32  # edges: an item is not cut nearer to its ends
 

@@ -437,32 +437,36 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
     const bool has_edges = item.begin < item.end;
     const bool multiplies = has_edges && item.type >= 0 && item.type < tiles.num_types;
     if (multiplies) product.ask_for_weights(sums, item.type);
-    int open_row = -1, head_row = -1;
+    constexpr int kNowhere = -1;
+    int open_row = kNowhere, head_row = kNowhere;
     Acc run[kWords][kVec] = {};
-    // Stores the open run: a team's first where it waits, in the place of a row.
+    // Stores the open run, if there is one: a team's first where it waits, in the place of a row.
     const auto close = [&] {
-      const bool is_head = head_row < 0;
+      const bool is_open = open_row >= 0, is_head = head_row < 0;
 #pragma unroll
       for (int word = 0; word < kWords; ++word) {
+        if (!is_open || !has_word(word)) continue;
         const int at = word * kLanes + lane;
-        unsigned char* const to = is_head ? heads + (team * kWords * kLanes + at) * kWordBytes
-                                          : Product::word_at(tile, open_row, at);
-        if (has_word(word)) Product::store_word(to, run[word]);
+        Product::store_word(is_head ? heads + (team * kWords * kLanes + at) * kWordBytes
+                                    : Product::word_at(tile, open_row, at),
+                            run[word]);
       }
       if (is_head) head_row = open_row;
     };
 #pragma unroll 1
     for (int left = max(1, cursor.share(item)); left > 0; left -= kUnroll) {
-      // Rows of the tile, a byte an edge: kDropped is added where it counts for nothing, and kNone
-      // is where there is none.
-      constexpr unsigned kDropped = kTileRows, kNone = 0xff;
+      // Which of the team's edges may begin a run, and which count.
       const bool is_valid =
           static_cast<unsigned>(coming_col) < num_cols &&
           static_cast<unsigned>(coming_order) < static_cast<unsigned>(tiles.count);
-      unsigned rows = static_cast<unsigned>(coming_row) < kTileRows
-                          ? static_cast<unsigned>(coming_row) + (is_valid ? 0 : kDropped)
-                          : kNone;
-      rows <<= lane % 4 * 8;
+      const int row = static_cast<unsigned>(coming_row) < kTileRows ? coming_row : kNowhere;
+      const int before = __shfl_sync(kWholeWarp, row, max(lane - 1, 0), kLanes);
+      const int first_lane = threadIdx.x % 32 - lane;
+      const bool may_begin = row >= 0 && row != (lane == 0 ? open_row : before);
+      const unsigned begins = __ballot_sync(kWholeWarp, may_begin) >> first_lane;
+      const unsigned counts = __ballot_sync(kWholeWarp, row >= 0 && is_valid) >> first_lane;
+      // The rows of the edges, a byte each: shuffled here, not where a team goes its own way.
+      unsigned rows = (static_cast<unsigned>(row) & 0xff) << lane % 4 * 8;
       rows |= __shfl_xor_sync(kWholeWarp, rows, 1);
       rows |= __shfl_xor_sync(kWholeWarp, rows, 2);
       unsigned rows_of[kUnroll / 4];
@@ -490,18 +494,19 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
       const auto add = [&](int first) {
 #pragma unroll
         for (int j = first; j < first + kUnroll / 2; ++j) {
-          const unsigned place = rows_of[j / 4] >> j % 4 * 8 & 0xff;
           const Acc factor = weighted ? __shfl_sync(kWholeWarp, scale, j, kLanes) : Acc(1);
-          const int next = static_cast<int>(place % kDropped);
-          if (next != open_row && place != kNone) {
-            if (open_row >= 0) close();
-            open_row = next;
+          if (begins >> j & 1) {
+            const int next = rows_of[j / 4] >> j % 4 * 8 & 0xff;
+            if (next != open_row) {  // else there was padding between
+              close();
+              open_row = next;
 #pragma unroll
-            for (int word = 0; word < kWords; ++word)
+              for (int word = 0; word < kWords; ++word)
 #pragma unroll
-              for (int i = 0; i < kVec; ++i) run[word][i] = 0;
+                for (int i = 0; i < kVec; ++i) run[word][i] = 0;
+            }
           }
-          if (place < kDropped)
+          if (counts >> j & 1)
 #pragma unroll
             for (int word = 0; word < kWords; ++word)
               add_word<T, kVec>(run[word], features[j][word], factor);
@@ -515,7 +520,7 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
       if (!is_short) add(kUnroll / 2);
     }
     if (multiplies) {
-      if (open_row >= 0) close();
+      close();
       if (lane == 0) {
         head_rows[team] = head_row;
         last_rows[team] = open_row;

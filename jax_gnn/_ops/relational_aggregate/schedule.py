@@ -218,7 +218,8 @@ def _from_rule(op: str, **counts: int) -> RelationalSchedule:
 
 
 # The kernel of tiles misses what counting expects by twice as much as the ways by pairs do: on an
-# H200, 3.4 and 1.7 times the counted time, on AIFB, MUTAG, FB15k-237 and two larger graphs.
+# H200, 3.1 and 1.7 times the counted time, on AIFB, MUTAG, FB15k-237 and two larger graphs. Below
+# 1.8, tiles would be taken on AIFB, where they lose.
 _TILES_LONGER = 2.0
 
 
