@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
     }
   };
 
-  // Ids are asked for three chunks ahead, and looked at one step ahead.
+  // Ids are asked for two chunks ahead, and looked at one step ahead.
   if (chunks > 0) {
     __pipeline_wait_prior(kChunks - 2);
     __syncwarp();
