@@ -58,7 +58,11 @@ struct HopperProduct {
     memcpy(&bits, values, sizeof(bits));
     *reinterpret_cast<uint4*>(at) = bits;
   }
-  static __device__ __forceinline__ void make_visible() { make_visible_to_copies(); }
+  static __device__ __forceinline__ void make_visible() {
+#if JAX_GNN_ON_HOPPER
+    make_visible_to_copies();
+#endif
+  }
 
   // The warp has read its weights of the relation before.
   __device__ __forceinline__ void ask_for_weights(const TileSums<T, float>& sums, int64_t type) {
@@ -145,6 +149,7 @@ struct HopperProduct {
   }
   template <bool kTransposed>
   __device__ __forceinline__ void multiply_with(const unsigned char* tile) {
+#if JAX_GNN_ON_HOPPER
     const uint64_t b = matrix_descriptor(tile);
 #pragma unroll
     for (int first = 0; first < kSteps; first += kGroup) {
@@ -167,6 +172,9 @@ struct HopperProduct {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) hide(sum[i]);
     }
+#else
+    __trap();
+#endif
   }
   template <bool kTransposed>
   static __device__ __forceinline__ void read_fragments(int step, unsigned (&a)[4]) {
