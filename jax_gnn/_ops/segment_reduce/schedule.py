@@ -48,6 +48,7 @@ def _from_rule(
     itemsize: int,
     gather: bool,
     sums: bool = True,
+    cols: int | None = None,
     max_degree: int | None = None,
 ) -> Schedule:
     """The fitted rule, and what was found by hand for large sums that gather.
@@ -60,6 +61,7 @@ def _from_rule(
         itemsize: Bytes of a feature.
         gather: Whether entries name the row that they read.
         sums: Whether it is a sum or a mean of numbers of which words do not span heads.
+        cols: Number of rows that entries read, where known; else as many as they are reduced into.
         max_degree: Entries of the longest row, where known.
     """
     features: dict[str, Any] = {
@@ -75,7 +77,9 @@ def _from_rule(
     lanes = covering_lanes(width, itemsize)
     by_words = sums and op == "segment_reduce" and word_features(width, itemsize) > 1
     if gather and by_words and lanes >= 8 and features["num_bytes"] >= _LARGE:
-        widest = 16 if rows * 16 * 16 <= _CACHE else 8  # lanes, whose words are of 16 bytes
+        # Half as wide where a tile of 8 words of all rows stays in the second cache, one of 16 not.
+        rows_bytes = 16 * (rows if cols is None else cols)
+        widest = 8 if 8 * rows_bytes <= _CACHE < 16 * rows_bytes else 16
         return Schedule(True, min(lanes, widest), 128, 660)
     return Schedule(parallel, max(lanes >> narrowing, 1), threads, blocks)
 
@@ -126,6 +130,7 @@ def scheduled(op: str, csr: Csr, x: Operand, sums: bool = False) -> tuple[Any, l
         itemsize=np.dtype(x.dtype).itemsize,
         gather=csr.cols is not None,
         sums=sums,
+        cols=x.shape[0],
         max_degree=csr.max_degree,
     )
     attributes = {
