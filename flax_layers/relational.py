@@ -23,7 +23,7 @@ from jax_gnn import RelationalGraph, relational_aggregate, relational_lookup, sp
 from jax_gnn._core.arguments import check_choice, check_instance
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._ops.relational_aggregate.api import counts_of, of_relations
-from jax_gnn._ops.relational_aggregate.schedule import sums_by_basis_pay
+from jax_gnn._ops.relational_aggregate.schedule import blocks_pay, sums_by_basis_pay
 
 Norm = Literal["mean", "sum"]
 
@@ -206,17 +206,29 @@ class RGCNConv(nnx.Module):
         values: Any = (None if param is None else param[...] for param in params)
         values = dtypes.promote_dtype((x, own, *values), dtype=self.dtype)
         features, own, kernel, mixture, own_kernel, bias = values
-        if self.num_blocks is None and self.own_weight:
+        if self.num_blocks is not None and x is None:
+            raise ValueError("x must be given for block-diagonal weights")
+        apart = self.num_blocks is not None and blocks_pay(counts_of(graph, self._full(kernel)))
+        if self.num_blocks is not None and not apart:
+            kernel = _block_diagonal(kernel)
+            if own_kernel is not None:
+                kernel = jnp.concatenate([kernel, own_kernel[None]])
+        elif not apart and self.own_weight:
             own_kernel = kernel[-1]
-        if self.num_blocks is not None:
+        if apart:
             y = self._of_blocks(graph, features, edge_weight, kernel)
         else:
             if self.own_weight and not graph.self_relation:
                 kernel = kernel[:-1]
             y = self._of_relations(graph, features, edge_weight, kernel, mixture)
-        if own_kernel is not None and (not graph.self_relation or self.num_blocks is not None):
+        if own_kernel is not None and (apart or not graph.self_relation):
             y = y + (own_kernel if x is None else self._times(own, own_kernel))
         return y if bias is None else y + bias
+
+    def _full(self, kernel: Array) -> jax.ShapeDtypeStruct:
+        """What block-diagonal weights are in full."""
+        shape = self.num_relations, self.in_features, self.out_features
+        return jax.ShapeDtypeStruct(shape, kernel.dtype)
 
     def factors(self, graph: RelationalGraph) -> Array | None:
         """The norm's factors of edges, ``(num_edges,)``; None for ones."""
@@ -268,12 +280,8 @@ class RGCNConv(nnx.Module):
             z = jnp.einsum("n...k,bkm->nb...m", x, kernel, precision=self.precision)
         return spmm(graph.nodes, z, shares).sum(1)
 
-    def _of_blocks(
-        self, graph: RelationalGraph, x: Array | None, weight: Any, kernel: Array
-    ) -> Array:
+    def _of_blocks(self, graph: RelationalGraph, x: Array, weight: Any, kernel: Array) -> Array:
         """What comes over edges by block-diagonal weights: blocks are a batch of products."""
-        if x is None:
-            raise ValueError("x must be given for block-diagonal weights")
         if graph.self_relation:  # whose weight is no block
             kernel = jnp.pad(kernel, ((0, 1), (0, 0), (0, 0), (0, 0)))
         count = kernel.shape[1]
@@ -290,6 +298,14 @@ class RGCNConv(nnx.Module):
 
     def _times(self, x: Array, kernel: Array) -> Array:
         return jnp.matmul(x, kernel, precision=self.precision)
+
+
+def _block_diagonal(blocks: Array) -> Array:
+    """Full weights, ``(relations, k, n)``, of ``(relations, blocks, k / blocks, n / blocks)``."""
+    relations, count, k, n = blocks.shape
+    where = jnp.eye(count, dtype=bool)[:, None, :, None]
+    full = jnp.where(where, blocks[:, :, :, None, :], 0)
+    return full.reshape(relations, count * k, count * n)
 
 
 def _over_batch(function: Any, x: Array) -> Array:

@@ -107,6 +107,24 @@ def test_bases_mixed_or_summed_apart(triples, monkeypatch, own, apart):
     assert_close(nnx.jit(conv)(graph), formula(conv, triples, np.eye(NUM_NODES)))
 
 
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_blocks_in_full_or_apart(triples, monkeypatch, own, apart):
+    monkeypatch.setattr("flax_layers.relational.blocks_pay", lambda counts: apart)
+    graph = graph_of(triples, own)
+    conv = make(RGCNConv, 4, 6, num_blocks=2)
+    for x in (features(4), features(4, 2)):
+        assert_close(nnx.jit(conv)(graph, x), formula(conv, triples, double(x)))
+
+
+def test_choice_of_blocks():
+    """Hundreds of relations with few edges each and wide features keep their blocks apart."""
+    counts = schedule.Counts(1000, 1000, 5000, 500, 4000, 4000, 0, 0, 500, 500, 4)
+    assert schedule.blocks_pay(counts)
+    counts = schedule.Counts(10**4, 10**4, 10**5, 50, 5 * 10**4, 5 * 10**4, 0, 0, 64, 64, 4)
+    assert not schedule.blocks_pay(counts)
+
+
 def test_choice_of_bases():
     """Two bases of a thousand relations of few edges are cheaper apart, thirty of ten are not."""
     counts = schedule.Counts(1000, 1000, 5000, 1000, 4000, 4000, 0, 0, 256, 256, 4)
