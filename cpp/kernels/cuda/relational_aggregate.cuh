@@ -383,7 +383,10 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
   const auto ask_for_ids = [&] {
     const int at = cursor.at + lane;
     const bool valid = lane < kUnroll && at < cursor.end;
-    coming_row = load_or(valid, tiles.rows + at, -1) - cursor.current.tile * kTileRows;
+    // Without a sign: what a plan holds may be anything.
+    const unsigned row = static_cast<unsigned>(load_or(valid, tiles.rows + at, -1));
+    coming_row =
+        static_cast<int>(row - static_cast<unsigned>(cursor.current.tile) * unsigned{kTileRows});
     coming_col = load_or(valid, tiles.cols + at, -1);
     coming_order = load_or(valid && weighted, tiles.order + at, weighted ? -1 : 0);
     if (!valid) coming_row = -1;
