@@ -206,20 +206,21 @@ class RGCNConv(nnx.Module):
         values: Any = (None if param is None else param[...] for param in params)
         values = dtypes.promote_dtype((x, own, *values), dtype=self.dtype)
         features, own, kernel, mixture, own_kernel, bias = values
-        if self.num_blocks is not None and x is None:
-            raise ValueError("x must be given for block-diagonal weights")
-        apart = self.num_blocks is not None and blocks_pay(counts_of(graph, self._full(kernel)))
-        if self.num_blocks is not None and not apart:
-            kernel = _block_diagonal(kernel)
-            if own_kernel is not None:
-                kernel = jnp.concatenate([kernel, own_kernel[None]])
-        elif not apart and self.own_weight:
-            own_kernel = kernel[-1]
+        apart = False
+        if self.num_blocks is not None:
+            if x is None:
+                raise ValueError("x must be given for block-diagonal weights")
+            apart = blocks_pay(counts_of(graph, self._full(kernel)))
+            if not apart:
+                kernel = _block_diagonal(kernel)
+                if own_kernel is not None:
+                    kernel = jnp.concatenate([kernel, own_kernel[None]])
         if apart:
             y = self._of_blocks(graph, features, edge_weight, kernel)
         else:
-            if self.own_weight and not graph.self_relation:
-                kernel = kernel[:-1]
+            if self.own_weight:
+                own_kernel = kernel[-1]
+                kernel = kernel if graph.self_relation else kernel[:-1]
             y = self._of_relations(graph, features, edge_weight, kernel, mixture)
         if own_kernel is not None and (apart or not graph.self_relation):
             y = y + (own_kernel if x is None else self._times(own, own_kernel))

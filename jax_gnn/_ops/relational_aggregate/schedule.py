@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from jax_gnn._core.schedule import Family, define_family
+from jax_gnn._core.schedule import L2_BYTES, Family, define_family
 
 Way = Literal["edges", "source_pairs", "destination_pairs", "tiles"]
 WAYS: tuple[Way, ...] = get_args(Way)
@@ -22,7 +22,6 @@ MIRROR: dict[Way, Way] = {
     "destination_pairs": "source_pairs",
 }
 
-_L2 = 50e6  # bytes
 _MEMORY, _CACHE, _FLOPS = 4.28e6, 9e6, 360e6  # bytes, bytes and operations in a microsecond
 _LAUNCH, _WAIT = 1.7, 4.0  # microseconds of a launch, and more of one that waits for another
 _TILE = 64  # destinations
@@ -119,7 +118,7 @@ def _between(rows: int, row_bytes: float, of: int | None = None) -> _Launch:
 
 def _outside(size: float) -> float:
     """The share of an array that L2 does not hold."""
-    return max(0.0, 1 - _L2 / size) if size else 0.0
+    return max(0.0, 1 - L2_BYTES / size) if size else 0.0
 
 
 def _in_turn(*launches: _Launch) -> float:

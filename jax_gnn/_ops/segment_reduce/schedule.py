@@ -11,7 +11,7 @@ from jax_gnn._core.arrays import accumulator_dtype, row_width
 from jax_gnn._core.csr import Csr
 from jax_gnn._core.kernels import workspace_of
 from jax_gnn._core.op import Operand
-from jax_gnn._core.schedule import MANY, THREADS, Family, define_family, known_width
+from jax_gnn._core.schedule import L2_BYTES, MANY, THREADS, Family, define_family, known_width
 from jax_gnn._ops.segment_reduce import rule
 
 
@@ -33,10 +33,8 @@ class Schedule(NamedTuple):
     blocks: int
 
 
-# Of an H200: bytes that a sum gathers, from which on the walk of each team by itself is faster, and
-# bytes of what is gathered from that the second cache holds.
+# Bytes that a sum gathers, from which on the walk of each team by itself is faster on an H200.
 _LARGE = 25_000_000
-_CACHE = 50_000_000
 
 
 def _from_rule(
@@ -79,7 +77,7 @@ def _from_rule(
     if gather and by_words and lanes >= 8 and features["num_bytes"] >= _LARGE:
         # Half as wide where a tile of 8 words of all rows stays in the second cache, one of 16 not.
         rows_bytes = 16 * (rows if cols is None else cols)
-        widest = 8 if 8 * rows_bytes <= _CACHE < 16 * rows_bytes else 16
+        widest = 8 if 8 * rows_bytes <= L2_BYTES < 16 * rows_bytes else 16
         return Schedule(True, min(lanes, widest), 128, 660)
     return Schedule(parallel, max(lanes >> narrowing, 1), threads, blocks)
 
