@@ -33,8 +33,10 @@ class Schedule(NamedTuple):
     blocks: int
 
 
-# Bytes that a sum gathers, from which on the walk of each team by itself is faster on an H200.
+# Bytes that a sum gathers, from which on the walk of each team by itself is faster on an H200; the
+# same where rows have an epilogue.
 _LARGE = 25_000_000
+_LARGE_WITH_EPILOGUE = 2_000_000
 
 
 def _from_rule(
@@ -48,6 +50,7 @@ def _from_rule(
     sums: bool = True,
     cols: int | None = None,
     max_degree: int | None = None,
+    epilogue: bool = False,
 ) -> Schedule:
     """The fitted rule, and what was found by hand for large sums that gather.
 
@@ -61,6 +64,7 @@ def _from_rule(
         sums: Whether it is a sum or a mean of numbers of which words do not span heads.
         cols: Number of rows that entries read, where known; else as many as they are reduced into.
         max_degree: Entries of the longest row, where known.
+        epilogue: Whether rows have one, which the walk of each team by itself asks for ahead.
     """
     features: dict[str, Any] = {
         "softmax": op == "softmax",
@@ -74,7 +78,8 @@ def _from_rule(
     parallel, narrowing, threads, blocks = rule.choose(**asked)
     lanes = covering_lanes(width, itemsize)
     by_words = sums and op == "segment_reduce" and word_features(width, itemsize) > 1
-    if gather and by_words and lanes >= 8 and features["num_bytes"] >= _LARGE:
+    large = _LARGE_WITH_EPILOGUE if epilogue else _LARGE
+    if gather and by_words and lanes >= 8 and features["num_bytes"] >= large:
         # Half as wide where a tile of 8 words of all rows stays in the second cache, one of 16 not.
         rows_bytes = 16 * (rows if cols is None else cols)
         widest = 8 if 8 * rows_bytes <= L2_BYTES < 16 * rows_bytes else 16
@@ -118,8 +123,10 @@ def word_features(width: int, itemsize: int) -> int:
     return 16 // itemsize if width * itemsize % 16 == 0 else 1
 
 
-def scheduled(op: str, csr: Csr, x: Operand, sums: bool = False) -> tuple[Any, list[Any]]:
-    """The schedule's attributes, and the workspace. For ``sums``, see the rule."""
+def scheduled(
+    op: str, csr: Csr, x: Operand, sums: bool = False, epilogue: bool = False
+) -> tuple[Any, list[Any]]:
+    """The schedule's attributes, and the workspace. For the flags, see the rule."""
     schedule = FAMILY.choose(
         op,
         entries=csr.count,
@@ -130,6 +137,7 @@ def scheduled(op: str, csr: Csr, x: Operand, sums: bool = False) -> tuple[Any, l
         sums=sums,
         cols=x.shape[0],
         max_degree=csr.max_degree,
+        epilogue=epilogue,
     )
     attributes = {
         "parallel": np.bool_(schedule.parallel),
