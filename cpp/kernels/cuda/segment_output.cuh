@@ -188,17 +188,16 @@ __global__ void fill_kernel(Output<T, Op, Acc, Last> output, Start next) {
   if (next == Start::kWaits) allow_next_launch();
   wait_for_previous_launch();
   if (next == Start::kReadsAhead) allow_next_launch();
-  const int64_t first = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
-  if constexpr (output.kHasEpilogue) {
-    const int64_t words = output.width / Op::kVec;
-    for (int64_t i = first; i < output.num_rows * words; i += threads) {
+  const int64_t words = output.kHasEpilogue ? output.width / Op::kVec : output.width;
+  const int64_t size = output.num_rows * words;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < size;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    if constexpr (output.kHasEpilogue) {
       const int64_t row = divide(i, words);
       output.store_empty(row, {(i - row * words) * Op::kVec, 0, true});
-    }
-  } else {
-    for (int64_t i = first; i < output.num_rows * output.width; i += threads)
+    } else {
       narrow(Op::empty(), output.out[i]);
+    }
   }
 }
 
