@@ -117,6 +117,8 @@ class GCNConv(Convolution):
         x: ArrayLike,
         edge_weight: ArrayLike | None = None,
         node_scale: ArrayLike | None = None,
+        *,
+        activation: Activation | None = None,
     ) -> Array:
         """Applies the convolution.
 
@@ -127,24 +129,16 @@ class GCNConv(Convolution):
                 ones.
             node_scale: What `gcn_norm` gives for graph and weights, ``(num_nodes,)``; None computes
                 it where the layer normalizes.
+            activation: "relu" for a ReLU behind all, which is part of the last kernel where that
+                aggregates.
 
         Returns:
             ``(num_nodes, *batch, out_features)`` in `dtype`.
 
         Raises:
-            ValueError: A shape does not fit the layer or the graph.
+            ValueError: A shape does not fit the layer or the graph, or the activation is unknown.
         """
-        return self._apply(graph, x, edge_weight, node_scale)
-
-    def _apply(
-        self,
-        graph: Graph,
-        x: ArrayLike,
-        edge_weight: ArrayLike | None = None,
-        node_scale: ArrayLike | None = None,
-        *,
-        activation: Activation | None = None,
-    ) -> Array:
+        check_choice("activation", activation, (None, *get_args(Activation)))
         x, kernel, bias = self._operands(x, graph)
         weight = _edge_weight(graph, edge_weight)
         scale = None
@@ -324,24 +318,7 @@ class SAGEConv(Convolution):
         self.project = project
         self.normalize = normalize
 
-    def __call__(self, graph: Graph, x: ArrayLike, edge_weight: ArrayLike | None = None) -> Array:
-        """Applies the convolution.
-
-        Args:
-            graph: The graph.
-            x: Node features, ``(num_nodes, *batch, in_features)``.
-            edge_weight: ``(num_edges,)``, in the graph's order (`Graph.edge_values`), by which
-                messages are multiplied before they are aggregated; None means ones.
-
-        Returns:
-            ``(num_nodes, *batch, out_features)`` in `dtype`.
-
-        Raises:
-            ValueError: A shape does not fit the layer or the graph.
-        """
-        return self._apply(graph, x, edge_weight)
-
-    def _apply(
+    def __call__(
         self,
         graph: Graph,
         x: ArrayLike,
@@ -349,6 +326,23 @@ class SAGEConv(Convolution):
         *,
         activation: Activation | None = None,
     ) -> Array:
+        """Applies the convolution.
+
+        Args:
+            graph: The graph.
+            x: Node features, ``(num_nodes, *batch, in_features)``.
+            edge_weight: ``(num_edges,)``, in the graph's order (`Graph.edge_values`), by which
+                messages are multiplied before they are aggregated; None means ones.
+            activation: "relu" for a ReLU behind all, which is part of the last kernel where that
+                aggregates.
+
+        Returns:
+            ``(num_nodes, *batch, out_features)`` in `dtype`.
+
+        Raises:
+            ValueError: A shape does not fit the layer or the graph, or the activation is unknown.
+        """
+        check_choice("activation", activation, (None, *get_args(Activation)))
         x, kernel, bias = self._operands(x, graph)
         weight = _edge_weight(graph, edge_weight)
         messages = x if self.projection is None else jax.nn.relu(self.projection(x))
@@ -384,8 +378,8 @@ class SAGEConv(Convolution):
 class _GraphStack(Stack):
     """Convolutions whose kernels do the ReLU behind them."""
 
-    def _convolve_and_relu(self, number: int, *arguments: Any, **named: Any) -> Array:
-        return self.convolutions[number - 1]._apply(*arguments, **named, activation="relu")
+    def _convolve_and_relu(self, *arguments: Any, **named: Any) -> Array:
+        return self._convolve(*arguments, **named, activation="relu")
 
 
 class GCN(_GraphStack):

@@ -240,6 +240,25 @@ def test_nothing_stands_between_products_and_sums(model_class, layer, behind, gr
     assert [name for name in found if name != "broadcast_in_dim"] == layer + behind + layer
 
 
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(
+    ("layer", "options"),
+    [
+        (GCNConv, {}),
+        *((SAGEConv, {"aggregation": name}) for name in ("mean", "max", "sum")),
+        (SAGEConv, {"normalize": True}),
+    ],
+)
+def test_a_relu_behind(layer, options, sizes, graph, weight):
+    conv = make(layer, *sizes, **options)
+    x = features(sizes[0], 2)
+    plain = conv(graph, x, weight)
+    assert (plain < 0).any()
+    assert_close(conv(graph, x, weight, activation="relu"), jax.nn.relu(plain))
+    with pytest.raises(ValueError, match="activation must be one of None, 'relu', got 'silu'"):
+        conv(graph, x, weight, activation="silu")
+
+
 @pytest.mark.parametrize("layer", CONVOLUTIONS)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_batch_axes_and_vmap(layer, sizes, graph, weight):
