@@ -1,6 +1,6 @@
 // Small sums and means of rows, gathered or one behind another: a team of lanes has one step of
 // entries and no more. Nearly all their time is memory's latency and instructions on their way.
-// Hence little code, no loop, and two loads one behind the other: ids, then features.
+// Hence little code, no loop over entries, and two loads one behind the other: ids, then features.
 //
 // A block loads the ids of its entries, and of as many before them: its window. Which entries end a
 // row is then known as bits. A row that begins in the window is summed up here, and what of it lies
@@ -21,6 +21,7 @@
 #include "segment_messages.cuh"
 #include "segment_ops.cuh"
 #include "segment_output.cuh"
+#include "segment_runs.cuh"
 #include "segment_tails.cuh"
 
 namespace jax_gnn::cuda {
@@ -71,11 +72,11 @@ struct StepShared {
   }
 };
 
-// One of the ids that a thread loads.
+// An entry's id, or `otherwise` where there are not so many.
 __device__ __forceinline__ unsigned load_id(const Index* ids, unsigned entry, unsigned count,
                                             unsigned otherwise) {
-  load_below(entry, count, reinterpret_cast<const unsigned*>(ids) + static_cast<int>(entry),
-             otherwise);
+  const auto* from = reinterpret_cast<const unsigned*>(ids);
+  load_below(entry, count, row_at(from, static_cast<Index>(entry), sizeof(Index)), otherwise);
   return otherwise;
 }
 
