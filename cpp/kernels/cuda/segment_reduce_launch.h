@@ -26,6 +26,9 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const 
       const auto with_message = [&](const auto& message) {
         return launch_reduce<Op>(stream, schedule, csr, message, features, out, workspace);
       };
+      if constexpr (has_step<Op, T>)
+        if (takes_one_step(schedule, csr, features))
+          return launch_step<Op>(stream, csr, in, weight, features, out, workspace);
       if (csr.cols == nullptr && weight == nullptr)
         return with_message(RowMessage<T, Acc, kVec>{in, features.width});
       if constexpr (has_gather_walk<Op, T>)

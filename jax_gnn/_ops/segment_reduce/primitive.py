@@ -27,7 +27,7 @@ from jax_gnn._core.kernels import csr_operands, like_first, per_entry, per_row
 from jax_gnn._core.op import Bind, Call, Op, define, multilinear_jvp
 from jax_gnn._core.schedule import known_width
 from jax_gnn._ops.segment_reduce import derivatives, xla
-from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled, word_features
+from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
 
 _REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")  # as in segments.h
 
@@ -57,8 +57,7 @@ def _reduce_call(platform: str, operands: Messages, *, reduce: str, heads: int) 
     ids, flags = found
     depth = known_width(row_width(x)) // max(heads, 1)
     sums = reduce in ("sum", "mean") and jnp.issubdtype(x.dtype, jnp.floating)
-    sums = sums and word_features(depth, x.dtype.itemsize) > 1
-    schedule, workspaces = scheduled("segment_reduce", csr, x, sums)
+    schedule, workspaces = scheduled("segment_reduce", csr, x, sums, depth)
     flags |= {
         "reduce": np.int64(_REDUCTIONS.index(reduce)),
         "weighted": np.bool_(weight is not None),

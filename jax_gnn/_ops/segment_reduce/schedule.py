@@ -18,6 +18,9 @@ from jax_gnn._ops.segment_reduce import rule
 class Schedule(NamedTuple):
     """How a kernel deals out entries and features to its threads.
 
+    Sums and means have a kernel of one step, for teams of 8 lanes in blocks of 256 threads, so many
+    that no team has more than 8 entries.
+
     Attributes:
         parallel: Whether the entries of a warp's step lie side by side in its teams, rather than
             one behind another. Where sums and means gather, whether each team goes through a range
@@ -33,6 +36,12 @@ class Schedule(NamedTuple):
     blocks: int
 
 
+# The kernel of one step (segment_step.cuh): lanes of a team, threads and entries of a block.
+_STEP_LANES, _STEP_THREADS, _STEP_ENTRIES = 8, 256, 256
+
+# Entries times tiles of a team's lanes up to which one step is faster on an H200.
+_SMALL = 2**17
+
 # Bytes that a sum gathers, from which on the walk of each team by itself is faster on an H200.
 _LARGE = 25_000_000
 
@@ -46,10 +55,11 @@ def _from_rule(
     itemsize: int,
     gather: bool,
     sums: bool = True,
+    depth: int | None = None,
     cols: int | None = None,
     max_degree: int | None = None,
 ) -> Schedule:
-    """The fitted rule, and what was found by hand for large sums that gather.
+    """The fitted rule, and what was found by hand for small sums and large ones that gather.
 
     Args:
         op: ``"segment_reduce"``, ``"segment_select"`` or ``"softmax"``.
@@ -58,7 +68,8 @@ def _from_rule(
         width: Number of features.
         itemsize: Bytes of a feature.
         gather: Whether entries name the row that they read.
-        sums: Whether it is a sum or a mean of numbers of which words do not span heads.
+        sums: Whether it is a sum or a mean of floating-point numbers.
+        depth: Features of a head, of which words have no other; all of a row where not given.
         cols: Number of rows that entries read, where known; else as many as they are reduced into.
         max_degree: Entries of the longest row, where known.
     """
@@ -73,8 +84,11 @@ def _from_rule(
     asked = {name: features[name] for name in rule.FEATURES}
     parallel, narrowing, threads, blocks = rule.choose(**asked)
     lanes = covering_lanes(width, itemsize)
-    by_words = sums and op == "segment_reduce" and word_features(width, itemsize) > 1
-    if gather and by_words and lanes >= 8 and features["num_bytes"] >= _LARGE:
+    sums = sums and op == "segment_reduce"
+    word = word_features(width if depth is None else depth, itemsize)
+    if sums and entries * -(-width // (_STEP_LANES * word)) <= _SMALL:
+        return Schedule(False, _STEP_LANES, _STEP_THREADS, max(-(-entries // _STEP_ENTRIES), 1))
+    if gather and sums and word > 1 and lanes >= 8 and features["num_bytes"] >= _LARGE:
         # Half as wide where a tile of 8 words of all rows stays in the second cache, one of 16 not.
         rows_bytes = 16 * (rows if cols is None else cols)
         widest = 8 if 8 * rows_bytes <= L2_BYTES < 16 * rows_bytes else 16
@@ -118,8 +132,10 @@ def word_features(width: int, itemsize: int) -> int:
     return 16 // itemsize if width * itemsize % 16 == 0 else 1
 
 
-def scheduled(op: str, csr: Csr, x: Operand, sums: bool = False) -> tuple[Any, list[Any]]:
-    """The schedule's attributes, and the workspace. For ``sums``, see the rule."""
+def scheduled(
+    op: str, csr: Csr, x: Operand, sums: bool = False, depth: int | None = None
+) -> tuple[Any, list[Any]]:
+    """The schedule's attributes, and the workspace. For ``sums`` and ``depth``, see the rule."""
     schedule = FAMILY.choose(
         op,
         entries=csr.count,
@@ -128,6 +144,7 @@ def scheduled(op: str, csr: Csr, x: Operand, sums: bool = False) -> tuple[Any, l
         itemsize=np.dtype(x.dtype).itemsize,
         gather=csr.cols is not None,
         sums=sums,
+        depth=depth,
         cols=x.shape[0],
         max_degree=csr.max_degree,
     )
