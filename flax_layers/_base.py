@@ -233,12 +233,12 @@ class Stack(nnx.Module):
             named |= dropout
         y: Any = self._input(x, **dropout)
         for number in range(1, self.num_layers + 1):
-            if number > 1:
-                y = self.dropout(jax.nn.relu(y), **dropout)
-            y = self._convolve(number, graph, y, *arguments, **named)
-        if self.output is not None:
-            y = self.output(self.dropout(jax.nn.relu(y), **dropout))
-        return y
+            is_last = number == self.num_layers and self.output is None
+            convolve = self._convolve if is_last else self._convolve_and_relu
+            y = convolve(number, graph, y, *arguments, **named)
+            if not is_last:
+                y = self.dropout(y, **dropout)
+        return y if self.output is None else self.output(y)
 
     def _input(self, x: ArrayLike | None, **dropout: Any) -> Array | None:
         """What the first convolution gets."""
@@ -247,6 +247,10 @@ class Stack(nnx.Module):
     def _convolve(self, number: int, graph: Any, x: Array, *arguments: Any, **named: Any) -> Array:
         """Calls a convolution."""
         return getattr(self, f"conv{number}")(graph, x, *arguments, **named)
+
+    def _convolve_and_relu(self, *arguments: Any, **named: Any) -> Array:
+        """The same with the ReLU behind it, which a convolution's kernel may be able to do."""
+        return jax.nn.relu(self._convolve(*arguments, **named))
 
 
 class TwoLayerStack(Stack):

@@ -23,6 +23,7 @@ from jax_gnn import Graph, segment_sum, spmm
 from jax_gnn._core.arguments import check_choice, check_instance, check_number
 
 Aggregation = Literal["mean", "max", "sum"]
+Activation = Literal["relu"]
 
 glorot_init = nnx.initializers.glorot_uniform()
 
@@ -133,26 +134,42 @@ class GCNConv(Convolution):
         Raises:
             ValueError: A shape does not fit the layer or the graph.
         """
+        return self._apply(graph, x, edge_weight, node_scale)
+
+    def _apply(
+        self,
+        graph: Graph,
+        x: ArrayLike,
+        edge_weight: ArrayLike | None = None,
+        node_scale: ArrayLike | None = None,
+        *,
+        activation: Activation | None = None,
+    ) -> Array:
         x, kernel, bias = self._operands(x, graph)
         weight = _edge_weight(graph, edge_weight)
-        scale = jnp.ones((), x.dtype)
+        scale = None
         if self.normalize:
             if node_scale is None:
                 node_scale = gcn_norm(graph, weight, add_self_loops=self.add_self_loops)
-            scale = _node_scale(graph, node_scale, x)
+            scale = check_vector("node_scale", node_scale, "num_nodes", graph.num_nodes)
 
-        def aggregate(features: Array) -> Array:
-            neighbours = spmm(graph, features, weight)
-            return neighbours + features if self.add_self_loops else neighbours
+        def scaled(features: Array) -> Array:
+            return features if scale is None else _column(scale, features) * features
+
+        def aggregate(features: Array, **last: Any) -> Array:
+            own_scale = 1 if self.add_self_loops else None
+            return spmm(graph, features, weight, own_scale=own_scale, out_scale=scale, **last)
 
         # Scales of nodes, unlike such of edges, need no weights to be read. Where x is not the
-        # wider side, it is scaled itself: XLA joins that to what made x, such as a ReLU.
-        if self.in_features <= self.out_features:
-            y = self._aggregate_narrow(aggregate, scale * x, kernel)
+        # wider side, it is scaled itself: XLA joins that to what made x, such as a dropout.
+        if self.in_features < self.out_features:
+            y = jnp.matmul(aggregate(scaled(x)), kernel, precision=self.precision)
+            return _finished(y, bias, activation)
+        if self.in_features == self.out_features:
+            y = jnp.matmul(scaled(x), kernel, precision=self.precision)
         else:
-            y = aggregate(scale * jnp.matmul(x, kernel, precision=self.precision))
-        y = scale * y
-        return y if bias is None else y + bias
+            y = scaled(jnp.matmul(x, kernel, precision=self.precision))
+        return aggregate(y, bias=_features_of(bias, y), activation=activation)
 
 
 class GINConv(Convolution):
@@ -234,11 +251,14 @@ class GINConv(Convolution):
         weight = _edge_weight(graph, edge_weight)
         own = 1 + (self.eps if self.learned_eps is None else self.learned_eps[...].astype(x.dtype))
 
-        def aggregate(features: Array) -> Array:
-            return own * features + spmm(graph, features, weight)
+        def aggregate(features: Array, **last: Any) -> Array:
+            return spmm(graph, features, weight, own_scale=own, **last)
 
-        y = self._aggregate_narrow(aggregate, x, kernel)
-        return self.output(jax.nn.relu(y if bias is None else y + bias))
+        if self.in_features < kernel.shape[1]:
+            y = jnp.matmul(aggregate(x), kernel, precision=self.precision)
+            return self.output(_finished(y, bias, "relu"))
+        y = jnp.matmul(x, kernel, precision=self.precision)
+        return self.output(aggregate(y, bias=_features_of(bias, y), activation="relu"))
 
 
 class SAGEConv(Convolution):
@@ -319,36 +339,56 @@ class SAGEConv(Convolution):
         Raises:
             ValueError: A shape does not fit the layer or the graph.
         """
+        return self._apply(graph, x, edge_weight)
+
+    def _apply(
+        self,
+        graph: Graph,
+        x: ArrayLike,
+        edge_weight: ArrayLike | None = None,
+        *,
+        activation: Activation | None = None,
+    ) -> Array:
         x, kernel, bias = self._operands(x, graph)
         weight = _edge_weight(graph, edge_weight)
         messages = x if self.projection is None else jax.nn.relu(self.projection(x))
+        root = None if self.root is None else self.root(x)
 
-        def aggregate(features: Array) -> Array:
-            # A sum over a known degree: XLA joins the products to what is around them, while the
-            # gradient of a mean counts edges. Sums of half types may overflow.
+        def aggregate(features: Array, **last: Any) -> Array:
+            # A sum over a known degree, while the gradient of a mean counts edges. Sums of half
+            # types may overflow.
             if self.aggregation == "mean" and features.dtype.itemsize >= 4:
                 share = 1 / jnp.maximum(graph.in_degrees(), 1).astype(features.dtype)
-                return spmm(graph, features, weight) * _node_scale(graph, share, features)
-            y = spmm(graph, features, weight, reduce=self.aggregation)
-            if self.aggregation != "max":
-                return y
-            lonely = graph.in_degrees() == 0  # -inf there
-            return jnp.where(lonely.reshape(-1, *[1] * (y.ndim - 1)), 0, y)
+                return spmm(graph, features, weight, out_scale=share, **last)
+            return spmm(graph, features, weight, reduce=self.aggregation, **last)
 
         if self.aggregation == "max":
-            y = jnp.matmul(aggregate(messages), kernel, precision=self.precision)
+            y = aggregate(messages)
+            y = jnp.where(_column(graph.in_degrees() == 0, y), 0, y)  # -inf there
+        elif self.in_features < self.out_features:
+            y = aggregate(messages)
         else:
-            y = self._aggregate_narrow(aggregate, messages, kernel)
-        if self.root is not None:
-            y = y + self.root(x)
-        if bias is not None:
-            y = y + bias
-        if self.normalize:
-            y = unit_rows(y)
-        return y
+            y = jnp.matmul(messages, kernel, precision=self.precision)
+            bias = _features_of(bias, y)
+            if self.normalize:
+                return _finished(
+                    unit_rows(aggregate(y, residual=root, bias=bias)), None, activation
+                )
+            return aggregate(y, residual=root, bias=bias, activation=activation)
+        y = jnp.matmul(y, kernel, precision=self.precision)
+        y = y if root is None else y + root
+        y = y if bias is None else y + bias
+        return _finished(unit_rows(y) if self.normalize else y, None, activation)
 
 
-class GCN(Stack):
+class _GraphStack(Stack):
+    """Convolutions whose kernels do the ReLU behind them."""
+
+    def _convolve_and_relu(self, number: int, *arguments: Any, **named: Any) -> Array:
+        return self.convolutions[number - 1]._apply(*arguments, **named, activation="relu")
+
+
+class GCN(_GraphStack):
     """Graph convolutional network: three `GCNConv` (or more, or less).
 
     Its call takes the arguments of `GCNConv`'s; the scales of the nodes are computed once.
@@ -404,7 +444,7 @@ class GIN(Stack):
     convolution = GINConv
 
 
-class SAGE(Stack):
+class SAGE(_GraphStack):
     """GraphSAGE: three `SAGEConv` (or more, or less).
 
     Its call takes the arguments of `SAGEConv`'s.
@@ -424,6 +464,18 @@ def _edge_weight(graph: Graph, weight: ArrayLike | None) -> Any:
     return check_vector("edge_weight", weight, "num_edges", graph.num_edges)
 
 
-def _node_scale(graph: Graph, scale: ArrayLike, x: Array) -> Array:
-    scale = check_vector("node_scale", scale, "num_nodes", graph.num_nodes)
-    return scale.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+def _column(values: Array, x: Array) -> Array:
+    """Numbers of nodes, in the dtype of x unless they are flags, to work with its rows."""
+    values = values if values.dtype == bool else values.astype(x.dtype)
+    return values.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def _features_of(bias: Array | None, x: Array) -> Array | None:
+    """A bias for each feature of a row of x, ``(rows, *batch, features)``."""
+    return None if bias is None else jnp.broadcast_to(bias, x.shape[1:])
+
+
+def _finished(y: Array, bias: Array | None, activation: Activation | None) -> Array:
+    """What `spmm` does last, behind a product."""
+    y = y if bias is None else y + bias
+    return y if activation is None else jax.nn.relu(y)

@@ -126,6 +126,7 @@ class OpSpec:
         result_axis: likewise for the result.
         composed: whether XLA computes between kernels, which it may round otherwise where it
             compiles the whole at once.
+        summed: operands whose gradients XLA sums over rows, on a CPU as its threads have them.
         bad_arguments: by test id, a call, the exception it must raise, and a pattern for the
             message, which names the culprit.
     """
@@ -138,6 +139,7 @@ class OpSpec:
     feature_axis: tuple[int | None, ...] = ()
     result_axis: int | None = None
     composed: bool = False
+    summed: tuple[str, ...] = ()
     bad_arguments: Mapping[str, tuple[Callable[[], Any], type[Exception], str]] = field(
         default_factory=dict
     )

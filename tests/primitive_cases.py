@@ -54,6 +54,10 @@ MATRIX = SparseMatrix(  # four edges of five rows and three columns
     Csr(ids(0, 0, 1, 4), ids(2, 0, 0, -1), num_rows=5),
     Csr(ids(-1, 0, 0, 2), ids(4, 0, 1, 0), ids(3, 1, 2, 0), num_rows=3),
 )
+SQUARE = SparseMatrix(  # four edges of five rows and five columns
+    Csr(ids(0, 0, 1, 4), ids(2, 0, 0, -1), num_rows=5),
+    Csr(ids(-1, 0, 0, 2), ids(4, 0, 1, 0), ids(3, 1, 2, 0), num_rows=5),
+)
 KEYS = (floats(5, 2), floats(3, 2))  # of rows, of columns
 
 GATHER = SparseMatrix(  # five rows of four
@@ -75,7 +79,10 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         *(floats(5, 2), floats(5), floats(3), floats(5), floats(5)),
         *stages(5, 3, 8),
     ),
-    "segment_reduce": (floats(3, 2), floats(4, 1), MATRIX),
+    "segment_reduce": (
+        *(floats(5, 2), floats(4, 1), SQUARE),
+        *(floats(5), floats(1), floats(5, 2), floats(2)),
+    ),
     "segment_reduce_jvp": (floats(3, 2), floats(4, 1), floats(3, 2), floats(4, 1), MATRIX),
     "segment_reduce_vjp": (floats(3, 2), floats(4, 1), floats(5, 2), MATRIX),
     "segment_select": (*KEYS, floats(3, 2), floats(4, 1), floats(4, 1), MATRIX),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from op_spec import Incidence
@@ -25,9 +26,12 @@ class Edges(NamedTuple):
         return src_in_range & (self.dst >= 0) & (self.dst < self.num_dst)
 
 
-def random_edges(rng: np.random.Generator, scenario: str) -> Edges:
+def random_edges(rng: np.random.Generator, scenario: str, *, square: bool = False) -> Edges:
     """In the order of a graph: by destination, then source, padding last."""
     incidence = Incidence.random(rng, scenario)
+    if square:
+        nodes = max(incidence.num_left, incidence.num_right)
+        incidence = replace(incidence, num_left=nodes, num_right=nodes)
     order = np.lexsort((incidence.left, incidence.right, ~incidence.valid))
     ids = (incidence.left[order], incidence.right[order])
     return Edges(*ids, incidence.num_left, incidence.num_right)
@@ -76,3 +80,30 @@ def spmm_reference(
         messages = x[edges.src[into]]
         result[row] = reduce(messages if weight is None else weight[into] * messages)
     return result
+
+
+def with_epilogue(
+    sums: np.ndarray,
+    x: np.ndarray,
+    own_scale: Any = None,
+    out_scale: Any = None,
+    residual: Any = None,
+    bias: Any = None,
+    *,
+    relu: bool = False,
+) -> np.ndarray:
+    """What `spmm` makes of sums when asked for more, each step by itself."""
+
+    def of_rows(scale: Any) -> Any:
+        return np.reshape(scale, (-1, *[1] * (x.ndim - 1)))
+
+    result = sums
+    if own_scale is not None:
+        result = result + of_rows(own_scale) * x
+    if out_scale is not None:
+        result = of_rows(out_scale) * result
+    if residual is not None:
+        result = result + residual
+    if bias is not None:
+        result = result + bias
+    return np.where(result.real > 0, result, 0) if relu else result

@@ -165,14 +165,17 @@ def test_every_primitive_is_complete() -> None:
 
 
 def test_the_cost_of_a_call() -> None:
-    """Four edges, of 4 + 4 bytes of ids, and two features; a column and a row more are held."""
-    x, weight, matrix = SAMPLES["segment_reduce"]
+    """Four edges, of 4 + 4 bytes of ids, and two features of five nodes."""
+    x, weight, matrix, *last = SAMPLES["segment_reduce"]
     attributes = ATTRIBUTES["segment_reduce"]
-    ids, read, written = 4 * 8, 3 * 2 * 4, 5 * 2 * 4
+    ids, read, written = 4 * 8, 5 * 2 * 4, 5 * 2 * 4
     cost = OPS["segment_reduce"].cost(x, None, matrix, **attributes)
     assert cost == (ids + read + written, 4 * 2)
     cost = OPS["segment_reduce"].cost(x, weight, matrix, **attributes)
     assert cost == (ids + read + 4 * 4 + written, 2 * 4 * 2)
+    cost = OPS["segment_reduce"].cost(x, None, matrix, *last, **attributes)
+    of_last = 4 * (5 + 1 + 5 * 2 + 2)
+    assert cost == (ids + read + of_last + written, 4 * 2 + 5 * 5 * 2)
     lhs, rhs, bias, _, sizes, offset, *_ = SAMPLES["segment_matmul"]
     operands = lhs, rhs, bias, None, sizes, offset, None, None
     cost = OPS["segment_matmul"].cost(*operands, **ATTRIBUTES["segment_matmul"])

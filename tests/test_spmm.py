@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from op_spec import (
+    OUT_OF_RANGE,
     Case,
     OpSpec,
     assert_close,
@@ -22,6 +23,7 @@ from op_spec import (
     setting,
     stack,
     typed,
+    wide,
 )
 from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, CoreChecks, OpSuite
 from segment_cases import distinct, finite, largest, normal, smallest, with_far_padding
@@ -34,6 +36,7 @@ from spmm_cases import (
     spmm_reference,
     total,
     unused,
+    with_epilogue,
 )
 
 import jax_gnn
@@ -88,6 +91,60 @@ def spmm_spec(
     )
 
 
+def epilogue_spec(
+    *names: str, heads: int | None = None, reduce: Any = total, relu: bool = False
+) -> OpSpec:
+    """Describes spmm with an epilogue: of the arguments ``names``, in the order of the kernel."""
+
+    def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
+        has_own = "own_scale" in names
+        edges = random_edges(rng, scenario, square=has_own)
+        of_heads = () if heads is None else (heads,)
+        features = (*of_heads, *features)
+        shapes = {
+            "weight": (len(edges.src), *of_heads),
+            "own_scale": (edges.num_dst,),
+            "out_scale": (edges.num_dst,),
+            "residual": (edges.num_dst, *features),
+            "bias": features,
+        }
+        x = normal(rng, (edges.num_src, *features))
+        padding = {
+            "x": None if has_own else unused(edges.src[edges.valid], edges.num_src, x.ndim),
+            "weight": ~edges.valid.reshape(-1, *[1] * len(of_heads)),
+        }
+        operands = (x, *(normal(rng, shapes[name]) for name in names))
+        return Case(graph_of(edges), edges, operands, tuple(map(padding.get, ("x", *names))))
+
+    def function(graph: Graph, x: Any, *operands: Any) -> jax.Array:
+        return spmm(
+            *(graph, x),
+            reduce="mean" if reduce is mean else "sum",
+            activation="relu" if relu else None,
+            **dict(zip(names, operands, strict=True)),
+        )
+
+    def reference(edges: Edges, x: np.ndarray, *operands: np.ndarray) -> np.ndarray:
+        last = dict(zip(names, operands, strict=True))
+        sums = spmm_reference(edges, x, last.pop("weight", None), reduce=reduce)
+        return with_epilogue(sums, x, **last, relu=relu)
+
+    axis = 1 if heads is None else 2
+    axes = {"x": axis, "residual": axis, "bias": axis - 1}
+    affine = "residual" in names or "bias" in names or relu
+    return OpSpec(
+        function=function,
+        reference=reference,
+        make_case=make_case,
+        operands=("x", *names),
+        linear=() if affine else ("x",),
+        feature_axis=tuple(map(axes.get, ("x", *names))),
+        result_axis=axis,
+        composed=True,
+        summed=("bias",),
+    )
+
+
 def sddmm_spec(
     op: str,
     combine: Callable[[np.ndarray, np.ndarray], np.ndarray],
@@ -129,6 +186,7 @@ def dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 # --- Bad arguments -------------------------------------------------------------------------------
 
 GRAPH = Graph.from_edges([0, 1, 1, 3], [0, 0, 1, 1], num_src=4, num_dst=3)
+LOOP = Graph.from_edges([0, 1], [1, 0])
 
 
 def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
@@ -184,6 +242,59 @@ BAD_SPMM = {
         "implementation must be None or one of",
         *(spmm, GRAPH, ones(4, 2)),
         implementation="fast",
+    ),
+}
+BAD_EPILOGUE = {
+    "own-scale-of-two-sides": bad(
+        ValueError,
+        "own_scale needs a graph that is not bipartite, got one of num_src=4 and num_dst=3",
+        *(spmm, GRAPH, ones(4, 2)),
+        own_scale=1,
+    ),
+    "own-scale-shape": bad(
+        ValueError,
+        r"own_scale must be a scalar or \(num_nodes=2,\), got shape \(1,\)",
+        *(spmm, LOOP, ones(2, 2)),
+        own_scale=ones(1),
+    ),
+    "out-scale-shape": bad(
+        ValueError,
+        r"out_scale must be a scalar or \(num_dst=3,\), got shape \(4,\)",
+        *(spmm, GRAPH, ones(4, 2)),
+        out_scale=ones(4),
+    ),
+    "out-scale-complex": bad(
+        TypeError, "out_scale must be real", spmm, GRAPH, ones(4, 2), out_scale=1j
+    ),
+    "bias": bad(
+        ValueError,
+        r"bias must have the features \(2,\) of x, got shape \(3,\)",
+        *(spmm, GRAPH, ones(4, 2)),
+        bias=ones(3),
+    ),
+    "activation": bad(
+        ValueError,
+        "activation must be one of None, 'relu', .*, got 'swish'",
+        *(spmm, GRAPH, ones(4, 2)),
+        activation="swish",
+    ),
+    "residual-rows": bad(
+        ValueError,
+        r"residual must be \(num_dst=3, \*features\), got shape \(4, 2\)",
+        *(spmm, GRAPH, ones(4, 2)),
+        residual=ones(4, 2),
+    ),
+    "residual-features": bad(
+        ValueError,
+        r"residual must be .* with the features \(2,\) of x, got shape \(3, 1\)",
+        *(spmm, GRAPH, ones(4, 2)),
+        residual=ones(3, 1),
+    ),
+    "residual-integer": bad(
+        TypeError,
+        "residual must be float16, .*got int32",
+        *(spmm, GRAPH, ones(4, 2)),
+        residual=ones(3, 2, dtype=np.int32),
     ),
 }
 BAD_SDDMM = {
@@ -298,6 +409,31 @@ class TestSpmmMinUnweighted(CoreChecks):
         function=finite(functools.partial(spmm, reduce="min")),
         reference=functools.partial(spmm_reference, reduce=smallest),
     )
+
+
+LAST = ("own_scale", "out_scale", "residual", "bias")
+
+
+class TestEpilogue(OpSuite):
+    spec = replace(epilogue_spec("weight", *LAST, relu=True), bad_arguments=BAD_EPILOGUE)
+
+
+class TestEpilogueOfHeads(CoreChecks):
+    implementations = KERNELS or IMPLEMENTATIONS
+    spec = epilogue_spec("weight", *LAST, heads=2)
+
+
+class TestScalesOfMean(CoreChecks):
+    spec = epilogue_spec("weight", "own_scale", "out_scale", reduce=mean)
+
+
+class TestUnweightedEpilogue(CoreChecks):
+    implementations = KERNELS or IMPLEMENTATIONS
+    spec = epilogue_spec("out_scale", "residual", "bias", relu=True)
+
+
+class TestBiasOfMean(CoreChecks):
+    spec = epilogue_spec("bias", reduce=mean, relu=True)
 
 
 def reduce_by_ids(index: Any, x: Any, weight: Any, **options: Any) -> jax.Array:
@@ -917,6 +1053,159 @@ def test_sums_with_kernels_of_their_own(
     assert_close(to_x, spmm_reference(back, exact[2], exact[1]), limit, "gradient to x")
     want = spmm_reference(edges, exact[0], exact[1], reduce=mean)
     assert_close(means, want, limit, "mean")
+
+
+# --- Epilogues -----------------------------------------------------------------------------------
+
+
+def long_runs_and_gaps(rng: np.random.Generator, nodes: int, count: int) -> Edges:
+    """A giant row, rows without edges between others and at both ends, and padding."""
+    src, dst = rng.integers(0, nodes, (2, count))
+    dst[: count // 3] = nodes // 2
+    dst = np.clip(dst // 3 * 3, 3, nodes - 5)
+    for ids in (src, dst):
+        ids[rng.random(count) < 0.05] = rng.choice([*OUT_OF_RANGE, nodes])
+    edges = Edges(src, dst, nodes, nodes)
+    order = np.lexsort((src, dst, ~edges.valid))
+    return edges._replace(src=src[order], dst=dst[order])
+
+
+@on_all
+@pytest.mark.parametrize("count", [3_000, 100, 0])  # of 400 nodes: where most are empty, too
+@pytest.mark.parametrize(
+    ("width", "schedule"),
+    [
+        *((width, None) for width in (1, 3, 5, 33, 64, 100)),
+        *((64, (True, *each)) for each in [(2, 32, 1), (8, 128, 40), (16, 64, 3), (32, 128, 600)]),
+        *((width, (False, 4, 64, 3)) for width in (33, 64)),
+    ],
+)
+def test_epilogues(
+    rng: np.random.Generator, width: int, schedule: Any, count: int, implementation: str
+) -> None:
+    nodes, limits = 400, {"float32": 1e-5, "float64": 1e-12, "float16": 2e-3, "bfloat16": 1e-2}
+    edges = long_runs_and_gaps(rng, nodes, count)
+    graph = graph_of(edges)
+    forced = None if schedule is None else schedules.Schedule(*schedule)
+    for number, dtype in enumerate([*limits, *limits]):
+        weight = rng.normal(size=count) if rng.random() < 0.5 else None
+        reduce = rng.choice(["sum", "mean"])
+        some = {
+            "own_scale": rng.normal(size=nodes if rng.random() < 0.7 else ()),
+            "out_scale": rng.normal(size=nodes if rng.random() < 0.7 else ()),
+            "residual": typed((normal(rng, (nodes, width)),), dtype)[0],
+            "bias": normal(rng, (width,)),
+            "activation": "relu",
+        }
+        if number > 0:
+            some = {name: each for name, each in some.items() if rng.random() < 0.5}
+        (x,) = typed((normal(rng, (nodes, width)),), dtype)
+        if "own_scale" not in some:
+            x[unused(edges.src[edges.valid], nodes, 1)] = np.nan
+        if weight is not None:
+            weight[~edges.valid] = np.nan
+        with setting(implementation, dtype), schedules.use(forced):
+            got = spmm(graph, x, weight, reduce=reduce, **some)
+            assert got.dtype == dtype
+        relu = some.pop("activation", None) is not None
+        x, *last = wide((x, *some.values()))
+        want = spmm_reference(edges, x, weight, reduce=mean if reduce == "mean" else total)
+        want = with_epilogue(want, x, **dict(zip(some, last, strict=True)), relu=relu)
+        assert_close(got, want, limits[dtype], f"{dtype}, {reduce}, {sorted(some)}, relu {relu}")
+
+
+@on_all
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_epilogue_of_extremum(
+    rng: np.random.Generator, dtype: str, reduce: str, implementation: str
+) -> None:
+    edges = random_edges(rng, "giant", square=True)
+    graph = graph_of(edges)
+    x, residual = typed(normal(rng, (2, edges.num_dst, 3)), dtype)
+    with setting(implementation, dtype):
+        plain = spmm(graph, x, reduce=reduce)
+        last = {"own_scale": 2, "out_scale": 0.5, "residual": residual, "bias": ones(3)}
+        got = spmm(graph, x, reduce=reduce, activation="relu", **last)
+    some = np.isfinite(np.asarray(plain, float)[:, 0])
+    assert some.any() and not some.all()
+    wide = [np.asarray(each, float) for each in (plain, x, residual)]
+    want = np.maximum((wide[0] + 2 * wide[1]) / 2 + wide[2] + 1, 0)
+    assert_close(np.asarray(got)[some], want[some], 1e-2 if dtype == "bfloat16" else 1e-6, reduce)
+    np.testing.assert_array_equal(np.asarray(got, float)[~some], want[~some])
+
+
+@on_all
+@pytest.mark.parametrize("activation", ["silu", "gelu", "tanh"])
+def test_other_activations(rng: np.random.Generator, activation: str, implementation: str) -> None:
+    edges = random_edges(rng, "random", square=True)
+    x = normal(rng, (edges.num_dst, 4))
+    function = {
+        "silu": lambda y: y / (1 + np.exp(-y)),
+        "gelu": lambda y: y / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3))),
+        "tanh": np.tanh,
+    }[activation]
+    with setting(implementation, "float64"):
+        got = spmm(graph_of(edges), x, own_scale=1.5, activation=activation)
+    assert_close(got, function(spmm_reference(edges, x) + 1.5 * x), 1e-12, activation)
+
+
+@on_all
+def test_nan_stays_behind_a_relu(implementation: str) -> None:
+    with setting(implementation):
+        got = spmm(LOOP, np.float32([np.nan, -1]), own_scale=0.0, activation="relu")
+    np.testing.assert_array_equal(got, [np.nan, np.nan])
+
+
+@on_kernels
+def test_sums_of_half_types_overflow_only_where_results_do(implementation: str) -> None:
+    graph = Graph.from_edges(np.arange(64), np.zeros(64, int), num_src=64, num_dst=2)
+    x = np.full((64, 8), 60_000, np.float16)
+    with setting(implementation):
+        got = spmm(graph, x, out_scale=1 / 64, residual=np.full((2, 8), -30_000, np.float16))
+    np.testing.assert_array_equal(got, [[30_000] * 8, [-30_000] * 8])
+
+
+def primitives(jaxpr: Any) -> list[Any]:
+    """The equations of this library's primitives."""
+    found = []
+    for equation in jaxpr.eqns:
+        inner = [each for each in equation.params.values() if hasattr(each, "jaxpr")]
+        found += [each for one in inner for each in primitives(one.jaxpr)]
+        found += [equation] if "jax_gnn" in equation.primitive.name else []
+    return found
+
+
+def test_without_epilogue_nothing_is_added() -> None:
+    jaxpr = jax.make_jaxpr(functools.partial(spmm, GRAPH))(ones(4, 2))
+    (equation,) = jaxpr.eqns
+    assert set(equation.params) == {"reduce", "heads", "implementation", "tree"}
+    assert (
+        len(equation.invars)
+        == sum(each.size > 0 for each in jax.tree.leaves(GRAPH.matrix()) if hasattr(each, "size"))
+        + 1
+    )
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_gradients_of_epilogues_are_one_more_sum(rng: np.random.Generator, reduce: str) -> None:
+    """Own features cost no further pass backward either."""
+    edges = random_edges(rng, "random", square=True)
+    graph, nodes = graph_of(edges), edges.num_dst
+
+    def energy(x: Any, own_scale: Any, residual: Any, bias: Any) -> Any:
+        options = {"own_scale": own_scale, "residual": residual, "bias": bias}
+        y = spmm(graph, x, reduce=reduce, out_scale=ones(nodes), activation="relu", **options)
+        return (y * y).sum()
+
+    operands = ones(nodes, 2), ones(nodes), ones(nodes, 2), ones(2)
+    jaxpr = jax.make_jaxpr(jax.grad(energy, (0, 1, 2, 3)))(*operands)
+    names = [each.primitive.name for each in primitives(jaxpr.jaxpr)]
+    counted = reduce == "mean"  # what it divides by is a sum, too
+    assert names == ["jax_gnn_segment_reduce"] * (2 + counted)
+    (back,) = [e for e in primitives(jaxpr.jaxpr)[1:] if e.outvars[0].aval.shape == (nodes, 2)]
+    given = jax.tree.unflatten(back.params["tree"], back.invars)
+    assert given.own_scale is not None and "relu" not in back.params
 
 
 @pytest.mark.skipif(PLATFORM != "cuda", reason="needs 15 GB of memory to spare")

@@ -23,6 +23,31 @@ struct Features {
   int64_t width, heads;
 };
 
+// A factor for each row: data[r], or with a stride of 0 one for all. Null means ones.
+template <typename Acc>
+struct RowScale {
+  const Acc* data;
+  int64_t stride;
+};
+
+// What becomes of a row's sum or mean before it is rounded and written: out_scale[r] * (sum +
+// own_scale[r] * own[r, :]) + residual[r, :] + bias, and if `relu` what of that is not below 0. All
+// arrays but scales have the features of the result.
+template <typename T, typename Acc>
+struct Epilogue {
+  const T* own;             // (num_rows, width), null: none
+  RowScale<Acc> own_scale;  // null where `own` is
+  RowScale<Acc> out_scale;
+  const T* residual;  // (num_rows, width), null: none
+  const Acc* bias;    // (width,), null: none
+  bool relu;
+
+  bool any() const {
+    return own != nullptr || out_scale.data != nullptr || residual != nullptr || bias != nullptr ||
+           relu;
+  }
+};
+
 // out[r] += factor * value[col] only where weight * p == q. What the derivatives of a maximum are
 // made of: p and q are the two sides' keys.
 template <typename T, typename Acc>

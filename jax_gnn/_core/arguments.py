@@ -104,6 +104,18 @@ def check_scale(name: str, scale: Any, size_name: str, size: int, acc: Any) -> A
     return scale.astype(acc)[:, None]
 
 
+def check_row_scale(name: str, scale: Any, size_name: str, size: int, acc: Any) -> Array | None:
+    """A factor for each row, ``(size,)``, or one for all of them, ``(1,)``."""
+    if scale is None:
+        return None
+    scale = check_real(name, scale)
+    if scale.shape not in ((), (size,)):
+        raise ValueError(
+            f"{name} must be a scalar or ({size_name}={size},), got shape {scale.shape}"
+        )
+    return scale.astype(acc).ravel()
+
+
 # --- Ids and sizes -------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -688,12 +688,22 @@ def weight_dtype(random: Random, mode: Mode) -> str:
 
 def spmm(random: Random, mode: Mode) -> Case:
     sizes, dtype = _Sizes.draw(random), mode.floats(random)
+    if random.chance(0.3):
+        sizes = replace(sizes, src=sizes.dst)
     features = random.choice(FEATURES)
     count = sizes.count + sizes.extra
     shape = weights_shape(random, features, count)
     w_dtype = weight_dtype(random, mode)
     reduce = random.choice(["sum", "mean", "max", "min"])
     wide = mode.x64 and random.chance(0.2)
+    last: dict[str, tuple[int, ...]] = {}
+    activation = None
+    if reduce in ("sum", "mean") and accumulator(dtype) == dtype and random.chance(0.5):
+        scale = random.choice([(), (sizes.dst,)])
+        last = {"out_scale": scale, "residual": (sizes.dst, *features), "bias": features}
+        last |= {"own_scale": scale} if sizes.src == sizes.dst else {}
+        last = {name: each for name, each in last.items() if random.chance(0.5)}
+        activation = random.choice([None, "relu", "silu"])
 
     def indices(random: Random) -> tuple[dict[str, Any], Any]:
         graph, model = sizes.graph(random, wide)
@@ -701,7 +711,9 @@ def spmm(random: Random, mode: Mode) -> Case:
 
     def values(random: Random, ids: dict[str, Any], model: Model) -> dict[str, np.ndarray]:
         x = random.numbers((sizes.src, *features), dtype)
-        result = {"x": poison(random, x, ~np.isin(np.arange(sizes.src), model.cols))}
+        unread = ~np.isin(np.arange(sizes.src), model.cols)
+        result = {"x": x if "own_scale" in last else poison(random, x, unread)}
+        result |= {name: random.numbers(each, dtype) for name, each in last.items()}
         if shape is not None:
             weight = random.numbers(shape, w_dtype)
             result["weight"] = poison(random, weight, np.arange(count) >= len(model.rows))
@@ -711,13 +723,26 @@ def spmm(random: Random, mode: Mode) -> Case:
         places = np.arange(len(model.rows))
         weight = to_accumulator(values.get("weight"), dtype)
         args = (values["x"], weight, model.rows, model.cols, sizes.dst, places)
-        return message_sum(reduce, *args)
+        y = message_sum(reduce, *args)
+        ones = [1] * len(features)
+        given = {name: values[name] for name in last}
+        for name in ("own_scale", "out_scale"):
+            if name in given:
+                given[name] = given[name].reshape(*(given[name].shape or (1,)), *ones)
+        y = y + values["x"] * given["own_scale"] if "own_scale" in given else y
+        y = y * given["out_scale"] if "out_scale" in given else y
+        for name in ("residual", "bias"):
+            y = y + given[name] if name in given else y
+        return _activate(y, activation)
 
     return Case(
         "spmm",
-        {"sizes": sizes, "features": features, "dtype": dtype, "weight": shape, "reduce": reduce},
-        lambda graph, x, weight=None: jax_gnn.spmm(
-            graph, x, weight, reduce=reduce, **mode.keywords
+        {
+            **{"sizes": sizes, "features": features, "dtype": dtype, "weight": shape},
+            **{"reduce": reduce, "last": last, "activation": activation},
+        },
+        lambda graph, x, **rest: jax_gnn.spmm(
+            graph, x, reduce=reduce, activation=activation, **rest, **mode.keywords
         ),
         indices,
         values,

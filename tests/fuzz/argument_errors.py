@@ -179,6 +179,10 @@ def calls(v: Valid) -> list[Call]:
     graphs = [*GRAPHS, ("a hypergraph", lambda x: v.hypergraph)]
     add("spmm", jax_gnn.spmm, edges, graph=graphs, x=FLOATS, weight=VECTOR, reduce=CHOICE,
         **implementation)  # fmt: skip
+    finished = {"graph": v.graph, "x": v.x, "residual": v.y, "bias": v.y[0],
+                "out_scale": v.y[:, 0]}  # fmt: skip
+    add("spmm", jax_gnn.spmm, finished, bias=BIAS, out_scale=BIAS, activation=CHOICE_OR_NONE,
+        residual=[b for b in FLOATS if b[0] != "None"])  # fmt: skip
     ab = {"graph": v.graph, "a": v.y, "b": v.x}
     add("sddmm", jax_gnn.sddmm, ab, graph=graphs, a=FLOATS, b=FLOATS, op=CHOICE, **implementation)
     bare = {"x": v.x, "index": v.src, "segment_ids": v.ids, "num_segments": 3, "weight": v.weight}

@@ -247,6 +247,27 @@ def plain_spmm(reduce: str, size: Size, dtype: str) -> Any:
     )
 
 
+@op("finished spmm sum", "finished spmm mean")
+def finished_spmm(reduce: str, size: Size, dtype: str) -> Any:
+    names = "own_scale", "out_scale", "residual", "bias"
+
+    def call(graph: Any, x: Any, *last: Any) -> Any:
+        options = dict(zip(names, last, strict=True))
+        return jax_gnn.spmm(graph, x, reduce=reduce, activation="relu", **options)
+
+    return (
+        call,
+        lambda draw: (
+            draw.graph(size.rows, size.rows, size.entries, False),
+            draw.numbers((size.rows, size.width), dtype),
+            draw.weights((size.rows,), dtype),
+            draw.weights((size.rows,), dtype),
+            draw.numbers((size.rows, size.width), dtype),
+            draw.numbers((size.width,), dtype),
+        ),
+    )
+
+
 @op("sddmm dot", "sddmm add")
 def sddmm(kind: str, size: Size, dtype: str) -> Any:
     return (

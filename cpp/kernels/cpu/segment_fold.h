@@ -187,6 +187,60 @@ struct Fold : Messages<T, Accumulator<T>, Index> {
   }
 };
 
+// A sum or mean whose rows have an epilogue.
+template <typename T, typename Index>
+struct FinishedSum : Fold<Sum<Accumulator<T>>, T, Index> {
+  using Acc = Accumulator<T>;
+  using Base = Fold<Sum<Acc>, T, Index>;
+  Epilogue<T, Acc> epilogue;
+
+  // What becomes of vector v of a row's sum or mean.
+  template <int kTile, typename V>
+  JAX_GNN_INLINE V finish(const Tile<Acc, kTile>& tile, int64_t row, int v, V x) const {
+    constexpr int kLanes = Tile<Acc, kTile>::kLanes;
+    const int64_t column = tile.column + v * kLanes, place = row * this->features.width + column;
+    const auto scale = [&](const RowScale<Acc>& scales)
+                           JAX_GNN_LAMBDA { return scales.data[row * scales.stride]; };
+    if (epilogue.own) x += scale(epilogue.own_scale) * load<kLanes>(epilogue.own + place);
+    if (epilogue.out_scale.data) x *= scale(epilogue.out_scale);
+    if (epilogue.residual) x += load<kLanes>(epilogue.residual + place);
+    if (epilogue.bias) x += load<kLanes>(epilogue.bias + column);
+    if (epilogue.relu) x = x < 0 ? broadcast<V>(Acc(0)) : x;  // NaN stays
+    return x;
+  }
+
+  template <int kTile>
+  JAX_GNN_INLINE void store(const Tile<Acc, kTile>& tile, int64_t row,
+                            const Run<Acc, 1, kTile>& run) const {
+    constexpr int kLanes = Tile<Acc, kTile>::kLanes;
+    T* const target = this->target(tile, row);
+    unrolled<Tile<Acc, kTile>::kVectors>([&](int v) JAX_GNN_LAMBDA {
+      const auto x = this->op.leave(run.state[0][v], run.entries);
+      cpu::store<kLanes>(target + v * kLanes, finish(tile, row, v, x));
+    });
+  }
+
+  template <int kTile>
+  JAX_GNN_INLINE void fill(const Tile<Acc, kTile>& tile, int64_t row, int64_t last_row) const {
+    Run<Acc, 1, kTile> empty = {};
+    for (; row < last_row; ++row) store(tile, row, empty);
+  }
+
+  template <int kTile>
+  JAX_GNN_INLINE void scatter(const Tile<Acc, kTile>& tile, int64_t begin, int64_t end, int64_t row,
+                              int64_t last_row) const {
+    constexpr int kLanes = Tile<Acc, kTile>::kLanes;
+    Base::scatter(tile, begin, end, row, last_row);
+    for (; row < last_row; ++row) {
+      T* const target = this->target(tile, row);
+      unrolled<Tile<Acc, kTile>::kVectors>([&](int v) JAX_GNN_LAMBDA {
+        T* const place = target + v * kLanes;
+        cpu::store<kLanes>(place, finish(tile, row, v, load<kLanes>(place)));
+      });
+    }
+  }
+};
+
 // The state is the maximum, and the sum of exponentials relative to it: two passes over a run, the
 // second one over what is hot.
 template <typename T, typename Index>
@@ -248,16 +302,23 @@ struct LogSumExp : Messages<T, Accumulator<T>, Index> {
 
 template <typename T, typename Acc, typename Index>
 void segment_reduce(const ParallelFor& parallel_for, const Csr<Index>& csr, Reduce reduce,
-                    const T* in, const Acc* weight, Features features, T* out) {
+                    const T* in, const Acc* weight, Features features,
+                    const Epilogue<T, Acc>& epilogue, T* out) {
   const Messages<T, Acc, Index> messages = {csr, in, weight, features, out};
   const auto run = [&](const auto& reducer, double cost) {
     reduce_segments(parallel_for, reducer, csr, cost);
   };
+  const auto run_sum = [&](bool mean) {
+    const Fold<Sum<Acc>, T, Index> fold = {messages, {mean}};
+    if constexpr (!std::is_integral_v<Acc>)
+      if (epilogue.any()) return run(FinishedSum<T, Index>{fold, epilogue}, 1);
+    return run(fold, 1);
+  };
   switch (reduce) {
     case Reduce::kSum:
-      return run(Fold<Sum<Acc>, T, Index>{messages, {/*mean=*/false}}, 1);
+      return run_sum(/*mean=*/false);
     case Reduce::kMean:
-      return run(Fold<Sum<Acc>, T, Index>{messages, {/*mean=*/true}}, 1);
+      return run_sum(/*mean=*/true);
     case Reduce::kMax:
       return run(Fold<Maximum<Acc>, T, Index>{messages, {0}}, 1);
     case Reduce::kMin:

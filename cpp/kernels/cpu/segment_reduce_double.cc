@@ -4,6 +4,6 @@
 namespace jax_gnn::cpu {
 
 template void segment_reduce(const ParallelFor&, const Csr<int32_t>&, Reduce, const double*,
-                             const double*, Features, double*);
+                             const double*, Features, const Epilogue<double, double>&, double*);
 
 }  // namespace jax_gnn::cpu

@@ -4,6 +4,6 @@
 namespace jax_gnn::cpu {
 
 template void segment_reduce(const ParallelFor&, const Csr<int32_t>&, Reduce, const float*,
-                             const float*, Features, float*);
+                             const float*, Features, const Epilogue<float, float>&, float*);
 
 }  // namespace jax_gnn::cpu

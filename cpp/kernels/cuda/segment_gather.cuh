@@ -70,10 +70,10 @@ __device__ __forceinline__ void read_shared(const unsigned char* from, T (&to)[k
   memcpy(to, words, sizeof(words));
 }
 
-template <class Op, typename T, typename Acc>
+template <class Op, typename T, typename Acc, class Last = NoEpilogue>
 __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
     gather_kernel(Csr<Index> csr, Gathered<T, Acc> gathered, GatherCut cut,
-                  Output<T, Op, Acc> output, bool fills, Tails<Op, Acc> tails) {
+                  Output<T, Op, Acc, Last> output, bool fills, Tails<Op, Acc> tails) {
   constexpr int kVec = Op::kVec, kParts = Op::kParts;
   using W = Word<T, kVec>;
   __shared__ Range long_gaps[kLongGaps];
@@ -216,10 +216,11 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
   bool seen = false, left_open = false;
   const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,       head_rows,
                               marks,     shared_heads,   shared_tails};
-  Runs<Op, T, Acc> runs{csr,    output, lanes, lane,     teams, team, warp,
-                        column, shared, sizes, lane_out, carry, seen, left_open};
+  Runs<Op, T, Acc, Last> runs{csr,    output, lanes, lane,     teams, team, warp,
+                              column, shared, sizes, lane_out, carry, seen, left_open};
 
-  Index row = 0;       // of the run
+  Index row = 0;                                   // of the run
+  typename Output<T, Op, Acc, Last>::Ahead ahead;  // of the run, too
   unsigned state = 0;  // bit 0: it was open where the team's entries begin; bit 1: a run has ended
   const auto close = [&] {
     Acc closed[kParts];  // elsewhere, or sums are moved about at every turn for the store
@@ -232,7 +233,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
 #pragma unroll
       for (int i = 0; i < kParts; ++i) first_runs[i * blockDim.x + threadIdx.x] = closed[i];
     } else {
-      output.store(lane_out, row, closed, sizes.rows);
+      output.store(lane_out, row, closed, sizes.rows, ahead);
     }
     state |= 2;
     set_neutral<Op>(run);
@@ -278,6 +279,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
           gaps |= 1u << (half * kHalf + j);
         close();
         row = rows[j];
+        output.ask(lane_out, row, sizes.rows, ahead);
       }
       Acc x[kVec];
       unpack<kVec, T>(words[half * kHalf + j], x);
@@ -304,6 +306,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
     __syncwarp();
     all_valid = begin_chunk(0);
     row = ring[0];
+    output.ask(lane_out, row, sizes.rows, ahead);
     state = around[0] == row;
     load_half(0, 0);
     load_half(0, 1);

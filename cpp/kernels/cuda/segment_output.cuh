@@ -10,30 +10,116 @@
 namespace jax_gnn::cuda {
 namespace {
 
-// The result's rows, of which a lane writes one word.
-template <typename T, class Op, typename Acc>
+// Results are written as they are: in place of an Epilogue.
+struct NoEpilogue {};
+
+// What is asked for when a run begins, for its epilogue: the lane's word of the row's own features,
+// or where these do not count of its residual. There are no registers for both.
+template <class Last, int kVec>
+struct Ahead {};
+template <typename T, typename Acc, int kVec>
+struct Ahead<Epilogue<T, Acc>, kVec> {
+  Word<T, kVec> word;
+};
+
+// The result's rows, of which a lane writes one word. `lane_out` is out + column.first.
+template <typename T, class Op, typename Acc, class Last = NoEpilogue>
 struct Output {
+  static constexpr int kVec = Op::kVec;
+  static constexpr bool kHasEpilogue = !std::is_same_v<Last, NoEpilogue>;
+  using Ahead = cuda::Ahead<Last, kVec>;
+
   T* out;
   int64_t num_rows, width;
+  Last last;
 
-  // Writes the lane's word of a row that is below `limit`; `lane_out` is out + column.first.
+  // Asks for what the epilogue of a row below `limit` reads, ahead of its use.
+  __device__ __forceinline__ void ask(T* lane_out, Index row, unsigned limit, Ahead& ahead) const {
+    if constexpr (kHasEpilogue)
+      load_beside(last.own != nullptr ? last.own : last.residual, lane_out, row,
+                  static_cast<unsigned>(row) < limit, ahead.word);
+  }
+
+  // Writes the lane's word of a row that is below `limit`, with what was asked for.
+  __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
+                                        unsigned limit, const Ahead& ahead) const {
+    Acc x[kVec];
+    Op::finish(run, x);
+    if (static_cast<unsigned>(row) < limit) {
+      finish(lane_out, row, ahead, x);
+      write(row_at(lane_out, row, row_bytes()), x);
+    }
+  }
+
+  // The same, asked for here.
   __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
                                         unsigned limit) const {
-    Acc x[Op::kVec];
-    Op::finish(run, x);
-    if (static_cast<unsigned>(row) < limit)
-      write(row_at(lane_out, row, static_cast<unsigned>(width) * static_cast<unsigned>(sizeof(T))),
-            x);
+    Ahead ahead;
+    ask(lane_out, row, limit, ahead);
+    store(lane_out, row, run, limit, ahead);
   }
+
   __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
     if (!column.active) return;
-    Acc x[Op::kVec];
+    Acc x[kVec];
 #pragma unroll
-    for (int i = 0; i < Op::kVec; ++i) x[i] = Op::empty();
-    write(out + row * width + column.first, x);
+    for (int i = 0; i < kVec; ++i) x[i] = Op::empty();
+    T* const lane_out = out + column.first;
+    Ahead ahead;
+    ask(lane_out, static_cast<Index>(row), kAnyRow, ahead);
+    finish(lane_out, static_cast<Index>(row), ahead, x);
+    write(lane_out + row * width, x);
   }
 
  private:
+  static constexpr unsigned kAnyRow = 0x80000000u;
+
+  __device__ __forceinline__ unsigned row_bytes() const {
+    return static_cast<unsigned>(width) * static_cast<unsigned>(sizeof(T));
+  }
+
+  // The lane's word of a row of what lies as the result does; zeros where there is none.
+  __device__ __forceinline__ void load_beside(const T* rows, T* lane_out, Index row, bool valid,
+                                              Word<T, kVec>& word) const {
+    const uint64_t lane_rows =
+        reinterpret_cast<uint64_t>(rows) +
+        (reinterpret_cast<uint64_t>(lane_out) - reinterpret_cast<uint64_t>(out));
+    word = {};
+    load_if(valid && rows != nullptr,
+            row_at(reinterpret_cast<const Word<T, kVec>*>(lane_rows), row, row_bytes()), word);
+  }
+
+  __device__ __forceinline__ void finish(T* lane_out, Index row, const Ahead& ahead,
+                                         Acc (&x)[kVec]) const {
+    if constexpr (kHasEpilogue) {
+      const auto scale = [&](const RowScale<Acc>& scales) {
+        return scales.data != nullptr ? __ldg(scales.data + row * scales.stride) : Acc(1);
+      };
+      Acc own[kVec], residual[kVec];
+      Word<T, kVec> beside = ahead.word;
+      const bool has_own = last.own != nullptr;
+      if (has_own) {
+        const Acc own_scale = scale(last.own_scale);
+        unpack<kVec, T>(beside, own);
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) x[i] = fma(own_scale, own[i], x[i]);
+        load_beside(last.residual, lane_out, row, true, beside);
+      }
+      const Acc out_scale = scale(last.out_scale);
+      unpack<kVec, T>(beside, residual);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) x[i] = fma(out_scale, x[i], residual[i]);
+      if (last.bias != nullptr) {
+        const Acc* const bias = last.bias + (lane_out - out);
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) x[i] += __ldg(bias + i);
+      }
+      if (last.relu)
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) x[i] = x[i] < 0 ? Acc(0) : x[i];  // NaN stays
+    }
+  }
+
   static __device__ __forceinline__ void write(T* address, const Acc (&x)[Op::kVec]) {
     Pack<T, Op::kVec> pack;
 #pragma unroll
@@ -97,15 +183,22 @@ __device__ __noinline__ Range rows_with_entries(Csr<Index> csr) {
 enum class Start { kWaits, kReadsAhead };
 
 // Makes all rows empty.
-template <class Op, typename T, typename Acc>
-__global__ void fill_kernel(Output<T, Op, Acc> output, Start next) {
+template <class Op, typename T, typename Acc, class Last = NoEpilogue>
+__global__ void fill_kernel(Output<T, Op, Acc, Last> output, Start next) {
   if (next == Start::kWaits) allow_next_launch();
   wait_for_previous_launch();
   if (next == Start::kReadsAhead) allow_next_launch();
-  const int64_t size = output.num_rows * output.width;
+  const int64_t words = output.kHasEpilogue ? output.width / Op::kVec : output.width;
+  const int64_t size = output.num_rows * words;
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < size;
-       i += int64_t{gridDim.x} * blockDim.x)
-    narrow(Op::empty(), output.out[i]);
+       i += int64_t{gridDim.x} * blockDim.x) {
+    if constexpr (output.kHasEpilogue) {
+      const int64_t row = divide(i, words);
+      output.store_empty(row, {(i - row * words) * Op::kVec, 0, true});
+    } else {
+      narrow(Op::empty(), output.out[i]);
+    }
+  }
 }
 
 }  // namespace

@@ -25,11 +25,12 @@ struct Schedule {
 // out[r, :] = reduce over the entries e of row r of weight[e, head] * in[cols[e], :].
 // in: (num_cols, width), weight: (num_weights, heads) or null, out: (num_rows, width). Empty rows
 // are what jax.ops makes of them: 0 for a sum or mean, 1 for a product, the least value for a
-// maximum. Accumulates in Acc. Integers have no weights, mean or logsumexp.
+// maximum. Accumulates in Acc. Integers have no weights, mean or logsumexp; only sums and means of
+// floating-point numbers have an epilogue.
 template <typename T, typename Acc>
 cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const Csr<int32_t>& csr,
-                           Reduce reduce, const T* in, const Acc* weight, Features features, T* out,
-                           void* workspace);
+                           Reduce reduce, const T* in, const Acc* weight, Features features,
+                           const Epilogue<T, Acc>& epilogue, T* out, void* workspace);
 
 // The derivatives of a weighted sum, given the sum's `in` over the transposed entries:
 // out[r, :] = sum over the entries e of row r of weight[e, head] * in[cols[e], :], and

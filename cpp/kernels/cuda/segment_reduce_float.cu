@@ -4,6 +4,7 @@
 namespace jax_gnn::cuda {
 
 template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Csr<int32_t>&, Reduce,
-                                    const float*, const float*, Features, float*, void*);
+                                    const float*, const float*, Features,
+                                    const Epilogue<float, float>&, float*, void*);
 
 }  // namespace jax_gnn::cuda

@@ -12,8 +12,8 @@ namespace jax_gnn::cuda {
 
 template <typename T, typename Acc>
 cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& entries,
-                           Reduce reduce, const T* in, const Acc* weight, Features features, T* out,
-                           void* workspace) {
+                           Reduce reduce, const T* in, const Acc* weight, Features features,
+                           const Epilogue<T, Acc>& epilogue, T* out, void* workspace) {
   if (entries.num_rows <= 0 || features.width <= 0) return cudaSuccess;
   Csr<Index> csr = entries;
   if (weight == nullptr) csr.order = nullptr;
@@ -21,43 +21,52 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const 
   const int heads = static_cast<int>(features.heads);
   const auto with_vec = [&](auto vec) {
     constexpr int kVec = decltype(vec)::value;
-    const auto run = [&](auto op) {
+    const auto run = [&](auto op, const auto& last) {
       using Op = decltype(op);
+      using Last = std::decay_t<decltype(last)>;
       const auto with_message = [&](const auto& message) {
-        return launch_reduce<Op>(stream, schedule, csr, message, features, out, workspace);
+        return launch_reduce<Op>(stream, schedule, csr, message, features, out, workspace,
+                                 Start::kWaits, last);
       };
       if constexpr (has_step<Op, T>)
         if (takes_one_step(schedule, csr, features))
-          return launch_step<Op>(stream, csr, in, weight, features, out, workspace);
-      if (csr.cols == nullptr && weight == nullptr)
-        return with_message(RowMessage<T, Acc, kVec>{in, features.width});
+          return launch_step<Op>(stream, csr, in, weight, features, last, out, workspace);
+      if constexpr (std::is_same_v<Last, NoEpilogue>)
+        if (csr.cols == nullptr && weight == nullptr)
+          return with_message(RowMessage<T, Acc, kVec>{in, features.width});
       if constexpr (has_gather_walk<Op, T>)
         if (schedule.parallel)
           return launch_gather<Op>(stream, schedule, csr, Gathered<T, Acc>{in, weight, heads},
-                                   features.width, out, workspace);
+                                   features.width, last, out, workspace);
       return with_message(
           GatherMessage<T, Acc, kVec>{in, weight, row_bytes_of<T>(features), heads});
     };
+    const auto run_linear = [&](auto op) {
+      if constexpr (!std::is_integral_v<T>)
+        if (epilogue.any()) return run(op, epilogue);
+      return run(op, NoEpilogue{});
+    };
     switch (reduce) {
       case Reduce::kSum:
-        return run(SumOp<Acc, kVec>{});
+        return run_linear(SumOp<Acc, kVec>{});
       case Reduce::kMax:
-        return run(ExtremumOp<true, Acc, kVec>{});
+        return run(ExtremumOp<true, Acc, kVec>{}, NoEpilogue{});
       case Reduce::kMin:
-        return run(ExtremumOp<false, Acc, kVec>{});
+        return run(ExtremumOp<false, Acc, kVec>{}, NoEpilogue{});
       case Reduce::kProd:
-        return run(ProdOp<Acc, kVec>{});
+        return run(ProdOp<Acc, kVec>{}, NoEpilogue{});
       case Reduce::kMean:
-        if constexpr (!std::is_integral_v<T>) return run(MeanOp<Acc, kVec>{});
+        if constexpr (!std::is_integral_v<T>) return run_linear(MeanOp<Acc, kVec>{});
         break;
       case Reduce::kLogSumExp:
-        if constexpr (!std::is_integral_v<T>) return run(LogSumExpOp<Acc, kVec>{});
+        if constexpr (!std::is_integral_v<T>) return run(LogSumExpOp<Acc, kVec>{}, NoEpilogue{});
         break;
     }
     return cudaErrorInvalidValue;
   };
   constexpr int kWide = 16 / sizeof(T);
-  if (fits<kWide, T>(features, {in, out})) return with_vec(std::integral_constant<int, kWide>{});
+  if (fits<kWide, T>(features, {in, out, epilogue.residual}))
+    return with_vec(std::integral_constant<int, kWide>{});
   return with_vec(std::integral_constant<int, 1>{});
 }
 

@@ -17,7 +17,7 @@ cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule, co
   Start start = Start::kWaits;
   if (csr.order != nullptr && csr.num_weights > 0 && features.heads > 0) {
     using Op = SumOp<Acc, 1>;
-    const Output<Acc, Op, Acc> output = {dots, csr.num_weights, features.heads};
+    const Output<Acc, Op, Acc> output = {dots, csr.num_weights, features.heads, {}};
     start = Start::kReadsAhead;
     const cudaError_t error = launch_fill(stream, start, output);
     if (error != cudaSuccess) return error;
@@ -52,7 +52,8 @@ cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule, co
   if (try_one_pass(std::integral_constant<int, 16 / sizeof(T)>{}, error)) return error;
   if constexpr (sizeof(T) >= 4)  // copies into shared memory are of 4 bytes at least
     if (try_one_pass(std::integral_constant<int, 1>{}, error)) return error;
-  error = segment_reduce(stream, schedule, csr, Reduce::kSum, in, weight, features, out, workspace);
+  error = segment_reduce(stream, schedule, csr, Reduce::kSum, in, weight, features,
+                         Epilogue<T, Acc>{}, out, workspace);
   return error != cudaSuccess ? error : all_dots();
 }
 

@@ -54,7 +54,7 @@ __device__ __forceinline__ void ask_for_edges(const Csr<Index>& csr, int64_t per
 
 // The runs of a block, on what a thread has. All by reference: the code that comes out is that of
 // lambdas in the kernel.
-template <class Op, typename T, typename Acc>
+template <class Op, typename T, typename Acc, class Last>
 struct Runs {
   static constexpr int kVec = Op::kVec, kParts = Op::kParts;
 
@@ -254,7 +254,7 @@ struct Runs {
   }
 
   const Csr<Index>& csr_;
-  const Output<T, Op, Acc>& output_;
+  const Output<T, Op, Acc, Last>& output_;
   const int &lanes_, &lane_;  // of a team
   const int &teams_, &team_;  // of a warp
   const int& warp_;           // of the block

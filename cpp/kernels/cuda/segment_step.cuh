@@ -80,9 +80,10 @@ __device__ __forceinline__ unsigned load_id(const Index* ids, unsigned entry, un
   return otherwise;
 }
 
-template <class Op, typename T, typename Acc>
+template <class Op, typename T, typename Acc, class Last>
 __global__ void __launch_bounds__(kStepThreads, 2)
-    step_kernel(const __grid_constant__ Step<T, Acc> step, Tails<Op, Acc> tails) {
+    step_kernel(const __grid_constant__ Step<T, Acc> step, const __grid_constant__ Last last,
+                Tails<Op, Acc> tails) {
   constexpr int kVec = Op::kVec, kParts = Op::kParts;
   constexpr unsigned kLanes = kStepLanes, kTeams = kStepTeams, kEntries = kStepEntries;
   constexpr unsigned kBlock = kStepBlock, kWindow = kStepWindow, kThreads = kStepThreads;
@@ -157,8 +158,12 @@ __global__ void __launch_bounds__(kStepThreads, 2)
     for (int i = 0; i < kVec; ++i) run[i] += loaded.weights[j] * x[i];
     if constexpr (Op::kCounts) run[kVec] += loaded.cols[j] >= 0 ? Acc(1) : Acc(0);
   };
+  const Column column = {static_cast<int64_t>(first_feature), 0, active};
+  constexpr bool kHasEpilogue = !std::is_same_v<Last, NoEpilogue>;
+  const Output<T, Op, Acc, Last> output = {step.out, step.num_rows, step.width, last};
   // Writes the lane's word of a row that is below `bound`.
   const auto store = [&](Index row, const Acc(&run)[kParts], unsigned bound) {
+    if constexpr (kHasEpilogue) return output.store(lane_out, row, run, bound);
     Acc x[kVec];
     T features[kVec];
     W word;
@@ -173,8 +178,12 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   const auto fill = [&](unsigned row, unsigned end, unsigned stride) {
 #pragma unroll 1
     for (; row < end; row += stride)
-      store_below(row, num_rows,
-                  reinterpret_cast<W*>(row_at(lane_out, static_cast<Index>(row), row_bytes)), W{});
+      if constexpr (kHasEpilogue)
+        output.store_empty(row, column);
+      else
+        store_below(row, num_rows,
+                    reinterpret_cast<W*>(row_at(lane_out, static_cast<Index>(row), row_bytes)),
+                    W{});
   };
 
   const unsigned window_team = kTeams + team, place = window_team * kEntries;
@@ -290,7 +299,6 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   // For most blocks that is all.
   if (!crosses_in && !crosses_out) return;
 
-  const Column column = {static_cast<int64_t>(first_feature), 0, active};
   const int64_t width = step.width;
   const int block = static_cast<int>(blockIdx.x);
   const bool passed = crosses_in && crosses_out;

@@ -134,11 +134,11 @@ struct Walk {
   const bool& whole_;        // all lanes of the block have features
 };
 
-template <class Message, class Op, bool kParallel>
+template <class Message, class Op, bool kParallel, class Last = NoEpilogue>
 __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
     reduce_kernel(Csr<Index> csr, Message message, Cut cut,
-                  Output<typename Message::T, Op, typename Message::Acc> output, int64_t heads,
-                  bool fills, Start start, Tails<Op, typename Message::Acc> tails) {
+                  Output<typename Message::T, Op, typename Message::Acc, Last> output,
+                  int64_t heads, bool fills, Start start, Tails<Op, typename Message::Acc> tails) {
   using Acc = typename Message::Acc;
   __shared__ Range long_gaps[kLongGaps];
   __shared__ int num_long_gaps;
@@ -182,8 +182,9 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
   const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,       head_rows,
                               marks,     shared_heads,   shared_tails};
   Steps walk{csr, message, cut, teams, team, column, rows, end, sizes, left_words, beside, whole};
-  Runs<Op, typename Message::T, Acc> runs{csr,    output, lanes, lane,     teams, team, warp,
-                                          column, shared, sizes, lane_out, carry, seen, left_open};
+  Runs<Op, typename Message::T, Acc, Last> runs{csr,      output, lanes,  lane,     teams,
+                                                team,     warp,   column, shared,   sizes,
+                                                lane_out, carry,  seen,   left_open};
 
   typename Steps::Step coming;
   if constexpr (Message::kGathers) walk.load_step(begin, coming);

@@ -31,24 +31,24 @@ int lane_bits_of(const Schedule& schedule, int64_t width) {
   return bits;
 }
 
-template <class Op, typename T, typename Acc>
-cudaError_t launch_fill(cudaStream_t stream, Start next, const Output<T, Op, Acc>& output) {
+template <class Op, typename T, typename Acc, class Last>
+cudaError_t launch_fill(cudaStream_t stream, Start next, const Output<T, Op, Acc, Last>& output) {
   const int64_t blocks = std::min<int64_t>(ceil_div(output.num_rows * output.width, 1024), 2048);
-  return launch(stream, {dim3(static_cast<unsigned>(blocks)), 256, 0}, fill_kernel<Op, T, Acc>,
-                output, next);
+  return launch(stream, {dim3(static_cast<unsigned>(blocks)), 256, 0},
+                fill_kernel<Op, T, Acc, Last>, output, next);
 }
 
 // Where most rows are empty, filling them is most of the work: for all threads alike, beforehand.
 inline bool fills_on_the_way(const Csr<Index>& csr) { return csr.num_rows <= 2 * csr.count; }
 
-template <class Op, class Message>
+template <class Op, class Message, class Last = NoEpilogue>
 cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
                           const Message& message, Features features, typename Message::T* out,
-                          void* workspace, Start start = Start::kWaits) {
+                          void* workspace, Start start = Start::kWaits, const Last& last = {}) {
   using Acc = typename Message::Acc;
   using T = typename Message::T;
   constexpr int kVec = Op::kVec;
-  const Output<T, Op, Acc> output = {out, csr.num_rows, features.width};
+  const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
     const cudaError_t error = launch_fill(stream, start, output);
@@ -71,9 +71,9 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule, const C
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   const size_t warp_bytes = static_cast<size_t>(lanes) * Op::kParts * sizeof(Acc);
-  auto kernel = reduce_kernel<Message, Op, false>;
+  auto kernel = reduce_kernel<Message, Op, false, Last>;
   if constexpr (has_parallel<Message, Op>)
-    if (schedule.parallel) kernel = reduce_kernel<Message, Op, true>;
+    if (schedule.parallel) kernel = reduce_kernel<Message, Op, true, Last>;
   const size_t row_words = Message::kDots ? kDotThreads * Message::kUnroll * kVec * sizeof(T) : 0;
   return launch(stream, {grid, threads, threads / 32 * 2 * warp_bytes + row_words}, kernel, csr,
                 message, cut, output, features.heads, fills, start, tails);
@@ -84,12 +84,12 @@ template <class Op, typename T>
 constexpr bool has_gather_walk =
     Op::kZeroIsNeutral && !std::is_integral_v<T> && Op::kVec * sizeof(T) == 16;
 
-template <class Op, typename T, typename Acc>
+template <class Op, typename T, typename Acc, class Last>
 cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
-                          const Gathered<T, Acc>& gathered, int64_t width, T* out,
+                          const Gathered<T, Acc>& gathered, int64_t width, const Last& last, T* out,
                           void* workspace) {
   constexpr int kVec = Op::kVec;
-  const Output<T, Op, Acc> output = {out, csr.num_rows, width};
+  const Output<T, Op, Acc, Last> output = {out, csr.num_rows, width, last};
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
     const cudaError_t error = launch_fill(stream, Start::kWaits, output);
@@ -116,8 +116,8 @@ cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const C
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   const int64_t shared = gather_shared_bytes<Op, Acc>(cut, csr.order != nullptr, threads);
-  return launch(stream, {grid, threads, static_cast<size_t>(shared)}, gather_kernel<Op, T, Acc>,
-                csr, gathered, cut, output, fills, tails);
+  return launch(stream, {grid, threads, static_cast<size_t>(shared)},
+                gather_kernel<Op, T, Acc, Last>, csr, gathered, cut, output, fills, tails);
 }
 
 // Sums and means have a kernel for teams of no more than one step.
@@ -132,12 +132,12 @@ inline bool takes_one_step(const Schedule& schedule, const Csr<Index>& csr, Feat
          features.width <= kMostWidth && csr.num_weights <= (kMost << 2) / features.heads;
 }
 
-template <class Op, typename T, typename Acc>
+template <class Op, typename T, typename Acc, class Last>
 cudaError_t launch_step(cudaStream_t stream, const Csr<Index>& csr, const T* in, const Acc* weight,
-                        Features features, T* out, void* workspace) {
+                        Features features, const Last& last, T* out, void* workspace) {
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
-    const Output<T, Op, Acc> output = {out, csr.num_rows, features.width};
+    const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
     const cudaError_t error = launch_fill(stream, Start::kWaits, output);
     if (error != cudaSuccess || csr.count == 0) return error;
   }
@@ -163,8 +163,8 @@ cudaError_t launch_step(cudaStream_t stream, const Csr<Index>& csr, const T* in,
   const int64_t tiles = ceil_div(features.width, int64_t{kStepLanes} * Op::kVec);
   if (tiles > kMaxGridY) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  return launch(stream, {grid, kStepThreads, sizeof(StepShared<Op, Acc>)}, step_kernel<Op, T, Acc>,
-                step, tails);
+  return launch(stream, {grid, kStepThreads, sizeof(StepShared<Op, Acc>)},
+                step_kernel<Op, T, Acc, Last>, step, last, tails);
 }
 
 template <typename T>

@@ -22,6 +22,7 @@ from jax_gnn._core.arguments import (
     check_container,
     check_features,
     check_real,
+    check_row_scale,
     check_scale,
     check_weight,
 )
@@ -124,7 +125,7 @@ def hypergraph_aggregate(
     scale_in = [check_scale("node_scale_in", node_scale_in, *nodes, acc)]
     scale_out = [check_scale("node_scale_out", node_scale_out, *nodes, acc)]
     scale_edge = [weight, check_scale("hyperedge_scale", hyperedge_scale, *hyperedges, acc)]
-    own = _check_own_scale("own_scale", own_scale, *nodes, acc)
+    own = check_row_scale("own_scale", own_scale, *nodes, acc)
     check_choice("hyperedge_reduce", hyperedge_reduce, get_args(Reduce))
     check_choice("node_reduce", node_reduce, get_args(Reduce))
     check_choice("normalization", normalization, (None, *get_args(Normalization)))
@@ -502,18 +503,6 @@ def _power(degrees: Array, exponent: float) -> Array:
 
 
 # --- Arguments -----------------------------------------------------------------------------------
-
-
-def _check_own_scale(name: str, scale: Any, size_name: str, size: int, acc: Any) -> Array | None:
-    """Gives ``(1,)`` or ``(size,)``."""
-    if scale is None:
-        return None
-    scale = check_real(name, scale)
-    if scale.shape not in ((), (size,)):
-        raise ValueError(
-            f"{name} must be a scalar or ({size_name}={size},), got shape {scale.shape}"
-        )
-    return scale.astype(acc).ravel()
 
 
 def _check_weight(name: str, weight: Any, hypergraph: Hypergraph, x: Any) -> Array | None:

@@ -21,8 +21,8 @@ from jax_gnn._ops.segment_reduce.select import segment_select
 
 def extremum_jvp(bind: Bind, primals: Any, tangents: Any) -> tuple[Array, Array | None]:
     """Of a maximum or minimum: all that attain it share its tangent."""
-    x, weight, matrix = primals
-    dx, dweight, _ = tangents
+    x, weight, matrix = primals.message
+    dx, dweight, _ = tangents.message
     result = bind(primals)
 
     def select(value: Array | None, factor: Array | None) -> Array:
@@ -43,7 +43,7 @@ def extremum_jvp(bind: Bind, primals: Any, tangents: Any) -> tuple[Array, Array 
 
 def logsumexp_jvp(bind: Bind, primals: Any, tangents: Any) -> tuple[Array, Array | None]:
     """Of a logsumexp: the sum of the tangents times the softmax."""
-    x, _, matrix = primals
+    x, _, matrix = primals.message
     wide = x.astype(accumulator_dtype(x.dtype))  # shares want the logarithm unrounded
     result = bind(primals._replace(x=wide))
     each = bind(primals._replace(x=result, matrix=matrix.T), reduce="sum")
@@ -61,7 +61,7 @@ def not_padding(matrix: SparseMatrix) -> Array:
 
 def prod_jvp(bind: Bind, primals: Any, tangents: Any) -> tuple[Array, Array | None]:
     """Of a product: the sum of the tangents times the product of the others."""
-    x, _, matrix = primals
+    x, _, matrix = primals.message
     csr, acc = matrix.by_row, accumulator_dtype(x.dtype)
     factors = take(x, csr.cols)
     valid = spread(csr.valid(x.shape[0]), factors)

@@ -3,6 +3,8 @@
 * ``segment_reduce``, out[r] = reduce of w[e] · x[cols[e]] over the entries e of row r. As a sum or
   mean it is linear in the features and in the weights: its transposes are itself with the
   transposed matrix, and ``sddmm``. Derivatives of the other reductions are in ``derivatives.py``.
+  Kernels of sums and means may go on with each row, see `Messages`: of own features and scales
+  alone that is linear in the features, too.
 * ``sddmm``, w[e] = ⟨a[rows[e]], b[cols[e]]⟩. Its transposes are ``segment_reduce``.
 * ``segment_reduce_jvp``, the derivative of a sum or mean where both x and w have tangents, and
   ``segment_reduce_vjp``, its transpose: both gradients from one pass over the entries.
@@ -14,8 +16,10 @@ from __future__ import annotations
 
 import functools
 import operator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -40,16 +44,41 @@ class Messages(NamedTuple):
             a weight ``(rows, features)``.
         weight: ``(entries, heads)`` in the accumulator type, or None.
         matrix: what is summed up where.
+        own_scale: s, ``(rows,)`` or ``(1,)`` in the accumulator type, or None. All from here on is
+            the epilogue: a row is relu(o · (sum + s · x) + residual + bias), of what there is.
+        out_scale: o, likewise.
+        residual: like the result, or None.
+        bias: the features of a row in the accumulator type, or None.
     """
 
     x: Any
     weight: Any
     matrix: SparseMatrix
+    own_scale: Any = None
+    out_scale: Any = None
+    residual: Any = None
+    bias: Any = None
+
+    @property
+    def message(self) -> tuple[Any, Any, SparseMatrix]:
+        """What is summed up."""
+        return self[:3]
+
+    @property
+    def epilogue(self) -> tuple[Any, Any, Any, Any]:
+        """What rows go on with."""
+        return self[3:]
 
 
-def _reduce_call(platform: str, operands: Messages, *, reduce: str, heads: int) -> Call | None:
+def _has_epilogue(operands: Messages, relu: bool = False) -> bool:
+    return relu or any(each is not None for each in operands.epilogue)
+
+
+def _reduce_call(
+    platform: str, operands: Messages, *, reduce: str, heads: int, relu: bool = False
+) -> Call | None:
     del platform
-    x, weight, matrix = operands
+    x, weight, matrix = operands.message
     csr = matrix.by_row
     found = csr_operands(csr, x.shape[0])
     if found is None or x.dtype not in DTYPES:  # such as a complex bias's gradient
@@ -57,18 +86,24 @@ def _reduce_call(platform: str, operands: Messages, *, reduce: str, heads: int) 
     ids, flags = found
     depth = known_width(row_width(x)) // max(heads, 1)
     sums = reduce in ("sum", "mean") and jnp.issubdtype(x.dtype, jnp.floating)
-    schedule, workspaces = scheduled("segment_reduce", csr, x, sums, depth)
+    has_epilogue = _has_epilogue(operands, relu)
+    schedule, workspaces = scheduled("segment_reduce", csr, x, sums, depth, has_epilogue)
+    names = "weighted", "has_own", "has_out_scale", "has_residual", "has_bias"
+    optional = weight, *operands.epilogue
     flags |= {
         "reduce": np.int64(_REDUCTIONS.index(reduce)),
-        "weighted": np.bool_(weight is not None),
+        "relu": np.bool_(relu),
+        **{name: np.bool_(each is not None) for name, each in zip(names, optional, strict=True)},
     }
-    return Call([x, weight or x, *ids], flags | schedule, workspaces)
+    return Call([x, *(each or x for each in optional), *ids], flags | schedule, workspaces)
 
 
-def _reduce_prefers_xla(platform: str, operands: Messages, *, reduce: str, heads: int) -> bool:
+def _reduce_prefers_xla(
+    platform: str, operands: Messages, *, reduce: str, heads: int, relu: bool = False
+) -> bool:
     """On a CPU: unsorted ids, what is too small for a custom call, and rows of few entries."""
-    del heads
-    x, weight, matrix = operands
+    del heads, relu
+    x, weight, matrix = operands.message
     csr, count, width = matrix.by_row, x.shape[0], row_width(x)
     if platform != "cpu" or weight is not None or reduce == "logsumexp":
         return False
@@ -84,8 +119,10 @@ def _reduce_prefers_xla(platform: str, operands: Messages, *, reduce: str, heads
 
 def _reduce_flops(operands: Messages, **attributes: Any) -> int:
     del attributes
+    csr, own_scale = operands.matrix.by_row, operands.own_scale
     each = 1 if operands.weight is None else 2
-    return each * operands.matrix.by_row.count * row_width(operands.x)
+    last = sum(operand is not None for operand in (own_scale, *operands.epilogue))
+    return (each * csr.count + last * csr.num_rows) * row_width(operands.x)
 
 
 def _reduce_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Array, Array | None]:
@@ -99,6 +136,8 @@ def _reduce_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Arra
 
 
 def _sum_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Array, Array | None]:
+    if _has_epilogue(primals, _relu(bind)):
+        return _epilogue_jvp(bind, primals, tangents)
     if tangents.x is None or tangents.weight is None:
         return multilinear_jvp(("x", "weight"), bind, primals, tangents)
     tangent = segment_reduce_jvp(
@@ -109,26 +148,109 @@ def _sum_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Array, 
     return bind(primals), tangent
 
 
+def _epilogue_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Array, Array | None]:
+    x, out_scale = primals.x, primals.out_scale
+    if tangents.weight is not None or tangents.out_scale is not None:
+        return _jvp_apart(bind, primals, tangents)
+    # Behind the sum and its scales only additions and the ReLU, whose slope its result tells.
+    result, terms = bind(primals), []
+    if tangents.x is not None:
+        linear = primals._replace(x=tangents.x, residual=None, bias=None)
+        terms.append(_plain(bind)(linear))
+    if tangents.own_scale is not None:
+        scales = tangents.own_scale if out_scale is None else tangents.own_scale * out_scale
+        terms.append(spread(scales, x) * x.astype(scales.dtype))
+    terms += [each for each in (tangents.residual, tangents.bias) if each is not None]
+    if not terms:
+        return result, None
+    acc = accumulator_dtype(result.dtype)
+    tangent = functools.reduce(operator.add, (term.astype(acc) for term in terms))
+    if _relu(bind):
+        tangent = jnp.where(result > 0, tangent, 0)
+    return result, jnp.broadcast_to(tangent, result.shape).astype(result.dtype)
+
+
+def _jvp_apart(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Array, Array | None]:
+    """The same with the epilogue in ``jax.numpy``, behind the primitive."""
+    moving = {
+        name: each
+        for name, each in tangents._asdict().items()
+        if name != "matrix" and each is not None
+    }
+
+    def apart(moved: dict[str, Any]) -> Array:
+        operands = primals._replace(**moved)
+        return _finished(bind, _plain(bind)(Messages(*operands.message)), operands)
+
+    return jax.jvp(apart, ({name: getattr(primals, name) for name in moving},), (moving,))
+
+
+def _relu(bind: Bind) -> bool:
+    return bind.attributes.get("relu", False)
+
+
+def _plain(bind: Bind) -> Bind:
+    """The primitive without the ReLU."""
+    attributes = {name: bind.attributes[name] for name in ("reduce", "heads")}
+    return replace(bind, attributes=attributes)
+
+
+def _finished(bind: Bind, result: Array, operands: Messages) -> Array:
+    """The epilogue of a result that has none."""
+    wide = xla.epilogue(result, operands.x, *operands.epilogue, relu=_relu(bind))
+    return wide.astype(result.dtype)
+
+
 def _reduce_transpose_x(bind: Bind, ct: Array, operands: Messages) -> Array:
-    _, weight, matrix = operands
-    return bind(Messages(_divide_by_counts(bind, ct, matrix), weight, matrix.T), reduce="sum")
+    _, weight, matrix = operands.message
+    own_scale, counts = operands.own_scale, _counts(bind, ct, matrix)
+    if own_scale is not None and counts is not None:  # what is divided by these below
+        own_scale *= counts
+    ct = _scaled(ct, operands.out_scale, counts)
+    return _plain(bind)(Messages(ct, weight, matrix.T, own_scale), reduce="sum")
 
 
 def _reduce_transpose_weight(bind: Bind, ct: Array, operands: Messages) -> Array:
-    x, _, matrix = operands
-    ct, heads = _divide_by_counts(bind, ct, matrix), bind.attributes["heads"]
-    return _gradient_to_weight(x, ct, matrix, heads, implementation=bind.implementation)
+    x, _, matrix = operands.message
+    ct = _scaled(ct, operands.out_scale, _counts(bind, ct, matrix))
+    heads, implementation = bind.attributes["heads"], bind.implementation
+    return _gradient_to_weight(x, ct, matrix, heads, implementation=implementation)
 
 
-def _divide_by_counts(bind: Bind, ct: Array, matrix: SparseMatrix) -> Array:
+def _counts(bind: Bind, ct: Array, matrix: SparseMatrix) -> Array | None:
+    """What a mean divides its rows by."""
     if bind.attributes["reduce"] == "sum":
-        return ct
-    acc = accumulator_dtype(ct.dtype)
-    counts = total(jnp.ones((matrix.by_col.num_rows,), acc), matrix, bind.implementation)
-    return (ct.astype(acc) / spread(jnp.maximum(counts, 1), ct)).astype(ct.dtype)
+        return None
+    ones = jnp.ones((matrix.by_col.num_rows,), accumulator_dtype(ct.dtype))
+    return jnp.maximum(total(ones, matrix, bind.implementation), 1)
 
 
-# Attributes: reduce, heads.
+def _scaled(ct: Array, scale: Array | None, counts: Array | None) -> Array:
+    wide = ct.astype(accumulator_dtype(ct.dtype))
+    if scale is not None:
+        wide *= spread(scale, ct)
+    if counts is not None:
+        wide /= spread(counts, ct)
+    return wide.astype(ct.dtype)
+
+
+def _reduce_batch(bind: Bind, operands: Messages, batched: Messages, size: int) -> Array:
+    messages, are_batched = Messages(*operands.message), Messages(*batched.message)
+    if not _has_epilogue(operands, _relu(bind)):
+        return batch(("weight",), bind, operands, batched, size)
+    if any(jax.tree.leaves(are_batched)):
+        result = batch(("weight",), _plain(bind), messages, are_batched, size)
+    else:
+        result = jnp.broadcast_to((once := _plain(bind)(messages)), (size, *once.shape))
+    axes = [0 if each else None for each in (batched.x, *batched.epilogue)]
+
+    def finish(result: Array, x: Array, *epilogue: Array | None) -> Array:
+        return _finished(bind, result, Messages(x, None, operands.matrix, *epilogue))
+
+    return jax.vmap(finish, (0, *axes))(result, operands.x, *operands.epilogue)
+
+
+# Attributes: reduce, heads, and relu where there is an epilogue.
 segment_reduce = define(
     Op(
         name="segment_reduce",
@@ -139,7 +261,7 @@ segment_reduce = define(
         prefers_xla=_reduce_prefers_xla,
         jvp=_reduce_jvp,
         transpose={"x": _reduce_transpose_x, "weight": _reduce_transpose_weight},
-        batch=functools.partial(batch, ("weight",)),
+        batch=_reduce_batch,
         flops=_reduce_flops,
         family=FAMILY,
     )
@@ -162,18 +284,32 @@ def reduce_messages(
     matrix: SparseMatrix,
     reduce: str,
     implementation: str | None = None,
+    epilogue: tuple[Array | None, ...] = (None, None, None, None),
+    relu: bool = False,
 ) -> Array:
-    """Reduces ``(rows, *features)`` with weights ``(entries, heads)`` of the first axis."""
-    dtype = x.dtype
+    """Reduces ``(rows, *features)`` with weights ``(entries, heads)`` of the first axis.
+
+    The epilogue is what `Messages` has of it: of all reductions.
+    """
+    dtype, features = x.dtype, x.shape[1:]
     if weight is not None and reduce in ("max", "min"):
         x = x.astype(accumulator_dtype(dtype))  # else rounding would hide which was the maximum
+    own_scale, out_scale, residual, bias = epilogue
+    if weight is not None:
+        x = flat(x)
+        residual = None if residual is None else flat(residual)
+        bias = None if bias is None else bias.ravel()
+    operands = Messages(x, weight, matrix, own_scale, out_scale, residual, bias)
+    has_epilogue, has_kernel = _has_epilogue(operands, relu), reduce in ("sum", "mean")
+    options = {"reduce": reduce, "heads": 1 if weight is None else weight.shape[1]}
+    if has_epilogue and has_kernel:
+        options["relu"] = relu
     result = segment_reduce(
-        *(x if weight is None else flat(x), weight, matrix),
-        reduce=reduce,
-        heads=1 if weight is None else weight.shape[1],
-        implementation=implementation,
+        *(operands if has_kernel else operands.message), **options, implementation=implementation
     )
-    return result.astype(dtype).reshape(matrix.by_row.num_rows, *x.shape[1:])
+    if has_epilogue and not has_kernel:
+        result = xla.epilogue(result, x, *operands.epilogue, relu=relu)
+    return result.astype(dtype).reshape(matrix.by_row.num_rows, *features)
 
 
 # --- Dots ----------------------------------------------------------------------------------------
@@ -310,7 +446,7 @@ def _both_tangents_jvp(
 
 def _both_tangents_transpose(bind: Bind, ct: Array, operands: Tangents) -> tuple[Array, Array]:
     x, weight, matrix = operands.x, operands.weight, operands.matrix
-    ct = _divide_by_counts(bind, ct, matrix)
+    ct = _scaled(ct, None, _counts(bind, ct, matrix))
     to_x, to_weight = segment_reduce_vjp(x, weight, ct, matrix, implementation=bind.implementation)
     return to_x, to_weight
 

@@ -42,8 +42,10 @@ _STEP_LANES, _STEP_THREADS, _STEP_ENTRIES = 8, 256, 256
 # Entries times tiles of a team's lanes up to which one step is faster on an H200.
 _SMALL = 2**17
 
-# Bytes that a sum gathers, from which on the walk of each team by itself is faster on an H200.
+# Bytes that a sum gathers, from which on the walk of each team by itself is faster on an H200; the
+# same where rows have an epilogue.
 _LARGE = 25_000_000
+_LARGE_WITH_EPILOGUE = 2_000_000
 
 
 def _from_rule(
@@ -58,6 +60,7 @@ def _from_rule(
     depth: int | None = None,
     cols: int | None = None,
     max_degree: int | None = None,
+    epilogue: bool = False,
 ) -> Schedule:
     """The fitted rule, and what was found by hand for small sums and large ones that gather.
 
@@ -72,6 +75,7 @@ def _from_rule(
         depth: Features of a head, of which words have no other; all of a row where not given.
         cols: Number of rows that entries read, where known; else as many as they are reduced into.
         max_degree: Entries of the longest row, where known.
+        epilogue: Whether rows have one, which the walk of each team by itself asks for ahead.
     """
     features: dict[str, Any] = {
         "softmax": op == "softmax",
@@ -88,7 +92,8 @@ def _from_rule(
     word = word_features(width if depth is None else depth, itemsize)
     if sums and entries * -(-width // (_STEP_LANES * word)) <= _SMALL:
         return Schedule(False, _STEP_LANES, _STEP_THREADS, max(-(-entries // _STEP_ENTRIES), 1))
-    if gather and sums and word > 1 and lanes >= 8 and features["num_bytes"] >= _LARGE:
+    large = _LARGE_WITH_EPILOGUE if epilogue else _LARGE
+    if gather and sums and word > 1 and lanes >= 8 and features["num_bytes"] >= large:
         # Half as wide where a tile of 8 words of all rows stays in the second cache, one of 16 not.
         rows_bytes = 16 * (rows if cols is None else cols)
         widest = 8 if 8 * rows_bytes <= L2_BYTES < 16 * rows_bytes else 16
@@ -133,9 +138,14 @@ def word_features(width: int, itemsize: int) -> int:
 
 
 def scheduled(
-    op: str, csr: Csr, x: Operand, sums: bool = False, depth: int | None = None
+    op: str,
+    csr: Csr,
+    x: Operand,
+    sums: bool = False,
+    depth: int | None = None,
+    epilogue: bool = False,
 ) -> tuple[Any, list[Any]]:
-    """The schedule's attributes, and the workspace. For ``sums`` and ``depth``, see the rule."""
+    """The schedule's attributes, and the workspace. For the flags and ``depth``, see the rule."""
     schedule = FAMILY.choose(
         op,
         entries=csr.count,
@@ -147,6 +157,7 @@ def scheduled(
         depth=depth,
         cols=x.shape[0],
         max_degree=csr.max_degree,
+        epilogue=epilogue,
     )
     attributes = {
         "parallel": np.bool_(schedule.parallel),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -28,18 +29,64 @@ def into_rows(reduce: Any, messages: Array, valid: Array, csr: Csr) -> Array:
     return reduce(messages, rows, csr.num_rows)
 
 
-def segment_reduce(
-    x: Array, weight: Array | None, matrix: SparseMatrix, *, reduce: str, heads: int
+def epilogue(
+    result: Array,
+    x: Array,
+    own_scale: Array | None,
+    out_scale: Array | None,
+    residual: Array | None,
+    bias: Array | None,
+    *,
+    relu: bool,
 ) -> Array:
-    csr, dtype = matrix.unsorted or matrix.by_row, x.dtype
+    """``relu(out_scale · (result + own_scale · x) + residual + bias)`` of what there is.
+
+    Computed in the accumulator type, whatever the result's is.
+    """
+    result = result.astype(accumulator_dtype(result.dtype))
+    if own_scale is not None:
+        result += spread(own_scale, result) * x.astype(result.dtype)
+    if out_scale is not None:
+        result *= spread(out_scale, result)
+    if residual is not None:
+        result += residual.astype(result.dtype)
+    if bias is not None:
+        result += bias
+    return jax.nn.relu(result) if relu else result
+
+
+def segment_reduce(
+    x: Array,
+    weight: Array | None,
+    matrix: SparseMatrix,
+    own_scale: Array | None = None,
+    out_scale: Array | None = None,
+    residual: Array | None = None,
+    bias: Array | None = None,
+    *,
+    reduce: str,
+    heads: int,
+    relu: bool = False,
+) -> Array:
+    result = _reduced(x, weight, matrix, reduce, heads)
+    last = own_scale, out_scale, residual, bias
+    if relu or any(each is not None for each in last):
+        result = epilogue(result, x, *last, relu=relu)
+    return result.astype(x.dtype)
+
+
+def _reduced(
+    x: Array, weight: Array | None, matrix: SparseMatrix, reduce: str, heads: int
+) -> Array:
+    csr = matrix.unsorted or matrix.by_row
     if csr.rows is None and weight is None:
         return take(x, csr.cols)
     valid = csr.valid(x.shape[0])
-    x = take(x.astype(accumulator_dtype(dtype)), csr.cols)
+    x = take(x.astype(accumulator_dtype(x.dtype)), csr.cols)
     if weight is not None:
         x = _scale(x, take(weight, csr.order), heads)
     if csr.rows is None:
-        return jnp.where(column(valid), x, 0).astype(dtype)
+        return jnp.where(column(valid), x, 0)
     if reduce == "mean":
         count = into_rows(JAX_OPS["sum"], valid.astype(x.dtype), valid, csr)
         result = into_rows(JAX_OPS["sum"], x, valid, csr)
@@ -51,7 +98,7 @@ def segment_reduce(
         result = jnp.log(into_rows(JAX_OPS["sum"], powers, valid, csr)) + top
     else:
         result = into_rows(JAX_OPS[reduce], x, valid, csr)
-    return result.astype(dtype)
+    return result
 
 
 def _matching(

@@ -10,19 +10,23 @@ from typing import Literal, get_args
 
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from jax_gnn._core.arguments import (
     as_ids,
     check_choice,
     check_container,
     check_features,
+    check_real,
+    check_row_scale,
     check_size,
     check_weight,
 )
-from jax_gnn._core.arrays import flat, promoted, spread, take
+from jax_gnn._core.arrays import accumulator_dtype, flat, promoted, spread, take
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
+from jax_gnn._ops.segment_matmul.xla import ACTIVATIONS, Activation
 from jax_gnn._ops.segment_reduce import primitive
 from jax_gnn._ops.segment_reduce.primitive import gather, reduce_messages
 from jax_gnn._ops.segment_reduce.sort import sort_ids
@@ -39,13 +43,20 @@ def spmm(
     weight: Array | None = None,
     *,
     reduce: Reduce = "sum",
+    own_scale: ArrayLike | None = None,
+    out_scale: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    activation: Activation | None = None,
+    residual: ArrayLike | None = None,
     implementation: Implementation | None = None,
 ) -> Array:
     """Reduces at each destination the weighted features of the sources of its edges.
 
     ``out[i] = reduce over the edges e = (j → i) of weight[e] · x[j]``; as a sum, the product of the
-    sparse matrix of the weights and x. No array of messages is formed, forward or backward.
-    Derivatives of any order, to ``x`` and ``weight``.
+    sparse matrix of the weights and x. No array of messages is formed, forward or backward. What
+    layers do next may be asked for in the same call, which of a sum or mean is one kernel, and
+    forms no further array: ``activation(out_scale[i] · (out[i] + own_scale[i] · x[i]) + residual[i]
+    + bias)``. Derivatives of any order to all of these.
 
     Args:
         graph: the graph.
@@ -54,11 +65,19 @@ def spmm(
             ``(num_src, heads, *features)``.
         reduce: ``"sum"``, ``"mean"`` over the number of edges, ``"max"`` or ``"min"``. Messages
             that tie for the maximum share its gradient equally.
+        own_scale: a number or ``(num_nodes,)``, how much a node's own features count, of a graph
+            that is not bipartite: GCN's 1, or GIN's ``1 + eps``. By default they do not count.
+        out_scale: a number or ``(num_dst,)``, a factor of each row so far: GCN's ``D^-1/2``.
+        bias: ``(*features)``, added to all rows.
+        activation: applied to the result: ``"relu"``, ``"silu"``, ``"gelu"`` (the approximation by
+            tanh) or ``"tanh"``. Only the first is part of the kernel.
+        residual: ``(num_dst, *features)``, added to the rows; converted to the dtype of ``x``.
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
-        ``(num_dst, *features)`` in the dtype of ``x``; half types accumulate in float32.
-        Destinations without edges get 0, or -inf of a maximum and inf of a minimum.
+        ``(num_dst, *features)`` in the dtype of ``x``; half types accumulate in float32, to which
+        scales and bias are converted. Destinations without edges get 0, or -inf of a maximum and
+        inf of a minimum, before what is asked for next.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -70,13 +89,43 @@ def spmm(
         Array([5., 1., 0.], dtype=float32)
         >>> spmm(graph, jnp.array([1.0, 2.0, 3.0]), graph.edge_values([0.5, 1.0, 2.0]))
         Array([8. , 0.5, 0. ], dtype=float32)
+        >>> spmm(graph, jnp.array([1.0, 2.0, 3.0]), own_scale=1, bias=-4, activation="relu")
+        Array([2., 0., 0.], dtype=float32)
     """
     graph = check_container("graph", graph, Graph)
-    x = check_features("x", x, "num_src", graph.num_src)
+    num_src, num_dst = graph.num_src, graph.num_dst
+    x = check_features("x", x, "num_src", num_src)
     weight = check_weight("weight", weight, "num_edges", graph.num_edges, x, "x", "num_src")
     check_choice("reduce", reduce, get_args(Reduce))
+    acc = accumulator_dtype(x.dtype)
+    if own_scale is not None and num_src != num_dst:
+        raise ValueError(
+            f"own_scale needs a graph that is not bipartite, got one of num_src={num_src} and "
+            f"num_dst={num_dst}"
+        )
+    own_scale = check_row_scale("own_scale", own_scale, "num_nodes", num_dst, acc)
+    out_scale = check_row_scale("out_scale", out_scale, "num_dst", num_dst, acc)
+    if bias is not None:
+        bias = check_real("bias", bias).astype(acc)
+        if bias.shape != x.shape[1:]:
+            raise ValueError(
+                f"bias must have the features {x.shape[1:]} of x, got shape {bias.shape}"
+            )
+    check_choice("activation", activation, (None, *get_args(Activation)))
+    if residual is not None:
+        residual = check_features("residual", residual, "num_dst", num_dst).astype(x.dtype)
+        if residual.shape[1:] != x.shape[1:]:
+            raise ValueError(
+                f"residual must be (num_dst={num_dst}, *features) with the features {x.shape[1:]} "
+                f"of x, got shape {residual.shape}"
+            )
     matrix = graph.matrix(weighted=weight is not None)
-    return reduce_messages(x, weight, matrix, reduce, implementation)
+    last = own_scale, out_scale, residual, bias
+    relu = activation == "relu"
+    result = reduce_messages(x, weight, matrix, reduce, implementation, last, relu)
+    if activation is None or relu:
+        return result
+    return ACTIVATIONS[activation](result.astype(acc)).astype(result.dtype)
 
 
 @public
