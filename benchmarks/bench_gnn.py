@@ -208,36 +208,49 @@ def _jax_layers(model: str, aggregate: Callable[[Any], Any]) -> Callable[[Layers
 
 
 SORTED = "segment_sum sorted"
+WEIGHTED = "weighted edges, sorted"
 
 
 def plain_jax_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iterator[Candidate]:
-    """What a user writes without this library, scaling nodes rather than edges."""
+    """What a user writes without this library, scaling nodes, or edges (own ones included)."""
     import jax
 
     model = case.mode.split(" ")[0]
+    tree, num_nodes = parameters(model, case.width), graph.num_nodes
+
+    def add_up(messages: Any, rows: Any, is_sorted: bool) -> Any:
+        return jax.ops.segment_sum(messages, rows, num_nodes, indices_are_sorted=is_sorted)
+
     scale = _node_scale(graph, model)
     for name, is_sorted in ((SORTED, True), ("segment_sum unsorted", False)):
 
         def logits(
             tree: Layers, x: Any, cols: Any, rows: Any, scale: Any, is_sorted: bool = is_sorted
         ) -> Any:
-            def add_up(h: Any) -> Any:
-                return jax.ops.segment_sum(
-                    h[cols], rows, graph.num_nodes, indices_are_sorted=is_sorted
-                )
-
             def aggregate(h: Any) -> Any:
                 if model == "gin":
-                    return add_up(h) + h
+                    return add_up(h[cols], rows, is_sorted) + h
                 if model == "sage":
-                    return add_up(h) * scale
+                    return add_up(h[cols], rows, is_sorted) * scale
                 h = h * scale
-                return (add_up(h) + h) * scale
+                return (add_up(h[cols], rows, is_sorted) + h) * scale
 
             return _jax_layers(model, aggregate)(tree, x)
 
-        tree = parameters(model, case.width)
         yield jax_model(name, logits, tree, problem, graph.cols, graph.rows, scale)
+
+    def weighted(tree: Layers, x: Any, cols: Any, rows: Any, weight: Any) -> Any:
+        aggregate = _jax_layers(model, lambda h: add_up(h[cols] * weight, rows, True))
+        return aggregate(tree, x)
+
+    yield jax_model(WEIGHTED, weighted, tree, problem, *_weighted_edges(graph, model))
+
+
+@once
+def _weighted_edges(graph: PlainGraph, model: str) -> tuple[np.ndarray, ...]:
+    """Columns, rows and weights of `adjacency`, by row."""
+    matrix = adjacency(graph, model).tocoo()
+    return matrix.col, matrix.row, matrix.data.astype(np.float32)[:, None]
 
 
 @once

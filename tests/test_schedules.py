@@ -128,6 +128,18 @@ def test_every_shape_has_a_sound_schedule():
         assert type(schedule.parallel) is bool
 
 
+def test_small_sums_get_the_kernel_of_one_step():
+    small = {"entries": 10_000, "rows": 2_700, "width": 64, "itemsize": 4, "gather": True}
+    one_step = SEGMENT.choose("segment_reduce", **small, sums=True)
+    assert one_step == Schedule(False, 8, 256, 40)
+    for call in (
+        small | {"sums": False},
+        small | {"sums": True, "entries": 10**6},
+        small | {"sums": True, "width": 63 * 64},
+    ):
+        assert SEGMENT.choose("segment_reduce", **call)[1:3] != one_step[1:3]
+
+
 def test_a_forced_schedule_goes_first_and_is_in_the_key_of_compiled_functions():
     forced = Schedule(False, 8, 128, 3)
     schedule_cache.store("gpu", {SEGMENT.key(**SHAPE): TUNED})

@@ -1004,15 +1004,23 @@ def test_schedules_give_the_same_result(
 @on_kernels
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("heads", [None, 1, 4])
-@pytest.mark.parametrize("schedule", [(2, 32, 1), (8, 128, 40), (16, 64, 3), (32, 128, 600)])
-def test_teams_with_ranges_of_their_own(
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        *((True, *each) for each in ((2, 32, 1), (8, 128, 40), (16, 64, 3), (32, 128, 600))),
+        (False, 8, 256, 600),
+    ],
+)
+def test_sums_with_kernels_of_their_own(
     rng: np.random.Generator,
-    schedule: tuple[int, int, int],
+    schedule: tuple[bool, int, int, int],
     heads: int | None,
     dtype: str,
     implementation: str,
 ) -> None:
-    """Long runs and gaps, padding in rows and columns; with weights, in order, and without."""
+    """Of teams with ranges of their own, and of one step: long runs and gaps, padding in rows and
+    columns; with weights, in order, and without.
+    """
     count, nodes, of_heads = 4_000, 700, () if heads is None else (heads,)
     src, dst = np.minimum(rng.geometric(0.01, (2, count)), nodes - 2)
     dst[: count // 4] = 300
@@ -1031,7 +1039,7 @@ def test_teams_with_ranges_of_their_own(
     cotangent[unused(edges.dst[edges.valid], nodes, 1)] = np.nan
     if weight is not None:
         weight[~edges.valid] = np.nan
-    with setting(implementation, dtype), schedules.use(schedules.Schedule(True, *schedule)):
+    with setting(implementation, dtype), schedules.use(schedules.Schedule(*schedule)):
         x, cotangent = typed((x, cotangent), dtype)
         weight = None if weight is None else typed((weight,), dtype)[0]
         value, vjp = jax.vjp(lambda x: spmm(graph, x, weight), x)

@@ -25,6 +25,11 @@ void load_below(unsigned id, unsigned bound, const Word* from, Word& word) {
 }
 
 template <typename Word>
+void store_below(unsigned id, unsigned bound, Word* to, Word word) {
+  if (id < bound) *emulator::checked(to) = word;
+}
+
+template <typename Word>
 void load_word(const Word* from, Word& word) {
   word = *emulator::checked(from);
 }

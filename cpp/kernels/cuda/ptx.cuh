@@ -83,6 +83,36 @@ __device__ __forceinline__ void load_below(unsigned id, unsigned bound, const ui
       : "l"(from), "r"(id), "r"(bound));
 }
 
+// Stores where id < bound. No branch: what follows is not held up, nor done twice.
+__device__ __forceinline__ void store_below(unsigned id, unsigned bound, unsigned short* to,
+                                            unsigned short word) {
+  asm volatile("{\n .reg .pred p;\n setp.lt.u32 p, %1, %2;\n @p st.global.u16 [%0], %3;\n}"
+               :
+               : "l"(to), "r"(id), "r"(bound), "h"(word)
+               : "memory");
+}
+__device__ __forceinline__ void store_below(unsigned id, unsigned bound, unsigned* to,
+                                            unsigned word) {
+  asm volatile("{\n .reg .pred p;\n setp.lt.u32 p, %1, %2;\n @p st.global.u32 [%0], %3;\n}"
+               :
+               : "l"(to), "r"(id), "r"(bound), "r"(word)
+               : "memory");
+}
+__device__ __forceinline__ void store_below(unsigned id, unsigned bound, uint2* to, uint2 word) {
+  asm volatile("{\n .reg .pred p;\n setp.lt.u32 p, %1, %2;\n @p st.global.v2.u32 [%0], {%3, %4};\n}"
+               :
+               : "l"(to), "r"(id), "r"(bound), "r"(word.x), "r"(word.y)
+               : "memory");
+}
+__device__ __forceinline__ void store_below(unsigned id, unsigned bound, uint4* to, uint4 word) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.lt.u32 p, %1, %2;\n"
+      " @p st.global.v4.u32 [%0], {%3, %4, %5, %6};\n}"
+      :
+      : "l"(to), "r"(id), "r"(bound), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
+      : "memory");
+}
+
 // Loads that stay where they are, before or behind a wait for the launch ahead; those of __ldg may
 // be moved.
 __device__ __forceinline__ void load_word(const uint2* from, uint2& word) {

@@ -59,6 +59,46 @@ struct Product {
   }
 };
 
+// 32 kSteps rows of the result before `end`, as a warp sees them, and which of them no row of the
+// product is. Two loads behind one another say so, which may be on their way while the warp does
+// something else.
+template <int kSteps, typename T, typename Out>
+class OtherRows {
+ public:
+  __device__ __forceinline__ OtherRows(const Product<T, Out>& product, int64_t first, int64_t end)
+      : product_(product), first_(first + threadIdx.x % 32), end_(end) {
+    if (product.lists.inverse == nullptr) end_ = 0;
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i)
+      ids_[i] = load_or(first_ + 32 * i < end_, product.lists.inverse + first_ + 32 * i, -1);
+  }
+  __device__ __forceinline__ void look_back(int64_t num_rows) {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i)
+      ids_[i] = load_or(ids_[i] >= 0 && ids_[i] < num_rows, product_.lists.out_rows + ids_[i], -1);
+  }
+  // Writes zeros to `columns` columns of them, from `first` on.
+  __device__ __forceinline__ void clear(int first, int columns) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int64_t row = first_ + 32 * i;
+      unsigned others = __ballot_sync(kWholeWarp, row < end_ && ids_[i] != row);
+      for (; others != 0; others &= others - 1) {
+        Out* const out = product_.out + (row - lane + __ffs(others) - 1) * product_.n + first;
+        for (int column = lane; column < least(columns, product_.n - first); column += 32)
+          narrow(Accumulator<T>(0), out[column]);
+      }
+    }
+  }
+
+ private:
+  const Product<T, Out>& product_;
+  const int64_t first_;  // of the lane
+  int64_t end_;
+  int ids_[kSteps];  // where the product has them; then, which rows are there
+};
+
 // Writes zeros to `columns` columns, from `first` on, of those rows of the result that no row of
 // the product is: an even part of them by each block of a row of the grid, in its first `threads`
 // threads.
@@ -66,19 +106,13 @@ template <typename T, typename Out>
 __device__ __forceinline__ void clear_others(const Product<T, Out>& product, int64_t num_rows,
                                              int first, int columns, int threads) {
   if (product.lists.inverse == nullptr) return;
-  columns = least(columns, product.n - first);
+  constexpr int kSteps = 8;
   const int64_t end = split(num_rows, blockIdx.x + 1, gridDim.x);
-  // A warp looks at 32 rows at a time, and clears those that it finds.
-  const int lane = threadIdx.x % 32;
-  for (int64_t row = split(num_rows, blockIdx.x, gridDim.x) + threadIdx.x / 32 * 32; row < end;
-       row += threads) {
-    const bool is_other = row + lane < end && paired(product.lists.inverse, product.lists.out_rows,
-                                                     row + lane, num_rows) < 0;
-    for (unsigned others = __ballot_sync(kWholeWarp, is_other); others != 0; others &= others - 1) {
-      Out* const out = product.out + (row + __ffs(others) - 1) * product.n + first;
-      for (int column = lane; column < columns; column += 32)
-        narrow(Accumulator<T>(0), out[column]);
-    }
+  for (int64_t row = split(num_rows, blockIdx.x, gridDim.x) + threadIdx.x / 32 * 32 * kSteps;
+       row < end; row += threads * kSteps) {
+    OtherRows<kSteps, T, Out> others(product, row, end);
+    others.look_back(num_rows);
+    others.clear(first, columns);
   }
 }
 
@@ -601,8 +635,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const auto& lists = product.lists;
   const Tile tile = find_tile<Shape::kThreads>(groups, Shape::kRows, blockIdx.x);
   const int k = product.k, n = product.n, first_column = blockIdx.y * Shape::kColumns;
+  // There is a block for each 64 rows of the result, and more.
+  const int64_t first_other = int64_t{blockIdx.x} * Shape::kRows;
+  OtherRows<1, T, T> others(product, first_other + threadIdx.x / 32 * 32,
+                            least(first_other + Shape::kRows, groups.num_rows));
+  const Weight weight = weight_of(groups, tile.group, offset);
+  const bool multiplies = weight.exists && tile.count > 0;
+  if (!multiplies) others.look_back(groups.num_rows);
   if (tile.count > 0) {
-    const Weight weight = weight_of(groups, tile.group, offset);
     const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 * kMine;
     RowIds<kMine> ids = {-1};
     if (first_row + lane % kMine < tile.count) {
@@ -612,16 +652,21 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     if (threadIdx.x < Shape::kRows) {
       const int row = static_cast<int>(threadIdx.x), at = tile.row + row;
       const bool valid = row < tile.count;
-      scales[row] = valid && lists.scale != nullptr ? lists.scale[at] : 1;
-      places[row] = valid ? static_cast<int>(listed(lists.out_rows, at, groups.num_rows)) : -1;
+      if (lists.scale != nullptr)
+        start_copy<4>(shared_address(&scales[row]), lists.scale + at, valid);
+      if (lists.out_rows != nullptr)
+        start_copy<4>(shared_address(&places[row]), lists.out_rows + at, valid);
+      else
+        places[row] = at;
     }
     const int column = first_column + threadIdx.x / 32 * 16 + lane / 4 * 2;
     float sum[Shape::kRows / 2];
-    if (weight.exists) {
+    if (multiplies) {
       unsigned a[Shape::kSteps][4];
       load_weights_of<Shape>(product, weight.index, column, a, [&] {
         start_rows<kMine, Shape::kRows, Shape::kChunks>(product.lhs, lists.num_lhs, k, 0, ids,
                                                         first_row, shared_address(rows));
+        others.look_back(groups.num_rows);
       });
       float bias[2] = {0, 0};
       if (product.bias != nullptr)
@@ -636,6 +681,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       if (product.bias != nullptr || product.activation != Activation::kNone)
         activate(product.activation, bias, sum);
     } else {
+      wait_for_copies();
 #pragma unroll
       for (float& x : sum) x = 0;
     }
@@ -653,16 +699,17 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       if (static_cast<int>(threadIdx.x) < step * units)
 #pragma unroll 8
         for (int row = static_cast<int>(threadIdx.x) / units; row < tile.count; row += step)
-          if (places[row] >= 0)
-            reinterpret_cast<uint4*>(product.out + int64_t{places[row]} * n + first_column)[unit] =
+          if (const int64_t place = listed(places, row, groups.num_rows); place >= 0)
+            reinterpret_cast<uint4*>(product.out + place * n + first_column)[unit] =
                 reinterpret_cast<const uint4*>(rows + row * Shape::kResultRow)[unit];
     } else if (column < n) {
       store_sums(sum, tile.count, column + 1 < n, together, [&](int row) {
-        return places[row] < 0 ? nullptr : product.out + int64_t{places[row]} * n + column;
+        const int64_t place = listed(places, row, groups.num_rows);
+        return place < 0 ? nullptr : product.out + place * n + column;
       });
     }
   }
-  clear_others(product, groups.num_rows, first_column, Shape::kColumns, Shape::kThreads);
+  others.clear(first_column, Shape::kColumns);
 #else
   __trap();
 #endif

@@ -50,13 +50,22 @@ cudaError_t launch_hopper(cudaStream_t stream, const MatmulSchedule& schedule, c
                 static_cast<int>(schedule.chunk));
 }
 
-// Up to how many tiles a multiprocessor a product is computed with one tile a block. The warps of a
-// persistent grid that multiply also write, which takes them longest where results scatter.
+// Whether a product of so many tiles is computed with one tile a block. In a persistent grid the
+// warps that multiply also write, tile after tile: where results scatter, that takes longer than
+// all else. Others, and wider ones, gain where they are so small that latencies count.
 template <typename Acc>
-int most_single_tiles(const RowLists<Acc>& lists) {
-  return lists.out_rows != nullptr ? 26 : lists.lhs_rows != nullptr ? 12 : 6;
+bool takes_single_tiles(const MatmulSchedule& schedule, const Groups& groups,
+                        const RowLists<Acc>& lists, int64_t tiles, int64_t n) {
+  constexpr int64_t kMostGroups = 1024;  // all of which each block looks through
+  constexpr int64_t kNoLimit = 4096;     // blocks of a schedule
+  if (groups.num_sizes > kMostGroups || tiles > kMaxGridX) return false;
+  if (tiles > schedule.blocks && schedule.blocks < kNoLimit) return false;
+  if (lists.out_rows != nullptr && n <= 64) return true;
+  const int64_t most = lists.out_rows != nullptr   ? 26  // of a multiprocessor
+                       : lists.lhs_rows != nullptr ? 16
+                                                   : 6;
+  return tiles * ceil_div(n, 64) <= most * num_multiprocessors();
 }
-constexpr int64_t kSingleGroups = 1024;  // all of which each block looks through
 
 template <int kChunks, typename T>
 cudaError_t launch_single(cudaStream_t stream, const Groups& groups, const Product<T, T>& product,
@@ -127,8 +136,7 @@ cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
         aligned(lhs, 16) && aligned(rhs, 8) && aligned(out, 8)) {
       if constexpr (kTakesLists<T, Out>) {
         const int64_t tiles = ceil_div(groups.num_rows, 64) + groups.num_sizes + 1;
-        if (chunks <= 2 && groups.num_sizes <= kSingleGroups && tiles <= schedule.blocks &&
-            tiles * ceil_div(n, 64) <= int64_t{most_single_tiles(lists)} * num_multiprocessors())
+        if (chunks <= 2 && takes_single_tiles(schedule, groups, lists, tiles, n))
           return chunks <= 1 ? launch_single<1>(stream, groups, product, tiles)
                              : launch_single<2>(stream, groups, product, tiles);
       }

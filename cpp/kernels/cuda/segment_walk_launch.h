@@ -1,14 +1,16 @@
-// The walks over entries (segment_walk.cuh, segment_gather.cuh), the host's side: how entries and
-// features are cut, and launches.
+// The walks over entries (segment_walk.cuh, segment_gather.cuh, segment_step.cuh), the host's side:
+// how entries and features are cut, and launches.
 #pragma once
 
 #include <algorithm>
 #include <initializer_list>
+#include <limits>
 #include <type_traits>
 
 #include "launch.h"
 #include "segment_gather.cuh"
 #include "segment_reduce.h"
+#include "segment_step.cuh"
 #include "segment_walk.cuh"
 #include "tags.h"
 
@@ -116,6 +118,53 @@ cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const C
   const int64_t shared = gather_shared_bytes<Op, Acc>(cut, csr.order != nullptr, threads);
   return launch(stream, {grid, threads, static_cast<size_t>(shared)},
                 gather_kernel<Op, T, Acc, Last>, csr, gathered, cut, output, fills, tails);
+}
+
+// Sums and means have a kernel for teams of no more than one step.
+template <class Op, typename T>
+constexpr bool has_step = Op::kZeroIsNeutral && !std::is_integral_v<T>;
+
+// Whether a schedule deals out all entries in one step, as step_kernel has them.
+inline bool takes_one_step(const Schedule& schedule, const Csr<Index>& csr, Features features) {
+  constexpr int64_t kMost = int64_t{1} << 30, kMostWidth = int64_t{1} << 20;
+  return !schedule.parallel && schedule.lanes == kStepLanes && schedule.threads == kStepThreads &&
+         csr.count <= std::min(schedule.blocks * kStepBlock, kMost) &&
+         features.width <= kMostWidth && csr.num_weights <= (kMost << 2) / features.heads;
+}
+
+template <class Op, typename T, typename Acc, class Last>
+cudaError_t launch_step(cudaStream_t stream, const Csr<Index>& csr, const T* in, const Acc* weight,
+                        Features features, const Last& last, T* out, void* workspace) {
+  const bool fills = fills_on_the_way(csr);
+  if (!fills) {
+    const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
+    const cudaError_t error = launch_fill(stream, Start::kWaits, output);
+    if (error != cudaSuccess || csr.count == 0) return error;
+  }
+  const auto cut = [](int64_t size) {
+    return static_cast<unsigned>(std::min<int64_t>(size, std::numeric_limits<Index>::max()));
+  };
+  const Step<T, Acc> step = {csr.rows,
+                             csr.cols,
+                             csr.order,
+                             static_cast<unsigned>(csr.count),
+                             cut(csr.num_rows),
+                             cut(csr.num_cols),
+                             cut(csr.num_weights),
+                             in,
+                             weight,
+                             out,
+                             static_cast<unsigned>(features.width),
+                             static_cast<unsigned>(features.heads),
+                             static_cast<float>(features.heads) / features.width,
+                             fills};
+  const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
+  const int64_t blocks = ceil_div(csr.count, int64_t{kStepBlock});
+  const int64_t tiles = ceil_div(features.width, int64_t{kStepLanes} * Op::kVec);
+  if (tiles > kMaxGridY) return cudaErrorInvalidConfiguration;
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
+  return launch(stream, {grid, kStepThreads, sizeof(StepShared<Op, Acc>)},
+                step_kernel<Op, T, Acc, Last>, step, last, tails);
 }
 
 template <typename T>

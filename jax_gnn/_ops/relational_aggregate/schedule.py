@@ -2,7 +2,8 @@
 
 What is known of a graph when a computation is compiled are the lengths of its arrays. They say how
 many bytes each launch of a way moves, how many of them miss L2, and how much it multiplies: the
-largest of the three decides. The rates are those measured on an H200.
+largest of the three decides, but of tiles, whose kernel is bound by its instructions. The rates are
+those measured on an H200.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ MIRROR: dict[Way, Way] = {
 _MEMORY, _CACHE, _FLOPS = 4.28e6, 9e6, 360e6  # bytes, bytes and operations in a microsecond
 _LAUNCH, _WAIT = 1.7, 4.0  # microseconds of a launch, and more of one that waits for another
 _TILE = 64  # destinations
+# Of the kernel of tiles: microseconds that it takes at least, and for a million edges of 64
+# features; as many edges take as long as a product of a tile and 64 by 64 weights.
+_TILES_LEAST, _TILES_MILLION, _TILES_PRODUCT = 15.0, 45.0, 160
 _EDGE_BYTES, _ID_BYTES = 12, 4  # both ids of an edge and its weight; a row's id
 
 
@@ -177,7 +181,10 @@ def expected(c: Counts) -> dict[Way, float]:
         )
     if c.tiles:
         weights = _Launch(p.rhs, c.tiles * c.k * c.n * c.itemsize, 2 * c.tiles * _TILE * c.k * c.n)
-        found["tiles"] = _in_turn(edges + _gathered(c.edges, p.k, c.num_src) + weights + result)
+        moved = _in_turn(edges + _gathered(c.edges, p.k, c.num_src) + weights + result)
+        depth, columns = -(-c.k // 64), -(-c.n // 64)
+        work = depth * (c.edges + _TILES_PRODUCT * columns * c.tiles)
+        found["tiles"] = max(moved, _TILES_LEAST + _TILES_MILLION * work / 1e6)
     return found
 
 
@@ -216,19 +223,9 @@ def _from_rule(op: str, **counts: int) -> RelationalSchedule:
     return RelationalSchedule(_fastest(expected(Counts(**counts))))
 
 
-# The kernel of tiles misses what counting expects by twice as much as the ways by pairs do: on an
-# H200, 3.1 and 1.7 times the counted time, on AIFB, MUTAG, FB15k-237 and two larger graphs. Below
-# 1.8, tiles would be taken on AIFB, where they lose.
-_TILES_LONGER = 2.0
-
-
 def _fastest(times: dict[Way, float]) -> Way:
     """By edge only where there are no pairs: with a pair an edge, source pairs move as much."""
-    return min(times, key=lambda way: (way == "edges", times[way] * _longer(way)))
-
-
-def _longer(way: Way) -> float:
-    return _TILES_LONGER if way == "tiles" else 1.0
+    return min(times, key=lambda way: (way == "edges", times[way]))
 
 
 _EXACT = ("k", "n", "itemsize")
@@ -256,10 +253,8 @@ def chosen(counts: Counts) -> Way:
 
 def chosen_for_gradients(counts: Counts) -> tuple[Way, Way]:
     """The ways to take to the gradients of the features and of the weights."""
-    known = Counts(**FAMILY.known(**counts._asdict()))
-    times, to_x = expected_of_gradients(known), expected(known.T)
-    more = {way: (_longer(way) - 1) * time for way, time in to_x.items()}
-    return min(times, key=lambda ways: times[ways] + more[ways[0]])
+    times = expected_of_gradients(Counts(**FAMILY.known(**counts._asdict())))
+    return min(times, key=lambda ways: times[ways])
 
 
 def sums_by_basis_pay(counts: Counts, num_bases: int, *, lookup: bool = False) -> bool:

@@ -15,8 +15,9 @@ class MatmulSchedule(NamedTuple):
         chunk: How many neighbouring tiles a block takes of every ``chunk * blocks``, so that all
             blocks work in the same part of memory; 0: one contiguous range for each. For
             ``"segment_outer"``: 0, or 1 where no two blocks may share a group.
-        blocks: Number of blocks that share the rows, for ``"segment_matmul"`` at most. Few tiles
-            have a block each where that are enough.
+        blocks: Number of blocks that share the rows, for ``"segment_matmul"`` at most; 4096 and
+            more are no limit. Few tiles, and results that scatter, have a block for each tile
+            where that are enough.
     """
 
     tile: int

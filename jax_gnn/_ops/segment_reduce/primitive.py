@@ -31,7 +31,7 @@ from jax_gnn._core.kernels import csr_operands, like_first, per_entry, per_row
 from jax_gnn._core.op import Bind, Call, Op, define, multilinear_jvp
 from jax_gnn._core.schedule import known_width
 from jax_gnn._ops.segment_reduce import derivatives, xla
-from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled, word_features
+from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
 
 _REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")  # as in segments.h
 
@@ -85,10 +85,9 @@ def _reduce_call(
         return None
     ids, flags = found
     depth = known_width(row_width(x)) // max(heads, 1)
-    by_words = reduce in ("sum", "mean") and jnp.issubdtype(x.dtype, jnp.floating)
-    by_words = by_words and word_features(depth, x.dtype.itemsize) > 1
+    sums = reduce in ("sum", "mean") and jnp.issubdtype(x.dtype, jnp.floating)
     has_epilogue = _has_epilogue(operands, relu)
-    schedule, workspaces = scheduled("segment_reduce", csr, x, by_words, has_epilogue)
+    schedule, workspaces = scheduled("segment_reduce", csr, x, sums, depth, has_epilogue)
     names = "weighted", "has_own", "has_out_scale", "has_residual", "has_bias"
     optional = weight, *operands.epilogue
     flags |= {

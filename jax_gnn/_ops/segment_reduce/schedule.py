@@ -18,6 +18,9 @@ from jax_gnn._ops.segment_reduce import rule
 class Schedule(NamedTuple):
     """How a kernel deals out entries and features to its threads.
 
+    Sums and means have a kernel of one step, for teams of 8 lanes in blocks of 256 threads, so many
+    that no team has more than 8 entries.
+
     Attributes:
         parallel: Whether the entries of a warp's step lie side by side in its teams, rather than
             one behind another. Where sums and means gather, whether each team goes through a range
@@ -32,6 +35,12 @@ class Schedule(NamedTuple):
     threads: int
     blocks: int
 
+
+# The kernel of one step (segment_step.cuh): lanes of a team, threads and entries of a block.
+_STEP_LANES, _STEP_THREADS, _STEP_ENTRIES = 8, 256, 256
+
+# Entries times tiles of a team's lanes up to which one step is faster on an H200.
+_SMALL = 2**17
 
 # Bytes that a sum gathers, from which on the walk of each team by itself is faster on an H200; the
 # same where rows have an epilogue.
@@ -48,11 +57,12 @@ def _from_rule(
     itemsize: int,
     gather: bool,
     sums: bool = True,
+    depth: int | None = None,
     cols: int | None = None,
     max_degree: int | None = None,
     epilogue: bool = False,
 ) -> Schedule:
-    """The fitted rule, and what was found by hand for large sums that gather.
+    """The fitted rule, and what was found by hand for small sums and large ones that gather.
 
     Args:
         op: ``"segment_reduce"``, ``"segment_select"`` or ``"softmax"``.
@@ -61,7 +71,8 @@ def _from_rule(
         width: Number of features.
         itemsize: Bytes of a feature.
         gather: Whether entries name the row that they read.
-        sums: Whether it is a sum or a mean of numbers of which words do not span heads.
+        sums: Whether it is a sum or a mean of floating-point numbers.
+        depth: Features of a head, of which words have no other; all of a row where not given.
         cols: Number of rows that entries read, where known; else as many as they are reduced into.
         max_degree: Entries of the longest row, where known.
         epilogue: Whether rows have one, which the walk of each team by itself asks for ahead.
@@ -77,9 +88,12 @@ def _from_rule(
     asked = {name: features[name] for name in rule.FEATURES}
     parallel, narrowing, threads, blocks = rule.choose(**asked)
     lanes = covering_lanes(width, itemsize)
-    by_words = sums and op == "segment_reduce" and word_features(width, itemsize) > 1
+    sums = sums and op == "segment_reduce"
+    word = word_features(width if depth is None else depth, itemsize)
+    if sums and entries * -(-width // (_STEP_LANES * word)) <= _SMALL:
+        return Schedule(False, _STEP_LANES, _STEP_THREADS, max(-(-entries // _STEP_ENTRIES), 1))
     large = _LARGE_WITH_EPILOGUE if epilogue else _LARGE
-    if gather and by_words and lanes >= 8 and features["num_bytes"] >= large:
+    if gather and sums and word > 1 and lanes >= 8 and features["num_bytes"] >= large:
         # Half as wide where a tile of 8 words of all rows stays in the second cache, one of 16 not.
         rows_bytes = 16 * (rows if cols is None else cols)
         widest = 8 if 8 * rows_bytes <= L2_BYTES < 16 * rows_bytes else 16
@@ -124,9 +138,14 @@ def word_features(width: int, itemsize: int) -> int:
 
 
 def scheduled(
-    op: str, csr: Csr, x: Operand, sums: bool = False, epilogue: bool = False
+    op: str,
+    csr: Csr,
+    x: Operand,
+    sums: bool = False,
+    depth: int | None = None,
+    epilogue: bool = False,
 ) -> tuple[Any, list[Any]]:
-    """The schedule's attributes, and the workspace. For the flags, see the rule."""
+    """The schedule's attributes, and the workspace. For the flags and ``depth``, see the rule."""
     schedule = FAMILY.choose(
         op,
         entries=csr.count,
@@ -135,6 +154,7 @@ def scheduled(
         itemsize=np.dtype(x.dtype).itemsize,
         gather=csr.cols is not None,
         sums=sums,
+        depth=depth,
         cols=x.shape[0],
         max_degree=csr.max_degree,
         epilogue=epilogue,

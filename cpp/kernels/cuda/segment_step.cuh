@@ -1,0 +1,340 @@
+// Small sums and means of rows, gathered or one behind another: a team of lanes has one step of
+// entries and no more. Nearly all their time is memory's latency and instructions on their way.
+// Hence little code, no loop over entries, and two loads one behind the other: ids, then features.
+//
+// A block loads the ids of its entries, and of as many before them: its window. Which entries end a
+// row is then known as bits. A row that begins in the window is summed up here, and what of it lies
+// in the block before once more, rather than waited for. A longer one goes on from the tails of
+// blocks before (segment_tails.cuh). Where it is stored, always in the same order, what teams have
+// of a row is added up from shared memory. The cut depends on shapes only: the same bits on every
+// run.
+//
+// Whether a row is handed on to a block follows from two ids, the first of the block and of the one
+// before, which both sides read: hence nobody waits for what is not written, whatever ids are.
+//
+// Needs blocks of kStepThreads threads; a StepShared of dynamic shared memory; a workspace row for
+// each block of a column of the grid, and a tag that no other launch has. segment_walk_launch.h
+// provides them. Promises that all rows are written, empty ones too where it `fills`, that nothing
+// behind an id out of range is read, and that any ids are survived.
+#pragma once
+
+#include "segment_messages.cuh"
+#include "segment_ops.cuh"
+#include "segment_output.cuh"
+#include "segment_runs.cuh"
+#include "segment_tails.cuh"
+
+namespace jax_gnn::cuda {
+namespace {
+
+constexpr int kStepThreads = 256;  // of a block
+constexpr int kStepLanes = 8;      // of a team
+constexpr int kStepEntries = 8;    // of a team
+constexpr int kStepTeams = kStepThreads / kStepLanes;
+constexpr int kStepBlock = kStepTeams * kStepEntries;  // entries of a block
+constexpr int kStepWindow = 2 * kStepBlock;
+
+// What a launch sums up. Sizes fit 31 bits, and so do places of weights with their heads 32.
+template <typename T, typename Acc>
+struct Step {
+  const Index *rows, *cols, *order;  // as of a Csr
+  unsigned count, num_rows, num_cols, num_weights;
+  const T* in;
+  const Acc* weight;  // null means ones; then there is no order
+  T* out;
+  unsigned width, heads;
+  float heads_per_feature;
+  bool fills;
+};
+
+template <class Op, typename Acc>
+struct StepShared {
+  static constexpr int kVec = Op::kVec, kParts = Op::kParts;
+  static constexpr int kWaiting = 2 * kStepThreads;  // place of what waits for blocks before
+  static constexpr int kRuns = kWaiting + kStepLanes;
+
+  alignas(16) Index cols[kStepWindow];    // of entries that count, else -1
+  alignas(16) Index places[kStepWindow];  // of weights
+  alignas(16) Index rows[kStepWindow + 1];
+  unsigned ends[kStepWindow / 32];  // bits of entries that another row follows
+  unsigned gaps[kStepWindow / 32];  // of those that empty rows follow
+  // [team of the window][lane]: what of a row is open where the team's entries end.
+  alignas(16) Pack<Acc, kVec> sums[kRuns];
+  Acc counts[Op::kCounts ? kRuns : 1];
+
+  __device__ __forceinline__ void put(const Acc (&run)[kParts], unsigned at) {
+    memcpy(&sums[at], run, sizeof(sums[at]));
+    if constexpr (Op::kCounts) counts[at] = run[kVec];
+  }
+  __device__ __forceinline__ void get(Acc (&run)[kParts], unsigned at) const {
+    memcpy(run, &sums[at], sizeof(sums[at]));
+    if constexpr (Op::kCounts) run[kVec] = counts[at];
+  }
+};
+
+// An entry's id, or `otherwise` where there are not so many.
+__device__ __forceinline__ unsigned load_id(const Index* ids, unsigned entry, unsigned count,
+                                            unsigned otherwise) {
+  const auto* from = reinterpret_cast<const unsigned*>(ids);
+  load_below(entry, count, row_at(from, static_cast<Index>(entry), sizeof(Index)), otherwise);
+  return otherwise;
+}
+
+template <class Op, typename T, typename Acc, class Last>
+__global__ void __launch_bounds__(kStepThreads, 2)
+    step_kernel(const __grid_constant__ Step<T, Acc> step, const __grid_constant__ Last last,
+                Tails<Op, Acc> tails) {
+  constexpr int kVec = Op::kVec, kParts = Op::kParts;
+  constexpr unsigned kLanes = kStepLanes, kTeams = kStepTeams, kEntries = kStepEntries;
+  constexpr unsigned kBlock = kStepBlock, kWindow = kStepWindow, kThreads = kStepThreads;
+  using Shared = StepShared<Op, Acc>;
+  using W = Word<T, kVec>;
+  Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared());
+  const unsigned lane = threadIdx.x % kLanes, team = threadIdx.x / kLanes;
+  allow_next_launch();
+  wait_for_previous_launch();
+
+  // Places in the window: those of the block before, of this, and the first of the next.
+#pragma unroll
+  for (unsigned i = 0; i < kWindow; i += kThreads) {
+    const unsigned place = i + threadIdx.x;
+    const unsigned entry = blockIdx.x * kBlock + place - kBlock;  // before the first: too large
+    const unsigned row = load_id(step.rows, entry, step.count, ~0u);
+    const unsigned next = load_id(step.rows, entry + 1, step.count, ~0u);
+    const unsigned col = load_id(step.cols, entry, step.cols != nullptr ? step.count : 0, entry);
+    const unsigned weight =
+        load_id(step.order, entry, step.order != nullptr ? step.count : 0, entry);
+    const bool valid = row < step.num_rows && col < step.num_cols &&
+                       (step.weight == nullptr || weight < step.num_weights);
+    shared.rows[place] = static_cast<Index>(row);
+    if (place == kWindow - 1) shared.rows[kWindow] = static_cast<Index>(next);
+    shared.cols[place] = valid ? static_cast<Index>(col) : -1;
+    shared.places[place] = static_cast<Index>(weight);
+    const unsigned ends = __ballot_sync(kWholeWarp, row != next);
+    const unsigned gaps =
+        __ballot_sync(kWholeWarp, row + 1 < next && next < step.num_rows && row < step.num_rows);
+    if (threadIdx.x % 32 == 0) {
+      shared.ends[place / 32] = ends;
+      shared.gaps[place / 32] = gaps;
+    }
+  }
+  const unsigned first_of_all = step.rows[0], last_of_all = step.rows[step.count - 1];
+  const unsigned first_feature = (blockIdx.y * kLanes + lane) * kVec;
+  const bool active = first_feature < step.width;
+  const unsigned head =
+      static_cast<unsigned>((static_cast<float>(first_feature) + 0.5f) * step.heads_per_feature);
+  const T* const lane_in = step.in + first_feature;
+  T* const lane_out = step.out + first_feature;
+  const unsigned row_bytes = step.width * static_cast<unsigned>(sizeof(T));
+  const unsigned num_cols = active ? step.num_cols : 0, num_rows = active ? step.num_rows : 0;
+  __syncthreads();
+
+  struct Loaded {
+    Index cols[kEntries];
+    W words[kEntries];
+    Acc weights[kEntries];
+  };
+  const auto load = [&](unsigned place, Loaded& loaded) {
+#pragma unroll
+    for (unsigned j = 0; j < kEntries; ++j) {
+      loaded.words[j] = {};
+      loaded.weights[j] = 1;
+      load_below(static_cast<unsigned>(loaded.cols[j]), num_cols,
+                 reinterpret_cast<const W*>(row_at(lane_in, loaded.cols[j], row_bytes)),
+                 loaded.words[j]);
+    }
+    if (step.weight != nullptr)
+#pragma unroll
+      for (unsigned j = 0; j < kEntries; ++j) {
+        const unsigned at = static_cast<unsigned>(shared.places[place + j]) * step.heads + head;
+        loaded.weights[j] = load_below_or(static_cast<unsigned>(loaded.cols[j]), num_cols,
+                                          step.weight + at, Acc(1));
+      }
+  };
+  const auto add = [&](const Loaded& loaded, unsigned j, Acc(&run)[kParts]) {
+    Acc x[kVec];
+    unpack<kVec, T>(loaded.words[j], x);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) run[i] += loaded.weights[j] * x[i];
+    if constexpr (Op::kCounts) run[kVec] += loaded.cols[j] >= 0 ? Acc(1) : Acc(0);
+  };
+  const Column column = {static_cast<int64_t>(first_feature), 0, active};
+  constexpr bool kHasEpilogue = !std::is_same_v<Last, NoEpilogue>;
+  const Output<T, Op, Acc, Last> output = {step.out, step.num_rows, step.width, last};
+  // Writes the lane's word of a row that is below `bound`.
+  const auto store = [&](Index row, const Acc(&run)[kParts], unsigned bound) {
+    if constexpr (kHasEpilogue) return output.store(lane_out, row, run, bound);
+    Acc x[kVec];
+    T features[kVec];
+    W word;
+    Op::finish(run, x);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) narrow(x[i], features[i]);
+    memcpy(&word, features, sizeof(word));
+    store_below(static_cast<unsigned>(row), bound,
+                reinterpret_cast<W*>(row_at(lane_out, row, row_bytes)), word);
+  };
+  // Makes rows empty: every `stride`-th from `row` on and before `end`.
+  const auto fill = [&](unsigned row, unsigned end, unsigned stride) {
+#pragma unroll 1
+    for (; row < end; row += stride)
+      if constexpr (kHasEpilogue)
+        output.store_empty(row, column);
+      else
+        store_below(row, num_rows,
+                    reinterpret_cast<W*>(row_at(lane_out, static_cast<Index>(row), row_bytes)),
+                    W{});
+  };
+
+  const unsigned window_team = kTeams + team, place = window_team * kEntries;
+  const Index first_row = shared.rows[kBlock];
+  const bool crosses = static_cast<unsigned>(first_row) < step.num_rows;
+  const bool crosses_in = crosses && shared.rows[0] == first_row;
+  const bool crosses_out = crosses && shared.rows[kWindow] == first_row;
+  // The team has entries of the block before that belong to a row which goes on in this one.
+  const unsigned place_before = team * kEntries;
+  const bool repeats =
+      crosses && !crosses_in && shared.rows[place_before + kEntries - 1] == first_row;
+  Loaded loaded, before;
+#pragma unroll
+  for (unsigned j = 0; j < kEntries; ++j) loaded.cols[j] = shared.cols[place + j];
+  load(place, loaded);
+  if (repeats) {
+#pragma unroll
+    for (unsigned j = 0; j < kEntries; ++j)
+      before.cols[j] =
+          shared.rows[place_before + j] == first_row ? shared.cols[place_before + j] : -1;
+    load(place_before, before);
+  }
+
+  const auto bits_of = [&](const unsigned (&bits)[kWindow / 32]) {
+    return bits[place / 32] >> place % 32 & ((1u << kEntries) - 1);
+  };
+  bool has_long_gap = false;
+  if (step.fills)
+#pragma unroll 1
+    for (unsigned gaps = bits_of(shared.gaps); gaps != 0; gaps &= gaps - 1) {
+      const Index* const rows = shared.rows + place + __ffs(gaps) - 1;
+      if (rows[1] - rows[0] > kLongGap)
+        has_long_gap = true;
+      else
+        fill(rows[0] + 1, rows[1], 1);
+    }
+
+  // Where in the window the row begins that is open where the team's entries begin; 0 if before.
+  int word = static_cast<int>(place / 32);
+  unsigned bits = shared.ends[word] & ((1u << place % 32) - 1);
+#pragma unroll 1
+  while (bits == 0 && word > 0) bits = shared.ends[--word];
+  const unsigned begin = bits == 0 ? 0 : word * 32 + 32 - __clz(bits);
+  const bool waits = crosses_in && begin <= kBlock;
+  const unsigned begin_team = waits ? kTeams : begin / kEntries;
+
+  // No branches: the sum that is the team's first to end is kept, others are stored.
+  const unsigned ends = bits_of(shared.ends), first_end = __ffs(ends) - 1;
+  Acc run[kParts], first_run[kParts];
+  set_neutral<Op>(run);
+  set_neutral<Op>(first_run);
+#pragma unroll
+  for (unsigned j = 0; j < kEntries; ++j) {
+    const bool begins = j > 0 && (ends >> (j - 1) & 1), is_first = j == first_end;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) run[i] = begins ? Acc(0) : run[i];
+    add(loaded, j, run);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) first_run[i] = is_first ? run[i] : first_run[i];
+    if (j > 0) store(shared.rows[place + j], run, !is_first && (ends >> j & 1) ? num_rows : 0);
+  }
+  shared.put(run, kThreads + threadIdx.x);
+  if (repeats) {
+    set_neutral<Op>(run);
+#pragma unroll
+    for (unsigned j = 0; j < kEntries; ++j) add(before, j, run);
+    shared.put(run, threadIdx.x);
+  }
+  has_long_gap = __syncthreads_or(has_long_gap) != 0;
+
+  // What teams of the window have, from `first` on and before `last`, in order, and then the run.
+  const auto add_before = [&](unsigned first, unsigned last, Acc(&run)[kParts]) {
+    Acc total[kParts];
+    set_neutral<Op>(total);
+#pragma unroll 1
+    for (unsigned at = first; at < last; at += 2) {
+      Acc one[kParts], two[kParts];
+      shared.get(one, at * kLanes + lane);
+      shared.get(two, (at + 1) * kLanes + lane);
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) total[i] += one[i];
+      if (at + 1 < last)
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) total[i] += two[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) run[i] = total[i] + run[i];
+  };
+  if (ends != 0) {
+    if (begin != place) add_before(begin_team, window_team, first_run);
+    if (waits) shared.put(first_run, Shared::kWaiting + lane);
+    store(shared.rows[place + first_end], first_run, waits ? 0 : num_rows);
+  }
+
+  if (step.fills) {
+    if (has_long_gap)
+#pragma unroll 1
+      for (unsigned i = kBlock; i < kWindow; ++i)
+        if ((shared.gaps[i / 32] >> i % 32 & 1) && shared.rows[i + 1] - shared.rows[i] > kLongGap)
+          fill(shared.rows[i] + 1 + team, shared.rows[i + 1], kTeams);
+    // All blocks alike fill what lies before the first row that has entries, and after the last.
+    unsigned first = first_of_all, last = last_of_all;
+    if (first >= step.num_rows || last >= step.num_rows) {
+      const Range range =
+          rows_with_entries({step.rows, nullptr, nullptr, step.count, step.num_rows, 0, 0});
+      first = static_cast<unsigned>(range.first);
+      last = static_cast<unsigned>(range.last);
+    }
+    const unsigned part = blockIdx.x * kTeams + team, parts = gridDim.x * kTeams;
+    fill(part, first, parts);
+    fill(last + 1 + part, step.num_rows, parts);
+  }
+  // For most blocks that is all.
+  if (!crosses_in && !crosses_out) return;
+
+  const int64_t width = step.width;
+  const int block = static_cast<int>(blockIdx.x);
+  const bool passed = crosses_in && crosses_out;
+  const bool relays = passed && block % kRelayEvery == kRelayEvery - 1;
+  if (crosses_out && team == kTeams - 1) {
+    shared.get(run, kThreads + threadIdx.x);
+    if (begin != place) add_before(begin_team, window_team, run);
+    if (relays)
+      shared.put(run, Shared::kWaiting + lane);
+    else
+      tails.put(block, column, width, run);
+  }
+  if (!crosses_in || (passed && !relays)) return;
+  const auto enters = [&](int other) {
+    const Index* const at = step.rows + other * int64_t{kBlock};
+    return at[0] == first_row && at[-kStepBlock] == first_row;
+  };
+  const Chain chain(block,
+                    block > 1 && enters(block - 1) ? blocks_of_run(block, relays, enters) : 1);
+  // Teams take equal parts, the first that farthest back.
+  const int share = (chain.num_tails + kStepTeams - 1) / kStepTeams;
+  const int from = static_cast<int>(team) * share;
+  Acc taken[kParts];
+  set_neutral<Op>(taken);
+  tails.take(from, min(from + share, chain.num_tails), chain, column, width, taken);
+  __syncthreads();  // what teams had left has been read
+  shared.put(taken, threadIdx.x);
+  __syncthreads();
+  if (team != 0) return;
+  shared.get(run, Shared::kWaiting + lane);
+  add_before(0, min(static_cast<unsigned>(chain.num_tails), kTeams), run);
+  if (relays)
+    tails.put(block, column, width, run);
+  else
+    store(first_row, run, num_rows);
+}
+
+}  // namespace
+}  // namespace jax_gnn::cuda
