@@ -99,9 +99,6 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         *(GATHER, permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4))),
     ),
     "relational_aggregate": (floats(3, 2), floats(2, 2, 4), floats(4), RELATIONAL),
-    "relational_aggregate_jvp": (
-        *(floats(3, 2), floats(2, 2, 4), floats(3, 2), floats(2, 2, 4), floats(4), RELATIONAL),
-    ),
     "segment_outer": (
         *(floats(4, 2), floats(5, 4), floats(5), ids(2, 0, 2), ids(0)),
         *(GATHER, permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4))),

@@ -42,11 +42,6 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
         "method": "tiles",  # the way that has a kernel
         "precision": jax.lax.Precision.DEFAULT,
     },
-    "relational_aggregate_jvp": {
-        "transposed": False,
-        "method": None,
-        "precision": jax.lax.Precision.DEFAULT,
-    },
     "segment_matmul": {
         "transposed": False,
         "precision": jax.lax.Precision.DEFAULT,

@@ -69,16 +69,14 @@ inline bool is_row_scale(bool is_there, const ffi::AnyBuffer& scale, int64_t num
 }
 
 // out[s, :] = activation(scale[r] * (lhs[l, :] @ rhs[g]) + bias[g]) for the rows r of group g,
-// where l is lhs_rows[r] and s is out_rows[r], else 0. `after` is not read: it is an operand so that
-// whatever makes it comes first. `out` may be `lhs` where there are no lists, and k == n <= 64.
+// where l is lhs_rows[r] and s is out_rows[r], else 0.
 template <typename Backend>
 ffi::Error segment_matmul(typename Backend::Context context, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                           ffi::AnyBuffer group_sizes, ffi::AnyBuffer group_offset,
                           ffi::AnyBuffer bias, ffi::AnyBuffer scale, ffi::AnyBuffer lhs_rows,
-                          ffi::AnyBuffer out_rows, ffi::AnyBuffer inverse, ffi::AnyBuffer after,
+                          ffi::AnyBuffer out_rows, ffi::AnyBuffer inverse,
                           ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
                           MatmulAttributes attributes) {
-  static_cast<void>(after);
   ffi::Error error = check_groups(group_sizes, group_offset, *workspace);
   if (error.failure()) return error;
   const ffi::DataType dtype = lhs.element_type();

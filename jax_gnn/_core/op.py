@@ -87,14 +87,11 @@ class Call:
             position; what is absent has any other in its place, and an attribute says so.
         attributes: numpy scalars, by name.
         workspaces: shapes and dtypes of the scratch memory, which are further results.
-        in_place: whether the result takes the first operand's place; where that is still read
-            by others, XLA copies it.
     """
 
     operands: Sequence[Operand]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     workspaces: Sequence[jax.ShapeDtypeStruct] = ()
-    in_place: bool = False
 
 
 class Cost(NamedTuple):
@@ -381,8 +378,7 @@ def lower(
         avals_out=[*ctx.avals_out, *workspaces],
     )
     # The workspaces are results that nobody reads.
-    aliases = {0: 0} if call.in_place else None
-    lowering = jax.ffi.ffi_lowering(ffi.TARGET_PREFIX + op.name, operand_output_aliases=aliases)
+    lowering = jax.ffi.ffi_lowering(ffi.TARGET_PREFIX + op.name)
     arguments = [operand.lower(ctx) for operand in call.operands]
     return lowering(inner, *arguments, **call.attributes)[: len(ctx.avals_out)]
 

@@ -75,8 +75,14 @@ def relational_aggregate(
     if method == "source_pairs":
         z = products_of_source_pairs(x, rhs, matrix, transposed=transposed, **options)
         return _sum(z, weight, matrix.from_pairs, implementation)
-    sums = sums_by_destination_pair(x, weight, matrix, implementation)
-    return sum_of_products(sums, rhs, matrix, transposed=transposed, **options)
+    pairs = _part(matrix.pair_dst)
+    z = _products(
+        *(sums_by_destination_pair(x, weight, matrix, implementation), rhs, None),
+        *(pairs.sizes, pairs.numbering, None),
+        transposed=transposed,
+        **options,
+    )
+    return total(z, pairs.gather.T, implementation)
 
 
 def products_of_source_pairs(x: Array, rhs: Array, matrix: RelationalMatrix, **options: Any) -> Any:
@@ -84,15 +90,6 @@ def products_of_source_pairs(x: Array, rhs: Array, matrix: RelationalMatrix, **o
     pairs = _part(matrix.pair_src)
     scatter = pairs.to_node_order if pairs.by_node else None
     return _products(x, rhs, None, pairs.sizes, pairs.gather, scatter, **options)
-
-
-def sum_of_products(
-    sums: Array, rhs: Array, matrix: RelationalMatrix, after: Array | None = None, **options: Any
-) -> Array:
-    """The products of the sums by destination pair, summed up; for ``after``, see `Rows`."""
-    pairs = _part(matrix.pair_dst)
-    z = _products(sums, rhs, None, pairs.sizes, pairs.numbering, None, after, **options)
-    return total(z, pairs.gather.T, options["implementation"])
 
 
 def sums_by_destination_pair(
@@ -132,12 +129,8 @@ def gradient_to_rhs(
     num_relations: int,
     precision: Any,
     implementation: str | None,
-    sums: Array | None = None,
 ) -> Array:
-    """``(relations, k, n)``, or if ``transposed`` ``(relations, n, k)``.
-
-    ``sums``, where they are known, are those of cotangents by source pair.
-    """
+    """``(relations, k, n)``, or if ``transposed`` ``(relations, n, k)``."""
     of_left: SparseMatrix | None
     of_right: SparseMatrix | None
     scale = None
@@ -148,9 +141,7 @@ def gradient_to_rhs(
         scale = edges.scale(weight)
     elif method == "source_pairs":
         pairs = _part(matrix.pair_src)
-        if sums is None:
-            sums = sums_by_destination_pair(ct, weight, matrix.T, implementation)
-        left, right = x, sums
+        left, right = x, sums_by_destination_pair(ct, weight, matrix.T, implementation)
         sizes, of_left, of_right = pairs.sizes, pairs.gather, pairs.numbering
     else:
         pairs = _part(matrix.pair_dst)
@@ -318,7 +309,6 @@ def _products(
     sizes: Array,
     rows: SparseMatrix | None,
     to: SparseMatrix | None,
-    after: Array | None = None,
     *,
     transposed: bool,
     precision: Any,
@@ -326,7 +316,7 @@ def _products(
 ) -> Array:
     """Products of rows of x, written where they are wanted."""
     return products.segment_matmul(
-        *(x, rhs, None, scale, sizes, jnp.zeros((1,), jnp.int32), rows, to, after),
+        *(x, rhs, None, scale, sizes, jnp.zeros((1,), jnp.int32), rows, to),
         transposed=transposed,
         precision=precision,
         activation=None,

@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -54,8 +53,6 @@ class Rows(NamedTuple):
             range; None: row i reads row i. Its transpose sums up, or has no rows: a permutation.
         scatter: a permutation, by row which row of the product each row of the result is, zeros
             where that is out of range, by column where each row is written; None: at its place.
-        after: an array that must be there first, whatever it holds; None: no matter. After the last
-            that reads lhs, a product of equal size takes its place where the kernel allows it.
     """
 
     lhs: Any
@@ -66,7 +63,6 @@ class Rows(NamedTuple):
     offset: Any
     gather: SparseMatrix | None = None
     scatter: SparseMatrix | None = None
-    after: Any = None
 
 
 class Factors(NamedTuple):
@@ -164,9 +160,10 @@ def _matmul_call(
     activation: str | None,
     dtype: Any,
 ) -> Call | None:
+    del dtype
     lhs, gather, scatter = operands.lhs, operands.gather, operands.scatter
     rows = _num_rows(lhs, gather)
-    call = _call(
+    return _call(
         *(platform, "segment_matmul", operands, rows, _shape(operands, transposed), precision),
         [operands.bias or operands.rhs],
         [
@@ -179,16 +176,6 @@ def _matmul_call(
         gathers=np.bool_(gather is not None),
         scatters=np.bool_(scatter is not None),
         activation=np.int64((None, *get_args(Activation)).index(activation)),
-    )
-    if call is None:
-        return None
-    # Kernels on CUDA read all rows of a tile, as wide as that, before they write any.
-    _, k, n = _shape(operands, transposed)
-    may_be = platform == "cuda" and isinstance(k, int) and k == n <= 64 and dtype == lhs.dtype
-    return replace(
-        call,
-        operands=[*call.operands, operands.after or operands.offset],
-        in_place=may_be and operands.after is not None and gather is None and scatter is None,
     )
 
 
@@ -229,7 +216,6 @@ def _shape(operands: Rows, transposed: bool) -> tuple[int, int, int]:
 
 def _matmul_jvp(bind: Bind, primals: Rows, tangents: Rows) -> tuple[Array, Array | None]:
     activation = bind.attributes["activation"]
-    primals = primals._replace(after=None)  # which has tangents of its own
     product, plain = functools.partial(bind, activation=None), primals._replace(bias=None)
     terms = [
         product(plain._replace(**{name: tangent}))
@@ -369,7 +355,6 @@ def _unfold(x: Array, size: int, axis: int) -> Array:
 
 
 def _matmul_batch(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array:
-    operands, batched = (each._replace(after=None) for each in (operands, batched))
     features = batched.rhs or batched.bias
     others = batched._replace(rhs=False, bias=None)
     if size == 1:

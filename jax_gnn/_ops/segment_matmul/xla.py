@@ -110,14 +110,12 @@ def segment_matmul(
     offset: Array,
     gather: SparseMatrix | None,
     scatter: SparseMatrix | None,
-    after: Array | None = None,
     *,
     transposed: bool,
     precision: Any,
     activation: str | None,
     dtype: Any,
 ) -> Array:
-    del after  # XLA puts things where it wants
     lhs = _rows_of(lhs, gather)
     rows, num_groups = lhs.shape[0], rhs.shape[0]
     shape = rows, rhs.shape[1 if transposed else 2]
