@@ -359,7 +359,9 @@ class SAGEConv(Convolution):
         if self.aggregation == "max":
             y = aggregate(messages)
             y = jnp.where(_column(graph.in_degrees() == 0, y), 0, y)  # -inf there
-        elif self.in_features < self.out_features:
+        elif self.in_features <= self.out_features:
+            # Where neither is narrower, too: XLA would join both maps of x, and copy what comes of
+            # either out of their product.
             y = aggregate(messages)
         else:
             y = jnp.matmul(messages, kernel, precision=self.precision)

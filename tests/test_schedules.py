@@ -140,6 +140,21 @@ def test_small_sums_get_the_kernel_of_one_step():
         assert SEGMENT.choose("segment_reduce", **call)[1:3] != one_step[1:3]
 
 
+def test_large_sums_that_gather_get_the_walk_of_each_team_by_itself():
+    large = {"entries": 900_000, "rows": 90_000, "width": 64, "itemsize": 4, "gather": True}
+    assert SEGMENT.choose("segment_reduce", **large, sums=True).parallel
+    for call in (
+        large | {"sums": False},
+        large | {"sums": True, "entries": 90_000, "width": 128},  # a handful for each team
+        large | {"sums": True, "width": 16},
+        large | {"sums": True, "gather": False},
+    ):
+        assert not SEGMENT.choose("segment_reduce", **call).parallel
+    less = large | {"entries": 150_000, "width": 32, "sums": True}
+    assert not SEGMENT.choose("segment_reduce", **less).parallel
+    assert SEGMENT.choose("segment_reduce", **less, epilogue=True).parallel
+
+
 def test_a_forced_schedule_goes_first_and_is_in_the_key_of_compiled_functions():
     forced = Schedule(False, 8, 128, 3)
     schedule_cache.store("gpu", {SEGMENT.key(**SHAPE): TUNED})

@@ -42,8 +42,9 @@ _STEP_LANES, _STEP_THREADS, _STEP_ENTRIES = 8, 256, 256
 # Entries times tiles of a team's lanes up to which one step is faster on an H200.
 _SMALL = 2**17
 
-# Bytes that a sum gathers, from which on the walk of each team by itself is faster on an H200; the
-# same where rows have an epilogue.
+# Entries of a sum, and bytes that it gathers, from which on the walk of each team by itself is
+# faster on an H200; these bytes where rows have an epilogue.
+_MANY = 2**17
 _LARGE = 25_000_000
 _LARGE_WITH_EPILOGUE = 2_000_000
 
@@ -93,7 +94,8 @@ def _from_rule(
     if sums and entries * -(-width // (_STEP_LANES * word)) <= _SMALL:
         return Schedule(False, _STEP_LANES, _STEP_THREADS, max(-(-entries // _STEP_ENTRIES), 1))
     large = _LARGE_WITH_EPILOGUE if epilogue else _LARGE
-    if gather and sums and word > 1 and lanes >= 8 and features["num_bytes"] >= large:
+    is_large = entries >= _MANY and features["num_bytes"] >= large
+    if gather and sums and word > 1 and lanes >= 8 and is_large:
         # Half as wide where a tile of 8 words of all rows stays in the second cache, one of 16 not.
         rows_bytes = 16 * (rows if cols is None else cols)
         widest = 8 if 8 * rows_bytes <= L2_BYTES < 16 * rows_bytes else 16
