@@ -80,7 +80,7 @@ __device__ __forceinline__ unsigned load_id(const Index* ids, unsigned entry, un
   return otherwise;
 }
 
-template <class Op, typename T, typename Acc, class Last>
+template <class Op, typename T, typename Acc, class Last = NoEpilogue>
 __global__ void __launch_bounds__(kStepThreads, 2)
     step_kernel(const __grid_constant__ Step<T, Acc> step, const __grid_constant__ Last last,
                 Tails<Op, Acc> tails) {
