@@ -56,6 +56,7 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
         num_classes = max((c for e in labelled for c in e[2]), default=-1) + 1
         memory.claim(f"{num_nodes} nodes", num_nodes * ID_BYTES)
         memory.claim(f"{num_relations} relations", num_relations * 2 * ID_BYTES)
+        memory.claim(f"{num_classes} classes", num_classes * 2 * ID_BYTES)
         info = _info(info_path)
         y = np.full(num_nodes, -1, np.int32)
         multilabel = None
