@@ -55,8 +55,6 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
         num_relations = int(links[:, 2].max(initial=-1)) + 1
         num_classes = max((c for e in labelled for c in e[2]), default=-1) + 1
         memory.claim(f"{num_nodes} nodes", num_nodes * ID_BYTES)
-        memory.claim(f"{num_relations} relations", num_relations * 2 * ID_BYTES)
-        memory.claim(f"{num_classes} classes", num_classes * 2 * ID_BYTES)
         info = _info(info_path)
         y = np.full(num_nodes, -1, np.int32)
         multilabel = None
@@ -74,15 +72,14 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
             else:
                 multilabel[node, classes] = True
         num_types = int(types.max(initial=-1)) + 1
-        memory.claim(f"{num_types} types", num_types * 2 * ID_BYTES)
-        names = [
-            tuple(info[what].get(i, str(i)) for i in range(size))
-            for what, size in (
-                ("types", num_types),
-                ("relations", num_relations),
-                ("classes", num_classes),
-            )
-        ]
+        names = []
+        for what, size in (
+            ("types", num_types),
+            ("relations", num_relations),
+            ("classes", num_classes),
+        ):
+            memory.claim(f"{size} {what}", size * 2 * ID_BYTES)
+            names.append(tuple(info[what].get(i, str(i)) for i in range(size)))
         splits: dict[str, Any] = {
             part: np.sort([entry[0] for entry in labels[name]]).astype(np.int32)
             for part, name in (("train_idx", "label.dat"), ("test_idx", "label.dat.test"))
