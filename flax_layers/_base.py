@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict, get_args
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,14 @@ from jax.typing import ArrayLike, DTypeLike
 from jax_gnn import Graph, Hypergraph
 from jax_gnn._core.arguments import (
     as_array,
+    check_choice,
     check_instance,
     check_integer,
     check_number,
     check_real,
 )
+
+Activation = Literal["relu"]  # what kernels may do behind a convolution
 
 default_kernel_init = nnx.initializers.lecun_normal()
 default_bias_init = nnx.initializers.zeros_init()
@@ -56,11 +59,13 @@ class Convolution(nnx.Module):
 
     Attributes:
         structure: What its calls take, a `Graph` or a `Hypergraph`.
+        has_activation: Whether they also take `activation`.
         kernel: ``(in_features, width)``.
         bias: ``(width,)``, or None without a bias.
     """
 
     structure: ClassVar[type[Graph | Hypergraph]] = Hypergraph
+    has_activation: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -114,12 +119,22 @@ class Convolution(nnx.Module):
         return dtypes.promote_dtype((x, self.kernel[...], bias), dtype=self.dtype)
 
     def _aggregate_narrow(
-        self, aggregate: Callable[[Array], Array], x: Array, kernel: Array
+        self,
+        aggregate: Callable[..., Array],
+        x: Array,
+        kernel: Array,
+        bias: Array | None = None,
+        activation: Activation | None = None,
     ) -> Array:
-        """``aggregate(x) @ kernel`` of a linear aggregation, which gets the fewer features."""
+        """``aggregate(x) @ kernel``, bias and activation, of a linear aggregation.
+
+        It gets the fewer features, and where it comes last what comes behind.
+        """
         if kernel.shape[0] < kernel.shape[1]:
-            return jnp.matmul(aggregate(x), kernel, precision=self.precision)
-        return aggregate(jnp.matmul(x, kernel, precision=self.precision))
+            y = jnp.matmul(aggregate(x), kernel, precision=self.precision)
+            return finished(y, bias, activation)
+        y = jnp.matmul(x, kernel, precision=self.precision)
+        return aggregate(y, **behind(y, bias, activation))
 
 
 class Stack(nnx.Module):
@@ -250,6 +265,8 @@ class Stack(nnx.Module):
 
     def _convolve_and_relu(self, *arguments: Any, **named: Any) -> Array:
         """The same with the ReLU behind it, which a convolution's kernel may be able to do."""
+        if getattr(self.convolution, "has_activation", False):
+            return self._convolve(*arguments, **named, activation="relu")
         return jax.nn.relu(self._convolve(*arguments, **named))
 
 
@@ -289,6 +306,23 @@ def dropout_arguments(
     """What several dropouts are called with: of a single key, each gets another."""
     rngs = nnx.Rngs(dropout=rngs) if isinstance(rngs, Array) else rngs
     return {"deterministic": deterministic, "rngs": rngs}
+
+
+def check_activation(activation: Any) -> None:
+    """Raises ValueError for what is none that a convolution does."""
+    check_choice("activation", activation, (None, *get_args(Activation)))
+
+
+def behind(x: Array, bias: Array | None, activation: Activation | None) -> dict[str, Any]:
+    """What an aggregation of x does last, as its arguments: a bias for each feature of a row."""
+    bias = None if bias is None else jnp.broadcast_to(bias, x.shape[1:])
+    return {"bias": bias, "activation": activation}
+
+
+def finished(y: Array, bias: Array | None, activation: Activation | None) -> Array:
+    """The same behind a product."""
+    y = y if bias is None else y + bias
+    return y if activation is None else jax.nn.relu(y)
 
 
 def inverse_root(x: Array) -> Array:

@@ -11,11 +11,15 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from flax_layers._base import (
+    Activation,
     Convolution,
     LinearOptions,
     Stack,
+    behind,
+    check_activation,
     check_positive,
     check_vector,
+    finished,
     inverse_root,
     unit_rows,
 )
@@ -23,7 +27,6 @@ from jax_gnn import Graph, segment_sum, spmm
 from jax_gnn._core.arguments import check_choice, check_instance, check_number
 
 Aggregation = Literal["mean", "max", "sum"]
-Activation = Literal["relu"]
 
 glorot_init = nnx.initializers.glorot_uniform()
 
@@ -82,6 +85,7 @@ class GCNConv(Convolution):
     """
 
     structure = Graph
+    has_activation = True
 
     def __init__(
         self,
@@ -138,7 +142,7 @@ class GCNConv(Convolution):
         Raises:
             ValueError: A shape does not fit the layer or the graph, or the activation is unknown.
         """
-        check_choice("activation", activation, (None, *get_args(Activation)))
+        check_activation(activation)
         x, kernel, bias = self._operands(x, graph)
         weight = _edge_weight(graph, edge_weight)
         scale = None
@@ -158,12 +162,12 @@ class GCNConv(Convolution):
         # wider side, it is scaled itself: XLA joins that to what made x, such as a dropout.
         if self.in_features < self.out_features:
             y = jnp.matmul(aggregate(scaled(x)), kernel, precision=self.precision)
-            return _finished(y, bias, activation)
+            return finished(y, bias, activation)
         if self.in_features == self.out_features:
             y = jnp.matmul(scaled(x), kernel, precision=self.precision)
         else:
             y = scaled(jnp.matmul(x, kernel, precision=self.precision))
-        return aggregate(y, bias=_features_of(bias, y), activation=activation)
+        return aggregate(y, **behind(y, bias, activation))
 
 
 class GINConv(Convolution):
@@ -248,11 +252,7 @@ class GINConv(Convolution):
         def aggregate(features: Array, **last: Any) -> Array:
             return spmm(graph, features, weight, own_scale=own, **last)
 
-        if self.in_features < kernel.shape[1]:
-            y = jnp.matmul(aggregate(x), kernel, precision=self.precision)
-            return self.output(_finished(y, bias, "relu"))
-        y = jnp.matmul(x, kernel, precision=self.precision)
-        return self.output(aggregate(y, bias=_features_of(bias, y), activation="relu"))
+        return self.output(self._aggregate_narrow(aggregate, x, kernel, bias, "relu"))
 
 
 class SAGEConv(Convolution):
@@ -275,6 +275,7 @@ class SAGEConv(Convolution):
     """
 
     structure = Graph
+    has_activation = True
 
     def __init__(
         self,
@@ -342,7 +343,7 @@ class SAGEConv(Convolution):
         Raises:
             ValueError: A shape does not fit the layer or the graph, or the activation is unknown.
         """
-        check_choice("activation", activation, (None, *get_args(Activation)))
+        check_activation(activation)
         x, kernel, bias = self._operands(x, graph)
         weight = _edge_weight(graph, edge_weight)
         messages = x if self.projection is None else jax.nn.relu(self.projection(x))
@@ -365,26 +366,17 @@ class SAGEConv(Convolution):
             y = aggregate(messages)
         else:
             y = jnp.matmul(messages, kernel, precision=self.precision)
-            bias = _features_of(bias, y)
             if self.normalize:
-                return _finished(
-                    unit_rows(aggregate(y, residual=root, bias=bias)), None, activation
-                )
-            return aggregate(y, residual=root, bias=bias, activation=activation)
+                y = unit_rows(aggregate(y, residual=root, **behind(y, bias, None)))
+                return finished(y, None, activation)
+            return aggregate(y, residual=root, **behind(y, bias, activation))
         y = jnp.matmul(y, kernel, precision=self.precision)
         y = y if root is None else y + root
         y = y if bias is None else y + bias
-        return _finished(unit_rows(y) if self.normalize else y, None, activation)
+        return finished(unit_rows(y) if self.normalize else y, None, activation)
 
 
-class _GraphStack(Stack):
-    """Convolutions whose kernels do the ReLU behind them."""
-
-    def _convolve_and_relu(self, *arguments: Any, **named: Any) -> Array:
-        return self._convolve(*arguments, **named, activation="relu")
-
-
-class GCN(_GraphStack):
+class GCN(Stack):
     """Graph convolutional network: three `GCNConv` (or more, or less).
 
     Its call takes the arguments of `GCNConv`'s; the scales of the nodes are computed once.
@@ -440,7 +432,7 @@ class GIN(Stack):
     convolution = GINConv
 
 
-class SAGE(_GraphStack):
+class SAGE(Stack):
     """GraphSAGE: three `SAGEConv` (or more, or less).
 
     Its call takes the arguments of `SAGEConv`'s.
@@ -464,14 +456,3 @@ def _column(values: Array, x: Array) -> Array:
     """Numbers of nodes, in the dtype of x unless they are flags, to work with its rows."""
     values = values if values.dtype == bool else values.astype(x.dtype)
     return values.reshape(-1, *[1] * (x.ndim - 1))
-
-
-def _features_of(bias: Array | None, x: Array) -> Array | None:
-    """A bias for each feature of a row of x, ``(rows, *batch, features)``."""
-    return None if bias is None else jnp.broadcast_to(bias, x.shape[1:])
-
-
-def _finished(y: Array, bias: Array | None, activation: Activation | None) -> Array:
-    """What `spmm` does last, behind a product."""
-    y = y if bias is None else y + bias
-    return y if activation is None else jax.nn.relu(y)

@@ -10,9 +10,11 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from flax_layers._base import (
+    Activation,
     Convolution,
     LinearOptions,
     TwoLayerStack,
+    check_activation,
     check_positive,
     check_vector,
 )
@@ -46,6 +48,8 @@ class HGNNConv(Convolution):
         >>> HGNNConv(4, 8, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
         (4, 8)
     """
+
+    has_activation = True
 
     def __init__(
         self,
@@ -87,6 +91,8 @@ class HGNNConv(Convolution):
         hyperedge_weight: ArrayLike | None = None,
         incidence_weight: ArrayLike | None = None,
         norm: HypergraphNorm | None = None,
+        *,
+        activation: Activation | None = None,
     ) -> Array:
         """Applies the convolution.
 
@@ -99,14 +105,17 @@ class HGNNConv(Convolution):
                 for members of a degree (see `Hypergraph.incidence_values`). None means ones.
             norm: What `jax_gnn.hypergraph_norm` gives for the hypergraph, the layer's normalization
                 and weights, those of the hyperedges among its factors; None computes it.
+            activation: "relu" for a ReLU behind all, which is part of the last kernel where that
+                aggregates.
 
         Returns:
             ``(num_nodes, *batch, out_features)`` in `dtype`.
 
         Raises:
             ValueError: A shape does not fit the layer or the hypergraph, or there are weights of
-                hyperedges beside `norm`.
+                hyperedges beside `norm`, or the activation is unknown.
         """
+        check_activation(activation)
         x, kernel, bias = self._operands(x, hypergraph)
         weight = self._hyperedge_weight(hypergraph, hyperedge_weight)
         if incidence_weight is not None:
@@ -121,14 +130,15 @@ class HGNNConv(Convolution):
         else:
             raise ValueError("norm holds the weights of the hyperedges: leave them out with it")
 
-        def aggregate(features: Array) -> Array:
+        def aggregate(features: Array, **last: Any) -> Array:
             return hypergraph_aggregate(
-                hypergraph, features, incidence_weight=incidence_weight, **factors
+                hypergraph, features, incidence_weight=incidence_weight, **factors, **last
             )
 
         if bias is None:
-            return self._aggregate_narrow(aggregate, x, kernel)
-        return aggregate(jnp.matmul(x, kernel, precision=self.precision) + bias)
+            return self._aggregate_narrow(aggregate, x, kernel, activation=activation)
+        mapped = jnp.matmul(x, kernel, precision=self.precision) + bias
+        return aggregate(mapped, activation=activation)
 
     def _hyperedge_weight(self, hypergraph: Hypergraph, given: ArrayLike | None) -> Array | None:
         weight = check_hyperedge_weight(hypergraph, given)

@@ -18,14 +18,18 @@ from jax.typing import ArrayLike
 
 from flax_layers._attention import AttentionConvolution, AttentionOptions, AttentionStack, attend
 from flax_layers._base import (
+    Activation,
     Convolution,
     LinearOptions,
     Stack,
     TwoLayerStack,
+    behind,
+    check_activation,
     check_features,
     check_positive,
     check_rates,
     dropout_arguments,
+    finished,
     inverse_root,
     linear_options,
     unit_rows,
@@ -40,40 +44,53 @@ LINEAR = ("sum", "mean")
 class _UniConvolution(Convolution):
     """Base of UniGIN and UniSAGE: a node's own features and those of its hyperedges, one map."""
 
+    has_activation = True
     hyperedge_reduce: Reduce
     node_reduce: Reduce
     normalize: bool
 
-    def __call__(self, hypergraph: Hypergraph, x: ArrayLike) -> Array:
+    def __call__(
+        self,
+        hypergraph: Hypergraph,
+        x: ArrayLike,
+        *,
+        activation: Activation | None = None,
+    ) -> Array:
         """Applies the convolution.
 
         Args:
             hypergraph: The hypergraph.
             x: Node features, ``(num_nodes, *batch, in_features)``.
+            activation: "relu" for a ReLU behind all, which is part of the last kernel where that
+                aggregates.
 
         Returns:
             ``(num_nodes, *batch, out_features)`` in `dtype`.
 
         Raises:
-            ValueError: A shape does not fit the layer or the hypergraph.
+            ValueError: A shape does not fit the layer or the hypergraph, or the activation is
+                unknown.
         """
+        check_activation(activation)
         x, kernel, bias = self._operands(x, hypergraph)
 
-        def aggregate(features: Array) -> Array:
+        def aggregate(features: Array, **last: Any) -> Array:
             return hypergraph_aggregate(
                 hypergraph,
                 features,
                 own_scale=self._own_scale(),
                 hyperedge_reduce=self.hyperedge_reduce,
                 node_reduce=self.node_reduce,
+                **last,
             )
 
+        inside = None if self.normalize else activation
         if self.hyperedge_reduce in LINEAR and self.node_reduce in LINEAR:
-            y = self._aggregate_narrow(aggregate, x, kernel)
+            y = self._aggregate_narrow(aggregate, x, kernel, bias, inside)
         else:
-            y = aggregate(jnp.matmul(x, kernel, precision=self.precision))
-        y = y if bias is None else y + bias
-        return unit_rows(y) if self.normalize else y
+            mapped = jnp.matmul(x, kernel, precision=self.precision)
+            y = aggregate(mapped, **behind(mapped, bias, inside))
+        return finished(unit_rows(y), None, activation) if self.normalize else y
 
     def _own_scale(self) -> ArrayLike:
         """How much a node's own features count."""
@@ -383,9 +400,11 @@ class UniGCNIIConv(Convolution):
         """
         x, kernel, bias = self._operands(x, hypergraph)
         x0 = check_features(x0, hypergraph.num_nodes, self.in_features, "x0").astype(x.dtype)
+        if x0.shape != x.shape:
+            raise ValueError(f"x0 must have the shape {x.shape} of x, got {x0.shape}")
         norm = unigcn_norm(hypergraph) if norm is None else norm
-        y = hypergraph_aggregate(hypergraph, x, **norm.scales)
-        z = (1 - self.alpha) * y + self.alpha * x0
+        scales = norm.scales | {"node_scale_out": (1 - self.alpha) * norm.node_out}
+        z = hypergraph_aggregate(hypergraph, x, residual=self.alpha * x0, **scales)
         mapped = jnp.matmul(z, kernel, precision=self.precision)
         if bias is not None:
             mapped = mapped + bias

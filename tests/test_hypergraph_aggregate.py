@@ -14,7 +14,15 @@ import pytest
 from op_spec import Case, Incidence, OpSpec, assert_close, setting, stack
 from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, CoreChecks, OpSuite
 from segment_cases import distinct, largest, normal, smallest, with_far_padding
-from spmm_cases import Edges, mean, random_edges, spmm_reference, total, unused
+from spmm_cases import (
+    Edges,
+    mean,
+    random_edges,
+    spmm_reference,
+    total,
+    unused,
+    with_epilogue,
+)
 
 from jax_gnn import (
     Graph,
@@ -126,6 +134,11 @@ def case_maker(
                 is_read = name == "x" and "own_scale" in operands  # wherever it is
                 padding.append(None if is_read else unused(ids, size, values[-1].ndim))
                 continue
+            if name in ("residual", "bias"):
+                rows = (members.tails.num_src,) if name == "residual" else ()
+                values.append(rng.normal(size=(*rows, *of_heads, *features)))
+                padding.append(None)
+                continue
             if name == "own_scale":
                 values.append(rng.normal(size=() if own_scale_of_all else members.tails.num_src))
                 padding.append(None)
@@ -179,6 +192,9 @@ def reference(
     node_scale_out: np.ndarray | None = None,
     hyperedge_scale: np.ndarray | None = None,
     own_scale: np.ndarray | None = None,
+    residual: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    activation: str | None = None,
     normalization: str | None = None,
     hyperedge_reduce: str = "sum",
     node_reduce: str = "sum",
@@ -205,7 +221,8 @@ def reference(
     h = scaled(h, *edge)
     y = spmm_reference(members.to_nodes, h, head_weight, reduce=REDUCTIONS[node_reduce])
     y = scaled(y, *back)
-    return y if own_scale is None else y + scaled(x, own_scale)
+    y = y if own_scale is None else y + scaled(x, own_scale)
+    return with_epilogue(y, x, residual=residual, bias=bias, relu=activation == "relu")
 
 
 def by_name(function: Callable[..., Any], operands: tuple[str, ...]) -> Callable[..., Any]:
@@ -224,22 +241,42 @@ def aggregate_spec(
     """Describes the op with the given factors, under the given options."""
     operands = ("x", *factors)
     axis = 1 if heads is None else 2
+    make_case = case_maker(
+        operands,
+        directed=directed,
+        heads=heads,
+        numbers=numbers,
+        degrees="normalization" in options,
+        own_scale_of_all=own_scale_of_all,
+    )
+    if options.get("activation") == "relu":
+        before = by_name(functools.partial(reference, **options | {"activation": None}), operands)
+        make_case = away_from_the_kink(make_case, before, operands.index("residual"))
     return OpSpec(
         function=by_name(functools.partial(hypergraph_aggregate, **options), operands),
         reference=by_name(functools.partial(reference, **options), operands),
-        make_case=case_maker(
-            operands,
-            directed=directed,
-            heads=heads,
-            numbers=numbers,
-            degrees="normalization" in options,
-            own_scale_of_all=own_scale_of_all,
-        ),
+        make_case=make_case,
         operands=operands,
         linear=linear,
-        feature_axis=(axis, *[None] * len(factors)),
+        feature_axis=(axis, *({"residual": axis, "bias": axis - 1}.get(each) for each in factors)),
         result_axis=axis,
+        composed="residual" in factors,
+        summed=("bias",) if "bias" in factors else (),
     )
+
+
+def away_from_the_kink(
+    make_case: Callable[..., Case], before: Callable[..., np.ndarray], residual: int
+) -> Callable[..., Case]:
+    """No result so near to 0 that rounding decides whether it has a gradient."""
+
+    def make(*arguments: Any) -> Case:
+        case = make_case(*arguments)
+        operands = list(case.operands)
+        operands[residual] = operands[residual] + np.sign(before(case.plain, *operands))
+        return replace(case, operands=tuple(operands))
+
+    return make
 
 
 # --- Bad arguments -------------------------------------------------------------------------------
@@ -378,6 +415,24 @@ BAD_ARGUMENTS = {
     "own-scale-complex": bad(
         TypeError, "own_scale must be real numbers, got complex64", own_scale=np.complex64(1)
     ),
+    "residual": bad(
+        ValueError,
+        r"residual must be \(num_nodes=4, \*features\), got shape \(3, 2\)",
+        residual=ones(3, 2),
+    ),
+    "residual-features": bad(
+        ValueError,
+        r"residual must be .* with the features \(2,\) of x, got shape \(4, 1\)",
+        residual=ones(4, 1),
+    ),
+    "bias": bad(
+        ValueError,
+        r"bias must have the features \(2,\) of x, got shape \(3,\)",
+        bias=ones(3),
+    ),
+    "activation": bad(
+        ValueError, "activation must be one of None, 'relu', .*, got 'swish'", activation="swish"
+    ),
     "normalization": bad(
         ValueError,
         r"normalization must be one of .*'symmetric', 'row', got 'sym'",
@@ -489,6 +544,34 @@ class TestOwnScaleOfAll(CoreChecks):
         *("hyperedge_weight", "node_scale_out", "own_scale"),
         own_scale_of_all=True,
         node_reduce="mean",
+    )
+
+
+class TestEpilogue(OpSuite):
+    test_bad_argument = None
+    spec = aggregate_spec(
+        *("hyperedge_weight", "node_scale_out", "own_scale", "residual", "bias"),
+        linear=(),
+        activation="relu",
+    )
+
+
+class TestResidualOfAllFactors(CoreChecks):
+    spec = aggregate_spec(
+        *("hyperedge_scale", "node_scale_in", "node_scale_out", "residual"),
+        linear=(),
+        directed=True,
+        node_reduce="mean",
+    )
+
+
+class TestReluOfMaxima(CoreChecks):
+    spec = aggregate_spec(
+        *("node_scale_out", "residual", "bias"),
+        linear=(),
+        numbers=distinct,
+        hyperedge_reduce="max",
+        activation="relu",
     )
 
 
@@ -919,6 +1002,39 @@ def test_own_scale_takes_no_pass_of_its_own() -> None:
 
 
 @on_all
+def test_nan_stays_behind_a_relu(implementation: str) -> None:
+    x = np.float32([[np.nan], [-1], [1], [1]])
+    options = {"activation": "relu", "implementation": implementation}
+    y = hypergraph_aggregate(HYPERGRAPH, x, own_scale=1.0, **options)
+    np.testing.assert_array_equal(np.isnan(y[:, 0]), [True, True, False, False])
+
+
+@on_all
+@pytest.mark.parametrize("activation", ["silu", "tanh"])
+@pytest.mark.parametrize("node_reduce", ["sum", "max"])
+def test_other_activations(activation: str, node_reduce: str, implementation: str) -> None:
+    options = {"node_reduce": node_reduce, "bias": ones(2) / 2, "implementation": implementation}
+    before = hypergraph_aggregate(HYPERGRAPH, X / 8, **options)
+    y = hypergraph_aggregate(HYPERGRAPH, X / 8, activation=activation, **options)
+    np.testing.assert_allclose(y, getattr(jnp, activation, jax.nn.silu)(before), rtol=1e-6)
+
+
+def test_epilogue_takes_no_pass_of_its_own() -> None:
+    """Value and gradient are one call each; between them is what the ReLU lets through."""
+
+    def run(x: Any, residual: Any, ct: Any) -> Any:
+        options = {"own_scale": 1.5, "bias": ones(2), "activation": "relu"}
+        function = functools.partial(hypergraph_aggregate, HYPERGRAPH, **options)
+        y, vjp = jax.vjp(lambda x, residual: function(x, residual=residual), x, residual)
+        return y, vjp(ct)
+
+    program = jax.make_jaxpr(run)(X, X, X)
+    calls = [each for each in program.jaxpr.eqns if each.primitive.name.startswith("jax_gnn_")]
+    assert [each.primitive.name for each in calls] == 2 * ["jax_gnn_hypergraph_aggregate"]
+    assert calls[0].params["relu"] and "relu" not in calls[1].params
+
+
+@on_all
 @pytest.mark.parametrize(("dtype", "weight"), [("float16", 1024.5), ("bfloat16", 128.5)])
 def test_own_scale_rounds_once(dtype: str, weight: float, implementation: str) -> None:
     """The odd sum at node 0 is halfway between two numbers of the type."""
@@ -1096,12 +1212,24 @@ def test_schedules_give_the_same_result(
             hyperedge_scale=scales["hyperedge"].astype(acc),
             node_scale_out=scales["scale_out"].astype(acc),
         )
-        own_scale = rng.normal(size=310)
-        results = [np.asarray(y, np.float64) for y in (run(), run(own_scale=own_scale.astype(acc)))]
-        x = np.asarray(x, np.float64)
+        own_scale, bias = rng.normal(size=310), rng.normal(size=width)
+        residual = jnp.asarray(rng.normal(size=(310, width)), dtype)
+        last = {
+            "own_scale": own_scale.astype(acc),
+            "residual": residual,
+            "bias": bias.astype(acc),
+            "activation": "relu",
+        }
+        asked = [(), ("own_scale",), ("residual",), ("bias", "activation"), tuple(last)]
+        results = [
+            np.asarray(run(**{name: last[name] for name in names}), np.float64) for names in asked
+        ]
+        x, residual = (np.asarray(each, np.float64) for each in (x, residual))
     scaled_in = scales["scale_in"][:, None] * x
     sums = scales["hyperedge"][:, None] * (incidence.T @ scaled_in)
     want = scales["scale_out"][:, None] * (incidence @ sums)
-    for got, added in zip(results, (0, own_scale[:, None] * x), strict=True):
-        tolerance = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-2}[dtype]
-        assert_close(got, want + added, tolerance, "value")
+    tolerance = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-2}[dtype]
+    added = {"own_scale": own_scale[:, None] * x, "residual": residual, "bias": bias}
+    for names, got in zip(asked, results, strict=True):
+        y = want + sum(added[name] for name in names if name in added)
+        assert_close(got, np.maximum(y, 0) if "activation" in names else y, tolerance, str(names))

@@ -12,25 +12,29 @@ namespace jax_gnn {
 
 struct AggregateAttributes {
   int64_t threads;  // of a block
-  bool has_own;
+  bool has_own, has_residual, has_bias, relu;
 };
 
 }  // namespace jax_gnn
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::AggregateAttributes,
                                       StructMember<int64_t>("threads"),
-                                      StructMember<bool>("has_own"));
+                                      StructMember<bool>("has_own"),
+                                      StructMember<bool>("has_residual"),
+                                      StructMember<bool>("has_bias"), StructMember<bool>("relu"));
 
 namespace jax_gnn {
 
-// y = diag(node_scale_out) B diag(hyperedge_scale) A diag(node_scale_in) x + diag(own_scale) x,
-// where A is sorted by hyperedge and B by node; if not `has_own`, any buffer stands for own_scale.
+// y = relu(diag(node_scale_out) B diag(hyperedge_scale) A diag(node_scale_in) x + diag(own_scale) x
+// + residual + bias), where A is sorted by hyperedge and B by node; any buffer stands for what is
+// flagged as not there.
 // The first workspace holds the hyperedge features A … in the accumulator type: the one
 // intermediate of the computation. The others are those of the two sums.
 template <typename Backend>
 ffi::Error hypergraph_aggregate(typename Backend::Context context, ffi::AnyBuffer x,
                                 ffi::AnyBuffer node_scale_in, ffi::AnyBuffer hyperedge_scale,
                                 ffi::AnyBuffer node_scale_out, ffi::AnyBuffer own_scale,
+                                ffi::AnyBuffer residual, ffi::AnyBuffer bias,
                                 ffi::AnyBuffer to_hyperedges, ffi::AnyBuffer to_hyperedges_too,
                                 ffi::AnyBuffer to_nodes, ffi::AnyBuffer to_nodes_too,
                                 ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> sums,
@@ -55,13 +59,24 @@ ffi::Error hypergraph_aggregate(typename Backend::Context context, ffi::AnyBuffe
   }
   if (!is_scale(node_scale_in, num_nodes, acc_dtype) ||
       !is_scale(node_scale_out, num_nodes, acc_dtype) ||
-      !is_scale(hyperedge_scale, num_hyperedges, acc_dtype) ||
-      (attributes.has_own && !is_scale(own_scale, num_nodes, acc_dtype))) {
+      !is_scale(hyperedge_scale, num_hyperedges, acc_dtype)) {
     return invalid("a scale has the wrong shape or dtype");
   }
+  const EpilogueOperands last = {x,
+                                 own_scale,
+                                 own_scale,
+                                 residual,
+                                 bias,
+                                 attributes.has_own,
+                                 false,
+                                 attributes.has_residual,
+                                 attributes.has_bias,
+                                 attributes.relu};
+  ffi::Error error = last.check(num_nodes, width, dtype);
+  if (error.failure()) return error;
   if (!is_schedule(1, attributes.threads)) return invalid("the schedule is wrong");
   for (auto* each : {&workspace, &next_workspace}) {
-    const ffi::Error error = check_workspace(**each, width, acc_dtype);
+    error = check_workspace(**each, width, acc_dtype);
     if (error.failure()) return error;
   }
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
@@ -79,8 +94,7 @@ ffi::Error hypergraph_aggregate(typename Backend::Context context, ffi::AnyBuffe
           HypergraphScales<Acc>{scale_data<Acc>(node_scale_in, num_nodes),
                                 scale_data<Acc>(hyperedge_scale, num_hyperedges),
                                 scale_data<Acc>(node_scale_out, num_nodes)},
-          Own<T, Acc>{data_if<T>(attributes.has_own, x), data<const Acc>(own_scale),
-                      has_shape(own_scale, {num_nodes})},
+          last.template epilogue<T, Acc>(),
           width,
           data<T>(*y),
           data<Acc>(*sums)};

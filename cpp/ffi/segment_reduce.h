@@ -52,15 +52,6 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::OrderAttributes,
 
 namespace jax_gnn {
 
-inline bool is_row_scale(const ffi::AnyBuffer& scale, int64_t num_rows, ffi::DataType dtype) {
-  return is_index(scale, num_rows, dtype) || is_index(scale, 1, dtype);
-}
-
-template <typename T>
-RowScale<T> row_scale(bool present, const ffi::AnyBuffer& scale) {
-  return {data_if<T>(present, scale), present && scale.element_count() > 1};
-}
-
 // out[r, :] = reduce over the entries e of row r of weight[order[e], head] * in[cols[e], :], then
 // the epilogue.
 template <typename Backend>
@@ -103,37 +94,34 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
   if (attributes.weighted && (reduce == Reduce::kProd || reduce == Reduce::kLogSumExp)) {
     return invalid("products and logsumexp have no weights");
   }
-  const bool has_epilogue = attributes.has_own || attributes.has_out_scale ||
-                            attributes.has_residual || attributes.has_bias || attributes.relu;
-  if (has_epilogue && !(real && (reduce == Reduce::kSum || reduce == Reduce::kMean))) {
+  const EpilogueOperands epilogue = {in,
+                                     own_scale,
+                                     out_scale,
+                                     residual,
+                                     bias,
+                                     attributes.has_own,
+                                     attributes.has_out_scale,
+                                     attributes.has_residual,
+                                     attributes.has_bias,
+                                     attributes.relu};
+  if (epilogue.any() && !(real && (reduce == Reduce::kSum || reduce == Reduce::kMean))) {
     return invalid("only sums and means of floating-point numbers have an epilogue");
   }
-  if ((attributes.has_own &&
-       (in.dimensions()[0] != num_rows || !is_row_scale(own_scale, num_rows, acc_dtype))) ||
-      (attributes.has_out_scale && !is_row_scale(out_scale, num_rows, acc_dtype))) {
-    return invalid("the rows' scales have the wrong shape or dtype, or rows are not columns");
+  if (attributes.has_own && in.dimensions()[0] != num_rows) {
+    return invalid("own features need as many rows as columns");
   }
-  if ((attributes.has_residual &&
-       (residual.element_type() != dtype || residual.element_count() != out->element_count())) ||
-      (attributes.has_bias &&
-       (bias.element_type() != acc_dtype || static_cast<int64_t>(bias.element_count()) != width))) {
-    return invalid("the residual or the bias has the wrong shape or dtype");
-  }
+  error = epilogue.check(num_rows, width, dtype);
+  if (error.failure()) return error;
   if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
   error = check_workspace(*workspace, width, acc_dtype);
   if (error.failure()) return error;
   return dispatch_number<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
     using Acc = typename decltype(acc)::type;
-    const Epilogue<T, Acc> epilogue = {data_if<T>(attributes.has_own, in),
-                                       row_scale<Acc>(attributes.has_own, own_scale),
-                                       row_scale<Acc>(attributes.has_out_scale, out_scale),
-                                       data_if<T>(attributes.has_residual, residual),
-                                       data_if<Acc>(attributes.has_bias, bias),
-                                       attributes.relu};
     return Backend::segment_reduce(
         context, attributes, make_workspace(*workspace), operands.csr(), reduce, data<const T>(in),
-        data_if<Acc>(attributes.weighted, weight), Features{width, heads}, epilogue, data<T>(*out));
+        data_if<Acc>(attributes.weighted, weight), Features{width, heads},
+        epilogue.template epilogue<T, Acc>(), data<T>(*out));
   });
 }
 

@@ -32,6 +32,50 @@ const T* data_if(bool present, const ffi::AnyBuffer& buffer) {
   return present ? static_cast<const T*>(buffer.untyped_data()) : nullptr;
 }
 
+// A factor for each row, or one for all of them.
+inline bool is_row_scale(const ffi::AnyBuffer& scale, int64_t num_rows, ffi::DataType dtype) {
+  return is_index(scale, num_rows, dtype) || is_index(scale, 1, dtype);
+}
+
+template <typename T>
+RowScale<T> row_scale(bool present, const ffi::AnyBuffer& scale) {
+  return {data_if<T>(present, scale), present && scale.element_count() > 1};
+}
+
+// The operands of an Epilogue, and their check. `own` has the rows and features of the result.
+struct EpilogueOperands {
+  ffi::AnyBuffer own, own_scale, out_scale, residual, bias;
+  bool has_own, has_out_scale, has_residual, has_bias, relu;
+
+  bool any() const { return has_own || has_out_scale || has_residual || has_bias || relu; }
+
+  ffi::Error check(int64_t num_rows, int64_t width, ffi::DataType dtype) const {
+    const ffi::DataType acc_dtype = accumulator_type(dtype);
+    if ((has_own && !is_row_scale(own_scale, num_rows, acc_dtype)) ||
+        (has_out_scale && !is_row_scale(out_scale, num_rows, acc_dtype))) {
+      return invalid("the rows' scales have the wrong shape or dtype");
+    }
+    const auto is_there = [](const ffi::AnyBuffer& buffer, int64_t size, ffi::DataType type) {
+      return buffer.element_type() == type && static_cast<int64_t>(buffer.element_count()) == size;
+    };
+    if ((has_residual && !is_there(residual, num_rows * width, dtype)) ||
+        (has_bias && !is_there(bias, width, acc_dtype))) {
+      return invalid("the residual or the bias has the wrong shape or dtype");
+    }
+    return ffi::Error::Success();
+  }
+
+  template <typename T, typename Acc>
+  Epilogue<T, Acc> epilogue() const {
+    return {data_if<T>(has_own, own),
+            row_scale<Acc>(has_own, own_scale),
+            row_scale<Acc>(has_out_scale, out_scale),
+            data_if<T>(has_residual, residual),
+            data_if<Acc>(has_bias, bias),
+            relu};
+  }
+};
+
 // The index operands of a Csr, and their check. Without `cols` entry e reads row e, without `order`
 // it has weight e.
 struct CsrOperands {

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "segments.h"
+
 namespace jax_gnn {
 
 constexpr int kSlotSize = 8;
@@ -33,23 +35,14 @@ struct HypergraphScales {
   const Acc* node_out;   // (num_nodes,), multiplies the result
 };
 
-// What is added to a row of the result: the same row of `rows`, times a scale. Without rows,
-// nothing.
-template <typename T, typename Acc>
-struct Own {
-  const T* rows;     // (num_nodes, width)
-  const Acc* scale;  // (num_nodes,), or one for all
-  unsigned stride;   // of `scale`: 1, or 0
-};
-
-// y = diag(node_out) B diag(hyperedge) A diag(node_in) x + own, with the incidence matrices A of
+// y = last(diag(node_out) B diag(hyperedge) A diag(node_in) x), with the incidence matrices A of
 // `to_hyperedges`, (num_hyperedges, num_nodes), and B of `to_nodes`, (num_nodes, num_hyperedges).
 template <class Incidences, typename T, typename Acc>
 struct Aggregation {
   Incidences to_hyperedges, to_nodes;
   const T* x;  // (num_nodes, width)
   HypergraphScales<Acc> scales;
-  Own<T, Acc> own;
+  Epilogue<T, Acc> last;  // without out_scale
   int64_t width;
   T* y;       // (num_nodes, width)
   Acc* sums;  // (num_hyperedges, width), the features of the hyperedges

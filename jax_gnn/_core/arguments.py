@@ -116,6 +116,29 @@ def check_row_scale(name: str, scale: Any, size_name: str, size: int, acc: Any) 
     return scale.astype(acc).ravel()
 
 
+def check_bias(bias: Any, x: Array) -> Array | None:
+    """What is added to all rows like those of x, in its accumulator type."""
+    if bias is None:
+        return None
+    bias = check_real("bias", bias).astype(accumulator_dtype(x.dtype))
+    if bias.shape != x.shape[1:]:
+        raise ValueError(f"bias must have the features {x.shape[1:]} of x, got shape {bias.shape}")
+    return bias
+
+
+def check_residual(residual: Any, size_name: str, size: int, x: Array) -> Array | None:
+    """What is added to rows like those of x, in its dtype."""
+    if residual is None:
+        return None
+    residual = check_features("residual", residual, size_name, size).astype(x.dtype)
+    if residual.shape[1:] != x.shape[1:]:
+        raise ValueError(
+            f"residual must be ({size_name}={size}, *features) with the features {x.shape[1:]} of "
+            f"x, got shape {residual.shape}"
+        )
+    return residual
+
+
 # --- Ids and sizes -------------------------------------------------------------------------------
 
 

@@ -227,6 +227,22 @@ def multilinear_jvp(
     return bind(primals), functools.reduce(jax.numpy.add, terms) if terms else None
 
 
+def composed_jvp(
+    function: Callable[[Any], Array], primals: Any, tangents: Any
+) -> tuple[Array, Array]:
+    """Value and derivative of a function of the operands that is made of others."""
+    moving = {
+        name: each
+        for name, each in tangents._asdict().items()
+        if each is not None and not isinstance(each, tuple)  # matrices stand still
+    }
+
+    def moved(values: dict[str, Any]) -> Array:
+        return function(primals._replace(**values))
+
+    return jax.jvp(moved, ({name: getattr(primals, name) for name in moving},), (moving,))
+
+
 # --- The rules that JAX asks for -----------------------------------------------------------------
 
 

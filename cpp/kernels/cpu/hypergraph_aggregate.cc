@@ -66,7 +66,7 @@ struct GatherReduceTile {
   const In* in;
   const Scale* col_scale;
   Scale row_scale;
-  const Own<Out, Scale>& own;
+  const Epilogue<Out, Scale>& last;
   Out* out;
   int64_t width;
 
@@ -76,11 +76,16 @@ struct GatherReduceTile {
     reduce_row<Tile, kFull>(incidences, begin, end, in, col_scale, width, column, count, acc);
     const int n = kFull ? Tile : count;
     for (int k = 0; k < n; ++k) acc[k] *= row_scale;
-    if (own.rows) {
-      const Out* from = own.rows + row * width + column;
-      const Scale s = own.scale[row * own.stride];
+    const auto add = [&](const Out* rows, Scale s) JAX_GNN_LAMBDA {
+      const Out* from = rows + row * width + column;
       for (int k = 0; k < n; ++k) acc[k] += s * static_cast<Scale>(widen(from[k]));
-    }
+    };
+    if (last.own) add(last.own, last.own_scale.data[row * last.own_scale.stride]);
+    if (last.residual) add(last.residual, Scale(1));
+    if (last.bias)
+      for (int k = 0; k < n; ++k) acc[k] += last.bias[column + k];
+    if (last.relu)
+      for (int k = 0; k < n; ++k) acc[k] = acc[k] < 0 ? Scale(0) : acc[k];  // NaN stays
     Out* target = out + row * width + column;
     for (int k = 0; k < n; ++k) target[k] = narrow<Out>(acc[k]);
   }
@@ -88,16 +93,16 @@ struct GatherReduceTile {
 
 template <typename In, typename Out, typename Scale, typename Index>
 JAX_GNN_INLINE void gather_reduce_rows(const RowPointers<Index>& incidences, int64_t first,
-                                       int64_t last, const In* in, const Scale* col_scale,
-                                       const Scale* row_scale, const Own<Out, Scale>& own, Out* out,
-                                       int64_t width) {
-  for (int64_t row = first; row < last; ++row) {
-    const int64_t begin = clamped(incidences.indptr[row], 0, incidences.nnz);
-    const int64_t end = clamped(incidences.indptr[row + 1], begin, incidences.nnz);
+                                       int64_t end, const In* in, const Scale* col_scale,
+                                       const Scale* row_scale, const Epilogue<Out, Scale>& last,
+                                       Out* out, int64_t width) {
+  for (int64_t row = first; row < end; ++row) {
+    const int64_t from = clamped(incidences.indptr[row], 0, incidences.nnz);
+    const int64_t to = clamped(incidences.indptr[row + 1], from, incidences.nnz);
     // A row without entries is zero even where its scale is not finite, as 1 / degree is.
-    const Scale scale = begin == end ? Scale(0) : row_scale ? row_scale[row] : Scale(1);
+    const Scale scale = from == to ? Scale(0) : row_scale ? row_scale[row] : Scale(1);
     for_each_tile(width, GatherReduceTile<In, Out, Scale, Index>{
-                             incidences, row, begin, end, in, col_scale, scale, own, out, width});
+                             incidences, row, from, to, in, col_scale, scale, last, out, width});
   }
 }
 
@@ -132,14 +137,14 @@ void for_balanced_rows(const ParallelFor& parallel_for, const RowPointers<Index>
 }
 
 // out[r, :] = row_scale[r] * sum_{j in row r} col_scale[c_j] * in[c_j, :]; a null scale means ones.
-// To each row `own` is added.
+// Each row goes on with an epilogue.
 template <typename In, typename Out, typename Scale, typename Index>
 void gather_reduce(const ParallelFor& parallel_for, const RowPointers<Index>& incidences,
                    const In* in, const Scale* col_scale, const Scale* row_scale,
-                   const Own<Out, Scale>& own, Out* out, int64_t width) {
-  for_balanced_rows(parallel_for, incidences, width, [&](int64_t first, int64_t last) {
+                   const Epilogue<Out, Scale>& last, Out* out, int64_t width) {
+  for_balanced_rows(parallel_for, incidences, width, [&](int64_t first, int64_t end) {
     with_vectors([&](auto) JAX_GNN_LAMBDA {
-      gather_reduce_rows(incidences, first, last, in, col_scale, row_scale, own, out, width);
+      gather_reduce_rows(incidences, first, end, in, col_scale, row_scale, last, out, width);
     });
   });
 }
@@ -150,9 +155,9 @@ template <typename Index, typename T, typename Acc>
 void hypergraph_aggregate(const ParallelFor& parallel_for,
                           const Aggregation<RowPointers<Index>, T, Acc>& all) {
   gather_reduce(parallel_for, all.to_hyperedges, all.x, all.scales.node_in, all.scales.hyperedge,
-                Own<Acc, Acc>{}, all.sums, all.width);
+                Epilogue<Acc, Acc>{}, all.sums, all.width);
   const Acc *sums = all.sums, *ones = nullptr;
-  gather_reduce(parallel_for, all.to_nodes, sums, ones, all.scales.node_out, all.own, all.y,
+  gather_reduce(parallel_for, all.to_nodes, sums, ones, all.scales.node_out, all.last, all.y,
                 all.width);
 }
 

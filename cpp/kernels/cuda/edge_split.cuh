@@ -24,6 +24,7 @@
 #include "basics.cuh"
 #include "pack.cuh"
 #include "segment_ops.cuh"
+#include "segment_output.cuh"
 #include "segment_tails.cuh"
 
 namespace jax_gnn::cuda {
@@ -165,55 +166,75 @@ struct Shared {
   }
 };
 
-// In place of an Own, where nothing is added to rows.
-struct NoOwn {};
-
-// What is added to a row, on its way.
-template <class Added, int kVec>
+// What is asked for ahead of a row's end, for its epilogue: the lane's word of the row's own
+// features and their scale, or where these do not count of its residual, and one. There are no
+// registers for both.
+template <class Last, int kVec>
 struct Fetched {};
 template <typename T, typename Acc, int kVec>
-struct Fetched<Own<T, Acc>, kVec> {
+struct Fetched<Epilogue<T, Acc>, kVec> {
   Word<T, kVec> word;
   Acc factor;
 };
 
-// The rows of the result, as a thread sees them: what is added to each, and how they are written.
+// The rows of the result, as a thread sees them: what each goes on with, and how they are written.
 // By reference, as the code that comes out is then that of lambdas in the kernel.
-template <typename Out, typename Acc, int kVec, class Added>
+template <typename Out, typename Acc, int kVec, class Last>
 struct ResultRows {
-  using Own = Fetched<Added, kVec>;
+  using Beside = Fetched<Last, kVec>;
   const Sum<Acc, kVec>& sum;
   const Team& team;
   Out* const& out;
-  const Added& added;
+  const Last& last;
   const unsigned& row_bytes;
 
-  // Sends for what is added to a row.
-  __device__ __forceinline__ Own fetch(Index row) const {
-    Own own = {};
-    if constexpr (!std::is_same_v<Added, NoOwn>) {
-      load_below(static_cast<unsigned>(row), team.active ? sum.num_rows : 0,
-                 reinterpret_cast<const Word<Out, kVec>*>(
-                     row_at(added.rows + uint64_t{team.word} * kVec, row, row_bytes)),
-                 own.word);
-      own.factor = load_below_or(static_cast<unsigned>(row), sum.num_rows,
-                                 added.scale + added.stride * static_cast<unsigned>(row), Acc(0));
+  // Sends for what an epilogue reads.
+  __device__ __forceinline__ Beside fetch(Index row) const {
+    Beside beside = {};
+    if constexpr (!std::is_same_v<Last, NoEpilogue>) {
+      const bool has_own = last.own != nullptr;
+      fetch_word(has_own ? last.own : last.residual, row, beside.word);
+      beside.factor = load_below_or(
+          static_cast<unsigned>(row), has_own ? sum.num_rows : 0,
+          last.own_scale.data + last.own_scale.stride * static_cast<unsigned>(row), Acc(1));
     }
-    return own;
+    return beside;
   }
   __device__ __forceinline__ void store(Index row, const Acc (&run)[kVec], Acc factor,
-                                        const Own& own) const {
+                                        const Beside& beside) const {
     if (!team.active || !is_id(row, sum.num_rows)) return;
     Out* to = row_at(out + uint64_t{team.word} * kVec, row, row_bytes);
-    if constexpr (std::is_same_v<Added, NoOwn>) {
+    if constexpr (std::is_same_v<Last, NoEpilogue>) {
       store_scaled(to, run, factor);
     } else {
       Acc total[kVec];
 #pragma unroll
       for (int i = 0; i < kVec; ++i) total[i] = factor * run[i];
-      add_word<Out>(total, own.word, own.factor);
+      add_word<Out>(total, beside.word, beside.factor);
+      if (last.own != nullptr && last.residual != nullptr) {
+        Word<Out, kVec> word;
+        fetch_word(last.residual, row, word);
+        add_word<Out>(total, word, Acc(1));
+      }
+      if (last.bias != nullptr)
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) total[i] += __ldg(last.bias + team.word * kVec + i);
+      if (last.relu)
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) total[i] = total[i] < 0 ? Acc(0) : total[i];  // NaN stays
       store_scaled(to, total, Acc(1));
     }
+  }
+
+ private:
+  // The lane's word of a row of what lies as the result does; zeros where there is none.
+  template <class W>
+  __device__ __forceinline__ void fetch_word(const Out* rows, Index row, W& word) const {
+    word = {};
+    load_below(
+        static_cast<unsigned>(row), team.active && rows != nullptr ? sum.num_rows : 0,
+        reinterpret_cast<const W*>(row_at(rows + uint64_t{team.word} * kVec, row, row_bytes)),
+        word);
   }
 };
 
@@ -269,10 +290,10 @@ struct SlotFeatures {
 
 // `kOne`: a team has one slot. The code is then shorter, which is what counts in small sums: most
 // of their time is instructions on their way.
-template <bool kOne, bool kScaled, typename In, typename Out, typename Acc, int kVec, class Added>
+template <bool kOne, bool kScaled, typename In, typename Out, typename Acc, int kVec, class Last>
 __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThreads)
     sum_kernel(const __grid_constant__ Sum<Acc, kVec> sum, const In* in, Out* out, bool reads_ahead,
-               Added added) {
+               Last last) {
   // The next launch may read ahead what this one has waited for.
   if (!reads_ahead) wait_for_previous_launch();
   allow_next_launch();
@@ -293,8 +314,8 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
     __pipeline_commit();
   }
   const unsigned out_bytes = sum.words * kVec * static_cast<unsigned>(sizeof(Out));
-  const ResultRows<Out, Acc, kVec, Added> rows = {sum, team, out, added, out_bytes};
-  Fetched<Added, kVec> own = rows.fetch(now.is_last() ? now.row : kNothingFollows);
+  const ResultRows<Out, Acc, kVec, Last> rows = {sum, team, out, last, out_bytes};
+  Fetched<Last, kVec> beside = rows.fetch(now.is_last() ? now.row : kNothingFollows);
   if (reads_ahead) wait_for_previous_launch();
 
   const Shared<Acc, kVec> open_ends = {reinterpret_cast<Pack<Acc, kVec>*>(dynamic_shared())},
@@ -344,7 +365,7 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
     }
     if (now.is_last()) {
       if (now.before() == 0)
-        rows.store(now.row, run, scale, own);
+        rows.store(now.row, run, scale, beside);
       else
         head_round = 1;
     }
@@ -370,7 +391,7 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
           head_round = round;
           heads.put(run, threadIdx.x);
         } else {
-          rows.store(now.row, run, scale, own);
+          rows.store(now.row, run, scale, beside);
         }
 #pragma unroll
         for (int i = 0; i < kVec; ++i) run[i] = 0;
@@ -378,7 +399,7 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
       if (round == rounds) break;
       now = next;
       scale = scales.scale_of(now);
-      own = rows.fetch(now.is_last() ? now.row : kNothingFollows);
+      beside = rows.fetch(now.is_last() ? now.row : kNothingFollows);
     }
   }
 
@@ -435,7 +456,7 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
     if (head_begin < 0 && crosses_in)
       kept.put(run, team.lane);
     else
-      rows.store(head_row, run, head_scale, kOne ? own : rows.fetch(head_row));
+      rows.store(head_row, run, head_scale, kOne ? beside : rows.fetch(head_row));
   }
   if (!crosses_in || (passed && !relays)) return;
 
@@ -467,10 +488,10 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
     for (int i = 0; i < kVec; ++i) taken[i] = 0;
     open_ends.add_before(0, teams, team, taken);
   }
-  Acc last[kVec];
-  kept.get(last, team.lane);
+  Acc mine[kVec];
+  kept.get(mine, team.lane);
 #pragma unroll
-  for (int i = 0; i < kVec; ++i) taken[i] += last[i];
+  for (int i = 0; i < kVec; ++i) taken[i] += mine[i];
   if (relays)
     sum.tails.put(block, column, width, taken);
   else

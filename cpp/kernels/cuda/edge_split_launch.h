@@ -21,14 +21,14 @@ size_t shared_bytes(int threads, int lanes) {
 }
 
 // out[r, :] = row_scale[r] * sum_{j in row r} col_scale[c_j] * in[c_j, :]; a null scale means ones.
-// in: (cols, width), out: (rows, width). A row without entries is zero whatever its scale. To each
-// row an Own is added, or NoOwn. One launch. If it `reads_ahead`, the one before it in the stream
-// writes `in` and nothing else that is read here. As many blocks share the slots as there are
-// workspaces.
-template <typename In, typename Out, typename Acc, int kVec, class Added>
+// in: (cols, width), out: (rows, width). A row without entries is zero whatever its scale. Rows
+// go on with an Epilogue, or NoEpilogue. One launch. If it `reads_ahead`, the one before it in the
+// stream writes `in` and nothing else that is read here. As many blocks share the slots as there
+// are workspaces.
+template <typename In, typename Out, typename Acc, int kVec, class Last>
 cudaError_t launch_sum(cudaStream_t stream, bool reads_ahead, int most_threads,
                        const EdgeSplit& split, const In* in, const Acc* col_scale,
-                       const Acc* row_scale, const Added& added, int64_t width, Out* out,
+                       const Acc* row_scale, const Last& last, int64_t width, Out* out,
                        const Workspace& workspace) {
   const int64_t words = width / kVec;
   int lane_bits = 0, team_bits = 0;
@@ -66,31 +66,33 @@ cudaError_t launch_sum(cudaStream_t stream, bool reads_ahead, int most_threads,
   const auto run = [&](auto one, auto scaled) {
     return launch(
         stream, plan,
-        sum_kernel<decltype(one)::value, decltype(scaled)::value, In, Out, Acc, kVec, Added>, sum,
-        in, out, reads_ahead, added);
+        sum_kernel<decltype(one)::value, decltype(scaled)::value, In, Out, Acc, kVec, Last>, sum,
+        in, out, reads_ahead, last);
   };
   const auto run_scaled = [&](auto scaled) {
     return rounds == 1 ? run(std::true_type{}, scaled) : run(std::false_type{}, scaled);
   };
-  if constexpr (std::is_same_v<Added, NoOwn> && std::is_same_v<Out, Acc>)  // of the first sum only
+  if constexpr (std::is_same_v<Last, NoEpilogue> &&
+                std::is_same_v<Out, Acc>)  // of the first sum only
     if (col_scale != nullptr) return run_scaled(std::true_type{});
   return run_scaled(std::false_type{});
 }
 
-template <typename In, typename Out, typename Acc, class Added>
+template <typename In, typename Out, typename Acc, class Last>
 cudaError_t row_sums(cudaStream_t stream, bool reads_ahead, int most_threads,
                      const EdgeSplit& split, const In* in, const Acc* col_scale,
-                     const Acc* row_scale, const Added& added, int64_t width, Out* out,
+                     const Acc* row_scale, const Last& last, int64_t width, Out* out,
                      const Workspace& workspace) {
   constexpr int kWide = 16 / sizeof(In);
   bool wide = readable<kWide>(in, width) && aligned(out, store_alignment<Out, kWide>);
-  if constexpr (!std::is_same_v<Added, NoOwn>)
-    wide = wide && aligned(added.rows, store_alignment<Out, kWide>);
+  if constexpr (!std::is_same_v<Last, NoEpilogue>)
+    wide = wide && aligned(last.own, store_alignment<Out, kWide>) &&
+           aligned(last.residual, store_alignment<Out, kWide>);
   if (wide)
     return launch_sum<In, Out, Acc, kWide>(stream, reads_ahead, most_threads, split, in, col_scale,
-                                           row_scale, added, width, out, workspace);
+                                           row_scale, last, width, out, workspace);
   return launch_sum<In, Out, Acc, 1>(stream, reads_ahead, most_threads, split, in, col_scale,
-                                     row_scale, added, width, out, workspace);
+                                     row_scale, last, width, out, workspace);
 }
 
 }  // namespace

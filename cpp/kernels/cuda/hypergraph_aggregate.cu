@@ -11,22 +11,22 @@ template <typename T, typename Acc>
 cudaError_t hypergraph_aggregate(cudaStream_t stream, int threads, const Workspace& workspace,
                                  const Workspace& next_workspace,
                                  const Aggregation<EdgeSplit, T, Acc>& aggregation) {
-  const auto& [to_hyperedges, to_nodes, x, scales, own, width, y, sums] = aggregation;
+  const auto& [to_hyperedges, to_nodes, x, scales, last, width, y, sums] = aggregation;
   if (to_nodes.num_rows <= 0 || width <= 0) return cudaSuccess;
   if (width > static_cast<int64_t>(0xffffffffu / sizeof(Acc))) return cudaErrorInvalidValue;
   if (to_hyperedges.num_rows > 0) {
     const cudaError_t error = row_sums(stream, false, threads, to_hyperedges, x, scales.node_in,
-                                       scales.hyperedge, NoOwn{}, width, sums, workspace);
+                                       scales.hyperedge, NoEpilogue{}, width, sums, workspace);
     if (error != cudaSuccess) return error;
   }
-  const auto to_result = [&, &all = aggregation](const auto& added) {
+  const auto to_result = [&, &all = aggregation](const auto& epilogue) {
     const Acc* ones = nullptr;
     // Without hyperedges there was no launch ahead.
     return row_sums(stream, all.to_hyperedges.num_rows > 0, threads, all.to_nodes,
-                    static_cast<const Acc*>(all.sums), ones, all.scales.node_out, added, all.width,
-                    all.y, next_workspace);
+                    static_cast<const Acc*>(all.sums), ones, all.scales.node_out, epilogue,
+                    all.width, all.y, next_workspace);
   };
-  return own.rows != nullptr ? to_result(own) : to_result(NoOwn{});
+  return last.any() ? to_result(last) : to_result(NoEpilogue{});
 }
 
 #define JAX_GNN_INSTANTIATE(T, Acc)                                                                \

@@ -18,10 +18,12 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_gnn._core.arguments import (
+    check_bias,
     check_choice,
     check_container,
     check_features,
     check_real,
+    check_residual,
     check_row_scale,
     check_scale,
     check_weight,
@@ -31,8 +33,10 @@ from jax_gnn._core.csr import SparseMatrix, permutation, segments
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
 from jax_gnn._ops.hypergraph_aggregate.primitive import aggregate
-from jax_gnn._ops.hypergraph_aggregate.xla import add_own, ones
+from jax_gnn._ops.hypergraph_aggregate.xla import ones
+from jax_gnn._ops.segment_matmul.xla import Activation, activated
 from jax_gnn._ops.segment_reduce.primitive import reduce_messages, total
+from jax_gnn._ops.segment_reduce.xla import epilogue
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
@@ -54,6 +58,9 @@ def hypergraph_aggregate(
     node_scale_out: Array | None = None,
     hyperedge_scale: Array | None = None,
     own_scale: ArrayLike | None = None,
+    residual: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    activation: Activation | None = None,
     normalization: Normalization | None = None,
     hyperedge_reduce: Reduce = "sum",
     node_reduce: Reduce = "sum",
@@ -64,11 +71,11 @@ def hypergraph_aggregate(
     Computes ``Y = Dv_out H (W De) Hᵀ Dv_in X`` (HyperGef, equation 5 and listing 3) with the
     incidence matrix H and the diagonal matrices of ``node_scale_out``, ``hyperedge_weight``,
     ``hyperedge_scale`` and ``node_scale_in``; of a directed hypergraph, the first H is that of the
-    heads and the second that of the tails. With ``own_scale`` a node's own features are added. All
-    factors are optional and multiply with those of the other options. As sums or means linear in
-    ``x`` and, without ``own_scale``, in each given factor; exact derivatives of any order to all of
-    them. Sums and means without weights of incidences are one fused call, which holds one
-    ``num_hyperedges × features`` intermediate.
+    heads and the second that of the tails. What layers do next may be asked for in the same call:
+    ``activation(Y + own_scale · X + residual + bias)``. All factors are optional and multiply with
+    those of the other options. As sums or means linear in ``x`` and in each given factor, but for
+    what comes next; exact derivatives of any order to all of these. Sums and means without weights
+    of incidences are one fused call, which holds one ``num_hyperedges × features`` intermediate.
 
     Args:
         hypergraph: the hypergraph.
@@ -87,6 +94,10 @@ def hypergraph_aggregate(
         own_scale: ``()`` or ``(num_nodes,)``, what ``x`` is multiplied by and then added to the
             result, whatever the reductions, the normalization and ``node_scale_out``: GIN's
             ``1 + eps``. Nothing is added by default.
+        residual: ``(num_nodes, *features)``, added likewise; converted to the dtype of ``x``.
+        bias: ``(*features)``, added to all rows.
+        activation: applied to the result: ``"relu"``, ``"silu"``, ``"gelu"`` (the approximation by
+            tanh) or ``"tanh"``. Only the first is part of the kernel.
         normalization: ``"symmetric"`` for HGNN's ``Dv^-1/2 H W De^-1 Hᵀ Dv^-1/2`` (Feng et al.
             2019, arXiv 1809.09401, equation 10), ``"row"`` for ``Dv^-1 H W De^-1 Hᵀ`` (Bai et al.
             2021; HGNN+). De are the column sums of H, the sizes of the hyperedges; Dv are the row
@@ -100,7 +111,7 @@ def hypergraph_aggregate(
 
     Returns:
         ``(num_nodes, *features)`` in the dtype of ``x``; half types accumulate in float32. Isolated
-        nodes get zeros, or just ``own_scale · x``; a maximum or minimum over nothing is 0.
+        nodes get zeros before what is added; a maximum or minimum over nothing is 0.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -113,6 +124,8 @@ def hypergraph_aggregate(
         Array([ 6.,  6., 13.,  7.], dtype=float32)
         >>> hypergraph_aggregate(hypergraph, x, hyperedge_reduce="mean", node_reduce="mean")
         Array([2.  , 2.  , 2.75, 3.5 ], dtype=float32)
+        >>> hypergraph_aggregate(hypergraph, x, own_scale=1, bias=-9, activation="relu")
+        Array([0., 0., 7., 2.], dtype=float32)
     """
     hypergraph = check_container("hypergraph", hypergraph, Hypergraph)
     x = check_features("x", x, "num_nodes", hypergraph.num_nodes)
@@ -126,6 +139,8 @@ def hypergraph_aggregate(
     scale_out = [check_scale("node_scale_out", node_scale_out, *nodes, acc)]
     scale_edge = [weight, check_scale("hyperedge_scale", hyperedge_scale, *hyperedges, acc)]
     own = check_row_scale("own_scale", own_scale, *nodes, acc)
+    residual, bias = check_residual(residual, *nodes, x), check_bias(bias, x)
+    check_choice("activation", activation, (None, *get_args(Activation)))
     check_choice("hyperedge_reduce", hyperedge_reduce, get_args(Reduce))
     check_choice("node_reduce", node_reduce, get_args(Reduce))
     check_choice("normalization", normalization, (None, *get_args(Normalization)))
@@ -148,25 +163,33 @@ def hypergraph_aggregate(
     ends = (into.swapped,), (into, back.swapped), (back,)
     given = (scale_in, scale_edge, scale_out)
     scales = [_product(each, *users) for each, users in zip(given, ends, strict=True)]
+    residual = None if residual is None else flat(residual)
+    bias = None if bias is None else bias.ravel()
+    relu = activation == "relu"
     if reduces == ["sum", "sum"] and into.weight is None and back.weight is None:
+        is_linear = residual is None and bias is None and not relu
         y = aggregate(
             flat(x),
             *(ones(acc) if each is None else each.ravel() for each in scales),
             own,
             hypergraph.graph.matrix(slots=True),
             hypergraph.receiving.matrix(slots=True).T,
+            residual,
+            bias,
+            **({} if is_linear else {"relu": relu}),
             implementation=implementation,
         )
-        return y.reshape(x.shape)
+        return activated(y, activation).reshape(x.shape)
     h = flat(x)
-    rounds = own is not None or into.weight is not None or reduces[0] == "sum"
+    goes_on = own is not None or residual is not None or bias is not None
+    rounds = goes_on or into.weight is not None or reduces[0] == "sum"
     if rounds or any(s is not None for s in scales):
         h = h.astype(acc)  # else rounded between the stages; a bare maximum is exact in any type
     h = into.reduce(_times(h, scales[0], *ends[0]), reduces[0], implementation)
     y = back.reduce(_times(h, scales[1], *ends[1]), reduces[1], implementation)
     y = _times(y, scales[2], *ends[2])
-    y = y.astype(x.dtype) if own is None else add_own(y, flat(x), own)
-    return y.reshape(x.shape)
+    y = epilogue(y, flat(x), own, None, residual, bias, relu=relu).astype(x.dtype)
+    return activated(y, activation).reshape(x.shape)
 
 
 @public

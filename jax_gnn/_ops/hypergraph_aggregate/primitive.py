@@ -3,7 +3,8 @@
 ``hypergraph_aggregate``, Y = diag(o) B diag(e) A diag(i) X + diag(s) X, where A sums nodes into
 hyperedges and B hyperedges into nodes. Its transpose in X is itself with i and o, and Aᵀ and Bᵀ, in
 each other's place, and the same s; in e it is the row dot of two hyperedge sums, in the primitives
-of :mod:`jax_gnn._ops.segment_reduce`.
+of :mod:`jax_gnn._ops.segment_reduce`. Kernels may go on with a residual, a bias and a ReLU, which
+the transposes never see: the derivative has them in ``jax.numpy``.
 
 Scales are vectors in the accumulator type; where there is none, a single 1 stands for it (not an
 empty array: the compiler of jax 0.11 crashes on those under ``shard_map``). The own scale s is a
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -29,11 +31,12 @@ from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ffi import Platform
 from jax_gnn._core.ids import MAX_SIZE, at_most
 from jax_gnn._core.kernels import like_first, narrow, workspace_of
-from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._core.op import Bind, Call, Op, composed_jvp, define
 from jax_gnn._ops.hypergraph_aggregate import xla
 from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY, team_lanes
 from jax_gnn._ops.hypergraph_aggregate.xla import add_own, mask_empty, ones
-from jax_gnn._ops.segment_reduce.primitive import total
+from jax_gnn._ops.segment_reduce.primitive import tangent_behind, total
+from jax_gnn._ops.segment_reduce.xla import epilogue
 
 
 class Aggregation(NamedTuple):
@@ -47,6 +50,8 @@ class Aggregation(NamedTuple):
         own_scale: ``(nodes,)`` or ``(1,)`` s, or None.
         to_hyperedges: A.
         to_nodes: B.
+        residual: ``(nodes, features)``, added to the result, or None.
+        bias: ``(features,)`` in the accumulator type, likewise.
     """
 
     x: Any
@@ -56,6 +61,26 @@ class Aggregation(NamedTuple):
     own_scale: Any
     to_hyperedges: SparseMatrix
     to_nodes: SparseMatrix
+    residual: Any = None
+    bias: Any = None
+
+    @property
+    def linear(self) -> Aggregation:
+        """Without what makes it not linear in the features."""
+        return self._replace(residual=None, bias=None)
+
+
+def _relu(bind: Bind) -> bool:
+    return bind.attributes.get("relu", False)
+
+
+def _plain(bind: Bind) -> Bind:
+    """The primitive without the ReLU."""
+    return replace(bind, attributes={})
+
+
+def _is_linear(bind: Bind, operands: Aggregation) -> bool:
+    return not _relu(bind) and operands.residual is None and operands.bias is None
 
 
 def _scale_rows(x: Array, scale: Array, csr: Csr) -> Array:
@@ -79,6 +104,8 @@ def _pull_out(
 
 
 def _jvp(bind: Bind, primals: Aggregation, tangents: Aggregation) -> tuple[Array, Array | None]:
+    if not _is_linear(bind, primals):
+        return _epilogue_jvp(bind, primals, tangents)
     x, own_scale, scale_out = primals.x, primals.own_scale, primals.node_scale_out
     d_in, d_out = tangents.node_scale_in, tangents.node_scale_out
     is_inside = d_in is None and d_out is None
@@ -92,15 +119,46 @@ def _jvp(bind: Bind, primals: Aggregation, tangents: Aggregation) -> tuple[Array
         own_scale=own_scale if is_inside else None,
     )
     y = bind(inner)
-    terms = [] if inner_dx is None else [bind(inner._replace(x=inner_dx))]
-    if (d_edge := tangents.hyperedge_scale) is not None:
-        terms.append(bind(inner._replace(hyperedge_scale=d_edge, own_scale=None)))
+    terms = _terms(bind, inner, inner_dx, tangents.hyperedge_scale)
     dy = functools.reduce(operator.add, terms) if terms else None
     y, dy, _ = _pull_out(y, dy, scale_out, d_out, primals.to_nodes.by_row)
     if own_scale is not None and not is_inside:
         y = add_own(y, x, own_scale)
         dy = dy if tangents.x is None else add_own(dy, tangents.x, own_scale)
     return y, dy if tangents.own_scale is None else add_own(dy, x, tangents.own_scale)
+
+
+def _terms(
+    bind: Bind, operands: Aggregation, dx: Array | None, d_edge: Array | None
+) -> list[Array]:
+    """The derivatives in the direction of features and of scales of hyperedges."""
+    terms = [] if dx is None else [bind(operands._replace(x=dx))]
+    if d_edge is not None:
+        terms.append(bind(operands._replace(hyperedge_scale=d_edge, own_scale=None)))
+    return terms
+
+
+def _epilogue_jvp(
+    bind: Bind, primals: Aggregation, tangents: Aggregation
+) -> tuple[Array, Array | None]:
+    plain = _plain(bind)
+    if tangents.node_scale_in is not None or tangents.node_scale_out is not None:
+        return composed_jvp(
+            lambda operands: _finished(bind, plain(operands.linear), operands), primals, tangents
+        )
+    # Behind the sums only additions and the ReLU, whose slope its result tells.
+    terms = _terms(plain, primals.linear, tangents.x, tangents.hyperedge_scale)
+    if tangents.own_scale is not None:
+        terms.append(add_own(None, primals.x, tangents.own_scale))
+    terms += [each for each in (tangents.residual, tangents.bias) if each is not None]
+    result = bind(primals)
+    return result, tangent_behind(result, terms, _relu(bind))
+
+
+def _finished(bind: Bind, result: Array, operands: Aggregation) -> Array:
+    """What makes it not linear, for a result that is."""
+    last = None, None, operands.residual, operands.bias
+    return epilogue(result, operands.x, *last, relu=_relu(bind)).astype(result.dtype)
 
 
 def _backward(
@@ -160,6 +218,22 @@ def _bare(matrix: SparseMatrix) -> SparseMatrix:
 
 
 def _batch(bind: Bind, operands: Aggregation, batched: Aggregation, size: int) -> Array:
+    if _is_linear(bind, operands):
+        return _batch_linear(bind, operands, batched, size)
+    plain, linear, are_batched = _plain(bind), operands.linear, batched.linear
+    if any(jax.tree.leaves(are_batched)):
+        result = _batch_linear(plain, linear, are_batched, size)
+    else:
+        result = jnp.broadcast_to((once := plain(linear)), (size, *once.shape))
+    axes = [0 if each else None for each in (batched.residual, batched.bias)]
+
+    def finish(result: Array, residual: Array | None, bias: Array | None) -> Array:
+        return _finished(bind, result, operands._replace(residual=residual, bias=bias))
+
+    return jax.vmap(finish, (0, *axes))(result, operands.residual, operands.bias)
+
+
+def _batch_linear(bind: Bind, operands: Aggregation, batched: Aggregation, size: int) -> Array:
     matrices = batched.to_hyperedges, batched.to_nodes
     if batched.hyperedge_scale or any(jax.tree.leaves(matrices)):
         return _disjoint_union(bind, operands, batched, size)
@@ -167,7 +241,7 @@ def _batch(bind: Bind, operands: Aggregation, batched: Aggregation, size: int) -
     in_batched, out_batched = batched.node_scale_in, batched.node_scale_out
     if own_scale is not None and (in_batched or out_batched or batched.own_scale):
         without = operands._replace(own_scale=None)
-        y = _batch(bind, without, batched._replace(own_scale=None), size)
+        y = _batch_linear(bind, without, batched._replace(own_scale=None), size)
         return add_own(y, x, own_scale)
     # One hypergraph for all: the batch joins the features, and batched node scales go outside.
     x_batched, inner = batched.x, operands
@@ -206,8 +280,8 @@ def _disjoint_union(bind: Bind, operands: Aggregation, batched: Aggregation, siz
 # --- The primitive -------------------------------------------------------------------------------
 
 
-def _call(platform: Platform, operands: Aggregation) -> Call | None:
-    x, *scales, own_scale, to_hyperedges, to_nodes = operands
+def _call(platform: Platform, operands: Aggregation, relu: bool = False) -> Call | None:
+    x, *scales, own_scale, to_hyperedges, to_nodes, residual, bias = operands
     stages = to_hyperedges.by_row, to_nodes.by_row
     width, acc = x.shape[1], np.dtype(accumulator_dtype(x.dtype))
     hyperedges, nodes = (stage.num_rows for stage in stages)
@@ -242,8 +316,12 @@ def _call(platform: Platform, operands: Aggregation) -> Call | None:
     attributes = {
         "threads": np.int64(chosen.threads),
         "has_own": np.bool_(own_scale is not None),
+        "has_residual": np.bool_(residual is not None),
+        "has_bias": np.bool_(bias is not None),
+        "relu": np.bool_(relu),
     }
-    return Call([x, *scales, own_scale or x, *indices], attributes, workspaces)
+    last = (each or x for each in (own_scale, residual, bias))
+    return Call([x, *scales, *last, *indices], attributes, workspaces)
 
 
 def _blocks(slots: Any, teams: int, rounds: int) -> int:
@@ -251,11 +329,13 @@ def _blocks(slots: Any, teams: int, rounds: int) -> int:
     return jax.core.max_dim(-(-(slots.places.shape[0] - 1) // (max(teams, 1) * rounds)), 1)
 
 
-def _flops(operands: Aggregation) -> int:
+def _flops(operands: Aggregation, **attributes: Any) -> int:
+    del attributes
     stages = operands.to_hyperedges.by_row, operands.to_nodes.by_row
     return operands.x.shape[1] * sum(stage.count + stage.num_rows for stage in stages)
 
 
+# Attributes: relu, where there is one.
 aggregate = define(
     Op(
         name="hypergraph_aggregate",

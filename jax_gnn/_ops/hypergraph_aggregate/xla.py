@@ -10,6 +10,7 @@ from jax import Array
 from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, take
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ids import in_range
+from jax_gnn._ops.segment_reduce.xla import epilogue
 
 
 def hypergraph_aggregate(
@@ -20,11 +21,15 @@ def hypergraph_aggregate(
     own_scale: Array | None,
     to_hyperedges: SparseMatrix,
     to_nodes: SparseMatrix,
+    residual: Array | None = None,
+    bias: Array | None = None,
+    *,
+    relu: bool = False,
 ) -> Array:
     wide = x.astype(accumulator_dtype(x.dtype))
     h = _gather_reduce(to_hyperedges.by_row, wide, node_scale_in, hyperedge_scale)
     y = _gather_reduce(to_nodes.by_row, h, ones(h.dtype), node_scale_out)
-    return y.astype(x.dtype) if own_scale is None else add_own(y, x, own_scale)
+    return epilogue(y, x, own_scale, None, residual, bias, relu=relu).astype(x.dtype)
 
 
 def _gather_reduce(csr: Csr, x: Array, col_scale: Array, row_scale: Array) -> Array:

@@ -27,6 +27,14 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
+def activated(result: Array, activation: Activation | None) -> Array:
+    """Applies what kernels of sums do not: all but the ReLU."""
+    if activation in (None, "relu"):
+        return result
+    wide = result.astype(accumulator_dtype(result.dtype))
+    return ACTIVATIONS[activation](wide).astype(result.dtype)
+
+
 def _bounds(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
     """``(num_groups + 1,)``, the rows where the groups of the weights begin, and where they end."""
     reason = "plain XLA adds them up in steps"

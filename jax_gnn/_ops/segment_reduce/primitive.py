@@ -28,7 +28,7 @@ from jax_gnn._core.arrays import DTYPES, accumulator_dtype, flat, row_width, spr
 from jax_gnn._core.batching import batch, batch_apart
 from jax_gnn._core.csr import SparseMatrix, entrywise
 from jax_gnn._core.kernels import csr_operands, like_first, per_entry, per_row
-from jax_gnn._core.op import Bind, Call, Op, define, multilinear_jvp
+from jax_gnn._core.op import Bind, Call, Op, composed_jvp, define, multilinear_jvp
 from jax_gnn._core.schedule import known_width
 from jax_gnn._ops.segment_reduce import derivatives, xla
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
@@ -161,28 +161,27 @@ def _epilogue_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Ar
         scales = tangents.own_scale if out_scale is None else tangents.own_scale * out_scale
         terms.append(spread(scales, x) * x.astype(scales.dtype))
     terms += [each for each in (tangents.residual, tangents.bias) if each is not None]
+    return result, tangent_behind(result, terms, _relu(bind))
+
+
+def tangent_behind(result: Array, terms: list[Array], relu: bool) -> Array | None:
+    """The sum of tangents, behind the ReLU if there is one."""
     if not terms:
-        return result, None
+        return None
     acc = accumulator_dtype(result.dtype)
     tangent = functools.reduce(operator.add, (term.astype(acc) for term in terms))
-    if _relu(bind):
+    if relu:
         tangent = jnp.where(result > 0, tangent, 0)
-    return result, jnp.broadcast_to(tangent, result.shape).astype(result.dtype)
+    return jnp.broadcast_to(tangent, result.shape).astype(result.dtype)
 
 
 def _jvp_apart(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Array, Array | None]:
     """The same with the epilogue in ``jax.numpy``, behind the primitive."""
-    moving = {
-        name: each
-        for name, each in tangents._asdict().items()
-        if name != "matrix" and each is not None
-    }
 
-    def apart(moved: dict[str, Any]) -> Array:
-        operands = primals._replace(**moved)
+    def apart(operands: Messages) -> Array:
         return _finished(bind, _plain(bind)(Messages(*operands.message)), operands)
 
-    return jax.jvp(apart, ({name: getattr(primals, name) for name in moving},), (moving,))
+    return composed_jvp(apart, primals, tangents)
 
 
 def _relu(bind: Bind) -> bool:

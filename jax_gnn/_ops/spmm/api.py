@@ -14,10 +14,11 @@ from jax.typing import ArrayLike
 
 from jax_gnn._core.arguments import (
     as_ids,
+    check_bias,
     check_choice,
     check_container,
     check_features,
-    check_real,
+    check_residual,
     check_row_scale,
     check_size,
     check_weight,
@@ -26,7 +27,7 @@ from jax_gnn._core.arrays import accumulator_dtype, flat, promoted, spread, take
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
-from jax_gnn._ops.segment_matmul.xla import ACTIVATIONS, Activation
+from jax_gnn._ops.segment_matmul.xla import Activation, activated
 from jax_gnn._ops.segment_reduce import primitive
 from jax_gnn._ops.segment_reduce.primitive import gather, reduce_messages
 from jax_gnn._ops.segment_reduce.sort import sort_ids
@@ -105,27 +106,14 @@ def spmm(
         )
     own_scale = check_row_scale("own_scale", own_scale, "num_nodes", num_dst, acc)
     out_scale = check_row_scale("out_scale", out_scale, "num_dst", num_dst, acc)
-    if bias is not None:
-        bias = check_real("bias", bias).astype(acc)
-        if bias.shape != x.shape[1:]:
-            raise ValueError(
-                f"bias must have the features {x.shape[1:]} of x, got shape {bias.shape}"
-            )
+    bias = check_bias(bias, x)
     check_choice("activation", activation, (None, *get_args(Activation)))
-    if residual is not None:
-        residual = check_features("residual", residual, "num_dst", num_dst).astype(x.dtype)
-        if residual.shape[1:] != x.shape[1:]:
-            raise ValueError(
-                f"residual must be (num_dst={num_dst}, *features) with the features {x.shape[1:]} "
-                f"of x, got shape {residual.shape}"
-            )
+    residual = check_residual(residual, "num_dst", num_dst, x)
     matrix = graph.matrix(weighted=weight is not None)
     last = own_scale, out_scale, residual, bias
     relu = activation == "relu"
     result = reduce_messages(x, weight, matrix, reduce, implementation, last, relu)
-    if activation is None or relu:
-        return result
-    return ACTIVATIONS[activation](result.astype(acc)).astype(result.dtype)
+    return activated(result, activation)
 
 
 @public
