@@ -550,7 +550,13 @@ class TestOwnScaleOfAll(CoreChecks):
 class TestEpilogue(OpSuite):
     test_bad_argument = None
     spec = aggregate_spec(
-        *("hyperedge_weight", "node_scale_out", "own_scale", "residual", "bias"),
+        *("hyperedge_weight", "own_scale", "residual", "bias"), linear=(), activation="relu"
+    )
+
+
+class TestEpilogueOfAllFactors(CoreChecks):
+    spec = aggregate_spec(
+        *("hyperedge_weight", "node_scale_in", "node_scale_out", "own_scale", "residual", "bias"),
         linear=(),
         activation="relu",
     )
