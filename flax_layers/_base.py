@@ -315,8 +315,8 @@ def check_activation(activation: Any) -> None:
 
 def behind(x: Array, bias: Array | None, activation: Activation | None) -> dict[str, Any]:
     """What an aggregation of x does last, as its arguments: a bias for each feature of a row."""
-    bias = None if bias is None else jnp.broadcast_to(bias, x.shape[1:])
-    return {"bias": bias, "activation": activation}
+    last: dict[str, Any] = {} if activation is None else {"activation": activation}
+    return last if bias is None else last | {"bias": jnp.broadcast_to(bias, x.shape[1:])}
 
 
 def finished(y: Array, bias: Array | None, activation: Activation | None) -> Array:

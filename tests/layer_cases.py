@@ -34,6 +34,19 @@ def unit(x: np.ndarray) -> np.ndarray:
     return x * inverse(np.sqrt((x**2).sum(-1, keepdims=True)))
 
 
+def made_of_rows(jaxpr: Any, rows: int) -> list[str]:
+    """What makes arrays of so many rows, of several features, in order."""
+    found = []
+    for equation in jaxpr.eqns:
+        inner = [each.jaxpr for each in equation.params.values() if hasattr(each, "jaxpr")]
+        shape = equation.outvars[0].aval.shape
+        if inner:
+            found += [name for each in inner for name in made_of_rows(each, rows)]
+        elif len(shape) == 2 and shape[0] == rows and shape[1] > 1:
+            found.append(equation.primitive.name)
+    return found
+
+
 def check_gradient(
     rng: np.random.Generator,
     layer: nnx.Module,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from layer_cases import check_gradient, double, inverse, linear, relu, unit
+from layer_cases import check_gradient, double, inverse, linear, made_of_rows, relu, unit
 
 from flax_layers import GCN, GIN, SAGE, GCNConv, GINConv, SAGEConv, gcn_norm
 from jax_gnn import Graph
@@ -211,19 +211,6 @@ def test_the_narrower_side_is_aggregated(layer, graph):
         assert reduced_widths(make(layer, 6, 3, aggregation="max"), graph, 6) == [6]
 
 
-def made_of_nodes(jaxpr) -> list[str]:
-    """What makes arrays of a row a node, of several features, in order."""
-    found = []
-    for equation in jaxpr.eqns:
-        inner = [each.jaxpr for each in equation.params.values() if hasattr(each, "jaxpr")]
-        shape = equation.outvars[0].aval.shape
-        if inner:
-            found += [name for each in inner for name in made_of_nodes(each)]
-        elif len(shape) == 2 and shape[0] == NUM_NODES and shape[1] > 1:
-            found.append(equation.primitive.name)
-    return found
-
-
 @pytest.mark.parametrize(
     ("model_class", "layer", "behind"),
     [
@@ -236,7 +223,7 @@ def test_nothing_stands_between_products_and_sums(model_class, layer, behind, gr
     """Where the product comes first; of a GCN but for the scales of what is summed."""
     model = make(model_class, 8, 6, 4, num_layers=2)
     jaxpr = jax.make_jaxpr(lambda x: model(graph, x, deterministic=True))(features(8))
-    found = made_of_nodes(jaxpr.jaxpr)
+    found = made_of_rows(jaxpr.jaxpr, NUM_NODES)
     assert [name for name in found if name != "broadcast_in_dim"] == layer + behind + layer
 
 

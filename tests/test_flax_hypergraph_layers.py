@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from layer_cases import check_gradient, double, inverse, linear, relu, unit
+from layer_cases import check_gradient, double, inverse, linear, made_of_rows, relu, unit
 
 from flax_layers import (
     HGNN,
@@ -705,3 +705,64 @@ def test_hypergraph_attention_takes_the_arguments_of_its_convolution(hypergraph,
     y = jax.nn.relu(model.conv1(hypergraph, x, weight, attr))
     expected = model.conv2(hypergraph, y, weight)
     assert_close(model(hypergraph, x, weight, attr, deterministic=True), expected)
+
+
+# --- What is part of a kernel --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(
+    ("layer", "options"),
+    [
+        (HGNNConv, {}),
+        (HGNNConv, {"use_bias": False}),
+        (HGNNPConv, {}),
+        (UniGINConv, {}),
+        (UniGINConv, {"hyperedge_reduce": "max"}),
+        (UniSAGEConv, {"normalize": True}),
+    ],
+)
+def test_a_relu_behind(layer, options, sizes, hypergraph):
+    conv = layer(*sizes, rngs=nnx.Rngs(0), **options)
+    if conv.bias is not None:
+        conv.bias[...] = jax.random.normal(jax.random.key(1), conv.bias.shape)
+    x = features(sizes[0], 2)
+    plain = conv(hypergraph, x)
+    assert (plain < 0).any()
+    got = conv(hypergraph, x, activation="relu")
+    np.testing.assert_allclose(got, jax.nn.relu(plain), rtol=2e-5, atol=2e-5)
+    with pytest.raises(ValueError, match="activation must be one of None, 'relu', got 'silu'"):
+        conv(hypergraph, x, activation="silu")
+
+
+# Of UniGCNII: the maps into it and out of it, and in each layer X0's share, a call, and a product
+# beside the identity's share of it.
+LINEAR = ["dot_general", "add"]
+DEEP = ["mul", "call", "dot_general", "mul", "mul", "add", "max"]
+
+
+@pytest.mark.parametrize(
+    ("model_class", "made"),
+    [
+        (HGNN, [*LINEAR, "call", *LINEAR, "call"]),
+        (UniGIN, ["dot_general", "call", "dot_general", "call"]),
+        (UniSAGE, ["dot_general", "call", "dot_general", "call"]),
+        (UniGCNII, [*LINEAR, "max", *DEEP, *DEEP, *LINEAR]),
+    ],
+)
+def test_nothing_stands_between_products_and_sums(model_class, made, hypergraph):
+    """Where the product comes first."""
+    model = model_class(8, 8, 4, num_layers=2, rngs=nnx.Rngs(0))
+    jaxpr = jax.make_jaxpr(lambda x: model(hypergraph, x, deterministic=True))(features(8))
+    found = [
+        "call" if name == "jax_gnn_hypergraph_aggregate" else name
+        for name in made_of_rows(jaxpr.jaxpr, NUM_NODES)
+        if name != "broadcast_in_dim"
+    ]
+    assert found == made
+
+
+def test_x0_of_another_shape(hypergraph):
+    conv = UniGCNIIConv(4, layer=1, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"x0 must have the shape \(9, 2, 4\) of x, got \(9, 4\)"):
+        conv(hypergraph, features(4, 2), features(4))
