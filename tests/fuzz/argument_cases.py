@@ -1131,6 +1131,10 @@ def aggregate(random: Random, mode: Mode) -> Case:
             shapes[name] = (size,)
     if random.chance(0.3):
         shapes["own_scale"] = random.choice([(), (sizes.nodes,)])
+    if random.chance(0.2):
+        shapes["residual"] = (sizes.nodes, *features)
+    if random.chance(0.2):
+        shapes["bias"] = features
     wide = mode.x64 and random.chance(0.2)
     signed = random.chance(0.3)
     acc = accumulator(dtype)
@@ -1155,7 +1159,7 @@ def aggregate(random: Random, mode: Mode) -> Case:
             "hyperedge_weight": ~used_edge if normalization is None else None,
         }
         for name, shape in shapes.items():
-            array = random.numbers(shape, w_dtype, positive)
+            array = random.numbers(shape, dtype if name == "residual" else w_dtype, positive)
             where = unread.get(name)
             result[name] = array if where is None else poison(random, array, where)
         return result
@@ -1186,6 +1190,8 @@ def aggregate(random: Random, mode: Mode) -> Case:
         if "own_scale" in given:
             own = given["own_scale"]
             y = y + x * own.reshape(*(own.shape or (1,)), *[1] * len(features))
+        for name in ("residual", "bias"):
+            y = y + given[name] if name in given else y
         return y
 
     def call(hypergraph: Any, x: Any, **rest: Any) -> Any:

@@ -361,9 +361,11 @@ def calls(v: Valid) -> list[Call]:
         "own_scale": scale,
     }
     vectors = dict.fromkeys(list(every)[2:], VECTOR)
+    last = {"residual": v.x, "bias": v.x[0], "activation": "relu"}
     choices = dict.fromkeys(("hyperedge_reduce", "node_reduce"), CHOICE)
-    add("hypergraph_aggregate", jax_gnn.hypergraph_aggregate, every, hypergraph=hypergraphs,
-        x=FLOATS, **vectors, **choices, normalization=CHOICE_OR_NONE,
+    add("hypergraph_aggregate", jax_gnn.hypergraph_aggregate, every | last,
+        hypergraph=hypergraphs, x=FLOATS, **vectors, **choices, normalization=CHOICE_OR_NONE,
+        residual=FLOATS, bias=VECTOR, activation=CHOICE_OR_NONE,
         **implementation)  # fmt: skip
     few = {name: every[name] for name in ("hypergraph", *list(every)[2:5])}
     add("hypergraph_norm", jax_gnn.hypergraph_norm, few, hypergraph=hypergraphs,

@@ -502,6 +502,8 @@ def hypergraph_aggregate(kind: str, size: Size, dtype: str) -> Any:
             node_scale_in=scale_in,
             node_scale_out=scale_out,
             own_scale=0.5 if kind == "directed" else None,
+            residual=x if kind == "directed" else None,
+            activation="relu" if kind == "directed" else None,
         )
 
     return function, lambda draw: (
