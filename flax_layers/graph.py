@@ -123,6 +123,8 @@ class GCNConv(Convolution):
         node_scale: ArrayLike | None = None,
         *,
         activation: Activation | None = None,
+        is_scaled: bool = False,
+        scales_result: bool = False,
     ) -> Array:
         """Applies the convolution.
 
@@ -135,6 +137,8 @@ class GCNConv(Convolution):
                 it where the layer normalizes.
             activation: "relu" for a ReLU behind all, which is part of the last kernel where that
                 aggregates.
+            is_scaled: Whether x has been multiplied by `node_scale`, as the layer does first.
+            scales_result: Whether the result is, behind the activation: for the next layer.
 
         Returns:
             ``(num_nodes, *batch, out_features)`` in `dtype`.
@@ -151,8 +155,10 @@ class GCNConv(Convolution):
                 node_scale = gcn_norm(graph, weight, add_self_loops=self.add_self_loops)
             scale = check_vector("node_scale", node_scale, "num_nodes", graph.num_nodes)
 
-        def scaled(features: Array) -> Array:
-            return features if scale is None else _column(scale, features) * features
+        def scaled(features: Array, wanted: bool = not is_scaled) -> Array:
+            if scale is None or not wanted:
+                return features
+            return _column(scale, features) * features
 
         def aggregate(features: Array, **last: Any) -> Array:
             own_scale = 1 if self.add_self_loops else None
@@ -162,12 +168,13 @@ class GCNConv(Convolution):
         # wider side, it is scaled itself: XLA joins that to what made x, such as a dropout.
         if self.in_features < self.out_features:
             y = jnp.matmul(aggregate(scaled(x)), kernel, precision=self.precision)
-            return finished(y, bias, activation)
+            return scaled(finished(y, bias, activation), scales_result)
         if self.in_features == self.out_features:
             y = jnp.matmul(scaled(x), kernel, precision=self.precision)
         else:
             y = scaled(jnp.matmul(x, kernel, precision=self.precision))
-        return aggregate(y, **behind(y, bias, activation))
+        result_scale = scale if scales_result else None
+        return aggregate(y, result_scale=result_scale, **behind(y, bias, activation))
 
 
 class GINConv(Convolution):
@@ -416,6 +423,12 @@ class GCN(Stack):
         if first.normalize and node_scale is None:
             node_scale = gcn_norm(graph, edge_weight, add_self_loops=first.add_self_loops)
         return super().__call__(graph, x, edge_weight, node_scale, **dropout)
+
+    def _convolve(self, number: int, graph: Any, x: Array, *arguments: Any, **named: Any) -> Array:
+        # The kernel of the layer before applies a layer's scales of what it sums up. They pass
+        # through a dropout.
+        named |= {"is_scaled": number > 1, "scales_result": number < self.num_layers}
+        return super()._convolve(number, graph, x, *arguments, **named)
 
 
 class GIN(Stack):

@@ -89,6 +89,7 @@ def with_epilogue(
     out_scale: Any = None,
     residual: Any = None,
     bias: Any = None,
+    result_scale: Any = None,
     *,
     relu: bool = False,
 ) -> np.ndarray:
@@ -106,4 +107,5 @@ def with_epilogue(
         result = result + residual
     if bias is not None:
         result = result + bias
-    return np.where(result.real > 0, result, 0) if relu else result
+    result = np.where(result.real > 0, result, 0) if relu else result
+    return result if result_scale is None else of_rows(result_scale) * result

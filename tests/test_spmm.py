@@ -107,6 +107,7 @@ def epilogue_spec(
             "out_scale": (edges.num_dst,),
             "residual": (edges.num_dst, *features),
             "bias": features,
+            "result_scale": (edges.num_dst,),
         }
         x = normal(rng, (edges.num_src, *features))
         padding = {
@@ -131,13 +132,14 @@ def epilogue_spec(
         )
 
     def before_relu(edges: Edges, x: np.ndarray, *operands: np.ndarray) -> np.ndarray:
-        last = dict(zip(names, operands, strict=True))
+        last = dict(zip(names, operands, strict=True)) | {"result_scale": None}
         sums = spmm_reference(edges, x, last.pop("weight", None), reduce=reduce)
         return with_epilogue(sums, x, **last)
 
     def reference(edges: Edges, *operands: np.ndarray) -> np.ndarray:
-        result = before_relu(edges, *operands)
-        return np.where(result.real > 0, result, 0) if relu else result
+        result_scale = dict(zip(("x", *names), operands, strict=True)).get("result_scale")
+        before = before_relu(edges, *operands)
+        return with_epilogue(before, operands[0], result_scale=result_scale, relu=relu)
 
     axis = 1 if heads is None else 2
     axes = {"x": axis, "residual": axis, "bias": axis - 1}
@@ -272,6 +274,12 @@ BAD_EPILOGUE = {
         r"out_scale must be a scalar or \(num_dst=3,\), got shape \(4,\)",
         *(spmm, GRAPH, ones(4, 2)),
         out_scale=ones(4),
+    ),
+    "result-scale-shape": bad(
+        ValueError,
+        r"result_scale must be a scalar or \(num_dst=3,\), got shape \(4,\)",
+        *(spmm, GRAPH, ones(4, 2)),
+        result_scale=ones(4),
     ),
     "out-scale-complex": bad(
         TypeError, "out_scale must be real", spmm, GRAPH, ones(4, 2), out_scale=1j
@@ -421,7 +429,7 @@ class TestSpmmMinUnweighted(CoreChecks):
     )
 
 
-LAST = ("own_scale", "out_scale", "residual", "bias")
+LAST = ("own_scale", "out_scale", "residual", "bias", "result_scale")
 
 
 class TestEpilogue(OpSuite):
@@ -1105,6 +1113,7 @@ def test_epilogues(
             "out_scale": rng.normal(size=nodes if rng.random() < 0.7 else ()),
             "residual": typed((normal(rng, (nodes, width)),), dtype)[0],
             "bias": normal(rng, (width,)),
+            "result_scale": rng.normal(size=nodes if rng.random() < 0.7 else ()),
             "activation": "relu",
         }
         if number > 0:

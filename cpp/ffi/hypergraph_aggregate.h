@@ -67,11 +67,13 @@ ffi::Error hypergraph_aggregate(typename Backend::Context context, ffi::AnyBuffe
                                  own_scale,
                                  residual,
                                  bias,
+                                 own_scale,
                                  attributes.has_own,
                                  false,
                                  attributes.has_residual,
                                  attributes.has_bias,
-                                 attributes.relu};
+                                 attributes.relu,
+                                 false};
   ffi::Error error = last.check(num_nodes, width, dtype);
   if (error.failure()) return error;
   if (!is_schedule(1, attributes.threads)) return invalid("the schedule is wrong");

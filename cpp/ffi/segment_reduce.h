@@ -9,7 +9,8 @@ namespace jax_gnn {
 
 struct ReduceAttributes {
   int64_t reduce;  // enum Reduce
-  bool weighted, has_own, has_out_scale, has_residual, has_bias, relu, gather, ordered, parallel;
+  bool weighted, has_own, has_out_scale, has_residual, has_bias, relu, has_result_scale;
+  bool gather, ordered, parallel;
   int64_t lanes, threads;
 };
 
@@ -35,8 +36,9 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     jax_gnn::ReduceAttributes, StructMember<int64_t>("reduce"), StructMember<bool>("weighted"),
     StructMember<bool>("has_own"), StructMember<bool>("has_out_scale"),
     StructMember<bool>("has_residual"), StructMember<bool>("has_bias"), StructMember<bool>("relu"),
-    StructMember<bool>("gather"), StructMember<bool>("ordered"), StructMember<bool>("parallel"),
-    StructMember<int64_t>("lanes"), StructMember<int64_t>("threads"));
+    StructMember<bool>("has_result_scale"), StructMember<bool>("gather"),
+    StructMember<bool>("ordered"), StructMember<bool>("parallel"), StructMember<int64_t>("lanes"),
+    StructMember<int64_t>("threads"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::ReduceVjpAttributes, StructMember<bool>("gather"),
                                       StructMember<bool>("ordered"), StructMember<bool>("parallel"),
                                       StructMember<int64_t>("lanes"),
@@ -57,8 +59,8 @@ namespace jax_gnn {
 template <typename Backend>
 ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
                           ffi::AnyBuffer weight, ffi::AnyBuffer own_scale, ffi::AnyBuffer out_scale,
-                          ffi::AnyBuffer residual, ffi::AnyBuffer bias, ffi::AnyBuffer rows,
-                          ffi::AnyBuffer cols, ffi::AnyBuffer order,
+                          ffi::AnyBuffer residual, ffi::AnyBuffer bias, ffi::AnyBuffer result_scale,
+                          ffi::AnyBuffer rows, ffi::AnyBuffer cols, ffi::AnyBuffer order,
                           ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
                           ReduceAttributes attributes) {
   const ffi::DataType dtype = in.element_type(), acc_dtype = accumulator_type(dtype);
@@ -99,11 +101,13 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
                                      out_scale,
                                      residual,
                                      bias,
+                                     result_scale,
                                      attributes.has_own,
                                      attributes.has_out_scale,
                                      attributes.has_residual,
                                      attributes.has_bias,
-                                     attributes.relu};
+                                     attributes.relu,
+                                     attributes.has_result_scale};
   if (epilogue.any() && !(real && (reduce == Reduce::kSum || reduce == Reduce::kMean))) {
     return invalid("only sums and means of floating-point numbers have an epilogue");
   }

@@ -44,15 +44,18 @@ RowScale<T> row_scale(bool present, const ffi::AnyBuffer& scale) {
 
 // The operands of an Epilogue, and their check. `own` has the rows and features of the result.
 struct EpilogueOperands {
-  ffi::AnyBuffer own, own_scale, out_scale, residual, bias;
-  bool has_own, has_out_scale, has_residual, has_bias, relu;
+  ffi::AnyBuffer own, own_scale, out_scale, residual, bias, result_scale;
+  bool has_own, has_out_scale, has_residual, has_bias, relu, has_result_scale;
 
-  bool any() const { return has_own || has_out_scale || has_residual || has_bias || relu; }
+  bool any() const {
+    return has_own || has_out_scale || has_residual || has_bias || relu || has_result_scale;
+  }
 
   ffi::Error check(int64_t num_rows, int64_t width, ffi::DataType dtype) const {
     const ffi::DataType acc_dtype = accumulator_type(dtype);
     if ((has_own && !is_row_scale(own_scale, num_rows, acc_dtype)) ||
-        (has_out_scale && !is_row_scale(out_scale, num_rows, acc_dtype))) {
+        (has_out_scale && !is_row_scale(out_scale, num_rows, acc_dtype)) ||
+        (has_result_scale && !is_row_scale(result_scale, num_rows, acc_dtype))) {
       return invalid("the rows' scales have the wrong shape or dtype");
     }
     const auto is_there = [](const ffi::AnyBuffer& buffer, int64_t size, ffi::DataType type) {
@@ -72,7 +75,8 @@ struct EpilogueOperands {
             row_scale<Acc>(has_out_scale, out_scale),
             data_if<T>(has_residual, residual),
             data_if<Acc>(has_bias, bias),
-            relu};
+            relu,
+            row_scale<Acc>(has_result_scale, result_scale)};
   }
 };
 

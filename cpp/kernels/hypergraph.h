@@ -42,7 +42,7 @@ struct Aggregation {
   Incidences to_hyperedges, to_nodes;
   const T* x;  // (num_nodes, width)
   HypergraphScales<Acc> scales;
-  Epilogue<T, Acc> last;  // without out_scale
+  Epilogue<T, Acc> last;  // without out_scale and result_scale
   int64_t width;
   T* y;       // (num_nodes, width)
   Acc* sums;  // (num_hyperedges, width), the features of the hyperedges

@@ -30,9 +30,9 @@ struct RowScale {
   int64_t stride;
 };
 
-// What becomes of a row's sum or mean before it is rounded and written: out_scale[r] * (sum +
-// own_scale[r] * own[r, :]) + residual[r, :] + bias, and if `relu` what of that is not below 0. All
-// arrays but scales have the features of the result.
+// What becomes of a row's sum or mean before it is rounded and written: result_scale[r] times what
+// of out_scale[r] * (sum + own_scale[r] * own[r, :]) + residual[r, :] + bias is, if `relu`, not
+// below 0. All arrays but scales have the features of the result.
 template <typename T, typename Acc>
 struct Epilogue {
   const T* own;             // (num_rows, width), null: none
@@ -41,10 +41,11 @@ struct Epilogue {
   const T* residual;  // (num_rows, width), null: none
   const Acc* bias;    // (width,), null: none
   bool relu;
+  RowScale<Acc> result_scale;
 
   bool any() const {
     return own != nullptr || out_scale.data != nullptr || residual != nullptr || bias != nullptr ||
-           relu;
+           relu || result_scale.data != nullptr;
   }
 };
 

@@ -206,6 +206,7 @@ struct FinishedSum : Fold<Sum<Accumulator<T>>, T, Index> {
     if (epilogue.residual) x += load<kLanes>(epilogue.residual + place);
     if (epilogue.bias) x += load<kLanes>(epilogue.bias + column);
     if (epilogue.relu) x = x < 0 ? broadcast<V>(Acc(0)) : x;  // NaN stays
+    if (epilogue.result_scale.data) x *= scale(epilogue.result_scale);
     return x;
   }
 

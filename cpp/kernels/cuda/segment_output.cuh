@@ -117,6 +117,11 @@ struct Output {
       if (last.relu)
 #pragma unroll
         for (int i = 0; i < kVec; ++i) x[i] = x[i] < 0 ? Acc(0) : x[i];  // NaN stays
+      if (last.result_scale.data != nullptr) {
+        const Acc result_scale = scale(last.result_scale);
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) x[i] *= result_scale;
+      }
     }
   }
 

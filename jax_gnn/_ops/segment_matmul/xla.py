@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.arguments import check_concrete
-from jax_gnn._core.arrays import accumulator_dtype, column, promoted, take
+from jax_gnn._core.arrays import accumulator_dtype, column, promoted, spread, take
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import index_dtype
 
@@ -27,12 +27,12 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def activated(result: Array, activation: Activation | None) -> Array:
-    """Applies what kernels of sums do not: all but the ReLU."""
+def activated(result: Array, activation: Activation | None, scale: Array | None = None) -> Array:
+    """Applies what kernels of sums do not: all but the ReLU, and a scale of rows behind that."""
     if activation in (None, "relu"):
         return result
-    wide = result.astype(accumulator_dtype(result.dtype))
-    return ACTIVATIONS[activation](wide).astype(result.dtype)
+    wide = ACTIVATIONS[activation](result.astype(accumulator_dtype(result.dtype)))
+    return (wide if scale is None else spread(scale, wide) * wide).astype(result.dtype)
 
 
 def _bounds(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:

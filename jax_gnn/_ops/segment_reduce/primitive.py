@@ -45,10 +45,11 @@ class Messages(NamedTuple):
         weight: ``(entries, heads)`` in the accumulator type, or None.
         matrix: what is summed up where.
         own_scale: s, ``(rows,)`` or ``(1,)`` in the accumulator type, or None. All from here on is
-            the epilogue: a row is relu(o · (sum + s · x) + residual + bias), of what there is.
+            the epilogue: a row is p · relu(o · (sum + s · x) + residual + bias), of what there is.
         out_scale: o, likewise.
         residual: like the result, or None.
         bias: the features of a row in the accumulator type, or None.
+        result_scale: p, as s.
     """
 
     x: Any
@@ -58,6 +59,7 @@ class Messages(NamedTuple):
     out_scale: Any = None
     residual: Any = None
     bias: Any = None
+    result_scale: Any = None
 
     @property
     def message(self) -> tuple[Any, Any, SparseMatrix]:
@@ -65,9 +67,19 @@ class Messages(NamedTuple):
         return self[:3]
 
     @property
-    def epilogue(self) -> tuple[Any, Any, Any, Any]:
+    def epilogue(self) -> tuple[Any, Any, Any, Any, Any]:
         """What rows go on with."""
         return self[3:]
+
+    @property
+    def scale(self) -> Any:
+        """What sums are multiplied by in all, where there is no ReLU between."""
+        return _times(self.out_scale, self.result_scale)
+
+
+def _times(scale: Any, other: Any) -> Any:
+    """A product of row scales that may not be there."""
+    return other if scale is None else scale if other is None else scale * other
 
 
 def _has_epilogue(operands: Messages, relu: bool = False) -> bool:
@@ -88,7 +100,8 @@ def _reduce_call(
     sums = reduce in ("sum", "mean") and jnp.issubdtype(x.dtype, jnp.floating)
     has_epilogue = _has_epilogue(operands, relu)
     schedule, workspaces = scheduled("segment_reduce", csr, x, sums, depth, has_epilogue)
-    names = "weighted", "has_own", "has_out_scale", "has_residual", "has_bias"
+    last = "own", "out_scale", "residual", "bias", "result_scale"
+    names = "weighted", *(f"has_{name}" for name in last)
     optional = weight, *operands.epilogue
     flags |= {
         "reduce": np.int64(_REDUCTIONS.index(reduce)),
@@ -149,18 +162,21 @@ def _sum_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Array, 
 
 
 def _epilogue_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Array, Array | None]:
-    x, out_scale = primals.x, primals.out_scale
-    if tangents.weight is not None or tangents.out_scale is not None:
+    x, result_scale = primals.x, primals.result_scale
+    moving = tangents.weight, tangents.out_scale, tangents.result_scale
+    if any(each is not None for each in moving):
         return _jvp_apart(bind, primals, tangents)
     # Behind the sum and its scales only additions and the ReLU, whose slope its result tells.
     result, terms = bind(primals), []
     if tangents.x is not None:
-        linear = primals._replace(x=tangents.x, residual=None, bias=None)
-        terms.append(_plain(bind)(linear))
+        message = tangents.x, primals.weight, primals.matrix
+        terms.append(_plain(bind)(Messages(*message, primals.own_scale, primals.scale)))
     if tangents.own_scale is not None:
-        scales = tangents.own_scale if out_scale is None else tangents.own_scale * out_scale
+        scales = _times(tangents.own_scale, primals.scale)
         terms.append(spread(scales, x) * x.astype(scales.dtype))
-    terms += [each for each in (tangents.residual, tangents.bias) if each is not None]
+    for each in (tangents.residual, tangents.bias):
+        if each is not None:
+            terms.append(each if result_scale is None else spread(result_scale, result) * each)
     return result, tangent_behind(result, terms, _relu(bind))
 
 
@@ -170,8 +186,8 @@ def tangent_behind(result: Array, terms: list[Array], relu: bool) -> Array | Non
         return None
     acc = accumulator_dtype(result.dtype)
     tangent = functools.reduce(operator.add, (term.astype(acc) for term in terms))
-    if relu:
-        tangent = jnp.where(result > 0, tangent, 0)
+    if relu:  # of which a scale behind it may have turned the sign
+        tangent = jnp.where((result > 0) | (result < 0), tangent, 0)
     return jnp.broadcast_to(tangent, result.shape).astype(result.dtype)
 
 
@@ -205,13 +221,13 @@ def _reduce_transpose_x(bind: Bind, ct: Array, operands: Messages) -> Array:
     own_scale, counts = operands.own_scale, _counts(bind, ct, matrix)
     if own_scale is not None and counts is not None:  # what is divided by these below
         own_scale *= counts
-    ct = _scaled(ct, operands.out_scale, counts)
+    ct = _scaled(ct, operands.scale, counts)
     return _plain(bind)(Messages(ct, weight, matrix.T, own_scale), reduce="sum")
 
 
 def _reduce_transpose_weight(bind: Bind, ct: Array, operands: Messages) -> Array:
     x, _, matrix = operands.message
-    ct = _scaled(ct, operands.out_scale, _counts(bind, ct, matrix))
+    ct = _scaled(ct, operands.scale, _counts(bind, ct, matrix))
     heads, implementation = bind.attributes["heads"], bind.implementation
     return _gradient_to_weight(x, ct, matrix, heads, implementation=implementation)
 
@@ -283,7 +299,7 @@ def reduce_messages(
     matrix: SparseMatrix,
     reduce: str,
     implementation: str | None = None,
-    epilogue: tuple[Array | None, ...] = (None, None, None, None),
+    epilogue: tuple[Array | None, ...] = (None,) * 5,
     relu: bool = False,
 ) -> Array:
     """Reduces ``(rows, *features)`` with weights ``(entries, heads)`` of the first axis.
@@ -293,12 +309,13 @@ def reduce_messages(
     dtype, features = x.dtype, x.shape[1:]
     if weight is not None and reduce in ("max", "min"):
         x = x.astype(accumulator_dtype(dtype))  # else rounding would hide which was the maximum
-    own_scale, out_scale, residual, bias = epilogue
+    own_scale, out_scale, residual, bias, result_scale = epilogue
     if weight is not None:
         x = flat(x)
         residual = None if residual is None else flat(residual)
         bias = None if bias is None else bias.ravel()
-    operands = Messages(x, weight, matrix, own_scale, out_scale, residual, bias)
+    last = own_scale, out_scale, residual, bias, result_scale
+    operands = Messages(x, weight, matrix, *last)
     has_epilogue, has_kernel = _has_epilogue(operands, relu), reduce in ("sum", "mean")
     options = {"reduce": reduce, "heads": 1 if weight is None else weight.shape[1]}
     if has_epilogue and has_kernel:

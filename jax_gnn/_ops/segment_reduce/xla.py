@@ -36,12 +36,13 @@ def epilogue(
     out_scale: Array | None,
     residual: Array | None,
     bias: Array | None,
+    result_scale: Array | None = None,
     *,
     relu: bool,
 ) -> Array:
-    """``relu(out_scale · (result + own_scale · x) + residual + bias)`` of what there is.
+    """What rows go on with, of what there is, in the accumulator type, whatever the result's is.
 
-    Computed in the accumulator type, whatever the result's is.
+    ``result_scale · relu(out_scale · (result + own_scale · x) + residual + bias)``.
     """
     result = result.astype(accumulator_dtype(result.dtype))
     if own_scale is not None:
@@ -52,7 +53,8 @@ def epilogue(
         result += residual.astype(result.dtype)
     if bias is not None:
         result += bias
-    return jax.nn.relu(result) if relu else result
+    result = jax.nn.relu(result) if relu else result
+    return result if result_scale is None else spread(result_scale, result) * result
 
 
 def segment_reduce(
@@ -63,13 +65,14 @@ def segment_reduce(
     out_scale: Array | None = None,
     residual: Array | None = None,
     bias: Array | None = None,
+    result_scale: Array | None = None,
     *,
     reduce: str,
     heads: int,
     relu: bool = False,
 ) -> Array:
     result = _reduced(x, weight, matrix, reduce, heads)
-    last = own_scale, out_scale, residual, bias
+    last = own_scale, out_scale, residual, bias, result_scale
     if relu or any(each is not None for each in last):
         result = epilogue(result, x, *last, relu=relu)
     return result.astype(x.dtype)

@@ -49,6 +49,7 @@ def spmm(
     bias: ArrayLike | None = None,
     activation: Activation | None = None,
     residual: ArrayLike | None = None,
+    result_scale: ArrayLike | None = None,
     implementation: Implementation | None = None,
 ) -> Array:
     """Reduces at each destination the weighted features of the sources of its edges.
@@ -56,8 +57,8 @@ def spmm(
     ``out[i] = reduce over the edges e = (j → i) of weight[e] · x[j]``; as a sum, the product of the
     sparse matrix of the weights and x. No array of messages is formed, forward or backward. What
     layers do next may be asked for in the same call, which of a sum or mean is one kernel, and
-    forms no further array: ``activation(out_scale[i] · (out[i] + own_scale[i] · x[i]) + residual[i]
-    + bias)``. Derivatives of any order to all of these.
+    forms no further array: ``result_scale[i] · activation(out_scale[i] · (out[i] + own_scale[i] ·
+    x[i]) + residual[i] + bias)``. Derivatives of any order to all of these.
 
     Args:
         graph: the graph.
@@ -73,6 +74,8 @@ def spmm(
         activation: applied to the result: ``"relu"``, ``"silu"``, ``"gelu"`` (the approximation by
             tanh) or ``"tanh"``. Only the first is part of the kernel.
         residual: ``(num_dst, *features)``, added to the rows; converted to the dtype of ``x``.
+        result_scale: a number or ``(num_dst,)``, a factor of each row in the end: what the next
+            layer of a GCN multiplies its rows by.
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
@@ -107,13 +110,15 @@ def spmm(
     own_scale = check_row_scale("own_scale", own_scale, "num_nodes", num_dst, acc)
     out_scale = check_row_scale("out_scale", out_scale, "num_dst", num_dst, acc)
     bias = check_bias(bias, x)
+    result_scale = check_row_scale("result_scale", result_scale, "num_dst", num_dst, acc)
     check_choice("activation", activation, (None, *get_args(Activation)))
     residual = check_residual(residual, "num_dst", num_dst, x)
     matrix = graph.matrix(weighted=weight is not None)
-    last = own_scale, out_scale, residual, bias
     relu = activation == "relu"
+    in_kernel = result_scale if relu or activation is None else None
+    last = own_scale, out_scale, residual, bias, in_kernel
     result = reduce_messages(x, weight, matrix, reduce, implementation, last, relu)
-    return activated(result, activation)
+    return activated(result, activation, result_scale)
 
 
 @public
