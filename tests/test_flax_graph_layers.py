@@ -212,19 +212,31 @@ def test_the_narrower_side_is_aggregated(layer, graph):
 
 
 @pytest.mark.parametrize(
-    ("model_class", "layer", "behind"),
+    ("model_class", "made"),
     [
-        (GCN, ["dot_general", "mul", "jax_gnn_segment_reduce"], []),
-        (GIN, ["dot_general", "jax_gnn_segment_reduce", "dot_general", "add"], ["max"]),
-        (SAGE, ["dot_general", "dot_general", "jax_gnn_segment_reduce"], []),
+        (GCN, ["product", "mul", "sum", "product", "sum"]),
+        (GIN, ["product", "sum", "product", "add", "max", "product", "sum", "product", "add"]),
+        (SAGE, ["product", "product", "sum", "product", "product", "sum"]),
     ],
 )
-def test_nothing_stands_between_products_and_sums(model_class, layer, behind, graph):
-    """Where the product comes first; of a GCN but for the scales of what is summed."""
+def test_nothing_stands_between_products_and_sums(model_class, made, graph):
+    """Where the product comes first; of a GCN but for the scales of what is summed first."""
     model = make(model_class, 8, 6, 4, num_layers=2)
     jaxpr = jax.make_jaxpr(lambda x: model(graph, x, deterministic=True))(features(8))
     found = made_of_rows(jaxpr.jaxpr, NUM_NODES)
-    assert [name for name in found if name != "broadcast_in_dim"] == layer + behind + layer
+    names = {"dot_general": "product", "jax_gnn_segment_reduce": "sum"}
+    assert [names.get(name, name) for name in found if name != "broadcast_in_dim"] == made
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_scales_between_layers(normalize, sizes, graph, weight):
+    conv = make(GCNConv, *sizes, normalize=normalize)
+    x = features(sizes[0], 2)
+    scale = gcn_norm(graph, weight)[:, None, None] if normalize else 1
+    plain = conv(graph, x, weight, activation="relu")
+    options = {"is_scaled": True, "scales_result": True, "activation": "relu"}
+    assert_close(conv(graph, scale * x, weight, **options), scale * plain)
 
 
 @pytest.mark.parametrize("sizes", SIZES)

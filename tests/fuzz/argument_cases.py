@@ -701,6 +701,7 @@ def spmm(random: Random, mode: Mode) -> Case:
     if reduce in ("sum", "mean") and accumulator(dtype) == dtype and random.chance(0.5):
         scale = random.choice([(), (sizes.dst,)])
         last = {"out_scale": scale, "residual": (sizes.dst, *features), "bias": features}
+        last |= {"result_scale": scale}
         last |= {"own_scale": scale} if sizes.src == sizes.dst else {}
         last = {name: each for name, each in last.items() if random.chance(0.5)}
         activation = random.choice([None, "relu", "silu"])
@@ -726,14 +727,15 @@ def spmm(random: Random, mode: Mode) -> Case:
         y = message_sum(reduce, *args)
         ones = [1] * len(features)
         given = {name: values[name] for name in last}
-        for name in ("own_scale", "out_scale"):
+        for name in ("own_scale", "out_scale", "result_scale"):
             if name in given:
                 given[name] = given[name].reshape(*(given[name].shape or (1,)), *ones)
         y = y + values["x"] * given["own_scale"] if "own_scale" in given else y
         y = y * given["out_scale"] if "out_scale" in given else y
         for name in ("residual", "bias"):
             y = y + given[name] if name in given else y
-        return _activate(y, activation)
+        y = _activate(y, activation)
+        return y * given["result_scale"] if "result_scale" in given else y
 
     return Case(
         "spmm",

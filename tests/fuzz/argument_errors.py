@@ -180,9 +180,10 @@ def calls(v: Valid) -> list[Call]:
     add("spmm", jax_gnn.spmm, edges, graph=graphs, x=FLOATS, weight=VECTOR, reduce=CHOICE,
         **implementation)  # fmt: skip
     finished = {"graph": v.graph, "x": v.x, "residual": v.y, "bias": v.y[0],
-                "out_scale": v.y[:, 0]}  # fmt: skip
-    add("spmm", jax_gnn.spmm, finished, bias=BIAS, out_scale=BIAS, activation=CHOICE_OR_NONE,
-        residual=[b for b in FLOATS if b[0] != "None"])  # fmt: skip
+                "out_scale": v.y[:, 0], "result_scale": v.y[:, 0]}  # fmt: skip
+    residuals = [b for b in FLOATS if b[0] != "None"]
+    add("spmm", jax_gnn.spmm, finished, bias=BIAS, out_scale=BIAS, result_scale=BIAS,
+        activation=CHOICE_OR_NONE, residual=residuals)  # fmt: skip
     ab = {"graph": v.graph, "a": v.y, "b": v.x}
     add("sddmm", jax_gnn.sddmm, ab, graph=graphs, a=FLOATS, b=FLOATS, op=CHOICE, **implementation)
     bare = {"x": v.x, "index": v.src, "segment_ids": v.ids, "num_segments": 3, "weight": v.weight}
@@ -365,7 +366,7 @@ def calls(v: Valid) -> list[Call]:
     choices = dict.fromkeys(("hyperedge_reduce", "node_reduce"), CHOICE)
     add("hypergraph_aggregate", jax_gnn.hypergraph_aggregate, every | last,
         hypergraph=hypergraphs, x=FLOATS, **vectors, **choices, normalization=CHOICE_OR_NONE,
-        residual=FLOATS, bias=VECTOR, activation=CHOICE_OR_NONE,
+        residual=residuals, bias=BIAS, activation=CHOICE_OR_NONE,
         **implementation)  # fmt: skip
     few = {name: every[name] for name in ("hypergraph", *list(every)[2:5])}
     add("hypergraph_norm", jax_gnn.hypergraph_norm, few, hypergraph=hypergraphs,

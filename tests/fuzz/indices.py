@@ -249,7 +249,7 @@ def plain_spmm(reduce: str, size: Size, dtype: str) -> Any:
 
 @op("finished spmm sum", "finished spmm mean")
 def finished_spmm(reduce: str, size: Size, dtype: str) -> Any:
-    names = "own_scale", "out_scale", "residual", "bias"
+    names = "own_scale", "out_scale", "result_scale", "residual", "bias"
 
     def call(graph: Any, x: Any, *last: Any) -> Any:
         options = dict(zip(names, last, strict=True))
@@ -260,8 +260,7 @@ def finished_spmm(reduce: str, size: Size, dtype: str) -> Any:
         lambda draw: (
             draw.graph(size.rows, size.rows, size.entries, False),
             draw.numbers((size.rows, size.width), dtype),
-            draw.weights((size.rows,), dtype),
-            draw.weights((size.rows,), dtype),
+            *(draw.weights((size.rows,), dtype) for _ in range(3)),
             draw.numbers((size.rows, size.width), dtype),
             draw.numbers((size.width,), dtype),
         ),
