@@ -1,5 +1,6 @@
 // The result's rows: how they are written, and which of them are empty. Needs a result whose rows
-// are aligned to the word; promises that no row outside of [0, num_rows) is written.
+// are aligned to the word, as is what an epilogue adds to them, and a bias aligned to 16 bytes
+// where a word has several features; promises that no row outside of [0, num_rows) is written.
 #pragma once
 
 #include "basics.cuh"
@@ -13,13 +14,15 @@ namespace {
 // Results are written as they are: in place of an Epilogue.
 struct NoEpilogue {};
 
-// What is asked for when a run begins, for its epilogue: the lane's word of the row's own features,
-// or where these do not count of its residual. There are no registers for both.
+// What is asked for when a run begins, for its epilogue: what the row is multiplied with, and the
+// lane's word of its own features, or where these do not count of its residual. There are no
+// registers for more.
 template <class Last, int kVec>
 struct Ahead {};
 template <typename T, typename Acc, int kVec>
 struct Ahead<Epilogue<T, Acc>, kVec> {
   Word<T, kVec> word;
+  Acc out_scale, result_scale;
 };
 
 // The result's rows, of which a lane writes one word. `lane_out` is out + column.first.
@@ -35,9 +38,12 @@ struct Output {
 
   // Asks for what the epilogue of a row below `limit` reads, ahead of its use.
   __device__ __forceinline__ void ask(T* lane_out, Index row, unsigned limit, Ahead& ahead) const {
-    if constexpr (kHasEpilogue)
-      load_beside(last.own != nullptr ? last.own : last.residual, lane_out, row,
-                  static_cast<unsigned>(row) < limit, ahead.word);
+    if constexpr (kHasEpilogue) {
+      const bool valid = static_cast<unsigned>(row) < limit;
+      load_beside(last.own != nullptr ? last.own : last.residual, lane_out, row, valid, ahead.word);
+      ahead.out_scale = load_scale(last.out_scale, row, valid);
+      ahead.result_scale = load_scale(last.result_scale, row, valid);
+    }
   }
 
   // Writes the lane's word of a row that is below `limit`, with what was asked for.
@@ -78,6 +84,12 @@ struct Output {
     return static_cast<unsigned>(width) * static_cast<unsigned>(sizeof(T));
   }
 
+  static __device__ __forceinline__ Acc load_scale(const RowScale<Acc>& scales, Index row,
+                                                   bool valid) {
+    return load_or(valid && scales.data != nullptr,
+                   scales.data + scales.stride * static_cast<unsigned>(row), Acc(1));
+  }
+
   // The lane's word of a row of what lies as the result does; zeros where there is none.
   __device__ __forceinline__ void load_beside(const T* rows, T* lane_out, Index row, bool valid,
                                               Word<T, kVec>& word) const {
@@ -89,38 +101,31 @@ struct Output {
             row_at(reinterpret_cast<const Word<T, kVec>*>(lane_rows), row, row_bytes()), word);
   }
 
+  // All that is still to be read is asked for before any of it is used.
   __device__ __forceinline__ void finish(T* lane_out, Index row, const Ahead& ahead,
                                          Acc (&x)[kVec]) const {
     if constexpr (kHasEpilogue) {
-      const auto scale = [&](const RowScale<Acc>& scales) {
-        return scales.data != nullptr ? __ldg(scales.data + row * scales.stride) : Acc(1);
-      };
-      Acc own[kVec], residual[kVec];
-      Word<T, kVec> beside = ahead.word;
       const bool has_own = last.own != nullptr;
-      if (has_own) {
-        const Acc own_scale = scale(last.own_scale);
-        unpack<kVec, T>(beside, own);
-#pragma unroll
-        for (int i = 0; i < kVec; ++i) x[i] = fma(own_scale, own[i], x[i]);
-        load_beside(last.residual, lane_out, row, true, beside);
-      }
-      const Acc out_scale = scale(last.out_scale);
-      unpack<kVec, T>(beside, residual);
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) x[i] = fma(out_scale, x[i], residual[i]);
+      const Acc own_scale = load_scale(last.own_scale, row, has_own);
+      Word<T, kVec> beside = {};
+      if (has_own) load_beside(last.residual, lane_out, row, true, beside);
+      static_assert(kVec == 1 || kVec * sizeof(Acc) % 16 == 0);
+      Acc bias[kVec] = {}, own[kVec], residual[kVec];
       if (last.bias != nullptr) {
-        const Acc* const bias = last.bias + (lane_out - out);
-#pragma unroll
-        for (int i = 0; i < kVec; ++i) x[i] += __ldg(bias + i);
+        const Acc* const from = last.bias + (lane_out - out);
+        if constexpr (kVec * sizeof(Acc) % 16 == 0)
+          load_words<kVec>(from, bias);
+        else
+          bias[0] = __ldg(from);
       }
-      if (last.relu)
+      unpack<kVec, T>(ahead.word, own);
+      unpack<kVec, T>(has_own ? beside : ahead.word, residual);
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) x[i] = x[i] < 0 ? Acc(0) : x[i];  // NaN stays
-      if (last.result_scale.data != nullptr) {
-        const Acc result_scale = scale(last.result_scale);
-#pragma unroll
-        for (int i = 0; i < kVec; ++i) x[i] *= result_scale;
+      for (int i = 0; i < kVec; ++i) {
+        x[i] = fma(ahead.out_scale, has_own ? fma(own_scale, own[i], x[i]) : x[i], residual[i]);
+        x[i] += bias[i];
+        if (last.relu) x[i] = x[i] < 0 ? Acc(0) : x[i];  // NaN stays
+        x[i] *= ahead.result_scale;
       }
     }
   }

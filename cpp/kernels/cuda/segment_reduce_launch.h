@@ -65,7 +65,8 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const 
     return cudaErrorInvalidValue;
   };
   constexpr int kWide = 16 / sizeof(T);
-  if (fits<kWide, T>(features, {in, out, epilogue.residual}))
+  if (fits<kWide, T>(features, {in, out, epilogue.own, epilogue.residual}) &&
+      aligned(epilogue.bias, 16))
     return with_vec(std::integral_constant<int, kWide>{});
   return with_vec(std::integral_constant<int, 1>{});
 }

@@ -161,9 +161,10 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   const Column column = {static_cast<int64_t>(first_feature), 0, active};
   constexpr bool kHasEpilogue = !std::is_same_v<Last, NoEpilogue>;
   const Output<T, Op, Acc, Last> output = {step.out, step.num_rows, step.width, last};
+  using Ahead = typename Output<T, Op, Acc, Last>::Ahead;
   // Writes the lane's word of a row that is below `bound`.
-  const auto store = [&](Index row, const Acc(&run)[kParts], unsigned bound) {
-    if constexpr (kHasEpilogue) return output.store(lane_out, row, run, bound);
+  const auto store = [&](Index row, const Acc(&run)[kParts], unsigned bound, const Ahead& ahead) {
+    if constexpr (kHasEpilogue) return output.store(lane_out, row, run, bound, ahead);
     Acc x[kVec];
     T features[kVec];
     W word;
@@ -206,10 +207,18 @@ __global__ void __launch_bounds__(kStepThreads, 2)
           shared.rows[place_before + j] == first_row ? shared.cols[place_before + j] : -1;
     load(place_before, before);
   }
-
+  // Which of the team's entries end a row; what these rows' epilogues read is on its way, too.
   const auto bits_of = [&](const unsigned (&bits)[kWindow / 32]) {
     return bits[place / 32] >> place % 32 & ((1u << kEntries) - 1);
   };
+  const unsigned ends = bits_of(shared.ends), first_end = __ffs(ends) - 1;
+  Ahead ahead[kEntries], first_ahead = {};
+  const auto ask = [&](unsigned j) {
+    output.ask(lane_out, shared.rows[place + j], ends >> j & 1 ? num_rows : 0, ahead[j]);
+  };
+#pragma unroll
+  for (unsigned j = 0; j < kEntries / 2; ++j) ask(j);
+
   bool has_long_gap = false;
   if (step.fills)
 #pragma unroll 1
@@ -231,7 +240,6 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   const unsigned begin_team = waits ? kTeams : begin / kEntries;
 
   // No branches: the sum that is the team's first to end is kept, others are stored.
-  const unsigned ends = bits_of(shared.ends), first_end = __ffs(ends) - 1;
   Acc run[kParts], first_run[kParts];
   set_neutral<Op>(run);
   set_neutral<Op>(first_run);
@@ -243,7 +251,10 @@ __global__ void __launch_bounds__(kStepThreads, 2)
     add(loaded, j, run);
 #pragma unroll
     for (int i = 0; i < kParts; ++i) first_run[i] = is_first ? run[i] : first_run[i];
-    if (j > 0) store(shared.rows[place + j], run, !is_first && (ends >> j & 1) ? num_rows : 0);
+    if (is_first) first_ahead = ahead[j];
+    if (j < kEntries / 2) ask(j + kEntries / 2);  // not before: there are no registers
+    if (j > 0)
+      store(shared.rows[place + j], run, !is_first && (ends >> j & 1) ? num_rows : 0, ahead[j]);
   }
   shared.put(run, kThreads + threadIdx.x);
   if (repeats) {
@@ -275,7 +286,7 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   if (ends != 0) {
     if (begin != place) add_before(begin_team, window_team, first_run);
     if (waits) shared.put(first_run, Shared::kWaiting + lane);
-    store(shared.rows[place + first_end], first_run, waits ? 0 : num_rows);
+    store(shared.rows[place + first_end], first_run, waits ? 0 : num_rows, first_ahead);
   }
 
   if (step.fills) {
@@ -328,12 +339,14 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   shared.put(taken, threadIdx.x);
   __syncthreads();
   if (team != 0) return;
+  Ahead asked;
+  output.ask(lane_out, first_row, num_rows, asked);
   shared.get(run, Shared::kWaiting + lane);
   add_before(0, min(static_cast<unsigned>(chain.num_tails), kTeams), run);
   if (relays)
     tails.put(block, column, width, run);
   else
-    store(first_row, run, num_rows);
+    store(first_row, run, num_rows, asked);
 }
 
 }  // namespace
