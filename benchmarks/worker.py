@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _WARM_UPS = 3
 _LARGE = 2**30
+_LARGEST_GRAPH = 2**32
 
 
 class Worker:
@@ -373,12 +374,21 @@ class _Torch:
     def prepare(self, candidate: Candidate) -> Prepared:
         """Warms up. A candidate is called as is, and as a CUDA graph if it can be one."""
         call = partial(candidate.function, *map(self._devices.__getitem__, candidate.arguments))
-        for _ in range(_WARM_UPS):
-            outputs = call()
+        for _ in range(_WARM_UPS - 1):
+            call()
+        if self._on_gpu:
+            self._torch.cuda.reset_peak_memory_stats()
+            held = self._torch.cuda.memory_allocated()
+        outputs = call()
         calls: dict[str, timing.Call] = {self.timer.method: call}
-        if self._on_gpu and (replay := self._graph(call, outputs)):
+        if not self._on_gpu:
+            return Prepared(outputs, calls)
+        results = sum(output.numel() * output.element_size() for output in outputs)
+        scratch = self._torch.cuda.max_memory_allocated() - held - results
+        # A graph keeps what its call holds.
+        if scratch <= _LARGEST_GRAPH and (replay := self._graph(call, outputs)):
             calls["graph replay"] = replay
-        return Prepared(outputs, calls)
+        return Prepared(outputs, calls, scratch)
 
     def _graph(self, call: timing.Call, outputs: tuple[Any, ...]) -> timing.Call | None:
         """Replays the call, or None if that does not do what the call does."""

@@ -7,8 +7,10 @@
 // own entries, which it also checks. Teams read them back as broadcasts. Eight entries are in
 // flight; while one half of them is added up, the other is on its way, and the next four follow. A
 // run that ends is stored by its team, but the first if it may have begun before: that waits, in
-// shared memory, until teams, warps and blocks are joined (segment_runs.cuh). The cut depends on
-// shapes only: the same bits on every run.
+// shared memory, until teams, warps and blocks are joined (segment_runs.cuh). Where rows have an
+// epilogue, a step's runs wait there, too, until the next step's features are on their way: its
+// code stands once, not behind each entry, and its latency is not added to theirs. The cut depends
+// on shapes only: the same bits on every run.
 //
 // Needs blocks of up to kGatherThreads threads, whole warps; gather_shared_bytes of dynamic shared
 // memory, a workspace row for each block of a column of the grid, and a tag that no other launch
@@ -48,14 +50,20 @@ struct Gathered {
   int heads;
 };
 
+// Runs of a step whose epilogue waits.
+template <class Last>
+constexpr int kClosedRuns = std::is_same_v<Last, NoEpilogue> ? 0 : kStep;
+
 // Dynamic shared memory: of each team a ring of ids and the rows around its entries, and a ring of
-// weights for each head; of each thread its part of a run; heads[warp][part][lane], and tails.
-template <class Op, typename Acc>
+// weights for each head; of each thread its part of a run, and of runs whose epilogue waits;
+// heads[warp][part][lane], and tails.
+template <class Op, typename Acc, class Last>
 __host__ __device__ constexpr int64_t gather_shared_bytes(const GatherCut& cut, bool ordered,
                                                           int threads) {
   const int64_t ring = int64_t{kChunks} << cut.chunk_bits, teams = threads >> cut.lane_bits;
   const int64_t ids = (ordered ? 3 : 2) * ring + kAroundWords;
-  const int64_t runs = threads + threads / 32 * int64_t{2} * (1 << cut.lane_bits);
+  const int64_t runs =
+      threads * (1 + kClosedRuns<Last>)+threads / 32 * int64_t{2} * (1 << cut.lane_bits);
   return teams * (ids * sizeof(Index) + cut.most_heads * ring * sizeof(Acc)) +
          runs * Op::kParts * sizeof(Acc);
 }
@@ -74,7 +82,7 @@ template <class Op, typename T, typename Acc, class Last = NoEpilogue>
 __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
     gather_kernel(Csr<Index> csr, Gathered<T, Acc> gathered, GatherCut cut,
                   Output<T, Op, Acc, Last> output, bool fills, Tails<Op, Acc> tails) {
-  constexpr int kVec = Op::kVec, kParts = Op::kParts;
+  constexpr int kVec = Op::kVec, kParts = Op::kParts, kClosed = kClosedRuns<Last>;
   using W = Word<T, kVec>;
   __shared__ Range long_gaps[kLongGaps];
   __shared__ int num_long_gaps;
@@ -100,7 +108,11 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
   Acc* const all_weights = reinterpret_cast<Acc*>(all_ids + block_teams * team_words);
   Acc* const weights = all_weights + block_team * team_weights;
   Acc* const first_runs = all_weights + block_teams * team_weights;  // [part][thread]
-  Acc* const shared_heads = first_runs + kParts * blockDim.x;
+  Acc* const closed = first_runs + kParts * blockDim.x;
+  const KeptRuns<Op, Acc> closed_runs = {
+      // [entry of a step][thread]
+      reinterpret_cast<Pack<Acc, kVec>*>(closed), closed + kClosed * kVec * blockDim.x};
+  Acc* const shared_heads = closed + kClosed * kParts * blockDim.x;
   Acc* const shared_tails = shared_heads + warps * kParts * lanes;
   if (threadIdx.x == 0) num_long_gaps = 0;
   allow_next_launch();
@@ -219,21 +231,24 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
   Runs<Op, T, Acc, Last> runs{csr,    output, lanes, lane,     teams, team, warp,
                               column, shared, sizes, lane_out, carry, seen, left_open};
 
-  Index row = 0;                                   // of the run
-  typename Output<T, Op, Acc, Last>::Ahead ahead;  // of the run, too
+  Index row = 0;       // of the run
   unsigned state = 0;  // bit 0: it was open where the team's entries begin; bit 1: a run has ended
-  const auto close = [&] {
-    Acc closed[kParts];  // elsewhere, or sums are moved about at every turn for the store
+  unsigned waiting = 0;  // bit j: the run before the step's entry j waits for its epilogue
+  const auto close = [&](int entry) {
+    Acc ended[kParts];  // elsewhere, or sums are moved about at every turn for the store
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      closed[i] = run[i];
-      hide(closed[i]);
+      ended[i] = run[i];
+      hide(ended[i]);
     }
     if (state == 1) {
 #pragma unroll
-      for (int i = 0; i < kParts; ++i) first_runs[i * blockDim.x + threadIdx.x] = closed[i];
+      for (int i = 0; i < kParts; ++i) first_runs[i * blockDim.x + threadIdx.x] = ended[i];
+    } else if (entry < kClosed) {
+      closed_runs.put(ended, entry * blockDim.x + threadIdx.x);
+      waiting |= 1u << entry;
     } else {
-      output.store(lane_out, row, closed, sizes.rows, ahead);
+      output.store(lane_out, row, ended, sizes.rows);
     }
     state |= 2;
     set_neutral<Op>(run);
@@ -277,9 +292,8 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
       if (rows[j] != row) {
         if (static_cast<unsigned>(rows[j]) - static_cast<unsigned>(row) != 1)
           gaps |= 1u << (half * kHalf + j);
-        close();
+        close(half * kHalf + j);
         row = rows[j];
-        output.ask(lane_out, row, sizes.rows, ahead);
       }
       Acc x[kVec];
       unpack<kVec, T>(words[half * kHalf + j], x);
@@ -306,7 +320,6 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
     __syncwarp();
     all_valid = begin_chunk(0);
     row = ring[0];
-    output.ask(lane_out, row, sizes.rows, ahead);
     state = around[0] == row;
     load_half(0, 0);
     load_half(0, 1);
@@ -338,13 +351,22 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
     add_half(0);
     load_half(next_at, 0);
     add_half(1);
+    const Index* const rows = reinterpret_cast<const Index*>(shared_bytes + rows_at + at);
+    const auto before = [&](int j) { return j > 0 ? rows[j - 1] : row_before; };
+    if constexpr (kClosed > 0)
+#pragma unroll 1
+      for (; waiting != 0; waiting &= waiting - 1) {
+        const int j = __ffs(waiting) - 1;
+        Acc ended[kParts];
+        closed_runs.get(ended, j * blockDim.x + threadIdx.x);
+        output.store(lane_out, before(j), ended, sizes.rows);
+      }
     load_half(next_at, 1);
     if (fills)
 #pragma unroll 1
       for (; gaps != 0; gaps &= gaps - 1) {
         const int j = __ffs(gaps) - 1;
-        const Index* rows = reinterpret_cast<const Index*>(shared_bytes + rows_at + at) + j;
-        runs.fill_gap(j > 0 ? rows[-1] : row_before, rows[0]);
+        runs.fill_gap(before(j), rows[j]);
       }
     at = next_at;
   }
@@ -353,7 +375,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
   __syncwarp();
   // The last run may end where the team's entries do.
   if (count > 0 && around[1] != row) {
-    close();
+    close(kStep);
     if (fills) runs.fill_gap(row, around[1]);
   }
   __syncwarp();

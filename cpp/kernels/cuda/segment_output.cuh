@@ -14,6 +14,23 @@ namespace {
 // Results are written as they are: in place of an Epilogue.
 struct NoEpilogue {};
 
+// Runs in shared memory, which have a place each.
+template <class Op, typename Acc>
+struct KeptRuns {
+  static constexpr int kVec = Op::kVec;
+  Pack<Acc, kVec>* sums;
+  Acc* counts;
+
+  __device__ __forceinline__ void put(const Acc (&run)[Op::kParts], unsigned at) const {
+    memcpy(&sums[at], run, sizeof(sums[at]));
+    if constexpr (Op::kCounts) counts[at] = run[kVec];
+  }
+  __device__ __forceinline__ void get(Acc (&run)[Op::kParts], unsigned at) const {
+    memcpy(run, &sums[at], sizeof(sums[at]));
+    if constexpr (Op::kCounts) run[kVec] = counts[at];
+  }
+};
+
 // What is asked for when a run begins, for its epilogue: what the row is multiplied with, and the
 // lane's word of its own features, or where these do not count of its residual. There are no
 // registers for more.
@@ -84,10 +101,12 @@ struct Output {
     return static_cast<unsigned>(width) * static_cast<unsigned>(sizeof(T));
   }
 
+  // A row's factor, 1 where there is none. In 32 bits, as rows are.
   static __device__ __forceinline__ Acc load_scale(const RowScale<Acc>& scales, Index row,
                                                    bool valid) {
     return load_or(valid && scales.data != nullptr,
-                   scales.data + scales.stride * static_cast<unsigned>(row), Acc(1));
+                   scales.data + static_cast<unsigned>(row) * static_cast<unsigned>(scales.stride),
+                   Acc(1));
   }
 
   // The lane's word of a row of what lies as the result does; zeros where there is none.
@@ -107,23 +126,24 @@ struct Output {
     if constexpr (kHasEpilogue) {
       const bool has_own = last.own != nullptr;
       const Acc own_scale = load_scale(last.own_scale, row, has_own);
-      Word<T, kVec> beside = {};
-      if (has_own) load_beside(last.residual, lane_out, row, true, beside);
+      Word<T, kVec> second = {};
+      if (has_own) load_beside(last.residual, lane_out, row, true, second);
       static_assert(kVec == 1 || kVec * sizeof(Acc) % 16 == 0);
-      Acc bias[kVec] = {}, own[kVec], residual[kVec];
+      Acc bias[kVec] = {}, beside[kVec], residual[kVec];
       if (last.bias != nullptr) {
         const Acc* const from = last.bias + (lane_out - out);
-        if constexpr (kVec * sizeof(Acc) % 16 == 0)
+        if constexpr (kVec > 1)
           load_words<kVec>(from, bias);
         else
           bias[0] = __ldg(from);
       }
-      unpack<kVec, T>(ahead.word, own);
-      unpack<kVec, T>(has_own ? beside : ahead.word, residual);
+      unpack<kVec, T>(ahead.word, beside);
+      unpack<kVec, T>(second, residual);
+      const Acc beside_scale = has_own ? own_scale * ahead.out_scale : Acc(1);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
-        x[i] = fma(ahead.out_scale, has_own ? fma(own_scale, own[i], x[i]) : x[i], residual[i]);
-        x[i] += bias[i];
+        x[i] = fma(ahead.out_scale, x[i], bias[i]);
+        x[i] = fma(beside_scale, beside[i], x[i]) + residual[i];
         if (last.relu) x[i] = x[i] < 0 ? Acc(0) : x[i];  // NaN stays
         x[i] *= ahead.result_scale;
       }

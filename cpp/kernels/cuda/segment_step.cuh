@@ -9,6 +9,9 @@
 // of a row is added up from shared memory. The cut depends on shapes only: the same bits on every
 // run.
 //
+// Rows with an epilogue are stored by all teams alike, once their sums lie in shared memory, in
+// order of rows: what each of a team's first ones reads is on its way while features are.
+//
 // Whether a row is handed on to a block follows from two ids, the first of the block and of the one
 // before, which both sides read: hence nobody waits for what is not written, whatever ids are.
 //
@@ -47,9 +50,19 @@ struct Step {
   bool fills;
 };
 
+// What waits for its epilogue: sums of the rows that end in the block, [entry][lane].
+template <class Op, typename Acc, bool kHasEpilogue>
+struct EndedRows {};
 template <class Op, typename Acc>
+struct EndedRows<Op, Acc, true> {
+  static constexpr int kRuns = kStepBlock * kStepLanes;
+  Index places[kStepBlock];  // entries of the block that end a row, in order
+  alignas(16) Pack<Acc, Op::kVec> sums[kRuns];
+  Acc counts[Op::kCounts ? kRuns : 1];
+};
+
+template <class Op, typename Acc, class Last>
 struct StepShared {
-  static constexpr int kVec = Op::kVec, kParts = Op::kParts;
   static constexpr int kWaiting = 2 * kStepThreads;  // place of what waits for blocks before
   static constexpr int kRuns = kWaiting + kStepLanes;
 
@@ -59,17 +72,9 @@ struct StepShared {
   unsigned ends[kStepWindow / 32];  // bits of entries that another row follows
   unsigned gaps[kStepWindow / 32];  // of those that empty rows follow
   // [team of the window][lane]: what of a row is open where the team's entries end.
-  alignas(16) Pack<Acc, kVec> sums[kRuns];
+  alignas(16) Pack<Acc, Op::kVec> sums[kRuns];
   Acc counts[Op::kCounts ? kRuns : 1];
-
-  __device__ __forceinline__ void put(const Acc (&run)[kParts], unsigned at) {
-    memcpy(&sums[at], run, sizeof(sums[at]));
-    if constexpr (Op::kCounts) counts[at] = run[kVec];
-  }
-  __device__ __forceinline__ void get(Acc (&run)[kParts], unsigned at) const {
-    memcpy(run, &sums[at], sizeof(sums[at]));
-    if constexpr (Op::kCounts) run[kVec] = counts[at];
-  }
+  EndedRows<Op, Acc, !std::is_same_v<Last, NoEpilogue>> ended;
 };
 
 // An entry's id, or `otherwise` where there are not so many.
@@ -87,9 +92,10 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   constexpr int kVec = Op::kVec, kParts = Op::kParts;
   constexpr unsigned kLanes = kStepLanes, kTeams = kStepTeams, kEntries = kStepEntries;
   constexpr unsigned kBlock = kStepBlock, kWindow = kStepWindow, kThreads = kStepThreads;
-  using Shared = StepShared<Op, Acc>;
+  using Shared = StepShared<Op, Acc, Last>;
   using W = Word<T, kVec>;
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared());
+  const KeptRuns<Op, Acc> open = {shared.sums, shared.counts};
   const unsigned lane = threadIdx.x % kLanes, team = threadIdx.x / kLanes;
   allow_next_launch();
   wait_for_previous_launch();
@@ -162,18 +168,25 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   constexpr bool kHasEpilogue = !std::is_same_v<Last, NoEpilogue>;
   const Output<T, Op, Acc, Last> output = {step.out, step.num_rows, step.width, last};
   using Ahead = typename Output<T, Op, Acc, Last>::Ahead;
-  // Writes the lane's word of a row that is below `bound`.
-  const auto store = [&](Index row, const Acc(&run)[kParts], unsigned bound, const Ahead& ahead) {
-    if constexpr (kHasEpilogue) return output.store(lane_out, row, run, bound, ahead);
-    Acc x[kVec];
-    T features[kVec];
-    W word;
-    Op::finish(run, x);
+  KeptRuns<Op, Acc> ended = {};
+  if constexpr (kHasEpilogue) ended = {shared.ended.sums, shared.ended.counts};
+  // Writes the lane's word of a row that is below `bound`, which ends at a place of the window.
+  // With an epilogue that is not yet done.
+  const auto store = [&](unsigned place, const Acc(&run)[kParts], unsigned bound) {
+    const Index row = shared.rows[place];
+    if constexpr (kHasEpilogue) {
+      if (bound > 0) ended.put(run, (place - kBlock) * kLanes + lane);
+    } else {
+      Acc x[kVec];
+      T features[kVec];
+      W word;
+      Op::finish(run, x);
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) narrow(x[i], features[i]);
-    memcpy(&word, features, sizeof(word));
-    store_below(static_cast<unsigned>(row), bound,
-                reinterpret_cast<W*>(row_at(lane_out, row, row_bytes)), word);
+      for (int i = 0; i < kVec; ++i) narrow(x[i], features[i]);
+      memcpy(&word, features, sizeof(word));
+      store_below(static_cast<unsigned>(row), bound,
+                  reinterpret_cast<W*>(row_at(lane_out, row, row_bytes)), word);
+    }
   };
   // Makes rows empty: every `stride`-th from `row` on and before `end`.
   const auto fill = [&](unsigned row, unsigned end, unsigned stride) {
@@ -207,18 +220,41 @@ __global__ void __launch_bounds__(kStepThreads, 2)
           shared.rows[place_before + j] == first_row ? shared.cols[place_before + j] : -1;
     load(place_before, before);
   }
-  // Which of the team's entries end a row; what these rows' epilogues read is on its way, too.
+
+  // Rows with an epilogue: the n-th of those that end in the block is the team's where n is the
+  // team, or that and a multiple of all. Of the first ones it asks for what their epilogue reads.
+  constexpr unsigned kAsked = 2;
+  unsigned num_ended = 0;
+  Index ended_rows[kAsked];
+  Ahead asked[kAsked];
+  const auto ended_row = [&](unsigned n) {  // -1: there is none, or it waits for blocks before
+    Index row = -1;
+    if constexpr (kHasEpilogue)
+      if (n < num_ended) row = shared.rows[shared.ended.places[n]];
+    return crosses_in && row == first_row ? Index(-1) : row;
+  };
+  if constexpr (kHasEpilogue) {
+    const unsigned word = kBlock / 32 + threadIdx.x / 32, bit = threadIdx.x % 32;
+    unsigned rank = __popc(shared.ends[word] & ((1u << bit) - 1));
+#pragma unroll
+    for (unsigned i = kBlock / 32; i < kWindow / 32; ++i) {
+      const unsigned count = __popc(shared.ends[i]);
+      if (i < word) rank += count;
+      num_ended += count;
+    }
+    if (shared.ends[word] >> bit & 1)
+      shared.ended.places[rank] = static_cast<Index>(kBlock + threadIdx.x);
+    __syncthreads();
+#pragma unroll
+    for (unsigned i = 0; i < kAsked; ++i) {
+      ended_rows[i] = ended_row(team + i * kTeams);
+      output.ask(lane_out, ended_rows[i], num_rows, asked[i]);
+    }
+  }
+
   const auto bits_of = [&](const unsigned (&bits)[kWindow / 32]) {
     return bits[place / 32] >> place % 32 & ((1u << kEntries) - 1);
   };
-  const unsigned ends = bits_of(shared.ends), first_end = __ffs(ends) - 1;
-  Ahead ahead[kEntries], first_ahead = {};
-  const auto ask = [&](unsigned j) {
-    output.ask(lane_out, shared.rows[place + j], ends >> j & 1 ? num_rows : 0, ahead[j]);
-  };
-#pragma unroll
-  for (unsigned j = 0; j < kEntries / 2; ++j) ask(j);
-
   bool has_long_gap = false;
   if (step.fills)
 #pragma unroll 1
@@ -240,6 +276,7 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   const unsigned begin_team = waits ? kTeams : begin / kEntries;
 
   // No branches: the sum that is the team's first to end is kept, others are stored.
+  const unsigned ends = bits_of(shared.ends), first_end = __ffs(ends) - 1;
   Acc run[kParts], first_run[kParts];
   set_neutral<Op>(run);
   set_neutral<Op>(first_run);
@@ -251,17 +288,14 @@ __global__ void __launch_bounds__(kStepThreads, 2)
     add(loaded, j, run);
 #pragma unroll
     for (int i = 0; i < kParts; ++i) first_run[i] = is_first ? run[i] : first_run[i];
-    if (is_first) first_ahead = ahead[j];
-    if (j < kEntries / 2) ask(j + kEntries / 2);  // not before: there are no registers
-    if (j > 0)
-      store(shared.rows[place + j], run, !is_first && (ends >> j & 1) ? num_rows : 0, ahead[j]);
+    if (j > 0) store(place + j, run, !is_first && (ends >> j & 1) ? num_rows : 0);
   }
-  shared.put(run, kThreads + threadIdx.x);
+  open.put(run, kThreads + threadIdx.x);
   if (repeats) {
     set_neutral<Op>(run);
 #pragma unroll
     for (unsigned j = 0; j < kEntries; ++j) add(before, j, run);
-    shared.put(run, threadIdx.x);
+    open.put(run, threadIdx.x);
   }
   has_long_gap = __syncthreads_or(has_long_gap) != 0;
 
@@ -272,8 +306,8 @@ __global__ void __launch_bounds__(kStepThreads, 2)
 #pragma unroll 1
     for (unsigned at = first; at < last; at += 2) {
       Acc one[kParts], two[kParts];
-      shared.get(one, at * kLanes + lane);
-      shared.get(two, (at + 1) * kLanes + lane);
+      open.get(one, at * kLanes + lane);
+      open.get(two, (at + 1) * kLanes + lane);
 #pragma unroll
       for (int i = 0; i < kParts; ++i) total[i] += one[i];
       if (at + 1 < last)
@@ -285,8 +319,26 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   };
   if (ends != 0) {
     if (begin != place) add_before(begin_team, window_team, first_run);
-    if (waits) shared.put(first_run, Shared::kWaiting + lane);
-    store(shared.rows[place + first_end], first_run, waits ? 0 : num_rows, first_ahead);
+    if (waits) open.put(first_run, Shared::kWaiting + lane);
+    store(place + first_end, first_run, waits ? 0 : num_rows);
+  }
+  if constexpr (kHasEpilogue) {
+    const auto finish = [&](unsigned n, Index row, const Ahead& ahead) {
+      if (row < 0) return;
+      Acc sum[kParts];
+      ended.get(sum, (shared.ended.places[n] - kBlock) * kLanes + lane);
+      output.store(lane_out, row, sum, num_rows, ahead);
+    };
+    __syncthreads();
+#pragma unroll
+    for (unsigned i = 0; i < kAsked; ++i) finish(team + i * kTeams, ended_rows[i], asked[i]);
+#pragma unroll 1
+    for (unsigned n = team + kAsked * kTeams; n < num_ended; n += kTeams) {
+      Ahead ahead;
+      const Index row = ended_row(n);
+      output.ask(lane_out, row, num_rows, ahead);
+      finish(n, row, ahead);
+    }
   }
 
   if (step.fills) {
@@ -315,10 +367,10 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   const bool passed = crosses_in && crosses_out;
   const bool relays = passed && block % kRelayEvery == kRelayEvery - 1;
   if (crosses_out && team == kTeams - 1) {
-    shared.get(run, kThreads + threadIdx.x);
+    open.get(run, kThreads + threadIdx.x);
     if (begin != place) add_before(begin_team, window_team, run);
     if (relays)
-      shared.put(run, Shared::kWaiting + lane);
+      open.put(run, Shared::kWaiting + lane);
     else
       tails.put(block, column, width, run);
   }
@@ -336,17 +388,17 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   set_neutral<Op>(taken);
   tails.take(from, min(from + share, chain.num_tails), chain, column, width, taken);
   __syncthreads();  // what teams had left has been read
-  shared.put(taken, threadIdx.x);
+  open.put(taken, threadIdx.x);
   __syncthreads();
   if (team != 0) return;
-  Ahead asked;
-  output.ask(lane_out, first_row, num_rows, asked);
-  shared.get(run, Shared::kWaiting + lane);
+  open.get(run, Shared::kWaiting + lane);
   add_before(0, min(static_cast<unsigned>(chain.num_tails), kTeams), run);
   if (relays)
     tails.put(block, column, width, run);
+  else if constexpr (kHasEpilogue)
+    output.store(lane_out, first_row, run, num_rows);
   else
-    store(first_row, run, num_rows, asked);
+    store(kBlock, run, num_rows);
 }
 
 }  // namespace

@@ -115,7 +115,7 @@ cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const C
   cut.chunks = static_cast<int>(chunks);
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  const int64_t shared = gather_shared_bytes<Op, Acc>(cut, csr.order != nullptr, threads);
+  const int64_t shared = gather_shared_bytes<Op, Acc, Last>(cut, csr.order != nullptr, threads);
   return launch(stream, {grid, threads, static_cast<size_t>(shared)},
                 gather_kernel<Op, T, Acc, Last>, csr, gathered, cut, output, fills, tails);
 }
@@ -163,7 +163,7 @@ cudaError_t launch_step(cudaStream_t stream, const Csr<Index>& csr, const T* in,
   const int64_t tiles = ceil_div(features.width, int64_t{kStepLanes} * Op::kVec);
   if (tiles > kMaxGridY) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  return launch(stream, {grid, kStepThreads, sizeof(StepShared<Op, Acc>)},
+  return launch(stream, {grid, kStepThreads, sizeof(StepShared<Op, Acc, Last>)},
                 step_kernel<Op, T, Acc, Last>, step, last, tails);
 }
 

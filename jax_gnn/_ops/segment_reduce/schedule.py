@@ -39,8 +39,10 @@ class Schedule(NamedTuple):
 # The kernel of one step (segment_step.cuh): lanes of a team, threads and entries of a block.
 _STEP_LANES, _STEP_THREADS, _STEP_ENTRIES = 8, 256, 256
 
-# Entries times tiles of a team's lanes up to which one step is faster on an H200.
-_SMALL = 2**17
+# Entries times tiles of a team's lanes up to which one step is faster on an H200; the second where
+# rows have an epilogue.
+_SMALL = 2**18
+_SMALL_WITH_EPILOGUE = 2**19
 
 # Entries of a sum, and bytes that it gathers, from which on the walk of each team by itself is
 # faster on an H200; these bytes where rows have an epilogue.
@@ -76,7 +78,7 @@ def _from_rule(
         depth: Features of a head, of which words have no other; all of a row where not given.
         cols: Number of rows that entries read, where known; else as many as they are reduced into.
         max_degree: Entries of the longest row, where known.
-        epilogue: Whether rows have one, which the walk of each team by itself asks for ahead.
+        epilogue: Whether rows have one.
     """
     features: dict[str, Any] = {
         "softmax": op == "softmax",
@@ -91,7 +93,8 @@ def _from_rule(
     lanes = covering_lanes(width, itemsize)
     sums = sums and op == "segment_reduce"
     word = word_features(width if depth is None else depth, itemsize)
-    if sums and entries * -(-width // (_STEP_LANES * word)) <= _SMALL:
+    small = _SMALL_WITH_EPILOGUE if epilogue else _SMALL
+    if sums and entries * -(-width // (_STEP_LANES * word)) <= small:
         return Schedule(False, _STEP_LANES, _STEP_THREADS, max(-(-entries // _STEP_ENTRIES), 1))
     large = _LARGE_WITH_EPILOGUE if epilogue else _LARGE
     is_large = entries >= _MANY and features["num_bytes"] >= large
