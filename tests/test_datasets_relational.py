@@ -260,5 +260,10 @@ def test_formats_are_found_or_named(tmp_path: Path) -> None:
         datasets.load_relational(tmp_path)
     with pytest.raises(ValueError, match=re.escape("is not one of NAME.nt and NAME.nt.gz")):
         datasets.load_rdf(tmp_path / "link.dat")
+    for missing in ("nowhere", "nowhere/link.dat"):
+        with pytest.raises(FileNotFoundError, match="nowhere does not exist; expected a folder"):
+            datasets.load_hgb(tmp_path / missing)
+    with pytest.raises(ValueError, match=r"label\.dat is a file; expected a folder with link\.dat"):
+        datasets.load_hgb(tmp_path / "label.dat")
     with pytest.raises(FileNotFoundError, match="digits"):
         datasets.load_relational("digits")

@@ -31,7 +31,10 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
             :mod:`jax_gnn.datasets`), or a field is not as :class:`RelationalDataset` wants it.
     """
     path = Path(path)
-    folder = path if path.is_dir() else path.parent
+    folder = path.parent if path.name == "link.dat" and not path.is_dir() else path
+    if not folder.is_dir():
+        require_file(folder, "a folder with link.dat, or that file")
+        raise ValueError(f"{folder} is a file; expected a folder with link.dat, or that file")
     links_path = require_file(folder / "link.dat", "link.dat")
     info_path = folder / "info.dat"
     label_paths = [
