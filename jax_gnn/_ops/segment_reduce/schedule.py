@@ -45,10 +45,9 @@ _SMALL = 2**18
 _SMALL_WITH_EPILOGUE = 2**19
 
 # Entries of a sum, and bytes that it gathers, from which on the walk of each team by itself is
-# faster on an H200; these bytes where rows have an epilogue.
+# faster on an H200.
 _MANY = 2**17
 _LARGE = 25_000_000
-_LARGE_WITH_EPILOGUE = 2_000_000
 
 
 def _from_rule(
@@ -96,8 +95,7 @@ def _from_rule(
     small = _SMALL_WITH_EPILOGUE if epilogue else _SMALL
     if sums and entries * -(-width // (_STEP_LANES * word)) <= small:
         return Schedule(False, _STEP_LANES, _STEP_THREADS, max(-(-entries // _STEP_ENTRIES), 1))
-    large = _LARGE_WITH_EPILOGUE if epilogue else _LARGE
-    is_large = entries >= _MANY and features["num_bytes"] >= large
+    is_large = entries >= _MANY and features["num_bytes"] >= _LARGE
     if gather and sums and word > 1 and lanes >= 8 and is_large:
         # Half as wide where a tile of 8 words of all rows stays in the second cache, one of 16 not.
         rows_bytes = 16 * (rows if cols is None else cols)
