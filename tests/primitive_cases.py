@@ -78,6 +78,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "hypergraph_aggregate": (
         *(floats(5, 2), floats(5), floats(3), floats(5), floats(5)),
         *stages(5, 3, 8),
+        *(floats(5, 2), floats(2)),
     ),
     "segment_reduce": (
         *(floats(5, 2), floats(4, 1), SQUARE),

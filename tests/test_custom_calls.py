@@ -30,12 +30,17 @@ from jax_gnn._core.op import OPS
 # The result, the sums of the hyperedges, and what blocks leave to others.
 WORKSPACES = (((1, 96), "uint8"), ((1, 96), "uint8"))
 AGGREGATE_RESULTS = (((5, 2), "float32"), ((3, 2), "float32"), *WORKSPACES)
-AGGREGATE_ATTRIBUTES = {"threads": np.int64(128), "has_own": np.bool_(True)}
+AGGREGATE_ATTRIBUTES = {
+    "threads": np.int64(128),
+    **dict.fromkeys(("has_own", "has_residual", "has_bias"), np.bool_(True)),
+    "relu": np.bool_(False),
+}
 
 
 def raw_operands() -> list[Any]:
     """What the kernel gets of the primitive's operands."""
-    *values, to_hyperedges, to_nodes = SAMPLES["hypergraph_aggregate"]
+    *values, to_hyperedges, to_nodes, residual, bias = SAMPLES["hypergraph_aggregate"]
+    values += residual, bias
     for stage in (to_hyperedges.by_row, to_nodes.by_row):
         values += stage.slots if PLATFORM == "cuda" else (stage.indptr, stage.cols)
     return values
@@ -75,9 +80,11 @@ WRONG_OPERANDS = {
     ("hypergraph_aggregate", 2): [floats(5), floats(3).astype(np.float16)],
     ("hypergraph_aggregate", 3): [floats(3), floats(), floats(5).astype(np.int32)],
     ("hypergraph_aggregate", 4): [floats(), floats(4), floats(5, 2), floats(5).astype(np.float16)],
+    ("hypergraph_aggregate", 5): [floats(5), floats(5, 3), floats(5, 2).astype(np.float16)],
+    ("hypergraph_aggregate", 6): [floats(), floats(3), floats(2).astype(np.float16)],
 }
 WRONG_INDICES: dict[tuple[str, int], list[Any]] = {
-    ("hypergraph_aggregate", 5): [
+    ("hypergraph_aggregate", 7): [
         np.zeros(0, np.int32),
         np.zeros(7, np.int32),
         np.zeros((4, 1), np.int32),
@@ -85,26 +92,26 @@ WRONG_INDICES: dict[tuple[str, int], list[Any]] = {
         np.zeros(4, np.uint32),
         np.zeros(4, np.float32),
     ],
-    ("hypergraph_aggregate", 6): [np.zeros((2, 4), np.int32), np.zeros(8, np.int16)],
-    ("hypergraph_aggregate", 7): [
+    ("hypergraph_aggregate", 8): [np.zeros((2, 4), np.int32), np.zeros(8, np.int16)],
+    ("hypergraph_aggregate", 9): [
         np.zeros(5, np.int32),
         np.zeros(7, np.int32),
         np.zeros(0, np.int32),
         np.zeros(6, np.float32),
     ],
-    ("hypergraph_aggregate", 8): [np.zeros((), np.int32), np.zeros(8, np.float32)],
+    ("hypergraph_aggregate", 10): [np.zeros((), np.int32), np.zeros(8, np.float32)],
 }
 WRONG_SLOTS: dict[tuple[str, int], list[Any]] = {
-    ("hypergraph_aggregate", 5): [
+    ("hypergraph_aggregate", 7): [
         np.zeros(8, np.int32),
         np.zeros((0, 8), np.int32),
         np.zeros((3, 8), np.int32),
         np.zeros((5, 4), np.int32),
         np.zeros((5, 8), np.int16),
     ],
-    ("hypergraph_aggregate", 6): [np.zeros((5, 3), np.int32), np.zeros((3, 2), np.int32)],
-    ("hypergraph_aggregate", 7): [np.zeros((7, 9), np.int32), np.zeros((7, 8), np.float32)],
-    ("hypergraph_aggregate", 8): [np.zeros((), np.int32), np.zeros((7, 2), np.int16)],
+    ("hypergraph_aggregate", 8): [np.zeros((5, 3), np.int32), np.zeros((3, 2), np.int32)],
+    ("hypergraph_aggregate", 9): [np.zeros((7, 9), np.int32), np.zeros((7, 8), np.float32)],
+    ("hypergraph_aggregate", 10): [np.zeros((), np.int32), np.zeros((7, 2), np.int16)],
 }
 WRONG_OPERANDS |= WRONG_SLOTS if PLATFORM == "cuda" else WRONG_INDICES
 
