@@ -31,9 +31,9 @@ struct KeptRuns {
   }
 };
 
-// What is asked for when a run begins, for its epilogue: what the row is multiplied with, and the
-// lane's word of its own features, or where these do not count of its residual. There are no
-// registers for more.
+// What may be asked for ahead of a row's epilogue: what the row is multiplied with, and the lane's
+// word of its own features, or where these do not count of its residual. There are no registers for
+// more.
 template <class Last, int kVec>
 struct Ahead {};
 template <typename T, typename Acc, int kVec>
