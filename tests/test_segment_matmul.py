@@ -93,6 +93,7 @@ def case_maker(operands: tuple[str, ...], outer: bool = False, offset: bool = Fa
             "rhs": (rows, n) if outer else (groups, K, n),
             "transposed_rhs": (groups, n, K),
             "bias": (groups, n),
+            "residual": (rows, n),
         }
         per_row = ("lhs", "rhs") if outer else ("lhs",)
         padding = plain.sum(1, keepdims=True) == 0
@@ -227,6 +228,16 @@ class TestSegmentMatmul(OpSuite):
                 ),
                 TypeError,
                 "bias must be numbers like lhs and rhs, int.*, got float32",
+            ),
+            "residual": (
+                lambda: segment_matmul(LHS, RHS, SIZES, residual=LHS),
+                ValueError,
+                r"residual must be \(rows, n\) = \(6, 4\), got shape \(6, 3\)",
+            ),
+            "residual dtype": (
+                lambda: segment_matmul(LHS, RHS, SIZES, residual=np.ones((6, 4), np.complex64)),
+                TypeError,
+                "residual must be numbers like the result, float32, got complex64",
             ),
             "activation": (
                 lambda: segment_matmul(LHS, RHS, SIZES, activation="swish"),  # type: ignore[arg-type]
@@ -387,6 +398,7 @@ def list_maker(
             "lhs": (counts["lhs_rows"], K),
             "rhs": (counts["rhs_rows"], n) if outer else (groups, K, n),
             "bias": (groups, n),
+            "residual": (rows, n),
             "scale": (rows,),
         }
 
@@ -461,15 +473,17 @@ def listed_matmul_spec(
         lhs = named(lhs, ids.get("lhs_rows"))
         if "scale" in given:
             lhs = given["scale"][:, None] * lhs
-        result = reference(members, lhs, rhs, given.get("bias"), activation=activation)
-        return written(result, ids.get("out_rows"))
+        result = reference(members, lhs, rhs, given.get("bias"))
+        return ACTIVATIONS[activation](
+            written(result, ids.get("out_rows")) + given.get("residual", 0)
+        )
 
     return OpSpec(
         function=function,
         reference=listed_reference,
         make_case=list_maker(names, lists, known=known),
         operands=names,
-        linear=() if "bias" in operands else names,
+        linear=() if {"bias", "residual"} & {*operands} else names,
         composed=True,
         **options,
     )
@@ -608,6 +622,20 @@ class TestAllOfRows(CoreChecks):
     )
 
 
+class TestResidual(CoreChecks):
+    """Added to rows of no group too, and to those that are not written."""
+
+    implementations = IMPLEMENTATIONS
+    spec = listed_matmul_spec("bias", "residual", lists=(), activation="gelu")
+
+
+class TestResidualOfWrittenRows(CoreChecks):
+    implementations = IMPLEMENTATIONS
+    spec = listed_matmul_spec(
+        *("bias", "residual", "scale"), lists=("lhs_rows", "out_rows"), activation="relu"
+    )
+
+
 class TestOuterOfGathered(CoreChecks):
     spec = listed_outer_spec(lists=("rhs_rows",), known=True)
 
@@ -731,12 +759,14 @@ def test_few_and_many_blocks(
         "out_rows": rng.permutation(rows).astype(np.int32),
         "scale": rng.normal(size=rows).astype(np.float32),
         "bias": rng.normal(size=(groups, n)).astype(rhs.dtype),
+        "residual": rng.normal(size=(rows, n)).astype(rhs.dtype),
     }
     given["out_rows"][rng.choice(rows, 20, replace=False)] = rng.choice([*OUT_OF_RANGE, rows], 20)
     wide = {name: x if x.dtype == np.int32 else x.astype(np.float64) for name, x in given.items()}
     with setting(implementation, dtype), use(MatmulSchedule(64, 0, blocks)):
-        for names in ((), ("lhs_rows",), ("out_rows", "bias"), tuple(given)):
-            sizes = sizes_of(rng, "empty" if names else "padding", rows, groups)
+        plain = (), ("lhs_rows",), ("residual",), ("out_rows", "bias"), tuple(given)
+        for names in plain:
+            sizes = sizes_of(rng, "padding" if len(names) < 2 else "empty", rows, groups)
             members = membership(sizes, rows, 0, groups)
             x = lhs if "lhs_rows" in names else every
             options = {name: given[name] for name in names}
@@ -746,6 +776,8 @@ def test_few_and_many_blocks(
             bias = wide["bias"] if "bias" in names else None
             want = reference(members, want, rhs.astype(np.float64), bias)
             want = written(want, options.get("out_rows"))
+            if "residual" in names:
+                want = want + wide["residual"]
             for transposed, weights in ((False, rhs), (True, rhs.transpose(0, 2, 1))):
                 got = segment_matmul(x, weights, sizes, transpose_rhs=transposed, **options)
                 assert_close(got, want, tolerance, f"{names}, transposed: {transposed}")

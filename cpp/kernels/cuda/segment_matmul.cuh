@@ -7,8 +7,8 @@
 //
 // Needs a grid whose blocks all fit on the GPU or take their turn, as they wait for nobody, and for
 // the Hopper kernel what segment_matmul_launch.h checks: sm_90a, rows of whole 16 bytes, a
-// TensorMap. Promises that each row is written once, rows of no group with zeros, whatever the
-// sizes are; where results are scattered, what lists say is not written is cleared.
+// TensorMap. Promises that each row is written once, rows of no group without a product, whatever
+// the sizes are; where results are scattered, so is what lists say is not written.
 #pragma once
 
 #include "../segment_matmul.h"
@@ -43,12 +43,19 @@ struct Product {
   const T* lhs;
   const T* rhs;
   const T* bias;
+  const Out* residual;
   Out* out;
   int k, n;
   bool transposed, out_aligned;  // to 16 bytes
   Activation activation;
   RowLists<Accumulator<T>> lists;
 
+  // What the result is where there is no product.
+  template <bool kExact>
+  __device__ __forceinline__ Accumulator<T> without_product(int64_t row, int column) const {
+    if (residual == nullptr) return 0;
+    return activated<kExact>(activation, Accumulator<T>(widen(residual[row * n + column])));
+  }
   // The row of lhs that a row of the product reads, -1: none.
   __device__ __forceinline__ int64_t source_of(int64_t row) const {
     return listed(lists.lhs_rows, row, lists.num_lhs);
@@ -77,7 +84,8 @@ class OtherRows {
     for (int i = 0; i < kSteps; ++i)
       ids_[i] = load_or(ids_[i] >= 0 && ids_[i] < num_rows, product_.lists.out_rows + ids_[i], -1);
   }
-  // Writes zeros to `columns` columns of them, from `first` on.
+  // Writes `columns` columns of them, from `first` on.
+  template <bool kExact>
   __device__ __forceinline__ void clear(int first, int columns) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -85,9 +93,10 @@ class OtherRows {
       const int64_t row = first_ + 32 * i;
       unsigned others = __ballot_sync(kWholeWarp, row < end_ && ids_[i] != row);
       for (; others != 0; others &= others - 1) {
-        Out* const out = product_.out + (row - lane + __ffs(others) - 1) * product_.n + first;
-        for (int column = lane; column < least(columns, product_.n - first); column += 32)
-          narrow(Accumulator<T>(0), out[column]);
+        const int64_t other = row - lane + __ffs(others) - 1;
+        Out* const out = product_.out + other * product_.n;
+        for (int column = first + lane; column < least(first + columns, product_.n); column += 32)
+          narrow(product_.template without_product<kExact>(other, column), out[column]);
       }
     }
   }
@@ -99,10 +108,10 @@ class OtherRows {
   int ids_[kSteps];  // where the product has them; then, which rows are there
 };
 
-// Writes zeros to `columns` columns, from `first` on, of those rows of the result that no row of
-// the product is: an even part of them by each block of a row of the grid, in its first `threads`
+// Writes `columns` columns, from `first` on, of those rows of the result that no row of the product
+// is: an even part of them by each block of a row of the grid, in its first `threads`
 // threads.
-template <typename T, typename Out>
+template <bool kExact, typename T, typename Out>
 __device__ __forceinline__ void clear_others(const Product<T, Out>& product, int64_t num_rows,
                                              int first, int columns, int threads) {
   if (product.lists.inverse == nullptr) return;
@@ -112,7 +121,7 @@ __device__ __forceinline__ void clear_others(const Product<T, Out>& product, int
        row < end; row += threads * kSteps) {
     OtherRows<kSteps, T, Out> others(product, row, end);
     others.look_back(num_rows);
-    others.clear(first, columns);
+    others.template clear<kExact>(first, columns);
   }
 }
 
@@ -311,6 +320,29 @@ __device__ __forceinline__ void activate(Activation activation, const float (&bi
 #pragma unroll
   for (int j = 0; j < kSums; ++j)
     sum[j] = activated<false>(activation, sum[j] + bias[column_of_sum(j)]);
+}
+
+// Adds what lies at place_of(row), if that is somewhere, to the thread's sums of the first `count`
+// rows.
+template <int kSums, class PlaceOf>
+__device__ __forceinline__ void add_to_sums(int count, bool both, bool together,
+                                            const PlaceOf& place_of, float (&sum)[kSums]) {
+#pragma unroll
+  for (int j = 0; j < kSums / 2; ++j) {
+    const int at = j / 2 * 4 + j % 2, row = row_of_sum(at);
+    if (row >= count) continue;
+    if (const auto* const place = place_of(row); place != nullptr) {
+      Pack<std::decay_t<decltype(*place)>, 2> pack = {};
+      if (together) {
+        memcpy(&pack, __builtin_assume_aligned(place, sizeof(pack)), sizeof(pack));
+      } else {
+        pack.at[0] = place[0];
+        if (both) pack.at[1] = place[1];
+      }
+      sum[at] += widen(pack.at[0]);
+      sum[at + 2] += widen(pack.at[1]);
+    }
+  }
 }
 
 // Stores the thread's sums of the first `count` rows at place_of(row), if that is somewhere.
@@ -561,9 +593,24 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       for (float& x : sum) x = 0;
     }
     if (!kLists && threadIdx.x % 32 == 0) emptied[at.stage].arrive();
-    const bool acts =
-        weight.exists && (product.bias != nullptr || product.activation != Activation::kNone);
-    if (acts) activate(product.activation, bias, sum);
+    // Where a row of the tile is in the result, -1: nowhere.
+    const auto place_of = [&](int row) -> int64_t {
+      return scatters ? listed(places[at.stage], row, groups.num_rows) : int64_t{tile.row} + row;
+    };
+    if (product.residual != nullptr && column < n) {
+      const Out* const residual = product.residual + column;
+      add_to_sums(
+          tile.count, column + 1 < n, together,
+          [&](int row) -> const Out* {
+            const int64_t place = place_of(row);
+            return place < 0 ? nullptr : residual + place * n;
+          },
+          sum);
+    }
+    if (product.bias != nullptr || product.activation != Activation::kNone) {
+      if (!weight.exists) bias[0] = bias[1] = 0, held = -1;
+      activate(product.activation, bias, sum);
+    }
     const auto store = [&](int count, const auto& place_of) {
       if (column < n) store_sums(sum, count, column + 1 < n, together, place_of);
     };
@@ -578,21 +625,18 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
         if (copies.row < copies.step)
 #pragma unroll 4
           for (int row = copies.row; row < tile.count; row += copies.step) {
-            const int64_t place = listed(places[at.stage], row, groups.num_rows);
-            if (place >= 0)
+            if (const int64_t place = place_of(row); place >= 0)
               reinterpret_cast<uint4*>(product.out + place * n)[copies.unit] =
                   reinterpret_cast<const uint4*>(result + row * n)[copies.unit];
           }
       } else if (threadIdx.x == 0 && tile.count > 0) {
         copy_out(out, result, static_cast<unsigned>(tile.count * n * sizeof(Out)));
       }
-    } else if (scatters) {
+    } else {
       store(tile.count, [&](int row) -> Out* {
-        const int64_t place = listed(places[at.stage], row, groups.num_rows);
+        const int64_t place = place_of(row);
         return place < 0 ? nullptr : product.out + place * n + column;
       });
-    } else {
-      store(tile.count, [&](int row) { return out + int64_t{row} * n + column; });
     }
     if (kLists) {  // scales and places have been read
       __syncwarp();
@@ -600,8 +644,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     }
   }
   if (kLists)
-    clear_others(product, groups.num_rows, blockIdx.y * Shape::kColumns, Shape::kColumns,
-                 128 * Shape::kWarpgroups);
+    clear_others<false>(product, groups.num_rows, blockIdx.y * Shape::kColumns, Shape::kColumns,
+                        128 * Shape::kWarpgroups);
   if (threadIdx.x == 0) wait_until_written();
 #else
   __trap();
@@ -660,7 +704,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
         places[row] = at;
     }
     const int column = first_column + threadIdx.x / 32 * 16 + lane / 4 * 2;
-    float sum[Shape::kRows / 2];
+    const auto place_of = [&](int row) { return listed(places, row, groups.num_rows); };
+    float sum[Shape::kRows / 2], bias[2] = {0, 0};
     if (multiplies) {
       unsigned a[Shape::kSteps][4];
       load_weights_of<Shape>(product, weight.index, column, a, [&] {
@@ -668,7 +713,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
                                                         first_row, shared_address(rows));
         others.look_back(groups.num_rows);
       });
-      float bias[2] = {0, 0};
       if (product.bias != nullptr)
 #pragma unroll
         for (int j = 0; j < 2; ++j)
@@ -678,14 +722,22 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       __syncthreads();
       multiply_tile<Shape, T>(rows, a, sum);
       if (lists.scale != nullptr) scale_rows(scales, sum);
-      if (product.bias != nullptr || product.activation != Activation::kNone)
-        activate(product.activation, bias, sum);
     } else {
       wait_for_copies();
 #pragma unroll
       for (float& x : sum) x = 0;
     }
-    __syncthreads();  // rows have been read
+    __syncthreads();  // rows have been read, places are there
+    if (product.residual != nullptr && column < n)
+      add_to_sums(
+          tile.count, column + 1 < n, n % 2 == 0,
+          [&](int row) -> const T* {
+            const int64_t place = place_of(row);
+            return place < 0 ? nullptr : product.residual + place * n + column;
+          },
+          sum);
+    if (product.bias != nullptr || product.activation != Activation::kNone)
+      activate(product.activation, bias, sum);
     const int columns = least(Shape::kColumns, n - first_column);
     const bool together = n % 2 == 0;
     if (n * sizeof(T) % 16 == 0 && product.out_aligned) {
@@ -699,17 +751,17 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       if (static_cast<int>(threadIdx.x) < step * units)
 #pragma unroll 8
         for (int row = static_cast<int>(threadIdx.x) / units; row < tile.count; row += step)
-          if (const int64_t place = listed(places, row, groups.num_rows); place >= 0)
+          if (const int64_t place = place_of(row); place >= 0)
             reinterpret_cast<uint4*>(product.out + place * n + first_column)[unit] =
                 reinterpret_cast<const uint4*>(rows + row * Shape::kResultRow)[unit];
     } else if (column < n) {
       store_sums(sum, tile.count, column + 1 < n, together, [&](int row) {
-        const int64_t place = listed(places, row, groups.num_rows);
+        const int64_t place = place_of(row);
         return place < 0 ? nullptr : product.out + place * n + column;
       });
     }
   }
-  others.clear(first_column, Shape::kColumns);
+  others.template clear<false>(first_column, Shape::kColumns);
 #else
   __trap();
 #endif
@@ -774,13 +826,13 @@ __global__ void __launch_bounds__(kTileThreads)
       if (weight.exists) {
         if (product.lists.scale != nullptr) sum *= product.lists.scale[at];
         if (product.bias != nullptr) sum += widen(product.bias[int64_t{weight.index} * n + column]);
-        sum = activated<true>(product.activation, sum);
       }
-      narrow(sum, product.out[to * n + column]);
+      if (product.residual != nullptr) sum += widen(product.residual[to * n + column]);
+      narrow(activated<true>(product.activation, sum), product.out[to * n + column]);
     });
     __syncthreads();  // shared_tile has been read
   }
-  clear_others(product, groups.num_rows, first_column, kTileColumns, kTileThreads);
+  clear_others<true>(product, groups.num_rows, first_column, kTileColumns, kTileThreads);
 }
 
 }  // namespace
