@@ -1392,6 +1392,7 @@ MATMUL_ATTRIBUTES = {
     "transposed": np.bool_(False),
     "exact": np.bool_(True),
     "has_bias": np.bool_(True),
+    "has_residual": np.bool_(True),
     "scaled": np.bool_(False),
     "gathers": np.bool_(False),
     "scatters": np.bool_(False),
@@ -1401,7 +1402,8 @@ MATMUL_ATTRIBUTES = {
     "blocks": np.int64(1),
 }
 RAW_OPERANDS = [LHS, RHS, SIZES, np.zeros(1, np.int32), np.ones((2, 4), np.float32)]
-RAW_OPERANDS += [np.ones(6, np.float32), *[np.arange(6, dtype=np.int32)] * 3]  # scale and lists
+RAW_OPERANDS += [np.ones((6, 4), np.float32)]  # the residual; then scale and lists
+RAW_OPERANDS += [np.ones(6, np.float32), *[np.arange(6, dtype=np.int32)] * 3]
 
 WRONG_LISTS = [IDS.astype(np.int32), np.ones((6, 1), np.int32), LHS[:, 0]]
 ALL_LISTS = dict.fromkeys(("scaled", "gathers", "scatters"), np.bool_(True))
@@ -1415,7 +1417,7 @@ def raw_matmul(operands: Any, result: Any = ((6, 4), np.float32), **attributes: 
 
 @pytest.mark.skipif(PLATFORM != "cpu", reason="the handlers are the same for all platforms")
 def test_raw_call_with_wrong_buffers() -> None:
-    want = reference(membership(SIZES, 6, 0, 2), LHS, RHS, RAW_OPERANDS[4])
+    want = reference(membership(SIZES, 6, 0, 2), LHS, RHS, RAW_OPERANDS[4]) + RAW_OPERANDS[5]
     np.testing.assert_array_equal(raw_matmul(RAW_OPERANDS), want)
     np.testing.assert_array_equal(raw_matmul(RAW_OPERANDS, **ALL_LISTS), want)
     for position, values in {
@@ -1424,8 +1426,9 @@ def test_raw_call_with_wrong_buffers() -> None:
         2: [SIZES[None], SIZES.astype(np.float32), SIZES.astype(np.int16)],
         3: [np.zeros(2, np.int32), np.zeros((), np.int32), np.zeros(1, np.float32)],
         4: [np.ones((2, 3), np.float32), np.ones((1, 4), np.float32), np.ones((2, 4), np.float16)],
-        5: [np.ones(5, np.float32), np.ones((6, 1), np.float32), np.ones(6, np.float16)],
-        **dict.fromkeys((6, 7, 8), WRONG_LISTS),
+        5: [np.ones((5, 4), np.float32), np.ones((6, 4), np.float16), np.ones(6, np.float32)],
+        6: [np.ones(5, np.float32), np.ones((6, 1), np.float32), np.ones(6, np.float16)],
+        **dict.fromkeys((7, 8, 9), WRONG_LISTS),
     }.items():
         for value in values:
             operands = [*RAW_OPERANDS[:position], value, *RAW_OPERANDS[position + 1 :]]
