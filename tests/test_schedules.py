@@ -103,7 +103,8 @@ def edges(num_edges=2_000, num_nodes=40):
 
 
 def shapes():
-    ops, sizes = ("segment_reduce", "segment_select", "softmax"), (0, 1, 1_000, 10**6, 10**10)
+    ops = "segment_reduce", "segment_reduce_vjp", "segment_select", "softmax"
+    sizes = (0, 1, 1_000, 10**6, 10**10)
     for op, entries, rows, width, itemsize, gather in itertools.product(
         ops, sizes, sizes, (1, 4, 33, 128), (2, 4, 8), (False, True)
     ):
@@ -126,6 +127,33 @@ def test_every_shape_has_a_sound_schedule():
         assert schedule.threads in (64, 128, 256)
         assert schedule.blocks >= 1
         assert type(schedule.parallel) is bool
+
+
+def test_both_gradients_get_teams_that_hold_a_row():
+    small = {"entries": 10_000, "rows": 2_700, "itemsize": 4, "gather": True}
+    large = small | {"entries": 10**6, "rows": 10**5}
+
+    def choose(**call):
+        return SEGMENT.choose("segment_reduce_vjp", **call)
+
+    # The kernel of one step: 2,048 entries and lanes a block.
+    assert choose(**small, width=4) == Schedule(False, 8, 256, 40)
+    assert choose(**small, width=64) == Schedule(False, 16, 256, 79)
+    assert choose(**small, width=128) == Schedule(False, 32, 256, 157)
+    # The walk of each team by itself, in float32, and through an order where rows stay in L2.
+    each_team = Schedule(True, 16, 128, 660)
+    assert choose(**large, width=64) == each_team
+    assert choose(**large, width=64, ordered=True, cols=50_000) == each_team
+    for other in (
+        large | {"width": 64, "ordered": True},
+        large | {"width": 32, "ordered": True, "cols": 1_000},
+        large | {"width": 64, "itemsize": 2},
+        large | {"width": 64, "gather": False},
+        large | {"width": 64, "depth": 1},  # of which a team would need 64 lanes
+        large | {"width": 256},
+        small | {"width": 256},
+    ):
+        assert choose(**other) == SEGMENT.choose("segment_reduce", **other, sums=False)
 
 
 def test_small_sums_get_the_kernel_of_one_step():

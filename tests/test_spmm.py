@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -41,6 +43,8 @@ from spmm_cases import (
 
 import jax_gnn
 from jax_gnn import Graph, index_segment_reduce, schedules, sddmm, spmm
+from jax_gnn._core.csr import Csr, SparseMatrix
+from jax_gnn._ops.segment_reduce.primitive import segment_reduce_vjp
 
 on_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 on_kernels = pytest.mark.parametrize("implementation", KERNELS)
@@ -1071,6 +1075,78 @@ def test_sums_with_kernels_of_their_own(
     assert_close(to_x, spmm_reference(back, exact[2], exact[1]), limit, "gradient to x")
     want = spmm_reference(edges, exact[0], exact[1], reduce=mean)
     assert_close(means, want, limit, "mean")
+
+
+@on_kernels
+@pytest.mark.skipif("cuda" not in KERNELS, reason="elsewhere both gradients are two kernels")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        *((True, *each) for each in ((8, 128, 3), (16, 64, 40), (32, 128, 600))),
+        *((False, lanes, 256, 600) for lanes in (8, 16, 32)),
+    ],
+)
+def test_both_gradients_with_kernels_of_their_own(
+    rng: np.random.Generator,
+    schedule: tuple[bool, int, int, int],
+    heads: int,
+    dtype: str,
+    implementation: str,
+) -> None:
+    """As the sums above, through an order, without one, and through one that is no permutation."""
+    count, nodes, width = 3_000, 700, 28 if heads == 1 else 32
+    rows, cols = np.minimum(rng.geometric(0.01, (2, count)), nodes - 2)
+    rows[: count // 4] = 300
+    rows[count // 2 :][rng.random(count - count // 2) < 0.03] = -1
+    cols[rng.random(count) < 0.03] = nodes
+    rows, cols = np.sort(rows).astype(np.int32), cols.astype(np.int32)
+    shuffled = rng.permutation(count).astype(np.int32)
+    broken = np.where(rng.random(count) < 0.3, np.roll(shuffled, 1), shuffled)
+    broken[::50] = count
+    x, ct = (rng.normal(size=(nodes, width)) for _ in range(2))
+    valid = (rows >= 0) & (cols < nodes)
+    x[unused(rows[valid], nodes, 1)] = np.nan
+    ct[unused(cols[valid], nodes, 1)] = np.nan
+    limit = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 2e-2}[dtype]
+    accumulator = "float64" if dtype == "float64" else "float32"
+    by_head = (nodes, heads, width // heads)
+    with setting(implementation, dtype), schedules.use(schedules.Schedule(*schedule)):
+        x, ct = typed((x, ct), dtype)
+        (weight,) = typed((rng.normal(size=(count, heads)),), accumulator)
+        for order in (None, shuffled, broken):
+            at = np.arange(count) if order is None else order
+            there = valid & (at < count)
+            by_col = Csr(rows, cols, order, num_rows=nodes)
+            matrix = SparseMatrix(Csr(rows, cols, num_rows=nodes), by_col)
+            with filled_memory(0x5A):
+                both = jax.jit(lambda *operands: segment_reduce_vjp(*operands))
+                to_x, to_weight = map(np.asarray, both(x, weight, ct, matrix))
+            wide_ct, wide_x = (np.asarray(each, float).reshape(by_head) for each in (ct, x))
+            src, dst, to = rows[there], cols[there], at[there]
+            want = np.zeros(by_head)
+            np.add.at(want, src, weight.astype(float)[to][:, :, None] * wide_ct[dst])
+            assert_close(to_x, want.reshape(nodes, width), limit, "gradient to x")
+            dots = (wide_ct[dst] * wide_x[src]).sum(-1)
+            once = np.bincount(at[at < count], minlength=count) <= 1  # of others it is any
+            want = np.zeros((count, heads))
+            want[to] = dots
+            assert np.isfinite(to_weight).all()
+            assert (to_weight[~np.isin(np.arange(count), to)] == 0).all()
+            assert_close(to_weight[once], want[once], 1e-5, "gradient to the weights")
+            assert (order is broken) == (not once.all())
+
+
+@contextlib.contextmanager
+def filled_memory(byte: int) -> Iterator[None]:
+    """Fresh memory is filled, so that to read it unwritten shows in results."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    for each in (byte, 0):
+        if mallopt is not None:
+            mallopt(-6, each)  # M_PERTURB
+        if each:
+            yield
 
 
 # --- Epilogues -----------------------------------------------------------------------------------

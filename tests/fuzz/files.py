@@ -567,7 +567,7 @@ def check_schedule(key: str, tuned: schedule_cache.Tuned) -> None:
     elif op == "hypergraph_aggregate":
         threads, *rounds = schedules.HypergraphSchedule(*fields)
         good = threads % 32 == 0 and 0 < threads <= 1024 and all(0 < r < 2**16 for r in rounds)
-    elif op not in ("segment_reduce", "segment_select", "softmax"):
+    elif op not in ("segment_reduce", "segment_reduce_vjp", "segment_select", "softmax"):
         good = True  # of an op that nothing asks for
     else:
         _, lanes, threads, blocks = schedules.Schedule(*fields)

@@ -12,6 +12,10 @@
 // code stands once, not behind each entry, and its latency is not added to theirs. The cut depends
 // on shapes only: the same bits on every run.
 //
+// With dots, each row that is gathered is also multiplied with the row of `left` that it is added
+// to. Those are copied into shared memory a step ahead, once for each run of a step, each lane's
+// words for itself.
+//
 // Needs blocks of up to kGatherThreads threads, whole warps; gather_shared_bytes of dynamic shared
 // memory, a workspace row for each block of a column of the grid, and a tag that no other launch
 // has. segment_walk_launch.h provides them. Promises that all rows are written, empty ones too
@@ -20,6 +24,7 @@
 
 #include <cuda_pipeline.h>
 
+#include "lane_sums.cuh"
 #include "segment_messages.cuh"
 #include "segment_ops.cuh"
 #include "segment_runs.cuh"
@@ -54,10 +59,14 @@ struct Gathered {
 template <class Last>
 constexpr int kClosedRuns = std::is_same_v<Last, NoEpilogue> ? 0 : kStep;
 
+// Words of rows that dots are taken with, of each thread: of a step, and of the next.
+template <class Dots>
+constexpr int kLeftWords = Dots::kAny ? 2 * kStep : 0;
+
 // Dynamic shared memory: of each team a ring of ids and the rows around its entries, and a ring of
 // weights for each head; of each thread its part of a run, and of runs whose epilogue waits;
-// heads[warp][part][lane], and tails.
-template <class Op, typename Acc, class Last>
+// heads[warp][part][lane], and tails; and of each thread words for dots.
+template <class Op, typename Acc, class Last, class Dots>
 __host__ __device__ constexpr int64_t gather_shared_bytes(const GatherCut& cut, bool ordered,
                                                           int threads) {
   const int64_t ring = int64_t{kChunks} << cut.chunk_bits, teams = threads >> cut.lane_bits;
@@ -65,7 +74,7 @@ __host__ __device__ constexpr int64_t gather_shared_bytes(const GatherCut& cut, 
   const int64_t runs =
       threads * (1 + kClosedRuns<Last>)+threads / 32 * int64_t{2} * (1 << cut.lane_bits);
   return teams * (ids * sizeof(Index) + cut.most_heads * ring * sizeof(Acc)) +
-         runs * Op::kParts * sizeof(Acc);
+         runs * Op::kParts * sizeof(Acc) + int64_t{threads} * kLeftWords<Dots> * 16;
 }
 
 // Reads shared memory in words of 16 bytes.
@@ -78,10 +87,10 @@ __device__ __forceinline__ void read_shared(const unsigned char* from, T (&to)[k
   memcpy(to, words, sizeof(words));
 }
 
-template <class Op, typename T, typename Acc, class Last = NoEpilogue>
+template <class Op, typename T, typename Acc, class Last = NoEpilogue, class Dots = NoDots>
 __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
     gather_kernel(Csr<Index> csr, Gathered<T, Acc> gathered, GatherCut cut,
-                  Output<T, Op, Acc, Last> output, bool fills, Tails<Op, Acc> tails) {
+                  Output<T, Op, Acc, Last> output, Dots dots, bool fills, Tails<Op, Acc> tails) {
   constexpr int kVec = Op::kVec, kParts = Op::kParts, kClosed = kClosedRuns<Last>;
   using W = Word<T, kVec>;
   __shared__ Range long_gaps[kLongGaps];
@@ -96,7 +105,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
   const Column column = column_of<kVec>(lane, lanes, cut.width, gathered.heads);
   const bool ordered = csr.order != nullptr, weighted = gathered.weight != nullptr;
   const bool beside = weighted && !ordered && gathered.heads == 1;  // weights lie as ids do
-  const bool apart = weighted && !beside;
+  const bool apart = weighted && !beside, later = apart || Dots::kAny;
 
   const int chunk_size = 1 << cut.chunk_bits, ring_size = kChunks << cut.chunk_bits;
   const int team_words = (ordered ? 3 : 2) * ring_size + kAroundWords;
@@ -114,9 +123,12 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
       reinterpret_cast<Pack<Acc, kVec>*>(closed), closed + kClosed * kVec * blockDim.x};
   Acc* const shared_heads = closed + kClosed * kParts * blockDim.x;
   Acc* const shared_tails = shared_heads + warps * kParts * lanes;
+  W* const left_words = reinterpret_cast<W*>(shared_tails + warps * kParts * lanes) + threadIdx.x;
   if (threadIdx.x == 0) num_long_gaps = 0;
   allow_next_launch();
-  wait_for_previous_launch();
+  bool reads_ahead = false;
+  if constexpr (Dots::kAny) reads_ahead = dots.start == Start::kReadsAhead;
+  if (!reads_ahead) wait_for_previous_launch();
   __syncthreads();
 
   const int64_t per_team = int64_t{cut.chunks} << cut.chunk_bits;
@@ -133,6 +145,8 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
   T* const lane_out = output.out + column.first;
   const T* lane_in = gathered.in + column.first;
   hide(lane_in);
+  const T* lane_left = nullptr;
+  if constexpr (Dots::kAny) lane_left = dots.left + column.first;
   const unsigned row_bytes = static_cast<unsigned>(cut.width) * static_cast<unsigned>(sizeof(T));
   const int first_head =
       gathered.heads > 1 ? __shfl_sync(kWholeWarp, static_cast<int>(column.head), 0, lanes) : 0;
@@ -200,10 +214,27 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
       }
       valid &= is_there;
     });
-    if (apart) __pipeline_commit();
+    if (apart && !Dots::kAny) __pipeline_commit();
     const bool all_valid = __all_sync(kWholeWarp, valid) != 0;
     if (!all_valid) __syncwarp();
     return all_valid;
+  };
+
+  // Asks for the rows that a step's dots are taken with, once for each run. What begin_chunk has
+  // asked for comes with them.
+  const auto ask_for_left = [&](int step) {
+    if constexpr (Dots::kAny) {
+      Index rows[kStep];
+      read_shared(shared_bytes + rows_at + ((step << kStepBits) & (ring_size - 1)) * sizeof(Index),
+                  rows);
+      W* const to = left_words + (step & 1) * kStep * blockDim.x;
+#pragma unroll
+      for (int j = 0; j < kStep; ++j)
+        if (j == 0 || rows[j] != rows[j - 1])
+          copy_async<sizeof(W)>(static_cast<unsigned>(rows[j]) < sizes.rows,
+                                row_at(lane_left, rows[j], row_bytes), to + j * blockDim.x);
+      __pipeline_commit();
+    }
   };
 
   if (lane == 0) {
@@ -275,8 +306,10 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
       }
     }
   };
+  Acc dot[kStep];     // the lane's share
+  W left = {};        // of the run's row
   unsigned gaps = 0;  // bit j: rows before that of the step's entry j are empty
-  const auto add_half = [&](int half) {
+  const auto add_half = [&](int half, const W* step_left) {
     constexpr bool kLooksAtCols = Op::kCounts || !Op::kZeroIsNeutral;
     const unsigned char* const from = shared_bytes + rows_at + at + half * kHalf * sizeof(Index);
     Index rows[kHalf], cols[kHalf];
@@ -294,6 +327,11 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
           gaps |= 1u << (half * kHalf + j);
         close(half * kHalf + j);
         row = rows[j];
+        if constexpr (Dots::kAny) left = step_left[(half * kHalf + j) * blockDim.x];
+      }
+      if constexpr (Dots::kAny) {
+        dot[half * kHalf + j] = 0;
+        add_dot<T, kVec>(dot[half * kHalf + j], left, words[half * kHalf + j]);
       }
       Acc x[kVec];
       unpack<kVec, T>(words[half * kHalf + j], x);
@@ -319,19 +357,23 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
     __pipeline_wait_prior(kChunks - 2);
     __syncwarp();
     all_valid = begin_chunk(0);
+    ask_for_left(0);
     row = ring[0];
     state = around[0] == row;
     load_half(0, 0);
     load_half(0, 1);
-    if (apart) __pipeline_wait_prior(0);
+    if (later) __pipeline_wait_prior(0);
   }
+  if (reads_ahead) wait_for_previous_launch();
   const int steps_mask = (1 << (cut.chunk_bits - kStepBits)) - 1;
   const int steps = chunks << (cut.chunk_bits - kStepBits);
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
-    if (apart && (step & steps_mask) == 0) {
+    if (later && (step & steps_mask) == 0) {
       __pipeline_wait_prior(1);  // all but the ids that were asked for last
       __syncwarp();
+    } else if (Dots::kAny) {
+      __pipeline_wait_prior(0);
     }
     const int next = step + 1;
     if ((next & steps_mask) == 0) {
@@ -340,17 +382,22 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
       if (next < steps) {
         const int chunk = next >> (cut.chunk_bits - kStepBits);
         all_valid = begin_chunk(chunk);
+        ask_for_left(next);
         ask_for_ids(chunk + kChunks - 2);
       } else {
         all_valid = false;
         num_readable = 0;
       }
+    } else {
+      ask_for_left(next);
     }
     const unsigned next_at = (at + kStep * sizeof(Index)) & (ring_bytes - 1);
     const Index row_before = row;
-    add_half(0);
+    const W* const step_left = left_words + (step & 1) * kStep * blockDim.x;
+    if constexpr (Dots::kAny) left = step_left[0];
+    add_half(0, step_left);
     load_half(next_at, 0);
-    add_half(1);
+    add_half(1, step_left);
     const Index* const rows = reinterpret_cast<const Index*>(shared_bytes + rows_at + at);
     const auto before = [&](int j) { return j > 0 ? rows[j - 1] : row_before; };
     if constexpr (kClosed > 0)
@@ -362,6 +409,20 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
         output.store(lane_out, before(j), ended, sizes.rows);
       }
     load_half(next_at, 1);
+    if constexpr (Dots::kAny) {
+      const Held held = add_over_lanes(dot, dots.head_bits);
+      const bool writes = held.writes && (column.active || gathered.heads == 1);
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) {
+        if (j == held.count) break;
+        const int place = held.first + j, entry = (step << kStepBits) + place;
+        const bool is_there = rows[ring_size + place] >= 0 &&
+                              static_cast<unsigned>(rows[place]) < cut_size(csr.num_rows);
+        const int64_t to = ordered ? int64_t{rows[2 * ring_size + place]} : begin + entry;
+        if (writes && entry < count && static_cast<uint64_t>(to) < num_weights)
+          dots.dots[to * gathered.heads + column.head] = is_there ? dot[j] : Acc(0);
+      }
+    }
     if (fills)
 #pragma unroll 1
       for (; gaps != 0; gaps &= gaps - 1) {

@@ -207,10 +207,27 @@ __device__ __noinline__ Range rows_with_entries(Csr<Index> csr) {
   return {rows[last_valid(csr, some, false)], rows[last_valid(csr, some, true)]};
 }
 
-// Where a kernel waits for the launch before it: at the start, or where it has read the ids. In
-// the second case that launch must be one that does not let it start before all else has ended,
+// Where a kernel waits for the launch before it: at the start, or where it has read the ids, or all
+// that it reads. Then that launch must be one that does not let it start before all else has ended,
 // and that does not write what it reads first.
 enum class Start { kWaits, kReadsAhead };
+
+// Sums alone, in place of Dots.
+struct NoDots {
+  static constexpr bool kAny = false;
+};
+
+// What a sum of gathered rows takes on its way: dots[e, head] = < left[r, head, :],
+// in[cols[e], head, :] > of each entry e of row r, at the place of its weight. 0 for padding;
+// nothing for an entry whose place is out of range.
+template <typename T, typename Acc>
+struct Dots {
+  static constexpr bool kAny = true;
+  const T* left;  // (num_rows, width)
+  Acc* dots;      // (num_weights, heads)
+  int head_bits;  // log2 of the lanes of a head, all of one team
+  Start start;
+};
 
 // Makes all rows empty.
 template <class Op, typename T, typename Acc, class Last = NoEpilogue>

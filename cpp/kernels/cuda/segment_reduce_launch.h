@@ -29,7 +29,7 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const 
                                  Start::kWaits, last);
       };
       if constexpr (has_step<Op, T>)
-        if (takes_one_step(schedule, csr, features))
+        if (schedule.lanes == kStepLanes && takes_one_step(schedule, csr, features))
           return launch_step<Op>(stream, csr, in, weight, features, last, out, workspace);
       if constexpr (std::is_same_v<Last, NoEpilogue>)
         if (csr.cols == nullptr && weight == nullptr)

@@ -1,4 +1,4 @@
-// segment_reduce_vjp: one walk that also takes dots, or two launches.
+// segment_reduce_vjp: a kernel of sums that also takes dots, or two launches.
 #include <algorithm>
 #include <type_traits>
 
@@ -28,24 +28,43 @@ cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule, co
   };
   if (csr.num_rows <= 0 || features.width <= 0) return all_dots();
   if (!addressable<T>(features)) return cudaErrorInvalidValue;
-  const int64_t depth = features.width / features.heads;
+  const int heads = static_cast<int>(features.heads);
   // In one pass if a team has whole heads.
   const auto try_one_pass = [&](auto vec, cudaError_t& error) {
     constexpr int kVec = decltype(vec)::value;
-    const int64_t words = depth / kVec;
-    const int lane_bits = lane_bits_of<kVec>(schedule, features.width);
+    using Op = SumOp<Acc, kVec>;
     if (!fits<kVec, T>(features, {in, left, out})) return false;
-    int head_bits = 0;
+    const int64_t words = features.width / heads / kVec;
+    int lane_bits = lane_bits_of<kVec>(schedule, features.width), head_bits = 0;
     while (int64_t{1} << head_bits < words) ++head_bits;
-    if (head_bits > lane_bits || (features.heads > 1 && words != int64_t{1} << head_bits))
-      return false;
+    if (head_bits > lane_bits || (heads > 1 && words != int64_t{1} << head_bits)) return false;
+    Dots<T, Acc> taken = {left, dots, head_bits, start};
+    // Kernels for teams that have all of a row.
+    if (int64_t{kVec} << lane_bits >= features.width) {
+      if (schedule.lanes >= kStepLanes && takes_one_step(schedule, csr, features)) {
+        const auto launch_with = [&](auto lanes) {
+          constexpr int kLanes = decltype(lanes)::value;
+          while (heads == 1 && 1 << taken.head_bits < kLanes) ++taken.head_bits;  // one is to write
+          return launch_step<Op, kLanes>(stream, csr, in, weight, features, NoEpilogue{}, out,
+                                         workspace, taken);
+        };
+        error = schedule.lanes == 8    ? launch_with(std::integral_constant<int, 8>{})
+                : schedule.lanes == 16 ? launch_with(std::integral_constant<int, 16>{})
+                                       : launch_with(std::integral_constant<int, 32>{});
+        return true;
+      }
+      if constexpr (has_gather_walk<Op, T> && std::is_same_v<T, float>)  // others are spilled
+        if (schedule.parallel) {
+          error = launch_gather<Op>(stream, schedule, csr, Gathered<T, Acc>{in, weight, heads},
+                                    features.width, NoEpilogue{}, out, workspace, taken);
+          return true;
+        }
+    }
     const GatherMessage<T, Acc, kVec, true> message = {
-        in,   weight,   row_bytes_of<T>(features), static_cast<int>(features.heads), left,
-        dots, head_bits};
+        in, weight, row_bytes_of<T>(features), heads, left, dots, head_bits};
     Schedule small = schedule;
     small.threads = std::min(schedule.threads, kDotThreads);
-    error = launch_reduce<SumOp<Acc, kVec>>(stream, small, csr, message, features, out, workspace,
-                                            start);
+    error = launch_reduce<Op>(stream, small, csr, message, features, out, workspace, start);
     return true;
   };
   cudaError_t error;

@@ -9,6 +9,10 @@
 // of a row is added up from shared memory. The cut depends on shapes only: the same bits on every
 // run.
 //
+// With dots, each row that is gathered is also multiplied with the row of `left` that it is added
+// to (see Dots): these come by asynchronous copies, once for each run of a team's entries, as there
+// are no registers for them. A team then has all of a row, hence up to 32 lanes.
+//
 // Rows with an epilogue are stored by all teams alike, once their sums lie in shared memory, in
 // order of rows: what each of a team's first ones reads is on its way while features are.
 //
@@ -21,6 +25,9 @@
 // behind an id out of range is read, and that any ids are survived.
 #pragma once
 
+#include <cuda_pipeline.h>
+
+#include "lane_sums.cuh"
 #include "segment_messages.cuh"
 #include "segment_ops.cuh"
 #include "segment_output.cuh"
@@ -31,11 +38,13 @@ namespace jax_gnn::cuda {
 namespace {
 
 constexpr int kStepThreads = 256;  // of a block
-constexpr int kStepLanes = 8;      // of a team
+constexpr int kStepLanes = 8;      // of a team, without dots
 constexpr int kStepEntries = 8;    // of a team
-constexpr int kStepTeams = kStepThreads / kStepLanes;
-constexpr int kStepBlock = kStepTeams * kStepEntries;  // entries of a block
-constexpr int kStepWindow = 2 * kStepBlock;
+
+// Entries of a block whose teams have so many lanes.
+__host__ __device__ constexpr int step_block(int lanes) {
+  return kStepThreads / lanes * kStepEntries;
+}
 
 // What a launch sums up. Sizes fit 31 bits, and so do places of weights with their heads 32.
 template <typename T, typename Acc>
@@ -55,26 +64,36 @@ template <class Op, typename Acc, bool kHasEpilogue>
 struct EndedRows {};
 template <class Op, typename Acc>
 struct EndedRows<Op, Acc, true> {
-  static constexpr int kRuns = kStepBlock * kStepLanes;
-  Index places[kStepBlock];  // entries of the block that end a row, in order
+  static constexpr int kBlock = step_block(kStepLanes), kRuns = kBlock * kStepLanes;
+  Index places[kBlock];  // entries of the block that end a row, in order
   alignas(16) Pack<Acc, Op::kVec> sums[kRuns];
   Acc counts[Op::kCounts ? kRuns : 1];
 };
 
-template <class Op, typename Acc, class Last>
+// Words of rows that dots are taken with, [entry of a team][thread].
+template <typename W, bool kAny>
+struct LeftWords {};
+template <typename W>
+struct LeftWords<W, true> {
+  alignas(16) W words[kStepEntries * kStepThreads];
+};
+
+template <class Op, typename T, typename Acc, class Last, bool kDots, int kLanes>
 struct StepShared {
   static constexpr int kWaiting = 2 * kStepThreads;  // place of what waits for blocks before
-  static constexpr int kRuns = kWaiting + kStepLanes;
+  static constexpr int kRuns = kWaiting + kLanes;
+  static constexpr int kWindow = 2 * step_block(kLanes);
 
-  alignas(16) Index cols[kStepWindow];    // of entries that count, else -1
-  alignas(16) Index places[kStepWindow];  // of weights
-  alignas(16) Index rows[kStepWindow + 1];
-  unsigned ends[kStepWindow / 32];  // bits of entries that another row follows
-  unsigned gaps[kStepWindow / 32];  // of those that empty rows follow
+  alignas(16) Index cols[kWindow];    // of entries that count, else -1
+  alignas(16) Index places[kWindow];  // of weights
+  alignas(16) Index rows[kWindow + 1];
+  unsigned ends[kWindow / 32];  // bits of entries that another row follows
+  unsigned gaps[kWindow / 32];  // of those that empty rows follow
   // [team of the window][lane]: what of a row is open where the team's entries end.
   alignas(16) Pack<Acc, Op::kVec> sums[kRuns];
   Acc counts[Op::kCounts ? kRuns : 1];
   EndedRows<Op, Acc, !std::is_same_v<Last, NoEpilogue>> ended;
+  LeftWords<Word<T, Op::kVec>, kDots> left;
 };
 
 // An entry's id, or `otherwise` where there are not so many.
@@ -85,25 +104,30 @@ __device__ __forceinline__ unsigned load_id(const Index* ids, unsigned entry, un
   return otherwise;
 }
 
-template <class Op, typename T, typename Acc, class Last = NoEpilogue>
+template <class Op, typename T, typename Acc, class Last = NoEpilogue, class Dots = NoDots,
+          int kTeamLanes = kStepLanes>
 __global__ void __launch_bounds__(kStepThreads, 2)
     step_kernel(const __grid_constant__ Step<T, Acc> step, const __grid_constant__ Last last,
-                Tails<Op, Acc> tails) {
+                const __grid_constant__ Dots dots, Tails<Op, Acc> tails) {
   constexpr int kVec = Op::kVec, kParts = Op::kParts;
-  constexpr unsigned kLanes = kStepLanes, kTeams = kStepTeams, kEntries = kStepEntries;
-  constexpr unsigned kBlock = kStepBlock, kWindow = kStepWindow, kThreads = kStepThreads;
-  using Shared = StepShared<Op, Acc, Last>;
+  constexpr unsigned kLanes = kTeamLanes, kEntries = kStepEntries, kThreads = kStepThreads;
+  constexpr unsigned kTeams = kThreads / kLanes, kBlock = step_block(kLanes), kWindow = 2 * kBlock;
+  using Shared = StepShared<Op, T, Acc, Last, Dots::kAny, kTeamLanes>;
   using W = Word<T, kVec>;
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared());
   const KeptRuns<Op, Acc> open = {shared.sums, shared.counts};
   const unsigned lane = threadIdx.x % kLanes, team = threadIdx.x / kLanes;
   allow_next_launch();
-  wait_for_previous_launch();
+  bool reads_ahead = false;
+  if constexpr (Dots::kAny) reads_ahead = dots.start == Start::kReadsAhead;
+  if (!reads_ahead) wait_for_previous_launch();
 
   // Places in the window: those of the block before, of this, and the first of the next.
 #pragma unroll
   for (unsigned i = 0; i < kWindow; i += kThreads) {
     const unsigned place = i + threadIdx.x;
+    if constexpr (kWindow < kThreads)
+      if (place >= kWindow) break;                                // whole warps
     const unsigned entry = blockIdx.x * kBlock + place - kBlock;  // before the first: too large
     const unsigned row = load_id(step.rows, entry, step.count, ~0u);
     const unsigned next = load_id(step.rows, entry + 1, step.count, ~0u);
@@ -221,6 +245,21 @@ __global__ void __launch_bounds__(kStepThreads, 2)
     load(place_before, before);
   }
 
+  if constexpr (Dots::kAny) {
+    const T* const lane_left = dots.left + first_feature;
+    const unsigned row_ends = shared.ends[place / 32] >> place % 32;
+#pragma unroll
+    for (unsigned j = 0; j < kEntries; ++j)
+      if (j == 0 || (row_ends >> (j - 1) & 1)) {
+        const Index row = shared.rows[place + j];
+        copy_async<sizeof(W)>(static_cast<unsigned>(row) < num_rows,
+                              row_at(lane_left, row, row_bytes),
+                              shared.left.words + j * kThreads + threadIdx.x);
+      }
+    __pipeline_commit();
+    if (reads_ahead) wait_for_previous_launch();
+  }
+
   // Rows with an epilogue: the n-th of those that end in the block is the team's where n is the
   // team, or that and a multiple of all. Of the first ones it asks for what their epilogue reads.
   constexpr unsigned kAsked = 2;
@@ -280,9 +319,16 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   Acc run[kParts], first_run[kParts];
   set_neutral<Op>(run);
   set_neutral<Op>(first_run);
+  Acc dot[kEntries] = {};          // the lane's share
+  unsigned left_at = threadIdx.x;  // the row's word
+  if constexpr (Dots::kAny) __pipeline_wait_prior(0);
 #pragma unroll
   for (unsigned j = 0; j < kEntries; ++j) {
     const bool begins = j > 0 && (ends >> (j - 1) & 1), is_first = j == first_end;
+    if constexpr (Dots::kAny) {
+      if (begins) left_at = j * kThreads + threadIdx.x;
+      add_dot<T, kVec>(dot[j], shared.left.words[left_at], loaded.words[j]);
+    }
 #pragma unroll
     for (int i = 0; i < kParts; ++i) run[i] = begins ? Acc(0) : run[i];
     add(loaded, j, run);
@@ -291,6 +337,17 @@ __global__ void __launch_bounds__(kStepThreads, 2)
     if (j > 0) store(place + j, run, !is_first && (ends >> j & 1) ? num_rows : 0);
   }
   open.put(run, kThreads + threadIdx.x);
+  if constexpr (Dots::kAny) {
+    const Held held = add_over_lanes(dot, dots.head_bits);
+    const bool writes = held.writes && (active || step.heads == 1);
+#pragma unroll
+    for (unsigned j = 0; j < kEntries; ++j) {
+      if (static_cast<int>(j) == held.count) break;
+      const unsigned at = place + held.first + j, to = shared.places[at];
+      if (writes && blockIdx.x * kBlock + at - kBlock < step.count && to < step.num_weights)
+        dots.dots[to * step.heads + (active ? head : 0)] = shared.cols[at] >= 0 ? dot[j] : Acc(0);
+    }
+  }
   if (repeats) {
     set_neutral<Op>(run);
 #pragma unroll
@@ -377,12 +434,12 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   if (!crosses_in || (passed && !relays)) return;
   const auto enters = [&](int other) {
     const Index* const at = step.rows + other * int64_t{kBlock};
-    return at[0] == first_row && at[-kStepBlock] == first_row;
+    return at[0] == first_row && at[-int64_t{kBlock}] == first_row;
   };
   const Chain chain(block,
                     block > 1 && enters(block - 1) ? blocks_of_run(block, relays, enters) : 1);
   // Teams take equal parts, the first that farthest back.
-  const int share = (chain.num_tails + kStepTeams - 1) / kStepTeams;
+  const int share = (chain.num_tails + int{kTeams} - 1) / int{kTeams};
   const int from = static_cast<int>(team) * share;
   Acc taken[kParts];
   set_neutral<Op>(taken);

@@ -38,6 +38,13 @@ cudaError_t launch_fill(cudaStream_t stream, Start next, const Output<T, Op, Acc
                 fill_kernel<Op, T, Acc, Last>, output, next);
 }
 
+// Where a kernel waits that takes dots, or none.
+template <class Dots>
+Start start_of(const Dots& dots) {
+  if constexpr (Dots::kAny) return dots.start;
+  return Start::kWaits;
+}
+
 // Where most rows are empty, filling them is most of the work: for all threads alike, beforehand.
 inline bool fills_on_the_way(const Csr<Index>& csr) { return csr.num_rows <= 2 * csr.count; }
 
@@ -84,15 +91,15 @@ template <class Op, typename T>
 constexpr bool has_gather_walk =
     Op::kZeroIsNeutral && !std::is_integral_v<T> && Op::kVec * sizeof(T) == 16;
 
-template <class Op, typename T, typename Acc, class Last>
+template <class Op, typename T, typename Acc, class Last, class Dots = NoDots>
 cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
                           const Gathered<T, Acc>& gathered, int64_t width, const Last& last, T* out,
-                          void* workspace) {
+                          void* workspace, const Dots& dots = {}) {
   constexpr int kVec = Op::kVec;
   const Output<T, Op, Acc, Last> output = {out, csr.num_rows, width, last};
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
-    const cudaError_t error = launch_fill(stream, Start::kWaits, output);
+    const cudaError_t error = launch_fill(stream, start_of(dots), output);
     if (error != cudaSuccess || csr.count == 0) return error;
   }
   GatherCut cut;
@@ -107,7 +114,9 @@ cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const C
   cut.most_heads = many ? static_cast<int>(std::min<int64_t>(gathered.heads, most)) : 1;
   const int64_t teams = threads / lanes;
   const int64_t entries = ceil_div(csr.count, schedule.blocks * teams);  // of a team
-  cut.chunk_bits = many ? kStepBits : std::max(cut.lane_bits, kStepBits);
+  // What dots take of shared memory leaves no room for more than 16 entries with their order.
+  const int most_bits = Dots::kAny && csr.order != nullptr ? 4 : 5;
+  cut.chunk_bits = many ? kStepBits : std::clamp(cut.lane_bits, kStepBits, most_bits);
   const int64_t chunks = ceil_div(entries, int64_t{1} << cut.chunk_bits);
   const int64_t blocks = ceil_div(csr.count, (chunks << cut.chunk_bits) * teams);
   if (tiles > kMaxGridY || blocks > kMaxGridX || chunks << cut.chunk_bits > 0x3fffffff)
@@ -115,30 +124,35 @@ cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const C
   cut.chunks = static_cast<int>(chunks);
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  const int64_t shared = gather_shared_bytes<Op, Acc, Last>(cut, csr.order != nullptr, threads);
+  const int64_t shared =
+      gather_shared_bytes<Op, Acc, Last, Dots>(cut, csr.order != nullptr, threads);
   return launch(stream, {grid, threads, static_cast<size_t>(shared)},
-                gather_kernel<Op, T, Acc, Last>, csr, gathered, cut, output, fills, tails);
+                gather_kernel<Op, T, Acc, Last, Dots>, csr, gathered, cut, output, dots, fills,
+                tails);
 }
 
 // Sums and means have a kernel for teams of no more than one step.
 template <class Op, typename T>
 constexpr bool has_step = Op::kZeroIsNeutral && !std::is_integral_v<T>;
 
-// Whether a schedule deals out all entries in one step, as step_kernel has them.
+// Whether a schedule deals out all entries in one step, as step_kernel has them: teams are of
+// kStepLanes lanes, where dots are taken too of 8, 16 or 32.
 inline bool takes_one_step(const Schedule& schedule, const Csr<Index>& csr, Features features) {
   constexpr int64_t kMost = int64_t{1} << 30, kMostWidth = int64_t{1} << 20;
-  return !schedule.parallel && schedule.lanes == kStepLanes && schedule.threads == kStepThreads &&
-         csr.count <= std::min(schedule.blocks * kStepBlock, kMost) &&
+  return !schedule.parallel && schedule.threads == kStepThreads &&
+         csr.count <= std::min(schedule.blocks * step_block(schedule.lanes), kMost) &&
          features.width <= kMostWidth && csr.num_weights <= (kMost << 2) / features.heads;
 }
 
-template <class Op, typename T, typename Acc, class Last>
+template <class Op, int kLanes = kStepLanes, typename T, typename Acc, class Last,
+          class Dots = NoDots>
 cudaError_t launch_step(cudaStream_t stream, const Csr<Index>& csr, const T* in, const Acc* weight,
-                        Features features, const Last& last, T* out, void* workspace) {
+                        Features features, const Last& last, T* out, void* workspace,
+                        const Dots& dots = {}) {
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
     const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
-    const cudaError_t error = launch_fill(stream, Start::kWaits, output);
+    const cudaError_t error = launch_fill(stream, start_of(dots), output);
     if (error != cudaSuccess || csr.count == 0) return error;
   }
   const auto cut = [](int64_t size) {
@@ -159,12 +173,13 @@ cudaError_t launch_step(cudaStream_t stream, const Csr<Index>& csr, const T* in,
                              static_cast<float>(features.heads) / features.width,
                              fills};
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
-  const int64_t blocks = ceil_div(csr.count, int64_t{kStepBlock});
-  const int64_t tiles = ceil_div(features.width, int64_t{kStepLanes} * Op::kVec);
+  const int64_t blocks = ceil_div(csr.count, int64_t{step_block(kLanes)});
+  const int64_t tiles = ceil_div(features.width, int64_t{kLanes} * Op::kVec);
   if (tiles > kMaxGridY) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  return launch(stream, {grid, kStepThreads, sizeof(StepShared<Op, Acc, Last>)},
-                step_kernel<Op, T, Acc, Last>, step, last, tails);
+  return launch(stream,
+                {grid, kStepThreads, sizeof(StepShared<Op, T, Acc, Last, Dots::kAny, kLanes>)},
+                step_kernel<Op, T, Acc, Last, Dots, kLanes>, step, last, dots, tails);
 }
 
 template <typename T>

@@ -410,7 +410,8 @@ def _vjp_call(platform: str, operands: Cotangents) -> Call | None:
     if found is None:
         return None
     ids, flags = found
-    schedule, workspaces = scheduled("segment_reduce", csr, ct)
+    depth = known_width(row_width(ct)) // max(weight.shape[1], 1)
+    schedule, workspaces = scheduled("segment_reduce_vjp", csr, ct, depth=depth)
     return Call([ct, weight, x, *ids], flags | schedule, workspaces)
 
 

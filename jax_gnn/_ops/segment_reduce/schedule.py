@@ -19,12 +19,13 @@ class Schedule(NamedTuple):
     """How a kernel deals out entries and features to its threads.
 
     Sums and means have a kernel of one step, for teams of 8 lanes in blocks of 256 threads, so many
-    that no team has more than 8 entries.
+    that no team has more than 8 entries; both gradients of a weighted sum have it for teams of 8,
+    16 or 32 lanes that hold all features.
 
     Attributes:
         parallel: Whether the entries of a warp's step lie side by side in its teams, rather than
             one behind another. Where sums and means gather, whether each team goes through a range
-            of entries of its own.
+            of entries of its own; so with both gradients in float32.
         lanes: Threads of a team, which holds a tile of the features; a power of two up to 32.
         threads: Threads of a block.
         blocks: Largest number of blocks that share the entries.
@@ -43,6 +44,9 @@ _STEP_LANES, _STEP_THREADS, _STEP_ENTRIES = 8, 256, 256
 # rows have an epilogue.
 _SMALL = 2**18
 _SMALL_WITH_EPILOGUE = 2**19
+
+# The first of these for both gradients of a weighted sum.
+_SMALL_GRADIENTS = 3 * 2**16
 
 # Entries of a sum, and bytes that it gathers, from which on the walk of each team by itself is
 # faster on an H200.
@@ -63,11 +67,12 @@ def _from_rule(
     cols: int | None = None,
     max_degree: int | None = None,
     epilogue: bool = False,
+    ordered: bool = False,
 ) -> Schedule:
     """The fitted rule, and what was found by hand for small sums and large ones that gather.
 
     Args:
-        op: ``"segment_reduce"``, ``"segment_select"`` or ``"softmax"``.
+        op: ``"segment_reduce"``, ``"segment_reduce_vjp"``, ``"segment_select"`` or ``"softmax"``.
         entries: Number of entries.
         rows: Number of rows that entries are reduced into.
         width: Number of features.
@@ -78,6 +83,7 @@ def _from_rule(
         cols: Number of rows that entries read, where known; else as many as they are reduced into.
         max_degree: Entries of the longest row, where known.
         epilogue: Whether rows have one.
+        ordered: Whether weights are in another order than entries.
     """
     features: dict[str, Any] = {
         "softmax": op == "softmax",
@@ -92,6 +98,17 @@ def _from_rule(
     lanes = covering_lanes(width, itemsize)
     sums = sums and op == "segment_reduce"
     word = word_features(width if depth is None else depth, itemsize)
+    if op == "segment_reduce_vjp" and lanes * word >= width:
+        tiles = max(lanes // _STEP_LANES, 1)  # of the step kernel's for sums, in a team
+        if entries * tiles <= _SMALL_GRADIENTS:
+            blocks = max(-(-entries * tiles // _STEP_ENTRIES), 1)
+            return Schedule(False, _STEP_LANES * tiles, _STEP_THREADS, blocks)
+        # Through an order weights are read, and dots written, all over the place: that costs more
+        # than is gained unless the rows that are gathered take half of the second cache at most.
+        stays = 2 * (rows if cols is None else cols) * width * itemsize <= L2_BYTES
+        gains = lanes >= 16 and stays if ordered else lanes >= 8
+        if gather and itemsize == 4 and word > 1 and gains:
+            return Schedule(True, lanes, 128, 660)
     small = _SMALL_WITH_EPILOGUE if epilogue else _SMALL
     if sums and entries * -(-width // (_STEP_LANES * word)) <= small:
         return Schedule(False, _STEP_LANES, _STEP_THREADS, max(-(-entries // _STEP_ENTRIES), 1))
@@ -113,7 +130,7 @@ FAMILY = define_family(
     Family(
         schedule=Schedule,
         allowed=((False, True), (1, 2, 4, 8, 16, 32), THREADS, MANY),
-        ops=("segment_reduce", "segment_select", "softmax"),
+        ops=("segment_reduce", "segment_reduce_vjp", "segment_select", "softmax"),
         exact=("gather", "width", "itemsize"),
         sizes=("entries", "rows"),
         rule=_from_rule,
@@ -161,6 +178,7 @@ def scheduled(
         cols=x.shape[0],
         max_degree=csr.max_degree,
         epilogue=epilogue,
+        ordered=csr.order is not None,
     )
     attributes = {
         "parallel": np.bool_(schedule.parallel),
