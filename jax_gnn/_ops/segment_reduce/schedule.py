@@ -106,7 +106,7 @@ def _from_rule(
         # Through an order weights are read, and dots written, all over the place: that costs more
         # than is gained unless the rows that are gathered take half of the second cache at most.
         stays = 2 * (rows if cols is None else cols) * width * itemsize <= L2_BYTES
-        gains = lanes >= 16 and stays if ordered else lanes >= 8
+        gains = lanes == 16 and stays if ordered else lanes >= 8
         if gather and itemsize == 4 and word > 1 and gains:
             return Schedule(True, lanes, 128, 660)
     small = _SMALL_WITH_EPILOGUE if epilogue else _SMALL
