@@ -216,7 +216,8 @@ def pyg_candidates(graph: Triples, case: Case, problem: Problem) -> Iterator[Can
     torch.set_float32_matmul_precision("high")
     edge_index, edge_type = _pyg_edges(graph)
     for layer in (nn.RGCNConv, nn.FastRGCNConv):
-        conv = layer(case.width, case.width, graph.num_relations - 1, aggr="mean", bias=False)
+        with torch.device("cpu"):  # weights that nobody needs
+            conv = layer(case.width, case.width, graph.num_relations - 1, aggr="mean", bias=False)
         conv = conv.to(getattr(torch, case.dtype))
         del conv.weight, conv.root
 

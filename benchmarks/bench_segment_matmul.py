@@ -80,7 +80,7 @@ def _flops(groups: Groups, width: int, mode: str) -> int:
         return segment_outer.flops(Factors(rows, rows, None, None, None))
     weights = jax.ShapeDtypeStruct((groups.num_groups, width, width), np.float32)
     return segment_matmul.flops(
-        Rows(rows, weights, None, None, None, None), transposed=mode == "dX"
+        Rows(rows, weights, None, None, None, None, None), transposed=mode == "dX"
     )
 
 

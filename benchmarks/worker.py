@@ -405,6 +405,10 @@ class _Torch:
             graph.replay()
             torch.cuda.synchronize()
         except RuntimeError:  # the call synchronises or allocates outside of torch's pool
+            # A capture that has failed leaves the generator capturing: random numbers are errors
+            # from then on, those of a layer's first weights too.
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            generator.graphsafe_set_state(generator.clone_state())
             return None
         close = partial(torch.allclose, rtol=1e-2, atol=1e-2)  # atomics reorder sums
         return graph.replay if all(map(close, replayed, outputs)) else None

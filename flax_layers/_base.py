@@ -8,12 +8,13 @@ from typing import Any, ClassVar, Literal, TypedDict, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_gnn import Graph, Hypergraph
+from jax_gnn import Graph, Hypergraph, segment_matmul
 from jax_gnn._core.arguments import (
     as_array,
     check_choice,
@@ -22,6 +23,7 @@ from jax_gnn._core.arguments import (
     check_number,
     check_real,
 )
+from jax_gnn._core.ids import at_most
 
 Activation = Literal["relu"]  # what kernels may do behind a convolution
 
@@ -118,6 +120,10 @@ class Convolution(nnx.Module):
         bias = None if self.bias is None else self.bias[...]
         return dtypes.promote_dtype((x, self.kernel[...], bias), dtype=self.dtype)
 
+    def _product(self, x: Array, kernel: Array, **last: Any) -> Array:
+        """The product of x and a kernel with what `product` does behind it."""
+        return product(x, kernel, self.precision, **last)
+
     def _aggregate_narrow(
         self,
         aggregate: Callable[..., Array],
@@ -131,9 +137,8 @@ class Convolution(nnx.Module):
         It gets the fewer features, and where it comes last what comes behind.
         """
         if kernel.shape[0] < kernel.shape[1]:
-            y = jnp.matmul(aggregate(x), kernel, precision=self.precision)
-            return finished(y, bias, activation)
-        y = jnp.matmul(x, kernel, precision=self.precision)
+            return self._product(aggregate(x), kernel, bias=bias, activation=activation)
+        y = self._product(x, kernel)
         return aggregate(y, **behind(y, bias, activation))
 
 
@@ -253,7 +258,7 @@ class Stack(nnx.Module):
             y = convolve(number, graph, y, *arguments, **named)
             if not is_last:
                 y = self.dropout(y, **dropout)
-        return y if self.output is None else self.output(y)
+        return y if self.output is None else linear(self.output, y)
 
     def _input(self, x: ArrayLike | None, **dropout: Any) -> Array | None:
         """What the first convolution gets."""
@@ -317,6 +322,42 @@ def behind(x: Array, bias: Array | None, activation: Activation | None) -> dict[
     """What an aggregation of x does last, as its arguments: a bias for each feature of a row."""
     last: dict[str, Any] = {} if activation is None else {"activation": activation}
     return last if bias is None else last | {"bias": jnp.broadcast_to(bias, x.shape[1:])}
+
+
+_TALL = 50_000
+_NARROW = 128
+"""From so many rows of at most so many float32 on, this library's products are not slower than
+XLA's, on an H200 and on CPUs, and their gradients to weights up to twice as fast."""
+
+
+def product(
+    x: Array,
+    kernel: Array,
+    precision: jax.lax.PrecisionLike = None,
+    *,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    activation: Activation | None = None,
+) -> Array:
+    """``activation(x @ kernel + bias + residual)``, in one kernel where x is tall."""
+    is_tall = x.ndim == 2 and at_most(_TALL, x.shape[0]) and max(kernel.shape) <= _NARROW
+    if is_tall and precision is None and x.dtype == np.float32:
+        return segment_matmul(
+            *(x, kernel[None], jnp.full((1,), x.shape[0], jnp.int32)),
+            bias=None if bias is None else bias[None],
+            residual=residual,
+            activation=activation,
+        )
+    y = jnp.matmul(x, kernel, precision=precision)
+    y = y if residual is None else y + residual
+    return finished(y, bias, activation)
+
+
+def linear(layer: nnx.Linear, x: Array, activation: Activation | None = None) -> Array:
+    """What the layer and the activation do, by `product`."""
+    bias = None if layer.bias is None else layer.bias[...]
+    x, kernel, bias = dtypes.promote_dtype((x, layer.kernel[...], bias), dtype=layer.dtype)
+    return product(x, kernel, layer.precision, bias=bias, activation=activation)
 
 
 def finished(y: Array, bias: Array | None, activation: Activation | None) -> Array:

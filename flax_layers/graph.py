@@ -21,6 +21,7 @@ from flax_layers._base import (
     check_vector,
     finished,
     inverse_root,
+    linear,
     unit_rows,
 )
 from jax_gnn import Graph, segment_sum, spmm
@@ -167,12 +168,12 @@ class GCNConv(Convolution):
         # Scales of nodes, unlike such of edges, need no weights to be read. Where x is not the
         # wider side, it is scaled itself: XLA joins that to what made x, such as a dropout.
         if self.in_features < self.out_features:
-            y = jnp.matmul(aggregate(scaled(x)), kernel, precision=self.precision)
-            return scaled(finished(y, bias, activation), scales_result)
+            y = self._product(aggregate(scaled(x)), kernel, bias=bias, activation=activation)
+            return scaled(y, scales_result)
         if self.in_features == self.out_features:
-            y = jnp.matmul(scaled(x), kernel, precision=self.precision)
+            y = self._product(scaled(x), kernel)
         else:
-            y = scaled(jnp.matmul(x, kernel, precision=self.precision))
+            y = scaled(self._product(x, kernel))
         result_scale = scale if scales_result else None
         return aggregate(y, result_scale=result_scale, **behind(y, bias, activation))
 
@@ -197,6 +198,7 @@ class GINConv(Convolution):
     """
 
     structure = Graph
+    has_activation = True
 
     def __init__(
         self,
@@ -237,7 +239,14 @@ class GINConv(Convolution):
         self.eps = eps
         self.learn_eps = learn_eps
 
-    def __call__(self, graph: Graph, x: ArrayLike, edge_weight: ArrayLike | None = None) -> Array:
+    def __call__(
+        self,
+        graph: Graph,
+        x: ArrayLike,
+        edge_weight: ArrayLike | None = None,
+        *,
+        activation: Activation | None = None,
+    ) -> Array:
         """Applies the convolution.
 
         Args:
@@ -245,13 +254,15 @@ class GINConv(Convolution):
             x: Node features, ``(num_nodes, *batch, in_features)``.
             edge_weight: ``(num_edges,)``, in the graph's order (`Graph.edge_values`); None means
                 ones.
+            activation: "relu" for a ReLU behind all.
 
         Returns:
             ``(num_nodes, *batch, out_features)`` in `dtype`.
 
         Raises:
-            ValueError: A shape does not fit the layer or the graph.
+            ValueError: A shape does not fit the layer or the graph, or the activation is unknown.
         """
+        check_activation(activation)
         x, kernel, bias = self._operands(x, graph)
         weight = _edge_weight(graph, edge_weight)
         own = 1 + (self.eps if self.learned_eps is None else self.learned_eps[...].astype(x.dtype))
@@ -259,7 +270,8 @@ class GINConv(Convolution):
         def aggregate(features: Array, **last: Any) -> Array:
             return spmm(graph, features, weight, own_scale=own, **last)
 
-        return self.output(self._aggregate_narrow(aggregate, x, kernel, bias, "relu"))
+        hidden = self._aggregate_narrow(aggregate, x, kernel, bias, "relu")
+        return linear(self.output, hidden, activation)
 
 
 class SAGEConv(Convolution):
@@ -353,8 +365,8 @@ class SAGEConv(Convolution):
         check_activation(activation)
         x, kernel, bias = self._operands(x, graph)
         weight = _edge_weight(graph, edge_weight)
-        messages = x if self.projection is None else jax.nn.relu(self.projection(x))
-        root = None if self.root is None else self.root(x)
+        messages = x if self.projection is None else jax.nn.relu(linear(self.projection, x))
+        root = None if self.root is None else linear(self.root, x)
 
         def aggregate(features: Array, **last: Any) -> Array:
             # A sum over a known degree, while the gradient of a mean counts edges. Sums of half
@@ -372,15 +384,15 @@ class SAGEConv(Convolution):
             # either out of their product.
             y = aggregate(messages)
         else:
-            y = jnp.matmul(messages, kernel, precision=self.precision)
+            y = self._product(messages, kernel)
             if self.normalize:
                 y = unit_rows(aggregate(y, residual=root, **behind(y, bias, None)))
                 return finished(y, None, activation)
             return aggregate(y, residual=root, **behind(y, bias, activation))
-        y = jnp.matmul(y, kernel, precision=self.precision)
-        y = y if root is None else y + root
-        y = y if bias is None else y + bias
-        return finished(unit_rows(y) if self.normalize else y, None, activation)
+        if self.normalize:
+            y = self._product(y, kernel, residual=root, bias=bias)
+            return finished(unit_rows(y), None, activation)
+        return self._product(y, kernel, residual=root, bias=bias, activation=activation)
 
 
 class GCN(Stack):

@@ -137,7 +137,7 @@ class HGNNConv(Convolution):
 
         if bias is None:
             return self._aggregate_narrow(aggregate, x, kernel, activation=activation)
-        mapped = jnp.matmul(x, kernel, precision=self.precision) + bias
+        mapped = self._product(x, kernel, bias=bias)
         return aggregate(mapped, activation=activation)
 
     def _hyperedge_weight(self, hypergraph: Hypergraph, given: ArrayLike | None) -> Array | None:

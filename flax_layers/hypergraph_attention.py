@@ -120,7 +120,7 @@ class HypergraphAttentionConv(AttentionConvolution):
         of_node, of_hyperedge = (
             each[...].astype(x.dtype) for each in (self.node_attention, self.hyperedge_attention)
         )
-        y = self._split(jnp.matmul(x, kernel, precision=self.precision))
+        y = self._split(self._product(x, kernel))
         node_scores = jnp.sum(y * of_node, axis=-1)  # (num_nodes, *batch, heads)
         if hyperedge_attr is None:  # the score of a mean is the mean of the scores
             scores = jnp.sum(y * of_hyperedge, axis=-1)

@@ -18,6 +18,7 @@ from flax_layers._base import (
     check_positive,
     check_vector,
     default_bias_init,
+    product,
 )
 from jax_gnn import RelationalGraph, relational_aggregate, relational_lookup, spmm
 from jax_gnn._core.arguments import check_choice, check_instance
@@ -223,7 +224,7 @@ class RGCNConv(nnx.Module):
                 kernel = kernel if graph.self_relation else kernel[:-1]
             y = self._of_relations(graph, features, edge_weight, kernel, mixture)
         if own_kernel is not None and (apart or not graph.self_relation):
-            y = y + (own_kernel if x is None else self._times(own, own_kernel))
+            y = y + own_kernel if x is None else self._times(own, own_kernel, residual=y)
         return y if bias is None else y + bias
 
     def _full(self, kernel: Array) -> jax.ShapeDtypeStruct:
@@ -297,8 +298,8 @@ class RGCNConv(nnx.Module):
 
         return _over_batch(aggregate, x)
 
-    def _times(self, x: Array, kernel: Array) -> Array:
-        return jnp.matmul(x, kernel, precision=self.precision)
+    def _times(self, x: Array, kernel: Array, residual: Array | None = None) -> Array:
+        return product(x, kernel, self.precision, residual=residual)
 
 
 def _block_diagonal(blocks: Array) -> Array:

@@ -31,6 +31,7 @@ from flax_layers._base import (
     dropout_arguments,
     finished,
     inverse_root,
+    linear,
     linear_options,
     unit_rows,
 )
@@ -88,7 +89,7 @@ class _UniConvolution(Convolution):
         if self.hyperedge_reduce in LINEAR and self.node_reduce in LINEAR:
             y = self._aggregate_narrow(aggregate, x, kernel, bias, inside)
         else:
-            mapped = jnp.matmul(x, kernel, precision=self.precision)
+            mapped = self._product(x, kernel)
             y = aggregate(mapped, **behind(mapped, bias, inside))
         return finished(unit_rows(y), None, activation) if self.normalize else y
 
@@ -288,7 +289,7 @@ class UniGATConv(AttentionConvolution):
             return node_to_hyperedge(hypergraph, features, reduce="mean")
 
         if self.skip:
-            own = jnp.matmul(x, kernel, precision=self.precision)
+            own = self._product(x, kernel)
             h = to_hyperedges(own)
         else:
             h = self._aggregate_narrow(to_hyperedges, x, kernel)
@@ -405,9 +406,7 @@ class UniGCNIIConv(Convolution):
         norm = unigcn_norm(hypergraph) if norm is None else norm
         scales = norm.scales | {"node_scale_out": (1 - self.alpha) * norm.node_out}
         z = hypergraph_aggregate(hypergraph, x, residual=self.alpha * x0, **scales)
-        mapped = jnp.matmul(z, kernel, precision=self.precision)
-        if bias is not None:
-            mapped = mapped + bias
+        mapped = self._product(z, kernel, bias=bias)
         beta = math.log(self.lamda / self.layer + 1)
         return (1 - beta) * z + beta * mapped
 
@@ -548,7 +547,7 @@ class UniGCNII(Stack):
         x = check_features(x, graph.num_nodes, self.in_features)
         norm = unigcn_norm(graph) if norm is None else norm
         dropout = dropout_arguments(deterministic, rngs)
-        x0 = y = jax.nn.relu(self.input(self.input_dropout(x, **dropout)))
+        x0 = y = jax.nn.relu(linear(self.input, self.input_dropout(x, **dropout)))
         for convolution in self.convolutions:
             y = jax.nn.relu(convolution(graph, self.dropout(y, **dropout), x0, norm))
-        return self.output(self.dropout(y, **dropout))
+        return linear(self.output, self.dropout(y, **dropout))

@@ -96,7 +96,8 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     ),
     "segment_order": (ids(3, -1, 0, 3),),
     "segment_matmul": (
-        *(floats(4, 2), floats(3, 2, 4), floats(3, 4), floats(5), ids(2, 0, 2), ids(0)),
+        *(floats(4, 2), floats(3, 2, 4), floats(3, 4), floats(5, 4), floats(5)),
+        *(ids(2, 0, 2), ids(0)),
         *(GATHER, permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4))),
     ),
     "relational_aggregate": (floats(3, 2), floats(2, 2, 4), floats(4), RELATIONAL),

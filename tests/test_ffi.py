@@ -171,8 +171,8 @@ def test_the_cost_of_a_call() -> None:
     cost = OPS["segment_reduce"].cost(x, None, matrix, *last, **attributes)
     of_last = 4 * (5 + 1 + 5 * 2 + 2)
     assert cost == (ids + read + of_last + written, 4 * 2 + 5 * 5 * 2)
-    lhs, rhs, bias, _, sizes, offset, *_ = SAMPLES["segment_matmul"]
-    operands = lhs, rhs, bias, None, sizes, offset, None, None
+    lhs, rhs, bias, _, _, sizes, offset, *_ = SAMPLES["segment_matmul"]
+    operands = lhs, rhs, bias, None, None, sizes, offset, None, None
     cost = OPS["segment_matmul"].cost(*operands, **ATTRIBUTES["segment_matmul"])
     assert cost == (4 * (4 * 2 + 3 * 2 * 4 + 3 * 4 + 3 + 1 + 4 * 4), 2 * 4 * 2 * 4)
 

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from layer_cases import check_gradient, double, inverse, linear, made_of_rows, relu, unit
 
-from flax_layers import GCN, GIN, SAGE, GCNConv, GINConv, SAGEConv, gcn_norm
+from flax_layers import GCN, GIN, SAGE, GCNConv, GINConv, SAGEConv, _base, gcn_norm
 from jax_gnn import Graph
 
 pytestmark = pytest.mark.usefixtures("exact_products")
@@ -225,6 +225,32 @@ def test_nothing_stands_between_products_and_sums(model_class, made, graph):
     jaxpr = jax.make_jaxpr(lambda x: model(graph, x, deterministic=True))(features(8))
     found = made_of_rows(jaxpr.jaxpr, NUM_NODES)
     names = {"dot_general": "product", "jax_gnn_segment_reduce": "sum"}
+    assert [names.get(name, name) for name in found if name != "broadcast_in_dim"] == made
+
+
+@pytest.mark.parametrize(
+    ("model_class", "made"),
+    [
+        (GCN, ["mul", "product", "sum", "product", "sum"]),
+        (GIN, ["product", "sum", "product"] * 2),
+        (SAGE, ["product", "sum", "product"] * 2),
+    ],
+)
+def test_tall_products_do_what_stands_behind_them(model_class, made, graph, monkeypatch):
+    """Of many rows, a layer's products are this library's: the same values and gradients."""
+    x = features(6)
+    model = make(model_class, 6, 6, 6, num_layers=2)
+
+    def loss(model, x):
+        return jnp.sum(model(graph, x, deterministic=True) ** 2)
+
+    want = nnx.value_and_grad(loss, argnums=(0, 1))(model, x)
+    monkeypatch.setattr(_base, "_TALL", NUM_NODES)
+    got = nnx.value_and_grad(loss, argnums=(0, 1))(model, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5), got, want)
+    jaxpr = jax.make_jaxpr(lambda x: model(graph, x, deterministic=True))(x)
+    found = made_of_rows(jaxpr.jaxpr, NUM_NODES)
+    names = {"jax_gnn_segment_matmul": "product", "jax_gnn_segment_reduce": "sum"}
     assert [names.get(name, name) for name in found if name != "broadcast_in_dim"] == made
 
 

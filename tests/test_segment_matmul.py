@@ -93,6 +93,7 @@ def case_maker(operands: tuple[str, ...], outer: bool = False, offset: bool = Fa
             "rhs": (rows, n) if outer else (groups, K, n),
             "transposed_rhs": (groups, n, K),
             "bias": (groups, n),
+            "residual": (rows, n),
         }
         per_row = ("lhs", "rhs") if outer else ("lhs",)
         padding = plain.sum(1, keepdims=True) == 0
@@ -227,6 +228,16 @@ class TestSegmentMatmul(OpSuite):
                 ),
                 TypeError,
                 "bias must be numbers like lhs and rhs, int.*, got float32",
+            ),
+            "residual": (
+                lambda: segment_matmul(LHS, RHS, SIZES, residual=LHS),
+                ValueError,
+                r"residual must be \(rows, n\) = \(6, 4\), got shape \(6, 3\)",
+            ),
+            "residual dtype": (
+                lambda: segment_matmul(LHS, RHS, SIZES, residual=np.ones((6, 4), np.complex64)),
+                TypeError,
+                "residual must be numbers like the result, float32, got complex64",
             ),
             "activation": (
                 lambda: segment_matmul(LHS, RHS, SIZES, activation="swish"),  # type: ignore[arg-type]
@@ -387,6 +398,7 @@ def list_maker(
             "lhs": (counts["lhs_rows"], K),
             "rhs": (counts["rhs_rows"], n) if outer else (groups, K, n),
             "bias": (groups, n),
+            "residual": (rows, n),
             "scale": (rows,),
         }
 
@@ -461,15 +473,17 @@ def listed_matmul_spec(
         lhs = named(lhs, ids.get("lhs_rows"))
         if "scale" in given:
             lhs = given["scale"][:, None] * lhs
-        result = reference(members, lhs, rhs, given.get("bias"), activation=activation)
-        return written(result, ids.get("out_rows"))
+        result = reference(members, lhs, rhs, given.get("bias"))
+        return ACTIVATIONS[activation](
+            written(result, ids.get("out_rows")) + given.get("residual", 0)
+        )
 
     return OpSpec(
         function=function,
         reference=listed_reference,
         make_case=list_maker(names, lists, known=known),
         operands=names,
-        linear=() if "bias" in operands else names,
+        linear=() if {"bias", "residual"} & {*operands} else names,
         composed=True,
         **options,
     )
@@ -608,6 +622,20 @@ class TestAllOfRows(CoreChecks):
     )
 
 
+class TestResidual(CoreChecks):
+    """Added to rows of no group too, and to those that are not written."""
+
+    implementations = IMPLEMENTATIONS
+    spec = listed_matmul_spec("bias", "residual", lists=(), activation="gelu")
+
+
+class TestResidualOfWrittenRows(CoreChecks):
+    implementations = IMPLEMENTATIONS
+    spec = listed_matmul_spec(
+        *("bias", "residual", "scale"), lists=("lhs_rows", "out_rows"), activation="relu"
+    )
+
+
 class TestOuterOfGathered(CoreChecks):
     spec = listed_outer_spec(lists=("rhs_rows",), known=True)
 
@@ -736,12 +764,14 @@ def test_few_and_many_blocks(
         "out_rows": rng.permutation(rows).astype(np.int32),
         "scale": rng.normal(size=rows).astype(np.float32),
         "bias": rng.normal(size=(groups, n)).astype(rhs.dtype),
+        "residual": rng.normal(size=(rows, n)).astype(rhs.dtype),
     }
     given["out_rows"][rng.choice(rows, 20, replace=False)] = rng.choice([*OUT_OF_RANGE, rows], 20)
     wide = {name: x if x.dtype == np.int32 else x.astype(np.float64) for name, x in given.items()}
     with setting(implementation, dtype), use(MatmulSchedule(64, 0, blocks)):
-        for names in ((), ("lhs_rows",), ("out_rows", "bias"), tuple(given)):
-            sizes = sizes_of(rng, "empty" if names else "padding", rows, groups)
+        plain = (), ("lhs_rows",), ("residual",), ("out_rows", "bias"), tuple(given)
+        for names in plain:
+            sizes = sizes_of(rng, "padding" if len(names) < 2 else "empty", rows, groups)
             members = membership(sizes, rows, 0, groups)
             x = lhs if "lhs_rows" in names else every
             options = {name: given[name] for name in names}
@@ -751,6 +781,8 @@ def test_few_and_many_blocks(
             bias = wide["bias"] if "bias" in names else None
             want = reference(members, want, rhs.astype(np.float64), bias)
             want = written(want, options.get("out_rows"))
+            if "residual" in names:
+                want = want + wide["residual"]
             for transposed, weights in ((False, rhs), (True, rhs.transpose(0, 2, 1))):
                 got = segment_matmul(x, weights, sizes, transpose_rhs=transposed, **options)
                 assert_close(got, want, tolerance, f"{names}, transposed: {transposed}")
@@ -1365,6 +1397,7 @@ MATMUL_ATTRIBUTES = {
     "transposed": np.bool_(False),
     "exact": np.bool_(True),
     "has_bias": np.bool_(True),
+    "has_residual": np.bool_(True),
     "scaled": np.bool_(False),
     "gathers": np.bool_(False),
     "scatters": np.bool_(False),
@@ -1374,7 +1407,8 @@ MATMUL_ATTRIBUTES = {
     "blocks": np.int64(1),
 }
 RAW_OPERANDS = [LHS, RHS, SIZES, np.zeros(1, np.int32), np.ones((2, 4), np.float32)]
-RAW_OPERANDS += [np.ones(6, np.float32), *[np.arange(6, dtype=np.int32)] * 3]  # scale and lists
+RAW_OPERANDS += [np.ones((6, 4), np.float32)]  # the residual; then scale and lists
+RAW_OPERANDS += [np.ones(6, np.float32), *[np.arange(6, dtype=np.int32)] * 3]
 
 WRONG_LISTS = [IDS.astype(np.int32), np.ones((6, 1), np.int32), LHS[:, 0]]
 ALL_LISTS = dict.fromkeys(("scaled", "gathers", "scatters"), np.bool_(True))
@@ -1388,7 +1422,7 @@ def raw_matmul(operands: Any, result: Any = ((6, 4), np.float32), **attributes: 
 
 @pytest.mark.skipif(PLATFORM != "cpu", reason="the handlers are the same for all platforms")
 def test_raw_call_with_wrong_buffers() -> None:
-    want = reference(membership(SIZES, 6, 0, 2), LHS, RHS, RAW_OPERANDS[4])
+    want = reference(membership(SIZES, 6, 0, 2), LHS, RHS, RAW_OPERANDS[4]) + RAW_OPERANDS[5]
     np.testing.assert_array_equal(raw_matmul(RAW_OPERANDS), want)
     np.testing.assert_array_equal(raw_matmul(RAW_OPERANDS, **ALL_LISTS), want)
     for position, values in {
@@ -1397,8 +1431,9 @@ def test_raw_call_with_wrong_buffers() -> None:
         2: [SIZES[None], SIZES.astype(np.float32), SIZES.astype(np.int16)],
         3: [np.zeros(2, np.int32), np.zeros((), np.int32), np.zeros(1, np.float32)],
         4: [np.ones((2, 3), np.float32), np.ones((1, 4), np.float32), np.ones((2, 4), np.float16)],
-        5: [np.ones(5, np.float32), np.ones((6, 1), np.float32), np.ones(6, np.float16)],
-        **dict.fromkeys((6, 7, 8), WRONG_LISTS),
+        5: [np.ones((5, 4), np.float32), np.ones((6, 4), np.float16), np.ones(6, np.float32)],
+        6: [np.ones(5, np.float32), np.ones((6, 1), np.float32), np.ones(6, np.float16)],
+        **dict.fromkeys((7, 8, 9), WRONG_LISTS),
     }.items():
         for value in values:
             operands = [*RAW_OPERANDS[:position], value, *RAW_OPERANDS[position + 1 :]]

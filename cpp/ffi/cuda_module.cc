@@ -119,10 +119,10 @@ struct Cuda {
   static ffi::Error segment_matmul(Context stream, const MatmulAttributes& attributes,
                                    const Groups& groups, int64_t k, int64_t n, bool transposed,
                                    Activation activation, const T* lhs, const T* rhs, const T* bias,
-                                   const RowLists<Acc>& lists, Out* out) {
+                                   const Out* residual, const RowLists<Acc>& lists, Out* out) {
     return status(cuda::segment_matmul(
         stream, {attributes.tile, attributes.chunk, attributes.blocks}, groups, k, n, transposed,
-        attributes.exact, activation, lhs, rhs, bias, lists, out));
+        attributes.exact, activation, lhs, rhs, bias, residual, lists, out));
   }
 
   template <typename T, typename Acc, typename Out>

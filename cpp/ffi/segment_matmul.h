@@ -8,7 +8,7 @@
 namespace jax_gnn {
 
 struct MatmulAttributes {
-  bool transposed, exact, has_bias, scaled, gathers, scatters;
+  bool transposed, exact, has_bias, has_residual, scaled, gathers, scatters;
   int64_t activation;  // enum Activation
   int64_t tile, chunk, blocks;
 };
@@ -22,6 +22,7 @@ struct OuterAttributes {
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::MatmulAttributes, StructMember<bool>("transposed"),
                                       StructMember<bool>("exact"), StructMember<bool>("has_bias"),
+                                      StructMember<bool>("has_residual"),
                                       StructMember<bool>("scaled"), StructMember<bool>("gathers"),
                                       StructMember<bool>("scatters"),
                                       StructMember<int64_t>("activation"),
@@ -68,13 +69,13 @@ inline bool is_row_scale(bool is_there, const ffi::AnyBuffer& scale, int64_t num
          (scale.element_type() == accumulator_type(dtype) && has_shape(scale, {num_rows}));
 }
 
-// out[s, :] = activation(scale[r] * (lhs[l, :] @ rhs[g]) + bias[g]) for the rows r of group g,
-// where l is lhs_rows[r] and s is out_rows[r], else 0.
+// out[s, :] = activation(scale[r] * (lhs[l, :] @ rhs[g]) + bias[g] + residual[s]) for the rows r of
+// group g, where l is lhs_rows[r] and s is out_rows[r], else activation(residual[s]).
 template <typename Backend>
 ffi::Error segment_matmul(typename Backend::Context context, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                           ffi::AnyBuffer group_sizes, ffi::AnyBuffer group_offset,
-                          ffi::AnyBuffer bias, ffi::AnyBuffer scale, ffi::AnyBuffer lhs_rows,
-                          ffi::AnyBuffer out_rows, ffi::AnyBuffer inverse,
+                          ffi::AnyBuffer bias, ffi::AnyBuffer residual, ffi::AnyBuffer scale,
+                          ffi::AnyBuffer lhs_rows, ffi::AnyBuffer out_rows, ffi::AnyBuffer inverse,
                           ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
                           MatmulAttributes attributes) {
   ffi::Error error = check_groups(group_sizes, group_offset, *workspace);
@@ -105,6 +106,9 @@ ffi::Error segment_matmul(typename Backend::Context context, ffi::AnyBuffer lhs,
   if (!is_matrix(*out, num_rows, n, out->element_type())) {
     return invalid("the result has the wrong shape");
   }
+  if (attributes.has_residual && !is_matrix(residual, num_rows, n, out->element_type())) {
+    return invalid("the residual has the wrong shape or dtype");
+  }
   if (attributes.activation < 0 ||
       attributes.activation > static_cast<int64_t>(Activation::kTanh)) {
     return invalid("there is no such activation");
@@ -118,7 +122,7 @@ ffi::Error segment_matmul(typename Backend::Context context, ffi::AnyBuffer lhs,
     return Backend::segment_matmul(
         context, attributes, groups, k, n, attributes.transposed,
         static_cast<Activation>(attributes.activation), data<const T>(lhs), data<const T>(rhs),
-        data_if<T>(attributes.has_bias, bias),
+        data_if<T>(attributes.has_bias, bias), data_if<Out>(attributes.has_residual, residual),
         RowLists<Acc>{data_if<int32_t>(attributes.gathers, lhs_rows), num_lhs,
                       data_if<int32_t>(attributes.scatters, out_rows),
                       data_if<int32_t>(attributes.scatters, inverse),

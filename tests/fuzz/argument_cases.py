@@ -1774,6 +1774,7 @@ def listed_product(random: Random, mode: Mode) -> Case:
     if not mode.derives and random.chance(0.1):
         scale_dtype = "int32"
     with_bias = not outer and random.chance(0.4)
+    with_residual = not outer and random.chance(0.4)
     activation = None if outer else random.choice([None, None, "relu", "silu", "gelu", "tanh"])
     transposed = not outer and random.chance(0.4)
     keywords: dict[str, Any] = {**mode.keywords, "precision": "highest"}
@@ -1812,6 +1813,8 @@ def listed_product(random: Random, mode: Mode) -> Case:
             result["scale"] = poison(random, scale, ~_used(used, rows))
         if with_bias:
             result["bias"] = random.numbers((num_groups, n), dtype)
+        if with_residual:
+            result["residual"] = random.numbers((rows, n), dtype)
         return result
 
     def reference(values: Mapping[str, Any], ids: dict[str, Any], known: Any) -> Any:
@@ -1837,7 +1840,10 @@ def listed_product(random: Random, mode: Mode) -> Case:
         y = spread(y, there, len(at))
         if with_bias:
             y = y + values["bias"][owner]
-        return spread(_activate(y, activation), other[at], rows)
+        y = spread(y, other[at], rows)
+        if with_residual:
+            y = y + values["residual"]
+        return _activate(y, activation)
 
     function = jax_gnn.segment_outer if outer else jax_gnn.segment_matmul
     options = {
@@ -1846,6 +1852,7 @@ def listed_product(random: Random, mode: Mode) -> Case:
         "lists": {name: (lengths[name], id_dtype[name], as_index[name]) for name in listed},
         "dtypes": (dtype, scale_dtype if scaled else None),
         "bias": with_bias,
+        "residual": with_residual,
         **keywords,
     }
     call = functools.partial(_call, function, ("lhs", "rhs", "group_sizes"), keywords)

@@ -193,13 +193,15 @@ def calls(v: Valid) -> list[Call]:
 
     sizes = np.array([2, 3, 0], np.int32)
     w = np.ones((3, 2, 5), np.float32)
-    product = {"lhs": v.data, "rhs": w, "group_sizes": sizes, "bias": np.ones((3, 5), np.float32)}
+    product = {"lhs": v.data, "rhs": w, "group_sizes": sizes, "bias": np.ones((3, 5), np.float32),
+               "residual": np.ones((len(v.data), 5), np.float32)}  # fmt: skip
     offset = [b for b in IDS_ANY_ROWS if b[0] not in ("a scalar", "None")]
     offset += [("two", lambda x: np.array([0, 1])), ("1.5", lambda x: 1.5)]
     options = {"precision": CHOICE_OR_NONE[:1] + CHOICE_OR_NONE[2:],
                "preferred_element_type": DTYPE, **implementation}  # fmt: skip
     add("segment_matmul", jax_gnn.segment_matmul, product, lhs=MATRIX, rhs=[*MATRIX, *_SHAPES],
-        group_sizes=IDS, bias=BIAS, activation=CHOICE_OR_NONE, **options)  # fmt: skip
+        group_sizes=IDS, bias=BIAS, residual=BIAS, activation=CHOICE_OR_NONE,
+        **options)  # fmt: skip
     places = np.arange(len(v.data))
     listed = {**product, "lhs_rows": places, "out_rows": places, "scale": v.data[:, 0]}
     lists = [b for b in IDS_ANY_ROWS if b[0] != "None"]

@@ -329,7 +329,7 @@ def _grad_function(case: Case) -> Any:
             result = case.call(**ids, **values)
             return result if isinstance(result, list) else [result]
 
-        return jax.vjp(listed, values)[1](cts)[0]
+        return jax.vjp(listed, values)[1](jax.tree.map(jnp.asarray, cts))[0]
 
     return function
 

@@ -666,7 +666,7 @@ def primitive_matmul(size: Size, dtype: str) -> Any:
     def function(ids: Any, lhs: Any, rhs: Any) -> Any:
         sizes, gather, scatter = ids
         return products.segment_matmul(
-            *(lhs, rhs, None, None, sizes, jnp.zeros((1,), jnp.int32), gather, scatter),
+            *(lhs, rhs, None, None, None, sizes, jnp.zeros((1,), jnp.int32), gather, scatter),
             transposed=False,
             precision=jax.lax.Precision.HIGHEST,
             activation=None,

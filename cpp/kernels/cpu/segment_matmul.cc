@@ -169,6 +169,20 @@ JAX_GNN_INLINE void narrow_row(const Accumulator<Out>* from, int64_t count, Out*
   for (; i < count; ++i) to[i] = narrow<Out>(from[i]);
 }
 
+// At most kLanes of `count` numbers, widened, zeros behind them; and narrowed.
+template <int kLanes, typename T>
+JAX_GNN_INLINE Vector<Accumulator<T>, kLanes> load_some(const T* from, int64_t count) {
+  if (count >= kLanes) return load<kLanes>(from);
+  Vector<Accumulator<T>, kLanes> x = {};
+  for (int64_t i = 0; i < count; ++i) x[i] = widen(from[i]);
+  return x;
+}
+template <int kLanes, typename Out>
+JAX_GNN_INLINE void store_some(Out* to, int64_t count, Vector<Accumulator<Out>, kLanes> x) {
+  if (count >= kLanes) return store<kLanes>(to, x);
+  for (int64_t i = 0; i < count; ++i) to[i] = narrow<Out>(x[i]);
+}
+
 // Rows of a factor in the accumulator type: themselves, or widened into `scratch`.
 template <int kLanes, typename T>
 JAX_GNN_INLINE const Accumulator<T>* widen_rows(const T* from, int64_t count,
@@ -254,6 +268,7 @@ struct Matmul {
   bool transposed;
   Activation activation;
   const T *lhs, *rhs, *bias;
+  const Out* residual;
   RowLists<Acc> lists;
   Out* out;
 
@@ -262,7 +277,7 @@ struct Matmul {
     constexpr int kLanes = Tile::template kLanes<Acc>, kRows = Tile::kRows;
     const int64_t first = even_share(num_rows, task, tasks);
     const int64_t last = even_share(num_rows, task + 1, tasks);
-    clear_others(first, last);
+    clear_others<kLanes>(first, last);
     constexpr int64_t kColumns = Tile::template kColumns<Acc>;
     const int64_t panels = (n + kColumns - 1) / kColumns;
     // Rows of the left factor that are gathered or widened, and stay in the cache, at a time.
@@ -271,7 +286,7 @@ struct Matmul {
     const Scratch<Acc> packed(panels * (k + 1) * kColumns), copied(copies ? rows * k : 1);
     for_each_piece(
         bounds, first, last, [&](int64_t begin, int64_t end, int64_t weight) JAX_GNN_LAMBDA {
-          if (weight < 0) return clear(begin, end);
+          if (weight < 0) return clear<kLanes>(begin, end);
           for (int64_t p = 0; p < panels; ++p) {
             pack<Tile>(weight, p * kColumns, packed.get() + p * (k + 1) * kColumns);
           }
@@ -319,22 +334,32 @@ struct Matmul {
     return paired(lists.out_rows, lists.inverse, row, num_rows);
   }
 
+  // A row of the result without a product.
+  template <int kLanes>
+  JAX_GNN_INLINE void clear_row(int64_t row) const {
+    Out* const to = out + row * n;
+    if (residual == nullptr) return std::fill(to, to + n, Out{});
+    for (int64_t j = 0; j < n; j += kLanes) {
+      const auto x = load_some<kLanes>(residual + row * n + j, n - j);
+      store_some<kLanes>(to + j, n - j, activate<kLanes>(activation, x));
+    }
+  }
+
   // The result of rows of no group.
+  template <int kLanes>
   JAX_GNN_INLINE void clear(int64_t begin, int64_t end) const {
-    if (lists.out_rows == nullptr) return std::fill(out + begin * n, out + end * n, Out{});
     for (int64_t row = begin; row < end; ++row) {
       const int64_t to = target_of(row);
-      if (to >= 0) std::fill(out + to * n, out + (to + 1) * n, Out{});
+      if (to >= 0) clear_row<kLanes>(to);
     }
   }
 
   // Rows of the result that no row of the product is.
+  template <int kLanes>
   JAX_GNN_INLINE void clear_others(int64_t begin, int64_t end) const {
     if (lists.inverse == nullptr) return;
     for (int64_t row = begin; row < end; ++row) {
-      if (paired(lists.inverse, lists.out_rows, row, num_rows) < 0) {
-        std::fill(out + row * n, out + (row + 1) * n, Out{});
-      }
+      if (paired(lists.inverse, lists.out_rows, row, num_rows) < 0) clear_row<kLanes>(row);
     }
   }
 
@@ -375,7 +400,7 @@ struct Matmul {
     bool direct = false;
     if constexpr (std::is_same_v<Out, Acc>) {
       direct = activation == Activation::kNone && width % kLanes == 0 &&
-               lists.out_rows == nullptr && lists.scale == nullptr;
+               lists.out_rows == nullptr && lists.scale == nullptr && residual == nullptr;
       if (direct) to = {out + row * n + column, n};
     }
     if (lists.out_rows != nullptr) {
@@ -406,12 +431,10 @@ struct Matmul {
       for (int64_t j = 0; j < width; j += kLanes) {
         auto x = load<kLanes>(from + j);
         if (lists.scale != nullptr) x = load<kLanes>(panel + j) + scale * x;
+        if (residual != nullptr)
+          x += load_some<kLanes>(residual + place * n + column + j, width - j);
         if (activation != Activation::kNone) x = activate<kLanes>(activation, x);
-        if (j + kLanes <= width) {
-          store<kLanes>(to_row + j, x);
-        } else {
-          for (int64_t l = 0; j + l < width; ++l) to_row[j + l] = narrow<Out>(x[l]);
-        }
+        store_some<kLanes>(to_row + j, width - j, x);
       }
     }
     return rows;
@@ -564,7 +587,7 @@ struct Outer {
 template <typename T, typename Acc, typename Out>
 void segment_matmul(const ParallelFor& parallel_for, const Groups& groups, int64_t k, int64_t n,
                     bool transposed, Activation activation, const T* lhs, const T* rhs,
-                    const T* bias, const RowLists<Acc>& lists, Out* out) {
+                    const T* bias, const Out* residual, const RowLists<Acc>& lists, Out* out) {
   expect_writes(out, groups.num_rows * n);
   // Every task packs the weights of its rows: it should have many rows of one group.
   const double operations = static_cast<double>(groups.num_rows) * static_cast<double>(k * n + 1);
@@ -572,7 +595,7 @@ void segment_matmul(const ParallelFor& parallel_for, const Groups& groups, int64
                                             std::max<int64_t>(groups.num_rows / 512, 1));
   run_all(parallel_for, tasks,
           Matmul<T, Out>{bounds_of(groups), groups.num_rows, k, n, tasks, transposed, activation,
-                         lhs, rhs, bias, lists, out});
+                         lhs, rhs, bias, residual, lists, out});
 }
 
 template <typename T, typename Acc, typename Out>
@@ -597,11 +620,11 @@ void segment_outer(const ParallelFor& parallel_for, const Groups& groups, int64_
   });
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc, Out)                                                       \
-  template void segment_matmul(const ParallelFor&, const Groups&, int64_t, int64_t, bool,      \
-                               Activation, const T*, const T*, const T*, const RowLists<Acc>&, \
-                               Out*);                                                          \
-  template void segment_outer(const ParallelFor&, const Groups&, int64_t, int64_t, const T*,   \
+#define JAX_GNN_INSTANTIATE(T, Acc, Out)                                                     \
+  template void segment_matmul(const ParallelFor&, const Groups&, int64_t, int64_t, bool,    \
+                               Activation, const T*, const T*, const T*, const Out*,         \
+                               const RowLists<Acc>&, Out*);                                  \
+  template void segment_outer(const ParallelFor&, const Groups&, int64_t, int64_t, const T*, \
                               const T*, const FactorLists<Acc>&, Out*);
 
 JAX_GNN_INSTANTIATE(float, float, float)

@@ -7,8 +7,8 @@
 //
 // Needs a grid whose blocks all fit on the GPU or take their turn, as they wait for nobody, and for
 // the Hopper kernel what segment_matmul_launch.h checks: sm_90a, rows of whole 16 bytes, a
-// TensorMap. Promises that each row is written once, rows of no group with zeros, whatever the
-// sizes are; where results are scattered, what the inverse list says is not written is cleared.
+// TensorMap. Promises that each row is written once, rows of no group without a product, whatever
+// the sizes are; where results are scattered, so is what the inverse list says is not written.
 #pragma once
 
 #include "../segment_matmul.h"
@@ -43,12 +43,19 @@ struct Product {
   const T* lhs;
   const T* rhs;
   const T* bias;
+  const Out* residual;
   Out* out;
   int k, n;
   bool transposed, out_aligned;  // to 16 bytes
   Activation activation;
   RowLists<Accumulator<T>> lists;
 
+  // What the result is where there is no product.
+  template <bool kExact>
+  __device__ __forceinline__ Accumulator<T> without_product(int64_t row, int column) const {
+    if (residual == nullptr) return 0;
+    return activated<kExact>(activation, Accumulator<T>(widen(residual[row * n + column])));
+  }
   // The row of lhs that a row of the product reads, -1: none.
   __device__ __forceinline__ int64_t source_of(int64_t row) const {
     return listed(lists.lhs_rows, row, lists.num_lhs);
@@ -63,15 +70,17 @@ struct Product {
   }
 };
 
-// Writes zeros to `columns` columns, from `first` on, of the rows of the result that `rows` has
-// bits for, counted from `row` on; called by a whole warp.
-template <typename T, typename Out>
+// Writes `columns` columns, from `first` on, of rows of the result that no row of the product is:
+// those that `rows` has bits for, counted from `row` on. Called by a whole warp.
+template <bool kExact, typename T, typename Out>
 __device__ __forceinline__ void clear_rows(const Product<T, Out>& product, int64_t row,
                                            unsigned rows, int first, int columns) {
   for (; rows != 0; rows &= rows - 1) {
-    Out* const out = product.out + (row + __ffs(rows) - 1) * product.n + first;
-    for (int column = threadIdx.x % 32; column < least(columns, product.n - first); column += 32)
-      narrow(Accumulator<T>(0), out[column]);
+    const int64_t other = row + __ffs(rows) - 1;
+    const int end = least(first + columns, product.n);
+    for (int column = first + static_cast<int>(threadIdx.x) % 32; column < end; column += 32)
+      narrow(product.template without_product<kExact>(other, column),
+             product.out[other * product.n + column]);
   }
 }
 
@@ -284,6 +293,29 @@ __device__ __forceinline__ void activate(Activation activation, const float (&bi
     sum[j] = activated<false>(activation, sum[j] + bias[column_of_sum(j)]);
 }
 
+// Adds what lies at place_of(row), if that is somewhere, to the thread's sums of the first `count`
+// rows.
+template <int kSums, class PlaceOf>
+__device__ __forceinline__ void add_to_sums(int count, bool both, bool together,
+                                            const PlaceOf& place_of, float (&sum)[kSums]) {
+#pragma unroll
+  for (int j = 0; j < kSums / 2; ++j) {
+    const int at = j / 2 * 4 + j % 2, row = row_of_sum(at);
+    if (row >= count) continue;
+    if (const auto* const place = place_of(row); place != nullptr) {
+      Pack<std::decay_t<decltype(*place)>, 2> pack = {};
+      if (together) {
+        memcpy(&pack, __builtin_assume_aligned(place, sizeof(pack)), sizeof(pack));
+      } else {
+        pack.at[0] = place[0];
+        if (both) pack.at[1] = place[1];
+      }
+      sum[at] += widen(pack.at[0]);
+      sum[at + 2] += widen(pack.at[1]);
+    }
+  }
+}
+
 // Stores the thread's sums of the first `count` rows at place_of(row), if that is somewhere.
 template <int kSums, class PlaceOf>
 __device__ __forceinline__ void store_sums(const float (&sum)[kSums], int count, bool both,
@@ -483,8 +515,8 @@ struct RowStorer {
           const bool clears =
               i + lane < now.count && !is_id(stored_rows.sources[slot][first + i + lane],
                                              static_cast<unsigned>(groups.num_rows));
-          clear_rows(product, int64_t{now.row} + i, __ballot_sync(kWholeWarp, clears), first_column,
-                     Shape::kColumns);
+          clear_rows<false>(product, int64_t{now.row} + i, __ballot_sync(kWholeWarp, clears),
+                            first_column, Shape::kColumns);
         }
       now = next;
       next = later;
@@ -664,9 +696,20 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0) emptied[at.stage].arrive();
-    const bool acts =
-        weight.exists && (product.bias != nullptr || product.activation != Activation::kNone);
-    if (acts) activate(product.activation, bias, sum);
+    if (product.residual != nullptr && column < n) {
+      const int32_t* const out_rows = kStores ? product.lists.out_rows : nullptr;
+      add_to_sums(
+          tile.count, column + 1 < n, n % 2 == 0,
+          [&](int row) -> const Out* {
+            const int64_t place = listed(out_rows, int64_t{tile.row} + row, groups.num_rows);
+            return place < 0 ? nullptr : product.residual + place * n + column;
+          },
+          sum);
+    }
+    if (product.bias != nullptr || product.activation != Activation::kNone) {
+      if (!weight.exists) bias[0] = bias[1] = 0, held = -1;
+      activate(product.activation, bias, sum);
+    }
     if constexpr (kStores) {
       stored[slot.stage].wait(slot.parity ^ 1);
       unsigned char* const result = results + slot.stage * Shape::kResultBytes;
@@ -756,14 +799,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
         places[row] = at;
     }
     const int column = first_column + threadIdx.x / 32 * 16 + lane / 4 * 2;
-    float sum[Shape::kRows / 2];
+    const auto place_of = [&](int row) { return listed(places, row, groups.num_rows); };
+    float sum[Shape::kRows / 2], bias[2] = {0, 0};
     if (multiplies) {
       unsigned a[Shape::kSteps][4];
       load_weights_of<Shape>(product, weight.index, column, a, [&] {
         start_rows<kMine, Shape::kRows, Shape::kChunks>(product.lhs, lists.num_lhs, k, 0, ids,
                                                         first_row, shared_address(rows));
       });
-      float bias[2] = {0, 0};
       if (product.bias != nullptr)
 #pragma unroll
         for (int j = 0; j < 2; ++j)
@@ -773,14 +816,22 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       __syncthreads();
       multiply_tile<Shape, T>(rows, a, sum);
       if (lists.scale != nullptr) scale_rows(scales, sum);
-      if (product.bias != nullptr || product.activation != Activation::kNone)
-        activate(product.activation, bias, sum);
     } else {
       wait_for_copies();
 #pragma unroll
       for (float& x : sum) x = 0;
     }
-    __syncthreads();  // rows have been read
+    __syncthreads();  // rows have been read, places are there
+    if (product.residual != nullptr && column < n)
+      add_to_sums(
+          tile.count, column + 1 < n, n % 2 == 0,
+          [&](int row) -> const T* {
+            const int64_t place = place_of(row);
+            return place < 0 ? nullptr : product.residual + place * n + column;
+          },
+          sum);
+    if (product.bias != nullptr || product.activation != Activation::kNone)
+      activate(product.activation, bias, sum);
     const int columns = least(Shape::kColumns, n - first_column);
     const bool together = n % 2 == 0;
     if (n * sizeof(T) % 16 == 0 && product.out_aligned) {
@@ -794,19 +845,19 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       if (static_cast<int>(threadIdx.x) < step * units)
 #pragma unroll 8
         for (int row = static_cast<int>(threadIdx.x) / units; row < tile.count; row += step)
-          if (const int64_t place = listed(places, row, groups.num_rows); place >= 0)
+          if (const int64_t place = place_of(row); place >= 0)
             reinterpret_cast<uint4*>(product.out + place * n + first_column)[unit] =
                 reinterpret_cast<const uint4*>(rows + row * Shape::kResultRow)[unit];
     } else if (column < n) {
       store_sums(sum, tile.count, column + 1 < n, together, [&](int row) {
-        const int64_t place = listed(places, row, groups.num_rows);
+        const int64_t place = place_of(row);
         return place < 0 ? nullptr : product.out + place * n + column;
       });
     }
   }
   const bool clears = asks && !is_id(source, static_cast<unsigned>(groups.num_rows));
-  clear_rows(product, result_row - threadIdx.x % 32, __ballot_sync(kWholeWarp, clears),
-             first_column, Shape::kColumns);
+  clear_rows<false>(product, result_row - threadIdx.x % 32, __ballot_sync(kWholeWarp, clears),
+                    first_column, Shape::kColumns);
 #else
   __trap();
 #endif
@@ -871,9 +922,9 @@ __global__ void __launch_bounds__(kTileThreads)
       if (weight.exists) {
         if (product.lists.scale != nullptr) sum *= product.lists.scale[at];
         if (product.bias != nullptr) sum += widen(product.bias[int64_t{weight.index} * n + column]);
-        sum = activated<true>(product.activation, sum);
       }
-      narrow(sum, product.out[to * n + column]);
+      if (product.residual != nullptr) sum += widen(product.residual[to * n + column]);
+      narrow(activated<true>(product.activation, sum), product.out[to * n + column]);
     });
     __syncthreads();  // shared_tile has been read
   }
@@ -883,7 +934,7 @@ __global__ void __launch_bounds__(kTileThreads)
        row < end; row += kTileThreads) {
     const int64_t mine = row + threadIdx.x % 32;
     const bool clears = mine < end && product.source_at(mine, groups.num_rows) < 0;
-    clear_rows(product, row, __ballot_sync(kWholeWarp, clears), first_column, kTileColumns);
+    clear_rows<true>(product, row, __ballot_sync(kWholeWarp, clears), first_column, kTileColumns);
   }
 }
 

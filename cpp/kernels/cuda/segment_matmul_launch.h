@@ -107,7 +107,8 @@ template <typename T, typename Acc, typename Out>
 cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
                            const Groups& groups, int64_t k, int64_t n, bool transposed,
                            [[maybe_unused]] bool exact, Activation activation, const T* lhs,
-                           const T* rhs, const T* bias, const RowLists<Acc>& lists, Out* out) {
+                           const T* rhs, const T* bias, const Out* residual,
+                           const RowLists<Acc>& lists, Out* out) {
   constexpr int64_t kMax = 1 << 30;
   if (groups.num_rows <= 0 || n <= 0) return cudaSuccess;
   if (k > kMax || n > kMax || groups.num_rows > 0x7fffffff || lists.num_lhs > 0x7fffffff ||
@@ -116,6 +117,7 @@ cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
   const Product<T, Out> product = {lhs,
                                    rhs,
                                    bias,
+                                   residual,
                                    out,
                                    static_cast<int>(k),
                                    static_cast<int>(n),
@@ -128,7 +130,7 @@ cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
     const int64_t chunks = ceil_div(k * sizeof(T), kChunkBytes);
     if ((kTakesLists<T, Out> || !lists.any()) && compute_capability() == 9 &&
         !(exact && sizeof(T) == 4) && k > 0 && chunks <= 8 && k * sizeof(T) % 16 == 0 &&
-        aligned(lhs, 16) && aligned(rhs, 8) && aligned(out, 8)) {
+        aligned(lhs, 16) && aligned(rhs, 8) && aligned(residual, 8) && aligned(out, 8)) {
       if constexpr (kTakesLists<T, Out>) {
         const int64_t tiles = ceil_div(groups.num_rows, 64) + groups.num_sizes + 1;
         if (chunks <= 2 &&

@@ -316,7 +316,7 @@ def _products(
 ) -> Array:
     """Products of rows of x, written where they are wanted."""
     return products.segment_matmul(
-        *(x, rhs, None, scale, sizes, jnp.zeros((1,), jnp.int32), rows, to),
+        *(x, rhs, None, None, scale, sizes, jnp.zeros((1,), jnp.int32), rows, to),
         transposed=transposed,
         precision=precision,
         activation=None,

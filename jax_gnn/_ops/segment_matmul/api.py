@@ -44,6 +44,7 @@ def segment_matmul(
     out_rows: ArrayLike | SegmentIndex | None = None,
     scale: ArrayLike | None = None,
     bias: ArrayLike | None = None,
+    residual: ArrayLike | None = None,
     activation: Activation | None = None,
     transpose_rhs: bool = False,
     implementation: Implementation | None = None,
@@ -55,7 +56,7 @@ def segment_matmul(
     gathered, scaled and scattered on the way, which forms no further array (Hector's typed GEMM, Wu
     et al., ASPLOS 2024, section 3.2): ``out[out_rows[i]] = scale[i] · lhs[lhs_rows[i]] @ rhs[g]``
     for the rows i of group g. Linear in ``lhs``, ``rhs`` and ``scale``, with exact derivatives of
-    any order to them and to ``bias``.
+    any order to them, to ``bias`` and to ``residual``.
 
     Args:
         lhs: ``(rows, k)``, sorted by group; any number of rows in any order with ``lhs_rows``.
@@ -83,6 +84,8 @@ def segment_matmul(
             to the dtype that is added up in. That of a row whose ids are out of range counts as 0.
         bias: ``(groups, n)``, converted to the dtype that products are taken in, added to the rows
             of its group.
+        residual: ``(rows, n)``, converted to the dtype of the result, added to its rows before the
+            activation; to those too that no product is written to.
         activation: applied to the result: ``"relu"``, ``"silu"``, ``"gelu"`` (the approximation by
             tanh) or ``"tanh"``.
         transpose_rhs: whether the weights are given transposed.
@@ -141,10 +144,19 @@ def segment_matmul(
         if not np.can_cast(bias.dtype, lhs.dtype, "same_kind"):
             raise TypeError(f"bias must be numbers like lhs and rhs, {lhs.dtype}, got {bias.dtype}")
         bias = bias.astype(lhs.dtype)
+    if residual is not None:
+        residual = as_array("residual", residual)
+        if residual.shape != (rows, n):
+            raise ValueError(f"residual must be (rows, n) = {rows, n}, got shape {residual.shape}")
+        if not np.can_cast(residual.dtype, product.dtype, "same_kind"):
+            raise TypeError(
+                f"residual must be numbers like the result, {product.dtype}, got {residual.dtype}"
+            )
+        residual = residual.astype(product.dtype)
     if activation is not None and not jnp.issubdtype(product.dtype, np.floating):
         raise TypeError(f"activation={activation!r} needs real lhs and rhs, got {lhs.dtype}")
     result = primitive.segment_matmul(
-        *(lhs, rhs, bias, scale, sizes, offset, gather, scatter),
+        *(lhs, rhs, bias, residual, scale, sizes, offset, gather, scatter),
         transposed=transpose_rhs,
         precision=product.precision,
         activation=activation,

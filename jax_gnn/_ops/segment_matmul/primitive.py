@@ -1,8 +1,8 @@
 """The primitives of segmented matrix multiplication, closed under differentiation.
 
-* ``segment_matmul``, out[r] = activation(scale[r] · lhs[r] rhs[g] + bias[g]) for the rows r of
-  group g. With neither bias nor activation it is linear in lhs, where its transpose is itself with
-  the weights transposed, and in rhs, where it is
+* ``segment_matmul``, out[r] = activation(scale[r] · lhs[r] rhs[g] + bias[g] + residual[r]) for the
+  rows r of group g. Without bias, residual and activation it is linear in lhs, where its transpose
+  is itself with the weights transposed, and in rhs, where it is
 * ``segment_outer``, out[g] = Σ scale[r] · lhs[r]ᵀ rhs[r] over the rows r of group g, whose
   transposes are the first.
 
@@ -46,6 +46,8 @@ class Rows(NamedTuple):
         lhs: ``(rows, k)``, or with ``gather`` any number of rows.
         rhs: ``(groups, k, n)``, or if ``transposed`` ``(groups, n, k)``.
         bias: ``(groups, n)``, or None.
+        residual: ``(rows, n)`` in the dtype of the result, or None; added to all rows of the
+            result, those without a product too.
         scale: ``(rows,)`` factors in the accumulator type, or None.
         sizes: ``(num_sizes,)``, how many rows each group has.
         offset: ``(1,)``, which of these is the first of the weights.
@@ -58,6 +60,7 @@ class Rows(NamedTuple):
     lhs: Any
     rhs: Any
     bias: Any
+    residual: Any
     scale: Any
     sizes: Any
     offset: Any
@@ -165,7 +168,7 @@ def _matmul_call(
     rows = _num_rows(lhs, gather)
     return _call(
         *(platform, "segment_matmul", operands, rows, _shape(operands, transposed), precision),
-        [operands.bias or operands.rhs],
+        [operands.bias or operands.rhs, operands.residual or operands.rhs],
         [
             (gather and gather.by_row.cols, lhs.shape[0]),
             (scatter and scatter.by_col.cols, rows),
@@ -173,6 +176,7 @@ def _matmul_call(
         ],
         transposed=np.bool_(transposed),
         has_bias=np.bool_(operands.bias is not None),
+        has_residual=np.bool_(operands.residual is not None),
         gathers=np.bool_(gather is not None),
         scatters=np.bool_(scatter is not None),
         activation=np.int64((None, *get_args(Activation)).index(activation)),
@@ -216,19 +220,27 @@ def _shape(operands: Rows, transposed: bool) -> tuple[int, int, int]:
 
 def _matmul_jvp(bind: Bind, primals: Rows, tangents: Rows) -> tuple[Array, Array | None]:
     activation = bind.attributes["activation"]
-    product, plain = functools.partial(bind, activation=None), primals._replace(bias=None)
+    product, plain = (
+        functools.partial(bind, activation=None),
+        primals._replace(bias=None, residual=None),
+    )
     terms = [
         product(plain._replace(**{name: tangent}))
         for name in ("lhs", "rhs", "scale")
         if (tangent := getattr(tangents, name)) is not None
     ]
     if tangents.bias is not None:
-        num_groups = primals.rhs.shape[0]
+        groups = primals.sizes, primals.offset, primals.rhs.shape[0]
         num_rows = _num_rows(primals.lhs, primals.gather)
-        ids = xla.row_groups(primals.sizes, primals.offset, num_groups, num_rows)
-        rows = gather(tangents.bias, segments(ids, num_groups), bind.implementation)
+        if primals.rhs.shape[0] == 1:  # XLA joins the sum of a gradient's rows to what makes them
+            rows = jnp.where(column(xla.in_groups(*groups, num_rows)), tangents.bias, 0)
+        else:
+            ids = segments(xla.row_groups(*groups, num_rows), primals.rhs.shape[0])
+            rows = gather(tangents.bias, ids, bind.implementation)
         rows = _listed(bind, rows, primals.scatter)
         terms.append(rows.astype(bind.attributes["dtype"]))
+    if tangents.residual is not None:
+        terms.append(tangents.residual)
     if not terms:
         return bind(primals), None
     result, tangent = product(primals), functools.reduce(operator.add, terms)
@@ -272,7 +284,9 @@ def _rows_times(
 ) -> Array:
     """The product of rows of lhs, by ``gather``, summed up where ``to`` reads."""
     scatter = to.T if to is not None and to.by_col.rows is None else None
-    operands = Rows(lhs, rhs, None, groups.scale, groups.sizes, groups.offset, gather, scatter)
+    operands = Rows(
+        *(lhs, rhs, None, None, groups.scale, groups.sizes, groups.offset, gather, scatter)
+    )
     options = {"transposed": transposed, "activation": None}
     product = _widening(segment_matmul, bind, operands, **options)
     return product if to is None or scatter is not None else _listed(bind, product, to.T)
@@ -294,14 +308,14 @@ def _matmul_transpose_rhs(bind: Bind, ct: Array, operands: Rows) -> Array:
 
 
 def _matmul_transpose_scale(bind: Bind, ct: Array, operands: Rows) -> Array:
-    rows = operands._replace(bias=None, scale=None)
+    rows = operands._replace(bias=None, residual=None, scale=None)
     dots = _row_dots(bind, rows, ct, transposed=bind.attributes["transposed"])
     return _of_groups(rows, _listed(bind, dots, rows.scatter and rows.scatter.T))
 
 
 def _outer_transpose_scale(bind: Bind, ct: Array, operands: Factors) -> Array:
     lhs, rhs, _, sizes, offset, left, right = operands
-    rows = Rows(lhs, ct, None, None, sizes, offset, left)
+    rows = Rows(lhs, ct, None, None, None, sizes, offset, left)
     dots = _row_dots(bind, rows, _listed(bind, rhs, right), transposed=False)
     return _of_groups(rows, dots)
 
@@ -355,6 +369,8 @@ def _unfold(x: Array, size: int, axis: int) -> Array:
 
 
 def _matmul_batch(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array:
+    if operands.residual is not None:  # is added behind
+        return _add_batched(bind, operands, batched, size)
     features = batched.rhs or batched.bias
     others = batched._replace(rhs=False, bias=None)
     if size == 1:
@@ -380,6 +396,20 @@ def _matmul_batch(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array
     sizes = jnp.clip(operands.sizes, 0, rows) * size
     result = bind(operands._replace(lhs=lhs, scale=scale, sizes=sizes))
     return jnp.moveaxis(result.reshape(rows, size, result.shape[1]), 1, 0)
+
+
+def _add_batched(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array:
+    """The batch of products, and then residual and activation, rounded once."""
+    dtype, activation = (bind.attributes[name] for name in ("dtype", "activation"))
+    wide = np.dtype(accumulator_dtype(dtype))
+
+    def product(*rows: Any) -> Array:
+        return bind(Rows(*rows), activation=None, dtype=wide)
+
+    rows, plain = (each._replace(residual=None) for each in (operands, batched))
+    is_batched = any(jax.tree.leaves(plain))
+    result = _mapped(product, size, *plain)(*rows) if is_batched else product(*rows)
+    return xla.finished(result, operands.residual, activation, dtype)
 
 
 def _matmul_apart(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array:

@@ -113,6 +113,7 @@ def segment_matmul(
     lhs: Array,
     rhs: Array,
     bias: Array | None,
+    residual: Array | None,
     scale: Array | None,
     sizes: Array,
     offset: Array,
@@ -128,7 +129,7 @@ def segment_matmul(
     rows, num_groups = lhs.shape[0], rhs.shape[0]
     shape = rows, rhs.shape[1 if transposed else 2]
     if num_groups == 0 or 0 in shape:
-        return jnp.zeros(shape, dtype)
+        return finished(jnp.zeros(shape, dtype), residual, activation, dtype)
     sizes, valid = cover(sizes, offset, num_groups, rows)
     result = _ragged_dot((1, 2 if transposed else 1), lhs, rhs, sizes, precision)
     if scale is not None:
@@ -136,9 +137,17 @@ def segment_matmul(
     if bias is not None:
         groups = jnp.repeat(jnp.arange(num_groups), sizes, total_repeat_length=rows)
         result += bias[groups].astype(result.dtype)
+    result = _rows_of(jnp.where(column(valid), result, 0), scatter)
+    return finished(result, residual, activation, dtype)
+
+
+def finished(result: Array, residual: Array | None, activation: str | None, dtype: Any) -> Array:
+    """All activations are 0 at 0: rows without a product stay so, but for the residual."""
+    if residual is not None:
+        result = result + residual.astype(result.dtype)
     if activation is not None:
         result = ACTIVATIONS[activation](result)
-    return _rows_of(jnp.where(column(valid), result, 0).astype(dtype), scatter)
+    return result.astype(dtype)
 
 
 def segment_outer(
