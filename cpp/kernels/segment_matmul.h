@@ -25,7 +25,8 @@ struct RowLists {
                             // outside [0, num_rows)
   const int32_t* inverse;  // (num_rows,): which row of the product each row of the result is; zeros
                            // are written where that is outside [0, num_rows). As out_rows, or null.
-                           // Kernels may write only what both agree on
+                           // Kernels may write only what both agree on, and may leave what is
+                           // neither written nor outside
   const Acc* scale;        // (num_rows,): factors of the products, before bias and activation
 
   bool any() const { return lhs_rows != nullptr || out_rows != nullptr || scale != nullptr; }

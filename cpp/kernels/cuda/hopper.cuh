@@ -95,6 +95,16 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+// Those since the last call are a group. Until this thread's copies are there but for the last
+// kGroups groups of them.
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kGroups>
+__device__ __forceinline__ void wait_for_copies_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
+
 // A barrier of some of a block's warps; `id` 1 to 15.
 template <int kThreads>
 __device__ __forceinline__ void sync_some(int id) {

@@ -8,7 +8,7 @@
 // Needs a grid whose blocks all fit on the GPU or take their turn, as they wait for nobody, and for
 // the Hopper kernel what segment_matmul_launch.h checks: sm_90a, rows of whole 16 bytes, a
 // TensorMap. Promises that each row is written once, rows of no group without a product, whatever
-// the sizes are; where results are scattered, so is what lists say is not written.
+// the sizes are; where results are scattered, so is what the inverse list says is not written.
 #pragma once
 
 #include "../segment_matmul.h"
@@ -64,64 +64,23 @@ struct Product {
   __device__ __forceinline__ int64_t target_of(int64_t row, int64_t num_rows) const {
     return paired(lists.out_rows, lists.inverse, row, num_rows);
   }
+  // The row of the product that a row of the result is, -1: none.
+  __device__ __forceinline__ int64_t source_at(int64_t row, int64_t num_rows) const {
+    return paired(lists.inverse, lists.out_rows, row, num_rows);
+  }
 };
 
-// 32 kSteps rows of the result before `end`, as a warp sees them, and which of them no row of the
-// product is. Two loads behind one another say so, which may be on their way while the warp does
-// something else.
-template <int kSteps, typename T, typename Out>
-class OtherRows {
- public:
-  __device__ __forceinline__ OtherRows(const Product<T, Out>& product, int64_t first, int64_t end)
-      : product_(product), first_(first + threadIdx.x % 32), end_(end) {
-    if (product.lists.inverse == nullptr) end_ = 0;
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i)
-      ids_[i] = load_or(first_ + 32 * i < end_, product.lists.inverse + first_ + 32 * i, -1);
-  }
-  __device__ __forceinline__ void look_back(int64_t num_rows) {
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i)
-      ids_[i] = load_or(ids_[i] >= 0 && ids_[i] < num_rows, product_.lists.out_rows + ids_[i], -1);
-  }
-  // Writes `columns` columns of them, from `first` on.
-  template <bool kExact>
-  __device__ __forceinline__ void clear(int first, int columns) const {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const int64_t row = first_ + 32 * i;
-      unsigned others = __ballot_sync(kWholeWarp, row < end_ && ids_[i] != row);
-      for (; others != 0; others &= others - 1) {
-        const int64_t other = row - lane + __ffs(others) - 1;
-        Out* const out = product_.out + other * product_.n;
-        for (int column = first + lane; column < least(first + columns, product_.n); column += 32)
-          narrow(product_.template without_product<kExact>(other, column), out[column]);
-      }
-    }
-  }
-
- private:
-  const Product<T, Out>& product_;
-  const int64_t first_;  // of the lane
-  int64_t end_;
-  int ids_[kSteps];  // where the product has them; then, which rows are there
-};
-
-// Writes `columns` columns, from `first` on, of those rows of the result that no row of the product
-// is: an even part of them by each block of a row of the grid, in its first `threads`
-// threads.
+// Writes `columns` columns, from `first` on, of rows of the result that no row of the product is:
+// those that `rows` has bits for, counted from `row` on. Called by a whole warp.
 template <bool kExact, typename T, typename Out>
-__device__ __forceinline__ void clear_others(const Product<T, Out>& product, int64_t num_rows,
-                                             int first, int columns, int threads) {
-  if (product.lists.inverse == nullptr) return;
-  constexpr int kSteps = 8;
-  const int64_t end = split(num_rows, blockIdx.x + 1, gridDim.x);
-  for (int64_t row = split(num_rows, blockIdx.x, gridDim.x) + threadIdx.x / 32 * 32 * kSteps;
-       row < end; row += threads * kSteps) {
-    OtherRows<kSteps, T, Out> others(product, row, end);
-    others.look_back(num_rows);
-    others.template clear<kExact>(first, columns);
+__device__ __forceinline__ void clear_rows(const Product<T, Out>& product, int64_t row,
+                                           unsigned rows, int first, int columns) {
+  for (; rows != 0; rows &= rows - 1) {
+    const int64_t other = row + __ffs(rows) - 1;
+    const int end = least(first + columns, product.n);
+    for (int column = first + static_cast<int>(threadIdx.x) % 32; column < end; column += 32)
+      narrow(product.template without_product<kExact>(other, column),
+             product.out[other * product.n + column]);
   }
 }
 
@@ -156,29 +115,41 @@ class Share {
 #ifndef JAX_GNN_EMULATED
 // --- Hopper --------------------------------------------------------------------------------------
 
-// Blocks of kWarpgroups warpgroups that compute 64 columns each, and warps that load: one, or if
-// kLists several. kChunks chunks of 128 bytes hold a row.
-template <typename T, typename Out, int kChunks_, int kWarpgroups_, int kRows_, bool kLists_>
+// How rows come and go: both in order; written by ids; or read by ids, or scaled, and written by
+// ids, where there are any.
+enum class Order { kKept, kScattered, kListed };
+
+// Blocks of kWarpgroups warpgroups that compute 64 columns each, warps that load: one, or if rows
+// are listed several, and unless all is in order warps that store. kChunks chunks of 128 bytes hold
+// a row.
+template <typename T, typename Out, int kChunks_, int kWarpgroups_, int kRows_, Order kOrder>
 struct HopperTile {
   static constexpr int kChunks = kChunks_, kWarpgroups = kWarpgroups_, kRows = kRows_;
-  static constexpr bool kLists = kLists_;
+  static constexpr bool kGathers = kOrder == Order::kListed, kStores = kOrder != Order::kKept;
   static constexpr int kColumns = 64 * kWarpgroups;
   static constexpr int kSteps = 4 * kChunks;  // of 32 bytes of a row
   static constexpr int kStageBytes = kChunks * kRows * kChunkBytes;
-  static constexpr int kResultBytes = kRows * kColumns * static_cast<int>(sizeof(Out));
-  // More loaders than these, or more blocks with them, would take registers from the products.
-  static constexpr int kBlocks = kWarpgroups == 2 ? (kChunks <= 2 && kRows == 64 && !kLists ? 2 : 1)
-                                                  : (kChunks <= (kLists ? 1 : 2) ? 3
-                                                     : kChunks <= 4              ? 2
-                                                                                 : 1);
-  static constexpr int kLoaders = !kLists                                              ? 1
-                                  : kWarpgroups == 1 && (kBlocks == 3 || kChunks == 4) ? 2
-                                                                                       : 4;
-  static constexpr int kThreads = 128 * kWarpgroups + 32 * kLoaders;
-  static constexpr int kStatic = !kLists ? 7 : kRows == 128 ? 16 : 11;  // KB, of static memory
+  // Padded, where threads read what others have written: no conflicts.
+  static constexpr int kResultRow = kColumns * static_cast<int>(sizeof(Out)) + (kStores ? 16 : 0);
+  static constexpr int kResults = kStores && kChunks <= 4 ? 2 : 1;
+  static constexpr int kResultBytes = kRows * kResultRow;
+  // More warps than these, or more blocks with them, would take registers from the products.
+  static constexpr int kBlocks = kWarpgroups == 2
+                                     ? (kChunks <= 2 && kRows == 64 && !kStores ? 2 : 1)
+                                 : kChunks > (kGathers ? 2 : 4) ? 1
+                                 : kChunks > 2 || kStores       ? 2
+                                                                : 3;
+  static constexpr int kLoaders = !kGathers ? 1 : kWarpgroups == 1 && kChunks == 4 ? 4 : 2;
+  static constexpr int kStorers = !kStores                           ? 0
+                                  : kGathers                         ? kLoaders
+                                  : kWarpgroups == 2 || kBlocks == 1 ? 3
+                                  : kChunks == 4                     ? 1
+                                                                     : 2;
+  static constexpr int kThreads = 128 * kWarpgroups + 32 * (kLoaders + kStorers);
+  static constexpr int kStatic = kStores ? 11 : 7;  // KB, of static memory
   static constexpr int kSharedBytes = 226 * 1024 / kBlocks - kStatic * 1024;
   static constexpr int kStages =
-      least(8, (kSharedBytes - kChunkAlign - kResultBytes) / kStageBytes);
+      least(8, (kSharedBytes - kChunkAlign - kResults * kResultBytes) / kStageBytes);
 };
 
 // How weights lie: neighbouring columns in one word, one by one, or transposed.
@@ -421,7 +392,6 @@ struct RowGatherer {
   const typename Walk::Index& index;
   unsigned char* const& ring;
   float (*scales)[Shape::kRows];
-  int (*places)[Shape::kRows];
   Barrier *announced, *filled, *emptied;
   Tile* tiles;
 
@@ -485,9 +455,6 @@ struct RowGatherer {
       if (lists.scale != nullptr && lane < kMine)
         start_copy<4>(shared_address(&scales[at.stage][row]), lists.scale + now.tile.row + row,
                       row < now.tile.count);
-      if (lists.out_rows != nullptr && lane < kMine)
-        start_copy<4>(shared_address(&places[at.stage][row]), lists.out_rows + now.tile.row + row,
-                      row < now.tile.count);
       arrive_when_copied(filled[at.stage]);
     }
     emptied[at.stage].wait(at.parity ^ 1);
@@ -498,28 +465,169 @@ struct RowGatherer {
   }
 };
 
-// Shape::kLists: product.lists holds some.
+// Of three tiles in turn: where their rows go, and which row of the product each row of the result
+// is that has such a row's own number.
+template <class Shape>
+struct StoredRows {
+  int places[3][Shape::kRows], sources[3][Shape::kRows];
+};
+
+// The warps that store where rows are listed: those that multiply need not wait then until memory
+// takes what they have. Each has a part of a tile's rows, which it writes one after another,
+// neighbouring lanes to neighbouring bytes; and it clears the same rows of the result where nobody
+// writes them.
+template <class Shape, typename T, typename Out>
+struct RowStorer {
+  static constexpr int kMine = (Shape::kRows - 1) / Shape::kStorers + 1;
+
+  const Groups& groups;
+  const Product<T, Out>& product;
+  const unsigned char* results;
+  StoredRows<Shape>& stored_rows;
+  Barrier *announced, *emptied, *staged, *stored;
+  const Tile* tiles;
+
+  __device__ __forceinline__ void store_all() const {
+    const int lane = threadIdx.x % 32, first = first_row();
+    const int first_column = blockIdx.y * Shape::kColumns;
+    const int row_bytes = product.n * static_cast<int>(sizeof(Out));
+    RingIndex at;
+    Part now = ask(at, 0), next = ask(at, 1);
+    int slot = 0;
+    for (RingIndex result; now.count >= 0; result.advance(Shape::kResults)) {
+      const Part later = ask(at, slot == 0 ? 2 : slot - 1);
+      wait_for_copies_but<2>();
+      __syncwarp();
+      staged[result.stage].wait(result.parity);
+      const int* const places = stored_rows.places[slot] + first;
+      const unsigned char* const rows =
+          results + result.stage * Shape::kResultBytes + first * Shape::kResultRow;
+      if (row_bytes % 16 == 0 && product.out_aligned)
+        store_rows<uint4>(rows, places, now.count, first_column);
+      else if (row_bytes % 8 == 0)
+        store_rows<uint2>(rows, places, now.count, first_column);
+      else
+        store_rows<Word<Out, 1>>(rows, places, now.count, first_column);
+      __syncwarp();
+      if (lane == 0) stored[result.stage].arrive();
+      if (product.lists.inverse != nullptr)
+        for (int i = 0; i < now.count; i += 32) {
+          const bool clears =
+              i + lane < now.count && !is_id(stored_rows.sources[slot][first + i + lane],
+                                             static_cast<unsigned>(groups.num_rows));
+          clear_rows<false>(product, int64_t{now.row} + i, __ballot_sync(kWholeWarp, clears),
+                            first_column, Shape::kColumns);
+        }
+      now = next;
+      next = later;
+      slot = slot == 2 ? 0 : slot + 1;
+    }
+  }
+
+ private:
+  struct Part {
+    int row, count;  // -1: there is no tile
+  };
+
+  static __device__ __forceinline__ int first_row() {
+    return kMine * (static_cast<int>(threadIdx.x) / 32 - 4 * Shape::kWarpgroups - Shape::kLoaders);
+  }
+
+  // The warp's part of the next tile, whose ids it asks for. Two tiles later they are there, in
+  // shared memory: of registers that loads fill, none could be moved on before.
+  __device__ __forceinline__ Part ask(RingIndex& at, int slot) const {
+    const auto& lists = product.lists;
+    const int lane = threadIdx.x % 32, first = first_row();
+    announced[at.stage].wait(at.parity);
+    const Tile tile = tiles[at.stage];
+    if (tile.count < 0) {
+      commit_copies();
+      return {0, -1};
+    }
+    __syncwarp();
+    if (lane == 0) emptied[at.stage].arrive();
+    at.advance(Shape::kStages);
+    const Part part = {tile.row + first, max(min(tile.count - first, kMine), 0)};
+    for (int i = lane; i < part.count; i += 32) {
+      int* const place = &stored_rows.places[slot][first + i];
+      if (lists.out_rows != nullptr)
+        start_copy<4>(shared_address(place), lists.out_rows + part.row + i, true);
+      else
+        *place = part.row + i;
+      if (lists.inverse != nullptr)
+        start_copy<4>(shared_address(&stored_rows.sources[slot][first + i]),
+                      lists.inverse + part.row + i, true);
+    }
+    commit_copies();
+    return part;
+  }
+
+  // Writes `count` rows to their places, in words.
+  template <typename Word>
+  __device__ __forceinline__ void store_rows(const unsigned char* rows, const int* places,
+                                             int count, int first_column) const {
+    constexpr int kBatch = 8;  // words on their way
+    const int words = least(Shape::kColumns, product.n - first_column) *
+                      static_cast<int>(sizeof(Out)) / static_cast<int>(sizeof(Word));
+    const int lane = threadIdx.x % 32, row_step = 32 / words, word_step = 32 % words;
+    const unsigned out_bytes = product.n * static_cast<unsigned>(sizeof(Out));
+    const uint64_t out = reinterpret_cast<uint64_t>(product.out + first_column);
+    int row = lane / words, word = lane % words;
+    for (int done = 0; done < count * words; done += 32 * kBatch) {
+      unsigned to[kBatch];
+      uint64_t place[kBatch];
+      Word bits[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int from = min(row, count - 1);
+        to[i] = places[from];
+        bits[i] = *reinterpret_cast<const Word*>(rows + from * Shape::kResultRow +
+                                                 word * static_cast<int>(sizeof(Word)));
+        place[i] = out + word * sizeof(Word);
+        if (row >= count) to[i] = ~0u;
+        row += row_step;
+        word += word_step;
+        if (word >= words) {
+          word -= words;
+          ++row;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+        store_below(to[i], static_cast<unsigned>(groups.num_rows),
+                    reinterpret_cast<Word*>(multiply_add(to[i], out_bytes, place[i])), bits[i]);
+    }
+  }
+};
+
 template <class Shape, typename T, typename Out>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     hopper_matmul_kernel(const __grid_constant__ TensorMap rows, Groups groups,
                          Product<T, Out> product, int chunk) {
 #if JAX_GNN_ON_HOPPER
-  constexpr int kStages = Shape::kStages;
-  constexpr bool kLists = Shape::kLists;
+  constexpr int kStages = Shape::kStages, kResults = Shape::kResults;
+  constexpr bool kGathers = Shape::kGathers, kStores = Shape::kStores;
   extern __shared__ unsigned char shared_bytes[];
   unsigned char* const ring = first_chunk(shared_bytes);
+  unsigned char* const results = ring + kStages * Shape::kStageBytes;
   __shared__ Barrier announced[kStages], filled[kStages], emptied[kStages];
+  __shared__ Barrier staged[kResults], stored[kResults];
   __shared__ Tile tiles[kStages];
   using Walk = TileWalk<Shape::kThreads, 0, true>;
   __shared__ typename Walk::Index index;
+  __shared__ float scales[kGathers ? kStages : 1][Shape::kRows];
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
       announced[stage].init(1);
-      filled[stage].init(kLists ? 32 * Shape::kLoaders : 1);
-      emptied[stage].init(4 * Shape::kWarpgroups);
+      filled[stage].init(kGathers ? 32 * Shape::kLoaders : 1);
+      emptied[stage].init(4 * Shape::kWarpgroups + Shape::kStorers);
+    }
+    for (int result = 0; kStores && result < kResults; ++result) {
+      staged[result].init(4 * Shape::kWarpgroups);
+      stored[result].init(Shape::kStorers);
     }
     make_barriers_visible();
-    if (!kLists) prefetch_map(rows);
+    if (!kGathers) prefetch_map(rows);
   }
   allow_next_launch();
   wait_for_previous_launch();
@@ -527,15 +635,20 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   index.build(groups, Shape::kRows);
   const int k = product.k, n = product.n;
   RingIndex at;
-  __shared__ float scales[kLists ? kStages : 1][Shape::kRows];
-  __shared__ int places[kLists ? kStages : 1][Shape::kRows];
-  const bool scatters = kLists && product.lists.out_rows != nullptr;
 
   if (threadIdx.x >= 128 * Shape::kWarpgroups) {
-    if constexpr (kLists) {
-      const RowGatherer<Shape, Walk, T, Out> loader = {groups,    product, chunk,   offset, k,
-                                                       n,         index,   ring,    scales, places,
-                                                       announced, filled,  emptied, tiles};
+    if constexpr (kStores)
+      if (threadIdx.x >= 128 * Shape::kWarpgroups + 32 * Shape::kLoaders) {
+        __shared__ StoredRows<Shape> stored_rows;
+        const RowStorer<Shape, T, Out> storer = {groups,  product, results, stored_rows, announced,
+                                                 emptied, staged,  stored,  tiles};
+        storer.store_all();
+        return;
+      }
+    if constexpr (kGathers) {
+      const RowGatherer<Shape, Walk, T, Out> loader = {groups, product, chunk, offset, k,
+                                                       n,      index,   ring,  scales, announced,
+                                                       filled, emptied, tiles};
       loader.load_all(at);
     } else {
       const RowLoader<Shape, Walk, T, Out> loader = {rows,   groups,  product, chunk, offset,
@@ -547,25 +660,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   }
 
   // In a warpgroup, row g of the fragments of warp w is column 16 w + 2 g, row g + 8 the next.
-  const int column =
-      blockIdx.y * Shape::kColumns + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 * 2;
-  const bool together = n % 2 == 0;
+  const int first_column = blockIdx.y * Shape::kColumns;
+  const int column = first_column + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 * 2;
   unsigned a[Shape::kSteps][4];
   float bias[2] = {0, 0};
   int held = -1;  // the group whose weights are in registers
   // Results of full rows leave together; others are stored from registers.
-  Out* const result = reinterpret_cast<Out*>(ring + kStages * Shape::kStageBytes);
   const bool leaves = gridDim.y == 1 && n * sizeof(Out) % 16 == 0 && product.out_aligned;
-  // Of rows that are written one by one: this thread's 16 bytes, its first row, and how far on the
-  // next one is.
-  struct {
-    int unit, row, step;
-  } copies = {0, 0, 0};
-  if (scatters && leaves) {
-    const int units = n * static_cast<int>(sizeof(Out)) / 16;
-    copies = {static_cast<int>(threadIdx.x) % units, static_cast<int>(threadIdx.x) / units,
-              128 * Shape::kWarpgroups / units};
-  }
+  RingIndex slot;  // of results that are stored by others
   for (;; at.advance(kStages)) {
     announced[at.stage].wait(at.parity);
     const Tile tile = tiles[at.stage];
@@ -583,27 +685,24 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
               bias[j] = widen(product.bias[int64_t{weight.index} * n + column + j]);
       }
       filled[at.stage].wait(at.parity);
-      if constexpr (kLists) make_visible_to_copies();  // and to matrix instructions
+      if constexpr (kGathers) make_visible_to_copies();  // and to matrix instructions
       multiply_tile<Shape, T>(ring + at.stage * Shape::kStageBytes, a, sum);
-      if constexpr (kLists)
+      if constexpr (kGathers)
         if (product.lists.scale != nullptr) scale_rows(scales[at.stage], sum);
     } else {
       filled[at.stage].wait(at.parity);
 #pragma unroll
       for (float& x : sum) x = 0;
     }
-    if (!kLists && threadIdx.x % 32 == 0) emptied[at.stage].arrive();
-    // Where a row of the tile is in the result, -1: nowhere.
-    const auto place_of = [&](int row) -> int64_t {
-      return scatters ? listed(places[at.stage], row, groups.num_rows) : int64_t{tile.row} + row;
-    };
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) emptied[at.stage].arrive();
     if (product.residual != nullptr && column < n) {
-      const Out* const residual = product.residual + column;
+      const int32_t* const out_rows = kStores ? product.lists.out_rows : nullptr;
       add_to_sums(
-          tile.count, column + 1 < n, together,
+          tile.count, column + 1 < n, n % 2 == 0,
           [&](int row) -> const Out* {
-            const int64_t place = place_of(row);
-            return place < 0 ? nullptr : residual + place * n;
+            const int64_t place = listed(out_rows, int64_t{tile.row} + row, groups.num_rows);
+            return place < 0 ? nullptr : product.residual + place * n + column;
           },
           sum);
     }
@@ -611,42 +710,37 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       if (!weight.exists) bias[0] = bias[1] = 0, held = -1;
       activate(product.activation, bias, sum);
     }
-    const auto store = [&](int count, const auto& place_of) {
-      if (column < n) store_sums(sum, count, column + 1 < n, together, place_of);
-    };
-    Out* const out = product.out + int64_t{tile.row} * n;
-    if (leaves) {
-      if (threadIdx.x == 0) wait_until_read();
-      sync_some<128 * Shape::kWarpgroups>(1);
-      store(Shape::kRows, [&](int row) { return result + column + row * n; });
-      if (!scatters) make_visible_to_copies();
-      sync_some<128 * Shape::kWarpgroups>(1);
-      if (scatters) {  // whole rows at once: pieces of them, or copies row by row, take longer
-        if (copies.row < copies.step)
-#pragma unroll 4
-          for (int row = copies.row; row < tile.count; row += copies.step) {
-            if (const int64_t place = place_of(row); place >= 0)
-              reinterpret_cast<uint4*>(product.out + place * n)[copies.unit] =
-                  reinterpret_cast<const uint4*>(result + row * n)[copies.unit];
-          }
-      } else if (threadIdx.x == 0 && tile.count > 0) {
-        copy_out(out, result, static_cast<unsigned>(tile.count * n * sizeof(Out)));
-      }
-    } else {
-      store(tile.count, [&](int row) -> Out* {
-        const int64_t place = place_of(row);
-        return place < 0 ? nullptr : product.out + place * n + column;
-      });
-    }
-    if (kLists) {  // scales and places have been read
+    if constexpr (kStores) {
+      stored[slot.stage].wait(slot.parity ^ 1);
+      unsigned char* const result = results + slot.stage * Shape::kResultBytes;
+      if (column < n)
+        store_sums(sum, Shape::kRows, true, true, [&](int row) {
+          return reinterpret_cast<Out*>(result + row * Shape::kResultRow) + column - first_column;
+        });
       __syncwarp();
-      if (threadIdx.x % 32 == 0) emptied[at.stage].arrive();
+      if (threadIdx.x % 32 == 0) staged[slot.stage].arrive();
+      slot.advance(kResults);
+    } else {
+      const auto store = [&](int count, Out* out) {
+        if (column < n)
+          store_sums(sum, count, column + 1 < n, n % 2 == 0,
+                     [&](int row) { return out + column + int64_t{row} * n; });
+      };
+      Out* const out = product.out + int64_t{tile.row} * n;
+      if (leaves) {
+        if (threadIdx.x == 0) wait_until_read();
+        sync_some<128 * Shape::kWarpgroups>(1);
+        store(Shape::kRows, reinterpret_cast<Out*>(results));
+        make_visible_to_copies();
+        sync_some<128 * Shape::kWarpgroups>(1);
+        if (threadIdx.x == 0 && tile.count > 0)
+          copy_out(out, results, static_cast<unsigned>(tile.count * n * sizeof(Out)));
+      } else {
+        store(tile.count, out);
+      }
     }
   }
-  if (kLists)
-    clear_others<false>(product, groups.num_rows, blockIdx.y * Shape::kColumns, Shape::kColumns,
-                        128 * Shape::kWarpgroups);
-  if (threadIdx.x == 0) wait_until_written();
+  if (!kStores && threadIdx.x == 0) wait_until_written();
 #else
   __trap();
 #endif
@@ -679,13 +773,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const auto& lists = product.lists;
   const Tile tile = find_tile<Shape::kThreads>(groups, Shape::kRows, blockIdx.x);
   const int k = product.k, n = product.n, first_column = blockIdx.y * Shape::kColumns;
-  // There is a block for each 64 rows of the result, and more.
-  const int64_t first_other = int64_t{blockIdx.x} * Shape::kRows;
-  OtherRows<1, T, T> others(product, first_other + threadIdx.x / 32 * 32,
-                            least(first_other + Shape::kRows, groups.num_rows));
+  // There is a block for each 64 rows of the result, and more. Two of its warps ask here for which
+  // of them there is a row, and look at the end.
+  const int64_t result_row = int64_t{blockIdx.x} * Shape::kRows + threadIdx.x;
+  const bool asks =
+      lists.inverse != nullptr && threadIdx.x < Shape::kRows && result_row < groups.num_rows;
+  const int source = load_or(asks, lists.inverse + result_row, 0);
   const Weight weight = weight_of(groups, tile.group, offset);
   const bool multiplies = weight.exists && tile.count > 0;
-  if (!multiplies) others.look_back(groups.num_rows);
   if (tile.count > 0) {
     const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 * kMine;
     RowIds<kMine> ids = {-1};
@@ -711,7 +806,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       load_weights_of<Shape>(product, weight.index, column, a, [&] {
         start_rows<kMine, Shape::kRows, Shape::kChunks>(product.lhs, lists.num_lhs, k, 0, ids,
                                                         first_row, shared_address(rows));
-        others.look_back(groups.num_rows);
       });
       if (product.bias != nullptr)
 #pragma unroll
@@ -761,7 +855,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       });
     }
   }
-  others.template clear<false>(first_column, Shape::kColumns);
+  const bool clears = asks && !is_id(source, static_cast<unsigned>(groups.num_rows));
+  clear_rows<false>(product, result_row - threadIdx.x % 32, __ballot_sync(kWholeWarp, clears),
+                    first_column, Shape::kColumns);
 #else
   __trap();
 #endif
@@ -832,7 +928,14 @@ __global__ void __launch_bounds__(kTileThreads)
     });
     __syncthreads();  // shared_tile has been read
   }
-  clear_others<true>(product, groups.num_rows, first_column, kTileColumns, kTileThreads);
+  if (product.lists.inverse == nullptr) return;
+  const int64_t end = split(groups.num_rows, blockIdx.x + 1, gridDim.x);
+  for (int64_t row = split(groups.num_rows, blockIdx.x, gridDim.x) + threadIdx.x / 32 * 32;
+       row < end; row += kTileThreads) {
+    const int64_t mine = row + threadIdx.x % 32;
+    const bool clears = mine < end && product.source_at(mine, groups.num_rows) < 0;
+    clear_rows<true>(product, row, __ballot_sync(kWholeWarp, clears), first_column, kTileColumns);
+  }
 }
 
 }  // namespace

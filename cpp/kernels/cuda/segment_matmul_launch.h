@@ -39,7 +39,7 @@ cudaError_t launch_hopper(cudaStream_t stream, const MatmulSchedule& schedule, c
                           const Product<T, Out>& product) {
   const auto kernel = hopper_matmul_kernel<Shape, T, Out>;
   TensorMap rows = {};
-  if (!Shape::kLists) {
+  if (!Shape::kGathers) {
     const cudaError_t error =
         describe(product.lhs, groups.num_rows, product.k, Shape::kRows, Shape::kChunks, rows);
     if (error != cudaSuccess) return error;
@@ -50,21 +50,15 @@ cudaError_t launch_hopper(cudaStream_t stream, const MatmulSchedule& schedule, c
                 static_cast<int>(schedule.chunk));
 }
 
-// Whether a product of so many tiles is computed with one tile a block. In a persistent grid the
-// warps that multiply also write, tile after tile: where results scatter, that takes longer than
-// all else. Others, and wider ones, gain where they are so small that latencies count.
-template <typename Acc>
-bool takes_single_tiles(const MatmulSchedule& schedule, const Groups& groups,
-                        const RowLists<Acc>& lists, int64_t tiles, int64_t n) {
+// Whether a product of so many tiles is computed with one tile a block: where they are so few that
+// latencies count, all the more where rows are found by their ids.
+inline bool takes_single_tiles(const MatmulSchedule& schedule, const Groups& groups, bool gathers,
+                               int64_t tiles, int64_t n) {
   constexpr int64_t kMostGroups = 1024;  // all of which each block looks through
   constexpr int64_t kNoLimit = 4096;     // blocks of a schedule
-  if (groups.num_sizes > kMostGroups || tiles > kMaxGridX) return false;
+  if (groups.num_sizes > kMostGroups) return false;
   if (tiles > schedule.blocks && schedule.blocks < kNoLimit) return false;
-  if (lists.out_rows != nullptr && n <= 64) return true;
-  const int64_t most = lists.out_rows != nullptr   ? 26  // of a multiprocessor
-                       : lists.lhs_rows != nullptr ? 16
-                                                   : 6;
-  return tiles * ceil_div(n, 64) <= most * num_multiprocessors();
+  return tiles * ceil_div(n, 64) <= (gathers ? 16 : 6) * num_multiprocessors();
 }
 
 template <int kChunks, typename T>
@@ -88,17 +82,18 @@ cudaError_t launch_chunks(cudaStream_t stream, const MatmulSchedule& schedule, c
   constexpr int kLargest = kChunks == 1 ? 128 : 64;
   const auto with_columns = [&](auto columns) {
     constexpr int kWarpgroups = decltype(columns)::value;
+    const auto with = [&](auto shape) {
+      return launch_hopper<decltype(shape)>(stream, schedule, groups, product);
+    };
     if constexpr (kTakesLists<T, Out>) {
-      constexpr int kListed = kWarpgroups == 2 && kChunks <= 2 && sizeof(T) == 2 ? 128 : 64;
-      if (product.lists.any())
-        return launch_hopper<HopperTile<T, Out, kChunks, kWarpgroups, kListed, true>>(
-            stream, schedule, groups, product);
+      if (product.lists.lhs_rows != nullptr || product.lists.scale != nullptr)
+        return with(HopperTile<T, Out, kChunks, kWarpgroups, 64, Order::kListed>());
+      if (product.lists.out_rows != nullptr)
+        return with(HopperTile<T, Out, kChunks, kWarpgroups, 64, Order::kScattered>());
     }
     return schedule.tile < kLargest
-               ? launch_hopper<HopperTile<T, Out, kChunks, kWarpgroups, 64, false>>(
-                     stream, schedule, groups, product)
-               : launch_hopper<HopperTile<T, Out, kChunks, kWarpgroups, kLargest, false>>(
-                     stream, schedule, groups, product);
+               ? with(HopperTile<T, Out, kChunks, kWarpgroups, 64, Order::kKept>())
+               : with(HopperTile<T, Out, kChunks, kWarpgroups, kLargest, Order::kKept>());
   };
   if constexpr (kChunks < 8)
     if (product.n > 64) return with_columns(std::integral_constant<int, 2>());
@@ -138,7 +133,8 @@ cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
         aligned(lhs, 16) && aligned(rhs, 8) && aligned(residual, 8) && aligned(out, 8)) {
       if constexpr (kTakesLists<T, Out>) {
         const int64_t tiles = ceil_div(groups.num_rows, 64) + groups.num_sizes + 1;
-        if (chunks <= 2 && takes_single_tiles(schedule, groups, lists, tiles, n))
+        if (chunks <= 2 &&
+            takes_single_tiles(schedule, groups, lists.lhs_rows != nullptr, tiles, n))
           return chunks <= 1 ? launch_single<1>(stream, groups, product, tiles)
                              : launch_single<2>(stream, groups, product, tiles);
       }

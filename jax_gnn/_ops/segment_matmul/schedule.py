@@ -16,8 +16,7 @@ class MatmulSchedule(NamedTuple):
             blocks work in the same part of memory; 0: one contiguous range for each. For
             ``"segment_outer"``: 0, or 1 where no two blocks may share a group.
         blocks: Number of blocks that share the rows, for ``"segment_matmul"`` at most; 4096 and
-            more are no limit. Few tiles, and results that scatter, have a block for each tile
-            where that are enough.
+            more are no limit. Few tiles have a block for each tile where that are enough.
     """
 
     tile: int
