@@ -115,17 +115,18 @@ class Share {
 #ifndef JAX_GNN_EMULATED
 // --- Hopper --------------------------------------------------------------------------------------
 
-// How rows come and go: both in order; written by ids; or read by ids, or scaled, and written by
-// ids, where there are any.
-enum class Order { kKept, kScattered, kListed };
+// How rows come and go: both in order; written by ids; read by ids, or scaled, and written by ids,
+// where there are any; or read so, and written in order.
+enum class Order { kKept, kScattered, kListed, kGathered };
 
 // Blocks of kWarpgroups warpgroups that compute 64 columns each, warps that load: one, or if rows
-// are listed several, and unless all is in order warps that store. kChunks chunks of 128 bytes hold
-// a row.
+// are read by ids several, and where results may be listed warps that store. kChunks chunks of 128
+// bytes hold a row.
 template <typename T, typename Out, int kChunks_, int kWarpgroups_, int kRows_, Order kOrder>
 struct HopperTile {
   static constexpr int kChunks = kChunks_, kWarpgroups = kWarpgroups_, kRows = kRows_;
-  static constexpr bool kGathers = kOrder == Order::kListed, kStores = kOrder != Order::kKept;
+  static constexpr bool kGathers = kOrder == Order::kListed || kOrder == Order::kGathered;
+  static constexpr bool kStores = kOrder == Order::kListed || kOrder == Order::kScattered;
   static constexpr int kColumns = 64 * kWarpgroups;
   static constexpr int kSteps = 4 * kChunks;  // of 32 bytes of a row
   static constexpr int kStageBytes = kChunks * kRows * kChunkBytes;
@@ -139,14 +140,16 @@ struct HopperTile {
                                  : kChunks > (kGathers ? 2 : 4) ? 1
                                  : kChunks > 2 || kStores       ? 2
                                                                 : 3;
-  static constexpr int kLoaders = !kGathers ? 1 : kWarpgroups == 1 && kChunks == 4 ? 4 : 2;
+  static constexpr int kLoaders = !kGathers                                        ? 1
+                                  : !kStores || (kWarpgroups == 1 && kChunks == 4) ? 4
+                                                                                   : 2;
   static constexpr int kStorers = !kStores                           ? 0
                                   : kGathers                         ? kLoaders
                                   : kWarpgroups == 2 || kBlocks == 1 ? 3
                                   : kChunks == 4                     ? 1
                                                                      : 2;
   static constexpr int kThreads = 128 * kWarpgroups + 32 * (kLoaders + kStorers);
-  static constexpr int kStatic = kStores ? 11 : 7;  // KB, of static memory
+  static constexpr int kStatic = kGathers || kStores ? 11 : 7;  // KB, of static memory
   static constexpr int kSharedBytes = 226 * 1024 / kBlocks - kStatic * 1024;
   static constexpr int kStages =
       least(8, (kSharedBytes - kChunkAlign - kResults * kResultBytes) / kStageBytes);

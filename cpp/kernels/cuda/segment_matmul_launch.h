@@ -86,8 +86,11 @@ cudaError_t launch_chunks(cudaStream_t stream, const MatmulSchedule& schedule, c
       return launch_hopper<decltype(shape)>(stream, schedule, groups, product);
     };
     if constexpr (kTakesLists<T, Out>) {
-      if (product.lists.lhs_rows != nullptr || product.lists.scale != nullptr)
-        return with(HopperTile<T, Out, kChunks, kWarpgroups, 64, Order::kListed>());
+      const bool gathers = product.lists.lhs_rows != nullptr || product.lists.scale != nullptr;
+      if constexpr (kChunks == 8)  // too wide for two warps to fetch; more leave no room for others
+        if (gathers && product.lists.out_rows == nullptr)
+          return with(HopperTile<T, Out, kChunks, kWarpgroups, 64, Order::kGathered>());
+      if (gathers) return with(HopperTile<T, Out, kChunks, kWarpgroups, 64, Order::kListed>());
       if (product.lists.out_rows != nullptr)
         return with(HopperTile<T, Out, kChunks, kWarpgroups, 64, Order::kScattered>());
     }
