@@ -228,12 +228,15 @@ def test_nothing_stands_between_products_and_sums(model_class, made, graph):
     assert [names.get(name, name) for name in found if name != "broadcast_in_dim"] == made
 
 
+first = ["product", "sum", "product"]
+
+
 @pytest.mark.parametrize(
     ("model_class", "made"),
     [
         (GCN, ["mul", "product", "sum", "product", "sum"]),
-        (GIN, ["product", "sum", "product"] * 2),
-        (SAGE, ["product", "sum", "product"] * 2),
+        (GIN, [*first, *first]),
+        (SAGE, [*first, "add", "add", "max", *first, "add", "add"]),
     ],
 )
 def test_tall_products_do_what_stands_behind_them(model_class, made, graph, monkeypatch):
