@@ -33,6 +33,7 @@ from spmm_cases import (
     Edges,
     by_hand,
     graph_of,
+    keep_apart,
     mean,
     random_edges,
     spmm_reference,
@@ -66,6 +67,7 @@ def spmm_spec(
     function: Callable[..., jax.Array] = spmm,
     reference: Callable[..., np.ndarray] = spmm_reference,
     bare_ids: bool = False,
+    extremum: bool = False,
 ) -> OpSpec:
     """Describes spmm, with or without weights, or with a weight for each head."""
 
@@ -78,7 +80,8 @@ def spmm_spec(
         x = numbers(rng, (edges.num_src, *of_heads, *features))
         operands, padding = [x], [unused(edges.src[edges.valid], edges.num_src, x.ndim)]
         if weight:
-            operands.append(rng.normal(size=(len(edges.src), *of_heads)))
+            weights = rng.normal(size=(len(edges.src), *of_heads))
+            operands.append(keep_apart(rng, edges, x, weights) if extremum else weights)
             padding.append(~edges.valid.reshape(-1, *[1] * len(of_heads)))
         index = by_hand(edges) if bare_ids else graph_of(edges)
         return Case(index, edges, tuple(operands), tuple(padding))
@@ -420,6 +423,7 @@ class TestSpmmMax(CoreChecks):
             heads=2,
             function=finite(functools.partial(spmm, reduce="max")),
             reference=functools.partial(spmm_reference, reduce=largest),
+            extremum=True,
         ),
         linear=(),
     )
@@ -474,6 +478,7 @@ class TestIndexSegmentMax(CoreChecks):
         function=finite(functools.partial(reduce_by_ids, reduce="max")),
         reference=functools.partial(spmm_reference, reduce=largest),
         bare_ids=True,
+        extremum=True,
     )
 
 
