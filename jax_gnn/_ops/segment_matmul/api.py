@@ -79,7 +79,8 @@ def segment_matmul(
             is sorted already.
         out_rows: ``(rows,)`` integers or a :class:`SegmentIndex`, where each row of the product is
             written: a permutation. Ids out of range are left out, and rows of the result that are
-            not written are zero; where ids are equal, numbers of these rows are written, of any.
+            not written are zero, but for ``residual``; where ids are equal, numbers of these rows
+            are written, of any.
         scale: ``(rows,)``, what products are multiplied with, before bias and activation; converted
             to the dtype that is added up in. That of a row whose ids are out of range counts as 0.
         bias: ``(groups, n)``, converted to the dtype that products are taken in, added to the rows
