@@ -336,26 +336,17 @@ def product(
     precision: jax.lax.PrecisionLike = None,
     *,
     bias: Array | None = None,
-    residual: Array | None = None,
     activation: Activation | None = None,
 ) -> Array:
-    """``activation(x @ kernel + residual + bias)``; where x is tall and no residual, in one kernel.
-
-    To add a residual there takes longer than XLA's pass behind it (docs/kernels.md).
-    """
+    """``activation(x @ kernel + bias)``, in one kernel where x is tall."""
     is_tall = x.ndim == 2 and at_most(_TALL, x.shape[0]) and max(kernel.shape) <= _NARROW
     if is_tall and precision is None and x.dtype == np.float32:
-        last: dict[str, Any] = {}
-        if residual is None:
-            last = {"bias": None if bias is None else bias[None], "activation": activation}
-        sizes = jnp.full((1,), x.shape[0], jnp.int32)
-        y = segment_matmul(x, kernel[None], sizes, **last)
-        if residual is None:
-            return y
-    else:
-        y = jnp.matmul(x, kernel, precision=precision)
-    y = y if residual is None else y + residual
-    return finished(y, bias, activation)
+        return segment_matmul(
+            *(x, kernel[None], jnp.full((1,), x.shape[0], jnp.int32)),
+            bias=None if bias is None else bias[None],
+            activation=activation,
+        )
+    return finished(jnp.matmul(x, kernel, precision=precision), bias, activation)
 
 
 def linear(layer: nnx.Linear, x: Array, activation: Activation | None = None) -> Array:

@@ -389,10 +389,10 @@ class SAGEConv(Convolution):
                 y = unit_rows(aggregate(y, residual=root, **behind(y, bias, None)))
                 return finished(y, None, activation)
             return aggregate(y, residual=root, **behind(y, bias, activation))
-        if self.normalize:
-            y = self._product(y, kernel, residual=root, bias=bias)
-            return finished(unit_rows(y), None, activation)
-        return self._product(y, kernel, residual=root, bias=bias, activation=activation)
+        y = self._product(y, kernel)  # whose kernel would add the root term more slowly
+        y = y if root is None else y + root
+        y = y if bias is None else y + bias
+        return finished(unit_rows(y) if self.normalize else y, None, activation)
 
 
 class GCN(Stack):

@@ -224,7 +224,7 @@ class RGCNConv(nnx.Module):
                 kernel = kernel if graph.self_relation else kernel[:-1]
             y = self._of_relations(graph, features, edge_weight, kernel, mixture)
         if own_kernel is not None and (apart or not graph.self_relation):
-            y = y + own_kernel if x is None else self._times(own, own_kernel, residual=y)
+            y = y + (own_kernel if x is None else self._times(own, own_kernel))
         return y if bias is None else y + bias
 
     def _full(self, kernel: Array) -> jax.ShapeDtypeStruct:
@@ -298,8 +298,8 @@ class RGCNConv(nnx.Module):
 
         return _over_batch(aggregate, x)
 
-    def _times(self, x: Array, kernel: Array, residual: Array | None = None) -> Array:
-        return product(x, kernel, self.precision, residual=residual)
+    def _times(self, x: Array, kernel: Array) -> Array:
+        return product(x, kernel, self.precision)
 
 
 def _block_diagonal(blocks: Array) -> Array:

@@ -220,22 +220,21 @@ def _shape(operands: Rows, transposed: bool) -> tuple[int, int, int]:
 
 def _matmul_jvp(bind: Bind, primals: Rows, tangents: Rows) -> tuple[Array, Array | None]:
     activation = bind.attributes["activation"]
-    product, plain = (
-        functools.partial(bind, activation=None),
-        primals._replace(bias=None, residual=None),
-    )
+    product = functools.partial(bind, activation=None)
+    plain = primals._replace(bias=None, residual=None)
     terms = [
         product(plain._replace(**{name: tangent}))
         for name in ("lhs", "rhs", "scale")
         if (tangent := getattr(tangents, name)) is not None
     ]
     if tangents.bias is not None:
-        groups = primals.sizes, primals.offset, primals.rhs.shape[0]
+        num_groups = primals.rhs.shape[0]
+        groups = primals.sizes, primals.offset, num_groups
         num_rows = _num_rows(primals.lhs, primals.gather)
-        if primals.rhs.shape[0] == 1:  # XLA joins the sum of a gradient's rows to what makes them
+        if num_groups == 1:  # XLA joins the sum of a gradient's rows to what makes them
             rows = jnp.where(column(xla.in_groups(*groups, num_rows)), tangents.bias, 0)
         else:
-            ids = segments(xla.row_groups(*groups, num_rows), primals.rhs.shape[0])
+            ids = segments(xla.row_groups(*groups, num_rows), num_groups)
             rows = gather(tangents.bias, ids, bind.implementation)
         rows = _listed(bind, rows, primals.scatter)
         terms.append(rows.astype(bind.attributes["dtype"]))
