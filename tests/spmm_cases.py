@@ -83,9 +83,9 @@ def spmm_reference(
 
 
 def keep_apart(
-    rng: np.random.Generator, edges: Edges, x: np.ndarray, weight: np.ndarray
+    edges: Edges, x: np.ndarray, weight: np.ndarray, draw: Callable[[tuple[int, ...]], np.ndarray]
 ) -> np.ndarray:
-    """Weights, drawn anew where a row's two largest messages differ by what rounding may decide.
+    """Weights, drawn anew where a row's extreme messages differ by what rounding may decide.
 
     Messages that a half type cannot tell apart share the gradient, and the reference knows one.
     """
@@ -93,13 +93,15 @@ def keep_apart(
     for row in np.unique(edges.dst[edges.valid]):
         into = np.flatnonzero(edges.valid & (edges.dst == row))
         for _ in range(100 if len(into) > 1 else 0):
-            of_row = weight[into].reshape(
-                len(into), *weight.shape[1:], *[1] * (x.ndim - weight.ndim)
+            of_row = weight[into]
+            messages = np.sort(
+                of_row.reshape(*of_row.shape, *[1] * (x.ndim - weight.ndim)) * x[edges.src[into]],
+                axis=0,
             )
-            second, first = np.partition(of_row * x[edges.src[into]], -2, axis=0)[-2:]
-            if (first - second > 2**-5 * np.abs(first)).all():
+            pairs = messages[[0, -2]], messages[[1, -1]]
+            if (pairs[1] - pairs[0] > 2**-5 * np.maximum(*np.abs(pairs))).all():
                 break
-            weight[into] = rng.normal(size=of_row.shape[: weight.ndim])
+            weight[into] = draw(of_row.shape)
     return weight
 
 

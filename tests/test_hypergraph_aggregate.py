@@ -16,6 +16,7 @@ from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, CoreChecks, OpSuite
 from segment_cases import distinct, largest, normal, smallest, with_far_padding
 from spmm_cases import (
     Edges,
+    keep_apart,
     mean,
     random_edges,
     spmm_reference,
@@ -96,6 +97,10 @@ def padding_inside(incidence: Incidence, rng: np.random.Generator) -> tuple[Hype
     return Hypergraph(Graph(*(jnp.asarray(array, jnp.int32) for array in arrays))), kept
 
 
+def positive(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.uniform(0.5, 1.5, shape)  # sums of weights have their roots taken
+
+
 def case_maker(
     operands: tuple[str, ...],
     *,
@@ -153,8 +158,7 @@ def case_maker(
                 if name in ("hyperedge_weight", "hyperedge_scale"):
                     outside = ~(full | other if degrees else full & other)
                 shape = outside.shape
-            # Weights have roots of their sums taken.
-            values.append(rng.uniform(0.5, 1.5, shape))
+            values.append(positive(rng, shape))
             padding.append(outside.reshape(-1, *[1] * (len(shape) - 1)))
         return Case(members.hypergraph(), members, tuple(values), tuple(padding))
 
@@ -263,6 +267,25 @@ def aggregate_spec(
         composed="residual" in factors,
         summed=("bias",) if "bias" in factors else (),
     )
+
+
+def apart(spec: OpSpec) -> OpSpec:
+    """The same, where rounding decides no extremum of the first stage's weighted messages."""
+
+    def make(rng: np.random.Generator, *arguments: Any) -> Case:
+        case = spec.make_case(rng, *arguments)
+        operands = dict(zip(spec.operands, case.operands, strict=True))
+        if "x" in operands:
+            edges, rows, name = case.plain.tails, operands["x"], "incidence_weight"
+        else:
+            edges, rows, name = case.plain.to_nodes, operands["h"], "head_weight"
+        if "node_scale_in" in operands:
+            rows = scaled(rows, operands["node_scale_in"])
+        draw = functools.partial(positive, rng)
+        operands[name] = keep_apart(edges, rows, operands[name], draw)
+        return replace(case, operands=tuple(operands.values()))
+
+    return replace(spec, make_case=make)
 
 
 def away_from_the_kink(
@@ -697,13 +720,15 @@ class TestMeanOfWeightedMaxima(OpSuite):
 
     test_bad_argument = None
     spec = replace(
-        aggregate_spec(
-            *("incidence_weight", "hyperedge_weight", "node_scale_in", "node_scale_out"),
-            linear=("node_scale_out", "hyperedge_weight"),
-            heads=2,
-            directed=True,
-            hyperedge_reduce="max",
-            node_reduce="mean",
+        apart(
+            aggregate_spec(
+                *("incidence_weight", "hyperedge_weight", "node_scale_in", "node_scale_out"),
+                linear=("node_scale_out", "hyperedge_weight"),
+                heads=2,
+                directed=True,
+                hyperedge_reduce="max",
+                node_reduce="mean",
+            )
         ),
         composed=True,
     )
@@ -779,7 +804,7 @@ class TestHyperedgeToNodeMean(CoreChecks):
 
 
 class TestHyperedgeToNodeMinimum(CoreChecks):
-    spec = stage_spec("h", "head_weight", reduce="min")
+    spec = apart(stage_spec("h", "head_weight", reduce="min"))
 
 
 def softmax_reference(members: Members, scores: np.ndarray, *, by: str) -> np.ndarray:

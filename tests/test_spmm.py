@@ -81,7 +81,9 @@ def spmm_spec(
         operands, padding = [x], [unused(edges.src[edges.valid], edges.num_src, x.ndim)]
         if weight:
             weights = rng.normal(size=(len(edges.src), *of_heads))
-            operands.append(keep_apart(rng, edges, x, weights) if extremum else weights)
+            if extremum:
+                weights = keep_apart(edges, x, weights, functools.partial(normal, rng))
+            operands.append(weights)
             padding.append(~edges.valid.reshape(-1, *[1] * len(of_heads)))
         index = by_hand(edges) if bare_ids else graph_of(edges)
         return Case(index, edges, tuple(operands), tuple(padding))
