@@ -1,0 +1,271 @@
+// Handlers of edge_attention, edge_attention_vjp, leaky_scores and leaky_sum, written once. A
+// Backend has a Context, half types, and functions of the same names that return an ffi::Error.
+#pragma once
+
+#include "../kernels/edge_attention.h"
+#include "segments.h"
+
+namespace jax_gnn {
+
+struct AttentionAttributes {
+  bool additive, scaled;
+  double slope;
+  bool gather, ordered, parallel;
+  int64_t lanes, threads, score_lanes, score_threads;
+};
+
+struct AttentionVjpAttributes {
+  bool additive, scaled;
+  double slope;
+  bool gather, ordered, parallel;
+  int64_t lanes, threads;
+};
+
+struct LeakyScoresAttributes {
+  bool gather;
+  int64_t heads;
+  double slope;
+};
+
+struct LeakySumAttributes {
+  bool gather, ordered;
+  double slope;
+  bool parallel;
+  int64_t lanes, threads;
+};
+
+}  // namespace jax_gnn
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::AttentionAttributes, StructMember<bool>("additive"),
+                                      StructMember<bool>("scaled"), StructMember<double>("slope"),
+                                      StructMember<bool>("gather"), StructMember<bool>("ordered"),
+                                      StructMember<bool>("parallel"),
+                                      StructMember<int64_t>("lanes"),
+                                      StructMember<int64_t>("threads"),
+                                      StructMember<int64_t>("score_lanes"),
+                                      StructMember<int64_t>("score_threads"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::AttentionVjpAttributes,
+                                      StructMember<bool>("additive"), StructMember<bool>("scaled"),
+                                      StructMember<double>("slope"), StructMember<bool>("gather"),
+                                      StructMember<bool>("ordered"), StructMember<bool>("parallel"),
+                                      StructMember<int64_t>("lanes"),
+                                      StructMember<int64_t>("threads"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::LeakyScoresAttributes, StructMember<bool>("gather"),
+                                      StructMember<int64_t>("heads"),
+                                      StructMember<double>("slope"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::LeakySumAttributes, StructMember<bool>("gather"),
+                                      StructMember<bool>("ordered"), StructMember<double>("slope"),
+                                      StructMember<bool>("parallel"),
+                                      StructMember<int64_t>("lanes"),
+                                      StructMember<int64_t>("threads"));
+
+namespace jax_gnn {
+
+// The operands of an Attention whose edges are a Csr's, and their check. Scores of rows are those
+// of destinations, or of sources by a transposed Csr. Those that are absent are not looked at.
+struct AttentionOperands {
+  ffi::AnyBuffer dst_score, src_score, edge_score, edge_scale;
+  bool additive, scaled;
+  double slope;
+
+  // How many numbers a head has, of edges.
+  int64_t num_weights(int64_t count) const {
+    const ffi::AnyBuffer& buffer = additive ? edge_scale : edge_score;
+    if (additive && !scaled) return count;
+    return buffer.dimensions().size() == 2 ? buffer.dimensions()[0] : -1;
+  }
+
+  // `dst_score` is not checked: it may be part of records.
+  ffi::Error check(int64_t num_src, int64_t num_weights, int64_t heads,
+                   ffi::DataType acc_dtype) const {
+    if ((additive && !is_matrix(src_score, num_src, heads, acc_dtype)) ||
+        (!additive && !is_matrix(edge_score, num_weights, heads, acc_dtype)) ||
+        (scaled && !is_matrix(edge_scale, num_weights, heads, acc_dtype))) {
+      return invalid("the scores or the scales have the wrong shape or dtype");
+    }
+    return ffi::Error::Success();
+  }
+
+  template <typename Acc>
+  Attention<Acc> attention(bool has_dst_score) const {
+    return {data_if<Acc>(has_dst_score, dst_score), data_if<Acc>(additive, src_score),
+            data_if<Acc>(!additive, edge_score), data_if<Acc>(scaled, edge_scale),
+            static_cast<Acc>(slope)};
+  }
+};
+
+// out[r, h, :] = sum over the entries e of row r of weight * value[cols[e], h, :], where the weight
+// is scale times the softmax of the scores over the row's entries; and its statistics.
+template <typename Backend>
+ffi::Error edge_attention(typename Backend::Context context, ffi::AnyBuffer value,
+                          ffi::AnyBuffer dst_score, ffi::AnyBuffer src_score,
+                          ffi::AnyBuffer edge_score, ffi::AnyBuffer edge_scale, ffi::AnyBuffer rows,
+                          ffi::AnyBuffer cols, ffi::AnyBuffer order,
+                          ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> stats,
+                          ffi::Result<ffi::AnyBuffer> workspace,
+                          ffi::Result<ffi::AnyBuffer> score_workspace,
+                          AttentionAttributes attributes) {
+  const ffi::DataType dtype = value.element_type(), acc_dtype = accumulator_type(dtype);
+  if (value.dimensions().size() != 2 || out->dimensions().size() != 2 ||
+      stats->dimensions().size() != 3) {
+    return invalid("value, result and statistics have the wrong number of dimensions");
+  }
+  const int64_t num_cols = value.dimensions()[0], width = value.dimensions()[1];
+  const int64_t num_rows = out->dimensions()[0], heads = stats->dimensions()[1];
+  if (!is_matrix(*out, num_rows, width, dtype) || stats->element_type() != acc_dtype ||
+      !has_shape(*stats, {num_rows, heads, 2}) || !divides(heads, width)) {
+    return invalid("the result or the statistics have the wrong shape or dtype");
+  }
+  const AttentionOperands scores = {dst_score,       src_score,           edge_score,
+                                    edge_scale,      attributes.additive, attributes.scaled,
+                                    attributes.slope};
+  const int64_t num_weights = scores.num_weights(static_cast<int64_t>(rows.element_count()));
+  const CsrOperands operands = {
+      rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
+  ffi::Error error = operands.check(/*weighted=*/true);
+  if (error.failure()) return error;
+  error = scores.check(num_cols, num_weights, heads, acc_dtype);
+  if (error.failure()) return error;
+  if (attributes.additive && !is_matrix(dst_score, num_rows, heads, acc_dtype)) {
+    return invalid("the destinations' scores have the wrong shape or dtype");
+  }
+  if (!is_schedule(attributes.lanes, attributes.threads) ||
+      !is_schedule(attributes.score_lanes, attributes.score_threads)) {
+    return invalid("the schedule is wrong");
+  }
+  error = check_workspace(*workspace, width, acc_dtype);
+  if (error.failure()) return error;
+  error = check_workspace(*score_workspace, heads, acc_dtype);
+  if (error.failure()) return error;
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    return Backend::edge_attention(
+        context, attributes, make_workspace(*workspace), make_workspace(*score_workspace),
+        operands.csr(), data<const T>(value), scores.template attention<Acc>(attributes.additive),
+        Features{width, heads}, data<T>(*out),
+        static_cast<SoftmaxStats<Acc>*>(stats->untyped_data()));
+  });
+}
+
+// By source, with a Csr whose rows are sources and whose columns destinations:
+//   out[r, h, :] = sum over the entries e of row r of weight * scale * ct[cols[e], h, :]
+//   to_score[order[e], h] = slope * weight * (scale * < ct[cols[e], h, :], value[r, h, :] > -
+//   delta)
+// where slope is that of the LeakyReLU of additive scores. 0 for padding.
+template <typename Backend>
+ffi::Error edge_attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct,
+                              ffi::AnyBuffer value, ffi::AnyBuffer records,
+                              ffi::AnyBuffer src_score, ffi::AnyBuffer edge_score,
+                              ffi::AnyBuffer edge_scale, ffi::AnyBuffer rows, ffi::AnyBuffer cols,
+                              ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
+                              ffi::Result<ffi::AnyBuffer> to_score,
+                              ffi::Result<ffi::AnyBuffer> workspace,
+                              AttentionVjpAttributes attributes) {
+  const ffi::DataType dtype = ct.element_type(), acc_dtype = accumulator_type(dtype);
+  if (ct.dimensions().size() != 2 || value.dimensions().size() != 2 ||
+      to_score->dimensions().size() != 2) {
+    return invalid("the inputs and the scores' cotangent must have two dimensions");
+  }
+  const int64_t num_cols = ct.dimensions()[0], width = ct.dimensions()[1];
+  const int64_t num_rows = value.dimensions()[0];
+  const int64_t num_weights = to_score->dimensions()[0], heads = to_score->dimensions()[1];
+  if (!is_matrix(value, num_rows, width, dtype) || !is_matrix(*out, num_rows, width, dtype)) {
+    return invalid("the inputs or the result have the wrong shape or dtype");
+  }
+  if (to_score->element_type() != acc_dtype || records.element_type() != acc_dtype ||
+      !has_shape(records, {num_cols, heads, 4}) || !divides(heads, width)) {
+    return invalid("the records or the scores' cotangent have the wrong shape or dtype");
+  }
+  const CsrOperands operands = {
+      rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
+  ffi::Error error = operands.check(/*weighted=*/true);
+  if (error.failure()) return error;
+  const AttentionOperands scores = {records,         src_score,           edge_score,
+                                    edge_scale,      attributes.additive, attributes.scaled,
+                                    attributes.slope};
+  error = scores.check(num_rows, num_weights, heads, acc_dtype);
+  if (error.failure()) return error;
+  if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
+  error = check_workspace(*workspace, width, acc_dtype);
+  if (error.failure()) return error;
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    return Backend::edge_attention_vjp(
+        context, attributes, make_workspace(*workspace), operands.csr(), data<const T>(ct),
+        data<const T>(value), static_cast<const AttentionRecord<Acc>*>(records.untyped_data()),
+        scores.template attention<Acc>(false), Features{width, heads}, data<T>(*out),
+        data<Acc>(*to_score));
+  });
+}
+
+// out[e, h] = sum over the features of head h of vector * leaky(left[rows[e]] + right[cols[e]]), 0
+// for padding.
+template <typename Backend>
+ffi::Error leaky_scores(typename Backend::Context context, ffi::AnyBuffer left,
+                        ffi::AnyBuffer right, ffi::AnyBuffer vector, ffi::AnyBuffer rows,
+                        ffi::AnyBuffer cols, ffi::Result<ffi::AnyBuffer> out,
+                        LeakyScoresAttributes attributes) {
+  const ffi::DataType dtype = left.element_type(), acc_dtype = accumulator_type(dtype);
+  if (left.dimensions().size() != 2 || right.dimensions().size() != 2) {
+    return invalid("left and right must have two dimensions");
+  }
+  const int64_t num_rows = left.dimensions()[0], width = left.dimensions()[1];
+  const int64_t num_cols = right.dimensions()[0], heads = attributes.heads;
+  const int64_t count = static_cast<int64_t>(rows.element_count());
+  if (!is_matrix(right, num_cols, width, dtype) || !is_index(vector, width, acc_dtype) ||
+      !divides(heads, width) || !is_matrix(*out, count, heads, acc_dtype)) {
+    return invalid("the operands or the result have the wrong shape or dtype");
+  }
+  const CsrOperands operands = {rows, cols, rows, attributes.gather, false, num_rows, num_cols, 0};
+  ffi::Error error = operands.check(/*weighted=*/false);
+  if (error.failure()) return error;
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    const Leaky<T, Acc> leaky = {data<const T>(left), data<const T>(right),
+                                 static_cast<Acc>(attributes.slope)};
+    return Backend::leaky_scores(context, operands.csr(), leaky, data<const Acc>(vector),
+                                 Features{width, heads}, data<Acc>(*out));
+  });
+}
+
+// out[r, :] = sum over the entries e of row r of factor[order[e], h] * slope, where slope is that
+// of the LeakyReLU at row_key[r] + col_key[cols[e]].
+template <typename Backend>
+ffi::Error leaky_sum(typename Backend::Context context, ffi::AnyBuffer row_key,
+                     ffi::AnyBuffer col_key, ffi::AnyBuffer factor, ffi::AnyBuffer rows,
+                     ffi::AnyBuffer cols, ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
+                     ffi::Result<ffi::AnyBuffer> workspace, LeakySumAttributes attributes) {
+  const ffi::DataType dtype = row_key.element_type(), acc_dtype = accumulator_type(dtype);
+  if (row_key.dimensions().size() != 2 || col_key.dimensions().size() != 2 ||
+      factor.dimensions().size() != 2) {
+    return invalid("the keys and the factors must have two dimensions");
+  }
+  const int64_t num_rows = row_key.dimensions()[0], width = row_key.dimensions()[1];
+  const int64_t num_cols = col_key.dimensions()[0];
+  const int64_t num_weights = factor.dimensions()[0], heads = factor.dimensions()[1];
+  if (!is_matrix(col_key, num_cols, width, dtype) || !is_matrix(*out, num_rows, width, dtype) ||
+      factor.element_type() != acc_dtype || !divides(heads, width)) {
+    return invalid("the keys, the factors or the result have the wrong shape or dtype");
+  }
+  const CsrOperands operands = {
+      rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
+  ffi::Error error = operands.check(/*weighted=*/true);
+  if (error.failure()) return error;
+  if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
+  error = check_workspace(*workspace, width, acc_dtype);
+  if (error.failure()) return error;
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    const Leaky<T, Acc> leaky = {data<const T>(row_key), data<const T>(col_key),
+                                 static_cast<Acc>(attributes.slope)};
+    return Backend::leaky_sum(context, attributes, make_workspace(*workspace), operands.csr(),
+                              leaky, data<const Acc>(factor), Features{width, heads},
+                              data<T>(*out));
+  });
+}
+
+}  // namespace jax_gnn

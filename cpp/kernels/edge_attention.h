@@ -1,0 +1,44 @@
+// What the kernels of attention over edges have in common, on both backends.
+#pragma once
+
+namespace jax_gnn {
+
+// Scores of edges, and what becomes of their softmax over the edges into each destination. An
+// edge's score is edge_score, or where that is null leaky(dst_score + src_score), where leaky(z) is
+// z above 0 and slope * z elsewhere. -inf leaves an edge out.
+template <typename Acc>
+struct Attention {
+  const Acc* dst_score;   // (num_dst, heads)
+  const Acc* src_score;   // (num_src, heads)
+  const Acc* edge_score;  // (num_weights, heads)
+  const Acc* edge_scale;  // (num_weights, heads), factors of the weights, null: ones
+  Acc slope;
+};
+
+// The softmax of a destination: an edge's weight is exp((score - top) - log_sum), without the
+// scale. `top` is the largest score, 0 if that is not finite, and log_sum the logarithm of the sum
+// of exp(score - top), but inf where there is nothing to sum up: then weights are 0.
+template <typename Acc>
+struct SoftmaxStats {
+  Acc top, log_sum;
+};
+
+// What an edge's derivative needs of its destination, in one word of four numbers. `delta` is taken
+// from what a weight's cotangent is: score' = weight * (scale * < ct, value > - delta).
+template <typename Acc>
+struct AttentionRecord {
+  Acc dst_score;  // 0 where there are edge_scores
+  SoftmaxStats<Acc> stats;
+  Acc delta;
+};
+
+// The slopes of a LeakyReLU between rows: 1 in features where row_key[row] + col_key[col] > 0,
+// `slope` elsewhere.
+template <typename T, typename Acc>
+struct Leaky {
+  const T* row_key;  // (num_rows, width)
+  const T* col_key;  // (num_cols, width)
+  Acc slope;
+};
+
+}  // namespace jax_gnn
