@@ -22,7 +22,7 @@ from jax_gnn._core.arguments import (
     check_number,
     check_real,
 )
-from jax_gnn._core.arrays import accumulator_dtype, flat, row_width, take
+from jax_gnn._core.arrays import accumulator_dtype, flat, row_width, spread, take
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import bounded, in_range
@@ -196,7 +196,9 @@ def gatv2_attention(
     else:
         at_dst, at_src = xla.ends(rows.matrix)
         summed = gather(left, at_dst, implementation) + gather(right, at_src, implementation)
-        terms = vector.astype(acc) * xla.leaky((summed + extra).astype(acc), edges.slope)
+        valid = rows.matrix.by_row.valid(graph.num_src)
+        summed = jnp.where(spread(valid, summed), summed + extra, 0).astype(acc)
+        terms = vector.astype(acc) * xla.leaky(summed, edges.slope)
         score = jnp.sum(terms.reshape(*terms.shape[:2], -1), axis=2)
     score = score if bias is None else score + bias
     return edges.attend(_Scores(None, None, rows.masked(score)), None)
@@ -275,8 +277,7 @@ def dot_attention(
     options: Any = {"heads": max(heads, 1), "implementation": implementation}
     score = sddmm(flat(query), flat(key), rows.matrix, **options)
     if extra is not None:
-        at_rows, _ = xla.ends(rows.matrix)
-        score += sddmm(flat(query), flat(extra), at_rows, **options)
+        score += sddmm(flat(query), flat(extra), xla.carried(rows.matrix), **options)
     score *= scale.astype(edges.acc)
     score = score if bias is None else score + bias
     return edges.attend(_Scores(None, None, rows.masked(score)), extra)
@@ -413,9 +414,8 @@ class _Edges:
             weight = xla.weights(
                 *(*scores, self.edge_scale, stats, matrix, self.slope, self.implementation)
             )
-            into_rows, _ = xla.ends(matrix)
             y += segment_reduce(
-                *(flat(extra), weight, into_rows),
+                *(flat(extra), weight, xla.carried(matrix)),
                 reduce="sum",
                 heads=heads,
                 implementation=self.implementation,

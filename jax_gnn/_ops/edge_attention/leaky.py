@@ -157,7 +157,8 @@ def _scores_jvp(bind: Bind, primals: Scored, tangents: Scored) -> tuple[Array, A
 
     def product(x: Array, tangent: Array | None) -> Array | None:
         terms = [] if tangent is None else [vector * tangent.astype(acc)]
-        terms += [] if tangents.vector is None else [tangents.vector * x.astype(acc)]
+        if tangents.vector is not None:  # of rows that nobody reads, whatever they hold
+            terms.append(tangents.vector * jnp.where(jnp.isfinite(x), x, 0).astype(acc))
         return sum(terms[1:], terms[0]).astype(x.dtype) if terms else None
 
     p, q = product(primals.left, tangents.left), product(primals.right, tangents.right)

@@ -167,7 +167,7 @@ def _vjp_call(platform: str, operands: Cotangents, *, heads: int, slope: float) 
 
 def _jvp(bind: Bind, primals: Attended, tangents: Attended) -> tuple[list[Array], list[Array]]:
     if tangents.entry_scale is not None:
-        return composed_jvp(_apart(bind), primals, tangents)
+        return _composed_jvp(bind, primals, tangents)
     y, stats = bind(primals)
     dscore = tangents.entry_score
     at_rows, at_cols = xla.ends(primals.matrix)
@@ -188,10 +188,12 @@ def _jvp(bind: Bind, primals: Attended, tangents: Attended) -> tuple[list[Array]
     return [y, stats], [dy, jnp.stack([jnp.zeros_like(dlog_sum), dlog_sum], axis=-1)]
 
 
-def _apart(bind: Bind) -> Any:
-    """The same in other primitives."""
+def _composed_jvp(bind: Bind, primals: Any, tangents: Any) -> Any:
+    """Of the same in other primitives."""
     options = {**bind.attributes, "implementation": bind.implementation}
-    return lambda operands: bind.op.xla(**operands._asdict(), **options)
+    return composed_jvp(
+        lambda operands: bind.op.xla(**operands._asdict(), **options), primals, tangents
+    )
 
 
 def _linear_jvp(
@@ -206,7 +208,7 @@ def _linear_jvp(
             for name, each in given.items()
         }
         return bind(primals), bind(primals._replace(**filled))
-    return composed_jvp(_apart(bind), primals, tangents)
+    return _composed_jvp(bind, primals, tangents)
 
 
 def _jvp_transpose(bind: Bind, cts: list[Array | None], operands: Tangents) -> tuple[Array, Array]:

@@ -10,6 +10,7 @@ from jax import Array
 
 from jax_gnn._core.arrays import accumulator_dtype, column
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
+from jax_gnn._core.ids import PADDING
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
 
 
@@ -21,6 +22,17 @@ def ends(matrix: SparseMatrix) -> tuple[SparseMatrix, SparseMatrix]:
         Csr(None, by_row.cols, num_rows=by_row.count),
     )
     return segments(by_row.rows, by_row.num_rows), at_cols
+
+
+def carried(matrix: SparseMatrix) -> SparseMatrix:
+    """What sums, at their rows, what entries carry; padding carries nothing."""
+    csr = matrix.by_row
+    valid = csr.valid(matrix.by_col.num_rows)
+    places = jnp.arange(csr.count, dtype=csr.rows.dtype)
+    return SparseMatrix(
+        Csr(csr.rows, jnp.where(valid, places, PADDING), num_rows=csr.num_rows),
+        Csr(None, jnp.where(valid, csr.rows, PADDING), num_rows=csr.count),
+    )
 
 
 def _scores(
@@ -37,6 +49,7 @@ def _scores(
     if entry_score is not None:
         score = jnp.where(valid, entry_score, 0)
         return score, jnp.ones_like(score), valid
+    assert row_score is not None and col_score is not None
     score = gather(row_score, at_rows, implementation) + gather(col_score, at_cols, implementation)
     score = jnp.where(valid, score, 0)
     slopes = jnp.where(score > 0, 1, jnp.asarray(slope, score.dtype)).astype(score.dtype)
