@@ -148,9 +148,9 @@ def reference_transformer(
         weight = softmax(scores) if into else np.zeros((0, conv.heads))
         rows.append((weight[..., None] * (value[sources] + extra)).sum(0))
     y = join(conv, np.array(rows))
-    if conv.skip is None:
+    if conv.root is None:
         return y
-    skipped = linear(conv.skip, dst)
+    skipped = linear(conv.root, dst)
     if conv.gate is None:
         return y + skipped
     z = np.concatenate([y, skipped, y - skipped], 1) @ double(conv.gate.kernel)
@@ -171,7 +171,7 @@ OPTIONS: list[tuple[Any, dict[str, Any]]] = [
     *((layer, {"negative_slope": 0.5}) for layer in CONVOLUTIONS[:2]),
     (GATv2Conv, {"share_weights": True, "heads": 2}),
     (TransformerConv, {"gated": True, "heads": 2}),
-    (TransformerConv, {"skip": False}),
+    (TransformerConv, {"root_weight": False}),
 ]
 
 
@@ -289,7 +289,7 @@ def test_dtypes(layer, graph):
         ),
         (GATConv, {"negative_slope": np.inf}, "negative_slope must be finite, got inf"),
         (GATv2Conv, {"in_features": (2, 3), "share_weights": True}, "share_weights needs"),
-        (TransformerConv, {"gated": True, "skip": False}, "gated needs the skip connection"),
+        (TransformerConv, {"gated": True, "root_weight": False}, "gated needs the skip connection"),
     ],
 )
 def test_bad_construction(layer, arguments, message):
@@ -326,7 +326,7 @@ def pairs_of(conv: Any) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
     if isinstance(conv, TransformerConv):
         names = {"query": "lin_query", "key": "lin_key", "value": "lin_value", "edge": "lin_edge"}
-        names |= {"skip": "lin_skip", "gate": "lin_beta"}
+        names |= {"root": "lin_skip", "gate": "lin_beta"}
         for own, other in names.items():
             layer = getattr(conv, own)
             if layer is not None:
@@ -375,7 +375,10 @@ def test_equals_pytorch_geometric(layer, options, has_attr, is_bipartite, edges)
     heads, concat = options.get("heads", 1), options.get("concat", True)
     named = {"heads": heads, "concat": concat, "edge_dim": edge_features}
     if layer is TransformerConv:
-        named |= {"beta": options.get("gated", False), "root_weight": options.get("skip", True)}
+        named |= {
+            "beta": options.get("gated", False),
+            "root_weight": options.get("root_weight", True),
+        }
     else:
         named |= {"negative_slope": conv.negative_slope}
         named |= {"add_self_loops": conv.add_self_loops and not is_bipartite}
