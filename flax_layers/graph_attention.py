@@ -223,9 +223,10 @@ class GATConv(_GraphAttentionConv):
         )
         own_score = None
         if self._sees_itself(graph, x):
-            own_score = (of_dst + of_src).astype(attended[1].dtype)
+            acc = attended[1].dtype
+            own_score = of_dst.astype(acc) + of_src.astype(acc)
             if bias is not None:
-                own_score += _mean_of_edges(graph, bias)
+                own_score += _mean_of_edges(graph, bias.astype(acc))
             own_score = jax.nn.leaky_relu(own_score, self.negative_slope)
         return self._finish(graph, attended, own_score, flat_value, shape, dropout)
 
@@ -367,9 +368,12 @@ class GATv2Conv(_GraphAttentionConv):
         )
         own_score = None
         if self._sees_itself(graph, x):
-            z = (left + right).astype(attended[1].dtype)
-            z = z if of_edges is None else z + _mean_of_edges(graph, of_edges)
-            own_score = jnp.sum(vector * jax.nn.leaky_relu(z, self.negative_slope), axis=-1)
+            acc = attended[1].dtype
+            z = left.astype(acc) + right.astype(acc)
+            z = z if of_edges is None else z + _mean_of_edges(graph, of_edges.astype(acc))
+            own_score = jnp.sum(
+                vector.astype(acc) * jax.nn.leaky_relu(z, self.negative_slope), axis=-1
+            )
         return self._finish(graph, attended, own_score, right, shape, dropout)
 
     def _mapped(self, x: Array, kernel: Any, bias: Any) -> Array:
