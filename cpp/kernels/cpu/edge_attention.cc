@@ -547,7 +547,8 @@ struct Walk {
     block.num_parts = 0;
     for (int64_t e = begin; e < end;) {
       const int64_t id = rows[e];
-      if (id != open.row && (id < row || id > to.row || id >= csr.num_rows)) {  // not sorted
+      const bool goes_on = id >= 0 && id == open.row;
+      if (!goes_on && (id < row || id > to.row || id >= csr.num_rows)) {  // not sorted
         ++e;
         continue;
       }
@@ -564,7 +565,7 @@ struct Walk {
       } while (++e < end && rows[e] == id);
       part.end = block.count;
       const bool ends = id < to.row && (e < end || end == to.entry || rows[end] != id);
-      if (id != open.row) {
+      if (!goes_on) {
         kernel.fill(row, id);
         row = id + 1;
         open = {id, nullptr};
