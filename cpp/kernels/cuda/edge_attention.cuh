@@ -56,6 +56,9 @@ struct SoftmaxWeights {
   const AttentionRecord<Acc>* records;  // (num_dst, heads), by source
   int heads, tile_heads;
 
+  __host__ __device__ constexpr bool operator==(decltype(nullptr)) const { return false; }
+  __host__ __device__ constexpr bool operator!=(decltype(nullptr)) const { return true; }
+
   struct alignas(16) Inputs {
     AttentionRecord<Acc> record;  // by destination without delta
     Acc score, scale;

@@ -27,9 +27,9 @@ constexpr int kThreads = 128;
 // <vector, leaky(a + b)>.
 enum class Pairs { kDots, kMatching, kLeaky };
 
-// Entries in flight in each lane. Select has twice the operands.
+// Entries in flight in each lane. Select has twice the operands, and a vector takes registers.
 template <Pairs kPairs>
-constexpr int kEntries = kPairs == Pairs::kMatching ? 4 : 8;
+constexpr int kEntries = kPairs == Pairs::kDots ? 8 : 4;
 
 // How warps are divided.
 struct Cut {
@@ -175,11 +175,11 @@ __global__ void __launch_bounds__(kThreads, 4)
             for (int i = 0; i < kVec; ++i)
               vector[i] = __ldg(weights + (active ? column : feature) + i);
         }
-        const auto add = [&](int j) {
+        const auto add = [&](Acc& sum, W left, W right) {
           if constexpr (kPairs == Pairs::kLeaky)
-            add_leaky<T, kVec>(sum[j], left[j], right[j], vector, slope);
+            add_leaky<T, kVec>(sum, left, right, vector, slope);
           else
-            add_dot<T, kVec>(sum[j], left[j], right[j]);
+            add_dot<T, kVec>(sum, left, right);
         };
         if (all_valid) {
           const auto load = [&](const T* from, Index row) {
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
             for (int j = half; j < half + kHalf; ++j) left[j] = load(row_side.values, ids.row[j]);
 #pragma unroll
-            for (int j = half; j < half + kHalf; ++j) add(j);
+            for (int j = half; j < half + kHalf; ++j) add(sum[j], left[j], right[j]);
           }
           continue;
         }
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kThreads, 4)
           }
         } else {
 #pragma unroll
-          for (int j = 0; j < kSize; ++j) add(j);
+          for (int j = 0; j < kSize; ++j) add(sum[j], left[j], right[j]);
         }
       }
       if constexpr (kPairs == Pairs::kLeaky)  // a vector's NaN times what padding has

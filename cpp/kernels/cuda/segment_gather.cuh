@@ -62,19 +62,16 @@ struct Gathered {
   int heads;
 };
 
-// Shared memory of a team for what the weights of a chunk are computed from, and with dots their
-// terms: [head][entry of the chunk].
-template <class Weights>
-__host__ __device__ constexpr int64_t inputs_bytes(int chunk_bits, int heads) {
-  if constexpr (kComputes<Weights>)
-    return (heads * int64_t{sizeof(typename Weights::Inputs)}) << chunk_bits;
-  else
+// Shared memory of a team for what the weights of a chunk are computed from, and behind it with
+// dots for their terms: [head][entry of the chunk].
+template <class Weights, class Dots>
+__host__ __device__ constexpr int64_t chunk_bytes(int chunk_bits, int heads) {
+  if constexpr (kComputes<Weights>) {
+    constexpr int64_t kTerms = Dots::kAny ? sizeof(DotTerms<typename Weights::Acc>) : 0;
+    return heads * (sizeof(typename Weights::Inputs) + kTerms) << chunk_bits;
+  } else {
     return 0;
-}
-template <class Weights, typename Acc, class Dots>
-__host__ __device__ constexpr int64_t terms_bytes(int chunk_bits, int heads) {
-  return kComputes<Weights> && Dots::kAny ? (heads * int64_t{sizeof(DotTerms<Acc>)}) << chunk_bits
-                                          : 0;
+  }
 }
 
 // Runs of a step whose epilogue waits.
@@ -96,8 +93,7 @@ __host__ __device__ constexpr int64_t gather_shared_bytes(const GatherCut& cut, 
   const int64_t runs =
       threads * (1 + kClosedRuns<Last>)+threads / 32 * int64_t{2} * (1 << cut.lane_bits);
   return teams * (ids * sizeof(Index) + cut.most_heads * ring * sizeof(Acc) +
-                  inputs_bytes<Weights>(cut.chunk_bits, cut.most_heads) +
-                  terms_bytes<Weights, Acc, Dots>(cut.chunk_bits, cut.most_heads)) +
+                  chunk_bytes<Weights, Dots>(cut.chunk_bits, cut.most_heads)) +
          runs * Op::kParts * sizeof(Acc) + int64_t{threads} * kLeftWords<Dots> * 16;
 }
 
@@ -129,7 +125,7 @@ __global__ void __launch_bounds__(kGatherThreads, kLeastBlocks<Dots, Weights>)
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
   const int block_team = threadIdx.x >> cut.lane_bits, block_teams = blockDim.x >> cut.lane_bits;
   const Column column = column_of<kVec>(lane, lanes, cut.width, gathered.heads);
-  const bool ordered = csr.order != nullptr, weighted = is_weighted(gathered.weight);
+  const bool ordered = csr.order != nullptr, weighted = gathered.weight != nullptr;
   // Weights lie as ids do.
   const bool beside = !kComputed && weighted && !ordered && gathered.heads == 1;
   const bool apart = weighted && !beside, later = apart || Dots::kAny;
@@ -143,15 +139,11 @@ __global__ void __launch_bounds__(kGatherThreads, kLeastBlocks<Dots, Weights>)
   Index* const around = ring + team_words - kAroundWords;  // rows before, after and of the first
   Acc* const all_weights = reinterpret_cast<Acc*>(all_ids + block_teams * team_words);
   Acc* const weights = all_weights + block_team * team_weights;
-  unsigned char* const all_inputs =
-      reinterpret_cast<unsigned char*>(all_weights + block_teams * team_weights);
-  const int team_inputs = static_cast<int>(inputs_bytes<Weights>(cut.chunk_bits, cut.most_heads));
-  const int team_terms =
-      static_cast<int>(terms_bytes<Weights, Acc, Dots>(cut.chunk_bits, cut.most_heads));
-  DotTerms<Acc>* const terms = reinterpret_cast<DotTerms<Acc>*>(
-      all_inputs + block_teams * team_inputs + block_team * team_terms);
-  Acc* const first_runs = reinterpret_cast<Acc*>(
-      all_inputs + block_teams * (team_inputs + team_terms));  // [part][thread]
+  // What weights are computed from, and terms of dots.
+  const int team_computed =
+      static_cast<int>(chunk_bytes<Weights, Dots>(cut.chunk_bits, cut.most_heads) / sizeof(Acc));
+  Acc* const all_computed = all_weights + block_teams * team_weights;
+  Acc* const first_runs = all_computed + block_teams * team_computed;  // [part][thread]
   Acc* const closed = first_runs + kParts * blockDim.x;
   const KeptRuns<Op, Acc> closed_runs = {
       // [entry of a step][thread]
@@ -224,12 +216,17 @@ __global__ void __launch_bounds__(kGatherThreads, kLeastBlocks<Dots, Weights>)
       });
     __pipeline_commit();
   };
-  // What a weight of the lane's own is computed from.
+  // What the weight of an entry is computed from, and its dot's terms.
+  const auto of_chunk = [&](int head, int entry) {
+    return (head << cut.chunk_bits) + (entry & (chunk_size - 1));
+  };
   const auto inputs_of = [&](int head, int entry) -> auto& {
     using Inputs = typename InputsOf<Weights>::type;
-    return reinterpret_cast<Inputs*>(
-        all_inputs +
-        block_team * team_inputs)[(head << cut.chunk_bits) + (entry & (chunk_size - 1))];
+    return reinterpret_cast<Inputs*>(all_computed +
+                                     block_team * team_computed)[of_chunk(head, entry)];
+  };
+  const auto terms_of = [&](int head, int entry) -> auto& {
+    return reinterpret_cast<DotTerms<Acc>*>(&inputs_of(cut.most_heads, 0))[of_chunk(head, entry)];
   };
   const auto is_valid = [&](int entry, const Index* id) {
     if constexpr (kComputed)
@@ -245,19 +242,20 @@ __global__ void __launch_bounds__(kGatherThreads, kLeastBlocks<Dots, Weights>)
     for_own(chunk, [&](int entry, int place) {
       Index* id = ring + place;
       const bool is_there = is_valid(entry, id);
-      if (apart) {
+      if constexpr (kComputed) {
         const int64_t at = ordered ? int64_t{id[2 * ring_size]} : begin + entry;
 #pragma unroll 1
-        for (int h = 0; h < cut.most_heads; ++h) {
-          const bool is_asked = is_there && first_head + h < gathered.heads;
-          if constexpr (kComputed)
-            gathered.weight.ask(is_asked, {id[0], id[ring_size], at, true}, first_head + h,
-                                inputs_of(h, entry));
-          else
-            copy_async<sizeof(Acc)>(is_asked,
-                                    gathered.weight + at * gathered.heads + first_head + h,
-                                    weights + h * ring_size + place);
-        }
+        for (int h = 0; h < cut.most_heads; ++h)
+          gathered.weight.ask(is_there && first_head + h < gathered.heads,
+                              {id[0], id[ring_size], at, true}, first_head + h,
+                              inputs_of(h, entry));
+      } else if (apart) {
+        const int64_t at = ordered ? int64_t{id[2 * ring_size]} : begin + entry;
+#pragma unroll 1
+        for (int h = 0; h < cut.most_heads; ++h)
+          copy_async<sizeof(Acc)>(is_there && first_head + h < gathered.heads,
+                                  gathered.weight + at * gathered.heads + first_head + h,
+                                  weights + h * ring_size + place);
       }
       if (!is_there) {
         id[ring_size] = -1;
@@ -280,8 +278,7 @@ __global__ void __launch_bounds__(kGatherThreads, kLeastBlocks<Dots, Weights>)
         for (int h = 0; h < cut.most_heads; ++h) {
           const Computed<Acc> computed = gathered.weight.compute(inputs_of(h, entry));
           weights[h * ring_size + place] = is_there ? computed.weight : Acc(0);
-          if constexpr (Dots::kAny)
-            terms[(h << cut.chunk_bits) + (entry & (chunk_size - 1))] = computed.terms;
+          if constexpr (Dots::kAny) terms_of(h, entry) = computed.terms;
         }
       });
   };
@@ -490,7 +487,7 @@ __global__ void __launch_bounds__(kGatherThreads, kLeastBlocks<Dots, Weights>)
                               static_cast<unsigned>(rows[place]) < cut_size(csr.num_rows);
         const int64_t to = ordered ? int64_t{rows[2 * ring_size + place]} : begin + entry;
         if constexpr (kComputed) {
-          const DotTerms<Acc> of = terms[(head << cut.chunk_bits) + (entry & (chunk_size - 1))];
+          const DotTerms<Acc> of = terms_of(head, entry);
           dot[j] = of.factor * dot[j] - of.less;
         }
         if (writes && entry < count && static_cast<uint64_t>(to) < num_weights)

@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kStepThreads, 2)
     const unsigned weight =
         load_id(step.order, entry, step.order != nullptr ? step.count : 0, entry);
     const bool valid = row < step.num_rows && col < step.num_cols &&
-                       (!is_weighted(step.weight) || weight < step.num_weights);
+                       (step.weight == nullptr || weight < step.num_weights);
     shared.rows[place] = static_cast<Index>(row);
     if (place == kWindow - 1) shared.rows[kWindow] = static_cast<Index>(next);
     shared.cols[place] = valid ? static_cast<Index>(col) : -1;
@@ -271,6 +271,8 @@ __global__ void __launch_bounds__(kStepThreads, 2)
                               shared.left.words + j * kThreads + threadIdx.x);
       }
     __pipeline_commit();
+    if constexpr (!kComputed)
+      if (reads_ahead) wait_for_previous_launch();
   }
 
   const DotTerms<Acc>* head_terms = nullptr;
@@ -302,9 +304,8 @@ __global__ void __launch_bounds__(kStepThreads, 2)
     read(weights, loaded);
     if (repeats) read(weights + block_weights, before);
     if constexpr (Dots::kAny) head_terms = terms - at + head_at;
-  }
-  if constexpr (Dots::kAny)
     if (reads_ahead) wait_for_previous_launch();
+  }
 
   // Rows with an epilogue: the n-th of those that end in the block is the team's where n is the
   // team, or that and a multiple of all. Of the first ones it asks for what their epilogue reads.

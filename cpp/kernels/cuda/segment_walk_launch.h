@@ -110,7 +110,7 @@ cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const C
   const int lanes = 1 << cut.lane_bits,
             threads = std::clamp(schedule.threads / 32 * 32, 32, kGatherThreads);
   const int64_t tile = int64_t{lanes} * kVec, tiles = ceil_div(width, tile);
-  const bool many = is_weighted(gathered.weight) && gathered.heads > 1;
+  const bool many = gathered.weight != nullptr && gathered.heads > 1;
   // A tile may begin and end within a head.
   const int64_t depth = width / gathered.heads, most = (tile - 2) / depth + 2;
   cut.most_heads = many ? static_cast<int>(std::min<int64_t>(gathered.heads, most)) : 1;

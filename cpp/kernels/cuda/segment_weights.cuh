@@ -3,6 +3,7 @@
 // each lane its share of the entries and heads of its team's tile, into shared memory, from which
 // all lanes read them. Then they are a struct with
 //   Acc             their type,
+//   ==, != nullptr  that they are not null,
 //   heads           of a row, and tile_heads, that the tile of a team meets at most,
 //   Inputs          what one of them is computed from; its size is a multiple of 16 bytes,
 //   load(...)       the same into registers, and ask(...), into shared memory, by asynchronous
@@ -40,14 +41,6 @@ template <class Weights>
 struct InputsOf<Weights, true> {
   using type = typename Weights::Inputs;
 };
-
-template <class Weights>
-__host__ __device__ __forceinline__ bool is_weighted(const Weights& weights) {
-  if constexpr (kComputes<Weights>)
-    return true;
-  else
-    return weights != nullptr;
-}
 
 // An entry's ids, and whether all are in range.
 struct Entry {
