@@ -2,6 +2,7 @@
 
 from jax_gnn._core.ffi import implementation
 from jax_gnn._core.op import export_checks
+from jax_gnn._ops.edge_attention.api import additive_attention, dot_attention, gatv2_attention
 from jax_gnn._ops.hypergraph_aggregate.api import (
     HypergraphNorm,
     hyperedge_to_node,
@@ -44,6 +45,9 @@ __all__ = [
     "SegmentIndex",
     "TypePlan",
     "__version__",
+    "additive_attention",
+    "dot_attention",
+    "gatv2_attention",
     "hyperedge_to_node",
     "hypergraph_aggregate",
     "hypergraph_norm",

@@ -12,6 +12,7 @@
 #include <string>
 #include <thread>
 
+#include "../kernels/cpu/edge_attention.h"
 #include "../kernels/cpu/edge_split.h"
 #include "../kernels/cpu/half.h"
 #include "../kernels/cpu/hypergraph_aggregate.h"
@@ -23,6 +24,7 @@
 #include "../kernels/cpu/segment_softmax.h"
 #include "../kernels/cpu/sort_pairs.h"
 #include "../kernels/cpu/sort_triples.h"
+#include "edge_attention.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
 #include "sddmm.h"
@@ -122,6 +124,32 @@ struct Cpu {
   template <typename T, typename Acc, typename... Args>
   static ffi::Error segment_softmax_tangent(Context& pool, Workspace, const Args&... args) {
     cpu::segment_softmax_tangent<T, Acc>(parallel_for(pool), args...);
+    return ffi::Error::Success();
+  }
+
+  template <typename Attributes, typename... Args>
+  static ffi::Error edge_attention(Context& pool, const Attributes&, Workspace, Workspace,
+                                   const Args&... args) {
+    cpu::edge_attention(parallel_for(pool), args...);
+    return ffi::Error::Success();
+  }
+
+  template <typename Attributes, typename... Args>
+  static ffi::Error edge_attention_vjp(Context& pool, const Attributes&, Workspace,
+                                       const Args&... args) {
+    cpu::edge_attention_vjp(parallel_for(pool), args...);
+    return ffi::Error::Success();
+  }
+
+  template <typename... Args>
+  static ffi::Error leaky_scores(Context& pool, const Args&... args) {
+    cpu::leaky_scores(parallel_for(pool), args...);
+    return ffi::Error::Success();
+  }
+
+  template <typename Attributes, typename... Args>
+  static ffi::Error leaky_sum(Context& pool, const Attributes&, Workspace, const Args&... args) {
+    cpu::leaky_sum(parallel_for(pool), args...);
     return ffi::Error::Success();
   }
 
@@ -329,7 +357,11 @@ NB_MODULE(_cpu, m) {
   define_triples<int64_t>(m);
   m.def("targets", [] {
     return targets({
+        JAX_GNN_TARGET(edge_attention),
+        JAX_GNN_TARGET(edge_attention_vjp),
         JAX_GNN_TARGET(hypergraph_aggregate),
+        JAX_GNN_TARGET(leaky_scores),
+        JAX_GNN_TARGET(leaky_sum),
         JAX_GNN_TARGET(sddmm),
         JAX_GNN_TARGET(sddmm_select),
         JAX_GNN_TARGET(segment_matmul),

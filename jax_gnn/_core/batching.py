@@ -23,7 +23,7 @@ def batch(
     size: int,
     *,
     per_entry: bool = False,
-) -> Array:
+) -> Any:
     """Batching of all primitives on features and one matrix.
 
     Args:
@@ -32,7 +32,7 @@ def batch(
         operands: its operands, of which one is called ``matrix``.
         batched: which arrays of theirs are.
         size: of the batch.
-        per_entry: whether the result is ``(entries, heads)`` too.
+        per_entry: whether a result is ``(entries, heads)``, too: the batch joins the heads.
     """
     if any(jax.tree.leaves(batched.matrix)):
         return disjoint_union(bind, operands, batched, size)
@@ -53,11 +53,16 @@ def batch(
 
     names = operands._fields
     folded = type(operands)(*map(fold, names, operands, batched))
-    result = bind(folded, **({"heads": heads * size} if as_heads else {}))
-    rows, width, *others = result.shape
-    result = jnp.moveaxis(result.reshape(rows, outer, size, width // size // outer, *others), 2, 0)
     is_vector = operands[0].ndim - batched[0] == 1  # the batch is all of its features
-    return result.reshape(size, rows, *([] if is_vector else [width // size]), *others)
+
+    def unfold(result: Array) -> Array:
+        rows, width, *others = result.shape
+        split = result.reshape(rows, outer, size, width // size // outer, *others)
+        features = [] if is_vector else [width // size]
+        return jnp.moveaxis(split, 2, 0).reshape(size, rows, *features, *others)
+
+    result = bind(folded, **({"heads": heads * size} if as_heads else {}))
+    return jax.tree.map(unfold, result)
 
 
 def batch_apart(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
@@ -69,11 +74,12 @@ def batch_apart(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
     return jax.vmap(lambda *each: apart(**dict(zip(names, each, strict=True))), axes)(*operands)
 
 
-def disjoint_union(bind: Bind, operands: Any, batched: Any, size: int) -> Array:
+def disjoint_union(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
     """Joins a batch of matrices to one without common rows, and applies a primitive to that."""
     operands = all_batched(operands, batched, size)
     if size == 1:
-        return bind(jax.tree.map(lambda x: x[0], operands))[None]
+        one = bind(jax.tree.map(lambda x: x[0], operands))
+        return jax.tree.map(lambda each: each[None], one)
     if not joinable(size, *(each for each in operands if isinstance(each, SparseMatrix))):
         return jax.lax.map(bind, operands)
     joined = [
@@ -82,8 +88,10 @@ def disjoint_union(bind: Bind, operands: Any, batched: Any, size: int) -> Array:
         else jax.tree.map(lambda x: x.reshape(size * x.shape[1], *x.shape[2:]), each)
         for each in operands
     ]
-    result = bind(type(operands)(*joined))
-    return result.reshape(size, result.shape[0] // size, *result.shape[1:])
+    return jax.tree.map(
+        lambda each: each.reshape(size, each.shape[0] // size, *each.shape[1:]),
+        bind(type(operands)(*joined)),
+    )
 
 
 def all_batched(operands: Any, batched: Any, size: int) -> Any:

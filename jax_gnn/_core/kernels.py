@@ -39,7 +39,7 @@ def narrow(ids: Operand, size: int) -> Operand:
     """Makes ids int32; those out of range stay so, on their side."""
     if ids.dtype == np.int32:
         return ids
-    return ids.map(lambda wide: bounded(wide, size).astype(jnp.int32), np.int32)
+    return Operand.of(lambda wide: bounded(wide, size).astype(jnp.int32), ids)
 
 
 def workspace_of(blocks: int, width: int, acc: Any) -> jax.ShapeDtypeStruct:

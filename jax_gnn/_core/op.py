@@ -67,13 +67,17 @@ class Operand:
         """Its dtype."""
         return self.aval.dtype
 
-    def map(self, function: Callable[[Array], Array], dtype: Any) -> Operand:
-        """The operand after an elementwise function, with another dtype."""
-        aval = self.aval.update(dtype=np.dtype(dtype), weak_type=False)
+    @staticmethod
+    def of(function: Callable[..., Array], *operands: Operand) -> Operand:
+        """What a function makes of operands."""
+        avals = [operand.aval for operand in operands]
+        like = jax.eval_shape(function, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
+        aval = _shaped(avals[0], like)
 
         def lower(ctx: Any) -> Any:
-            inner = ctx.replace(avals_in=[self.aval], avals_out=[aval])
-            return mlir.lower_fun(function, multiple_results=False)(inner, self.lower(ctx))[0]
+            inner = ctx.replace(avals_in=avals, avals_out=[aval])
+            values = [operand.lower(ctx) for operand in operands]
+            return mlir.lower_fun(function, multiple_results=False)(inner, *values)[0]
 
         return Operand(aval, lower)
 
@@ -257,17 +261,13 @@ def _abstract_eval(
             f"{', '.join(map(str, avals))}; call it inside jax.shard_map"
         )
     # All operands vary over the same manual axes: any one passes them on.
-    return jax.tree.map(
-        lambda each: avals[0].update(
-            shape=each.shape,
-            dtype=each.dtype,
-            weak_type=False,
-            sharding=NamedSharding(
-                avals[0].sharding.mesh, PartitionSpec(*[None] * len(each.shape))
-            ),
-        ),
-        result,
-    )
+    return jax.tree.map(functools.partial(_shaped, avals[0]), result)
+
+
+def _shaped(aval: Any, like: Any) -> Any:
+    """An abstract value with another shape and dtype, that varies over the same manual axes."""
+    sharding = NamedSharding(aval.sharding.mesh, PartitionSpec(*[None] * len(like.shape)))
+    return aval.update(shape=like.shape, dtype=like.dtype, weak_type=False, sharding=sharding)
 
 
 def _jvp(

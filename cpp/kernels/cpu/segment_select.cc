@@ -1,3 +1,5 @@
+#include "edge_attention.h"
+#include "leaky.h"
 #include "segment_entries.h"
 #include "segment_reduce.h"
 #include "segment_walk.h"
@@ -5,12 +7,15 @@
 namespace jax_gnn::cpu {
 namespace {
 
-template <typename T, typename Index>
+// Sums over the entries of rows. Terms::for_each(tile, row, col, index, body) calls body(v, term)
+// for each vector of columns of an entry.
+template <typename Terms, typename Index>
 struct Selection {
+  using T = typename Terms::Number;
   using Acc = Accumulator<T>;
   static constexpr int kStates = 1, kMaxTile = 16, kScatterTile = 0;
   Csr<Index> csr;
-  Select<T, Acc> select;
+  Terms terms;
   Features features;
   T* out;
 
@@ -18,30 +23,17 @@ struct Selection {
   JAX_GNN_INLINE Run<Acc, 1, kTile> run(const Tile<Acc, kTile>& tile, int64_t row, int64_t begin,
                                         int64_t end) const {
     using V = typename Tile<Acc, kTile>::V;
-    constexpr int kLanes = Tile<Acc, kTile>::kLanes;
     Run<Acc, 1, kTile> run;
     JAX_GNN_UNROLL
     for (V& vector : run.state[0]) vector = broadcast<V>(Acc(0));
-    const int64_t width = features.width;
-    const bool weighted = select.weight || select.factor;
+    const bool weighted = terms.weighted();
     for (; begin < end && csr.rows[begin] == row; ++begin) {
-      prefetch_ahead(csr, begin, select.col_key, width, tile.column, kTile);
+      prefetch_ahead(csr, begin, terms.col_key(), features.width, tile.column, kTile);
       const int64_t col = col_of(csr, begin);
-      const int64_t index = weighted ? weight_of(csr, begin) * features.heads : 0;
+      const int64_t index = weighted ? weight_of(csr, begin) : 0;
       if (col < 0 || index < 0) continue;
-      const T* const row_key = select.row_key + row * width + tile.column;
-      const T* const col_key = select.col_key + col * width + tile.column;
-      const T* const value = select.value ? select.value + col * width + tile.column : nullptr;
-      V factors[Tile<Acc, kTile>::kVectors];
-      tile.for_each_weight(select.factor ? select.factor + index : nullptr,
-                           [&](int v, V factor) JAX_GNN_LAMBDA { factors[v] = factor; });
-      tile.for_each_weight(
-          select.weight ? select.weight + index : nullptr, [&](int v, V weight) JAX_GNN_LAMBDA {
-            const V term = value ? factors[v] * load<kLanes>(value + v * kLanes) : factors[v];
-            const auto match =
-                matches<kLanes>(select, weight, row_key + v * kLanes, col_key + v * kLanes);
-            run.state[0][v] += match ? term : broadcast<V>(Acc(0));
-          });
+      terms.for_each(tile, features, row, col, index,
+                     [&](int v, V term) JAX_GNN_LAMBDA { run.state[0][v] += term; });
     }
     run.end = begin;
     run.entries = 0;
@@ -67,17 +59,84 @@ struct Selection {
   }
 };
 
+// factor * value where weight * p == q.
+template <typename T>
+struct SelectedTerms {
+  using Number = T;
+  using Acc = Accumulator<T>;
+  Select<T, Acc> select;
+
+  bool weighted() const { return select.weight || select.factor; }
+  JAX_GNN_INLINE const T* col_key() const { return select.col_key; }
+
+  template <int kTile, typename Body>
+  JAX_GNN_INLINE void for_each(const Tile<Acc, kTile>& tile, Features features, int64_t row,
+                               int64_t col, int64_t index, const Body& body) const {
+    using V = typename Tile<Acc, kTile>::V;
+    constexpr int kLanes = Tile<Acc, kTile>::kLanes;
+    const int64_t in_row = row * features.width + tile.column;
+    const int64_t in_col = col * features.width + tile.column, first = index * features.heads;
+    const T* const row_key = select.row_key + in_row;
+    const T* const col_key = select.col_key + in_col;
+    const T* const value = select.value ? select.value + in_col : nullptr;
+    V factors[Tile<Acc, kTile>::kVectors];
+    tile.for_each_weight(select.factor ? select.factor + first : nullptr,
+                         [&](int v, V factor) JAX_GNN_LAMBDA { factors[v] = factor; });
+    tile.for_each_weight(
+        select.weight ? select.weight + first : nullptr, [&](int v, V weight) JAX_GNN_LAMBDA {
+          const V term = value ? factors[v] * load<kLanes>(value + v * kLanes) : factors[v];
+          const auto match =
+              matches<kLanes>(select, weight, row_key + v * kLanes, col_key + v * kLanes);
+          body(v, match ? term : broadcast<V>(Acc(0)));
+        });
+  }
+};
+
+// factor * slope.
+template <typename T>
+struct LeakyTerms {
+  using Number = T;
+  using Acc = Accumulator<T>;
+  Leaky<T, Acc> keys;
+  const Acc* factor;
+
+  bool weighted() const { return true; }
+  JAX_GNN_INLINE const T* col_key() const { return keys.col_key; }
+
+  template <int kTile, typename Body>
+  JAX_GNN_INLINE void for_each(const Tile<Acc, kTile>& tile, Features features, int64_t row,
+                               int64_t col, int64_t index, const Body& body) const {
+    constexpr int kLanes = Tile<Acc, kTile>::kLanes;
+    const T* const row_key = keys.row_key + row * features.width + tile.column;
+    const T* const col_key = keys.col_key + col * features.width + tile.column;
+    tile.for_each_weight(factor + index * features.heads, [&](int v, auto weight) JAX_GNN_LAMBDA {
+      const auto z = load<kLanes>(row_key + v * kLanes) + load<kLanes>(col_key + v * kLanes);
+      body(v, weight * leaky_slope(z, keys.slope));
+    });
+  }
+};
+
 }  // namespace
 
 template <typename T, typename Acc, typename Index>
 void segment_select(const ParallelFor& parallel_for, const Csr<Index>& csr,
                     const Select<T, Acc>& select, Features features, T* out) {
-  reduce_segments(parallel_for, Selection<T, Index>{csr, select, features, out}, csr, 2);
+  const Selection<SelectedTerms<T>, Index> selection = {csr, {select}, features, out};
+  reduce_segments(parallel_for, selection, csr, 2);
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                   \
-  template void segment_select(const ParallelFor&, const Csr<Index>&, const Select<T, Acc>&, \
-                               Features, T*);
+template <typename T, typename Acc, typename Index>
+void leaky_sum(const ParallelFor& parallel_for, const Csr<Index>& csr, const Leaky<T, Acc>& leaky,
+               const Acc* factor, Features features, T* out) {
+  const Selection<LeakyTerms<T>, Index> selection = {csr, {leaky, factor}, features, out};
+  reduce_segments(parallel_for, selection, csr, 2);
+}
+
+#define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                         \
+  template void segment_select(const ParallelFor&, const Csr<Index>&, const Select<T, Acc>&,       \
+                               Features, T*);                                                      \
+  template void leaky_sum(const ParallelFor&, const Csr<Index>&, const Leaky<T, Acc>&, const Acc*, \
+                          Features, T*);
 #define JAX_GNN_INSTANTIATE_INDEX(Index)     \
   JAX_GNN_INSTANTIATE(float, float, Index)   \
   JAX_GNN_INSTANTIATE(double, double, Index) \

@@ -130,7 +130,7 @@ def _call(
     if sizes.dtype != np.int32:
         if not at_most(rows, MAX_SIZE):
             return None
-        sizes = sizes.map(lambda wide: jnp.clip(wide, 0, rows).astype(jnp.int32), np.int32)
+        sizes = Operand.of(lambda wide: jnp.clip(wide, 0, rows).astype(jnp.int32), sizes)
     for ids, size in lists:
         if ids is not None and ids.dtype != np.int32 and not at_most(size, MAX_SIZE - 1):
             return None

@@ -1,0 +1,45 @@
+#pragma once
+
+#include "../edge_attention.h"
+#include "../segments.h"
+#include "parallel.h"
+
+namespace jax_gnn::cpu {
+
+// The same bits on every run, whatever the number of threads. What an entry's place is, that of its
+// edge_score, edge_scale and to_score, says csr.order. An entry whose row, column or place is out
+// of range is padding.
+
+// out[r, h, :] = sum over the entries of row r of weight * value[col, h, :], where the weight is
+// edge_scale times the softmax of the scores over the row; and its statistics. Rows are
+// destinations, columns sources. value: (num_cols, width), out: (num_rows, width),
+// stats: (num_rows, heads).
+template <typename T, typename Acc, typename Index>
+void edge_attention(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* value,
+                    const Attention<Acc>& attention, Features features, T* out,
+                    SoftmaxStats<Acc>* stats);
+
+// By source: rows are sources, columns destinations, whose scores are in the records
+// (num_cols, heads). With p the softmax,
+//   out[r, h, :] = sum over the entries of row r of p * edge_scale * ct[col, h, :]
+//   to_score[place, h] = p * (edge_scale * < ct[col, h, :], value[r, h, :] > - delta) * slope
+// where slope is that of the LeakyReLU at the entry, 1 with edge_score; 0 where no entry has its
+// place. ct: (num_cols, width), value and out: (num_rows, width), to_score: (num_weights, heads).
+template <typename T, typename Acc, typename Index>
+void edge_attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* ct,
+                        const T* value, const AttentionRecord<Acc>* records,
+                        const Attention<Acc>& attention, Features features, T* out, Acc* to_score);
+
+// out[e, h] = sum over the features of head h of vector * leaky(row_key[rows[e]] +
+// col_key[cols[e]]), 0 for padding. vector: (width,), out: (count, heads).
+template <typename T, typename Acc, typename Index>
+void leaky_scores(const ParallelFor& parallel_for, const Csr<Index>& csr,
+                  const Leaky<T, Acc>& leaky, const Acc* vector, Features features, Acc* out);
+
+// out[r, :] = sum over the entries of row r of factor[place, head] * slope, where slope is that of
+// the LeakyReLU at row_key[r] + col_key[col]. factor: (num_weights, heads), out: (num_rows, width).
+template <typename T, typename Acc, typename Index>
+void leaky_sum(const ParallelFor& parallel_for, const Csr<Index>& csr, const Leaky<T, Acc>& leaky,
+               const Acc* factor, Features features, T* out);
+
+}  // namespace jax_gnn::cpu

@@ -1,0 +1,1 @@
+"""Attention over the edges into each destination."""

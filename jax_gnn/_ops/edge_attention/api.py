@@ -1,0 +1,435 @@
+"""Attention of nodes to their neighbours: softmax over the edges into each destination.
+
+Scores of three kinds, one sum under their softmax. Forward, edges gather rows once for each array
+that they read; the softmax is never kept, but made anew of scores in the backward pass
+(FlashAttention's way, Dao et al. 2022, on a graph).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from jax_gnn._core.arguments import (
+    as_ids,
+    check_container,
+    check_features,
+    check_flag,
+    check_number,
+    check_real,
+)
+from jax_gnn._core.arrays import accumulator_dtype, flat, row_width, spread, take
+from jax_gnn._core.csr import Csr, SparseMatrix
+from jax_gnn._core.ffi import Implementation
+from jax_gnn._core.ids import bounded, in_range
+from jax_gnn._core.public import public
+from jax_gnn._ops.edge_attention import xla
+from jax_gnn._ops.edge_attention.leaky import leaky_scores
+from jax_gnn._ops.edge_attention.primitive import edge_attention
+from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce
+from jax_gnn.graph import Graph
+
+
+class _Scores(NamedTuple):
+    """Scores of edges, in the accumulator type: of their ends, or of each by itself."""
+
+    of_dst: Array | None
+    of_src: Array | None
+    of_edge: Array | None
+
+
+@public
+def additive_attention(
+    graph: Graph,
+    dst_score: ArrayLike,
+    src_score: ArrayLike,
+    value: ArrayLike,
+    *,
+    negative_slope: float = 0.2,
+    edge_bias: ArrayLike | None = None,
+    edge_scale: ArrayLike | None = None,
+    edge_features: ArrayLike | None = None,
+    dst_ids: ArrayLike | None = None,
+    return_lse: bool = False,
+    implementation: Implementation | None = None,
+) -> Any:
+    """Sums values under the softmax of additive scores: attention of GAT and RGAT.
+
+    ``out[i] = Σ softmax(LeakyReLU(dst_score[i] + src_score[j])) · value[j]`` over the edges
+    ``e = (j → i)`` into i, for each head (Veličković et al. 2018, arXiv 1710.10903, equations 3 to
+    6). No array with a number for each edge is formed, but for what is given for edges and, in the
+    backward pass, for ``(num_edges, heads)`` once. Derivatives of any order to all floating-point
+    arguments.
+
+    Args:
+        graph: the graph.
+        dst_score: ``(num_dst, heads)``, what destinations add to the scores of their edges.
+        src_score: ``(num_src, heads)``, what sources add.
+        value: ``(num_src, heads, *features)``: float16, bfloat16, float32 or float64.
+        negative_slope: of the LeakyReLU, finite.
+        edge_bias: ``(num_edges, heads)`` in the graph's order of edges
+            (:meth:`Graph.edge_values`), added to the scores before the LeakyReLU, as GAT takes
+            features of edges. -inf leaves an edge out.
+        edge_scale: ``(num_edges, heads)``, factors of the weights after the softmax: masks of a
+            dropout, or priors.
+        edge_features: ``(num_edges, heads, *features)``, added to the value that an edge carries.
+        dst_ids: ``(num_edges,)`` integers in ascending order, the row of ``dst_score`` that an edge
+            reads where that is not its destination's: of relational layers, where a destination has
+            one for each relation. Edges with an id out of range are left out.
+        return_lse: whether to return the logarithms of the sums that the softmax divides by, too.
+        implementation: see :func:`jax_gnn.implementation`.
+
+    Returns:
+        ``(num_dst, heads, *features)`` in the dtype of ``value``; half types accumulate in float32,
+        to which scores are converted. Destinations without edges get 0. With ``return_lse`` that,
+        and ``(num_dst, heads)`` in the accumulator type, -inf without edges.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, or the slope is not finite.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)  # sources, destinations
+        >>> value = jnp.array([[1.0], [2.0], [4.0]])
+        >>> additive_attention(graph, jnp.zeros((3, 1)), jnp.zeros((3, 1)), value)
+        Array([[3.],
+               [1.],
+               [0.]], dtype=float32)
+    """
+    edges = _Edges(graph, "value", value, negative_slope, edge_scale, return_lse, implementation)
+    graph = edges.graph
+    rows = edges.check_dst_ids(dst_ids, "dst_score", dst_score)
+    of_dst = edges.check_scores("dst_score", dst_score, rows.name, rows.size)
+    of_src = edges.check_scores("src_score", src_score, "num_src", graph.num_src)
+    bias = edges.check_edge_bias(edge_bias)
+    extra = edges.check_edge_features(edge_features, edges.value, "value")
+    if rows.ids is None and bias is None:
+        return edges.attend(_Scores(of_dst, of_src, None), extra)
+    at_dst, at_src = xla.ends(rows.matrix)
+    score = gather(of_dst, at_dst, implementation) + gather(of_src, at_src, implementation)
+    score = xla.leaky(score if bias is None else score + bias, edges.slope)
+    return edges.attend(_Scores(None, None, rows.masked(score)), extra)
+
+
+@public
+def gatv2_attention(
+    graph: Graph,
+    dst: ArrayLike,
+    src: ArrayLike,
+    attention: ArrayLike,
+    *,
+    value: ArrayLike | None = None,
+    negative_slope: float = 0.2,
+    edge_bias: ArrayLike | None = None,
+    edge_scale: ArrayLike | None = None,
+    edge_features: ArrayLike | None = None,
+    dst_ids: ArrayLike | None = None,
+    return_lse: bool = False,
+    implementation: Implementation | None = None,
+) -> Any:
+    """Sums values under the softmax of GATv2's scores.
+
+    ``out[i] = Σ softmax(⟨attention, LeakyReLU(dst[i] + src[j])⟩) · value[j]`` over the edges
+    ``e = (j → i)`` into i, for each head (Brody, Alon and Yahav 2022, arXiv 2105.14491, equation
+    7). Edges read rows where they are: no array of messages is formed, forward or backward, unless
+    edges have features. Derivatives of any order to all floating-point arguments; the LeakyReLU has
+    its slope below 0 at 0, too.
+
+    Args:
+        graph: the graph.
+        dst: ``(num_dst, heads, *features)``: float16, bfloat16, float32 or float64.
+        src: ``(num_src, heads, *features)``, of the same features; converted to the dtype of
+            ``value``, as is ``dst``.
+        attention: ``(heads, *features)``.
+        value: ``(num_src, heads, *features)``, perhaps of other features; None takes ``src``.
+        negative_slope: of the LeakyReLU, finite.
+        edge_bias: ``(num_edges, heads)`` in the graph's order of edges, added to the scores. -inf
+            leaves an edge out.
+        edge_scale: ``(num_edges, heads)``, factors of the weights after the softmax.
+        edge_features: ``(num_edges, heads, *features)``, added to ``dst[i] + src[j]``.
+        dst_ids: ``(num_edges,)`` integers in ascending order, the row of ``dst`` that an edge reads
+            where that is not its destination's; see :func:`additive_attention`.
+        return_lse: see :func:`additive_attention`.
+        implementation: see :func:`jax_gnn.implementation`.
+
+    Returns:
+        As :func:`additive_attention`.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, or the slope is not finite.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> x = jnp.array([[1.0], [2.0], [2.0]])
+        >>> gatv2_attention(graph, x, x, jnp.ones(1))
+        Array([[2.],
+               [1.],
+               [0.]], dtype=float32)
+    """
+    value, name = (src, "src") if value is None else (value, "value")
+    edges = _Edges(graph, name, value, negative_slope, edge_scale, return_lse, implementation)
+    graph, acc = edges.graph, edges.acc
+    rows = edges.check_dst_ids(dst_ids, "dst", dst)
+    left = edges.check_rows("dst", dst, rows.name, rows.size)
+    right = edges.check_rows("src", src, "num_src", graph.num_src)
+    _check_same_features("src", right, "dst", left)
+    vector = check_real("attention", attention)
+    if vector.shape != left.shape[1:]:
+        raise ValueError(
+            f"attention must be (heads, *features), {left.shape[1:]} as dst has them, got shape "
+            f"{vector.shape}"
+        )
+    bias = edges.check_edge_bias(edge_bias)
+    extra = edges.check_edge_features(edge_features, left, "dst")
+    if extra is None:
+        score = leaky_scores(
+            *(flat(left), flat(right), vector.astype(acc).reshape(1, -1), rows.matrix),
+            heads=max(edges.heads, 1),
+            slope=edges.slope,
+            implementation=implementation,
+        )
+    else:
+        at_dst, at_src = xla.ends(rows.matrix)
+        summed = gather(left, at_dst, implementation) + gather(right, at_src, implementation)
+        valid = rows.matrix.by_row.valid(graph.num_src)
+        summed = jnp.where(spread(valid, summed), summed + extra, 0).astype(acc)
+        terms = vector.astype(acc) * xla.leaky(summed, edges.slope)
+        score = jnp.sum(terms.reshape(*terms.shape[:2], -1), axis=2)
+    score = score if bias is None else score + bias
+    return edges.attend(_Scores(None, None, rows.masked(score)), None)
+
+
+@public
+def dot_attention(
+    graph: Graph,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    *,
+    scale: ArrayLike | None = None,
+    edge_bias: ArrayLike | None = None,
+    edge_scale: ArrayLike | None = None,
+    edge_features: ArrayLike | None = None,
+    dst_ids: ArrayLike | None = None,
+    return_lse: bool = False,
+    implementation: Implementation | None = None,
+) -> Any:
+    """Sums values under the softmax of dot products: attention of graph transformers and HGT.
+
+    ``out[i] = Σ softmax(scale · ⟨query[i], key[j]⟩) · value[j]`` over the edges ``e = (j → i)``
+    into i, for each head (Shi et al. 2021, arXiv 2009.03509, equations 3 and 4). Edges read rows
+    where they are: no array of messages is formed, forward or backward. Derivatives of any order to
+    all floating-point arguments.
+
+    Args:
+        graph: the graph.
+        query: ``(num_dst, heads, *features)``: float16, bfloat16, float32 or float64; converted to
+            the dtype of ``value``, as is ``key``.
+        key: ``(num_src, heads, *features)``, of the same features.
+        value: ``(num_src, heads, *features)``, perhaps of other features.
+        scale: a number; by default one over the root of the number of a head's features.
+        edge_bias: ``(num_edges, heads)`` in the graph's order of edges, added to the scores. -inf
+            leaves an edge out.
+        edge_scale: ``(num_edges, heads)``, factors of the weights after the softmax.
+        edge_features: ``(num_edges, heads, *features)``, added to the key and to the value that an
+            edge reads, which then have the same features.
+        dst_ids: ``(num_edges,)`` integers in ascending order, the row of ``query`` that an edge
+            reads where that is not its destination's; see :func:`additive_attention`.
+        return_lse: see :func:`additive_attention`.
+        implementation: see :func:`jax_gnn.implementation`.
+
+    Returns:
+        As :func:`additive_attention`.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> x = jnp.array([[0.0], [2.0], [4.0]])
+        >>> dot_attention(graph, x, x, x)
+        Array([[3.],
+               [0.],
+               [0.]], dtype=float32)
+    """
+    edges = _Edges(graph, "value", value, 1.0, edge_scale, return_lse, implementation)
+    graph, heads = edges.graph, edges.heads
+    rows = edges.check_dst_ids(dst_ids, "query", query)
+    query = edges.check_rows("query", query, rows.name, rows.size)
+    key = edges.check_rows("key", key, "num_src", graph.num_src)
+    _check_same_features("key", key, "query", query)
+    depth = row_width(query) // max(heads, 1)
+    if scale is None:
+        scale = 1 / math.sqrt(max(depth, 1))
+    scale = check_real("scale", scale)
+    if scale.ndim:
+        raise ValueError(f"scale must be a number, got shape {scale.shape}")
+    bias = edges.check_edge_bias(edge_bias)
+    extra = edges.check_edge_features(edge_features, key, "key")
+    if extra is not None:
+        _check_same_features("value", edges.value, "key", key)
+    options: Any = {"heads": max(heads, 1), "implementation": implementation}
+    score = sddmm(flat(query), flat(key), rows.matrix, **options)
+    if extra is not None:
+        score += sddmm(flat(query), flat(extra), xla.carried(rows.matrix), **options)
+    score *= scale.astype(edges.acc)
+    score = score if bias is None else score + bias
+    return edges.attend(_Scores(None, None, rows.masked(score)), extra)
+
+
+class _Rows(NamedTuple):
+    """The rows that edges read on the side of their destinations.
+
+    Attributes:
+        name: of their number.
+        size: their number.
+        ids: of each edge, where they are not the destinations.
+        matrix: what has the edges into these rows.
+    """
+
+    name: str
+    size: int
+    ids: Array | None
+    matrix: SparseMatrix
+
+    def masked(self, score: Array) -> Array:
+        """Scores of edges, -inf where an edge names no row."""
+        if self.ids is None:
+            return score
+        return jnp.where(in_range(self.ids, self.size)[:, None], score, -jnp.inf)
+
+
+class _Edges:
+    """What all kinds of attention have in common: checked arguments, and the sum."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        name: str,
+        value: ArrayLike,
+        negative_slope: float,
+        edge_scale: ArrayLike | None,
+        return_lse: bool,
+        implementation: Implementation | None,
+    ) -> None:
+        self.graph = check_container("graph", graph, Graph)
+        self.value = check_features(name, value)
+        if self.value.ndim < 2 or self.value.shape[0] != self.graph.num_src:
+            raise ValueError(
+                f"{name} must be (num_src={self.graph.num_src}, heads, *features), got shape "
+                f"{self.value.shape}"
+            )
+        self.heads = self.value.shape[1]
+        self.of_heads = f"{self.heads} heads as {name}"
+        self.acc = accumulator_dtype(self.value.dtype)
+        check_number("negative_slope", negative_slope)
+        if not math.isfinite(negative_slope):
+            raise ValueError(f"negative_slope must be finite, got {negative_slope}")
+        self.slope = float(negative_slope)
+        self.edge_scale = None if edge_scale is None else self._of_edges("edge_scale", edge_scale)
+        self.return_lse = check_flag("return_lse", return_lse)
+        self.implementation = implementation
+
+    def check_scores(self, name: str, score: ArrayLike, size_name: str, size: int) -> Array:
+        """``(size, heads)`` in the accumulator type."""
+        score = check_real(name, score)
+        if score.shape != (size, self.heads):
+            raise ValueError(
+                f"{name} must be ({size_name}={size}, heads), with {self.of_heads}, got shape "
+                f"{score.shape}"
+            )
+        return score.astype(self.acc)
+
+    def _of_edges(self, name: str, score: ArrayLike) -> Array:
+        return self.check_scores(name, score, "num_edges", self.graph.num_edges)
+
+    def check_edge_bias(self, bias: ArrayLike | None) -> Array | None:
+        """``(num_edges, heads)`` in the accumulator type, or None."""
+        return None if bias is None else self._of_edges("edge_bias", bias)
+
+    def check_rows(self, name: str, x: ArrayLike, size_name: str, size: int) -> Array:
+        """``(size, heads, *features)`` in the dtype of the values."""
+        x = check_features(name, x, size_name, size)
+        if x.shape[1:2] != (self.heads,):
+            raise ValueError(
+                f"{name} must be ({size_name}={size}, heads, *features), with {self.of_heads}, got "
+                f"shape {x.shape}"
+            )
+        return x.astype(self.value.dtype)
+
+    def check_edge_features(
+        self, features: ArrayLike | None, like: Array, like_name: str
+    ) -> Array | None:
+        """``(num_edges, *features)`` with features as another array has them, or None."""
+        if features is None:
+            return None
+        found = self.check_rows("edge_features", features, "num_edges", self.graph.num_edges)
+        _check_same_features("edge_features", found, like_name, like)
+        return found
+
+    def check_dst_ids(self, ids: ArrayLike | None, name: str, read: Any) -> _Rows:
+        """Which rows of the argument ``name`` edges read."""
+        graph = self.graph
+        if ids is None:
+            return _Rows("num_dst", graph.num_dst, None, graph.matrix(weighted=True))
+        read = check_real(name, read)
+        ids = as_ids("dst_ids", ids)
+        if ids.shape != (graph.num_edges,):
+            raise ValueError(
+                f"dst_ids must be (num_edges={graph.num_edges},), got shape {ids.shape}"
+            )
+        size = read.shape[0] if read.ndim else 0
+        ids = bounded(ids, size).astype(graph.cols.dtype)
+        return _Rows(
+            f"the rows of {name}",
+            size,
+            ids,
+            SparseMatrix(
+                Csr(ids, graph.cols, num_rows=size),
+                Csr(graph.t_rows, take(ids, graph.t_order), graph.t_order, num_rows=graph.num_src),
+            ),
+        )
+
+    def attend(self, scores: _Scores, extra: Array | None) -> Any:
+        """The sum of values, and of what edges add to them, under the softmax of the scores."""
+        graph, heads, features = self.graph, self.heads, self.value.shape[1:]
+        matrix = graph.matrix(weighted=True)
+        if heads == 0:  # kernels have one at least
+            y = jnp.zeros((graph.num_dst, *features), self.value.dtype)
+            lse = jnp.zeros((graph.num_dst, 0), self.acc)
+            return (y, lse) if self.return_lse else y
+        y, stats = edge_attention(
+            *(flat(self.value), *scores, self.edge_scale, matrix),
+            heads=heads,
+            slope=self.slope,
+            implementation=self.implementation,
+        )
+        if extra is not None:
+            weight = xla.weights(
+                *(*scores, self.edge_scale, stats, matrix, self.slope, self.implementation)
+            )
+            y += segment_reduce(
+                *(flat(extra), weight, xla.carried(matrix)),
+                reduce="sum",
+                heads=heads,
+                implementation=self.implementation,
+            )
+        y = y.reshape(graph.num_dst, *features)
+        if not self.return_lse:
+            return y
+        top, log_sum = stats[..., 0], stats[..., 1]
+        empty = log_sum == jnp.inf
+        return y, jnp.where(empty, -jnp.inf, top + jnp.where(empty, 0, log_sum))
+
+
+def _check_same_features(name: str, x: Array, other_name: str, other: Array) -> None:
+    if x.shape[1:] != other.shape[1:]:
+        raise ValueError(
+            f"{name} must have the features {other.shape[1:]} of {other_name}, got shape {x.shape}"
+        )

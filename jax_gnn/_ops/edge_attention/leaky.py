@@ -1,0 +1,266 @@
+"""Scores of GATv2, ⟨a, LeakyReLU(l + r)⟩ of each entry's ends, and what their derivatives are.
+
+The LeakyReLU is its slope times what it is applied to, and the slope is constant nearly everywhere.
+Hence two linear primitives are all that derivatives of any order need:
+
+* ``leaky_dots``, t[e] = Σ slope(l[rows[e]] + r[cols[e]]) · (p[rows[e]] + q[cols[e]]) over the
+  features of a head, linear in p and q together, and
+* ``leaky_sum``, out[r] = Σ factor[e] · slope(l[r] + r[cols[e]]) over the entries e of row r.
+
+Each is the other's transpose; ``leaky_scores`` are the first of p = a · l and q = a · r, by a
+kernel of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, column, row_width, take
+from jax_gnn._core.batching import batch
+from jax_gnn._core.csr import SparseMatrix
+from jax_gnn._core.kernels import csr_operands, per_entry, per_row
+from jax_gnn._core.op import Bind, Call, Op, Operand, define
+from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
+from jax_gnn._ops.segment_reduce.xla import into_rows
+
+
+class Scored(NamedTuple):
+    """Operands of ``leaky_scores``.
+
+    Attributes:
+        left: ``(rows, heads · features)``.
+        right: ``(columns, heads · features)``.
+        vector: ``(1, heads · features)`` in the accumulator type.
+        matrix: the entries, by row in the order of the result.
+    """
+
+    left: Any
+    right: Any
+    vector: Any
+    matrix: SparseMatrix
+
+
+class LeakyDots(NamedTuple):
+    """Operands of ``leaky_dots``: what the slopes are those of, and p and q, or None for zeros."""
+
+    row_key: Any
+    col_key: Any
+    p: Any
+    q: Any
+    matrix: SparseMatrix
+
+
+class LeakySum(NamedTuple):
+    """Operands of ``leaky_sum``: the factors are ``(entries, heads)``."""
+
+    row_key: Any
+    col_key: Any
+    factor: Any
+    matrix: SparseMatrix
+
+
+# --- In plain XLA --------------------------------------------------------------------------------
+
+
+def _sums(row_key: Array, col_key: Array, matrix: SparseMatrix) -> tuple[Array, Array]:
+    """Of each entry the sum of both keys, and the mask of entries that are there, as a column."""
+    csr, acc = matrix.by_row, accumulator_dtype(row_key.dtype)
+    z = take(row_key.astype(acc), csr.rows) + take(col_key.astype(acc), csr.cols)
+    return z, column(csr.valid(col_key.shape[0]))
+
+
+def _per_head(x: Array, heads: int) -> Array:
+    return x.reshape(x.shape[0], heads, x.shape[1] // heads)
+
+
+def _scores(
+    left: Array, right: Array, vector: Array, matrix: SparseMatrix, *, heads: int, slope: float
+) -> Array:
+    z, valid = _sums(left, right, matrix)
+    terms = jnp.where(valid, vector * jnp.where(z > 0, z, slope * z), 0)
+    return jnp.sum(_per_head(terms, heads), axis=2)
+
+
+def _dots(
+    row_key: Array,
+    col_key: Array,
+    p: Array | None,
+    q: Array | None,
+    matrix: SparseMatrix,
+    *,
+    heads: int,
+    slope: float,
+) -> Array:
+    z, valid = _sums(row_key, col_key, matrix)
+    csr = matrix.by_row
+    terms = jnp.zeros_like(z)
+    for values, ids in ((p, csr.rows), (q, csr.cols)):
+        if values is not None:
+            terms += take(values.astype(z.dtype), ids)
+    terms = jnp.where(valid, jnp.where(z > 0, terms, slope * terms), 0)
+    return jnp.sum(_per_head(terms, heads), axis=2)
+
+
+def _sum(
+    row_key: Array, col_key: Array, factor: Array, matrix: SparseMatrix, *, heads: int, slope: float
+) -> Array:
+    csr = matrix.by_row
+    z, valid = _sums(row_key, col_key, matrix)
+    slopes = jnp.where(z > 0, 1, jnp.asarray(slope, z.dtype))
+    terms = _per_head(slopes, heads) * take(factor, csr.order)[..., None]
+    terms = jnp.where(valid, terms.reshape(z.shape), 0)
+    return into_rows(JAX_OPS["sum"], terms, valid[:, 0], csr).astype(row_key.dtype)
+
+
+# --- What kernels get ----------------------------------------------------------------------------
+
+
+def _scores_call(platform: str, operands: Scored, *, heads: int, slope: float) -> Call | None:
+    del platform
+    left, right, vector, matrix = operands
+    found = csr_operands(matrix.by_row, right.shape[0])
+    if found is None:
+        return None
+    (rows, cols, _), flags = found
+    attributes = {
+        "gather": flags["gather"],
+        "heads": np.int64(heads),
+        "slope": np.float64(slope),
+    }
+    return Call([left, right, Operand.of(jnp.ravel, vector), rows, cols], attributes)
+
+
+def _sum_call(platform: str, operands: LeakySum, *, heads: int, slope: float) -> Call | None:
+    del platform, heads
+    row_key, col_key, factor, matrix = operands
+    csr = matrix.by_row
+    found = csr_operands(csr, col_key.shape[0])
+    if found is None:
+        return None
+    ids, flags = found
+    schedule, workspaces = scheduled("segment_select", csr, col_key)
+    flags |= {"slope": np.float64(slope)} | schedule
+    return Call([row_key, col_key, factor, *ids], flags, workspaces)
+
+
+# --- Derivatives ---------------------------------------------------------------------------------
+
+
+def _scores_jvp(bind: Bind, primals: Scored, tangents: Scored) -> tuple[Array, Array | None]:
+    vector, acc = primals.vector, primals.vector.dtype
+
+    def product(x: Array, tangent: Array | None) -> Array | None:
+        terms = [] if tangent is None else [vector * tangent.astype(acc)]
+        if tangents.vector is not None:  # of rows that nobody reads, whatever they hold
+            terms.append(tangents.vector * jnp.where(jnp.isfinite(x), x, 0).astype(acc))
+        return sum(terms[1:], terms[0]).astype(x.dtype) if terms else None
+
+    p, q = product(primals.left, tangents.left), product(primals.right, tangents.right)
+    if p is None and q is None:
+        return bind(primals), None
+    tangent = leaky_dots(
+        *(primals.left, primals.right, p, q, primals.matrix),
+        **bind.attributes,
+        implementation=bind.implementation,
+    )
+    return bind(primals), tangent
+
+
+def _scores_batch(bind: Bind, operands: Scored, batched: Scored, size: int) -> Array:
+    if not any(jax.tree.leaves(batched.matrix)):
+        return batch((), bind, operands, batched, size, per_entry=True)
+
+    def apart(left: Array, right: Array, vector: Array, matrix: SparseMatrix) -> Array:
+        p, q = ((vector * x.astype(vector.dtype)).astype(x.dtype) for x in (left, right))
+        options = {**bind.attributes, "implementation": bind.implementation}
+        return leaky_dots(left, right, p, q, matrix, **options)
+
+    axes = tuple(jax.tree.map(lambda is_batched: 0 if is_batched else None, batched))
+    return jax.vmap(apart, axes)(*operands)
+
+
+def _dots_jvp(bind: Bind, primals: LeakyDots, tangents: LeakyDots) -> tuple[Array, Array | None]:
+    result, moving = bind(primals), (tangents.p, tangents.q)
+    if all(each is None for each in moving):
+        return result, None
+    return result, bind(primals._replace(p=tangents.p, q=tangents.q))
+
+
+def _dots_transpose_p(bind: Bind, ct: Array, operands: LeakyDots) -> Array:
+    return leaky_sum(
+        *(operands.row_key, operands.col_key, ct, operands.matrix),
+        **bind.attributes,
+        implementation=bind.implementation,
+    )
+
+
+def _dots_transpose_q(bind: Bind, ct: Array, operands: LeakyDots) -> Array:
+    row_key, col_key, _, _, matrix = operands
+    return _dots_transpose_p(bind, ct, LeakyDots(col_key, row_key, None, None, matrix.T))
+
+
+def _sum_transpose(bind: Bind, ct: Array, operands: LeakySum) -> Array:
+    row_key, col_key, _, matrix = operands
+    # By the half whose entries are in the order of the factors.
+    if matrix.by_row.order is None:
+        dots = LeakyDots(row_key, col_key, ct, None, matrix)
+    else:
+        dots = LeakyDots(col_key, row_key, None, ct, matrix.T)
+    return leaky_dots(*dots, **bind.attributes, implementation=bind.implementation)
+
+
+def _flops(operands: Any, **attributes: Any) -> int:
+    del attributes
+    return 4 * operands.matrix.by_row.count * row_width(operands[0])
+
+
+# Attributes of all: heads, and slope, that of the LeakyReLU below 0.
+leaky_scores = define(
+    Op(
+        name="leaky_scores",
+        operands=Scored,
+        result=per_entry,
+        xla=_scores,
+        call=_scores_call,
+        jvp=_scores_jvp,
+        transpose={},
+        batch=_scores_batch,
+        flops=_flops,
+    )
+)
+
+
+leaky_dots = define(
+    Op(
+        name="leaky_dots",
+        operands=LeakyDots,
+        result=per_entry,
+        xla=_dots,
+        platforms=(),
+        jvp=_dots_jvp,
+        transpose={"p": _dots_transpose_p, "q": _dots_transpose_q},
+        batch=functools.partial(batch, (), per_entry=True),
+        flops=_flops,
+    )
+)
+
+
+leaky_sum = define(
+    Op(
+        name="leaky_sum",
+        operands=LeakySum,
+        result=per_row,
+        xla=_sum,
+        call=_sum_call,
+        transpose={"factor": _sum_transpose},
+        batch=functools.partial(batch, ("factor",), per_entry=True),
+        flops=_flops,
+        family=FAMILY,
+    )
+)

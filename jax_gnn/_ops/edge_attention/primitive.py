@@ -1,0 +1,314 @@
+"""Attention over the edges into each destination: sums under a softmax that nobody keeps.
+
+* ``edge_attention``, y[r] = Σ w[e] · value[cols[e]] over the entries e of row r, where w is a
+  factor times the softmax of the entries' scores; and what the softmax is made of, for each row.
+  Scores are those of both ends together, through a LeakyReLU, or each entry has its own.
+* ``edge_attention_jvp``, its derivative, linear in the tangents of values and of scores, and
+  ``edge_attention_vjp``, the transpose of that: both gradients in one pass over the entries.
+  Weights are made anew of the scores, and D of Dao's FlashAttention, ⟨cotangent, y⟩ of each row,
+  takes the place of a sum over the entries.
+
+Derivatives of the derivatives are those of what :mod:`xla` writes them in: closed primitives.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._core.arrays import accumulator_dtype, row_width
+from jax_gnn._core.batching import batch
+from jax_gnn._core.csr import SparseMatrix
+from jax_gnn._core.kernels import csr_operands, like_first
+from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define
+from jax_gnn._core.schedule import known_width
+from jax_gnn._ops.edge_attention import xla
+from jax_gnn._ops.segment_reduce.primitive import gather
+from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
+
+
+class Attended(NamedTuple):
+    """Operands of ``edge_attention``. Scores are in the accumulator type.
+
+    Attributes:
+        value: ``(columns, heads · features)``.
+        row_score: ``(rows, heads)``, of which the entry's is added to its column's; or None.
+        col_score: ``(columns, heads)``; None where ``row_score`` is.
+        entry_score: ``(entries, heads)``, where there are not these.
+        entry_scale: ``(entries, heads)``, factors of the softmax, or None.
+        matrix: the entries, those by row in the order of what each has for itself.
+    """
+
+    value: Any
+    row_score: Any
+    col_score: Any
+    entry_score: Any
+    entry_scale: Any
+    matrix: SparseMatrix
+
+
+class Tangents(NamedTuple):
+    """Operands of ``edge_attention_jvp``: those of ``edge_attention``, its results, and tangents.
+
+    Attributes:
+        y: what it gave.
+        stats: ``(rows, heads, 2)``, likewise, see `edge_attention`.
+        dvalue: tangent of ``value``.
+        dscore: ``(entries, heads)``, of the entries' scores, before the LeakyReLU if there is one.
+    """
+
+    value: Any
+    row_score: Any
+    col_score: Any
+    entry_score: Any
+    entry_scale: Any
+    y: Any
+    stats: Any
+    dvalue: Any
+    dscore: Any
+    matrix: SparseMatrix
+
+
+class Cotangents(NamedTuple):
+    """Operands of ``edge_attention_vjp``.
+
+    Attributes:
+        ct: like y, its cotangent.
+        delta: ``(rows, heads)``, ⟨ct, y⟩ less the cotangent of the logarithm of the softmax's sum.
+    """
+
+    value: Any
+    row_score: Any
+    col_score: Any
+    entry_score: Any
+    entry_scale: Any
+    stats: Any
+    ct: Any
+    delta: Any
+    matrix: SparseMatrix
+
+
+def _per_row_and_stats(operands: Attended, *, heads: int, slope: float) -> list[Any]:
+    del slope
+    x, num_rows = operands.value, operands.matrix.by_row.num_rows
+    return [
+        jax.ShapeDtypeStruct((num_rows, row_width(x)), x.dtype),
+        jax.ShapeDtypeStruct((num_rows, heads, 2), accumulator_dtype(x.dtype)),
+    ]
+
+
+def _per_row_and_head(operands: Tangents, *, heads: int, slope: float) -> list[Any]:
+    del slope
+    num_rows, acc = operands.matrix.by_row.num_rows, accumulator_dtype(operands.value.dtype)
+    return [
+        jax.ShapeDtypeStruct(operands.y.shape, operands.y.dtype),
+        jax.ShapeDtypeStruct((num_rows, heads), acc),
+    ]
+
+
+def _per_col_and_entry(operands: Cotangents, *, heads: int, slope: float) -> list[Any]:
+    del slope
+    count, acc = operands.matrix.by_row.count, accumulator_dtype(operands.value.dtype)
+    return [like_first(operands), jax.ShapeDtypeStruct((count, heads), acc)]
+
+
+def _call(platform: str, operands: Attended, *, heads: int, slope: float) -> Call | None:
+    del platform
+    value, row_score, col_score, entry_score, entry_scale, matrix = operands
+    csr = matrix.by_row
+    found = csr_operands(csr, value.shape[0])
+    if found is None:
+        return None
+    ids, flags = found
+    depth = known_width(row_width(value)) // max(heads, 1)
+    schedule, workspace = scheduled("segment_reduce", csr, value, True, depth)
+    score = entry_score or col_score
+    of_scores, score_workspace = scheduled("segment_reduce", csr, score)
+    flags |= _flags(operands, slope) | schedule
+    flags |= {f"score_{name}": of_scores[name] for name in ("lanes", "threads")}
+    optional = (each or value for each in (row_score, col_score, entry_score, entry_scale))
+    return Call([value, *optional, *ids], flags, [*workspace, *score_workspace])
+
+
+def _flags(operands: Attended | Cotangents, slope: float) -> dict[str, Any]:
+    return {
+        "additive": np.bool_(operands.entry_score is None),
+        "scaled": np.bool_(operands.entry_scale is not None),
+        "slope": np.float64(slope),
+    }
+
+
+def _vjp_call(platform: str, operands: Cotangents, *, heads: int, slope: float) -> Call | None:
+    del platform
+    value, row_score, col_score, entry_score, entry_scale, stats, ct, delta, matrix = operands
+    csr = matrix.by_col
+    found = csr_operands(csr, ct.shape[0])
+    if found is None:
+        return None
+    ids, flags = found
+    depth = known_width(row_width(ct)) // max(heads, 1)
+    schedule, workspace = scheduled("segment_reduce_vjp", csr, ct, depth=depth)
+
+    def records(stats: Array, delta: Array, *score: Array) -> Array:
+        score = score or (jnp.zeros_like(delta),)
+        return jnp.concatenate([score[0][..., None], stats, delta[..., None]], axis=-1)
+
+    # All that an entry reads of its row in one word.
+    record = Operand.of(records, stats, delta, *([] if row_score is None else [row_score]))
+    optional = (each or value for each in (col_score, entry_score, entry_scale))
+    flags |= _flags(operands, slope) | schedule
+    return Call([ct, value, record, *optional, *ids], flags, workspace)
+
+
+def _jvp(bind: Bind, primals: Attended, tangents: Attended) -> tuple[list[Array], list[Array]]:
+    if tangents.entry_scale is not None:
+        return _composed_jvp(bind, primals, tangents)
+    y, stats = bind(primals)
+    dscore = tangents.entry_score
+    at_rows, at_cols = xla.ends(primals.matrix)
+    for tangent, at_end in ((tangents.row_score, at_rows), (tangents.col_score, at_cols)):
+        if tangent is not None:
+            term = gather(tangent, at_end, bind.implementation)
+            dscore = term if dscore is None else dscore + term
+    if dscore is None:
+        shape = primals.matrix.by_row.count, bind.attributes["heads"]
+        dscore = jnp.zeros(shape, stats.dtype)
+    dvalue = jnp.zeros_like(primals.value) if tangents.value is None else tangents.value
+    dy, dlog_sum = edge_attention_jvp(
+        *(*primals[:5], y, stats, dvalue, dscore, primals.matrix),
+        **bind.attributes,
+        implementation=bind.implementation,
+    )
+    # What the sum is relative to stands still: it changes nothing.
+    return [y, stats], [dy, jnp.stack([jnp.zeros_like(dlog_sum), dlog_sum], axis=-1)]
+
+
+def _composed_jvp(bind: Bind, primals: Any, tangents: Any) -> Any:
+    """Of the same in other primitives."""
+    options = {**bind.attributes, "implementation": bind.implementation}
+    return composed_jvp(
+        lambda operands: bind.op.xla(**operands._asdict(), **options), primals, tangents
+    )
+
+
+def _linear_jvp(
+    linear: tuple[str, str], bind: Bind, primals: Any, tangents: Any
+) -> tuple[list[Array], list[Array]]:
+    """Of what is linear in two operands together."""
+    moving = {name for name, each in tangents._asdict().items() if each is not None}
+    if moving - {"matrix"} <= set(linear):
+        given = {name: getattr(tangents, name) for name in linear}
+        filled = {
+            name: jnp.zeros_like(getattr(primals, name)) if each is None else each
+            for name, each in given.items()
+        }
+        return bind(primals), bind(primals._replace(**filled))
+    return _composed_jvp(bind, primals, tangents)
+
+
+def _jvp_transpose(bind: Bind, cts: list[Array | None], operands: Tangents) -> tuple[Array, Array]:
+    y, stats = operands.y, operands.stats
+    ct = jnp.zeros_like(y) if cts[0] is None else cts[0]
+    delta = _dots(ct, y, bind.attributes["heads"])
+    if cts[1] is not None:
+        delta -= cts[1]
+    to_value, to_score = edge_attention_vjp(
+        *(*operands[:5], stats, ct, delta, operands.matrix),
+        **bind.attributes,
+        implementation=bind.implementation,
+    )
+    return to_value, to_score
+
+
+def _dots(a: Array, b: Array, heads: int) -> Array:
+    """Of each row and head, in the accumulator type."""
+    acc = accumulator_dtype(a.dtype)
+    products = a.astype(acc) * b.astype(acc)
+    return jnp.sum(products.reshape(a.shape[0], heads, a.shape[1] // heads), axis=2)
+
+
+def _vjp_transpose(
+    bind: Bind, cts: list[Array | None], operands: Cotangents
+) -> tuple[Array, Array]:
+    heads, matrix, stats = bind.attributes["heads"], operands.matrix, operands.stats
+    dvalue, dscore = cts
+    if dvalue is None:
+        dvalue = jnp.zeros_like(operands.value)
+    if dscore is None:
+        dscore = jnp.zeros((matrix.by_row.count, heads), stats.dtype)
+    y = jnp.zeros((matrix.by_row.num_rows, dvalue.shape[1]), dvalue.dtype)
+    to_ct, dlog_sum = edge_attention_jvp(
+        *(*operands[:5], y, stats, dvalue, dscore, matrix),
+        **bind.attributes,
+        implementation=bind.implementation,
+    )
+    return to_ct, -dlog_sum
+
+
+def _flops(operands: Any, **attributes: Any) -> int:
+    del attributes
+    return 2 * operands.matrix.by_row.count * row_width(operands.value)
+
+
+_WEIGHTS = ("row_score", "col_score", "entry_score", "entry_scale")
+_batch = functools.partial(batch, _WEIGHTS, per_entry=True)
+
+
+# Results: y, and of each row and head what its softmax is made of: exp((score - stats[0]) -
+# stats[1]). The first is the largest score, and taken for a constant, the second the logarithm of
+# the sum, inf where that is of nothing. Attributes: heads, slope (of the LeakyReLU).
+edge_attention = define(
+    Op(
+        name="edge_attention",
+        operands=Attended,
+        result=_per_row_and_stats,
+        xla=xla.edge_attention,
+        call=_call,
+        jvp=_jvp,
+        transpose={},
+        batch=_batch,
+        several=True,
+        flops=_flops,
+        family=FAMILY,
+    )
+)
+
+
+# The tangents of y and of stats[1].
+edge_attention_jvp = define(
+    Op(
+        name="edge_attention_jvp",
+        operands=Tangents,
+        result=_per_row_and_head,
+        xla=xla.edge_attention_jvp,
+        platforms=(),
+        jvp=functools.partial(_linear_jvp, ("dvalue", "dscore")),
+        transpose={("dvalue", "dscore"): _jvp_transpose},
+        batch=_batch,
+        several=True,
+        flops=lambda operands, **_: 2 * _flops(operands),
+    )
+)
+
+
+# The cotangents of value, and of the entries' scores before the LeakyReLU.
+edge_attention_vjp = define(
+    Op(
+        name="edge_attention_vjp",
+        operands=Cotangents,
+        result=_per_col_and_entry,
+        xla=xla.edge_attention_vjp,
+        call=_vjp_call,
+        jvp=functools.partial(_linear_jvp, ("ct", "delta")),
+        transpose={("ct", "delta"): _vjp_transpose},
+        batch=_batch,
+        several=True,
+        flops=lambda operands, **_: 2 * _flops(operands),
+        family=FAMILY,
+    )
+)
