@@ -169,7 +169,7 @@ struct GatherMessage {
 
   struct Loaded {
     Word<T, kVec> words[kUnroll];
-    Acc weights[kUnroll];
+    std::conditional_t<kComputed, const Acc*, Acc[kUnroll]> weights;  // computed: in shared memory
     unsigned valid;
   };
   // Called by the whole warp. `beside`: the weights are in ids. `left_words`: shared memory, for
@@ -260,12 +260,12 @@ struct GatherMessage {
       return entry;
     };
     Acc* const to = team_weights(left_words, lanes);
-    compute_weights<kUnroll, kDots>(weight, threadIdx.x & (lanes - 1), lanes, first_head, entry_of,
-                                    to, team_terms(left_words, lanes));
+    constexpr int kTogether = sizeof(Acc) > 4 ? 1 : 2;  // with more, registers are spilled
+    compute_weights<kUnroll, kTogether, kDots>(weight, threadIdx.x & (lanes - 1), lanes, first_head,
+                                               entry_of, to, team_terms(left_words, lanes));
     __syncwarp();
     const int head = column.active ? static_cast<int>(column.head) - first_head : 0;
-#pragma unroll
-    for (int j = 0; j < kUnroll; ++j) loaded.weights[j] = to[head * kUnroll + j];
+    loaded.weights = to + head * kUnroll;
   }
   __device__ __forceinline__ void value(const Loaded& loaded, int j, Acc (&x)[kVec]) const {
     unpack<kVec, T>(loaded.words[j], x);

@@ -289,8 +289,10 @@ __global__ void __launch_bounds__(kStepThreads, 2)
         const Index col = shared.cols[from + j];
         return Entry{shared.rows[from + j], col, shared.places[from + j], col >= 0};
       };
-      compute_weights<kEntries, decltype(dots)::value>(step.weight, lane, kLanes, first_head,
-                                                       entry_of, to + at, terms);
+      // With more of a lane at once, registers are spilled.
+      constexpr int kTogether = sizeof(Acc) > 4 ? 1 : Dots::kAny ? 2 : 4;
+      compute_weights<kEntries, kTogether, decltype(dots)::value>(
+          step.weight, lane, kLanes, first_head, entry_of, to + at, terms);
     };
     compute(place, weights, std::bool_constant<Dots::kAny>());
     if (repeats) compute(place_before, weights + block_weights, std::false_type());

@@ -69,14 +69,14 @@ __host__ __device__ constexpr int64_t computed_bytes(int heads) {
 }
 
 // Computes the weights of kSize entries, `to` [head][entry], and with dots their terms. Lanes that
-// read them wait for the others of the team first. `entry_of`: of a number below kSize.
-template <int kSize, bool kDots, class Weights, class EntryOf>
+// read them wait for the others of the team first. `entry_of`: of a number below kSize. kTogether:
+// of a lane, whose loads are in flight together.
+template <int kSize, int kTogether, bool kDots, class Weights, class EntryOf>
 __device__ __forceinline__ void compute_weights(const Weights& weights, int lane, int lanes,
                                                 int first_head, const EntryOf& entry_of,
                                                 typename Weights::Acc* to,
                                                 DotTerms<typename Weights::Acc>* terms) {
   using Acc = typename Weights::Acc;
-  constexpr int kTogether = kDots || sizeof(Acc) > 4 ? 2 : 4;
   const int size = kSize * weights.tile_heads;
 #pragma unroll 1
   for (int first = lane; first < size; first += kTogether * lanes) {
