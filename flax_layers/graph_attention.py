@@ -223,9 +223,10 @@ class GATConv(_GraphAttentionConv):
         )
         own_score = None
         if self._sees_itself(graph, x):
-            own_score = (of_dst + of_src).astype(attended[1].dtype)
+            acc = attended[1].dtype
+            own_score = of_dst.astype(acc) + of_src.astype(acc)
             if bias is not None:
-                own_score += _mean_of_edges(graph, bias)
+                own_score += _mean_of_edges(graph, bias.astype(acc))
             own_score = jax.nn.leaky_relu(own_score, self.negative_slope)
         return self._finish(graph, attended, own_score, flat_value, shape, dropout)
 
@@ -367,9 +368,12 @@ class GATv2Conv(_GraphAttentionConv):
         )
         own_score = None
         if self._sees_itself(graph, x):
-            z = (left + right).astype(attended[1].dtype)
-            z = z if of_edges is None else z + _mean_of_edges(graph, of_edges)
-            own_score = jnp.sum(vector * jax.nn.leaky_relu(z, self.negative_slope), axis=-1)
+            acc = attended[1].dtype
+            z = left.astype(acc) + right.astype(acc)
+            z = z if of_edges is None else z + _mean_of_edges(graph, of_edges.astype(acc))
+            own_score = jnp.sum(
+                vector.astype(acc) * jax.nn.leaky_relu(z, self.negative_slope), axis=-1
+            )
         return self._finish(graph, attended, own_score, right, shape, dropout)
 
     def _mapped(self, x: Array, kernel: Any, bias: Any) -> Array:
@@ -386,7 +390,7 @@ class TransformerConv(nnx.Module):
     Attributes:
         query, key, value: `nnx.Linear` to ``heads · width`` features.
         edge: likewise of the edges' features, without a bias; None where edges have none.
-        skip: `nnx.Linear` of the destinations to `out_features`, or None.
+        root: `nnx.Linear` of the destinations to `out_features`, the skip connection, or None.
         gate: `nnx.Linear` of ``3 · out_features`` to 1 without a bias, or None: how much of the
             skip connection counts in place of what is attended to.
 
@@ -406,7 +410,7 @@ class TransformerConv(nnx.Module):
         heads: int = 1,
         concat: bool = True,
         gated: bool = False,
-        skip: bool = True,
+        root_weight: bool = True,
         edge_features: int | None = None,
         attention_dropout_rate: float = 0.0,
         rngs: nnx.Rngs,
@@ -422,7 +426,7 @@ class TransformerConv(nnx.Module):
             concat: Whether the heads' features lie side by side, each of ``out_features / heads``
                 features; else the result is their mean.
             gated: Whether a gate weighs the skip connection against the rest, equation 5.
-            skip: Whether there is a skip connection.
+            root_weight: Whether there is a skip connection.
             edge_features: Features per edge; None where edges have none.
             attention_dropout_rate: Share of the attention weights dropped in training, in [0, 1].
             rngs: Source of the keys, streams "params" and "dropout".
@@ -436,8 +440,8 @@ class TransformerConv(nnx.Module):
         check_positive(out_features=out_features)
         check_heads(heads, out_features if check_flag("concat", concat) else None)
         check_rates(attention_dropout_rate=attention_dropout_rate)
-        if check_flag("gated", gated) and not check_flag("skip", skip):
-            raise ValueError("gated needs the skip connection that it weighs, got skip=False")
+        if check_flag("gated", gated) and not check_flag("root_weight", root_weight):
+            raise ValueError("gated needs the skip connection, got root_weight=False")
         given: Any = linear_options(dict(options))
         without_bias: Any = {**given, "use_bias": False}
         width = out_features if concat else heads * out_features
@@ -448,9 +452,9 @@ class TransformerConv(nnx.Module):
         if edge_features is not None:
             check_positive(edge_features=edge_features)
             self.edge = nnx.Linear(edge_features, width, rngs=rngs, **without_bias)
-        self.skip: nnx.Linear | None = nnx.data(None)
-        if skip:
-            self.skip = nnx.Linear(dst_features, out_features, rngs=rngs, **given)
+        self.root: nnx.Linear | None = nnx.data(None)
+        if root_weight:
+            self.root = nnx.Linear(dst_features, out_features, rngs=rngs, **given)
         self.gate: nnx.Linear | None = nnx.data(None)
         if gated:
             self.gate = nnx.Linear(3 * out_features, 1, rngs=rngs, **without_bias)
@@ -460,6 +464,11 @@ class TransformerConv(nnx.Module):
         self.heads = heads
         self.concat = concat
         self.gated = gated
+        self.root_weight = root_weight
+        self.use_bias = given.get("use_bias", True)
+        self.dtype = given.get("dtype")
+        self.param_dtype = given.get("param_dtype", jnp.float32)
+        self.precision = given.get("precision")
         self.edge_features = edge_features
         self.attention_dropout_rate = attention_dropout_rate
 
@@ -511,9 +520,9 @@ class TransformerConv(nnx.Module):
             edge_scale=_dropped(self.attention_dropout, graph.num_edges, value.shape[1], dropout),
         ).reshape(shape)
         y = y.reshape(*y.shape[:-2], self.out_features) if self.concat else y.mean(axis=-2)
-        if self.skip is None:
+        if self.root is None:
             return y
-        skipped = linear(self.skip, dst).astype(y.dtype)
+        skipped = linear(self.root, dst).astype(y.dtype)
         if self.gate is None:
             return y + skipped
         gate = jax.nn.sigmoid(linear(self.gate, jnp.concatenate([y, skipped, y - skipped], -1)))

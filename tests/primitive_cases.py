@@ -59,6 +59,7 @@ SQUARE = SparseMatrix(  # four edges of five rows and five columns
     Csr(ids(-1, 0, 0, 2), ids(4, 0, 1, 0), ids(3, 1, 2, 0), num_rows=5),
 )
 KEYS = (floats(5, 2), floats(3, 2))  # of rows, of columns
+SCORES = (floats(5, 1), floats(3, 1), floats(4, 1), floats(4, 1))  # likewise, and of entries
 
 GATHER = SparseMatrix(  # five rows of four
     Csr(None, ids(3, 0, 3, -1, 1), num_rows=5),
@@ -94,6 +95,18 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         *(floats(4, 2), floats(4, 2)),
         segments(ids(0, 0, 1, 4), 5),
     ),
+    "edge_attention": (floats(3, 2), *SCORES, MATRIX),
+    "edge_attention_jvp": (
+        *(floats(3, 2), *SCORES, floats(5, 2), floats(5, 1, 2), floats(3, 2), floats(4, 1)),
+        MATRIX,
+    ),
+    "edge_attention_vjp": (
+        *(floats(3, 2), *SCORES, floats(5, 1, 2), floats(5, 2), floats(5, 1)),
+        MATRIX,
+    ),
+    "leaky_scores": (*KEYS, floats(1, 2), MATRIX),
+    "leaky_dots": (*KEYS, *KEYS, MATRIX),
+    "leaky_sum": (*KEYS, floats(4, 1), MATRIX),
     "segment_order": (ids(3, -1, 0, 3),),
     "segment_matmul": (
         *(floats(4, 2), floats(3, 2, 4), floats(3, 4), floats(5, 4), floats(5)),

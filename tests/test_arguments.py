@@ -63,6 +63,17 @@ OF_STACK = OF_CONV | {
 ON_GRAPH = {"graph": GRAPH, "x": X}
 ON_HYPERGRAPH = {"hypergraph": HYPERGRAPH, "x": X}
 HEADS = {"heads": 1, "negative_slope": 0.1, "attention_dropout_rate": 0.5}
+PER_HEAD, BY_HEADS = np.ones((N, 2), np.float32), np.ones((N, 2, 3), np.float32)
+ATTENTION = {
+    "graph": GRAPH,
+    "negative_slope": 0.1,
+    "edge_bias": np.ones((len(SRC), 2)),
+    "edge_scale": np.ones((len(SRC), 2)),
+    "edge_features": np.ones((len(SRC), 2, 3), np.float32),
+    "dst_ids": np.zeros(len(SRC), np.int32),
+    "return_lse": False,
+    "implementation": "xla",
+}
 MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (
         flax_layers.GCNConv,
@@ -77,6 +88,19 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         ON_GRAPH | {"edge_weight": OF_EDGES},
     ),
     (flax_layers.SAGEConv, OF_CONV, {"aggregation": "max"}, ON_GRAPH | {"edge_weight": OF_EDGES}),
+    *(
+        (layer, OF_CONV, HEADS | options, ON_GRAPH)
+        for layer, options in (
+            (flax_layers.GATConv, {"add_self_loops": True}),
+            (flax_layers.GATv2Conv, {"share_weights": False, "add_self_loops": True}),
+        )
+    ),
+    (
+        flax_layers.TransformerConv,
+        OF_CONV,
+        {"heads": 1, "gated": True, "root_weight": True, "attention_dropout_rate": 0.5},
+        ON_GRAPH,
+    ),
     (
         flax_layers.HGNNConv,
         OF_CONV,
@@ -136,7 +160,10 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (flax_layers.RGCN, OF_STACK | {"num_relations": 2}, {}, {"graph": RELATIONAL, "x": X}),
     *(
         (model, OF_STACK, {}, ON_GRAPH)
-        for model in (flax_layers.GCN, flax_layers.GIN, flax_layers.SAGE)
+        for model in (
+            *(flax_layers.GCN, flax_layers.GIN, flax_layers.SAGE),
+            *(flax_layers.GAT, flax_layers.GATv2, flax_layers.GraphTransformer),
+        )
     ),
     *(
         (model, OF_STACK, {}, {"graph": HYPERGRAPH, "x": X})
@@ -195,6 +222,19 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "spmm": (
         jax_gnn.spmm,
         {"graph": GRAPH, "x": X, "weight": OF_EDGES, "reduce": "sum", "implementation": "xla"},
+    ),
+    "additive_attention": (
+        jax_gnn.additive_attention,
+        ATTENTION | {"dst_score": PER_HEAD, "src_score": PER_HEAD, "value": BY_HEADS},
+    ),
+    "gatv2_attention": (
+        jax_gnn.gatv2_attention,
+        ATTENTION | {"dst": BY_HEADS, "src": BY_HEADS, "attention": BY_HEADS[0]},
+    ),
+    "dot_attention": (
+        jax_gnn.dot_attention,
+        {name: each for name, each in ATTENTION.items() if name != "negative_slope"}
+        | {"query": BY_HEADS, "key": BY_HEADS, "value": BY_HEADS, "scale": 0.5},
     ),
     "relational_aggregate": (
         jax_gnn.relational_aggregate,
@@ -385,6 +425,7 @@ OPTIONAL = {
     *("own_scale", "normalization", "num_src", "num_dst", "num_nodes", "num_edges"),
     *("num_hyperedges", "num_incidences", "num_head_incidences", "edge_weight", "node_scale"),
     *("hyperedge_attr", "mlp_features", "method", "num_bases", "num_blocks", "x_dst"),
+    *("edge_bias", "edge_scale", "edge_features", "dst_ids", "scale"),
 }
 REQUIRED = {
     ("index_segment_reduce", "num_segments"),

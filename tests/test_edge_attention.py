@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from op_spec import Case, OpSpec
-from op_suite import CoreChecks, OpSuite
+import pytest
+from op_spec import Case, OpSpec, assert_close, same_bits, setting
+from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, CoreChecks, OpSuite
 from spmm_cases import Edges, graph_of, random_edges, unused
 
-from jax_gnn import Graph, additive_attention, dot_attention, gatv2_attention
+from jax_gnn import Graph, additive_attention, dot_attention, gatv2_attention, schedules
 
 HEADS = 4  # as many as devices of the tests
 
@@ -224,3 +228,394 @@ class TestDotOfEdges(CoreChecks):
         *(dots, dot_reference, "value", "query", "key"),
         *("edge_bias", "edge_scale", "edge_features", "scale"),
     )
+
+
+# --- What users pass wrongly ---------------------------------------------------------------------
+
+GRAPH = Graph.from_edges([0, 1, 1, 3], [0, 0, 1, 1], num_src=4, num_dst=3)
+OF_DST, OF_SRC = np.ones((3, 2), np.float32), np.ones((4, 2), np.float32)
+LEFT, RIGHT = np.ones((3, 2, 5), np.float32), np.ones((4, 2, 5), np.float32)
+VECTOR = np.ones((2, 5), np.float32)
+BY_EDGE = np.ones((4, 2), np.float32)
+BAD: dict[str, tuple[Any, type[Exception], str]] = {
+    "graph": ((additive_attention, 3, OF_DST, OF_SRC, RIGHT), TypeError, "graph must be a jax_gnn"),
+    "value-integer": (
+        (additive_attention, GRAPH, OF_DST, OF_SRC, RIGHT.astype(np.int32)),
+        *(TypeError, "value must be float16, .*, got int32"),
+    ),
+    "value-rows": (
+        (additive_attention, GRAPH, OF_DST, OF_SRC, LEFT),
+        *(ValueError, r"value must be \(num_src=4, heads, \*features\), got shape \(3, 2, 5\)"),
+    ),
+    "value-vector": (
+        (additive_attention, GRAPH, OF_DST, OF_SRC, RIGHT[:, 0, 0]),
+        *(ValueError, r"value must be \(num_src=4, heads, .*got shape \(4,\)"),
+    ),
+    "scores-of-the-wrong-nodes": (
+        (additive_attention, GRAPH, OF_SRC, OF_SRC, RIGHT),
+        *(ValueError, r"dst_score must be \(num_dst=3, heads\), with 2 heads as value, .*\(4, 2\)"),
+    ),
+    "scores-of-other-heads": (
+        (additive_attention, GRAPH, OF_DST, np.ones((4, 3)), RIGHT),
+        *(ValueError, r"src_score must be \(num_src=4, heads\), with 2 heads .*shape \(4, 3\)"),
+    ),
+    "scores-complex": (
+        (additive_attention, GRAPH, OF_DST, OF_SRC * 1j, RIGHT),
+        *(TypeError, "src_score must be real numbers, got complex64"),
+    ),
+    "slope": (
+        (additive_attention, GRAPH, OF_DST, OF_SRC, RIGHT, {"negative_slope": np.nan}),
+        *(ValueError, "negative_slope must be finite, got nan"),
+    ),
+    "edge_bias": (
+        (additive_attention, GRAPH, OF_DST, OF_SRC, RIGHT, {"edge_bias": OF_DST}),
+        *(ValueError, r"edge_bias must be \(num_edges=4, heads\), .*got shape \(3, 2\)"),
+    ),
+    "edge_scale": (
+        (additive_attention, GRAPH, OF_DST, OF_SRC, RIGHT, {"edge_scale": BY_EDGE[:, 0]}),
+        *(ValueError, r"edge_scale must be \(num_edges=4, heads\), .*got shape \(4,\)"),
+    ),
+    "edge_features": (
+        (additive_attention, GRAPH, OF_DST, OF_SRC, RIGHT, {"edge_features": VECTOR}),
+        *(ValueError, r"edge_features must be \(num_edges=4, \*features\), got shape \(2, 5\)"),
+    ),
+    "edge_features-of-other-features": (
+        (additive_attention, GRAPH, OF_DST, OF_SRC, RIGHT, {"edge_features": RIGHT[..., :3]}),
+        *(ValueError, r"edge_features must have the features \(2, 5\) of value, .*\(4, 2, 3\)"),
+    ),
+    "dst_ids-of-floats": (
+        (additive_attention, GRAPH, OF_DST, OF_SRC, RIGHT, {"dst_ids": np.zeros(4)}),
+        *(TypeError, "dst_ids must be an array of integers, got float"),
+    ),
+    "dst_ids-of-other-edges": (
+        (additive_attention, GRAPH, OF_DST, OF_SRC, RIGHT, {"dst_ids": np.zeros(3, int)}),
+        *(ValueError, r"dst_ids must be \(num_edges=4,\), got shape \(3,\)"),
+    ),
+    "return_lse": (
+        (additive_attention, GRAPH, OF_DST, OF_SRC, RIGHT, {"return_lse": "yes"}),
+        *(TypeError, "return_lse must be True or False, got str"),
+    ),
+    "dst-of-other-heads": (
+        (gatv2_attention, GRAPH, LEFT[:, :1], RIGHT, VECTOR),
+        *(ValueError, r"dst must be \(num_dst=3, heads, \*features\), with 2 heads as src, "),
+    ),
+    "dst-of-other-features": (
+        (gatv2_attention, GRAPH, LEFT[..., :3], RIGHT, VECTOR),
+        *(ValueError, r"src must have the features \(2, 3\) of dst, got shape \(4, 2, 5\)"),
+    ),
+    "attention": (
+        (gatv2_attention, GRAPH, LEFT, RIGHT, VECTOR[0]),
+        *(
+            ValueError,
+            r"attention must be \(heads, \*features\), \(2, 5\) as dst has them, got",
+        ),
+    ),
+    "key": (
+        (dot_attention, GRAPH, LEFT, LEFT, RIGHT),
+        *(ValueError, r"key must be \(num_src=4, \*features\), got shape \(3, 2, 5\)"),
+    ),
+    "key-of-other-features": (
+        (dot_attention, GRAPH, LEFT, RIGHT[..., :3], RIGHT),
+        *(ValueError, r"key must have the features \(2, 5\) of query, got shape \(4, 2, 3\)"),
+    ),
+    "scale": (
+        (dot_attention, GRAPH, LEFT, RIGHT, RIGHT, {"scale": [1.0, 2.0]}),
+        *(ValueError, r"scale must be a number, got shape \(2,\)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_arguments(case: str) -> None:
+    (function, *arguments), error, message = BAD[case]
+    options = arguments.pop() if isinstance(arguments[-1], dict) else {}
+    with pytest.raises(error, match=message):
+        function(*arguments, **options)
+    if case != "graph":
+        graph, *arrays = arguments
+        with pytest.raises(error, match=message):
+            jax.jit(lambda *each: function(graph, *each, **options))(*arrays)
+
+
+# --- What is particular to it --------------------------------------------------------------------
+
+
+def random_graph(rng: np.random.Generator, size: int = 300, count: int = 3000) -> Graph:
+    src, dst = rng.integers(0, size, count), rng.geometric(0.02, count) % size
+    return Graph.from_edges(src, dst, num_nodes=size)
+
+
+def in_numpy(graph: Graph, score: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """In float64, of any scores ``(num_edges, heads)``."""
+    rows, cols = np.asarray(graph.rows), np.asarray(graph.cols)
+    result = np.zeros((graph.num_dst, *value.shape[1:]))
+    for row in range(graph.num_dst):
+        into = np.flatnonzero(rows == row)
+        if len(into):
+            top = score[into].max(0)
+            powers = np.exp(score[into] - np.where(np.isfinite(top), top, 0))
+            sums = powers.sum(0)
+            weight = powers / np.where(sums == 0, 1, sums)
+            result[row] = (weight[..., None] * value[cols[into]]).sum(0)
+    return result
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("magnitude", [1.0, 1e4])
+def test_large_scores(rng: np.random.Generator, magnitude: float, implementation: str) -> None:
+    graph, heads = random_graph(rng), 2
+    of_dst, of_src = (rng.normal(size=(300, heads)) * magnitude for _ in range(2))
+    of_dst, of_src = (np.round(x * 8).astype(np.float32) / 8 for x in (of_dst, of_src))
+    value = rng.normal(size=(300, heads, 7)).astype(np.float32)
+    with setting(implementation):
+        y = jax.jit(additive_attention)(graph, of_dst, of_src, value, negative_slope=0.25)
+    z = of_dst.astype(float)[np.asarray(graph.rows)] + of_src[np.asarray(graph.cols)]
+    want = in_numpy(graph, np.where(z > 0, z, 0.25 * z), value)
+    np.testing.assert_allclose(y, want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("slope", [0.2, 0.0])
+def test_masked_edges(rng: np.random.Generator, slope: float, implementation: str) -> None:
+    """-inf leaves edges out; a node with only such edges is 0, and its gradients are."""
+    graph = random_graph(rng, 40, 200)
+    of_dst, of_src, value = (rng.normal(size=(40, 2, *more)) for more in ((), (), (3,)))
+    rows = np.asarray(graph.rows)
+    masked = (rng.random((200, 2)) < 0.3) | (rows[:, None] < 3)
+    bias = np.where(masked, -np.inf, rng.normal(size=(200, 2)))
+
+    def attend(of_dst: Any, of_src: Any, value: Any, bias: Any) -> Any:
+        return additive_attention(
+            *(graph, of_dst, of_src, value),
+            negative_slope=slope,
+            edge_bias=bias,
+            return_lse=True,
+        )
+
+    z = of_dst[rows] + of_src[np.asarray(graph.cols)] + np.where(masked, 0, bias)
+    score = np.where(masked, -np.inf, np.where(z > 0, z, slope * z))
+    with setting(implementation, "float64"):
+        y, lse = attend(of_dst, of_src, value, bias)
+        want = in_numpy(graph, score, value)
+        assert_close(y, want, 1e-12, "value")
+        assert (np.asarray(y)[:3] == 0).all()
+        assert (np.asarray(lse)[:3] == -np.inf).all()
+        sums = np.zeros((40, 2))
+        np.add.at(sums, rows, np.exp(score))
+        np.testing.assert_allclose(lse, np.log(sums, where=sums > 0, out=np.full((40, 2), -np.inf)))
+        gradients = jax.grad(
+            lambda *each: jnp.sum(jnp.sin(attend(*each)[0])), argnums=(0, 1, 2, 3)
+        )(of_dst, of_src, value, bias)
+    for gradient in gradients:
+        assert np.isfinite(gradient).all()
+    assert (np.asarray(gradients[0])[:3] == 0).all()
+    assert (np.asarray(gradients[3])[masked] == 0).all()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_logsumexp_has_derivatives(rng: np.random.Generator, implementation: str) -> None:
+    graph = random_graph(rng, 20, 90)
+    of_dst, of_src, value = (rng.normal(size=(20, 2, *more)) for more in ((), (), (3,)))
+
+    def both(of_dst: Any, of_src: Any, value: Any) -> Any:
+        y, lse = additive_attention(graph, of_dst, of_src, value, return_lse=True)
+        return jnp.sum(jnp.sin(y)) + jnp.sum(jnp.cos(jnp.where(lse > -jnp.inf, lse, 0)))
+
+    def plain(of_dst: Any, of_src: Any, value: Any) -> Any:
+        score = jax.nn.leaky_relu(of_dst[graph.rows] + of_src[graph.cols], 0.2)
+        sums = jax.ops.segment_sum(jnp.exp(score), graph.rows, 20)
+        weight = jnp.exp(score) / sums[graph.rows]
+        y = jax.ops.segment_sum(weight[..., None] * value[graph.cols], graph.rows, 20)
+        lse = jnp.where(sums > 0, jnp.log(jnp.where(sums > 0, sums, 1)), 0)
+        return jnp.sum(jnp.sin(y)) + jnp.sum(jnp.cos(lse))
+
+    with setting(implementation, "float64"):
+        operands = of_dst, of_src, value
+        for got, want in zip(
+            jax.grad(both, (0, 1, 2))(*operands), jax.grad(plain, (0, 1, 2))(*operands), strict=True
+        ):
+            assert_close(got, want, 1e-12, "gradient")
+        for got, want in zip(
+            jax.tree.leaves(jax.hessian(both, (0, 1))(*operands)),
+            jax.tree.leaves(jax.hessian(plain, (0, 1))(*operands)),
+            strict=True,
+        ):
+            assert_close(got, want, 1e-11, "second derivative")
+
+
+KINDS: dict[str, Callable[..., Any]] = {
+    "additive": additive_attention,
+    "gatv2": gatv2_attention,
+    "dot": dot_attention,
+}
+
+
+def operands_of(
+    rng: np.random.Generator, kind: str, rows: int, graph: Graph, width: int = 3
+) -> tuple[np.ndarray, ...]:
+    """Those of a kind of attention with two heads, by edges that read one of so many rows."""
+    left, right = (rng.normal(size=(size, 2, width)) for size in (rows, graph.num_src))
+    if kind == "additive":
+        return left[..., 0], right[..., 0], right
+    return (left, right, rng.normal(size=(2, width)) if kind == "gatv2" else right)
+
+
+def scores_of(kind: str, left: Any, right: Any, third: Any) -> Any:
+    """Of edges, of what they read at both ends."""
+    z = left + right
+    if kind == "additive":
+        return jnp.where(z > 0, z, 0.2 * z)
+    if kind == "gatv2":
+        return (third * jnp.where(z > 0, z, 0.2 * z)).sum(-1)
+    return (left * right).sum(-1) / np.sqrt(left.shape[-1])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_another_kind(rng: np.random.Generator, kind: str, implementation: str) -> None:
+    """With dst_ids edges read rows that are not their destinations'; ids out of range read none."""
+    num_nodes, count = 30, 150
+    graph = random_graph(rng, num_nodes, count)
+    rows, cols = np.asarray(graph.rows), np.asarray(graph.cols)
+    place = np.arange(count) - np.searchsorted(rows, rows)  # of an edge in its row
+    ids = 2 * rows + (place >= 2)  # two rows each, of which the first two edges read the first
+    ids[-5:] = 2 * num_nodes
+    operands = operands_of(rng, kind, 2 * num_nodes, graph)
+    value = operands[2] if kind == "additive" else operands[1]
+
+    def plain(*operands: Any) -> Any:
+        left, right, third = operands
+        score = scores_of(kind, left[np.minimum(ids, 2 * num_nodes - 1)], right[cols], third)
+        powers = jnp.exp(score).at[-5:].set(0)
+        sums = jax.ops.segment_sum(powers, rows, num_nodes)[rows]
+        weight = powers / jnp.where(sums > 0, sums, 1)
+        values = third if kind != "gatv2" else right
+        return jax.ops.segment_sum(weight[..., None] * values[cols], rows, num_nodes)
+
+    def loss(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *operands: jnp.sum(jnp.sin(function(*operands)))
+
+    def tested(*operands: Any) -> Any:
+        return KINDS[kind](graph, *operands, dst_ids=ids)
+
+    with setting(implementation, "float64"):
+        assert value.shape == tested(*operands).shape
+        assert_close(tested(*operands), plain(*operands), 1e-12, "value")
+        for got, want in zip(
+            jax.grad(loss(tested), (0, 1, 2))(*operands),
+            jax.grad(loss(plain), (0, 1, 2))(*operands),
+            strict=True,
+        ):
+            assert_close(got, want, 1e-12, "gradient")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_array_has_a_row_for_each_edge(rng: np.random.Generator, kind: str) -> None:
+    """Forward and backward, of several features; nor does anything by edges outlive the forward."""
+    graph = random_graph(rng, 50, 4000)
+    operands = [x.astype(np.float32) for x in operands_of(rng, kind, 50, graph, width=16)]
+
+    def tested(*operands: Any) -> Any:
+        return KINDS[kind](graph, *operands)
+
+    def sizes_of(jaxpr: Any) -> list[int]:
+        found = []
+        for equation in jaxpr.eqns:
+            for inner in jax.core.jaxprs_in_params(equation.params):
+                found += sizes_of(inner)
+            found += [each.aval.size for each in equation.outvars]
+        return found
+
+    _, vjp = jax.vjp(tested, *operands)
+    kept = {leaf.size for leaf in jax.tree.leaves(vjp)}
+    assert 2 * graph.num_edges not in kept - {graph.num_edges}
+    gradient = jax.make_jaxpr(jax.grad(lambda *each: jnp.sum(tested(*each)), (0, 1, 2)))(*operands)
+    assert max(sizes_of(gradient.jaxpr)) <= 2 * graph.num_edges
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_bits(rng: np.random.Generator, kind: str, implementation: str) -> None:
+    graph = random_graph(rng)
+    operands = [x.astype(np.float32) for x in operands_of(rng, kind, 300, graph, width=9)]
+
+    @jax.jit
+    def run(*operands: Any) -> Any:
+        y, vjp = jax.vjp(lambda *each: KINDS[kind](graph, *each), *operands)
+        return y, vjp(jnp.cos(y))
+
+    with setting(implementation):
+        first = jax.device_get(run(*operands))
+        for _ in range(30):
+            assert same_bits(first, jax.device_get(run(*operands)))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [1, 4, 33])
+def test_corrupt_indices(
+    rng: np.random.Generator, kind: str, width: int, implementation: str
+) -> None:
+    """Whatever index arrays hold, nothing is read or written out of bounds, and all ends."""
+    whole = random_graph(rng, 40, 500)
+    operands = [x.astype(np.float32) for x in operands_of(rng, kind, 40, whole, width)]
+    operands = [np.abs(x) for x in operands]
+
+    @jax.jit
+    def run(graph: Graph, *operands: Any) -> Any:
+        y, vjp = jax.vjp(lambda *each: KINDS[kind](graph, *each), *operands)
+        return y, vjp(jnp.ones_like(y))
+
+    limits = np.iinfo(np.int32)
+    pool = np.array([limits.min, limits.max, -1, 0, 1, 39, 40, 41, 500], np.int64)
+    names = "rows", "cols", "t_rows", "t_cols", "t_order"
+    with setting(implementation):
+        for share in (0.02, 0.5, 1.0):
+            broken = {
+                name: jnp.asarray(
+                    np.where(
+                        rng.random(500) < share,
+                        rng.choice(pool, 500),
+                        np.asarray(getattr(whole, name)),
+                    ),
+                    jnp.int32,
+                )
+                for name in names
+            }
+            y, _ = jax.block_until_ready(run(replace(whole, **broken), *operands))
+            assert np.shape(y) == (40, 2, width)
+
+
+@pytest.mark.skipif(not KERNELS, reason=f"jax_gnn has no kernels for {PLATFORM} here")
+@pytest.mark.parametrize(
+    "schedule",
+    [(False, 8, 256, 4), (False, 16, 128, 5), (True, 8, 128, 6), (False, 1, 64, 3)],
+    ids=str,
+)
+@pytest.mark.parametrize(("heads", "width"), [(1, 64), (4, 8), (3, 5), (8, 4), (1, 300)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_schedules(
+    rng: np.random.Generator, schedule: Any, heads: int, width: int, dtype: str
+) -> None:
+    """All kernels that a schedule may choose, with a row that spans blocks."""
+    size, count = 70, 900
+    dst = np.where(rng.random(count) < 0.5, 7, rng.geometric(0.05, count) % (size - 3))
+    src = np.where(rng.random(count) < 0.3, 11, rng.integers(0, size, count))
+    graph = Graph.from_edges(src, dst, num_nodes=size)
+    of_dst, of_src = rng.normal(size=(2, size, heads))
+    value = rng.normal(size=(size, heads, width))
+    scale = rng.uniform(0.5, 2, (count, heads))
+    operands = [x.astype(jnp.dtype(dtype)) for x in (of_dst, of_src, value, scale)]
+
+    def run(*operands: Any) -> Any:
+        *first, scale = operands
+        y, vjp = jax.vjp(lambda *each: additive_attention(graph, *each, edge_scale=scale), *first)
+        return y, vjp((1 + jnp.arange(y.size).reshape(y.shape) % 3).astype(y.dtype))
+
+    with setting("xla", "float64"):
+        want = jax.jit(run)(*(x.astype(np.float64) for x in operands))
+    with setting(PLATFORM, dtype), schedules.use(schedules.Schedule(*schedule)):
+        got = jax.jit(run)(*operands)
+    tolerance = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 0.06}[dtype]
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_close(one, other, tolerance, "result")

@@ -36,6 +36,13 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "segment_select": {"weight_on_row": False, "heads": 1},
     "sddmm": {"heads": 1},
     "sddmm_select": {"weight_on_row": False, "heads": 1},
+    **{
+        name: {"heads": 1, "slope": 0.2}
+        for name in (
+            *("edge_attention", "edge_attention_jvp", "edge_attention_vjp"),
+            *("leaky_scores", "leaky_dots", "leaky_sum"),
+        )
+    },
     "segment_order": {"num_segments": 4},
     "relational_aggregate": {
         "transposed": False,

@@ -148,9 +148,9 @@ def reference_transformer(
         weight = softmax(scores) if into else np.zeros((0, conv.heads))
         rows.append((weight[..., None] * (value[sources] + extra)).sum(0))
     y = join(conv, np.array(rows))
-    if conv.skip is None:
+    if conv.root is None:
         return y
-    skipped = linear(conv.skip, dst)
+    skipped = linear(conv.root, dst)
     if conv.gate is None:
         return y + skipped
     z = np.concatenate([y, skipped, y - skipped], 1) @ double(conv.gate.kernel)
@@ -171,7 +171,7 @@ OPTIONS: list[tuple[Any, dict[str, Any]]] = [
     *((layer, {"negative_slope": 0.5}) for layer in CONVOLUTIONS[:2]),
     (GATv2Conv, {"share_weights": True, "heads": 2}),
     (TransformerConv, {"gated": True, "heads": 2}),
-    (TransformerConv, {"skip": False}),
+    (TransformerConv, {"root_weight": False}),
 ]
 
 
@@ -238,9 +238,11 @@ def test_attention_dropout(layer, graph):
     assert_close(evaluated, REFERENCES[layer](conv, graph, x))
     conv.eval()
     np.testing.assert_array_equal(conv(graph, x), evaluated)
-    draws = [conv(graph, x, deterministic=False, rngs=jax.random.key(i)) for i in range(400)]
+    draws = [
+        double(conv(graph, x, deterministic=False, rngs=jax.random.key(i))) for i in range(400)
+    ]
     spread = np.std(draws, axis=0) / 20
-    assert (np.abs(np.mean(draws, axis=0) - evaluated) < 6 * spread + 1e-6).all()
+    assert (np.abs(np.mean(draws, axis=0) - evaluated) < 6 * spread + 1e-5).all()
 
 
 @pytest.mark.parametrize("model_class", MODELS)
@@ -254,7 +256,7 @@ def test_models_stack_convolutions(model_class, graph):
     assert_close(model(graph, x, deterministic=True), y)
     grads = nnx.grad(lambda m: jnp.mean(m(graph, x, deterministic=True) ** 2))(model)
     for path, gradient in nnx.to_flat_state(grads):
-        assert np.abs(gradient[...]).max() > 1e-7 or "key" in path, path
+        assert np.any(gradient[...]), path
 
 
 @pytest.mark.parametrize("layer", CONVOLUTIONS)
@@ -287,7 +289,7 @@ def test_dtypes(layer, graph):
         ),
         (GATConv, {"negative_slope": np.inf}, "negative_slope must be finite, got inf"),
         (GATv2Conv, {"in_features": (2, 3), "share_weights": True}, "share_weights needs"),
-        (TransformerConv, {"gated": True, "skip": False}, "gated needs the skip connection"),
+        (TransformerConv, {"gated": True, "root_weight": False}, "gated needs the skip connection"),
     ],
 )
 def test_bad_construction(layer, arguments, message):
@@ -314,3 +316,83 @@ def test_bad_call(layer, graph):
         make(layer, (4, 5), 6)(graph, features(4))
     with pytest.raises(ValueError, match="a bipartite graph has no num_nodes"):
         conv(Graph.from_edges([0], [0], num_src=2, num_dst=3), jnp.ones((2, 4)))
+
+
+# --- PyTorch Geometric, where it is installed ----------------------------------------------------
+
+
+def pairs_of(conv: Any) -> dict[str, Any]:
+    """The names that PyTorch Geometric has for a layer's arrays, transposed where it is a map."""
+    arrays: dict[str, Any] = {}
+    if isinstance(conv, TransformerConv):
+        names = {"query": "lin_query", "key": "lin_key", "value": "lin_value", "edge": "lin_edge"}
+        names |= {"root": "lin_skip", "gate": "lin_beta"}
+        for own, other in names.items():
+            layer = getattr(conv, own)
+            if layer is not None:
+                arrays[f"{other}.weight"] = double(layer.kernel).T
+                if layer.bias is not None:
+                    arrays[f"{other}.bias"] = double(layer.bias)
+        return arrays
+    arrays["bias"] = double(conv.bias)
+    if isinstance(conv, GATv2Conv):
+        arrays["lin_l.weight"], arrays["lin_l.bias"] = double(conv.kernel).T, double(conv.src_bias)
+        kernel, bias = conv.kernel, conv.src_bias
+        if not conv.share_weights:
+            kernel, bias = conv.dst_kernel, conv.dst_bias
+        arrays["lin_r.weight"], arrays["lin_r.bias"] = double(kernel).T, double(bias)
+        arrays["att"] = double(conv.attention)[None]
+    else:
+        of_src = "lin" if conv.dst_kernel is None else "lin_src"
+        arrays[f"{of_src}.weight"] = double(conv.kernel).T
+        if conv.dst_kernel is not None:
+            arrays["lin_dst.weight"] = double(conv.dst_kernel).T
+        arrays["att_src"] = double(conv.src_attention)[None]
+        arrays["att_dst"] = double(conv.dst_attention)[None]
+        if conv.edge_kernel is not None:
+            arrays["att_edge"] = double(conv.edge_attention)[None]
+    if conv.edge_kernel is not None:
+        arrays["lin_edge.weight"] = double(conv.edge_kernel).T
+    return arrays
+
+
+@pytest.mark.parametrize(("layer", "options"), OPTIONS)
+@pytest.mark.parametrize("has_attr", [False, True])
+@pytest.mark.parametrize("is_bipartite", [False, True])
+def test_equals_pytorch_geometric(layer, options, has_attr, is_bipartite, edges):
+    geometric = pytest.importorskip("torch_geometric.nn")
+    torch = pytest.importorskip("torch")
+    if options.get("share_weights") and is_bipartite:
+        options = {**options, "share_weights": False}
+    src, dst = edges
+    loops = src == dst  # which PyTorch Geometric replaces by its own
+    src, dst = src[~loops], dst[~loops]
+    sizes = {"num_src": NUM_NODES, "num_dst": 11} if is_bipartite else {"num_nodes": NUM_NODES}
+    graph = Graph.from_edges(src, dst, **sizes)
+    in_features = (4, 5) if is_bipartite else 4
+    edge_features = EDGE_FEATURES if has_attr else None
+    conv = make(layer, in_features, 6, edge_features=edge_features, **options)
+    heads, concat = options.get("heads", 1), options.get("concat", True)
+    named = {"heads": heads, "concat": concat, "edge_dim": edge_features}
+    if layer is TransformerConv:
+        named |= {
+            "beta": options.get("gated", False),
+            "root_weight": options.get("root_weight", True),
+        }
+    else:
+        named |= {"negative_slope": conv.negative_slope}
+        named |= {"add_self_loops": conv.add_self_loops and not is_bipartite}
+    if layer is GATv2Conv:
+        named |= {"share_weights": conv.share_weights}
+    other = getattr(geometric, layer.__name__)(in_features, 6 // heads if concat else 6, **named)
+    state = {name: torch.tensor(array) for name, array in pairs_of(conv).items()}
+    has_all = named.get("root_weight", True)  # it keeps a map that it does not use
+    other.double().load_state_dict(state, strict=has_all)
+    x = features(4), features(5, rows=11)
+    attr = features(EDGE_FEATURES, rows=graph.num_edges) if has_attr else None
+    ids = torch.tensor(np.stack([graph.cols, graph.rows]).astype(np.int64))
+    given = tuple(torch.tensor(double(each)) for each in x)
+    edge_attr = None if attr is None else torch.tensor(double(attr))
+    with torch.no_grad():
+        expected = other(given if is_bipartite else given[0], ids, edge_attr).numpy()
+    assert_close(conv(graph, x if is_bipartite else x[0], attr), expected)

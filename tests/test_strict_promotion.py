@@ -148,6 +148,18 @@ GRAPHS = {
         ({"aggregation": "max", "project": True}, {"edge_weight": ONES}),
         ({"aggregation": "sum"}, {}),
     ],
+    flax_layers.GAT: [
+        ({"heads": 2, "attention_dropout_rate": 0.5}, {}),
+        ({"edge_features": 3}, {"edge_attr": np.ones((len(SRC), 3))}),
+    ],
+    flax_layers.GATv2: [
+        ({"heads": 2, "share_weights": True}, {}),
+        ({"edge_features": 3}, {"edge_attr": np.ones((len(SRC), 3))}),
+    ],
+    flax_layers.GraphTransformer: [
+        ({"heads": 2, "gated": True}, {}),
+        ({"edge_features": 3}, {"edge_attr": np.ones((len(SRC), 3))}),
+    ],
 }
 OF_RELATIONS = {"num_relations": 2}
 RELATIONALS = {
