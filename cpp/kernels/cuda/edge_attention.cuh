@@ -7,9 +7,9 @@
 #pragma once
 
 #include "../edge_attention.h"
-#include "segment_messages.cuh"
-#include "segment_ops.cuh"
-#include "segment_weights.cuh"
+#include "segment_gather.cuh"
+#include "segment_step.cuh"
+#include "segment_walk.cuh"
 
 namespace jax_gnn::cuda {
 namespace {

@@ -21,6 +21,15 @@ int tile_heads_of(int lanes, Features features) {
   return static_cast<int>(std::min<int64_t>({features.heads, most, lanes}));
 }
 
+// What teams of fewer lanes take of shared memory is more than some devices have.
+inline bool takes_gather_walk(const Schedule& schedule, int lanes) {
+  return schedule.parallel && lanes >= 4;
+}
+
+// Shared memory for computed weights in the kernel of one step; with the rest of what that takes,
+// all devices have it.
+constexpr int64_t kMostComputed = 48 << 10;
+
 // The softmaxes' statistics.
 template <typename Acc>
 cudaError_t launch_stats(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
@@ -55,10 +64,10 @@ cudaError_t launch_weighted(cudaStream_t stream, const Schedule& schedule, const
       weights.tile_heads = tile_heads_of<kVec>(kStepLanes, features);
       return launch_step<Op>(stream, csr, in, weights, features, NoEpilogue{}, out, workspace);
     }
-    weights.tile_heads =
-        tile_heads_of<kVec>(1 << lane_bits_of<kVec>(schedule, features.width), features);
+    const int lanes = 1 << lane_bits_of<kVec>(schedule, features.width);
+    weights.tile_heads = tile_heads_of<kVec>(lanes, features);
     if constexpr (has_gather_walk<Op, T>)
-      if (schedule.parallel)
+      if (takes_gather_walk(schedule, lanes))
         return launch_gather<Op>(stream, schedule, csr,
                                  Gathered<T, Weights>{in, weights, weights.heads}, features.width,
                                  NoEpilogue{}, out, workspace);
@@ -120,7 +129,8 @@ cudaError_t edge_attention_vjp(cudaStream_t stream, const Schedule& schedule, co
     Dots<T, Acc> taken = {value, to_score, head_bits, start};
     // Kernels for teams that have all of a row.
     if (int64_t{kVec} << lane_bits >= features.width) {
-      if (schedule.lanes >= kStepLanes && takes_one_step(schedule, csr, features)) {
+      if (schedule.lanes >= kStepLanes && takes_one_step(schedule, csr, features) &&
+          step_computed_bytes<true>(weights, schedule.lanes) <= kMostComputed) {
         const auto launch_with = [&](auto lanes) {
           constexpr int kLanes = decltype(lanes)::value;
           while (heads == 1 && 1 << taken.head_bits < kLanes) ++taken.head_bits;  // one is to write
@@ -133,7 +143,7 @@ cudaError_t edge_attention_vjp(cudaStream_t stream, const Schedule& schedule, co
         return true;
       }
       if constexpr (has_gather_walk<Op, T> && std::is_same_v<T, float>)  // others are spilled
-        if (schedule.parallel) {
+        if (takes_gather_walk(schedule, 1 << lane_bits)) {
           error = launch_gather<Op>(stream, schedule, csr, Gathered<T, Weights>{ct, weights, heads},
                                     features.width, NoEpilogue{}, out, workspace, taken);
           return true;

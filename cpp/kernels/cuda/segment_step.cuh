@@ -98,10 +98,10 @@ struct StepShared {
 };
 
 // Shared memory for computed weights.
-template <bool kDots, int kLanes, class Weights>
-__host__ __device__ constexpr int64_t step_computed_bytes(const Weights& weights) {
+template <bool kDots, class Weights>
+__host__ __device__ constexpr int64_t step_computed_bytes(const Weights& weights, int lanes) {
   if constexpr (kComputes<Weights>)
-    return kStepThreads / kLanes * int64_t{kStepEntries} * weights.tile_heads * (kDots ? 4 : 2) *
+    return kStepThreads / lanes * int64_t{kStepEntries} * weights.tile_heads * (kDots ? 4 : 2) *
            sizeof(typename Weights::Acc);
   else
     return 0;

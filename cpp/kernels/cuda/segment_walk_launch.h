@@ -114,6 +114,7 @@ cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const C
   // A tile may begin and end within a head.
   const int64_t depth = width / gathered.heads, most = (tile - 2) / depth + 2;
   cut.most_heads = many ? static_cast<int>(std::min<int64_t>(gathered.heads, most)) : 1;
+  if constexpr (kComputes<Weights>) cut.most_heads = gathered.weight.tile_heads;
   const int64_t teams = threads / lanes;
   const int64_t entries = ceil_div(csr.count, schedule.blocks * teams);  // of a team
   // What dots take of shared memory leaves no room for more than 16 entries with their order.
@@ -181,7 +182,7 @@ cudaError_t launch_step(cudaStream_t stream, const Csr<Index>& csr, const T* in,
   if (tiles > kMaxGridY) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   const size_t shared = sizeof(StepShared<Op, T, Acc, Last, Dots::kAny, kLanes>) +
-                        step_computed_bytes<Dots::kAny, kLanes>(weight);
+                        step_computed_bytes<Dots::kAny>(weight, kLanes);
   return launch(stream, {grid, kStepThreads, shared},
                 step_kernel<Op, T, Acc, Last, Dots, kLanes, Weights>, step, last, dots, tails);
 }
