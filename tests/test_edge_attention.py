@@ -593,7 +593,15 @@ def test_corrupt_indices(
 @pytest.mark.skipif(not KERNELS, reason=f"jax_gnn has no kernels for {PLATFORM} here")
 @pytest.mark.parametrize(
     "schedule",
-    [(False, 8, 256, 4), (False, 16, 128, 5), (True, 8, 128, 6), (False, 1, 64, 3)],
+    [
+        (False, 8, 256, 4),
+        (False, 16, 256, 8),
+        (False, 32, 256, 15),
+        (False, 16, 128, 5),
+        (True, 8, 128, 6),
+        (True, 16, 128, 2),
+        (False, 1, 64, 3),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize(("heads", "width"), [(1, 64), (4, 8), (3, 5), (8, 4), (1, 300)])

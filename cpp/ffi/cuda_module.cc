@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <string>
 
+#include "../kernels/cuda/edge_attention.h"
 #include "../kernels/cuda/hypergraph_aggregate.h"
 #include "../kernels/cuda/relational_aggregate.h"
 #include "../kernels/cuda/sddmm.h"
 #include "../kernels/cuda/segment_matmul.h"
 #include "../kernels/cuda/segment_reduce.h"
 #include "../kernels/cuda/segment_softmax.h"
+#include "edge_attention.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
 #include "relational_aggregate.h"
@@ -52,6 +54,36 @@ struct Cuda {
                          int64_t num_cols) {
     return {data<const int32_t>(ids), data<const int32_t>(places), ids.dimensions()[0], num_rows,
             num_cols};
+  }
+
+  template <typename... Args>
+  static ffi::Error edge_attention(Context stream, const AttentionAttributes& attributes,
+                                   Workspace workspace, Workspace score_workspace,
+                                   const Args&... args) {
+    const cuda::Schedule score_schedule = {false, static_cast<int>(attributes.score_lanes),
+                                           static_cast<int>(attributes.score_threads),
+                                           score_workspace.blocks};
+    return status(cuda::edge_attention(stream, schedule(attributes, workspace), score_schedule,
+                                       args..., workspace.bytes, score_workspace.bytes));
+  }
+
+  template <typename... Args>
+  static ffi::Error edge_attention_vjp(Context stream, const AttentionVjpAttributes& attributes,
+                                       Workspace workspace, const Args&... args) {
+    return status(cuda::edge_attention_vjp(stream, schedule(attributes, workspace), args...,
+                                           workspace.bytes));
+  }
+
+  template <typename... Args>
+  static ffi::Error leaky_scores(Context stream, const Args&... args) {
+    return status(cuda::leaky_scores(stream, args...));
+  }
+
+  template <typename... Args>
+  static ffi::Error leaky_sum(Context stream, const LeakySumAttributes& attributes,
+                              Workspace workspace, const Args&... args) {
+    return status(
+        cuda::leaky_sum(stream, schedule(attributes, workspace), args..., workspace.bytes));
   }
 
   template <typename... Args>
@@ -167,7 +199,11 @@ NB_MODULE(_cuda, m) {
 #endif
   m.def("targets", [] {
     return targets({
+        JAX_GNN_TARGET(edge_attention),
+        JAX_GNN_TARGET(edge_attention_vjp),
         JAX_GNN_TARGET(hypergraph_aggregate),
+        JAX_GNN_TARGET(leaky_scores),
+        JAX_GNN_TARGET(leaky_sum),
         JAX_GNN_TARGET(relational_aggregate),
         JAX_GNN_TARGET(sddmm),
         JAX_GNN_TARGET(sddmm_select),

@@ -80,10 +80,10 @@ __device__ __forceinline__ int64_t widen(int64_t value) { return value; }
 __device__ __forceinline__ float widen(__half value) { return __half2float(value); }
 __device__ __forceinline__ float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
 
-__device__ __forceinline__ void narrow(float value, float& out) { out = value; }
-__device__ __forceinline__ void narrow(double value, double& out) { out = value; }
-__device__ __forceinline__ void narrow(int32_t value, int32_t& out) { out = value; }
-__device__ __forceinline__ void narrow(int64_t value, int64_t& out) { out = value; }
+template <typename T>
+__device__ __forceinline__ void narrow(const T& value, T& out) {
+  out = value;
+}
 __device__ __forceinline__ void narrow(float value, __half& out) { out = __float2half_rn(value); }
 __device__ __forceinline__ void narrow(float value, __nv_bfloat16& out) {
   out = __float2bfloat16_rn(value);

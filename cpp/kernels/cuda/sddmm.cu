@@ -12,23 +12,23 @@ namespace {
 
 constexpr int64_t kMaxBlocks = 528;  // four for each multiprocessor of an H200
 
-template <bool kSelect, int kVec, typename T, typename Acc>
+template <Pairs kPairs, int kVec, typename T, typename Acc>
 cudaError_t launch_sddmm(cudaStream_t stream, const Csr<Index>& csr, Side<T> row_side,
                          Side<T> col_side, const Acc* weights, bool weight_on_row,
-                         Features features, Acc* out) {
+                         Features features, Acc* out, Acc slope = 0) {
   const int64_t words = features.width / features.heads / kVec;
   Cut cut = {};
   while (cut.lane_bits < 5 && (int64_t{1} << cut.lane_bits) < words) ++cut.lane_bits;
   while (cut.lane_bits + cut.head_bits < 5 && (int64_t{1} << cut.head_bits) < features.heads)
     ++cut.head_bits;
-  const int64_t step = kEntries<kSelect> * (32 >> (cut.lane_bits + cut.head_bits));
+  const int64_t step = kEntries<kPairs> * (32 >> (cut.lane_bits + cut.head_bits));
   cut.per_warp = ceil_div(ceil_div(csr.count, kMaxBlocks * (kThreads / 32)), step) * step;
   cut.aligned = aligned(csr.rows, 16) && aligned(csr.cols, 16) && aligned(csr.order, 16);
   const int64_t blocks = ceil_div(csr.count, cut.per_warp * (kThreads / 32));
   const int64_t heads = ceil_div(features.heads, int64_t{1} << cut.head_bits);
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(std::min(heads, kMaxGridY)));
-  return launch(stream, {grid, kThreads, 0}, sddmm_kernel<kSelect, kVec, T, Acc>, csr, row_side,
-                col_side, weights, weight_on_row, features, cut, out);
+  return launch(stream, {grid, kThreads, 0}, sddmm_kernel<kPairs, kVec, T, Acc>, csr, row_side,
+                col_side, weights, weight_on_row, features, cut, out, slope);
 }
 
 }  // namespace
@@ -48,12 +48,13 @@ cudaError_t sddmm(cudaStream_t stream, const Csr<Index>& csr, const T* a, const 
   };
   const auto go = [&](auto vec) {
     constexpr int kVec = decltype(vec)::value;
-    const auto launch = [&](auto selects) {
-      return launch_sddmm<decltype(selects)::value, kVec>(
+    const auto launch = [&](auto pairs) {
+      return launch_sddmm<decltype(pairs)::value, kVec>(
           stream, csr, row_side, col_side, select ? select->weight : nullptr,
           select && select->weight_on_row, features, out);
     };
-    return select ? launch(std::true_type()) : launch(std::false_type());
+    return select ? launch(std::integral_constant<Pairs, Pairs::kMatching>())
+                  : launch(std::integral_constant<Pairs, Pairs::kDots>());
   };
   constexpr std::integral_constant<int, 16 / sizeof(T)> kWide;
   constexpr std::integral_constant<int, 8 / sizeof(T)> kHalf;
@@ -62,9 +63,29 @@ cudaError_t sddmm(cudaStream_t stream, const Csr<Index>& csr, const T* a, const 
   return go(std::integral_constant<int, 1>());
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc)                                               \
-  template cudaError_t sddmm(cudaStream_t, const Csr<Index>&, const T*, const T*, \
-                             const Select<T, Acc>*, Features, Acc*);
+template <typename T, typename Acc>
+cudaError_t leaky_scores(cudaStream_t stream, const Csr<Index>& csr, const Leaky<T, Acc>& leaky,
+                         const Acc* vector, Features features, Acc* out) {
+  if (csr.count <= 0 || features.heads <= 0) return cudaSuccess;
+  if (features.width > static_cast<int64_t>(0xffffffffu / sizeof(T))) return cudaErrorInvalidValue;
+  const int64_t depth = features.width / features.heads;
+  const auto go = [&](auto vec) {
+    return launch_sddmm<Pairs::kLeaky, decltype(vec)::value>(
+        stream, csr, Side<T>{leaky.row_key, nullptr}, Side<T>{leaky.col_key, nullptr}, vector,
+        false, features, out, leaky.slope);
+  };
+  constexpr int kWide = 16 / sizeof(T);
+  if (readable<kWide>(leaky.row_key, depth) && readable<kWide>(leaky.col_key, depth) &&
+      aligned(vector, 16))
+    return go(std::integral_constant<int, kWide>());
+  return go(std::integral_constant<int, 1>());
+}
+
+#define JAX_GNN_INSTANTIATE(T, Acc)                                                        \
+  template cudaError_t sddmm(cudaStream_t, const Csr<Index>&, const T*, const T*,          \
+                             const Select<T, Acc>*, Features, Acc*);                       \
+  template cudaError_t leaky_scores(cudaStream_t, const Csr<Index>&, const Leaky<T, Acc>&, \
+                                    const Acc*, Features, Acc*);
 JAX_GNN_INSTANTIATE(float, float)
 JAX_GNN_INSTANTIATE(double, double)
 JAX_GNN_INSTANTIATE(__half, float)

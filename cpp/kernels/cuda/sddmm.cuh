@@ -1,4 +1,5 @@
-// Dot products of pairs of gathered rows.
+// Dot products of pairs of gathered rows; of those of their features that match; or of a vector and
+// the LeakyReLU of their sums.
 //
 // Every warp takes an even, contiguous range of entries and walks it in steps. A team of lanes (a
 // power of two, at most a warp) holds one head of kEntries entries in a step, all their words in
@@ -22,9 +23,13 @@ namespace {
 using Index = int32_t;
 constexpr int kThreads = 128;
 
-// Entries in flight in each lane. Select has twice the operands.
-template <bool kSelect>
-constexpr int kEntries = kSelect ? 4 : 8;
+// What becomes of a pair of rows a and b: <a, b>; the same where they match, see Select; or
+// <vector, leaky(a + b)>.
+enum class Pairs { kDots, kMatching, kLeaky };
+
+// Entries in flight in each lane. Select has twice the operands, and a vector takes registers.
+template <Pairs kPairs>
+constexpr int kEntries = kPairs == Pairs::kDots ? 8 : 4;
 
 // How warps are divided.
 struct Cut {
@@ -70,12 +75,29 @@ __device__ __forceinline__ void add_matching(Acc& sum, Word<T, kVec> a, Word<T, 
     if (matches(weight, scaled[i], other[i])) sum += widen(left[i]) * widen(right[i]);
 }
 
-template <bool kSelect, int kVec, typename T, typename Acc>
+// sum += <vector, leaky(a + b)>
+template <typename T, int kVec, typename Acc>
+__device__ __forceinline__ void add_leaky(Acc& sum, Word<T, kVec> a, Word<T, kVec> b,
+                                          const Acc (&vector)[kVec], Acc slope) {
+  T left[kVec], right[kVec];
+  memcpy(left, &a, sizeof(a));
+  memcpy(right, &b, sizeof(b));
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) {
+    const Acc z = widen(left[i]) + widen(right[i]);
+    sum += vector[i] * (z > 0 ? z : slope * z);
+  }
+}
+
+// `weights` with a Select; with kLeaky the vector, aligned to 16 bytes where a word has several
+// features.
+template <Pairs kPairs, int kVec, typename T, typename Acc>
 __global__ void __launch_bounds__(kThreads, 4)
     sddmm_kernel(Csr<Index> csr, Side<T> row_side, Side<T> col_side, const Acc* weights,
-                 bool weight_on_row, Features features, Cut cut, Acc* out) {
+                 bool weight_on_row, Features features, Cut cut, Acc* out, Acc slope) {
   using W = Word<T, kVec>;
-  constexpr int kSize = kEntries<kSelect>;
+  constexpr bool kSelect = kPairs == Pairs::kMatching;
+  constexpr int kSize = kEntries<kPairs>;
   const int lanes = 1 << cut.lane_bits, lane = threadIdx.x & (lanes - 1);
   const int heads = 1 << cut.head_bits;
   const int team = (threadIdx.x % 32) >> cut.lane_bits, slot = team >> cut.head_bits;
@@ -144,6 +166,21 @@ __global__ void __launch_bounds__(kThreads, 4)
       for (int64_t feature = lane * kVec; feature < depth; feature += lanes * kVec) {
         const int64_t column = head * depth + feature;
         W left[kSize], right[kSize];
+        Acc vector[kVec];
+        if constexpr (kPairs == Pairs::kLeaky) {
+          if constexpr (kVec > 1 && kVec * sizeof(Acc) % 16 == 0)
+            load_words<kVec>(weights + (active ? column : feature), vector);
+          else
+#pragma unroll
+            for (int i = 0; i < kVec; ++i)
+              vector[i] = __ldg(weights + (active ? column : feature) + i);
+        }
+        const auto add = [&](Acc& sum, W left, W right) {
+          if constexpr (kPairs == Pairs::kLeaky)
+            add_leaky<T, kVec>(sum, left, right, vector, slope);
+          else
+            add_dot<T, kVec>(sum, left, right);
+        };
         if (all_valid) {
           const auto load = [&](const T* from, Index row) {
             return __ldg(reinterpret_cast<const W*>(plain_row_at(from + column, row, row_bytes)));
@@ -156,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
             for (int j = half; j < half + kHalf; ++j) left[j] = load(row_side.values, ids.row[j]);
 #pragma unroll
-            for (int j = half; j < half + kHalf; ++j) add_dot<T, kVec>(sum[j], left[j], right[j]);
+            for (int j = half; j < half + kHalf; ++j) add(sum[j], left[j], right[j]);
           }
           continue;
         }
@@ -186,9 +223,12 @@ __global__ void __launch_bounds__(kThreads, 4)
           }
         } else {
 #pragma unroll
-          for (int j = 0; j < kSize; ++j) add_dot<T, kVec>(sum[j], left[j], right[j]);
+          for (int j = 0; j < kSize; ++j) add(sum[j], left[j], right[j]);
         }
       }
+      if constexpr (kPairs == Pairs::kLeaky)  // a vector's NaN times what padding has
+#pragma unroll
+        for (int j = 0; j < kSize; ++j) sum[j] = valid >> j & 1 ? sum[j] : Acc(0);
       __syncwarp();
       const Held held = add_over_lanes(sum, cut.lane_bits);
 #pragma unroll

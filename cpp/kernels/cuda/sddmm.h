@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "../edge_attention.h"
 #include "../segments.h"
 
 namespace jax_gnn::cuda {
@@ -17,5 +18,11 @@ namespace jax_gnn::cuda {
 template <typename T, typename Acc>
 cudaError_t sddmm(cudaStream_t stream, const Csr<int32_t>& csr, const T* a, const T* b,
                   const Select<T, Acc>* select, Features features, Acc* out);
+
+// out[e, h] = < vector[h, :], leaky(row_key[rows[e], h, :] + col_key[cols[e], h, :]) >, 0 for
+// padding. vector: (width,), out: (count, heads). There is no order. One launch.
+template <typename T, typename Acc>
+cudaError_t leaky_scores(cudaStream_t stream, const Csr<int32_t>& csr, const Leaky<T, Acc>& leaky,
+                         const Acc* vector, Features features, Acc* out);
 
 }  // namespace jax_gnn::cuda

@@ -1,7 +1,7 @@
 // The operators of segment reductions. They work on runs: arrays of kParts accumulators for kVec
 // features of the entries joined so far. An entry's features enter by `from`, runs are joined by
-// `combine`, the earlier one first, and a row's result leaves by `finish`. Needs nothing but the
-// numbers; empty rows and NaN come out as jax.ops has them.
+// `combine`, the earlier one first, and a row's result leaves by `finish`, as
+// Results. Needs nothing but the numbers; empty rows and NaN come out as jax.ops has them.
 #pragma once
 
 #include <limits>
@@ -14,6 +14,7 @@ namespace {
 
 template <typename Acc, int kVec_>
 struct SumOp {
+  using Result = Acc;
   static constexpr int kVec = kVec_, kParts = kVec;
   static constexpr bool kCounts = false, kZeroIsNeutral = true;
   static __device__ __forceinline__ Acc neutral(int) { return 0; }
@@ -41,6 +42,7 @@ __device__ __forceinline__ double reciprocal(double x) { return 1 / x; }
 // The last part counts entries: those of a step at once, where a run ends.
 template <typename Acc, int kVec_>
 struct MeanOp {
+  using Result = Acc;
   static constexpr int kVec = kVec_, kParts = kVec + 1;
   static constexpr bool kCounts = true, kZeroIsNeutral = true;
   static __device__ __forceinline__ Acc neutral(int) { return 0; }
@@ -104,6 +106,7 @@ struct ProdOp : SumOp<Acc, kVec_> {
 // Maxima, then the sums of exp(x - maximum).
 template <typename Acc, int kVec_>
 struct LogSumExpOp {
+  using Result = Acc;
   static constexpr int kVec = kVec_, kParts = 2 * kVec;
   static constexpr bool kCounts = false, kZeroIsNeutral = false;
   static __device__ __forceinline__ Acc neutral(int part) {
@@ -131,7 +134,7 @@ struct LogSumExpOp {
     for (int i = 0; i < kVec; ++i) x[i] = run[i] + logarithm(run[kVec + i]);
   }
 
- private:
+ protected:
   // exp(x - top); infinities cancel.
   static __device__ __forceinline__ Acc shrink(Acc x, Acc top) {
     if (x == top) return 1;

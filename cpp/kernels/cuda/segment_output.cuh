@@ -48,6 +48,7 @@ struct Output {
   static constexpr int kVec = Op::kVec;
   static constexpr bool kHasEpilogue = !std::is_same_v<Last, NoEpilogue>;
   using Ahead = cuda::Ahead<Last, kVec>;
+  using Result = typename Op::Result;
 
   T* out;
   int64_t num_rows, width;
@@ -66,7 +67,7 @@ struct Output {
   // Writes the lane's word of a row that is below `limit`, with what was asked for.
   __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
                                         unsigned limit, const Ahead& ahead) const {
-    Acc x[kVec];
+    Result x[kVec];
     Op::finish(run, x);
     if (static_cast<unsigned>(row) < limit) {
       finish(lane_out, row, ahead, x);
@@ -84,7 +85,7 @@ struct Output {
 
   __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
     if (!column.active) return;
-    Acc x[kVec];
+    Result x[kVec];
 #pragma unroll
     for (int i = 0; i < kVec; ++i) x[i] = Op::empty();
     T* const lane_out = out + column.first;
@@ -110,19 +111,20 @@ struct Output {
   }
 
   // The lane's word of a row of what lies as the result does; zeros where there is none.
+  template <typename W>
   __device__ __forceinline__ void load_beside(const T* rows, T* lane_out, Index row, bool valid,
-                                              Word<T, kVec>& word) const {
+                                              W& word) const {
     const uint64_t lane_rows =
         reinterpret_cast<uint64_t>(rows) +
         (reinterpret_cast<uint64_t>(lane_out) - reinterpret_cast<uint64_t>(out));
     word = {};
     load_if(valid && rows != nullptr,
-            row_at(reinterpret_cast<const Word<T, kVec>*>(lane_rows), row, row_bytes()), word);
+            row_at(reinterpret_cast<const W*>(lane_rows), row, row_bytes()), word);
   }
 
   // All that is still to be read is asked for before any of it is used.
   __device__ __forceinline__ void finish(T* lane_out, Index row, const Ahead& ahead,
-                                         Acc (&x)[kVec]) const {
+                                         Result (&x)[kVec]) const {
     if constexpr (kHasEpilogue) {
       const bool has_own = last.own != nullptr;
       const Acc own_scale = load_scale(last.own_scale, row, has_own);
@@ -150,7 +152,7 @@ struct Output {
     }
   }
 
-  static __device__ __forceinline__ void write(T* address, const Acc (&x)[Op::kVec]) {
+  static __device__ __forceinline__ void write(T* address, const Result (&x)[Op::kVec]) {
     Pack<T, Op::kVec> pack;
 #pragma unroll
     for (int i = 0; i < Op::kVec; ++i) narrow(x[i], pack.at[i]);

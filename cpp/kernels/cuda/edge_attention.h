@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "../edge_attention.h"
+#include "segment_reduce.h"
+
+namespace jax_gnn::cuda {
+
+// Workspaces are as for segment_reduce, that of scores with a feature for each head. No array of
+// edges times features, nor in the forward pass one of edges times heads. No allocation, no
+// synchronisation, the same bits on every run.
+
+// out[r, :] = sum over the entries e of row r of weight[e, head] * value[cols[e], :], where the
+// weight is scale times the softmax of the scores (see Attention) over the row's entries, and
+// stats: (num_rows, heads), the softmax's statistics. Rows are destinations. Two launches, one more
+// for each where most rows are empty.
+template <typename T, typename Acc>
+cudaError_t edge_attention(cudaStream_t stream, const Schedule& schedule,
+                           const Schedule& score_schedule, const Csr<int32_t>& csr, const T* value,
+                           const Attention<Acc>& attention, Features features, T* out,
+                           SoftmaxStats<Acc>* stats, void* workspace, void* score_workspace);
+
+// The derivatives, rows being sources and columns destinations:
+// out[r, :] = sum over the entries e of row r of weight[e, head] * ct[cols[e], :], and
+// to_score[e, head], (num_weights, heads): see AttentionRecord, times the LeakyReLU's slope; 0 for
+// padding. One launch where a team of lanes holds whole heads, else three; another before them that
+// zeroes to_score in order.
+template <typename T, typename Acc>
+cudaError_t edge_attention_vjp(cudaStream_t stream, const Schedule& schedule,
+                               const Csr<int32_t>& csr, const T* ct, const T* value,
+                               const AttentionRecord<Acc>* records, const Attention<Acc>& attention,
+                               Features features, T* out, Acc* to_score, void* workspace);
+
+// out[r, :] = sum over the entries e of row r of factor[e, head] times the slope, see Leaky.
+// factor: (num_weights, heads), out: (num_rows, width). One launch, as segment_reduce.
+template <typename T, typename Acc>
+cudaError_t leaky_sum(cudaStream_t stream, const Schedule& schedule, const Csr<int32_t>& csr,
+                      const Leaky<T, Acc>& leaky, const Acc* factor, Features features, T* out,
+                      void* workspace);
+
+}  // namespace jax_gnn::cuda
