@@ -133,6 +133,30 @@ SYMBOLIC: dict[str, tuple[Callable[..., Any], Sequence[Any], int, Callable[..., 
         1,
         lambda rng, n: (random_graph(rng, n), normal(rng, n, n + 3), normal(rng, 5 * n)),
     ),
+    "additive_attention": (
+        jax_gnn.additive_attention,
+        (
+            graph_spec(COUNT, ROWS, ROWS + 2),
+            *(floats(ROWS + 2, 2), floats(ROWS, 2), floats(ROWS, 2, WIDTH)),
+        ),
+        1,
+        lambda rng, n: (
+            random_graph(rng, n),
+            *(normal(rng, n + 2, 2), normal(rng, n, 2), normal(rng, n, 2, n + 3)),
+        ),
+    ),
+    "gatv2_attention": (
+        jax_gnn.gatv2_attention,
+        (
+            graph_spec(COUNT, ROWS, ROWS + 2),
+            *(floats(ROWS + 2, 2, WIDTH), floats(ROWS, 2, WIDTH), floats(2, WIDTH)),
+        ),
+        1,
+        lambda rng, n: (
+            random_graph(rng, n),
+            *(normal(rng, n + 2, 2, n + 3), normal(rng, n, 2, n + 3), normal(rng, 2, n + 3)),
+        ),
+    ),
     "segment_matmul": (
         lambda sizes, x, w: segment_matmul(x, w, sizes, precision="highest"),
         (integers(3), floats(ROWS, WIDTH), floats(3, WIDTH, 4)),

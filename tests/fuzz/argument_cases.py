@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from balls import Ball, Dual, rounded, tiny, unit
+from balls import Ball, Dual, rounded, rounding, tiny, unit
 
 import jax_gnn
 
@@ -752,6 +752,84 @@ def spmm(random: Random, mode: Mode) -> Case:
         np.dtype(dtype),
         accumulator(dtype),
     )
+
+
+def attention(random: Random, mode: Mode) -> Case:
+    """Additive scores and dot products, of edges that scores do not leave out."""
+    sizes, dtype = _Sizes.draw(random), mode.floats(random)
+    if (
+        mode.derives and dtype in HALVES
+    ):  # gradients of scores go through results, which are rounded
+        dtype = "float32"
+    heads, features = random.choice([1, 2, 3]), random.choice([(), (1,), (4,), (2, 3), (0,), (33,)])
+    kind = random.choice(["additive", "dot"])
+    count, width = sizes.count + sizes.extra, int(np.prod(features))
+    has_bias, has_scale = random.chance(0.4), random.chance(0.4)
+    wide = mode.x64 and random.chance(0.2)
+    acc = accumulator(dtype)
+
+    def indices(random: Random) -> tuple[dict[str, Any], Any]:
+        graph, model = sizes.graph(random, wide)
+        return {"graph": graph}, model
+
+    def values(random: Random, ids: dict[str, Any], model: Model) -> dict[str, np.ndarray]:
+        of_dst, of_src = (sizes.dst, heads), (sizes.src, heads)
+        names = {"dst_score": of_dst, "src_score": of_src}
+        if kind == "dot":
+            names = {"query": (*of_dst, *features), "key": (*of_src, *features)}
+        unread = [~np.isin(np.arange(sizes.dst), model.rows)]
+        unread += [~np.isin(np.arange(sizes.src), model.cols)]
+        result = {
+            name: poison(random, random.numbers(shape, dtype), where)
+            for (name, shape), where in zip(names.items(), unread, strict=True)
+        }
+        value = random.numbers((*of_src, *features), dtype)
+        result["value"] = poison(random, value, unread[1])
+        padding = np.arange(count) >= len(model.rows)
+        for name, given in (("edge_bias", has_bias), ("edge_scale", has_scale)):
+            if given:
+                of_edges = random.numbers((count, heads), dtype)
+                result[name] = poison(random, of_edges, padding)
+        return result
+
+    def reference(values: Mapping[str, Any], ids: dict[str, Any], model: Model) -> Any:
+        rows, cols = model.rows, model.cols
+        places = np.arange(len(rows))
+        with rounding(acc, acc):
+            if kind == "additive":
+                score = values["dst_score"][rows] + values["src_score"][cols]
+                score = score + values["edge_bias"][places] if has_bias else score
+                score = _leaky(score, 0.25)
+            else:
+                flat = len(rows), heads, width
+                products = values["query"][rows].reshape(*flat) * values["key"][cols].reshape(*flat)
+                score = products.sum_last() * Dual(np.full((1, 1), max(width, 1) ** -0.5))
+                score = score + values["edge_bias"][places] if has_bias else score
+            weight = reduce_segments("softmax", score, rows, sizes.dst, np.dtype(acc))
+            weight = weight * values["edge_scale"][places] if has_scale else weight
+        weight = weight.reshape(len(rows), heads, *[1] * len(features))
+        return (values["value"][cols] * weight).sum_at(rows, sizes.dst)
+
+    names = ("dst_score", "src_score", "value") if kind == "additive" else ("query", "key", "value")
+    function = getattr(jax_gnn, f"{kind}_attention")
+    slope = {"negative_slope": 0.25} if kind == "additive" else {}
+    return Case(
+        f"{kind}_attention",
+        {
+            **{"sizes": sizes, "heads": heads, "features": features, "dtype": dtype},
+            **{"bias": has_bias, "scale": has_scale},
+        },
+        functools.partial(_call, function, ("graph", *names), mode.keywords | slope),
+        *(indices, values, reference, np.dtype(dtype), acc),
+    )
+
+
+def _leaky(x: Dual, slope: float) -> Dual:
+    """A LeakyReLU, of a slope that is a power of two."""
+    above = x.value > 0
+    below = (x * Dual(np.full(x.shape, slope))).where(~above)
+    unsure = (np.abs(x.value) <= x.ball.radius) & (x.ball.radius > 0)
+    return (x.where(above) + below).unsure(unsure)
 
 
 def to_accumulator(weight: Dual | None, features: Any) -> Dual | None:
@@ -2095,6 +2173,7 @@ FAMILIES: tuple[tuple[Callable[[Random, Mode], Case], int], ...] = (
     (segment_index, 1),
     (spmm, 3),
     (sddmm, 2),
+    (attention, 2),
     (index_segment_reduce, 2),
     (graph, 2),
     (aggregate, 4),

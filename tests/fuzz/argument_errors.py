@@ -186,6 +186,26 @@ def calls(v: Valid) -> list[Call]:
         activation=CHOICE_OR_NONE, residual=residuals)  # fmt: skip
     ab = {"graph": v.graph, "a": v.y, "b": v.x}
     add("sddmm", jax_gnn.sddmm, ab, graph=graphs, a=FLOATS, b=FLOATS, op=CHOICE, **implementation)
+    of_edges = np.ones((6, 2), np.float32)
+    attention = {"graph": v.graph, "value": v.x[..., None], "edge_bias": of_edges,
+                 "edge_scale": of_edges, "dst_ids": v.ids}  # fmt: skip
+    real = [b for b in FLOATS if b[0] not in ("integers", "float8")]
+    optional = [b for b in real if b[0] != "None"]
+    scores = {"dst_score": real, "src_score": real, "value": FLOATS, "edge_bias": optional,
+              "edge_scale": optional, "dst_ids": OPTIONAL_IDS}  # fmt: skip
+    scores["dst_score"] = [b for b in real if b not in _SHAPES]  # any rows, by dst_ids
+    additive = attention | {"dst_score": v.y, "src_score": v.x}
+    add("additive_attention", jax_gnn.additive_attention, additive, graph=graphs, **scores,
+        **implementation)  # fmt: skip
+    del scores["dst_score"], scores["src_score"]
+    rows = [b for b in FLOATS if b not in _SHAPES]
+    dots = attention | {"query": v.y[..., None], "key": v.x[..., None]}
+    add("dot_attention", jax_gnn.dot_attention, dots, graph=graphs, query=rows, key=FLOATS,
+        **scores, **implementation)  # fmt: skip
+    del scores["value"], attention["value"]
+    pairs = {"dst": v.y[..., None], "src": v.x[..., None], "attention": np.ones((2, 1))}
+    add("gatv2_attention", jax_gnn.gatv2_attention, attention | pairs, graph=graphs, dst=rows,
+        src=FLOATS, attention=real, **scores, **implementation)  # fmt: skip
     bare = {"x": v.x, "index": v.src, "segment_ids": v.ids, "num_segments": 3, "weight": v.weight}
     add("index_segment_reduce", jax_gnn.index_segment_reduce, bare, x=FLOATS_ANY_ROWS, index=IDS,
         segment_ids=IDS, num_segments=SIZE, weight=VECTOR, reduce=CHOICE,

@@ -279,6 +279,27 @@ def sddmm(kind: str, size: Size, dtype: str) -> Any:
     )
 
 
+@op("attention additive", "attention gatv2", "attention dot")
+def attention(kind: str, size: Size, dtype: str) -> Any:
+    def call(graph: Any, left: Any, right: Any, third: Any, scale: Any) -> jax.Array:
+        if kind == "additive":
+            operands = left[..., 0], right[..., 0], right
+        else:
+            operands = (left, right, third[0] if kind == "gatv2" else right)
+        return getattr(jax_gnn, f"{kind}_attention")(graph, *operands, edge_scale=scale)
+
+    return (
+        call,
+        lambda draw: (
+            draw.graph(size.cols, size.rows, size.entries, False),
+            draw.numbers((size.rows, size.heads, size.depth), dtype),
+            draw.numbers((size.cols, size.heads, size.depth), dtype),
+            draw.numbers((1, size.heads, size.depth), dtype),
+            draw.weights((size.entries, size.heads), dtype),
+        ),
+    )
+
+
 @op("index_segment_reduce sum", "index_segment_reduce max")
 def index_segment_reduce(reduce: str, size: Size, dtype: str) -> Any:
     return (
