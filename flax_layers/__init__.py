@@ -9,6 +9,14 @@ from flax_layers.allset import (
     AllSetTransformerConv,
 )
 from flax_layers.graph import GCN, GIN, SAGE, GCNConv, GINConv, SAGEConv, gcn_norm
+from flax_layers.graph_attention import (
+    GAT,
+    GATConv,
+    GATv2,
+    GATv2Conv,
+    GraphTransformer,
+    TransformerConv,
+)
 from flax_layers.hypergraph import HGNN, HGNNP, HGNNConv, HGNNPConv
 from flax_layers.hypergraph_attention import HypergraphAttention, HypergraphAttentionConv
 from flax_layers.relational import RGCN, RGCNConv
@@ -26,6 +34,7 @@ from flax_layers.unignn import (
 )
 
 __all__ = [
+    "GAT",
     "GCN",
     "GIN",
     "HGNN",
@@ -37,8 +46,12 @@ __all__ = [
     "AllSetTransformer",
     "AllSetTransformerConv",
     "AttentionOptions",
+    "GATConv",
+    "GATv2",
+    "GATv2Conv",
     "GCNConv",
     "GINConv",
+    "GraphTransformer",
     "HGNNConv",
     "HGNNPConv",
     "HypergraphAttention",
@@ -47,6 +60,7 @@ __all__ = [
     "RGCNConv",
     "SAGEConv",
     "Stack",
+    "TransformerConv",
     "TypedLinear",
     "UniGAT",
     "UniGATConv",

@@ -136,7 +136,7 @@ def check_prediction(
 
 
 @pytest.mark.usefixtures("exact_products")
-@pytest.mark.parametrize("model", ["gcn", "gin", "sage"])
+@pytest.mark.parametrize("model", ["gcn", "gin", "sage", "gat", "gatv2", "transformer"])
 def test_train_on_a_graph(model, planetoid, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(small(planetoid, "--layers", "3", model=model)) == 0

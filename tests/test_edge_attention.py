@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,7 @@ def attend(
 
 
 def over_features(terms: np.ndarray) -> np.ndarray:
-    return terms.reshape(*terms.shape[:2], -1).sum(2)
+    return terms.reshape(*terms.shape[:2], math.prod(terms.shape[2:])).sum(2)
 
 
 def additive_reference(
@@ -96,7 +97,7 @@ def dot_reference(
     def score(into: np.ndarray, row: int) -> np.ndarray:
         keys = key[edges.src[into]]
         keys = keys if edge_features is None else keys + edge_features[into]
-        depth = max(int(np.prod(key.shape[2:])), 1)
+        depth = max(math.prod(key.shape[2:]), 1)
         s = over_features(query[row] * keys) * (depth**-0.5 if scale is None else scale)
         return s if edge_bias is None else s + edge_bias[into]
 
@@ -140,7 +141,6 @@ def attention_spec(
     function: Callable[..., Any],
     reference: Callable[..., np.ndarray],
     *names: str,
-    linear: tuple[str, ...] = (),
 ) -> OpSpec:
     def by_name(tested: Callable[..., Any]) -> Callable[..., Any]:
         return lambda index, *operands: tested(index, **dict(zip(names, operands, strict=True)))
@@ -174,7 +174,6 @@ def attention_spec(
         reference=by_name(reference),
         make_case=make_case,
         operands=names,
-        linear=linear,
         feature_axis=tuple(
             None if name == "scale" else heads_axis.get(OPERANDS[name][0], 1) for name in names
         ),
@@ -187,9 +186,7 @@ def attention_spec(
 
 class TestAdditive(OpSuite):
     test_bad_argument = None
-    spec = attention_spec(
-        *(additive, additive_reference, "value", "dst_score", "src_score"), linear=("value",)
-    )
+    spec = attention_spec(additive, additive_reference, "value", "dst_score", "src_score")
 
 
 class TestAdditiveOfEdges(CoreChecks):
@@ -219,7 +216,7 @@ class TestGatv2OfEdges(CoreChecks):
 
 class TestDot(OpSuite):
     test_bad_argument = None
-    spec = attention_spec(dots, dot_reference, "value", "query", "key", linear=("value",))
+    spec = attention_spec(dots, dot_reference, "value", "query", "key")
 
 
 class TestDotOfEdges(CoreChecks):

@@ -12,6 +12,7 @@ from flax import nnx
 
 import jax_gnn
 from flax_layers import (
+    GAT,
     GCN,
     GIN,
     HGNN,
@@ -20,6 +21,8 @@ from flax_layers import (
     SAGE,
     AllDeepSets,
     AllSetTransformer,
+    GATv2,
+    GraphTransformer,
     HGNNConv,
     HypergraphAttention,
     UniGAT,
@@ -32,8 +35,11 @@ from flax_layers.training import (
     AllDeepSetsConfig,
     AllSetTransformerConfig,
     EpochReport,
+    GATConfig,
+    GATv2Config,
     GCNConfig,
     GINConfig,
+    GraphTransformerConfig,
     HGNNConfig,
     HGNNPConfig,
     HypergraphAttentionConfig,
@@ -124,7 +130,10 @@ def dataset_for(model_or_config: Any) -> Any:
 
 
 SMALL = {"splits": 2, "epochs": 10, "hidden_features": 8}
-GRAPH_CONFIGS = (GCNConfig, GINConfig, SAGEConfig)
+GRAPH_CONFIGS = (
+    *(GCNConfig, GINConfig, SAGEConfig),
+    *(GATConfig, GATv2Config, GraphTransformerConfig),
+)
 HYPERGRAPH_CONFIGS = (
     *(HGNNConfig, HGNNPConfig, UniGINConfig, UniSAGEConfig, UniGATConfig, UniGCNIIConfig),
     *(HypergraphAttentionConfig, AllDeepSetsConfig, AllSetTransformerConfig),
@@ -211,6 +220,12 @@ def test_plain_jax_trains_the_same(result):
         SAGEConfig(),
         SAGEConfig(aggregation="max", num_layers=1),
         SAGEConfig(aggregation="sum", project=True, hidden_features=7),
+        GATConfig(),
+        GATConfig(num_layers=3, heads=2, hidden_features=6),
+        GATv2Config(),
+        GATv2Config(share_weights=True, heads=2),
+        GraphTransformerConfig(),
+        GraphTransformerConfig(gated=True, heads=2, num_layers=3),
         HGNNPConfig(),
         HGNNPConfig(learnable_hyperedge_weights=True),
         UniGINConfig(),
@@ -335,13 +350,17 @@ def test_weight_decay_of_the_first_convolution(layers):
 
 @pytest.mark.parametrize("config", GRAPH_CONFIGS)
 def test_graph_models_learn_like_plain_jax(config):
-    settings = config(**SMALL | {"epochs": 40}, learning_rate=0.05)
+    has_heads = issubclass(config, GATConfig)
+    rates = {"dropout_rate": 0.2, "input_dropout_rate": 0.2, "attention_dropout_rate": 0.2}
+    few = {"heads": 2, **rates} if has_heads else {}
+    settings = config(**SMALL | {"epochs": 40} | few, learning_rate=0.05)
     result = train(make_graph_dataset(), settings, baseline=True)
     assert type(result.model) is RECIPES[config.model].model
     assert (result.run.train_accuracy[:, -1] > 0.9).all()
     assert isinstance(result.graph, Graph)
     if jax.default_backend() == "cpu":
-        assert "jax_gnn_segment_reduce" in result.run.custom_calls
+        op = "edge_attention" if has_heads else "segment_reduce"
+        assert f"jax_gnn_{op}" in result.run.custom_calls
     for name in ("train_loss", "valid_accuracy", "test_accuracy"):
         np.testing.assert_allclose(
             getattr(result.run, name)[:, :20], getattr(result.baseline, name)[:, :20], atol=1e-3
@@ -521,6 +540,10 @@ def test_too_few_labelled_nodes():
         (GIN, {"learn_eps": True, "num_layers": 2}),
         (SAGE, {"aggregation": "max", "project": True, "normalize": True}),
         (SAGE, {"root_weight": False}),
+        (GAT, {"heads": 2, "negative_slope": 0.5, "concat": False, "add_self_loops": False}),
+        (GATv2, {"heads": 4, "share_weights": True, "use_bias": False}),
+        (GraphTransformer, {"heads": 2, "gated": True, "attention_dropout_rate": 0.3}),
+        (GraphTransformer, {"root_weight": False, "dtype": jnp.bfloat16, "num_layers": 1}),
         (HGNNP, {"num_hyperedges": 12}),
         (UniGIN, {"eps": 0.5, "hyperedge_reduce": "max"}),
         (UniSAGE, {"node_reduce": "mean", "normalize": True}),

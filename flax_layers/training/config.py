@@ -206,8 +206,8 @@ class UniSAGEConfig(_UniGNNConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _AttentionConfig(HypergraphConfig):
-    """What UniGAT and hypergraph attention share."""
+class _HeadsConfig(TrainConfig):
+    """What models with heads share; dropout as Veličković et al. have it."""
 
     dropout_rate: float = 0.6
     input_dropout_rate: float = 0.6
@@ -217,6 +217,11 @@ class _AttentionConfig(HypergraphConfig):
     attention_dropout_rate: Annotated[
         float, Setting("model", "share of attention weights dropped in training", RATE, "RATE")
     ] = 0.6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _AttentionConfig(_HeadsConfig, HypergraphConfig):
+    """What UniGAT and hypergraph attention share."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -324,6 +329,38 @@ class SAGEConfig(TrainConfig):
     project: Annotated[bool, Setting("model", "a linear map and ReLU before each aggregation")] = (
         False
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GATConfig(_HeadsConfig):
+    """Settings of a `flax_layers.GAT`; the defaults are Veličković et al.'s for Cora."""
+
+    model: ClassVar[str] = "gat"
+
+    learning_rate: float = 0.005
+    feature_normalization: Literal["none", "row"] = "row"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GATv2Config(GATConfig):
+    """Settings of a `flax_layers.GATv2`; defaults as of a GAT."""
+
+    model: ClassVar[str] = "gatv2"
+
+    share_weights: Annotated[
+        bool, Setting("model", "one linear map for sources and destinations")
+    ] = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraphTransformerConfig(GATConfig):
+    """Settings of a `flax_layers.GraphTransformer`; defaults as of a GAT."""
+
+    model: ClassVar[str] = "transformer"
+
+    gated: Annotated[
+        bool, Setting("model", "a gate weighs the skip connection against the rest")
+    ] = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 from jax import Array
 
 from flax_layers import (
+    GAT,
     GCN,
     GIN,
     HGNN,
@@ -17,6 +19,8 @@ from flax_layers import (
     SAGE,
     AllDeepSets,
     AllSetTransformer,
+    GATv2,
+    GraphTransformer,
     HypergraphAttention,
     Stack,
     UniGAT,
@@ -28,8 +32,11 @@ from flax_layers.training import plain
 from flax_layers.training.config import (
     AllDeepSetsConfig,
     AllSetTransformerConfig,
+    GATConfig,
+    GATv2Config,
     GCNConfig,
     GINConfig,
+    GraphTransformerConfig,
     HGNNConfig,
     HGNNPConfig,
     HypergraphAttentionConfig,
@@ -80,8 +87,10 @@ class Recipe(NamedTuple):
     plain_model: Callable[..., Array]
 
 
-def _stack(convolution: plain.PlainConvolution) -> Callable[..., Array]:
-    return functools.partial(plain.stack, convolution)
+def _stack(
+    convolution: plain.PlainConvolution, activation: Callable[[Array], Array] = jax.nn.relu
+) -> Callable[..., Array]:
+    return functools.partial(plain.stack, convolution, activation)
 
 
 def _fields(*names: str) -> Callable[[Any, Any], dict[str, Any]]:
@@ -201,6 +210,27 @@ _RECIPES = (
         *(SAGE, SAGEConfig),
         options=_fields("aggregation", "project"),
         plain_model=_stack(plain.sage_convolution),
+        **_ON_GRAPHS,
+    ),
+    Recipe(
+        "graph attention network (GAT, Veličković et al. 2018)",
+        *(GAT, GATConfig),
+        options=_fields("heads", "attention_dropout_rate"),
+        plain_model=_stack(plain.gat_convolution, jax.nn.elu),
+        **_ON_GRAPHS,
+    ),
+    Recipe(
+        "graph attention network with dynamic scores (GATv2, Brody et al. 2022)",
+        *(GATv2, GATv2Config),
+        options=_fields("heads", "attention_dropout_rate", "share_weights"),
+        plain_model=_stack(plain.gatv2_convolution, jax.nn.elu),
+        **_ON_GRAPHS,
+    ),
+    Recipe(
+        "graph transformer (Shi et al. 2021)",
+        *(GraphTransformer, GraphTransformerConfig),
+        options=_fields("heads", "attention_dropout_rate", "gated"),
+        plain_model=_stack(plain.transformer_convolution),
         **_ON_GRAPHS,
     ),
     Recipe(

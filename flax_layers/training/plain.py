@@ -5,6 +5,7 @@ Linear maps and aggregations come in the same order as in the layers.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -119,6 +120,25 @@ class CooGraph(NamedTuple):
         y = jax.ops.segment_max(x[self.src], self.dst, num_nodes, indices_are_sorted=True)
         return jnp.where(self.degree[:, None] > 0, y, 0)
 
+    def attend(
+        self, scores: Array, values: Array, own: Array | None, dropout: Callable[[Array], Array]
+    ) -> Array:
+        """Sums values ``(num_nodes, heads, width)`` under the softmax of the edges' scores.
+
+        With ``own``, the scores that nodes have of themselves, their own values count, too.
+        """
+        size = self.degree.shape[0]
+        top = jax.ops.segment_max(scores, self.dst, size, indices_are_sorted=True)
+        top = top if own is None else jnp.maximum(top, own)
+        top = jax.lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
+        powers = jnp.exp(scores - top[self.dst])
+        sums = _sorted_sum(powers, self.dst, size)
+        own = None if own is None else jnp.exp(own - top)
+        sums = sums if own is None else sums + own
+        weight = dropout(powers / sums[self.dst])
+        y = _sorted_sum(values[self.src] * weight[..., None], self.dst, size)
+        return y if own is None else y + dropout(own / sums)[..., None] * values
+
 
 class CooTriples(NamedTuple):
     """Edges with relations as ids, sorted by destination, those of nodes to themselves among them.
@@ -213,6 +233,53 @@ def sage_convolution(
         scale = _inverse(graph.degree)[:, None] if config.aggregation == "mean" else 1
         y = _aggregate_narrow(lambda x: graph.sum(x) * scale, messages, params["kernel"])
     return y + x @ params["root"]["kernel"] + params["bias"]
+
+
+def gat_convolution(params: Any, graph: CooGraph, x: Array, config: Any, dropout: Dropout) -> Array:
+    """`flax_layers.GATConv`."""
+    y = (x @ params["kernel"]).reshape(-1, *params["src_attention"].shape)
+    of_src = (y * params["src_attention"]).sum(-1)
+    of_dst = (y * params["dst_attention"]).sum(-1)
+    scores = jax.nn.leaky_relu(of_dst[graph.dst] + of_src[graph.src], 0.2)
+    own = jax.nn.leaky_relu(of_dst + of_src, 0.2)
+    y = graph.attend(scores, y, own, lambda w: dropout(w, config.attention_dropout_rate))
+    return y.reshape(len(y), -1) + params["bias"]
+
+
+def gatv2_convolution(
+    params: Any, graph: CooGraph, x: Array, config: Any, dropout: Dropout
+) -> Array:
+    """`flax_layers.GATv2Conv`."""
+    attention = params["attention"]
+    right = (x @ params["kernel"] + params["src_bias"]).reshape(-1, *attention.shape)
+    left = right
+    if "dst_kernel" in params:
+        left = (x @ params["dst_kernel"] + params["dst_bias"]).reshape(-1, *attention.shape)
+
+    def score(z: Array) -> Array:
+        return (attention * jax.nn.leaky_relu(z, 0.2)).sum(-1)
+
+    scores, own = score(left[graph.dst] + right[graph.src]), score(left + right)
+    y = graph.attend(scores, right, own, lambda w: dropout(w, config.attention_dropout_rate))
+    return y.reshape(len(y), -1) + params["bias"]
+
+
+def transformer_convolution(
+    params: Any, graph: CooGraph, x: Array, config: Any, dropout: Dropout
+) -> Array:
+    """`flax_layers.TransformerConv`."""
+    query, key, value = (
+        _linear(params[name], x).reshape(len(x), config.heads, -1)
+        for name in ("query", "key", "value")
+    )
+    scores = (query[graph.dst] * key[graph.src]).sum(-1) / math.sqrt(key.shape[-1])
+    y = graph.attend(scores, value, None, lambda w: dropout(w, config.attention_dropout_rate))
+    y, skipped = y.reshape(len(y), -1), _linear(params["root"], x)
+    if "gate" not in params:
+        return y + skipped
+    gate = jnp.concatenate([y, skipped, y - skipped], axis=1) @ params["gate"]["kernel"]
+    gate = jax.nn.sigmoid(gate)
+    return gate * skipped + (1 - gate) * y
 
 
 def rgcn_convolution(
@@ -338,6 +405,7 @@ def _unit_rows(y: Array) -> Array:
 
 def stack(
     convolution: PlainConvolution,
+    activation: Callable[[Array], Array],
     config: Any,
     params: dict[str, Any],
     graph: Any,
@@ -348,6 +416,7 @@ def stack(
 
     Args:
         convolution: One of this module.
+        activation: What stands between two of them.
         config: Settings of the training.
         params: ``{"conv1": {"kernel", "bias", …}, "conv2": …}``, and "output" if there is one.
         graph: What the convolution takes.
@@ -361,10 +430,12 @@ def stack(
     y: Any = None if x is None else dropout(x, config.input_dropout_rate)
     for number in range(1, config.num_layers + 1):
         if number > 1:
-            y = dropout(jax.nn.relu(y), config.dropout_rate)
+            y = dropout(activation(y), config.dropout_rate)
+        if number == config.num_layers and hasattr(config, "heads"):
+            config = dataclasses.replace(config, heads=1)
         y = convolution(params[f"conv{number}"], graph, y, config, dropout)
     if "output" in params:
-        y = _linear(params["output"], dropout(jax.nn.relu(y), config.dropout_rate))
+        y = _linear(params["output"], dropout(activation(y), config.dropout_rate))
     return y
 
 

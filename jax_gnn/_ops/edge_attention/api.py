@@ -199,7 +199,7 @@ def gatv2_attention(
         valid = rows.matrix.by_row.valid(graph.num_src)
         summed = jnp.where(spread(valid, summed), summed + extra, 0).astype(acc)
         terms = vector.astype(acc) * xla.leaky(summed, edges.slope)
-        score = jnp.sum(terms.reshape(*terms.shape[:2], -1), axis=2)
+        score = jnp.sum(terms, axis=tuple(range(2, terms.ndim)))
     score = score if bias is None else score + bias
     return edges.attend(_Scores(None, None, rows.masked(score)), None)
 

@@ -1,0 +1,398 @@
+"""GAT, GATv2 and graph transformers: against their formulas, and against PyTorch Geometric."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from layer_cases import double, linear
+
+from flax_layers import GAT, GATConv, GATv2, GATv2Conv, GraphTransformer, TransformerConv
+from jax_gnn import Graph
+
+pytestmark = pytest.mark.usefixtures("exact_products")
+
+NUM_NODES = 9
+EDGE_FEATURES = 3
+CONVOLUTIONS = [GATConv, GATv2Conv, TransformerConv]
+MODELS = [GAT, GATv2, GraphTransformer]
+
+
+@pytest.fixture
+def edges(rng) -> tuple[np.ndarray, np.ndarray]:
+    """Directed edges, one of them a self-loop and one there twice; nothing enters or leaves 3."""
+    src, dst = rng.choice([0, 1, 2, 4, 5, 6, 7, 8], (2, 20))
+    return np.append(src, [src[0], 5]), np.append(dst, [dst[0], 5])
+
+
+@pytest.fixture
+def graph(edges) -> Graph:
+    return Graph.from_edges(*edges, num_nodes=NUM_NODES)
+
+
+def features(width: int, *batch: int, rows: int = NUM_NODES) -> jax.Array:
+    return jax.random.normal(jax.random.key(width), (rows, *batch, width))
+
+
+def random_bias(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+    return jax.random.normal(key, shape, dtype)
+
+
+def make(layer, *sizes, **options):
+    return layer(*sizes, bias_init=random_bias, rngs=nnx.Rngs(0), **options)
+
+
+def assert_close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5)
+
+
+# --- The formulas --------------------------------------------------------------------------------
+
+
+def leaky(z: np.ndarray, slope: float) -> np.ndarray:
+    return np.where(z > 0, z, slope * z)
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    powers = np.exp(scores - scores.max(0))
+    return powers / powers.sum(0)
+
+
+def split(x: np.ndarray, heads: int) -> np.ndarray:
+    return x.reshape(len(x), heads, -1)
+
+
+def join(conv: Any, y: np.ndarray) -> np.ndarray:
+    return y.reshape(len(y), -1) if conv.concat else y.mean(1)
+
+
+def neighbours(conv: Any, graph: Graph, is_square: bool) -> list[tuple[list[int], list[int]]]:
+    """Of each destination its edges and their sources; -1 is the edge from a node to itself."""
+    rows, cols = np.asarray(graph.rows), np.asarray(graph.cols)
+    loops = is_square and getattr(conv, "add_self_loops", False)
+    found = []
+    for row in range(graph.num_dst):
+        into = [int(e) for e in np.flatnonzero(rows == row)]
+        sources = [int(cols[e]) for e in into]
+        found.append((into + [-1] * loops, sources + [row] * loops))
+    return found
+
+
+def with_means(attr: np.ndarray | None, into: list[int]) -> np.ndarray | None:
+    """What the edges of a destination carry; that to itself the mean of the others."""
+    if attr is None:
+        return None
+    others = [attr[e] for e in into if e >= 0]
+    mean = np.mean(others, axis=0) if others else np.zeros(attr.shape[1:])
+    return np.array([mean if e < 0 else attr[e] for e in into]).reshape(-1, *attr.shape[1:])
+
+
+def reference_gat(conv: GATConv, graph: Graph, src: Any, dst: Any = None, attr: Any = None) -> Any:
+    is_square = dst is None
+    src, dst = double(src), double(src if dst is None else dst)
+    value = split(src @ double(conv.kernel), conv.heads)
+    kernel = conv.kernel if conv.dst_kernel is None else conv.dst_kernel
+    of_dst = split(dst @ double(kernel), conv.heads)
+    if attr is not None:
+        attr = split(double(attr) @ double(conv.edge_kernel), conv.heads)
+        attr = (attr * double(conv.edge_attention)).sum(-1)
+    rows = []
+    for row, (into, sources) in enumerate(neighbours(conv, graph, is_square)):
+        z = (value[sources] * double(conv.src_attention)).sum(-1)
+        z = z + (of_dst[row] * double(conv.dst_attention)).sum(-1)
+        z = z if attr is None else z + with_means(attr, into)
+        weight = softmax(leaky(z, conv.negative_slope)) if into else np.zeros((0, conv.heads))
+        rows.append((weight[..., None] * value[sources]).sum(0))
+    return join(conv, np.array(rows)) + double(conv.bias)
+
+
+def reference_gatv2(
+    conv: GATv2Conv, graph: Graph, src: Any, dst: Any = None, attr: Any = None
+) -> Any:
+    is_square = dst is None
+    src, dst = double(src), double(src if dst is None else dst)
+    right = split(src @ double(conv.kernel) + double(conv.src_bias), conv.heads)
+    kernel, bias = conv.dst_kernel, conv.dst_bias
+    if conv.share_weights:
+        kernel, bias = conv.kernel, conv.src_bias
+    left = split(dst @ double(kernel) + double(bias), conv.heads)
+    attr = None if attr is None else split(double(attr) @ double(conv.edge_kernel), conv.heads)
+    rows = []
+    for row, (into, sources) in enumerate(neighbours(conv, graph, is_square)):
+        z = left[row] + right[sources]
+        z = z if attr is None else z + with_means(attr, into)
+        scores = (double(conv.attention) * leaky(z, conv.negative_slope)).sum(-1)
+        weight = softmax(scores) if into else np.zeros((0, conv.heads))
+        rows.append((weight[..., None] * right[sources]).sum(0))
+    return join(conv, np.array(rows)) + double(conv.bias)
+
+
+def reference_transformer(
+    conv: TransformerConv, graph: Graph, src: Any, dst: Any = None, attr: Any = None
+) -> Any:
+    src, dst = double(src), double(src if dst is None else dst)
+    query, key, value = (
+        split(linear(layer, x), conv.heads)
+        for layer, x in ((conv.query, dst), (conv.key, src), (conv.value, src))
+    )
+    attr = None if attr is None else split(double(attr) @ double(conv.edge.kernel), conv.heads)
+    rows = []
+    for row, (into, sources) in enumerate(neighbours(conv, graph, False)):
+        extra = 0 if attr is None else attr[into]
+        scores = (query[row] * (key[sources] + extra)).sum(-1) / np.sqrt(key.shape[-1])
+        weight = softmax(scores) if into else np.zeros((0, conv.heads))
+        rows.append((weight[..., None] * (value[sources] + extra)).sum(0))
+    y = join(conv, np.array(rows))
+    if conv.root is None:
+        return y
+    skipped = linear(conv.root, dst)
+    if conv.gate is None:
+        return y + skipped
+    z = np.concatenate([y, skipped, y - skipped], 1) @ double(conv.gate.kernel)
+    gate = 1 / (1 + np.exp(-z))
+    return gate * skipped + (1 - gate) * y
+
+
+REFERENCES = {
+    GATConv: reference_gat,
+    GATv2Conv: reference_gatv2,
+    TransformerConv: reference_transformer,
+}
+OPTIONS: list[tuple[Any, dict[str, Any]]] = [
+    *((layer, {}) for layer in CONVOLUTIONS),
+    *((layer, {"heads": 2}) for layer in CONVOLUTIONS),
+    *((layer, {"heads": 3, "concat": False}) for layer in CONVOLUTIONS),
+    *((layer, {"add_self_loops": False, "heads": 2}) for layer in CONVOLUTIONS[:2]),
+    *((layer, {"negative_slope": 0.5}) for layer in CONVOLUTIONS[:2]),
+    (GATv2Conv, {"share_weights": True, "heads": 2}),
+    (TransformerConv, {"gated": True, "heads": 2}),
+    (TransformerConv, {"root_weight": False}),
+]
+
+
+@pytest.mark.parametrize(("layer", "options"), OPTIONS)
+@pytest.mark.parametrize("has_attr", [False, True])
+def test_equals_the_formula(layer, options, has_attr, graph):
+    x = features(4)
+    attr = features(EDGE_FEATURES, rows=graph.num_edges) if has_attr else None
+    conv = make(layer, 4, 6, edge_features=EDGE_FEATURES if has_attr else None, **options)
+    expected = REFERENCES[layer](conv, graph, x, attr=attr)
+    assert_close(conv(graph, x, attr), expected)
+    assert_close(nnx.jit(conv)(graph, x, attr), expected)
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+@pytest.mark.parametrize("has_attr", [False, True])
+def test_bipartite(layer, has_attr, edges):
+    graph = Graph.from_edges(*edges, num_src=NUM_NODES, num_dst=11)
+    src, dst = features(4), features(5, rows=11)
+    attr = features(EDGE_FEATURES, rows=graph.num_edges) if has_attr else None
+    conv = make(layer, (4, 5), 6, heads=2, edge_features=EDGE_FEATURES if has_attr else None)
+    assert_close(conv(graph, (src, dst), attr), REFERENCES[layer](conv, graph, src, dst, attr))
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+def test_batch_axes_and_vmap(layer, graph):
+    conv = make(layer, 4, 6, heads=2, edge_features=EDGE_FEATURES)
+    x, attr = features(4, 2), features(EDGE_FEATURES, 2, rows=graph.num_edges)
+    expected = np.stack([conv(graph, x[:, i], attr[:, i]) for i in range(2)], axis=1)
+    assert_close(conv(graph, x, attr), expected)
+    mapped = jax.vmap(lambda x, attr: conv(graph, x, attr), in_axes=1, out_axes=1)(x, attr)
+    assert_close(mapped, expected)
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+def test_padding_changes_nothing(layer, graph):
+    conv = make(layer, 4, 6, heads=2, edge_features=EDGE_FEATURES)
+    padded = graph.pad(num_nodes=12, num_edges=40)
+    attr = features(EDGE_FEATURES, rows=graph.num_edges)
+    padded_attr = jnp.concatenate([attr, jnp.zeros((40 - graph.num_edges, EDGE_FEATURES))])
+
+    def loss(conv, graph, x, attr):
+        return jnp.sum(conv(graph, x, attr)[:NUM_NODES] ** 2)
+
+    x = features(4)
+    padded_x = jnp.concatenate([x, jnp.zeros((3, 4))])
+    got = nnx.value_and_grad(loss, argnums=(0, 2))(conv, padded, padded_x, padded_attr)
+    want = nnx.value_and_grad(loss, argnums=(0, 2))(conv, graph, x, attr)
+    want = (want[0], (want[1][0], jnp.pad(want[1][1], ((0, 3), (0, 0)))))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 2e-4, 2e-4), got, want)
+    dirty = padded_x.at[NUM_NODES:].set(jnp.nan), padded_attr.at[graph.num_edges :].set(jnp.nan)
+    assert_close(conv(padded, *dirty)[:NUM_NODES], conv(graph, x, attr))
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+def test_attention_dropout(layer, graph):
+    conv = make(layer, 4, 6, heads=2, attention_dropout_rate=0.5)
+    x, key = features(4), jax.random.key(1)
+    assert not np.array_equal(conv(graph, x), conv(graph, x))
+    np.testing.assert_array_equal(
+        conv(graph, x, rngs=key), conv(graph, x, deterministic=False, rngs=key)
+    )
+    evaluated = conv(graph, x, deterministic=True)
+    assert_close(evaluated, REFERENCES[layer](conv, graph, x))
+    conv.eval()
+    np.testing.assert_array_equal(conv(graph, x), evaluated)
+    draws = [
+        double(conv(graph, x, deterministic=False, rngs=jax.random.key(i))) for i in range(400)
+    ]
+    spread = np.std(draws, axis=0) / 20
+    assert (np.abs(np.mean(draws, axis=0) - evaluated) < 6 * spread + 1e-5).all()
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_models_stack_convolutions(model_class, graph):
+    between = jax.nn.relu if model_class is GraphTransformer else jax.nn.elu
+    model = make(model_class, 4, 8, 3, heads=2, num_layers=3)
+    y = x = features(4)
+    assert [conv.heads for conv in model.convolutions] == [2, 2, 1]
+    for number, convolution in enumerate(model.convolutions, start=1):
+        y = convolution(graph, between(y) if number > 1 else y)
+    assert_close(model(graph, x, deterministic=True), y)
+    grads = nnx.grad(lambda m: jnp.mean(m(graph, x, deterministic=True) ** 2))(model)
+    for path, gradient in nnx.to_flat_state(grads):
+        assert np.any(gradient[...]), path
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+def test_dtypes(layer, graph):
+    x = features(4)
+    half = layer(4, 6, heads=2, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    single = layer(4, 6, heads=2, rngs=nnx.Rngs(0))
+    y = half(graph, x)
+    assert y.dtype == jnp.bfloat16
+    np.testing.assert_allclose(y.astype(jnp.float32), single(graph, x), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "arguments", "message"),
+    [
+        *(
+            (layer, {name: 0}, f"{name} must be positive, got 0")
+            for layer, name in itertools.product(
+                CONVOLUTIONS, ("in_features", "out_features", "heads", "edge_features")
+            )
+        ),
+        *((layer, {"heads": 4}, "heads must divide out_features") for layer in CONVOLUTIONS),
+        *(
+            (layer, {"in_features": (2, 2, 2)}, "in_features must be a number or a pair")
+            for layer in CONVOLUTIONS
+        ),
+        *(
+            (layer, {"attention_dropout_rate": 2.0}, r"attention_dropout_rate must lie in \[0, 1\]")
+            for layer in CONVOLUTIONS
+        ),
+        (GATConv, {"negative_slope": np.inf}, "negative_slope must be finite, got inf"),
+        (GATv2Conv, {"in_features": (2, 3), "share_weights": True}, "share_weights needs"),
+        (TransformerConv, {"gated": True, "root_weight": False}, "gated needs the skip connection"),
+    ],
+)
+def test_bad_construction(layer, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        layer(**{"in_features": 2, "out_features": 2} | arguments, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+def test_bad_call(layer, graph):
+    conv = make(layer, 4, 6)
+    for shape in ((9, 5), (8, 4), (4,)):
+        with pytest.raises(ValueError, match=r"x must have shape .*\(9, ..., 4\), got \("):
+            conv(graph, jnp.ones(shape))
+    with pytest.raises(ValueError, match=r"x\[1\] must have shape \(num_dst, .*got \(8, 4\)"):
+        conv(graph, (features(4), jnp.ones((8, 4))))
+    with pytest.raises(ValueError, match="edge_attr must be given if edge_features is"):
+        conv(graph, features(4), jnp.ones((graph.num_edges, 2)))
+    with_edges = make(layer, 4, 6, edge_features=2)
+    with pytest.raises(ValueError, match="edge_attr must be given if edge_features is"):
+        with_edges(graph, features(4))
+    with pytest.raises(ValueError, match=r"edge_attr must have shape \(num_edges, .*got \(3, 2\)"):
+        with_edges(graph, features(4), jnp.ones((3, 2)))
+    with pytest.raises(ValueError, match="x must be a pair"):
+        make(layer, (4, 5), 6)(graph, features(4))
+    with pytest.raises(ValueError, match="a bipartite graph has no num_nodes"):
+        conv(Graph.from_edges([0], [0], num_src=2, num_dst=3), jnp.ones((2, 4)))
+
+
+# --- PyTorch Geometric, where it is installed ----------------------------------------------------
+
+
+def pairs_of(conv: Any) -> dict[str, Any]:
+    """The names that PyTorch Geometric has for a layer's arrays, transposed where it is a map."""
+    arrays: dict[str, Any] = {}
+    if isinstance(conv, TransformerConv):
+        names = {"query": "lin_query", "key": "lin_key", "value": "lin_value", "edge": "lin_edge"}
+        names |= {"root": "lin_skip", "gate": "lin_beta"}
+        for own, other in names.items():
+            layer = getattr(conv, own)
+            if layer is not None:
+                arrays[f"{other}.weight"] = double(layer.kernel).T
+                if layer.bias is not None:
+                    arrays[f"{other}.bias"] = double(layer.bias)
+        return arrays
+    arrays["bias"] = double(conv.bias)
+    if isinstance(conv, GATv2Conv):
+        arrays["lin_l.weight"], arrays["lin_l.bias"] = double(conv.kernel).T, double(conv.src_bias)
+        kernel, bias = conv.kernel, conv.src_bias
+        if not conv.share_weights:
+            kernel, bias = conv.dst_kernel, conv.dst_bias
+        arrays["lin_r.weight"], arrays["lin_r.bias"] = double(kernel).T, double(bias)
+        arrays["att"] = double(conv.attention)[None]
+    else:
+        of_src = "lin" if conv.dst_kernel is None else "lin_src"
+        arrays[f"{of_src}.weight"] = double(conv.kernel).T
+        if conv.dst_kernel is not None:
+            arrays["lin_dst.weight"] = double(conv.dst_kernel).T
+        arrays["att_src"] = double(conv.src_attention)[None]
+        arrays["att_dst"] = double(conv.dst_attention)[None]
+        if conv.edge_kernel is not None:
+            arrays["att_edge"] = double(conv.edge_attention)[None]
+    if conv.edge_kernel is not None:
+        arrays["lin_edge.weight"] = double(conv.edge_kernel).T
+    return arrays
+
+
+@pytest.mark.parametrize(("layer", "options"), OPTIONS)
+@pytest.mark.parametrize("has_attr", [False, True])
+@pytest.mark.parametrize("is_bipartite", [False, True])
+def test_equals_pytorch_geometric(layer, options, has_attr, is_bipartite, edges):
+    geometric = pytest.importorskip("torch_geometric.nn")
+    torch = pytest.importorskip("torch")
+    if options.get("share_weights") and is_bipartite:
+        options = {**options, "share_weights": False}
+    src, dst = edges
+    loops = src == dst  # which PyTorch Geometric replaces by its own
+    src, dst = src[~loops], dst[~loops]
+    sizes = {"num_src": NUM_NODES, "num_dst": 11} if is_bipartite else {"num_nodes": NUM_NODES}
+    graph = Graph.from_edges(src, dst, **sizes)
+    in_features = (4, 5) if is_bipartite else 4
+    edge_features = EDGE_FEATURES if has_attr else None
+    conv = make(layer, in_features, 6, edge_features=edge_features, **options)
+    heads, concat = options.get("heads", 1), options.get("concat", True)
+    named = {"heads": heads, "concat": concat, "edge_dim": edge_features}
+    if layer is TransformerConv:
+        named |= {
+            "beta": options.get("gated", False),
+            "root_weight": options.get("root_weight", True),
+        }
+    else:
+        named |= {"negative_slope": conv.negative_slope}
+        named |= {"add_self_loops": conv.add_self_loops and not is_bipartite}
+    if layer is GATv2Conv:
+        named |= {"share_weights": conv.share_weights}
+    other = getattr(geometric, layer.__name__)(in_features, 6 // heads if concat else 6, **named)
+    state = {name: torch.tensor(array) for name, array in pairs_of(conv).items()}
+    has_all = named.get("root_weight", True)  # it keeps a map that it does not use
+    other.double().load_state_dict(state, strict=has_all)
+    x = features(4), features(5, rows=11)
+    attr = features(EDGE_FEATURES, rows=graph.num_edges) if has_attr else None
+    ids = torch.tensor(np.stack([graph.cols, graph.rows]).astype(np.int64))
+    given = tuple(torch.tensor(double(each)) for each in x)
+    edge_attr = None if attr is None else torch.tensor(double(attr))
+    with torch.no_grad():
+        expected = other(given if is_bipartite else given[0], ids, edge_attr).numpy()
+    assert_close(conv(graph, x if is_bipartite else x[0], attr), expected)
