@@ -304,7 +304,7 @@ struct Forward {
             store<kLanes>(scratch.weights[i] + h, x);
             top = larger(top, x);
           }
-        } else {
+        } else if (part.begin < part.end) {
           const V own = load<kLanes>(attention.dst_score + part.row * heads + h);
           for (int32_t i = part.begin; i < part.end; ++i) {
             const V other =
@@ -414,7 +414,9 @@ struct Backward {
       using V = Vector<Acc, kLanes>;
       for (int32_t p = 0; p < block.num_parts; ++p) {
         const Part<Acc>& part = block.parts[p];
-        const Acc* const own = attention.src_score + part.row * heads + h;
+        if (part.begin == part.end) continue;
+        const Acc* const own =
+            attention.edge_score ? nullptr : attention.src_score + part.row * heads + h;
         for (int32_t i = part.begin; i < part.end; ++i) {
           const Fields<V> record =
               fields<kLanes>(records + static_cast<int64_t>(block.col[i]) * heads + h);
@@ -607,7 +609,8 @@ struct Walk {
     block.num_parts = 0;
     for (int64_t e = begin; e < end;) {
       const int64_t id = rows[e];
-      if (id != open.row && (id < row || id > to.row || id >= csr.num_rows)) {  // not sorted
+      if (!in_range(id, csr.num_rows) || id > to.row || (id < row && id != open.row)) {
+        // Ids are not sorted after all.
         ++e;
         continue;
       }
