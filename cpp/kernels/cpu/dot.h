@@ -20,6 +20,28 @@ JAX_GNN_INLINE Element<V> sum_of_elements(V x) {
   }
 }
 
+// The sums of the elements of each of as many vectors of 32 bytes as have elements.
+JAX_GNN_INLINE Vector<float, 8> sums_of_each(const Vector<float, 8> (&x)[8]) {
+  using V = Vector<float, 8>;
+  const auto pairs = [](V a, V b) JAX_GNN_LAMBDA {  // of neighbours, in halves of 16 bytes
+    return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
+           __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
+  };
+  const V low = pairs(pairs(x[0], x[1]), pairs(x[2], x[3]));
+  const V high = pairs(pairs(x[4], x[5]), pairs(x[6], x[7]));
+  return __builtin_shufflevector(low, high, 0, 1, 2, 3, 8, 9, 10, 11) +
+         __builtin_shufflevector(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
+}
+JAX_GNN_INLINE Vector<double, 4> sums_of_each(const Vector<double, 4> (&x)[4]) {
+  using V = Vector<double, 4>;
+  const auto pairs = [](V a, V b) JAX_GNN_LAMBDA {
+    return __builtin_shufflevector(a, b, 0, 4, 2, 6) + __builtin_shufflevector(a, b, 1, 5, 3, 7);
+  };
+  const V low = pairs(x[0], x[1]), high = pairs(x[2], x[3]);
+  return __builtin_shufflevector(low, high, 0, 1, 4, 5) +
+         __builtin_shufflevector(low, high, 2, 3, 6, 7);
+}
+
 // The sum of term<lanes>(k), which are elements k, k + 1 … of a sequence, over [0, count).
 template <typename Acc, typename Term>
 JAX_GNN_INLINE Acc sum_of_terms(int64_t count, const Term& term) {

@@ -213,11 +213,12 @@ struct Forward {
   SoftmaxStats<Acc>* stats;
 
   struct Scratch {
-    Numbers<Acc> weights, tops, sums;  // the latter two by part
+    Numbers<Acc> weights, tops, sums, logs;  // all but the first by part
     Scratch(const Forward& kernel, int64_t entries)
         : weights(entries, kernel.features.heads),
           tops(entries, kernel.features.heads),
-          sums(entries, kernel.features.heads) {}
+          sums(entries, kernel.features.heads),
+          logs(entries, kernel.features.heads) {}
   };
 
   int64_t state_size() const { return features.width + 2 * features.heads; }
@@ -250,17 +251,21 @@ struct Forward {
     for (int64_t k = 0; k < features.width; ++k) into[k] += from[k];
   }
 
-  static JAX_GNN_INLINE Acc inverse(Acc sum) { return sum == 0 ? Acc(0) : 1 / sum; }
-
-  static JAX_GNN_INLINE SoftmaxStats<Acc> stats_of(Acc top, Acc sum) {
-    return {finite_or_zero(top), sum == 0 ? std::numeric_limits<Acc>::infinity() : std::log(sum)};
+  // Of sums of exponentials: 0 and inf where there is nothing to sum up.
+  template <typename V>
+  static JAX_GNN_INLINE V inverse(V sum) {
+    return sum == 0 ? broadcast<V>(Acc(0)) : 1 / sum;
+  }
+  template <int kLanes, typename V>
+  static JAX_GNN_INLINE V log_sum(V sum) {
+    return sum == 0 ? broadcast<V>(std::numeric_limits<Acc>::infinity()) : log<kLanes>(sum);
   }
 
   void finish(int64_t row, Acc* state) const {
     const int64_t group = features.width / features.heads;
     for (int64_t h = 0; h < features.heads; ++h) {
       const Acc sum = sums_of(state)[h];
-      stats[row * features.heads + h] = stats_of(tops_of(state)[h], sum);
+      stats[row * features.heads + h] = {finite_or_zero(tops_of(state)[h]), log_sum<1>(sum)};
       for (int64_t k = h * group; k < (h + 1) * group; ++k)
         out[row * features.width + k] = narrow<T>(state[k] * inverse(sum));
     }
@@ -299,7 +304,7 @@ struct Forward {
             store<kLanes>(scratch.weights[i] + h, x);
             top = larger(top, x);
           }
-        } else {
+        } else if (part.begin < part.end) {
           const V own = load<kLanes>(attention.dst_score + part.row * heads + h);
           for (int32_t i = part.begin; i < part.end; ++i) {
             const V other =
@@ -339,13 +344,17 @@ struct Forward {
         store<kLanes>(scratch.sums[p] + h, sum);
       }
     });
+    scratch.sums.for_each_vector(block.num_parts, [&](int64_t k) JAX_GNN_LAMBDA {
+      constexpr int kLanes = kVectorLanes<Acc>;
+      const auto sum = load<kLanes>(scratch.sums[0] + k);
+      store<kLanes>(scratch.logs[0] + k, log_sum<kLanes>(sum));
+      store<kLanes>(scratch.sums[0] + k, inverse(sum));
+      store<kLanes>(scratch.tops[0] + k, finite_or_zero(load<kLanes>(scratch.tops[0] + k)));
+    });
     for (int32_t p = 0; p < block.num_parts; ++p) {
       if (!block.parts[p].finishes) continue;
-      Acc* const sums = scratch.sums[p];
-      for (int64_t h = 0; h < heads; ++h) {
-        stats[block.parts[p].row * heads + h] = stats_of(scratch.tops[p][h], sums[h]);
-        sums[h] = inverse(sums[h]);
-      }
+      SoftmaxStats<Acc>* const to = stats + block.parts[p].row * heads;
+      for (int64_t h = 0; h < heads; ++h) to[h] = {scratch.tops[p][h], scratch.logs[p][h]};
     }
     if (attention.edge_scale) scale(block, attention.edge_scale, heads, scratch.weights);
     sum_up(csr, block, value, features, scratch.weights, &scratch.sums, out);
@@ -400,56 +409,68 @@ struct Backward {
   // Weights without the scale, and what goes with them.
   JAX_GNN_INLINE void weigh(const Block<Acc, Index>& block, const Scratch& scratch) const {
     const int64_t heads = features.heads;
-    for (int32_t p = 0; p < block.num_parts; ++p) {
-      const Part<Acc>& part = block.parts[p];
-      for (int32_t i = part.begin; i < part.end; ++i) {
-        const AttentionRecord<Acc>* const record =
-            records + static_cast<int64_t>(block.col[i]) * heads;
-        Acc* const weights = scratch.weights[i];
-        Acc* const deltas = scratch.deltas[i];
-        if (attention.edge_score) {
-          const Acc* const from =
-              attention.edge_score + static_cast<int64_t>(block.place[i]) * heads;
-          for (int64_t h = 0; h < heads; ++h) {
-            weights[h] = (from[h] - record[h].stats.top) - record[h].stats.log_sum;
-            deltas[h] = record[h].delta;
+    cover_once<kVectorLanes<Acc>>(0, heads, [&](auto lanes, int64_t h) JAX_GNN_LAMBDA {
+      constexpr int kLanes = decltype(lanes)::value;
+      using V = Vector<Acc, kLanes>;
+      for (int32_t p = 0; p < block.num_parts; ++p) {
+        const Part<Acc>& part = block.parts[p];
+        if (part.begin == part.end) continue;
+        const Acc* const own =
+            attention.edge_score ? nullptr : attention.src_score + part.row * heads + h;
+        for (int32_t i = part.begin; i < part.end; ++i) {
+          const Fields<V> record =
+              fields<kLanes>(records + static_cast<int64_t>(block.col[i]) * heads + h);
+          V score;
+          if (attention.edge_score) {
+            score = load<kLanes>(attention.edge_score +
+                                 static_cast<int64_t>(block.place[i]) * heads + h);
+          } else {
+            const V sum = record.dst_score + load<kLanes>(own);
+            store<kLanes>(scratch.sums[i] + h, sum);
+            score = leaky(sum, attention.slope);
           }
-        } else {
-          const Acc* const own = attention.src_score + part.row * heads;
-          Acc* const sums = scratch.sums[i];
-          for (int64_t h = 0; h < heads; ++h) {
-            const Acc z = record[h].dst_score + own[h];
-            weights[h] =
-                (leaky(z, attention.slope) - record[h].stats.top) - record[h].stats.log_sum;
-            deltas[h] = record[h].delta;
-            sums[h] = z;
-          }
+          store<kLanes>(scratch.weights[i] + h, (score - record.top) - record.log_sum);
+          store<kLanes>(scratch.deltas[i] + h, record.delta);
         }
       }
-    }
+    });
     exponentiate(scratch.weights, block.count);
   }
 
   JAX_GNN_INLINE void take_dots(const Block<Acc, Index>& block, const Scratch& scratch) const {
     const int64_t width = features.width, heads = features.heads, group = width / heads;
-    const int64_t bytes_ahead = std::min<int64_t>(width, 256);
+    const int64_t columns_ahead = std::min<int64_t>(width, 256);
+    constexpr int kLanes = kVectorLanes<Acc>;
     for (int32_t p = 0; p < block.num_parts; ++p) {
       const Part<Acc>& part = block.parts[p];
       const Acc* row;
       if constexpr (std::is_same_v<T, Acc>) {
         row = value + part.row * width;
       } else {
-        cover_once<kVectorLanes<Acc>>(0, width, [&](auto lanes, int64_t k) JAX_GNN_LAMBDA {
-          constexpr int kLanes = decltype(lanes)::value;
-          store<kLanes>(&scratch.row[k], load<kLanes>(value + part.row * width + k));
+        cover_once<kLanes>(0, width, [&](auto lanes, int64_t k) JAX_GNN_LAMBDA {
+          constexpr int kWide = decltype(lanes)::value;
+          store<kWide>(&scratch.row[k], load<kWide>(value + part.row * width + k));
         });
         row = scratch.row.get();
       }
       for (int32_t i = part.begin; i < part.end; ++i) {
-        prefetch_ahead(csr, block.first_entry + i, ct, width, 0, bytes_ahead);
+        prefetch_ahead(csr, block.first_entry + i, ct, width, 0, columns_ahead);
         const T* const other = ct + static_cast<int64_t>(block.col[i]) * width;
         Acc* const dots = scratch.dots[i];
-        for (int64_t h = 0; h < heads; ++h)
+        int64_t h = 0;
+        if (group % kLanes == 0) {  // several heads at once
+          for (; h + kLanes <= heads; h += kLanes) {
+            Vector<Acc, kLanes> products[kLanes];
+            unrolled<kLanes>([&](int k) JAX_GNN_LAMBDA {
+              const Product<T> product = {row + (h + k) * group, other + (h + k) * group};
+              products[k] = product.template operator()<kLanes>(0);
+              for (int64_t more = kLanes; more < group; more += kLanes)
+                products[k] += product.template operator()<kLanes>(more);
+            });
+            store<kLanes>(dots + h, sums_of_each(products));
+          }
+        }
+        for (; h < heads; ++h)
           dots[h] = sum_of_terms<Acc>(group, Product<T>{row + h * group, other + h * group});
       }
     }
@@ -481,6 +502,47 @@ struct Backward {
   }
 
  private:
+  // Those of several records, an AttentionRecord of vectors.
+  template <typename V>
+  struct Fields {
+    V dst_score, top, log_sum, delta;
+  };
+
+  template <int kLanes>
+  static JAX_GNN_INLINE Fields<Vector<Acc, kLanes>> fields(const AttentionRecord<Acc>* from) {
+    using V = Vector<Acc, kLanes>;
+    static_assert(sizeof *from == 4 * sizeof(Acc));
+    if constexpr (kLanes == 1) {
+      return {from->dst_score, from->stats.top, from->stats.log_sum, from->delta};
+    } else if constexpr (kLanes == 8) {
+      // Records four apart share a vector, which then are transposed by halves.
+      const auto both = [&](int k) JAX_GNN_LAMBDA {
+        const auto low = bit_cast<Vector<Acc, 4>>(from[k]),
+                   high = bit_cast<Vector<Acc, 4>>(from[k + 4]);
+        return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+      };
+      const auto low = [](V a, V b) JAX_GNN_LAMBDA {
+        return __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13);
+      };
+      const auto high = [](V a, V b) JAX_GNN_LAMBDA {
+        return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
+      };
+      const V a = both(0), b = both(1), c = both(2), d = both(3);
+      const V first = low(a, c), second = low(b, d), third = high(a, c), fourth = high(b, d);
+      return {low(first, second), high(first, second), low(third, fourth), high(third, fourth)};
+    } else {
+      Acc fields[4][kLanes];
+      for (int k = 0; k < kLanes; ++k) {
+        fields[0][k] = from[k].dst_score;
+        fields[1][k] = from[k].stats.top;
+        fields[2][k] = from[k].stats.log_sum;
+        fields[3][k] = from[k].delta;
+      }
+      return {load<kLanes>(fields[0]), load<kLanes>(fields[1]), load<kLanes>(fields[2]),
+              load<kLanes>(fields[3])};
+    }
+  }
+
   template <typename U>
   struct Product {
     const Acc* a;
@@ -547,8 +609,8 @@ struct Walk {
     block.num_parts = 0;
     for (int64_t e = begin; e < end;) {
       const int64_t id = rows[e];
-      const bool goes_on = id >= 0 && id == open.row;
-      if (!goes_on && (id < row || id > to.row || id >= csr.num_rows)) {  // not sorted
+      if (!in_range(id, csr.num_rows) || id > to.row || (id < row && id != open.row)) {
+        // Ids are not sorted after all.
         ++e;
         continue;
       }
@@ -565,7 +627,7 @@ struct Walk {
       } while (++e < end && rows[e] == id);
       part.end = block.count;
       const bool ends = id < to.row && (e < end || end == to.entry || rows[end] != id);
-      if (!goes_on) {
+      if (id != open.row) {
         kernel.fill(row, id);
         row = id + 1;
         open = {id, nullptr};
