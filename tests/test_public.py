@@ -33,6 +33,9 @@ CALLS: dict[str, Any] = {
     "index_segment_reduce": (IDS, IDS, 2),
     "spmm": (GRAPH,),
     "sddmm": (GRAPH, X),
+    "additive_attention": (GRAPH, X, X),
+    "gatv2_attention": (GRAPH, X[..., None], X[..., None]),
+    "dot_attention": (GRAPH, X[..., None], X[..., None]),
     "hypergraph_aggregate": (HYPERGRAPH,),
     "hypergraph_norm": (HYPERGRAPH,),
     "node_to_hyperedge": (HYPERGRAPH,),
@@ -47,6 +50,10 @@ def call(name: str, x: Any) -> Any:
     function, others = getattr(jax_gnn, name), CALLS[name]
     if name == "sddmm":
         return function(*others, x)
+    if name == "gatv2_attention":
+        return function(*others, x[:2, :1])
+    if name.endswith("_attention"):
+        return function(*others, x[..., None])
     if name == "hypergraph_norm":
         return function(*others, x[:2, 0])
     if name == "hyperedge_to_node":
