@@ -130,9 +130,14 @@ def sample_segments(indptr: np.ndarray, width: int) -> Sample:
     order = np.concatenate([[counts.argmax()], order[order != counts.argmax()]])
     affordable = np.cumsum(counts[order]) * width <= CHECKED_NUMBERS
     affordable[0] = True
-    segments = np.sort(order[affordable])
-    inner = row_pointers(counts[segments])
-    offsets = np.repeat(indptr[segments] - inner[:-1], counts[segments])
+    return whole_segments(indptr, np.sort(order[affordable]))
+
+
+def whole_segments(indptr: np.ndarray, segments: np.ndarray) -> Sample:
+    """All entries of some segments, whose ids ascend."""
+    counts = np.diff(indptr)[segments].astype(np.int64)
+    inner = row_pointers(counts)
+    offsets = np.repeat(indptr[segments] - inner[:-1], counts)
     return Sample(segments, offsets + np.arange(inner[-1]), inner)
 
 
