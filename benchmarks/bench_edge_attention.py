@@ -115,31 +115,37 @@ class _Attention:
         graph, row = self.graph, self.row
         shapes = {name: self.inputs[name].shape for name in INPUTS[self.kind]}
         into = sample_segments(graph.indptr, 4 * row)
-        share, to_score = self.edges(into)
+        backward = "cotangent" in self.inputs
+        out, outgoing = self.sources() if backward else (into, into.entries)
+        nodes = np.union1d(into.segments, graph.rows[outgoing])
+        closed = whole_segments(graph.indptr, nodes)
+        shares, to_scores = self.edges(closed)
+
+        def of(values: np.ndarray, entries: np.ndarray) -> np.ndarray:
+            return values[np.searchsorted(closed.entries, entries)]
 
         def result(part: np.ndarray) -> np.ndarray:
-            return share[part, :, None] * self.rows(self.value, graph.cols[into.entries[part]])
+            edges = into.entries[part]
+            return of(shares, edges)[:, :, None] * self.rows(self.value, graph.cols[edges])
 
         yield Expected(_sums(into, row, result), (graph.num_nodes, row), into.segments)
-        if "cotangent" not in self.inputs:
+        if not backward:
             return
 
         def to_dst(part: np.ndarray) -> np.ndarray:
-            return self.to_end("src", into.entries[part], to_score[part])
+            edges = into.entries[part]
+            return self.to_end("src", edges, of(to_scores, edges))
+
+        def to_src(part: np.ndarray) -> np.ndarray:
+            edges = outgoing[part]
+            return self.to_end("dst", edges, of(to_scores, edges))
+
+        def to_value(part: np.ndarray) -> np.ndarray:
+            edges = outgoing[part]
+            return of(shares, edges)[:, :, None] * self.rows("cotangent", graph.rows[edges])
 
         width = shapes["dst"][1]
         yield Expected(_sums(into, width, to_dst), shapes["dst"], into.segments)
-        out, entries = self.sources()
-        closed = whole_segments(graph.indptr, np.unique(graph.rows[entries]))
-        places = np.searchsorted(closed.entries, entries)
-        share_out, to_score_out = (each[places] for each in self.edges(closed))
-
-        def to_src(part: np.ndarray) -> np.ndarray:
-            return self.to_end("dst", entries[part], to_score_out[part])
-
-        def to_value(part: np.ndarray) -> np.ndarray:
-            return share_out[part, :, None] * self.rows("cotangent", graph.rows[entries[part]])
-
         values, carried = _sums(out, width, to_src), _sums(out, row, to_value)
         if self.kind == "gatv2":
             yield Expected(values + carried, shapes["src"], out.segments)
@@ -207,7 +213,7 @@ class _Attention:
         opposite, counts = graph.transposed, np.diff(graph.indptr)
         order = np.nonzero(np.diff(opposite.indptr))[0]
         order = np.random.default_rng(0).permutation(order)
-        affordable = max(CHECKED_NUMBERS // self.row, 2 * counts.max())
+        affordable = 2 * CHECKED_NUMBERS // self.row + counts.max()
         number = 0
         sample = whole_segments(opposite.indptr, order[:1])
         while number < len(order):

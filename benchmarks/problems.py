@@ -121,15 +121,14 @@ class Sample:
 
 
 def sample_segments(indptr: np.ndarray, width: int) -> Sample:
-    """As many segments as the check can afford, the largest one among them.
+    """The largest segment, and as many others as the check can afford.
 
     None of them is empty: libraries differ in what they make of those.
     """
     counts = np.diff(indptr).astype(np.int64)
     order = np.random.default_rng(0).permutation(np.nonzero(counts)[0])
     order = np.concatenate([[counts.argmax()], order[order != counts.argmax()]])
-    affordable = np.cumsum(counts[order]) * width <= CHECKED_NUMBERS
-    affordable[0] = True
+    affordable = (np.cumsum(counts[order]) - counts.max()) * width <= CHECKED_NUMBERS
     return whole_segments(indptr, np.sort(order[affordable]))
 
 
