@@ -54,6 +54,7 @@ class Problem:
         output_dtype: Of all of them.
         tolerance: Largest relative error that counts as right; None for `TOLERANCE`.
         flops: Multiplications and additions of dense products, where they may be the floor.
+        read: Bytes that must be read, where that is not every input once.
     """
 
     inputs: Mapping[str, Any]
@@ -61,11 +62,14 @@ class Problem:
     output_dtype: np.dtype
     tolerance: float | None = None
     flops: int = 0
+    read: int | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes that must move: every input read once, every output written once."""
-        read = sum(array.nbytes for array in self.inputs.values())
+        read = self.read
+        if read is None:
+            read = sum(array.nbytes for array in self.inputs.values())
         return read + sum(output.size for output in self.expected) * self.output_dtype.itemsize
 
 
@@ -83,6 +87,7 @@ class Candidate:
         arguments: Likewise.
         schedule: For kernels of this library, while it is compiled; None for the default.
         skip: Why it is not run on this case; empty if it is.
+        expected: What it computes, of a yardstick; None for the problem's.
     """
 
     name: str
@@ -90,6 +95,7 @@ class Candidate:
     arguments: tuple[Any, ...]
     schedule: Any = None
     skip: str = ""
+    expected: tuple[Expected, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -121,18 +121,22 @@ class Sample:
 
 
 def sample_segments(indptr: np.ndarray, width: int) -> Sample:
-    """As many segments as the check can afford, the largest one among them.
+    """The largest segment, and as many others as the check can afford.
 
     None of them is empty: libraries differ in what they make of those.
     """
     counts = np.diff(indptr).astype(np.int64)
     order = np.random.default_rng(0).permutation(np.nonzero(counts)[0])
     order = np.concatenate([[counts.argmax()], order[order != counts.argmax()]])
-    affordable = np.cumsum(counts[order]) * width <= CHECKED_NUMBERS
-    affordable[0] = True
-    segments = np.sort(order[affordable])
-    inner = row_pointers(counts[segments])
-    offsets = np.repeat(indptr[segments] - inner[:-1], counts[segments])
+    affordable = (np.cumsum(counts[order]) - counts.max()) * width <= CHECKED_NUMBERS
+    return whole_segments(indptr, np.sort(order[affordable]))
+
+
+def whole_segments(indptr: np.ndarray, segments: np.ndarray) -> Sample:
+    """All entries of some segments, whose ids ascend."""
+    counts = np.diff(indptr)[segments].astype(np.int64)
+    inner = row_pointers(counts)
+    offsets = np.repeat(indptr[segments] - inner[:-1], counts)
     return Sample(segments, offsets + np.arange(inner[-1]), inner)
 
 

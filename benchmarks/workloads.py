@@ -320,6 +320,7 @@ def plain_graphs(data: Path | None) -> dict[str, Workload]:
                 found.append(
                     Workload(f"{name}-twin-cols", partial(twin, in_columns=True), large=large)
                 )
+    found.append(Workload("hub", partial(hub, 200_000), on_request=True))
     found.append(Workload("tiny", partial(power_law, 200, 900, 0.5), on_request=True))
     return {workload.name: workload for workload in found}
 
@@ -375,6 +376,15 @@ def power_law(
     ends = np.repeat(np.arange(num_nodes), degrees), rng.integers(num_nodes, size=num_edges)
     rows, cols = ends[::-1] if in_columns else ends
     cols = (cols + (cols == rows)) % num_nodes
+    keys = np.sort(rows * num_nodes + cols)
+    return _sorted_graph(num_nodes, keys // num_nodes, keys % num_nodes)
+
+
+def hub(num_nodes: int, seed: int = 0) -> PlainGraph:
+    """Half of all edges are one from each node to node 0; the ends of the others are uniform."""
+    rng = np.random.default_rng(seed)
+    rows = np.concatenate([np.zeros(num_nodes, np.int64), rng.integers(num_nodes, size=num_nodes)])
+    cols = np.concatenate([np.arange(num_nodes), rng.integers(num_nodes, size=num_nodes)])
     keys = np.sort(rows * num_nodes + cols)
     return _sorted_graph(num_nodes, keys // num_nodes, keys % num_nodes)
 

@@ -15,6 +15,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1]))
 
 from benchmarks import (
+    bench_edge_attention,
     bench_gnn,
     bench_hypergnn,
     bench_hypergraph_aggregate,
@@ -44,6 +45,7 @@ from benchmarks.worker import Prepared, _Jax, _NumPy, _Session, relative_error
 from benchmarks.workloads import (
     Groups,
     giant,
+    hub,
     hypergraphs,
     long_tail,
     plain_graphs,
@@ -264,12 +266,15 @@ def check_plain_jax(module, graph, case, problem: Problem) -> None:
 def tiny(request, monkeypatch):
     """A graph whose features come from a pool that repeats; perhaps too large to check whole."""
     monkeypatch.setattr(problems, "POOL_ROWS", 7)
-    for module in (bench_segment, bench_spmm, bench_matmul, bench_relational):
+    for module in (
+        *(bench_segment, bench_spmm, bench_matmul, bench_relational),
+        bench_edge_attention,
+    ):
         monkeypatch.setattr(module, "features", problems.features.__wrapped__)  # not kept
     for module in (bench_matmul, bench_relational):
         monkeypatch.setattr(module, "_weights", module._weights.__wrapped__)
     if request.param == "a part":
-        for module in (problems, bench_matmul, bench_relational):
+        for module in (problems, bench_matmul, bench_relational, bench_edge_attention):
             monkeypatch.setattr(module, "CHECKED_NUMBERS", 500)
     return plain_graphs(None)["tiny"].load()
 
@@ -373,6 +378,42 @@ def test_relational_sums_are_checked_against_their_definition(tiny, mode):
     check_plain_jax(bench_relational, graph, case, problem)
 
 
+@pytest.mark.parametrize("direction", ["fwd", "fwd+bwd"])
+@pytest.mark.parametrize("kind", bench_edge_attention.INPUTS)
+def test_attention_is_checked_against_its_definition(tiny, kind, direction):
+    case = Case("tiny", 3, "float32", f"{kind} h4 {direction}")
+    problem = bench_edge_attention.problem(tiny, case)
+    inputs = {n: problem.inputs[n] for n in bench_edge_attention.INPUTS[kind]}
+    dst, src = (inputs[n].whole().astype(float).reshape(200, 4, -1) for n in ("dst", "src"))
+    if kind == "dot":
+        score = np.einsum("ihd,jhd->ijh", dst, src) / np.sqrt(3)
+    else:
+        z = dst[:, None] + src
+        z = np.where(z > 0, z, 0.2 * z)
+        score = np.einsum("ijhd,hd->ijh", z, inputs.get("attention", np.ones((4, 1))))
+    value = inputs["value"].whole().reshape(200, 4, 3) if "value" in inputs else src
+    weight = np.exp(score) * dense(tiny)[:, :, None]
+    weight /= np.maximum(weight.sum(1, keepdims=True), 1e-30)
+    wanted = np.einsum("ijh,jhd->ihd", weight, value).reshape(200, 12)
+    (result, *gradients) = problem.expected
+    assert result.shape == wanted.shape
+    assert len(result.rows) >= 1
+    np.testing.assert_allclose(wanted[result.rows], result.values, rtol=1e-10, atol=1e-12)
+    assert [e.shape for e in gradients] == [x.shape for x in inputs.values() if direction != "fwd"]
+    assert all(len(e.rows) >= 1 and e.values.any() for e in gradients)
+    check_plain_jax(bench_edge_attention, tiny, case, problem)  # JAX's gradients
+
+
+def test_the_gradient_to_a_vector_is_not_checked_where_that_takes_too_long(tiny, monkeypatch):
+    monkeypatch.setattr(bench_edge_attention, "CHECKED_NUMBERS", 100)
+    case = Case("tiny", 3, "float32", "gatv2 h4 fwd+bwd")
+    problem = bench_edge_attention.problem(tiny, case)
+    *others, vector = problem.expected
+    assert len(vector.rows) == 0
+    assert all(len(e.rows) >= 1 for e in others)
+    check_plain_jax(bench_edge_attention, tiny, case, problem)
+
+
 def test_rows_beside_every_border_are_checked():
     groups = Groups(np.array([0, 5, 0, 4, 6, 0], np.int32))
     checked = bench_matmul._sample_rows(groups, 1000)
@@ -456,6 +497,7 @@ def test_a_training_step_shows_wrong_gradients(bench, workloads, model):
         "segment_matmul_lists",
         "hypergraph_ablation",
         "relational",
+        "edge_attention",
     ],
 )
 def test_this_librarys_candidates_are_right(tmp_path, op):
@@ -481,6 +523,22 @@ def test_floors_count_inputs_and_outputs_once():
     ):
         problem = load_op(op).problem(graph, Case("tiny", 8, "float32", mode))
         assert problem.num_bytes == 4 * numbers
+
+
+def test_floors_of_attention_count_rows_of_edges():
+    graph = plain_graphs(None)["tiny"].load()
+    nodes, edges, row = graph.num_nodes, graph.num_edges, 4 * 8
+    ids = edges + nodes + 1
+    for mode, numbers in (
+        ("gat h4 fwd", edges * (row + 8) + nodes * (4 + row)),
+        ("gat h4 fwd+bwd", 2 * edges * (row + 8) + nodes * (4 + 4 + 4 + 3 * row)),
+        ("gatv2 h4 fwd", edges * row + nodes * 2 * row + row),
+        ("gatv2 h4 fwd+bwd", 4 * edges * row + nodes * 5 * row + 2 * row),
+        ("dot h4 fwd", 2 * edges * row + nodes * 2 * row),
+        ("dot h4 fwd+bwd", 5 * edges * row + nodes * 6 * row),
+    ):
+        problem = bench_edge_attention.problem(graph, Case("tiny", 8, "float32", mode))
+        assert problem.num_bytes == 4 * (numbers + ids)
 
 
 def test_floors_of_products_are_bytes_or_flops():
@@ -651,6 +709,15 @@ def test_plain_twins_are_repeatable_and_as_described(in_columns):
         np.testing.assert_array_equal(np.diff(graph.indptr), np.bincount(graph.rows, minlength=500))
     largest = [np.diff(graph.indptr).max() for graph in (first, opposite)]
     assert largest[in_columns] > 100 > 30 > largest[not in_columns]
+
+
+def test_half_of_all_edges_lead_to_a_hub():
+    graph = hub(50)
+    assert graph.num_edges == 100
+    assert set(graph.cols[graph.rows == 0]) == set(range(50))
+    assert np.diff(graph.indptr)[1:].max() < 10
+    (found,) = select_workloads(load_op("edge_attention"), Settings("cpu", patterns=("hub",)))
+    assert not found.on_request
 
 
 def test_real_plain_graphs_replace_their_twins(tmp_path):
