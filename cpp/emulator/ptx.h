@@ -75,6 +75,8 @@ inline bool wait_unless(bool there) {
 
 inline float approximate_reciprocal(float x) { return 1 / x; }
 
+inline float approximate_exp2(float x) { return std::exp2(x); }
+
 inline float approximate_tanh(float x) { return std::tanh(x); }
 
 inline float max_or_nan(float a, float b) { return a != a || b != b ? NAN : std::fmax(a, b); }

@@ -1,29 +1,15 @@
-// Attention over edges: the softmax's statistics by destination, weights that are computed from
-// them where they are used, and the scores' cotangents.
-//
-// Scores are computed anew in each place, by the same instructions: their bits must not differ, or
-// the largest score's weight would be far from what it is where scores are large. Hence products
-// that are not fused with what follows.
+// The gradients of attention over edges: weights that are computed from the softmax's statistics
+// where they are used, and the scores' cotangents.
 #pragma once
 
 #include "../edge_attention.h"
+#include "edge_scores.cuh"
 #include "segment_gather.cuh"
 #include "segment_step.cuh"
 #include "segment_walk.cuh"
 
 namespace jax_gnn::cuda {
 namespace {
-
-__device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
-
-__device__ __forceinline__ float exponential(float x) { return expf(x); }
-__device__ __forceinline__ double exponential(double x) { return exp(x); }
-
-template <typename Acc>
-__device__ __forceinline__ Acc leaky(Acc x, Acc slope) {
-  return x > 0 ? x : rounded_product(slope, x);
-}
 
 // One number or struct in words of up to 16 bytes, zeros where `valid` does not hold.
 template <typename From>
@@ -45,28 +31,25 @@ __device__ __forceinline__ void copy_struct(bool valid, const From* from, From& 
                        reinterpret_cast<unsigned char*>(&to) + i);
 }
 
-// The weights of attention, of a matrix whose rows are destinations, or sources.
-template <typename Acc_, bool kBySource_>
+// The weights of attention, of a matrix whose rows are sources.
+template <typename Acc_>
 struct SoftmaxWeights {
   using Acc = Acc_;
-  static constexpr bool kBySource = kBySource_;
 
-  Attention<Acc> attention;             // by source without dst_score
-  const SoftmaxStats<Acc>* stats;       // (num_dst, heads), by destination
-  const AttentionRecord<Acc>* records;  // (num_dst, heads), by source
+  Attention<Acc> attention;             // without dst_score
+  const AttentionRecord<Acc>* records;  // (num_dst, heads)
   int heads, tile_heads;
 
   __host__ __device__ constexpr bool operator==(decltype(nullptr)) const { return false; }
   __host__ __device__ constexpr bool operator!=(decltype(nullptr)) const { return true; }
 
   struct alignas(16) Inputs {
-    AttentionRecord<Acc> record;  // by destination without delta
+    AttentionRecord<Acc> record;
     Acc score, scale;
   };
 
   __device__ __forceinline__ void load(bool valid, const Entry& entry, int head,
                                        Inputs& inputs) const {
-    inputs.record.delta = 0;
     for_inputs(entry, head, inputs, [&](bool present, const auto* from, auto& to) {
       load_struct(valid && present, from, to);
     });
@@ -96,93 +79,10 @@ struct SoftmaxWeights {
                                              const F& f) const {
     const auto at = [&](int64_t id) { return id * heads + head; };
     const bool additive = attention.edge_score == nullptr;
-    const int64_t dst = at(kBySource ? entry.col : entry.row);
-    if constexpr (kBySource) {
-      f(true, records + dst, inputs.record);
-    } else {
-      f(additive, attention.dst_score + dst, inputs.record.dst_score);
-      f(true, &stats[dst].top, inputs.record.stats.top);
-      f(true, &stats[dst].log_sum, inputs.record.stats.log_sum);
-    }
-    f(true,
-      additive ? attention.src_score + at(kBySource ? entry.row : entry.col)
-               : attention.edge_score + at(entry.place),
+    f(true, records + at(entry.col), inputs.record);
+    f(true, additive ? attention.src_score + at(entry.row) : attention.edge_score + at(entry.place),
       inputs.score);
     f(attention.edge_scale != nullptr, attention.edge_scale + at(entry.place), inputs.scale);
-  }
-};
-
-// Statistics of softmaxes: what a logsumexp has when it ends.
-template <typename Acc, int kVec_>
-struct SoftmaxOp : LogSumExpOp<Acc, kVec_> {
-  using Base = LogSumExpOp<Acc, kVec_>;
-  using Base::kParts;
-  using Base::kVec;
-  using Result = SoftmaxStats<Acc>;
-  static __device__ __forceinline__ Result empty() { return {0, kLeast<false, Acc>}; }
-  static __device__ __forceinline__ void finish(const Acc (&run)[kParts], Result (&x)[kVec]) {
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      const Acc top = run[i], infinity = kLeast<false, Acc>;
-      if (top != top)
-        x[i] = {0, top};
-      else if (top == infinity || top == -infinity)
-        x[i] = {0, infinity};
-      else
-        x[i] = {top, Base::logarithm(run[kVec + i])};
-    }
-  }
-};
-
-// The scores of entries by destination, whose features are the heads.
-template <typename Acc_, int kVec_>
-struct ScoreMessage {
-  using T = SoftmaxStats<Acc_>;
-  using Acc = Acc_;
-  static constexpr int kVec = kVec_, kUnroll = kVec > 1 ? 4 : 8, kMinBlocks = 2;
-  static constexpr bool kGathers = true, kDots = false, kComputed = false;
-  Attention<Acc> attention;
-  unsigned row_bytes;  // of scores
-  int heads;
-
-  // What can be read beside the ids.
-  __host__ __device__ const Acc* weights() const { return nullptr; }
-
-  using W = Word<Acc, kVec>;
-  struct Loaded {
-    W dst[kUnroll], src[kUnroll];
-    unsigned valid;
-  };
-  __device__ __forceinline__ void load(const Ids<kUnroll, Acc>& ids, const Sizes& sizes,
-                                       bool ordered, bool, const Column& column,
-                                       Loaded& loaded) const {
-    const bool additive = attention.edge_score == nullptr;
-    loaded.valid = 0;
-#pragma unroll
-    for (int j = 0; j < kUnroll; ++j) {
-      bool valid = static_cast<unsigned>(ids.row[j]) < sizes.rows &&
-                   static_cast<unsigned>(ids.col[j]) < sizes.cols;
-      if (ordered) valid = valid && static_cast<unsigned>(ids.order[j]) < sizes.weights;
-      loaded.valid |= static_cast<unsigned>(valid) << j;
-      const int64_t place = ordered ? int64_t{ids.order[j]} : ids.first + j * ids.stride;
-      const Acc* const src = additive
-                                 ? row_at(attention.src_score + column.first, ids.col[j], row_bytes)
-                                 : attention.edge_score + place * heads + column.first;
-      loaded.dst[j] = loaded.src[j] = {};
-      load_if(valid, reinterpret_cast<const W*>(src), loaded.src[j]);
-      load_if(valid && additive,
-              reinterpret_cast<const W*>(
-                  row_at(attention.dst_score + column.first, ids.row[j], row_bytes)),
-              loaded.dst[j]);
-    }
-  }
-  __device__ __forceinline__ void value(const Loaded& loaded, int j, Acc (&x)[kVec]) const {
-    const bool additive = attention.edge_score == nullptr;
-    Acc dst[kVec];
-    unpack<kVec, Acc>(loaded.dst[j], dst);
-    unpack<kVec, Acc>(loaded.src[j], x);
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) x[i] = additive ? leaky(dst[i] + x[i], attention.slope) : x[i];
   }
 };
 
@@ -243,7 +143,7 @@ __device__ __forceinline__ bool is_below(int64_t id, int64_t size) {
 
 // Makes of each valid entry's dot its score's cotangent, in its place.
 template <typename Acc>
-__global__ void finish_scores_kernel(Csr<Index> csr, SoftmaxWeights<Acc, true> weights, Acc* dots) {
+__global__ void finish_scores_kernel(Csr<Index> csr, SoftmaxWeights<Acc> weights, Acc* dots) {
   allow_next_launch();
   wait_for_previous_launch();
   const int64_t size = csr.count * weights.heads;
@@ -256,7 +156,7 @@ __global__ void finish_scores_kernel(Csr<Index> csr, SoftmaxWeights<Acc, true> w
     if (!is_below(entry.row, csr.num_rows) || !is_below(entry.col, csr.num_cols) ||
         !is_below(entry.place, csr.num_weights))
       continue;
-    typename SoftmaxWeights<Acc, true>::Inputs inputs;
+    typename SoftmaxWeights<Acc>::Inputs inputs;
     weights.load(true, entry, head, inputs);
     const DotTerms<Acc> terms = weights.compute(inputs).terms;
     Acc& dot = dots[entry.place * weights.heads + head];

@@ -11,19 +11,25 @@
 
 namespace jax_gnn::cuda {
 
-// Workspaces are as for segment_reduce, that of scores with a feature for each head. No array of
-// edges times features, nor in the forward pass one of edges times heads. No allocation, no
+// Workspaces are as for segment_reduce, those of sums under a softmax for twice the width. No array
+// of edges times features, nor in the forward pass one of edges times heads. No allocation, no
 // synchronisation, the same bits on every run.
 
 // out[r, :] = sum over the entries e of row r of weight[e, head] * value[cols[e], :], where the
 // weight is scale times the softmax of the scores (see Attention) over the row's entries, and
-// stats: (num_rows, heads), the softmax's statistics. Rows are destinations. Two launches, one more
-// for each where most rows are empty.
+// stats: (num_rows, heads), the softmax's statistics. Rows are destinations. One launch, two more
+// where most rows are empty. There are features.
 template <typename T, typename Acc>
-cudaError_t edge_attention(cudaStream_t stream, const Schedule& schedule,
-                           const Schedule& score_schedule, const Csr<int32_t>& csr, const T* value,
-                           const Attention<Acc>& attention, Features features, T* out,
-                           SoftmaxStats<Acc>* stats, void* workspace, void* score_workspace);
+cudaError_t edge_attention(cudaStream_t stream, const Schedule& schedule, const Csr<int32_t>& csr,
+                           const T* value, const Attention<Acc>& attention, Features features,
+                           T* out, SoftmaxStats<Acc>* stats, void* workspace);
+
+// The same with scores of keys, of which a team of lanes holds whole heads: a head's words of 16
+// bytes are a power of two up to 32, or a row's up to 32 are its only head's.
+template <typename T, typename Acc>
+cudaError_t keyed_attention(cudaStream_t stream, const Schedule& schedule, const Csr<int32_t>& csr,
+                            const T* value, const Keys<T, Acc>& keys, const Acc* edge_scale,
+                            Features features, T* out, SoftmaxStats<Acc>* stats, void* workspace);
 
 // The derivatives, rows being sources and columns destinations:
 // out[r, :] = sum over the entries e of row r of weight[e, head] * ct[cols[e], :], and

@@ -7,6 +7,7 @@
 
 #include "edge_attention.cuh"
 #include "edge_attention.h"
+#include "edge_attention_walk.cuh"
 #include "sddmm.h"
 #include "segment_walk_launch.h"
 
@@ -30,25 +31,82 @@ inline bool takes_gather_walk(const Schedule& schedule, int lanes) {
 // all devices have it.
 constexpr int64_t kMostComputed = 48 << 10;
 
-// The softmaxes' statistics.
+template <typename T>
+bool readable_in_words(Features features, std::initializer_list<const T*> arrays) {
+  return fits<16 / sizeof(T)>(features, arrays);
+}
+
+// Blocks that a device holds at once, where a multiprocessor holds at most so many.
+inline int64_t blocks_at_once(int64_t shared, int64_t most) {
+  int device = 0, bytes = 0, processors = 0;
+  const bool found =
+      cudaGetDevice(&device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device) ==
+          cudaSuccess &&
+      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;
+  if (!found) return most;
+  constexpr int64_t kReserved = 2 << 10;  // of a block: static, and the system's
+  return processors * std::clamp<int64_t>(bytes / (shared + kReserved), 1, most);
+}
+
+// Statistics of rows without entries.
 template <typename Acc>
-cudaError_t launch_stats(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
-                         const Attention<Acc>& attention, int64_t heads, SoftmaxStats<Acc>* stats,
-                         void* workspace) {
-  const Features features = {heads, 1};
-  const auto with_vec = [&](auto vec) {
-    constexpr int kVec = decltype(vec)::value;
-    const ScoreMessage<Acc, kVec> message = {attention, row_bytes_of<Acc>(features),
-                                             static_cast<int>(heads)};
-    return launch_reduce<SoftmaxOp<Acc, kVec>>(stream, schedule, csr, message, features, stats,
-                                               workspace);
-  };
-  constexpr int kWide = 16 / sizeof(Acc);
-  if (fits<kWide, Acc>(features,
-                       {attention.dst_score, attention.src_score, attention.edge_score}) &&
-      aligned(stats, 16))
-    return with_vec(std::integral_constant<int, kWide>{});
-  return with_vec(std::integral_constant<int, 1>{});
+struct NoStats : SumOp<Acc, 1> {
+  using Result = SoftmaxStats<Acc>;
+  static __device__ __forceinline__ Result empty() { return {0, -kLeast<true, Acc>}; }
+};
+
+// The sum under a softmax, and its statistics, in one pass.
+template <Scores kScores, bool kSame, int kVec, int kAhead, typename T, typename Acc>
+cudaError_t launch_attend(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
+                          const Attended<T, Acc>& attended, Features features, T* out,
+                          SoftmaxStats<Acc>* stats, void* workspace) {
+  using Op = SoftmaxSumOp<Acc, kVec>;
+  if (csr.num_rows <= 0) return cudaSuccess;
+  if (features.width <= 0 || !addressable<T>(features) ||
+      !addressable<SoftmaxStats<Acc>>({features.heads, 1}))
+    return cudaErrorInvalidValue;
+  const bool fills = fills_on_the_way(csr);
+  if (!fills) {
+    const Output<T, SumOp<Acc, 1>, Acc> rows = {out, csr.num_rows, features.width, {}};
+    const Output<SoftmaxStats<Acc>, NoStats<Acc>, Acc> of_rows = {
+        stats, csr.num_rows, features.heads, {}};
+    cudaError_t error = launch_fill(stream, Start::kWaits, rows);
+    if (error == cudaSuccess) error = launch_fill(stream, Start::kWaits, of_rows);
+    if (error != cudaSuccess || csr.count == 0) return error;
+  }
+  AttendCut cut;
+  cut.width = features.width;
+  cut.lane_bits = 2;  // ids of narrower teams would take too much of shared memory
+  while (cut.lane_bits < 5 && int64_t{kVec} << cut.lane_bits < features.width) ++cut.lane_bits;
+  const int lanes = 1 << cut.lane_bits, teams = kAttendThreads / lanes;
+  cut.tile_heads = tile_heads_of<kVec>(lanes, features);
+  cut.head_bits = 0;
+  const int64_t words = features.width / features.heads / kVec;  // of a head
+  if (features.heads == 1)
+    cut.head_bits = cut.lane_bits;
+  else
+    while (int64_t{1} << cut.head_bits < words) ++cut.head_bits;
+  const bool whole_heads = words <= lanes && (features.heads == 1 || words == 1 << cut.head_bits);
+  if (kScores != Scores::kOfHeads && !whole_heads) return cudaErrorInvalidValue;
+  const AttendLayout<kScores, kSame, kAhead, Op, T, Acc> layout(
+      cut, csr.order != nullptr, kinds_of<kScores>(attended.attention));
+  constexpr int kStep = kAttendStep<kScores>;
+  const int64_t at_once = blocks_at_once(layout.bytes(), kAttendBlocks<kAhead, Acc>);
+  const int64_t entries = ceil_div(csr.count, std::min(schedule.blocks, at_once) * teams);
+  const int64_t steps = ceil_div(entries, kStep);
+  const int64_t blocks = ceil_div(csr.count, steps * kStep * teams);
+  const int64_t tiles = ceil_div(features.width, int64_t{lanes} * kVec);
+  if (tiles > kMaxGridY || blocks > kMaxGridX || steps * kStep > 0x3fffffff)
+    return cudaErrorInvalidConfiguration;
+  cut.steps = static_cast<int>(steps);
+  const Output<T, Op, Acc, StoredStats<Acc>> output = {
+      out, csr.num_rows, features.width, {stats, features.heads}};
+  const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
+  return launch(stream, {grid, kAttendThreads, static_cast<size_t>(layout.bytes())},
+                attend_kernel<kScores, kSame, kAhead, Op, T, Acc>, csr, attended, cut, output,
+                fills, tails);
 }
 
 // Sums of rows with computed weights, by the walk that the schedule says.
@@ -83,19 +141,39 @@ cudaError_t launch_weighted(cudaStream_t stream, const Schedule& schedule, const
 }  // namespace
 
 template <typename T, typename Acc>
-cudaError_t edge_attention(cudaStream_t stream, const Schedule& schedule,
-                           const Schedule& score_schedule, const Csr<Index>& csr, const T* value,
-                           const Attention<Acc>& attention, Features features, T* out,
-                           SoftmaxStats<Acc>* stats, void* workspace, void* score_workspace) {
-  if (csr.num_rows <= 0) return cudaSuccess;
-  if (!addressable<T>(features) || !addressable<SoftmaxStats<Acc>>({features.heads, 1}))
+cudaError_t edge_attention(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
+                           const T* value, const Attention<Acc>& attention, Features features,
+                           T* out, SoftmaxStats<Acc>* stats, void* workspace) {
+  const Attended<T, Acc> attended = {value, attention, {}, static_cast<int>(features.heads)};
+  constexpr int kVec = 16 / sizeof(T);
+  if (!readable_in_words(features, {value, out}))
+    return launch_attend<Scores::kOfHeads, false, 1, 1>(stream, schedule, csr, attended, features,
+                                                        out, stats, workspace);
+  // Where a team is a warp, rows that are further ahead pay for fewer warps.
+  if (features.width >= 32 * kVec)
+    return launch_attend<Scores::kOfHeads, false, kVec, 2>(stream, schedule, csr, attended,
+                                                           features, out, stats, workspace);
+  return launch_attend<Scores::kOfHeads, false, kVec, 1>(stream, schedule, csr, attended, features,
+                                                         out, stats, workspace);
+}
+
+template <typename T, typename Acc>
+cudaError_t keyed_attention(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
+                            const T* value, const Keys<T, Acc>& keys, const Acc* edge_scale,
+                            Features features, T* out, SoftmaxStats<Acc>* stats, void* workspace) {
+  const Attention<Acc> attention = {nullptr, nullptr, nullptr, edge_scale, 0};
+  const Attended<T, Acc> attended = {value, attention, keys, static_cast<int>(features.heads)};
+  if (!readable_in_words(features, {value, keys.row_key, keys.col_key, out}))
     return cudaErrorInvalidValue;
-  const cudaError_t error =
-      launch_stats(stream, score_schedule, csr, attention, features.heads, stats, score_workspace);
-  if (error != cudaSuccess || features.width <= 0) return error;
-  const SoftmaxWeights<Acc, false> weights = {attention, stats, nullptr,
-                                              static_cast<int>(features.heads), 0};
-  return launch_weighted(stream, schedule, csr, value, weights, features, out, workspace);
+  constexpr int kVec = 16 / sizeof(T);
+  if (keys.vector == nullptr)
+    return launch_attend<Scores::kDots, false, kVec, 1>(stream, schedule, csr, attended, features,
+                                                        out, stats, workspace);
+  if (keys.col_key == value)
+    return launch_attend<Scores::kLeaky, true, kVec, 1>(stream, schedule, csr, attended, features,
+                                                        out, stats, workspace);
+  return launch_attend<Scores::kLeaky, false, kVec, 1>(stream, schedule, csr, attended, features,
+                                                       out, stats, workspace);
 }
 
 template <typename T, typename Acc>
@@ -113,8 +191,8 @@ cudaError_t edge_attention_vjp(cudaStream_t stream, const Schedule& schedule, co
     if (error != cudaSuccess) return error;
   }
   const int heads = static_cast<int>(features.heads);
-  using Weights = SoftmaxWeights<Acc, true>;
-  Weights weights = {attention, nullptr, records, heads, 0};
+  using Weights = SoftmaxWeights<Acc>;
+  Weights weights = {attention, records, heads, 0};
   // In one pass if a team has whole heads.
   const auto try_one_pass = [&](auto vec, cudaError_t& error) {
     constexpr int kVec = decltype(vec)::value;
@@ -192,14 +270,17 @@ cudaError_t leaky_sum(cudaStream_t stream, const Schedule& schedule, const Csr<I
   return with_vec(std::integral_constant<int, 1>{});
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc)                                                           \
-  template cudaError_t edge_attention(cudaStream_t, const Schedule&, const Schedule&,         \
-                                      const Csr<int32_t>&, const T*, const Attention<Acc>&,   \
-                                      Features, T*, SoftmaxStats<Acc>*, void*, void*);        \
-  template cudaError_t edge_attention_vjp(cudaStream_t, const Schedule&, const Csr<int32_t>&, \
-                                          const T*, const T*, const AttentionRecord<Acc>*,    \
-                                          const Attention<Acc>&, Features, T*, Acc*, void*);  \
-  template cudaError_t leaky_sum(cudaStream_t, const Schedule&, const Csr<int32_t>&,          \
+#define JAX_GNN_INSTANTIATE(T, Acc)                                                             \
+  template cudaError_t edge_attention(cudaStream_t, const Schedule&, const Csr<int32_t>&,       \
+                                      const T*, const Attention<Acc>&, Features, T*,            \
+                                      SoftmaxStats<Acc>*, void*);                               \
+  template cudaError_t keyed_attention(cudaStream_t, const Schedule&, const Csr<int32_t>&,      \
+                                       const T*, const Keys<T, Acc>&, const Acc*, Features, T*, \
+                                       SoftmaxStats<Acc>*, void*);                              \
+  template cudaError_t edge_attention_vjp(cudaStream_t, const Schedule&, const Csr<int32_t>&,   \
+                                          const T*, const T*, const AttentionRecord<Acc>*,      \
+                                          const Attention<Acc>&, Features, T*, Acc*, void*);    \
+  template cudaError_t leaky_sum(cudaStream_t, const Schedule&, const Csr<int32_t>&,            \
                                  const Leaky<T, Acc>&, const Acc*, Features, T*, void*);
 
 }  // namespace jax_gnn::cuda

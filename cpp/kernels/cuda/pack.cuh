@@ -108,6 +108,16 @@ __device__ __forceinline__ void add_dot(Acc& sum, Word<T, kVec> a, Word<T, kVec>
   for (int i = 0; i < kVec; ++i) sum += widen(left[i]) * widen(right[i]);
 }
 
+// Reads shared memory in words of 16 bytes.
+template <int kSize, typename T>
+__device__ __forceinline__ void read_shared(const unsigned char* from, T (&to)[kSize]) {
+  constexpr int kWords = kSize * sizeof(T) / 16;
+  uint4 words[kWords];
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) words[i] = reinterpret_cast<const uint4*>(from)[i];
+  memcpy(to, words, sizeof(words));
+}
+
 // Whether weight * p == q where features are stored: the product is rounded as a result is.
 template <typename T, typename Acc>
 __device__ __forceinline__ bool matches(Acc weight, T p, T q) {

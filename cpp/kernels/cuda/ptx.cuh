@@ -194,6 +194,13 @@ __device__ __forceinline__ float approximate_reciprocal(float x) {
   return result;
 }
 
+// 2^x to within two digits of the last place, 0 where that is below all normal numbers.
+__device__ __forceinline__ float approximate_exp2(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // To within 11 bits.
 __device__ __forceinline__ float approximate_tanh(float x) {
   float result;

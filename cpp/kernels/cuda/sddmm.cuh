@@ -14,6 +14,7 @@
 
 #include "../segments.h"
 #include "basics.cuh"
+#include "edge_scores.cuh"
 #include "lane_sums.cuh"
 #include "pack.cuh"
 
@@ -73,20 +74,6 @@ __device__ __forceinline__ void add_matching(Acc& sum, Word<T, kVec> a, Word<T, 
 #pragma unroll
   for (int i = 0; i < kVec; ++i)
     if (matches(weight, scaled[i], other[i])) sum += widen(left[i]) * widen(right[i]);
-}
-
-// sum += <vector, leaky(a + b)>
-template <typename T, int kVec, typename Acc>
-__device__ __forceinline__ void add_leaky(Acc& sum, Word<T, kVec> a, Word<T, kVec> b,
-                                          const Acc (&vector)[kVec], Acc slope) {
-  T left[kVec], right[kVec];
-  memcpy(left, &a, sizeof(a));
-  memcpy(right, &b, sizeof(b));
-#pragma unroll
-  for (int i = 0; i < kVec; ++i) {
-    const Acc z = widen(left[i]) + widen(right[i]);
-    sum += vector[i] * (z > 0 ? z : slope * z);
-  }
 }
 
 // `weights` with a Select; with kLeaky the vector, aligned to 16 bytes where a word has several

@@ -97,16 +97,6 @@ __host__ __device__ constexpr int64_t gather_shared_bytes(const GatherCut& cut, 
          runs * Op::kParts * sizeof(Acc) + int64_t{threads} * kLeftWords<Dots> * 16;
 }
 
-// Reads shared memory in words of 16 bytes.
-template <int kSize, typename T>
-__device__ __forceinline__ void read_shared(const unsigned char* from, T (&to)[kSize]) {
-  constexpr int kWords = kSize * sizeof(T) / 16;
-  uint4 words[kWords];
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) words[i] = reinterpret_cast<const uint4*>(from)[i];
-  memcpy(to, words, sizeof(words));
-}
-
 template <class Op, typename T, typename Acc, class Last = NoEpilogue, class Dots = NoDots,
           class Weights = const Acc*>
 __global__ void __launch_bounds__(kGatherThreads, kLeastBlocks<Dots, Weights>)
@@ -199,6 +189,13 @@ __global__ void __launch_bounds__(kGatherThreads, kLeastBlocks<Dots, Weights>)
       f(entry, entry & (ring_size - 1));
     }
   };
+  // Calls f(entry of the team, head of the tile) for the lane's share of a chunk's, the same at
+  // each call. Lanes side by side have heads of the same entry.
+  const LaneShare pairs = lane_share(lane, lanes, cut.most_heads);
+  const auto for_pairs = [&](int chunk, const auto& f) {
+    for_share(pairs, cut.most_heads, chunk_size,
+              [&](int entry, int head) { f((chunk << cut.chunk_bits) + entry, head); });
+  };
   // Asks for the ids of a chunk. Where there are no entries left, the last one's.
   const auto ask_for_ids = [&](int chunk) {
     if (chunk < chunks)
@@ -242,44 +239,45 @@ __global__ void __launch_bounds__(kGatherThreads, kLeastBlocks<Dots, Weights>)
     for_own(chunk, [&](int entry, int place) {
       Index* id = ring + place;
       const bool is_there = is_valid(entry, id);
-      if constexpr (kComputed) {
-        const int64_t at = ordered ? int64_t{id[2 * ring_size]} : begin + entry;
+      if constexpr (!kComputed)
+        if (apart) {
+          const int64_t at = ordered ? int64_t{id[2 * ring_size]} : begin + entry;
 #pragma unroll 1
-        for (int h = 0; h < cut.most_heads; ++h)
-          gathered.weight.ask(is_there && first_head + h < gathered.heads,
-                              {id[0], id[ring_size], at, true}, first_head + h,
-                              inputs_of(h, entry));
-      } else if (apart) {
-        const int64_t at = ordered ? int64_t{id[2 * ring_size]} : begin + entry;
-#pragma unroll 1
-        for (int h = 0; h < cut.most_heads; ++h)
-          copy_async<sizeof(Acc)>(is_there && first_head + h < gathered.heads,
-                                  gathered.weight + at * gathered.heads + first_head + h,
-                                  weights + h * ring_size + place);
-      }
+          for (int h = 0; h < cut.most_heads; ++h)
+            copy_async<sizeof(Acc)>(is_there && first_head + h < gathered.heads,
+                                    gathered.weight + at * gathered.heads + first_head + h,
+                                    weights + h * ring_size + place);
+        }
       if (!is_there) {
         id[ring_size] = -1;
         if (beside) weights[place] = 0;
       }
       valid &= is_there;
     });
-    if (apart && !Dots::kAny) __pipeline_commit();
+    if (apart && !kComputed && !Dots::kAny) __pipeline_commit();
     const bool all_valid = __all_sync(kWholeWarp, valid) != 0;
     if (!all_valid) __syncwarp();
+    if constexpr (kComputed) {
+      for_pairs(chunk, [&](int entry, int h) {
+        const Index* id = ring + (entry & (ring_size - 1));
+        const int64_t at = ordered ? int64_t{id[2 * ring_size]} : begin + entry;
+        gathered.weight.ask(id[ring_size] >= 0 && first_head + h < gathered.heads,
+                            {id[0], id[ring_size], at, true}, first_head + h, inputs_of(h, entry));
+      });
+      if (!Dots::kAny) __pipeline_commit();
+    }
     return all_valid;
   };
 
-  // Computes the weights of a chunk. What they depend on is there.
+  // Computes the weights of a chunk. What they depend on is there, as what the lane asked for.
   const auto compute_chunk = [&](int chunk) {
     if constexpr (kComputed)
-      for_own(chunk, [&](int entry, int place) {
+      for_pairs(chunk, [&](int entry, int h) {
+        const int place = entry & (ring_size - 1);
         const bool is_there = ring[place + ring_size] >= 0;
-#pragma unroll 1
-        for (int h = 0; h < cut.most_heads; ++h) {
-          const Computed<Acc> computed = gathered.weight.compute(inputs_of(h, entry));
-          weights[h * ring_size + place] = is_there ? computed.weight : Acc(0);
-          if constexpr (Dots::kAny) terms_of(h, entry) = computed.terms;
-        }
+        const Computed<Acc> computed = gathered.weight.compute(inputs_of(h, entry));
+        weights[h * ring_size + place] = is_there ? computed.weight : Acc(0);
+        if constexpr (Dots::kAny) terms_of(h, entry) = computed.terms;
       });
   };
 

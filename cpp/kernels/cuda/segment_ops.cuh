@@ -1,7 +1,8 @@
 // The operators of segment reductions. They work on runs: arrays of kParts accumulators for kVec
 // features of the entries joined so far. An entry's features enter by `from`, runs are joined by
 // `combine`, the earlier one first, and a row's result leaves by `finish`, as
-// Results. Needs nothing but the numbers; empty rows and NaN come out as jax.ops has them.
+// Results. Their tails take kRoom times a workspace of their width. Needs nothing but the numbers;
+// empty rows and NaN come out as jax.ops has them.
 #pragma once
 
 #include <limits>
@@ -15,7 +16,7 @@ namespace {
 template <typename Acc, int kVec_>
 struct SumOp {
   using Result = Acc;
-  static constexpr int kVec = kVec_, kParts = kVec;
+  static constexpr int kVec = kVec_, kParts = kVec, kRoom = 1;
   static constexpr bool kCounts = false, kZeroIsNeutral = true;
   static __device__ __forceinline__ Acc neutral(int) { return 0; }
   static __device__ __forceinline__ Acc empty() { return 0; }
@@ -43,7 +44,7 @@ __device__ __forceinline__ double reciprocal(double x) { return 1 / x; }
 template <typename Acc, int kVec_>
 struct MeanOp {
   using Result = Acc;
-  static constexpr int kVec = kVec_, kParts = kVec + 1;
+  static constexpr int kVec = kVec_, kParts = kVec + 1, kRoom = 1;
   static constexpr bool kCounts = true, kZeroIsNeutral = true;
   static __device__ __forceinline__ Acc neutral(int) { return 0; }
   static __device__ __forceinline__ Acc empty() { return 0; }
@@ -103,11 +104,23 @@ struct ProdOp : SumOp<Acc, kVec_> {
   }
 };
 
+// exp(x - top); infinities cancel.
+template <typename Acc>
+__device__ __forceinline__ Acc shrink(Acc x, Acc top) {
+  if (x == top) return 1;
+  if constexpr (sizeof(Acc) == 4)
+    return __expf(x - top);
+  else
+    return exp(x - top);
+}
+__device__ __forceinline__ float logarithm(float x) { return logf(x); }
+__device__ __forceinline__ double logarithm(double x) { return log(x); }
+
 // Maxima, then the sums of exp(x - maximum).
 template <typename Acc, int kVec_>
 struct LogSumExpOp {
   using Result = Acc;
-  static constexpr int kVec = kVec_, kParts = 2 * kVec;
+  static constexpr int kVec = kVec_, kParts = 2 * kVec, kRoom = 1;
   static constexpr bool kCounts = false, kZeroIsNeutral = false;
   static __device__ __forceinline__ Acc neutral(int part) {
     return part < kVec ? kLeast<true, Acc> : Acc(0);
@@ -132,22 +145,6 @@ struct LogSumExpOp {
   static __device__ __forceinline__ void finish(const Acc (&run)[kParts], Acc (&x)[kVec]) {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) x[i] = run[i] + logarithm(run[kVec + i]);
-  }
-
- protected:
-  // exp(x - top); infinities cancel.
-  static __device__ __forceinline__ Acc shrink(Acc x, Acc top) {
-    if (x == top) return 1;
-    if constexpr (sizeof(Acc) == 4)
-      return __expf(x - top);
-    else
-      return exp(x - top);
-  }
-  static __device__ __forceinline__ Acc logarithm(Acc x) {
-    if constexpr (sizeof(Acc) == 4)
-      return logf(x);
-    else
-      return log(x);
   }
 };
 

@@ -77,7 +77,8 @@ template <class Op, typename Acc>
 struct Tails {
   static constexpr int kWords = (Op::kParts * static_cast<int>(sizeof(Acc)) + 7) / 8;
   static constexpr int kBatch = kWords < 4 ? 4 / kWords : 1;  // tails that are waited for at once
-  static_assert(kWords * 16 <= 4 * static_cast<int>(sizeof(Acc)) * Op::kVec, "workspace_bytes");
+  static_assert(kWords * 16 <= 4 * Op::kRoom * static_cast<int>(sizeof(Acc)) * Op::kVec,
+                "workspace_bytes");
 
   unsigned char* base;  // [block][word][lane of all tiles]
   uint64_t tag;

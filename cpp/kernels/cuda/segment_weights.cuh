@@ -68,6 +68,32 @@ __host__ __device__ constexpr int64_t computed_bytes(int heads) {
   return int64_t{kSize} * heads * (kDots ? 3 : 1) * sizeof(Acc);
 }
 
+// How a lane goes through its share of entries and heads: from which on, and how far at a time.
+struct LaneShare {
+  int entry, head, next_entry, next_head;
+};
+__device__ __forceinline__ LaneShare lane_share(int lane, int lanes, int heads) {
+  const int entry = lane / heads, next_entry = lanes / heads;
+  return {entry, lane - entry * heads, next_entry, lanes - next_entry * heads};
+}
+
+// Calls f(entry, head) for a lane's share of so many entries and heads.
+template <class F>
+__device__ __forceinline__ void for_share(const LaneShare& share, int heads, int entries,
+                                          const F& f) {
+  int entry = share.entry, head = share.head;
+#pragma unroll 1
+  while (entry < entries) {
+    f(entry, head);
+    entry += share.next_entry;
+    head += share.next_head;
+    if (head >= heads) {
+      head -= heads;
+      ++entry;
+    }
+  }
+}
+
 // Computes the weights of kSize entries, `to` [head][entry], and with dots their terms. Lanes that
 // read them wait for the others of the team first. `entry_of`: of a number below kSize. kTogether:
 // of a lane, whose loads are in flight together.

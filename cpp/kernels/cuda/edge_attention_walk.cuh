@@ -1,0 +1,570 @@
+// Attention over edges in one pass: the weighted sum under a softmax whose scores are met on the
+// way.
+//
+// Every team of lanes takes an even, contiguous range of entries, sorted by destination, and walks
+// it in steps. Rows come by asynchronous copies into shared memory, kAhead steps before their use,
+// ids and what scores are of before them. A lane then has of a step's entries the scores of its
+// head: those of both ends together, given ones, or dots over the lanes of the head.
+//
+// What the softmax is relative to need not be the largest score, but one that is not much smaller.
+// It is that of a run's first entry, until one is by kFar larger: then, rarely, what has been
+// summed up is made smaller. So weights are one exponential each, sums and weights' sum grow side
+// by side, and runs are joined (segment_runs.cuh) like any others, the earlier one first. The cut
+// depends on shapes only: the same bits on every run.
+//
+// Needs blocks of kAttendThreads threads; attend_bytes of dynamic shared memory, a workspace row
+// for each block of a column of the grid, and a tag that no other launch has. Promises that all
+// rows are written, empty ones too where it `fills`, that nothing behind an id out of range is
+// read, and that any ids are survived.
+#pragma once
+
+#include <cuda_pipeline.h>
+
+#include "../edge_attention.h"
+#include "edge_scores.cuh"
+#include "lane_sums.cuh"
+#include "segment_messages.cuh"
+#include "segment_ops.cuh"
+#include "segment_runs.cuh"
+
+namespace jax_gnn::cuda {
+namespace {
+
+constexpr int kAttendThreads = 128;  // of a block
+constexpr int kAroundIds = 4;        // of which three are used
+// Steps that a ring of ids has room for: of entries ahead, as far ahead of these, and of two more.
+template <int kAhead>
+constexpr int kRingSteps = kAhead > 1 ? 8 : 4;
+
+// What scores are: made of numbers for each head, ⟨vector, leaky(row_key + col_key)⟩, or dots of
+// keys.
+enum class Scores { kOfHeads, kLeaky, kDots };
+
+// Entries of a step. Dots are of several rows for each entry, which take shared memory.
+template <Scores kScores>
+constexpr int kAttendStep = kScores == Scores::kOfHeads ? 8 : 4;
+
+// Rows that an entry brings: the value, its own key unless that is the value, and its row's.
+template <Scores kScores, bool kSame>
+constexpr int kRowsOfEntry = kScores == Scores::kOfHeads ? 1
+                             : kSame                     ? 2
+                                                         : 3;
+
+// Blocks of a multiprocessor: with more, registers are spilled.
+template <int kAhead, typename Acc>
+constexpr int kAttendBlocks = sizeof(Acc) > 4 ? 3
+                              : kAhead > 1    ? 4
+                                              : 5;
+
+template <typename Acc>
+constexpr Acc kLowest = std::numeric_limits<Acc>::lowest();
+
+// Sums under a softmax: of weighted features, of weights, and what these are relative to.
+template <typename Acc, int kVec_>
+struct SoftmaxSumOp {
+  using Result = Acc;
+  static constexpr int kVec = kVec_, kParts = kVec + 2, kSum = kVec, kTop = kVec + 1, kRoom = 2;
+  static constexpr bool kCounts = false, kZeroIsNeutral = false;
+  static __device__ __forceinline__ Acc neutral(int part) {
+    return part == kTop ? kLeast<true, Acc> : Acc(0);
+  }
+  static __device__ __forceinline__ Acc empty() { return 0; }
+  static __device__ __forceinline__ void combine(const Acc (&before)[kParts], Acc (&run)[kParts]) {
+    const Acc top = extremum<true>(before[kTop], run[kTop]);
+    const Acc of_before = shrink(before[kTop], top), of_run = shrink(run[kTop], top);
+#pragma unroll
+    for (int i = 0; i <= kSum; ++i) run[i] = before[i] * of_before + run[i] * of_run;
+    run[kTop] = top;
+  }
+  static __device__ __forceinline__ void finish(const Acc (&run)[kParts], Acc (&x)[kVec]) {
+    const Acc factor = run[kSum] == 0 ? Acc(0) : reciprocal(run[kSum]);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) x[i] = run[i] * factor;
+  }
+  static __device__ __forceinline__ SoftmaxStats<Acc> stats(const Acc (&run)[kParts]) {
+    const Acc sum = run[kSum];
+    return {sum == sum && sum != 0 ? run[kTop] : Acc(0),
+            sum == 0 ? -kLeast<true, Acc> : quick_logarithm(sum)};
+  }
+};
+
+// Rows are written with their softmax's statistics, in place of an Epilogue.
+template <typename Acc>
+struct StoredStats {
+  SoftmaxStats<Acc>* stats;  // (num_rows, heads); of a lane those of its head, or null
+  int64_t heads;
+};
+
+template <typename T, class Op, typename Acc>
+struct Output<T, Op, Acc, StoredStats<Acc>> {
+  static constexpr int kVec = Op::kVec;
+
+  T* out;
+  int64_t num_rows, width;
+  StoredStats<Acc> last;
+
+  // Writes the lane's word of a row that is below `limit`.
+  __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
+                                        unsigned limit) const {
+    if (static_cast<unsigned>(row) >= limit) return;
+    Acc x[kVec];
+    Op::finish(run, x);
+    write(row_at(lane_out, row, static_cast<unsigned>(width * static_cast<int64_t>(sizeof(T)))), x);
+    if (last.stats != nullptr) put(row, Op::stats(run));
+  }
+  __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
+    if (!column.active) return;
+    const Acc x[kVec] = {};
+    write(out + row * width + column.first, x);
+    if (last.stats != nullptr) put(static_cast<Index>(row), {0, -kLeast<true, Acc>});
+  }
+
+ private:
+  __device__ __forceinline__ void put(Index row, const SoftmaxStats<Acc>& stats) const {
+    using Pair = Word<Acc, 2>;
+    Pair pair;
+    memcpy(&pair, &stats, sizeof(pair));
+    *reinterpret_cast<Pair*>(row_at(
+        last.stats, row, static_cast<unsigned>(last.heads) * static_cast<unsigned>(sizeof(pair)))) =
+        pair;
+  }
+  static __device__ __forceinline__ void write(T* address, const Acc (&x)[kVec]) {
+    Pack<T, kVec> pack;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) narrow(x[i], pack.at[i]);
+    *reinterpret_cast<Pack<T, kVec>*>(address) = pack;
+  }
+};
+
+// What is attended to.
+template <typename T, typename Acc>
+struct Attended {
+  const T* value;            // (num_cols, width)
+  Attention<Acc> attention;  // of kOfHeads all, of others the scale of edges
+  Keys<T, Acc> keys;         // of others
+  int heads;
+};
+
+// How entries and features are dealt out.
+struct AttendCut {
+  int lane_bits;   // log2 of the lanes of a team
+  int head_bits;   // and of a head, where scores are dots over them
+  int tile_heads;  // that the tile of a team meets at most
+  int steps;       // of a team
+  int64_t width;
+};
+
+// Dynamic shared memory: rows [stage][of an entry][entry][thread]; of each team numbers that scores
+// are of [stage][kind][head][entry], or for dots two times scores, and scales of edges likewise; of
+// each thread its part of a run; heads[warp][part][lane], and tails; of each team a ring of ids and
+// the rows around its entries.
+template <Scores kScores, bool kSame, int kAhead, class Op, typename T, typename Acc>
+struct AttendLayout {
+  using W = Word<T, Op::kVec>;
+  static constexpr int kStages = kAhead + 1;
+  static constexpr int kStep = kAttendStep<kScores>, kRing = kRingSteps<kAhead> * kStep;
+  static constexpr int kStageWords = kRowsOfEntry<kScores, kSame> * kStep * kAttendThreads;
+
+  int lanes, team_ids, head_numbers, team_numbers;
+  __host__ __device__ AttendLayout(const AttendCut& cut, bool ordered, int kinds)
+      : lanes(1 << cut.lane_bits),
+        team_ids((ordered ? 3 : 2) * kRing + kAroundIds),
+        head_numbers(cut.tile_heads * kStep),
+        team_numbers(kStages * kinds * head_numbers) {}
+
+  __host__ __device__ int teams() const { return kAttendThreads / lanes; }
+  __host__ __device__ int numbers_at() const {
+    return kStages * kStageWords * static_cast<int>(sizeof(W));
+  }
+  __host__ __device__ int runs_at() const {
+    return numbers_at() + teams() * team_numbers * static_cast<int>(sizeof(Acc));
+  }
+  __host__ __device__ int ids_at() const {
+    const int runs = kAttendThreads + kAttendThreads / 32 * 2 * lanes;
+    return (runs_at() + runs * Op::kParts * static_cast<int>(sizeof(Acc)) + 15) / 16 * 16;
+  }
+  __host__ __device__ int bytes() const {
+    return ids_at() + teams() * team_ids * static_cast<int>(sizeof(Index));
+  }
+};
+
+// Kinds of numbers of each entry and head that lie in shared memory; those of dots are scores.
+template <Scores kScores, typename Acc>
+__host__ __device__ int kinds_of(const Attention<Acc>& attention) {
+  const bool has_two = kScores == Scores::kOfHeads && attention.edge_score == nullptr;
+  return 1 + has_two + (attention.edge_scale != nullptr);
+}
+
+// The lane's word of a row, zeros where `valid` does not hold.
+template <typename W>
+__device__ __forceinline__ void copy_word(bool valid, const W* from, W* to) {
+  if constexpr (sizeof(W) >= 4) {
+    copy_async<sizeof(W)>(valid, from, to);
+  } else {
+    W word = {};
+    load_if(valid, from, word);
+    *to = word;
+  }
+}
+
+template <Scores kScores, bool kSame, int kAhead, class Op, typename T, typename Acc>
+__global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kAhead, Acc>)
+    attend_kernel(Csr<Index> csr, Attended<T, Acc> attended, AttendCut cut,
+                  Output<T, Op, Acc, StoredStats<Acc>> result, bool fills, Tails<Op, Acc> tails) {
+  constexpr int kVec = Op::kVec, kParts = Op::kParts, kTop = Op::kTop, kSum = Op::kSum;
+  constexpr bool kOfHeads = kScores == Scores::kOfHeads;
+  using Layout = AttendLayout<kScores, kSame, kAhead, Op, T, Acc>;
+  constexpr int kStep = Layout::kStep, kRing = Layout::kRing, kStages = Layout::kStages;
+  constexpr int kPart = 4;  // entries of a step whose words are read at once
+  constexpr Acc kFar = 8;   // its exponential times any sum is far from overflow
+  using W = Word<T, kVec>;
+  __shared__ Range long_gaps[kLongGaps];
+  __shared__ int num_long_gaps;
+  __shared__ Index edges[8];
+  __shared__ Index head_rows[kMaxWarps];
+  __shared__ int marks[kMaxWarps];
+  const Attention<Acc>& attention = attended.attention;
+  const bool ordered = csr.order != nullptr, scaled = attention.edge_scale != nullptr;
+  const bool additive = kOfHeads && attention.edge_score == nullptr;
+  const int kinds = kinds_of<kScores>(attention);
+  const Layout layout(cut, ordered, kinds);
+  const int lanes = layout.lanes, lane = threadIdx.x & (lanes - 1);
+  const int teams = 32 >> cut.lane_bits, team = (threadIdx.x % 32) >> cut.lane_bits;
+  const int warps = kAttendThreads / 32, warp = threadIdx.x / 32;
+  const int block_team = threadIdx.x >> cut.lane_bits;
+  const Column column = column_of<kVec>(lane, lanes, cut.width, attended.heads);
+  unsigned char* const bytes = dynamic_shared();
+  W* const lane_words = reinterpret_cast<W*>(bytes) + threadIdx.x;
+  Acc* const numbers =
+      reinterpret_cast<Acc*>(bytes + layout.numbers_at()) + block_team * layout.team_numbers;
+  Acc* const first_runs = reinterpret_cast<Acc*>(bytes + layout.runs_at());  // [part][thread]
+  Acc* const shared_heads = first_runs + kParts * kAttendThreads;
+  Acc* const shared_tails = shared_heads + warps * kParts * lanes;
+  Index* const ring =  // of rows; then of columns, and order
+      reinterpret_cast<Index*>(bytes + layout.ids_at()) + block_team * layout.team_ids;
+  Index* const around = ring + layout.team_ids - kAroundIds;  // rows before, after and of the first
+  if (threadIdx.x == 0) num_long_gaps = 0;
+  allow_next_launch();
+  wait_for_previous_launch();
+  __syncthreads();
+
+  const int64_t per_team = int64_t{cut.steps} * kStep, per_block = layout.teams() * per_team;
+  const int64_t begin = min(blockIdx.x * per_block + block_team * per_team, csr.count);
+  const int count = static_cast<int>(min(per_team, csr.count - begin));
+  ask_for_edges(csr, per_block, edges);
+  // The first team of a warp has most.
+  const int steps = (__shfl_sync(kWholeWarp, count, 0) + kStep - 1) / kStep;
+
+  Sizes sizes = {cut_size(csr.num_rows), cut_size(csr.num_cols), cut_size(csr.num_weights)};
+  const Sizes of_ids = sizes;
+  if (!column.active) sizes = {0, 0, 0};
+  const unsigned row_bytes = static_cast<unsigned>(cut.width) * static_cast<unsigned>(sizeof(T));
+  T* const lane_out = result.out + column.first;
+  const int heads = attended.heads;
+  const int first_head =
+      heads > 1 ? __shfl_sync(kWholeWarp, static_cast<int>(column.head), 0, lanes) : 0;
+  const int head = column.active ? static_cast<int>(column.head) - first_head : 0;
+  Output<T, Op, Acc, StoredStats<Acc>> output = result;
+  const bool begins_head = column.first == column.head * (cut.width / heads);
+  output.last.stats = column.active && begins_head ? result.last.stats + column.head : nullptr;
+
+  const unsigned head_bytes = static_cast<unsigned>(heads) * static_cast<unsigned>(sizeof(Acc));
+  const LaneShare share = lane_share(lane, lanes, cut.tile_heads);
+
+  // Asks for the ids of a step. Where there are no entries left, the last one's.
+  const auto ask_for_ids = [&](int step) {
+    if (step >= steps) return;
+#pragma unroll 1
+    for (int i = lane; i < kStep; i += lanes) {
+      const int entry = step * kStep + i;
+      const int64_t at = begin + min(entry, count - 1);
+      Index* to = ring + (entry & (kRing - 1));
+      copy_async<sizeof(Index)>(true, csr.rows + at, to);
+      if (csr.cols != nullptr)
+        copy_async<sizeof(Index)>(true, csr.cols + at, to + kRing);
+      else
+        to[kRing] = static_cast<Index>(at);
+      if (ordered) copy_async<sizeof(Index)>(true, csr.order + at, to + 2 * kRing);
+    }
+  };
+  // Looks at a step's ids, which are there, and asks for what its entries bring; of those that are
+  // none columns become -1. Whether all are there.
+  const auto ask_for_entries = [&](int step, int stage) {
+    bool valid = true;
+#pragma unroll 1
+    for (int i = lane; i < kStep; i += lanes) {
+      const int entry = step * kStep + i;
+      Index* id = ring + (entry & (kRing - 1));
+      const bool is_there = entry < count && static_cast<unsigned>(id[0]) < of_ids.rows &&
+                            static_cast<unsigned>(id[kRing]) < of_ids.cols &&
+                            (!ordered || static_cast<unsigned>(id[2 * kRing]) < of_ids.weights);
+      if (!is_there) id[kRing] = -1;
+      valid &= is_there;
+    }
+    const bool all_valid = __all_sync(kWholeWarp, valid) != 0;
+    if (!all_valid) __syncwarp();
+    const int at = step * kStep & (kRing - 1);
+    Index cols[kStep];
+    read_shared(reinterpret_cast<const unsigned char*>(ring + kRing + at), cols);
+    W* to = lane_words + stage * Layout::kStageWords;
+    const auto copy_rows = [&](const T* from) {
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) {
+        copy_word(static_cast<unsigned>(cols[j]) < sizes.cols,
+                  reinterpret_cast<const W*>(row_at(from + column.first, cols[j], row_bytes)), to);
+        to += kAttendThreads;
+      }
+    };
+    copy_rows(attended.value);
+    if constexpr (!kOfHeads) {
+      if constexpr (!kSame) copy_rows(attended.keys.col_key);
+      Index rows[kStep];
+      read_shared(reinterpret_cast<const unsigned char*>(ring + at), rows);
+      const T* const from = attended.keys.row_key + column.first;
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) {
+        if (j == 0 || rows[j] != rows[j - 1])
+          copy_word(static_cast<unsigned>(rows[j]) < sizes.rows,
+                    reinterpret_cast<const W*>(row_at(from, rows[j], row_bytes)), to);
+        to += kAttendThreads;
+      }
+    }
+    if (!kOfHeads && !scaled) return all_valid;
+    // Numbers of entries and heads, by lanes side by side those of an entry.
+    Acc* const stage_numbers = numbers + stage * kinds * layout.head_numbers;
+    for_share(share, cut.tile_heads, kStep, [&](int j, int h) {
+      const Index* id = ring + at + j;
+      const bool is_there = id[kRing] >= 0 && first_head + h < heads;
+      const Index place = ordered ? id[2 * kRing] : static_cast<Index>(begin + step * kStep + j);
+      Acc* next = stage_numbers + h * kStep + j;
+      const auto copy = [&](const Acc* from, Index row) {
+        copy_async<sizeof(Acc)>(is_there, row_at(from + first_head + h, row, head_bytes), next);
+        next += layout.head_numbers;
+      };
+      if constexpr (kOfHeads) {
+        if (additive) {
+          copy(attention.src_score, id[kRing]);
+          copy(attention.dst_score, id[0]);
+        } else {
+          copy(attention.edge_score, place);
+        }
+      } else {
+        next += layout.head_numbers;  // of scores
+      }
+      if (scaled) copy(attention.edge_scale, place);
+    });
+    return all_valid;
+  };
+
+  if (lane == 0) {
+    const auto ask_for_row = [&](bool is_there, int64_t at, Index* to) {
+      if (is_there)
+        copy_async<sizeof(Index)>(true, csr.rows + at, to);
+      else
+        *to = -1;
+    };
+    ask_for_row(begin > 0, begin - 1, around);
+    ask_for_row(begin + count < csr.count, begin + count, around + 1);
+    ask_for_row(count > 0, begin, around + 2);
+  }
+  Acc vector[kVec] = {}, scale = 1;
+  if constexpr (kScores == Scores::kLeaky) {
+    if (column.active)
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) vector[i] = attended.keys.vector[column.first + i];
+  }
+  if constexpr (kScores == Scores::kDots)
+    if (attended.keys.scale != nullptr) scale = *attended.keys.scale;
+#pragma unroll
+  for (int step = 0; step < kAhead; ++step) ask_for_ids(step);
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
+  __syncwarp();
+
+  Acc carry[kParts], run[kParts];
+  set_neutral<Op>(carry);
+  set_neutral<Op>(run);
+  bool seen = false, left_open = false;
+  const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,       head_rows,
+                              marks,     shared_heads,   shared_tails};
+  Runs<Op, T, Acc, StoredStats<Acc>> runs{csr,    output, lanes, lane,     teams, team, warp,
+                                          column, shared, sizes, lane_out, carry, seen, left_open};
+  Index row = 0;       // of the run
+  unsigned state = 0;  // bit 0: it was open where the team's entries begin; bit 1: a run has ended
+  unsigned whole = 0;  // bit i: of the step asked for i steps ago, all entries are there
+  if (steps > 0) {
+    row = ring[0];
+    state = around[0] == row;
+  }
+#pragma unroll
+  for (int step = 0; step < kAhead; ++step) {
+    if (step < steps) whole = whole << 1 | ask_for_entries(step, step);
+    ask_for_ids(step + kAhead);
+    __pipeline_commit();
+  }
+  const auto close = [&]() {
+    Acc ended[kParts];  // elsewhere, or sums are moved about at every turn for the store
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      ended[i] = run[i];
+      hide(ended[i]);
+    }
+    if (state == 1) {
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) first_runs[i * kAttendThreads + threadIdx.x] = ended[i];
+    } else {
+      output.store(lane_out, row, ended, sizes.rows);
+    }
+    state |= 2;
+#pragma unroll
+    for (int i = 0; i <= kSum; ++i) run[i] = 0;
+  };
+
+  int stage = 0;
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    __pipeline_wait_prior(kAhead - 1);
+    __syncwarp();
+    const int next = step + kAhead, next_stage = stage == 0 ? kStages - 1 : stage - 1;
+    whole <<= 1;
+    if (next < steps) whole |= ask_for_entries(next, next_stage);
+    ask_for_ids(next + kAhead);
+    __pipeline_commit();
+
+    const int at = step * kStep & (kRing - 1);
+    const W* const words = lane_words + stage * Layout::kStageWords;
+    const Acc* const of_head =
+        numbers + (stage * kinds * cut.tile_heads + head) * kStep;  // and of other kinds behind
+    Index rows[kStep];
+    read_shared(reinterpret_cast<const unsigned char*>(ring + at), rows);
+    // Scores, then weights.
+    Acc weight[kStep];
+    if constexpr (kOfHeads) {
+      read_shared(reinterpret_cast<const unsigned char*>(of_head), weight);
+      if (additive) {
+        Acc dst[kStep];
+        read_shared(reinterpret_cast<const unsigned char*>(of_head + layout.head_numbers), dst);
+#pragma unroll
+        for (int j = 0; j < kStep; ++j) weight[j] = leaky(dst[j] + weight[j], attention.slope);
+      }
+    } else {
+      constexpr int kKey = kSame ? 0 : kStep, kLeft = kKey + kStep;  // among rows of entries
+      W left = {};
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) {
+        if (j == 0 || rows[j] != rows[j - 1]) left = words[(kLeft + j) * kAttendThreads];
+        const W key = words[(kKey + j) * kAttendThreads];
+        weight[j] = 0;
+        if constexpr (kScores == Scores::kLeaky)
+          add_leaky<T, kVec>(weight[j], left, key, vector, attended.keys.slope);
+        else
+          add_dot<T, kVec>(weight[j], left, key);
+      }
+      const Held held = add_over_lanes(weight, cut.head_bits);
+      Acc* const scores = numbers + (stage * kinds * cut.tile_heads + head) * kStep;
+      if (held.writes && (column.active || heads == 1))
+#pragma unroll
+        for (int j = 0; j < kStep; ++j)
+          if (j < held.count) scores[held.first + j] = weight[j];
+      __syncwarp();
+      read_shared(reinterpret_cast<const unsigned char*>(scores), weight);
+      if constexpr (kScores == Scores::kDots)
+#pragma unroll
+        for (int j = 0; j < kStep; ++j) weight[j] *= scale;
+    }
+    if (!(whole >> kAhead & 1)) {
+      Index cols[kStep];
+      read_shared(reinterpret_cast<const unsigned char*>(ring + kRing + at), cols);
+#pragma unroll
+      for (int j = 0; j < kStep; ++j)
+        if (cols[j] < 0) weight[j] = kLeast<true, Acc>;
+    }
+    Acc top[kStep];  // what each is relative to
+    const auto begins = [&](int j) {
+      return j > 0 ? rows[j] != rows[j - 1] : rows[0] != row || step == 0;
+    };
+    const auto find_tops = [&](auto far) {
+      bool is_far = false;
+      Acc last = run[kTop];
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) {
+        const Acc own = weight[j] > kLowest<Acc> ? weight[j] : kLowest<Acc>;
+        const bool takes_own = decltype(far)::value ? !(own <= last) : false;
+        last = begins(j) || takes_own ? own : last;
+        top[j] = last;
+        is_far |= !(weight[j] - last <= kFar);
+      }
+      return is_far;
+    };
+    if (find_tops(std::false_type())) {
+      find_tops(std::true_type());
+#pragma unroll
+      for (int j = kStep - 2; j >= 0; --j)
+        if (!begins(j + 1)) top[j] = top[j + 1];
+      if (!begins(0)) {
+        const Acc factor = shrink(run[kTop], top[0]);
+#pragma unroll
+        for (int i = 0; i <= kSum; ++i) run[i] *= factor;
+        run[kTop] = top[0];
+      }
+    }
+    unsigned gaps = 0;  // bit j: rows before that of the step's entry j are empty
+    const Index row_before = row;
+    Acc scales[kStep] = {};
+    if (scaled)
+      read_shared(
+          reinterpret_cast<const unsigned char*>(of_head + (kinds - 1) * layout.head_numbers),
+          scales);
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) {
+      weight[j] = quick_exponential(weight[j] - top[j]);
+      hide(weight[j]);  // or each waits for its own where it is used
+    }
+    W part[kPart];
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) {
+      if (j % kPart == 0)
+#pragma unroll
+        for (int i = 0; i < kPart; ++i) part[i] = words[(j + i) * kAttendThreads];
+      if (rows[j] != row) {
+        if (static_cast<unsigned>(rows[j]) - static_cast<unsigned>(row) != 1) gaps |= 1u << j;
+        if (j > 0) run[kTop] = top[j - 1];
+        close();
+        row = rows[j];
+      }
+      run[kSum] += weight[j];
+      const Acc factor = scaled ? weight[j] * scales[j] : weight[j];
+      Acc x[kVec];
+      unpack<kVec, T>(part[j % kPart], x);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) run[i] += factor * x[i];
+    }
+    run[kTop] = top[kStep - 1];
+    if (fills)
+#pragma unroll 1
+      for (; gaps != 0; gaps &= gaps - 1) {
+        const int j = __ffs(gaps) - 1;
+        runs.fill_gap(j > 0 ? ring[at + j - 1] : row_before, ring[at + j]);
+      }
+    stage = stage == kStages - 1 ? 0 : stage + 1;
+  }
+
+  __pipeline_wait_prior(0);
+  __syncwarp();
+  // The last run may end where the team's entries do.
+  if (count > 0 && around[1] != row) {
+    close();
+    set_neutral<Op>(run);
+    if (fills) runs.fill_gap(row, around[1]);
+  }
+  __syncwarp();
+  Acc first_run[kParts];
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) first_run[i] = first_runs[i * kAttendThreads + threadIdx.x];
+  left_open = __shfl_sync(kWholeWarp, state & 1, 0) != 0;
+  runs.carry_on(state > 1, state == 3, around[2], first_run, run);
+  runs.complete(per_block, cut.width, fills, tails);
+}
+
+}  // namespace
+}  // namespace jax_gnn::cuda
