@@ -11,19 +11,24 @@
 
 namespace jax_gnn::cuda {
 
-// Workspaces are as for segment_reduce, that of scores with a feature for each head. No array of
-// edges times features, nor in the forward pass one of edges times heads. No allocation, no
-// synchronisation, the same bits on every run.
+// Workspaces are as for segment_reduce. No array of edges times features, nor in the forward pass
+// one of edges times heads. No allocation, no synchronisation, the same bits on every run.
 
 // out[r, :] = sum over the entries e of row r of weight[e, head] * value[cols[e], :], where the
 // weight is scale times the softmax of the scores (see Attention) over the row's entries, and
-// stats: (num_rows, heads), the softmax's statistics. Rows are destinations. Two launches, one more
-// for each where most rows are empty.
+// stats: (num_rows, heads), the softmax's statistics. Rows are destinations.
 template <typename T, typename Acc>
-cudaError_t edge_attention(cudaStream_t stream, const Schedule& schedule,
-                           const Schedule& score_schedule, const Csr<int32_t>& csr, const T* value,
-                           const Attention<Acc>& attention, Features features, T* out,
-                           SoftmaxStats<Acc>* stats, void* workspace, void* score_workspace);
+cudaError_t edge_attention(cudaStream_t stream, const Schedule& schedule, const Csr<int32_t>& csr,
+                           const T* value, const Attention<Acc>& attention, Features features,
+                           T* out, SoftmaxStats<Acc>* stats, void* workspace);
+
+// The same of scores that are made of keys (see Keys), whose heads have the features of values:
+// up to 32 words of 16 bytes, and where there are several heads a power of two.
+// edge_scale: (num_weights, heads), null: ones.
+template <typename T, typename Acc>
+cudaError_t keyed_attention(cudaStream_t stream, const Schedule& schedule, const Csr<int32_t>& csr,
+                            const T* value, const Keys<T, Acc>& keys, const Acc* edge_scale,
+                            Features features, T* out, SoftmaxStats<Acc>* stats, void* workspace);
 
 // The derivatives, rows being sources and columns destinations:
 // out[r, :] = sum over the entries e of row r of weight[e, head] * ct[cols[e], :], and
