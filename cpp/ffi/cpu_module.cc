@@ -128,7 +128,7 @@ struct Cpu {
   }
 
   template <typename Attributes, typename... Args>
-  static ffi::Error edge_attention(Context& pool, const Attributes&, Workspace, Workspace,
+  static ffi::Error edge_attention(Context& pool, const Attributes&, Workspace,
                                    const Args&... args) {
     cpu::edge_attention(parallel_for(pool), args...);
     return ffi::Error::Success();

@@ -58,13 +58,9 @@ struct Cuda {
 
   template <typename... Args>
   static ffi::Error edge_attention(Context stream, const AttentionAttributes& attributes,
-                                   Workspace workspace, Workspace score_workspace,
-                                   const Args&... args) {
-    const cuda::Schedule score_schedule = {false, static_cast<int>(attributes.score_lanes),
-                                           static_cast<int>(attributes.score_threads),
-                                           score_workspace.blocks};
-    return status(cuda::edge_attention(stream, schedule(attributes, workspace), score_schedule,
-                                       args..., workspace.bytes, score_workspace.bytes));
+                                   Workspace workspace, const Args&... args) {
+    return status(
+        cuda::edge_attention(stream, schedule(attributes, workspace), args..., workspace.bytes));
   }
 
   template <typename... Args>
@@ -72,6 +68,13 @@ struct Cuda {
                                        Workspace workspace, const Args&... args) {
     return status(cuda::edge_attention_vjp(stream, schedule(attributes, workspace), args...,
                                            workspace.bytes));
+  }
+
+  template <typename... Args>
+  static ffi::Error keyed_attention(Context stream, const KeyedAttributes& attributes,
+                                    Workspace workspace, const Args&... args) {
+    return status(
+        cuda::keyed_attention(stream, schedule(attributes, workspace), args..., workspace.bytes));
   }
 
   template <typename... Args>
@@ -202,6 +205,7 @@ NB_MODULE(_cuda, m) {
         JAX_GNN_TARGET(edge_attention),
         JAX_GNN_TARGET(edge_attention_vjp),
         JAX_GNN_TARGET(hypergraph_aggregate),
+        JAX_GNN_TARGET(keyed_attention),
         JAX_GNN_TARGET(leaky_scores),
         JAX_GNN_TARGET(leaky_sum),
         JAX_GNN_TARGET(relational_aggregate),

@@ -1,5 +1,6 @@
-// Handlers of edge_attention, edge_attention_vjp, leaky_scores and leaky_sum, written once. A
-// Backend has a Context, half types, and functions of the same names that return an ffi::Error.
+// Handlers of edge_attention, edge_attention_vjp, keyed_attention, leaky_scores and leaky_sum,
+// written once. A Backend has a Context, half types, and functions of the same names that return an
+// ffi::Error.
 #pragma once
 
 #include "../kernels/edge_attention.h"
@@ -11,11 +12,18 @@ struct AttentionAttributes {
   bool additive, scaled;
   double slope;
   bool gather, ordered, parallel;
-  int64_t lanes, threads, score_lanes, score_threads;
+  int64_t lanes, threads;
 };
 
 struct AttentionVjpAttributes {
   bool additive, scaled;
+  double slope;
+  bool gather, ordered, parallel;
+  int64_t lanes, threads;
+};
+
+struct KeyedAttributes {
+  bool leaky, scaled;
   double slope;
   bool gather, ordered, parallel;
   int64_t lanes, threads;
@@ -41,13 +49,17 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::AttentionAttributes, StructMember
                                       StructMember<bool>("gather"), StructMember<bool>("ordered"),
                                       StructMember<bool>("parallel"),
                                       StructMember<int64_t>("lanes"),
-                                      StructMember<int64_t>("threads"),
-                                      StructMember<int64_t>("score_lanes"),
-                                      StructMember<int64_t>("score_threads"));
+                                      StructMember<int64_t>("threads"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::AttentionVjpAttributes,
                                       StructMember<bool>("additive"), StructMember<bool>("scaled"),
                                       StructMember<double>("slope"), StructMember<bool>("gather"),
                                       StructMember<bool>("ordered"), StructMember<bool>("parallel"),
+                                      StructMember<int64_t>("lanes"),
+                                      StructMember<int64_t>("threads"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::KeyedAttributes, StructMember<bool>("leaky"),
+                                      StructMember<bool>("scaled"), StructMember<double>("slope"),
+                                      StructMember<bool>("gather"), StructMember<bool>("ordered"),
+                                      StructMember<bool>("parallel"),
                                       StructMember<int64_t>("lanes"),
                                       StructMember<int64_t>("threads"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::LeakyScoresAttributes, StructMember<bool>("gather"),
@@ -102,9 +114,7 @@ ffi::Error edge_attention(typename Backend::Context context, ffi::AnyBuffer valu
                           ffi::AnyBuffer edge_score, ffi::AnyBuffer edge_scale, ffi::AnyBuffer rows,
                           ffi::AnyBuffer cols, ffi::AnyBuffer order,
                           ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> stats,
-                          ffi::Result<ffi::AnyBuffer> workspace,
-                          ffi::Result<ffi::AnyBuffer> score_workspace,
-                          AttentionAttributes attributes) {
+                          ffi::Result<ffi::AnyBuffer> workspace, AttentionAttributes attributes) {
   const ffi::DataType dtype = value.element_type(), acc_dtype = accumulator_type(dtype);
   if (value.dimensions().size() != 2 || out->dimensions().size() != 2 ||
       stats->dimensions().size() != 3) {
@@ -129,21 +139,70 @@ ffi::Error edge_attention(typename Backend::Context context, ffi::AnyBuffer valu
   if (attributes.additive && !is_matrix(dst_score, num_rows, heads, acc_dtype)) {
     return invalid("the destinations' scores have the wrong shape or dtype");
   }
-  if (!is_schedule(attributes.lanes, attributes.threads) ||
-      !is_schedule(attributes.score_lanes, attributes.score_threads)) {
-    return invalid("the schedule is wrong");
-  }
+  if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
   error = check_workspace(*workspace, width, acc_dtype);
-  if (error.failure()) return error;
-  error = check_workspace(*score_workspace, heads, acc_dtype);
   if (error.failure()) return error;
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
     using Acc = typename decltype(acc)::type;
     return Backend::edge_attention(
-        context, attributes, make_workspace(*workspace), make_workspace(*score_workspace),
-        operands.csr(), data<const T>(value), scores.template attention<Acc>(attributes.additive),
-        Features{width, heads}, data<T>(*out),
+        context, attributes, make_workspace(*workspace), operands.csr(), data<const T>(value),
+        scores.template attention<Acc>(attributes.additive), Features{width, heads}, data<T>(*out),
+        static_cast<SoftmaxStats<Acc>*>(stats->untyped_data()));
+  });
+}
+
+// The same of scores that are made of keys (see Keys): `factor` is their vector or their scale.
+template <typename Backend>
+ffi::Error keyed_attention(typename Backend::Context context, ffi::AnyBuffer value,
+                           ffi::AnyBuffer row_key, ffi::AnyBuffer col_key, ffi::AnyBuffer factor,
+                           ffi::AnyBuffer edge_scale, ffi::AnyBuffer rows, ffi::AnyBuffer cols,
+                           ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
+                           ffi::Result<ffi::AnyBuffer> stats, ffi::Result<ffi::AnyBuffer> workspace,
+                           KeyedAttributes attributes) {
+  const ffi::DataType dtype = value.element_type(), acc_dtype = accumulator_type(dtype);
+  if (value.dimensions().size() != 2 || out->dimensions().size() != 2 ||
+      stats->dimensions().size() != 3) {
+    return invalid("value, result and statistics have the wrong number of dimensions");
+  }
+  const int64_t num_cols = value.dimensions()[0], width = value.dimensions()[1];
+  const int64_t num_rows = out->dimensions()[0], heads = stats->dimensions()[1];
+  if (!is_matrix(*out, num_rows, width, dtype) || stats->element_type() != acc_dtype ||
+      !has_shape(*stats, {num_rows, heads, 2}) || !divides(heads, width)) {
+    return invalid("the result or the statistics have the wrong shape or dtype");
+  }
+  if (!is_matrix(row_key, num_rows, width, dtype) || !is_matrix(col_key, num_cols, width, dtype) ||
+      !is_index(factor, attributes.leaky ? width : 1, acc_dtype)) {
+    return invalid("the keys, their vector or their scale have the wrong shape or dtype");
+  }
+  const int64_t head_bytes = width / heads * static_cast<int64_t>(ffi::ByteWidth(dtype));
+  const int64_t words = head_bytes / 16;
+  if (head_bytes % 16 != 0 || words < 1 || words > 32 ||
+      (heads > 1 && (words & (words - 1)) != 0)) {
+    return invalid("the heads are not up to 32 words of 16 bytes, of several a power of two");
+  }
+  const bool has_weights = attributes.scaled && edge_scale.dimensions().size() == 2;
+  const int64_t num_weights =
+      has_weights ? edge_scale.dimensions()[0] : static_cast<int64_t>(rows.element_count());
+  if (attributes.scaled && !is_matrix(edge_scale, num_weights, heads, acc_dtype)) {
+    return invalid("the edges' scales have the wrong shape or dtype");
+  }
+  const CsrOperands operands = {
+      rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
+  ffi::Error error = operands.check(/*weighted=*/true);
+  if (error.failure()) return error;
+  if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
+  error = check_workspace(*workspace, width, acc_dtype);
+  if (error.failure()) return error;
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    const Keys<T, Acc> keys = {
+        data<const T>(row_key), data<const T>(col_key), data_if<Acc>(attributes.leaky, factor),
+        data_if<Acc>(!attributes.leaky, factor), static_cast<Acc>(attributes.slope)};
+    return Backend::keyed_attention(
+        context, attributes, make_workspace(*workspace), operands.csr(), data<const T>(value), keys,
+        data_if<Acc>(attributes.scaled, edge_scale), Features{width, heads}, data<T>(*out),
         static_cast<SoftmaxStats<Acc>*>(stats->untyped_data()));
   });
 }

@@ -16,12 +16,23 @@ struct Attention {
 };
 
 // The softmax of a destination: an edge's weight is exp((score - top) - log_sum), without the
-// scale. `top` is a number near the largest score, 0 if that is not finite, and log_sum the
+// scale. `top` is a number near the largest score, and finite, and log_sum the
 // logarithm of the sum of exp(score - top), but inf where there is nothing to sum up: then weights
 // are 0.
 template <typename Acc>
 struct SoftmaxStats {
   Acc top, log_sum;
+};
+
+// Scores of edges that are made of rows of both ends, over the features of a head:
+// < vector, leaky(row_key[row] + col_key[col]) >, or scale * < row_key[row], col_key[col] >.
+template <typename T, typename Acc>
+struct Keys {
+  const T* row_key;   // (num_rows, width)
+  const T* col_key;   // (num_cols, width)
+  const Acc* vector;  // (width), null: dot products
+  const Acc* scale;   // one number, null: 1
+  Acc slope;
 };
 
 // What an edge's derivative needs of its destination, in one word of four numbers. `delta` is taken

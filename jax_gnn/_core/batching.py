@@ -23,6 +23,7 @@ def batch(
     size: int,
     *,
     per_entry: bool = False,
+    shared: Sequence[str] = (),
 ) -> Any:
     """Batching of all primitives on features and one matrix.
 
@@ -33,6 +34,7 @@ def batch(
         batched: which arrays of theirs are.
         size: of the batch.
         per_entry: whether a result is ``(entries, heads)``, too: the batch joins the heads.
+        shared: names of operands that are not batched, and have no features.
     """
     if any(jax.tree.leaves(batched.matrix)):
         return disjoint_union(bind, operands, batched, size)
@@ -42,7 +44,7 @@ def batch(
     outer = 1 if as_heads else heads
 
     def fold(name: str, value: Any, is_batched: Any) -> Any:
-        if value is None or name == "matrix" or (name in weights and not as_heads):
+        if value is None or name in ("matrix", *shared) or (name in weights and not as_heads):
             return value
         if not is_batched:
             value = jnp.broadcast_to(value, (size, *value.shape))

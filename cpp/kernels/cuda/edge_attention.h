@@ -24,8 +24,9 @@ cudaError_t edge_attention(cudaStream_t stream, const Schedule& schedule, const 
                            const T* value, const Attention<Acc>& attention, Features features,
                            T* out, SoftmaxStats<Acc>* stats, void* workspace);
 
-// The same with scores of keys, of which a team of lanes holds whole heads: a head's words of 16
-// bytes are a power of two up to 32, or a row's up to 32 are its only head's.
+// The same of scores that are made of keys (see Keys), whose heads have the features of values:
+// up to 32 words of 16 bytes, and where there are several heads a power of two.
+// edge_scale: (num_weights, heads), null: ones.
 template <typename T, typename Acc>
 cudaError_t keyed_attention(cudaStream_t stream, const Schedule& schedule, const Csr<int32_t>& csr,
                             const T* value, const Keys<T, Acc>& keys, const Acc* edge_scale,

@@ -28,6 +28,7 @@ from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import bounded, in_range
 from jax_gnn._core.public import public
 from jax_gnn._ops.edge_attention import xla
+from jax_gnn._ops.edge_attention.keyed import keyed_attention
 from jax_gnn._ops.edge_attention.leaky import leaky_scores
 from jax_gnn._ops.edge_attention.primitive import edge_attention
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce
@@ -186,6 +187,8 @@ def gatv2_attention(
         )
     bias = edges.check_edge_bias(edge_bias)
     extra = edges.check_edge_features(edge_features, left, "dst")
+    if extra is None and bias is None and rows.ids is None:
+        return edges.attend_by_keys(left, right, vector.astype(acc).reshape(1, -1), None)
     if extra is None:
         score = leaky_scores(
             *(flat(left), flat(right), vector.astype(acc).reshape(1, -1), rows.matrix),
@@ -274,11 +277,14 @@ def dot_attention(
     extra = edges.check_edge_features(edge_features, key, "key")
     if extra is not None:
         _check_same_features("value", edges.value, "key", key)
+    scale = scale.astype(edges.acc)
+    if extra is None and bias is None and rows.ids is None:
+        return edges.attend_by_keys(query, key, None, scale.reshape(1, 1))
     options: Any = {"heads": max(heads, 1), "implementation": implementation}
     score = sddmm(flat(query), flat(key), rows.matrix, **options)
     if extra is not None:
         score += sddmm(flat(query), flat(extra), xla.carried(rows.matrix), **options)
-    score *= scale.astype(edges.acc)
+    score *= scale
     score = score if bias is None else score + bias
     return edges.attend(_Scores(None, None, rows.masked(score)), extra)
 
@@ -398,12 +404,9 @@ class _Edges:
 
     def attend(self, scores: _Scores, extra: Array | None) -> Any:
         """The sum of values, and of what edges add to them, under the softmax of the scores."""
-        graph, heads, features = self.graph, self.heads, self.value.shape[1:]
-        matrix = graph.matrix(weighted=True)
-        if heads == 0:  # kernels have one at least
-            y = jnp.zeros((graph.num_dst, *features), self.value.dtype)
-            lse = jnp.zeros((graph.num_dst, 0), self.acc)
-            return (y, lse) if self.return_lse else y
+        heads, matrix = self.heads, self.graph.matrix(weighted=True)
+        if heads == 0:
+            return self._nothing()
         y, stats = edge_attention(
             *(flat(self.value), *scores, self.edge_scale, matrix),
             heads=heads,
@@ -420,7 +423,31 @@ class _Edges:
                 heads=heads,
                 implementation=self.implementation,
             )
-        y = y.reshape(graph.num_dst, *features)
+        return self._results(y, stats)
+
+    def attend_by_keys(
+        self, row_key: Array, col_key: Array, vector: Array | None, scale: Array | None
+    ) -> Any:
+        """The sum of values under the softmax of scores that are made of rows of both ends."""
+        if self.heads == 0:
+            return self._nothing()
+        y, stats = keyed_attention(
+            *(flat(self.value), flat(row_key), flat(col_key), vector, scale, self.edge_scale),
+            self.graph.matrix(weighted=True),
+            heads=self.heads,
+            slope=self.slope,
+            implementation=self.implementation,
+        )
+        return self._results(y, stats)
+
+    def _nothing(self) -> Any:
+        """The results of no heads: kernels have one at least."""
+        y = jnp.zeros((self.graph.num_dst, *self.value.shape[1:]), self.value.dtype)
+        lse = jnp.zeros((self.graph.num_dst, 0), self.acc)
+        return (y, lse) if self.return_lse else y
+
+    def _results(self, y: Array, stats: Array) -> Any:
+        y = y.reshape(self.graph.num_dst, *self.value.shape[1:])
         if not self.return_lse:
             return y
         top, log_sum = stats[..., 0], stats[..., 1]

@@ -93,7 +93,7 @@ class Cotangents(NamedTuple):
     matrix: SparseMatrix
 
 
-def _per_row_and_stats(operands: Attended, *, heads: int, slope: float) -> list[Any]:
+def per_row_and_stats(operands: Attended, *, heads: int, slope: float) -> list[Any]:
     del slope
     x, num_rows = operands.value, operands.matrix.by_row.num_rows
     return [
@@ -102,7 +102,7 @@ def _per_row_and_stats(operands: Attended, *, heads: int, slope: float) -> list[
     ]
 
 
-def _per_row_and_head(operands: Tangents, *, heads: int, slope: float) -> list[Any]:
+def per_row_and_head(operands: Tangents, *, heads: int, slope: float) -> list[Any]:
     del slope
     num_rows, acc = operands.matrix.by_row.num_rows, accumulator_dtype(operands.value.dtype)
     return [
@@ -127,12 +127,9 @@ def _call(platform: str, operands: Attended, *, heads: int, slope: float) -> Cal
     ids, flags = found
     depth = known_width(row_width(value)) // max(heads, 1)
     schedule, workspace = scheduled("segment_reduce", csr, value, True, depth)
-    score = entry_score or col_score
-    of_scores, score_workspace = scheduled("segment_reduce", csr, score)
     flags |= _flags(operands, slope) | schedule
-    flags |= {f"score_{name}": of_scores[name] for name in ("lanes", "threads")}
     optional = (each or value for each in (row_score, col_score, entry_score, entry_scale))
-    return Call([value, *optional, *ids], flags, [*workspace, *score_workspace])
+    return Call([value, *optional, *ids], flags, workspace)
 
 
 def _flags(operands: Attended | Cotangents, slope: float) -> dict[str, Any]:
@@ -167,7 +164,7 @@ def _vjp_call(platform: str, operands: Cotangents, *, heads: int, slope: float) 
 
 def _jvp(bind: Bind, primals: Attended, tangents: Attended) -> tuple[list[Array], list[Array]]:
     if tangents.entry_scale is not None:
-        return _composed_jvp(bind, primals, tangents)
+        return by_composition(bind, primals, tangents)
     y, stats = bind(primals)
     dscore = tangents.entry_score
     at_rows, at_cols = xla.ends(primals.matrix)
@@ -184,11 +181,15 @@ def _jvp(bind: Bind, primals: Attended, tangents: Attended) -> tuple[list[Array]
         **bind.attributes,
         implementation=bind.implementation,
     )
-    # What the sum is relative to stands still: it changes nothing.
-    return [y, stats], [dy, jnp.stack([jnp.zeros_like(dlog_sum), dlog_sum], axis=-1)]
+    return [y, stats], [dy, of_log_sum(dlog_sum)]
 
 
-def _composed_jvp(bind: Bind, primals: Any, tangents: Any) -> Any:
+def of_log_sum(tangent: Array) -> Array:
+    """The tangent of stats: what the sum is relative to stands still, as it changes nothing."""
+    return jnp.stack([jnp.zeros_like(tangent), tangent], axis=-1)
+
+
+def by_composition(bind: Bind, primals: Any, tangents: Any) -> Any:
     """Of the same in other primitives."""
     options = {**bind.attributes, "implementation": bind.implementation}
     return composed_jvp(
@@ -208,10 +209,10 @@ def _linear_jvp(
             for name, each in given.items()
         }
         return bind(primals), bind(primals._replace(**filled))
-    return _composed_jvp(bind, primals, tangents)
+    return by_composition(bind, primals, tangents)
 
 
-def _jvp_transpose(bind: Bind, cts: list[Array | None], operands: Tangents) -> tuple[Array, Array]:
+def jvp_transpose(bind: Bind, cts: list[Array | None], operands: Tangents) -> tuple[Array, Array]:
     y, stats = operands.y, operands.stats
     ct = jnp.zeros_like(y) if cts[0] is None else cts[0]
     delta = _dots(ct, y, bind.attributes["heads"])
@@ -260,13 +261,14 @@ _batch = functools.partial(batch, _WEIGHTS, per_entry=True)
 
 
 # Results: y, and of each row and head what its softmax is made of: exp((score - stats[0]) -
-# stats[1]). The first is the largest score, and taken for a constant, the second the logarithm of
-# the sum, inf where that is of nothing. Attributes: heads, slope (of the LeakyReLU).
+# stats[1]). The first is a number near the largest score, or that, and taken for a constant, the
+# second the logarithm of the sum, inf where that is of nothing. Attributes: heads, slope (of the
+# LeakyReLU).
 edge_attention = define(
     Op(
         name="edge_attention",
         operands=Attended,
-        result=_per_row_and_stats,
+        result=per_row_and_stats,
         xla=xla.edge_attention,
         call=_call,
         jvp=_jvp,
@@ -284,11 +286,11 @@ edge_attention_jvp = define(
     Op(
         name="edge_attention_jvp",
         operands=Tangents,
-        result=_per_row_and_head,
+        result=per_row_and_head,
         xla=xla.edge_attention_jvp,
         platforms=(),
         jvp=functools.partial(_linear_jvp, ("dvalue", "dscore")),
-        transpose={("dvalue", "dscore"): _jvp_transpose},
+        transpose={("dvalue", "dscore"): jvp_transpose},
         batch=_batch,
         several=True,
         flops=lambda operands, **_: 2 * _flops(operands),

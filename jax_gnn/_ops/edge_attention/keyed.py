@@ -1,0 +1,285 @@
+"""Attention whose scores are those of the rows' and columns' keys: of GATv2, or dot products.
+
+``keyed_attention`` is ``edge_attention`` of these scores, in one pass over the entries where there
+is a kernel, and the composition of both elsewhere. Its derivative is linear in the tangents of all
+that it is made of; the transpose of that computes the scores anew, so that nothing with a number
+for each entry is kept from the forward to the backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._core.arrays import row_width
+from jax_gnn._core.batching import batch, batch_apart
+from jax_gnn._core.csr import SparseMatrix
+from jax_gnn._core.kernels import csr_operands
+from jax_gnn._core.op import Bind, Call, Op, Operand, define
+from jax_gnn._ops.edge_attention.leaky import leaky_scores
+from jax_gnn._ops.edge_attention.primitive import (
+    Tangents,
+    by_composition,
+    edge_attention,
+    edge_attention_jvp,
+    jvp_transpose,
+    of_log_sum,
+    per_row_and_head,
+    per_row_and_stats,
+)
+from jax_gnn._ops.segment_reduce.primitive import sddmm
+from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
+
+
+class Keyed(NamedTuple):
+    """Operands of ``keyed_attention``.
+
+    Attributes:
+        value: ``(columns, heads · features)``.
+        row_key: ``(rows, heads · key features)``, in the dtype of ``value``.
+        col_key: ``(columns, heads · key features)``, likewise.
+        vector: ``(1, heads · key features)`` in the accumulator type, of scores ⟨vector,
+            LeakyReLU(row_key + col_key)⟩; None for dot products of both keys.
+        scale: ``(1, 1)`` in the accumulator type, what dot products are multiplied by.
+        entry_scale: ``(entries, heads)``, factors of the softmax, or None.
+        matrix: the entries, those by row in the order of what each has for itself.
+    """
+
+    value: Any
+    row_key: Any
+    col_key: Any
+    vector: Any
+    scale: Any
+    entry_scale: Any
+    matrix: SparseMatrix
+
+
+class KeyedTangents(NamedTuple):
+    """Operands of ``keyed_attention_jvp``: those of ``keyed_attention``, its results, and tangents.
+
+    Attributes:
+        y: what it gave.
+        stats: likewise.
+        dvalue: tangent of ``value``; of these tangents None stands for zeros.
+        drow_key: of ``row_key``.
+        dcol_key: of ``col_key``.
+        dvector: of ``vector``.
+        dscale: of ``scale``.
+    """
+
+    value: Any
+    row_key: Any
+    col_key: Any
+    vector: Any
+    scale: Any
+    entry_scale: Any
+    y: Any
+    stats: Any
+    dvalue: Any
+    drow_key: Any
+    dcol_key: Any
+    dvector: Any
+    dscale: Any
+    matrix: SparseMatrix
+
+
+_OF_SCORES = ("row_key", "col_key", "vector", "scale")
+_TANGENTS = ("dvalue", *(f"d{name}" for name in _OF_SCORES))
+
+
+# --- In other primitives -------------------------------------------------------------------------
+
+
+def _scores(
+    row_key: Array,
+    col_key: Array,
+    vector: Array | None,
+    scale: Array | None,
+    matrix: SparseMatrix,
+    *,
+    heads: int,
+    slope: float,
+    implementation: str | None,
+) -> Array:
+    """Of each entry and head."""
+    options: Any = {"heads": heads, "implementation": implementation}
+    if vector is not None:
+        return leaky_scores(row_key, col_key, vector, matrix, slope=slope, **options)
+    assert scale is not None
+    return sddmm(row_key, col_key, matrix, **options) * scale
+
+
+def _composed(
+    value: Array,
+    row_key: Array,
+    col_key: Array,
+    vector: Array | None,
+    scale: Array | None,
+    entry_scale: Array | None,
+    matrix: SparseMatrix,
+    *,
+    heads: int,
+    slope: float,
+    implementation: str | None = None,
+) -> list[Array]:
+    options: Any = {"heads": heads, "slope": slope, "implementation": implementation}
+    score = _scores(row_key, col_key, vector, scale, matrix, **options)
+    return edge_attention(value, None, None, score, entry_scale, matrix, **options)
+
+
+def _of_moving(operands: KeyedTangents, options: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """The scores as a function of what has a tangent, that, and the tangents."""
+    held = {name: getattr(operands, name) for name in _OF_SCORES}
+    given = {name: getattr(operands, f"d{name}") for name in _OF_SCORES}
+    tangents = {name: each for name, each in given.items() if each is not None}
+
+    def scores(moving: dict[str, Any]) -> Array:
+        return _scores(**{**held, **moving}, matrix=operands.matrix, **options)
+
+    return scores, {name: held[name] for name in tangents}, tangents
+
+
+def _composed_jvp(
+    *, heads: int, slope: float, implementation: str | None = None, **by_name: Any
+) -> list[Array]:
+    operands = KeyedTangents(**by_name)
+    options: Any = {"heads": heads, "slope": slope, "implementation": implementation}
+    scores, moving, tangents = _of_moving(operands, options)
+    score, dscore = jax.jvp(scores, (moving,), (tangents,))
+    value, dvalue = operands.value, operands.dvalue
+    return edge_attention_jvp(
+        *(value, None, None, score, operands.entry_scale, operands.y, operands.stats),
+        *(jnp.zeros_like(value) if dvalue is None else dvalue, dscore, operands.matrix),
+        **options,
+    )
+
+
+# --- What the kernel gets ------------------------------------------------------------------------
+
+
+def _has_kernel(operands: Keyed, heads: int) -> bool:
+    """Whether a team of lanes holds whole heads, in words of 16 bytes; as in edge_attention.h."""
+    width = row_width(operands.value)
+    if jax.export.is_symbolic_dim(width) or row_width(operands.row_key) != width:
+        return False
+    words, rest = divmod(width * np.dtype(operands.value.dtype).itemsize, 16 * heads)
+    return rest == 0 and 1 <= words <= 32 and (heads == 1 or words.bit_count() == 1)
+
+
+def _call(platform: str, operands: Keyed, *, heads: int, slope: float) -> Call | None:
+    del platform
+    value, row_key, col_key, vector, scale, entry_scale, matrix = operands
+    csr = matrix.by_row
+    found = csr_operands(csr, value.shape[0])
+    if found is None or not _has_kernel(operands, heads):
+        return None
+    ids, flags = found
+    schedule, workspace = scheduled("segment_reduce", csr, value, True, row_width(value) // heads)
+    flags |= {
+        "leaky": np.bool_(vector is not None),
+        "scaled": np.bool_(entry_scale is not None),
+        "slope": np.float64(slope),
+    }
+    factor = Operand.of(jnp.ravel, vector or scale)
+    arrays = value, row_key, col_key, factor, entry_scale or value
+    return Call([*arrays, *ids], flags | schedule, workspace)
+
+
+# --- Derivatives ---------------------------------------------------------------------------------
+
+
+def _jvp(bind: Bind, primals: Keyed, tangents: Keyed) -> tuple[list[Array], list[Array]]:
+    if tangents.entry_scale is not None:
+        return by_composition(bind, primals, tangents)
+    y, stats = bind(primals)
+    moving = (getattr(tangents, name) for name in ("value", *_OF_SCORES))
+    dy, dlog_sum = keyed_attention_jvp(
+        *(*primals[:-1], y, stats, *moving, primals.matrix),
+        **bind.attributes,
+        implementation=bind.implementation,
+    )
+    return [y, stats], [dy, of_log_sum(dlog_sum)]
+
+
+def _linear_jvp(
+    bind: Bind, primals: KeyedTangents, tangents: KeyedTangents
+) -> tuple[list[Array], list[Array]]:
+    moving = {name for name, each in tangents._asdict().items() if each is not None}
+    if moving - {"matrix"} <= set(_TANGENTS):
+        given = {name: getattr(tangents, name) for name in _TANGENTS}
+        return bind(primals), bind(primals._replace(**given))
+    return by_composition(bind, primals, tangents)
+
+
+def _jvp_transpose(
+    bind: Bind, cts: list[Array | None], operands: KeyedTangents
+) -> tuple[Array | None, ...]:
+    options = {**bind.attributes, "implementation": bind.implementation}
+    scores, moving, _ = _of_moving(operands, options)
+    score, pull = jax.vjp(scores, moving)
+    value, entry_scale, y, stats = (
+        getattr(operands, name) for name in ("value", "entry_scale", "y", "stats")
+    )
+    of_scores = Tangents(
+        *(value, None, None, score, entry_scale, y, stats), None, None, operands.matrix
+    )
+    to_value, to_score = jvp_transpose(bind, cts, of_scores)
+    (to_moving,) = pull(to_score)
+    return to_value, *(to_moving.get(name) for name in _OF_SCORES)
+
+
+# --- Batches -------------------------------------------------------------------------------------
+
+
+def _batch(bind: Bind, operands: Keyed, batched: Keyed, size: int) -> list[Array]:
+    # The batch joins the heads, which share one scale; matrices that are joined, one vector, too.
+    if any(jax.tree.leaves(batched.matrix)) or batched.scale:
+        return batch_apart(bind, operands, batched, size)
+    return batch((), bind, operands, batched, size, per_entry=True, shared=("scale",))
+
+
+def _flops(operands: Any, **attributes: Any) -> int:
+    del attributes
+    widths = row_width(operands.value) + row_width(operands.row_key)
+    return 2 * operands.matrix.by_row.count * widths
+
+
+# Results and attributes are those of edge_attention.
+keyed_attention = define(
+    Op(
+        name="keyed_attention",
+        operands=Keyed,
+        result=per_row_and_stats,
+        xla=_composed,
+        platforms=("cuda",),
+        call=_call,
+        jvp=_jvp,
+        transpose={},
+        batch=_batch,
+        several=True,
+        flops=_flops,
+        family=FAMILY,
+    )
+)
+
+
+# The tangents of y and of stats[1].
+keyed_attention_jvp = define(
+    Op(
+        name="keyed_attention_jvp",
+        operands=KeyedTangents,
+        result=per_row_and_head,
+        xla=_composed_jvp,
+        platforms=(),
+        jvp=_linear_jvp,
+        transpose={_TANGENTS: _jvp_transpose},
+        batch=batch_apart,
+        several=True,
+        flops=lambda operands, **_: 2 * _flops(operands),
+    )
+)

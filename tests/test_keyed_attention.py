@@ -1,0 +1,465 @@
+"""Attention whose scores are made of keys: the op, and the kernel that has them in one pass."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import emulation
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from op_spec import assert_close, same_bits, setting, stack, wide
+from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM
+from primitive_cases import MATRIX, floats, ids
+
+from jax_gnn import Graph, dot_attention, gatv2_attention, schedules
+from jax_gnn._core import ffi
+from jax_gnn._ops.edge_attention.keyed import Keyed, keyed_attention
+
+HEADS, FEATURES, SLOPE = 2, 4, 0.2
+SIZE, COUNT = 12, 40  # two nodes and five edges more are padding
+KINDS = "gatv2", "dot"
+NAMES = "value", "row_key", "col_key", "factor", "entry_scale"
+
+
+def padded_graph(rng: np.random.Generator) -> Graph:
+    src, dst = rng.integers(0, SIZE, COUNT), rng.geometric(0.2, COUNT) % SIZE
+    return Graph.from_edges(src, dst, num_nodes=SIZE).pad(num_nodes=SIZE + 2, num_edges=COUNT + 5)
+
+
+def operands_of(rng: np.random.Generator, kind: str, *batch: int) -> tuple[np.ndarray, ...]:
+    """In the order of NAMES; ``factor`` is the vector or the scale."""
+    rows, width = SIZE + 2, HEADS * FEATURES
+    shapes = [(rows, width)] * 3 + [(1, width if kind == "gatv2" else 1), (COUNT + 5, HEADS)]
+    return tuple(rng.normal(size=(*batch, *shape)) for shape in shapes)
+
+
+def named(kind: str, factor: Any) -> tuple[Any, Any]:
+    """Vector and scale."""
+    return (factor, None) if kind == "gatv2" else (None, factor)
+
+
+def by_keys(
+    kind: str, graph: Graph, value: Any, row_key: Any, col_key: Any, factor: Any, entry_scale: Any
+) -> tuple[Any, Any]:
+    """The sum, and the logarithm of what its softmax is divided by, 0 where there is nothing."""
+    y, stats = keyed_attention(
+        *(value, row_key, col_key, *named(kind, factor), entry_scale),
+        graph.matrix(weighted=True),
+        heads=HEADS,
+        slope=SLOPE,
+    )
+    log_sum = stats[..., 1]
+    return y, jnp.where(log_sum == jnp.inf, 0, stats[..., 0] + jnp.where(log_sum < 9e9, log_sum, 0))
+
+
+def plain(
+    kind: str, graph: Graph, value: Any, row_key: Any, col_key: Any, factor: Any, entry_scale: Any
+) -> tuple[Any, Any]:
+    """The same in plain jax.numpy, with arrays of edges."""
+    rows, cols, size = graph.rows, graph.cols, value.shape[0]
+    valid = ((cols >= 0) & (cols < size) & (rows >= 0) & (rows < size))[:, None]
+    left, right = (x[jnp.clip(at, 0, size - 1)] for x, at in ((row_key, rows), (col_key, cols)))
+    z = left + right
+    terms = factor * (jnp.where(z > 0, z, SLOPE * z) if kind == "gatv2" else left * right)
+    score = terms.reshape(len(rows), HEADS, FEATURES).sum(2)
+    powers = jnp.where(valid, jnp.exp(jnp.where(valid, score, 0)), 0)
+    at = jnp.where(valid[:, 0], rows, size)
+    sums = jax.ops.segment_sum(powers, at, size + 1)
+    weight = powers / jnp.where(sums > 0, sums, 1)[at]
+    weight = weight * jnp.where(valid, entry_scale, 0)
+    values = value[jnp.clip(cols, 0, size - 1)].reshape(len(rows), HEADS, FEATURES)
+    y = jax.ops.segment_sum((weight[..., None] * values).reshape(len(rows), -1), at, size + 1)
+    return y[:-1], jnp.log(jnp.where(sums > 0, sums, 1))[:-1]
+
+
+Attend = Callable[..., tuple[Any, Any]]
+
+
+def loss(attend: Attend, *operands: Any) -> Any:
+    y, lse = attend(*operands)
+    return jnp.sum(jnp.sin(y)) + jnp.sum(jnp.cos(lse))
+
+
+def both(kind: str, graph: Graph) -> tuple[Attend, Attend]:
+    """What is tested, and the reference, as functions of the operands."""
+    return functools.partial(by_keys, kind, graph), functools.partial(plain, kind, graph)
+
+
+def compare(got: Any, want: Any, what: str, tolerance: float = 1e-11) -> None:
+    for i, (one, other) in enumerate(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)):
+        assert_close(one, other, tolerance, f"{what}, {i}")
+
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+everywhere = pytest.mark.parametrize("implementation", [None, *IMPLEMENTATIONS])
+
+
+@everywhere
+@each_kind
+def test_values_and_tangents(
+    rng: np.random.Generator, kind: str, implementation: str | None
+) -> None:
+    """In all operands together, and in each alone."""
+    graph, operands, moved = padded_graph(rng), operands_of(rng, kind), operands_of(rng, kind)
+    with setting(implementation, "float64"):
+        attend, reference = both(kind, graph)
+        compare(jax.jvp(attend, operands, moved), jax.jvp(reference, operands, moved), "all")
+        for i, name in enumerate(NAMES):
+
+            def of_one(attend: Attend, x: Any, i: int = i) -> Any:
+                return attend(*operands[:i], x, *operands[i + 1 :])
+
+            got, want = (
+                jax.jvp(functools.partial(of_one, each), (operands[i],), (moved[i],))
+                for each in (attend, reference)
+            )
+            compare(got, want, name)
+
+
+@everywhere
+@each_kind
+def test_gradients(rng: np.random.Generator, kind: str, implementation: str | None) -> None:
+    graph, operands = padded_graph(rng), operands_of(rng, kind)
+    with setting(implementation, "float64"):
+        attend, reference = (functools.partial(loss, each) for each in both(kind, graph))
+        every = tuple(range(len(NAMES)))
+        compare(jax.grad(attend, every)(*operands), jax.grad(reference, every)(*operands), "all")
+        for i, name in enumerate(NAMES):
+            compare(jax.grad(attend, i)(*operands), jax.grad(reference, i)(*operands), name)
+
+
+@everywhere
+@each_kind
+def test_second_derivatives(
+    rng: np.random.Generator, kind: str, implementation: str | None
+) -> None:
+    """Forward over reverse along all operands, and reverse over reverse of each."""
+    graph, operands, moved = padded_graph(rng), operands_of(rng, kind), operands_of(rng, kind)
+
+    def forward(gradient: Any) -> Any:
+        return jax.jit(lambda *each: jax.jvp(gradient, each, moved)[1])(*operands)
+
+    def reverse(gradient: Any, argnums: Any) -> Any:
+        def along(*each: Any) -> Any:
+            return sum(jnp.sum(a * b) for a, b in zip(gradient(*each), moved, strict=False))
+
+        return jax.jit(jax.grad(along, argnums))(*operands)
+
+    with setting(implementation, "float64"):
+        every = tuple(range(len(NAMES)))
+        for argnums in (every, every[:-1]):  # with and without the weights' factors
+            got, want = (
+                jax.grad(functools.partial(loss, each), argnums) for each in both(kind, graph)
+            )
+            compare(forward(got), forward(want), "forward over reverse")
+            compare(reverse(got, every), reverse(want, every), "reverse over reverse")
+
+
+@everywhere
+@each_kind
+@pytest.mark.parametrize("batched", [*NAMES, "keys", "all", "graph"])
+def test_batches(
+    rng: np.random.Generator, kind: str, batched: str, implementation: str | None
+) -> None:
+    """Of one operand, of several, and of graphs: values and gradients."""
+    size, groups = 3, {"keys": NAMES[1:3], "all": NAMES, "graph": NAMES}
+    one, several = operands_of(rng, kind), operands_of(rng, kind, size)
+    graphs = [padded_graph(rng) for _ in range(size if batched == "graph" else 1)]
+    moving = [name in groups.get(batched, (batched,)) for name in NAMES]
+    operands = [b if moves else a for a, b, moves in zip(one, several, moving, strict=True)]
+    axes = [0 if moves else None for moves in moving]
+
+    def run(attend: Callable[..., Any], graph: Graph, *operands: Any) -> Any:
+        value = attend(kind, graph, *operands)
+        every = tuple(range(len(NAMES)))
+        gradient = jax.grad(lambda *each: loss(attend, kind, graph, *each), every)
+        return value, gradient(*operands)
+
+    with setting(implementation, "float64"):
+        graph_axis = 0 if batched == "graph" else None
+        graph = stack(graphs) if batched == "graph" else graphs[0]
+        mapped = jax.vmap(functools.partial(run, by_keys), (graph_axis, *axes))
+        got = jax.jit(mapped)(graph, *operands)
+        for i in range(size):
+            at = [x[i] if moves else x for x, moves in zip(operands, moving, strict=True)]
+            want = run(plain, graphs[i % len(graphs)], *at)
+            compare(jax.tree.map(lambda x, i=i: x[i], got), want, f"{batched}, {i}")
+
+
+@each_kind
+def test_batches_of_a_shared_graph_join_the_heads(rng: np.random.Generator, kind: str) -> None:
+    """So that one call serves all of them."""
+    graph, operands = padded_graph(rng), operands_of(rng, kind, 3)
+    axes = (0, 0, 0, None, 0)
+    factor = operands[3][0]
+
+    def run(*operands: Any) -> Any:
+        return jax.vmap(functools.partial(by_keys, kind, graph), axes)(*operands)
+
+    jaxpr = jax.make_jaxpr(run)(*operands[:3], factor, operands[4])
+    heads = [
+        equation.params["heads"]
+        for equation in jaxpr.jaxpr.eqns
+        if equation.primitive.name == "jax_gnn_keyed_attention"
+    ]
+    assert heads == [3 * HEADS]
+
+
+# --- The public functions ------------------------------------------------------------------------
+
+
+def attention(kind: str, graph: Graph, left: Any, right: Any, third: Any, **options: Any) -> Any:
+    """``third`` is the vector or the values."""
+    function = gatv2_attention if kind == "gatv2" else dot_attention
+    return function(graph, left, right, third, **options)
+
+
+def attention_of_edges(kind: str, graph: Graph, left: Any, right: Any, third: Any) -> Any:
+    """The same by scores that each edge has for itself."""
+    bias = np.zeros((graph.num_edges, left.shape[1]), np.asarray(left).dtype)
+    return attention(kind, graph, left, right, third, edge_bias=bias)
+
+
+def arguments_of(
+    rng: np.random.Generator, kind: str, size: int, heads: int, features: int
+) -> list[np.ndarray]:
+    left, right, value = rng.normal(size=(3, size, heads, features))
+    return [left, right, rng.normal(size=(heads, features)) if kind == "gatv2" else value]
+
+
+def primitives_in(function: Callable[..., Any], *operands: Any) -> set[str]:
+    return {each.primitive.name for each in jax.make_jaxpr(function)(*operands).jaxpr.eqns}
+
+
+@each_kind
+def test_what_edges_add_to_scores_needs_scores_of_edges(
+    rng: np.random.Generator, kind: str
+) -> None:
+    graph, count = padded_graph(rng), COUNT + 5
+    arguments = arguments_of(rng, kind, SIZE + 2, HEADS, FEATURES)
+    for options, is_keyed in (
+        ({}, True),
+        ({"edge_scale": np.ones((count, HEADS)), "return_lse": True}, True),
+        ({"edge_bias": np.ones((count, HEADS))}, False),
+        ({"edge_features": np.ones((count, HEADS, FEATURES))}, False),
+        ({"dst_ids": np.asarray(graph.rows)}, False),
+    ):
+        found = primitives_in(functools.partial(attention, kind, graph, **options), *arguments)
+        assert ("jax_gnn_keyed_attention" in found) is is_keyed
+        assert ("jax_gnn_edge_attention" in found) is not is_keyed
+
+
+@everywhere
+@each_kind
+def test_no_heads_and_no_features(
+    rng: np.random.Generator, kind: str, implementation: str | None
+) -> None:
+    graph = padded_graph(rng)
+    for heads, features in ((0, 3), (2, 0)):
+        arguments = arguments_of(rng, kind, SIZE + 2, heads, features)
+        with setting(implementation):
+            y, lse = attention(kind, graph, *arguments, return_lse=True)
+        assert y.shape == (SIZE + 2, heads, features)
+        count = np.bincount(np.asarray(graph.rows)[:COUNT], minlength=SIZE + 2)
+        with np.errstate(divide="ignore"):
+            want = np.broadcast_to(np.log(count)[:, None], (SIZE + 2, heads))
+        np.testing.assert_allclose(lse, want, rtol=1e-6)
+
+
+@everywhere
+@pytest.mark.parametrize("magnitude", [1.0, 30.0])
+def test_large_scores(
+    rng: np.random.Generator, magnitude: float, implementation: str | None
+) -> None:
+    """Up to 10,000; they are exact, and of neither sign only."""
+    graph = padded_graph(rng)
+    arguments = arguments_of(rng, "dot", SIZE + 2, HEADS, FEATURES)
+    query, key = (np.round(x * magnitude * 8) / 8 for x in arguments[:2])
+    for sign in (-1, 1):
+        with setting("xla", "float64"):
+            want = dot_attention(graph, sign * query, key, arguments[2], scale=2.0)
+        operands = [x.astype(np.float32) for x in (sign * query, key, arguments[2])]
+        with setting(implementation):
+            got = jax.jit(functools.partial(dot_attention, scale=2.0))(graph, *operands)
+        assert_close(got, want, 1e-5, f"{sign}")
+
+
+@pytest.mark.skipif(not KERNELS, reason=f"jax_gnn has no kernels for {PLATFORM} here")
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        (False, 8, 256, 4),
+        (False, 16, 256, 8),
+        (False, 32, 256, 15),
+        (True, 8, 128, 6),
+        (True, 16, 128, 2),
+        (False, 1, 64, 3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("dtype", "heads", "features"),
+    [
+        *(("float32", 1, 64), ("float32", 4, 8), ("float32", 1, 20), ("float32", 3, 128)),
+        *(("bfloat16", 2, 64), ("bfloat16", 1, 40), ("float16", 8, 8)),
+        *(("float64", 8, 4), ("float64", 1, 6)),
+    ],
+)
+@each_kind
+def test_schedules(
+    rng: np.random.Generator, kind: str, schedule: Any, dtype: str, heads: int, features: int
+) -> None:
+    """With a row that spans blocks, one without edges, and a column that many read."""
+    size, count = 70, 900
+    dst = np.where(rng.random(count) < 0.5, 7, rng.geometric(0.05, count) % (size - 3))
+    src = np.where(rng.random(count) < 0.3, 11, rng.integers(0, size, count))
+    graph = Graph.from_edges(src, dst, num_nodes=size).pad(num_edges=count + 9)
+    scale = rng.uniform(0.5, 2, (count + 9, heads))
+    arguments = [
+        np.asarray(x / features**0.25).astype(jnp.dtype(dtype))
+        for x in arguments_of(rng, kind, size, heads, features)
+    ]
+    run = jax.jit(functools.partial(attention, kind, graph, return_lse=True))
+    for options in ({}, {"edge_scale": scale}):
+        with setting("xla", "float64"):
+            want = run(*wide(arguments), **options)
+        with setting(PLATFORM, dtype), schedules.use(schedules.Schedule(*schedule)):
+            got = run(*arguments, **options)
+            assert same_bits(got, run(*arguments, **options))
+        tolerance = {"float32": 1e-5, "float64": 1e-12, "float16": 5e-3, "bfloat16": 0.04}[dtype]
+        compare(got, want, "result", tolerance)
+
+
+# --- Raw calls -----------------------------------------------------------------------------------
+
+TARGETS = [
+    name
+    for name in ffi.STATUS["cuda"].targets
+    if name in ("keyed_attention", "emulated_keyed_attention")
+]
+needs_kernel = pytest.mark.skipif(
+    not TARGETS or not (emulation.WANTED or jax.default_backend() == "gpu"),
+    reason="CUDA kernels are neither emulated nor on a GPU here",
+)
+
+
+# Of MATRIX, with two heads of four features.
+RAW = [
+    *(floats(3, 8), floats(5, 8), floats(3, 8), floats(8), floats(4, 2)),
+    *(MATRIX.by_row.rows, MATRIX.by_row.cols, ids(0, 1, 2, 3)),
+]
+RESULTS = [((5, 8), "float32"), ((5, 2, 2), "float32"), ((1, 64 + 4 * 8 * 4), "uint8")]
+ATTRIBUTES: dict[str, Any] = {
+    **{name: np.bool_(True) for name in ("leaky", "scaled", "gather")},
+    **{name: np.bool_(False) for name in ("ordered", "parallel")},
+    **{"slope": np.float64(SLOPE), "lanes": np.int64(8), "threads": np.int64(256)},
+}
+
+
+def raw(operands: Any, results: Any = RESULTS, **attributes: Any) -> Any:
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in results]
+    call = jax.ffi.ffi_call(ffi.TARGET_PREFIX + TARGETS[0], shapes)
+    return jax.block_until_ready(call(*operands, **{**ATTRIBUTES, **attributes}))
+
+
+@needs_kernel
+@pytest.mark.parametrize("leaky", [False, True])
+def test_raw_call(leaky: bool) -> None:
+    factor = RAW[3] if leaky else floats(1)
+    vector, scale = named("gatv2" if leaky else "dot", factor[None])
+    want = keyed_attention(
+        *Keyed(*RAW[:3], vector, scale, RAW[4], MATRIX),
+        **{"heads": 2, "slope": SLOPE, "implementation": "xla"},
+    )[0]
+    got = raw([*RAW[:3], factor, *RAW[4:]], leaky=np.bool_(leaky))[0]
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+WRONG: dict[int, list[np.ndarray]] = {
+    0: [
+        *(floats(3), floats(3, 8, 1), floats(3, 7), floats(4, 8), floats(3, 8).astype(np.int32)),
+        floats(3, 8).astype(np.float16),
+    ],
+    1: [floats(5, 4), floats(4, 8), floats(40), floats(5, 8).astype(np.float16)],
+    2: [floats(3, 4), floats(5, 8), floats(24), floats(3, 8).astype(np.float16)],
+    3: [floats(7), floats(1), floats(1, 8), floats(8).astype(np.float16)],
+    4: [floats(4), floats(3, 2), floats(4, 1), floats(4, 2).astype(np.float16)],
+    5: [ids(0, 0, 1), np.zeros(4, np.int64), np.zeros((4, 1), np.int32)],
+    6: [ids(0, 0, 1), np.zeros(4, np.uint32), floats(4)],
+}
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("position", "value"),
+    [
+        pytest.param(i, value, id=f"{i}-{value.dtype}{list(value.shape)}")
+        for i, values in WRONG.items()
+        for value in values
+    ],
+)
+def test_raw_call_with_wrong_operand(position: int, value: np.ndarray) -> None:
+    operands = list(RAW)
+    operands[position] = value
+    with (
+        jax.enable_x64(value.dtype.itemsize == 8),
+        pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "),
+    ):
+        raw(operands)
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("position", "wrong", "message"),
+    [
+        (0, ((5, 4), "float32"), "the result or the statistics"),
+        (0, ((5, 8), "float16"), "the result or the statistics"),
+        (0, ((40,), "float32"), "value, result and statistics"),
+        (1, ((5, 2), "float32"), "value, result and statistics"),
+        (1, ((5, 3, 2), "float32"), "the result or the statistics"),
+        (1, ((5, 0, 2), "float32"), "the result or the statistics"),
+        (1, ((5, 2, 2), "float16"), "the result or the statistics"),
+        (1, ((5, 4, 2), "float32"), "the heads are not"),
+        (2, ((0, 192), "uint8"), "the workspace must be bytes"),
+        (2, ((1, 96), "uint8"), "the workspace must be bytes"),
+        (2, ((1, 192), "int8"), "the workspace must be bytes"),
+    ],
+)
+def test_raw_call_with_wrong_result(position: int, wrong: Any, message: str) -> None:
+    results = list(RESULTS)
+    results[position] = wrong
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_gnn: {message}"):
+        raw(RAW, results)
+
+
+@needs_kernel
+@pytest.mark.parametrize("width", [6, 24, 264])
+def test_raw_call_with_wrong_heads(width: int) -> None:
+    """Two heads of half a word and more, of three words and of 33."""
+    operands = [floats(3, width), floats(5, width), floats(3, width), floats(width), *RAW[4:]]
+    results = [((5, width), "float32"), RESULTS[1], ((1, 64 + 16 * width), "uint8")]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: the heads are not up to 32"):
+        raw(operands, results)
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "wrong",
+    [{"lanes": 0}, {"lanes": 3}, {"lanes": 64}, {"threads": 0}, {"threads": 100}],
+    ids=str,
+)
+def test_raw_call_with_wrong_schedule(wrong: dict[str, int]) -> None:
+    attributes = {name: np.int64(value) for name, value in wrong.items()}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: the schedule is wrong"):
+        raw(RAW, **attributes)
+
+
+@needs_kernel
+def test_raw_call_with_wrong_flags() -> None:
+    for name, value in (("leaky", False), ("gather", False)):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
+            raw(RAW, **{name: np.bool_(value)})
