@@ -57,10 +57,9 @@ struct Cuda {
   }
 
   template <typename... Args>
-  static ffi::Error edge_attention(Context stream, const AttentionAttributes& attributes,
-                                   Workspace workspace, const Args&... args) {
-    return status(
-        cuda::edge_attention(stream, schedule(attributes, workspace), args..., workspace.bytes));
+  static ffi::Error edge_attention(Context stream, const AttentionAttributes&, Workspace workspace,
+                                   const Args&... args) {
+    return status(cuda::edge_attention(stream, args..., workspace));
   }
 
   template <typename... Args>
@@ -71,10 +70,9 @@ struct Cuda {
   }
 
   template <typename... Args>
-  static ffi::Error keyed_attention(Context stream, const KeyedAttributes& attributes,
-                                    Workspace workspace, const Args&... args) {
-    return status(
-        cuda::keyed_attention(stream, schedule(attributes, workspace), args..., workspace.bytes));
+  static ffi::Error keyed_attention(Context stream, const KeyedAttributes&, Workspace workspace,
+                                    const Args&... args) {
+    return status(cuda::keyed_attention(stream, args..., workspace));
   }
 
   template <typename... Args>

@@ -11,8 +11,7 @@ namespace jax_gnn {
 struct AttentionAttributes {
   bool additive, scaled;
   double slope;
-  bool gather, ordered, parallel;
-  int64_t lanes, threads;
+  bool gather, ordered;
 };
 
 struct AttentionVjpAttributes {
@@ -25,8 +24,7 @@ struct AttentionVjpAttributes {
 struct KeyedAttributes {
   bool leaky, scaled;
   double slope;
-  bool gather, ordered, parallel;
-  int64_t lanes, threads;
+  bool gather, ordered;
 };
 
 struct LeakyScoresAttributes {
@@ -46,10 +44,7 @@ struct LeakySumAttributes {
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::AttentionAttributes, StructMember<bool>("additive"),
                                       StructMember<bool>("scaled"), StructMember<double>("slope"),
-                                      StructMember<bool>("gather"), StructMember<bool>("ordered"),
-                                      StructMember<bool>("parallel"),
-                                      StructMember<int64_t>("lanes"),
-                                      StructMember<int64_t>("threads"));
+                                      StructMember<bool>("gather"), StructMember<bool>("ordered"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::AttentionVjpAttributes,
                                       StructMember<bool>("additive"), StructMember<bool>("scaled"),
                                       StructMember<double>("slope"), StructMember<bool>("gather"),
@@ -58,10 +53,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::AttentionVjpAttributes,
                                       StructMember<int64_t>("threads"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::KeyedAttributes, StructMember<bool>("leaky"),
                                       StructMember<bool>("scaled"), StructMember<double>("slope"),
-                                      StructMember<bool>("gather"), StructMember<bool>("ordered"),
-                                      StructMember<bool>("parallel"),
-                                      StructMember<int64_t>("lanes"),
-                                      StructMember<int64_t>("threads"));
+                                      StructMember<bool>("gather"), StructMember<bool>("ordered"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::LeakyScoresAttributes, StructMember<bool>("gather"),
                                       StructMember<int64_t>("heads"),
                                       StructMember<double>("slope"));
@@ -139,8 +131,7 @@ ffi::Error edge_attention(typename Backend::Context context, ffi::AnyBuffer valu
   if (attributes.additive && !is_matrix(dst_score, num_rows, heads, acc_dtype)) {
     return invalid("the destinations' scores have the wrong shape or dtype");
   }
-  if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
-  error = check_workspace(*workspace, width, acc_dtype);
+  error = check_workspace(*workspace, 2 * width, acc_dtype);
   if (error.failure()) return error;
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
@@ -191,8 +182,7 @@ ffi::Error keyed_attention(typename Backend::Context context, ffi::AnyBuffer val
       rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
   ffi::Error error = operands.check(/*weighted=*/true);
   if (error.failure()) return error;
-  if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
-  error = check_workspace(*workspace, width, acc_dtype);
+  error = check_workspace(*workspace, 2 * width, acc_dtype);
   if (error.failure()) return error;
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;

@@ -16,9 +16,8 @@ struct Attention {
 };
 
 // The softmax of a destination: an edge's weight is exp((score - top) - log_sum), without the
-// scale. `top` is a number near the largest score, and finite, and log_sum the
-// logarithm of the sum of exp(score - top), but inf where there is nothing to sum up: then weights
-// are 0.
+// scale. `top` is a number near the largest score, and finite, and log_sum the logarithm of the sum
+// of exp(score - top), but inf where there is nothing to sum up: then weights are 0.
 template <typename Acc>
 struct SoftmaxStats {
   Acc top, log_sum;
@@ -42,17 +41,6 @@ struct AttentionRecord {
   Acc dst_score;  // 0 where there are edge_scores
   SoftmaxStats<Acc> stats;
   Acc delta;
-};
-
-// What an edge's score is of where it is computed from rows: < vector, leaky(row_key + col_key) >
-// of each head, or where `vector` is null scale * < row_key, col_key >.
-template <typename T, typename Acc>
-struct Keys {
-  const T* row_key;   // (num_rows, width)
-  const T* col_key;   // (num_cols, width)
-  const Acc* vector;  // (width)
-  const Acc* scale;   // one number, null: 1
-  Acc slope;
 };
 
 // The slopes of a LeakyReLU between rows: 1 in features where row_key[row] + col_key[col] > 0,

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "../edge_attention.h"
+#include "../workspace.h"
 #include "segment_reduce.h"
 
 namespace jax_gnn::cuda {
@@ -20,17 +21,17 @@ namespace jax_gnn::cuda {
 // stats: (num_rows, heads), the softmax's statistics. Rows are destinations. One launch, two more
 // where most rows are empty. There are features.
 template <typename T, typename Acc>
-cudaError_t edge_attention(cudaStream_t stream, const Schedule& schedule, const Csr<int32_t>& csr,
-                           const T* value, const Attention<Acc>& attention, Features features,
-                           T* out, SoftmaxStats<Acc>* stats, void* workspace);
+cudaError_t edge_attention(cudaStream_t stream, const Csr<int32_t>& csr, const T* value,
+                           const Attention<Acc>& attention, Features features, T* out,
+                           SoftmaxStats<Acc>* stats, const Workspace& workspace);
 
 // The same of scores that are made of keys (see Keys), whose heads have the features of values:
 // up to 32 words of 16 bytes, and where there are several heads a power of two.
 // edge_scale: (num_weights, heads), null: ones.
 template <typename T, typename Acc>
-cudaError_t keyed_attention(cudaStream_t stream, const Schedule& schedule, const Csr<int32_t>& csr,
-                            const T* value, const Keys<T, Acc>& keys, const Acc* edge_scale,
-                            Features features, T* out, SoftmaxStats<Acc>* stats, void* workspace);
+cudaError_t keyed_attention(cudaStream_t stream, const Csr<int32_t>& csr, const T* value,
+                            const Keys<T, Acc>& keys, const Acc* edge_scale, Features features,
+                            T* out, SoftmaxStats<Acc>* stats, const Workspace& workspace);
 
 // The derivatives, rows being sources and columns destinations:
 // out[r, :] = sum over the entries e of row r of weight[e, head] * ct[cols[e], :], and

@@ -58,9 +58,9 @@ struct NoStats : SumOp<Acc, 1> {
 
 // The sum under a softmax, and its statistics, in one pass.
 template <Scores kScores, bool kSame, int kVec, int kAhead, typename T, typename Acc>
-cudaError_t launch_attend(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
+cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
                           const Attended<T, Acc>& attended, Features features, T* out,
-                          SoftmaxStats<Acc>* stats, void* workspace) {
+                          SoftmaxStats<Acc>* stats, const Workspace& workspace) {
   using Op = SoftmaxSumOp<Acc, kVec>;
   if (csr.num_rows <= 0) return cudaSuccess;
   if (features.width <= 0 || !addressable<T>(features) ||
@@ -93,7 +93,7 @@ cudaError_t launch_attend(cudaStream_t stream, const Schedule& schedule, const C
       cut, csr.order != nullptr, kinds_of<kScores>(attended.attention));
   constexpr int kStep = kAttendStep<kScores>;
   const int64_t at_once = blocks_at_once(layout.bytes(), kAttendBlocks<kAhead, Acc>);
-  const int64_t entries = ceil_div(csr.count, std::min(schedule.blocks, at_once) * teams);
+  const int64_t entries = ceil_div(csr.count, std::min(workspace.blocks, at_once) * teams);
   const int64_t steps = ceil_div(entries, kStep);
   const int64_t blocks = ceil_div(csr.count, steps * kStep * teams);
   const int64_t tiles = ceil_div(features.width, int64_t{lanes} * kVec);
@@ -102,7 +102,7 @@ cudaError_t launch_attend(cudaStream_t stream, const Schedule& schedule, const C
   cut.steps = static_cast<int>(steps);
   const Output<T, Op, Acc, StoredStats<Acc>> output = {
       out, csr.num_rows, features.width, {stats, features.heads}};
-  const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
+  const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace.bytes), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   return launch(stream, {grid, kAttendThreads, static_cast<size_t>(layout.bytes())},
                 attend_kernel<kScores, kSame, kAhead, Op, T, Acc>, csr, attended, cut, output,
@@ -141,39 +141,39 @@ cudaError_t launch_weighted(cudaStream_t stream, const Schedule& schedule, const
 }  // namespace
 
 template <typename T, typename Acc>
-cudaError_t edge_attention(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
-                           const T* value, const Attention<Acc>& attention, Features features,
-                           T* out, SoftmaxStats<Acc>* stats, void* workspace) {
+cudaError_t edge_attention(cudaStream_t stream, const Csr<Index>& csr, const T* value,
+                           const Attention<Acc>& attention, Features features, T* out,
+                           SoftmaxStats<Acc>* stats, const Workspace& workspace) {
   const Attended<T, Acc> attended = {value, attention, {}, static_cast<int>(features.heads)};
   constexpr int kVec = 16 / sizeof(T);
   if (!readable_in_words(features, {value, out}))
-    return launch_attend<Scores::kOfHeads, false, 1, 1>(stream, schedule, csr, attended, features,
-                                                        out, stats, workspace);
+    return launch_attend<Scores::kOfHeads, false, 1, 1>(stream, csr, attended, features, out, stats,
+                                                        workspace);
   // Where a team is a warp, rows that are further ahead pay for fewer warps.
   if (features.width >= 32 * kVec)
-    return launch_attend<Scores::kOfHeads, false, kVec, 2>(stream, schedule, csr, attended,
-                                                           features, out, stats, workspace);
-  return launch_attend<Scores::kOfHeads, false, kVec, 1>(stream, schedule, csr, attended, features,
-                                                         out, stats, workspace);
+    return launch_attend<Scores::kOfHeads, false, kVec, 2>(stream, csr, attended, features, out,
+                                                           stats, workspace);
+  return launch_attend<Scores::kOfHeads, false, kVec, 1>(stream, csr, attended, features, out,
+                                                         stats, workspace);
 }
 
 template <typename T, typename Acc>
-cudaError_t keyed_attention(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
-                            const T* value, const Keys<T, Acc>& keys, const Acc* edge_scale,
-                            Features features, T* out, SoftmaxStats<Acc>* stats, void* workspace) {
+cudaError_t keyed_attention(cudaStream_t stream, const Csr<Index>& csr, const T* value,
+                            const Keys<T, Acc>& keys, const Acc* edge_scale, Features features,
+                            T* out, SoftmaxStats<Acc>* stats, const Workspace& workspace) {
   const Attention<Acc> attention = {nullptr, nullptr, nullptr, edge_scale, 0};
   const Attended<T, Acc> attended = {value, attention, keys, static_cast<int>(features.heads)};
   if (!readable_in_words(features, {value, keys.row_key, keys.col_key, out}))
     return cudaErrorInvalidValue;
   constexpr int kVec = 16 / sizeof(T);
   if (keys.vector == nullptr)
-    return launch_attend<Scores::kDots, false, kVec, 1>(stream, schedule, csr, attended, features,
-                                                        out, stats, workspace);
+    return launch_attend<Scores::kDots, false, kVec, 1>(stream, csr, attended, features, out, stats,
+                                                        workspace);
   if (keys.col_key == value)
-    return launch_attend<Scores::kLeaky, true, kVec, 1>(stream, schedule, csr, attended, features,
-                                                        out, stats, workspace);
-  return launch_attend<Scores::kLeaky, false, kVec, 1>(stream, schedule, csr, attended, features,
-                                                       out, stats, workspace);
+    return launch_attend<Scores::kLeaky, true, kVec, 1>(stream, csr, attended, features, out, stats,
+                                                        workspace);
+  return launch_attend<Scores::kLeaky, false, kVec, 1>(stream, csr, attended, features, out, stats,
+                                                       workspace);
 }
 
 template <typename T, typename Acc>
@@ -270,17 +270,17 @@ cudaError_t leaky_sum(cudaStream_t stream, const Schedule& schedule, const Csr<I
   return with_vec(std::integral_constant<int, 1>{});
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc)                                                             \
-  template cudaError_t edge_attention(cudaStream_t, const Schedule&, const Csr<int32_t>&,       \
-                                      const T*, const Attention<Acc>&, Features, T*,            \
-                                      SoftmaxStats<Acc>*, void*);                               \
-  template cudaError_t keyed_attention(cudaStream_t, const Schedule&, const Csr<int32_t>&,      \
-                                       const T*, const Keys<T, Acc>&, const Acc*, Features, T*, \
-                                       SoftmaxStats<Acc>*, void*);                              \
-  template cudaError_t edge_attention_vjp(cudaStream_t, const Schedule&, const Csr<int32_t>&,   \
-                                          const T*, const T*, const AttentionRecord<Acc>*,      \
-                                          const Attention<Acc>&, Features, T*, Acc*, void*);    \
-  template cudaError_t leaky_sum(cudaStream_t, const Schedule&, const Csr<int32_t>&,            \
+#define JAX_GNN_INSTANTIATE(T, Acc)                                                            \
+  template cudaError_t edge_attention(cudaStream_t, const Csr<int32_t>&, const T*,             \
+                                      const Attention<Acc>&, Features, T*, SoftmaxStats<Acc>*, \
+                                      const Workspace&);                                       \
+  template cudaError_t keyed_attention(cudaStream_t, const Csr<int32_t>&, const T*,            \
+                                       const Keys<T, Acc>&, const Acc*, Features, T*,          \
+                                       SoftmaxStats<Acc>*, const Workspace&);                  \
+  template cudaError_t edge_attention_vjp(cudaStream_t, const Schedule&, const Csr<int32_t>&,  \
+                                          const T*, const T*, const AttentionRecord<Acc>*,     \
+                                          const Attention<Acc>&, Features, T*, Acc*, void*);   \
+  template cudaError_t leaky_sum(cudaStream_t, const Schedule&, const Csr<int32_t>&,           \
                                  const Leaky<T, Acc>&, const Acc*, Features, T*, void*);
 
 }  // namespace jax_gnn::cuda

@@ -29,11 +29,11 @@ from jax_gnn._ops.edge_attention.primitive import (
     edge_attention_jvp,
     jvp_transpose,
     of_log_sum,
+    one_pass_workspaces,
     per_row_and_head,
     per_row_and_stats,
 )
 from jax_gnn._ops.segment_reduce.primitive import sddmm
-from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
 
 
 class Keyed(NamedTuple):
@@ -179,7 +179,6 @@ def _call(platform: str, operands: Keyed, *, heads: int, slope: float) -> Call |
     if found is None or not _has_kernel(operands, heads):
         return None
     ids, flags = found
-    schedule, workspace = scheduled("segment_reduce", csr, value, True, row_width(value) // heads)
     flags |= {
         "leaky": np.bool_(vector is not None),
         "scaled": np.bool_(entry_scale is not None),
@@ -187,7 +186,7 @@ def _call(platform: str, operands: Keyed, *, heads: int, slope: float) -> Call |
     }
     factor = Operand.of(jnp.ravel, vector or scale)
     arrays = value, row_key, col_key, factor, entry_scale or value
-    return Call([*arrays, *ids], flags | schedule, workspace)
+    return Call([*arrays, *ids], flags, one_pass_workspaces(csr, value))
 
 
 # --- Derivatives ---------------------------------------------------------------------------------
@@ -263,7 +262,6 @@ keyed_attention = define(
         batch=_batch,
         several=True,
         flops=_flops,
-        family=FAMILY,
     )
 )
 

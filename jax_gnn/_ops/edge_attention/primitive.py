@@ -23,8 +23,8 @@ from jax import Array
 
 from jax_gnn._core.arrays import accumulator_dtype, row_width
 from jax_gnn._core.batching import batch
-from jax_gnn._core.csr import SparseMatrix
-from jax_gnn._core.kernels import csr_operands, like_first
+from jax_gnn._core.csr import Csr, SparseMatrix
+from jax_gnn._core.kernels import csr_operands, like_first, workspace_of
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define
 from jax_gnn._core.schedule import known_width
 from jax_gnn._ops.edge_attention import xla
@@ -118,18 +118,30 @@ def _per_col_and_entry(operands: Cotangents, *, heads: int, slope: float) -> lis
 
 
 def _call(platform: str, operands: Attended, *, heads: int, slope: float) -> Call | None:
-    del platform
+    del platform, heads
     value, row_score, col_score, entry_score, entry_scale, matrix = operands
     csr = matrix.by_row
     found = csr_operands(csr, value.shape[0])
-    if found is None:
+    if found is None or known_width(row_width(value)) == 0:
         return None
     ids, flags = found
-    depth = known_width(row_width(value)) // max(heads, 1)
-    schedule, workspace = scheduled("segment_reduce", csr, value, True, depth)
-    flags |= _flags(operands, slope) | schedule
+    flags |= _flags(operands, slope)
     optional = (each or value for each in (row_score, col_score, entry_score, entry_scale))
-    return Call([value, *optional, *ids], flags, workspace)
+    return Call([value, *optional, *ids], flags, one_pass_workspaces(csr, value))
+
+
+# Blocks that share the entries of a sum under a softmax, more than devices have at once, and
+# entries of one: of few teams a step.
+_MOST_BLOCKS, _LEAST_ENTRIES = 1024, 16
+
+
+def one_pass_workspaces(csr: Csr, value: Operand) -> list[Any]:
+    """Of a sum under a softmax, whose runs have numbers of their own beside the features."""
+    # Not min and max, as sizes may be symbolic.
+    needed = jax.core.max_dim(1, -(-csr.count // _LEAST_ENTRIES))
+    blocks = jax.core.min_dim(_MOST_BLOCKS, needed)
+    acc = np.dtype(accumulator_dtype(value.dtype))
+    return [workspace_of(blocks, 2 * row_width(value), acc)]
 
 
 def _flags(operands: Attended | Cotangents, slope: float) -> dict[str, Any]:
@@ -276,7 +288,6 @@ edge_attention = define(
         batch=_batch,
         several=True,
         flops=_flops,
-        family=FAMILY,
     )
 )
 
