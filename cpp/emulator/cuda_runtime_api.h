@@ -26,6 +26,7 @@ using cudaStream_t = emulated_stream*;
 enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrMaxSharedMemoryPerBlockOptin,
+  cudaDevAttrMaxSharedMemoryPerMultiprocessor,
   cudaDevAttrMultiProcessorCount,
 };
 
