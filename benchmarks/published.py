@@ -103,8 +103,8 @@ template <int... values> auto number(int value) {
 #define MakeTypeVariant number_type
 #define MakeIntVariant number
 #include "SOURCE"
-#define BIND(direction) module.def(#direction, &FUNCTION)
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+#define BIND(direction) m.def(#direction, &FUNCTION)
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   BIND(forward);
   BIND(backward);
 }
@@ -272,11 +272,11 @@ Tensor wide_inference(
       out.data_ptr<float>());
   return out;
 }
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  module.def("inference", &gat_inference_cuda);
-  module.def("wide_inference", &wide_inference);
-  module.def("training", &training);
-  module.def("backward", &gat_backward_cuda);
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("inference", &gat_inference_cuda);
+  m.def("wide_inference", &wide_inference);
+  m.def("training", &training);
+  m.def("backward", &gat_backward_cuda);
 }
 """
 
@@ -323,11 +323,11 @@ _DF_GNN = """
 #include "fused_gtconv/fused_gtconv_csr.cu"
 #include "fused_gtconv/fused_gtconv_hyper.cu"
 #include "fused_gtconv/fused_gtconv_backward.cu"
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  module.def("csr", &gt_csr_inference_cuda);
-  module.def("hyper", &gt_hyper_inference_cuda);
-  module.def("forward", &gt_hyper_forward_cuda);
-  module.def("backward", &gt_backward_cuda);
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("csr", &gt_csr_inference_cuda);
+  m.def("hyper", &gt_hyper_inference_cuda);
+  m.def("forward", &gt_hyper_forward_cuda);
+  m.def("backward", &gt_backward_cuda);
 }
 """
 
