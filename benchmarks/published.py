@@ -98,7 +98,7 @@ template <typename...> auto index_type(at::ScalarType type) {
 template <typename...> auto number_type(at::ScalarType type) {
   return MakeTypeVariant<NUMBER>(type);
 }
-template <int... values> auto number(int value) {  // there are four widths
+template <int... values> auto number(int value) {  // of widths there are four
   if constexpr (sizeof...(values) == 4) return MakeIntVariant<WIDTH>(value);
   else return MakeIntVariant<values...>(value);
 }
@@ -195,8 +195,10 @@ class TurboGnn:
         options = [(True, schedule, _CHUNKS[0]) for schedule in _SCHEDULES]
         if self._symmetric:
             options.append((False, _SCHEDULES[0], _CHUNKS[0]))
-        directed, schedule, _ = _fastest(options, backward)
-        return _fastest([(directed, schedule, chunk) for chunk in _CHUNKS], backward)
+        best = _fastest(options, backward)
+        if not self._is_gatv2:
+            return best
+        return _fastest([(*best[:2], chunk) for chunk in _CHUNKS], backward)
 
     def _forward(self, nodes: Any, graph: Any, schedule: _Schedule) -> Any:
         dst, src, third = nodes
@@ -337,8 +339,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 DF_GNN_ROWS = {"csr": 1, "hyper": 8}
 """Destinations of a block, all of whose scores must fit its shared memory."""
 
-DF_GNN_SCORES = 48 * 2**10 // 4
-"""Scores that do."""
+DF_GNN_SCORES = 48 * 2**10 // 4 - 32
+"""Scores that do, beside 32 numbers that "csr" has there."""
 
 
 def df_gnn_scores(graph: PlainGraph, way: str) -> int:
