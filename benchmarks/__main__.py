@@ -73,6 +73,11 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
             "--data", type=Path, help="folder with real graphs; without it the twins run"
         )
         op.add_argument(
+            "--published",
+            type=Path,
+            help="folder with checkouts of published code, named as on GitHub, for more peers",
+        )
+        op.add_argument(
             "--platform",
             choices=("cpu", "gpu"),
             default="gpu" if shutil.which("nvidia-smi") else "cpu",
@@ -129,6 +134,7 @@ def _benchmark(options: argparse.Namespace) -> int:
     settings = Settings(
         platform=options.platform,
         data=options.data,
+        published=options.published,
         patterns=cases,
         modes=options.modes,
         widths=options.widths or ((8,) if quick else ()),

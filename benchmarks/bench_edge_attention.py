@@ -4,8 +4,7 @@ Scores are GAT's, LeakyReLU(dst[v] + src[u]), of numbers a head; GATv2's, ⟨a, 
 src[u])⟩, whose values are src; or dot products of dst and src. Projections are made beforehand. A
 mode names kind and heads, a case's width is that of a head. ``spmm`` is the yardstick: this
 library's product with given weights, of as many heads, with gradients to rows and weights; ``spmm
-of both`` has rows twice as wide, as an edge reads two. Published fused kernels are not in the run
-yet.
+of both`` has rows twice as wide, as an edge reads two. Published fused kernels need checkouts.
 
 The floor counts rows that are gathered for every edge, once for each array that they are from
 (forward: the values, of dot products the keys too; backward, of sums over either end's edges, what
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import published
 from benchmarks.definition import Candidate, Case, Family, Op, Problem
 from benchmarks.peers import int64, jax_candidate, jax_gnn_graph, torch_candidate
 from benchmarks.problems import (
@@ -457,6 +457,93 @@ def pyg_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iterator[
     yield _bounded(candidate, graph, case, PYG_ARRAYS[kind][backward], device)
 
 
+# Published kernels.
+
+
+def _published(
+    graph: PlainGraph, case: Case, problem: Problem
+) -> tuple[tuple[Any, ...], tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """Inputs with the cotangent, and the edges by destination and by source."""
+    kind, _, backward = _parts(case)
+    names = (*INPUTS[kind], "cotangent") if backward else INPUTS[kind]
+    opposite = graph.transposed
+    return (
+        tuple(problem.inputs[name] for name in names),
+        (graph.indptr, graph.cols),
+        (opposite.indptr, opposite.cols),
+    )
+
+
+def _skipped(name: str, reason: str) -> Candidate:
+    return Candidate(name, tuple, (), skip=reason)
+
+
+def turbo_gnn_candidates(
+    checkout: Path, graph: PlainGraph, case: Case, problem: Problem
+) -> Iterator[Candidate]:
+    """GATv2 and dot products."""
+    kind, _, _ = _parts(case)
+    if kind == "gat":
+        return
+    if case.width not in published.TURBO_GNN_WIDTHS or case.dtype not in published.TURBO_GNN_TYPES:
+        yield _skipped("Turbo-GNN", "no kernel for this width of a head or dtype")
+        return
+    factor = SLOPE if kind == "gatv2" else case.width**-0.5
+    call = published.TurboGnn(checkout, graph, kind, case.dtype, case.width, factor)
+    inputs, *edges = _published(graph, case, problem)
+    yield Candidate("Turbo-GNN", call, (*inputs, *edges[0], *edges[1]))
+
+
+def dgnn_candidates(
+    checkout: Path, graph: PlainGraph, case: Case, problem: Problem
+) -> Iterator[Candidate]:
+    """GAT."""
+    kind, heads, backward = _parts(case)
+    if kind != "gat":
+        return
+    if case.dtype != "float32":
+        yield _skipped("dgNN", "no kernel for this dtype")
+        return
+    inputs, into, out_of = _published(graph, case, problem)
+    if backward:
+        ones = np.ones((graph.num_edges, heads), np.float32)
+        operands = *into, *out_of, graph.order, ones
+        yield Candidate("dgNN", published.dgnn(checkout, SLOPE), (*inputs, *operands))
+        return
+    for name, kernel in published.DGNN_INFERENCE.items():
+        function = published.dgnn_inference(checkout, kernel, SLOPE)
+        yield Candidate(name, function, (*inputs, *into))
+
+
+def df_gnn_candidates(
+    checkout: Path, graph: PlainGraph, case: Case, problem: Problem
+) -> Iterator[Candidate]:
+    """Dot products."""
+    kind, _, backward = _parts(case)
+    if kind != "dot":
+        return
+    inputs, into, out_of = _published(graph, case, problem)
+    factors = np.full(graph.num_edges, case.width**-0.5, np.float32)
+    for way in ("hyper",) if backward else published.DF_GNN_ROWS:
+        name = f"DF-GNN {way}"
+        if case.dtype != "float32":
+            yield _skipped(name, "no kernel for this dtype")
+        elif published.df_gnn_scores(graph, way) > published.DF_GNN_SCORES:
+            yield _skipped(name, "more edges than a block's shared memory has scores")
+        elif backward:
+            operands = *into, graph.rows, factors, *out_of, graph.order
+            function = published.df_gnn(checkout, graph, case.width)
+            yield Candidate(name, function, (*inputs, *operands))
+        else:
+            operands = *into, *([graph.rows] if way == "hyper" else []), factors
+            function = published.df_gnn_inference(checkout, graph, way, case.width)
+            yield Candidate(name, function, (*inputs, *operands))
+
+
+def _checkout(name: str, candidates: Callable[..., Iterator[Candidate]], checkout: str) -> Family:
+    return Family(name, "torch", ("torch",), candidates, ("gpu",), checkout)
+
+
 OP = Op(
     name="edge_attention",
     title="Attention over edges of GAT, GATv2, graph transformers; backward to all arguments",
@@ -473,6 +560,9 @@ OP = Op(
         Family(OURS, "jax", ("jax_gnn",), jax_gnn_candidates),
         Family("plain jax", "jax", ("jax",), plain_jax_candidates),
         Family("pyg", "torch", ("torch", "torch_geometric"), pyg_candidates),
+        _checkout("turbo_gnn", turbo_gnn_candidates, "Turbo-GNN"),
+        _checkout("dgnn", dgnn_candidates, "dgNN"),
+        _checkout("df_gnn", df_gnn_candidates, "DF-GNN"),
     ),
     baseline=PLAIN,
 )

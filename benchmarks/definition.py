@@ -108,13 +108,16 @@ class Family:
         modules: What must be importable; a family without them is reported as absent.
         candidates: From the loaded graph, the case and its problem to the candidates.
         platforms: Where it can run.
+        checkout: The repository, by its name on GitHub, whose code its candidates run: their first
+            argument is then the path; without it the family is reported as absent.
     """
 
     name: str
     runtime: str
     modules: tuple[str, ...]
-    candidates: Callable[[Any, Case, Problem], Iterable[Candidate]]
+    candidates: Callable[..., Iterable[Candidate]]
     platforms: tuple[str, ...] = ("cpu", "gpu")
+    checkout: str = ""
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,7 @@ class Settings:
     Attributes:
         platform: "cpu" or "gpu".
         data: Folder with real graphs.
+        published: Folder with checkouts of published code.
         patterns: Names of graphs, with wildcards; empty for the op's own choice.
         modes: Names of modes; empty for all.
         widths: Feature widths; empty for the op's own.
@@ -173,6 +177,7 @@ class Settings:
 
     platform: str
     data: Path | None = None
+    published: Path | None = None
     patterns: tuple[str, ...] = ()
     modes: tuple[str, ...] = ()
     widths: tuple[int, ...] = ()

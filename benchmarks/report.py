@@ -395,11 +395,12 @@ def _draw_map(axes: Any, rows: Map, columns: list[Column], of_floor: bool) -> No
     axes.spines[:].set_visible(False)
 
 
-def commit() -> str | None:
+def commit(checkout: Path = Path(__file__).parents[1]) -> str | None:
     """The checked-out commit, with "+" after it where files differ from it."""
-    here = Path(__file__).parent
-    head = _output(["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"])
-    changed = _output(["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no"])
+    if not (checkout / ".git").exists():  # git would look above
+        return None
+    head = _output(["git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD"])
+    changed = _output(["git", "-C", str(checkout), "status", "--porcelain", "--untracked-files=no"])
     return f"{head}{'+' if changed else ''}" if head else None
 
 

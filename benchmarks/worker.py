@@ -16,11 +16,12 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import timing
+from benchmarks import report, timing
 from benchmarks.definition import TOLERANCE, Candidate, Case, Family, Problem, Settings, load_op
 from benchmarks.problems import Expected, Repeated, features
 
@@ -96,6 +97,7 @@ def _serve(connection: Connection, op_name: str, family_name: str, settings: Set
     try:
         runtime = _runtime(family, settings)
         versions = {name: _version(name) for name in family.modules}
+        versions |= {path.name: report.commit(path) for path in _checkout(family, settings)}
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         connection.send((None, {"status": "absent", "reason": reason}))
@@ -158,7 +160,8 @@ class _Session:
         problem = self._op.problem(graph, case)
         work = {"bytes": problem.num_bytes, "flops": problem.flops}
         try:
-            candidates = list(self._family.candidates(graph, case, problem))
+            checkout = _checkout(self._family, self._settings)
+            candidates = list(self._family.candidates(*checkout, graph, case, problem))
         except Exception as error:
             row = {"name": self._family.name, "status": "failed", "error": None}
             return work, [row | {"reason": _first_line(error)}]
@@ -485,10 +488,25 @@ _RUNTIMES: dict[str, Callable[[Settings], _Runtime]] = {
 def _runtime(family: Family, settings: Settings) -> _Runtime:
     if settings.platform not in family.platforms:
         raise ValueError(f"{family.name} runs on {' and '.join(family.platforms)} only")
+    _checkout(family, settings)
     runtime = _RUNTIMES[family.runtime](settings)
     for module in family.modules:
         importlib.import_module(module)
     return runtime
+
+
+def _checkout(family: Family, settings: Settings) -> tuple[Path, ...]:
+    """Where the family's repository is; nothing if it needs none.
+
+    Raises:
+        FileNotFoundError: It is not there.
+    """
+    if not family.checkout:
+        return ()
+    checkout = settings.published and settings.published / family.checkout
+    if not (checkout and checkout.is_dir()):
+        raise FileNotFoundError(f"no checkout {family.checkout} in the folder --published")
+    return (checkout.resolve(),)
 
 
 def _threaded_copy(source: np.ndarray) -> timing.Call:

@@ -41,7 +41,7 @@ from benchmarks.definition import (
 )
 from benchmarks.harness import _case_row, select_workloads
 from benchmarks.problems import Expected
-from benchmarks.worker import Prepared, _Jax, _NumPy, _Session, relative_error
+from benchmarks.worker import Prepared, _Jax, _NumPy, _runtime, _Session, relative_error
 from benchmarks.workloads import (
     Groups,
     giant,
@@ -412,6 +412,53 @@ def test_the_gradient_to_a_vector_is_not_checked_where_that_takes_too_long(tiny,
     assert len(vector.rows) == 0
     assert all(len(e.rows) >= 1 for e in others)
     check_plain_jax(bench_edge_attention, tiny, case, problem)
+
+
+def test_published_kernels_are_absent_without_their_checkout(tmp_path):
+    families = {f.name: f for f in bench_edge_attention.OP.families if f.checkout}
+    assert set(families) == {"turbo_gnn", "dgnn", "df_gnn"}
+    (tmp_path / "dgNN").touch()  # a file is no checkout
+    for family in families.values():
+        for published in (None, tmp_path):
+            with pytest.raises(FileNotFoundError, match=f"no checkout {family.checkout} in"):
+                _runtime(family, Settings("gpu", published=published))
+
+
+def test_candidates_of_a_checkout_get_its_path(tmp_path):
+    (tmp_path / "Some").mkdir()
+    got = []
+    family = Family("some", "jax", (), lambda *a: got.append(a) or [], checkout="Some")
+    session = _Session(
+        bench_edge_attention.OP, family, Settings("cpu", published=tmp_path), HostRuntime()
+    )
+    case = Case("tiny", 3, "float32", "gat h1 fwd")
+    assert session.prepare([case])["candidates"][case.name] == []
+    ((checkout, _, *rest),) = got
+    assert checkout == tmp_path / "Some"
+    assert rest[0] == case
+
+
+@pytest.mark.parametrize(
+    "peer, mode, width, dtype, reasons",
+    [
+        ("turbo_gnn", "gat h1 fwd", 64, "float32", {}),
+        ("turbo_gnn", "gatv2 h8 fwd", 8, "float32", {"Turbo-GNN": "width"}),
+        ("turbo_gnn", "dot h1 fwd+bwd", 64, "float64", {"Turbo-GNN": "dtype"}),
+        ("dgnn", "dot h1 fwd", 64, "float32", {}),
+        ("dgnn", "gat h1 fwd+bwd", 64, "bfloat16", {"dgNN": "dtype"}),
+        ("df_gnn", "gatv2 h1 fwd", 64, "float32", {}),
+        ("df_gnn", "dot h1 fwd", 64, "float16", {"DF-GNN csr": "dtype", "DF-GNN hyper": "dtype"}),
+        ("df_gnn", "dot h1 fwd+bwd", 64, "float32", {"DF-GNN hyper": "shared memory"}),
+    ],
+)
+def test_published_kernels_are_skipped_where_there_is_none(peer, mode, width, dtype, reasons):
+    graph = hub(20_000)  # more edges of a row than scores fit a block
+    (family,) = (f for f in bench_edge_attention.OP.families if f.name == peer)
+    case = Case("hub", width, dtype, mode)
+    problem = Problem(dict.fromkeys(["dst", "src", "value", "cotangent"]), (), np.dtype(dtype))
+    skipped = {c.name: c.skip for c in family.candidates(Path(), graph, case, problem)}
+    assert skipped.keys() == reasons.keys()
+    assert all(reason in skipped[name] for name, reason in reasons.items())
 
 
 def test_rows_beside_every_border_are_checked():

@@ -1,0 +1,386 @@
+"""Published fused attention: kernels of checkouts that lie, named as on GitHub, in one folder.
+
+None of their code is kept here. Sources below include a checkout's own files and bind what those
+declare to torch, which compiles them at first use. Graphs are prepared beforehand, and autograd is
+left out. Most of these kernels run in the null stream, so that no CUDA graph can hold them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from benchmarks.timing import EventTimer
+from benchmarks.workloads import PlainGraph
+
+Function = Callable[..., tuple[Any, ...]]
+Option = TypeVar("Option", bound=tuple[Any, ...])
+
+
+@cache
+def _extension(name: str, source: str, folder: Path, flags: tuple[str, ...] = ()) -> Any:
+    """The module that the source binds; ``folder`` is where it finds what it includes."""
+    import torch
+    from torch.utils.cpp_extension import load_inline
+
+    # Headers of CUDA's libraries may be in packages beside torch's instead of in the toolkit.
+    packages = Path(torch.__file__).parents[1].glob("nvidia/*/include")
+    beside = [f"-Xcompiler=-idirafter,{package}" for package in packages]
+    return load_inline(
+        name,
+        cpp_sources="",
+        cuda_sources="#include <torch/extension.h>\n" + source,
+        extra_cuda_cflags=["-O3", *flags, *beside],
+        extra_include_paths=[str(folder)],
+    )
+
+
+def _refuse_capture() -> None:
+    """A capture would miss the null stream's kernels, and memory that is allocated ends it.
+
+    Raises:
+        RuntimeError: Torch captures what its stream does.
+    """
+    import torch
+
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("kernels in the null stream cannot be captured")
+
+
+def _by_head(width: int, *tensors: Any) -> list[Any]:
+    return [tensor.view(len(tensor), -1, width) for tensor in tensors]
+
+
+@cache
+def _timer() -> EventTimer:
+    return EventTimer()
+
+
+def _fastest(options: Iterable[Option], call: Callable[[Option], Any]) -> Option:
+    """Of those that can be launched; what is far from the best is called but twice."""
+    calls = {}
+    for option in options:
+        with contextlib.suppress(RuntimeError):  # too much shared memory
+            call(option)
+            calls[option] = partial(call, option)
+    for repeats in 1, 3:
+        seconds = {o: min(times) for o, times in _timer().measure(calls, repeats).items()}
+        best = min(seconds, key=lambda option: seconds[option])
+        calls = {o: timed for o, timed in calls.items() if seconds[o] <= 1.5 * seconds[best]}
+    return best
+
+
+# Turbo-GNN: GATv2 and dot products.
+
+TURBO_GNN_WIDTHS = 32, 64, 128, 256
+
+_TURBO_GNN_SOURCES = {"gatv2": "gatv2/gatv2_kernel.cu", "dot": "gt/graph_transformer.cu"}
+_TURBO_GNN_FUNCTIONS = {
+    "gatv2": "gatv2_##direction##_cuda",
+    "dot": "graph_attention_##direction##_csr_mh_cuda",
+}
+TURBO_GNN_TYPES = {"float32": "float", "float16": "at::Half", "bfloat16": "at::BFloat16"}
+
+# Their files hold an instance for every type of index and of number and every width. The macros
+# leave those of one case, which still take a minute to compile.
+_TURBO_GNN = """
+#include "kernels.cuh"
+#include "common.cuh"
+template <typename...> auto index_type(at::ScalarType type) {
+  return MakeIndexVariant<int32_t>(type);
+}
+template <typename...> auto number_type(at::ScalarType type) {
+  return MakeTypeVariant<NUMBER>(type);
+}
+template <int... values> auto number(int value) {  // of widths there are four
+  if constexpr (sizeof...(values) == 4) return MakeIntVariant<WIDTH>(value);
+  else return MakeIntVariant<values...>(value);
+}
+#define MakeIndexVariant index_type
+#define MakeTypeVariant number_type
+#define MakeIntVariant number
+#include "SOURCE"
+#define BIND(direction) m.def(#direction, &FUNCTION)
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  BIND(forward);
+  BIND(backward);
+}
+"""
+
+_TURBO_GNN_FLAGS = (  # those of their setup.py
+    "--use_fast_math",
+    "-std=c++20",
+    "-U__CUDA_NO_HALF_OPERATORS__",
+    "-U__CUDA_NO_HALF_CONVERSIONS__",
+    "-U__CUDA_NO_HALF2_OPERATORS__",
+    "-U__CUDA_NO_BFLOAT16_OPERATORS__",
+    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-U__CUDA_NO_BFLOAT162_OPERATORS__",
+)
+
+# What their tuner tries: where the heavy nodes begin (-1: there are none), and warps a node.
+_QUANTILES, _LIGHT_WARPS, _HEAVY_WARPS = (-1, 0.9, 0.95, 0.99), (1, 2, 4), (8, 16, 32)
+_Schedule = tuple[float, int, int]
+_SCHEDULES: list[_Schedule] = [
+    (quantile, light, heavy)
+    for quantile, light, heavy in product(_QUANTILES, _LIGHT_WARPS, _HEAVY_WARPS)
+    if quantile != -1 or heavy == _HEAVY_WARPS[0]
+]
+_CHUNKS = 512, 32, 64, 128, 256, 1024, 2048
+"""Nodes whose parts of the gradient to GATv2's vector a block sums; first their default."""
+
+
+class TurboGnn:
+    """GATv2 or dot products by Turbo-GNN, tuned at the first call among what their tuner tries.
+
+    It is called with dst, src, the vector or the values, perhaps the cotangent, row pointers and
+    columns, and those of the transposed.
+
+    Args:
+        checkout: Their repository.
+        kind: "gatv2" or "dot".
+        factor: Slope of the LeakyReLU, or what dot products are multiplied by.
+    """
+
+    def __init__(
+        self, checkout: Path, graph: PlainGraph, kind: str, dtype: str, width: int, factor: float
+    ) -> None:
+        source = _TURBO_GNN
+        for word, by in {
+            "NUMBER": TURBO_GNN_TYPES[dtype],
+            "WIDTH": str(width),
+            "SOURCE": _TURBO_GNN_SOURCES[kind],
+            "FUNCTION": _TURBO_GNN_FUNCTIONS[kind],
+        }.items():
+            source = source.replace(word, by)
+        name = f"turbo_gnn_{kind}_{dtype}_{width}"
+        self._module = _extension(name, source, checkout / "csrc", _TURBO_GNN_FLAGS)
+        self._is_gatv2, self._factor, self._width = kind == "gatv2", factor, width
+        into, out_of = ((g.indptr, g.cols) for g in (graph, graph.transposed))
+        self._degrees = np.diff(into[0]), np.diff(out_of[0])
+        self._symmetric = all(map(np.array_equal, into, out_of))
+        self._buckets = cache(self._make_buckets)
+        self._schedule: _Schedule | None = None
+        self._schedule_of_gradients: tuple[bool, _Schedule, int] | None = None
+
+    def __call__(self, dst: Any, src: Any, third: Any, *rest: Any) -> tuple[Any, ...]:
+        """The result and, if there is a cotangent, all gradients."""
+        *cotangent, indptr, cols, indptr_t, cols_t = rest
+        graph = indptr, cols, indptr_t, cols_t
+        if self._is_gatv2 or cotangent:
+            _refuse_capture()
+        dst, src, *cotangent = _by_head(self._width, dst, src, *cotangent)
+        if not self._is_gatv2:
+            (third,) = _by_head(self._width, third)
+        nodes = dst, src, third
+        forward = partial(self._forward, nodes, graph)
+        if self._schedule is None:
+            self._schedule = _fastest(_SCHEDULES, forward)
+        out, logsumexp = forward(self._schedule)
+        if not cotangent:
+            return (out.flatten(1),)
+        backward = partial(self._backward, nodes, graph, out, logsumexp, cotangent[0])
+        if self._schedule_of_gradients is None:
+            self._schedule_of_gradients = self._tuned(backward)
+        return tuple(x.flatten(1) for x in (out, *backward(self._schedule_of_gradients)))
+
+    def _tuned(self, backward: Callable[[Any], Any]) -> tuple[bool, _Schedule, int]:
+        """Symmetric graphs may be taken as that, in which case there are no schedules."""
+        options = [(True, schedule, _CHUNKS[0]) for schedule in _SCHEDULES]
+        if self._symmetric:
+            options.append((False, _SCHEDULES[0], _CHUNKS[0]))
+        best = _fastest(options, backward)
+        if not self._is_gatv2:
+            return best
+        return _fastest([(*best[:2], chunk) for chunk in _CHUNKS], backward)
+
+    def _forward(self, nodes: Any, graph: Any, schedule: _Schedule) -> Any:
+        dst, src, third = nodes
+        quantile, *warps = schedule
+        rest = self._factor, *self._buckets(0, quantile), *warps
+        if self._is_gatv2:
+            return self._module.forward(dst, src, *graph[:2], third, *rest)
+        return self._module.forward(*graph[:2], src, dst, third, *rest)  # their queries are of src
+
+    def _backward(
+        self,
+        nodes: Any,
+        graph: Any,
+        out: Any,
+        logsumexp: Any,
+        cotangent: Any,
+        options: tuple[bool, _Schedule, int],
+    ) -> Any:
+        dst, src, third = nodes
+        directed, (quantile, *warps), chunk = options
+        rest = *self._buckets(1, quantile), *warps, directed
+        if self._is_gatv2:
+            assert self._schedule is not None
+            forward = self._buckets(0, self._schedule[0])
+            return self._module.backward(
+                *(cotangent, dst, src, *graph, third, logsumexp),
+                *(self._factor, chunk, *forward, *rest),
+            )
+        to_src, to_dst, to_value = self._module.backward(
+            *graph, src, dst, third, out, cotangent, logsumexp, self._factor, *rest
+        )
+        return to_dst, to_src, to_value
+
+    def _make_buckets(self, side: int, quantile: float) -> tuple[Any, Any]:
+        """Light nodes and heavy ones, by their number of edges."""
+        import torch
+
+        degrees = self._degrees[side]
+        limit = np.inf if quantile == -1 else np.quantile(degrees, quantile)
+        light, heavy = (np.nonzero(which)[0] for which in (degrees < limit, degrees >= limit))
+        return torch.tensor(light, dtype=torch.int32), torch.tensor(heavy, dtype=torch.int32)
+
+
+# dgNN: GAT.
+
+# Their forward for training draws the mask of dropout anew, by a generator that it makes for every
+# call: here the mask is given. Their dispatch has a second kernel for inference, of wide heads.
+_DGNN = """
+#include <curand.h>
+#include <curand_kernel.h>
+#define curandCreateGenerator(...) 0
+#define curandSetPseudoRandomGeneratorSeed(...) 0
+#define curandGenerateUniform(...) 0
+#include "fused_gatconv/fused_gatconv_kernel.cu"
+using torch::Tensor;
+std::vector<Tensor> training(
+    Tensor dst, Tensor src, Tensor row_ptr, Tensor col_ind, float slope, Tensor value,
+    Tensor mask) {
+  int m = dst.size(0), h = dst.size(1), f = value.size(2);
+  Tensor largest = torch::empty_like(dst), sum = torch::empty_like(dst);
+  Tensor out = torch::empty_like(value);
+  fused_forward_kernel<<<dim3(m, h), dim3(32, (f + 31) / 32), 256>>>(
+      m, col_ind.size(0), h, f, 0, dst.data_ptr<float>(), src.data_ptr<float>(),
+      row_ptr.data_ptr<int>(), col_ind.data_ptr<int>(), value.data_ptr<float>(), slope,
+      largest.data_ptr<float>(), sum.data_ptr<float>(), mask.data_ptr<float>(),
+      out.data_ptr<float>(), 0);
+  return {out, largest, sum};
+}
+Tensor wide_inference(
+    Tensor dst, Tensor src, Tensor row_ptr, Tensor col_ind, float slope, Tensor value) {
+  int m = dst.size(0), h = dst.size(1), f = value.size(2);
+  Tensor out = torch::empty_like(value);
+  fused_inference_kernel<<<dim3(m, h), dim3(32, (f + 31) / 32), 256>>>(
+      m, col_ind.size(0), h, f, dst.data_ptr<float>(), src.data_ptr<float>(),
+      row_ptr.data_ptr<int>(), col_ind.data_ptr<int>(), value.data_ptr<float>(), slope,
+      out.data_ptr<float>());
+  return out;
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("inference", &gat_inference_cuda);
+  m.def("wide_inference", &wide_inference);
+  m.def("training", &training);
+  m.def("backward", &gat_backward_cuda);
+}
+"""
+
+DGNN_INFERENCE = {"dgNN": "inference", "dgNN wide": "wide_inference"}
+"""Their dispatch, and their kernel of wide heads for narrow ones, too."""
+
+
+def dgnn_inference(checkout: Path, kernel: str, slope: float) -> Function:
+    """GAT by dgNN: called with dst, src, value, row pointers and columns."""
+    inference = getattr(_extension("dgnn", _DGNN, checkout / "dgNN" / "src"), kernel)
+
+    def run(dst: Any, src: Any, value: Any, *edges: Any) -> tuple[Any, ...]:
+        _refuse_capture()
+        y = inference(dst, src, *edges, slope, value.view(*dst.shape, -1))
+        return (y.flatten(1),)
+
+    return run
+
+
+def dgnn(checkout: Path, slope: float) -> Function:
+    """GAT and its gradients by dgNN.
+
+    It is called with dst, src, value, cotangent, row pointers, columns, those of the transposed,
+    the order of its edges, and ones (edges, heads).
+    """
+    module = _extension("dgnn", _DGNN, checkout / "dgNN" / "src")
+
+    def run(dst: Any, src: Any, value: Any, cotangent: Any, *rest: Any) -> tuple[Any, ...]:
+        _refuse_capture()
+        *edges, mask = rest
+        value, cotangent = (x.view(*dst.shape, -1) for x in (value, cotangent))
+        y, *softmax = module.training(dst, src, *edges[:2], slope, value, mask)
+        to_value, to_dst, to_src = module.backward(
+            slope, 0.0, *edges, *softmax, mask, value, dst, src, cotangent
+        )
+        return y.flatten(1), to_dst, to_src, to_value.flatten(1)
+
+    return run
+
+
+# DF-GNN: dot products.
+
+_DF_GNN = """
+#include "fused_gtconv/fused_gtconv_csr.cu"
+#include "fused_gtconv/fused_gtconv_hyper.cu"
+#include "fused_gtconv/fused_gtconv_backward.cu"
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("csr", &gt_csr_inference_cuda);
+  m.def("hyper", &gt_hyper_inference_cuda);
+  m.def("forward", &gt_hyper_forward_cuda);
+  m.def("backward", &gt_backward_cuda);
+}
+"""
+
+DF_GNN_ROWS = {"csr": 1, "hyper": 8}
+"""Destinations of a block, all of whose scores must fit its shared memory."""
+
+DF_GNN_SCORES = 48 * 2**10 // 4 - 32
+"""Scores that do, beside 32 numbers that "csr" has there."""
+
+
+def df_gnn_scores(graph: PlainGraph, way: str) -> int:
+    """The most scores of a block."""
+    return int(np.diff(np.append(graph.indptr[: -1 : DF_GNN_ROWS[way]], graph.num_edges)).max())
+
+
+def df_gnn_inference(checkout: Path, graph: PlainGraph, way: str, width: int) -> Function:
+    """Dot products by DF-GNN, in a way of `DF_GNN_ROWS`.
+
+    It is called with queries, keys, values, row pointers, columns, for "hyper" rows, and what
+    edges' dot products are multiplied by.
+    """
+    inference = getattr(_extension("df_gnn", _DF_GNN, checkout / "DFGNN" / "src"), way)
+    scores = df_gnn_scores(graph, way)
+
+    def run(query: Any, key: Any, value: Any, *edges: Any) -> tuple[Any, ...]:
+        _refuse_capture()
+        (y,) = inference(*edges, scores, *_by_head(width, query, key, value))
+        return (y.flatten(1),)
+
+    return run
+
+
+def df_gnn(checkout: Path, graph: PlainGraph, width: int) -> Function:
+    """The same with gradients, by "hyper".
+
+    The cotangent follows values, and behind the factors are row pointers and columns of the
+    transposed and the order of its edges.
+    """
+    module = _extension("df_gnn", _DF_GNN, checkout / "DFGNN" / "src")
+    scores = df_gnn_scores(graph, "hyper")
+
+    def run(*all_: Any) -> tuple[Any, ...]:
+        _refuse_capture()
+        *nodes, cotangent = _by_head(width, *all_[:4])
+        y, weights = module.forward(*all_[4:], scores, *nodes)
+        to_query, to_key, to_value = module.backward(*all_[4:], scores, *nodes, weights, cotangent)
+        for gradient in (to_query, to_key):  # theirs are to scores that nothing has multiplied
+            gradient *= width**-0.5
+        return tuple(x.flatten(1) for x in (y, to_query, to_key, to_value))
+
+    return run
