@@ -134,8 +134,9 @@ struct Cpu {
     return ffi::Error::Success();
   }
 
+  static constexpr bool kHasScratch = false;  // of numbers of edges
   template <typename Attributes, typename... Args>
-  static ffi::Error edge_attention_vjp(Context& pool, const Attributes&, Workspace,
+  static ffi::Error edge_attention_vjp(Context& pool, const Attributes&, Workspace, const void*,
                                        const Args&... args) {
     cpu::edge_attention_vjp(parallel_for(pool), args...);
     return ffi::Error::Success();

@@ -62,11 +62,12 @@ struct Cuda {
     return status(cuda::edge_attention(stream, args..., workspace));
   }
 
-  template <typename... Args>
+  static constexpr bool kHasScratch = true;
+  template <typename Acc, typename... Args>
   static ffi::Error edge_attention_vjp(Context stream, const AttentionVjpAttributes& attributes,
-                                       Workspace workspace, const Args&... args) {
+                                       Workspace workspace, Acc* scratch, const Args&... args) {
     return status(cuda::edge_attention_vjp(stream, schedule(attributes, workspace), args...,
-                                           workspace.bytes));
+                                           scratch, workspace.bytes));
   }
 
   template <typename... Args>

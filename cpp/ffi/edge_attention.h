@@ -210,6 +210,7 @@ ffi::Error edge_attention_vjp(typename Backend::Context context, ffi::AnyBuffer 
                               ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
                               ffi::Result<ffi::AnyBuffer> to_score,
                               ffi::Result<ffi::AnyBuffer> workspace,
+                              ffi::Result<ffi::AnyBuffer> scratch,
                               AttentionVjpAttributes attributes) {
   const ffi::DataType dtype = ct.element_type(), acc_dtype = accumulator_type(dtype);
   if (ct.dimensions().size() != 2 || value.dimensions().size() != 2 ||
@@ -235,6 +236,11 @@ ffi::Error edge_attention_vjp(typename Backend::Context context, ffi::AnyBuffer 
                                     attributes.slope};
   error = scores.check(num_rows, num_weights, heads, acc_dtype);
   if (error.failure()) return error;
+  const int64_t count = static_cast<int64_t>(rows.element_count());
+  if (scratch->element_type() != acc_dtype ||
+      !has_shape(*scratch, {2, Backend::kHasScratch ? count : 0, heads})) {
+    return invalid("the scratch memory has the wrong shape or dtype");
+  }
   if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
   error = check_workspace(*workspace, width, acc_dtype);
   if (error.failure()) return error;
@@ -242,8 +248,9 @@ ffi::Error edge_attention_vjp(typename Backend::Context context, ffi::AnyBuffer 
     using T = typename decltype(t)::type;
     using Acc = typename decltype(acc)::type;
     return Backend::edge_attention_vjp(
-        context, attributes, make_workspace(*workspace), operands.csr(), data<const T>(ct),
-        data<const T>(value), static_cast<const AttentionRecord<Acc>*>(records.untyped_data()),
+        context, attributes, make_workspace(*workspace), data<Acc>(*scratch), operands.csr(),
+        data<const T>(ct), data<const T>(value),
+        static_cast<const AttentionRecord<Acc>*>(records.untyped_data()),
         scores.template attention<Acc>(false), Features{width, heads}, data<T>(*out),
         data<Acc>(*to_score));
   });

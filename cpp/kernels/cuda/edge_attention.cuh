@@ -1,90 +1,110 @@
-// The gradients of attention over edges: weights that are computed from the softmax's statistics
-// where they are used, and the scores' cotangents.
+// The gradients of attention over edges: weights by source from the softmax's statistics, for
+// segment_reduce_vjp, and the scores' cotangents from its dots.
 #pragma once
 
 #include "../edge_attention.h"
 #include "edge_scores.cuh"
-#include "segment_gather.cuh"
-#include "segment_step.cuh"
-#include "segment_walk.cuh"
+#include "segment_messages.cuh"
 
 namespace jax_gnn::cuda {
 namespace {
 
-// One number or struct in words of up to 16 bytes, zeros where `valid` does not hold.
-template <typename From>
-__device__ __forceinline__ void load_struct(bool valid, const From* from, From& to) {
-  constexpr int kBytes = sizeof(From) > 16 ? 16 : sizeof(From);
-  constexpr int kWords = sizeof(From) / kBytes;
-  using W = typename WordOf<kBytes>::type;
-  W words[kWords] = {};
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) load_if(valid, reinterpret_cast<const W*>(from) + i, words[i]);
-  memcpy(&to, words, sizeof(to));
-}
-template <typename From>
-__device__ __forceinline__ void copy_struct(bool valid, const From* from, From& to) {
-  constexpr int kBytes = sizeof(From) > 16 ? 16 : sizeof(From);
-#pragma unroll
-  for (unsigned i = 0; i < sizeof(From); i += kBytes)
-    copy_async<kBytes>(valid, reinterpret_cast<const unsigned char*>(from) + i,
-                       reinterpret_cast<unsigned char*>(&to) + i);
-}
+// What an entry of a matrix whose rows are sources is to its source: the weight of what it gathers,
+// and what makes its dot its score's cotangent, factor * dot - less.
+template <typename Acc>
+struct Contribution {
+  Acc weight, factor, less;
+};
 
-// The weights of attention, of a matrix whose rows are sources.
-template <typename Acc_>
-struct SoftmaxWeights {
-  using Acc = Acc_;
-
+// Entries by source.
+template <typename Acc>
+struct BySource {
+  Csr<Index> csr;
   Attention<Acc> attention;             // without dst_score
   const AttentionRecord<Acc>* records;  // (num_dst, heads)
-  int heads, tile_heads;
+  int64_t heads;
 
-  __host__ __device__ constexpr bool operator==(decltype(nullptr)) const { return false; }
-  __host__ __device__ constexpr bool operator!=(decltype(nullptr)) const { return true; }
+  // Where the entry has what it has for itself.
+  __device__ __forceinline__ int64_t place(int64_t entry) const {
+    return csr.order != nullptr ? int64_t{csr.order[entry]} : entry;
+  }
 
-  struct alignas(16) Inputs {
+  // Whether an entry is no padding, and its contribution then.
+  __device__ __forceinline__ bool find(int64_t entry, int64_t place, int64_t head,
+                                       Contribution<Acc>& found) const {
+    const Index row = csr.rows[entry];
+    const Index col = csr.cols != nullptr ? csr.cols[entry] : static_cast<Index>(entry);
+    if (!is_below(row, csr.num_rows) || !is_below(col, csr.num_cols) ||
+        !is_below(place, csr.num_weights))
+      return false;
     AttentionRecord<Acc> record;
-    Acc score, scale;
-  };
-
-  __device__ __forceinline__ void load(bool valid, const Entry& entry, int head,
-                                       Inputs& inputs) const {
-    for_inputs(entry, head, inputs, [&](bool present, const auto* from, auto& to) {
-      load_struct(valid && present, from, to);
-    });
-  }
-  __device__ __forceinline__ void ask(bool valid, const Entry& entry, int head,
-                                      Inputs& inputs) const {
-    for_inputs(entry, head, inputs, [&](bool present, const auto* from, auto& to) {
-      copy_struct(valid && present, from, to);
-    });
-  }
-  __device__ __forceinline__ Computed<Acc> compute(const Inputs& inputs) const {
+    load_struct(records + col * heads + head, record);
     const bool additive = attention.edge_score == nullptr;
-    const AttentionRecord<Acc>& record = inputs.record;
-    const Acc sum = additive ? record.dst_score + inputs.score : inputs.score;
+    const Acc own = additive ? attention.src_score[row * heads + head]
+                             : attention.edge_score[place * heads + head];
+    const Acc scale =
+        attention.edge_scale != nullptr ? attention.edge_scale[place * heads + head] : Acc(1);
+    const Acc sum = additive ? record.dst_score + own : own;
     const bool is_sloped = additive && !(sum > 0);
     const Acc score = is_sloped ? rounded_product(attention.slope, sum) : sum;
     const Acc part = exponential((score - record.stats.top) - record.stats.log_sum);
-    const Acc scale = attention.edge_scale != nullptr ? inputs.scale : Acc(1);
     const Acc sloped = is_sloped ? part * attention.slope : part;
-    return {part * scale, {sloped * scale, sloped * record.delta}};
+    found = {part * scale, sloped * scale, sloped * record.delta};
+    return true;
   }
 
  private:
-  // Calls f(whether it is there, where it is, where it goes) for all that a weight depends on.
-  template <class F>
-  __device__ __forceinline__ void for_inputs(const Entry& entry, int head, Inputs& inputs,
-                                             const F& f) const {
-    const auto at = [&](int64_t id) { return id * heads + head; };
-    const bool additive = attention.edge_score == nullptr;
-    f(true, records + at(entry.col), inputs.record);
-    f(true, additive ? attention.src_score + at(entry.row) : attention.edge_score + at(entry.place),
-      inputs.score);
-    f(attention.edge_scale != nullptr, attention.edge_scale + at(entry.place), inputs.scale);
+  static __device__ __forceinline__ bool is_below(int64_t id, int64_t size) {
+    return static_cast<uint64_t>(id) < static_cast<uint64_t>(size);
+  }
+  // A struct in words of 16 bytes.
+  template <typename From>
+  static __device__ __forceinline__ void load_struct(const From* from, From& to) {
+    constexpr int kWords = sizeof(From) / 16;
+    uint4 words[kWords];
+#pragma unroll
+    for (int i = 0; i < kWords; ++i)
+      load_always(reinterpret_cast<const uint4*>(from) + i, words[i]);
+    memcpy(&to, words, sizeof(to));
   }
 };
+
+// The weights of entries, in their own order; 0 for padding. Where they have places in another one,
+// makes the cotangents of all scores 0: an order may leave some out.
+template <typename Acc>
+__global__ void weigh_kernel(BySource<Acc> edges, Acc* weights, Acc* to_score) {
+  allow_next_launch();
+  wait_for_previous_launch();
+  const int64_t heads = edges.heads, size = edges.csr.count * heads;
+  const int64_t places = edges.csr.order != nullptr ? edges.csr.num_weights * heads : 0;
+  const int64_t all = size > places ? size : places;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < all;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    if (i < places) to_score[i] = 0;
+    if (i >= size) continue;
+    const int64_t entry = divide(i, heads);
+    Contribution<Acc> found;
+    const bool is_there = edges.find(entry, edges.place(entry), i - entry * heads, found);
+    weights[i] = is_there ? found.weight : Acc(0);
+  }
+}
+
+// Makes of entries' dots the cotangents of their scores, in their places; 0 for padding.
+template <typename Acc>
+__global__ void finish_scores_kernel(BySource<Acc> edges, const Acc* dots, Acc* to_score) {
+  allow_next_launch();
+  wait_for_previous_launch();
+  const int64_t heads = edges.heads, size = edges.csr.count * heads;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < size;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const int64_t entry = divide(i, heads), head = i - entry * heads, place = edges.place(entry);
+    Contribution<Acc> found;
+    if (edges.find(entry, place, head, found))
+      to_score[place * heads + head] = found.factor * dots[i] - found.less;
+    else if (edges.csr.order == nullptr)
+      to_score[i] = 0;
+  }
+}
 
 // Of entries: slopes of a LeakyReLU at the sum of two keys, times their factors.
 template <typename T_, typename Acc_, int kVec_>
@@ -92,7 +112,7 @@ struct SlopeMessage {
   using T = T_;
   using Acc = Acc_;
   static constexpr int kVec = kVec_, kUnroll = 4, kMinBlocks = 2;
-  static constexpr bool kGathers = true, kDots = false, kComputed = false;
+  static constexpr bool kGathers = true, kDots = false;
   Leaky<T, Acc> keys;
   const Acc* factor;
   unsigned row_bytes;
@@ -136,33 +156,6 @@ struct SlopeMessage {
       x[i] = row[i] + col[i] > 0 ? loaded.factors[j] : loaded.factors[j] * keys.slope;
   }
 };
-
-__device__ __forceinline__ bool is_below(int64_t id, int64_t size) {
-  return static_cast<uint64_t>(id) < static_cast<uint64_t>(size);
-}
-
-// Makes of each valid entry's dot its score's cotangent, in its place.
-template <typename Acc>
-__global__ void finish_scores_kernel(Csr<Index> csr, SoftmaxWeights<Acc> weights, Acc* dots) {
-  allow_next_launch();
-  wait_for_previous_launch();
-  const int64_t size = csr.count * weights.heads;
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < size;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t at = divide(i, weights.heads);
-    const int head = static_cast<int>(i - at * weights.heads);
-    const Entry entry = {csr.rows[at], csr.cols != nullptr ? csr.cols[at] : static_cast<Index>(at),
-                         csr.order != nullptr ? int64_t{csr.order[at]} : at, true};
-    if (!is_below(entry.row, csr.num_rows) || !is_below(entry.col, csr.num_cols) ||
-        !is_below(entry.place, csr.num_weights))
-      continue;
-    typename SoftmaxWeights<Acc>::Inputs inputs;
-    weights.load(true, entry, head, inputs);
-    const DotTerms<Acc> terms = weights.compute(inputs).terms;
-    Acc& dot = dots[entry.place * weights.heads + head];
-    dot = terms.factor * dot - terms.less;
-  }
-}
 
 }  // namespace
 }  // namespace jax_gnn::cuda

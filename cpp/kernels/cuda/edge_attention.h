@@ -36,13 +36,14 @@ cudaError_t keyed_attention(cudaStream_t stream, const Csr<int32_t>& csr, const 
 // The derivatives, rows being sources and columns destinations:
 // out[r, :] = sum over the entries e of row r of weight[e, head] * ct[cols[e], :], and
 // to_score[e, head], (num_weights, heads): see AttentionRecord, times the LeakyReLU's slope; 0 for
-// padding. One launch where a team of lanes holds whole heads, else three; another before them that
-// zeroes to_score in order.
+// padding. scratch: (2, csr.count, heads). Those of segment_reduce_vjp, one launch before it and
+// one behind it.
 template <typename T, typename Acc>
 cudaError_t edge_attention_vjp(cudaStream_t stream, const Schedule& schedule,
                                const Csr<int32_t>& csr, const T* ct, const T* value,
                                const AttentionRecord<Acc>* records, const Attention<Acc>& attention,
-                               Features features, T* out, Acc* to_score, void* workspace);
+                               Features features, T* out, Acc* to_score, Acc* scratch,
+                               void* workspace);
 
 // out[r, :] = sum over the entries e of row r of factor[e, head] times the slope, see Leaky.
 // factor: (num_weights, heads), out: (num_rows, width). One launch, as segment_reduce.

@@ -195,6 +195,32 @@ __host__ __device__ int kinds_of(const Attention<Acc>& attention) {
   return 1 + has_two + (attention.edge_scale != nullptr);
 }
 
+// How a lane goes through its share of entries and heads: from which on, and how far at a time.
+struct LaneShare {
+  int entry, head, next_entry, next_head;
+};
+__device__ __forceinline__ LaneShare lane_share(int lane, int lanes, int heads) {
+  const int entry = lane / heads, next_entry = lanes / heads;
+  return {entry, lane - entry * heads, next_entry, lanes - next_entry * heads};
+}
+
+// Calls f(entry, head) for a lane's share of so many entries and heads.
+template <class F>
+__device__ __forceinline__ void for_share(const LaneShare& share, int heads, int entries,
+                                          const F& f) {
+  int entry = share.entry, head = share.head;
+#pragma unroll 1
+  while (entry < entries) {
+    f(entry, head);
+    entry += share.next_entry;
+    head += share.next_head;
+    if (head >= heads) {
+      head -= heads;
+      ++entry;
+    }
+  }
+}
+
 // The lane's word of a row, zeros where `valid` does not hold.
 template <typename W>
 __device__ __forceinline__ void copy_word(bool valid, const W* from, W* to) {

@@ -16,9 +16,6 @@
 // to. Those are copied into shared memory a step ahead, once for each run of a step, each lane's
 // words for itself.
 //
-// Where weights are computed, a lane asks for what those of its own entries depend on where it
-// looks at their ids, and puts them into the ring ahead of their chunk's first step.
-//
 // Needs blocks of up to kGatherThreads threads, whole warps; gather_shared_bytes of dynamic shared
 // memory, a workspace row for each block of a column of the grid, and a tag that no other launch
 // has. segment_walk_launch.h provides them. Promises that all rows are written, empty ones too
@@ -50,29 +47,13 @@ struct GatherCut {
   int64_t width;
 };
 
-// Dots with computed weights have shared memory for no more than these, and no registers either.
-template <class Dots, class Weights>
-constexpr int kLeastBlocks = Dots::kAny && kComputes<Weights> ? kGatherBlocks - 1 : kGatherBlocks;
-
 // What is gathered.
-template <typename T, class Weights>
+template <typename T, typename Acc>
 struct Gathered {
   const T* in;
-  Weights weight;  // null means ones
+  const Acc* weight;  // null means ones
   int heads;
 };
-
-// Shared memory of a team for what the weights of a chunk are computed from, and behind it with
-// dots for their terms: [head][entry of the chunk].
-template <class Weights, class Dots>
-__host__ __device__ constexpr int64_t chunk_bytes(int chunk_bits, int heads) {
-  if constexpr (kComputes<Weights>) {
-    constexpr int64_t kTerms = Dots::kAny ? sizeof(DotTerms<typename Weights::Acc>) : 0;
-    return heads * (sizeof(typename Weights::Inputs) + kTerms) << chunk_bits;
-  } else {
-    return 0;
-  }
-}
 
 // Runs of a step whose epilogue waits.
 template <class Last>
@@ -83,27 +64,24 @@ template <class Dots>
 constexpr int kLeftWords = Dots::kAny ? 2 * kStep : 0;
 
 // Dynamic shared memory: of each team a ring of ids and the rows around its entries, and a ring of
-// weights for each head, and what computed weights take; of each thread its part of a run, and of
-// runs whose epilogue waits; heads[warp][part][lane], and tails; and of each thread words for dots.
-template <class Op, typename Acc, class Last, class Dots, class Weights>
+// weights for each head; of each thread its part of a run, and of runs whose epilogue waits;
+// heads[warp][part][lane], and tails; and of each thread words for dots.
+template <class Op, typename Acc, class Last, class Dots>
 __host__ __device__ constexpr int64_t gather_shared_bytes(const GatherCut& cut, bool ordered,
                                                           int threads) {
   const int64_t ring = int64_t{kChunks} << cut.chunk_bits, teams = threads >> cut.lane_bits;
   const int64_t ids = (ordered ? 3 : 2) * ring + kAroundWords;
   const int64_t runs =
       threads * (1 + kClosedRuns<Last>)+threads / 32 * int64_t{2} * (1 << cut.lane_bits);
-  return teams * (ids * sizeof(Index) + cut.most_heads * ring * sizeof(Acc) +
-                  chunk_bytes<Weights, Dots>(cut.chunk_bits, cut.most_heads)) +
+  return teams * (ids * sizeof(Index) + cut.most_heads * ring * sizeof(Acc)) +
          runs * Op::kParts * sizeof(Acc) + int64_t{threads} * kLeftWords<Dots> * 16;
 }
 
-template <class Op, typename T, typename Acc, class Last = NoEpilogue, class Dots = NoDots,
-          class Weights = const Acc*>
-__global__ void __launch_bounds__(kGatherThreads, kLeastBlocks<Dots, Weights>)
-    gather_kernel(Csr<Index> csr, Gathered<T, Weights> gathered, GatherCut cut,
+template <class Op, typename T, typename Acc, class Last = NoEpilogue, class Dots = NoDots>
+__global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
+    gather_kernel(Csr<Index> csr, Gathered<T, Acc> gathered, GatherCut cut,
                   Output<T, Op, Acc, Last> output, Dots dots, bool fills, Tails<Op, Acc> tails) {
   constexpr int kVec = Op::kVec, kParts = Op::kParts, kClosed = kClosedRuns<Last>;
-  constexpr bool kComputed = kComputes<Weights>;
   using W = Word<T, kVec>;
   __shared__ Range long_gaps[kLongGaps];
   __shared__ int num_long_gaps;
@@ -116,8 +94,7 @@ __global__ void __launch_bounds__(kGatherThreads, kLeastBlocks<Dots, Weights>)
   const int block_team = threadIdx.x >> cut.lane_bits, block_teams = blockDim.x >> cut.lane_bits;
   const Column column = column_of<kVec>(lane, lanes, cut.width, gathered.heads);
   const bool ordered = csr.order != nullptr, weighted = gathered.weight != nullptr;
-  // Weights lie as ids do.
-  const bool beside = !kComputed && weighted && !ordered && gathered.heads == 1;
+  const bool beside = weighted && !ordered && gathered.heads == 1;  // weights lie as ids do
   const bool apart = weighted && !beside, later = apart || Dots::kAny;
 
   const int chunk_size = 1 << cut.chunk_bits, ring_size = kChunks << cut.chunk_bits;
@@ -129,11 +106,7 @@ __global__ void __launch_bounds__(kGatherThreads, kLeastBlocks<Dots, Weights>)
   Index* const around = ring + team_words - kAroundWords;  // rows before, after and of the first
   Acc* const all_weights = reinterpret_cast<Acc*>(all_ids + block_teams * team_words);
   Acc* const weights = all_weights + block_team * team_weights;
-  // What weights are computed from, and terms of dots.
-  const int team_computed =
-      static_cast<int>(chunk_bytes<Weights, Dots>(cut.chunk_bits, cut.most_heads) / sizeof(Acc));
-  Acc* const all_computed = all_weights + block_teams * team_weights;
-  Acc* const first_runs = all_computed + block_teams * team_computed;  // [part][thread]
+  Acc* const first_runs = all_weights + block_teams * team_weights;  // [part][thread]
   Acc* const closed = first_runs + kParts * blockDim.x;
   const KeptRuns<Op, Acc> closed_runs = {
       // [entry of a step][thread]
@@ -189,13 +162,6 @@ __global__ void __launch_bounds__(kGatherThreads, kLeastBlocks<Dots, Weights>)
       f(entry, entry & (ring_size - 1));
     }
   };
-  // Calls f(entry of the team, head of the tile) for the lane's share of a chunk's, the same at
-  // each call. Lanes side by side have heads of the same entry.
-  const LaneShare pairs = lane_share(lane, lanes, cut.most_heads);
-  const auto for_pairs = [&](int chunk, const auto& f) {
-    for_share(pairs, cut.most_heads, chunk_size,
-              [&](int entry, int head) { f((chunk << cut.chunk_bits) + entry, head); });
-  };
   // Asks for the ids of a chunk. Where there are no entries left, the last one's.
   const auto ask_for_ids = [&](int chunk) {
     if (chunk < chunks)
@@ -208,26 +174,11 @@ __global__ void __launch_bounds__(kGatherThreads, kLeastBlocks<Dots, Weights>)
         else
           to[ring_size] = static_cast<Index>(at);
         if (ordered) copy_async<sizeof(Index)>(true, csr.order + at, to + 2 * ring_size);
-        if constexpr (!kComputed)
-          if (beside) copy_async<sizeof(Acc)>(true, gathered.weight + at, weights + place);
+        if (beside) copy_async<sizeof(Acc)>(true, gathered.weight + at, weights + place);
       });
     __pipeline_commit();
   };
-  // What the weight of an entry is computed from, and its dot's terms.
-  const auto of_chunk = [&](int head, int entry) {
-    return (head << cut.chunk_bits) + (entry & (chunk_size - 1));
-  };
-  const auto inputs_of = [&](int head, int entry) -> auto& {
-    using Inputs = typename InputsOf<Weights>::type;
-    return reinterpret_cast<Inputs*>(all_computed +
-                                     block_team * team_computed)[of_chunk(head, entry)];
-  };
-  const auto terms_of = [&](int head, int entry) -> auto& {
-    return reinterpret_cast<DotTerms<Acc>*>(&inputs_of(cut.most_heads, 0))[of_chunk(head, entry)];
-  };
   const auto is_valid = [&](int entry, const Index* id) {
-    if constexpr (kComputed)
-      if (static_cast<unsigned>(*id) >= cut_size(csr.num_rows)) return false;
     return entry < count && static_cast<unsigned>(id[ring_size]) < num_cols &&
            (!ordered || static_cast<unsigned>(id[2 * ring_size]) < num_weights);
   };
@@ -239,46 +190,24 @@ __global__ void __launch_bounds__(kGatherThreads, kLeastBlocks<Dots, Weights>)
     for_own(chunk, [&](int entry, int place) {
       Index* id = ring + place;
       const bool is_there = is_valid(entry, id);
-      if constexpr (!kComputed)
-        if (apart) {
-          const int64_t at = ordered ? int64_t{id[2 * ring_size]} : begin + entry;
+      if (apart) {
+        const int64_t at = ordered ? int64_t{id[2 * ring_size]} : begin + entry;
 #pragma unroll 1
-          for (int h = 0; h < cut.most_heads; ++h)
-            copy_async<sizeof(Acc)>(is_there && first_head + h < gathered.heads,
-                                    gathered.weight + at * gathered.heads + first_head + h,
-                                    weights + h * ring_size + place);
-        }
+        for (int h = 0; h < cut.most_heads; ++h)
+          copy_async<sizeof(Acc)>(is_there && first_head + h < gathered.heads,
+                                  gathered.weight + at * gathered.heads + first_head + h,
+                                  weights + h * ring_size + place);
+      }
       if (!is_there) {
         id[ring_size] = -1;
         if (beside) weights[place] = 0;
       }
       valid &= is_there;
     });
-    if (apart && !kComputed && !Dots::kAny) __pipeline_commit();
+    if (apart && !Dots::kAny) __pipeline_commit();
     const bool all_valid = __all_sync(kWholeWarp, valid) != 0;
     if (!all_valid) __syncwarp();
-    if constexpr (kComputed) {
-      for_pairs(chunk, [&](int entry, int h) {
-        const Index* id = ring + (entry & (ring_size - 1));
-        const int64_t at = ordered ? int64_t{id[2 * ring_size]} : begin + entry;
-        gathered.weight.ask(id[ring_size] >= 0 && first_head + h < gathered.heads,
-                            {id[0], id[ring_size], at, true}, first_head + h, inputs_of(h, entry));
-      });
-      if (!Dots::kAny) __pipeline_commit();
-    }
     return all_valid;
-  };
-
-  // Computes the weights of a chunk. What they depend on is there, as what the lane asked for.
-  const auto compute_chunk = [&](int chunk) {
-    if constexpr (kComputed)
-      for_pairs(chunk, [&](int entry, int h) {
-        const int place = entry & (ring_size - 1);
-        const bool is_there = ring[place + ring_size] >= 0;
-        const Computed<Acc> computed = gathered.weight.compute(inputs_of(h, entry));
-        weights[h * ring_size + place] = is_there ? computed.weight : Acc(0);
-        if constexpr (Dots::kAny) terms_of(h, entry) = computed.terms;
-      });
   };
 
   // Asks for the rows that a step's dots are taken with, once for each run. What begin_chunk has
@@ -432,10 +361,6 @@ __global__ void __launch_bounds__(kGatherThreads, kLeastBlocks<Dots, Weights>)
   for (int step = 0; step < steps; ++step) {
     if (later && (step & steps_mask) == 0) {
       __pipeline_wait_prior(1);  // all but the ids that were asked for last
-      if constexpr (kComputed) {
-        if (Dots::kAny) __syncwarp();  // terms of the step before have been read
-        compute_chunk(step >> (cut.chunk_bits - kStepBits));
-      }
       __syncwarp();
     } else if (Dots::kAny) {
       __pipeline_wait_prior(0);
@@ -484,10 +409,6 @@ __global__ void __launch_bounds__(kGatherThreads, kLeastBlocks<Dots, Weights>)
         const bool is_there = rows[ring_size + place] >= 0 &&
                               static_cast<unsigned>(rows[place]) < cut_size(csr.num_rows);
         const int64_t to = ordered ? int64_t{rows[2 * ring_size + place]} : begin + entry;
-        if constexpr (kComputed) {
-          const DotTerms<Acc> of = terms_of(head, entry);
-          dot[j] = of.factor * dot[j] - of.less;
-        }
         if (writes && entry < count && static_cast<uint64_t>(to) < num_weights)
           dots.dots[to * gathered.heads + column.head] = is_there ? dot[j] : Acc(0);
       }

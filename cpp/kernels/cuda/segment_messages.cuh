@@ -18,7 +18,6 @@
 #include "basics.cuh"
 #include "lane_sums.cuh"
 #include "pack.cuh"
-#include "segment_weights.cuh"
 
 namespace jax_gnn::cuda {
 namespace {
@@ -78,7 +77,7 @@ struct RowMessage {
   using T = T_;
   using Acc = Acc_;
   static constexpr int kVec = kVec_, kUnroll = 8, kMinBlocks = kVec > 4 ? 2 : 3;
-  static constexpr bool kGathers = false, kDots = false, kComputed = false;
+  static constexpr bool kGathers = false, kDots = false;
   const T* in;
   int64_t width;
 
@@ -135,16 +134,15 @@ __device__ __forceinline__ void load_weights(const Acc* weight, int heads,
 // The features of row cols[e] for entry e, times its weight. With dots, on the way the dot of each
 // of those rows with the row of `left` that its entry is reduced into: what is gathered serves
 // both. Rows of `left` are copied into shared memory, each lane's words for itself, as there are no
-// registers for them. Weights may be computed (see segment_weights.cuh).
-template <typename T_, typename Acc_, int kVec_, bool kDots_ = false, class Weights_ = const Acc_*>
+// registers for them.
+template <typename T_, typename Acc_, int kVec_, bool kDots_ = false>
 struct GatherMessage {
   using T = T_;
   using Acc = Acc_;
   static constexpr int kVec = kVec_, kUnroll = 8, kMinBlocks = 2;
-  using Weights = Weights_;
-  static constexpr bool kGathers = true, kDots = kDots_, kComputed = kComputes<Weights>;
+  static constexpr bool kGathers = true, kDots = kDots_;
   const T* in;
-  Weights weight;
+  const Acc* weight;
   unsigned row_bytes;
   int heads;
   // For dots.
@@ -153,23 +151,11 @@ struct GatherMessage {
   int head_bits = 0;        // log2 of the lanes of a head, all of one team
 
   // What can be read beside the ids.
-  __host__ __device__ const Acc* weights() const {
-    if constexpr (kComputed)
-      return nullptr;
-    else
-      return weight;
-  }
-
-  // Dynamic shared memory, for words of dots and, aligned to 16 bytes, for computed weights.
-  static constexpr int kWordsBytes = kDots ? kDotThreads * kUnroll * kVec * sizeof(T) : 0;
-  static constexpr int64_t kWarpBytes = computed_bytes<kUnroll, kDots, Acc>(32);
-  static constexpr int64_t shared_bytes(int threads) {
-    return kWordsBytes + (kComputed ? 16 + threads / 32 * kWarpBytes : 0);
-  }
+  __host__ __device__ const Acc* weights() const { return weight; }
 
   struct Loaded {
     Word<T, kVec> words[kUnroll];
-    std::conditional_t<kComputed, const Acc*, Acc[kUnroll]> weights;  // computed: in shared memory
+    Acc weights[kUnroll];
     unsigned valid;
   };
   // Called by the whole warp. `beside`: the weights are in ids. `left_words`: shared memory, for
@@ -183,7 +169,7 @@ struct GatherMessage {
     bool all_valid = ids.full;
 #pragma unroll
     for (int j = 0; j < kUnroll; ++j) all_valid &= static_cast<unsigned>(ids.col[j]) < sizes.cols;
-    if (kDots || kComputed)
+    if (kDots)
 #pragma unroll
       for (int j = 0; j < kUnroll; ++j) all_valid &= static_cast<unsigned>(ids.row[j]) < sizes.rows;
     if (ordered)
@@ -201,19 +187,17 @@ struct GatherMessage {
         for (int j = 0; j < kUnroll; ++j)
           copy_async<kWordBytes>(true, row_at(from_left, ids.row[j], row_bytes),
                                  shared + j * kDotThreads);
-      if constexpr (!kComputed) {
-        if (ordered) {
+      if (ordered) {
 #pragma unroll
-          for (int j = 0; j < kUnroll; ++j)
-            loaded.weights[j] = __ldg(row_at(weight + column.head, ids.order[j],
-                                             static_cast<unsigned>(heads * sizeof(Acc))));
-          return;
-        }
-        if (beside || weight == nullptr) {
+        for (int j = 0; j < kUnroll; ++j)
+          loaded.weights[j] = __ldg(row_at(weight + column.head, ids.order[j],
+                                           static_cast<unsigned>(heads * sizeof(Acc))));
+        return;
+      }
+      if (beside || weight == nullptr) {
 #pragma unroll
-          for (int j = 0; j < kUnroll; ++j) loaded.weights[j] = beside ? ids.weight[j] : Acc(1);
-          return;
-        }
+        for (int j = 0; j < kUnroll; ++j) loaded.weights[j] = beside ? ids.weight[j] : Acc(1);
+        return;
       }
     } else {
       Sizes again = sizes;  // or comparisons are done beforehand, and kept
@@ -224,7 +208,7 @@ struct GatherMessage {
 #pragma unroll
       for (int j = 0; j < kUnroll; ++j) {
         bool valid = static_cast<unsigned>(ids.col[j]) < again.cols;
-        if (kDots || kComputed) valid = valid && static_cast<unsigned>(ids.row[j]) < again.rows;
+        if (kDots) valid = valid && static_cast<unsigned>(ids.row[j]) < again.rows;
         if (ordered) valid = valid && static_cast<unsigned>(ids.order[j]) < again.weights;
         loaded.valid |= static_cast<unsigned>(valid) << j;
         loaded.words[j] = {};
@@ -235,37 +219,7 @@ struct GatherMessage {
                                  shared + j * kDotThreads);
       }
     }
-    if constexpr (!kComputed)
-      load_weights(weight, heads, ids, ordered, loaded.valid, column, loaded.weights);
-  }
-
-  // Computes the weights of what is loaded. Called by the whole warp, which has met since it read
-  // shared memory for the step before.
-  __device__ __forceinline__ void weigh(const Ids<kUnroll, Acc>& ids, const Csr<Index>& csr,
-                                        int lanes, const Column& column, void* left_words,
-                                        Loaded& loaded) const {
-    const int first_head = __shfl_sync(kWholeWarp, static_cast<int>(column.head), 0, lanes);
-    const auto entry_of = [&](int at) {
-      Entry entry = {-1, -1, -1, false};
-#pragma unroll
-      for (int j = 0; j < kUnroll; ++j)
-        if (j == at)
-          entry = {ids.row[j], ids.col[j], csr.order != nullptr ? ids.order[j] : 0, true};
-      if (csr.order == nullptr) entry.place = ids.first + at * ids.stride;
-      const auto is_below = [](int64_t id, int64_t size) {
-        return static_cast<uint64_t>(id) < static_cast<uint64_t>(size);
-      };
-      entry.valid = is_below(entry.row, csr.num_rows) && is_below(entry.col, csr.num_cols) &&
-                    is_below(entry.place, csr.num_weights);
-      return entry;
-    };
-    Acc* const to = team_weights(left_words, lanes);
-    constexpr int kTogether = sizeof(Acc) > 4 ? 1 : 2;  // with more, registers are spilled
-    compute_weights<kUnroll, kTogether, kDots>(weight, threadIdx.x & (lanes - 1), lanes, first_head,
-                                               entry_of, to, team_terms(left_words, lanes));
-    __syncwarp();
-    const int head = column.active ? static_cast<int>(column.head) - first_head : 0;
-    loaded.weights = to + head * kUnroll;
+    load_weights(weight, heads, ids, ordered, loaded.valid, column, loaded.weights);
   }
   __device__ __forceinline__ void value(const Loaded& loaded, int j, Acc (&x)[kVec]) const {
     unpack<kVec, T>(loaded.words[j], x);
@@ -276,17 +230,14 @@ struct GatherMessage {
 
   // Stores the dots of what was loaded. Called by the whole warp.
   __device__ __forceinline__ void dot(const Ids<kUnroll, Acc>& ids, const Index* order,
-                                      unsigned num_weights, int lanes, const Column& column,
-                                      const Loaded& loaded, void* left_words) const {
+                                      unsigned num_weights, const Column& column,
+                                      const Loaded& loaded, const void* left_words) const {
     const auto* shared = static_cast<const Word<T, kVec>*>(left_words) + threadIdx.x;
     Acc sum[kUnroll] = {};
     __pipeline_wait_prior(0);
 #pragma unroll
     for (int j = 0; j < kUnroll; ++j)
       add_dot<T, kVec>(sum[j], shared[j * kDotThreads], loaded.words[j]);
-    int first_head = 0;
-    if constexpr (kComputed)
-      first_head = __shfl_sync(kWholeWarp, static_cast<int>(column.head), 0, lanes);
     const Held held = add_over_lanes(sum, head_bits);
     const bool writes = held.writes && (column.active || heads == 1);
 #pragma unroll
@@ -295,27 +246,8 @@ struct GatherMessage {
       const int place = held.first + j;
       if (!writes || place >= ids.count) continue;
       const int64_t entry = ids.first + place, to = order != nullptr ? order[entry] : entry;
-      if constexpr (kComputed) {
-        const int head = column.active ? static_cast<int>(column.head) - first_head : 0;
-        const DotTerms<Acc> of = team_terms(left_words, lanes)[head * kUnroll + place];
-        sum[j] = of.factor * sum[j] - of.less;
-      }
       if (static_cast<uint64_t>(to) < num_weights) dots[to * heads + column.head] = sum[j];
     }
-  }
-
- private:
-  // What a team computes, [head][entry].
-  __device__ __forceinline__ Acc* team_weights(void* left_words, int lanes) const {
-    const uint64_t end = reinterpret_cast<uint64_t>(left_words) + kWordsBytes;
-    const int warp = static_cast<int>(threadIdx.x / 32), team = (threadIdx.x % 32) / lanes;
-    return reinterpret_cast<Acc*>((end + 15) / 16 * 16) + warp * (kWarpBytes / sizeof(Acc)) +
-           team * weight.tile_heads * kUnroll;
-  }
-  __device__ __forceinline__ DotTerms<Acc>* team_terms(void* left_words, int lanes) const {
-    const int team = (threadIdx.x % 32) / lanes, before = team * weight.tile_heads * kUnroll;
-    Acc* const warp_weights = team_weights(left_words, lanes) - before;
-    return reinterpret_cast<DotTerms<Acc>*>(warp_weights + 32 * kUnroll) + before;
   }
 };
 
@@ -325,7 +257,7 @@ struct SelectMessage {
   using T = T_;
   using Acc = Acc_;
   static constexpr int kVec = kVec_, kUnroll = 4, kMinBlocks = 2;
-  static constexpr bool kGathers = true, kDots = false, kComputed = false;
+  static constexpr bool kGathers = true, kDots = false;
   Select<T, Acc> select;
   unsigned row_bytes;
   int heads;

@@ -36,9 +36,8 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const 
           return with_message(RowMessage<T, Acc, kVec>{in, features.width});
       if constexpr (has_gather_walk<Op, T>)
         if (schedule.parallel)
-          return launch_gather<Op>(stream, schedule, csr,
-                                   Gathered<T, const Acc*>{in, weight, heads}, features.width, last,
-                                   out, workspace);
+          return launch_gather<Op>(stream, schedule, csr, Gathered<T, Acc>{in, weight, heads},
+                                   features.width, last, out, workspace);
       return with_message(
           GatherMessage<T, Acc, kVec>{in, weight, row_bytes_of<T>(features), heads});
     };

@@ -55,9 +55,8 @@ cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule, co
       }
       if constexpr (has_gather_walk<Op, T> && std::is_same_v<T, float>)  // others are spilled
         if (schedule.parallel) {
-          error =
-              launch_gather<Op>(stream, schedule, csr, Gathered<T, const Acc*>{in, weight, heads},
-                                features.width, NoEpilogue{}, out, workspace, taken);
+          error = launch_gather<Op>(stream, schedule, csr, Gathered<T, Acc>{in, weight, heads},
+                                    features.width, NoEpilogue{}, out, workspace, taken);
           return true;
         }
     }

@@ -19,8 +19,7 @@
 // Whether a row is handed on to a block follows from two ids, the first of the block and of the one
 // before, which both sides read: hence nobody waits for what is not written, whatever ids are.
 //
-// Needs blocks of kStepThreads threads; a StepShared of dynamic shared memory, and behind it what
-// computed weights take (step_computed_bytes); a workspace row for
+// Needs blocks of kStepThreads threads; a StepShared of dynamic shared memory; a workspace row for
 // each block of a column of the grid, and a tag that no other launch has. segment_walk_launch.h
 // provides them. Promises that all rows are written, empty ones too where it `fills`, that nothing
 // behind an id out of range is read, and that any ids are survived.
@@ -48,12 +47,12 @@ __host__ __device__ constexpr int step_block(int lanes) {
 }
 
 // What a launch sums up. Sizes fit 31 bits, and so do places of weights with their heads 32.
-template <typename T, class Weights>
+template <typename T, typename Acc>
 struct Step {
   const Index *rows, *cols, *order;  // as of a Csr
   unsigned count, num_rows, num_cols, num_weights;
   const T* in;
-  Weights weight;  // null means ones; then there is no order
+  const Acc* weight;  // null means ones; then there is no order
   T* out;
   unsigned width, heads;
   float heads_per_feature;
@@ -97,16 +96,6 @@ struct StepShared {
   LeftWords<Word<T, Op::kVec>, kDots> left;
 };
 
-// Shared memory for computed weights.
-template <bool kDots, class Weights>
-__host__ __device__ constexpr int64_t step_computed_bytes(const Weights& weights, int lanes) {
-  if constexpr (kComputes<Weights>)
-    return kStepThreads / lanes * int64_t{kStepEntries} * weights.tile_heads * (kDots ? 4 : 2) *
-           sizeof(typename Weights::Acc);
-  else
-    return 0;
-}
-
 // An entry's id, or `otherwise` where there are not so many.
 __device__ __forceinline__ unsigned load_id(const Index* ids, unsigned entry, unsigned count,
                                             unsigned otherwise) {
@@ -116,14 +105,13 @@ __device__ __forceinline__ unsigned load_id(const Index* ids, unsigned entry, un
 }
 
 template <class Op, typename T, typename Acc, class Last = NoEpilogue, class Dots = NoDots,
-          int kTeamLanes = kStepLanes, class Weights = const Acc*>
+          int kTeamLanes = kStepLanes>
 __global__ void __launch_bounds__(kStepThreads, 2)
-    step_kernel(const __grid_constant__ Step<T, Weights> step, const __grid_constant__ Last last,
+    step_kernel(const __grid_constant__ Step<T, Acc> step, const __grid_constant__ Last last,
                 const __grid_constant__ Dots dots, Tails<Op, Acc> tails) {
   constexpr int kVec = Op::kVec, kParts = Op::kParts;
   constexpr unsigned kLanes = kTeamLanes, kEntries = kStepEntries, kThreads = kStepThreads;
   constexpr unsigned kTeams = kThreads / kLanes, kBlock = step_block(kLanes), kWindow = 2 * kBlock;
-  constexpr bool kComputed = kComputes<Weights>;
   using Shared = StepShared<Op, T, Acc, Last, Dots::kAny, kTeamLanes>;
   using W = Word<T, kVec>;
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared());
@@ -185,15 +173,13 @@ __global__ void __launch_bounds__(kStepThreads, 2)
                  reinterpret_cast<const W*>(row_at(lane_in, loaded.cols[j], row_bytes)),
                  loaded.words[j]);
     }
-    if constexpr (!kComputed) {
-      if (step.weight != nullptr)
+    if (step.weight != nullptr)
 #pragma unroll
-        for (unsigned j = 0; j < kEntries; ++j) {
-          const unsigned at = static_cast<unsigned>(shared.places[place + j]) * step.heads + head;
-          loaded.weights[j] = load_below_or(static_cast<unsigned>(loaded.cols[j]), num_cols,
-                                            step.weight + at, Acc(1));
-        }
-    }
+      for (unsigned j = 0; j < kEntries; ++j) {
+        const unsigned at = static_cast<unsigned>(shared.places[place + j]) * step.heads + head;
+        loaded.weights[j] = load_below_or(static_cast<unsigned>(loaded.cols[j]), num_cols,
+                                          step.weight + at, Acc(1));
+      }
   };
   const auto add = [&](const Loaded& loaded, unsigned j, Acc(&run)[kParts]) {
     Acc x[kVec];
@@ -271,41 +257,6 @@ __global__ void __launch_bounds__(kStepThreads, 2)
                               shared.left.words + j * kThreads + threadIdx.x);
       }
     __pipeline_commit();
-    if constexpr (!kComputed)
-      if (reads_ahead) wait_for_previous_launch();
-  }
-
-  const DotTerms<Acc>* head_terms = nullptr;
-  if constexpr (kComputed) {
-    // Behind all else: of the block's entries and of those before weights, and of the block's the
-    // terms of dots, [team][head][entry of a team].
-    const unsigned team_weights = step.weight.tile_heads * kEntries;
-    const unsigned block_weights = kTeams * team_weights, at = team * team_weights;
-    Acc* const weights = reinterpret_cast<Acc*>(&shared + 1);
-    DotTerms<Acc>* const terms = reinterpret_cast<DotTerms<Acc>*>(weights + 2 * block_weights) + at;
-    const unsigned first_head = __shfl_sync(kWholeWarp, head, 0, kLanes);
-    const auto compute = [&](unsigned from, Acc* to, auto dots) {
-      const auto entry_of = [&](int j) {
-        const Index col = shared.cols[from + j];
-        return Entry{shared.rows[from + j], col, shared.places[from + j], col >= 0};
-      };
-      // With more of a lane at once, registers are spilled.
-      constexpr int kTogether = sizeof(Acc) > 4 ? 1 : Dots::kAny ? 2 : 4;
-      compute_weights<kEntries, kTogether, decltype(dots)::value>(
-          step.weight, lane, kLanes, first_head, entry_of, to + at, terms);
-    };
-    compute(place, weights, std::bool_constant<Dots::kAny>());
-    if (repeats) compute(place_before, weights + block_weights, std::false_type());
-    __syncwarp();
-    const unsigned head_at = at + (active ? head - first_head : 0) * kEntries;
-    const auto read = [&](const Acc* from, Loaded& loaded) {
-#pragma unroll
-      for (unsigned j = 0; j < kEntries; ++j)
-        loaded.weights[j] = loaded.cols[j] >= 0 ? from[head_at + j] : Acc(0);
-    };
-    read(weights, loaded);
-    if (repeats) read(weights + block_weights, before);
-    if constexpr (Dots::kAny) head_terms = terms - at + head_at;
     if (reads_ahead) wait_for_previous_launch();
   }
 
@@ -393,10 +344,6 @@ __global__ void __launch_bounds__(kStepThreads, 2)
     for (unsigned j = 0; j < kEntries; ++j) {
       if (static_cast<int>(j) == held.count) break;
       const unsigned at = place + held.first + j, to = shared.places[at];
-      if constexpr (kComputed) {
-        const DotTerms<Acc> of = head_terms[held.first + j];
-        dot[j] = of.factor * dot[j] - of.less;
-      }
       if (writes && blockIdx.x * kBlock + at - kBlock < step.count && to < step.num_weights)
         dots.dots[to * step.heads + (active ? head : 0)] = shared.cols[at] >= 0 ? dot[j] : Acc(0);
     }

@@ -9,10 +9,9 @@
 // which the run ends (see Tails). The cut depends on shapes only: the same bits on every run.
 //
 // Needs blocks of up to kMaxThreads threads, whole warps; dynamic shared memory, for two runs of
-// each team's lanes a warp, for dots their words, and for weights that are computed; a workspace
-// row for each block of a column of the grid; and a tag that no other launch has.
-// segment_walk_launch.h provides them. Promises that all rows are written, empty ones too where it
-// `fills`, and that any ids are survived.
+// each team's lanes a warp, and for dots their words; a workspace row for each block of a column of
+// the grid; and a tag that no other launch has. segment_walk_launch.h provides them. Promises that
+// all rows are written, empty ones too where it `fills`, and that any ids are survived.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -91,8 +90,6 @@ struct Walk {
       message_.load(ids, sizes_, csr_.order != nullptr, Message::kGathers ? beside_ : whole_,
                     column_, loaded);
     }
-    if constexpr (Message::kComputed)
-      message_.weigh(ids, csr_, 32 / teams_, column_, left_words_, loaded);
   }
 
   // Something else than the last row of all, to follow it.
@@ -132,8 +129,7 @@ struct Walk {
   const Index* const& rows_;
   const int64_t& end_;  // of the warp's entries
   const Sizes& sizes_;
-  void* const& left_words_;  // for messages with dots: words, [entry of a step][thread]; behind
-                             // them computed weights
+  void* const& left_words_;  // for messages with dots: words, [entry of a step][thread]
   const bool& beside_;       // weights are read with the ids
   const bool& whole_;        // all lanes of the block have features
 };
@@ -203,7 +199,7 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
     if constexpr (Message::kGathers)
       if (base + teams * kUnroll < end) walk.load_step(base + teams * kUnroll, coming);
     if constexpr (Message::kDots)
-      message.dot(ids, csr.order, cut_size(csr.num_weights), lanes, column, loaded, left_words);
+      message.dot(ids, csr.order, cut_size(csr.num_weights), column, loaded, left_words);
     if (base == begin)
       left_open = begin > 0 && __shfl_sync(kWholeWarp, ids.row[0], 0) == row_before;
     Index after[kUnroll];  // the row of the entry that follows

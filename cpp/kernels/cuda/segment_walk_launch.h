@@ -81,9 +81,8 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule, const C
   auto kernel = reduce_kernel<Message, Op, false, Last>;
   if constexpr (has_parallel<Message, Op>)
     if (schedule.parallel) kernel = reduce_kernel<Message, Op, true, Last>;
-  size_t of_message = 0;
-  if constexpr (Message::kDots || Message::kComputed) of_message = message.shared_bytes(threads);
-  return launch(stream, {grid, threads, threads / 32 * 2 * warp_bytes + of_message}, kernel, csr,
+  const size_t row_words = Message::kDots ? kDotThreads * Message::kUnroll * kVec * sizeof(T) : 0;
+  return launch(stream, {grid, threads, threads / 32 * 2 * warp_bytes + row_words}, kernel, csr,
                 message, cut, output, features.heads, fills, start, tails);
 }
 
@@ -92,11 +91,10 @@ template <class Op, typename T>
 constexpr bool has_gather_walk =
     Op::kZeroIsNeutral && !std::is_integral_v<T> && Op::kVec * sizeof(T) == 16;
 
-template <class Op, typename T, class Weights, class Last, class Dots = NoDots>
+template <class Op, typename T, typename Acc, class Last, class Dots = NoDots>
 cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
-                          const Gathered<T, Weights>& gathered, int64_t width, const Last& last,
-                          T* out, void* workspace, const Dots& dots = {}) {
-  using Acc = typename WeightType<Weights>::type;
+                          const Gathered<T, Acc>& gathered, int64_t width, const Last& last, T* out,
+                          void* workspace, const Dots& dots = {}) {
   constexpr int kVec = Op::kVec;
   const Output<T, Op, Acc, Last> output = {out, csr.num_rows, width, last};
   const bool fills = fills_on_the_way(csr);
@@ -114,7 +112,6 @@ cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const C
   // A tile may begin and end within a head.
   const int64_t depth = width / gathered.heads, most = (tile - 2) / depth + 2;
   cut.most_heads = many ? static_cast<int>(std::min<int64_t>(gathered.heads, most)) : 1;
-  if constexpr (kComputes<Weights>) cut.most_heads = gathered.weight.tile_heads;
   const int64_t teams = threads / lanes;
   const int64_t entries = ceil_div(csr.count, schedule.blocks * teams);  // of a team
   // What dots take of shared memory leaves no room for more than 16 entries with their order.
@@ -128,10 +125,10 @@ cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const C
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   const int64_t shared =
-      gather_shared_bytes<Op, Acc, Last, Dots, Weights>(cut, csr.order != nullptr, threads);
+      gather_shared_bytes<Op, Acc, Last, Dots>(cut, csr.order != nullptr, threads);
   return launch(stream, {grid, threads, static_cast<size_t>(shared)},
-                gather_kernel<Op, T, Acc, Last, Dots, Weights>, csr, gathered, cut, output, dots,
-                fills, tails);
+                gather_kernel<Op, T, Acc, Last, Dots>, csr, gathered, cut, output, dots, fills,
+                tails);
 }
 
 // Sums and means have a kernel for teams of no more than one step.
@@ -147,12 +144,11 @@ inline bool takes_one_step(const Schedule& schedule, const Csr<Index>& csr, Feat
          features.width <= kMostWidth && csr.num_weights <= (kMost << 2) / features.heads;
 }
 
-template <class Op, int kLanes = kStepLanes, typename T, class Weights, class Last,
+template <class Op, int kLanes = kStepLanes, typename T, typename Acc, class Last,
           class Dots = NoDots>
-cudaError_t launch_step(cudaStream_t stream, const Csr<Index>& csr, const T* in,
-                        const Weights& weight, Features features, const Last& last, T* out,
-                        void* workspace, const Dots& dots = {}) {
-  using Acc = typename WeightType<Weights>::type;
+cudaError_t launch_step(cudaStream_t stream, const Csr<Index>& csr, const T* in, const Acc* weight,
+                        Features features, const Last& last, T* out, void* workspace,
+                        const Dots& dots = {}) {
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
     const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
@@ -162,29 +158,28 @@ cudaError_t launch_step(cudaStream_t stream, const Csr<Index>& csr, const T* in,
   const auto cut = [](int64_t size) {
     return static_cast<unsigned>(std::min<int64_t>(size, std::numeric_limits<Index>::max()));
   };
-  const Step<T, Weights> step = {csr.rows,
-                                 csr.cols,
-                                 csr.order,
-                                 static_cast<unsigned>(csr.count),
-                                 cut(csr.num_rows),
-                                 cut(csr.num_cols),
-                                 cut(csr.num_weights),
-                                 in,
-                                 weight,
-                                 out,
-                                 static_cast<unsigned>(features.width),
-                                 static_cast<unsigned>(features.heads),
-                                 static_cast<float>(features.heads) / features.width,
-                                 fills};
+  const Step<T, Acc> step = {csr.rows,
+                             csr.cols,
+                             csr.order,
+                             static_cast<unsigned>(csr.count),
+                             cut(csr.num_rows),
+                             cut(csr.num_cols),
+                             cut(csr.num_weights),
+                             in,
+                             weight,
+                             out,
+                             static_cast<unsigned>(features.width),
+                             static_cast<unsigned>(features.heads),
+                             static_cast<float>(features.heads) / features.width,
+                             fills};
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
   const int64_t blocks = ceil_div(csr.count, int64_t{step_block(kLanes)});
   const int64_t tiles = ceil_div(features.width, int64_t{kLanes} * Op::kVec);
   if (tiles > kMaxGridY) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  const size_t shared = sizeof(StepShared<Op, T, Acc, Last, Dots::kAny, kLanes>) +
-                        step_computed_bytes<Dots::kAny>(weight, kLanes);
-  return launch(stream, {grid, kStepThreads, shared},
-                step_kernel<Op, T, Acc, Last, Dots, kLanes, Weights>, step, last, dots, tails);
+  return launch(stream,
+                {grid, kStepThreads, sizeof(StepShared<Op, T, Acc, Last, Dots::kAny, kLanes>)},
+                step_kernel<Op, T, Acc, Last, Dots, kLanes>, step, last, dots, tails);
 }
 
 template <typename T>

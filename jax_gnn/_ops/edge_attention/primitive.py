@@ -14,6 +14,7 @@ Derivatives of the derivatives are those of what :mod:`xla` writes them in: clos
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -153,7 +154,6 @@ def _flags(operands: Attended | Cotangents, slope: float) -> dict[str, Any]:
 
 
 def _vjp_call(platform: str, operands: Cotangents, *, heads: int, slope: float) -> Call | None:
-    del platform
     value, row_score, col_score, entry_score, entry_scale, stats, ct, delta, matrix = operands
     csr = matrix.by_col
     found = csr_operands(csr, ct.shape[0])
@@ -161,7 +161,11 @@ def _vjp_call(platform: str, operands: Cotangents, *, heads: int, slope: float) 
         return None
     ids, flags = found
     depth = known_width(row_width(ct)) // max(heads, 1)
-    schedule, workspace = scheduled("segment_reduce_vjp", csr, ct, depth=depth)
+    # Weights and dots lie beside the ids, as scratch memory.
+    own = replace(csr, order=None)
+    schedule, workspaces = scheduled("segment_reduce_vjp", own, ct, depth=depth)
+    count, acc = csr.count if platform == "cuda" else 0, accumulator_dtype(ct.dtype)
+    workspaces.append(jax.ShapeDtypeStruct((2, count, heads), acc))
 
     def records(stats: Array, delta: Array, *score: Array) -> Array:
         score = score or (jnp.zeros_like(delta),)
@@ -171,7 +175,7 @@ def _vjp_call(platform: str, operands: Cotangents, *, heads: int, slope: float) 
     record = Operand.of(records, stats, delta, *([] if row_score is None else [row_score]))
     optional = (each or value for each in (col_score, entry_score, entry_scale))
     flags |= _flags(operands, slope) | schedule
-    return Call([ct, value, record, *optional, *ids], flags, workspace)
+    return Call([ct, value, record, *optional, *ids], flags, workspaces)
 
 
 def _jvp(bind: Bind, primals: Attended, tangents: Attended) -> tuple[list[Array], list[Array]]:
