@@ -4,13 +4,19 @@
 
 #include "../edge_attention.h"
 #include "edge_scores.cuh"
-#include "segment_messages.cuh"
+#include "segment_walk.cuh"
 
 namespace jax_gnn::cuda {
 namespace {
 
-// Entries by source: what each is to its source, the weight of what it gathers, and what makes its
-// dot its score's cotangent, factor * dot - less.
+// What an entry of a matrix whose rows are sources is to its source: the weight of what it gathers,
+// and what makes its dot its score's cotangent, factor * dot - less.
+template <typename Acc>
+struct Contribution {
+  Acc weight, factor, less;
+};
+
+// Entries by source.
 template <typename Acc>
 struct BySource {
   Csr<Index> csr;
@@ -18,83 +24,50 @@ struct BySource {
   const AttentionRecord<Acc>* records;  // (num_dst, heads)
   int64_t heads;
 
-  // What an entry and head depend on; of padding `row` is negative.
-  struct Pair {
-    int64_t row, col, place;  // where the head's numbers lie
-    AttentionRecord<Acc> record;
-    Acc score, scale;
-  };
-  struct Found {
-    Acc weight, factor, less;
-  };
-
-  // Numbers below this are of entries and heads.
-  __device__ __forceinline__ int64_t size() const { return csr.count * heads; }
-
-  // Calls f(number, pair) for numbers from `first` on, `stride` apart, below size(). What kTogether
-  // pairs read is in flight together.
-  template <int kTogether, class F>
-  __device__ __forceinline__ void for_pairs(int64_t first, int64_t stride, const F& f) const {
-#pragma unroll 1
-    for (int64_t base = first; base < size(); base += kTogether * stride) {
-      Pair pairs[kTogether];
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) find(base + i * stride, pairs[i]);
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) load(pairs[i]);
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i)
-        if (base + i * stride < size()) f(base + i * stride, pairs[i]);
-    }
+  // Where the entry has what it has for itself.
+  __device__ __forceinline__ int64_t place(int64_t entry) const {
+    return csr.order != nullptr ? int64_t{csr.order[entry]} : entry;
   }
 
-  __device__ __forceinline__ Found compute(const Pair& pair) const {
+  // Whether an entry is no padding, and its contribution then.
+  __device__ __forceinline__ bool find(int64_t entry, int64_t place, int64_t head,
+                                       Contribution<Acc>& found) const {
+    const Index row = csr.rows[entry];
+    const Index col = csr.cols != nullptr ? csr.cols[entry] : static_cast<Index>(entry);
+    if (!is_below(row, csr.num_rows) || !is_below(col, csr.num_cols) ||
+        !is_below(place, csr.num_weights))
+      return false;
+    AttentionRecord<Acc> record;
+    load_struct(records + col * heads + head, record);
     const bool additive = attention.edge_score == nullptr;
-    const AttentionRecord<Acc>& record = pair.record;
-    const Acc sum = additive ? record.dst_score + pair.score : pair.score;
+    const Acc own = additive ? attention.src_score[row * heads + head]
+                             : attention.edge_score[place * heads + head];
+    const Acc scale =
+        attention.edge_scale != nullptr ? attention.edge_scale[place * heads + head] : Acc(1);
+    const Acc sum = additive ? record.dst_score + own : own;
     const bool is_sloped = additive && !(sum > 0);
     const Acc score = is_sloped ? rounded_product(attention.slope, sum) : sum;
     const Acc part = exponential((score - record.stats.top) - record.stats.log_sum);
     const Acc sloped = is_sloped ? part * attention.slope : part;
-    return {part * pair.scale, sloped * pair.scale, sloped * record.delta};
+    found = {part * scale, sloped * scale, sloped * record.delta};
+    return true;
   }
 
  private:
-  __device__ __forceinline__ void find(int64_t number, Pair& pair) const {
-    const bool is_there = number < size();
-    const int64_t entry = is_there ? divide(number, heads) : 0, head = number - entry * heads;
-    const Index row = load_or(is_there, csr.rows + entry, Index(-1));
-    const Index col =
-        csr.cols != nullptr ? load_or(is_there, csr.cols + entry, Index(-1)) : Index(entry);
-    const int64_t place = csr.order != nullptr
-                              ? int64_t{load_or(is_there, csr.order + entry, Index(-1))}
-                              : (is_there ? entry : -1);
-    const bool valid = is_below(row, csr.num_rows) && is_below(col, csr.num_cols) &&
-                       is_below(place, csr.num_weights);
-    pair.row = valid ? row * heads + head : -1;
-    pair.col = col * heads + head;
-    pair.place = place * heads + head;
-  }
-  __device__ __forceinline__ void load(Pair& pair) const {
-    const bool valid = pair.row >= 0, additive = attention.edge_score == nullptr;
-    constexpr int kWords = sizeof(pair.record) / 16;
-    uint4 words[kWords] = {};
-#pragma unroll
-    for (int i = 0; i < kWords; ++i)
-      load_if(valid, reinterpret_cast<const uint4*>(records + pair.col) + i, words[i]);
-    memcpy(&pair.record, words, sizeof(words));
-    pair.score = load_or(
-        valid, additive ? attention.src_score + pair.row : attention.edge_score + pair.place,
-        Acc(0));
-    pair.scale = load_or(valid && attention.edge_scale != nullptr,
-                         attention.edge_scale + pair.place, Acc(1));
-  }
   static __device__ __forceinline__ bool is_below(int64_t id, int64_t size) {
     return static_cast<uint64_t>(id) < static_cast<uint64_t>(size);
   }
+  // A struct in words of 16 bytes.
+  template <typename From>
+  static __device__ __forceinline__ void load_struct(const From* from, From& to) {
+    constexpr int kWords = sizeof(From) / 16;
+    uint4 words[kWords];
+#pragma unroll
+    for (int i = 0; i < kWords; ++i)
+      load_always(reinterpret_cast<const uint4*>(from) + i, words[i]);
+    memcpy(&to, words, sizeof(to));
+  }
 };
-
-constexpr int kPairsTogether = 4;
 
 // The weights of entries, in their own order; 0 for padding. Where they have places in another one,
 // makes the cotangents of all scores 0: an order may leave some out.
@@ -102,13 +75,18 @@ template <typename Acc>
 __global__ void weigh_kernel(BySource<Acc> edges, Acc* weights, Acc* to_score) {
   allow_next_launch();
   wait_for_previous_launch();
-  const int64_t first = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
-  if (edges.csr.order != nullptr)
-    for (int64_t i = first; i < edges.csr.num_weights * edges.heads; i += stride) to_score[i] = 0;
-  edges.template for_pairs<kPairsTogether>(first, stride, [&](int64_t at, const auto& pair) {
-    weights[at] = pair.row >= 0 ? edges.compute(pair).weight : Acc(0);
-  });
+  const int64_t heads = edges.heads, size = edges.csr.count * heads;
+  const int64_t places = edges.csr.order != nullptr ? edges.csr.num_weights * heads : 0;
+  const int64_t all = size > places ? size : places;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < all;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    if (i < places) to_score[i] = 0;
+    if (i >= size) continue;
+    const int64_t entry = divide(i, heads);
+    Contribution<Acc> found;
+    const bool is_there = edges.find(entry, edges.place(entry), i - entry * heads, found);
+    weights[i] = is_there ? found.weight : Acc(0);
+  }
 }
 
 // Makes of entries' dots the cotangents of their scores, in their places; 0 for padding.
@@ -116,16 +94,16 @@ template <typename Acc>
 __global__ void finish_scores_kernel(BySource<Acc> edges, const Acc* dots, Acc* to_score) {
   allow_next_launch();
   wait_for_previous_launch();
-  const int64_t first = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
-  edges.template for_pairs<kPairsTogether>(first, stride, [&](int64_t at, const auto& pair) {
-    if (pair.row >= 0) {
-      const auto found = edges.compute(pair);
-      to_score[pair.place] = found.factor * dots[at] - found.less;
-    } else if (edges.csr.order == nullptr) {
-      to_score[at] = 0;
-    }
-  });
+  const int64_t heads = edges.heads, size = edges.csr.count * heads;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < size;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const int64_t entry = divide(i, heads), head = i - entry * heads, place = edges.place(entry);
+    Contribution<Acc> found;
+    if (edges.find(entry, place, head, found))
+      to_score[place * heads + head] = found.factor * dots[i] - found.less;
+    else if (edges.csr.order == nullptr)
+      to_score[i] = 0;
+  }
 }
 
 // Of entries: slopes of a LeakyReLU at the sum of two keys, times their factors.
