@@ -98,6 +98,23 @@ struct AttentionOperands {
   }
 };
 
+// Whether a sum of values under a softmax fits them, and its statistics that.
+inline ffi::Error check_results(const ffi::AnyBuffer& value, const ffi::AnyBuffer& out,
+                                const ffi::AnyBuffer& stats) {
+  const ffi::DataType dtype = value.element_type();
+  if (value.dimensions().size() != 2 || out.dimensions().size() != 2 ||
+      stats.dimensions().size() != 3) {
+    return invalid("value, result and statistics have the wrong number of dimensions");
+  }
+  const int64_t width = value.dimensions()[1];
+  const int64_t num_rows = out.dimensions()[0], heads = stats.dimensions()[1];
+  if (!is_matrix(out, num_rows, width, dtype) || stats.element_type() != accumulator_type(dtype) ||
+      !has_shape(stats, {num_rows, heads, 2}) || !divides(heads, width)) {
+    return invalid("the result or the statistics have the wrong shape or dtype");
+  }
+  return ffi::Error::Success();
+}
+
 // out[r, h, :] = sum over the entries e of row r of weight * value[cols[e], h, :], where the weight
 // is scale times the softmax of the scores over the row's entries; and its statistics.
 template <typename Backend>
@@ -107,24 +124,18 @@ ffi::Error edge_attention(typename Backend::Context context, ffi::AnyBuffer valu
                           ffi::AnyBuffer cols, ffi::AnyBuffer order,
                           ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> stats,
                           ffi::Result<ffi::AnyBuffer> workspace, AttentionAttributes attributes) {
+  ffi::Error error = check_results(value, *out, *stats);
+  if (error.failure()) return error;
   const ffi::DataType dtype = value.element_type(), acc_dtype = accumulator_type(dtype);
-  if (value.dimensions().size() != 2 || out->dimensions().size() != 2 ||
-      stats->dimensions().size() != 3) {
-    return invalid("value, result and statistics have the wrong number of dimensions");
-  }
   const int64_t num_cols = value.dimensions()[0], width = value.dimensions()[1];
   const int64_t num_rows = out->dimensions()[0], heads = stats->dimensions()[1];
-  if (!is_matrix(*out, num_rows, width, dtype) || stats->element_type() != acc_dtype ||
-      !has_shape(*stats, {num_rows, heads, 2}) || !divides(heads, width)) {
-    return invalid("the result or the statistics have the wrong shape or dtype");
-  }
   const AttentionOperands scores = {dst_score,       src_score,           edge_score,
                                     edge_scale,      attributes.additive, attributes.scaled,
                                     attributes.slope};
   const int64_t num_weights = scores.num_weights(static_cast<int64_t>(rows.element_count()));
   const CsrOperands operands = {
       rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
-  ffi::Error error = operands.check(/*weighted=*/true);
+  error = operands.check(/*weighted=*/true);
   if (error.failure()) return error;
   error = scores.check(num_cols, num_weights, heads, acc_dtype);
   if (error.failure()) return error;
@@ -151,17 +162,11 @@ ffi::Error keyed_attention(typename Backend::Context context, ffi::AnyBuffer val
                            ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
                            ffi::Result<ffi::AnyBuffer> stats, ffi::Result<ffi::AnyBuffer> workspace,
                            KeyedAttributes attributes) {
+  ffi::Error error = check_results(value, *out, *stats);
+  if (error.failure()) return error;
   const ffi::DataType dtype = value.element_type(), acc_dtype = accumulator_type(dtype);
-  if (value.dimensions().size() != 2 || out->dimensions().size() != 2 ||
-      stats->dimensions().size() != 3) {
-    return invalid("value, result and statistics have the wrong number of dimensions");
-  }
   const int64_t num_cols = value.dimensions()[0], width = value.dimensions()[1];
   const int64_t num_rows = out->dimensions()[0], heads = stats->dimensions()[1];
-  if (!is_matrix(*out, num_rows, width, dtype) || stats->element_type() != acc_dtype ||
-      !has_shape(*stats, {num_rows, heads, 2}) || !divides(heads, width)) {
-    return invalid("the result or the statistics have the wrong shape or dtype");
-  }
   if (!is_matrix(row_key, num_rows, width, dtype) || !is_matrix(col_key, num_cols, width, dtype) ||
       !is_index(factor, attributes.leaky ? width : 1, acc_dtype)) {
     return invalid("the keys, their vector or their scale have the wrong shape or dtype");
@@ -180,7 +185,7 @@ ffi::Error keyed_attention(typename Backend::Context context, ffi::AnyBuffer val
   }
   const CsrOperands operands = {
       rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
-  ffi::Error error = operands.check(/*weighted=*/true);
+  error = operands.check(/*weighted=*/true);
   if (error.failure()) return error;
   error = check_workspace(*workspace, 2 * width, acc_dtype);
   if (error.failure()) return error;

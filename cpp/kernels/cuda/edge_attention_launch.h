@@ -22,22 +22,11 @@ int tile_heads_of(int lanes, Features features) {
   return static_cast<int>(std::min<int64_t>({features.heads, most, lanes}));
 }
 
-template <typename T>
-bool readable_in_words(Features features, std::initializer_list<const T*> arrays) {
-  return fits<16 / sizeof(T)>(features, arrays);
-}
-
 // Blocks that a device holds at once, where a multiprocessor holds at most so many.
 inline int64_t blocks_at_once(int64_t shared, int64_t most) {
-  int device = 0, bytes = 0, processors = 0;
-  const bool found =
-      cudaGetDevice(&device) == cudaSuccess &&
-      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device) ==
-          cudaSuccess &&
-      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;
-  if (!found) return most;
   constexpr int64_t kReserved = 2 << 10;  // of a block: static, and the system's
-  return processors * std::clamp<int64_t>(bytes / (shared + kReserved), 1, most);
+  const int64_t bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  return num_multiprocessors() * std::clamp<int64_t>(bytes / (shared + kReserved), 1, most);
 }
 
 // Statistics of rows without entries.
@@ -108,7 +97,7 @@ cudaError_t edge_attention(cudaStream_t stream, const Csr<Index>& csr, const T* 
                            SoftmaxStats<Acc>* stats, const Workspace& workspace) {
   const Attended<T, Acc> attended = {value, attention, {}, static_cast<int>(features.heads)};
   constexpr int kVec = 16 / sizeof(T);
-  if (!readable_in_words(features, {value, out}))
+  if (!fits<kVec, T>(features, {value, out}))
     return launch_attend<Scores::kOfHeads, false, 1, 1>(stream, csr, attended, features, out, stats,
                                                         workspace);
   // Where a team is a warp, rows that are further ahead pay for fewer warps.
@@ -125,9 +114,9 @@ cudaError_t keyed_attention(cudaStream_t stream, const Csr<Index>& csr, const T*
                             T* out, SoftmaxStats<Acc>* stats, const Workspace& workspace) {
   const Attention<Acc> attention = {nullptr, nullptr, nullptr, edge_scale, 0};
   const Attended<T, Acc> attended = {value, attention, keys, static_cast<int>(features.heads)};
-  if (!readable_in_words(features, {value, keys.row_key, keys.col_key, out}))
-    return cudaErrorInvalidValue;
   constexpr int kVec = 16 / sizeof(T);
+  if (!fits<kVec, T>(features, {value, keys.row_key, keys.col_key, out}))
+    return cudaErrorInvalidValue;
   if (keys.vector == nullptr)
     return launch_attend<Scores::kDots, false, kVec, 1>(stream, csr, attended, features, out, stats,
                                                         workspace);

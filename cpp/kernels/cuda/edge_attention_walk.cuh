@@ -496,7 +496,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kAhead, Acc>)
       read_shared(reinterpret_cast<const unsigned char*>(scores), weight);
       if constexpr (kScores == Scores::kDots)
 #pragma unroll
-        for (int j = 0; j < kStep; ++j) weight[j] *= scale;
+        for (int j = 0; j < kStep; ++j) weight[j] = rounded_product(weight[j], scale);
     }
     if (!(whole >> kAhead & 1)) {
       Index cols[kStep];

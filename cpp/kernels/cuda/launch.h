@@ -36,22 +36,25 @@ std::make_unsigned_t<Index> id_bound(int64_t size) {
          (size > kMax);
 }
 
-// The major number; 0 if there is no device. 9 is Hopper, whose matrix instructions are its own.
-inline int compute_capability() {
-  int device = 0, major = 0;
-  const bool found =
-      cudaGetDevice(&device) == cudaSuccess &&
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;
-  return found ? major : 0;
+// Of the current device; 0 if there is none.
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  const bool found = cudaGetDevice(&device) == cudaSuccess &&
+                     cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess;
+  return found ? value : 0;
+}
+
+// The major number. 9 is Hopper, whose matrix instructions are its own.
+inline int compute_capability() { return device_attribute(cudaDevAttrComputeCapabilityMajor); }
+
+// 1 if there is no device.
+inline int num_multiprocessors() {
+  return most(device_attribute(cudaDevAttrMultiProcessorCount), 1);
 }
 
 // Bytes that a block may have at most.
 inline int most_shared_memory() {
-  int device = 0, bytes = 0;
-  const bool found = cudaGetDevice(&device) == cudaSuccess &&
-                     cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
-                                            device) == cudaSuccess;
-  return found ? bytes : 0;
+  return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
 }
 
 // What the host decides about a launch.

@@ -15,15 +15,6 @@
 namespace jax_gnn::cuda {
 namespace {
 
-inline int num_multiprocessors() {
-  int device = 0, count = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-                 cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) ==
-                     cudaSuccess
-             ? count
-             : 1;
-}
-
 // Blocks of a persistent grid: no more than there are tiles, nor than fit on the GPU at once.
 inline unsigned num_blocks(const MatmulSchedule& schedule, const Groups& groups, int tile_rows,
                            int blocks_per_multiprocessor) {
