@@ -144,9 +144,9 @@ def _benchmark(options: argparse.Namespace) -> int:
         timer=options.timer,
     )
     select_workloads(op, settings)  # a wrong name is an error before anything starts
-    document = run(op, settings)
-    path = options.out or RESULTS / f"{op.name}-{_slug(document['machine']['device'])}.json"
-    report.write(document, path)
+    for document in run(op, settings):  # written after each graph, should the run be cut off
+        path = options.out or RESULTS / f"{op.name}-{_slug(document['machine']['device'])}.json"
+        report.write(document, path)
     print(report.markdown(document))
     print(f"written: {path} and {path.with_suffix('.png').name}")
     statuses = {row["status"] for case in document["cases"] for row in case["candidates"]}

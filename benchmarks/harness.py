@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatch
 from typing import Any
@@ -88,8 +89,12 @@ class _Run:
         return None
 
 
-def run(op: Op, settings: Settings) -> dict[str, Any]:
-    """Runs an op's benchmark; the report is plain data, as `benchmarks.report` writes it."""
+def run(op: Op, settings: Settings) -> Iterator[dict[str, Any]]:
+    """Runs an op's benchmark; after each graph the report as `benchmarks.report` has it.
+
+    Raises:
+        RuntimeError: no family of candidates can run here, or nothing could be timed.
+    """
     workloads = select_workloads(op, settings)
     this = _Run(op, settings)
     chosen = [f for f in op.families if not settings.families or f.name in settings.families]
@@ -108,14 +113,20 @@ def run(op: Op, settings: Settings) -> dict[str, Any]:
             raise RuntimeError(f"no family of candidates can run here: {this.reasons()}")
         machine = probe(settings)
         _say(f"{machine['device']}, copy {machine['copy_bytes_per_second'] / 1e9:.1f} GB/s")
-        cases = []
+        cases: list[dict[str, Any]] = []
         for workload in workloads:
             cases += _run_workload(this, workload, machine)
+            if cases:
+                yield _document(this, machine, cases)
     finally:
         for worker in this.workers.values():
             worker.stop()
     if not cases:
         raise RuntimeError(f"nothing could be timed: {this.reasons()}")
+
+
+def _document(this: _Run, machine: dict[str, Any], cases: list[dict[str, Any]]) -> dict[str, Any]:
+    op, settings = this.op, this.settings
     on_gpu = settings.platform == "gpu"
     return {
         "schema": report.SCHEMA,
