@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Unpack
 
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
@@ -16,15 +16,9 @@ from flax_layers._base import (
     check_positive,
     check_rates,
 )
-from jax_gnn import (
-    Hypergraph,
-    hyperedge_to_node,
-    incidence_softmax,
-    node_to_hyperedge,
-)
+from jax_gnn import Hypergraph, additive_attention
 from jax_gnn._core.arguments import check_number
 from jax_gnn._ops.hypergraph_aggregate.api import Side
-from jax_gnn._ops.segment_reduce.primitive import gather
 
 attention_init = nnx.initializers.glorot_uniform()
 
@@ -131,12 +125,24 @@ def check_heads(heads: int, features: int | None) -> None:
         )
 
 
+def dropped_weights(
+    dropout: nnx.Dropout, count: int, heads: int, arguments: dict[str, Any]
+) -> Array | None:
+    """What a dropout multiplies attention weights ``(count, heads)`` with; None for ones."""
+    deterministic = arguments.get("deterministic")
+    deterministic = dropout.deterministic if deterministic is None else deterministic
+    if dropout.rate == 0 or deterministic:
+        return None
+    return dropout(jnp.ones((count, heads)), **arguments)
+
+
 def attend(
     hypergraph: Hypergraph,
     to: Side,
     scores: Array,
     values: Array,
-    dropout: Callable[[Array], Array] = lambda weight: weight,
+    dropout: nnx.Dropout | None = None,
+    **arguments: Any,
 ) -> Array:
     """Sums values under the softmax of scores, over the senders of each receiver.
 
@@ -145,22 +151,24 @@ def attend(
         to: Who receives: "node" from its hyperedges, or "hyperedge" from its nodes.
         scores: ``(senders, *batch, heads)``.
         values: ``(senders, *batch, heads, width)``.
-        dropout: Of the weights, ``(num_incidences, ∏ batch · heads)``.
+        dropout: Of the weights.
+        **arguments: Of the dropout.
 
     Returns:
         ``(receivers, *batch, heads, width)``; 0 where nobody sends.
     """
-    heads, width = math.prod(scores.shape[1:]), values.shape[-1]
+    heads = math.prod(scores.shape[1:])
     hypergraph = hypergraph.check()
-    # Each incidence reads the score of its sender, and nothing of its receiver.
-    reduce: Callable[..., Array]
-    if to == "node":
-        receivers, reduce = hypergraph.num_nodes, hyperedge_to_node
-        at_senders, _ = hypergraph.receiving.ends()
-    else:
-        receivers, reduce = hypergraph.num_hyperedges, node_to_hyperedge
-        _, at_senders = hypergraph.graph.ends()
-    read = gather(scores.reshape(scores.shape[0], heads), at_senders)
-    weight = dropout(incidence_softmax(hypergraph, read, to))
-    y = reduce(hypergraph, values.reshape(values.shape[0], heads, width), weight)
-    return y.reshape(receivers, *values.shape[1:])
+    graph = hypergraph.graph if to == "hyperedge" else hypergraph.receiving.transpose()
+    kept = None
+    if dropout is not None:
+        kept = dropped_weights(dropout, graph.num_edges, heads, arguments)
+    y = additive_attention(
+        graph,
+        jnp.zeros((graph.num_dst, heads), scores.dtype),  # receivers add nothing to scores
+        scores.reshape(graph.num_src, heads),
+        values.reshape(graph.num_src, heads, values.shape[-1]),
+        negative_slope=1.0,
+        edge_scale=kept,
+    )
+    return y.reshape(graph.num_dst, *values.shape[1:])

@@ -17,6 +17,7 @@ from flax_layers._attention import (
     AttentionOptions,
     AttentionStack,
     check_heads,
+    dropped_weights,
 )
 from flax_layers._base import (
     LinearOptions,
@@ -218,7 +219,9 @@ class GATConv(_GraphAttentionConv):
             *(graph, of_dst, of_src, flat_value),
             negative_slope=self.negative_slope,
             edge_bias=bias,
-            edge_scale=_dropped(self.attention_dropout, graph.num_edges, of_src.shape[1], dropout),
+            edge_scale=dropped_weights(
+                self.attention_dropout, graph.num_edges, of_src.shape[1], dropout
+            ),
             return_lse=True,
         )
         own_score = None
@@ -363,7 +366,9 @@ class GATv2Conv(_GraphAttentionConv):
             *(graph, left, right, vector),
             negative_slope=self.negative_slope,
             edge_features=of_edges,
-            edge_scale=_dropped(self.attention_dropout, graph.num_edges, right.shape[1], dropout),
+            edge_scale=dropped_weights(
+                self.attention_dropout, graph.num_edges, right.shape[1], dropout
+            ),
             return_lse=True,
         )
         own_score = None
@@ -517,7 +522,9 @@ class TransformerConv(nnx.Module):
         y = dot_attention(
             *(graph, query, key, value),
             edge_features=of_edges,
-            edge_scale=_dropped(self.attention_dropout, graph.num_edges, value.shape[1], dropout),
+            edge_scale=dropped_weights(
+                self.attention_dropout, graph.num_edges, value.shape[1], dropout
+            ),
         ).reshape(shape)
         y = y.reshape(*y.shape[:-2], self.out_features) if self.concat else y.mean(axis=-2)
         if self.root is None:
@@ -580,17 +587,6 @@ def _per_head(x: Array, features: int = 0) -> Array:
     """``(rows, *batch, heads, …)`` with batch and heads as one axis, before so many others."""
     last = x.shape[x.ndim - features :]
     return x.reshape(x.shape[0], math.prod(x.shape[1 : x.ndim - features]), *last)
-
-
-def _dropped(
-    dropout: nnx.Dropout, count: int, heads: int, arguments: dict[str, Any]
-) -> Array | None:
-    """What a dropout multiplies attention weights ``(count, heads)`` with; None for ones."""
-    deterministic = arguments["deterministic"]
-    deterministic = dropout.deterministic if deterministic is None else deterministic
-    if dropout.rate == 0 or deterministic:
-        return None
-    return dropout(jnp.ones((count, heads)), **arguments)
 
 
 def _mean_of_edges(graph: Graph, values: Array) -> Array:

@@ -296,9 +296,7 @@ class UniGATConv(AttentionConvolution):
         h = self._split(h)
         scores = jnp.sum(h * self.attention[...].astype(h.dtype), axis=-1)
         scores = jax.nn.leaky_relu(scores, self.negative_slope)
-        y = attend(
-            hypergraph, "node", scores, h, lambda weight: self.attention_dropout(weight, **dropout)
-        )
+        y = attend(hypergraph, "node", scores, h, self.attention_dropout, **dropout)
         y = self._join(y)
         y = unit_rows(y) if self.normalize else y
         if self.skip:
