@@ -640,10 +640,10 @@ class HGTConv(nnx.Module):
         def of_types(kernels: dict[str, Array], bias: Array | None) -> Array:
             parts = [
                 product(
-                    *(features, kernels[of], self.precision),
+                    *(x[of], kernels[of], self.precision),
                     bias=None if bias is None else bias[i],
                 )
-                for i, (of, features) in enumerate(x.items())
+                for i, of in enumerate(self.type_names)
             ]
             return _with_padding(parts, graph.num_nodes)
 
@@ -653,7 +653,7 @@ class HGTConv(nnx.Module):
 
         own = [
             each if each.shape[-1] == self.out_features else jnp.zeros(shape, each.dtype)
-            for each in x.values()
+            for each in (x[of] for of in self.type_names)
             for shape in [(*each.shape[:-1], self.out_features)]
         ]
         found = [of_types(*each) for each in params]
@@ -856,7 +856,9 @@ class HGT(TwoLayerStack):
 
     def _convolve(self, number: int, graph: Any, x: Any, *arguments: Any, **named: Any) -> Array:
         y = super()._convolve(number, graph, x, *arguments, **named)
-        return _with_padding(list(y.values()), graph.num_nodes) if isinstance(y, dict) else y
+        if not isinstance(y, dict):
+            return y
+        return _with_padding([y[name] for name in self.conv1.type_names], graph.num_nodes)
 
     def _convolve_and_relu(self, *arguments: Any, **named: Any) -> Array:
         return self._convolve(*arguments, **named)
