@@ -20,6 +20,7 @@ from flax_layers.graph_attention import (
 from flax_layers.hypergraph import HGNN, HGNNP, HGNNConv, HGNNPConv
 from flax_layers.hypergraph_attention import HypergraphAttention, HypergraphAttentionConv
 from flax_layers.relational import RGCN, RGCNConv
+from flax_layers.relational_attention import HGT, RGAT, HGTConv, RGATConv
 from flax_layers.typed import TypedLinear
 from flax_layers.unignn import (
     UniGAT,
@@ -39,6 +40,8 @@ __all__ = [
     "GIN",
     "HGNN",
     "HGNNP",
+    "HGT",
+    "RGAT",
     "RGCN",
     "SAGE",
     "AllDeepSets",
@@ -54,9 +57,11 @@ __all__ = [
     "GraphTransformer",
     "HGNNConv",
     "HGNNPConv",
+    "HGTConv",
     "HypergraphAttention",
     "HypergraphAttentionConv",
     "LinearOptions",
+    "RGATConv",
     "RGCNConv",
     "SAGEConv",
     "Stack",

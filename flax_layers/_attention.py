@@ -125,7 +125,7 @@ def check_heads(heads: int, features: int | None) -> None:
         )
 
 
-def dropped_weights(
+def dropped(
     dropout: nnx.Dropout, count: int, heads: int, arguments: dict[str, Any]
 ) -> Array | None:
     """What a dropout multiplies attention weights ``(count, heads)`` with; None for ones."""
@@ -162,7 +162,7 @@ def attend(
     graph = hypergraph.graph if to == "hyperedge" else hypergraph.receiving.transpose()
     kept = None
     if dropout is not None:
-        kept = dropped_weights(dropout, graph.num_edges, heads, arguments)
+        kept = dropped(dropout, graph.num_edges, heads, arguments)
     y = additive_attention(
         graph,
         jnp.zeros((graph.num_dst, heads), scores.dtype),  # receivers add nothing to scores

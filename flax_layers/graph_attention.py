@@ -17,7 +17,7 @@ from flax_layers._attention import (
     AttentionOptions,
     AttentionStack,
     check_heads,
-    dropped_weights,
+    dropped,
 )
 from flax_layers._base import (
     LinearOptions,
@@ -219,9 +219,7 @@ class GATConv(_GraphAttentionConv):
             *(graph, of_dst, of_src, flat_value),
             negative_slope=self.negative_slope,
             edge_bias=bias,
-            edge_scale=dropped_weights(
-                self.attention_dropout, graph.num_edges, of_src.shape[1], dropout
-            ),
+            edge_scale=dropped(self.attention_dropout, graph.num_edges, of_src.shape[1], dropout),
             return_lse=True,
         )
         own_score = None
@@ -366,9 +364,7 @@ class GATv2Conv(_GraphAttentionConv):
             *(graph, left, right, vector),
             negative_slope=self.negative_slope,
             edge_features=of_edges,
-            edge_scale=dropped_weights(
-                self.attention_dropout, graph.num_edges, right.shape[1], dropout
-            ),
+            edge_scale=dropped(self.attention_dropout, graph.num_edges, right.shape[1], dropout),
             return_lse=True,
         )
         own_score = None
@@ -522,9 +518,7 @@ class TransformerConv(nnx.Module):
         y = dot_attention(
             *(graph, query, key, value),
             edge_features=of_edges,
-            edge_scale=dropped_weights(
-                self.attention_dropout, graph.num_edges, value.shape[1], dropout
-            ),
+            edge_scale=dropped(self.attention_dropout, graph.num_edges, value.shape[1], dropout),
         ).reshape(shape)
         y = y.reshape(*y.shape[:-2], self.out_features) if self.concat else y.mean(axis=-2)
         if self.root is None:
