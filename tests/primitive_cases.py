@@ -114,6 +114,11 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         *(floats(3, 4), floats(5, 4), floats(3, 4), floats(1, 4), floats(1, 1)),
         MATRIX,
     ),
+    "keyed_attention_vjp": (
+        *(floats(3, 4), floats(5, 4), floats(3, 4), floats(1, 4), floats(1, 1), floats(4, 1)),
+        *(floats(5, 1, 2), floats(5, 4), floats(5, 1)),
+        MATRIX,
+    ),
     "leaky_scores": (*KEYS, floats(1, 2), MATRIX),
     "leaky_dots": (*KEYS, *KEYS, MATRIX),
     "leaky_sum": (*KEYS, floats(4, 1), MATRIX),

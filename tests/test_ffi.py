@@ -40,7 +40,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
         name: {"heads": 1, "slope": 0.2}
         for name in (
             *("edge_attention", "edge_attention_jvp", "edge_attention_vjp"),
-            *("keyed_attention", "keyed_attention_jvp"),
+            *("keyed_attention", "keyed_attention_jvp", "keyed_attention_vjp"),
             *("leaky_scores", "leaky_dots", "leaky_sum"),
         )
     },

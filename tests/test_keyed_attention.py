@@ -21,7 +21,8 @@ from jax_gnn._ops.edge_attention.keyed import Keyed, keyed_attention
 
 HEADS, FEATURES, SLOPE = 2, 4, 0.2
 SIZE, COUNT = 12, 40  # two nodes and five edges more are padding
-KINDS = "gatv2", "dot"
+PUBLIC = "gatv2", "dot"
+KINDS = *PUBLIC, "values as keys"  # of GATv2
 NAMES = "value", "row_key", "col_key", "factor", "entry_scale"
 
 
@@ -33,21 +34,22 @@ def padded_graph(rng: np.random.Generator) -> Graph:
 def operands_of(rng: np.random.Generator, kind: str, *batch: int) -> tuple[np.ndarray, ...]:
     """In the order of NAMES; ``factor`` is the vector or the scale."""
     rows, width = SIZE + 2, HEADS * FEATURES
-    shapes = [(rows, width)] * 3 + [(1, width if kind == "gatv2" else 1), (COUNT + 5, HEADS)]
+    shapes = [(rows, width)] * 3 + [(1, 1 if kind == "dot" else width), (COUNT + 5, HEADS)]
     return tuple(rng.normal(size=(*batch, *shape)) for shape in shapes)
 
 
 def named(kind: str, factor: Any) -> tuple[Any, Any]:
     """Vector and scale."""
-    return (factor, None) if kind == "gatv2" else (None, factor)
+    return (None, factor) if kind == "dot" else (factor, None)
 
 
 def by_keys(
     kind: str, graph: Graph, value: Any, row_key: Any, col_key: Any, factor: Any, entry_scale: Any
 ) -> tuple[Any, Any]:
     """The sum, and the logarithm of what its softmax is divided by, 0 where there is nothing."""
+    key = None if kind == "values as keys" else col_key
     y, stats = keyed_attention(
-        *(value, row_key, col_key, *named(kind, factor), entry_scale),
+        *(value, row_key, key, *named(kind, factor), entry_scale),
         graph.matrix(weighted=True),
         heads=HEADS,
         slope=SLOPE,
@@ -62,9 +64,10 @@ def plain(
     """The same in plain jax.numpy, with arrays of edges."""
     rows, cols, size = graph.rows, graph.cols, value.shape[0]
     valid = ((cols >= 0) & (cols < size) & (rows >= 0) & (rows < size))[:, None]
-    left, right = (x[jnp.clip(at, 0, size - 1)] for x, at in ((row_key, rows), (col_key, cols)))
+    key = value if kind == "values as keys" else col_key
+    left, right = (x[jnp.clip(at, 0, size - 1)] for x, at in ((row_key, rows), (key, cols)))
     z = left + right
-    terms = factor * (jnp.where(z > 0, z, SLOPE * z) if kind == "gatv2" else left * right)
+    terms = factor * (left * right if kind == "dot" else jnp.where(z > 0, z, SLOPE * z))
     score = terms.reshape(len(rows), HEADS, FEATURES).sum(2)
     powers = jnp.where(valid, jnp.exp(jnp.where(valid, score, 0)), 0)
     at = jnp.where(valid[:, 0], rows, size)
@@ -95,6 +98,7 @@ def compare(got: Any, want: Any, what: str, tolerance: float = 1e-11) -> None:
 
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
+public_kinds = pytest.mark.parametrize("kind", PUBLIC)
 everywhere = pytest.mark.parametrize("implementation", [None, *IMPLEMENTATIONS])
 
 
@@ -151,7 +155,8 @@ def test_second_derivatives(
 
     with setting(implementation, "float64"):
         every = tuple(range(len(NAMES)))
-        for argnums in (every, every[:-1]):  # with and without the weights' factors
+        # With and without the weights' factors, and then the vector or the scale.
+        for argnums in (every, every[:-1], every[:-2]):
             got, want = (
                 jax.grad(functools.partial(loss, each), argnums) for each in both(kind, graph)
             )
@@ -235,7 +240,7 @@ def primitives_in(function: Callable[..., Any], *operands: Any) -> set[str]:
     return {each.primitive.name for each in jax.make_jaxpr(function)(*operands).jaxpr.eqns}
 
 
-@each_kind
+@public_kinds
 def test_what_edges_add_to_scores_needs_scores_of_edges(
     rng: np.random.Generator, kind: str
 ) -> None:
@@ -254,7 +259,7 @@ def test_what_edges_add_to_scores_needs_scores_of_edges(
 
 
 @everywhere
-@each_kind
+@public_kinds
 def test_no_heads_and_no_features(
     rng: np.random.Generator, kind: str, implementation: str | None
 ) -> None:
@@ -298,11 +303,11 @@ def test_large_scores(
         *(("float64", 8, 4), ("float64", 1, 6)),
     ],
 )
-@each_kind
+@public_kinds
 def test_one_pass(
     rng: np.random.Generator, kind: str, count: int, dtype: str, heads: int, features: int
 ) -> None:
-    """With a row that spans blocks, one without edges, and a column that many read."""
+    """Values and gradients, with a row and a column that span blocks, and some without edges."""
     size = 70
     dst = np.where(rng.random(count) < 0.5, 7, rng.geometric(0.05, count) % (size - 3))
     src = np.where(rng.random(count) < 0.3, 11, rng.integers(0, size, count))
@@ -312,15 +317,46 @@ def test_one_pass(
         np.asarray(x / features**0.25).astype(jnp.dtype(dtype))
         for x in arguments_of(rng, kind, size, heads, features)
     ]
-    run = jax.jit(functools.partial(attention, kind, graph, return_lse=True))
-    for options in ({}, {"edge_scale": scale}):
+    other = arguments_of(rng, "dot", size, heads, features)[2].astype(jnp.dtype(dtype))
+
+    @jax.jit
+    def run(*arguments: Any, **options: Any) -> Any:
+        def attend(*arguments: Any) -> Any:
+            return attention(kind, graph, *arguments, return_lse=True, **options)
+
+        (y, lse), pull = jax.vjp(attend, *arguments)
+        of_y, of_lse = ((1 + jnp.arange(x.size) % 3).reshape(x.shape) for x in (y, lse))
+        return y, lse, pull((of_y.astype(y.dtype), of_lse.astype(lse.dtype)))
+
+    every = [{}, {"edge_scale": scale}] + ([{"value": other}] if kind == "gatv2" else [])
+    for options in every:
         with setting("xla", "float64"):
-            want = run(*wide(arguments), **options)
+            want = run(*wide(arguments), **wide(options))
         with setting(PLATFORM, dtype):
             got = run(*arguments, **options)
             assert same_bits(got, run(*arguments, **options))
         tolerance = {"float32": 1e-5, "float64": 1e-12, "float16": 5e-3, "bfloat16": 0.04}[dtype]
         compare(got, want, "result", tolerance)
+
+
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_gradients_of_masked_edges(rng: np.random.Generator, kind: str) -> None:
+    """Exactly 0 in what only padding reads, whatever that holds."""
+    graph = padded_graph(rng)
+    arguments = arguments_of(rng, kind, SIZE + 2, HEADS, FEATURES)
+    rows = np.asarray(graph.rows)[:COUNT], np.asarray(graph.cols)[:COUNT]
+    left, right = (np.setdiff1d(np.arange(SIZE + 2), each) for each in rows)
+    arguments[0][left], arguments[1][right] = np.nan, np.inf
+    if kind == "dot":
+        arguments[2][right] = np.nan
+
+    def total(*arguments: Any) -> Any:
+        return jnp.sum(attention(kind, graph, *arguments)[:SIZE])
+
+    with setting(None, "float64"):
+        found = jax.grad(total, (0, 1, 2))(*arguments)
+    assert all(np.isfinite(each).all() for each in found)
+    assert not np.any(found[0][left]) and not np.any(found[1][right])
 
 
 # --- Raw calls -----------------------------------------------------------------------------------
@@ -440,3 +476,83 @@ def test_raw_call_with_wrong_flags() -> None:
     for name, value in (("leaky", False), ("gather", False)):
         with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
             raw(RAW, **{name: np.bool_(value)})
+
+
+# Its derivative by column, in the same places.
+BACK = [
+    *(floats(5, 8), floats(3, 8), floats(5, 8), floats(3, 8), floats(8), floats(4, 2)),
+    *(floats(5, 2, 4), *MATRIX.by_col[:2], ids(0, 1, 2, 3)),
+]
+BACK_RESULTS = [
+    *(((3, 8), "float32"), ((3, 8), "float32"), ((4, 2), "float32"), ((1, 8), "float32")),
+    RESULTS[2],
+]
+SAME = np.bool_(True)
+
+
+def raw_back(operands: Any, results: Any = BACK_RESULTS, **attributes: Any) -> Any:
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in results]
+    call = jax.ffi.ffi_call(f"{ffi.TARGET_PREFIX}{TARGETS[0]}_vjp", shapes)
+    attributes = {**ATTRIBUTES, "same": np.bool_(False), **attributes}
+    return jax.block_until_ready(call(*operands, **attributes))
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("position", "value", "message"),
+    [
+        (0, floats(5, 4), "the values, the keys"),
+        (0, floats(5, 8).astype(np.int32), "the values, the keys"),
+        (0, floats(40), "the inputs and the scores"),
+        (1, floats(4, 8), "the values, the keys"),
+        (1, floats(24), "the inputs and the scores"),
+        (2, floats(3, 8), "the values, the keys"),
+        (3, floats(3, 4), "the values, the keys"),
+        (4, floats(1), "the values, the keys"),
+        (5, floats(3, 2), "the edges' scales"),
+        (6, floats(5, 2, 3), "the records"),
+        (6, floats(5, 2, 4).astype(np.float16), "the records"),
+        (7, ids(0, 0, 1), "rows, cols and order"),
+        (8, floats(4), "rows, cols and order"),
+    ],
+)
+def test_raw_call_by_column_with_wrong_operand(
+    position: int, value: np.ndarray, message: str
+) -> None:
+    operands = list(BACK)
+    operands[position] = value
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_gnn: {message}"):
+        raw_back(operands)
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("position", "wrong", "message"),
+    [
+        (0, ((3, 4), "float32"), "the gradients"),
+        (1, ((0, 8), "float32"), "the gradients"),
+        (1, ((3, 8), "float16"), "the gradients"),
+        (2, ((4,), "float32"), "the inputs and the scores"),
+        (2, ((4, 2), "float16"), "the records"),
+        (2, ((4, 4), "float32"), "the records"),
+        (3, ((2, 8), "float32"), "the gradients"),
+        (4, ((1, 96), "uint8"), "the workspace must be bytes"),
+    ],
+)
+def test_raw_call_by_column_with_wrong_result(position: int, wrong: Any, message: str) -> None:
+    results = list(BACK_RESULTS)
+    results[position] = wrong
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_gnn: {message}"):
+        raw_back(BACK, results)
+
+
+@needs_kernel
+def test_raw_call_by_column_with_wrong_flags() -> None:
+    for flags, message in (
+        ({"leaky": np.bool_(False)}, "the values, the keys"),
+        ({"leaky": np.bool_(False), "same": SAME}, "of dots, the keys' gradient is apart"),
+        ({"same": SAME}, "the gradients"),
+        ({"gather": np.bool_(False)}, "without cols"),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_gnn: {message}"):
+            raw_back(BACK, **flags)

@@ -134,7 +134,7 @@ struct Cpu {
     return ffi::Error::Success();
   }
 
-  static constexpr bool kHasScratch = false;  // of numbers of edges
+  static constexpr bool kHasOnePass = false;  // of numbers of edges
   template <typename Attributes, typename... Args>
   static ffi::Error edge_attention_vjp(Context& pool, const Attributes&, Workspace, const void*,
                                        const Args&... args) {

@@ -62,10 +62,11 @@ struct Cuda {
     return status(cuda::edge_attention(stream, args..., workspace));
   }
 
-  static constexpr bool kHasScratch = true;
+  static constexpr bool kHasOnePass = true;
   template <typename Acc, typename... Args>
   static ffi::Error edge_attention_vjp(Context stream, const AttentionVjpAttributes& attributes,
                                        Workspace workspace, Acc* scratch, const Args&... args) {
+    if (attributes.one_pass) return status(cuda::edge_attention_vjp(stream, args..., workspace));
     return status(cuda::edge_attention_vjp(stream, schedule(attributes, workspace), args...,
                                            scratch, workspace.bytes));
   }
@@ -74,6 +75,11 @@ struct Cuda {
   static ffi::Error keyed_attention(Context stream, const KeyedAttributes&, Workspace workspace,
                                     const Args&... args) {
     return status(cuda::keyed_attention(stream, args..., workspace));
+  }
+
+  template <typename... Args>
+  static ffi::Error keyed_attention_vjp(Context stream, Workspace workspace, const Args&... args) {
+    return status(cuda::keyed_attention_vjp(stream, args..., workspace));
   }
 
   template <typename... Args>
@@ -205,6 +211,7 @@ NB_MODULE(_cuda, m) {
         JAX_GNN_TARGET(edge_attention_vjp),
         JAX_GNN_TARGET(hypergraph_aggregate),
         JAX_GNN_TARGET(keyed_attention),
+        JAX_GNN_TARGET(keyed_attention_vjp),
         JAX_GNN_TARGET(leaky_scores),
         JAX_GNN_TARGET(leaky_sum),
         JAX_GNN_TARGET(relational_aggregate),

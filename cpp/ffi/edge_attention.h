@@ -1,6 +1,6 @@
-// Handlers of edge_attention, edge_attention_vjp, keyed_attention, leaky_scores and leaky_sum,
-// written once. A Backend has a Context, half types, and functions of the same names that return an
-// ffi::Error.
+// Handlers of edge_attention, edge_attention_vjp, keyed_attention, keyed_attention_vjp,
+// leaky_scores and leaky_sum, written once. A Backend has a Context, half types, and functions of
+// the same names that return an ffi::Error.
 #pragma once
 
 #include "../kernels/edge_attention.h"
@@ -15,7 +15,7 @@ struct AttentionAttributes {
 };
 
 struct AttentionVjpAttributes {
-  bool additive, scaled;
+  bool additive, scaled, one_pass;
   double slope;
   bool gather, ordered, parallel;
   int64_t lanes, threads;
@@ -23,6 +23,12 @@ struct AttentionVjpAttributes {
 
 struct KeyedAttributes {
   bool leaky, scaled;
+  double slope;
+  bool gather, ordered;
+};
+
+struct KeyedVjpAttributes {
+  bool leaky, same, scaled;
   double slope;
   bool gather, ordered;
 };
@@ -47,13 +53,18 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::AttentionAttributes, StructMember
                                       StructMember<bool>("gather"), StructMember<bool>("ordered"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::AttentionVjpAttributes,
                                       StructMember<bool>("additive"), StructMember<bool>("scaled"),
-                                      StructMember<double>("slope"), StructMember<bool>("gather"),
-                                      StructMember<bool>("ordered"), StructMember<bool>("parallel"),
+                                      StructMember<bool>("one_pass"), StructMember<double>("slope"),
+                                      StructMember<bool>("gather"), StructMember<bool>("ordered"),
+                                      StructMember<bool>("parallel"),
                                       StructMember<int64_t>("lanes"),
                                       StructMember<int64_t>("threads"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::KeyedAttributes, StructMember<bool>("leaky"),
                                       StructMember<bool>("scaled"), StructMember<double>("slope"),
                                       StructMember<bool>("gather"), StructMember<bool>("ordered"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::KeyedVjpAttributes, StructMember<bool>("leaky"),
+                                      StructMember<bool>("same"), StructMember<bool>("scaled"),
+                                      StructMember<double>("slope"), StructMember<bool>("gather"),
+                                      StructMember<bool>("ordered"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::LeakyScoresAttributes, StructMember<bool>("gather"),
                                       StructMember<int64_t>("heads"),
                                       StructMember<double>("slope"));
@@ -115,6 +126,18 @@ inline ffi::Error check_results(const ffi::AnyBuffer& value, const ffi::AnyBuffe
   return ffi::Error::Success();
 }
 
+// Whether a team of lanes can hold whole heads, in words of 16 bytes.
+inline ffi::Error check_whole_heads(Features features, ffi::DataType dtype) {
+  const int64_t depth = features.width / features.heads;
+  const int64_t head_bytes = depth * static_cast<int64_t>(ffi::ByteWidth(dtype));
+  const int64_t words = head_bytes / 16;
+  if (head_bytes % 16 != 0 || words < 1 || words > 32 ||
+      (features.heads > 1 && (words & (words - 1)) != 0)) {
+    return invalid("the heads are not up to 32 words of 16 bytes, of several a power of two");
+  }
+  return ffi::Error::Success();
+}
+
 // out[r, h, :] = sum over the entries e of row r of weight * value[cols[e], h, :], where the weight
 // is scale times the softmax of the scores over the row's entries; and its statistics.
 template <typename Backend>
@@ -171,12 +194,8 @@ ffi::Error keyed_attention(typename Backend::Context context, ffi::AnyBuffer val
       !is_index(factor, attributes.leaky ? width : 1, acc_dtype)) {
     return invalid("the keys, their vector or their scale have the wrong shape or dtype");
   }
-  const int64_t head_bytes = width / heads * static_cast<int64_t>(ffi::ByteWidth(dtype));
-  const int64_t words = head_bytes / 16;
-  if (head_bytes % 16 != 0 || words < 1 || words > 32 ||
-      (heads > 1 && (words & (words - 1)) != 0)) {
-    return invalid("the heads are not up to 32 words of 16 bytes, of several a power of two");
-  }
+  error = check_whole_heads({width, heads}, dtype);
+  if (error.failure()) return error;
   const bool has_weights = attributes.scaled && edge_scale.dimensions().size() == 2;
   const int64_t num_weights =
       has_weights ? edge_scale.dimensions()[0] : static_cast<int64_t>(rows.element_count());
@@ -241,13 +260,19 @@ ffi::Error edge_attention_vjp(typename Backend::Context context, ffi::AnyBuffer 
                                     attributes.slope};
   error = scores.check(num_rows, num_weights, heads, acc_dtype);
   if (error.failure()) return error;
+  const bool one_pass = attributes.one_pass;
+  if (one_pass) {
+    if (!Backend::kHasOnePass) return invalid("there is no kernel of one pass");
+    error = check_whole_heads({width, heads}, dtype);
+    if (error.failure()) return error;
+  }
   const int64_t count = static_cast<int64_t>(rows.element_count());
   if (scratch->element_type() != acc_dtype ||
-      !has_shape(*scratch, {2, Backend::kHasScratch ? count : 0, heads})) {
+      !has_shape(*scratch, {2, Backend::kHasOnePass && !one_pass ? count : 0, heads})) {
     return invalid("the scratch memory has the wrong shape or dtype");
   }
   if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
-  error = check_workspace(*workspace, width, acc_dtype);
+  error = check_workspace(*workspace, one_pass ? 2 * width : width, acc_dtype);
   if (error.failure()) return error;
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
@@ -258,6 +283,71 @@ ffi::Error edge_attention_vjp(typename Backend::Context context, ffi::AnyBuffer 
         static_cast<const AttentionRecord<Acc>*>(records.untyped_data()),
         scores.template attention<Acc>(false), Features{width, heads}, data<T>(*out),
         data<Acc>(*to_score));
+  });
+}
+
+// The derivatives of keyed_attention, with a Csr whose rows are sources and whose columns
+// destinations, of which row_key is. to_score is that of dots before they are scaled. What is
+// absent has no rows: to_col_key where values are keys, the `same`, and it is added to `out`; and
+// to_vector of dots.
+template <typename Backend>
+ffi::Error keyed_attention_vjp(
+    typename Backend::Context context, ffi::AnyBuffer ct, ffi::AnyBuffer value,
+    ffi::AnyBuffer row_key, ffi::AnyBuffer col_key, ffi::AnyBuffer factor,
+    ffi::AnyBuffer edge_scale, ffi::AnyBuffer records, ffi::AnyBuffer rows, ffi::AnyBuffer cols,
+    ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> to_col_key,
+    ffi::Result<ffi::AnyBuffer> to_score, ffi::Result<ffi::AnyBuffer> to_vector,
+    ffi::Result<ffi::AnyBuffer> workspace, KeyedVjpAttributes attributes) {
+  const ffi::DataType dtype = ct.element_type(), acc_dtype = accumulator_type(dtype);
+  if (ct.dimensions().size() != 2 || value.dimensions().size() != 2 ||
+      to_score->dimensions().size() != 2) {
+    return invalid("the inputs and the scores' cotangent must have two dimensions");
+  }
+  const bool leaky = attributes.leaky, same = attributes.same;
+  if (same && !leaky) return invalid("of dots, the keys' gradient is apart");
+  const int64_t num_cols = ct.dimensions()[0], width = ct.dimensions()[1];
+  const int64_t num_rows = value.dimensions()[0];
+  const int64_t num_weights = to_score->dimensions()[0], heads = to_score->dimensions()[1];
+  if (!is_matrix(value, num_rows, width, dtype) ||
+      (!same && !is_matrix(col_key, num_rows, width, dtype)) ||
+      !is_matrix(row_key, num_cols, width, dtype) ||
+      !is_index(factor, leaky ? width : 1, acc_dtype)) {
+    return invalid(
+        "the values, the keys, their vector or their scale have the wrong shape or dtype");
+  }
+  if (!divides(heads, width) || to_score->element_type() != acc_dtype ||
+      records.element_type() != acc_dtype || !has_shape(records, {num_cols, heads, 4})) {
+    return invalid("the records or the scores' cotangent have the wrong shape or dtype");
+  }
+  ffi::Error error = check_whole_heads({width, heads}, dtype);
+  if (error.failure()) return error;
+  if (attributes.scaled && !is_matrix(edge_scale, num_weights, heads, acc_dtype)) {
+    return invalid("the edges' scales have the wrong shape or dtype");
+  }
+  const CsrOperands operands = {
+      rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
+  error = operands.check(/*weighted=*/true);
+  if (error.failure()) return error;
+  error = check_workspace(*workspace, 2 * width, acc_dtype);
+  if (error.failure()) return error;
+  const Workspace blocks = make_workspace(*workspace);
+  if (!is_matrix(*out, num_rows, width, dtype) ||
+      !is_matrix(*to_col_key, same ? 0 : num_rows, width, dtype) ||
+      !is_matrix(*to_vector, leaky ? blocks.blocks : 0, width, acc_dtype)) {
+    return invalid("the gradients have the wrong shape or dtype");
+  }
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    const Keys<T, Acc> keys = {data<const T>(row_key), data<const T>(same ? value : col_key),
+                               data_if<Acc>(leaky, factor), data_if<Acc>(!leaky, factor),
+                               static_cast<Acc>(attributes.slope)};
+    return Backend::keyed_attention_vjp(
+        context, blocks, operands.csr(), data<const T>(ct), data<const T>(value),
+        static_cast<const AttentionRecord<Acc>*>(records.untyped_data()), keys,
+        data_if<Acc>(attributes.scaled, edge_scale), Features{width, heads}, data<T>(*out),
+        same ? nullptr : data<T>(*to_col_key), data<Acc>(*to_score),
+        leaky ? data<Acc>(*to_vector) : nullptr);
   });
 }
 

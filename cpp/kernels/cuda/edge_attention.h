@@ -37,13 +37,35 @@ cudaError_t keyed_attention(cudaStream_t stream, const Csr<int32_t>& csr, const 
 // out[r, :] = sum over the entries e of row r of weight[e, head] * ct[cols[e], :], and
 // to_score[e, head], (num_weights, heads): see AttentionRecord, times the LeakyReLU's slope; 0 for
 // padding. scratch: (2, csr.count, heads). Those of segment_reduce_vjp, one launch before it and
-// one behind it.
+// one behind it. For heads as keyed_attention has them, without a schedule and scratch: one launch,
+// more where an order may leave entries out, or most rows are empty.
 template <typename T, typename Acc>
 cudaError_t edge_attention_vjp(cudaStream_t stream, const Schedule& schedule,
                                const Csr<int32_t>& csr, const T* ct, const T* value,
                                const AttentionRecord<Acc>* records, const Attention<Acc>& attention,
                                Features features, T* out, Acc* to_score, Acc* scratch,
                                void* workspace);
+template <typename T, typename Acc>
+cudaError_t edge_attention_vjp(cudaStream_t stream, const Csr<int32_t>& csr, const T* ct,
+                               const T* value, const AttentionRecord<Acc>* records,
+                               const Attention<Acc>& attention, Features features, T* out,
+                               Acc* to_score, const Workspace& workspace);
+
+// The derivatives of keyed_attention by source, for the same heads. Rows are sources, columns
+// destinations, of which keys.row_key is, as keys.col_key is of sources:
+// out[r, :] = sum over the entries e of row r of weight[e, head] * ct[cols[e], :];
+// to_score[e, head], (num_weights, heads): see AttentionRecord, times the dots' scale; 0 for
+// padding;
+// to_col_key: the gradient of col_key, as far as scores go, or null: added to `out`, where col_key
+// is value;
+// to_vector: (workspace.blocks, width), where there is a vector: what add up to its gradient.
+// One launch; more where an order may leave entries out, or most rows are empty.
+template <typename T, typename Acc>
+cudaError_t keyed_attention_vjp(cudaStream_t stream, const Csr<int32_t>& csr, const T* ct,
+                                const T* value, const AttentionRecord<Acc>* records,
+                                const Keys<T, Acc>& keys, const Acc* edge_scale, Features features,
+                                T* out, T* to_col_key, Acc* to_score, Acc* to_vector,
+                                const Workspace& workspace);
 
 // out[r, :] = sum over the entries e of row r of factor[e, head] times the slope, see Leaky.
 // factor: (num_weights, heads), out: (num_rows, width). One launch, as segment_reduce.

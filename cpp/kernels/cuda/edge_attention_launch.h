@@ -7,6 +7,7 @@
 
 #include "edge_attention.cuh"
 #include "edge_attention.h"
+#include "edge_attention_back.cuh"
 #include "edge_attention_walk.cuh"
 #include "segment_reduce.h"
 #include "segment_walk_launch.h"
@@ -27,6 +28,23 @@ inline int64_t blocks_at_once(int64_t shared, int64_t most) {
   constexpr int64_t kReserved = 2 << 10;  // of a block: static, and the system's
   const int64_t bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   return num_multiprocessors() * std::clamp<int64_t>(bytes / (shared + kReserved), 1, most);
+}
+
+// How features are dealt out: whether a team has whole heads. Steps are left open.
+template <int kVec>
+bool cut_features(Features features, AttendCut& cut) {
+  cut.width = features.width;
+  cut.lane_bits = 2;  // ids of narrower teams would take too much of shared memory
+  while (cut.lane_bits < 5 && int64_t{kVec} << cut.lane_bits < features.width) ++cut.lane_bits;
+  const int lanes = 1 << cut.lane_bits;
+  cut.tile_heads = tile_heads_of<kVec>(lanes, features);
+  cut.head_bits = 0;
+  const int64_t words = features.width / features.heads / kVec;  // of a head
+  if (features.heads == 1)
+    cut.head_bits = cut.lane_bits;
+  else
+    while (int64_t{1} << cut.head_bits < words) ++cut.head_bits;
+  return words <= lanes && (features.heads == 1 || words == 1 << cut.head_bits);
 }
 
 // Statistics of rows without entries.
@@ -56,18 +74,8 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
     if (error != cudaSuccess || csr.count == 0) return error;
   }
   AttendCut cut;
-  cut.width = features.width;
-  cut.lane_bits = 2;  // ids of narrower teams would take too much of shared memory
-  while (cut.lane_bits < 5 && int64_t{kVec} << cut.lane_bits < features.width) ++cut.lane_bits;
+  const bool whole_heads = cut_features<kVec>(features, cut);
   const int lanes = 1 << cut.lane_bits, teams = kAttendThreads / lanes;
-  cut.tile_heads = tile_heads_of<kVec>(lanes, features);
-  cut.head_bits = 0;
-  const int64_t words = features.width / features.heads / kVec;  // of a head
-  if (features.heads == 1)
-    cut.head_bits = cut.lane_bits;
-  else
-    while (int64_t{1} << cut.head_bits < words) ++cut.head_bits;
-  const bool whole_heads = words <= lanes && (features.heads == 1 || words == 1 << cut.head_bits);
   if (kScores != Scores::kOfHeads && !whole_heads) return cudaErrorInvalidValue;
   const AttendLayout<kScores, kSame, kAhead, Op, T, Acc> layout(
       cut, csr.order != nullptr, kinds_of<kScores>(attended.attention));
@@ -87,6 +95,56 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
   return launch(stream, {grid, kAttendThreads, static_cast<size_t>(layout.bytes())},
                 attend_kernel<kScores, kSame, kAhead, Op, T, Acc>, csr, attended, cut, output,
                 fills, tails);
+}
+
+// The gradients by source, in one pass. There are whole heads in a team.
+template <Scores kScores, bool kSame, class Op, class Last, typename T, typename Acc>
+cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr, Back<T, Acc> back,
+                        Features features, T* out, const Last& last, const Workspace& workspace) {
+  constexpr int kVec = Op::kVec, kStep = kBackStep;
+  AttendCut cut;
+  if (!cut_features<kVec>(features, cut) || !addressable<T>(features) ||
+      !addressable<AttentionRecord<Acc>>({features.heads, 1}))
+    return cudaErrorInvalidValue;
+  const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
+  const auto fill = [&](auto* to, int64_t rows, int64_t width, Start start) {
+    using To = std::remove_pointer_t<decltype(to)>;
+    const Output<To, SumOp<Acc, 1>, Acc> zeros = {to, rows, width, {}};
+    return rows > 0 ? launch_fill(stream, start, zeros) : cudaSuccess;
+  };
+  const bool fills = fills_on_the_way(csr);
+  cudaError_t error = cudaSuccess;
+  if (!fills) {
+    error = fill(out, csr.num_rows, features.width, Start::kWaits);
+    if constexpr (!std::is_same_v<Last, NoEpilogue>)
+      if (error == cudaSuccess) error = fill(last.out, csr.num_rows, features.width, Start::kWaits);
+  }
+  if (error == cudaSuccess && csr.count == 0 && back.to_vector != nullptr)
+    error = fill(back.to_vector, back.num_parts, features.width, Start::kWaits);
+  // What the order leaves out is 0.
+  back.start = Start::kWaits;
+  if (csr.order != nullptr && csr.num_weights > 0) {
+    back.start = Start::kReadsAhead;
+    if (error == cudaSuccess)
+      error = fill(back.to_score, csr.num_weights, features.heads, back.start);
+  }
+  if (error != cudaSuccess || csr.count == 0) return error;
+  const int lanes = 1 << cut.lane_bits, teams = kBackThreads / lanes;
+  const BackLayout<kScores, kSame, Op, T, Acc> layout(cut, csr.order != nullptr,
+                                                      back.attention.edge_scale != nullptr);
+  const int64_t at_once = blocks_at_once(layout.bytes(), kBackBlocks<kScores, kVec, Acc>);
+  const int64_t entries = ceil_div(csr.count, std::min(workspace.blocks, at_once) * teams);
+  const int64_t steps = ceil_div(entries, kStep);
+  const int64_t blocks = ceil_div(csr.count, steps * kStep * teams);
+  const int64_t tiles = ceil_div(features.width, int64_t{lanes} * kVec);
+  if (tiles > kMaxGridY || blocks > kMaxGridX || steps * kStep > 0x3fffffff)
+    return cudaErrorInvalidConfiguration;
+  cut.steps = static_cast<int>(steps);
+  const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace.bytes), next_tag()};
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
+  return launch(stream, {grid, kBackThreads, static_cast<size_t>(layout.bytes())},
+                back_kernel<kScores, kSame, Op, T, Acc, Last>, csr, back, cut, output, fills,
+                tails);
 }
 
 }  // namespace
@@ -125,6 +183,52 @@ cudaError_t keyed_attention(cudaStream_t stream, const Csr<Index>& csr, const T*
                                                         workspace);
   return launch_attend<Scores::kLeaky, false, kVec, 1>(stream, csr, attended, features, out, stats,
                                                        workspace);
+}
+
+template <typename T, typename Acc>
+cudaError_t keyed_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, const T* ct,
+                                const T* value, const AttentionRecord<Acc>* records,
+                                const Keys<T, Acc>& keys, const Acc* edge_scale, Features features,
+                                T* out, T* to_col_key, Acc* to_score, Acc* to_vector,
+                                const Workspace& workspace) {
+  constexpr int kVec = 16 / sizeof(T);
+  if (!fits<kVec, T>(features, {ct, value, keys.row_key, keys.col_key, out, to_col_key}))
+    return cudaErrorInvalidValue;
+  const Attention<Acc> attention = {nullptr, nullptr, nullptr, edge_scale, 0};
+  const Back<T, Acc> back = {ct,
+                             value,
+                             records,
+                             attention,
+                             keys,
+                             to_score,
+                             to_vector,
+                             workspace.blocks,
+                             static_cast<int>(features.heads),
+                             Start::kWaits};
+  const SecondRows<T> second = {to_col_key};
+  if (keys.vector == nullptr)
+    return launch_back<Scores::kDots, false, PairSumOp<Acc, kVec>>(stream, csr, back, features, out,
+                                                                   second, workspace);
+  if (to_col_key == nullptr)
+    return launch_back<Scores::kLeaky, true, SumOp<Acc, kVec>>(stream, csr, back, features, out,
+                                                               NoEpilogue{}, workspace);
+  return launch_back<Scores::kLeaky, false, PairSumOp<Acc, kVec>>(stream, csr, back, features, out,
+                                                                  second, workspace);
+}
+
+template <typename T, typename Acc>
+cudaError_t edge_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, const T* ct,
+                               const T* value, const AttentionRecord<Acc>* records,
+                               const Attention<Acc>& attention, Features features, T* out,
+                               Acc* to_score, const Workspace& workspace) {
+  constexpr int kVec = 16 / sizeof(T);
+  if (!fits<kVec, T>(features, {ct, value, out})) return cudaErrorInvalidValue;
+  const Back<T, Acc> back = {ct,           value, records,
+                             attention,    {},    to_score,
+                             nullptr,      0,     static_cast<int>(features.heads),
+                             Start::kWaits};
+  return launch_back<Scores::kOfHeads, false, SumOp<Acc, kVec>>(stream, csr, back, features, out,
+                                                                NoEpilogue{}, workspace);
 }
 
 template <typename T, typename Acc>
@@ -180,6 +284,12 @@ cudaError_t leaky_sum(cudaStream_t stream, const Schedule& schedule, const Csr<I
   template cudaError_t keyed_attention(cudaStream_t, const Csr<int32_t>&, const T*,                \
                                        const Keys<T, Acc>&, const Acc*, Features, T*,              \
                                        SoftmaxStats<Acc>*, const Workspace&);                      \
+  template cudaError_t keyed_attention_vjp(                                                        \
+      cudaStream_t, const Csr<int32_t>&, const T*, const T*, const AttentionRecord<Acc>*,          \
+      const Keys<T, Acc>&, const Acc*, Features, T*, T*, Acc*, Acc*, const Workspace&);            \
+  template cudaError_t edge_attention_vjp(cudaStream_t, const Csr<int32_t>&, const T*, const T*,   \
+                                          const AttentionRecord<Acc>*, const Attention<Acc>&,      \
+                                          Features, T*, Acc*, const Workspace&);                   \
   template cudaError_t edge_attention_vjp(cudaStream_t, const Schedule&, const Csr<int32_t>&,      \
                                           const T*, const T*, const AttentionRecord<Acc>*,         \
                                           const Attention<Acc>&, Features, T*, Acc*, Acc*, void*); \

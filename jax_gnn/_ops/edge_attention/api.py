@@ -172,7 +172,8 @@ def gatv2_attention(
                [1.],
                [0.]], dtype=float32)
     """
-    value, name = (src, "src") if value is None else (value, "value")
+    is_key = value is None
+    value, name = (src, "src") if is_key else (value, "value")
     edges = _Edges(graph, name, value, negative_slope, edge_scale, return_lse, implementation)
     graph, acc = edges.graph, edges.acc
     rows = edges.check_dst_ids(dst_ids, "dst", dst)
@@ -188,7 +189,8 @@ def gatv2_attention(
     bias = edges.check_edge_bias(edge_bias)
     extra = edges.check_edge_features(edge_features, left, "dst")
     if extra is None and bias is None and rows.ids is None:
-        return edges.attend_by_keys(left, right, vector.astype(acc).reshape(1, -1), None)
+        key = None if is_key else right
+        return edges.attend_by_keys(left, key, vector.astype(acc).reshape(1, -1), None)
     if extra is None:
         score = leaky_scores(
             *(flat(left), flat(right), vector.astype(acc).reshape(1, -1), rows.matrix),
@@ -426,13 +428,17 @@ class _Edges:
         return self._results(y, stats)
 
     def attend_by_keys(
-        self, row_key: Array, col_key: Array, vector: Array | None, scale: Array | None
+        self, row_key: Array, col_key: Array | None, vector: Array | None, scale: Array | None
     ) -> Any:
-        """The sum of values under the softmax of scores that are made of rows of both ends."""
+        """The sum of values under the softmax of scores that are made of rows of both ends.
+
+        Without ``col_key`` that is the values.
+        """
         if self.heads == 0:
             return self._nothing()
+        key = None if col_key is None else flat(col_key)
         y, stats = keyed_attention(
-            *(flat(self.value), flat(row_key), flat(col_key), vector, scale, self.edge_scale),
+            *(flat(self.value), flat(row_key), key, vector, scale, self.edge_scale),
             self.graph.matrix(weighted=True),
             heads=self.heads,
             slope=self.slope,

@@ -3,7 +3,8 @@
 ``keyed_attention`` is ``edge_attention`` of these scores, in one pass over the entries where there
 is a kernel, and the composition of both elsewhere. Its derivative is linear in the tangents of all
 that it is made of; the transpose of that computes the scores anew, so that nothing with a number
-for each entry is kept from the forward to the backward pass.
+for each entry is kept from the forward to the backward pass. ``keyed_attention_vjp`` is the part of
+it that goes by column, in one pass where there is a kernel; what rows' keys get is a weighted sum.
 """
 
 from __future__ import annotations
@@ -11,29 +12,33 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import row_width
+from jax_gnn._core.arrays import accumulator_dtype, row_width
 from jax_gnn._core.batching import batch, batch_apart
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.kernels import csr_operands
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
-from jax_gnn._ops.edge_attention.leaky import leaky_scores
+from jax_gnn._ops.edge_attention.leaky import leaky_scores, leaky_sum
 from jax_gnn._ops.edge_attention.primitive import (
     Tangents,
     by_composition,
+    ct_and_delta,
     edge_attention,
     edge_attention_jvp,
+    edge_attention_vjp,
+    holds_whole_heads,
     jvp_transpose,
+    most_blocks,
     of_log_sum,
     one_pass_workspaces,
     per_row_and_head,
     per_row_and_stats,
+    record_operand,
 )
-from jax_gnn._ops.segment_reduce.primitive import sddmm
+from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce
 
 
 class Keyed(NamedTuple):
@@ -42,7 +47,7 @@ class Keyed(NamedTuple):
     Attributes:
         value: ``(columns, heads · features)``.
         row_key: ``(rows, heads · key features)``, in the dtype of ``value``.
-        col_key: ``(columns, heads · key features)``, likewise.
+        col_key: ``(columns, heads · key features)``, likewise; None where it is ``value``.
         vector: ``(1, heads · key features)`` in the accumulator type, of scores ⟨vector,
             LeakyReLU(row_key + col_key)⟩; None for dot products of both keys.
         scale: ``(1, 1)`` in the accumulator type, what dot products are multiplied by.
@@ -88,6 +93,26 @@ class KeyedTangents(NamedTuple):
     matrix: SparseMatrix
 
 
+class KeyedCotangents(NamedTuple):
+    """Operands of ``keyed_attention_vjp``: those of ``keyed_attention``, its statistics, and more.
+
+    Attributes:
+        ct: like y, its cotangent.
+        delta: ``(rows, heads)``, ⟨ct, y⟩ less the cotangent of the logarithm of the softmax's sum.
+    """
+
+    value: Any
+    row_key: Any
+    col_key: Any
+    vector: Any
+    scale: Any
+    entry_scale: Any
+    stats: Any
+    ct: Any
+    delta: Any
+    matrix: SparseMatrix
+
+
 _OF_SCORES = ("row_key", "col_key", "vector", "scale")
 _TANGENTS = ("dvalue", *(f"d{name}" for name in _OF_SCORES))
 
@@ -117,7 +142,7 @@ def _scores(
 def _composed(
     value: Array,
     row_key: Array,
-    col_key: Array,
+    col_key: Array | None,
     vector: Array | None,
     scale: Array | None,
     entry_scale: Array | None,
@@ -128,7 +153,8 @@ def _composed(
     implementation: str | None = None,
 ) -> list[Array]:
     options: Any = {"heads": heads, "slope": slope, "implementation": implementation}
-    score = _scores(row_key, col_key, vector, scale, matrix, **options)
+    key = value if col_key is None else col_key
+    score = _scores(row_key, key, vector, scale, matrix, **options)
     return edge_attention(value, None, None, score, entry_scale, matrix, **options)
 
 
@@ -136,6 +162,8 @@ def _of_moving(operands: KeyedTangents, options: Any) -> tuple[Any, dict[str, An
     """The scores as a function of what has a tangent, that, and the tangents."""
     held = {name: getattr(operands, name) for name in _OF_SCORES}
     given = {name: getattr(operands, f"d{name}") for name in _OF_SCORES}
+    if operands.col_key is None:
+        held["col_key"], given["col_key"] = operands.value, operands.dvalue
     tangents = {name: each for name, each in given.items() if each is not None}
 
     def scores(moving: dict[str, Any]) -> Array:
@@ -159,16 +187,39 @@ def _composed_jvp(
     )
 
 
-# --- What the kernel gets ------------------------------------------------------------------------
+def _composed_vjp(
+    *, heads: int, slope: float, implementation: str | None = None, **by_name: Any
+) -> list[Array]:
+    operands = KeyedCotangents(**by_name)
+    value, row_key, col_key, vector, scale, entry_scale, stats, ct, delta, matrix = operands
+    options: Any = {"heads": heads, "slope": slope, "implementation": implementation}
+    key = value if col_key is None else col_key
+
+    def scores(key: Array, vector: Array | None) -> Array:
+        return _scores(row_key, key, vector, scale, matrix, **options)
+
+    score, pull = jax.vjp(scores, key, vector)
+    to_value, to_score = edge_attention_vjp(
+        *(value, None, None, score, entry_scale, stats, ct, delta, matrix), **options
+    )
+    to_key, to_vector = pull(to_score)
+    if vector is None:
+        to_score *= scale
+    _, nothing, _, parts = _gradients(operands, heads=heads)
+    if col_key is None:
+        to_value, to_key = to_value + to_key, jnp.zeros(nothing.shape, nothing.dtype)
+    to_parts = jnp.zeros(parts.shape, parts.dtype)
+    if to_vector is not None:
+        to_parts = to_parts.at[:1].set(to_vector)
+    return [to_value, to_key, to_score, to_parts]
 
 
-def _has_kernel(operands: Keyed, heads: int) -> bool:
-    """Whether a team of lanes holds whole heads, in words of 16 bytes; as in edge_attention.h."""
-    width = row_width(operands.value)
-    if jax.export.is_symbolic_dim(width) or row_width(operands.row_key) != width:
-        return False
-    words, rest = divmod(width * np.dtype(operands.value.dtype).itemsize, 16 * heads)
-    return rest == 0 and 1 <= words <= 32 and (heads == 1 or words.bit_count() == 1)
+# --- What the kernels get ------------------------------------------------------------------------
+
+
+def _has_kernel(operands: Keyed | KeyedTangents | KeyedCotangents, heads: int) -> bool:
+    same = row_width(operands.row_key) == row_width(operands.value)
+    return same and holds_whole_heads(operands.value, heads)
 
 
 def _call(platform: str, operands: Keyed, *, heads: int, slope: float) -> Call | None:
@@ -185,7 +236,43 @@ def _call(platform: str, operands: Keyed, *, heads: int, slope: float) -> Call |
         "slope": np.float64(slope),
     }
     factor = Operand.of(jnp.ravel, vector or scale)
-    arrays = value, row_key, col_key, factor, entry_scale or value
+    arrays = value, row_key, col_key or value, factor, entry_scale or value
+    return Call([*arrays, *ids], flags, one_pass_workspaces(csr, value))
+
+
+def _gradients(
+    operands: KeyedCotangents, *, heads: int, slope: float | None = None
+) -> list[jax.ShapeDtypeStruct]:
+    """What is absent has no rows."""
+    del slope
+    value, matrix = operands.value, operands.matrix
+    width, acc = row_width(operands.row_key), accumulator_dtype(value.dtype)
+    num_keys = 0 if operands.col_key is None else value.shape[0]
+    num_parts = 0 if operands.vector is None else most_blocks(matrix.by_col)
+    return [
+        jax.ShapeDtypeStruct(value.shape, value.dtype),
+        jax.ShapeDtypeStruct((num_keys, width), value.dtype),
+        jax.ShapeDtypeStruct((matrix.by_row.count, heads), acc),
+        jax.ShapeDtypeStruct((num_parts, width), acc),
+    ]
+
+
+def _vjp_call(platform: str, operands: KeyedCotangents, *, heads: int, slope: float) -> Call | None:
+    del platform
+    value, row_key, col_key, vector, scale, entry_scale, stats, ct, delta, matrix = operands
+    csr = matrix.by_col
+    found = csr_operands(csr, ct.shape[0])
+    if found is None or not _has_kernel(operands, heads):
+        return None
+    ids, flags = found
+    flags |= {
+        "leaky": np.bool_(vector is not None),
+        "same": np.bool_(col_key is None),
+        "scaled": np.bool_(entry_scale is not None),
+        "slope": np.float64(slope),
+    }
+    factor, record = Operand.of(jnp.ravel, vector or scale), record_operand(stats, delta)
+    arrays = ct, value, row_key, col_key or value, factor, entry_scale or value, record
     return Call([*arrays, *ids], flags, one_pass_workspaces(csr, value))
 
 
@@ -219,6 +306,8 @@ def _jvp_transpose(
     bind: Bind, cts: list[Array | None], operands: KeyedTangents
 ) -> tuple[Array | None, ...]:
     options = {**bind.attributes, "implementation": bind.implementation}
+    if operands.dscale is None and _has_kernel(operands, bind.attributes["heads"]):
+        return _by_one_pass(bind, cts, operands, options)
     scores, moving, _ = _of_moving(operands, options)
     score, pull = jax.vjp(scores, moving)
     value, entry_scale, y, stats = (
@@ -229,7 +318,31 @@ def _jvp_transpose(
     )
     to_value, to_score = jvp_transpose(bind, cts, of_scores)
     (to_moving,) = pull(to_score)
+    if operands.col_key is None and "col_key" in to_moving:
+        to_value += to_moving.pop("col_key")
     return to_value, *(to_moving.get(name) for name in _OF_SCORES)
+
+
+def _by_one_pass(
+    bind: Bind, cts: list[Array | None], operands: KeyedTangents, options: Any
+) -> tuple[Array | None, ...]:
+    """The transpose by column in one pass, and then by row, if rows' keys have tangents."""
+    to_value, to_col_key, to_score, to_vector = keyed_attention_vjp(
+        *(*operands[:6], operands.stats, *ct_and_delta(bind, cts, operands.y), operands.matrix),
+        **options,
+    )
+    value, row_key, col_key, vector, *_ = operands
+    key, matrix = value if col_key is None else col_key, operands.matrix
+    to_row_key = None
+    if operands.drow_key is not None and vector is None:
+        sums = {"reduce": "sum", "heads": options["heads"], "implementation": bind.implementation}
+        to_row_key = segment_reduce(key, to_score, matrix, **sums)
+    elif operands.drow_key is not None:
+        slopes = leaky_sum(row_key, key, to_score, matrix, **options)
+        to_row_key = (vector * slopes.astype(vector.dtype)).astype(row_key.dtype)
+    if vector is not None:
+        to_vector = jnp.sum(to_vector, axis=0, keepdims=True)
+    return to_value, to_row_key, to_col_key, to_vector, None
 
 
 # --- Batches -------------------------------------------------------------------------------------
@@ -276,6 +389,26 @@ keyed_attention_jvp = define(
         platforms=(),
         jvp=_linear_jvp,
         transpose={_TANGENTS: _jvp_transpose},
+        batch=batch_apart,
+        several=True,
+        flops=lambda operands, **_: 2 * _flops(operands),
+    )
+)
+
+
+# The cotangents of value; of col_key, without rows where that is value, to whose it is added; of
+# the entries' scores, dot products before they are scaled; and parts that add up to the vector's,
+# without rows where there is none.
+keyed_attention_vjp = define(
+    Op(
+        name="keyed_attention_vjp",
+        operands=KeyedCotangents,
+        result=_gradients,
+        xla=_composed_vjp,
+        platforms=("cuda",),
+        call=_vjp_call,
+        jvp=by_composition,
+        transpose={},
         batch=batch_apart,
         several=True,
         flops=lambda operands, **_: 2 * _flops(operands),

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -138,11 +139,24 @@ _MOST_BLOCKS, _LEAST_ENTRIES = 1024, 16
 
 def one_pass_workspaces(csr: Csr, value: Operand) -> list[Any]:
     """Of a sum under a softmax, whose runs have numbers of their own beside the features."""
+    acc = np.dtype(accumulator_dtype(value.dtype))
+    return [workspace_of(most_blocks(csr), 2 * row_width(value), acc)]
+
+
+def most_blocks(csr: Csr) -> int:
+    """That share the entries."""
     # Not min and max, as sizes may be symbolic.
     needed = jax.core.max_dim(1, -(-csr.count // _LEAST_ENTRIES))
-    blocks = jax.core.min_dim(_MOST_BLOCKS, needed)
-    acc = np.dtype(accumulator_dtype(value.dtype))
-    return [workspace_of(blocks, 2 * row_width(value), acc)]
+    return jax.core.min_dim(_MOST_BLOCKS, needed)
+
+
+def holds_whole_heads(value: Any, heads: int) -> bool:
+    """Whether a team of lanes does, in words of 16 bytes; as in edge_attention.h."""
+    width = row_width(value)
+    if jax.export.is_symbolic_dim(width):
+        return False
+    words, rest = divmod(width * np.dtype(value.dtype).itemsize, 16 * max(heads, 1))
+    return rest == 0 and 1 <= words <= 32 and (heads == 1 or words.bit_count() == 1)
 
 
 def _flags(operands: Attended | Cotangents, slope: float) -> dict[str, Any]:
@@ -164,18 +178,26 @@ def _vjp_call(platform: str, operands: Cotangents, *, heads: int, slope: float) 
     # Weights and dots lie beside the ids, as scratch memory.
     own = replace(csr, order=None)
     schedule, workspaces = scheduled("segment_reduce_vjp", own, ct, depth=depth)
-    count, acc = csr.count if platform == "cuda" else 0, accumulator_dtype(ct.dtype)
-    workspaces.append(jax.ShapeDtypeStruct((2, count, heads), acc))
+    one_pass = platform == "cuda" and holds_whole_heads(ct, heads)
+    if one_pass:
+        workspaces = one_pass_workspaces(csr, ct)
+    count = csr.count if platform == "cuda" and not one_pass else 0
+    workspaces.append(jax.ShapeDtypeStruct((2, count, heads), accumulator_dtype(ct.dtype)))
+
+    record = record_operand(stats, delta, row_score)
+    optional = (each or value for each in (col_score, entry_score, entry_scale))
+    flags |= _flags(operands, slope) | schedule | {"one_pass": np.bool_(one_pass)}
+    return Call([ct, value, record, *optional, *ids], flags, workspaces)
+
+
+def record_operand(stats: Operand, delta: Operand, row_score: Operand | None = None) -> Operand:
+    """All that an entry reads of its row, in one word."""
 
     def records(stats: Array, delta: Array, *score: Array) -> Array:
         score = score or (jnp.zeros_like(delta),)
         return jnp.concatenate([score[0][..., None], stats, delta[..., None]], axis=-1)
 
-    # All that an entry reads of its row in one word.
-    record = Operand.of(records, stats, delta, *([] if row_score is None else [row_score]))
-    optional = (each or value for each in (col_score, entry_score, entry_scale))
-    flags |= _flags(operands, slope) | schedule
-    return Call([ct, value, record, *optional, *ids], flags, workspaces)
+    return Operand.of(records, stats, delta, *([] if row_score is None else [row_score]))
 
 
 def _jvp(bind: Bind, primals: Attended, tangents: Attended) -> tuple[list[Array], list[Array]]:
@@ -229,17 +251,19 @@ def _linear_jvp(
 
 
 def jvp_transpose(bind: Bind, cts: list[Array | None], operands: Tangents) -> tuple[Array, Array]:
-    y, stats = operands.y, operands.stats
-    ct = jnp.zeros_like(y) if cts[0] is None else cts[0]
-    delta = _dots(ct, y, bind.attributes["heads"])
-    if cts[1] is not None:
-        delta -= cts[1]
     to_value, to_score = edge_attention_vjp(
-        *(*operands[:5], stats, ct, delta, operands.matrix),
+        *(*operands[:5], operands.stats, *ct_and_delta(bind, cts, operands.y), operands.matrix),
         **bind.attributes,
         implementation=bind.implementation,
     )
     return to_value, to_score
+
+
+def ct_and_delta(bind: Bind, cts: list[Array | None], y: Array) -> tuple[Array, Array]:
+    """What a derivative by source takes of the cotangents of both results."""
+    ct = jnp.zeros_like(y) if cts[0] is None else cts[0]
+    delta = _dots(ct, y, bind.attributes["heads"])
+    return ct, delta if cts[1] is None else delta - cts[1]
 
 
 def _dots(a: Array, b: Array, heads: int) -> Array:

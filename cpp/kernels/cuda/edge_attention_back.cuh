@@ -1,0 +1,556 @@
+// The gradients of attention over edges, by source, in one pass.
+//
+// Every team of lanes takes an even, contiguous range of entries, sorted by source, and walks it in
+// steps of four. Of an entry come the row of the result's cotangent, that of its destination's key
+// if scores are of keys, and the record of its destination, by asynchronous copies into shared
+// memory, asked for when the words of the step before are in registers; of a run of entries the
+// rows of their source, each once in a step. Dots over the lanes of a head, of values and of keys,
+// are added up for all entries of a step at once. Then one lane of a head has both dots of an
+// entry: it makes of them the entry's weight, and its score's cotangent, which it writes, and the
+// other lanes read both from shared memory. A lane sums up its words of the sources' gradients in
+// registers, and runs are joined like any others (segment_runs.cuh). The cut depends on shapes
+// only: the same bits on every run.
+//
+// Needs blocks of kBackThreads threads; BackLayout's bytes of dynamic shared memory, a workspace
+// row for each block of a column of the grid, a tag that no other launch has, words of 16 bytes,
+// and whole heads in a team. Promises that all rows are written, empty ones too where it `fills`,
+// that each entry's place is written, those of padding as zeros, unless an order leaves it out,
+// that nothing behind an id out of range is read, and that any ids are survived.
+#pragma once
+
+#include <cuda_pipeline.h>
+
+#include "../edge_attention.h"
+#include "edge_attention_walk.cuh"
+#include "edge_scores.cuh"
+#include "lane_sums.cuh"
+#include "segment_messages.cuh"
+#include "segment_ops.cuh"
+#include "segment_runs.cuh"
+
+namespace jax_gnn::cuda {
+namespace {
+
+constexpr int kBackThreads = 128;  // of a block
+constexpr int kBackStep = 4;       // entries of a step
+constexpr int kBackChunk = 16;     // entries whose ids are asked for at once
+constexpr int kBackRing = 2 * kBackChunk;
+
+// Blocks of a multiprocessor: with more, registers are spilled.
+template <Scores kScores, int kVec, typename Acc>
+constexpr int kBackBlocks = sizeof(Acc) > 4                         ? 3
+                            : kScores == Scores::kOfHeads           ? 5
+                            : kScores == Scores::kLeaky && kVec > 4 ? 3
+                                                                    : 4;
+
+// Two sums of kVec features each: gradients of values and of keys.
+template <typename Acc, int kVec_>
+struct PairSumOp {
+  using Result = Acc;
+  static constexpr int kVec = kVec_, kParts = 2 * kVec, kRoom = 1;
+  static constexpr bool kCounts = false, kZeroIsNeutral = true;
+  static __device__ __forceinline__ Acc neutral(int) { return 0; }
+  static __device__ __forceinline__ void combine(const Acc (&before)[kParts], Acc (&run)[kParts]) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) run[i] = before[i] + run[i];
+  }
+};
+
+// Where the second of two sums goes, in place of an Epilogue.
+template <typename T>
+struct SecondRows {
+  T* out;  // as the first
+};
+
+template <typename T, class Op, typename Acc>
+struct Output<T, Op, Acc, SecondRows<T>> {
+  static constexpr int kVec = Op::kVec;
+
+  T* out;
+  int64_t num_rows, width;
+  SecondRows<T> last;
+
+  // Writes the lane's words of a row that is below `limit`.
+  __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
+                                        unsigned limit) const {
+    if (static_cast<unsigned>(row) >= limit) return;
+    const unsigned row_bytes = static_cast<unsigned>(width * static_cast<int64_t>(sizeof(T)));
+    write(row_at(lane_out, row, row_bytes), run);
+    write(row_at(last.out + (lane_out - out), row, row_bytes), run + kVec);
+  }
+  __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
+    if (!column.active) return;
+    const Acc x[kVec] = {};
+    write(out + row * width + column.first, x);
+    write(last.out + row * width + column.first, x);
+  }
+
+ private:
+  static __device__ __forceinline__ void write(T* address, const Acc* x) {
+    Pack<T, kVec> pack;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) narrow(x[i], pack.at[i]);
+    *reinterpret_cast<Pack<T, kVec>*>(address) = pack;
+  }
+};
+
+// What gradients are made of. Rows of the matrix are sources, columns destinations.
+template <typename T, typename Acc>
+struct Back {
+  const T* ct;                          // (num_cols, width)
+  const T* value;                       // (num_rows, width)
+  const AttentionRecord<Acc>* records;  // (num_cols, heads)
+  Attention<Acc> attention;             // without dst_score; of keys only the scale of edges
+  Keys<T, Acc> keys;                    // row_key is of destinations, col_key of sources
+  Acc* to_score;                        // (num_weights, heads)
+  Acc* to_vector;                       // (num_parts, width), which add up to it
+  int64_t num_parts;
+  int heads;
+  Start start;
+};
+
+// Where a thread's words are: [row][thread], rows of kBackStep entries.
+template <Scores kScores, bool kSame>
+struct BackRows {
+  static constexpr bool kKeyed = kScores != Scores::kOfHeads;
+  static constexpr int kStep = kBackStep;
+  static constexpr int kCt = 0, kKey = kStep, kValue = kKeyed ? kKey + kStep : kKey,
+                       kOwnKey = kKeyed && !kSame ? kValue + kStep : kValue,
+                       kCount = kOwnKey + kStep;
+};
+
+// Dynamic shared memory: words [row][thread]; of each team records [stage][head][entry],
+// numbers [stage][kind][head][entry], and [head][kind][entry] sums over lanes, then what follows of
+// them; of each thread its part of a run; heads[warp][part][lane], and tails; of each team a ring
+// of ids and the rows around its entries.
+template <Scores kScores, bool kSame, class Op, typename T, typename Acc>
+struct BackLayout {
+  using W = Word<T, Op::kVec>;
+  using Record = AttentionRecord<Acc>;
+  static constexpr int kStep = kBackStep, kStages = 2;
+  static constexpr int kWords = BackRows<kScores, kSame>::kCount * kBackThreads;
+
+  int lanes, team_ids, head_numbers, kinds;
+  __host__ __device__ BackLayout(const AttendCut& cut, bool ordered, bool scaled)
+      : lanes(1 << cut.lane_bits),
+        team_ids((ordered ? 3 : 2) * kBackRing + kAroundIds),
+        head_numbers(cut.tile_heads * kStep),
+        kinds((kScores == Scores::kOfHeads) + scaled) {}
+
+  __host__ __device__ int teams() const { return kBackThreads / lanes; }
+  __host__ __device__ int records_at() const { return kWords * static_cast<int>(sizeof(W)); }
+  __host__ __device__ int sums_at() const {
+    return records_at() + teams() * kStages * head_numbers * static_cast<int>(sizeof(Record));
+  }
+  __host__ __device__ int numbers_at() const {
+    return sums_at() + teams() * 2 * head_numbers * static_cast<int>(sizeof(Acc));
+  }
+  __host__ __device__ int runs_at() const {
+    return numbers_at() + teams() * kStages * kinds * head_numbers * static_cast<int>(sizeof(Acc));
+  }
+  __host__ __device__ int ids_at() const {
+    const int runs = kBackThreads + kBackThreads / 32 * 2 * lanes;
+    return runs_at() + runs * Op::kParts * static_cast<int>(sizeof(Acc));
+  }
+  __host__ __device__ int bytes() const {
+    return ids_at() + teams() * team_ids * static_cast<int>(sizeof(Index));
+  }
+};
+
+template <Scores kScores, bool kSame, class Op, typename T, typename Acc, class Last>
+__global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, Acc>)
+    back_kernel(Csr<Index> csr, Back<T, Acc> back, AttendCut cut, Output<T, Op, Acc, Last> output,
+                bool fills, Tails<Op, Acc> tails) {
+  constexpr int kVec = Op::kVec, kParts = Op::kParts, kStep = kBackStep, kRing = kBackRing;
+  constexpr int kChunkSteps = kBackChunk / kStep;
+  constexpr bool kKeyed = kScores != Scores::kOfHeads, kLeaky = kScores == Scores::kLeaky;
+  constexpr int kSums = kKeyed ? 2 * kStep : kStep;
+  constexpr int kOfKeys = kSame ? 0 : kVec;  // where a run has the gradient of keys
+  using Layout = BackLayout<kScores, kSame, Op, T, Acc>;
+  using Rows = BackRows<kScores, kSame>;
+  using Record = AttentionRecord<Acc>;
+  using W = Word<T, kVec>;
+  __shared__ Range long_gaps[kLongGaps];
+  __shared__ int num_long_gaps;
+  __shared__ Index edges[8];
+  __shared__ Index head_rows[kMaxWarps];
+  __shared__ int marks[kMaxWarps];
+  const Attention<Acc>& attention = back.attention;
+  const bool ordered = csr.order != nullptr, scaled = attention.edge_scale != nullptr;
+  const bool additive = !kKeyed && attention.edge_score == nullptr;
+  const Layout layout(cut, ordered, scaled);
+  const int lanes = layout.lanes, lane = threadIdx.x & (lanes - 1);
+  const int teams = 32 >> cut.lane_bits, team = (threadIdx.x % 32) >> cut.lane_bits;
+  const int warps = kBackThreads / 32, warp = threadIdx.x / 32;
+  const int block_team = threadIdx.x >> cut.lane_bits;
+  const int heads = back.heads;
+  const Column column = column_of<kVec>(lane, lanes, cut.width, heads);
+  const int first_head =
+      heads > 1 ? __shfl_sync(kWholeWarp, static_cast<int>(column.head), 0, lanes) : 0;
+  const int head = column.active ? static_cast<int>(column.head) - first_head : 0;
+  // Entries of a step that are the lane's own, of its head: from which on, and how far apart.
+  const int head_lanes = 1 << cut.head_bits;
+  const int first_own = column.active || heads == 1 ? lane & (head_lanes - 1) : kStep;
+
+  unsigned char* const bytes = dynamic_shared();
+  W* const lane_words = reinterpret_cast<W*>(bytes) + threadIdx.x;
+  Record* const records = reinterpret_cast<Record*>(bytes + layout.records_at()) +
+                          block_team * Layout::kStages * layout.head_numbers + head * kStep;
+  unsigned char* const head_sums =
+      bytes + layout.sums_at() +
+      (block_team * 2 * layout.head_numbers + head * 2 * kStep) * static_cast<int>(sizeof(Acc));
+  Acc* const sums_of_head = reinterpret_cast<Acc*>(head_sums);
+  Acc* const numbers = reinterpret_cast<Acc*>(bytes + layout.numbers_at()) +
+                       block_team * Layout::kStages * layout.kinds * layout.head_numbers +
+                       head * kStep;
+  Acc* const first_runs = reinterpret_cast<Acc*>(bytes + layout.runs_at());  // [part][thread]
+  Acc* const shared_heads = first_runs + kParts * kBackThreads;
+  Acc* const shared_tails = shared_heads + warps * kParts * lanes;
+  Index* const ring =  // of rows; then of columns, and order
+      reinterpret_cast<Index*>(bytes + layout.ids_at()) + block_team * layout.team_ids;
+  Index* const around = ring + layout.team_ids - kAroundIds;  // rows before, after and of the first
+  if (threadIdx.x == 0) num_long_gaps = 0;
+  allow_next_launch();
+  if (back.start == Start::kWaits) wait_for_previous_launch();
+  __syncthreads();
+
+  const int64_t per_team = int64_t{cut.steps} * kStep, per_block = layout.teams() * per_team;
+  const int64_t begin = min(blockIdx.x * per_block + block_team * per_team, csr.count);
+  const int count = static_cast<int>(min(per_team, csr.count - begin));
+  ask_for_edges(csr, per_block, edges);
+  // The first team of a warp has most.
+  const int steps = (__shfl_sync(kWholeWarp, count, 0) + kStep - 1) / kStep;
+
+  Sizes sizes = {cut_size(csr.num_rows), cut_size(csr.num_cols), cut_size(csr.num_weights)};
+  const Sizes of_ids = sizes;
+  if (!column.active) sizes = {0, 0, 0};
+  const unsigned row_bytes = static_cast<unsigned>(cut.width) * static_cast<unsigned>(sizeof(T));
+  T* const lane_out = output.out + column.first;
+  const Acc slope = kKeyed ? back.keys.slope : attention.slope;
+
+  // Asks for the ids of a chunk. Where there are no entries left, the last one's.
+  const auto ask_for_ids = [&](int chunk) {
+    if (chunk * kChunkSteps >= steps) return;
+#pragma unroll 1
+    for (int i = lane; i < kBackChunk; i += lanes) {
+      const int entry = chunk * kBackChunk + i;
+      const int64_t at = begin + min(entry, count - 1);
+      Index* to = ring + (entry & (kRing - 1));
+      copy_async<sizeof(Index)>(true, csr.rows + at, to);
+      if (csr.cols != nullptr)
+        copy_async<sizeof(Index)>(true, csr.cols + at, to + kRing);
+      else
+        to[kRing] = static_cast<Index>(at);
+      if (ordered) copy_async<sizeof(Index)>(true, csr.order + at, to + 2 * kRing);
+    }
+  };
+  // Looks at a chunk's ids, which are there: columns of padding become -1. Whether there is none.
+  const auto look_at_ids = [&](int chunk) {
+    bool valid = true;
+#pragma unroll 1
+    for (int i = lane; i < kBackChunk; i += lanes) {
+      const int entry = chunk * kBackChunk + i;
+      Index* id = ring + (entry & (kRing - 1));
+      const bool is_there = entry < count && static_cast<unsigned>(id[0]) < of_ids.rows &&
+                            static_cast<unsigned>(id[kRing]) < of_ids.cols &&
+                            (!ordered || static_cast<unsigned>(id[2 * kRing]) < of_ids.weights);
+      if (!is_there) id[kRing] = -1;
+      valid &= is_there;
+    }
+    const bool all_valid = __all_sync(kWholeWarp, valid) != 0;
+    if (!all_valid) __syncwarp();
+    return all_valid;
+  };
+  // Calls f(entry of the step, its ids) for the lane's own.
+  const auto for_own = [&](int step, const auto& f) {
+#pragma unroll 1
+    for (int j = first_own; j < kStep; j += head_lanes)
+      f(j, ring + ((step * kStep & (kRing - 1)) + j));
+  };
+  // Where an entry has what it has for itself.
+  const auto place_of = [&](int step, int j, const Index* id) {
+    return ordered ? int64_t{id[2 * kRing]} : begin + step * kStep + j;
+  };
+  // Asks for what the entries of a step bring.
+  const auto ask_for_entries = [&](int step, int stage) {
+    const unsigned char* const at =
+        reinterpret_cast<const unsigned char*>(ring + (step * kStep & (kRing - 1)));
+    Index rows[kStep], cols[kStep];
+    read_shared(at, rows);
+    read_shared(at + kRing * sizeof(Index), cols);
+    const auto copy = [&](const T* from, Index id, unsigned size, int row) {
+      copy_async<sizeof(W)>(static_cast<unsigned>(id) < size,
+                            row_at(from + column.first, id, row_bytes),
+                            lane_words + row * kBackThreads);
+    };
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) copy(back.ct, cols[j], sizes.cols, Rows::kCt + j);
+    if constexpr (kKeyed)
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) copy(back.keys.row_key, cols[j], sizes.cols, Rows::kKey + j);
+#pragma unroll
+    for (int j = 0; j < kStep; ++j)
+      if (j == 0 || rows[j] != rows[j - 1]) {
+        copy(back.value, rows[j], sizes.rows, Rows::kValue + j);
+        if constexpr (kKeyed && !kSame)
+          copy(back.keys.col_key, rows[j], sizes.rows, Rows::kOwnKey + j);
+      }
+    for_own(step, [&](int j, const Index* id) {
+      const bool is_there = id[kRing] >= 0;
+      const auto* from = reinterpret_cast<const unsigned char*>(
+          back.records + int64_t{id[kRing]} * heads + column.head);
+      auto* record = reinterpret_cast<unsigned char*>(records + stage * layout.head_numbers + j);
+#pragma unroll
+      for (int i = 0; i < static_cast<int>(sizeof(Record)); i += 16)
+        copy_async<16>(is_there, from + i, record + i);
+      if (kKeyed && !scaled) return;
+      const int64_t place = place_of(step, j, id) * heads + column.head;
+      Acc* number = numbers + stage * layout.kinds * layout.head_numbers + j;
+      if constexpr (!kKeyed) {
+        copy_async<sizeof(Acc)>(is_there,
+                                additive
+                                    ? attention.src_score + int64_t{id[0]} * heads + column.head
+                                    : attention.edge_score + place,
+                                number);
+        number += layout.head_numbers;
+      }
+      if (scaled) copy_async<sizeof(Acc)>(is_there, attention.edge_scale + place, number);
+    });
+  };
+
+  if (lane == 0) {
+    const auto ask_for_row = [&](bool is_there, int64_t at, Index* to) {
+      if (is_there)
+        copy_async<sizeof(Index)>(true, csr.rows + at, to);
+      else
+        *to = -1;
+    };
+    ask_for_row(begin > 0, begin - 1, around);
+    ask_for_row(begin + count < csr.count, begin + count, around + 1);
+    ask_for_row(count > 0, begin, around + 2);
+  }
+  Acc vector[kVec] = {}, to_vector[kVec] = {}, scale = 1;
+  if constexpr (kLeaky) {
+    if (column.active)
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) vector[i] = back.keys.vector[column.first + i];
+  }
+  if constexpr (kScores == Scores::kDots)
+    if (back.keys.scale != nullptr) scale = *back.keys.scale;
+  ask_for_ids(0);
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
+  __syncwarp();
+
+  Acc carry[kParts], run[kParts];
+  set_neutral<Op>(carry);
+  set_neutral<Op>(run);
+  bool seen = false, left_open = false;
+  const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,       head_rows,
+                              marks,     shared_heads,   shared_tails};
+  Runs<Op, T, Acc, Last> runs{csr,    output, lanes, lane,     teams, team, warp,
+                              column, shared, sizes, lane_out, carry, seen, left_open};
+  Index row = 0;       // of the run
+  unsigned state = 0;  // bit 0: it was open where the team's entries begin; bit 1: a run has ended
+  bool whole = true;   // no entry of the chunk is padding
+  if (steps > 0) {
+    whole = look_at_ids(0);
+    row = ring[0];
+    state = around[0] == row;
+    ask_for_entries(0, 0);
+  }
+  __pipeline_commit();
+  if (back.start == Start::kReadsAhead) wait_for_previous_launch();
+  const auto close = [&]() {
+    Acc ended[kParts];  // elsewhere, or sums are moved about at every turn for the store
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      ended[i] = run[i];
+      hide(ended[i]);
+    }
+    if (state == 1) {
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) first_runs[i * kBackThreads + threadIdx.x] = ended[i];
+    } else {
+      output.store(lane_out, row, ended, sizes.rows);
+    }
+    state |= 2;
+    set_neutral<Op>(run);
+  };
+
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    __pipeline_wait_prior(0);
+    __syncwarp();
+    const int at = step * kStep & (kRing - 1);
+    Index rows[kStep];
+    read_shared(reinterpret_cast<const unsigned char*>(ring + at), rows);
+    // Shares of dots with values; then of scores.
+    Acc sums[kSums];
+    W ct[kStep], keys[kScores == Scores::kDots ? kStep : 1];
+    Acc z[kLeaky ? kStep : 1][kVec];
+    W own_value = {}, own_key = {};
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) {
+      if (j == 0 || rows[j] != rows[j - 1]) {
+        own_value = lane_words[(Rows::kValue + j) * kBackThreads];
+        own_key = lane_words[(Rows::kOwnKey + j) * kBackThreads];
+      }
+      ct[j] = lane_words[(Rows::kCt + j) * kBackThreads];
+      sums[j] = 0;
+      add_dot<T, kVec>(sums[j], own_value, ct[j]);
+      if constexpr (kKeyed) {
+        const W key = lane_words[(Rows::kKey + j) * kBackThreads];
+        sums[kStep + j] = 0;
+        if constexpr (kLeaky) {
+          Acc own[kVec];
+          unpack<kVec, T>(key, z[j]);
+          unpack<kVec, T>(own_key, own);
+#pragma unroll
+          for (int i = 0; i < kVec; ++i) z[j][i] += own[i];
+          add_leaky<T, kVec>(sums[kStep + j], key, own_key, vector, slope);
+        } else {
+          keys[j] = key;
+          add_dot<T, kVec>(sums[kStep + j], key, own_key);
+        }
+      }
+    }
+    // All words are read: the next step's may take their places.
+    const int next = step + 1, stage = step & 1;
+    bool next_whole = whole;
+    if (next < steps) {
+      if (next % kChunkSteps == 0) next_whole = look_at_ids(next / kChunkSteps);
+      ask_for_entries(next, stage ^ 1);
+    }
+    if (step % kChunkSteps == 0) ask_for_ids(step / kChunkSteps + 1);
+    __pipeline_commit();
+
+    const Held held = add_over_lanes(sums, cut.head_bits);
+    if (held.writes && (column.active || heads == 1))
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        if (i == held.count) break;
+        sums_of_head[held.first + i] = sums[i];
+      }
+    __syncwarp();
+    // Weights, and cotangents of scores.
+    for_own(step, [&](int j, const Index* id) {
+      const int64_t place = place_of(step, j, id);
+      Acc weight = 0, to_score = 0;
+      if (id[kRing] >= 0) {
+        const Record record = records[stage * layout.head_numbers + j];
+        const Acc* number = numbers + stage * layout.kinds * layout.head_numbers + j;
+        Acc score, sloped = 1;
+        if constexpr (kKeyed) {
+          score = sums_of_head[kStep + j];
+          if constexpr (!kLeaky) {
+            score = rounded_product(score, scale);
+            sloped = scale;
+          }
+        } else {
+          const Acc sum = additive ? record.dst_score + *number : *number;
+          const bool is_sloped = additive && !(sum > 0);
+          score = is_sloped ? rounded_product(slope, sum) : sum;
+          if (is_sloped) sloped = slope;
+          number += layout.head_numbers;
+        }
+        const Acc edge_scale = scaled ? *number : Acc(1);
+        const Acc share = exponential((score - record.stats.top) - record.stats.log_sum);
+        weight = share * edge_scale;
+        to_score = share * sloped * (edge_scale * sums_of_head[j] - record.delta);
+      }
+      sums_of_head[j] = weight;
+      sums_of_head[kStep + j] = to_score;
+      if (step * kStep + j < count && static_cast<uint64_t>(place) < of_ids.weights)
+        back.to_score[place * heads + column.head] = to_score;
+    });
+    __syncwarp();
+    Acc weights[kStep], to_scores[kKeyed ? kStep : 1];
+    read_shared(head_sums, weights);
+    if constexpr (kKeyed) read_shared(head_sums + kStep * sizeof(Acc), to_scores);
+    if constexpr (kLeaky)
+      if (!whole) {  // whatever rows hold that only padding reads
+        Index cols[kStep];
+        read_shared(reinterpret_cast<const unsigned char*>(ring + kRing + at), cols);
+#pragma unroll
+        for (int j = 0; j < kStep; ++j)
+#pragma unroll
+          for (int i = 0; i < kVec; ++i) z[j][i] = cols[j] < 0 ? Acc(0) : z[j][i];
+      }
+    unsigned gaps = 0;  // bit j: rows before that of the step's entry j are empty
+    const Index row_before = row;
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) {
+      if (rows[j] != row) {
+        if (static_cast<unsigned>(rows[j]) - static_cast<unsigned>(row) != 1) gaps |= 1u << j;
+        close();
+        row = rows[j];
+      }
+      Acc x[kVec];
+      unpack<kVec, T>(ct[j], x);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) run[i] += weights[j] * x[i];
+      if constexpr (kScores == Scores::kDots) {
+        unpack<kVec, T>(keys[j], x);
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) run[kOfKeys + i] += to_scores[j] * x[i];
+      }
+      if constexpr (kLeaky) {
+        const Acc sloped = to_scores[j] * slope;
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) {
+          const Acc part = z[j][i] > 0 ? to_scores[j] : sloped;
+          to_vector[i] += part * z[j][i];
+          run[kOfKeys + i] += part * vector[i];
+        }
+      }
+    }
+    if (fills)
+#pragma unroll 1
+      for (; gaps != 0; gaps &= gaps - 1) {
+        const int j = __ffs(gaps) - 1;
+        runs.fill_gap(j > 0 ? ring[at + j - 1] : row_before, ring[at + j]);
+      }
+    whole = next_whole;
+  }
+
+  __pipeline_wait_prior(0);
+  __syncwarp();
+  // The last run may end where the team's entries do.
+  if (count > 0 && around[1] != row) {
+    close();
+    if (fills) runs.fill_gap(row, around[1]);
+  }
+  __syncwarp();
+  if constexpr (kLeaky) {  // what the block has of the vector's gradient
+    Acc* const parts = reinterpret_cast<Acc*>(bytes);  // in place of the words, [feature][thread]
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) parts[i * kBackThreads + threadIdx.x] = to_vector[i];
+    __syncthreads();
+    if (threadIdx.x < lanes && column.active) {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        Acc sum = 0;
+#pragma unroll 1
+        for (int other = 0; other < kBackThreads; other += lanes)
+          sum += parts[i * kBackThreads + other + lane];
+        Acc* const to = back.to_vector + column.first + i;
+        to[blockIdx.x * cut.width] = sum;
+#pragma unroll 1
+        for (int64_t part = blockIdx.x + int64_t{gridDim.x}; part < back.num_parts;
+             part += gridDim.x)
+          to[part * cut.width] = 0;
+      }
+    }
+  }
+  Acc first_run[kParts];
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) first_run[i] = first_runs[i * kBackThreads + threadIdx.x];
+  left_open = __shfl_sync(kWholeWarp, state & 1, 0) != 0;
+  runs.carry_on(state > 1, state == 3, around[2], first_run, run);
+  runs.complete(per_block, cut.width, fills, tails);
+}
+
+}  // namespace
+}  // namespace jax_gnn::cuda
