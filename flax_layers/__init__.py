@@ -8,6 +8,7 @@ from flax_layers.allset import (
     AllSetTransformer,
     AllSetTransformerConv,
 )
+from flax_layers.compgcn import CompGCN, CompGCNConv
 from flax_layers.graph import GCN, GIN, SAGE, GCNConv, GINConv, SAGEConv, gcn_norm
 from flax_layers.graph_attention import (
     GAT,
@@ -19,6 +20,16 @@ from flax_layers.graph_attention import (
 )
 from flax_layers.hypergraph import HGNN, HGNNP, HGNNConv, HGNNPConv
 from flax_layers.hypergraph_attention import HypergraphAttention, HypergraphAttentionConv
+from flax_layers.links import (
+    ComplEx,
+    ConvE,
+    DistMult,
+    LinkPredictor,
+    LinkRanking,
+    link_metrics,
+    negative_sampling_loss,
+    one_vs_all_loss,
+)
 from flax_layers.relational import RGCN, RGCNConv
 from flax_layers.typed import TypedLinear
 from flax_layers.unignn import (
@@ -46,6 +57,11 @@ __all__ = [
     "AllSetTransformer",
     "AllSetTransformerConv",
     "AttentionOptions",
+    "CompGCN",
+    "CompGCNConv",
+    "ComplEx",
+    "ConvE",
+    "DistMult",
     "GATConv",
     "GATv2",
     "GATv2Conv",
@@ -57,6 +73,8 @@ __all__ = [
     "HypergraphAttention",
     "HypergraphAttentionConv",
     "LinearOptions",
+    "LinkPredictor",
+    "LinkRanking",
     "RGCNConv",
     "SAGEConv",
     "Stack",
@@ -71,5 +89,8 @@ __all__ = [
     "UniSAGE",
     "UniSAGEConv",
     "gcn_norm",
+    "link_metrics",
+    "negative_sampling_loss",
+    "one_vs_all_loss",
     "unigcn_norm",
 ]

@@ -267,7 +267,7 @@ class RGCNConv(nnx.Module):
         def aggregate(x: Array) -> Array:
             return relational_aggregate(graph, x, kernel, weight, precision=self.precision)
 
-        return _over_batch(aggregate, x)
+        return over_batch(aggregate, x)
 
     def _of_bases(
         self, graph: RelationalGraph, x: Array | None, weight: Any, kernel: Array, mixture: Array
@@ -296,7 +296,7 @@ class RGCNConv(nnx.Module):
             y = jax.vmap(of_block, (1, 1), 1)(blocks, kernel)
             return y.reshape(len(y), self.out_features)
 
-        return _over_batch(aggregate, x)
+        return over_batch(aggregate, x)
 
     def _times(self, x: Array, kernel: Array) -> Array:
         return product(x, kernel, self.precision)
@@ -310,7 +310,7 @@ def _block_diagonal(blocks: Array) -> Array:
     return full.reshape(relations, count * k, count * n)
 
 
-def _over_batch(function: Any, x: Array) -> Array:
+def over_batch(function: Any, x: Array) -> Array:
     """Applies a function of ``(rows, features)`` to ``(rows, *batch, features)``."""
     if x.ndim == 2:
         return function(x)
