@@ -16,7 +16,6 @@ from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers._base import check_positive, check_rates, dropout_arguments
 from flax_layers.compgcn import CompGCN
-from jax_gnn import RelationalGraph
 from jax_gnn._core.arguments import check_choice, check_columns, check_range, check_real
 from jax_gnn._core.arrays import STATIC
 
@@ -204,6 +203,7 @@ class LinkPredictor(nnx.Module):
         encoder: Any,
         decoder: Any,
         *,
+        dropout_rate: float = 0.0,
         rngs: nnx.Rngs,
         param_dtype: DTypeLike = jnp.float32,
         embedding_init: nnx.Initializer = embedding_init,
@@ -218,13 +218,15 @@ class LinkPredictor(nnx.Module):
                 or the `CompGCN`.
             encoder: See the class.
             decoder: See the class.
-            rngs: Source of the keys for initialisation (stream "params").
+            dropout_rate: Share of the encoded nodes' features dropped in training, in [0, 1].
+            rngs: Source of the keys, streams "params" and "dropout".
             param_dtype: Of the parameters.
             embedding_init: Initialiser of the embeddings.
 
         Raises:
-            ValueError: A size is not positive.
+            ValueError: A size is not positive, or the rate is outside [0, 1].
         """
+        check_rates(dropout_rate=dropout_rate)
         check_positive(
             num_nodes=num_nodes,
             num_relations=num_relations,
@@ -239,27 +241,36 @@ class LinkPredictor(nnx.Module):
         self.relations = table(num_relations, relation_features)
         self.encoder = encoder
         self.decoder = decoder
+        self.dropout = nnx.Dropout(dropout_rate, rngs=rngs)
 
     def encode(
-        self, graph: RelationalGraph, edge_weight: ArrayLike | None = None, **dropout: Any
+        self,
+        graph: Any,
+        edge_weight: ArrayLike | None = None,
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
     ) -> tuple[Array, Array]:
         """What the decoder takes, of all nodes and relations.
 
         Args:
             graph: What the encoder takes.
             edge_weight: Likewise, or None.
-            **dropout: `deterministic` and `rngs` of the encoder.
+            deterministic: Switches dropout off (True) or on (False).
+            rngs: Randomness of the dropout.
 
         Returns:
             ``(num_nodes, features)`` and ``(num_relations, features)``.
         """
+        dropout = dropout_arguments(deterministic, rngs)
         nodes, relations = self.nodes[...], self.relations[...]
-        if self.encoder is None:
-            return nodes, relations
-        if isinstance(self.encoder, CompGCN):
-            return self.encoder(graph, nodes, relations, edge_weight, **dropout)
-        weight = {} if edge_weight is None else {"edge_weight": edge_weight}
-        return self.encoder(graph, nodes, **weight, **dropout), relations
+        if self.encoder is not None:
+            more = dropout if edge_weight is None else dropout | {"edge_weight": edge_weight}
+            if isinstance(self.encoder, CompGCN):
+                nodes, relations = self.encoder(graph, nodes, relations, **more)
+            else:
+                nodes = self.encoder(graph, nodes, **more)
+        return self.dropout(nodes, **dropout), relations
 
     def scores(
         self, nodes: Array, relations: Array, subjects: Array, relation_ids: Array, **dropout: Any
