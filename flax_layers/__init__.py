@@ -31,6 +31,7 @@ from flax_layers.links import (
     one_vs_all_loss,
 )
 from flax_layers.relational import RGCN, RGCNConv
+from flax_layers.relational_attention import HGT, RGAT, HGTConv, RGATConv
 from flax_layers.typed import TypedLinear
 from flax_layers.unignn import (
     UniGAT,
@@ -50,6 +51,8 @@ __all__ = [
     "GIN",
     "HGNN",
     "HGNNP",
+    "HGT",
+    "RGAT",
     "RGCN",
     "SAGE",
     "AllDeepSets",
@@ -70,11 +73,13 @@ __all__ = [
     "GraphTransformer",
     "HGNNConv",
     "HGNNPConv",
+    "HGTConv",
     "HypergraphAttention",
     "HypergraphAttentionConv",
     "LinearOptions",
     "LinkPredictor",
     "LinkRanking",
+    "RGATConv",
     "RGCNConv",
     "SAGEConv",
     "Stack",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, TypedDict, get_args
 
@@ -187,11 +187,10 @@ class Stack(nnx.Module):
             ValueError: A size is not positive, a rate is outside [0, 1], or a convolution refuses
                 an option.
         """
+        if not isinstance(in_features, Mapping):  # by type of nodes: the convolution checks those
+            check_positive(in_features=in_features)
         check_positive(
-            in_features=in_features,
-            hidden_features=hidden_features,
-            out_features=out_features,
-            num_layers=num_layers,
+            hidden_features=hidden_features, out_features=out_features, num_layers=num_layers
         )
         check_rates(dropout_rate=dropout_rate, input_dropout_rate=input_dropout_rate)
         self.in_features = in_features

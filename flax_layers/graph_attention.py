@@ -220,7 +220,7 @@ class GATConv(_GraphAttentionConv):
             *(graph, of_dst, of_src, flat_value),
             negative_slope=self.negative_slope,
             edge_bias=bias,
-            edge_scale=_dropped(self.attention_dropout, graph.num_edges, of_src.shape[1], dropout),
+            edge_scale=dropped(self.attention_dropout, graph.num_edges, of_src.shape[1], dropout),
             return_lse=True,
         )
         own_score = None
@@ -365,7 +365,7 @@ class GATv2Conv(_GraphAttentionConv):
             *(graph, left, right, vector),
             negative_slope=self.negative_slope,
             edge_features=of_edges,
-            edge_scale=_dropped(self.attention_dropout, graph.num_edges, right.shape[1], dropout),
+            edge_scale=dropped(self.attention_dropout, graph.num_edges, right.shape[1], dropout),
             return_lse=True,
         )
         own_score = None
@@ -519,7 +519,7 @@ class TransformerConv(nnx.Module):
         y = dot_attention(
             *(graph, query, key, value),
             edge_features=of_edges,
-            edge_scale=_dropped(self.attention_dropout, graph.num_edges, value.shape[1], dropout),
+            edge_scale=dropped(self.attention_dropout, graph.num_edges, value.shape[1], dropout),
         ).reshape(shape)
         y = y.reshape(*y.shape[:-2], self.out_features) if self.concat else y.mean(axis=-2)
         if self.root is None:
@@ -554,7 +554,7 @@ def _per_head(x: Array, features: int = 0) -> Array:
     return x.reshape(x.shape[0], math.prod(x.shape[1 : x.ndim - features]), *last)
 
 
-def _dropped(
+def dropped(
     dropout: nnx.Dropout, count: int, heads: int, arguments: dict[str, Any]
 ) -> Array | None:
     """What a dropout multiplies attention weights ``(count, heads)`` with; None for ones."""

@@ -106,32 +106,10 @@ class RGCNConv(nnx.Module):
             in_features=in_features, out_features=out_features, num_relations=num_relations
         )
         check_choice("norm", norm, get_args(Norm))
-        shape = in_features, out_features
-        count = num_relations
-        lead: tuple[int, ...]
-        if num_bases is not None:
-            check_positive(num_bases=num_bases)
-            if num_blocks is not None:
-                raise ValueError("num_bases and num_blocks exclude each other: give one of them")
-            count = num_bases
-        if num_blocks is not None:
-            check_positive(num_blocks=num_blocks)
-            if in_features % num_blocks or out_features % num_blocks:
-                raise ValueError(
-                    f"num_blocks must divide in_features and out_features, {shape}, got "
-                    f"{num_blocks}"
-                )
-            lead = (num_relations, num_blocks)
-            shape = in_features // num_blocks, out_features // num_blocks
-        else:
-            lead = (count + own_weight,)
-
-        def each(*sizes: int) -> Array:
-            keys = jax.random.split(rngs.params(), math.prod(lead))
-            kernels = jax.vmap(lambda key: kernel_init(key, sizes, param_dtype))(keys)
-            return kernels.reshape(*lead, *sizes)
-
-        self.kernel = nnx.Param(each(*shape))
+        lead, shape = kernel_shape(num_relations, in_features, out_features, num_bases, num_blocks)
+        if num_blocks is None:
+            lead = (lead[0] + own_weight,)
+        self.kernel = nnx.Param(each_of(kernel_init, rngs, lead, shape, param_dtype))
         self.coefficients: nnx.Param[Array] | None = nnx.data(None)
         if num_bases is not None:
             mixture = kernel_init(rngs.params(), (num_relations, num_bases), param_dtype)
@@ -213,7 +191,7 @@ class RGCNConv(nnx.Module):
                 raise ValueError("x must be given for block-diagonal weights")
             apart = blocks_pay(counts_of(graph, self._full(kernel)))
             if not apart:
-                kernel = _block_diagonal(kernel)
+                kernel = block_diagonal(kernel)
                 if own_kernel is not None:
                     kernel = jnp.concatenate([kernel, own_kernel[None]])
         if apart:
@@ -302,7 +280,43 @@ class RGCNConv(nnx.Module):
         return product(x, kernel, self.precision)
 
 
-def _block_diagonal(blocks: Array) -> Array:
+def kernel_shape(
+    num_relations: int,
+    in_features: int,
+    out_features: int,
+    num_bases: int | None,
+    num_blocks: int | None,
+) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """How many weights there are for relations, bases or blocks, and the shape of each.
+
+    Raises:
+        ValueError: A number is not positive, there are both, or blocks do not divide the features.
+    """
+    shape = in_features, out_features
+    if num_bases is not None:
+        check_positive(num_bases=num_bases)
+        if num_blocks is not None:
+            raise ValueError("num_bases and num_blocks exclude each other: give one of them")
+        return (num_bases,), shape
+    if num_blocks is None:
+        return (num_relations,), shape
+    check_positive(num_blocks=num_blocks)
+    if in_features % num_blocks or out_features % num_blocks:
+        raise ValueError(
+            f"num_blocks must divide in_features and out_features, {shape}, got {num_blocks}"
+        )
+    return (num_relations, num_blocks), (in_features // num_blocks, out_features // num_blocks)
+
+
+def each_of(
+    init: nnx.Initializer, rngs: nnx.Rngs, lead: tuple[int, ...], shape: tuple[int, ...], dtype: Any
+) -> Array:
+    """``(*lead, *shape)``, each initialised for itself."""
+    keys = jax.random.split(rngs.params(), math.prod(lead))
+    return jax.vmap(lambda key: init(key, shape, dtype))(keys).reshape(*lead, *shape)
+
+
+def block_diagonal(blocks: Array) -> Array:
     """Full weights, ``(relations, k, n)``, of ``(relations, blocks, k / blocks, n / blocks)``."""
     relations, count, k, n = blocks.shape
     where = jnp.eye(count, dtype=bool)[:, None, :, None]
@@ -310,12 +324,13 @@ def _block_diagonal(blocks: Array) -> Array:
     return full.reshape(relations, count * k, count * n)
 
 
-def over_batch(function: Any, x: Array) -> Array:
-    """Applies a function of ``(rows, features)`` to ``(rows, *batch, features)``."""
-    if x.ndim == 2:
-        return function(x)
-    rows, *batch, features = x.shape
-    y = jax.vmap(function, 1, 1)(x.reshape(rows, math.prod(batch), features))
+def over_batch(function: Any, *arrays: Array) -> Array:
+    """Applies a function of matrices ``(rows, features)`` to ``(rows, *batch, features)``."""
+    if arrays[0].ndim == 2:
+        return function(*arrays)
+    batch = arrays[0].shape[1:-1]
+    rows = (each.reshape(len(each), math.prod(batch), each.shape[-1]) for each in arrays)
+    y = jax.vmap(function, 1, 1)(*rows)
     return y.reshape(y.shape[0], *batch, y.shape[-1])
 
 

@@ -86,16 +86,16 @@ class RelationalSchedule(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Launch:
+class Launch:
     """Bytes that miss L2, all bytes, and flops; sums of those of what a launch does."""
 
     missed: float = 0
     moved: float = 0
     flops: float = 0
 
-    def __add__(self, other: _Launch) -> _Launch:
+    def __add__(self, other: Launch) -> Launch:
         missed, moved = self.missed + other.missed, self.moved + other.moved
-        return _Launch(missed, moved, self.flops + other.flops)
+        return Launch(missed, moved, self.flops + other.flops)
 
     @property
     def time(self) -> float:
@@ -103,21 +103,21 @@ class _Launch:
         return max(self.missed / _MEMORY, self.moved / _CACHE, self.flops / _FLOPS) + _LAUNCH
 
 
-def _once(size: float) -> _Launch:
+def once(size: float) -> Launch:
     """Of an array that is read or written once, and not there in L2."""
-    return _Launch(size, size)
+    return Launch(size, size)
 
 
-def _gathered(rows: int, row_bytes: float, of: int) -> _Launch:
+def gathered(rows: int, row_bytes: float, of: int) -> Launch:
     """Of rows of an array of so many rows, which is read from memory once at least."""
     size, array = rows * row_bytes, of * row_bytes
-    return _Launch(max(min(size, array), size * _outside(array)), size)
+    return Launch(max(min(size, array), size * _outside(array)), size)
 
 
-def _between(rows: int, row_bytes: float, of: int | None = None) -> _Launch:
+def between(rows: int, row_bytes: float, of: int | None = None) -> Launch:
     """Of rows of an array that one launch writes and the next one reads."""
     size = rows * row_bytes
-    return _Launch(size * _outside(size if of is None else of * row_bytes), size)
+    return Launch(size * _outside(size if of is None else of * row_bytes), size)
 
 
 def _outside(size: float) -> float:
@@ -125,7 +125,7 @@ def _outside(size: float) -> float:
     return max(0.0, 1 - L2_BYTES / size) if size else 0.0
 
 
-def _in_turn(*launches: _Launch) -> float:
+def in_turn(*launches: Launch) -> float:
     """Microseconds of launches that wait for each other."""
     return sum(each.time for each in launches) + _WAIT * (len(launches) - 1)
 
@@ -147,41 +147,41 @@ def _rhs_bytes(c: Counts) -> int:
     return c.relations * c.k * c.n * c.itemsize
 
 
-def _products(c: Counts, rows: int) -> _Launch:
+def multiplied(c: Counts, rows: int) -> Launch:
     """The weights, and as many products."""
-    return _once(_rhs_bytes(c)) + _Launch(0, rows * _ID_BYTES, 2 * rows * c.k * c.n)
+    return once(_rhs_bytes(c)) + Launch(0, rows * _ID_BYTES, 2 * rows * c.k * c.n)
 
 
-def _sums_by_destination_pair(c: Counts) -> _Launch:
+def _sums_by_destination_pair(c: Counts) -> Launch:
     p = _Parts.of(c)
-    sums = _between(c.destination_pairs, p.k)
-    return _once(p.edges) + _gathered(c.edges, p.k, c.num_src) + sums
+    sums = between(c.destination_pairs, p.k)
+    return once(p.edges) + gathered(c.edges, p.k, c.num_src) + sums
 
 
 def expected(c: Counts) -> dict[Way, float]:
     """What each way that the graph has the parts for is expected to take, in microseconds."""
     p = _Parts.of(c)
-    result, edges = _once(c.num_dst * p.n), _once(p.edges)
-    messages = _between(c.edges, p.n)
-    by_edge = _in_turn(
-        _gathered(c.edges, p.k, c.num_src) + _products(c, c.edges) + messages + edges,
+    result, edges = once(c.num_dst * p.n), once(p.edges)
+    messages = between(c.edges, p.n)
+    by_edge = in_turn(
+        gathered(c.edges, p.k, c.num_src) + multiplied(c, c.edges) + messages + edges,
         messages + result,
     )
     found: dict[Way, float] = {"edges": by_edge}
     if pairs := c.source_pairs:
-        found["source_pairs"] = _in_turn(
-            _gathered(pairs, p.k, c.num_src) + _products(c, pairs) + _between(pairs, p.n),
-            edges + _between(c.edges, p.n, pairs) + result,
+        found["source_pairs"] = in_turn(
+            gathered(pairs, p.k, c.num_src) + multiplied(c, pairs) + between(pairs, p.n),
+            edges + between(c.edges, p.n, pairs) + result,
         )
     if pairs := c.destination_pairs:
-        found["destination_pairs"] = _in_turn(
+        found["destination_pairs"] = in_turn(
             _sums_by_destination_pair(c),
-            _between(pairs, p.k) + _products(c, pairs) + _between(pairs, p.n),
-            _between(pairs, p.n) + result,
+            between(pairs, p.k) + multiplied(c, pairs) + between(pairs, p.n),
+            between(pairs, p.n) + result,
         )
     if c.tiles:
-        weights = _Launch(p.rhs, c.tiles * c.k * c.n * c.itemsize, 2 * c.tiles * _TILE * c.k * c.n)
-        moved = _in_turn(edges + _gathered(c.edges, p.k, c.num_src) + weights + result)
+        weights = Launch(p.rhs, c.tiles * c.k * c.n * c.itemsize, 2 * c.tiles * _TILE * c.k * c.n)
+        moved = in_turn(edges + gathered(c.edges, p.k, c.num_src) + weights + result)
         depth, columns = -(-c.k // 64), -(-c.n // 64)
         work = depth * (c.edges + _TILES_PRODUCT * columns * c.tiles)
         found["tiles"] = max(moved, _TILES_LEAST + _TILES_MILLION * work / 1e6)
@@ -194,24 +194,24 @@ def expected_of_gradients(c: Counts) -> dict[tuple[Way, Way], float]:
     That of the features is the transpose of the sum; its sums by pair serve the weights, too.
     """
     p = _Parts.of(c)
-    to_weights: dict[Way, list[_Launch]] = {}
+    to_weights: dict[Way, list[Launch]] = {}
     if pairs := c.source_pairs:
         sums = _sums_by_destination_pair(c.T)
-        outer = _gathered(pairs, p.k, c.num_src) + _between(pairs, p.n) + _products(c, pairs)
+        outer = gathered(pairs, p.k, c.num_src) + between(pairs, p.n) + multiplied(c, pairs)
         to_weights["source_pairs"] = [sums, outer]
     if pairs := c.destination_pairs:
         sums = _sums_by_destination_pair(c)
-        outer = _between(pairs, p.k) + _gathered(pairs, p.n, c.num_dst) + _products(c, pairs)
+        outer = between(pairs, p.k) + gathered(pairs, p.n, c.num_dst) + multiplied(c, pairs)
         to_weights["destination_pairs"] = [sums, outer]
     if not to_weights:
-        gathered = _gathered(c.edges, p.k, c.num_src) + _gathered(c.edges, p.n, c.num_dst)
-        to_weights["edges"] = [_once(p.edges) + gathered + _products(c, c.edges)]
+        both = gathered(c.edges, p.k, c.num_src) + gathered(c.edges, p.n, c.num_dst)
+        to_weights["edges"] = [once(p.edges) + both + multiplied(c, c.edges)]
     found: dict[tuple[Way, Way], float] = {}
     for to_x, time in expected(c.T).items():
         for way, launches in to_weights.items():
             shared = to_x == "destination_pairs" and way == "source_pairs"
             if (to_x == "edges") == (way == "edges"):
-                found[to_x, way] = time + _in_turn(*launches[shared:])
+                found[to_x, way] = time + in_turn(*launches[shared:])
     return found
 
 
@@ -266,22 +266,22 @@ def sums_by_basis_pay(counts: Counts, num_bases: int, *, lookup: bool = False) -
         lookup: whether sources have no features, so that weights have a row for each.
     """
     c = Counts(**FAMILY.known(**counts._asdict()))
-    p, edges = _Parts.of(c), _once(c.edges * (_EDGE_BYTES + 4 * num_bases))
+    p, edges = _Parts.of(c), once(c.edges * (_EDGE_BYTES + 4 * num_bases))
     basis = c.k * c.n * c.itemsize
-    products = _between(c.num_src, num_bases * p.n)
+    products = between(c.num_src, num_bases * p.n)
     flops = 2 * c.num_src * num_bases * c.k * c.n
     if lookup:  # bases are only brought into the order of sources
         basis, flops = c.num_src * p.n, 0
-    apart = _in_turn(
-        _once(num_bases * basis) + products + _Launch(0, 0, flops) + _once(c.num_src * p.k),
-        edges + _between(c.edges, num_bases * p.n, c.num_src) + _once(c.num_dst * num_bases * p.n),
+    apart = in_turn(
+        once(num_bases * basis) + products + Launch(0, 0, flops) + once(c.num_src * p.k),
+        edges + between(c.edges, num_bases * p.n, c.num_src) + once(c.num_dst * num_bases * p.n),
     )
-    mixed = _once((num_bases + c.relations) * basis) + _Launch(
+    mixed = once((num_bases + c.relations) * basis) + Launch(
         0, 0, 2 * c.relations * num_bases * basis / c.itemsize
     )
-    table = _gathered(c.edges, p.n, c.relations * c.num_src) + _once(p.edges + c.num_dst * p.n)
+    table = gathered(c.edges, p.n, c.relations * c.num_src) + once(p.edges + c.num_dst * p.n)
     if lookup:
-        return apart < _in_turn(mixed, table)
+        return apart < in_turn(mixed, table)
     return apart < mixed.time + expected(c)[_fastest(expected(c))]
 
 

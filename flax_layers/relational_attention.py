@@ -1,0 +1,862 @@
+"""Attention over edges with relations in Flax NNX: RGAT and HGT."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.nnx.nn import dtypes
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+
+from flax_layers._attention import AttentionStack, attention_init, check_heads
+from flax_layers._base import (
+    TwoLayerStack,
+    check_features,
+    check_positive,
+    check_rates,
+    default_bias_init,
+    dropout_arguments,
+    linear_options,
+    product,
+)
+from flax_layers.graph_attention import Rngs, dropped
+from flax_layers.relational import (
+    block_diagonal,
+    each_of,
+    glorot_init,
+    kernel_shape,
+    over_batch,
+)
+from jax_gnn import RelationalGraph, segment_matmul
+from jax_gnn._core.arguments import check_choice, check_flag, check_instance, check_number
+from jax_gnn._ops.relational_attention.schedule import WAYS, Way
+from jax_gnn._ops.relational_attention.ways import (
+    Folded,
+    Rows,
+    Scores,
+    attend_by_keys,
+    attend_by_numbers,
+    way_of,
+)
+from jax_gnn._ops.segment_matmul.api import precision_level
+
+Attention = Literal["additive", "multiplicative"]
+Softmax = Literal["across", "within"]
+Method = Literal["auto"] | Way
+Features = ArrayLike | Mapping[str, ArrayLike]
+
+METHODS: tuple[str, ...] = ("auto", *WAYS)
+
+
+class FoldedRGAT(NamedTuple):
+    """What `RGATConv` makes of its weights before it looks at nodes.
+
+    Attributes:
+        kernel: ``(num_relations, in_features, heads · width)``.
+        of_dst: ``(num_relations, in_features, heads)``, kernel times attention vectors.
+        of_src: Likewise.
+    """
+
+    kernel: Array
+    of_dst: Array
+    of_src: Array
+
+
+class RGATConv(nnx.Module):
+    """Relational graph attention: a softmax over a node's edges, whose relations have weights.
+
+    ``y_i = Σ softmax(s_e) x_j W_r`` over the edges ``e = (j → i)`` of relations r, for each head,
+    with scores ``s_e = LeakyReLU(⟨x_i W_r, a_r⟩ + ⟨x_j W_r, a'_r⟩)``, or the product of both dots:
+    Busbridge et al., "Relational graph attention networks", 2019 (arXiv 1904.05811), equations 2 to
+    9, with one dimension of queries and keys a head. There is no own weight: of a graph with a
+    ``self_relation``, which counts among the relations, nodes attend to themselves, too.
+
+    Features of edges add a score of theirs before the LeakyReLU, or multiply by it.
+
+    Attributes:
+        kernel: ``(num_relations, in_features, heads · width)``, or the bases, ``(num_bases, …)``.
+            Of blocks ``(num_relations, num_blocks, …)``, as `RGCNConv` has them.
+        coefficients: ``(num_relations, num_bases)``; None without bases.
+        src_attention: a', ``(num_relations, heads, width)``.
+        dst_attention: a, likewise.
+        edge_kernel: ``(edge_features, heads · width)``, or None where edges have no features.
+        edge_attention: ``(heads, width)``, or None likewise.
+        bias: ``(out_features,)``, or None without a bias.
+
+    Example:
+        >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
+        >>> graph = RelationalGraph.from_triples(*triples, num_nodes=3)
+        >>> conv = RGATConv(4, 8, num_relations=2, heads=2, rngs=nnx.Rngs(0))
+        >>> conv(graph, jnp.ones((3, 4))).shape
+        (3, 8)
+    """
+
+    structure: ClassVar[type[RelationalGraph]] = RelationalGraph
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        num_relations: int,
+        heads: int = 1,
+        concat: bool = True,
+        attention: Attention = "additive",
+        softmax: Softmax = "across",
+        num_bases: int | None = None,
+        num_blocks: int | None = None,
+        edge_features: int | None = None,
+        negative_slope: float = 0.2,
+        attention_dropout_rate: float = 0.0,
+        method: Method = "auto",
+        rngs: nnx.Rngs,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        precision: jax.lax.PrecisionLike = None,
+        kernel_init: nnx.Initializer = glorot_init,
+        bias_init: nnx.Initializer = default_bias_init,
+    ) -> None:
+        """Initialises the parameters.
+
+        Args:
+            in_features: Features per node of the input.
+            out_features: Features per node of the output, whatever the number of heads.
+            num_relations: Number of relations of the graph, inverse ones and that of nodes to
+                themselves included.
+            heads: Number of heads.
+            concat: Whether the heads' features lie side by side, each of ``out_features / heads``
+                features; else the result is their mean.
+            attention: "additive" or "multiplicative" scores.
+            softmax: Whether it runs "across" all edges into a node, or "within" each relation, the
+                sums of which are added up then.
+            num_bases: How many bases the weights of relations are mixed from; None for weights of
+                their own.
+            num_blocks: Number of blocks of block-diagonal weights, which divides in_features and
+                the features of all heads; None for full ones.
+            edge_features: Features per edge; None where edges have none.
+            negative_slope: Of the LeakyReLU of additive scores.
+            attention_dropout_rate: Share of the attention weights dropped in training, in [0, 1].
+            method: How it is computed: "source_pairs", "destination_pairs" or "tiles", as told in
+                docs/relational.md; "auto" chooses by counts.
+            rngs: Source of the keys, streams "params" and "dropout".
+            use_bias: See `LinearOptions`; so for all that follow.
+            dtype: Of the computation.
+            param_dtype: Of the parameters.
+            precision: Of the products.
+            kernel_init: Initialiser of each weight, basis or block.
+            bias_init: Initialiser of the biases.
+
+        Raises:
+            ValueError: A size is not positive, heads do not divide the features that they share, an
+                option is unknown, a rate is outside [0, 1], the slope is not finite, there are
+                bases and blocks, or blocks do not divide the features.
+        """
+        check_positive(
+            in_features=in_features, out_features=out_features, num_relations=num_relations
+        )
+        check_heads(heads, out_features if check_flag("concat", concat) else None)
+        check_choice("attention", attention, get_args(Attention))
+        check_choice("softmax", softmax, get_args(Softmax))
+        check_choice("method", method, METHODS)
+        check_rates(attention_dropout_rate=attention_dropout_rate)
+        check_number("negative_slope", negative_slope)
+        if not math.isfinite(negative_slope):
+            raise ValueError(f"negative_slope must be finite, got {negative_slope}")
+        width = out_features // heads if concat else out_features
+        sizes = num_relations, in_features, heads * width
+        lead, shape = kernel_shape(*sizes, num_bases, num_blocks)
+        self.kernel = nnx.Param(each_of(kernel_init, rngs, lead, shape, param_dtype))
+        self.coefficients: nnx.Param[Array] | None = nnx.data(None)
+        if num_bases is not None:
+            mixture = kernel_init(rngs.params(), (num_relations, num_bases), param_dtype)
+            self.coefficients = nnx.Param(mixture)
+
+        def vectors(*lead: int) -> nnx.Param[Array]:
+            return nnx.Param(each_of(attention_init, rngs, lead, (heads, width), param_dtype))
+
+        self.src_attention = vectors(num_relations)
+        self.dst_attention = vectors(num_relations)
+        self.edge_kernel: nnx.Param[Array] | None = nnx.data(None)
+        self.edge_attention: nnx.Param[Array] | None = nnx.data(None)
+        if edge_features is not None:
+            check_positive(edge_features=edge_features)
+            shape = edge_features, heads * width
+            self.edge_kernel = nnx.Param(kernel_init(rngs.params(), shape, param_dtype))
+            self.edge_attention = vectors()
+        self.bias: nnx.Param[Array] | None = nnx.data(None)
+        if use_bias:
+            self.bias = nnx.Param(bias_init(rngs.params(), (out_features,), param_dtype))
+        self.attention_dropout = nnx.Dropout(attention_dropout_rate, rngs=rngs)
+        self.in_features = in_features
+        self.out_features = out_features
+        self.num_relations = num_relations
+        self.heads = heads
+        self.concat = concat
+        self.attention: Attention = attention
+        self.softmax: Softmax = softmax
+        self.num_bases = num_bases
+        self.num_blocks = num_blocks
+        self.edge_features = edge_features
+        self.negative_slope = negative_slope
+        self.attention_dropout_rate = attention_dropout_rate
+        self.method: Method = method
+        self.use_bias = use_bias
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+
+    def folded(self) -> FoldedRGAT:
+        """What is made of the weights alone: for inference, computed once and passed to calls."""
+        params = self.kernel, self.coefficients, self.dst_attention, self.src_attention
+        values: Any = (None if param is None else param[...] for param in params)
+        kernel, mixture, *vectors = dtypes.promote_dtype(tuple(values), dtype=self.dtype)
+        if mixture is not None:
+            kernel = jnp.tensordot(mixture, kernel, 1, precision=self.precision)
+        if self.num_blocks is not None:
+            kernel = block_diagonal(kernel)
+        by_head = _split(kernel, self.heads)
+        of_ends = (
+            jnp.einsum("rkhd,rhd->rkh", by_head, each, precision=self.precision) for each in vectors
+        )
+        return FoldedRGAT(kernel, *of_ends)
+
+    def __call__(
+        self,
+        graph: RelationalGraph,
+        x: ArrayLike,
+        edge_attr: ArrayLike | None = None,
+        *,
+        folded: FoldedRGAT | None = None,
+        deterministic: bool | None = None,
+        rngs: Rngs = None,
+    ) -> Array:
+        """Applies the convolution.
+
+        Args:
+            graph: The graph, not bipartite, with its parts "from_pairs" and "to_pairs".
+            x: Node features, ``(num_nodes, *batch, in_features)``.
+            edge_attr: Features of edges, ``(num_edges, edge_features)``, in the graph's order
+                (`RelationalGraph.edge_values`), of a layer with `edge_features`.
+            folded: What :meth:`folded` gave, where weights do not change between calls.
+            deterministic: Switches dropout off (True) or on (False); None leaves it to `train()`
+                and `eval()`.
+            rngs: Randomness of the dropout; None uses the stream given at construction.
+
+        Returns:
+            ``(num_nodes, *batch, out_features)`` in `dtype`.
+
+        Raises:
+            ValueError: A shape or the graph's relations do not fit the layer, or the graph lacks a
+                part that the `method` goes through.
+        """
+        _check_relations(graph, self.num_relations)
+        x = check_features(x, graph.num_nodes, self.in_features)
+        if (edge_attr is None) != (self.edge_features is None):
+            given = "none" if edge_attr is None else "some"
+            raise ValueError(
+                f"edge_attr must be given if edge_features is, got {given} and {self.edge_features}"
+            )
+        folded = self.folded() if folded is None else folded
+        x, kernel, of_dst, of_src = dtypes.promote_dtype((x, *folded), dtype=self.dtype)
+        way = way_of(graph, self.method, kernel, self.heads, dots=False)
+        scores = Scores(
+            self.attention == "multiplicative",
+            self.negative_slope,
+            None if edge_attr is None else self._of_edges(graph, edge_attr, x.dtype),
+            self.softmax == "within",
+            dropped(
+                *(self.attention_dropout, graph.num_edges, self.heads),
+                dropout_arguments(deterministic, rngs),
+            ),
+        )
+
+        def attend(x: Array) -> Array:
+            return attend_by_numbers(
+                *(graph.check(), x, kernel, of_dst, of_src, scores),
+                way=way,
+                precision=precision_level(self.precision),
+            )
+
+        y = over_batch(attend, x)
+        if not self.concat:
+            y = _split(y, self.heads).mean(axis=-2)
+        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+
+    def _of_edges(self, graph: RelationalGraph, attr: ArrayLike, dtype: Any) -> Array:
+        """``(num_edges, heads)``, by a product as wide as there are heads."""
+        assert self.edge_features is not None
+        assert self.edge_kernel is not None
+        assert self.edge_attention is not None
+        found = check_features(attr, graph.num_edges, self.edge_features, "edge_attr", "num_edges")
+        if found.ndim != 2:
+            raise ValueError(
+                f"edge_attr must have shape (num_edges, edge_features), got {found.shape}"
+            )
+        kernel, vector = (
+            each[...].astype(dtype) for each in (self.edge_kernel, self.edge_attention)
+        )
+        return product(
+            found.astype(dtype), jnp.sum(_split(kernel, self.heads) * vector, -1), self.precision
+        )
+
+
+def _split(x: Array, heads: int) -> Array:
+    """``(…, heads · width)`` to ``(…, heads, width)``."""
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
+
+
+def _check_relations(graph: RelationalGraph, num_relations: int) -> None:
+    check_instance("graph", graph, RelationalGraph)
+    if graph.num_relations != num_relations:
+        own = ", that of nodes to themselves included" if graph.self_relation else ""
+        raise ValueError(
+            f"graph must have num_relations = {num_relations}, got {graph.num_relations}{own}"
+        )
+
+
+class HGTConv(nnx.Module):
+    """Heterogeneous graph transformer: attention whose maps are those of types and relations.
+
+    Scores are ``⟨q_i, k_j A_r⟩ μ_r / √d``, values ``v_j M_r``, for each head, where queries, keys
+    and values are maps of a node by its type. A softmax over all edges into a node, GELU, a map by
+    type, and a skip connection that has a gate for each type (of types whose input is as wide as
+    the output): Hu et al., "Heterogeneous graph transformer", WWW 2020 (arXiv 2003.01332),
+    equations 3 to 5, as PyTorch Geometric has it. Nodes without edges get what zeros give.
+
+    The maps of a type and of a relation are multiplied with each other first, where all types have
+    features of one width.
+
+    Attributes:
+        key: ``(num_types, in_features, out_features)``, or where types have features of different
+            widths by name of the type ``(in_features, out_features)``; likewise `query`, `value`.
+        key_bias: ``(num_types, out_features)``, or None without biases; likewise those of the
+            others.
+        attention: A, ``(num_relations, heads, d, d)``.
+        message: M, likewise.
+        prior: μ, ``(num_relations, heads)``.
+        output: ``(num_types, out_features, out_features)``.
+        output_bias: ``(num_types, out_features)``, or None.
+        skip: ``(num_types,)``, of which the gate is the sigmoid.
+
+    Example:
+        >>> edges = {("author", "writes", "paper"): ([0, 1], [0, 0])}
+        >>> graph = RelationalGraph.from_edge_dict(edges, {"author": 2, "paper": 1}, inverse=True)
+        >>> ends = [("author", "paper"), ("paper", "author")]
+        >>> conv = HGTConv(
+        ...     {"author": 4, "paper": 3},
+        ...     8,
+        ...     node_types=("author", "paper"),
+        ...     num_relations=2,
+        ...     relation_ends=ends,
+        ...     rngs=nnx.Rngs(0),
+        ... )
+        >>> conv(graph, {"author": jnp.ones((2, 4)), "paper": jnp.ones((1, 3))})["paper"].shape
+        (1, 8)
+    """
+
+    structure: ClassVar[type[RelationalGraph]] = RelationalGraph
+
+    def __init__(
+        self,
+        in_features: int | Mapping[str, int],
+        out_features: int,
+        *,
+        node_types: Sequence[str] | int = 1,
+        num_relations: int,
+        relation_ends: Sequence[Sequence[Any]] | None = None,
+        heads: int = 1,
+        method: Method = "auto",
+        rngs: nnx.Rngs,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        precision: jax.lax.PrecisionLike = None,
+        kernel_init: nnx.Initializer = glorot_init,
+        bias_init: nnx.Initializer = default_bias_init,
+    ) -> None:
+        """Initialises the parameters.
+
+        Args:
+            in_features: Features per node of the input, or those of each type by its name.
+            out_features: Features per node of the output, which heads share.
+            node_types: The names of the types, in the order in which the graph has them, or their
+                number.
+            num_relations: Number of relations of the graph, inverse ones included.
+            relation_ends: Of each relation the types that it runs from and to, by name or number;
+                names of relations in between, as in PyTorch Geometric's edge types, may be there.
+                None where there is one type.
+            heads: Number of heads.
+            method: As of `RGATConv`.
+            rngs: Source of the keys for initialisation (stream "params").
+            use_bias: See `LinearOptions`; so for all that follow.
+            dtype: Of the computation.
+            param_dtype: Of the parameters.
+            precision: Of the products.
+            kernel_init: Initialiser of each map.
+            bias_init: Initialiser of the biases.
+
+        Raises:
+            TypeError: node_types are not names.
+            ValueError: A size is not positive, heads do not divide out_features, the method is
+                unknown, in_features are not those of the types, or a relation has no ends among
+                them.
+        """
+        check_positive(out_features=out_features, num_relations=num_relations)
+        check_heads(heads, out_features)
+        check_choice("method", method, METHODS)
+        self.type_names = _type_names(node_types)
+        widths = _widths(in_features, self.type_names)
+        self.ends = _ends_of(relation_ends, self.type_names, num_relations)
+        count, width = len(self.type_names), out_features // heads
+
+        def maps(*shape: int) -> nnx.Param[Array]:
+            lead = shape[:-2]
+            return nnx.Param(each_of(kernel_init, rngs, lead, shape[-2:], param_dtype))
+
+        def of_types() -> Any:
+            if len(set(widths)) == 1:
+                return maps(count, widths[0], out_features)
+            named = zip(self.type_names, widths, strict=True)
+            return nnx.Dict({name: maps(size, out_features) for name, size in named})
+
+        def biases() -> Any:
+            lead = (count,)
+            found = each_of(bias_init, rngs, lead, (out_features,), param_dtype)
+            return nnx.Param(found) if use_bias else nnx.data(None)
+
+        self.key, self.query, self.value = of_types(), of_types(), of_types()
+        self.key_bias, self.query_bias, self.value_bias = biases(), biases(), biases()
+        self.attention = maps(num_relations, heads, width, width)
+        self.message = maps(num_relations, heads, width, width)
+        self.prior = nnx.Param(jnp.ones((num_relations, heads), param_dtype))
+        self.output = maps(count, out_features, out_features)
+        self.output_bias = biases()
+        self.skip = nnx.Param(jnp.ones((count,), param_dtype))
+        self.widths = widths
+        self.in_features: Any = in_features
+        self.out_features = out_features
+        self.node_types: Any = node_types
+        self.num_relations = num_relations
+        self.relation_ends: Any = relation_ends
+        self.heads = heads
+        self.method: Method = method
+        self.use_bias = use_bias
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+
+    @property
+    def _one_width(self) -> bool:
+        return len(set(self.widths)) == 1
+
+    def folded(self) -> Folded:
+        """What is made of the weights alone: for inference, computed once and passed to calls."""
+        named = {
+            name: None if param is None else param[...]
+            for name, param in (
+                *((name, getattr(self, name)) for name in ("attention", "message", "prior")),
+                *(
+                    (name, getattr(self, name) if self._one_width else None)
+                    for name in ("key", "query", "value", "key_bias", "query_bias", "value_bias")
+                ),
+            )
+        }
+        values = dtypes.promote_dtype(tuple(named.values()), dtype=self.dtype)
+        p: dict[str, Any] = dict(zip(named, values, strict=True))
+        depth = self.out_features // self.heads
+        attention = p["attention"] * (p["prior"] / math.sqrt(depth))[..., None, None]
+        if not self._one_width:
+            key, value, query = (
+                each.transpose(0, *axes).reshape(self.num_relations, depth, self.out_features)
+                for each, axes in (
+                    (attention, (2, 1, 3)),
+                    (p["message"], (2, 1, 3)),
+                    (attention, (3, 1, 2)),
+                )
+            )
+            return Folded(Rows(key), Rows(value), Rows(query), None)
+
+        def times(*operands: Any, form: str) -> Array:
+            return jnp.einsum(form, *operands, precision=self.precision)
+
+        def of_relations(name: str, end: int) -> Any:
+            """The weights of the types at one end, by head."""
+            if p[name] is None:
+                return None
+            array = _of_types(p[name], [ends[end] for ends in self.ends])
+            return _split(array, self.heads)
+
+        of_query, of_query_bias = of_relations("query", 1), of_relations("query_bias", 1)
+        found = {}
+        for name, maps in (("key", attention), ("value", p["message"])):
+            kernel = times(of_relations(name, 0), maps, form="rkhd,rhde->rkhe")
+            bias = of_relations(f"{name}_bias", 0)
+            found[name] = kernel, None if bias is None else times(bias, maps, form="rhd,rhde->rhe")
+        key, key_bias = found["key"]
+        query = times(of_query, key, form="rjhe,rkhe->rjhk")
+        query_bias, shift = None, None
+        if of_query_bias is not None:
+            query_bias = _joined(times(of_query_bias, key, form="rhe,rkhe->rhk"))
+            shift = Rows(
+                times(of_query, key_bias, form="rjhe,rhe->rjh"),
+                times(of_query_bias, key_bias, form="rhe,rhe->rh"),
+            )
+        maps_of = [Rows(_joined(kernel), _joined(bias)) for kernel, bias in found.values()]
+        return Folded(*maps_of, Rows(_joined(query), query_bias), shift)
+
+    def __call__(self, graph: RelationalGraph, x: Features, *, folded: Folded | None = None) -> Any:
+        """Applies the convolution.
+
+        Args:
+            graph: The graph, not bipartite, whose nodes have the types of the layer, with the part
+                "from_pairs" or "to_pairs", as the `method` asks.
+            x: Node features, ``(num_nodes, *batch, in_features)``, or by name of the type
+                ``(nodes of the type, *batch, in_features)``; a type without nodes may be missing.
+            folded: What :meth:`folded` gave, where weights do not change between calls.
+
+        Returns:
+            ``(num_nodes, *batch, out_features)`` in `dtype`, or where x is by type the same by
+            type.
+
+        Raises:
+            TypeError: x is neither an array nor a mapping of arrays.
+            ValueError: A shape, the graph's relations or its types do not fit the layer, x has a
+                type that the layer has not, lacks one that has nodes, or the graph lacks a part
+                that the method goes through.
+        """
+        _check_relations(graph, self.num_relations)
+        sizes = self.sizes(graph)
+        by_type = self._by_type(graph, x, sizes)
+        if self._one_width and by_type is None:
+            (width,) = set(self.widths)
+            joined = check_features(x, graph.num_nodes, width)  # type: ignore[arg-type]
+        elif by_type is None:
+            raise ValueError(
+                f"x must be by type, as in_features={dict(self.in_features)} are, got an array"
+            )
+        elif self._one_width:
+            joined = _with_padding(list(by_type.values()), graph.num_nodes)
+        else:
+            y = self._of_widths(graph, by_type, sizes, folded)
+            return _by_types(y, self.type_names, sizes)
+        y = over_batch(lambda x: self._of_nodes(graph, x, sizes, folded), joined)
+        return y if by_type is None else _by_types(y, self.type_names, sizes)
+
+    # --- Arguments -------------------------------------------------------------------------------
+
+    def sizes(self, graph: RelationalGraph) -> tuple[int, ...]:
+        """How many nodes each type has, of a graph whose types and relations are the layer's."""
+        names, sizes = graph.node_type_names, graph.node_type_sizes
+        if len(self.type_names) == 1:
+            return (graph.num_nodes,)
+        if sizes is None or len(sizes) != len(self.type_names):
+            found = "none" if sizes is None else len(sizes)
+            raise ValueError(f"graph must have {len(self.type_names)} types of nodes, got {found}")
+        if names is not None and not isinstance(self.node_types, int):
+            for own, name in zip(self.type_names, names, strict=True):
+                if own != name:
+                    raise ValueError(
+                        f"graph must have the node types {self.type_names} in that order, got "
+                        f"{name!r} for {own!r}"
+                    )
+        if names is not None and graph.relation_names is not None:
+            for relation, (src, dst) in zip(graph.relation_names, self.ends, strict=True):
+                start, end = f"{names[src]}__", f"__{names[dst]}"
+                if not (relation.startswith(start) and relation.endswith(end)):
+                    raise ValueError(
+                        f"relation {relation!r} of the graph must run from {names[src]!r} to "
+                        f"{names[dst]!r}, as relation_ends say"
+                    )
+        return sizes
+
+    def _by_type(
+        self, graph: RelationalGraph, x: Any, sizes: tuple[int, ...]
+    ) -> dict[str, Array] | None:
+        """The features of each type, or None of an array."""
+        if not isinstance(x, Mapping):
+            return None
+        unknown = [name for name in x if name not in self.type_names]
+        if unknown:
+            raise ValueError(f"x has the type {unknown[0]!r}, which is none of {self.type_names}")
+        found: dict[str, Array] = {}
+        like = next(iter(x.values()), None)
+        batch = np.shape(like)[1:-1] if like is not None else ()
+        for name, size, width in zip(self.type_names, sizes, self.widths, strict=True):
+            if name in x:
+                rows_name = f"nodes of type {name!r}"
+                found[name] = check_features(x[name], size, width, f"x[{name!r}]", rows_name)
+                if found[name].shape[1:-1] != batch:
+                    raise ValueError(
+                        f"all of x must have the same batch axes, {batch}, got shape "
+                        f"{found[name].shape} of type {name!r}"
+                    )
+            elif size == 0:
+                found[name] = jnp.zeros((0, *batch, width))
+            else:
+                raise ValueError(f"x lacks the type {name!r}, which has {size} nodes")
+        return found
+
+    # --- The computation -------------------------------------------------------------------------
+
+    def _of_nodes(
+        self, graph: RelationalGraph, x: Array, sizes: tuple[int, ...], folded: Folded | None
+    ) -> Array:
+        """Of one array of nodes: keys and values go from x by pair."""
+        folded = self.folded() if folded is None else folded
+        operands = x, self.query[...], _value(self.query_bias), folded
+        x, query, bias, folded = _promoted(operands, self.dtype)
+        way = self._way(graph, folded)
+
+        def of_nodes(x: Array) -> Array:
+            queries = self._typed(x, query, bias, sizes) if way == "source_pairs" else x
+            y = self._attend(graph, x, x, queries, folded, way)
+            return self._finish(y, x if x.shape[1] == y.shape[1] else None, sizes)
+
+        return over_batch(of_nodes, x)
+
+    def _of_widths(
+        self,
+        graph: RelationalGraph,
+        x: dict[str, Array],
+        sizes: tuple[int, ...],
+        folded: Folded | None,
+    ) -> Array:
+        """Of types of different widths: keys, values and queries are nodes' own first."""
+        folded = self.folded() if folded is None else folded
+        params = [
+            ({of: getattr(self, name)[of][...] for of in x}, _value(getattr(self, f"{name}_bias")))
+            for name in ("key", "value", "query")
+        ]
+        x, params, folded = _promoted((x, params, folded), self.dtype)
+        way = self._way(graph, folded)
+
+        def of_types(kernels: dict[str, Array], bias: Array | None) -> Array:
+            parts = [
+                product(
+                    *(features, kernels[of], self.precision),
+                    bias=None if bias is None else bias[i],
+                )
+                for i, (of, features) in enumerate(x.items())
+            ]
+            return _with_padding(parts, graph.num_nodes)
+
+        def of_nodes(key: Array, value: Array, query: Array, own: Array) -> Array:
+            y = self._attend(graph, key, value, query, folded, way)
+            return self._finish(y, own, sizes)
+
+        own = [
+            each if each.shape[-1] == self.out_features else jnp.zeros(shape, each.dtype)
+            for each in x.values()
+            for shape in [(*each.shape[:-1], self.out_features)]
+        ]
+        found = [of_types(*each) for each in params]
+        return over_batch(of_nodes, *found, _with_padding(own, graph.num_nodes))
+
+    def _way(self, graph: RelationalGraph, folded: Folded) -> Way:
+        return way_of(graph, self.method, folded.value.kernel, self.heads, dots=True)
+
+    def _attend(self, graph: RelationalGraph, *operands: Any) -> Array:
+        *operands, way = operands
+        return attend_by_keys(
+            *(graph.check(), *operands),
+            heads=self.heads,
+            way=way,
+            precision=precision_level(self.precision),
+        )
+
+    def _typed(self, x: Array, kernel: Array, bias: Array | None, sizes: tuple[int, ...]) -> Array:
+        """The map of each node's type."""
+        if len(sizes) == 1:
+            return product(x, kernel[0], self.precision, bias=None if bias is None else bias[0])
+        return segment_matmul(
+            x, kernel, jnp.array(sizes, jnp.int32), bias=bias, precision=self.precision
+        )
+
+    def _finish(self, y: Array, own: Array | None, sizes: tuple[int, ...]) -> Array:
+        """GELU, the map by type, and the skip connection of types that are as wide."""
+        operands = y, own, self.output[...], _value(self.output_bias), self.skip[...]
+        y, own, output, bias, skip = _promoted(operands, y.dtype)
+        y = self._typed(jax.nn.gelu(y, approximate=False), output, bias, sizes)
+        if own is None:
+            return y
+        gate = jax.nn.sigmoid(skip)
+        gate = jnp.where(np.array(self.widths) == self.out_features, gate, 1)
+        if len(sizes) > 1:
+            columns = [jnp.broadcast_to(gate[i], (size, 1)) for i, size in enumerate(sizes)]
+            gate = _with_padding(columns, len(y))
+        return gate * y + (1 - gate) * own
+
+
+# --- What is by type -----------------------------------------------------------------------------
+
+
+def _value(param: nnx.Param[Array] | None) -> Array | None:
+    return None if param is None else param[...]
+
+
+def _promoted(tree: Any, dtype: Any) -> Any:
+    """The same with all arrays in the dtype of the computation."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure.unflatten(dtypes.promote_dtype(tuple(leaves), dtype=dtype))
+
+
+def _joined(x: Array | None) -> Array | None:
+    """``(…, heads, n)`` to ``(…, heads · n)``."""
+    return None if x is None else x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
+
+
+def _with_padding(parts: list[Array], rows: int) -> Array:
+    """Rows type by type, and zeros for nodes of none."""
+    joined = jnp.concatenate(parts)
+    return jnp.pad(joined, ((0, rows - len(joined)), *[(0, 0)] * (joined.ndim - 1)))
+
+
+def _by_types(y: Array, names: tuple[str, ...], sizes: tuple[int, ...]) -> dict[str, Array]:
+    stops = np.cumsum(sizes).tolist()
+    return {
+        name: y[stop - size : stop] for name, size, stop in zip(names, sizes, stops, strict=True)
+    }
+
+
+def _of_types(array: Array, types: list[int]) -> Array:
+    """``array[types]``, by a product, whose gradient adds up in one order."""
+    if len(array) == 1:
+        return jnp.broadcast_to(array, (len(types), *array.shape[1:]))
+    chosen = np.array(types)[:, None] == np.arange(len(array))
+    return jnp.tensordot(chosen.astype(array.dtype), array, 1, precision=jax.lax.Precision.HIGHEST)
+
+
+def _type_names(node_types: Any) -> tuple[str, ...]:
+    if isinstance(node_types, int):
+        check_positive(node_types=node_types)
+        return tuple(map(str, range(node_types)))
+    names = tuple(node_types)
+    if not names or any(not isinstance(name, str) for name in names):
+        raise TypeError(f"node_types must be names, or their number, got {node_types!r}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"node_types must differ from each other, got {names}")
+    return names
+
+
+def _widths(in_features: Any, names: tuple[str, ...]) -> tuple[int, ...]:
+    """Of each type."""
+    if not isinstance(in_features, Mapping):
+        check_positive(in_features=in_features)
+        return (in_features,) * len(names)
+    for name in in_features:
+        if name not in names:
+            raise ValueError(f"in_features has the type {name!r}, which is none of {names}")
+    for name in names:
+        if name not in in_features:
+            raise ValueError(f"in_features lacks the type {name!r}")
+        check_positive(**{f"in_features[{name!r}]": in_features[name]})
+    return tuple(in_features[name] for name in names)
+
+
+def _ends_of(
+    relation_ends: Any, names: tuple[str, ...], num_relations: int
+) -> tuple[tuple[int, int], ...]:
+    """Of each relation the numbers of the types at its ends."""
+    if relation_ends is None:
+        if len(names) > 1:
+            raise ValueError(f"relation_ends must be given where there are {len(names)} node types")
+        return ((0, 0),) * num_relations
+    if len(relation_ends) != num_relations:
+        raise ValueError(
+            f"relation_ends must be those of num_relations = {num_relations}, got "
+            f"{len(relation_ends)}"
+        )
+    found = []
+    for relation, of in enumerate(relation_ends):
+        ends = []
+        for end in (of[0], of[-1]):
+            known = range(len(names)) if isinstance(end, int) else names
+            if end not in known:
+                raise ValueError(
+                    f"relation_ends[{relation}] must be node types, of {names}, got {tuple(of)}"
+                )
+            ends.append(known.index(end))
+        found.append((ends[0], ends[1]))
+    return tuple(found)
+
+
+# --- The models ----------------------------------------------------------------------------------
+
+
+class RGAT(AttentionStack):
+    """Relational graph attention network: two `RGATConv`, or more; the last has one head.
+
+    Its call takes the arguments of `RGATConv`'s.
+
+    Example:
+        >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
+        >>> graph = RelationalGraph.from_triples(*triples, num_nodes=3, self_relation=True)
+        >>> model = RGAT(4, 16, 2, num_relations=3, heads=4, rngs=nnx.Rngs(0))
+        >>> model(graph, jnp.ones((3, 4))).shape
+        (3, 2)
+    """
+
+    convolution = RGATConv
+
+
+class HGT(TwoLayerStack):
+    """Heterogeneous graph transformer: two `HGTConv` (or more), dropout, and a linear map.
+
+    All convolutions have `hidden_features`; between them is dropout alone, as each has its GELU
+    inside. Features of types may have different widths, for the first.
+
+    Example:
+        >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
+        >>> graph = RelationalGraph.from_triples(*triples, num_nodes=3)
+        >>> HGT(4, 16, 2, num_relations=2, heads=4, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
+        (3, 2)
+    """
+
+    convolution = HGTConv
+
+    def _build(self, *, rngs: nnx.Rngs, **options: Any) -> None:
+        for number in range(1, self.num_layers + 1):
+            inputs = self.in_features if number == 1 else self.hidden_features
+            layer = HGTConv(inputs, self.hidden_features, rngs=rngs, **options)
+            setattr(self, f"conv{number}", layer)
+        last = linear_options(options)
+        self.output = nnx.Linear(self.hidden_features, self.out_features, rngs=rngs, **last)
+
+    def __call__(self, graph: RelationalGraph, x: Features, **dropout: Any) -> Any:
+        """Computes one row of outputs (logits) per node.
+
+        Args:
+            graph: The graph, as `HGTConv` takes it.
+            x: Node features, ``(num_nodes, *batch, in_features)``, or by name of the type.
+            **dropout: `deterministic` and `rngs`, see `Stack`.
+
+        Returns:
+            ``(num_nodes, *batch, out_features)``, or where x is by type the same by type.
+
+        Raises:
+            ValueError: A shape, or the graph's relations or types, do not fit a layer.
+        """
+        y = super().__call__(graph, x, **dropout)  # type: ignore[arg-type]  # may be by type
+        if not isinstance(x, Mapping):
+            return y
+        first = self.convolutions[0]
+        return _by_types(y, first.type_names, first.sizes(graph))
+
+    def _input(self, x: Any, **dropout: Any) -> Any:
+        if not isinstance(x, Mapping):
+            return super()._input(x, **dropout)
+        return {name: super(HGT, self)._input(each, **dropout) for name, each in x.items()}
+
+    def _convolve(self, number: int, graph: Any, x: Any, *arguments: Any, **named: Any) -> Array:
+        y = super()._convolve(number, graph, x, *arguments, **named)
+        return _with_padding(list(y.values()), graph.num_nodes) if isinstance(y, dict) else y
+
+    def _convolve_and_relu(self, *arguments: Any, **named: Any) -> Array:
+        return self._convolve(*arguments, **named)

@@ -1,0 +1,1 @@
+"""Attention over the edges of graphs with relations, of RGAT and HGT."""

@@ -1,0 +1,110 @@
+"""The ways to attention over typed edges, what each is expected to take, and the choice of one.
+
+Counted as sums of products by relation are (``relational_aggregate/schedule.py``), and at the same
+rates. What differs is how many rows an edge gathers: one, or two where scores are dot products and
+keys and values were multiplied by source pair; and the numbers that scores are added up from.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from jax_gnn._ops.relational_aggregate.schedule import (
+    FAMILY,
+    Counts,
+    Launch,
+    between,
+    gathered,
+    in_turn,
+    multiplied,
+    once,
+)
+from jax_gnn._ops.relational_aggregate.schedule import expected as expected_of_sums
+
+Way = Literal["source_pairs", "destination_pairs", "tiles"]
+WAYS: tuple[Way, ...] = get_args(Way)
+
+_IDS, _SCORE, _SECTOR = 8, 4, 32  # bytes: both ids of an edge, a score, the least that is read
+
+
+def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
+    """What each way that the graph has the parts for is expected to take, in microseconds.
+
+    What no way is without is left out, such as the product behind the sums of HGT.
+
+    Args:
+        counts: Of the graph, and of the product with the values' weights of all heads.
+        heads: Number of heads.
+        dots: Whether scores are dot products of rows, so that an edge gathers two by source pair;
+            else they are sums of a number at either end.
+    """
+    c = Counts(**FAMILY.known(**counts._asdict()))
+    k, n = c.k * c.itemsize, c.n * c.itemsize
+    ids, result = once(c.edges * _IDS), once(c.num_dst * n)
+    scores = Launch(0, c.edges * heads * _SCORE)
+    of_ends = [] if dots else _of_ends(c, heads)
+    found: dict[Way, float] = {}
+    if pairs := c.source_pairs:
+        product = gathered(pairs, k, c.num_src) + multiplied(c, pairs) + between(pairs, n)
+        rows = between(c.edges, n, pairs)
+        if dots:
+            queries = once(c.num_dst * (k + n)) + Launch(0, 0, 2 * c.num_dst * c.k * c.n)
+            before, rows = [queries, product], rows + rows + once(c.num_dst * n)
+        else:
+            before, rows = of_ends, rows + scores
+        found["source_pairs"] = in_turn(*before, product, ids + rows + result)
+    if pairs := c.destination_pairs:
+        # Sources are as wide as all heads here, each of which sums them for itself.
+        wide = between(pairs, heads * k)
+        rows = gathered(c.edges, heads * k, c.num_src)
+        if dots:
+            queries = multiplied(c._replace(n=heads * c.k), pairs) + wide
+            before, rows = [gathered(pairs, k, c.num_dst) + queries], rows + wide
+        else:
+            before, rows = of_ends, rows + scores
+        shares = Launch(0, 3 * pairs * heads * _SCORE)
+        product = wide + multiplied(c, pairs) + between(pairs, n)
+        last = between(pairs, n) + shares + result
+        found["destination_pairs"] = in_turn(*before, ids + rows + wide, shares, product, last)
+        if c.tiles:
+            softmax = ids + scores + scores
+            weighted = [ids + rows + scores, softmax] if dots else [softmax]
+            by_head = expected_of_sums(c._replace(n=c.n // heads))["tiles"]
+            found["tiles"] = in_turn(*before, *weighted) + heads * by_head
+    return found
+
+
+def _of_ends(c: Counts, heads: int) -> list[Launch]:
+    """Scores of edges that are sums of a number of each pair at either end."""
+    read = Launch(0, c.edges * (_IDS + 2 * _SECTOR + heads * _SCORE))
+    return [*(_of_nodes(c, heads) if dense_scores_pay(c, heads) else _of_pairs(c, heads)), read]
+
+
+def _of_nodes(c: Counts, heads: int) -> list[Launch]:
+    """One product of all nodes with the vectors of all relations."""
+    columns = 2 * c.relations * heads
+    size = c.num_src * c.k * c.itemsize
+    flops = 2 * c.num_src * c.k * columns
+    return [once(size) + between(c.num_src, columns * _SCORE) + Launch(0, 0, flops)]
+
+
+def _of_pairs(c: Counts, heads: int) -> list[Launch]:
+    """A product for each existing pair."""
+    row = c.k * c.itemsize
+    narrow = c._replace(n=heads)
+    return [
+        gathered(pairs, row, c.num_src) + multiplied(narrow, pairs) + between(pairs, heads * _SCORE)
+        for pairs in (c.source_pairs, c.destination_pairs)
+    ]
+
+
+def dense_scores_pay(counts: Counts, heads: int) -> bool:
+    """Whether numbers of all nodes and relations come sooner than those of the pairs there are."""
+    c = Counts(**FAMILY.known(**counts._asdict()))
+    return in_turn(*_of_nodes(c, heads)) < in_turn(*_of_pairs(c, heads))
+
+
+def chosen(counts: Counts, heads: int, *, dots: bool) -> Way:
+    """The way to take, among those that the graph has the parts for."""
+    times = expected(counts, heads, dots=dots)
+    return min(times, key=lambda way: times[way])

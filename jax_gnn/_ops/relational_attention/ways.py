@@ -1,0 +1,403 @@
+"""Attention over typed edges, in the primitives that each way is made of.
+
+By source pair, rows are multiplied with their relation's weights once for each existing (source,
+relation), and edges gather the products. By destination pair, all that is linear in the source is
+left for behind the reduction: edges gather nodes' own features, which are summed under the softmax
+of each (destination, relation); the softmax of those softmaxes' logarithms over a destination says
+what each pair counts. By tiles, the softmax's weights are those of a sum of products by relation.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jax_gnn._core.arrays import accumulator_dtype, promoted, take
+from jax_gnn._core.csr import Csr, SparseMatrix, segments
+from jax_gnn._core.ids import PADDING, in_range, index_dtype
+from jax_gnn._core.relations import Pairs, RelationalMatrix
+from jax_gnn._ops.edge_attention.keyed import keyed_attention
+from jax_gnn._ops.edge_attention.primitive import edge_attention
+from jax_gnn._ops.edge_attention.xla import ends, leaky
+from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
+from jax_gnn._ops.relational_aggregate.xla import counts
+from jax_gnn._ops.relational_attention.schedule import Way, chosen, dense_scores_pay
+from jax_gnn._ops.segment_matmul import primitive as products
+from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce
+from jax_gnn._ops.segment_softmax.primitive import segment_softmax
+from jax_gnn.relational import Part, RelationalGraph
+
+_NEEDS: dict[str, tuple[tuple[Part, ...], tuple[Part, ...]]] = {
+    "source_pairs": (("from_pairs", "to_pairs"), ("from_pairs",)),
+    "destination_pairs": (("from_pairs", "to_pairs"), ("to_pairs",)),
+    "tiles": (("from_pairs", "to_pairs", "tiles"), ("to_pairs", "tiles")),
+}
+"""The parts of a graph that a way goes through: where ends have numbers, and where keys."""
+
+
+class Rows(NamedTuple):
+    """Linear maps by relation: of rows of k features, or of heads that have k features each.
+
+    Attributes:
+        kernel: ``(relations, k, heads · n)``.
+        bias: ``(relations, heads · n)``, or None.
+    """
+
+    kernel: Array
+    bias: Array | None = None
+
+
+def way_of(graph: RelationalGraph, method: str, kernel: Any, heads: int, *, dots: bool) -> Way:
+    """The way demanded or, of "auto", the one that counts choose.
+
+    Raises:
+        ValueError: The graph lacks a part that it goes through.
+    """
+    found = counts(kernel, kernel, graph.matrix(), transposed=False)
+    if method == "auto":
+        there = {way for way, needs in _NEEDS.items() if not _missing(graph, needs[dots])}
+        found = found._replace(
+            source_pairs=found.source_pairs if "source_pairs" in there else 0,
+            destination_pairs=found.destination_pairs if "destination_pairs" in there else 0,
+        )
+        if there:
+            return chosen(found, heads, dots=dots)
+        method = "source_pairs"
+    missing = _missing(graph, _NEEDS[method][dots])
+    if missing:
+        raise ValueError(
+            f"method={method!r} goes through {missing[0]!r}, which the graph lacks: add it by "
+            f"graph.with_parts({missing[0]!r})"
+        )
+    return method  # type: ignore[return-value]  # is one of its keys
+
+
+def _missing(graph: RelationalGraph, parts: tuple[Part, ...]) -> list[Part]:
+    return [part for part in parts if getattr(graph, part) is None]
+
+
+class Typed:
+    """A graph's edges and pairs, as all ways take them."""
+
+    def __init__(self, graph: RelationalGraph, precision: Any) -> None:
+        self.graph = graph
+        self.matrix: RelationalMatrix = graph.matrix(weighted=True)
+        self.precision = precision
+
+    # --- Softmaxes ---------------------------------------------------------------------------
+
+    def shares(self, score: Array, *, within: bool) -> Array:
+        """The softmax of edges' scores into each destination, or its part of each relation."""
+        rows = self.matrix.to_pairs.by_row if within else self.matrix.nodes.by_row
+        return segment_softmax(score, segments(rows.rows, rows.num_rows))
+
+    def shares_of_pairs(self, stats: Array, shift: Array | None = None) -> Array:
+        """What each destination's pairs count in its softmax, of the pairs' own."""
+        top, log_sum = stats[..., 0], stats[..., 1]
+        if shift is not None:
+            log_sum = log_sum + shift.astype(log_sum.dtype)
+        least = (
+            jnp.finfo(stats.dtype).min / 4
+        )  # instead of -inf, of which differences are no number
+        score = jnp.where(log_sum == jnp.inf, least, top + log_sum)
+        return segment_softmax(score, _pairs(self.matrix.pair_dst).node_segments)
+
+    # --- Products by relation ----------------------------------------------------------------
+
+    def of_sources(self, x: Array, rows: Rows) -> Array:
+        """``(source pairs, n)``."""
+        return self._of_pairs(x, rows, _pairs(self.matrix.pair_src))
+
+    def of_destinations(self, x: Array, rows: Rows) -> Array:
+        """``(destination pairs, n)``."""
+        return self._of_pairs(x, rows, _pairs(self.matrix.pair_dst))
+
+    def _of_pairs(self, x: Array, rows: Rows, pairs: Pairs) -> Array:
+        rows = rows._replace(kernel=_of_width(rows.kernel, x.shape[1]))
+        return self._product(x, rows, pairs, pairs.gather)
+
+    def behind(self, sums: Array, rows: Rows, heads: int) -> Array:
+        """``(destination pairs, n)`` of ``(destination pairs, heads · k)``: each head by itself."""
+        pairs = _pairs(self.matrix.pair_dst)
+        if heads == 1:
+            return self._product(sums, rows, pairs, pairs.numbering)
+        by_head = sums.reshape(len(sums), heads, sums.shape[1] // heads)
+
+        def of_head(sums: Array, rows: Rows) -> Array:
+            return self._product(sums, rows, pairs, pairs.numbering)
+
+        z = jax.vmap(of_head, (1, 0), 1)(by_head, jax.tree.map(lambda a: _heads(a, heads), rows))
+        return z.reshape(len(z), -1)
+
+    def _product(self, x: Array, rows: Rows, pairs: Pairs, gather: Any) -> Array:
+        return products.segment_matmul(
+            *(x, rows.kernel, rows.bias, None, None, pairs.sizes, jnp.zeros((1,), jnp.int32)),
+            *(gather, pairs.to_node_order if pairs.by_node else None),
+            transposed=False,
+            precision=self.precision,
+            activation=None,
+            dtype=x.dtype,
+        )
+
+    def into_nodes(self, z: Array, share: Array | None) -> Array:
+        """``(destinations, n)``, the sum over their pairs."""
+        matrix = _pairs(self.matrix.pair_dst).node_segments
+        heads = 1 if share is None else share.shape[1]
+        return segment_reduce(z, share, matrix, reduce="sum", heads=heads)
+
+    def by_tiles(self, x: Array, rows: Rows, weight: Array) -> Array:
+        """The sum of products by relation with weights of edges, ``(edges, heads)``."""
+        heads = weight.shape[1]
+        own = _heads(_each(x, rows.kernel.shape[1] * heads), heads)
+
+        def of_head(x: Array, rows: Rows, weight: Array) -> Array:
+            options: Any = {"transposed": False, "precision": self.precision}
+            y = relational_aggregate(
+                *(x, rows.kernel, weight, self.matrix), method="tiles", **options
+            )
+            if rows.bias is None:
+                return y
+            one, bias = jnp.ones((len(x), 1), x.dtype), rows.bias[:, None, :]
+            return y + relational_aggregate(
+                *(one, bias, weight, self.matrix), method=None, **options
+            )
+
+        parts = [
+            of_head(own[head], jax.tree.map(lambda a, i=head: _heads(a, heads)[i], rows), each)
+            for head, each in enumerate(weight.T)
+        ]
+        return parts[0] if heads == 1 else jnp.concatenate(parts, axis=1)
+
+    # --- Numbers of both ends ------------------------------------------------------------------
+
+    def numbers(self, x: Array, of_dst: Array, of_src: Array) -> tuple[Array, Array]:
+        """``(edges, heads)`` twice: what vectors ``(relations, k, heads)`` give at either end."""
+        heads = of_dst.shape[2]
+        pairs = _pairs(self.matrix.pair_dst), _pairs(self.matrix.pair_src)
+        found = counts(x, of_dst, self.matrix, transposed=False)
+        if dense_scores_pay(found, heads):
+            vectors = jnp.concatenate([of_dst, of_src], axis=2)
+            table = jnp.einsum("nk,rkm->nrm", x, vectors, precision=self.precision)
+            table = table.reshape(-1, 2 * heads)
+            of_pairs = [
+                gather(part, self._lookup(side))
+                for part, side in zip(jnp.split(table, 2, axis=1), pairs, strict=True)
+            ]
+        else:
+            vectors = of_dst, of_src
+            of_pairs = [
+                self._of_pairs(x, Rows(each), side)
+                for each, side in zip(vectors, pairs, strict=True)
+            ]
+        to_pairs, from_pairs = self.matrix.to_pairs, self.matrix.from_pairs
+        at_dst, at_src = ends(to_pairs)[0], ends(from_pairs)[1]
+        acc = accumulator_dtype(x.dtype)
+        return gather(of_pairs[0].astype(acc), at_dst), gather(of_pairs[1].astype(acc), at_src)
+
+    def _lookup(self, pairs: Pairs) -> SparseMatrix:
+        """What sums numbers of pairs at ``node · relations + relation``; the transpose looks up."""
+        relations = self.graph.num_relations
+        size = pairs.num_nodes * relations
+        types = self._types_of(pairs)
+        dtype = promoted(types.dtype, index_dtype(size))
+        nodes = pairs.sorted_nodes if pairs.by_node else pairs.nodes
+        ids = jnp.where(
+            in_range(nodes, pairs.num_nodes),
+            nodes.astype(dtype) * relations + types.astype(dtype),
+            PADDING,
+        )
+        if pairs.by_node:
+            return segments(ids, size)
+        order = pairs.order.astype(dtype)
+        by_node = jnp.where(
+            in_range(pairs.sorted_nodes, pairs.num_nodes), take(ids, order), PADDING
+        )
+        return SparseMatrix(
+            Csr(by_node, order, num_rows=size), Csr(None, ids, num_rows=pairs.num_pairs)
+        )
+
+    def _types_of(self, pairs: Pairs) -> Array:
+        """The relation of each pair: that of its first edge."""
+        types, into, out = self.graph.edge_types, self.graph.to_pairs, self.graph.from_pairs
+        if pairs.by_node:
+            assert into is not None  # the part that the pairs belong to
+            return take(types, into.indptr[:-1])
+        assert out is not None
+        return take(types, take(out.t_order, out.t_indptr[:-1]))
+
+
+def _pairs(pairs: Pairs | None) -> Pairs:
+    assert pairs is not None  # as the way goes through them
+    return pairs
+
+
+def _heads(array: Array, heads: int) -> Array:
+    """``(…, heads · n)`` as ``(heads, …, n)``."""
+    split = array.reshape(*array.shape[:-1], heads, array.shape[-1] // heads)
+    return jnp.moveaxis(split, -2, 0)
+
+
+def _each(x: Array, width: int) -> Array:
+    """Rows of all heads, which they have already or share."""
+    return x if x.shape[1] == width else jnp.tile(x, (1, width // x.shape[1]))
+
+
+def _of_width(kernel: Array, width: int) -> Array:
+    """Maps of rows that wide: those of heads with columns of their own are block-diagonal."""
+    relations, k, n = kernel.shape
+    if k == width:
+        return kernel
+    heads = width // k
+    own = jnp.eye(heads, dtype=bool)[:, None, :, None]
+    split = kernel.reshape(relations, 1, k, heads, n // heads)
+    return jnp.where(own, split, 0).reshape(relations, width, n)
+
+
+# --- Scores of numbers at both ends --------------------------------------------------------------
+
+
+class Scores(NamedTuple):
+    """How scores are made of the numbers of both ends.
+
+    Attributes:
+        multiplied: Whether numbers are multiplied, else added up before a LeakyReLU.
+        slope: Of the LeakyReLU.
+        of_edges: ``(edges, heads)``, what edges add, or multiply by; or None.
+        within: Whether the softmax runs within each relation, else over all edges.
+        scale: ``(edges, heads)``, factors behind the softmax, or None.
+    """
+
+    multiplied: bool
+    slope: float
+    of_edges: Array | None
+    within: bool
+    scale: Array | None
+
+    def of(self, dst: Array, src: Array) -> Array:
+        """Of edges, of the numbers at their ends."""
+        if self.multiplied:
+            score = dst * src
+            return score if self.of_edges is None else score * self.of_edges.astype(score.dtype)
+        score = dst + src
+        score = score if self.of_edges is None else score + self.of_edges.astype(score.dtype)
+        return leaky(score, self.slope)
+
+
+def attend_by_numbers(
+    graph: RelationalGraph,
+    x: Array,
+    kernel: Array,
+    of_dst: Array,
+    of_src: Array,
+    scores: Scores,
+    *,
+    way: Way,
+    precision: Any,
+) -> Array:
+    """Attention of RGAT.
+
+    Args:
+        graph: With the parts of the way.
+        x: ``(nodes, k)``.
+        kernel: ``(relations, k, heads · n)``, of the values.
+        of_dst: ``(relations, k, heads)``, of the number that a destination has.
+        of_src: Likewise of sources.
+        scores: What they make.
+        way: The way.
+        precision: Of the products.
+
+    Returns:
+        ``(nodes, heads · n)``.
+    """
+    typed, heads, rows = Typed(graph, precision), of_dst.shape[2], Rows(kernel)
+    score = scores.of(*typed.numbers(x, of_dst, of_src))
+    options: Any = {"heads": heads, "slope": 1.0}
+    if way == "tiles":
+        weight = typed.shares(score, within=scores.within)
+        weight = weight if scores.scale is None else weight * scores.scale.astype(weight.dtype)
+        return typed.by_tiles(x, rows, weight)
+    scale = None if scores.scale is None else scores.scale.astype(score.dtype)
+    if way == "source_pairs":
+        value, matrix = typed.of_sources(x, rows), typed.matrix.from_pairs
+        if scores.within:
+            weight = typed.shares(score, within=True)
+            weight = weight if scale is None else weight * scale
+            return segment_reduce(value, weight, matrix, reduce="sum", heads=heads)
+        return edge_attention(value, None, None, score, scale, matrix, **options)[0]
+    sums, stats = edge_attention(
+        *(_each(x, heads * x.shape[1]), None, None, score, scale, typed.matrix.to_pairs), **options
+    )
+    share = None if scores.within else typed.shares_of_pairs(stats)
+    return typed.into_nodes(typed.behind(sums, rows, heads), share)
+
+
+# --- Scores of keys ------------------------------------------------------------------------------
+
+
+class Folded(NamedTuple):
+    """Maps that keys, values and queries are made by, of weights that are multiplied first.
+
+    Attributes:
+        key: Of the sources, ``(relations, k, heads · d)``.
+        value: Likewise.
+        query: Of the destinations, to what meets the sources: ``(relations, j, heads · k)``.
+        shift: Likewise, to what keys' biases add to a score: ``(relations, j, heads)``; or None.
+    """
+
+    key: Rows
+    value: Rows
+    query: Rows
+    shift: Rows | None
+
+
+def attend_by_keys(
+    graph: RelationalGraph,
+    key: Array,
+    value: Array,
+    query: Array,
+    folded: Folded,
+    *,
+    heads: int,
+    way: Way,
+    precision: Any,
+) -> Array:
+    """Attention of HGT.
+
+    Args:
+        graph: With the parts of the way.
+        key: ``(nodes, k)`` or ``(nodes, heads · k)``, what keys are made of.
+        value: Likewise of values.
+        query: By source pair ``(nodes, heads · d)``, the queries; else ``(nodes, j)`` or ``(nodes,
+            heads · j)``, what those are made of.
+        folded: The maps.
+        heads: Number of heads.
+        way: The way.
+        precision: Of the products.
+
+    Returns:
+        ``(nodes, heads · d)``.
+    """
+    typed, acc = Typed(graph, precision), accumulator_dtype(value.dtype)
+    one: Any = jnp.ones((1, 1), acc)
+    options: Any = {"heads": heads, "slope": 1.0}
+    if way == "source_pairs":
+        keys, values = typed.of_sources(key, folded.key), typed.of_sources(value, folded.value)
+        operands = values, query, keys, None, one, None, typed.matrix.from_pairs
+        return keyed_attention(*operands, **options)[0]
+    queries = typed.of_destinations(query, folded.query)
+    shift = None
+    if folded.shift is not None:
+        shift = typed.of_destinations(query, folded.shift).astype(acc)
+    keys, into = _each(key, queries.shape[1]), typed.matrix.to_pairs
+    if way == "tiles":
+        score = sddmm(queries, keys, into, heads=heads)
+        score = score if shift is None else score + gather(shift, ends(into)[0])
+        return typed.by_tiles(value, folded.value, typed.shares(score, within=False))
+    values = keys if value is key else _each(value, heads * folded.value.kernel.shape[1])
+    sums, stats = keyed_attention(values, queries, keys, None, one, None, into, **options)
+    return typed.into_nodes(
+        typed.behind(sums, folded.value, heads), typed.shares_of_pairs(stats, shift)
+    )
