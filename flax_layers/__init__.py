@@ -18,6 +18,7 @@ from flax_layers.graph_attention import (
     GraphTransformer,
     TransformerConv,
 )
+from flax_layers.hetero import HeteroConv, HeteroLinear, HeteroModel
 from flax_layers.hypergraph import HGNN, HGNNP, HGNNConv, HGNNPConv
 from flax_layers.hypergraph_attention import HypergraphAttention, HypergraphAttentionConv
 from flax_layers.links import (
@@ -74,6 +75,9 @@ __all__ = [
     "HGNNConv",
     "HGNNPConv",
     "HGTConv",
+    "HeteroConv",
+    "HeteroLinear",
+    "HeteroModel",
     "HypergraphAttention",
     "HypergraphAttentionConv",
     "LinearOptions",

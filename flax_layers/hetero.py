@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from flax_layers._base import LinearOptions, check_features, end_sizes, linear
 from flax_layers.graph import SAGEConv
 from flax_layers.relational import over_batch
-from jax_gnn import HeteroGraph, relational_aggregate, segment_matmul, spmm
+from jax_gnn import HeteroGraph, RelationalGraph, relational_aggregate, segment_matmul, spmm
 from jax_gnn._core.arguments import check_choice, check_instance
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn.hetero import EdgeType
@@ -201,9 +201,7 @@ class HeteroConv(nnx.Module):
         precision = self._of(keys[0]).precision
 
         def aggregate(x: Array) -> Array:
-            return relational_aggregate(
-                graph.relational, x, kernels, weight, precision=precision
-            )
+            return relational_aggregate(graph.relational, x, kernels, weight, precision=precision)
 
         y = graph.split(over_batch(aggregate, joined))
         found = {}
@@ -308,8 +306,13 @@ class HeteroLinear(nnx.Module):
                 for name, size in in_features.items()
             }
         )
-        self.in_features = dict(in_features)
+        self.sizes = tuple(in_features.items())
         self.out_features = out_features
+
+    @property
+    def in_features(self) -> dict[str, int]:
+        """By type, as at construction."""
+        return dict(self.sizes)
 
     def __call__(self, x_dict: Mapping[str, ArrayLike | None]) -> dict[str, Array]:
         """Applies the maps.
@@ -345,6 +348,91 @@ class HeteroLinear(nnx.Module):
         return kernel if layer.bias is None else kernel + layer.bias[...].astype(kernel.dtype)
 
 
+class HeteroModel(nnx.Module):
+    """A model behind a `HeteroLinear`: nodes of any features in, by type, or without.
+
+    Attributes:
+        input: The maps to features of one width, which a ReLU follows.
+        model: A model of graphs with relations, such as `RGCN`, `RGAT` or `HGT`.
+
+    Example:
+        >>> edges = {("author", "writes", "paper"): [[0, 1], [0, 2]]}
+        >>> graph = HeteroGraph.from_edges(edges, {"author": 2, "paper": 3}, inverse=True)
+        >>> rngs = nnx.Rngs(0)
+        >>> rgcn = RGCN(8, 8, 2, num_relations=2, rngs=rngs)
+        >>> model = HeteroModel({"author": 4, "paper": 3}, rgcn, rngs=rngs)  # three papers
+        >>> y = model(graph, {"author": jnp.ones((2, 4)), "paper": None}, deterministic=True)
+        >>> {name: rows.shape for name, rows in y.items()}
+        {'author': (2, 2), 'paper': (3, 2)}
+    """
+
+    def __init__(
+        self,
+        in_features: Mapping[str, int],
+        model: Any,
+        *,
+        rngs: nnx.Rngs,
+        **options: Unpack[LinearOptions],
+    ) -> None:
+        """Initialises the maps.
+
+        Args:
+            in_features: See `HeteroLinear`; types in the order in which the graph has them.
+            model: What follows; its `in_features` are the width.
+            rngs: Source of the keys for initialisation (stream "params").
+            **options: See `LinearOptions`.
+
+        Raises:
+            TypeError: `in_features` is no mapping.
+            ValueError: A size is negative.
+        """
+        self.input = HeteroLinear(in_features, model.in_features, rngs=rngs, **options)
+        self.model = model
+
+    @property
+    def in_features(self) -> dict[str, int]:
+        """By type, as at construction."""
+        return self.input.in_features
+
+    def __call__(
+        self,
+        graph: HeteroGraph | RelationalGraph,
+        x_dict: Mapping[str, ArrayLike | None],
+        **named: Any,
+    ) -> Any:
+        """Applies maps and model.
+
+        Args:
+            graph: The graph, whose nodes have these types.
+            x_dict: By type ``(nodes of the type, *batch, in_features)``, or None where nodes have
+                no features.
+            **named: Further arguments of the model, such as `deterministic` and `rngs`.
+
+        Returns:
+            Of a `HeteroGraph`, by type ``(nodes of the type, *batch, out_features)``; else
+            ``(num_nodes, *batch, out_features)``.
+
+        Raises:
+            ValueError: A type is unknown or missing, or a shape does not fit; the error names the
+                type.
+        """
+        relational = graph.relational if isinstance(graph, HeteroGraph) else graph
+        check_instance("graph", relational, RelationalGraph)
+        rows = {name: jax.nn.relu(y) for name, y in self.input(x_dict).items()}
+        names, sizes = relational.node_type_names, relational.node_type_sizes
+        if names is not None and sizes is not None:
+            if names != tuple(rows):
+                raise ValueError(f"graph must have the node types {(*rows,)}, got {names}")
+            for name, size in zip(names, sizes, strict=True):
+                if len(rows[name]) != size:
+                    raise ValueError(
+                        f"x_dict[{name!r}] must have a row for each of {size} nodes, got "
+                        f"{len(rows[name])}"
+                    )
+        y = self.model(relational, joined(rows), **named)
+        return graph.split(y) if isinstance(graph, HeteroGraph) else y
+
+
 def check_sizes(name: str, sizes: Any) -> None:
     """Raises errors for what is no mapping from types to numbers."""
     if not isinstance(sizes, Mapping):
@@ -354,6 +442,6 @@ def check_sizes(name: str, sizes: Any) -> None:
             raise ValueError(f"{name}[{kind!r}] must be a number from 0, got {size!r}")
 
 
-def join(x_dict: Mapping[str, Array]) -> Array:
+def joined(x_dict: Mapping[str, Array]) -> Array:
     """Rows of all types one after another."""
-    return jax.tree.map(lambda *rows: jnp.concatenate(rows), *x_dict.values())
+    return jnp.concatenate([*x_dict.values()])

@@ -19,7 +19,6 @@ from flax_layers.compgcn import CompGCN
 from jax_gnn._core.arguments import check_choice, check_columns, check_range, check_real
 from jax_gnn._core.arrays import STATIC
 
-
 embedding_init = nnx.initializers.glorot_normal()
 
 
@@ -383,8 +382,8 @@ class LinkRanking:
 
     The protocol of Bordes et al., NeurIPS 2013, "filtered": of a fact (s, r, o) the object is
     ranked by its score among all nodes but those that are known to be objects of (s, r), too, and
-    the subject likewise. A rank is the mean of those that equal scores leave open. Facts are ranked in
-    chunks: memory is that of the scores of one, whatever their number, in one compiled program.
+    the subject likewise. A rank is the mean of those that equal scores leave open. Facts are ranked
+    in chunks: memory is that of the scores of one, whatever their number, in one compiled program.
 
     Attributes:
         subjects: ``(chunks, chunk_size)``, those of queries, both directions; padding is 0.

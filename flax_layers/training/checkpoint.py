@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from flax_layers import AttentionOptions, LinearOptions, LinkPredictor, Stack
+from flax_layers import AttentionOptions, HeteroModel, LinearOptions, LinkPredictor, Stack
 from flax_layers._attention import AttentionConvolution
 from flax_layers.training.data import Fingerprint
 from flax_layers.training.links import LINK_RECIPES, TrainedLinks, make_link_model
 from flax_layers.training.models import RECIPES, Recipe
-from flax_layers.training.trained import TrainedModel
+from flax_layers.training.trained import TrainedModel, stack_of
 from jax_gnn.datasets import Split
 
 SUMS = "SHA256SUMS"  # in the format of the command sha256sum
@@ -110,7 +110,10 @@ def _load(path: Path) -> tuple[TrainedModel | TrainedLinks, list[str]]:
                 return make_link_model(
                     config, description["num_nodes"], description["num_relations"]
                 )
-            return RECIPES[name].model(**description["arguments"], rngs=nnx.Rngs(0))
+            arguments = {key: _tuples(given) for key, given in description["arguments"].items()}
+            model = RECIPES[name].model(**arguments, rngs=nnx.Rngs(0))
+            sizes = description.get("inputs")
+            return HeteroModel(sizes, model, rngs=nnx.Rngs(0)) if sizes else model
 
         # Nothing is allocated before it is known that the parameters have these shapes.
         abstract = nnx.to_pure_dict(nnx.state(nnx.eval_shape(make_model), nnx.Param))
@@ -135,6 +138,11 @@ def _load(path: Path) -> tuple[TrainedModel | TrainedLinks, list[str]]:
     return _trained(description, RECIPES[name], model), []
 
 
+def _tuples(value: Any) -> Any:
+    """Lists, as which JSON keeps tuples, as such: models have nothing else."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
 def _sum(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -157,7 +165,8 @@ def _description(trained: TrainedModel) -> dict[str, Any]:
     return {
         "version": trained.version,
         "model": trained.config.model,
-        "arguments": _arguments(trained.model),
+        "arguments": _arguments(stack_of(trained.model)),
+        "inputs": trained.model.in_features if isinstance(trained.model, HeteroModel) else None,
         "training": dataclasses.asdict(trained.config),
         "seed": trained.seed,
         "label_names": None if names is None else list(names),

@@ -11,6 +11,7 @@ from flax_layers.compgcn import Composition
 from flax_layers.graph import Aggregation
 from flax_layers.hypergraph_attention import Degrees
 from flax_layers.relational import Norm
+from flax_layers.relational_attention import Attention, Softmax
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._ops.hypergraph_aggregate.api import Normalization
 
@@ -77,6 +78,8 @@ class TrainConfig(Config):
     Raises:
         ValueError: A value is out of range.
     """
+
+    embeds: ClassVar[bool] = False  # whether nodes without features have embeddings
 
     splits: Annotated[
         int,
@@ -391,8 +394,9 @@ class RGCNConfig(TrainConfig):
         Literal["none", "native", "noisy-label", "random"],
         Setting(
             "data",
-            "node features: none, so that each node has rows of weights of its own; the dataset's; "
-            "one-hot labels under Gaussian noise; or noise alone",
+            "node features: none, so that each node has rows of weights of its own; the dataset's, "
+            "of types of nodes through a linear map each; one-hot labels under Gaussian noise; or "
+            "noise alone",
         ),
     ] = "none"  # type: ignore[assignment]  # one word more
     validation_share: Annotated[
@@ -451,9 +455,7 @@ class LinkConfig(Config):
     evaluate_every: Annotated[
         int, Setting("training", "epochs between two validations", COUNT, "N")
     ] = 5
-    seed: Annotated[
-        int, Setting("training", "of parameters, batches and dropout", WHOLE, "N")
-    ] = 0
+    seed: Annotated[int, Setting("training", "of parameters, batches and dropout", WHOLE, "N")] = 0
     decoder: Annotated[
         Literal["distmult", "complex", "conve"], Setting("model", "what scores edges")
     ] = "distmult"
@@ -470,9 +472,7 @@ class LinkConfig(Config):
     ] = 0.2
     decoder_dropout_rate: Annotated[
         float,
-        Setting(
-            "model", "share dropped inside ConvE", RATE, "RATE", "--decoder-dropout"
-        ),
+        Setting("model", "share dropped inside ConvE", RATE, "RATE", "--decoder-dropout"),
     ] = 0.3
     implementation: Annotated[
         Implementation | None,
@@ -518,6 +518,70 @@ class CompGCNLinkConfig(LinkConfig):
     composition: Annotated[
         Composition, Setting("model", "how nodes are composed with relations")
     ] = "mult"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _TypedConfig(TrainConfig):
+    """What models of typed nodes share."""
+
+    embeds: ClassVar[bool] = True
+
+    epochs: int = 100
+    learning_rate: float = 0.005
+    features: Annotated[
+        Literal["none", "native", "noisy-label", "random"],
+        Setting(
+            "data",
+            "node features: the dataset's, with embeddings of the nodes of types that have none; "
+            "none, embeddings for all; one-hot labels under Gaussian noise; or noise alone",
+        ),
+    ] = "native"  # type: ignore[assignment]  # one word more
+    validation_share: Annotated[
+        float,
+        Setting(
+            "training",
+            "share of a published split's training nodes that validate, where it has no others",
+            RATE,
+            "SHARE",
+        ),
+    ] = 0.2
+    heads: Annotated[
+        int, Setting("model", "heads of each convolution; of RGAT the last has one", COUNT, "N")
+    ] = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RGATConfig(_TypedConfig):
+    """Settings of a `flax_layers.RGAT`, behind a linear map for each type of nodes."""
+
+    model: ClassVar[str] = "rgat"
+
+    attention_dropout_rate: Annotated[
+        float, Setting("model", "share of attention weights dropped in training", RATE, "RATE")
+    ] = 0.2
+    attention: Annotated[
+        Attention, Setting("model", "whether scores of both ends are added or multiplied")
+    ] = "additive"
+    softmax: Annotated[
+        Softmax, Setting("model", "over all edges into a node, or within each relation")
+    ] = "across"
+    num_bases: Annotated[
+        int,
+        Setting(
+            "model",
+            "bases that the weights of relations are mixed from; 0: each has weights of its own",
+            WHOLE,
+            "N",
+            "--bases",
+        ),
+    ] = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HGTConfig(_TypedConfig):
+    """Settings of a `flax_layers.HGT`, behind a linear map for each type of nodes."""
+
+    model: ClassVar[str] = "hgt"
 
 
 def settings(config: type[Config]) -> dict[str, Setting]:
