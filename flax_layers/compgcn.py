@@ -174,9 +174,7 @@ class CompGCNConv(nnx.Module):
         nodes, of_relations = self._encoded(x), self._encoded(z)
         pairs = graph.pair_src
         assert pairs is not None  # checked above
-        places = jnp.arange(pairs.num_pairs, dtype=pairs.sizes.dtype)
-        relation = jnp.searchsorted(jnp.cumsum(pairs.sizes), places, side="right")
-        rows = gather(of_relations, segments(relation.astype(places.dtype), self.num_relations))
+        rows = gather(of_relations, segments(pairs.relations, self.num_relations))
         rows = rows.reshape(len(rows), *[1] * len(batch), *rows.shape[1:])
         composed = self._composed(total(nodes, pairs.gather), rows)
         summed = spmm(_by_direction(graph), composed, edge_weight)  # (num_nodes * 2, ...)
@@ -205,7 +203,8 @@ class CompGCNConv(nnx.Module):
 
         def count(ids: Array) -> Array:
             """Of each edge, how many have its id."""
-            sizes = jnp.zeros(directed.num_dst, ids.dtype).at[ids].add(valid, mode="drop")
+            ones = valid.astype(ids.dtype)
+            sizes = jnp.zeros(directed.num_dst, ids.dtype).at[ids].add(ones, mode="drop")
             return sizes[ids].astype(dtype)
 
         ids = jnp.where(valid, rows, directed.num_dst)
@@ -264,7 +263,7 @@ def _by_direction(graph: RelationalGraph) -> Graph:
     half = graph.num_relations // 2
     inverse = (graph.edge_types >= half).astype(edges.rows.dtype)
     rows = jnp.where(edges.rows < 0, edges.rows, 2 * edges.rows + inverse)
-    from_inverse = (edges.t_rows >= pairs.sizes[:half].sum()).astype(rows.dtype)
+    from_inverse = (edges.t_rows >= pairs.sizes[:half].sum(dtype=rows.dtype)).astype(rows.dtype)
     t_cols = jnp.where(edges.t_cols < 0, edges.t_cols, 2 * edges.t_cols + from_inverse)
     ascending = jnp.where(rows < 0, 2 * graph.num_dst, rows)
     indptr = row_starts(ascending, 2 * graph.num_dst).astype(edges.indptr.dtype)

@@ -218,9 +218,6 @@ class HeteroConv(nnx.Module):
         pairs, edges = graph.relational.pair_dst, graph.relational.to_pairs
         if pairs is None or edges is None:
             raise ValueError("graph lacks the part 'to_pairs'")
-        relation = jnp.searchsorted(
-            jnp.cumsum(pairs.sizes), jnp.arange(pairs.num_pairs), side="right"
-        )
         # Rows of the results of all relations, one after another; those of no such relation drop.
         sizes = graph.num_nodes
         total = sum(sizes[key[2]] for key in keys)
@@ -232,7 +229,7 @@ class HeteroConv(nnx.Module):
             start += sizes[key[2]]
         dtype = pairs.nodes.dtype
         places = jnp.where(pairs.nodes < 0, total, pairs.nodes)
-        places = places + jnp.array(shifts, dtype)[relation]
+        places = places + jnp.array(shifts, dtype)[pairs.relations]
 
         def aggregate(x: Array) -> Array:
             sums = spmm(edges, x, weight)
@@ -300,9 +297,11 @@ class HeteroLinear(nnx.Module):
             ValueError: A size is negative.
         """
         check_sizes("in_features", in_features)
+        # Initialisers divide by the size: types without nodes or features have nothing to draw.
+        empty: Any = options | {"kernel_init": nnx.initializers.zeros_init()}
         self.layers = nnx.Dict(
             {
-                name: nnx.Linear(size, out_features, rngs=rngs, **options)
+                name: nnx.Linear(size, out_features, rngs=rngs, **(options if size else empty))
                 for name, size in in_features.items()
             }
         )

@@ -395,8 +395,8 @@ def _add_links(models: Commands, recipe: LinkRecipe) -> None:
         name,
         help=f"a {recipe.title} for link prediction",
         description=f"Trains a {recipe.title}\nto predict edges, and reports filtered mean "
-        "reciprocal rank and hits of the test edges at the best\nvalidation. Writes a checkpoint of "
-        f"that model and results.json.\n\nexamples:\n  {examples}",
+        "reciprocal rank and hits of the test edges at the best\nvalidation. Writes a checkpoint "
+        f"of that model and results.json.\n\nexamples:\n  {examples}",
         run=functools.partial(_run_links, recipe),
     )
     groups = _groups(parser)
