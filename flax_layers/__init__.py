@@ -8,6 +8,7 @@ from flax_layers.allset import (
     AllSetTransformer,
     AllSetTransformerConv,
 )
+from flax_layers.compgcn import CompGCN, CompGCNConv
 from flax_layers.graph import GCN, GIN, SAGE, GCNConv, GINConv, SAGEConv, gcn_norm
 from flax_layers.graph_attention import (
     GAT,
@@ -17,8 +18,19 @@ from flax_layers.graph_attention import (
     GraphTransformer,
     TransformerConv,
 )
+from flax_layers.hetero import HeteroConv, HeteroLinear, HeteroModel
 from flax_layers.hypergraph import HGNN, HGNNP, HGNNConv, HGNNPConv
 from flax_layers.hypergraph_attention import HypergraphAttention, HypergraphAttentionConv
+from flax_layers.links import (
+    ComplEx,
+    ConvE,
+    DistMult,
+    LinkPredictor,
+    LinkRanking,
+    link_metrics,
+    negative_sampling_loss,
+    one_vs_all_loss,
+)
 from flax_layers.relational import RGCN, RGCNConv
 from flax_layers.relational_attention import HGT, RGAT, HGTConv, RGATConv
 from flax_layers.typed import TypedLinear
@@ -49,6 +61,11 @@ __all__ = [
     "AllSetTransformer",
     "AllSetTransformerConv",
     "AttentionOptions",
+    "CompGCN",
+    "CompGCNConv",
+    "ComplEx",
+    "ConvE",
+    "DistMult",
     "GATConv",
     "GATv2",
     "GATv2Conv",
@@ -58,9 +75,14 @@ __all__ = [
     "HGNNConv",
     "HGNNPConv",
     "HGTConv",
+    "HeteroConv",
+    "HeteroLinear",
+    "HeteroModel",
     "HypergraphAttention",
     "HypergraphAttentionConv",
     "LinearOptions",
+    "LinkPredictor",
+    "LinkRanking",
     "RGATConv",
     "RGCNConv",
     "SAGEConv",
@@ -76,5 +98,8 @@ __all__ = [
     "UniSAGE",
     "UniSAGEConv",
     "gcn_norm",
+    "link_metrics",
+    "negative_sampling_loss",
+    "one_vs_all_loss",
     "unigcn_norm",
 ]

@@ -27,6 +27,8 @@ from jax_gnn._core.ids import at_most
 
 Activation = Literal["relu"]  # what kernels may do behind a convolution
 
+Ends = ArrayLike | tuple[ArrayLike, ArrayLike]  # features of nodes, or of sources, destinations
+
 default_kernel_init = nnx.initializers.lecun_normal()
 default_bias_init = nnx.initializers.zeros_init()
 
@@ -383,6 +385,36 @@ def check_features(
             f"{in_features}), got {x.shape}"
         )
     return x
+
+
+def end_sizes(in_features: int | tuple[int, int]) -> tuple[int, int]:
+    """Features of sources and of destinations."""
+    sizes = in_features if isinstance(in_features, tuple) else (in_features, in_features)
+    if len(sizes) != 2:
+        raise ValueError(f"in_features must be a number or a pair, got {in_features}")
+    check_positive(in_features=sizes[0])
+    check_positive(in_features=sizes[1])
+    return sizes
+
+
+def check_ends(graph: Graph, x: Ends, src_features: int, dst_features: int) -> tuple[Array, Array]:
+    """The features of sources and of destinations: the same array twice, unless there is a pair."""
+    if isinstance(x, tuple):
+        if len(x) != 2:
+            raise ValueError(f"x must be an array or a pair, got {len(x)} arrays")
+        src = check_features(x[0], graph.num_src, src_features, "x[0]", "num_src")
+        dst = check_features(x[1], graph.num_dst, dst_features, "x[1]", "num_dst")
+        if src.shape[1:-1] != dst.shape[1:-1]:
+            raise ValueError(
+                f"both of x must have the same batch axes, got shapes {src.shape} and {dst.shape}"
+            )
+        return src, dst
+    if src_features != dst_features:
+        raise ValueError(
+            f"x must be a pair for in_features=({src_features}, {dst_features}), got an array"
+        )
+    src = check_features(x, graph.num_nodes, src_features)
+    return src, src
 
 
 def check_vector(name: str, values: ArrayLike, size_name: str, size: int) -> Array:

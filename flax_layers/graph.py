@@ -7,18 +7,22 @@ from typing import Any, Literal, Unpack, get_args
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike
 
 from flax_layers._base import (
     Activation,
     Convolution,
+    Ends,
     LinearOptions,
     Stack,
     behind,
     check_activation,
+    check_ends,
     check_positive,
     check_vector,
+    end_sizes,
     finished,
     inverse_root,
     linear,
@@ -281,6 +285,8 @@ class SAGEConv(Convolution):
     over all neighbours. ``agg`` is the mean, maximum or sum over the sources of a node's edges, 0
     where there are none. Mean and sum run on the narrower side of Theta.
 
+    Of a bipartite graph, x is a pair of features, of sources and of destinations.
+
     Attributes:
         kernel: Theta, ``(in_features, out_features)``.
         bias: ``(out_features,)``, or None without a bias.
@@ -298,7 +304,7 @@ class SAGEConv(Convolution):
 
     def __init__(
         self,
-        in_features: int,
+        in_features: int | tuple[int, int],
         out_features: int,
         *,
         aggregation: Aggregation = "mean",
@@ -311,7 +317,8 @@ class SAGEConv(Convolution):
         """Initialises the parameters.
 
         Args:
-            in_features: Features per node of the input.
+            in_features: Features per node of the input; a pair for those of sources and of
+                destinations.
             out_features: Features per node of the output.
             aggregation: "mean", "max" or "sum".
             root_weight: Whether a node's own features count, by a map of their own.
@@ -325,14 +332,16 @@ class SAGEConv(Convolution):
             ValueError: A size is not positive or the aggregation is unknown.
         """
         check_choice("aggregation", aggregation, get_args(Aggregation))
-        super().__init__(in_features, out_features, rngs=rngs, **options)
+        src_features, dst_features = end_sizes(in_features)
+        super().__init__(src_features, out_features, rngs=rngs, **options)
+        self.in_features: Any = in_features
         self.root: nnx.Linear | None = nnx.data(None)
         if root_weight:
             without_bias: Any = {**options, "use_bias": False}
-            self.root = nnx.Linear(in_features, out_features, rngs=rngs, **without_bias)
+            self.root = nnx.Linear(dst_features, out_features, rngs=rngs, **without_bias)
         self.projection: nnx.Linear | None = nnx.data(None)
         if project:
-            self.projection = nnx.Linear(in_features, in_features, rngs=rngs, **options)
+            self.projection = nnx.Linear(src_features, src_features, rngs=rngs, **options)
         self.aggregation: Aggregation = aggregation
         self.root_weight = root_weight
         self.project = project
@@ -341,7 +350,7 @@ class SAGEConv(Convolution):
     def __call__(
         self,
         graph: Graph,
-        x: ArrayLike,
+        x: Ends,
         edge_weight: ArrayLike | None = None,
         *,
         activation: Activation | None = None,
@@ -350,23 +359,30 @@ class SAGEConv(Convolution):
 
         Args:
             graph: The graph.
-            x: Node features, ``(num_nodes, *batch, in_features)``.
+            x: Node features, ``(num_nodes, *batch, in_features)``, or a pair for those of sources,
+                ``(num_src, *batch, …)``, and of destinations, ``(num_dst, *batch, …)``.
             edge_weight: ``(num_edges,)``, in the graph's order (`Graph.edge_values`), by which
                 messages are multiplied before they are aggregated; None means ones.
             activation: "relu" for a ReLU behind all, which is part of the last kernel where that
                 aggregates.
 
         Returns:
-            ``(num_nodes, *batch, out_features)`` in `dtype`.
+            ``(num_dst, *batch, out_features)`` in `dtype`.
 
         Raises:
             ValueError: A shape does not fit the layer or the graph, or the activation is unknown.
         """
         check_activation(activation)
-        x, kernel, bias = self._operands(x, graph)
+        check_instance("graph", graph, Graph)
+        src, dst = check_ends(graph, x, *end_sizes(self.in_features))
+        params = self.kernel[...], None if self.bias is None else self.bias[...]
+        promoted: Any = dtypes.promote_dtype((src, dst, *params), dtype=self.dtype)
+        src, dst, kernel, bias = promoted
         weight = _edge_weight(graph, edge_weight)
-        messages = x if self.projection is None else jax.nn.relu(linear(self.projection, x))
-        root = None if self.root is None else linear(self.root, x)
+        messages = src
+        if self.projection is not None:
+            messages = jax.nn.relu(linear(self.projection, src))
+        root = None if self.root is None else linear(self.root, dst)
 
         def aggregate(features: Array, **last: Any) -> Array:
             # A sum over a known degree, while the gradient of a mean counts edges. Sums of half
@@ -379,7 +395,7 @@ class SAGEConv(Convolution):
         if self.aggregation == "max":
             y = aggregate(messages)
             y = jnp.where(_column(graph.in_degrees() == 0, y), 0, y)  # -inf there
-        elif self.in_features <= self.out_features:
+        elif len(kernel) <= self.out_features:
             # Where neither is narrower, too: XLA would join both maps of x, and copy what comes of
             # either out of their product.
             y = aggregate(messages)

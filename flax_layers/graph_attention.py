@@ -20,11 +20,14 @@ from flax_layers._attention import (
     dropped,
 )
 from flax_layers._base import (
+    Ends,
     LinearOptions,
+    check_ends,
     check_features,
     check_positive,
     check_rates,
     dropout_arguments,
+    end_sizes,
     linear,
     linear_options,
     product,
@@ -33,7 +36,6 @@ from flax_layers.graph import glorot_init
 from jax_gnn import Graph, additive_attention, dot_attention, gatv2_attention, segment_mean
 from jax_gnn._core.arguments import check_flag, check_instance
 
-Ends = ArrayLike | tuple[ArrayLike, ArrayLike]
 Rngs = nnx.Rngs | nnx.RngStream | Array | None
 
 
@@ -52,7 +54,7 @@ class _GraphAttentionConv(AttentionConvolution):
         rngs: nnx.Rngs,
         **options: Unpack[AttentionOptions],
     ) -> None:
-        src_features, dst_features = _sizes(in_features)
+        src_features, dst_features = end_sizes(in_features)
         options.setdefault("kernel_init", glorot_init)
         super().__init__(src_features, out_features, rngs=rngs, **options)
         self.in_features: Any = in_features
@@ -72,7 +74,7 @@ class _GraphAttentionConv(AttentionConvolution):
     def _ends(self, graph: Graph, x: Ends) -> tuple[Array, Array]:
         """The features of sources and of destinations, which are the same of one array."""
         check_instance("graph", graph, Graph)
-        src, dst = _ends(graph, x, *_sizes(self.in_features))
+        src, dst = check_ends(graph, x, *end_sizes(self.in_features))
         dtype = dtypes.canonicalize_dtype(src, dst, self.kernel[...], dtype=self.dtype)
         return src.astype(dtype), dst.astype(dtype)
 
@@ -287,7 +289,7 @@ class GATv2Conv(_GraphAttentionConv):
                 a rate is outside [0, 1], the slope is not finite, or weights are shared by ends of
                 different sizes.
         """
-        src_features, dst_features = _sizes(in_features)
+        src_features, dst_features = end_sizes(in_features)
         if check_flag("share_weights", share_weights) and src_features != dst_features:
             raise ValueError(
                 "share_weights needs sources and destinations of one size, got in_features="
@@ -437,7 +439,7 @@ class TransformerConv(nnx.Module):
             ValueError: A size is not positive, heads do not divide the features that they share,
                 a rate is outside [0, 1], or there is a gate without a skip connection.
         """
-        src_features, dst_features = _sizes(in_features)
+        src_features, dst_features = end_sizes(in_features)
         check_positive(out_features=out_features)
         check_heads(heads, out_features if check_flag("concat", concat) else None)
         check_rates(attention_dropout_rate=attention_dropout_rate)
@@ -501,7 +503,7 @@ class TransformerConv(nnx.Module):
             ValueError: A shape does not fit the layer or the graph.
         """
         check_instance("graph", graph, Graph)
-        src, dst = _ends(graph, x, *_sizes(self.in_features))
+        src, dst = check_ends(graph, x, *end_sizes(self.in_features))
         attr = _edge_attr(graph, edge_attr, self.edge_features, src.dtype)
         dropout = dropout_arguments(deterministic, rngs)
         query, key, value = (
@@ -534,36 +536,6 @@ class TransformerConv(nnx.Module):
 
 
 # --- What they share -----------------------------------------------------------------------------
-
-
-def _sizes(in_features: int | tuple[int, int]) -> tuple[int, int]:
-    """Features of sources and of destinations."""
-    sizes = in_features if isinstance(in_features, tuple) else (in_features, in_features)
-    if len(sizes) != 2:
-        raise ValueError(f"in_features must be a number or a pair, got {in_features}")
-    check_positive(in_features=sizes[0])
-    check_positive(in_features=sizes[1])
-    return sizes
-
-
-def _ends(graph: Graph, x: Ends, src_features: int, dst_features: int) -> tuple[Array, Array]:
-    """The features of sources and of destinations: the same array twice, unless there is a pair."""
-    if isinstance(x, tuple):
-        if len(x) != 2:
-            raise ValueError(f"x must be an array or a pair, got {len(x)} arrays")
-        src = check_features(x[0], graph.num_src, src_features, "x[0]", "num_src")
-        dst = check_features(x[1], graph.num_dst, dst_features, "x[1]", "num_dst")
-        if src.shape[1:-1] != dst.shape[1:-1]:
-            raise ValueError(
-                f"both of x must have the same batch axes, got shapes {src.shape} and {dst.shape}"
-            )
-        return src, dst
-    if src_features != dst_features:
-        raise ValueError(
-            f"x must be a pair for in_features=({src_features}, {dst_features}), got an array"
-        )
-    src = check_features(x, graph.num_nodes, src_features)
-    return src, src
 
 
 def _edge_attr(

@@ -30,6 +30,7 @@ from jax_gnn._ops.segment_reduce.index import SegmentIndex
 from jax_gnn._ops.spmm.api import index_segment_reduce, sddmm, spmm
 from jax_gnn._version import __version__
 from jax_gnn.graph import Graph
+from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
 
@@ -39,6 +40,7 @@ del export_checks
 __all__ = [
     "EXPORT_CHECKS",
     "Graph",
+    "HeteroGraph",
     "Hypergraph",
     "HypergraphNorm",
     "RelationalGraph",

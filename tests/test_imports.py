@@ -14,7 +14,14 @@ import jax_gnn
 
 # From the ground up; the benchmarks belong to the checkout, not to the installed packages.
 FLOORS = (
-    *("jax_gnn._core", "jax_gnn.graph", "jax_gnn.hypergraph", "jax_gnn.relational", "jax_gnn._ops"),
+    *(
+        "jax_gnn._core",
+        "jax_gnn.graph",
+        "jax_gnn.hypergraph",
+        "jax_gnn.relational",
+        "jax_gnn.hetero",
+        "jax_gnn._ops",
+    ),
     *("jax_gnn", "flax_layers", "flax_layers.training", "benchmarks"),
 )
 ROOTS = {

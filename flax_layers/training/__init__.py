@@ -1,9 +1,10 @@
-"""Training of node classifiers; needs the extra ``jax-gnn[train]``."""
+"""Training of node classifiers and for link prediction; needs the extra ``jax-gnn[train]``."""
 
 from flax_layers.training.checkpoint import load_checkpoint, save_checkpoint
 from flax_layers.training.config import (
     AllDeepSetsConfig,
     AllSetTransformerConfig,
+    CompGCNLinkConfig,
     GATConfig,
     GATv2Config,
     GCNConfig,
@@ -11,9 +12,13 @@ from flax_layers.training.config import (
     GraphTransformerConfig,
     HGNNConfig,
     HGNNPConfig,
+    HGTConfig,
     HypergraphAttentionConfig,
     HypergraphConfig,
+    LinkConfig,
+    RGATConfig,
     RGCNConfig,
+    RGCNLinkConfig,
     SAGEConfig,
     TrainConfig,
     UniGATConfig,
@@ -22,15 +27,26 @@ from flax_layers.training.config import (
     UniSAGEConfig,
 )
 from flax_layers.training.data import check_dataset, node_features
+from flax_layers.training.links import (
+    LINK_RECIPES,
+    LinkRecipe,
+    LinkReport,
+    LinkResult,
+    TrainedLinks,
+    check_links,
+    train_links,
+)
 from flax_layers.training.loop import EpochReport, Run, TrainResult, train
 from flax_layers.training.models import RECIPES, Recipe
 from flax_layers.training.plot import plot_learning_curves
 from flax_layers.training.trained import TrainedModel
 
 __all__ = [
+    "LINK_RECIPES",
     "RECIPES",
     "AllDeepSetsConfig",
     "AllSetTransformerConfig",
+    "CompGCNLinkConfig",
     "EpochReport",
     "GATConfig",
     "GATv2Config",
@@ -39,23 +55,33 @@ __all__ = [
     "GraphTransformerConfig",
     "HGNNConfig",
     "HGNNPConfig",
+    "HGTConfig",
     "HypergraphAttentionConfig",
     "HypergraphConfig",
+    "LinkConfig",
+    "LinkRecipe",
+    "LinkReport",
+    "LinkResult",
+    "RGATConfig",
     "RGCNConfig",
+    "RGCNLinkConfig",
     "Recipe",
     "Run",
     "SAGEConfig",
     "TrainConfig",
     "TrainResult",
+    "TrainedLinks",
     "TrainedModel",
     "UniGATConfig",
     "UniGCNIIConfig",
     "UniGINConfig",
     "UniSAGEConfig",
     "check_dataset",
+    "check_links",
     "load_checkpoint",
     "node_features",
     "plot_learning_curves",
     "save_checkpoint",
     "train",
+    "train_links",
 ]

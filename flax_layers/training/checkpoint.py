@@ -16,22 +16,23 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from flax_layers import AttentionOptions, LinearOptions, Stack
+from flax_layers import AttentionOptions, HeteroModel, LinearOptions, LinkPredictor, Stack
 from flax_layers._attention import AttentionConvolution
 from flax_layers.training.data import Fingerprint
+from flax_layers.training.links import LINK_RECIPES, TrainedLinks, make_link_model
 from flax_layers.training.models import RECIPES, Recipe
-from flax_layers.training.trained import TrainedModel
+from flax_layers.training.trained import TrainedModel, stack_of
 from jax_gnn.datasets import Split
 
 SUMS = "SHA256SUMS"  # in the format of the command sha256sum
 
 
-def save_checkpoint(path: str | os.PathLike[str], trained: TrainedModel) -> None:
+def save_checkpoint(path: str | os.PathLike[str], trained: TrainedModel | TrainedLinks) -> None:
     """Writes a trained model; replaces a checkpoint that is there.
 
     Args:
         path: Folder of the checkpoint.
-        trained: Such as `TrainResult.trained`.
+        trained: Such as `TrainResult.trained` or `LinkResult.trained`.
 
     Raises:
         ValueError: The model's precision is not a `jax.lax.Precision` or the name of one.
@@ -40,7 +41,8 @@ def save_checkpoint(path: str | os.PathLike[str], trained: TrainedModel) -> None
 
     path = Path(path).absolute()
     params = nnx.to_pure_dict(nnx.state(trained.model, nnx.Param))
-    description = _description(trained)
+    links = isinstance(trained, TrainedLinks)
+    description = _link_description(trained) if links else _description(trained)
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(
             path,
@@ -54,15 +56,15 @@ def save_checkpoint(path: str | os.PathLike[str], trained: TrainedModel) -> None
     (path / SUMS).write_text("".join(sums))
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> TrainedModel:
+def load_checkpoint(path: str | os.PathLike[str]) -> TrainedModel | TrainedLinks:
     """Reads a model that `save_checkpoint` wrote.
 
     Args:
         path: Folder of the checkpoint.
 
     Returns:
-        The model, ready to predict, on the default device. Of a checkpoint of an older version it
-        lacks what that did not keep, and a warning says so.
+        The model, ready to predict, on the default device; of link prediction a `TrainedLinks`. Of
+        a checkpoint of an older version it lacks what that did not keep, and a warning says so.
 
     Raises:
         FileNotFoundError: There is no such folder.
@@ -86,7 +88,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> TrainedModel:
     return trained
 
 
-def _load(path: Path) -> tuple[TrainedModel, list[str]]:
+def _load(path: Path) -> tuple[TrainedModel | TrainedLinks, list[str]]:
     """Reads a checkpoint; also returns what it lacks."""
     import orbax.checkpoint as ocp
 
@@ -98,12 +100,20 @@ def _load(path: Path) -> tuple[TrainedModel, list[str]]:
             path, args=ocp.args.Composite(config=ocp.args.JsonRestore())
         ).config
         name = description["model"]
-        if name not in RECIPES:
-            raise ValueError(f"its model is {name!r:.80}, which is none of {', '.join(RECIPES)}")
-        recipe = RECIPES[name]
+        if name not in RECIPES and name not in LINK_RECIPES:
+            known = ", ".join([*RECIPES, *LINK_RECIPES])
+            raise ValueError(f"its model is {name!r:.80}, which is none of {known}")
 
-        def make_model() -> Stack:
-            return recipe.model(**description["arguments"], rngs=nnx.Rngs(0))
+        def make_model() -> Any:
+            if name in LINK_RECIPES:
+                config = LINK_RECIPES[name].config(**description["training"])
+                return make_link_model(
+                    config, description["num_nodes"], description["num_relations"]
+                )
+            arguments = {key: _tuples(given) for key, given in description["arguments"].items()}
+            model = RECIPES[name].model(**arguments, rngs=nnx.Rngs(0))
+            sizes = description.get("inputs")
+            return HeteroModel(sizes, model, rngs=nnx.Rngs(0)) if sizes else model
 
         # Nothing is allocated before it is known that the parameters have these shapes.
         abstract = nnx.to_pure_dict(nnx.state(nnx.eval_shape(make_model), nnx.Param))
@@ -120,10 +130,17 @@ def _load(path: Path) -> tuple[TrainedModel, list[str]]:
     nnx.update(model, state)
     model.eval()
     if "version" not in description:
-        return _older(description, recipe, model)
+        return _older(description, RECIPES[name], model)
     if not (path / SUMS).exists():
         raise ValueError(f"{SUMS} is missing")
-    return _trained(description, recipe, model), []
+    if name in LINK_RECIPES:
+        return _trained_links(description, model), []
+    return _trained(description, RECIPES[name], model), []
+
+
+def _tuples(value: Any) -> Any:
+    """Lists, as which JSON keeps tuples, as such: models have nothing else."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _sum(file: Path) -> str:
@@ -148,13 +165,37 @@ def _description(trained: TrainedModel) -> dict[str, Any]:
     return {
         "version": trained.version,
         "model": trained.config.model,
-        "arguments": _arguments(trained.model),
+        "arguments": _arguments(stack_of(trained.model)),
+        "inputs": trained.model.in_features if isinstance(trained.model, HeteroModel) else None,
         "training": dataclasses.asdict(trained.config),
         "seed": trained.seed,
         "label_names": None if names is None else list(names),
         "data": None if data is None else data._asdict(),
         "split": split and {part: ids.tolist() for part, ids in vars(split).items()},
     }
+
+
+def _link_description(trained: TrainedLinks) -> dict[str, Any]:
+    """The same for link prediction, where settings say which arguments the model has."""
+    return {
+        "version": trained.version,
+        "model": trained.config.model,
+        "training": dataclasses.asdict(trained.config),
+        "data": trained.data._asdict(),
+        "num_nodes": len(trained.model.nodes[...]),
+        "num_relations": trained.num_relations,
+    }
+
+
+def _trained_links(description: dict[str, Any], model: LinkPredictor) -> TrainedLinks:
+    """What `_link_description` was made of."""
+    return TrainedLinks(
+        model,
+        LINK_RECIPES[description["model"]].config(**description["training"]),
+        Fingerprint(**description["data"]),
+        description["num_relations"],
+        version=description["version"],
+    )
 
 
 def _trained(description: dict[str, Any], recipe: Recipe, model: Stack) -> TrainedModel:

@@ -21,24 +21,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from flax_layers import link_metrics
 from flax_layers.training import (
+    LINK_RECIPES,
     RECIPES,
     EpochReport,
+    LinkRecipe,
+    LinkReport,
     Recipe,
     Run,
+    TrainedLinks,
     TrainedModel,
     TrainResult,
     check_dataset,
+    check_links,
     load_checkpoint,
     plot_learning_curves,
     save_checkpoint,
     train,
+    train_links,
 )
-from flax_layers.training.config import Number, Setting, settings
+from flax_layers.training.config import Config, Number, Setting, settings
+from flax_layers.training.data import fingerprint
 from jax_gnn._cli import Commands, UserError, add_command, devices, table, versions
 from jax_gnn._core import ffi
 from jax_gnn._core.ffi import Implementation
-from jax_gnn.datasets import HypergraphDataset, NodeDataset, RelationalDataset
+from jax_gnn.datasets import (
+    HypergraphDataset,
+    NodeDataset,
+    RelationalDataset,
+    load_relational,
+)
 
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
 PREDICT_EXTRA = ("orbax",)
@@ -75,10 +88,38 @@ def _add_setting(group: argparse._ArgumentGroup, name: str, setting: Setting, de
     group.add_argument(setting.flag or "--" + name.replace("_", "-"), **option)
 
 
-def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> None:
-    groups = {
+def _groups(parser: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
+    return {
         name: parser.add_argument_group(name) for name in ("data", "model", "training", "execution")
     }
+
+
+def _add_settings(
+    config: type[Config], groups: dict[str, argparse._ArgumentGroup], written: str
+) -> None:
+    """The options of the settings, and of where results go."""
+    default = config()
+    for name, setting in settings(config).items():
+        _add_setting(groups[setting.group], name, setting, getattr(default, name))
+    groups["execution"].add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help=f"folder of {written} (default: runs/{config.model}-<dataset>)",
+    )
+
+
+def _settings_of(config: type[Config], args: argparse.Namespace) -> Any:
+    values = {name: getattr(args, name) for name in settings(config)}
+    if args.implementation == "auto":
+        values["implementation"] = None
+    made = config(**values)
+    _require_implementation(values["implementation"])
+    return made
+
+
+def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> None:
+    groups = _groups(parser)
     offline = "hyperedges" if recipe.dataset is HypergraphDataset else "edges"
     files = "an .npz file or a folder in a raw format"
     if recipe.dataset is RelationalDataset:
@@ -90,21 +131,12 @@ def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> Non
             metavar="digits|FILE|FOLDER",
             help=f"'digits' (offline: handwritten digits, k-nearest-neighbour {offline}), {files}",
         )
-    default = recipe.config()
-    for name, setting in settings(recipe.config).items():
-        _add_setting(groups[setting.group], name, setting, getattr(default, name))
     groups["execution"].add_argument(
         "--no-baseline",
         action="store_true",
         help="leave out the same training in plain JAX",
     )
-    groups["execution"].add_argument(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help=f"folder of checkpoint, plot and results (default: runs/{recipe.config.model}"
-        "-<dataset>)",
-    )
+    _add_settings(recipe.config, groups, "checkpoint, plot and results")
 
 
 def _require(purpose: str, packages: Iterable[str]) -> None:
@@ -207,9 +239,16 @@ def _dataset_summary(recipe: Recipe, dataset: NodeDataset, result: TrainResult) 
     return {
         "name": dataset.name,
         **{name: getattr(result.graph, name) for name in recipe.sizes},
-        "num_features": 0 if result.x is None else result.x.shape[1],
+        "num_features": _num_features(result.x),
         "num_classes": dataset.num_classes,
     }
+
+
+def _num_features(x: Any) -> int | str:
+    """Where they are by type, all of them."""
+    if isinstance(x, dict):
+        return "/".join("0" if rows is None else str(rows.shape[1]) for rows in x.values())
+    return 0 if x is None else x.shape[1]
 
 
 def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
@@ -240,11 +279,7 @@ def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
 
 def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     _require("training", TRAIN_EXTRA)
-    values = {name: getattr(args, name) for name in settings(recipe.config)}
-    if args.implementation == "auto":
-        values["implementation"] = None
-    config = recipe.config(**values)
-    _require_implementation(config.implementation)
+    config = _settings_of(recipe.config, args)
     with _blame_data():
         dataset = recipe.load(args.data)
         check_dataset(dataset, config)
@@ -308,7 +343,15 @@ EXAMPLES = {
     "gat": ("--data planetoid/ind.cora.x",),
     "gatv2": ("--data cora.npz --heads 4 --share-weights",),
     "transformer": ("--data cora.npz --gated",),
-    "rgcn": ("aifb.npz", "rdf/mutag --bases 30 --weight-decay 5e-4"),
+    "rgcn": (
+        "aifb.npz",
+        "rdf/mutag --bases 30 --weight-decay 5e-4",
+        "dblp.npz --features native --hidden-features 64 --dropout 0.5",
+    ),
+    "rgat": ("dblp.npz", "aifb.npz --features none --bases 10"),
+    "hgt": ("dblp.npz", "imdb_hgb.npz --heads 4"),
+    "rgcn-link": ("fb15k237.npz", "wn18rr.npz --decoder complex"),
+    "compgcn-link": ("fb15k237.npz", "wn18rr.npz --decoder complex"),
     "unigcnii": ("--data cora_cocitation.npz --splits 20 --layers 8",),
     "allsettransformer": ("--data cora_cocitation.npz --splits 20 --heads 8",),
 }
@@ -320,6 +363,8 @@ def add_train(commands: Commands) -> None:
     models = parser.add_subparsers(metavar="WHAT", required=True)
     for recipe in RECIPES.values():
         _add_model(models, recipe)
+    for link_recipe in LINK_RECIPES.values():
+        _add_links(models, link_recipe)
 
 
 def _add_model(models: Commands, recipe: Recipe) -> None:
@@ -340,6 +385,92 @@ def _add_model(models: Commands, recipe: Recipe) -> None:
         run=functools.partial(_run_train, recipe),
     )
     _add_train_arguments(recipe, parser)
+
+
+def _add_links(models: Commands, recipe: LinkRecipe) -> None:
+    name = recipe.config.model
+    examples = "\n  ".join(f"jax-gnn train {name} {line}" for line in EXAMPLES[name])
+    parser = add_command(
+        models,
+        name,
+        help=f"a {recipe.title} for link prediction",
+        description=f"Trains a {recipe.title}\nto predict edges, and reports filtered mean "
+        "reciprocal rank and hits of the test edges at the best\nvalidation. Writes a checkpoint "
+        f"of that model and results.json.\n\nexamples:\n  {examples}",
+        run=functools.partial(_run_links, recipe),
+    )
+    groups = _groups(parser)
+    groups["data"].add_argument(
+        "data", metavar="FILE", help="an .npz file with a split of its edges"
+    )
+    _add_settings(recipe.config, groups, "checkpoint and results")
+
+
+def _percent(metrics: dict[str, float]) -> list[str]:
+    return [f"{100 * value:.2f} %" for value in metrics.values()]
+
+
+def _run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
+    _require("training", TRAIN_EXTRA)
+    config = _settings_of(recipe.config, args)
+    with _blame_data():
+        dataset = load_relational(args.data)
+        check_links(dataset)
+    folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
+    _make_folder(folder)
+
+    def report(epoch: LinkReport) -> None:
+        if epoch.valid is not None:
+            mrr = f"validation MRR {epoch.valid['mrr']:.4f}"
+            number = f"epoch {epoch.epoch + 1}/{config.epochs}"
+            print(f"{number}: loss {epoch.loss:.4f}, {mrr}", file=sys.stderr, flush=True)
+
+    result = train_links(dataset, config, on_epoch=report)
+    checkpoint = folder / "checkpoint"
+    save_checkpoint(checkpoint, result.trained)
+    again = load_checkpoint(checkpoint)
+    assert isinstance(again, TrainedLinks)
+    ranks, found = (np.asarray(each.ranks(dataset)) for each in (result.trained, again))
+    step = float(np.median(result.step_seconds))
+    results = folder / "results.json"
+    summary = {
+        "dataset": {
+            "name": dataset.name,
+            **{name: getattr(dataset, name) for name in ("num_nodes", "num_edges")},
+            "num_relations": dataset.num_relations,
+        },
+        "config": dataclasses.asdict(config),
+        "versions": versions(),
+        "devices": devices(),
+        "loss": result.losses.tolist(),
+        "validations": [
+            {"epoch": epoch, **metrics}
+            for epoch, metrics in zip(result.epochs, result.valid, strict=True)
+        ],
+        "best_epoch": result.epochs[result.best],
+        "test": result.test,
+        "median_step_seconds": step,
+        "compile_seconds": result.compile_seconds,
+        "evaluation_seconds": result.evaluation_seconds,
+    }
+    results.write_text(json.dumps(summary, indent=2) + "\n")
+    best = f"(epoch {result.epochs[result.best]})"
+    rows = [
+        ["", "MRR", "Hits@1", "Hits@3", "Hits@10", ""],
+        ["validation", *_percent(result.valid[result.best]), best],
+        ["test", *_percent(result.test), ""],
+    ]
+    print(table(rows))
+    print(f"\n  {1e3 * step:.3g} ms per step, {result.compile_seconds:.2g} s of compilation\n")
+    if not np.array_equal(ranks, found):
+        print(f"jax-gnn: {checkpoint} ranks otherwise than the trained model", file=sys.stderr)
+        return 1
+    rows = [
+        ["checkpoint", str(checkpoint), "(loaded again: same ranks)"],
+        ["results", str(results), ""],
+    ]
+    print(table(rows))
+    return 0
 
 
 # ------------------------------------------------------------------------------------------ predict
@@ -371,11 +502,12 @@ def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=_table_file,
         metavar="FILE",
-        help="a .csv or .npz file to write, with node, label and probability for each node",
+        help="a .csv or .npz file to write, with node, label and probability for each node, or the "
+        "ranks of each test edge",
     )
 
 
-def _load_trained(path: Path) -> TrainedModel:
+def _load_trained(path: Path) -> TrainedModel | TrainedLinks:
     """Loads a checkpoint; what it lacks is told on stderr."""
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -389,7 +521,7 @@ def _load_trained(path: Path) -> TrainedModel:
     return trained
 
 
-def _data_of(trained: TrainedModel, path: str | None) -> str:
+def _data_of(trained: TrainedModel | TrainedLinks, path: str | None) -> str:
     if path is not None:
         return path
     if trained.data is None:
@@ -423,14 +555,22 @@ def _write_predictions(
     path: Path, trained: TrainedModel, dataset: NodeDataset, logits: jax.Array
 ) -> None:
     """Writes names of nodes and labels where there are any, numbers elsewhere."""
-    probability = jax.nn.softmax(logits.astype(jnp.float32), axis=1).max(axis=1)
-    label = np.asarray(logits.argmax(axis=1))
     names, nodes = trained.label_names, dataset.node_names
+    logits = logits.astype(jnp.float32)
     columns: dict[str, Any] = {
-        "node": np.arange(dataset.num_nodes) if nodes is None else np.array(nodes),
-        "label": label if names is None else np.array(names)[label],
-        "probability": np.asarray(probability),
+        "node": np.arange(dataset.num_nodes) if nodes is None else np.array(nodes)
     }
+    if getattr(dataset, "y_multilabel", None) is not None:  # a probability for each class
+        several = np.asarray(jax.nn.sigmoid(logits)).T
+        columns |= dict(zip(names or map(str, range(len(several))), several, strict=True))
+    else:
+        label = np.asarray(logits.argmax(axis=1))
+        columns["label"] = label if names is None else np.array(names)[label]
+        columns["probability"] = np.asarray(jax.nn.softmax(logits, axis=1).max(axis=1))
+    _write_table(path, columns)
+
+
+def _write_table(path: Path, columns: dict[str, Any]) -> None:
     with _blame_output(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".npz":
@@ -446,6 +586,8 @@ def _run_predict(args: argparse.Namespace) -> int:
     _require("predicting", PREDICT_EXTRA)
     trained = _load_trained(args.checkpoint)
     path = _data_of(trained, args.data)
+    if isinstance(trained, TrainedLinks):
+        return _rank_links(trained, path, args.output)
     with _blame_data():
         dataset = trained.recipe.load(path)
         logits = trained.predict(dataset)
@@ -462,6 +604,34 @@ def _run_predict(args: argparse.Namespace) -> int:
     return 0
 
 
+def _rank_links(trained: TrainedLinks, path: str, output: Path | None) -> int:
+    with _blame_data():
+        dataset = load_relational(path)
+        ranks = {part: np.asarray(trained.ranks(dataset, part)) for part in ("val", "test")}
+    different = trained.data.differences(fingerprint(dataset))
+    origin = f"other {', '.join(different)} than in training" if different else "as in training"
+    print(
+        table(
+            [
+                ["model", trained.config.model, f"(trained on {trained.data.name})"],
+                ["data", dataset.name, f"({origin})"],
+            ]
+        )
+    )
+    rows = [["", "MRR", "Hits@1", "Hits@3", "Hits@10", ""]]
+    for part, found in ranks.items():
+        count = f"({len(found)} edges)"
+        rows.append([{"val": "validation"}.get(part, part), *_percent(link_metrics(found)), count])
+    print(table(rows))
+    if output is not None:
+        edges = dataset.test_edges
+        columns = {name: getattr(dataset, name)[edges] for name in ("src", "rel", "dst")}
+        dst_rank, src_rank = ranks["test"].T
+        _write_table(output, columns | {"dst_rank": dst_rank, "src_rank": src_rank})
+        print(table([["ranks of test edges", str(output), ""]]))
+    return 0
+
+
 def add_predict(commands: Commands) -> None:
     """Adds ``predict``."""
     parser = add_command(
@@ -470,7 +640,8 @@ def add_predict(commands: Commands) -> None:
         help="predict with a model that was trained",
         description="Predicts the labels of nodes with a model that jax-gnn train wrote, after the "
         "same\npreprocessing. On the data of the training, accuracies are those of its split, as\n"
-        "training recorded them; on other data, there is one, of all nodes that have a label.\n\n"
+        "training recorded them; on other data, there is one, of all nodes that have a label.\n"
+        "After training for link prediction it ranks validation and test edges again.\n\n"
         "examples:\n"
         "  jax-gnn predict runs/hgnn-digits/checkpoint\n"
         "  jax-gnn predict runs/gcn-cora/checkpoint --data planetoid/ind.cora.x\n"

@@ -7,9 +7,11 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
 
+from flax_layers.compgcn import Composition
 from flax_layers.graph import Aggregation
 from flax_layers.hypergraph_attention import Degrees
 from flax_layers.relational import Norm
+from flax_layers.relational_attention import Attention, Softmax
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._ops.hypergraph_aggregate.api import Normalization
 
@@ -51,14 +53,33 @@ class Setting(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """Settings of every training; use the subclass of the model.
+class Config:
+    """Base of all settings.
 
     Raises:
         ValueError: A value is out of range.
     """
 
     model: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for name, setting in settings(type(self)).items():
+            value = getattr(self, name)
+            if setting.number and not setting.number.accept(value):
+                raise ValueError(f"{name} must be {setting.number.expected}, got {value}")
+            if setting.choices and value not in setting.choices:
+                raise ValueError(f"{name} must be one of {setting.choices}, got {value!r}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig(Config):
+    """Settings of every training of node classifiers; use the subclass of the model.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+
+    embeds: ClassVar[bool] = False  # whether nodes without features have embeddings
 
     splits: Annotated[
         int,
@@ -130,14 +151,6 @@ class TrainConfig:
             "of the aggregation: this library's custom call for the platform, or plain XLA",
         ),
     ] = None
-
-    def __post_init__(self) -> None:
-        for name, setting in settings(type(self)).items():
-            value = getattr(self, name)
-            if setting.number and not setting.number.accept(value):
-                raise ValueError(f"{name} must be {setting.number.expected}, got {value}")
-            if setting.choices and value not in setting.choices:
-                raise ValueError(f"{name} must be one of {setting.choices}, got {value!r}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -381,8 +394,9 @@ class RGCNConfig(TrainConfig):
         Literal["none", "native", "noisy-label", "random"],
         Setting(
             "data",
-            "node features: none, so that each node has rows of weights of its own; the dataset's; "
-            "one-hot labels under Gaussian noise; or noise alone",
+            "node features: none, so that each node has rows of weights of its own; the dataset's, "
+            "of types of nodes through a linear map each; one-hot labels under Gaussian noise; or "
+            "noise alone",
         ),
     ] = "none"  # type: ignore[assignment]  # one word more
     validation_share: Annotated[
@@ -409,7 +423,168 @@ class RGCNConfig(TrainConfig):
     ] = 0
 
 
-def settings(config: type[TrainConfig]) -> dict[str, Setting]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinkConfig(Config):
+    """Settings of every training for link prediction; use the subclass of the model."""
+
+    epochs: Annotated[
+        int, Setting("training", "passes over the queries of the training edges", COUNT, "N")
+    ] = 100
+    batch_size: Annotated[
+        int, Setting("training", "queries, of a node and a relation, per step", COUNT, "N")
+    ] = 1024
+    learning_rate: Annotated[float, Setting("training", "of Adam", POSITIVE, "RATE")] = 0.001
+    loss: Annotated[
+        Literal["softmax", "sigmoid", "negatives"],
+        Setting(
+            "training",
+            "cross-entropy of all nodes for each query, binary cross-entropy of all nodes, or that "
+            "of the answers and of random nodes",
+        ),
+    ] = "softmax"
+    label_smoothing: Annotated[
+        float, Setting("training", "share of the target spread over all nodes", RATE, "SHARE")
+    ] = 0.1
+    num_negatives: Annotated[
+        int,
+        Setting("training", "random nodes for each answer", COUNT, "N", "--negatives"),
+    ] = 10
+    leave_out: Annotated[
+        bool, Setting("training", "each step leaves the edges that it asks for out of the graph")
+    ] = False
+    evaluate_every: Annotated[
+        int, Setting("training", "epochs between two validations", COUNT, "N")
+    ] = 5
+    seed: Annotated[int, Setting("training", "of parameters, batches and dropout", WHOLE, "N")] = 0
+    decoder: Annotated[
+        Literal["distmult", "complex", "conve"], Setting("model", "what scores edges")
+    ] = "distmult"
+    num_layers: Annotated[int, Setting("model", "convolutions", COUNT, "N", "--layers")] = 1
+    embedding_features: Annotated[
+        int, Setting("model", "features of the nodes' embeddings", COUNT, "N")
+    ] = 200
+    hidden_features: Annotated[
+        int, Setting("model", "features behind each convolution", COUNT, "N")
+    ] = 200
+    dropout_rate: Annotated[
+        float,
+        Setting("model", "share of encoded nodes dropped in training", RATE, "RATE", "--dropout"),
+    ] = 0.2
+    decoder_dropout_rate: Annotated[
+        float,
+        Setting("model", "share dropped inside ConvE", RATE, "RATE", "--decoder-dropout"),
+    ] = 0.3
+    implementation: Annotated[
+        Implementation | None,
+        Setting("execution", "of the aggregation: this library's custom call, or plain XLA"),
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RGCNLinkConfig(LinkConfig):
+    """Settings of a `flax_layers.RGCN` as encoder of a `flax_layers.LinkPredictor`."""
+
+    model: ClassVar[str] = "rgcn-link"
+
+    num_bases: Annotated[
+        int,
+        Setting(
+            "model",
+            "bases that the weights of relations are mixed from; 0: see --blocks",
+            WHOLE,
+            "N",
+            "--bases",
+        ),
+    ] = 0
+    num_blocks: Annotated[
+        int,
+        Setting(
+            "model",
+            "blocks of the weights of relations, where there are no bases",
+            COUNT,
+            "N",
+            "--blocks",
+        ),
+    ] = 40
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompGCNLinkConfig(LinkConfig):
+    """Settings of a `flax_layers.CompGCN` as encoder of a `flax_layers.LinkPredictor`."""
+
+    model: ClassVar[str] = "compgcn-link"
+
+    embedding_features: int = 100
+    composition: Annotated[
+        Composition, Setting("model", "how nodes are composed with relations")
+    ] = "mult"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _TypedConfig(TrainConfig):
+    """What models of typed nodes share."""
+
+    embeds: ClassVar[bool] = True
+
+    epochs: int = 100
+    learning_rate: float = 0.005
+    features: Annotated[
+        Literal["none", "native", "noisy-label", "random"],
+        Setting(
+            "data",
+            "node features: the dataset's, with embeddings of the nodes of types that have none; "
+            "none, embeddings for all; one-hot labels under Gaussian noise; or noise alone",
+        ),
+    ] = "native"  # type: ignore[assignment]  # one word more
+    validation_share: Annotated[
+        float,
+        Setting(
+            "training",
+            "share of a published split's training nodes that validate, where it has no others",
+            RATE,
+            "SHARE",
+        ),
+    ] = 0.2
+    heads: Annotated[
+        int, Setting("model", "heads of each convolution; of RGAT the last has one", COUNT, "N")
+    ] = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RGATConfig(_TypedConfig):
+    """Settings of a `flax_layers.RGAT`, behind a linear map for each type of nodes."""
+
+    model: ClassVar[str] = "rgat"
+
+    attention_dropout_rate: Annotated[
+        float, Setting("model", "share of attention weights dropped in training", RATE, "RATE")
+    ] = 0.2
+    attention: Annotated[
+        Attention, Setting("model", "whether scores of both ends are added or multiplied")
+    ] = "additive"
+    softmax: Annotated[
+        Softmax, Setting("model", "over all edges into a node, or within each relation")
+    ] = "across"
+    num_bases: Annotated[
+        int,
+        Setting(
+            "model",
+            "bases that the weights of relations are mixed from; 0: each has weights of its own",
+            WHOLE,
+            "N",
+            "--bases",
+        ),
+    ] = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HGTConfig(_TypedConfig):
+    """Settings of a `flax_layers.HGT`, behind a linear map for each type of nodes."""
+
+    model: ClassVar[str] = "hgt"
+
+
+def settings(config: type[Config]) -> dict[str, Setting]:
     """The settings of a class of configurations, by field.
 
     A subclass that gives a field another default need not repeat the setting.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from jax_gnn.datasets import (
 )
 
 _GENERATED_FEATURES = 100
+_EDGE_SPLIT = "train_edges", "val_edges", "test_edges"
 _MIN_LABELLED = 4  # for a node in each part of a 50/25/25 split
 
 
@@ -35,7 +37,7 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
             f"dataset {dataset.name!r} has no published split with training, validation and test "
             "nodes; split it at random"
         )
-    labelled = np.count_nonzero(dataset.y >= 0)
+    labelled = np.count_nonzero(dataset.has_label())
     if (config.split == "random" or not published) and labelled < _MIN_LABELLED:
         raise ValueError(
             f"dataset {dataset.name!r} has {labelled} labelled nodes; splits need at least "
@@ -46,13 +48,23 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
 
 def _check_features(dataset: NodeDataset, config: TrainConfig) -> None:
     if config.features == "native" and dataset.num_features == 0:
-        raise ValueError(
-            f"dataset {dataset.name!r} has no node features; generate them with features "
-            "'noisy-label' (one-hot label plus noise, as AllSet does) or 'random'"
-        )
+        typed = isinstance(dataset, RelationalDataset) and dataset.x_by_type is not None
+        if not typed and not config.embeds:
+            raise ValueError(
+                f"dataset {dataset.name!r} has no node features; generate them with features "
+                "'noisy-label' (one-hot label plus noise, as AllSet does) or 'random'"
+            )
+        if typed and dataset.node_type_sizes is None:
+            raise ValueError(
+                f"dataset {dataset.name!r} has features by type, and nodes of a type are not "
+                "numbered one after another"
+            )
 
 
-def node_features(dataset: NodeDataset, config: TrainConfig) -> np.ndarray | None:
+Features = np.ndarray | OrderedDict[str, np.ndarray | None] | None  # pytrees keep its order
+
+
+def node_features(dataset: NodeDataset, config: TrainConfig) -> Features:
     """Returns the features that a training feeds to the model.
 
     Args:
@@ -61,14 +73,16 @@ def node_features(dataset: NodeDataset, config: TrainConfig) -> np.ndarray | Non
         config: Its `features`, `feature_noise`, `feature_normalization` and `seed` are used.
 
     Returns:
-        ``(num_nodes, features)`` float32; None without features.
+        ``(num_nodes, features)`` float32; None without features. Where features are by type, or
+        nodes without any have embeddings, by type ``(nodes of the type, features)`` or None; the
+        one type of nodes without types is "node".
 
     Raises:
         ValueError: The dataset lacks the features, or labels to generate them from.
     """
     _check_features(dataset, config)
     if config.features == "none":
-        return None
+        return OrderedDict.fromkeys(_types(dataset)) if config.embeds else None
     if config.features == "noisy-label":
         width = max(_GENERATED_FEATURES, dataset.num_classes)
         noise = config.feature_noise
@@ -77,11 +91,30 @@ def node_features(dataset: NodeDataset, config: TrainConfig) -> np.ndarray | Non
         )
     elif config.features == "random":
         dataset = with_random_features(dataset, num_features=_GENERATED_FEATURES, seed=config.seed)
-    x = np.asarray(dataset.x)
-    if config.feature_normalization == "row":
-        total = np.abs(x).sum(axis=1, keepdims=True)
-        x = np.divide(x, total, out=np.zeros_like(x), where=total > 0)
-    return x
+
+    def normalized(x: np.ndarray) -> np.ndarray:
+        if config.feature_normalization == "row":
+            total = np.abs(x).sum(axis=1, keepdims=True)
+            return np.divide(x, total, out=np.zeros_like(x), where=total > 0)
+        return x
+
+    if dataset.x is not None:
+        return normalized(np.asarray(dataset.x))
+    of_types = getattr(dataset, "x_by_type", None) or {}
+    features = ((name, of_types.get(name)) for name in _types(dataset))
+    return OrderedDict((name, None if x is None else normalized(x)) for name, x in features)
+
+
+def _types(dataset: NodeDataset) -> tuple[str, ...]:
+    """The types of nodes, which are one where they are not known."""
+    sizes = dataset.node_type_sizes if isinstance(dataset, RelationalDataset) else None
+    return ("node",) if sizes is None else tuple(sizes)
+
+
+def labels(dataset: NodeDataset) -> np.ndarray:
+    """``(num_nodes,)`` classes; flags, ``(num_nodes, num_classes)``, where there may be several."""
+    several = getattr(dataset, "y_multilabel", None)
+    return dataset.y if several is None else several
 
 
 def split_of(dataset: NodeDataset, config: TrainConfig, seed: int) -> Split:
@@ -93,7 +126,7 @@ def split_of(dataset: NodeDataset, config: TrainConfig, seed: int) -> Split:
         seed: Of a random split.
     """
     published = None if config.split == "random" else _published_split(dataset, config, seed)
-    return published or random_split(dataset.y, seed=seed)
+    return published or random_split(np.where(dataset.has_label(), 0, -1), seed=seed)
 
 
 def _published_split(dataset: NodeDataset, config: TrainConfig, seed: int) -> Split | None:
@@ -144,13 +177,13 @@ def fingerprint(dataset: NodeDataset) -> Fingerprint:
     if isinstance(dataset, HypergraphDataset):
         structure = ("num_nodes", "num_hyperedges", "node_idx", "hyperedge_idx")
     if isinstance(dataset, RelationalDataset):
-        structure = (*structure, "rel", "num_relations")
+        structure = (*structure, "rel", "num_relations", "node_type", *_EDGE_SPLIT)
     return Fingerprint(
         dataset.name,
         dataset.num_nodes,
         structure=_sha256(dataset, *structure),
-        features=_sha256(dataset, "x"),
-        labels=_sha256(dataset, "y", "label_names"),
+        features=_sha256(dataset, "x", "x_by_type"),
+        labels=_sha256(dataset, "y", "label_names", "y_multilabel"),
     )
 
 
@@ -158,9 +191,10 @@ def _sha256(dataset: NodeDataset, *fields: str) -> str:
     """Of fields with their shapes and dtypes."""
     digest = hashlib.sha256()
     for field in fields:
-        value = getattr(dataset, field)
-        if value is not None:
-            array = np.ascontiguousarray(value)
-            digest.update(f"{field} {array.dtype.str} {array.shape} ".encode())
-            digest.update(array.data if array.size else b"")
+        value = getattr(dataset, field, None)  # some fields are of relational datasets alone
+        for name, part in (value if isinstance(value, dict) else {field: value}).items():
+            if part is not None:
+                array = np.ascontiguousarray(part)
+                digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+                digest.update(array.data if array.size else b"")
     return digest.hexdigest()

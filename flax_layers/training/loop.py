@@ -17,14 +17,14 @@ from flax import nnx
 from jax import Array
 
 import jax_gnn
-from flax_layers import Stack
 from flax_layers.training.config import TrainConfig
-from flax_layers.training.data import check_dataset, fingerprint, node_mask, split_of
+from flax_layers.training.data import check_dataset, fingerprint, labels, node_mask, split_of
 from flax_layers.training.models import recipe_of
 from flax_layers.training.trained import (
     TrainedModel,
     accuracy,
-    in_features,
+    losses,
+    make_model,
     masked_mean,
     model_inputs,
 )
@@ -37,7 +37,7 @@ EPOCHS_PER_CALL = 10
 MIN_HYPEREDGE_WEIGHT = 1e-2
 
 # (params, graph, x, dropout key or None) -> logits
-Apply = Callable[[Any, Any, Array | None, Array | None], Array]
+Apply = Callable[[Any, Any, Any, Array | None], Array]
 
 
 class Metrics(NamedTuple):
@@ -65,8 +65,8 @@ class Run:
 
     Attributes:
         train_loss: Mean cross-entropy of the training nodes under dropout, ``(splits, epochs)``.
-        train_accuracy: Without dropout, after the epoch's step, ``(splits, epochs)``; so are the
-            next two.
+        train_accuracy: Without dropout, after the epoch's step, ``(splits, epochs)``; micro-F1
+            where nodes have several classes. So are the next two.
         valid_accuracy: ``(splits, epochs)``.
         test_accuracy: ``(splits, epochs)``.
         epoch_seconds: Measured seconds per epoch, one entry per timed call, without compilation.
@@ -122,19 +122,19 @@ class TrainResult:
         trained: The best split's model at its best validation epoch, ready to predict. Splits, too,
             are compared by validation accuracy; of equal ones the first is the best.
         graph: The graph or hypergraph that it was trained on, added self-loops included.
-        x: Node features it was trained on, ``(num_nodes, features)``; None without features.
+        x: What it was trained on, see `node_features`.
         run: The library's run.
         baseline: The plain-JAX run from the same initial parameters and dropout keys, if asked for.
     """
 
     trained: TrainedModel
     graph: Any
-    x: Array | None
+    x: Any
     run: Run
     baseline: Run | None
 
     @property
-    def model(self) -> Stack:
+    def model(self) -> Any:
         """The model alone, in evaluation mode: `graph` and `x` are what it takes."""
         return self.trained.model
 
@@ -148,7 +148,7 @@ class TrainResult:
 
 class _Data(NamedTuple):
     graph: Any
-    x: Array | None
+    x: Any
     y: Array
     masks: tuple[Array, Array, Array]  # of the training, validation and test nodes
 
@@ -205,12 +205,9 @@ def _train_epochs(
     """Runs one epoch per key: a step, then an evaluation that may replace the best parameters."""
     import optax
 
-    labels = jnp.maximum(data.y, 0)
-
     def loss_fn(params: Any, key: Array) -> Array:
         logits = apply(params, data.graph, data.x, key)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return masked_mean(losses, data.masks[0])
+        return masked_mean(losses(logits, data.y), data.masks[0])
 
     def epoch(state: _State, key: Array) -> tuple[_State, Metrics]:
         loss, grads = jax.value_and_grad(loss_fn)(state.params, key)
@@ -249,7 +246,7 @@ class _Runner:
         self._state = _State(params, self._optimizer.init(params), params, jnp.array(-1.0))
         self._metrics.append([])
 
-    def advance(self, keys: Array, x: Array | None, y: Array, masks: Any) -> Metrics:
+    def advance(self, keys: Array, x: Any, y: Array, masks: Any) -> Metrics:
         """Runs and times one epoch per key."""
         assert self._state is not None
         arguments = (self._state, keys, _Data(self._graph, x, y, masks))
@@ -329,24 +326,15 @@ def train(
     recipe = recipe_of(config, dataset)
     check_dataset(dataset, config)
     graph, x = model_inputs(dataset, config)
-    y = jnp.asarray(dataset.y)
+    y = jnp.asarray(labels(dataset))
 
-    def make_model(seed: int) -> Stack:
-        return recipe.model(
-            in_features(graph, x),
-            config.hidden_features,
-            dataset.num_classes,
-            num_layers=config.num_layers,
-            dropout_rate=config.dropout_rate,
-            input_dropout_rate=config.input_dropout_rate,
-            rngs=nnx.Rngs(seed),
-            **recipe.options(config, graph),
-        )
+    def make(seed: int) -> Any:
+        return make_model(config, graph, x, dataset.num_classes, seed)
 
-    graphdef, *states = nnx.split(make_model(config.seed), nnx.Param, ...)
+    graphdef, *states = nnx.split(make(config.seed), nnx.Param, ...)
     rest = states[1]
 
-    def apply(params: nnx.State, graph: Any, x: Array | None, key: Array | None) -> Array:
+    def apply(params: nnx.State, graph: Any, x: Any, key: Array | None) -> Array:
         model = nnx.merge(graphdef, params, rest)
         return model(graph, x, deterministic=key is None, rngs=key)
 
@@ -362,7 +350,7 @@ def train(
         masks = tuple(
             jnp.asarray(node_mask(dataset, ids)) for ids in (split.train, split.valid, split.test)
         )
-        params = nnx.state(make_model(seed), nnx.Param)
+        params = nnx.state(make(seed), nnx.Param)
         for runner, start in zip(runners, (params, nnx.to_pure_dict(params)), strict=False):
             runner.start(start)
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.epochs)

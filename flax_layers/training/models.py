@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax import Array
 
 from flax_layers import (
@@ -15,6 +16,8 @@ from flax_layers import (
     GIN,
     HGNN,
     HGNNP,
+    HGT,
+    RGAT,
     RGCN,
     SAGE,
     AllDeepSets,
@@ -39,7 +42,9 @@ from flax_layers.training.config import (
     GraphTransformerConfig,
     HGNNConfig,
     HGNNPConfig,
+    HGTConfig,
     HypergraphAttentionConfig,
+    RGATConfig,
     RGCNConfig,
     SAGEConfig,
     TrainConfig,
@@ -48,6 +53,7 @@ from flax_layers.training.config import (
     UniGINConfig,
     UniSAGEConfig,
 )
+from jax_gnn import RelationalGraph
 from jax_gnn.datasets import (
     GraphDataset,
     HypergraphDataset,
@@ -93,6 +99,10 @@ def _stack(
     return functools.partial(plain.stack, convolution, activation)
 
 
+def _typed(model: Callable[..., Array]) -> Callable[..., Array]:
+    return functools.partial(plain.behind_types, model)
+
+
 def _fields(*names: str) -> Callable[[Any, Any], dict[str, Any]]:
     """Options of a convolution that are settings of the same name."""
     return lambda config, _: {name: getattr(config, name) for name in names}
@@ -113,6 +123,44 @@ def _rgcn_options(config: RGCNConfig, graph: Any) -> dict[str, Any]:
     return {"num_relations": num_relations, "norm": config.norm, "num_bases": bases}
 
 
+def _rgat_options(config: RGATConfig, graph: Any) -> dict[str, Any]:
+    fields = "heads", "attention_dropout_rate", "attention", "softmax"
+    bases = config.num_bases or None
+    named = {"num_relations": graph.num_relations, "num_bases": bases}
+    return _fields(*fields)(config, graph) | named
+
+
+def _hgt_options(config: HGTConfig, graph: Any) -> dict[str, Any]:
+    named = {"heads": config.heads, "num_relations": graph.num_relations}
+    if graph.node_type_names is None:
+        return named
+    return named | {"node_types": graph.node_type_names, "relation_ends": _ends(graph)}
+
+
+def _ends(graph: RelationalGraph) -> tuple[tuple[str, str], ...]:
+    """The types of nodes that each relation runs from and to: of one without edges the first.
+
+    Raises:
+        ValueError: A relation runs between nodes of several types.
+    """
+    names, rel = graph.node_type_names, np.asarray(graph.edge_types)
+    assert names is not None
+    stops = [part.stop for part in graph.node_slices]
+    found = []
+    for ids, side in ((graph.nodes.cols, "from"), (graph.nodes.rows, "to")):
+        types = np.searchsorted(stops, np.asarray(ids), side="right")
+        least = np.full(graph.num_relations, len(names) - 1)
+        most = np.zeros(graph.num_relations, int)
+        np.minimum.at(least, rel, types)
+        np.maximum.at(most, rel, types)
+        mixed = np.flatnonzero(least < most)
+        if mixed.size:
+            kinds = f"{names[least[mixed[0]]]!r} and {names[most[mixed[0]]]!r}"
+            raise ValueError(f"relation {mixed[0]} runs {side} nodes of the types {kinds}")
+        found.append([names[kind] for kind in np.minimum(least, most)])
+    return tuple(zip(*found, strict=True))
+
+
 _ON_GRAPHS: dict[str, Any] = {
     "dataset": GraphDataset,
     "load": load_graph,
@@ -126,6 +174,11 @@ _ON_HYPERGRAPHS: dict[str, Any] = {
     "sizes": ("num_nodes", "num_hyperedges", "num_incidences"),
     "structure": lambda dataset, config: dataset.hypergraph(self_loops=config.self_loops),
     "plain_structure": plain.CooHypergraph.from_hypergraph,
+}
+_ON_RELATIONS: dict[str, Any] = {
+    "dataset": RelationalDataset,
+    "load": load_relational,
+    "sizes": ("num_nodes", "num_edges", "num_relations"),
 }
 _RECIPES = (
     Recipe(
@@ -236,13 +289,29 @@ _RECIPES = (
     Recipe(
         "relational graph convolutional network (R-GCN, Schlichtkrull et al. 2018)",
         *(RGCN, RGCNConfig),
-        dataset=RelationalDataset,
-        load=load_relational,
-        sizes=("num_nodes", "num_edges", "num_relations"),
         structure=lambda dataset, _: dataset.graph(),
         options=_rgcn_options,
         plain_structure=plain.CooTriples.from_graph,
-        plain_model=_stack(plain.rgcn_convolution),
+        plain_model=_typed(_stack(plain.rgcn_convolution)),
+        **_ON_RELATIONS,
+    ),
+    Recipe(
+        "relational graph attention network (RGAT, Busbridge et al. 2019)",
+        *(RGAT, RGATConfig),
+        structure=lambda dataset, _: dataset.graph(),
+        options=_rgat_options,
+        plain_structure=plain.CooTriples.from_graph,
+        plain_model=_typed(_stack(plain.rgat_convolution)),
+        **_ON_RELATIONS,
+    ),
+    Recipe(
+        "heterogeneous graph transformer (HGT, Hu et al. 2020)",
+        *(HGT, HGTConfig),
+        structure=lambda dataset, _: dataset.graph(self_relation=False),
+        options=_hgt_options,
+        plain_structure=plain.CooTyped.from_graph,
+        plain_model=_typed(plain.hgt),
+        **_ON_RELATIONS,
     ),
 )
 RECIPES = {recipe.config.model: recipe for recipe in _RECIPES}

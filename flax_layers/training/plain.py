@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from jax_gnn import Graph, Hypergraph, RelationalGraph
@@ -165,6 +166,25 @@ class CooTriples(NamedTuple):
         return cls(nodes.cols, graph.edge_types, nodes.rows, graph.norm(), degree)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CooTyped:
+    """Edges with relations, of nodes that have types.
+
+    Attributes:
+        edges: The edges.
+        sizes: How many nodes each type has.
+    """
+
+    edges: CooTriples
+    sizes: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def from_graph(cls, graph: RelationalGraph) -> CooTyped:
+        """Converts an unpadded graph."""
+        return cls(CooTriples.from_graph(graph), graph.node_type_sizes or (graph.num_nodes,))
+
+
 def _sorted_sum(data: Array, segment_ids: Array, num_segments: int) -> Array:
     return jax.ops.segment_sum(data, segment_ids, num_segments, indices_are_sorted=True)
 
@@ -295,6 +315,66 @@ def rgcn_convolution(
     if config.norm == "mean":
         messages = messages * graph.share[:, None]
     return _sorted_sum(messages, graph.dst, graph.degree.shape[0]) + params["bias"]
+
+
+def rgat_convolution(
+    params: Any, graph: CooTriples, x: Array, config: Any, dropout: Dropout
+) -> Array:
+    """`flax_layers.RGATConv`."""
+    kernel = params["kernel"]
+    if "coefficients" in params:
+        kernel = jnp.einsum("rb,bkm->rkm", params["coefficients"], kernel)
+    heads = params["src_attention"].shape[1]
+    y = jnp.einsum("nk,rkm->rnm", x, kernel).reshape(*kernel.shape[:1], len(x), heads, -1)
+    of_src, of_dst = (
+        jnp.einsum("rnhd,rhd->rnh", y, params[f"{end}_attention"]) for end in ("src", "dst")
+    )
+    of_src, of_dst = of_src[graph.rel, graph.src], of_dst[graph.rel, graph.dst]
+    if config.attention == "multiplicative":
+        scores = of_dst * of_src
+    else:
+        scores = jax.nn.leaky_relu(of_dst + of_src, 0.2)
+    size, count = len(x), len(graph.share)
+    rows, num_rows = graph.dst, size
+    if config.softmax == "within":
+        rows, num_rows = graph.dst * len(kernel) + graph.rel, size * len(kernel)
+    weight = dropout(_softmax(scores, rows, num_rows), config.attention_dropout_rate)
+    messages = y[graph.rel, graph.src] * weight[..., None]
+    return _sorted_sum(messages.reshape(count, -1), graph.dst, size) + params["bias"]
+
+
+def hgt(
+    config: Any, params: dict[str, Any], graph: CooTyped, x: Array, dropout_key: Array | None
+) -> Array:
+    """`flax_layers.HGT`; arguments and result as of `stack`."""
+    dropout = Dropout(dropout_key)
+    starts = np.cumsum(graph.sizes)[:-1]
+    types = np.repeat(np.arange(len(graph.sizes)), graph.sizes)
+    y = dropout(x, config.input_dropout_rate)
+    for number in range(1, config.num_layers + 1):
+        p = params[f"conv{number}"]
+
+        def mapped(name: str, x: Array, p: Any = p) -> Array:
+            """By type, one after another."""
+            rows = jnp.split(x, starts)
+            kernel, bias = p[name], p[f"{name}_bias"]
+            return jnp.concatenate([r @ k + b for r, k, b in zip(rows, kernel, bias, strict=True)])
+
+        query, key, value = (
+            mapped(name, y).reshape(len(y), config.heads, -1) for name in ("query", "key", "value")
+        )
+        edges = graph.edges
+        keys = jnp.einsum("nhd,rhde->rnhe", key, p["attention"])[edges.rel, edges.src]
+        scores = (query[edges.dst] * keys).sum(-1) * p["prior"][edges.rel]
+        weight = _softmax(scores / math.sqrt(query.shape[-1]), edges.dst, len(y))
+        messages = jnp.einsum("nhd,rhde->rnhe", value, p["message"])[edges.rel, edges.src]
+        z = _sorted_sum(messages * weight[..., None], edges.dst, len(y))
+        z = mapped("output", jax.nn.gelu(z.reshape(len(y), -1), approximate=False))
+        if z.shape == y.shape:
+            gate = jax.nn.sigmoid(p["skip"])[types, None]
+            z = gate * z + (1 - gate) * y
+        y = dropout(z, config.dropout_rate)
+    return _linear(params["output"], y)
 
 
 def unisage_convolution(
@@ -437,6 +517,26 @@ def stack(
     if "output" in params:
         y = _linear(params["output"], dropout(activation(y), config.dropout_rate))
     return y
+
+
+def behind_types(
+    model: Callable[..., Array],
+    config: Any,
+    params: dict[str, Any],
+    graph: Any,
+    x: Any,
+    dropout_key: Array | None,
+) -> Array:
+    """`flax_layers.HeteroModel` where x is by type, else the model; arguments as of `stack`."""
+    if not isinstance(x, dict):
+        return model(config, params, graph, x, dropout_key)
+    maps = params["input"]["layers"]
+    rows = [
+        maps[name]["kernel"] + maps[name]["bias"] if part is None else _linear(maps[name], part)
+        for name, part in x.items()
+    ]
+    y = jax.nn.relu(jnp.concatenate(rows))
+    return model(config, params["model"], graph, y, dropout_key)
 
 
 def unigcnii(

@@ -12,15 +12,21 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from flax_layers import Stack
+from flax_layers import HeteroModel
 from flax_layers.training.config import TrainConfig
-from flax_layers.training.data import Fingerprint, fingerprint, node_features, node_mask
+from flax_layers.training.data import (
+    Fingerprint,
+    fingerprint,
+    labels,
+    node_features,
+    node_mask,
+)
 from flax_layers.training.models import RECIPES, Recipe, recipe_of
 from jax_gnn._version import __version__
 from jax_gnn.datasets import NodeDataset, Split
 
 
-def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, Array | None]:
+def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, Any]:
     """The preprocessing: what a model of these settings is fed with, in training and afterwards.
 
     Args:
@@ -28,7 +34,7 @@ def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, Array 
         config: Of the training.
 
     Returns:
-        Graph or hypergraph, and node features ``(num_nodes, features)`` float32, or None.
+        Graph or hypergraph, and what `node_features` gives, on the device.
 
     Raises:
         TypeError: The dataset is not of the kind that the model takes.
@@ -36,12 +42,41 @@ def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, Array 
     """
     recipe = recipe_of(config, dataset)
     x = node_features(dataset, config)
-    return recipe.structure(dataset, config), None if x is None else jnp.asarray(x)
+    return recipe.structure(dataset, config), jax.tree.map(jnp.asarray, x)
 
 
-def in_features(graph: Any, x: Array | None) -> int:
-    """What a model is told of its input: without features, nodes are one-hot."""
+def in_features(graph: Any, x: Any) -> Any:
+    """What a model is told of its input, perhaps by type: nodes without features are one-hot."""
+    if isinstance(x, dict):
+        sizes = graph.node_type_sizes or (graph.num_nodes,)
+        return {
+            name: size if rows is None else rows.shape[1]
+            for (name, rows), size in zip(x.items(), sizes, strict=True)
+        }
     return graph.num_nodes if x is None else x.shape[1]
+
+
+def make_model(config: TrainConfig, graph: Any, x: Any, num_classes: int, seed: int) -> Any:
+    """A model with parameters of a seed, behind maps by type where features are by type."""
+    recipe = RECIPES[config.model]
+    sizes, rngs = in_features(graph, x), nnx.Rngs(seed)
+    by_type = isinstance(sizes, dict)
+    model = recipe.model(
+        config.hidden_features if by_type else sizes,
+        config.hidden_features,
+        num_classes,
+        num_layers=config.num_layers,
+        dropout_rate=config.dropout_rate,
+        input_dropout_rate=config.input_dropout_rate,
+        rngs=rngs,
+        **recipe.options(config, graph),
+    )
+    return HeteroModel(sizes, model, rngs=rngs) if by_type else model
+
+
+def stack_of(model: Any) -> Any:
+    """The stack of convolutions, perhaps that behind maps by type."""
+    return model.model if isinstance(model, HeteroModel) else model
 
 
 def masked_mean(values: Array, mask: Array) -> Array:
@@ -50,13 +85,31 @@ def masked_mean(values: Array, mask: Array) -> Array:
     return jnp.vdot(values, mask) / jnp.maximum(mask.sum(), 1)
 
 
+def losses(logits: Array, y: Array) -> Array:
+    """``(num_nodes,)`` cross-entropies; where nodes may have several classes, the mean of each."""
+    import optax  # part of the extra "train"
+
+    if y.ndim == 2:
+        return optax.sigmoid_binary_cross_entropy(logits, y.astype(logits.dtype)).mean(1)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(y, 0))
+
+
 def accuracy(logits: Array, y: Array, mask: Array) -> Array:
-    """The share of the mask's nodes whose class has the greatest logit, float32."""
+    """The share of the mask's nodes whose class has the greatest logit, float32.
+
+    Where nodes may have several classes, those of positive logits are compared by micro-F1.
+    """
+    if y.ndim == 2:
+        found = (logits > 0) & mask[:, None]
+        found = jnp.pad(found, ((0, 0), (0, y.shape[1] - found.shape[1])))
+        y = y & mask[:, None]
+        right = jnp.sum(found & y).astype(jnp.float32)
+        return 2 * right / jnp.maximum(jnp.sum(found) + jnp.sum(y), 1)
     return masked_mean((logits.argmax(axis=1) == y).astype(jnp.float32), mask)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _apply(graphdef: Any, state: Any, graph: Any, x: Array | None) -> Array:
+def _apply(graphdef: Any, state: Any, graph: Any, x: Any) -> Array:
     return nnx.merge(graphdef, state)(graph, x, deterministic=True)
 
 
@@ -67,7 +120,8 @@ class TrainedModel:
     A checkpoint that an older version wrote leaves None what it did not keep.
 
     Attributes:
-        model: The model, in evaluation mode. It takes graphs and features that are preprocessed
+        model: The model, in evaluation mode: a `Stack`, or where features are by type one behind a
+            `HeteroModel`. It takes graphs and features that are preprocessed
             already; `predict` takes datasets.
         config: Settings of the training, among them the preprocessing.
         data: What the dataset of the training is recognised by.
@@ -80,7 +134,7 @@ class TrainedModel:
         TypeError: The model is none that can be trained, or not the one that the settings are of.
     """
 
-    model: Stack
+    model: Any
     config: TrainConfig
     data: Fingerprint | None = None
     label_names: tuple[str, ...] | None = None
@@ -90,13 +144,12 @@ class TrainedModel:
 
     def __post_init__(self) -> None:
         models = [recipe.model for recipe in RECIPES.values()]
-        if type(self.model) not in models:
+        kind = type(stack_of(self.model))
+        if kind not in models:
+            raise TypeError(f"model must be one of those that can be trained, got {kind}")
+        if kind is not self.recipe.model:
             raise TypeError(
-                f"model must be one of those that can be trained, got {type(self.model)}"
-            )
-        if type(self.model) is not self.recipe.model:
-            raise TypeError(
-                f"config must be of a {type(self.model).__name__}, got {type(self.config).__name__}"
+                f"config must be of a {kind.__name__}, got {type(self.config).__name__}"
             )
 
     @property
@@ -118,7 +171,9 @@ class TrainedModel:
             ValueError: The dataset has other numbers of features, or another structure and the
                 model learned a weight for each hyperedge.
         """
-        learned = getattr(self.model.convolutions[0], "hyperedge_weight", None) is not None
+        learned = (
+            getattr(stack_of(self.model).convolutions[0], "hyperedge_weight", None) is not None
+        )
         if learned and self.data is not None and "structure" in self.differences(dataset):
             raise ValueError(
                 f"the model learned a weight for each hyperedge of {self.data.name!r}, and dataset "
@@ -126,7 +181,7 @@ class TrainedModel:
             )
         graph, x = model_inputs(self._with_own_classes(dataset), self.config)
         if (given := in_features(graph, x)) != self.model.in_features:
-            what = "nodes" if x is None else "features"
+            what = "nodes" if x is None else "features"  # by type also nodes, where it has none
             raise ValueError(
                 f"dataset {dataset.name!r} has {given} {what}, the model takes "
                 f"{self.model.in_features}"
@@ -155,11 +210,11 @@ class TrainedModel:
         """
         if self.data is not None and self.split is not None and not self.differences(dataset):
             return dict(vars(self.split))
-        labelled = np.flatnonzero(dataset.y >= 0)
+        labelled = np.flatnonzero(dataset.has_label())
         return {"labelled": labelled} if labelled.size else {}
 
     def accuracies(self, dataset: NodeDataset, logits: Array) -> dict[str, float]:
-        """The accuracy in each of the dataset's `parts`.
+        """The accuracy in each of the dataset's `parts`; micro-F1 where nodes have several classes.
 
         Classes are compared by name where model and dataset have names, and else by number. Those
         that the model does not know count as mistakes.
@@ -171,7 +226,7 @@ class TrainedModel:
         Returns:
             Shares from 0 to 1; on the data of the training those that it recorded.
         """
-        y = jnp.asarray(self._with_own_classes(dataset).y)
+        y = jnp.asarray(labels(self._with_own_classes(dataset)))
         return {
             name: float(accuracy(logits, y, jnp.asarray(node_mask(dataset, ids))))
             for name, ids in self.parts(dataset).items()
@@ -185,4 +240,9 @@ class TrainedModel:
         own += tuple(name for name in names if name not in own)
         number = [own.index(name) for name in names]
         y = np.array([*number, -1], np.int32)[dataset.y]  # -1, for unlabelled, is the last one
-        return dataclasses.replace(dataset, y=y, label_names=own)
+        changes = {"y": y, "label_names": own}
+        several = labels(dataset)
+        if several.ndim == 2:
+            changes["y_multilabel"] = np.zeros((len(several), len(own)), bool)
+            changes["y_multilabel"][:, number] = several
+        return dataclasses.replace(dataset, **changes)

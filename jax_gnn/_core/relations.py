@@ -56,6 +56,13 @@ class Pairs:
         return self.sizes.shape[-1]
 
     @property
+    def relations(self) -> Any:
+        """``(num_pairs,)``, the relation of each pair in their order; past the last: padding."""
+        ends = jnp.cumsum(self.sizes, dtype=self.sizes.dtype)
+        places = jnp.arange(self.num_pairs, dtype=ends.dtype)
+        return jnp.searchsorted(ends, places, side="right").astype(self.nodes.dtype)
+
+    @property
     def gather(self) -> SparseMatrix:
         """Row i, in the order of relations, reads its node's row; the transpose sums into nodes."""
         return SparseMatrix(

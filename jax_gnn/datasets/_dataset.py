@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Literal
 
@@ -111,12 +111,12 @@ class NodeDataset:
         if getattr(self, field) is None:
             return
         ids = self._set(field, check_ids(field, getattr(self, field), self.num_nodes, ndim=ndim))
-        unlabelled = ids[~self._has_label()[ids]]
+        unlabelled = ids[~self.has_label()[ids]]
         if unlabelled.size:
             raise ValueError(f"{field}: node {unlabelled[0]} has no label (y is -1)")
 
-    def _has_label(self) -> np.ndarray:
-        """Which nodes a split may name."""
+    def has_label(self) -> np.ndarray:
+        """Which nodes have one, ``(num_nodes,)`` booleans: a split may name these."""
         return self.y >= 0
 
     @property
@@ -335,8 +335,18 @@ class RelationalDataset(NodeDataset):
             checked[name] = check_features(f"x_by_type[{name!r}]", features, count)
         self._set("x_by_type", checked or None)
 
-    def _has_label(self) -> np.ndarray:
-        labelled = super()._has_label()
+    @property
+    def node_type_sizes(self) -> dict[str, int] | None:
+        """How many nodes each type has, where nodes are numbered type by type; else None."""
+        types = self.node_type
+        if types is None or types.min(initial=0) < 0 or (np.diff(types) < 0).any():
+            return None
+        names = self.node_type_names or ()
+        counts = np.bincount(types, minlength=len(names)).tolist()
+        return dict(zip(names, counts, strict=True))
+
+    def has_label(self) -> np.ndarray:
+        labelled = super().has_label()
         return labelled if self.y_multilabel is None else labelled | self.y_multilabel.any(axis=1)
 
     @property
@@ -372,4 +382,8 @@ class RelationalDataset(NodeDataset):
             inverse=inverse,
             self_relation=self_relation,
         )
+        sizes = self.node_type_sizes
+        if sizes is not None:
+            names, counts = tuple(sizes), tuple(sizes.values())
+            graph = replace(graph, node_type_names=names, node_type_sizes=counts)
         return graph.with_max_degrees()

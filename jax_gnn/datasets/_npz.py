@@ -86,8 +86,9 @@ def load_relational_npz(path: str | os.PathLike[str]) -> RelationalDataset:
     ``label_names``, ``node_names_utf8`` is one array of bytes, names joined by newlines; ``x_TYPE``
     are features of a type of nodes, or ``x_TYPE_data``, ``x_TYPE_indices``, ``x_TYPE_indptr`` and
     ``x_TYPE_shape``, sparse; ``y_multilabel`` may have rows for the first nodes only. In a file
-    without labels ``train_idx``, ``val_idx`` and ``test_idx`` are edges; one that lacks
-    ``train_idx`` may have several splits, of which ``train_idx_20`` and the like are read.
+    without labels ``train_idx``, ``val_idx`` and ``test_idx`` are edges; of one that lacks
+    ``train_idx`` and has several splits, ``hgb_train_idx`` and the like are read (that of the
+    Heterogeneous Graph Benchmark), or else ``train_idx_20`` and the like (HeCo's).
 
     Args:
         path: the file; it is read without pickle.
@@ -102,14 +103,15 @@ def load_relational_npz(path: str | os.PathLike[str]) -> RelationalDataset:
         members = {member.filename.removesuffix(".npy") for member in archive.infolist()}
         required = ["num_nodes", "num_relations", "src", "rel", "dst"]
         splits = {"train_idx", "val_idx", "test_idx"}
-        suffix = "" if "train_idx" in members else "_20"
-        optional = {f"{name}{suffix}" for name in splits} | _RELATIONAL
+        forms = ("{}", "hgb_{}", "{}_20")
+        form = next((form for form in forms if form.format("train_idx") in members), "{}")
+        optional = {form.format(name) for name in splits} | _RELATIONAL
         types = {name for name in members if name.startswith("x_")} - {*_CSR}
         arrays = _arrays(path, archive, required, optional | types, "relational", memory)
     with blame(path):
         for name in splits:
-            if f"{name}{suffix}" in arrays:
-                arrays[name] = arrays.pop(f"{name}{suffix}")
+            if form.format(name) in arrays:
+                arrays[name] = arrays.pop(form.format(name))
         size = check_size("num_nodes", arrays["num_nodes"])
         memory.claim("num_nodes", size * ID_BYTES)
         memory.claim("num_relations", check_size("num_relations", arrays["num_relations"]))

@@ -1,0 +1,446 @@
+"""Layers over dicts by node and edge type in Flax NNX."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, Literal, Unpack, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike
+
+from flax_layers._base import LinearOptions, check_features, end_sizes, linear
+from flax_layers.graph import SAGEConv
+from flax_layers.relational import over_batch
+from jax_gnn import HeteroGraph, RelationalGraph, relational_aggregate, segment_matmul, spmm
+from jax_gnn._core.arguments import check_choice, check_instance
+from jax_gnn._core.arrays import accumulator_dtype
+from jax_gnn.hetero import EdgeType
+
+Across = Literal["sum", "mean", "max", "min", "concat", "stack"]
+
+
+class HeteroConv(nnx.Module):
+    """A convolution for each edge type, and a reduction across those into a node type.
+
+    Relations whose convolutions are alike run as one product: those of several `SAGEConv` with sums
+    or means, of equal sizes and options and without `project` and `normalize`, are a
+    `jax_gnn.relational_aggregate` together. All others run one by one, on graphs of their own
+    (`HeteroGraph.with_graphs`).
+
+    Attributes:
+        edge_types: The edge types, in the order of the dict.
+        convolutions: Their convolutions, by ``"source__relation__destination"``.
+
+    Example:
+        >>> edges = {("author", "writes", "paper"): [[0, 1], [0, 2]]}
+        >>> graph = HeteroGraph.from_edges(edges, {"author": 2, "paper": 3}, inverse=True)
+        >>> rngs = nnx.Rngs(0)
+        >>> conv = HeteroConv({key: SAGEConv((4, 4), 8, rngs=rngs) for key in graph.edge_types})
+        >>> y = conv(graph, {"author": jnp.ones((2, 4)), "paper": jnp.ones((3, 4))})
+        >>> {name: rows.shape for name, rows in y.items()}
+        {'author': (2, 8), 'paper': (3, 8)}
+    """
+
+    def __init__(
+        self, convolutions: Mapping[EdgeType, nnx.Module], *, aggregation: Across = "sum"
+    ) -> None:
+        """Takes the convolutions.
+
+        Args:
+            convolutions: By edge type, such as of this library that take a `jax_gnn.Graph`. Between
+                nodes of two types they get a pair of features, ``(x_src, x_dst)``; within one type,
+                too, where their `in_features` is a pair.
+            aggregation: What becomes of the results of a destination type: "sum", "mean", "max",
+                "min", "concat" of features, or "stack" of relations along the axis before those.
+
+        Raises:
+            TypeError: An edge type is not three strings.
+            ValueError: There are no convolutions, or the aggregation is unknown.
+        """
+        check_choice("aggregation", aggregation, get_args(Across))
+        if not convolutions:
+            raise ValueError("convolutions must not be empty")
+        for key in convolutions:
+            if not isinstance(key, tuple) or [type(part) for part in key] != [str, str, str]:
+                raise TypeError(
+                    "convolutions must be by (source type, relation, destination type), got "
+                    f"{key!r}"
+                )
+        self.edge_types = tuple(convolutions)
+        self.convolutions = nnx.Dict({"__".join(k): conv for k, conv in convolutions.items()})
+        self.aggregation: Across = aggregation
+
+    def __call__(
+        self,
+        graph: HeteroGraph,
+        x_dict: Mapping[str, ArrayLike],
+        arguments: Mapping[EdgeType, Mapping[str, Any]] | None = None,
+    ) -> dict[str, Array]:
+        """Applies the convolutions.
+
+        Args:
+            graph: The graph, with the edge types of the layer and perhaps others.
+            x_dict: Features by node type, ``(nodes of the type, *batch, features)``.
+            arguments: By edge type further arguments of its convolution, such as `edge_attr`; these
+                run one by one.
+
+        Returns:
+            By destination type ``(nodes of the type, *batch, out_features)``.
+
+        Raises:
+            ValueError: An edge type or a node type is unknown, features are missing for a type that
+                a convolution needs, a relation lacks a graph of its own, or a shape does not fit;
+                the error names the type.
+        """
+        check_instance("graph", graph, HeteroGraph)
+        x = graph.check_features(x_dict)
+        arguments = arguments or {}
+        for key in arguments:
+            if key not in self.edge_types:
+                raise ValueError(f"arguments has {key!r}, which is none of the layer's edge types")
+        for key in self.edge_types:
+            graph.relation(key)
+            for name in (key[0], key[2]):
+                if name not in x:
+                    raise ValueError(f"x_dict lacks the type {name!r}, which {key!r} needs")
+        groups: dict[Any, list[EdgeType]] = {}
+        for key in self.edge_types:
+            kind = None if key in arguments else _kind(self._of(key))
+            groups.setdefault(key if kind is None else kind, []).append(key)
+        summed = self.aggregation in ("sum", "mean")
+        found: dict[EdgeType, Array] = {}  # a group's sum stands at its first into a type
+        for keys in groups.values():
+            if len(keys) == 1:
+                found[keys[0]] = self._alone(graph, x, keys[0], arguments.get(keys[0], {}))
+            else:
+                together = self._summed if summed else self._together
+                found |= together(graph, x, keys)
+        results = {}
+        for name in graph.node_types:
+            into = [key for key in self.edge_types if key[2] == name]
+            rows = [found[key] for key in into if key in found]
+            if rows:
+                results[name] = self._across(rows, len(into))
+        return results
+
+    def _of(self, key: EdgeType) -> Any:
+        return self.convolutions["__".join(key)]
+
+    def _across(self, rows: list[Array], count: int) -> Array:
+        """Of results into one type; of sums, those of groups."""
+        if self.aggregation == "concat":
+            return jnp.concatenate(rows, -1)
+        if self.aggregation == "stack":
+            return jnp.stack(rows, -2)
+        operation = {"max": jnp.maximum, "min": jnp.minimum}.get(self.aggregation, jnp.add)
+        y = functools.reduce(operation, rows)
+        return y / count if self.aggregation == "mean" else y
+
+    def _alone(
+        self, graph: HeteroGraph, x: dict[str, Array], key: EdgeType, arguments: Mapping[str, Any]
+    ) -> Array:
+        conv = self._of(key)
+        src, dst = x[key[0]], x[key[2]]
+        pair = key[0] != key[2] or isinstance(getattr(conv, "in_features", None), tuple)
+        return conv(graph.graph(key), (src, dst) if pair else src, **arguments)
+
+    # --- Relations alike, as one product ----------------------------------------------------------
+
+    def _operands(
+        self, graph: HeteroGraph, x: dict[str, Array], keys: list[EdgeType]
+    ) -> tuple[Array, Array, Array | None]:
+        """Features of all nodes, weights of all relations, and factors of edges.
+
+        Nodes and relations of no such edge type have zeros.
+        """
+        first = self._of(keys[0])
+        width, _ = end_sizes(first.in_features)
+        shapes = {key: x[key[0]].shape[1:-1] for key in keys}
+        for key in keys:
+            check_features(x[key[0]], len(x[key[0]]), width, f"x_dict[{key[0]!r}]")
+            if shapes[key] != shapes[keys[0]]:
+                raise ValueError(f"x_dict[{key[0]!r}] has other batch axes than {keys[0][0]!r}")
+        senders = {key[0] for key in keys}
+        batch = shapes[keys[0]]
+        dtype = first.dtype or jnp.result_type(*(x[n] for n in senders), first.kernel[...])
+        rows = {
+            name: x[name].astype(dtype) if name in senders else jnp.zeros((n, *batch, width), dtype)
+            for name, n in graph.num_nodes.items()
+        }
+        kernels = [jnp.zeros_like(first.kernel[...])] * graph.relational.num_relations
+        for key in keys:
+            kernels[graph.relation(key)] = self._of(key).kernel[...]
+        weight = None
+        if first.aggregation == "mean":
+            weight = graph.relational.norm("mean", accumulator_dtype(dtype))
+        return graph.join(rows), jnp.stack(kernels).astype(dtype), weight
+
+    def _rest(self, x: dict[str, Array], keys: list[EdgeType], like: Array) -> Any:
+        """What convolutions into one type add up beside their edges."""
+        name = keys[0][2]
+        convs = [self._of(key) for key in keys]
+        rest: Any = 0
+        if convs[0].root is not None:
+            _, width = end_sizes(convs[0].in_features)
+            dst = check_features(x[name], len(x[name]), width, f"x_dict[{name!r}]")
+            root = sum(conv.root.kernel[...] for conv in convs).astype(like.dtype)
+            rest = jnp.matmul(dst.astype(like.dtype), root, precision=convs[0].precision)
+        if convs[0].bias is not None:
+            rest = rest + sum(conv.bias[...] for conv in convs).astype(like.dtype)
+        return rest
+
+    def _summed(
+        self, graph: HeteroGraph, x: dict[str, Array], keys: list[EdgeType]
+    ) -> dict[EdgeType, Array]:
+        """The sums of alike relations into each type, at the first of them."""
+        joined, kernels, weight = self._operands(graph, x, keys)
+        precision = self._of(keys[0]).precision
+
+        def aggregate(x: Array) -> Array:
+            return relational_aggregate(graph.relational, x, kernels, weight, precision=precision)
+
+        y = graph.split(over_batch(aggregate, joined))
+        found = {}
+        for name in {key[2]: None for key in keys}:
+            into = [key for key in keys if key[2] == name]
+            found[into[0]] = y[name] + self._rest(x, into, y[name])
+        return found
+
+    def _together(
+        self, graph: HeteroGraph, x: dict[str, Array], keys: list[EdgeType]
+    ) -> dict[EdgeType, Array]:
+        """The results of alike relations apart: sums by (destination, relation), one product."""
+        joined, kernels, weight = self._operands(graph, x, keys)
+        pairs, edges = graph.relational.pair_dst, graph.relational.to_pairs
+        if pairs is None or edges is None:
+            raise ValueError("graph lacks the part 'to_pairs'")
+        # Rows of the results of all relations, one after another; those of no such relation drop.
+        sizes = graph.num_nodes
+        total = sum(sizes[key[2]] for key in keys)
+        shifts = [total] * (graph.relational.num_relations + 1)
+        starts, start = {}, 0
+        for key in keys:
+            starts[key] = start
+            shifts[graph.relation(key)] = start - graph.slices[key[2]].start
+            start += sizes[key[2]]
+        dtype = pairs.nodes.dtype
+        places = jnp.where(pairs.nodes < 0, total, pairs.nodes)
+        places = places + jnp.array(shifts, dtype)[pairs.relations]
+
+        def aggregate(x: Array) -> Array:
+            sums = spmm(edges, x, weight)
+            y = segment_matmul(
+                *(sums, kernels, pairs.sizes),
+                lhs_rows=pairs.places,
+                precision=self._of(keys[0]).precision,
+            )
+            rows = jnp.zeros((total, y.shape[1]), y.dtype)
+            return rows.at[places].set(y, mode="drop", unique_indices=True)
+
+        y = over_batch(aggregate, joined)
+        found = {}
+        for key in keys:
+            rows = y[starts[key] : starts[key] + sizes[key[2]]]
+            found[key] = rows + self._rest(x, [key], rows)
+        return found
+
+
+def _kind(conv: Any) -> Any:
+    """What convolutions that can run as one product have in common; None where one cannot."""
+    if type(conv) is not SAGEConv or conv.aggregation == "max" or conv.project or conv.normalize:
+        return None
+    dtype = None if conv.dtype is None else jnp.dtype(conv.dtype)
+    return (
+        *(conv.aggregation, end_sizes(conv.in_features), conv.out_features, conv.root_weight),
+        *(conv.use_bias, dtype, jnp.dtype(conv.param_dtype), str(conv.precision)),
+    )
+
+
+class HeteroLinear(nnx.Module):
+    """A linear map for each type of nodes, from features of any widths: ``y_t = x_t W_t + b_t``.
+
+    Nodes of a type without features are one-hot: they have embeddings, the rows of its ``W_t``.
+
+    Attributes:
+        layers: The maps, by type.
+
+    Example:
+        >>> layer = HeteroLinear({"author": 4, "venue": 2}, 8, rngs=nnx.Rngs(0))  # two venues
+        >>> y = layer({"author": jnp.ones((3, 4)), "venue": None})
+        >>> {name: rows.shape for name, rows in y.items()}
+        {'author': (3, 8), 'venue': (2, 8)}
+    """
+
+    def __init__(
+        self,
+        in_features: Mapping[str, int],
+        out_features: int,
+        *,
+        rngs: nnx.Rngs,
+        **options: Unpack[LinearOptions],
+    ) -> None:
+        """Initialises the maps.
+
+        Args:
+            in_features: By type, features per node; of a type without features, how many nodes it
+                has.
+            out_features: Features per node of the output.
+            rngs: Source of the keys for initialisation (stream "params").
+            **options: See `LinearOptions`.
+
+        Raises:
+            TypeError: `in_features` is no mapping.
+            ValueError: A size is negative.
+        """
+        check_sizes("in_features", in_features)
+        # Initialisers divide by the size: types without nodes or features have nothing to draw.
+        empty: Any = options | {"kernel_init": nnx.initializers.zeros_init()}
+        self.layers = nnx.Dict(
+            {
+                name: nnx.Linear(size, out_features, rngs=rngs, **(options if size else empty))
+                for name, size in in_features.items()
+            }
+        )
+        self.sizes = tuple(in_features.items())
+        self.out_features = out_features
+
+    @property
+    def in_features(self) -> dict[str, int]:
+        """By type, as at construction."""
+        return dict(self.sizes)
+
+    def __call__(self, x_dict: Mapping[str, ArrayLike | None]) -> dict[str, Array]:
+        """Applies the maps.
+
+        Args:
+            x_dict: By type ``(nodes of the type, *batch, in_features)``, or None where nodes have
+                no features.
+
+        Returns:
+            By type ``(nodes of the type, *batch, out_features)``.
+
+        Raises:
+            TypeError: `x_dict` is no mapping.
+            ValueError: A type is unknown or missing, or a shape does not fit; the error names the
+                type.
+        """
+        if not isinstance(x_dict, Mapping):
+            raise TypeError(f"x_dict must be a mapping by type, got {type(x_dict).__name__}")
+        for name in [*x_dict, *self.in_features]:
+            if name not in self.in_features:
+                known = ", ".join(map(repr, self.in_features))
+                raise ValueError(f"x_dict has the key {name!r}, which is none of the types {known}")
+            if name not in x_dict:
+                raise ValueError(f"x_dict lacks the type {name!r}; None stands for no features")
+        return {name: self._of_type(name, x_dict[name]) for name in self.in_features}
+
+    def _of_type(self, name: str, x: ArrayLike | None) -> Array:
+        layer = self.layers[name]
+        if x is not None:
+            width = self.in_features[name]
+            return linear(layer, check_features(x, len(x), width, f"x_dict[{name!r}]"))  # type: ignore[arg-type]
+        kernel = layer.kernel[...] if layer.dtype is None else layer.kernel[...].astype(layer.dtype)
+        return kernel if layer.bias is None else kernel + layer.bias[...].astype(kernel.dtype)
+
+
+class HeteroModel(nnx.Module):
+    """A model behind a `HeteroLinear`: nodes of any features in, by type, or without.
+
+    Attributes:
+        input: The maps to features of one width, which a ReLU follows.
+        model: A model of graphs with relations, such as `RGCN`, `RGAT` or `HGT`.
+
+    Example:
+        >>> edges = {("author", "writes", "paper"): [[0, 1], [0, 2]]}
+        >>> graph = HeteroGraph.from_edges(edges, {"author": 2, "paper": 3}, inverse=True)
+        >>> rngs = nnx.Rngs(0)
+        >>> rgcn = RGCN(8, 8, 2, num_relations=2, rngs=rngs)
+        >>> model = HeteroModel({"author": 4, "paper": 3}, rgcn, rngs=rngs)  # three papers
+        >>> y = model(graph, {"author": jnp.ones((2, 4)), "paper": None}, deterministic=True)
+        >>> {name: rows.shape for name, rows in y.items()}
+        {'author': (2, 2), 'paper': (3, 2)}
+    """
+
+    def __init__(
+        self,
+        in_features: Mapping[str, int],
+        model: Any,
+        *,
+        rngs: nnx.Rngs,
+        **options: Unpack[LinearOptions],
+    ) -> None:
+        """Initialises the maps.
+
+        Args:
+            in_features: See `HeteroLinear`; types in the order in which the graph has them.
+            model: What follows; its `in_features` are the width.
+            rngs: Source of the keys for initialisation (stream "params").
+            **options: See `LinearOptions`.
+
+        Raises:
+            TypeError: `in_features` is no mapping.
+            ValueError: A size is negative.
+        """
+        self.input = HeteroLinear(in_features, model.in_features, rngs=rngs, **options)
+        self.model = model
+
+    @property
+    def in_features(self) -> dict[str, int]:
+        """By type, as at construction."""
+        return self.input.in_features
+
+    def __call__(
+        self,
+        graph: HeteroGraph | RelationalGraph,
+        x_dict: Mapping[str, ArrayLike | None],
+        **named: Any,
+    ) -> Any:
+        """Applies maps and model.
+
+        Args:
+            graph: The graph, whose nodes have these types.
+            x_dict: By type ``(nodes of the type, *batch, in_features)``, or None where nodes have
+                no features.
+            **named: Further arguments of the model, such as `deterministic` and `rngs`.
+
+        Returns:
+            Of a `HeteroGraph`, by type ``(nodes of the type, *batch, out_features)``; else
+            ``(num_nodes, *batch, out_features)``.
+
+        Raises:
+            ValueError: A type is unknown or missing, or a shape does not fit; the error names the
+                type.
+        """
+        relational = graph.relational if isinstance(graph, HeteroGraph) else graph
+        check_instance("graph", relational, RelationalGraph)
+        rows = {name: jax.nn.relu(y) for name, y in self.input(x_dict).items()}
+        names, sizes = relational.node_type_names, relational.node_type_sizes
+        if names is not None and sizes is not None:
+            if names != tuple(rows):
+                raise ValueError(f"graph must have the node types {(*rows,)}, got {names}")
+            for name, size in zip(names, sizes, strict=True):
+                if len(rows[name]) != size:
+                    raise ValueError(
+                        f"x_dict[{name!r}] must have a row for each of {size} nodes, got "
+                        f"{len(rows[name])}"
+                    )
+        y = self.model(relational, joined(rows), **named)
+        return graph.split(y) if isinstance(graph, HeteroGraph) else y
+
+
+def check_sizes(name: str, sizes: Any) -> None:
+    """Raises errors for what is no mapping from types to numbers."""
+    if not isinstance(sizes, Mapping):
+        raise TypeError(f"{name} must be a mapping by type, got {type(sizes).__name__}")
+    for kind, size in sizes.items():
+        if not isinstance(size, int) or size < 0:
+            raise ValueError(f"{name}[{kind!r}] must be a number from 0, got {size!r}")
+
+
+def joined(x_dict: Mapping[str, Array]) -> Array:
+    """Rows of all types one after another."""
+    return jnp.concatenate([*x_dict.values()])

@@ -1,0 +1,556 @@
+"""Prediction of edges: decoders of embeddings, losses, and ranks among all nodes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+
+from flax_layers._base import check_positive, check_rates, dropout_arguments
+from flax_layers.compgcn import CompGCN
+from jax_gnn._core.arguments import check_choice, check_columns, check_range, check_real
+from jax_gnn._core.arrays import STATIC
+
+embedding_init = nnx.initializers.glorot_normal()
+
+
+class DistMult(nnx.Module):
+    """DistMult: the score of (s, r, o) is ``⟨x_s z_r, x_o⟩``.
+
+    Yang et al., "Embedding entities and relations for learning and inference in knowledge bases",
+    ICLR 2015. Like all decoders here, it makes a query of subject and relation, whose dot product
+    with the features of an object is the score: with those of all nodes in one product.
+
+    Example:
+        >>> decoder = DistMult()
+        >>> decoder(jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0])) @ jnp.array([1.0, 1.0])
+        Array(11., dtype=float32)
+    """
+
+    def __call__(self, subjects: Array, relations: Array, **dropout: Any) -> Array:
+        """Queries.
+
+        Args:
+            subjects: ``(*batch, features)``.
+            relations: ``(*batch, features)``.
+            **dropout: Not used here.
+
+        Returns:
+            ``(*batch, features)``.
+        """
+        return subjects * relations
+
+
+class ComplEx(nnx.Module):
+    """ComplEx: the score of (s, r, o) is ``Re Σ x_s z_r conj(x_o)``.
+
+    Trouillon et al., "Complex embeddings for simple link prediction", ICML 2016. The first half of
+    the features are real parts, the second half imaginary ones. A decoder as `DistMult`.
+
+    Example:
+        >>> ComplEx()(jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0]))  # (1 + 2i) (3 + 4i)
+        Array([-5., 10.], dtype=float32)
+    """
+
+    def __call__(self, subjects: Array, relations: Array, **dropout: Any) -> Array:
+        """Queries.
+
+        Args:
+            subjects: ``(*batch, features)``, an even number.
+            relations: ``(*batch, features)``.
+            **dropout: Not used here.
+
+        Returns:
+            ``(*batch, features)``.
+
+        Raises:
+            ValueError: The number of features is odd.
+        """
+        if subjects.shape[-1] % 2:
+            raise ValueError(f"features must be even, real and imaginary, got {subjects.shape[-1]}")
+        a, b = jnp.split(subjects, 2, -1)
+        c, d = jnp.split(relations, 2, -1)
+        return jnp.concatenate([a * c - b * d, a * d + b * c], -1)
+
+
+class ConvE(nnx.Module):
+    """ConvE: subject and relation as an image, a convolution and a linear map make the query.
+
+    Dettmers et al., "Convolutional 2D knowledge graph embeddings", AAAI 2018, with layer norms
+    for batch norms and no biases of entities. A decoder as `DistMult`.
+
+    Attributes:
+        convolution: Its filters.
+        output: The map back to features.
+
+    Example:
+        >>> decoder = ConvE(20, height=4, filters=8, kernel_size=3, rngs=nnx.Rngs(0))
+        >>> decoder(jnp.ones((5, 20)), jnp.ones((5, 20)), deterministic=True).shape
+        (5, 20)
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        height: int = 10,
+        filters: int = 200,
+        kernel_size: int = 7,
+        dropout_rate: float = 0.3,
+        rngs: nnx.Rngs,
+        param_dtype: DTypeLike = jnp.float32,
+    ) -> None:
+        """Initialises the parameters.
+
+        Args:
+            features: Features per node and relation.
+            height: Rows of the image of either; divides the features.
+            filters: How many.
+            kernel_size: Their height and width.
+            dropout_rate: Share of filters' results, and of the query, dropped in training.
+            rngs: Source of the keys, streams "params" and "dropout".
+            param_dtype: Of the parameters.
+
+        Raises:
+            ValueError: A size is not positive, the height does not divide the features, or the
+                kernel is larger than the image.
+        """
+        check_positive(features=features, height=height, filters=filters, kernel_size=kernel_size)
+        check_rates(dropout_rate=dropout_rate)
+        width = features // height
+        if features % height or kernel_size > min(2 * height, width):
+            raise ValueError(
+                f"height must divide features = {features} into an image of at least kernel_size = "
+                f"{kernel_size} rows and columns, got {height}"
+            )
+        size = kernel_size, kernel_size
+        options: Any = {"param_dtype": param_dtype, "rngs": rngs}
+        self.convolution = nnx.Conv(1, filters, size, padding="VALID", use_bias=False, **options)
+        places = (2 * height - kernel_size + 1) * (width - kernel_size + 1)
+        self.norm1 = nnx.LayerNorm(filters, **options)
+        self.norm2 = nnx.LayerNorm(features, **options)
+        self.output = nnx.Linear(places * filters, features, **options)
+        self.dropout = nnx.Dropout(dropout_rate, rngs=rngs)
+        self.features = features
+        self.height = height
+        self.filters = filters
+        self.kernel_size = kernel_size
+        self.dropout_rate = dropout_rate
+
+    def __call__(
+        self,
+        subjects: Array,
+        relations: Array,
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
+    ) -> Array:
+        """Queries.
+
+        Args:
+            subjects: ``(*batch, features)``.
+            relations: ``(*batch, features)``.
+            deterministic: Switches dropout off (True) or on (False).
+            rngs: Randomness of the dropout.
+
+        Returns:
+            ``(*batch, features)``.
+        """
+        dropout = dropout_arguments(deterministic, rngs)
+        batch = subjects.shape[:-1]
+        image = jnp.stack([subjects, relations], -2)
+        image = image.reshape(*batch, 2 * self.height, self.features // self.height, 1)
+        y = jax.nn.relu(self.norm1(self.convolution(image)))
+        y = self.dropout(y, **dropout).reshape(*batch, -1)
+        return jax.nn.relu(self.norm2(self.dropout(self.output(y), **dropout)))
+
+
+class LinkPredictor(nnx.Module):
+    """Embeddings of nodes and relations, an encoder that sees the graph, and a decoder.
+
+    Attributes:
+        encoder: A model that takes a graph and features of nodes, such as `RGCN`, or such as
+            `CompGCN` also embeddings of relations; None: the embeddings are what is decoded.
+        decoder: `DistMult`, `ComplEx`, `ConvE`, or what is called likewise.
+        nodes: ``(num_nodes, in_features)``.
+        relations: ``(num_relations, features)``, inverse ones in the second half.
+
+    Example:
+        >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
+        >>> graph = RelationalGraph.from_triples(*triples, num_nodes=3, inverse=True)
+        >>> encoder = CompGCN(4, 8, 8, num_relations=4, rngs=nnx.Rngs(0))
+        >>> model = LinkPredictor(3, 4, 4, 4, encoder, DistMult(), rngs=nnx.Rngs(0))
+        >>> nodes, relations = model.encode(graph, deterministic=True)
+        >>> model.scores(nodes, relations, jnp.array([0, 2]), jnp.array([1, 3])).shape
+        (2, 3)
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        num_relations: int,
+        in_features: int,
+        relation_features: int,
+        encoder: Any,
+        decoder: Any,
+        *,
+        dropout_rate: float = 0.0,
+        rngs: nnx.Rngs,
+        param_dtype: DTypeLike = jnp.float32,
+        embedding_init: nnx.Initializer = embedding_init,
+    ) -> None:
+        """Initialises the embeddings.
+
+        Args:
+            num_nodes: Number of nodes.
+            num_relations: Number of relations, inverse ones included.
+            in_features: Features of the nodes' embeddings.
+            relation_features: Features of the relations' embeddings: those that the decoder takes,
+                or the `CompGCN`.
+            encoder: See the class.
+            decoder: See the class.
+            dropout_rate: Share of the encoded nodes' features dropped in training, in [0, 1].
+            rngs: Source of the keys, streams "params" and "dropout".
+            param_dtype: Of the parameters.
+            embedding_init: Initialiser of the embeddings.
+
+        Raises:
+            ValueError: A size is not positive, or the rate is outside [0, 1].
+        """
+        check_rates(dropout_rate=dropout_rate)
+        check_positive(
+            num_nodes=num_nodes,
+            num_relations=num_relations,
+            in_features=in_features,
+            relation_features=relation_features,
+        )
+
+        def table(rows: int, features: int) -> nnx.Param[Array]:
+            return nnx.Param(embedding_init(rngs.params(), (rows, features), param_dtype))
+
+        self.nodes = table(num_nodes, in_features)
+        self.relations = table(num_relations, relation_features)
+        self.encoder = encoder
+        self.decoder = decoder
+        self.dropout = nnx.Dropout(dropout_rate, rngs=rngs)
+
+    def encode(
+        self,
+        graph: Any,
+        edge_weight: ArrayLike | None = None,
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
+    ) -> tuple[Array, Array]:
+        """What the decoder takes, of all nodes and relations.
+
+        Args:
+            graph: What the encoder takes.
+            edge_weight: Likewise, or None.
+            deterministic: Switches dropout off (True) or on (False).
+            rngs: Randomness of the dropout.
+
+        Returns:
+            ``(num_nodes, features)`` and ``(num_relations, features)``.
+        """
+        dropout = dropout_arguments(deterministic, rngs)
+        nodes, relations = self.nodes[...], self.relations[...]
+        if self.encoder is not None:
+            more = dropout if edge_weight is None else dropout | {"edge_weight": edge_weight}
+            if isinstance(self.encoder, CompGCN):
+                nodes, relations = self.encoder(graph, nodes, relations, **more)
+            else:
+                nodes = self.encoder(graph, nodes, **more)
+        return self.dropout(nodes, **dropout), relations
+
+    def scores(
+        self, nodes: Array, relations: Array, subjects: Array, relation_ids: Array, **dropout: Any
+    ) -> Array:
+        """Scores of all nodes as objects of given subjects and relations.
+
+        Args:
+            nodes: What :meth:`encode` gives.
+            relations: Likewise.
+            subjects: ``(batch,)`` integers.
+            relation_ids: ``(batch,)`` integers; of an inverse relation, the nodes are subjects of
+                the relation itself.
+            **dropout: `deterministic` and `rngs` of the decoder.
+
+        Returns:
+            ``(batch, num_nodes)``.
+        """
+        return self.decoder(nodes[subjects], relations[relation_ids], **dropout) @ nodes.T
+
+
+# --- Losses --------------------------------------------------------------------------------------
+
+OneVsAll = Literal["softmax", "sigmoid"]
+
+
+def one_vs_all_loss(
+    scores: ArrayLike,
+    rows: ArrayLike,
+    objects: ArrayLike,
+    *,
+    kind: OneVsAll = "softmax",
+    label_smoothing: float = 0.0,
+) -> Array:
+    """The mean loss of queries whose answers are known, every node being a candidate.
+
+    Args:
+        scores: ``(batch, num_nodes)``, see `LinkPredictor.scores`.
+        rows: ``(num_answers,)`` integers, which query each answer is of; -1 is padding.
+        objects: ``(num_answers,)`` integers, the answers.
+        kind: "softmax": cross-entropy, the mean over answers (Lacroix et al., ICML 2018);
+            "sigmoid": binary cross-entropy, the mean over all candidates (ConvE).
+        label_smoothing: Share of the target that is spread over all nodes.
+
+    Returns:
+        ``()``, in the dtype of the scores.
+
+    Raises:
+        ValueError: A shape does not fit, or the kind is unknown.
+
+    Example:
+        >>> scores = jnp.zeros((2, 4))
+        >>> one_vs_all_loss(scores, jnp.array([0, 1, 1]), jnp.array([3, 0, 2]))  # log 4
+        Array(1.3862944, dtype=float32)
+    """
+    scores = check_real("scores", scores)
+    rows, objects = jnp.asarray(rows), jnp.asarray(objects)
+    check_choice("kind", kind, get_args(OneVsAll))
+    check_rates(label_smoothing=label_smoothing)
+    if scores.ndim != 2 or rows.ndim != 1 or rows.shape != objects.shape:
+        raise ValueError(
+            "scores must be (batch, num_nodes), rows and objects (num_answers,), got "
+            f"{scores.shape}, {rows.shape} and {objects.shape}"
+        )
+    given = rows >= 0
+    right = jnp.where(given, scores[rows, objects], 0)
+    if kind == "sigmoid":
+        everywhere = jnp.sum(jax.nn.softplus(scores)) - label_smoothing * scores.mean()
+        return (everywhere - (1 - label_smoothing) * right.sum()) / scores.size
+    total = jax.nn.logsumexp(scores, 1)
+    mean = scores.mean(1)
+    target = (1 - label_smoothing) * right + jnp.where(given, label_smoothing * mean[rows], 0)
+    losses = jnp.where(given, total[rows], 0) - target
+    return losses.sum() / jnp.maximum(given.sum(), 1).astype(scores.dtype)
+
+
+def negative_sampling_loss(right: ArrayLike, wrong: ArrayLike) -> Array:
+    """Binary cross-entropy of facts and of triples that are taken for none.
+
+    Args:
+        right: ``(num_facts,)`` scores.
+        wrong: ``(num_facts, num_negatives)`` scores of corrupted triples.
+
+    Returns:
+        ``()``, the mean over all of them (R-GCN, equation 7).
+
+    Raises:
+        ValueError: A shape does not fit.
+
+    Example:
+        >>> negative_sampling_loss(jnp.zeros(2), jnp.zeros((2, 3)))  # log 2
+        Array(0.6931472, dtype=float32)
+    """
+    right, wrong = check_real("right", right), check_real("wrong", wrong)
+    if right.ndim != 1 or wrong.ndim != 2 or len(right) != len(wrong):
+        raise ValueError(
+            "right must be (num_facts,) and wrong (num_facts, num_negatives), got "
+            f"{right.shape} and {wrong.shape}"
+        )
+    total = jax.nn.softplus(-right) + jax.nn.softplus(wrong).sum(1)
+    return total.mean() / (1 + wrong.shape[1])
+
+
+# --- Evaluation ----------------------------------------------------------------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LinkRanking:
+    """Facts to be ranked among all others, which their objects or subjects could be part of.
+
+    The protocol of Bordes et al., NeurIPS 2013, "filtered": of a fact (s, r, o) the object is
+    ranked by its score among all nodes but those that are known to be objects of (s, r), too, and
+    the subject likewise. A rank is the mean of those that equal scores leave open. Facts are ranked
+    in chunks: memory is that of the scores of one, whatever their number, in one compiled program.
+
+    Attributes:
+        subjects: ``(chunks, chunk_size)``, those of queries, both directions; padding is 0.
+        relations: Likewise; of the second direction the inverse relation.
+        objects: Likewise, the answers to be ranked.
+        known_rows: ``(chunks, size)``, which query of the chunk has a further answer; padding is
+            `chunk_size`.
+        known_objects: Likewise, that answer.
+        places: ``(num_facts, 2)``, where the queries for each fact's object and subject are.
+        num_nodes: Number of nodes.
+
+    Example:
+        >>> facts = [0, 1], [0, 0], [1, 2]  # subjects, relations, objects
+        >>> ranking = LinkRanking.from_facts(*facts, facts, num_nodes=3, num_relations=1)
+        >>> ranks = ranking.ranks(DistMult(), jnp.eye(3), jnp.zeros((2, 3)))
+        >>> ranks  # all scores are equal
+        Array([[2., 2.],
+               [2., 2.]], dtype=float32)
+        >>> link_metrics(ranks)["mrr"]
+        0.5
+    """
+
+    subjects: Array
+    relations: Array
+    objects: Array
+    known_rows: Array
+    known_objects: Array
+    places: Array
+    num_nodes: int = field(kw_only=True, metadata=STATIC)
+
+    @classmethod
+    def from_facts(
+        cls,
+        subjects: Any,
+        relations: Any,
+        objects: Any,
+        known: tuple[Any, Any, Any],
+        *,
+        num_nodes: int,
+        num_relations: int,
+        chunk_size: int = 512,
+    ) -> LinkRanking:
+        """Prepares facts, on the host.
+
+        Args:
+            subjects: ``(num_facts,)`` integers, of the facts to be ranked.
+            relations: Likewise.
+            objects: Likewise.
+            known: Subjects, relations and objects of all known facts: of training, validation and
+                test. Those to be ranked need not be among them.
+            num_nodes: Number of nodes.
+            num_relations: Number of relations, without inverse ones: of relation r that is
+                ``num_relations + r``.
+            chunk_size: Queries that are scored at a time.
+
+        Raises:
+            TypeError: Ids are no integers.
+            ValueError: A size is not positive, lengths differ or an id is out of range.
+        """
+        check_positive(num_nodes=num_nodes, num_relations=num_relations, chunk_size=chunk_size)
+
+        def both_ways(name: str, src: Any, rel: Any, dst: Any) -> list[np.ndarray]:
+            names = [f"{name}{part}" for part in ("subjects", "relations", "objects")]
+            columns = check_columns(dict(zip(names, (src, rel, dst), strict=True)))
+            sizes = {"num_nodes": num_nodes, "num_relations": num_relations}
+            for column, ids in zip(names, columns, strict=True):
+                size = "num_relations" if column.endswith("relations") else "num_nodes"
+                check_range(column, ids, size, sizes[size])
+            src, rel, dst = columns
+            pairs = (src, dst), (rel, rel + num_relations), (dst, src)
+            return [np.concatenate(pair) for pair in pairs]
+
+        src, rel, dst = both_ways("", subjects, relations, objects)
+        known_src, known_rel, known_dst = both_ways("known ", *known)
+        keys = known_src * (2 * num_relations) + known_rel
+        order = np.argsort(keys, kind="stable")
+        keys, answers = keys[order], known_dst[order]
+        queries = src * (2 * num_relations) + rel
+        first, last = (np.searchsorted(keys, queries, side) for side in ("left", "right"))
+        # Queries of many answers are dealt out, so that all chunks have about as many.
+        count = len(queries)
+        chunks = max(-(-count // chunk_size), 1)
+        sizes = last - first
+        dealt = np.argsort(-sizes, kind="stable")
+        places = np.empty(count, np.int64)
+        rank = np.arange(count)
+        places[dealt] = rank % chunks * chunk_size + rank // chunks
+
+        rows = np.repeat(np.arange(count), sizes)
+        starts = np.repeat(first - np.cumsum(sizes) + sizes, sizes)
+        others = answers[starts + np.arange(len(rows))]
+        wanted = others != dst[rows]
+        rows, others = places[rows[wanted]], others[wanted]
+        by_chunk = np.argsort(rows // chunk_size, kind="stable")
+        rows, others = rows[by_chunk], others[by_chunk]
+        totals = np.bincount(rows // chunk_size, minlength=chunks)
+        slots = np.arange(len(rows)) - np.repeat(np.cumsum(totals) - totals, totals)
+
+        def padded(fill: int, size: int, at: Any, values: np.ndarray) -> Array:
+            array = np.full((chunks, size), fill, np.int32)
+            array[at] = values
+            return jnp.asarray(array)
+
+        at = np.divmod(places, chunk_size)
+        known_at = rows // chunk_size, slots
+        size = int(totals.max(initial=1))
+        return cls(
+            *(padded(0, chunk_size, at, column) for column in (src, rel, dst)),
+            padded(chunk_size, size, known_at, rows % chunk_size),
+            padded(0, size, known_at, others),
+            jnp.asarray(places.reshape(2, -1).T, jnp.int32),
+            num_nodes=num_nodes,
+        )
+
+    def ranks(self, decoder: Any, nodes: ArrayLike, relations: ArrayLike) -> Array:
+        """Ranks of the facts.
+
+        Args:
+            decoder: Such as `DistMult`; it is called with ``deterministic=True``.
+            nodes: ``(num_nodes, features)``, see `LinkPredictor.encode`.
+            relations: ``(2 * num_relations, features)``.
+
+        Returns:
+            ``(num_facts, 2)`` float32, from 1: of each fact's object and of its subject. A score
+            that is not a number ranks last.
+
+        Raises:
+            ValueError: Nodes have another number of rows.
+        """
+        nodes = check_real("nodes", nodes)
+        if nodes.ndim != 2 or len(nodes) != self.num_nodes:
+            raise ValueError(
+                f"nodes must be (num_nodes={self.num_nodes}, features), got {nodes.shape}"
+            )
+        return _ranks(*nnx.split(decoder), self, nodes, check_real("relations", relations))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _ranks(graphdef: Any, state: Any, ranking: LinkRanking, nodes: Array, relations: Array) -> Any:
+    def of_chunk(chunk: Any) -> Array:
+        subjects, relation_ids, objects, known_rows, known_objects = chunk
+        decoder = nnx.merge(graphdef, state)
+        queries = decoder(nodes[subjects], relations[relation_ids], deterministic=True)
+        scores = queries @ nodes.T
+        right = jnp.take_along_axis(scores, objects[:, None], 1)
+        scores = scores.at[known_rows, known_objects].set(-jnp.inf, mode="drop")
+        better = jnp.sum(~(scores <= right), 1, dtype=jnp.int32)
+        ties = jnp.sum(scores == right, 1, dtype=jnp.int32)
+        return 1 + better + (jnp.maximum(ties, 1) - 1).astype(jnp.float32) / 2
+
+    fields = "subjects", "relations", "objects", "known_rows", "known_objects"
+    ranks = jax.lax.map(of_chunk, tuple(getattr(ranking, name) for name in fields))
+    return ranks.ravel()[ranking.places]
+
+
+def link_metrics(ranks: ArrayLike) -> dict[str, float]:
+    """Mean reciprocal rank and hits of ranks, such as `LinkRanking.ranks` gives.
+
+    Returns:
+        "mrr", "hits@1", "hits@3", "hits@10": shares from 0 to 1; NaN without ranks.
+
+    Example:
+        >>> link_metrics([1, 2, 5, 20])
+        {'mrr': 0.4375, 'hits@1': 0.25, 'hits@3': 0.5, 'hits@10': 0.75}
+    """
+    found = np.asarray(ranks, np.float64).ravel()
+    if not found.size:
+        return dict.fromkeys(("mrr", "hits@1", "hits@3", "hits@10"), math.nan)
+    hits = {f"hits@{k}": float((found <= k).mean()) for k in (1, 3, 10)}
+    return {"mrr": float((1 / found).mean()), **hits}

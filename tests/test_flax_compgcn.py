@@ -1,0 +1,189 @@
+"""CompGCN: the layer in all its forms against its formula, and the stack of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from layer_cases import check_gradient, double, made_of_rows
+
+from flax_layers import CompGCN, CompGCNConv
+from jax_gnn import RelationalGraph
+
+pytestmark = pytest.mark.usefixtures("exact_products")
+
+NUM_NODES, RELATIONS, EDGES = 7, 3, 20
+COMPOSITIONS = ("sub", "mult", "corr")
+NORMS = ("symmetric", "mean", "sum")
+
+
+@pytest.fixture
+def triples(rng) -> tuple[np.ndarray, ...]:
+    """Edges of all relations but the second, two of them alike; none enters or leaves 3."""
+    src, dst = rng.choice([0, 1, 2, 4, 5, 6], (2, EDGES))
+    rel = rng.choice([0, 2], EDGES)
+    src[1], rel[1], dst[1] = src[0], rel[0], dst[0]
+    return src, rel, dst
+
+
+def graph_of(triples, **options) -> RelationalGraph:
+    return RelationalGraph.from_triples(*triples, NUM_NODES, RELATIONS, inverse=True, **options)
+
+
+def make(layer, *sizes, **options):
+    def random_bias(key, shape, dtype):
+        return jax.random.normal(key, shape, dtype)
+
+    options |= {"num_relations": 2 * RELATIONS, "bias_init": random_bias}
+    return layer(*sizes, rngs=nnx.Rngs(0), **options)
+
+
+def given(width: int, *batch: int) -> tuple[jax.Array, jax.Array]:
+    keys = jax.random.split(jax.random.key(width))
+    shapes = (NUM_NODES, *batch, width), (2 * RELATIONS, width)
+    return tuple(jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True))
+
+
+def composed(composition: str, x: np.ndarray, z: np.ndarray) -> np.ndarray:
+    if composition == "sub":
+        return x - z
+    if composition == "mult":
+        return x * z
+    shifted = [np.sum(x * np.roll(z, -k, -1), -1) for k in range(x.shape[-1])]
+    return np.stack(shifted, -1)
+
+
+def formula(conv, triples, x, z, edge_weight=None) -> tuple[np.ndarray, np.ndarray]:
+    """Edge by edge, of weights in the order of the triples."""
+    given_src, given_rel, given_dst = triples
+    src, dst = (np.append(a, b) for a, b in ((given_src, given_dst), (given_dst, given_src)))
+    rel = np.append(given_rel, given_rel + RELATIONS)
+    inverse = (rel >= RELATIONS).astype(int)
+    into = (dst[:, None] == dst) & (inverse[:, None] == inverse)
+    out = (src[:, None] == src) & (inverse[:, None] == inverse)
+    factor = {
+        "symmetric": 1 / np.sqrt(into.sum(1) * out.sum(1)),
+        "mean": 1 / into.sum(1),
+        "sum": np.ones(len(src)),
+    }[conv.norm]
+    if edge_weight is not None:
+        factor = np.append(edge_weight, edge_weight)
+    kernel = double(conv.kernel)
+    y = composed(conv.composition, x, double(conv.own_relation)) @ kernel[2]
+    for e in range(len(src)):
+        message = composed(conv.composition, x[src[e]], z[rel[e]])
+        y[dst[e]] += factor[e] * message @ kernel[inverse[e]]
+    y = y / 3 + (0 if conv.bias is None else double(conv.bias))
+    return y, z @ double(conv.relation_kernel)
+
+
+def assert_close(actual, expected):
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+@pytest.mark.parametrize("norm", NORMS)
+def test_conv_equals_the_formula(triples, rng, composition, norm):
+    graph = graph_of(triples)
+    padded = graph.pad(num_edges=50, num_src_pairs=45)
+    weight = rng.uniform(0.5, 2, EDGES)
+    for width in (4, 5):
+        conv = make(CompGCNConv, width, 6, composition=composition, norm=norm)
+        x, z = given(width)
+        expected = formula(conv, triples, double(x), double(z))
+        assert_close(nnx.jit(conv)(graph, x, z), expected)
+        assert_close(nnx.jit(conv)(padded, x, z), expected)
+    ordered = graph.edge_values(weight.astype(np.float32))
+    expected = formula(conv, triples, double(x), double(z), weight)
+    assert_close(nnx.jit(conv)(graph, x, z, ordered), expected)
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+def test_batches_and_dtypes(triples, composition):
+    graph, conv = graph_of(triples), make(CompGCNConv, 4, 6, composition=composition)
+    x, z = given(4, 2)
+    y, _ = nnx.jit(conv)(graph, x, z)
+    for i in range(2):
+        expected, _ = formula(conv, triples, double(x)[:, i], double(z))
+        np.testing.assert_allclose(y[:, i], expected, rtol=2e-5, atol=2e-5)
+    conv = make(CompGCNConv, 4, 6, composition=composition, dtype=jnp.bfloat16)
+    y, w = conv(graph, x[:, 0], z)
+    assert y.dtype == w.dtype == jnp.bfloat16
+    expected, _ = formula(conv, triples, double(x)[:, 0], double(z))
+    np.testing.assert_allclose(y.astype(jnp.float32), expected, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+def test_gradients_are_slopes(triples, rng, composition):
+    graph = graph_of(triples)
+    with jax.enable_x64(True):
+        conv = make(CompGCNConv, 4, 6, composition=composition, param_dtype=jnp.float64)
+
+        def call(conv, x, z):
+            return jnp.concatenate([y.ravel() for y in conv(graph, x, z)])
+
+        def plain(conv, x, z):
+            return np.concatenate([y.ravel() for y in formula(conv, triples, x, z)])
+
+        check_gradient(rng, conv, call, plain, *given(4))
+
+
+def test_no_row_for_each_edge(rng):
+    """Compositions are made by pair, forward and backward."""
+    src, dst = rng.integers(0, 4, (2, 200))
+    graph = RelationalGraph.from_triples(src, src % RELATIONS, dst, 4, RELATIONS, inverse=True)
+    conv = make(CompGCNConv, 4, 6)
+
+    def loss(x, z):
+        return sum(jnp.sum(y**2) for y in conv(graph, x, z))
+
+    jaxpr = jax.make_jaxpr(jax.grad(loss, (0, 1)))(jnp.ones((4, 4)), jnp.ones((2 * RELATIONS, 4)))
+    assert made_of_rows(jaxpr.jaxpr, 400) == []
+    assert made_of_rows(jaxpr.jaxpr, graph.num_src_pairs)
+
+
+def test_model_equals_two_convolutions(triples):
+    graph = graph_of(triples)
+    model = make(CompGCN, 4, 6, 2, dropout_rate=0.5)
+    x, z = given(4)
+    hidden, relations = formula(model.conv1, triples, double(x), double(z))
+    expected = formula(model.conv2, triples, np.maximum(hidden, 0), relations)
+    assert_close(nnx.jit(lambda m: m(graph, x, z, deterministic=True))(model), expected)
+    key = jax.random.key(1)
+    assert not np.array_equal(model(graph, x, z, deterministic=False, rngs=key)[0], expected[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_relations": 3}, "num_relations must be even, relations and their inverses, got 3"),
+        ({"in_features": 0}, "in_features must be positive"),
+        ({"composition": "add"}, "composition must be one of 'sub', 'mult', 'corr', got 'add'"),
+        ({"norm": "max"}, "norm must be one of 'symmetric', 'mean', 'sum', got 'max'"),
+    ],
+)
+def test_bad_construction(arguments, message):
+    sizes = {"in_features": 4, "out_features": 6, "num_relations": 4}
+    with pytest.raises(ValueError, match=message):
+        CompGCNConv(**sizes | arguments, rngs=nnx.Rngs(0))
+
+
+def test_bad_calls(triples):
+    conv, (x, z) = make(CompGCNConv, 4, 6), given(4)
+    with pytest.raises(ValueError, match=r"num_relations = 6, inverse ones included, .* got 6 and"):
+        conv(graph_of(triples, self_relation=True), x, z)
+    one_way = RelationalGraph.from_triples(*triples, NUM_NODES, RELATIONS)
+    with pytest.raises(ValueError, match=r"num_relations = 6, inverse ones included, .* got 3"):
+        conv(one_way, x, z)
+    with pytest.raises(ValueError, match="graph lacks the part 'from_pairs'"):
+        conv(graph_of(triples, parts=("to_pairs",)), x, z)
+    graph = graph_of(triples)
+    with pytest.raises(ValueError, match=r"x must have shape .*\(7, ..., 4\), got \(7, 3\)"):
+        conv(graph, x[:, :3], z)
+    with pytest.raises(ValueError, match=r"relations must have shape .*\(6, ..., 4\), got \(5, 4"):
+        conv(graph, x, z[:5])
+    with pytest.raises(ValueError, match=r"edge_weight must have shape \(num_edges,\)"):
+        conv(graph, x, z, jnp.ones(3))
+    with pytest.raises(TypeError, match=r"graph must be a jax_gnn\.RelationalGraph"):
+        conv(graph.nodes, x, z)

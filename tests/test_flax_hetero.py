@@ -1,0 +1,206 @@
+"""Layers over dicts by type: against one convolution after the other, and what they refuse."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from layer_cases import double, linear
+
+from flax_layers import (
+    RGCN,
+    GATConv,
+    GCNConv,
+    HeteroConv,
+    HeteroLinear,
+    HeteroModel,
+    SAGEConv,
+)
+from jax_gnn import Graph, HeteroGraph
+
+pytestmark = pytest.mark.usefixtures("exact_products")
+
+SIZES = {"author": 4, "paper": 5, "nobody": 0, "tag": 3}
+WRITES, CITES, HAS = (
+    ("author", "writes", "paper"),
+    ("paper", "cites", "paper"),
+    ("paper", "has", "tag"),
+)
+NOTHING = ("nobody", "wants", "tag")
+
+
+@pytest.fixture
+def graph(rng) -> HeteroGraph:
+    """With inverse relations, and edges of each type as graphs of their own."""
+    edges = {
+        key: rng.integers(0, [[SIZES[key[0]]], [SIZES[key[2]]]], (2, 9))
+        for key in (WRITES, CITES, HAS)
+    }
+    edges[NOTHING] = np.zeros((2, 0), int)
+    return HeteroGraph.from_edges(edges, SIZES, inverse=True).with_graphs()
+
+
+def features(rng, width: int = 6, *batch: int) -> dict[str, jax.Array]:
+    return {name: jnp.asarray(rng.normal(size=(n, *batch, width))) for name, n in SIZES.items()}
+
+
+def sage(rngs, **options):
+    options |= {"rngs": rngs, "param_dtype": jnp.float64, "bias_init": nnx.initializers.normal()}
+    return SAGEConv((6, 6), 4, **options)
+
+
+def one_by_one(conv: HeteroConv, graph, x) -> dict[str, jax.Array]:
+    return conv(graph, x, {key: {} for key in conv.edge_types})
+
+
+@pytest.mark.parametrize("across", ["sum", "mean", "max", "min", "concat", "stack"])
+@pytest.mark.parametrize("options", [{}, {"aggregation": "sum"}, {"root_weight": False}], ids=repr)
+def test_alike_relations_as_one_product(graph, rng, across, options):
+    """Beside others, values and gradients as of one convolution after the other."""
+    with jax.enable_x64(True):
+        rngs = nnx.Rngs(0)
+        convs = {key: sage(rngs, **options) for key in graph.edge_types}
+        convs[CITES] = GCNConv(6, 4, rngs=rngs, param_dtype=jnp.float64)
+        convs[("tag", "rev_has", "paper")] = GATConv((6, 6), 4, rngs=rngs, param_dtype=jnp.float64)
+        conv = HeteroConv(convs, aggregation=across)
+        x = features(rng)
+        product = "relational_aggregate" if across in ("sum", "mean") else "segment_matmul"
+        text = str(jax.make_jaxpr(lambda x: conv(graph, x))(x))
+        assert text.count(f"jax_gnn_{product}[") == 1
+
+        @nnx.jit
+        def both(conv, x):
+            def of(call):
+                def loss(conv, x):
+                    return sum(jnp.sum(jnp.sin(y)) for y in call(conv, graph, x).values())
+
+                return call(conv, graph, x), nnx.grad(loss, argnums=(0, 1))(conv, x)
+
+            return of(lambda conv, graph, x: conv(graph, x)), of(one_by_one)
+
+        found, expected = (jax.tree.leaves(each) for each in both(conv, x))
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
+
+
+def test_batches_and_padding(graph, rng):
+    with jax.enable_x64(True):
+        convs = {key: sage(nnx.Rngs(0)) for key in (WRITES, HAS)}
+        x = features(rng, 6, 2)
+        for across in ("sum", "max"):
+            conv = HeteroConv(convs, aggregation=across)
+            y, expected = conv(graph, x), one_by_one(conv, graph, x)
+            assert [*y] == ["paper", "tag"]
+            for name in y:
+                np.testing.assert_allclose(y[name], expected[name], rtol=0, atol=1e-10)
+
+
+def test_unequal_convolutions_run_alone(graph, rng):
+    """Of other widths, options or classes."""
+    rngs = nnx.Rngs(0)
+    convs = {
+        WRITES: SAGEConv((6, 6), 4, rngs=rngs),
+        CITES: SAGEConv((6, 6), 4, project=True, rngs=rngs),
+        HAS: SAGEConv((6, 6), 2, rngs=rngs),
+    }
+    conv = HeteroConv(convs)
+    x = jax.tree.map(lambda rows: rows.astype(jnp.float32), features(rng))
+    assert "jax_gnn_relational_aggregate" not in str(jax.make_jaxpr(lambda x: conv(graph, x))(x))
+    y = conv(graph, x)
+    expected = convs[WRITES](graph.graph(WRITES), (x["author"], x["paper"]))
+    expected += convs[CITES](graph.graph(CITES), (x["paper"], x["paper"]))
+    np.testing.assert_allclose(y["paper"], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "max", "sum"])
+@pytest.mark.parametrize("width", [3, 8])
+def test_sage_of_a_bipartite_graph(rng, aggregation, width):
+    src, dst = rng.integers(0, 5, 12), rng.integers(0, 4, 12)
+    graph = Graph.from_edges(src, dst, num_src=5, num_dst=4)
+    conv = SAGEConv((width, 2), 4, aggregation=aggregation, rngs=nnx.Rngs(0))
+    x, y = rng.normal(size=(5, width)).astype("f"), rng.normal(size=(4, 2)).astype("f")
+    summed = np.zeros((4, width))
+    for i in range(4):
+        rows = double(x)[src[dst == i]]
+        if len(rows):
+            summed[i] = getattr(np, aggregation)(rows, 0)
+    expected = summed @ double(conv.kernel) + double(y) @ double(conv.root.kernel)
+    np.testing.assert_allclose(conv(graph, (x, y)), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="x must be a pair"):
+        conv(graph, x)
+
+
+def test_heterolinear():
+    layer = HeteroLinear({"a": 3, "b": 2}, 4, bias_init=nnx.initializers.normal(), rngs=nnx.Rngs(0))
+    x = np.arange(15.0, dtype=np.float32).reshape(5, 3)
+    y = layer({"b": None, "a": x})
+    np.testing.assert_allclose(y["a"], linear(layer.layers["a"], x), rtol=1e-5)
+    np.testing.assert_allclose(y["b"], linear(layer.layers["b"], np.eye(2)), rtol=1e-5)
+    for given, message in (
+        ({"a": x}, "x_dict lacks the type 'b'; None stands for no features"),
+        ({"a": x, "b": None, "c": x}, "x_dict has the key 'c', which is none of the types 'a', 'b"),
+        ({"a": x[:, :2], "b": None}, r"x_dict\['a'\] must have shape .* got \(5, 2\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            layer(given)
+    with pytest.raises(TypeError, match="x_dict must be a mapping by type, got list"):
+        layer([x])
+    with pytest.raises(ValueError, match=r"in_features\['a'\] must be a number from 0, got -1"):
+        HeteroLinear({"a": -1}, 4, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="in_features must be a mapping by type, got int"):
+        HeteroLinear(3, 4, rngs=nnx.Rngs(0))
+
+
+def test_heteromodel(graph, rng):
+    sizes = {"author": 6, "paper": 2, "nobody": 0, "tag": 3}  # tags have no features
+    rngs = nnx.Rngs(0)
+    rgcn = RGCN(8, 8, 2, num_relations=len(graph.edge_types), rngs=rngs)
+    model = HeteroModel(sizes, rgcn, rngs=rngs)
+    assert model.in_features == sizes
+    x = {"author": jnp.ones((4, 6)), "paper": jnp.ones((5, 2)), "tag": None}
+    x["nobody"] = jnp.ones((0, 0))
+    y = model(graph, x, deterministic=True)
+    rows = {name: np.maximum(part, 0) for name, part in model.input(x).items()}
+    expected = rgcn(graph.relational, graph.join(rows), deterministic=True)
+    for name, part in graph.split(expected).items():
+        np.testing.assert_allclose(y[name], part, rtol=1e-5, atol=1e-6)
+    same = model(graph.relational, x, deterministic=True)
+    np.testing.assert_allclose(same, expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"x_dict\['paper'\] must have a row for each of 5 nodes"):
+        model(graph, x | {"paper": jnp.ones((4, 2))})
+    other = HeteroModel(dict(reversed(sizes.items())), rgcn, rngs=rngs)
+    with pytest.raises(ValueError, match=r"graph must have the node types \('tag', 'nobody'"):
+        other(graph, x)
+
+
+def test_bad_construction():
+    with pytest.raises(ValueError, match="convolutions must not be empty"):
+        HeteroConv({})
+    with pytest.raises(TypeError, match=r"by \(source type, relation, destination type\), got 'a'"):
+        HeteroConv({"a": SAGEConv(6, 4, rngs=nnx.Rngs(0))})
+    with pytest.raises(ValueError, match="aggregation must be one of 'sum', 'mean'"):
+        HeteroConv({WRITES: SAGEConv(6, 4, rngs=nnx.Rngs(0))}, aggregation="cat")
+
+
+def test_bad_calls(graph, rng):
+    rngs = nnx.Rngs(0)
+    conv = HeteroConv({key: SAGEConv((6, 6), 4, rngs=rngs) for key in (WRITES, HAS)})
+    x = features(rng)
+    without = {name: rows for name, rows in x.items() if name != "author"}
+    with pytest.raises(ValueError, match=r"x_dict lacks the type 'author', which .*'writes'"):
+        conv(graph, without)
+    with pytest.raises(ValueError, match="x_dict has the key 'writer', which is none of"):
+        conv(graph, x | {"writer": x["author"]})
+    with pytest.raises(ValueError, match=r"x_dict\['author'\] must have shape .* got \(4, 3\)"):
+        conv(graph, x | {"author": x["author"][:, :3]})
+    with pytest.raises(ValueError, match=r"arguments has \('paper', 'cites', 'paper'\)"):
+        conv(graph, x, {CITES: {}})
+    other = HeteroConv({("paper", "likes", "tag"): SAGEConv((6, 6), 4, rngs=rngs)})
+    with pytest.raises(ValueError, match=r"edge type \('paper', 'likes', 'tag'\) is none of"):
+        other(graph, x)
+    alone = HeteroConv({CITES: GATConv(6, 4, rngs=rngs)})
+    small = HeteroGraph.from_edges({CITES: [[0], [1]]}, {"paper": 5})
+    with pytest.raises(ValueError, match="have no graph of their own: call with_graphs"):
+        alone(small, {"paper": x["paper"]})
+    with pytest.raises(TypeError, match=r"graph must be a jax_gnn\.HeteroGraph"):
+        conv(graph.relational, x)

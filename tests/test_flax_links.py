@@ -1,0 +1,247 @@
+"""Decoders of edges, losses, and filtered ranks against a slow reference."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from layer_cases import double
+
+from flax_layers import (
+    RGCN,
+    CompGCN,
+    ComplEx,
+    ConvE,
+    DistMult,
+    LinkPredictor,
+    LinkRanking,
+    link_metrics,
+    negative_sampling_loss,
+    one_vs_all_loss,
+)
+from jax_gnn import RelationalGraph
+
+pytestmark = pytest.mark.usefixtures("exact_products")
+
+NODES, RELATIONS, FEATURES = 11, 3, 6
+
+
+def test_decoders(rng):
+    s, r, o = (rng.normal(size=(4, FEATURES)) for _ in range(3))
+    found = np.sum(np.asarray(DistMult()(s, r)) * o, 1)
+    np.testing.assert_allclose(found, (s * r * o).sum(1), rtol=1e-6)
+    a, b, c = (x[:, :3] + 1j * x[:, 3:] for x in (s, r, o))
+    found = np.sum(np.asarray(ComplEx()(jnp.asarray(s), jnp.asarray(r))) * o, 1)
+    np.testing.assert_allclose(found, (a * b * c.conj()).sum(1).real, rtol=1e-4)
+    with pytest.raises(ValueError, match="features must be even, real and imaginary, got 5"):
+        ComplEx()(jnp.ones(5), jnp.ones(5))
+
+
+def test_conve(rng):
+    decoder = ConvE(12, height=3, filters=2, kernel_size=3, rngs=nnx.Rngs(0))
+    s, r = (rng.normal(size=(5, 12)).astype("f") for _ in range(2))
+    image = np.concatenate([double(s).reshape(5, 3, 4), double(r).reshape(5, 3, 4)], 1)
+    kernel = double(decoder.convolution.kernel)[:, :, 0]
+    y = np.zeros((5, 4, 2, 2))
+    for i, j in np.ndindex(4, 2):
+        y[:, i, j] = np.einsum("bij,ijf->bf", image[:, i : i + 3, j : j + 3], kernel)
+
+    def normed(y):
+        return (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-6)
+
+    y = np.maximum(normed(y), 0).reshape(5, -1)
+    y = y @ double(decoder.output.kernel) + double(decoder.output.bias)
+    found = decoder(s, r, deterministic=True)
+    np.testing.assert_allclose(found, np.maximum(normed(y), 0), rtol=1e-3, atol=1e-4)
+    dropped = decoder(s, r, deterministic=False, rngs=nnx.Rngs(dropout=1))
+    assert not np.array_equal(found, dropped)
+    with pytest.raises(ValueError, match="height must divide features = 12 into an image of at"):
+        ConvE(12, height=5, kernel_size=2, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="of at least kernel_size = 7 rows and columns, got 3"):
+        ConvE(12, height=3, rngs=nnx.Rngs(0))
+
+
+def entropy(scores: np.ndarray, target: np.ndarray) -> np.ndarray:
+    top = scores.max(1, keepdims=True)
+    log_share = scores - top - np.log(np.exp(scores - top).sum(1, keepdims=True))
+    return -(target * log_share).sum(1)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_one_vs_all_losses(rng, smoothing):
+    scores = rng.normal(size=(3, NODES))
+    rows, objects = np.array([0, 0, 2, -1]), np.array([4, 1, 7, 3])
+    options = {"label_smoothing": smoothing}
+    found = one_vs_all_loss(scores.astype("f"), rows, objects, **options)
+    target = (1 - smoothing) * np.eye(NODES)[objects[:3]] + smoothing / NODES
+    np.testing.assert_allclose(found, entropy(scores[rows[:3]], target).mean(), rtol=1e-5)
+    found = one_vs_all_loss(scores.astype("f"), rows, objects, kind="sigmoid", **options)
+    target = np.full(scores.shape, smoothing / NODES)
+    target[rows[:3], objects[:3]] += 1 - smoothing
+    expected = np.log1p(np.exp(scores)) - target * scores
+    share = smoothing * scores.mean() / scores.size  # of smoothing, over all queries at once
+    smoothed = (np.log1p(np.exp(scores)).sum() - smoothing * scores.mean()) / scores.size
+    given = (1 - smoothing) * scores[rows[:3], objects[:3]].sum() / scores.size
+    np.testing.assert_allclose(found, smoothed - given, rtol=1e-5)
+    if not smoothing:
+        np.testing.assert_allclose(found, expected.mean() - share, rtol=1e-5)
+
+
+def test_negative_sampling_loss(rng):
+    right, wrong = rng.normal(size=4), rng.normal(size=(4, 3))
+    found = negative_sampling_loss(right.astype("f"), wrong.astype("f"))
+    expected = (np.log1p(np.exp(-right)).sum() + np.log1p(np.exp(wrong)).sum()) / 16
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_bad_losses():
+    with pytest.raises(ValueError, match=r"scores must be \(batch, num_nodes\), rows and objects"):
+        one_vs_all_loss(jnp.ones((2, 3)), jnp.array([0]), jnp.array([0, 1]))
+    with pytest.raises(ValueError, match="kind must be one of 'softmax', 'sigmoid', got 'hinge'"):
+        one_vs_all_loss(jnp.ones((2, 3)), jnp.array([0]), jnp.array([0]), kind="hinge")
+    with pytest.raises(ValueError, match=r"label_smoothing must lie in \[0, 1\], got 2"):
+        one_vs_all_loss(jnp.ones((2, 3)), jnp.array([0]), jnp.array([0]), label_smoothing=2)
+    with pytest.raises(
+        ValueError, match=r"right must be \(num_facts,\) and wrong \(num_facts, num"
+    ):
+        negative_sampling_loss(jnp.ones(2), jnp.ones((3, 2)))
+
+
+# --- Ranks ---------------------------------------------------------------------------------------
+
+
+def reference(facts, known, nodes, relations) -> np.ndarray:
+    """One fact and candidate after the other, by whole numbers, of DistMult."""
+    true = {tuple(fact) for fact in np.stack(known, 1).tolist()}
+    found = []
+    for s, r, o in zip(*facts, strict=True):
+        ranks = []
+        for subject, relation, answer, is_object in ((s, r, o, 1), (o, r + RELATIONS, s, 0)):
+            query = nodes[subject] * relations[relation]
+            right = query @ nodes[answer]
+            rank, ties = 1, 0
+            for other in range(len(nodes)):
+                fact = (subject, r, other) if is_object else (other, r, subject)
+                if other == answer or fact in true:
+                    continue
+                score = query @ nodes[other]
+                rank += score > right
+                ties += score == right
+            ranks.append(rank + ties / 2)
+        found.append(ranks)
+    return np.array(found)
+
+
+def random_facts(rng, count: int) -> tuple[np.ndarray, ...]:
+    return tuple(rng.integers(0, size, count) for size in (NODES, RELATIONS, NODES))
+
+
+@pytest.mark.parametrize("chunk_size", [1, 5, 100])
+def test_ranks(rng, chunk_size):
+    """Small whole numbers, so that there are many ties; facts known twice, or not at all."""
+    known = random_facts(rng, 60)
+    facts = tuple(
+        np.append(column[:13], other) for column, other in zip(known, (2, 1, 3), strict=True)
+    )
+    nodes = rng.integers(-1, 2, (NODES, 3)).astype("f")
+    relations = rng.integers(-1, 2, (2 * RELATIONS, 3)).astype("f")
+    ranking = LinkRanking.from_facts(
+        *facts, known, num_nodes=NODES, num_relations=RELATIONS, chunk_size=chunk_size
+    )
+    assert ranking.subjects.shape == (-(-28 // chunk_size), chunk_size)
+    ranks = ranking.ranks(DistMult(), nodes, relations)
+    expected = reference(facts, known, nodes, relations)
+    assert np.any(expected % 1 == 0.5)
+    np.testing.assert_array_equal(ranks, expected)
+    metrics = link_metrics(ranks)
+    assert metrics["mrr"] == pytest.approx((1 / expected).mean())
+    for k in (1, 3, 10):
+        assert metrics[f"hits@{k}"] == (expected <= k).mean()
+
+
+def test_ranks_of_what_is_no_number():
+    facts = [0], [0], [1]
+    ranking = LinkRanking.from_facts(*facts, facts, num_nodes=4, num_relations=1)
+    nodes = np.ones((4, 2), "f")
+    nodes[1] = np.nan
+    ranks = ranking.ranks(DistMult(), nodes, np.ones((2, 2), "f"))
+    np.testing.assert_array_equal(ranks, [[5, 5]])
+
+
+def test_memory_of_ranks_is_that_of_a_chunk(rng):
+    """One program, whatever the number of facts, and no array larger than a chunk's scores."""
+    facts = random_facts(rng, 200)
+    ranking = LinkRanking.from_facts(
+        *facts, facts, num_nodes=NODES, num_relations=RELATIONS, chunk_size=8
+    )
+    nodes, relations = jnp.ones((NODES, 3)), jnp.ones((2 * RELATIONS, 3))
+    compiled = jax.jit(lambda r, x, z: r.ranks(DistMult(), x, z)).lower(ranking, nodes, relations)
+    used = compiled.compile().memory_analysis().temp_size_in_bytes
+    assert used < 20_000 < 400 * NODES * 8
+
+
+def test_no_facts():
+    ranking = LinkRanking.from_facts(
+        *[np.zeros(0, int)] * 3, ([0], [0], [1]), num_nodes=3, num_relations=1
+    )
+    ranks = ranking.ranks(DistMult(), jnp.ones((3, 2)), jnp.ones((2, 2)))
+    assert ranks.shape == (0, 2)
+    assert all(np.isnan(value) for value in link_metrics(ranks).values())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"subjects": [3]}, r"subjects\[0\] = 3 is outside \[0, num_nodes=3\)"),
+        ({"relations": [1]}, r"relations\[0\] = 1 is outside \[0, num_relations=1\)"),
+        ({"objects": [0, 1]}, "subjects and objects must have the same length"),
+        ({"known": ([0], [0], [-1])}, r"known objects\[0\] = -1 is outside"),
+        ({"chunk_size": 0}, "chunk_size must be positive, got 0"),
+    ],
+)
+def test_bad_facts(change, message):
+    given = {"subjects": [0], "relations": [0], "objects": [1], "known": ([0], [0], [1])}
+    with pytest.raises(ValueError, match=message):
+        LinkRanking.from_facts(**given | {"num_nodes": 3, "num_relations": 1} | change)
+
+
+def test_bad_nodes():
+    facts = [0], [0], [1]
+    ranking = LinkRanking.from_facts(*facts, facts, num_nodes=3, num_relations=1)
+    with pytest.raises(ValueError, match=r"nodes must be \(num_nodes=3, features\), got \(2, 2\)"):
+        ranking.ranks(DistMult(), jnp.ones((2, 2)), jnp.ones((2, 2)))
+
+
+# --- The model -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["none", "rgcn", "compgcn"])
+def test_predictor(rng, kind):
+    graph = RelationalGraph.from_triples(*random_facts(rng, 30), NODES, RELATIONS, inverse=True)
+    options = {"num_relations": 2 * RELATIONS, "rngs": nnx.Rngs(0)}
+    encoder = {
+        "none": lambda: None,
+        "rgcn": lambda: RGCN(FEATURES, 8, FEATURES, **options),
+        "compgcn": lambda: CompGCN(FEATURES, 8, FEATURES, **options),
+    }[kind]()
+    model = LinkPredictor(
+        *(NODES, 2 * RELATIONS, FEATURES, FEATURES, encoder, ComplEx()),
+        dropout_rate=0.5,
+        rngs=nnx.Rngs(0),
+    )
+    nodes, relations = model.encode(graph, deterministic=True)
+    expected = model.nodes[...], model.relations[...]
+    if kind == "rgcn":
+        expected = encoder(graph, expected[0], deterministic=True), expected[1]
+    if kind == "compgcn":
+        expected = encoder(graph, *expected, deterministic=True)
+    np.testing.assert_array_equal(nodes, expected[0])
+    np.testing.assert_array_equal(relations, expected[1])
+    subjects, ids = np.array([3, 0, 3]), np.array([5, 0, 1])
+    scores = model.scores(nodes, relations, subjects, ids)
+    for i in range(3):
+        query = ComplEx()(nodes[subjects[i]], relations[ids[i]])
+        np.testing.assert_allclose(scores[i], nodes @ query, rtol=1e-4, atol=1e-6)
+    key = jax.random.key(0)
+    dropped, _ = model.encode(graph, deterministic=False, rngs=key)
+    assert np.mean(np.asarray(dropped) == 0) > 0.2

@@ -1,0 +1,137 @@
+"""Heterogeneous graphs by name, over one graph with relations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_gnn import HeteroGraph
+
+WRITES, CITES, HAS = (
+    ("author", "writes", "paper"),
+    ("paper", "cites", "paper"),
+    ("paper", "has", "tag"),
+)
+SIZES = {"author": 3, "paper": 4, "nobody": 0, "tag": 2}
+EDGES: dict[Any, Any] = {
+    WRITES: [[2, 0, 1, 2], [3, 0, 0, 1]],
+    CITES: np.array([[0, 1, 3], [1, 1, 0]]),
+    HAS: (np.array([3, 0]), np.array([1, 1])),
+}
+
+
+def make(**options: Any) -> HeteroGraph:
+    return HeteroGraph.from_edges(EDGES, SIZES, **options)
+
+
+def test_names_and_sizes() -> None:
+    graph = make(inverse=True, self_relation=True)
+    assert graph.node_types == ("author", "paper", "nobody", "tag")
+    assert graph.num_nodes == SIZES
+    assert graph.slices["tag"] == slice(7, 9)
+    assert graph.edge_types[:4] == (WRITES, CITES, HAS, ("paper", "rev_writes", "author"))
+    assert graph.relational.num_relations == 7
+    assert graph.relation(HAS) == 2
+    assert repr(graph).startswith("HeteroGraph(num_nodes={'author': 3, 'paper': 4, 'nobody': 0")
+    assert "HeteroGraph(relational=" in repr(jax.tree.map(lambda _: None, graph))
+
+
+def test_join_and_split() -> None:
+    graph = make()
+    x = {name: np.full((size, 2), i, np.float32) for i, (name, size) in enumerate(SIZES.items())}
+    joined = graph.join(x)
+    np.testing.assert_array_equal(joined[:, 0], [0, 0, 0, 1, 1, 1, 1, 3, 3])
+    for name, rows in graph.split(joined).items():
+        np.testing.assert_array_equal(rows, x[name])
+    del x["nobody"], x["tag"]  # without nodes; sends no edges
+    np.testing.assert_array_equal(graph.join(x)[7:], np.zeros((2, 2)))
+    assert (
+        graph.join({"paper": x["paper"], "author": x["author"].astype(np.float16)}).dtype
+        == np.float32
+    )
+    gradient = jax.grad(lambda x: (graph.join(x) ** 2).sum())(jax.tree.map(jnp.asarray, x))
+    np.testing.assert_array_equal(gradient["paper"], 2 * x["paper"])
+
+
+def test_graphs_of_one_type() -> None:
+    graph = make(inverse=True).with_graphs()
+    writes = graph.graph(WRITES)
+    assert (writes.num_src, writes.num_dst) == (3, 4)
+    values = np.arange(4.0)
+    given = {tuple(pair): v for *pair, v in zip(*EDGES[WRITES], values, strict=True)}
+    found = zip(writes.cols.tolist(), writes.rows.tolist(), writes.edge_values(values), strict=True)
+    assert {(u, v): w for u, v, w in found} == given
+    reverse = graph.graph(("paper", "rev_writes", "author"))
+    found = zip(
+        reverse.rows.tolist(), reverse.cols.tolist(), reverse.edge_values(values), strict=True
+    )
+    assert {(u, v): w for u, v, w in found} == given
+    with pytest.raises(
+        ValueError, match=r"'cites', 'paper'\) have no graph of their own: call with_graphs"
+    ):
+        make().with_graphs([WRITES]).graph(CITES)
+
+
+def test_edge_values() -> None:
+    graph = make(inverse=True, self_relation=True)
+    values = {key: np.arange(len(EDGES[key][0])) + 10.0 * i for i, key in enumerate(EDGES)}
+    ordered = np.asarray(graph.edge_values(dict(reversed(values.items())), fill_value=-1))
+    types = np.asarray(graph.relational.edge_types)
+    for i, key in enumerate(EDGES):
+        for relation in (i, i + 3):
+            assert sorted(ordered[types == relation]) == sorted(values[key])
+    assert (ordered[types == 6] == -1).all()
+    with pytest.raises(
+        ValueError, match="values must be by the edge types that the graph was built"
+    ):
+        graph.edge_values({WRITES: np.arange(4.0)})
+
+
+def test_through_jit_and_export() -> None:
+    graph = make().with_graphs([HAS])
+
+    def total(graph: HeteroGraph, x: Any) -> Any:
+        return graph.split(graph.join(x))["paper"].sum() + graph.graph(HAS).in_degrees().sum()
+
+    x = {name: jnp.ones((size, 2)) for name, size in SIZES.items()}
+    assert jax.jit(total)(graph, x) == 10
+    exported = jax.export.export(jax.jit(total))(graph, x).serialize()
+    assert jax.export.deserialize(exported).call(graph, x) == 10
+    with pytest.raises(TypeError, match=r"with_graphs reads values: call it before jax\.jit"):
+        jax.jit(lambda graph: graph.with_graphs())(graph)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"paper": None}, "x_dict lacks the type 'paper', which sends edges"),
+        ({"papr": np.ones((4, 2))}, "x_dict has the key 'papr', which is none of the types"),
+        ({"tag": np.ones((3, 2))}, r"x_dict\['tag'\] must be \(num_nodes\['tag'\]=2"),
+        ({"tag": np.ones((2, 3))}, r"equal features for all types, got \(3,\) for 'tag'"),
+        ({"tag": np.ones((2, 2), int)}, r"x_dict\['tag'\] must be float16"),
+    ],
+)
+def test_bad_features(change: dict[str, Any], message: str) -> None:
+    x = {name: np.ones((size, 2), np.float32) for name, size in SIZES.items()} | change
+    with pytest.raises((ValueError, TypeError), match=message):
+        make().join({name: rows for name, rows in x.items() if rows is not None})
+
+
+def test_other_bad_arguments() -> None:
+    with pytest.raises(TypeError, match="x_dict must be a mapping by node type, got list"):
+        make().join([])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="x_dict must have features of author, paper"):
+        HeteroGraph.from_edges({}, SIZES).join({})
+    with pytest.raises(ValueError, match=r"x must be \(num_nodes=9, \*features\)"):
+        make().split(np.ones((3, 2)))
+    with pytest.raises(ValueError, match=r"edge type \('a', 'b', 'c'\) is none of the graph's"):
+        make().relation(("a", "b", "c"))
+    with pytest.raises(ValueError, match=r"num_nodes says nothing about the type 'writer'"):
+        HeteroGraph.from_edges({("writer", "writes", "paper"): [[0], [0]]}, SIZES)
+    with pytest.raises(ValueError, match=r"edges\[\('author', 'writes', 'paper'\)\]\[1\]\[0\] = 4"):
+        HeteroGraph.from_edges({WRITES: [[0], [4]]}, SIZES)
