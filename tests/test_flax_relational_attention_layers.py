@@ -13,8 +13,8 @@ from layer_cases import double
 
 from flax_layers import HGT, RGAT, HGTConv, RGATConv
 from jax_gnn import RelationalGraph
-from jax_gnn._ops.relational_attention import schedule
 from jax_gnn._ops.relational_aggregate.schedule import Counts
+from jax_gnn._ops.relational_attention import schedule
 
 NUM_NODES, RELATIONS, EDGE_FEATURES = 9, 4, 3
 WAYS = schedule.WAYS
