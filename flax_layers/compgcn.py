@@ -230,7 +230,7 @@ class CompGCNConv(nnx.Module):
     def _encoded(self, x: Array) -> Array:
         if self.composition != "corr":
             return x
-        transformed = jnp.fft.rfft(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+        transformed = jnp.fft.rfft(x.astype(accumulator_dtype(x.dtype)))
         return jnp.concatenate([transformed.real, transformed.imag], -1)
 
     def _composed(self, x: Array, z: Array) -> Array:
