@@ -59,13 +59,12 @@ class FoldedRGAT(NamedTuple):
 
     Attributes:
         kernel: ``(num_relations, in_features, heads · width)``.
-        of_dst: ``(num_relations, in_features, heads)``, kernel times attention vectors.
-        of_src: Likewise.
+        vectors: ``(num_relations, in_features, 2 · heads)``, the kernel times the vectors of
+            destinations' attention, and times those of sources'.
     """
 
     kernel: Array
-    of_dst: Array
-    of_src: Array
+    vectors: Array
 
 
 class RGATConv(nnx.Module):
@@ -216,16 +215,17 @@ class RGATConv(nnx.Module):
         """What is made of the weights alone: for inference, computed once and passed to calls."""
         params = self.kernel, self.coefficients, self.dst_attention, self.src_attention
         values: Any = (None if param is None else param[...] for param in params)
-        kernel, mixture, *vectors = dtypes.promote_dtype(tuple(values), dtype=self.dtype)
+        kernel, mixture, *attention = dtypes.promote_dtype(tuple(values), dtype=self.dtype)
         if mixture is not None:
             kernel = jnp.tensordot(mixture, kernel, 1, precision=self.precision)
         if self.num_blocks is not None:
             kernel = block_diagonal(kernel)
-        by_head = _split(kernel, self.heads)
-        of_ends = (
-            jnp.einsum("rkhd,rhd->rkh", by_head, each, precision=self.precision) for each in vectors
+        vectors = jnp.einsum(
+            "rkhd,erhd->rkeh",
+            *(_split(kernel, self.heads), jnp.stack(attention)),
+            precision=self.precision,
         )
-        return FoldedRGAT(kernel, *of_ends)
+        return FoldedRGAT(kernel, vectors.reshape(*vectors.shape[:2], 2 * self.heads))
 
     def __call__(
         self,
@@ -264,7 +264,7 @@ class RGATConv(nnx.Module):
                 f"edge_attr must be given if edge_features is, got {given} and {self.edge_features}"
             )
         folded = self.folded() if folded is None else folded
-        x, kernel, of_dst, of_src = dtypes.promote_dtype((x, *folded), dtype=self.dtype)
+        x, kernel, vectors = dtypes.promote_dtype((x, *folded), dtype=self.dtype)
         way = way_of(graph, self.method, kernel, self.heads, dots=False)
         scores = Scores(
             self.attention == "multiplicative",
@@ -279,7 +279,7 @@ class RGATConv(nnx.Module):
 
         def attend(x: Array) -> Array:
             return attend_by_numbers(
-                *(graph.check(), x, kernel, of_dst, of_src, scores),
+                *(graph.check(), x, kernel, vectors, scores),
                 way=way,
                 precision=precision_level(self.precision),
             )
@@ -483,30 +483,32 @@ class HGTConv(nnx.Module):
             )
             return Folded(Rows(key), Rows(value), Rows(query), None)
 
-        def times(*operands: Any, form: str) -> Array:
-            return jnp.einsum(form, *operands, precision=self.precision)
+        one = "" if len(self.type_names) == 1 else "r"  # whether relations share a type's maps
 
-        def of_relations(name: str, end: int) -> Any:
-            """The weights of the types at one end, by head."""
+        def times(form: str, *operands: Any) -> Array:
+            return jnp.einsum(form.replace("t", one), *operands, precision=self.precision)
+
+        def of_ends(name: str, end: int) -> Any:
+            """The weights of the types at one end of relations, by head."""
             if p[name] is None:
                 return None
-            array = _of_types(p[name], [ends[end] for ends in self.ends])
+            array = _of_types(p[name], [ends[end] for ends in self.ends]) if one else p[name][0]
             return _split(array, self.heads)
 
-        of_query, of_query_bias = of_relations("query", 1), of_relations("query_bias", 1)
         found = {}
         for name, maps in (("key", attention), ("value", p["message"])):
-            kernel = times(of_relations(name, 0), maps, form="rkhd,rhde->rkhe")
-            bias = of_relations(f"{name}_bias", 0)
-            found[name] = kernel, None if bias is None else times(bias, maps, form="rhd,rhde->rhe")
+            kernel = times("tkhd,rhde->rkhe", of_ends(name, 0), maps)
+            bias = of_ends(f"{name}_bias", 0)
+            found[name] = kernel, None if bias is None else times("thd,rhde->rhe", bias, maps)
         key, key_bias = found["key"]
-        query = times(of_query, key, form="rjhe,rkhe->rjhk")
+        of_query, of_query_bias = of_ends("query", 1), of_ends("query_bias", 1)
+        query = times("tjhe,rkhe->rjhk", of_query, key)
         query_bias, shift = None, None
         if of_query_bias is not None:
-            query_bias = _joined(times(of_query_bias, key, form="rhe,rkhe->rhk"))
+            query_bias = _joined(times("the,rkhe->rhk", of_query_bias, key))
             shift = Rows(
-                times(of_query, key_bias, form="rjhe,rhe->rjh"),
-                times(of_query_bias, key_bias, form="rhe,rhe->rh"),
+                times("tjhe,rhe->rjh", of_query, key_bias),
+                times("the,rhe->rh", of_query_bias, key_bias),
             )
         maps_of = [Rows(_joined(kernel), _joined(bias)) for kernel, bias in found.values()]
         return Folded(*maps_of, Rows(_joined(query), query_bias), shift)
@@ -640,10 +642,10 @@ class HGTConv(nnx.Module):
         def of_types(kernels: dict[str, Array], bias: Array | None) -> Array:
             parts = [
                 product(
-                    *(features, kernels[of], self.precision),
+                    *(x[of], kernels[of], self.precision),
                     bias=None if bias is None else bias[i],
                 )
-                for i, (of, features) in enumerate(x.items())
+                for i, of in enumerate(self.type_names)
             ]
             return _with_padding(parts, graph.num_nodes)
 
@@ -653,7 +655,7 @@ class HGTConv(nnx.Module):
 
         own = [
             each if each.shape[-1] == self.out_features else jnp.zeros(shape, each.dtype)
-            for each in x.values()
+            for each in (x[of] for of in self.type_names)
             for shape in [(*each.shape[:-1], self.out_features)]
         ]
         found = [of_types(*each) for each in params]
@@ -727,8 +729,6 @@ def _by_types(y: Array, names: tuple[str, ...], sizes: tuple[int, ...]) -> dict[
 
 def _of_types(array: Array, types: list[int]) -> Array:
     """``array[types]``, by a product, whose gradient adds up in one order."""
-    if len(array) == 1:
-        return jnp.broadcast_to(array, (len(types), *array.shape[1:]))
     chosen = np.array(types)[:, None] == np.arange(len(array))
     return jnp.tensordot(chosen.astype(array.dtype), array, 1, precision=jax.lax.Precision.HIGHEST)
 
@@ -856,7 +856,9 @@ class HGT(TwoLayerStack):
 
     def _convolve(self, number: int, graph: Any, x: Any, *arguments: Any, **named: Any) -> Array:
         y = super()._convolve(number, graph, x, *arguments, **named)
-        return _with_padding(list(y.values()), graph.num_nodes) if isinstance(y, dict) else y
+        if not isinstance(y, dict):
+            return y
+        return _with_padding([y[name] for name in self.conv1.type_names], graph.num_nodes)
 
     def _convolve_and_relu(self, *arguments: Any, **named: Any) -> Array:
         return self._convolve(*arguments, **named)

@@ -173,24 +173,23 @@ class Typed:
 
     # --- Numbers of both ends ------------------------------------------------------------------
 
-    def numbers(self, x: Array, of_dst: Array, of_src: Array) -> tuple[Array, Array]:
-        """``(edges, heads)`` twice: what vectors ``(relations, k, heads)`` give at either end."""
-        heads = of_dst.shape[2]
+    def numbers(self, x: Array, vectors: Array) -> tuple[Array, Array]:
+        """``(edges, heads)`` twice: what ``(relations, k, 2 · heads)`` give at both ends.
+
+        The first half of the vectors is that of destinations.
+        """
+        heads = vectors.shape[2] // 2
         pairs = _pairs(self.matrix.pair_dst), _pairs(self.matrix.pair_src)
-        found = counts(x, of_dst, self.matrix, transposed=False)
-        if dense_scores_pay(found, heads):
-            vectors = jnp.concatenate([of_dst, of_src], axis=2)
+        if dense_scores_pay(counts(x, vectors, self.matrix, transposed=False), heads):
             table = jnp.einsum("nk,rkm->nrm", x, vectors, precision=self.precision)
-            table = table.reshape(-1, 2 * heads)
+            halves = jnp.split(table.reshape(-1, 2 * heads), 2, axis=1)
             of_pairs = [
-                gather(part, self._lookup(side))
-                for part, side in zip(jnp.split(table, 2, axis=1), pairs, strict=True)
+                gather(half, self._lookup(of)) for half, of in zip(halves, pairs, strict=True)
             ]
         else:
-            vectors = of_dst, of_src
+            halves = jnp.split(vectors, 2, axis=2)
             of_pairs = [
-                self._of_pairs(x, Rows(each), side)
-                for each, side in zip(vectors, pairs, strict=True)
+                self._of_pairs(x, Rows(half), of) for half, of in zip(halves, pairs, strict=True)
             ]
         to_pairs, from_pairs = self.matrix.to_pairs, self.matrix.from_pairs
         at_dst, at_src = ends(to_pairs)[0], ends(from_pairs)[1]
@@ -290,8 +289,7 @@ def attend_by_numbers(
     graph: RelationalGraph,
     x: Array,
     kernel: Array,
-    of_dst: Array,
-    of_src: Array,
+    vectors: Array,
     scores: Scores,
     *,
     way: Way,
@@ -303,8 +301,8 @@ def attend_by_numbers(
         graph: With the parts of the way.
         x: ``(nodes, k)``.
         kernel: ``(relations, k, heads · n)``, of the values.
-        of_dst: ``(relations, k, heads)``, of the number that a destination has.
-        of_src: Likewise of sources.
+        vectors: ``(relations, k, 2 · heads)``, of the numbers that a destination has, and then of
+            those of a source.
         scores: What they make.
         way: The way.
         precision: Of the products.
@@ -312,8 +310,8 @@ def attend_by_numbers(
     Returns:
         ``(nodes, heads · n)``.
     """
-    typed, heads, rows = Typed(graph, precision), of_dst.shape[2], Rows(kernel)
-    score = scores.of(*typed.numbers(x, of_dst, of_src))
+    typed, heads, rows = Typed(graph, precision), vectors.shape[2] // 2, Rows(kernel)
+    score = scores.of(*typed.numbers(x, vectors))
     options: Any = {"heads": heads, "slope": 1.0}
     if way == "tiles":
         weight = typed.shares(score, within=scores.within)
