@@ -530,7 +530,7 @@ def test_arguments_that_only_print(arguments, capsys):
     expected = {
         "--version": f"jax-gnn {jax_gnn.__version__}\n",
         "--help": "example: jax-gnn train hgnn\n",
-        "predict": "of each test edge\n",
+        "predict": "for each edge\n",
     }
     assert out.endswith(expected.get(arguments[0], "<dataset>)\n"))
 
@@ -612,13 +612,13 @@ def test_links(model, tmp_path, capsys):
         assert (1 / found).mean() == pytest.approx(results["test"]["mrr"])
         assert ((ranks["src"] + ranks["rel"] + 1) % 24 == ranks["dst"]).all()
     write_links(path, num_nodes=25)
-    assert cli.main(["predict", *arguments]) == 1
+    assert cli.main(["predict", *arguments]) == 2
     assert "has 25 nodes and 3 relations, the model 24 and 3" in capsys.readouterr().err
 
 
 def test_links_without_a_split(tmp_path, capsys):
     write_links(path := tmp_path / "shifts.npz", val_idx=np.zeros(0, int))
-    assert cli.main(["train", "compgcn-link", str(path)]) == 1
+    assert cli.main(["train", "compgcn-link", str(path)]) == 2
     assert "--data: dataset 'shifts' has no val_edges to predict links" in capsys.readouterr().err
 
 
