@@ -403,7 +403,7 @@ class HGTConv(nnx.Module):
             bias_init: Initialiser of the biases.
 
         Raises:
-            TypeError: node_types are not names.
+            TypeError: node_types are not names, or relation_ends no pairs.
             ValueError: A size is not positive, heads do not divide out_features, the method is
                 unknown, in_features are not those of the types, or a relation has no ends among
                 them.
@@ -734,10 +734,10 @@ def _of_types(array: Array, types: list[int]) -> Array:
 
 
 def _type_names(node_types: Any) -> tuple[str, ...]:
-    if isinstance(node_types, int):
+    if isinstance(node_types, int) and not isinstance(node_types, bool):
         check_positive(node_types=node_types)
         return tuple(map(str, range(node_types)))
-    names = tuple(node_types)
+    names = tuple(node_types) if isinstance(node_types, tuple | list) else ()
     if not names or any(not isinstance(name, str) for name in names):
         raise TypeError(f"node_types must be names, or their number, got {node_types!r}")
     if len(set(names)) < len(names):
@@ -768,6 +768,10 @@ def _ends_of(
         if len(names) > 1:
             raise ValueError(f"relation_ends must be given where there are {len(names)} node types")
         return ((0, 0),) * num_relations
+    if not isinstance(relation_ends, tuple | list) or any(
+        not isinstance(of, tuple | list) or len(of) < 2 for of in relation_ends
+    ):
+        raise TypeError(f"relation_ends must be pairs of node types, got {relation_ends!r}")
     if len(relation_ends) != num_relations:
         raise ValueError(
             f"relation_ends must be those of num_relations = {num_relations}, got "

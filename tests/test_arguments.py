@@ -157,7 +157,24 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         {"norm": "sum", "num_bases": 2, "num_blocks": None},
         {"graph": RELATIONAL, "x": X, "edge_weight": OF_EDGES, "x_dst": X},
     ),
-    (flax_layers.RGCN, OF_STACK | {"num_relations": 2}, {}, {"graph": RELATIONAL, "x": X}),
+    (
+        flax_layers.RGATConv,
+        OF_CONV | {"num_relations": 2, "edge_features": F},
+        HEADS
+        | {"attention": "multiplicative", "softmax": "within", "num_bases": 2}
+        | {"num_blocks": None, "method": "auto"},
+        {"graph": RELATIONAL, "x": X, "edge_attr": ON_EDGES},
+    ),
+    (
+        flax_layers.HGTConv,
+        OF_CONV | {"num_relations": 2},
+        {"heads": 1, "node_types": 1, "method": "auto"},
+        {"graph": RELATIONAL, "x": X},
+    ),
+    *(
+        (model, OF_STACK | {"num_relations": 2}, {}, {"graph": RELATIONAL, "x": X})
+        for model in (flax_layers.RGCN, flax_layers.RGAT, flax_layers.HGT)
+    ),
     *(
         (model, OF_STACK, {}, ON_GRAPH)
         for model in (

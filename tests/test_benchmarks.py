@@ -20,6 +20,7 @@ from benchmarks import (
     bench_hypergnn,
     bench_hypergraph_aggregate,
     bench_relational,
+    bench_relational_attention,
     bench_spmm,
     problems,
     report,
@@ -268,13 +269,16 @@ def tiny(request, monkeypatch):
     monkeypatch.setattr(problems, "POOL_ROWS", 7)
     for module in (
         *(bench_segment, bench_spmm, bench_matmul, bench_relational),
-        bench_edge_attention,
+        *(bench_relational_attention, bench_edge_attention),
     ):
         monkeypatch.setattr(module, "features", problems.features.__wrapped__)  # not kept
-    for module in (bench_matmul, bench_relational):
+    for module in (bench_matmul, bench_relational, bench_relational_attention):
         monkeypatch.setattr(module, "_weights", module._weights.__wrapped__)
     if request.param == "a part":
-        for module in (problems, bench_matmul, bench_relational, bench_edge_attention):
+        for module in (
+            *(problems, bench_matmul, bench_relational),
+            *(bench_relational_attention, bench_edge_attention),
+        ):
             monkeypatch.setattr(module, "CHECKED_NUMBERS", 500)
     return plain_graphs(None)["tiny"].load()
 
@@ -376,6 +380,23 @@ def test_relational_sums_are_checked_against_their_definition(tiny, mode):
         assert len(expected.rows) > 1
         np.testing.assert_allclose(values[expected.rows], expected.values, rtol=1e-10, atol=1e-12)
     check_plain_jax(bench_relational, graph, case, problem)
+
+
+@pytest.mark.parametrize("mode", [*bench_relational_attention.OP.modes][:8])
+def test_layers_with_relations_are_checked_against_their_definition(tiny, mode):
+    """Plain JAX and its derivatives give what is counted edge by edge; of a part, some rows."""
+    graph = relational_graphs(None)["tiny"].load()
+    case = Case("tiny", 8, "float32", mode)
+    problem = bench_relational_attention.problem(graph, case)
+    result, *gradients = problem.expected
+    assert len(result.rows) > 1
+    inputs = bench_relational_attention.INPUTS[mode.split(" ")[0]]
+    assert len(gradients) == (len(inputs) if mode.endswith("training") else 0)
+    if graph.num_edges * case.width > 8 * bench_relational_attention.CHECKED_NUMBERS:
+        assert all(gradient.values.size == 0 for gradient in gradients)
+    else:
+        assert all(np.any(gradient.values) for gradient in gradients)
+    check_plain_jax(bench_relational_attention, graph, case, problem)
 
 
 @pytest.mark.parametrize("direction", ["fwd", "fwd+bwd"])
@@ -544,6 +565,7 @@ def test_a_training_step_shows_wrong_gradients(bench, workloads, model):
         "segment_matmul_lists",
         "hypergraph_ablation",
         "relational",
+        "relational_attention",
         "edge_attention",
     ],
 )

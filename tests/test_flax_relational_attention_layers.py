@@ -638,6 +638,8 @@ def test_bad_in_features():
             make_typed(widths)
     with pytest.raises(TypeError, match="node_types must be names, or their number"):
         HGTConv(4, 8, node_types=(1, 2), num_relations=1, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="relation_ends must be pairs of node types, got 'ab'"):
+        make_typed(num_relations=2, relation_ends="ab")
 
 
 def test_bad_calls(graph, typed, triples):
@@ -682,5 +684,5 @@ def test_bad_types(graph, typed):
     renamed = dict(zip([*TYPES][::-1], TYPES.values(), strict=True))
     edges = {("topic", "of", "topic"): ([0], [0])}
     other = RelationalGraph.from_edge_dict(edges, renamed)
-    with pytest.raises(ValueError, match="must have the node types .* got 'topic' for 'author'"):
+    with pytest.raises(ValueError, match=r"must have the node types .* got 'topic' for 'author'"):
         make_typed(num_relations=1, relation_ends=ENDS[:1])(other, typed_features())

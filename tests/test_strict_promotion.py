@@ -25,7 +25,7 @@ SRC, DST = np.array([0, 1, 2, 3, 3]), np.array([1, 0, 5, 2, 3])
 GRAPH = Graph.from_edges(SRC, DST, num_nodes=SIZE)
 HYPERGRAPH = Hypergraph.from_incidence(SRC, DST, num_nodes=SIZE, num_hyperedges=SIZE)
 REL = np.array([0, 1, 1, 0, 1])
-RELATIONAL = RelationalGraph.from_triples(SRC, REL, DST, SIZE, 2)
+RELATIONAL = RelationalGraph.from_triples(SRC, REL, DST, SIZE, 2).with_parts()
 DIRECTED = Hypergraph.from_directed(SRC, DST, DST, SRC, num_nodes=SIZE, num_hyperedges=SIZE)
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 
@@ -161,12 +161,24 @@ GRAPHS = {
         ({"edge_features": 3}, {"edge_attr": np.ones((len(SRC), 3))}),
     ],
 }
+WAYS = ("source_pairs", "destination_pairs", "tiles")
 OF_RELATIONS = {"num_relations": 2}
 RELATIONALS = {
     flax_layers.RGCN: [
         (OF_RELATIONS, {}),
         (OF_RELATIONS | {"num_bases": 3, "norm": "sum"}, {"edge_weight": ONES}),
     ],
+    flax_layers.RGAT: [
+        (OF_RELATIONS | {"heads": 2, "attention_dropout_rate": 0.5, "method": method}, {})
+        for method in WAYS
+    ]
+    + [
+        (
+            OF_RELATIONS | {"attention": "multiplicative", "softmax": "within", "edge_features": 3},
+            {"edge_attr": np.ones((len(SRC), 3))},
+        )
+    ],
+    flax_layers.HGT: [(OF_RELATIONS | {"heads": 2, "method": method}, {}) for method in WAYS],
 }
 HYPERGRAPHS = {
     flax_layers.HGNN: [
