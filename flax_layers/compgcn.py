@@ -169,7 +169,21 @@ class CompGCNConv(nnx.Module):
         bias = None if self.bias is None else self.bias[...]
         params = self.kernel[...], self.relation_kernel[...], self.own_relation[...]
         values: Any = dtypes.promote_dtype((x, relations, *params, bias), dtype=self.dtype)
-        x, z, kernel, relation_kernel, own_relation, bias = values
+        nodes, z, kernel, relation_kernel, own_relation, bias = values
+        y = self._of(graph, nodes, z, edge_weight, kernel, own_relation, bias)
+        return y, self._times(z, relation_kernel)
+
+    def _of(
+        self,
+        graph: RelationalGraph,
+        x: Array,
+        z: Array,
+        edge_weight: Array | None,
+        kernel: Array,
+        own_relation: Array,
+        bias: Array | None,
+    ) -> Array:
+        """What becomes of nodes."""
         batch = x.shape[1:-1]
         nodes, of_relations = self._encoded(x), self._encoded(z)
         pairs = graph.pair_src
@@ -185,7 +199,7 @@ class CompGCNConv(nnx.Module):
         own = self._decoded(self._composed(nodes, self._encoded(own_relation)), x.dtype)
         both = kernel[:2].reshape(2 * self.in_features, self.out_features)
         y = (self._times(summed, both) + self._times(own, kernel[2])) / 3
-        return y if bias is None else y + bias, self._times(z, relation_kernel)
+        return y if bias is None else y + bias
 
     def factors(self, graph: RelationalGraph) -> Array | None:
         """The norm's factors of edges, ``(num_edges,)``; None for ones.
@@ -230,7 +244,7 @@ class CompGCNConv(nnx.Module):
     def _encoded(self, x: Array) -> Array:
         if self.composition != "corr":
             return x
-        transformed = jnp.fft.rfft(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+        transformed = jnp.fft.rfft(x.astype(accumulator_dtype(x.dtype)))
         return jnp.concatenate([transformed.real, transformed.imag], -1)
 
     def _composed(self, x: Array, z: Array) -> Array:

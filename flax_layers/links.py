@@ -491,10 +491,12 @@ class LinkRanking:
         known_at = rows // chunk_size, slots
         size = int(totals.max(initial=1))
         return cls(
-            *(padded(0, chunk_size, at, column) for column in (src, rel, dst)),
-            padded(chunk_size, size, known_at, rows % chunk_size),
-            padded(0, size, known_at, others),
-            jnp.asarray(places.reshape(2, -1).T, jnp.int32),
+            subjects=padded(0, chunk_size, at, src),
+            relations=padded(0, chunk_size, at, rel),
+            objects=padded(0, chunk_size, at, dst),
+            known_rows=padded(chunk_size, size, known_at, rows % chunk_size),
+            known_objects=padded(0, size, known_at, others),
+            places=jnp.asarray(places.reshape(2, -1).T, jnp.int32),
             num_nodes=num_nodes,
         )
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from flax import nnx
 import jax_gnn
 from flax_layers import GCN
 from flax_layers.training import (
+    LINK_RECIPES,
     RECIPES,
     GCNConfig,
     TrainedModel,
@@ -517,7 +519,7 @@ def test_info_without_a_working_device(monkeypatch, capsys):
     "arguments",
     [
         *(["--version"], ["--help"], ["predict", "--help"]),
-        *(["train", model, "--help"] for model in RECIPES),
+        *(["train", model, "--help"] for model in (*RECIPES, *LINK_RECIPES)),
     ],
 )
 def test_arguments_that_only_print(arguments, capsys):
@@ -528,9 +530,96 @@ def test_arguments_that_only_print(arguments, capsys):
     expected = {
         "--version": f"jax-gnn {jax_gnn.__version__}\n",
         "--help": "example: jax-gnn train hgnn\n",
-        "predict": "for each node\n",
+        "predict": "for each edge\n",
     }
     assert out.endswith(expected.get(arguments[0], "<dataset>)\n"))
+
+
+def test_typed_nodes_of_several_classes(tmp_path, capsys):
+    """By path, from features by type to a table with a probability for each class."""
+    write_typed(path := tmp_path / "typed.npz", several=True)
+    folder = tmp_path / "out"
+    options = ["--splits", "1", "--epochs", "3", "--hidden-features", "8", "--heads", "2"]
+    assert cli.main(["train", "hgt", str(path), *options, "--output", str(folder)]) == 0
+    out, _ = capsys.readouterr()
+    assert "same predictions" in out and "3/0 features, 2 classes" in out
+    table = tmp_path / "table.csv"
+    arguments = [str(folder / "checkpoint"), "--data", str(path), "--output", str(table)]
+    assert cli.main(["predict", *arguments]) == 0
+    results = json.loads((folder / "results.json").read_text())
+    assert results["dataset"]["num_features"] == "3/0"
+    test = 100 * results["jax_gnn"]["test_accuracy"][0]
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert f"test accuracy {test:.2f} % (6 nodes)" in rows
+    assert table.read_text().splitlines()[0] == "node,left,right"
+    shares = np.loadtxt(table, delimiter=",", skiprows=1)
+    assert shares.shape == (30, 3) and ((shares[:, 1:] > 0) & (shares[:, 1:] < 1)).all()
+
+
+def write_typed(path: Path, *, several: bool) -> None:
+    """Twenty nodes of two classes whose edges lead to ten others, by class."""
+    rng = np.random.default_rng(0)
+    y = np.arange(20) % 2
+    src, dst = np.repeat(np.arange(20), 4), 20 + 2 * rng.integers(0, 5, 80) + np.repeat(y, 4)
+    labels = {"y": np.append(y, np.full(10, -1))}
+    if several:
+        labels = {"y_multilabel": np.stack([y, 1 - y], 1)}
+    np.savez(
+        path,
+        **{"num_nodes": 30, "num_relations": 1, "src": src, "rel": 0 * src, "dst": dst},
+        node_type=np.repeat([0, 1], [20, 10]),
+        node_type_names=np.array(["a", "b"]),
+        x_a=rng.normal(size=(20, 3)),
+        class_names=np.array(["left", "right"]),
+        hgb_train_idx=np.arange(14),
+        hgb_test_idx=np.arange(14, 20),
+        **labels,
+    )
+
+
+def write_links(path: Path, **changes: Any) -> None:
+    """Three relations, each a shift of the nodes, of which all follows."""
+    src = np.tile(np.arange(24), 3)
+    rel = np.repeat(np.arange(3), 24)
+    dst = (src + rel + 1) % 24
+    order = np.random.default_rng(0).permutation(72)
+    arrays = {"num_nodes": 24, "num_relations": 3, "src": src, "rel": rel, "dst": dst}
+    parts = zip(("train_idx", "val_idx", "test_idx"), np.split(order, [56, 64]), strict=True)
+    np.savez(path, **arrays | dict(parts) | changes)
+
+
+@pytest.mark.parametrize("model", LINK_RECIPES)
+def test_links(model, tmp_path, capsys):
+    write_links(path := tmp_path / "shifts.npz")
+    folder = tmp_path / "out"
+    options = ["--epochs", "2", "--batch-size", "32", "--evaluate-every", "1"]
+    options += ["--hidden-features", "8", "--embedding-features", "8"]
+    if model == "rgcn-link":
+        options += ["--bases", "2"]
+    assert cli.main(["train", model, str(path), *options, "--output", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    assert "same ranks" in out
+    assert [line.split(":")[0] for line in err.splitlines()] == ["epoch 1/2", "epoch 2/2"]
+    results = json.loads((folder / "results.json").read_text())
+    assert len(results["loss"]) == len(results["validations"]) == 2
+    table = tmp_path / "ranks.npz"
+    arguments = [str(folder / "checkpoint"), "--data", str(path), "--output", str(table)]
+    assert cli.main(["predict", *arguments]) == 0
+    out, _ = capsys.readouterr()
+    assert "(as in training)" in out and f"{100 * results['test']['mrr']:.2f} %" in out
+    with np.load(table) as ranks:
+        found = np.stack([ranks["dst_rank"], ranks["src_rank"]])
+        assert (1 / found).mean() == pytest.approx(results["test"]["mrr"])
+        assert ((ranks["src"] + ranks["rel"] + 1) % 24 == ranks["dst"]).all()
+    write_links(path, num_nodes=25)
+    assert cli.main(["predict", *arguments]) == 2
+    assert "has 25 nodes and 3 relations, the model 24 and 3" in capsys.readouterr().err
+
+
+def test_links_without_a_split(tmp_path, capsys):
+    write_links(path := tmp_path / "shifts.npz", val_idx=np.zeros(0, int))
+    assert cli.main(["train", "compgcn-link", str(path)]) == 2
+    assert "--data: dataset 'shifts' has no val_edges to predict links" in capsys.readouterr().err
 
 
 def test_help_shows_defaults(capsys):

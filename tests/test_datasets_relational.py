@@ -213,10 +213,23 @@ def test_npz_with_types_and_edge_splits(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.x_by_type["q"], [[0, 0], [0, 2]])
 
 
+def test_types_of_a_graph(tmp_path: Path) -> None:
+    """Where nodes are numbered type by type."""
+    data = datasets.load_relational(save(tmp_path))
+    assert data.node_type_sizes is None and data.graph().node_type_sizes is None
+    types = np.array([0, 0, 1, 1, 1], np.int8)
+    data = datasets.load_relational(save(tmp_path, node_type=types, x_q_data=None))
+    assert data.node_type_sizes == {"p": 2, "q": 3}
+    graph = data.graph()
+    assert (graph.node_type_names, graph.node_type_sizes) == (("p", "q"), (2, 3))
+
+
 def test_npz_with_labels(tmp_path: Path) -> None:
     names = {"class_names": np.array(["u", "v"]), "y": [0, 1, -1, -1, -1]}
     data = datasets.load_relational_npz(save(tmp_path, **names, train_idx_20=[0], test_idx_20=[1]))
     check(data, train_idx=[0], test_idx=[1], label_names=("u", "v"), train_edges=None)
+    hgb = {"hgb_train_idx": [1], "hgb_test_idx": [0], "train_idx_20": [0], "val_idx_20": [1]}
+    check(datasets.load_relational_npz(save(tmp_path, **names, **hgb)), train_idx=[1], val_idx=None)
     multi = save(tmp_path, y_multilabel=[[1, 1], [0, 1]], train_idx=[0], test_idx=[1])
     data = datasets.load_relational_npz(multi)
     assert data.y_multilabel is not None and data.y_multilabel.shape == (5, 2)

@@ -23,6 +23,7 @@ from flax_layers import (
     AllSetTransformer,
     GATv2,
     GraphTransformer,
+    HeteroModel,
     HGNNConv,
     HypergraphAttention,
     UniGAT,
@@ -42,7 +43,9 @@ from flax_layers.training import (
     GraphTransformerConfig,
     HGNNConfig,
     HGNNPConfig,
+    HGTConfig,
     HypergraphAttentionConfig,
+    RGATConfig,
     RGCNConfig,
     SAGEConfig,
     TrainConfig,
@@ -116,6 +119,29 @@ def make_relational_dataset(**changes: object) -> RelationalDataset:
         num_nodes=40,
         x=edges.x,
         y=edges.y,
+        train_idx=np.arange(5, 35),
+        test_idx=np.array([0, 1, 2, 38, 39]),
+    )
+    return dataclasses.replace(dataset, **changes)
+
+
+def make_typed_dataset(**changes: object) -> RelationalDataset:
+    """Two classes of 20 nodes; their edges lead to 12 others by class, and from there to two."""
+    rng = np.random.default_rng(3)
+    y = np.repeat([0, 1], 20)
+    src = np.repeat(np.arange(40), 4)
+    others = 40 + 6 * y[src] + rng.integers(0, 6, src.size)
+    dataset = RelationalDataset(
+        name="typed",
+        src=np.append(src, np.arange(40, 52)),
+        rel=np.repeat([0, 1], [src.size, 12]),
+        dst=np.append(others, 52 + np.arange(12) // 6),
+        num_relations=2,
+        num_nodes=54,
+        node_type=np.repeat([0, 1, 2], [40, 12, 2]),
+        node_type_names=("z", "other", "a"),  # not in the order of their names
+        x_by_type={"z": rng.normal(size=(40, 5)), "a": np.eye(2)},
+        y=np.append(y, np.full(14, -1)),
         train_idx=np.arange(5, 35),
         test_idx=np.array([0, 1, 2, 38, 39]),
     )
@@ -391,6 +417,93 @@ def test_relational_model_learns_like_plain_jax(tmp_path, options):
         more = make_relational_dataset(num_nodes=41, x=None, y=np.append(dataset.y, -1))
         with pytest.raises(ValueError, match="has 41 nodes, the model takes 40"):
             loaded.predict(more)
+
+
+TYPED = {"hidden_features": 8, "splits": 1, "epochs": 40, "learning_rate": 0.02}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RGCNConfig(**TYPED, features="native", dropout_rate=0.2),
+        RGATConfig(**TYPED, heads=2),
+        RGATConfig(**TYPED, heads=2, attention="multiplicative", softmax="within", num_bases=2),
+        RGATConfig(**TYPED, heads=2, features="none"),
+        HGTConfig(**TYPED, heads=2, feature_normalization="row"),
+        HGTConfig(**TYPED, heads=2, features="random"),
+    ],
+    ids=str,
+)
+def test_typed_models_learn_like_plain_jax(tmp_path, config):
+    """Of features by type, in part embeddings; checkpoints hold them."""
+    dataset = make_typed_dataset()
+    result = train(dataset, config, baseline=True)
+    if config.features == "random":
+        assert isinstance(result.model, RECIPES[config.model].model)
+    else:
+        assert isinstance(result.model, HeteroModel)
+        wide = {"z": 5, "other": 12, "a": 2} if config.features == "native" else {}
+        assert result.model.in_features == ({"z": 40, "other": 12, "a": 2} | wide)
+    assert result.run.train_accuracy[0, -1] > 0.9
+    np.testing.assert_allclose(
+        result.run.train_loss[:, :10], result.baseline.train_loss[:, :10], atol=1e-3
+    )
+    save_checkpoint(tmp_path / "model", result.trained)
+    loaded = load_checkpoint(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict(dataset), result.trained.predict(dataset))
+    assert loaded.accuracies(dataset, loaded.predict(dataset)) == recorded(result)
+    changed = make_typed_dataset(x_by_type={"z": np.ones((40, 5)), "a": np.eye(2)})
+    assert loaded.differences(changed) == ("features",)
+
+
+def test_types_that_do_not_fit():
+    trained = train(make_typed_dataset(), HGTConfig(**TYPED | {"epochs": 1}, heads=2)).trained
+    with pytest.raises(
+        ValueError, match=r"has \{'z': 6, 'other': 12, 'a': 2\} features, the model"
+    ):
+        trained.predict(make_typed_dataset(x_by_type={"z": np.ones((40, 6)), "a": np.eye(2)}))
+    mixed = make_typed_dataset(node_type=np.repeat([1, 0, 2], [20, 32, 2]), x_by_type=None)
+    with pytest.raises(ValueError, match="has features by type, and nodes of a type are not"):
+        swapped = np.repeat([1, 0, 2], [20, 32, 2])
+        x = {"other": np.ones((20, 3))}
+        train(make_typed_dataset(node_type=swapped, x_by_type=x), HGTConfig(**TYPED, heads=2))
+    assert mixed.node_type_sizes is None
+    ends = np.repeat([0, 1, 2], [39, 13, 2])  # the last of the first is of the second now
+    with pytest.raises(ValueError, match="relation 0 runs from nodes of the types 'z' and 'other'"):
+        train(make_typed_dataset(node_type=ends, x_by_type=None), HGTConfig(**TYPED, heads=2))
+
+
+def test_nodes_of_several_classes():
+    """Micro-F1 in the place of accuracies, and classes by name."""
+    y = np.arange(54) < 20
+    several = np.stack([y, ~y, np.arange(54) % 2 == 0], 1)
+    several[40:] = False
+    names = ("left", "right", "even")
+    dataset = make_typed_dataset(y=np.full(54, -1), y_multilabel=several, label_names=names)
+    result = train(dataset, RGATConfig(**TYPED | {"epochs": 60}, heads=2), baseline=True)
+    np.testing.assert_allclose(
+        result.run.train_loss[:, :10], result.baseline.train_loss[:, :10], atol=1e-3
+    )
+    trained = result.trained
+    logits = np.asarray(trained.predict(dataset))
+    for part, ids in trained.parts(dataset).items():
+        found, given = logits[ids] > 0, several[ids]
+        f1 = 2 * (found & given).sum() / (found.sum() + given.sum())
+        assert trained.accuracies(dataset, jnp.asarray(logits))[part] == pytest.approx(f1)
+    assert result.run.train_accuracy[0, -1] > 0.7
+    order = [2, 0, 1]
+    named = tuple(names[i] for i in order)
+    other = make_typed_dataset(
+        y=np.full(54, -1),
+        y_multilabel=np.append(several[:, order], several[:, :1], 1),
+        label_names=(*named, "new"),
+    )
+    assert trained.differences(other) == ("labels",)
+    found = trained.accuracies(other, jnp.asarray(logits))
+    given = np.append(several, several[:, :1], 1)[:40]
+    right = (given[:, :3] & (logits[:40] > 0)).sum()
+    f1 = 2 * right / (given.sum() + (logits[:40] > 0).sum())
+    assert found == {"labelled": pytest.approx(f1)}
 
 
 @pytest.mark.parametrize("config", HYPERGRAPH_CONFIGS)

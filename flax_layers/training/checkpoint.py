@@ -41,8 +41,8 @@ def save_checkpoint(path: str | os.PathLike[str], trained: TrainedModel | Traine
 
     path = Path(path).absolute()
     params = nnx.to_pure_dict(nnx.state(trained.model, nnx.Param))
-    links = isinstance(trained, TrainedLinks)
-    description = _link_description(trained) if links else _description(trained)
+    describe: Any = _link_description if isinstance(trained, TrainedLinks) else _description
+    description = describe(trained)
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(
             path,
@@ -56,15 +56,16 @@ def save_checkpoint(path: str | os.PathLike[str], trained: TrainedModel | Traine
     (path / SUMS).write_text("".join(sums))
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> TrainedModel | TrainedLinks:
+def load_checkpoint(path: str | os.PathLike[str]) -> Any:
     """Reads a model that `save_checkpoint` wrote.
 
     Args:
         path: Folder of the checkpoint.
 
     Returns:
-        The model, ready to predict, on the default device; of link prediction a `TrainedLinks`. Of
-        a checkpoint of an older version it lacks what that did not keep, and a warning says so.
+        A `TrainedModel`, ready to predict, on the default device; of link prediction a
+        `TrainedLinks`. Of a checkpoint of an older version it lacks what that did not keep, and a
+        warning says so.
 
     Raises:
         FileNotFoundError: There is no such folder.

@@ -502,12 +502,12 @@ def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=_table_file,
         metavar="FILE",
-        help="a .csv or .npz file to write, with node, label and probability for each node, or the "
-        "ranks of each test edge",
+        help="a .csv or .npz file to write, with node, label and probability for each node, or "
+        "ranks for each edge",
     )
 
 
-def _load_trained(path: Path) -> TrainedModel | TrainedLinks:
+def _load_trained(path: Path) -> Any:
     """Loads a checkpoint; what it lacks is told on stderr."""
     try:
         with warnings.catch_warnings(record=True) as caught:

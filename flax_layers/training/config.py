@@ -526,8 +526,8 @@ class _TypedConfig(TrainConfig):
 
     embeds: ClassVar[bool] = True
 
-    epochs: int = 100
     learning_rate: float = 0.005
+    feature_normalization: Literal["none", "row"] = "row"
     features: Annotated[
         Literal["none", "native", "noisy-label", "random"],
         Setting(
@@ -556,6 +556,8 @@ class RGATConfig(_TypedConfig):
 
     model: ClassVar[str] = "rgat"
 
+    weight_decay: float = 1e-4
+    input_dropout_rate: float = 0.3
     attention_dropout_rate: Annotated[
         float, Setting("model", "share of attention weights dropped in training", RATE, "RATE")
     ] = 0.2
@@ -582,6 +584,11 @@ class HGTConfig(_TypedConfig):
     """Settings of a `flax_layers.HGT`, behind a linear map for each type of nodes."""
 
     model: ClassVar[str] = "hgt"
+
+    epochs: int = 300
+    weight_decay: float = 1e-3
+    learning_rate: float = 0.003
+    input_dropout_rate: float = 0.5
 
 
 def settings(config: type[Config]) -> dict[str, Setting]:

@@ -48,13 +48,14 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
 
 def _check_features(dataset: NodeDataset, config: TrainConfig) -> None:
     if config.features == "native" and dataset.num_features == 0:
-        typed = isinstance(dataset, RelationalDataset) and dataset.x_by_type is not None
+        relational = dataset if isinstance(dataset, RelationalDataset) else None
+        typed = relational is not None and relational.x_by_type is not None
         if not typed and not config.embeds:
             raise ValueError(
                 f"dataset {dataset.name!r} has no node features; generate them with features "
                 "'noisy-label' (one-hot label plus noise, as AllSet does) or 'random'"
             )
-        if typed and dataset.node_type_sizes is None:
+        if typed and relational is not None and relational.node_type_sizes is None:
             raise ValueError(
                 f"dataset {dataset.name!r} has features by type, and nodes of a type are not "
                 "numbered one after another"

@@ -370,7 +370,8 @@ def train_links(
     queries = _Queries.of(graph)
     model = make_link_model(config, dataset.num_nodes, dataset.num_relations)
     rankings = {part: link_ranking(dataset, part) for part in PARTS[1:]}
-    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    graphdef, *states = nnx.split(model, nnx.Param, ...)
+    params, rest = states
     optimizer = optax.adam(config.learning_rate)
 
     @jax.jit
