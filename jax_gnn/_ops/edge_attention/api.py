@@ -173,7 +173,7 @@ def gatv2_attention(
                [0.]], dtype=float32)
     """
     is_key = value is None
-    value, name = (src, "src") if is_key else (value, "value")
+    value, name = (src, "src") if value is None else (value, "value")
     edges = _Edges(graph, name, value, negative_slope, edge_scale, return_lse, implementation)
     graph, acc = edges.graph, edges.acc
     rows = edges.check_dst_ids(dst_ids, "dst", dst)
