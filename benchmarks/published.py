@@ -610,6 +610,7 @@ class Fasten:
     def _tuned(self, kernel: Any, product: Callable[..., Any]) -> tuple[Any, dict[str, Any]]:
         tiles = [self._tiles(*sizes) for sizes in _FASTEN_TILES[self._mode]]
         kernel.configs = _fasten_configs(kernel)
+        kernel.cache.clear()  # which takes fwd and dX for one
         product(**tiles[0])
         config = kernel.best_config
         kernel.configs = [config]
