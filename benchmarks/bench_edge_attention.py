@@ -24,7 +24,14 @@ import numpy as np
 
 from benchmarks import published
 from benchmarks.definition import Candidate, Case, Family, Op, Problem
-from benchmarks.peers import int64, jax_candidate, jax_gnn_graph, torch_candidate
+from benchmarks.peers import (
+    checkout_family,
+    int64,
+    jax_candidate,
+    jax_gnn_graph,
+    skipped,
+    torch_candidate,
+)
 from benchmarks.problems import (
     CHECKED_NUMBERS,
     Expected,
@@ -474,10 +481,6 @@ def _published(
     )
 
 
-def _skipped(name: str, reason: str) -> Candidate:
-    return Candidate(name, tuple, (), skip=reason)
-
-
 def turbo_gnn_candidates(
     checkout: Path, graph: PlainGraph, case: Case, problem: Problem
 ) -> Iterator[Candidate]:
@@ -486,7 +489,7 @@ def turbo_gnn_candidates(
     if kind == "gat":
         return
     if case.width not in published.TURBO_GNN_WIDTHS or case.dtype not in published.TURBO_GNN_TYPES:
-        yield _skipped("Turbo-GNN", "no kernel for this width of a head or dtype")
+        yield skipped("Turbo-GNN", "no kernel for this width of a head or dtype")
         return
     factor = SLOPE if kind == "gatv2" else case.width**-0.5
     call = published.TurboGnn(checkout, graph, kind, case.dtype, case.width, factor)
@@ -502,7 +505,7 @@ def dgnn_candidates(
     if kind != "gat":
         return
     if case.dtype != "float32":
-        yield _skipped("dgNN", "no kernel for this dtype")
+        yield skipped("dgNN", "no kernel for this dtype")
         return
     inputs, into, out_of = _published(graph, case, problem)
     if backward:
@@ -527,9 +530,9 @@ def df_gnn_candidates(
     for way in ("hyper",) if backward else published.DF_GNN_ROWS:
         name = f"DF-GNN {way}"
         if case.dtype != "float32":
-            yield _skipped(name, "no kernel for this dtype")
+            yield skipped(name, "no kernel for this dtype")
         elif published.df_gnn_scores(graph, way) > published.DF_GNN_SCORES:
-            yield _skipped(name, "more edges than a block's shared memory has scores")
+            yield skipped(name, "more edges than a block's shared memory has scores")
         elif backward:
             operands = *into, graph.rows, factors, *out_of, graph.order
             function = published.df_gnn(checkout, graph, case.width)
@@ -538,10 +541,6 @@ def df_gnn_candidates(
             operands = *into, *([graph.rows] if way == "hyper" else []), factors
             function = published.df_gnn_inference(checkout, graph, way, case.width)
             yield Candidate(name, function, (*inputs, *operands))
-
-
-def _checkout(name: str, candidates: Callable[..., Iterator[Candidate]], checkout: str) -> Family:
-    return Family(name, "torch", ("torch",), candidates, ("gpu",), checkout)
 
 
 OP = Op(
@@ -560,9 +559,9 @@ OP = Op(
         Family(OURS, "jax", ("jax_gnn",), jax_gnn_candidates),
         Family("plain jax", "jax", ("jax",), plain_jax_candidates),
         Family("pyg", "torch", ("torch", "torch_geometric"), pyg_candidates),
-        _checkout("turbo_gnn", turbo_gnn_candidates, "Turbo-GNN"),
-        _checkout("dgnn", dgnn_candidates, "dgNN"),
-        _checkout("df_gnn", df_gnn_candidates, "DF-GNN"),
+        checkout_family("turbo_gnn", turbo_gnn_candidates, "Turbo-GNN"),
+        checkout_family("dgnn", dgnn_candidates, "dgNN"),
+        checkout_family("df_gnn", df_gnn_candidates, "DF-GNN"),
     ),
     baseline=PLAIN,
 )

@@ -9,18 +9,23 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse
 
+from benchmarks import published
+from benchmarks.cusparse import SPMM_ALGORITHMS, prepared_pair
 from benchmarks.definition import Candidate, Case, Family, Op, Problem
 from benchmarks.peers import (
     Order,
     bcoo,
+    checkout_family,
     gather_sum,
     int64,
     jax_candidate,
+    skipped,
     torch_candidate,
     torch_csr,
 )
@@ -190,6 +195,24 @@ def torch_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator
 
     The backward pass multiplies by transposed matrices that are built beforehand, without autograd.
     """
+
+    def two_products(*operands: Any) -> tuple[Any, ...]:
+        triples = zip(*(operands[i::3] for i in range(3)), strict=True)
+        return tuple(second @ (first @ x) for x, first, second in triples)
+
+    operands = _torch_operands(graph, case, problem)
+    yield Candidate("two torch CSR products", two_products, operands)
+
+
+def cusparse_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator[Candidate]:
+    """The same products, with everything that can be done beforehand."""
+    operands = _torch_operands(graph, case, problem)
+    for algorithm in SPMM_ALGORITHMS:
+        yield Candidate(f"two cuSPARSE {algorithm}", prepared_pair(algorithm), operands)
+
+
+def _torch_operands(graph: Incidence, case: Case, problem: Problem) -> tuple[Any, ...]:
+    """X and the two matrices that it is multiplied by, and the same of the cotangent."""
     inputs = problem.inputs
     scale, edge_scale = inputs["node_scale"].astype(float), inputs["hyperedge_scale"].astype(float)
     by_node, by_edge = graph.by_node, (graph.hyperedge_idx, graph.node_idx)
@@ -199,27 +222,31 @@ def torch_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator
         indptr = row_pointers(np.bincount(pairs[0], minlength=shape[0]))
         return torch_csr(indptr, pairs[1], values, shape[1], case.dtype)
 
-    # Forward Dv^-1/2 H and De^-1 Hᵀ Dv^-1/2, then their transposes.
+    # Dv^-1/2 H and De^-1 Hᵀ Dv^-1/2, and their transposes.
     to_nodes = matrix(by_node, shape, scale[by_node[0]])
     to_edges = matrix(by_edge, shape[::-1], edge_scale[by_edge[0]] * scale[by_edge[1]])
-    matrices = [to_nodes, to_edges]
+    operands = inputs["x"], to_edges, to_nodes
     if case.mode == "fwd+bwd":
-        matrices += [
-            matrix(by_edge, shape[::-1], scale[by_edge[1]]),
-            matrix(by_node, shape, edge_scale[by_node[1]] * scale[by_node[0]]),
-        ]
+        from_nodes = matrix(by_edge, shape[::-1], scale[by_edge[1]])
+        from_edges = matrix(by_node, shape, edge_scale[by_node[1]] * scale[by_node[0]])
+        operands = *operands, inputs["cotangent"], from_nodes, from_edges
+    return operands
 
-    def forward(x: Any, to_nodes: Any, to_edges: Any) -> tuple[Any]:
-        return (to_nodes @ (to_edges @ x),)
 
-    def forward_backward(
-        x: Any, cotangent: Any, to_nodes: Any, to_edges: Any, from_nodes: Any, from_edges: Any
-    ) -> tuple[Any, Any]:
-        return to_nodes @ (to_edges @ x), from_edges @ (from_nodes @ cotangent)
-
-    dense = [inputs[name] for name in ("x", "cotangent") if name in inputs]
-    function = forward if len(dense) == 1 else forward_backward
-    yield Candidate("two torch CSR products", function, (*dense, *matrices))
+def hypergef_candidates(
+    checkout: Path, graph: Incidence, case: Case, problem: Problem
+) -> Iterator[Candidate]:
+    """HyperGef's kernel of both sums, whose operator is symmetric."""
+    if case.dtype != "float32" or case.width % published.HYPERGEF_WIDTH:
+        yield skipped("HyperGef", "no kernel for this dtype or width")
+        return
+    inputs = problem.inputs
+    function = published.HyperGef(checkout, inputs["hyperedge_indptr"])
+    ones = np.ones(graph.num_hyperedges, np.float32)
+    names = "x", "node_scale", "hyperedge_scale"
+    operands = *(inputs[name] for name in names), ones, inputs["hyperedge_nodes"]
+    cotangent = [inputs["cotangent"]] if case.mode == "fwd+bwd" else []
+    yield Candidate("HyperGef", function, (*operands, *cotangent))
 
 
 def pyg_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator[Candidate]:
@@ -252,7 +279,9 @@ OP = Op(
         Family(OURS, "jax", ("jax_gnn",), jax_gnn_candidates),
         Family("plain jax", "jax", ("jax",), plain_jax_candidates),
         Family("torch", "torch", ("torch",), torch_candidates),
+        Family("cusparse", "torch", ("torch",), cusparse_candidates, platforms=("gpu",)),
         Family("pyg", "torch", ("torch", "torch_geometric"), pyg_candidates),
+        checkout_family("hypergef", hypergef_candidates, "HyperGef"),
     ),
     baseline=TWO_SEGMENT_SUMS,
 )

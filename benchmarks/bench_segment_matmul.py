@@ -13,12 +13,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import published
 from benchmarks.definition import TF32_TOLERANCE, Candidate, Case, Family, Op, Problem
-from benchmarks.peers import jax_candidate, torch_candidate
+from benchmarks.peers import jax_candidate, skipped, torch_candidate
 from benchmarks.problems import (
     CHECKED_NUMBERS,
     Expected,
@@ -282,6 +284,20 @@ def _ends(groups: Groups) -> np.ndarray:
     return groups.indptr[1:].copy()
 
 
+# Published kernels.
+
+
+def fasten_candidates(
+    checkout: Path, groups: Groups, case: Case, problem: Problem
+) -> Iterator[Candidate]:
+    """FASTEN's kernels, which multiply as TF32."""
+    if case.dtype not in ("float32", "float16"):
+        yield skipped("FASTEN", "no kernel for this dtype")
+        return
+    function = published.Fasten(checkout, case.mode, groups.sizes)
+    yield Candidate("FASTEN", function, tuple(problem.inputs[name] for name in INPUTS))
+
+
 OP = Op(
     name="segment_matmul",
     title="Segmented matrix multiplication and its gradients",
@@ -294,6 +310,7 @@ OP = Op(
         Family("plain jax", "jax", ("jax",), plain_jax_candidates),
         Family("torch", "torch", ("torch",), torch_candidates),
         Family("numpy", "numpy", ("numpy",), numpy_candidates, platforms=("cpu",)),
+        Family("fasten", "torch", ("torch", "triton"), fasten_candidates, ("gpu",), "fasten"),
     ),
     baseline=RAGGED_DOT,
 )

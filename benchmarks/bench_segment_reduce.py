@@ -14,9 +14,17 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import published
 from benchmarks.cusparse import SPMM_ALGORITHMS, prepared
 from benchmarks.definition import Candidate, Case, Family, Op, Problem
-from benchmarks.peers import int64, jax_candidate, torch_candidate, torch_csr
+from benchmarks.peers import (
+    checkout_family,
+    int64,
+    jax_candidate,
+    skipped,
+    torch_candidate,
+    torch_csr,
+)
 from benchmarks.problems import (
     Expected,
     Sample,
@@ -244,6 +252,19 @@ def cusparse_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iter
             yield Candidate(f"cuSPARSE {algorithm} of ones", prepared(algorithm), operands)
 
 
+def geot_candidates(
+    checkout: Path, graph: PlainGraph, case: Case, problem: Problem
+) -> Iterator[Candidate]:
+    """GeoT's sum by ids."""
+    if case.mode != "sum":
+        return
+    if case.dtype != "float32":
+        yield skipped("GeoT", "no kernel for this dtype")
+        return
+    function = published.geot_sum(checkout, graph.num_nodes)
+    yield Candidate("GeoT", function, (problem.inputs["x"], int64(graph, "rows")))
+
+
 OP = Op(
     name="segment_reduce",
     title="Segment reduction by sorted ids",
@@ -262,6 +283,7 @@ OP = Op(
         Family("torch", "torch", ("torch",), torch_candidates),
         Family("pyg", "torch", ("torch", "torch_geometric"), pyg_candidates),
         Family("cusparse", "torch", ("torch",), cusparse_candidates, platforms=("gpu",)),
+        checkout_family("geot", geot_candidates, "GeoT"),
     ),
     baseline=SORTED,
 )

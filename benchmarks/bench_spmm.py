@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks import published
 from benchmarks.cusparse import SPMM_ALGORITHMS, prepared
 from benchmarks.definition import Candidate, Case, Family, Op, Problem
 from benchmarks.peers import (
     bcoo,
+    checkout_family,
     edge_weights,
     int64,
     jax_candidate,
     jax_gnn_graph,
+    skipped,
     torch_candidate,
     torch_csr,
 )
@@ -209,6 +213,30 @@ def cusparse_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iter
         yield Candidate(f"cuSPARSE {algorithm}", function, tuple(operands))
 
 
+def geot_candidates(
+    checkout: Path, graph: PlainGraph, case: Case, problem: Problem
+) -> Iterator[Candidate]:
+    """GeoT's weighted sums by ids and by row pointers, and its dot products."""
+    if case.dtype != "float32":
+        yield skipped("GeoT", "no kernel for this dtype")
+        return
+    x, weight = (problem.inputs[name] for name in INPUTS)
+    opposite = graph.transposed
+    transposed_weight = edge_weights(graph, case.dtype)[graph.order]
+    for name, kernel in published.GEOT_PRODUCTS.items():
+        by_ids = kernel == "product"
+        matrices = [
+            (int64(each, "cols"), int64(each, "rows")) if by_ids else (each.cols, each.indptr)
+            for each in (graph, opposite)
+        ]
+        operands = x, weight, *matrices[0]
+        if case.mode == "fwd+bwd":
+            back = problem.inputs["cotangent"], transposed_weight, *matrices[1]
+            operands = *operands, *back, graph.rows, graph.cols
+        function = published.geot_product(checkout, kernel, graph.num_nodes)
+        yield Candidate(name, function, operands)
+
+
 def pyg_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iterator[Candidate]:
     """Message passing as PyG's layers do it, by scatter and, over sorted edges, by segments."""
     import torch
@@ -240,6 +268,7 @@ OP = Op(
         Family("torch", "torch", ("torch",), torch_candidates),
         Family("cusparse", "torch", ("torch",), cusparse_candidates, platforms=("gpu",)),
         Family("pyg", "torch", ("torch", "torch_geometric"), pyg_candidates),
+        checkout_family("geot", geot_candidates, "GeoT"),
     ),
     baseline=SORTED,
 )

@@ -11,7 +11,7 @@ from ctypes import byref, c_float, c_int64, c_size_t, c_void_p
 from typing import Any
 
 # Values of cusparse.h and library_types.h.
-SPMM_ALGORITHMS = {"CSR_ALG2": 6, "CSR_ALG3": 12}
+SPMM_ALGORITHMS = {"default": 0, "CSR_ALG1": 4, "CSR_ALG2": 6, "CSR_ALG3": 12}
 _SDDMM_ALGORITHM = 0
 _INDEX_32I, _BASE_ZERO, _ORDER_ROW = 2, 0, 2
 _NON_TRANSPOSE, _TRANSPOSE = 0, 1
@@ -152,5 +152,22 @@ def prepared(algorithm: str, sampled: bool = False) -> Callable[..., tuple[Any, 
         for product in products:
             product.run()
         return tuple(product.out for product in products)
+
+    return run
+
+
+def prepared_pair(algorithm: str) -> Callable[..., tuple[Any, ...]]:
+    """The same of products of two matrices each: called with features and the matrices of each."""
+    chains: list[tuple[Spmm, Spmm]] = []
+
+    def run(*operands: Any) -> tuple[Any, ...]:
+        if not chains:
+            for x, first, second in zip(*(operands[i::3] for i in range(3)), strict=True):
+                inner = Spmm(first, x, algorithm)
+                chains.append((inner, Spmm(second, inner.out, algorithm)))
+        for chain in chains:
+            for product in chain:
+                product.run()
+        return tuple(last.out for _, last in chains)
 
     return run

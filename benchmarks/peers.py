@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.definition import Candidate, Problem
+from benchmarks.definition import Candidate, Family, Problem
 from benchmarks.problems import numpy_dtype, once
 from benchmarks.workloads import PlainGraph
 
@@ -135,3 +135,18 @@ def torch_csr(indptr: np.ndarray, cols: np.ndarray, values: Any, num_cols: int, 
 def int64(graph: Any, name: str) -> np.ndarray:
     """An index array of a graph, as PyG and torch's scatters want it."""
     return getattr(graph, name).astype(np.int64)
+
+
+# Published kernels.
+
+
+def checkout_family(
+    name: str, candidates: Callable[..., Iterator[Candidate]], checkout: str
+) -> Family:
+    """Candidates that need a checkout, on a GPU by torch."""
+    return Family(name, "torch", ("torch",), candidates, ("gpu",), checkout)
+
+
+def skipped(name: str, reason: str) -> Candidate:
+    """A candidate that says why it is not run."""
+    return Candidate(name, tuple, (), skip=reason)

@@ -1,4 +1,4 @@
-"""Published fused attention: kernels of checkouts that lie, named as on GitHub, in one folder.
+"""Published kernels, of checkouts that lie, named as on GitHub, in one folder.
 
 None of their code is kept here. Sources below include a checkout's own files and bind what those
 declare to torch, which compiles them at first use. Graphs are prepared beforehand, and autograd is
@@ -8,9 +8,10 @@ left out. Most of these kernels run in the null stream, so that no CUDA graph ca
 from __future__ import annotations
 
 import contextlib
+import itertools
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache, partial
-from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -129,7 +130,7 @@ _QUANTILES, _LIGHT_WARPS, _HEAVY_WARPS = (-1, 0.9, 0.95, 0.99), (1, 2, 4), (8, 1
 _Schedule = tuple[float, int, int]
 _SCHEDULES: list[_Schedule] = [
     (quantile, light, heavy)
-    for quantile, light, heavy in product(_QUANTILES, _LIGHT_WARPS, _HEAVY_WARPS)
+    for quantile, light, heavy in itertools.product(_QUANTILES, _LIGHT_WARPS, _HEAVY_WARPS)
     if quantile != -1 or heavy == _HEAVY_WARPS[0]
 ]
 _CHUNKS = 512, 32, 64, 128, 256, 1024, 2048
@@ -384,3 +385,261 @@ def df_gnn(checkout: Path, graph: PlainGraph, width: int) -> Function:
         return tuple(x.flatten(1) for x in (y, to_query, to_key, to_value))
 
     return run
+
+
+# GeoT: sums of rows by sorted ids, and weighted sums of gathered rows.
+
+# Their functions look up the number of rows, or of columns, on the device at every call: here it is
+# given. What they add to is cleared first, as there.
+_GEOT = """
+#include <ATen/Dispatch.h>
+#undef AT_DISPATCH_FLOATING_TYPES
+#define AT_DISPATCH_FLOATING_TYPES(type, name, ...) [&] { using scalar_t = float; __VA_ARGS__(); }()
+#include "cuda/index_scatter_cuda.cu"
+#include "cuda/gather_weight_scatter_cuda.cu"
+#include "cuda/wrapper/csr_gws_rule.h"
+using torch::Tensor;
+Tensor zeros(const Tensor& x, int64_t rows) {
+  return torch::zeros({rows, x.size(1)}, x.options());
+}
+Tensor geot_sum(Tensor x, Tensor ids, int64_t rows) {
+  return index_scatter_cuda(0, ids, x, zeros(x, rows), "sum", true);
+}
+Tensor product(Tensor x, Tensor weight, Tensor cols, Tensor ids, int64_t rows) {
+  return gather_weight_scatter_cuda(cols, ids, weight, x, zeros(x, rows), "sum");
+}
+Tensor csr_product(Tensor x, Tensor weight, Tensor cols, Tensor indptr) {
+  int rows = indptr.size(0) - 1;
+  Tensor out = zeros(x, rows);
+  csr_gws_wrapper(rows, x.size(1), x.size(0), cols.size(0), indptr, cols, weight, x, out);
+  return out;
+}
+Tensor dots(Tensor left, Tensor right, Tensor rows, Tensor cols) {
+  Tensor out = torch::zeros({rows.size(0)}, left.options());
+  sddmm_coo_cuda(cols, rows, left, right, out);
+  return out;
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("sum", &geot_sum);
+  m.def("product", &product);
+  m.def("csr_product", &csr_product);
+  m.def("dots", &dots);
+}
+"""
+
+GEOT_PRODUCTS = {"GeoT": "product", "GeoT CSR": "csr_product"}
+"""Over sorted ids of 64 bits, and over row pointers."""
+
+
+def geot_sum(checkout: Path, num_rows: int) -> Function:
+    """Called with rows and sorted ids of 64 bits."""
+    module = _extension("geot", _GEOT, checkout / "csrc")
+
+    def run(x: Any, ids: Any) -> tuple[Any]:
+        _refuse_capture()
+        return (module.sum(x, ids, num_rows),)
+
+    return run
+
+
+def geot_product(checkout: Path, kernel: str, num_rows: int) -> Function:
+    """A weighted sum, or it and its gradients, by a kernel of `GEOT_PRODUCTS`.
+
+    It is called with features, weights, columns and ids or row pointers; for gradients also with
+    the cotangent, the transposed matrix's weights, columns and ids or row pointers, and the rows
+    and columns of the edges.
+    """
+    module = _extension("geot", _GEOT, checkout / "csrc")
+    sizes = (num_rows,) if kernel == "product" else ()
+    product = getattr(module, kernel)
+
+    def run(x: Any, weight: Any, cols: Any, rows: Any, *rest: Any) -> tuple[Any, ...]:
+        _refuse_capture()
+        y = product(x, weight, cols, rows, *sizes)
+        if not rest:
+            return (y,)
+        cotangent, *transposed, rows, cols = rest
+        to_weight = module.dots(cotangent, x, rows, cols)
+        return y, product(cotangent, *transposed, *sizes), to_weight
+
+    return run
+
+
+# HyperGef: both sums of a hypergraph in one kernel.
+
+# Their function gives the kernel that adds two groups up in shared memory none of it.
+_HYPERGEF = """
+#include "source/hgnnaggr/hgnnaggr_cuda.cu"
+using torch::Tensor;
+Tensor aggregate(
+    bool adds_pairs, Tensor x, Tensor node_scale, Tensor edge_scale, Tensor edge_weight,
+    Tensor nodes, Tensor key, Tensor row, Tensor start, Tensor end) {
+  int width = x.size(1), groups = row.size(0);
+  Tensor out = torch::zeros({node_scale.size(0), width}, x.options());
+  auto kernel = adds_pairs ? HGNNAggr_forward_kernel_shm<int, float, 2, 32>
+                           : HGNNAggr_forward_kernel<int, float, 2, 32>;
+  int shared = adds_pairs ? 2 * width * sizeof(float) : 0;
+  kernel<<<dim3(CEIL(groups, 2), CEIL(width, 32)), dim3(32, 2), shared>>>(
+      groups, width, key.data_ptr<int>(), row.data_ptr<int>(), start.data_ptr<int>(),
+      end.data_ptr<int>(), nodes.data_ptr<int>(), edge_scale.data_ptr<float>(),
+      node_scale.data_ptr<float>(), edge_weight.data_ptr<float>(), x.data_ptr<float>(),
+      out.data_ptr<float>());
+  return out;
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("aggregate", &aggregate); }
+"""
+
+HYPERGEF_WIDTH = 32
+"""Widths must be multiples of it, or their kernels for wide rows write beyond them."""
+
+# Sizes of partitions that their table of data sets has, and the most pairs of partitions of a
+# hyperedge, each of which a warp works on.
+_PARTITIONS = 6, 10, 20, 40, 80, 210, 300, 400
+_MOST_PAIRS = 1 << 22
+
+
+class HyperGef:
+    """A hypergraph's aggregation, or it and its gradient, tuned at the first call.
+
+    It is called with features, scales of nodes and of hyperedges, ones (hyperedges,), the nodes of
+    all hyperedges, and perhaps the cotangent.
+    """
+
+    def __init__(self, checkout: Path, indptr: np.ndarray) -> None:
+        folder = checkout / "HyperGsys"
+        self._aggregate = _extension("hypergef", _HYPERGEF, folder).aggregate
+        self._indptr = indptr
+        self._best: tuple[Any, ...] | None = None
+
+    def __call__(self, x: Any, *rest: Any) -> tuple[Any, ...]:
+        """The result and, if there is a cotangent, its gradient; input scales are multiplied."""
+        _refuse_capture()
+        scale, edge_scale, ones, nodes, *cotangent = rest
+
+        def run(option: tuple[Any, ...]) -> tuple[Any, ...]:
+            adds_pairs, *groups = option
+            return tuple(
+                self._aggregate(
+                    adds_pairs, each * scale[:, None], scale, edge_scale, ones, nodes, *groups
+                )
+                for each in (x, *cotangent)
+            )
+
+        if self._best is None:
+            self._best = _fastest(self._options(), run)
+        return run(self._best)
+
+    def _options(self) -> Iterable[tuple[Any, ...]]:
+        import torch
+
+        for size in _PARTITIONS:
+            parts = -(-np.diff(self._indptr) // size)
+            if (parts.astype(np.int64) ** 2).sum() <= _MOST_PAIRS:
+                groups = [torch.tensor(ids) for ids in _pairs(self._indptr, parts, size)]
+                yield from ((adds_pairs, *groups) for adds_pairs in (False, True))
+
+
+def _pairs(indptr: np.ndarray, parts: np.ndarray, size: int) -> list[np.ndarray]:
+    """Where partitions begin; of each pair its hyperedge, what it reads and where it writes."""
+    first = np.cumsum(parts) - parts  # partition of a hyperedge
+    of_part = np.repeat(np.arange(len(parts)), parts)
+    begins = indptr[of_part] + (np.arange(len(of_part)) - first[of_part]) * size
+    reads = parts[of_part]  # how many of the hyperedge's partitions
+    written = np.repeat(np.arange(len(of_part)), reads)
+    row = of_part[written]
+    within = np.arange(len(row)) - (np.cumsum(reads) - reads)[written]
+    found = np.append(begins, indptr[-1]), row, first[row] + within, written
+    return [ids.astype(np.int32) for ids in found]
+
+
+# FASTEN: segmented products by Triton.
+
+# Rows of a tile, and tiles of a block: the first is what their own tuner tries its kernels on.
+_FASTEN_TILES = {
+    "fwd": ((64, 1), (32, 1), (32, 4), (128, 1), (64, 2)),
+    "dX": ((64, 1), (32, 1), (32, 4), (128, 1), (64, 2)),
+    "dW": ((64, 4), (32, 16), (64, 16), (128, 8), (128, 16)),
+}
+_FASTEN_FUNCTIONS = {
+    "fwd": "segment_matmul_forward",
+    "dX": "segment_matmul_backward_input",
+    "dW": "segment_matmul_backward_other",
+}
+
+
+@cache
+def _fasten_configs(kernel: Any) -> list[Any]:
+    """What the kernel's own tuner tries."""
+    return list(kernel.configs)
+
+
+class Fasten:
+    """A product of rows by group in a mode of `_FASTEN_TILES`, tuned at the first call.
+
+    Their tuner chooses a kernel for the first tiles; then the tiles are chosen with which it is
+    fastest, for ``dW`` also whether sums are added by atomics. Tiles lie on the device beforehand.
+    It is called with the factors of the mode.
+    """
+
+    def __init__(self, checkout: Path, mode: str, sizes: np.ndarray) -> None:
+        if str(checkout) not in sys.path:
+            sys.path.append(str(checkout))
+        self._mode, self._sizes = mode, sizes
+        self._chosen: tuple[Any, dict[str, Any]] | None = None
+
+    def __call__(self, lhs: Any, rhs: Any) -> tuple[Any, ...]:
+        """The product."""
+        from fasten.operators.triton_ops import segment_matmul as kernels
+
+        is_outer = self._mode == "dW"
+        kernel = kernels.split_matmul_kernel if is_outer else kernels.segment_matmul_kernel
+        product = getattr(kernels, _FASTEN_FUNCTIONS[self._mode])
+        if self._mode == "fwd":
+            product = partial(product, lhs, rhs)
+        elif self._mode == "dX":  # what is looked at for a shape comes first
+            product = partial(product, lhs, lhs, rhs)
+        else:  # and last
+            shape = len(self._sizes), lhs.shape[1], rhs.shape[1]
+            product = partial(product, lhs, rhs, lhs.new_empty(1).expand(shape).contiguous())
+        if self._chosen is None:
+            self._chosen = self._tuned(kernel, product)
+        config, options = self._chosen
+        kernel.configs = [config]
+        return (product(**options),)
+
+    def _tuned(self, kernel: Any, product: Callable[..., Any]) -> tuple[Any, dict[str, Any]]:
+        tiles = [self._tiles(*sizes) for sizes in _FASTEN_TILES[self._mode]]
+        kernel.configs = _fasten_configs(kernel)
+        kernel.cache.clear()  # which takes fwd and dX for one
+        product(**tiles[0])
+        config = kernel.best_config
+        kernel.configs = [config]
+
+        def options(choice: tuple[int, bool]) -> dict[str, Any]:
+            return {**tiles[choice[0]], "deterministic": choice[1]}
+
+        deterministic = (False, True) if self._mode == "dW" else (False,)
+        choices = itertools.product(range(len(tiles)), deterministic)
+        best = _fastest(choices, lambda choice: product(**options(choice)))
+        return config, options(best)
+
+    def _tiles(self, rows: int, block: int) -> dict[str, Any]:
+        from fasten import TensorSlice, TilingMethod
+
+        ends = np.cumsum(self._sizes)
+        found = np.flatnonzero(self._sizes)
+        begins = ends - self._sizes
+        slices = [[i, int(g), int(begins[g]), int(ends[g]), -1] for i, g in enumerate(found)]
+        whole = TensorSlice(None, slices, "cuda")
+        method = TilingMethod.DEFAULT if self._mode == "dW" else TilingMethod.BALANCED
+        tiles = whole.tiling(rows, block, method)
+        return {
+            "tile_size": rows,
+            "block_size": block,
+            "input_slices": whole.slices,
+            "input_tiles": tiles.slices,
+            "num_blocks": tiles.num_blocks,
+            "slice_tile_mapping": tiles.slice_tile_mapping,
+            "avg_tile_size": tiles.avg_tile_size,
+            "stddev_tile_size": tiles.stddev_tile_size,
+        }

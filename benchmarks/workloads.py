@@ -321,6 +321,10 @@ def plain_graphs(data: Path | None) -> dict[str, Workload]:
                     Workload(f"{name}-twin-cols", partial(twin, in_columns=True), large=large)
                 )
     found.append(Workload("hub", partial(hub, 200_000), on_request=True))
+    # Of ogbn-arxiv's size.
+    found.append(Workload("even", partial(even, 169_344, 7, 0.75), on_request=True))
+    with_hub = partial(even, 169_344, 7, 0.75, with_hub=True)
+    found.append(Workload("even-hub", with_hub, on_request=True))
     found.append(Workload("tiny", partial(power_law, 200, 900, 0.5), on_request=True))
     return {workload.name: workload for workload in found}
 
@@ -385,6 +389,23 @@ def hub(num_nodes: int, seed: int = 0) -> PlainGraph:
     rng = np.random.default_rng(seed)
     rows = np.concatenate([np.zeros(num_nodes, np.int64), rng.integers(num_nodes, size=num_nodes)])
     cols = np.concatenate([np.arange(num_nodes), rng.integers(num_nodes, size=num_nodes)])
+    keys = np.sort(rows * num_nodes + cols)
+    return _sorted_graph(num_nodes, keys // num_nodes, keys % num_nodes)
+
+
+def even(
+    num_nodes: int, degree: int, exponent: float, seed: int = 0, with_hub: bool = False
+) -> PlainGraph:
+    """As many edges into each node, from nodes whose degrees have a long tail.
+
+    With a hub every other edge goes to node 0 instead.
+    """
+    rng = np.random.default_rng(seed)
+    popularity = rng.permutation(np.arange(1, num_nodes + 1) ** -exponent)
+    cols = rng.choice(num_nodes, num_nodes * degree, p=popularity / popularity.sum())
+    rows = np.repeat(np.arange(num_nodes), degree)
+    if with_hub:
+        rows[::2] = 0
     keys = np.sort(rows * num_nodes + cols)
     return _sorted_graph(num_nodes, keys // num_nodes, keys % num_nodes)
 

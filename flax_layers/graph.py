@@ -396,11 +396,11 @@ class SAGEConv(Convolution):
             y = aggregate(messages)
             y = jnp.where(_column(graph.in_degrees() == 0, y), 0, y)  # -inf there
         elif len(kernel) <= self.out_features:
-            # Where neither is narrower, too: XLA would join both maps of x, and copy what comes of
-            # either out of their product.
             y = aggregate(messages)
         else:
-            y = self._product(messages, kernel)
+            # Without the barrier XLA joins both maps of x on a GPU, and copies what comes of either
+            # out of their product.
+            y = self._product(jax.lax.optimization_barrier(messages), kernel)
             if self.normalize:
                 y = unit_rows(aggregate(y, residual=root, **behind(y, bias, None)))
                 return finished(y, None, activation)

@@ -1,5 +1,6 @@
 """The benchmark harness: what it measures with and what it reports. No time is asserted."""
 
+import itertools
 import json
 import struct
 import sys
@@ -42,9 +43,11 @@ from benchmarks.definition import (
 )
 from benchmarks.harness import _case_row, select_workloads
 from benchmarks.problems import Expected
+from benchmarks.published import _pairs
 from benchmarks.worker import Prepared, _Jax, _NumPy, _runtime, _Session, relative_error
 from benchmarks.workloads import (
     Groups,
+    even,
     giant,
     hub,
     hypergraphs,
@@ -435,11 +438,21 @@ def test_the_gradient_to_a_vector_is_not_checked_where_that_takes_too_long(tiny,
     check_plain_jax(bench_edge_attention, tiny, case, problem)
 
 
-def test_published_kernels_are_absent_without_their_checkout(tmp_path):
-    families = {f.name: f for f in bench_edge_attention.OP.families if f.checkout}
-    assert set(families) == {"turbo_gnn", "dgnn", "df_gnn"}
-    (tmp_path / "dgNN").touch()  # a file is no checkout
+PUBLISHED = {
+    "edge_attention": {"turbo_gnn", "dgnn", "df_gnn"},
+    "spmm": {"geot"},
+    "segment_reduce": {"geot"},
+    "hypergraph_aggregate": {"hypergef"},
+    "segment_matmul": {"fasten"},
+}
+
+
+@pytest.mark.parametrize("op", PUBLISHED)
+def test_published_kernels_are_absent_without_their_checkout(tmp_path, op):
+    families = {f.name: f for f in load_op(op).families if f.checkout}
+    assert set(families) == PUBLISHED[op]
     for family in families.values():
+        (tmp_path / family.checkout).touch()  # a file is no checkout
         for published in (None, tmp_path):
             with pytest.raises(FileNotFoundError, match=f"no checkout {family.checkout} in"):
                 _runtime(family, Settings("gpu", published=published))
@@ -480,6 +493,45 @@ def test_published_kernels_are_skipped_where_there_is_none(peer, mode, width, dt
     skipped = {c.name: c.skip for c in family.candidates(Path(), graph, case, problem)}
     assert skipped.keys() == reasons.keys()
     assert all(reason in skipped[name] for name, reason in reasons.items())
+
+
+@pytest.mark.parametrize(
+    "op, dtype, width, name",
+    [
+        ("spmm", "float64", 32, "GeoT"),
+        ("segment_reduce", "bfloat16", 32, "GeoT"),
+        ("segment_reduce", "float32", 32, None),  # a maximum
+        ("hypergraph_aggregate", "float64", 32, "HyperGef"),
+        ("hypergraph_aggregate", "float32", 33, "HyperGef"),
+        ("segment_matmul", "bfloat16", 32, "FASTEN"),
+    ],
+)
+def test_published_sums_and_products_are_skipped_where_there_is_none(op, dtype, width, name):
+    (family,) = (f for f in load_op(op).families if f.checkout)
+    mode = {("segment_reduce", None): "max", ("segment_reduce", "GeoT"): "sum"}.get((op, name))
+    case = Case("some", width, dtype, mode or "fwd")
+    skipped = list(family.candidates(Path(), None, case, None))
+    assert [candidate.name for candidate in skipped] == ([name] if name else [])
+    assert all(candidate.skip for candidate in skipped)
+
+
+@pytest.mark.parametrize("size", [1, 2, 6, 100])
+def test_partitions_of_a_hyperedge_are_paired(size):
+    """As HyperGef's balancer does it, one after the other."""
+    indptr = np.array([0, 5, 5, 6, 19], np.int32)
+    keys, row, start, end, first = [], [], [], [], 0
+    for hyperedge, (begin, last) in enumerate(itertools.pairwise(indptr.tolist())):
+        keys += range(begin, last, size)
+        count = -(-(last - begin) // size)
+        for written, read in itertools.product(range(first, first + count), repeat=2):
+            row.append(hyperedge)
+            start.append(read)
+            end.append(written)
+        first += count
+    found = _pairs(indptr, -(-np.diff(indptr) // size), size)
+    for got, want in zip(found, ([*keys, 19], row, start, end), strict=True):
+        assert got.dtype == np.int32
+        assert got.tolist() == want
 
 
 def test_rows_beside_every_border_are_checked():
@@ -787,6 +839,15 @@ def test_half_of_all_edges_lead_to_a_hub():
     assert np.diff(graph.indptr)[1:].max() < 10
     (found,) = select_workloads(load_op("edge_attention"), Settings("cpu", patterns=("hub",)))
     assert not found.on_request
+
+
+def test_rows_are_even_but_for_a_hub():
+    graph, with_hub = (even(300, 6, 0.75, with_hub=hub) for hub in (False, True))
+    assert set(np.diff(graph.indptr)) == {6}
+    assert np.diff(with_hub.indptr)[0] == 900 + 3
+    assert set(np.diff(with_hub.indptr)[1:]) == {3}
+    np.testing.assert_array_equal(np.sort(graph.cols), np.sort(with_hub.cols))
+    assert np.bincount(graph.cols).max() > 60
 
 
 def test_real_plain_graphs_replace_their_twins(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import operator
 import pkgutil
 import re
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 
 import jax_gnn
 from jax_gnn import Graph, Hypergraph, RelationalGraph
+from jax_gnn._core.public import one_call
 
 FUNCTIONS = sorted(name for name in jax_gnn.__all__ if inspect.isfunction(getattr(jax_gnn, name)))
 MOVED = {"jax_gnn.training"}  # says where it is now
@@ -115,3 +117,51 @@ def test_names_are_no_modules(name: str) -> None:
     """``import jax_gnn.spmm`` is no module, as ``jax_gnn.spmm`` is a function."""
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module(f"jax_gnn.{name}")
+
+
+def test_a_call_outside_of_transformations_is_one_program() -> None:
+    """Of arrays; anything else is looked at as it is, and so is what is traced."""
+    seen: list[Any] = []
+
+    @one_call("how")
+    def scaled(x: Any, scale: Any = 2.0, *, how: Any = None) -> Any:
+        seen.append((x, scale, how))
+        return x * scale
+
+    x, traced = jnp.arange(3.0), jax.core.Tracer
+    for how in ("a", "a", "b", None):
+        assert scaled(x, x, how=how).tolist() == [0, 1, 4]
+    assert [how for *_, how in seen] == ["a", "b", None]
+    assert all(isinstance(each, traced) for *arrays, _ in seen for each in arrays)
+    seen.clear()
+    plain: list[tuple[tuple[Any, ...], Any]] = [
+        ((x, 2.0), "a"),
+        ((np.ones(3),), "a"),
+        ((x, x), ["a"]),
+    ]
+    for arguments, how in plain:
+        scaled(*arguments, how=how)
+        *found, named = seen.pop()
+        assert named is how
+        assert all(map(operator.is_, found, arguments))
+    assert jax.grad(lambda x: scaled(x, x, how="a").sum())(x).tolist() == [0, 2, 4]
+
+
+def test_sums_outside_of_transformations() -> None:
+    """The same values, and the same words where an argument is wrong."""
+    graph = jax_gnn.Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+    x, weight = jnp.arange(6.0).reshape(3, 2), jnp.array([0.5, 1.0, 2.0])
+    want = jax.jit(jax_gnn.spmm)(graph, x, weight)
+    np.testing.assert_array_equal(jax_gnn.spmm(graph, x, weight), want)
+    np.testing.assert_array_equal(jax_gnn.spmm(graph, np.asarray(x), weight), want)
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        ((graph, x[:2]), {}, "x must"),
+        ((graph, x, weight[:2]), {}, "weight must"),
+        ((graph, x), {"reduce": "median"}, "reduce"),
+        ((graph, x), {"reduce": ["sum"]}, "reduce"),
+        ((graph, "x"), {}, "x must"),
+        ((x, x), {}, "graph must"),
+    ]
+    for arguments, options, message in wrong:
+        with pytest.raises((TypeError, ValueError), match=message):
+            jax_gnn.spmm(*arguments, **options)

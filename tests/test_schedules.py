@@ -184,6 +184,21 @@ def test_large_sums_that_gather_get_the_walk_of_each_team_by_itself():
         assert not SEGMENT.choose("segment_reduce", **call).parallel
 
 
+def test_narrow_rows_one_behind_another_fill_the_device_once():
+    narrow = {"entries": 900_000, "rows": 90_000, "itemsize": 4, "gather": False}
+    for width, lanes in ((4, 1), (8, 2), (12, 4), (16, 4)):
+        for sums in (True, False):
+            schedule = SEGMENT.choose("segment_reduce", **narrow, width=width, sums=sums)
+            assert schedule == Schedule(False, lanes, 64, 1584)
+    for other in (
+        narrow | {"width": 32},
+        narrow | {"width": 6},  # in words of one feature
+        narrow | {"width": 16, "gather": True},
+        narrow | {"width": 16, "entries": 100_000},  # one step
+    ):
+        assert SEGMENT.choose("segment_reduce", **other, sums=True).threads > 64
+
+
 def test_a_forced_schedule_goes_first_and_is_in_the_key_of_compiled_functions():
     forced = Schedule(False, 8, 128, 3)
     schedule_cache.store("gpu", {SEGMENT.key(**SHAPE): TUNED})

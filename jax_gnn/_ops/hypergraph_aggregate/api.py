@@ -31,7 +31,7 @@ from jax_gnn._core.arguments import (
 from jax_gnn._core.arrays import accumulator_dtype, flat, promoted
 from jax_gnn._core.csr import SparseMatrix, permutation, segments
 from jax_gnn._core.ffi import Implementation
-from jax_gnn._core.public import public
+from jax_gnn._core.public import one_call, public
 from jax_gnn._ops.hypergraph_aggregate.primitive import aggregate
 from jax_gnn._ops.hypergraph_aggregate.xla import ones
 from jax_gnn._ops.segment_matmul.xla import Activation, activated
@@ -47,6 +47,7 @@ Side = Literal["node", "hyperedge"]
 
 
 @public
+@one_call("activation", "normalization", "hyperedge_reduce", "node_reduce", "implementation")
 def hypergraph_aggregate(
     hypergraph: Hypergraph,
     x: Array,

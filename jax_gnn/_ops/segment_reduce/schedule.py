@@ -45,6 +45,9 @@ _STEP_LANES, _STEP_THREADS, _STEP_ENTRIES = 8, 256, 256
 _SMALL = 2**18
 _SMALL_WITH_EPILOGUE = 2**19
 
+# The first of these where rows of at most so many lanes lie one behind another.
+_SMALL_NARROW, _NARROW_LANES = 2**17, 4
+
 # The first of these for both gradients of a weighted sum.
 _SMALL_GRADIENTS = 3 * 2**16
 
@@ -109,9 +112,12 @@ def _from_rule(
         gains = lanes == 16 and stays if ordered else lanes >= 8
         if gather and itemsize == 4 and word > 1 and gains:
             return Schedule(True, lanes, 128, 660)
-    small = _SMALL_WITH_EPILOGUE if epilogue else _SMALL
+    narrow = op == "segment_reduce" and not gather and word > 1 and lanes <= _NARROW_LANES
+    small = _SMALL_WITH_EPILOGUE if epilogue else _SMALL_NARROW if narrow else _SMALL
     if sums and entries * -(-width // (_STEP_LANES * word)) <= small:
         return Schedule(False, _STEP_LANES, _STEP_THREADS, max(-(-entries // _STEP_ENTRIES), 1))
+    if narrow:
+        return Schedule(False, lanes, 64, 1584)
     is_large = entries >= _MANY and features["num_bytes"] >= _LARGE
     if gather and sums and word > 1 and lanes >= 8 and is_large:
         # Half as wide where a tile of 8 words of all rows stays in the second cache, one of 16 not.

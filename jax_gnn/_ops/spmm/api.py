@@ -26,7 +26,7 @@ from jax_gnn._core.arguments import (
 from jax_gnn._core.arrays import accumulator_dtype, flat, promoted, spread, take
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ffi import Implementation
-from jax_gnn._core.public import public
+from jax_gnn._core.public import one_call, public
 from jax_gnn._ops.segment_matmul.xla import Activation, activated
 from jax_gnn._ops.segment_reduce import primitive
 from jax_gnn._ops.segment_reduce.primitive import gather, reduce_messages
@@ -38,6 +38,7 @@ Op = Literal["dot", "add", "sub", "mul"]
 
 
 @public
+@one_call("reduce", "activation", "implementation")
 def spmm(
     graph: Graph,
     x: Array,
@@ -122,6 +123,7 @@ def spmm(
 
 
 @public
+@one_call("op", "implementation")
 def sddmm(
     graph: Graph,
     a: Array,

@@ -1,0 +1,112 @@
+"""What stands between the products and the custom calls of a compiled model: no copies."""
+
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from primitive_cases import needs_kernels
+
+import flax_layers
+from jax_gnn import Graph, Hypergraph
+
+NODES, HYPEREDGES, ENTRIES, WIDTH = 900, 700, 40_000, 32
+"""As many nodes as nothing else has, and enough for kernels to be chosen on a CPU."""
+
+
+def graph() -> Graph:
+    rng = np.random.default_rng(0)
+    return Graph.from_edges(*rng.integers(NODES, size=(2, ENTRIES)), num_nodes=NODES)
+
+
+def hypergraph() -> Hypergraph:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(NODES, size=ENTRIES), rng.integers(HYPEREDGES, size=ENTRIES)
+    return Hypergraph.from_incidence(*ids, num_nodes=NODES, num_hyperedges=HYPEREDGES)
+
+
+class Instruction(NamedTuple):
+    kind: str  # the opcode; of a fusion those of what it is made of, but parameters and constants
+    operands: list[str]
+    rows: bool  # has a row a node
+
+
+def program(text: str) -> dict[str, Instruction]:
+    """The instructions of all computations of a compiled program, by name."""
+    found: dict[str, Instruction] = {}
+    bodies: dict[str, set[str]] = {}
+    body: set[str] = set()
+    for line in text.splitlines():
+        if head := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$", line):
+            body = bodies.setdefault(head[1], set())
+        one = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)", line)
+        if not one:
+            continue
+        name, shape, kind, rest = one.groups()
+        body.add(kind)
+        if called := re.search(r"calls=%?([\w.\-]+)", rest):
+            kind = " ".join(sorted(bodies[called[1]] - {"parameter", "constant"}))
+        if target := re.search(r'custom_call_target="([^"]+)"', rest):
+            kind = target[1]
+        operands = re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
+        found[name] = Instruction(kind, operands, f"[{NODES}," in shape)
+    return found
+
+
+def between(instructions: dict[str, Instruction]) -> list[str]:
+    """What makes the arrays of a row a node that this library's calls read."""
+    transparent = {"bitcast", "get-tuple-element", "reshape", "tuple"}
+
+    def maker(name: str) -> Instruction:
+        one = instructions[name]
+        return maker(one.operands[0]) if one.kind in transparent else one
+
+    return [
+        maker(operand).kind
+        for one in instructions.values()
+        if one.kind.startswith("jax_gnn")
+        for operand in set(one.operands)
+        if instructions[operand].rows
+    ]
+
+
+MOVES = {"slice", "dynamic-slice", "copy", "concatenate", "pad", "transpose", "gather"}
+ARITHMETIC = {"add", "multiply", "maximum", "select", "subtract"}
+
+# Elementwise passes whose results calls read, forward, behind products, which XLA may join: what
+# follows that of GraphSAGE unless the product comes first (root term, bias and ReLU), HGNN's bias,
+# UniGCNII's mix with what went into the product, and its ReLU behind the first map.
+CASES = {
+    "GCN": (flax_layers.GCN, (WIDTH, WIDTH, WIDTH), graph, 0),
+    "GIN": (flax_layers.GIN, (WIDTH, WIDTH, WIDTH), graph, 0),
+    "SAGE": (flax_layers.SAGE, (WIDTH, WIDTH, WIDTH), graph, 2),
+    "SAGE, product first": (flax_layers.SAGE, (WIDTH, 16, 8), graph, 0),
+    "HGNN": (flax_layers.HGNN, (WIDTH, WIDTH, WIDTH), hypergraph, 2),
+    "UniGIN": (flax_layers.UniGIN, (WIDTH, WIDTH, WIDTH), hypergraph, 0),
+    "UniGCNII": (flax_layers.UniGCNII, (WIDTH, WIDTH, WIDTH), hypergraph, 4),
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_copied_for_a_call(name: str, trains: bool) -> None:
+    model, sizes, make, passes = CASES[name]
+    definition, parameters, rest = nnx.split(model(*sizes, rngs=nnx.Rngs(0)), nnx.Param, ...)
+
+    def forward(parameters: Any, rest: Any, graph: Any, x: Any) -> Any:
+        return nnx.merge(definition, parameters, rest)(graph, x, deterministic=True)
+
+    def loss(*operands: Any) -> Any:
+        return jnp.sum(forward(*operands) ** 2)
+
+    function = jax.grad(loss) if trains else forward
+    operands = parameters, rest, make(), jnp.ones((NODES, WIDTH))
+    made = between(program(jax.jit(function).lower(*operands).compile().as_text()))
+    assert made
+    assert not [kind for kind in made if MOVES & set(kind.split())]
+    if not trains and jax.default_backend() == "cpu":
+        assert sum(bool(ARITHMETIC & set(kind.split())) for kind in made) == passes
