@@ -225,7 +225,7 @@ def _torch_operands(graph: Incidence, case: Case, problem: Problem) -> tuple[Any
     # Dv^-1/2 H and De^-1 Hᵀ Dv^-1/2, and their transposes.
     to_nodes = matrix(by_node, shape, scale[by_node[0]])
     to_edges = matrix(by_edge, shape[::-1], edge_scale[by_edge[0]] * scale[by_edge[1]])
-    operands = inputs["x"], to_edges, to_nodes
+    operands: tuple[Any, ...] = (inputs["x"], to_edges, to_nodes)
     if case.mode == "fwd+bwd":
         from_nodes = matrix(by_edge, shape[::-1], scale[by_edge[1]])
         from_edges = matrix(by_node, shape, edge_scale[by_node[1]] * scale[by_node[0]])

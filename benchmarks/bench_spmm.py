@@ -229,7 +229,7 @@ def geot_candidates(
             (int64(each, "cols"), int64(each, "rows")) if by_ids else (each.cols, each.indptr)
             for each in (graph, opposite)
         ]
-        operands = x, weight, *matrices[0]
+        operands: tuple[Any, ...] = (x, weight, *matrices[0])
         if case.mode == "fwd+bwd":
             back = problem.inputs["cotangent"], transposed_weight, *matrices[1]
             operands = *operands, *back, graph.rows, graph.cols
