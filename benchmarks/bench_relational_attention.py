@@ -275,7 +275,7 @@ def _layer(graph: Triples, case: Case, method: str) -> Callable[..., Any]:
 
     warnings.filterwarnings("error", message=".*Using plain XLA instead")
     kind, heads, _ = _parts(case)
-    options = {
+    options: Any = {
         "num_relations": graph.num_relations,
         "heads": heads,
         "method": method,
@@ -325,7 +325,7 @@ def launches(candidate: Candidate) -> int:
         return jax.ShapeDtypeStruct(leaf.shape, getattr(leaf, "dtype", None) or leaf.pool.dtype)
 
     arguments = jax.tree.map(shaped, candidate.arguments)
-    program = jax.jit(candidate.function).lower(*arguments).compile().as_text()
+    program = jax.jit(candidate.function).lower(*arguments).compile().as_text() or ""
     entry = program[program.index("\nENTRY ") :]
     kinds = re.findall(r"^ +(?:ROOT )?%?[\w.-]+ = .*? ([a-z][\w-]*)\(", entry, re.MULTILINE)
     free = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}

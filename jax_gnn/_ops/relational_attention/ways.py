@@ -9,7 +9,7 @@ what each pair counts. By tiles, the softmax's weights are those of a sum of pro
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,8 @@ from jax_gnn._ops.segment_matmul import primitive as products
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn.relational import Part, RelationalGraph
+
+P = TypeVar("P")
 
 _NEEDS: dict[str, tuple[tuple[Part, ...], tuple[Part, ...]]] = {
     "source_pairs": (("from_pairs", "to_pairs"), ("from_pairs",)),
@@ -91,7 +93,7 @@ class Typed:
 
     def shares(self, score: Array, *, within: bool) -> Array:
         """The softmax of edges' scores into each destination, or its part of each relation."""
-        rows = self.matrix.to_pairs.by_row if within else self.matrix.nodes.by_row
+        rows = (_part(self.matrix.to_pairs) if within else self.matrix.nodes).by_row
         return segment_softmax(score, segments(rows.rows, rows.num_rows))
 
     def shares_of_pairs(self, stats: Array, shift: Array | None = None) -> Array:
@@ -103,17 +105,17 @@ class Typed:
             jnp.finfo(stats.dtype).min / 4
         )  # instead of -inf, of which differences are no number
         score = jnp.where(log_sum == jnp.inf, least, top + log_sum)
-        return segment_softmax(score, _pairs(self.matrix.pair_dst).node_segments)
+        return segment_softmax(score, _part(self.matrix.pair_dst).node_segments)
 
     # --- Products by relation ----------------------------------------------------------------
 
     def of_sources(self, x: Array, rows: Rows) -> Array:
         """``(source pairs, n)``."""
-        return self._of_pairs(x, rows, _pairs(self.matrix.pair_src))
+        return self._of_pairs(x, rows, _part(self.matrix.pair_src))
 
     def of_destinations(self, x: Array, rows: Rows) -> Array:
         """``(destination pairs, n)``."""
-        return self._of_pairs(x, rows, _pairs(self.matrix.pair_dst))
+        return self._of_pairs(x, rows, _part(self.matrix.pair_dst))
 
     def _of_pairs(self, x: Array, rows: Rows, pairs: Pairs) -> Array:
         rows = rows._replace(kernel=_of_width(rows.kernel, x.shape[1]))
@@ -121,7 +123,7 @@ class Typed:
 
     def behind(self, sums: Array, rows: Rows, heads: int) -> Array:
         """``(destination pairs, n)`` of ``(destination pairs, heads · k)``: each head by itself."""
-        pairs = _pairs(self.matrix.pair_dst)
+        pairs = _part(self.matrix.pair_dst)
         if heads == 1:
             return self._product(sums, rows, pairs, pairs.numbering)
         by_head = sums.reshape(len(sums), heads, sums.shape[1] // heads)
@@ -144,7 +146,7 @@ class Typed:
 
     def into_nodes(self, z: Array, share: Array | None) -> Array:
         """``(destinations, n)``, the sum over their pairs."""
-        matrix = _pairs(self.matrix.pair_dst).node_segments
+        matrix = _part(self.matrix.pair_dst).node_segments
         heads = 1 if share is None else share.shape[1]
         return segment_reduce(z, share, matrix, reduce="sum", heads=heads)
 
@@ -179,7 +181,7 @@ class Typed:
         The first half of the vectors is that of destinations.
         """
         heads = vectors.shape[2] // 2
-        pairs = _pairs(self.matrix.pair_dst), _pairs(self.matrix.pair_src)
+        pairs = _part(self.matrix.pair_dst), _part(self.matrix.pair_src)
         if dense_scores_pay(counts(x, vectors, self.matrix, transposed=False), heads):
             table = jnp.einsum("nk,rkm->nrm", x, vectors, precision=self.precision)
             halves = jnp.split(table.reshape(-1, 2 * heads), 2, axis=1)
@@ -191,7 +193,7 @@ class Typed:
             of_pairs = [
                 self._of_pairs(x, Rows(half), of) for half, of in zip(halves, pairs, strict=True)
             ]
-        to_pairs, from_pairs = self.matrix.to_pairs, self.matrix.from_pairs
+        to_pairs, from_pairs = _part(self.matrix.to_pairs), _part(self.matrix.from_pairs)
         at_dst, at_src = ends(to_pairs)[0], ends(from_pairs)[1]
         acc = accumulator_dtype(x.dtype)
         return gather(of_pairs[0].astype(acc), at_dst), gather(of_pairs[1].astype(acc), at_src)
@@ -228,9 +230,10 @@ class Typed:
         return take(types, take(out.t_order, out.t_indptr[:-1]))
 
 
-def _pairs(pairs: Pairs | None) -> Pairs:
-    assert pairs is not None  # as the way goes through them
-    return pairs
+def _part(part: P | None) -> P:
+    """A part that the way goes through, and therefore there."""
+    assert part is not None
+    return part
 
 
 def _heads(array: Array, heads: int) -> Array:
@@ -389,7 +392,7 @@ def attend_by_keys(
     shift = None
     if folded.shift is not None:
         shift = typed.of_destinations(query, folded.shift).astype(acc)
-    keys, into = _each(key, queries.shape[1]), typed.matrix.to_pairs
+    keys, into = _each(key, queries.shape[1]), _part(typed.matrix.to_pairs)
     if way == "tiles":
         score = sddmm(queries, keys, into, heads=heads)
         score = score if shift is None else score + gather(shift, ends(into)[0])
