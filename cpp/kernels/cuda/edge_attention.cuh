@@ -1,5 +1,6 @@
-// The gradients of attention over edges: weights by source from the softmax's statistics, for
-// segment_reduce_vjp, and the scores' cotangents from its dots.
+// The gradients of attention over edges by source where a team has no whole heads
+// (edge_attention_back.cuh): weights from the softmax's statistics, for segment_reduce_vjp, and the
+// scores' cotangents from its dots. And sums of a LeakyReLU's slopes.
 #pragma once
 
 #include "../edge_attention.h"
