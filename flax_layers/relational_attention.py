@@ -220,11 +220,8 @@ class RGATConv(nnx.Module):
             kernel = jnp.tensordot(mixture, kernel, 1, precision=self.precision)
         if self.num_blocks is not None:
             kernel = block_diagonal(kernel)
-        vectors = jnp.einsum(
-            "rkhd,erhd->rkeh",
-            *(_split(kernel, self.heads), jnp.stack(attention)),
-            precision=self.precision,
-        )
+        by_head = _split(kernel, self.heads)[:, :, None]
+        vectors = jnp.sum(by_head * jnp.stack(attention, 1)[:, None], axis=-1)
         return FoldedRGAT(kernel, vectors.reshape(*vectors.shape[:2], 2 * self.heads))
 
     def __call__(
