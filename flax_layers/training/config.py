@@ -429,11 +429,11 @@ class LinkConfig(Config):
 
     epochs: Annotated[
         int, Setting("training", "passes over the queries of the training edges", COUNT, "N")
-    ] = 100
+    ] = 200
     batch_size: Annotated[
         int, Setting("training", "queries, of a node and a relation, per step", COUNT, "N")
     ] = 1024
-    learning_rate: Annotated[float, Setting("training", "of Adam", POSITIVE, "RATE")] = 0.001
+    learning_rate: Annotated[float, Setting("training", "of Adam", POSITIVE, "RATE")] = 0.003
     loss: Annotated[
         Literal["softmax", "sigmoid", "negatives"],
         Setting(
@@ -454,7 +454,7 @@ class LinkConfig(Config):
     ] = False
     evaluate_every: Annotated[
         int, Setting("training", "epochs between two validations", COUNT, "N")
-    ] = 5
+    ] = 10
     seed: Annotated[int, Setting("training", "of parameters, batches and dropout", WHOLE, "N")] = 0
     decoder: Annotated[
         Literal["distmult", "complex", "conve"], Setting("model", "what scores edges")
@@ -469,7 +469,7 @@ class LinkConfig(Config):
     dropout_rate: Annotated[
         float,
         Setting("model", "share of encoded nodes dropped in training", RATE, "RATE", "--dropout"),
-    ] = 0.2
+    ] = 0.3
     decoder_dropout_rate: Annotated[
         float,
         Setting("model", "share dropped inside ConvE", RATE, "RATE", "--decoder-dropout"),
