@@ -36,6 +36,77 @@ struct NoStats : SumOp<Acc, 1> {
   static __device__ __forceinline__ Result empty() { return {0, -kLeast<true, Acc>}; }
 };
 
+// Makes all rows empty.
+template <typename T, typename Acc>
+cudaError_t fill_empty(cudaStream_t stream, const Csr<Index>& csr, Features features, T* out,
+                       SoftmaxStats<Acc>* stats) {
+  const Output<T, SumOp<Acc, 1>, Acc> rows = {out, csr.num_rows, features.width, {}};
+  const Output<SoftmaxStats<Acc>, NoStats<Acc>, Acc> of_rows = {
+      stats, csr.num_rows, features.heads, {}};
+  const cudaError_t error = launch_fill(stream, Start::kWaits, rows);
+  return error == cudaSuccess ? launch_fill(stream, Start::kWaits, of_rows) : error;
+}
+
+// The same where scores are numbers for each head: the walk of weighted sums.
+template <int kVec, typename T, typename Acc>
+cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* value,
+                           const Attention<Acc>& attention, Features features, T* out,
+                           SoftmaxStats<Acc>* stats, const Workspace& workspace) {
+  using Op = SoftmaxSumOp<Acc, kVec>;
+  using Last = StoredStats<Acc>;
+  if (csr.num_rows <= 0) return cudaSuccess;
+  if (features.width <= 0 || !addressable<T>(features) ||
+      !addressable<SoftmaxStats<Acc>>({features.heads, 1}))
+    return cudaErrorInvalidValue;
+  const bool fills = fills_on_the_way(csr);
+  if (!fills) {
+    const cudaError_t error = fill_empty(stream, csr, features, out, stats);
+    if (error != cudaSuccess || csr.count == 0) return error;
+  }
+  const auto trailing = [](int64_t size) {  // log2 of what a size is a multiple of
+    int bits = 0;
+    while (bits < 8 && size >> bits != 0 && (size >> bits) % 2 == 0) ++bits;
+    return bits;
+  };
+  GatherCut cut;
+  cut.width = features.width;
+  cut.lane_bits = 2;  // ids of narrower teams would take too much of shared memory
+  while (cut.lane_bits < 5 && int64_t{kVec} << cut.lane_bits < features.width) ++cut.lane_bits;
+  const int lanes = 1 << cut.lane_bits, teams = kGatherThreads / lanes;
+  cut.most_heads = tile_heads_of<kVec>(lanes, features);
+  cut.chunk_bits = cut.most_heads > 1 ? JAX_GNN_MANY_BITS : std::max(cut.lane_bits, kStepBits);
+  Softmax<Acc> softmax = {attention};
+  softmax.cut(1 << cut.chunk_bits, cut.most_heads);
+  // Heads whose numbers are copied at once: those of a row, and of a tile, are a multiple of them.
+  const int64_t tile = int64_t{lanes} * kVec, tiles = ceil_div(features.width, tile);
+  const int64_t depth = features.width / features.heads;
+  const int most_bits = sizeof(Acc) == 4 ? 2 : 1;
+  const bool whole_heads = tiles == 1 || tile % depth == 0;
+  if (whole_heads) {
+    softmax.word_bits = std::min({most_bits, trailing(features.heads), trailing(cut.most_heads)});
+    for (const Acc* scores : {attention.dst_score, attention.src_score, attention.edge_score,
+                              attention.edge_scale})
+      while (!aligned(scores, sizeof(Acc) << softmax.word_bits)) --softmax.word_bits;
+  }
+  const int64_t shared = gather_shared_bytes<Op, Acc, Last, NoDots>(
+      cut, softmax, csr.order != nullptr, kGatherThreads);
+  const int64_t at_once = blocks_at_once(shared, kGatherBlocks);
+  const int64_t entries = ceil_div(csr.count, std::min(workspace.blocks, at_once) * teams);
+  const int64_t chunks = ceil_div(entries, int64_t{1} << cut.chunk_bits);
+  const int64_t blocks = ceil_div(csr.count, (chunks << cut.chunk_bits) * teams);
+  if (tiles > kMaxGridY || blocks > kMaxGridX || chunks << cut.chunk_bits > 0x3fffffff)
+    return cudaErrorInvalidConfiguration;
+  cut.chunks = static_cast<int>(chunks);
+  const Output<T, Op, Acc, Last> output = {
+      out, csr.num_rows, features.width, {stats, features.heads}};
+  const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace.bytes), next_tag()};
+  const Gathered<T, Acc> gathered = {value, nullptr, static_cast<int>(features.heads)};
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
+  return launch(stream, {grid, kGatherThreads, static_cast<size_t>(shared)},
+                gather_kernel<Op, T, Acc, Last, NoDots, Softmax<Acc>>, csr, gathered, cut, output,
+                NoDots{}, softmax, fills, tails);
+}
+
 // The sum under a softmax, and its statistics, in one pass.
 template <Scores kScores, bool kSame, int kVec, int kAhead, typename T, typename Acc>
 cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
@@ -48,11 +119,7 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
     return cudaErrorInvalidValue;
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
-    const Output<T, SumOp<Acc, 1>, Acc> rows = {out, csr.num_rows, features.width, {}};
-    const Output<SoftmaxStats<Acc>, NoStats<Acc>, Acc> of_rows = {
-        stats, csr.num_rows, features.heads, {}};
-    cudaError_t error = launch_fill(stream, Start::kWaits, rows);
-    if (error == cudaSuccess) error = launch_fill(stream, Start::kWaits, of_rows);
+    const cudaError_t error = fill_empty(stream, csr, features, out, stats);
     if (error != cudaSuccess || csr.count == 0) return error;
   }
   AttendCut cut;

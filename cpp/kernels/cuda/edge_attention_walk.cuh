@@ -26,6 +26,7 @@
 #include "segment_messages.cuh"
 #include "segment_ops.cuh"
 #include "segment_runs.cuh"
+#include "softmax_sums.cuh"
 
 namespace jax_gnn::cuda {
 namespace {
@@ -55,86 +56,6 @@ template <int kAhead, typename Acc>
 constexpr int kAttendBlocks = sizeof(Acc) > 4 ? 3
                               : kAhead > 1    ? 4
                                               : 5;
-
-template <typename Acc>
-constexpr Acc kLowest = std::numeric_limits<Acc>::lowest();
-
-// Sums under a softmax: of weighted features, of weights, and what these are relative to.
-template <typename Acc, int kVec_>
-struct SoftmaxSumOp {
-  using Result = Acc;
-  static constexpr int kVec = kVec_, kParts = kVec + 2, kSum = kVec, kTop = kVec + 1, kRoom = 2;
-  static constexpr bool kCounts = false, kZeroIsNeutral = false;
-  static __device__ __forceinline__ Acc neutral(int part) {
-    return part == kTop ? kLeast<true, Acc> : Acc(0);
-  }
-  static __device__ __forceinline__ Acc empty() { return 0; }
-  static __device__ __forceinline__ void combine(const Acc (&before)[kParts], Acc (&run)[kParts]) {
-    const Acc top = extremum<true>(before[kTop], run[kTop]);
-    const Acc of_before = shrink(before[kTop], top), of_run = shrink(run[kTop], top);
-#pragma unroll
-    for (int i = 0; i <= kSum; ++i) run[i] = before[i] * of_before + run[i] * of_run;
-    run[kTop] = top;
-  }
-  static __device__ __forceinline__ void finish(const Acc (&run)[kParts], Acc (&x)[kVec]) {
-    const Acc factor = run[kSum] == 0 ? Acc(0) : reciprocal(run[kSum]);
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) x[i] = run[i] * factor;
-  }
-  static __device__ __forceinline__ SoftmaxStats<Acc> stats(const Acc (&run)[kParts]) {
-    const Acc sum = run[kSum];
-    return {sum == sum && sum != 0 ? run[kTop] : Acc(0),
-            sum == 0 ? -kLeast<true, Acc> : quick_logarithm(sum)};
-  }
-};
-
-// Rows are written with their softmax's statistics, in place of an Epilogue.
-template <typename Acc>
-struct StoredStats {
-  SoftmaxStats<Acc>* stats;  // (num_rows, heads); of a lane those of its head, or null
-  int64_t heads;
-};
-
-template <typename T, class Op, typename Acc>
-struct Output<T, Op, Acc, StoredStats<Acc>> {
-  static constexpr int kVec = Op::kVec;
-
-  T* out;
-  int64_t num_rows, width;
-  StoredStats<Acc> last;
-
-  // Writes the lane's word of a row that is below `limit`.
-  __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
-                                        unsigned limit) const {
-    if (static_cast<unsigned>(row) >= limit) return;
-    Acc x[kVec];
-    Op::finish(run, x);
-    write(row_at(lane_out, row, static_cast<unsigned>(width * static_cast<int64_t>(sizeof(T)))), x);
-    if (last.stats != nullptr) put(row, Op::stats(run));
-  }
-  __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
-    if (!column.active) return;
-    const Acc x[kVec] = {};
-    write(out + row * width + column.first, x);
-    if (last.stats != nullptr) put(static_cast<Index>(row), {0, -kLeast<true, Acc>});
-  }
-
- private:
-  __device__ __forceinline__ void put(Index row, const SoftmaxStats<Acc>& stats) const {
-    using Pair = Word<Acc, 2>;
-    Pair pair;
-    memcpy(&pair, &stats, sizeof(pair));
-    *reinterpret_cast<Pair*>(row_at(
-        last.stats, row, static_cast<unsigned>(last.heads) * static_cast<unsigned>(sizeof(pair)))) =
-        pair;
-  }
-  static __device__ __forceinline__ void write(T* address, const Acc (&x)[kVec]) {
-    Pack<T, kVec> pack;
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) narrow(x[i], pack.at[i]);
-    *reinterpret_cast<Pack<T, kVec>*>(address) = pack;
-  }
-};
 
 // What is attended to.
 template <typename T, typename Acc>
@@ -242,7 +163,6 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kAhead, Acc>)
   using Layout = AttendLayout<kScores, kSame, kAhead, Op, T, Acc>;
   constexpr int kStep = Layout::kStep, kRing = Layout::kRing, kStages = Layout::kStages;
   constexpr int kPart = 4;  // entries of a step whose words are read at once
-  constexpr Acc kFar = 8;   // its exponential times any sum is far from overflow
   using W = Word<T, kVec>;
   __shared__ Range long_gaps[kLongGaps];
   __shared__ int num_long_gaps;
@@ -291,8 +211,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kAhead, Acc>)
       heads > 1 ? __shfl_sync(kWholeWarp, static_cast<int>(column.head), 0, lanes) : 0;
   const int head = column.active ? static_cast<int>(column.head) - first_head : 0;
   Output<T, Op, Acc, StoredStats<Acc>> output = result;
-  const bool begins_head = column.first == column.head * (cut.width / heads);
-  output.last.stats = column.active && begins_head ? result.last.stats + column.head : nullptr;
+  output.last.keep_for(column, cut.width);
 
   const unsigned head_bytes = static_cast<unsigned>(heads) * static_cast<unsigned>(sizeof(Acc));
   const LaneShare share = lane_share(lane, lanes, cut.tile_heads);
@@ -518,7 +437,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kAhead, Acc>)
         const bool takes_own = decltype(far)::value ? !(own <= last) : false;
         last = begins(j) || takes_own ? own : last;
         top[j] = last;
-        is_far |= !(weight[j] - last <= kFar);
+        is_far |= !(weight[j] - last <= kFar<Acc>);
       }
       return is_far;
     };
