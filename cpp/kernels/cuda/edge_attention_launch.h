@@ -74,9 +74,8 @@ cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* 
   while (cut.lane_bits < 5 && int64_t{kVec} << cut.lane_bits < features.width) ++cut.lane_bits;
   const int lanes = 1 << cut.lane_bits, teams = kGatherThreads / lanes;
   cut.most_heads = tile_heads_of<kVec>(lanes, features);
-  cut.chunk_bits = cut.most_heads > 1 ? JAX_GNN_MANY_BITS : std::max(cut.lane_bits, kStepBits);
+  cut.chunk_bits = std::max(cut.lane_bits, kStepBits);
   Softmax<Acc> softmax = {attention};
-  softmax.cut(1 << cut.chunk_bits, cut.most_heads);
   // Heads whose numbers are copied at once: those of a row, and of a tile, are a multiple of them.
   const int64_t tile = int64_t{lanes} * kVec, tiles = ceil_div(features.width, tile);
   const int64_t depth = features.width / features.heads;
@@ -84,14 +83,24 @@ cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* 
   const bool whole_heads = tiles == 1 || tile % depth == 0;
   if (whole_heads) {
     softmax.word_bits = std::min({most_bits, trailing(features.heads), trailing(cut.most_heads)});
-    for (const Acc* scores : {attention.dst_score, attention.src_score, attention.edge_score,
-                              attention.edge_scale})
-      while (!aligned(scores, sizeof(Acc) << softmax.word_bits)) --softmax.word_bits;
+    const Acc* const arrays[] = {attention.dst_score, attention.src_score, attention.edge_score,
+                                 attention.edge_scale};
+    for (const Acc* array : arrays)
+      while (!aligned(array, sizeof(Acc) << softmax.word_bits)) --softmax.word_bits;
   }
-  const int64_t shared = gather_shared_bytes<Op, Acc, Last, NoDots>(
-      cut, softmax, csr.order != nullptr, kGatherThreads);
-  const int64_t at_once = blocks_at_once(shared, kGatherBlocks);
-  const int64_t entries = ceil_div(csr.count, std::min(workspace.blocks, at_once) * teams);
+  // Chunks of as many entries as a team has lanes, fewer where that takes too much shared memory, or
+  // leaves teams without any.
+  constexpr int64_t kMostShared = 48 << 10;
+  int64_t shared, entries;
+  for (++cut.chunk_bits;;) {
+    softmax.cut(1 << --cut.chunk_bits, cut.most_heads);
+    shared = gather_shared_bytes<Op, Acc, Last, NoDots>(cut, softmax, csr.order != nullptr,
+                                                        kGatherThreads);
+    const int64_t at_once = blocks_at_once(shared, kGatherBlocks<Softmax<Acc>>);
+    entries = ceil_div(csr.count, std::min(workspace.blocks, at_once) * teams);
+    if (cut.chunk_bits == kStepBits || (shared <= kMostShared && 1 << cut.chunk_bits <= entries))
+      break;
+  }
   const int64_t chunks = ceil_div(entries, int64_t{1} << cut.chunk_bits);
   const int64_t blocks = ceil_div(csr.count, (chunks << cut.chunk_bits) * teams);
   if (tiles > kMaxGridY || blocks > kMaxGridX || chunks << cut.chunk_bits > 0x3fffffff)

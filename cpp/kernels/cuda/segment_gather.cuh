@@ -34,7 +34,9 @@ namespace jax_gnn::cuda {
 namespace {
 
 constexpr int kGatherThreads = 128;  // of a block
-constexpr int kGatherBlocks = 5;     // of a multiprocessor: with more, registers are spilled
+// Of a multiprocessor: with more, registers are spilled.
+template <class Softmax>
+constexpr int kGatherBlocks = Softmax::kAny ? 4 : 5;
 constexpr int kStepBits = 3, kStep = 1 << kStepBits, kHalf = kStep / 2;  // entries in flight
 constexpr int kChunks = 4;                                               // that a ring holds
 constexpr int kAroundWords = 8;  // of which three are used; rings are aligned to 16 bytes
@@ -92,7 +94,7 @@ __host__ __device__ int64_t gather_shared_bytes(const GatherCut& cut, const Soft
 
 template <class Op, typename T, typename Acc, class Last = NoEpilogue, class Dots = NoDots,
           class Softmax = NoSoftmax>
-__global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
+__global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
     gather_kernel(Csr<Index> csr, Gathered<T, Acc> gathered, GatherCut cut,
                   Output<T, Op, Acc, Last> result, Dots dots, Softmax softmax, bool fills,
                   Tails<Op, Acc> tails) {
@@ -119,8 +121,6 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
   const int team_weights = team_weight_bytes<Acc>(cut, softmax) / static_cast<int>(sizeof(Acc));
   unsigned char* const shared_bytes = dynamic_shared();
   Index* const all_ids = reinterpret_cast<Index*>(shared_bytes);
-  Index* const ring = all_ids + block_team * team_words;   // of rows; then of columns, and order
-  Index* const around = ring + team_words - kAroundWords;  // rows before, after and of the first
   Acc* const all_weights = reinterpret_cast<Acc*>(all_ids + block_teams * team_words);
   Acc* const weights = all_weights + block_team * team_weights;
   Acc* const first_runs = all_weights + block_teams * team_weights;  // [part][thread]
@@ -147,7 +147,8 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
   const int chunks = (__shfl_sync(kWholeWarp, count, 0) + chunk_size - 1) >> cut.chunk_bits;
 
   Sizes sizes = {cut_size(csr.num_rows), cut_size(csr.num_cols), cut_size(csr.num_weights)};
-  const unsigned num_cols = sizes.cols, num_weights = sizes.weights;
+  const unsigned num_rows = sizes.rows, num_cols = sizes.cols;
+  const unsigned num_weights = sizes.weights;
   if (!column.active) sizes = {0, 0, 0};
   Output<T, Op, Acc, Last> output = result;
   if constexpr (Softmax::kAny) output.last.keep_for(column, cut.width);
@@ -167,12 +168,14 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
   unsigned weights_at =
       static_cast<unsigned>(block_teams * team_words * sizeof(Index) +
                             (block_team * team_weights + head * ring_size) * sizeof(Acc));
-  unsigned numbers_at = weights_at, scores_at = 0;
+  unsigned numbers_at = weights_at, asked_at = 0, scores_at = 0;
   if constexpr (Softmax::kAny) {
     numbers_at = static_cast<unsigned>(block_teams * team_words * sizeof(Index) +
                                        block_team * softmax.team_bytes());
     scores_at = numbers_at + head * softmax.of_head + softmax.kLine;
+    asked_at = numbers_at + softmax.asked;
     hide(numbers_at);
+    hide(asked_at);
     hide(scores_at);
   }
   unsigned num_readable = sizes.cols;
@@ -180,6 +183,9 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
   hide(rows_at);
   hide(weights_at);
   hide(num_readable);
+  Index* const ring =  // of rows; then of columns, and order
+      reinterpret_cast<Index*>(shared_bytes + rows_at);
+  Index* const around = ring + team_words - kAroundWords;  // rows before, after and of the first
 
   // Calls f(entry of the team, its place in the ring) for the lane's own entries of a chunk.
   const auto for_own = [&](int chunk, const auto& f) {
@@ -193,38 +199,69 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
   const auto ask_for_ids = [&](int chunk) {
     if (chunk < chunks)
       for_own(chunk, [&](int entry, int place) {
-        const int64_t at = begin + min(entry, count - 1);
+        const auto at = static_cast<Index>(begin) + min(entry, count - 1);
+        const auto copy = [&](const auto* from, auto* to) {
+          copy_async<sizeof(*to)>(true, row_at(from, at, sizeof(*to)), to);
+        };
         Index* to = ring + place;
-        copy_async<sizeof(Index)>(true, csr.rows + at, to);
+        copy(csr.rows, to);
         if (csr.cols != nullptr)
-          copy_async<sizeof(Index)>(true, csr.cols + at, to + ring_size);
+          copy(csr.cols, to + ring_size);
         else
-          to[ring_size] = static_cast<Index>(at);
-        if (ordered) copy_async<sizeof(Index)>(true, csr.order + at, to + 2 * ring_size);
-        if (beside) copy_async<sizeof(Acc)>(true, gathered.weight + at, weights + place);
+          to[ring_size] = at;
+        if (ordered) copy(csr.order, to + 2 * ring_size);
+        if (beside) copy(gathered.weight, weights + place);
       });
     __pipeline_commit();
   };
   const auto is_valid = [&](int entry, const Index* id) {
     return entry < count && static_cast<unsigned>(id[ring_size]) < num_cols &&
-           (!Softmax::kAny || static_cast<unsigned>(id[0]) < cut_size(csr.num_rows)) &&
            (!ordered || static_cast<unsigned>(id[2 * ring_size]) < num_weights);
   };
-  const ChunkWeights<Acc, Softmax> chunk_weights = {softmax, shared_bytes, numbers_at, lanes, lane};
+  const ChunkWeights<Acc, Softmax> chunk_weights = {softmax, shared_bytes, numbers_at, asked_at, lanes, lane};
   unsigned begins = 0;  // bit i: another run begins with entry i of the chunk
+  unsigned num_places = ordered ? num_weights : kWholeWarp, first_lane = threadIdx.x % 32 - lane;
+  unsigned team_lanes = kWholeWarp >> (32 - lanes) << first_lane;
+  hide(num_places);
+  hide(first_lane);
+  hide(team_lanes);
   // Looks at a chunk whose ids are there: padding gets an invalid column, and a weight of zero.
   // Asks for weights that do not lie beside the ids. Returns whether the warp can read all there
   // is.
   const auto begin_chunk = [&](int chunk) {
     bool valid = column.active;
+    if constexpr (Softmax::kAny) {
+      begins = 0;
+#pragma unroll 1
+      for (int first = 0; first < chunk_size; first += lanes) {
+        const int i = first + lane, entry = (chunk << cut.chunk_bits) + i;
+        bool begins_run = false;
+        if (i < chunk_size) {
+          const unsigned bytes = static_cast<unsigned>(entry) * sizeof(Index);
+          const unsigned mask = ring_bytes - 1, own = rows_at + (bytes & mask);
+          const auto id = [&](unsigned at) -> Index& {
+            return *reinterpret_cast<Index*>(shared_bytes + at);
+          };
+          const Index row = id(own), col = id(own + ring_bytes);
+          const Index place = ordered ? id(own + 2 * ring_bytes) : static_cast<Index>(begin) + entry;
+          begins_run = row != id(rows_at + ((bytes - sizeof(Index)) & mask));
+          const bool is_there = entry < count && static_cast<unsigned>(row) < num_rows &&
+                                static_cast<unsigned>(col) < num_cols &&
+                                static_cast<unsigned>(place) < num_places;
+          chunk_weights.ask(i, is_there, row, col, place, first_head, gathered.heads);
+          if (!is_there) id(own + ring_bytes) = -1;
+          valid &= is_there;
+        }
+        const unsigned bits = __ballot_sync(kWholeWarp, begins_run) & team_lanes;
+        begins |= bits >> first_lane << first;
+      }
+      begins |= chunk == 0;
+    } else
     for_own(chunk, [&](int entry, int place) {
       Index* id = ring + place;
       const bool is_there = is_valid(entry, id);
-      const int64_t at = ordered ? int64_t{id[2 * ring_size]} : begin + entry;
-      if constexpr (Softmax::kAny) {
-        chunk_weights.ask(entry & (chunk_size - 1), is_there, id[0], id[ring_size],
-                          static_cast<Index>(at), first_head, gathered.heads);
-      } else if (apart) {
+      if (apart) {
+        const int64_t at = ordered ? int64_t{id[2 * ring_size]} : begin + entry;
 #pragma unroll 1
         for (int h = 0; h < cut.most_heads; ++h)
           copy_async<sizeof(Acc)>(is_there && first_head + h < gathered.heads,
@@ -238,18 +275,6 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
       valid &= is_there;
     });
     if (apart && !Dots::kAny) __pipeline_commit();
-    if constexpr (Softmax::kAny) {
-      begins = 0;
-#pragma unroll 1
-      for (int first = 0; first < chunk_size; first += lanes) {
-        const int i = first + lane, entry = (chunk << cut.chunk_bits) + i;
-        const bool begins_run =
-            i < chunk_size &&
-            (entry == 0 || ring[entry & (ring_size - 1)] != ring[(entry - 1) & (ring_size - 1)]);
-        const unsigned bits = __ballot_sync(kWholeWarp, begins_run) >> (team * lanes);
-        begins |= (bits & (kWholeWarp >> (32 - lanes))) << first;
-      }
-    }
     const bool all_valid = __all_sync(kWholeWarp, valid) != 0;
     if (!all_valid) __syncwarp();
     return all_valid;

@@ -122,7 +122,8 @@ struct NoSoftmax {
 //
 // Numbers of a team lie there as [kind][head][kQuad + entry]: scores, of which entry -1 is what the
 // run that goes on is relative to, weights, and where there are scales weights times these; behind
-// them as [kind][entry][head] what scores are made of, and scales. Offsets are in bytes.
+// them as [kind][entry][head] what scores are made of, and scales, or as [kind][head][entry] where
+// numbers are copied one by one. Offsets are in bytes.
 template <typename Acc>
 struct Softmax {
   static constexpr bool kAny = true;
@@ -133,6 +134,7 @@ struct Softmax {
   int head_bits, quads;          // log2 of the heads, rounded up, and quads of so many
   unsigned of_head, of_kind;     // from one to the next
   unsigned asked, of_asked;      // where what is asked for begins, and from one kind to the next
+  unsigned asked_entry, asked_head;  // and from one entry or head to the next
   unsigned factors;              // from weights to factors
 
   __host__ void cut(int entries, int tile_heads) {
@@ -144,7 +146,9 @@ struct Softmax {
     of_head = (chunk + kQuad) * kEntry;
     of_kind = heads * of_head;
     asked = (scaled() ? 3 : 2) * of_kind;
-    of_asked = ceil_div(chunk * heads, kQuad) * kLine;
+    of_asked = chunk * heads * kEntry;
+    asked_entry = word_bits > 0 ? heads * kEntry : kEntry;
+    asked_head = word_bits > 0 ? kEntry : chunk * kEntry;
     factors = scaled() ? of_kind : 0;
   }
   __host__ __device__ bool additive() const { return attention.edge_score == nullptr; }
@@ -166,7 +170,7 @@ struct ChunkWeights {
 #pragma unroll 1
     for (int h = 0; h < softmax_.heads; h += 1 << bits) {
       const bool copies = is_there && first_head + h < num_heads;
-      unsigned to = numbers_at_ + softmax_.asked + (i * softmax_.heads + h) * sizeof(Acc);
+      unsigned to = asked_at_ + i * softmax_.asked_entry + h * softmax_.asked_head;
       const auto copy = [&](const Acc* from, Index at) {
         from = row_at(from + first_head + h, at, row_bytes);
         if (bits == 0) copy_async<sizeof(Acc)>(copies, from, bytes_ + to);
@@ -190,17 +194,17 @@ struct ChunkWeights {
   // entry of the warp what weights are relative to has changed since its run began. Called by whole
   // warps.
   __device__ __forceinline__ bool weigh(unsigned begins, bool all_valid, unsigned cols_at) const {
+    Acc slope = softmax_.attention.slope;
+    hide(slope);  // or it is read for each entry
     for_quads([&](int head, int i, unsigned at) {
-      const unsigned step = softmax_.heads * sizeof(Acc);
-      const unsigned asked_at = numbers_at_ + softmax_.asked + i * step + head * sizeof(Acc);
       Acc scores[kQuad];
+      get_asked(0, head, i, scores);
+      if (softmax_.additive()) {
+        Acc others[kQuad];
+        get_asked(softmax_.of_asked, head, i, others);
 #pragma unroll
-      for (int k = 0; k < kQuad; ++k) scores[k] = number(asked_at + k * step);
-      if (softmax_.additive())
-#pragma unroll
-        for (int k = 0; k < kQuad; ++k)
-          scores[k] = leaky(number(asked_at + softmax_.of_asked + k * step) + scores[k],
-                            softmax_.attention.slope);
+        for (int k = 0; k < kQuad; ++k) scores[k] = leaky(others[k] + scores[k], slope);
+      }
       if (!all_valid) {
         Index cols[kQuad];
         read_shared(bytes_ + cols_at + i * sizeof(Index), cols);
@@ -235,14 +239,11 @@ struct ChunkWeights {
     }
     if (softmax_.scaled()) {
       for_quads([&](int head, int i, unsigned at) {
-        const unsigned scales_at = numbers_at_ + softmax_.asked +
-                                   (1 + softmax_.additive()) * softmax_.of_asked +
-                                   (i * softmax_.heads + head) * sizeof(Acc);
-        Acc weights[kQuad];
+        Acc weights[kQuad], scales[kQuad];
         read_shared(bytes_ + at + softmax_.of_kind, weights);
+        get_asked((1 + softmax_.additive()) * softmax_.of_asked, head, i, scales);
 #pragma unroll
-        for (int k = 0; k < kQuad; ++k)
-          weights[k] *= number(scales_at + k * softmax_.heads * sizeof(Acc));
+        for (int k = 0; k < kQuad; ++k) weights[k] *= scales[k];
         put(weights, at + 2 * softmax_.of_kind);
       });
       __syncwarp();
@@ -252,6 +253,18 @@ struct ChunkWeights {
 
   __device__ __forceinline__ Acc& number(unsigned at) const {
     return *reinterpret_cast<Acc*>(bytes_ + at);
+  }
+  // What has been asked for of a head's entries.
+  __device__ __forceinline__ void get_asked(unsigned kind, int head, int i,
+                                            Acc (&numbers)[kQuad]) const {
+    const unsigned at =
+        asked_at_ + kind + i * softmax_.asked_entry + head * softmax_.asked_head;
+    if (softmax_.word_bits == 0) {
+      read_shared(bytes_ + at, numbers);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kQuad; ++k) numbers[k] = number(at + k * softmax_.asked_entry);
+    }
   }
   __device__ __forceinline__ void put(const Acc (&numbers)[kQuad], unsigned at) const {
     Pack<Acc, kQuad> pack;
@@ -293,7 +306,7 @@ struct ChunkWeights {
 
   const Softmax& softmax_;
   unsigned char* const& bytes_;  // shared memory
-  const unsigned& numbers_at_;   // of the team
+  const unsigned &numbers_at_, &asked_at_;  // of the team
   const int &lanes_, &lane_;
 };
 
