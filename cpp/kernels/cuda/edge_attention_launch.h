@@ -88,16 +88,19 @@ cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* 
     for (const Acc* array : arrays)
       while (!aligned(array, sizeof(Acc) << softmax.word_bits)) --softmax.word_bits;
   }
-  // Chunks of as many entries as a team has lanes, fewer where that takes too much shared memory, or
-  // leaves teams without any.
+  // Chunks of as many entries as a team has lanes, fewer where that takes too much shared memory,
+  // or leaves teams without any.
   constexpr int64_t kMostShared = 48 << 10;
+  constexpr int64_t kFew = 64;  // entries of a team, up to which all tiles are walked at once
   int64_t shared, entries;
   for (++cut.chunk_bits;;) {
     softmax.cut(1 << --cut.chunk_bits, cut.most_heads);
     shared = gather_shared_bytes<Op, Acc, Last, NoDots>(cut, softmax, csr.order != nullptr,
                                                         kGatherThreads);
     const int64_t at_once = blocks_at_once(shared, kGatherBlocks<Softmax<Acc>>);
-    entries = ceil_div(csr.count, std::min(workspace.blocks, at_once) * teams);
+    const int64_t once = ceil_div(csr.count * tiles, at_once * teams);
+    entries = std::max(once <= kFew ? once : int64_t{1},
+                       ceil_div(csr.count, std::min(workspace.blocks, at_once) * teams));
     if (cut.chunk_bits == kStepBits || (shared <= kMostShared && 1 << cut.chunk_bits <= entries))
       break;
   }

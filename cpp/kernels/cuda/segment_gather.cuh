@@ -169,6 +169,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
       static_cast<unsigned>(block_teams * team_words * sizeof(Index) +
                             (block_team * team_weights + head * ring_size) * sizeof(Acc));
   unsigned numbers_at = weights_at, asked_at = 0, scores_at = 0;
+  Quad first_quad = {};
   if constexpr (Softmax::kAny) {
     numbers_at = static_cast<unsigned>(block_teams * team_words * sizeof(Index) +
                                        block_team * softmax.team_bytes());
@@ -176,6 +177,9 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
     asked_at = numbers_at + softmax.asked;
     hide(numbers_at);
     hide(asked_at);
+    first_quad = quad_of(softmax, numbers_at, lane);
+    hide(first_quad.scores);
+    hide(first_quad.asked);
     hide(scores_at);
   }
   unsigned num_readable = sizes.cols;
@@ -218,7 +222,8 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
     return entry < count && static_cast<unsigned>(id[ring_size]) < num_cols &&
            (!ordered || static_cast<unsigned>(id[2 * ring_size]) < num_weights);
   };
-  const ChunkWeights<Acc, Softmax> chunk_weights = {softmax, shared_bytes, numbers_at, asked_at, lanes, lane};
+  const ChunkWeights<Acc, Softmax> chunk_weights = {softmax,    shared_bytes, numbers_at, asked_at,
+                                                    first_quad, lanes,        lane};
   unsigned begins = 0;  // bit i: another run begins with entry i of the chunk
   unsigned num_places = ordered ? num_weights : kWholeWarp, first_lane = threadIdx.x % 32 - lane;
   unsigned team_lanes = kWholeWarp >> (32 - lanes) << first_lane;
@@ -243,7 +248,8 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
             return *reinterpret_cast<Index*>(shared_bytes + at);
           };
           const Index row = id(own), col = id(own + ring_bytes);
-          const Index place = ordered ? id(own + 2 * ring_bytes) : static_cast<Index>(begin) + entry;
+          const Index place =
+              ordered ? id(own + 2 * ring_bytes) : static_cast<Index>(begin) + entry;
           begins_run = row != id(rows_at + ((bytes - sizeof(Index)) & mask));
           const bool is_there = entry < count && static_cast<unsigned>(row) < num_rows &&
                                 static_cast<unsigned>(col) < num_cols &&
@@ -257,23 +263,23 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
       }
       begins |= chunk == 0;
     } else
-    for_own(chunk, [&](int entry, int place) {
-      Index* id = ring + place;
-      const bool is_there = is_valid(entry, id);
-      if (apart) {
-        const int64_t at = ordered ? int64_t{id[2 * ring_size]} : begin + entry;
+      for_own(chunk, [&](int entry, int place) {
+        Index* id = ring + place;
+        const bool is_there = is_valid(entry, id);
+        if (apart) {
+          const int64_t at = ordered ? int64_t{id[2 * ring_size]} : begin + entry;
 #pragma unroll 1
-        for (int h = 0; h < cut.most_heads; ++h)
-          copy_async<sizeof(Acc)>(is_there && first_head + h < gathered.heads,
-                                  gathered.weight + at * gathered.heads + first_head + h,
-                                  weights + h * ring_size + place);
-      }
-      if (!is_there) {
-        id[ring_size] = -1;
-        if (beside) weights[place] = 0;
-      }
-      valid &= is_there;
-    });
+          for (int h = 0; h < cut.most_heads; ++h)
+            copy_async<sizeof(Acc)>(is_there && first_head + h < gathered.heads,
+                                    gathered.weight + at * gathered.heads + first_head + h,
+                                    weights + h * ring_size + place);
+        }
+        if (!is_there) {
+          id[ring_size] = -1;
+          if (beside) weights[place] = 0;
+        }
+        valid &= is_there;
+      });
     if (apart && !Dots::kAny) __pipeline_commit();
     const bool all_valid = __all_sync(kWholeWarp, valid) != 0;
     if (!all_valid) __syncwarp();
@@ -378,7 +384,9 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
     Acc factors[kHalf], one_weights[kHalf];
     unsigned half_scores = 0;  // where scores lie, then weights, and factors
     if constexpr (Softmax::kAny) {
-      half_scores = scores_at + (at & (chunk_size * sizeof(Index) - 1)) * (sizeof(Acc) / sizeof(Index)) + half * sizeof(factors);
+      half_scores = scores_at +
+                    (at & (chunk_size * sizeof(Index) - 1)) * (sizeof(Acc) / sizeof(Index)) +
+                    half * sizeof(factors);
       const unsigned half_weights = half_scores + softmax.of_kind;
       read_shared(shared_bytes + half_weights, one_weights);
       read_shared(shared_bytes + half_weights + softmax.factors, factors);
@@ -394,8 +402,8 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
         close(half * kHalf + j);
         row = rows[j];
         if constexpr (Softmax::kAny)
-          run[Op::kTop] = at_least_lowest(*reinterpret_cast<const Acc*>(
-              shared_bytes + half_scores + j * sizeof(Acc)));
+          run[Op::kTop] = at_least_lowest(
+              *reinterpret_cast<const Acc*>(shared_bytes + half_scores + j * sizeof(Acc)));
         if constexpr (Dots::kAny) left = step_left[(half * kHalf + j) * blockDim.x];
       }
       if constexpr (Dots::kAny) {

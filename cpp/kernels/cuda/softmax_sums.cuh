@@ -22,6 +22,8 @@ constexpr Acc kFar = 8;  // its exponential times any sum is far from overflow
 
 template <typename Acc>
 constexpr Acc kLowest = std::numeric_limits<Acc>::lowest();
+template <typename Acc>
+constexpr Acc kTiny = std::numeric_limits<Acc>::min();
 
 template <typename Acc>
 __device__ __forceinline__ Acc at_least_lowest(Acc score) {  // NaN too
@@ -46,14 +48,13 @@ struct SoftmaxSumOp {
     run[kTop] = top;
   }
   static __device__ __forceinline__ void finish(const Acc (&run)[kParts], Acc (&x)[kVec]) {
-    const Acc factor = run[kSum] == 0 ? Acc(0) : reciprocal(run[kSum]);
+    // A sum of NaN is one of features too.
+    const Acc factor = reciprocal(run[kSum] > kTiny<Acc> ? run[kSum] : kTiny<Acc>);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) x[i] = run[i] * factor;
   }
   static __device__ __forceinline__ SoftmaxStats<Acc> stats(const Acc (&run)[kParts]) {
-    const Acc sum = run[kSum];
-    return {sum == sum && sum != 0 ? run[kTop] : Acc(0),
-            sum == 0 ? -kLeast<true, Acc> : quick_logarithm(sum)};
+    return {run[kTop], run[kSum] == 0 ? -kLeast<true, Acc> : quick_logarithm(run[kSum])};
   }
 };
 
@@ -129,13 +130,13 @@ struct Softmax {
   static constexpr bool kAny = true;
   static constexpr unsigned kEntry = sizeof(Acc), kLine = kQuad * kEntry;
   Attention<Acc> attention;
-  int chunk, heads;              // entries of a chunk, and heads of a tile
-  int word_bits;                 // log2 of the heads whose numbers are copied at once
-  int head_bits, quads;          // log2 of the heads, rounded up, and quads of so many
-  unsigned of_head, of_kind;     // from one to the next
-  unsigned asked, of_asked;      // where what is asked for begins, and from one kind to the next
+  int chunk, heads;           // entries of a chunk, and heads of a tile
+  int word_bits;              // log2 of the heads whose numbers are copied at once
+  int head_bits, quads;       // log2 of the heads, rounded up, and quads of so many
+  unsigned of_head, of_kind;  // from one to the next
+  unsigned asked, of_asked;   // where what is asked for begins, and from one kind to the next
   unsigned asked_entry, asked_head;  // and from one entry or head to the next
-  unsigned factors;              // from weights to factors
+  unsigned factors;                  // from weights to factors
 
   __host__ void cut(int entries, int tile_heads) {
     chunk = entries;
@@ -157,6 +158,21 @@ struct Softmax {
     return asked + (1 + additive() + scaled()) * of_asked;
   }
 };
+
+// Four entries of a head: the first, and where their scores lie, and what has been asked for.
+struct Quad {
+  int entry;
+  unsigned scores, asked;
+};
+template <class Softmax>
+__device__ __forceinline__ Quad quad_of(const Softmax& softmax, unsigned numbers_at, int i) {
+  const int line = i >> softmax.head_bits, head = i - (line << softmax.head_bits);
+  const bool is_there = i < softmax.quads && head < softmax.heads;
+  return {
+      is_there ? line * kQuad : softmax.chunk,
+      numbers_at + head * softmax.of_head + (1 + line) * softmax.kLine,
+      numbers_at + softmax.asked + line * kQuad * softmax.asked_entry + head * softmax.asked_head};
+}
 
 // The weights of a team's chunk. All by reference, as Runs.
 template <typename Acc, class Softmax>
@@ -196,32 +212,33 @@ struct ChunkWeights {
   __device__ __forceinline__ bool weigh(unsigned begins, bool all_valid, unsigned cols_at) const {
     Acc slope = softmax_.attention.slope;
     hide(slope);  // or it is read for each entry
-    for_quads([&](int head, int i, unsigned at) {
+    for_quads([&](const Quad& quad) {
       Acc scores[kQuad];
-      get_asked(0, head, i, scores);
+      get_asked(quad.asked, scores);
       if (softmax_.additive()) {
         Acc others[kQuad];
-        get_asked(softmax_.of_asked, head, i, others);
+        get_asked(quad.asked + softmax_.of_asked, others);
 #pragma unroll
         for (int k = 0; k < kQuad; ++k) scores[k] = leaky(others[k] + scores[k], slope);
       }
       if (!all_valid) {
         Index cols[kQuad];
-        read_shared(bytes_ + cols_at + i * sizeof(Index), cols);
+        read_shared(bytes_ + cols_at + quad.entry * sizeof(Index), cols);
 #pragma unroll
         for (int k = 0; k < kQuad; ++k)
           if (cols[k] < 0) scores[k] = kLeast<true, Acc>;
       }
-      put(scores, at);
+      put(scores, quad.scores);
     });
     __syncwarp();
     bool is_far = false;
-    for_quads([&](int head, int i, unsigned at) {
+    for_quads([&](const Quad& quad) {
       Acc scores[kQuad];
-      read_shared(bytes_ + at, scores);
-      const unsigned next = begins >> i;
-      const int last = 31 - __clz(begins & ((1u << i) - 1));  // begin of a run before, or -1
-      Acc top = at_least_lowest(number(numbers_at_ + head * softmax_.of_head + softmax_.kLine + last * sizeof(Acc)));
+      read_shared(bytes_ + quad.scores, scores);
+      const unsigned next = begins >> quad.entry, past = begins & ((1u << quad.entry) - 1);
+      const int last = 31 - __clz(past);  // a run's begin before the quad, or -1
+      Acc top = at_least_lowest(
+          number(quad.scores + (last - quad.entry) * static_cast<int>(sizeof(Acc))));
 #pragma unroll
       for (int k = 0; k < kQuad; ++k) {
         top = next >> k & 1 ? at_least_lowest(scores[k]) : top;
@@ -229,7 +246,7 @@ struct ChunkWeights {
         is_far |= !(distance <= kFar<Acc>);
         scores[k] = quick_exponential(distance);
       }
-      put(scores, at + softmax_.of_kind);
+      put(scores, quad.scores + softmax_.of_kind);
     });
     is_far = __any_sync(kWholeWarp, is_far) != 0;
     __syncwarp();
@@ -238,13 +255,13 @@ struct ChunkWeights {
       __syncwarp();
     }
     if (softmax_.scaled()) {
-      for_quads([&](int head, int i, unsigned at) {
+      for_quads([&](const Quad& quad) {
         Acc weights[kQuad], scales[kQuad];
-        read_shared(bytes_ + at + softmax_.of_kind, weights);
-        get_asked((1 + softmax_.additive()) * softmax_.of_asked, head, i, scales);
+        read_shared(bytes_ + quad.scores + softmax_.of_kind, weights);
+        get_asked(quad.asked + (1 + softmax_.additive()) * softmax_.of_asked, scales);
 #pragma unroll
         for (int k = 0; k < kQuad; ++k) weights[k] *= scales[k];
-        put(weights, at + 2 * softmax_.of_kind);
+        put(weights, quad.scores + 2 * softmax_.of_kind);
       });
       __syncwarp();
     }
@@ -254,11 +271,8 @@ struct ChunkWeights {
   __device__ __forceinline__ Acc& number(unsigned at) const {
     return *reinterpret_cast<Acc*>(bytes_ + at);
   }
-  // What has been asked for of a head's entries.
-  __device__ __forceinline__ void get_asked(unsigned kind, int head, int i,
-                                            Acc (&numbers)[kQuad]) const {
-    const unsigned at =
-        asked_at_ + kind + i * softmax_.asked_entry + head * softmax_.asked_head;
+  // What has been asked for of a quad.
+  __device__ __forceinline__ void get_asked(unsigned at, Acc (&numbers)[kQuad]) const {
     if (softmax_.word_bits == 0) {
       read_shared(bytes_ + at, numbers);
     } else {
@@ -271,15 +285,16 @@ struct ChunkWeights {
     memcpy(&pack, numbers, sizeof(pack));
     *reinterpret_cast<Pack<Acc, kQuad>*>(bytes_ + at) = pack;
   }
-  // Calls f(head, first entry, where its scores lie) for each of the lane's quads.
+  // Calls f(quad) for each of the lane's.
   template <class F>
   __device__ __forceinline__ void for_quads(const F& f) const {
+    Quad quad = first_;
 #pragma unroll 1
-    for (int quad = lane_; quad < softmax_.quads; quad += lanes_) {
-      const int row = quad >> softmax_.head_bits, head = quad - (row << softmax_.head_bits);
-      if (head < softmax_.heads)
-        f(head, row * kQuad,
-          numbers_at_ + head * softmax_.of_head + (1 + row) * softmax_.kLine);
+    for (int i = lane_;;) {
+      if (quad.entry < softmax_.chunk) f(quad);
+      i += lanes_;
+      if (i >= softmax_.quads) break;
+      quad = quad_of(softmax_, numbers_at_, i);
     }
   }
 
@@ -305,8 +320,9 @@ struct ChunkWeights {
   }
 
   const Softmax& softmax_;
-  unsigned char* const& bytes_;  // shared memory
+  unsigned char* const& bytes_;             // shared memory
   const unsigned &numbers_at_, &asked_at_;  // of the team
+  const Quad& first_;                       // of the lane
   const int &lanes_, &lane_;
 };
 
