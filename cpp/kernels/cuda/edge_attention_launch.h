@@ -47,7 +47,8 @@ cudaError_t fill_empty(cudaStream_t stream, const Csr<Index>& csr, Features feat
   return error == cudaSuccess ? launch_fill(stream, Start::kWaits, of_rows) : error;
 }
 
-// The same where scores are numbers for each head: the walk of weighted sums.
+// The sum under a softmax of scores that are numbers for each head, and its statistics, in one
+// pass: the walk of weighted sums.
 template <int kVec, typename T, typename Acc>
 cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* value,
                            const Attention<Acc>& attention, Features features, T* out,
@@ -119,8 +120,8 @@ cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* 
                 NoDots{}, softmax, fills, tails);
 }
 
-// The sum under a softmax, and its statistics, in one pass.
-template <Scores kScores, bool kSame, int kVec, int kAhead, typename T, typename Acc>
+// The sum under a softmax of scores that are made of keys, and its statistics, in one pass.
+template <Scores kScores, bool kSame, int kVec, typename T, typename Acc>
 cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
                           const Attended<T, Acc>& attended, Features features, T* out,
                           SoftmaxStats<Acc>* stats, const Workspace& workspace) {
@@ -147,11 +148,11 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
   else
     while (int64_t{1} << cut.head_bits < words) ++cut.head_bits;
   const bool whole_heads = words <= lanes && (features.heads == 1 || words == 1 << cut.head_bits);
-  if (kScores != Scores::kOfHeads && !whole_heads) return cudaErrorInvalidValue;
-  const AttendLayout<kScores, kSame, kAhead, Op, T, Acc> layout(
-      cut, csr.order != nullptr, kinds_of<kScores>(attended.attention));
-  constexpr int kStep = kAttendStep<kScores>;
-  const int64_t at_once = blocks_at_once(layout.bytes(), kAttendBlocks<kAhead, Acc>);
+  if (!whole_heads) return cudaErrorInvalidValue;
+  const AttendLayout<kSame, Op, T, Acc> layout(cut, csr.order != nullptr,
+                                               1 + (attended.edge_scale != nullptr));
+  constexpr int kStep = kAttendStep;
+  const int64_t at_once = blocks_at_once(layout.bytes(), kAttendBlocks<Acc>);
   const int64_t entries = ceil_div(csr.count, std::min(workspace.blocks, at_once) * teams);
   const int64_t steps = ceil_div(entries, kStep);
   const int64_t blocks = ceil_div(csr.count, steps * kStep * teams);
@@ -164,8 +165,8 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace.bytes), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   return launch(stream, {grid, kAttendThreads, static_cast<size_t>(layout.bytes())},
-                attend_kernel<kScores, kSame, kAhead, Op, T, Acc>, csr, attended, cut, output,
-                fills, tails);
+                attend_kernel<kScores, kSame, Op, T, Acc>, csr, attended, cut, output, fills,
+                tails);
 }
 
 }  // namespace
@@ -174,36 +175,28 @@ template <typename T, typename Acc>
 cudaError_t edge_attention(cudaStream_t stream, const Csr<Index>& csr, const T* value,
                            const Attention<Acc>& attention, Features features, T* out,
                            SoftmaxStats<Acc>* stats, const Workspace& workspace) {
-  const Attended<T, Acc> attended = {value, attention, {}, static_cast<int>(features.heads)};
   constexpr int kVec = 16 / sizeof(T);
-  if (!fits<kVec, T>(features, {value, out}))
-    return launch_attend<Scores::kOfHeads, false, 1, 1>(stream, csr, attended, features, out, stats,
-                                                        workspace);
-  // Where a team is a warp, rows that are further ahead pay for fewer warps.
-  if (features.width >= 32 * kVec)
-    return launch_attend<Scores::kOfHeads, false, kVec, 2>(stream, csr, attended, features, out,
-                                                           stats, workspace);
-  return launch_attend<Scores::kOfHeads, false, kVec, 1>(stream, csr, attended, features, out,
-                                                         stats, workspace);
+  const auto attend = fits<kVec, T>(features, {value, out}) ? launch_softmax<kVec, T, Acc>
+                                                            : launch_softmax<1, T, Acc>;
+  return attend(stream, csr, value, attention, features, out, stats, workspace);
 }
 
 template <typename T, typename Acc>
 cudaError_t keyed_attention(cudaStream_t stream, const Csr<Index>& csr, const T* value,
                             const Keys<T, Acc>& keys, const Acc* edge_scale, Features features,
                             T* out, SoftmaxStats<Acc>* stats, const Workspace& workspace) {
-  const Attention<Acc> attention = {nullptr, nullptr, nullptr, edge_scale, 0};
-  const Attended<T, Acc> attended = {value, attention, keys, static_cast<int>(features.heads)};
+  const Attended<T, Acc> attended = {value, keys, edge_scale, static_cast<int>(features.heads)};
   constexpr int kVec = 16 / sizeof(T);
   if (!fits<kVec, T>(features, {value, keys.row_key, keys.col_key, out}))
     return cudaErrorInvalidValue;
   if (keys.vector == nullptr)
-    return launch_attend<Scores::kDots, false, kVec, 1>(stream, csr, attended, features, out, stats,
-                                                        workspace);
+    return launch_attend<Scores::kDots, false, kVec>(stream, csr, attended, features, out, stats,
+                                                     workspace);
   if (keys.col_key == value)
-    return launch_attend<Scores::kLeaky, true, kVec, 1>(stream, csr, attended, features, out, stats,
-                                                        workspace);
-  return launch_attend<Scores::kLeaky, false, kVec, 1>(stream, csr, attended, features, out, stats,
-                                                       workspace);
+    return launch_attend<Scores::kLeaky, true, kVec>(stream, csr, attended, features, out, stats,
+                                                     workspace);
+  return launch_attend<Scores::kLeaky, false, kVec>(stream, csr, attended, features, out, stats,
+                                                    workspace);
 }
 
 template <typename T, typename Acc>
