@@ -74,14 +74,17 @@ cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* 
   cut.lane_bits = 2;  // ids of narrower teams would take too much of shared memory
   while (cut.lane_bits < 5 && int64_t{kVec} << cut.lane_bits < features.width) ++cut.lane_bits;
   const int lanes = 1 << cut.lane_bits, teams = kGatherThreads / lanes;
-  cut.most_heads = tile_heads_of<kVec>(lanes, features);
-  cut.chunk_bits = std::max(cut.lane_bits, kStepBits);
-  Softmax<Acc> softmax = {attention};
-  // Heads whose numbers are copied at once: those of a row, and of a tile, are a multiple of them.
   const int64_t tile = int64_t{lanes} * kVec, tiles = ceil_div(features.width, tile);
   const int64_t depth = features.width / features.heads;
+  const bool whole_heads = tiles == 1 || tile % depth == 0;  // of each tile
+  cut.most_heads = whole_heads
+                       ? static_cast<int>(std::min<int64_t>(features.heads, ceil_div(tile, depth)))
+                       : tile_heads_of<kVec>(lanes, features);
+  cut.chunk_bits = std::max(cut.lane_bits, kStepBits);
+  Softmax<Acc> softmax = {};
+  softmax.attention = attention;
+  // Heads whose numbers are copied at once: those of a row, and of a tile, are a multiple of them.
   const int most_bits = sizeof(Acc) == 4 ? 2 : 1;
-  const bool whole_heads = tiles == 1 || tile % depth == 0;
   if (whole_heads) {
     softmax.word_bits = std::min({most_bits, trailing(features.heads), trailing(cut.most_heads)});
     const Acc* const arrays[] = {attention.dst_score, attention.src_score, attention.edge_score,

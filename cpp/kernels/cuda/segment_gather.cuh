@@ -16,6 +16,10 @@
 // to. Those are copied into shared memory a step ahead, once for each run of a step, each lane's
 // words for itself.
 //
+// Under a softmax of scores (softmax_sums.cuh), what these are made of is asked for where a chunk
+// is looked at, and becomes weights where the chunk's turn comes, by the lanes of the team side by
+// side.
+//
 // Needs blocks of up to kGatherThreads threads, whole warps; gather_shared_bytes of dynamic shared
 // memory, a workspace row for each block of a column of the grid, and a tag that no other launch
 // has. segment_walk_launch.h provides them. Promises that all rows are written, empty ones too
@@ -203,7 +207,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
   const auto ask_for_ids = [&](int chunk) {
     if (chunk < chunks)
       for_own(chunk, [&](int entry, int place) {
-        const auto at = static_cast<Index>(begin) + min(entry, count - 1);
+        const auto at = static_cast<Index>(begin + min(entry, count - 1));
         const auto copy = [&](const auto* from, auto* to) {
           copy_async<sizeof(*to)>(true, row_at(from, at, sizeof(*to)), to);
         };
@@ -225,11 +229,15 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
   const ChunkWeights<Acc, Softmax> chunk_weights = {softmax,    shared_bytes, numbers_at, asked_at,
                                                     first_quad, lanes,        lane};
   unsigned begins = 0;  // bit i: another run begins with entry i of the chunk
-  unsigned num_places = ordered ? num_weights : kWholeWarp, first_lane = threadIdx.x % 32 - lane;
-  unsigned team_lanes = kWholeWarp >> (32 - lanes) << first_lane;
-  hide(num_places);
-  hide(first_lane);
-  hide(team_lanes);
+  unsigned num_places = 0, first_lane = 0, team_lanes = 0;
+  if constexpr (Softmax::kAny) {
+    num_places = ordered ? num_weights : kWholeWarp;
+    first_lane = threadIdx.x % 32 - lane;
+    team_lanes = kWholeWarp >> (32 - lanes) << first_lane;
+    hide(num_places);
+    hide(first_lane);
+    hide(team_lanes);
+  }
   // Looks at a chunk whose ids are there: padding gets an invalid column, and a weight of zero.
   // Asks for weights that do not lie beside the ids. Returns whether the warp can read all there
   // is.
@@ -249,7 +257,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
           };
           const Index row = id(own), col = id(own + ring_bytes);
           const Index place =
-              ordered ? id(own + 2 * ring_bytes) : static_cast<Index>(begin) + entry;
+              ordered ? id(own + 2 * ring_bytes) : static_cast<Index>(begin + entry);
           begins_run = row != id(rows_at + ((bytes - sizeof(Index)) & mask));
           const bool is_there = entry < count && static_cast<unsigned>(row) < num_rows &&
                                 static_cast<unsigned>(col) < num_cols &&
@@ -262,7 +270,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
         begins |= bits >> first_lane << first;
       }
       begins |= chunk == 0;
-    } else
+    } else {
       for_own(chunk, [&](int entry, int place) {
         Index* id = ring + place;
         const bool is_there = is_valid(entry, id);
@@ -280,6 +288,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
         }
         valid &= is_there;
       });
+    }
     if (apart && !Dots::kAny) __pipeline_commit();
     const bool all_valid = __all_sync(kWholeWarp, valid) != 0;
     if (!all_valid) __syncwarp();

@@ -138,7 +138,7 @@ struct Softmax {
   unsigned asked_entry, asked_head;  // and from one entry or head to the next
   unsigned factors;                  // from weights to factors
 
-  __host__ void cut(int entries, int tile_heads) {
+  __host__ __device__ void cut(int entries, int tile_heads) {
     chunk = entries;
     heads = tile_heads;
     head_bits = 0;
