@@ -77,6 +77,8 @@ inline float approximate_reciprocal(float x) { return 1 / x; }
 
 inline float approximate_exp2(float x) { return std::exp2(x); }
 
+inline float approximate_log2(float x) { return std::log2(x); }
+
 inline float approximate_tanh(float x) { return std::tanh(x); }
 
 inline float max_or_nan(float a, float b) { return a != a || b != b ? NAN : std::fmax(a, b); }

@@ -54,8 +54,95 @@ struct NoStats : SumOp<Acc, 1> {
   static __device__ __forceinline__ Result empty() { return {0, -kLeast<true, Acc>}; }
 };
 
-// The sum under a softmax, and its statistics, in one pass.
-template <Scores kScores, bool kSame, int kVec, int kAhead, typename T, typename Acc>
+// Makes all rows empty.
+template <typename T, typename Acc>
+cudaError_t fill_empty(cudaStream_t stream, const Csr<Index>& csr, Features features, T* out,
+                       SoftmaxStats<Acc>* stats) {
+  const Output<T, SumOp<Acc, 1>, Acc> rows = {out, csr.num_rows, features.width, {}};
+  const Output<SoftmaxStats<Acc>, NoStats<Acc>, Acc> of_rows = {
+      stats, csr.num_rows, features.heads, {}};
+  const cudaError_t error = launch_fill(stream, Start::kWaits, rows);
+  return error == cudaSuccess ? launch_fill(stream, Start::kWaits, of_rows) : error;
+}
+
+// The sum under a softmax of scores that are numbers for each head, and its statistics, in one
+// pass: the walk of weighted sums.
+template <int kVec, typename T, typename Acc>
+cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* value,
+                           const Attention<Acc>& attention, Features features, T* out,
+                           SoftmaxStats<Acc>* stats, const Workspace& workspace) {
+  using Op = SoftmaxSumOp<Acc, kVec>;
+  using Last = StoredStats<Acc>;
+  if (csr.num_rows <= 0) return cudaSuccess;
+  if (features.width <= 0 || !addressable<T>(features) ||
+      !addressable<SoftmaxStats<Acc>>({features.heads, 1}))
+    return cudaErrorInvalidValue;
+  const bool fills = fills_on_the_way(csr);
+  if (!fills) {
+    const cudaError_t error = fill_empty(stream, csr, features, out, stats);
+    if (error != cudaSuccess || csr.count == 0) return error;
+  }
+  const auto trailing = [](int64_t size) {  // log2 of what a size is a multiple of
+    int bits = 0;
+    while (bits < 8 && size >> bits != 0 && (size >> bits) % 2 == 0) ++bits;
+    return bits;
+  };
+  GatherCut cut;
+  cut.width = features.width;
+  cut.lane_bits = 2;  // ids of narrower teams would take too much of shared memory
+  while (cut.lane_bits < 5 && int64_t{kVec} << cut.lane_bits < features.width) ++cut.lane_bits;
+  const int lanes = 1 << cut.lane_bits, teams = kGatherThreads / lanes;
+  const int64_t tile = int64_t{lanes} * kVec, tiles = ceil_div(features.width, tile);
+  const int64_t depth = features.width / features.heads;
+  const bool whole_heads = tiles == 1 || tile % depth == 0;  // of each tile
+  cut.most_heads = whole_heads
+                       ? static_cast<int>(std::min<int64_t>(features.heads, ceil_div(tile, depth)))
+                       : tile_heads_of<kVec>(lanes, features);
+  cut.chunk_bits = std::max(cut.lane_bits, kStepBits);
+  Softmax<Acc> softmax = {};
+  softmax.attention = attention;
+  // Heads whose numbers are copied at once: those of a row, and of a tile, are a multiple of them.
+  const int most_bits = sizeof(Acc) == 4 ? 2 : 1;
+  if (whole_heads) {
+    softmax.word_bits = std::min({most_bits, trailing(features.heads), trailing(cut.most_heads)});
+    const Acc* const arrays[] = {attention.dst_score, attention.src_score, attention.edge_score,
+                                 attention.edge_scale};
+    for (const Acc* array : arrays)
+      while (!aligned(array, sizeof(Acc) << softmax.word_bits)) --softmax.word_bits;
+  }
+  // Chunks of as many entries as a team has lanes, fewer where that takes too much shared memory,
+  // or leaves teams without any.
+  constexpr int64_t kMostShared = 48 << 10;
+  constexpr int64_t kFew = 64;  // entries of a team, up to which all tiles are walked at once
+  int64_t shared, entries;
+  for (++cut.chunk_bits;;) {
+    softmax.cut(1 << --cut.chunk_bits, cut.most_heads);
+    shared = gather_shared_bytes<Op, Acc, Last, NoDots>(cut, softmax, csr.order != nullptr,
+                                                        kGatherThreads);
+    const int64_t at_once = blocks_at_once(shared, kGatherBlocks<Softmax<Acc>>);
+    const int64_t once = ceil_div(csr.count * tiles, at_once * teams);
+    entries = std::max(once <= kFew ? once : int64_t{1},
+                       ceil_div(csr.count, std::min(workspace.blocks, at_once) * teams));
+    if (cut.chunk_bits == kStepBits || (shared <= kMostShared && 1 << cut.chunk_bits <= entries))
+      break;
+  }
+  const int64_t chunks = ceil_div(entries, int64_t{1} << cut.chunk_bits);
+  const int64_t blocks = ceil_div(csr.count, (chunks << cut.chunk_bits) * teams);
+  if (tiles > kMaxGridY || blocks > kMaxGridX || chunks << cut.chunk_bits > 0x3fffffff)
+    return cudaErrorInvalidConfiguration;
+  cut.chunks = static_cast<int>(chunks);
+  const Output<T, Op, Acc, Last> output = {
+      out, csr.num_rows, features.width, {stats, features.heads}};
+  const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace.bytes), next_tag()};
+  const Gathered<T, Acc> gathered = {value, nullptr, static_cast<int>(features.heads)};
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
+  return launch(stream, {grid, kGatherThreads, static_cast<size_t>(shared)},
+                gather_kernel<Op, T, Acc, Last, NoDots, Softmax<Acc>>, csr, gathered, cut, output,
+                NoDots{}, softmax, fills, tails);
+}
+
+// The sum under a softmax of scores that are made of keys, and its statistics, in one pass.
+template <Scores kScores, bool kSame, int kVec, typename T, typename Acc>
 cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
                           const Attended<T, Acc>& attended, Features features, T* out,
                           SoftmaxStats<Acc>* stats, const Workspace& workspace) {
@@ -66,21 +153,16 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
     return cudaErrorInvalidValue;
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
-    const Output<T, SumOp<Acc, 1>, Acc> rows = {out, csr.num_rows, features.width, {}};
-    const Output<SoftmaxStats<Acc>, NoStats<Acc>, Acc> of_rows = {
-        stats, csr.num_rows, features.heads, {}};
-    cudaError_t error = launch_fill(stream, Start::kWaits, rows);
-    if (error == cudaSuccess) error = launch_fill(stream, Start::kWaits, of_rows);
+    const cudaError_t error = fill_empty(stream, csr, features, out, stats);
     if (error != cudaSuccess || csr.count == 0) return error;
   }
   AttendCut cut;
-  const bool whole_heads = cut_features<kVec>(features, cut);
+  if (!cut_features<kVec>(features, cut)) return cudaErrorInvalidValue;
   const int lanes = 1 << cut.lane_bits, teams = kAttendThreads / lanes;
-  if (kScores != Scores::kOfHeads && !whole_heads) return cudaErrorInvalidValue;
-  const AttendLayout<kScores, kSame, kAhead, Op, T, Acc> layout(
-      cut, csr.order != nullptr, kinds_of<kScores>(attended.attention));
-  constexpr int kStep = kAttendStep<kScores>;
-  const int64_t at_once = blocks_at_once(layout.bytes(), kAttendBlocks<kAhead, Acc>);
+  const AttendLayout<kSame, Op, T, Acc> layout(cut, csr.order != nullptr,
+                                               1 + (attended.edge_scale != nullptr));
+  constexpr int kStep = kAttendStep;
+  const int64_t at_once = blocks_at_once(layout.bytes(), kAttendBlocks<Acc>);
   const int64_t entries = ceil_div(csr.count, std::min(workspace.blocks, at_once) * teams);
   const int64_t steps = ceil_div(entries, kStep);
   const int64_t blocks = ceil_div(csr.count, steps * kStep * teams);
@@ -93,8 +175,8 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace.bytes), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   return launch(stream, {grid, kAttendThreads, static_cast<size_t>(layout.bytes())},
-                attend_kernel<kScores, kSame, kAhead, Op, T, Acc>, csr, attended, cut, output,
-                fills, tails);
+                attend_kernel<kScores, kSame, Op, T, Acc>, csr, attended, cut, output, fills,
+                tails);
 }
 
 // The gradients by source, in one pass. There are whole heads in a team.
@@ -153,36 +235,28 @@ template <typename T, typename Acc>
 cudaError_t edge_attention(cudaStream_t stream, const Csr<Index>& csr, const T* value,
                            const Attention<Acc>& attention, Features features, T* out,
                            SoftmaxStats<Acc>* stats, const Workspace& workspace) {
-  const Attended<T, Acc> attended = {value, attention, {}, static_cast<int>(features.heads)};
   constexpr int kVec = 16 / sizeof(T);
-  if (!fits<kVec, T>(features, {value, out}))
-    return launch_attend<Scores::kOfHeads, false, 1, 1>(stream, csr, attended, features, out, stats,
-                                                        workspace);
-  // Where a team is a warp, rows that are further ahead pay for fewer warps.
-  if (features.width >= 32 * kVec)
-    return launch_attend<Scores::kOfHeads, false, kVec, 2>(stream, csr, attended, features, out,
-                                                           stats, workspace);
-  return launch_attend<Scores::kOfHeads, false, kVec, 1>(stream, csr, attended, features, out,
-                                                         stats, workspace);
+  const auto attend = fits<kVec, T>(features, {value, out}) ? launch_softmax<kVec, T, Acc>
+                                                            : launch_softmax<1, T, Acc>;
+  return attend(stream, csr, value, attention, features, out, stats, workspace);
 }
 
 template <typename T, typename Acc>
 cudaError_t keyed_attention(cudaStream_t stream, const Csr<Index>& csr, const T* value,
                             const Keys<T, Acc>& keys, const Acc* edge_scale, Features features,
                             T* out, SoftmaxStats<Acc>* stats, const Workspace& workspace) {
-  const Attention<Acc> attention = {nullptr, nullptr, nullptr, edge_scale, 0};
-  const Attended<T, Acc> attended = {value, attention, keys, static_cast<int>(features.heads)};
+  const Attended<T, Acc> attended = {value, keys, edge_scale, static_cast<int>(features.heads)};
   constexpr int kVec = 16 / sizeof(T);
   if (!fits<kVec, T>(features, {value, keys.row_key, keys.col_key, out}))
     return cudaErrorInvalidValue;
   if (keys.vector == nullptr)
-    return launch_attend<Scores::kDots, false, kVec, 1>(stream, csr, attended, features, out, stats,
-                                                        workspace);
+    return launch_attend<Scores::kDots, false, kVec>(stream, csr, attended, features, out, stats,
+                                                     workspace);
   if (keys.col_key == value)
-    return launch_attend<Scores::kLeaky, true, kVec, 1>(stream, csr, attended, features, out, stats,
-                                                        workspace);
-  return launch_attend<Scores::kLeaky, false, kVec, 1>(stream, csr, attended, features, out, stats,
-                                                       workspace);
+    return launch_attend<Scores::kLeaky, true, kVec>(stream, csr, attended, features, out, stats,
+                                                     workspace);
+  return launch_attend<Scores::kLeaky, false, kVec>(stream, csr, attended, features, out, stats,
+                                                    workspace);
 }
 
 template <typename T, typename Acc>

@@ -1,16 +1,10 @@
-// Attention over edges in one pass: the weighted sum under a softmax whose scores are met on the
-// way.
+// Attention over edges in one pass, where scores are made of keys: the weighted sum under a softmax
+// (softmax_sums.cuh) whose scores are met on the way.
 //
 // Every team of lanes takes an even, contiguous range of entries, sorted by destination, and walks
 // it in steps. Rows come by asynchronous copies into shared memory, kAhead steps before their use,
-// ids and what scores are of before them. A lane then has of a step's entries the scores of its
-// head: those of both ends together, given ones, or dots over the lanes of the head.
-//
-// What the softmax is relative to need not be the largest score, but one that is not much smaller.
-// It is that of a run's first entry, until one is by kFar larger: then, rarely, what has been
-// summed up is made smaller. So weights are one exponential each, sums and weights' sum grow side
-// by side, and runs are joined (segment_runs.cuh) like any others, the earlier one first. The cut
-// depends on shapes only: the same bits on every run.
+// ids before them. A lane then has of a step's entries the scores of its head, dots over the lanes
+// of the head. The cut depends on shapes only: the same bits on every run.
 //
 // Needs blocks of kAttendThreads threads; attend_bytes of dynamic shared memory, a workspace row
 // for each block of a column of the grid, and a tag that no other launch has. Promises that all
@@ -26,122 +20,35 @@
 #include "segment_messages.cuh"
 #include "segment_ops.cuh"
 #include "segment_runs.cuh"
+#include "softmax_sums.cuh"
 
 namespace jax_gnn::cuda {
 namespace {
 
 constexpr int kAttendThreads = 128;  // of a block
 constexpr int kAroundIds = 4;        // of which three are used
-// Steps that a ring of ids has room for: of entries ahead, as far ahead of these, and of two more.
-template <int kAhead>
-constexpr int kRingSteps = kAhead > 1 ? 8 : 4;
+constexpr int kAhead = 1;            // steps that rows are asked for ahead
+constexpr int kRingSteps = 4;        // of a ring of ids: those, as far ahead of these, and two more
+constexpr int kAttendStep = 4;       // entries of a step
 
 // What scores are: made of numbers for each head, ⟨vector, leaky(row_key + col_key)⟩, or dots of
 // keys.
 enum class Scores { kOfHeads, kLeaky, kDots };
 
-// Entries of a step. Dots are of several rows for each entry, which take shared memory.
-template <Scores kScores>
-constexpr int kAttendStep = kScores == Scores::kOfHeads ? 8 : 4;
-
 // Rows that an entry brings: the value, its own key unless that is the value, and its row's.
-template <Scores kScores, bool kSame>
-constexpr int kRowsOfEntry = kScores == Scores::kOfHeads ? 1
-                             : kSame                     ? 2
-                                                         : 3;
+template <bool kSame>
+constexpr int kRowsOfEntry = kSame ? 2 : 3;
 
 // Blocks of a multiprocessor: with more, registers are spilled.
-template <int kAhead, typename Acc>
-constexpr int kAttendBlocks = sizeof(Acc) > 4 ? 3
-                              : kAhead > 1    ? 4
-                                              : 5;
-
 template <typename Acc>
-constexpr Acc kLowest = std::numeric_limits<Acc>::lowest();
-
-// Sums under a softmax: of weighted features, of weights, and what these are relative to.
-template <typename Acc, int kVec_>
-struct SoftmaxSumOp {
-  using Result = Acc;
-  static constexpr int kVec = kVec_, kParts = kVec + 2, kSum = kVec, kTop = kVec + 1, kRoom = 2;
-  static constexpr bool kCounts = false, kZeroIsNeutral = false;
-  static __device__ __forceinline__ Acc neutral(int part) {
-    return part == kTop ? kLeast<true, Acc> : Acc(0);
-  }
-  static __device__ __forceinline__ Acc empty() { return 0; }
-  static __device__ __forceinline__ void combine(const Acc (&before)[kParts], Acc (&run)[kParts]) {
-    const Acc top = extremum<true>(before[kTop], run[kTop]);
-    const Acc of_before = shrink(before[kTop], top), of_run = shrink(run[kTop], top);
-#pragma unroll
-    for (int i = 0; i <= kSum; ++i) run[i] = before[i] * of_before + run[i] * of_run;
-    run[kTop] = top;
-  }
-  static __device__ __forceinline__ void finish(const Acc (&run)[kParts], Acc (&x)[kVec]) {
-    const Acc factor = run[kSum] == 0 ? Acc(0) : reciprocal(run[kSum]);
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) x[i] = run[i] * factor;
-  }
-  static __device__ __forceinline__ SoftmaxStats<Acc> stats(const Acc (&run)[kParts]) {
-    const Acc sum = run[kSum];
-    return {sum == sum && sum != 0 ? run[kTop] : Acc(0),
-            sum == 0 ? -kLeast<true, Acc> : quick_logarithm(sum)};
-  }
-};
-
-// Rows are written with their softmax's statistics, in place of an Epilogue.
-template <typename Acc>
-struct StoredStats {
-  SoftmaxStats<Acc>* stats;  // (num_rows, heads); of a lane those of its head, or null
-  int64_t heads;
-};
-
-template <typename T, class Op, typename Acc>
-struct Output<T, Op, Acc, StoredStats<Acc>> {
-  static constexpr int kVec = Op::kVec;
-
-  T* out;
-  int64_t num_rows, width;
-  StoredStats<Acc> last;
-
-  // Writes the lane's word of a row that is below `limit`.
-  __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
-                                        unsigned limit) const {
-    if (static_cast<unsigned>(row) >= limit) return;
-    Acc x[kVec];
-    Op::finish(run, x);
-    write(row_at(lane_out, row, static_cast<unsigned>(width * static_cast<int64_t>(sizeof(T)))), x);
-    if (last.stats != nullptr) put(row, Op::stats(run));
-  }
-  __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
-    if (!column.active) return;
-    const Acc x[kVec] = {};
-    write(out + row * width + column.first, x);
-    if (last.stats != nullptr) put(static_cast<Index>(row), {0, -kLeast<true, Acc>});
-  }
-
- private:
-  __device__ __forceinline__ void put(Index row, const SoftmaxStats<Acc>& stats) const {
-    using Pair = Word<Acc, 2>;
-    Pair pair;
-    memcpy(&pair, &stats, sizeof(pair));
-    *reinterpret_cast<Pair*>(row_at(
-        last.stats, row, static_cast<unsigned>(last.heads) * static_cast<unsigned>(sizeof(pair)))) =
-        pair;
-  }
-  static __device__ __forceinline__ void write(T* address, const Acc (&x)[kVec]) {
-    Pack<T, kVec> pack;
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) narrow(x[i], pack.at[i]);
-    *reinterpret_cast<Pack<T, kVec>*>(address) = pack;
-  }
-};
+constexpr int kAttendBlocks = sizeof(Acc) > 4 ? 3 : 5;
 
 // What is attended to.
 template <typename T, typename Acc>
 struct Attended {
-  const T* value;            // (num_cols, width)
-  Attention<Acc> attention;  // of kOfHeads all, of others the scale of edges
-  Keys<T, Acc> keys;         // of others
+  const T* value;  // (num_cols, width)
+  Keys<T, Acc> keys;
+  const Acc* edge_scale;  // (num_weights, heads), null: ones
   int heads;
 };
 
@@ -154,16 +61,15 @@ struct AttendCut {
   int64_t width;
 };
 
-// Dynamic shared memory: rows [stage][of an entry][entry][thread]; of each team numbers that scores
-// are of [stage][kind][head][entry], or for dots two times scores, and scales of edges likewise; of
-// each thread its part of a run; heads[warp][part][lane], and tails; of each team a ring of ids and
-// the rows around its entries.
-template <Scores kScores, bool kSame, int kAhead, class Op, typename T, typename Acc>
+// Dynamic shared memory: rows [stage][of an entry][entry][thread]; of each team scores, and scales
+// of edges, [stage][kind][head][entry]; of each thread its part of a run; heads[warp][part][lane],
+// and tails; of each team a ring of ids and the rows around its entries.
+template <bool kSame, class Op, typename T, typename Acc>
 struct AttendLayout {
   using W = Word<T, Op::kVec>;
   static constexpr int kStages = kAhead + 1;
-  static constexpr int kStep = kAttendStep<kScores>, kRing = kRingSteps<kAhead> * kStep;
-  static constexpr int kStageWords = kRowsOfEntry<kScores, kSame> * kStep * kAttendThreads;
+  static constexpr int kStep = kAttendStep, kRing = kRingSteps * kStep;
+  static constexpr int kStageWords = kRowsOfEntry<kSame> * kStep * kAttendThreads;
 
   int lanes, team_ids, head_numbers, team_numbers;
   __host__ __device__ AttendLayout(const AttendCut& cut, bool ordered, int kinds)
@@ -187,13 +93,6 @@ struct AttendLayout {
     return ids_at() + teams() * team_ids * static_cast<int>(sizeof(Index));
   }
 };
-
-// Kinds of numbers of each entry and head that lie in shared memory; those of dots are scores.
-template <Scores kScores, typename Acc>
-__host__ __device__ int kinds_of(const Attention<Acc>& attention) {
-  const bool has_two = kScores == Scores::kOfHeads && attention.edge_score == nullptr;
-  return 1 + has_two + (attention.edge_scale != nullptr);
-}
 
 // How a lane goes through its share of entries and heads: from which on, and how far at a time.
 struct LaneShare {
@@ -233,26 +132,23 @@ __device__ __forceinline__ void copy_word(bool valid, const W* from, W* to) {
   }
 }
 
-template <Scores kScores, bool kSame, int kAhead, class Op, typename T, typename Acc>
-__global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kAhead, Acc>)
+template <Scores kScores, bool kSame, class Op, typename T, typename Acc>
+__global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<Acc>)
     attend_kernel(Csr<Index> csr, Attended<T, Acc> attended, AttendCut cut,
                   Output<T, Op, Acc, StoredStats<Acc>> result, bool fills, Tails<Op, Acc> tails) {
   constexpr int kVec = Op::kVec, kParts = Op::kParts, kTop = Op::kTop, kSum = Op::kSum;
-  constexpr bool kOfHeads = kScores == Scores::kOfHeads;
-  using Layout = AttendLayout<kScores, kSame, kAhead, Op, T, Acc>;
+  static_assert(kScores != Scores::kOfHeads);
+  using Layout = AttendLayout<kSame, Op, T, Acc>;
   constexpr int kStep = Layout::kStep, kRing = Layout::kRing, kStages = Layout::kStages;
   constexpr int kPart = 4;  // entries of a step whose words are read at once
-  constexpr Acc kFar = 8;   // its exponential times any sum is far from overflow
   using W = Word<T, kVec>;
   __shared__ Range long_gaps[kLongGaps];
   __shared__ int num_long_gaps;
   __shared__ Index edges[8];
   __shared__ Index head_rows[kMaxWarps];
   __shared__ int marks[kMaxWarps];
-  const Attention<Acc>& attention = attended.attention;
-  const bool ordered = csr.order != nullptr, scaled = attention.edge_scale != nullptr;
-  const bool additive = kOfHeads && attention.edge_score == nullptr;
-  const int kinds = kinds_of<kScores>(attention);
+  const bool ordered = csr.order != nullptr, scaled = attended.edge_scale != nullptr;
+  const int kinds = 1 + scaled;
   const Layout layout(cut, ordered, kinds);
   const int lanes = layout.lanes, lane = threadIdx.x & (lanes - 1);
   const int teams = 32 >> cut.lane_bits, team = (threadIdx.x % 32) >> cut.lane_bits;
@@ -291,8 +187,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kAhead, Acc>)
       heads > 1 ? __shfl_sync(kWholeWarp, static_cast<int>(column.head), 0, lanes) : 0;
   const int head = column.active ? static_cast<int>(column.head) - first_head : 0;
   Output<T, Op, Acc, StoredStats<Acc>> output = result;
-  const bool begins_head = column.first == column.head * (cut.width / heads);
-  output.last.stats = column.active && begins_head ? result.last.stats + column.head : nullptr;
+  output.last.keep_for(column, cut.width);
 
   const unsigned head_bytes = static_cast<unsigned>(heads) * static_cast<unsigned>(sizeof(Acc));
   const LaneShare share = lane_share(lane, lanes, cut.tile_heads);
@@ -342,42 +237,27 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kAhead, Acc>)
       }
     };
     copy_rows(attended.value);
-    if constexpr (!kOfHeads) {
-      if constexpr (!kSame) copy_rows(attended.keys.col_key);
-      Index rows[kStep];
-      read_shared(reinterpret_cast<const unsigned char*>(ring + at), rows);
-      const T* const from = attended.keys.row_key + column.first;
+    if constexpr (!kSame) copy_rows(attended.keys.col_key);
+    Index rows[kStep];
+    read_shared(reinterpret_cast<const unsigned char*>(ring + at), rows);
+    const T* const from = attended.keys.row_key + column.first;
 #pragma unroll
-      for (int j = 0; j < kStep; ++j) {
-        if (j == 0 || rows[j] != rows[j - 1])
-          copy_word(static_cast<unsigned>(rows[j]) < sizes.rows,
-                    reinterpret_cast<const W*>(row_at(from, rows[j], row_bytes)), to);
-        to += kAttendThreads;
-      }
+    for (int j = 0; j < kStep; ++j) {
+      if (j == 0 || rows[j] != rows[j - 1])
+        copy_word(static_cast<unsigned>(rows[j]) < sizes.rows,
+                  reinterpret_cast<const W*>(row_at(from, rows[j], row_bytes)), to);
+      to += kAttendThreads;
     }
-    if (!kOfHeads && !scaled) return all_valid;
-    // Numbers of entries and heads, by lanes side by side those of an entry.
-    Acc* const stage_numbers = numbers + stage * kinds * layout.head_numbers;
+    if (!scaled) return all_valid;
+    // Scales, by lanes side by side those of an entry.
+    Acc* const scales = numbers + (stage * kinds + 1) * layout.head_numbers;
     for_share(share, cut.tile_heads, kStep, [&](int j, int h) {
       const Index* id = ring + at + j;
       const bool is_there = id[kRing] >= 0 && first_head + h < heads;
       const Index place = ordered ? id[2 * kRing] : static_cast<Index>(begin + step * kStep + j);
-      Acc* next = stage_numbers + h * kStep + j;
-      const auto copy = [&](const Acc* from, Index row) {
-        copy_async<sizeof(Acc)>(is_there, row_at(from + first_head + h, row, head_bytes), next);
-        next += layout.head_numbers;
-      };
-      if constexpr (kOfHeads) {
-        if (additive) {
-          copy(attention.src_score, id[kRing]);
-          copy(attention.dst_score, id[0]);
-        } else {
-          copy(attention.edge_score, place);
-        }
-      } else {
-        next += layout.head_numbers;  // of scores
-      }
-      if (scaled) copy(attention.edge_scale, place);
+      copy_async<sizeof(Acc)>(is_there,
+                              row_at(attended.edge_scale + first_head + h, place, head_bytes),
+                              scales + h * kStep + j);
     });
     return all_valid;
   };
@@ -465,39 +345,29 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kAhead, Acc>)
     read_shared(reinterpret_cast<const unsigned char*>(ring + at), rows);
     // Scores, then weights.
     Acc weight[kStep];
-    if constexpr (kOfHeads) {
-      read_shared(reinterpret_cast<const unsigned char*>(of_head), weight);
-      if (additive) {
-        Acc dst[kStep];
-        read_shared(reinterpret_cast<const unsigned char*>(of_head + layout.head_numbers), dst);
+    constexpr int kKey = kSame ? 0 : kStep, kLeft = kKey + kStep;  // among rows of entries
+    W left = {};
 #pragma unroll
-        for (int j = 0; j < kStep; ++j) weight[j] = leaky(dst[j] + weight[j], attention.slope);
-      }
-    } else {
-      constexpr int kKey = kSame ? 0 : kStep, kLeft = kKey + kStep;  // among rows of entries
-      W left = {};
-#pragma unroll
-      for (int j = 0; j < kStep; ++j) {
-        if (j == 0 || rows[j] != rows[j - 1]) left = words[(kLeft + j) * kAttendThreads];
-        const W key = words[(kKey + j) * kAttendThreads];
-        weight[j] = 0;
-        if constexpr (kScores == Scores::kLeaky)
-          add_leaky<T, kVec>(weight[j], left, key, vector, attended.keys.slope);
-        else
-          add_dot<T, kVec>(weight[j], left, key);
-      }
-      const Held held = add_over_lanes(weight, cut.head_bits);
-      Acc* const scores = numbers + (stage * kinds * cut.tile_heads + head) * kStep;
-      if (held.writes && (column.active || heads == 1))
-#pragma unroll
-        for (int j = 0; j < kStep; ++j)
-          if (j < held.count) scores[held.first + j] = weight[j];
-      __syncwarp();
-      read_shared(reinterpret_cast<const unsigned char*>(scores), weight);
-      if constexpr (kScores == Scores::kDots)
-#pragma unroll
-        for (int j = 0; j < kStep; ++j) weight[j] = rounded_product(weight[j], scale);
+    for (int j = 0; j < kStep; ++j) {
+      if (j == 0 || rows[j] != rows[j - 1]) left = words[(kLeft + j) * kAttendThreads];
+      const W key = words[(kKey + j) * kAttendThreads];
+      weight[j] = 0;
+      if constexpr (kScores == Scores::kLeaky)
+        add_leaky<T, kVec>(weight[j], left, key, vector, attended.keys.slope);
+      else
+        add_dot<T, kVec>(weight[j], left, key);
     }
+    const Held held = add_over_lanes(weight, cut.head_bits);
+    Acc* const scores = numbers + (stage * kinds * cut.tile_heads + head) * kStep;
+    if (held.writes && (column.active || heads == 1))
+#pragma unroll
+      for (int j = 0; j < kStep; ++j)
+        if (j < held.count) scores[held.first + j] = weight[j];
+    __syncwarp();
+    read_shared(reinterpret_cast<const unsigned char*>(scores), weight);
+    if constexpr (kScores == Scores::kDots)
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) weight[j] = rounded_product(weight[j], scale);
     if (!(whole >> kAhead & 1)) {
       Index cols[kStep];
       read_shared(reinterpret_cast<const unsigned char*>(ring + kRing + at), cols);
@@ -518,7 +388,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kAhead, Acc>)
         const bool takes_own = decltype(far)::value ? !(own <= last) : false;
         last = begins(j) || takes_own ? own : last;
         top[j] = last;
-        is_far |= !(weight[j] - last <= kFar);
+        is_far |= !(weight[j] - last <= kFar<Acc>);
       }
       return is_far;
     };

@@ -27,7 +27,9 @@ __device__ __forceinline__ float quick_exponential(float x) {
   return approximate_exp2(x * 1.44269504f);
 }
 __device__ __forceinline__ double quick_exponential(double x) { return exp(x); }
-__device__ __forceinline__ float quick_logarithm(float x) { return __logf(x); }
+__device__ __forceinline__ float quick_logarithm(float x) {
+  return approximate_log2(x) * 0.693147181f;
+}
 __device__ __forceinline__ double quick_logarithm(double x) { return log(x); }
 
 // sum += <vector, leaky(a + b)>

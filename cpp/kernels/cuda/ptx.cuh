@@ -201,6 +201,13 @@ __device__ __forceinline__ float approximate_exp2(float x) {
   return result;
 }
 
+// log2(x) of a normal number, to within two digits of the last place of 1 or of itself.
+__device__ __forceinline__ float approximate_log2(float x) {
+  float result;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // To within 11 bits.
 __device__ __forceinline__ float approximate_tanh(float x) {
   float result;

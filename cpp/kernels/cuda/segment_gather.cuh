@@ -16,6 +16,10 @@
 // to. Those are copied into shared memory a step ahead, once for each run of a step, each lane's
 // words for itself.
 //
+// Under a softmax of scores (softmax_sums.cuh), what these are made of is asked for where a chunk
+// is looked at, and becomes weights where the chunk's turn comes, by the lanes of the team side by
+// side.
+//
 // Needs blocks of up to kGatherThreads threads, whole warps; gather_shared_bytes of dynamic shared
 // memory, a workspace row for each block of a column of the grid, and a tag that no other launch
 // has. segment_walk_launch.h provides them. Promises that all rows are written, empty ones too
@@ -28,12 +32,15 @@
 #include "segment_messages.cuh"
 #include "segment_ops.cuh"
 #include "segment_runs.cuh"
+#include "softmax_sums.cuh"
 
 namespace jax_gnn::cuda {
 namespace {
 
 constexpr int kGatherThreads = 128;  // of a block
-constexpr int kGatherBlocks = 5;     // of a multiprocessor: with more, registers are spilled
+// Of a multiprocessor: with more, registers are spilled.
+template <class Softmax>
+constexpr int kGatherBlocks = Softmax::kAny ? 4 : 5;
 constexpr int kStepBits = 3, kStep = 1 << kStepBits, kHalf = kStep / 2;  // entries in flight
 constexpr int kChunks = 4;                                               // that a ring holds
 constexpr int kAroundWords = 8;  // of which three are used; rings are aligned to 16 bytes
@@ -58,29 +65,43 @@ struct Gathered {
 // Runs of a step whose epilogue waits.
 template <class Last>
 constexpr int kClosedRuns = std::is_same_v<Last, NoEpilogue> ? 0 : kStep;
+template <typename Acc>
+constexpr int kClosedRuns<StoredStats<Acc>> = 0;
 
 // Words of rows that dots are taken with, of each thread: of a step, and of the next.
 template <class Dots>
 constexpr int kLeftWords = Dots::kAny ? 2 * kStep : 0;
 
-// Dynamic shared memory: of each team a ring of ids and the rows around its entries, and a ring of
-// weights for each head; of each thread its part of a run, and of runs whose epilogue waits;
+// Bytes of a team in shared memory: a ring of weights for each head, or what makes weights of a
+// chunk.
+template <typename Acc, class Softmax>
+__host__ __device__ int team_weight_bytes(const GatherCut& cut, const Softmax& softmax) {
+  if constexpr (Softmax::kAny)
+    return softmax.team_bytes();
+  else
+    return (cut.most_heads * kChunks << cut.chunk_bits) * static_cast<int>(sizeof(Acc));
+}
+
+// Dynamic shared memory: of each team a ring of ids and the rows around its entries, and its
+// weights; of each thread its part of a run, and of runs whose epilogue waits;
 // heads[warp][part][lane], and tails; and of each thread words for dots.
-template <class Op, typename Acc, class Last, class Dots>
-__host__ __device__ constexpr int64_t gather_shared_bytes(const GatherCut& cut, bool ordered,
-                                                          int threads) {
+template <class Op, typename Acc, class Last, class Dots, class Softmax>
+__host__ __device__ int64_t gather_shared_bytes(const GatherCut& cut, const Softmax& softmax,
+                                                bool ordered, int threads) {
   const int64_t ring = int64_t{kChunks} << cut.chunk_bits, teams = threads >> cut.lane_bits;
   const int64_t ids = (ordered ? 3 : 2) * ring + kAroundWords;
   const int64_t runs =
       threads * (1 + kClosedRuns<Last>)+threads / 32 * int64_t{2} * (1 << cut.lane_bits);
-  return teams * (ids * sizeof(Index) + cut.most_heads * ring * sizeof(Acc)) +
+  return teams * (ids * sizeof(Index) + team_weight_bytes<Acc>(cut, softmax)) +
          runs * Op::kParts * sizeof(Acc) + int64_t{threads} * kLeftWords<Dots> * 16;
 }
 
-template <class Op, typename T, typename Acc, class Last = NoEpilogue, class Dots = NoDots>
-__global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
+template <class Op, typename T, typename Acc, class Last = NoEpilogue, class Dots = NoDots,
+          class Softmax = NoSoftmax>
+__global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
     gather_kernel(Csr<Index> csr, Gathered<T, Acc> gathered, GatherCut cut,
-                  Output<T, Op, Acc, Last> output, Dots dots, bool fills, Tails<Op, Acc> tails) {
+                  Output<T, Op, Acc, Last> result, Dots dots, Softmax softmax, bool fills,
+                  Tails<Op, Acc> tails) {
   constexpr int kVec = Op::kVec, kParts = Op::kParts, kClosed = kClosedRuns<Last>;
   using W = Word<T, kVec>;
   __shared__ Range long_gaps[kLongGaps];
@@ -93,17 +114,17 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
   const int block_team = threadIdx.x >> cut.lane_bits, block_teams = blockDim.x >> cut.lane_bits;
   const Column column = column_of<kVec>(lane, lanes, cut.width, gathered.heads);
-  const bool ordered = csr.order != nullptr, weighted = gathered.weight != nullptr;
-  const bool beside = weighted && !ordered && gathered.heads == 1;  // weights lie as ids do
+  const bool ordered = csr.order != nullptr;
+  const bool weighted = Softmax::kAny || gathered.weight != nullptr;
+  const bool beside =  // weights lie as ids do
+      !Softmax::kAny && weighted && !ordered && gathered.heads == 1;
   const bool apart = weighted && !beside, later = apart || Dots::kAny;
 
   const int chunk_size = 1 << cut.chunk_bits, ring_size = kChunks << cut.chunk_bits;
   const int team_words = (ordered ? 3 : 2) * ring_size + kAroundWords;
-  const int team_weights = cut.most_heads * ring_size;
+  const int team_weights = team_weight_bytes<Acc>(cut, softmax) / static_cast<int>(sizeof(Acc));
   unsigned char* const shared_bytes = dynamic_shared();
   Index* const all_ids = reinterpret_cast<Index*>(shared_bytes);
-  Index* const ring = all_ids + block_team * team_words;   // of rows; then of columns, and order
-  Index* const around = ring + team_words - kAroundWords;  // rows before, after and of the first
   Acc* const all_weights = reinterpret_cast<Acc*>(all_ids + block_teams * team_words);
   Acc* const weights = all_weights + block_team * team_weights;
   Acc* const first_runs = all_weights + block_teams * team_weights;  // [part][thread]
@@ -130,8 +151,11 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
   const int chunks = (__shfl_sync(kWholeWarp, count, 0) + chunk_size - 1) >> cut.chunk_bits;
 
   Sizes sizes = {cut_size(csr.num_rows), cut_size(csr.num_cols), cut_size(csr.num_weights)};
-  const unsigned num_cols = sizes.cols, num_weights = sizes.weights;
+  const unsigned num_rows = sizes.rows, num_cols = sizes.cols;
+  const unsigned num_weights = sizes.weights;
   if (!column.active) sizes = {0, 0, 0};
+  Output<T, Op, Acc, Last> output = result;
+  if constexpr (Softmax::kAny) output.last.keep_for(column, cut.width);
   T* const lane_out = output.out + column.first;
   const T* lane_in = gathered.in + column.first;
   hide(lane_in);
@@ -148,11 +172,28 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
   unsigned weights_at =
       static_cast<unsigned>(block_teams * team_words * sizeof(Index) +
                             (block_team * team_weights + head * ring_size) * sizeof(Acc));
+  unsigned numbers_at = weights_at, asked_at = 0, scores_at = 0;
+  Quad first_quad = {};
+  if constexpr (Softmax::kAny) {
+    numbers_at = static_cast<unsigned>(block_teams * team_words * sizeof(Index) +
+                                       block_team * softmax.team_bytes());
+    scores_at = numbers_at + head * softmax.of_head + softmax.kLine;
+    asked_at = numbers_at + softmax.asked;
+    hide(numbers_at);
+    hide(asked_at);
+    first_quad = quad_of(softmax, numbers_at, lane);
+    hide(first_quad.scores);
+    hide(first_quad.asked);
+    hide(scores_at);
+  }
   unsigned num_readable = sizes.cols;
   hide(ring_bytes);
   hide(rows_at);
   hide(weights_at);
   hide(num_readable);
+  Index* const ring =  // of rows; then of columns, and order
+      reinterpret_cast<Index*>(shared_bytes + rows_at);
+  Index* const around = ring + team_words - kAroundWords;  // rows before, after and of the first
 
   // Calls f(entry of the team, its place in the ring) for the lane's own entries of a chunk.
   const auto for_own = [&](int chunk, const auto& f) {
@@ -166,15 +207,18 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
   const auto ask_for_ids = [&](int chunk) {
     if (chunk < chunks)
       for_own(chunk, [&](int entry, int place) {
-        const int64_t at = begin + min(entry, count - 1);
+        const auto at = static_cast<Index>(begin + min(entry, count - 1));
+        const auto copy = [&](const auto* from, auto* to) {
+          copy_async<sizeof(*to)>(true, row_at(from, at, sizeof(*to)), to);
+        };
         Index* to = ring + place;
-        copy_async<sizeof(Index)>(true, csr.rows + at, to);
+        copy(csr.rows, to);
         if (csr.cols != nullptr)
-          copy_async<sizeof(Index)>(true, csr.cols + at, to + ring_size);
+          copy(csr.cols, to + ring_size);
         else
-          to[ring_size] = static_cast<Index>(at);
-        if (ordered) copy_async<sizeof(Index)>(true, csr.order + at, to + 2 * ring_size);
-        if (beside) copy_async<sizeof(Acc)>(true, gathered.weight + at, weights + place);
+          to[ring_size] = at;
+        if (ordered) copy(csr.order, to + 2 * ring_size);
+        if (beside) copy(gathered.weight, weights + place);
       });
     __pipeline_commit();
   };
@@ -182,28 +226,69 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
     return entry < count && static_cast<unsigned>(id[ring_size]) < num_cols &&
            (!ordered || static_cast<unsigned>(id[2 * ring_size]) < num_weights);
   };
+  const ChunkWeights<Acc, Softmax> chunk_weights = {softmax,    shared_bytes, numbers_at, asked_at,
+                                                    first_quad, lanes,        lane};
+  unsigned begins = 0;  // bit i: another run begins with entry i of the chunk
+  unsigned num_places = 0, first_lane = 0, team_lanes = 0;
+  if constexpr (Softmax::kAny) {
+    num_places = ordered ? num_weights : kWholeWarp;
+    first_lane = threadIdx.x % 32 - lane;
+    team_lanes = kWholeWarp >> (32 - lanes) << first_lane;
+    hide(num_places);
+    hide(first_lane);
+    hide(team_lanes);
+  }
   // Looks at a chunk whose ids are there: padding gets an invalid column, and a weight of zero.
   // Asks for weights that do not lie beside the ids. Returns whether the warp can read all there
   // is.
   const auto begin_chunk = [&](int chunk) {
     bool valid = column.active;
-    for_own(chunk, [&](int entry, int place) {
-      Index* id = ring + place;
-      const bool is_there = is_valid(entry, id);
-      if (apart) {
-        const int64_t at = ordered ? int64_t{id[2 * ring_size]} : begin + entry;
+    if constexpr (Softmax::kAny) {
+      begins = 0;
 #pragma unroll 1
-        for (int h = 0; h < cut.most_heads; ++h)
-          copy_async<sizeof(Acc)>(is_there && first_head + h < gathered.heads,
-                                  gathered.weight + at * gathered.heads + first_head + h,
-                                  weights + h * ring_size + place);
+      for (int first = 0; first < chunk_size; first += lanes) {
+        const int i = first + lane, entry = (chunk << cut.chunk_bits) + i;
+        bool begins_run = false;
+        if (i < chunk_size) {
+          const unsigned bytes = static_cast<unsigned>(entry) * sizeof(Index);
+          const unsigned mask = ring_bytes - 1, own = rows_at + (bytes & mask);
+          const auto id = [&](unsigned at) -> Index& {
+            return *reinterpret_cast<Index*>(shared_bytes + at);
+          };
+          const Index row = id(own), col = id(own + ring_bytes);
+          const Index place =
+              ordered ? id(own + 2 * ring_bytes) : static_cast<Index>(begin + entry);
+          begins_run = row != id(rows_at + ((bytes - sizeof(Index)) & mask));
+          const bool is_there = entry < count && static_cast<unsigned>(row) < num_rows &&
+                                static_cast<unsigned>(col) < num_cols &&
+                                static_cast<unsigned>(place) < num_places;
+          chunk_weights.ask(i, is_there, row, col, place, first_head, gathered.heads);
+          if (!is_there) id(own + ring_bytes) = -1;
+          valid &= is_there;
+        }
+        const unsigned bits = __ballot_sync(kWholeWarp, begins_run) & team_lanes;
+        begins |= bits >> first_lane << first;
       }
-      if (!is_there) {
-        id[ring_size] = -1;
-        if (beside) weights[place] = 0;
-      }
-      valid &= is_there;
-    });
+      begins |= chunk == 0;
+    } else {
+      for_own(chunk, [&](int entry, int place) {
+        Index* id = ring + place;
+        const bool is_there = is_valid(entry, id);
+        if (apart) {
+          const int64_t at = ordered ? int64_t{id[2 * ring_size]} : begin + entry;
+#pragma unroll 1
+          for (int h = 0; h < cut.most_heads; ++h)
+            copy_async<sizeof(Acc)>(is_there && first_head + h < gathered.heads,
+                                    gathered.weight + at * gathered.heads + first_head + h,
+                                    weights + h * ring_size + place);
+        }
+        if (!is_there) {
+          id[ring_size] = -1;
+          if (beside) weights[place] = 0;
+        }
+        valid &= is_there;
+      });
+    }
     if (apart && !Dots::kAny) __pipeline_commit();
     const bool all_valid = __all_sync(kWholeWarp, valid) != 0;
     if (!all_valid) __syncwarp();
@@ -300,13 +385,21 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
   W left = {};        // of the run's row
   unsigned gaps = 0;  // bit j: rows before that of the step's entry j are empty
   const auto add_half = [&](int half, const W* step_left) {
-    constexpr bool kLooksAtCols = Op::kCounts || !Op::kZeroIsNeutral;
+    constexpr bool kLooksAtCols = !Softmax::kAny && (Op::kCounts || !Op::kZeroIsNeutral);
     const unsigned char* const from = shared_bytes + rows_at + at + half * kHalf * sizeof(Index);
     Index rows[kHalf], cols[kHalf];
     read_shared(from, rows);
     if constexpr (kLooksAtCols) read_shared(from + ring_bytes, cols);
-    Acc factors[kHalf];
-    if constexpr (!std::is_integral_v<Acc>)
+    Acc factors[kHalf], one_weights[kHalf];
+    unsigned half_scores = 0;  // where scores lie, then weights, and factors
+    if constexpr (Softmax::kAny) {
+      half_scores = scores_at +
+                    (at & (chunk_size * sizeof(Index) - 1)) * (sizeof(Acc) / sizeof(Index)) +
+                    half * sizeof(factors);
+      const unsigned half_weights = half_scores + softmax.of_kind;
+      read_shared(shared_bytes + half_weights, one_weights);
+      read_shared(shared_bytes + half_weights + softmax.factors, factors);
+    } else if constexpr (!std::is_integral_v<Acc>)
       read_shared(
           shared_bytes + weights_at + at * (sizeof(Acc) / sizeof(Index)) + half * sizeof(factors),
           factors);
@@ -317,6 +410,9 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
           gaps |= 1u << (half * kHalf + j);
         close(half * kHalf + j);
         row = rows[j];
+        if constexpr (Softmax::kAny)
+          run[Op::kTop] = at_least_lowest(
+              *reinterpret_cast<const Acc*>(shared_bytes + half_scores + j * sizeof(Acc)));
         if constexpr (Dots::kAny) left = step_left[(half * kHalf + j) * blockDim.x];
       }
       if constexpr (Dots::kAny) {
@@ -325,6 +421,12 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
       }
       Acc x[kVec];
       unpack<kVec, T>(words[half * kHalf + j], x);
+      if constexpr (Softmax::kAny) {
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) run[i] += factors[j] * x[i];
+        run[Op::kSum] += one_weights[j];
+        continue;
+      }
       if constexpr (!std::is_integral_v<Acc>)
 #pragma unroll
         for (int i = 0; i < kVec; ++i) x[i] *= factors[j];
@@ -333,7 +435,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
 #pragma unroll
         for (int i = 0; i < kVec; ++i) run[i] += x[i];
         run[kVec] += is_there ? Acc(1) : Acc(0);
-      } else {
+      } else if constexpr (!Softmax::kAny) {
         Acc one[kParts];
         Op::from(x, one);
         if (!is_there) set_neutral<Op>(one);
@@ -362,6 +464,17 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
     if (later && (step & steps_mask) == 0) {
       __pipeline_wait_prior(1);  // all but the ids that were asked for last
       __syncwarp();
+      if constexpr (Softmax::kAny) {
+        Acc* const top = reinterpret_cast<Acc*>(shared_bytes + scores_at) - 1;
+        *top = run[Op::kTop];
+        if (chunk_weights.weigh(begins, all_valid, rows_at + ring_bytes + at)) {
+          const Acc factor = shrink(run[Op::kTop], *top);
+#pragma unroll
+          for (int i = 0; i <= Op::kSum; ++i) run[i] *= factor;
+          run[Op::kTop] = *top;
+        }
+        if (step == 0) run[Op::kTop] = at_least_lowest(top[1]);
+      }
     } else if (Dots::kAny) {
       __pipeline_wait_prior(0);
     }

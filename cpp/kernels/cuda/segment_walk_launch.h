@@ -125,10 +125,10 @@ cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const C
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   const int64_t shared =
-      gather_shared_bytes<Op, Acc, Last, Dots>(cut, csr.order != nullptr, threads);
+      gather_shared_bytes<Op, Acc, Last, Dots>(cut, NoSoftmax{}, csr.order != nullptr, threads);
   return launch(stream, {grid, threads, static_cast<size_t>(shared)},
-                gather_kernel<Op, T, Acc, Last, Dots>, csr, gathered, cut, output, dots, fills,
-                tails);
+                gather_kernel<Op, T, Acc, Last, Dots>, csr, gathered, cut, output, dots, NoSoftmax{},
+                fills, tails);
 }
 
 // Sums and means have a kernel for teams of no more than one step.

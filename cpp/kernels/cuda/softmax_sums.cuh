@@ -1,0 +1,330 @@
+// Sums under a softmax, and the weights of entries where scores are numbers for each head: what
+// attention over edges is to the walks that carry it.
+//
+// What a softmax is relative to need not be the largest score, but one that is not much smaller. It
+// is that of a run's first entry, until one is by kFar larger: then, rarely, what has been summed
+// up is made smaller. So weights are one exponential each, sums and weights' sum grow side by side,
+// and runs are joined (segment_runs.cuh) like any others, the earlier one first.
+#pragma once
+
+#include "../edge_attention.h"
+#include "edge_scores.cuh"
+#include "segment_messages.cuh"
+#include "segment_ops.cuh"
+#include "segment_output.cuh"
+
+namespace jax_gnn::cuda {
+namespace {
+
+constexpr int kQuad = 4;  // entries of which a lane computes weights together
+template <typename Acc>
+constexpr Acc kFar = 8;  // its exponential times any sum is far from overflow
+
+template <typename Acc>
+constexpr Acc kLowest = std::numeric_limits<Acc>::lowest();
+template <typename Acc>
+constexpr Acc kTiny = std::numeric_limits<Acc>::min();
+
+template <typename Acc>
+__device__ __forceinline__ Acc at_least_lowest(Acc score) {  // NaN too
+  return score > kLowest<Acc> ? score : kLowest<Acc>;
+}
+
+// Sums under a softmax: of weighted features, of weights, and what these are relative to.
+template <typename Acc, int kVec_>
+struct SoftmaxSumOp {
+  using Result = Acc;
+  static constexpr int kVec = kVec_, kParts = kVec + 2, kSum = kVec, kTop = kVec + 1, kRoom = 2;
+  static constexpr bool kCounts = false, kZeroIsNeutral = false;
+  static __device__ __forceinline__ Acc neutral(int part) {
+    return part == kTop ? kLeast<true, Acc> : Acc(0);
+  }
+  static __device__ __forceinline__ Acc empty() { return 0; }
+  static __device__ __forceinline__ void combine(const Acc (&before)[kParts], Acc (&run)[kParts]) {
+    const Acc top = extremum<true>(before[kTop], run[kTop]);
+    const Acc of_before = shrink(before[kTop], top), of_run = shrink(run[kTop], top);
+#pragma unroll
+    for (int i = 0; i <= kSum; ++i) run[i] = before[i] * of_before + run[i] * of_run;
+    run[kTop] = top;
+  }
+  static __device__ __forceinline__ void finish(const Acc (&run)[kParts], Acc (&x)[kVec]) {
+    // A sum of NaN is one of features too.
+    const Acc factor = reciprocal(run[kSum] > kTiny<Acc> ? run[kSum] : kTiny<Acc>);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) x[i] = run[i] * factor;
+  }
+  static __device__ __forceinline__ SoftmaxStats<Acc> stats(const Acc (&run)[kParts]) {
+    return {run[kTop], run[kSum] == 0 ? -kLeast<true, Acc> : quick_logarithm(run[kSum])};
+  }
+};
+
+// Rows are written with their softmax's statistics, in place of an Epilogue.
+template <typename Acc>
+struct StoredStats {
+  SoftmaxStats<Acc>* stats;  // (num_rows, heads); of a lane those of its head, or null
+  int64_t heads;
+
+  // Of a lane: where its head begins, statistics of that, else none.
+  __device__ __forceinline__ void keep_for(const Column& column, int64_t width) {
+    const bool begins = column.active && column.first == column.head * (width / heads);
+    stats = begins ? stats + column.head : nullptr;
+  }
+};
+
+template <typename T, class Op, typename Acc>
+struct Output<T, Op, Acc, StoredStats<Acc>> {
+  static constexpr int kVec = Op::kVec;
+
+  T* out;
+  int64_t num_rows, width;
+  StoredStats<Acc> last;
+
+  // Writes the lane's word of a row that is below `limit`.
+  __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
+                                        unsigned limit) const {
+    if (static_cast<unsigned>(row) >= limit) return;
+    Acc x[kVec];
+    Op::finish(run, x);
+    write(row_at(lane_out, row, static_cast<unsigned>(width * static_cast<int64_t>(sizeof(T)))), x);
+    if (last.stats != nullptr) put(row, Op::stats(run));
+  }
+  __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
+    if (!column.active) return;
+    const Acc x[kVec] = {};
+    write(out + row * width + column.first, x);
+    if (last.stats != nullptr) put(static_cast<Index>(row), {0, -kLeast<true, Acc>});
+  }
+
+ private:
+  __device__ __forceinline__ void put(Index row, const SoftmaxStats<Acc>& stats) const {
+    using Pair = Word<Acc, 2>;
+    Pair pair;
+    memcpy(&pair, &stats, sizeof(pair));
+    *reinterpret_cast<Pair*>(row_at(
+        last.stats, row, static_cast<unsigned>(last.heads) * static_cast<unsigned>(sizeof(pair)))) =
+        pair;
+  }
+  static __device__ __forceinline__ void write(T* address, const Acc (&x)[kVec]) {
+    Pack<T, kVec> pack;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) narrow(x[i], pack.at[i]);
+    *reinterpret_cast<Pack<T, kVec>*>(address) = pack;
+  }
+};
+
+// Weights that are given, in place of a Softmax.
+struct NoSoftmax {
+  static constexpr bool kAny = false;
+};
+
+// What a walk (segment_gather.cuh) takes weights from that are a softmax of scores, of numbers for
+// each head. A team's lanes share out what there is to do for the entries of a chunk: each has a
+// weight computed once, four entries of a head by a lane, and all read it from shared memory.
+//
+// Numbers of a team lie there as [kind][head][kQuad + entry]: scores, of which entry -1 is what the
+// run that goes on is relative to, weights, and where there are scales weights times these; behind
+// them as [kind][entry][head] what scores are made of, and scales, or as [kind][head][entry] where
+// numbers are copied one by one. Offsets are in bytes.
+template <typename Acc>
+struct Softmax {
+  static constexpr bool kAny = true;
+  static constexpr unsigned kEntry = sizeof(Acc), kLine = kQuad * kEntry;
+  Attention<Acc> attention;
+  int chunk, heads;           // entries of a chunk, and heads of a tile
+  int word_bits;              // log2 of the heads whose numbers are copied at once
+  int head_bits, quads;       // log2 of the heads, rounded up, and quads of so many
+  unsigned of_head, of_kind;  // from one to the next
+  unsigned asked, of_asked;   // where what is asked for begins, and from one kind to the next
+  unsigned asked_entry, asked_head;  // and from one entry or head to the next
+  unsigned factors;                  // from weights to factors
+
+  __host__ __device__ void cut(int entries, int tile_heads) {
+    chunk = entries;
+    heads = tile_heads;
+    head_bits = 0;
+    while (1 << head_bits < heads) ++head_bits;
+    quads = chunk / kQuad << head_bits;
+    of_head = (chunk + kQuad) * kEntry;
+    of_kind = heads * of_head;
+    asked = (scaled() ? 3 : 2) * of_kind;
+    of_asked = chunk * heads * kEntry;
+    asked_entry = word_bits > 0 ? heads * kEntry : kEntry;
+    asked_head = word_bits > 0 ? kEntry : chunk * kEntry;
+    factors = scaled() ? of_kind : 0;
+  }
+  __host__ __device__ bool additive() const { return attention.edge_score == nullptr; }
+  __host__ __device__ bool scaled() const { return attention.edge_scale != nullptr; }
+  __host__ __device__ int team_bytes() const {
+    return asked + (1 + additive() + scaled()) * of_asked;
+  }
+};
+
+// Four entries of a head: the first, and where their scores lie, and what has been asked for.
+struct Quad {
+  int entry;
+  unsigned scores, asked;
+};
+template <class Softmax>
+__device__ __forceinline__ Quad quad_of(const Softmax& softmax, unsigned numbers_at, int i) {
+  const int line = i >> softmax.head_bits, head = i - (line << softmax.head_bits);
+  const bool is_there = i < softmax.quads && head < softmax.heads;
+  return {
+      is_there ? line * kQuad : softmax.chunk,
+      numbers_at + head * softmax.of_head + (1 + line) * softmax.kLine,
+      numbers_at + softmax.asked + line * kQuad * softmax.asked_entry + head * softmax.asked_head};
+}
+
+// The weights of a team's chunk. All by reference, as Runs.
+template <typename Acc, class Softmax>
+struct ChunkWeights {
+  // Asks for what an entry's scores are made of, and its scales. `place`: where it has numbers.
+  __device__ __forceinline__ void ask(int i, bool is_there, Index row, Index col, Index place,
+                                      int first_head, int num_heads) const {
+    const Attention<Acc>& attention = softmax_.attention;
+    const unsigned row_bytes = static_cast<unsigned>(num_heads) * sizeof(Acc);
+    const int bits = softmax_.word_bits;
+#pragma unroll 1
+    for (int h = 0; h < softmax_.heads; h += 1 << bits) {
+      const bool copies = is_there && first_head + h < num_heads;
+      unsigned to = asked_at_ + i * softmax_.asked_entry + h * softmax_.asked_head;
+      const auto copy = [&](const Acc* from, Index at) {
+        from = row_at(from + first_head + h, at, row_bytes);
+        if (bits == 0) copy_async<sizeof(Acc)>(copies, from, bytes_ + to);
+        if (bits == 1) copy_async<2 * sizeof(Acc)>(copies, from, bytes_ + to);
+        if constexpr (sizeof(Acc) == 4)
+          if (bits == 2) copy_async<4 * sizeof(Acc)>(copies, from, bytes_ + to);
+        to += softmax_.of_asked;
+      };
+      if (softmax_.additive()) {
+        copy(attention.src_score, col);
+        copy(attention.dst_score, row);
+      } else {
+        copy(attention.edge_score, place);
+      }
+      if (softmax_.scaled()) copy(attention.edge_scale, place);
+    }
+  }
+
+  // Makes weights of what has been asked for. `begins`: bit i: a run begins with entry i. Columns
+  // of the chunk's entries lie at `cols_at`; where not `all_valid` some may be -1. Whether for some
+  // entry of the warp what weights are relative to has changed since its run began. Called by whole
+  // warps.
+  __device__ __forceinline__ bool weigh(unsigned begins, bool all_valid, unsigned cols_at) const {
+    Acc slope = softmax_.attention.slope;
+    hide(slope);  // or it is read for each entry
+    for_quads([&](const Quad& quad) {
+      Acc scores[kQuad];
+      get_asked(quad.asked, scores);
+      if (softmax_.additive()) {
+        Acc others[kQuad];
+        get_asked(quad.asked + softmax_.of_asked, others);
+#pragma unroll
+        for (int k = 0; k < kQuad; ++k) scores[k] = leaky(others[k] + scores[k], slope);
+      }
+      if (!all_valid) {
+        Index cols[kQuad];
+        read_shared(bytes_ + cols_at + quad.entry * sizeof(Index), cols);
+#pragma unroll
+        for (int k = 0; k < kQuad; ++k)
+          if (cols[k] < 0) scores[k] = kLeast<true, Acc>;
+      }
+      put(scores, quad.scores);
+    });
+    __syncwarp();
+    bool is_far = false;
+    for_quads([&](const Quad& quad) {
+      Acc scores[kQuad];
+      read_shared(bytes_ + quad.scores, scores);
+      const unsigned next = begins >> quad.entry, past = begins & ((1u << quad.entry) - 1);
+      const int last = 31 - __clz(past);  // a run's begin before the quad, or -1
+      Acc top = at_least_lowest(
+          number(quad.scores + (last - quad.entry) * static_cast<int>(sizeof(Acc))));
+#pragma unroll
+      for (int k = 0; k < kQuad; ++k) {
+        top = next >> k & 1 ? at_least_lowest(scores[k]) : top;
+        const Acc distance = scores[k] - top;
+        is_far |= !(distance <= kFar<Acc>);
+        scores[k] = quick_exponential(distance);
+      }
+      put(scores, quad.scores + softmax_.of_kind);
+    });
+    is_far = __any_sync(kWholeWarp, is_far) != 0;
+    __syncwarp();
+    if (is_far) {
+      weigh_far(begins);
+      __syncwarp();
+    }
+    if (softmax_.scaled()) {
+      for_quads([&](const Quad& quad) {
+        Acc weights[kQuad], scales[kQuad];
+        read_shared(bytes_ + quad.scores + softmax_.of_kind, weights);
+        get_asked(quad.asked + (1 + softmax_.additive()) * softmax_.of_asked, scales);
+#pragma unroll
+        for (int k = 0; k < kQuad; ++k) weights[k] *= scales[k];
+        put(weights, quad.scores + 2 * softmax_.of_kind);
+      });
+      __syncwarp();
+    }
+    return is_far;
+  }
+
+  __device__ __forceinline__ Acc& number(unsigned at) const {
+    return *reinterpret_cast<Acc*>(bytes_ + at);
+  }
+  // What has been asked for of a quad.
+  __device__ __forceinline__ void get_asked(unsigned at, Acc (&numbers)[kQuad]) const {
+    if (softmax_.word_bits == 0) {
+      read_shared(bytes_ + at, numbers);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kQuad; ++k) numbers[k] = number(at + k * softmax_.asked_entry);
+    }
+  }
+  __device__ __forceinline__ void put(const Acc (&numbers)[kQuad], unsigned at) const {
+    Pack<Acc, kQuad> pack;
+    memcpy(&pack, numbers, sizeof(pack));
+    *reinterpret_cast<Pack<Acc, kQuad>*>(bytes_ + at) = pack;
+  }
+  // Calls f(quad) for each of the lane's.
+  template <class F>
+  __device__ __forceinline__ void for_quads(const F& f) const {
+    Quad quad = first_;
+#pragma unroll 1
+    for (int i = lane_;;) {
+      if (quad.entry < softmax_.chunk) f(quad);
+      i += lanes_;
+      if (i >= softmax_.quads) break;
+      quad = quad_of(softmax_, numbers_at_, i);
+    }
+  }
+
+  // Weights relative to the largest score that a run has in the chunk and had before it.
+  __device__ __forceinline__ void weigh_far(unsigned begins) const {
+#pragma unroll 1
+    for (int head = lane_; head < softmax_.heads; head += lanes_) {
+      const unsigned at = numbers_at_ + head * softmax_.of_head + softmax_.kLine;
+      const auto score = [&](int i) -> Acc& { return number(at + i * sizeof(Acc)); };
+#pragma unroll 1
+      for (int i = 0, end = 0; i < softmax_.chunk; i = end) {
+        Acc& own = score(begins >> i & 1 ? i : -1);
+        Acc top = at_least_lowest(own);
+#pragma unroll 1
+        for (end = i; end == i || (end < softmax_.chunk && !(begins >> end & 1)); ++end)
+          if (score(end) > top) top = score(end);
+#pragma unroll 1
+        for (int k = i; k < end; ++k)
+          number(at + softmax_.of_kind + k * sizeof(Acc)) = quick_exponential(score(k) - top);
+        own = top;
+      }
+    }
+  }
+
+  const Softmax& softmax_;
+  unsigned char* const& bytes_;             // shared memory
+  const unsigned &numbers_at_, &asked_at_;  // of the team
+  const Quad& first_;                       // of the lane
+  const int &lanes_, &lane_;
+};
+
+}  // namespace
+}  // namespace jax_gnn::cuda
