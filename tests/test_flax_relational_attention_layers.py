@@ -221,7 +221,7 @@ def test_hgt_equals_the_formula(graph, typed, form, method):
     x = features(8)
     assert_close(nnx.jit(conv)(graph, x), reference_hgt(conv, graph, x))
     wider = make(HGTConv, 5, 8, method=method, **form)
-    assert_close(wider(graph, features(5)), reference_hgt(wider, graph, features(5)))
+    assert_close(nnx.jit(wider)(graph, features(5)), reference_hgt(wider, graph, features(5)))
     for widths in (None, WIDTHS):
         conv = make_typed(widths or 8, method=method, **form)
         of_types = typed_features(widths)
@@ -230,7 +230,7 @@ def test_hgt_equals_the_formula(graph, typed, form, method):
         if widths is None:
             joined = jnp.concatenate(list(of_types.values()))
             expected = jnp.concatenate(list(expected.values()))
-            assert_close(conv(typed, joined), expected)
+            assert_close(nnx.jit(conv)(typed, joined), expected)
 
 
 # --- Derivatives, batches ------------------------------------------------------------------------
@@ -289,21 +289,22 @@ def test_derivatives(graph, typed, case, method):
 def test_batch_axes_vmap_and_padding(graph, layer, method):
     conv = make(layer, 8, 8, heads=2, method=method)
     x = features(8, 2)
-    expected = jnp.stack([conv(graph, x[:, i]) for i in range(2)], 1)
-    assert_close(conv(graph, x), expected)
-    assert_close(jax.vmap(lambda x: conv(graph, x), 1, 1)(x), expected)
+    call = nnx.jit(conv)
+    expected = jnp.stack([call(graph, x[:, i]) for i in range(2)], 1)
+    assert_close(call(graph, x), expected)
+    assert_close(jax.jit(jax.vmap(lambda x: conv(graph, x), 1, 1))(x), expected)
     padded = graph.pad(num_nodes=12, num_edges=40, num_src_pairs=50, num_dst_pairs=45)
 
     def loss(conv, graph, x):
         return jnp.sum(conv(graph, x)[:NUM_NODES] ** 2)
 
     given = jnp.pad(x, ((0, 3), (0, 0), (0, 0)))
-    got = nnx.value_and_grad(loss, argnums=(0, 2))(conv, padded, given)
-    want = nnx.value_and_grad(loss, argnums=(0, 2))(conv, graph, x)
+    both = nnx.jit(nnx.value_and_grad(loss, argnums=(0, 2)))
+    got, want = both(conv, padded, given), both(conv, graph, x)
     want = (want[0], (want[1][0], jnp.pad(want[1][1], ((0, 3), (0, 0), (0, 0)))))
     assert_close(got, want)
     dirty = given.at[NUM_NODES:].set(jnp.nan)
-    assert_close(conv(padded, dirty)[:NUM_NODES], expected)
+    assert_close(call(padded, dirty)[:NUM_NODES], expected)
 
 
 @pytest.mark.parametrize("layer", [RGATConv, HGTConv])
@@ -360,7 +361,8 @@ def test_rgat_stacks_convolutions(graph):
     for number, conv in enumerate(model.convolutions):
         y = reference_rgat(conv, graph, jax.nn.relu(y) if number else y)
     assert_close(model(graph, x, deterministic=True), y, 1e-5)
-    grads = nnx.grad(lambda m: jnp.mean(m(graph, x, deterministic=True) ** 2))(model)
+    loss = nnx.grad(lambda m: jnp.mean(m(graph, x, deterministic=True) ** 2))
+    grads = nnx.jit(loss)(model)
     for path, gradient in nnx.to_flat_state(grads):
         assert np.any(gradient[...]), path
 
