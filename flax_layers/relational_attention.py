@@ -220,11 +220,8 @@ class RGATConv(nnx.Module):
             kernel = jnp.tensordot(mixture, kernel, 1, precision=self.precision)
         if self.num_blocks is not None:
             kernel = block_diagonal(kernel)
-        vectors = jnp.einsum(
-            "rkhd,erhd->rkeh",
-            *(_split(kernel, self.heads), jnp.stack(attention)),
-            precision=self.precision,
-        )
+        by_head = _split(kernel, self.heads)[:, :, None]
+        vectors = jnp.sum(by_head * jnp.stack(attention, 1)[:, None], axis=-1)
         return FoldedRGAT(kernel, vectors.reshape(*vectors.shape[:2], 2 * self.heads))
 
     def __call__(
@@ -442,9 +439,11 @@ class HGTConv(nnx.Module):
         self.widths = widths
         self.in_features: Any = in_features
         self.out_features = out_features
-        self.node_types: Any = node_types
+        self.node_types: Any = node_types if isinstance(node_types, int) else self.type_names
         self.num_relations = num_relations
-        self.relation_ends: Any = relation_ends
+        self.relation_ends: Any = None
+        if relation_ends is not None:
+            self.relation_ends = tuple(map(tuple, relation_ends))
         self.heads = heads
         self.method: Method = method
         self.use_bias = use_bias
@@ -510,8 +509,11 @@ class HGTConv(nnx.Module):
                 times("tjhe,rhe->rjh", of_query, key_bias),
                 times("the,rhe->rh", of_query_bias, key_bias),
             )
-        maps_of = [Rows(_joined(kernel), _joined(bias)) for kernel, bias in found.values()]
-        return Folded(*maps_of, Rows(_joined(query), query_bias), shift)
+        rows = {
+            name: Rows(_joined(kernel), None if bias is None else _joined(bias))
+            for name, (kernel, bias) in found.items()
+        }
+        return Folded(rows["key"], rows["value"], Rows(_joined(query), query_bias), shift)
 
     def __call__(self, graph: RelationalGraph, x: Features, *, folded: Folded | None = None) -> Any:
         """Applies the convolution.
@@ -664,10 +666,17 @@ class HGTConv(nnx.Module):
     def _way(self, graph: RelationalGraph, folded: Folded) -> Way:
         return way_of(graph, self.method, folded.value.kernel, self.heads, dots=True)
 
-    def _attend(self, graph: RelationalGraph, *operands: Any) -> Array:
-        *operands, way = operands
+    def _attend(
+        self,
+        graph: RelationalGraph,
+        key: Array,
+        value: Array,
+        query: Array,
+        folded: Folded,
+        way: Way,
+    ) -> Array:
         return attend_by_keys(
-            *(graph.check(), *operands),
+            *(graph.check(), key, value, query, folded),
             heads=self.heads,
             way=way,
             precision=precision_level(self.precision),
@@ -706,12 +715,12 @@ def _value(param: nnx.Param[Array] | None) -> Array | None:
 def _promoted(tree: Any, dtype: Any) -> Any:
     """The same with all arrays in the dtype of the computation."""
     leaves, structure = jax.tree.flatten(tree)
-    return structure.unflatten(dtypes.promote_dtype(tuple(leaves), dtype=dtype))
+    return jax.tree.unflatten(structure, dtypes.promote_dtype(tuple(leaves), dtype=dtype))
 
 
-def _joined(x: Array | None) -> Array | None:
+def _joined(x: Array) -> Array:
     """``(…, heads, n)`` to ``(…, heads · n)``."""
-    return None if x is None else x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
 
 
 def _with_padding(parts: list[Array], rows: int) -> Array:
@@ -833,7 +842,9 @@ class HGT(TwoLayerStack):
         last = linear_options(options)
         self.output = nnx.Linear(self.hidden_features, self.out_features, rngs=rngs, **last)
 
-    def __call__(self, graph: RelationalGraph, x: Features, **dropout: Any) -> Any:
+    def __call__(  # type: ignore[override]  # takes features by type, too
+        self, graph: RelationalGraph, x: Features, **dropout: Any
+    ) -> Any:
         """Computes one row of outputs (logits) per node.
 
         Args:

@@ -9,10 +9,11 @@ what each pair counts. By tiles, the softmax's weights are those of a sum of pro
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import accumulator_dtype, promoted, take
@@ -29,6 +30,8 @@ from jax_gnn._ops.segment_matmul import primitive as products
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn.relational import Part, RelationalGraph
+
+P = TypeVar("P")
 
 _NEEDS: dict[str, tuple[tuple[Part, ...], tuple[Part, ...]]] = {
     "source_pairs": (("from_pairs", "to_pairs"), ("from_pairs",)),
@@ -91,7 +94,7 @@ class Typed:
 
     def shares(self, score: Array, *, within: bool) -> Array:
         """The softmax of edges' scores into each destination, or its part of each relation."""
-        rows = self.matrix.to_pairs.by_row if within else self.matrix.nodes.by_row
+        rows = (_part(self.matrix.to_pairs) if within else self.matrix.nodes).by_row
         return segment_softmax(score, segments(rows.rows, rows.num_rows))
 
     def shares_of_pairs(self, stats: Array, shift: Array | None = None) -> Array:
@@ -103,25 +106,25 @@ class Typed:
             jnp.finfo(stats.dtype).min / 4
         )  # instead of -inf, of which differences are no number
         score = jnp.where(log_sum == jnp.inf, least, top + log_sum)
-        return segment_softmax(score, _pairs(self.matrix.pair_dst).node_segments)
+        return segment_softmax(score, _part(self.matrix.pair_dst).node_segments)
 
     # --- Products by relation ----------------------------------------------------------------
 
     def of_sources(self, x: Array, rows: Rows) -> Array:
         """``(source pairs, n)``."""
-        return self._of_pairs(x, rows, _pairs(self.matrix.pair_src))
+        return self._of_pairs(x, rows, _part(self.matrix.pair_src))
 
-    def of_destinations(self, x: Array, rows: Rows) -> Array:
+    def of_destinations(self, x: Array, rows: Rows, dtype: Any = None) -> Array:
         """``(destination pairs, n)``."""
-        return self._of_pairs(x, rows, _pairs(self.matrix.pair_dst))
+        return self._of_pairs(x, rows, _part(self.matrix.pair_dst), dtype)
 
-    def _of_pairs(self, x: Array, rows: Rows, pairs: Pairs) -> Array:
+    def _of_pairs(self, x: Array, rows: Rows, pairs: Pairs, dtype: Any = None) -> Array:
         rows = rows._replace(kernel=_of_width(rows.kernel, x.shape[1]))
-        return self._product(x, rows, pairs, pairs.gather)
+        return self._product(x, rows, pairs, pairs.gather, dtype)
 
     def behind(self, sums: Array, rows: Rows, heads: int) -> Array:
         """``(destination pairs, n)`` of ``(destination pairs, heads · k)``: each head by itself."""
-        pairs = _pairs(self.matrix.pair_dst)
+        pairs = _part(self.matrix.pair_dst)
         if heads == 1:
             return self._product(sums, rows, pairs, pairs.numbering)
         by_head = sums.reshape(len(sums), heads, sums.shape[1] // heads)
@@ -132,19 +135,19 @@ class Typed:
         z = jax.vmap(of_head, (1, 0), 1)(by_head, jax.tree.map(lambda a: _heads(a, heads), rows))
         return z.reshape(len(z), -1)
 
-    def _product(self, x: Array, rows: Rows, pairs: Pairs, gather: Any) -> Array:
+    def _product(self, x: Array, rows: Rows, pairs: Pairs, gather: Any, dtype: Any = None) -> Array:
         return products.segment_matmul(
             *(x, rows.kernel, rows.bias, None, None, pairs.sizes, jnp.zeros((1,), jnp.int32)),
             *(gather, pairs.to_node_order if pairs.by_node else None),
             transposed=False,
             precision=self.precision,
             activation=None,
-            dtype=x.dtype,
+            dtype=x.dtype if dtype is None else np.dtype(dtype),
         )
 
     def into_nodes(self, z: Array, share: Array | None) -> Array:
         """``(destinations, n)``, the sum over their pairs."""
-        matrix = _pairs(self.matrix.pair_dst).node_segments
+        matrix = _part(self.matrix.pair_dst).node_segments
         heads = 1 if share is None else share.shape[1]
         return segment_reduce(z, share, matrix, reduce="sum", heads=heads)
 
@@ -178,10 +181,11 @@ class Typed:
 
         The first half of the vectors is that of destinations.
         """
-        heads = vectors.shape[2] // 2
-        pairs = _pairs(self.matrix.pair_dst), _pairs(self.matrix.pair_src)
+        heads, acc = vectors.shape[2] // 2, accumulator_dtype(x.dtype)
+        pairs = _part(self.matrix.pair_dst), _part(self.matrix.pair_src)
         if dense_scores_pay(counts(x, vectors, self.matrix, transposed=False), heads):
-            table = jnp.einsum("nk,rkm->nrm", x, vectors, precision=self.precision)
+            form: Any = {"precision": self.precision, "preferred_element_type": acc}
+            table = jnp.einsum("nk,rkm->nrm", x, vectors, **form)
             halves = jnp.split(table.reshape(-1, 2 * heads), 2, axis=1)
             of_pairs = [
                 gather(half, self._lookup(of)) for half, of in zip(halves, pairs, strict=True)
@@ -189,12 +193,12 @@ class Typed:
         else:
             halves = jnp.split(vectors, 2, axis=2)
             of_pairs = [
-                self._of_pairs(x, Rows(half), of) for half, of in zip(halves, pairs, strict=True)
+                self._of_pairs(x, Rows(half), of, acc)
+                for half, of in zip(halves, pairs, strict=True)
             ]
-        to_pairs, from_pairs = self.matrix.to_pairs, self.matrix.from_pairs
+        to_pairs, from_pairs = _part(self.matrix.to_pairs), _part(self.matrix.from_pairs)
         at_dst, at_src = ends(to_pairs)[0], ends(from_pairs)[1]
-        acc = accumulator_dtype(x.dtype)
-        return gather(of_pairs[0].astype(acc), at_dst), gather(of_pairs[1].astype(acc), at_src)
+        return gather(of_pairs[0], at_dst), gather(of_pairs[1], at_src)
 
     def _lookup(self, pairs: Pairs) -> SparseMatrix:
         """What sums numbers of pairs at ``node · relations + relation``; the transpose looks up."""
@@ -228,9 +232,10 @@ class Typed:
         return take(types, take(out.t_order, out.t_indptr[:-1]))
 
 
-def _pairs(pairs: Pairs | None) -> Pairs:
-    assert pairs is not None  # as the way goes through them
-    return pairs
+def _part(part: P | None) -> P:
+    """A part that the way goes through, and therefore there."""
+    assert part is not None
+    return part
 
 
 def _heads(array: Array, heads: int) -> Array:
@@ -388,8 +393,8 @@ def attend_by_keys(
     queries = typed.of_destinations(query, folded.query)
     shift = None
     if folded.shift is not None:
-        shift = typed.of_destinations(query, folded.shift).astype(acc)
-    keys, into = _each(key, queries.shape[1]), typed.matrix.to_pairs
+        shift = typed.of_destinations(query, folded.shift, acc)
+    keys, into = _each(key, queries.shape[1]), _part(typed.matrix.to_pairs)
     if way == "tiles":
         score = sddmm(queries, keys, into, heads=heads)
         score = score if shift is None else score + gather(shift, ends(into)[0])
