@@ -127,8 +127,8 @@ cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const C
   const int64_t shared =
       gather_shared_bytes<Op, Acc, Last, Dots>(cut, NoSoftmax{}, csr.order != nullptr, threads);
   return launch(stream, {grid, threads, static_cast<size_t>(shared)},
-                gather_kernel<Op, T, Acc, Last, Dots>, csr, gathered, cut, output, dots, NoSoftmax{},
-                fills, tails);
+                gather_kernel<Op, T, Acc, Last, Dots>, csr, gathered, cut, output, dots,
+                NoSoftmax{}, fills, tails);
 }
 
 // Sums and means have a kernel for teams of no more than one step.
