@@ -107,6 +107,8 @@ def test_nothing_is_copied_for_a_call(name: str, trains: bool) -> None:
     operands = parameters, rest, make(), jnp.ones((NODES, WIDTH))
     made = between(program(jax.jit(function).lower(*operands).compile().as_text()))
     assert made
-    assert not [kind for kind in made if MOVES & set(kind.split())]
+    # A pass that multiplies what it reads may read a slice: XLA joins products of one cotangent.
+    kinds = [set(kind.split()) for kind in made]
+    assert not [kind for kind in kinds if MOVES & kind and not ARITHMETIC & kind]
     if not trains and jax.default_backend() == "cpu":
-        assert sum(bool(ARITHMETIC & set(kind.split())) for kind in made) == passes
+        assert sum(bool(ARITHMETIC & kind) for kind in kinds) == passes

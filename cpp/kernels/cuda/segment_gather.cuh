@@ -228,6 +228,10 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
   };
   const ChunkWeights<Acc, Softmax> chunk_weights = {softmax,    shared_bytes, numbers_at, asked_at,
                                                     first_quad, lanes,        lane};
+  if constexpr (Softmax::kAny)  // of heads that no lane of the tile has, too: all are looked at
+#pragma unroll 1
+    for (int h = lane; h < softmax.heads; h += lanes)
+      chunk_weights.number(numbers_at + h * softmax.of_head + softmax.kLine - softmax.kEntry) = 0;
   unsigned begins = 0;  // bit i: another run begins with entry i of the chunk
   unsigned num_places = 0, first_lane = 0, team_lanes = 0;
   if constexpr (Softmax::kAny) {
