@@ -302,7 +302,9 @@ def plot(document: Document, path: Path) -> None:
         places = [i for i, column in enumerate(columns) if column[:2] == (mode, dtype)]
         center = left + cell[0] * (places[0] + len(places) / 2)
         words = [*mode.split(), *([dtype] if len(dtypes) > 1 else [])]
-        write(center, _TOP - 0.18, "\n".join(words), size=9, ha="center", linespacing=1.1)
+        room = cell[0] * len(places) / (0.105 * max(map(len, words)))  # for letters of size 9
+        size = 9 * min(1, room)
+        write(center, _TOP - 0.18, "\n".join(words), size=size, ha="center", linespacing=1.1)
     for place, (*_, features) in enumerate(columns):
         write(left + cell[0] * (place + 0.5), _TOP, str(features), size=9, ha="center")
     write(left - 0.05, _TOP, "width", size=9, ha="right")
