@@ -18,6 +18,7 @@ from flax_layers._base import (
 )
 from jax_gnn import Hypergraph, additive_attention
 from jax_gnn._core.arguments import check_number
+from jax_gnn._core.arrays import take
 from jax_gnn._ops.hypergraph_aggregate.api import Side
 
 attention_init = nnx.initializers.glorot_uniform()
@@ -159,10 +160,11 @@ def attend(
     """
     heads = math.prod(scores.shape[1:])
     hypergraph = hypergraph.check()
-    graph = hypergraph.graph if to == "hyperedge" else hypergraph.receiving.transpose()
-    kept = None
-    if dropout is not None:
-        kept = dropped(dropout, graph.num_edges, heads, arguments)
+    graph = hypergraph.graph if to == "hyperedge" else hypergraph.receiving
+    kept = None if dropout is None else dropped(dropout, graph.num_edges, heads, arguments)
+    if to == "node":
+        kept = None if kept is None else take(kept, graph.t_order)
+        graph = graph.transpose()
     y = additive_attention(
         graph,
         jnp.zeros((graph.num_dst, heads), scores.dtype),  # receivers add nothing to scores

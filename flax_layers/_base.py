@@ -152,12 +152,14 @@ class Stack(nnx.Module):
     Attributes:
         convolution: What a subclass stacks.
         dropout_in_convolutions: Whether their calls take `deterministic` and `rngs`, too.
+        takes_types: Whether features may be by type of nodes; the convolution then checks those.
         num_layers: Number of convolutions.
         output: A linear map after the last convolution, ReLU and dropout; None without.
     """
 
     convolution: ClassVar[type[Any]]
     dropout_in_convolutions: ClassVar[bool] = False
+    takes_types: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -187,7 +189,7 @@ class Stack(nnx.Module):
             ValueError: A size is not positive, a rate is outside [0, 1], or a convolution refuses
                 an option.
         """
-        if not isinstance(in_features, Mapping):  # by type of nodes: the convolution checks those
+        if not (self.takes_types and isinstance(in_features, Mapping)):
             check_positive(in_features=in_features)
         check_positive(
             hidden_features=hidden_features, out_features=out_features, num_layers=num_layers

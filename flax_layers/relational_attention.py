@@ -833,6 +833,7 @@ class HGT(TwoLayerStack):
     """
 
     convolution = HGTConv
+    takes_types = True
 
     def _build(self, *, rngs: nnx.Rngs, **options: Any) -> None:
         for number in range(1, self.num_layers + 1):
