@@ -21,6 +21,8 @@ from flax_layers._base import (
     dropout_arguments,
     product,
 )
+from flax_layers.graph import glorot_init
+from flax_layers.relational import each_of
 from jax_gnn import Graph, RelationalGraph, spmm
 from jax_gnn._core.arguments import check_choice, check_instance
 from jax_gnn._core.arrays import accumulator_dtype
@@ -30,8 +32,6 @@ from jax_gnn._ops.segment_reduce.primitive import gather, total
 
 Composition = Literal["sub", "mult", "corr"]
 CompGCNNorm = Literal["symmetric", "mean", "sum"]
-
-glorot_init = nnx.initializers.glorot_uniform()
 
 
 class CompGCNConv(nnx.Module):
@@ -112,8 +112,7 @@ class CompGCNConv(nnx.Module):
         check_choice("composition", composition, get_args(Composition))
         check_choice("norm", norm, get_args(CompGCNNorm))
         shape = in_features, out_features
-        keys = jax.random.split(rngs.params(), 3)
-        self.kernel = nnx.Param(jax.vmap(lambda key: kernel_init(key, shape, param_dtype))(keys))
+        self.kernel = nnx.Param(each_of(kernel_init, rngs, (3,), shape, param_dtype))
         self.relation_kernel = nnx.Param(kernel_init(rngs.params(), shape, param_dtype))
         own = kernel_init(rngs.params(), (1, in_features), param_dtype)
         self.own_relation = nnx.Param(own[0])

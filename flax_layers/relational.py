@@ -20,6 +20,7 @@ from flax_layers._base import (
     default_bias_init,
     product,
 )
+from flax_layers.graph import glorot_init
 from jax_gnn import RelationalGraph, relational_aggregate, relational_lookup, spmm
 from jax_gnn._core.arguments import check_choice, check_instance
 from jax_gnn._core.arrays import accumulator_dtype
@@ -27,8 +28,6 @@ from jax_gnn._ops.relational_aggregate.api import counts_of, of_relations
 from jax_gnn._ops.relational_aggregate.schedule import blocks_pay, sums_by_basis_pay
 
 Norm = Literal["mean", "sum"]
-
-glorot_init = nnx.initializers.glorot_uniform()
 
 
 class RGCNConv(nnx.Module):

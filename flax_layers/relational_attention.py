@@ -25,11 +25,11 @@ from flax_layers._base import (
     linear_options,
     product,
 )
+from flax_layers.graph import glorot_init
 from flax_layers.graph_attention import Rngs
 from flax_layers.relational import (
     block_diagonal,
     each_of,
-    glorot_init,
     kernel_shape,
     over_batch,
 )
@@ -550,7 +550,7 @@ class HGTConv(nnx.Module):
         else:
             y = self._of_widths(graph, by_type, sizes, folded)
             return _by_types(y, self.type_names, sizes)
-        y = over_batch(lambda x: self._of_nodes(graph, x, sizes, folded), joined)
+        y = self._of_nodes(graph, joined, sizes, folded)
         return y if by_type is None else _by_types(y, self.type_names, sizes)
 
     # --- Arguments -------------------------------------------------------------------------------

@@ -376,6 +376,18 @@ class GraphTransformerConfig(GATConfig):
     ] = False
 
 
+_Bases = Annotated[
+    int,
+    Setting(
+        "model",
+        "bases that the weights of relations are mixed from; 0: each has weights of its own",
+        WHOLE,
+        "N",
+        "--bases",
+    ),
+]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RGCNConfig(TrainConfig):
     """Settings of a `flax_layers.RGCN`; the defaults are those of the authors' code for AIFB.
@@ -411,16 +423,7 @@ class RGCNConfig(TrainConfig):
     norm: Annotated[Norm, Setting("model", "what becomes of a node's edges of one relation")] = (
         "mean"
     )
-    num_bases: Annotated[
-        int,
-        Setting(
-            "model",
-            "bases that the weights of relations are mixed from; 0: each has weights of its own",
-            WHOLE,
-            "N",
-            "--bases",
-        ),
-    ] = 0
+    num_bases: _Bases = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -567,16 +570,7 @@ class RGATConfig(_TypedConfig):
     softmax: Annotated[
         Softmax, Setting("model", "over all edges into a node, or within each relation")
     ] = "across"
-    num_bases: Annotated[
-        int,
-        Setting(
-            "model",
-            "bases that the weights of relations are mixed from; 0: each has weights of its own",
-            WHOLE,
-            "N",
-            "--bases",
-        ),
-    ] = 0
+    num_bases: _Bases = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -75,22 +75,14 @@ struct Output<T, Op, Acc, SecondRows<T>> {
                                         unsigned limit) const {
     if (static_cast<unsigned>(row) >= limit) return;
     const unsigned row_bytes = static_cast<unsigned>(width * static_cast<int64_t>(sizeof(T)));
-    write(row_at(lane_out, row, row_bytes), run);
-    write(row_at(last.out + (lane_out - out), row, row_bytes), run + kVec);
+    store_word<kVec>(row_at(lane_out, row, row_bytes), run);
+    store_word<kVec>(row_at(last.out + (lane_out - out), row, row_bytes), run + kVec);
   }
   __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
     if (!column.active) return;
     const Acc x[kVec] = {};
-    write(out + row * width + column.first, x);
-    write(last.out + row * width + column.first, x);
-  }
-
- private:
-  static __device__ __forceinline__ void write(T* address, const Acc* x) {
-    Pack<T, kVec> pack;
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) narrow(x[i], pack.at[i]);
-    *reinterpret_cast<Pack<T, kVec>*>(address) = pack;
+    store_word<kVec>(out + row * width + column.first, x);
+    store_word<kVec>(last.out + row * width + column.first, x);
   }
 };
 

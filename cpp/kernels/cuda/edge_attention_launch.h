@@ -30,12 +30,19 @@ inline int64_t blocks_at_once(int64_t shared, int64_t most) {
   return num_multiprocessors() * std::clamp<int64_t>(bytes / (shared + kReserved), 1, most);
 }
 
+// Of a team. Ids of narrower ones would take too much of shared memory.
+template <int kVec>
+int attend_lane_bits(int64_t width) {
+  int bits = 2;
+  while (bits < 5 && int64_t{kVec} << bits < width) ++bits;
+  return bits;
+}
+
 // How features are dealt out: whether a team has whole heads. Steps are left open.
 template <int kVec>
 bool cut_features(Features features, AttendCut& cut) {
   cut.width = features.width;
-  cut.lane_bits = 2;  // ids of narrower teams would take too much of shared memory
-  while (cut.lane_bits < 5 && int64_t{kVec} << cut.lane_bits < features.width) ++cut.lane_bits;
+  cut.lane_bits = attend_lane_bits<kVec>(features.width);
   const int lanes = 1 << cut.lane_bits;
   cut.tile_heads = tile_heads_of<kVec>(lanes, features);
   cut.head_bits = 0;
@@ -89,8 +96,7 @@ cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* 
   };
   GatherCut cut;
   cut.width = features.width;
-  cut.lane_bits = 2;  // ids of narrower teams would take too much of shared memory
-  while (cut.lane_bits < 5 && int64_t{kVec} << cut.lane_bits < features.width) ++cut.lane_bits;
+  cut.lane_bits = attend_lane_bits<kVec>(features.width);
   const int lanes = 1 << cut.lane_bits, teams = kGatherThreads / lanes;
   const int64_t tile = int64_t{lanes} * kVec, tiles = ceil_div(features.width, tile);
   const int64_t depth = features.width / features.heads;

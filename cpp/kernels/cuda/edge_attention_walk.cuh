@@ -120,18 +120,6 @@ __device__ __forceinline__ void for_share(const LaneShare& share, int heads, int
   }
 }
 
-// The lane's word of a row, zeros where `valid` does not hold.
-template <typename W>
-__device__ __forceinline__ void copy_word(bool valid, const W* from, W* to) {
-  if constexpr (sizeof(W) >= 4) {
-    copy_async<sizeof(W)>(valid, from, to);
-  } else {
-    W word = {};
-    load_if(valid, from, word);
-    *to = word;
-  }
-}
-
 template <Scores kScores, bool kSame, class Op, typename T, typename Acc>
 __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<Acc>)
     attend_kernel(Csr<Index> csr, Attended<T, Acc> attended, AttendCut cut,
@@ -231,8 +219,9 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<Acc>)
     const auto copy_rows = [&](const T* from) {
 #pragma unroll
       for (int j = 0; j < kStep; ++j) {
-        copy_word(static_cast<unsigned>(cols[j]) < sizes.cols,
-                  reinterpret_cast<const W*>(row_at(from + column.first, cols[j], row_bytes)), to);
+        copy_async<sizeof(W)>(
+            static_cast<unsigned>(cols[j]) < sizes.cols,
+            reinterpret_cast<const W*>(row_at(from + column.first, cols[j], row_bytes)), to);
         to += kAttendThreads;
       }
     };
@@ -244,8 +233,8 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<Acc>)
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
       if (j == 0 || rows[j] != rows[j - 1])
-        copy_word(static_cast<unsigned>(rows[j]) < sizes.rows,
-                  reinterpret_cast<const W*>(row_at(from, rows[j], row_bytes)), to);
+        copy_async<sizeof(W)>(static_cast<unsigned>(rows[j]) < sizes.rows,
+                              reinterpret_cast<const W*>(row_at(from, rows[j], row_bytes)), to);
       to += kAttendThreads;
     }
     if (!scaled) return all_valid;

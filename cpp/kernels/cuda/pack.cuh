@@ -135,7 +135,16 @@ struct alignas(store_alignment<T, kVec>) Pack {
   T at[kVec];
 };
 
-// Writes factor * sum; `address` is aligned to store_alignment<T, kVec>.
+// Writes a word of results; `address` is aligned to store_alignment<T, kVec>.
+template <int kVec, typename T, typename Acc>
+__device__ __forceinline__ void store_word(T* address, const Acc* x) {
+  Pack<T, kVec> pack;
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) narrow(x[i], pack.at[i]);
+  *reinterpret_cast<Pack<T, kVec>*>(address) = pack;
+}
+
+// Writes factor * sum, likewise.
 template <typename T, int kVec, typename Acc>
 __device__ __forceinline__ void store_scaled(T* address, const Acc (&sum)[kVec], Acc factor) {
   Pack<T, kVec> pack;

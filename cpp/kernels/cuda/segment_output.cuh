@@ -71,7 +71,7 @@ struct Output {
     Op::finish(run, x);
     if (static_cast<unsigned>(row) < limit) {
       finish(lane_out, row, ahead, x);
-      write(row_at(lane_out, row, row_bytes()), x);
+      store_word<kVec>(row_at(lane_out, row, row_bytes()), x);
     }
   }
 
@@ -92,7 +92,7 @@ struct Output {
     Ahead ahead;
     ask(lane_out, static_cast<Index>(row), kAnyRow, ahead);
     finish(lane_out, static_cast<Index>(row), ahead, x);
-    write(lane_out + row * width, x);
+    store_word<kVec>(lane_out + row * width, x);
   }
 
  private:
@@ -150,13 +150,6 @@ struct Output {
         x[i] *= ahead.result_scale;
       }
     }
-  }
-
-  static __device__ __forceinline__ void write(T* address, const Result (&x)[Op::kVec]) {
-    Pack<T, Op::kVec> pack;
-#pragma unroll
-    for (int i = 0; i < Op::kVec; ++i) narrow(x[i], pack.at[i]);
-    *reinterpret_cast<Pack<T, Op::kVec>*>(address) = pack;
   }
 };
 

@@ -85,13 +85,14 @@ struct Output<T, Op, Acc, StoredStats<Acc>> {
     if (static_cast<unsigned>(row) >= limit) return;
     Acc x[kVec];
     Op::finish(run, x);
-    write(row_at(lane_out, row, static_cast<unsigned>(width * static_cast<int64_t>(sizeof(T)))), x);
+    store_word<kVec>(
+        row_at(lane_out, row, static_cast<unsigned>(width * static_cast<int64_t>(sizeof(T)))), x);
     if (last.stats != nullptr) put(row, Op::stats(run));
   }
   __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
     if (!column.active) return;
     const Acc x[kVec] = {};
-    write(out + row * width + column.first, x);
+    store_word<kVec>(out + row * width + column.first, x);
     if (last.stats != nullptr) put(static_cast<Index>(row), {0, -kLeast<true, Acc>});
   }
 
@@ -103,12 +104,6 @@ struct Output<T, Op, Acc, StoredStats<Acc>> {
     *reinterpret_cast<Pair*>(row_at(
         last.stats, row, static_cast<unsigned>(last.heads) * static_cast<unsigned>(sizeof(pair)))) =
         pair;
-  }
-  static __device__ __forceinline__ void write(T* address, const Acc (&x)[kVec]) {
-    Pack<T, kVec> pack;
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) narrow(x[i], pack.at[i]);
-    *reinterpret_cast<Pack<T, kVec>*>(address) = pack;
   }
 };
 

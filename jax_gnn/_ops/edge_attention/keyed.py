@@ -222,6 +222,14 @@ def _has_kernel(operands: Keyed | KeyedTangents | KeyedCotangents, heads: int) -
     return same and holds_whole_heads(operands.value, heads)
 
 
+def _flags(operands: Keyed | KeyedCotangents, slope: float) -> dict[str, Any]:
+    return {
+        "leaky": np.bool_(operands.vector is not None),
+        "scaled": np.bool_(operands.entry_scale is not None),
+        "slope": np.float64(slope),
+    }
+
+
 def _call(platform: str, operands: Keyed, *, heads: int, slope: float) -> Call | None:
     del platform
     value, row_key, col_key, vector, scale, entry_scale, matrix = operands
@@ -230,11 +238,7 @@ def _call(platform: str, operands: Keyed, *, heads: int, slope: float) -> Call |
     if found is None or not _has_kernel(operands, heads):
         return None
     ids, flags = found
-    flags |= {
-        "leaky": np.bool_(vector is not None),
-        "scaled": np.bool_(entry_scale is not None),
-        "slope": np.float64(slope),
-    }
+    flags |= _flags(operands, slope)
     factor = Operand.of(jnp.ravel, vector or scale)
     arrays = value, row_key, col_key or value, factor, entry_scale or value
     return Call([*arrays, *ids], flags, one_pass_workspaces(csr, value))
@@ -265,12 +269,7 @@ def _vjp_call(platform: str, operands: KeyedCotangents, *, heads: int, slope: fl
     if found is None or not _has_kernel(operands, heads):
         return None
     ids, flags = found
-    flags |= {
-        "leaky": np.bool_(vector is not None),
-        "same": np.bool_(col_key is None),
-        "scaled": np.bool_(entry_scale is not None),
-        "slope": np.float64(slope),
-    }
+    flags |= _flags(operands, slope) | {"same": np.bool_(col_key is None)}
     factor, record = Operand.of(jnp.ravel, vector or scale), record_operand(stats, delta)
     arrays = ct, value, row_key, col_key or value, factor, entry_scale or value, record
     return Call([*arrays, *ids], flags, one_pass_workspaces(csr, value))

@@ -102,9 +102,7 @@ class Typed:
         top, log_sum = stats[..., 0], stats[..., 1]
         if shift is not None:
             log_sum = log_sum + shift.astype(log_sum.dtype)
-        least = (
-            jnp.finfo(stats.dtype).min / 4
-        )  # instead of -inf, of which differences are no number
+        least = jnp.finfo(stats.dtype).min / 4  # differences of -inf are no number
         score = jnp.where(log_sum == jnp.inf, least, top + log_sum)
         return segment_softmax(score, _part(self.matrix.pair_dst).node_segments)
 
