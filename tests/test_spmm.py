@@ -45,6 +45,7 @@ from spmm_cases import (
 import jax_gnn
 from jax_gnn import Graph, index_segment_reduce, schedules, sddmm, spmm
 from jax_gnn._core.csr import Csr, SparseMatrix
+from jax_gnn._ops.segment_reduce import primitive
 from jax_gnn._ops.segment_reduce.primitive import segment_reduce_vjp
 
 on_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -750,6 +751,16 @@ def test_hints_change_nothing(rng: np.random.Generator, implementation: str) -> 
 # --- Both gradients at once ----------------------------------------------------------------------
 
 
+@pytest.fixture(params=[False, True], ids=["where they are", "moved"])
+def moved(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights in the order of entries ahead of CUDA kernels, as many numbers have them."""
+    if request.param:
+        monkeypatch.setattr(primitive, "_MOVED", 0)
+
+
+only_many_are_moved = pytest.mark.usefixtures("moved")
+
+
 def long_tailed(rng: np.random.Generator) -> tuple[Graph, Edges, np.ndarray]:
     """A padded graph with a giant source, empty rows both ways and holes inside of rows."""
     count = 700
@@ -779,6 +790,7 @@ def long_tailed(rng: np.random.Generator) -> tuple[Graph, Edges, np.ndarray]:
     ),
     ids=str,
 )
+@only_many_are_moved
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_both_gradients(
     rng: np.random.Generator, heads_and_depth: tuple[int, int], dtype: str, implementation: str
@@ -1084,6 +1096,7 @@ def test_sums_with_kernels_of_their_own(
     assert_close(means, want, limit, "mean")
 
 
+@only_many_are_moved
 @on_kernels
 @pytest.mark.skipif("cuda" not in KERNELS, reason="elsewhere both gradients are two kernels")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -1129,12 +1142,19 @@ def test_both_gradients_with_kernels_of_their_own(
             matrix = SparseMatrix(Csr(rows, cols, num_rows=nodes), by_col)
             with filled_memory(0x5A):
                 both = jax.jit(lambda *operands: segment_reduce_vjp(*operands))
+                only_x = jax.jit(
+                    lambda weight, ct, matrix: primitive.segment_reduce(
+                        ct, weight, matrix.T, reduce="sum", heads=heads
+                    )
+                )
                 to_x, to_weight = map(np.asarray, both(x, weight, ct, matrix))
+                alone = np.asarray(only_x(weight, ct, matrix))
             wide_ct, wide_x = (np.asarray(each, float).reshape(by_head) for each in (ct, x))
             src, dst, to = rows[there], cols[there], at[there]
             want = np.zeros(by_head)
             np.add.at(want, src, weight.astype(float)[to][:, :, None] * wide_ct[dst])
             assert_close(to_x, want.reshape(nodes, width), limit, "gradient to x")
+            assert_close(alone, want.reshape(nodes, width), limit, "gradient to x alone")
             dots = (wide_ct[dst] * wide_x[src]).sum(-1)
             once = np.bincount(at[at < count], minlength=count) <= 1  # of others it is any
             want = np.zeros((count, heads))

@@ -34,6 +34,13 @@ def take(x: Array, ids: Array | None) -> Array:
     return x.at[ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
+def put(x: Array, ids: Array) -> Array:
+    """As many rows as x has, of which ``ids``, once each, name where its own go; else zeros."""
+    ids = bounded(ids, x.shape[0])
+    options: Any = {"mode": "drop", "unique_indices": True, "wrap_negative_indices": False}
+    return jnp.zeros_like(x).at[ids].set(x, **options)
+
+
 def flat(x: Array) -> Array:
     """``(rows, *features)`` as a matrix."""
     return x.reshape(x.shape[0], row_width(x))

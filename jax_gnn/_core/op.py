@@ -91,11 +91,14 @@ class Call:
             position; what is absent has any other in its place, and an attribute says so.
         attributes: numpy scalars, by name.
         workspaces: shapes and dtypes of the scratch memory, which are further results.
+        finish: maps the kernel's results, and then its operands, to the op's results, which are of
+            the same shapes; None where they are these.
     """
 
     operands: Sequence[Operand]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     workspaces: Sequence[jax.ShapeDtypeStruct] = ()
+    finish: Callable[..., Any] | None = None
 
 
 class Cost(NamedTuple):
@@ -396,7 +399,12 @@ def lower(
     # The workspaces are results that nobody reads.
     lowering = jax.ffi.ffi_lowering(ffi.TARGET_PREFIX + op.name)
     arguments = [operand.lower(ctx) for operand in call.operands]
-    return lowering(inner, *arguments, **call.attributes)[: len(ctx.avals_out)]
+    results = lowering(inner, *arguments, **call.attributes)[: len(ctx.avals_out)]
+    if call.finish is None:
+        return results
+    last = ctx.replace(avals_in=[*ctx.avals_out, *inner.avals_in])
+    finish = mlir.lower_fun(call.finish, multiple_results=op.several)
+    return finish(last, *results, *arguments)
 
 
 def _prefers_xla(op: Op, *arguments: Any, **attributes: Any) -> bool:

@@ -24,14 +24,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import DTYPES, accumulator_dtype, flat, row_width, spread
+from jax_gnn._core.arrays import DTYPES, accumulator_dtype, flat, put, row_width, spread, take
 from jax_gnn._core.batching import batch, batch_apart
-from jax_gnn._core.csr import SparseMatrix, entrywise
+from jax_gnn._core.csr import Csr, SparseMatrix, entrywise
+from jax_gnn._core.ids import PADDING, at_most, in_range
 from jax_gnn._core.kernels import csr_operands, like_first, per_entry, per_row
-from jax_gnn._core.op import Bind, Call, Op, composed_jvp, define, multilinear_jvp
-from jax_gnn._core.schedule import known_width
+from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define, multilinear_jvp
+from jax_gnn._core.schedule import L2_BYTES, known_width
 from jax_gnn._ops.segment_reduce import derivatives, xla
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
+
+# Numbers from which on weights are put into the order of the entries ahead of a kernel, which would
+# read, and write the gradients to them, all over a memory that no second cache holds.
+_MOVED = L2_BYTES // 16
 
 _REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")  # as in segments.h
 
@@ -89,9 +94,10 @@ def _has_epilogue(operands: Messages, relu: bool = False) -> bool:
 def _reduce_call(
     platform: str, operands: Messages, *, reduce: str, heads: int, relu: bool = False
 ) -> Call | None:
-    del platform
     x, weight, matrix = operands.message
     csr = matrix.by_row
+    if _moves_weights(platform, csr, weight):
+        csr, weight = _in_order(csr, weight)
     found = csr_operands(csr, x.shape[0])
     if found is None or x.dtype not in DTYPES:  # such as a complex bias's gradient
         return None
@@ -109,6 +115,23 @@ def _reduce_call(
         **{name: np.bool_(each is not None) for name, each in zip(names, optional, strict=True)},
     }
     return Call([x, *(each or x for each in optional), *ids], flags | schedule, workspaces)
+
+
+def _moves_weights(platform: str, csr: Csr, weight: Any) -> bool:
+    """Whether weights are put into the order of the entries ahead of a kernel."""
+    if platform != "cuda" or weight is None or csr.order is None or csr.cols is None:
+        return False
+    return not at_most(weight.shape[0] * weight.shape[1], _MOVED)
+
+
+def _in_order(csr: Csr, weight: Operand) -> tuple[Csr, Operand]:
+    """The same entries with weights one behind another; without weights they are padding."""
+
+    def kept(cols: Array, order: Array) -> Array:
+        return jnp.where(in_range(order, csr.count), cols, PADDING)
+
+    cols = Operand.of(kept, csr.cols, csr.order)
+    return replace(csr, cols=cols, order=None), Operand.of(take, weight, csr.order)
 
 
 def _reduce_prefers_xla(
@@ -403,16 +426,26 @@ class Cotangents(NamedTuple):
 
 
 def _vjp_call(platform: str, operands: Cotangents) -> Call | None:
-    del platform
     x, weight, ct, matrix = operands
-    csr = matrix.by_col
+    csr, order = matrix.by_col, matrix.by_col.order
+    moved = _moves_weights(platform, csr, weight)
+    if moved:
+        csr, weight = _in_order(csr, weight)
     found = csr_operands(csr, ct.shape[0])
     if found is None:
         return None
     ids, flags = found
     depth = known_width(row_width(ct)) // max(weight.shape[1], 1)
     schedule, workspaces = scheduled("segment_reduce_vjp", csr, ct, depth=depth)
-    return Call([ct, weight, x, *ids], flags | schedule, workspaces)
+    call = Call([ct, weight, x, *ids], flags | schedule, workspaces)
+    if not moved:
+        return call
+    ids[-1] = order  # which the kernel does not read
+
+    def finish(to_x: Array, dots: Array, *operands: Array) -> list[Array]:
+        return [to_x, put(dots, operands[-1])]
+
+    return replace(call, operands=[ct, weight, x, *ids], finish=finish)
 
 
 def _both_tangents(
