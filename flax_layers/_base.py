@@ -338,18 +338,30 @@ def product(
     kernel: Array,
     precision: jax.lax.PrecisionLike = None,
     *,
+    scale: Array | None = None,
     bias: Array | None = None,
     activation: Activation | None = None,
 ) -> Array:
-    """``activation(x @ kernel + bias)``, in one kernel where x is tall."""
+    """``activation(scale * (x @ kernel) + bias)``, in one kernel where x is tall.
+
+    The scale is a number of each row.
+    """
     is_tall = x.ndim == 2 and at_most(_TALL, x.shape[0]) and max(kernel.shape) <= _NARROW
     if is_tall and precision is None and x.dtype == np.float32:
         return segment_matmul(
             *(x, kernel[None], jnp.full((1,), x.shape[0], jnp.int32)),
+            scale=scale,
             bias=None if bias is None else bias[None],
             activation=activation,
         )
-    return finished(jnp.matmul(x, kernel, precision=precision), bias, activation)
+    # Where x is not the wider side, it is scaled itself: XLA joins that to what made x, such as a
+    # dropout.
+    narrows = kernel.shape[0] > kernel.shape[1]
+    if scale is not None and not narrows:
+        x = column(scale, x) * x
+    y = jnp.matmul(x, kernel, precision=precision)
+    y = column(scale, y) * y if scale is not None and narrows else y
+    return finished(y, bias, activation)
 
 
 def linear(layer: nnx.Linear, x: Array, activation: Activation | None = None) -> Array:
@@ -363,6 +375,12 @@ def finished(y: Array, bias: Array | None, activation: Activation | None) -> Arr
     """The same behind a product."""
     y = y if bias is None else y + bias
     return y if activation is None else jax.nn.relu(y)
+
+
+def column(values: Array, x: Array) -> Array:
+    """Numbers of rows, in the dtype of x unless they are flags, to work with its rows."""
+    values = values if values.dtype == bool else values.astype(x.dtype)
+    return values.reshape(-1, *[1] * (x.ndim - 1))
 
 
 def inverse_root(x: Array) -> Array:

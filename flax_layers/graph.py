@@ -22,6 +22,7 @@ from flax_layers._base import (
     check_ends,
     check_positive,
     check_vector,
+    column,
     end_sizes,
     finished,
     inverse_root,
@@ -160,26 +161,18 @@ class GCNConv(Convolution):
                 node_scale = gcn_norm(graph, weight, add_self_loops=self.add_self_loops)
             scale = check_vector("node_scale", node_scale, "num_nodes", graph.num_nodes)
 
-        def scaled(features: Array, wanted: bool = not is_scaled) -> Array:
-            if scale is None or not wanted:
-                return features
-            return _column(scale, features) * features
-
         def aggregate(features: Array, **last: Any) -> Array:
             own_scale = 1 if self.add_self_loops else None
             return spmm(graph, features, weight, own_scale=own_scale, out_scale=scale, **last)
 
-        # Scales of nodes, unlike such of edges, need no weights to be read. Where x is not the
-        # wider side, it is scaled itself: XLA joins that to what made x, such as a dropout.
+        # Scales of nodes, unlike such of edges, need no weights to be read.
+        first, last = None if is_scaled else scale, scale if scales_result else None
         if self.in_features < self.out_features:
-            y = self._product(aggregate(scaled(x)), kernel, bias=bias, activation=activation)
-            return scaled(y, scales_result)
-        if self.in_features == self.out_features:
-            y = self._product(scaled(x), kernel)
-        else:
-            y = scaled(self._product(x, kernel))
-        result_scale = scale if scales_result else None
-        return aggregate(y, result_scale=result_scale, **behind(y, bias, activation))
+            sums = aggregate(x if first is None else column(first, x) * x)
+            y = self._product(sums, kernel, bias=bias, activation=activation)
+            return y if last is None else column(last, y) * y
+        y = self._product(x, kernel, scale=first)
+        return aggregate(y, result_scale=last, **behind(y, bias, activation))
 
 
 class GINConv(Convolution):
@@ -394,7 +387,7 @@ class SAGEConv(Convolution):
 
         if self.aggregation == "max":
             y = aggregate(messages)
-            y = jnp.where(_column(graph.in_degrees() == 0, y), 0, y)  # -inf there
+            y = jnp.where(column(graph.in_degrees() == 0, y), 0, y)  # -inf there
         elif len(kernel) <= self.out_features:
             y = aggregate(messages)
         else:
@@ -491,9 +484,3 @@ def _edge_weight(graph: Graph, weight: ArrayLike | None) -> Any:
     if weight is None:
         return None
     return check_vector("edge_weight", weight, "num_edges", graph.num_edges)
-
-
-def _column(values: Array, x: Array) -> Array:
-    """Numbers of nodes, in the dtype of x unless they are flags, to work with its rows."""
-    values = values if values.dtype == bool else values.astype(x.dtype)
-    return values.reshape(-1, *[1] * (x.ndim - 1))
