@@ -73,7 +73,7 @@ __device__ __forceinline__ void store_run(Out* out, const Acc (&run)[kSize]) {
 // Hands `write` a function that stores a run of sums of a group at an offset: in the result where
 // the whole group was in this block, else in the workspace. `opened`: whether the group's first
 // tile was in this block; `ended`: whether its last one was. The result has the weight if it is
-// below `num_groups`.
+// below `num_groups`. One function for all places, so that what makes runs is there once.
 template <typename T, typename Out, class Write>
 __device__ __forceinline__ void write_sum(const OuterProduct<T, Out>& product, unsigned weight,
                                           int64_t num_groups, bool opened, bool ended,
@@ -82,23 +82,24 @@ __device__ __forceinline__ void write_sum(const OuterProduct<T, Out>& product, u
   const bool whole = opened && ended;
   const bool to_part = !whole && !product.atomic;
   if (!to_part && weight >= num_groups) return;
-  Out* out = product.out + int64_t{weight} * product.k * product.n;
-  Acc* part = reinterpret_cast<Acc*>(out);
-  if (to_part)
-    part = ended ? product.workspace.head(blockIdx.x) : product.workspace.tail(blockIdx.x);
+  Out* const out = product.out + int64_t{weight} * product.k * product.n;
+  Acc* const part = ended ? product.workspace.head(blockIdx.x) : product.workspace.tail(blockIdx.x);
   if constexpr (std::is_same_v<Out, Acc>) {
-    if (!whole && product.atomic) {
-      write([=](int64_t at, const auto& run) {
+    const bool adds = !whole && product.atomic;
+    Acc* const to = to_part ? part : out;
+    write([=](int64_t at, const auto& run) {
+      if (!adds) return store_run(to + at, run);
 #pragma unroll
-        for (int i = 0; i < kLength<decltype(run)>; ++i) atomicAdd(out + at + i, run[i]);
-      });
-      return;
-    }
-  } else if (whole) {
-    write([=](int64_t at, const auto& run) { store_run(out + at, run); });
-    return;
+      for (int i = 0; i < kLength<decltype(run)>; ++i) atomicAdd(to + at + i, run[i]);
+    });
+  } else {
+    write([=](int64_t at, const auto& run) {
+      if (whole)
+        store_run(out + at, run);
+      else
+        store_run(part + at, run);
+    });
   }
-  write([=](int64_t at, const auto& run) { store_run(part + at, run); });
 }
 
 #ifndef JAX_GNN_EMULATED
@@ -120,7 +121,7 @@ template <typename T, int kTile_, bool kLists_>
 struct OuterTile {
   static constexpr int kTile = kTile_, kLoaders = kLists_ ? 2 : 1;
   static constexpr bool kLists = kLists_;
-  static constexpr int kColumns = least(kTile, 64);
+  static constexpr int kColumns = kTile == 128 ? 64 : 32;
   static constexpr int kWarpsDown = kTile / 32, kWarpsAcross = kTile / kColumns;
   static constexpr int kParts = most(1, 4 / (kWarpsDown * kWarpsAcross));
   static constexpr int kWarps = kWarpsDown * kWarpsAcross * kParts;
@@ -132,7 +133,7 @@ struct OuterTile {
   static constexpr int kStepRows = 32 / sizeof(T);  // of a matrix instruction
   static constexpr int kBlocks = kTile == 128 ? 1 : 2;
   static constexpr int kReduceRounds = 2;  // to add up the parts takes memory for a half of them
-  static constexpr int kReduceBytes = kParts > 1 ? kTile * kTile * 4 / kReduceRounds : 0;
+  static constexpr int kReduceBytes = (kParts - 1) * kTile * kTile * 4 / kReduceRounds;
   using Ring = OuterRing<kBlocks, kStageBytes, kReduceBytes>;
 };
 
@@ -227,9 +228,11 @@ struct OuterFragments {
   __device__ __forceinline__ void load(const unsigned char* left, const unsigned char* right, int,
                                        int first_row, int valid) {
     const int lane = threadIdx.x % 32, matrix = lane / 8, row = lane % 8;
-    // `left` may point at the second half of a chunk.
+    // Both may point at the second half of a chunk.
     const int left_unit = static_cast<int>(shared_address(left) % kChunkBytes) / 16;
-    const unsigned char* left_chunk = left - left_unit * 16;
+    const int right_unit = static_cast<int>(shared_address(right) % kChunkBytes) / 16;
+    const unsigned char* const left_chunk = left - left_unit * 16;
+    const unsigned char* const right_chunk = right - right_unit * 16;
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       read(left_chunk + (first_row + matrix / 2 * 8 + row) * kChunkBytes +
@@ -237,7 +240,8 @@ struct OuterFragments {
            a[i][0], a[i][1], a[i][2], a[i][3]);
 #pragma unroll
     for (int j = 0; j < kColumns / 8; j += 2)
-      read(right + (first_row + matrix % 2 * 8 + row) * kChunkBytes + ((j + matrix / 2) ^ row) * 16,
+      read(right_chunk + (first_row + matrix % 2 * 8 + row) * kChunkBytes +
+               ((right_unit + j + matrix / 2) ^ row) * 16,
            b[j][0], b[j][1], b[j + 1][0], b[j + 1][1]);
     if (!kFull && valid < 16) {
 #pragma unroll
@@ -503,11 +507,12 @@ __device__ __forceinline__ void sum_by_warps(const TensorMap& lhs, const TensorM
     const unsigned char* left = pipeline.left() + row / Pipeline::kPerChunk * Pipeline::kChunkSize +
                                 row % Pipeline::kPerChunk * sizeof(T);
     const unsigned char* right = pipeline.left() + Shape::kStageBytes / 2 +
-                                 column / Pipeline::kPerChunk * Pipeline::kChunkSize;
+                                 column / Pipeline::kPerChunk * Pipeline::kChunkSize +
+                                 column % Pipeline::kPerChunk * sizeof(T);
     const float* const scales = pipeline.scales();
     const auto add = [&](auto full) {
       constexpr bool kFull = decltype(full)::value;
-#pragma unroll(kFull ? kRows / Shape::kStepRows / Shape::kParts : 1)
+#pragma unroll(kFull ? 4 : 1)
       for (int begin = part * Shape::kStepRows; begin < (kFull ? kRows : count);
            begin += Shape::kParts * Shape::kStepRows) {
         Fragments fragments;
@@ -527,26 +532,27 @@ __device__ __forceinline__ void sum_by_warps(const TensorMap& lhs, const TensorM
       add(std::false_type{});
     pipeline.release();
     if (!pipeline.completes()) continue;
-    if (Shape::kParts > 1) {
+    if constexpr (Shape::kParts > 1) {
       constexpr int kSums = Shape::kColumns / Shape::kReduceRounds, kAcross = Shape::kColumns / 8;
-      constexpr int kThreads = 32 * Shape::kWarps;
-      float* const mine =
+      constexpr int kPartThreads = 32 * Shape::kWarps / Shape::kParts;
+      float* const others =
           reinterpret_cast<float*>(pipeline.ring + Shape::Ring::kStages * Shape::kStageBytes) +
-          threadIdx.x % (kThreads / Shape::kParts) * kSums;
-      for (int other = 1; other < Shape::kParts; ++other)
+          threadIdx.x % kPartThreads;
 #pragma unroll
-        for (int first = 0; first < Shape::kColumns; first += kSums) {
-          const auto for_sums = [&](const auto& function) {
+      for (int first = 0; first < Shape::kColumns; first += kSums) {
+        const auto for_sums = [&](int other, const auto& function) {
 #pragma unroll
-            for (int j = first; j < first + kSums; ++j)
-              function(sum[j / 4 / kAcross][j / 4 % kAcross][j % 4],
-                       mine[(j + threadIdx.x) % kSums]);
-          };
-          if (part == other) for_sums([](float& here, float& there) { there = here; });
-          sync_some<kThreads>(1);
-          if (part == 0) for_sums([](float& here, float& there) { here += there; });
-          sync_some<kThreads>(1);
-        }
+          for (int j = 0; j < kSums; ++j)
+            function(sum[(first + j) / 4 / kAcross][(first + j) / 4 % kAcross][j % 4],
+                     others[((other - 1) * kSums + j) * kPartThreads]);
+        };
+        if (part > 0) for_sums(part, [](float& here, float& there) { there = here; });
+        sync_some<Shape::kParts * kPartThreads>(1);
+        if (part == 0)
+          for (int other = 1; other < Shape::kParts; ++other)
+            for_sums(other, [](float& here, float& there) { here += there; });
+        sync_some<Shape::kParts * kPartThreads>(1);
+      }
     }
     pipeline.write([&](const auto& store) {
       if (part == 0)
@@ -793,56 +799,56 @@ __global__ void __launch_bounds__(kCombineThreads)
        from += gridDim.x * int64_t{kColumns}) {
     const int64_t at = from + lane * kVec;
     const auto store = [&](int64_t weight, const Sum& sum) {
-      if (at < size) store_run(product.out + weight * size + at, sum.at);
-    };
-    const auto store_group = [&](int group, const Sum& sum) {
-      const unsigned weight = weight_of(groups, group, offset).index;
-      if (weight < groups.num_groups) store(weight, sum);
-    };
-    // What does not exist is read from elsewhere, and not used: loads without a condition are all
-    // in flight at once.
-    const auto read = [&](bool exists, const auto* part) {
-      return *reinterpret_cast<const Sum*>(exists && at < size ? part + at : workspace.base);
+      if (at < size && weight < groups.num_groups)
+        store_run(product.out + weight * size + at, sum.at);
     };
     Sum sum = {}, first_sum = {};
-    int first_group = -1;  // that ends in the warp's range; it may have begun ahead of it
+    bool has_first = false;  // a group that ends in the warp's range; it may have begun ahead of it
+    unsigned first_weight = 0;
     for (int64_t first = begin; first < end; first += kBatch) {
       OuterRecord record = {-1, 0};
       if (lane < kBatch && first + lane < end) record = workspace.records()[first + lane];
+      const unsigned heads = __ballot_sync(kWholeWarp, record.head_group >= 0);
+      const unsigned tails = __ballot_sync(kWholeWarp, record.has_tail != 0);
+      const unsigned weight = weight_of(groups, record.head_group, offset).index;
+      // What does not exist is read from elsewhere, and not used: loads without a condition are all
+      // in flight at once.
+      const auto read = [&](unsigned exists, const auto* part) {
+        return *reinterpret_cast<const Sum*>(exists != 0 && at < size ? part + at : workspace.base);
+      };
       Sum head[kBatch], tail[kBatch];
-      const auto group_of = [&](int i) { return __shfl_sync(kWholeWarp, record.head_group, i); };
-      const auto has_tail = [&](int i) { return __shfl_sync(kWholeWarp, record.has_tail, i) != 0; };
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        head[i] = read(group_of(i) >= 0, workspace.head(first + i));
-        tail[i] = read(has_tail(i), workspace.tail(first + i));
+        head[i] = read(heads >> i & 1, workspace.head(first + i));
+        tail[i] = read(tails >> i & 1, workspace.tail(first + i));
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const int group = group_of(i);
-        if (group >= 0) {
+        if (heads >> i & 1) {
           add(sum, head[i]);
-          if (first_group < 0) {
-            first_group = group;
-            first_sum = sum;
+          const unsigned ended = __shfl_sync(kWholeWarp, weight, i);
+          if (has_first) {
+            store(ended, sum);
           } else {
-            store_group(group, sum);
+            has_first = true;
+            first_weight = ended;
+            first_sum = sum;
           }
           sum = {};
         }
-        if (has_tail(i)) add(sum, tail[i]);
+        if (tails >> i & 1) add(sum, tail[i]);
       }
     }
     open[warp][lane] = sum;
-    if (lane == 0) has_head[warp] = first_group >= 0;
+    if (lane == 0) has_head[warp] = has_first;
     __syncthreads();
-    if (first_group >= 0) {
+    if (has_first) {
       int other = warp - 1;
       while (other > 0 && !has_head[other]) --other;
       Sum total = {};
       for (other = max(other, 0); other < warp; ++other) add(total, open[other][lane]);
       add(total, first_sum);
-      store_group(first_group, total);
+      store(first_weight, total);
     }
     if (offset != 0 || groups.num_groups > groups.num_sizes)
       for (int64_t weight = warp; weight < groups.num_groups; weight += kWarps)

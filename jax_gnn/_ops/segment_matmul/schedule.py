@@ -37,7 +37,7 @@ def _from_rule(op: str, *, rows: int, groups: int, k: int, n: int, itemsize: int
     """
     larger = max(k, n)
     if op == "segment_outer":
-        blocks = 264 if rows >= 30_000 else 132
+        blocks = 264 if rows >= 200_000 else 132
         if larger > 64:  # tiles of 128 by 128 of a weight have blocks of their own
             blocks = -(-132 // max(1, -(-k // 128) * -(-n // 128)))
         return MatmulSchedule(64, 0, max(1, min(blocks, rows // 128)))
