@@ -22,6 +22,7 @@ from jax_gnn._core.ids import PADDING, in_range, index_dtype
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._ops.edge_attention.keyed import keyed_attention
 from jax_gnn._ops.edge_attention.primitive import edge_attention
+from jax_gnn._ops.edge_attention.sums import shares
 from jax_gnn._ops.edge_attention.xla import ends, leaky
 from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
 from jax_gnn._ops.relational_aggregate.xla import counts
@@ -99,12 +100,7 @@ class Typed:
 
     def shares_of_pairs(self, stats: Array, shift: Array | None = None) -> Array:
         """What each destination's pairs count in its softmax, of the pairs' own."""
-        top, log_sum = stats[..., 0], stats[..., 1]
-        if shift is not None:
-            log_sum = log_sum + shift.astype(log_sum.dtype)
-        least = jnp.finfo(stats.dtype).min / 4  # differences of -inf are no number
-        score = jnp.where(log_sum == jnp.inf, least, top + log_sum)
-        return segment_softmax(score, _part(self.matrix.pair_dst).node_segments)
+        return shares(stats, _part(self.matrix.pair_dst).node_segments, shift)
 
     # --- Products by relation ----------------------------------------------------------------
 
