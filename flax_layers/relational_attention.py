@@ -59,7 +59,7 @@ class FoldedRGAT(NamedTuple):
 
     Attributes:
         kernel: ``(num_relations, in_features, heads · width)``.
-        vectors: ``(num_relations, in_features, 2 · heads)``, the kernel times the vectors of
+        vectors: ``(num_relations, 2 · heads, in_features)``, the kernel times the vectors of
             destinations' attention, and times those of sources'.
     """
 
@@ -220,9 +220,9 @@ class RGATConv(nnx.Module):
             kernel = jnp.tensordot(mixture, kernel, 1, precision=self.precision)
         if self.num_blocks is not None:
             kernel = block_diagonal(kernel)
-        by_head = _split(kernel, self.heads)[:, :, None]
-        vectors = jnp.sum(by_head * jnp.stack(attention, 1)[:, None], axis=-1)
-        return FoldedRGAT(kernel, vectors.reshape(*vectors.shape[:2], 2 * self.heads))
+        by_head = _split(kernel, self.heads).swapaxes(1, 2)[:, None]
+        vectors = jnp.sum(by_head * jnp.stack(attention, 1)[..., None, :], axis=-1)
+        return FoldedRGAT(kernel, vectors.reshape(len(kernel), 2 * self.heads, self.in_features))
 
     def __call__(
         self,
