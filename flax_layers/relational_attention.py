@@ -221,7 +221,10 @@ class RGATConv(nnx.Module):
         if self.num_blocks is not None:
             kernel = block_diagonal(kernel)
         by_head = _split(kernel, self.heads).swapaxes(1, 2)[:, None]
-        vectors = jnp.sum(by_head * jnp.stack(attention, 1)[..., None, :], axis=-1)
+        # A choice in place of a stack is part of the sum, no launch of its own.
+        is_dst = (np.arange(2) == 0)[:, None, None]
+        both = jnp.where(is_dst, *(each[:, None] for each in attention))
+        vectors = jnp.sum(by_head * both[..., None, :], axis=-1)
         return FoldedRGAT(kernel, vectors.reshape(len(kernel), 2 * self.heads, self.in_features))
 
     def __call__(
