@@ -59,7 +59,7 @@ class FoldedRGAT(NamedTuple):
 
     Attributes:
         kernel: ``(num_relations, in_features, heads · width)``.
-        vectors: ``(num_relations, in_features, 2 · heads)``, the kernel times the vectors of
+        vectors: ``(num_relations, 2 · heads, in_features)``, the kernel times the vectors of
             destinations' attention, and times those of sources'.
     """
 
@@ -220,9 +220,12 @@ class RGATConv(nnx.Module):
             kernel = jnp.tensordot(mixture, kernel, 1, precision=self.precision)
         if self.num_blocks is not None:
             kernel = block_diagonal(kernel)
-        by_head = _split(kernel, self.heads)[:, :, None]
-        vectors = jnp.sum(by_head * jnp.stack(attention, 1)[:, None], axis=-1)
-        return FoldedRGAT(kernel, vectors.reshape(*vectors.shape[:2], 2 * self.heads))
+        by_head = _split(kernel, self.heads).swapaxes(1, 2)[:, None]
+        # A choice in place of a stack is part of the sum, no launch of its own.
+        is_dst = (np.arange(2) == 0)[:, None, None]
+        both = jnp.where(is_dst, *(each[:, None] for each in attention))
+        vectors = jnp.sum(by_head * both[..., None, :], axis=-1)
+        return FoldedRGAT(kernel, vectors.reshape(len(kernel), 2 * self.heads, self.in_features))
 
     def __call__(
         self,

@@ -71,6 +71,8 @@ ATTENTION = {
     "edge_scale": np.ones((len(SRC), 2)),
     "edge_features": np.ones((len(SRC), 2, 3), np.float32),
     "dst_ids": np.zeros(len(SRC), np.int32),
+    "sum_ids": np.zeros(len(SRC), np.int32),
+    "num_sums": N,
     "return_lse": False,
     "implementation": "xla",
 }

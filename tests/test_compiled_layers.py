@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from op_suite import KERNELS
 from primitive_cases import needs_kernels
 
 import flax_layers
-from jax_gnn import Graph, Hypergraph
+import jax_gnn
+from jax_gnn import Graph, Hypergraph, RelationalGraph
 
 NODES, HYPEREDGES, ENTRIES, WIDTH = 900, 700, 40_000, 32
 """As many nodes as nothing else has, and enough for kernels to be chosen on a CPU."""
@@ -112,3 +114,58 @@ def test_nothing_is_copied_for_a_call(name: str, trains: bool) -> None:
     assert not [kind for kind in kinds if MOVES & kind and not ARITHMETIC & kind]
     if not trains and jax.default_backend() == "cpu":
         assert sum(bool(ARITHMETIC & kind) for kind in kinds) == passes
+
+
+# --- How many launches a layer takes -------------------------------------------------------------
+
+# Of one head, in a program for a CPU that calls CUDA kernels: launches at most, and calls of this
+# library among them. A GPU's programs have up to a third less, as its products read and write in
+# any layout. Inference also with the products of weights made before. A launch is what is neither a
+# shape, a constant nor a tuple.
+LAUNCHES = {
+    ("RGATConv", "inference"): (5, 2),
+    ("RGATConv", "weights folded"): (4, 2),
+    ("RGATConv", "training"): (32, 9),
+    ("HGTConv", "inference"): (16, 3),
+    ("HGTConv", "weights folded"): (8, 3),
+    ("HGTConv", "training"): (53, 11),
+}
+FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
+
+
+def typed_graph() -> RelationalGraph:
+    """With a tenth of AIFB's relations, and few enough of its edges for as few launches."""
+    rng = np.random.default_rng(0)
+    src, dst = rng.geometric(0.01, ENTRIES) % NODES, rng.integers(NODES, size=ENTRIES)
+    sizes = {"num_nodes": NODES, "num_relations": 9}
+    return RelationalGraph.from_triples(src, rng.integers(9, size=ENTRIES), dst, **sizes)
+
+
+@pytest.mark.skipif("cuda" not in KERNELS, reason="launches are those of a GPU's kernels")
+@pytest.mark.parametrize(("name", "mode"), LAUNCHES)
+def test_launches_of_attention_over_relations(name: str, mode: str) -> None:
+    layer = getattr(flax_layers, name)
+    made = layer(WIDTH, WIDTH, num_relations=9, use_bias=False, rngs=nnx.Rngs(0))
+    definition, parameters, rest = nnx.split(made, nnx.Param, ...)
+    operands = [parameters, typed_graph(), jnp.ones((NODES, WIDTH))]
+
+    def forward(parameters: Any, graph: Any, x: Any, *folded: Any) -> Any:
+        options = {"folded": folded[0]} if folded else {}
+        return nnx.merge(definition, parameters, rest)(graph, x, **options)
+
+    def training(parameters: Any, graph: Any, x: Any, cotangent: Any) -> Any:
+        y, vjp = jax.vjp(lambda *each: forward(each[0], graph, each[1]), parameters, x)
+        return y, vjp(cotangent)
+
+    if mode == "weights folded":
+        operands.append(made.folded())
+    if mode == "training":
+        operands.append(jnp.ones((NODES, WIDTH)))
+    with jax_gnn.implementation("cuda"):
+        compiled = jax.jit(training if mode == "training" else forward).lower(*operands).compile()
+    entry = compiled.as_text().split("\nENTRY ")[1]
+    kinds = re.findall(r"^ +(?:ROOT )?%?[\w.-]+ = .*? ([a-z][\w-]*)\(", entry, re.MULTILINE)
+    found = sum(kind not in FREE for kind in kinds), entry.count('custom_call_target="jax_gnn')
+    most, calls = LAUNCHES[name, mode]
+    assert found[1] == calls
+    assert found[0] <= most

@@ -6,9 +6,10 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,9 +18,11 @@ from op_spec import Case, OpSpec, assert_close, same_bits, setting
 from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, CoreChecks, OpSuite
 from spmm_cases import Edges, graph_of, random_edges, unused
 
+import jax_gnn
 from jax_gnn import Graph, additive_attention, dot_attention, gatv2_attention, schedules
 
 HEADS = 4  # as many as devices of the tests
+SUMS = 3  # finer rows of each destination; and two more that no edge goes into
 
 
 # --- The plain reference -------------------------------------------------------------------------
@@ -29,15 +32,31 @@ def leaky(z: np.ndarray, slope: float = 0.2) -> np.ndarray:
     return np.where(z.real > 0, z, slope * z)
 
 
+class Finer(NamedTuple):
+    """A graph, or edges, and the finer row that each edge is summed into."""
+
+    graph: Any
+    ids: Any
+
+    @property
+    def num_sums(self) -> int:
+        return SUMS * self.graph.num_dst + 2
+
+
+jax.export.register_namedtuple_serialization(Finer, serialized_name="Finer")
+
+
 def attend(
     edges: Edges,
     score: Callable[[np.ndarray, int], np.ndarray],
     value: np.ndarray,
     edge_scale: np.ndarray | None = None,
     carried: np.ndarray | None = None,
+    finer: Finer | None = None,
 ) -> np.ndarray:
     """One destination after another; ``score(into, row)`` gives the scores of its edges."""
-    rows = []
+    ids, size = (edges.dst, edges.num_dst) if finer is None else (finer.ids, finer.num_sums)
+    rows = list(np.zeros((size, *value.shape[1:])))
     for row in range(edges.num_dst):
         into = np.flatnonzero(edges.valid & (edges.dst == row))
         powers = np.exp(score(into, row))
@@ -46,9 +65,9 @@ def attend(
         values = value[edges.src[into]]
         values = values if carried is None else values + carried[into]
         weight = weight.reshape(*weight.shape, *[1] * (values.ndim - 2))
-        rows.append((weight * values).sum(0) if len(into) else np.zeros(value.shape[1:]))
-    shape = edges.num_dst, *value.shape[1:]
-    return np.array(rows).reshape(shape) if rows else np.zeros(shape)
+        for each in np.unique(ids[into]):
+            rows[each] = (weight * values)[ids[into] == each].sum(0)
+    return np.array(rows).reshape(size, *value.shape[1:])
 
 
 def over_features(terms: np.ndarray) -> np.ndarray:
@@ -63,12 +82,13 @@ def additive_reference(
     edge_bias: Any = None,
     edge_scale: Any = None,
     edge_features: Any = None,
+    finer: Any = None,
 ) -> np.ndarray:
     def score(into: np.ndarray, row: int) -> np.ndarray:
         z = dst_score[row] + src_score[edges.src[into]]
         return leaky(z if edge_bias is None else z + edge_bias[into])
 
-    return attend(edges, score, value, edge_scale, edge_features)
+    return attend(edges, score, value, edge_scale, edge_features, finer)
 
 
 def gatv2_reference(
@@ -80,6 +100,7 @@ def gatv2_reference(
     edge_bias: Any = None,
     edge_scale: Any = None,
     edge_features: Any = None,
+    finer: Any = None,
 ) -> np.ndarray:
     def score(into: np.ndarray, row: int) -> np.ndarray:
         z = dst[row] + src[edges.src[into]]
@@ -87,7 +108,8 @@ def gatv2_reference(
         s = over_features(attention * leaky(z))
         return s if edge_bias is None else s + edge_bias[into]
 
-    return attend(edges, score, src if value is None else value, edge_scale)
+    values = src if value is None else value
+    return attend(edges, score, values, edge_scale, finer=finer)
 
 
 def dot_reference(
@@ -99,6 +121,7 @@ def dot_reference(
     edge_scale: Any = None,
     edge_features: Any = None,
     scale: Any = None,
+    finer: Any = None,
 ) -> np.ndarray:
     def score(into: np.ndarray, row: int) -> np.ndarray:
         keys = key[edges.src[into]]
@@ -107,7 +130,7 @@ def dot_reference(
         s = over_features(query[row] * keys) * (depth**-0.5 if scale is None else scale)
         return s if edge_bias is None else s + edge_bias[into]
 
-    return attend(edges, score, value, edge_scale, edge_features)
+    return attend(edges, score, value, edge_scale, edge_features, finer)
 
 
 # --- Descriptions --------------------------------------------------------------------------------
@@ -149,7 +172,9 @@ def attention_spec(
     *names: str,
 ) -> OpSpec:
     def by_name(tested: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda index, *operands: tested(index, **dict(zip(names, operands, strict=True)))
+        return lambda index, *operands, **sums: tested(
+            index, **dict(zip(names, operands, strict=True)), **sums
+        )
 
     def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
         edges = random_edges(rng, scenario)
@@ -188,6 +213,38 @@ def attention_spec(
         summed=("attention", "scale"),
         bad_arguments={},
     )
+
+
+# --- Sums of finer rows ---
+
+
+def finer_of(edges: Edges) -> np.ndarray:
+    """Of the first edge into a destination the first row, and the third of all from the third on.
+
+    A row of its second edge is there for few destinations. Padding has ids that there are not.
+    """
+    place = np.array([np.sum(edges.dst[:e] == dst) for e, dst in enumerate(edges.dst)], np.int64)
+    place[place == 1] = 1 + edges.dst[place == 1] % 2
+    ids = SUMS * edges.dst + np.minimum(place, 2)
+    return np.where(edges.valid, ids, SUMS * edges.num_dst + 2).astype(np.int32)
+
+
+def summed_finer(spec: OpSpec) -> OpSpec:
+    """The same with sums of finer rows."""
+
+    def function(index: Finer, *operands: Any) -> Any:
+        sums = {"sum_ids": index.ids, "num_sums": index.num_sums}
+        return spec.function(index.graph, *operands, **sums)
+
+    def reference(index: Finer, *operands: np.ndarray) -> np.ndarray:
+        return spec.reference(index.graph, *operands, finer=index)
+
+    def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
+        case = spec.make_case(rng, scenario, features)
+        ids = finer_of(case.plain)
+        return replace(case, index=Finer(case.index, ids), plain=Finer(case.plain, ids))
+
+    return replace(spec, function=function, reference=reference, make_case=make_case)
 
 
 class TestAdditive(OpSuite):
@@ -232,6 +289,27 @@ class TestDotOfEdges(CoreChecks):
     )
 
 
+class TestSumsOfAdditive(OpSuite):
+    test_bad_argument = None
+    spec = summed_finer(TestAdditive.spec)
+
+
+class TestSumsOfAdditiveOfEdges(CoreChecks):
+    spec = summed_finer(TestAdditiveOfEdges.spec)
+
+
+class TestSumsOfGatv2(CoreChecks):
+    spec = summed_finer(TestGatv2.spec)
+
+
+class TestSumsOfDot(CoreChecks):
+    spec = summed_finer(TestDot.spec)
+
+
+class TestSumsOfDotOfEdges(CoreChecks):
+    spec = summed_finer(TestDotOfEdges.spec)
+
+
 # --- What users pass wrongly ---------------------------------------------------------------------
 
 GRAPH = Graph.from_edges([0, 1, 1, 3], [0, 0, 1, 1], num_src=4, num_dst=3)
@@ -239,6 +317,8 @@ BY_DST, BY_SRC = np.ones((3, 2), np.float32), np.ones((4, 2), np.float32)
 LEFT, RIGHT = np.ones((3, 2, 5), np.float32), np.ones((4, 2, 5), np.float32)
 VECTOR = np.ones((2, 5), np.float32)
 BY_EDGE = np.ones((4, 2), np.float32)
+IDS = np.array([0, 1, 3, 3])
+BY_SUMS = {"sum_ids": IDS, "dst_ids": IDS, "num_sums": 5}
 BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "graph": ((additive_attention, 3, BY_DST, BY_SRC, RIGHT), TypeError, "graph must be a jax_gnn"),
     "value-integer": (
@@ -292,6 +372,29 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "dst_ids-of-other-edges": (
         (additive_attention, GRAPH, BY_DST, BY_SRC, RIGHT, {"dst_ids": np.zeros(3, int)}),
         *(ValueError, r"dst_ids must be \(num_edges=4,\), got shape \(3,\)"),
+    ),
+    "sum_ids-of-other-edges": (
+        (gatv2_attention, GRAPH, LEFT, RIGHT, VECTOR, {"sum_ids": np.zeros(3, int), "num_sums": 3}),
+        *(ValueError, r"sum_ids must be \(num_edges=4,\), got shape \(3,\)"),
+    ),
+    "sum_ids-alone": (
+        (dot_attention, GRAPH, LEFT, RIGHT, RIGHT, {"sum_ids": np.zeros(4, int)}),
+        *(ValueError, "sum_ids and num_sums must be given together, got sum_ids alone"),
+    ),
+    "num_sums-alone": (
+        (additive_attention, GRAPH, BY_DST, BY_SRC, RIGHT, {"num_sums": 3}),
+        *(ValueError, "sum_ids and num_sums must be given together, got num_sums alone"),
+    ),
+    "num_sums-negative": (
+        (
+            *(additive_attention, GRAPH, BY_DST, BY_SRC, RIGHT),
+            {"sum_ids": np.zeros(4, int), "num_sums": -1},
+        ),
+        *(ValueError, "num_sums must not be negative, got -1"),
+    ),
+    "dst_score-of-other-rows-than-sums": (
+        (additive_attention, GRAPH, BY_DST, BY_SRC, RIGHT, BY_SUMS),
+        *(ValueError, r"dst_score must be \(num_sums=5, heads\), with 2 heads .*\(3, 2\)"),
     ),
     "return_lse": (
         (additive_attention, GRAPH, BY_DST, BY_SRC, RIGHT, {"return_lse": "yes"}),
@@ -512,6 +615,88 @@ def test_rows_of_another_kind(rng: np.random.Generator, kind: str, implementatio
             assert_close(got, want, 1e-12, "gradient")
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reads", ["destinations", "sums", "others"])
+def test_sums_of_finer_rows(
+    rng: np.random.Generator, reads: str, kind: str, implementation: str
+) -> None:
+    """They add up to those of destinations, whatever edges read, and to what they lack without ids.
+
+    Masked edges are left out, those with an id out of range as well.
+    """
+    num_nodes, count = 30, 150
+    graph = random_graph(rng, num_nodes, count)
+    rows = np.asarray(graph.rows)
+    place = np.arange(count) - np.searchsorted(rows, rows)
+    finer = 3 * rows + np.minimum(place, 2)
+    finer[-4:] = 3 * num_nodes
+    others = 2 * rows + (place >= 1)
+    dst_ids = {"destinations": rows, "sums": finer, "others": others}[reads]
+    size = {"destinations": num_nodes, "sums": 3 * num_nodes, "others": 2 * num_nodes}[reads]
+    operands = operands_of(rng, kind, size, graph)
+    masked = (rng.random((count, 2)) < 0.3) | (rows[:, None] < 2)
+    out = np.arange(count) >= count - 4
+    sums: dict[str, Any] = {"sum_ids": finer, "num_sums": 3 * num_nodes}
+    read = {} if reads == "destinations" else {"dst_ids": dst_ids}
+    of_sums = np.repeat(np.arange(num_nodes), 3)
+
+    def loss(y: Any, lse: Any) -> Any:
+        return jnp.sum(jnp.sin(y)) + jnp.sum(jnp.cos(jnp.where(lse > -jnp.inf, lse, 0)))
+
+    def tested(bias: Any, *operands: Any) -> Any:
+        return KINDS[kind](*(graph, *operands), edge_bias=bias, return_lse=True, **read, **sums)
+
+    def plain(bias: Any, *operands: Any) -> Any:
+        """Each sum by itself: attention with all other edges' factors 0."""
+        within = jnp.asarray(np.arange(3 * num_nodes)[:, None] == finer, float)
+        given = {} if reads == "destinations" else {"dst_ids": np.where(out, -1, dst_ids)}
+        bias = jnp.where(out[:, None], -jnp.inf, bias)
+
+        def one(chosen: Any) -> Any:
+            scale = jnp.stack([chosen] * 2, axis=1)
+            options: Any = {"edge_bias": bias, "edge_scale": scale, "return_lse": True, **given}
+            return KINDS[kind](graph, *operands, **options)
+
+        y, lse = jax.vmap(one)(within)
+        return y[np.arange(3 * num_nodes), of_sums], lse[0]
+
+    for bias in (np.where(masked, -np.inf, 0.5), np.zeros((count, 2))):
+        with setting(implementation, "float64"):
+            arguments = bias, *operands
+            y, lse = jax.jit(tested)(*arguments)
+            with jax_gnn.implementation("xla"):
+                want, want_lse = plain(*arguments)
+                wanted = jax.grad(lambda *each: loss(*plain(*each)), (1, 2, 3))(*arguments)
+            assert_close(y, want, 1e-12, "value")
+            np.testing.assert_allclose(lse, want_lse, rtol=1e-12)
+            got = jax.jit(jax.grad(lambda *each: loss(*tested(*each)), (0, 1, 2, 3)))(*arguments)
+        for one, other in zip(got[1:], wanted, strict=True):
+            assert_close(one, other, 1e-12, "gradient")
+        assert np.isfinite(got[0]).all()
+        nothing = np.isneginf(bias) | out[:, None]
+        assert (np.asarray(got[0])[nothing] == 0).all()
+        assert np.asarray(got[0])[~nothing].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_reads_the_rows_of_sums_gathers_nothing(rng: np.random.Generator, kind: str) -> None:
+    """The kernel reads them itself: no more operations than of sums of destinations' rows."""
+    graph = random_graph(rng, 50, 400)
+    operands = operands_of(rng, kind, 50, graph)
+    sums = {"sum_ids": graph.rows, "num_sums": 50}
+
+    def names(**options: Any) -> list[str]:
+        jaxpr = jax.make_jaxpr(lambda *each: KINDS[kind](graph, *each, **options, **sums))
+        found = [each.primitive.name for each in jaxpr(*operands).jaxpr.eqns]
+        return [name for name in found if name.startswith("jax_gnn")]
+
+    with_sums = names(dst_ids=graph.rows)
+    kernel = "jax_gnn_edge_attention" if kind == "additive" else "jax_gnn_keyed_attention"
+    assert with_sums == ["jax_gnn_segment_reduce", kernel, "jax_gnn_segment_softmax"]
+    assert len(names()) == len(with_sums) + 1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_array_has_a_row_for_each_edge(rng: np.random.Generator, kind: str) -> None:
     """Forward and backward, but for one of a number for each head."""
@@ -564,9 +749,9 @@ def test_corrupt_indices(
     operands = [x.astype(np.float32) for x in operands_of(rng, kind, 40, whole, width)]
     operands = [np.abs(x) for x in operands]
 
-    @jax.jit
-    def run(graph: Graph, *operands: Any) -> Any:
-        y, vjp = jax.vjp(lambda *each: KINDS[kind](graph, *each), *operands)
+    @functools.partial(jax.jit, static_argnames="num_sums")
+    def run(graph: Graph, *operands: Any, **sums: Any) -> Any:
+        y, vjp = jax.vjp(lambda *each: KINDS[kind](graph, *each, **sums), *operands)
         return y, vjp(jnp.ones_like(y))
 
     limits = np.iinfo(np.int32)
@@ -587,6 +772,11 @@ def test_corrupt_indices(
             }
             y, _ = jax.block_until_ready(run(replace(whole, **broken), *operands))
             assert np.shape(y) == (40, 2, width)
+            ids = np.where(rng.random(500) < share, rng.choice(pool, 500), np.arange(500) // 10)
+            sums: dict[str, Any] = {"sum_ids": ids, "num_sums": 50}
+            for graph in (whole, replace(whole, **broken)):
+                y, _ = jax.block_until_ready(run(graph, *operands, **sums))
+                assert np.shape(y) == (50, 2, width)
 
 
 @pytest.mark.skipif(not KERNELS, reason=f"jax_gnn has no kernels for {PLATFORM} here")

@@ -188,11 +188,13 @@ def calls(v: Valid) -> list[Call]:
     add("sddmm", jax_gnn.sddmm, ab, graph=graphs, a=FLOATS, b=FLOATS, op=CHOICE, **implementation)
     of_edges = np.ones((6, 2), np.float32)
     attention = {"graph": v.graph, "value": v.x[..., None], "edge_bias": of_edges,
-                 "edge_scale": of_edges, "dst_ids": v.ids}  # fmt: skip
+                 "edge_scale": of_edges, "dst_ids": v.ids, "sum_ids": v.ids.copy(),
+                 "num_sums": 3}  # fmt: skip
     real = [b for b in FLOATS if b[0] not in ("integers", "float8")]
     optional = [b for b in real if b[0] != "None"]
     scores = {"dst_score": real, "src_score": real, "value": FLOATS, "edge_bias": optional,
-              "edge_scale": optional, "dst_ids": OPTIONAL_IDS}  # fmt: skip
+              "edge_scale": optional, "dst_ids": OPTIONAL_IDS, "sum_ids": IDS,
+              "num_sums": SIZE}  # fmt: skip
     scores["dst_score"] = [b for b in real if b not in _SHAPES]  # any rows, by dst_ids
     additive = attention | {"dst_score": v.y, "src_score": v.x}
     add("additive_attention", jax_gnn.additive_attention, additive, graph=graphs, **scores,

@@ -21,13 +21,14 @@ from jax_gnn._core.arguments import (
     check_flag,
     check_number,
     check_real,
+    check_size,
 )
 from jax_gnn._core.arrays import accumulator_dtype, flat, row_width, spread, take
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import bounded, in_range
 from jax_gnn._core.public import public
-from jax_gnn._ops.edge_attention import xla
+from jax_gnn._ops.edge_attention import sums, xla
 from jax_gnn._ops.edge_attention.keyed import keyed_attention
 from jax_gnn._ops.edge_attention.leaky import leaky_scores
 from jax_gnn._ops.edge_attention.primitive import edge_attention
@@ -55,6 +56,8 @@ def additive_attention(
     edge_scale: ArrayLike | None = None,
     edge_features: ArrayLike | None = None,
     dst_ids: ArrayLike | None = None,
+    sum_ids: ArrayLike | None = None,
+    num_sums: int | None = None,
     return_lse: bool = False,
     implementation: Implementation | None = None,
 ) -> Any:
@@ -81,17 +84,26 @@ def additive_attention(
         dst_ids: ``(num_edges,)`` integers in ascending order, the row of ``dst_score`` that an edge
             reads where that is not its destination's: of relational layers, where a destination has
             one for each relation. Edges with an id out of range are left out.
+        sum_ids: ``(num_edges,)`` integers in ascending order, the row of the result that an edge is
+            summed into where rows are finer than destinations: relational layers sum by relation
+            under one softmax. All edges of a row go to one destination. Edges with an id out of
+            range are left out. Where that is the same array as ``dst_ids``, what edges read has a
+            row for each sum, which costs the least.
+        num_sums: number of rows of the result, which is given with ``sum_ids``; fixed when
+            compiled.
         return_lse: whether to return the logarithms of the sums that the softmax divides by, too.
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
         ``(num_dst, heads, *features)`` in the dtype of ``value``; half types accumulate in float32,
-        to which scores are converted. Destinations without edges get 0. With ``return_lse`` that,
-        and ``(num_dst, heads)`` in the accumulator type, -inf without edges.
+        to which scores are converted. Destinations without edges get 0. With ``sum_ids`` it is
+        ``(num_sums, heads, *features)``, which adds up to that. With ``return_lse`` that, and
+        ``(num_dst, heads)`` in the accumulator type, -inf without edges.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, or the slope is not finite.
+        ValueError: an argument has the wrong shape, the slope is not finite, or of ``sum_ids`` and
+            ``num_sums`` one is given without the other.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)  # sources, destinations
@@ -100,16 +112,22 @@ def additive_attention(
         Array([[3.],
                [1.],
                [0.]], dtype=float32)
+        >>> sums = {"sum_ids": [0, 1, 2], "num_sums": 3}  # a row for each edge, by destination
+        >>> additive_attention(graph, jnp.zeros((3, 1)), jnp.zeros((3, 1)), value, **sums)
+        Array([[1.],
+               [2.],
+               [1.]], dtype=float32)
     """
     edges = _Edges(graph, "value", value, negative_slope, edge_scale, return_lse, implementation)
+    edges.sum_by(sum_ids, num_sums)
     graph = edges.graph
-    rows = edges.check_dst_ids(dst_ids, "dst_score", dst_score)
+    rows = edges.check_dst_ids(dst_ids, "dst_score", dst_score, sum_ids)
     of_dst = edges.check_scores("dst_score", dst_score, rows.name, rows.size)
     of_src = edges.check_scores("src_score", src_score, "num_src", graph.num_src)
     bias = edges.check_edge_bias(edge_bias)
     extra = edges.check_edge_features(edge_features, edges.value, "value")
     if rows.ids is None and bias is None:
-        return edges.attend(_Scores(of_dst, of_src, None), extra)
+        return edges.attend(_Scores(edges.of_sums(rows, of_dst), of_src, None), extra)
     at_dst, at_src = xla.ends(rows.matrix)
     score = gather(of_dst, at_dst, implementation) + gather(of_src, at_src, implementation)
     score = xla.leaky(score if bias is None else score + bias, edges.slope)
@@ -129,6 +147,8 @@ def gatv2_attention(
     edge_scale: ArrayLike | None = None,
     edge_features: ArrayLike | None = None,
     dst_ids: ArrayLike | None = None,
+    sum_ids: ArrayLike | None = None,
+    num_sums: int | None = None,
     return_lse: bool = False,
     implementation: Implementation | None = None,
 ) -> Any:
@@ -154,6 +174,9 @@ def gatv2_attention(
         edge_features: ``(num_edges, heads, *features)``, added to ``dst[i] + src[j]``.
         dst_ids: ``(num_edges,)`` integers in ascending order, the row of ``dst`` that an edge reads
             where that is not its destination's; see :func:`additive_attention`.
+        sum_ids: ``(num_edges,)`` integers in ascending order, the row of the result that an edge is
+            summed into where those are finer than destinations; see :func:`additive_attention`.
+        num_sums: number of rows of the result, given with ``sum_ids``.
         return_lse: see :func:`additive_attention`.
         implementation: see :func:`jax_gnn.implementation`.
 
@@ -162,7 +185,8 @@ def gatv2_attention(
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, or the slope is not finite.
+        ValueError: an argument has the wrong shape, the slope is not finite, or of ``sum_ids`` and
+            ``num_sums`` one is given without the other.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
@@ -176,7 +200,8 @@ def gatv2_attention(
     value, name = (src, "src") if value is None else (value, "value")
     edges = _Edges(graph, name, value, negative_slope, edge_scale, return_lse, implementation)
     graph, acc = edges.graph, edges.acc
-    rows = edges.check_dst_ids(dst_ids, "dst", dst)
+    edges.sum_by(sum_ids, num_sums)
+    rows = edges.check_dst_ids(dst_ids, "dst", dst, sum_ids)
     left = edges.check_rows("dst", dst, rows.name, rows.size)
     right = edges.check_rows("src", src, "num_src", graph.num_src)
     _check_same_features("src", right, "dst", left)
@@ -190,7 +215,8 @@ def gatv2_attention(
     extra = edges.check_edge_features(edge_features, left, "dst")
     if extra is None and bias is None and rows.ids is None:
         key = None if is_key else right
-        return edges.attend_by_keys(left, key, vector.astype(acc).reshape(1, -1), None)
+        left, vector = edges.of_sums(rows, left), vector.astype(acc).reshape(1, -1)
+        return edges.attend_by_keys(left, key, vector, None)
     if extra is None:
         score = leaky_scores(
             *(flat(left), flat(right), vector.astype(acc).reshape(1, -1), rows.matrix),
@@ -221,6 +247,8 @@ def dot_attention(
     edge_scale: ArrayLike | None = None,
     edge_features: ArrayLike | None = None,
     dst_ids: ArrayLike | None = None,
+    sum_ids: ArrayLike | None = None,
+    num_sums: int | None = None,
     return_lse: bool = False,
     implementation: Implementation | None = None,
 ) -> Any:
@@ -245,6 +273,9 @@ def dot_attention(
             edge reads, which then have the same features.
         dst_ids: ``(num_edges,)`` integers in ascending order, the row of ``query`` that an edge
             reads where that is not its destination's; see :func:`additive_attention`.
+        sum_ids: ``(num_edges,)`` integers in ascending order, the row of the result that an edge is
+            summed into where those are finer than destinations; see :func:`additive_attention`.
+        num_sums: number of rows of the result, given with ``sum_ids``.
         return_lse: see :func:`additive_attention`.
         implementation: see :func:`jax_gnn.implementation`.
 
@@ -253,7 +284,8 @@ def dot_attention(
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape.
+        ValueError: an argument has the wrong shape, or of ``sum_ids`` and ``num_sums`` one is given
+            without the other.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
@@ -265,7 +297,8 @@ def dot_attention(
     """
     edges = _Edges(graph, "value", value, 1.0, edge_scale, return_lse, implementation)
     graph, heads = edges.graph, edges.heads
-    rows = edges.check_dst_ids(dst_ids, "query", query)
+    edges.sum_by(sum_ids, num_sums)
+    rows = edges.check_dst_ids(dst_ids, "query", query, sum_ids)
     query = edges.check_rows("query", query, rows.name, rows.size)
     key = edges.check_rows("key", key, "num_src", graph.num_src)
     _check_same_features("key", key, "query", query)
@@ -281,6 +314,7 @@ def dot_attention(
         _check_same_features("value", edges.value, "key", key)
     scale = scale.astype(edges.acc)
     if extra is None and bias is None and rows.ids is None:
+        query = edges.of_sums(rows, query)
         return edges.attend_by_keys(query, key, None, scale.reshape(1, 1))
     options: Any = {"heads": max(heads, 1), "implementation": implementation}
     score = sddmm(flat(query), flat(key), rows.matrix, **options)
@@ -297,14 +331,16 @@ class _Rows(NamedTuple):
     Attributes:
         name: of their number.
         size: their number.
-        ids: of each edge, where they are not the destinations.
+        ids: of each edge, where they are neither the destinations nor the sums.
         matrix: what has the edges into these rows.
+        of_sums: whether they are those of the sums.
     """
 
     name: str
     size: int
     ids: Array | None
     matrix: SparseMatrix
+    of_sums: bool = False
 
     def masked(self, score: Array) -> Array:
         """Scores of edges, -inf where an edge names no row."""
@@ -314,7 +350,12 @@ class _Rows(NamedTuple):
 
 
 class _Edges:
-    """What all kinds of attention have in common: checked arguments, and the sum."""
+    """What all kinds of attention have in common: checked arguments, and the sum.
+
+    Attributes:
+        matrix: the edges into the rows that they are summed into.
+        in_dst: what sums these in their destinations, where they are finer; else None.
+    """
 
     def __init__(
         self,
@@ -343,6 +384,8 @@ class _Edges:
         self.edge_scale = None if edge_scale is None else self._of_edges("edge_scale", edge_scale)
         self.return_lse = check_flag("return_lse", return_lse)
         self.implementation = implementation
+        self.matrix = self.graph.matrix(weighted=True)
+        self.in_dst: SparseMatrix | None = None
 
     def check_scores(self, name: str, score: ArrayLike, size_name: str, size: int) -> Array:
         """``(size, heads)`` in the accumulator type."""
@@ -381,32 +424,58 @@ class _Edges:
         _check_same_features("edge_features", found, like_name, like)
         return found
 
-    def check_dst_ids(self, ids: ArrayLike | None, name: str, read: Any) -> _Rows:
+    def sum_by(self, ids: ArrayLike | None, num_sums: int | None) -> None:
+        """Takes sums of rows that are finer than destinations, if any are given."""
+        if (ids is None) != (num_sums is None):
+            raise ValueError(
+                "sum_ids and num_sums must be given together, got "
+                + ("num_sums" if ids is None else "sum_ids")
+                + " alone"
+            )
+        if ids is None:
+            return
+        self.matrix = self._into("sum_ids", ids, check_size("num_sums", num_sums))
+        self.in_dst = sums.in_destinations(
+            *(self.matrix, self.graph.rows, self.graph.num_dst, self.implementation)
+        )
+
+    def check_dst_ids(
+        self, ids: ArrayLike | None, name: str, read: Any, sum_ids: ArrayLike | None
+    ) -> _Rows:
         """Which rows of the argument ``name`` edges read."""
         graph = self.graph
         if ids is None:
             return _Rows("num_dst", graph.num_dst, None, graph.matrix(weighted=True))
+        if ids is sum_ids:
+            size = self.matrix.by_row.num_rows
+            return _Rows("num_sums", size, None, self.matrix, of_sums=True)
         read = check_real(name, read)
-        ids = as_ids("dst_ids", ids)
+        size = read.shape[0] if read.ndim else 0
+        matrix = self._into("dst_ids", ids, size)
+        return _Rows(f"the rows of {name}", size, matrix.by_row.rows, matrix)
+
+    def _into(self, name: str, ids: ArrayLike, size: int) -> SparseMatrix:
+        """The graph's edges into other rows than their destinations, in the same order."""
+        graph, ids = self.graph, as_ids(name, ids)
         if ids.shape != (graph.num_edges,):
             raise ValueError(
-                f"dst_ids must be (num_edges={graph.num_edges},), got shape {ids.shape}"
+                f"{name} must be (num_edges={graph.num_edges},), got shape {ids.shape}"
             )
-        size = read.shape[0] if read.ndim else 0
         ids = bounded(ids, size).astype(graph.cols.dtype)
-        return _Rows(
-            f"the rows of {name}",
-            size,
-            ids,
-            SparseMatrix(
-                Csr(ids, graph.cols, num_rows=size),
-                Csr(graph.t_rows, take(ids, graph.t_order), graph.t_order, num_rows=graph.num_src),
-            ),
+        return SparseMatrix(
+            Csr(ids, graph.cols, num_rows=size),
+            Csr(graph.t_rows, take(ids, graph.t_order), graph.t_order, num_rows=graph.num_src),
         )
+
+    def of_sums(self, rows: _Rows, x: Array) -> Array:
+        """What edges read of their destinations, for each row that they are summed into."""
+        if self.in_dst is None or rows.of_sums:
+            return x
+        return gather(x, self.in_dst, self.implementation)
 
     def attend(self, scores: _Scores, extra: Array | None) -> Any:
         """The sum of values, and of what edges add to them, under the softmax of the scores."""
-        heads, matrix = self.heads, self.graph.matrix(weighted=True)
+        heads, matrix = self.heads, self.matrix
         if heads == 0:
             return self._nothing()
         y, stats = edge_attention(
@@ -439,7 +508,7 @@ class _Edges:
         key = None if col_key is None else flat(col_key)
         y, stats = keyed_attention(
             *(flat(self.value), flat(row_key), key, vector, scale, self.edge_scale),
-            self.graph.matrix(weighted=True),
+            self.matrix,
             heads=self.heads,
             slope=self.slope,
             implementation=self.implementation,
@@ -448,17 +517,19 @@ class _Edges:
 
     def _nothing(self) -> Any:
         """The results of no heads: kernels have one at least."""
-        y = jnp.zeros((self.graph.num_dst, *self.value.shape[1:]), self.value.dtype)
+        y = jnp.zeros((self.matrix.by_row.num_rows, *self.value.shape[1:]), self.value.dtype)
         lse = jnp.zeros((self.graph.num_dst, 0), self.acc)
         return (y, lse) if self.return_lse else y
 
     def _results(self, y: Array, stats: Array) -> Any:
-        y = y.reshape(self.graph.num_dst, *self.value.shape[1:])
+        y = y.reshape(self.matrix.by_row.num_rows, *self.value.shape[1:])
+        if self.in_dst is None:
+            return (y, sums.logsumexp(stats)) if self.return_lse else y
+        share = sums.shares(stats, self.in_dst, implementation=self.implementation)
+        y = (y.astype(self.acc) * share.reshape(*share.shape, *[1] * (y.ndim - 2))).astype(y.dtype)
         if not self.return_lse:
             return y
-        top, log_sum = stats[..., 0], stats[..., 1]
-        empty = log_sum == jnp.inf
-        return y, jnp.where(empty, -jnp.inf, top + jnp.where(empty, 0, log_sum))
+        return y, sums.logsumexp_of(stats, self.in_dst, self.implementation)
 
 
 def _check_same_features(name: str, x: Array, other_name: str, other: Array) -> None:

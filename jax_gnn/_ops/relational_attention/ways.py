@@ -22,6 +22,7 @@ from jax_gnn._core.ids import PADDING, in_range, index_dtype
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._ops.edge_attention.keyed import keyed_attention
 from jax_gnn._ops.edge_attention.primitive import edge_attention
+from jax_gnn._ops.edge_attention.sums import shares
 from jax_gnn._ops.edge_attention.xla import ends, leaky
 from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
 from jax_gnn._ops.relational_aggregate.xla import counts
@@ -99,12 +100,7 @@ class Typed:
 
     def shares_of_pairs(self, stats: Array, shift: Array | None = None) -> Array:
         """What each destination's pairs count in its softmax, of the pairs' own."""
-        top, log_sum = stats[..., 0], stats[..., 1]
-        if shift is not None:
-            log_sum = log_sum + shift.astype(log_sum.dtype)
-        least = jnp.finfo(stats.dtype).min / 4  # differences of -inf are no number
-        score = jnp.where(log_sum == jnp.inf, least, top + log_sum)
-        return segment_softmax(score, _part(self.matrix.pair_dst).node_segments)
+        return shares(stats, _part(self.matrix.pair_dst).node_segments, shift)
 
     # --- Products by relation ----------------------------------------------------------------
 
@@ -175,44 +171,35 @@ class Typed:
     # --- Numbers of both ends ------------------------------------------------------------------
 
     def numbers(self, x: Array, vectors: Array) -> tuple[Array, Array]:
-        """``(edges, heads)`` twice: what ``(relations, k, 2 · heads)`` give at both ends.
+        """``(edges, heads)`` twice: what ``(relations, 2 · heads, k)`` give at both ends.
 
         The first half of the vectors is that of destinations.
         """
-        heads, acc = vectors.shape[2] // 2, accumulator_dtype(x.dtype)
-        pairs = _part(self.matrix.pair_dst), _part(self.matrix.pair_src)
-        if dense_scores_pay(counts(x, vectors, self.matrix, transposed=False), heads):
-            form: Any = {"precision": self.precision, "preferred_element_type": acc}
-            table = jnp.einsum("nk,rkm->nrm", x, vectors, **form)
-            halves = jnp.split(table.reshape(-1, 2 * heads), 2, axis=1)
-            of_pairs = [
-                gather(half, self._lookup(of)) for half, of in zip(halves, pairs, strict=True)
-            ]
-        else:
-            halves = jnp.split(vectors, 2, axis=2)
-            of_pairs = [
-                self._of_pairs(x, Rows(half), of, acc)
-                for half, of in zip(halves, pairs, strict=True)
-            ]
+        heads, acc = vectors.shape[1] // 2, accumulator_dtype(x.dtype)
         to_pairs, from_pairs = _part(self.matrix.to_pairs), _part(self.matrix.from_pairs)
-        at_dst, at_src = ends(to_pairs)[0], ends(from_pairs)[1]
-        return gather(of_pairs[0], at_dst), gather(of_pairs[1], at_src)
+        at_src = ends(from_pairs)[1]
+        if dense_scores_pay(counts(x, vectors, self.matrix, transposed=True), heads):
+            form: Any = {"precision": self.precision, "preferred_element_type": acc}
+            table = jnp.einsum("nk,mk->nm", x, vectors.reshape(-1, x.shape[1]), **form)
+            of_dst, of_src = jnp.split(table.reshape(-1, 2 * heads), 2, axis=1)
+            of_src_pairs = gather(of_src, self._lookup_of_source_pairs())
+            return gather(of_dst, self._lookup_of_destinations()), gather(of_src_pairs, at_src)
+        of_dst, of_src = jnp.split(vectors.swapaxes(1, 2), 2, axis=2)
+        of_dst_pairs = self.of_destinations(x, Rows(of_dst), acc)
+        of_src_pairs = self._of_pairs(x, Rows(of_src), _part(self.matrix.pair_src), acc)
+        return gather(of_dst_pairs, ends(to_pairs)[0]), gather(of_src_pairs, at_src)
 
-    def _lookup(self, pairs: Pairs) -> SparseMatrix:
-        """What sums numbers of pairs at ``node · relations + relation``; the transpose looks up."""
-        relations = self.graph.num_relations
-        size = pairs.num_nodes * relations
-        types = self._types_of(pairs)
-        dtype = promoted(types.dtype, index_dtype(size))
-        nodes = pairs.sorted_nodes if pairs.by_node else pairs.nodes
-        ids = jnp.where(
-            in_range(nodes, pairs.num_nodes),
-            nodes.astype(dtype) * relations + types.astype(dtype),
-            PADDING,
-        )
-        if pairs.by_node:
-            return segments(ids, size)
-        order = pairs.order.astype(dtype)
+    def _lookup_of_destinations(self) -> SparseMatrix:
+        """What sums numbers of edges at ``node · relations + relation``, which ascends."""
+        rows = self.matrix.nodes.by_row.rows
+        return segments(*self._places(rows, self.matrix.types, self.matrix.nodes.by_row.num_rows))
+
+    def _lookup_of_source_pairs(self) -> SparseMatrix:
+        """The same of (source, relation) pairs; the transposes look up."""
+        pairs, out = _part(self.matrix.pair_src), _part(self.graph.from_pairs)
+        types = take(self.matrix.types, take(out.t_order, out.t_indptr[:-1]))  # of first edges
+        ids, size = self._places(pairs.nodes, types, pairs.num_nodes)
+        order = pairs.order.astype(ids.dtype)
         by_node = jnp.where(
             in_range(pairs.sorted_nodes, pairs.num_nodes), take(ids, order), PADDING
         )
@@ -220,14 +207,12 @@ class Typed:
             Csr(by_node, order, num_rows=size), Csr(None, ids, num_rows=pairs.num_pairs)
         )
 
-    def _types_of(self, pairs: Pairs) -> Array:
-        """The relation of each pair: that of its first edge."""
-        types, into, out = self.graph.edge_types, self.graph.to_pairs, self.graph.from_pairs
-        if pairs.by_node:
-            assert into is not None  # the part that the pairs belong to
-            return take(types, into.indptr[:-1])
-        assert out is not None
-        return take(types, take(out.t_order, out.t_indptr[:-1]))
+    def _places(self, nodes: Array, types: Array, num_nodes: int) -> tuple[Array, int]:
+        """Where numbers of nodes and relations are, and how many these have."""
+        size = num_nodes * self.graph.num_relations
+        dtype = promoted(types.dtype, index_dtype(size))
+        place = nodes.astype(dtype) * self.graph.num_relations + types.astype(dtype)
+        return jnp.where(in_range(nodes, num_nodes), place, PADDING), size
 
 
 def _part(part: P | None) -> P:
@@ -304,7 +289,7 @@ def attend_by_numbers(
         graph: With the parts of the way.
         x: ``(nodes, k)``.
         kernel: ``(relations, k, heads · n)``, of the values.
-        vectors: ``(relations, k, 2 · heads)``, of the numbers that a destination has, and then of
+        vectors: ``(relations, 2 · heads, k)``, of the numbers that a destination has, and then of
             those of a source.
         scores: What they make.
         way: The way.
@@ -313,7 +298,7 @@ def attend_by_numbers(
     Returns:
         ``(nodes, heads · n)``.
     """
-    typed, heads, rows = Typed(graph, precision), vectors.shape[2] // 2, Rows(kernel)
+    typed, heads, rows = Typed(graph, precision), vectors.shape[1] // 2, Rows(kernel)
     score = scores.of(*typed.numbers(x, vectors))
     options: Any = {"heads": heads, "slope": 1.0}
     if way == "tiles":
