@@ -42,7 +42,9 @@ constexpr int kRowsOfEntry = kSame ? 2 : 3;
 template <Scores kScores, typename T>
 constexpr int kAttendStep = kScores == Scores::kLeaky && std::is_same_v<T, float> ? 8 : 4;
 template <Scores kScores, typename T>
-constexpr int kAttendBlocks = sizeof(T) > 4 ? 3 : kScores == Scores::kLeaky ? 4 : 5;
+constexpr int kAttendBlocks = sizeof(T) > 4               ? 3
+                              : kScores == Scores::kLeaky ? 4
+                                                          : 5;
 
 // What is attended to.
 template <typename T, typename Acc>

@@ -14,7 +14,7 @@
 //
 // With dots, each row that is gathered is also multiplied with the row of `left` that it is added
 // to. Those are copied into shared memory a step ahead, once for each run of a step, each lane's
-// words for itself.
+// words for itself. With Slopes, too, which are what is summed up then.
 //
 // Under a softmax of scores (softmax_sums.cuh), what these are made of is asked for where a chunk
 // is looked at, and becomes weights where the chunk's turn comes, by the lanes of the team side by
