@@ -121,7 +121,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     ),
     "leaky_scores": (*KEYS, floats(1, 2), MATRIX),
     "leaky_dots": (*KEYS, *KEYS, MATRIX),
-    "leaky_sum": (*KEYS, floats(4, 1), MATRIX),
+    "leaky_sum": (*KEYS, floats(4, 1), floats(1, 2), MATRIX),
     "segment_order": (ids(3, -1, 0, 3),),
     "segment_matmul": (
         *(floats(4, 2), floats(3, 2, 4), floats(3, 4), floats(5, 4), floats(5)),

@@ -738,6 +738,32 @@ def test_the_same_bits(rng: np.random.Generator, kind: str, implementation: str)
             assert same_bits(first, jax.device_get(run(*operands)))
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
+@pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 8), ("float64", 2)])
+def test_many_edges(rng: np.random.Generator, dtype: str, width: int, implementation: str) -> None:
+    """Of more than 2^17, slopes are summed up by another walk: with a hub, padding and no edges."""
+    size, count = 700, 2**17 + 1001
+    dst = np.where(rng.random(count) < 0.3, 7, rng.geometric(0.01, count) % (size - 3))
+    src = np.where(rng.random(count) < 0.01, -1, rng.integers(0, size - 1, count))
+    graph = Graph.from_edges(src, dst, num_nodes=size, validate=False)
+    of_dst, of_src = rng.normal(size=(2, size, 2, width))
+    of_src[-1] = np.nan  # only padding could read it
+    operands = [x.astype(jnp.dtype(dtype)) for x in (of_dst, of_src, rng.normal(size=(2, width)))]
+
+    def run(*operands: Any) -> Any:
+        y, vjp = jax.vjp(lambda *each: gatv2_attention(graph, *each), *operands)
+        to_dst, _, to_vector = vjp((1 + jnp.arange(y.size).reshape(y.shape) % 3).astype(y.dtype))
+        return y, to_dst, to_vector
+
+    with setting("xla", "float64"):
+        want = jax.jit(run)(*(x.astype(np.float64) for x in operands))
+    with setting(implementation, dtype):
+        got = jax.jit(run)(*operands)
+    tolerance = {"float32": 1e-4, "float64": 1e-12, "bfloat16": 0.06}[dtype]
+    for one, other in zip(got, want, strict=True):
+        assert_close(one, other, tolerance, "result")
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("width", [1, 4, 33])

@@ -148,8 +148,8 @@ struct Cpu {
     return ffi::Error::Success();
   }
 
-  template <typename Attributes, typename... Args>
-  static ffi::Error leaky_sum(Context& pool, const Attributes&, Workspace, const Args&... args) {
+  template <typename... Args>
+  static ffi::Error leaky_sum(Context& pool, Workspace, const Args&... args) {
     cpu::leaky_sum(parallel_for(pool), args...);
     return ffi::Error::Success();
   }

@@ -88,10 +88,8 @@ struct Cuda {
   }
 
   template <typename... Args>
-  static ffi::Error leaky_sum(Context stream, const LeakySumAttributes& attributes,
-                              Workspace workspace, const Args&... args) {
-    return status(
-        cuda::leaky_sum(stream, schedule(attributes, workspace), args..., workspace.bytes));
+  static ffi::Error leaky_sum(Context stream, Workspace workspace, const Args&... args) {
+    return status(cuda::leaky_sum(stream, args..., workspace));
   }
 
   template <typename... Args>

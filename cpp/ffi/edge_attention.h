@@ -40,10 +40,8 @@ struct LeakyScoresAttributes {
 };
 
 struct LeakySumAttributes {
-  bool gather, ordered;
+  bool has_vector, gather, ordered;
   double slope;
-  bool parallel;
-  int64_t lanes, threads;
 };
 
 }  // namespace jax_gnn
@@ -68,11 +66,9 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::KeyedVjpAttributes, StructMember<
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::LeakyScoresAttributes, StructMember<bool>("gather"),
                                       StructMember<int64_t>("heads"),
                                       StructMember<double>("slope"));
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::LeakySumAttributes, StructMember<bool>("gather"),
-                                      StructMember<bool>("ordered"), StructMember<double>("slope"),
-                                      StructMember<bool>("parallel"),
-                                      StructMember<int64_t>("lanes"),
-                                      StructMember<int64_t>("threads"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::LeakySumAttributes, StructMember<bool>("has_vector"),
+                                      StructMember<bool>("gather"), StructMember<bool>("ordered"),
+                                      StructMember<double>("slope"));
 
 namespace jax_gnn {
 
@@ -382,13 +378,14 @@ ffi::Error leaky_scores(typename Backend::Context context, ffi::AnyBuffer left,
   });
 }
 
-// out[r, :] = sum over the entries e of row r of factor[order[e], h] * slope, where slope is that
-// of the LeakyReLU at row_key[r] + col_key[cols[e]].
+// out[r, :] = vector * sum over the entries e of row r of factor[order[e], h] * slope, where slope
+// is that of the LeakyReLU at row_key[r] + col_key[cols[e]].
 template <typename Backend>
 ffi::Error leaky_sum(typename Backend::Context context, ffi::AnyBuffer row_key,
-                     ffi::AnyBuffer col_key, ffi::AnyBuffer factor, ffi::AnyBuffer rows,
-                     ffi::AnyBuffer cols, ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
-                     ffi::Result<ffi::AnyBuffer> workspace, LeakySumAttributes attributes) {
+                     ffi::AnyBuffer col_key, ffi::AnyBuffer factor, ffi::AnyBuffer vector,
+                     ffi::AnyBuffer rows, ffi::AnyBuffer cols, ffi::AnyBuffer order,
+                     ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
+                     LeakySumAttributes attributes) {
   const ffi::DataType dtype = row_key.element_type(), acc_dtype = accumulator_type(dtype);
   if (row_key.dimensions().size() != 2 || col_key.dimensions().size() != 2 ||
       factor.dimensions().size() != 2) {
@@ -398,14 +395,14 @@ ffi::Error leaky_sum(typename Backend::Context context, ffi::AnyBuffer row_key,
   const int64_t num_cols = col_key.dimensions()[0];
   const int64_t num_weights = factor.dimensions()[0], heads = factor.dimensions()[1];
   if (!is_matrix(col_key, num_cols, width, dtype) || !is_matrix(*out, num_rows, width, dtype) ||
-      factor.element_type() != acc_dtype || !divides(heads, width)) {
+      factor.element_type() != acc_dtype || !divides(heads, width) ||
+      (attributes.has_vector && !is_index(vector, width, acc_dtype))) {
     return invalid("the keys, the factors or the result have the wrong shape or dtype");
   }
   const CsrOperands operands = {
       rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
   ffi::Error error = operands.check(/*weighted=*/true);
   if (error.failure()) return error;
-  if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
   error = check_workspace(*workspace, width, acc_dtype);
   if (error.failure()) return error;
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
@@ -413,9 +410,9 @@ ffi::Error leaky_sum(typename Backend::Context context, ffi::AnyBuffer row_key,
     using Acc = typename decltype(acc)::type;
     const Leaky<T, Acc> leaky = {data<const T>(row_key), data<const T>(col_key),
                                  static_cast<Acc>(attributes.slope)};
-    return Backend::leaky_sum(context, attributes, make_workspace(*workspace), operands.csr(),
-                              leaky, data<const Acc>(factor), Features{width, heads},
-                              data<T>(*out));
+    return Backend::leaky_sum(context, make_workspace(*workspace), operands.csr(), leaky,
+                              data<const Acc>(factor), data_if<Acc>(attributes.has_vector, vector),
+                              Features{width, heads}, data<T>(*out));
   });
 }
 

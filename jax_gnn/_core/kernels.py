@@ -48,6 +48,23 @@ def workspace_of(blocks: int, width: int, acc: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((blocks, block_bytes), np.uint8)
 
 
+# Blocks that share the entries of a sum without a schedule, more than devices have at once, and
+# entries of one: of few teams a step.
+_MOST_BLOCKS, _LEAST_ENTRIES = 1024, 16
+
+
+def unscheduled_workspace(csr: Csr, width: int, dtype: Any) -> jax.ShapeDtypeStruct:
+    """Of a sum without a schedule, whose runs have so many numbers."""
+    return workspace_of(most_blocks(csr), width, np.dtype(accumulator_dtype(dtype)))
+
+
+def most_blocks(csr: Csr) -> int:
+    """That share the entries of a sum without a schedule."""
+    # Not min and max, as sizes may be symbolic.
+    needed = jax.core.max_dim(1, -(-csr.count // _LEAST_ENTRIES))
+    return jax.core.min_dim(_MOST_BLOCKS, needed)
+
+
 # --- Shapes of results ---------------------------------------------------------------------------
 
 

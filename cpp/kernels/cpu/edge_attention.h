@@ -36,10 +36,11 @@ template <typename T, typename Acc, typename Index>
 void leaky_scores(const ParallelFor& parallel_for, const Csr<Index>& csr,
                   const Leaky<T, Acc>& leaky, const Acc* vector, Features features, Acc* out);
 
-// out[r, :] = sum over the entries of row r of factor[place, head] * slope, where slope is that of
-// the LeakyReLU at row_key[r] + col_key[col]. factor: (num_weights, heads), out: (num_rows, width).
+// out[r, :] = vector * sum over the entries of row r of factor[place, head] * slope, where slope is
+// that of the LeakyReLU at row_key[r] + col_key[col]. factor: (num_weights, heads), vector:
+// (width), null: ones, out: (num_rows, width).
 template <typename T, typename Acc, typename Index>
 void leaky_sum(const ParallelFor& parallel_for, const Csr<Index>& csr, const Leaky<T, Acc>& leaky,
-               const Acc* factor, Features features, T* out);
+               const Acc* factor, const Acc* vector, Features features, T* out);
 
 }  // namespace jax_gnn::cpu

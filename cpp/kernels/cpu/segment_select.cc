@@ -92,13 +92,14 @@ struct SelectedTerms {
   }
 };
 
-// factor * slope.
+// vector * factor * slope.
 template <typename T>
 struct LeakyTerms {
   using Number = T;
   using Acc = Accumulator<T>;
   Leaky<T, Acc> keys;
   const Acc* factor;
+  const Acc* vector;
 
   bool weighted() const { return true; }
   JAX_GNN_INLINE const T* col_key() const { return keys.col_key; }
@@ -111,7 +112,8 @@ struct LeakyTerms {
     const T* const col_key = keys.col_key + col * features.width + tile.column;
     tile.for_each_weight(factor + index * features.heads, [&](int v, auto weight) JAX_GNN_LAMBDA {
       const auto z = load<kLanes>(row_key + v * kLanes) + load<kLanes>(col_key + v * kLanes);
-      body(v, weight * leaky_slope(z, keys.slope));
+      const auto term = weight * leaky_slope(z, keys.slope);
+      body(v, vector != nullptr ? term * load<kLanes>(vector + tile.column + v * kLanes) : term);
     });
   }
 };
@@ -127,8 +129,8 @@ void segment_select(const ParallelFor& parallel_for, const Csr<Index>& csr,
 
 template <typename T, typename Acc, typename Index>
 void leaky_sum(const ParallelFor& parallel_for, const Csr<Index>& csr, const Leaky<T, Acc>& leaky,
-               const Acc* factor, Features features, T* out) {
-  const Selection<LeakyTerms<T>, Index> selection = {csr, {leaky, factor}, features, out};
+               const Acc* factor, const Acc* vector, Features features, T* out) {
+  const Selection<LeakyTerms<T>, Index> selection = {csr, {leaky, factor, vector}, features, out};
   reduce_segments(parallel_for, selection, csr, 2);
 }
 
@@ -136,7 +138,7 @@ void leaky_sum(const ParallelFor& parallel_for, const Csr<Index>& csr, const Lea
   template void segment_select(const ParallelFor&, const Csr<Index>&, const Select<T, Acc>&,       \
                                Features, T*);                                                      \
   template void leaky_sum(const ParallelFor&, const Csr<Index>&, const Leaky<T, Acc>&, const Acc*, \
-                          Features, T*);
+                          const Acc*, Features, T*);
 #define JAX_GNN_INSTANTIATE_INDEX(Index)     \
   JAX_GNN_INSTANTIATE(float, float, Index)   \
   JAX_GNN_INSTANTIATE(double, double, Index) \

@@ -107,7 +107,9 @@ __global__ void finish_scores_kernel(BySource<Acc> edges, const Acc* dots, Acc* 
   }
 }
 
-// Of entries: slopes of a LeakyReLU at the sum of two keys, times their factors.
+// Of entries: slopes of a LeakyReLU at the sum of two keys, times their factors and a vector. For
+// few entries, and rows that are not read in words of 16 bytes; else see Slopes
+// (segment_output.cuh).
 template <typename T_, typename Acc_, int kVec_>
 struct SlopeMessage {
   using T = T_;
@@ -115,7 +117,7 @@ struct SlopeMessage {
   static constexpr int kVec = kVec_, kUnroll = 4, kMinBlocks = 2;
   static constexpr bool kGathers = true, kDots = false;
   Leaky<T, Acc> keys;
-  const Acc* factor;
+  const Acc *factor, *vector;
   unsigned row_bytes;
   int heads;
 
@@ -124,7 +126,7 @@ struct SlopeMessage {
 
   struct Loaded {
     Word<T, kVec> row_keys[kUnroll], col_keys[kUnroll];
-    Acc factors[kUnroll];
+    Acc factors[kUnroll], parts[kVec];
     unsigned valid;
   };
   __device__ __forceinline__ void load(const Ids<kUnroll, Acc>& ids, const Sizes& sizes,
@@ -147,14 +149,20 @@ struct SlopeMessage {
       load_word(keys.row_key, ids.row[j], loaded.row_keys[j]);
     }
     load_weights(factor, heads, ids, ordered, loaded.valid, column, loaded.factors);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i)
+      loaded.parts[i] =
+          load_or(loaded.valid != 0 && vector != nullptr, vector + column.first + i, Acc(1));
   }
   __device__ __forceinline__ void value(const Loaded& loaded, int j, Acc (&x)[kVec]) const {
     Acc row[kVec], col[kVec];
     unpack<kVec, T>(loaded.row_keys[j], row);
     unpack<kVec, T>(loaded.col_keys[j], col);
 #pragma unroll
-    for (int i = 0; i < kVec; ++i)
-      x[i] = row[i] + col[i] > 0 ? loaded.factors[j] : loaded.factors[j] * keys.slope;
+    for (int i = 0; i < kVec; ++i) {
+      const Acc term = loaded.factors[j] * loaded.parts[i];
+      x[i] = row[i] + col[i] > 0 ? term : term * keys.slope;
+    }
   }
 };
 

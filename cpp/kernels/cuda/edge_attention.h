@@ -67,11 +67,12 @@ cudaError_t keyed_attention_vjp(cudaStream_t stream, const Csr<int32_t>& csr, co
                                 T* out, T* to_col_key, Acc* to_score, Acc* to_vector,
                                 const Workspace& workspace);
 
-// out[r, :] = sum over the entries e of row r of factor[e, head] times the slope, see Leaky.
-// factor: (num_weights, heads), out: (num_rows, width). One launch, as segment_reduce.
+// out[r, :] = vector times the sum over the entries e of row r of factor[e, head] times the slope,
+// see Leaky. factor: (num_weights, heads), vector: (width), null: ones, out: (num_rows, width). One
+// launch, as segment_reduce.
 template <typename T, typename Acc>
-cudaError_t leaky_sum(cudaStream_t stream, const Schedule& schedule, const Csr<int32_t>& csr,
-                      const Leaky<T, Acc>& leaky, const Acc* factor, Features features, T* out,
-                      void* workspace);
+cudaError_t leaky_sum(cudaStream_t stream, const Csr<int32_t>& csr, const Leaky<T, Acc>& leaky,
+                      const Acc* factor, const Acc* vector, Features features, T* out,
+                      const Workspace& workspace);
 
 }  // namespace jax_gnn::cuda

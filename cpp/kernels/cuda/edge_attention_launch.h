@@ -23,11 +23,16 @@ int tile_heads_of(int lanes, Features features) {
   return static_cast<int>(std::min<int64_t>({features.heads, most, lanes}));
 }
 
-// Blocks that a device holds at once, where a multiprocessor holds at most so many.
-inline int64_t blocks_at_once(int64_t shared, int64_t most) {
+// Blocks that a device holds at once, where a multiprocessor holds at most so many. `shared`: bytes
+// of a block, which become more where they would allow for more blocks than that: what is not
+// shared memory is the first cache, which all that is on its way passes, and if it is 28 KB, the
+// rest of an H200's, walks take half as long again.
+inline int64_t blocks_at_once(int64_t& shared, int64_t most) {
   constexpr int64_t kReserved = 2 << 10;  // of a block: static, and the system's
   const int64_t bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-  return num_multiprocessors() * std::clamp<int64_t>(bytes / (shared + kReserved), 1, most);
+  const int64_t held = std::clamp<int64_t>(bytes * 6 / 7 / (shared + kReserved), 1, most);
+  if (held < most) shared = std::max(shared, bytes / (held + 1));
+  return num_multiprocessors() * held;
 }
 
 // Of a team. Ids of narrower ones would take too much of shared memory.
@@ -165,10 +170,11 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
   AttendCut cut;
   if (!cut_features<kVec>(features, cut)) return cudaErrorInvalidValue;
   const int lanes = 1 << cut.lane_bits, teams = kAttendThreads / lanes;
-  const AttendLayout<kSame, Op, T, Acc> layout(cut, csr.order != nullptr,
-                                               1 + (attended.edge_scale != nullptr));
-  constexpr int kStep = kAttendStep;
-  const int64_t at_once = blocks_at_once(layout.bytes(), kAttendBlocks<Acc>);
+  const AttendLayout<kScores, kSame, Op, T, Acc> layout(cut, csr.order != nullptr,
+                                                        1 + (attended.edge_scale != nullptr));
+  constexpr int kStep = kAttendStep<kScores, T>;
+  int64_t shared = layout.bytes();
+  const int64_t at_once = blocks_at_once(shared, kAttendBlocks<kScores, T>);
   const int64_t entries = ceil_div(csr.count, std::min(workspace.blocks, at_once) * teams);
   const int64_t steps = ceil_div(entries, kStep);
   const int64_t blocks = ceil_div(csr.count, steps * kStep * teams);
@@ -180,7 +186,7 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
       out, csr.num_rows, features.width, {stats, features.heads}};
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace.bytes), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  return launch(stream, {grid, kAttendThreads, static_cast<size_t>(layout.bytes())},
+  return launch(stream, {grid, kAttendThreads, static_cast<size_t>(shared)},
                 attend_kernel<kScores, kSame, Op, T, Acc>, csr, attended, cut, output, fills,
                 tails);
 }
@@ -220,7 +226,8 @@ cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr, Back<T, Acc>
   const int lanes = 1 << cut.lane_bits, teams = kBackThreads / lanes;
   const BackLayout<kScores, kSame, Op, T, Acc> layout(cut, csr.order != nullptr,
                                                       back.attention.edge_scale != nullptr);
-  const int64_t at_once = blocks_at_once(layout.bytes(), kBackBlocks<kScores, kVec, Acc>);
+  int64_t shared = layout.bytes();
+  const int64_t at_once = blocks_at_once(shared, kBackBlocks<kScores, kVec, Acc>);
   const int64_t entries = ceil_div(csr.count, std::min(workspace.blocks, at_once) * teams);
   const int64_t steps = ceil_div(entries, kStep);
   const int64_t blocks = ceil_div(csr.count, steps * kStep * teams);
@@ -230,7 +237,7 @@ cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr, Back<T, Acc>
   cut.steps = static_cast<int>(steps);
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace.bytes), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  return launch(stream, {grid, kBackThreads, static_cast<size_t>(layout.bytes())},
+  return launch(stream, {grid, kBackThreads, static_cast<size_t>(shared)},
                 back_kernel<kScores, kSame, Op, T, Acc, Last>, csr, back, cut, output, fills,
                 tails);
 }
@@ -339,22 +346,32 @@ cudaError_t edge_attention_vjp(cudaStream_t stream, const Schedule& schedule, co
 }
 
 template <typename T, typename Acc>
-cudaError_t leaky_sum(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
-                      const Leaky<T, Acc>& leaky, const Acc* factor, Features features, T* out,
-                      void* workspace) {
+cudaError_t leaky_sum(cudaStream_t stream, const Csr<Index>& csr, const Leaky<T, Acc>& leaky,
+                      const Acc* factor, const Acc* vector, Features features, T* out,
+                      const Workspace& workspace) {
   if (csr.num_rows <= 0 || features.width <= 0) return cudaSuccess;
   if (!addressable<T>(features)) return cudaErrorInvalidValue;
+  using Taken = Slopes<T, Acc>;
+  constexpr int kWide = 16 / sizeof(T);
+  constexpr int64_t kFew = 1 << 17;  // entries, up to which the other walk is faster
+  const int heads = static_cast<int>(features.heads);
+  const int64_t at_once = int64_t{num_multiprocessors()} * kGatherBlocks<NoSoftmax, Taken>;
+  Schedule schedule = {true, 16, kGatherThreads, std::min(workspace.blocks, at_once)};
+  const bool wide = fits<kWide, T>(features, {leaky.row_key, leaky.col_key, out});
+  if (wide && csr.count > kFew)
+    return launch_gather<SumOp<Acc, kWide>>(
+        stream, schedule, csr, Gathered<T, Acc>{leaky.col_key, factor, heads}, features.width,
+        NoEpilogue{}, out, workspace.bytes, Taken{leaky.row_key, vector, leaky.slope});
   const auto with_vec = [&](auto vec) {
     constexpr int kVec = decltype(vec)::value;
-    const SlopeMessage<T, Acc, kVec> message = {leaky, factor, row_bytes_of<T>(features),
-                                                static_cast<int>(features.heads)};
+    const SlopeMessage<T, Acc, kVec> message = {leaky, factor, vector, row_bytes_of<T>(features),
+                                                heads};
+    schedule.lanes = 32;
     return launch_reduce<SumOp<Acc, kVec>>(stream, schedule, csr, message, features, out,
-                                           workspace);
+                                           workspace.bytes);
   };
-  constexpr int kWide = 16 / sizeof(T);
-  if (fits<kWide, T>(features, {leaky.row_key, leaky.col_key, out}))
-    return with_vec(std::integral_constant<int, kWide>{});
-  return with_vec(std::integral_constant<int, 1>{});
+  return wide ? with_vec(std::integral_constant<int, kWide>{})
+              : with_vec(std::integral_constant<int, 1>{});
 }
 
 #define JAX_GNN_INSTANTIATE(T, Acc)                                                                \
@@ -373,7 +390,7 @@ cudaError_t leaky_sum(cudaStream_t stream, const Schedule& schedule, const Csr<I
   template cudaError_t edge_attention_vjp(cudaStream_t, const Schedule&, const Csr<int32_t>&,      \
                                           const T*, const T*, const AttentionRecord<Acc>*,         \
                                           const Attention<Acc>&, Features, T*, Acc*, Acc*, void*); \
-  template cudaError_t leaky_sum(cudaStream_t, const Schedule&, const Csr<int32_t>&,               \
-                                 const Leaky<T, Acc>&, const Acc*, Features, T*, void*);
+  template cudaError_t leaky_sum(cudaStream_t, const Csr<int32_t>&, const Leaky<T, Acc>&,          \
+                                 const Acc*, const Acc*, Features, T*, const Workspace&);
 
 }  // namespace jax_gnn::cuda

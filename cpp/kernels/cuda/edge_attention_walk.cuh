@@ -2,9 +2,10 @@
 // (softmax_sums.cuh) whose scores are met on the way.
 //
 // Every team of lanes takes an even, contiguous range of entries, sorted by destination, and walks
-// it in steps. Rows come by asynchronous copies into shared memory, kAhead steps before their use,
-// ids before them. A lane then has of a step's entries the scores of its head, dots over the lanes
-// of the head. The cut depends on shapes only: the same bits on every run.
+// it in steps. Rows come by asynchronous copies into shared memory, asked for when the words of the
+// step before are in registers, ids before them. A lane then has of a step's entries the scores of
+// its head, dots over the lanes of the head. The cut depends on shapes only: the same bits on every
+// run.
 //
 // Needs blocks of kAttendThreads threads; attend_bytes of dynamic shared memory, a workspace row
 // for each block of a column of the grid, and a tag that no other launch has. Promises that all
@@ -27,9 +28,7 @@ namespace {
 
 constexpr int kAttendThreads = 128;  // of a block
 constexpr int kAroundIds = 4;        // of which three are used
-constexpr int kAhead = 1;            // steps that rows are asked for ahead
-constexpr int kRingSteps = 4;        // of a ring of ids: those, as far ahead of these, and two more
-constexpr int kAttendStep = 4;       // entries of a step
+constexpr int kRingSteps = 4;        // of a ring of ids: two ahead, and two more
 
 // What scores are: made of numbers for each head, ⟨vector, leaky(row_key + col_key)⟩, or dots of
 // keys.
@@ -39,9 +38,13 @@ enum class Scores { kOfHeads, kLeaky, kDots };
 template <bool kSame>
 constexpr int kRowsOfEntry = kSame ? 2 : 3;
 
-// Blocks of a multiprocessor: with more, registers are spilled.
-template <typename Acc>
-constexpr int kAttendBlocks = sizeof(Acc) > 4 ? 3 : 5;
+// Entries of a step, and blocks of a multiprocessor: with more, registers are spilled.
+template <Scores kScores, typename T>
+constexpr int kAttendStep = kScores == Scores::kLeaky && std::is_same_v<T, float> ? 8 : 4;
+template <Scores kScores, typename T>
+constexpr int kAttendBlocks = sizeof(T) > 4               ? 3
+                              : kScores == Scores::kLeaky ? 4
+                                                          : 5;
 
 // What is attended to.
 template <typename T, typename Acc>
@@ -61,15 +64,15 @@ struct AttendCut {
   int64_t width;
 };
 
-// Dynamic shared memory: rows [stage][of an entry][entry][thread]; of each team scores, and scales
-// of edges, [stage][kind][head][entry]; of each thread its part of a run; heads[warp][part][lane],
+// Dynamic shared memory: rows [of an entry][entry][thread]; of each team scores, and scales of
+// edges, [stage][kind][head][entry]; of each thread its part of a run; heads[warp][part][lane],
 // and tails; of each team a ring of ids and the rows around its entries.
-template <bool kSame, class Op, typename T, typename Acc>
+template <Scores kScores, bool kSame, class Op, typename T, typename Acc>
 struct AttendLayout {
   using W = Word<T, Op::kVec>;
-  static constexpr int kStages = kAhead + 1;
-  static constexpr int kStep = kAttendStep, kRing = kRingSteps * kStep;
-  static constexpr int kStageWords = kRowsOfEntry<kSame> * kStep * kAttendThreads;
+  static constexpr int kStages = 2;
+  static constexpr int kStep = kAttendStep<kScores, T>, kRing = kRingSteps * kStep;
+  static constexpr int kWords = kRowsOfEntry<kSame> * kStep * kAttendThreads;
 
   int lanes, team_ids, head_numbers, team_numbers;
   __host__ __device__ AttendLayout(const AttendCut& cut, bool ordered, int kinds)
@@ -79,9 +82,7 @@ struct AttendLayout {
         team_numbers(kStages * kinds * head_numbers) {}
 
   __host__ __device__ int teams() const { return kAttendThreads / lanes; }
-  __host__ __device__ int numbers_at() const {
-    return kStages * kStageWords * static_cast<int>(sizeof(W));
-  }
+  __host__ __device__ int numbers_at() const { return kWords * static_cast<int>(sizeof(W)); }
   __host__ __device__ int runs_at() const {
     return numbers_at() + teams() * team_numbers * static_cast<int>(sizeof(Acc));
   }
@@ -121,14 +122,13 @@ __device__ __forceinline__ void for_share(const LaneShare& share, int heads, int
 }
 
 template <Scores kScores, bool kSame, class Op, typename T, typename Acc>
-__global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<Acc>)
+__global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
     attend_kernel(Csr<Index> csr, Attended<T, Acc> attended, AttendCut cut,
                   Output<T, Op, Acc, StoredStats<Acc>> result, bool fills, Tails<Op, Acc> tails) {
   constexpr int kVec = Op::kVec, kParts = Op::kParts, kTop = Op::kTop, kSum = Op::kSum;
   static_assert(kScores != Scores::kOfHeads);
-  using Layout = AttendLayout<kSame, Op, T, Acc>;
-  constexpr int kStep = Layout::kStep, kRing = Layout::kRing, kStages = Layout::kStages;
-  constexpr int kPart = 4;  // entries of a step whose words are read at once
+  using Layout = AttendLayout<kScores, kSame, Op, T, Acc>;
+  constexpr int kStep = Layout::kStep, kRing = Layout::kRing;
   using W = Word<T, kVec>;
   __shared__ Range long_gaps[kLongGaps];
   __shared__ int num_long_gaps;
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<Acc>)
     const int at = step * kStep & (kRing - 1);
     Index cols[kStep];
     read_shared(reinterpret_cast<const unsigned char*>(ring + kRing + at), cols);
-    W* to = lane_words + stage * Layout::kStageWords;
+    W* to = lane_words;
     const auto copy_rows = [&](const T* from) {
 #pragma unroll
       for (int j = 0; j < kStep; ++j) {
@@ -270,8 +270,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<Acc>)
   }
   if constexpr (kScores == Scores::kDots)
     if (attended.keys.scale != nullptr) scale = *attended.keys.scale;
-#pragma unroll
-  for (int step = 0; step < kAhead; ++step) ask_for_ids(step);
+  ask_for_ids(0);
   __pipeline_commit();
   __pipeline_wait_prior(0);
   __syncwarp();
@@ -286,17 +285,14 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<Acc>)
                                           column, shared, sizes, lane_out, carry, seen, left_open};
   Index row = 0;       // of the run
   unsigned state = 0;  // bit 0: it was open where the team's entries begin; bit 1: a run has ended
-  unsigned whole = 0;  // bit i: of the step asked for i steps ago, all entries are there
+  bool whole = true;   // no entry of the step is padding
   if (steps > 0) {
     row = ring[0];
     state = around[0] == row;
+    whole = ask_for_entries(0, 0);
   }
-#pragma unroll
-  for (int step = 0; step < kAhead; ++step) {
-    if (step < steps) whole = whole << 1 | ask_for_entries(step, step);
-    ask_for_ids(step + kAhead);
-    __pipeline_commit();
-  }
+  ask_for_ids(1);
+  __pipeline_commit();
   const auto close = [&]() {
     Acc ended[kParts];  // elsewhere, or sums are moved about at every turn for the store
 #pragma unroll
@@ -315,19 +311,11 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<Acc>)
     for (int i = 0; i <= kSum; ++i) run[i] = 0;
   };
 
-  int stage = 0;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
-    __pipeline_wait_prior(kAhead - 1);
+    __pipeline_wait_prior(0);
     __syncwarp();
-    const int next = step + kAhead, next_stage = stage == 0 ? kStages - 1 : stage - 1;
-    whole <<= 1;
-    if (next < steps) whole |= ask_for_entries(next, next_stage);
-    ask_for_ids(next + kAhead);
-    __pipeline_commit();
-
-    const int at = step * kStep & (kRing - 1);
-    const W* const words = lane_words + stage * Layout::kStageWords;
+    const int at = step * kStep & (kRing - 1), stage = step & 1;
     const Acc* const of_head =
         numbers + (stage * kinds * cut.tile_heads + head) * kStep;  // and of other kinds behind
     Index rows[kStep];
@@ -335,17 +323,24 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<Acc>)
     // Scores, then weights.
     Acc weight[kStep];
     constexpr int kKey = kSame ? 0 : kStep, kLeft = kKey + kStep;  // among rows of entries
-    W left = {};
+    W left = {}, values[kStep];
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
-      if (j == 0 || rows[j] != rows[j - 1]) left = words[(kLeft + j) * kAttendThreads];
-      const W key = words[(kKey + j) * kAttendThreads];
+      if (j == 0 || rows[j] != rows[j - 1]) left = lane_words[(kLeft + j) * kAttendThreads];
+      values[j] = lane_words[j * kAttendThreads];
+      const W key = kSame ? values[j] : lane_words[(kKey + j) * kAttendThreads];
       weight[j] = 0;
       if constexpr (kScores == Scores::kLeaky)
         add_leaky<T, kVec>(weight[j], left, key, vector, attended.keys.slope);
       else
         add_dot<T, kVec>(weight[j], left, key);
     }
+    // All words are read: the next step's may take their places.
+    const bool now_whole = whole;
+    if (step + 1 < steps) whole = ask_for_entries(step + 1, stage ^ 1);
+    ask_for_ids(step + 2);
+    __pipeline_commit();
+
     const Held held = add_over_lanes(weight, cut.head_bits);
     Acc* const scores = numbers + (stage * kinds * cut.tile_heads + head) * kStep;
     if (held.writes && (column.active || heads == 1))
@@ -357,7 +352,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<Acc>)
     if constexpr (kScores == Scores::kDots)
 #pragma unroll
       for (int j = 0; j < kStep; ++j) weight[j] = rounded_product(weight[j], scale);
-    if (!(whole >> kAhead & 1)) {
+    if (!now_whole) {
       Index cols[kStep];
       read_shared(reinterpret_cast<const unsigned char*>(ring + kRing + at), cols);
 #pragma unroll
@@ -405,12 +400,8 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<Acc>)
       weight[j] = quick_exponential(weight[j] - top[j]);
       hide(weight[j]);  // or each waits for its own where it is used
     }
-    W part[kPart];
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
-      if (j % kPart == 0)
-#pragma unroll
-        for (int i = 0; i < kPart; ++i) part[i] = words[(j + i) * kAttendThreads];
       if (rows[j] != row) {
         if (static_cast<unsigned>(rows[j]) - static_cast<unsigned>(row) != 1) gaps |= 1u << j;
         if (j > 0) run[kTop] = top[j - 1];
@@ -420,7 +411,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<Acc>)
       run[kSum] += weight[j];
       const Acc factor = scaled ? weight[j] * scales[j] : weight[j];
       Acc x[kVec];
-      unpack<kVec, T>(part[j % kPart], x);
+      unpack<kVec, T>(values[j], x);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) run[i] += factor * x[i];
     }
@@ -431,7 +422,6 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<Acc>)
         const int j = __ffs(gaps) - 1;
         runs.fill_gap(j > 0 ? ring[at + j - 1] : row_before, ring[at + j]);
       }
-    stage = stage == kStages - 1 ? 0 : stage + 1;
   }
 
   __pipeline_wait_prior(0);

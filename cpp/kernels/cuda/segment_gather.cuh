@@ -14,7 +14,7 @@
 //
 // With dots, each row that is gathered is also multiplied with the row of `left` that it is added
 // to. Those are copied into shared memory a step ahead, once for each run of a step, each lane's
-// words for itself.
+// words for itself. With Slopes, too, which are what is summed up then.
 //
 // Under a softmax of scores (softmax_sums.cuh), what these are made of is asked for where a chunk
 // is looked at, and becomes weights where the chunk's turn comes, by the lanes of the team side by
@@ -39,8 +39,8 @@ namespace {
 
 constexpr int kGatherThreads = 128;  // of a block
 // Of a multiprocessor: with more, registers are spilled.
-template <class Softmax>
-constexpr int kGatherBlocks = Softmax::kAny ? 4 : 5;
+template <class Softmax, class Dots = NoDots>
+constexpr int kGatherBlocks = Softmax::kAny || Dots::kSlopes ? 4 : 5;
 constexpr int kStepBits = 3, kStep = 1 << kStepBits, kHalf = kStep / 2;  // entries in flight
 constexpr int kChunks = 4;                                               // that a ring holds
 constexpr int kAroundWords = 8;  // of which three are used; rings are aligned to 16 bytes
@@ -98,11 +98,12 @@ __host__ __device__ int64_t gather_shared_bytes(const GatherCut& cut, const Soft
 
 template <class Op, typename T, typename Acc, class Last = NoEpilogue, class Dots = NoDots,
           class Softmax = NoSoftmax>
-__global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
+__global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
     gather_kernel(Csr<Index> csr, Gathered<T, Acc> gathered, GatherCut cut,
                   Output<T, Op, Acc, Last> result, Dots dots, Softmax softmax, bool fills,
                   Tails<Op, Acc> tails) {
   constexpr int kVec = Op::kVec, kParts = Op::kParts, kClosed = kClosedRuns<Last>;
+  constexpr bool kDots = Dots::kAny && !Dots::kSlopes;
   using W = Word<T, kVec>;
   __shared__ Range long_gaps[kLongGaps];
   __shared__ int num_long_gaps;
@@ -385,6 +386,14 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
       }
     }
   };
+  Acc high[kVec], low[kVec];  // of slopes
+  if constexpr (Dots::kSlopes)
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      high[i] =
+          load_or(dots.vector != nullptr && column.active, dots.vector + column.first + i, Acc(1));
+      low[i] = high[i] * dots.slope;
+    }
   Acc dot[kStep];     // the lane's share
   W left = {};        // of the run's row
   unsigned gaps = 0;  // bit j: rows before that of the step's entry j are empty
@@ -419,12 +428,18 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
               *reinterpret_cast<const Acc*>(shared_bytes + half_scores + j * sizeof(Acc)));
         if constexpr (Dots::kAny) left = step_left[(half * kHalf + j) * blockDim.x];
       }
-      if constexpr (Dots::kAny) {
+      if constexpr (kDots) {
         dot[half * kHalf + j] = 0;
         add_dot<T, kVec>(dot[half * kHalf + j], left, words[half * kHalf + j]);
       }
       Acc x[kVec];
       unpack<kVec, T>(words[half * kHalf + j], x);
+      if constexpr (Dots::kSlopes) {
+        Acc own[kVec];
+        unpack<kVec, T>(left, own);
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) x[i] = own[i] + x[i] > 0 ? high[i] : low[i];
+      }
       if constexpr (Softmax::kAny) {
 #pragma unroll
         for (int i = 0; i < kVec; ++i) run[i] += factors[j] * x[i];
@@ -516,7 +531,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax>)
         output.store(lane_out, before(j), ended, sizes.rows);
       }
     load_half(next_at, 1);
-    if constexpr (Dots::kAny) {
+    if constexpr (kDots) {
       const Held held = add_over_lanes(dot, dots.head_bits);
       const bool writes = held.writes && (column.active || gathered.heads == 1);
 #pragma unroll

@@ -209,7 +209,7 @@ enum class Start { kWaits, kReadsAhead };
 
 // Sums alone, in place of Dots.
 struct NoDots {
-  static constexpr bool kAny = false;
+  static constexpr bool kAny = false, kSlopes = false;
 };
 
 // What a sum of gathered rows takes on its way: dots[e, head] = < left[r, head, :],
@@ -217,11 +217,22 @@ struct NoDots {
 // nothing for an entry whose place is out of range.
 template <typename T, typename Acc>
 struct Dots {
-  static constexpr bool kAny = true;
+  static constexpr bool kAny = true, kSlopes = false;
   const T* left;  // (num_rows, width)
   Acc* dots;      // (num_weights, heads)
   int head_bits;  // log2 of the lanes of a head, all of one team
   Start start;
+};
+
+// In place of Dots: what is summed up is a vector times the slopes of a LeakyReLU, 1 where
+// left[r, :] + in[cols[e], :] is above 0, and `slope` elsewhere.
+template <typename T, typename Acc>
+struct Slopes {
+  static constexpr bool kAny = true, kSlopes = true;
+  static constexpr Start start = Start::kWaits;
+  const T* left;      // (num_rows, width)
+  const Acc* vector;  // (width), null means ones
+  Acc slope;
 };
 
 // Makes all rows empty.

@@ -19,7 +19,7 @@ from jax import Array
 from jax_gnn._core.arrays import accumulator_dtype, row_width
 from jax_gnn._core.batching import batch, batch_apart
 from jax_gnn._core.csr import SparseMatrix
-from jax_gnn._core.kernels import csr_operands
+from jax_gnn._core.kernels import csr_operands, most_blocks
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
 from jax_gnn._ops.edge_attention.leaky import leaky_scores, leaky_sum
 from jax_gnn._ops.edge_attention.primitive import (
@@ -31,7 +31,6 @@ from jax_gnn._ops.edge_attention.primitive import (
     edge_attention_vjp,
     holds_whole_heads,
     jvp_transpose,
-    most_blocks,
     of_log_sum,
     one_pass_workspaces,
     per_row_and_head,
@@ -337,8 +336,7 @@ def _by_one_pass(
         sums = {"reduce": "sum", "heads": options["heads"], "implementation": bind.implementation}
         to_row_key = segment_reduce(key, to_score, matrix, **sums)
     elif operands.drow_key is not None:
-        slopes = leaky_sum(row_key, key, to_score, matrix, **options)
-        to_row_key = (vector * slopes.astype(vector.dtype)).astype(row_key.dtype)
+        to_row_key = leaky_sum(row_key, key, to_score, vector, matrix, **options)
     if vector is not None:
         to_vector = jnp.sum(to_vector, axis=0, keepdims=True)
     return to_value, to_row_key, to_col_key, to_vector, None

@@ -5,10 +5,10 @@ Hence two linear primitives are all that derivatives of any order need:
 
 * ``leaky_dots``, t[e] = Σ slope(l[rows[e]] + r[cols[e]]) · (p[rows[e]] + q[cols[e]]) over the
   features of a head, linear in p and q together, and
-* ``leaky_sum``, out[r] = Σ factor[e] · slope(l[r] + r[cols[e]]) over the entries e of row r.
+* ``leaky_sum``, out[r] = a · Σ factor[e] · slope(l[r] + r[cols[e]]) over the entries e of row r.
 
-Each is the other's transpose; ``leaky_scores`` are the first of p = a · l and q = a · r, by a
-kernel of their own.
+Each is the other's transpose, in the factors; ``leaky_scores`` are the first of p = a · l and
+q = a · r, by a kernel of their own.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from jax import Array
 from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, column, row_width, take
 from jax_gnn._core.batching import batch
 from jax_gnn._core.csr import SparseMatrix
-from jax_gnn._core.kernels import csr_operands, per_entry, per_row
+from jax_gnn._core.kernels import csr_operands, per_entry, per_row, unscheduled_workspace
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
-from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
 from jax_gnn._ops.segment_reduce.xla import into_rows
 
 
@@ -57,11 +56,20 @@ class LeakyDots(NamedTuple):
 
 
 class LeakySum(NamedTuple):
-    """Operands of ``leaky_sum``: the factors are ``(entries, heads)``."""
+    """Operands of ``leaky_sum``.
+
+    Attributes:
+        row_key: ``(rows, heads · features)``.
+        col_key: ``(columns, heads · features)``.
+        factor: ``(entries, heads)``, in the accumulator type.
+        vector: ``(1, heads · features)``, likewise, or None for ones.
+        matrix: the entries, by row in the order of the factors.
+    """
 
     row_key: Any
     col_key: Any
     factor: Any
+    vector: Any
     matrix: SparseMatrix
 
 
@@ -108,14 +116,22 @@ def _dots(
 
 
 def _sum(
-    row_key: Array, col_key: Array, factor: Array, matrix: SparseMatrix, *, heads: int, slope: float
+    row_key: Array,
+    col_key: Array,
+    factor: Array,
+    vector: Array | None,
+    matrix: SparseMatrix,
+    *,
+    heads: int,
+    slope: float,
 ) -> Array:
     csr = matrix.by_row
     z, valid = _sums(row_key, col_key, matrix)
     slopes = jnp.where(z > 0, 1, jnp.asarray(slope, z.dtype))
     terms = _per_head(slopes, heads) * take(factor, csr.order)[..., None]
     terms = jnp.where(valid, terms.reshape(z.shape), 0)
-    return into_rows(JAX_OPS["sum"], terms, valid[:, 0], csr).astype(row_key.dtype)
+    sums = into_rows(JAX_OPS["sum"], terms, valid[:, 0], csr)
+    return (sums if vector is None else vector * sums).astype(row_key.dtype)
 
 
 # --- What kernels get ----------------------------------------------------------------------------
@@ -138,15 +154,16 @@ def _scores_call(platform: str, operands: Scored, *, heads: int, slope: float) -
 
 def _sum_call(platform: str, operands: LeakySum, *, heads: int, slope: float) -> Call | None:
     del platform, heads
-    row_key, col_key, factor, matrix = operands
+    row_key, col_key, factor, vector, matrix = operands
     csr = matrix.by_row
     found = csr_operands(csr, col_key.shape[0])
     if found is None:
         return None
     ids, flags = found
-    schedule, workspaces = scheduled("segment_select", csr, col_key)
-    flags |= {"slope": np.float64(slope)} | schedule
-    return Call([row_key, col_key, factor, *ids], flags, workspaces)
+    workspace = unscheduled_workspace(csr, row_width(col_key), col_key.dtype)
+    flags |= {"has_vector": np.bool_(vector is not None), "slope": np.float64(slope)}
+    vector = factor if vector is None else Operand.of(jnp.ravel, vector)
+    return Call([row_key, col_key, factor, vector, *ids], flags, [workspace])
 
 
 # --- Derivatives ---------------------------------------------------------------------------------
@@ -194,7 +211,7 @@ def _dots_jvp(bind: Bind, primals: LeakyDots, tangents: LeakyDots) -> tuple[Arra
 
 def _dots_transpose_p(bind: Bind, ct: Array, operands: LeakyDots) -> Array:
     return leaky_sum(
-        *(operands.row_key, operands.col_key, ct, operands.matrix),
+        *(operands.row_key, operands.col_key, ct, None, operands.matrix),
         **bind.attributes,
         implementation=bind.implementation,
     )
@@ -205,14 +222,31 @@ def _dots_transpose_q(bind: Bind, ct: Array, operands: LeakyDots) -> Array:
     return _dots_transpose_p(bind, ct, LeakyDots(col_key, row_key, None, None, matrix.T))
 
 
-def _sum_transpose(bind: Bind, ct: Array, operands: LeakySum) -> Array:
-    row_key, col_key, _, matrix = operands
+def _sum_transpose_factor(bind: Bind, ct: Array, operands: LeakySum) -> Array:
+    row_key, col_key, _, vector, matrix = operands
+    if vector is not None:
+        ct = (vector * ct.astype(vector.dtype)).astype(ct.dtype)
     # By the half whose entries are in the order of the factors.
     if matrix.by_row.order is None:
         dots = LeakyDots(row_key, col_key, ct, None, matrix)
     else:
         dots = LeakyDots(col_key, row_key, None, ct, matrix.T)
     return leaky_dots(*dots, **bind.attributes, implementation=bind.implementation)
+
+
+def _sum_transpose_vector(bind: Bind, ct: Array, operands: LeakySum) -> Array:
+    sums, acc = bind(operands._replace(vector=None)), operands.factor.dtype
+    return jnp.sum(ct.astype(acc) * sums.astype(acc), axis=0, keepdims=True)
+
+
+def _sum_batch(bind: Bind, operands: LeakySum, batched: LeakySum, size: int) -> Array:
+    if operands.vector is None or not any(jax.tree.leaves(batched.matrix)):
+        return batch(("factor",), bind, operands, batched, size, per_entry=True)
+    # Matrices that are joined have one vector.
+    vector = operands.vector
+    operands, batched = operands._replace(vector=None), batched._replace(vector=None)
+    sums = _sum_batch(bind, operands, batched, size)
+    return (vector * sums.astype(vector.dtype)).astype(sums.dtype)
 
 
 def _flops(operands: Any, **attributes: Any) -> int:
@@ -258,9 +292,8 @@ leaky_sum = define(
         result=per_row,
         xla=_sum,
         call=_sum_call,
-        transpose={"factor": _sum_transpose},
-        batch=functools.partial(batch, ("factor",), per_entry=True),
+        transpose={"factor": _sum_transpose_factor, "vector": _sum_transpose_vector},
+        batch=_sum_batch,
         flops=_flops,
-        family=FAMILY,
     )
 )

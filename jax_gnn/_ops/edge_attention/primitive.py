@@ -26,7 +26,8 @@ from jax import Array
 from jax_gnn._core.arrays import accumulator_dtype, row_width
 from jax_gnn._core.batching import batch
 from jax_gnn._core.csr import Csr, SparseMatrix
-from jax_gnn._core.kernels import csr_operands, like_first, workspace_of
+from jax_gnn._core.ids import at_most
+from jax_gnn._core.kernels import csr_operands, like_first, unscheduled_workspace
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define
 from jax_gnn._core.schedule import known_width
 from jax_gnn._ops.edge_attention import xla
@@ -132,22 +133,9 @@ def _call(platform: str, operands: Attended, *, heads: int, slope: float) -> Cal
     return Call([value, *optional, *ids], flags, one_pass_workspaces(csr, value))
 
 
-# Blocks that share the entries of a sum under a softmax, more than devices have at once, and
-# entries of one: of few teams a step.
-_MOST_BLOCKS, _LEAST_ENTRIES = 1024, 16
-
-
 def one_pass_workspaces(csr: Csr, value: Operand) -> list[Any]:
     """Of a sum under a softmax, whose runs have numbers of their own beside the features."""
-    acc = np.dtype(accumulator_dtype(value.dtype))
-    return [workspace_of(most_blocks(csr), 2 * row_width(value), acc)]
-
-
-def most_blocks(csr: Csr) -> int:
-    """That share the entries."""
-    # Not min and max, as sizes may be symbolic.
-    needed = jax.core.max_dim(1, -(-csr.count // _LEAST_ENTRIES))
-    return jax.core.min_dim(_MOST_BLOCKS, needed)
+    return [unscheduled_workspace(csr, 2 * row_width(value), value.dtype)]
 
 
 def holds_whole_heads(value: Any, heads: int) -> bool:
@@ -190,11 +178,18 @@ def _vjp_call(platform: str, operands: Cotangents, *, heads: int, slope: float) 
     return Call([ct, value, record, *optional, *ids], flags, workspaces)
 
 
+# Records up to which XLA may make them and the sums in them in one kernel: that takes up to twice
+# as long as two do, but for a launch.
+_FEW_RECORDS = 2**16
+
+
 def record_operand(stats: Operand, delta: Operand, row_score: Operand | None = None) -> Operand:
     """All that an entry reads of its row, in one word."""
 
     def records(stats: Array, delta: Array, *score: Array) -> Array:
         score = score or (jnp.zeros_like(delta),)
+        if not at_most(delta.size, _FEW_RECORDS):
+            delta = jax.lax.optimization_barrier(delta)
         return jnp.concatenate([score[0][..., None], stats, delta[..., None]], axis=-1)
 
     return Operand.of(records, stats, delta, *([] if row_score is None else [row_score]))
