@@ -72,7 +72,7 @@ def probe(settings: Settings) -> dict[str, Any]:
 
 
 def _start(target: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
-    # Families define a graph's results at once, by products whose threads would wait for each other.
+    # Families define results at once, by products whose threads would wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
