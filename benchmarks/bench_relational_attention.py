@@ -356,7 +356,7 @@ def jax_gnn_candidates(graph: Triples, case: Case, problem: Problem) -> Iterator
             yield _candidate(way, way, graph, case, problem)
 
 
-def _counted(graph: Triples, case: Case, problem: Problem) -> tuple[dict[str, float], str]:
+def _counted(graph: Triples, case: Case, problem: Problem) -> tuple[dict[Any, float], str]:
     """What each way is expected to take, and what is chosen."""
     import jax
 
@@ -367,7 +367,7 @@ def _counted(graph: Triples, case: Case, problem: Problem) -> tuple[dict[str, fl
     shape = (graph.num_relations, case.width, case.width)
     counts = counts_of(graph.graph, jax.ShapeDtypeStruct(shape, problem.output_dtype))
     options: Any = {"heads": heads, "dots": kind == "hgt"}
-    return dict(expected(counts, **options)), chosen(counts, **options)
+    return expected(counts, **options), chosen(counts, **options)
 
 
 def launches(candidate: Candidate) -> int:

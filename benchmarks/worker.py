@@ -72,6 +72,8 @@ def probe(settings: Settings) -> dict[str, Any]:
 
 
 def _start(target: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
+    # Families define results at once, by products whose threads would wait for each other.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *arguments), daemon=True)

@@ -215,7 +215,7 @@ class RGATConv(nnx.Module):
         """What is made of the weights alone: for inference, computed once and passed to calls."""
         params = self.kernel, self.coefficients, self.dst_attention, self.src_attention
         values: Any = (None if param is None else param[...] for param in params)
-        kernel, mixture, *attention = dtypes.promote_dtype(tuple(values), dtype=self.dtype)
+        kernel, mixture, dst, src = dtypes.promote_dtype(tuple(values), dtype=self.dtype)
         if mixture is not None:
             kernel = jnp.tensordot(mixture, kernel, 1, precision=self.precision)
         if self.num_blocks is not None:
@@ -223,7 +223,7 @@ class RGATConv(nnx.Module):
         by_head = _split(kernel, self.heads).swapaxes(1, 2)[:, None]
         # A choice in place of a stack is part of the sum, no launch of its own.
         is_dst = (np.arange(2) == 0)[:, None, None]
-        both = jnp.where(is_dst, *(each[:, None] for each in attention))
+        both = jnp.where(is_dst, dst[:, None], src[:, None])
         vectors = jnp.sum(by_head * both[..., None, :], axis=-1)
         return FoldedRGAT(kernel, vectors.reshape(len(kernel), 2 * self.heads, self.in_features))
 
