@@ -121,7 +121,7 @@ def _moves_weights(platform: str, csr: Csr, weight: Any) -> bool:
     """Whether weights are put into the order of the entries ahead of a kernel."""
     if platform != "cuda" or weight is None or csr.order is None or csr.cols is None:
         return False
-    return not at_most(weight.shape[0] * weight.shape[1], _MOVED)
+    return at_most(_MOVED, weight.shape[0] * weight.shape[1])
 
 
 def _in_order(csr: Csr, weight: Operand) -> tuple[Csr, Operand]:
