@@ -23,6 +23,7 @@ from jax_gnn._core.arguments import (
     check_number,
     check_real,
 )
+from jax_gnn._core.arrays import spread
 from jax_gnn._core.ids import at_most
 
 Activation = Literal["relu"]  # what kernels may do behind a convolution
@@ -357,11 +358,8 @@ def product(
     # Where x is not the wider side, it is scaled itself: XLA joins that to what made x, such as a
     # dropout.
     narrows = kernel.shape[0] > kernel.shape[1]
-    if scale is not None and not narrows:
-        x = column(scale, x) * x
-    y = jnp.matmul(x, kernel, precision=precision)
-    y = column(scale, y) * y if scale is not None and narrows else y
-    return finished(y, bias, activation)
+    y = jnp.matmul(x if narrows else scaled(x, scale), kernel, precision=precision)
+    return finished(scaled(y, scale) if narrows else y, bias, activation)
 
 
 def linear(layer: nnx.Linear, x: Array, activation: Activation | None = None) -> Array:
@@ -377,10 +375,9 @@ def finished(y: Array, bias: Array | None, activation: Activation | None) -> Arr
     return y if activation is None else jax.nn.relu(y)
 
 
-def column(values: Array, x: Array) -> Array:
-    """Numbers of rows, in the dtype of x unless they are flags, to work with its rows."""
-    values = values if values.dtype == bool else values.astype(x.dtype)
-    return values.reshape(-1, *[1] * (x.ndim - 1))
+def scaled(x: Array, scale: Array | None) -> Array:
+    """Rows times their numbers, in the dtype of x, if there are any."""
+    return x if scale is None else spread(scale.astype(x.dtype), x) * x
 
 
 def inverse_root(x: Array) -> Array:

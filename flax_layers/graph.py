@@ -22,15 +22,16 @@ from flax_layers._base import (
     check_ends,
     check_positive,
     check_vector,
-    column,
     end_sizes,
     finished,
     inverse_root,
     linear,
+    scaled,
     unit_rows,
 )
 from jax_gnn import Graph, segment_sum, spmm
 from jax_gnn._core.arguments import check_choice, check_instance, check_number
+from jax_gnn._core.arrays import spread
 
 Aggregation = Literal["mean", "max", "sum"]
 
@@ -168,9 +169,8 @@ class GCNConv(Convolution):
         # Scales of nodes, unlike such of edges, need no weights to be read.
         first, last = None if is_scaled else scale, scale if scales_result else None
         if self.in_features < self.out_features:
-            sums = aggregate(x if first is None else column(first, x) * x)
-            y = self._product(sums, kernel, bias=bias, activation=activation)
-            return y if last is None else column(last, y) * y
+            sums = aggregate(scaled(x, first))
+            return scaled(self._product(sums, kernel, bias=bias, activation=activation), last)
         y = self._product(x, kernel, scale=first)
         return aggregate(y, result_scale=last, **behind(y, bias, activation))
 
@@ -387,7 +387,7 @@ class SAGEConv(Convolution):
 
         if self.aggregation == "max":
             y = aggregate(messages)
-            y = jnp.where(column(graph.in_degrees() == 0, y), 0, y)  # -inf there
+            y = jnp.where(spread(graph.in_degrees() == 0, y), 0, y)  # -inf there
         elif len(kernel) <= self.out_features:
             y = aggregate(messages)
         else:

@@ -758,7 +758,7 @@ def moved(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(primitive, "_MOVED", 0)
 
 
-only_many_are_moved = pytest.mark.usefixtures("moved")
+also_moved = pytest.mark.usefixtures("moved")
 
 
 def long_tailed(rng: np.random.Generator) -> tuple[Graph, Edges, np.ndarray]:
@@ -790,7 +790,7 @@ def long_tailed(rng: np.random.Generator) -> tuple[Graph, Edges, np.ndarray]:
     ),
     ids=str,
 )
-@only_many_are_moved
+@also_moved
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_both_gradients(
     rng: np.random.Generator, heads_and_depth: tuple[int, int], dtype: str, implementation: str
@@ -1096,7 +1096,7 @@ def test_sums_with_kernels_of_their_own(
     assert_close(means, want, limit, "mean")
 
 
-@only_many_are_moved
+@also_moved
 @on_kernels
 @pytest.mark.skipif("cuda" not in KERNELS, reason="elsewhere both gradients are two kernels")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])

@@ -437,15 +437,14 @@ def _vjp_call(platform: str, operands: Cotangents) -> Call | None:
     ids, flags = found
     depth = known_width(row_width(ct)) // max(weight.shape[1], 1)
     schedule, workspaces = scheduled("segment_reduce_vjp", csr, ct, depth=depth)
-    call = Call([ct, weight, x, *ids], flags | schedule, workspaces)
     if not moved:
-        return call
+        return Call([ct, weight, x, *ids], flags | schedule, workspaces)
     ids[-1] = order  # which the kernel does not read
+    return Call([ct, weight, x, *ids], flags | schedule, workspaces, _dots_moved_back)
 
-    def finish(to_x: Array, dots: Array, *operands: Array) -> list[Array]:
-        return [to_x, put(dots, operands[-1])]
 
-    return replace(call, operands=[ct, weight, x, *ids], finish=finish)
+def _dots_moved_back(to_x: Array, dots: Array, *operands: Array) -> list[Array]:
+    return [to_x, put(dots, operands[-1])]
 
 
 def _both_tangents(
