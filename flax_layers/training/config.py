@@ -560,7 +560,8 @@ class RGATConfig(_TypedConfig):
     model: ClassVar[str] = "rgat"
 
     weight_decay: float = 1e-4
-    input_dropout_rate: float = 0.3
+    hidden_features: int = 128
+    input_dropout_rate: float = 0.2
     attention_dropout_rate: Annotated[
         float, Setting("model", "share of attention weights dropped in training", RATE, "RATE")
     ] = 0.2
@@ -580,9 +581,9 @@ class HGTConfig(_TypedConfig):
     model: ClassVar[str] = "hgt"
 
     epochs: int = 300
-    weight_decay: float = 1e-3
+    weight_decay: float = 1e-4
     learning_rate: float = 0.003
-    input_dropout_rate: float = 0.5
+    input_dropout_rate: float = 0.2
 
 
 def settings(config: type[Config]) -> dict[str, Setting]:
