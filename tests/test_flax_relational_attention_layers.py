@@ -198,13 +198,9 @@ def test_rgat_equals_the_formula(graph, form, method):
     assert_close(nnx.jit(conv)(graph, x), reference_rgat(conv, graph, x))
 
 
-@pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("method", WAYS)
 @pytest.mark.parametrize("attention", ["additive", "multiplicative"])
-def test_rgat_with_features_of_edges(graph, method, attention, dense, monkeypatch):
-    """Numbers of the ends come from a product of all nodes or of pairs."""
-    at = "jax_gnn._ops.relational_attention.ways.dense_scores_pay"
-    monkeypatch.setattr(at, lambda *_: dense)
+def test_rgat_with_features_of_edges(graph, method, attention):
     options = {"attention": attention, "heads": 2, "edge_features": EDGE_FEATURES}
     conv = make(RGATConv, 4, 8, method=method, **options)
     x, attr = features(4), features(EDGE_FEATURES, rows=graph.num_edges)
@@ -264,11 +260,42 @@ def cases(graph, typed) -> list[tuple[Any, Any, Any, RelationalGraph, Any]]:
 @pytest.mark.parametrize("method", WAYS)
 @pytest.mark.parametrize("case", range(5))
 def test_derivatives(graph, typed, case, method):
-    """Gradients to all parameters and x, and derivatives of those along a direction."""
     construct, call, formula, graph, width = cases(graph, typed)[case]
-    conv = construct(method=method)
-    graphdef, params, rest = nnx.split(conv, nnx.Param, ...)
     x = features(width) if isinstance(width, int) else typed_features(width)
+    check_derivatives(construct(method=method), call, formula, graph, x)
+
+
+@pytest.mark.parametrize("by_edge", [False, True])
+@pytest.mark.parametrize("attention", ["additive", "multiplicative"])
+@pytest.mark.parametrize("sizes", [(1, 4, 6), (1, 6, 4), (1, 4, 4), (2, 4, 6), (2, 3, 4)])
+def test_numbers_of_edges_and_of_pairs(graph, sizes, attention, by_edge, monkeypatch):
+    """Edges read rows at their ends, or what was made of these for their pairs."""
+    at = "jax_gnn._ops.relational_attention.ways.numbers_by_edge_pay"
+    monkeypatch.setattr(at, lambda *_: by_edge)
+    heads, *widths = sizes
+    options = {"heads": heads, "attention": attention, "method": "source_pairs"}
+    conv, x = make(RGATConv, *widths, **options), features(widths[0])
+
+    def call(conv, graph, x):
+        return conv(graph, x)
+
+    check_derivatives(conv, call, reference_rgat, graph, x)
+    padded = graph.pad(num_nodes=12, num_edges=40, num_src_pairs=50, num_dst_pairs=45)
+    dirty = jnp.pad(x, ((0, 3), (0, 0)), constant_values=jnp.nan)
+    assert_close(conv(padded, dirty)[:NUM_NODES], conv(graph, x))
+    batch = jnp.stack([x, 2 * x])
+    expected = jnp.stack([conv(graph, each) for each in batch])
+    assert_close(jax.vmap(lambda x: conv(graph, x))(batch), expected)
+
+    def loss(x):
+        return jnp.sum(jnp.sin(conv(graph, x)))
+
+    assert_close(jax.vmap(jax.grad(loss))(batch), jnp.stack([*map(jax.grad(loss), batch)]))
+
+
+def check_derivatives(conv, call, formula, graph, x):
+    """Gradients to all parameters and x, and derivatives of those along a direction."""
+    graphdef, params, rest = nnx.split(conv, nnx.Param, ...)
 
     def gradient(function):
         def loss(params, x):

@@ -42,7 +42,6 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
     k, n = c.k * c.itemsize, c.n * c.itemsize
     ids, result = once(c.edges * _IDS), once(c.num_dst * n)
     scores = Launch(0, c.edges * heads * _SCORE)
-    of_ends = [] if dots else _of_ends(c, heads)
     found: dict[Way, float] = {}
     if pairs := c.source_pairs:
         product = gathered(pairs, k, c.num_src) + multiplied(c, pairs) + between(pairs, n)
@@ -51,8 +50,8 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
             queries = once(c.num_dst * (k + n)) + Launch(0, 0, 2 * c.num_dst * c.k * c.n)
             before, rows = [queries, product], rows + rows + once(c.num_dst * n)
         else:
-            before, rows = of_ends, rows + scores
-        found["source_pairs"] = in_turn(*before, product, ids + rows + result)
+            before, rows = _of_values(c, heads), rows + scores
+        found["source_pairs"] = in_turn(product, *before, ids + rows + result)
     if pairs := c.destination_pairs:
         # Sources are as wide as all heads here, each of which sums them for itself.
         wide = between(pairs, heads * k)
@@ -61,7 +60,7 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
             queries = multiplied(c._replace(n=heads * c.k), pairs) + wide
             before, rows = [gathered(pairs, k, c.num_dst) + queries], rows + wide
         else:
-            before, rows = of_ends, rows + scores
+            before, rows = _of_nodes(c, heads), rows + scores
         shares = Launch(0, 3 * pairs * heads * _SCORE)
         product = wide + multiplied(c, pairs) + between(pairs, n)
         last = between(pairs, n) + shares + result
@@ -74,34 +73,46 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
     return found
 
 
-def _of_ends(c: Counts, heads: int) -> list[Launch]:
-    """Scores of edges that are sums of a number of each pair at either end."""
-    read = Launch(0, c.edges * (_IDS + 2 * _SECTOR + heads * _SCORE))
-    return [*(_of_nodes(c, heads) if dense_scores_pay(c, heads) else _of_pairs(c, heads)), read]
+def _of_values(c: Counts, heads: int) -> list[Launch]:
+    """Scores of edges, of values at their source and of nodes at their destination."""
+    return _of_edges(c, heads) if numbers_by_edge_pay(c, heads) else _of_pairs(c, heads)
 
 
-def _of_nodes(c: Counts, heads: int) -> list[Launch]:
-    """One product of all nodes with the vectors of all relations."""
-    columns = 2 * c.relations * heads
-    size = c.num_src * c.k * c.itemsize
-    flops = 2 * c.num_src * c.k * columns
-    return [once(size) + between(c.num_src, columns * _SCORE) + Launch(0, 0, flops)]
+def _of_edges(c: Counts, heads: int) -> list[Launch]:
+    """One launch whose edges read rows; vectors stay in a first cache."""
+    rows = gathered(c.edges, c.k * c.itemsize * heads, c.num_src)
+    values = between(c.edges, c.n * c.itemsize, c.source_pairs)
+    return [rows + values + Launch(0, c.edges * (2 * _IDS + heads * _SCORE))]
 
 
 def _of_pairs(c: Counts, heads: int) -> list[Launch]:
-    """A product for each existing pair."""
-    row = c.k * c.itemsize
-    narrow = c._replace(n=heads)
-    return [
-        gathered(pairs, row, c.num_src) + multiplied(narrow, pairs) + between(pairs, heads * _SCORE)
-        for pairs in (c.source_pairs, c.destination_pairs)
-    ]
+    """A pass over the values, and a product for each pair of a destination, that edges read."""
+    values = between(c.source_pairs, c.n * c.itemsize)
+    of_pairs = values + between(c.source_pairs, heads * _SCORE)
+    return [of_pairs, _narrow(c, c.destination_pairs, heads), _read(c, heads)]
 
 
-def dense_scores_pay(counts: Counts, heads: int) -> bool:
-    """Whether numbers of all nodes and relations come sooner than those of the pairs there are."""
+def _of_nodes(c: Counts, heads: int) -> list[Launch]:
+    """Scores of edges without values: a product for each pair at either end."""
+    pairs = c.source_pairs, c.destination_pairs
+    return [*(_narrow(c, each, heads) for each in pairs), _read(c, heads)]
+
+
+def _narrow(c: Counts, pairs: int, heads: int) -> Launch:
+    """The numbers of pairs, of nodes' features."""
+    product = gathered(pairs, c.k * c.itemsize, c.num_src) + multiplied(c._replace(n=heads), pairs)
+    return product + between(pairs, heads * _SCORE)
+
+
+def _read(c: Counts, heads: int) -> Launch:
+    """Scores of edges that read the numbers of both ends."""
+    return Launch(0, c.edges * (_IDS + 2 * _SECTOR + heads * _SCORE))
+
+
+def numbers_by_edge_pay(counts: Counts, heads: int) -> bool:
+    """Whether edges had better read rows than numbers of the pairs at their ends."""
     c = Counts(**FAMILY.known(**counts._asdict()))
-    return in_turn(*_of_nodes(c, heads)) < in_turn(*_of_pairs(c, heads))
+    return in_turn(*_of_edges(c, heads)) < in_turn(*_of_pairs(c, heads))
 
 
 def chosen(counts: Counts, heads: int, *, dots: bool) -> Way:
