@@ -268,9 +268,9 @@ def test_derivatives(graph, typed, case, method):
 @pytest.mark.parametrize("by_edge", [False, True])
 @pytest.mark.parametrize("attention", ["additive", "multiplicative"])
 @pytest.mark.parametrize("sizes", [(1, 4, 6), (1, 6, 4), (1, 4, 4), (2, 4, 6), (2, 3, 4)])
-def test_numbers_of_edges_and_of_pairs(graph, sizes, attention, by_edge, monkeypatch):
-    """Edges read rows at their ends, or what was made of these for their pairs."""
-    at = "jax_gnn._ops.relational_attention.ways.numbers_by_edge_pay"
+def test_scores_of_rows_and_of_numbers(graph, sizes, attention, by_edge, monkeypatch):
+    """Edges read rows at their ends, or numbers that were made of these for their pairs."""
+    at = "jax_gnn._ops.relational_attention.ways.scores_by_edge_pay"
     monkeypatch.setattr(at, lambda *_: by_edge)
     heads, *widths = sizes
     options = {"heads": heads, "attention": attention, "method": "source_pairs"}

@@ -1,19 +1,16 @@
 """What attention by source pair goes through, with gradients that are joined where they meet.
 
-Both primitives stand for others and have no kernels: only their derivatives are particular.
-
 * ``typed_values``, values by source pair, H[p] = x[source of p] W[relation of p], and of each edge
   the number at its destination, ⟨x[v], d[relation]⟩. Linear in x, whose gradient is one sum: that
-  of the values ends by adding that of the numbers.
-* ``source_numbers``, of each edge the number at its source, ⟨H[p], a[relation]⟩, and added to it
-  that at its destination. Its gradients go by pair, whatever edges read: what H gets of it is a
-  pass that XLA joins to the sum of H's gradients.
+  of the values ends by adding that of the numbers. Has no kernel of its own.
+* ``typed_scores``, of each edge LeakyReLU(⟨x[v], d[relation]⟩ + ⟨H[p], a[relation]⟩). On CUDA one
+  pass that reads the rows at both ends of each edge. Derivatives go by pair, so that what H gets is
+  an elementwise pass, which XLA joins to the sum of H's gradients.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,13 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import accumulator_dtype, take
+from jax_gnn._core.arrays import FLOATS, accumulator_dtype, row_width, take
 from jax_gnn._core.batching import batch_apart
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
-from jax_gnn._core.ids import bounded
-from jax_gnn._core.op import Bind, Op, define
+from jax_gnn._core.kernels import csr_operands, narrow
+from jax_gnn._core.op import Bind, Call, Op, define
 from jax_gnn._core.relations import Pairs, RelationalMatrix
-from jax_gnn._ops.edge_attention.xla import ends
+from jax_gnn._ops.edge_attention.xla import ends, leaky
 from jax_gnn._ops.segment_matmul import primitive as products
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
 
@@ -51,24 +48,25 @@ class Projected(NamedTuple):
     matrix: RelationalMatrix
 
 
-class AtSources(NamedTuple):
-    """Operands of ``source_numbers``.
+class Scored(NamedTuple):
+    """Operands of ``typed_scores``.
 
     Attributes:
         value: ``(source pairs, heads · n)``.
-        vectors: ``(relations, heads · n)``.
-        at_dst: ``(edges, heads)``, what is added; or None.
-        nodes: ``(nodes, k)`` and ``(relations, heads, k)``, the x and the vectors whose dots that
-            are. Edges that read rows take them in the same pass, so that nobody reads ``at_dst``,
-            which alone has a derivative. Or None.
+        of_value: ``(relations, heads · n)``, the vectors of the sources' numbers.
+        x: ``(nodes, k)``; or None without numbers of destinations, and so for the next two.
+        of_x: ``(relations, heads, k)``, the vectors of the destinations' numbers.
+        at_dst: ``(edges, heads)``, the dots of these two. Of the three it alone has a derivative;
+            a kernel does not read it, but takes the dots anew.
         pair_types: ``(source pairs,)``, the relation of each.
         matrix: the graph, with the part "from_pairs".
     """
 
     value: Any
-    vectors: Any
+    of_value: Any
+    x: Any
+    of_x: Any
     at_dst: Any
-    nodes: tuple[Any, Any] | None
     pair_types: Any
     matrix: RelationalMatrix
 
@@ -124,43 +122,11 @@ def _projection(
     vectors: Array,
     matrix: RelationalMatrix,
     *,
-    by_edge: bool,
     precision: Any,
     implementation: str | None = None,
 ) -> list[Array]:
     options: Any = {"precision": precision, "implementation": implementation}
-    value = _values(x, kernel, matrix, **options)
-    if by_edge:
-        return [value, dots(_at_dst(x, vectors, matrix), types=matrix.types)]
-    return [value, numbers_by_pair(x, vectors, matrix, **options)]
-
-
-def dots(*ends: tuple[Array, Array, Array], types: Array) -> Array:
-    """``(edges, heads)``: the dots of rows and of vectors that edges name, of all ends together.
-
-    Any number of padding, whose ids are clipped, as nobody looks at it.
-
-    Args:
-        *ends: of each the rows, ``(rows, heads or 1, n)``, those that edges name, and the vectors,
-            ``(relations, heads, n)``.
-        types: the vectors that edges name.
-    """
-    acc, width = accumulator_dtype(ends[0][0].dtype), max(rows.shape[2] for rows, _, _ in ends)
-
-    def terms(rows: Array, ids: Array, vectors: Array) -> Array:
-        found = _clipped(rows, ids).astype(acc) * _clipped(vectors, types).astype(acc)
-        return jnp.pad(found, ((0, 0), (0, 0), (0, width - rows.shape[2])))
-
-    # One sum is one launch. XLA adds up sums of either end, or of both side by side, in another.
-    return jnp.sum(functools.reduce(operator.add, itertools.starmap(terms, ends)), axis=-1)
-
-
-def _clipped(x: Array, ids: Array) -> Array:
-    return x.at[bounded(ids, x.shape[0])].get(mode="clip", wrap_negative_indices=False)
-
-
-def _at_dst(x: Array, vectors: Array, matrix: RelationalMatrix) -> tuple[Array, Array, Array]:
-    return x[:, None], matrix.nodes.by_row.rows, vectors
+    return [_values(x, kernel, matrix, **options), numbers_by_pair(x, vectors, matrix, **options)]
 
 
 def _values(x: Array, kernel: Array, matrix: RelationalMatrix, **options: Any) -> Array:
@@ -194,14 +160,19 @@ def _projected(operands: Projected, **attributes: Any) -> list[Any]:
     ]
 
 
+def _projection_flops(operands: Projected, **attributes: Any) -> int:
+    del attributes
+    _, kernel, vectors, matrix = operands
+    _, k, n = kernel.shape
+    pairs, edges = part(matrix.pair_src).num_pairs, matrix.types.shape[0]
+    return 2 * k * (pairs * n + edges * vectors.shape[1])
+
+
 def _projection_jvp(
     bind: Bind, primals: Projected, tangents: Projected
 ) -> tuple[list[Array], list[Array]]:
     x, matrix = primals.x, primals.matrix
-    options: Any = {
-        "precision": bind.attributes["precision"],
-        "implementation": bind.implementation,
-    }
+    options: Any = {**bind.attributes, "implementation": bind.implementation}
     result = bind(primals)
     if tangents.x is None:
         found = [jnp.zeros_like(each) for each in result]
@@ -220,7 +191,7 @@ def _projection_transpose_x(
     _, kernel, vectors, matrix = operands
     to_value, to_number = cts
     dtype, implementation = operands.x.aval.dtype, bind.implementation
-    options: Any = {"precision": bind.attributes["precision"], "implementation": implementation}
+    options: Any = {**bind.attributes, "implementation": implementation}
     sums: Any = {"reduce": "sum", "heads": 1, "implementation": implementation}
     found = None
     if to_number is not None and to_number.shape[1] == 1:
@@ -249,7 +220,7 @@ def _by_type(matrix: RelationalMatrix, num_relations: int) -> Csr:
     return Csr(take(matrix.types, csr.order), csr.cols, csr.order, num_rows=num_relations)
 
 
-# Attributes: by_edge, precision. Only what x has tangents of is transposed.
+# Attribute: precision. Only what x has tangents of is transposed.
 typed_values = define(
     Op(
         name="typed_values",
@@ -261,82 +232,97 @@ typed_values = define(
         transpose={"x": _projection_transpose_x},
         batch=batch_apart,
         several=True,
+        flops=_projection_flops,
     )
 )
 
 
-# --- Numbers of sources --------------------------------------------------------------------------
+# --- Scores --------------------------------------------------------------------------------------
 
 
-def _source_numbers(
+def _scores(
     value: Array,
-    vectors: Array,
+    of_value: Array,
+    x: Array | None,
+    of_x: Array | None,
     at_dst: Array | None,
-    nodes: tuple[Array, Array] | None,
     pair_types: Array,
     matrix: RelationalMatrix,
     *,
     heads: int,
-    by_edge: bool,
+    slope: float,
     precision: Any,
     implementation: str | None = None,
 ) -> Array:
-    del precision
-    edges = part(matrix.from_pairs)
-    if by_edge:
-        at_src = _split(value, heads), edges.by_row.cols, _split(vectors, heads)
-        if at_dst is None or nodes is None:
-            found = dots(at_src, types=matrix.types)
-            return found if at_dst is None else found + at_dst
-        return dots(_at_dst(*nodes, matrix), at_src, types=matrix.types)
-    of_types = segments(pair_types, len(vectors)).T
-    of_pairs = sddmm(value, vectors, of_types, heads=heads, implementation=implementation)
-    found = gather(of_pairs, ends(edges)[1], implementation)
-    return found if at_dst is None else found + at_dst
+    del x, of_x, precision
+    of_types = segments(pair_types, len(of_value)).T
+    of_pairs = sddmm(value, of_value, of_types, heads=heads, implementation=implementation)
+    found = gather(of_pairs, ends(part(matrix.from_pairs))[1], implementation)
+    found = found if at_dst is None else found + at_dst
+    return found if slope == 1 else leaky(found, slope)
 
 
-def _split(x: Array, heads: int) -> Array:
-    """``(rows, heads · n)`` to ``(rows, heads, n)``."""
-    return x.reshape(x.shape[0], heads, x.shape[1] // heads)
+def _scores_call(
+    platform: str, operands: Scored, *, heads: int, slope: float, precision: Any
+) -> Call | None:
+    del platform, precision
+    value, of_value, x, of_x, _, _, matrix = operands
+    found = csr_operands(part(matrix.from_pairs).by_row, value.shape[0])
+    if found is None or x is None or value.dtype not in FLOATS:
+        return None
+    rows, cols, _ = found[0]
+    types = narrow(matrix.types, of_value.shape[0])
+    attributes = {"heads": np.int64(heads), "slope": np.float64(slope)}
+    return Call([value, of_value, x, of_x, types, rows, cols], attributes)
 
 
-def _source_numbers_jvp(
-    bind: Bind, primals: AtSources, tangents: AtSources
-) -> tuple[Array, Array | None]:
-    value, vectors, _, _, pair_types, matrix = primals
-    heads, implementation = bind.attributes["heads"], bind.implementation
-    acc, terms = accumulator_dtype(value.dtype), []
+def _scores_jvp(bind: Bind, primals: Scored, tangents: Scored) -> tuple[Array, Array | None]:
+    value, of_value, matrix = primals.value, primals.of_value, primals.matrix
+    heads, slope = bind.attributes["heads"], bind.attributes["slope"]
+    implementation, result = bind.implementation, bind(primals)
+    terms = []
     if tangents.value is not None:
-        of_types = segments(pair_types, len(vectors)).T
+        of_types = segments(primals.pair_types, len(of_value)).T
         options: Any = {"heads": heads, "implementation": implementation}
-        terms.append(sddmm(tangents.value, vectors, of_types, **options))
-    if tangents.vectors is not None:
+        terms.append(sddmm(tangents.value, of_value, of_types, **options))
+    if tangents.of_value is not None:
         options = {"precision": bind.attributes["precision"], "implementation": implementation}
-        columns = (
-            _split(tangents.vectors, heads)[..., None] * jnp.eye(heads, dtype=value.dtype)[:, None]
-        )
-        columns = columns.reshape(*tangents.vectors.shape, heads)
-        pairs = part(matrix.pair_src)
-        terms.append(product(value, columns, pairs, None, dtype=acc, **options))
+        options["dtype"] = accumulator_dtype(value.dtype)
+        columns = _by_head(tangents.of_value, heads)
+        terms.append(product(value, columns, part(matrix.pair_src), None, **options))
     found = [] if tangents.at_dst is None else [tangents.at_dst]
     if terms:
         of_pairs, at_src = functools.reduce(operator.add, terms), ends(part(matrix.from_pairs))[1]
         found.append(gather(of_pairs, at_src, implementation))
-    return bind(primals), functools.reduce(operator.add, found) if found else None
+    if not found:
+        return result, None
+    tangent = functools.reduce(operator.add, found)
+    # The sign is that of what the LeakyReLU was applied to, as its slope is not negative.
+    return result, tangent if slope == 1 else jnp.where(result > 0, tangent, slope * tangent)
 
 
-# Attributes: heads, by_edge, precision.
-source_numbers = define(
+def _by_head(vectors: Array, heads: int) -> Array:
+    """``(relations, heads · n)`` as maps to a number a head: ``(relations, heads · n, heads)``."""
+    relations, width = vectors.shape
+    split = vectors.reshape(relations, heads, width // heads, 1)
+    own = jnp.eye(heads, dtype=bool)[:, None]
+    return jnp.where(own, split, 0).reshape(relations, width, heads)
+
+
+# Attributes: heads, slope (of the LeakyReLU, not below 0), precision (of the gradients' products).
+typed_scores = define(
     Op(
-        name="source_numbers",
-        operands=AtSources,
+        name="typed_scores",
+        operands=Scored,
         result=lambda operands, heads, **_: jax.ShapeDtypeStruct(
             (operands.matrix.types.shape[0], heads), accumulator_dtype(operands.value.dtype)
         ),
-        xla=_source_numbers,
-        platforms=(),
-        jvp=_source_numbers_jvp,
+        xla=_scores,
+        platforms=("cuda",),
+        call=_scores_call,
+        jvp=_scores_jvp,
         transpose={},
         batch=batch_apart,
+        flops=lambda operands, **_: 2 * operands.matrix.types.shape[0] * row_width(operands.value),
     )
 )

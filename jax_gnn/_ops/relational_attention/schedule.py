@@ -24,7 +24,8 @@ from jax_gnn._ops.relational_aggregate.schedule import expected as expected_of_s
 Way = Literal["source_pairs", "destination_pairs", "tiles"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
-_IDS, _SCORE, _SECTOR = 8, 4, 32  # bytes: both ids of an edge, a score, the least that is read
+_IDS, _ID, _SCORE, _SECTOR = 8, 4, 4, 32
+"""Bytes: both ids of an edge, its relation, a score, the least that is read."""
 
 
 def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
@@ -74,28 +75,25 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
 
 
 def _of_values(c: Counts, heads: int) -> list[Launch]:
-    """Scores of edges, of values at their source and of nodes at their destination."""
-    return _of_edges(c, heads) if numbers_by_edge_pay(c, heads) else _of_pairs(c, heads)
+    """Scores of edges that have values at their source."""
+    return _of_edges(c, heads) if scores_by_edge_pay(c, heads) else _of_nodes(c, heads)
 
 
 def _of_edges(c: Counts, heads: int) -> list[Launch]:
-    """One launch whose edges read rows; vectors stay in a first cache."""
-    rows = gathered(c.edges, c.k * c.itemsize * heads, c.num_src)
+    """One launch whose edges read rows at both ends.
+
+    Edges of one destination pair lie side by side, and find its row and vectors in a first cache.
+    """
+    nodes = gathered(c.destination_pairs, c.k * c.itemsize, c.num_src)
     values = between(c.edges, c.n * c.itemsize, c.source_pairs)
-    return [rows + values + Launch(0, c.edges * (2 * _IDS + heads * _SCORE))]
-
-
-def _of_pairs(c: Counts, heads: int) -> list[Launch]:
-    """A pass over the values, and a product for each pair of a destination, that edges read."""
-    values = between(c.source_pairs, c.n * c.itemsize)
-    of_pairs = values + between(c.source_pairs, heads * _SCORE)
-    return [of_pairs, _narrow(c, c.destination_pairs, heads), _read(c, heads)]
+    return [nodes + values + Launch(0, c.edges * (_IDS + _ID + heads * _SCORE))]
 
 
 def _of_nodes(c: Counts, heads: int) -> list[Launch]:
-    """Scores of edges without values: a product for each pair at either end."""
+    """A product for each pair at either end, and edges that look these numbers up."""
     pairs = c.source_pairs, c.destination_pairs
-    return [*(_narrow(c, each, heads) for each in pairs), _read(c, heads)]
+    read = Launch(0, c.edges * (_IDS + 2 * _SECTOR + heads * _SCORE))
+    return [*(_narrow(c, each, heads) for each in pairs), read]
 
 
 def _narrow(c: Counts, pairs: int, heads: int) -> Launch:
@@ -104,15 +102,10 @@ def _narrow(c: Counts, pairs: int, heads: int) -> Launch:
     return product + between(pairs, heads * _SCORE)
 
 
-def _read(c: Counts, heads: int) -> Launch:
-    """Scores of edges that read the numbers of both ends."""
-    return Launch(0, c.edges * (_IDS + 2 * _SECTOR + heads * _SCORE))
-
-
-def numbers_by_edge_pay(counts: Counts, heads: int) -> bool:
+def scores_by_edge_pay(counts: Counts, heads: int) -> bool:
     """Whether edges had better read rows than numbers of the pairs at their ends."""
     c = Counts(**FAMILY.known(**counts._asdict()))
-    return in_turn(*_of_edges(c, heads)) < in_turn(*_of_pairs(c, heads))
+    return in_turn(*_of_edges(c, heads)) < in_turn(*_of_nodes(c, heads))
 
 
 def chosen(counts: Counts, heads: int, *, dots: bool) -> Way:

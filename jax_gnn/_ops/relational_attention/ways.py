@@ -29,10 +29,10 @@ from jax_gnn._ops.relational_attention.primitive import (
     numbers_by_pair,
     part,
     product,
-    source_numbers,
+    typed_scores,
     typed_values,
 )
-from jax_gnn._ops.relational_attention.schedule import Way, chosen, numbers_by_edge_pay
+from jax_gnn._ops.relational_attention.schedule import Way, chosen, scores_by_edge_pay
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn.relational import Part, RelationalGraph
@@ -195,18 +195,22 @@ class Typed:
         self, x: Array, rows: Rows, vectors: Vectors, scores: Scores
     ) -> tuple[Array, Array]:
         """``(source pairs, heads · n)``, and of edges ``(edges, heads)``."""
-        heads, types = vectors.dst.shape[1], self._types_of_source_pairs()
+        heads, options = vectors.dst.shape[1], {"precision": self.precision}
         found = counts(x, rows.kernel, self.matrix, transposed=False)
-        options: Any = {"by_edge": numbers_by_edge_pay(found, heads), "precision": self.precision}
+        if not scores_by_edge_pay(found, heads):
+            return self.of_sources(x, rows), scores.of(*self.numbers(x, vectors))
         value, at_dst = typed_values(x, rows.kernel, vectors.dst, self.matrix, **options)
-        operands = value, vectors.values.reshape(len(vectors.values), -1)
+        of_value, types = vectors.values.reshape(len(vectors.values), -1), self._types_of_pairs()
 
-        def at_src(*beside: Any) -> Array:
-            return source_numbers(*operands, *beside, types, self.matrix, heads=heads, **options)
+        def scored(*nodes: Array | None, slope: float) -> Array:
+            operands = value, of_value, *nodes, types, self.matrix
+            return typed_scores(*operands, heads=heads, slope=slope, **options)
 
         if scores.multiplied:
-            return value, scores.of_product(at_dst, at_src(None, None))
-        return value, scores.of_sum(at_src(at_dst, (x, vectors.dst)))
+            return value, scores.of_product(at_dst, scored(None, None, None, slope=1.0))
+        is_last = scores.of_edges is None and scores.slope >= 0
+        score = scored(x, vectors.dst, at_dst, slope=scores.slope if is_last else 1.0)
+        return value, score if is_last else scores.of_sum(score)
 
     def numbers(self, x: Array, vectors: Vectors) -> tuple[Array, Array]:
         """``(edges, heads)`` of destinations and of sources, without values."""
@@ -215,8 +219,8 @@ class Typed:
         of_pairs = self._of_pairs(x, Rows(vectors.src.swapaxes(1, 2)), self.pair_src, acc)
         return at_dst, gather(of_pairs, ends(part(self.matrix.from_pairs))[1])
 
-    def _types_of_source_pairs(self) -> Array:
-        """The relation of each, that of its first edge."""
+    def _types_of_pairs(self) -> Array:
+        """``(source pairs,)``, the relation of each, that of its first edge."""
         edges = part(self.graph.from_pairs)
         first = edges.t_indptr[:-1]
         types = take(self.matrix.types, take(edges.t_order, first))
