@@ -198,9 +198,13 @@ def test_rgat_equals_the_formula(graph, form, method):
     assert_close(nnx.jit(conv)(graph, x), reference_rgat(conv, graph, x))
 
 
+@pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("method", WAYS)
 @pytest.mark.parametrize("attention", ["additive", "multiplicative"])
-def test_rgat_with_features_of_edges(graph, method, attention):
+def test_rgat_with_features_of_edges(graph, method, attention, dense, monkeypatch):
+    """Numbers of the ends come from a product of all nodes or of pairs, where edges read such."""
+    at = "jax_gnn._ops.relational_attention.ways.dense_scores_pay"
+    monkeypatch.setattr(at, lambda *_: dense)
     options = {"attention": attention, "heads": 2, "edge_features": EDGE_FEATURES}
     conv = make(RGATConv, 4, 8, method=method, **options)
     x, attr = features(4), features(EDGE_FEATURES, rows=graph.num_edges)
@@ -265,13 +269,14 @@ def test_derivatives(graph, typed, case, method):
     check_derivatives(construct(method=method), call, formula, graph, x)
 
 
-@pytest.mark.parametrize("by_edge", [False, True])
+@pytest.mark.parametrize("form", ["rows", "pairs", "nodes"])
 @pytest.mark.parametrize("attention", ["additive", "multiplicative"])
 @pytest.mark.parametrize("sizes", [(1, 4, 6), (1, 6, 4), (1, 4, 4), (2, 4, 6), (2, 3, 4)])
-def test_scores_of_rows_and_of_numbers(graph, sizes, attention, by_edge, monkeypatch):
-    """Edges read rows at their ends, or numbers that were made of these for their pairs."""
-    at = "jax_gnn._ops.relational_attention.ways.scores_by_edge_pay"
-    monkeypatch.setattr(at, lambda *_: by_edge)
+def test_scores_of_rows_and_of_numbers(graph, sizes, attention, form, monkeypatch):
+    """Edges read rows at their ends, or numbers of pairs, or of all nodes and relations."""
+    at = "jax_gnn._ops.relational_attention.ways"
+    monkeypatch.setattr(f"{at}.scores_by_edge_pay", lambda *_: form == "rows")
+    monkeypatch.setattr(f"{at}.dense_scores_pay", lambda *_: form == "nodes")
     heads, *widths = sizes
     options = {"heads": heads, "attention": attention, "method": "source_pairs"}
     conv, x = make(RGATConv, *widths, **options), features(widths[0])

@@ -61,7 +61,7 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
             queries = multiplied(c._replace(n=heads * c.k), pairs) + wide
             before, rows = [gathered(pairs, k, c.num_dst) + queries], rows + wide
         else:
-            before, rows = _of_nodes(c, heads), rows + scores
+            before, rows = _of_ends(c, heads), rows + scores
         shares = Launch(0, 3 * pairs * heads * _SCORE)
         product = wide + multiplied(c, pairs) + between(pairs, n)
         last = between(pairs, n) + shares + result
@@ -76,7 +76,7 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
 
 def _of_values(c: Counts, heads: int) -> list[Launch]:
     """Scores of edges that have values at their source."""
-    return _of_edges(c, heads) if scores_by_edge_pay(c, heads) else _of_nodes(c, heads)
+    return _of_edges(c, heads) if scores_by_edge_pay(c, heads) else _of_ends(c, heads)
 
 
 def _of_edges(c: Counts, heads: int) -> list[Launch]:
@@ -89,23 +89,40 @@ def _of_edges(c: Counts, heads: int) -> list[Launch]:
     return [nodes + values + Launch(0, c.edges * (_IDS + _ID + heads * _SCORE))]
 
 
-def _of_nodes(c: Counts, heads: int) -> list[Launch]:
-    """A product for each pair at either end, and edges that look these numbers up."""
-    pairs = c.source_pairs, c.destination_pairs
+def _of_ends(c: Counts, heads: int) -> list[Launch]:
+    """Scores of edges that are made of a number of each pair at either end."""
     read = Launch(0, c.edges * (_IDS + 2 * _SECTOR + heads * _SCORE))
-    return [*(_narrow(c, each, heads) for each in pairs), read]
+    return [*(_of_nodes(c, heads) if dense_scores_pay(c, heads) else _of_pairs(c, heads)), read]
 
 
-def _narrow(c: Counts, pairs: int, heads: int) -> Launch:
-    """The numbers of pairs, of nodes' features."""
-    product = gathered(pairs, c.k * c.itemsize, c.num_src) + multiplied(c._replace(n=heads), pairs)
-    return product + between(pairs, heads * _SCORE)
+def _of_nodes(c: Counts, heads: int) -> list[Launch]:
+    """One product of all nodes with the vectors of all relations."""
+    columns = 2 * c.relations * heads
+    size = c.num_src * c.k * c.itemsize
+    flops = 2 * c.num_src * c.k * columns
+    return [once(size) + between(c.num_src, columns * _SCORE) + Launch(0, 0, flops)]
+
+
+def _of_pairs(c: Counts, heads: int) -> list[Launch]:
+    """A product for each existing pair."""
+    row = c.k * c.itemsize
+    narrow = c._replace(n=heads)
+    return [
+        gathered(pairs, row, c.num_src) + multiplied(narrow, pairs) + between(pairs, heads * _SCORE)
+        for pairs in (c.source_pairs, c.destination_pairs)
+    ]
 
 
 def scores_by_edge_pay(counts: Counts, heads: int) -> bool:
     """Whether edges had better read rows than numbers of the pairs at their ends."""
     c = Counts(**FAMILY.known(**counts._asdict()))
-    return in_turn(*_of_edges(c, heads)) < in_turn(*_of_nodes(c, heads))
+    return in_turn(*_of_edges(c, heads)) < in_turn(*_of_ends(c, heads))
+
+
+def dense_scores_pay(counts: Counts, heads: int) -> bool:
+    """Whether numbers of all nodes and relations come sooner than those of the pairs there are."""
+    c = Counts(**FAMILY.known(**counts._asdict()))
+    return in_turn(*_of_nodes(c, heads)) < in_turn(*_of_pairs(c, heads))
 
 
 def chosen(counts: Counts, heads: int, *, dots: bool) -> Way:

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.arrays import accumulator_dtype, take
-from jax_gnn._core.csr import segments
-from jax_gnn._core.ids import PADDING, in_range
+from jax_gnn._core.arrays import accumulator_dtype, promoted, take
+from jax_gnn._core.csr import Csr, SparseMatrix, segments
+from jax_gnn._core.ids import PADDING, in_range, index_dtype
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._ops.edge_attention.keyed import keyed_attention
 from jax_gnn._ops.edge_attention.primitive import edge_attention
@@ -32,7 +32,12 @@ from jax_gnn._ops.relational_attention.primitive import (
     typed_scores,
     typed_values,
 )
-from jax_gnn._ops.relational_attention.schedule import Way, chosen, scores_by_edge_pay
+from jax_gnn._ops.relational_attention.schedule import (
+    Way,
+    chosen,
+    dense_scores_pay,
+    scores_by_edge_pay,
+)
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn.relational import Part, RelationalGraph
@@ -214,10 +219,18 @@ class Typed:
 
     def numbers(self, x: Array, vectors: Vectors) -> tuple[Array, Array]:
         """``(edges, heads)`` of destinations and of sources, without values."""
+        heads, acc = vectors.dst.shape[1], accumulator_dtype(x.dtype)
+        at_src = ends(part(self.matrix.from_pairs))[1]
+        if dense_scores_pay(counts(x, vectors.dst, self.matrix, transposed=True), heads):
+            form: Any = {"precision": self.precision, "preferred_element_type": acc}
+            both = jnp.concatenate([vectors.dst, vectors.src], axis=1)
+            table = jnp.einsum("nk,mk->nm", x, both.reshape(-1, x.shape[1]), **form)
+            of_dst, of_src = jnp.split(table.reshape(-1, 2 * heads), 2, axis=1)
+            of_src_pairs = gather(of_src, self._lookup_of_source_pairs())
+            return gather(of_dst, self._lookup_of_destinations()), gather(of_src_pairs, at_src)
         at_dst = numbers_by_pair(x, vectors.dst, self.matrix, precision=self.precision)
-        acc = accumulator_dtype(x.dtype)
-        of_pairs = self._of_pairs(x, Rows(vectors.src.swapaxes(1, 2)), self.pair_src, acc)
-        return at_dst, gather(of_pairs, ends(part(self.matrix.from_pairs))[1])
+        of_src_pairs = self._of_pairs(x, Rows(vectors.src.swapaxes(1, 2)), self.pair_src, acc)
+        return at_dst, gather(of_src_pairs, at_src)
 
     def _types_of_pairs(self) -> Array:
         """``(source pairs,)``, the relation of each, that of its first edge."""
@@ -225,6 +238,30 @@ class Typed:
         first = edges.t_indptr[:-1]
         types = take(self.matrix.types, take(edges.t_order, first))
         return jnp.where(in_range(first, edges.num_edges), types, PADDING)
+
+    def _lookup_of_destinations(self) -> SparseMatrix:
+        """What sums numbers of edges at ``node · relations + relation``, which ascends."""
+        rows = self.matrix.nodes.by_row.rows
+        return segments(*self._places(rows, self.matrix.types, self.matrix.nodes.by_row.num_rows))
+
+    def _lookup_of_source_pairs(self) -> SparseMatrix:
+        """The same of (source, relation) pairs; the transposes look up."""
+        pairs = self.pair_src
+        ids, size = self._places(pairs.nodes, self._types_of_pairs(), pairs.num_nodes)
+        order = pairs.order.astype(ids.dtype)
+        by_node = jnp.where(
+            in_range(pairs.sorted_nodes, pairs.num_nodes), take(ids, order), PADDING
+        )
+        return SparseMatrix(
+            Csr(by_node, order, num_rows=size), Csr(None, ids, num_rows=pairs.num_pairs)
+        )
+
+    def _places(self, nodes: Array, types: Array, num_nodes: int) -> tuple[Array, int]:
+        """Where numbers of nodes and relations are, and how many these have."""
+        size = num_nodes * self.graph.num_relations
+        dtype = promoted(types.dtype, index_dtype(size))
+        place = nodes.astype(dtype) * self.graph.num_relations + types.astype(dtype)
+        return jnp.where(in_range(nodes, num_nodes), place, PADDING), size
 
 
 def _heads(array: Array, heads: int) -> Array:
