@@ -61,7 +61,7 @@ class FoldedRGAT(NamedTuple):
     Attributes:
         kernel: ``(num_relations, in_features, heads · width)``.
         vectors: What scores are made with: those of sources' attention, and the kernel times those
-            of destinations' and of sources'.
+            of destinations' and of both.
     """
 
     kernel: Array
@@ -222,8 +222,14 @@ class RGATConv(nnx.Module):
         if self.num_blocks is not None:
             kernel = block_diagonal(kernel)
         by_head = _split(kernel, self.heads)
-        of_x = (jnp.sum(by_head * each[:, None], -1).swapaxes(1, 2) for each in (dst, src))
-        return FoldedRGAT(kernel, Vectors(src, *of_x))
+        of_dst = jnp.sum(by_head * dst[:, None], -1).swapaxes(1, 2)
+        # A choice in place of a stack is part of the sum, no launch of its own. What a way has no
+        # use for, this or the above, is dead code.
+        is_dst = (np.arange(2) == 0)[:, None, None]
+        both = jnp.where(is_dst, dst[:, None], src[:, None])
+        of_both = jnp.sum(by_head.swapaxes(1, 2)[:, None] * both[..., None, :], axis=-1)
+        of_both = of_both.reshape(len(kernel), 2 * self.heads, self.in_features)
+        return FoldedRGAT(kernel, Vectors(src, of_dst, of_both))
 
     def __call__(
         self,

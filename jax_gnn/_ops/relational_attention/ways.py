@@ -97,12 +97,13 @@ class Vectors(NamedTuple):
     Attributes:
         values: ``(relations, heads, n)``, of values at the source.
         dst: ``(relations, heads, k)``, of features at the destination.
-        src: ``(relations, heads, k)``, of features at the source: the same numbers as of values.
+        both: ``(relations, 2 · heads, k)``, of features at the destination, and then of those at
+            the source, which give the same numbers as values.
     """
 
     values: Array
     dst: Array
-    src: Array
+    both: Array
 
 
 class Typed:
@@ -203,7 +204,7 @@ class Typed:
         heads, options = vectors.dst.shape[1], {"precision": self.precision}
         found = counts(x, rows.kernel, self.matrix, transposed=False)
         if not scores_by_edge_pay(found, heads):
-            return self.of_sources(x, rows), scores.of(*self.numbers(x, vectors))
+            return self.of_sources(x, rows), scores.of(*self.numbers(x, vectors.both))
         value, at_dst = typed_values(x, rows.kernel, vectors.dst, self.matrix, **options)
         of_value, types = vectors.values.reshape(len(vectors.values), -1), self._types_of_pairs()
 
@@ -217,19 +218,22 @@ class Typed:
         score = scored(x, vectors.dst, at_dst, slope=scores.slope if is_last else 1.0)
         return value, score if is_last else scores.of_sum(score)
 
-    def numbers(self, x: Array, vectors: Vectors) -> tuple[Array, Array]:
-        """``(edges, heads)`` of destinations and of sources, without values."""
-        heads, acc = vectors.dst.shape[1], accumulator_dtype(x.dtype)
+    def numbers(self, x: Array, vectors: Array) -> tuple[Array, Array]:
+        """``(edges, heads)`` twice: what ``(relations, 2 · heads, k)`` give at both ends.
+
+        The first half of the vectors is that of destinations.
+        """
+        heads, acc = vectors.shape[1] // 2, accumulator_dtype(x.dtype)
         at_src = ends(part(self.matrix.from_pairs))[1]
-        if dense_scores_pay(counts(x, vectors.dst, self.matrix, transposed=True), heads):
+        if dense_scores_pay(counts(x, vectors, self.matrix, transposed=True), heads):
             form: Any = {"precision": self.precision, "preferred_element_type": acc}
-            both = jnp.concatenate([vectors.dst, vectors.src], axis=1)
-            table = jnp.einsum("nk,mk->nm", x, both.reshape(-1, x.shape[1]), **form)
+            table = jnp.einsum("nk,mk->nm", x, vectors.reshape(-1, x.shape[1]), **form)
             of_dst, of_src = jnp.split(table.reshape(-1, 2 * heads), 2, axis=1)
             of_src_pairs = gather(of_src, self._lookup_of_source_pairs())
             return gather(of_dst, self._lookup_of_destinations()), gather(of_src_pairs, at_src)
-        at_dst = numbers_by_pair(x, vectors.dst, self.matrix, precision=self.precision)
-        of_src_pairs = self._of_pairs(x, Rows(vectors.src.swapaxes(1, 2)), self.pair_src, acc)
+        dst, src = jnp.split(vectors, 2, axis=1)
+        of_src_pairs = self._of_pairs(x, Rows(src.swapaxes(1, 2)), self.pair_src, acc)
+        at_dst = numbers_by_pair(x, dst, self.matrix, precision=self.precision)
         return at_dst, gather(of_src_pairs, at_src)
 
     def _types_of_pairs(self) -> Array:
@@ -356,7 +360,7 @@ def attend_by_numbers(
             weight = weight if scale is None else weight * scale
             return segment_reduce(value, weight, matrix, reduce="sum", heads=heads)
         return edge_attention(value, None, None, score, scale, matrix, **options)[0]
-    score = scores.of(*typed.numbers(x, vectors))
+    score = scores.of(*typed.numbers(x, vectors.both))
     if way == "tiles":
         weight = typed.shares(score, within=scores.within)
         weight = weight if scores.scale is None else weight * scores.scale.astype(weight.dtype)
