@@ -40,6 +40,7 @@ from jax_gnn._ops.relational_attention.ways import (
     Folded,
     Rows,
     Scores,
+    Vectors,
     attend_by_keys,
     attend_by_numbers,
     way_of,
@@ -59,12 +60,12 @@ class FoldedRGAT(NamedTuple):
 
     Attributes:
         kernel: ``(num_relations, in_features, heads · width)``.
-        vectors: ``(num_relations, 2 · heads, in_features)``, the kernel times the vectors of
-            destinations' attention, and times those of sources'.
+        vectors: What scores are made with: those of sources' attention, and the kernel times those
+            of destinations' and of both.
     """
 
     kernel: Array
-    vectors: Array
+    vectors: Vectors
 
 
 class RGATConv(nnx.Module):
@@ -220,12 +221,15 @@ class RGATConv(nnx.Module):
             kernel = jnp.tensordot(mixture, kernel, 1, precision=self.precision)
         if self.num_blocks is not None:
             kernel = block_diagonal(kernel)
-        by_head = _split(kernel, self.heads).swapaxes(1, 2)[:, None]
-        # A choice in place of a stack is part of the sum, no launch of its own.
+        by_head = _split(kernel, self.heads)
+        of_dst = jnp.sum(by_head * dst[:, None], -1).swapaxes(1, 2)
+        # A choice in place of a stack is part of the sum, no launch of its own. What a way has no
+        # use for, this or the above, is dead code.
         is_dst = (np.arange(2) == 0)[:, None, None]
         both = jnp.where(is_dst, dst[:, None], src[:, None])
-        vectors = jnp.sum(by_head * both[..., None, :], axis=-1)
-        return FoldedRGAT(kernel, vectors.reshape(len(kernel), 2 * self.heads, self.in_features))
+        of_both = jnp.sum(by_head.swapaxes(1, 2)[:, None] * both[..., None, :], axis=-1)
+        of_both = of_both.reshape(len(kernel), 2 * self.heads, self.in_features)
+        return FoldedRGAT(kernel, Vectors(src, of_dst, of_both))
 
     def __call__(
         self,
@@ -264,7 +268,8 @@ class RGATConv(nnx.Module):
                 f"edge_attr must be given if edge_features is, got {given} and {self.edge_features}"
             )
         folded = self.folded() if folded is None else folded
-        x, kernel, vectors = dtypes.promote_dtype((x, *folded), dtype=self.dtype)
+        operands: tuple[Array, FoldedRGAT] = _promoted((x, folded), self.dtype)
+        x, (kernel, vectors) = operands
         way = way_of(graph, self.method, kernel, self.heads, dots=False)
         scores = Scores(
             self.attention == "multiplicative",

@@ -74,6 +74,15 @@ RELATIONAL = (
     .matrix(weighted=True)
 )
 
+# Of five nodes at either end, with four source pairs.
+TYPED = (
+    RelationalGraph.from_triples(
+        *(ids(0, 1, 1, 2), ids(0, 1, 0, 1), ids(2, 4, 0, 0)), num_nodes=5, num_relations=2
+    )
+    .with_parts()
+    .matrix(weighted=True)
+)
+
 # Operands for every primitive. A new primitive gets a line here.
 SAMPLES: dict[str, tuple[Any, ...]] = {
     "hypergraph_aggregate": (
@@ -129,6 +138,11 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         *(GATHER, permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4))),
     ),
     "relational_aggregate": (floats(3, 2), floats(2, 2, 4), floats(4), RELATIONAL),
+    "typed_values": (floats(5, 2), floats(2, 2, 4), floats(2, 1, 2), TYPED),
+    "typed_scores": (
+        *(floats(4, 2), floats(2, 2), floats(5, 4), floats(2, 1, 4), floats(4, 1)),
+        *(ids(0, 0, 1, 1), TYPED),
+    ),
     "segment_outer": (
         *(floats(4, 2), floats(5, 4), floats(5), ids(2, 0, 2), ids(0)),
         *(GATHER, permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4))),

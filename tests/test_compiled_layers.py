@@ -123,9 +123,9 @@ def test_nothing_is_copied_for_a_call(name: str, trains: bool) -> None:
 # any layout. Inference also with the products of weights made before. A launch is what is neither a
 # shape, a constant nor a tuple.
 LAUNCHES = {
-    ("RGATConv", "inference"): (5, 2),
-    ("RGATConv", "weights folded"): (4, 2),
-    ("RGATConv", "training"): (32, 9),
+    ("RGATConv", "inference"): (4, 3),
+    ("RGATConv", "weights folded"): (3, 3),
+    ("RGATConv", "training"): (24, 12),
     ("HGTConv", "inference"): (16, 3),
     ("HGTConv", "weights folded"): (8, 3),
     ("HGTConv", "training"): (53, 11),

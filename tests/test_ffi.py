@@ -50,6 +50,8 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
         "method": "tiles",  # the way that has a kernel
         "precision": jax.lax.Precision.DEFAULT,
     },
+    "typed_values": {"precision": jax.lax.Precision.DEFAULT},
+    "typed_scores": {"heads": 1, "slope": 0.2, "precision": jax.lax.Precision.DEFAULT},
     "segment_matmul": {
         "transposed": False,
         "precision": jax.lax.Precision.DEFAULT,

@@ -202,7 +202,7 @@ def test_rgat_equals_the_formula(graph, form, method):
 @pytest.mark.parametrize("method", WAYS)
 @pytest.mark.parametrize("attention", ["additive", "multiplicative"])
 def test_rgat_with_features_of_edges(graph, method, attention, dense, monkeypatch):
-    """Numbers of the ends come from a product of all nodes or of pairs."""
+    """Numbers of the ends come from a product of all nodes or of pairs, where edges read such."""
     at = "jax_gnn._ops.relational_attention.ways.dense_scores_pay"
     monkeypatch.setattr(at, lambda *_: dense)
     options = {"attention": attention, "heads": 2, "edge_features": EDGE_FEATURES}
@@ -264,11 +264,43 @@ def cases(graph, typed) -> list[tuple[Any, Any, Any, RelationalGraph, Any]]:
 @pytest.mark.parametrize("method", WAYS)
 @pytest.mark.parametrize("case", range(5))
 def test_derivatives(graph, typed, case, method):
-    """Gradients to all parameters and x, and derivatives of those along a direction."""
     construct, call, formula, graph, width = cases(graph, typed)[case]
-    conv = construct(method=method)
-    graphdef, params, rest = nnx.split(conv, nnx.Param, ...)
     x = features(width) if isinstance(width, int) else typed_features(width)
+    check_derivatives(construct(method=method), call, formula, graph, x)
+
+
+@pytest.mark.parametrize("form", ["rows", "pairs", "nodes"])
+@pytest.mark.parametrize("attention", ["additive", "multiplicative"])
+@pytest.mark.parametrize("sizes", [(1, 4, 6), (1, 6, 4), (1, 4, 4), (2, 4, 6), (2, 3, 4)])
+def test_scores_of_rows_and_of_numbers(graph, sizes, attention, form, monkeypatch):
+    """Edges read rows at their ends, or numbers of pairs, or of all nodes and relations."""
+    at = "jax_gnn._ops.relational_attention.ways"
+    monkeypatch.setattr(f"{at}.scores_by_edge_pay", lambda *_: form == "rows")
+    monkeypatch.setattr(f"{at}.dense_scores_pay", lambda *_: form == "nodes")
+    heads, *widths = sizes
+    options = {"heads": heads, "attention": attention, "method": "source_pairs"}
+    conv, x = make(RGATConv, *widths, **options), features(widths[0])
+
+    def call(conv, graph, x):
+        return conv(graph, x)
+
+    check_derivatives(conv, call, reference_rgat, graph, x)
+    padded = graph.pad(num_nodes=12, num_edges=40, num_src_pairs=50, num_dst_pairs=45)
+    dirty = jnp.pad(x, ((0, 3), (0, 0)), constant_values=jnp.nan)
+    assert_close(conv(padded, dirty)[:NUM_NODES], conv(graph, x))
+    batch = jnp.stack([x, 2 * x])
+    expected = jnp.stack([conv(graph, each) for each in batch])
+    assert_close(jax.vmap(lambda x: conv(graph, x))(batch), expected)
+
+    def loss(x):
+        return jnp.sum(jnp.sin(conv(graph, x)))
+
+    assert_close(jax.vmap(jax.grad(loss))(batch), jnp.stack([*map(jax.grad(loss), batch)]))
+
+
+def check_derivatives(conv, call, formula, graph, x):
+    """Gradients to all parameters and x, and derivatives of those along a direction."""
+    graphdef, params, rest = nnx.split(conv, nnx.Param, ...)
 
     def gradient(function):
         def loss(params, x):

@@ -24,7 +24,8 @@ from jax_gnn._ops.relational_aggregate.schedule import expected as expected_of_s
 Way = Literal["source_pairs", "destination_pairs", "tiles"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
-_IDS, _SCORE, _SECTOR = 8, 4, 32  # bytes: both ids of an edge, a score, the least that is read
+_IDS, _ID, _SCORE, _SECTOR = 8, 4, 4, 32
+"""Bytes: both ids of an edge, its relation, a score, the least that is read."""
 
 
 def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
@@ -42,7 +43,6 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
     k, n = c.k * c.itemsize, c.n * c.itemsize
     ids, result = once(c.edges * _IDS), once(c.num_dst * n)
     scores = Launch(0, c.edges * heads * _SCORE)
-    of_ends = [] if dots else _of_ends(c, heads)
     found: dict[Way, float] = {}
     if pairs := c.source_pairs:
         product = gathered(pairs, k, c.num_src) + multiplied(c, pairs) + between(pairs, n)
@@ -51,8 +51,8 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
             queries = once(c.num_dst * (k + n)) + Launch(0, 0, 2 * c.num_dst * c.k * c.n)
             before, rows = [queries, product], rows + rows + once(c.num_dst * n)
         else:
-            before, rows = of_ends, rows + scores
-        found["source_pairs"] = in_turn(*before, product, ids + rows + result)
+            before, rows = _of_values(c, heads), rows + scores
+        found["source_pairs"] = in_turn(product, *before, ids + rows + result)
     if pairs := c.destination_pairs:
         # Sources are as wide as all heads here, each of which sums them for itself.
         wide = between(pairs, heads * k)
@@ -61,7 +61,7 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
             queries = multiplied(c._replace(n=heads * c.k), pairs) + wide
             before, rows = [gathered(pairs, k, c.num_dst) + queries], rows + wide
         else:
-            before, rows = of_ends, rows + scores
+            before, rows = _of_ends(c, heads), rows + scores
         shares = Launch(0, 3 * pairs * heads * _SCORE)
         product = wide + multiplied(c, pairs) + between(pairs, n)
         last = between(pairs, n) + shares + result
@@ -74,8 +74,23 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
     return found
 
 
+def _of_values(c: Counts, heads: int) -> list[Launch]:
+    """Scores of edges that have values at their source."""
+    return _of_edges(c, heads) if scores_by_edge_pay(c, heads) else _of_ends(c, heads)
+
+
+def _of_edges(c: Counts, heads: int) -> list[Launch]:
+    """One launch whose edges read rows at both ends.
+
+    Edges of one destination pair lie side by side, and find its row and vectors in a first cache.
+    """
+    nodes = gathered(c.destination_pairs, c.k * c.itemsize, c.num_src)
+    values = between(c.edges, c.n * c.itemsize, c.source_pairs)
+    return [nodes + values + Launch(0, c.edges * (_IDS + _ID + heads * _SCORE))]
+
+
 def _of_ends(c: Counts, heads: int) -> list[Launch]:
-    """Scores of edges that are sums of a number of each pair at either end."""
+    """Scores of edges that are made of a number of each pair at either end."""
     read = Launch(0, c.edges * (_IDS + 2 * _SECTOR + heads * _SCORE))
     return [*(_of_nodes(c, heads) if dense_scores_pay(c, heads) else _of_pairs(c, heads)), read]
 
@@ -96,6 +111,12 @@ def _of_pairs(c: Counts, heads: int) -> list[Launch]:
         gathered(pairs, row, c.num_src) + multiplied(narrow, pairs) + between(pairs, heads * _SCORE)
         for pairs in (c.source_pairs, c.destination_pairs)
     ]
+
+
+def scores_by_edge_pay(counts: Counts, heads: int) -> bool:
+    """Whether edges had better read rows than numbers of the pairs at their ends."""
+    c = Counts(**FAMILY.known(**counts._asdict()))
+    return in_turn(*_of_edges(c, heads)) < in_turn(*_of_ends(c, heads))
 
 
 def dense_scores_pay(counts: Counts, heads: int) -> bool:

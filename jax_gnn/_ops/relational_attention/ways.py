@@ -9,11 +9,10 @@ what each pair counts. By tiles, the softmax's weights are those of a sum of pro
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import accumulator_dtype, promoted, take
@@ -26,13 +25,22 @@ from jax_gnn._ops.edge_attention.sums import shares
 from jax_gnn._ops.edge_attention.xla import ends, leaky
 from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
 from jax_gnn._ops.relational_aggregate.xla import counts
-from jax_gnn._ops.relational_attention.schedule import Way, chosen, dense_scores_pay
-from jax_gnn._ops.segment_matmul import primitive as products
+from jax_gnn._ops.relational_attention.primitive import (
+    numbers_by_pair,
+    part,
+    product,
+    typed_scores,
+    typed_values,
+)
+from jax_gnn._ops.relational_attention.schedule import (
+    Way,
+    chosen,
+    dense_scores_pay,
+    scores_by_edge_pay,
+)
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn.relational import Part, RelationalGraph
-
-P = TypeVar("P")
 
 _NEEDS: dict[str, tuple[tuple[Part, ...], tuple[Part, ...]]] = {
     "source_pairs": (("from_pairs", "to_pairs"), ("from_pairs",)),
@@ -83,6 +91,21 @@ def _missing(graph: RelationalGraph, parts: tuple[Part, ...]) -> list[Part]:
     return [part for part in parts if getattr(graph, part) is None]
 
 
+class Vectors(NamedTuple):
+    """What the numbers of RGAT's scores are dot products with.
+
+    Attributes:
+        values: ``(relations, heads, n)``, of values at the source.
+        dst: ``(relations, heads, k)``, of features at the destination.
+        both: ``(relations, 2 · heads, k)``, of features at the destination, and then of those at
+            the source, which give the same numbers as values.
+    """
+
+    values: Array
+    dst: Array
+    both: Array
+
+
 class Typed:
     """A graph's edges and pairs, as all ways take them."""
 
@@ -91,26 +114,36 @@ class Typed:
         self.matrix: RelationalMatrix = graph.matrix(weighted=True)
         self.precision = precision
 
+    @property
+    def pair_src(self) -> Pairs:
+        """Those of sources, of a way that goes through them."""
+        return part(self.matrix.pair_src)
+
+    @property
+    def pair_dst(self) -> Pairs:
+        """Those of destinations, likewise."""
+        return part(self.matrix.pair_dst)
+
     # --- Softmaxes ---------------------------------------------------------------------------
 
     def shares(self, score: Array, *, within: bool) -> Array:
         """The softmax of edges' scores into each destination, or its part of each relation."""
-        rows = (_part(self.matrix.to_pairs) if within else self.matrix.nodes).by_row
+        rows = (part(self.matrix.to_pairs) if within else self.matrix.nodes).by_row
         return segment_softmax(score, segments(rows.rows, rows.num_rows))
 
     def shares_of_pairs(self, stats: Array, shift: Array | None = None) -> Array:
         """What each destination's pairs count in its softmax, of the pairs' own."""
-        return shares(stats, _part(self.matrix.pair_dst).node_segments, shift)
+        return shares(stats, self.pair_dst.node_segments, shift)
 
     # --- Products by relation ----------------------------------------------------------------
 
     def of_sources(self, x: Array, rows: Rows) -> Array:
         """``(source pairs, n)``."""
-        return self._of_pairs(x, rows, _part(self.matrix.pair_src))
+        return self._of_pairs(x, rows, self.pair_src)
 
     def of_destinations(self, x: Array, rows: Rows, dtype: Any = None) -> Array:
         """``(destination pairs, n)``."""
-        return self._of_pairs(x, rows, _part(self.matrix.pair_dst), dtype)
+        return self._of_pairs(x, rows, self.pair_dst, dtype)
 
     def _of_pairs(self, x: Array, rows: Rows, pairs: Pairs, dtype: Any = None) -> Array:
         rows = rows._replace(kernel=_of_width(rows.kernel, x.shape[1]))
@@ -118,7 +151,7 @@ class Typed:
 
     def behind(self, sums: Array, rows: Rows, heads: int) -> Array:
         """``(destination pairs, n)`` of ``(destination pairs, heads · k)``: each head by itself."""
-        pairs = _part(self.matrix.pair_dst)
+        pairs = self.pair_dst
         if heads == 1:
             return self._product(sums, rows, pairs, pairs.numbering)
         by_head = sums.reshape(len(sums), heads, sums.shape[1] // heads)
@@ -129,19 +162,13 @@ class Typed:
         z = jax.vmap(of_head, (1, 0), 1)(by_head, jax.tree.map(lambda a: _heads(a, heads), rows))
         return z.reshape(len(z), -1)
 
-    def _product(self, x: Array, rows: Rows, pairs: Pairs, gather: Any, dtype: Any = None) -> Array:
-        return products.segment_matmul(
-            *(x, rows.kernel, rows.bias, None, None, pairs.sizes, jnp.zeros((1,), jnp.int32)),
-            *(gather, pairs.to_node_order if pairs.by_node else None),
-            transposed=False,
-            precision=self.precision,
-            activation=None,
-            dtype=x.dtype if dtype is None else np.dtype(dtype),
-        )
+    def _product(self, x: Array, rows: Rows, pairs: Pairs, lines: Any, dtype: Any = None) -> Array:
+        options: Any = {"precision": self.precision, "dtype": dtype}
+        return product(x, rows.kernel, pairs, lines, bias=rows.bias, **options)
 
     def into_nodes(self, z: Array, share: Array | None) -> Array:
         """``(destinations, n)``, the sum over their pairs."""
-        matrix = _part(self.matrix.pair_dst).node_segments
+        matrix = self.pair_dst.node_segments
         heads = 1 if share is None else share.shape[1]
         return segment_reduce(z, share, matrix, reduce="sum", heads=heads)
 
@@ -170,24 +197,51 @@ class Typed:
 
     # --- Numbers of both ends ------------------------------------------------------------------
 
+    def values_and_scores(
+        self, x: Array, rows: Rows, vectors: Vectors, scores: Scores
+    ) -> tuple[Array, Array]:
+        """``(source pairs, heads · n)``, and of edges ``(edges, heads)``."""
+        heads, options = vectors.dst.shape[1], {"precision": self.precision}
+        found = counts(x, rows.kernel, self.matrix, transposed=False)
+        if not scores_by_edge_pay(found, heads):
+            return self.of_sources(x, rows), scores.of(*self.numbers(x, vectors.both))
+        value, at_dst = typed_values(x, rows.kernel, vectors.dst, self.matrix, **options)
+        of_value, types = vectors.values.reshape(len(vectors.values), -1), self._types_of_pairs()
+
+        def scored(*nodes: Array | None, slope: float) -> Array:
+            operands = value, of_value, *nodes, types, self.matrix
+            return typed_scores(*operands, heads=heads, slope=slope, **options)
+
+        if scores.multiplied:
+            return value, scores.of_product(at_dst, scored(None, None, None, slope=1.0))
+        is_last = scores.of_edges is None and scores.slope >= 0
+        score = scored(x, vectors.dst, at_dst, slope=scores.slope if is_last else 1.0)
+        return value, score if is_last else scores.of_sum(score)
+
     def numbers(self, x: Array, vectors: Array) -> tuple[Array, Array]:
         """``(edges, heads)`` twice: what ``(relations, 2 · heads, k)`` give at both ends.
 
         The first half of the vectors is that of destinations.
         """
         heads, acc = vectors.shape[1] // 2, accumulator_dtype(x.dtype)
-        to_pairs, from_pairs = _part(self.matrix.to_pairs), _part(self.matrix.from_pairs)
-        at_src = ends(from_pairs)[1]
+        at_src = ends(part(self.matrix.from_pairs))[1]
         if dense_scores_pay(counts(x, vectors, self.matrix, transposed=True), heads):
             form: Any = {"precision": self.precision, "preferred_element_type": acc}
             table = jnp.einsum("nk,mk->nm", x, vectors.reshape(-1, x.shape[1]), **form)
             of_dst, of_src = jnp.split(table.reshape(-1, 2 * heads), 2, axis=1)
             of_src_pairs = gather(of_src, self._lookup_of_source_pairs())
             return gather(of_dst, self._lookup_of_destinations()), gather(of_src_pairs, at_src)
-        of_dst, of_src = jnp.split(vectors.swapaxes(1, 2), 2, axis=2)
-        of_dst_pairs = self.of_destinations(x, Rows(of_dst), acc)
-        of_src_pairs = self._of_pairs(x, Rows(of_src), _part(self.matrix.pair_src), acc)
-        return gather(of_dst_pairs, ends(to_pairs)[0]), gather(of_src_pairs, at_src)
+        dst, src = jnp.split(vectors, 2, axis=1)
+        of_src_pairs = self._of_pairs(x, Rows(src.swapaxes(1, 2)), self.pair_src, acc)
+        at_dst = numbers_by_pair(x, dst, self.matrix, precision=self.precision)
+        return at_dst, gather(of_src_pairs, at_src)
+
+    def _types_of_pairs(self) -> Array:
+        """``(source pairs,)``, the relation of each, that of its first edge."""
+        edges = part(self.graph.from_pairs)
+        first = edges.t_indptr[:-1]
+        types = take(self.matrix.types, take(edges.t_order, first))
+        return jnp.where(in_range(first, edges.num_edges), types, PADDING)
 
     def _lookup_of_destinations(self) -> SparseMatrix:
         """What sums numbers of edges at ``node · relations + relation``, which ascends."""
@@ -196,9 +250,8 @@ class Typed:
 
     def _lookup_of_source_pairs(self) -> SparseMatrix:
         """The same of (source, relation) pairs; the transposes look up."""
-        pairs, out = _part(self.matrix.pair_src), _part(self.graph.from_pairs)
-        types = take(self.matrix.types, take(out.t_order, out.t_indptr[:-1]))  # of first edges
-        ids, size = self._places(pairs.nodes, types, pairs.num_nodes)
+        pairs = self.pair_src
+        ids, size = self._places(pairs.nodes, self._types_of_pairs(), pairs.num_nodes)
         order = pairs.order.astype(ids.dtype)
         by_node = jnp.where(
             in_range(pairs.sorted_nodes, pairs.num_nodes), take(ids, order), PADDING
@@ -213,12 +266,6 @@ class Typed:
         dtype = promoted(types.dtype, index_dtype(size))
         place = nodes.astype(dtype) * self.graph.num_relations + types.astype(dtype)
         return jnp.where(in_range(nodes, num_nodes), place, PADDING), size
-
-
-def _part(part: P | None) -> P:
-    """A part that the way goes through, and therefore there."""
-    assert part is not None
-    return part
 
 
 def _heads(array: Array, heads: int) -> Array:
@@ -265,10 +312,15 @@ class Scores(NamedTuple):
 
     def of(self, dst: Array, src: Array) -> Array:
         """Of edges, of the numbers at their ends."""
-        if self.multiplied:
-            score = dst * src
-            return score if self.of_edges is None else score * self.of_edges.astype(score.dtype)
-        score = dst + src
+        return self.of_product(dst, src) if self.multiplied else self.of_sum(dst + src)
+
+    def of_product(self, dst: Array, src: Array) -> Array:
+        """Of edges, of the numbers at their ends, which are multiplied."""
+        score = dst * src
+        return score if self.of_edges is None else score * self.of_edges.astype(score.dtype)
+
+    def of_sum(self, score: Array) -> Array:
+        """Of edges, of the sums of the numbers at their ends."""
         score = score if self.of_edges is None else score + self.of_edges.astype(score.dtype)
         return leaky(score, self.slope)
 
@@ -277,7 +329,7 @@ def attend_by_numbers(
     graph: RelationalGraph,
     x: Array,
     kernel: Array,
-    vectors: Array,
+    vectors: Vectors,
     scores: Scores,
     *,
     way: Way,
@@ -289,8 +341,7 @@ def attend_by_numbers(
         graph: With the parts of the way.
         x: ``(nodes, k)``.
         kernel: ``(relations, k, heads · n)``, of the values.
-        vectors: ``(relations, 2 · heads, k)``, of the numbers that a destination has, and then of
-            those of a source.
+        vectors: Of the numbers at both ends.
         scores: What they make.
         way: The way.
         precision: Of the products.
@@ -298,21 +349,23 @@ def attend_by_numbers(
     Returns:
         ``(nodes, heads · n)``.
     """
-    typed, heads, rows = Typed(graph, precision), vectors.shape[1] // 2, Rows(kernel)
-    score = scores.of(*typed.numbers(x, vectors))
+    typed, heads, rows = Typed(graph, precision), vectors.dst.shape[1], Rows(kernel)
     options: Any = {"heads": heads, "slope": 1.0}
-    if way == "tiles":
-        weight = typed.shares(score, within=scores.within)
-        weight = weight if scores.scale is None else weight * scores.scale.astype(weight.dtype)
-        return typed.by_tiles(x, rows, weight)
-    scale = None if scores.scale is None else scores.scale.astype(score.dtype)
     if way == "source_pairs":
-        value, matrix = typed.of_sources(x, rows), typed.matrix.from_pairs
+        value, score = typed.values_and_scores(x, rows, vectors, scores)
+        matrix = part(typed.matrix.from_pairs)
+        scale = None if scores.scale is None else scores.scale.astype(score.dtype)
         if scores.within:
             weight = typed.shares(score, within=True)
             weight = weight if scale is None else weight * scale
             return segment_reduce(value, weight, matrix, reduce="sum", heads=heads)
         return edge_attention(value, None, None, score, scale, matrix, **options)[0]
+    score = scores.of(*typed.numbers(x, vectors.both))
+    if way == "tiles":
+        weight = typed.shares(score, within=scores.within)
+        weight = weight if scores.scale is None else weight * scores.scale.astype(weight.dtype)
+        return typed.by_tiles(x, rows, weight)
+    scale = None if scores.scale is None else scores.scale.astype(score.dtype)
     sums, stats = edge_attention(
         *(_each(x, heads * x.shape[1]), None, None, score, scale, typed.matrix.to_pairs), **options
     )
@@ -377,7 +430,7 @@ def attend_by_keys(
     shift = None
     if folded.shift is not None:
         shift = typed.of_destinations(query, folded.shift, acc)
-    keys, into = _each(key, queries.shape[1]), _part(typed.matrix.to_pairs)
+    keys, into = _each(key, queries.shape[1]), part(typed.matrix.to_pairs)
     if way == "tiles":
         score = sddmm(queries, keys, into, heads=heads)
         score = score if shift is None else score + gather(shift, ends(into)[0])
