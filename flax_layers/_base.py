@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
 from jax import Array
+from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn import Graph, Hypergraph, segment_matmul
@@ -360,6 +361,33 @@ def product(
     narrows = kernel.shape[0] > kernel.shape[1]
     y = jnp.matmul(x if narrows else scaled(x, scale), kernel, precision=precision)
     return finished(scaled(y, scale) if narrows else y, bias, activation)
+
+
+def matmul(x: Array, kernel: Array, precision: jax.lax.PrecisionLike = None) -> Array:
+    """``x @ kernel`` by XLA, which joins what follows, with a gradient to the kernel by this library.
+
+    That is a sum over rows, for which XLA takes four launches on a GPU: it pads both factors, and
+    adds up parts.
+    """
+
+    @jax.custom_jvp
+    def times(x: Array, kernel: Array) -> Array:
+        return jnp.matmul(x, kernel, precision=precision)
+
+    def jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
+        x, kernel = primals
+        dx, dkernel = tangents
+        terms = []
+        if not isinstance(dx, SymbolicZero):
+            terms.append(times(dx, kernel))
+        if not isinstance(dkernel, SymbolicZero):
+            sizes = jnp.full((1,), x.shape[0], jnp.int32)
+            terms.append(segment_matmul(x, dkernel[None], sizes, precision=precision))
+        y = times(x, kernel)
+        return y, sum(terms[1:], terms[0]) if terms else jnp.zeros_like(y)
+
+    times.defjvp(jvp, symbolic_zeros=True)
+    return times(x, kernel)
 
 
 def linear(layer: nnx.Linear, x: Array, activation: Activation | None = None) -> Array:

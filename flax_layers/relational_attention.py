@@ -23,6 +23,7 @@ from flax_layers._base import (
     default_bias_init,
     dropout_arguments,
     linear_options,
+    matmul,
     product,
 )
 from flax_layers.graph import glorot_init
@@ -485,32 +486,38 @@ class HGTConv(nnx.Module):
             )
             return Folded(Rows(key), Rows(value), Rows(query), None)
 
-        one = "" if len(self.type_names) == 1 else "r"  # whether relations share a type's maps
-
         def times(form: str, *operands: Any) -> Array:
-            return jnp.einsum(form.replace("t", one), *operands, precision=self.precision)
+            return jnp.einsum(form, *operands, precision=self.precision)
 
         def of_ends(name: str, end: int) -> Any:
-            """The weights of the types at one end of relations, by head."""
+            """The weights of the types at one end of relations, by head.
+
+            A batch by relation, of one type too: products and their gradients then need no array
+            in another order.
+            """
             if p[name] is None:
                 return None
-            array = _of_types(p[name], [ends[end] for ends in self.ends]) if one else p[name][0]
-            return _split(array, self.heads)
+            types = [ends[end] for ends in self.ends]
+            several = len(self.type_names) > 1
+            lead = _of_types(p[name], types) if several else p[name]
+            return _split(
+                jnp.broadcast_to(lead, (self.num_relations, *lead.shape[1:])), self.heads
+            )
 
         found = {}
         for name, maps in (("key", attention), ("value", p["message"])):
-            kernel = times("tkhd,rhde->rkhe", of_ends(name, 0), maps)
+            kernel = times("rkhd,rhde->rkhe", of_ends(name, 0), maps)
             bias = of_ends(f"{name}_bias", 0)
-            found[name] = kernel, None if bias is None else times("thd,rhde->rhe", bias, maps)
+            found[name] = kernel, None if bias is None else times("rhd,rhde->rhe", bias, maps)
         key, key_bias = found["key"]
         of_query, of_query_bias = of_ends("query", 1), of_ends("query_bias", 1)
-        query = times("tjhe,rkhe->rjhk", of_query, key)
+        query = times("rjhe,rkhe->rjhk", of_query, key)
         query_bias, shift = None, None
         if of_query_bias is not None:
-            query_bias = _joined(times("the,rkhe->rhk", of_query_bias, key))
+            query_bias = _joined(times("rhe,rkhe->rhk", of_query_bias, key))
             shift = Rows(
-                times("tjhe,rhe->rjh", of_query, key_bias),
-                times("the,rhe->rh", of_query_bias, key_bias),
+                times("rjhe,rhe->rjh", of_query, key_bias),
+                times("rhe,rhe->rh", of_query_bias, key_bias),
             )
         rows = {
             name: Rows(_joined(kernel), None if bias is None else _joined(bias))
@@ -688,7 +695,8 @@ class HGTConv(nnx.Module):
     def _typed(self, x: Array, kernel: Array, bias: Array | None, sizes: tuple[int, ...]) -> Array:
         """The map of each node's type."""
         if len(sizes) == 1:
-            return product(x, kernel[0], self.precision, bias=None if bias is None else bias[0])
+            y = matmul(x, kernel[0], self.precision)
+            return y if bias is None else y + bias[0]
         return segment_matmul(
             x, kernel, jnp.array(sizes, jnp.int32), bias=bias, precision=self.precision
         )
@@ -705,7 +713,7 @@ class HGTConv(nnx.Module):
         if len(sizes) > 1:
             columns = [jnp.broadcast_to(gate[i], (size, 1)) for i, size in enumerate(sizes)]
             gate = _with_padding(columns, len(y))
-        return gate * y + (1 - gate) * own
+        return own + gate * (y - own)  # in this form part of the product
 
 
 # --- What is by type -----------------------------------------------------------------------------
