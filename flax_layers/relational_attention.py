@@ -459,6 +459,11 @@ class HGTConv(nnx.Module):
     def _one_width(self) -> bool:
         return len(set(self.widths)) == 1
 
+    @property
+    def _keys_take_queries(self) -> bool:
+        """Whether keys times queries' maps meet x itself: rows as wide as values, of one head."""
+        return self.heads == 1 and not self.use_bias and set(self.widths) == {self.out_features}
+
     def folded(self) -> Folded:
         """What is made of the weights alone: for inference, computed once and passed to calls."""
         named = {
@@ -623,14 +628,17 @@ class HGTConv(nnx.Module):
         self, graph: RelationalGraph, x: Array, sizes: tuple[int, ...], folded: Folded | None
     ) -> Array:
         """Of one array of nodes: keys and values go from x by pair."""
+        # Queries' maps were multiplied with those of keys beforehand, or a product of nodes is less.
+        of_keys = folded is not None and self._keys_take_queries
         folded = self.folded() if folded is None else folded
         operands = x, self.query[...], _value(self.query_bias), folded
         x, query, bias, folded = _promoted(operands, self.dtype)
         way = self._way(graph, folded)
+        made = way == "source_pairs" and not of_keys
 
         def of_nodes(x: Array) -> Array:
-            queries = self._typed(x, query, bias, sizes) if way == "source_pairs" else x
-            y = self._attend(graph, x, x, queries, folded, way)
+            queries = self._typed(x, query, bias, sizes) if made else x
+            y = self._attend(graph, x, x, queries, folded, way, made=made)
             return self._finish(y, x if x.shape[1] == y.shape[1] else None, sizes)
 
         return over_batch(of_nodes, x)
@@ -684,12 +692,15 @@ class HGTConv(nnx.Module):
         query: Array,
         folded: Folded,
         way: Way,
+        *,
+        made: bool = True,
     ) -> Array:
         return attend_by_keys(
             *(graph.check(), key, value, query, folded),
             heads=self.heads,
             way=way,
             precision=precision_level(self.precision),
+            made=made,
         )
 
     def _typed(self, x: Array, kernel: Array, bias: Array | None, sizes: tuple[int, ...]) -> Array:
