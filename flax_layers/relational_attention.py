@@ -479,7 +479,7 @@ class HGTConv(nnx.Module):
         values = dtypes.promote_dtype(tuple(named.values()), dtype=self.dtype)
         p: dict[str, Any] = dict(zip(named, values, strict=True))
         depth = self.out_features // self.heads
-        attention = p["attention"] * (p["prior"] / math.sqrt(depth))[..., None, None]
+        attention = p["attention"] / math.sqrt(depth) * p["prior"][..., None, None]
         if not self._one_width:
             key, value, query = (
                 each.transpose(0, *axes).reshape(self.num_relations, depth, self.out_features)
@@ -505,23 +505,22 @@ class HGTConv(nnx.Module):
             types = [ends[end] for ends in self.ends]
             several = len(self.type_names) > 1
             lead = _of_types(p[name], types) if several else p[name]
-            return _split(
-                jnp.broadcast_to(lead, (self.num_relations, *lead.shape[1:])), self.heads
-            )
+            by_head = jnp.moveaxis(_split(lead, self.heads), -2, 1)
+            return jnp.broadcast_to(by_head, (self.num_relations, *by_head.shape[1:]))
 
         found = {}
         for name, maps in (("key", attention), ("value", p["message"])):
-            kernel = times("rkhd,rhde->rkhe", of_ends(name, 0), maps)
+            kernel = times("rhkd,rhde->rkhe", of_ends(name, 0), maps)
             bias = of_ends(f"{name}_bias", 0)
             found[name] = kernel, None if bias is None else times("rhd,rhde->rhe", bias, maps)
         key, key_bias = found["key"]
         of_query, of_query_bias = of_ends("query", 1), of_ends("query_bias", 1)
-        query = times("rjhe,rkhe->rjhk", of_query, key)
+        query = times("rhje,rkhe->rjhk", of_query, key)
         query_bias, shift = None, None
         if of_query_bias is not None:
             query_bias = _joined(times("rhe,rkhe->rhk", of_query_bias, key))
             shift = Rows(
-                times("rjhe,rhe->rjh", of_query, key_bias),
+                times("rhje,rhe->rjh", of_query, key_bias),
                 times("rhe,rhe->rh", of_query_bias, key_bias),
             )
         rows = {
