@@ -491,43 +491,35 @@ class HGTConv(nnx.Module):
             )
             return Folded(Rows(key), Rows(value), Rows(query), None)
 
-        def times(form: str, *operands: Any) -> Array:
-            return jnp.einsum(form, *operands, precision=self.precision)
+        def times(a: Array | None, b: Array | None) -> Any:
+            return None if a is None or b is None else jnp.matmul(a, b, precision=self.precision)
 
         def of_ends(name: str, end: int) -> Any:
-            """The weights of the types at one end of relations, by head.
+            """``(relations, heads, k, n)`` of the types at one end; of biases k = 1.
 
-            A batch by relation, of one type too: products and their gradients then need no array
-            in another order.
+            A batch by relation, of one type too: no product then, and no gradient of one, has an
+            array in an order that is not its own.
             """
             if p[name] is None:
                 return None
-            types = [ends[end] for ends in self.ends]
-            several = len(self.type_names) > 1
-            lead = _of_types(p[name], types) if several else p[name]
-            by_head = jnp.moveaxis(_split(lead, self.heads), -2, 1)
+            matrices = p[name] if p[name].ndim == 3 else p[name][:, None]
+            if len(self.type_names) > 1:
+                matrices = _of_types(matrices, [ends[end] for ends in self.ends])
+            by_head = jnp.moveaxis(_split(matrices, self.heads), -2, 1)
             return jnp.broadcast_to(by_head, (self.num_relations, *by_head.shape[1:]))
 
-        found = {}
-        for name, maps in (("key", attention), ("value", p["message"])):
-            kernel = times("rhkd,rhde->rkhe", of_ends(name, 0), maps)
-            bias = of_ends(f"{name}_bias", 0)
-            found[name] = kernel, None if bias is None else times("rhd,rhde->rhe", bias, maps)
-        key, key_bias = found["key"]
-        of_query, of_query_bias = of_ends("query", 1), of_ends("query_bias", 1)
-        query = times("rhje,rkhe->rjhk", of_query, key)
-        query_bias, shift = None, None
-        if of_query_bias is not None:
-            query_bias = _joined(times("rhe,rkhe->rhk", of_query_bias, key))
-            shift = Rows(
-                times("rhje,rhe->rjh", of_query, key_bias),
-                times("rhe,rhe->rh", of_query_bias, key_bias),
-            )
-        rows = {
-            name: Rows(_joined(kernel), None if bias is None else _joined(bias))
-            for name, (kernel, bias) in found.items()
+        maps = {"key": attention, "value": p["message"]}
+        found = {
+            name: (times(of_ends(name, 0), each), times(of_ends(f"{name}_bias", 0), each))
+            for name, each in maps.items()
         }
-        return Folded(rows["key"], rows["value"], Rows(_joined(query), query_bias), shift)
+        queries = of_ends("query", 1), of_ends("query_bias", 1)
+        meet = (None if each is None else each.swapaxes(-1, -2) for each in found["key"])
+        query, shift = ([times(each, other) for each in queries] for other in meet)
+        return Folded(
+            *(_side_by_side(*each) for each in (found["key"], found["value"], query)),
+            None if shift[0] is None else _side_by_side(*shift),
+        )
 
     def __call__(self, graph: RelationalGraph, x: Features, *, folded: Folded | None = None) -> Any:
         """Applies the convolution.
@@ -739,9 +731,12 @@ def _promoted(tree: Any, dtype: Any) -> Any:
     return jax.tree.unflatten(structure, dtypes.promote_dtype(tuple(leaves), dtype=dtype))
 
 
-def _joined(x: Array) -> Array:
-    """``(…, heads, n)`` to ``(…, heads · n)``."""
-    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
+def _side_by_side(kernel: Array, bias: Array | None) -> Rows:
+    """Of ``(relations, heads, k, n)``, and biases with k = 1."""
+    kernel = kernel.swapaxes(1, 2)
+    return Rows(
+        kernel.reshape(*kernel.shape[:2], -1), None if bias is None else bias.reshape(len(bias), -1)
+    )
 
 
 def _with_padding(parts: list[Array], rows: int) -> Array:
