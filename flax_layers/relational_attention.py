@@ -23,8 +23,8 @@ from flax_layers._base import (
     default_bias_init,
     dropout_arguments,
     linear_options,
-    matmul,
     product,
+    summed_by_rows,
 )
 from flax_layers.graph import glorot_init
 from flax_layers.graph_attention import Rngs
@@ -479,7 +479,7 @@ class HGTConv(nnx.Module):
         values = dtypes.promote_dtype(tuple(named.values()), dtype=self.dtype)
         p: dict[str, Any] = dict(zip(named, values, strict=True))
         depth = self.out_features // self.heads
-        attention = p["attention"] / math.sqrt(depth) * p["prior"][..., None, None]
+        attention = p["attention"] * (p["prior"] / math.sqrt(depth))[..., None, None]
         if not self._one_width:
             key, value, query = (
                 each.transpose(0, *axes).reshape(self.num_relations, depth, self.out_features)
@@ -517,7 +517,9 @@ class HGTConv(nnx.Module):
         meet = (None if each is None else each.swapaxes(-1, -2) for each in found["key"])
         query, shift = ([times(each, other) for each in queries] for other in meet)
         return Folded(
-            *(_side_by_side(*each) for each in (found["key"], found["value"], query)),
+            _side_by_side(*found["key"]),
+            _side_by_side(*found["value"]),
+            _side_by_side(*query),
             None if shift[0] is None else _side_by_side(*shift),
         )
 
@@ -619,7 +621,7 @@ class HGTConv(nnx.Module):
         self, graph: RelationalGraph, x: Array, sizes: tuple[int, ...], folded: Folded | None
     ) -> Array:
         """Of one array of nodes: keys and values go from x by pair."""
-        # Queries' maps were multiplied with those of keys beforehand, or a product of nodes is less.
+        # Maps of queries and keys were multiplied beforehand; here a product of nodes is as much.
         of_keys = folded is not None and self._keys_take_queries
         folded = self.folded() if folded is None else folded
         operands = x, self.query[...], _value(self.query_bias), folded
@@ -697,8 +699,8 @@ class HGTConv(nnx.Module):
     def _typed(self, x: Array, kernel: Array, bias: Array | None, sizes: tuple[int, ...]) -> Array:
         """The map of each node's type."""
         if len(sizes) == 1:
-            y = matmul(x, kernel[0], self.precision)
-            return y if bias is None else y + bias[0]
+            of_one = None if bias is None else bias[0]
+            return product(x, kernel[0], self.precision, bias=of_one, times=summed_by_rows)
         return segment_matmul(
             x, kernel, jnp.array(sizes, jnp.int32), bias=bias, precision=self.precision
         )

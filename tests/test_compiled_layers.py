@@ -126,9 +126,9 @@ LAUNCHES = {
     ("RGATConv", "inference"): (5, 2),
     ("RGATConv", "weights folded"): (4, 2),
     ("RGATConv", "training"): (32, 9),
-    ("HGTConv", "inference"): (16, 3),
-    ("HGTConv", "weights folded"): (8, 3),
-    ("HGTConv", "training"): (53, 11),
+    ("HGTConv", "inference"): (13, 3),
+    ("HGTConv", "weights folded"): (7, 3),
+    ("HGTConv", "training"): (43, 13),
 }
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
 
