@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, TypedDict, get_args
@@ -12,6 +14,7 @@ import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
 from jax import Array
+from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn import Graph, Hypergraph, segment_matmul
@@ -342,8 +345,9 @@ def product(
     scale: Array | None = None,
     bias: Array | None = None,
     activation: Activation | None = None,
+    times: Callable[..., Array] = jnp.matmul,
 ) -> Array:
-    """``activation(scale * (x @ kernel) + bias)``, in one kernel where x is tall.
+    """``activation(scale * (x @ kernel) + bias)``, in one kernel where x is tall, else by `times`.
 
     The scale is a number of each row.
     """
@@ -358,8 +362,32 @@ def product(
     # Where x is not the wider side, it is scaled itself: XLA joins that to what made x, such as a
     # dropout.
     narrows = kernel.shape[0] > kernel.shape[1]
-    y = jnp.matmul(x if narrows else scaled(x, scale), kernel, precision=precision)
+    y = times(x if narrows else scaled(x, scale), kernel, precision=precision)
     return finished(scaled(y, scale) if narrows else y, bias, activation)
+
+
+def summed_by_rows(x: Array, kernel: Array, precision: jax.lax.PrecisionLike = None) -> Array:
+    """``x @ kernel`` by XLA, which joins it to what follows, but for the kernel's gradient.
+
+    That is a long sum over rows, for which XLA takes four launches on a GPU, as it pads both
+    factors and adds up parts; this library's takes one.
+    """
+
+    @jax.custom_jvp
+    def times(x: Array, kernel: Array) -> Array:
+        return jnp.matmul(x, kernel, precision=precision)
+
+    def jvp(primals: Any, tangents: Any) -> tuple[Array, Any]:
+        x, kernel = primals
+        dx, dkernel = (None if isinstance(each, SymbolicZero) else each for each in tangents)
+        sizes = jnp.full((1,), x.shape[0], jnp.int32)
+        terms = [] if dx is None else [times(dx, kernel)]
+        if dkernel is not None:
+            terms.append(segment_matmul(x, dkernel[None], sizes, precision=precision))
+        return times(x, kernel), functools.reduce(operator.add, terms)
+
+    times.defjvp(jvp, symbolic_zeros=True)
+    return times(x, kernel)
 
 
 def linear(layer: nnx.Linear, x: Array, activation: Activation | None = None) -> Array:

@@ -24,6 +24,7 @@ from flax_layers._base import (
     dropout_arguments,
     linear_options,
     product,
+    summed_by_rows,
 )
 from flax_layers.graph import glorot_init
 from flax_layers.graph_attention import Rngs
@@ -463,6 +464,11 @@ class HGTConv(nnx.Module):
     def _one_width(self) -> bool:
         return len(set(self.widths)) == 1
 
+    @property
+    def _keys_take_queries(self) -> bool:
+        """Whether keys times queries' maps meet x itself: rows as wide as values, of one head."""
+        return self.heads == 1 and not self.use_bias and set(self.widths) == {self.out_features}
+
     def folded(self) -> Folded:
         """What is made of the weights alone: for inference, computed once and passed to calls."""
         named = {
@@ -490,38 +496,37 @@ class HGTConv(nnx.Module):
             )
             return Folded(Rows(key), Rows(value), Rows(query), None)
 
-        one = "" if len(self.type_names) == 1 else "r"  # whether relations share a type's maps
-
-        def times(form: str, *operands: Any) -> Array:
-            return jnp.einsum(form.replace("t", one), *operands, precision=self.precision)
+        def times(a: Array | None, b: Array | None) -> Any:
+            return None if a is None or b is None else jnp.matmul(a, b, precision=self.precision)
 
         def of_ends(name: str, end: int) -> Any:
-            """The weights of the types at one end of relations, by head."""
+            """``(relations, heads, k, n)`` of the types at one end; of biases k = 1.
+
+            A batch by relation, of one type too: no product then, and no gradient of one, has an
+            array in an order that is not its own.
+            """
             if p[name] is None:
                 return None
-            array = _of_types(p[name], [ends[end] for ends in self.ends]) if one else p[name][0]
-            return _split(array, self.heads)
+            matrices = p[name] if p[name].ndim == 3 else p[name][:, None]
+            if len(self.type_names) > 1:
+                matrices = _of_types(matrices, [ends[end] for ends in self.ends])
+            by_head = jnp.moveaxis(_split(matrices, self.heads), -2, 1)
+            return jnp.broadcast_to(by_head, (self.num_relations, *by_head.shape[1:]))
 
-        found = {}
-        for name, maps in (("key", attention), ("value", p["message"])):
-            kernel = times("tkhd,rhde->rkhe", of_ends(name, 0), maps)
-            bias = of_ends(f"{name}_bias", 0)
-            found[name] = kernel, None if bias is None else times("thd,rhde->rhe", bias, maps)
-        key, key_bias = found["key"]
-        of_query, of_query_bias = of_ends("query", 1), of_ends("query_bias", 1)
-        query = times("tjhe,rkhe->rjhk", of_query, key)
-        query_bias, shift = None, None
-        if of_query_bias is not None:
-            query_bias = _joined(times("the,rkhe->rhk", of_query_bias, key))
-            shift = Rows(
-                times("tjhe,rhe->rjh", of_query, key_bias),
-                times("the,rhe->rh", of_query_bias, key_bias),
-            )
-        rows = {
-            name: Rows(_joined(kernel), None if bias is None else _joined(bias))
-            for name, (kernel, bias) in found.items()
+        maps = {"key": attention, "value": p["message"]}
+        found = {
+            name: (times(of_ends(name, 0), each), times(of_ends(f"{name}_bias", 0), each))
+            for name, each in maps.items()
         }
-        return Folded(rows["key"], rows["value"], Rows(_joined(query), query_bias), shift)
+        queries = of_ends("query", 1), of_ends("query_bias", 1)
+        meet = (None if each is None else each.swapaxes(-1, -2) for each in found["key"])
+        query, shift = ([times(each, other) for each in queries] for other in meet)
+        return Folded(
+            _side_by_side(*found["key"]),
+            _side_by_side(*found["value"]),
+            _side_by_side(*query),
+            None if shift[0] is None else _side_by_side(*shift),
+        )
 
     def __call__(self, graph: RelationalGraph, x: Features, *, folded: Folded | None = None) -> Any:
         """Applies the convolution.
@@ -621,14 +626,17 @@ class HGTConv(nnx.Module):
         self, graph: RelationalGraph, x: Array, sizes: tuple[int, ...], folded: Folded | None
     ) -> Array:
         """Of one array of nodes: keys and values go from x by pair."""
+        # Maps of queries and keys were multiplied beforehand; here a product of nodes is as much.
+        of_keys = folded is not None and self._keys_take_queries
         folded = self.folded() if folded is None else folded
         operands = x, self.query[...], _value(self.query_bias), folded
         x, query, bias, folded = _promoted(operands, self.dtype)
         way = self._way(graph, folded)
+        made = way == "source_pairs" and not of_keys
 
         def of_nodes(x: Array) -> Array:
-            queries = self._typed(x, query, bias, sizes) if way == "source_pairs" else x
-            y = self._attend(graph, x, x, queries, folded, way)
+            queries = self._typed(x, query, bias, sizes) if made else x
+            y = self._attend(graph, x, x, queries, folded, way, made=made)
             return self._finish(y, x if x.shape[1] == y.shape[1] else None, sizes)
 
         return over_batch(of_nodes, x)
@@ -682,18 +690,22 @@ class HGTConv(nnx.Module):
         query: Array,
         folded: Folded,
         way: Way,
+        *,
+        made: bool = True,
     ) -> Array:
         return attend_by_keys(
             *(graph.check(), key, value, query, folded),
             heads=self.heads,
             way=way,
             precision=precision_level(self.precision),
+            made=made,
         )
 
     def _typed(self, x: Array, kernel: Array, bias: Array | None, sizes: tuple[int, ...]) -> Array:
         """The map of each node's type."""
         if len(sizes) == 1:
-            return product(x, kernel[0], self.precision, bias=None if bias is None else bias[0])
+            of_one = None if bias is None else bias[0]
+            return product(x, kernel[0], self.precision, bias=of_one, times=summed_by_rows)
         return segment_matmul(
             x, kernel, jnp.array(sizes, jnp.int32), bias=bias, precision=self.precision
         )
@@ -710,7 +722,7 @@ class HGTConv(nnx.Module):
         if len(sizes) > 1:
             columns = [jnp.broadcast_to(gate[i], (size, 1)) for i, size in enumerate(sizes)]
             gate = _with_padding(columns, len(y))
-        return gate * y + (1 - gate) * own
+        return own + gate * (y - own)  # in this form part of the product
 
 
 # --- What is by type -----------------------------------------------------------------------------
@@ -726,9 +738,12 @@ def _promoted(tree: Any, dtype: Any) -> Any:
     return jax.tree.unflatten(structure, dtypes.promote_dtype(tuple(leaves), dtype=dtype))
 
 
-def _joined(x: Array) -> Array:
-    """``(…, heads, n)`` to ``(…, heads · n)``."""
-    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
+def _side_by_side(kernel: Array, bias: Array | None) -> Rows:
+    """Of ``(relations, heads, k, n)``, and biases with k = 1."""
+    kernel = kernel.swapaxes(1, 2)
+    return Rows(
+        kernel.reshape(*kernel.shape[:2], -1), None if bias is None else bias.reshape(len(bias), -1)
+    )
 
 
 def _with_padding(parts: list[Array], rows: int) -> Array:

@@ -362,6 +362,24 @@ def test_weights_are_multiplied_once(graph, typed, layer):
 
 
 @pytest.mark.parametrize("method", WAYS)
+@pytest.mark.parametrize("width", [8, 5])
+def test_keys_that_meet_features_themselves(graph, typed, width, method):
+    """Folded weights of one head without biases: queries' maps are in those of keys."""
+    options: Any = {"use_bias": False, "method": method}
+    for conv, of, x in (
+        (make(HGTConv, width, 8, **options), graph, features(width)),
+        (make_typed(width, **options), typed, features(width, 2, rows=sum(TYPES.values()))),
+    ):
+
+        def total(conv, of, x, folds):
+            y = conv(of, x, folded=conv.folded() if folds else None)
+            return jnp.sum(jnp.sin(y)), y
+
+        gradients = nnx.jit(nnx.grad(total, argnums=(0, 2), has_aux=True), static_argnums=3)
+        assert_close(gradients(conv, of, x, True), gradients(conv, of, x, False))
+
+
+@pytest.mark.parametrize("method", WAYS)
 def test_bfloat16(graph, method):
     for layer, formula in ((RGATConv, reference_rgat), (HGTConv, reference_hgt)):
         conv = make(layer, 8, 8, heads=2, method=method, dtype=jnp.bfloat16)

@@ -137,17 +137,20 @@ class Typed:
 
     # --- Products by relation ----------------------------------------------------------------
 
-    def of_sources(self, x: Array, rows: Rows) -> Array:
+    def of_sources(self, x: Array, rows: Rows, *, transposed: bool = False) -> Array:
         """``(source pairs, n)``."""
-        return self._of_pairs(x, rows, self.pair_src)
+        return self._of_pairs(x, rows, self.pair_src, transposed=transposed)
 
     def of_destinations(self, x: Array, rows: Rows, dtype: Any = None) -> Array:
         """``(destination pairs, n)``."""
         return self._of_pairs(x, rows, self.pair_dst, dtype)
 
-    def _of_pairs(self, x: Array, rows: Rows, pairs: Pairs, dtype: Any = None) -> Array:
-        rows = rows._replace(kernel=_of_width(rows.kernel, x.shape[1]))
-        return self._product(x, rows, pairs, pairs.gather, dtype)
+    def _of_pairs(
+        self, x: Array, rows: Rows, pairs: Pairs, dtype: Any = None, *, transposed: bool = False
+    ) -> Array:
+        if not transposed:
+            rows = rows._replace(kernel=_of_width(rows.kernel, x.shape[1]))
+        return self._product(x, rows, pairs, pairs.gather, dtype, transposed=transposed)
 
     def behind(self, sums: Array, rows: Rows, heads: int) -> Array:
         """``(destination pairs, n)`` of ``(destination pairs, heads · k)``: each head by itself."""
@@ -162,8 +165,17 @@ class Typed:
         z = jax.vmap(of_head, (1, 0), 1)(by_head, jax.tree.map(lambda a: _heads(a, heads), rows))
         return z.reshape(len(z), -1)
 
-    def _product(self, x: Array, rows: Rows, pairs: Pairs, lines: Any, dtype: Any = None) -> Array:
-        options: Any = {"precision": self.precision, "dtype": dtype}
+    def _product(
+        self,
+        x: Array,
+        rows: Rows,
+        pairs: Pairs,
+        lines: Any,
+        dtype: Any = None,
+        *,
+        transposed: bool = False,
+    ) -> Array:
+        options: Any = {"precision": self.precision, "dtype": dtype, "transposed": transposed}
         return product(x, rows.kernel, pairs, lines, bias=rows.bias, **options)
 
     def into_nodes(self, z: Array, share: Array | None) -> Array:
@@ -402,6 +414,7 @@ def attend_by_keys(
     heads: int,
     way: Way,
     precision: Any,
+    made: bool = True,
 ) -> Array:
     """Attention of HGT.
 
@@ -409,12 +422,14 @@ def attend_by_keys(
         graph: With the parts of the way.
         key: ``(nodes, k)`` or ``(nodes, heads · k)``, what keys are made of.
         value: Likewise of values.
-        query: By source pair ``(nodes, heads · d)``, the queries; else ``(nodes, j)`` or ``(nodes,
-            heads · j)``, what those are made of.
+        query: ``(nodes, j)`` or ``(nodes, heads · j)``, what queries are made of, or by source pair
+            ``(nodes, heads · d)``, these.
         folded: The maps.
         heads: Number of heads.
         way: The way.
         precision: Of the products.
+        made: Whether by source pair the queries are made; else keys are multiplied with their maps,
+            too, which there are of one head that has no biases.
 
     Returns:
         ``(nodes, heads · d)``.
@@ -423,7 +438,11 @@ def attend_by_keys(
     one: Any = jnp.ones((1, 1), acc)
     options: Any = {"heads": heads, "slope": 1.0}
     if way == "source_pairs":
-        keys, values = typed.of_sources(key, folded.key), typed.of_sources(value, folded.value)
+        if made:
+            keys = typed.of_sources(key, folded.key)
+        else:
+            keys = typed.of_sources(key, folded.query, transposed=True)
+        values = typed.of_sources(value, folded.value)
         operands = values, query, keys, None, one, None, typed.matrix.from_pairs
         return keyed_attention(*operands, **options)[0]
     queries = typed.of_destinations(query, folded.query)

@@ -73,7 +73,9 @@ def _within(bounds: Array, rows: int) -> Array:
 def row_groups(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
     """``(rows,)``, the group of each row, ascending; -1 and ``num_groups`` at the ends: none."""
     bounds = _bounds(sizes, offset, num_groups, rows)
-    return jnp.cumsum(jnp.zeros((rows + 1,), bounds.dtype).at[bounds].add(1))[:rows] - 1
+    row = jnp.arange(rows, dtype=bounds.dtype)
+    found = jnp.searchsorted(bounds, row, side="right", method="scan_unrolled")
+    return found.astype(bounds.dtype) - 1
 
 
 def _ragged_dot(
