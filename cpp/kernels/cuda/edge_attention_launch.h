@@ -66,15 +66,26 @@ struct NoStats : SumOp<Acc, 1> {
   static __device__ __forceinline__ Result empty() { return {0, -kLeast<true, Acc>}; }
 };
 
-// Makes all rows empty.
-template <typename T, typename Acc>
-cudaError_t fill_empty(cudaStream_t stream, const Csr<Index>& csr, Features features, T* out,
-                       SoftmaxStats<Acc>* stats) {
-  const Output<T, SumOp<Acc, 1>, Acc> rows = {out, csr.num_rows, features.width, {}};
+// Rows, and their statistics.
+template <class Op, typename T, typename Acc>
+cudaError_t launch_fill(cudaStream_t stream, Start next,
+                        const Output<T, Op, Acc, StoredStats<Acc>>& output) {
+  const Output<T, SumOp<Acc, 1>, Acc> rows = {output.out, output.num_rows, output.width, {}};
   const Output<SoftmaxStats<Acc>, NoStats<Acc>, Acc> of_rows = {
-      stats, csr.num_rows, features.heads, {}};
-  const cudaError_t error = launch_fill(stream, Start::kWaits, rows);
-  return error == cudaSuccess ? launch_fill(stream, Start::kWaits, of_rows) : error;
+      output.last.stats, output.num_rows, output.last.heads, {}};
+  const cudaError_t error = launch_fill(stream, next, rows);
+  return error == cudaSuccess ? launch_fill(stream, next, of_rows) : error;
+}
+
+// Entries times tiles of the lanes of a team of one step, up to which that is faster.
+constexpr int64_t kSmallAttention = 1 << 17;
+
+// Whether one step deals out all entries (segment_step.cuh).
+template <int kVec>
+bool takes_one_step(const Csr<Index>& csr, Features features, const Workspace& workspace) {
+  const int64_t tiles = ceil_div(features.width, int64_t{kStepLanes} * kVec);
+  const Schedule schedule = {false, kStepLanes, kStepThreads, workspace.blocks};
+  return csr.count * tiles <= kSmallAttention && takes_one_step(schedule, csr, features);
 }
 
 // The sum under a softmax of scores that are numbers for each head, and its statistics, in one
@@ -89,9 +100,14 @@ cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* 
   if (features.width <= 0 || !addressable<T>(features) ||
       !addressable<SoftmaxStats<Acc>>({features.heads, 1}))
     return cudaErrorInvalidValue;
+  const Last last = {stats, features.heads};
+  if (takes_one_step<kVec>(csr, features, workspace))
+    return launch_step<Op>(stream, csr, value, static_cast<const Acc*>(nullptr), features, last,
+                           out, workspace.bytes, NoDots{}, StepSoftmax<Acc>{attention});
+  const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
-    const cudaError_t error = fill_empty(stream, csr, features, out, stats);
+    const cudaError_t error = launch_fill(stream, Start::kWaits, output);
     if (error != cudaSuccess || csr.count == 0) return error;
   }
   const auto trailing = [](int64_t size) {  // log2 of what a size is a multiple of
@@ -142,8 +158,6 @@ cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* 
   if (tiles > kMaxGridY || blocks > kMaxGridX || chunks << cut.chunk_bits > 0x3fffffff)
     return cudaErrorInvalidConfiguration;
   cut.chunks = static_cast<int>(chunks);
-  const Output<T, Op, Acc, Last> output = {
-      out, csr.num_rows, features.width, {stats, features.heads}};
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace.bytes), next_tag()};
   const Gathered<T, Acc> gathered = {value, nullptr, static_cast<int>(features.heads)};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
@@ -162,9 +176,11 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
   if (features.width <= 0 || !addressable<T>(features) ||
       !addressable<SoftmaxStats<Acc>>({features.heads, 1}))
     return cudaErrorInvalidValue;
+  const Output<T, Op, Acc, StoredStats<Acc>> output = {
+      out, csr.num_rows, features.width, {stats, features.heads}};
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
-    const cudaError_t error = fill_empty(stream, csr, features, out, stats);
+    const cudaError_t error = launch_fill(stream, Start::kWaits, output);
     if (error != cudaSuccess || csr.count == 0) return error;
   }
   AttendCut cut;
@@ -182,8 +198,6 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
   if (tiles > kMaxGridY || blocks > kMaxGridX || steps * kStep > 0x3fffffff)
     return cudaErrorInvalidConfiguration;
   cut.steps = static_cast<int>(steps);
-  const Output<T, Op, Acc, StoredStats<Acc>> output = {
-      out, csr.num_rows, features.width, {stats, features.heads}};
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace.bytes), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   return launch(stream, {grid, kAttendThreads, static_cast<size_t>(shared)},

@@ -13,6 +13,11 @@
 // to (see Dots): these come by asynchronous copies, once for each run of a team's entries, as there
 // are no registers for them. A team then has all of a row, hence up to 32 lanes.
 //
+// Under a softmax (softmax_sums.cuh) what scores are made of is asked for with the features, each
+// lane for itself, so that chains stay as long as they are. Weights, and what rows within a team's
+// entries are divided by, are made while features are on their way. What teams have of a row is
+// relative to the largest score that each has met.
+//
 // Rows with an epilogue are stored by all teams alike, once their sums lie in shared memory, in
 // order of rows: what each of a team's first ones reads is on its way while features are.
 //
@@ -33,6 +38,7 @@
 #include "segment_output.cuh"
 #include "segment_runs.cuh"
 #include "segment_tails.cuh"
+#include "softmax_sums.cuh"
 
 namespace jax_gnn::cuda {
 namespace {
@@ -59,6 +65,12 @@ struct Step {
   bool fills;
 };
 
+// Whether rows wait for their epilogue.
+template <class Last>
+constexpr bool has_late_rows = !std::is_same_v<Last, NoEpilogue>;
+template <typename Acc>
+constexpr bool has_late_rows<StoredStats<Acc>> = false;
+
 // What waits for its epilogue: sums of the rows that end in the block, [entry][lane].
 template <class Op, typename Acc, bool kHasEpilogue>
 struct EndedRows {};
@@ -67,7 +79,7 @@ struct EndedRows<Op, Acc, true> {
   static constexpr int kBlock = step_block(kStepLanes), kRuns = kBlock * kStepLanes;
   Index places[kBlock];  // entries of the block that end a row, in order
   alignas(16) Pack<Acc, Op::kVec> sums[kRuns];
-  Acc counts[Op::kCounts ? kRuns : 1];
+  Acc more[most(kRuns * (Op::kParts - Op::kVec), 1)];
 };
 
 // Words of rows that dots are taken with, [entry of a team][thread].
@@ -78,7 +90,18 @@ struct LeftWords<W, true> {
   alignas(16) W words[kStepEntries * kStepThreads];
 };
 
-template <class Op, typename T, typename Acc, class Last, bool kDots, int kLanes>
+// Numbers that entries' weights are made of, of each kind [entry of a team][thread]: of the block's
+// entries, and of those of the block before.
+template <typename Acc, bool kAny>
+struct EntryNumbers {};
+template <typename Acc>
+struct EntryNumbers<Acc, true> {
+  static constexpr int kOfKind = kStepEntries * kStepThreads, kKinds = 3;
+  Acc own[kKinds * kOfKind], before[kKinds * kOfKind];
+};
+
+template <class Op, typename T, typename Acc, class Last, bool kDots, int kLanes,
+          class Softmax = NoSoftmax>
 struct StepShared {
   static constexpr int kWaiting = 2 * kStepThreads;  // place of what waits for blocks before
   static constexpr int kRuns = kWaiting + kLanes;
@@ -91,9 +114,10 @@ struct StepShared {
   unsigned gaps[kWindow / 32];  // of those that empty rows follow
   // [team of the window][lane]: what of a row is open where the team's entries end.
   alignas(16) Pack<Acc, Op::kVec> sums[kRuns];
-  Acc counts[Op::kCounts ? kRuns : 1];
-  EndedRows<Op, Acc, !std::is_same_v<Last, NoEpilogue>> ended;
+  Acc more[most(kRuns * (Op::kParts - Op::kVec), 1)];
+  EndedRows<Op, Acc, has_late_rows<Last>> ended;
   LeftWords<Word<T, Op::kVec>, kDots> left;
+  EntryNumbers<Acc, Softmax::kAny> numbers;
 };
 
 // An entry's id, or `otherwise` where there are not so many.
@@ -105,17 +129,19 @@ __device__ __forceinline__ unsigned load_id(const Index* ids, unsigned entry, un
 }
 
 template <class Op, typename T, typename Acc, class Last = NoEpilogue, class Dots = NoDots,
-          int kTeamLanes = kStepLanes>
+          int kTeamLanes = kStepLanes, class Softmax = NoSoftmax>
 __global__ void __launch_bounds__(kStepThreads, 2)
     step_kernel(const __grid_constant__ Step<T, Acc> step, const __grid_constant__ Last last,
-                const __grid_constant__ Dots dots, Tails<Op, Acc> tails) {
+                const __grid_constant__ Dots dots, const __grid_constant__ Softmax softmax,
+                Tails<Op, Acc> tails) {
   constexpr int kVec = Op::kVec, kParts = Op::kParts;
   constexpr unsigned kLanes = kTeamLanes, kEntries = kStepEntries, kThreads = kStepThreads;
   constexpr unsigned kTeams = kThreads / kLanes, kBlock = step_block(kLanes), kWindow = 2 * kBlock;
-  using Shared = StepShared<Op, T, Acc, Last, Dots::kAny, kTeamLanes>;
+  constexpr bool kHasEpilogue = has_late_rows<Last>, kSoftmax = Softmax::kAny;
+  using Shared = StepShared<Op, T, Acc, Last, Dots::kAny, kTeamLanes, Softmax>;
   using W = Word<T, kVec>;
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared());
-  const KeptRuns<Op, Acc> open = {shared.sums, shared.counts};
+  const KeptRuns<Op, Acc> open = {shared.sums, shared.more};
   const unsigned lane = threadIdx.x % kLanes, team = threadIdx.x / kLanes;
   allow_next_launch();
   bool reads_ahead = false;
@@ -135,7 +161,7 @@ __global__ void __launch_bounds__(kStepThreads, 2)
     const unsigned weight =
         load_id(step.order, entry, step.order != nullptr ? step.count : 0, entry);
     const bool valid = row < step.num_rows && col < step.num_cols &&
-                       (step.weight == nullptr || weight < step.num_weights);
+                       ((!kSoftmax && step.weight == nullptr) || weight < step.num_weights);
     shared.rows[place] = static_cast<Index>(row);
     if (place == kWindow - 1) shared.rows[kWindow] = static_cast<Index>(next);
     shared.cols[place] = valid ? static_cast<Index>(col) : -1;
@@ -151,8 +177,10 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   const unsigned first_of_all = step.rows[0], last_of_all = step.rows[step.count - 1];
   const unsigned first_feature = (blockIdx.y * kLanes + lane) * kVec;
   const bool active = first_feature < step.width;
-  const unsigned head =
-      static_cast<unsigned>((static_cast<float>(first_feature) + 0.5f) * step.heads_per_feature);
+  const auto head_of = [&](unsigned feature) {
+    return static_cast<unsigned>((static_cast<float>(feature) + 0.5f) * step.heads_per_feature);
+  };
+  const unsigned head = head_of(first_feature);
   const T* const lane_in = step.in + first_feature;
   T* const lane_out = step.out + first_feature;
   const unsigned row_bytes = step.width * static_cast<unsigned>(sizeof(T));
@@ -181,6 +209,54 @@ __global__ void __launch_bounds__(kStepThreads, 2)
                                           step.weight + at, Acc(1));
       }
   };
+  // Asks for what weights are made of: of entries of rows `row_of(j)`.
+  const unsigned head_bytes = step.heads * static_cast<unsigned>(sizeof(Acc));
+  const auto ask = [&](unsigned place, const Loaded& loaded, const auto& row_of, Acc* numbers) {
+    if constexpr (kSoftmax) {
+      const Attention<Acc>& attention = softmax.attention;
+      Acc* to = numbers + threadIdx.x;
+      const auto copy = [&](const Acc* from, const auto& at) {
+#pragma unroll
+        for (unsigned j = 0; j < kEntries; ++j)
+          copy_async<sizeof(Acc)>(static_cast<unsigned>(loaded.cols[j]) < num_cols,
+                                  row_at(from + head, at(j), head_bytes), to + j * kThreads);
+        to += kEntries * kThreads;
+      };
+      const auto place_of = [&](unsigned j) { return shared.places[place + j]; };
+      if (attention.edge_score == nullptr) {
+        copy(attention.src_score, [&](unsigned j) { return loaded.cols[j]; });
+        copy(attention.dst_score, row_of);
+      } else {
+        copy(attention.edge_score, place_of);
+        to += kEntries * kThreads;
+      }
+      if (attention.edge_scale != nullptr) copy(attention.edge_scale, place_of);
+    }
+  };
+  // Makes weights of that. `ends`: bit j: a run ends with entry j.
+  const auto weigh = [&](const Acc* numbers, unsigned ends, Loaded& loaded,
+                         RunSoftmax<Acc, kEntries>& runs) {
+    if constexpr (kSoftmax) {
+      const Attention<Acc>& attention = softmax.attention;
+      const auto number = [&](unsigned kind, unsigned j) {
+        return numbers[(kind * kEntries + j) * kThreads + threadIdx.x];
+      };
+      Acc scores[kEntries];
+#pragma unroll
+      for (unsigned j = 0; j < kEntries; ++j) scores[j] = number(0, j);
+      if (attention.edge_score == nullptr)
+#pragma unroll
+        for (unsigned j = 0; j < kEntries; ++j)
+          scores[j] = leaky(number(1, j) + scores[j], attention.slope);
+#pragma unroll
+      for (unsigned j = 0; j < kEntries; ++j)
+        if (loaded.cols[j] < 0) scores[j] = kLeast<true, Acc>;
+      runs.weigh(scores, ends, loaded.weights);
+      if (attention.edge_scale != nullptr)
+#pragma unroll
+        for (unsigned j = 0; j < kEntries; ++j) loaded.weights[j] *= number(2, j);
+    }
+  };
   const auto add = [&](const Loaded& loaded, unsigned j, Acc(&run)[kParts]) {
     Acc x[kVec];
     unpack<kVec, T>(loaded.words[j], x);
@@ -189,11 +265,21 @@ __global__ void __launch_bounds__(kStepThreads, 2)
     if constexpr (Op::kCounts) run[kVec] += loaded.cols[j] >= 0 ? Acc(1) : Acc(0);
   };
   const Column column = {static_cast<int64_t>(first_feature), 0, active};
-  constexpr bool kHasEpilogue = !std::is_same_v<Last, NoEpilogue>;
   const Output<T, Op, Acc, Last> output = {step.out, step.num_rows, step.width, last};
-  using Ahead = typename Output<T, Op, Acc, Last>::Ahead;
+  using Ahead = cuda::Ahead<Last, kVec>;
   KeptRuns<Op, Acc> ended = {};
-  if constexpr (kHasEpilogue) ended = {shared.ended.sums, shared.ended.counts};
+  if constexpr (kHasEpilogue) ended = {shared.ended.sums, shared.ended.more};
+  // Writes the row's statistics, by the lane where a head begins.
+  const auto store_stats = [&](Index row, const SoftmaxStats<Acc>& stats, unsigned bound) {
+    if constexpr (kSoftmax) {
+      using Pair = Word<Acc, 2>;
+      Pair pair;
+      memcpy(&pair, &stats, sizeof(pair));
+      const bool begins = first_feature == 0 || head_of(first_feature - 1) != head;
+      store_below(static_cast<unsigned>(row), begins ? bound : 0,
+                  reinterpret_cast<Pair*>(row_at(last.stats + head, row, 2 * head_bytes)), pair);
+    }
+  };
   // Writes the lane's word of a row that is below `bound`, which ends at a place of the window.
   // With an epilogue that is not yet done.
   const auto store = [&](unsigned place, const Acc(&run)[kParts], unsigned bound) {
@@ -204,7 +290,10 @@ __global__ void __launch_bounds__(kStepThreads, 2)
       Acc x[kVec];
       T features[kVec];
       W word;
-      Op::finish(run, x);
+      if constexpr (kSoftmax)
+        memcpy(x, run, sizeof(x));  // it has been divided
+      else
+        Op::finish(run, x);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) narrow(x[i], features[i]);
       memcpy(&word, features, sizeof(word));
@@ -216,12 +305,26 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   const auto fill = [&](unsigned row, unsigned end, unsigned stride) {
 #pragma unroll 1
     for (; row < end; row += stride)
-      if constexpr (kHasEpilogue)
+      if constexpr (kHasEpilogue) {
         output.store_empty(row, column);
-      else
-        store_below(row, num_rows,
-                    reinterpret_cast<W*>(row_at(lane_out, static_cast<Index>(row), row_bytes)),
-                    W{});
+      } else {
+        const Index at = static_cast<Index>(row);
+        store_below(row, num_rows, reinterpret_cast<W*>(row_at(lane_out, at, row_bytes)), W{});
+        store_stats(at, {0, -kLeast<true, Acc>}, num_rows);
+      }
+  };
+  // Writes a run that is all of a row, or had to wait.
+  const auto store_whole = [&](unsigned place, const Acc(&run)[kParts], unsigned bound) {
+    if constexpr (kSoftmax) {
+      Acc x[kParts] = {};
+      Acc sums[kVec];
+      Op::finish(run, sums);
+      memcpy(x, sums, sizeof(sums));
+      store(place, x, bound);
+      store_stats(shared.rows[place], Op::stats(run), bound);
+    } else {
+      store(place, run, bound);
+    }
   };
 
   const unsigned window_team = kTeams + team, place = window_team * kEntries;
@@ -234,14 +337,21 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   const bool repeats =
       crosses && !crosses_in && shared.rows[place_before + kEntries - 1] == first_row;
   Loaded loaded, before;
+  Acc *own_numbers = nullptr, *numbers_before = nullptr;
+  if constexpr (kSoftmax) {
+    own_numbers = shared.numbers.own;
+    numbers_before = shared.numbers.before;
+  }
 #pragma unroll
   for (unsigned j = 0; j < kEntries; ++j) loaded.cols[j] = shared.cols[place + j];
+  ask(place, loaded, [&](unsigned j) { return shared.rows[place + j]; }, own_numbers);
   load(place, loaded);
   if (repeats) {
 #pragma unroll
     for (unsigned j = 0; j < kEntries; ++j)
       before.cols[j] =
           shared.rows[place_before + j] == first_row ? shared.cols[place_before + j] : -1;
+    ask(place_before, before, [&](unsigned) { return first_row; }, numbers_before);
     load(place_before, before);
   }
 
@@ -316,9 +426,21 @@ __global__ void __launch_bounds__(kStepThreads, 2)
 
   // No branches: the sum that is the team's first to end is kept, others are stored.
   const unsigned ends = bits_of(shared.ends), first_end = __ffs(ends) - 1;
+  constexpr int kSums = kSoftmax ? kVec : kParts;
   Acc run[kParts], first_run[kParts];
   set_neutral<Op>(run);
   set_neutral<Op>(first_run);
+  RunSoftmax<Acc, kEntries> runs;
+  if constexpr (kSoftmax) {
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
+    weigh(own_numbers, ends, loaded, runs);
+#pragma unroll
+    for (unsigned j = 1; j < kEntries; ++j) {
+      const unsigned stored = j != first_end && (ends >> j & 1) ? num_rows : 0;
+      store_stats(shared.rows[place + j], Op::stats(runs.sums[j], runs.tops[j]), stored);
+    }
+  }
   Acc dot[kEntries] = {};          // the lane's share
   unsigned left_at = threadIdx.x;  // the row's word
   if constexpr (Dots::kAny) __pipeline_wait_prior(0);
@@ -330,11 +452,15 @@ __global__ void __launch_bounds__(kStepThreads, 2)
       add_dot<T, kVec>(dot[j], shared.left.words[left_at], loaded.words[j]);
     }
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) run[i] = begins ? Acc(0) : run[i];
+    for (int i = 0; i < kSums; ++i) run[i] = begins ? Acc(0) : run[i];
     add(loaded, j, run);
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) first_run[i] = is_first ? run[i] : first_run[i];
+    for (int i = 0; i < kSums; ++i) first_run[i] = is_first ? run[i] : first_run[i];
     if (j > 0) store(place + j, run, !is_first && (ends >> j & 1) ? num_rows : 0);
+  }
+  if constexpr (kSoftmax) {
+    runs.of_entry(0, first_run);
+    runs.of_entry(kEntries - 1, run);
   }
   open.put(run, kThreads + threadIdx.x);
   if constexpr (Dots::kAny) {
@@ -350,34 +476,54 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   }
   if (repeats) {
     set_neutral<Op>(run);
+    weigh(numbers_before, 0, before, runs);
 #pragma unroll
     for (unsigned j = 0; j < kEntries; ++j) add(before, j, run);
+    if constexpr (kSoftmax) runs.of_entry(0, run);
     open.put(run, threadIdx.x);
   }
   has_long_gap = __syncthreads_or(has_long_gap) != 0;
 
   // What teams of the window have, from `first` on and before `last`, in order, and then the run.
   const auto add_before = [&](unsigned first, unsigned last, Acc(&run)[kParts]) {
-    Acc total[kParts];
-    set_neutral<Op>(total);
+    Acc total[kParts] = {};
+    const auto shrink_to = [&](Acc(&run)[kParts], Acc top) {
+      if constexpr (kSoftmax) {
+        const Acc factor = shrink(run[Op::kTop], top);
+#pragma unroll
+        for (int i = 0; i <= Op::kSum; ++i) run[i] *= factor;
+        run[Op::kTop] = 0;
+      }
+    };
+    Acc top = 0;
+    if constexpr (kSoftmax) {
+      top = run[Op::kTop];
+#pragma unroll 4
+      for (unsigned at = first; at < last; ++at)
+        top = extremum<true>(open.more[(at * kLanes + lane) * open.kMore + Op::kTop - kVec], top);
+    }
 #pragma unroll 1
     for (unsigned at = first; at < last; at += 2) {
       Acc one[kParts], two[kParts];
       open.get(one, at * kLanes + lane);
       open.get(two, (at + 1) * kLanes + lane);
+      shrink_to(one, top);
+      shrink_to(two, top);
 #pragma unroll
       for (int i = 0; i < kParts; ++i) total[i] += one[i];
       if (at + 1 < last)
 #pragma unroll
         for (int i = 0; i < kParts; ++i) total[i] += two[i];
     }
+    shrink_to(run, top);
+    if constexpr (kSoftmax) total[Op::kTop] = top;
 #pragma unroll
     for (int i = 0; i < kParts; ++i) run[i] = total[i] + run[i];
   };
   if (ends != 0) {
     if (begin != place) add_before(begin_team, window_team, first_run);
     if (waits) open.put(first_run, Shared::kWaiting + lane);
-    store(place + first_end, first_run, waits ? 0 : num_rows);
+    store_whole(place + first_end, first_run, waits ? 0 : num_rows);
   }
   if constexpr (kHasEpilogue) {
     const auto finish = [&](unsigned n, Index row, const Ahead& ahead) {
@@ -455,7 +601,7 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   else if constexpr (kHasEpilogue)
     output.store(lane_out, first_row, run, num_rows);
   else
-    store(kBlock, run, num_rows);
+    store_whole(kBlock, run, num_rows);
 }
 
 }  // namespace
