@@ -78,15 +78,21 @@ cudaError_t launch_fill(cudaStream_t stream, Start next,
 }
 
 // Entries times tiles of the lanes of a team of one step, up to which that is faster.
-constexpr int64_t kSmallAttention = 1 << 17;
+constexpr int64_t kSmallAttention = 1 << 22;
 
 // Whether one step deals out all entries (segment_step.cuh).
-template <int kVec>
+template <class Op, int kLanes, class Softmax, typename T, typename Acc>
 bool takes_one_step(const Csr<Index>& csr, Features features, const Workspace& workspace) {
-  const int64_t tiles = ceil_div(features.width, int64_t{kStepLanes} * kVec);
-  const Schedule schedule = {false, kStepLanes, kStepThreads, workspace.blocks};
-  return csr.count * tiles <= kSmallAttention && takes_one_step(schedule, csr, features);
+  using Shared = StepShared<Op, T, Acc, StoredStats<Acc>, false, kLanes, Softmax>;
+  const int64_t tiles = ceil_div(features.width, int64_t{kLanes} * Op::kVec);
+  const Schedule schedule = {false, kLanes, kStepThreads, workspace.blocks};
+  return csr.count * tiles * (kLanes / kStepLanes) <= kSmallAttention && tiles <= kMaxGridY &&
+         takes_one_step(schedule, csr, features) &&
+         static_cast<int64_t>(sizeof(Shared)) <= most_shared_memory();
 }
+
+// Lanes of a team of one step that has scores of keys, of whole heads.
+constexpr int kKeyedStepLanes = 16;
 
 // The sum under a softmax of scores that are numbers for each head, and its statistics, in one
 // pass: the walk of weighted sums.
@@ -101,9 +107,10 @@ cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* 
       !addressable<SoftmaxStats<Acc>>({features.heads, 1}))
     return cudaErrorInvalidValue;
   const Last last = {stats, features.heads};
-  if (takes_one_step<kVec>(csr, features, workspace))
-    return launch_step<Op>(stream, csr, value, static_cast<const Acc*>(nullptr), features, last,
-                           out, workspace.bytes, NoDots{}, StepSoftmax<Acc>{attention});
+  const Acc* const no_weight = nullptr;
+  if (takes_one_step<Op, kStepLanes, StepSoftmax<Acc>, T, Acc>(csr, features, workspace))
+    return launch_step<Op>(stream, csr, value, no_weight, features, last, out, workspace.bytes,
+                           NoDots{}, StepSoftmax<Acc>{attention});
   const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
@@ -178,13 +185,23 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
     return cudaErrorInvalidValue;
   const Output<T, Op, Acc, StoredStats<Acc>> output = {
       out, csr.num_rows, features.width, {stats, features.heads}};
+  AttendCut cut;
+  if (!cut_features<kVec>(features, cut)) return cudaErrorInvalidValue;
+  using InStep = StepKeys<kScores, kSame, T, Acc>;
+  if (1 << cut.head_bits <= kKeyedStepLanes &&
+      takes_one_step<Op, kKeyedStepLanes, InStep, T, Acc>(csr, features, workspace)) {
+    int head_bits = cut.head_bits;  // of one head all lanes
+    while (features.heads == 1 && 1 << head_bits < kKeyedStepLanes) ++head_bits;
+    const Acc* const no_weight = nullptr;
+    return launch_step<Op, kKeyedStepLanes>(stream, csr, attended.value, no_weight, features,
+                                            output.last, out, workspace.bytes, NoDots{},
+                                            InStep{attended.keys, attended.edge_scale, head_bits});
+  }
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
     const cudaError_t error = launch_fill(stream, Start::kWaits, output);
     if (error != cudaSuccess || csr.count == 0) return error;
   }
-  AttendCut cut;
-  if (!cut_features<kVec>(features, cut)) return cudaErrorInvalidValue;
   const int lanes = 1 << cut.lane_bits, teams = kAttendThreads / lanes;
   const AttendLayout<kScores, kSame, Op, T, Acc> layout(cut, csr.order != nullptr,
                                                         1 + (attended.edge_scale != nullptr));

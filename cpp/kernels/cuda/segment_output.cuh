@@ -14,7 +14,8 @@ namespace {
 // Results are written as they are: in place of an Epilogue.
 struct NoEpilogue {};
 
-// Runs in shared memory, which have a place each: sums of features, and what runs have beside these.
+// Runs in shared memory, which have a place each: sums of features, and what runs have beside
+// these.
 template <class Op, typename Acc>
 struct KeptRuns {
   static constexpr int kVec = Op::kVec, kMore = Op::kParts - kVec;

@@ -82,23 +82,22 @@ struct EndedRows<Op, Acc, true> {
   Acc more[most(kRuns * (Op::kParts - Op::kVec), 1)];
 };
 
-// Words of rows that dots are taken with, [entry of a team][thread].
+// Words of further rows of entries, [entry of a team][thread].
 template <typename W, bool kAny>
-struct LeftWords {};
+struct FurtherWords {};
 template <typename W>
-struct LeftWords<W, true> {
+struct FurtherWords<W, true> {
   alignas(16) W words[kStepEntries * kStepThreads];
 };
 
 // Numbers that entries' weights are made of, of each kind [entry of a team][thread]: of the block's
 // entries, and of those of the block before.
-template <typename Acc, bool kAny>
-struct EntryNumbers {};
-template <typename Acc>
-struct EntryNumbers<Acc, true> {
-  static constexpr int kOfKind = kStepEntries * kStepThreads, kKinds = 3;
-  Acc own[kKinds * kOfKind], before[kKinds * kOfKind];
+template <typename Acc, int kKinds>
+struct EntryNumbers {
+  Acc own[kKinds * kStepEntries * kStepThreads], before[kKinds * kStepEntries * kStepThreads];
 };
+template <typename Acc>
+struct EntryNumbers<Acc, 0> {};
 
 template <class Op, typename T, typename Acc, class Last, bool kDots, int kLanes,
           class Softmax = NoSoftmax>
@@ -116,8 +115,10 @@ struct StepShared {
   alignas(16) Pack<Acc, Op::kVec> sums[kRuns];
   Acc more[most(kRuns * (Op::kParts - Op::kVec), 1)];
   EndedRows<Op, Acc, has_late_rows<Last>> ended;
-  LeftWords<Word<T, Op::kVec>, kDots> left;
-  EntryNumbers<Acc, Softmax::kAny> numbers;
+  FurtherWords<Word<T, Op::kVec>, kDots || Softmax::kKeyed> left;
+  FurtherWords<Word<T, Op::kVec>, Softmax::kKeyed> before;
+  FurtherWords<Word<T, Op::kVec>, Softmax::kApart> keys, keys_before;
+  EntryNumbers<Acc, Softmax::kKinds> numbers;
 };
 
 // An entry's id, or `otherwise` where there are not so many.
@@ -138,6 +139,7 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   constexpr unsigned kLanes = kTeamLanes, kEntries = kStepEntries, kThreads = kStepThreads;
   constexpr unsigned kTeams = kThreads / kLanes, kBlock = step_block(kLanes), kWindow = 2 * kBlock;
   constexpr bool kHasEpilogue = has_late_rows<Last>, kSoftmax = Softmax::kAny;
+  constexpr bool kKeyed = Softmax::kKeyed, kHasLeft = Dots::kAny || kKeyed;
   using Shared = StepShared<Op, T, Acc, Last, Dots::kAny, kTeamLanes, Softmax>;
   using W = Word<T, kVec>;
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared());
@@ -147,6 +149,9 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   bool reads_ahead = false;
   if constexpr (Dots::kAny) reads_ahead = dots.start == Start::kReadsAhead;
   if (!reads_ahead) wait_for_previous_launch();
+
+  // Whether entries have places of weights that are to be looked at.
+  const bool has_places = kSoftmax ? step.order != nullptr : step.weight != nullptr;
 
   // Places in the window: those of the block before, of this, and the first of the next.
 #pragma unroll
@@ -160,8 +165,8 @@ __global__ void __launch_bounds__(kStepThreads, 2)
     const unsigned col = load_id(step.cols, entry, step.cols != nullptr ? step.count : 0, entry);
     const unsigned weight =
         load_id(step.order, entry, step.order != nullptr ? step.count : 0, entry);
-    const bool valid = row < step.num_rows && col < step.num_cols &&
-                       ((!kSoftmax && step.weight == nullptr) || weight < step.num_weights);
+    const bool valid =
+        row < step.num_rows && col < step.num_cols && (!has_places || weight < step.num_weights);
     shared.rows[place] = static_cast<Index>(row);
     if (place == kWindow - 1) shared.rows[kWindow] = static_cast<Index>(next);
     shared.cols[place] = valid ? static_cast<Index>(col) : -1;
@@ -209,52 +214,69 @@ __global__ void __launch_bounds__(kStepThreads, 2)
                                           step.weight + at, Acc(1));
       }
   };
-  // Asks for what weights are made of: of entries of rows `row_of(j)`.
+  // Asks for the numbers that weights are made of: of entries of rows `row_of(j)`.
   const unsigned head_bytes = step.heads * static_cast<unsigned>(sizeof(Acc));
   const auto ask = [&](unsigned place, const Loaded& loaded, const auto& row_of, Acc* numbers) {
     if constexpr (kSoftmax) {
-      const Attention<Acc>& attention = softmax.attention;
       Acc* to = numbers + threadIdx.x;
       const auto copy = [&](const Acc* from, const auto& at) {
 #pragma unroll
         for (unsigned j = 0; j < kEntries; ++j)
           copy_async<sizeof(Acc)>(static_cast<unsigned>(loaded.cols[j]) < num_cols,
                                   row_at(from + head, at(j), head_bytes), to + j * kThreads);
-        to += kEntries * kThreads;
       };
       const auto place_of = [&](unsigned j) { return shared.places[place + j]; };
-      if (attention.edge_score == nullptr) {
-        copy(attention.src_score, [&](unsigned j) { return loaded.cols[j]; });
-        copy(attention.dst_score, row_of);
-      } else {
-        copy(attention.edge_score, place_of);
-        to += kEntries * kThreads;
+      if constexpr (!kKeyed) {
+        const Attention<Acc>& attention = softmax.attention;
+        if (attention.edge_score == nullptr) {
+          copy(attention.src_score, [&](unsigned j) { return loaded.cols[j]; });
+          to += kEntries * kThreads;
+          copy(attention.dst_score, row_of);
+        } else {
+          copy(attention.edge_score, place_of);
+        }
       }
-      if (attention.edge_scale != nullptr) copy(attention.edge_scale, place_of);
+      if (softmax.edge_scale() != nullptr) {
+        to = numbers + threadIdx.x + (Softmax::kKinds - 1) * kEntries * kThreads;
+        copy(softmax.edge_scale(), place_of);
+      }
     }
   };
+  const auto ask_for_rows = [&](const T* rows, const Loaded& loaded, W* words) {
+#pragma unroll
+    for (unsigned j = 0; j < kEntries; ++j)
+      copy_async<sizeof(W)>(static_cast<unsigned>(loaded.cols[j]) < num_cols,
+                            row_at(rows + first_feature, loaded.cols[j], row_bytes),
+                            words + j * kThreads + threadIdx.x);
+  };
+  // Where a lane's scores lie: beside all else, but those of keys once for each head.
+  unsigned scores_of = threadIdx.x;
+  if constexpr (kKeyed) scores_of &= ~0u << softmax.head_bits;
   // Makes weights of that. `ends`: bit j: a run ends with entry j.
   const auto weigh = [&](const Acc* numbers, unsigned ends, Loaded& loaded,
                          RunSoftmax<Acc, kEntries>& runs) {
     if constexpr (kSoftmax) {
-      const Attention<Acc>& attention = softmax.attention;
-      const auto number = [&](unsigned kind, unsigned j) {
-        return numbers[(kind * kEntries + j) * kThreads + threadIdx.x];
+      const auto number = [&](unsigned kind, unsigned j, unsigned of) {
+        return numbers[(kind * kEntries + j) * kThreads + of];
       };
       Acc scores[kEntries];
 #pragma unroll
-      for (unsigned j = 0; j < kEntries; ++j) scores[j] = number(0, j);
-      if (attention.edge_score == nullptr)
+      for (unsigned j = 0; j < kEntries; ++j) scores[j] = number(0, j, scores_of);
+      if constexpr (kKeyed) {
+        softmax.scale(scores);
+      } else if (softmax.attention.edge_score == nullptr) {
 #pragma unroll
         for (unsigned j = 0; j < kEntries; ++j)
-          scores[j] = leaky(number(1, j) + scores[j], attention.slope);
+          scores[j] = leaky(number(1, j, threadIdx.x) + scores[j], softmax.attention.slope);
+      }
 #pragma unroll
       for (unsigned j = 0; j < kEntries; ++j)
         if (loaded.cols[j] < 0) scores[j] = kLeast<true, Acc>;
       runs.weigh(scores, ends, loaded.weights);
-      if (attention.edge_scale != nullptr)
+      if (softmax.edge_scale() != nullptr)
 #pragma unroll
-        for (unsigned j = 0; j < kEntries; ++j) loaded.weights[j] *= number(2, j);
+        for (unsigned j = 0; j < kEntries; ++j)
+          loaded.weights[j] *= number(Softmax::kKinds - 1, j, threadIdx.x);
     }
   };
   const auto add = [&](const Loaded& loaded, unsigned j, Acc(&run)[kParts]) {
@@ -270,13 +292,17 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   KeptRuns<Op, Acc> ended = {};
   if constexpr (kHasEpilogue) ended = {shared.ended.sums, shared.ended.more};
   // Writes the row's statistics, by the lane where a head begins.
-  const auto store_stats = [&](Index row, const SoftmaxStats<Acc>& stats, unsigned bound) {
+  unsigned num_stats = 0;  // rows, of a lane where a head begins
+  if constexpr (kSoftmax) {
+    num_stats = first_feature == 0 || head_of(first_feature - 1) != head ? num_rows : 0;
+    hide(num_stats);
+  }
+  const auto store_stats = [&](Index row, const SoftmaxStats<Acc>& stats, bool stores) {
     if constexpr (kSoftmax) {
       using Pair = Word<Acc, 2>;
       Pair pair;
       memcpy(&pair, &stats, sizeof(pair));
-      const bool begins = first_feature == 0 || head_of(first_feature - 1) != head;
-      store_below(static_cast<unsigned>(row), begins ? bound : 0,
+      store_below(static_cast<unsigned>(row), stores ? num_stats : 0,
                   reinterpret_cast<Pair*>(row_at(last.stats + head, row, 2 * head_bytes)), pair);
     }
   };
@@ -310,7 +336,7 @@ __global__ void __launch_bounds__(kStepThreads, 2)
       } else {
         const Index at = static_cast<Index>(row);
         store_below(row, num_rows, reinterpret_cast<W*>(row_at(lane_out, at, row_bytes)), W{});
-        store_stats(at, {0, -kLeast<true, Acc>}, num_rows);
+        store_stats(at, {0, -kLeast<true, Acc>}, true);
       }
   };
   // Writes a run that is all of a row, or had to wait.
@@ -321,7 +347,7 @@ __global__ void __launch_bounds__(kStepThreads, 2)
       Op::finish(run, sums);
       memcpy(x, sums, sizeof(sums));
       store(place, x, bound);
-      store_stats(shared.rows[place], Op::stats(run), bound);
+      store_stats(shared.rows[place], Op::stats(run), bound > 0);
     } else {
       store(place, run, bound);
     }
@@ -346,17 +372,34 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   for (unsigned j = 0; j < kEntries; ++j) loaded.cols[j] = shared.cols[place + j];
   ask(place, loaded, [&](unsigned j) { return shared.rows[place + j]; }, own_numbers);
   load(place, loaded);
-  if (repeats) {
+  // Lanes add up scores of keys together.
+  const bool repeats_too = kKeyed ? __any_sync(kWholeWarp, repeats) : repeats;
+  W left_before = {};
+  if (repeats_too) {
 #pragma unroll
     for (unsigned j = 0; j < kEntries; ++j)
-      before.cols[j] =
-          shared.rows[place_before + j] == first_row ? shared.cols[place_before + j] : -1;
+      before.cols[j] = repeats && shared.rows[place_before + j] == first_row
+                           ? shared.cols[place_before + j]
+                           : -1;
     ask(place_before, before, [&](unsigned) { return first_row; }, numbers_before);
-    load(place_before, before);
+    if constexpr (!kKeyed) load(place_before, before);
+    if constexpr (kKeyed) ask_for_rows(step.in, before, shared.before.words);
+    if constexpr (kKeyed)
+      load_below(static_cast<unsigned>(first_row), num_rows,
+                 reinterpret_cast<const W*>(
+                     row_at(softmax.keys.row_key + first_feature, first_row, row_bytes)),
+                 left_before);
+    if constexpr (Softmax::kApart)
+      ask_for_rows(softmax.keys.col_key, before, shared.keys_before.words);
   }
+  if constexpr (Softmax::kApart) ask_for_rows(softmax.keys.col_key, loaded, shared.keys.words);
 
-  if constexpr (Dots::kAny) {
-    const T* const lane_left = dots.left + first_feature;
+  if constexpr (kHasLeft) {
+    const T* lane_left = nullptr;
+    if constexpr (kKeyed)
+      lane_left = softmax.keys.row_key + first_feature;
+    else
+      lane_left = dots.left + first_feature;
     const unsigned row_ends = shared.ends[place / 32] >> place % 32;
 #pragma unroll
     for (unsigned j = 0; j < kEntries; ++j)
@@ -431,14 +474,45 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   set_neutral<Op>(run);
   set_neutral<Op>(first_run);
   RunSoftmax<Acc, kEntries> runs;
+  Acc vector[kVec] = {};
+  // Makes scores of keys, by whole warps. `left_of(j)`: the word of the entry's row.
+  const auto score = [&](const Loaded& loaded, const auto& left_of, const W* keys, Acc* numbers) {
+    if constexpr (kKeyed) {
+      Acc scores[kEntries] = {};
+#pragma unroll
+      for (unsigned j = 0; j < kEntries; ++j) {
+        W key = loaded.words[j];
+        if constexpr (Softmax::kApart) key = keys[j * kThreads + threadIdx.x];
+        softmax.add(scores[j], left_of(j), key, vector);
+      }
+      const Held held = add_over_lanes(scores, softmax.head_bits);
+      if (held.writes && (active || step.heads == 1))
+#pragma unroll
+        for (unsigned j = 0; j < kEntries; ++j)
+          if (static_cast<int>(j) < held.count)
+            numbers[(held.first + j) * kThreads + scores_of] = scores[j];
+      __syncwarp();
+    }
+  };
+  if constexpr (kKeyed) softmax.load(first_feature, active, vector);
   if constexpr (kSoftmax) {
     __pipeline_commit();
     __pipeline_wait_prior(0);
+    if constexpr (kKeyed) {
+      const W* keys = nullptr;
+      if constexpr (Softmax::kApart) keys = shared.keys.words;
+      W left = {};
+      const auto left_of = [&](unsigned j) {
+        if (j == 0 || (ends >> (j - 1) & 1)) left = shared.left.words[j * kThreads + threadIdx.x];
+        return left;
+      };
+      score(loaded, left_of, keys, own_numbers);
+    }
     weigh(own_numbers, ends, loaded, runs);
 #pragma unroll
     for (unsigned j = 1; j < kEntries; ++j) {
-      const unsigned stored = j != first_end && (ends >> j & 1) ? num_rows : 0;
-      store_stats(shared.rows[place + j], Op::stats(runs.sums[j], runs.tops[j]), stored);
+      const bool stores = j != first_end && (ends >> j & 1);
+      store_stats(shared.rows[place + j], Op::stats(runs.sums[j], runs.tops[j]), stores);
     }
   }
   Acc dot[kEntries] = {};          // the lane's share
@@ -474,13 +548,21 @@ __global__ void __launch_bounds__(kStepThreads, 2)
         dots.dots[to * step.heads + (active ? head : 0)] = shared.cols[at] >= 0 ? dot[j] : Acc(0);
     }
   }
-  if (repeats) {
+  if (repeats_too) {
     set_neutral<Op>(run);
+    if constexpr (kKeyed) {
+      const W* keys = nullptr;
+      if constexpr (Softmax::kApart) keys = shared.keys_before.words;
+#pragma unroll
+      for (unsigned j = 0; j < kEntries; ++j)
+        before.words[j] = shared.before.words[j * kThreads + threadIdx.x];
+      score(before, [&](unsigned) { return left_before; }, keys, numbers_before);
+    }
     weigh(numbers_before, 0, before, runs);
 #pragma unroll
     for (unsigned j = 0; j < kEntries; ++j) add(before, j, run);
     if constexpr (kSoftmax) runs.of_entry(0, run);
-    open.put(run, threadIdx.x);
+    if (repeats) open.put(run, threadIdx.x);
   }
   has_long_gap = __syncthreads_or(has_long_gap) != 0;
 

@@ -66,7 +66,6 @@ struct SoftmaxSumOp {
   }
 };
 
-
 // Rows are written with their softmax's statistics, in place of an Epilogue.
 template <typename Acc>
 struct StoredStats {
@@ -118,14 +117,19 @@ struct Output<T, Op, Acc, StoredStats<Acc>> {
 
 // Weights that are given, in place of a Softmax.
 struct NoSoftmax {
-  static constexpr bool kAny = false;
+  static constexpr bool kAny = false, kKeyed = false, kApart = false;
+  static constexpr int kKinds = 0;
 };
 
-// What the kernel of one step (segment_step.cuh) takes weights from.
+// What the kernel of one step (segment_step.cuh) takes weights from, where scores are numbers for
+// each head. kKinds: of numbers that an entry's weight is made of, the last its scale.
 template <typename Acc>
 struct StepSoftmax {
-  static constexpr bool kAny = true;
+  static constexpr bool kAny = true, kKeyed = false, kApart = false;
+  static constexpr int kKinds = 3;
   Attention<Acc> attention;
+
+  __device__ __forceinline__ const Acc* edge_scale() const { return attention.edge_scale; }
 };
 
 // The softmax of a team's entries, all of whose scores are there, one run behind another: of each
