@@ -77,8 +77,10 @@ cudaError_t launch_fill(cudaStream_t stream, Start next,
   return error == cudaSuccess ? launch_fill(stream, next, of_rows) : error;
 }
 
-// Entries times tiles of the lanes of a team of one step, up to which that is faster.
-constexpr int64_t kSmallAttention = 1 << 22;
+// Entries times tiles of 8 lanes, up to which one step is faster on an H200. Keys apart from values
+// take twice the shared memory: of those a multiprocessor has one block.
+template <class Softmax>
+constexpr int64_t kSmallAttention = Softmax::kKeyed && !Softmax::kApart ? 3 << 15 : 1 << 16;
 
 // Whether one step deals out all entries (segment_step.cuh).
 template <class Op, int kLanes, class Softmax, typename T, typename Acc>
@@ -86,8 +88,8 @@ bool takes_one_step(const Csr<Index>& csr, Features features, const Workspace& w
   using Shared = StepShared<Op, T, Acc, StoredStats<Acc>, false, kLanes, Softmax>;
   const int64_t tiles = ceil_div(features.width, int64_t{kLanes} * Op::kVec);
   const Schedule schedule = {false, kLanes, kStepThreads, workspace.blocks};
-  return csr.count * tiles * (kLanes / kStepLanes) <= kSmallAttention && tiles <= kMaxGridY &&
-         takes_one_step(schedule, csr, features) &&
+  return csr.count * tiles * (kLanes / kStepLanes) <= kSmallAttention<Softmax> &&
+         tiles <= kMaxGridY && takes_one_step(schedule, csr, features) &&
          static_cast<int64_t>(sizeof(Shared)) <= most_shared_memory();
 }
 

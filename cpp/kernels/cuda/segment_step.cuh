@@ -13,10 +13,11 @@
 // to (see Dots): these come by asynchronous copies, once for each run of a team's entries, as there
 // are no registers for them. A team then has all of a row, hence up to 32 lanes.
 //
-// Under a softmax (softmax_sums.cuh) what scores are made of is asked for with the features, each
-// lane for itself, so that chains stay as long as they are. Weights, and what rows within a team's
-// entries are divided by, are made while features are on their way. What teams have of a row is
-// relative to the largest score that each has met.
+// Under a softmax (softmax_sums.cuh) what scores are made of is asked for with the features, so
+// that there are still two loads one behind the other. Weights, and what rows within a team's
+// entries are divided by, are then made while features are on their way. What a team has of a row
+// is relative to the largest score that it has met. Scores of keys are made of features: their rows
+// come by asynchronous copies, but for the values, and lanes add up those of a head together.
 //
 // Rows with an epilogue are stored by all teams alike, once their sums lie in shared memory, in
 // order of rows: what each of a team's first ones reads is on its way while features are.
@@ -61,6 +62,7 @@ struct Step {
   const Acc* weight;  // null means ones; then there is no order
   T* out;
   unsigned width, heads;
+  unsigned head_words;  // of kVec features, under a softmax
   float heads_per_feature;
   bool fills;
 };
@@ -90,11 +92,13 @@ struct FurtherWords<W, true> {
   alignas(16) W words[kStepEntries * kStepThreads];
 };
 
-// Numbers that entries' weights are made of, of each kind [entry of a team][thread]: of the block's
-// entries, and of those of the block before.
+// Numbers that weights of a team's entries are made of, [kind][thread][entry], a head's where its
+// first lane is: of the block's entries, and of those of the block before.
 template <typename Acc, int kKinds>
 struct EntryNumbers {
-  Acc own[kKinds * kStepEntries * kStepThreads], before[kKinds * kStepEntries * kStepThreads];
+  static constexpr int kSize = kKinds * kStepEntries * kStepThreads;
+  alignas(16) Acc own[kSize];
+  alignas(16) Acc before[kSize];
 };
 template <typename Acc>
 struct EntryNumbers<Acc, 0> {};
@@ -182,10 +186,9 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   const unsigned first_of_all = step.rows[0], last_of_all = step.rows[step.count - 1];
   const unsigned first_feature = (blockIdx.y * kLanes + lane) * kVec;
   const bool active = first_feature < step.width;
-  const auto head_of = [&](unsigned feature) {
-    return static_cast<unsigned>((static_cast<float>(feature) + 0.5f) * step.heads_per_feature);
-  };
-  const unsigned head = head_of(first_feature);
+  unsigned head =
+      static_cast<unsigned>((static_cast<float>(first_feature) + 0.5f) * step.heads_per_feature);
+  if constexpr (kSoftmax) head = min(head, step.heads - 1);  // of lanes without features, too
   const T* const lane_in = step.in + first_feature;
   T* const lane_out = step.out + first_feature;
   const unsigned row_bytes = step.width * static_cast<unsigned>(sizeof(T));
@@ -214,34 +217,42 @@ __global__ void __launch_bounds__(kStepThreads, 2)
                                           step.weight + at, Acc(1));
       }
   };
-  // Asks for the numbers that weights are made of: of entries of rows `row_of(j)`.
+  // Asks for the numbers that weights are made of. The lanes that the tile has of a head share them
+  // out: copies of one number take as long as those of several.
   const unsigned head_bytes = step.heads * static_cast<unsigned>(sizeof(Acc));
-  const auto ask = [&](unsigned place, const Loaded& loaded, const auto& row_of, Acc* numbers) {
+  unsigned head_lanes = 1, head_lane = 0;
+  if constexpr (kSoftmax) {
+    const unsigned tile = blockIdx.y * kLanes, begin = max(head * step.head_words, tile);
+    head_lane = tile + lane - begin;
+    head_lanes = min((head + 1) * step.head_words, tile + kLanes) - begin;
+  }
+  const unsigned numbers_at = (threadIdx.x - head_lane) * kEntries;
+  constexpr unsigned kOfKind = kEntries * kThreads;
+  const auto ask = [&](unsigned place, const auto& col_of, Acc* numbers) {
     if constexpr (kSoftmax) {
-      Acc* to = numbers + threadIdx.x;
-      const auto copy = [&](const Acc* from, const auto& at) {
-#pragma unroll
-        for (unsigned j = 0; j < kEntries; ++j)
-          copy_async<sizeof(Acc)>(static_cast<unsigned>(loaded.cols[j]) < num_cols,
-                                  row_at(from + head, at(j), head_bytes), to + j * kThreads);
-      };
-      const auto place_of = [&](unsigned j) { return shared.places[place + j]; };
-      if constexpr (!kKeyed) {
-        const Attention<Acc>& attention = softmax.attention;
-        if (attention.edge_score == nullptr) {
-          copy(attention.src_score, [&](unsigned j) { return loaded.cols[j]; });
-          to += kEntries * kThreads;
-          copy(attention.dst_score, row_of);
-        } else {
-          copy(attention.edge_score, place_of);
+      const Acc* const scales = softmax.edge_scale();
+      if (!active || (kKeyed && scales == nullptr)) return;
+#pragma unroll 1
+      for (unsigned j = head_lane; j < kEntries; j += head_lanes) {
+        const Index col = col_of(j), at = shared.places[place + j];
+        const auto copy = [&](unsigned kind, const Acc* from, Index id) {
+          copy_async<sizeof(Acc)>(col >= 0, row_at(from + head, id, head_bytes),
+                                  numbers + kind * kOfKind + numbers_at + j);
+        };
+        if constexpr (!kKeyed) {
+          const Attention<Acc>& attention = softmax.attention;
+          if (attention.edge_score == nullptr) {
+            copy(0, attention.src_score, col);
+            copy(1, attention.dst_score, shared.rows[place + j]);
+          } else {
+            copy(0, attention.edge_score, at);
+          }
         }
-      }
-      if (softmax.edge_scale() != nullptr) {
-        to = numbers + threadIdx.x + (Softmax::kKinds - 1) * kEntries * kThreads;
-        copy(softmax.edge_scale(), place_of);
+        if (scales != nullptr) copy(Softmax::kKinds - 1, scales, at);
       }
     }
   };
+  // Asks for rows of entries beside the values.
   const auto ask_for_rows = [&](const T* rows, const Loaded& loaded, W* words) {
 #pragma unroll
     for (unsigned j = 0; j < kEntries; ++j)
@@ -249,34 +260,33 @@ __global__ void __launch_bounds__(kStepThreads, 2)
                             row_at(rows + first_feature, loaded.cols[j], row_bytes),
                             words + j * kThreads + threadIdx.x);
   };
-  // Where a lane's scores lie: beside all else, but those of keys once for each head.
-  unsigned scores_of = threadIdx.x;
-  if constexpr (kKeyed) scores_of &= ~0u << softmax.head_bits;
-  // Makes weights of that. `ends`: bit j: a run ends with entry j.
+  // Makes weights of numbers that are there. `ends`: bit j: a run ends with entry j.
   const auto weigh = [&](const Acc* numbers, unsigned ends, Loaded& loaded,
                          RunSoftmax<Acc, kEntries>& runs) {
     if constexpr (kSoftmax) {
-      const auto number = [&](unsigned kind, unsigned j, unsigned of) {
-        return numbers[(kind * kEntries + j) * kThreads + of];
+      const auto get = [&](unsigned kind, Acc(&of_entries)[kEntries]) {
+        read_shared(reinterpret_cast<const unsigned char*>(numbers + kind * kOfKind + numbers_at),
+                    of_entries);
       };
-      Acc scores[kEntries];
-#pragma unroll
-      for (unsigned j = 0; j < kEntries; ++j) scores[j] = number(0, j, scores_of);
+      Acc scores[kEntries], others[kEntries];
+      get(0, scores);
       if constexpr (kKeyed) {
         softmax.scale(scores);
       } else if (softmax.attention.edge_score == nullptr) {
+        get(1, others);
 #pragma unroll
         for (unsigned j = 0; j < kEntries; ++j)
-          scores[j] = leaky(number(1, j, threadIdx.x) + scores[j], softmax.attention.slope);
+          scores[j] = leaky(others[j] + scores[j], softmax.attention.slope);
       }
 #pragma unroll
       for (unsigned j = 0; j < kEntries; ++j)
         if (loaded.cols[j] < 0) scores[j] = kLeast<true, Acc>;
       runs.weigh(scores, ends, loaded.weights);
-      if (softmax.edge_scale() != nullptr)
+      if (softmax.edge_scale() != nullptr) {
+        get(Softmax::kKinds - 1, others);
 #pragma unroll
-        for (unsigned j = 0; j < kEntries; ++j)
-          loaded.weights[j] *= number(Softmax::kKinds - 1, j, threadIdx.x);
+        for (unsigned j = 0; j < kEntries; ++j) loaded.weights[j] *= others[j];
+      }
     }
   };
   const auto add = [&](const Loaded& loaded, unsigned j, Acc(&run)[kParts]) {
@@ -294,7 +304,7 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   // Writes the row's statistics, by the lane where a head begins.
   unsigned num_stats = 0;  // rows, of a lane where a head begins
   if constexpr (kSoftmax) {
-    num_stats = first_feature == 0 || head_of(first_feature - 1) != head ? num_rows : 0;
+    num_stats = first_feature == head * step.head_words * kVec ? num_rows : 0;
     hide(num_stats);
   }
   const auto store_stats = [&](Index row, const SoftmaxStats<Acc>& stats, bool stores) {
@@ -342,11 +352,10 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   // Writes a run that is all of a row, or had to wait.
   const auto store_whole = [&](unsigned place, const Acc(&run)[kParts], unsigned bound) {
     if constexpr (kSoftmax) {
-      Acc x[kParts] = {};
-      Acc sums[kVec];
-      Op::finish(run, sums);
-      memcpy(x, sums, sizeof(sums));
-      store(place, x, bound);
+      Acc x[kVec], divided[kParts] = {};
+      Op::finish(run, x);
+      memcpy(divided, x, sizeof(x));
+      store(place, divided, bound);
       store_stats(shared.rows[place], Op::stats(run), bound > 0);
     } else {
       store(place, run, bound);
@@ -370,25 +379,27 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   }
 #pragma unroll
   for (unsigned j = 0; j < kEntries; ++j) loaded.cols[j] = shared.cols[place + j];
-  ask(place, loaded, [&](unsigned j) { return shared.rows[place + j]; }, own_numbers);
+  ask(place, [&](unsigned j) { return shared.cols[place + j]; }, own_numbers);
   load(place, loaded);
   // Lanes add up scores of keys together.
   const bool repeats_too = kKeyed ? __any_sync(kWholeWarp, repeats) : repeats;
   W left_before = {};
   if (repeats_too) {
+    const auto col_before = [&](unsigned j) {
+      const bool is_there = repeats && shared.rows[place_before + j] == first_row;
+      return is_there ? shared.cols[place_before + j] : Index(-1);
+    };
 #pragma unroll
-    for (unsigned j = 0; j < kEntries; ++j)
-      before.cols[j] = repeats && shared.rows[place_before + j] == first_row
-                           ? shared.cols[place_before + j]
-                           : -1;
-    ask(place_before, before, [&](unsigned) { return first_row; }, numbers_before);
-    if constexpr (!kKeyed) load(place_before, before);
-    if constexpr (kKeyed) ask_for_rows(step.in, before, shared.before.words);
-    if constexpr (kKeyed)
+    for (unsigned j = 0; j < kEntries; ++j) before.cols[j] = col_before(j);
+    ask(place_before, col_before, numbers_before);
+    if constexpr (kKeyed) {
+      const T* const lane_keys = softmax.keys.row_key + first_feature;
       load_below(static_cast<unsigned>(first_row), num_rows,
-                 reinterpret_cast<const W*>(
-                     row_at(softmax.keys.row_key + first_feature, first_row, row_bytes)),
-                 left_before);
+                 reinterpret_cast<const W*>(row_at(lane_keys, first_row, row_bytes)), left_before);
+      ask_for_rows(step.in, before, shared.before.words);
+    } else {
+      load(place_before, before);
+    }
     if constexpr (Softmax::kApart)
       ask_for_rows(softmax.keys.col_key, before, shared.keys_before.words);
   }
@@ -489,8 +500,7 @@ __global__ void __launch_bounds__(kStepThreads, 2)
       if (held.writes && (active || step.heads == 1))
 #pragma unroll
         for (unsigned j = 0; j < kEntries; ++j)
-          if (static_cast<int>(j) < held.count)
-            numbers[(held.first + j) * kThreads + scores_of] = scores[j];
+          if (static_cast<int>(j) < held.count) numbers[numbers_at + held.first + j] = scores[j];
       __syncwarp();
     }
   };
@@ -498,6 +508,7 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   if constexpr (kSoftmax) {
     __pipeline_commit();
     __pipeline_wait_prior(0);
+    __syncwarp();
     if constexpr (kKeyed) {
       const W* keys = nullptr;
       if constexpr (Softmax::kApart) keys = shared.keys.words;

@@ -170,6 +170,7 @@ cudaError_t launch_step(cudaStream_t stream, const Csr<Index>& csr, const T* in,
                              out,
                              static_cast<unsigned>(features.width),
                              static_cast<unsigned>(features.heads),
+                             static_cast<unsigned>(features.width / features.heads / Op::kVec),
                              static_cast<float>(features.heads) / features.width,
                              fills};
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
