@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
-from op_spec import Case, OpSpec, assert_close, same_bits, setting
+from op_spec import Case, OpSpec, assert_close, same_bits, setting, wide
 from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, CoreChecks, OpSuite
 from spmm_cases import Edges, graph_of, random_edges, unused
 
@@ -549,6 +549,57 @@ def test_the_logsumexp_has_derivatives(rng: np.random.Generator, implementation:
             assert_close(got, want, 1e-11, "second derivative")
 
 
+# Features of a head, from which on some hundreds of edges are too many for the kernel of one step.
+WALKED = 2801
+
+
+@pytest.mark.skipif(not KERNELS, reason=f"jax_gnn has no kernels for {PLATFORM} here")
+@pytest.mark.parametrize("count", [3, 900, 20000])
+@pytest.mark.parametrize(
+    ("dtype", "heads", "width"),
+    [
+        *(("float32", 1, 64), ("float32", 4, 16), ("float32", 3, 5), ("float32", 8, 4)),
+        *(("float32", 2, 33), ("bfloat16", 8, 8), ("float16", 1, 24), ("float64", 2, 6)),
+        *(("float32", 2, WALKED), ("bfloat16", 1, 2 * WALKED + 6)),
+    ],
+)
+@pytest.mark.parametrize("given", ["nothing", "scale", "bias"])
+def test_one_step_and_walks(
+    rng: np.random.Generator, count: int, dtype: str, heads: int, width: int, given: str
+) -> None:
+    """With rows that span blocks, some padding, and NaN where nobody reads."""
+    size = 70
+    count = min(count, 900) if width >= WALKED else count
+    dst = np.where(rng.random(count) < 0.6, 7, rng.geometric(0.05, count) % (size - 3))
+    src = np.where(rng.random(count) < 0.1, -1, rng.integers(0, size - 1, count))
+    graph = Graph.from_edges(src, dst, num_nodes=size, validate=False)
+    of_dst, of_src = (rng.normal(size=(size, heads)) * 5 for _ in range(2))
+    value = rng.normal(size=(size, heads, width))
+    of_src[-1], value[-1] = np.nan, np.nan
+    numbers = rng.normal(size=(count, heads))
+    options = {
+        "nothing": {},
+        "scale": {"edge_scale": numbers},
+        "bias": {"edge_bias": np.where(numbers < -1, -np.inf, numbers)},
+    }[given]
+    operands = [x.astype(jnp.dtype(dtype)) for x in (of_dst, of_src, value)]
+
+    def run(*operands: Any, **options: Any) -> Any:
+        return additive_attention(graph, *operands, return_lse=True, **options)
+
+    with setting("xla", "float64"):
+        want = jax.jit(run)(*wide(operands), **options)
+    with setting(PLATFORM, dtype):
+        program = jax.jit(run)
+        got = program(*operands, **options)
+        assert same_bits(got, program(*operands, **options))
+    tolerance = {"float32": 1e-5, "float64": 1e-12, "float16": 5e-3, "bfloat16": 0.04}[dtype]
+    assert_close(got[0], want[0], tolerance, "value")
+    found = np.isfinite(want[1])
+    assert (np.asarray(got[1])[~found] == -np.inf).all()
+    assert_close(got[1][found], want[1][found], 1e-12 if dtype == "float64" else 1e-5, "lse")
+
+
 KINDS: dict[str, Callable[..., Any]] = {
     "additive": additive_attention,
     "gatv2": gatv2_attention,
@@ -766,11 +817,13 @@ def test_many_edges(rng: np.random.Generator, dtype: str, width: int, implementa
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("width", [1, 4, 33])
+@pytest.mark.parametrize("width", [1, 4, 33, WALKED])
 def test_corrupt_indices(
     rng: np.random.Generator, kind: str, width: int, implementation: str
 ) -> None:
     """Whatever index arrays hold, nothing is read or written out of bounds, and all ends."""
+    if width == WALKED and kind != "additive":
+        width = 128  # of float32, which the kernel of one step does not take either
     whole = random_graph(rng, 40, 500)
     operands = [x.astype(np.float32) for x in operands_of(rng, kind, 40, whole, width)]
     operands = [np.abs(x) for x in operands]

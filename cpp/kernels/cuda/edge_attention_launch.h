@@ -66,16 +66,35 @@ struct NoStats : SumOp<Acc, 1> {
   static __device__ __forceinline__ Result empty() { return {0, -kLeast<true, Acc>}; }
 };
 
-// Makes all rows empty.
-template <typename T, typename Acc>
-cudaError_t fill_empty(cudaStream_t stream, const Csr<Index>& csr, Features features, T* out,
-                       SoftmaxStats<Acc>* stats) {
-  const Output<T, SumOp<Acc, 1>, Acc> rows = {out, csr.num_rows, features.width, {}};
+// Rows, and their statistics.
+template <class Op, typename T, typename Acc>
+cudaError_t launch_fill(cudaStream_t stream, Start next,
+                        const Output<T, Op, Acc, StoredStats<Acc>>& output) {
+  const Output<T, SumOp<Acc, 1>, Acc> rows = {output.out, output.num_rows, output.width, {}};
   const Output<SoftmaxStats<Acc>, NoStats<Acc>, Acc> of_rows = {
-      stats, csr.num_rows, features.heads, {}};
-  const cudaError_t error = launch_fill(stream, Start::kWaits, rows);
-  return error == cudaSuccess ? launch_fill(stream, Start::kWaits, of_rows) : error;
+      output.last.stats, output.num_rows, output.last.heads, {}};
+  const cudaError_t error = launch_fill(stream, next, rows);
+  return error == cudaSuccess ? launch_fill(stream, next, of_rows) : error;
 }
+
+// Entries times tiles of 8 lanes, up to which one step is faster on an H200. Keys apart from values
+// take twice the shared memory: of those a multiprocessor has one block.
+template <class Softmax>
+constexpr int64_t kSmallAttention = Softmax::kKeyed && !Softmax::kApart ? 3 << 15 : 1 << 16;
+
+// Whether one step deals out all entries (segment_step.cuh).
+template <class Op, int kLanes, class Softmax, typename T, typename Acc>
+bool takes_one_step(const Csr<Index>& csr, Features features, const Workspace& workspace) {
+  using Shared = StepShared<Op, T, Acc, StoredStats<Acc>, false, kLanes, Softmax>;
+  const int64_t tiles = ceil_div(features.width, int64_t{kLanes} * Op::kVec);
+  const Schedule schedule = {false, kLanes, kStepThreads, workspace.blocks};
+  return csr.count * tiles * (kLanes / kStepLanes) <= kSmallAttention<Softmax> &&
+         tiles <= kMaxGridY && takes_one_step(schedule, csr, features) &&
+         static_cast<int64_t>(sizeof(Shared)) <= most_shared_memory();
+}
+
+// Lanes of a team of one step that has scores of keys, of whole heads.
+constexpr int kKeyedStepLanes = 16;
 
 // The sum under a softmax of scores that are numbers for each head, and its statistics, in one
 // pass: the walk of weighted sums.
@@ -89,9 +108,15 @@ cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* 
   if (features.width <= 0 || !addressable<T>(features) ||
       !addressable<SoftmaxStats<Acc>>({features.heads, 1}))
     return cudaErrorInvalidValue;
+  const Last last = {stats, features.heads};
+  const Acc* const no_weight = nullptr;
+  if (takes_one_step<Op, kStepLanes, StepSoftmax<Acc>, T, Acc>(csr, features, workspace))
+    return launch_step<Op>(stream, csr, value, no_weight, features, last, out, workspace.bytes,
+                           NoDots{}, StepSoftmax<Acc>{attention});
+  const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
-    const cudaError_t error = fill_empty(stream, csr, features, out, stats);
+    const cudaError_t error = launch_fill(stream, Start::kWaits, output);
     if (error != cudaSuccess || csr.count == 0) return error;
   }
   const auto trailing = [](int64_t size) {  // log2 of what a size is a multiple of
@@ -142,8 +167,6 @@ cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* 
   if (tiles > kMaxGridY || blocks > kMaxGridX || chunks << cut.chunk_bits > 0x3fffffff)
     return cudaErrorInvalidConfiguration;
   cut.chunks = static_cast<int>(chunks);
-  const Output<T, Op, Acc, Last> output = {
-      out, csr.num_rows, features.width, {stats, features.heads}};
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace.bytes), next_tag()};
   const Gathered<T, Acc> gathered = {value, nullptr, static_cast<int>(features.heads)};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
@@ -162,13 +185,25 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
   if (features.width <= 0 || !addressable<T>(features) ||
       !addressable<SoftmaxStats<Acc>>({features.heads, 1}))
     return cudaErrorInvalidValue;
-  const bool fills = fills_on_the_way(csr);
-  if (!fills) {
-    const cudaError_t error = fill_empty(stream, csr, features, out, stats);
-    if (error != cudaSuccess || csr.count == 0) return error;
-  }
+  const Output<T, Op, Acc, StoredStats<Acc>> output = {
+      out, csr.num_rows, features.width, {stats, features.heads}};
   AttendCut cut;
   if (!cut_features<kVec>(features, cut)) return cudaErrorInvalidValue;
+  using InStep = StepKeys<kScores, kSame, T, Acc>;
+  if (1 << cut.head_bits <= kKeyedStepLanes &&
+      takes_one_step<Op, kKeyedStepLanes, InStep, T, Acc>(csr, features, workspace)) {
+    int head_bits = cut.head_bits;  // of one head all lanes
+    while (features.heads == 1 && 1 << head_bits < kKeyedStepLanes) ++head_bits;
+    const Acc* const no_weight = nullptr;
+    return launch_step<Op, kKeyedStepLanes>(stream, csr, attended.value, no_weight, features,
+                                            output.last, out, workspace.bytes, NoDots{},
+                                            InStep{attended.keys, attended.edge_scale, head_bits});
+  }
+  const bool fills = fills_on_the_way(csr);
+  if (!fills) {
+    const cudaError_t error = launch_fill(stream, Start::kWaits, output);
+    if (error != cudaSuccess || csr.count == 0) return error;
+  }
   const int lanes = 1 << cut.lane_bits, teams = kAttendThreads / lanes;
   const AttendLayout<kScores, kSame, Op, T, Acc> layout(cut, csr.order != nullptr,
                                                         1 + (attended.edge_scale != nullptr));
@@ -182,8 +217,6 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
   if (tiles > kMaxGridY || blocks > kMaxGridX || steps * kStep > 0x3fffffff)
     return cudaErrorInvalidConfiguration;
   cut.steps = static_cast<int>(steps);
-  const Output<T, Op, Acc, StoredStats<Acc>> output = {
-      out, csr.num_rows, features.width, {stats, features.heads}};
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace.bytes), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   return launch(stream, {grid, kAttendThreads, static_cast<size_t>(shared)},

@@ -55,6 +55,42 @@ struct Attended {
   int heads;
 };
 
+// The same, as the kernel of one step (segment_step.cuh) takes weights from it.
+template <Scores kScores, bool kSame, typename T, typename Acc>
+struct StepKeys {
+  static constexpr bool kAny = true, kKeyed = true, kApart = !kSame;
+  static constexpr int kKinds = 2;
+  Keys<T, Acc> keys;
+  const Acc* scales;  // of edges
+  int head_bits;      // log2 of the lanes of a head
+
+  __device__ __forceinline__ const Acc* edge_scale() const { return scales; }
+  // What the lane's part of a score is made of, beside the rows.
+  template <int kVec>
+  __device__ __forceinline__ void load(unsigned first, bool active, Acc (&vector)[kVec]) const {
+    if constexpr (kScores == Scores::kLeaky)
+      if (active)
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) vector[i] = keys.vector[first + i];
+  }
+  template <int kVec, typename W>
+  __device__ __forceinline__ void add(Acc& score, W left, W key, const Acc (&vector)[kVec]) const {
+    if constexpr (kScores == Scores::kLeaky)
+      add_leaky<T, kVec>(score, left, key, vector, keys.slope);
+    else
+      add_dot<T, kVec>(score, left, key);
+  }
+  template <unsigned kSize>
+  __device__ __forceinline__ void scale(Acc (&scores)[kSize]) const {
+    if constexpr (kScores == Scores::kDots)
+      if (keys.scale != nullptr) {
+        const Acc scale = *keys.scale;
+#pragma unroll
+        for (unsigned j = 0; j < kSize; ++j) scores[j] = rounded_product(scores[j], scale);
+      }
+  }
+};
+
 // How entries and features are dealt out.
 struct AttendCut {
   int lane_bits;   // log2 of the lanes of a team

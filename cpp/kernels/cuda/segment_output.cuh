@@ -14,20 +14,23 @@ namespace {
 // Results are written as they are: in place of an Epilogue.
 struct NoEpilogue {};
 
-// Runs in shared memory, which have a place each.
+// Runs in shared memory, which have a place each: sums of features, and what runs have beside
+// these.
 template <class Op, typename Acc>
 struct KeptRuns {
-  static constexpr int kVec = Op::kVec;
+  static constexpr int kVec = Op::kVec, kMore = Op::kParts - kVec;
   Pack<Acc, kVec>* sums;
-  Acc* counts;
+  Acc* more;
 
   __device__ __forceinline__ void put(const Acc (&run)[Op::kParts], unsigned at) const {
     memcpy(&sums[at], run, sizeof(sums[at]));
-    if constexpr (Op::kCounts) counts[at] = run[kVec];
+#pragma unroll
+    for (int i = 0; i < kMore; ++i) more[at * kMore + i] = run[kVec + i];
   }
   __device__ __forceinline__ void get(Acc (&run)[Op::kParts], unsigned at) const {
     memcpy(run, &sums[at], sizeof(sums[at]));
-    if constexpr (Op::kCounts) run[kVec] = counts[at];
+#pragma unroll
+    for (int i = 0; i < kMore; ++i) run[kVec + i] = more[at * kMore + i];
   }
 };
 

@@ -13,6 +13,12 @@
 // to (see Dots): these come by asynchronous copies, once for each run of a team's entries, as there
 // are no registers for them. A team then has all of a row, hence up to 32 lanes.
 //
+// Under a softmax (softmax_sums.cuh) what scores are made of is asked for with the features, so
+// that there are still two loads one behind the other. Weights, and what rows within a team's
+// entries are divided by, are then made while features are on their way. What a team has of a row
+// is relative to the largest score that it has met. Scores of keys are made of features: their rows
+// come by asynchronous copies, but for the values, and lanes add up those of a head together.
+//
 // Rows with an epilogue are stored by all teams alike, once their sums lie in shared memory, in
 // order of rows: what each of a team's first ones reads is on its way while features are.
 //
@@ -33,6 +39,7 @@
 #include "segment_output.cuh"
 #include "segment_runs.cuh"
 #include "segment_tails.cuh"
+#include "softmax_sums.cuh"
 
 namespace jax_gnn::cuda {
 namespace {
@@ -55,9 +62,16 @@ struct Step {
   const Acc* weight;  // null means ones; then there is no order
   T* out;
   unsigned width, heads;
+  unsigned head_words;  // of kVec features, under a softmax
   float heads_per_feature;
   bool fills;
 };
+
+// Whether rows wait for their epilogue.
+template <class Last>
+constexpr bool has_late_rows = !std::is_same_v<Last, NoEpilogue>;
+template <typename Acc>
+constexpr bool has_late_rows<StoredStats<Acc>> = false;
 
 // What waits for its epilogue: sums of the rows that end in the block, [entry][lane].
 template <class Op, typename Acc, bool kHasEpilogue>
@@ -67,18 +81,30 @@ struct EndedRows<Op, Acc, true> {
   static constexpr int kBlock = step_block(kStepLanes), kRuns = kBlock * kStepLanes;
   Index places[kBlock];  // entries of the block that end a row, in order
   alignas(16) Pack<Acc, Op::kVec> sums[kRuns];
-  Acc counts[Op::kCounts ? kRuns : 1];
+  Acc more[most(kRuns * (Op::kParts - Op::kVec), 1)];
 };
 
-// Words of rows that dots are taken with, [entry of a team][thread].
+// Words of further rows of entries, [entry of a team][thread].
 template <typename W, bool kAny>
-struct LeftWords {};
+struct FurtherWords {};
 template <typename W>
-struct LeftWords<W, true> {
+struct FurtherWords<W, true> {
   alignas(16) W words[kStepEntries * kStepThreads];
 };
 
-template <class Op, typename T, typename Acc, class Last, bool kDots, int kLanes>
+// Numbers that weights of a team's entries are made of, [kind][thread][entry], a head's where its
+// first lane is: of the block's entries, and of those of the block before.
+template <typename Acc, int kKinds>
+struct EntryNumbers {
+  static constexpr int kSize = kKinds * kStepEntries * kStepThreads;
+  alignas(16) Acc own[kSize];
+  alignas(16) Acc before[kSize];
+};
+template <typename Acc>
+struct EntryNumbers<Acc, 0> {};
+
+template <class Op, typename T, typename Acc, class Last, bool kDots, int kLanes,
+          class Softmax = NoSoftmax>
 struct StepShared {
   static constexpr int kWaiting = 2 * kStepThreads;  // place of what waits for blocks before
   static constexpr int kRuns = kWaiting + kLanes;
@@ -91,9 +117,12 @@ struct StepShared {
   unsigned gaps[kWindow / 32];  // of those that empty rows follow
   // [team of the window][lane]: what of a row is open where the team's entries end.
   alignas(16) Pack<Acc, Op::kVec> sums[kRuns];
-  Acc counts[Op::kCounts ? kRuns : 1];
-  EndedRows<Op, Acc, !std::is_same_v<Last, NoEpilogue>> ended;
-  LeftWords<Word<T, Op::kVec>, kDots> left;
+  Acc more[most(kRuns * (Op::kParts - Op::kVec), 1)];
+  EndedRows<Op, Acc, has_late_rows<Last>> ended;
+  FurtherWords<Word<T, Op::kVec>, kDots || Softmax::kKeyed> left;
+  FurtherWords<Word<T, Op::kVec>, Softmax::kKeyed> before;
+  FurtherWords<Word<T, Op::kVec>, Softmax::kApart> keys, keys_before;
+  EntryNumbers<Acc, Softmax::kKinds> numbers;
 };
 
 // An entry's id, or `otherwise` where there are not so many.
@@ -105,22 +134,28 @@ __device__ __forceinline__ unsigned load_id(const Index* ids, unsigned entry, un
 }
 
 template <class Op, typename T, typename Acc, class Last = NoEpilogue, class Dots = NoDots,
-          int kTeamLanes = kStepLanes>
+          int kTeamLanes = kStepLanes, class Softmax = NoSoftmax>
 __global__ void __launch_bounds__(kStepThreads, 2)
     step_kernel(const __grid_constant__ Step<T, Acc> step, const __grid_constant__ Last last,
-                const __grid_constant__ Dots dots, Tails<Op, Acc> tails) {
+                const __grid_constant__ Dots dots, const __grid_constant__ Softmax softmax,
+                Tails<Op, Acc> tails) {
   constexpr int kVec = Op::kVec, kParts = Op::kParts;
   constexpr unsigned kLanes = kTeamLanes, kEntries = kStepEntries, kThreads = kStepThreads;
   constexpr unsigned kTeams = kThreads / kLanes, kBlock = step_block(kLanes), kWindow = 2 * kBlock;
-  using Shared = StepShared<Op, T, Acc, Last, Dots::kAny, kTeamLanes>;
+  constexpr bool kHasEpilogue = has_late_rows<Last>, kSoftmax = Softmax::kAny;
+  constexpr bool kKeyed = Softmax::kKeyed, kHasLeft = Dots::kAny || kKeyed;
+  using Shared = StepShared<Op, T, Acc, Last, Dots::kAny, kTeamLanes, Softmax>;
   using W = Word<T, kVec>;
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared());
-  const KeptRuns<Op, Acc> open = {shared.sums, shared.counts};
+  const KeptRuns<Op, Acc> open = {shared.sums, shared.more};
   const unsigned lane = threadIdx.x % kLanes, team = threadIdx.x / kLanes;
   allow_next_launch();
   bool reads_ahead = false;
   if constexpr (Dots::kAny) reads_ahead = dots.start == Start::kReadsAhead;
   if (!reads_ahead) wait_for_previous_launch();
+
+  // Whether entries have places of weights that are to be looked at.
+  const bool has_places = kSoftmax ? step.order != nullptr : step.weight != nullptr;
 
   // Places in the window: those of the block before, of this, and the first of the next.
 #pragma unroll
@@ -134,8 +169,8 @@ __global__ void __launch_bounds__(kStepThreads, 2)
     const unsigned col = load_id(step.cols, entry, step.cols != nullptr ? step.count : 0, entry);
     const unsigned weight =
         load_id(step.order, entry, step.order != nullptr ? step.count : 0, entry);
-    const bool valid = row < step.num_rows && col < step.num_cols &&
-                       (step.weight == nullptr || weight < step.num_weights);
+    const bool valid =
+        row < step.num_rows && col < step.num_cols && (!has_places || weight < step.num_weights);
     shared.rows[place] = static_cast<Index>(row);
     if (place == kWindow - 1) shared.rows[kWindow] = static_cast<Index>(next);
     shared.cols[place] = valid ? static_cast<Index>(col) : -1;
@@ -151,8 +186,9 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   const unsigned first_of_all = step.rows[0], last_of_all = step.rows[step.count - 1];
   const unsigned first_feature = (blockIdx.y * kLanes + lane) * kVec;
   const bool active = first_feature < step.width;
-  const unsigned head =
+  unsigned head =
       static_cast<unsigned>((static_cast<float>(first_feature) + 0.5f) * step.heads_per_feature);
+  if constexpr (kSoftmax) head = min(head, step.heads - 1);  // of lanes without features, too
   const T* const lane_in = step.in + first_feature;
   T* const lane_out = step.out + first_feature;
   const unsigned row_bytes = step.width * static_cast<unsigned>(sizeof(T));
@@ -181,6 +217,78 @@ __global__ void __launch_bounds__(kStepThreads, 2)
                                           step.weight + at, Acc(1));
       }
   };
+  // Asks for the numbers that weights are made of. The lanes that the tile has of a head share them
+  // out: copies of one number take as long as those of several.
+  const unsigned head_bytes = step.heads * static_cast<unsigned>(sizeof(Acc));
+  unsigned head_lanes = 1, head_lane = 0;
+  if constexpr (kSoftmax) {
+    const unsigned tile = blockIdx.y * kLanes, begin = max(head * step.head_words, tile);
+    head_lane = tile + lane - begin;
+    head_lanes = min((head + 1) * step.head_words, tile + kLanes) - begin;
+  }
+  const unsigned numbers_at = (threadIdx.x - head_lane) * kEntries;
+  constexpr unsigned kOfKind = kEntries * kThreads;
+  const auto ask = [&](unsigned place, const auto& col_of, Acc* numbers) {
+    if constexpr (kSoftmax) {
+      const Acc* const scales = softmax.edge_scale();
+      if (!active || (kKeyed && scales == nullptr)) return;
+#pragma unroll 1
+      for (unsigned j = head_lane; j < kEntries; j += head_lanes) {
+        const Index col = col_of(j), at = shared.places[place + j];
+        const auto copy = [&](unsigned kind, const Acc* from, Index id) {
+          copy_async<sizeof(Acc)>(col >= 0, row_at(from + head, id, head_bytes),
+                                  numbers + kind * kOfKind + numbers_at + j);
+        };
+        if constexpr (!kKeyed) {
+          const Attention<Acc>& attention = softmax.attention;
+          if (attention.edge_score == nullptr) {
+            copy(0, attention.src_score, col);
+            copy(1, attention.dst_score, shared.rows[place + j]);
+          } else {
+            copy(0, attention.edge_score, at);
+          }
+        }
+        if (scales != nullptr) copy(Softmax::kKinds - 1, scales, at);
+      }
+    }
+  };
+  // Asks for rows of entries beside the values.
+  const auto ask_for_rows = [&](const T* rows, const Loaded& loaded, W* words) {
+#pragma unroll
+    for (unsigned j = 0; j < kEntries; ++j)
+      copy_async<sizeof(W)>(static_cast<unsigned>(loaded.cols[j]) < num_cols,
+                            row_at(rows + first_feature, loaded.cols[j], row_bytes),
+                            words + j * kThreads + threadIdx.x);
+  };
+  // Makes weights of numbers that are there. `ends`: bit j: a run ends with entry j.
+  const auto weigh = [&](const Acc* numbers, unsigned ends, Loaded& loaded,
+                         RunSoftmax<Acc, kEntries>& runs) {
+    if constexpr (kSoftmax) {
+      const auto get = [&](unsigned kind, Acc(&of_entries)[kEntries]) {
+        read_shared(reinterpret_cast<const unsigned char*>(numbers + kind * kOfKind + numbers_at),
+                    of_entries);
+      };
+      Acc scores[kEntries], others[kEntries];
+      get(0, scores);
+      if constexpr (kKeyed) {
+        softmax.scale(scores);
+      } else if (softmax.attention.edge_score == nullptr) {
+        get(1, others);
+#pragma unroll
+        for (unsigned j = 0; j < kEntries; ++j)
+          scores[j] = leaky(others[j] + scores[j], softmax.attention.slope);
+      }
+#pragma unroll
+      for (unsigned j = 0; j < kEntries; ++j)
+        if (loaded.cols[j] < 0) scores[j] = kLeast<true, Acc>;
+      runs.weigh(scores, ends, loaded.weights);
+      if (softmax.edge_scale() != nullptr) {
+        get(Softmax::kKinds - 1, others);
+#pragma unroll
+        for (unsigned j = 0; j < kEntries; ++j) loaded.weights[j] *= others[j];
+      }
+    }
+  };
   const auto add = [&](const Loaded& loaded, unsigned j, Acc(&run)[kParts]) {
     Acc x[kVec];
     unpack<kVec, T>(loaded.words[j], x);
@@ -189,11 +297,25 @@ __global__ void __launch_bounds__(kStepThreads, 2)
     if constexpr (Op::kCounts) run[kVec] += loaded.cols[j] >= 0 ? Acc(1) : Acc(0);
   };
   const Column column = {static_cast<int64_t>(first_feature), 0, active};
-  constexpr bool kHasEpilogue = !std::is_same_v<Last, NoEpilogue>;
   const Output<T, Op, Acc, Last> output = {step.out, step.num_rows, step.width, last};
-  using Ahead = typename Output<T, Op, Acc, Last>::Ahead;
+  using Ahead = cuda::Ahead<Last, kVec>;
   KeptRuns<Op, Acc> ended = {};
-  if constexpr (kHasEpilogue) ended = {shared.ended.sums, shared.ended.counts};
+  if constexpr (kHasEpilogue) ended = {shared.ended.sums, shared.ended.more};
+  // Writes the row's statistics, by the lane where a head begins.
+  unsigned num_stats = 0;  // rows, of a lane where a head begins
+  if constexpr (kSoftmax) {
+    num_stats = first_feature == head * step.head_words * kVec ? num_rows : 0;
+    hide(num_stats);
+  }
+  const auto store_stats = [&](Index row, const SoftmaxStats<Acc>& stats, bool stores) {
+    if constexpr (kSoftmax) {
+      using Pair = Word<Acc, 2>;
+      Pair pair;
+      memcpy(&pair, &stats, sizeof(pair));
+      store_below(static_cast<unsigned>(row), stores ? num_stats : 0,
+                  reinterpret_cast<Pair*>(row_at(last.stats + head, row, 2 * head_bytes)), pair);
+    }
+  };
   // Writes the lane's word of a row that is below `bound`, which ends at a place of the window.
   // With an epilogue that is not yet done.
   const auto store = [&](unsigned place, const Acc(&run)[kParts], unsigned bound) {
@@ -204,7 +326,10 @@ __global__ void __launch_bounds__(kStepThreads, 2)
       Acc x[kVec];
       T features[kVec];
       W word;
-      Op::finish(run, x);
+      if constexpr (kSoftmax)
+        memcpy(x, run, sizeof(x));  // it has been divided
+      else
+        Op::finish(run, x);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) narrow(x[i], features[i]);
       memcpy(&word, features, sizeof(word));
@@ -216,12 +341,25 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   const auto fill = [&](unsigned row, unsigned end, unsigned stride) {
 #pragma unroll 1
     for (; row < end; row += stride)
-      if constexpr (kHasEpilogue)
+      if constexpr (kHasEpilogue) {
         output.store_empty(row, column);
-      else
-        store_below(row, num_rows,
-                    reinterpret_cast<W*>(row_at(lane_out, static_cast<Index>(row), row_bytes)),
-                    W{});
+      } else {
+        const Index at = static_cast<Index>(row);
+        store_below(row, num_rows, reinterpret_cast<W*>(row_at(lane_out, at, row_bytes)), W{});
+        store_stats(at, {0, -kLeast<true, Acc>}, true);
+      }
+  };
+  // Writes a run that is all of a row, or had to wait.
+  const auto store_whole = [&](unsigned place, const Acc(&run)[kParts], unsigned bound) {
+    if constexpr (kSoftmax) {
+      Acc x[kVec], divided[kParts] = {};
+      Op::finish(run, x);
+      memcpy(divided, x, sizeof(x));
+      store(place, divided, bound);
+      store_stats(shared.rows[place], Op::stats(run), bound > 0);
+    } else {
+      store(place, run, bound);
+    }
   };
 
   const unsigned window_team = kTeams + team, place = window_team * kEntries;
@@ -234,19 +372,45 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   const bool repeats =
       crosses && !crosses_in && shared.rows[place_before + kEntries - 1] == first_row;
   Loaded loaded, before;
+  Acc *own_numbers = nullptr, *numbers_before = nullptr;
+  if constexpr (kSoftmax) {
+    own_numbers = shared.numbers.own;
+    numbers_before = shared.numbers.before;
+  }
 #pragma unroll
   for (unsigned j = 0; j < kEntries; ++j) loaded.cols[j] = shared.cols[place + j];
+  ask(place, [&](unsigned j) { return shared.cols[place + j]; }, own_numbers);
   load(place, loaded);
-  if (repeats) {
+  // Lanes add up scores of keys together.
+  const bool repeats_too = kKeyed ? __any_sync(kWholeWarp, repeats) : repeats;
+  W left_before = {};
+  if (repeats_too) {
+    const auto col_before = [&](unsigned j) {
+      const bool is_there = repeats && shared.rows[place_before + j] == first_row;
+      return is_there ? shared.cols[place_before + j] : Index(-1);
+    };
 #pragma unroll
-    for (unsigned j = 0; j < kEntries; ++j)
-      before.cols[j] =
-          shared.rows[place_before + j] == first_row ? shared.cols[place_before + j] : -1;
-    load(place_before, before);
+    for (unsigned j = 0; j < kEntries; ++j) before.cols[j] = col_before(j);
+    ask(place_before, col_before, numbers_before);
+    if constexpr (kKeyed) {
+      const T* const lane_keys = softmax.keys.row_key + first_feature;
+      load_below(static_cast<unsigned>(first_row), num_rows,
+                 reinterpret_cast<const W*>(row_at(lane_keys, first_row, row_bytes)), left_before);
+      ask_for_rows(step.in, before, shared.before.words);
+    } else {
+      load(place_before, before);
+    }
+    if constexpr (Softmax::kApart)
+      ask_for_rows(softmax.keys.col_key, before, shared.keys_before.words);
   }
+  if constexpr (Softmax::kApart) ask_for_rows(softmax.keys.col_key, loaded, shared.keys.words);
 
-  if constexpr (Dots::kAny) {
-    const T* const lane_left = dots.left + first_feature;
+  if constexpr (kHasLeft) {
+    const T* lane_left = nullptr;
+    if constexpr (kKeyed)
+      lane_left = softmax.keys.row_key + first_feature;
+    else
+      lane_left = dots.left + first_feature;
     const unsigned row_ends = shared.ends[place / 32] >> place % 32;
 #pragma unroll
     for (unsigned j = 0; j < kEntries; ++j)
@@ -316,9 +480,52 @@ __global__ void __launch_bounds__(kStepThreads, 2)
 
   // No branches: the sum that is the team's first to end is kept, others are stored.
   const unsigned ends = bits_of(shared.ends), first_end = __ffs(ends) - 1;
+  constexpr int kSums = kSoftmax ? kVec : kParts;
   Acc run[kParts], first_run[kParts];
   set_neutral<Op>(run);
   set_neutral<Op>(first_run);
+  RunSoftmax<Acc, kEntries> runs;
+  Acc vector[kVec] = {};
+  // Makes scores of keys, by whole warps. `left_of(j)`: the word of the entry's row.
+  const auto score = [&](const Loaded& loaded, const auto& left_of, const W* keys, Acc* numbers) {
+    if constexpr (kKeyed) {
+      Acc scores[kEntries] = {};
+#pragma unroll
+      for (unsigned j = 0; j < kEntries; ++j) {
+        W key = loaded.words[j];
+        if constexpr (Softmax::kApart) key = keys[j * kThreads + threadIdx.x];
+        softmax.add(scores[j], left_of(j), key, vector);
+      }
+      const Held held = add_over_lanes(scores, softmax.head_bits);
+      if (held.writes && (active || step.heads == 1))
+#pragma unroll
+        for (unsigned j = 0; j < kEntries; ++j)
+          if (static_cast<int>(j) < held.count) numbers[numbers_at + held.first + j] = scores[j];
+      __syncwarp();
+    }
+  };
+  if constexpr (kKeyed) softmax.load(first_feature, active, vector);
+  if constexpr (kSoftmax) {
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
+    __syncwarp();
+    if constexpr (kKeyed) {
+      const W* keys = nullptr;
+      if constexpr (Softmax::kApart) keys = shared.keys.words;
+      W left = {};
+      const auto left_of = [&](unsigned j) {
+        if (j == 0 || (ends >> (j - 1) & 1)) left = shared.left.words[j * kThreads + threadIdx.x];
+        return left;
+      };
+      score(loaded, left_of, keys, own_numbers);
+    }
+    weigh(own_numbers, ends, loaded, runs);
+#pragma unroll
+    for (unsigned j = 1; j < kEntries; ++j) {
+      const bool stores = j != first_end && (ends >> j & 1);
+      store_stats(shared.rows[place + j], Op::stats(runs.sums[j], runs.tops[j]), stores);
+    }
+  }
   Acc dot[kEntries] = {};          // the lane's share
   unsigned left_at = threadIdx.x;  // the row's word
   if constexpr (Dots::kAny) __pipeline_wait_prior(0);
@@ -330,11 +537,15 @@ __global__ void __launch_bounds__(kStepThreads, 2)
       add_dot<T, kVec>(dot[j], shared.left.words[left_at], loaded.words[j]);
     }
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) run[i] = begins ? Acc(0) : run[i];
+    for (int i = 0; i < kSums; ++i) run[i] = begins ? Acc(0) : run[i];
     add(loaded, j, run);
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) first_run[i] = is_first ? run[i] : first_run[i];
+    for (int i = 0; i < kSums; ++i) first_run[i] = is_first ? run[i] : first_run[i];
     if (j > 0) store(place + j, run, !is_first && (ends >> j & 1) ? num_rows : 0);
+  }
+  if constexpr (kSoftmax) {
+    runs.of_entry(0, first_run);
+    runs.of_entry(kEntries - 1, run);
   }
   open.put(run, kThreads + threadIdx.x);
   if constexpr (Dots::kAny) {
@@ -348,36 +559,64 @@ __global__ void __launch_bounds__(kStepThreads, 2)
         dots.dots[to * step.heads + (active ? head : 0)] = shared.cols[at] >= 0 ? dot[j] : Acc(0);
     }
   }
-  if (repeats) {
+  if (repeats_too) {
     set_neutral<Op>(run);
+    if constexpr (kKeyed) {
+      const W* keys = nullptr;
+      if constexpr (Softmax::kApart) keys = shared.keys_before.words;
+#pragma unroll
+      for (unsigned j = 0; j < kEntries; ++j)
+        before.words[j] = shared.before.words[j * kThreads + threadIdx.x];
+      score(before, [&](unsigned) { return left_before; }, keys, numbers_before);
+    }
+    weigh(numbers_before, 0, before, runs);
 #pragma unroll
     for (unsigned j = 0; j < kEntries; ++j) add(before, j, run);
-    open.put(run, threadIdx.x);
+    if constexpr (kSoftmax) runs.of_entry(0, run);
+    if (repeats) open.put(run, threadIdx.x);
   }
   has_long_gap = __syncthreads_or(has_long_gap) != 0;
 
   // What teams of the window have, from `first` on and before `last`, in order, and then the run.
   const auto add_before = [&](unsigned first, unsigned last, Acc(&run)[kParts]) {
-    Acc total[kParts];
-    set_neutral<Op>(total);
+    Acc total[kParts] = {};
+    const auto shrink_to = [&](Acc(&run)[kParts], Acc top) {
+      if constexpr (kSoftmax) {
+        const Acc factor = shrink(run[Op::kTop], top);
+#pragma unroll
+        for (int i = 0; i <= Op::kSum; ++i) run[i] *= factor;
+        run[Op::kTop] = 0;
+      }
+    };
+    Acc top = 0;
+    if constexpr (kSoftmax) {
+      top = run[Op::kTop];
+#pragma unroll 4
+      for (unsigned at = first; at < last; ++at)
+        top = extremum<true>(open.more[(at * kLanes + lane) * open.kMore + Op::kTop - kVec], top);
+    }
 #pragma unroll 1
     for (unsigned at = first; at < last; at += 2) {
       Acc one[kParts], two[kParts];
       open.get(one, at * kLanes + lane);
       open.get(two, (at + 1) * kLanes + lane);
+      shrink_to(one, top);
+      shrink_to(two, top);
 #pragma unroll
       for (int i = 0; i < kParts; ++i) total[i] += one[i];
       if (at + 1 < last)
 #pragma unroll
         for (int i = 0; i < kParts; ++i) total[i] += two[i];
     }
+    shrink_to(run, top);
+    if constexpr (kSoftmax) total[Op::kTop] = top;
 #pragma unroll
     for (int i = 0; i < kParts; ++i) run[i] = total[i] + run[i];
   };
   if (ends != 0) {
     if (begin != place) add_before(begin_team, window_team, first_run);
     if (waits) open.put(first_run, Shared::kWaiting + lane);
-    store(place + first_end, first_run, waits ? 0 : num_rows);
+    store_whole(place + first_end, first_run, waits ? 0 : num_rows);
   }
   if constexpr (kHasEpilogue) {
     const auto finish = [&](unsigned n, Index row, const Ahead& ahead) {
@@ -455,7 +694,7 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   else if constexpr (kHasEpilogue)
     output.store(lane_out, first_row, run, num_rows);
   else
-    store(kBlock, run, num_rows);
+    store_whole(kBlock, run, num_rows);
 }
 
 }  // namespace

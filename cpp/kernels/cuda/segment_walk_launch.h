@@ -145,10 +145,10 @@ inline bool takes_one_step(const Schedule& schedule, const Csr<Index>& csr, Feat
 }
 
 template <class Op, int kLanes = kStepLanes, typename T, typename Acc, class Last,
-          class Dots = NoDots>
+          class Dots = NoDots, class Softmax = NoSoftmax>
 cudaError_t launch_step(cudaStream_t stream, const Csr<Index>& csr, const T* in, const Acc* weight,
                         Features features, const Last& last, T* out, void* workspace,
-                        const Dots& dots = {}) {
+                        const Dots& dots = {}, const Softmax& softmax = {}) {
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
     const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
@@ -170,6 +170,7 @@ cudaError_t launch_step(cudaStream_t stream, const Csr<Index>& csr, const T* in,
                              out,
                              static_cast<unsigned>(features.width),
                              static_cast<unsigned>(features.heads),
+                             static_cast<unsigned>(features.width / features.heads / Op::kVec),
                              static_cast<float>(features.heads) / features.width,
                              fills};
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
@@ -177,9 +178,10 @@ cudaError_t launch_step(cudaStream_t stream, const Csr<Index>& csr, const T* in,
   const int64_t tiles = ceil_div(features.width, int64_t{kLanes} * Op::kVec);
   if (tiles > kMaxGridY) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  return launch(stream,
-                {grid, kStepThreads, sizeof(StepShared<Op, T, Acc, Last, Dots::kAny, kLanes>)},
-                step_kernel<Op, T, Acc, Last, Dots, kLanes>, step, last, dots, tails);
+  using Shared = StepShared<Op, T, Acc, Last, Dots::kAny, kLanes, Softmax>;
+  return launch(stream, {grid, kStepThreads, sizeof(Shared)},
+                step_kernel<Op, T, Acc, Last, Dots, kLanes, Softmax>, step, last, dots, softmax,
+                tails);
 }
 
 template <typename T>

@@ -30,6 +30,12 @@ __device__ __forceinline__ Acc at_least_lowest(Acc score) {  // NaN too
   return score > kLowest<Acc> ? score : kLowest<Acc>;
 }
 
+// One over a sum of weights. Where that is NaN, what is to be divided is.
+template <typename Acc>
+__device__ __forceinline__ Acc one_over(Acc sum) {
+  return reciprocal(sum > kTiny<Acc> ? sum : kTiny<Acc>);
+}
+
 // Sums under a softmax: of weighted features, of weights, and what these are relative to.
 template <typename Acc, int kVec_>
 struct SoftmaxSumOp {
@@ -48,13 +54,15 @@ struct SoftmaxSumOp {
     run[kTop] = top;
   }
   static __device__ __forceinline__ void finish(const Acc (&run)[kParts], Acc (&x)[kVec]) {
-    // A sum of NaN is one of features too.
-    const Acc factor = reciprocal(run[kSum] > kTiny<Acc> ? run[kSum] : kTiny<Acc>);
+    const Acc factor = one_over(run[kSum]);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) x[i] = run[i] * factor;
   }
+  static __device__ __forceinline__ SoftmaxStats<Acc> stats(Acc sum, Acc top) {
+    return {top, sum == 0 ? -kLeast<true, Acc> : quick_logarithm(sum)};
+  }
   static __device__ __forceinline__ SoftmaxStats<Acc> stats(const Acc (&run)[kParts]) {
-    return {run[kTop], run[kSum] == 0 ? -kLeast<true, Acc> : quick_logarithm(run[kSum])};
+    return stats(run[kSum], run[kTop]);
   }
 };
 
@@ -109,7 +117,60 @@ struct Output<T, Op, Acc, StoredStats<Acc>> {
 
 // Weights that are given, in place of a Softmax.
 struct NoSoftmax {
-  static constexpr bool kAny = false;
+  static constexpr bool kAny = false, kKeyed = false, kApart = false;
+  static constexpr int kKinds = 0;
+};
+
+// What the kernel of one step (segment_step.cuh) takes weights from, where scores are numbers for
+// each head. kKinds: of numbers that an entry's weight is made of, the last its scale.
+template <typename Acc>
+struct StepSoftmax {
+  static constexpr bool kAny = true, kKeyed = false, kApart = false;
+  static constexpr int kKinds = 3;
+  Attention<Acc> attention;
+
+  __device__ __forceinline__ const Acc* edge_scale() const { return attention.edge_scale; }
+};
+
+// The softmax of a team's entries, all of whose scores are there, one run behind another: of each
+// entry its run's largest score, and sum of weights, which are relative to that.
+template <typename Acc, unsigned kSize>
+struct RunSoftmax {
+  Acc tops[kSize], sums[kSize];
+
+  // Makes weights of scores. `ends`: bit j: a run ends with entry j. Weights of runs that begin and
+  // end here are divided by their sums.
+  __device__ __forceinline__ void weigh(const Acc (&scores)[kSize], unsigned ends,
+                                        Acc (&weights)[kSize]) {
+    const auto begins = [&](unsigned j) { return j == 0 || (ends >> (j - 1) & 1); };
+    const auto take_last = [&](Acc(&of_runs)[kSize]) {  // what a run's last entry has
+#pragma unroll
+      for (int j = kSize - 2; j >= 0; --j) of_runs[j] = ends >> j & 1 ? of_runs[j] : of_runs[j + 1];
+    };
+#pragma unroll
+    for (unsigned j = 0; j < kSize; ++j) {
+      const Acc own = at_least_lowest(scores[j]);
+      tops[j] = begins(j) ? own : extremum<true>(tops[j - 1], own);
+    }
+    take_last(tops);
+#pragma unroll
+    for (unsigned j = 0; j < kSize; ++j) weights[j] = quick_exponential(scores[j] - tops[j]);
+#pragma unroll
+    for (unsigned j = 0; j < kSize; ++j)
+      sums[j] = begins(j) ? weights[j] : sums[j - 1] + weights[j];
+    take_last(sums);
+#pragma unroll
+    for (unsigned j = 1; j < kSize; ++j) {
+      const bool is_whole = (ends & ((1u << j) - 1)) != 0 && ends >> j != 0;
+      weights[j] *= is_whole ? one_over(sums[j]) : Acc(1);
+    }
+  }
+  // Of the run that has an entry.
+  template <int kParts>
+  __device__ __forceinline__ void of_entry(unsigned j, Acc (&run)[kParts]) const {
+    run[kParts - 2] = sums[j];
+    run[kParts - 1] = tops[j];
+  }
 };
 
 // What a walk (segment_gather.cuh) takes weights from that are a softmax of scores, of numbers for
