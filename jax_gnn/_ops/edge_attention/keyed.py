@@ -25,17 +25,17 @@ from jax_gnn._ops.edge_attention.leaky import leaky_scores, leaky_sum
 from jax_gnn._ops.edge_attention.primitive import (
     Tangents,
     by_composition,
-    ct_and_delta,
     edge_attention,
     edge_attention_jvp,
     edge_attention_vjp,
     holds_whole_heads,
     jvp_transpose,
     of_log_sum,
+    of_results,
     one_pass_workspaces,
     per_row_and_head,
     per_row_and_stats,
-    record_operand,
+    records_of,
 )
 from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce
 
@@ -93,11 +93,12 @@ class KeyedTangents(NamedTuple):
 
 
 class KeyedCotangents(NamedTuple):
-    """Operands of ``keyed_attention_vjp``: those of ``keyed_attention``, its statistics, and more.
+    """Operands of ``keyed_attention_vjp``: those of ``keyed_attention``, its results, cotangents.
 
     Attributes:
         ct: like y, its cotangent.
-        delta: ``(rows, heads)``, ⟨ct, y⟩ less the cotangent of the logarithm of the softmax's sum.
+        log_sum_ct: ``(rows, heads)``, that of the logarithm of the softmax's sum; None stands for
+            zeros.
     """
 
     value: Any
@@ -106,9 +107,10 @@ class KeyedCotangents(NamedTuple):
     vector: Any
     scale: Any
     entry_scale: Any
+    y: Any
     stats: Any
     ct: Any
-    delta: Any
+    log_sum_ct: Any
     matrix: SparseMatrix
 
 
@@ -181,7 +183,7 @@ def _composed_jvp(
     value, dvalue = operands.value, operands.dvalue
     return edge_attention_jvp(
         *(value, None, None, score, operands.entry_scale, operands.y, operands.stats),
-        *(jnp.zeros_like(value) if dvalue is None else dvalue, dscore, operands.matrix),
+        *(jnp.zeros_like(value) if dvalue is None else dvalue, None, dscore, operands.matrix),
         **options,
     )
 
@@ -190,7 +192,7 @@ def _composed_vjp(
     *, heads: int, slope: float, implementation: str | None = None, **by_name: Any
 ) -> list[Array]:
     operands = KeyedCotangents(**by_name)
-    value, row_key, col_key, vector, scale, entry_scale, stats, ct, delta, matrix = operands
+    value, row_key, col_key, vector, scale, entry_scale, *results, matrix = operands
     options: Any = {"heads": heads, "slope": slope, "implementation": implementation}
     key = value if col_key is None else col_key
 
@@ -198,8 +200,8 @@ def _composed_vjp(
         return _scores(row_key, key, vector, scale, matrix, **options)
 
     score, pull = jax.vjp(scores, key, vector)
-    to_value, to_score = edge_attention_vjp(
-        *(value, None, None, score, entry_scale, stats, ct, delta, matrix), **options
+    to_value, _, to_score = edge_attention_vjp(
+        *(value, None, None, score, entry_scale, *results, matrix), **options
     )
     to_key, to_vector = pull(to_score)
     if vector is None:
@@ -262,16 +264,21 @@ def _gradients(
 
 def _vjp_call(platform: str, operands: KeyedCotangents, *, heads: int, slope: float) -> Call | None:
     del platform
-    value, row_key, col_key, vector, scale, entry_scale, stats, ct, delta, matrix = operands
+    value, row_key, col_key, vector, scale, entry_scale, y, stats, ct, log_sum_ct, matrix = operands
     csr = matrix.by_col
     found = csr_operands(csr, ct.shape[0])
     if found is None or not _has_kernel(operands, heads):
         return None
     ids, flags = found
-    flags |= _flags(operands, slope) | {"same": np.bool_(col_key is None)}
-    factor, record = Operand.of(jnp.ravel, vector or scale), record_operand(stats, delta)
-    arrays = ct, value, row_key, col_key or value, factor, entry_scale or value, record
-    return Call([*arrays, *ids], flags, one_pass_workspaces(csr, value))
+    flags |= _flags(operands, slope)
+    flags |= {
+        "same": np.bool_(col_key is None),
+        "has_log_sum_ct": np.bool_(log_sum_ct is not None),
+    }
+    factor = Operand.of(jnp.ravel, vector or scale)
+    arrays = ct, value, row_key, col_key or value, factor, entry_scale or value
+    workspaces = [*one_pass_workspaces(csr, value), records_of(stats)]
+    return Call([*arrays, y, stats, log_sum_ct or value, *ids], flags, workspaces)
 
 
 # --- Derivatives ---------------------------------------------------------------------------------
@@ -312,9 +319,9 @@ def _jvp_transpose(
         getattr(operands, name) for name in ("value", "entry_scale", "y", "stats")
     )
     of_scores = Tangents(
-        *(value, None, None, score, entry_scale, y, stats), None, None, operands.matrix
+        *(value, None, None, score, entry_scale, y, stats), None, None, None, operands.matrix
     )
-    to_value, to_score = jvp_transpose(bind, cts, of_scores)
+    to_value, _, to_score = jvp_transpose(bind, cts, of_scores)
     (to_moving,) = pull(to_score)
     if operands.col_key is None and "col_key" in to_moving:
         to_value += to_moving.pop("col_key")
@@ -326,7 +333,7 @@ def _by_one_pass(
 ) -> tuple[Array | None, ...]:
     """The transpose by column in one pass, and then by row, if rows' keys have tangents."""
     to_value, to_col_key, to_score, to_vector = keyed_attention_vjp(
-        *(*operands[:6], operands.stats, *ct_and_delta(bind, cts, operands.y), operands.matrix),
+        *(*operands[:8], *of_results(cts, operands.y), operands.matrix),
         **options,
     )
     value, row_key, col_key, vector, *_ = operands
