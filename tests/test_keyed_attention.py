@@ -487,7 +487,7 @@ BACK = [
 ]
 BACK_RESULTS = [
     *(((3, 8), "float32"), ((3, 8), "float32"), ((4, 2), "float32"), ((1, 8), "float32")),
-    *(RESULTS[2], ((5, 2, 4), "float32")),
+    *(RESULTS[2], ((5, 2, 4), "float32"), ((1, 8), "float32")),
 ]
 SAME = np.bool_(True)
 
@@ -545,6 +545,7 @@ def test_raw_call_by_column_with_wrong_operand(
         (4, ((1, 96), "uint8"), "the workspace must be bytes"),
         (5, ((5, 2, 3), "float32"), "the records"),
         (5, ((5, 2, 4), "float16"), "the records"),
+        (6, ((0, 8), "float32"), "the blocks' parts"),
     ],
 )
 def test_raw_call_by_column_with_wrong_result(position: int, wrong: Any, message: str) -> None:

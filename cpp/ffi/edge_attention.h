@@ -334,7 +334,8 @@ ffi::Error keyed_attention_vjp(
     ffi::AnyBuffer rows, ffi::AnyBuffer cols, ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
     ffi::Result<ffi::AnyBuffer> to_col_key, ffi::Result<ffi::AnyBuffer> to_score,
     ffi::Result<ffi::AnyBuffer> to_vector, ffi::Result<ffi::AnyBuffer> workspace,
-    ffi::Result<ffi::AnyBuffer> records, KeyedVjpAttributes attributes) {
+    ffi::Result<ffi::AnyBuffer> records, ffi::Result<ffi::AnyBuffer> parts,
+    KeyedVjpAttributes attributes) {
   const ffi::DataType dtype = ct.element_type(), acc_dtype = accumulator_type(dtype);
   if (ct.dimensions().size() != 2 || value.dimensions().size() != 2 ||
       to_score->dimensions().size() != 2) {
@@ -373,8 +374,11 @@ ffi::Error keyed_attention_vjp(
   const Workspace blocks = make_workspace(*workspace);
   if (!is_matrix(*out, num_rows, width, dtype) ||
       !is_matrix(*to_col_key, same ? 0 : num_rows, width, dtype) ||
-      !is_matrix(*to_vector, leaky ? blocks.blocks : 0, width, acc_dtype)) {
+      !is_matrix(*to_vector, leaky ? 1 : 0, width, acc_dtype)) {
     return invalid("the gradients have the wrong shape or dtype");
+  }
+  if (!is_matrix(*parts, leaky ? blocks.blocks : 0, width, acc_dtype)) {
+    return invalid("the blocks' parts have the wrong shape or dtype");
   }
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
@@ -388,7 +392,7 @@ ffi::Error keyed_attention_vjp(
         data_if<Acc>(attributes.scaled, edge_scale), Features{width, heads}, data<T>(*out),
         same ? nullptr : data<T>(*to_col_key), data<Acc>(*to_score),
         leaky ? data<Acc>(*to_vector) : nullptr,
-        static_cast<AttentionRecord<Acc>*>(records->untyped_data()));
+        static_cast<AttentionRecord<Acc>*>(records->untyped_data()), data<Acc>(*parts));
   });
 }
 

@@ -60,14 +60,15 @@ cudaError_t edge_attention_vjp(cudaStream_t stream, const Csr<int32_t>& csr, con
 // padding;
 // to_col_key: the gradient of col_key, as far as scores go, or null: added to `out`, where col_key
 // is value;
-// to_vector: (workspace.blocks, width), where there is a vector: what add up to its gradient.
-// Two launches; more where most rows are empty.
+// to_vector: (width), the gradient of the vector, if there is one: else null.
+// records: (num_cols, heads), and parts: (workspace.blocks, width), if there is a vector, are
+// scratch memory. Two launches, a third for the vector; more where most rows are empty.
 template <typename T, typename Acc>
 cudaError_t keyed_attention_vjp(cudaStream_t stream, const Csr<int32_t>& csr, const T* value,
                                 const Attained<T, Acc>& attained, const Keys<T, Acc>& keys,
                                 const Acc* edge_scale, Features features, T* out, T* to_col_key,
                                 Acc* to_score, Acc* to_vector, AttentionRecord<Acc>* records,
-                                const Workspace& workspace);
+                                Acc* parts, const Workspace& workspace);
 
 // out[r, :] = vector times the sum over the entries e of row r of factor[e, head] times the slope,
 // see Leaky. factor: (num_weights, heads), vector: (width), null: ones, out: (num_rows, width). One

@@ -1,17 +1,17 @@
 // The gradients of attention over edges, by source, in one pass.
 //
 // Every team of lanes takes an even, contiguous range of entries, sorted by source, and walks it in
-// steps of four. Of an entry come the row of the result's cotangent, that of its destination's key
-// if scores are of keys, and the record of its destination, by asynchronous copies into shared
-// memory, asked for when the words of the step before are in registers; of a run of entries the
-// rows of their source, each once in a step. Dots over the lanes of a head, of values and of keys,
-// are added up for all entries of a step at once. Then one lane of a head has both dots of an
-// entry: it makes of them the entry's weight, and its score's cotangent, which it writes, and the
-// other lanes read both from shared memory. A lane sums up its words of the sources' gradients in
-// registers, where scores are numbers of the sources that of their gradient too, and runs are
-// joined like any others (segment_runs.cuh). The cut depends on shapes only: the same bits on every
-// run. The records are made by a launch ahead, which also makes zeros of all scores' cotangents, as
-// an order may leave some out.
+// steps of four, of wide heads of eight. Of an entry come the row of the result's cotangent, that
+// of its destination's key if scores are of keys, and the record of its destination, by
+// asynchronous copies into shared memory, asked for when the words of the step before are in
+// registers; of a run of entries the rows of their source, each once in a step. Dots over the lanes
+// of a head, of values and of keys, are added up for all entries of a step at once. Then one lane
+// of a head has both dots of an entry: it makes of them the entry's weight, and its score's
+// cotangent, which it writes, and the other lanes read both from shared memory. A lane sums up its
+// words of the sources' gradients in registers, where scores are numbers of the sources that of
+// their gradient too, and runs are joined like any others (segment_runs.cuh). The cut depends on
+// shapes only: the same bits on every run. The records are made by a launch ahead, which also makes
+// zeros of all scores' cotangents, as an order may leave some out.
 //
 // Needs blocks of kBackThreads threads; BackLayout's bytes of dynamic shared memory, a workspace
 // row for each block of a column of the grid, a tag that no other launch has, words of 16 bytes,
@@ -94,17 +94,42 @@ __global__ void __launch_bounds__(kRecordThreads)
   for (int64_t i = thread; i < num_zeros; i += threads) zeros[i] = 0;
 }
 
+constexpr int kSumThreads = 256;  // of a block
+constexpr int kSumColumns = 8;    // of a block
+
+// out[k] = the sum of column k of `parts`, (count, width).
+template <typename Acc>
+__global__ void __launch_bounds__(kSumThreads)
+    sum_parts_kernel(const Acc* parts, int64_t count, int64_t width, Acc* out) {
+  __shared__ Acc sums[kSumThreads];
+  allow_next_launch();
+  wait_for_previous_launch();
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t column = blockIdx.x * int64_t{kSumColumns} + thread % kSumColumns;
+  Acc sum = 0;
+  if (column < width)
+#pragma unroll 8
+    for (int64_t i = thread / kSumColumns; i < count; i += kSumThreads / kSumColumns)
+      sum += parts[i * width + column];
+  sums[thread] = sum;
+  __syncthreads();
+  for (int distance = kSumThreads / 2; distance >= kSumColumns; distance /= 2) {
+    if (thread < distance) sums[thread] += sums[thread + distance];
+    __syncthreads();
+  }
+  if (thread < kSumColumns && column < width) out[column] = sums[thread];
+}
+
 constexpr int kBackThreads = 128;  // of a block
-constexpr int kBackStep = 4;       // entries of a step
 constexpr int kBackChunk = 16;     // entries whose ids are asked for at once
 constexpr int kBackRing = 2 * kBackChunk;
 
 // Blocks of a multiprocessor: with more, registers are spilled.
-template <Scores kScores, int kVec, typename Acc>
-constexpr int kBackBlocks = sizeof(Acc) > 4                         ? 3
-                            : kScores == Scores::kOfHeads           ? 5
-                            : kScores == Scores::kLeaky && kVec > 4 ? 3
-                                                                    : 4;
+template <Scores kScores, int kStep, int kVec, typename Acc>
+constexpr int kBackBlocks = sizeof(Acc) > 4                             ? 3
+                            : kScores == Scores::kOfHeads && kStep == 4 ? 5
+                            : kScores == Scores::kLeaky && kVec > 4     ? 3
+                                                                        : 4;
 
 // Two sums of kVec features each: gradients of values and of keys.
 template <typename Acc, int kVec_>
@@ -214,16 +239,14 @@ struct Back {
   Attention<Acc> attention;             // without dst_score; of keys only the scale of edges
   Keys<T, Acc> keys;                    // row_key is of destinations, col_key of sources
   Acc* to_score;                        // (num_weights, heads)
-  Acc* to_vector;                       // (num_parts, width), which add up to it
-  int64_t num_parts;
+  Acc* parts;                           // (blocks, width), which add up to the vector's gradient
   int heads;
 };
 
-// Where a thread's words are: [row][thread], rows of kBackStep entries.
-template <Scores kScores, bool kSame>
+// Where a thread's words are: [row][thread], rows of kStep entries.
+template <Scores kScores, bool kSame, int kStep>
 struct BackRows {
   static constexpr bool kKeyed = kScores != Scores::kOfHeads;
-  static constexpr int kStep = kBackStep;
   static constexpr int kCt = 0, kKey = kStep, kValue = kKeyed ? kKey + kStep : kKey,
                        kOwnKey = kKeyed && !kSame ? kValue + kStep : kValue,
                        kCount = kOwnKey + kStep;
@@ -233,12 +256,12 @@ struct BackRows {
 // numbers [stage][kind][head][entry], and [head][kind][entry] sums over lanes, then what follows of
 // them; of each thread its part of a run; heads[warp][part][lane], and tails; of each team a ring
 // of ids and the rows around its entries.
-template <Scores kScores, bool kSame, class Op, typename T, typename Acc>
+template <Scores kScores, bool kSame, int kStep, class Op, typename T, typename Acc>
 struct BackLayout {
   using W = Word<T, Op::kVec>;
   using Record = AttentionRecord<Acc>;
-  static constexpr int kStep = kBackStep, kStages = 2;
-  static constexpr int kWords = BackRows<kScores, kSame>::kCount * kBackThreads;
+  static constexpr int kStages = 2;
+  static constexpr int kWords = BackRows<kScores, kSame, kStep>::kCount * kBackThreads;
 
   int lanes, team_ids, head_numbers, kinds;
   __host__ __device__ BackLayout(const AttendCut& cut, bool ordered, bool scaled)
@@ -267,17 +290,17 @@ struct BackLayout {
   }
 };
 
-template <Scores kScores, bool kSame, class Op, typename T, typename Acc, class Last>
-__global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, Acc>)
+template <Scores kScores, bool kSame, int kStep, class Op, typename T, typename Acc, class Last>
+__global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, kStep, Op::kVec, Acc>)
     back_kernel(Csr<Index> csr, Back<T, Acc> back, AttendCut cut, Output<T, Op, Acc, Last> result,
                 bool fills, Tails<Op, Acc> tails) {
-  constexpr int kVec = Op::kVec, kParts = Op::kParts, kStep = kBackStep, kRing = kBackRing;
+  constexpr int kVec = Op::kVec, kParts = Op::kParts, kRing = kBackRing;
   constexpr int kChunkSteps = kBackChunk / kStep;
   constexpr bool kKeyed = kScores != Scores::kOfHeads, kLeaky = kScores == Scores::kLeaky;
   constexpr int kSums = kKeyed ? 2 * kStep : kStep;
   constexpr int kOfKeys = kSame ? 0 : kVec;  // where a run has the gradient of keys
-  using Layout = BackLayout<kScores, kSame, Op, T, Acc>;
-  using Rows = BackRows<kScores, kSame>;
+  using Layout = BackLayout<kScores, kSame, kStep, Op, T, Acc>;
+  using Rows = BackRows<kScores, kSame, kStep>;
   using Record = AttentionRecord<Acc>;
   using W = Word<T, kVec>;
   __shared__ Range long_gaps[kLongGaps];
@@ -647,12 +670,7 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
 #pragma unroll 1
         for (int other = 0; other < kBackThreads; other += lanes)
           sum += parts[i * kBackThreads + other + lane];
-        Acc* const to = back.to_vector + column.first + i;
-        to[blockIdx.x * cut.width] = sum;
-#pragma unroll 1
-        for (int64_t part = blockIdx.x + int64_t{gridDim.x}; part < back.num_parts;
-             part += gridDim.x)
-          to[part * cut.width] = 0;
+        back.parts[blockIdx.x * cut.width + column.first + i] = sum;
       }
     }
   }

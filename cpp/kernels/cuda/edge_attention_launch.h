@@ -212,13 +212,14 @@ cudaError_t launch_records(cudaStream_t stream, const Csr<Index>& csr,
                 count, words, lane_bits, records, to_score, zeros);
 }
 
-// The gradients by source, in one pass. There are whole heads in a team.
-template <Scores kScores, bool kSame, class Op, class Last, typename T, typename Acc>
+// The gradients by source, in one pass. There are whole heads in a team. to_vector: (width), if
+// there is a vector.
+template <Scores kScores, bool kSame, int kStep, class Op, class Last, typename T, typename Acc>
 cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr,
                         const Attained<T, Acc>& attained, const Back<T, Acc>& back,
                         AttentionRecord<Acc>* records, Features features, T* out, const Last& last,
-                        const Workspace& workspace) {
-  constexpr int kVec = Op::kVec, kStep = kBackStep;
+                        Acc* to_vector, const Workspace& workspace) {
+  constexpr int kVec = Op::kVec;
   AttendCut cut;
   if (!cut_features<kVec>(features, cut) || !addressable<T>(features) ||
       !addressable<AttentionRecord<Acc>>({features.heads, 1}))
@@ -227,28 +228,33 @@ cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr,
   const auto fill = [&](auto* to, int64_t rows, int64_t width) {
     using To = std::remove_pointer_t<decltype(to)>;
     const Output<To, SumOp<Acc, 1>, Acc> zeros = {to, rows, width, {}};
-    return rows > 0 && to != nullptr ? launch_fill(stream, Start::kWaits, zeros) : cudaSuccess;
+    return to != nullptr ? launch_fill(stream, Start::kWaits, zeros) : cudaSuccess;
+  };
+  const auto sum_parts = [&](int64_t count) {
+    if (to_vector == nullptr) return cudaSuccess;
+    const int64_t blocks = ceil_div(features.width, kSumColumns);
+    return launch(stream, {dim3(static_cast<unsigned>(blocks)), kSumThreads, 0},
+                  sum_parts_kernel<Acc>, back.parts, count, features.width, to_vector);
   };
   const bool fills = fills_on_the_way(csr);
   cudaError_t error = cudaSuccess;
-  if (!fills) {
+  if (!fills && csr.num_rows > 0) {
     error = fill(out, csr.num_rows, features.width);
     if constexpr (!std::is_same_v<Last, NoEpilogue>) {
       const int64_t width = std::is_same_v<Last, HeadSums<Acc>> ? features.heads : features.width;
       if (error == cudaSuccess) error = fill(last.out, csr.num_rows, width);
     }
   }
-  if (error == cudaSuccess && csr.count == 0)
-    error = fill(back.to_vector, back.num_parts, features.width);
   if (error == cudaSuccess)
     error = launch_records(stream, csr, attained, back.attention.dst_score, features, records,
                            back.to_score);
-  if (error != cudaSuccess || csr.count == 0) return error;
+  if (error != cudaSuccess) return error;
+  if (csr.count == 0) return sum_parts(0);
   const int lanes = 1 << cut.lane_bits, teams = kBackThreads / lanes;
-  const BackLayout<kScores, kSame, Op, T, Acc> layout(cut, csr.order != nullptr,
-                                                      back.attention.edge_scale != nullptr);
+  const BackLayout<kScores, kSame, kStep, Op, T, Acc> layout(cut, csr.order != nullptr,
+                                                             back.attention.edge_scale != nullptr);
   int64_t shared = layout.bytes();
-  const int64_t at_once = blocks_at_once(shared, kBackBlocks<kScores, kVec, Acc>);
+  const int64_t at_once = blocks_at_once(shared, kBackBlocks<kScores, kStep, kVec, Acc>);
   const int64_t entries = ceil_div(csr.count, std::min(workspace.blocks, at_once) * teams);
   const int64_t steps = ceil_div(entries, kStep);
   const int64_t blocks = ceil_div(csr.count, steps * kStep * teams);
@@ -258,9 +264,10 @@ cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr,
   cut.steps = static_cast<int>(steps);
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace.bytes), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  return launch(stream, {grid, kBackThreads, static_cast<size_t>(shared)},
-                back_kernel<kScores, kSame, Op, T, Acc, Last>, csr, back, cut, output, fills,
-                tails);
+  error = launch(stream, {grid, kBackThreads, static_cast<size_t>(shared)},
+                 back_kernel<kScores, kSame, kStep, Op, T, Acc, Last>, csr, back, cut, output,
+                 fills, tails);
+  return error == cudaSuccess ? sum_parts(blocks) : error;
 }
 
 }  // namespace
@@ -298,29 +305,22 @@ cudaError_t keyed_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, cons
                                 const Attained<T, Acc>& attained, const Keys<T, Acc>& keys,
                                 const Acc* edge_scale, Features features, T* out, T* to_col_key,
                                 Acc* to_score, Acc* to_vector, AttentionRecord<Acc>* records,
-                                const Workspace& workspace) {
+                                Acc* parts, const Workspace& workspace) {
   constexpr int kVec = 16 / sizeof(T);
   if (!fits<kVec, T>(features, {attained.ct, value, keys.row_key, keys.col_key, out, to_col_key}))
     return cudaErrorInvalidValue;
   const Attention<Acc> attention = {nullptr, nullptr, nullptr, edge_scale, 0};
-  const Back<T, Acc> back = {attained.ct,
-                             value,
-                             records,
-                             attention,
-                             keys,
-                             to_score,
-                             to_vector,
-                             workspace.blocks,
-                             static_cast<int>(features.heads)};
+  const Back<T, Acc> back = {attained.ct, value,    records, attention,
+                             keys,        to_score, parts,   static_cast<int>(features.heads)};
   const SecondRows<T> second = {to_col_key};
   if (keys.vector == nullptr)
-    return launch_back<Scores::kDots, false, PairSumOp<Acc, kVec>>(
-        stream, csr, attained, back, records, features, out, second, workspace);
+    return launch_back<Scores::kDots, false, 4, PairSumOp<Acc, kVec>>(
+        stream, csr, attained, back, records, features, out, second, to_vector, workspace);
   if (to_col_key == nullptr)
-    return launch_back<Scores::kLeaky, true, SumOp<Acc, kVec>>(
-        stream, csr, attained, back, records, features, out, NoEpilogue{}, workspace);
-  return launch_back<Scores::kLeaky, false, PairSumOp<Acc, kVec>>(
-      stream, csr, attained, back, records, features, out, second, workspace);
+    return launch_back<Scores::kLeaky, true, 4, SumOp<Acc, kVec>>(
+        stream, csr, attained, back, records, features, out, NoEpilogue{}, to_vector, workspace);
+  return launch_back<Scores::kLeaky, false, 4, PairSumOp<Acc, kVec>>(
+      stream, csr, attained, back, records, features, out, second, to_vector, workspace);
 }
 
 template <typename T, typename Acc>
@@ -329,13 +329,19 @@ cudaError_t edge_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, const
                                Features features, T* out, Acc* to_src_score, Acc* to_score,
                                AttentionRecord<Acc>* records, const Workspace& workspace) {
   constexpr int kVec = 16 / sizeof(T);
+  constexpr int64_t kFewWords = 4;  // of a head, up to which steps of eight entries are slower
   if (!fits<kVec, T>(features, {attained.ct, value, out})) return cudaErrorInvalidValue;
-  const Back<T, Acc> back = {attained.ct, value, records,
-                             attention,   {},    to_score,
-                             nullptr,     0,     static_cast<int>(features.heads)};
-  return launch_back<Scores::kOfHeads, false, ScoredSumOp<Acc, kVec>>(
-      stream, csr, attained, back, records, features, out,
-      HeadSums<Acc>{to_src_score, features.heads}, workspace);
+  const Back<T, Acc> back = {attained.ct, value,    records, attention,
+                             {},          to_score, nullptr, static_cast<int>(features.heads)};
+  const HeadSums<Acc> sums = {to_src_score, features.heads};
+  const auto with_step = [&](auto step) {
+    return launch_back<Scores::kOfHeads, false, decltype(step)::value, ScoredSumOp<Acc, kVec>>(
+        stream, csr, attained, back, records, features, out, sums, static_cast<Acc*>(nullptr),
+        workspace);
+  };
+  return features.width / features.heads / kVec > kFewWords
+             ? with_step(std::integral_constant<int, 8>{})
+             : with_step(std::integral_constant<int, 4>{});
 }
 
 template <typename T, typename Acc>
@@ -414,7 +420,7 @@ cudaError_t leaky_sum(cudaStream_t stream, const Csr<Index>& csr, const Leaky<T,
                                        SoftmaxStats<Acc>*, const Workspace&);                      \
   template cudaError_t keyed_attention_vjp(                                                        \
       cudaStream_t, const Csr<int32_t>&, const T*, const Attained<T, Acc>&, const Keys<T, Acc>&,   \
-      const Acc*, Features, T*, T*, Acc*, Acc*, AttentionRecord<Acc>*, const Workspace&);          \
+      const Acc*, Features, T*, T*, Acc*, Acc*, AttentionRecord<Acc>*, Acc*, const Workspace&);    \
   template cudaError_t edge_attention_vjp(                                                         \
       cudaStream_t, const Csr<int32_t>&, const T*, const Attained<T, Acc>&, const Attention<Acc>&, \
       Features, T*, Acc*, Acc*, AttentionRecord<Acc>*, const Workspace&);                          \

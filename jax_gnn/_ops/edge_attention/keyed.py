@@ -206,13 +206,10 @@ def _composed_vjp(
     to_key, to_vector = pull(to_score)
     if vector is None:
         to_score *= scale
-    _, nothing, _, parts = _gradients(operands, heads=heads)
+    absent = [jnp.zeros(each.shape, each.dtype) for each in _gradients(operands, heads=heads)]
     if col_key is None:
-        to_value, to_key = to_value + to_key, jnp.zeros(nothing.shape, nothing.dtype)
-    to_parts = jnp.zeros(parts.shape, parts.dtype)
-    if to_vector is not None:
-        to_parts = to_parts.at[:1].set(to_vector)
-    return [to_value, to_key, to_score, to_parts]
+        to_value, to_key = to_value + to_key, absent[1]
+    return [to_value, to_key, to_score, absent[3] if to_vector is None else to_vector]
 
 
 # --- What the kernels get ------------------------------------------------------------------------
@@ -253,12 +250,12 @@ def _gradients(
     value, matrix = operands.value, operands.matrix
     width, acc = row_width(operands.row_key), accumulator_dtype(value.dtype)
     num_keys = 0 if operands.col_key is None else value.shape[0]
-    num_parts = 0 if operands.vector is None else most_blocks(matrix.by_col)
+    num_vectors = 0 if operands.vector is None else 1
     return [
         jax.ShapeDtypeStruct(value.shape, value.dtype),
         jax.ShapeDtypeStruct((num_keys, width), value.dtype),
         jax.ShapeDtypeStruct((matrix.by_row.count, heads), acc),
-        jax.ShapeDtypeStruct((num_parts, width), acc),
+        jax.ShapeDtypeStruct((num_vectors, width), acc),
     ]
 
 
@@ -277,7 +274,9 @@ def _vjp_call(platform: str, operands: KeyedCotangents, *, heads: int, slope: fl
     }
     factor = Operand.of(jnp.ravel, vector or scale)
     arrays = ct, value, row_key, col_key or value, factor, entry_scale or value
-    workspaces = [*one_pass_workspaces(csr, value), records_of(stats)]
+    num_parts = 0 if vector is None else most_blocks(csr)
+    parts = jax.ShapeDtypeStruct((num_parts, row_width(value)), stats.dtype)
+    workspaces = [*one_pass_workspaces(csr, value), records_of(stats), parts]
     return Call([*arrays, y, stats, log_sum_ct or value, *ids], flags, workspaces)
 
 
@@ -344,8 +343,6 @@ def _by_one_pass(
         to_row_key = segment_reduce(key, to_score, matrix, **sums)
     elif operands.drow_key is not None:
         to_row_key = leaky_sum(row_key, key, to_score, vector, matrix, **options)
-    if vector is not None:
-        to_vector = jnp.sum(to_vector, axis=0, keepdims=True)
     return to_value, to_row_key, to_col_key, to_vector, None
 
 
@@ -401,8 +398,8 @@ keyed_attention_jvp = define(
 
 
 # The cotangents of value; of col_key, without rows where that is value, to whose it is added; of
-# the entries' scores, dot products before they are scaled; and parts that add up to the vector's,
-# without rows where there is none.
+# the entries' scores, dot products before they are scaled; and of the vector, without rows where
+# there is none.
 keyed_attention_vjp = define(
     Op(
         name="keyed_attention_vjp",
