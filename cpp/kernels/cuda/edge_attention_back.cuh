@@ -53,6 +53,8 @@ __global__ void __launch_bounds__(kRecordThreads)
   const int64_t threads = gridDim.x * int64_t{blockDim.x}, teams = threads >> lane_bits;
   const int lanes = 1 << lane_bits, lane = threadIdx.x & (lanes - 1);
   const int team = (threadIdx.x % 32) >> lane_bits;
+  // Ahead of what the next launch reads again, which the second cache may keep.
+  for (int64_t i = thread; i < num_zeros; i += threads) zeros[i] = 0;
   // Whole warps go on together.
   for (int64_t first = (thread - threadIdx.x % 32) >> lane_bits; first < count;
        first += kRecordItems * teams) {
@@ -91,7 +93,6 @@ __global__ void __launch_bounds__(kRecordThreads)
           reinterpret_cast<uint4*>(records + item(i))[k] = words_of[k];
     }
   }
-  for (int64_t i = thread; i < num_zeros; i += threads) zeros[i] = 0;
 }
 
 constexpr int kSumThreads = 256;  // of a block
@@ -102,8 +103,8 @@ template <typename Acc>
 __global__ void __launch_bounds__(kSumThreads)
     sum_parts_kernel(const Acc* parts, int64_t count, int64_t width, Acc* out) {
   __shared__ Acc sums[kSumThreads];
-  allow_next_launch();
   wait_for_previous_launch();
+  allow_next_launch();  // not before: what comes next would find no room for its first cache
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t column = blockIdx.x * int64_t{kSumColumns} + thread % kSumColumns;
   Acc sum = 0;

@@ -327,8 +327,8 @@ edge_attention_jvp = define(
 )
 
 
-# The cotangents of value; of col_score, without rows where there is none; and of the entries' scores
-# before the LeakyReLU.
+# The cotangents of value; of col_score, without rows where there is none; and of the entries'
+# scores before the LeakyReLU.
 edge_attention_vjp = define(
     Op(
         name="edge_attention_vjp",
