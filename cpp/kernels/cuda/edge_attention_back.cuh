@@ -1,7 +1,7 @@
 // The gradients of attention over edges, by source, in one pass.
 //
 // Every team of lanes takes an even, contiguous range of entries, sorted by source, and walks it in
-// steps of four, of wide heads of eight. Of an entry come the row of the result's cotangent, that
+// steps of four. Of an entry come the row of the result's cotangent, that
 // of its destination's key if scores are of keys, and the record of its destination, by
 // asynchronous copies into shared memory, asked for when the words of the step before are in
 // registers; of a run of entries the rows of their source, each once in a step. Dots over the lanes
@@ -122,15 +122,16 @@ __global__ void __launch_bounds__(kSumThreads)
 }
 
 constexpr int kBackThreads = 128;  // of a block
+constexpr int kBackStep = 4;       // entries of a step
 constexpr int kBackChunk = 16;     // entries whose ids are asked for at once
 constexpr int kBackRing = 2 * kBackChunk;
 
 // Blocks of a multiprocessor: with more, registers are spilled.
-template <Scores kScores, int kStep, int kVec, typename Acc>
-constexpr int kBackBlocks = sizeof(Acc) > 4                             ? 3
-                            : kScores == Scores::kOfHeads && kStep == 4 ? 5
-                            : kScores == Scores::kLeaky && kVec > 4     ? 3
-                                                                        : 4;
+template <Scores kScores, int kVec, typename Acc>
+constexpr int kBackBlocks = sizeof(Acc) > 4                         ? 3
+                            : kScores == Scores::kOfHeads           ? 5
+                            : kScores == Scores::kLeaky && kVec > 4 ? 3
+                                                                    : 4;
 
 // Two sums of kVec features each: gradients of values and of keys.
 template <typename Acc, int kVec_>
@@ -244,10 +245,11 @@ struct Back {
   int heads;
 };
 
-// Where a thread's words are: [row][thread], rows of kStep entries.
-template <Scores kScores, bool kSame, int kStep>
+// Where a thread's words are: [row][thread], rows of kBackStep entries.
+template <Scores kScores, bool kSame>
 struct BackRows {
   static constexpr bool kKeyed = kScores != Scores::kOfHeads;
+  static constexpr int kStep = kBackStep;
   static constexpr int kCt = 0, kKey = kStep, kValue = kKeyed ? kKey + kStep : kKey,
                        kOwnKey = kKeyed && !kSame ? kValue + kStep : kValue,
                        kCount = kOwnKey + kStep;
@@ -257,12 +259,12 @@ struct BackRows {
 // numbers [stage][kind][head][entry], and [head][kind][entry] sums over lanes, then what follows of
 // them; of each thread its part of a run; heads[warp][part][lane], and tails; of each team a ring
 // of ids and the rows around its entries.
-template <Scores kScores, bool kSame, int kStep, class Op, typename T, typename Acc>
+template <Scores kScores, bool kSame, class Op, typename T, typename Acc>
 struct BackLayout {
   using W = Word<T, Op::kVec>;
   using Record = AttentionRecord<Acc>;
-  static constexpr int kStages = 2;
-  static constexpr int kWords = BackRows<kScores, kSame, kStep>::kCount * kBackThreads;
+  static constexpr int kStep = kBackStep, kStages = 2;
+  static constexpr int kWords = BackRows<kScores, kSame>::kCount * kBackThreads;
 
   int lanes, team_ids, head_numbers, kinds;
   __host__ __device__ BackLayout(const AttendCut& cut, bool ordered, bool scaled)
@@ -291,17 +293,17 @@ struct BackLayout {
   }
 };
 
-template <Scores kScores, bool kSame, int kStep, class Op, typename T, typename Acc, class Last>
-__global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, kStep, Op::kVec, Acc>)
+template <Scores kScores, bool kSame, class Op, typename T, typename Acc, class Last>
+__global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, Acc>)
     back_kernel(Csr<Index> csr, Back<T, Acc> back, AttendCut cut, Output<T, Op, Acc, Last> result,
                 bool fills, Tails<Op, Acc> tails) {
-  constexpr int kVec = Op::kVec, kParts = Op::kParts, kRing = kBackRing;
+  constexpr int kVec = Op::kVec, kParts = Op::kParts, kStep = kBackStep, kRing = kBackRing;
   constexpr int kChunkSteps = kBackChunk / kStep;
   constexpr bool kKeyed = kScores != Scores::kOfHeads, kLeaky = kScores == Scores::kLeaky;
   constexpr int kSums = kKeyed ? 2 * kStep : kStep;
   constexpr int kOfKeys = kSame ? 0 : kVec;  // where a run has the gradient of keys
-  using Layout = BackLayout<kScores, kSame, kStep, Op, T, Acc>;
-  using Rows = BackRows<kScores, kSame, kStep>;
+  using Layout = BackLayout<kScores, kSame, Op, T, Acc>;
+  using Rows = BackRows<kScores, kSame>;
   using Record = AttentionRecord<Acc>;
   using W = Word<T, kVec>;
   __shared__ Range long_gaps[kLongGaps];

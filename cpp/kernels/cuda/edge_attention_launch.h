@@ -214,12 +214,12 @@ cudaError_t launch_records(cudaStream_t stream, const Csr<Index>& csr,
 
 // The gradients by source, in one pass. There are whole heads in a team. to_vector: (width), if
 // there is a vector.
-template <Scores kScores, bool kSame, int kStep, class Op, class Last, typename T, typename Acc>
+template <Scores kScores, bool kSame, class Op, class Last, typename T, typename Acc>
 cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr,
                         const Attained<T, Acc>& attained, const Back<T, Acc>& back,
                         AttentionRecord<Acc>* records, Features features, T* out, const Last& last,
                         Acc* to_vector, const Workspace& workspace) {
-  constexpr int kVec = Op::kVec;
+  constexpr int kVec = Op::kVec, kStep = kBackStep;
   AttendCut cut;
   if (!cut_features<kVec>(features, cut) || !addressable<T>(features) ||
       !addressable<AttentionRecord<Acc>>({features.heads, 1}))
@@ -251,10 +251,10 @@ cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr,
   if (error != cudaSuccess) return error;
   if (csr.count == 0) return sum_parts(0);
   const int lanes = 1 << cut.lane_bits, teams = kBackThreads / lanes;
-  const BackLayout<kScores, kSame, kStep, Op, T, Acc> layout(cut, csr.order != nullptr,
-                                                             back.attention.edge_scale != nullptr);
+  const BackLayout<kScores, kSame, Op, T, Acc> layout(cut, csr.order != nullptr,
+                                                      back.attention.edge_scale != nullptr);
   int64_t shared = layout.bytes();
-  const int64_t at_once = blocks_at_once(shared, kBackBlocks<kScores, kStep, kVec, Acc>);
+  const int64_t at_once = blocks_at_once(shared, kBackBlocks<kScores, kVec, Acc>);
   const int64_t entries = ceil_div(csr.count, std::min(workspace.blocks, at_once) * teams);
   const int64_t steps = ceil_div(entries, kStep);
   const int64_t blocks = ceil_div(csr.count, steps * kStep * teams);
@@ -264,9 +264,9 @@ cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr,
   cut.steps = static_cast<int>(steps);
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace.bytes), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  error = launch(stream, {grid, kBackThreads, static_cast<size_t>(shared)},
-                 back_kernel<kScores, kSame, kStep, Op, T, Acc, Last>, csr, back, cut, output,
-                 fills, tails);
+  error =
+      launch(stream, {grid, kBackThreads, static_cast<size_t>(shared)},
+             back_kernel<kScores, kSame, Op, T, Acc, Last>, csr, back, cut, output, fills, tails);
   return error == cudaSuccess ? sum_parts(blocks) : error;
 }
 
@@ -314,12 +314,12 @@ cudaError_t keyed_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, cons
                              keys,        to_score, parts,   static_cast<int>(features.heads)};
   const SecondRows<T> second = {to_col_key};
   if (keys.vector == nullptr)
-    return launch_back<Scores::kDots, false, 4, PairSumOp<Acc, kVec>>(
+    return launch_back<Scores::kDots, false, PairSumOp<Acc, kVec>>(
         stream, csr, attained, back, records, features, out, second, to_vector, workspace);
   if (to_col_key == nullptr)
-    return launch_back<Scores::kLeaky, true, 4, SumOp<Acc, kVec>>(
+    return launch_back<Scores::kLeaky, true, SumOp<Acc, kVec>>(
         stream, csr, attained, back, records, features, out, NoEpilogue{}, to_vector, workspace);
-  return launch_back<Scores::kLeaky, false, 4, PairSumOp<Acc, kVec>>(
+  return launch_back<Scores::kLeaky, false, PairSumOp<Acc, kVec>>(
       stream, csr, attained, back, records, features, out, second, to_vector, workspace);
 }
 
@@ -329,19 +329,13 @@ cudaError_t edge_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, const
                                Features features, T* out, Acc* to_src_score, Acc* to_score,
                                AttentionRecord<Acc>* records, const Workspace& workspace) {
   constexpr int kVec = 16 / sizeof(T);
-  constexpr int64_t kFewWords = 4;  // of a head, up to which steps of eight entries are slower
   if (!fits<kVec, T>(features, {attained.ct, value, out})) return cudaErrorInvalidValue;
   const Back<T, Acc> back = {attained.ct, value,    records, attention,
                              {},          to_score, nullptr, static_cast<int>(features.heads)};
   const HeadSums<Acc> sums = {to_src_score, features.heads};
-  const auto with_step = [&](auto step) {
-    return launch_back<Scores::kOfHeads, false, decltype(step)::value, ScoredSumOp<Acc, kVec>>(
-        stream, csr, attained, back, records, features, out, sums, static_cast<Acc*>(nullptr),
-        workspace);
-  };
-  return features.width / features.heads / kVec > kFewWords
-             ? with_step(std::integral_constant<int, 8>{})
-             : with_step(std::integral_constant<int, 4>{});
+  return launch_back<Scores::kOfHeads, false, ScoredSumOp<Acc, kVec>>(
+      stream, csr, attained, back, records, features, out, sums, static_cast<Acc*>(nullptr),
+      workspace);
 }
 
 template <typename T, typename Acc>
