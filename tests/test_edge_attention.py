@@ -772,11 +772,28 @@ def test_no_array_has_a_row_for_each_edge(rng: np.random.Generator, kind: str) -
     assert max(sizes_of(gradient.jaxpr)) == by_head
 
 
+def test_scores_of_sources_have_no_sum_of_their_own(rng: np.random.Generator) -> None:
+    """Their gradient comes with that of values: only destinations' is a segment sum."""
+    graph = random_graph(rng, 50, 400)
+    operands = [x.astype(np.float32) for x in operands_of(rng, "additive", 50, graph, width=4)]
+
+    def loss(*operands: Any) -> Any:
+        return jnp.sum(additive_attention(graph, *operands))
+
+    found = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(*operands).jaxpr.eqns
+    names = [each.primitive.name for each in found if each.primitive.name.startswith("jax_gnn")]
+    attention = "jax_gnn_edge_attention"
+    assert names == [attention, f"{attention}_vjp", "jax_gnn_segment_reduce"]
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_bits(rng: np.random.Generator, kind: str, implementation: str) -> None:
+@pytest.mark.parametrize("width", [9, 8, 32])
+def test_the_same_bits(
+    rng: np.random.Generator, kind: str, width: int, implementation: str
+) -> None:
     graph = random_graph(rng)
-    operands = [x.astype(np.float32) for x in operands_of(rng, kind, 300, graph, width=9)]
+    operands = [x.astype(np.float32) for x in operands_of(rng, kind, 300, graph, width)]
 
     @jax.jit
     def run(*operands: Any) -> Any:

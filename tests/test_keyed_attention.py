@@ -485,11 +485,12 @@ def test_raw_call_with_wrong_flags() -> None:
 # Its derivative by column, in the same places.
 BACK = [
     *(floats(5, 8), floats(3, 8), floats(5, 8), floats(3, 8), floats(8), floats(4, 2)),
-    *(floats(5, 2, 4), MATRIX.by_col.rows, MATRIX.by_col.cols, ids(0, 1, 2, 3)),
+    *(floats(5, 8), floats(5, 2, 2), floats(5, 2)),
+    *(MATRIX.by_col.rows, MATRIX.by_col.cols, ids(0, 1, 2, 3)),
 ]
 BACK_RESULTS = [
     *(((3, 8), "float32"), ((3, 8), "float32"), ((4, 2), "float32"), ((1, 8), "float32")),
-    RESULTS[2],
+    *(RESULTS[2], ((5, 2, 4), "float32"), ((1, 8), "float32")),
 ]
 SAME = np.bool_(True)
 
@@ -497,7 +498,8 @@ SAME = np.bool_(True)
 def raw_back(operands: Any, results: Any = BACK_RESULTS, **attributes: Any) -> Any:
     shapes = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in results]
     call = jax.ffi.ffi_call(f"{ffi.TARGET_PREFIX}{TARGETS[0]}_vjp", shapes)
-    attributes = {**ATTRIBUTES, "same": np.bool_(False), **attributes}
+    flags = {"same": np.bool_(False), "has_log_sum_ct": np.bool_(True)}
+    attributes = {**ATTRIBUTES, **flags, **attributes}
     return jax.block_until_ready(call(*operands, **attributes))
 
 
@@ -514,10 +516,13 @@ def raw_back(operands: Any, results: Any = BACK_RESULTS, **attributes: Any) -> A
         (3, floats(3, 4), "the values, the keys"),
         (4, floats(1), "the values, the keys"),
         (5, floats(3, 2), "the edges' scales"),
-        (6, floats(5, 2, 3), "the records"),
-        (6, floats(5, 2, 4).astype(np.float16), "the records"),
-        (7, ids(0, 0, 1), "rows, cols and order"),
-        (8, floats(4), "rows, cols and order"),
+        (6, floats(5, 4), "what attention gave"),
+        (6, floats(5, 8).astype(np.float16), "what attention gave"),
+        (7, floats(5, 2, 3), "what attention gave"),
+        (7, floats(5, 2, 2).astype(np.float16), "what attention gave"),
+        (8, floats(5, 1), "what attention gave"),
+        (9, ids(0, 0, 1), "rows, cols and order"),
+        (10, floats(4), "rows, cols and order"),
     ],
 )
 def test_raw_call_by_column_with_wrong_operand(
@@ -537,10 +542,13 @@ def test_raw_call_by_column_with_wrong_operand(
         (1, ((0, 8), "float32"), "the gradients"),
         (1, ((3, 8), "float16"), "the gradients"),
         (2, ((4,), "float32"), "the inputs and the scores"),
-        (2, ((4, 2), "float16"), "the records"),
-        (2, ((4, 4), "float32"), "the records"),
+        (2, ((4, 2), "float16"), "the scores' cotangent"),
+        (2, ((4, 4), "float32"), "what attention gave"),
         (3, ((2, 8), "float32"), "the gradients"),
         (4, ((1, 96), "uint8"), "the workspace must be bytes"),
+        (5, ((5, 2, 3), "float32"), "the records"),
+        (5, ((5, 2, 4), "float16"), "the records"),
+        (6, ((0, 8), "float32"), "the blocks' parts"),
     ],
 )
 def test_raw_call_by_column_with_wrong_result(position: int, wrong: Any, message: str) -> None:

@@ -3,6 +3,8 @@
 // the same names that return an ffi::Error.
 #pragma once
 
+#include <algorithm>
+
 #include "../kernels/edge_attention.h"
 #include "segments.h"
 
@@ -15,7 +17,7 @@ struct AttentionAttributes {
 };
 
 struct AttentionVjpAttributes {
-  bool additive, scaled, one_pass;
+  bool additive, scaled, one_pass, has_log_sum_ct;
   double slope;
   bool gather, ordered, parallel;
   int64_t lanes, threads;
@@ -28,7 +30,7 @@ struct KeyedAttributes {
 };
 
 struct KeyedVjpAttributes {
-  bool leaky, same, scaled;
+  bool leaky, same, scaled, has_log_sum_ct;
   double slope;
   bool gather, ordered;
 };
@@ -51,9 +53,10 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::AttentionAttributes, StructMember
                                       StructMember<bool>("gather"), StructMember<bool>("ordered"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::AttentionVjpAttributes,
                                       StructMember<bool>("additive"), StructMember<bool>("scaled"),
-                                      StructMember<bool>("one_pass"), StructMember<double>("slope"),
-                                      StructMember<bool>("gather"), StructMember<bool>("ordered"),
-                                      StructMember<bool>("parallel"),
+                                      StructMember<bool>("one_pass"),
+                                      StructMember<bool>("has_log_sum_ct"),
+                                      StructMember<double>("slope"), StructMember<bool>("gather"),
+                                      StructMember<bool>("ordered"), StructMember<bool>("parallel"),
                                       StructMember<int64_t>("lanes"),
                                       StructMember<int64_t>("threads"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::KeyedAttributes, StructMember<bool>("leaky"),
@@ -61,6 +64,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::KeyedAttributes, StructMember<boo
                                       StructMember<bool>("gather"), StructMember<bool>("ordered"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::KeyedVjpAttributes, StructMember<bool>("leaky"),
                                       StructMember<bool>("same"), StructMember<bool>("scaled"),
+                                      StructMember<bool>("has_log_sum_ct"),
                                       StructMember<double>("slope"), StructMember<bool>("gather"),
                                       StructMember<bool>("ordered"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::LeakyScoresAttributes, StructMember<bool>("gather"),
@@ -86,7 +90,7 @@ struct AttentionOperands {
     return buffer.dimensions().size() == 2 ? buffer.dimensions()[0] : -1;
   }
 
-  // `dst_score` is not checked: it may be part of records.
+  // `dst_score` is not checked: it belongs to destinations.
   ffi::Error check(int64_t num_src, int64_t num_weights, int64_t heads,
                    ffi::DataType acc_dtype) const {
     if ((additive && !is_matrix(src_score, num_src, heads, acc_dtype)) ||
@@ -217,45 +221,81 @@ ffi::Error keyed_attention(typename Backend::Context context, ffi::AnyBuffer val
   });
 }
 
+// Whether what attention gave, its cotangents, and scratch memory for records fit one another.
+inline ffi::Error check_attained(const ffi::AnyBuffer& ct, const ffi::AnyBuffer& y,
+                                 const ffi::AnyBuffer& stats, const ffi::AnyBuffer* log_sum_ct,
+                                 const ffi::AnyBuffer& records, Features features,
+                                 ffi::DataType dtype) {
+  const ffi::DataType acc_dtype = accumulator_type(dtype);
+  const int64_t num_rows = ct.dimensions()[0], heads = features.heads;
+  if (!is_matrix(ct, num_rows, features.width, dtype) ||
+      !is_matrix(y, num_rows, features.width, dtype) || stats.element_type() != acc_dtype ||
+      !has_shape(stats, {num_rows, heads, 2}) ||
+      (log_sum_ct != nullptr && !is_matrix(*log_sum_ct, num_rows, heads, acc_dtype))) {
+    return invalid("what attention gave or its cotangents have the wrong shape or dtype");
+  }
+  if (records.element_type() != acc_dtype || !has_shape(records, {num_rows, heads, 4})) {
+    return invalid("the records have the wrong shape or dtype");
+  }
+  return ffi::Error::Success();
+}
+
+template <typename T, typename Acc>
+Attained<T, Acc> make_attained(const ffi::AnyBuffer& ct, const ffi::AnyBuffer& y,
+                               const ffi::AnyBuffer& stats, const ffi::AnyBuffer* log_sum_ct) {
+  return {data<const T>(y), data<const T>(ct),
+          static_cast<const SoftmaxStats<Acc>*>(stats.untyped_data()),
+          log_sum_ct != nullptr ? data<const Acc>(*log_sum_ct) : nullptr};
+}
+
 // By source, with a Csr whose rows are sources and whose columns destinations:
 //   out[r, h, :] = sum over the entries e of row r of weight * scale * ct[cols[e], h, :]
 //   to_score[order[e], h] = slope * weight * (scale * < ct[cols[e], h, :], value[r, h, :] > -
 //   delta)
-// where slope is that of the LeakyReLU of additive scores. 0 for padding.
+//   to_src_score[r, h] = sum over the entries e of row r of to_score[order[e], h]
+// where slope is that of the LeakyReLU of additive scores. 0 for padding. to_src_score has no rows
+// where scores are not additive.
 template <typename Backend>
-ffi::Error edge_attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct,
-                              ffi::AnyBuffer value, ffi::AnyBuffer records,
-                              ffi::AnyBuffer src_score, ffi::AnyBuffer edge_score,
-                              ffi::AnyBuffer edge_scale, ffi::AnyBuffer rows, ffi::AnyBuffer cols,
-                              ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
-                              ffi::Result<ffi::AnyBuffer> to_score,
-                              ffi::Result<ffi::AnyBuffer> workspace,
-                              ffi::Result<ffi::AnyBuffer> scratch,
-                              AttentionVjpAttributes attributes) {
+ffi::Error edge_attention_vjp(
+    typename Backend::Context context, ffi::AnyBuffer ct, ffi::AnyBuffer value, ffi::AnyBuffer y,
+    ffi::AnyBuffer stats, ffi::AnyBuffer log_sum_ct, ffi::AnyBuffer dst_score,
+    ffi::AnyBuffer src_score, ffi::AnyBuffer edge_score, ffi::AnyBuffer edge_scale,
+    ffi::AnyBuffer rows, ffi::AnyBuffer cols, ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
+    ffi::Result<ffi::AnyBuffer> to_src_score, ffi::Result<ffi::AnyBuffer> to_score,
+    ffi::Result<ffi::AnyBuffer> workspace, ffi::Result<ffi::AnyBuffer> scratch,
+    ffi::Result<ffi::AnyBuffer> records, AttentionVjpAttributes attributes) {
   const ffi::DataType dtype = ct.element_type(), acc_dtype = accumulator_type(dtype);
   if (ct.dimensions().size() != 2 || value.dimensions().size() != 2 ||
       to_score->dimensions().size() != 2) {
     return invalid("the inputs and the scores' cotangent must have two dimensions");
   }
+  const bool additive = attributes.additive;
   const int64_t num_cols = ct.dimensions()[0], width = ct.dimensions()[1];
   const int64_t num_rows = value.dimensions()[0];
   const int64_t num_weights = to_score->dimensions()[0], heads = to_score->dimensions()[1];
   if (!is_matrix(value, num_rows, width, dtype) || !is_matrix(*out, num_rows, width, dtype)) {
     return invalid("the inputs or the result have the wrong shape or dtype");
   }
-  if (to_score->element_type() != acc_dtype || records.element_type() != acc_dtype ||
-      !has_shape(records, {num_cols, heads, 4}) || !divides(heads, width)) {
-    return invalid("the records or the scores' cotangent have the wrong shape or dtype");
+  if (to_score->element_type() != acc_dtype || !divides(heads, width) ||
+      !is_matrix(*to_src_score, additive ? num_rows : 0, heads, acc_dtype)) {
+    return invalid("the scores' cotangents have the wrong shape or dtype");
   }
+  const ffi::AnyBuffer* const of_log_sum = attributes.has_log_sum_ct ? &log_sum_ct : nullptr;
+  ffi::Error error =
+      check_attained(ct, y, stats, of_log_sum, *records, Features{width, heads}, dtype);
+  if (error.failure()) return error;
   const CsrOperands operands = {
       rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
-  ffi::Error error = operands.check(/*weighted=*/true);
+  error = operands.check(/*weighted=*/true);
   if (error.failure()) return error;
-  const AttentionOperands scores = {records,         src_score,           edge_score,
+  const AttentionOperands scores = {dst_score,       src_score,           edge_score,
                                     edge_scale,      attributes.additive, attributes.scaled,
                                     attributes.slope};
   error = scores.check(num_rows, num_weights, heads, acc_dtype);
   if (error.failure()) return error;
+  if (additive && !is_matrix(dst_score, num_cols, heads, acc_dtype)) {
+    return invalid("the destinations' scores have the wrong shape or dtype");
+  }
   const bool one_pass = attributes.one_pass;
   if (one_pass) {
     if (!Backend::kHasOnePass) return invalid("there is no kernel of one pass");
@@ -268,17 +308,17 @@ ffi::Error edge_attention_vjp(typename Backend::Context context, ffi::AnyBuffer 
     return invalid("the scratch memory has the wrong shape or dtype");
   }
   if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
-  error = check_workspace(*workspace, one_pass ? 2 * width : width, acc_dtype);
+  error = check_workspace(*workspace, one_pass ? 2 * width : std::max(width, heads), acc_dtype);
   if (error.failure()) return error;
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
     using Acc = typename decltype(acc)::type;
     return Backend::edge_attention_vjp(
         context, attributes, make_workspace(*workspace), data<Acc>(*scratch), operands.csr(),
-        data<const T>(ct), data<const T>(value),
-        static_cast<const AttentionRecord<Acc>*>(records.untyped_data()),
-        scores.template attention<Acc>(false), Features{width, heads}, data<T>(*out),
-        data<Acc>(*to_score));
+        data<const T>(value), make_attained<T, Acc>(ct, y, stats, of_log_sum),
+        scores.template attention<Acc>(additive), Features{width, heads}, data<T>(*out),
+        additive ? data<Acc>(*to_src_score) : nullptr, data<Acc>(*to_score),
+        static_cast<AttentionRecord<Acc>*>(records->untyped_data()));
   });
 }
 
@@ -290,10 +330,12 @@ template <typename Backend>
 ffi::Error keyed_attention_vjp(
     typename Backend::Context context, ffi::AnyBuffer ct, ffi::AnyBuffer value,
     ffi::AnyBuffer row_key, ffi::AnyBuffer col_key, ffi::AnyBuffer factor,
-    ffi::AnyBuffer edge_scale, ffi::AnyBuffer records, ffi::AnyBuffer rows, ffi::AnyBuffer cols,
-    ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> to_col_key,
-    ffi::Result<ffi::AnyBuffer> to_score, ffi::Result<ffi::AnyBuffer> to_vector,
-    ffi::Result<ffi::AnyBuffer> workspace, KeyedVjpAttributes attributes) {
+    ffi::AnyBuffer edge_scale, ffi::AnyBuffer y, ffi::AnyBuffer stats, ffi::AnyBuffer log_sum_ct,
+    ffi::AnyBuffer rows, ffi::AnyBuffer cols, ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
+    ffi::Result<ffi::AnyBuffer> to_col_key, ffi::Result<ffi::AnyBuffer> to_score,
+    ffi::Result<ffi::AnyBuffer> to_vector, ffi::Result<ffi::AnyBuffer> workspace,
+    ffi::Result<ffi::AnyBuffer> records, ffi::Result<ffi::AnyBuffer> parts,
+    KeyedVjpAttributes attributes) {
   const ffi::DataType dtype = ct.element_type(), acc_dtype = accumulator_type(dtype);
   if (ct.dimensions().size() != 2 || value.dimensions().size() != 2 ||
       to_score->dimensions().size() != 2) {
@@ -311,11 +353,14 @@ ffi::Error keyed_attention_vjp(
     return invalid(
         "the values, the keys, their vector or their scale have the wrong shape or dtype");
   }
-  if (!divides(heads, width) || to_score->element_type() != acc_dtype ||
-      records.element_type() != acc_dtype || !has_shape(records, {num_cols, heads, 4})) {
-    return invalid("the records or the scores' cotangent have the wrong shape or dtype");
+  if (!divides(heads, width) || to_score->element_type() != acc_dtype) {
+    return invalid("the scores' cotangent has the wrong shape or dtype");
   }
-  ffi::Error error = check_whole_heads({width, heads}, dtype);
+  const ffi::AnyBuffer* const of_log_sum = attributes.has_log_sum_ct ? &log_sum_ct : nullptr;
+  ffi::Error error =
+      check_attained(ct, y, stats, of_log_sum, *records, Features{width, heads}, dtype);
+  if (error.failure()) return error;
+  error = check_whole_heads({width, heads}, dtype);
   if (error.failure()) return error;
   if (attributes.scaled && !is_matrix(edge_scale, num_weights, heads, acc_dtype)) {
     return invalid("the edges' scales have the wrong shape or dtype");
@@ -329,8 +374,11 @@ ffi::Error keyed_attention_vjp(
   const Workspace blocks = make_workspace(*workspace);
   if (!is_matrix(*out, num_rows, width, dtype) ||
       !is_matrix(*to_col_key, same ? 0 : num_rows, width, dtype) ||
-      !is_matrix(*to_vector, leaky ? blocks.blocks : 0, width, acc_dtype)) {
+      !is_matrix(*to_vector, leaky ? 1 : 0, width, acc_dtype)) {
     return invalid("the gradients have the wrong shape or dtype");
+  }
+  if (!is_matrix(*parts, leaky ? blocks.blocks : 0, width, acc_dtype)) {
+    return invalid("the blocks' parts have the wrong shape or dtype");
   }
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
@@ -339,11 +387,12 @@ ffi::Error keyed_attention_vjp(
                                data_if<Acc>(leaky, factor), data_if<Acc>(!leaky, factor),
                                static_cast<Acc>(attributes.slope)};
     return Backend::keyed_attention_vjp(
-        context, blocks, operands.csr(), data<const T>(ct), data<const T>(value),
-        static_cast<const AttentionRecord<Acc>*>(records.untyped_data()), keys,
+        context, blocks, operands.csr(), data<const T>(value),
+        make_attained<T, Acc>(ct, y, stats, of_log_sum), keys,
         data_if<Acc>(attributes.scaled, edge_scale), Features{width, heads}, data<T>(*out),
         same ? nullptr : data<T>(*to_col_key), data<Acc>(*to_score),
-        leaky ? data<Acc>(*to_vector) : nullptr);
+        leaky ? data<Acc>(*to_vector) : nullptr,
+        static_cast<AttentionRecord<Acc>*>(records->untyped_data()), data<Acc>(*parts));
   });
 }
 

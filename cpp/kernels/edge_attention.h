@@ -34,8 +34,17 @@ struct Keys {
   Acc slope;
 };
 
+// What attention gave, and the cotangents of that.
+template <typename T, typename Acc>
+struct Attained {
+  const T *y, *ct;                 // (num_dst, width)
+  const SoftmaxStats<Acc>* stats;  // (num_dst, heads)
+  const Acc* log_sum_ct;           // (num_dst, heads), of the statistics' log_sum, null: zeros
+};
+
 // What an edge's derivative needs of its destination, in one word of four numbers. `delta` is taken
-// from what a weight's cotangent is: score' = weight * (scale * < ct, value > - delta).
+// from what a weight's cotangent is: score' = weight * (scale * < ct, value > - delta). It is
+// < ct, y > less log_sum_ct.
 template <typename Acc>
 struct AttentionRecord {
   Acc dst_score;  // 0 where there are edge_scores

@@ -361,7 +361,7 @@ struct Forward {
   }
 };
 
-// Rows are plain sums, as weights are known. A state: the sums.
+// Rows are plain sums, as weights are known. A state: the sums, and those of scores' cotangents.
 template <typename T, typename Index>
 struct Backward {
   using Acc = Accumulator<T>;
@@ -371,7 +371,7 @@ struct Backward {
   Attention<Acc> attention;
   Features features;
   T* out;
-  Acc* to_score;
+  Acc *to_src_score, *to_score;
 
   struct Scratch {
     Numbers<Acc> weights, deltas, sums, dots;
@@ -384,17 +384,22 @@ struct Backward {
           row(std::is_same_v<T, Acc> ? nullptr : new Acc[kernel.features.width]) {}
   };
 
-  int64_t state_size() const { return features.width; }
-  void start(Acc* state) const { std::fill_n(state, features.width, Acc(0)); }
+  int64_t state_size() const { return features.width + features.heads; }
+  void start(Acc* state) const { std::fill_n(state, state_size(), Acc(0)); }
   void combine(Acc* into, const Acc* from) const {
-    for (int64_t k = 0; k < features.width; ++k) into[k] += from[k];
+    for (int64_t k = 0; k < state_size(); ++k) into[k] += from[k];
   }
   void finish(int64_t row, const Acc* state) const {
     for (int64_t k = 0; k < features.width; ++k)
       out[row * features.width + k] = narrow<T>(state[k]);
+    if (to_src_score)
+      std::copy_n(state + features.width, features.heads, to_src_score + row * features.heads);
   }
   void fill(int64_t row, int64_t last_row) const {
     std::fill(out + row * features.width, out + last_row * features.width, T{});
+    if (to_src_score)
+      std::fill(to_src_score + row * features.heads, to_src_score + last_row * features.heads,
+                Acc(0));
   }
 
   JAX_GNN_INLINE void expect(int64_t col, int64_t place) const {
@@ -496,6 +501,17 @@ struct Backward {
         store<kWide>(to_score + static_cast<int64_t>(block.place[i]) * heads + h,
                      load<kWide>(scratch.dots[i] + h));
       }
+      if (!to_src_score) return;
+      for (int32_t p = 0; p < block.num_parts; ++p) {
+        const Part<Acc>& part = block.parts[p];
+        Acc* const to =
+            part.state ? part.state + features.width + h : to_src_score + part.row * heads + h;
+        auto sum = broadcast<Vector<Acc, kWide>>(Acc(0));
+        if (part.state) sum = load<kWide>(to);
+        for (int32_t i = part.begin; i < part.end; ++i) sum += load<kWide>(scratch.dots[i] + h);
+        store<kWide>(to, sum);
+        if (part.state && part.finishes) store<kWide>(to_src_score + part.row * heads + h, sum);
+      }
     });
     if (attention.edge_scale) scale(block, attention.edge_scale, heads, scratch.weights);
     sum_up(csr, block, ct, features, scratch.weights, nullptr, out);
@@ -554,6 +570,37 @@ struct Backward {
     }
   };
 };
+
+// Terms of the dot of two rows.
+template <typename T>
+struct RowProduct {
+  const T *a, *b;
+
+  template <int kLanes>
+  JAX_GNN_INLINE auto operator()(int64_t k) const {
+    return load<kLanes>(a + k) * load<kLanes>(b + k);
+  }
+};
+
+// The records of destinations, of which each has a number for each head.
+template <typename T, typename Acc>
+void make_records(const ParallelFor& parallel_for, const Attained<T, Acc>& attained,
+                  const Acc* dst_score, int64_t num_rows, Features features,
+                  AttentionRecord<Acc>* records) {
+  const int64_t count = num_rows * features.heads, group = features.width / features.heads;
+  const int64_t tasks = task_count(static_cast<double>(num_rows) * features.width, 1024);
+  parallel_for(tasks, [&](int64_t task) {
+    with_vectors([&](auto) JAX_GNN_LAMBDA {
+      for (int64_t i = even_share(count, task, tasks); i < even_share(count, task + 1, tasks);
+           ++i) {
+        const RowProduct<T> product = {attained.ct + i * group, attained.y + i * group};
+        const Acc less = attained.log_sum_ct ? attained.log_sum_ct[i] : Acc(0);
+        records[i] = {dst_score ? dst_score[i] : Acc(0), attained.stats[i],
+                      sum_of_terms<Acc>(group, product) - less};
+      }
+    });
+  });
+}
 
 // A task's way through its share.
 template <typename Kernel, typename Index>
@@ -708,9 +755,11 @@ void edge_attention(const ParallelFor& parallel_for, const Csr<Index>& csr, cons
 }
 
 template <typename T, typename Acc, typename Index>
-void edge_attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* ct,
-                        const T* value, const AttentionRecord<Acc>* records,
-                        const Attention<Acc>& attention, Features features, T* out, Acc* to_score) {
+void edge_attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* value,
+                        const Attained<T, Acc>& attained, const Attention<Acc>& attention,
+                        Features features, T* out, Acc* to_src_score, Acc* to_score,
+                        AttentionRecord<Acc>* records) {
+  make_records(parallel_for, attained, attention.dst_score, csr.num_cols, features, records);
   const int64_t count = csr.num_weights * features.heads;
   expect_writes(to_score, count);
   const int64_t tasks = task_count(static_cast<double>(count), 64);
@@ -719,15 +768,17 @@ void edge_attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr, 
               to_score + even_share(count, task + 1, tasks), Acc(0));
   });
   run_all(parallel_for,
-          Backward<T, Index>{csr, ct, value, records, attention, features, out, to_score}, csr);
+          Backward<T, Index>{csr, attained.ct, value, records, attention, features, out,
+                             to_src_score, to_score},
+          csr);
 }
 
 #define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                       \
   template void edge_attention(const ParallelFor&, const Csr<Index>&, const T*,                  \
                                const Attention<Acc>&, Features, T*, SoftmaxStats<Acc>*);         \
-  template void edge_attention_vjp(const ParallelFor&, const Csr<Index>&, const T*, const T*,    \
-                                   const AttentionRecord<Acc>*, const Attention<Acc>&, Features, \
-                                   T*, Acc*);
+  template void edge_attention_vjp(const ParallelFor&, const Csr<Index>&, const T*,              \
+                                   const Attained<T, Acc>&, const Attention<Acc>&, Features, T*, \
+                                   Acc*, Acc*, AttentionRecord<Acc>*);
 #define JAX_GNN_INSTANTIATE_INDEX(Index)     \
   JAX_GNN_INSTANTIATE(float, float, Index)   \
   JAX_GNN_INSTANTIATE(double, double, Index) \

@@ -19,16 +19,19 @@ void edge_attention(const ParallelFor& parallel_for, const Csr<Index>& csr, cons
                     const Attention<Acc>& attention, Features features, T* out,
                     SoftmaxStats<Acc>* stats);
 
-// By source: rows are sources, columns destinations, whose scores are in the records
-// (num_cols, heads). With p the softmax,
+// By source: rows are sources, columns destinations, whose dst_score is; records are scratch
+// memory, (num_cols, heads). With p the softmax,
 //   out[r, h, :] = sum over the entries of row r of p * edge_scale * ct[col, h, :]
 //   to_score[place, h] = p * (edge_scale * < ct[col, h, :], value[r, h, :] > - delta) * slope
+//   to_src_score[r, h] = sum over the entries of row r of to_score[place, h]
 // where slope is that of the LeakyReLU at the entry, 1 with edge_score; 0 where no entry has its
-// place. ct: (num_cols, width), value and out: (num_rows, width), to_score: (num_weights, heads).
+// place. value and out: (num_rows, width), to_score: (num_weights, heads), to_src_score:
+// (num_rows, heads), or null.
 template <typename T, typename Acc, typename Index>
-void edge_attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* ct,
-                        const T* value, const AttentionRecord<Acc>* records,
-                        const Attention<Acc>& attention, Features features, T* out, Acc* to_score);
+void edge_attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* value,
+                        const Attained<T, Acc>& attained, const Attention<Acc>& attention,
+                        Features features, T* out, Acc* to_src_score, Acc* to_score,
+                        AttentionRecord<Acc>* records);
 
 // out[e, h] = sum over the features of head h of vector * leaky(row_key[rows[e]] +
 // col_key[cols[e]]), 0 for padding. vector: (width,), out: (count, heads).

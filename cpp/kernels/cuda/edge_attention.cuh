@@ -70,19 +70,14 @@ struct BySource {
   }
 };
 
-// The weights of entries, in their own order; 0 for padding. Where they have places in another one,
-// makes the cotangents of all scores 0: an order may leave some out.
+// The weights of entries, in their own order; 0 for padding.
 template <typename Acc>
-__global__ void weigh_kernel(BySource<Acc> edges, Acc* weights, Acc* to_score) {
+__global__ void weigh_kernel(BySource<Acc> edges, Acc* weights) {
   allow_next_launch();
   wait_for_previous_launch();
   const int64_t heads = edges.heads, size = edges.csr.count * heads;
-  const int64_t places = edges.csr.order != nullptr ? edges.csr.num_weights * heads : 0;
-  const int64_t all = size > places ? size : places;
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < all;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < size;
        i += int64_t{gridDim.x} * blockDim.x) {
-    if (i < places) to_score[i] = 0;
-    if (i >= size) continue;
     const int64_t entry = divide(i, heads);
     Contribution<Acc> found;
     const bool is_there = edges.find(entry, edges.place(entry), i - entry * heads, found);

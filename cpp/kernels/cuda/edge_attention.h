@@ -33,23 +33,25 @@ cudaError_t keyed_attention(cudaStream_t stream, const Csr<int32_t>& csr, const 
                             const Keys<T, Acc>& keys, const Acc* edge_scale, Features features,
                             T* out, SoftmaxStats<Acc>* stats, const Workspace& workspace);
 
-// The derivatives, rows being sources and columns destinations:
-// out[r, :] = sum over the entries e of row r of weight[e, head] * ct[cols[e], :], and
+// The derivatives, rows being sources and columns destinations, whose dst_score is:
+// out[r, :] = sum over the entries e of row r of weight[e, head] * ct[cols[e], :],
 // to_score[e, head], (num_weights, heads): see AttentionRecord, times the LeakyReLU's slope; 0 for
-// padding. scratch: (2, csr.count, heads). Those of segment_reduce_vjp, one launch before it and
-// one behind it. For heads as keyed_attention has them, without a schedule and scratch: one launch,
-// more where an order may leave entries out, or most rows are empty.
+// padding, and
+// to_src_score: (num_rows, heads), the sums of that over the entries of row r; or null.
+// records: (num_cols, heads), scratch: (2, csr.count, heads). Those of segment_reduce_vjp, two
+// launches before it and one behind it, or two. For heads as keyed_attention has them, without a
+// schedule and scratch: two launches, more where most rows are empty.
 template <typename T, typename Acc>
 cudaError_t edge_attention_vjp(cudaStream_t stream, const Schedule& schedule,
-                               const Csr<int32_t>& csr, const T* ct, const T* value,
-                               const AttentionRecord<Acc>* records, const Attention<Acc>& attention,
-                               Features features, T* out, Acc* to_score, Acc* scratch,
-                               void* workspace);
+                               const Csr<int32_t>& csr, const T* value,
+                               const Attained<T, Acc>& attained, const Attention<Acc>& attention,
+                               Features features, T* out, Acc* to_src_score, Acc* to_score,
+                               AttentionRecord<Acc>* records, Acc* scratch, void* workspace);
 template <typename T, typename Acc>
-cudaError_t edge_attention_vjp(cudaStream_t stream, const Csr<int32_t>& csr, const T* ct,
-                               const T* value, const AttentionRecord<Acc>* records,
-                               const Attention<Acc>& attention, Features features, T* out,
-                               Acc* to_score, const Workspace& workspace);
+cudaError_t edge_attention_vjp(cudaStream_t stream, const Csr<int32_t>& csr, const T* value,
+                               const Attained<T, Acc>& attained, const Attention<Acc>& attention,
+                               Features features, T* out, Acc* to_src_score, Acc* to_score,
+                               AttentionRecord<Acc>* records, const Workspace& workspace);
 
 // The derivatives of keyed_attention by source, for the same heads. Rows are sources, columns
 // destinations, of which keys.row_key is, as keys.col_key is of sources:
@@ -58,14 +60,15 @@ cudaError_t edge_attention_vjp(cudaStream_t stream, const Csr<int32_t>& csr, con
 // padding;
 // to_col_key: the gradient of col_key, as far as scores go, or null: added to `out`, where col_key
 // is value;
-// to_vector: (workspace.blocks, width), where there is a vector: what add up to its gradient.
-// One launch; more where an order may leave entries out, or most rows are empty.
+// to_vector: (width), the gradient of the vector, if there is one: else null.
+// records: (num_cols, heads), and parts: (workspace.blocks, width), if there is a vector, are
+// scratch memory. Two launches, a third for the vector; more where most rows are empty.
 template <typename T, typename Acc>
-cudaError_t keyed_attention_vjp(cudaStream_t stream, const Csr<int32_t>& csr, const T* ct,
-                                const T* value, const AttentionRecord<Acc>* records,
-                                const Keys<T, Acc>& keys, const Acc* edge_scale, Features features,
-                                T* out, T* to_col_key, Acc* to_score, Acc* to_vector,
-                                const Workspace& workspace);
+cudaError_t keyed_attention_vjp(cudaStream_t stream, const Csr<int32_t>& csr, const T* value,
+                                const Attained<T, Acc>& attained, const Keys<T, Acc>& keys,
+                                const Acc* edge_scale, Features features, T* out, T* to_col_key,
+                                Acc* to_score, Acc* to_vector, AttentionRecord<Acc>* records,
+                                Acc* parts, const Workspace& workspace);
 
 // out[r, :] = vector times the sum over the entries e of row r of factor[e, head] times the slope,
 // see Leaky. factor: (num_weights, heads), vector: (width), null: ones, out: (num_rows, width). One

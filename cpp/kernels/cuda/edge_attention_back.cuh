@@ -1,19 +1,23 @@
 // The gradients of attention over edges, by source, in one pass.
 //
 // Every team of lanes takes an even, contiguous range of entries, sorted by source, and walks it in
-// steps of four. Of an entry come the row of the result's cotangent, that of its destination's key
-// if scores are of keys, and the record of its destination, by asynchronous copies into shared
-// memory, asked for when the words of the step before are in registers; of a run of entries the
-// rows of their source, each once in a step. Dots over the lanes of a head, of values and of keys,
-// are added up for all entries of a step at once. Then one lane of a head has both dots of an
-// entry: it makes of them the entry's weight, and its score's cotangent, which it writes, and the
-// other lanes read both from shared memory. A lane sums up its words of the sources' gradients in
-// registers, and runs are joined like any others (segment_runs.cuh). The cut depends on shapes
-// only: the same bits on every run.
+// steps of four. Of an entry come the row of the result's cotangent, that
+// of its destination's key if scores are of keys, and the record of its destination, by
+// asynchronous copies into shared memory, asked for when the words of the step before are in
+// registers; of a run of entries the rows of their source, each once in a step. Dots over the lanes
+// of a head, of values and of keys, are added up for all entries of a step at once. Then one lane
+// of a head has both dots of an entry: it makes of them the entry's weight, and its score's
+// cotangent, which it writes, and the other lanes read both from shared memory. A lane sums up its
+// words of the sources' gradients in registers, where scores are numbers of the sources that of
+// their gradient too, and runs are joined like any others (segment_runs.cuh). The cut depends on
+// shapes only: the same bits on every run. The records are made by a launch ahead, which also makes
+// zeros of all scores' cotangents, as an order may leave some out.
 //
 // Needs blocks of kBackThreads threads; BackLayout's bytes of dynamic shared memory, a workspace
 // row for each block of a column of the grid, a tag that no other launch has, words of 16 bytes,
-// and whole heads in a team. Promises that all rows are written, empty ones too where it `fills`,
+// and whole heads in a team; the launch ahead must be that of the records, which does not let this
+// one start before all else has ended. Promises that all rows are written, empty ones too where it
+// `fills`,
 // that each entry's place is written, those of padding as zeros, unless an order leaves it out,
 // that nothing behind an id out of range is read, and that any ids are survived.
 #pragma once
@@ -30,6 +34,92 @@
 
 namespace jax_gnn::cuda {
 namespace {
+
+constexpr int kRecordThreads = 256;  // of a block
+constexpr int kRecordItems = 2;      // of a team, on their way together
+
+// Makes the records of destinations, each by a team of 2^lane_bits lanes, which share out the
+// head's words of kVec features; and zeros. count: destinations times heads; dst_score: null, or
+// one each.
+template <int kVec, typename T, typename Acc>
+__global__ void __launch_bounds__(kRecordThreads)
+    record_kernel(Attained<T, Acc> from, const Acc* dst_score, int64_t count, int64_t words,
+                  int lane_bits, AttentionRecord<Acc>* records, Acc* zeros, int64_t num_zeros) {
+  using W = Word<T, kVec>;
+  using Record = AttentionRecord<Acc>;
+  wait_for_previous_launch();
+  allow_next_launch();
+  const int64_t thread = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
+  const int64_t threads = gridDim.x * int64_t{blockDim.x}, teams = threads >> lane_bits;
+  const int lanes = 1 << lane_bits, lane = threadIdx.x & (lanes - 1);
+  const int team = (threadIdx.x % 32) >> lane_bits;
+  // Ahead of what the next launch reads again, which the second cache may keep.
+  for (int64_t i = thread; i < num_zeros; i += threads) zeros[i] = 0;
+  // Whole warps go on together.
+  for (int64_t first = (thread - threadIdx.x % 32) >> lane_bits; first < count;
+       first += kRecordItems * teams) {
+    Acc sum[kRecordItems] = {};
+    Record record[kRecordItems] = {};
+    const auto item = [&](int i) { return first + team + i * teams; };
+    for (int64_t at = lane; at < words; at += lanes) {
+      W ct[kRecordItems] = {}, y[kRecordItems] = {};
+#pragma unroll
+      for (int i = 0; i < kRecordItems; ++i) {
+        const int64_t word = item(i) * words + at;
+        load_if(item(i) < count, reinterpret_cast<const W*>(from.ct) + word, ct[i]);
+        load_if(item(i) < count, reinterpret_cast<const W*>(from.y) + word, y[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kRecordItems; ++i) add_dot<T, kVec>(sum[i], ct[i], y[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kRecordItems; ++i) {
+      const bool writes = lane == 0 && item(i) < count;
+      record[i].dst_score = load_or(writes && dst_score != nullptr, dst_score + item(i), Acc(0));
+      record[i].delta =
+          load_or(writes && from.log_sum_ct != nullptr, from.log_sum_ct + item(i), Acc(0));
+      if (writes) record[i].stats = from.stats[item(i)];
+    }
+#pragma unroll
+    for (int i = 0; i < kRecordItems; ++i) {
+      for (int distance = lanes / 2; distance > 0; distance /= 2)
+        sum[i] += __shfl_xor_sync(kWholeWarp, sum[i], distance);
+      record[i].delta = sum[i] - record[i].delta;
+      uint4 words_of[sizeof(Record) / 16];
+      memcpy(words_of, &record[i], sizeof(Record));
+      if (lane == 0 && item(i) < count)
+#pragma unroll
+        for (unsigned k = 0; k < sizeof(Record) / 16; ++k)
+          reinterpret_cast<uint4*>(records + item(i))[k] = words_of[k];
+    }
+  }
+}
+
+constexpr int kSumThreads = 256;  // of a block
+constexpr int kSumColumns = 8;    // of a block
+
+// out[k] = the sum of column k of `parts`, (count, width).
+template <typename Acc>
+__global__ void __launch_bounds__(kSumThreads)
+    sum_parts_kernel(const Acc* parts, int64_t count, int64_t width, Acc* out) {
+  __shared__ Acc sums[kSumThreads];
+  wait_for_previous_launch();
+  allow_next_launch();  // not before: what comes next would find no room for its first cache
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t column = blockIdx.x * int64_t{kSumColumns} + thread % kSumColumns;
+  Acc sum = 0;
+  if (column < width)
+#pragma unroll 8
+    for (int64_t i = thread / kSumColumns; i < count; i += kSumThreads / kSumColumns)
+      sum += parts[i * width + column];
+  sums[thread] = sum;
+  __syncthreads();
+  for (int distance = kSumThreads / 2; distance >= kSumColumns; distance /= 2) {
+    if (thread < distance) sums[thread] += sums[thread + distance];
+    __syncthreads();
+  }
+  if (thread < kSumColumns && column < width) out[column] = sums[thread];
+}
 
 constexpr int kBackThreads = 128;  // of a block
 constexpr int kBackStep = 4;       // entries of a step
@@ -53,6 +143,62 @@ struct PairSumOp {
   static __device__ __forceinline__ void combine(const Acc (&before)[kParts], Acc (&run)[kParts]) {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) run[i] = before[i] + run[i];
+  }
+};
+
+// A sum of kVec features, and of a number of the head: gradients of values and of sources' scores.
+template <typename Acc, int kVec_>
+struct ScoredSumOp {
+  using Result = Acc;
+  static constexpr int kVec = kVec_, kParts = kVec + 1, kRoom = 1;
+  static constexpr bool kCounts = false, kZeroIsNeutral = true;
+  static __device__ __forceinline__ Acc neutral(int) { return 0; }
+  static __device__ __forceinline__ void combine(const Acc (&before)[kParts], Acc (&run)[kParts]) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) run[i] = before[i] + run[i];
+  }
+};
+
+// Where the sum of a head's numbers goes, in place of an Epilogue.
+template <typename Acc>
+struct HeadSums {
+  Acc* out;  // (num_rows, heads), or null; of a lane that of its head, or null
+  int64_t heads;
+
+  // Of a lane: where its head begins, the sum of that, else none.
+  __device__ __forceinline__ void keep_for(const Column& column, int64_t width) {
+    const bool begins = column.active && column.first == column.head * (width / heads);
+    out = begins && out != nullptr ? out + column.head : nullptr;
+  }
+};
+
+template <typename T, class Op, typename Acc>
+struct Output<T, Op, Acc, HeadSums<Acc>> {
+  static constexpr int kVec = Op::kVec;
+
+  T* out;
+  int64_t num_rows, width;
+  HeadSums<Acc> last;
+
+  // Writes the lane's word of a row that is below `limit`.
+  __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
+                                        unsigned limit) const {
+    if (static_cast<unsigned>(row) >= limit) return;
+    store_word<kVec>(
+        row_at(lane_out, row, static_cast<unsigned>(width * static_cast<int64_t>(sizeof(T)))), run);
+    if (last.out != nullptr) put(row, run[kVec]);
+  }
+  __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
+    if (!column.active) return;
+    const Acc x[kVec] = {};
+    store_word<kVec>(out + row * width + column.first, x);
+    if (last.out != nullptr) put(static_cast<Index>(row), 0);
+  }
+
+ private:
+  __device__ __forceinline__ void put(Index row, Acc sum) const {
+    *row_at(last.out, row, static_cast<unsigned>(last.heads) * static_cast<unsigned>(sizeof(sum))) =
+        sum;
   }
 };
 
@@ -95,10 +241,8 @@ struct Back {
   Attention<Acc> attention;             // without dst_score; of keys only the scale of edges
   Keys<T, Acc> keys;                    // row_key is of destinations, col_key of sources
   Acc* to_score;                        // (num_weights, heads)
-  Acc* to_vector;                       // (num_parts, width), which add up to it
-  int64_t num_parts;
+  Acc* parts;                           // (blocks, width), which add up to the vector's gradient
   int heads;
-  Start start;
 };
 
 // Where a thread's words are: [row][thread], rows of kBackStep entries.
@@ -151,7 +295,7 @@ struct BackLayout {
 
 template <Scores kScores, bool kSame, class Op, typename T, typename Acc, class Last>
 __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, Acc>)
-    back_kernel(Csr<Index> csr, Back<T, Acc> back, AttendCut cut, Output<T, Op, Acc, Last> output,
+    back_kernel(Csr<Index> csr, Back<T, Acc> back, AttendCut cut, Output<T, Op, Acc, Last> result,
                 bool fills, Tails<Op, Acc> tails) {
   constexpr int kVec = Op::kVec, kParts = Op::kParts, kStep = kBackStep, kRing = kBackRing;
   constexpr int kChunkSteps = kBackChunk / kStep;
@@ -180,6 +324,8 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
   const int first_head =
       heads > 1 ? __shfl_sync(kWholeWarp, static_cast<int>(column.head), 0, lanes) : 0;
   const int head = column.active ? static_cast<int>(column.head) - first_head : 0;
+  Output<T, Op, Acc, Last> output = result;
+  if constexpr (!kKeyed) output.last.keep_for(column, cut.width);
   // Entries of a step that are the lane's own, of its head: from which on, and how far apart.
   const int head_lanes = 1 << cut.head_bits;
   const int first_own = column.active || heads == 1 ? lane & (head_lanes - 1) : kStep;
@@ -203,7 +349,6 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
   Index* const around = ring + layout.team_ids - kAroundIds;  // rows before, after and of the first
   if (threadIdx.x == 0) num_long_gaps = 0;
   allow_next_launch();
-  if (back.start == Start::kWaits) wait_for_previous_launch();
   __syncthreads();
 
   const int64_t per_team = int64_t{cut.steps} * kStep, per_block = layout.teams() * per_team;
@@ -349,10 +494,10 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
     whole = look_at_ids(0);
     row = ring[0];
     state = around[0] == row;
-    ask_for_entries(0, 0);
   }
+  wait_for_previous_launch();  // for the records
+  if (steps > 0) ask_for_entries(0, 0);
   __pipeline_commit();
-  if (back.start == Start::kReadsAhead) wait_for_previous_launch();
   const auto close = [&]() {
     Acc ended[kParts];  // elsewhere, or sums are moved about at every turn for the store
 #pragma unroll
@@ -457,9 +602,9 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
         back.to_score[place * heads + column.head] = to_score;
     });
     __syncwarp();
-    Acc weights[kStep], to_scores[kKeyed ? kStep : 1];
+    Acc weights[kStep], to_scores[kStep];
     read_shared(head_sums, weights);
-    if constexpr (kKeyed) read_shared(head_sums + kStep * sizeof(Acc), to_scores);
+    read_shared(head_sums + kStep * sizeof(Acc), to_scores);
     if constexpr (kLeaky)
       if (!whole) {  // whatever rows hold that only padding reads
         Index cols[kStep];
@@ -482,6 +627,7 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
       unpack<kVec, T>(ct[j], x);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) run[i] += weights[j] * x[i];
+      if constexpr (!kKeyed) run[kVec] += to_scores[j];
       if constexpr (kScores == Scores::kDots) {
         unpack<kVec, T>(keys[j], x);
 #pragma unroll
@@ -527,12 +673,7 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
 #pragma unroll 1
         for (int other = 0; other < kBackThreads; other += lanes)
           sum += parts[i * kBackThreads + other + lane];
-        Acc* const to = back.to_vector + column.first + i;
-        to[blockIdx.x * cut.width] = sum;
-#pragma unroll 1
-        for (int64_t part = blockIdx.x + int64_t{gridDim.x}; part < back.num_parts;
-             part += gridDim.x)
-          to[part * cut.width] = 0;
+        back.parts[blockIdx.x * cut.width + column.first + i] = sum;
       }
     }
   }

@@ -224,38 +224,65 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
                 tails);
 }
 
-// The gradients by source, in one pass. There are whole heads in a team.
+// Makes the records, and zeros of the scores' cotangents where an order may leave some out.
+template <typename T, typename Acc>
+cudaError_t launch_records(cudaStream_t stream, const Csr<Index>& csr,
+                           const Attained<T, Acc>& attained, const Acc* dst_score,
+                           Features features, AttentionRecord<Acc>* records, Acc* to_score) {
+  constexpr int kWide = 16 / sizeof(T);
+  const bool wide = fits<kWide, T>(features, {attained.y, attained.ct});
+  const int64_t words = features.width / features.heads / (wide ? kWide : 1);  // of a head
+  int lane_bits = 0;
+  while (lane_bits < 5 && int64_t{1} << lane_bits < words) ++lane_bits;
+  const int64_t count = csr.num_cols * features.heads;
+  const int64_t zeros = csr.order != nullptr ? csr.num_weights * features.heads : 0;
+  constexpr int64_t kZeros = 8;  // of a thread
+  const int64_t threads =
+      std::max(ceil_div(count, kRecordItems) << lane_bits, ceil_div(zeros, kZeros));
+  const int64_t blocks = std::clamp<int64_t>(ceil_div(threads, kRecordThreads), 1, 1 << 20);
+  return launch(stream, {dim3(static_cast<unsigned>(blocks)), kRecordThreads, 0},
+                wide ? record_kernel<kWide, T, Acc> : record_kernel<1, T, Acc>, attained, dst_score,
+                count, words, lane_bits, records, to_score, zeros);
+}
+
+// The gradients by source, in one pass. There are whole heads in a team. to_vector: (width), if
+// there is a vector.
 template <Scores kScores, bool kSame, class Op, class Last, typename T, typename Acc>
-cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr, Back<T, Acc> back,
-                        Features features, T* out, const Last& last, const Workspace& workspace) {
+cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr,
+                        const Attained<T, Acc>& attained, const Back<T, Acc>& back,
+                        AttentionRecord<Acc>* records, Features features, T* out, const Last& last,
+                        Acc* to_vector, const Workspace& workspace) {
   constexpr int kVec = Op::kVec, kStep = kBackStep;
   AttendCut cut;
   if (!cut_features<kVec>(features, cut) || !addressable<T>(features) ||
       !addressable<AttentionRecord<Acc>>({features.heads, 1}))
     return cudaErrorInvalidValue;
   const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
-  const auto fill = [&](auto* to, int64_t rows, int64_t width, Start start) {
+  const auto fill = [&](auto* to, int64_t rows, int64_t width) {
     using To = std::remove_pointer_t<decltype(to)>;
     const Output<To, SumOp<Acc, 1>, Acc> zeros = {to, rows, width, {}};
-    return rows > 0 ? launch_fill(stream, start, zeros) : cudaSuccess;
+    return to != nullptr ? launch_fill(stream, Start::kWaits, zeros) : cudaSuccess;
+  };
+  const auto sum_parts = [&](int64_t count) {
+    if (to_vector == nullptr) return cudaSuccess;
+    const int64_t blocks = ceil_div(features.width, kSumColumns);
+    return launch(stream, {dim3(static_cast<unsigned>(blocks)), kSumThreads, 0},
+                  sum_parts_kernel<Acc>, back.parts, count, features.width, to_vector);
   };
   const bool fills = fills_on_the_way(csr);
   cudaError_t error = cudaSuccess;
-  if (!fills) {
-    error = fill(out, csr.num_rows, features.width, Start::kWaits);
-    if constexpr (!std::is_same_v<Last, NoEpilogue>)
-      if (error == cudaSuccess) error = fill(last.out, csr.num_rows, features.width, Start::kWaits);
+  if (!fills && csr.num_rows > 0) {
+    error = fill(out, csr.num_rows, features.width);
+    if constexpr (!std::is_same_v<Last, NoEpilogue>) {
+      const int64_t width = std::is_same_v<Last, HeadSums<Acc>> ? features.heads : features.width;
+      if (error == cudaSuccess) error = fill(last.out, csr.num_rows, width);
+    }
   }
-  if (error == cudaSuccess && csr.count == 0 && back.to_vector != nullptr)
-    error = fill(back.to_vector, back.num_parts, features.width, Start::kWaits);
-  // What the order leaves out is 0.
-  back.start = Start::kWaits;
-  if (csr.order != nullptr && csr.num_weights > 0) {
-    back.start = Start::kReadsAhead;
-    if (error == cudaSuccess)
-      error = fill(back.to_score, csr.num_weights, features.heads, back.start);
-  }
-  if (error != cudaSuccess || csr.count == 0) return error;
+  if (error == cudaSuccess)
+    error = launch_records(stream, csr, attained, back.attention.dst_score, features, records,
+                           back.to_score);
+  if (error != cudaSuccess) return error;
+  if (csr.count == 0) return sum_parts(0);
   const int lanes = 1 << cut.lane_bits, teams = kBackThreads / lanes;
   const BackLayout<kScores, kSame, Op, T, Acc> layout(cut, csr.order != nullptr,
                                                       back.attention.edge_scale != nullptr);
@@ -270,9 +297,10 @@ cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr, Back<T, Acc>
   cut.steps = static_cast<int>(steps);
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace.bytes), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  return launch(stream, {grid, kBackThreads, static_cast<size_t>(shared)},
-                back_kernel<kScores, kSame, Op, T, Acc, Last>, csr, back, cut, output, fills,
-                tails);
+  error =
+      launch(stream, {grid, kBackThreads, static_cast<size_t>(shared)},
+             back_kernel<kScores, kSame, Op, T, Acc, Last>, csr, back, cut, output, fills, tails);
+  return error == cudaSuccess ? sum_parts(blocks) : error;
 }
 
 }  // namespace
@@ -306,76 +334,79 @@ cudaError_t keyed_attention(cudaStream_t stream, const Csr<Index>& csr, const T*
 }
 
 template <typename T, typename Acc>
-cudaError_t keyed_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, const T* ct,
-                                const T* value, const AttentionRecord<Acc>* records,
-                                const Keys<T, Acc>& keys, const Acc* edge_scale, Features features,
-                                T* out, T* to_col_key, Acc* to_score, Acc* to_vector,
-                                const Workspace& workspace) {
+cudaError_t keyed_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, const T* value,
+                                const Attained<T, Acc>& attained, const Keys<T, Acc>& keys,
+                                const Acc* edge_scale, Features features, T* out, T* to_col_key,
+                                Acc* to_score, Acc* to_vector, AttentionRecord<Acc>* records,
+                                Acc* parts, const Workspace& workspace) {
   constexpr int kVec = 16 / sizeof(T);
-  if (!fits<kVec, T>(features, {ct, value, keys.row_key, keys.col_key, out, to_col_key}))
+  if (!fits<kVec, T>(features, {attained.ct, value, keys.row_key, keys.col_key, out, to_col_key}))
     return cudaErrorInvalidValue;
   const Attention<Acc> attention = {nullptr, nullptr, nullptr, edge_scale, 0};
-  const Back<T, Acc> back = {ct,
-                             value,
-                             records,
-                             attention,
-                             keys,
-                             to_score,
-                             to_vector,
-                             workspace.blocks,
-                             static_cast<int>(features.heads),
-                             Start::kWaits};
+  const Back<T, Acc> back = {attained.ct, value,    records, attention,
+                             keys,        to_score, parts,   static_cast<int>(features.heads)};
   const SecondRows<T> second = {to_col_key};
   if (keys.vector == nullptr)
-    return launch_back<Scores::kDots, false, PairSumOp<Acc, kVec>>(stream, csr, back, features, out,
-                                                                   second, workspace);
+    return launch_back<Scores::kDots, false, PairSumOp<Acc, kVec>>(
+        stream, csr, attained, back, records, features, out, second, to_vector, workspace);
   if (to_col_key == nullptr)
-    return launch_back<Scores::kLeaky, true, SumOp<Acc, kVec>>(stream, csr, back, features, out,
-                                                               NoEpilogue{}, workspace);
-  return launch_back<Scores::kLeaky, false, PairSumOp<Acc, kVec>>(stream, csr, back, features, out,
-                                                                  second, workspace);
+    return launch_back<Scores::kLeaky, true, SumOp<Acc, kVec>>(
+        stream, csr, attained, back, records, features, out, NoEpilogue{}, to_vector, workspace);
+  return launch_back<Scores::kLeaky, false, PairSumOp<Acc, kVec>>(
+      stream, csr, attained, back, records, features, out, second, to_vector, workspace);
 }
 
 template <typename T, typename Acc>
-cudaError_t edge_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, const T* ct,
-                               const T* value, const AttentionRecord<Acc>* records,
-                               const Attention<Acc>& attention, Features features, T* out,
-                               Acc* to_score, const Workspace& workspace) {
+cudaError_t edge_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, const T* value,
+                               const Attained<T, Acc>& attained, const Attention<Acc>& attention,
+                               Features features, T* out, Acc* to_src_score, Acc* to_score,
+                               AttentionRecord<Acc>* records, const Workspace& workspace) {
   constexpr int kVec = 16 / sizeof(T);
-  if (!fits<kVec, T>(features, {ct, value, out})) return cudaErrorInvalidValue;
-  const Back<T, Acc> back = {ct,           value, records,
-                             attention,    {},    to_score,
-                             nullptr,      0,     static_cast<int>(features.heads),
-                             Start::kWaits};
-  return launch_back<Scores::kOfHeads, false, SumOp<Acc, kVec>>(stream, csr, back, features, out,
-                                                                NoEpilogue{}, workspace);
+  if (!fits<kVec, T>(features, {attained.ct, value, out})) return cudaErrorInvalidValue;
+  const Back<T, Acc> back = {attained.ct, value,    records, attention,
+                             {},          to_score, nullptr, static_cast<int>(features.heads)};
+  const HeadSums<Acc> sums = {to_src_score, features.heads};
+  return launch_back<Scores::kOfHeads, false, ScoredSumOp<Acc, kVec>>(
+      stream, csr, attained, back, records, features, out, sums, static_cast<Acc*>(nullptr),
+      workspace);
 }
 
 template <typename T, typename Acc>
 cudaError_t edge_attention_vjp(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
-                               const T* ct, const T* value, const AttentionRecord<Acc>* records,
+                               const T* value, const Attained<T, Acc>& attained,
                                const Attention<Acc>& attention, Features features, T* out,
-                               Acc* to_score, Acc* scratch, void* workspace) {
+                               Acc* to_src_score, Acc* to_score, AttentionRecord<Acc>* records,
+                               Acc* scratch, void* workspace) {
+  cudaError_t error =
+      launch_records(stream, csr, attained, attention.dst_score, features, records, to_score);
+  if (error != cudaSuccess) return error;
   const BySource<Acc> edges = {csr, attention, records, features.heads};
   const int64_t size = csr.count * features.heads;
-  const int64_t places = csr.order != nullptr ? csr.num_weights * features.heads : 0;
-  const auto plan = [](int64_t size) {
-    return Plan{dim3(static_cast<unsigned>(std::min<int64_t>(ceil_div(size, 256), 2048))), 256, 0};
-  };
+  const Plan plan = {dim3(static_cast<unsigned>(std::min<int64_t>(ceil_div(size, 256), 2048))), 256,
+                     0};
   Acc* const dots = scratch + size;
-  if (std::max(size, places) > 0) {
-    const cudaError_t error =
-        launch(stream, plan(std::max(size, places)), weigh_kernel<Acc>, edges, scratch, to_score);
+  if (size > 0) {
+    error = launch(stream, plan, weigh_kernel<Acc>, edges, scratch);
     if (error != cudaSuccess) return error;
   }
   Csr<Index> own = csr;  // weights and dots in the entries' order
   own.order = nullptr;
   own.num_weights = csr.count;
-  const cudaError_t error =
-      segment_reduce_vjp(stream, schedule, own, ct, scratch, value, features, out, dots, workspace);
-  if (error != cudaSuccess || size <= 0) return error;
-  return launch(stream, plan(size), finish_scores_kernel<Acc>, edges, static_cast<const Acc*>(dots),
-                to_score);
+  error = segment_reduce_vjp(stream, schedule, own, attained.ct, scratch, value, features, out,
+                             dots, workspace);
+  if (error != cudaSuccess) return error;
+  if (size > 0) {
+    error = launch(stream, plan, finish_scores_kernel<Acc>, edges, static_cast<const Acc*>(dots),
+                   to_score);
+    if (error != cudaSuccess) return error;
+  }
+  if (to_src_score == nullptr) return cudaSuccess;
+  Csr<Index> places = csr;  // whose rows are summed up
+  places.cols = csr.order;
+  places.num_cols = csr.num_weights;
+  places.order = nullptr;
+  return segment_reduce<Acc, Acc>(stream, schedule, places, Reduce::kSum, to_score, nullptr,
+                                  Features{features.heads, 1}, {}, to_src_score, workspace);
 }
 
 template <typename T, typename Acc>
@@ -415,14 +446,14 @@ cudaError_t leaky_sum(cudaStream_t stream, const Csr<Index>& csr, const Leaky<T,
                                        const Keys<T, Acc>&, const Acc*, Features, T*,              \
                                        SoftmaxStats<Acc>*, const Workspace&);                      \
   template cudaError_t keyed_attention_vjp(                                                        \
-      cudaStream_t, const Csr<int32_t>&, const T*, const T*, const AttentionRecord<Acc>*,          \
-      const Keys<T, Acc>&, const Acc*, Features, T*, T*, Acc*, Acc*, const Workspace&);            \
-  template cudaError_t edge_attention_vjp(cudaStream_t, const Csr<int32_t>&, const T*, const T*,   \
-                                          const AttentionRecord<Acc>*, const Attention<Acc>&,      \
-                                          Features, T*, Acc*, const Workspace&);                   \
-  template cudaError_t edge_attention_vjp(cudaStream_t, const Schedule&, const Csr<int32_t>&,      \
-                                          const T*, const T*, const AttentionRecord<Acc>*,         \
-                                          const Attention<Acc>&, Features, T*, Acc*, Acc*, void*); \
+      cudaStream_t, const Csr<int32_t>&, const T*, const Attained<T, Acc>&, const Keys<T, Acc>&,   \
+      const Acc*, Features, T*, T*, Acc*, Acc*, AttentionRecord<Acc>*, Acc*, const Workspace&);    \
+  template cudaError_t edge_attention_vjp(                                                         \
+      cudaStream_t, const Csr<int32_t>&, const T*, const Attained<T, Acc>&, const Attention<Acc>&, \
+      Features, T*, Acc*, Acc*, AttentionRecord<Acc>*, const Workspace&);                          \
+  template cudaError_t edge_attention_vjp(                                                         \
+      cudaStream_t, const Schedule&, const Csr<int32_t>&, const T*, const Attained<T, Acc>&,       \
+      const Attention<Acc>&, Features, T*, Acc*, Acc*, AttentionRecord<Acc>*, Acc*, void*);        \
   template cudaError_t leaky_sum(cudaStream_t, const Csr<int32_t>&, const Leaky<T, Acc>&,          \
                                  const Acc*, const Acc*, Features, T*, const Workspace&);
 

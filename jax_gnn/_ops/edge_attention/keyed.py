@@ -25,17 +25,17 @@ from jax_gnn._ops.edge_attention.leaky import leaky_scores, leaky_sum
 from jax_gnn._ops.edge_attention.primitive import (
     Tangents,
     by_composition,
-    ct_and_delta,
     edge_attention,
     edge_attention_jvp,
     edge_attention_vjp,
     holds_whole_heads,
     jvp_transpose,
     of_log_sum,
+    of_results,
     one_pass_workspaces,
     per_row_and_head,
     per_row_and_stats,
-    record_operand,
+    records_of,
 )
 from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce
 
@@ -93,11 +93,12 @@ class KeyedTangents(NamedTuple):
 
 
 class KeyedCotangents(NamedTuple):
-    """Operands of ``keyed_attention_vjp``: those of ``keyed_attention``, its statistics, and more.
+    """Operands of ``keyed_attention_vjp``: those of ``keyed_attention``, its results, cotangents.
 
     Attributes:
         ct: like y, its cotangent.
-        delta: ``(rows, heads)``, ⟨ct, y⟩ less the cotangent of the logarithm of the softmax's sum.
+        log_sum_ct: ``(rows, heads)``, that of the logarithm of the softmax's sum; None stands for
+            zeros.
     """
 
     value: Any
@@ -106,9 +107,10 @@ class KeyedCotangents(NamedTuple):
     vector: Any
     scale: Any
     entry_scale: Any
+    y: Any
     stats: Any
     ct: Any
-    delta: Any
+    log_sum_ct: Any
     matrix: SparseMatrix
 
 
@@ -181,7 +183,7 @@ def _composed_jvp(
     value, dvalue = operands.value, operands.dvalue
     return edge_attention_jvp(
         *(value, None, None, score, operands.entry_scale, operands.y, operands.stats),
-        *(jnp.zeros_like(value) if dvalue is None else dvalue, dscore, operands.matrix),
+        *(jnp.zeros_like(value) if dvalue is None else dvalue, None, dscore, operands.matrix),
         **options,
     )
 
@@ -190,7 +192,7 @@ def _composed_vjp(
     *, heads: int, slope: float, implementation: str | None = None, **by_name: Any
 ) -> list[Array]:
     operands = KeyedCotangents(**by_name)
-    value, row_key, col_key, vector, scale, entry_scale, stats, ct, delta, matrix = operands
+    value, row_key, col_key, vector, scale, entry_scale, *results, matrix = operands
     options: Any = {"heads": heads, "slope": slope, "implementation": implementation}
     key = value if col_key is None else col_key
 
@@ -198,19 +200,16 @@ def _composed_vjp(
         return _scores(row_key, key, vector, scale, matrix, **options)
 
     score, pull = jax.vjp(scores, key, vector)
-    to_value, to_score = edge_attention_vjp(
-        *(value, None, None, score, entry_scale, stats, ct, delta, matrix), **options
+    to_value, _, to_score = edge_attention_vjp(
+        *(value, None, None, score, entry_scale, *results, matrix), **options
     )
     to_key, to_vector = pull(to_score)
     if vector is None:
         to_score *= scale
-    _, nothing, _, parts = _gradients(operands, heads=heads)
+    absent = [jnp.zeros(each.shape, each.dtype) for each in _gradients(operands, heads=heads)]
     if col_key is None:
-        to_value, to_key = to_value + to_key, jnp.zeros(nothing.shape, nothing.dtype)
-    to_parts = jnp.zeros(parts.shape, parts.dtype)
-    if to_vector is not None:
-        to_parts = to_parts.at[:1].set(to_vector)
-    return [to_value, to_key, to_score, to_parts]
+        to_value, to_key = to_value + to_key, absent[1]
+    return [to_value, to_key, to_score, absent[3] if to_vector is None else to_vector]
 
 
 # --- What the kernels get ------------------------------------------------------------------------
@@ -251,27 +250,34 @@ def _gradients(
     value, matrix = operands.value, operands.matrix
     width, acc = row_width(operands.row_key), accumulator_dtype(value.dtype)
     num_keys = 0 if operands.col_key is None else value.shape[0]
-    num_parts = 0 if operands.vector is None else most_blocks(matrix.by_col)
+    num_vectors = 0 if operands.vector is None else 1
     return [
         jax.ShapeDtypeStruct(value.shape, value.dtype),
         jax.ShapeDtypeStruct((num_keys, width), value.dtype),
         jax.ShapeDtypeStruct((matrix.by_row.count, heads), acc),
-        jax.ShapeDtypeStruct((num_parts, width), acc),
+        jax.ShapeDtypeStruct((num_vectors, width), acc),
     ]
 
 
 def _vjp_call(platform: str, operands: KeyedCotangents, *, heads: int, slope: float) -> Call | None:
     del platform
-    value, row_key, col_key, vector, scale, entry_scale, stats, ct, delta, matrix = operands
+    value, row_key, col_key, vector, scale, entry_scale, y, stats, ct, log_sum_ct, matrix = operands
     csr = matrix.by_col
     found = csr_operands(csr, ct.shape[0])
     if found is None or not _has_kernel(operands, heads):
         return None
     ids, flags = found
-    flags |= _flags(operands, slope) | {"same": np.bool_(col_key is None)}
-    factor, record = Operand.of(jnp.ravel, vector or scale), record_operand(stats, delta)
-    arrays = ct, value, row_key, col_key or value, factor, entry_scale or value, record
-    return Call([*arrays, *ids], flags, one_pass_workspaces(csr, value))
+    flags |= _flags(operands, slope)
+    flags |= {
+        "same": np.bool_(col_key is None),
+        "has_log_sum_ct": np.bool_(log_sum_ct is not None),
+    }
+    factor = Operand.of(jnp.ravel, vector or scale)
+    arrays = ct, value, row_key, col_key or value, factor, entry_scale or value
+    num_parts = 0 if vector is None else most_blocks(csr)
+    parts = jax.ShapeDtypeStruct((num_parts, row_width(value)), stats.dtype)
+    workspaces = [*one_pass_workspaces(csr, value), records_of(stats), parts]
+    return Call([*arrays, y, stats, log_sum_ct or value, *ids], flags, workspaces)
 
 
 # --- Derivatives ---------------------------------------------------------------------------------
@@ -312,9 +318,9 @@ def _jvp_transpose(
         getattr(operands, name) for name in ("value", "entry_scale", "y", "stats")
     )
     of_scores = Tangents(
-        *(value, None, None, score, entry_scale, y, stats), None, None, operands.matrix
+        *(value, None, None, score, entry_scale, y, stats), None, None, None, operands.matrix
     )
-    to_value, to_score = jvp_transpose(bind, cts, of_scores)
+    to_value, _, to_score = jvp_transpose(bind, cts, of_scores)
     (to_moving,) = pull(to_score)
     if operands.col_key is None and "col_key" in to_moving:
         to_value += to_moving.pop("col_key")
@@ -326,7 +332,7 @@ def _by_one_pass(
 ) -> tuple[Array | None, ...]:
     """The transpose by column in one pass, and then by row, if rows' keys have tangents."""
     to_value, to_col_key, to_score, to_vector = keyed_attention_vjp(
-        *(*operands[:6], operands.stats, *ct_and_delta(bind, cts, operands.y), operands.matrix),
+        *(*operands[:8], *of_results(cts, operands.y), operands.matrix),
         **options,
     )
     value, row_key, col_key, vector, *_ = operands
@@ -337,8 +343,6 @@ def _by_one_pass(
         to_row_key = segment_reduce(key, to_score, matrix, **sums)
     elif operands.drow_key is not None:
         to_row_key = leaky_sum(row_key, key, to_score, vector, matrix, **options)
-    if vector is not None:
-        to_vector = jnp.sum(to_vector, axis=0, keepdims=True)
     return to_value, to_row_key, to_col_key, to_vector, None
 
 
@@ -394,8 +398,8 @@ keyed_attention_jvp = define(
 
 
 # The cotangents of value; of col_key, without rows where that is value, to whose it is added; of
-# the entries' scores, dot products before they are scaled; and parts that add up to the vector's,
-# without rows where there is none.
+# the entries' scores, dot products before they are scaled; and of the vector, without rows where
+# there is none.
 keyed_attention_vjp = define(
     Op(
         name="keyed_attention_vjp",

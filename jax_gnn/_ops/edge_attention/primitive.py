@@ -4,7 +4,8 @@
   factor times the softmax of the entries' scores; and what the softmax is made of, for each row.
   Scores are those of both ends together, through a LeakyReLU, or each entry has its own.
 * ``edge_attention_jvp``, its derivative, linear in the tangents of values and of scores, and
-  ``edge_attention_vjp``, the transpose of that: both gradients in one pass over the entries.
+  ``edge_attention_vjp``, the transpose of that: the gradients of values and scores, those of the
+  columns' scores too, in one pass over the entries.
   Weights are made anew of the scores, and D of Dao's FlashAttention, ⟨cotangent, y⟩ of each row,
   takes the place of a sum over the entries.
 
@@ -26,7 +27,6 @@ from jax import Array
 from jax_gnn._core.arrays import accumulator_dtype, row_width
 from jax_gnn._core.batching import batch
 from jax_gnn._core.csr import Csr, SparseMatrix
-from jax_gnn._core.ids import at_most
 from jax_gnn._core.kernels import csr_operands, like_first, unscheduled_workspace
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define
 from jax_gnn._core.schedule import known_width
@@ -62,7 +62,9 @@ class Tangents(NamedTuple):
         y: what it gave.
         stats: ``(rows, heads, 2)``, likewise, see `edge_attention`.
         dvalue: tangent of ``value``.
-        dscore: ``(entries, heads)``, of the entries' scores, before the LeakyReLU if there is one.
+        dcol_score: of ``col_score``; None stands for zeros.
+        dscore: ``(entries, heads)``, of the entries' scores, before the LeakyReLU if there is one,
+            but for what ``dcol_score`` adds.
     """
 
     value: Any
@@ -73,16 +75,18 @@ class Tangents(NamedTuple):
     y: Any
     stats: Any
     dvalue: Any
+    dcol_score: Any
     dscore: Any
     matrix: SparseMatrix
 
 
 class Cotangents(NamedTuple):
-    """Operands of ``edge_attention_vjp``.
+    """Operands of ``edge_attention_vjp``: those of ``edge_attention``, its results, and cotangents.
 
     Attributes:
         ct: like y, its cotangent.
-        delta: ``(rows, heads)``, ⟨ct, y⟩ less the cotangent of the logarithm of the softmax's sum.
+        log_sum_ct: ``(rows, heads)``, that of the logarithm of the softmax's sum; None stands for
+            zeros.
     """
 
     value: Any
@@ -90,9 +94,10 @@ class Cotangents(NamedTuple):
     col_score: Any
     entry_score: Any
     entry_scale: Any
+    y: Any
     stats: Any
     ct: Any
-    delta: Any
+    log_sum_ct: Any
     matrix: SparseMatrix
 
 
@@ -115,9 +120,15 @@ def per_row_and_head(operands: Tangents, *, heads: int, slope: float) -> list[An
 
 
 def _per_col_and_entry(operands: Cotangents, *, heads: int, slope: float) -> list[Any]:
+    """Without rows for the columns' scores where there are none."""
     del slope
-    count, acc = operands.matrix.by_row.count, accumulator_dtype(operands.value.dtype)
-    return [like_first(operands), jax.ShapeDtypeStruct((count, heads), acc)]
+    value, acc = operands.value, accumulator_dtype(operands.value.dtype)
+    num_scores = 0 if operands.col_score is None else value.shape[0]
+    return [
+        like_first(operands),
+        jax.ShapeDtypeStruct((num_scores, heads), acc),
+        jax.ShapeDtypeStruct((operands.matrix.by_row.count, heads), acc),
+    ]
 
 
 def _call(platform: str, operands: Attended, *, heads: int, slope: float) -> Call | None:
@@ -156,10 +167,12 @@ def _flags(operands: Attended | Cotangents, slope: float) -> dict[str, Any]:
 
 
 def _vjp_call(platform: str, operands: Cotangents, *, heads: int, slope: float) -> Call | None:
-    value, row_score, col_score, entry_score, entry_scale, stats, ct, delta, matrix = operands
+    value, row_score, col_score, entry_score, entry_scale, y, stats, ct, log_sum_ct, matrix = (
+        operands
+    )
     csr = matrix.by_col
     found = csr_operands(csr, ct.shape[0])
-    if found is None:
+    if found is None or known_width(row_width(ct)) == 0:
         return None
     ids, flags = found
     depth = known_width(row_width(ct)) // max(heads, 1)
@@ -171,28 +184,18 @@ def _vjp_call(platform: str, operands: Cotangents, *, heads: int, slope: float) 
         workspaces = one_pass_workspaces(csr, ct)
     count = csr.count if platform == "cuda" and not one_pass else 0
     workspaces.append(jax.ShapeDtypeStruct((2, count, heads), accumulator_dtype(ct.dtype)))
+    workspaces.append(records_of(stats))
 
-    record = record_operand(stats, delta, row_score)
-    optional = (each or value for each in (col_score, entry_score, entry_scale))
-    flags |= _flags(operands, slope) | schedule | {"one_pass": np.bool_(one_pass)}
-    return Call([ct, value, record, *optional, *ids], flags, workspaces)
-
-
-# Records up to which XLA may make them and the sums in them in one kernel: that takes up to twice
-# as long as two do, but for a launch.
-_FEW_RECORDS = 2**16
+    scores = row_score, col_score, entry_score, entry_scale
+    optional = (each or value for each in (log_sum_ct, *scores))
+    flags |= _flags(operands, slope) | schedule
+    flags |= {"one_pass": np.bool_(one_pass), "has_log_sum_ct": np.bool_(log_sum_ct is not None)}
+    return Call([ct, value, y, stats, *optional, *ids], flags, workspaces)
 
 
-def record_operand(stats: Operand, delta: Operand, row_score: Operand | None = None) -> Operand:
-    """All that an entry reads of its row, in one word."""
-
-    def records(stats: Array, delta: Array, *score: Array) -> Array:
-        score = score or (jnp.zeros_like(delta),)
-        if not at_most(delta.size, _FEW_RECORDS):
-            delta = jax.lax.optimization_barrier(delta)
-        return jnp.concatenate([score[0][..., None], stats, delta[..., None]], axis=-1)
-
-    return Operand.of(records, stats, delta, *([] if row_score is None else [row_score]))
+def records_of(stats: Operand) -> jax.ShapeDtypeStruct:
+    """Scratch memory for all that an entry reads of its row, in one word."""
+    return jax.ShapeDtypeStruct((*stats.shape[:2], 4), stats.dtype)
 
 
 def _jvp(bind: Bind, primals: Attended, tangents: Attended) -> tuple[list[Array], list[Array]]:
@@ -200,17 +203,15 @@ def _jvp(bind: Bind, primals: Attended, tangents: Attended) -> tuple[list[Array]
         return by_composition(bind, primals, tangents)
     y, stats = bind(primals)
     dscore = tangents.entry_score
-    at_rows, at_cols = xla.ends(primals.matrix)
-    for tangent, at_end in ((tangents.row_score, at_rows), (tangents.col_score, at_cols)):
-        if tangent is not None:
-            term = gather(tangent, at_end, bind.implementation)
-            dscore = term if dscore is None else dscore + term
+    if tangents.row_score is not None:
+        at_rows, _ = xla.ends(primals.matrix)
+        dscore = gather(tangents.row_score, at_rows, bind.implementation)
     if dscore is None:
         shape = primals.matrix.by_row.count, bind.attributes["heads"]
         dscore = jnp.zeros(shape, stats.dtype)
     dvalue = jnp.zeros_like(primals.value) if tangents.value is None else tangents.value
     dy, dlog_sum = edge_attention_jvp(
-        *(*primals[:5], y, stats, dvalue, dscore, primals.matrix),
+        *(*primals[:5], y, stats, dvalue, tangents.col_score, dscore, primals.matrix),
         **bind.attributes,
         implementation=bind.implementation,
     )
@@ -231,59 +232,53 @@ def by_composition(bind: Bind, primals: Any, tangents: Any) -> Any:
 
 
 def _linear_jvp(
-    linear: tuple[str, str], bind: Bind, primals: Any, tangents: Any
+    linear: tuple[str, ...], bind: Bind, primals: Any, tangents: Any
 ) -> tuple[list[Array], list[Array]]:
     """Of what is linear in two operands together."""
     moving = {name for name, each in tangents._asdict().items() if each is not None}
     if moving - {"matrix"} <= set(linear):
         given = {name: getattr(tangents, name) for name in linear}
         filled = {
-            name: jnp.zeros_like(getattr(primals, name)) if each is None else each
+            name: jax.tree.map(jnp.zeros_like, getattr(primals, name)) if each is None else each
             for name, each in given.items()
         }
         return bind(primals), bind(primals._replace(**filled))
     return by_composition(bind, primals, tangents)
 
 
-def jvp_transpose(bind: Bind, cts: list[Array | None], operands: Tangents) -> tuple[Array, Array]:
-    to_value, to_score = edge_attention_vjp(
-        *(*operands[:5], operands.stats, *ct_and_delta(bind, cts, operands.y), operands.matrix),
+def jvp_transpose(
+    bind: Bind, cts: list[Array | None], operands: Tangents
+) -> tuple[Array, Array, Array]:
+    to_value, to_col_score, to_score = edge_attention_vjp(
+        *(*operands[:7], *of_results(cts, operands.y), operands.matrix),
         **bind.attributes,
         implementation=bind.implementation,
     )
-    return to_value, to_score
+    return to_value, to_col_score, to_score
 
 
-def ct_and_delta(bind: Bind, cts: list[Array | None], y: Array) -> tuple[Array, Array]:
-    """What a derivative by source takes of the cotangents of both results."""
-    ct = jnp.zeros_like(y) if cts[0] is None else cts[0]
-    delta = _dots(ct, y, bind.attributes["heads"])
-    return ct, delta if cts[1] is None else delta - cts[1]
-
-
-def _dots(a: Array, b: Array, heads: int) -> Array:
-    """Of each row and head, in the accumulator type."""
-    acc = accumulator_dtype(a.dtype)
-    products = a.astype(acc) * b.astype(acc)
-    return jnp.sum(products.reshape(a.shape[0], heads, a.shape[1] // heads), axis=2)
+def of_results(cts: list[Array | None], y: Array) -> tuple[Array, Array | None]:
+    """The cotangents of both results, that of y in any case."""
+    return jnp.zeros_like(y) if cts[0] is None else cts[0], cts[1]
 
 
 def _vjp_transpose(
     bind: Bind, cts: list[Array | None], operands: Cotangents
 ) -> tuple[Array, Array]:
-    heads, matrix, stats = bind.attributes["heads"], operands.matrix, operands.stats
-    dvalue, dscore = cts
+    dvalue, dcol_score, dscore = cts
     if dvalue is None:
         dvalue = jnp.zeros_like(operands.value)
+    if operands.col_score is None:
+        dcol_score = None
     if dscore is None:
-        dscore = jnp.zeros((matrix.by_row.count, heads), stats.dtype)
-    y = jnp.zeros((matrix.by_row.num_rows, dvalue.shape[1]), dvalue.dtype)
-    to_ct, dlog_sum = edge_attention_jvp(
-        *(*operands[:5], y, stats, dvalue, dscore, matrix),
+        shape = operands.matrix.by_row.count, bind.attributes["heads"]
+        dscore = jnp.zeros(shape, operands.stats.dtype)
+    to_ct, to_log_sum_ct = edge_attention_jvp(
+        *(*operands[:7], dvalue, dcol_score, dscore, operands.matrix),
         **bind.attributes,
         implementation=bind.implementation,
     )
-    return to_ct, -dlog_sum
+    return to_ct, to_log_sum_ct
 
 
 def _flops(operands: Any, **attributes: Any) -> int:
@@ -323,8 +318,8 @@ edge_attention_jvp = define(
         result=per_row_and_head,
         xla=xla.edge_attention_jvp,
         platforms=(),
-        jvp=functools.partial(_linear_jvp, ("dvalue", "dscore")),
-        transpose={("dvalue", "dscore"): jvp_transpose},
+        jvp=functools.partial(_linear_jvp, ("dvalue", "dcol_score", "dscore")),
+        transpose={("dvalue", "dcol_score", "dscore"): jvp_transpose},
         batch=_batch,
         several=True,
         flops=lambda operands, **_: 2 * _flops(operands),
@@ -332,7 +327,8 @@ edge_attention_jvp = define(
 )
 
 
-# The cotangents of value, and of the entries' scores before the LeakyReLU.
+# The cotangents of value; of col_score, without rows where there is none; and of the entries'
+# scores before the LeakyReLU.
 edge_attention_vjp = define(
     Op(
         name="edge_attention_vjp",
@@ -340,8 +336,8 @@ edge_attention_vjp = define(
         result=_per_col_and_entry,
         xla=xla.edge_attention_vjp,
         call=_vjp_call,
-        jvp=functools.partial(_linear_jvp, ("ct", "delta")),
-        transpose={("ct", "delta"): _vjp_transpose},
+        jvp=functools.partial(_linear_jvp, ("ct", "log_sum_ct")),
+        transpose={("ct", "log_sum_ct"): _vjp_transpose},
         batch=_batch,
         several=True,
         flops=lambda operands, **_: 2 * _flops(operands),

@@ -135,6 +135,7 @@ def edge_attention_jvp(
     y: Array,
     stats: Array,
     dvalue: Array,
+    dcol_score: Array | None,
     dscore: Array,
     matrix: SparseMatrix,
     *,
@@ -145,7 +146,9 @@ def edge_attention_jvp(
     score, slopes, valid = _scores(
         *(row_score, col_score, entry_score, matrix, slope, implementation)
     )
-    at_rows, _ = ends(matrix)
+    at_rows, at_cols = ends(matrix)
+    if dcol_score is not None:
+        dscore = dscore + gather(dcol_score, at_cols, implementation)
     share = _shares(score, valid, stats, matrix, implementation)
     moved = share * slopes * jnp.where(valid, dscore, 0)
     dlog_sum = total(moved, at_rows, implementation)
@@ -167,9 +170,10 @@ def edge_attention_vjp(
     col_score: Array | None,
     entry_score: Array | None,
     entry_scale: Array | None,
+    y: Array,
     stats: Array,
     ct: Array,
-    delta: Array,
+    log_sum_ct: Array | None,
     matrix: SparseMatrix,
     *,
     heads: int,
@@ -179,7 +183,10 @@ def edge_attention_vjp(
     score, slopes, valid = _scores(
         *(row_score, col_score, entry_score, matrix, slope, implementation)
     )
-    at_rows, _ = ends(matrix)
+    at_rows, at_cols = ends(matrix)
+    delta = _row_dots(ct, y, heads)
+    if log_sum_ct is not None:
+        delta -= log_sum_ct
     share = _shares(score, valid, stats, matrix, implementation)
     dots = sddmm(ct, value, matrix, heads=heads, implementation=implementation)
     scaled = share
@@ -189,4 +196,16 @@ def edge_attention_vjp(
         ct, scaled, matrix.T, reduce="sum", heads=heads, implementation=implementation
     )
     to_score = share * (dots - gather(delta, at_rows, implementation)) * slopes
-    return [to_value, jnp.where(valid, to_score, 0).astype(accumulator_dtype(value.dtype))]
+    to_score = jnp.where(valid, to_score, 0).astype(accumulator_dtype(value.dtype))
+    if col_score is None:
+        to_col_score = jnp.zeros((0, heads), to_score.dtype)
+    else:
+        to_col_score = total(to_score, at_cols, implementation)
+    return [to_value, to_col_score, to_score]
+
+
+def _row_dots(a: Array, b: Array, heads: int) -> Array:
+    """Of each row and head, in the accumulator type."""
+    acc = accumulator_dtype(a.dtype)
+    products = a.astype(acc) * b.astype(acc)
+    return jnp.sum(products.reshape(a.shape[0], heads, a.shape[1] // heads), axis=2)
