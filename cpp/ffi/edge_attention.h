@@ -253,8 +253,8 @@ Attained<T, Acc> make_attained(const ffi::AnyBuffer& ct, const ffi::AnyBuffer& y
 //   to_score[order[e], h] = slope * weight * (scale * < ct[cols[e], h, :], value[r, h, :] > -
 //   delta)
 //   to_src_score[r, h] = sum over the entries e of row r of to_score[order[e], h]
-// where slope is that of the LeakyReLU of additive scores. 0 for padding. to_src_score has no rows
-// where scores are not additive.
+// where slope is that of the LeakyReLU of additive scores. 0 for padding. to_src_score may have no
+// rows: then it is not written.
 template <typename Backend>
 ffi::Error edge_attention_vjp(
     typename Backend::Context context, ffi::AnyBuffer ct, ffi::AnyBuffer value, ffi::AnyBuffer y,
@@ -276,8 +276,9 @@ ffi::Error edge_attention_vjp(
   if (!is_matrix(value, num_rows, width, dtype) || !is_matrix(*out, num_rows, width, dtype)) {
     return invalid("the inputs or the result have the wrong shape or dtype");
   }
+  const bool sums = to_src_score->element_count() > 0;
   if (to_score->element_type() != acc_dtype || !divides(heads, width) ||
-      !is_matrix(*to_src_score, additive ? num_rows : 0, heads, acc_dtype)) {
+      !is_matrix(*to_src_score, sums ? num_rows : 0, heads, acc_dtype)) {
     return invalid("the scores' cotangents have the wrong shape or dtype");
   }
   const ffi::AnyBuffer* const of_log_sum = attributes.has_log_sum_ct ? &log_sum_ct : nullptr;
@@ -317,7 +318,7 @@ ffi::Error edge_attention_vjp(
         context, attributes, make_workspace(*workspace), data<Acc>(*scratch), operands.csr(),
         data<const T>(value), make_attained<T, Acc>(ct, y, stats, of_log_sum),
         scores.template attention<Acc>(additive), Features{width, heads}, data<T>(*out),
-        additive ? data<Acc>(*to_src_score) : nullptr, data<Acc>(*to_score),
+        sums ? data<Acc>(*to_src_score) : nullptr, data<Acc>(*to_score),
         static_cast<AttentionRecord<Acc>*>(records->untyped_data()));
   });
 }
