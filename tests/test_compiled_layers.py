@@ -125,7 +125,7 @@ def test_nothing_is_copied_for_a_call(name: str, trains: bool) -> None:
 LAUNCHES = {
     ("RGATConv", "inference"): (4, 3),
     ("RGATConv", "weights folded"): (3, 3),
-    ("RGATConv", "training"): (24, 12),
+    ("RGATConv", "training"): (23, 11),
     ("HGTConv", "inference"): (13, 3),
     ("HGTConv", "weights folded"): (7, 3),
     ("HGTConv", "training"): (43, 13),

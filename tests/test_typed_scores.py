@@ -16,7 +16,6 @@ from jax_gnn._core.relations import RelationalMatrix
 from jax_gnn._ops.relational_attention.primitive import Scored, typed_scores
 
 NODES, RELATIONS, SLOPE = 40, 5, 0.2
-PRECISION = jax.lax.Precision.HIGHEST
 WIDTHS = [(1, 1), (3, 5), (8, 4), (16, 17), (64, 64), (130, 33)]  # of x, and of a head of values
 
 
@@ -80,7 +79,7 @@ def operands_of(matrix: RelationalMatrix, types: Any, floats: list[Any]) -> Scor
 @jax.jit
 def call(operands: Scored) -> Any:
     heads = operands.of_x.shape[1]
-    return typed_scores(*operands, heads=heads, slope=SLOPE, precision=PRECISION)
+    return typed_scores(*operands, heads=heads, slope=SLOPE)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -147,7 +146,7 @@ def test_derivatives(rng, slope):
     with jax.enable_x64(True):
         value, of_value, x, of_x = (jnp.asarray(a) for a in floats_of(rng, matrix, 2, 3, 4))
         at_dst = dots(matrix, x, of_x)
-        options: dict[str, Any] = {"heads": 2, "slope": slope, "precision": PRECISION}
+        options: dict[str, Any] = {"heads": 2, "slope": slope}
 
         def ours(value: Any, of_value: Any, at_dst: Any) -> Any:
             operands = value, of_value, x, of_x, at_dst, types, matrix

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_gnn._core.arrays import STATIC
+from jax_gnn._core.arrays import STATIC, take
 from jax_gnn._core.csr import Csr, SparseMatrix, permutation, segments
 from jax_gnn._core.ids import pad_ids
 from jax_gnn._core.tiles import Tiles
@@ -60,7 +60,8 @@ class Pairs:
         """``(num_pairs,)``, the relation of each pair in their order; past the last: padding."""
         ends = jnp.cumsum(self.sizes, dtype=self.sizes.dtype)
         places = jnp.arange(self.num_pairs, dtype=ends.dtype)
-        return jnp.searchsorted(ends, places, side="right").astype(self.nodes.dtype)
+        found = jnp.searchsorted(ends, places, side="right", method="scan_unrolled")
+        return found.astype(self.nodes.dtype)
 
     @property
     def gather(self) -> SparseMatrix:
@@ -69,6 +70,24 @@ class Pairs:
             Csr(None, self.nodes, num_rows=self.num_pairs),
             Csr(self.sorted_nodes, self.order, num_rows=self.num_nodes),
         )
+
+    @property
+    def incidence(self) -> SparseMatrix:
+        """An entry a pair, in the order of their numbers, with its relation and its node.
+
+        ``(num_nodes, num_relations)`` where they are numbered by node, else the transpose.
+        """
+        relations = self.relations
+        of_relations = Csr(
+            *(relations, self.nodes, self.places if self.by_node else None),
+            num_rows=self.num_relations,
+        )
+        of_nodes = Csr(
+            *(self.sorted_nodes, take(relations, self.order), None if self.by_node else self.order),
+            num_rows=self.num_nodes,
+        )
+        halves = (of_nodes, of_relations) if self.by_node else (of_relations, of_nodes)
+        return SparseMatrix(*halves)
 
     @property
     def numbering(self) -> SparseMatrix | None:

@@ -126,7 +126,7 @@ def _projection(
     implementation: str | None = None,
 ) -> list[Array]:
     options: Any = {"precision": precision, "implementation": implementation}
-    return [_values(x, kernel, matrix, **options), numbers_by_pair(x, vectors, matrix, **options)]
+    return [_values(x, kernel, matrix, **options), _numbers(x, vectors, matrix, **options)]
 
 
 def _values(x: Array, kernel: Array, matrix: RelationalMatrix, **options: Any) -> Array:
@@ -134,20 +134,47 @@ def _values(x: Array, kernel: Array, matrix: RelationalMatrix, **options: Any) -
     return product(x, kernel, pairs, pairs.gather, **options)
 
 
-def numbers_by_pair(
+def _numbers(x: Array, vectors: Array, matrix: RelationalMatrix, **options: Any) -> Array:
+    if vectors.shape[1] > 1:
+        return numbers_of_destinations(x, vectors, matrix, **options)
+    of_types, implementation = _of_types(matrix, len(vectors)), options["implementation"]
+    return sddmm(x, vectors[:, 0], of_types, heads=1, implementation=implementation)
+
+
+def numbers_of_pairs(
+    x: Array, vectors: Array, pairs: Pairs, *, precision: Any, implementation: str | None = None
+) -> Array:
+    """``(pairs, heads)``, dot products of their nodes' rows with the vectors of their relation.
+
+    Args:
+        x: ``(nodes, k)``.
+        vectors: ``(relations, heads, k)``.
+        pairs: which.
+        precision: of a product; where there is one head, sums are exact.
+        implementation: of the kernels.
+    """
+    if vectors.shape[1] == 1:
+        # The gradient to the vectors is then a weighted sum of rows, not of outer products that are
+        # a number wide, for which matrix units are no use.
+        both = (x, vectors[:, 0]) if pairs.by_node else (vectors[:, 0], x)
+        return sddmm(*both, pairs.incidence, heads=1, implementation=implementation)
+    options: Any = {"precision": precision, "implementation": implementation}
+    acc = accumulator_dtype(x.dtype)
+    return product(x, vectors.swapaxes(1, 2), pairs, pairs.gather, dtype=acc, **options)
+
+
+def numbers_of_destinations(
     x: Array,
     vectors: Array,
     matrix: RelationalMatrix,
     *,
     precision: Any,
-    implementation: Any = None,
+    implementation: str | None = None,
 ) -> Array:
-    """``(edges, heads)``, those of the destinations, by a product for each of their pairs."""
-    pairs, at_dst = part(matrix.pair_dst), ends(part(matrix.to_pairs))[0]
+    """``(edges, heads)``, those of the destinations, by way of their pairs."""
     options: Any = {"precision": precision, "implementation": implementation}
-    acc = accumulator_dtype(x.dtype)
-    of_pairs = product(x, vectors.swapaxes(1, 2), pairs, pairs.gather, dtype=acc, **options)
-    return gather(of_pairs, at_dst, implementation)
+    of_pairs = numbers_of_pairs(x, vectors, part(matrix.pair_dst), **options)
+    return gather(of_pairs, ends(part(matrix.to_pairs))[0], implementation)
 
 
 def _projected(operands: Projected, **attributes: Any) -> list[Any]:
@@ -181,7 +208,7 @@ def _projection_jvp(
     if tangents.kernel is not None:
         found[0] += _values(x, tangents.kernel, matrix, **options)
     if tangents.vectors is not None:
-        found[1] += numbers_by_pair(x, tangents.vectors, matrix, **options)
+        found[1] += _numbers(x, tangents.vectors, matrix, **options)
     return result, found
 
 
@@ -196,10 +223,7 @@ def _projection_transpose_x(
     found = None
     if to_number is not None and to_number.shape[1] == 1:
         # Edges of one destination after another read vectors, which are few.
-        csr = matrix.nodes.by_row
-        of_types = SparseMatrix(
-            Csr(csr.rows, matrix.types, num_rows=csr.num_rows), _by_type(matrix, len(vectors))
-        )
+        of_types = _of_types(matrix, len(vectors))
         found = segment_reduce(vectors[:, 0], to_number, of_types, **sums)
     elif to_number is not None:
         pairs, at_dst = part(matrix.pair_dst), ends(part(matrix.to_pairs))[0]
@@ -214,10 +238,13 @@ def _projection_transpose_x(
     return None if found is None else found.astype(dtype)
 
 
-def _by_type(matrix: RelationalMatrix, num_relations: int) -> Csr:
-    """Edges by relation, which those by source pair lie by, and their destinations."""
-    csr = part(matrix.from_pairs).by_col
-    return Csr(take(matrix.types, csr.order), csr.cols, csr.order, num_rows=num_relations)
+def _of_types(matrix: RelationalMatrix, num_relations: int) -> SparseMatrix:
+    """``(destinations, num_relations)``, an entry an edge; those by source pair lie by relation."""
+    into, out_of = matrix.nodes.by_row, part(matrix.from_pairs).by_col
+    return SparseMatrix(
+        Csr(into.rows, matrix.types, num_rows=into.num_rows),
+        Csr(take(matrix.types, out_of.order), out_of.cols, out_of.order, num_rows=num_relations),
+    )
 
 
 # Attribute: precision. Only what x has tangents of is transposed.
@@ -251,10 +278,9 @@ def _scores(
     *,
     heads: int,
     slope: float,
-    precision: Any,
     implementation: str | None = None,
 ) -> Array:
-    del x, of_x, precision
+    del x, of_x
     of_types = segments(pair_types, len(of_value)).T
     of_pairs = sddmm(value, of_value, of_types, heads=heads, implementation=implementation)
     found = gather(of_pairs, ends(part(matrix.from_pairs))[1], implementation)
@@ -262,10 +288,8 @@ def _scores(
     return found if slope == 1 else leaky(found, slope)
 
 
-def _scores_call(
-    platform: str, operands: Scored, *, heads: int, slope: float, precision: Any
-) -> Call | None:
-    del platform, precision
+def _scores_call(platform: str, operands: Scored, *, heads: int, slope: float) -> Call | None:
+    del platform
     value, of_value, x, of_x, _, _, matrix = operands
     found = csr_operands(part(matrix.from_pairs).by_row, value.shape[0])
     if found is None or x is None or value.dtype not in FLOATS:
@@ -280,16 +304,13 @@ def _scores_jvp(bind: Bind, primals: Scored, tangents: Scored) -> tuple[Array, A
     value, of_value, matrix = primals.value, primals.of_value, primals.matrix
     heads, slope = bind.attributes["heads"], bind.attributes["slope"]
     implementation, result = bind.implementation, bind(primals)
+    of_types = segments(primals.pair_types, len(of_value)).T
+    options: Any = {"heads": heads, "implementation": implementation}
     terms = []
     if tangents.value is not None:
-        of_types = segments(primals.pair_types, len(of_value)).T
-        options: Any = {"heads": heads, "implementation": implementation}
         terms.append(sddmm(tangents.value, of_value, of_types, **options))
     if tangents.of_value is not None:
-        options = {"precision": bind.attributes["precision"], "implementation": implementation}
-        options["dtype"] = accumulator_dtype(value.dtype)
-        columns = _by_head(tangents.of_value, heads)
-        terms.append(product(value, columns, part(matrix.pair_src), None, **options))
+        terms.append(sddmm(value, tangents.of_value, of_types, **options))
     found = [] if tangents.at_dst is None else [tangents.at_dst]
     if terms:
         of_pairs, at_src = functools.reduce(operator.add, terms), ends(part(matrix.from_pairs))[1]
@@ -301,15 +322,7 @@ def _scores_jvp(bind: Bind, primals: Scored, tangents: Scored) -> tuple[Array, A
     return result, tangent if slope == 1 else jnp.where(result > 0, tangent, slope * tangent)
 
 
-def _by_head(vectors: Array, heads: int) -> Array:
-    """``(relations, heads · n)`` as maps to a number a head: ``(relations, heads · n, heads)``."""
-    relations, width = vectors.shape
-    split = vectors.reshape(relations, heads, width // heads, 1)
-    own = jnp.eye(heads, dtype=bool)[:, None]
-    return jnp.where(own, split, 0).reshape(relations, width, heads)
-
-
-# Attributes: heads, slope (of the LeakyReLU, not below 0), precision (of the gradients' products).
+# Attributes: heads, slope (of the LeakyReLU, not below 0).
 typed_scores = define(
     Op(
         name="typed_scores",

@@ -26,7 +26,8 @@ from jax_gnn._ops.edge_attention.xla import ends, leaky
 from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
 from jax_gnn._ops.relational_aggregate.xla import counts
 from jax_gnn._ops.relational_attention.primitive import (
-    numbers_by_pair,
+    numbers_of_destinations,
+    numbers_of_pairs,
     part,
     product,
     typed_scores,
@@ -222,7 +223,7 @@ class Typed:
 
         def scored(*nodes: Array | None, slope: float) -> Array:
             operands = value, of_value, *nodes, types, self.matrix
-            return typed_scores(*operands, heads=heads, slope=slope, **options)
+            return typed_scores(*operands, heads=heads, slope=slope)
 
         if scores.multiplied:
             return value, scores.of_product(at_dst, scored(None, None, None, slope=1.0))
@@ -244,8 +245,9 @@ class Typed:
             of_src_pairs = gather(of_src, self._lookup_of_source_pairs())
             return gather(of_dst, self._lookup_of_destinations()), gather(of_src_pairs, at_src)
         dst, src = jnp.split(vectors, 2, axis=1)
-        of_src_pairs = self._of_pairs(x, Rows(src.swapaxes(1, 2)), self.pair_src, acc)
-        at_dst = numbers_by_pair(x, dst, self.matrix, precision=self.precision)
+        options: Any = {"precision": self.precision}
+        of_src_pairs = numbers_of_pairs(x, src, self.pair_src, **options)
+        at_dst = numbers_of_destinations(x, dst, self.matrix, **options)
         return at_dst, gather(of_src_pairs, at_src)
 
     def _types_of_pairs(self) -> Array:
