@@ -86,7 +86,9 @@ def _of_edges(c: Counts, heads: int) -> list[Launch]:
     """
     nodes = gathered(c.destination_pairs, c.k * c.itemsize, c.num_src)
     values = between(c.edges, c.n * c.itemsize, c.source_pairs)
-    return [nodes + values + Launch(0, c.edges * (_IDS + _ID + heads * _SCORE))]
+    rows = nodes + values
+    # Measured on AIFB and MUTAG, it takes as long as if rows were read twice.
+    return [rows + rows + Launch(0, c.edges * (_IDS + _ID + heads * _SCORE))]
 
 
 def _of_ends(c: Counts, heads: int) -> list[Launch]:
