@@ -51,7 +51,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
         "precision": jax.lax.Precision.DEFAULT,
     },
     "typed_values": {"precision": jax.lax.Precision.DEFAULT},
-    "typed_scores": {"heads": 1, "slope": 0.2, "precision": jax.lax.Precision.DEFAULT},
+    "typed_scores": {"heads": 1, "slope": 0.2},
     "segment_matmul": {
         "transposed": False,
         "precision": jax.lax.Precision.DEFAULT,

@@ -352,6 +352,7 @@ def test_a_row_of_many_blocks(rng: np.random.Generator, kind: str, apart: bool) 
     dst = np.where(rng.random(count) < 0.7, 7, rng.integers(0, size, count))
     graph = Graph.from_edges(rng.integers(0, size, count), dst, num_nodes=size)
     arguments = arguments_of(rng, kind, size, HEADS, FEATURES)
+    arguments = [x.astype(np.float32).astype(np.float64) for x in arguments]
     options = {"value": arguments[0]} if apart and kind == "gatv2" else {}
 
     def run(*arguments: Any, **options: Any) -> Any:
@@ -365,7 +366,7 @@ def test_a_row_of_many_blocks(rng: np.random.Generator, kind: str, apart: bool) 
         options = {name: x.astype(np.float32) for name, x in options.items()}
         got = program(*arguments, **options)
         assert same_bits(got, program(*arguments, **options))
-    compare(got, want, "result", 1e-5)
+    compare(got, want, "result", 5e-5)  # sums of 6,000 terms
 
 
 @pytest.mark.parametrize("kind", PUBLIC)
