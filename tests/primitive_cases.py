@@ -74,13 +74,18 @@ RELATIONAL = (
     .matrix(weighted=True)
 )
 
-# Of five nodes at either end, with four source pairs.
+# Of five nodes at either end, with four pairs of either.
 TYPED = (
     RelationalGraph.from_triples(
         *(ids(0, 1, 1, 2), ids(0, 1, 0, 1), ids(2, 4, 0, 0)), num_nodes=5, num_relations=2
     )
     .with_parts()
     .matrix(weighted=True)
+)
+
+PAIRED = (  # its operands but for the matrix
+    *(floats(5, 4), floats(5, 4), floats(4, 4)),
+    *(floats(2, 4, 4), floats(2, 4), floats(4, 1)),
 )
 
 # Operands for every primitive. A new primitive gets a line here.
@@ -142,6 +147,11 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "typed_scores": (
         *(floats(4, 2), floats(2, 2), floats(5, 4), floats(2, 1, 4), floats(4, 1)),
         *(ids(0, 0, 1, 1), TYPED),
+    ),
+    "paired_attention": (*PAIRED, TYPED),
+    "paired_attention_jvp": (
+        *(*PAIRED, floats(5, 4), floats(4, 4), floats(4, 1, 2), floats(4, 1)),
+        *(*PAIRED, TYPED),
     ),
     "segment_outer": (
         *(floats(4, 2), floats(5, 4), floats(5), ids(2, 0, 2), ids(0)),

@@ -52,6 +52,10 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     },
     "typed_values": {"precision": jax.lax.Precision.DEFAULT},
     "typed_scores": {"heads": 1, "slope": 0.2},
+    **{
+        name: {"heads": 1, "precision": jax.lax.Precision.DEFAULT}
+        for name in ("paired_attention", "paired_attention_jvp")
+    },
     "segment_matmul": {
         "transposed": False,
         "precision": jax.lax.Precision.DEFAULT,

@@ -524,7 +524,7 @@ SAME = np.bool_(True)
 def raw_back(operands: Any, results: Any = BACK_RESULTS, **attributes: Any) -> Any:
     shapes = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in results]
     call = jax.ffi.ffi_call(f"{ffi.TARGET_PREFIX}{TARGETS[0]}_vjp", shapes)
-    flags = {"same": np.bool_(False), "has_log_sum_ct": np.bool_(True)}
+    flags = {"same": np.bool_(False), "has_y": np.bool_(True), "has_log_sum_ct": np.bool_(True)}
     attributes = {**ATTRIBUTES, **flags, **attributes}
     return jax.block_until_ready(call(*operands, **attributes))
 

@@ -30,7 +30,7 @@ struct KeyedAttributes {
 };
 
 struct KeyedVjpAttributes {
-  bool leaky, same, scaled, has_log_sum_ct;
+  bool leaky, same, scaled, has_y, has_log_sum_ct;
   double slope;
   bool gather, ordered;
 };
@@ -64,6 +64,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::KeyedAttributes, StructMember<boo
                                       StructMember<bool>("gather"), StructMember<bool>("ordered"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::KeyedVjpAttributes, StructMember<bool>("leaky"),
                                       StructMember<bool>("same"), StructMember<bool>("scaled"),
+                                      StructMember<bool>("has_y"),
                                       StructMember<bool>("has_log_sum_ct"),
                                       StructMember<double>("slope"), StructMember<bool>("gather"),
                                       StructMember<bool>("ordered"));
@@ -221,16 +222,17 @@ ffi::Error keyed_attention(typename Backend::Context context, ffi::AnyBuffer val
   });
 }
 
-// Whether what attention gave, its cotangents, and scratch memory for records fit one another.
-inline ffi::Error check_attained(const ffi::AnyBuffer& ct, const ffi::AnyBuffer& y,
+// Whether what attention gave, its cotangents, and scratch memory for records fit one another; null:
+// absent.
+inline ffi::Error check_attained(const ffi::AnyBuffer& ct, const ffi::AnyBuffer* y,
                                  const ffi::AnyBuffer& stats, const ffi::AnyBuffer* log_sum_ct,
                                  const ffi::AnyBuffer& records, Features features,
                                  ffi::DataType dtype) {
   const ffi::DataType acc_dtype = accumulator_type(dtype);
   const int64_t num_rows = ct.dimensions()[0], heads = features.heads;
   if (!is_matrix(ct, num_rows, features.width, dtype) ||
-      !is_matrix(y, num_rows, features.width, dtype) || stats.element_type() != acc_dtype ||
-      !has_shape(stats, {num_rows, heads, 2}) ||
+      (y != nullptr && !is_matrix(*y, num_rows, features.width, dtype)) ||
+      stats.element_type() != acc_dtype || !has_shape(stats, {num_rows, heads, 2}) ||
       (log_sum_ct != nullptr && !is_matrix(*log_sum_ct, num_rows, heads, acc_dtype))) {
     return invalid("what attention gave or its cotangents have the wrong shape or dtype");
   }
@@ -241,9 +243,9 @@ inline ffi::Error check_attained(const ffi::AnyBuffer& ct, const ffi::AnyBuffer&
 }
 
 template <typename T, typename Acc>
-Attained<T, Acc> make_attained(const ffi::AnyBuffer& ct, const ffi::AnyBuffer& y,
+Attained<T, Acc> make_attained(const ffi::AnyBuffer& ct, const ffi::AnyBuffer* y,
                                const ffi::AnyBuffer& stats, const ffi::AnyBuffer* log_sum_ct) {
-  return {data<const T>(y), data<const T>(ct),
+  return {y != nullptr ? data<const T>(*y) : nullptr, data<const T>(ct),
           static_cast<const SoftmaxStats<Acc>*>(stats.untyped_data()),
           log_sum_ct != nullptr ? data<const Acc>(*log_sum_ct) : nullptr};
 }
@@ -283,7 +285,7 @@ ffi::Error edge_attention_vjp(
   }
   const ffi::AnyBuffer* const of_log_sum = attributes.has_log_sum_ct ? &log_sum_ct : nullptr;
   ffi::Error error =
-      check_attained(ct, y, stats, of_log_sum, *records, Features{width, heads}, dtype);
+      check_attained(ct, &y, stats, of_log_sum, *records, Features{width, heads}, dtype);
   if (error.failure()) return error;
   const CsrOperands operands = {
       rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
@@ -316,7 +318,7 @@ ffi::Error edge_attention_vjp(
     using Acc = typename decltype(acc)::type;
     return Backend::edge_attention_vjp(
         context, attributes, make_workspace(*workspace), data<Acc>(*scratch), operands.csr(),
-        data<const T>(value), make_attained<T, Acc>(ct, y, stats, of_log_sum),
+        data<const T>(value), make_attained<T, Acc>(ct, &y, stats, of_log_sum),
         scores.template attention<Acc>(additive), Features{width, heads}, data<T>(*out),
         sums ? data<Acc>(*to_src_score) : nullptr, data<Acc>(*to_score),
         static_cast<AttentionRecord<Acc>*>(records->untyped_data()));
@@ -343,7 +345,6 @@ ffi::Error keyed_attention_vjp(
     return invalid("the inputs and the scores' cotangent must have two dimensions");
   }
   const bool leaky = attributes.leaky, same = attributes.same;
-  if (same && !leaky) return invalid("of dots, the keys' gradient is apart");
   const int64_t num_cols = ct.dimensions()[0], width = ct.dimensions()[1];
   const int64_t num_rows = value.dimensions()[0];
   const int64_t num_weights = to_score->dimensions()[0], heads = to_score->dimensions()[1];
@@ -357,9 +358,10 @@ ffi::Error keyed_attention_vjp(
   if (!divides(heads, width) || to_score->element_type() != acc_dtype) {
     return invalid("the scores' cotangent has the wrong shape or dtype");
   }
+  const ffi::AnyBuffer* const result = attributes.has_y ? &y : nullptr;
   const ffi::AnyBuffer* const of_log_sum = attributes.has_log_sum_ct ? &log_sum_ct : nullptr;
   ffi::Error error =
-      check_attained(ct, y, stats, of_log_sum, *records, Features{width, heads}, dtype);
+      check_attained(ct, result, stats, of_log_sum, *records, Features{width, heads}, dtype);
   if (error.failure()) return error;
   error = check_whole_heads({width, heads}, dtype);
   if (error.failure()) return error;
@@ -389,7 +391,7 @@ ffi::Error keyed_attention_vjp(
                                static_cast<Acc>(attributes.slope)};
     return Backend::keyed_attention_vjp(
         context, blocks, operands.csr(), data<const T>(value),
-        make_attained<T, Acc>(ct, y, stats, of_log_sum), keys,
+        make_attained<T, Acc>(ct, result, stats, of_log_sum), keys,
         data_if<Acc>(attributes.scaled, edge_scale), Features{width, heads}, data<T>(*out),
         same ? nullptr : data<T>(*to_col_key), data<Acc>(*to_score),
         leaky ? data<Acc>(*to_vector) : nullptr,

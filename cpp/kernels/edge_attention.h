@@ -37,7 +37,7 @@ struct Keys {
 // What attention gave, and the cotangents of that.
 template <typename T, typename Acc>
 struct Attained {
-  const T *y, *ct;                 // (num_dst, width)
+  const T *y, *ct;                 // (num_dst, width); null for y: < ct, y > is taken for 0
   const SoftmaxStats<Acc>* stats;  // (num_dst, heads)
   const Acc* log_sum_ct;           // (num_dst, heads), of the statistics' log_sum, null: zeros
 };

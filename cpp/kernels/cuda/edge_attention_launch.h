@@ -231,7 +231,8 @@ cudaError_t launch_records(cudaStream_t stream, const Csr<Index>& csr,
                            Features features, AttentionRecord<Acc>* records, Acc* to_score) {
   constexpr int kWide = 16 / sizeof(T);
   const bool wide = fits<kWide, T>(features, {attained.y, attained.ct});
-  const int64_t words = features.width / features.heads / (wide ? kWide : 1);  // of a head
+  const int64_t of_head = features.width / features.heads / (wide ? kWide : 1);
+  const int64_t words = attained.y != nullptr ? of_head : 0;
   int lane_bits = 0;
   while (lane_bits < 5 && int64_t{1} << lane_bits < words) ++lane_bits;
   const int64_t count = csr.num_cols * features.heads;
@@ -323,14 +324,12 @@ cudaError_t keyed_attention(cudaStream_t stream, const Csr<Index>& csr, const T*
   constexpr int kVec = 16 / sizeof(T);
   if (!fits<kVec, T>(features, {value, keys.row_key, keys.col_key, out}))
     return cudaErrorInvalidValue;
-  if (keys.vector == nullptr)
-    return launch_attend<Scores::kDots, false, kVec>(stream, csr, attended, features, out, stats,
-                                                     workspace);
-  if (keys.col_key == value)
-    return launch_attend<Scores::kLeaky, true, kVec>(stream, csr, attended, features, out, stats,
-                                                     workspace);
-  return launch_attend<Scores::kLeaky, false, kVec>(stream, csr, attended, features, out, stats,
-                                                    workspace);
+  const bool same = keys.col_key == value, leaky = keys.vector != nullptr;
+  const auto attend = leaky ? same ? launch_attend<Scores::kLeaky, true, kVec, T, Acc>
+                                   : launch_attend<Scores::kLeaky, false, kVec, T, Acc>
+                      : same ? launch_attend<Scores::kDots, true, kVec, T, Acc>
+                             : launch_attend<Scores::kDots, false, kVec, T, Acc>;
+  return attend(stream, csr, attended, features, out, stats, workspace);
 }
 
 template <typename T, typename Acc>
@@ -345,15 +344,23 @@ cudaError_t keyed_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, cons
   const Attention<Acc> attention = {nullptr, nullptr, nullptr, edge_scale, 0};
   const Back<T, Acc> back = {attained.ct, value,    records, attention,
                              keys,        to_score, parts,   static_cast<int>(features.heads)};
-  const SecondRows<T> second = {to_col_key};
+  const auto same = [&](auto kernel) {
+    return kernel(stream, csr, attained, back, records, features, out, NoEpilogue{}, to_vector,
+                  workspace);
+  };
+  const auto apart = [&](auto kernel) {
+    return kernel(stream, csr, attained, back, records, features, out, SecondRows<T>{to_col_key},
+                  to_vector, workspace);
+  };
+  using One = SumOp<Acc, kVec>;
+  using Two = PairSumOp<Acc, kVec>;
   if (keys.vector == nullptr)
-    return launch_back<Scores::kDots, false, PairSumOp<Acc, kVec>>(
-        stream, csr, attained, back, records, features, out, second, to_vector, workspace);
-  if (to_col_key == nullptr)
-    return launch_back<Scores::kLeaky, true, SumOp<Acc, kVec>>(
-        stream, csr, attained, back, records, features, out, NoEpilogue{}, to_vector, workspace);
-  return launch_back<Scores::kLeaky, false, PairSumOp<Acc, kVec>>(
-      stream, csr, attained, back, records, features, out, second, to_vector, workspace);
+    return to_col_key == nullptr
+               ? same(launch_back<Scores::kDots, true, One, NoEpilogue, T, Acc>)
+               : apart(launch_back<Scores::kDots, false, Two, SecondRows<T>, T, Acc>);
+  return to_col_key == nullptr
+             ? same(launch_back<Scores::kLeaky, true, One, NoEpilogue, T, Acc>)
+             : apart(launch_back<Scores::kLeaky, false, Two, SecondRows<T>, T, Acc>);
 }
 
 template <typename T, typename Acc>

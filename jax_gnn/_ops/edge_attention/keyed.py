@@ -96,6 +96,8 @@ class KeyedCotangents(NamedTuple):
     """Operands of ``keyed_attention_vjp``: those of ``keyed_attention``, its results, cotangents.
 
     Attributes:
+        y: what it gave; None where of each row and head what ⟨ct, y⟩ is for is in ``log_sum_ct``,
+            as its negative.
         ct: like y, its cotangent.
         log_sum_ct: ``(rows, heads)``, that of the logarithm of the softmax's sum; None stands for
             zeros.
@@ -192,7 +194,8 @@ def _composed_vjp(
     *, heads: int, slope: float, implementation: str | None = None, **by_name: Any
 ) -> list[Array]:
     operands = KeyedCotangents(**by_name)
-    value, row_key, col_key, vector, scale, entry_scale, *results, matrix = operands
+    value, row_key, col_key, vector, scale, entry_scale, y, stats, ct, of_log_sum, matrix = operands
+    results = jnp.zeros_like(ct) if y is None else y, stats, ct, of_log_sum
     options: Any = {"heads": heads, "slope": slope, "implementation": implementation}
     key = value if col_key is None else col_key
 
@@ -270,6 +273,7 @@ def _vjp_call(platform: str, operands: KeyedCotangents, *, heads: int, slope: fl
     flags |= _flags(operands, slope)
     flags |= {
         "same": np.bool_(col_key is None),
+        "has_y": np.bool_(y is not None),
         "has_log_sum_ct": np.bool_(log_sum_ct is not None),
     }
     factor = Operand.of(jnp.ravel, vector or scale)
@@ -277,7 +281,7 @@ def _vjp_call(platform: str, operands: KeyedCotangents, *, heads: int, slope: fl
     num_parts = 0 if vector is None else most_blocks(csr)
     parts = jax.ShapeDtypeStruct((num_parts, row_width(value)), stats.dtype)
     workspaces = [*one_pass_workspaces(csr, value), records_of(stats), parts]
-    return Call([*arrays, y, stats, log_sum_ct or value, *ids], flags, workspaces)
+    return Call([*arrays, y or ct, stats, log_sum_ct or value, *ids], flags, workspaces)
 
 
 # --- Derivatives ---------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def edge_attention_vjp(
         *(row_score, col_score, entry_score, matrix, slope, implementation)
     )
     at_rows, at_cols = ends(matrix)
-    delta = _row_dots(ct, y, heads)
+    delta = row_dots(ct, y, heads)
     if log_sum_ct is not None:
         delta -= log_sum_ct
     share = _shares(score, valid, stats, matrix, implementation)
@@ -204,7 +204,7 @@ def edge_attention_vjp(
     return [to_value, to_col_score, to_score]
 
 
-def _row_dots(a: Array, b: Array, heads: int) -> Array:
+def row_dots(a: Array, b: Array, heads: int) -> Array:
     """Of each row and head, in the accumulator type."""
     acc = accumulator_dtype(a.dtype)
     products = a.astype(acc) * b.astype(acc)

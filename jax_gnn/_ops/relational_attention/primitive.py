@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -111,6 +112,40 @@ def product(
         dtype=x.dtype if dtype is None else np.dtype(dtype),
         implementation=implementation,
     )
+
+
+def heads_first(x: Array, heads: int) -> Array:
+    """``(…, heads · n)`` as ``(heads, …, n)``."""
+    return jnp.moveaxis(x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads), -2, 0)
+
+
+def by_head(function: Callable[..., Array], heads: int, *arrays: Array) -> Array:
+    """What a function makes of each head's part of the last axis of arrays, in turn such parts."""
+    if heads == 1:
+        return function(*arrays)
+    found = jnp.moveaxis(jax.vmap(function)(*(heads_first(x, heads) for x in arrays)), 0, -2)
+    return found.reshape(*found.shape[:-2], heads * found.shape[-1])
+
+
+def product_of_heads(
+    x: Array, kernel: Array, bias: Array | None, pairs: Pairs, *, heads: int, **options: Any
+) -> Array:
+    """``(pairs, heads · n)`` of ``(pairs, heads · k)``, in the order of their numbers.
+
+    Args:
+        x: See above.
+        kernel: ``(relations, k, heads · n)``, of each head by itself.
+        bias: ``(relations, heads · n)``, or None.
+        pairs: Which.
+        heads: Number of heads.
+        **options: Of `product`.
+    """
+
+    def of_head(x: Array, kernel: Array, *bias: Array) -> Array:
+        last = {"bias": bias[0]} if bias else {}
+        return product(x, kernel, pairs, pairs.numbering, **last, **options)
+
+    return by_head(of_head, heads, x, kernel, *([] if bias is None else [bias]))
 
 
 # --- Values, and the numbers of destinations -----------------------------------------------------

@@ -25,11 +25,14 @@ from jax_gnn._ops.edge_attention.sums import shares
 from jax_gnn._ops.edge_attention.xla import ends, leaky
 from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
 from jax_gnn._ops.relational_aggregate.xla import counts
+from jax_gnn._ops.relational_attention.paired import paired_attention
 from jax_gnn._ops.relational_attention.primitive import (
+    heads_first,
     numbers_of_destinations,
     numbers_of_pairs,
     part,
     product,
+    product_of_heads,
     typed_scores,
     typed_values,
 )
@@ -155,16 +158,8 @@ class Typed:
 
     def behind(self, sums: Array, rows: Rows, heads: int) -> Array:
         """``(destination pairs, n)`` of ``(destination pairs, heads · k)``: each head by itself."""
-        pairs = self.pair_dst
-        if heads == 1:
-            return self._product(sums, rows, pairs, pairs.numbering)
-        by_head = sums.reshape(len(sums), heads, sums.shape[1] // heads)
-
-        def of_head(sums: Array, rows: Rows) -> Array:
-            return self._product(sums, rows, pairs, pairs.numbering)
-
-        z = jax.vmap(of_head, (1, 0), 1)(by_head, jax.tree.map(lambda a: _heads(a, heads), rows))
-        return z.reshape(len(z), -1)
+        options: Any = {"heads": heads, "precision": self.precision}
+        return product_of_heads(sums, *rows, self.pair_dst, **options)
 
     def _product(
         self,
@@ -188,7 +183,7 @@ class Typed:
     def by_tiles(self, x: Array, rows: Rows, weight: Array) -> Array:
         """The sum of products by relation with weights of edges, ``(edges, heads)``."""
         heads = weight.shape[1]
-        own = _heads(_each(x, rows.kernel.shape[1] * heads), heads)
+        own = heads_first(_each(x, rows.kernel.shape[1] * heads), heads)
 
         def of_head(x: Array, rows: Rows, weight: Array) -> Array:
             options: Any = {"transposed": False, "precision": self.precision}
@@ -203,7 +198,7 @@ class Typed:
             )
 
         parts = [
-            of_head(own[head], jax.tree.map(lambda a, i=head: _heads(a, heads)[i], rows), each)
+            of_head(own[head], jax.tree.map(lambda a, i=head: heads_first(a, heads)[i], rows), each)
             for head, each in enumerate(weight.T)
         ]
         return parts[0] if heads == 1 else jnp.concatenate(parts, axis=1)
@@ -280,12 +275,6 @@ class Typed:
         dtype = promoted(types.dtype, index_dtype(size))
         place = nodes.astype(dtype) * self.graph.num_relations + types.astype(dtype)
         return jnp.where(in_range(nodes, num_nodes), place, PADDING), size
-
-
-def _heads(array: Array, heads: int) -> Array:
-    """``(…, heads · n)`` as ``(heads, …, n)``."""
-    split = array.reshape(*array.shape[:-1], heads, array.shape[-1] // heads)
-    return jnp.moveaxis(split, -2, 0)
 
 
 def _each(x: Array, width: int) -> Array:
@@ -451,13 +440,13 @@ def attend_by_keys(
     shift = None
     if folded.shift is not None:
         shift = typed.of_destinations(query, folded.shift, acc)
-    keys, into = _each(key, queries.shape[1]), part(typed.matrix.to_pairs)
+    keys = _each(key, queries.shape[1])
     if way == "tiles":
+        into = part(typed.matrix.to_pairs)
         score = sddmm(queries, keys, into, heads=heads)
         score = score if shift is None else score + gather(shift, ends(into)[0])
         return typed.by_tiles(value, folded.value, typed.shares(score, within=False))
-    values = keys if value is key else _each(value, heads * folded.value.kernel.shape[1])
-    sums, stats = keyed_attention(values, queries, keys, None, one, None, into, **options)
-    return typed.into_nodes(
-        typed.behind(sums, folded.value, heads), typed.shares_of_pairs(stats, shift)
-    )
+    same = value is key
+    values = keys if same else _each(value, heads * folded.value.kernel.shape[1])
+    operands = values, None if same else keys, queries, *folded.value, shift, typed.matrix
+    return paired_attention(*operands, heads=heads, precision=precision)
