@@ -22,7 +22,8 @@ from jax_gnn._ops.edge_attention.keyed import Keyed, keyed_attention
 HEADS, FEATURES, SLOPE = 2, 4, 0.2
 SIZE, COUNT = 12, 40  # two nodes and five edges more are padding
 PUBLIC = "gatv2", "dot"
-KINDS = *PUBLIC, "values as keys"  # of GATv2
+SELF = "gatv2 of values", "dot of values"  # values are keys, too
+KINDS = *PUBLIC, *SELF
 NAMES = "value", "row_key", "col_key", "factor", "entry_scale"
 
 
@@ -31,23 +32,27 @@ def padded_graph(rng: np.random.Generator) -> Graph:
     return Graph.from_edges(src, dst, num_nodes=SIZE).pad(num_nodes=SIZE + 2, num_edges=COUNT + 5)
 
 
+def is_dot(kind: str) -> bool:
+    return kind.startswith("dot")
+
+
 def operands_of(rng: np.random.Generator, kind: str, *batch: int) -> tuple[np.ndarray, ...]:
     """In the order of NAMES; ``factor`` is the vector or the scale."""
     rows, width = SIZE + 2, HEADS * FEATURES
-    shapes = [(rows, width)] * 3 + [(1, 1 if kind == "dot" else width), (COUNT + 5, HEADS)]
+    shapes = [(rows, width)] * 3 + [(1, 1 if is_dot(kind) else width), (COUNT + 5, HEADS)]
     return tuple(rng.normal(size=(*batch, *shape)) for shape in shapes)
 
 
 def named(kind: str, factor: Any) -> tuple[Any, Any]:
     """Vector and scale."""
-    return (None, factor) if kind == "dot" else (factor, None)
+    return (None, factor) if is_dot(kind) else (factor, None)
 
 
 def by_keys(
     kind: str, graph: Graph, value: Any, row_key: Any, col_key: Any, factor: Any, entry_scale: Any
 ) -> tuple[Any, Any]:
     """The sum, and the logarithm of what its softmax is divided by, 0 where there is nothing."""
-    key = None if kind == "values as keys" else col_key
+    key = None if kind in SELF else col_key
     y, stats = keyed_attention(
         *(value, row_key, key, *named(kind, factor), entry_scale),
         graph.matrix(weighted=True),
@@ -64,10 +69,10 @@ def plain(
     """The same in plain jax.numpy, with arrays of edges."""
     rows, cols, size = graph.rows, graph.cols, value.shape[0]
     valid = ((cols >= 0) & (cols < size) & (rows >= 0) & (rows < size))[:, None]
-    key = value if kind == "values as keys" else col_key
+    key = value if kind in SELF else col_key
     left, right = (x[jnp.clip(at, 0, size - 1)] for x, at in ((row_key, rows), (key, cols)))
     z = left + right
-    terms = factor * (left * right if kind == "dot" else jnp.where(z > 0, z, SLOPE * z))
+    terms = factor * (left * right if is_dot(kind) else jnp.where(z > 0, z, SLOPE * z))
     score = terms.reshape(len(rows), HEADS, FEATURES).sum(2)
     powers = jnp.where(valid, jnp.exp(jnp.where(valid, score, 0)), 0)
     at = jnp.where(valid[:, 0], rows, size)
@@ -588,7 +593,6 @@ def test_raw_call_by_column_with_wrong_result(position: int, wrong: Any, message
 def test_raw_call_by_column_with_wrong_flags() -> None:
     for flags, message in (
         ({"leaky": np.bool_(False)}, "the values, the keys"),
-        ({"leaky": np.bool_(False), "same": SAME}, "of dots, the keys' gradient is apart"),
         ({"same": SAME}, "the gradients"),
         ({"gather": np.bool_(False)}, "without cols"),
     ):
