@@ -345,9 +345,8 @@ def product(
     scale: Array | None = None,
     bias: Array | None = None,
     activation: Activation | None = None,
-    times: Callable[..., Array] = jnp.matmul,
 ) -> Array:
-    """``activation(scale * (x @ kernel) + bias)``, in one kernel where x is tall, else by `times`.
+    """``activation(scale * (x @ kernel) + bias)``, in one kernel where x is tall.
 
     The scale is a number of each row.
     """
@@ -362,7 +361,7 @@ def product(
     # Where x is not the wider side, it is scaled itself: XLA joins that to what made x, such as a
     # dropout.
     narrows = kernel.shape[0] > kernel.shape[1]
-    y = times(x if narrows else scaled(x, scale), kernel, precision=precision)
+    y = jnp.matmul(x if narrows else scaled(x, scale), kernel, precision=precision)
     return finished(scaled(y, scale) if narrows else y, bias, activation)
 
 

@@ -703,9 +703,9 @@ class HGTConv(nnx.Module):
 
     def _typed(self, x: Array, kernel: Array, bias: Array | None, sizes: tuple[int, ...]) -> Array:
         """The map of each node's type."""
-        if len(sizes) == 1:
-            of_one = None if bias is None else bias[0]
-            return product(x, kernel[0], self.precision, bias=of_one, times=summed_by_rows)
+        if len(sizes) == 1:  # by XLA, which joins to it what goes on with its rows, on both ways
+            y = summed_by_rows(x, kernel[0], self.precision)
+            return y if bias is None else y + bias[0]
         return segment_matmul(
             x, kernel, jnp.array(sizes, jnp.int32), bias=bias, precision=self.precision
         )

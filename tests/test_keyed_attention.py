@@ -394,6 +394,23 @@ def test_gradients_of_masked_edges(rng: np.random.Generator, kind: str) -> None:
     assert not np.any(found[0][left]) and not np.any(found[1][right])
 
 
+@pytest.mark.parametrize("implementation", [None, *IMPLEMENTATIONS])
+def test_keys_that_are_values(rng: np.random.Generator, implementation: str | None) -> None:
+    """An edge reads them once: the same result, and the sum of both gradients."""
+    graph = padded_graph(rng)
+    query, x, _ = arguments_of(rng, "dot", SIZE + 2, HEADS, FEATURES)
+
+    def total(query: Any, key: Any, value: Any) -> Any:
+        return jnp.sum(jnp.sin(dot_attention(graph, query, key, value)))
+
+    with setting(implementation, "float64"):
+        got = jax.value_and_grad(lambda query, x: total(query, x, x), (0, 1))(query, x)
+        value, (to_query, to_key, to_value) = jax.value_and_grad(total, (0, 1, 2))(
+            query, x, jnp.copy(x)
+        )
+        compare(got, (value, (to_query, to_key + to_value)), "one array")
+
+
 # --- Raw calls -----------------------------------------------------------------------------------
 
 TARGETS = [

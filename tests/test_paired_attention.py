@@ -89,7 +89,7 @@ def definition(matrix: RelationalMatrix, heads: int, given: dict[str, Any]) -> A
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("heads", "k", "n"), [(1, 4, 4), (1, 3, 5), (2, 4, 3), (4, 8, 2)])
-def test_derivatives(rng, heads, k, n, form):
+def test_derivatives(rng: np.random.Generator, heads: int, k: int, n: int, form: str) -> None:
     """The result, its gradients, forward mode, and the derivative of the gradients."""
     matrix = matrix_of(rng, 90, extra=2)
     with jax.enable_x64(True):
@@ -108,13 +108,13 @@ def test_derivatives(rng, heads, k, n, form):
                 jax.grad(lambda x: jnp.vdot(x["query"], gradient(x)["query"]))(given),
             )
 
-        pairs = zip(*(jax.tree.leaves(jax.jit(lambda f=f: all_of(f))()) for f in (ours, definition)))
-        for got, want in pairs:
+        found = (jax.tree.leaves(jax.jit(lambda f=f: all_of(f))()) for f in (ours, definition))
+        for got, want in zip(*found, strict=True):
             assert_close(got, want, 1e-10, form)
 
 
 @pytest.mark.parametrize("form", ["same", "all"])
-def test_gradients_to_some(rng, form):
+def test_gradients_to_some(rng: np.random.Generator, form: str) -> None:
     """Each operand alone, and what is known by the others."""
     matrix = matrix_of(rng, 60)
     with jax.enable_x64(True):
@@ -129,7 +129,7 @@ def test_gradients_to_some(rng, form):
             assert_close(got, want, 1e-10, name)
 
 
-def test_vmap(rng):
+def test_vmap(rng: np.random.Generator) -> None:
     """Of each operand and of all."""
     matrix = matrix_of(rng, 50)
     with jax.enable_x64(True):
@@ -150,7 +150,9 @@ def test_vmap(rng):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("heads", "k"), [(1, 64), (4, 16), (1, 20), (3, 5)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_kernels(rng, dtype, heads, k, implementation):
+def test_kernels(
+    rng: np.random.Generator, dtype: str, heads: int, k: int, implementation: str
+) -> None:
     """Against float64, with large scores; the same bits; no values that nobody reads."""
     matrix = matrix_of(rng, 400, extra=3)
     given = operands_of(rng, matrix, heads, k, 8, "all")
@@ -180,8 +182,8 @@ def test_kernels(rng, dtype, heads, k, implementation):
 
 
 @pytest.mark.skipif("cuda" not in (*KERNELS, PLATFORM), reason="of kernels on CUDA")
-def test_launches_are_kernels(rng):
-    """One pass each way, whose records read no rows, and no array of pairs is made of cotangents."""
+def test_launches_are_kernels(rng: np.random.Generator) -> None:
+    """One pass each way, in which keys are values, and records read no rows."""
     matrix = matrix_of(rng, 300)
     given = jax.tree.map(jnp.asarray, operands_of(rng, matrix, 1, 64, 64, "same"))
     with setting("cuda", "float32"):
@@ -192,7 +194,7 @@ def test_launches_are_kernels(rng):
     assert "same = true" in text
 
 
-def test_no_edges(rng):
+def test_no_edges(rng: np.random.Generator) -> None:
     matrix = matrix_of(rng, 0)
     given = operands_of(rng, matrix, 1, 4, 4, "same")
     assert not np.asarray(ours(matrix, 1, jax.tree.map(jnp.float32, given))).any()

@@ -222,8 +222,8 @@ ffi::Error keyed_attention(typename Backend::Context context, ffi::AnyBuffer val
   });
 }
 
-// Whether what attention gave, its cotangents, and scratch memory for records fit one another; null:
-// absent.
+// Whether what attention gave, its cotangents, and scratch memory for records fit one another;
+// null: absent.
 inline ffi::Error check_attained(const ffi::AnyBuffer& ct, const ffi::AnyBuffer* y,
                                  const ffi::AnyBuffer& stats, const ffi::AnyBuffer* log_sum_ct,
                                  const ffi::AnyBuffer& records, Features features,

@@ -325,8 +325,8 @@ cudaError_t keyed_attention(cudaStream_t stream, const Csr<Index>& csr, const T*
   if (!fits<kVec, T>(features, {value, keys.row_key, keys.col_key, out}))
     return cudaErrorInvalidValue;
   const bool same = keys.col_key == value, leaky = keys.vector != nullptr;
-  const auto attend = leaky ? same ? launch_attend<Scores::kLeaky, true, kVec, T, Acc>
-                                   : launch_attend<Scores::kLeaky, false, kVec, T, Acc>
+  const auto attend = leaky  ? same ? launch_attend<Scores::kLeaky, true, kVec, T, Acc>
+                                    : launch_attend<Scores::kLeaky, false, kVec, T, Acc>
                       : same ? launch_attend<Scores::kDots, true, kVec, T, Acc>
                              : launch_attend<Scores::kDots, false, kVec, T, Acc>;
   return attend(stream, csr, attended, features, out, stats, workspace);

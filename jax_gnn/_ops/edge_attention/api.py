@@ -296,7 +296,7 @@ def dot_attention(
                [0.]], dtype=float32)
     """
     edges = _Edges(graph, "value", value, 1.0, edge_scale, return_lse, implementation)
-    graph, heads = edges.graph, edges.heads
+    graph, heads, is_value = edges.graph, edges.heads, key is value
     edges.sum_by(sum_ids, num_sums)
     rows = edges.check_dst_ids(dst_ids, "query", query, sum_ids)
     query = edges.check_rows("query", query, rows.name, rows.size)
@@ -315,7 +315,7 @@ def dot_attention(
     scale = scale.astype(edges.acc)
     if extra is None and bias is None and rows.ids is None:
         query = edges.of_sums(rows, query)
-        return edges.attend_by_keys(query, key, None, scale.reshape(1, 1))
+        return edges.attend_by_keys(query, None if is_value else key, None, scale.reshape(1, 1))
     options: Any = {"heads": max(heads, 1), "implementation": implementation}
     score = sddmm(flat(query), flat(key), rows.matrix, **options)
     if extra is not None:
