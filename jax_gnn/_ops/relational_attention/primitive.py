@@ -142,8 +142,8 @@ def product_of_heads(
     """
 
     def of_head(x: Array, kernel: Array, *bias: Array) -> Array:
-        last = {"bias": bias[0]} if bias else {}
-        return product(x, kernel, pairs, pairs.numbering, **last, **options)
+        last = bias[0] if bias else None
+        return product(x, kernel, pairs, pairs.numbering, bias=last, **options)
 
     return by_head(of_head, heads, x, kernel, *([] if bias is None else [bias]))
 

@@ -448,5 +448,8 @@ def attend_by_keys(
         return typed.by_tiles(value, folded.value, typed.shares(score, within=False))
     same = value is key
     values = keys if same else _each(value, heads * folded.value.kernel.shape[1])
-    operands = values, None if same else keys, queries, *folded.value, shift, typed.matrix
-    return paired_attention(*operands, heads=heads, precision=precision)
+    return paired_attention(
+        *(values, None if same else keys, queries, *folded.value, shift, typed.matrix),
+        heads=heads,
+        precision=precision,
+    )
