@@ -241,7 +241,7 @@ def composed_jvp(
     moving = {
         name: each
         for name, each in tangents._asdict().items()
-        if each is not None and not isinstance(each, tuple)  # matrices stand still
+        if jax.tree.leaves(each) and not isinstance(each, tuple)  # matrices stand still
     }
 
     def moved(values: dict[str, Any]) -> Array:
