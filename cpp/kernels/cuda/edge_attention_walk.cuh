@@ -437,9 +437,9 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
         if (cols[j] < 0) weight[j] = kLeast<true, Acc>;
     }
     if constexpr (kTyped) {
-      if (typed.scores != nullptr && column.active) {
+      if (typed.scores != nullptr && (column.active || heads == 1)) {
         const int head_lanes = 1 << cut.head_bits, own = lane & (head_lanes - 1);
-        Acc* const to = typed.scores + (begin + step * kStep) * heads + column.head;
+        Acc* const to = typed.scores + (begin + step * kStep) * heads + first_head + head;
 #pragma unroll
         for (int j = 0; j < kStep; ++j)
           if ((j & (head_lanes - 1)) == own && step * kStep + j < count) to[j * heads] = weight[j];
