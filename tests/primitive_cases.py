@@ -144,14 +144,22 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     ),
     "relational_aggregate": (floats(3, 2), floats(2, 2, 4), floats(4), RELATIONAL),
     "typed_values": (floats(5, 2), floats(2, 2, 4), floats(2, 1, 2), TYPED),
-    "typed_scores": (
-        *(floats(4, 2), floats(2, 2), floats(5, 4), floats(2, 1, 4), floats(4, 1)),
+    "typed_attention": (
+        *(floats(4, 4), floats(2, 4), floats(5, 4), floats(2, 1, 4), floats(4, 1), floats(4, 1)),
         *(ids(0, 0, 1, 1), TYPED),
     ),
     "paired_attention": (*PAIRED, TYPED),
     "paired_attention_jvp": (
         *(*PAIRED, floats(5, 4), floats(4, 4), floats(4, 1, 2), floats(4, 1)),
         *(*PAIRED, TYPED),
+    ),
+    "typed_attention_jvp": (
+        *(floats(4, 4), floats(2, 4), floats(4, 1), floats(4, 1), ids(0, 0, 1, 1)),
+        *(floats(5, 4), floats(5, 1, 2), floats(4, 4), floats(2, 4), floats(4, 1), TYPED),
+    ),
+    "typed_attention_vjp": (
+        *(floats(4, 4), floats(2, 4), floats(4, 1), floats(4, 1), ids(0, 0, 1, 1)),
+        *(floats(5, 4), floats(5, 1, 2), floats(5, 4), floats(5, 1), TYPED),
     ),
     "segment_outer": (
         *(floats(4, 2), floats(5, 4), floats(5), ids(2, 0, 2), ids(0)),

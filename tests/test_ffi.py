@@ -42,6 +42,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
             *("edge_attention", "edge_attention_jvp", "edge_attention_vjp"),
             *("keyed_attention", "keyed_attention_jvp", "keyed_attention_vjp"),
             *("leaky_scores", "leaky_dots", "leaky_sum"),
+            *("typed_attention_jvp", "typed_attention_vjp"),
         )
     },
     "segment_order": {"num_segments": 4},
@@ -51,11 +52,11 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
         "precision": jax.lax.Precision.DEFAULT,
     },
     "typed_values": {"precision": jax.lax.Precision.DEFAULT},
-    "typed_scores": {"heads": 1, "slope": 0.2},
     **{
         name: {"heads": 1, "precision": jax.lax.Precision.DEFAULT}
         for name in ("paired_attention", "paired_attention_jvp")
     },
+    "typed_attention": {"heads": 1, "slope": 0.2, "keeps_scores": True},
     "segment_matmul": {
         "transposed": False,
         "precision": jax.lax.Precision.DEFAULT,

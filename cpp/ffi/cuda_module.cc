@@ -14,7 +14,6 @@
 #include "../kernels/cuda/segment_matmul.h"
 #include "../kernels/cuda/segment_reduce.h"
 #include "../kernels/cuda/segment_softmax.h"
-#include "../kernels/cuda/typed_scores.h"
 #include "edge_attention.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
@@ -23,7 +22,6 @@
 #include "segment_matmul.h"
 #include "segment_reduce.h"
 #include "segment_softmax.h"
-#include "typed_scores.h"
 #ifdef JAX_GNN_EMULATED
 #include "../emulator/ffi.h"
 #endif
@@ -82,6 +80,16 @@ struct Cuda {
   template <typename... Args>
   static ffi::Error keyed_attention_vjp(Context stream, Workspace workspace, const Args&... args) {
     return status(cuda::keyed_attention_vjp(stream, args..., workspace));
+  }
+
+  template <typename... Args>
+  static ffi::Error typed_attention(Context stream, Workspace workspace, const Args&... args) {
+    return status(cuda::typed_attention(stream, args..., workspace));
+  }
+
+  template <typename... Args>
+  static ffi::Error typed_attention_vjp(Context stream, Workspace workspace, const Args&... args) {
+    return status(cuda::typed_attention_vjp(stream, args..., workspace));
   }
 
   template <typename... Args>
@@ -155,11 +163,6 @@ struct Cuda {
         cuda::segment_softmax_tangent<T, Acc>(stream, args..., workspace.bytes, workspace.blocks));
   }
 
-  template <typename... Args>
-  static ffi::Error typed_scores(Context stream, const Args&... args) {
-    return status(cuda::typed_scores(stream, args...));
-  }
-
   template <typename T, typename Acc, typename Out>
   static ffi::Error segment_matmul(Context stream, const MatmulAttributes& attributes,
                                    const Groups& groups, int64_t k, int64_t n, bool transposed,
@@ -229,7 +232,8 @@ NB_MODULE(_cuda, m) {
         JAX_GNN_TARGET(segment_select),
         JAX_GNN_TARGET(segment_softmax),
         JAX_GNN_TARGET(segment_softmax_tangent),
-        JAX_GNN_TARGET(typed_scores),
+        JAX_GNN_TARGET(typed_attention),
+        JAX_GNN_TARGET(typed_attention_vjp),
     });
   });
 }

@@ -1,6 +1,6 @@
 // Handlers of edge_attention, edge_attention_vjp, keyed_attention, keyed_attention_vjp,
-// leaky_scores and leaky_sum, written once. A Backend has a Context, half types, and functions of
-// the same names that return an ffi::Error.
+// typed_attention, typed_attention_vjp, leaky_scores and leaky_sum, written once. A Backend has a
+// Context, half types, and functions of the same names that return an ffi::Error.
 #pragma once
 
 #include <algorithm>
@@ -35,6 +35,17 @@ struct KeyedVjpAttributes {
   bool gather, ordered;
 };
 
+struct TypedAttributes {
+  bool has_rows, scaled, keeps_scores;
+  double slope;
+};
+
+struct TypedVjpAttributes {
+  bool scaled, has_log_sum_ct;
+  double slope;
+  bool gather, ordered;
+};
+
 struct LeakyScoresAttributes {
   bool gather;
   int64_t heads;
@@ -65,6 +76,14 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::KeyedAttributes, StructMember<boo
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::KeyedVjpAttributes, StructMember<bool>("leaky"),
                                       StructMember<bool>("same"), StructMember<bool>("scaled"),
                                       StructMember<bool>("has_y"),
+                                      StructMember<bool>("has_log_sum_ct"),
+                                      StructMember<double>("slope"), StructMember<bool>("gather"),
+                                      StructMember<bool>("ordered"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::TypedAttributes, StructMember<bool>("has_rows"),
+                                      StructMember<bool>("scaled"),
+                                      StructMember<bool>("keeps_scores"),
+                                      StructMember<double>("slope"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::TypedVjpAttributes, StructMember<bool>("scaled"),
                                       StructMember<bool>("has_log_sum_ct"),
                                       StructMember<double>("slope"), StructMember<bool>("gather"),
                                       StructMember<bool>("ordered"));
@@ -396,6 +415,122 @@ ffi::Error keyed_attention_vjp(
         same ? nullptr : data<T>(*to_col_key), data<Acc>(*to_score),
         leaky ? data<Acc>(*to_vector) : nullptr,
         static_cast<AttentionRecord<Acc>*>(records->untyped_data()), data<Acc>(*parts));
+  });
+}
+
+// edge_attention of scores of edges with relations (see TypedKeys). Without rows their numbers are
+// in `at_row`; the scores have no rows unless they are kept.
+template <typename Backend>
+ffi::Error typed_attention(typename Backend::Context context, ffi::AnyBuffer value,
+                           ffi::AnyBuffer of_value, ffi::AnyBuffer row, ffi::AnyBuffer of_row,
+                           ffi::AnyBuffer at_row, ffi::AnyBuffer edge_scale, ffi::AnyBuffer types,
+                           ffi::AnyBuffer rows, ffi::AnyBuffer cols,
+                           ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> stats,
+                           ffi::Result<ffi::AnyBuffer> scores,
+                           ffi::Result<ffi::AnyBuffer> workspace, TypedAttributes attributes) {
+  ffi::Error error = check_results(value, *out, *stats);
+  if (error.failure()) return error;
+  const ffi::DataType dtype = value.element_type(), acc_dtype = accumulator_type(dtype);
+  const int64_t num_cols = value.dimensions()[0], width = value.dimensions()[1];
+  const int64_t num_rows = out->dimensions()[0], heads = stats->dimensions()[1];
+  error = check_whole_heads({width, heads}, dtype);
+  if (error.failure()) return error;
+  const bool has_rows = attributes.has_rows, keeps = attributes.keeps_scores;
+  const CsrOperands operands = {rows, cols, rows, true, false, num_rows, num_cols, 0};
+  error = operands.check(/*weighted=*/false);
+  if (error.failure()) return error;
+  const int64_t count = operands.count();
+  if (of_value.dimensions().size() != 2) return invalid("the vectors must be a matrix");
+  const int64_t num_types = of_value.dimensions()[0];
+  if (!is_matrix(of_value, num_types, width, dtype) ||
+      (has_rows && (heads != 1 || !is_matrix(of_row, num_types, width, dtype) ||
+                    !is_matrix(row, num_rows, width, dtype)))) {
+    return invalid("the rows or the vectors have the wrong shape or dtype");
+  }
+  if ((!has_rows && !is_matrix(at_row, count, heads, acc_dtype)) ||
+      (attributes.scaled && !is_matrix(edge_scale, count, heads, acc_dtype)) ||
+      !is_matrix(*scores, keeps ? count : 0, heads, acc_dtype)) {
+    return invalid("the edges' numbers, scales or scores have the wrong shape or dtype");
+  }
+  if (!is_index(types, count, ffi::S32)) return invalid("there must be an int32 type of each edge");
+  error = check_workspace(*workspace, 2 * width, acc_dtype);
+  if (error.failure()) return error;
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    const TypedKeys<T, Acc> keys = {data<const int32_t>(types),
+                                    num_types,
+                                    data<const T>(of_value),
+                                    data_if<T>(has_rows, row),
+                                    data_if<T>(has_rows, of_row),
+                                    data_if<Acc>(!has_rows, at_row),
+                                    keeps ? data<Acc>(*scores) : nullptr,
+                                    static_cast<Acc>(attributes.slope)};
+    Csr<int32_t> csr = operands.csr();
+    csr.num_weights = count;
+    return Backend::typed_attention(context, make_workspace(*workspace), csr, data<const T>(value),
+                                    keys, data_if<Acc>(attributes.scaled, edge_scale),
+                                    Features{width, heads}, data<T>(*out),
+                                    static_cast<SoftmaxStats<Acc>*>(stats->untyped_data()));
+  });
+}
+
+// The derivatives of typed_attention by source, as edge_attention_vjp, where `score` is what the
+// LeakyReLU is applied to, and out[r, h, :] has to_src_score[r, h] * of_value[types[r], h, :] more.
+template <typename Backend>
+ffi::Error typed_attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct,
+                               ffi::AnyBuffer value, ffi::AnyBuffer of_value, ffi::AnyBuffer types,
+                               ffi::AnyBuffer score, ffi::AnyBuffer edge_scale, ffi::AnyBuffer y,
+                               ffi::AnyBuffer stats, ffi::AnyBuffer log_sum_ct, ffi::AnyBuffer rows,
+                               ffi::AnyBuffer cols, ffi::AnyBuffer order,
+                               ffi::Result<ffi::AnyBuffer> out,
+                               ffi::Result<ffi::AnyBuffer> to_src_score,
+                               ffi::Result<ffi::AnyBuffer> to_score,
+                               ffi::Result<ffi::AnyBuffer> workspace,
+                               ffi::Result<ffi::AnyBuffer> records, TypedVjpAttributes attributes) {
+  const ffi::DataType dtype = ct.element_type(), acc_dtype = accumulator_type(dtype);
+  if (ct.dimensions().size() != 2 || value.dimensions().size() != 2 ||
+      of_value.dimensions().size() != 2 || to_score->dimensions().size() != 2) {
+    return invalid("the inputs and the scores' cotangent must have two dimensions");
+  }
+  const int64_t num_cols = ct.dimensions()[0], width = ct.dimensions()[1];
+  const int64_t num_rows = value.dimensions()[0], num_types = of_value.dimensions()[0];
+  const int64_t num_weights = to_score->dimensions()[0], heads = to_score->dimensions()[1];
+  if (!is_matrix(value, num_rows, width, dtype) || !is_matrix(*out, num_rows, width, dtype) ||
+      !is_matrix(of_value, num_types, width, dtype) || !is_index(types, num_rows, ffi::S32)) {
+    return invalid("the inputs or the result have the wrong shape or dtype");
+  }
+  if (!divides(heads, width) || to_score->element_type() != acc_dtype ||
+      !is_matrix(*to_src_score, num_rows, heads, acc_dtype) ||
+      !is_matrix(score, num_weights, heads, acc_dtype) ||
+      (attributes.scaled && !is_matrix(edge_scale, num_weights, heads, acc_dtype))) {
+    return invalid("the scores, the scales or the cotangents have the wrong shape or dtype");
+  }
+  const ffi::AnyBuffer* const of_log_sum = attributes.has_log_sum_ct ? &log_sum_ct : nullptr;
+  ffi::Error error =
+      check_attained(ct, y, stats, of_log_sum, *records, Features{width, heads}, dtype);
+  if (error.failure()) return error;
+  error = check_whole_heads({width, heads}, dtype);
+  if (error.failure()) return error;
+  const CsrOperands operands = {
+      rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
+  error = operands.check(/*weighted=*/true);
+  if (error.failure()) return error;
+  error = check_workspace(*workspace, 2 * width, acc_dtype);
+  if (error.failure()) return error;
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    const Attention<Acc> attention = {nullptr, nullptr, data<const Acc>(score),
+                                      data_if<Acc>(attributes.scaled, edge_scale),
+                                      static_cast<Acc>(attributes.slope)};
+    const TypedVectors<T> of_rows = {data<const int32_t>(types), num_types,
+                                     data<const T>(of_value)};
+    return Backend::typed_attention_vjp(
+        context, make_workspace(*workspace), operands.csr(), data<const T>(value),
+        make_attained<T, Acc>(ct, y, stats, of_log_sum), attention, of_rows, Features{width, heads},
+        data<T>(*out), data<Acc>(*to_src_score), data<Acc>(*to_score),
+        static_cast<AttentionRecord<Acc>*>(records->untyped_data()));
   });
 }
 

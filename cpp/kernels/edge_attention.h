@@ -1,6 +1,8 @@
 // What the kernels of attention over edges have in common, on both backends.
 #pragma once
 
+#include <cstdint>
+
 namespace jax_gnn {
 
 // Scores of edges, and what becomes of their softmax over the edges into each destination. An
@@ -32,6 +34,28 @@ struct Keys {
   const Acc* vector;  // (width), null: dot products
   const Acc* scale;   // one number, null: 1
   Acc slope;
+};
+
+// What scores of edges with relations are made of, beside their sources' values: of each head
+// leaky(< row, of_row[type] > + < value[col], of_value[type] >), where the first dot may be given.
+template <typename T, typename Acc>
+struct TypedKeys {
+  const int32_t* types;  // (count,), outside [0, num_types) the edge is left out
+  int64_t num_types;
+  const T* of_value;  // (num_types, width)
+  const T* row;       // (num_rows, width), of one head; null: `at_row` instead
+  const T* of_row;    // (num_types, width)
+  const Acc* at_row;  // (count, heads), null where there are rows
+  Acc* scores;        // (count, heads), what the LeakyReLU is applied to, -inf for padding; or null
+  Acc slope;
+};
+
+// Vectors of sources' relations.
+template <typename T>
+struct TypedVectors {
+  const int32_t* types;  // (num_rows,), outside [0, num_types) a row has none; null: no row has one
+  int64_t num_types;
+  const T* vectors;  // (num_types, width)
 };
 
 // What attention gave, and the cotangents of that.

@@ -33,6 +33,13 @@ cudaError_t keyed_attention(cudaStream_t stream, const Csr<int32_t>& csr, const 
                             const Keys<T, Acc>& keys, const Acc* edge_scale, Features features,
                             T* out, SoftmaxStats<Acc>* stats, const Workspace& workspace);
 
+// The same of scores of edges with relations (see TypedKeys), for the same heads. There is no
+// order.
+template <typename T, typename Acc>
+cudaError_t typed_attention(cudaStream_t stream, const Csr<int32_t>& csr, const T* value,
+                            const TypedKeys<T, Acc>& keys, const Acc* edge_scale, Features features,
+                            T* out, SoftmaxStats<Acc>* stats, const Workspace& workspace);
+
 // The derivatives, rows being sources and columns destinations, whose dst_score is:
 // out[r, :] = sum over the entries e of row r of weight[e, head] * ct[cols[e], :],
 // to_score[e, head], (num_weights, heads): see AttentionRecord, times the LeakyReLU's slope; 0 for
@@ -52,6 +59,16 @@ cudaError_t edge_attention_vjp(cudaStream_t stream, const Csr<int32_t>& csr, con
                                const Attained<T, Acc>& attained, const Attention<Acc>& attention,
                                Features features, T* out, Acc* to_src_score, Acc* to_score,
                                AttentionRecord<Acc>* records, const Workspace& workspace);
+
+// The last with scores of edges with relations, as typed_attention writes them, to which the slope
+// is applied; and to out[r, :] the row's vector (see TypedVectors) times to_src_score[r, head] is
+// added.
+template <typename T, typename Acc>
+cudaError_t typed_attention_vjp(cudaStream_t stream, const Csr<int32_t>& csr, const T* value,
+                                const Attained<T, Acc>& attained, const Attention<Acc>& attention,
+                                const TypedVectors<T>& of_rows, Features features, T* out,
+                                Acc* to_src_score, Acc* to_score, AttentionRecord<Acc>* records,
+                                const Workspace& workspace);
 
 // The derivatives of keyed_attention by source, for the same heads. Rows are sources, columns
 // destinations, of which keys.row_key is, as keys.col_key is of sources:

@@ -159,33 +159,47 @@ struct ScoredSumOp {
   }
 };
 
-// Where the sum of a head's numbers goes, in place of an Epilogue.
-template <typename Acc>
+// Where the sum of a head's numbers goes, in place of an Epilogue; times the row's vector, if rows
+// have any, it is added to what is written.
+template <typename T, typename Acc>
 struct HeadSums {
   Acc* out;  // (num_rows, heads), or null; of a lane that of its head, or null
   int64_t heads;
+  TypedVectors<T> of_rows;  // of a lane from its word on
 
   // Of a lane: where its head begins, the sum of that, else none.
   __device__ __forceinline__ void keep_for(const Column& column, int64_t width) {
     const bool begins = column.active && column.first == column.head * (width / heads);
     out = begins && out != nullptr ? out + column.head : nullptr;
+    of_rows.vectors += column.first;
   }
 };
 
 template <typename T, class Op, typename Acc>
-struct Output<T, Op, Acc, HeadSums<Acc>> {
+struct Output<T, Op, Acc, HeadSums<T, Acc>> {
   static constexpr int kVec = Op::kVec;
 
   T* out;
   int64_t num_rows, width;
-  HeadSums<Acc> last;
+  HeadSums<T, Acc> last;
 
   // Writes the lane's word of a row that is below `limit`.
   __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
                                         unsigned limit) const {
     if (static_cast<unsigned>(row) >= limit) return;
-    store_word<kVec>(
-        row_at(lane_out, row, static_cast<unsigned>(width * static_cast<int64_t>(sizeof(T)))), run);
+    const unsigned row_bytes = static_cast<unsigned>(width * static_cast<int64_t>(sizeof(T)));
+    Acc x[kVec];
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) x[i] = run[i];
+    if (last.of_rows.types != nullptr) {
+      using W = Word<T, kVec>;
+      const int32_t type = last.of_rows.types[row];
+      W vector = {};
+      load_if(static_cast<unsigned>(type) < cut_size(last.of_rows.num_types),
+              reinterpret_cast<const W*>(row_at(last.of_rows.vectors, type, row_bytes)), vector);
+      add_word<T, kVec>(x, vector, run[kVec]);
+    }
+    store_word<kVec>(row_at(lane_out, row, row_bytes), x);
     if (last.out != nullptr) put(row, run[kVec]);
   }
   __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
@@ -243,6 +257,7 @@ struct Back {
   Acc* to_score;                        // (num_weights, heads)
   Acc* parts;                           // (blocks, width), which add up to the vector's gradient
   int heads;
+  bool sloped;  // whether the LeakyReLU is that of edges' scores, too
 };
 
 // Where a thread's words are: [row][thread], rows of kBackStep entries.
@@ -586,9 +601,9 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
           }
         } else {
           const Acc sum = additive ? record.dst_score + *number : *number;
-          const bool is_sloped = additive && !(sum > 0);
-          score = is_sloped ? rounded_product(slope, sum) : sum;
-          if (is_sloped) sloped = slope;
+          const bool below = additive ? !(sum > 0) : back.sloped && is_sloped(sum);
+          score = below ? rounded_product(slope, sum) : sum;
+          if (below) sloped = slope;
           number += layout.head_numbers;
         }
         const Acc edge_scale = scaled ? *number : Acc(1);

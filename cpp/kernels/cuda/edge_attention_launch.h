@@ -189,15 +189,18 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
       out, csr.num_rows, features.width, {stats, features.heads}};
   AttendCut cut;
   if (!cut_features<kVec>(features, cut)) return cudaErrorInvalidValue;
-  using InStep = StepKeys<kScores, kSame, T, Acc>;
-  if (1 << cut.head_bits <= kKeyedStepLanes &&
-      takes_one_step<Op, kKeyedStepLanes, InStep, T, Acc>(csr, features, workspace)) {
-    int head_bits = cut.head_bits;  // of one head all lanes
-    while (features.heads == 1 && 1 << head_bits < kKeyedStepLanes) ++head_bits;
-    const Acc* const no_weight = nullptr;
-    return launch_step<Op, kKeyedStepLanes>(stream, csr, attended.value, no_weight, features,
-                                            output.last, out, workspace.bytes, NoDots{},
-                                            InStep{attended.keys, attended.edge_scale, head_bits});
+  constexpr bool kTyped = kScores == Scores::kTyped;
+  if constexpr (!kTyped) {
+    using InStep = StepKeys<kScores, kSame, T, Acc>;
+    if (1 << cut.head_bits <= kKeyedStepLanes &&
+        takes_one_step<Op, kKeyedStepLanes, InStep, T, Acc>(csr, features, workspace)) {
+      int head_bits = cut.head_bits;  // of one head all lanes
+      while (features.heads == 1 && 1 << head_bits < kKeyedStepLanes) ++head_bits;
+      const Acc* const no_weight = nullptr;
+      return launch_step<Op, kKeyedStepLanes>(
+          stream, csr, attended.value, no_weight, features, output.last, out, workspace.bytes,
+          NoDots{}, InStep{attended.keys, attended.edge_scale, head_bits});
+    }
   }
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
@@ -205,8 +208,9 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
     if (error != cudaSuccess || csr.count == 0) return error;
   }
   const int lanes = 1 << cut.lane_bits, teams = kAttendThreads / lanes;
-  const AttendLayout<kScores, kSame, Op, T, Acc> layout(cut, csr.order != nullptr,
-                                                        1 + (attended.edge_scale != nullptr));
+  const AttendLayout<kScores, kSame, Op, T, Acc> layout(
+      cut, kTyped || csr.order != nullptr,
+      1 + (attended.typed.at_row != nullptr) + (attended.edge_scale != nullptr));
   constexpr int kStep = kAttendStep<kScores, T>;
   int64_t shared = layout.bytes();
   const int64_t at_once = blocks_at_once(shared, kAttendBlocks<kScores, T>);
@@ -275,7 +279,8 @@ cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr,
   if (!fills && csr.num_rows > 0) {
     error = fill(out, csr.num_rows, features.width);
     if constexpr (!std::is_same_v<Last, NoEpilogue>) {
-      const int64_t width = std::is_same_v<Last, HeadSums<Acc>> ? features.heads : features.width;
+      const int64_t width =
+          std::is_same_v<Last, HeadSums<T, Acc>> ? features.heads : features.width;
       if (error == cudaSuccess) error = fill(last.out, csr.num_rows, width);
     }
   }
@@ -320,7 +325,7 @@ template <typename T, typename Acc>
 cudaError_t keyed_attention(cudaStream_t stream, const Csr<Index>& csr, const T* value,
                             const Keys<T, Acc>& keys, const Acc* edge_scale, Features features,
                             T* out, SoftmaxStats<Acc>* stats, const Workspace& workspace) {
-  const Attended<T, Acc> attended = {value, keys, edge_scale, static_cast<int>(features.heads)};
+  const Attended<T, Acc> attended = {value, keys, edge_scale, static_cast<int>(features.heads), {}};
   constexpr int kVec = 16 / sizeof(T);
   if (!fits<kVec, T>(features, {value, keys.row_key, keys.col_key, out}))
     return cudaErrorInvalidValue;
@@ -330,6 +335,23 @@ cudaError_t keyed_attention(cudaStream_t stream, const Csr<Index>& csr, const T*
                       : same ? launch_attend<Scores::kDots, true, kVec, T, Acc>
                              : launch_attend<Scores::kDots, false, kVec, T, Acc>;
   return attend(stream, csr, attended, features, out, stats, workspace);
+}
+
+template <typename T, typename Acc>
+cudaError_t typed_attention(cudaStream_t stream, const Csr<Index>& csr, const T* value,
+                            const TypedKeys<T, Acc>& keys, const Acc* edge_scale, Features features,
+                            T* out, SoftmaxStats<Acc>* stats, const Workspace& workspace) {
+  constexpr int kVec = 16 / sizeof(T);
+  if (csr.order != nullptr || (keys.row == nullptr) == (keys.at_row == nullptr) ||
+      (keys.row != nullptr && features.heads != 1) ||
+      !fits<kVec, T>(features, {value, keys.row, keys.of_value, keys.of_row, out}))
+    return cudaErrorInvalidValue;
+  Keys<T, Acc> of_rows = {};
+  of_rows.row_key = keys.row;
+  const Attended<T, Acc> attended = {value, of_rows, edge_scale, static_cast<int>(features.heads),
+                                     keys};
+  return launch_attend<Scores::kTyped, true, kVec>(stream, csr, attended, features, out, stats,
+                                                   workspace);
 }
 
 template <typename T, typename Acc>
@@ -343,7 +365,8 @@ cudaError_t keyed_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, cons
     return cudaErrorInvalidValue;
   const Attention<Acc> attention = {nullptr, nullptr, nullptr, edge_scale, 0};
   const Back<T, Acc> back = {attained.ct, value,    records, attention,
-                             keys,        to_score, parts,   static_cast<int>(features.heads)};
+                             keys,        to_score, parts,   static_cast<int>(features.heads),
+                             false};
   const auto same = [&](auto kernel) {
     return kernel(stream, csr, attained, back, records, features, out, NoEpilogue{}, to_vector,
                   workspace);
@@ -363,19 +386,43 @@ cudaError_t keyed_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, cons
              : apart(launch_back<Scores::kLeaky, false, Two, SecondRows<T>, T, Acc>);
 }
 
+// The gradients by source of scores that are numbers of heads, in one pass.
+template <typename T, typename Acc>
+cudaError_t launch_numbers_back(cudaStream_t stream, const Csr<Index>& csr, const T* value,
+                                const Attained<T, Acc>& attained, const Attention<Acc>& attention,
+                                const TypedVectors<T>& of_rows, Features features, T* out,
+                                Acc* to_src_score, Acc* to_score, AttentionRecord<Acc>* records,
+                                const Workspace& workspace) {
+  constexpr int kVec = 16 / sizeof(T);
+  if (!fits<kVec, T>(features, {attained.ct, value, of_rows.vectors, out}))
+    return cudaErrorInvalidValue;
+  const bool typed = of_rows.types != nullptr;
+  const Back<T, Acc> back = {attained.ct, value,    records, attention,
+                             {},          to_score, nullptr, static_cast<int>(features.heads),
+                             typed};
+  const HeadSums<T, Acc> sums = {to_src_score, features.heads, of_rows};
+  return launch_back<Scores::kOfHeads, false, ScoredSumOp<Acc, kVec>>(
+      stream, csr, attained, back, records, features, out, sums, static_cast<Acc*>(nullptr),
+      workspace);
+}
+
 template <typename T, typename Acc>
 cudaError_t edge_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, const T* value,
                                const Attained<T, Acc>& attained, const Attention<Acc>& attention,
                                Features features, T* out, Acc* to_src_score, Acc* to_score,
                                AttentionRecord<Acc>* records, const Workspace& workspace) {
-  constexpr int kVec = 16 / sizeof(T);
-  if (!fits<kVec, T>(features, {attained.ct, value, out})) return cudaErrorInvalidValue;
-  const Back<T, Acc> back = {attained.ct, value,    records, attention,
-                             {},          to_score, nullptr, static_cast<int>(features.heads)};
-  const HeadSums<Acc> sums = {to_src_score, features.heads};
-  return launch_back<Scores::kOfHeads, false, ScoredSumOp<Acc, kVec>>(
-      stream, csr, attained, back, records, features, out, sums, static_cast<Acc*>(nullptr),
-      workspace);
+  return launch_numbers_back(stream, csr, value, attained, attention, TypedVectors<T>{}, features,
+                             out, to_src_score, to_score, records, workspace);
+}
+
+template <typename T, typename Acc>
+cudaError_t typed_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, const T* value,
+                                const Attained<T, Acc>& attained, const Attention<Acc>& attention,
+                                const TypedVectors<T>& of_rows, Features features, T* out,
+                                Acc* to_src_score, Acc* to_score, AttentionRecord<Acc>* records,
+                                const Workspace& workspace) {
+  return launch_numbers_back(stream, csr, value, attained, attention, of_rows, features, out,
+                             to_src_score, to_score, records, workspace);
 }
 
 template <typename T, typename Acc>
@@ -452,6 +499,12 @@ cudaError_t leaky_sum(cudaStream_t stream, const Csr<Index>& csr, const Leaky<T,
   template cudaError_t keyed_attention(cudaStream_t, const Csr<int32_t>&, const T*,                \
                                        const Keys<T, Acc>&, const Acc*, Features, T*,              \
                                        SoftmaxStats<Acc>*, const Workspace&);                      \
+  template cudaError_t typed_attention(cudaStream_t, const Csr<int32_t>&, const T*,                \
+                                       const TypedKeys<T, Acc>&, const Acc*, Features, T*,         \
+                                       SoftmaxStats<Acc>*, const Workspace&);                      \
+  template cudaError_t typed_attention_vjp(                                                        \
+      cudaStream_t, const Csr<int32_t>&, const T*, const Attained<T, Acc>&, const Attention<Acc>&, \
+      const TypedVectors<T>&, Features, T*, Acc*, Acc*, AttentionRecord<Acc>*, const Workspace&);  \
   template cudaError_t keyed_attention_vjp(                                                        \
       cudaStream_t, const Csr<int32_t>&, const T*, const Attained<T, Acc>&, const Keys<T, Acc>&,   \
       const Acc*, Features, T*, T*, Acc*, Acc*, AttentionRecord<Acc>*, Acc*, const Workspace&);    \

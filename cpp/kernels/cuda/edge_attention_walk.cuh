@@ -31,8 +31,8 @@ constexpr int kAroundIds = 4;        // of which three are used
 constexpr int kRingSteps = 4;        // of a ring of ids: two ahead, and two more
 
 // What scores are: made of numbers for each head, ⟨vector, leaky(row_key + col_key)⟩, or dots of
-// keys.
-enum class Scores { kOfHeads, kLeaky, kDots };
+// keys, or those of edges with relations (TypedKeys), whose row_key is that of TypedKeys, or null.
+enum class Scores { kOfHeads, kLeaky, kDots, kTyped };
 
 // Rows that an entry brings: the value, its own key unless that is the value, and its row's.
 template <bool kSame>
@@ -53,6 +53,7 @@ struct Attended {
   Keys<T, Acc> keys;
   const Acc* edge_scale;  // (num_weights, heads), null: ones
   int heads;
+  TypedKeys<T, Acc> typed;  // if scores are of relations
 };
 
 // The same, as the kernel of one step (segment_step.cuh) takes weights from it.
@@ -101,8 +102,9 @@ struct AttendCut {
 };
 
 // Dynamic shared memory: rows [of an entry][entry][thread]; of each team scores, and scales of
-// edges, [stage][kind][head][entry]; of each thread its part of a run; heads[warp][part][lane],
-// and tails; of each team a ring of ids and the rows around its entries.
+// edges, [stage][kind][head][entry], those of TypedKeys between them; of each thread its part of a
+// run; heads[warp][part][lane], and tails; of each team a ring of ids and the rows around its
+// entries.
 template <Scores kScores, bool kSame, class Op, typename T, typename Acc>
 struct AttendLayout {
   using W = Word<T, Op::kVec>;
@@ -111,9 +113,9 @@ struct AttendLayout {
   static constexpr int kWords = kRowsOfEntry<kSame> * kStep * kAttendThreads;
 
   int lanes, team_ids, head_numbers, team_numbers;
-  __host__ __device__ AttendLayout(const AttendCut& cut, bool ordered, int kinds)
+  __host__ __device__ AttendLayout(const AttendCut& cut, bool has_third, int kinds)
       : lanes(1 << cut.lane_bits),
-        team_ids((ordered ? 3 : 2) * kRing + kAroundIds),
+        team_ids((has_third ? 3 : 2) * kRing + kAroundIds),
         head_numbers(cut.tile_heads * kStep),
         team_numbers(kStages * kinds * head_numbers) {}
 
@@ -171,9 +173,15 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
   __shared__ Index edges[8];
   __shared__ Index head_rows[kMaxWarps];
   __shared__ int marks[kMaxWarps];
+  constexpr bool kTyped = kScores == Scores::kTyped;
+  const TypedKeys<T, Acc>& typed = attended.typed;
   const bool ordered = csr.order != nullptr, scaled = attended.edge_scale != nullptr;
-  const int kinds = 1 + scaled;
-  const Layout layout(cut, ordered, kinds);
+  const bool has_rows = !kTyped || attended.keys.row_key != nullptr;
+  const bool numbered = kTyped && !has_rows;
+  // What entries have beside rows and columns: of typed ones, which have no order, the type.
+  const Index* const third = kTyped ? typed.types : csr.order;
+  const int kinds = 1 + numbered + scaled;
+  const Layout layout(cut, third != nullptr, kinds);
   const int lanes = layout.lanes, lane = threadIdx.x & (lanes - 1);
   const int teams = 32 >> cut.lane_bits, team = (threadIdx.x % 32) >> cut.lane_bits;
   const int warps = kAttendThreads / 32, warp = threadIdx.x / 32;
@@ -186,7 +194,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
   Acc* const first_runs = reinterpret_cast<Acc*>(bytes + layout.runs_at());  // [part][thread]
   Acc* const shared_heads = first_runs + kParts * kAttendThreads;
   Acc* const shared_tails = shared_heads + warps * kParts * lanes;
-  Index* const ring =  // of rows; then of columns, and order
+  Index* const ring =  // of rows; then of columns, and third ids
       reinterpret_cast<Index*>(bytes + layout.ids_at()) + block_team * layout.team_ids;
   Index* const around = ring + layout.team_ids - kAroundIds;  // rows before, after and of the first
   if (threadIdx.x == 0) num_long_gaps = 0;
@@ -203,6 +211,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
 
   Sizes sizes = {cut_size(csr.num_rows), cut_size(csr.num_cols), cut_size(csr.num_weights)};
   const Sizes of_ids = sizes;
+  const unsigned num_thirds = kTyped ? cut_size(typed.num_types) : of_ids.weights;
   if (!column.active) sizes = {0, 0, 0};
   const unsigned row_bytes = static_cast<unsigned>(cut.width) * static_cast<unsigned>(sizeof(T));
   T* const lane_out = result.out + column.first;
@@ -229,7 +238,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
         copy_async<sizeof(Index)>(true, csr.cols + at, to + kRing);
       else
         to[kRing] = static_cast<Index>(at);
-      if (ordered) copy_async<sizeof(Index)>(true, csr.order + at, to + 2 * kRing);
+      if (third != nullptr) copy_async<sizeof(Index)>(true, third + at, to + 2 * kRing);
     }
   };
   // Looks at a step's ids, which are there, and asks for what its entries bring; of those that are
@@ -242,7 +251,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
       Index* id = ring + (entry & (kRing - 1));
       const bool is_there = entry < count && static_cast<unsigned>(id[0]) < of_ids.rows &&
                             static_cast<unsigned>(id[kRing]) < of_ids.cols &&
-                            (!ordered || static_cast<unsigned>(id[2 * kRing]) < of_ids.weights);
+                            (third == nullptr || static_cast<unsigned>(id[2 * kRing]) < num_thirds);
       if (!is_there) id[kRing] = -1;
       valid &= is_there;
     }
@@ -263,27 +272,31 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
     };
     copy_rows(attended.value);
     if constexpr (!kSame) copy_rows(attended.keys.col_key);
-    Index rows[kStep];
-    read_shared(reinterpret_cast<const unsigned char*>(ring + at), rows);
-    const T* const from = attended.keys.row_key + column.first;
+    if (has_rows) {
+      Index rows[kStep];
+      read_shared(reinterpret_cast<const unsigned char*>(ring + at), rows);
+      const T* const from = attended.keys.row_key + column.first;
 #pragma unroll
-    for (int j = 0; j < kStep; ++j) {
-      if (j == 0 || rows[j] != rows[j - 1])
-        copy_async<sizeof(W)>(static_cast<unsigned>(rows[j]) < sizes.rows,
-                              reinterpret_cast<const W*>(row_at(from, rows[j], row_bytes)), to);
-      to += kAttendThreads;
+      for (int j = 0; j < kStep; ++j) {
+        if (j == 0 || rows[j] != rows[j - 1])
+          copy_async<sizeof(W)>(static_cast<unsigned>(rows[j]) < sizes.rows,
+                                reinterpret_cast<const W*>(row_at(from, rows[j], row_bytes)), to);
+        to += kAttendThreads;
+      }
     }
-    if (!scaled) return all_valid;
-    // Scales, by lanes side by side those of an entry.
-    Acc* const scales = numbers + (stage * kinds + 1) * layout.head_numbers;
-    for_share(share, cut.tile_heads, kStep, [&](int j, int h) {
-      const Index* id = ring + at + j;
-      const bool is_there = id[kRing] >= 0 && first_head + h < heads;
-      const Index place = ordered ? id[2 * kRing] : static_cast<Index>(begin + step * kStep + j);
-      copy_async<sizeof(Acc)>(is_there,
-                              row_at(attended.edge_scale + first_head + h, place, head_bytes),
-                              scales + h * kStep + j);
-    });
+    // Numbers of edges, by lanes side by side those of an entry.
+    const auto copy_numbers = [&](const Acc* from, int kind) {
+      Acc* const to = numbers + (stage * kinds + kind) * layout.head_numbers;
+      for_share(share, cut.tile_heads, kStep, [&](int j, int h) {
+        const Index* id = ring + at + j;
+        const bool is_there = id[kRing] >= 0 && first_head + h < heads;
+        const Index place = ordered ? id[2 * kRing] : static_cast<Index>(begin + step * kStep + j);
+        copy_async<sizeof(Acc)>(is_there, row_at(from + first_head + h, place, head_bytes),
+                                to + h * kStep + j);
+      });
+    };
+    if (numbered) copy_numbers(typed.at_row, 1);
+    if (scaled) copy_numbers(attended.edge_scale, kinds - 1);
     return all_valid;
   };
 
@@ -349,9 +362,26 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
 
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
+    const int at = step * kStep & (kRing - 1), stage = step & 1;
+    // Vectors of relations, which the first cache mostly has; while rows are on their way.
+    W of_value[kTyped ? kStep : 1], of_row[kTyped ? kStep : 1];
+    if constexpr (kTyped) {
+      Index types[kStep];
+      read_shared(reinterpret_cast<const unsigned char*>(ring + 2 * kRing + at), types);
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) {
+        const bool is_there = column.active && static_cast<unsigned>(types[j]) < num_thirds;
+        const auto load = [&](bool wanted, const T* from, W& to) {
+          to = {};
+          load_if(wanted,
+                  reinterpret_cast<const W*>(row_at(from + column.first, types[j], row_bytes)), to);
+        };
+        load(is_there, typed.of_value, of_value[j]);
+        load(is_there && has_rows, typed.of_row, of_row[j]);
+      }
+    }
     __pipeline_wait_prior(0);
     __syncwarp();
-    const int at = step * kStep & (kRing - 1), stage = step & 1;
     const Acc* const of_head =
         numbers + (stage * kinds * cut.tile_heads + head) * kStep;  // and of other kinds behind
     Index rows[kStep];
@@ -362,14 +392,19 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
     W left = {}, values[kStep];
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
-      if (j == 0 || rows[j] != rows[j - 1]) left = lane_words[(kLeft + j) * kAttendThreads];
+      if (has_rows && (j == 0 || rows[j] != rows[j - 1]))
+        left = lane_words[(kLeft + j) * kAttendThreads];
       values[j] = lane_words[j * kAttendThreads];
       const W key = kSame ? values[j] : lane_words[(kKey + j) * kAttendThreads];
       weight[j] = 0;
       if constexpr (kScores == Scores::kLeaky)
         add_leaky<T, kVec>(weight[j], left, key, vector, attended.keys.slope);
-      else
+      else if constexpr (!kTyped)
         add_dot<T, kVec>(weight[j], left, key);
+      else {
+        add_dot<T, kVec>(weight[j], key, of_value[j]);
+        if (has_rows) add_dot<T, kVec>(weight[j], left, of_row[j]);
+      }
     }
     // All words are read: the next step's may take their places.
     const bool now_whole = whole;
@@ -388,12 +423,30 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
     if constexpr (kScores == Scores::kDots)
 #pragma unroll
       for (int j = 0; j < kStep; ++j) weight[j] = rounded_product(weight[j], scale);
+    if (numbered) {
+      Acc at_row[kStep];
+      read_shared(reinterpret_cast<const unsigned char*>(of_head + layout.head_numbers), at_row);
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) weight[j] += at_row[j];
+    }
     if (!now_whole) {
       Index cols[kStep];
       read_shared(reinterpret_cast<const unsigned char*>(ring + kRing + at), cols);
 #pragma unroll
       for (int j = 0; j < kStep; ++j)
         if (cols[j] < 0) weight[j] = kLeast<true, Acc>;
+    }
+    if constexpr (kTyped) {
+      if (typed.scores != nullptr && (column.active || heads == 1)) {
+        const int head_lanes = 1 << cut.head_bits, own = lane & (head_lanes - 1);
+        Acc* const to = typed.scores + (begin + step * kStep) * heads + first_head + head;
+#pragma unroll
+        for (int j = 0; j < kStep; ++j)
+          if ((j & (head_lanes - 1)) == own && step * kStep + j < count) to[j * heads] = weight[j];
+      }
+#pragma unroll
+      for (int j = 0; j < kStep; ++j)
+        if (is_sloped(weight[j])) weight[j] = rounded_product(typed.slope, weight[j]);
     }
     Acc top[kStep];  // what each is relative to
     const auto begins = [&](int j) {

@@ -21,8 +21,6 @@ template <typename Acc>
 constexpr Acc kFar = 8;  // its exponential times any sum is far from overflow
 
 template <typename Acc>
-constexpr Acc kLowest = std::numeric_limits<Acc>::lowest();
-template <typename Acc>
 constexpr Acc kTiny = std::numeric_limits<Acc>::min();
 
 template <typename Acc>

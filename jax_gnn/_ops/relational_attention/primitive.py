@@ -3,9 +3,11 @@
 * ``typed_values``, values by source pair, H[p] = x[source of p] W[relation of p], and of each edge
   the number at its destination, ⟨x[v], d[relation]⟩. Linear in x, whose gradient is one sum: that
   of the values ends by adding that of the numbers. Has no kernel of its own.
-* ``typed_scores``, of each edge LeakyReLU(⟨x[v], d[relation]⟩ + ⟨H[p], a[relation]⟩). On CUDA one
-  pass that reads the rows at both ends of each edge. Derivatives go by pair, so that what H gets is
-  an elementwise pass, which XLA joins to the sum of H's gradients.
+* ``typed_attention``, the sum of values under the softmax of the edges' scores, which are
+  LeakyReLU(⟨x[v], d[relation]⟩ + ⟨H[p], a[relation]⟩). On CUDA one pass that has H[p] for both.
+* ``typed_attention_jvp``, its derivative, linear in the tangents of what it is made of, and
+  ``typed_attention_vjp``, the part of its transpose that goes by source pair, in one pass too: H
+  gets what it does for values and for scores, of kept scores, added up where a row is written.
 """
 
 from __future__ import annotations
@@ -21,11 +23,23 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, row_width, take
-from jax_gnn._core.batching import batch_apart
+from jax_gnn._core.batching import batch, batch_apart
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
+from jax_gnn._core.ids import in_range
 from jax_gnn._core.kernels import csr_operands, narrow
-from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._core.op import Bind, Call, Op, Operand, define
 from jax_gnn._core.relations import Pairs, RelationalMatrix
+from jax_gnn._ops.edge_attention.primitive import (
+    by_composition,
+    edge_attention,
+    edge_attention_jvp,
+    edge_attention_vjp,
+    holds_whole_heads,
+    of_log_sum,
+    of_results,
+    one_pass_workspaces,
+    records_of,
+)
 from jax_gnn._ops.edge_attention.xla import ends, leaky
 from jax_gnn._ops.segment_matmul import primitive as products
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
@@ -49,16 +63,17 @@ class Projected(NamedTuple):
     matrix: RelationalMatrix
 
 
-class Scored(NamedTuple):
-    """Operands of ``typed_scores``.
+class Attending(NamedTuple):
+    """Operands of ``typed_attention``.
 
     Attributes:
         value: ``(source pairs, heads · n)``.
         of_value: ``(relations, heads · n)``, the vectors of the sources' numbers.
-        x: ``(nodes, k)``; or None without numbers of destinations, and so for the next two.
+        x: ``(nodes, k)``; or None where ``at_dst`` is more than dots, and so for the next.
         of_x: ``(relations, heads, k)``, the vectors of the destinations' numbers.
         at_dst: ``(edges, heads)``, the dots of these two. Of the three it alone has a derivative;
-            a kernel does not read it, but takes the dots anew.
+            a kernel that can takes the dots anew, and does not read it.
+        entry_scale: ``(edges, heads)``, factors of the softmax, or None.
         pair_types: ``(source pairs,)``, the relation of each.
         matrix: the graph, with the part "from_pairs".
     """
@@ -68,8 +83,58 @@ class Scored(NamedTuple):
     x: Any
     of_x: Any
     at_dst: Any
+    entry_scale: Any
     pair_types: Any
     matrix: RelationalMatrix
+
+
+class AttendingTangents(NamedTuple):
+    """Operands of ``typed_attention_jvp``: those of ``typed_attention``, its results, and tangents.
+
+    Attributes:
+        score: ``(edges, heads)``, before the LeakyReLU.
+        y: what it gave.
+        stats: likewise.
+        dvalue: tangent of ``value``; of these tangents None stands for zeros.
+        dof_value: of ``of_value``.
+        dat_dst: of ``at_dst``.
+    """
+
+    value: Any
+    of_value: Any
+    score: Any
+    entry_scale: Any
+    pair_types: Any
+    y: Any
+    stats: Any
+    dvalue: Any
+    dof_value: Any
+    dat_dst: Any
+    matrix: RelationalMatrix
+
+
+class AttendingCotangents(NamedTuple):
+    """Operands of ``typed_attention_vjp``: likewise, and cotangents.
+
+    Attributes:
+        ct: like y, its cotangent.
+        log_sum_ct: ``(nodes, heads)``, that of the logarithm of the softmax's sum; None stands for
+            zeros.
+    """
+
+    value: Any
+    of_value: Any
+    score: Any
+    entry_scale: Any
+    pair_types: Any
+    y: Any
+    stats: Any
+    ct: Any
+    log_sum_ct: Any
+    matrix: RelationalMatrix
+
+
+_TANGENTS = "dvalue", "dof_value", "dat_dst"
 
 
 def part(part: P | None) -> P:
@@ -299,78 +364,335 @@ typed_values = define(
 )
 
 
-# --- Scores --------------------------------------------------------------------------------------
+# --- Attention -----------------------------------------------------------------------------------
 
 
-def _scores(
+def numbers_of_values(
+    value: Array,
+    of_value: Array,
+    pair_types: Array,
+    matrix: RelationalMatrix,
+    *,
+    heads: int,
+    implementation: str | None = None,
+) -> Array:
+    """``(edges, heads)``, those of the sources, by way of their pairs.
+
+    Args:
+        value: ``(source pairs, heads · n)``.
+        of_value: ``(relations, heads · n)``.
+        pair_types: ``(source pairs,)``, the relation of each.
+        matrix: the graph, with the part "from_pairs".
+        heads: number of heads.
+        implementation: of the kernels.
+    """
+    of_types = segments(pair_types, len(of_value)).T
+    of_pairs = sddmm(value, of_value, of_types, heads=heads, implementation=implementation)
+    return gather(of_pairs, ends(part(matrix.from_pairs))[1], implementation)
+
+
+def _attention(
     value: Array,
     of_value: Array,
     x: Array | None,
     of_x: Array | None,
-    at_dst: Array | None,
+    at_dst: Array,
+    entry_scale: Array | None,
     pair_types: Array,
     matrix: RelationalMatrix,
     *,
     heads: int,
     slope: float,
+    keeps_scores: bool,
     implementation: str | None = None,
-) -> Array:
+) -> list[Array]:
     del x, of_x
+    options: Any = {"heads": heads, "implementation": implementation}
+    score = numbers_of_values(value, of_value, pair_types, matrix, **options) + at_dst
+    is_typed = in_range(matrix.types, len(of_value))
+    score = jnp.where(is_typed[:, None], score, -jnp.inf)
+    operands = value, None, None, leaky(score, slope), entry_scale, part(matrix.from_pairs)
+    return [*edge_attention(*operands, slope=1.0, **options), score[: _kept(score, keeps_scores)]]
+
+
+def _attention_jvp(
+    value: Array,
+    of_value: Array,
+    score: Array,
+    entry_scale: Array | None,
+    pair_types: Array,
+    y: Array,
+    stats: Array,
+    dvalue: Array | None,
+    dof_value: Array | None,
+    dat_dst: Array | None,
+    matrix: RelationalMatrix,
+    *,
+    heads: int,
+    slope: float,
+    implementation: str | None = None,
+) -> list[Array]:
+    options: Any = {"heads": heads, "implementation": implementation}
+    dscore = _tangent_of_scores(
+        *(value, of_value, pair_types, dvalue, dof_value, dat_dst, matrix), **options
+    )
+    dvalue = jnp.zeros_like(value) if dvalue is None else dvalue
+    operands = value, None, None, leaky(score, slope), entry_scale, y, stats, dvalue, None
+    dscore, matrix_of_pairs = _sloped(dscore, score, slope), part(matrix.from_pairs)
+    return edge_attention_jvp(*operands, dscore, matrix_of_pairs, slope=1.0, **options)
+
+
+def _attention_vjp(
+    value: Array,
+    of_value: Array,
+    score: Array,
+    entry_scale: Array | None,
+    pair_types: Array,
+    y: Array,
+    stats: Array,
+    ct: Array,
+    log_sum_ct: Array | None,
+    matrix: RelationalMatrix,
+    *,
+    heads: int,
+    slope: float,
+    implementation: str | None = None,
+) -> list[Array]:
+    options: Any = {"heads": heads, "implementation": implementation}
+    of_pairs = part(matrix.from_pairs)
+    operands = value, None, None, leaky(score, slope), entry_scale, y, stats, ct, log_sum_ct
+    to_value, _, to_score = edge_attention_vjp(*operands, of_pairs, slope=1.0, **options)
+    to_score = _sloped(to_score, score, slope)
+    to_number = total(to_score, ends(of_pairs)[1], implementation)
     of_types = segments(pair_types, len(of_value)).T
-    of_pairs = sddmm(value, of_value, of_types, heads=heads, implementation=implementation)
-    found = gather(of_pairs, ends(part(matrix.from_pairs))[1], implementation)
-    found = found if at_dst is None else found + at_dst
-    return found if slope == 1 else leaky(found, slope)
+    to_value += segment_reduce(of_value, to_number, of_types, reduce="sum", **options)
+    return [to_value, to_number, to_score]
 
 
-def _scores_call(platform: str, operands: Scored, *, heads: int, slope: float) -> Call | None:
+def _tangent_of_scores(
+    value: Array,
+    of_value: Array,
+    pair_types: Array,
+    dvalue: Array | None,
+    dof_value: Array | None,
+    dat_dst: Array | None,
+    matrix: RelationalMatrix,
+    **options: Any,
+) -> Array:
+    """Before the LeakyReLU."""
+    terms = [] if dat_dst is None else [dat_dst]
+    for moved, of_moved in ((dvalue, of_value), (value, dof_value)):
+        if moved is not None and of_moved is not None:
+            terms.append(numbers_of_values(moved, of_moved, pair_types, matrix, **options))
+    shape = matrix.types.shape[0], options["heads"]
+    zeros = jnp.zeros(shape, accumulator_dtype(value.dtype))
+    return functools.reduce(operator.add, terms, zeros)
+
+
+def _sloped(dscore: Array, score: Array, slope: float) -> Array:
+    """The derivative of the LeakyReLU, or its transpose."""
+    return dscore if slope == 1 else jnp.where(score > 0, dscore, slope * dscore)
+
+
+def _kept(per_edge: Any, keeps_scores: bool) -> Any:
+    """How many edges' scores are a result."""
+    return per_edge.shape[0] if keeps_scores else 0
+
+
+def _attended(operands: Attending, *, heads: int, keeps_scores: bool, **attributes: Any) -> Any:
+    del attributes
+    value, types = operands.value, operands.matrix.types
+    num_rows, acc = part(operands.matrix.from_pairs).by_row.num_rows, accumulator_dtype(value.dtype)
+    return [
+        jax.ShapeDtypeStruct((num_rows, row_width(value)), value.dtype),
+        jax.ShapeDtypeStruct((num_rows, heads, 2), acc),
+        jax.ShapeDtypeStruct((_kept(types, keeps_scores), heads), acc),
+    ]
+
+
+def _moved(operands: AttendingTangents, *, heads: int, **attributes: Any) -> list[Any]:
+    del heads, attributes
+    y, stats = operands.y, operands.stats
+    return [
+        jax.ShapeDtypeStruct(y.shape, y.dtype),
+        jax.ShapeDtypeStruct(stats.shape[:2], stats.dtype),
+    ]
+
+
+def _gradients(operands: AttendingCotangents, *, heads: int, **attributes: Any) -> list[Any]:
+    del attributes
+    value, score = operands.value, operands.score
+    return [
+        jax.ShapeDtypeStruct(value.shape, value.dtype),
+        jax.ShapeDtypeStruct((value.shape[0], heads), score.dtype),
+        jax.ShapeDtypeStruct(score.shape, score.dtype),
+    ]
+
+
+def _call(
+    platform: str, operands: Attending, *, heads: int, slope: float, keeps_scores: bool
+) -> Call | None:
     del platform
-    value, of_value, x, of_x, _, _, matrix = operands
-    found = csr_operands(part(matrix.from_pairs).by_row, value.shape[0])
-    if found is None or x is None or value.dtype not in FLOATS:
+    value, of_value, x, of_x, at_dst, entry_scale, _, matrix = operands
+    csr = part(matrix.from_pairs).by_row
+    found = csr_operands(csr, value.shape[0])
+    if found is None or csr.cols is None or csr.order is not None or not _has_kernel(value, heads):
         return None
     rows, cols, _ = found[0]
     types = narrow(matrix.types, of_value.shape[0])
-    attributes = {"heads": np.int64(heads), "slope": np.float64(slope)}
-    return Call([value, of_value, x, of_x, types, rows, cols], attributes)
+    # Of one head the dots of destinations are taken along with those of values as wide.
+    has_rows = x is not None and heads == 1 and row_width(x) == row_width(value)
+    flags = {
+        "has_rows": np.bool_(has_rows),
+        "scaled": np.bool_(entry_scale is not None),
+        "keeps_scores": np.bool_(keeps_scores),
+        "slope": np.float64(slope),
+    }
+    at_rows = (x, Operand.of(_one_head, of_x), value) if has_rows else (value, value, at_dst)
+    arrays = value, of_value, *at_rows, entry_scale or value
+    return Call([*arrays, types, rows, cols], flags, one_pass_workspaces(csr, value))
 
 
-def _scores_jvp(bind: Bind, primals: Scored, tangents: Scored) -> tuple[Array, Array | None]:
-    value, of_value, matrix = primals.value, primals.of_value, primals.matrix
-    heads, slope = bind.attributes["heads"], bind.attributes["slope"]
-    implementation, result = bind.implementation, bind(primals)
-    of_types = segments(primals.pair_types, len(of_value)).T
-    options: Any = {"heads": heads, "implementation": implementation}
-    terms = []
-    if tangents.value is not None:
-        terms.append(sddmm(tangents.value, of_value, of_types, **options))
-    if tangents.of_value is not None:
-        terms.append(sddmm(value, tangents.of_value, of_types, **options))
-    found = [] if tangents.at_dst is None else [tangents.at_dst]
-    if terms:
-        of_pairs, at_src = functools.reduce(operator.add, terms), ends(part(matrix.from_pairs))[1]
-        found.append(gather(of_pairs, at_src, implementation))
-    if not found:
-        return result, None
-    tangent = functools.reduce(operator.add, found)
-    # The sign is that of what the LeakyReLU was applied to, as its slope is not negative.
-    return result, tangent if slope == 1 else jnp.where(result > 0, tangent, slope * tangent)
+def _one_head(vectors: Array) -> Array:
+    return vectors[:, 0]
 
 
-# Attributes: heads, slope (of the LeakyReLU, not below 0).
-typed_scores = define(
+def _has_kernel(value: Any, heads: int) -> bool:
+    return value.dtype in FLOATS and holds_whole_heads(value, heads)
+
+
+def _vjp_call(
+    platform: str, operands: AttendingCotangents, *, heads: int, slope: float
+) -> Call | None:
+    del platform
+    value, of_value, score, entry_scale, types, y, stats, ct, log_sum_ct, matrix = operands
+    csr = part(matrix.from_pairs).by_col
+    found = csr_operands(csr, ct.shape[0])
+    if found is None or not _has_kernel(value, heads):
+        return None
+    ids, flags = found
+    flags |= {
+        "scaled": np.bool_(entry_scale is not None),
+        "has_log_sum_ct": np.bool_(log_sum_ct is not None),
+        "slope": np.float64(slope),
+    }
+    arrays = ct, value, of_value, narrow(types, of_value.shape[0]), score, entry_scale or value
+    workspaces = [*one_pass_workspaces(csr, value), records_of(stats)]
+    return Call([*arrays, y, stats, log_sum_ct or value, *ids], flags, workspaces)
+
+
+def _jvp(bind: Bind, primals: Attending, tangents: Attending) -> tuple[list[Array], list[Array]]:
+    if tangents.entry_scale is not None:
+        return by_composition(bind, primals, tangents)
+    value, of_value, *_, entry_scale, pair_types, matrix = primals
+    moving = tangents.value, tangents.of_value, tangents.at_dst
+    heads, slope, keeps = (bind.attributes[k] for k in ("heads", "slope", "keeps_scores"))
+    options: Any = {"heads": heads, "implementation": bind.implementation}
+    y, stats, score = bind(primals, keeps_scores=True)
+    dy, dlog_sum = typed_attention_jvp(
+        *(value, of_value, score, entry_scale, pair_types, y, stats, *moving, matrix),
+        slope=slope,
+        **options,
+    )
+    if keeps:
+        dscore = _tangent_of_scores(value, of_value, pair_types, *moving, matrix, **options)
+    else:
+        score = dscore = score[:0]
+    return [y, stats, score], [dy, of_log_sum(dlog_sum), jnp.asarray(dscore)]
+
+
+def _linear_jvp(
+    bind: Bind, primals: AttendingTangents, tangents: AttendingTangents
+) -> tuple[list[Array], list[Array]]:
+    moving = {name for name, each in tangents._asdict().items() if jax.tree.leaves(each)}
+    if moving <= set(_TANGENTS):
+        given = {name: getattr(tangents, name) for name in _TANGENTS}
+        return bind(primals), bind(primals._replace(**given))
+    return by_composition(bind, primals, tangents)
+
+
+def _jvp_transpose(
+    bind: Bind, cts: list[Array | None], operands: AttendingTangents
+) -> tuple[Array, Array | None, Array]:
+    options: Any = {**bind.attributes, "implementation": bind.implementation}
+    to_value, to_number, to_score = typed_attention_vjp(
+        *(*operands[:7], *of_results(cts, operands.y), operands.matrix), **options
+    )
+    to_of_value = None
+    if operands.dof_value is not None:
+        of_types = segments(operands.pair_types, len(operands.of_value))
+        del options["slope"]
+        to_of_value = segment_reduce(operands.value, to_number, of_types, reduce="sum", **options)
+    return to_value, to_of_value, to_score
+
+
+def _batch(bind: Bind, operands: Attending, batched: Attending, size: int) -> list[Array]:
+    """Joins the heads, which no rows of x are for."""
+    if batched.pair_types or any(jax.tree.leaves(batched.matrix)):
+        return batch_apart(bind, operands, batched, size)
+    weights = "at_dst", "entry_scale"
+    operands, batched = (each._replace(x=None, of_x=None) for each in (operands, batched))
+    if not jax.tree.leaves(batched) or not any(jax.tree.leaves(batched)):
+        return [jnp.broadcast_to(each, (size, *each.shape)) for each in bind(operands)]
+    return batch(weights, bind, operands, batched, size, per_entry=True, shared=("pair_types",))
+
+
+def _attention_flops(operands: Any, **attributes: Any) -> int:
+    del attributes
+    return 4 * operands.matrix.types.shape[0] * row_width(operands.value)
+
+
+# Results: those of edge_attention, and scores of edges before the LeakyReLU, -inf for those that
+# have no relation; without rows unless they are kept. Attributes: heads, slope (of the LeakyReLU),
+# keeps_scores.
+typed_attention = define(
     Op(
-        name="typed_scores",
-        operands=Scored,
-        result=lambda operands, heads, **_: jax.ShapeDtypeStruct(
-            (operands.matrix.types.shape[0], heads), accumulator_dtype(operands.value.dtype)
-        ),
-        xla=_scores,
+        name="typed_attention",
+        operands=Attending,
+        result=_attended,
+        xla=_attention,
         platforms=("cuda",),
-        call=_scores_call,
-        jvp=_scores_jvp,
+        call=_call,
+        jvp=_jvp,
+        transpose={},
+        batch=_batch,
+        several=True,
+        flops=_attention_flops,
+    )
+)
+
+
+# The tangents of y and of stats[1].
+typed_attention_jvp = define(
+    Op(
+        name="typed_attention_jvp",
+        operands=AttendingTangents,
+        result=_moved,
+        xla=_attention_jvp,
+        platforms=(),
+        jvp=_linear_jvp,
+        transpose={_TANGENTS: _jvp_transpose},
+        batch=batch_apart,
+        several=True,
+        flops=lambda operands, **_: 2 * _attention_flops(operands),
+    )
+)
+
+
+# The cotangents of value; of the sources' numbers, (source pairs, heads); and of the scores before
+# the LeakyReLU.
+typed_attention_vjp = define(
+    Op(
+        name="typed_attention_vjp",
+        operands=AttendingCotangents,
+        result=_gradients,
+        xla=_attention_vjp,
+        platforms=("cuda",),
+        call=_vjp_call,
+        jvp=by_composition,
         transpose={},
         batch=batch_apart,
-        flops=lambda operands, **_: 2 * operands.matrix.types.shape[0] * row_width(operands.value),
+        several=True,
+        flops=lambda operands, **_: 2 * _attention_flops(operands),
     )
 )

@@ -51,7 +51,8 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
             queries = once(c.num_dst * (k + n)) + Launch(0, 0, 2 * c.num_dst * c.k * c.n)
             before, rows = [queries, product], rows + rows + once(c.num_dst * n)
         else:
-            before, rows = _of_values(c, heads), rows + scores
+            before = _of_destinations(c, heads)
+            rows += Launch(0, c.edges * _ID) + (scores if before else once(c.num_dst * k))
         found["source_pairs"] = in_turn(product, *before, ids + rows + result)
     if pairs := c.destination_pairs:
         # Sources are as wide as all heads here, each of which sums them for itself.
@@ -74,21 +75,18 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
     return found
 
 
-def _of_values(c: Counts, heads: int) -> list[Launch]:
-    """Scores of edges that have values at their source."""
-    return _of_edges(c, heads) if scores_by_edge_pay(c, heads) else _of_ends(c, heads)
+def _of_destinations(c: Counts, heads: int) -> list[Launch]:
+    """Numbers at the destinations of edges that have values at their source.
 
-
-def _of_edges(c: Counts, heads: int) -> list[Launch]:
-    """One launch whose edges read rows at both ends.
-
-    Edges of one destination pair lie side by side, and find its row and vectors in a first cache.
+    None for one head as wide as x, whose rows go through the kernel of attention.
     """
-    nodes = gathered(c.destination_pairs, c.k * c.itemsize, c.num_src)
-    values = between(c.edges, c.n * c.itemsize, c.source_pairs)
-    rows = nodes + values
-    # Measured on AIFB and MUTAG, it takes as long as if rows were read twice.
-    return [rows + rows + Launch(0, c.edges * (_IDS + _ID + heads * _SCORE))]
+    if heads == 1 and c.k == c.n:
+        return []
+    rows = gathered(c.destination_pairs, c.k * c.itemsize, c.num_src)
+    read = Launch(0, c.edges * (_IDS + heads * _SCORE))
+    if heads == 1:
+        return [rows + read + Launch(0, c.edges * _ID)]
+    return [*_of_pairs(c, heads)[1:], read + Launch(0, c.edges * _SECTOR)]
 
 
 def _of_ends(c: Counts, heads: int) -> list[Launch]:
@@ -113,12 +111,6 @@ def _of_pairs(c: Counts, heads: int) -> list[Launch]:
         gathered(pairs, row, c.num_src) + multiplied(narrow, pairs) + between(pairs, heads * _SCORE)
         for pairs in (c.source_pairs, c.destination_pairs)
     ]
-
-
-def scores_by_edge_pay(counts: Counts, heads: int) -> bool:
-    """Whether edges had better read rows than numbers of the pairs at their ends."""
-    c = Counts(**FAMILY.known(**counts._asdict()))
-    return in_turn(*_of_edges(c, heads)) < in_turn(*_of_ends(c, heads))
 
 
 def dense_scores_pay(counts: Counts, heads: int) -> bool:

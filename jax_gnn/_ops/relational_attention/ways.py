@@ -30,17 +30,17 @@ from jax_gnn._ops.relational_attention.primitive import (
     heads_first,
     numbers_of_destinations,
     numbers_of_pairs,
+    numbers_of_values,
     part,
     product,
     product_of_heads,
-    typed_scores,
+    typed_attention,
     typed_values,
 )
 from jax_gnn._ops.relational_attention.schedule import (
     Way,
     chosen,
     dense_scores_pay,
-    scores_by_edge_pay,
 )
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
@@ -205,26 +205,26 @@ class Typed:
 
     # --- Numbers of both ends ------------------------------------------------------------------
 
-    def values_and_scores(
-        self, x: Array, rows: Rows, vectors: Vectors, scores: Scores
-    ) -> tuple[Array, Array]:
-        """``(source pairs, heads · n)``, and of edges ``(edges, heads)``."""
-        heads, options = vectors.dst.shape[1], {"precision": self.precision}
-        found = counts(x, rows.kernel, self.matrix, transposed=False)
-        if not scores_by_edge_pay(found, heads):
-            return self.of_sources(x, rows), scores.of(*self.numbers(x, vectors.both))
-        value, at_dst = typed_values(x, rows.kernel, vectors.dst, self.matrix, **options)
-        of_value, types = vectors.values.reshape(len(vectors.values), -1), self._types_of_pairs()
-
-        def scored(*nodes: Array | None, slope: float) -> Array:
-            operands = value, of_value, *nodes, types, self.matrix
-            return typed_scores(*operands, heads=heads, slope=slope)
-
-        if scores.multiplied:
-            return value, scores.of_product(at_dst, scored(None, None, None, slope=1.0))
-        is_last = scores.of_edges is None and scores.slope >= 0
-        score = scored(x, vectors.dst, at_dst, slope=scores.slope if is_last else 1.0)
-        return value, score if is_last else scores.of_sum(score)
+    def by_source_pairs(self, x: Array, kernel: Array, vectors: Vectors, scores: Scores) -> Array:
+        """``(destinations, heads · n)``, of RGAT."""
+        options: Any = {"heads": vectors.dst.shape[1]}
+        value, at_dst = typed_values(x, kernel, vectors.dst, self.matrix, precision=self.precision)
+        of_value, types = vectors.values.reshape(len(kernel), -1), self._types_of_pairs()
+        scale = None if scores.scale is None else scores.scale.astype(at_dst.dtype)
+        if not (scores.multiplied or scores.within):
+            nodes: Any = x, vectors.dst
+            if scores.of_edges is not None:
+                nodes, at_dst = (None, None), at_dst + scores.of_edges.astype(at_dst.dtype)
+            operands = value, of_value, *nodes, at_dst, scale, types, self.matrix
+            options |= {"slope": scores.slope, "keeps_scores": False}
+            return typed_attention(*operands, **options)[0]
+        at_src = numbers_of_values(value, of_value, types, self.matrix, **options)
+        score, matrix = scores.of(at_dst, at_src), part(self.matrix.from_pairs)
+        if scores.within:
+            weight = self.shares(score, within=True)
+            weight = weight if scale is None else weight * scale
+            return segment_reduce(value, weight, matrix, reduce="sum", **options)
+        return edge_attention(value, None, None, score, scale, matrix, slope=1.0, **options)[0]
 
     def numbers(self, x: Array, vectors: Array) -> tuple[Array, Array]:
         """``(edges, heads)`` twice: what ``(relations, 2 · heads, k)`` give at both ends.
@@ -315,17 +315,10 @@ class Scores(NamedTuple):
 
     def of(self, dst: Array, src: Array) -> Array:
         """Of edges, of the numbers at their ends."""
-        return self.of_product(dst, src) if self.multiplied else self.of_sum(dst + src)
-
-    def of_product(self, dst: Array, src: Array) -> Array:
-        """Of edges, of the numbers at their ends, which are multiplied."""
-        score = dst * src
-        return score if self.of_edges is None else score * self.of_edges.astype(score.dtype)
-
-    def of_sum(self, score: Array) -> Array:
-        """Of edges, of the sums of the numbers at their ends."""
-        score = score if self.of_edges is None else score + self.of_edges.astype(score.dtype)
-        return leaky(score, self.slope)
+        own = None if self.of_edges is None else self.of_edges.astype(dst.dtype)
+        if self.multiplied:
+            return dst * src if own is None else dst * src * own
+        return leaky(dst + src if own is None else dst + src + own, self.slope)
 
 
 def attend_by_numbers(
@@ -353,16 +346,8 @@ def attend_by_numbers(
         ``(nodes, heads · n)``.
     """
     typed, heads, rows = Typed(graph, precision), vectors.dst.shape[1], Rows(kernel)
-    options: Any = {"heads": heads, "slope": 1.0}
     if way == "source_pairs":
-        value, score = typed.values_and_scores(x, rows, vectors, scores)
-        matrix = part(typed.matrix.from_pairs)
-        scale = None if scores.scale is None else scores.scale.astype(score.dtype)
-        if scores.within:
-            weight = typed.shares(score, within=True)
-            weight = weight if scale is None else weight * scale
-            return segment_reduce(value, weight, matrix, reduce="sum", heads=heads)
-        return edge_attention(value, None, None, score, scale, matrix, **options)[0]
+        return typed.by_source_pairs(x, kernel, vectors, scores)
     score = scores.of(*typed.numbers(x, vectors.both))
     if way == "tiles":
         weight = typed.shares(score, within=scores.within)
@@ -370,7 +355,9 @@ def attend_by_numbers(
         return typed.by_tiles(x, rows, weight)
     scale = None if scores.scale is None else scores.scale.astype(score.dtype)
     sums, stats = edge_attention(
-        *(_each(x, heads * x.shape[1]), None, None, score, scale, typed.matrix.to_pairs), **options
+        *(_each(x, heads * x.shape[1]), None, None, score, scale, typed.matrix.to_pairs),
+        heads=heads,
+        slope=1.0,
     )
     share = None if scores.within else typed.shares_of_pairs(stats)
     return typed.into_nodes(typed.behind(sums, rows, heads), share)
