@@ -46,6 +46,7 @@ def graph_of(rng: np.random.Generator, edges: int, nodes: int = NODES) -> Graph:
     dst = np.where(rng.random(edges) < 0.3, 7, dst)
     rel = rng.integers(RELATIONS, size=edges)
     graph = RelationalGraph.from_triples(src, rel, dst, nodes, RELATIONS).with_parts()
+    assert graph.pair_src is not None
     sizes = {"num_src_pairs": graph.pair_src.num_pairs + 2}
     padded = graph.pad(num_nodes=nodes + 2, num_edges=graph.num_edges + 5, **sizes)
     types = np.repeat(np.arange(RELATIONS), np.asarray(graph.pair_src.sizes))
@@ -283,6 +284,14 @@ WIDTHS = {  # of x, and of a head of values
 }
 
 
+def with_gradients(attend: Attend, moved: np.ndarray, *operands: Any) -> Any:
+    def result(*operands: Any) -> Any:
+        return attend(*operands)[0]
+
+    y, pull = jax.vjp(result, *operands)
+    return y, pull(jnp.asarray(moved, y.dtype))
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("count", [0, 3, 90, 2500])
 @pytest.mark.parametrize("dtype", WIDTHS)
@@ -299,18 +308,13 @@ def test_widths(
         acc = jnp.promote_types(dtype, jnp.float32)
         operands.append(rng.uniform(0.5, 2, (len(graph[0].types), heads)).astype(acc))
         moved = rng.normal(size=(graph[0].nodes.by_row.num_rows, heads * n))
-
-        def run(attend: Attend, cast: Any, *operands: Any, moved: Any = moved) -> Any:
-            y, pull = jax.vjp(lambda *each: attend(*each)[0], *operands)
-            return y, pull(cast(moved))
-
         attend, reference = both(form, graph, keeps_scores=False)
         with setting(implementation, dtype):
-            step = jax.jit(functools.partial(run, attend, lambda x: jnp.asarray(x, dtype)))
+            step = jax.jit(functools.partial(with_gradients, attend, moved))
             got = step(*operands)
             assert same_bits(step(*operands), got)
         with setting("xla", "float64"):
-            want = jax.jit(functools.partial(run, reference, jnp.asarray))(*wide(operands))
+            want = jax.jit(functools.partial(with_gradients, reference, moved))(*wide(operands))
         tolerance = 3 * TOLERANCE[dtype]
         compare(got, want, f"{heads} heads, {k} and {n}", tolerance)
 
