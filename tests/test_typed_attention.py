@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from op_spec import assert_close, same_bits, setting, wide
+from op_spec import assert_close, same_bits, setting, stack, wide
 from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, TOLERANCE
 
 from jax_gnn import RelationalGraph
@@ -46,6 +46,7 @@ def graph_of(rng: np.random.Generator, edges: int, nodes: int = NODES) -> Graph:
     dst = np.where(rng.random(edges) < 0.3, 7, dst)
     rel = rng.integers(RELATIONS, size=edges)
     graph = RelationalGraph.from_triples(src, rel, dst, nodes, RELATIONS).with_parts()
+    assert graph.pair_src is not None
     sizes = {"num_src_pairs": graph.pair_src.num_pairs + 2}
     padded = graph.pad(num_nodes=nodes + 2, num_edges=graph.num_edges + 5, **sizes)
     types = np.repeat(np.arange(RELATIONS), np.asarray(graph.pair_src.sizes))
@@ -243,19 +244,16 @@ def test_batches(
 
     with setting(implementation, "float64"):
         if batched == "graph":
-            matrix, types = graph
-            several_types = np.stack([types, np.roll(types, 3), np.full_like(types, -1)])
-            at_dst, rest = dots(matrix, *one[2:4]), (one[4] if form.scaled else None)
+            at_dst, scale = dots(graph[0], *one[2:4]), one[4] if form.scaled else None
 
-            def of_types(pair_types: Any) -> Any:
-                operands = one[0], one[1], None, None, at_dst, rest, pair_types, matrix
+            def of_graph(graph: Graph) -> Any:
+                operands = *one[:2], None, None, at_dst, scale, graph[1], graph[0]
                 options: Any = {"heads": form.heads, "slope": form.slope}
-                return typed_attention(*operands, **options, keeps_scores=True)
+                return typed_attention(*operands, **options, keeps_scores=False)
 
-            got = jax.vmap(of_types)(several_types)
-            for i in range(size):
-                want = of_types(several_types[i])
-                compare(jax.tree.map(lambda x, i=i: x[i], got[0]), want[0], f"types, {i}")
+            got = jax.vmap(of_graph)(stack([graph] * size))
+            want = stack([of_graph(graph)] * size)
+            compare(got[0], want[0], "graphs")
             return
         got = jax.jit(jax.vmap(functools.partial(run, ours, graph), axes))(*operands)
         for i in range(size):
@@ -286,6 +284,14 @@ WIDTHS = {  # of x, and of a head of values
 }
 
 
+def with_gradients(attend: Attend, moved: np.ndarray, *operands: Any) -> Any:
+    def result(*operands: Any) -> Any:
+        return attend(*operands)[0]
+
+    y, pull = jax.vjp(result, *operands)
+    return y, pull(jnp.asarray(moved, y.dtype))
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("count", [0, 3, 90, 2500])
 @pytest.mark.parametrize("dtype", WIDTHS)
@@ -296,23 +302,19 @@ def test_widths(
     graph = graph_of(rng, count, 70)
     for heads, k, n in WIDTHS[dtype]:
         form = Form(heads, k, n, scaled=heads != 4)
-        operands = [x.astype(jnp.dtype(dtype)) for x in operands_of(rng, graph, form)[:4]]
-        operands = [operands[0], *(x / np.sqrt(k * n, dtype=x.dtype) for x in operands[1:])]
+        value, of_value, x, of_x, _ = operands_of(rng, graph, form)
+        floats = value, of_value / np.sqrt(n), x, of_x / np.sqrt(k)
+        operands = [each.astype(jnp.dtype(dtype)) for each in floats]
         acc = jnp.promote_types(dtype, jnp.float32)
         operands.append(rng.uniform(0.5, 2, (len(graph[0].types), heads)).astype(acc))
         moved = rng.normal(size=(graph[0].nodes.by_row.num_rows, heads * n))
-
-        def run(attend: Attend, cast: Any, *operands: Any, moved: Any = moved) -> Any:
-            y, pull = jax.vjp(lambda *each: attend(*each)[0], *operands)
-            return y, pull(cast(moved))
-
         attend, reference = both(form, graph, keeps_scores=False)
         with setting(implementation, dtype):
-            step = jax.jit(functools.partial(run, attend, lambda x: jnp.asarray(x, dtype)))
+            step = jax.jit(functools.partial(with_gradients, attend, moved))
             got = step(*operands)
             assert same_bits(step(*operands), got)
         with setting("xla", "float64"):
-            want = jax.jit(functools.partial(run, reference, jnp.asarray))(*wide(operands))
+            want = jax.jit(functools.partial(with_gradients, reference, moved))(*wide(operands))
         tolerance = 3 * TOLERANCE[dtype]
         compare(got, want, f"{heads} heads, {k} and {n}", tolerance)
 

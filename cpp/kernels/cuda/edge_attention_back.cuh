@@ -126,10 +126,14 @@ constexpr int kBackStep = 4;       // entries of a step
 constexpr int kBackChunk = 16;     // entries whose ids are asked for at once
 constexpr int kBackRing = 2 * kBackChunk;
 
+// Whether scores are made anew of keys; else they are numbers of heads.
+template <Scores kScores>
+constexpr bool has_keys = kScores == Scores::kLeaky || kScores == Scores::kDots;
+
 // Blocks of a multiprocessor: with more, registers are spilled.
 template <Scores kScores, int kVec, typename Acc>
 constexpr int kBackBlocks = sizeof(Acc) > 4                         ? 3
-                            : kScores == Scores::kOfHeads           ? 5
+                            : !has_keys<kScores>                    ? 5
                             : kScores == Scores::kLeaky && kVec > 4 ? 3
                                                                     : 4;
 
@@ -159,47 +163,33 @@ struct ScoredSumOp {
   }
 };
 
-// Where the sum of a head's numbers goes, in place of an Epilogue; times the row's vector, if rows
-// have any, it is added to what is written.
-template <typename T, typename Acc>
+// Where the sum of a head's numbers goes, in place of an Epilogue.
+template <typename Acc>
 struct HeadSums {
   Acc* out;  // (num_rows, heads), or null; of a lane that of its head, or null
   int64_t heads;
-  TypedVectors<T> of_rows;  // of a lane from its word on
 
   // Of a lane: where its head begins, the sum of that, else none.
   __device__ __forceinline__ void keep_for(const Column& column, int64_t width) {
     const bool begins = column.active && column.first == column.head * (width / heads);
     out = begins && out != nullptr ? out + column.head : nullptr;
-    of_rows.vectors += column.first;
   }
 };
 
 template <typename T, class Op, typename Acc>
-struct Output<T, Op, Acc, HeadSums<T, Acc>> {
+struct Output<T, Op, Acc, HeadSums<Acc>> {
   static constexpr int kVec = Op::kVec;
 
   T* out;
   int64_t num_rows, width;
-  HeadSums<T, Acc> last;
+  HeadSums<Acc> last;
 
   // Writes the lane's word of a row that is below `limit`.
   __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
                                         unsigned limit) const {
     if (static_cast<unsigned>(row) >= limit) return;
-    const unsigned row_bytes = static_cast<unsigned>(width * static_cast<int64_t>(sizeof(T)));
-    Acc x[kVec];
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) x[i] = run[i];
-    if (last.of_rows.types != nullptr) {
-      using W = Word<T, kVec>;
-      const int32_t type = last.of_rows.types[row];
-      W vector = {};
-      load_if(static_cast<unsigned>(type) < cut_size(last.of_rows.num_types),
-              reinterpret_cast<const W*>(row_at(last.of_rows.vectors, type, row_bytes)), vector);
-      add_word<T, kVec>(x, vector, run[kVec]);
-    }
-    store_word<kVec>(row_at(lane_out, row, row_bytes), x);
+    store_word<kVec>(
+        row_at(lane_out, row, static_cast<unsigned>(width * static_cast<int64_t>(sizeof(T)))), run);
     if (last.out != nullptr) put(row, run[kVec]);
   }
   __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
@@ -257,13 +247,13 @@ struct Back {
   Acc* to_score;                        // (num_weights, heads)
   Acc* parts;                           // (blocks, width), which add up to the vector's gradient
   int heads;
-  bool sloped;  // whether the LeakyReLU is that of edges' scores, too
+  TypedVectors<T> of_rows;  // of scores of relations: theirs, which score' times is added to out
 };
 
 // Where a thread's words are: [row][thread], rows of kBackStep entries.
 template <Scores kScores, bool kSame>
 struct BackRows {
-  static constexpr bool kKeyed = kScores != Scores::kOfHeads;
+  static constexpr bool kKeyed = has_keys<kScores>;
   static constexpr int kStep = kBackStep;
   static constexpr int kCt = 0, kKey = kStep, kValue = kKeyed ? kKey + kStep : kKey,
                        kOwnKey = kKeyed && !kSame ? kValue + kStep : kValue,
@@ -284,9 +274,9 @@ struct BackLayout {
   int lanes, team_ids, head_numbers, kinds;
   __host__ __device__ BackLayout(const AttendCut& cut, bool ordered, bool scaled)
       : lanes(1 << cut.lane_bits),
-        team_ids((ordered ? 3 : 2) * kBackRing + kAroundIds),
+        team_ids((kScores == Scores::kTyped ? 4 : 2 + ordered) * kBackRing + kAroundIds),
         head_numbers(cut.tile_heads * kStep),
-        kinds((kScores == Scores::kOfHeads) + scaled) {}
+        kinds(!has_keys<kScores> + scaled) {}
 
   __host__ __device__ int teams() const { return kBackThreads / lanes; }
   __host__ __device__ int records_at() const { return kWords * static_cast<int>(sizeof(W)); }
@@ -314,7 +304,8 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
                 bool fills, Tails<Op, Acc> tails) {
   constexpr int kVec = Op::kVec, kParts = Op::kParts, kStep = kBackStep, kRing = kBackRing;
   constexpr int kChunkSteps = kBackChunk / kStep;
-  constexpr bool kKeyed = kScores != Scores::kOfHeads, kLeaky = kScores == Scores::kLeaky;
+  constexpr bool kKeyed = has_keys<kScores>, kLeaky = kScores == Scores::kLeaky;
+  constexpr bool kTyped = kScores == Scores::kTyped;
   constexpr int kSums = kKeyed ? 2 * kStep : kStep;
   constexpr int kOfKeys = kSame ? 0 : kVec;  // where a run has the gradient of keys
   using Layout = BackLayout<kScores, kSame, Op, T, Acc>;
@@ -328,7 +319,7 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
   __shared__ int marks[kMaxWarps];
   const Attention<Acc>& attention = back.attention;
   const bool ordered = csr.order != nullptr, scaled = attention.edge_scale != nullptr;
-  const bool additive = !kKeyed && attention.edge_score == nullptr;
+  const bool additive = kScores == Scores::kOfHeads && attention.edge_score == nullptr;
   const Layout layout(cut, ordered, scaled);
   const int lanes = layout.lanes, lane = threadIdx.x & (lanes - 1);
   const int teams = 32 >> cut.lane_bits, team = (threadIdx.x % 32) >> cut.lane_bits;
@@ -359,7 +350,7 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
   Acc* const first_runs = reinterpret_cast<Acc*>(bytes + layout.runs_at());  // [part][thread]
   Acc* const shared_heads = first_runs + kParts * kBackThreads;
   Acc* const shared_tails = shared_heads + warps * kParts * lanes;
-  Index* const ring =  // of rows; then of columns, and order
+  Index* const ring =  // of rows; then of columns, order, and rows' types
       reinterpret_cast<Index*>(bytes + layout.ids_at()) + block_team * layout.team_ids;
   Index* const around = ring + layout.team_ids - kAroundIds;  // rows before, after and of the first
   if (threadIdx.x == 0) num_long_gaps = 0;
@@ -408,6 +399,9 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
                             (!ordered || static_cast<unsigned>(id[2 * kRing]) < of_ids.weights);
       if (!is_there) id[kRing] = -1;
       valid &= is_there;
+      if constexpr (kTyped)
+        copy_async<sizeof(Index)>(static_cast<unsigned>(id[0]) < of_ids.rows,
+                                  back.of_rows.types + id[0], id + 3 * kRing);
     }
     const bool all_valid = __all_sync(kWholeWarp, valid) != 0;
     if (!all_valid) __syncwarp();
@@ -577,6 +571,21 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
     if (step % kChunkSteps == 0) ask_for_ids(step / kChunkSteps + 1);
     __pipeline_commit();
 
+    // Vectors of rows, which are wanted last.
+    W of_rows[kTyped ? kStep : 1];
+    if constexpr (kTyped) {
+      Index types[kStep];
+      read_shared(reinterpret_cast<const unsigned char*>(ring + 3 * kRing + at), types);
+      const unsigned num_types = column.active ? cut_size(back.of_rows.num_types) : 0;
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) {
+        const bool is_new = j == 0 || rows[j] != rows[j - 1];
+        const T* const from = row_at(back.of_rows.vectors + column.first, types[j], row_bytes);
+        of_rows[j] = {};
+        load_if(is_new && static_cast<unsigned>(types[j]) < num_types,
+                reinterpret_cast<const W*>(from), of_rows[j]);
+      }
+    }
     const Held held = add_over_lanes(sums, cut.head_bits);
     if (held.writes && (column.active || heads == 1))
 #pragma unroll
@@ -601,7 +610,7 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
           }
         } else {
           const Acc sum = additive ? record.dst_score + *number : *number;
-          const bool below = additive ? !(sum > 0) : back.sloped && is_sloped(sum);
+          const bool below = kTyped ? is_sloped(sum) : additive && !(sum > 0);
           score = below ? rounded_product(slope, sum) : sum;
           if (below) sloped = slope;
           number += layout.head_numbers;
@@ -631,6 +640,7 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
       }
     unsigned gaps = 0;  // bit j: rows before that of the step's entry j are empty
     const Index row_before = row;
+    Acc of_row[kVec] = {};
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
       if (rows[j] != row) {
@@ -643,6 +653,11 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
 #pragma unroll
       for (int i = 0; i < kVec; ++i) run[i] += weights[j] * x[i];
       if constexpr (!kKeyed) run[kVec] += to_scores[j];
+      if constexpr (kTyped) {
+        if (j == 0 || rows[j] != rows[j - 1]) unpack<kVec, T>(of_rows[j], of_row);
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) run[i] += to_scores[j] * of_row[i];
+      }
       if constexpr (kScores == Scores::kDots) {
         unpack<kVec, T>(keys[j], x);
 #pragma unroll

@@ -175,6 +175,11 @@ cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* 
                 NoDots{}, softmax, fills, tails);
 }
 
+// Entries up to which an attention of relations may begin beside the product ahead of it. Blocks
+// that do share a multiprocessor with that, which leaves them a small first cache to the end: on an
+// H200 BGS's 2.2 million edges took 303 us in place of 267, MUTAG's 0.17 million 26 in place of 28.
+constexpr int64_t kOverlappedEntries = 1 << 18;
+
 // The sum under a softmax of scores that are made of keys, and its statistics, in one pass.
 template <Scores kScores, bool kSame, int kVec, typename T, typename Acc>
 cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
@@ -223,7 +228,8 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
   cut.steps = static_cast<int>(steps);
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace.bytes), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  return launch(stream, {grid, kAttendThreads, static_cast<size_t>(shared)},
+  const bool overlaps = !kTyped || csr.count <= kOverlappedEntries;
+  return launch(stream, {grid, kAttendThreads, static_cast<size_t>(shared), overlaps},
                 attend_kernel<kScores, kSame, Op, T, Acc>, csr, attended, cut, output, fills,
                 tails);
 }
@@ -279,8 +285,7 @@ cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr,
   if (!fills && csr.num_rows > 0) {
     error = fill(out, csr.num_rows, features.width);
     if constexpr (!std::is_same_v<Last, NoEpilogue>) {
-      const int64_t width =
-          std::is_same_v<Last, HeadSums<T, Acc>> ? features.heads : features.width;
+      const int64_t width = std::is_same_v<Last, HeadSums<Acc>> ? features.heads : features.width;
       if (error == cudaSuccess) error = fill(last.out, csr.num_rows, width);
     }
   }
@@ -366,7 +371,7 @@ cudaError_t keyed_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, cons
   const Attention<Acc> attention = {nullptr, nullptr, nullptr, edge_scale, 0};
   const Back<T, Acc> back = {attained.ct, value,    records, attention,
                              keys,        to_score, parts,   static_cast<int>(features.heads),
-                             false};
+                             {}};
   const auto same = [&](auto kernel) {
     return kernel(stream, csr, attained, back, records, features, out, NoEpilogue{}, to_vector,
                   workspace);
@@ -386,8 +391,8 @@ cudaError_t keyed_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, cons
              : apart(launch_back<Scores::kLeaky, false, Two, SecondRows<T>, T, Acc>);
 }
 
-// The gradients by source of scores that are numbers of heads, in one pass.
-template <typename T, typename Acc>
+// The gradients by source of scores that are numbers of heads, or those of relations, in one pass.
+template <Scores kScores, typename T, typename Acc>
 cudaError_t launch_numbers_back(cudaStream_t stream, const Csr<Index>& csr, const T* value,
                                 const Attained<T, Acc>& attained, const Attention<Acc>& attention,
                                 const TypedVectors<T>& of_rows, Features features, T* out,
@@ -396,14 +401,13 @@ cudaError_t launch_numbers_back(cudaStream_t stream, const Csr<Index>& csr, cons
   constexpr int kVec = 16 / sizeof(T);
   if (!fits<kVec, T>(features, {attained.ct, value, of_rows.vectors, out}))
     return cudaErrorInvalidValue;
-  const bool typed = of_rows.types != nullptr;
   const Back<T, Acc> back = {attained.ct, value,    records, attention,
                              {},          to_score, nullptr, static_cast<int>(features.heads),
-                             typed};
-  const HeadSums<T, Acc> sums = {to_src_score, features.heads, of_rows};
-  return launch_back<Scores::kOfHeads, false, ScoredSumOp<Acc, kVec>>(
-      stream, csr, attained, back, records, features, out, sums, static_cast<Acc*>(nullptr),
-      workspace);
+                             of_rows};
+  const HeadSums<Acc> sums = {to_src_score, features.heads};
+  return launch_back<kScores, false, ScoredSumOp<Acc, kVec>>(stream, csr, attained, back, records,
+                                                             features, out, sums,
+                                                             static_cast<Acc*>(nullptr), workspace);
 }
 
 template <typename T, typename Acc>
@@ -411,8 +415,9 @@ cudaError_t edge_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, const
                                const Attained<T, Acc>& attained, const Attention<Acc>& attention,
                                Features features, T* out, Acc* to_src_score, Acc* to_score,
                                AttentionRecord<Acc>* records, const Workspace& workspace) {
-  return launch_numbers_back(stream, csr, value, attained, attention, TypedVectors<T>{}, features,
-                             out, to_src_score, to_score, records, workspace);
+  return launch_numbers_back<Scores::kOfHeads>(stream, csr, value, attained, attention,
+                                               TypedVectors<T>{}, features, out, to_src_score,
+                                               to_score, records, workspace);
 }
 
 template <typename T, typename Acc>
@@ -421,8 +426,9 @@ cudaError_t typed_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, cons
                                 const TypedVectors<T>& of_rows, Features features, T* out,
                                 Acc* to_src_score, Acc* to_score, AttentionRecord<Acc>* records,
                                 const Workspace& workspace) {
-  return launch_numbers_back(stream, csr, value, attained, attention, of_rows, features, out,
-                             to_src_score, to_score, records, workspace);
+  return launch_numbers_back<Scores::kTyped>(stream, csr, value, attained, attention, of_rows,
+                                             features, out, to_src_score, to_score, records,
+                                             workspace);
 }
 
 template <typename T, typename Acc>

@@ -332,7 +332,10 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
                               marks,     shared_heads,   shared_tails};
   Runs<Op, T, Acc, StoredStats<Acc>> runs{csr,    output, lanes, lane,     teams, team, warp,
                                           column, shared, sizes, lane_out, carry, seen, left_open};
-  Index row = 0;       // of the run
+  W of_type = {};        // the vector of the last entry's relation, and the lane's share of what
+  Acc at_pair = 0;       // its row has with the other one
+  Index last_type = -1;  // and that relation
+  Index row = 0;         // of the run
   unsigned state = 0;  // bit 0: it was open where the team's entries begin; bit 1: a run has ended
   bool whole = true;   // no entry of the step is padding
   if (steps > 0) {
@@ -363,29 +366,35 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int at = step * kStep & (kRing - 1), stage = step & 1;
-    // Vectors of relations, which the first cache mostly has; while rows are on their way.
+    Index rows[kStep];
+    read_shared(reinterpret_cast<const unsigned char*>(ring + at), rows);
+    // Vectors of relations, where another begins; while rows are on their way.
     W of_value[kTyped ? kStep : 1], of_row[kTyped ? kStep : 1];
+    unsigned new_types = 0, new_pairs = 0;  // bit j: the entry's type, or row or type, is another
     if constexpr (kTyped) {
       Index types[kStep];
       read_shared(reinterpret_cast<const unsigned char*>(ring + 2 * kRing + at), types);
 #pragma unroll
       for (int j = 0; j < kStep; ++j) {
         const bool is_there = column.active && static_cast<unsigned>(types[j]) < num_thirds;
+        const bool is_new = types[j] != (j > 0 ? types[j - 1] : last_type) || (j == 0 && step == 0);
+        const bool is_new_pair = is_new || rows[j] != (j > 0 ? rows[j - 1] : row);
+        new_types |= static_cast<unsigned>(is_new) << j;
+        new_pairs |= static_cast<unsigned>(is_new_pair) << j;
         const auto load = [&](bool wanted, const T* from, W& to) {
           to = {};
           load_if(wanted,
                   reinterpret_cast<const W*>(row_at(from + column.first, types[j], row_bytes)), to);
         };
-        load(is_there, typed.of_value, of_value[j]);
-        load(is_there && has_rows, typed.of_row, of_row[j]);
+        load(is_there && is_new, typed.of_value, of_value[j]);
+        load(is_there && is_new_pair && has_rows, typed.of_row, of_row[j]);
       }
+      last_type = types[kStep - 1];
     }
     __pipeline_wait_prior(0);
     __syncwarp();
     const Acc* const of_head =
         numbers + (stage * kinds * cut.tile_heads + head) * kStep;  // and of other kinds behind
-    Index rows[kStep];
-    read_shared(reinterpret_cast<const unsigned char*>(ring + at), rows);
     // Scores, then weights.
     Acc weight[kStep];
     constexpr int kKey = kSame ? 0 : kStep, kLeft = kKey + kStep;  // among rows of entries
@@ -402,8 +411,13 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
       else if constexpr (!kTyped)
         add_dot<T, kVec>(weight[j], left, key);
       else {
-        add_dot<T, kVec>(weight[j], key, of_value[j]);
-        if (has_rows) add_dot<T, kVec>(weight[j], left, of_row[j]);
+        if (new_types >> j & 1) of_type = of_value[j];
+        add_dot<T, kVec>(weight[j], key, of_type);
+        if (new_pairs >> j & 1) {
+          at_pair = 0;
+          add_dot<T, kVec>(at_pair, left, of_row[j]);
+        }
+        weight[j] += at_pair;
       }
     }
     // All words are read: the next step's may take their places.

@@ -1,7 +1,8 @@
 // Launches, the host's side: what a launch consists of, what GPUs allow, and what arrays do.
 //
-// launch() starts a kernel that may overlap the one ahead of it in the stream, as the kernel waits
-// for that by itself (basics.cuh). Nothing here allocates, synchronises, or remembers a device.
+// launch() starts a kernel that, unless its plan says otherwise, may overlap the one ahead of it in
+// the stream, as the kernel waits for that by itself (basics.cuh). Nothing here allocates,
+// synchronises, or remembers a device.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -60,14 +61,15 @@ inline int most_shared_memory() {
 // What the host decides about a launch.
 struct Plan {
   dim3 grid;
-  int threads;    // of a block
-  size_t shared;  // dynamic, bytes
+  int threads;           // of a block
+  size_t shared;         // dynamic, bytes
+  bool overlaps = true;  // whether it may start before the kernel ahead of it has ended
 };
 
 // Dynamic shared memory that a kernel may have unasked, bytes.
 constexpr size_t kUnaskedShared = 48 << 10;
 
-// The kernel may start before the one ahead of it has ended: it waits by itself.
+// A kernel that may start before the one ahead of it has ended waits by itself.
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch(cudaStream_t stream, const Plan& plan, void (*kernel)(Parameters...),
                    const Arguments&... arguments) {
@@ -88,7 +90,8 @@ cudaError_t launch(cudaStream_t stream, const Plan& plan, void (*kernel)(Paramet
   config.dynamicSmemBytes = plan.shared;
   config.stream = stream;
   config.attrs = &overlap;
-  config.numAttrs = compute_capability() >= 9 ? 1 : 0;  // they came with Hopper
+  // They came with Hopper.
+  config.numAttrs = plan.overlaps && compute_capability() >= 9 ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 

@@ -598,7 +598,7 @@ def _jvp(bind: Bind, primals: Attending, tangents: Attending) -> tuple[list[Arra
         dscore = _tangent_of_scores(value, of_value, pair_types, *moving, matrix, **options)
     else:
         score = dscore = score[:0]
-    return [y, stats, score], [dy, of_log_sum(dlog_sum), jnp.asarray(dscore)]
+    return [y, stats, score], [dy, of_log_sum(dlog_sum), dscore]
 
 
 def _linear_jvp(
@@ -632,7 +632,7 @@ def _batch(bind: Bind, operands: Attending, batched: Attending, size: int) -> li
         return batch_apart(bind, operands, batched, size)
     weights = "at_dst", "entry_scale"
     operands, batched = (each._replace(x=None, of_x=None) for each in (operands, batched))
-    if not jax.tree.leaves(batched) or not any(jax.tree.leaves(batched)):
+    if not any(jax.tree.leaves(batched)):
         return [jnp.broadcast_to(each, (size, *each.shape)) for each in bind(operands)]
     return batch(weights, bind, operands, batched, size, per_entry=True, shared=("pair_types",))
 

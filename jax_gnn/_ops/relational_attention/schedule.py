@@ -52,7 +52,9 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
             before, rows = [queries, product], rows + rows + once(c.num_dst * n)
         else:
             before = _of_destinations(c, heads)
-            rows += Launch(0, c.edges * _ID) + (scores if before else once(c.num_dst * k))
+            # Vectors are read where another destination pair begins.
+            vectors = Launch(0, c.edges * _ID + (1 if before else 2) * c.destination_pairs * n)
+            rows += vectors + (scores if before else once(c.num_dst * k))
         found["source_pairs"] = in_turn(product, *before, ids + rows + result)
     if pairs := c.destination_pairs:
         # Sources are as wide as all heads here, each of which sums them for itself.
