@@ -75,6 +75,21 @@ class Numbers {
   std::unique_ptr<T[]> data_;
 };
 
+// Vectors of the number at `from`. GCC makes inserts of a vector that is built of its elements.
+template <typename V, typename Acc, int... k>
+JAX_GNN_INLINE V repeated(const Acc* from, std::integer_sequence<int, k...>) {
+  const V x = load<sizeof...(k)>(from);
+  return __builtin_shufflevector(x, x, (0 * k)...);
+}
+template <typename V, typename Acc>
+JAX_GNN_INLINE V repeated(const Acc* from) {
+  if constexpr (std::is_arithmetic_v<V>) {
+    return *from;
+  } else {
+    return repeated<V>(from, std::make_integer_sequence<int, sizeof(V) / sizeof(Acc)>());
+  }
+}
+
 // from[ids[k]] for each element k of a vector.
 template <typename Acc, typename Index, int... k>
 JAX_GNN_INLINE auto gathered(const Acc* from, const Index* ids, std::integer_sequence<int, k...>) {
@@ -150,28 +165,26 @@ class Heads {
 
   JAX_GNN_INLINE Heads(Features features, int64_t column) {
     const int64_t group = features.width / features.heads;
-    auto head = static_cast<int32_t>(column / group);
-    int64_t left = (head + 1) * group - column;
-    bool whole_vectors = true;
-    for (int k = 0; k < kTile; ++k) {
-      head_[k] = head;
-      whole_vectors &= head == head_[k / kLanes * kLanes];
-      if (--left == 0) {
-        ++head;
-        left = group;
-      }
+    head_[0] = static_cast<int32_t>(column / group);
+    if (column + kTile <= (head_[0] + 1) * group) {
+      spread_ = Spread::kOneHead;
+      return;
     }
-    spread_ = head_[0] == head_[kTile - 1] ? Spread::kOneHead
-              : whole_vectors              ? Spread::kWholeVectors
-                                           : Spread::kAny;
+    spread_ = Spread::kWholeVectors;
+    int64_t left = (head_[0] + 1) * group - column;
+    for (int k = 1; k < kTile; ++k) {
+      const bool next = --left == 0;
+      head_[k] = head_[k - 1] + next;
+      left = next ? group : left;
+      if (next && k % kLanes != 0) spread_ = Spread::kAny;
+    }
   }
 
   // Calls body(integral_constant kSpread).
   template <typename Body>
   JAX_GNN_INLINE void with_spread(const Body& body) const {
     if constexpr (kTile > 1) {
-      if (spread_ == Spread::kAny)
-        return body(std::integral_constant<Spread, Spread::kAny>{});
+      if (spread_ == Spread::kAny) return body(std::integral_constant<Spread, Spread::kAny>{});
     }
     if constexpr (kVectors > 1) {
       if (spread_ == Spread::kWholeVectors)
@@ -184,11 +197,11 @@ class Heads {
   template <Spread kSpread, typename Body>
   JAX_GNN_INLINE void for_each(const Acc* numbers, const Body& body) const {
     if constexpr (kSpread == Spread::kOneHead) {
-      const V all = broadcast<V>(numbers[head_[0]]);
+      const V all = repeated<V>(numbers + head_[0]);
       unrolled<kVectors>([&](int v) JAX_GNN_LAMBDA { body(v, all); });
     } else if constexpr (kSpread == Spread::kWholeVectors) {
       unrolled<kVectors>([&](int v)
-                             JAX_GNN_LAMBDA { body(v, broadcast<V>(numbers[head_[v * kLanes]])); });
+                             JAX_GNN_LAMBDA { body(v, repeated<V>(numbers + head_[v * kLanes])); });
     } else {
       Acc spread[kTile];
       for (int k = 0; k < kTile; ++k) spread[k] = numbers[head_[k]];
@@ -212,11 +225,11 @@ JAX_GNN_INLINE void for_each_tile_once(Features features, const Body& body) {
 }
 
 // Adds up weight * in[col, :] for the rows of a block, and finishes those that are whole, times
-// `factor` where that is given, by part.
+// `factor` where that is given, by part. Others' sums are at `place` of their states.
 template <typename T, typename Index>
 JAX_GNN_INLINE void sum_up(const Block<Accumulator<T>, Index>& block, const T* in,
                            Features features, const Numbers<Accumulator<T>>& weights,
-                           const Numbers<Accumulator<T>>* factors, T* out) {
+                           const Numbers<Accumulator<T>>* factors, T* out, int64_t place = 0) {
   using Acc = Accumulator<T>;
   const int64_t width = features.width;
   for_each_tile_once<Acc>(features, [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
@@ -242,7 +255,7 @@ JAX_GNN_INLINE void sum_up(const Block<Accumulator<T>, Index>& block, const T* i
         }
         if (part.state) {
           unrolled<kVectors>([&](int v) JAX_GNN_LAMBDA {
-            Acc* const to = part.state + column + v * kLanes;
+            Acc* const to = part.state + place + column + v * kLanes;
             store<kLanes>(to, load<kLanes>(to) + sum[v]);
           });
           continue;
@@ -471,7 +484,8 @@ struct RowProduct {
   }
 };
 
-// Rows are plain sums, as weights are known. A state: the sums, and those of scores' cotangents.
+// Rows are plain sums, as weights are known. A state: the sums, and those of scores' cotangents or
+// of what keys get.
 template <typename T, typename Index>
 struct Backward {
   using Acc = Accumulator<T>;
@@ -480,8 +494,9 @@ struct Backward {
   const T *ct, *value;
   const AttentionRecord<Acc>* records;
   Attention<Acc> attention;
+  Keys<T, Acc> keys;  // of dot products, that of a row being a column's here; null: none
   Features features;
-  T* out;
+  T *out, *to_key;
   Acc *to_src_score, *to_score;
 
   struct Scratch {
@@ -497,7 +512,9 @@ struct Backward {
           at_col(entries + kAhead, kernel.features.heads) {}
   };
 
-  int64_t state_size() const { return features.width + features.heads; }
+  int64_t state_size() const {
+    return features.width + (keys.row_key ? features.width : features.heads);
+  }
   void start(Acc* state) const { std::fill_n(state, state_size(), Acc(0)); }
   void combine(Acc* into, const Acc* from) const {
     for (int64_t k = 0; k < state_size(); ++k) into[k] += from[k];
@@ -505,11 +522,14 @@ struct Backward {
   void finish(int64_t row, const Acc* state) const {
     for (int64_t k = 0; k < features.width; ++k)
       out[row * features.width + k] = narrow<T>(state[k]);
+    for (int64_t k = 0; to_key && k < features.width; ++k)
+      to_key[row * features.width + k] = narrow<T>(state[features.width + k]);
     if (to_src_score)
       std::copy_n(state + features.width, features.heads, to_src_score + row * features.heads);
   }
   void fill(int64_t row, int64_t last_row) const {
     std::fill(out + row * features.width, out + last_row * features.width, T{});
+    if (to_key) std::fill(to_key + row * features.width, to_key + last_row * features.width, T{});
     if (to_src_score)
       std::fill(to_src_score + row * features.heads, to_src_score + last_row * features.heads,
                 Acc(0));
@@ -542,13 +562,15 @@ struct Backward {
   // Weights without the scale, and what goes with them.
   JAX_GNN_INLINE void weigh(const Block<Acc, Index>& block, const Scratch& scratch) const {
     using V = Vector<Acc, kLanes>;
-    if (attention.edge_score)
-      of_entries(block, attention.edge_score, features.heads, scratch.sums);
+    const bool additive = attention.src_score != nullptr;
+    if (attention.edge_score) of_entries(block, attention.edge_score, features.heads, scratch.sums);
+    if (keys.row_key) take_dots(block, scratch, keys.col_key, keys.row_key, scratch.sums);
+    const Acc scale = keys.scale ? *keys.scale : Acc(1);
     scratch.weights.for_each_vector(block.count, [&](int64_t k) JAX_GNN_LAMBDA {
       const Fields<V> record = fields(scratch.at_col[0] + k);
       V score;
-      if (attention.edge_score) {
-        score = load<kLanes>(scratch.sums[0] + k);
+      if (!additive) {
+        score = load<kLanes>(scratch.sums[0] + k) * scale;
       } else {
         const V sum = record.dst_score + gathered(attention.src_score, scratch.at_row[0] + k);
         store<kLanes>(scratch.sums[0] + k, sum);
@@ -559,29 +581,18 @@ struct Backward {
     });
   }
 
-  JAX_GNN_INLINE void take_dots(const Block<Acc, Index>& block, const Scratch& scratch) const {
+  // Of rows that are the rows' and the columns'.
+  JAX_GNN_INLINE void take_dots(const Block<Acc, Index>& block, const Scratch& scratch,
+                                const T* of_rows, const T* of_cols,
+                                const Numbers<Acc>& dots) const {
     const int64_t heads = features.heads, group = features.width / heads;
     const int64_t count = block.count * heads, ahead = kAhead * heads;
     const int64_t *const rows = scratch.at_row[0], *const cols = scratch.at_col[0];
-    Acc* const dots = scratch.dots[0];
     const auto product = [&](int64_t k) JAX_GNN_LAMBDA {
-      prefetch(ct + cols[k + ahead] * group, group * static_cast<int64_t>(sizeof(T)));
-      return RowProduct<T>{value + rows[k] * group, ct + cols[k] * group};
+      prefetch(of_cols + cols[k + ahead] * group, group * static_cast<int64_t>(sizeof(T)));
+      return RowProduct<T>{of_rows + rows[k] * group, of_cols + cols[k] * group};
     };
-    int64_t first = 0;
-    if (group % kLanes == 0) {  // several at once
-      for (; first + kLanes <= count; first += kLanes) {
-        Vector<Acc, kLanes> products[kLanes];
-        unrolled<kLanes>([&](int k) JAX_GNN_LAMBDA {
-          const RowProduct<T> terms = product(first + k);
-          products[k] = terms.template operator()<kLanes>(0);
-          for (int64_t more = kLanes; more < group; more += kLanes)
-            products[k] += terms.template operator()<kLanes>(more);
-        });
-        store<kLanes>(dots + first, sums_of_each(products));
-      }
-    }
-    for (; first < count; ++first) dots[first] = sum_of_terms<Acc>(group, product(first));
+    sums_of_terms(count, group, product, dots[0]);
   }
 
   JAX_GNN_INLINE void run(const Block<Acc, Index>& block, const Scratch& scratch) const {
@@ -590,15 +601,17 @@ struct Backward {
     const bool scaled = attention.edge_scale != nullptr;
     find(block, scratch);
     weigh(block, scratch);
-    take_dots(block, scratch);
+    take_dots(block, scratch, value, ct, scratch.dots);
+    const bool additive = attention.src_score != nullptr;
+    const Acc scale = keys.scale ? *keys.scale : Acc(1);
     if (scaled) of_entries(block, attention.edge_scale, heads, scratch.scales);
     scratch.dots.for_each_vector(block.count, [&](int64_t k) JAX_GNN_LAMBDA {
       const auto at = [&](const Numbers<Acc>& numbers)
                           JAX_GNN_LAMBDA { return load<kLanes>(numbers[0] + k); };
       V dot = at(scratch.dots), weight = at(scratch.weights);
       if (scaled) dot *= at(scratch.scales);
-      V result = weight * (dot - at(scratch.deltas));
-      if (!attention.edge_score) result *= leaky_slope(at(scratch.sums), attention.slope);
+      V result = scale * weight * (dot - at(scratch.deltas));
+      if (additive) result *= leaky_slope(at(scratch.sums), attention.slope);
       store<kLanes>(scratch.dots[0] + k, result);
       if (scaled) store<kLanes>(scratch.weights[0] + k, weight * at(scratch.scales));
     });
@@ -613,13 +626,14 @@ struct Backward {
       sum_parts(block, heads, scratch.dots, scratch.sums);
       for (int32_t p = 0; p < block.num_parts; ++p) {
         const Part<Acc>& part = block.parts[p];
-        Acc* const to =
-            part.state ? part.state + features.width : to_src_score + part.row * heads;
+        Acc* const to = part.state ? part.state + features.width : to_src_score + part.row * heads;
         for (int64_t h = 0; h < heads; ++h)
           to[h] = (part.state ? to[h] : Acc(0)) + scratch.sums[p][h];
       }
     }
     sum_up(block, ct, features, scratch.weights, nullptr, out);
+    if (to_key)
+      sum_up(block, keys.row_key, features, scratch.dots, nullptr, to_key, features.width);
   }
 
  private:
@@ -673,12 +687,23 @@ void make_records(const ParallelFor& parallel_for, const Attained<T, Acc>& attai
   const int64_t tasks = task_count(static_cast<double>(num_rows) * features.width, 1024);
   parallel_for(tasks, [&](int64_t task) {
     with_vectors([&](auto) JAX_GNN_LAMBDA {
-      for (int64_t i = even_share(count, task, tasks); i < even_share(count, task + 1, tasks);
-           ++i) {
-        const RowProduct<T> product = {attained.ct + i * group, attained.y + i * group};
-        const Acc less = attained.log_sum_ct ? attained.log_sum_ct[i] : Acc(0);
-        records[i] = {dst_score ? dst_score[i] : Acc(0), attained.stats[i],
-                      sum_of_terms<Acc>(group, product) - less};
+      constexpr int64_t kDots = 64;  // at a time
+      const int64_t last = even_share(count, task + 1, tasks);
+      for (int64_t first = even_share(count, task, tasks); first < last; first += kDots) {
+        const int64_t size = std::min(kDots, last - first);
+        Acc dots[kDots];
+        sums_of_terms(
+            size, group,
+            [&](int64_t i) JAX_GNN_LAMBDA {
+              return RowProduct<T>{attained.ct + (first + i) * group,
+                                   attained.y + (first + i) * group};
+            },
+            dots);
+        for (int64_t k = 0; k < size; ++k) {
+          const int64_t i = first + k;
+          const Acc less = attained.log_sum_ct ? attained.log_sum_ct[i] : Acc(0);
+          records[i] = {dst_score ? dst_score[i] : Acc(0), attained.stats[i], dots[k] - less};
+        }
       }
     });
   });
@@ -770,6 +795,7 @@ struct Walk {
                        in_range(place, csr.num_weights);
       }
     }
+    for (int32_t i = 0; i < block.count; ++i) kernel.expect(block.col[i], block.place[i]);
     for (int64_t i = 0; i < kAhead; ++i) {
       const int64_t e = end + i, col = e < csr.count ? col_of(csr, e) : 0;
       block.row[block.count + i] = 0;
@@ -886,23 +912,48 @@ void edge_attention(const ParallelFor& parallel_for, const Csr<Index>& csr, cons
   run_all(parallel_for, Forward<T, Index>{csr, value, attention, features, out, stats}, csr);
 }
 
+namespace {
+
 template <typename T, typename Acc, typename Index>
-void edge_attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* value,
-                        const Attained<T, Acc>& attained, const Attention<Acc>& attention,
-                        Features features, T* out, Acc* to_src_score, Acc* to_score,
-                        AttentionRecord<Acc>* records) {
+void run_backward(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* value,
+                  const Attained<T, Acc>& attained, const Attention<Acc>& attention,
+                  const Keys<T, Acc>& keys, Features features, T* out, T* to_key, Acc* to_src_score,
+                  Acc* to_score, AttentionRecord<Acc>* records) {
   make_records(parallel_for, attained, attention.dst_score, csr.num_cols, features, records);
   const int64_t count = csr.num_weights * features.heads;
   expect_writes(to_score, count);
+  if (to_key) expect_writes(to_key, csr.num_rows * features.width);
   const int64_t tasks = task_count(static_cast<double>(count), 64);
   parallel_for(tasks, [&](int64_t task) {
     std::fill(to_score + even_share(count, task, tasks),
               to_score + even_share(count, task + 1, tasks), Acc(0));
   });
   run_all(parallel_for,
-          Backward<T, Index>{csr, attained.ct, value, records, attention, features, out,
-                             to_src_score, to_score},
+          Backward<T, Index>{csr, attained.ct, value, records, attention, keys, features, out,
+                             to_key, to_src_score, to_score},
           csr);
+}
+
+}  // namespace
+
+template <typename T, typename Acc, typename Index>
+void edge_attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* value,
+                        const Attained<T, Acc>& attained, const Attention<Acc>& attention,
+                        Features features, T* out, Acc* to_src_score, Acc* to_score,
+                        AttentionRecord<Acc>* records) {
+  run_backward<T, Acc, Index>(parallel_for, csr, value, attained, attention, {}, features, out,
+                              nullptr, to_src_score, to_score, records);
+}
+
+template <typename T, typename Acc, typename Index>
+void keyed_attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* value,
+                         const Attained<T, Acc>& attained, const Keys<T, Acc>& keys,
+                         const Acc* edge_scale, Features features, T* out, T* to_key, Acc* to_score,
+                         AttentionRecord<Acc>* records) {
+  Attention<Acc> attention = {};
+  attention.edge_scale = edge_scale;
+  run_backward<T, Acc, Index>(parallel_for, csr, value, attained, attention, keys, features, out,
+                              to_key, nullptr, to_score, records);
 }
 
 #define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                       \
@@ -910,7 +961,10 @@ void edge_attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr, 
                                const Attention<Acc>&, Features, T*, SoftmaxStats<Acc>*);         \
   template void edge_attention_vjp(const ParallelFor&, const Csr<Index>&, const T*,              \
                                    const Attained<T, Acc>&, const Attention<Acc>&, Features, T*, \
-                                   Acc*, Acc*, AttentionRecord<Acc>*);
+                                   Acc*, Acc*, AttentionRecord<Acc>*);                           \
+  template void keyed_attention_vjp(const ParallelFor&, const Csr<Index>&, const T*,             \
+                                    const Attained<T, Acc>&, const Keys<T, Acc>&, const Acc*,    \
+                                    Features, T*, T*, Acc*, AttentionRecord<Acc>*);
 #define JAX_GNN_INSTANTIATE_INDEX(Index)     \
   JAX_GNN_INSTANTIATE(float, float, Index)   \
   JAX_GNN_INSTANTIATE(double, double, Index) \
