@@ -129,7 +129,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         MATRIX,
     ),
     "keyed_attention_vjp": (
-        *(floats(3, 4), floats(5, 4), floats(3, 4), floats(1, 4), floats(1, 1), floats(4, 1)),
+        *(floats(3, 4), floats(5, 4), floats(3, 4), None, floats(1, 1), floats(4, 1)),
         *(floats(5, 4), floats(5, 1, 2), floats(5, 4), floats(5, 1)),
         MATRIX,
     ),

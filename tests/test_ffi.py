@@ -101,8 +101,9 @@ def faults(
     for name, op in registry.items():
         if name in samples:
             found += lowering_faults(op, statuses, samples[name])
-            for i in range(len(samples[name])):
-                found += rule_faults(op, samples[name], i)
+            for i, sample in enumerate(samples[name]):
+                if sample is not None:  # absent
+                    found += rule_faults(op, samples[name], i)
             found += cost_faults(op, samples[name])
         else:
             found.append(f"{name}: no sample operands")

@@ -142,6 +142,19 @@ struct Cpu {
     return ffi::Error::Success();
   }
 
+  // Of dot products: those of a vector and a LeakyReLU are a composition here.
+  template <typename T, typename Acc>
+  static ffi::Error keyed_attention_vjp(Context& pool, Workspace, const Csr<int32_t>& csr,
+                                        const T* value, const Attained<T, Acc>& attained,
+                                        const Keys<T, Acc>& keys, const Acc* edge_scale,
+                                        Features features, T* out, T* to_key, Acc* to_score,
+                                        Acc* to_vector, AttentionRecord<Acc>* records, Acc*) {
+    if (to_vector != nullptr) return invalid("there is a kernel of dot products alone");
+    cpu::keyed_attention_vjp(parallel_for(pool), csr, value, attained, keys, edge_scale, features,
+                             out, to_key, to_score, records);
+    return ffi::Error::Success();
+  }
+
   template <typename... Args>
   static ffi::Error leaky_scores(Context& pool, const Args&... args) {
     cpu::leaky_scores(parallel_for(pool), args...);
@@ -361,6 +374,7 @@ NB_MODULE(_cpu, m) {
         JAX_GNN_TARGET(edge_attention),
         JAX_GNN_TARGET(edge_attention_vjp),
         JAX_GNN_TARGET(hypergraph_aggregate),
+        JAX_GNN_TARGET(keyed_attention_vjp),
         JAX_GNN_TARGET(leaky_scores),
         JAX_GNN_TARGET(leaky_sum),
         JAX_GNN_TARGET(sddmm),

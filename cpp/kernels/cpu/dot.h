@@ -62,4 +62,25 @@ JAX_GNN_INLINE Acc sum_of_terms(int64_t count, const Term& term) {
   return sum;
 }
 
+// sums[i] = the sum of all terms(i)<lanes>(k) over [0, count), for i in [0, size).
+template <typename Acc, typename Terms>
+JAX_GNN_INLINE void sums_of_terms(int64_t size, int64_t count, const Terms& terms, Acc* sums) {
+  constexpr int kLanes = 32 / sizeof(Acc);
+  int64_t i = 0;
+  if (count > 0 && count % kLanes == 0) {  // several at once
+    for (; i + kLanes <= size; i += kLanes) {
+      Vector<Acc, kLanes> each[kLanes];
+      unrolled<kLanes>([&](int lane) JAX_GNN_LAMBDA {
+        const auto term = terms(i + lane);
+        each[lane] = term.template operator()<kLanes>(0);
+        for (int64_t k = kLanes; k < count; k += kLanes)
+          each[lane] += term.template operator()<kLanes>(k);
+      });
+      const auto result = sums_of_each(each);
+      std::memcpy(sums + i, &result, sizeof result);
+    }
+  }
+  for (; i < size; ++i) sums[i] = sum_of_terms<Acc>(count, terms(i));
+}
+
 }  // namespace jax_gnn::cpu

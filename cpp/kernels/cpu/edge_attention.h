@@ -33,6 +33,15 @@ void edge_attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr, 
                         Features features, T* out, Acc* to_src_score, Acc* to_score,
                         AttentionRecord<Acc>* records);
 
+// The same by source of scores that are dot products, keys.scale * < row_key[col, h, :],
+// col_key[r, h, :] >. to_score is that of < , >, and
+//   to_key[r, h, :] = sum over the entries of row r of to_score[place, h] * row_key[col, h, :]
+template <typename T, typename Acc, typename Index>
+void keyed_attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* value,
+                         const Attained<T, Acc>& attained, const Keys<T, Acc>& keys,
+                         const Acc* edge_scale, Features features, T* out, T* to_key, Acc* to_score,
+                         AttentionRecord<Acc>* records);
+
 // out[e, h] = sum over the features of head h of vector * leaky(row_key[rows[e]] +
 // col_key[cols[e]]), 0 for padding. vector: (width,), out: (count, heads).
 template <typename T, typename Acc, typename Index>

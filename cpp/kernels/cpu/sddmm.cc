@@ -48,37 +48,76 @@ struct LeakyProduct {
   }
 };
 
-template <typename T, typename Acc, typename Index>
-JAX_GNN_INLINE void leaky_entries(const Csr<Index>& csr, int64_t first, int64_t last,
-                                  const Leaky<T, Acc>& keys, const Acc* vector, Features features,
-                                  Acc* out) {
+// out[e, h] = the sum of terms(row, col, k) of what both ends of the entry and the head have from
+// these elements on, 0 for padding.
+template <typename T, typename Acc, typename Index, typename Terms>
+JAX_GNN_INLINE void sum_entries(const Csr<Index>& csr, int64_t first, int64_t last, const T* in,
+                                Features features, const Terms& terms, Acc* out) {
+  constexpr int64_t kNumbers = 256;  // at a time
   const int64_t width = features.width, heads = features.heads, group = width / heads;
-  for (int64_t e = first; e < last; ++e) {
-    prefetch_ahead(csr, e, keys.col_key, width, 0, std::min<int64_t>(width, 256));
-    const int64_t row = csr.rows[e], col = col_of(csr, e);
-    Acc* const target = out + e * heads;
-    if (!in_range(row, csr.num_rows) || col < 0) {
-      std::fill(target, target + heads, Acc(0));
-      continue;
+  if (csr.num_rows == 0 || csr.num_cols == 0) {
+    std::fill(out + first * heads, out + last * heads, Acc(0));
+    return;
+  }
+  int64_t e = first, h = 0, row = 0, col = 0;
+  bool padding = false;
+  while (e < last) {
+    int64_t at_row[kNumbers], at_col[kNumbers], at_head[kNumbers], size = 0;
+    bool left_out[kNumbers], any = false;
+    Acc* const to = out + e * heads + h;
+    for (; size < kNumbers && e < last; ++size) {
+      if (h == 0) {
+        prefetch_ahead(csr, e, in, width, 0, std::min<int64_t>(width, 256));
+        row = csr.rows[e];
+        col = col_of(csr, e);
+        padding = !in_range(row, csr.num_rows) || col < 0;
+        row = padding ? 0 : row * width;
+        col = padding ? 0 : col * width;
+      }
+      at_head[size] = h * group;
+      at_row[size] = row + h * group;
+      at_col[size] = col + h * group;
+      left_out[size] = padding;
+      any |= padding;
+      if (++h == heads) {
+        h = 0;
+        ++e;
+      }
     }
-    for (int64_t h = 0; h < heads; ++h) {
-      const int64_t k = h * group;
-      target[h] = sum_of_terms<Acc>(
-          group, LeakyProduct<T, Acc>{vector + k, keys.row_key + row * width + k,
-                                      keys.col_key + col * width + k, keys.slope});
-    }
+    sums_of_terms(
+        size, group,
+        [&](int64_t i) JAX_GNN_LAMBDA { return terms(at_row[i], at_col[i], at_head[i]); }, to);
+    for (int64_t i = 0; any && i < size; ++i) to[i] = left_out[i] ? Acc(0) : to[i];
   }
 }
 
 template <typename T, typename Acc, typename Index>
-JAX_GNN_INLINE void sddmm_entries(const Csr<Index>& csr, int64_t first, int64_t last, const T* a,
-                                  const T* b, const Select<T, Acc>* select, Features features,
+JAX_GNN_INLINE void leaky_entries(const Csr<Index>& csr, int64_t first, int64_t last,
+                                  const Leaky<T, Acc>& keys, const Acc* vector, Features features,
                                   Acc* out) {
+  const auto terms = [&](int64_t row, int64_t col, int64_t k) JAX_GNN_LAMBDA {
+    return LeakyProduct<T, Acc>{vector + k, keys.row_key + row, keys.col_key + col, keys.slope};
+  };
+  sum_entries(csr, first, last, keys.col_key, features, terms, out);
+}
+
+template <typename T, typename Acc, typename Index>
+JAX_GNN_INLINE void product_entries(const Csr<Index>& csr, int64_t first, int64_t last, const T* a,
+                                    const T* b, Features features, Acc* out) {
+  const auto terms = [&](int64_t row, int64_t col, int64_t)
+                         JAX_GNN_LAMBDA { return Product<T>{a + row, b + col}; };
+  sum_entries(csr, first, last, b, features, terms, out);
+}
+
+template <typename T, typename Acc, typename Index>
+JAX_GNN_INLINE void selected_entries(const Csr<Index>& csr, int64_t first, int64_t last, const T* a,
+                                     const T* b, const Select<T, Acc>& select, Features features,
+                                     Acc* out) {
   const int64_t width = features.width, heads = features.heads, group = width / heads;
   for (int64_t e = first; e < last; ++e) {
     prefetch_ahead(csr, e, b, width, 0, std::min<int64_t>(width, 256));
     const int64_t row = csr.rows[e], col = col_of(csr, e);
-    const int64_t index = select && select->weight ? weight_of(csr, e) : 0;
+    const int64_t index = select.weight ? weight_of(csr, e) : 0;
     Acc* const target = out + e * heads;
     if (!in_range(row, csr.num_rows) || col < 0 || index < 0) {
       std::fill(target, target + heads, Acc(0));
@@ -86,15 +125,12 @@ JAX_GNN_INLINE void sddmm_entries(const Csr<Index>& csr, int64_t first, int64_t 
     }
     for (int64_t h = 0; h < heads; ++h) {
       const int64_t in_row = row * width + h * group, in_col = col * width + h * group;
-      const Product<T> product = {a + in_row, b + in_col};
-      if (select) {
-        const Acc weight = select->weight ? select->weight[index * heads + h] : Acc(1);
-        target[h] = sum_of_terms<Acc>(
-            group, SelectedProduct<T, Acc>{product, *select, select->row_key + in_row,
-                                           select->col_key + in_col, weight});
-      } else {
-        target[h] = sum_of_terms<Acc>(group, product);
-      }
+      const Acc weight = select.weight ? select.weight[index * heads + h] : Acc(1);
+      target[h] = sum_of_terms<Acc>(group, SelectedProduct<T, Acc>{{a + in_row, b + in_col},
+                                                                   select,
+                                                                   select.row_key + in_row,
+                                                                   select.col_key + in_col,
+                                                                   weight});
     }
   }
 }
@@ -118,7 +154,11 @@ void sddmm(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* a, c
            const Select<T, Acc>* select, Features features, Acc* out) {
   for_each_share(parallel_for, csr.count, features.width,
                  [&](int64_t first, int64_t last) JAX_GNN_LAMBDA {
-                   sddmm_entries(csr, first, last, a, b, select, features, out);
+                   if (select) {
+                     selected_entries(csr, first, last, a, b, *select, features, out);
+                   } else {
+                     product_entries(csr, first, last, a, b, features, out);
+                   }
                  });
 }
 

@@ -37,6 +37,16 @@ JAX_GNN_INLINE void prefetch_ahead(const Csr<Index>& csr, int64_t e, const T* in
   if (ahead >= 0) prefetch(in + ahead * width + column, count * static_cast<int64_t>(sizeof(T)));
 }
 
+// The same of the weights that an entry has a little later, where these do not lie in a row.
+template <typename Acc, typename Index>
+JAX_GNN_INLINE void prefetch_weights_ahead(const Csr<Index>& csr, int64_t e, const Acc* weights,
+                                           int64_t heads) {
+  constexpr int64_t kDistance = 16;  // entries
+  if (!csr.order || e + kDistance >= csr.count) return;
+  const int64_t ahead = weight_of(csr, e + kDistance);
+  if (ahead >= 0) __builtin_prefetch(weights + ahead * heads);
+}
+
 // kTile columns from `column` on, and the heads that they belong to.
 template <typename Acc, int kTile>
 class Tile {

@@ -1,5 +1,6 @@
 #include "edge_attention.h"
 #include "leaky.h"
+#include "pages.h"
 #include "segment_entries.h"
 #include "segment_reduce.h"
 #include "segment_walk.h"
@@ -13,7 +14,7 @@ template <typename Terms, typename Index>
 struct Selection {
   using T = typename Terms::Number;
   using Acc = Accumulator<T>;
-  static constexpr int kStates = 1, kMaxTile = 16, kScatterTile = 0;
+  static constexpr int kStates = 1, kMaxTile = Terms::kMaxTile, kScatterTile = 0;
   Csr<Index> csr;
   Terms terms;
   Features features;
@@ -24,11 +25,12 @@ struct Selection {
                                         int64_t end) const {
     using V = typename Tile<Acc, kTile>::V;
     Run<Acc, 1, kTile> run;
-    JAX_GNN_UNROLL
-    for (V& vector : run.state[0]) vector = broadcast<V>(Acc(0));
+    unrolled<Tile<Acc, kTile>::kVectors>(
+        [&](int v) JAX_GNN_LAMBDA { run.state[0][v] = broadcast<V>(Acc(0)); });
     const bool weighted = terms.weighted();
     for (; begin < end && csr.rows[begin] == row; ++begin) {
       prefetch_ahead(csr, begin, terms.col_key(), features.width, tile.column, kTile);
+      if (weighted) prefetch_weights_ahead(csr, begin, terms.weights(), features.heads);
       const int64_t col = col_of(csr, begin);
       const int64_t index = weighted ? weight_of(csr, begin) : 0;
       if (col < 0 || index < 0) continue;
@@ -44,9 +46,9 @@ struct Selection {
   JAX_GNN_INLINE void store(const Tile<Acc, kTile>& tile, int64_t row,
                             const Run<Acc, 1, kTile>& run) const {
     constexpr int kLanes = Tile<Acc, kTile>::kLanes;
-    JAX_GNN_UNROLL
-    for (int v = 0; v < Tile<Acc, kTile>::kVectors; ++v)
+    unrolled<Tile<Acc, kTile>::kVectors>([&](int v) JAX_GNN_LAMBDA {
       cpu::store<kLanes>(out + row * features.width + tile.column + v * kLanes, run.state[0][v]);
+    });
   }
 
   template <int kTile>
@@ -64,9 +66,13 @@ template <typename T>
 struct SelectedTerms {
   using Number = T;
   using Acc = Accumulator<T>;
+  static constexpr int kMaxTile = 16;
   Select<T, Acc> select;
 
   bool weighted() const { return select.weight || select.factor; }
+  JAX_GNN_INLINE const Acc* weights() const {
+    return select.factor ? select.factor : select.weight;
+  }
   JAX_GNN_INLINE const T* col_key() const { return select.col_key; }
 
   template <int kTile, typename Body>
@@ -97,11 +103,13 @@ template <typename T>
 struct LeakyTerms {
   using Number = T;
   using Acc = Accumulator<T>;
+  static constexpr int kMaxTile = kWidestTile<Acc>;
   Leaky<T, Acc> keys;
   const Acc* factor;
   const Acc* vector;
 
   bool weighted() const { return true; }
+  JAX_GNN_INLINE const Acc* weights() const { return factor; }
   JAX_GNN_INLINE const T* col_key() const { return keys.col_key; }
 
   template <int kTile, typename Body>
@@ -130,6 +138,7 @@ void segment_select(const ParallelFor& parallel_for, const Csr<Index>& csr,
 template <typename T, typename Acc, typename Index>
 void leaky_sum(const ParallelFor& parallel_for, const Csr<Index>& csr, const Leaky<T, Acc>& leaky,
                const Acc* factor, const Acc* vector, Features features, T* out) {
+  expect_writes(out, csr.num_rows * features.width);
   const Selection<LeakyTerms<T>, Index> selection = {csr, {leaky, factor, vector}, features, out};
   reduce_segments(parallel_for, selection, csr, 2);
 }

@@ -263,11 +263,12 @@ def _gradients(
 
 
 def _vjp_call(platform: str, operands: KeyedCotangents, *, heads: int, slope: float) -> Call | None:
-    del platform
     value, row_key, col_key, vector, scale, entry_scale, y, stats, ct, log_sum_ct, matrix = operands
     csr = matrix.by_col
     found = csr_operands(csr, ct.shape[0])
     if found is None or not _has_kernel(operands, heads):
+        return None
+    if platform == "cpu" and vector is not None:  # of dots alone
         return None
     ids, flags = found
     flags |= _flags(operands, slope)
@@ -410,7 +411,6 @@ keyed_attention_vjp = define(
         operands=KeyedCotangents,
         result=_gradients,
         xla=_composed_vjp,
-        platforms=("cuda",),
         call=_vjp_call,
         jvp=by_composition,
         transpose={},
