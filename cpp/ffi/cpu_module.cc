@@ -142,14 +142,15 @@ struct Cpu {
     return ffi::Error::Success();
   }
 
-  // Of dot products: those of a vector and a LeakyReLU are a composition here.
+  // Of dot products and keys that are not the values: else it is a composition here.
   template <typename T, typename Acc>
   static ffi::Error keyed_attention_vjp(Context& pool, Workspace, const Csr<int32_t>& csr,
                                         const T* value, const Attained<T, Acc>& attained,
                                         const Keys<T, Acc>& keys, const Acc* edge_scale,
                                         Features features, T* out, T* to_key, Acc* to_score,
                                         Acc* to_vector, AttentionRecord<Acc>* records, Acc*) {
-    if (to_vector != nullptr) return invalid("there is a kernel of dot products alone");
+    if (to_vector != nullptr || to_key == nullptr)
+      return invalid("there is a kernel of dot products of keys apart alone");
     cpu::keyed_attention_vjp(parallel_for(pool), csr, value, attained, keys, edge_scale, features,
                              out, to_key, to_score, records);
     return ffi::Error::Success();

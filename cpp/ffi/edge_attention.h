@@ -508,7 +508,7 @@ ffi::Error typed_attention_vjp(typename Backend::Context context, ffi::AnyBuffer
   }
   const ffi::AnyBuffer* const of_log_sum = attributes.has_log_sum_ct ? &log_sum_ct : nullptr;
   ffi::Error error =
-      check_attained(ct, y, stats, of_log_sum, *records, Features{width, heads}, dtype);
+      check_attained(ct, &y, stats, of_log_sum, *records, Features{width, heads}, dtype);
   if (error.failure()) return error;
   error = check_whole_heads({width, heads}, dtype);
   if (error.failure()) return error;
@@ -528,8 +528,8 @@ ffi::Error typed_attention_vjp(typename Backend::Context context, ffi::AnyBuffer
                                      data<const T>(of_value)};
     return Backend::typed_attention_vjp(
         context, make_workspace(*workspace), operands.csr(), data<const T>(value),
-        make_attained<T, Acc>(ct, y, stats, of_log_sum), attention, of_rows, Features{width, heads},
-        data<T>(*out), data<Acc>(*to_src_score), data<Acc>(*to_score),
+        make_attained<T, Acc>(ct, &y, stats, of_log_sum), attention, of_rows,
+        Features{width, heads}, data<T>(*out), data<Acc>(*to_src_score), data<Acc>(*to_score),
         static_cast<AttentionRecord<Acc>*>(records->untyped_data()));
   });
 }

@@ -691,14 +691,15 @@ void make_records(const ParallelFor& parallel_for, const Attained<T, Acc>& attai
       const int64_t last = even_share(count, task + 1, tasks);
       for (int64_t first = even_share(count, task, tasks); first < last; first += kDots) {
         const int64_t size = std::min(kDots, last - first);
-        Acc dots[kDots];
-        sums_of_terms(
-            size, group,
-            [&](int64_t i) JAX_GNN_LAMBDA {
-              return RowProduct<T>{attained.ct + (first + i) * group,
-                                   attained.y + (first + i) * group};
-            },
-            dots);
+        Acc dots[kDots] = {};
+        if (attained.y)
+          sums_of_terms(
+              size, group,
+              [&](int64_t i) JAX_GNN_LAMBDA {
+                return RowProduct<T>{attained.ct + (first + i) * group,
+                                     attained.y + (first + i) * group};
+              },
+              dots);
         for (int64_t k = 0; k < size; ++k) {
           const int64_t i = first + k;
           const Acc less = attained.log_sum_ct ? attained.log_sum_ct[i] : Acc(0);

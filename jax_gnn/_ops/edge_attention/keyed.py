@@ -268,7 +268,7 @@ def _vjp_call(platform: str, operands: KeyedCotangents, *, heads: int, slope: fl
     found = csr_operands(csr, ct.shape[0])
     if found is None or not _has_kernel(operands, heads):
         return None
-    if platform == "cpu" and vector is not None:  # of dots alone
+    if platform == "cpu" and (vector is not None or col_key is None):  # of dots, of keys apart
         return None
     ids, flags = found
     flags |= _flags(operands, slope)
