@@ -101,8 +101,8 @@ JAX_GNN_INLINE V exp_of_small(V x) {
   return ExpOf<Element<V>>::reduced(reduction.r) * reduction.power_of_two(reduction.power);
 }
 
-// Logarithms of numbers from 2^-64 to 2^64, inf and NaN: a number's bits are one to within 0.06, and
-// Halley's steps cube the error, but for that of the exponential.
+// Logarithms of numbers from 2^-64 to 2^64, inf and NaN: a number's bits are one to within 0.06,
+// and Halley's steps cube the error, but for that of the exponential.
 template <int kLanes, typename V>
 JAX_GNN_INLINE V log(V x) {
   using E = ExpOf<Element<V>>;
