@@ -274,11 +274,11 @@ def test_derivatives(graph, typed, case, method):
 @pytest.mark.parametrize("sizes", [(1, 4, 6), (1, 6, 4), (1, 4, 4), (2, 4, 6), (2, 3, 4)])
 def test_scores_of_rows_and_of_numbers(graph, sizes, attention, form, monkeypatch):
     """Edges read rows at their ends, or numbers of pairs, or of all nodes and relations."""
-    at = "jax_gnn._ops.relational_attention.ways.dense_scores_pay"
-    monkeypatch.setattr(at, lambda *_: form == "nodes")
+    at = "jax_gnn._ops.relational_attention.ways"
+    monkeypatch.setattr(f"{at}.scores_by_edge_pay", lambda *_: form == "rows")
+    monkeypatch.setattr(f"{at}.dense_scores_pay", lambda *_: form == "nodes")
     heads, *widths = sizes
-    method = "source_pairs" if form == "rows" else "destination_pairs"
-    options = {"heads": heads, "attention": attention, "method": method}
+    options = {"heads": heads, "attention": attention, "method": "source_pairs"}
     conv, x = make(RGATConv, *widths, **options), features(widths[0])
 
     def call(conv, graph, x):

@@ -41,6 +41,7 @@ from jax_gnn._ops.relational_attention.schedule import (
     Way,
     chosen,
     dense_scores_pay,
+    scores_by_edge_pay,
 )
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
@@ -208,6 +209,12 @@ class Typed:
     def by_source_pairs(self, x: Array, kernel: Array, vectors: Vectors, scores: Scores) -> Array:
         """``(destinations, heads · n)``, of RGAT."""
         options: Any = {"heads": vectors.dst.shape[1]}
+        if not scores_by_edge_pay(counts(x, kernel, self.matrix, transposed=False)):
+            value, score = (
+                self.of_sources(x, Rows(kernel)),
+                scores.of(*self.numbers(x, vectors.both)),
+            )
+            return self._of_scores(value, score, scores, **options)
         value, at_dst = typed_values(x, kernel, vectors.dst, self.matrix, precision=self.precision)
         of_value, types = vectors.values.reshape(len(kernel), -1), self._types_of_pairs()
         scale = None if scores.scale is None else scores.scale.astype(at_dst.dtype)
@@ -219,12 +226,18 @@ class Typed:
             options |= {"slope": scores.slope, "keeps_scores": False}
             return typed_attention(*operands, **options)[0]
         at_src = numbers_of_values(value, of_value, types, self.matrix, **options)
-        score, matrix = scores.of(at_dst, at_src), part(self.matrix.from_pairs)
+        return self._of_scores(value, scores.of(at_dst, at_src), scores, **options)
+
+    def _of_scores(self, value: Array, score: Array, scores: Scores, *, heads: int) -> Array:
+        """Sums of values by source pair under the softmax of edges' scores."""
+        matrix, scale = part(self.matrix.from_pairs), scores.scale
+        scale = None if scale is None else scale.astype(score.dtype)
         if scores.within:
             weight = self.shares(score, within=True)
             weight = weight if scale is None else weight * scale
-            return segment_reduce(value, weight, matrix, reduce="sum", **options)
-        return edge_attention(value, None, None, score, scale, matrix, slope=1.0, **options)[0]
+            return segment_reduce(value, weight, matrix, reduce="sum", heads=heads)
+        operands = value, None, None, score, scale, matrix
+        return edge_attention(*operands, heads=heads, slope=1.0)[0]
 
     def numbers(self, x: Array, vectors: Array) -> tuple[Array, Array]:
         """``(edges, heads)`` twice: what ``(relations, 2 · heads, k)`` give at both ends.
