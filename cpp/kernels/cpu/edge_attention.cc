@@ -414,7 +414,14 @@ struct Forward {
       }
     }
     std::fill_n(scratch.tops[0], block.num_parts * features.heads, Acc(0));
-    return all;
+    if (!all) return false;
+    for (int32_t p = 0; p < block.num_parts; ++p) {  // the only entry of a row weighs 1 exactly
+      const Part<Acc>& part = block.parts[p];
+      if (part.state || part.end - part.begin != 1) continue;
+      std::copy_n(scratch.scores[part.begin], features.heads, scratch.tops[p]);
+      std::fill_n(scratch.weights[part.begin], features.heads, Acc(1));
+    }
+    return true;
   }
 
   // Weights are relative to tops, the largest of each row.
