@@ -9,6 +9,7 @@ it that goes by column, in one pass where there is a kernel; what rows' keys get
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +30,7 @@ from jax_gnn._ops.edge_attention.primitive import (
     edge_attention_jvp,
     edge_attention_vjp,
     holds_whole_heads,
+    jvp_of_tangents,
     jvp_transpose,
     of_log_sum,
     of_results,
@@ -301,16 +303,6 @@ def _jvp(bind: Bind, primals: Keyed, tangents: Keyed) -> tuple[list[Array], list
     return [y, stats], [dy, of_log_sum(dlog_sum)]
 
 
-def _linear_jvp(
-    bind: Bind, primals: KeyedTangents, tangents: KeyedTangents
-) -> tuple[list[Array], list[Array]]:
-    moving = {name for name, each in tangents._asdict().items() if each is not None}
-    if moving - {"matrix"} <= set(_TANGENTS):
-        given = {name: getattr(tangents, name) for name in _TANGENTS}
-        return bind(primals), bind(primals._replace(**given))
-    return by_composition(bind, primals, tangents)
-
-
 def _jvp_transpose(
     bind: Bind, cts: list[Array | None], operands: KeyedTangents
 ) -> tuple[Array | None, ...]:
@@ -393,7 +385,7 @@ keyed_attention_jvp = define(
         result=per_row_and_head,
         xla=_composed_jvp,
         platforms=(),
-        jvp=_linear_jvp,
+        jvp=functools.partial(jvp_of_tangents, _TANGENTS),
         transpose={_TANGENTS: _jvp_transpose},
         batch=batch_apart,
         several=True,

@@ -246,6 +246,17 @@ def _linear_jvp(
     return by_composition(bind, primals, tangents)
 
 
+def jvp_of_tangents(
+    linear: tuple[str, ...], bind: Bind, primals: Any, tangents: Any
+) -> tuple[Any, Any]:
+    """Of what is linear in operands together, of which None stands for zeros."""
+    moving = {name for name, each in tangents._asdict().items() if jax.tree.leaves(each)}
+    if moving <= set(linear):
+        given = {name: getattr(tangents, name) for name in linear}
+        return bind(primals), bind(primals._replace(**given))
+    return by_composition(bind, primals, tangents)
+
+
 def jvp_transpose(
     bind: Bind, cts: list[Array | None], operands: Tangents
 ) -> tuple[Array, Array, Array]:

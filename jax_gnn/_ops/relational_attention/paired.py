@@ -14,6 +14,7 @@ weighted sum; what is its own are the derivatives. With g[v] the cotangent of y,
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +26,7 @@ from jax_gnn._core.batching import batch_apart
 from jax_gnn._core.op import Bind, Op, define
 from jax_gnn._core.relations import RelationalMatrix
 from jax_gnn._ops.edge_attention.keyed import keyed_attention, keyed_attention_vjp
-from jax_gnn._ops.edge_attention.primitive import by_composition
+from jax_gnn._ops.edge_attention.primitive import jvp_of_tangents
 from jax_gnn._ops.edge_attention.sums import shares
 from jax_gnn._ops.edge_attention.xla import row_dots
 from jax_gnn._ops.relational_attention.primitive import by_head, part, product_of_heads
@@ -148,16 +149,6 @@ def _jvp(bind: Bind, primals: Paired, tangents: Paired) -> tuple[Array, Array]:
     )
 
 
-def _linear_jvp(
-    bind: Bind, primals: PairedTangents, tangents: PairedTangents
-) -> tuple[Array, Array]:
-    moving = {name for name, each in tangents._asdict().items() if each is not None}
-    if moving - {"matrix"} <= set(_TANGENTS):
-        given = {name: getattr(tangents, name) for name in _TANGENTS}
-        return bind(primals), bind(primals._replace(**given))
-    return by_composition(bind, primals, tangents)
-
-
 def _transpose(bind: Bind, ct: Array, operands: PairedTangents) -> tuple[Array | None, ...]:
     value, key, query, kernel, bias, _, y, sums, stats, share, *_, matrix = operands
     heads, implementation = bind.attributes["heads"], bind.implementation
@@ -250,7 +241,7 @@ paired_attention_jvp = define(
         result=_result,
         xla=_composed_jvp,
         platforms=(),
-        jvp=_linear_jvp,
+        jvp=functools.partial(jvp_of_tangents, _TANGENTS),
         transpose={_TANGENTS: _transpose},
         batch=batch_apart,
         flops=lambda operands, **_: 2 * _flops(operands),

@@ -35,6 +35,7 @@ from jax_gnn._ops.edge_attention.primitive import (
     edge_attention_jvp,
     edge_attention_vjp,
     holds_whole_heads,
+    jvp_of_tangents,
     of_log_sum,
     of_results,
     one_pass_workspaces,
@@ -601,16 +602,6 @@ def _jvp(bind: Bind, primals: Attending, tangents: Attending) -> tuple[list[Arra
     return [y, stats, score], [dy, of_log_sum(dlog_sum), dscore]
 
 
-def _linear_jvp(
-    bind: Bind, primals: AttendingTangents, tangents: AttendingTangents
-) -> tuple[list[Array], list[Array]]:
-    moving = {name for name, each in tangents._asdict().items() if jax.tree.leaves(each)}
-    if moving <= set(_TANGENTS):
-        given = {name: getattr(tangents, name) for name in _TANGENTS}
-        return bind(primals), bind(primals._replace(**given))
-    return by_composition(bind, primals, tangents)
-
-
 def _jvp_transpose(
     bind: Bind, cts: list[Array | None], operands: AttendingTangents
 ) -> tuple[Array, Array | None, Array]:
@@ -670,7 +661,7 @@ typed_attention_jvp = define(
         result=_moved,
         xla=_attention_jvp,
         platforms=(),
-        jvp=_linear_jvp,
+        jvp=functools.partial(jvp_of_tangents, _TANGENTS),
         transpose={_TANGENTS: _jvp_transpose},
         batch=batch_apart,
         several=True,

@@ -136,9 +136,9 @@ class Typed:
         rows = (part(self.matrix.to_pairs) if within else self.matrix.nodes).by_row
         return segment_softmax(score, segments(rows.rows, rows.num_rows))
 
-    def shares_of_pairs(self, stats: Array, shift: Array | None = None) -> Array:
+    def shares_of_pairs(self, stats: Array) -> Array:
         """What each destination's pairs count in its softmax, of the pairs' own."""
-        return shares(stats, self.pair_dst.node_segments, shift)
+        return shares(stats, self.pair_dst.node_segments)
 
     # --- Products by relation ----------------------------------------------------------------
 
@@ -210,15 +210,12 @@ class Typed:
         """``(destinations, heads · n)``, of RGAT."""
         options: Any = {"heads": vectors.dst.shape[1]}
         if not scores_by_edge_pay(counts(x, kernel, self.matrix, transposed=False)):
-            value, score = (
-                self.of_sources(x, Rows(kernel)),
-                scores.of(*self.numbers(x, vectors.both)),
-            )
-            return self._of_scores(value, score, scores, **options)
+            score = scores.of(*self.numbers(x, vectors.both))
+            return self._of_scores(self.of_sources(x, Rows(kernel)), score, scores, **options)
         value, at_dst = typed_values(x, kernel, vectors.dst, self.matrix, precision=self.precision)
         of_value, types = vectors.values.reshape(len(kernel), -1), self._types_of_pairs()
-        scale = None if scores.scale is None else scores.scale.astype(at_dst.dtype)
         if not (scores.multiplied or scores.within):
+            scale = None if scores.scale is None else scores.scale.astype(at_dst.dtype)
             nodes: Any = x, vectors.dst
             if scores.of_edges is not None:
                 nodes, at_dst = (None, None), at_dst + scores.of_edges.astype(at_dst.dtype)
