@@ -186,7 +186,7 @@ def test_large_sums_that_gather_get_the_walk_of_each_team_by_itself():
 
 def test_narrow_rows_one_behind_another_fill_the_device_once():
     narrow = {"entries": 900_000, "rows": 90_000, "itemsize": 4, "gather": False}
-    for width, lanes in ((4, 1), (8, 2), (12, 4), (16, 4)):
+    for width, lanes in ((1, 1), (2, 2), (4, 1), (8, 2), (12, 4), (16, 4)):
         for sums in (True, False):
             schedule = SEGMENT.choose("segment_reduce", **narrow, width=width, sums=sums)
             assert schedule == Schedule(False, lanes, 64, 1584)

@@ -796,6 +796,36 @@ def test_schedules_give_the_same_result(
 
 
 @on_kernels
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("width, lanes", [(1, 1), (2, 2), (3, 4)])
+@pytest.mark.parametrize("size", [6_000, 20_000, 60_000])
+def test_many_narrow_rows(
+    rng: np.random.Generator, size: int, width: int, lanes: int, dtype: str, implementation: str
+) -> None:
+    """Rows of an entry or none, up to more of them than wait to be written side by side."""
+    count = 6_000
+    ids = rng.integers(size, size=count)
+    ids[:700] = rng.integers(size // 2, size // 2 + 9, 700)  # some longer ones
+    ids[700:720] = rng.choice([-1, size], 20)
+    ids = np.sort(ids)
+    data = rng.normal(size=(count, width)).astype(np.float32)
+    for name, reduce, empty in (
+        ("sum", lambda x: x.sum(0), 0.0),
+        ("mean", lambda x: x.mean(0), 0.0),
+        ("max", lambda x: x.max(0), -np.inf),
+    ):
+        schedule = schedules.Schedule(False, lanes, 64, 5)
+        with setting(implementation, dtype), schedules.use(schedule):
+            op = functools.partial(ours(name), indices_are_sorted=True)
+            given = jnp.asarray(data, dtype)
+            got = op(given, ids.astype(np.int32), size)
+        exact = np.asarray(given).astype(float)
+        want = each_segment(reduce, empty)(Elements(ids, size), exact)
+        tolerance = {"float32": 1e-5, "bfloat16": 1e-2, "float64": 1e-12}[dtype]
+        assert_close(np.asarray(got).astype(float), want, tolerance, name)
+
+
+@on_kernels
 def test_a_forced_schedule_is_used(implementation: str) -> None:
     """The number of blocks is in the shape of the workspace."""
     data, ids = np.ones((9000, 4), np.float32), np.zeros(9000, np.int32)

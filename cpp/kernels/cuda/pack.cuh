@@ -144,6 +144,12 @@ __device__ __forceinline__ void store_word(T* address, const Acc* x) {
   *reinterpret_cast<Pack<T, kVec>*>(address) = pack;
 }
 
+// Both addresses are aligned likewise.
+template <int kVec, typename T>
+__device__ __forceinline__ void copy_word(const T* from, T* to) {
+  *reinterpret_cast<Pack<T, kVec>*>(to) = *reinterpret_cast<const Pack<T, kVec>*>(from);
+}
+
 // Writes factor * sum, likewise.
 template <typename T, int kVec, typename Acc>
 __device__ __forceinline__ void store_scaled(T* address, const Acc (&sum)[kVec], Acc factor) {

@@ -156,6 +156,50 @@ struct Output {
   }
 };
 
+// In place of an Epilogue: some rows wait side by side in shared memory, as rows that are narrower
+// than a sector cost a write of one each, and neighbouring lanes have rows of far apart.
+template <typename T>
+struct Staged {
+  T* words;              // of the lane, of the first of them
+  unsigned first, rows;  // which rows; none unless a kernel says so
+
+  __device__ __forceinline__ bool has(Index row) const {
+    return static_cast<unsigned>(row) - first < rows;
+  }
+};
+
+template <typename T, class Op, typename Acc>
+struct Output<T, Op, Acc, Staged<T>> {
+  static constexpr int kVec = Op::kVec;
+  using Result = typename Op::Result;
+
+  T* out;
+  int64_t num_rows, width;
+  Staged<T> last;
+
+  // Writes the lane's word of a row that is below `limit`.
+  __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
+                                        unsigned limit) const {
+    if (static_cast<unsigned>(row) >= limit) return;
+    Result x[kVec];
+    Op::finish(run, x);
+    const unsigned row_bytes = static_cast<unsigned>(width) * static_cast<unsigned>(sizeof(T));
+    T* const to = last.has(row) ? last.words + (static_cast<unsigned>(row) - last.first) * width
+                                : row_at(lane_out, row, row_bytes);
+    store_word<kVec>(to, x);
+  }
+  __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
+    if (!column.active) return;
+    put_empty(out + row * width + column.first);
+  }
+  static __device__ __forceinline__ void put_empty(T* to) {
+    Result x[kVec];
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) x[i] = Op::empty();
+    store_word<kVec>(to, x);
+  }
+};
+
 __device__ __forceinline__ bool is_row(int64_t row, int64_t num_rows) {
   return static_cast<uint64_t>(row) < static_cast<uint64_t>(num_rows);
 }

@@ -10,6 +10,10 @@
 
 namespace jax_gnn::cuda {
 
+// How sums of rows that lie one behind another are written. Wide words leave no registers for more.
+template <typename T, int kVec>
+using RowsOf = std::conditional_t<kVec == 1, Staged<T>, NoEpilogue>;
+
 template <typename T, typename Acc>
 cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& entries,
                            Reduce reduce, const T* in, const Acc* weight, Features features,
@@ -24,7 +28,7 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const 
     const auto run = [&](auto op, const auto& last) {
       using Op = decltype(op);
       using Last = std::decay_t<decltype(last)>;
-      const auto with_message = [&](const auto& message) {
+      const auto with_message = [&](const auto& message, const auto& last) {
         return launch_reduce<Op>(stream, schedule, csr, message, features, out, workspace,
                                  Start::kWaits, last);
       };
@@ -33,13 +37,13 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const 
           return launch_step<Op>(stream, csr, in, weight, features, last, out, workspace);
       if constexpr (std::is_same_v<Last, NoEpilogue>)
         if (csr.cols == nullptr && weight == nullptr)
-          return with_message(RowMessage<T, Acc, kVec>{in, features.width});
+          return with_message(RowMessage<T, Acc, kVec>{in, features.width}, RowsOf<T, kVec>{});
       if constexpr (has_gather_walk<Op, T>)
         if (schedule.parallel)
           return launch_gather<Op>(stream, schedule, csr, Gathered<T, Acc>{in, weight, heads},
                                    features.width, last, out, workspace);
-      return with_message(
-          GatherMessage<T, Acc, kVec>{in, weight, row_bytes_of<T>(features), heads});
+      return with_message(GatherMessage<T, Acc, kVec>{in, weight, row_bytes_of<T>(features), heads},
+                          last);
     };
     const auto run_linear = [&](auto op) {
       if constexpr (!std::is_integral_v<T>)

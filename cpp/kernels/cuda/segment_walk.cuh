@@ -8,10 +8,14 @@
 // the same order. What is open where a block ends is handed, through the workspace, to the block in
 // which the run ends (see Tails). The cut depends on shapes only: the same bits on every run.
 //
+// Results narrower than a sector are put side by side in shared memory first, where the warp's step
+// has many rows: those between its first and its last, empty ones too, begin and end in it.
+//
 // Needs blocks of up to kMaxThreads threads, whole warps; dynamic shared memory, for two runs of
-// each team's lanes a warp, and for dots their words; a workspace row for each block of a column of
-// the grid; and a tag that no other launch has. segment_walk_launch.h provides them. Promises that
-// all rows are written, empty ones too where it `fills`, and that any ids are survived.
+// each team's lanes a warp, for dots their words, and for narrow results kStagedBytes a warp; a
+// workspace row for each block of a column of the grid; and a tag that no other launch has.
+// segment_walk_launch.h provides them. Promises that all rows are written, empty ones too where it
+// `fills`, and that any ids are survived.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -23,10 +27,20 @@
 namespace jax_gnn::cuda {
 namespace {
 
+constexpr int kStagedBytes = 4 << 10;   // of a warp
+constexpr unsigned kFewestStaged = 32;  // rows of a step: fewer are written as they end
+
+// Bytes ahead of the rows that are staged.
+template <class Op, typename Acc>
+__host__ __device__ constexpr int runs_bytes(int warps, int lanes) {
+  return (warps * 2 * lanes * Op::kParts * static_cast<int>(sizeof(Acc)) + 15) / 16 * 16;
+}
+
 // How entries and features are dealt out.
 struct Cut {
   int lane_bits;     // log2 of the lanes of a team
   bool aligned;      // ids can be read in long words
+  bool stages;       // a team's words are a row, which is narrow: there is room for staged ones
   int64_t per_warp;  // entries of a warp, a multiple of a step's
   int64_t width;
 };
@@ -137,9 +151,11 @@ struct Walk {
 template <class Message, class Op, bool kParallel, class Last = NoEpilogue>
 __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
     reduce_kernel(Csr<Index> csr, Message message, Cut cut,
-                  Output<typename Message::T, Op, typename Message::Acc, Last> output,
+                  Output<typename Message::T, Op, typename Message::Acc, Last> result,
                   int64_t heads, bool fills, Start start, Tails<Op, typename Message::Acc> tails) {
+  using T = typename Message::T;
   using Acc = typename Message::Acc;
+  constexpr bool kStages = std::is_same_v<Last, Staged<T>> && !kParallel;
   __shared__ Range long_gaps[kLongGaps];
   __shared__ int num_long_gaps;
   __shared__ Index edges[8];
@@ -169,8 +185,15 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
 
   Sizes sizes = {cut_size(csr.num_rows), cut_size(csr.num_cols), cut_size(csr.num_weights)};
   if (!column.active) sizes = {0, 0, 0};
-  typename Message::T* lane_out = output.out + column.first;
-  hide(lane_out);  // or it is computed anew for every store
+  Output<T, Op, Acc, Last> output = result;
+  T* lane_out = output.out + column.first;
+  hide(lane_out);       // or it is computed anew for every store
+  T* staged = nullptr;  // the warp's
+  if constexpr (kStages) {
+    staged = reinterpret_cast<T*>(dynamic_shared() + runs_bytes<Op, Acc>(warps, lanes) +
+                                  warp * kStagedBytes);
+    output.last = {staged + column.first, 0, 0};
+  }
 
   bool beside = false;
   if constexpr (Message::kGathers && !Message::kDots)
@@ -182,9 +205,8 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
   const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,       head_rows,
                               marks,     shared_heads,   shared_tails};
   Steps walk{csr, message, cut, teams, team, column, rows, end, sizes, left_words, beside, whole};
-  Runs<Op, typename Message::T, Acc, Last> runs{csr,      output, lanes,  lane,     teams,
-                                                team,     warp,   column, shared,   sizes,
-                                                lane_out, carry,  seen,   left_open};
+  Runs<Op, T, Acc, Last> runs{csr,    output, lanes, lane,     teams, team, warp,
+                              column, shared, sizes, lane_out, carry, seen, left_open};
 
   typename Steps::Step coming;
   if constexpr (Message::kGathers) walk.load_step(begin, coming);
@@ -204,6 +226,25 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
       left_open = begin > 0 && __shfl_sync(kWholeWarp, ids.row[0], 0) == row_before;
     Index after[kUnroll];  // the row of the entry that follows
     walk.find_rows_after(ids, after);
+    bool stages = false;  // rows between the step's first and last
+    if constexpr (kStages)
+      if (cut.stages && ids.full) {
+        const Index first = __shfl_sync(kWholeWarp, ids.row[0], 0);
+        const Index last = __shfl_sync(kWholeWarp, ids.row[kUnroll - 1], 31);
+        const unsigned between = static_cast<unsigned>(last) - static_cast<unsigned>(first) - 1;
+        const unsigned most = kStagedBytes / static_cast<unsigned>(cut.width * sizeof(T));
+        stages = static_cast<unsigned>(first) < sizes.rows &&
+                 static_cast<unsigned>(last) < sizes.rows && between >= kFewestStaged &&
+                 between <= most;
+        if (stages) {
+          output.last.first = static_cast<unsigned>(first) + 1;
+          output.last.rows = between;
+          __syncwarp();  // the step before is done with what is there
+          for (unsigned word = threadIdx.x % 32; word < between * lanes; word += 32)
+            output.put_empty(staged + word * kVec);
+          __syncwarp();
+        }
+      }
     bool has_end = false;
     Index head_row = 0;
     unsigned gaps = 0;  // bit j: rows after that of entry j are empty
@@ -255,6 +296,19 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
       __syncwarp();
       runs.carry_on(has_end, has_end, head_row, head, run);
     }
+    if constexpr (kStages)
+      if (stages) {
+        __syncwarp();
+        T* const to = output.out + int64_t{output.last.first} * cut.width;
+        for (unsigned word = threadIdx.x % 32; word < output.last.rows * lanes; word += 32)
+          copy_word<kVec>(staged + word * kVec, to + word * kVec);
+        output.last.rows = 0;
+        // Gaps between the step's entries are written by now.
+        if (team + 1 < teams)
+          gaps = 0;
+        else
+          gaps &= 1u << (kUnroll - 1);
+      }
     if (fills)
       for (; gaps != 0; gaps &= gaps - 1) {
         const int64_t entry = ids.first + (__ffs(gaps) - 1) * ids.stride;

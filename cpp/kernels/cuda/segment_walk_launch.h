@@ -55,10 +55,15 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule, const C
   using Acc = typename Message::Acc;
   using T = typename Message::T;
   constexpr int kVec = Op::kVec;
+  constexpr bool kStages = std::is_same_v<Last, Staged<T>>;
   const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
-    const cudaError_t error = launch_fill(stream, start, output);
+    cudaError_t error;
+    if constexpr (kStages)
+      error = launch_fill(stream, start, Output<T, Op, Acc>{out, csr.num_rows, features.width, {}});
+    else
+      error = launch_fill(stream, start, output);
     if (error != cudaSuccess || csr.count == 0) return error;
   }
   Cut cut;
@@ -75,15 +80,20 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule, const C
                 aligned(message.weights(), 16);
   if (tiles > kMaxGridY || blocks > kMaxGridX || cut.per_warp > 0x7fffffff)
     return cudaErrorInvalidConfiguration;
+  constexpr int64_t kSector = 32;
+  cut.stages = kStages && features.width == lanes * kVec &&
+               features.width * static_cast<int64_t>(sizeof(T)) < kSector;
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  const size_t warp_bytes = static_cast<size_t>(lanes) * Op::kParts * sizeof(Acc);
   auto kernel = reduce_kernel<Message, Op, false, Last>;
   if constexpr (has_parallel<Message, Op>)
     if (schedule.parallel) kernel = reduce_kernel<Message, Op, true, Last>;
-  const size_t row_words = Message::kDots ? kDotThreads * Message::kUnroll * kVec * sizeof(T) : 0;
-  return launch(stream, {grid, threads, threads / 32 * 2 * warp_bytes + row_words}, kernel, csr,
-                message, cut, output, features.heads, fills, start, tails);
+  const size_t row_words = Message::kDots ? kDotThreads * Message::kUnroll * kVec * sizeof(T)
+                           : cut.stages   ? threads / 32 * kStagedBytes
+                                          : 0;
+  const size_t shared = runs_bytes<Op, Acc>(threads / 32, lanes) + row_words;
+  return launch(stream, {grid, threads, shared}, kernel, csr, message, cut, output, features.heads,
+                fills, start, tails);
 }
 
 // Sums and means of rows that are read in words of 16 bytes have a walk of their own.

@@ -45,8 +45,9 @@ _STEP_LANES, _STEP_THREADS, _STEP_ENTRIES = 8, 256, 256
 _SMALL = 2**18
 _SMALL_WITH_EPILOGUE = 2**19
 
-# The first of these where rows of at most so many lanes lie one behind another.
-_SMALL_NARROW, _NARROW_LANES = 2**17, 4
+# The first of these where rows of at most so many lanes lie one behind another; lanes that read one
+# feature each.
+_SMALL_NARROW, _NARROW_LANES, _NARROW_FEATURES = 2**17, 4, 2
 
 # The first of these for both gradients of a weighted sum.
 _SMALL_GRADIENTS = 3 * 2**16
@@ -112,8 +113,10 @@ def _from_rule(
         gains = lanes == 16 and stays if ordered else lanes >= 8
         if gather and itemsize == 4 and word > 1 and gains:
             return Schedule(True, lanes, 128, 660)
-    narrow = op == "segment_reduce" and not gather and word > 1 and lanes <= _NARROW_LANES
-    small = _SMALL_WITH_EPILOGUE if epilogue else _SMALL_NARROW if narrow else _SMALL
+    narrowest = _NARROW_LANES if word > 1 else _NARROW_FEATURES
+    narrow = op == "segment_reduce" and not gather and lanes <= narrowest
+    small_rows = _SMALL_NARROW if narrow and word > 1 else _SMALL
+    small = _SMALL_WITH_EPILOGUE if epilogue else small_rows
     if sums and entries * -(-width // (_STEP_LANES * word)) <= small:
         return Schedule(False, _STEP_LANES, _STEP_THREADS, max(-(-entries // _STEP_ENTRIES), 1))
     if narrow:
