@@ -553,7 +553,7 @@ OP = Op(
         for kind in INPUTS
         for heads, widths in WIDTHS.items()
     },
-    widths={"cpu": (8, 16), "gpu": (8, 16, 64)},
+    widths={"cpu": (8, 16, 64), "gpu": (8, 16, 64)},
     problem=problem,
     families=(
         Family(OURS, "jax", ("jax_gnn",), jax_gnn_candidates),
