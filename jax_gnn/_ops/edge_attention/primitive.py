@@ -27,7 +27,8 @@ from jax import Array
 from jax_gnn._core.arrays import accumulator_dtype, row_width
 from jax_gnn._core.batching import batch
 from jax_gnn._core.csr import Csr, SparseMatrix
-from jax_gnn._core.kernels import csr_operands, like_first, unscheduled_workspace
+from jax_gnn._core.ids import at_most
+from jax_gnn._core.kernels import csr_operands, like_first, unscheduled_workspace, workspace_of
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define
 from jax_gnn._core.schedule import known_width
 from jax_gnn._ops.edge_attention import xla
@@ -156,6 +157,55 @@ def holds_whole_heads(value: Any, heads: int) -> bool:
         return False
     words, rest = divmod(width * np.dtype(value.dtype).itemsize, 16 * max(heads, 1))
     return rest == 0 and 1 <= words <= 32 and (heads == 1 or words.bit_count() == 1)
+
+
+# Of the kernel that has all gradients in one launch, as in edge_gradients.cuh: words of 16 bytes in
+# a tile, and entries of a block. And entries times tiles up to which it is the faster one.
+_TILE_WORDS, _STEP_BLOCK, _MOST_IN_STEP = 16, 48, 1 << 16
+
+
+class InStep(NamedTuple):
+    """What the kernel of all gradients gets of a matrix.
+
+    Attributes:
+        ids: rows and columns of the entries by row, rows, columns and order of those by column.
+        flags: what is said of these.
+        blocks: that share the entries.
+    """
+
+    ids: list[Operand]
+    flags: dict[str, Any]
+    blocks: int
+
+
+def gradients_in_step(value: Operand, matrix: SparseMatrix, heads: int) -> InStep | None:
+    """Whether one launch has all gradients: of few entries, of which none is left out by an order.
+
+    The only place that decides it: the kernel refuses what it cannot do.
+    """
+    by_row, by_col = matrix
+    found = csr_operands(by_row, by_col.num_rows), csr_operands(by_col, by_row.num_rows)
+    if None in found or by_row.order is not None or by_row.cols is None or by_col.cols is None:
+        return None
+    if not holds_whole_heads(value, heads):
+        return None
+    count, width = by_row.count, row_width(value)
+    words = width * np.dtype(value.dtype).itemsize // 16
+    of_head = words // heads
+    # Heads of two numbers would want more shared memory than all GPUs have.
+    if of_head > _TILE_WORDS or (heads > 1 and 16 // of_head * value.dtype.itemsize > 64):
+        return None
+    tiles = -(-words // _TILE_WORDS)
+    sizes = by_row.num_rows, by_col.num_rows
+    # Where most rows are empty they are filled by launches of their own.
+    if not (at_most(1, count) and all(at_most(size, 2 * count) for size in sizes)):
+        return None
+    if not at_most(count * tiles, _MOST_IN_STEP):
+        return None
+    (rows, cols, _), _ = found[0]
+    by_source, flags = found[1]
+    blocks = 2 * -(-count // _STEP_BLOCK)
+    return InStep([rows, cols, *by_source], {"ordered": flags["ordered"]}, blocks)
 
 
 def _flags(operands: Attended | Cotangents, slope: float) -> dict[str, Any]:
