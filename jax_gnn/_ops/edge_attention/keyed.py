@@ -189,7 +189,7 @@ def _composed_jvp(
     value, dvalue = operands.value, operands.dvalue
     return edge_attention_jvp(
         *(value, None, None, score, operands.entry_scale, operands.y, operands.stats),
-        *(jnp.zeros_like(value) if dvalue is None else dvalue, None, dscore, operands.matrix),
+        *(jnp.zeros_like(value) if dvalue is None else dvalue, None, None, dscore, operands.matrix),
         **options,
     )
 
@@ -236,7 +236,7 @@ def _of_row_keys(
     slope: float,
     implementation: str | None,
 ) -> Array:
-    """What rows' keys get of the scores' cotangents, those of dot products before they are scaled."""
+    """What rows' keys get of the scores' cotangents, of dot products before they are scaled."""
     value, row_key, col_key, vector, *_ = operands
     key, matrix = value if col_key is None else col_key, operands.matrix
     options: Any = {"heads": heads, "implementation": implementation}
@@ -372,9 +372,9 @@ def _jvp_transpose(
         getattr(operands, name) for name in ("value", "entry_scale", "y", "stats")
     )
     of_scores = Tangents(
-        *(value, None, None, score, entry_scale, y, stats), None, None, None, operands.matrix
+        *(value, None, None, score, entry_scale, y, stats), None, None, None, None, operands.matrix
     )
-    to_value, _, to_score = jvp_transpose(bind, cts, of_scores)
+    to_value, _, _, to_score = jvp_transpose(bind, cts, of_scores)
     (to_moving,) = pull(to_score)
     if operands.col_key is None and "col_key" in to_moving:
         to_value += to_moving.pop("col_key")
