@@ -111,6 +111,7 @@ struct GradientShared {
   alignas(16) Index rows[kGradientWindow + 4];
   unsigned ends[kGradientWindow / 32];  // bits of entries that another row follows
   unsigned gaps[kGradientWindow / 32];  // of those that empty rows follow
+  unsigned counted[kGradientWindow / 32];
   alignas(16) Acc numbers[1];
 
   __host__ __device__ static constexpr int64_t bytes(int head_bits) {
@@ -137,25 +138,39 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared());
   const unsigned thread = threadIdx.x, lane = thread % kLanes, team = thread / kLanes;
 
-  // Places in the window: those before the block, its own, and the first of the next.
-  if (thread < kWindow) {                                     // whole warps
-    const unsigned entry = block * kOwn + thread - kOverlap;  // before the first: too large
+  // Ids on either side of the block's first entry, and of the next block's, and so far before these
+  // as the window reaches: whether a row is handed on.
+  const unsigned begin_entry = block * kOwn, end_entry = begin_entry + kOwn;
+  const unsigned first_id = load_id(side.rows, begin_entry, side.count, ~0u);
+  const unsigned before_id = load_id(side.rows, begin_entry - kOverlap, side.count, ~0u);
+  const unsigned next_id = load_id(side.rows, end_entry, side.count, ~0u);
+  const unsigned last_id = load_id(side.rows, end_entry - kOverlap, side.count, ~0u);
+  const bool crosses_in = first_id < side.num_rows && before_id == first_id;
+  const bool crosses_out = next_id < side.num_rows && last_id == next_id;
+  // Places in the window: those before the block, of which only the first row's count, its own, and
+  // the first of the next.
+  if (thread < kWindow) {                                    // whole warps
+    const unsigned entry = begin_entry + thread - kOverlap;  // before the first: too large
     const unsigned row = load_id(side.rows, entry, side.count, ~0u);
     const unsigned next = load_id(side.rows, entry + 1, side.count, ~0u);
     const unsigned col = load_id(side.cols, entry, side.count, ~0u);
     const unsigned weight =
         load_id(side.order, entry, side.order != nullptr ? side.count : 0, entry);
-    const bool valid = row < side.num_rows && col < side.num_cols && weight < side.num_weights;
-    shared.rows[thread] = static_cast<Index>(row);
+    const bool is_taken = thread >= kOverlap || (row == first_id && !crosses_in);
+    const bool counts = row < side.num_rows && col < side.num_cols && weight < side.num_weights;
+    const bool valid = is_taken && counts;
+    shared.rows[thread] = is_taken ? static_cast<Index>(row) : -1;
     if (thread == kWindow - 1) shared.rows[kWindow] = static_cast<Index>(next);
     shared.cols[thread] = valid ? static_cast<Index>(col) : -1;
     shared.places[thread] = static_cast<Index>(weight);
     const unsigned ends = __ballot_sync(kWholeWarp, row != next);
     const unsigned gaps =
         __ballot_sync(kWholeWarp, row + 1 < next && next < side.num_rows && row < side.num_rows);
+    const unsigned counted = __ballot_sync(kWholeWarp, valid);
     if (thread % 32 == 0) {
       shared.ends[thread / 32] = ends;
       shared.gaps[thread / 32] = gaps;
+      shared.counted[thread / 32] = counted;
     }
   }
   const unsigned first_of_all = side.rows[0], last_of_all = side.rows[side.count - 1];
@@ -181,23 +196,13 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
 
   const bool is_own = team >= kGradientBefore;
   const unsigned place = team * kEntries;
-  const Index first_row = shared.rows[kOverlap], next_row = shared.rows[kWindow];
-  const bool begins_valid = static_cast<unsigned>(first_row) < side.num_rows;
-  const bool crosses_in = begins_valid && shared.rows[0] == first_row;
-  const bool crosses_out = static_cast<unsigned>(next_row) < side.num_rows &&
-                           shared.rows[kWindow - kOverlap] == next_row;
-  const unsigned ends = shared.ends[place / 32] >> place % 32 & ((1u << kEntries) - 1);
+  const auto bits_of = [&](const unsigned (&bits)[kWindow / 32]) {
+    return bits[place / 32] >> place % 32 & ((1u << kEntries) - 1);
+  };
+  const unsigned ends = bits_of(shared.ends), counted = bits_of(shared.counted);
   const auto begins = [&](unsigned j) { return j == 0 || (ends >> (j - 1) & 1) != 0; };
-  // Bit j: the team's entry j counts. Of what lies before the block only the first row's do.
-  unsigned counted = 0;
   Index cols[kEntries];
-  const bool takes_before = begins_valid && !crosses_in;
-#pragma unroll
-  for (unsigned j = 0; j < kEntries; ++j) {
-    const bool is_taken = is_own || (takes_before && shared.rows[place + j] == first_row);
-    cols[j] = is_taken ? shared.cols[place + j] : Index(-1);
-    counted |= static_cast<unsigned>(cols[j] >= 0) << j;
-  }
+  read_shared(reinterpret_cast<const unsigned char*>(shared.cols + place), cols);
 
   // What entries bring: by source cotangent and result, by destination value and key.
   constexpr bool kTwo = kBySource || (kKeyed && !kSame);
@@ -224,24 +229,28 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
   constexpr unsigned kQuery = kBySource ? 0 : 2, kCt = 0, kY = 1;
   constexpr unsigned kValue = kKeyed ? 1 : 0, kOwnKey = kSame ? kValue : kValue + 1;
   const auto copy = [&](bool valid, const T* rows, Index row, unsigned to, unsigned j) {
-    copy_async<16>(valid && active, row_at(rows + first_feature, row, row_bytes), &word_of(to, j));
+    copy_async<16>(valid, row_at(rows + first_feature, row, row_bytes), &word_of(to, j));
   };
+  if constexpr (kBySource && kKeyed)
 #pragma unroll
-  for (unsigned j = 0; j < kEntries; ++j) {
-    if constexpr (kBySource && kKeyed) copy(cols[j] >= 0, from.keys.row_key, cols[j], kQuery, j);
-    if (begins(j)) {
-      const Index row = shared.rows[place + j];
-      const bool is_there = static_cast<unsigned>(row) < side.num_rows &&
-                            (is_own || (takes_before && row == first_row));
-      if constexpr (kBySource) {
-        copy(is_there, from.value, row, kValue, j);
-        if constexpr (kKeyed && !kSame) copy(is_there, from.keys.col_key, row, kOwnKey, j);
-      } else {
-        copy(is_there, from.attained.ct, row, kCt, j);
-        copy(is_there, from.attained.y, row, kY, j);
-        if constexpr (kKeyed) copy(is_there, from.keys.row_key, row, kQuery, j);
+    for (unsigned j = 0; j < kEntries; ++j)
+      copy(static_cast<unsigned>(cols[j]) < num_cols, from.keys.row_key, cols[j], kQuery, j);
+  {
+    Index rows[kEntries];
+    read_shared(reinterpret_cast<const unsigned char*>(shared.rows + place), rows);
+#pragma unroll
+    for (unsigned j = 0; j < kEntries; ++j)
+      if (begins(j)) {
+        const bool is_there = static_cast<unsigned>(rows[j]) < num_rows;
+        if constexpr (kBySource) {
+          copy(is_there, from.value, rows[j], kValue, j);
+          if constexpr (kKeyed && !kSame) copy(is_there, from.keys.col_key, rows[j], kOwnKey, j);
+        } else {
+          copy(is_there, from.attained.ct, rows[j], kCt, j);
+          copy(is_there, from.attained.y, rows[j], kY, j);
+          if constexpr (kKeyed) copy(is_there, from.keys.row_key, rows[j], kQuery, j);
+        }
       }
-    }
   }
   // Numbers of entries, which the lanes of a head share out.
   if (has_head)
@@ -309,8 +318,7 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
   bool has_long_gap = false;
   if (is_own)
 #pragma unroll 1
-    for (unsigned gaps = shared.gaps[place / 32] >> place % 32 & ((1u << kEntries) - 1); gaps != 0;
-         gaps &= gaps - 1) {
+    for (unsigned gaps = bits_of(shared.gaps); gaps != 0; gaps &= gaps - 1) {
       const Index* const rows = shared.rows + place + __ffs(gaps) - 1;
       if (rows[1] - rows[0] > kLongGap)
         has_long_gap = true;
@@ -394,17 +402,33 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
       number(Shared::kToScore, j) = to_score;
     }
   __syncwarp();
-  Acc weights[kEntries], to_scores[kEntries];
+  Acc weights[kEntries], to_scores[kEntries];  // anything in lanes without features
   if constexpr (kBySource)
     read_shared(reinterpret_cast<const unsigned char*>(&number(Shared::kWeight, 0)), weights);
   read_shared(reinterpret_cast<const unsigned char*>(&number(Shared::kToScore, 0)), to_scores);
-  if (!has_head)
-#pragma unroll
-    for (unsigned j = 0; j < kEntries; ++j) weights[j] = to_scores[j] = 0;
 
-  // No branches: the sum that is the team's first to end is kept, others are stored.
+  // Runs of threads wait in place of their words that are read: what is open where the team's
+  // entries end, and the sum that is the team's first to end.
+  constexpr unsigned kRunWords = ceil_div(kParts * sizeof(Acc), 16), kFirst = kEntries / 2;
+  constexpr unsigned kFree = kBySource && kSame ? 2 : 1;  // row of words that sums do not read
+  static_assert(kRunWords <= kFirst && kFree < Shared::kRows);
+  const auto put_run = [&](const Acc(&run)[kParts], unsigned at) {
+    W words[kRunWords] = {};
+    memcpy(words, run, sizeof(run));
+#pragma unroll
+    for (unsigned i = 0; i < kRunWords; ++i) word_of(kFree, at + i) = words[i];
+  };
+  const auto get_run = [&](unsigned team, unsigned at, Acc(&run)[kParts]) {
+    W words[kRunWords];
+#pragma unroll
+    for (unsigned i = 0; i < kRunWords; ++i)
+      words[i] = shared.words[kFree][at + i][team * kLanes + lane];
+    memcpy(run, words, sizeof(run));
+  };
+
+  // The sum that is the team's first to end is kept, others are stored.
   const unsigned first_end = __ffs(ends) - 1;
-  Acc run[kParts] = {}, first_run[kParts] = {}, to_vector[kVec] = {};
+  Acc run[kParts] = {}, to_vector[kVec] = {};
   {
     W query = {}, own_key = {};
 #pragma unroll
@@ -436,45 +460,30 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
 #pragma unroll
         for (int i = 0; i < kVec; ++i) {
           z[i] += other[i];
-          if (!(counted >> j & 1)) z[i] = 0;  // whatever rows hold that only padding reads
+          if constexpr (!kBySource)  // whatever rows hold that only padding reads
+            if (!(counted >> j & 1)) z[i] = 0;
           const Acc part = z[i] > 0 ? to_scores[j] : sloped;
           run[Op::kKeys + i] += part * vector[i];
           if constexpr (!kBySource) to_vector[i] += part * z[i];
         }
       }
       if constexpr (!kKeyed) run[Op::kNumber] += to_scores[j];
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) first_run[i] = j == first_end ? run[i] : first_run[i];
+      if (j == first_end) put_run(run, kFirst);
       if (j > 0)
         store(shared.rows[place + j], run,
               is_own && j != first_end && (ends >> j & 1) ? num_rows : 0);
     }
   }
-  // What is open where the team's entries end, in place of the thread's words, which are all read;
-  // the vector's part behind it.
-  constexpr unsigned kRunWords = ceil_div(kParts * sizeof(Acc), 16);
-  static_assert(kRunWords <= 4 && kVec * sizeof(Acc) <= 32);
-  const auto put_open = [&](const Acc(&run)[kParts]) {
-    W words[kRunWords] = {};
-    memcpy(words, run, sizeof(run));
-#pragma unroll
-    for (unsigned i = 0; i < kRunWords; ++i) word_of(0, i) = words[i];
-  };
-  const auto get_open = [&](unsigned team, Acc(&run)[kParts]) {
-    W words[kRunWords];
-#pragma unroll
-    for (unsigned i = 0; i < kRunWords; ++i) words[i] = shared.words[0][i][team * kLanes + lane];
-    memcpy(run, words, sizeof(run));
-  };
-  put_open(run);
+  put_run(run, 0);
   if constexpr (kLeaky && !kBySource) {
     W words[2] = {};
     if (!is_own)
 #pragma unroll
       for (int i = 0; i < kVec; ++i) to_vector[i] = 0;
+    static_assert(sizeof(to_vector) <= sizeof(words));
     memcpy(words, to_vector, sizeof(to_vector));
-    word_of(0, 4) = words[0];
-    word_of(0, 5) = words[1];
+    word_of(kCt, 0) = words[0];
+    word_of(kCt, 1) = words[1];
   }
   has_long_gap = __syncthreads_or(has_long_gap) != 0;
 
@@ -484,7 +493,7 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
 #pragma unroll 1
     for (unsigned at = first; at < last; ++at) {
       Acc part[kParts];
-      get_open(at, part);
+      get_run(at, 0, part);
 #pragma unroll
       for (int i = 0; i < kParts; ++i) total[i] += part[i];
     }
@@ -492,6 +501,8 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
     for (int i = 0; i < kParts; ++i) run[i] = total[i] + run[i];
   };
   if (is_own && ends != 0) {
+    Acc first_run[kParts];
+    get_run(team, kFirst, first_run);
     if (begin != place) add_before(begin_team, team, first_run);
     if (waits)
 #pragma unroll
@@ -503,8 +514,8 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
       Acc sum[kVec] = {};
 #pragma unroll 1
       for (unsigned other = kGradientBefore; other < kTeams; ++other) {
-        const W words[2] = {shared.words[0][4][other * kLanes + lane],
-                            shared.words[0][5][other * kLanes + lane]};
+        const W words[2] = {shared.words[kCt][0][other * kLanes + lane],
+                            shared.words[kCt][1][other * kLanes + lane]};
         Acc part[kVec];
         memcpy(part, words, sizeof(part));
 #pragma unroll
@@ -534,10 +545,11 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
   if (!crosses_in && !crosses_out) return;
   const int64_t width = from.width;
   const Column column = {static_cast<int64_t>(first_feature), 0, active};
-  const bool passed = crosses_in && crosses_out && first_row == next_row;
+  const bool passed = crosses_in && crosses_out && first_id == next_id;
+  const Index first_row = static_cast<Index>(first_id);
   const bool relays = passed && block % kRelayEvery == kRelayEvery - 1;
   if (crosses_out && team == kTeams - 1) {
-    get_open(team, run);
+    get_run(team, 0, run);
     if (begin != place) add_before(begin_team, team, run);
     if (relays)
 #pragma unroll
@@ -560,7 +572,7 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
   Acc taken[kParts] = {};
   tails.take(from_tail, min(from_tail + share, chain.num_tails), chain, column, width, taken);
   __syncthreads();  // what teams had left has been read
-  put_open(taken);
+  put_run(taken, 0);
   __syncthreads();
   if (team != 0) return;
 #pragma unroll
