@@ -20,7 +20,7 @@
 // asynchronous copies, each lane's words for itself, once for each run of a team's entries if they
 // are of the run's row.
 //
-// Needs blocks of kGradientThreads threads; GradientLayout's bytes of dynamic shared memory; whole
+// Needs blocks of kGradientThreads threads; GradientShared's bytes of dynamic shared memory; whole
 // heads of up to kGradientLanes words of 16 bytes; for both kinds a workspace row for each block of
 // a column of the grid, and tags that no other launch has. Promises that all rows are written,
 // empty ones too, that nothing behind an id out of range is read, that any ids are survived, and
@@ -43,7 +43,6 @@ namespace jax_gnn::cuda {
 namespace {
 
 constexpr int kGradientThreads = 128;  // of a block
-constexpr int kGradientBlocks = 4;     // of a multiprocessor
 constexpr int kGradientLanes = 16;     // of a team
 constexpr int kGradientEntries = 8;    // of a team
 constexpr int kGradientTeams = kGradientThreads / kGradientLanes;
@@ -51,6 +50,10 @@ constexpr int kGradientBefore = 2;  // teams for what lies before the block
 constexpr int kGradientOverlap = kGradientBefore * kGradientEntries;
 constexpr int kGradientWindow = kGradientTeams * kGradientEntries;
 constexpr int kGradientBlock = kGradientWindow - kGradientOverlap;  // entries of a block
+
+// Blocks of a multiprocessor: with more, registers are spilled.
+template <Scores kScores, typename T>
+constexpr int kGradientBlocks = kScores == Scores::kLeaky && sizeof(T) != 4 ? 3 : 4;
 
 // The entries of one kind of blocks, sorted by their rows.
 struct GradientSide {
@@ -590,7 +593,7 @@ template <Scores kScores, bool kSame, typename T, typename Acc>
 using DestinationTails = Tails<GradientOp<kScores, kSame, false, T, Acc>, Acc>;
 
 template <Scores kScores, bool kSame, typename T, typename Acc>
-__global__ void __launch_bounds__(kGradientThreads, kGradientBlocks)
+__global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kScores, T>)
     gradients_kernel(const __grid_constant__ Gradients<T, Acc> gradients,
                      SourceTails<kScores, kSame, T, Acc> of_src,
                      DestinationTails<kScores, kSame, T, Acc> of_dst) {
