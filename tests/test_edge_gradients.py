@@ -299,11 +299,11 @@ RAW: dict[str, list[Any]] = {
         *(floats(5, 2), floats(3, 2), floats(4, 2), *ENDS),
     ],
 }
-WORKSPACE = ((2, 64 + 8 * 16), "uint8")
+WORKSPACE = ((3, 64 + 8 * 16), "uint8")
 RESULTS: dict[str, list[Any]] = {
     "keyed_attention_gradients": [
         *(((3, 8), "float32"), ((5, 8), "float32"), ((3, 8), "float32"), ((1, 8), "float32")),
-        *(WORKSPACE, ((2, 8), "float32")),
+        WORKSPACE,
     ],
     "edge_attention_gradients": [
         *(((3, 8), "float32"), ((5, 2), "float32"), ((3, 2), "float32"), WORKSPACE)
@@ -393,13 +393,12 @@ def test_raw_call_with_wrong_operand(
         ("keyed_attention_gradients", 1, ((3, 8), "float32"), "the gradients"),
         ("keyed_attention_gradients", 2, ((0, 8), "float32"), "the gradients"),
         ("keyed_attention_gradients", 3, ((2, 8), "float32"), "the gradients"),
-        ("keyed_attention_gradients", 4, ((2, 96), "uint8"), "the workspace must be bytes"),
-        ("keyed_attention_gradients", 5, ((1, 8), "float32"), "the blocks' parts"),
+        ("keyed_attention_gradients", 4, ((3, 96), "uint8"), "the workspace must be bytes"),
         ("edge_attention_gradients", 0, ((3, 8), "float16"), "the gradients"),
         ("edge_attention_gradients", 1, ((3, 2), "float32"), "the gradients"),
         ("edge_attention_gradients", 2, ((5, 2), "float32"), "the gradients"),
-        ("edge_attention_gradients", 3, ((2, 192), "int8"), "the workspace must be bytes"),
-        ("edge_attention_gradients", 3, ((1, 192), "uint8"), "CUDA error"),
+        ("edge_attention_gradients", 3, ((3, 192), "int8"), "the workspace must be bytes"),
+        ("edge_attention_gradients", 3, ((2, 192), "uint8"), "CUDA error"),
     ],
 )
 def test_raw_call_with_wrong_result(name: str, position: int, wrong: Any, message: str) -> None:

@@ -474,7 +474,7 @@ ffi::Error keyed_attention_gradients(
     ffi::AnyBuffer src_cols, ffi::AnyBuffer src_order, ffi::Result<ffi::AnyBuffer> to_value,
     ffi::Result<ffi::AnyBuffer> to_row_key, ffi::Result<ffi::AnyBuffer> to_col_key,
     ffi::Result<ffi::AnyBuffer> to_vector, ffi::Result<ffi::AnyBuffer> workspace,
-    ffi::Result<ffi::AnyBuffer> parts, KeyedGradientsAttributes attributes) {
+    KeyedGradientsAttributes attributes) {
   const ffi::DataType dtype = ct.element_type(), acc_dtype = accumulator_type(dtype);
   if (ct.dimensions().size() != 2 || value.dimensions().size() != 2 ||
       stats.dimensions().size() != 3) {
@@ -508,15 +508,11 @@ ffi::Error keyed_attention_gradients(
   if (error.failure()) return error;
   error = check_workspace(*workspace, width, acc_dtype);
   if (error.failure()) return error;
-  const Workspace blocks = make_workspace(*workspace);
   if (!is_matrix(*to_value, num_src, width, dtype) ||
       !is_matrix(*to_row_key, num_dst, width, dtype) ||
       !is_matrix(*to_col_key, same ? 0 : num_src, width, dtype) ||
       !is_matrix(*to_vector, leaky ? 1 : 0, width, acc_dtype)) {
     return invalid("the gradients have the wrong shape or dtype");
-  }
-  if (!is_matrix(*parts, leaky ? blocks.blocks : 0, width, acc_dtype)) {
-    return invalid("the blocks' parts have the wrong shape or dtype");
   }
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
@@ -528,7 +524,7 @@ ffi::Error keyed_attention_gradients(
         context, by_dst.csr(), by_src.csr(), data<const T>(value),
         make_attained<T, Acc>(ct, &y, stats, of_log_sum), keys, data_if<Acc>(scaled, edge_scale),
         features, data<T>(*to_value), data<T>(*to_row_key), same ? nullptr : data<T>(*to_col_key),
-        leaky ? data<Acc>(*to_vector) : nullptr, data<Acc>(*parts), blocks);
+        leaky ? data<Acc>(*to_vector) : nullptr, make_workspace(*workspace));
   });
 }
 

@@ -7,9 +7,11 @@
 // forward pass does: of an entry come the value and the key of its source; they sum up what
 // destinations' keys or scores get, and the vector. Both compute scores and weights anew, by the
 // additions of the forward pass, so that nothing is handed from one kind to the other, and neither
-// waits. The cotangent of an entry's score is weight * (< ct, scale * value - y > + log_sum_ct):
-// the difference is taken before the dot, so that there is one dot over the lanes, and no pass over
-// the destinations ahead.
+// waits. The vector is added up by a few blocks more, the last ones, of what those by destination
+// hand on: they wait for blocks that start earlier, which wait for none that start later. The
+// cotangent of an entry's score is weight * (< ct, scale * value - y > + log_sum_ct): the
+// difference is taken before the dot, so that there is one dot over the lanes, and no pass over the
+// destinations ahead.
 //
 // A block has a window of entries, of which the first kGradientBefore teams have those before the
 // block: they sum up what of the block's first row lies there once more, rather than that it is
@@ -21,10 +23,10 @@
 // are of the run's row.
 //
 // Needs blocks of kGradientThreads threads; GradientShared's bytes of dynamic shared memory; whole
-// heads of up to kGradientLanes words of 16 bytes; for both kinds a workspace row for each block of
-// a column of the grid, and tags that no other launch has. Promises that all rows are written,
-// empty ones too, that nothing behind an id out of range is read, that any ids are survived, and
-// the same bits on every run: the cut depends on shapes only.
+// heads of up to kGradientLanes words of 16 bytes; a workspace row for each block of a column of
+// the grid, of those by destination two, and tags that no other launch has. Promises that all rows
+// are written, empty ones too, that nothing behind an id out of range is read, that any ids are
+// survived, and the same bits on every run: the cut depends on shapes only.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -65,17 +67,101 @@ struct GradientSide {
 template <typename T, typename Acc>
 struct Gradients {
   GradientSide by_src, by_dst;
-  unsigned src_blocks;  // those by source come first
-  const T* value;       // (num_src, width)
+  unsigned src_blocks, dst_blocks;  // in this order, then those for the vector
+  const T* value;                   // (num_src, width)
   Attained<T, Acc> attained;
   Attention<Acc> attention;               // of keys only the scale of edges
   Keys<T, Acc> keys;                      // row_key is of destinations, col_key of sources
   T *to_value, *to_col_key, *to_row_key;  // to_col_key: null where values are keys
   Acc *to_src_score, *to_dst_score;       // (num_src, heads), (num_dst, heads), of numbers of heads
-  Acc* parts;                             // (blocks by destination, width), of the vector's
+  Acc* to_vector;                         // (width)
   unsigned width, heads;
   int head_bits;  // log2 of the lanes of a head
 };
+
+// What blocks by destination have of the vector's gradient, as tails are handed on: in words of 16
+// bytes, of which 8 are the launch's tag, and from which that is removed where they are taken.
+template <typename Acc, int kVec>
+struct VectorParts {
+  static constexpr int kPairs = kVec * static_cast<int>(sizeof(Acc)) / 8;
+
+  unsigned char* base;  // [block][pair][word of a row]
+  uint64_t tag;
+
+  __device__ __forceinline__ unsigned char* pair(unsigned block, int i, unsigned word,
+                                                 unsigned words) const {
+    return base + 16 * ((uint64_t{block} * kPairs + i) * words + word);
+  }
+  __device__ __forceinline__ void put(unsigned block, unsigned word, unsigned words,
+                                      const Acc (&part)[kVec]) const {
+    uint64_t pairs[kPairs];
+    memcpy(pairs, part, sizeof(part));
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) write_pair(pair(block, i, word, words), pairs[i], tag);
+  }
+};
+
+// Blocks for the vector have so many lanes of a tile each, whose parts they share out.
+constexpr int kVectorLanes = 4, kVectorBlocks = kGradientLanes / kVectorLanes;
+
+// Adds up the parts of a block's lanes, always in the same order.
+template <typename Acc, int kVec>
+__device__ __forceinline__ void sum_vector(const VectorParts<Acc, kVec>& parts, unsigned block,
+                                           unsigned blocks, unsigned words, Acc* to_vector) {
+  constexpr int kPairs = VectorParts<Acc, kVec>::kPairs, kBatch = 16 / kPairs;
+  constexpr unsigned kGroups = kGradientThreads / kVectorLanes, kWarps = kGradientThreads / 32;
+  const unsigned lane = threadIdx.x % kVectorLanes, group = threadIdx.x / kVectorLanes;
+  const unsigned word = blockIdx.y * kGradientLanes + block * kVectorLanes + lane;
+  Acc sum[kVec] = {};
+#pragma unroll 1
+  for (unsigned first = group; word < words && first < blocks; first += kBatch * kGroups) {
+    uint64_t pairs[kBatch][kPairs] = {};
+    bool complete;
+    do {
+      complete = true;
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j)
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i)
+          if (first + j * kGroups < blocks) {
+            uint64_t found;
+            read_pair(parts.pair(first + j * kGroups, i, word, words), pairs[j][i], found);
+            complete &= found == parts.tag;
+          }
+    } while (wait_unless(complete));
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      if (first + j * kGroups < blocks)
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i)
+          write_pair(parts.pair(first + j * kGroups, i, word, words), 0, ~parts.tag);
+      Acc part[kVec];
+      memcpy(part, pairs[j], sizeof(part));
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) sum[i] += part[i];
+    }
+  }
+  Acc* const sums = reinterpret_cast<Acc*>(dynamic_shared());  // [warp][lane][feature]
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) {
+#pragma unroll
+    for (int distance = kVectorLanes; distance < 32; distance *= 2)
+      sum[i] += __shfl_xor_sync(kWholeWarp, sum[i], distance);
+    if (threadIdx.x % 32 == lane)
+      sums[(threadIdx.x / 32 * kVectorLanes + lane) * kVec + i] = sum[i];
+  }
+  __syncthreads();
+  if (threadIdx.x >= kVectorLanes || word >= words) return;
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) {
+    Acc total = 0;
+#pragma unroll
+    for (unsigned warp = 0; warp < kWarps; ++warp)
+      total += sums[(warp * kVectorLanes + lane) * kVec + i];
+    to_vector[word * kVec + i] = total;
+  }
+}
 
 // What a kind of blocks sums up: of sources values' gradients, then keys', if these are apart; of
 // destinations those of keys. Of numbers of heads that of the number comes last.
@@ -127,7 +213,8 @@ struct GradientShared {
 template <Scores kScores, bool kSame, bool kBySource, typename T, typename Acc, class OpenTails>
 __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
                                               const GradientSide& side, unsigned block,
-                                              unsigned blocks, const OpenTails& tails) {
+                                              unsigned blocks, const OpenTails& tails,
+                                              const VectorParts<Acc, 16 / sizeof(T)>& parts) {
   using Op = GradientOp<kScores, kSame, kBySource, T, Acc>;
   using Shared = GradientShared<kScores, kSame, Acc>;
   using W = uint4;
@@ -524,8 +611,7 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
 #pragma unroll
         for (int i = 0; i < kVec; ++i) sum[i] += part[i];
       }
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) from.parts[block * from.width + first_feature + i] = sum[i];
+      parts.put(block, first_feature / kVec, from.width / kVec, sum);
     }
 
   if (has_long_gap)
@@ -596,16 +682,26 @@ template <Scores kScores, bool kSame, typename T, typename Acc>
 __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kScores, T>)
     gradients_kernel(const __grid_constant__ Gradients<T, Acc> gradients,
                      SourceTails<kScores, kSame, T, Acc> of_src,
-                     DestinationTails<kScores, kSame, T, Acc> of_dst) {
+                     DestinationTails<kScores, kSame, T, Acc> of_dst,
+                     VectorParts<Acc, 16 / sizeof(T)> parts) {
   allow_next_launch();
   wait_for_previous_launch();
-  const unsigned src_blocks = gradients.src_blocks;
-  if (blockIdx.x < src_blocks)
-    sum_gradients<kScores, kSame, true>(gradients, gradients.by_src, blockIdx.x, src_blocks,
-                                        of_src);
-  else
-    sum_gradients<kScores, kSame, false>(gradients, gradients.by_dst, blockIdx.x - src_blocks,
-                                         gridDim.x - src_blocks, of_dst);
+  const unsigned src_blocks = gradients.src_blocks, dst_blocks = gradients.dst_blocks;
+  unsigned block = blockIdx.x;
+  if (block < src_blocks) {
+    sum_gradients<kScores, kSame, true>(gradients, gradients.by_src, block, src_blocks, of_src,
+                                        parts);
+    return;
+  }
+  block -= src_blocks;
+  if (kScores != Scores::kLeaky || block < dst_blocks) {
+    sum_gradients<kScores, kSame, false>(gradients, gradients.by_dst, block, dst_blocks, of_dst,
+                                         parts);
+    return;
+  }
+  if constexpr (kScores == Scores::kLeaky)
+    sum_vector(parts, block - dst_blocks, dst_blocks, gradients.width / (16 / sizeof(T)),
+               gradients.to_vector);
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "edge_attention_back.cuh"
 #include "edge_gradients.cuh"
 #include "edge_gradients.h"
 #include "segment_walk_launch.h"
@@ -34,7 +33,7 @@ cudaError_t launch_gradients(cudaStream_t stream, const Csr<Index>& by_dst,
   if (1 << head_bits > kGradientLanes || (features.heads > 1 && !whole) || tiles > kMaxGridY ||
       by_src.count <= 0 || by_dst.count <= 0 || by_dst.order != nullptr ||
       std::max(by_src.count, by_dst.count) > kMost || !addressable<T>(features) ||
-      src_blocks + dst_blocks > workspace.blocks || shared > most_shared_memory())
+      src_blocks + 2 * dst_blocks > workspace.blocks || shared > most_shared_memory())
     return cudaErrorInvalidValue;
   const auto side = [](const Csr<Index>& csr) {
     const auto cut = [](int64_t size) {
@@ -46,16 +45,21 @@ cudaError_t launch_gradients(cudaStream_t stream, const Csr<Index>& by_dst,
   gradients.by_src = side(by_src);
   gradients.by_dst = side(by_dst);
   gradients.src_blocks = static_cast<unsigned>(src_blocks);
+  gradients.dst_blocks = static_cast<unsigned>(dst_blocks);
   gradients.width = static_cast<unsigned>(features.width);
   gradients.heads = static_cast<unsigned>(features.heads);
   gradients.head_bits = head_bits;
-  auto* const bytes = static_cast<unsigned char*>(workspace.bytes);
+  auto* bytes = static_cast<unsigned char*>(workspace.bytes);
   const SourceTails<kScores, kSame, T, Acc> of_src = {bytes, next_tag()};
-  const DestinationTails<kScores, kSame, T, Acc> of_dst = {
-      bytes + src_blocks * workspace_bytes(features.width, sizeof(Acc)), next_tag()};
-  const dim3 grid(static_cast<unsigned>(src_blocks + dst_blocks), static_cast<unsigned>(tiles));
+  bytes += src_blocks * workspace_bytes(features.width, sizeof(Acc));
+  const DestinationTails<kScores, kSame, T, Acc> of_dst = {bytes, next_tag()};
+  bytes += dst_blocks * workspace_bytes(features.width, sizeof(Acc));
+  const VectorParts<Acc, kVec> parts = {bytes, next_tag()};
+  const int64_t more = kScores == Scores::kLeaky ? kVectorBlocks : 0;
+  const dim3 grid(static_cast<unsigned>(src_blocks + dst_blocks + more),
+                  static_cast<unsigned>(tiles));
   return launch(stream, {grid, kGradientThreads, static_cast<size_t>(shared)},
-                gradients_kernel<kScores, kSame, T, Acc>, gradients, of_src, of_dst);
+                gradients_kernel<kScores, kSame, T, Acc>, gradients, of_src, of_dst, parts);
 }
 
 }  // namespace
@@ -65,7 +69,7 @@ cudaError_t keyed_attention_gradients(cudaStream_t stream, const Csr<Index>& by_
                                       const Csr<Index>& by_src, const T* value,
                                       const Attained<T, Acc>& attained, const Keys<T, Acc>& keys,
                                       const Acc* edge_scale, Features features, T* to_value,
-                                      T* to_row_key, T* to_col_key, Acc* to_vector, Acc* parts,
+                                      T* to_row_key, T* to_col_key, Acc* to_vector,
                                       const Workspace& workspace) {
   if (!fits<16 / sizeof(T), T>(features, {value, attained.y, attained.ct, keys.row_key,
                                           keys.col_key, to_value, to_row_key, to_col_key}))
@@ -78,18 +82,13 @@ cudaError_t keyed_attention_gradients(cudaStream_t stream, const Csr<Index>& by_
   gradients.to_value = to_value;
   gradients.to_col_key = to_col_key;
   gradients.to_row_key = to_row_key;
-  gradients.parts = parts;
+  gradients.to_vector = to_vector;
   const bool same = to_col_key == nullptr, leaky = keys.vector != nullptr;
   const auto launch_kind = leaky  ? same ? launch_gradients<Scores::kLeaky, true, T, Acc>
                                          : launch_gradients<Scores::kLeaky, false, T, Acc>
                            : same ? launch_gradients<Scores::kDots, true, T, Acc>
                                   : launch_gradients<Scores::kDots, false, T, Acc>;
-  const cudaError_t error = launch_kind(stream, by_dst, by_src, gradients, features, workspace);
-  if (error != cudaSuccess || !leaky) return error;
-  const int64_t columns = ceil_div(features.width, kSumColumns);
-  return launch(stream, {dim3(static_cast<unsigned>(columns)), kSumThreads, 0},
-                sum_parts_kernel<Acc>, static_cast<const Acc*>(parts),
-                ceil_div(by_dst.count, int64_t{kGradientBlock}), features.width, to_vector);
+  return launch_kind(stream, by_dst, by_src, gradients, features, workspace);
 }
 
 template <typename T, typename Acc>
@@ -116,7 +115,7 @@ cudaError_t edge_attention_gradients(cudaStream_t stream, const Csr<Index>& by_d
 #define JAX_GNN_INSTANTIATE(T, Acc)                                                              \
   template cudaError_t keyed_attention_gradients(                                                \
       cudaStream_t, const Csr<int32_t>&, const Csr<int32_t>&, const T*, const Attained<T, Acc>&, \
-      const Keys<T, Acc>&, const Acc*, Features, T*, T*, T*, Acc*, Acc*, const Workspace&);      \
+      const Keys<T, Acc>&, const Acc*, Features, T*, T*, T*, Acc*, const Workspace&);            \
   template cudaError_t edge_attention_gradients(                                                 \
       cudaStream_t, const Csr<int32_t>&, const Csr<int32_t>&, const T*, const Attained<T, Acc>&, \
       const Attention<Acc>&, Features, T*, Acc*, Acc*, const Workspace&);

@@ -338,10 +338,8 @@ def _gradients_call(
     }
     factor = Operand.of(jnp.ravel, vector or scale)
     arrays = ct, value, row_key, col_key or value, factor, entry_scale or value
-    width, acc = row_width(value), stats.dtype
-    parts = jax.ShapeDtypeStruct((0 if vector is None else found.blocks, width), acc)
-    workspaces = [workspace_of(found.blocks, width, np.dtype(acc)), parts]
-    return Call([*arrays, y, stats, log_sum_ct or value, *found.ids], flags, workspaces)
+    workspace = workspace_of(found.blocks, row_width(value), np.dtype(stats.dtype))
+    return Call([*arrays, y, stats, log_sum_ct or value, *found.ids], flags, [workspace])
 
 
 # --- Derivatives ---------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ class InStep(NamedTuple):
     Attributes:
         ids: rows and columns of the entries by row, rows, columns and order of those by column.
         flags: what is said of these.
-        blocks: that share the entries.
+        blocks: of the workspace.
     """
 
     ids: list[Operand]
@@ -211,7 +211,7 @@ def gradients_in_step(value: Operand, matrix: SparseMatrix, heads: int) -> InSte
     if not at_most(count * tiles, _MOST_IN_STEP):
         return None
     ids, flags = of_cols
-    blocks = 2 * -(-count // _STEP_BLOCK)
+    blocks = 3 * -(-count // _STEP_BLOCK)  # of both, and of parts of a vector
     return InStep([*of_rows[0][:2], *ids], {"ordered": flags["ordered"]}, blocks)
 
 
