@@ -270,6 +270,38 @@ def test_masked_edges(rng: np.random.Generator, heads: int) -> None:
     assert not np.any(np.asarray(got[1])[::3]) and not np.any(np.asarray(got[2])[::2])
 
 
+@needs_kernel
+@pytest.mark.parametrize("kind", ["gat", "gatv2", "dot"])
+def test_large_scores(rng: np.random.Generator, kind: str) -> None:
+    """Up to 10,000; weights are made of the bits that the forward pass has."""
+    heads, features = 2, 8
+    edges = edges_of(rng, "even", 300)
+    operands = list(operands_of(rng, kind, edges, heads, features)[:4])
+    for i in (1, 2):  # what scores are made of, and the vector
+        operands[i] = np.round(8 * operands[i] * (3000 if kind == "gat" else 30)) / 8
+    if kind == "gatv2":
+        operands[3] = np.round(32 * operands[3]) / 8
+    scale = np.full((1, 1), 2.0) if kind == "dot" else None
+    ct, _ = cotangents_of(rng, edges, heads, features)
+    given = [i for i, x in enumerate(operands) if x is not None]
+
+    def total(*moving: Any) -> Any:
+        every = [moving[given.index(i)] if i in given else None for i in range(4)]
+        every = [*every, None] if kind == "gat" else [*every, scale, None]
+        return jnp.sum(forward(kind, every, edges.matrix, heads)[0] * ct)
+
+    def run(dtype: str) -> Any:
+        moving = [operands[i].astype(dtype) for i in given]
+        return jax.jit(lambda *each: jax.grad(total, tuple(range(len(given))))(*each))(*moving)
+
+    with setting("xla", "float64"):
+        want = run("float64")
+    with setting("cuda"):
+        got = run("float32")
+    for i, (one, other) in enumerate(zip(got, want, strict=True)):
+        assert_close(one, other, 1e-4, f"{i}")
+
+
 # --- Raw calls -----------------------------------------------------------------------------------
 
 SOME = "keyed_attention_gradients", "edge_attention_gradients"
