@@ -112,11 +112,15 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "edge_attention": (floats(3, 2), *SCORES, MATRIX),
     "edge_attention_jvp": (
         *(floats(3, 2), *SCORES, floats(5, 2), floats(5, 1, 2)),
-        *(floats(3, 2), floats(3, 1), floats(4, 1), MATRIX),
+        *(floats(3, 2), floats(5, 1), floats(3, 1), floats(4, 1), MATRIX),
     ),
     "edge_attention_vjp": (
         *(floats(3, 2), *SCORES, floats(5, 2), floats(5, 1, 2)),
         *(floats(5, 2), floats(5, 1), MATRIX),
+    ),
+    "edge_attention_gradients": (
+        *(floats(3, 4), *SCORES[:2], None, SCORES[3], floats(5, 4), floats(5, 1, 2)),
+        *(floats(5, 4), floats(5, 1), MATRIX),
     ),
     "keyed_attention": (
         *(floats(3, 4), floats(5, 4), floats(3, 4), floats(1, 4), floats(1, 1), floats(4, 1)),
@@ -130,6 +134,11 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     ),
     "keyed_attention_vjp": (
         *(floats(3, 4), floats(5, 4), floats(3, 4), None, floats(1, 1), floats(4, 1)),
+        *(floats(5, 4), floats(5, 1, 2), floats(5, 4), floats(5, 1)),
+        MATRIX,
+    ),
+    "keyed_attention_gradients": (
+        *(floats(3, 4), floats(5, 4), floats(3, 4), floats(1, 4), None, floats(4, 1)),
         *(floats(5, 4), floats(5, 1, 2), floats(5, 4), floats(5, 1)),
         MATRIX,
     ),

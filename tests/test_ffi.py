@@ -41,6 +41,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
         for name in (
             *("edge_attention", "edge_attention_jvp", "edge_attention_vjp"),
             *("keyed_attention", "keyed_attention_jvp", "keyed_attention_vjp"),
+            *("edge_attention_gradients", "keyed_attention_gradients"),
             *("leaky_scores", "leaky_dots", "leaky_sum"),
             *("typed_attention_jvp", "typed_attention_vjp"),
         )

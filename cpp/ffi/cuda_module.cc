@@ -8,6 +8,7 @@
 #include <string>
 
 #include "../kernels/cuda/edge_attention.h"
+#include "../kernels/cuda/edge_gradients.h"
 #include "../kernels/cuda/hypergraph_aggregate.h"
 #include "../kernels/cuda/relational_aggregate.h"
 #include "../kernels/cuda/sddmm.h"
@@ -80,6 +81,16 @@ struct Cuda {
   template <typename... Args>
   static ffi::Error keyed_attention_vjp(Context stream, Workspace workspace, const Args&... args) {
     return status(cuda::keyed_attention_vjp(stream, args..., workspace));
+  }
+
+  template <typename... Args>
+  static ffi::Error keyed_attention_gradients(Context stream, const Args&... args) {
+    return status(cuda::keyed_attention_gradients(stream, args...));
+  }
+
+  template <typename... Args>
+  static ffi::Error edge_attention_gradients(Context stream, const Args&... args) {
+    return status(cuda::edge_attention_gradients(stream, args...));
   }
 
   template <typename... Args>
@@ -216,9 +227,11 @@ NB_MODULE(_cuda, m) {
   m.def("targets", [] {
     return targets({
         JAX_GNN_TARGET(edge_attention),
+        JAX_GNN_TARGET(edge_attention_gradients),
         JAX_GNN_TARGET(edge_attention_vjp),
         JAX_GNN_TARGET(hypergraph_aggregate),
         JAX_GNN_TARGET(keyed_attention),
+        JAX_GNN_TARGET(keyed_attention_gradients),
         JAX_GNN_TARGET(keyed_attention_vjp),
         JAX_GNN_TARGET(leaky_scores),
         JAX_GNN_TARGET(leaky_sum),

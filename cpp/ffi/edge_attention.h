@@ -1,6 +1,7 @@
-// Handlers of edge_attention, edge_attention_vjp, keyed_attention, keyed_attention_vjp,
-// typed_attention, typed_attention_vjp, leaky_scores and leaky_sum, written once. A Backend has a
-// Context, half types, and functions of the same names that return an ffi::Error.
+// Handlers of edge_attention, edge_attention_vjp, edge_attention_gradients, keyed_attention,
+// keyed_attention_vjp, keyed_attention_gradients, typed_attention, typed_attention_vjp,
+// leaky_scores and leaky_sum, written once. A Backend has a Context, half types, and functions of
+// the same names that return an ffi::Error.
 #pragma once
 
 #include <algorithm>
@@ -33,6 +34,19 @@ struct KeyedVjpAttributes {
   bool leaky, same, scaled, has_y, has_log_sum_ct;
   double slope;
   bool gather, ordered;
+};
+
+// Of entries by destination, without an order, and of those by source.
+struct KeyedGradientsAttributes {
+  bool leaky, same, scaled, has_log_sum_ct;
+  double slope;
+  bool ordered;
+};
+
+struct AttentionGradientsAttributes {
+  bool scaled, has_log_sum_ct;
+  double slope;
+  bool ordered;
 };
 
 struct TypedAttributes {
@@ -79,6 +93,15 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::KeyedVjpAttributes, StructMember<
                                       StructMember<bool>("has_log_sum_ct"),
                                       StructMember<double>("slope"), StructMember<bool>("gather"),
                                       StructMember<bool>("ordered"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::KeyedGradientsAttributes,
+                                      StructMember<bool>("leaky"), StructMember<bool>("same"),
+                                      StructMember<bool>("scaled"),
+                                      StructMember<bool>("has_log_sum_ct"),
+                                      StructMember<double>("slope"), StructMember<bool>("ordered"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::AttentionGradientsAttributes,
+                                      StructMember<bool>("scaled"),
+                                      StructMember<bool>("has_log_sum_ct"),
+                                      StructMember<double>("slope"), StructMember<bool>("ordered"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::TypedAttributes, StructMember<bool>("has_rows"),
                                       StructMember<bool>("scaled"),
                                       StructMember<bool>("keeps_scores"),
@@ -241,12 +264,10 @@ ffi::Error keyed_attention(typename Backend::Context context, ffi::AnyBuffer val
   });
 }
 
-// Whether what attention gave, its cotangents, and scratch memory for records fit one another;
-// null: absent.
+// Whether what attention gave and its cotangents fit one another; null: absent.
 inline ffi::Error check_attained(const ffi::AnyBuffer& ct, const ffi::AnyBuffer* y,
                                  const ffi::AnyBuffer& stats, const ffi::AnyBuffer* log_sum_ct,
-                                 const ffi::AnyBuffer& records, Features features,
-                                 ffi::DataType dtype) {
+                                 Features features, ffi::DataType dtype) {
   const ffi::DataType acc_dtype = accumulator_type(dtype);
   const int64_t num_rows = ct.dimensions()[0], heads = features.heads;
   if (!is_matrix(ct, num_rows, features.width, dtype) ||
@@ -255,6 +276,18 @@ inline ffi::Error check_attained(const ffi::AnyBuffer& ct, const ffi::AnyBuffer*
       (log_sum_ct != nullptr && !is_matrix(*log_sum_ct, num_rows, heads, acc_dtype))) {
     return invalid("what attention gave or its cotangents have the wrong shape or dtype");
   }
+  return ffi::Error::Success();
+}
+
+// The same, and whether scratch memory for records does.
+inline ffi::Error check_attained(const ffi::AnyBuffer& ct, const ffi::AnyBuffer* y,
+                                 const ffi::AnyBuffer& stats, const ffi::AnyBuffer* log_sum_ct,
+                                 const ffi::AnyBuffer& records, Features features,
+                                 ffi::DataType dtype) {
+  const ffi::Error error = check_attained(ct, y, stats, log_sum_ct, features, dtype);
+  if (error.failure()) return error;
+  const ffi::DataType acc_dtype = accumulator_type(dtype);
+  const int64_t num_rows = ct.dimensions()[0], heads = features.heads;
   if (records.element_type() != acc_dtype || !has_shape(records, {num_rows, heads, 4})) {
     return invalid("the records have the wrong shape or dtype");
   }
@@ -415,6 +448,142 @@ ffi::Error keyed_attention_vjp(
         same ? nullptr : data<T>(*to_col_key), data<Acc>(*to_score),
         leaky ? data<Acc>(*to_vector) : nullptr,
         static_cast<AttentionRecord<Acc>*>(records->untyped_data()), data<Acc>(*parts));
+  });
+}
+
+// Whether the entries by destination and by source are those of attention between so many rows.
+inline ffi::Error check_sides(const CsrOperands& by_dst, const CsrOperands& by_src) {
+  ffi::Error error = by_dst.check(/*weighted=*/true);
+  if (error.failure()) return error;
+  error = by_src.check(/*weighted=*/true);
+  if (error.failure()) return error;
+  if (by_dst.count() == 0 || by_dst.count() != by_src.count()) {
+    return invalid("there must be entries, as many by destination as by source");
+  }
+  return ffi::Error::Success();
+}
+
+// All gradients of keyed_attention: those of keyed_attention_vjp, whose operands it has, and that
+// of row_key in place of the scores'.
+template <typename Backend>
+ffi::Error keyed_attention_gradients(
+    typename Backend::Context context, ffi::AnyBuffer ct, ffi::AnyBuffer value,
+    ffi::AnyBuffer row_key, ffi::AnyBuffer col_key, ffi::AnyBuffer factor,
+    ffi::AnyBuffer edge_scale, ffi::AnyBuffer y, ffi::AnyBuffer stats, ffi::AnyBuffer log_sum_ct,
+    ffi::AnyBuffer dst_rows, ffi::AnyBuffer dst_cols, ffi::AnyBuffer src_rows,
+    ffi::AnyBuffer src_cols, ffi::AnyBuffer src_order, ffi::Result<ffi::AnyBuffer> to_value,
+    ffi::Result<ffi::AnyBuffer> to_row_key, ffi::Result<ffi::AnyBuffer> to_col_key,
+    ffi::Result<ffi::AnyBuffer> to_vector, ffi::Result<ffi::AnyBuffer> workspace,
+    KeyedGradientsAttributes attributes) {
+  const ffi::DataType dtype = ct.element_type(), acc_dtype = accumulator_type(dtype);
+  if (ct.dimensions().size() != 2 || value.dimensions().size() != 2 ||
+      stats.dimensions().size() != 3) {
+    return invalid("the inputs and the statistics have the wrong number of dimensions");
+  }
+  const bool leaky = attributes.leaky, same = attributes.same, scaled = attributes.scaled;
+  const int64_t num_dst = ct.dimensions()[0], width = ct.dimensions()[1];
+  const int64_t num_src = value.dimensions()[0], heads = stats.dimensions()[1];
+  if (!is_matrix(value, num_src, width, dtype) ||
+      (!same && !is_matrix(col_key, num_src, width, dtype)) ||
+      !is_matrix(row_key, num_dst, width, dtype) ||
+      !is_index(factor, leaky ? width : 1, acc_dtype)) {
+    return invalid(
+        "the values, the keys, their vector or their scale have the wrong shape or dtype");
+  }
+  if (!divides(heads, width)) return invalid("the statistics have the wrong shape");
+  const Features features = {width, heads};
+  const ffi::AnyBuffer* const of_log_sum = attributes.has_log_sum_ct ? &log_sum_ct : nullptr;
+  ffi::Error error = check_attained(ct, &y, stats, of_log_sum, features, dtype);
+  if (error.failure()) return error;
+  error = check_whole_heads(features, dtype);
+  if (error.failure()) return error;
+  const int64_t count = static_cast<int64_t>(dst_rows.element_count());
+  if (scaled && !is_matrix(edge_scale, count, heads, acc_dtype)) {
+    return invalid("the edges' scales have the wrong shape or dtype");
+  }
+  const CsrOperands by_dst = {dst_rows, dst_cols, dst_rows, true, false, num_dst, num_src, count};
+  const CsrOperands by_src = {src_rows,           src_cols, src_order, true,
+                              attributes.ordered, num_src,  num_dst,   count};
+  error = check_sides(by_dst, by_src);
+  if (error.failure()) return error;
+  error = check_workspace(*workspace, width, acc_dtype);
+  if (error.failure()) return error;
+  if (!is_matrix(*to_value, num_src, width, dtype) ||
+      !is_matrix(*to_row_key, num_dst, width, dtype) ||
+      !is_matrix(*to_col_key, same ? 0 : num_src, width, dtype) ||
+      !is_matrix(*to_vector, leaky ? 1 : 0, width, acc_dtype)) {
+    return invalid("the gradients have the wrong shape or dtype");
+  }
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    const Keys<T, Acc> keys = {data<const T>(row_key), data<const T>(same ? value : col_key),
+                               data_if<Acc>(leaky, factor), data_if<Acc>(!leaky, factor),
+                               static_cast<Acc>(attributes.slope)};
+    return Backend::keyed_attention_gradients(
+        context, by_dst.csr(), by_src.csr(), data<const T>(value),
+        make_attained<T, Acc>(ct, &y, stats, of_log_sum), keys, data_if<Acc>(scaled, edge_scale),
+        features, data<T>(*to_value), data<T>(*to_row_key), same ? nullptr : data<T>(*to_col_key),
+        leaky ? data<Acc>(*to_vector) : nullptr, make_workspace(*workspace));
+  });
+}
+
+// All gradients of edge_attention with scores of both ends.
+template <typename Backend>
+ffi::Error edge_attention_gradients(
+    typename Backend::Context context, ffi::AnyBuffer ct, ffi::AnyBuffer value, ffi::AnyBuffer y,
+    ffi::AnyBuffer stats, ffi::AnyBuffer log_sum_ct, ffi::AnyBuffer dst_score,
+    ffi::AnyBuffer src_score, ffi::AnyBuffer edge_scale, ffi::AnyBuffer dst_rows,
+    ffi::AnyBuffer dst_cols, ffi::AnyBuffer src_rows, ffi::AnyBuffer src_cols,
+    ffi::AnyBuffer src_order, ffi::Result<ffi::AnyBuffer> to_value,
+    ffi::Result<ffi::AnyBuffer> to_dst_score, ffi::Result<ffi::AnyBuffer> to_src_score,
+    ffi::Result<ffi::AnyBuffer> workspace, AttentionGradientsAttributes attributes) {
+  const ffi::DataType dtype = ct.element_type(), acc_dtype = accumulator_type(dtype);
+  if (ct.dimensions().size() != 2 || value.dimensions().size() != 2 ||
+      stats.dimensions().size() != 3) {
+    return invalid("the inputs and the statistics have the wrong number of dimensions");
+  }
+  const bool scaled = attributes.scaled;
+  const int64_t num_dst = ct.dimensions()[0], width = ct.dimensions()[1];
+  const int64_t num_src = value.dimensions()[0], heads = stats.dimensions()[1];
+  if (!is_matrix(value, num_src, width, dtype)) {
+    return invalid("the values have the wrong shape or dtype");
+  }
+  if (!divides(heads, width)) return invalid("the statistics have the wrong shape");
+  const Features features = {width, heads};
+  const ffi::AnyBuffer* const of_log_sum = attributes.has_log_sum_ct ? &log_sum_ct : nullptr;
+  ffi::Error error = check_attained(ct, &y, stats, of_log_sum, features, dtype);
+  if (error.failure()) return error;
+  error = check_whole_heads(features, dtype);
+  if (error.failure()) return error;
+  const int64_t count = static_cast<int64_t>(dst_rows.element_count());
+  if (!is_matrix(dst_score, num_dst, heads, acc_dtype) ||
+      !is_matrix(src_score, num_src, heads, acc_dtype) ||
+      (scaled && !is_matrix(edge_scale, count, heads, acc_dtype))) {
+    return invalid("the scores or the scales have the wrong shape or dtype");
+  }
+  const CsrOperands by_dst = {dst_rows, dst_cols, dst_rows, true, false, num_dst, num_src, count};
+  const CsrOperands by_src = {src_rows,           src_cols, src_order, true,
+                              attributes.ordered, num_src,  num_dst,   count};
+  error = check_sides(by_dst, by_src);
+  if (error.failure()) return error;
+  error = check_workspace(*workspace, width, acc_dtype);
+  if (error.failure()) return error;
+  if (!is_matrix(*to_value, num_src, width, dtype) ||
+      !is_matrix(*to_dst_score, num_dst, heads, acc_dtype) ||
+      !is_matrix(*to_src_score, num_src, heads, acc_dtype)) {
+    return invalid("the gradients have the wrong shape or dtype");
+  }
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    const Attention<Acc> attention = {data<const Acc>(dst_score), data<const Acc>(src_score),
+                                      nullptr, data_if<Acc>(scaled, edge_scale),
+                                      static_cast<Acc>(attributes.slope)};
+    return Backend::edge_attention_gradients(
+        context, by_dst.csr(), by_src.csr(), data<const T>(value),
+        make_attained<T, Acc>(ct, &y, stats, of_log_sum), attention, features, data<T>(*to_value),
+        data<Acc>(*to_src_score), data<Acc>(*to_dst_score), make_workspace(*workspace));
   });
 }
 

@@ -126,10 +126,6 @@ constexpr int kBackStep = 4;       // entries of a step
 constexpr int kBackChunk = 16;     // entries whose ids are asked for at once
 constexpr int kBackRing = 2 * kBackChunk;
 
-// Whether scores are made anew of keys; else they are numbers of heads.
-template <Scores kScores>
-constexpr bool has_keys = kScores == Scores::kLeaky || kScores == Scores::kDots;
-
 // Blocks of a multiprocessor: with more, registers are spilled.
 template <Scores kScores, int kVec, typename Acc>
 constexpr int kBackBlocks = sizeof(Acc) > 4                         ? 3

@@ -34,6 +34,10 @@ constexpr int kRingSteps = 4;        // of a ring of ids: two ahead, and two mor
 // keys, or those of edges with relations (TypedKeys), whose row_key is that of TypedKeys, or null.
 enum class Scores { kOfHeads, kLeaky, kDots, kTyped };
 
+// Whether scores are made anew of keys; else they are numbers of heads, or of relations.
+template <Scores kScores>
+constexpr bool has_keys = kScores == Scores::kLeaky || kScores == Scores::kDots;
+
 // Rows that an entry brings: the value, its own key unless that is the value, and its row's.
 template <bool kSame>
 constexpr int kRowsOfEntry = kSame ? 2 : 3;

@@ -5,6 +5,7 @@ is a kernel, and the composition of both elsewhere. Its derivative is linear in 
 that it is made of; the transpose of that computes the scores anew, so that nothing with a number
 for each entry is kept from the forward to the backward pass. ``keyed_attention_vjp`` is the part of
 it that goes by column, in one pass where there is a kernel; what rows' keys get is a weighted sum.
+``keyed_attention_gradients`` is both, in one launch where there are few entries.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from jax import Array
 from jax_gnn._core.arrays import accumulator_dtype, row_width
 from jax_gnn._core.batching import batch, batch_apart
 from jax_gnn._core.csr import SparseMatrix
-from jax_gnn._core.kernels import csr_operands, most_blocks
+from jax_gnn._core.kernels import csr_operands, most_blocks, workspace_of
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
 from jax_gnn._ops.edge_attention.leaky import leaky_scores, leaky_sum
 from jax_gnn._ops.edge_attention.primitive import (
@@ -29,6 +30,7 @@ from jax_gnn._ops.edge_attention.primitive import (
     edge_attention,
     edge_attention_jvp,
     edge_attention_vjp,
+    gradients_in_step,
     holds_whole_heads,
     jvp_of_tangents,
     jvp_transpose,
@@ -187,7 +189,7 @@ def _composed_jvp(
     value, dvalue = operands.value, operands.dvalue
     return edge_attention_jvp(
         *(value, None, None, score, operands.entry_scale, operands.y, operands.stats),
-        *(jnp.zeros_like(value) if dvalue is None else dvalue, None, dscore, operands.matrix),
+        *(jnp.zeros_like(value) if dvalue is None else dvalue, None, None, dscore, operands.matrix),
         **options,
     )
 
@@ -215,6 +217,32 @@ def _composed_vjp(
     if col_key is None:
         to_value, to_key = to_value + to_key, absent[1]
     return [to_value, to_key, to_score, absent[3] if to_vector is None else to_vector]
+
+
+def _composed_gradients(
+    *, heads: int, slope: float, implementation: str | None = None, **by_name: Any
+) -> list[Array]:
+    operands = KeyedCotangents(**by_name)
+    options: Any = {"heads": heads, "slope": slope, "implementation": implementation}
+    to_value, to_col_key, to_score, to_vector = keyed_attention_vjp(*operands, **options)
+    return [to_value, _of_row_keys(operands, to_score, **options), to_col_key, to_vector]
+
+
+def _of_row_keys(
+    operands: KeyedCotangents,
+    to_score: Array,
+    *,
+    heads: int,
+    slope: float,
+    implementation: str | None,
+) -> Array:
+    """What rows' keys get of the scores' cotangents, of dot products before they are scaled."""
+    value, row_key, col_key, vector, *_ = operands
+    key, matrix = value if col_key is None else col_key, operands.matrix
+    options: Any = {"heads": heads, "implementation": implementation}
+    if vector is None:
+        return segment_reduce(key, to_score, matrix, reduce="sum", **options)
+    return leaky_sum(row_key, key, to_score, vector, matrix, slope=slope, **options)
 
 
 # --- What the kernels get ------------------------------------------------------------------------
@@ -287,6 +315,33 @@ def _vjp_call(platform: str, operands: KeyedCotangents, *, heads: int, slope: fl
     return Call([*arrays, y or ct, stats, log_sum_ct or value, *ids], flags, workspaces)
 
 
+def _of_all(operands: KeyedCotangents, *, heads: int, slope: float) -> list[jax.ShapeDtypeStruct]:
+    """As `_gradients`, with that of the rows' keys in place of the scores'."""
+    del slope
+    to_value, to_col_key, _, to_vector = _gradients(operands, heads=heads)
+    row_key = operands.row_key
+    return [to_value, jax.ShapeDtypeStruct(row_key.shape, row_key.dtype), to_col_key, to_vector]
+
+
+def _gradients_call(
+    platform: str, operands: KeyedCotangents, *, heads: int, slope: float
+) -> Call | None:
+    del platform
+    value, row_key, col_key, vector, scale, entry_scale, y, stats, ct, log_sum_ct, matrix = operands
+    found = gradients_in_step(value, matrix, heads) if _has_kernel(operands, heads) else None
+    if found is None or y is None:
+        return None
+    flags = found.flags | _flags(operands, slope)
+    flags |= {
+        "same": np.bool_(col_key is None),
+        "has_log_sum_ct": np.bool_(log_sum_ct is not None),
+    }
+    factor = Operand.of(jnp.ravel, vector or scale)
+    arrays = ct, value, row_key, col_key or value, factor, entry_scale or value
+    workspace = workspace_of(found.blocks, row_width(value), np.dtype(stats.dtype))
+    return Call([*arrays, y, stats, log_sum_ct or value, *found.ids], flags, [workspace])
+
+
 # --- Derivatives ---------------------------------------------------------------------------------
 
 
@@ -308,16 +363,16 @@ def _jvp_transpose(
 ) -> tuple[Array | None, ...]:
     options = {**bind.attributes, "implementation": bind.implementation}
     if operands.dscale is None and _has_kernel(operands, bind.attributes["heads"]):
-        return _by_one_pass(bind, cts, operands, options)
+        return _by_one_pass(cts, operands, options)
     scores, moving, _ = _of_moving(operands, options)
     score, pull = jax.vjp(scores, moving)
     value, entry_scale, y, stats = (
         getattr(operands, name) for name in ("value", "entry_scale", "y", "stats")
     )
     of_scores = Tangents(
-        *(value, None, None, score, entry_scale, y, stats), None, None, None, operands.matrix
+        *(value, None, None, score, entry_scale, y, stats), None, None, None, None, operands.matrix
     )
-    to_value, _, to_score = jvp_transpose(bind, cts, of_scores)
+    to_value, _, _, to_score = jvp_transpose(bind, cts, of_scores)
     (to_moving,) = pull(to_score)
     if operands.col_key is None and "col_key" in to_moving:
         to_value += to_moving.pop("col_key")
@@ -325,22 +380,14 @@ def _jvp_transpose(
 
 
 def _by_one_pass(
-    bind: Bind, cts: list[Array | None], operands: KeyedTangents, options: Any
+    cts: list[Array | None], operands: KeyedTangents, options: Any
 ) -> tuple[Array | None, ...]:
-    """The transpose by column in one pass, and then by row, if rows' keys have tangents."""
-    to_value, to_col_key, to_score, to_vector = keyed_attention_vjp(
-        *(*operands[:8], *of_results(cts, operands.y), operands.matrix),
-        **options,
-    )
-    value, row_key, col_key, vector, *_ = operands
-    key, matrix = value if col_key is None else col_key, operands.matrix
-    to_row_key = None
-    if operands.drow_key is not None and vector is None:
-        sums = {"reduce": "sum", "heads": options["heads"], "implementation": bind.implementation}
-        to_row_key = segment_reduce(key, to_score, matrix, **sums)
-    elif operands.drow_key is not None:
-        to_row_key = leaky_sum(row_key, key, to_score, vector, matrix, **options)
-    return to_value, to_row_key, to_col_key, to_vector, None
+    """The transpose, all of it together, or by column alone where rows' keys have no tangents."""
+    cotangents = KeyedCotangents(*operands[:8], *of_results(cts, operands.y), operands.matrix)
+    if operands.drow_key is None:
+        to_value, to_col_key, _, to_vector = keyed_attention_vjp(*cotangents, **options)
+        return to_value, None, to_col_key, to_vector, None
+    return *keyed_attention_gradients(*cotangents, **options), None
 
 
 # --- Batches -------------------------------------------------------------------------------------
@@ -409,5 +456,24 @@ keyed_attention_vjp = define(
         batch=batch_apart,
         several=True,
         flops=lambda operands, **_: 2 * _flops(operands),
+    )
+)
+
+
+# The same with the cotangent of the rows' keys in place of the scores', and y in any case: in one
+# launch where there are few entries.
+keyed_attention_gradients = define(
+    Op(
+        name="keyed_attention_gradients",
+        operands=KeyedCotangents,
+        result=_of_all,
+        xla=_composed_gradients,
+        platforms=("cuda",),
+        call=_gradients_call,
+        jvp=by_composition,
+        transpose={},
+        batch=batch_apart,
+        several=True,
+        flops=lambda operands, **_: 3 * _flops(operands),
     )
 )

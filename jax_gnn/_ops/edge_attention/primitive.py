@@ -5,7 +5,8 @@
   Scores are those of both ends together, through a LeakyReLU, or each entry has its own.
 * ``edge_attention_jvp``, its derivative, linear in the tangents of values and of scores, and
   ``edge_attention_vjp``, the transpose of that: the gradients of values and scores, those of the
-  columns' scores too, in one pass over the entries.
+  columns' scores too, in one pass over the entries. ``edge_attention_gradients`` is that and the
+  sum by row, which rows' scores get, in one launch where there are few entries.
   Weights are made anew of the scores, and D of Dao's FlashAttention, ⟨cotangent, y⟩ of each row,
   takes the place of a sum over the entries.
 
@@ -27,11 +28,12 @@ from jax import Array
 from jax_gnn._core.arrays import accumulator_dtype, row_width
 from jax_gnn._core.batching import batch
 from jax_gnn._core.csr import Csr, SparseMatrix
-from jax_gnn._core.kernels import csr_operands, like_first, unscheduled_workspace
+from jax_gnn._core.ids import at_most
+from jax_gnn._core.kernels import csr_operands, like_first, unscheduled_workspace, workspace_of
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define
 from jax_gnn._core.schedule import known_width
 from jax_gnn._ops.edge_attention import xla
-from jax_gnn._ops.segment_reduce.primitive import gather
+from jax_gnn._ops.segment_reduce.primitive import total
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
 
 
@@ -62,9 +64,10 @@ class Tangents(NamedTuple):
         y: what it gave.
         stats: ``(rows, heads, 2)``, likewise, see `edge_attention`.
         dvalue: tangent of ``value``.
-        dcol_score: of ``col_score``; None stands for zeros.
+        drow_score: of ``row_score``; of this and what follows None stands for zeros.
+        dcol_score: of ``col_score``.
         dscore: ``(entries, heads)``, of the entries' scores, before the LeakyReLU if there is one,
-            but for what ``dcol_score`` adds.
+            but for what the rows' and columns' add.
     """
 
     value: Any
@@ -75,6 +78,7 @@ class Tangents(NamedTuple):
     y: Any
     stats: Any
     dvalue: Any
+    drow_score: Any
     dcol_score: Any
     dscore: Any
     matrix: SparseMatrix
@@ -158,6 +162,59 @@ def holds_whole_heads(value: Any, heads: int) -> bool:
     return rest == 0 and 1 <= words <= 32 and (heads == 1 or words.bit_count() == 1)
 
 
+# Of the kernel that has all gradients in one launch, as in edge_gradients.cuh: words of 16 bytes in
+# a tile, and entries of a block. And entries times tiles up to which it is the faster one.
+_TILE_WORDS, _STEP_BLOCK, _MOST_IN_STEP = 16, 48, 1 << 16
+
+
+class InStep(NamedTuple):
+    """What the kernel of all gradients gets of a matrix.
+
+    Attributes:
+        ids: rows and columns of the entries by row, rows, columns and order of those by column.
+        flags: what is said of these.
+        blocks: of the workspace.
+    """
+
+    ids: list[Operand]
+    flags: dict[str, Any]
+    blocks: int
+
+
+def gradients_in_step(value: Operand, matrix: SparseMatrix, heads: int) -> InStep | None:
+    """Whether one launch has all gradients: of few entries, of which none is left out by an order.
+
+    The only place that decides it: the kernel refuses what it cannot do.
+    """
+    by_row, by_col = matrix
+    of_rows, of_cols = (
+        csr_operands(csr, num_cols)
+        for csr, num_cols in ((by_row, by_col.num_rows), (by_col, by_row.num_rows))
+    )
+    if of_rows is None or of_cols is None:
+        return None
+    if by_row.order is not None or by_row.cols is None or by_col.cols is None:
+        return None
+    if not holds_whole_heads(value, heads):
+        return None
+    count, width = by_row.count, row_width(value)
+    words = width * np.dtype(value.dtype).itemsize // 16
+    of_head = words // heads
+    # Many heads of double precision would want more shared memory than all GPUs have.
+    if of_head > _TILE_WORDS or (value.dtype == np.float64 and heads > 1 and of_head < 2):
+        return None
+    tiles = -(-words // _TILE_WORDS)
+    sizes = by_row.num_rows, by_col.num_rows
+    # Where most rows are empty they are filled by launches of their own.
+    if not (at_most(1, count) and all(at_most(size, 2 * count) for size in sizes)):
+        return None
+    if not at_most(count * tiles, _MOST_IN_STEP):
+        return None
+    ids, flags = of_cols
+    blocks = 3 * -(-count // _STEP_BLOCK)  # of both, and of parts of a vector
+    return InStep([*of_rows[0][:2], *ids], {"ordered": flags["ordered"]}, blocks)
+
+
 def _flags(operands: Attended | Cotangents, slope: float) -> dict[str, Any]:
     return {
         "additive": np.bool_(operands.entry_score is None),
@@ -193,6 +250,35 @@ def _vjp_call(platform: str, operands: Cotangents, *, heads: int, slope: float) 
     return Call([ct, value, y, stats, *optional, *ids], flags, workspaces)
 
 
+def _per_row_and_col(operands: Cotangents, *, heads: int, slope: float) -> list[Any]:
+    del slope
+    value, matrix = operands.value, operands.matrix
+    acc = accumulator_dtype(value.dtype)
+    return [
+        like_first(operands),
+        jax.ShapeDtypeStruct((matrix.by_row.num_rows, heads), acc),
+        jax.ShapeDtypeStruct((value.shape[0], heads), acc),
+    ]
+
+
+def _gradients_call(
+    platform: str, operands: Cotangents, *, heads: int, slope: float
+) -> Call | None:
+    del platform
+    value, row_score, col_score, _, entry_scale, y, stats, ct, log_sum_ct, matrix = operands
+    found = gradients_in_step(value, matrix, heads)
+    if found is None:
+        return None
+    flags = found.flags | {
+        "scaled": np.bool_(entry_scale is not None),
+        "has_log_sum_ct": np.bool_(log_sum_ct is not None),
+        "slope": np.float64(slope),
+    }
+    arrays = ct, value, y, stats, log_sum_ct or value, row_score, col_score, entry_scale or value
+    workspace = workspace_of(found.blocks, row_width(value), np.dtype(stats.dtype))
+    return Call([*arrays, *found.ids], flags, [workspace])
+
+
 def records_of(stats: Operand) -> jax.ShapeDtypeStruct:
     """Scratch memory for all that an entry reads of its row, in one word."""
     return jax.ShapeDtypeStruct((*stats.shape[:2], 4), stats.dtype)
@@ -202,16 +288,9 @@ def _jvp(bind: Bind, primals: Attended, tangents: Attended) -> tuple[list[Array]
     if tangents.entry_scale is not None:
         return by_composition(bind, primals, tangents)
     y, stats = bind(primals)
-    dscore = tangents.entry_score
-    if tangents.row_score is not None:
-        at_rows, _ = xla.ends(primals.matrix)
-        dscore = gather(tangents.row_score, at_rows, bind.implementation)
-    if dscore is None:
-        shape = primals.matrix.by_row.count, bind.attributes["heads"]
-        dscore = jnp.zeros(shape, stats.dtype)
     dvalue = jnp.zeros_like(primals.value) if tangents.value is None else tangents.value
     dy, dlog_sum = edge_attention_jvp(
-        *(*primals[:5], y, stats, dvalue, tangents.col_score, dscore, primals.matrix),
+        *(*primals[:5], y, stats, dvalue, *tangents[1:4], primals.matrix),
         **bind.attributes,
         implementation=bind.implementation,
     )
@@ -259,13 +338,16 @@ def jvp_of_tangents(
 
 def jvp_transpose(
     bind: Bind, cts: list[Array | None], operands: Tangents
-) -> tuple[Array, Array, Array]:
-    to_value, to_col_score, to_score = edge_attention_vjp(
-        *(*operands[:7], *of_results(cts, operands.y), operands.matrix),
-        **bind.attributes,
-        implementation=bind.implementation,
-    )
-    return to_value, to_col_score, to_score
+) -> tuple[Array, Array | None, Array | None, Array | None]:
+    cotangents = Cotangents(*operands[:7], *of_results(cts, operands.y), operands.matrix)
+    options = {**bind.attributes, "implementation": bind.implementation}
+    if operands.drow_score is not None and operands.dscore is None:
+        return *edge_attention_gradients(*cotangents, **options), None
+    to_value, to_col_score, to_score = edge_attention_vjp(*cotangents, **options)
+    to_row_score = None
+    if operands.drow_score is not None:
+        to_row_score = total(to_score, xla.ends(operands.matrix)[0], bind.implementation)
+    return to_value, to_row_score, to_col_score, to_score
 
 
 def of_results(cts: list[Array | None], y: Array) -> tuple[Array, Array | None]:
@@ -285,11 +367,20 @@ def _vjp_transpose(
         shape = operands.matrix.by_row.count, bind.attributes["heads"]
         dscore = jnp.zeros(shape, operands.stats.dtype)
     to_ct, to_log_sum_ct = edge_attention_jvp(
-        *(*operands[:7], dvalue, dcol_score, dscore, operands.matrix),
+        *(*operands[:7], dvalue, None, dcol_score, dscore, operands.matrix),
         **bind.attributes,
         implementation=bind.implementation,
     )
     return to_ct, to_log_sum_ct
+
+
+def _composed_gradients(*, implementation: str | None = None, **by_name: Any) -> list[Array]:
+    operands = Cotangents(**{name: by_name.pop(name) for name in Cotangents._fields})
+    to_value, to_col_score, to_score = edge_attention_vjp(
+        *operands, **by_name, implementation=implementation
+    )
+    at_rows, _ = xla.ends(operands.matrix)
+    return [to_value, total(to_score, at_rows, implementation), to_col_score]
 
 
 def _flops(operands: Any, **attributes: Any) -> int:
@@ -297,6 +388,7 @@ def _flops(operands: Any, **attributes: Any) -> int:
     return 2 * operands.matrix.by_row.count * row_width(operands.value)
 
 
+_TANGENTS = ("dvalue", "drow_score", "dcol_score", "dscore")
 _WEIGHTS = ("row_score", "col_score", "entry_score", "entry_scale")
 _batch = functools.partial(batch, _WEIGHTS, per_entry=True)
 
@@ -329,8 +421,8 @@ edge_attention_jvp = define(
         result=per_row_and_head,
         xla=xla.edge_attention_jvp,
         platforms=(),
-        jvp=functools.partial(_linear_jvp, ("dvalue", "dcol_score", "dscore")),
-        transpose={("dvalue", "dcol_score", "dscore"): jvp_transpose},
+        jvp=functools.partial(_linear_jvp, _TANGENTS),
+        transpose={_TANGENTS: jvp_transpose},
         batch=_batch,
         several=True,
         flops=lambda operands, **_: 2 * _flops(operands),
@@ -353,5 +445,24 @@ edge_attention_vjp = define(
         several=True,
         flops=lambda operands, **_: 2 * _flops(operands),
         family=FAMILY,
+    )
+)
+
+
+# Of scores of rows and columns, of which there are both: the cotangents of value, of row_score and
+# of col_score, in one launch where there are few entries.
+edge_attention_gradients = define(
+    Op(
+        name="edge_attention_gradients",
+        operands=Cotangents,
+        result=_per_row_and_col,
+        xla=_composed_gradients,
+        platforms=("cuda",),
+        call=_gradients_call,
+        jvp=by_composition,
+        transpose={},
+        batch=_batch,
+        several=True,
+        flops=lambda operands, **_: 2 * _flops(operands),
     )
 )

@@ -135,8 +135,9 @@ def edge_attention_jvp(
     y: Array,
     stats: Array,
     dvalue: Array,
+    drow_score: Array | None,
     dcol_score: Array | None,
-    dscore: Array,
+    dscore: Array | None,
     matrix: SparseMatrix,
     *,
     heads: int,
@@ -147,8 +148,10 @@ def edge_attention_jvp(
         *(row_score, col_score, entry_score, matrix, slope, implementation)
     )
     at_rows, at_cols = ends(matrix)
-    if dcol_score is not None:
-        dscore = dscore + gather(dcol_score, at_cols, implementation)
+    dscore = jnp.zeros_like(score) if dscore is None else dscore
+    for tangent, at in ((drow_score, at_rows), (dcol_score, at_cols)):
+        if tangent is not None:
+            dscore = dscore + gather(tangent, at, implementation)
     share = _shares(score, valid, stats, matrix, implementation)
     moved = share * slopes * jnp.where(valid, dscore, 0)
     dlog_sum = total(moved, at_rows, implementation)

@@ -438,7 +438,7 @@ def _attention_jvp(
         *(value, of_value, pair_types, dvalue, dof_value, dat_dst, matrix), **options
     )
     dvalue = jnp.zeros_like(value) if dvalue is None else dvalue
-    operands = value, None, None, leaky(score, slope), entry_scale, y, stats, dvalue, None
+    operands = value, None, None, leaky(score, slope), entry_scale, y, stats, dvalue, None, None
     dscore, matrix_of_pairs = _sloped(dscore, score, slope), part(matrix.from_pairs)
     return edge_attention_jvp(*operands, dscore, matrix_of_pairs, slope=1.0, **options)
 

@@ -1,0 +1,8 @@
+// Instances for double.
+#include "edge_gradients_launch.h"
+
+namespace jax_gnn::cuda {
+
+JAX_GNN_INSTANTIATE(double, double)
+
+}  // namespace jax_gnn::cuda

@@ -1,0 +1,8 @@
+// Instances for float.
+#include "edge_gradients_launch.h"
+
+namespace jax_gnn::cuda {
+
+JAX_GNN_INSTANTIATE(float, float)
+
+}  // namespace jax_gnn::cuda

@@ -1,0 +1,8 @@
+// Instances for half.
+#include "edge_gradients_launch.h"
+
+namespace jax_gnn::cuda {
+
+JAX_GNN_INSTANTIATE(__half, float)
+
+}  // namespace jax_gnn::cuda

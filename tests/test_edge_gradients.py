@@ -1,0 +1,440 @@
+"""All gradients of attention over edges together: the ops, and the kernels that have one launch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import emulation
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from op_spec import assert_close, same_bits, setting, wide
+from op_suite import KERNELS
+from primitive_cases import MATRIX, floats, ids
+
+from jax_gnn._core import ffi
+from jax_gnn._core.csr import Csr, SparseMatrix
+from jax_gnn._ops.edge_attention.keyed import (
+    KeyedCotangents,
+    keyed_attention,
+    keyed_attention_gradients,
+)
+from jax_gnn._ops.edge_attention.primitive import (
+    Cotangents,
+    edge_attention,
+    edge_attention_gradients,
+)
+
+SLOPE = 0.2
+OF_KEYS = "gatv2", "gatv2 of values", "dot", "dot of values"
+KINDS = "gat", *OF_KEYS
+NAMES = {
+    "gat": ("value", "row score", "column score"),
+    **dict.fromkeys(OF_KEYS, ("value", "row key", "column key", "vector")),
+}
+TOLERANCE = {"float32": 3e-5, "float64": 1e-12, "float16": 1e-2, "bfloat16": 0.06}
+
+
+class Edges(NamedTuple):
+    """Of a matrix with padding that looks like entries by row, by column, or neither."""
+
+    rows: np.ndarray
+    cols: np.ndarray
+    num_rows: int
+    num_cols: int
+    is_padding: np.ndarray
+
+    @property
+    def matrix(self) -> SparseMatrix:
+        rows, cols, padding = self.rows, self.cols, self.is_padding
+        count = len(rows)
+        by_row = np.where(padding, np.where(np.arange(count) % 2, -1, self.num_cols), cols)
+        # Of half of the padding the column is known by column, of the rest it is not.
+        known = np.where(padding & (np.arange(count) % 3 == 0), -1, cols)
+        order = np.argsort(known, kind="stable")
+        by_col = np.where(padding, self.num_rows + 5, rows)[order]
+        return SparseMatrix(
+            Csr(ids(*rows), ids(*by_row), num_rows=self.num_rows),
+            Csr(ids(*known[order]), ids(*by_col), ids(*order), num_rows=self.num_cols),
+        )
+
+
+def edges_of(rng: np.random.Generator, graph: str, count: int) -> Edges:
+    num_rows, num_cols = (int(n) for n in rng.integers(1, min(2 * count, 70) + 1, 2))
+    rows, cols = rng.integers(0, num_rows, count), rng.integers(0, num_cols, count)
+    if graph == "rows of many":
+        rows = np.where(rng.random(count) < 0.7, num_rows // 2, rows)
+    elif graph == "columns of many":
+        cols = np.where(rng.random(count) < 0.7, num_cols // 2, cols)
+    elif graph == "one row":
+        rows[:], cols[:] = num_rows // 2, num_cols - 1
+    elif graph == "sparse":
+        rows, cols = rows // 7 * 7, cols // 5 * 5
+    rows = np.sort(rows)
+    return Edges(rows, cols, num_rows, num_cols, rng.random(count) < rng.choice([0, 0.2]))
+
+
+def operands_of(
+    rng: np.random.Generator, kind: str, edges: Edges, heads: int, features: int
+) -> tuple[Any, ...]:
+    """Of the forward pass, but for the matrix, in float64; those in the accumulator type last."""
+    width = heads * features
+
+    def rows(size: int) -> np.ndarray:
+        return rng.normal(size=(size, width)) / features**0.25
+
+    scale = rng.uniform(0.5, 2, (len(edges.rows), heads)) if rng.random() < 0.5 else None
+    value = rows(edges.num_cols)
+    if kind == "gat":
+        scores = (2 * rng.normal(size=(size, heads)) for size in (edges.num_rows, edges.num_cols))
+        return value, *scores, None, scale
+    key = None if kind.endswith("values") else rows(edges.num_cols)
+    factors = (None, np.full((1, 1), 0.7)) if kind.startswith("dot") else (rows(1), None)
+    return value, rows(edges.num_rows), key, *factors, scale
+
+
+def cotangents_of(
+    rng: np.random.Generator, edges: Edges, heads: int, features: int
+) -> tuple[np.ndarray, np.ndarray | None]:
+    ct = rng.normal(size=(edges.num_rows, heads * features))
+    return ct, rng.normal(size=(edges.num_rows, heads)) if rng.random() < 0.5 else None
+
+
+def forward(kind: str, operands: Any, matrix: SparseMatrix, heads: int) -> Any:
+    op = edge_attention if kind == "gat" else keyed_attention
+    return op(*operands, matrix, heads=heads, slope=SLOPE)
+
+
+def gradients(kind: str, operands: Any, heads: int) -> Any:
+    """``operands``: of the gradients."""
+    op = edge_attention_gradients if kind == "gat" else keyed_attention_gradients
+    return jax.jit(lambda each: op(*each, heads=heads, slope=SLOPE))(operands)
+
+
+def named(kind: str, *operands: Any) -> Any:
+    return (Cotangents if kind == "gat" else KeyedCotangents)(*operands)
+
+
+def typed(kind: str, operands: Any, dtype: str) -> list[Any]:
+    """In the dtype, or the accumulator's."""
+    acc = np.dtype(np.float64 if dtype == "float64" else np.float32)
+    features = 1 if kind == "gat" else 3  # operands in the dtype
+    return [
+        None if x is None else x.astype(jnp.dtype(dtype) if i < features else acc)
+        for i, x in enumerate(operands)
+    ]
+
+
+def is_one_launch(kind: str, operands: Any, heads: int) -> bool:
+    op = edge_attention_gradients if kind == "gat" else keyed_attention_gradients
+    program = jax.jit(lambda each: op(*each, heads=heads, slope=SLOPE)).lower(operands)
+    return op.name in program.as_text()
+
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+needs_kernel = pytest.mark.skipif(
+    "cuda" not in KERNELS, reason="CUDA kernels are neither emulated nor on a GPU here"
+)
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("graph", "count"),
+    [
+        *(("even", 1), ("even", 48), ("even", 700), ("sparse", 49), ("one row", 130)),
+        *(("rows of many", 300), ("columns of many", 300), ("rows of many", 1700)),
+    ],
+)
+@pytest.mark.parametrize(
+    ("dtype", "heads", "features"),
+    [
+        *(("float32", 1, 64), ("float32", 8, 8), ("float32", 1, 20), ("float32", 16, 4)),
+        *(("float32", 3, 16), ("float32", 2, 64), ("float16", 1, 64), ("float16", 8, 16)),
+        *(("bfloat16", 8, 8), ("bfloat16", 1, 72), ("float64", 1, 32), ("float64", 8, 4)),
+    ],
+)
+@each_kind
+def test_one_launch(
+    rng: np.random.Generator,
+    kind: str,
+    dtype: str,
+    heads: int,
+    features: int,
+    graph: str,
+    count: int,
+) -> None:
+    """Rows and columns that span blocks, some without edges; nothing behind padding is read."""
+    edges = edges_of(rng, graph, count)
+    matrix, counted = edges.matrix, ~edges.is_padding
+    operands = typed(kind, operands_of(rng, kind, edges, heads, features), dtype)
+    ct, log_sum_ct = cotangents_of(rng, edges, heads, features)
+    with setting("xla", dtype):
+        y, stats = (np.array(each) for each in forward(kind, operands, matrix, heads))
+    of_log_sum = None if log_sum_ct is None else log_sum_ct.astype(stats.dtype)
+    every = named(kind, *operands, y, stats, ct.astype(y.dtype), of_log_sum, matrix)
+    with setting("xla", "float64"):
+        exact = named(kind, *(None if x is None else wide([x])[0] for x in every[:-1]), matrix)
+        _, of_exact = forward(kind, exact[: len(operands)], matrix, heads)
+        want = gradients(kind, exact._replace(stats=of_exact), heads)
+    # What nobody reads may hold anything.
+    no_row = np.setdiff1d(np.arange(edges.num_rows), edges.rows[counted])
+    no_col = np.setdiff1d(np.arange(edges.num_cols), edges.cols[counted])
+    spoiled = {"value": no_col, "ct": no_row, "y": no_row, "row_key": no_row, "col_key": no_col}
+    for name, rows in spoiled.items():
+        if getattr(every, name, None) is not None:
+            getattr(every, name)[rows] = np.nan
+    with setting("cuda", dtype):
+        assert is_one_launch(kind, every, heads)
+        got = gradients(kind, every, heads)
+        assert same_bits(got, gradients(kind, every, heads))
+    for name, one, other in zip(NAMES[kind], got, want, strict=True):
+        assert_close(one, other, TOLERANCE[dtype], name)
+        if one.size and name != "vector":
+            none = no_row if name.startswith("row") else no_col
+            assert not np.any(np.asarray(one)[none])
+
+
+@needs_kernel
+@each_kind
+def test_a_row_of_many_blocks(rng: np.random.Generator, kind: str) -> None:
+    """It is handed on by relays."""
+    count, heads, features = 5000, 1, 8
+    edges = Edges(
+        np.sort(np.where(rng.random(count) < 0.7, 7, rng.integers(0, 30, count))),
+        np.where(rng.random(count) < 0.7, 5, rng.integers(0, 20, count)),
+        *(30, 20, np.zeros(count, bool)),
+    )
+    operands = typed(kind, operands_of(rng, kind, edges, heads, features), "float64")
+    ct, log_sum_ct = cotangents_of(rng, edges, heads, features)
+    with setting("xla", "float64"):
+        results = forward(kind, operands, edges.matrix, heads)
+        every = named(kind, *operands, *results, ct, log_sum_ct, edges.matrix)
+        want = gradients(kind, every, heads)
+    with setting("cuda", "float64"):
+        got = gradients(kind, every, heads)
+        assert same_bits(got, gradients(kind, every, heads))
+    for name, one, other in zip(NAMES[kind], got, want, strict=True):
+        assert_close(one, other, 1e-11, name)
+
+
+@needs_kernel
+@each_kind
+def test_other_compositions(rng: np.random.Generator, kind: str) -> None:
+    """Of many edges, of mostly empty rows, in an order, and of heads that no team holds."""
+
+    def shapes(
+        count: int, size: int, heads: int = 1, features: int = 64, ordered: bool = False
+    ) -> tuple[Any, int]:
+        edges = Edges(*(np.zeros(1, np.int64),) * 2, size, size, np.zeros(1, bool))
+        each = operands_of(rng, kind, edges, heads, features)
+        entries = jax.ShapeDtypeStruct((count,), np.int32)
+        by_row = Csr(entries, entries, entries if ordered else None, num_rows=size)
+        matrix = SparseMatrix(by_row, Csr(entries, entries, entries, num_rows=size))
+        y, stats = (size, heads * features), (size, heads, 2)
+        cotangents = (jax.ShapeDtypeStruct(shape, np.float32) for shape in (y, stats, y))
+        each = [None if x is None else jax.ShapeDtypeStruct(x.shape, np.float32) for x in each[:-1]]
+        return named(kind, *each, None, *cotangents, None, matrix), heads
+
+    with setting("cuda"):
+        assert is_one_launch(kind, *shapes(1 << 16, 1000))
+        assert not is_one_launch(kind, *shapes((1 << 16) + 1, 1000))
+        assert not is_one_launch(kind, *shapes(1 << 15, 1000, heads=4))
+        assert not is_one_launch(kind, *shapes(500, 1001))
+        assert not is_one_launch(kind, *shapes(0, 0))
+        assert not is_one_launch(kind, *shapes(1000, 1000, features=128))
+        assert not is_one_launch(kind, *shapes(1000, 1000, heads=3, features=6))
+        assert not is_one_launch(kind, *shapes(1000, 1000, ordered=True))
+
+
+@needs_kernel
+@pytest.mark.parametrize("heads", [1, 2])
+def test_masked_edges(rng: np.random.Generator, heads: int) -> None:
+    """Scores of -inf leave edges out, and destinations that have no others."""
+    edges = edges_of(rng, "even", 90)
+    value, row_score, col_score, *_ = operands_of(rng, "gat", edges, heads, 4)
+    row_score[::3], col_score[::2] = -np.inf, -np.inf
+    ct, _ = cotangents_of(rng, edges, heads, 4)
+
+    def total(value: Any, row_score: Any, col_score: Any) -> Any:
+        operands = value, row_score, col_score, None, None
+        return jnp.sum(forward("gat", operands, edges.matrix, heads)[0] * ct)
+
+    gradient = jax.jit(jax.grad(total, (0, 1, 2)))
+    with setting("xla", "float64"):
+        want = gradient(value, row_score, col_score)
+    with setting("cuda", "float64"):
+        got = jax.jit(jax.grad(total, (0, 1, 2)))(value, row_score, col_score)
+    for name, one, other in zip(NAMES["gat"], got, want, strict=True):
+        assert_close(one, other, 1e-12, name)
+    assert not np.any(np.asarray(got[1])[::3]) and not np.any(np.asarray(got[2])[::2])
+
+
+@needs_kernel
+@pytest.mark.parametrize("kind", ["gat", "gatv2", "dot"])
+def test_large_scores(rng: np.random.Generator, kind: str) -> None:
+    """Up to 10,000; weights are made of the bits that the forward pass has."""
+    heads, features = 2, 8
+    edges = edges_of(rng, "even", 300)
+    operands = list(operands_of(rng, kind, edges, heads, features)[:4])
+    for i in (1, 2):  # what scores are made of, and the vector
+        operands[i] = np.round(8 * operands[i] * (3000 if kind == "gat" else 30)) / 8
+    if kind == "gatv2":
+        operands[3] = np.round(32 * operands[3]) / 8
+    scale = np.full((1, 1), 2.0) if kind == "dot" else None
+    ct, _ = cotangents_of(rng, edges, heads, features)
+    given = [i for i, x in enumerate(operands) if x is not None]
+
+    def total(*moving: Any) -> Any:
+        every = [moving[given.index(i)] if i in given else None for i in range(4)]
+        every = [*every, None] if kind == "gat" else [*every, scale, None]
+        return jnp.sum(forward(kind, every, edges.matrix, heads)[0] * ct)
+
+    def run(dtype: str) -> Any:
+        moving = [operands[i].astype(dtype) for i in given]
+        return jax.jit(lambda *each: jax.grad(total, tuple(range(len(given))))(*each))(*moving)
+
+    with setting("xla", "float64"):
+        want = run("float64")
+    with setting("cuda"):
+        got = run("float32")
+    for i, (one, other) in enumerate(zip(got, want, strict=True)):
+        assert_close(one, other, 1e-4, f"{i}")
+
+
+# --- Raw calls -----------------------------------------------------------------------------------
+
+SOME = "keyed_attention_gradients", "edge_attention_gradients"
+TARGETS = {
+    name: target
+    for name in SOME
+    for target in ffi.STATUS["cuda"].targets
+    if target in (name, f"emulated_{name}")
+}
+has_targets = pytest.mark.skipif(
+    not TARGETS or not (emulation.WANTED or jax.default_backend() == "gpu"),
+    reason="CUDA kernels are neither emulated nor on a GPU here",
+)
+
+# Of MATRIX, with two heads of four features.
+ENDS = [
+    *(MATRIX.by_row.rows, MATRIX.by_row.cols),
+    *(MATRIX.by_col.rows, MATRIX.by_col.cols, MATRIX.by_col.order),
+]
+RAW: dict[str, list[Any]] = {
+    "keyed_attention_gradients": [
+        *(floats(5, 8), floats(3, 8), floats(5, 8), floats(3, 8), floats(8), floats(4, 2)),
+        *(floats(5, 8), floats(5, 2, 2), floats(5, 2), *ENDS),
+    ],
+    "edge_attention_gradients": [
+        *(floats(5, 8), floats(3, 8), floats(5, 8), floats(5, 2, 2), floats(5, 2)),
+        *(floats(5, 2), floats(3, 2), floats(4, 2), *ENDS),
+    ],
+}
+WORKSPACE = ((3, 64 + 8 * 16), "uint8")
+RESULTS: dict[str, list[Any]] = {
+    "keyed_attention_gradients": [
+        *(((3, 8), "float32"), ((5, 8), "float32"), ((3, 8), "float32"), ((1, 8), "float32")),
+        WORKSPACE,
+    ],
+    "edge_attention_gradients": [
+        *(((3, 8), "float32"), ((5, 2), "float32"), ((3, 2), "float32"), WORKSPACE)
+    ],
+}
+
+
+def raw(name: str, operands: Any, results: Any, **attributes: Any) -> Any:
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in results]
+    flags = {"scaled": True, "has_log_sum_ct": True, "ordered": True}
+    if name == "keyed_attention_gradients":
+        flags |= {"leaky": True, "same": False}
+    every = {key: np.bool_(flag) for key, flag in flags.items()}
+    call = jax.ffi.ffi_call(ffi.TARGET_PREFIX + TARGETS[name], shapes)
+    return jax.block_until_ready(
+        call(*operands, **{"slope": np.float64(SLOPE), **every, **attributes})
+    )
+
+
+@has_targets
+@pytest.mark.parametrize("name", SOME)
+def test_raw_call(name: str) -> None:
+    each = RAW[name]
+    if name == "keyed_attention_gradients":
+        ct, value, row_key, col_key, vector, scale, y, stats, log_sum_ct = each[:9]
+        scores = row_key, col_key, vector[None], None, scale
+        op = keyed_attention_gradients
+    else:
+        ct, value, y, stats, log_sum_ct, row_score, col_score, scale = each[:8]
+        scores = row_score, col_score, None, scale
+        op = edge_attention_gradients
+    want = op(
+        *(value, *scores, y, stats, ct, log_sum_ct, MATRIX),
+        **{"heads": 2, "slope": SLOPE, "implementation": "xla"},
+    )
+    got = raw(name, each, RESULTS[name])
+    for one, other in zip(got, want, strict=False):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+WRONG: list[tuple[str, int, np.ndarray, str]] = [
+    ("keyed_attention_gradients", 0, floats(40), "the inputs and the statistics"),
+    ("keyed_attention_gradients", 0, floats(5, 4), "the values, the keys"),
+    ("keyed_attention_gradients", 1, floats(4, 8), "the values, the keys"),
+    ("keyed_attention_gradients", 2, floats(3, 8), "the values, the keys"),
+    ("keyed_attention_gradients", 3, floats(3, 4), "the values, the keys"),
+    ("keyed_attention_gradients", 4, floats(1), "the values, the keys"),
+    ("keyed_attention_gradients", 5, floats(3, 2), "the edges' scales"),
+    ("keyed_attention_gradients", 6, floats(5, 4), "what attention gave"),
+    ("keyed_attention_gradients", 7, floats(5, 2, 3), "what attention gave"),
+    ("keyed_attention_gradients", 7, floats(5, 4, 2), "what attention gave"),
+    ("keyed_attention_gradients", 8, floats(5, 1), "what attention gave"),
+    ("keyed_attention_gradients", 9, ids(0, 0, 1), "the edges' scales"),
+    ("keyed_attention_gradients", 10, floats(4), "rows, cols and order"),
+    ("keyed_attention_gradients", 11, ids(0, 0, 1), "rows, cols and order"),
+    ("keyed_attention_gradients", 12, floats(4), "rows, cols and order"),
+    ("keyed_attention_gradients", 13, ids(0, 1), "rows, cols and order"),
+    ("edge_attention_gradients", 0, floats(40), "the inputs and the statistics"),
+    ("edge_attention_gradients", 1, floats(3, 4), "the values"),
+    ("edge_attention_gradients", 2, floats(5, 4), "what attention gave"),
+    ("edge_attention_gradients", 3, floats(5, 1, 2), "what attention gave"),
+    ("edge_attention_gradients", 4, floats(5, 1), "what attention gave"),
+    ("edge_attention_gradients", 5, floats(3, 2), "the scores or the scales"),
+    ("edge_attention_gradients", 6, floats(5, 2), "the scores or the scales"),
+    ("edge_attention_gradients", 7, floats(3, 2), "the scores or the scales"),
+    ("edge_attention_gradients", 9, floats(4), "rows, cols and order"),
+    ("edge_attention_gradients", 12, ids(0, 1), "rows, cols and order"),
+]
+
+
+@has_targets
+@pytest.mark.parametrize(("name", "position", "value", "message"), WRONG)
+def test_raw_call_with_wrong_operand(
+    name: str, position: int, value: np.ndarray, message: str
+) -> None:
+    operands = list(RAW[name])
+    operands[position] = value
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_gnn: {message}"):
+        raw(name, operands, RESULTS[name])
+
+
+@has_targets
+@pytest.mark.parametrize(
+    ("name", "position", "wrong", "message"),
+    [
+        ("keyed_attention_gradients", 0, ((3, 4), "float32"), "the gradients"),
+        ("keyed_attention_gradients", 1, ((3, 8), "float32"), "the gradients"),
+        ("keyed_attention_gradients", 2, ((0, 8), "float32"), "the gradients"),
+        ("keyed_attention_gradients", 3, ((2, 8), "float32"), "the gradients"),
+        ("keyed_attention_gradients", 4, ((3, 96), "uint8"), "the workspace must be bytes"),
+        ("edge_attention_gradients", 0, ((3, 8), "float16"), "the gradients"),
+        ("edge_attention_gradients", 1, ((3, 2), "float32"), "the gradients"),
+        ("edge_attention_gradients", 2, ((5, 2), "float32"), "the gradients"),
+        ("edge_attention_gradients", 3, ((3, 192), "int8"), "the workspace must be bytes"),
+        ("edge_attention_gradients", 3, ((2, 192), "uint8"), "CUDA error"),
+    ],
+)
+def test_raw_call_with_wrong_result(name: str, position: int, wrong: Any, message: str) -> None:
+    results = list(RESULTS[name])
+    results[position] = wrong
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_gnn: {message}"):
+        raw(name, RAW[name], results)
