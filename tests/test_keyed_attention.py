@@ -306,6 +306,7 @@ def test_large_scores(
         *(("float32", 1, 64), ("float32", 4, 8), ("float32", 1, 20), ("float32", 3, 128)),
         *(("bfloat16", 2, 64), ("bfloat16", 1, 40), ("float16", 8, 8), ("float16", 2, 256)),
         *(("float64", 8, 4), ("float64", 1, 6), ("float64", 1, 64)),
+        *(("float32", 8, 64), ("float32", 1, 128), ("float16", 1, 64), ("bfloat16", 4, 128)),
     ],
 )
 @public_kinds
@@ -341,11 +342,48 @@ def test_one_pass(
         with setting("xla", "float64"):
             exact = dict(zip(options, wide(list(options.values())), strict=True))
             want = run(*wide(arguments), **exact)
-        with setting(PLATFORM, dtype):
+        with setting(KERNELS[0], dtype):
             got = run(*arguments, **options)
             assert same_bits(got, run(*arguments, **options))
         tolerance = {"float32": 1e-5, "float64": 1e-12, "float16": 5e-3, "bfloat16": 0.04}[dtype]
         compare(got, want, "result", tolerance)
+
+
+@pytest.mark.skipif("cuda" not in KERNELS, reason="CUDA kernels are neither emulated nor on a GPU")
+@pytest.mark.parametrize(
+    ("dtype", "heads", "features"),
+    [
+        *(("float32", 1, 32), ("float32", 1, 64), ("float32", 8, 64), ("float32", 2, 128)),
+        *(("float16", 1, 64), ("bfloat16", 2, 256), ("float64", 1, 64)),
+    ],
+)
+@public_kinds
+def test_scores_made_anew_have_the_same_bits(
+    rng: np.random.Generator, kind: str, dtype: str, heads: int, features: int
+) -> None:
+    """However large they are: the only edge of a row weighs 1, in the gradient of values, too."""
+    count, size = 900, 905
+    src = rng.integers(0, size, count)
+    graph = Graph.from_edges(src, rng.permutation(count), num_nodes=size)
+    arguments = [
+        (80 * x if x.ndim > 2 else x).astype(jnp.dtype(dtype))
+        for x in arguments_of(rng, kind, size, heads, features)
+    ]
+    value = rng.normal(size=(size, heads, features)).astype(jnp.dtype(dtype))
+    ct = rng.integers(-2, 3, (size, heads, features))
+
+    def attend(value: Any) -> Any:
+        if kind == "dot":
+            return dot_attention(graph, *arguments[:2], value)
+        return gatv2_attention(graph, *arguments, value=value)
+
+    with setting(KERNELS[0], dtype):
+        (got,) = jax.jit(lambda value, ct: jax.vjp(attend, value)[1](ct))(
+            value, ct.astype(value.dtype)
+        )
+    want = np.zeros_like(ct)
+    np.add.at(want, np.asarray(graph.cols), ct[np.asarray(graph.rows)])
+    assert np.array_equal(np.asarray(got, np.float64), want)
 
 
 @pytest.mark.skipif(not KERNELS, reason=f"jax_gnn has no kernels for {PLATFORM} here")
@@ -365,7 +403,7 @@ def test_a_row_of_many_blocks(rng: np.random.Generator, kind: str, apart: bool) 
 
     with setting("xla", "float64"):
         want = run(*arguments, **options)
-    with setting(PLATFORM):
+    with setting(KERNELS[0]):
         program = jax.jit(run)
         arguments = [x.astype(np.float32) for x in arguments]
         options = {name: x.astype(np.float32) for name, x in options.items()}

@@ -1,23 +1,24 @@
 // The gradients of attention over edges, by source, in one pass.
 //
 // Every team of lanes takes an even, contiguous range of entries, sorted by source, and walks it in
-// steps of four. Of an entry come the row of the result's cotangent, that
-// of its destination's key if scores are of keys, and the record of its destination, by
-// asynchronous copies into shared memory, asked for when the words of the step before are in
-// registers; of a run of entries the rows of their source, each once in a step. Dots over the lanes
-// of a head, of values and of keys, are added up for all entries of a step at once. Then one lane
-// of a head has both dots of an entry: it makes of them the entry's weight, and its score's
-// cotangent, which it writes, and the other lanes read both from shared memory. A lane sums up its
-// words of the sources' gradients in registers, where scores are numbers of the sources that of
-// their gradient too, and runs are joined like any others (segment_runs.cuh). The cut depends on
-// shapes only: the same bits on every run. The records are made by a launch ahead, which also makes
-// zeros of all scores' cotangents, as an order may leave some out.
+// steps of four. Of an entry come the row of the result's cotangent, that of its destination's key
+// if scores are of keys, and the record of its destination, by asynchronous copies into shared
+// memory, asked for when the words of the step before are in registers; of a run of entries the
+// rows of their source, each once in a step. Dots over the lanes of a head, of values and of keys,
+// are added up for all entries of a step at once. Then one lane of a head has both dots of an
+// entry: it makes of them the entry's weight, and its score's cotangent, which it writes, and the
+// other lanes read both from shared memory. A lane has one word of a row, or two: what is done for
+// an entry beside its words is then done for twice as many entries at once, by half as many lanes.
+// It sums up its words of the sources' gradients in registers, where scores are numbers of the
+// sources that of their gradient too, and runs are joined like any others (segment_runs.cuh). The
+// cut depends on shapes only: the same bits on every run. The records are made by a launch ahead,
+// which also makes zeros of all scores' cotangents, as an order may leave some out.
 //
 // Needs blocks of kBackThreads threads; BackLayout's bytes of dynamic shared memory, a workspace
 // row for each block of a column of the grid, a tag that no other launch has, words of 16 bytes,
-// and whole heads in a team; the launch ahead must be that of the records, which does not let this
-// one start before all else has ended. Promises that all rows are written, empty ones too where it
-// `fills`,
+// and whole heads in a team, where a lane has two words heads of a power of two of words, at least
+// 2 * kBackStep; the launch ahead must be that of the records, which does not let this one start
+// before all else has ended. Promises that all rows are written, empty ones too where it `fills`,
 // that each entry's place is written, those of padding as zeros, unless an order leaves it out,
 // that nothing behind an id out of range is read, and that any ids are survived.
 #pragma once
@@ -126,9 +127,13 @@ constexpr int kBackStep = 4;       // entries of a step
 constexpr int kBackChunk = 16;     // entries whose ids are asked for at once
 constexpr int kBackRing = 2 * kBackChunk;
 
-// Blocks of a multiprocessor: with more, registers are spilled.
-template <Scores kScores, int kVec, typename Acc>
+// Blocks of a multiprocessor: with more, registers are spilled, or, of several words, there is no
+// shared memory.
+template <Scores kScores, bool kSame, int kWords, int kVec, typename Acc>
 constexpr int kBackBlocks = sizeof(Acc) > 4                         ? 3
+                            : kWords > 1                            ? !has_keys<kScores> ? 4
+                                                                      : kSame            ? 3
+                                                                                         : 2
                             : !has_keys<kScores>                    ? 5
                             : kScores == Scores::kLeaky && kVec > 4 ? 3
                                                                     : 4;
@@ -159,11 +164,38 @@ struct ScoredSumOp {
   }
 };
 
-// Where the sum of a head's numbers goes, in place of an Epilogue.
+// Where a lane's words are in a row: the first of them, and how many features are from one to the
+// next, those of all lanes of a head. So lanes side by side read words side by side.
+struct LaneWords {
+  int64_t first;
+  unsigned apart;
+
+  // Writes the lane's words of the row in which its first is at `at`.
+  template <int kWords, int kFeatures, typename T, typename Acc>
+  __device__ __forceinline__ void put(T* at, const Acc* x) const {
+    constexpr int kVec = kFeatures / kWords;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) store_word<kVec>(at + w * apart, x + w * kVec);
+  }
+};
+
+// Features of a word of 16 bytes, and how many words have kFeatures.
+template <typename T>
+constexpr int kWordFeatures = 16 / static_cast<int>(sizeof(T));
+template <typename T, class Op>
+constexpr int kLaneWords = Op::kVec / kWordFeatures<T>;
+
+// Rows of sums, in place of an Epilogue.
+struct SumRows {
+  LaneWords at;
+};
+
+// Where the sum of a head's numbers goes, too.
 template <typename Acc>
 struct HeadSums {
   Acc* out;  // (num_rows, heads), or null; of a lane that of its head, or null
   int64_t heads;
+  LaneWords at;
 
   // Of a lane: where its head begins, the sum of that, else none.
   __device__ __forceinline__ void keep_for(const Column& column, int64_t width) {
@@ -172,63 +204,81 @@ struct HeadSums {
   }
 };
 
-template <typename T, class Op, typename Acc>
-struct Output<T, Op, Acc, HeadSums<Acc>> {
-  static constexpr int kVec = Op::kVec;
-
-  T* out;
-  int64_t num_rows, width;
-  HeadSums<Acc> last;
-
-  // Writes the lane's word of a row that is below `limit`.
-  __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
-                                        unsigned limit) const {
-    if (static_cast<unsigned>(row) >= limit) return;
-    store_word<kVec>(
-        row_at(lane_out, row, static_cast<unsigned>(width * static_cast<int64_t>(sizeof(T)))), run);
-    if (last.out != nullptr) put(row, run[kVec]);
-  }
-  __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
-    if (!column.active) return;
-    const Acc x[kVec] = {};
-    store_word<kVec>(out + row * width + column.first, x);
-    if (last.out != nullptr) put(static_cast<Index>(row), 0);
-  }
-
- private:
-  __device__ __forceinline__ void put(Index row, Acc sum) const {
-    *row_at(last.out, row, static_cast<unsigned>(last.heads) * static_cast<unsigned>(sizeof(sum))) =
-        sum;
-  }
-};
-
-// Where the second of two sums goes, in place of an Epilogue.
+// Where the second of two sums goes, too.
 template <typename T>
 struct SecondRows {
   T* out;  // as the first
+  LaneWords at;
 };
 
-template <typename T, class Op, typename Acc>
-struct Output<T, Op, Acc, SecondRows<T>> {
-  static constexpr int kVec = Op::kVec;
+// What all of these write of the sum of values.
+template <typename T, class Op, typename Acc, class Last>
+struct WordsOutput {
+  static constexpr int kVec = Op::kVec, kWords = kLaneWords<T, Op>;
 
   T* out;
   int64_t num_rows, width;
-  SecondRows<T> last;
+  Last last;
 
+ protected:
+  __device__ __forceinline__ unsigned row_bytes() const {
+    return static_cast<unsigned>(width) * static_cast<unsigned>(sizeof(T));
+  }
+  __device__ __forceinline__ void put(T* lane_out, Index row, const Acc* x) const {
+    last.at.template put<kWords, kVec>(row_at(lane_out, row, row_bytes()), x);
+  }
+};
+
+template <typename T, class Op, typename Acc>
+struct Output<T, Op, Acc, SumRows> : WordsOutput<T, Op, Acc, SumRows> {
+  // Writes the lane's words of a row that is below `limit`.
+  __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
+                                        unsigned limit) const {
+    if (static_cast<unsigned>(row) < limit) this->put(lane_out, row, run);
+  }
+  __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
+    const Acc x[Op::kVec] = {};
+    if (column.active) this->put(this->out + this->last.at.first, static_cast<Index>(row), x);
+  }
+};
+
+template <typename T, class Op, typename Acc>
+struct Output<T, Op, Acc, HeadSums<Acc>> : WordsOutput<T, Op, Acc, HeadSums<Acc>> {
   // Writes the lane's words of a row that is below `limit`.
   __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
                                         unsigned limit) const {
     if (static_cast<unsigned>(row) >= limit) return;
-    const unsigned row_bytes = static_cast<unsigned>(width * static_cast<int64_t>(sizeof(T)));
-    store_word<kVec>(row_at(lane_out, row, row_bytes), run);
-    store_word<kVec>(row_at(last.out + (lane_out - out), row, row_bytes), run + kVec);
+    this->put(lane_out, row, run);
+    if (this->last.out != nullptr) put_sum(row, run[Op::kVec]);
   }
   __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
     if (!column.active) return;
-    const Acc x[kVec] = {};
-    store_word<kVec>(out + row * width + column.first, x);
-    store_word<kVec>(last.out + row * width + column.first, x);
+    const Acc x[Op::kVec] = {};
+    this->put(this->out + this->last.at.first, static_cast<Index>(row), x);
+    if (this->last.out != nullptr) put_sum(static_cast<Index>(row), 0);
+  }
+
+ private:
+  __device__ __forceinline__ void put_sum(Index row, Acc sum) const {
+    *row_at(this->last.out, row,
+            static_cast<unsigned>(this->last.heads) * static_cast<unsigned>(sizeof(sum))) = sum;
+  }
+};
+
+template <typename T, class Op, typename Acc>
+struct Output<T, Op, Acc, SecondRows<T>> : WordsOutput<T, Op, Acc, SecondRows<T>> {
+  // Writes the lane's words of a row that is below `limit`.
+  __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
+                                        unsigned limit) const {
+    if (static_cast<unsigned>(row) >= limit) return;
+    this->put(lane_out, row, run);
+    this->put(this->last.out + (lane_out - this->out), row, run + Op::kVec);
+  }
+  __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
+    if (!column.active) return;
+    const Acc x[Op::kVec] = {};
+    this->put(this->out + this->last.at.first, static_cast<Index>(row), x);
+    this->put(this->last.out + this->last.at.first, static_cast<Index>(row), x);
   }
 };
 
@@ -246,7 +296,7 @@ struct Back {
   TypedVectors<T> of_rows;  // of scores of relations: theirs, which score' times is added to out
 };
 
-// Where a thread's words are: [row][thread], rows of kBackStep entries.
+// Where a thread's rows are, those of kBackStep entries: [row][word][thread].
 template <Scores kScores, bool kSame>
 struct BackRows {
   static constexpr bool kKeyed = has_keys<kScores>;
@@ -256,38 +306,38 @@ struct BackRows {
                        kCount = kOwnKey + kStep;
 };
 
-// Dynamic shared memory: words [row][thread]; of each team records [stage][head][entry],
-// numbers [stage][kind][head][entry], and [head][kind][entry] sums over lanes, then what follows of
-// them; of each thread its part of a run; heads[warp][part][lane], and tails; of each team a ring
-// of ids and the rows around its entries.
+// Dynamic shared memory: words [row][word][thread]; of each head of a team records [stage][entry],
+// [kind][entry] sums over lanes, then what follows of them, and numbers [kind][stage][entry]; of
+// each thread its part of a run; of each team a ring of ids and the rows around its entries. At the
+// end heads[warp][part][lane], and tails, are in place of the words, behind parts of the vector's
+// gradient.
 template <Scores kScores, bool kSame, class Op, typename T, typename Acc>
 struct BackLayout {
-  using W = Word<T, Op::kVec>;
   using Record = AttentionRecord<Acc>;
-  static constexpr int kStep = kBackStep, kStages = 2;
-  static constexpr int kWords = BackRows<kScores, kSame>::kCount * kBackThreads;
+  static constexpr int kStep = kBackStep, kStages = 2, kWords = kLaneWords<T, Op>;
+  static constexpr int kWordBytes = BackRows<kScores, kSame>::kCount * kWords * kBackThreads * 16;
+  static constexpr int kNumbers = kStages * kStep;  // of a kind and a head
+  static constexpr int kSumsAt = kStages * kStep * static_cast<int>(sizeof(Record));
+  static constexpr int kNumbersAt = kSumsAt + 2 * kStep * static_cast<int>(sizeof(Acc));
+  static constexpr int kPartBytes =
+      kScores == Scores::kLeaky ? Op::kVec * kBackThreads * static_cast<int>(sizeof(Acc)) : 0;
+  static_assert(kPartBytes + 2 * kBackThreads * Op::kParts * static_cast<int>(sizeof(Acc)) <=
+                kWordBytes);
 
-  int lanes, team_ids, head_numbers, kinds;
+  int lanes, team_ids, tile_heads, head_bytes;
   __host__ __device__ BackLayout(const AttendCut& cut, bool ordered, bool scaled)
       : lanes(1 << cut.lane_bits),
         team_ids((kScores == Scores::kTyped ? 4 : 2 + ordered) * kBackRing + kAroundIds),
-        head_numbers(cut.tile_heads * kStep),
-        kinds(!has_keys<kScores> + scaled) {}
+        tile_heads(cut.tile_heads) {
+    const int kinds = !has_keys<kScores> + scaled;
+    const int bytes = kNumbersAt + kinds * kNumbers * static_cast<int>(sizeof(Acc));
+    head_bytes = (bytes / 16 | 1) * 16;  // odd, or heads' numbers are in the same banks
+  }
 
   __host__ __device__ int teams() const { return kBackThreads / lanes; }
-  __host__ __device__ int records_at() const { return kWords * static_cast<int>(sizeof(W)); }
-  __host__ __device__ int sums_at() const {
-    return records_at() + teams() * kStages * head_numbers * static_cast<int>(sizeof(Record));
-  }
-  __host__ __device__ int numbers_at() const {
-    return sums_at() + teams() * 2 * head_numbers * static_cast<int>(sizeof(Acc));
-  }
-  __host__ __device__ int runs_at() const {
-    return numbers_at() + teams() * kStages * kinds * head_numbers * static_cast<int>(sizeof(Acc));
-  }
+  __host__ __device__ int runs_at() const { return kWordBytes + teams() * tile_heads * head_bytes; }
   __host__ __device__ int ids_at() const {
-    const int runs = kBackThreads + kBackThreads / 32 * 2 * lanes;
-    return runs_at() + runs * Op::kParts * static_cast<int>(sizeof(Acc));
+    return runs_at() + kBackThreads * Op::kParts * static_cast<int>(sizeof(Acc));
   }
   __host__ __device__ int bytes() const {
     return ids_at() + teams() * team_ids * static_cast<int>(sizeof(Index));
@@ -295,15 +345,18 @@ struct BackLayout {
 };
 
 template <Scores kScores, bool kSame, class Op, typename T, typename Acc, class Last>
-__global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, Acc>)
+__global__ void __launch_bounds__(
+    kBackThreads, kBackBlocks<kScores, kSame, kLaneWords<T, Op>, kWordFeatures<T>, Acc>)
     back_kernel(Csr<Index> csr, Back<T, Acc> back, AttendCut cut, Output<T, Op, Acc, Last> result,
                 bool fills, Tails<Op, Acc> tails) {
-  constexpr int kVec = Op::kVec, kParts = Op::kParts, kStep = kBackStep, kRing = kBackRing;
+  constexpr int kWords = kLaneWords<T, Op>, kVec = kWordFeatures<T>, kFeatures = Op::kVec;
+  constexpr int kParts = Op::kParts, kStep = kBackStep, kRing = kBackRing;
   constexpr int kChunkSteps = kBackChunk / kStep;
   constexpr bool kKeyed = has_keys<kScores>, kLeaky = kScores == Scores::kLeaky;
   constexpr bool kTyped = kScores == Scores::kTyped;
+  constexpr bool kOnce = kWords > 1;  // a lane has at most one entry of a step for its own
   constexpr int kSums = kKeyed ? 2 * kStep : kStep;
-  constexpr int kOfKeys = kSame ? 0 : kVec;  // where a run has the gradient of keys
+  constexpr int kOfKeys = kSame ? 0 : kFeatures;  // where a run has the gradient of keys
   using Layout = BackLayout<kScores, kSame, Op, T, Acc>;
   using Rows = BackRows<kScores, kSame>;
   using Record = AttentionRecord<Acc>;
@@ -322,29 +375,36 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
   const int warps = kBackThreads / 32, warp = threadIdx.x / 32;
   const int block_team = threadIdx.x >> cut.lane_bits;
   const int heads = back.heads;
-  const Column column = column_of<kVec>(lane, lanes, cut.width, heads);
+  // As if a lane's words lay side by side; then where they are.
+  const Column column = column_of<kFeatures>(lane, lanes, cut.width, heads);
+  const int head_lanes = 1 << cut.head_bits, head_lane = lane & (head_lanes - 1);
+  const LaneWords at_row = {column.first - head_lane * (kFeatures - kVec),
+                            static_cast<unsigned>(head_lanes * kVec)};
   const int first_head =
       heads > 1 ? __shfl_sync(kWholeWarp, static_cast<int>(column.head), 0, lanes) : 0;
   const int head = column.active ? static_cast<int>(column.head) - first_head : 0;
   Output<T, Op, Acc, Last> output = result;
+  output.last.at = at_row;
   if constexpr (!kKeyed) output.last.keep_for(column, cut.width);
-  // Entries of a step that are the lane's own, of its head: from which on, and how far apart.
-  const int head_lanes = 1 << cut.head_bits;
-  const int first_own = column.active || heads == 1 ? lane & (head_lanes - 1) : kStep;
+  // Entries of a step that are the lane's own, of its head: from which on, and how far apart. Where
+  // it has one at most, that whose sums it holds.
+  int first_own = head_lane;
+  if constexpr (kOnce) {
+    const int bits = cut.head_bits - 2;
+    first_own = (head_lane & ((1 << bits) - 1)) == 0 ? head_lane >> bits : kStep;
+  }
+  if (!column.active && heads > 1) first_own = kStep;
 
   unsigned char* const bytes = dynamic_shared();
   W* const lane_words = reinterpret_cast<W*>(bytes) + threadIdx.x;
-  Record* const records = reinterpret_cast<Record*>(bytes + layout.records_at()) +
-                          block_team * Layout::kStages * layout.head_numbers + head * kStep;
-  unsigned char* const head_sums =
-      bytes + layout.sums_at() +
-      (block_team * 2 * layout.head_numbers + head * 2 * kStep) * static_cast<int>(sizeof(Acc));
+  unsigned char* const of_head =
+      bytes + Layout::kWordBytes + (block_team * layout.tile_heads + head) * layout.head_bytes;
+  Record* const records = reinterpret_cast<Record*>(of_head);
+  unsigned char* const head_sums = of_head + Layout::kSumsAt;
   Acc* const sums_of_head = reinterpret_cast<Acc*>(head_sums);
-  Acc* const numbers = reinterpret_cast<Acc*>(bytes + layout.numbers_at()) +
-                       block_team * Layout::kStages * layout.kinds * layout.head_numbers +
-                       head * kStep;
+  Acc* const numbers = reinterpret_cast<Acc*>(of_head + Layout::kNumbersAt);
   Acc* const first_runs = reinterpret_cast<Acc*>(bytes + layout.runs_at());  // [part][thread]
-  Acc* const shared_heads = first_runs + kParts * kBackThreads;
+  Acc* const shared_heads = reinterpret_cast<Acc*>(bytes + Layout::kPartBytes);
   Acc* const shared_tails = shared_heads + warps * kParts * lanes;
   Index* const ring =  // of rows; then of columns, order, and rows' types
       reinterpret_cast<Index*>(bytes + layout.ids_at()) + block_team * layout.team_ids;
@@ -363,9 +423,40 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
   Sizes sizes = {cut_size(csr.num_rows), cut_size(csr.num_cols), cut_size(csr.num_weights)};
   const Sizes of_ids = sizes;
   if (!column.active) sizes = {0, 0, 0};
-  const unsigned row_bytes = static_cast<unsigned>(cut.width) * static_cast<unsigned>(sizeof(T));
-  T* const lane_out = output.out + column.first;
-  const Acc slope = kKeyed ? back.keys.slope : attention.slope;
+  unsigned row_bytes = static_cast<unsigned>(cut.width) * static_cast<unsigned>(sizeof(T));
+  unsigned num_weights = of_ids.weights;
+  const unsigned head_bytes = static_cast<unsigned>(heads) * static_cast<unsigned>(sizeof(Acc));
+  const unsigned record_bytes =
+      static_cast<unsigned>(heads) * static_cast<unsigned>(sizeof(Record));
+  T* const lane_out = output.out + at_row.first;
+  Acc slope = kKeyed ? back.keys.slope : attention.slope;
+  if (!kKeyed && !kTyped && !additive) slope = 1;
+  const auto of_lane = [](const auto* from, int64_t at) {
+    return from != nullptr ? from + at : from;
+  };
+  // Numbers of heads: of sources, or in entries' places.
+  const Acc* lane_numbers =
+      of_lane(additive ? attention.src_score : attention.edge_score, column.head);
+  const Acc* const lane_scales = of_lane(attention.edge_scale, column.head);
+  const Record* lane_records = back.records + column.head;
+  Acc* lane_to_score = back.to_score + column.head;
+  const T *lane_ct = back.ct + at_row.first, *lane_value = back.value + at_row.first;
+  const T* lane_row_key = of_lane(back.keys.row_key, at_row.first);
+  const T* lane_col_key = of_lane(back.keys.col_key, at_row.first);
+  if constexpr (kWords > 1 && (kVec <= 4 || kKeyed)) {  // there are registers for them
+    hide(sizes.rows);
+    hide(sizes.cols);
+    hide(row_bytes);
+    hide(num_weights);
+    hide(slope);
+    hide(lane_records);
+    hide(lane_to_score);
+    hide(lane_ct);
+    hide(lane_value);
+    if constexpr (kKeyed) hide(lane_row_key);
+    if constexpr (kKeyed && !kSame) hide(lane_col_key);
+    if constexpr (!kKeyed) hide(lane_numbers);
+  }
 
   // Asks for the ids of a chunk. Where there are no entries left, the last one's.
   const auto ask_for_ids = [&](int chunk) {
@@ -405,13 +496,17 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
   };
   // Calls f(entry of the step, its ids) for the lane's own.
   const auto for_own = [&](int step, const auto& f) {
+    Index* const ids = ring + (step * kStep & (kRing - 1));
+    if constexpr (kOnce) {
+      if (first_own < kStep) f(first_own, ids + first_own);
+    } else {
 #pragma unroll 1
-    for (int j = first_own; j < kStep; j += head_lanes)
-      f(j, ring + ((step * kStep & (kRing - 1)) + j));
+      for (int j = first_own; j < kStep; j += head_lanes) f(j, ids + j);
+    }
   };
   // Where an entry has what it has for itself.
   const auto place_of = [&](int step, int j, const Index* id) {
-    return ordered ? int64_t{id[2 * kRing]} : begin + step * kStep + j;
+    return ordered ? id[2 * kRing] : static_cast<Index>(begin) + step * kStep + j;
   };
   // Asks for what the entries of a step bring.
   const auto ask_for_entries = [&](int step, int stage) {
@@ -421,42 +516,41 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
     read_shared(at, rows);
     read_shared(at + kRing * sizeof(Index), cols);
     const auto copy = [&](const T* from, Index id, unsigned size, int row) {
-      copy_async<sizeof(W)>(static_cast<unsigned>(id) < size,
-                            row_at(from + column.first, id, row_bytes),
-                            lane_words + row * kBackThreads);
+#pragma unroll
+      for (int w = 0; w < kWords; ++w)
+        copy_async<sizeof(W)>(static_cast<unsigned>(id) < size,
+                              row_at(from + w * at_row.apart, id, row_bytes),
+                              lane_words + (row * kWords + w) * kBackThreads);
     };
 #pragma unroll
-    for (int j = 0; j < kStep; ++j) copy(back.ct, cols[j], sizes.cols, Rows::kCt + j);
+    for (int j = 0; j < kStep; ++j) copy(lane_ct, cols[j], sizes.cols, Rows::kCt + j);
     if constexpr (kKeyed)
 #pragma unroll
-      for (int j = 0; j < kStep; ++j) copy(back.keys.row_key, cols[j], sizes.cols, Rows::kKey + j);
+      for (int j = 0; j < kStep; ++j) copy(lane_row_key, cols[j], sizes.cols, Rows::kKey + j);
 #pragma unroll
     for (int j = 0; j < kStep; ++j)
       if (j == 0 || rows[j] != rows[j - 1]) {
-        copy(back.value, rows[j], sizes.rows, Rows::kValue + j);
-        if constexpr (kKeyed && !kSame)
-          copy(back.keys.col_key, rows[j], sizes.rows, Rows::kOwnKey + j);
+        copy(lane_value, rows[j], sizes.rows, Rows::kValue + j);
+        if constexpr (kKeyed && !kSame) copy(lane_col_key, rows[j], sizes.rows, Rows::kOwnKey + j);
       }
     for_own(step, [&](int j, const Index* id) {
       const bool is_there = id[kRing] >= 0;
-      const auto* from = reinterpret_cast<const unsigned char*>(
-          back.records + int64_t{id[kRing]} * heads + column.head);
-      auto* record = reinterpret_cast<unsigned char*>(records + stage * layout.head_numbers + j);
+      const auto* from =
+          reinterpret_cast<const unsigned char*>(row_at(lane_records, id[kRing], record_bytes));
+      auto* record = reinterpret_cast<unsigned char*>(records + stage * kStep + j);
 #pragma unroll
       for (int i = 0; i < static_cast<int>(sizeof(Record)); i += 16)
         copy_async<16>(is_there, from + i, record + i);
       if (kKeyed && !scaled) return;
-      const int64_t place = place_of(step, j, id) * heads + column.head;
-      Acc* number = numbers + stage * layout.kinds * layout.head_numbers + j;
+      Acc* number = numbers + stage * kStep + j;
       if constexpr (!kKeyed) {
-        copy_async<sizeof(Acc)>(is_there,
-                                additive
-                                    ? attention.src_score + int64_t{id[0]} * heads + column.head
-                                    : attention.edge_score + place,
-                                number);
-        number += layout.head_numbers;
+        const Index from_id = additive ? id[0] : place_of(step, j, id);
+        copy_async<sizeof(Acc)>(is_there, row_at(lane_numbers, from_id, head_bytes), number);
+        number += Layout::kNumbers;
       }
-      if (scaled) copy_async<sizeof(Acc)>(is_there, attention.edge_scale + place, number);
+      if (scaled)
+        copy_async<sizeof(Acc)>(is_there, row_at(lane_scales, place_of(step, j, id), head_bytes),
+                                number);
     });
   };
 
@@ -471,11 +565,14 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
     ask_for_row(begin + count < csr.count, begin + count, around + 1);
     ask_for_row(count > 0, begin, around + 2);
   }
-  Acc vector[kVec] = {}, to_vector[kVec] = {}, scale = 1;
+  Acc vector[kWords][kVec] = {}, to_vector[kFeatures] = {}, scale = 1;
   if constexpr (kLeaky) {
     if (column.active)
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) vector[i] = back.keys.vector[column.first + i];
+      for (int w = 0; w < kWords; ++w)
+#pragma unroll
+        for (int i = 0; i < kVec; ++i)
+          vector[w][i] = back.keys.vector[at_row.first + w * at_row.apart + i];
   }
   if constexpr (kScores == Scores::kDots)
     if (back.keys.scale != nullptr) scale = *back.keys.scale;
@@ -527,33 +624,43 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
     const int at = step * kStep & (kRing - 1);
     Index rows[kStep];
     read_shared(reinterpret_cast<const unsigned char*>(ring + at), rows);
-    // Shares of dots with values; then of scores.
+    // Shares of dots with values; then of scores. A lane's words are added up as those of two lanes
+    // that have one each, to the same bits.
     Acc sums[kSums];
-    W ct[kStep], keys[kScores == Scores::kDots ? kStep : 1];
-    Acc z[kLeaky ? kStep : 1][kVec];
-    W own_value = {}, own_key = {};
+    W ct[kStep][kWords], keys[kScores == Scores::kDots ? kStep : 1][kWords];
+    Acc z[kLeaky ? kStep : 1][kFeatures];
+    W own_value[kWords] = {}, own_key[kWords] = {};
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
-      if (j == 0 || rows[j] != rows[j - 1]) {
-        own_value = lane_words[(Rows::kValue + j) * kBackThreads];
-        own_key = lane_words[(Rows::kOwnKey + j) * kBackThreads];
-      }
-      ct[j] = lane_words[(Rows::kCt + j) * kBackThreads];
-      sums[j] = 0;
-      add_dot<T, kVec>(sums[j], own_value, ct[j]);
-      if constexpr (kKeyed) {
-        const W key = lane_words[(Rows::kKey + j) * kBackThreads];
-        sums[kStep + j] = 0;
-        if constexpr (kLeaky) {
-          Acc own[kVec];
-          unpack<kVec, T>(key, z[j]);
-          unpack<kVec, T>(own_key, own);
+      const auto word_at = [&](int row, int w) {
+        return lane_words[((row + j) * kWords + w) * kBackThreads];
+      };
+      if (j == 0 || rows[j] != rows[j - 1])
 #pragma unroll
-          for (int i = 0; i < kVec; ++i) z[j][i] += own[i];
-          add_leaky<T, kVec>(sums[kStep + j], key, own_key, vector, slope);
-        } else {
-          keys[j] = key;
-          add_dot<T, kVec>(sums[kStep + j], key, own_key);
+        for (int w = 0; w < kWords; ++w) {
+          own_value[w] = word_at(Rows::kValue, w);
+          own_key[w] = word_at(Rows::kOwnKey, w);
+        }
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        ct[j][w] = word_at(Rows::kCt, w);
+        Acc sum = 0, score = 0;
+        add_dot<T, kVec>(sum, own_value[w], ct[j][w]);
+        sums[j] = w > 0 ? sums[j] + sum : sum;
+        if constexpr (kKeyed) {
+          const W key = word_at(Rows::kKey, w);
+          if constexpr (kLeaky) {
+            Acc own[kVec], other[kVec];
+            unpack<kVec, T>(key, other);
+            unpack<kVec, T>(own_key[w], own);
+#pragma unroll
+            for (int i = 0; i < kVec; ++i) z[j][w * kVec + i] = other[i] + own[i];
+            add_leaky<T, kVec>(score, key, own_key[w], vector[w], slope);
+          } else {
+            keys[j][w] = key;
+            add_dot<T, kVec>(score, key, own_key[w]);
+          }
+          sums[kStep + j] = w > 0 ? sums[kStep + j] + score : score;
         }
       }
     }
@@ -568,7 +675,7 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
     __pipeline_commit();
 
     // Vectors of rows, which are wanted last.
-    W of_rows[kTyped ? kStep : 1];
+    W of_rows[kTyped ? kStep : 1][kWords];
     if constexpr (kTyped) {
       Index types[kStep];
       read_shared(reinterpret_cast<const unsigned char*>(ring + 3 * kRing + at), types);
@@ -576,50 +683,58 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
 #pragma unroll
       for (int j = 0; j < kStep; ++j) {
         const bool is_new = j == 0 || rows[j] != rows[j - 1];
-        const T* const from = row_at(back.of_rows.vectors + column.first, types[j], row_bytes);
-        of_rows[j] = {};
-        load_if(is_new && static_cast<unsigned>(types[j]) < num_types,
-                reinterpret_cast<const W*>(from), of_rows[j]);
+        const T* const from = row_at(back.of_rows.vectors + at_row.first, types[j], row_bytes);
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) {
+          of_rows[j][w] = {};
+          load_if(is_new && static_cast<unsigned>(types[j]) < num_types,
+                  reinterpret_cast<const W*>(from + w * at_row.apart), of_rows[j][w]);
+        }
       }
     }
-    const Held held = add_over_lanes(sums, cut.head_bits);
-    if (held.writes && (column.active || heads == 1))
+    if constexpr (kOnce) {
+      add_over_many_lanes<kStep>(sums, head_lanes);
+    } else {
+      const Held held = add_over_lanes(sums, cut.head_bits);
+      if (held.writes && (column.active || heads == 1))
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        if (i == held.count) break;
-        sums_of_head[held.first + i] = sums[i];
-      }
-    __syncwarp();
+        for (int i = 0; i < kSums; ++i) {
+          if (i == held.count) break;
+          sums_of_head[held.first + i] = sums[i];
+        }
+      __syncwarp();
+    }
     // Weights, and cotangents of scores.
     for_own(step, [&](int j, const Index* id) {
-      const int64_t place = place_of(step, j, id);
+      const Index place = place_of(step, j, id);
+      const Acc dot = kOnce ? sums[0] : sums_of_head[j];
       Acc weight = 0, to_score = 0;
       if (id[kRing] >= 0) {
-        const Record record = records[stage * layout.head_numbers + j];
-        const Acc* number = numbers + stage * layout.kinds * layout.head_numbers + j;
+        const Record record = records[stage * kStep + j];
+        const Acc* number = numbers + stage * kStep + j;
         Acc score, sloped = 1;
         if constexpr (kKeyed) {
-          score = sums_of_head[kStep + j];
+          score = kOnce ? sums[kStep] : sums_of_head[kStep + j];
           if constexpr (!kLeaky) {
             score = rounded_product(score, scale);
             sloped = scale;
           }
         } else {
-          const Acc sum = additive ? record.dst_score + *number : *number;
-          const bool below = kTyped ? is_sloped(sum) : additive && !(sum > 0);
+          const Acc sum = record.dst_score + *number;  // of which one is 0 unless scores are sums
+          const bool below = kTyped ? is_sloped(sum) : !(sum > 0);
           score = below ? rounded_product(slope, sum) : sum;
           if (below) sloped = slope;
-          number += layout.head_numbers;
+          number += Layout::kNumbers;
         }
         const Acc edge_scale = scaled ? *number : Acc(1);
         const Acc share = exponential((score - record.stats.top) - record.stats.log_sum);
         weight = share * edge_scale;
-        to_score = share * sloped * (edge_scale * sums_of_head[j] - record.delta);
+        to_score = share * sloped * (edge_scale * dot - record.delta);
       }
       sums_of_head[j] = weight;
       sums_of_head[kStep + j] = to_score;
-      if (step * kStep + j < count && static_cast<uint64_t>(place) < of_ids.weights)
-        back.to_score[place * heads + column.head] = to_score;
+      if (step * kStep + j < count && static_cast<unsigned>(place) < num_weights)
+        *row_at(lane_to_score, place, head_bytes) = to_score;
     });
     __syncwarp();
     Acc weights[kStep], to_scores[kStep];
@@ -632,11 +747,11 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
 #pragma unroll
         for (int j = 0; j < kStep; ++j)
 #pragma unroll
-          for (int i = 0; i < kVec; ++i) z[j][i] = cols[j] < 0 ? Acc(0) : z[j][i];
+          for (int i = 0; i < kFeatures; ++i) z[j][i] = cols[j] < 0 ? Acc(0) : z[j][i];
       }
     unsigned gaps = 0;  // bit j: rows before that of the step's entry j are empty
     const Index row_before = row;
-    Acc of_row[kVec] = {};
+    Acc of_row[kFeatures] = {};
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
       if (rows[j] != row) {
@@ -644,28 +759,28 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
         close();
         row = rows[j];
       }
-      Acc x[kVec];
-      unpack<kVec, T>(ct[j], x);
+      Acc x[kFeatures];
+      unpack_words<T>(ct[j], x);
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) run[i] += weights[j] * x[i];
-      if constexpr (!kKeyed) run[kVec] += to_scores[j];
+      for (int i = 0; i < kFeatures; ++i) run[i] += weights[j] * x[i];
+      if constexpr (!kKeyed) run[kFeatures] += to_scores[j];
       if constexpr (kTyped) {
-        if (j == 0 || rows[j] != rows[j - 1]) unpack<kVec, T>(of_rows[j], of_row);
+        if (j == 0 || rows[j] != rows[j - 1]) unpack_words<T>(of_rows[j], of_row);
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) run[i] += to_scores[j] * of_row[i];
+        for (int i = 0; i < kFeatures; ++i) run[i] += to_scores[j] * of_row[i];
       }
       if constexpr (kScores == Scores::kDots) {
-        unpack<kVec, T>(keys[j], x);
+        unpack_words<T>(keys[j], x);
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) run[kOfKeys + i] += to_scores[j] * x[i];
+        for (int i = 0; i < kFeatures; ++i) run[kOfKeys + i] += to_scores[j] * x[i];
       }
       if constexpr (kLeaky) {
         const Acc sloped = to_scores[j] * slope;
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) {
+        for (int i = 0; i < kFeatures; ++i) {
           const Acc part = z[j][i] > 0 ? to_scores[j] : sloped;
           to_vector[i] += part * z[j][i];
-          run[kOfKeys + i] += part * vector[i];
+          run[kOfKeys + i] += part * vector[i / kVec][i % kVec];
         }
       }
     }
@@ -685,21 +800,21 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kScores, Op::kVec, A
     close();
     if (fills) runs.fill_gap(row, around[1]);
   }
-  __syncwarp();
+  __syncthreads();         // what follows takes the place of the words
   if constexpr (kLeaky) {  // what the block has of the vector's gradient
-    Acc* const parts = reinterpret_cast<Acc*>(bytes);  // in place of the words, [feature][thread]
-    __syncthreads();
+    Acc* const parts = reinterpret_cast<Acc*>(bytes);  // [feature][thread]
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) parts[i * kBackThreads + threadIdx.x] = to_vector[i];
+    for (int i = 0; i < kFeatures; ++i) parts[i * kBackThreads + threadIdx.x] = to_vector[i];
     __syncthreads();
     if (threadIdx.x < lanes && column.active) {
+      Acc* const to = back.parts + blockIdx.x * cut.width + at_row.first;
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) {
+      for (int i = 0; i < kFeatures; ++i) {
         Acc sum = 0;
 #pragma unroll 1
         for (int other = 0; other < kBackThreads; other += lanes)
           sum += parts[i * kBackThreads + other + lane];
-        back.parts[blockIdx.x * cut.width + column.first + i] = sum;
+        to[i / kVec * at_row.apart + i % kVec] = sum;
       }
     }
   }

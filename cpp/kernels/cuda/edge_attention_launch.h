@@ -256,6 +256,20 @@ cudaError_t launch_records(cudaStream_t stream, const Csr<Index>& csr,
                 count, words, lane_bits, records, to_score, zeros);
 }
 
+// Calls f(words of a lane): two where a head has so many that each lane has at most one entry of a
+// step for its own, unless there are no registers for them, one elsewhere.
+template <Scores kScores, typename T, class F>
+cudaError_t with_lane_words(Features features, const F& f) {
+  using One = std::integral_constant<int, 1>;
+  if constexpr (sizeof(T) > 4 || (kScores == Scores::kLeaky && sizeof(T) < 4)) {
+    return f(One{});
+  } else {
+    const int64_t words = features.width / features.heads / kWordFeatures<T>;  // of a head
+    const bool is_power = (words & (words - 1)) == 0;
+    return words >= 2 * kBackStep && is_power ? f(std::integral_constant<int, 2>{}) : f(One{});
+  }
+}
+
 // The gradients by source, in one pass. There are whole heads in a team. to_vector: (width), if
 // there is a vector.
 template <Scores kScores, bool kSame, class Op, class Last, typename T, typename Acc>
@@ -263,9 +277,9 @@ cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr,
                         const Attained<T, Acc>& attained, const Back<T, Acc>& back,
                         AttentionRecord<Acc>* records, Features features, T* out, const Last& last,
                         Acc* to_vector, const Workspace& workspace) {
-  constexpr int kVec = Op::kVec, kStep = kBackStep;
+  constexpr int kFeatures = Op::kVec, kStep = kBackStep;  // of a lane; of a team
   AttendCut cut;
-  if (!cut_features<kVec>(features, cut) || !addressable<T>(features) ||
+  if (!cut_features<kFeatures>(features, cut) || !addressable<T>(features) ||
       !addressable<AttentionRecord<Acc>>({features.heads, 1}))
     return cudaErrorInvalidValue;
   const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
@@ -284,7 +298,7 @@ cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr,
   cudaError_t error = cudaSuccess;
   if (!fills && csr.num_rows > 0) {
     error = fill(out, csr.num_rows, features.width);
-    if constexpr (!std::is_same_v<Last, NoEpilogue>) {
+    if constexpr (!std::is_same_v<Last, SumRows>) {
       const int64_t width = std::is_same_v<Last, HeadSums<Acc>> ? features.heads : features.width;
       if (error == cudaSuccess) error = fill(last.out, csr.num_rows, width);
     }
@@ -298,11 +312,12 @@ cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr,
   const BackLayout<kScores, kSame, Op, T, Acc> layout(cut, csr.order != nullptr,
                                                       back.attention.edge_scale != nullptr);
   int64_t shared = layout.bytes();
-  const int64_t at_once = blocks_at_once(shared, kBackBlocks<kScores, kVec, Acc>);
+  const int64_t at_once =
+      blocks_at_once(shared, kBackBlocks<kScores, kSame, kLaneWords<T, Op>, kWordFeatures<T>, Acc>);
   const int64_t entries = ceil_div(csr.count, std::min(workspace.blocks, at_once) * teams);
   const int64_t steps = ceil_div(entries, kStep);
   const int64_t blocks = ceil_div(csr.count, steps * kStep * teams);
-  const int64_t tiles = ceil_div(features.width, int64_t{lanes} * kVec);
+  const int64_t tiles = ceil_div(features.width, int64_t{lanes} * kFeatures);
   if (tiles > kMaxGridY || blocks > kMaxGridX || steps * kStep > 0x3fffffff)
     return cudaErrorInvalidConfiguration;
   cut.steps = static_cast<int>(steps);
@@ -373,22 +388,25 @@ cudaError_t keyed_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, cons
                              keys,        to_score, parts,   static_cast<int>(features.heads),
                              {}};
   const auto same = [&](auto kernel) {
-    return kernel(stream, csr, attained, back, records, features, out, NoEpilogue{}, to_vector,
+    return kernel(stream, csr, attained, back, records, features, out, SumRows{}, to_vector,
                   workspace);
   };
   const auto apart = [&](auto kernel) {
-    return kernel(stream, csr, attained, back, records, features, out, SecondRows<T>{to_col_key},
-                  to_vector, workspace);
+    return kernel(stream, csr, attained, back, records, features, out,
+                  SecondRows<T>{to_col_key, {}}, to_vector, workspace);
   };
-  using One = SumOp<Acc, kVec>;
-  using Two = PairSumOp<Acc, kVec>;
-  if (keys.vector == nullptr)
-    return to_col_key == nullptr
-               ? same(launch_back<Scores::kDots, true, One, NoEpilogue, T, Acc>)
-               : apart(launch_back<Scores::kDots, false, Two, SecondRows<T>, T, Acc>);
-  return to_col_key == nullptr
-             ? same(launch_back<Scores::kLeaky, true, One, NoEpilogue, T, Acc>)
-             : apart(launch_back<Scores::kLeaky, false, Two, SecondRows<T>, T, Acc>);
+  const auto with_scores = [&](auto scores) {
+    constexpr Scores kScores = decltype(scores)::value;
+    return with_lane_words<kScores, T>(features, [&](auto words) {
+      constexpr int kFeatures = decltype(words)::value * kVec;
+      using One = SumOp<Acc, kFeatures>;
+      using Two = PairSumOp<Acc, kFeatures>;
+      return to_col_key == nullptr ? same(launch_back<kScores, true, One, SumRows, T, Acc>)
+                                   : apart(launch_back<kScores, false, Two, SecondRows<T>, T, Acc>);
+    });
+  };
+  return keys.vector == nullptr ? with_scores(std::integral_constant<Scores, Scores::kDots>{})
+                                : with_scores(std::integral_constant<Scores, Scores::kLeaky>{});
 }
 
 // The gradients by source of scores that are numbers of heads, or those of relations, in one pass.
@@ -404,10 +422,12 @@ cudaError_t launch_numbers_back(cudaStream_t stream, const Csr<Index>& csr, cons
   const Back<T, Acc> back = {attained.ct, value,    records, attention,
                              {},          to_score, nullptr, static_cast<int>(features.heads),
                              of_rows};
-  const HeadSums<Acc> sums = {to_src_score, features.heads};
-  return launch_back<kScores, false, ScoredSumOp<Acc, kVec>>(stream, csr, attained, back, records,
-                                                             features, out, sums,
-                                                             static_cast<Acc*>(nullptr), workspace);
+  const HeadSums<Acc> sums = {to_src_score, features.heads, {}};
+  return with_lane_words<kScores, T>(features, [&](auto words) {
+    using Op = ScoredSumOp<Acc, decltype(words)::value * kVec>;
+    return launch_back<kScores, false, Op>(stream, csr, attained, back, records, features, out,
+                                           sums, static_cast<Acc*>(nullptr), workspace);
+  });
 }
 
 template <typename T, typename Acc>

@@ -44,4 +44,33 @@ __device__ __forceinline__ Held add_over_lanes(Acc (&sum)[kSize], int lane_bits)
   return held;
 }
 
+// The same of at least kSize lanes, a power of two, for each kSize values of several kinds: the
+// lane's first of a kind is then that of the entry (lane / (lanes / kSize)) % kSize. The same
+// additions in the same order. Called by whole warps.
+template <int kSize, int kCount, typename Acc>
+__device__ __forceinline__ void add_over_many_lanes(Acc (&sum)[kCount], int lanes) {
+  int distance = lanes / 2;
+#pragma unroll
+  for (int size = kSize / 2; size > 0; size /= 2) {
+    const bool upper = (threadIdx.x & distance) != 0;
+#pragma unroll
+    for (int first = 0; first < kCount; first += kSize)
+#pragma unroll
+      for (int i = first; i < first + size; ++i) {
+        const Acc other = upper ? sum[i] : sum[i + size];
+        const Acc own = upper ? sum[i + size] : sum[i];
+        sum[i] = own + __shfl_xor_sync(kWholeWarp, other, distance);
+      }
+    distance /= 2;
+  }
+#pragma unroll
+  for (int level = 2; level < 32 / kSize; level *= 2) {
+    if (distance == 0) break;
+#pragma unroll
+    for (int first = 0; first < kCount; first += kSize)
+      sum[first] += __shfl_xor_sync(kWholeWarp, sum[first], distance);
+    distance /= 2;
+  }
+}
+
 }  // namespace jax_gnn::cuda

@@ -71,6 +71,16 @@ __device__ __forceinline__ void unpack(Word<T, kVec> word, Acc (&x)[kVec]) {
   for (int i = 0; i < kVec; ++i) x[i] = widen(features[i]);
 }
 
+// The same of several words.
+template <typename T, typename W, int kWords, int kFeatures, typename Acc>
+__device__ __forceinline__ void unpack_words(const W (&words)[kWords], Acc (&x)[kFeatures]) {
+  T features[kFeatures];
+  static_assert(sizeof(features) == sizeof(words));
+  memcpy(features, words, sizeof(words));
+#pragma unroll
+  for (int i = 0; i < kFeatures; ++i) x[i] = widen(features[i]);
+}
+
 // The features of row e for entry e.
 template <typename T_, typename Acc_, int kVec_>
 struct RowMessage {
