@@ -131,9 +131,9 @@ constexpr int kBackRing = 2 * kBackChunk;
 // shared memory.
 template <Scores kScores, bool kSame, int kWords, int kVec, typename Acc>
 constexpr int kBackBlocks = sizeof(Acc) > 4                         ? 3
-                            : kWords > 1                            ? !has_keys<kScores> ? 4
-                                                                      : kSame            ? 3
-                                                                                         : 2
+                            : kWords > 1 && kVec > 4                ? (has_keys<kScores> ? 2 : 3)
+                            : kWords > 1 && has_keys<kScores>       ? (kSame ? 3 : 2)
+                            : kWords > 1                            ? 4
                             : !has_keys<kScores>                    ? 5
                             : kScores == Scores::kLeaky && kVec > 4 ? 3
                                                                     : 4;
@@ -443,7 +443,7 @@ __global__ void __launch_bounds__(
   const T *lane_ct = back.ct + at_row.first, *lane_value = back.value + at_row.first;
   const T* lane_row_key = of_lane(back.keys.row_key, at_row.first);
   const T* lane_col_key = of_lane(back.keys.col_key, at_row.first);
-  if constexpr (kWords > 1 && (kVec <= 4 || kKeyed)) {  // there are registers for them
+  if constexpr (kWords > 1) {  // there are registers for them
     hide(sizes.rows);
     hide(sizes.cols);
     hide(row_bytes);
@@ -464,14 +464,15 @@ __global__ void __launch_bounds__(
 #pragma unroll 1
     for (int i = lane; i < kBackChunk; i += lanes) {
       const int entry = chunk * kBackChunk + i;
-      const int64_t at = begin + min(entry, count - 1);
+      const Index at = static_cast<Index>(begin) + min(entry, count - 1);
       Index* to = ring + (entry & (kRing - 1));
-      copy_async<sizeof(Index)>(true, csr.rows + at, to);
+      copy_async<sizeof(Index)>(true, row_at(csr.rows, at, sizeof(Index)), to);
       if (csr.cols != nullptr)
-        copy_async<sizeof(Index)>(true, csr.cols + at, to + kRing);
+        copy_async<sizeof(Index)>(true, row_at(csr.cols, at, sizeof(Index)), to + kRing);
       else
-        to[kRing] = static_cast<Index>(at);
-      if (ordered) copy_async<sizeof(Index)>(true, csr.order + at, to + 2 * kRing);
+        to[kRing] = at;
+      if (ordered)
+        copy_async<sizeof(Index)>(true, row_at(csr.order, at, sizeof(Index)), to + 2 * kRing);
     }
   };
   // Looks at a chunk's ids, which are there: columns of padding become -1. Whether there is none.

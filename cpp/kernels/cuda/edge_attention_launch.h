@@ -256,18 +256,23 @@ cudaError_t launch_records(cudaStream_t stream, const Csr<Index>& csr,
                 count, words, lane_bits, records, to_score, zeros);
 }
 
-// Calls f(words of a lane): two where a head has so many that each lane has at most one entry of a
-// step for its own, unless there are no registers for them, one elsewhere.
-template <Scores kScores, typename T, class F>
+// Whether a lane may have two words: not where there are no registers for them, or so little shared
+// memory that too few warps are on their way.
+template <Scores kScores, bool kSame, typename T>
+constexpr bool kHasTwoWords =
+    sizeof(T) == 4 ||
+    (sizeof(T) == 2 && (!has_keys<kScores> || (kScores == Scores::kDots && kSame)));
+
+// Calls f(words of a lane): two, if it may have two, where a head has so many that each lane has at
+// most one entry of a step for its own, one elsewhere.
+template <bool kTwo, typename T, class F>
 cudaError_t with_lane_words(Features features, const F& f) {
-  using One = std::integral_constant<int, 1>;
-  if constexpr (sizeof(T) > 4 || (kScores == Scores::kLeaky && sizeof(T) < 4)) {
-    return f(One{});
-  } else {
+  if constexpr (kTwo) {
     const int64_t words = features.width / features.heads / kWordFeatures<T>;  // of a head
-    const bool is_power = (words & (words - 1)) == 0;
-    return words >= 2 * kBackStep && is_power ? f(std::integral_constant<int, 2>{}) : f(One{});
+    if (words >= 2 * kBackStep && (words & (words - 1)) == 0)
+      return f(std::integral_constant<int, 2>{});
   }
+  return f(std::integral_constant<int, 1>{});
 }
 
 // The gradients by source, in one pass. There are whole heads in a team. to_vector: (width), if
@@ -387,23 +392,19 @@ cudaError_t keyed_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, cons
   const Back<T, Acc> back = {attained.ct, value,    records, attention,
                              keys,        to_score, parts,   static_cast<int>(features.heads),
                              {}};
-  const auto same = [&](auto kernel) {
-    return kernel(stream, csr, attained, back, records, features, out, SumRows{}, to_vector,
-                  workspace);
-  };
-  const auto apart = [&](auto kernel) {
-    return kernel(stream, csr, attained, back, records, features, out,
-                  SecondRows<T>{to_col_key, {}}, to_vector, workspace);
-  };
   const auto with_scores = [&](auto scores) {
     constexpr Scores kScores = decltype(scores)::value;
-    return with_lane_words<kScores, T>(features, [&](auto words) {
-      constexpr int kFeatures = decltype(words)::value * kVec;
-      using One = SumOp<Acc, kFeatures>;
-      using Two = PairSumOp<Acc, kFeatures>;
-      return to_col_key == nullptr ? same(launch_back<kScores, true, One, SumRows, T, Acc>)
-                                   : apart(launch_back<kScores, false, Two, SecondRows<T>, T, Acc>);
-    });
+    const auto run = [&](auto same, const auto& last) {
+      constexpr bool kSame = decltype(same)::value;
+      return with_lane_words<kHasTwoWords<kScores, kSame, T>, T>(features, [&](auto words) {
+        constexpr int kFeatures = decltype(words)::value * kVec;
+        using Op = std::conditional_t<kSame, SumOp<Acc, kFeatures>, PairSumOp<Acc, kFeatures>>;
+        return launch_back<kScores, kSame, Op>(stream, csr, attained, back, records, features, out,
+                                               last, to_vector, workspace);
+      });
+    };
+    return to_col_key == nullptr ? run(std::true_type{}, SumRows{})
+                                 : run(std::false_type{}, SecondRows<T>{to_col_key, {}});
   };
   return keys.vector == nullptr ? with_scores(std::integral_constant<Scores, Scores::kDots>{})
                                 : with_scores(std::integral_constant<Scores, Scores::kLeaky>{});
@@ -423,7 +424,7 @@ cudaError_t launch_numbers_back(cudaStream_t stream, const Csr<Index>& csr, cons
                              {},          to_score, nullptr, static_cast<int>(features.heads),
                              of_rows};
   const HeadSums<Acc> sums = {to_src_score, features.heads, {}};
-  return with_lane_words<kScores, T>(features, [&](auto words) {
+  return with_lane_words<kHasTwoWords<kScores, false, T>, T>(features, [&](auto words) {
     using Op = ScoredSumOp<Acc, decltype(words)::value * kVec>;
     return launch_back<kScores, false, Op>(stream, csr, attained, back, records, features, out,
                                            sums, static_cast<Acc*>(nullptr), workspace);
