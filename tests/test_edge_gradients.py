@@ -237,9 +237,12 @@ def test_other_compositions(rng: np.random.Generator, kind: str) -> None:
         return named(kind, *each, None, *cotangents, None, matrix), heads
 
     with setting("cuda"):
-        assert is_one_launch(kind, *shapes(1 << 16, 1000))
-        assert not is_one_launch(kind, *shapes((1 << 16) + 1, 1000))
-        assert not is_one_launch(kind, *shapes(1 << 15, 1000, heads=4))
+        assert is_one_launch(kind, *shapes(1 << 15, 1000))
+        assert not is_one_launch(kind, *shapes((1 << 15) + 1, 1000))
+        assert not is_one_launch(kind, *shapes(1 << 14, 1000, heads=4))
+        small = {"heads": 8, "features": 8}
+        assert is_one_launch(kind, *shapes(1 << 14, 1000, **small))
+        assert is_one_launch(kind, *shapes(1 << 15, 1000, **small)) == (kind != "gat")
         assert not is_one_launch(kind, *shapes(500, 1001))
         assert not is_one_launch(kind, *shapes(0, 0))
         assert not is_one_launch(kind, *shapes(1000, 1000, features=128))

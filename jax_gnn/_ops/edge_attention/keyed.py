@@ -328,7 +328,9 @@ def _gradients_call(
 ) -> Call | None:
     del platform
     value, row_key, col_key, vector, scale, entry_scale, y, stats, ct, log_sum_ct, matrix = operands
-    found = gradients_in_step(value, matrix, heads) if _has_kernel(operands, heads) else None
+    if not _has_kernel(operands, heads):
+        return None
+    found = gradients_in_step(value, matrix, heads, keyed=True)
     if found is None or y is None:
         return None
     flags = found.flags | _flags(operands, slope)

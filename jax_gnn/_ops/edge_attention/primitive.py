@@ -163,8 +163,9 @@ def holds_whole_heads(value: Any, heads: int) -> bool:
 
 
 # Of the kernel that has all gradients in one launch, as in edge_gradients.cuh: words of 16 bytes in
-# a tile, and entries of a block. And entries times tiles up to which it is the faster one.
-_TILE_WORDS, _STEP_BLOCK, _MOST_IN_STEP = 16, 48, 1 << 16
+# a tile, and entries of a block. And entries times tiles up to which it is the faster one on an
+# H100; half as many where scores are numbers of several heads.
+_TILE_WORDS, _STEP_BLOCK, _MOST_IN_STEP = 16, 48, 1 << 15
 
 
 class InStep(NamedTuple):
@@ -181,7 +182,9 @@ class InStep(NamedTuple):
     blocks: int
 
 
-def gradients_in_step(value: Operand, matrix: SparseMatrix, heads: int) -> InStep | None:
+def gradients_in_step(
+    value: Operand, matrix: SparseMatrix, heads: int, *, keyed: bool
+) -> InStep | None:
     """Whether one launch has all gradients: of few entries, of which none is left out by an order.
 
     The only place that decides it: the kernel refuses what it cannot do.
@@ -208,7 +211,7 @@ def gradients_in_step(value: Operand, matrix: SparseMatrix, heads: int) -> InSte
     # Where most rows are empty they are filled by launches of their own.
     if not (at_most(1, count) and all(at_most(size, 2 * count) for size in sizes)):
         return None
-    if not at_most(count * tiles, _MOST_IN_STEP):
+    if not at_most(count * tiles, _MOST_IN_STEP if keyed or heads == 1 else _MOST_IN_STEP // 2):
         return None
     ids, flags = of_cols
     blocks = 3 * -(-count // _STEP_BLOCK)  # of both, and of parts of a vector
@@ -266,7 +269,7 @@ def _gradients_call(
 ) -> Call | None:
     del platform
     value, row_score, col_score, _, entry_scale, y, stats, ct, log_sum_ct, matrix = operands
-    found = gradients_in_step(value, matrix, heads)
+    found = gradients_in_step(value, matrix, heads, keyed=False)
     if found is None:
         return None
     flags = found.flags | {
