@@ -1,6 +1,7 @@
 // Sums over the elements of vectors, and of products of rows.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -62,25 +63,27 @@ JAX_GNN_INLINE Acc sum_of_terms(int64_t count, const Term& term) {
   return sum;
 }
 
-// sums[i] = the sum of all terms(i)<lanes>(k) over [0, count), for i in [0, size).
+// sums[i] = the sum of all terms(i)<lanes>(k) over [0, count), for i in [0, size). The order of
+// additions does not depend on i, so that a sum has the same bits wherever it is asked for.
 template <typename Acc, typename Terms>
 JAX_GNN_INLINE void sums_of_terms(int64_t size, int64_t count, const Terms& terms, Acc* sums) {
   constexpr int kLanes = 32 / sizeof(Acc);
-  int64_t i = 0;
-  if (count > 0 && count % kLanes == 0) {  // several at once
-    for (; i + kLanes <= size; i += kLanes) {
-      Vector<Acc, kLanes> each[kLanes];
-      unrolled<kLanes>([&](int lane) JAX_GNN_LAMBDA {
-        const auto term = terms(i + lane);
-        each[lane] = term.template operator()<kLanes>(0);
-        for (int64_t k = kLanes; k < count; k += kLanes)
-          each[lane] += term.template operator()<kLanes>(k);
-      });
-      const auto result = sums_of_each(each);
-      std::memcpy(sums + i, &result, sizeof result);
-    }
+  if (count == 0 || count % kLanes != 0) {
+    for (int64_t i = 0; i < size; ++i) sums[i] = sum_of_terms<Acc>(count, terms(i));
+    return;
   }
-  for (; i < size; ++i) sums[i] = sum_of_terms<Acc>(count, terms(i));
+  for (int64_t i = 0; i < size; i += kLanes) {  // several at once, the last ones over again
+    const int64_t left = std::min<int64_t>(size - i, kLanes);
+    Vector<Acc, kLanes> each[kLanes];
+    unrolled<kLanes>([&](int lane) JAX_GNN_LAMBDA {
+      const auto term = terms(i + std::min<int64_t>(lane, left - 1));
+      each[lane] = term.template operator()<kLanes>(0);
+      for (int64_t k = kLanes; k < count; k += kLanes)
+        each[lane] += term.template operator()<kLanes>(k);
+    });
+    const auto result = sums_of_each(each);
+    std::memcpy(sums + i, &result, left * sizeof(Acc));
+  }
 }
 
 }  // namespace jax_gnn::cpu

@@ -578,6 +578,8 @@ struct Backward {
       V score;
       if (!additive) {
         score = load<kLanes>(scratch.sums[0] + k) * scale;
+        // Stored, and hence rounded as forward, where a product is not part of the difference.
+        store<kLanes>(scratch.sums[0] + k, score);
       } else {
         const V sum = record.dst_score + gathered(attention.src_score, scratch.at_row[0] + k);
         store<kLanes>(scratch.sums[0] + k, sum);

@@ -259,9 +259,13 @@ def numbers_of_pairs(
         # a number wide, for which matrix units are no use.
         both = (x, vectors[:, 0]) if pairs.by_node else (vectors[:, 0], x)
         return sddmm(*both, pairs.incidence, heads=1, implementation=implementation)
-    options: Any = {"precision": precision, "implementation": implementation}
     acc = accumulator_dtype(x.dtype)
-    return product(x, vectors.swapaxes(1, 2), pairs, pairs.gather, dtype=acc, **options)
+    if x.dtype != acc:
+        # Products of listed rows that widen have no kernel for matrix units. Numbers of half types
+        # are what they are in any precision.
+        x, vectors, precision = x.astype(acc), vectors.astype(acc), jax.lax.Precision.DEFAULT
+    options: Any = {"precision": precision, "implementation": implementation}
+    return product(x, vectors.swapaxes(1, 2), pairs, pairs.gather, **options)
 
 
 def numbers_of_destinations(
