@@ -20,6 +20,7 @@ from spmm_cases import Edges, graph_of, random_edges, unused
 
 import jax_gnn
 from jax_gnn import Graph, additive_attention, dot_attention, gatv2_attention, schedules
+from jax_gnn._core.op import OPS
 
 HEADS = 4  # as many as devices of the tests
 SUMS = 3  # finer rows of each destination; and two more that no edge goes into
@@ -748,6 +749,29 @@ def test_what_reads_the_rows_of_sums_gathers_nothing(rng: np.random.Generator, k
     assert len(names()) == len(with_sums) + 1
 
 
+def expanded(jaxpr: Any) -> list[Any]:
+    """Its equations, with those that all gradients together are made of in their place."""
+    found: list[Any] = []
+    for equation in jaxpr.eqns:
+        op = OPS.get(equation.primitive.name.removeprefix("jax_gnn_"))
+        if op is None or not op.name.endswith("_gradients"):
+            found.append(equation)
+            continue
+        attributes = {
+            k: v for k, v in equation.params.items() if k not in ("implementation", "tree")
+        }
+        unflatten = equation.params["tree"].unflatten
+
+        def composed(
+            *leaves: Any, op: Any = op, of: Any = unflatten, given: Any = attributes
+        ) -> Any:
+            return op.xla(**of(leaves)._asdict(), **given)
+
+        shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in equation.invars]
+        found += expanded(jax.make_jaxpr(composed)(*shapes).jaxpr)
+    return found
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_array_has_a_row_for_each_edge(rng: np.random.Generator, kind: str) -> None:
     """Forward and backward, but for one of a number for each head."""
@@ -759,7 +783,7 @@ def test_no_array_has_a_row_for_each_edge(rng: np.random.Generator, kind: str) -
 
     def sizes_of(jaxpr: Any) -> list[int]:
         found = []
-        for equation in jaxpr.eqns:
+        for equation in expanded(jaxpr):
             for inner in jaxprs_in_params(equation.params):
                 found += sizes_of(inner)
             found += [each.aval.size for each in equation.outvars]
@@ -780,10 +804,14 @@ def test_scores_of_sources_have_no_sum_of_their_own(rng: np.random.Generator) ->
     def loss(*operands: Any) -> Any:
         return jnp.sum(additive_attention(graph, *operands))
 
-    found = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(*operands).jaxpr.eqns
-    names = [each.primitive.name for each in found if each.primitive.name.startswith("jax_gnn")]
+    def names_of(equations: Any) -> list[str]:
+        names = [each.primitive.name for each in equations]
+        return [name for name in names if name.startswith("jax_gnn")]
+
+    found = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(*operands).jaxpr
     attention = "jax_gnn_edge_attention"
-    assert names == [attention, f"{attention}_vjp", "jax_gnn_segment_reduce"]
+    assert names_of(found.eqns) == [attention, f"{attention}_gradients"]
+    assert names_of(expanded(found)) == [attention, f"{attention}_vjp", "jax_gnn_segment_reduce"]
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
