@@ -313,30 +313,23 @@ def by_composition(bind: Bind, primals: Any, tangents: Any) -> Any:
     )
 
 
-def _linear_jvp(
-    linear: tuple[str, ...], bind: Bind, primals: Any, tangents: Any
-) -> tuple[list[Array], list[Array]]:
-    """Of what is linear in two operands together."""
-    moving = {name for name, each in tangents._asdict().items() if each is not None}
-    if moving - {"matrix"} <= set(linear):
-        given = {name: getattr(tangents, name) for name in linear}
-        filled = {
-            name: jax.tree.map(jnp.zeros_like, getattr(primals, name)) if each is None else each
-            for name, each in given.items()
-        }
-        return bind(primals), bind(primals._replace(**filled))
-    return by_composition(bind, primals, tangents)
-
-
 def jvp_of_tangents(
-    linear: tuple[str, ...], bind: Bind, primals: Any, tangents: Any
+    linear: tuple[str, ...],
+    bind: Bind,
+    primals: Any,
+    tangents: Any,
+    *,
+    needed: tuple[str, ...] = (),
 ) -> tuple[Any, Any]:
-    """Of what is linear in operands together, of which None stands for zeros."""
+    """Of what is linear in operands together: None stands for zeros, made of what is needed."""
     moving = {name for name, each in tangents._asdict().items() if jax.tree.leaves(each)}
-    if moving <= set(linear):
-        given = {name: getattr(tangents, name) for name in linear}
-        return bind(primals), bind(primals._replace(**given))
-    return by_composition(bind, primals, tangents)
+    if not moving <= set(linear):
+        return by_composition(bind, primals, tangents)
+    given = {name: getattr(tangents, name) for name in linear}
+    for name in needed:
+        if given[name] is None:
+            given[name] = jnp.zeros_like(getattr(primals, name))
+    return bind(primals), bind(primals._replace(**given))
 
 
 def jvp_transpose(
@@ -424,7 +417,7 @@ edge_attention_jvp = define(
         result=per_row_and_head,
         xla=xla.edge_attention_jvp,
         platforms=(),
-        jvp=functools.partial(_linear_jvp, _TANGENTS),
+        jvp=functools.partial(jvp_of_tangents, _TANGENTS, needed=("dvalue",)),
         transpose={_TANGENTS: jvp_transpose},
         batch=_batch,
         several=True,
@@ -442,7 +435,7 @@ edge_attention_vjp = define(
         result=_per_col_and_entry,
         xla=xla.edge_attention_vjp,
         call=_vjp_call,
-        jvp=functools.partial(_linear_jvp, ("ct", "log_sum_ct")),
+        jvp=functools.partial(jvp_of_tangents, ("ct", "log_sum_ct"), needed=("ct",)),
         transpose={("ct", "log_sum_ct"): _vjp_transpose},
         batch=_batch,
         several=True,
