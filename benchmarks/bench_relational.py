@@ -119,10 +119,9 @@ def _aggregate(method: Any) -> Callable[..., Any]:
 
 def jax_gnn_candidates(graph: Triples, case: Case, problem: Problem) -> Iterator[Candidate]:
     """The op as users call it, which chooses a way, and each of the ways that it has."""
-    operands = graph.graph, graph.mean
-    yield jax_candidate(OURS, _aggregate(None), problem, operands, INPUTS)
-    for way in WAYS:
-        yield jax_candidate(way, _aggregate(way), problem, operands, INPUTS)
+    for way in (None, *WAYS):
+        operands = graph.graph_for(way), graph.mean
+        yield jax_candidate(way or OURS, _aggregate(way), problem, operands, INPUTS)
 
 
 def counted_candidates(graph: Triples, case: Case, problem: Problem) -> Iterator[Candidate]:

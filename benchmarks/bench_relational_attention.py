@@ -335,7 +335,7 @@ def _candidate(
         conv = layer_of(dict(zip(weights, rest, strict=False)))
         return conv(graph, x, folded=given[0]) if given else conv(graph, x)
 
-    operands: tuple[Any, ...] = (graph.graph,)
+    operands: tuple[Any, ...] = (graph.graph_for(method),)
     if folded:
         arrays = {name: problem.inputs[name] for name in weights}
         operands += (jax.jit(lambda arrays: layer_of(dict(arrays)).folded())(arrays),)

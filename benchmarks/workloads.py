@@ -154,10 +154,18 @@ class Triples:
         """The same edges as this library's container, which sorts them alike."""
         import jax_gnn
 
-        graph = jax_gnn.RelationalGraph.from_triples(
+        return jax_gnn.RelationalGraph.from_triples(
             self.src, self.rel, self.dst, self.num_nodes, self.num_relations
         )
-        return graph.with_parts()
+
+    @cached_property
+    def tiled_graph(self) -> Any:
+        """The same with the part that one way needs and users have to ask for."""
+        return self.graph.with_parts("tiles")
+
+    def graph_for(self, way: str | None) -> Any:
+        """What a way is measured on; None is what is chosen for a graph as it is built."""
+        return self.tiled_graph if way == "tiles" else self.graph
 
     def by(self, ids: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
         """The order that sorts edges by ids, and where each id's edges begin."""

@@ -72,6 +72,16 @@ def bounded(ids: Any, size: int) -> Array:
     return jnp.clip(ids, -1, size) if ids.dtype.itemsize == 8 else ids
 
 
+def ids_at(ids: Any, order: Any) -> Array:
+    """``ids[order]``, padding where ``order`` is padding; None takes all."""
+    if order is None:
+        return ids
+    if ids.shape[0] == 0:  # a gather wants one row at least
+        return jnp.full(order.shape, PADDING, ids.dtype)
+    at = jnp.asarray(ids).at[bounded(order, ids.shape[0])]
+    return at.get(mode="fill", fill_value=PADDING, wrap_negative_indices=False)
+
+
 # --- Rows as ids and as pointers -----------------------------------------------------------------
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_gnn._core.arrays import STATIC, take
+from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.csr import Csr, SparseMatrix, permutation, segments
-from jax_gnn._core.ids import pad_ids
+from jax_gnn._core.ids import ids_at, pad_ids
 from jax_gnn._core.tiles import Tiles
 
 
@@ -83,7 +83,11 @@ class Pairs:
             num_rows=self.num_relations,
         )
         of_nodes = Csr(
-            *(self.sorted_nodes, take(relations, self.order), None if self.by_node else self.order),
+            *(
+                self.sorted_nodes,
+                ids_at(relations, self.order),
+                None if self.by_node else self.order,
+            ),
             num_rows=self.num_nodes,
         )
         halves = (of_nodes, of_relations) if self.by_node else (of_relations, of_nodes)

@@ -23,10 +23,10 @@ from jax_gnn._core.arguments import (
     check_real,
     check_size,
 )
-from jax_gnn._core.arrays import accumulator_dtype, flat, row_width, spread, take
+from jax_gnn._core.arrays import accumulator_dtype, flat, row_width, spread
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ffi import Implementation
-from jax_gnn._core.ids import bounded, in_range
+from jax_gnn._core.ids import bounded, ids_at, in_range
 from jax_gnn._core.public import public
 from jax_gnn._ops.edge_attention import sums, xla
 from jax_gnn._ops.edge_attention.keyed import keyed_attention
@@ -226,9 +226,11 @@ def gatv2_attention(
         )
     else:
         at_dst, at_src = xla.ends(rows.matrix)
+        # Half types would round a sum of two of three to the other side of the LeakyReLU's kink.
+        left, right, extra = (each.astype(acc) for each in (left, right, extra))
         summed = gather(left, at_dst, implementation) + gather(right, at_src, implementation)
         valid = rows.matrix.by_row.valid(graph.num_src)
-        summed = jnp.where(spread(valid, summed), summed + extra, 0).astype(acc)
+        summed = jnp.where(spread(valid, summed), summed + extra, 0)
         terms = vector.astype(acc) * xla.leaky(summed, edges.slope)
         score = jnp.sum(terms, axis=tuple(range(2, terms.ndim)))
     score = score if bias is None else score + bias
@@ -464,7 +466,7 @@ class _Edges:
         ids = bounded(ids, size).astype(graph.cols.dtype)
         return SparseMatrix(
             Csr(ids, graph.cols, num_rows=size),
-            Csr(graph.t_rows, take(ids, graph.t_order), graph.t_order, num_rows=graph.num_src),
+            Csr(graph.t_rows, ids_at(ids, graph.t_order), graph.t_order, num_rows=graph.num_src),
         )
 
     def of_sums(self, rows: _Rows, x: Array) -> Array:

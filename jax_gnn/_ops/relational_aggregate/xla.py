@@ -12,7 +12,7 @@ from jax import Array
 
 from jax_gnn._core.arrays import accumulator_dtype, column, promoted, take
 from jax_gnn._core.csr import Csr, SparseMatrix, entrywise, permutation
-from jax_gnn._core.ids import PADDING, bounded, in_range, index_dtype, row_starts
+from jax_gnn._core.ids import PADDING, ids_at, in_range, index_dtype, row_starts
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._core.tiles import Tiles
 from jax_gnn._ops.relational_aggregate.schedule import Counts, Way, chosen
@@ -212,7 +212,7 @@ def lookup_matrix(matrix: RelationalMatrix, num_relations: int) -> SparseMatrix:
     rows = by_row.rows.astype(dtype)
     return SparseMatrix(
         Csr(rows, cols, num_rows=by_row.num_rows, max_degree=by_row.max_degree),
-        Csr(_at(cols, order), _at(rows, order), order, num_rows=size),
+        Csr(ids_at(cols, order), ids_at(rows, order), order, num_rows=size),
     )
 
 
@@ -252,14 +252,14 @@ class _EdgesByRelation(NamedTuple):
         def ends(half: Csr, other: Csr) -> SparseMatrix:
             ids = half.rows if half.order is None else other.cols  # in the order of the weights
             return SparseMatrix(
-                Csr(None, _at(ids, order), num_rows=count),
-                Csr(half.rows, _at(places, half.order), num_rows=half.num_rows),
+                Csr(None, ids_at(ids, order), num_rows=count),
+                Csr(half.rows, ids_at(places, half.order), num_rows=half.num_rows),
             )
 
         by_row, by_col = matrix.nodes
         return cls(
             order,
-            _last(_at(matrix.types, order), num_relations),
+            _last(ids_at(matrix.types, order), num_relations),
             ends(by_col, by_row),
             ends(by_row, by_col),
             permutation(places, order),
@@ -290,16 +290,6 @@ def _by_relation(matrix: RelationalMatrix, num_relations: int) -> Array:
 def _last(ids: Array, size: int) -> Array:
     """Ids of which those out of range come last in order, too."""
     return jnp.where(in_range(ids, size), ids, size)
-
-
-def _at(ids: Array, order: Array | None) -> Array:
-    """``ids[order]``, padding for padding."""
-    if order is None:
-        return ids
-    order = bounded(order, ids.shape[0])
-    return (
-        jnp.asarray(ids).at[order].get(mode="fill", fill_value=PADDING, wrap_negative_indices=False)
-    )
 
 
 def _products(

@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import FLOATS, accumulator_dtype, row_width, take
+from jax_gnn._core.arrays import FLOATS, accumulator_dtype, row_width
 from jax_gnn._core.batching import batch, batch_apart
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
-from jax_gnn._core.ids import in_range
+from jax_gnn._core.ids import ids_at, in_range
 from jax_gnn._core.kernels import csr_operands, narrow
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
 from jax_gnn._core.relations import Pairs, RelationalMatrix
@@ -348,7 +348,7 @@ def _of_types(matrix: RelationalMatrix, num_relations: int) -> SparseMatrix:
     into, out_of = matrix.nodes.by_row, part(matrix.from_pairs).by_col
     return SparseMatrix(
         Csr(into.rows, matrix.types, num_rows=into.num_rows),
-        Csr(take(matrix.types, out_of.order), out_of.cols, out_of.order, num_rows=num_relations),
+        Csr(ids_at(matrix.types, out_of.order), out_of.cols, out_of.order, num_rows=num_relations),
     )
 
 

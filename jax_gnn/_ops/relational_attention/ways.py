@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.arrays import accumulator_dtype, promoted, take
+from jax_gnn._core.arrays import accumulator_dtype, promoted
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
-from jax_gnn._core.ids import PADDING, in_range, index_dtype
+from jax_gnn._core.ids import PADDING, ids_at, in_range, index_dtype
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._ops.edge_attention.keyed import keyed_attention
 from jax_gnn._ops.edge_attention.primitive import edge_attention
@@ -258,9 +258,7 @@ class Typed:
     def _types_of_pairs(self) -> Array:
         """``(source pairs,)``, the relation of each, that of its first edge."""
         edges = part(self.graph.from_pairs)
-        first = edges.t_indptr[:-1]
-        types = take(self.matrix.types, take(edges.t_order, first))
-        return jnp.where(in_range(first, edges.num_edges), types, PADDING)
+        return ids_at(self.matrix.types, ids_at(edges.t_order, edges.t_indptr[:-1]))
 
     def _lookup_of_destinations(self) -> SparseMatrix:
         """What sums numbers of edges at ``node · relations + relation``, which ascends."""
@@ -272,11 +270,9 @@ class Typed:
         pairs = self.pair_src
         ids, size = self._places(pairs.nodes, self._types_of_pairs(), pairs.num_nodes)
         order = pairs.order.astype(ids.dtype)
-        by_node = jnp.where(
-            in_range(pairs.sorted_nodes, pairs.num_nodes), take(ids, order), PADDING
-        )
         return SparseMatrix(
-            Csr(by_node, order, num_rows=size), Csr(None, ids, num_rows=pairs.num_pairs)
+            Csr(ids_at(ids, order), order, num_rows=size),
+            Csr(None, ids, num_rows=pairs.num_pairs),
         )
 
     def _places(self, nodes: Array, types: Array, num_nodes: int) -> tuple[Array, int]:

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import take
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
-from jax_gnn._core.ids import at_most, in_range
+from jax_gnn._core.ids import at_most, ids_at, in_range
 from jax_gnn._core.kernels import like_first
 from jax_gnn._core.op import Bind, Call, Op, define
 from jax_gnn._ops.segment_reduce import xla
@@ -64,7 +63,7 @@ def sort_ids(ids: Array, size: int, implementation: str | None = None) -> tuple[
     """Sorts ids stably, those out of range last: (sorted ids, where each of them was)."""
     ids = jnp.where(in_range(ids, size), ids, size)
     order = segment_order(ids, num_segments=size, implementation=implementation)
-    return take(ids, order), order
+    return ids_at(ids, order), order
 
 
 def sorted_segments(

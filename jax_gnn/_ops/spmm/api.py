@@ -23,9 +23,10 @@ from jax_gnn._core.arguments import (
     check_size,
     check_weight,
 )
-from jax_gnn._core.arrays import accumulator_dtype, flat, promoted, spread, take
+from jax_gnn._core.arrays import accumulator_dtype, flat, promoted, spread
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ffi import Implementation
+from jax_gnn._core.ids import ids_at
 from jax_gnn._core.public import one_call, public
 from jax_gnn._ops.segment_matmul.xla import Activation, activated
 from jax_gnn._ops.segment_reduce import primitive
@@ -243,6 +244,6 @@ def index_segment_reduce(
     sources, order = sort_ids(index, x.shape[0], implementation)
     matrix = SparseMatrix(
         Csr(segment_ids, index, num_rows=num_segments),
-        Csr(sources, take(segment_ids, order), order, num_rows=x.shape[0]),
+        Csr(sources, ids_at(segment_ids, order), order, num_rows=x.shape[0]),
     )
     return reduce_messages(x, weight, matrix, reduce, implementation)

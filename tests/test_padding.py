@@ -1,0 +1,185 @@
+"""Padded containers give every model the values and all gradients of unpadded ones."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from op_spec import assert_close, setting
+from op_suite import IMPLEMENTATIONS
+from sorted_rows import unsorted_ops
+from test_strict_promotion import GRAPHS, HYPERGRAPHS, MODEL, RELATIONALS, WIDTH
+
+import flax_layers
+from jax_gnn import Graph, Hypergraph, RelationalGraph
+
+RELATIONS = 3
+PARTS = ("from_pairs", "to_pairs", "tiles")
+MODELS = [
+    pytest.param(kind, model, *case, id=f"{model.__name__}-{i}")
+    for kind, models in (
+        ("graph", GRAPHS),
+        ("hypergraph", HYPERGRAPHS),
+        ("relational", RELATIONALS | {flax_layers.CompGCN: [({}, {})]}),
+    )
+    for model, cases in models.items()
+    for i, case in enumerate(cases)
+]
+every_model = pytest.mark.parametrize(("kind", "model", "options", "arguments"), MODELS)
+
+
+class Edges(NamedTuple):
+    """Of a graph, of a hypergraph or with relations: in the order that containers keep."""
+
+    src: np.ndarray
+    dst: np.ndarray
+    rel: np.ndarray
+    nodes: int
+
+    @classmethod
+    def random(cls, rng: np.random.Generator, nodes: int, count: int) -> Edges:
+        """The first half of the nodes has most edges, some have none."""
+        src, dst = (np.minimum(*rng.integers(nodes, size=(2, count))) for _ in range(2))
+        rel = rng.integers(RELATIONS, size=count)
+        order = np.lexsort((src, rel, dst))
+        return cls(src[order], dst[order], rel[order], nodes)
+
+    def container(self, kind: str, new: int = 0) -> Any:
+        """Of edges that are traced, with so many more that are padding."""
+        src, dst, rel = (
+            jnp.concatenate([jnp.asarray(ids), jnp.full(new, -1)]) if new else ids
+            for ids in self[:3]
+        )
+        options: Any = {"validate": False}
+        if kind == "graph":
+            return Graph.from_edges(src, dst, num_nodes=self.nodes, **options)
+        if kind == "hypergraph":
+            sizes = {"num_nodes": self.nodes, "num_hyperedges": self.nodes}
+            return Hypergraph.from_incidence(src, dst, **sizes, **options)
+        options |= {"inverse": kind == "inverse", "parts": PARTS}
+        return RelationalGraph.from_triples(src, rel, dst, self.nodes, RELATIONS, **options)
+
+
+def padded(rng: np.random.Generator, container: Any, edges: Edges) -> Any:
+    """By a few or by as many as there are; of some sizes by nothing."""
+
+    def grown(size: int) -> int:
+        return size + int(rng.choice([0, 1, 7, size // 2, size]))
+
+    if isinstance(container, Graph):
+        return container.pad(num_nodes=grown(edges.nodes), num_edges=grown(container.num_edges) + 1)
+    if isinstance(container, Hypergraph):
+        more = grown(len(edges.src)) + 1
+        return container.pad(num_nodes=grown(edges.nodes), num_incidences=more)
+    return container.pad(
+        num_nodes=grown(edges.nodes),
+        num_edges=grown(container.num_edges) + 1,
+        num_src_pairs=grown(container.num_src_pairs) + 1,
+        num_dst_pairs=grown(container.num_dst_pairs) + 1,
+    )
+
+
+class Problem:
+    """A model of float64, and its gradients on containers of several sizes."""
+
+    def __init__(
+        self, rng: np.random.Generator, kind: str, model: Any, options: Any, given: Any, nodes: int
+    ) -> None:
+        inverse = model is flax_layers.CompGCN
+        self.kind, self.edges = "inverse" if inverse else kind, Edges.random(rng, nodes, 4 * nodes)
+        more = {} if kind != "relational" else {"num_relations": RELATIONS * (1 + inverse)}
+        if "num_hyperedges" in options:
+            more["num_hyperedges"] = nodes
+        options = MODEL | options | more
+        layer = model(**options, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+        layer.eval()
+        self.definition, self.params, self.rest = nnx.split(layer, nnx.Param, ...)
+        self.features = rng.normal(size=(nodes, WIDTH))
+        self.ct = rng.normal(size=(nodes, MODEL["out_features"]))
+        self.lengths = {name: np.shape(value)[0] for name, value in given.items()}
+        self.given = {
+            name: rng.uniform(0.5, 2, (self.length(name), *np.shape(value)[1:]))
+            for name, value in given.items()
+        }
+        self.states = [rng.normal(size=(more["num_relations"], WIDTH))] if inverse else []
+
+    def length(self, name: str) -> int:
+        """Of an argument: of hyperedges, or else of edges."""
+        return self.edges.nodes if name.startswith("hyperedge") else len(self.edges.src)
+
+    def operands(self, container: Any) -> tuple[Any, Any, Any, Any]:
+        """What is differentiated, and with garbage behind padding."""
+        x = self._filled(self.features, container.num_nodes)
+        sizes = {
+            name: self.edges.nodes
+            if name.startswith("hyperedge")
+            else getattr(container, "num_edges", None) or container.graph.num_edges
+            for name in self.given
+        }
+        given = {name: self._filled(value, sizes[name]) for name, value in self.given.items()}
+        return self.params, x, given, self.states
+
+    @staticmethod
+    def _filled(values: np.ndarray, size: int) -> np.ndarray:
+        new = np.full((size - len(values), *values.shape[1:]), 1e3)
+        return np.concatenate([values, new])
+
+    def gradients(self, operands: Any, container: Any) -> Any:
+        """The value, and the gradients of all operands."""
+
+        def loss(operands: Any) -> Any:
+            params, x, given, states = operands
+            layer = nnx.merge(self.definition, params, self.rest)
+            y = layer(container, x, *states, **given)
+            y = y[0] if states else y
+            return jnp.vdot(y[: self.edges.nodes], self.ct)
+
+        return jax.value_and_grad(loss)(operands)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
+@every_model
+def test_values_and_gradients(
+    rng: np.random.Generator,
+    kind: str,
+    model: Any,
+    options: Any,
+    arguments: Any,
+    implementation: str,
+) -> None:
+    with setting(implementation, "float64"):
+        problem = Problem(rng, kind, model, options, arguments, int(rng.integers(150, 250)))
+        container = problem.edges.container(problem.kind)
+        other = padded(rng, container, problem.edges)
+        gradients = jax.jit(problem.gradients)
+        wanted = gradients(problem.operands(container), container)
+        found = gradients(problem.operands(other), other)
+    leaves = jax.tree_util.tree_leaves_with_path(wanted)
+    # Some gradients are 0, as those of keys' biases, which move all scores alike: what is found is
+    # what sums round to.
+    largest = max(np.abs(want).max(initial=0) for _, want in leaves)
+    for (path, want), got in zip(leaves, jax.tree.leaves(found), strict=True):
+        name, want, got = jax.tree_util.keystr(path), np.atleast_1d(want), np.atleast_1d(got)
+        assert (got[len(want) :] == 0).all(), f"{name} of padding"
+        scale = max(np.abs(want).max(initial=0), largest / 1000)
+        assert_close(got[: len(want)] / scale, want / scale, 1e-9, name)
+
+
+@every_model
+def test_rows_ascend(
+    rng: np.random.Generator, kind: str, model: Any, options: Any, arguments: Any
+) -> None:
+    """Of a container that was padded, and of one that is built of traced edges, some padding."""
+    with setting(None, "float64"):
+        problem = Problem(rng, kind, model, options, arguments, 9)
+
+        def both(container: Any) -> Any:
+            traced = problem.edges.container(problem.kind, new=5)
+            return [problem.gradients(problem.operands(each), each) for each in (container, traced)]
+
+        container = problem.edges.container(problem.kind)
+        assert not unsorted_ops(both, padded(rng, container, problem.edges))
