@@ -137,6 +137,9 @@ class AttendingCotangents(NamedTuple):
 
 _TANGENTS = "dvalue", "dof_value", "dat_dst"
 
+EXACT = jax.lax.Precision.HIGHEST
+"""Of the numbers that scores are made of."""
+
 
 def part(part: P | None) -> P:
     """A part that the way goes through, and therefore there."""
@@ -226,8 +229,8 @@ def _projection(
     precision: Any,
     implementation: str | None = None,
 ) -> list[Array]:
-    options: Any = {"precision": precision, "implementation": implementation}
-    return [_values(x, kernel, matrix, **options), _numbers(x, vectors, matrix, **options)]
+    value = _values(x, kernel, matrix, precision=precision, implementation=implementation)
+    return [value, _numbers(x, vectors, matrix, implementation)]
 
 
 def _values(x: Array, kernel: Array, matrix: RelationalMatrix, **options: Any) -> Array:
@@ -235,23 +238,27 @@ def _values(x: Array, kernel: Array, matrix: RelationalMatrix, **options: Any) -
     return product(x, kernel, pairs, pairs.gather, **options)
 
 
-def _numbers(x: Array, vectors: Array, matrix: RelationalMatrix, **options: Any) -> Array:
+def _numbers(
+    x: Array, vectors: Array, matrix: RelationalMatrix, implementation: str | None
+) -> Array:
     if vectors.shape[1] > 1:
-        return numbers_of_destinations(x, vectors, matrix, **options)
-    of_types, implementation = _of_types(matrix, len(vectors)), options["implementation"]
+        return numbers_of_destinations(x, vectors, matrix, implementation)
+    of_types = _of_types(matrix, len(vectors))
     return sddmm(x, vectors[:, 0], of_types, heads=1, implementation=implementation)
 
 
 def numbers_of_pairs(
-    x: Array, vectors: Array, pairs: Pairs, *, precision: Any, implementation: str | None = None
+    x: Array, vectors: Array, pairs: Pairs, implementation: str | None = None
 ) -> Array:
     """``(pairs, heads)``, dot products of their nodes' rows with the vectors of their relation.
+
+    They are taken in the accumulator type, whatever the precision of products is: gradients of
+    scores are differences, in which little is left of what they are differences of.
 
     Args:
         x: ``(nodes, k)``.
         vectors: ``(relations, heads, k)``.
         pairs: which.
-        precision: of a product; where there is one head, sums are exact.
         implementation: of the kernels.
     """
     if vectors.shape[1] == 1:
@@ -259,26 +266,19 @@ def numbers_of_pairs(
         # a number wide, for which matrix units are no use.
         both = (x, vectors[:, 0]) if pairs.by_node else (vectors[:, 0], x)
         return sddmm(*both, pairs.incidence, heads=1, implementation=implementation)
-    acc = accumulator_dtype(x.dtype)
-    if x.dtype != acc:
-        # Products of listed rows that widen have no kernel for matrix units. Numbers of half types
-        # are what they are in any precision.
-        x, vectors, precision = x.astype(acc), vectors.astype(acc), jax.lax.Precision.DEFAULT
-    options: Any = {"precision": precision, "implementation": implementation}
-    return product(x, vectors.swapaxes(1, 2), pairs, pairs.gather, **options)
+    acc, vectors = accumulator_dtype(x.dtype), vectors.swapaxes(1, 2)
+    options: Any = {"precision": EXACT, "implementation": implementation}
+    return product(x.astype(acc), vectors.astype(acc), pairs, pairs.gather, **options)
 
 
 def numbers_of_destinations(
     x: Array,
     vectors: Array,
     matrix: RelationalMatrix,
-    *,
-    precision: Any,
     implementation: str | None = None,
 ) -> Array:
     """``(edges, heads)``, those of the destinations, by way of their pairs."""
-    options: Any = {"precision": precision, "implementation": implementation}
-    of_pairs = numbers_of_pairs(x, vectors, part(matrix.pair_dst), **options)
+    of_pairs = numbers_of_pairs(x, vectors, part(matrix.pair_dst), implementation)
     return gather(of_pairs, ends(part(matrix.to_pairs))[0], implementation)
 
 
@@ -313,7 +313,7 @@ def _projection_jvp(
     if tangents.kernel is not None:
         found[0] += _values(x, tangents.kernel, matrix, **options)
     if tangents.vectors is not None:
-        found[1] += _numbers(x, tangents.vectors, matrix, **options)
+        found[1] += _numbers(x, tangents.vectors, matrix, bind.implementation)
     return result, found
 
 
@@ -323,7 +323,6 @@ def _projection_transpose_x(
     _, kernel, vectors, matrix = operands
     to_value, to_number = cts
     dtype, implementation = operands.x.aval.dtype, bind.implementation
-    options: Any = {**bind.attributes, "implementation": implementation}
     sums: Any = {"reduce": "sum", "heads": 1, "implementation": implementation}
     found = None
     if to_number is not None and to_number.shape[1] == 1:
@@ -333,10 +332,12 @@ def _projection_transpose_x(
     elif to_number is not None:
         pairs, at_dst = part(matrix.pair_dst), ends(part(matrix.to_pairs))[0]
         of_pairs = total(to_number, at_dst, implementation)
+        options: Any = {"precision": EXACT, "implementation": implementation}
         rows = product(of_pairs, vectors.astype(of_pairs.dtype), pairs, pairs.numbering, **options)
         found = segment_reduce(rows, None, pairs.node_segments, **sums)
     if to_value is not None:
         pairs = part(matrix.pair_src)
+        options = {**bind.attributes, "implementation": implementation}
         rows = product(to_value, kernel, pairs, None, transposed=True, **options)
         last = (None, None, None if found is None else found.astype(rows.dtype))
         found = segment_reduce(rows, None, pairs.gather.T, *last, **sums)

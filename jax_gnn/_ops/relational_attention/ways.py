@@ -27,6 +27,7 @@ from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
 from jax_gnn._ops.relational_aggregate.xla import counts
 from jax_gnn._ops.relational_attention.paired import paired_attention
 from jax_gnn._ops.relational_attention.primitive import (
+    EXACT,
     heads_first,
     numbers_of_destinations,
     numbers_of_pairs,
@@ -244,15 +245,14 @@ class Typed:
         heads, acc = vectors.shape[1] // 2, accumulator_dtype(x.dtype)
         at_src = ends(part(self.matrix.from_pairs))[1]
         if dense_scores_pay(counts(x, vectors, self.matrix, transposed=True), heads):
-            form: Any = {"precision": self.precision, "preferred_element_type": acc}
+            form: Any = {"precision": EXACT, "preferred_element_type": acc}
             table = jnp.einsum("nk,mk->nm", x, vectors.reshape(-1, x.shape[1]), **form)
             of_dst, of_src = jnp.split(table.reshape(-1, 2 * heads), 2, axis=1)
             of_src_pairs = gather(of_src, self._lookup_of_source_pairs())
             return gather(of_dst, self._lookup_of_destinations()), gather(of_src_pairs, at_src)
         dst, src = jnp.split(vectors, 2, axis=1)
-        options: Any = {"precision": self.precision}
-        of_src_pairs = numbers_of_pairs(x, src, self.pair_src, **options)
-        at_dst = numbers_of_destinations(x, dst, self.matrix, **options)
+        of_src_pairs = numbers_of_pairs(x, src, self.pair_src)
+        at_dst = numbers_of_destinations(x, dst, self.matrix)
         return at_dst, gather(of_src_pairs, at_src)
 
     def _types_of_pairs(self) -> Array:
