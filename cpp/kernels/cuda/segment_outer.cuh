@@ -188,13 +188,6 @@ struct OuterFragments<float, kColumns> {
       }
     }
   }
-  // The units would cut digits off: all sums would be a little too small.
-  __device__ __forceinline__ void round() {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = to_tf32(a[i / 4][i % 4]);
-#pragma unroll
-    for (int i = 0; i < kColumns / 4; ++i) b[i / 2][i % 2] = to_tf32(b[i / 2][i % 2]);
-  }
   // Hands `store` all runs of neighbouring sums, with row and column of the first in the warp's
   // part.
   template <class Store>
@@ -526,7 +519,6 @@ __device__ __forceinline__ void sum_by_warps(const TensorMap& lhs, const TensorM
         fragments.template load<kFull>(left, right, Pipeline::kChunkSize, begin, count - begin);
         if constexpr (Shape::kLists && sizeof(T) == 4)
           if (scales != nullptr) fragments.scale(scales + begin);
-        if constexpr (sizeof(T) == 4) fragments.round();
 #pragma unroll
         for (int m = 0; m < 2; ++m)
 #pragma unroll

@@ -137,9 +137,6 @@ class AttendingCotangents(NamedTuple):
 
 _TANGENTS = "dvalue", "dof_value", "dat_dst"
 
-EXACT = jax.lax.Precision.HIGHEST
-"""Of the numbers that scores are made of."""
-
 
 def part(part: P | None) -> P:
     """A part that the way goes through, and therefore there."""
@@ -181,6 +178,11 @@ def product(
         dtype=x.dtype if dtype is None else np.dtype(dtype),
         implementation=implementation,
     )
+
+
+def each_head(x: Array, width: int) -> Array:
+    """Rows of all heads, which they have already or share."""
+    return x if x.shape[1] == width else jnp.tile(x, (1, width // x.shape[1]))
 
 
 def heads_first(x: Array, heads: int) -> Array:
@@ -252,8 +254,9 @@ def numbers_of_pairs(
 ) -> Array:
     """``(pairs, heads)``, dot products of their nodes' rows with the vectors of their relation.
 
-    They are taken in the accumulator type, whatever the precision of products is: gradients of
-    scores are differences, in which little is left of what they are differences of.
+    They are dots, as exact as the accumulator type, whatever the precision of products is: in
+    gradients of scores terms cancel. And no products: to the vectors, gradients are weighted sums
+    of rows, not outer products that are as narrow as there are heads.
 
     Args:
         x: ``(nodes, k)``.
@@ -261,14 +264,10 @@ def numbers_of_pairs(
         pairs: which.
         implementation: of the kernels.
     """
-    if vectors.shape[1] == 1:
-        # The gradient to the vectors is then a weighted sum of rows, not of outer products that are
-        # a number wide, for which matrix units are no use.
-        both = (x, vectors[:, 0]) if pairs.by_node else (vectors[:, 0], x)
-        return sddmm(*both, pairs.incidence, heads=1, implementation=implementation)
-    acc, vectors = accumulator_dtype(x.dtype), vectors.swapaxes(1, 2)
-    options: Any = {"precision": EXACT, "implementation": implementation}
-    return product(x.astype(acc), vectors.astype(acc), pairs, pairs.gather, **options)
+    heads, rows = vectors.shape[1], vectors.reshape(len(vectors), -1)
+    both = each_head(x, rows.shape[1]), rows
+    both = both if pairs.by_node else both[::-1]
+    return sddmm(*both, pairs.incidence, heads=heads, implementation=implementation)
 
 
 def numbers_of_destinations(
@@ -325,16 +324,15 @@ def _projection_transpose_x(
     dtype, implementation = operands.x.aval.dtype, bind.implementation
     sums: Any = {"reduce": "sum", "heads": 1, "implementation": implementation}
     found = None
-    if to_number is not None and to_number.shape[1] == 1:
-        # Edges of one destination after another read vectors, which are few.
-        of_types = _of_types(matrix, len(vectors))
-        found = segment_reduce(vectors[:, 0], to_number, of_types, **sums)
-    elif to_number is not None:
-        pairs, at_dst = part(matrix.pair_dst), ends(part(matrix.to_pairs))[0]
-        of_pairs = total(to_number, at_dst, implementation)
-        options: Any = {"precision": EXACT, "implementation": implementation}
-        rows = product(of_pairs, vectors.astype(of_pairs.dtype), pairs, pairs.numbering, **options)
-        found = segment_reduce(rows, None, pairs.node_segments, **sums)
+    if to_number is not None:
+        heads, rows = to_number.shape[1], vectors.reshape(len(vectors), -1)
+        if heads == 1:  # edges of one destination after another read vectors, which are few
+            found = segment_reduce(rows, to_number, _of_types(matrix, len(vectors)), **sums)
+        else:
+            of_pairs = total(to_number, ends(part(matrix.to_pairs))[0], implementation)
+            options: Any = sums | {"heads": heads}
+            found = segment_reduce(rows, of_pairs, part(matrix.pair_dst).incidence, **options)
+            found = jnp.sum(found.reshape(len(found), heads, -1), 1)
     if to_value is not None:
         pairs = part(matrix.pair_src)
         options = {**bind.attributes, "implementation": implementation}

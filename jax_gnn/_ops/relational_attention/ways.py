@@ -27,7 +27,7 @@ from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
 from jax_gnn._ops.relational_aggregate.xla import counts
 from jax_gnn._ops.relational_attention.paired import paired_attention
 from jax_gnn._ops.relational_attention.primitive import (
-    EXACT,
+    each_head,
     heads_first,
     numbers_of_destinations,
     numbers_of_pairs,
@@ -185,7 +185,7 @@ class Typed:
     def by_tiles(self, x: Array, rows: Rows, weight: Array) -> Array:
         """The sum of products by relation with weights of edges, ``(edges, heads)``."""
         heads = weight.shape[1]
-        own = heads_first(_each(x, rows.kernel.shape[1] * heads), heads)
+        own = heads_first(each_head(x, rows.kernel.shape[1] * heads), heads)
 
         def of_head(x: Array, rows: Rows, weight: Array) -> Array:
             options: Any = {"transposed": False, "precision": self.precision}
@@ -245,7 +245,7 @@ class Typed:
         heads, acc = vectors.shape[1] // 2, accumulator_dtype(x.dtype)
         at_src = ends(part(self.matrix.from_pairs))[1]
         if dense_scores_pay(counts(x, vectors, self.matrix, transposed=True), heads):
-            form: Any = {"precision": EXACT, "preferred_element_type": acc}
+            form: Any = {"precision": "highest", "preferred_element_type": acc}  # as dots are
             table = jnp.einsum("nk,mk->nm", x, vectors.reshape(-1, x.shape[1]), **form)
             of_dst, of_src = jnp.split(table.reshape(-1, 2 * heads), 2, axis=1)
             of_src_pairs = gather(of_src, self._lookup_of_source_pairs())
@@ -281,11 +281,6 @@ class Typed:
         dtype = promoted(types.dtype, index_dtype(size))
         place = nodes.astype(dtype) * self.graph.num_relations + types.astype(dtype)
         return jnp.where(in_range(nodes, num_nodes), place, PADDING), size
-
-
-def _each(x: Array, width: int) -> Array:
-    """Rows of all heads, which they have already or share."""
-    return x if x.shape[1] == width else jnp.tile(x, (1, width // x.shape[1]))
 
 
 def _of_width(kernel: Array, width: int) -> Array:
@@ -361,7 +356,7 @@ def attend_by_numbers(
         return typed.by_tiles(x, rows, weight)
     scale = None if scores.scale is None else scores.scale.astype(score.dtype)
     sums, stats = edge_attention(
-        *(_each(x, heads * x.shape[1]), None, None, score, scale, typed.matrix.to_pairs),
+        *(each_head(x, heads * x.shape[1]), None, None, score, scale, typed.matrix.to_pairs),
         heads=heads,
         slope=1.0,
     )
@@ -433,14 +428,14 @@ def attend_by_keys(
     shift = None
     if folded.shift is not None:
         shift = typed.of_destinations(query, folded.shift, acc)
-    keys = _each(key, queries.shape[1])
+    keys = each_head(key, queries.shape[1])
     if way == "tiles":
         into = part(typed.matrix.to_pairs)
         score = sddmm(queries, keys, into, heads=heads)
         score = score if shift is None else score + gather(shift, ends(into)[0])
         return typed.by_tiles(value, folded.value, typed.shares(score, within=False))
     same = value is key
-    values = keys if same else _each(value, heads * folded.value.kernel.shape[1])
+    values = keys if same else each_head(value, heads * folded.value.kernel.shape[1])
     return paired_attention(
         *(values, None if same else keys, queries, *folded.value, shift, typed.matrix),
         heads=heads,
