@@ -243,10 +243,9 @@ def _values(x: Array, kernel: Array, matrix: RelationalMatrix, **options: Any) -
 def _numbers(
     x: Array, vectors: Array, matrix: RelationalMatrix, implementation: str | None
 ) -> Array:
-    if vectors.shape[1] > 1:
-        return numbers_of_destinations(x, vectors, matrix, implementation)
-    of_types = _of_types(matrix, len(vectors))
-    return sddmm(x, vectors[:, 0], of_types, heads=1, implementation=implementation)
+    heads, rows = vectors.shape[1], vectors.reshape(len(vectors), -1)
+    both = each_head(x, rows.shape[1]), rows
+    return sddmm(*both, _of_types(matrix, len(rows)), heads=heads, implementation=implementation)
 
 
 def numbers_of_pairs(
@@ -322,23 +321,20 @@ def _projection_transpose_x(
     _, kernel, vectors, matrix = operands
     to_value, to_number = cts
     dtype, implementation = operands.x.aval.dtype, bind.implementation
-    sums: Any = {"reduce": "sum", "heads": 1, "implementation": implementation}
+    sums: Any = {"reduce": "sum", "implementation": implementation}
     found = None
     if to_number is not None:
+        # Edges of one destination after another read vectors, which are few.
         heads, rows = to_number.shape[1], vectors.reshape(len(vectors), -1)
-        if heads == 1:  # edges of one destination after another read vectors, which are few
-            found = segment_reduce(rows, to_number, _of_types(matrix, len(vectors)), **sums)
-        else:
-            of_pairs = total(to_number, ends(part(matrix.to_pairs))[0], implementation)
-            options: Any = sums | {"heads": heads}
-            found = segment_reduce(rows, of_pairs, part(matrix.pair_dst).incidence, **options)
-            found = jnp.sum(found.reshape(len(found), heads, -1), 1)
+        of_types = _of_types(matrix, len(vectors))
+        found = segment_reduce(rows, to_number, of_types, heads=heads, **sums)
+        found = jnp.sum(found.reshape(len(found), heads, -1), 1)
     if to_value is not None:
         pairs = part(matrix.pair_src)
         options = {**bind.attributes, "implementation": implementation}
         rows = product(to_value, kernel, pairs, None, transposed=True, **options)
         last = (None, None, None if found is None else found.astype(rows.dtype))
-        found = segment_reduce(rows, None, pairs.gather.T, *last, **sums)
+        found = segment_reduce(rows, None, pairs.gather.T, *last, heads=1, **sums)
     return None if found is None else found.astype(dtype)
 
 
