@@ -579,14 +579,8 @@ class HGTConv(nnx.Module):
     def sizes(self, graph: RelationalGraph) -> tuple[int, ...]:
         """How many nodes each type has, of a graph whose types and relations are the layer's."""
         names, sizes = graph.node_type_names, graph.node_type_sizes
-        for own, relation in zip(self.relation_ends or (), graph.relation_names or (), strict=False):
-            if len(own) == 3 and own[1] != relation[1]:
-                raise ValueError(
-                    f"graph must have the relations of relation_ends in that order, got "
-                    f"{relation!r} for {own!r}"
-                )
         if len(self.type_names) == 1:
-            return (graph.num_nodes,)
+            names, sizes = None, (graph.num_nodes,)
         if sizes is None or len(sizes) != len(self.type_names):
             found = "none" if sizes is None else len(sizes)
             raise ValueError(f"graph must have {len(self.type_names)} types of nodes, got {found}")
@@ -604,6 +598,12 @@ class HGTConv(nnx.Module):
                         f"relation {relation!r} of the graph must run from {names[src]!r} to "
                         f"{names[dst]!r}, as relation_ends say"
                     )
+        for own, relation in zip(self.relation_ends or (), graph.relation_names or (), strict=False):
+            if len(own) == 3 and own[1] != relation[1]:
+                raise ValueError(
+                    f"graph must have the relations of relation_ends in that order, got "
+                    f"{relation!r} for {own!r}"
+                )
         return sizes
 
     def _by_type(
