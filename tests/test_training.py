@@ -64,10 +64,11 @@ from flax_layers.training import (
     save_checkpoint,
     train,
 )
+from flax_layers.training import checkpoint as checkpoints
 from flax_layers.training.data import Numbering, fingerprint, split_of
 from flax_layers.training.loop import MIN_HYPEREDGE_WEIGHT
 from flax_layers.training.plain import CooGraph, CooHypergraph
-from flax_layers.training.trained import in_features, model_inputs
+from flax_layers.training.trained import in_features, make_model, model_inputs
 from jax_gnn import Graph, Hypergraph
 from jax_gnn.datasets import GraphDataset, HypergraphDataset, RelationalDataset
 
@@ -884,7 +885,7 @@ def write_hgb(folder: Path) -> Path:
     return test_datasets_relational.write(folder, test_datasets_relational.HGB)
 
 
-ONE = {"splits": 1, "epochs": 1, "hidden_features": 4, "split": "random"}
+ONE = {"splits": 1, "epochs": 1, "hidden_features": 4, "split": "random", "num_layers": 1}
 # Features of graphs are drawn by number; N-Triples have none.
 READERS: list[tuple[Any, Any]] = [
     *((write, HGNNConfig(**ONE)) for write in test_datasets.WRITERS),
@@ -926,6 +927,97 @@ def test_same_bits_whatever_the_numbers(tmp_path, rng, trained_once, write, conf
     assert trained.differences(other) == ()
     for part, ids in trained.parts(dataset).items():
         np.testing.assert_array_equal(trained.parts(other)[part], places[ids])
+
+
+@pytest.fixture(scope="module")
+def named() -> TrainedModel:
+    """Of types by name, the nodes of one of which have embeddings; not trained."""
+    dataset = make_named_dataset()
+    config = RGATConfig(**ONE)
+    graph, x = model_inputs(dataset, config)
+    return TrainedModel(
+        make_model(config, graph, x, 2, 0),
+        config,
+        data=fingerprint(dataset),
+        numbering=Numbering.of(dataset, by_type=True),
+    )
+
+
+def make_named_dataset(**changes: object) -> RelationalDataset:
+    names = tuple(f"node {i}" for i in range(54))
+    return make_typed_dataset(**{"relation_names": ("r", "s"), "node_names": names} | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"relation_names": ("r", "new")},
+            "'typed' has the relations 'new', which the model lacks and lacks the relations 's'",
+        ),
+        (
+            {"relation_names": ("r", "s", "t"), "num_relations": 3},
+            "'typed' has the relations 't', which the model lacks$",
+        ),
+        (
+            {"node_type_names": ("z", "b", "a")},
+            "has the node types 'b', which the model lacks and lacks the node types 'other'",
+        ),
+        ({"node_type": None, "node_type_names": None}, "lacks the node types 'z', 'other', 'a'$"),
+        (
+            {"node_names": tuple(f"node {i + (i >= 48)}" for i in range(54))},
+            "has the nodes of type 'other' 'node 52', which .* lacks .* 'node 48'$",
+        ),
+    ],
+)
+def test_names_on_one_side_only(named, changes, message):
+    with pytest.raises(ValueError, match=message):
+        named.predict(make_named_dataset(x_by_type=None, **changes))
+
+
+def test_nodes_with_features_may_be_others(named):
+    """Embeddings are of known nodes, in any order."""
+    dataset = make_named_dataset()
+    expected = np.asarray(named.predict(dataset))
+    others = tuple(f"new {i}" for i in range(40)) + dataset.node_names[40:]
+    np.testing.assert_array_equal(named.predict(make_named_dataset(node_names=others)), expected)
+
+
+def test_what_has_no_names_is_taken_by_number_and_told(named):
+    expected = np.asarray(named.predict(make_named_dataset()))
+    bare = make_named_dataset(relation_names=None, node_names=None)
+    np.testing.assert_array_equal(named.predict(bare), expected)  # the same data, by their sums
+    twice = dataclasses.replace(bare, node_names=("same",) * 54, rel=bare.rel[::-1])
+    told = "'typed' is not that .* its relations and nodes of type 'other' are taken by number"
+    with pytest.warns(UserWarning, match=told):
+        assert named.predict(twice).shape == (54, 2)
+
+
+def test_checkpoint_of_typed_nodes_without_names(named, tmp_path):
+    """As older versions wrote it: maps of types by name, no names of relations and nodes."""
+    import orbax.checkpoint as ocp
+
+    params = nnx.to_pure_dict(nnx.state(named.model, nnx.Param))
+    members = params["input"]["layers"]["members"]
+    params["input"]["layers"] = dict(zip(named.model.in_features, members.values(), strict=True))
+    description = checkpoints._description(named)
+    for name in ("numbering", "version"):
+        del description[name]
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(
+            tmp_path / "model",
+            args=ocp.args.Composite(
+                params=ocp.args.StandardSave(params), config=ocp.args.JsonSave(description)
+            ),
+        )
+    with pytest.warns(UserWarning, match="lacks .* the names of relations and nodes, which are"):
+        loaded = load_checkpoint(tmp_path / "model")
+    dataset = make_named_dataset()
+    np.testing.assert_array_equal(loaded.predict(dataset), named.predict(dataset))
+    types = make_named_dataset(
+        node_type=2 - dataset.node_type, node_type_names=("a", "other", "z")
+    )
+    np.testing.assert_array_equal(loaded.predict(types), named.predict(dataset))
 
 
 def test_learned_hyperedge_weights_belong_to_their_hyperedges():
