@@ -253,8 +253,10 @@ class HeteroGraph:
             # Of edges that were dropped it is not known how many there were behind the last one.
             wanted = len(own) if self.complete else max(length, own.max(initial=-1) + 1)
             if length != wanted or own.min(initial=0) < 0:
+                edges = f"of {len(own)} edges" if self.complete else "edge of the input"
                 raise ValueError(
-                    f"values[{key!r}] must have a value for each of {len(own)} edges, got {length}"
+                    f"values[{key!r}] must have a value for each {edges}, got {length}"
+                    + ("" if self.complete or not number else ", or those before it are too many")
                 )
             start += length
 

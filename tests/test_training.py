@@ -953,7 +953,7 @@ def make_named_dataset(**changes: object) -> RelationalDataset:
     [
         (
             {"relation_names": ("r", "new")},
-            "'typed' has the relations 'new', which the model lacks and lacks the relations 's'",
+            "'typed' has the relations 'new', which the model lacks, and lacks the relations 's'",
         ),
         (
             {"relation_names": ("r", "s", "t"), "num_relations": 3},
@@ -961,7 +961,7 @@ def make_named_dataset(**changes: object) -> RelationalDataset:
         ),
         (
             {"node_type_names": ("z", "b", "a")},
-            "has the node types 'b', which the model lacks and lacks the node types 'other'",
+            "has the node types 'b', which the model lacks, and lacks the node types 'other'",
         ),
         ({"node_type": None, "node_type_names": None}, "lacks the node types 'z', 'other', 'a'$"),
         (

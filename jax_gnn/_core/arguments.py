@@ -427,7 +427,7 @@ def numbers_by_name(
     if missing := numbers.keys() - set(given):
         wrong.append(f"lacks the {what} {_few(sorted(missing, key=numbers.__getitem__))}")
     if wrong:
-        raise ValueError(f"{giver} {' and '.join(wrong)}")
+        raise ValueError(f"{giver} {', and '.join(wrong)}")
     return np.fromiter((numbers[name] for name in given), np.int64, len(given))
 
 
