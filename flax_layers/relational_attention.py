@@ -598,7 +598,9 @@ class HGTConv(nnx.Module):
                         f"relation {relation!r} of the graph must run from {names[src]!r} to "
                         f"{names[dst]!r}, as relation_ends say"
                     )
-        for own, relation in zip(self.relation_ends or (), graph.relation_names or (), strict=False):
+        for own, relation in zip(
+            self.relation_ends or (), graph.relation_names or (), strict=False
+        ):
             if len(own) == 3 and own[1] != relation[1]:
                 raise ValueError(
                     f"graph must have the relations of relation_ends in that order, got "

@@ -336,7 +336,8 @@ class HeteroGraph:
         arguments.numbers_by_name("node types", self.node_types, kinds, "the graph", "node_types")
         known = given if len(types) == len(given) else self.edge_types
         arguments.numbers_by_name("edge types", known, types, "the graph", "edge_types")
-        prefix = self.edge_types[len(given)][1].removesuffix(given[0][1]) if self.inverse else ""
+        inverse = self.edge_types[len(given) :]
+        prefix = inverse[0][1].removesuffix(given[0][1]) if inverse else ""
         graph = HeteroGraph.from_edges(
             {key: self._edges(key) for key in types[: len(given)]},
             {name: self.num_nodes[name] for name in kinds},

@@ -464,8 +464,11 @@ class RelationalGraph:
 
         Raises:
             TypeError: an array is not of int32 or int64, or they are not all of one type.
-            ValueError: an array is not one-dimensional, or lengths do not fit each other.
+            ValueError: an array is not one-dimensional, lengths do not fit each other, or a name
+                is given twice.
         """
+        for field_name in ("node_type_names", "relation_names"):
+            arguments.check_distinct(f"{name}.{field_name}", getattr(self, field_name) or ())
         nodes = arguments.check_container(f"{name}.nodes", self.nodes, Graph)
         dtypes = {"nodes.rows": nodes.rows.dtype}
         lengths: dict[str, tuple[Any, int]] = {"edge_types": (self.edge_types, nodes.num_edges)}

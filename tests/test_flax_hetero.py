@@ -171,7 +171,9 @@ def test_models_of_graphs_in_another_order(rng):
     edges[("v", "s", "u")] = rng.integers(0, 4, (2, 6))
     graph = HeteroGraph.from_edges(edges, {"u": 4, "v": 5}, inverse=True)
     types = [*edges][::-1]
-    other = HeteroGraph.from_edges({key: edges[key] for key in types}, {"v": 5, "u": 4}, inverse=True)
+    other = HeteroGraph.from_edges(
+        {key: edges[key] for key in types}, {"v": 5, "u": 4}, inverse=True
+    )
     rngs = nnx.Rngs(0)
     rgcn = RGCN(4, 4, 2, num_relations=8, rngs=rngs)
     model = HeteroModel({"u": 3, "v": 5}, rgcn, edge_types=graph.edge_types, rngs=rngs)
@@ -184,7 +186,9 @@ def test_models_of_graphs_in_another_order(rng):
             return jnp.sum(y["u"] ** 2) + jnp.sum(y["v"]), y
 
         (_, y), gradients = nnx.value_and_grad(loss, has_aux=True)(model)
-        nnx.update(model, jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(model, nnx.Param), gradients))
+        nnx.update(
+            model, jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(model, nnx.Param), gradients)
+        )
         return y
 
     same = other.in_order(graph.node_types, graph.edge_types)
@@ -193,13 +197,19 @@ def test_models_of_graphs_in_another_order(rng):
         y, found = step(model, graph), step(twin, same)
         for name in y:
             np.testing.assert_array_equal(found[name], y[name])
-    with pytest.raises(ValueError, match=r"graph must have the node types \('u', 'v'\) in that ord"):
+    with pytest.raises(
+        ValueError, match=r"graph must have the node types \('u', 'v'\) in that ord"
+    ):
         model(other, x)
-    with pytest.raises(ValueError, match="graph must have the edge types .* in that order, as graph"):
+    with pytest.raises(
+        ValueError, match=r"graph must have the edge types .* in that order, as graph"
+    ):
         model(other.in_order(graph.node_types), x)
     ends = {"node_types": ("u", "v"), "num_relations": 8, "relation_ends": graph.edge_types}
     hgt = HGTConv(4, 4, **ends, rngs=rngs)
-    with pytest.raises(ValueError, match="relations of relation_ends in that order, got .*'r', 'v'"):
+    with pytest.raises(
+        ValueError, match=r"relations of relation_ends in that order, got .*'r', 'v'"
+    ):
         hgt.sizes(other.in_order(graph.node_types, [types[i] for i in (1, 2, 3, 0)]).relational)
 
 

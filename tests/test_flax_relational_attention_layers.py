@@ -662,7 +662,11 @@ def test_choice_is_among_the_parts_there_are(graph, triples):
         (HGTConv, {"heads": 3}, "heads must divide out_features"),
         (HGTConv, {"method": "edges"}, "method must be one of 'auto', 'source_pairs'"),
         (HGTConv, {"node_types": 2}, "relation_ends must be given where there are 2 node types"),
-        (HGTConv, {"node_types": ("a", "a")}, "node_types must differ from each other, got .a. as number 0 and"),
+        (
+            HGTConv,
+            {"node_types": ("a", "a")},
+            "node_types must differ from each other, got .a. as number 0 and",
+        ),
         (
             HGTConv,
             {"node_types": ("a", "b"), "relation_ends": [("a", "b")]},

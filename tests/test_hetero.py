@@ -127,7 +127,10 @@ def test_inverse_relations_that_exist_already() -> None:
         with pytest.raises(ValueError, match=r"'rev_writes', 'author'\), .* inverse of .*'writes'"):
             kind(twins, SIZES, inverse=True)
     graph = HeteroGraph.from_edges(twins, SIZES, inverse=True, inverse_prefix="~")
-    assert graph.edge_types[2:] == (("paper", "~writes", "author"), ("author", "~rev_writes", "paper"))
+    assert graph.edge_types[2:] == (
+        ("paper", "~writes", "author"),
+        ("author", "~rev_writes", "paper"),
+    )
     assert graph.relational.relation_names == graph.edge_types
     with pytest.raises(TypeError, match="inverse_prefix must be a string, got 3"):
         HeteroGraph.from_edges(twins, SIZES, inverse=True, inverse_prefix=3)  # type: ignore[arg-type]
@@ -144,7 +147,9 @@ def test_in_order(rng: np.random.Generator) -> None:
     for edge_types in (types, expected.edge_types):
         found = given.in_order(kinds, edge_types)
         assert jax.tree.structure(found) == jax.tree.structure(expected.with_graphs([HAS]))
-        for a, b in zip(*map(jax.tree.leaves, (found.relational, expected.relational)), strict=True):
+        for a, b in zip(
+            *map(jax.tree.leaves, (found.relational, expected.relational)), strict=True
+        ):
             np.testing.assert_array_equal(a, b)
     assert given.in_order().edge_types == given.edge_types
     for wrong, message in (

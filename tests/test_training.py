@@ -1014,9 +1014,7 @@ def test_checkpoint_of_typed_nodes_without_names(named, tmp_path):
         loaded = load_checkpoint(tmp_path / "model")
     dataset = make_named_dataset()
     np.testing.assert_array_equal(loaded.predict(dataset), named.predict(dataset))
-    types = make_named_dataset(
-        node_type=2 - dataset.node_type, node_type_names=("a", "other", "z")
-    )
+    types = make_named_dataset(node_type=2 - dataset.node_type, node_type_names=("a", "other", "z"))
     np.testing.assert_array_equal(loaded.predict(types), named.predict(dataset))
 
 

@@ -195,8 +195,16 @@ def test_ranks_go_by_name(result: LinkResult, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(trained.ranks(other), trained.ranks(dataset))
     assert trained.differences(other) == ()
     for field, name, message in (
-        ("node_names", "new", "'groups' has the nodes 'new', which the model lacks, and lacks the "),
-        ("relation_names", "new", "'groups' has the relations 'new', which the model lacks, and la"),
+        (
+            "node_names",
+            "new",
+            "'groups' has the nodes 'new', which the model lacks, and lacks the ",
+        ),
+        (
+            "relation_names",
+            "new",
+            "'groups' has the relations 'new', which the model lacks, and la",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             trained.ranks(make_dataset(**{field: (name, *getattr(dataset, field)[1:])}))

@@ -111,7 +111,7 @@ def node_features(dataset: NodeDataset, config: TrainConfig) -> Features:
 
 
 def numbered_types(dataset: NodeDataset, config: TrainConfig, types: Iterable[str]) -> set[str]:
-    """The types whose nodes a model knows by number alone: rows of embeddings, or drawn features."""
+    """The types whose nodes are rows of a table: of embeddings, or of features drawn by number."""
     if config.features == "native" and dataset.x is None:
         return {*types} - (getattr(dataset, "x_by_type", None) or {}).keys()
     return {*types} if config.features in ("none", "random") else set()
@@ -254,7 +254,7 @@ def renumbered(dataset: NodeDataset, own: Numbering, fixed: Collection[str] = ()
         types = np.append(own_types, -1)[dataset.node_type]  # type: ignore[attr-defined]
         if own.node_types != names:
             changes |= {"node_type": types, "node_type_names": own.node_types}
-    order = []
+    groups = []
     for number, (kind, known) in enumerate(zip(own.types, own.nodes, strict=True)):
         ids = np.flatnonzero(types == number)
         what = "nodes" if own.node_types is None else f"nodes of type {kind!r}"
@@ -263,8 +263,8 @@ def renumbered(dataset: NodeDataset, own: Numbering, fixed: Collection[str] = ()
             unnamed += [what] if kind in fixed else []
         elif known != found and (kind in fixed or {*known} == {*found}):
             ids = ids[np.argsort(numbers(what, known, found))]
-        order.append(ids)
-    order = np.concatenate([*order, np.flatnonzero(types < 0)])
+        groups.append(ids)
+    order = np.concatenate([*groups, np.flatnonzero(types < 0)])
     if (np.diff(order) < 0).any():
         changes = _reordered(vars(dataset) | changes, order)
     if changes:

@@ -209,9 +209,9 @@ class TrainedModel:
                 f"{self.model.in_features}"
             )
         # Of an older checkpoint it was said already, when it was read.
-        if own.unnamed and self.numbering is not None:
-            if self.data is None or "structure" in self.differences(dataset):
-                own.warn()
+        unsaid = own.unnamed and self.numbering is not None
+        if unsaid and (self.data is None or "structure" in self.differences(dataset)):
+            own.warn()
         logits = _apply(*nnx.split(self.model), graph, x)
         return logits if own.dataset is dataset else logits[np.argsort(own.order)]
 

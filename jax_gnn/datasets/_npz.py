@@ -150,7 +150,8 @@ def _features_by_type(
             sparse = []
             features[name] = parts[key]
         elif parts.keys() >= {*sparse}:
-            features[name] = dense_from_csr(key, *(parts[part] for part in sparse), memory)
+            data, indices, indptr, shape = (parts[part] for part in sparse)
+            features[name] = dense_from_csr(key, data, indices, indptr, shape, memory)
         for used in sparse or [key]:
             if name in features and types_of.setdefault(used, name) != name:
                 raise ValueError(f"{used} may be of the type {types_of[used]!r} or {name!r}")
@@ -197,7 +198,7 @@ def _arrays(
     what: str,
     memory: Memory,
 ) -> dict[str, Any]:
-    members = {}
+    members: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         if members.setdefault(member.filename.removesuffix(".npy"), member) is not member:
             raise ValueError(f"{path}: has {member.filename!r} twice")
