@@ -206,11 +206,13 @@ class Renumbered(NamedTuple):
     Attributes:
         dataset: What came of it.
         order: ``(num_nodes,)``, the numbers that its nodes had.
+        edges: ``(num_edges,)``, the numbers that edges with relations have now.
         unnamed: What has no names on both sides, and therefore the numbers that it had.
     """
 
     dataset: Any
     order: np.ndarray
+    edges: np.ndarray
     unnamed: tuple[str, ...]
 
     def warn(self) -> None:
@@ -267,9 +269,13 @@ def renumbered(dataset: NodeDataset, own: Numbering, fixed: Collection[str] = ()
     order = np.concatenate([*groups, np.flatnonzero(types < 0)])
     if (np.diff(order) < 0).any():
         changes = _reordered(vars(dataset) | changes, order)
+    edges = np.arange(len(getattr(dataset, "rel", ())))
     if changes:
+        if edges.size:
+            columns = (changes.get(name, getattr(dataset, name)) for name in ("src", "dst", "rel"))
+            edges = np.argsort(np.lexsort(tuple(columns)))
         dataset = dataclasses.replace(dataset, **changes)
-    return Renumbered(dataset, order, tuple(unnamed))
+    return Renumbered(dataset, order, edges, tuple(unnamed))
 
 
 _OF_NODES = "x", "y", "y_multilabel", "node_type"  # fields of a row for each node

@@ -203,9 +203,13 @@ class TrainedLinks:
             )
         if own.unnamed and self.numbering is not None and "structure" in self.differences(dataset):
             own.warn()
-        dataset = own.dataset
-        nodes, relations = _encode(*nnx.split(self.model), link_graph(dataset))
-        return link_ranking(dataset, part).ranks(self.model.decoder, nodes, relations)
+        nodes, relations = _encode(*nnx.split(self.model), link_graph(own.dataset))
+        ranks = link_ranking(own.dataset, part).ranks(self.model.decoder, nodes, relations)
+        if own.dataset is dataset:
+            return ranks
+        ranked, given = (getattr(each, f"{part}_edges") for each in (own.dataset, dataset))
+        order = np.argsort(ranked)
+        return ranks[order[np.searchsorted(ranked, own.edges[given], sorter=order)]]
 
     def differences(self, dataset: RelationalDataset) -> tuple[str, ...]:
         """As of `TrainedModel`."""
