@@ -431,10 +431,10 @@ def check_features(
     return x
 
 
-class Named(nnx.Module):
+class Named(nnx.Dict[Any]):
     """Modules or parameters by name, which is any text or a tuple of texts.
 
-    `nnx.Dict` makes attributes of its keys, which may be those that modules have already.
+    `nnx.Dict` makes attributes of its keys, which may be such as modules have already.
 
     Attributes:
         names: In order.
@@ -449,6 +449,9 @@ class Named(nnx.Module):
         if name not in self.names:
             raise KeyError(name)
         return self.members[self.names.index(name)]
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        self.members[self.names.index(name)] = value
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.names)

@@ -149,6 +149,7 @@ def test_any_text_is_a_name(rng):
         module.eval()
         assert len(jax.tree.leaves(nnx.state(module, nnx.Param))) > len(names)
     assert all(conv.convolutions[key].kernel is kernel for key, kernel in pairs)
+    assert [*conv.convolutions.items()] == [*convs.items()]
     x = {name: jnp.asarray(rng.normal(size=(3, 2)), jnp.float32) for name in names}
     y, expected = nnx.jit(lambda c, x: (c(graph, x), one_by_one(c, graph, x)))(conv, linear(x))
     for name in names:
