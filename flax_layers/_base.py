@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, TypedDict, get_args
 
@@ -429,6 +429,35 @@ def check_features(
             f"{in_features}), got {x.shape}"
         )
     return x
+
+
+class Named(nnx.Dict[Any]):
+    """Modules or parameters by name, which is any text or a tuple of texts.
+
+    `nnx.Dict` makes attributes of its keys, which may be such as modules have already.
+
+    Attributes:
+        names: In order.
+        members: What has these names.
+    """
+
+    def __init__(self, named: Mapping[Any, Any]) -> None:
+        self.names = tuple(named)
+        self.members = nnx.List(list(named.values()))
+
+    def __getitem__(self, name: Any) -> Any:
+        if name not in self.names:
+            raise KeyError(name)
+        return self.members[self.names.index(name)]
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        self.members[self.names.index(name)] = value
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 def end_sizes(in_features: int | tuple[int, int]) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack, get_args
 
 import jax
@@ -12,7 +12,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import LinearOptions, check_features, end_sizes, linear
+from flax_layers._base import LinearOptions, Named, check_features, end_sizes, linear
 from flax_layers.graph import SAGEConv
 from flax_layers.relational import over_batch
 from jax_gnn import HeteroGraph, RelationalGraph, relational_aggregate, segment_matmul, spmm
@@ -33,7 +33,7 @@ class HeteroConv(nnx.Module):
 
     Attributes:
         edge_types: The edge types, in the order of the dict.
-        convolutions: Their convolutions, by ``"source__relation__destination"``.
+        convolutions: Their convolutions, by edge type.
 
     Example:
         >>> edges = {("author", "writes", "paper"): [[0, 1], [0, 2]]}
@@ -71,7 +71,7 @@ class HeteroConv(nnx.Module):
                     f"{key!r}"
                 )
         self.edge_types = tuple(convolutions)
-        self.convolutions = nnx.Dict({"__".join(k): conv for k, conv in convolutions.items()})
+        self.convolutions = Named(convolutions)
         self.aggregation: Across = aggregation
 
     def __call__(
@@ -109,7 +109,7 @@ class HeteroConv(nnx.Module):
                     raise ValueError(f"x_dict lacks the type {name!r}, which {key!r} needs")
         groups: dict[Any, list[EdgeType]] = {}
         for key in self.edge_types:
-            kind = None if key in arguments else _kind(self._of(key))
+            kind = None if key in arguments else _kind(self.convolutions[key])
             groups.setdefault(key if kind is None else kind, []).append(key)
         summed = self.aggregation in ("sum", "mean")
         found: dict[EdgeType, Array] = {}  # a group's sum stands at its first into a type
@@ -127,9 +127,6 @@ class HeteroConv(nnx.Module):
                 results[name] = self._across(rows, len(into))
         return results
 
-    def _of(self, key: EdgeType) -> Any:
-        return self.convolutions["__".join(key)]
-
     def _across(self, rows: list[Array], count: int) -> Array:
         """Of results into one type; of sums, those of groups."""
         if self.aggregation == "concat":
@@ -143,7 +140,7 @@ class HeteroConv(nnx.Module):
     def _alone(
         self, graph: HeteroGraph, x: dict[str, Array], key: EdgeType, arguments: Mapping[str, Any]
     ) -> Array:
-        conv = self._of(key)
+        conv = self.convolutions[key]
         src, dst = x[key[0]], x[key[2]]
         pair = key[0] != key[2] or isinstance(getattr(conv, "in_features", None), tuple)
         return conv(graph.graph(key), (src, dst) if pair else src, **arguments)
@@ -157,7 +154,7 @@ class HeteroConv(nnx.Module):
 
         Nodes and relations of no such edge type have zeros.
         """
-        first = self._of(keys[0])
+        first = self.convolutions[keys[0]]
         width, _ = end_sizes(first.in_features)
         shapes = {key: x[key[0]].shape[1:-1] for key in keys}
         for key in keys:
@@ -173,7 +170,7 @@ class HeteroConv(nnx.Module):
         }
         kernels = [jnp.zeros_like(first.kernel[...])] * graph.relational.num_relations
         for key in keys:
-            kernels[graph.relation(key)] = self._of(key).kernel[...]
+            kernels[graph.relation(key)] = self.convolutions[key].kernel[...]
         weight = None
         if first.aggregation == "mean":
             weight = graph.relational.norm("mean", accumulator_dtype(dtype))
@@ -182,7 +179,7 @@ class HeteroConv(nnx.Module):
     def _rest(self, x: dict[str, Array], keys: list[EdgeType], like: Array) -> Any:
         """What convolutions into one type add up beside their edges."""
         name = keys[0][2]
-        convs = [self._of(key) for key in keys]
+        convs = [self.convolutions[key] for key in keys]
         rest: Any = 0
         if convs[0].root is not None:
             _, width = end_sizes(convs[0].in_features)
@@ -198,7 +195,7 @@ class HeteroConv(nnx.Module):
     ) -> dict[EdgeType, Array]:
         """The sums of alike relations into each type, at the first of them."""
         joined, kernels, weight = self._operands(graph, x, keys)
-        precision = self._of(keys[0]).precision
+        precision = self.convolutions[keys[0]].precision
 
         def aggregate(x: Array) -> Array:
             return relational_aggregate(graph.relational, x, kernels, weight, precision=precision)
@@ -236,7 +233,7 @@ class HeteroConv(nnx.Module):
             y = segment_matmul(
                 *(sums, kernels, pairs.sizes),
                 lhs_rows=pairs.places,
-                precision=self._of(keys[0]).precision,
+                precision=self.convolutions[keys[0]].precision,
             )
             rows = jnp.zeros((total, y.shape[1]), y.dtype)
             return rows.at[places].set(y, mode="drop", unique_indices=True)
@@ -299,7 +296,7 @@ class HeteroLinear(nnx.Module):
         check_sizes("in_features", in_features)
         # Initialisers divide by the size: types without nodes or features have nothing to draw.
         empty: Any = options | {"kernel_init": nnx.initializers.zeros_init()}
-        self.layers = nnx.Dict(
+        self.layers = Named(
             {
                 name: nnx.Linear(size, out_features, rngs=rngs, **(options if size else empty))
                 for name, size in in_features.items()
@@ -353,6 +350,7 @@ class HeteroModel(nnx.Module):
     Attributes:
         input: The maps to features of one width, which a ReLU follows.
         model: A model of graphs with relations, such as `RGCN`, `RGAT` or `HGT`.
+        edge_types: What its relations are, if that is known.
 
     Example:
         >>> edges = {("author", "writes", "paper"): [[0, 1], [0, 2]]}
@@ -370,6 +368,7 @@ class HeteroModel(nnx.Module):
         in_features: Mapping[str, int],
         model: Any,
         *,
+        edge_types: Sequence[EdgeType] | None = None,
         rngs: nnx.Rngs,
         **options: Unpack[LinearOptions],
     ) -> None:
@@ -378,6 +377,8 @@ class HeteroModel(nnx.Module):
         Args:
             in_features: See `HeteroLinear`; types in the order in which the graph has them.
             model: What follows; its `in_features` are the width.
+            edge_types: What the model's relations are, in order, such as `HeteroGraph.edge_types`;
+                a graph with others is an error then. None: the graph's, whatever they are called.
             rngs: Source of the keys for initialisation (stream "params").
             **options: See `LinearOptions`.
 
@@ -387,6 +388,7 @@ class HeteroModel(nnx.Module):
         """
         self.input = HeteroLinear(in_features, model.in_features, rngs=rngs, **options)
         self.model = model
+        self.edge_types = None if edge_types is None else tuple(map(tuple, edge_types))
 
     @property
     def in_features(self) -> dict[str, int]:
@@ -412,8 +414,8 @@ class HeteroModel(nnx.Module):
             ``(num_nodes, *batch, out_features)``.
 
         Raises:
-            ValueError: A type is unknown or missing, or a shape does not fit; the error names the
-                type.
+            ValueError: A type of nodes or edges is unknown, missing or not in its place (see
+                `HeteroGraph.in_order`), or a shape does not fit; the error names the type.
         """
         relational = graph.relational if isinstance(graph, HeteroGraph) else graph
         check_instance("graph", relational, RelationalGraph)
@@ -421,13 +423,22 @@ class HeteroModel(nnx.Module):
         names, sizes = relational.node_type_names, relational.node_type_sizes
         if names is not None and sizes is not None:
             if names != tuple(rows):
-                raise ValueError(f"graph must have the node types {(*rows,)}, got {names}")
+                raise ValueError(
+                    f"graph must have the node types {(*rows,)} in that order, as graph.in_order "
+                    f"makes it, got {names}"
+                )
             for name, size in zip(names, sizes, strict=True):
                 if len(rows[name]) != size:
                     raise ValueError(
                         f"x_dict[{name!r}] must have a row for each of {size} nodes, got "
                         f"{len(rows[name])}"
                     )
+        relations = tuple(each for each in relational.relation_names or () if each != "self")
+        if self.edge_types is not None and relations != self.edge_types:
+            raise ValueError(
+                f"graph must have the edge types {self.edge_types} in that order, as "
+                f"graph.in_order makes it, got {relations}"
+            )
         y = self.model(relational, joined(rows), **named)
         return graph.split(y) if isinstance(graph, HeteroGraph) else y
 

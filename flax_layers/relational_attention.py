@@ -16,6 +16,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers._attention import AttentionStack, attention_init, check_heads, dropped
 from flax_layers._base import (
+    Named,
     TwoLayerStack,
     check_features,
     check_positive,
@@ -35,7 +36,13 @@ from flax_layers.relational import (
     over_batch,
 )
 from jax_gnn import RelationalGraph, segment_matmul
-from jax_gnn._core.arguments import check_choice, check_flag, check_instance, check_number
+from jax_gnn._core.arguments import (
+    check_choice,
+    check_distinct,
+    check_flag,
+    check_instance,
+    check_number,
+)
 from jax_gnn._ops.relational_attention.schedule import WAYS, Way
 from jax_gnn._ops.relational_attention.ways import (
     Folded,
@@ -396,7 +403,8 @@ class HGTConv(nnx.Module):
                 number.
             num_relations: Number of relations of the graph, inverse ones included.
             relation_ends: Of each relation the types that it runs from and to, by name or number;
-                names of relations in between, as in PyTorch Geometric's edge types, may be there.
+                names of relations in between, as in PyTorch Geometric's edge types, may be there,
+                and are those of the graph then.
                 None where there is one type.
             heads: Number of heads.
             method: As of `RGATConv`.
@@ -430,7 +438,7 @@ class HGTConv(nnx.Module):
             if len(set(widths)) == 1:
                 return maps(count, widths[0], out_features)
             named = zip(self.type_names, widths, strict=True)
-            return nnx.Dict({name: maps(size, out_features) for name, size in named})
+            return Named({name: maps(size, out_features) for name, size in named})
 
         def biases() -> Any:
             lead = (count,)
@@ -572,7 +580,7 @@ class HGTConv(nnx.Module):
         """How many nodes each type has, of a graph whose types and relations are the layer's."""
         names, sizes = graph.node_type_names, graph.node_type_sizes
         if len(self.type_names) == 1:
-            return (graph.num_nodes,)
+            names, sizes = None, (graph.num_nodes,)
         if sizes is None or len(sizes) != len(self.type_names):
             found = "none" if sizes is None else len(sizes)
             raise ValueError(f"graph must have {len(self.type_names)} types of nodes, got {found}")
@@ -585,12 +593,19 @@ class HGTConv(nnx.Module):
                     )
         if names is not None and graph.relation_names is not None:
             for relation, (src, dst) in zip(graph.relation_names, self.ends, strict=True):
-                start, end = f"{names[src]}__", f"__{names[dst]}"
-                if not (relation.startswith(start) and relation.endswith(end)):
+                if relation[::2] != (names[src], names[dst]):
                     raise ValueError(
                         f"relation {relation!r} of the graph must run from {names[src]!r} to "
                         f"{names[dst]!r}, as relation_ends say"
                     )
+        for own, relation in zip(
+            self.relation_ends or (), graph.relation_names or (), strict=False
+        ):
+            if len(own) == 3 and own[1] != relation[1]:
+                raise ValueError(
+                    f"graph must have the relations of relation_ends in that order, got "
+                    f"{relation!r} for {own!r}"
+                )
         return sizes
 
     def _by_type(
@@ -772,8 +787,7 @@ def _type_names(node_types: Any) -> tuple[str, ...]:
     names = tuple(node_types) if isinstance(node_types, tuple | list) else ()
     if not names or any(not isinstance(name, str) for name in names):
         raise TypeError(f"node_types must be names, or their number, got {node_types!r}")
-    if len(set(names)) < len(names):
-        raise ValueError(f"node_types must differ from each other, got {names}")
+    check_distinct("node_types", names)
     return names
 
 
@@ -809,6 +823,7 @@ def _ends_of(
             f"relation_ends must be those of num_relations = {num_relations}, got "
             f"{len(relation_ends)}"
         )
+    check_distinct("relation_ends", [tuple(of) for of in relation_ends if len(of) == 3])
     found = []
     for relation, of in enumerate(relation_ends):
         ends = []

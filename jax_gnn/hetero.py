@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -15,12 +15,10 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
-from jax_gnn._core.arrays import STATIC
+from jax_gnn._core.arrays import STATIC, promoted
 from jax_gnn._core.ids import is_traced
 from jax_gnn.graph import Graph
-from jax_gnn.relational import Part, RelationalGraph
-
-EdgeType = tuple[str, str, str]
+from jax_gnn.relational import PARTS, EdgeType, Part, RelationalGraph
 
 
 @jax.tree_util.register_dataclass
@@ -39,13 +37,14 @@ class HeteroGraph:
         edge_types: (source type, relation, destination type) of each relation, inverse ones
             included, one of nodes to themselves not.
         inverse: whether the second half of these are inverse ones.
+        complete: whether ids were checked when it was built, so that no edge was dropped.
 
     Example:
         >>> edges = {("author", "writes", "paper"): [[0, 1, 1], [0, 0, 2]]}
         >>> graph = HeteroGraph.from_edges(edges, {"author": 2, "paper": 3}, inverse=True)
         >>> graph
         HeteroGraph(num_nodes={'author': 2, 'paper': 3}, num_edges=6,
-            edge_types=('author__writes__paper', 'paper__rev_writes__author'))
+            edge_types=(('author', 'writes', 'paper'), ('paper', 'rev_writes', 'author')))
         >>> x = graph.join({"author": jnp.ones((2, 4)), "paper": jnp.zeros((3, 4))})
         >>> x.shape, graph.split(x)["paper"].shape
         ((5, 4), (3, 4))
@@ -55,6 +54,7 @@ class HeteroGraph:
     graphs: tuple[Graph | None, ...] = ()
     edge_types: tuple[EdgeType, ...] = field(default=(), kw_only=True, metadata=STATIC)
     inverse: bool = field(default=False, kw_only=True, metadata=STATIC)
+    complete: bool = field(default=False, kw_only=True, metadata=STATIC)
 
     @classmethod
     def from_edges(
@@ -63,6 +63,7 @@ class HeteroGraph:
         num_nodes: Mapping[str, int],
         *,
         inverse: bool = False,
+        inverse_prefix: str = "rev_",
         self_relation: bool = False,
         parts: tuple[Part, ...] = ("from_pairs", "to_pairs"),
         validate: bool = True,
@@ -75,6 +76,7 @@ class HeteroGraph:
             num_nodes: how many nodes each type has; a type may have none.
             inverse: whether to add each edge reversed, as edge type ``("paper", "rev_writes",
                 "author")``.
+            inverse_prefix: what is before the name of a relation in that of its inverse.
             self_relation: whether to add one relation more, of each node to itself.
             parts: what to build, see :class:`RelationalGraph`.
             validate: whether ids out of range are an error.
@@ -87,15 +89,16 @@ class HeteroGraph:
             edges,
             num_nodes,
             inverse=inverse,
+            inverse_prefix=inverse_prefix,
             self_relation=self_relation,
             parts=parts,
             validate=validate,
         )
-        types = [*edges]
-        if inverse:
-            types += [(dst, f"rev_{name}", src) for src, name, dst in edges]
+        types: Any = (relational.relation_names or ())[: len(edges) * (1 + inverse)]
         graphs = (None,) * len(types)
-        return cls(relational, graphs, edge_types=tuple(types), inverse=bool(inverse))
+        complete = validate and not is_traced(relational.edge_types)
+        flags: Any = {"inverse": bool(inverse), "complete": bool(complete)}
+        return cls(relational, graphs, edge_types=types, **flags)
 
     # --- Names and sizes -----------------------------------------------------------------------
 
@@ -131,10 +134,9 @@ class HeteroGraph:
             # A pytree of something else than arrays.
             given = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))
             return f"HeteroGraph({', '.join(given)})"
-        names = tuple("__".join(key) for key in self.edge_types)
         return (
             f"HeteroGraph(num_nodes={self.num_nodes}, num_edges={self.relational.num_edges},\n"
-            f"    edge_types={names})"
+            f"    edge_types={self.edge_types})"
         )
 
     # --- Arrays by type ------------------------------------------------------------------------
@@ -160,15 +162,7 @@ class HeteroGraph:
                 raise ValueError(f"x_dict lacks the type {name!r}, which sends edges")
         if not given:
             raise ValueError(f"x_dict must have features of {', '.join(self.node_types)}")
-        first = next(iter(given))
-        shape = given[first].shape[1:]
-        for name, x in given.items():
-            if x.shape[1:] != shape:
-                raise ValueError(
-                    f"x_dict must have equal features for all types, got {x.shape[1:]} for "
-                    f"{name!r} and {shape} for {first!r}"
-                )
-        dtype = jnp.result_type(*given.values())
+        shape, dtype = _features("x_dict", given)
         rows = [
             given[name].astype(dtype) if name in given else jnp.zeros((size, *shape), dtype)
             for name, size in self.num_nodes.items()
@@ -203,9 +197,11 @@ class HeteroGraph:
                 known = ", ".join(map(repr, sizes))
                 raise ValueError(f"x_dict has the key {name!r}, which is none of the types {known}")
         return {
-            name: arguments.check_features(f"x_dict[{name!r}]", x, f"num_nodes[{name!r}]", size)
+            name: arguments.check_features(
+                *(f"x_dict[{name!r}]", x_dict[name], f"num_nodes[{name!r}]", size)
+            )
             for name, size in sizes.items()
-            if (x := x_dict.get(name)) is not None
+            if name in x_dict
         }
 
     # --- Edges of one type ---------------------------------------------------------------------
@@ -219,17 +215,64 @@ class HeteroGraph:
             fill_value: what edges of nodes to themselves get. A reversed edge has the value of the
                 one that it reverses.
 
+        Returns:
+            ``(num_edges, *features)`` in the dtype that the values promote to.
+
         Raises:
-            ValueError: an edge type is missing or is none that the graph was built from.
+            TypeError: values are no mapping, or not of numbers.
+            ValueError: an edge type is missing or is none that the graph was built from, or a type
+                has other features than another, or not one value for each edge (which cannot be
+                seen of a graph that was passed to ``jax.jit``). Errors name the type.
         """
-        given = self.edge_types[: len(self.edge_types) // (1 + self.inverse)]
-        if set(values) != set(given):
+        if not isinstance(values, Mapping):
+            raise TypeError(f"values must be a mapping by edge type, got {type(values).__name__}")
+        types = self._types_given
+        if set(values) != set(types) or not types:
             raise ValueError(
                 f"values must be by the edge types that the graph was built from, got "
                 f"{', '.join(map(str, values))}"
             )
-        joined = jnp.concatenate([jnp.asarray(values[key]) for key in given])
+        given = {}
+        for key in types:
+            name = f"values[{key!r}]"
+            given[key] = arguments.check_real(name, values[key])
+            if given[key].ndim == 0:
+                raise ValueError(f"{name} must be (num_edges, *features), got a scalar")
+        _, dtype = _features("values", given)
+        if not is_traced(self.relational.edge_types):
+            self._check_lengths({key: len(each) for key, each in given.items()})
+        joined = jnp.concatenate([each.astype(dtype) for each in given.values()])
         return self.relational.edge_values(joined, fill_value)
+
+    def _check_lengths(self, lengths: Mapping[EdgeType, int]) -> None:
+        """Raises an error where a type has not as many values as edges that it was built from."""
+        ids, kinds = map(np.asarray, (self.relational.nodes.edge_ids, self.relational.edge_types))
+        start = 0
+        for number, (key, length) in enumerate(lengths.items()):
+            own = ids[(kinds == number) & (ids >= 0)] - start
+            # Of edges that were dropped it is not known how many there were behind the last one.
+            wanted = len(own) if self.complete else max(length, own.max(initial=-1) + 1)
+            if length != wanted or own.min(initial=0) < 0:
+                edges = f"of {len(own)} edges" if self.complete else "edge of the input"
+                raise ValueError(
+                    f"values[{key!r}] must have a value for each {edges}, got {length}"
+                    + ("" if self.complete or not number else ", or those before it are too many")
+                )
+            start += length
+
+    @property
+    def _types_given(self) -> tuple[EdgeType, ...]:
+        """The edge types that the graph was built from."""
+        return self.edge_types[: len(self.edge_types) // (1 + self.inverse)]
+
+    def _edges(self, edge_type: EdgeType) -> tuple[np.ndarray, np.ndarray]:
+        """Sources and destinations of one type, within their types, in the order of the input."""
+        nodes = self.relational.nodes
+        ids, kinds = map(np.asarray, (nodes.edge_ids, self.relational.edge_types))
+        edges = np.flatnonzero(kinds == self.relation(edge_type))
+        edges = edges[np.argsort(ids[edges], kind="stable")]
+        src, dst = (np.asarray(ends)[edges] for ends in (nodes.cols, nodes.rows))
+        return src - self.slices[edge_type[0]].start, dst - self.slices[edge_type[2]].start
 
     def with_graphs(self, edge_types: Iterable[EdgeType] | None = None) -> HeteroGraph:
         """Adds the edges of some types, or of all, as graphs of their own. Host only.
@@ -243,22 +286,12 @@ class HeteroGraph:
             TypeError: called inside ``jax.jit``.
             ValueError: the graph has no such edge type.
         """
-        nodes = self.relational.nodes
-        if is_traced(nodes.rows):
+        if is_traced(self.relational.nodes.rows):
             raise TypeError("with_graphs reads values: call it before jax.jit")
-        columns = nodes.cols, nodes.rows, self.relational.edge_types, nodes.edge_ids
-        src, dst, rel, ids = map(np.asarray, columns)
-        graphs = list(self.graphs)
+        sizes, graphs = self.num_nodes, list(self.graphs)
         for key in self.edge_types if edge_types is None else edge_types:
-            number = self.relation(key)
-            edges = np.flatnonzero(rel == number)
-            edges = edges[np.argsort(ids[edges], kind="stable")]
-            starts, stops = self.slices[key[0]], self.slices[key[2]]
-            graphs[number] = Graph.from_edges(
-                src[edges] - starts.start,
-                dst[edges] - stops.start,
-                num_src=starts.stop - starts.start,
-                num_dst=stops.stop - stops.start,
+            graphs[self.relation(key)] = Graph.from_edges(
+                *self._edges(key), num_src=sizes[key[0]], num_dst=sizes[key[2]]
             )
         return replace(self, graphs=tuple(graphs))
 
@@ -275,10 +308,66 @@ class HeteroGraph:
             )
         return graph
 
+    # --- Numbers of types ----------------------------------------------------------------------
+
+    def in_order(
+        self, node_types: Sequence[str] | None = None, edge_types: Sequence[EdgeType] | None = None
+    ) -> HeteroGraph:
+        """The same graph with its types numbered in another order, such as a model's. Host only.
+
+        What goes by name stays as it is: features, values of edges, results. Layers that take
+        ``relational`` know relations by number, so that they need the numbers they were trained on.
+        Padding is left out.
+
+        Args:
+            node_types: all node types in the order wanted; None leaves it.
+            edge_types: likewise all edge types that the graph was built from, or ``edge_types`` of
+                another graph, with inverse ones.
+
+        Raises:
+            TypeError: called inside ``jax.jit``.
+            ValueError: these are not the types of the graph; the error names them.
+        """
+        relational, given = self.relational, self._types_given
+        if is_traced(relational.edge_types):
+            raise TypeError("in_order reads values: call it before jax.jit")
+        kinds = self.node_types if node_types is None else tuple(node_types)
+        types = self.edge_types if edge_types is None else tuple(edge_types)
+        arguments.numbers_by_name("node types", self.node_types, kinds, "the graph", "node_types")
+        known = given if len(types) == len(given) else self.edge_types
+        arguments.numbers_by_name("edge types", known, types, "the graph", "edge_types")
+        inverse = self.edge_types[len(given) :]
+        prefix = inverse[0][1].removesuffix(given[0][1]) if inverse else ""
+        graph = HeteroGraph.from_edges(
+            {key: self._edges(key) for key in types[: len(given)]},
+            {name: self.num_nodes[name] for name in kinds},
+            inverse=self.inverse,
+            inverse_prefix=prefix,
+            self_relation=relational.self_relation,
+            parts=tuple(part for part in PARTS if getattr(relational, part) is not None),
+        )
+        if relational.nodes.max_in_degree is not None:
+            graph = replace(graph, relational=graph.relational.with_max_degrees())
+        alone = zip(self.edge_types, self.graphs, strict=True)
+        return graph.with_graphs(key for key, own in alone if own is not None)
+
+
+def _features(name: str, given: Mapping[Any, Array]) -> tuple[tuple[int, ...], Any]:
+    """The shape of a row, which must be that of all types, and the dtype that all promote to."""
+    first = next(iter(given))
+    shape = given[first].shape[1:]
+    for key, x in given.items():
+        if x.shape[1:] != shape:
+            raise ValueError(
+                f"{name} must have equal features for all types, got {x.shape[1:]} for "
+                f"{key!r} and {shape} for {first!r}"
+            )
+    return shape, promoted(*(x.dtype for x in given.values()))
+
 
 def _deserialized(data: bytes) -> tuple[Any, ...]:
-    edge_types, inverse = json.loads(bytes(data))
-    return tuple(map(tuple, edge_types)), inverse
+    edge_types, *flags = json.loads(bytes(data))
+    return tuple(map(tuple, edge_types)), *flags
 
 
 jax.export.register_pytree_node_serialization(

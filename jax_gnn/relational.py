@@ -28,6 +28,7 @@ from jax_gnn._core.triples import (
 )
 from jax_gnn.graph import Graph, check_index, check_one_dtype
 
+EdgeType = tuple[str, str, str]
 Part = Literal["from_pairs", "to_pairs", "tiles"]
 PARTS: tuple[Part, ...] = get_args(Part)
 _GRAPHS: tuple[Part, ...] = ("from_pairs", "to_pairs")
@@ -67,7 +68,8 @@ class RelationalGraph:
         node_type_sizes: how many nodes each type has, where nodes have types: they are numbered
             type by type.
         node_type_names: what the types are called.
-        relation_names: what the relations are called.
+        relation_names: what the relations are called: where nodes have types, (source type, name,
+            destination type), and "self".
         self_relation: whether the last relation is that of an edge from each node to itself.
 
     Arrays that parts have in common are shared. Padding is as in :class:`Graph`: edges past
@@ -94,7 +96,9 @@ class RelationalGraph:
     num_relations: int = field(kw_only=True, metadata=STATIC)
     node_type_sizes: tuple[int, ...] | None = field(default=None, kw_only=True, metadata=STATIC)
     node_type_names: tuple[str, ...] | None = field(default=None, kw_only=True, metadata=STATIC)
-    relation_names: tuple[str, ...] | None = field(default=None, kw_only=True, metadata=STATIC)
+    relation_names: tuple[EdgeType | str, ...] | None = field(
+        default=None, kw_only=True, metadata=STATIC
+    )
     self_relation: bool = field(default=False, kw_only=True, metadata=STATIC)
 
     # --- Sizes ---------------------------------------------------------------------------------
@@ -244,6 +248,7 @@ class RelationalGraph:
         num_nodes: Mapping[str, int],
         *,
         inverse: bool = False,
+        inverse_prefix: str = "rev_",
         self_relation: bool = False,
         parts: tuple[Part, ...] = _GRAPHS,
         validate: bool = True,
@@ -252,8 +257,8 @@ class RelationalGraph:
 
         Nodes of all types are numbered one after another, type by type in the order of
         ``num_nodes``: those of the i-th type are ``node_slices[i]``. Relation i is the i-th of
-        ``edges``; ``relation_names`` are such as ``"author__writes__paper"``, of the inverse
-        ``"paper__rev_writes__author"``, and ``"self"``.
+        ``edges``; ``relation_names`` are its keys, those of inverse relations, such as ``("paper",
+        "rev_writes", "author")``, and ``"self"``.
 
         Args:
             edges: by (type of the sources, relation, type of the destinations) the edges, as ids
@@ -261,6 +266,7 @@ class RelationalGraph:
                 ``(num_edges,)``.
             num_nodes: how many nodes each type has.
             inverse: as for :meth:`from_triples`.
+            inverse_prefix: what the name of an inverse relation has before that of the relation.
             self_relation: likewise.
             parts: likewise.
             validate: likewise.
@@ -268,7 +274,8 @@ class RelationalGraph:
         Raises:
             TypeError: ``edges`` or ``num_nodes`` is no mapping of that kind, or as
                 :meth:`from_triples`.
-            ValueError: a type has no number of nodes, or as :meth:`from_triples`.
+            ValueError: a type has no number of nodes, an inverse relation has the name of another
+                one, or as :meth:`from_triples`.
         """
         if not isinstance(edges, Mapping) or not isinstance(num_nodes, Mapping):
             raise TypeError(
@@ -298,6 +305,9 @@ class RelationalGraph:
                 where = jnp.where if is_traced(ids) else np.where
                 shifted.append(where(in_range(ids, sizes[kind]), ids + starts[kind], PADDING))
             triples.append((shifted[0], np.full(ids.shape, relation), shifted[1]))
+        names: tuple[EdgeType | str, ...] = tuple(edges)
+        if arguments.check_flag("inverse", inverse):
+            names += _inverses(tuple(edges), inverse_prefix)
         join: Any = jnp.concatenate if is_traced(*jax.tree.leaves(triples)) else np.concatenate
         src, rel, dst = (join(column) for column in zip(*triples, strict=True))
         graph = cls.from_triples(
@@ -311,8 +321,6 @@ class RelationalGraph:
             parts=parts,
             validate=False,
         )
-        names = ["__".join(key) for key in edges]
-        names += [f"{key[2]}__rev_{key[1]}__{key[0]}" for key in edges if inverse]
         return replace(
             graph,
             node_type_sizes=tuple(sizes.values()),
@@ -456,8 +464,11 @@ class RelationalGraph:
 
         Raises:
             TypeError: an array is not of int32 or int64, or they are not all of one type.
-            ValueError: an array is not one-dimensional, or lengths do not fit each other.
+            ValueError: an array is not one-dimensional, lengths do not fit each other, or a name
+                is given twice.
         """
+        for field_name in ("node_type_names", "relation_names"):
+            arguments.check_distinct(f"{name}.{field_name}", getattr(self, field_name) or ())
         nodes = arguments.check_container(f"{name}.nodes", self.nodes, Graph)
         dtypes = {"nodes.rows": nodes.rows.dtype}
         lengths: dict[str, tuple[Any, int]] = {"edge_types": (self.edge_types, nodes.num_edges)}
@@ -608,6 +619,19 @@ def _check_edge_type(key: Any, sizes: Mapping[str, int]) -> None:
             raise ValueError(f"num_nodes says nothing about the type {kind!r} of edges[{key!r}]")
 
 
+def _inverses(edge_types: tuple[EdgeType, ...], prefix: Any) -> tuple[EdgeType, ...]:
+    if not isinstance(prefix, str):
+        raise TypeError(f"inverse_prefix must be a string, got {prefix!r}")
+    found = tuple((dst, prefix + name, src) for src, name, dst in edge_types)
+    for inverse, of in zip(found, edge_types, strict=True):
+        if inverse in edge_types:
+            raise ValueError(
+                f"edges has {inverse!r}, which is the name of the inverse of {of!r}, too: choose "
+                f"another inverse_prefix than {prefix!r}, or inverse=False"
+            )
+    return found
+
+
 def _check_tiles(name: str, tiles: Tiles, num_edges: int) -> None:
     want = {part: (num_edges,) for part in ("rows", "cols", "order")}
     want["items"] = (*getattr(tiles.items, "shape", ())[:1], 4)
@@ -657,9 +681,13 @@ def _placed(graph: RelationalGraph) -> RelationalGraph:
     return jax.tree.unflatten(tree, [arrays.get(id(leaf), leaf) for leaf in leaves])
 
 
-def _deserialized(data: bytes) -> tuple[Any, ...]:
-    parts = json.loads(bytes(data))
-    return tuple(tuple(part) if isinstance(part, list) else part for part in parts)
+def _deserialized(data: bytes) -> Any:
+    return _tuples(json.loads(bytes(data)))
+
+
+def _tuples(value: Any) -> Any:
+    """Lists, as which JSON keeps tuples, as such."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 # Exported functions that take graphs can be serialized.

@@ -6,10 +6,13 @@ import pickle
 import signal
 import subprocess
 import sys
+import types
 import warnings
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -556,6 +559,24 @@ def test_typed_nodes_of_several_classes(tmp_path, capsys):
     assert shares.shape == (30, 3) and ((shares[:, 1:] > 0) & (shares[:, 1:] < 1)).all()
 
 
+@pytest.mark.parametrize("suffix", ["csv", "npz"])
+def test_classes_with_names_of_columns(tmp_path, suffix):
+    """And of arguments of numpy.savez."""
+    names = ("file", "node", "allow_pickle")
+    trained = types.SimpleNamespace(label_names=names)
+    dataset = types.SimpleNamespace(node_names=None, num_nodes=2, y_multilabel=True)
+    logits = jnp.array([[0.0, 1, 2], [3, 4, 5]])
+    path = tmp_path / f"table.{suffix}"
+    command._write_predictions(path, trained, dataset, logits)
+    table = dict(np.load(path)) if suffix == "npz" else None
+    if table is None:
+        header, *rows = csv.reader(path.read_text().splitlines())
+        table = dict(zip(header, np.array(rows, float).T, strict=True))
+    assert table.keys() == {"node id", *names}
+    np.testing.assert_array_equal(table["node id"], [0, 1])
+    np.testing.assert_allclose(table["node"], jax.nn.sigmoid(logits[:, 1]), rtol=1e-6)
+
+
 def write_typed(path: Path, *, several: bool) -> None:
     """Twenty nodes of two classes whose edges lead to ten others, by class."""
     rng = np.random.default_rng(0)
@@ -590,7 +611,9 @@ def write_links(path: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize("model", LINK_RECIPES)
 def test_links(model, tmp_path, capsys):
-    write_links(path := tmp_path / "shifts.npz")
+    names = np.array(["a", "b", "c"])
+    nodes = {"node_names": np.array([f"node {i}" for i in range(24)])}
+    write_links(path := tmp_path / "shifts.npz", relation_names=names, **nodes)
     folder = tmp_path / "out"
     options = ["--epochs", "2", "--batch-size", "32", "--evaluate-every", "1"]
     options += ["--hidden-features", "8", "--embedding-features", "8"]
@@ -611,6 +634,19 @@ def test_links(model, tmp_path, capsys):
         found = np.stack([ranks["dst_rank"], ranks["src_rank"]])
         assert (1 / found).mean() == pytest.approx(results["test"]["mrr"])
         assert ((ranks["src"] + ranks["rel"] + 1) % 24 == ranks["dst"]).all()
+        before = dict(ranks)
+    rel = np.repeat([2, 0, 1], 24)
+    write_links(path, rel=rel, relation_names=names[[1, 2, 0]], **nodes)
+    assert cli.main(["predict", *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert "(as in training, numbers matched by name)" in out and not err
+    with np.load(table) as ranks:
+        for column in ("dst_rank", "src_rank"):
+            np.testing.assert_array_equal(ranks[column], before[column])
+    write_links(path, rel=rel, **nodes)
+    assert cli.main(["predict", *arguments]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "by number" in line]
+    assert len(told) == 1 and told[0].startswith("jax-gnn: warning: dataset 'shifts' is not that")
     write_links(path, num_nodes=25)
     assert cli.main(["predict", *arguments]) == 2
     assert "has 25 nodes and 3 relations, the model 24 and 3" in capsys.readouterr().err

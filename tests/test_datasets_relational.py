@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,19 @@ def test_npz_with_labels(tmp_path: Path) -> None:
         ({"rel": [0, 1]}, "src, rel, dst: expected as many"),
         ({"rel": [0, 1, 3, 2]}, r"rel\[2\] = 3 is outside \[0, 3\)"),
         ({"relation_names": np.array(["a"])}, "relation_names: expected 3 names"),
+        (
+            {"relation_names": np.array(["a", "b", "a"])},
+            "relation_names must differ from each other",
+        ),
+        ({"node_type_names": np.array(["p", "p"])}, "node_type_names must differ .* got 'p' as"),
+        (
+            {"class_names": np.array(["a", "b", "c", "b"])},
+            "label_names must differ from each other, got 'b' as number 1 and as number 3",
+        ),
+        (
+            {"node_type_names": np.array(["p", "q", "q_data"])},
+            "x_q_data may be of the type 'q' or 'q_data'",
+        ),
         ({"node_type": None}, "node_type: missing"),
         ({"node_type": [0, 0, 1, 1, 2]}, "node_type: 2 has none of 2"),
         ({"node_type": [0]}, "node_type: expected 5 entries, got 1"),
@@ -261,6 +275,14 @@ def test_npz_with_labels(tmp_path: Path) -> None:
 def test_npz_refuses(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"toy\.npz: .*{message}"):
         datasets.load_relational_npz(save(tmp_path, **changes))
+
+
+def test_npz_with_a_key_twice(tmp_path: Path) -> None:
+    path = save(tmp_path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("rel", archive.read("rel.npy"))
+    with pytest.raises(ValueError, match=r"toy\.npz: has 'rel' twice"):
+        datasets.load_relational_npz(path)
 
 
 def test_formats_are_found_or_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from flax_layers import (
     HeteroConv,
     HeteroLinear,
     HeteroModel,
+    HGTConv,
     SAGEConv,
 )
 from jax_gnn import Graph, HeteroGraph
@@ -128,6 +129,89 @@ def test_sage_of_a_bipartite_graph(rng, aggregation, width):
     np.testing.assert_allclose(conv(graph, (x, y)), expected, rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match="x must be a pair"):
         conv(graph, x)
+
+
+def test_any_text_is_a_name(rng):
+    """Of types and relations: also what joins names elsewhere, and what modules call their own."""
+    names = ["a", "a__b", "b__c", "eval", "__class__", "_pytree__x", "", "x.y/z", "rev_"]
+    edges = {("a", "b__c", name): rng.integers(0, 3, (2, 4)) for name in names}
+    edges |= {("a__b", "c", name): rng.integers(0, 3, (2, 4)) for name in names}
+    graph = HeteroGraph.from_edges(edges, dict.fromkeys(names, 3), inverse=True).with_graphs()
+    rngs = nnx.Rngs(0)
+    conv = HeteroConv({key: GCNConv(2, 2, rngs=rngs) for key in edges if key[0] == key[2]})
+    kernels = {id(conv.convolutions[key].kernel) for key in conv.edge_types}
+    assert len(kernels) == len(conv.edge_types) == len(conv.convolutions) == 2
+    linear = HeteroLinear(dict.fromkeys(names, 2), 2, rngs=rngs)
+    convs = {key: SAGEConv((2, 2), 2, rngs=rngs) for key in graph.edge_types}
+    pairs = [(key, convs[key].kernel) for key in graph.edge_types]
+    conv = HeteroConv(convs)
+    for module in (linear, conv):
+        module.eval()
+        assert len(jax.tree.leaves(nnx.state(module, nnx.Param))) > len(names)
+    assert all(conv.convolutions[key].kernel is kernel for key, kernel in pairs)
+    assert [*conv.convolutions.items()] == [*convs.items()]
+    x = {name: jnp.asarray(rng.normal(size=(3, 2)), jnp.float32) for name in names}
+    y, expected = nnx.jit(lambda c, x: (c(graph, x), one_by_one(c, graph, x)))(conv, linear(x))
+    for name in names:
+        np.testing.assert_allclose(y[name], expected[name], rtol=1e-4, atol=1e-4)
+    hgt = HGTConv(
+        dict(zip(names, range(1, 10), strict=True)),
+        2,
+        node_types=names,
+        num_relations=len(graph.edge_types),
+        relation_ends=graph.edge_types,
+        rngs=rngs,
+    )
+    assert hgt.sizes(graph.relational) == (3,) * 9
+    assert hgt.key["__class__"].shape[0] == 5
+
+
+def test_models_of_graphs_in_another_order(rng):
+    """One step of training, and the same bits of the graph whose types had other numbers."""
+    edges = {("u", name, "v"): rng.integers(0, 4, (2, 6)) for name in ("p", "q", "r")}
+    edges[("v", "s", "u")] = rng.integers(0, 4, (2, 6))
+    graph = HeteroGraph.from_edges(edges, {"u": 4, "v": 5}, inverse=True)
+    types = [*edges][::-1]
+    other = HeteroGraph.from_edges(
+        {key: edges[key] for key in types}, {"v": 5, "u": 4}, inverse=True
+    )
+    rngs = nnx.Rngs(0)
+    rgcn = RGCN(4, 4, 2, num_relations=8, rngs=rngs)
+    model = HeteroModel({"u": 3, "v": 5}, rgcn, edge_types=graph.edge_types, rngs=rngs)
+    x = {"u": jnp.asarray(rng.normal(size=(4, 3)), jnp.float32), "v": None}
+
+    @nnx.jit
+    def step(model, graph):
+        def loss(model):
+            y = model(graph, x, deterministic=True)
+            return jnp.sum(y["u"] ** 2) + jnp.sum(y["v"]), y
+
+        (_, y), gradients = nnx.value_and_grad(loss, has_aux=True)(model)
+        nnx.update(
+            model, jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(model, nnx.Param), gradients)
+        )
+        return y
+
+    same = other.in_order(graph.node_types, graph.edge_types)
+    twin = nnx.clone(model)
+    for _ in range(2):
+        y, found = step(model, graph), step(twin, same)
+        for name in y:
+            np.testing.assert_array_equal(found[name], y[name])
+    with pytest.raises(
+        ValueError, match=r"graph must have the node types \('u', 'v'\) in that ord"
+    ):
+        model(other, x)
+    with pytest.raises(
+        ValueError, match=r"graph must have the edge types .* in that order, as graph"
+    ):
+        model(other.in_order(graph.node_types), x)
+    ends = {"node_types": ("u", "v"), "num_relations": 8, "relation_ends": graph.edge_types}
+    hgt = HGTConv(4, 4, **ends, rngs=rngs)
+    with pytest.raises(
+        ValueError, match=r"relations of relation_ends in that order, got .*'r', 'v'"
+    ):
+        hgt.sizes(other.in_order(graph.node_types, [types[i] for i in (1, 2, 3, 0)]).relational)
 
 
 def test_heterolinear():

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_gnn import HeteroGraph
+from jax_gnn import HeteroGraph, RelationalGraph
 
 WRITES, CITES, HAS = (
     ("author", "writes", "paper"),
@@ -92,6 +92,77 @@ def test_edge_values() -> None:
         graph.edge_values({WRITES: np.arange(4.0)})
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({WRITES: np.ones(3), CITES: np.ones(4)}, "a value for each of 4 edges, got 3"),  # same sum
+        ({CITES: np.ones(4), HAS: np.ones(1)}, "a value for each of 3 edges, got 4"),
+        ({HAS: np.ones(3)}, "a value for each of 2 edges, got 3"),
+        ({CITES: np.ones((3, 2))}, r"equal features for all types, got \(2,\) for .*'cites'"),
+        ({CITES: None}, r"'cites', 'paper'\)\] must be"),
+        ({CITES: 1.0}, r"'cites', 'paper'\)\] must be \(num_edges, \*features\), got a scalar"),
+    ],
+)
+@pytest.mark.parametrize("inverse", [False, True])
+def test_bad_edge_values(change: Any, message: str, inverse: bool) -> None:
+    values = {key: np.ones(len(EDGES[key][0])) for key in EDGES} | change
+    with pytest.raises((TypeError, ValueError), match=message) as error:
+        make(inverse=inverse).edge_values(values)
+    assert any(str(key) in str(error.value) for key in change)
+
+
+def test_values_of_edges_that_were_dropped() -> None:
+    """As many as edges in the input."""
+    edges = {WRITES: [[0, 9], [1, 0]], CITES: [[2, 0], [3, -1]]}
+    graph = HeteroGraph.from_edges(edges, SIZES, validate=False)
+    found = graph.edge_values({WRITES: np.array([1, 2]), CITES: np.array([3.0, 4.0])})
+    assert sorted(found.tolist()) == [0, 0, 1, 3]  # padding has zeros
+    with pytest.raises(ValueError, match=r"'cites'.* for each edge of the input, got 1, or those"):
+        graph.edge_values({WRITES: np.ones(3), CITES: np.ones(1)})
+
+
+def test_inverse_relations_that_exist_already() -> None:
+    twins = {WRITES: EDGES[WRITES], ("paper", "rev_writes", "author"): [[0], [1]]}
+    for kind in (HeteroGraph.from_edges, RelationalGraph.from_edge_dict):
+        with pytest.raises(ValueError, match=r"'rev_writes', 'author'\), .* inverse of .*'writes'"):
+            kind(twins, SIZES, inverse=True)
+    graph = HeteroGraph.from_edges(twins, SIZES, inverse=True, inverse_prefix="~")
+    assert graph.edge_types[2:] == (
+        ("paper", "~writes", "author"),
+        ("author", "~rev_writes", "paper"),
+    )
+    assert graph.relational.relation_names == graph.edge_types
+    with pytest.raises(TypeError, match="inverse_prefix must be a string, got 3"):
+        HeteroGraph.from_edges(twins, SIZES, inverse=True, inverse_prefix=3)  # type: ignore[arg-type]
+
+
+def test_in_order(rng: np.random.Generator) -> None:
+    """The same graph as one that was built with its types in that order."""
+    kinds = [str(kind) for kind in rng.permutation([*SIZES])]
+    types = [[*EDGES][i] for i in rng.permutation(len(EDGES))]
+    options: dict[str, Any] = {"inverse": True, "self_relation": True, "inverse_prefix": "~"}
+    sizes = {kind: SIZES[kind] for kind in kinds}
+    expected = HeteroGraph.from_edges({key: EDGES[key] for key in types}, sizes, **options)
+    given = make(**options).with_graphs([HAS])
+    for edge_types in (types, expected.edge_types):
+        found = given.in_order(kinds, edge_types)
+        assert jax.tree.structure(found) == jax.tree.structure(expected.with_graphs([HAS]))
+        for a, b in zip(
+            *map(jax.tree.leaves, (found.relational, expected.relational)), strict=True
+        ):
+            np.testing.assert_array_equal(a, b)
+    assert given.in_order().edge_types == given.edge_types
+    for wrong, message in (
+        ({"node_types": ["author", "paper"]}, "node_types lacks the node types 'nobody', 'tag'"),
+        ({"edge_types": [WRITES, CITES]}, r"edge_types lacks the edge types \('paper', 'has'"),
+        ({"node_types": [*SIZES, "tag"]}, "node types of node_types must differ from each other"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make().in_order(**wrong)
+    with pytest.raises(TypeError, match="in_order reads values"):
+        jax.jit(lambda graph: graph.in_order())(given)
+
+
 def test_through_jit_and_export() -> None:
     graph = make().with_graphs([HAS])
 
@@ -125,6 +196,8 @@ def test_bad_features(change: dict[str, Any], message: str) -> None:
 def test_other_bad_arguments() -> None:
     with pytest.raises(TypeError, match="x_dict must be a mapping by node type, got list"):
         make().join([])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"x_dict\['tag'\] must be"):
+        make().join({name: None if name == "tag" else np.ones((SIZES[name], 2)) for name in SIZES})
     with pytest.raises(ValueError, match="x_dict must have features of author, paper"):
         HeteroGraph.from_edges({}, SIZES).join({})
     with pytest.raises(ValueError, match=r"x must be \(num_nodes=9, \*features\)"):

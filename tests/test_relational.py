@@ -282,7 +282,13 @@ def test_from_edge_dict(rng: Rng) -> None:
     assert graph.node_type_names == ("paper", "author", "term")
     assert graph.node_slices == (slice(0, 5), slice(5, 12), slice(12, 15))
     assert graph.relation_names is not None
-    assert graph.relation_names[:4:3] == ("author__writes__paper", "paper__rev_writes__author")
+    twice = replace(graph, node_type_names=("a", "b", "a"))
+    with pytest.raises(
+        ValueError, match=r"graph\.node_type_names must differ from each other, got"
+    ):
+        twice.check()
+    inverse = ("paper", "rev_writes", "author")
+    assert graph.relation_names[:4:3] == (("author", "writes", "paper"), inverse)
     assert graph.relation_names[-1] == "self"
     key = ("term", "of", "paper")
     for bad in (-1, 3):  # an id of the next type, or of none

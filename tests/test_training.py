@@ -8,6 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_datasets
+import test_datasets_graph
+import test_datasets_relational
 from flax import nnx
 
 import jax_gnn
@@ -61,10 +64,11 @@ from flax_layers.training import (
     save_checkpoint,
     train,
 )
-from flax_layers.training.data import split_of
+from flax_layers.training import checkpoint as checkpoints
+from flax_layers.training.data import Numbering, fingerprint, split_of
 from flax_layers.training.loop import MIN_HYPEREDGE_WEIGHT
 from flax_layers.training.plain import CooGraph, CooHypergraph
-from flax_layers.training.trained import in_features, model_inputs
+from flax_layers.training.trained import in_features, make_model, model_inputs
 from jax_gnn import Graph, Hypergraph
 from jax_gnn.datasets import GraphDataset, HypergraphDataset, RelationalDataset
 
@@ -806,6 +810,212 @@ def test_prediction_on_data_that_do_not_fit(checkpoint):
         loaded.predict(dataclasses.replace(dataset, x=None))
     with pytest.raises(TypeError, match="gcn takes a GraphDataset, got a HypergraphDataset"):
         loaded.predict(make_dataset())
+
+
+def with_all_names(dataset: Any) -> Any:
+    """A tiny dataset of a reader, its nodes all with labels, names, and features or embeddings."""
+    count = dataset.num_nodes
+    changes = {"node_names": dataset.node_names or tuple(map(str, range(count)))}
+    if getattr(dataset, "y_multilabel", None) is not None:
+        changes["y_multilabel"] = np.eye(count, dataset.num_classes, dtype=bool)[::-1]
+        changes["y_multilabel"][:, 0] |= ~changes["y_multilabel"].any(1)
+    else:
+        changes["y"] = np.arange(count) % 2
+        changes["label_names"] = dataset.label_names or ("a", "b")
+    if not isinstance(dataset, RelationalDataset) and dataset.x is None:
+        changes["x"] = test_datasets.X
+    return dataclasses.replace(dataset, **changes)
+
+
+def shuffled(dataset: Any, rng: Any, *, classes: bool = True) -> tuple[Any, np.ndarray]:
+    """The same with other numbers of all that has names; also the new number of each node."""
+    fields = {name: value for name, value in vars(dataset).items() if value is not None}
+
+    def number(*names: str) -> np.ndarray:
+        """Gives what has the first of these fields as its names other numbers."""
+        size = len(fields[names[0]])
+        new = rng.permutation(size)
+        fields[names[0]] = tuple(fields[names[0]][i] for i in np.argsort(new))
+        for name in names[1:]:
+            fields[name] = np.append(new, -1)[fields[name]] if name in fields else None
+        return new
+
+    typed = "node_type" in fields
+    kinds = fields["node_type"] if typed else np.zeros(dataset.num_nodes, int)
+    if typed:
+        number("node_type_names", "node_type")
+    if "relation_names" in fields:
+        number("relation_names", "rel")
+    if classes:
+        new = number("label_names", "y")
+        if "y_multilabel" in fields:
+            fields["y_multilabel"] = fields["y_multilabel"][:, np.argsort(new)]
+    order = rng.permutation(dataset.num_nodes)
+    if typed:
+        order = order[np.argsort(fields["node_type"][order], kind="stable")]
+    for name in ("x", "y", "y_multilabel", "node_type"):
+        if name in fields:
+            fields[name] = fields[name][order]
+    fields["node_names"] = tuple(fields["node_names"][i] for i in order)
+    for name, rows in fields.get("x_by_type", {}).items():
+        kind = dataset.node_type_names.index(name)
+        own = np.flatnonzero(kinds == kind).tolist()
+        wanted = [own.index(i) for i in order if kinds[i] == kind]
+        fields["x_by_type"] = fields["x_by_type"] | {name: rows[wanted]}
+    places = np.argsort(order)
+    ids = "src", "dst", "node_idx", "train_idx", "val_idx", "test_idx", "train_splits"
+    fields |= {name: places[fields[name]] for name in ids if name in fields}
+    return type(dataset)(**fields), places
+
+
+def write_typed_npz(folder: Path) -> Path:
+    """Its first type has features, the other embeddings; one node's name is empty."""
+    arrays = {k: v for k, v in test_datasets_relational.NPZ.items() if not k.startswith("x_q")}
+    arrays |= {"node_type": np.repeat([0, 1], [2, 3]), "x_p": np.array([[1.0, 2], [3, -1]])}
+    np.savez(folder / "toy.npz", **arrays)
+    return folder / "toy.npz"
+
+
+def write_rdf(folder: Path) -> Path:
+    files = {"toy.nt": test_datasets_relational.TRIPLES, **test_datasets_relational.TABLES}
+    return test_datasets_relational.write(folder, files)
+
+
+def write_hgb(folder: Path) -> Path:
+    return test_datasets_relational.write(folder, test_datasets_relational.HGB)
+
+
+ONE = {"splits": 1, "epochs": 1, "hidden_features": 4, "split": "random", "num_layers": 1}
+# Features of graphs are drawn by number; N-Triples have none.
+READERS: list[tuple[Any, Any]] = [
+    *((write, HGNNConfig(**ONE)) for write in test_datasets.WRITERS),
+    *((write, GCNConfig(**ONE, features="random")) for write in test_datasets_graph.WRITERS),
+    (write_rdf, RGCNConfig(**ONE)),
+    (write_hgb, HGTConfig(**ONE, heads=2, features="none")),
+    (write_typed_npz, RGATConfig(**ONE, heads=2)),
+]
+
+
+@pytest.fixture(scope="module")
+def trained_once() -> dict[str, TrainedModel]:
+    """A model of each kind, as readers of one kind all read the same."""
+    return {}
+
+
+@pytest.mark.parametrize(("write", "config"), READERS)
+def test_same_bits_whatever_the_numbers(tmp_path, rng, trained_once, write, config):
+    """Of relations, types, classes and nodes, by their names, which checkpoints keep."""
+    source = write(tmp_path)
+    source = source[0] if isinstance(source, tuple) else source
+    dataset = with_all_names(RECIPES[config.model].load(source))
+    if config.model not in trained_once:
+        trained_once[config.model] = train(dataset, config).trained
+    trained = dataclasses.replace(
+        trained_once[config.model],
+        data=fingerprint(dataset),
+        label_names=dataset.label_names,
+        numbering=Numbering.of(dataset, by_type=config.model in ("hgt", "rgat")),
+    )
+    if isinstance(dataset, RelationalDataset):
+        assert trained.numbering == trained_once[config.model].numbering
+        save_checkpoint(tmp_path / "model", trained)
+        trained = load_checkpoint(tmp_path / "model")
+    expected = np.asarray(trained.predict(dataset))
+    other, places = shuffled(dataset, rng)
+    np.testing.assert_array_equal(np.asarray(trained.predict(other))[places], expected)
+    other, places = shuffled(dataset, rng, classes=False)
+    assert trained.differences(other) == ()
+    for part, ids in trained.parts(dataset).items():
+        np.testing.assert_array_equal(trained.parts(other)[part], places[ids])
+
+
+@pytest.fixture(scope="module")
+def named() -> TrainedModel:
+    """Of types by name, the nodes of one of which have embeddings; not trained."""
+    dataset = make_named_dataset()
+    config = RGATConfig(**ONE)
+    graph, x = model_inputs(dataset, config)
+    return TrainedModel(
+        make_model(config, graph, x, 2, 0),
+        config,
+        data=fingerprint(dataset),
+        numbering=Numbering.of(dataset, by_type=True),
+    )
+
+
+def make_named_dataset(**changes: object) -> RelationalDataset:
+    names = tuple(f"node {i}" for i in range(54))
+    return make_typed_dataset(**{"relation_names": ("r", "s"), "node_names": names} | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"relation_names": ("r", "new")},
+            "'typed' has the relations 'new', which the model lacks, and lacks the relations 's'",
+        ),
+        (
+            {"relation_names": ("r", "s", "t"), "num_relations": 3},
+            "'typed' has the relations 't', which the model lacks$",
+        ),
+        (
+            {"node_type_names": ("z", "b", "a")},
+            "has the node types 'b', which the model lacks, and lacks the node types 'other'",
+        ),
+        ({"node_type": None, "node_type_names": None}, "lacks the node types 'z', 'other', 'a'$"),
+        (
+            {"node_names": tuple(f"node {i + (i >= 48)}" for i in range(54))},
+            "has the nodes of type 'other' 'node 52', which .* lacks .* 'node 48'$",
+        ),
+    ],
+)
+def test_names_on_one_side_only(named, changes, message):
+    with pytest.raises(ValueError, match=message):
+        named.predict(make_named_dataset(x_by_type=None, **changes))
+
+
+def test_nodes_with_features_may_be_others(named):
+    """Embeddings are of known nodes, in any order."""
+    dataset = make_named_dataset()
+    expected = np.asarray(named.predict(dataset))
+    others = tuple(f"new {i}" for i in range(40)) + dataset.node_names[40:]
+    np.testing.assert_array_equal(named.predict(make_named_dataset(node_names=others)), expected)
+
+
+def test_what_has_no_names_is_taken_by_number_and_told(named):
+    expected = np.asarray(named.predict(make_named_dataset()))
+    bare = make_named_dataset(relation_names=None, node_names=None)
+    np.testing.assert_array_equal(named.predict(bare), expected)  # the same data, by their sums
+    twice = dataclasses.replace(bare, node_names=("same",) * 54, rel=bare.rel[::-1])
+    told = "'typed' is not that .* its relations and nodes of type 'other' are taken by number"
+    with pytest.warns(UserWarning, match=told):
+        assert named.predict(twice).shape == (54, 2)
+
+
+def test_checkpoint_of_typed_nodes_without_names(named, tmp_path):
+    """As older versions wrote it: maps of types by name, no names of relations and nodes."""
+    import orbax.checkpoint as ocp
+
+    params = nnx.to_pure_dict(nnx.state(named.model, nnx.Param))
+    members = params["input"]["layers"]["members"]
+    params["input"]["layers"] = dict(zip(named.model.in_features, members.values(), strict=True))
+    description = checkpoints._description(named)
+    for name in ("numbering", "version"):
+        del description[name]
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(
+            tmp_path / "model",
+            args=ocp.args.Composite(
+                params=ocp.args.StandardSave(params), config=ocp.args.JsonSave(description)
+            ),
+        )
+    with pytest.warns(UserWarning, match="lacks .* the names of relations and nodes, which are"):
+        loaded = load_checkpoint(tmp_path / "model")
+    dataset = make_named_dataset()
+    np.testing.assert_array_equal(loaded.predict(dataset), named.predict(dataset))
+    types = make_named_dataset(node_type=2 - dataset.node_type, node_type_names=("a", "other", "z"))
+    np.testing.assert_array_equal(loaded.predict(types), named.predict(dataset))
 
 
 def test_learned_hyperedge_weights_belong_to_their_hyperedges():

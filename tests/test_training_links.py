@@ -47,6 +47,8 @@ def make_dataset(**changes: Any) -> RelationalDataset:
         name="groups",
         **{"num_nodes": NODES, "num_relations": RELATIONS, "src": src, "rel": rel, "dst": dst},
         y=np.full(NODES, -1),
+        node_names=tuple(f"node {i}" for i in range(NODES)),
+        relation_names=("none", "one", "two"),
         **dict(zip(names, parts, strict=True)),
     )
     return dataclasses.replace(dataset, **changes)
@@ -172,10 +174,51 @@ def test_checkpoint(result: LinkResult, tmp_path: Any) -> None:
     assert loaded.data.differences(type(loaded.data)(*loaded.data)) == ()
     assert loaded.ranks(split).shape == (5, 2)
     with pytest.raises(ValueError, match="has 25 nodes and 3 relations, the model 24 and 3"):
-        loaded.ranks(make_dataset(num_nodes=25, y=np.full(25, -1)))
+        loaded.ranks(make_dataset(num_nodes=25, y=np.full(25, -1), node_names=None))
     (tmp_path / "model" / "config" / "metadata").write_text("{}")
     with pytest.raises(ValueError, match="holds no checkpoint of a model: config/metadata is not"):
         load_checkpoint(tmp_path / "model")
+
+
+def test_ranks_go_by_name(result: LinkResult, rng: np.random.Generator) -> None:
+    """The same bits whatever the numbers of nodes and relations."""
+    dataset, trained = make_dataset(), result.trained
+    assert trained.numbering is not None and dataset.node_names and dataset.relation_names
+    nodes, relations = rng.permutation(NODES), rng.permutation(RELATIONS)
+    names = [np.argsort(nodes), np.argsort(relations)]
+    changes: dict[str, Any] = {
+        **{"src": nodes[dataset.src], "dst": nodes[dataset.dst], "rel": relations[dataset.rel]},
+        "node_names": tuple(dataset.node_names[i] for i in names[0]),
+        "relation_names": tuple(dataset.relation_names[i] for i in names[1]),
+    }
+    other = dataclasses.replace(dataset, **changes)
+
+    def by_name(data: RelationalDataset) -> dict[Any, list[float]]:
+        edges, ranks = data.test_edges, np.asarray(trained.ranks(data))
+        assert data.node_names and data.relation_names and edges is not None
+        ends = [[data.node_names[i] for i in ids[edges]] for ids in (data.src, data.dst)]
+        kinds = [data.relation_names[i] for i in data.rel[edges]]
+        return dict(zip(zip(*ends, kinds, strict=True), ranks.tolist(), strict=True))
+
+    assert by_name(other) == by_name(dataset)
+    assert trained.differences(other) == ()
+    for field, name, message in (
+        (
+            "node_names",
+            "new",
+            "'groups' has the nodes 'new', which the model lacks, and lacks the ",
+        ),
+        (
+            "relation_names",
+            "new",
+            "'groups' has the relations 'new', which the model lacks, and la",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            trained.ranks(make_dataset(**{field: (name, *getattr(dataset, field)[1:])}))
+    bare = dataclasses.replace(dataset, node_names=None, rel=(dataset.rel + 1) % RELATIONS)
+    with pytest.warns(UserWarning, match="'groups' is not that .* its nodes are taken by number"):
+        trained.ranks(bare)
 
 
 def test_what_cannot_be_trained() -> None:

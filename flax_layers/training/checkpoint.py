@@ -18,11 +18,11 @@ from flax import nnx
 
 from flax_layers import AttentionOptions, HeteroModel, LinearOptions, LinkPredictor, Stack
 from flax_layers._attention import AttentionConvolution
-from flax_layers.training.data import Fingerprint
+from flax_layers.training.data import Fingerprint, Numbering
 from flax_layers.training.links import LINK_RECIPES, TrainedLinks, make_link_model
 from flax_layers.training.models import RECIPES, Recipe
 from flax_layers.training.trained import TrainedModel, stack_of
-from jax_gnn.datasets import Split
+from jax_gnn.datasets import RelationalDataset, Split
 
 SUMS = "SHA256SUMS"  # in the format of the command sha256sum
 
@@ -118,6 +118,11 @@ def _load(path: Path) -> tuple[TrainedModel | TrainedLinks, list[str]]:
 
         # Nothing is allocated before it is known that the parameters have these shapes.
         abstract = nnx.to_pure_dict(nnx.state(nnx.eval_shape(make_model), nnx.Param))
+        # Maps of node types were once kept by name.
+        names = None if "numbering" in description else description.get("inputs")
+        if names:
+            members = abstract["input"]["layers"]["members"]
+            abstract["input"]["layers"] = {name: members[i] for i, name in enumerate(names)}
         device = jnp.zeros(()).sharding
         expected = jax.tree.map(
             lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=device), abstract
@@ -125,6 +130,9 @@ def _load(path: Path) -> tuple[TrainedModel | TrainedLinks, list[str]]:
         params = checkpointer.restore(
             path, args=ocp.args.Composite(params=ocp.args.StandardRestore(expected))
         ).params
+    if names:
+        maps = params["input"]["layers"]
+        params["input"]["layers"] = {"members": {i: maps[name] for i, name in enumerate(names)}}
     model = make_model()
     state = nnx.state(model, nnx.Param)
     nnx.replace_by_pure_dict(state, params)
@@ -135,8 +143,16 @@ def _load(path: Path) -> tuple[TrainedModel | TrainedLinks, list[str]]:
     if not (path / SUMS).exists():
         raise ValueError(f"{SUMS} is missing")
     if name in LINK_RECIPES:
-        return _trained_links(description, model), []
-    return _trained(description, RECIPES[name], model), []
+        return _trained_links(description, model), _unnamed(description)
+    return _trained(description, RECIPES[name], model), _unnamed(description)
+
+
+def _unnamed(description: dict[str, Any]) -> list[str]:
+    """What was not kept once, of models whose parameters have rows for what has names."""
+    recipe = RECIPES.get(description["model"])
+    if "numbering" in description or (recipe and recipe.dataset is not RelationalDataset):
+        return []
+    return ["the names of relations and nodes, which are taken by number"]
 
 
 def _tuples(value: Any) -> Any:
@@ -173,6 +189,7 @@ def _description(trained: TrainedModel) -> dict[str, Any]:
         "label_names": None if names is None else list(names),
         "data": None if data is None else data._asdict(),
         "split": split and {part: ids.tolist() for part, ids in vars(split).items()},
+        "numbering": trained.numbering and trained.numbering._asdict(),
     }
 
 
@@ -185,7 +202,13 @@ def _link_description(trained: TrainedLinks) -> dict[str, Any]:
         "data": trained.data._asdict(),
         "num_nodes": len(trained.model.nodes[...]),
         "num_relations": trained.num_relations,
+        "numbering": trained.numbering and trained.numbering._asdict(),
     }
+
+
+def _numbering(description: dict[str, Any]) -> Numbering | None:
+    kept = description.get("numbering")
+    return kept and Numbering(**{name: _tuples(value) for name, value in kept.items()})
 
 
 def _trained_links(description: dict[str, Any], model: LinkPredictor) -> TrainedLinks:
@@ -196,6 +219,7 @@ def _trained_links(description: dict[str, Any], model: LinkPredictor) -> Trained
         Fingerprint(**description["data"]),
         description["num_relations"],
         version=description["version"],
+        numbering=_numbering(description),
     )
 
 
@@ -210,6 +234,7 @@ def _trained(description: dict[str, Any], recipe: Recipe, model: Stack) -> Train
         split=split and Split(**{part: np.array(ids, np.int32) for part, ids in split.items()}),
         seed=description["seed"],
         version=description["version"],
+        numbering=_numbering(description),
     )
 
 
@@ -225,7 +250,7 @@ def _older(
     else:
         missing.insert(0, f"the preprocessing (that of {recipe.config.__name__}() is used)")
         config = recipe.config()
-    return TrainedModel(model, config, version=None), missing
+    return TrainedModel(model, config, version=None), missing + _unnamed(description)
 
 
 def _arguments(model: Stack) -> dict[str, Any]:

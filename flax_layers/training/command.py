@@ -12,6 +12,7 @@ import json
 import math
 import sys
 import warnings
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -42,7 +43,6 @@ from flax_layers.training import (
     train_links,
 )
 from flax_layers.training.config import Config, Number, Setting, settings
-from flax_layers.training.data import fingerprint
 from jax_gnn._cli import Commands, UserError, add_command, devices, table, versions
 from jax_gnn._core import ffi
 from jax_gnn._core.ffi import Implementation
@@ -507,18 +507,24 @@ def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@contextlib.contextmanager
+def _tell_warnings() -> Iterator[None]:
+    """Tells each warning once, on stderr."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    told = (str(each.message) for each in caught if issubclass(each.category, UserWarning))
+    for message in dict.fromkeys(told):
+        print(f"jax-gnn: warning: {message}", file=sys.stderr)
+
+
 def _load_trained(path: Path) -> Any:
     """Loads a checkpoint; what it lacks is told on stderr."""
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", UserWarning)
-            trained = load_checkpoint(path)
+        with _tell_warnings():
+            return load_checkpoint(path)
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
-    for warning in caught:
-        if issubclass(warning.category, UserWarning):
-            print(f"jax-gnn: warning: {warning.message}", file=sys.stderr)
-    return trained
 
 
 def _data_of(trained: TrainedModel | TrainedLinks, path: str | None) -> str:
@@ -531,12 +537,14 @@ def _data_of(trained: TrainedModel | TrainedLinks, path: str | None) -> str:
     return "digits"
 
 
-def _origin(trained: TrainedModel, dataset: NodeDataset) -> str:
+def _origin(trained: TrainedModel | TrainedLinks, dataset: Any) -> str:
     """What the data are to the model."""
-    if trained.data is None or trained.split is None:
+    if trained.data is None:
         return "not known to be those of the training"
     different = trained.differences(dataset)
-    return f"other {', '.join(different)} than in training" if different else "as in training"
+    origin = f"other {', '.join(different)} than in training" if different else "as in training"
+    by_name = trained.renumbered(dataset).dataset is not dataset
+    return f"{origin}, numbers matched by name" if by_name else origin
 
 
 def _accuracy_rows(
@@ -557,24 +565,30 @@ def _write_predictions(
     """Writes names of nodes and labels where there are any, numbers elsewhere."""
     names, nodes = trained.label_names, dataset.node_names
     logits = logits.astype(jnp.float32)
-    columns: dict[str, Any] = {
-        "node": np.arange(dataset.num_nodes) if nodes is None else np.array(nodes)
-    }
+    columns: dict[str, Any] = {}
     if getattr(dataset, "y_multilabel", None) is not None:  # a probability for each class
         several = np.asarray(jax.nn.sigmoid(logits)).T
-        columns |= dict(zip(names or map(str, range(len(several))), several, strict=True))
+        columns |= zip(names or map(str, range(len(several))), several, strict=True)
     else:
         label = np.asarray(logits.argmax(axis=1))
         columns["label"] = label if names is None else np.array(names)[label]
         columns["probability"] = np.asarray(jax.nn.softmax(logits, axis=1).max(axis=1))
-    _write_table(path, columns)
+    first = "node"
+    while first in columns:  # a class has this name
+        first += " id"
+    numbers = np.arange(dataset.num_nodes) if nodes is None else np.array(nodes)
+    _write_table(path, {first: numbers} | columns)
 
 
 def _write_table(path: Path, columns: dict[str, Any]) -> None:
     with _blame_output(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".npz":
-            np.savez(path, **columns)
+            # Not by np.savez, whose own arguments may be names of columns.
+            with zipfile.ZipFile(path, "w") as archive:
+                for name, column in columns.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, np.asarray(column), allow_pickle=False)
         else:
             with path.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file)
@@ -588,7 +602,7 @@ def _run_predict(args: argparse.Namespace) -> int:
     path = _data_of(trained, args.data)
     if isinstance(trained, TrainedLinks):
         return _rank_links(trained, path, args.output)
-    with _blame_data():
+    with _blame_data(), _tell_warnings():
         dataset = trained.recipe.load(path)
         logits = trained.predict(dataset)
     source = f"(trained on {trained.data.name}, seed {trained.seed})" if trained.data else ""
@@ -605,16 +619,14 @@ def _run_predict(args: argparse.Namespace) -> int:
 
 
 def _rank_links(trained: TrainedLinks, path: str, output: Path | None) -> int:
-    with _blame_data():
+    with _blame_data(), _tell_warnings():
         dataset = load_relational(path)
         ranks = {part: np.asarray(trained.ranks(dataset, part)) for part in ("val", "test")}
-    different = trained.data.differences(fingerprint(dataset))
-    origin = f"other {', '.join(different)} than in training" if different else "as in training"
     print(
         table(
             [
                 ["model", trained.config.model, f"(trained on {trained.data.name})"],
-                ["data", dataset.name, f"({origin})"],
+                ["data", dataset.name, f"({_origin(trained, dataset)})"],
             ]
         )
     )
@@ -641,7 +653,8 @@ def add_predict(commands: Commands) -> None:
         description="Predicts the labels of nodes with a model that jax-gnn train wrote, after the "
         "same\npreprocessing. On the data of the training, accuracies are those of its split, as\n"
         "training recorded them; on other data, there is one, of all nodes that have a label.\n"
-        "After training for link prediction it ranks validation and test edges again.\n\n"
+        "After training for link prediction it ranks validation and test edges again. Relations,\n"
+        "types and nodes are known by their names, where the data have them.\n\n"
         "examples:\n"
         "  jax-gnn predict runs/hgnn-digits/checkpoint\n"
         "  jax-gnn predict runs/gcn-cora/checkpoint --data planetoid/ind.cora.x\n"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import warnings
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flax_layers.training.config import TrainConfig
+from jax_gnn._core.arguments import numbers_by_name
 from jax_gnn.datasets import (
     HypergraphDataset,
     NodeDataset,
@@ -106,6 +110,13 @@ def node_features(dataset: NodeDataset, config: TrainConfig) -> Features:
     return OrderedDict((name, None if x is None else normalized(x)) for name, x in features)
 
 
+def numbered_types(dataset: NodeDataset, config: TrainConfig, types: Iterable[str]) -> set[str]:
+    """The types whose nodes are rows of a table: of embeddings, or of features drawn by number."""
+    if config.features == "native" and dataset.x is None:
+        return {*types} - (getattr(dataset, "x_by_type", None) or {}).keys()
+    return {*types} if config.features in ("none", "random") else set()
+
+
 def _types(dataset: NodeDataset) -> tuple[str, ...]:
     """The types of nodes, which are one where they are not known."""
     sizes = dataset.node_type_sizes if isinstance(dataset, RelationalDataset) else None
@@ -147,6 +158,145 @@ def node_mask(dataset: NodeDataset, ids: np.ndarray) -> np.ndarray:
     mask = np.zeros(dataset.num_nodes, bool)
     mask[ids] = True
     return mask
+
+
+class Numbering(NamedTuple):
+    """What the numbers in a training's dataset stand for; None where it had no names.
+
+    Attributes:
+        relations: The names of its relations.
+        node_types: Those of the types by which the model takes nodes; None where it takes all
+            alike, which then are of the type "node".
+        nodes: The names of the nodes of each type; None also where two have one name.
+    """
+
+    relations: tuple[str, ...] | None = None
+    node_types: tuple[str, ...] | None = None
+    nodes: tuple[tuple[str, ...] | None, ...] = (None,)
+
+    @classmethod
+    def of(cls, dataset: NodeDataset, *, by_type: bool = False) -> Numbering:
+        """That of a dataset, whose nodes a model takes by type, where they have types, or alike."""
+        sizes = getattr(dataset, "node_type_sizes", None) if by_type else None
+        counts = [dataset.num_nodes] if sizes is None else [*sizes.values()]
+        groups = np.split(np.arange(dataset.num_nodes), np.cumsum(counts)[:-1])
+        return cls(
+            getattr(dataset, "relation_names", None),
+            None if sizes is None else tuple(sizes),
+            tuple(_names_of(dataset, ids) for ids in groups),
+        )
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types of nodes, which are one where the model takes all alike."""
+        return ("node",) if self.node_types is None else self.node_types
+
+
+def _names_of(dataset: NodeDataset, ids: np.ndarray) -> tuple[str, ...] | None:
+    """The names of some nodes, if all have one of their own."""
+    if dataset.node_names is None:
+        return None
+    names = tuple(map(dataset.node_names.__getitem__, ids.tolist()))
+    return names if len({*names}) == len(names) else None
+
+
+class Renumbered(NamedTuple):
+    """A dataset in the numbers that a model knows its relations, types and nodes by.
+
+    Attributes:
+        dataset: What came of it.
+        order: ``(num_nodes,)``, the numbers that its nodes had.
+        edges: ``(num_edges,)``, the numbers that edges with relations have now.
+        unnamed: What has no names on both sides, and therefore the numbers that it had.
+    """
+
+    dataset: Any
+    order: np.ndarray
+    edges: np.ndarray
+    unnamed: tuple[str, ...]
+
+    def warn(self) -> None:
+        """Says what is taken by number."""
+        warnings.warn(
+            f"dataset {self.dataset.name!r} is not that of the training, and its "
+            f"{' and '.join(self.unnamed)} are taken by number, as not both have names",
+            stacklevel=3,
+        )
+
+
+def renumbered(dataset: NodeDataset, own: Numbering, fixed: Collection[str] = ()) -> Renumbered:
+    """Gives relations, types and nodes of a dataset the numbers of a training's of the same names.
+
+    Args:
+        dataset: The data.
+        own: What the numbers of the training stand for.
+        fixed: The types whose nodes must be the same; nodes of others may be other ones, which
+            keep their order.
+
+    Raises:
+        ValueError: There is a name on one side only; the error says which.
+    """
+
+    def numbers(what: str, names: Sequence[str], given: Sequence[str]) -> np.ndarray:
+        return numbers_by_name(what, names, given, "the model", f"dataset {dataset.name!r}")
+
+    changes: dict[str, Any] = {}
+    unnamed = []
+    if isinstance(dataset, RelationalDataset):
+        names = dataset.relation_names
+        if own.relations is None or names is None:
+            unnamed.append("relations")
+        elif own.relations != names:
+            rel = numbers("relations", own.relations, names)[dataset.rel]
+            changes |= {"rel": rel, "relation_names": own.relations}
+    types = np.zeros(dataset.num_nodes, np.int64)
+    if own.node_types is not None:
+        names = getattr(dataset, "node_type_names", None) or ()
+        own_types = numbers("node types", own.node_types, names)
+        types = np.append(own_types, -1)[dataset.node_type]  # type: ignore[attr-defined]
+        if own.node_types != names:
+            changes |= {"node_type": types, "node_type_names": own.node_types}
+    groups = []
+    for number, (kind, known) in enumerate(zip(own.types, own.nodes, strict=True)):
+        ids = np.flatnonzero(types == number)
+        what = "nodes" if own.node_types is None else f"nodes of type {kind!r}"
+        found = _names_of(dataset, ids)
+        if known is None or found is None:
+            unnamed += [what] if kind in fixed else []
+        elif known != found and (kind in fixed or {*known} == {*found}):
+            ids = ids[np.argsort(numbers(what, known, found))]
+        groups.append(ids)
+    order = np.concatenate([*groups, np.flatnonzero(types < 0)])
+    if (np.diff(order) < 0).any():
+        changes = _reordered(vars(dataset) | changes, order)
+    edges = np.arange(len(getattr(dataset, "rel", ())))
+    if changes:
+        if edges.size:
+            columns = (changes.get(name, getattr(dataset, name)) for name in ("src", "dst", "rel"))
+            edges = np.argsort(np.lexsort(tuple(columns)))
+        dataset = dataclasses.replace(dataset, **changes)
+    return Renumbered(dataset, order, edges, tuple(unnamed))
+
+
+_OF_NODES = "x", "y", "y_multilabel", "node_type"  # fields of a row for each node
+_NODES = "src", "dst", "node_idx", "train_idx", "val_idx", "test_idx", "train_splits"
+
+
+def _reordered(fields: dict[str, Any], order: np.ndarray) -> dict[str, Any]:
+    """A dataset's fields with its nodes in another order."""
+    fields = {name: value for name, value in fields.items() if value is not None}
+    places = np.argsort(order)
+    changes = {name: fields[name][order] for name in _OF_NODES if name in fields}
+    changes |= {name: places[fields[name]] for name in _NODES if name in fields}
+    if "node_names" in fields:
+        changes["node_names"] = tuple(map(fields["node_names"].__getitem__, order.tolist()))
+    if "x_by_type" in fields:
+        changes["x_by_type"] = {}
+        for name, rows in fields["x_by_type"].items():
+            ids = np.flatnonzero(fields["node_type"] == fields["node_type_names"].index(name))
+            wanted = np.searchsorted(ids, order[np.isin(order, ids)])
+            changes["x_by_type"][name] = rows[wanted]
+    return fields | changes
 
 
 class Fingerprint(NamedTuple):

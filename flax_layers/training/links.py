@@ -29,7 +29,13 @@ from flax_layers import (
     one_vs_all_loss,
 )
 from flax_layers.training.config import CompGCNLinkConfig, LinkConfig, RGCNLinkConfig
-from flax_layers.training.data import Fingerprint, fingerprint
+from flax_layers.training.data import (
+    Fingerprint,
+    Numbering,
+    Renumbered,
+    fingerprint,
+    renumbered,
+)
 from jax_gnn import RelationalGraph
 from jax_gnn._version import __version__
 from jax_gnn.datasets import RelationalDataset
@@ -165,6 +171,8 @@ class TrainedLinks:
         data: What the dataset of the training is recognised by.
         num_relations: Of the dataset, inverse ones not included.
         version: Of the library that trained it.
+        numbering: What the numbers of relations and nodes of its dataset stand for; None of a
+            checkpoint of an older version.
     """
 
     model: LinkPredictor
@@ -172,24 +180,46 @@ class TrainedLinks:
     data: Fingerprint
     num_relations: int
     version: str | None = __version__
+    numbering: Numbering | None = None
 
     def ranks(self, dataset: RelationalDataset, part: str = "test") -> Array:
         """Filtered ranks of a part of a dataset, ``(num_facts, 2)``: see `LinkRanking`.
 
+        Nodes and relations are those of the training with the same names, whatever their numbers.
+        Without names numbers count, and a warning says so where the data are not those of the
+        training.
+
         Raises:
             TypeError: The dataset is no relational one.
-            ValueError: It lacks a part, or has other numbers of nodes or relations than that of the
-                training.
+            ValueError: It lacks a part, or has other nodes or relations than that of the training.
         """
         check_links(dataset)
+        own = self.renumbered(dataset)
         expected = len(self.model.nodes[...]), self.num_relations
         if (dataset.num_nodes, dataset.num_relations) != expected:
             raise ValueError(
                 f"dataset {dataset.name!r} has {dataset.num_nodes} nodes and "
                 f"{dataset.num_relations} relations, the model {expected[0]} and {expected[1]}"
             )
-        nodes, relations = _encode(*nnx.split(self.model), link_graph(dataset))
-        return link_ranking(dataset, part).ranks(self.model.decoder, nodes, relations)
+        if own.unnamed and self.numbering is not None and "structure" in self.differences(dataset):
+            own.warn()
+        nodes, relations = _encode(*nnx.split(self.model), link_graph(own.dataset))
+        ranks = link_ranking(own.dataset, part).ranks(self.model.decoder, nodes, relations)
+        if own.dataset is dataset:
+            return ranks
+        ranked, given = (getattr(each, f"{part}_edges") for each in (own.dataset, dataset))
+        order = np.argsort(ranked)
+        return ranks[order[np.searchsorted(ranked, own.edges[given], sorter=order)]]
+
+    def differences(self, dataset: RelationalDataset) -> tuple[str, ...]:
+        """As of `TrainedModel`."""
+        with contextlib.suppress(ValueError):  # other names, hence another structure
+            dataset = self.renumbered(dataset).dataset
+        return self.data.differences(fingerprint(dataset))
+
+    def renumbered(self, dataset: RelationalDataset) -> Renumbered:
+        """As of `TrainedModel`."""
+        return renumbered(dataset, self.numbering or Numbering(), ("node",))
 
     def evaluate(self, dataset: RelationalDataset, part: str = "test") -> dict[str, float]:
         """MRR and hits of those ranks; see `link_metrics`."""
@@ -431,7 +461,10 @@ def train_links(
         test = evaluate(best_params, "test")
     nnx.update(model, best_params)
     model.eval()
-    trained = TrainedLinks(model, config, fingerprint(dataset), dataset.num_relations)
+    trained = TrainedLinks(
+        *(model, config, fingerprint(dataset), dataset.num_relations),
+        numbering=Numbering.of(dataset),
+    )
     return LinkResult(
         trained,
         np.array(losses),

@@ -18,7 +18,14 @@ from jax import Array
 
 import jax_gnn
 from flax_layers.training.config import TrainConfig
-from flax_layers.training.data import check_dataset, fingerprint, labels, node_mask, split_of
+from flax_layers.training.data import (
+    Numbering,
+    check_dataset,
+    fingerprint,
+    labels,
+    node_mask,
+    split_of,
+)
 from flax_layers.training.models import recipe_of
 from flax_layers.training.trained import (
     TrainedModel,
@@ -27,6 +34,7 @@ from flax_layers.training.trained import (
     make_model,
     masked_mean,
     model_inputs,
+    node_types_of,
 )
 from jax_gnn.datasets import NodeDataset
 
@@ -374,6 +382,7 @@ def train(
         label_names=dataset.label_names,
         split=split,
         seed=seed,
+        numbering=Numbering.of(dataset, by_type=node_types_of(model) is not None),
     )
     results = [runner.result() for runner in runners]
     return TrainResult(trained, graph, x, results[0], results[1] if baseline else None)

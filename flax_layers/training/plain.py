@@ -530,10 +530,10 @@ def behind_types(
     """`flax_layers.HeteroModel` where x is by type, else the model; arguments as of `stack`."""
     if not isinstance(x, dict):
         return model(config, params, graph, x, dropout_key)
-    maps = params["input"]["layers"]
+    maps = params["input"]["layers"]["members"]
     rows = [
-        maps[name]["kernel"] + maps[name]["bias"] if part is None else _linear(maps[name], part)
-        for name, part in x.items()
+        maps[i]["kernel"] + maps[i]["bias"] if part is None else _linear(maps[i], part)
+        for i, part in enumerate(x.values())
     ]
     y = jax.nn.relu(jnp.concatenate(rows))
     return model(config, params["model"], graph, y, dropout_key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -16,10 +17,14 @@ from flax_layers import HeteroModel
 from flax_layers.training.config import TrainConfig
 from flax_layers.training.data import (
     Fingerprint,
+    Numbering,
+    Renumbered,
     fingerprint,
     labels,
     node_features,
     node_mask,
+    numbered_types,
+    renumbered,
 )
 from flax_layers.training.models import RECIPES, Recipe, recipe_of
 from jax_gnn._version import __version__
@@ -79,6 +84,14 @@ def stack_of(model: Any) -> Any:
     return model.model if isinstance(model, HeteroModel) else model
 
 
+def node_types_of(model: Any) -> tuple[str, ...] | None:
+    """The types by which it takes nodes, None where it takes all alike."""
+    if isinstance(model, HeteroModel):
+        return tuple(model.in_features)
+    types = getattr(model.convolutions[0], "node_types", None)
+    return types if isinstance(types, tuple) else None
+
+
 def masked_mean(values: Array, mask: Array) -> Array:
     """The mean of the values that the mask selects; 0 where it selects none."""
     mask = mask.astype(values.dtype)
@@ -129,6 +142,7 @@ class TrainedModel:
         split: The nodes that the model was trained, chosen and tested on.
         seed: What split, initial parameters and dropout were drawn from.
         version: Of the library that trained it.
+        numbering: What the numbers of relations, node types and nodes of its dataset stand for.
 
     Raises:
         TypeError: The model is none that can be trained, or not the one that the settings are of.
@@ -141,6 +155,7 @@ class TrainedModel:
     split: Split | None = None
     seed: int | None = None
     version: str | None = __version__
+    numbering: Numbering | None = None
 
     def __post_init__(self) -> None:
         models = [recipe.model for recipe in RECIPES.values()]
@@ -160,6 +175,10 @@ class TrainedModel:
     def predict(self, dataset: NodeDataset) -> Array:
         """Computes logits, after the preprocessing of the training.
 
+        Relations, types of nodes and, where the model knows them, nodes are those of the training
+        with the same names, whatever their numbers. Without names numbers count, and a warning says
+        so where the data are not those of the training.
+
         Args:
             dataset: That of the training, or another of the same kind and the same features.
 
@@ -169,7 +188,8 @@ class TrainedModel:
         Raises:
             TypeError: The dataset is of another kind.
             ValueError: The dataset has other numbers of features, or another structure and the
-                model learned a weight for each hyperedge.
+                model learned a weight for each hyperedge; it lacks relations or types of the model,
+                or nodes that it knows as rows of a table, or has others.
         """
         learned = (
             getattr(stack_of(self.model).convolutions[0], "hyperedge_weight", None) is not None
@@ -179,24 +199,48 @@ class TrainedModel:
                 f"the model learned a weight for each hyperedge of {self.data.name!r}, and dataset "
                 f"{dataset.name!r} has other hyperedges"
             )
-        graph, x = model_inputs(self._with_own_classes(dataset), self.config)
+        recipe_of(self.config, dataset)
+        own = self.renumbered(dataset)
+        graph, x = model_inputs(self._with_own_classes(own.dataset), self.config)
         if (given := in_features(graph, x)) != self.model.in_features:
             what = "nodes" if x is None else "features"  # by type also nodes, where it has none
             raise ValueError(
                 f"dataset {dataset.name!r} has {given} {what}, the model takes "
                 f"{self.model.in_features}"
             )
-        return _apply(*nnx.split(self.model), graph, x)
+        # Of an older checkpoint it was said already, when it was read.
+        unsaid = own.unnamed and self.numbering is not None
+        if unsaid and (self.data is None or "structure" in self.differences(dataset)):
+            own.warn()
+        logits = _apply(*nnx.split(self.model), graph, x)
+        return logits if own.dataset is dataset else logits[np.argsort(own.order)]
 
     def differences(self, dataset: NodeDataset) -> tuple[str, ...]:
         """Which of "structure", "features" and "labels" are not those of the training.
+
+        Relations, types and nodes are compared by name.
 
         Raises:
             ValueError: The checkpoint was written by an older version, which did not keep this.
         """
         if self.data is None:
             raise ValueError("the checkpoint lacks what its data are recognised by")
+        with contextlib.suppress(ValueError):  # other names, hence another structure
+            dataset = self.renumbered(dataset).dataset
         return self.data.differences(fingerprint(dataset))
+
+    def renumbered(self, dataset: NodeDataset) -> Renumbered:
+        """The dataset in the model's numbers.
+
+        Raises:
+            ValueError: It lacks what the model knows by name, or has what the model does not know.
+        """
+        own = self.numbering
+        if own is None:
+            types = node_types_of(self.model)
+            types = None if types == ("node",) else types
+            own = Numbering(None, types, (None,) * len(types or ("node",)))
+        return renumbered(dataset, own, numbered_types(dataset, self.config, own.types))
 
     def parts(self, dataset: NodeDataset) -> dict[str, np.ndarray]:
         """The nodes that accuracies are computed over.
@@ -209,7 +253,8 @@ class TrainedModel:
             and otherwise "labelled", all nodes with a label; empty where there are none.
         """
         if self.data is not None and self.split is not None and not self.differences(dataset):
-            return dict(vars(self.split))
+            order = self.renumbered(dataset).order
+            return {part: order[ids] for part, ids in vars(self.split).items()}
         labelled = np.flatnonzero(dataset.has_label())
         return {"labelled": labelled} if labelled.size else {}
 

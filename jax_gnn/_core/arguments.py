@@ -388,3 +388,49 @@ def check_instance(name: str, value: Any, kind: type) -> None:
     if not isinstance(value, kind):
         wanted = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
         raise TypeError(f"{name} must be a {wanted}, got {type(value).__name__}")
+
+
+# --- Names ---------------------------------------------------------------------------------------
+
+
+def check_distinct(name: str, names: Sequence[Any]) -> None:
+    """Names of which none is given twice."""
+    numbers: dict[Any, int] = {}
+    for number, each in enumerate(names):
+        if (first := numbers.setdefault(each, number)) != number:
+            raise ValueError(
+                f"{name} must differ from each other, got {each!r:.200} as number {first} and as "
+                f"number {number}"
+            )
+
+
+def numbers_by_name(
+    what: str, own: Sequence[Any], given: Sequence[Any], owner: str, giver: str
+) -> np.ndarray:
+    """The number that each given name has among others, which are the same but for their order.
+
+    Args:
+        what: what has the names, in the plural.
+        own: the names whose numbers are wanted.
+        given: the names of what is to be brought into that order.
+        owner: what has the former, in errors.
+        giver: what has the latter.
+
+    Raises:
+        ValueError: a name is on one side only, or given twice; the error says which.
+    """
+    check_distinct(f"the {what} of {giver}", given)
+    numbers = {name: number for number, name in enumerate(own)}
+    wrong = []
+    if unknown := [name for name in given if name not in numbers]:
+        wrong.append(f"has the {what} {_few(unknown)}, which {owner} lacks")
+    if missing := numbers.keys() - set(given):
+        wrong.append(f"lacks the {what} {_few(sorted(missing, key=numbers.__getitem__))}")
+    if wrong:
+        raise ValueError(f"{giver} {', and '.join(wrong)}")
+    return np.fromiter((numbers[name] for name in given), np.int64, len(given))
+
+
+def _few(names: Sequence[Any]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(f"{name!r:.200}" for name in names[:3]) + more

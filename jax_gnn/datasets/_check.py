@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from jax_gnn._core.arguments import check_compressed, check_integer
+from jax_gnn._core.arguments import check_compressed, check_distinct, check_integer
 
 MAX_SIZE = np.iinfo(np.int32).max  # ids are int32
 MEMORY_FACTOR = 4096
@@ -151,15 +151,19 @@ def check_features(field: str, value: Any, num_nodes: int) -> np.ndarray:
     return features
 
 
-def check_names(field: str, value: Any) -> tuple[str, ...]:
-    """A sequence of strings, as a tuple."""
+def check_names(field: str, value: Any, *, repeated: bool = False) -> tuple[str, ...]:
+    """A sequence of strings, as a tuple; perhaps the same again."""
     if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
-        return tuple(value)  # an array would give each the length of the longest
-    names = check_array(field, value, "U", "strings", 1)
-    try:
-        return tuple(names.tolist())
-    except SystemError as error:  # numpy looks at no character before
-        raise ValueError(f"{field}: expected strings, got what is not Unicode") from error
+        names = tuple(value)  # an array would give each the length of the longest
+    else:
+        array = check_array(field, value, "U", "strings", 1)
+        try:
+            names = tuple(array.tolist())
+        except SystemError as error:  # numpy looks at no character before
+            raise ValueError(f"{field}: expected strings, got what is not Unicode") from error
+    if not repeated:
+        check_distinct(field, names)
+    return names
 
 
 def dense_from_csr(

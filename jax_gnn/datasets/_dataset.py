@@ -39,11 +39,12 @@ class NodeDataset:
         val_idx: ``(k,)`` int32, its validation nodes.
         test_idx: ``(m,)`` int32, its test nodes.
         label_names: a name for each class.
-        node_names: a name for each node.
+        node_names: a name for each node; several may have the same.
 
     Raises:
         ValueError: a field has a wrong dtype, length or shape, an id is out of range, a feature is
-            not finite, a split names an unlabelled node, or its parts overlap.
+            not finite, a split names an unlabelled node, its parts overlap, or two classes (or
+            relations, or types of nodes) have one name.
     """
 
     name: str
@@ -80,7 +81,8 @@ class NodeDataset:
             if y.max(initial=-1) >= len(names):
                 raise ValueError(f"label_names: {len(names)} names, but y holds class {y.max()}")
         if self.node_names is not None:
-            names = self._set("node_names", check_names("node_names", self.node_names))
+            names = check_names("node_names", self.node_names, repeated=True)
+            self._set("node_names", names)
             if len(names) != num_nodes:
                 raise ValueError(
                     f"node_names: expected {num_nodes} names, one for each node, got {len(names)}"

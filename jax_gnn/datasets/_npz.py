@@ -142,14 +142,19 @@ def _features_by_type(
     parts: dict[str, Any], arrays: dict[str, Any], memory: Memory
 ) -> dict[str, np.ndarray] | None:
     features = {}
+    types_of: dict[str, str] = {}
     for name in check_names("node_type_names", arrays.get("node_type_names", ())):
         key = f"x_{name}"
-        sparse = [parts.get(f"{key}_{part}") for part in ("data", "indices", "indptr", "shape")]
+        sparse = [f"{key}_{part}" for part in ("data", "indices", "indptr", "shape")]
         if key in parts:
+            sparse = []
             features[name] = parts[key]
-        elif all(part is not None for part in sparse):
-            data, indices, indptr, shape = sparse
+        elif parts.keys() >= {*sparse}:
+            data, indices, indptr, shape = (parts[part] for part in sparse)
             features[name] = dense_from_csr(key, data, indices, indptr, shape, memory)
+        for used in sparse or [key]:
+            if name in features and types_of.setdefault(used, name) != name:
+                raise ValueError(f"{used} may be of the type {types_of[used]!r} or {name!r}")
     return features or None
 
 
@@ -193,7 +198,10 @@ def _arrays(
     what: str,
     memory: Memory,
 ) -> dict[str, Any]:
-    members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+    members: dict[str, zipfile.ZipInfo] = {}
+    for member in archive.infolist():
+        if members.setdefault(member.filename.removesuffix(".npy"), member) is not member:
+            raise ValueError(f"{path}: has {member.filename!r} twice")
     sparse = not members.keys().isdisjoint(_CSR)
     if sparse and "x" in members:
         raise ValueError(f"{path}: has both dense features 'x' and sparse ones, 'x_...'")

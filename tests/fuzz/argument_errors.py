@@ -279,7 +279,8 @@ def calls(v: Valid) -> list[Call]:
     edges = {("a", "r", "b"): np.stack([v.src, v.ids])}
     mappings: list[Bad] = [*GRAPHS, ("names", lambda x: ["a", "b"])]
     add("RelationalGraph.from_edge_dict", relational.from_edge_dict,
-        {"edges": edges, "num_nodes": {"a": 4, "b": 3}},
+        {"edges": edges, "num_nodes": {"a": 4, "b": 3}, "inverse": True, "inverse_prefix": "rev_"},
+        inverse_prefix=[*_NONE, ("a number", lambda x: 3)],
         edges=[*mappings, ("another type", lambda x: {("a", "r", "c"): x["a", "r", "b"]}),
                ("two names", lambda x: {("a", "r"): x["a", "r", "b"]}),
                ("three rows", lambda x: {("a", "r", "b"): np.zeros((3, 2), int)}),
