@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,15 @@ def blame(path: Path) -> Iterator[None]:
         yield
     except (ValueError, TypeError, OverflowError, MemoryError) as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def as_path(name: str, path: Any) -> Path:
+    """An argument that is the path of a file or folder."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{name} must be the path of a file or folder, got {path!r:.80}")
+    if not os.fspath(path):  # for pathlib the working directory
+        raise ValueError(f"{name} must be the path of a file or folder, got {path!r}")
+    return Path(path)
 
 
 def require_file(path: Path, what: str) -> Path:
@@ -136,10 +146,10 @@ def check_ids(field: str, value: Any, stop: int, *, start: int = 0, ndim: int = 
     return ids.astype(np.int32)
 
 
-def check_features(field: str, value: Any, num_nodes: int) -> np.ndarray:
+def check_features(field: str, value: Any, num_nodes: int | None = None) -> np.ndarray:
     """Finite real numbers ``(num_nodes, features)``, as float32."""
     features = check_array(field, value, "fiub", "real numbers", 2)
-    if features.shape[0] != num_nodes:
+    if num_nodes not in (None, features.shape[0]):
         raise ValueError(
             f"{field}: expected one row for each of {num_nodes} nodes, got shape {features.shape}"
         )

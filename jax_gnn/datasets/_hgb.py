@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_gnn.datasets._check import ID_BYTES, MAX_SIZE, Memory, blame, require_file
+from jax_gnn.datasets._check import ID_BYTES, MAX_SIZE, Memory, as_path, blame, require_file
 from jax_gnn.datasets._dataset import RelationalDataset
 from jax_gnn.datasets._lines import integers, is_blank, read_lines
 
@@ -38,7 +38,7 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
             of ``node.dat``, which the line's number says, a file takes too much memory (see
             :mod:`jax_gnn.datasets`), or a field is not as :class:`RelationalDataset` wants it.
     """
-    path = Path(path)
+    path = as_path("path", path)
     folder = path.parent if path.name == "link.dat" and not path.is_dir() else path
     if not folder.is_dir():
         require_file(folder, "a folder with link.dat, or that file")

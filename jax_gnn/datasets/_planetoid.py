@@ -11,8 +11,10 @@ from jax_gnn.datasets._check import (
     ID_BYTES,
     MAX_SIZE,
     Memory,
+    as_path,
     blame,
     check_array,
+    check_features,
     check_ids,
     locate,
 )
@@ -46,7 +48,8 @@ def load_planetoid(path: str | os.PathLike[str]) -> GraphDataset:
             :mod:`jax_gnn.datasets`), a field is not as :class:`GraphDataset` wants it, or a folder
             holds several datasets.
     """
-    paths = dict(zip(_PARTS, locate(Path(path), *(("ind.", f".{p}") for p in _PARTS)), strict=True))
+    files = locate(as_path("path", path), *(("ind.", f".{part}") for part in _PARTS))
+    paths = dict(zip(_PARTS, files, strict=True))
     memory = Memory(*paths.values())
     x, tx, allx = (_features(paths[part], memory) for part in ("x", "tx", "allx"))
     y, ty, ally = (_labels(paths[part], memory) for part in ("y", "ty", "ally"))
@@ -59,6 +62,9 @@ def load_planetoid(path: str | os.PathLike[str]) -> GraphDataset:
     ):
         if len(rows) != expected:
             raise ValueError(f"{paths[part]}: expected {expected} nodes, got {len(rows)}")
+    for part, rows in (("y", y), ("ty", ty)):
+        if rows.min(initial=0) < 0:
+            raise ValueError(f"{paths[part]}: row {rows.argmin()} has no label")
     for part in ("tx", "x"):
         width = {"tx": tx, "x": x}[part].shape[1]
         if width != allx.shape[1]:
@@ -92,7 +98,7 @@ def load_planetoid(path: str | os.PathLike[str]) -> GraphDataset:
 def _features(path: Path, memory: Memory) -> np.ndarray:
     matrix = load_matrix(path, memory)
     with blame(path):
-        return check_array("features", matrix, "fiub", "real numbers", 2)
+        return check_features("features", matrix)
 
 
 def _labels(path: Path, memory: Memory) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_gnn.datasets._check import ID_BYTES, Memory, blame, require_file
+from jax_gnn.datasets._check import ID_BYTES, Memory, as_path, blame, require_file
 from jax_gnn.datasets._dataset import RelationalDataset
 from jax_gnn.datasets._lines import is_blank, read_lines
 
@@ -76,7 +76,7 @@ def load_rdf(path: str | os.PathLike[str]) -> RelationalDataset:
             damaged or takes too much memory (see :mod:`jax_gnn.datasets`), or a folder holds
             several datasets. The line is named.
     """
-    path = Path(path)
+    path = as_path("path", path)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.name.endswith(_SUFFIXES))
         if len(files) != 1:

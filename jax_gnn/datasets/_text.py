@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jax_gnn.datasets._check import ID_BYTES, MAX_SIZE, Memory, blame, locate
+from jax_gnn.datasets._check import ID_BYTES, MAX_SIZE, Memory, as_path, blame, locate
 from jax_gnn.datasets._dataset import HypergraphDataset
 from jax_gnn.datasets._lines import integers, is_blank, read_lines
 
@@ -32,7 +32,7 @@ def load_allset(path: str | os.PathLike[str]) -> HypergraphDataset:
             for nothing but not zero, an id may be a node's or a hyperedge's, or a folder holds
             several datasets.
     """
-    content_path, edges_path = locate(Path(path), ("", ".content"), ("", ".edges"))
+    content_path, edges_path = locate(as_path("path", path), ("", ".content"), ("", ".edges"))
     content, content_lines = _table(content_path)
     edges, edge_lines = _table(edges_path)
     with blame(edges_path):
@@ -47,8 +47,8 @@ def load_allset(path: str | os.PathLike[str]) -> HypergraphDataset:
         row = int(node_idx.argmax())
         if node_idx[row] >= num_nodes:
             raise ValueError(
-                f"line {edge_lines[row]}: node {node_idx[row]} is not below the smallest hyperedge, "
-                f"{num_nodes}: hyperedges must count from the number of nodes on"
+                f"line {edge_lines[row]}: node {node_idx[row]} is not below the smallest "
+                f"hyperedge, {num_nodes}: hyperedges must count from the number of nodes on"
             )
     with blame(content_path):
         if content.shape[1] < 2:
@@ -110,7 +110,7 @@ def load_cornell(path: str | os.PathLike[str]) -> HypergraphDataset:
             differs, a node has several labels, or a folder holds several datasets.
     """
     hyperedges_path, labels_path = locate(
-        Path(path), ("hyperedges-", ".txt"), ("node-labels-", ".txt")
+        as_path("path", path), ("hyperedges-", ".txt"), ("node-labels-", ".txt")
     )
     name = hyperedges_path.stem.removeprefix("hyperedges-")
     labels = _number_lists(labels_path, "a label")
