@@ -55,6 +55,7 @@ from jax_gnn.datasets import (
 
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
 PREDICT_EXTRA = ("orbax",)
+BY_PATH = "FILE|FOLDER"  # how usage calls the argument of data, where there is no option
 
 
 # -------------------------------------------------------------------------------------------- train
@@ -123,7 +124,7 @@ def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> Non
     offline = "hyperedges" if recipe.dataset is HypergraphDataset else "edges"
     files = "an .npz file or a folder in a raw format"
     if recipe.dataset is RelationalDataset:
-        groups["data"].add_argument("data", metavar="FILE|FOLDER", help=files)
+        groups["data"].add_argument("data", metavar=BY_PATH, help=files)
     else:
         groups["data"].add_argument(
             "--data",
@@ -161,11 +162,11 @@ def _require_implementation(implementation: Implementation | None) -> None:
 
 
 @contextlib.contextmanager
-def _blame_data() -> Iterator[None]:
+def _blame_data(argument: str = "--data") -> Iterator[None]:
     try:
         yield
     except (ImportError, OSError, ValueError) as error:
-        raise UserError(f"--data: {error}") from error
+        raise UserError(f"{argument}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -280,7 +281,7 @@ def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
 def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     _require("training", TRAIN_EXTRA)
     config = _settings_of(recipe.config, args)
-    with _blame_data():
+    with _blame_data(BY_PATH if recipe.dataset is RelationalDataset else "--data"):
         dataset = recipe.load(args.data)
         check_dataset(dataset, config)
     folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
@@ -317,7 +318,7 @@ def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
         + "\n"
     )
     _print_result(described, result)
-    if not np.array_equal(predictions, again):
+    if not np.array_equal(predictions, again, equal_nan=True):
         print(f"jax-gnn: {checkpoint} predicts otherwise than the trained model", file=sys.stderr)
         return 1
     of_split = f"of split {split + 1}, " if config.splits > 1 else ""
@@ -401,7 +402,7 @@ def _add_links(models: Commands, recipe: LinkRecipe) -> None:
     )
     groups = _groups(parser)
     groups["data"].add_argument(
-        "data", metavar="FILE", help="an .npz file with a split of its edges"
+        "data", metavar=BY_PATH, help="data with a split of edges, mostly an .npz file"
     )
     _add_settings(recipe.config, groups, "checkpoint and results")
 
@@ -413,7 +414,7 @@ def _percent(metrics: dict[str, float]) -> list[str]:
 def _run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     _require("training", TRAIN_EXTRA)
     config = _settings_of(recipe.config, args)
-    with _blame_data():
+    with _blame_data(BY_PATH):
         dataset = load_relational(args.data)
         check_links(dataset)
     folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"

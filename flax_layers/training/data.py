@@ -28,17 +28,23 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
     """Checks that a dataset can be trained on.
 
     Raises:
-        ValueError: it lacks the published split or the features asked for, or has too few labelled
-            nodes to split.
+        ValueError: it lacks the published split or the features asked for, a part of that split is
+            empty, or it has too few labelled nodes to split.
     """
-    published = _published_split(dataset, config, config.seed) is not None
-    if config.split == "published" and not published:
+    published = None if config.split == "random" else _published_split(dataset, config, config.seed)
+    for part, what in (("train", "training"), ("valid", "validation"), ("test", "test")):
+        if published is not None and not getattr(published, part).size:
+            raise ValueError(
+                f"dataset {dataset.name!r} has a published split without {what} nodes; split it at "
+                "random"
+            )
+    if config.split == "published" and published is None:
         raise ValueError(
             f"dataset {dataset.name!r} has no published split with training, validation and test "
             "nodes; split it at random"
         )
     labelled = np.count_nonzero(dataset.has_label())
-    if (config.split == "random" or not published) and labelled < _MIN_LABELLED:
+    if published is None and labelled < _MIN_LABELLED:
         raise ValueError(
             f"dataset {dataset.name!r} has {labelled} labelled nodes; splits need at least "
             f"{_MIN_LABELLED}"
