@@ -663,6 +663,16 @@ def test_loaders_name_what_is_missing(tmp_path, load):
         load(tmp_path)
 
 
+@pytest.mark.parametrize("name", [name for name in datasets.__all__ if name.startswith("load_")])
+def test_loaders_want_the_path_of_a_file(name):
+    load = getattr(datasets, name)
+    for value, error in ((3, TypeError), (b"x", TypeError), (None, TypeError), ("", ValueError)):
+        with pytest.raises(error, match=rf"(path|source) must be the path .*, got {value!r}"):
+            load(value)
+    with pytest.raises(ValueError, match="/dev/null is "):
+        load("/dev/null")
+
+
 def test_a_folder_called_digits(tmp_path, monkeypatch):
     (tmp_path / "digits").mkdir()
     _, expected = write_allset(tmp_path / "digits")

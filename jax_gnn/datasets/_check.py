@@ -67,10 +67,11 @@ def as_path(name: str, path: Any) -> Path:
 
 def require_file(path: Path, what: str) -> Path:
     """The path itself if it is a file, else an error that says what was expected there."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder; expected {what}")
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; expected {what}")
+    if not path.is_file():
+        kind = "a folder" if path.is_dir() else "no regular file"
+        raise ValueError(f"{path} is {kind}; expected {what}")
     return path
 
 

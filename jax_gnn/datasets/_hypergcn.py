@@ -44,7 +44,7 @@ def load_hypergcn(path: str | os.PathLike[str]) -> HypergraphDataset:
             :mod:`jax_gnn.datasets`), or a field is not as :class:`HypergraphDataset` wants it.
     """
     folder = as_path("path", path)
-    if folder.is_file():
+    if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; expected the folder of {_WHAT}")
     files = {
         name: require_file(folder / f"{name}.pickle", _WHAT) for name in ("hypergraph", "labels")
