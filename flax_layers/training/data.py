@@ -29,7 +29,7 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
 
     Raises:
         ValueError: it lacks the published split or the features asked for, a part of that split is
-            empty, or it has too few labelled nodes to split.
+            empty, it has too few labelled nodes to split, or no classes or relations.
     """
     published = None if config.split == "random" else _published_split(dataset, config, config.seed)
     for part, what in (("train", "training"), ("valid", "validation"), ("test", "test")):
@@ -49,6 +49,9 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
             f"dataset {dataset.name!r} has {labelled} labelled nodes; splits need at least "
             f"{_MIN_LABELLED}"
         )
+    for what in ("classes", "relations"):
+        if getattr(dataset, f"num_{what}", None) == 0:
+            raise ValueError(f"dataset {dataset.name!r} has no {what}")
     _check_features(dataset, config)
 
 
@@ -105,11 +108,13 @@ def node_features(dataset: NodeDataset, config: TrainConfig) -> Features:
             return np.divide(x, total, out=np.zeros_like(x), where=total > 0)
         return x
 
-    if dataset.x is not None:
+    if dataset.num_features:
         return normalized(np.asarray(dataset.x))
     of_types = getattr(dataset, "x_by_type", None) or {}
     features = ((name, of_types.get(name)) for name in _types(dataset))
-    return OrderedDict((name, None if x is None else normalized(x)) for name, x in features)
+    return OrderedDict(
+        (name, normalized(x) if x is not None and x.shape[1] else None) for name, x in features
+    )
 
 
 def _types(dataset: NodeDataset) -> tuple[str, ...]:

@@ -173,6 +173,15 @@ def check_names(field: str, value: Any) -> tuple[str, ...]:
         raise ValueError(f"{field}: expected strings, got what is not Unicode") from error
 
 
+def check_keys(field: str, value: Any) -> tuple[str, ...]:
+    """Names by which something is found: none is there twice."""
+    names = check_names(field, value)
+    if len(set(names)) < len(names):
+        name = next(name for i, name in enumerate(names) if name in names[:i])
+        raise ValueError(f"{field}: {name!r:.80} is there twice")
+    return names
+
+
 def dense_from_csr(
     field: str, data: Any, indices: Any, indptr: Any, shape: Any, memory: Memory
 ) -> np.ndarray:
