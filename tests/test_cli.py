@@ -643,6 +643,20 @@ def test_links_without_a_split(tmp_path, capsys):
     assert "FILE|FOLDER: dataset 'shifts' has no val_edges to predict links" in message
 
 
+def test_settings_and_data_that_go_not_together(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_links(Path("shifts.npz"))
+    labels = {"y": np.arange(24) % 2, "train_idx": [0], "val_idx": [1], "test_idx": [2]}
+    types = {"node_type": np.repeat([0, 1], 12), "node_type_names": ["a", "b"]}
+    write_links(Path("typed.npz"), **labels, **types)
+    for arguments, message in (
+        (["gat", "--hidden-features", "9"], "heads must divide out_features"),
+        (["rgcn-link", "shifts.npz", "--hidden-features", "8"], "num_blocks must divide"),
+        (["hgt", "typed.npz"], "relation 0 runs from nodes of the types 'a' and 'b'"),
+    ):
+        assert message in user_error(capsys, ["train", *arguments])
+
+
 def test_help_shows_defaults(capsys):
     with pytest.raises(SystemExit):
         cli.main(["train", "hgnn", "--help"])

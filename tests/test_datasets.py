@@ -224,6 +224,7 @@ def test_hypergraph_keeps_sizes():
         ({"val_idx": [2], "test_idx": [2, 3]}, "test_idx: node 2 is in val_idx too"),
         ({"label_names": ("a", "b")}, "label_names: 2 names, but y holds class 2"),
         ({"label_names": (1, 2, 3)}, "label_names: expected strings"),
+        ({"label_names": ("a", "b", "\ud800")}, r"label_names: '\\ud800' is not Unicode"),
         ({"node_names": ("a", "b")}, "node_names: expected 5 names"),
     ],
 )

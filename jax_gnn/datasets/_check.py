@@ -165,20 +165,18 @@ def check_features(field: str, value: Any, num_nodes: int | None = None) -> np.n
 def check_names(field: str, value: Any) -> tuple[str, ...]:
     """A sequence of strings, as a tuple."""
     if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
-        return tuple(value)  # an array would give each the length of the longest
-    names = check_array(field, value, "U", "strings", 1)
-    try:
-        return tuple(names.tolist())
-    except SystemError as error:  # numpy looks at no character before
-        raise ValueError(f"{field}: expected strings, got what is not Unicode") from error
-
-
-def check_keys(field: str, value: Any) -> tuple[str, ...]:
-    """Names by which something is found: none is there twice."""
-    names = check_names(field, value)
-    if len(set(names)) < len(names):
-        name = next(name for i, name in enumerate(names) if name in names[:i])
-        raise ValueError(f"{field}: {name!r:.80} is there twice")
+        names = tuple(value)  # an array would give each the length of the longest
+    else:
+        array = check_array(field, value, "U", "strings", 1)
+        try:
+            names = tuple(array.tolist())
+        except SystemError as error:  # numpy looks at no character before
+            raise ValueError(f"{field}: expected strings, got what is not Unicode") from error
+    for name in names:
+        try:
+            name.encode("utf-8")
+        except UnicodeEncodeError as error:  # a surrogate: it could not be written
+            raise ValueError(f"{field}: {name!r:.80} is not Unicode: {error.reason}") from error
     return names
 
 

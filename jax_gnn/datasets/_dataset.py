@@ -14,7 +14,6 @@ from jax_gnn.datasets._check import (
     check_array,
     check_features,
     check_ids,
-    check_keys,
     check_names,
     check_size,
 )
@@ -251,9 +250,9 @@ class RelationalDataset(NodeDataset):
         rel: ``(num_edges,)`` int32, its relation.
         dst: ``(num_edges,)`` int32, the node that it enters.
         num_relations: number of relations, those without edges included.
-        relation_names: a name for each relation, no two alike.
+        relation_names: a name for each relation.
         node_type: ``(num_nodes,)`` int32, the type of each node; -1 is none.
-        node_type_names: a name for each type, no two alike.
+        node_type_names: a name for each type.
         x_by_type: features by the name of a type, ``(nodes of the type, features)`` float32, rows
             in the order of the nodes.
         y_multilabel: ``(num_nodes, num_classes)`` bool, where a node may have several classes; of
@@ -279,7 +278,7 @@ class RelationalDataset(NodeDataset):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.relation_names is not None:
-            names = self._set("relation_names", check_keys("relation_names", self.relation_names))
+            names = self._set("relation_names", check_names("relation_names", self.relation_names))
             if len(names) != self.num_relations:
                 raise ValueError(
                     f"relation_names: expected {self.num_relations} names, got {len(names)}"
@@ -322,7 +321,7 @@ class RelationalDataset(NodeDataset):
         types = self._set("node_type", check_ids("node_type", self.node_type, MAX_SIZE, start=-1))
         if types.size != self.num_nodes:
             raise ValueError(f"node_type: expected {self.num_nodes} entries, got {types.size}")
-        names = check_keys(
+        names = check_names(
             "node_type_names", () if self.node_type_names is None else self.node_type_names
         )
         self._set("node_type_names", names)
