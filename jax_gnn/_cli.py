@@ -201,7 +201,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return args.run(args)
     except UserError as error:
-        print(f"jax-gnn: error: {error}", file=sys.stderr)
+        line = " ".join(str(error).splitlines())  # some of numpy's and Orbax's are several
+        print(f"jax-gnn: error: {line}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("jax-gnn: interrupted", file=sys.stderr)

@@ -357,12 +357,29 @@ def user_error(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("jax-gnn: error: ")
-    assert "Traceback" not in err
+    assert err.count("\n") == 1
     return err
 
 
-def test_missing_file(tmp_path, capsys):
-    assert "absent.npz" in user_error(capsys, small(tmp_path / "absent.npz"))
+@pytest.mark.parametrize(
+    ("model", "argument"),
+    [("gcn", "--data"), ("hgnn", "--data"), ("rgcn", "FILE|FOLDER"), ("rgcn-link", "FILE|FOLDER")],
+)
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("absent.npz", "absent.npz does not exist; known are "),
+        (".", ". is an empty folder; known are "),
+        ("", "source must be the path of a file or folder, got ''"),
+        ("x" * 300, "File name too long"),
+    ],
+)
+def test_no_data(model, argument, source, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data = ["--data", source] if argument == "--data" else [source]
+    error = user_error(capsys, ["train", model, *data])
+    assert error.startswith(f"jax-gnn: error: {argument}: ")
+    assert message in error
 
 
 def test_corrupt_file(tmp_path, capsys):
@@ -385,6 +402,10 @@ def test_too_few_labels(featureless, tmp_path, capsys):
     np.savez(path, **changed)
     message = user_error(capsys, small(path, "--features", "random"))
     assert "2 labelled nodes" in message
+    changed |= {"train_idx": [0], "val_idx": np.zeros(0, int), "test_idx": [1]}
+    np.savez(path, **changed)
+    message = user_error(capsys, small(path, "--features", "random"))
+    assert "has a published split without validation nodes" in message
 
 
 def test_output_that_is_a_file(data, capsys):
@@ -654,8 +675,22 @@ def test_links(model, tmp_path, capsys):
 
 def test_links_without_a_split(tmp_path, capsys):
     write_links(path := tmp_path / "shifts.npz", val_idx=np.zeros(0, int))
-    assert cli.main(["train", "compgcn-link", str(path)]) == 2
-    assert "--data: dataset 'shifts' has no val_edges to predict links" in capsys.readouterr().err
+    message = user_error(capsys, ["train", "compgcn-link", str(path)])
+    assert "FILE|FOLDER: dataset 'shifts' has no val_edges to predict links" in message
+
+
+def test_settings_and_data_that_go_not_together(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_links(Path("shifts.npz"))
+    labels = {"y": np.arange(24) % 2, "train_idx": [0], "val_idx": [1], "test_idx": [2]}
+    types = {"node_type": np.repeat([0, 1], 12), "node_type_names": ["a", "b"]}
+    write_links(Path("typed.npz"), **labels, **types)
+    for arguments, message in (
+        (["gat", "--hidden-features", "9"], "heads must divide out_features"),
+        (["rgcn-link", "shifts.npz", "--hidden-features", "8"], "num_blocks must divide"),
+        (["hgt", "typed.npz"], "relation 0 runs from nodes of the types 'a' and 'b'"),
+    ):
+        assert message in user_error(capsys, ["train", *arguments])
 
 
 def test_help_shows_defaults(capsys):

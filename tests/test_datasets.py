@@ -18,6 +18,7 @@ HYPEREDGES = [0, 0, 0, 1, 2, 2, 2]
 X = np.array([[0.5, 0, 2], [0, 0, 0], [1, -1, 0], [0, 3, 0], [0, 0, 0.25]], np.float32)
 Y = [2, 0, 1, 0, 2]
 LABELS = ("red", "green", "blue")
+NODE_NAMES = ("Ann", "Bo, Jr.", "Ç\x85\u2028\x1c\x0b", "", "")
 
 
 def toy(**changes):
@@ -107,9 +108,8 @@ def write_cornell(folder):
     write_lines(folder / "hyperedges-toy.txt", ["4,1,2,1", "3", "1,3,4"])  # node 1 repeated
     write_lines(folder / "node-labels-toy.txt", [y + 1 for y in Y])
     write_lines(folder / "label-names-toy.txt", LABELS)
-    write_lines(folder / "node-names-toy.txt", ["Ann", "Bo, Jr.", "Çelik", "", "Eve"])
-    names = ("Ann", "Bo, Jr.", "Çelik", "", "Eve")
-    return folder, toy(x=None, label_names=LABELS, node_names=names)
+    write_lines(folder / "node-names-toy.txt", NODE_NAMES)
+    return folder, toy(x=None, label_names=LABELS, node_names=NODE_NAMES)
 
 
 def dump(path, value, protocol=4):
@@ -224,6 +224,7 @@ def test_hypergraph_keeps_sizes():
         ({"val_idx": [2], "test_idx": [2, 3]}, "test_idx: node 2 is in val_idx too"),
         ({"label_names": ("a", "b")}, "label_names: 2 names, but y holds class 2"),
         ({"label_names": (1, 2, 3)}, "label_names: expected strings"),
+        ({"label_names": ("a", "b", "\ud800")}, r"label_names: '\\ud800' is not Unicode"),
         ({"node_names": ("a", "b")}, "node_names: expected 5 names"),
     ],
 )
@@ -375,27 +376,43 @@ def test_allset_leaves_out_lines_of_hyperedges(tmp_path):
 @pytest.mark.parametrize(
     ("content", "edges", "message"),
     [
-        (None, ["0 2", "1 2 3"], "toy.edges: .*columns changed from 2 to 3"),
+        (None, ["0 2", "1 2 3"], "toy.edges: line 2: expected 2 columns, as before, got 3"),
         (None, ["0 5 1"], "toy.edges: expected 2 columns"),
         (None, ["0 5", "0 2000000000"], "toy.edges: .*1999999996 hyperedges would take"),
         (None, ["0 2000000000"], "toy.edges: 2000000000 nodes .* would take"),
-        (None, ["0 x"], "toy.edges: could not convert string 'x'"),
-        (None, ["0.5 5"], "toy.edges: node 0.5 is not an integer"),
-        (None, ["-1 5"], "toy.edges: node -1 is not an integer from 0"),
-        (None, ["1e30 5"], r"toy.edges: node 1e\+30 is not an integer from 0"),
-        (None, ["0 5", "3 2"], "toy.edges: node 3 is not below the smallest hyperedge, 2"),
+        (None, ["0 x"], "toy.edges: line 1: expected numbers, got 'x'"),
+        (None, ["0.5 5"], "toy.edges: line 1: node 0.5 is not an integer"),
+        (None, ["-1 5"], "toy.edges: line 1: node -1 is not an integer from 0"),
+        (None, ["1e30 5"], r"toy.edges: line 1: node 1e\+30 is not an integer from 0"),
+        (None, ["0 5", "3 2"], "toy.edges: line 2: node 3 is not below the smallest .*, 2"),
         (None, [" "], "toy.edges: the file is empty"),
         (None, ["4 6"], "toy.content: node 5 has no line"),
         ([], None, "toy.content: the file is empty"),
         (["0", "1"], None, "toy.content: expected at least 2 columns"),
-        (["0 1 2", "1 1 2 3"], None, "toy.content: .*columns changed from 3 to 4"),
-        (["0 1 2 3", "1 1 2 3", "2 1 2 3", "1 1 2 3"], None, "toy.content: id 1 is there twice"),
-        (["nan 1 2"], None, "toy.content: id nan is not an integer"),
+        (["0 1 2", "1 1 2 3"], None, "toy.content: line 2: expected 3 columns, .* got 4"),
+        (
+            ["0 1 2 3", "1 1 2 3", "2 1 2 3", "1 1 2 3"],
+            None,
+            "line 4: id 1 is there twice",
+        ),
+        (["", "nan 1 2"], None, "toy.content: line 2: id nan is not an integer"),
         ([f"{i} 1 2" for i in (0, 1, 3, 4)], None, "toy.content: node 2 has no line"),
-        ([f"{i} 1 {i}.5" for i in range(5)], None, "toy.content: label 0.5 is not an integer"),
-        ([f"{i} 1 -1" for i in range(5)], None, "toy.content: label -1 is not an integer from 0"),
+        (
+            [f"{i} 1 {i}.5" for i in range(5)],
+            None,
+            "line 1: label 0.5 is not an integer",
+        ),
+        (
+            [f"{i} 1 -1" for i in range(5)],
+            None,
+            "line 1: label -1 is not an integer from 0",
+        ),
         ([f"{i} inf 1" for i in range(5)], None, "toy.content: x: row 0 is not finite"),
-        ([f"{i} 1 2" for i in (*range(5), 9)], ["4 5"], "id 9 is neither a node nor a hyperedge"),
+        (
+            [f"{i} 1 2" for i in (*range(5), 9)],
+            ["4 5"],
+            "line 6: id 9 is neither a node nor",
+        ),
     ],
 )
 def test_allset_refuses(tmp_path, content, edges, message):
@@ -438,17 +455,27 @@ def test_cornell_names_are_optional(tmp_path):
 @pytest.mark.parametrize(
     ("file", "lines", "message"),
     [
-        ("hyperedges", ["1,2", "1,x"], "line 2: expected integers separated by commas, got '1,x'"),
-        ("hyperedges", ["1,2", "", "1"], "line 2: expected integers separated by commas, got ''"),
-        ("hyperedges", ["1,2", "0,1"], "line 2: 0 is below 1"),
+        (
+            "hyperedges",
+            ["1,2", "1,x"],
+            "line 2: expected nodes separated by .*, got 'x'",
+        ),
+        ("hyperedges", ["1,2", "", "1"], "line 2: expected nodes separated by commas .*, got ''"),
+        ("hyperedges", ["1,2", "0,1"], "line 2: expected nodes .* from 1 .*, got '0'"),
         ("hyperedges", ["1,6"], "line 1: node 6 is beyond the 5 nodes of node-labels-toy.txt"),
-        ("hyperedges", [f"{10**30}"], "line 1: expected integers"),
+        ("hyperedges", [f"{10**30}"], "line 1: expected nodes"),
+        ("hyperedges", ["1_0"], "line 1: expected nodes .*, got '1_0'"),
         ("hyperedges", [], "the file is empty"),
         ("node-labels", ["1", "2,3", "1", "1", "1"], "line 2: expected one label, got 2"),
-        ("node-labels", ["0"] * 5, "line 1: 0 is below 1"),
-        ("node-labels", ["red"] * 5, "line 1: expected integers"),
-        ("label-names", ["red", "green"], "label_names: 2 names, but y holds class 2"),
-        ("node-names", ["Ann", "Bo"], "node_names: expected 5 names"),
+        ("node-labels", ["0"] * 5, "line 1: expected a label from 1 .*, got '0'"),
+        ("node-labels", ["red"] * 5, "line 1: expected a label .*, got 'red'"),
+        (
+            "label-names",
+            ["red", "green"],
+            "label-names-toy.txt: expected 3 names, .* got 2",
+        ),
+        ("node-names", ["Ann", "Bo"], "node-names-toy.txt: expected 5 names, .*, got 2"),
+        ("node-names", ["Ann"] * 6, "node-names-toy.txt: expected 5 names, .*, got 6"),
     ],
 )
 def test_cornell_refuses(tmp_path, file, lines, message):
@@ -522,12 +549,12 @@ def test_hypergcn_reads_arrays_of_any_layout(tmp_path):
         ("labels", np.array(Y, object), "labels.pickle: dtype 'O8' is not a plain number type"),
         ("labels", np.array(Y, "i4,i4"), "labels.pickle: dtype 'V8' is not a plain number type"),
         ("features", "none", "features.pickle: expected a scipy CSR matrix or an array, got str"),
-        ("features", X[:2], "x: expected one row for each of 5 nodes"),
+        ("features", X[:2], "features.pickle: features: expected one row for each of 5 nodes"),
         ("splits/2", [0, 1], "2.pickle: expected a dictionary with 'train' and 'test'"),
         ("splits/2", {"train": [0]}, "2.pickle: expected a dictionary with 'train' and 'test'"),
         ("splits/2", {"train": [9], "test": [0]}, r"2.pickle: train\[0\] = 9 is outside"),
         ("splits/11", {"train": [1], "test": [0]}, "11.pickle: train: 1 nodes, but .* has 2"),
-        ("splits/1", {"train": [1, 0], "test": [0]}, "test_idx: node 0 is in train_idx too"),
+        ("splits/1", {"train": [1, 0], "test": [0]}, "1.pickle: test: node 0 is in train, too"),
     ],
 )
 def test_hypergcn_refuses(tmp_path, file, value, message):
@@ -608,13 +635,13 @@ def test_features_refuse(changes, options, message):
 
 
 def test_unknown_sources(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; known are\n  digits"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; known are digits"):
         load_hypergraph(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"is an empty folder; known are\n  digits"):
+    with pytest.raises(ValueError, match=r"is an empty folder; known are digits"):
         load_hypergraph(tmp_path)
     (tmp_path / "notes.csv").write_text("1,2")
     for source in (tmp_path, tmp_path / "notes.csv"):
-        with pytest.raises(ValueError, match=r"is of no known format; known are\n  digits"):
+        with pytest.raises(ValueError, match=r"is of no known format; known are digits"):
             load_hypergraph(source)
     write_npz(tmp_path)
     with pytest.raises(ValueError, match=r"is a folder of \.npz files; name one of them"):
@@ -635,6 +662,16 @@ def test_loaders_name_what_is_missing(tmp_path, load):
         load(tmp_path / "notes.csv")
     with pytest.raises((FileNotFoundError, ValueError), match=r"expected|has no"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in datasets.__all__ if name.startswith("load_")])
+def test_loaders_want_the_path_of_a_file(name):
+    load = getattr(datasets, name)
+    for value, error in ((3, TypeError), (b"x", TypeError), (None, TypeError), ("", ValueError)):
+        with pytest.raises(error, match=rf"(path|source) must be the path .*, got {value!r}"):
+            load(value)
+    with pytest.raises(ValueError, match="/dev/null is "):
+        load("/dev/null")
 
 
 def test_a_folder_called_digits(tmp_path, monkeypatch):

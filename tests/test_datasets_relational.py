@@ -25,7 +25,7 @@ _:b1 <http://r/knows> <http://a/Ann> .
 <http://a/Bo> <http://r/age> "4"^^<http://t/int> .
 <http://a/Bo> <http://r/knows> <http://a/Ann> .
 """
-NODES = ('"4"^^<http://t/int>', '"A \\"n\\" n"@en-GB', "<http://a/Ann>", "<http://a/Bo>", "_:b1")
+NODES = ('"4"^^<http://t/int>', '"A \\"n\\" n"@en-gb', "<http://a/Ann>", "<http://a/Bo>", "_:b1")
 TABLES = {
     "completeDataset.tsv": "id\tperson\tlabel_group\n1\thttp://a/Ann\t1\n2\thttp://a/Bo\t0\n",
     "trainingSet.tsv": "person\tid\tlabel_group\nhttp://a/Ann\t1.0\t1.0\n",
@@ -97,6 +97,26 @@ def test_triples(tmp_path: Path, name: str) -> None:
     assert (bare.num_relations, bare.num_edges, bare.nodes.max_in_degree) == (3, 5, 2)
 
 
+@pytest.mark.parametrize("odd", ["\x85", "\u2028", "\x1c", "\x0c"])
+def test_names_with_what_python_takes_for_line_ends(tmp_path: Path, odd: str) -> None:
+    """They are read, and later lines have the numbers that editors give them."""
+    node = f"a{odd}" if odd > "\x20" else "a"
+    triples = f'<{node}> <b> "c{odd}" .\n'
+    files = {"toy.nt": triples, "testSet.tsv": f"n\tlabel\n{node}\tred{odd}\n"}
+    data = datasets.load_rdf(write(tmp_path, files))
+    assert (data.node_names, data.label_names) == ((f'"c{odd}"', f"<{node}>"), (f"red{odd}",))
+    write(tmp_path, {"testSet.tsv": files["testSet.tsv"] + "a\n"})
+    with pytest.raises(ValueError, match=r"testSet\.tsv: line 3: expected 2 columns"):
+        datasets.load_rdf(tmp_path)
+    hgb = {"node.dat": f"0\tx{odd}\t0\n1\ty\t0\n2\tz\t1\t{odd}\n3\tw\t1\n"}
+    hgb["label.dat"] = f"0\tO{odd}e\t0\t1\n"
+    (folder := tmp_path / "hgb").mkdir()
+    check(datasets.load_hgb(write(folder, HGB | hgb)), node_type=[0, 0, 1, 1], train_idx=[0])
+    write(folder, {"label.dat": hgb["label.dat"] + "1\n"})
+    with pytest.raises(ValueError, match=r"label\.dat: line 2: expected 4 columns, got 1"):
+        datasets.load_hgb(folder)
+
+
 def test_triples_without_tables(tmp_path: Path) -> None:
     data = datasets.load_rdf(write(tmp_path, {"toy.nt": TRIPLES}))
     assert data.train_idx is None and data.label_names is None and data.num_classes == 0
@@ -104,9 +124,47 @@ def test_triples_without_tables(tmp_path: Path) -> None:
     assert (empty.num_nodes, empty.num_edges, empty.num_relations) == (0, 0, 0)
 
 
+# What N-Triples mean, and how that is written in canonical form.
+TERMS = {
+    "<http://e/café>": [r"<http://e/caf\u00E9>", r"<http://e/caf\U000000e9>"],
+    "<http://e/😀>": [r"<http://e/\U0001F600>"],
+    '"café"': [r'"caf\u00e9"', '"café"^^<http://www.w3.org/2001/XMLSchema#string>'],
+    r'"\\ \" \n \r"': [r'"\u005C \u0022 \u000A \U0000000D"'],
+    '"\t\b\f\'\x0b\x85\u2028"': [r'"\t\b\f\'\u000B\u0085\u2028"'],
+    r'"\\u00E9"': [r'"\u005Cu00E9"'],
+    '"x"@en-gb': ['"x"@en-GB', '"x" @EN-gb'],
+    '"1"^^<http://t/é>': [r'"1"^^<http://t/\u00e9>', '"1" ^^ <http://t/é>'],
+    "_:a.1-b": [],
+    '"01"^^<http://t/é>': [],
+    "<http://e/caf%C3%A9>": [],  # as it is written: nothing else is normalized
+    "<http://e/cafe\u0301>": [],
+    "<http://E/café>": [],
+    '"X"@en-gb': [],
+}
+
+
+def test_terms_are_what_they_mean(tmp_path: Path) -> None:
+    """Each triple twice or more in other words, without blanks between, lines ended in all ways."""
+    ends = (" \t# a comment: <a> <b> <c> .\r", "\r\n", "\n")
+    lines = [
+        f"<s><p{escape}>{term}.{end}"
+        for name, others in TERMS.items()
+        for term, escape, end in zip((name, *others), (r"\u00e9", "é", "é"), ends, strict=False)
+    ]
+    table = {"testSet.tsv": "id\tn\tlabel\n1\thttp://e/caf\\u00E9\t1\n2\thttp://e/😀\t0\n"}
+    data = datasets.load_rdf(write(tmp_path, {"toy.nt": "\ufeff" + "".join(lines), **table}))
+    assert data.node_names == tuple(sorted(["<s>", *TERMS]))
+    assert (data.num_edges, data.relation_names) == (len(TERMS), ("pé",))
+    assert data.test_idx is not None and data.y[data.test_idx].tolist() == [1, 0]
+
+
 @pytest.mark.parametrize(
     "line",
     [
+        *(r"<a> <b> <\u00ZZ> .", r"<a> <b> <\n> .", r"<\> <b> <c> .", r'<a> <b> "\x" .'),
+        *(r'<a> <b> "\uD800" .', r'<a> <b> "\U00110000" .', r'<a> <b> "\uD83D\uDE00" .'),
+        *("<a> <b> _:c#d .", "<a> <b> _: .", "<a> <b> _:-c .", '<a> <b> "c"@en-.', "\xa0"),
+        *('<a> <b> "c"^^_:d .', "<a>\u2003<b> <c> .", "<a> <b> <c> .\x0b", '<a> <b> "c"@é .'),
         *("<a> <b> .", "<a> <b> <c>", "<a> _:b <c> .", '"a" <b> <c> .', "<a> <b> <c> . <d>"),
         *('<a> <b> "c .', '<a> <b> "c\\" .', "<a> <b c> <d> .", '<a> <b> "c"@ .', "a b c ."),
     ],
@@ -146,7 +204,16 @@ def test_a_small_file_of_very_many_triples(tmp_path: Path, monkeypatch: pytest.M
         ("testSet.tsv", "id\tlabel\n", "line 1: expected the columns"),
         ("testSet.tsv", "n\tlabel\nhttp://a/Bo\n", "line 2: expected 2 columns, got 1"),
         ("testSet.tsv", "n\tlabel\nhttp://a/Eve\t0\n", "line 2: <http://a/Eve> is no node"),
-        ("testSet.tsv", "n\tlabel\nhttp://a/Ann\t1\n", "node 2 is in train_idx too"),
+        (
+            "testSet.tsv",
+            "n\tlabel\nhttp://a/Ann\t1\n",
+            r"testSet\.tsv: line 2: <http://a/Ann> is in trainingSet\.tsv too",
+        ),
+        (
+            "testSet.tsv",
+            "n\tlabel\nhttp://a/Ann\t0\n",
+            "line 2: <.*> has the label '0' .*'1' before",
+        ),
         ("other.nt", TRIPLES, "expected one file"),
     ],
 )
@@ -175,19 +242,59 @@ def test_hgb(tmp_path: Path) -> None:
     assert data.relation_names == ("0", "1")
 
 
+NODES_OF_HGB = "4\tFive\t2\t0.5,1\n0\tOne\t0\n1\tTwo\t0\n3\t\t1\t\n2\tThree\t1\t1\n"
+
+
+def test_hgb_nodes_are_those_of_node_dat(tmp_path: Path) -> None:
+    """One has neither edge nor label; and types, relations and classes may have names alone."""
+    info = json.loads(HGB["info.dat"])
+    info["node.dat"]["node type"] |= {"2": "genre", "3": "award"}
+    info["link.dat"]["link type"]["0"] |= {"start": 1, "end": 1}  # node.dat knows better
+    info["link.dat"]["link type"] |= {"2": {"meaning": "none"}}
+    info["label.dat"]["node type"]["0"] |= {"3": "d"}
+    files = HGB | {"node.dat": NODES_OF_HGB, "info.dat": json.dumps(info)}
+    data = datasets.load_hgb(write(tmp_path, files))
+    check(data, num_nodes=5, node_type=[0, 0, 1, 1, 2], src=[0, 1, 2], train_idx=[0])
+    assert data.node_type_sizes == {"movie": 2, "actor": 2, "genre": 1, "award": 0}
+    assert data.relation_names == ("has", "in", "none")
+    assert data.label_names == ("a", "b", "c", "d") and data.num_classes == 4
+    graph = data.graph(inverse=False, self_relation=False)
+    assert (graph.num_nodes, graph.num_relations) == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("link.dat", "0\t5\t0\t1\n", r"line 1: expected a node of node\.dat from 0 to 4, got '5'"),
+        ("label.dat", "5\tSix\t0\t1\n", r"label\.dat: line 1: expected a node of node\.dat from"),
+        ("label.dat", "0\tOne\t1\t1\n", "line 1: node 0 has type 1 here and 0 in node"),
+        ("node.dat", "0\tOne\t0\n0\tTwo\t0\n", r"node\.dat: line 2: node 0 is there twice"),
+        ("node.dat", "0\tOne\t0\n2\tTwo\t0\n", r"node\.dat: node 1 has no line, but node 2"),
+        ("node.dat", "0\tOne\n", r"node\.dat: line 1: expected 3 or 4 columns, got 2"),
+        ("node.dat", "0\tOne\t-1\n", r"node\.dat: line 1: expected a type from 0 .*'-1'"),
+        ("node.dat", "0\tOne\t2000000000\n", r"link\.dat: line 1: expected a node of node\.dat"),
+    ],
+)
+def test_hgb_refuses_what_is_not_in_node_dat(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        datasets.load_hgb(write(tmp_path, HGB | {"node.dat": NODES_OF_HGB, name: text}))
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("link.dat", "0\t1\t0\t1\n0\t1\t0\n", r"link\.dat: line 2: expected 4 columns, got 3"),
-        ("link.dat", "0\t-1\t0\t1\n", r"link\.dat: line 1: -1 is outside"),
-        ("link.dat", "0\tx\t0\t1\n", r"link\.dat: line 1: invalid literal"),
+        ("link.dat", "0\t-1\t0\t1\n", r"link\.dat: line 1: expected a node from 0 to .*, got '-1'"),
+        ("link.dat", "0\tx\t0\t1\n", r"link\.dat: line 1: expected a node .*, got 'x'"),
         ("link.dat", "0\t2000000000\t0\t1\n", "2000000001 nodes would take"),
         ("link.dat", "0\t1\t2000000000\t1\n", "2000000001 relations would take"),
         ("label.dat", "0\tOne\t2000000000\t1,0\n", "2000000001 types would take"),
-        ("label.dat", "0\tOne\t0\t1,2000000000\n", "the labels would take"),
+        ("label.dat", "0\tOne\t0\t1,2000000000\n", "2000000001 classes would take"),
         ("label.dat", "0\tOne\t0\t2000000000\n", "2000000001 classes would take"),
-        ("label.dat", "0\tOne\t0\t\n", r"label\.dat: line 1: invalid literal"),
-        ("label.dat.test", "0\tOne\t0\t1\n", "node 0 is in train_idx too"),
+        ("label.dat", "0\tOne\t0\t\n", r"label\.dat: line 1: expected classes .*, got ''"),
+        ("label.dat.test", "0\tOne\t0\t1\n", r"dat\.test: line 1: node 0 is in label\.dat too"),
         ("info.dat", "{", r"info\.dat: "),
         ("info.dat", "[" * 100_000, r"info\.dat: "),
     ],
@@ -267,7 +374,7 @@ def test_npz_with_labels(tmp_path: Path) -> None:
         ({"y_multilabel": np.zeros((2, 2), int), "train_idx": [0]}, "node 0 has no label"),
         ({"train_idx": [7]}, r"train_edges\[0\] = 7 is outside \[0, 4\)"),
         ({"node_names_utf8": np.zeros(3)}, "node_names_utf8: expected bytes"),
-        ({"node_names_utf8": np.array([255], np.uint8)}, "can't decode"),
+        ({"node_names_utf8": np.array([255], np.uint8)}, "node_names_utf8: not UTF-8"),
         ({"num_nodes": 2**31 - 1}, "num_nodes would take"),
         ({"num_relations": 2**31 - 1, "relation_names": None}, "num_relations would take"),
     ],
@@ -286,7 +393,7 @@ def test_npz_with_a_key_twice(tmp_path: Path) -> None:
 
 
 def test_formats_are_found_or_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"known are\n.*load_relational_npz"):
+    with pytest.raises(FileNotFoundError, match=r"known are .*load_relational_npz"):
         datasets.load_relational(tmp_path / "nothing")
     with pytest.raises(ValueError, match="is an empty folder"):
         datasets.load_relational(tmp_path)

@@ -1,8 +1,12 @@
 """A short run of the fuzzer of mutated files, and that it finds what it should."""
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
+
+import numpy as np
+import pytest
 
 sys.path.append(str(Path(__file__).parent / "fuzz"))
 
@@ -47,6 +51,27 @@ def test_mutated_files_are_read_or_refused(pytestconfig):
     assert report.counts.total() == 300
     assert all(report.counts[f"{form} refused"] for form in files.FORMATS)
     assert sum(count for outcome, count in report.counts.items() if outcome.endswith("read")) > 10
+
+
+@pytest.mark.parametrize("form", files.TEXTS)
+def test_texts_as_editors_write_them(tmp_path, monkeypatch, form):
+    """A byte order mark, other ends of lines, and one or none at the end change nothing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the fuzzer sets it
+    values = files.VALUES[form]() if form in files.VALUES else {}
+    for name, value in values.items():
+        (tmp_path / name).write_bytes(pickle.dumps(value))
+
+    def read(mark, end, last):
+        for name, data in files.TEXTS[form].items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            data = files.rewrite(data.removesuffix(b"\n") + last, mark, end)
+            (tmp_path / name).write_bytes(data)
+        return files.read_cache(tmp_path) if form == "cache" else vars(files.load(form, tmp_path))
+
+    expected = read(False, b"\n", b"\n")
+    assert expected != "refused"
+    for ways in ((True, b"\n", b"\n\n"), (True, b"\r\n", b"\n"), (False, b"\r", b"")):
+        np.testing.assert_equal(read(*ways), expected)
 
 
 def test_the_fuzzer_finds(tmp_path):

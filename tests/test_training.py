@@ -65,7 +65,7 @@ from flax_layers.training import (
     train,
 )
 from flax_layers.training import checkpoint as checkpoints
-from flax_layers.training.data import Numbering, fingerprint, split_of
+from flax_layers.training.data import Numbering, check_dataset, fingerprint, split_of
 from flax_layers.training.loop import MIN_HYPEREDGE_WEIGHT
 from flax_layers.training.plain import CooGraph, CooHypergraph
 from flax_layers.training.trained import in_features, make_model, model_inputs
@@ -508,6 +508,16 @@ def test_nodes_of_several_classes():
     right = (given[:, :3] & (logits[:40] > 0)).sum()
     f1 = 2 * right / (given.sum() + (logits[:40] > 0).sum())
     assert found == {"labelled": pytest.approx(f1)}
+    few = make_typed_dataset(
+        y=np.full(54, -1),
+        y_multilabel=several[:, :1],
+        label_names=names[:1],
+        train_idx=[0],
+        test_idx=[1],
+    )
+    found = trained.accuracies(few, jnp.asarray(logits))
+    f1 = 2 * (logits[:20, 0] > 0).sum() / (20 + (logits[:20] > 0).sum())
+    assert found == {"labelled": pytest.approx(f1)}
 
 
 @pytest.mark.parametrize("config", HYPERGRAPH_CONFIGS)
@@ -567,6 +577,24 @@ def test_published_splits():
         train(make_graph_dataset(), GCNConfig(**SMALL, split="published"))
 
 
+NO_EDGES: dict[str, Any] = {"src": [], "rel": [], "dst": [], "num_relations": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_idx": []}, "'typed' has a published split without training nodes"),
+        ({"val_idx": []}, "'typed' has a published split without validation nodes"),
+        ({"test_idx": []}, "'typed' has a published split without test nodes"),
+        ({"y_multilabel": np.zeros((54, 0), bool)}, "'typed' has no classes"),
+        (NO_EDGES, "'typed' has no relations"),
+    ],
+)
+def test_data_that_cannot_be_trained_on(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check_dataset(make_typed_dataset(**changes), RGATConfig())
+
+
 def test_dataset_of_another_kind():
     with pytest.raises(TypeError, match="gcn takes a GraphDataset, got a HypergraphDataset"):
         train(make_dataset(), GCNConfig(**SMALL))
@@ -581,6 +609,10 @@ def test_features():
     np.testing.assert_allclose(np.abs(rows).sum(axis=1), 1, rtol=1e-6)
     zeros = make_dataset(x=np.zeros((40, 6), np.float32))
     assert (node_features(zeros, small(feature_normalization="row")) == 0).all()
+    empty = np.zeros((40, 0))
+    for x in ({"x": np.zeros((54, 0)), "x_by_type": None}, {"x_by_type": {"z": empty}}):
+        nothing = {"z": None, "other": None, "a": None}  # nodes have embeddings
+        assert node_features(make_typed_dataset(**x), RGATConfig()) == nothing
 
 
 def test_generated_features():

@@ -55,6 +55,7 @@ from jax_gnn.datasets import (
 
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
 PREDICT_EXTRA = ("orbax",)
+BY_PATH = "FILE|FOLDER"  # how usage calls the argument of data, where there is no option
 
 
 # -------------------------------------------------------------------------------------------- train
@@ -123,7 +124,7 @@ def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> Non
     offline = "hyperedges" if recipe.dataset is HypergraphDataset else "edges"
     files = "an .npz file or a folder in a raw format"
     if recipe.dataset is RelationalDataset:
-        groups["data"].add_argument("data", metavar="FILE|FOLDER", help=files)
+        groups["data"].add_argument("data", metavar=BY_PATH, help=files)
     else:
         groups["data"].add_argument(
             "--data",
@@ -161,11 +162,20 @@ def _require_implementation(implementation: Implementation | None) -> None:
 
 
 @contextlib.contextmanager
-def _blame_data() -> Iterator[None]:
+def _blame_data(argument: str = "--data") -> Iterator[None]:
     try:
         yield
     except (ImportError, OSError, ValueError) as error:
-        raise UserError(f"--data: {error}") from error
+        raise UserError(f"{argument}: {error}") from error
+
+
+@contextlib.contextmanager
+def _blame_settings() -> Iterator[None]:
+    """Of what is found out when the model is made, such as heads that do not divide features."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 @contextlib.contextmanager
@@ -280,12 +290,12 @@ def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
 def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     _require("training", TRAIN_EXTRA)
     config = _settings_of(recipe.config, args)
-    with _blame_data():
+    with _blame_data(BY_PATH if recipe.dataset is RelationalDataset else "--data"):
         dataset = recipe.load(args.data)
         check_dataset(dataset, config)
     folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
     _make_folder(folder)
-    with _Progress(config.splits, config.epochs) as progress:
+    with _Progress(config.splits, config.epochs) as progress, _blame_settings():
         result = train(dataset, config, baseline=not args.no_baseline, on_epoch=progress)
 
     described = _dataset_summary(recipe, dataset, result)
@@ -317,7 +327,7 @@ def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
         + "\n"
     )
     _print_result(described, result)
-    if not np.array_equal(predictions, again):
+    if not np.array_equal(predictions, again, equal_nan=True):
         print(f"jax-gnn: {checkpoint} predicts otherwise than the trained model", file=sys.stderr)
         return 1
     of_split = f"of split {split + 1}, " if config.splits > 1 else ""
@@ -401,7 +411,7 @@ def _add_links(models: Commands, recipe: LinkRecipe) -> None:
     )
     groups = _groups(parser)
     groups["data"].add_argument(
-        "data", metavar="FILE", help="an .npz file with a split of its edges"
+        "data", metavar=BY_PATH, help="data with a split of edges, mostly an .npz file"
     )
     _add_settings(recipe.config, groups, "checkpoint and results")
 
@@ -413,7 +423,7 @@ def _percent(metrics: dict[str, float]) -> list[str]:
 def _run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     _require("training", TRAIN_EXTRA)
     config = _settings_of(recipe.config, args)
-    with _blame_data():
+    with _blame_data(BY_PATH):
         dataset = load_relational(args.data)
         check_links(dataset)
     folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
@@ -425,7 +435,8 @@ def _run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
             number = f"epoch {epoch.epoch + 1}/{config.epochs}"
             print(f"{number}: loss {epoch.loss:.4f}, {mrr}", file=sys.stderr, flush=True)
 
-    result = train_links(dataset, config, on_epoch=report)
+    with _blame_settings():
+        result = train_links(dataset, config, on_epoch=report)
     checkpoint = folder / "checkpoint"
     save_checkpoint(checkpoint, result.trained)
     again = load_checkpoint(checkpoint)

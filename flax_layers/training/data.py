@@ -32,21 +32,30 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
     """Checks that a dataset can be trained on.
 
     Raises:
-        ValueError: it lacks the published split or the features asked for, or has too few labelled
-            nodes to split.
+        ValueError: it lacks the published split or the features asked for, a part of that split is
+            empty, it has too few labelled nodes to split, or no classes or relations.
     """
-    published = _published_split(dataset, config, config.seed) is not None
-    if config.split == "published" and not published:
+    published = None if config.split == "random" else _published_split(dataset, config, config.seed)
+    for part, what in (("train", "training"), ("valid", "validation"), ("test", "test")):
+        if published is not None and not getattr(published, part).size:
+            raise ValueError(
+                f"dataset {dataset.name!r} has a published split without {what} nodes; split it at "
+                "random"
+            )
+    if config.split == "published" and published is None:
         raise ValueError(
             f"dataset {dataset.name!r} has no published split with training, validation and test "
             "nodes; split it at random"
         )
     labelled = np.count_nonzero(dataset.has_label())
-    if (config.split == "random" or not published) and labelled < _MIN_LABELLED:
+    if published is None and labelled < _MIN_LABELLED:
         raise ValueError(
             f"dataset {dataset.name!r} has {labelled} labelled nodes; splits need at least "
             f"{_MIN_LABELLED}"
         )
+    for what in ("classes", "relations"):
+        if getattr(dataset, f"num_{what}", None) == 0:
+            raise ValueError(f"dataset {dataset.name!r} has no {what}")
     _check_features(dataset, config)
 
 
@@ -103,11 +112,13 @@ def node_features(dataset: NodeDataset, config: TrainConfig) -> Features:
             return np.divide(x, total, out=np.zeros_like(x), where=total > 0)
         return x
 
-    if dataset.x is not None:
+    if dataset.num_features:
         return normalized(np.asarray(dataset.x))
     of_types = getattr(dataset, "x_by_type", None) or {}
     features = ((name, of_types.get(name)) for name in _types(dataset))
-    return OrderedDict((name, None if x is None else normalized(x)) for name, x in features)
+    return OrderedDict(
+        (name, normalized(x) if x is not None and x.shape[1] else None) for name, x in features
+    )
 
 
 def numbered_types(dataset: NodeDataset, config: TrainConfig, types: Iterable[str]) -> set[str]:

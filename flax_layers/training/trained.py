@@ -113,9 +113,11 @@ def accuracy(logits: Array, y: Array, mask: Array) -> Array:
     Where nodes may have several classes, those of positive logits are compared by micro-F1.
     """
     if y.ndim == 2:
-        found = (logits > 0) & mask[:, None]
-        found = jnp.pad(found, ((0, 0), (0, y.shape[1] - found.shape[1])))
-        y = y & mask[:, None]
+        width = max(logits.shape[1], y.shape[1])  # data to predict on may have others
+        found, y = (
+            jnp.pad(flags & mask[:, None], ((0, 0), (0, width - flags.shape[1])))
+            for flags in (logits > 0, y)
+        )
         right = jnp.sum(found & y).astype(jnp.float32)
         return 2 * right / jnp.maximum(jnp.sum(found) + jnp.sum(y), 1)
     return masked_mean((logits.argmax(axis=1) == y).astype(jnp.float32), mask)

@@ -102,7 +102,7 @@ def read() -> Entries:
     """All that is in the file; nothing, with a warning, if it is broken or of another version."""
     try:
         file = path()
-        return _parse(json.loads(file.read_text("utf-8")))
+        return _parse(json.loads(file.read_text("utf-8-sig")))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:

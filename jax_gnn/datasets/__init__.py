@@ -2,10 +2,12 @@
 
 Every dataset is a :class:`HypergraphDataset`, a :class:`GraphDataset` or a
 :class:`RelationalDataset`, whatever it was read from; duplicate incidences and edges are removed. A
-loader raises ``FileNotFoundError`` for what is not there and ``ValueError``, with the file and the
-culprit in its message, for what cannot be read. No file can execute code, nor take more than 4,096
-bytes of memory for each of its own, where all files of a dataset count together and 64 KiB at
-least: sparse features that would be larger once they are dense, for example, are refused.
+loader raises ``FileNotFoundError`` for what is not there, ``TypeError`` for what is no path, and
+``ValueError``, with the file and the culprit in its message, for what cannot be read. Text is
+UTF-8, perhaps with a byte order mark; its lines end with LF, CR LF or CR alone. No file can execute
+code, nor take more than 4,096 bytes of memory for each of its own, where all files of a dataset
+count together and 64 KiB at least: sparse features that would be larger once they are dense, for
+example, are refused.
 """
 
 from jax_gnn.datasets._dataset import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,12 +56,22 @@ def blame(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: {error}") from error
 
 
+def as_path(name: str, path: Any) -> Path:
+    """An argument that is the path of a file or folder."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{name} must be the path of a file or folder, got {path!r:.80}")
+    if not os.fspath(path):  # for pathlib the working directory
+        raise ValueError(f"{name} must be the path of a file or folder, got {path!r}")
+    return Path(path)
+
+
 def require_file(path: Path, what: str) -> Path:
     """The path itself if it is a file, else an error that says what was expected there."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder; expected {what}")
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; expected {what}")
+    if not path.is_file():
+        kind = "a folder" if path.is_dir() else "no regular file"
+        raise ValueError(f"{path} is {kind}; expected {what}")
     return path
 
 
@@ -136,10 +147,10 @@ def check_ids(field: str, value: Any, stop: int, *, start: int = 0, ndim: int = 
     return ids.astype(np.int32)
 
 
-def check_features(field: str, value: Any, num_nodes: int) -> np.ndarray:
+def check_features(field: str, value: Any, num_nodes: int | None = None) -> np.ndarray:
     """Finite real numbers ``(num_nodes, features)``, as float32."""
     features = check_array(field, value, "fiub", "real numbers", 2)
-    if features.shape[0] != num_nodes:
+    if num_nodes not in (None, features.shape[0]):
         raise ValueError(
             f"{field}: expected one row for each of {num_nodes} nodes, got shape {features.shape}"
         )
@@ -161,6 +172,11 @@ def check_names(field: str, value: Any, *, repeated: bool = False) -> tuple[str,
             names = tuple(array.tolist())
         except SystemError as error:  # numpy looks at no character before
             raise ValueError(f"{field}: expected strings, got what is not Unicode") from error
+    for name in names:
+        try:
+            name.encode("utf-8")
+        except UnicodeEncodeError as error:  # a surrogate: it could not be written
+            raise ValueError(f"{field}: {name!r:.80} is not Unicode: {error.reason}") from error
     if not repeated:
         check_distinct(field, names)
     return names

@@ -4,128 +4,156 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jax_gnn.datasets._check import ID_BYTES, MAX_SIZE, Memory, blame, require_file
+from jax_gnn.datasets._check import ID_BYTES, MAX_SIZE, Memory, as_path, blame, require_file
 from jax_gnn.datasets._dataset import RelationalDataset
+from jax_gnn.datasets._lines import integers, is_blank, read_lines
 
 
 def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
     """Reads a folder of the Heterogeneous Graph Benchmark (Lv et al. 2021, arXiv 2112.14936).
 
-    ``link.dat`` has an edge a line, separated by tabs: source, destination, relation, weight.
-    ``label.dat`` and ``label.dat.test``, the training and the test nodes, have a node a line: its
-    id, name, type, and classes separated by commas. ``info.dat`` is JSON; what it says of names,
-    and of the types at the ends of relations, is taken over where it is there. Weights and the
-    features of ``node.dat`` are not read. Relations are as in the file: mostly with their inverses.
+    Files are tables separated by tabs. A line of ``node.dat`` is a node: its id, name, type and,
+    where it has any, features. The ids are those from 0 on, in any order. ``link.dat`` has an edge
+    a line: source, destination, relation, weight. ``label.dat`` and ``label.dat.test``, the
+    training and the test nodes, have a node a line: its id, name, type, and classes separated by
+    commas. ``info.dat`` is JSON: names of types, relations and classes, of which there may be more
+    than are in use. Names, weights and features of nodes are not read. Relations are as in the
+    file: mostly with their inverses.
+
+    Without ``node.dat`` nodes count up to the last one of an edge or a label, and their types are
+    those of labels, or else what ``info.dat`` says of the ends of relations; -1 is none.
 
     Args:
         path: the folder, or ``link.dat`` in it.
 
     Raises:
         FileNotFoundError: a file is not there.
-        ValueError: a line is not as above, which its number says, a file takes too much memory (see
+        ValueError: a line is not as above, a node is labelled twice or with another type than that
+            of ``node.dat``, which the line's number says, a file takes too much memory (see
             :mod:`jax_gnn.datasets`), or a field is not as :class:`RelationalDataset` wants it.
     """
-    path = Path(path)
+    path = as_path("path", path)
     folder = path.parent if path.name == "link.dat" and not path.is_dir() else path
     if not folder.is_dir():
         require_file(folder, "a folder with link.dat, or that file")
         raise ValueError(f"{folder} is a file; expected a folder with link.dat, or that file")
     links_path = require_file(folder / "link.dat", "link.dat")
-    info_path = folder / "info.dat"
+    nodes_path, info_path = folder / "node.dat", folder / "info.dat"
     label_paths = [
         file for name in ("label.dat", "label.dat.test") if (file := folder / name).is_file()
     ]
-    memory = Memory(links_path, *label_paths, *([info_path] if info_path.is_file() else []))
+    others = [file for file in (nodes_path, info_path) if file.is_file()]
+    memory = Memory(links_path, *label_paths, *others)
+    types = _types(nodes_path) if nodes_path in others else None
+    node, stop = ("a node", MAX_SIZE) if types is None else ("a node of node.dat", types.size)
     with blame(links_path):
         links = np.array(
-            [_integers(number, row[:3]) for number, row in _rows(links_path, 4)], np.int64
+            [
+                (*integers(number, node, row[:2], 0, stop), *_ids(number, "a relation", row[2]))
+                for number, row in _rows(links_path, 4)
+            ],
+            np.int64,
         ).reshape(-1, 3)
-    labels: dict[str, list[tuple[int, int, list[int]]]] = {}
+    labelled: dict[int, tuple[str, int, list[int]]] = {}
     for file in label_paths:
-        labels[file.name] = []
         with blame(file):
             for number, row in _rows(file, 4):
-                node, kind = _integers(number, [row[0], row[2]])
-                labels[file.name].append((node, kind, _integers(number, row[3].split(","))))
-    labelled = [entry for entries in labels.values() for entry in entries]
+                (i,) = integers(number, node, row[:1], 0, stop)
+                (kind,) = _ids(number, "a type", row[2])
+                classes = _ids(number, "classes", *row[3].split(","))
+                if i in labelled:
+                    raise ValueError(f"line {number}: node {i} is in {labelled[i][0]} too")
+                if types is not None and kind != types[i]:
+                    raise ValueError(
+                        f"line {number}: node {i} has type {kind} here and {types[i]} in node.dat"
+                    )
+                labelled[i] = file.name, kind, classes
+    info = _info(info_path)
     with blame(folder):
-        num_nodes = max([int(links[:, :2].max(initial=-1)), *(e[0] for e in labelled)]) + 1
-        num_relations = int(links[:, 2].max(initial=-1)) + 1
-        num_classes = max((c for e in labelled for c in e[2]), default=-1) + 1
-        memory.claim(f"{num_nodes} nodes", num_nodes * ID_BYTES)
-        info = _info(info_path)
-        y = np.full(num_nodes, -1, np.int32)
-        multilabel = None
-        if any(len(classes) > 1 for *_, classes in labelled):
-            memory.claim("the labels", 2 * num_nodes * num_classes)
-            multilabel = np.zeros((num_nodes, num_classes), bool)
-        types = np.full(num_nodes, -1, np.int32)
-        for relation, (start, end) in info["ends"].items():
-            edges = links[links[:, 2] == relation]
-            types[edges[:, 0]], types[edges[:, 1]] = start, end
-        for node, kind, classes in labelled:
-            types[node] = kind
-            if multilabel is None:
-                y[node] = classes[0]
-            else:
-                multilabel[node, classes] = True
-        num_types = int(types.max(initial=-1)) + 1
-        names = []
-        for what, size in (
-            ("types", num_types),
-            ("relations", num_relations),
-            ("classes", num_classes),
+        if types is None:
+            num_nodes = max(int(links[:, :2].max(initial=-1)), max(labelled, default=-1)) + 1
+            memory.claim(f"{num_nodes} nodes", num_nodes * ID_BYTES)
+            types = np.full(num_nodes, -1, np.int32)
+            for relation, (start, end) in info["ends"].items():
+                edges = links[links[:, 2] == relation]
+                types[edges[:, 0]], types[edges[:, 1]] = start, end
+            for i, (_, kind, _) in labelled.items():
+                types[i] = kind
+        names = {}
+        for what, used in (
+            ("types", types.max(initial=-1)),
+            ("relations", links[:, 2].max(initial=-1)),
+            ("classes", max((max(classes) for *_, classes in labelled.values()), default=-1)),
         ):
+            size = max(int(used), *info[what], -1) + 1
             memory.claim(f"{size} {what}", size * 2 * ID_BYTES)
-            names.append(tuple(info[what].get(i, str(i)) for i in range(size)))
+            names[what] = tuple(info[what].get(i, str(i)) for i in range(size))
+        y = np.full(types.size, -1, np.int32)
+        multilabel = None
+        if any(len(classes) > 1 for *_, classes in labelled.values()):
+            memory.claim("the labels", 2 * types.size * len(names["classes"]))
+            multilabel = np.zeros((types.size, len(names["classes"])), bool)
+        for i, (*_, classes) in labelled.items():
+            if multilabel is None:
+                y[i] = classes[0]
+            else:
+                multilabel[i, classes] = True
         splits: dict[str, Any] = {
-            part: np.sort([entry[0] for entry in labels[name]]).astype(np.int32)
+            part: np.array(sorted(i for i, (of, *_) in labelled.items() if of == name), np.int32)
             for part, name in (("train_idx", "label.dat"), ("test_idx", "label.dat.test"))
-            if name in labels
+            if folder / name in label_paths
         }
         return RelationalDataset(
             name=folder.resolve().name,
-            num_nodes=num_nodes,
-            num_relations=num_relations,
+            num_nodes=types.size,
+            num_relations=len(names["relations"]),
             src=links[:, 0],
             dst=links[:, 1],
             rel=links[:, 2],
             node_type=types,
-            node_type_names=names[0],
-            relation_names=names[1],
-            label_names=names[2],
+            node_type_names=names["types"],
+            relation_names=names["relations"],
+            label_names=names["classes"],
             y=y,
             y_multilabel=multilabel,
             **splits,
         )
 
 
-def _rows(path: Path, columns: int) -> list[tuple[int, list[str]]]:
+def _types(path: Path) -> np.ndarray:
+    """The type of each node."""
+    with blame(path):
+        types: dict[int, int] = {}
+        for number, row in _rows(path, 3, 4):
+            (node,) = _ids(number, "a node", row[0])
+            if node in types:
+                raise ValueError(f"line {number}: node {node} is there twice")
+            (types[node],) = _ids(number, "a type", row[2])
+        if types and max(types) >= len(types):
+            missing = next(node for node in range(len(types)) if node not in types)
+            raise ValueError(f"node {missing} has no line, but node {max(types)} has one")
+        return np.array([types[node] for node in range(len(types))], np.int32)
+
+
+def _rows(path: Path, *columns: int) -> Iterator[tuple[int, list[str]]]:
     """The lines of a table separated by tabs, with their numbers."""
-    rows = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        if line.strip():
+    for number, line in read_lines(path):
+        if not is_blank(line):
             row = line.split("\t")
-            if len(row) != columns:
-                raise ValueError(f"line {number}: expected {columns} columns, got {len(row)}")
-            rows.append((number, row))
-    return rows
+            if len(row) not in columns:
+                expected = " or ".join(map(str, columns))
+                raise ValueError(f"line {number}: expected {expected} columns, got {len(row)}")
+            yield number, row
 
 
-def _integers(number: int, fields: list[str]) -> list[int]:
-    try:
-        values = [int(field) for field in fields]
-    except ValueError as error:
-        raise ValueError(f"line {number}: {error}") from error
-    for value in values:
-        if not 0 <= value <= MAX_SIZE:
-            raise ValueError(f"line {number}: {value} is outside [0, {MAX_SIZE}]")
-    return values
+def _ids(number: int, what: str, *fields: str) -> list[int]:
+    return integers(number, what, fields, 0, MAX_SIZE)
 
 
 def _info(path: Path) -> dict[str, Any]:
@@ -135,7 +163,7 @@ def _info(path: Path) -> dict[str, Any]:
         return found
     with blame(path):
         try:
-            info = json.loads(path.read_text("utf-8"))
+            info = json.loads(path.read_text("utf-8-sig"))
         except RecursionError as error:
             raise ValueError("nested too deep") from error
         found["types"] = _by_number(_table(info, "node.dat", "node type"), str)

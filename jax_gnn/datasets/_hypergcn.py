@@ -9,9 +9,11 @@ import numpy as np
 
 from jax_gnn.datasets._check import (
     ID_BYTES,
+    MAX_SIZE,
     Memory,
+    as_path,
     blame,
-    check_array,
+    check_features,
     check_ids,
     require_file,
 )
@@ -41,8 +43,8 @@ def load_hypergcn(path: str | os.PathLike[str]) -> HypergraphDataset:
         ValueError: the contents are not as above, take too much memory (see
             :mod:`jax_gnn.datasets`), or a field is not as :class:`HypergraphDataset` wants it.
     """
-    folder = Path(path)
-    if folder.is_file():
+    folder = as_path("path", path)
+    if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; expected the folder of {_WHAT}")
     files = {
         name: require_file(folder / f"{name}.pickle", _WHAT) for name in ("hypergraph", "labels")
@@ -56,11 +58,15 @@ def load_hypergcn(path: str | os.PathLike[str]) -> HypergraphDataset:
     memory = Memory(*files.values(), *splits, *([features] if has_features else []))
     labels = load_value(files["labels"])
     with blame(files["labels"]):
-        labels = flat("labels", labels)
-        num_nodes = check_array("labels", labels, "iu", "integers", 1).size
+        labels = check_ids("labels", flat("labels", labels), MAX_SIZE, start=-1)
+        num_nodes = labels.size
     node_idx, hyperedge_idx, num_hyperedges = _incidences(files["hypergraph"], num_nodes, memory)
     train, test = _splits(splits, num_nodes)
-    x = load_matrix(features, memory) if has_features else None
+    x = None
+    if has_features:
+        matrix = load_matrix(features, memory)
+        with blame(features):
+            x = check_features("features", matrix, num_nodes)
     with blame(folder):
         return HypergraphDataset(
             name=folder.resolve().name,
@@ -102,6 +108,9 @@ def _splits(paths: list[Path], num_nodes: int) -> tuple[list[np.ndarray], list[n
                 raise ValueError("expected a dictionary with 'train' and 'test'")
             for key, parts in (("train", train), ("test", test)):
                 parts.append(np.sort(check_ids(key, flat(key, split[key]), num_nodes)))
+            both = np.intersect1d(train[-1], test[-1])
+            if both.size:
+                raise ValueError(f"test: node {both[0]} is in train, too")
             if train[-1].size != train[0].size:
                 raise ValueError(
                     f"train: {train[-1].size} nodes, but the first split has {train[0].size}"

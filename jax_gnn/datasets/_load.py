@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+from jax_gnn.datasets._check import as_path
 from jax_gnn.datasets._dataset import (
     GraphDataset,
     HypergraphDataset,
@@ -129,8 +130,8 @@ def _load(
         if isinstance(source, str) and source == "digits":
             return offline()
         rows.insert(0, ("digits", "scikit-learn's handwritten digits"))
-    known = "known are" + "".join(f"\n  {what:<42}  {whose}" for what, whose in rows)
-    path = Path(source)
+    known = "known are " + "; ".join(f"{what}: {whose}" for what, whose in rows)
+    path = as_path("source", source)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; {known}")
     names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]

@@ -14,6 +14,7 @@ import numpy as np
 from jax_gnn.datasets._check import (
     ID_BYTES,
     Memory,
+    as_path,
     blame,
     check_array,
     check_names,
@@ -59,7 +60,7 @@ def load_npz(path: str | os.PathLike[str]) -> HypergraphDataset:
             compressed otherwise than by ``numpy.savez_compressed``, takes too much memory (see
             :mod:`jax_gnn.datasets`), or a field is not as :class:`HypergraphDataset` wants it.
     """
-    return _load(Path(path), HypergraphDataset, "hypergraph")
+    return _load(as_path("path", path), HypergraphDataset, "hypergraph")
 
 
 def load_graph_npz(path: str | os.PathLike[str]) -> GraphDataset:
@@ -75,7 +76,7 @@ def load_graph_npz(path: str | os.PathLike[str]) -> GraphDataset:
         FileNotFoundError: there is no such file.
         ValueError: as :func:`load_npz`.
     """
-    return _load(Path(path), GraphDataset, "graph")
+    return _load(as_path("path", path), GraphDataset, "graph")
 
 
 def load_relational_npz(path: str | os.PathLike[str]) -> RelationalDataset:
@@ -97,7 +98,7 @@ def load_relational_npz(path: str | os.PathLike[str]) -> RelationalDataset:
         FileNotFoundError: there is no such file.
         ValueError: as :func:`load_npz`.
     """
-    path = require_file(Path(path), "a .npz file")
+    path = require_file(as_path("path", path), "a .npz file")
     memory = Memory(path)
     with _open(path) as archive:
         members = {member.filename.removesuffix(".npy") for member in archive.infolist()}
@@ -121,7 +122,10 @@ def load_relational_npz(path: str | os.PathLike[str]) -> RelationalDataset:
             names = check_array("node_names_utf8", arrays.pop("node_names_utf8"), "u", "bytes", 1)
             if names.itemsize != 1:
                 raise ValueError(f"node_names_utf8: expected bytes, got dtype {names.dtype}")
-            arrays["node_names"] = tuple(names.tobytes().decode("utf-8").split("\n"))
+            try:
+                arrays["node_names"] = tuple(names.tobytes().decode("utf-8").split("\n"))
+            except UnicodeDecodeError as error:
+                raise ValueError(f"node_names_utf8: not UTF-8: {error}") from error
         _make_dense(arrays, memory)
         parts = {name: arrays.pop(name) for name in types}
         arrays["x_by_type"] = _features_by_type(parts, arrays, memory)

@@ -11,12 +11,15 @@ from jax_gnn.datasets._check import (
     ID_BYTES,
     MAX_SIZE,
     Memory,
+    as_path,
     blame,
     check_array,
+    check_features,
     check_ids,
     locate,
 )
 from jax_gnn.datasets._dataset import GraphDataset
+from jax_gnn.datasets._lines import integers, read_lines
 from jax_gnn.datasets._pickle import flat, load_matrix, load_value
 
 _PARTS = ("x", "y", "tx", "ty", "allx", "ally", "graph", "test.index")
@@ -45,7 +48,8 @@ def load_planetoid(path: str | os.PathLike[str]) -> GraphDataset:
             :mod:`jax_gnn.datasets`), a field is not as :class:`GraphDataset` wants it, or a folder
             holds several datasets.
     """
-    paths = dict(zip(_PARTS, locate(Path(path), *(("ind.", f".{p}") for p in _PARTS)), strict=True))
+    files = locate(as_path("path", path), *(("ind.", f".{part}") for part in _PARTS))
+    paths = dict(zip(_PARTS, files, strict=True))
     memory = Memory(*paths.values())
     x, tx, allx = (_features(paths[part], memory) for part in ("x", "tx", "allx"))
     y, ty, ally = (_labels(paths[part], memory) for part in ("y", "ty", "ally"))
@@ -58,6 +62,9 @@ def load_planetoid(path: str | os.PathLike[str]) -> GraphDataset:
     ):
         if len(rows) != expected:
             raise ValueError(f"{paths[part]}: expected {expected} nodes, got {len(rows)}")
+    for part, rows in (("y", y), ("ty", ty)):
+        if rows.min(initial=0) < 0:
+            raise ValueError(f"{paths[part]}: row {rows.argmin()} has no label")
     for part in ("tx", "x"):
         width = {"tx": tx, "x": x}[part].shape[1]
         if width != allx.shape[1]:
@@ -65,14 +72,15 @@ def load_planetoid(path: str | os.PathLike[str]) -> GraphDataset:
     if not (np.array_equal(x, allx[: len(x)]) and np.array_equal(y, ally[: len(y)])):
         raise ValueError(f"{paths['x']}: x and y are not the first rows of allx and ally")
 
+    src, dst, reached = _edges(paths["graph"], memory)
     num_nodes = max(len(allx), int(test.max(initial=-1)) + 1)
-    with blame(paths["test.index"]):
+    with blame(paths["test.index" if reached <= num_nodes else "graph"]):
+        num_nodes = max(num_nodes, reached)
         memory.claim(f"{num_nodes} nodes", num_nodes * (ID_BYTES + 8 * allx.shape[1]))
     features = np.zeros((num_nodes, allx.shape[1]), np.float32)
     features[: len(allx)], features[test] = allx, tx
     classes = np.full(num_nodes, -1, np.int32)
     classes[: len(ally)], classes[test] = ally, ty
-    src, dst = _edges(paths["graph"], num_nodes, memory)
     with blame(paths["graph"].parent):
         return GraphDataset(
             name=paths["x"].name.removeprefix("ind.").removesuffix(".x"),
@@ -90,7 +98,7 @@ def load_planetoid(path: str | os.PathLike[str]) -> GraphDataset:
 def _features(path: Path, memory: Memory) -> np.ndarray:
     matrix = load_matrix(path, memory)
     with blame(path):
-        return check_array("features", matrix, "fiub", "real numbers", 2)
+        return check_features("features", matrix)
 
 
 def _labels(path: Path, memory: Memory) -> np.ndarray:
@@ -106,26 +114,31 @@ def _labels(path: Path, memory: Memory) -> np.ndarray:
 
 def _test_ids(path: Path, start: int) -> np.ndarray:
     with blame(path):
-        lines = path.read_text("utf-8").split()
-        ids = check_ids("test node", list(map(int, lines)), MAX_SIZE, start=start)
-        if np.unique(ids).size != ids.size:
-            raise ValueError("a test node is there twice")
-        return ids
+        ids: dict[int, None] = {}
+        for number, line in read_lines(path):
+            for field in line.split():
+                (node,) = integers(number, "a test node", [field], start, MAX_SIZE)
+                if node in ids:
+                    raise ValueError(f"line {number}: test node {node} is there twice")
+                ids[node] = None
+        return np.array(list(ids), np.int32)
 
 
-def _edges(path: Path, num_nodes: int, memory: Memory) -> tuple[np.ndarray, np.ndarray]:
+def _edges(path: Path, memory: Memory) -> tuple[np.ndarray, np.ndarray, int]:
+    """The ends of edges in both directions, and how many nodes there must be."""
     graph = load_value(path)
     with blame(path):
         if not isinstance(graph, dict):
             raise ValueError(f"expected a dictionary of neighbours, got {type(graph).__name__}")
-        nodes = check_ids("node", flat("node", list(graph)), num_nodes)
+        nodes = check_ids("node", flat("node", list(graph)), MAX_SIZE)
         neighbours = [np.zeros(0, np.int32)]
         for node, ids in graph.items():
             field = f"neighbours of {node}"
-            neighbours.append(check_ids(field, flat(field, ids), num_nodes))
+            neighbours.append(check_ids(field, flat(field, ids), MAX_SIZE))
             # Both directions; the list may be another node's too.
             memory.claim(field, 2 * neighbours[-1].size * ID_BYTES)
     src = np.concatenate(neighbours)
     dst = np.repeat(nodes, [len(ids) for ids in neighbours[1:]])
+    reached = int(max(src.max(initial=-1), nodes.max(initial=-1))) + 1
     src, dst = src[src != dst], dst[src != dst]
-    return np.concatenate([src, dst]), np.concatenate([dst, src])
+    return np.concatenate([src, dst]), np.concatenate([dst, src]), reached

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jax_gnn.datasets._check import ID_BYTES, MAX_SIZE, Memory, blame, locate
+from jax_gnn.datasets._check import ID_BYTES, MAX_SIZE, Memory, as_path, blame, locate
 from jax_gnn.datasets._dataset import HypergraphDataset
+from jax_gnn.datasets._lines import integers, is_blank, read_lines
 
 
 def load_allset(path: str | os.PathLike[str]) -> HypergraphDataset:
@@ -31,31 +32,33 @@ def load_allset(path: str | os.PathLike[str]) -> HypergraphDataset:
             for nothing but not zero, an id may be a node's or a hyperedge's, or a folder holds
             several datasets.
     """
-    content_path, edges_path = locate(Path(path), ("", ".content"), ("", ".edges"))
-    content = _table(content_path)
-    edges = _table(edges_path)
+    content_path, edges_path = locate(as_path("path", path), ("", ".content"), ("", ".edges"))
+    content, content_lines = _table(content_path)
+    edges, edge_lines = _table(edges_path)
     with blame(edges_path):
         if edges.shape[1] != 2:
             raise ValueError(f"expected 2 columns (node, hyperedge), got {edges.shape[1]}")
-        node_idx = _integers("node", edges[:, 0])
-        hyperedge_idx = _integers("hyperedge", edges[:, 1])
+        node_idx = _integers("node", edges[:, 0], edge_lines)
+        hyperedge_idx = _integers("hyperedge", edges[:, 1], edge_lines)
         num_nodes = int(hyperedge_idx.min())
         num_hyperedges = int(hyperedge_idx.max()) - num_nodes + 1
         claimed = f"{num_nodes} nodes and {num_hyperedges} hyperedges"
         Memory(content_path, edges_path).claim(claimed, (num_nodes + num_hyperedges) * ID_BYTES)
-        if node_idx.max() >= num_nodes:
+        row = int(node_idx.argmax())
+        if node_idx[row] >= num_nodes:
             raise ValueError(
-                f"node {node_idx.max()} is not below the smallest hyperedge, {num_nodes}: "
-                "hyperedges must count from the number of nodes on"
+                f"line {edge_lines[row]}: node {node_idx[row]} is not below the smallest "
+                f"hyperedge, {num_nodes}: hyperedges must count from the number of nodes on"
             )
     with blame(content_path):
         if content.shape[1] < 2:
             raise ValueError("expected at least 2 columns (id, features, label), got 1")
-        ids = _integers("id", content[:, 0])
+        ids = _integers("id", content[:, 0], content_lines)
         order = np.argsort(ids, kind="stable")
         repeated = np.flatnonzero(np.diff(ids[order]) == 0)
         if repeated.size:
-            raise ValueError(f"id {ids[order][repeated[0]]} is there twice")
+            row = order[repeated[0] + 1]
+            raise ValueError(f"line {content_lines[row]}: id {ids[row]} is there twice")
         missing = np.setdiff1d(np.arange(num_nodes), ids)
         if missing.size:
             raise ValueError(
@@ -72,10 +75,11 @@ def load_allset(path: str | os.PathLike[str]) -> HypergraphDataset:
         stray = others[content[others, 1:].any(axis=1)]
         if stray.size:
             raise ValueError(
-                f"id {ids[stray[0]]} is neither a node nor a hyperedge of {edges_path.name}, "
-                "but its line is not all zero"
+                f"line {content_lines[stray[0]]}: id {ids[stray[0]]} is neither a node nor a "
+                f"hyperedge of {edges_path.name}, but its line is not all zero"
             )
-        labels, y = np.unique(_integers("label", content[rows, -1]), return_inverse=True)
+        lines = [content_lines[row] for row in rows]
+        labels, y = np.unique(_integers("label", content[rows, -1], lines), return_inverse=True)
         return HypergraphDataset(
             name=content_path.stem,
             node_idx=node_idx,
@@ -106,76 +110,102 @@ def load_cornell(path: str | os.PathLike[str]) -> HypergraphDataset:
             differs, a node has several labels, or a folder holds several datasets.
     """
     hyperedges_path, labels_path = locate(
-        Path(path), ("hyperedges-", ".txt"), ("node-labels-", ".txt")
+        as_path("path", path), ("hyperedges-", ".txt"), ("node-labels-", ".txt")
     )
     name = hyperedges_path.stem.removeprefix("hyperedges-")
-    labels = _number_lists(labels_path)
-    members = _number_lists(hyperedges_path)
-    label_names = _names(labels_path.with_name(f"label-names-{name}.txt"))
-    node_names = _names(labels_path.with_name(f"node-names-{name}.txt"))
-    with blame(labels_path):
-        for i, label in enumerate(labels):
-            if len(label) != 1:
-                raise ValueError(f"line {i + 1}: expected one label, got {len(label)}")
+    labels = _number_lists(labels_path, "a label")
+    members = _number_lists(hyperedges_path, "nodes separated by commas")
+    for number, label in enumerate(labels, 1):
+        if len(label) != 1:
+            raise ValueError(f"{labels_path}: line {number}: expected one label, got {len(label)}")
+    y = np.concatenate(labels) - 1
+    names_path, num_classes = labels_path.with_name(f"label-names-{name}.txt"), int(y.max()) + 1
+    label_names = _names(names_path, "label", num_classes, MAX_SIZE)
+    names_path = labels_path.with_name(f"node-names-{name}.txt")
+    node_names = _names(names_path, "node", y.size, y.size)
     with blame(hyperedges_path):
-        for i, hyperedge in enumerate(members):
-            if hyperedge.max() > len(labels):
+        for number, hyperedge in enumerate(members, 1):
+            if hyperedge.max() > y.size:
                 raise ValueError(
-                    f"line {i + 1}: node {hyperedge.max()} is beyond the {len(labels)} nodes of "
+                    f"line {number}: node {hyperedge.max()} is beyond the {y.size} nodes of "
                     f"{labels_path.name}"
                 )
         return HypergraphDataset(
             name=name,
             node_idx=np.concatenate(members) - 1,
             hyperedge_idx=np.repeat(np.arange(len(members)), list(map(len, members))),
-            num_nodes=len(labels),
+            num_nodes=y.size,
             num_hyperedges=len(members),
             x=None,
-            y=np.concatenate(labels) - 1,
+            y=y,
             label_names=label_names,
             node_names=node_names,
         )
 
 
-def _lines(path: Path) -> list[str]:
+def _table(path: Path) -> tuple[np.ndarray, list[int]]:
+    """A table of numbers separated by blanks, as float64, and the number of each row's line."""
     with blame(path):
-        text = path.read_text("utf-8").rstrip("\n")
-        if not text.strip():
+        lines = {number: line for number, line in read_lines(path) if line.strip()}
+        if not lines:
             raise ValueError("the file is empty")
-        return text.split("\n")
+        try:
+            return np.loadtxt(list(lines.values()), comments=None, ndmin=2), list(lines)
+        except ValueError as error:
+            raise ValueError(_fault(lines) or str(error)) from error
 
 
-def _table(path: Path) -> np.ndarray:
-    """A table of numbers separated by blanks, as float64."""
-    lines = _lines(path)
-    with blame(path):
-        return np.loadtxt(lines, comments=None, ndmin=2)
+def _fault(lines: dict[int, str]) -> str:
+    """Why lines are no table; numpy counts rows, and not always from 1."""
+    columns = 0
+    for number, line in lines.items():
+        fields = line.split()
+        columns = columns or len(fields)
+        if len(fields) != columns:
+            return f"line {number}: expected {columns} columns, as before, got {len(fields)}"
+        for field in fields:
+            try:
+                float(field)
+            except ValueError:
+                return f"line {number}: expected numbers, got {field!r:.80}"
+    return ""
 
 
-def _integers(what: str, column: np.ndarray) -> np.ndarray:
+def _integers(what: str, column: np.ndarray, lines: list[int]) -> np.ndarray:
     good = (column == np.floor(column)) & (column >= 0) & (column <= MAX_SIZE)
     if not good.all():
         row = int(np.argmin(good))
-        raise ValueError(f"{what} {column[row]:g} is not an integer from 0 to {MAX_SIZE}")
+        raise ValueError(
+            f"line {lines[row]}: {what} {column[row]:g} is not an integer from 0 to {MAX_SIZE}"
+        )
     return column.astype(np.int64)
 
 
-def _number_lists(path: Path) -> list[np.ndarray]:
+def _number_lists(path: Path, what: str) -> list[np.ndarray]:
     """The numbers from 1 on each line, separated by commas."""
-    lists = []
-    for i, line in enumerate(_lines(path)):
-        with blame(path):
-            try:
-                numbers = np.array(list(map(int, line.split(","))), np.int64)
-            except (ValueError, OverflowError) as error:
-                raise ValueError(
-                    f"line {i + 1}: expected integers separated by commas, got {line[:40]!r}"
-                ) from error
-            if numbers.min() < 1:
-                raise ValueError(f"line {i + 1}: {numbers.min()} is below 1, the first number")
-            lists.append(numbers)
-    return lists
+    with blame(path):
+        lines = _without_end([line for _, line in read_lines(path)])
+        if not lines:
+            raise ValueError("the file is empty")
+        return [
+            np.array(integers(number, what, line.split(","), 1, MAX_SIZE + 1), np.int64)
+            for number, line in enumerate(lines, 1)
+        ]
 
 
-def _names(path: Path) -> tuple[str, ...] | None:
-    return tuple(_lines(path)) if path.exists() else None
+def _names(path: Path, what: str, least: int, most: int) -> tuple[str, ...] | None:
+    """A name a line, which may be empty."""
+    if not path.exists():
+        return None
+    with blame(path):
+        names = _without_end([line for _, line in read_lines(path)], least)
+        if not least <= len(names) <= most:
+            raise ValueError(f"expected {least} names, one for each {what}, got {len(names)}")
+        return tuple(names)
+
+
+def _without_end(lines: list[str], least: int = 0) -> list[str]:
+    """The lines but for empty ones at the end, if there are more than so many."""
+    while len(lines) > least and is_blank(lines[-1]):
+        lines.pop()
+    return lines

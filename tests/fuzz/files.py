@@ -2,8 +2,9 @@
 
     python tests/fuzz/files.py --files 50000 --seed 1
 
-A small dataset of each format is damaged: bytes, numbers in text, opcodes of pickles, arrays and
-their headers in archives that are whole, index arrays of sparse matrices. Worker processes read
+A small dataset of each format is damaged: bytes, numbers and line ends in text, characters that are
+odd or escaped, opcodes of pickles, arrays and their headers in archives that are whole, index
+arrays of sparse matrices. Worker processes read
 the files. A crash, a hang, an exception that is not documented, an error that does not name the
 file, a dataset that cannot be used, or memory beyond the documented factor is a finding, which
 ``--seed SEED --only NUMBER`` repeats in this process. It exits with 1 if there are any.
@@ -85,6 +86,11 @@ NUMBERS = [str(value) for value in INTEGERS] + [
     "1,1",
     "1 1",
     "1\n1",
+]
+ODD = [  # what Python, but no format, takes for line ends, blanks and digits; escapes, some broken
+    *"\ufeff\x85\u2028\u2029\x0b\x0c\x1c\x1e\xa0\u3000\u0661²é\t\r#<>\\",
+    *(r"\u00E9", r"\U0001F600", r"\n", r"\\", r"\"", r"\uD800", r"\U00110000", r"\u00Z", r"\x"),
+    *("+1", "@en", "^^<t>"),
 ]
 DTYPES = ["?", "i1", "u1", "i2", ">i4", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "U3", "S2"]
 
@@ -195,6 +201,7 @@ TEXTS: dict[str, Files] = {
         "testSet.tsv": b"node\tid\tlabel\nb\t2.0\t1.0\n",
     },
     "hgb": {
+        "node.dat": b"0\tOne\t0\t0.5,1\n1\tTwo\t0\n4\tFive\t0\n2\t\t1\n3\tThree\t1\t\n",
         "link.dat": b"0\t2\t0\t1\n2\t0\t1\t1.0\n1\t3\t0\t1\n",
         "label.dat": b"0\tOne\t0\t2,0\n3\tThree\t1\t1\n",
         "label.dat.test": b"1\tTwo\t0\t1\n",
@@ -202,7 +209,7 @@ TEXTS: dict[str, Files] = {
         b'type": {"0": {"start": 0, "end": 1, "meaning": "has"}}}, "label.dat": {"node type": '
         b'{"0": {"0": "a", "1": "b", "2": "c"}}}}',
     },
-    "cache": {"jax_gnn/schedules.json": b""},
+    "cache": {"jax_gnn/schedules.json": cache_text()},
 }
 VALUES = {"hypergcn": hypergcn_values, "planetoid": planetoid_values}
 ARRAYS = {
@@ -266,6 +273,21 @@ def damage_numbers(rng: Rng, data: bytes) -> bytes:
         return damage_bytes(rng, data)
     old, new = pick(rng, found), pick(rng, NUMBERS).encode()
     return data[: old.start()] + new + data[old.end() :]
+
+
+def rewrite(data: bytes, mark: bool, end: bytes) -> bytes:
+    """A text as some editor writes it: with a byte order mark, or with other line ends."""
+    return b"\xef\xbb\xbf" * mark + data.replace(b"\n", end)
+
+
+def damage_text(rng: Rng, data: bytes) -> bytes:
+    """A text written by another editor, or with odd characters put in."""
+    if rng.integers(3) == 0:
+        return rewrite(data, bool(rng.integers(2)), pick(rng, (b"\n", b"\r\n", b"\r", b"\n\n")))
+    for _ in range(int(rng.integers(1, 4))):
+        i = int(rng.integers(len(data) + 1))
+        data = data[:i] + pick(rng, ODD).encode() + data[i + int(rng.integers(2)) :]
+    return data
 
 
 def damage_array(rng: Rng, array: np.ndarray) -> np.ndarray:
@@ -411,10 +433,10 @@ def make(form: str, rng: Rng) -> Files:
     files = dict(TEXTS.get(form.removesuffix("_gz"), {}))
     if form == "rdf_gz":  # some damaged before, some after
         text = files.pop("toy.nt")
-        text = damage_bytes(rng, text) if rng.integers(2) else text
+        text = pick(rng, (damage_bytes, damage_text, lambda _, whole: whole))(rng, text)
         files["toy.nt.gz"] = gzip.compress(text * int(2 ** rng.uniform(0, 12)))
-    if form == "cache":
-        files["jax_gnn/schedules.json"] = cache_text()
+    if form == "hgb" and rng.integers(4) == 0:
+        files.pop("node.dat")
     by_structure = rng.integers(3)
     if form in ARRAYS:
         arrays = npz_arrays(*ARRAYS[form])
@@ -442,7 +464,7 @@ def make(form: str, rng: Rng) -> Files:
         return files
     for _ in range(int(rng.integers(1, 4))):
         text = form not in ARRAYS and not pickled and not name.endswith(".gz")
-        how = damage_numbers if text and rng.integers(2) else damage_bytes
+        how = pick(rng, (damage_numbers, damage_text, damage_bytes)) if text else damage_bytes
         files[name] = how(rng, files[name])
     return files
 
