@@ -52,8 +52,8 @@ class HeteroConv(nnx.Module):
 
         Args:
             convolutions: By edge type, such as of this library that take a `jax_gnn.Graph`. Between
-                nodes of two types they get a pair of features, ``(x_src, x_dst)``; within one type,
-                too, where their `in_features` is a pair.
+                nodes of two types they get a pair of features, ``(x_src, x_dst)``; within one type
+                one array, so that a `GATConv` has nodes see themselves there.
             aggregation: What becomes of the results of a destination type: "sum", "mean", "max",
                 "min", "concat" of features, or "stack" of relations along the axis before those.
 
@@ -144,9 +144,8 @@ class HeteroConv(nnx.Module):
         self, graph: HeteroGraph, x: dict[str, Array], key: EdgeType, arguments: Mapping[str, Any]
     ) -> Array:
         conv = self._of(key)
-        src, dst = x[key[0]], x[key[2]]
-        pair = key[0] != key[2] or isinstance(getattr(conv, "in_features", None), tuple)
-        return conv(graph.graph(key), (src, dst) if pair else src, **arguments)
+        ends = x[key[0]] if key[0] == key[2] else (x[key[0]], x[key[2]])
+        return conv(graph.graph(key), ends, **arguments)
 
     # --- Relations alike, as one product ----------------------------------------------------------
 

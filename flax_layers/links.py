@@ -376,7 +376,7 @@ def negative_sampling_loss(right: ArrayLike, wrong: ArrayLike) -> Array:
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinkRanking:
     """Facts to be ranked among all others, which their objects or subjects could be part of.
 

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC
-from jax_gnn._core.ids import is_traced
+from jax_gnn._core.ids import is_traced, namespace, on_host
 from jax_gnn.graph import Graph
 from jax_gnn.relational import Part, RelationalGraph
 
@@ -24,7 +24,7 @@ EdgeType = tuple[str, str, str]
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeteroGraph:
     """A graph of several types of nodes and edges: names over one :class:`RelationalGraph`.
 
@@ -254,12 +254,13 @@ class HeteroGraph:
             edges = np.flatnonzero(rel == number)
             edges = edges[np.argsort(ids[edges], kind="stable")]
             starts, stops = self.slices[key[0]], self.slices[key[2]]
-            graphs[number] = Graph.from_edges(
-                src[edges] - starts.start,
-                dst[edges] - stops.start,
-                num_src=starts.stop - starts.start,
-                num_dst=stops.stop - stops.start,
-            )
+            with on_host(on_host.value or namespace(nodes.rows) is np):
+                graphs[number] = Graph.from_edges(
+                    src[edges] - starts.start,
+                    dst[edges] - stops.start,
+                    num_src=starts.stop - starts.start,
+                    num_dst=stops.stop - stops.start,
+                )
         return replace(self, graphs=tuple(graphs))
 
     def graph(self, edge_type: EdgeType) -> Graph:

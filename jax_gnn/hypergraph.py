@@ -18,7 +18,7 @@ from jax_gnn.graph import Graph, check_one_dtype
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Hypergraph:
     """Which nodes belong to which hyperedges: a bipartite graph, from nodes to hyperedges.
 
@@ -373,10 +373,7 @@ class Hypergraph:
         Raises:
             ValueError: ``values`` is a scalar.
         """
-        values = arguments.as_array("values", values)
-        if values.ndim == 0:
-            raise ValueError("values must be (num_input_incidences, *features), got a scalar")
-        return self.graph.edge_values(values, fill_value)
+        return self.graph._values(values, fill_value, "num_input_incidences")
 
     def check(self, name: str = "hypergraph") -> Hypergraph:
         """The hypergraph, if its arrays are such as ops take: see :meth:`Graph.check`.

@@ -339,6 +339,23 @@ def as_array(name: str, values: Any) -> Array:
         return jnp.asarray(values)
 
 
+def as_numbers(name: str, values: Any, xp: Any) -> Any:
+    """An array of JAX or of numpy, in a dtype of JAX."""
+    if xp is jnp:
+        return as_array(name, values)
+    values = to_numpy(name, values)
+    if not (values.dtype == bool or jnp.issubdtype(values.dtype, np.number)):
+        raise TypeError(f"{name} must be an array of numbers, got {values.dtype}")
+    return values.astype(jax.dtypes.canonicalize_dtype(values.dtype), copy=False)
+
+
+def missing(dtype: Any) -> Any:
+    """What a gather of JAX puts where nothing is: NaN or, of integers, the extreme value."""
+    if jnp.issubdtype(dtype, np.inexact):
+        return np.nan
+    return True if dtype == bool else (np.iinfo(dtype).min or np.iinfo(dtype).max)
+
+
 def growth(name: str, wanted: int | None, size: int) -> int:
     """How much a size must grow to reach a wanted capacity, which is checked; None leaves it."""
     if wanted is None:

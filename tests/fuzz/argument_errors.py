@@ -352,7 +352,7 @@ def calls(v: Valid) -> list[Call]:
         *(*GRAPHS, ("a graph", lambda x: v.graph)),
         ("a type less", lambda x: replace(x, edge_types=x.edge_types[:-1])),
         ("a relation more", lambda x: replace(x, num_relations=x.num_relations + 1)),
-        ("pairs only", lambda x: replace(x, from_pairs=None)),
+        ("pairs only", lambda x: replace(x, out_of_pairs=None)),
         ("pairs of the other end", lambda x: replace(x, pair_dst=x.pair_src)),
         ("other tiles", lambda x: replace(x, tiles=x.nodes)),
     ]

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jax_gnn._core.arguments import as_array, as_ids, check_size
+from jax_gnn._core.arguments import as_array, as_ids, check_ids, check_size
 from jax_gnn._core.csr import inverse_of, permutation
-from jax_gnn._core.ids import row_starts
+from jax_gnn._core.ids import in_range, index_dtype, is_traced, on_host, row_starts
 from jax_gnn._core.public import public
 from jax_gnn._ops.segment_reduce.primitive import total
 from jax_gnn._ops.segment_reduce.sort import sort_ids
@@ -19,7 +20,7 @@ from jax_gnn._ops.segment_reduce.sort import sort_ids
 
 @public
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TypePlan:
     """How rows are brought into the order of their types, and back.
 
@@ -60,8 +61,15 @@ class TypePlan:
             TypeError: ``types`` are not integers.
             ValueError: ``types`` is not a vector, or ``num_types`` is negative.
         """
-        ids = as_ids("types", types)
         num_types = check_size("num_types", num_types)
+        if on_host.value and not is_traced(types):
+            ids = check_ids("types", types)
+            dtype = index_dtype(num_types, len(ids))
+            ids = np.where(in_range(ids, num_types), ids, num_types)
+            order = np.argsort(ids, kind="stable").astype(dtype)
+            sizes = np.bincount(ids, minlength=num_types + 1)[:num_types].astype(dtype)
+            return cls(sizes, order, inverse_of(order))
+        ids = as_ids("types", types)
         rows, order = sort_ids(ids, num_types)
         starts = row_starts(rows, num_types)
         return cls(jnp.diff(starts).astype(order.dtype), order, inverse_of(order))
@@ -73,6 +81,8 @@ class TypePlan:
         Args:
             group_sizes: ``(num_types,)`` integers; rows past their sum have no type.
         """
+        if on_host.value and not is_traced(group_sizes):
+            return cls(check_ids("group_sizes", group_sizes))
         return cls(as_ids("group_sizes", group_sizes))
 
     @property

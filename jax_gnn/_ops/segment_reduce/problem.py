@@ -28,7 +28,7 @@ from jax_gnn._ops.segment_reduce.sort import sorted_segments
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Segments:
     """Which segment each element belongs to."""
 
@@ -52,7 +52,7 @@ class Segments:
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """Checked arguments of a reduction."""
 
