@@ -189,10 +189,7 @@ class Hypergraph:
             )
         members = []
         for i, hyperedge in enumerate(hyperedges):
-            ids = arguments.to_numpy(f"hyperedges[{i}]", hyperedge)
-            members.append(
-                arguments.check_ids(f"hyperedges[{i}]", ids if ids.size else ids.astype(int))
-            )
+            members.append(arguments.check_ids(f"hyperedges[{i}]", hyperedge))
         none = np.zeros(0, np.int64)
         num_nodes = arguments.check_size("num_nodes", num_nodes, none, *members)
         for i, ids in enumerate(members):

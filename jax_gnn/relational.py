@@ -298,7 +298,7 @@ class RelationalGraph:
         Args:
             edges: by (type of the sources, relation, type of the destinations) the edges, as ids
                 within these types: ``(2, num_edges)`` integers, sources first, or a pair of arrays
-                ``(num_edges,)``.
+                ``(num_edges,)``; ``[]`` for none.
             num_nodes: how many nodes each type has.
             inverse: as for :meth:`from_triples`.
             self_relation: likewise.
@@ -655,6 +655,8 @@ def _check_tiles(name: str, tiles: Tiles, num_edges: int) -> None:
 
 
 def _two_rows(name: str, given: Any) -> Any:
+    if isinstance(given, list | tuple) and not given:
+        return given, given
     shape = getattr(given, "shape", None)
     if (shape is not None and len(shape) != 2) or not hasattr(given, "__len__") or len(given) != 2:
         raise ValueError(f"{name} must be (2, num_edges), sources and destinations")

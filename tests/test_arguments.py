@@ -18,7 +18,15 @@ from flax import nnx
 
 import flax_layers
 import jax_gnn
-from jax_gnn import Graph, Hypergraph, RelationalGraph, SegmentIndex, TypePlan, datasets
+from jax_gnn import (
+    Graph,
+    HeteroGraph,
+    Hypergraph,
+    RelationalGraph,
+    SegmentIndex,
+    TypePlan,
+    datasets,
+)
 
 N, E, F = 6, 5, 4
 SRC, DST = np.array([0, 1, 2, 3, 3]), np.array([0, 1, 2, 3, 5])
@@ -493,3 +501,27 @@ def test_all_functions_are_here() -> None:
     others |= {"DistMult", "ComplEx", "ConvE", "LinkPredictor", "LinkRanking"}
     others |= {"link_metrics", "negative_sampling_loss", "one_vs_all_loss"}
     assert set(flax_layers.__all__) - others == models
+
+
+# --- No ids --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("none", [[], np.zeros(0), np.zeros((2, 0))[0]], ids=["[]", "0", "2, 0"])
+def test_no_ids_are_integers(none: Any) -> None:
+    """Whatever dtype numpy gives to arrays without elements."""
+    sizes = {"num_nodes": N, "num_hyperedges": N}
+    assert Graph.from_edges(none, none, num_nodes=N).num_edges == 0
+    assert Hypergraph.from_incidence(none, none, **sizes).num_incidences == 0
+    assert Hypergraph.from_directed(none, none, SRC, DST, **sizes).num_incidences == 0
+    assert Hypergraph.from_hyperedges([none, [0]], num_nodes=N).num_incidences == 1
+    assert RelationalGraph.from_triples(none, none, none, N, 2).num_edges == 0
+    assert SegmentIndex.from_ids(none, N).ids.shape == (0,)
+    assert TypePlan.from_types(none, 2).num_rows == TypePlan.from_sizes(none).num_types == 0
+    assert jax_gnn.segment_sum(np.zeros((0, 2)), none, N).shape == (N, 2)
+    data = datasets.GraphDataset(name="d", num_nodes=1, y=[0], src=none, dst=none, train_idx=none)
+    assert data.src.dtype == np.int32
+    for pair in ([], [[], []], np.zeros((2, 0)), (none, none)):
+        edges = {("a", "r", "b"): pair, ("b", "s", "b"): [[0], [1]]}
+        assert HeteroGraph.from_edges(edges, {"a": 1, "b": 2}).relational.num_edges == 1
+    with pytest.raises(TypeError, match="src must be an array of integers, got float64"):
+        Graph.from_edges(np.ones(1), [0])

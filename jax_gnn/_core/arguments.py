@@ -168,9 +168,14 @@ def check_columns(columns: dict[str, Any]) -> list[Any]:
 
 
 def check_ids(name: str, ids: Any, traced: bool = False) -> Any:
-    """A one-dimensional array of integers: int64 in numpy, or int32 or int64 in JAX if traced."""
+    """A one-dimensional array of integers: int64 in numpy, or int32 or int64 in JAX if traced.
+
+    Without elements an array of floats is one of integers, too: numpy and JAX make floats of ``[]``.
+    """
     given = ids
     ids = to_array(name, ids) if traced else to_numpy(name, ids)
+    if 0 in ids.shape and jnp.issubdtype(ids.dtype, np.floating):
+        ids = ids.astype(np.int32)
     if not jnp.issubdtype(ids.dtype, np.integer) and isinstance(given, list | tuple):
         ids = _exact(given, ids)
     if not jnp.issubdtype(ids.dtype, np.integer):

@@ -119,7 +119,8 @@ def check_array(field: str, value: Any, kinds: str, what: str, ndim: int) -> np.
         array = np.asarray(value)
     except ValueError as error:  # lists of uneven lengths
         raise ValueError(f"{field}: {error}") from error
-    if array.dtype.kind not in kinds and not (isinstance(value, list | tuple) and not value):
+    is_nothing = array.size == 0 and array.dtype.kind == "f"  # numpy makes floats of []
+    if array.dtype.kind not in kinds and not is_nothing:
         raise ValueError(f"{field}: expected {what}, got dtype {array.dtype}")
     if array.ndim != ndim:
         raise ValueError(f"{field}: expected {ndim} axes, got shape {array.shape}")

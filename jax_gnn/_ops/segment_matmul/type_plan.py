@@ -82,7 +82,9 @@ class TypePlan:
             group_sizes: ``(num_types,)`` integers; rows past their sum have no type.
         """
         if on_host.value and not is_traced(group_sizes):
-            return cls(check_ids("group_sizes", group_sizes))
+            sizes = check_ids("group_sizes", group_sizes)
+            dtype = jax.dtypes.canonicalize_dtype(np.int64)
+            return cls(np.minimum(sizes, np.iinfo(dtype).max).astype(dtype))
         return cls(as_ids("group_sizes", group_sizes))
 
     @property
