@@ -236,7 +236,9 @@ class CompGCNConv(nnx.Module):
                 f"no self_relation, got {graph.num_relations - graph.self_relation}{more}"
             )
         if graph.pair_src is None:
-            raise ValueError("graph lacks the part 'from_pairs': call with_parts('from_pairs')")
+            raise ValueError(
+                f"graph lacks the part 'from_pairs': call with_parts('from_pairs'), got {graph}"
+            )
 
     # Correlation is a product of Fourier transforms, and these are linear: sums are taken of them.
 

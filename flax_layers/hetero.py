@@ -63,7 +63,7 @@ class HeteroConv(nnx.Module):
         """
         check_choice("aggregation", aggregation, get_args(Across))
         if not convolutions:
-            raise ValueError("convolutions must not be empty")
+            raise ValueError("convolutions must not be empty, got none")
         for key in convolutions:
             if not isinstance(key, tuple) or [type(part) for part in key] != [str, str, str]:
                 raise TypeError(
@@ -101,12 +101,18 @@ class HeteroConv(nnx.Module):
         arguments = arguments or {}
         for key in arguments:
             if key not in self.edge_types:
-                raise ValueError(f"arguments has {key!r}, which is none of the layer's edge types")
+                raise ValueError(
+                    f"arguments has {key!r}, which is none of the layer's edge types, got "
+                    f"{', '.join(map(str, arguments))}"
+                )
         for key in self.edge_types:
             graph.relation(key)
             for name in (key[0], key[2]):
                 if name not in x:
-                    raise ValueError(f"x_dict lacks the type {name!r}, which {key!r} needs")
+                    raise ValueError(
+                        f"x_dict lacks the type {name!r}, which {key!r} needs, got "
+                        f"{', '.join(map(repr, x))}"
+                    )
         groups: dict[Any, list[EdgeType]] = {}
         for key in self.edge_types:
             kind = None if key in arguments else _kind(self._of(key))
@@ -162,7 +168,10 @@ class HeteroConv(nnx.Module):
         for key in keys:
             check_features(x[key[0]], len(x[key[0]]), width, f"x_dict[{key[0]!r}]")
             if shapes[key] != shapes[keys[0]]:
-                raise ValueError(f"x_dict[{key[0]!r}] has other batch axes than {keys[0][0]!r}")
+                raise ValueError(
+                    f"x_dict[{key[0]!r}] must have the batch axes {shapes[keys[0]]} of "
+                    f"{keys[0][0]!r}, got {shapes[key]}"
+                )
         senders = {key[0] for key in keys}
         batch = shapes[keys[0]]
         dtype = first.dtype or jnp.result_type(*(x[n] for n in senders), first.kernel[...])
@@ -216,7 +225,10 @@ class HeteroConv(nnx.Module):
         joined, kernels, weight = self._operands(graph, x, keys)
         pairs, edges = graph.relational.pair_dst, graph.relational.to_pairs
         if pairs is None or edges is None:
-            raise ValueError("graph lacks the part 'to_pairs'")
+            raise ValueError(
+                "graph lacks the part 'to_pairs': call with_parts('to_pairs'), got "
+                f"{graph.relational}"
+            )
         # Rows of the results of all relations, one after another; those of no such relation drop.
         sizes = graph.num_nodes
         total = sum(sizes[key[2]] for key in keys)
@@ -332,9 +344,15 @@ class HeteroLinear(nnx.Module):
         for name in [*x_dict, *self.in_features]:
             if name not in self.in_features:
                 known = ", ".join(map(repr, self.in_features))
-                raise ValueError(f"x_dict has the key {name!r}, which is none of the types {known}")
+                raise ValueError(
+                    f"x_dict has the key {name!r}, which is none of the types {known}, got "
+                    f"{', '.join(map(repr, x_dict))}"
+                )
             if name not in x_dict:
-                raise ValueError(f"x_dict lacks the type {name!r}; None stands for no features")
+                raise ValueError(
+                    f"x_dict lacks the type {name!r}; None stands for no features, got "
+                    f"{', '.join(map(repr, x_dict))}"
+                )
         return {name: self._of_type(name, x_dict[name]) for name in self.in_features}
 
     def _of_type(self, name: str, x: ArrayLike | None) -> Array:

@@ -115,7 +115,9 @@ class HypergraphAttentionConv(AttentionConvolution):
         """
         x, kernel, bias = self._operands(x, hypergraph)
         if hypergraph.head is not None:
-            raise ValueError("hypergraph must not be directed: attention is to one H, both ways")
+            raise ValueError(
+                f"hypergraph must not be directed: attention is to one H, both ways, got {hypergraph}"
+            )
         weight = check_hyperedge_weight(hypergraph, hyperedge_weight)
         of_node, of_hyperedge = (
             each[...].astype(x.dtype) for each in (self.node_attention, self.hyperedge_attention)

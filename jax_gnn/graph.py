@@ -201,7 +201,7 @@ class Graph:
             src_name = dst_name = "num_nodes"
             num_src = num_dst = arguments.check_size("num_nodes", num_nodes, src, dst)
         elif num_nodes is not None:
-            raise ValueError("num_nodes stands for num_src and num_dst: give it or those, not both")
+            raise ValueError(arguments.either_nodes(num_nodes, num_src, num_dst))
         else:
             src_name, dst_name = "num_src", "num_dst"
             num_src = arguments.check_size("num_src", num_src, src)
@@ -266,7 +266,8 @@ class Graph:
         fill = arguments.as_numbers("fill_value", fill_value, xp)
         if jnp.iscomplexobj(fill) and not jnp.iscomplexobj(values):
             raise TypeError(f"fill_value must be a real number like values, got {fill.dtype}")
-        with arguments.blame("fill_value", f"of the features of values, shape {values.shape}"):
+        wanted = f"a scalar or of the features {values.shape[1:]} of values"
+        with arguments.blame("fill_value", wanted, fill):
             fill = xp.broadcast_to(fill.astype(values.dtype), (1, *values.shape[1:]))
         if xp is np:
             last = np.full_like(fill, arguments.missing(values.dtype))
@@ -417,9 +418,7 @@ class Graph:
         """
         if num_nodes is not None:
             if (num_src, num_dst) != (None, None):
-                raise ValueError(
-                    "num_nodes stands for num_src and num_dst: give it or those, not both"
-                )
+                raise ValueError(arguments.either_nodes(num_nodes, num_src, num_dst))
             new_src = new_dst = arguments.growth("num_nodes", num_nodes, self.num_nodes)
         else:
             new_src = arguments.growth("num_src", num_src, self.num_src)
@@ -459,7 +458,8 @@ class Graph:
             for part in names:
                 dtypes[part] = check_index(f"{name}.{part}", getattr(self, part), "ptr" in part)
             if len({getattr(self, part).shape for part in names}) > 1:
-                raise ValueError(f"{name}: {', '.join(names)} must have one length")
+                shapes = ", ".join(str(getattr(self, part).shape) for part in names)
+                raise ValueError(f"{name}: {', '.join(names)} must have one length, got {shapes}")
         check_one_dtype(name, dtypes)
         _check_split(f"{name}.split", self.split, self.indptr, self.cols)
         _check_split(f"{name}.t_split", self.t_split, self.t_indptr, self.t_cols)
@@ -526,7 +526,7 @@ def check_index(name: str, array: Any, is_pointer: bool = False) -> Any:
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
     if is_pointer and array.shape[0] == 0:
-        raise ValueError(f"{name} must have at least one element")
+        raise ValueError(f"{name} must have at least one element, got shape {array.shape}")
     return array.dtype
 
 

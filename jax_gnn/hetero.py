@@ -123,7 +123,10 @@ class HeteroGraph:
         """
         if edge_type not in self.edge_types:
             known = ", ".join(map(str, self.edge_types))
-            raise ValueError(f"edge type {edge_type!r} is none of the graph's: {known}")
+            raise ValueError(
+                f"edge type {edge_type!r} is none of the graph's: edge_type must be one of {known}, "
+                f"got {edge_type!r}"
+            )
         return self.edge_types.index(edge_type)
 
     def __repr__(self) -> str:
@@ -157,9 +160,13 @@ class HeteroGraph:
         senders = {src for src, _, _ in self.edge_types}
         for name, size in self.num_nodes.items():
             if name not in given and size and name in senders:
-                raise ValueError(f"x_dict lacks the type {name!r}, which sends edges")
+                raise ValueError(
+                    f"x_dict lacks the type {name!r}, which sends edges, got {', '.join(given)}"
+                )
         if not given:
-            raise ValueError(f"x_dict must have features of {', '.join(self.node_types)}")
+            raise ValueError(
+                f"x_dict must have features of {', '.join(self.node_types)}, got none"
+            )
         first = next(iter(given))
         shape = given[first].shape[1:]
         for name, x in given.items():
@@ -201,7 +208,10 @@ class HeteroGraph:
         for name in x_dict:
             if name not in sizes:
                 known = ", ".join(map(repr, sizes))
-                raise ValueError(f"x_dict has the key {name!r}, which is none of the types {known}")
+                raise ValueError(
+                    f"x_dict has the key {name!r}, which is none of the types {known}, got "
+                    f"{', '.join(map(repr, x_dict))}"
+                )
         return {
             name: arguments.check_features(f"x_dict[{name!r}]", x, f"num_nodes[{name!r}]", size)
             for name, size in sizes.items()

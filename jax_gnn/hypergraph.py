@@ -254,7 +254,10 @@ class Hypergraph:
         if not 1 <= k <= max(n, 1):
             raise ValueError(f"k must be between 1 and the number of nodes, {n}, got {k}")
         if not np.isfinite(points).all():
-            raise ValueError("features must be finite")
+            node, feature = np.argwhere(~np.isfinite(points))[0]
+            raise ValueError(
+                f"features must be finite, got {points[node, feature]} at [{node}, {feature}]"
+            )
         # |a|² + |b|² - 2ab finds candidates fast; among those, the differences a - b decide.
         centered = points - points.mean(axis=0) if n else points
         squares = np.einsum("nf,nf->n", centered, centered)
@@ -340,7 +343,8 @@ class Hypergraph:
             return Hypergraph(graph, padded("num_head_incidences", self.head, num_head_incidences))
         if num_head_incidences is not None:
             raise ValueError(
-                "num_head_incidences is for directed hypergraphs, this one has no head"
+                "num_head_incidences is for directed hypergraphs, this one has no head, got "
+                f"{num_head_incidences}"
             )
         return Hypergraph(graph)
 
@@ -389,8 +393,10 @@ class Hypergraph:
         }
         check_one_dtype(name, {f"{side}.indptr": g.indptr.dtype for side, g in graphs.items()})
         if len({(graph.num_src, graph.num_dst) for graph in graphs.values()}) > 1:
+            sizes = " and ".join(f"{graph.num_src, graph.num_dst}" for graph in graphs.values())
             raise ValueError(
-                f"graph and head of the {name} must have the same numbers of nodes and hyperedges"
+                f"graph and head of the {name} must have the same numbers of nodes and hyperedges, "
+                f"got {sizes}"
             )
         return Hypergraph(**checked)
 

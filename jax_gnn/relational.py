@@ -246,7 +246,7 @@ class RelationalGraph:
         if not bipartite:
             num_src = num_dst = arguments.check_size("num_nodes", num_nodes, src, dst)
         elif num_nodes is not None:
-            raise ValueError("num_nodes stands for num_src and num_dst: give it or those, not both")
+            raise ValueError(arguments.either_nodes(num_nodes, num_src, num_dst))
         else:
             src_name, dst_name = "num_src", "num_dst"
             num_src = arguments.check_size("num_src", num_src, src)
@@ -256,7 +256,10 @@ class RelationalGraph:
         self_relation = arguments.check_flag("self_relation", self_relation)
         for name, wanted in (("inverse", inverse), ("self_relation", self_relation)):
             if wanted and bipartite:
-                raise ValueError(f"{name} is not for bipartite graphs: give num_nodes")
+                raise ValueError(
+                    f"{name} is not for bipartite graphs: give num_nodes, got {num_src=} and "
+                    f"{num_dst=}"
+                )
         if arguments.check_flag("validate", validate) and not is_traced(src):
             arguments.check_range("src", src, src_name, num_src)
             arguments.check_range("rel", rel, "num_relations", num_relations)
@@ -459,7 +462,9 @@ class RelationalGraph:
             pairs, rest = getattr(self, f"pair_{side}"), getattr(self, edges)
             if pairs is None:
                 if wanted is not None:
-                    raise ValueError(f"num_{side}_pairs: the graph has no part {part!r}")
+                    raise ValueError(
+                        f"num_{side}_pairs: the graph has no part {part!r}, got {wanted}"
+                    )
                 continue
             more = arguments.growth(f"num_{side}_pairs", wanted, pairs.num_pairs)
             padded |= {f"pair_{side}": pairs.pad(more, size), edges: rest.pad(new, more)}
@@ -467,7 +472,7 @@ class RelationalGraph:
         graph = replace(self, nodes=nodes, edge_types=types, **padded, tiles=None, t_tiles=None)
         if self.tiles is None:
             if num_items is not None:
-                raise ValueError("num_items: the graph has no part 'tiles'")
+                raise ValueError(f"num_items: the graph has no part 'tiles', got {num_items}")
             return graph
         graph = graph.with_parts("tiles")
         found = {name: getattr(graph, name) for name in ("tiles", "t_tiles")}
@@ -501,7 +506,10 @@ class RelationalGraph:
             pairs_name = f"pair_{side}"
             pairs, rest = getattr(self, pairs_name), getattr(self, edges)
             if (pairs is None) != (rest is None):
-                raise ValueError(f"{name}: {pairs_name} and {edges} are built together")
+                raise ValueError(
+                    f"{name}: {pairs_name} and {edges} are built together, got "
+                    f"{type(pairs).__name__} and {type(rest).__name__}"
+                )
             if pairs is None:
                 continue
             arguments.check_instance(f"{name}.{pairs_name}", pairs, Pairs)
@@ -640,7 +648,10 @@ def _check_edge_type(key: Any, sizes: Mapping[str, int]) -> None:
         )
     for kind in (key[0], key[2]):
         if kind not in sizes:
-            raise ValueError(f"num_nodes says nothing about the type {kind!r} of edges[{key!r}]")
+            raise ValueError(
+                f"num_nodes says nothing about the type {kind!r} of edges[{key!r}], got those of "
+                f"{', '.join(map(repr, sizes))}"
+            )
 
 
 def _check_tiles(name: str, tiles: Tiles, num_edges: int) -> None:
@@ -659,7 +670,10 @@ def _two_rows(name: str, given: Any) -> Any:
         return given, given
     shape = getattr(given, "shape", None)
     if (shape is not None and len(shape) != 2) or not hasattr(given, "__len__") or len(given) != 2:
-        raise ValueError(f"{name} must be (2, num_edges), sources and destinations")
+        raise ValueError(
+            f"{name} must be (2, num_edges), sources and destinations, got "
+            f"{arguments.described(given)}"
+        )
     return given
 
 

@@ -492,7 +492,7 @@ def test_wrong_types_are_named(name: str, argument: str, wrong: list[str]) -> No
 def test_all_functions_are_here() -> None:
     functions = {name for name in jax_gnn.__all__ if callable(getattr(jax_gnn, name))}
     containers = {"Graph", "Hypergraph", "HypergraphNorm", "SegmentIndex", "TypePlan"}
-    containers |= {"HeteroGraph", "RelationalGraph"}
+    containers |= {"HeteroGraph", "RelationalGraph", "host_arrays"}
     assert functions - containers <= CALLS.keys()
     models = {model.__name__ for model, *_ in MODELS}
     others = {"AttentionOptions", "LinearOptions", "Stack", "gcn_norm", "unigcn_norm"}

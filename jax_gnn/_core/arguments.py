@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import numbers
 import operator
+import reprlib
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -203,7 +204,8 @@ def check_size(name: str, size: Any, *ids: Any) -> Any:
     if size is None and ids:
         if is_traced(*ids):
             raise TypeError(
-                f"{name} must be given inside jax.jit, where it cannot be read off the ids"
+                f"{name} must be given inside jax.jit, where it cannot be read off the ids, got "
+                "None"
             )
         size = max(int(array.max(initial=-1)) for array in ids) + 1
     if jax.export.is_symbolic_dim(size):
@@ -213,6 +215,14 @@ def check_size(name: str, size: Any, *ids: Any) -> Any:
         raise ValueError(f"{name} must not be negative, got {size}")
     index_dtype(size)  # there must be an id for padding
     return size
+
+
+def either_nodes(num_nodes: Any, num_src: Any, num_dst: Any) -> str:
+    """What is wrong with giving all of these."""
+    return (
+        "num_nodes stands for num_src and num_dst: give it or those, not both, got "
+        f"{num_nodes=}, {num_src=}, {num_dst=}"
+    )
 
 
 def check_concrete(name: str, size: int, reason: str) -> None:
@@ -334,13 +344,13 @@ def to_array(name: str, values: Any) -> Any:
 
 def to_numpy(name: str, values: Any) -> np.ndarray:
     """An array of numbers, of whatever type."""
-    with blame(name, "an array of numbers"):
+    with blame(name, "an array of numbers", values):
         return np.asarray(values)
 
 
 def as_array(name: str, values: Any) -> Array:
     """An array of JAX."""
-    with blame(name, "an array of numbers"):
+    with blame(name, "an array of numbers", values):
         return jnp.asarray(values)
 
 
@@ -377,13 +387,20 @@ def is_real(dtype: Any) -> bool:
 
 
 @contextlib.contextmanager
-def blame(name: str, what: str) -> Iterator[None]:
+def blame(name: str, what: str, given: Any) -> Iterator[None]:
     """Says of errors of JAX and numpy which argument is to blame, and what it must be."""
     try:
         yield
     except (TypeError, ValueError, OverflowError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{name} must be {what}: {error}") from error
+        raise kind(f"{name} must be {what}, got {described(given)}") from error
+
+
+def described(value: Any) -> str:
+    """What was given, in a few words: of an array its dtype and shape."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"an array of {value.dtype} of shape {value.shape}"
+    return reprlib.repr(value)
 
 
 def check_number(name: str, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -118,7 +119,7 @@ def check_array(field: str, value: Any, kinds: str, what: str, ndim: int) -> np.
     try:
         array = np.asarray(value)
     except ValueError as error:  # lists of uneven lengths
-        raise ValueError(f"{field}: {error}") from error
+        raise ValueError(f"{field}: expected {what}, got {reprlib.repr(value)}") from error
     is_nothing = array.size == 0 and array.dtype.kind == "f"  # numpy makes floats of []
     if array.dtype.kind not in kinds and not is_nothing:
         raise ValueError(f"{field}: expected {what}, got dtype {array.dtype}")

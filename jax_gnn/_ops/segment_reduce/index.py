@@ -78,7 +78,9 @@ class SegmentIndex:
             ValueError: ids are not one-dimensional, or ``num_segments`` is negative.
         """
         if isinstance(ids, jax.core.Tracer):
-            raise TypeError("ids must be concrete: build the SegmentIndex outside of jax.jit")
+            raise TypeError(
+                f"ids must be concrete: build the SegmentIndex outside of jax.jit, got {ids}"
+            )
         num_segments = check_size("num_segments", num_segments)
         ids = check_ids("ids", ids)
         dtype = index_dtype(num_segments, len(ids))
