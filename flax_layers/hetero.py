@@ -12,11 +12,23 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import LinearOptions, check_features, end_sizes, linear
+from flax_layers._base import (
+    LinearOptions,
+    check_features,
+    check_positive,
+    end_sizes,
+    linear,
+)
 from flax_layers.graph import SAGEConv
 from flax_layers.relational import over_batch
 from jax_gnn import HeteroGraph, RelationalGraph, relational_aggregate, segment_matmul, spmm
-from jax_gnn._core.arguments import check_choice, check_instance
+from jax_gnn._core.arguments import (
+    as_array,
+    check_choice,
+    check_instance,
+    check_integer,
+    described,
+)
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn.hetero import EdgeType
 
@@ -62,6 +74,10 @@ class HeteroConv(nnx.Module):
             ValueError: There are no convolutions, or the aggregation is unknown.
         """
         check_choice("aggregation", aggregation, get_args(Across))
+        if not isinstance(convolutions, Mapping):
+            raise TypeError(
+                f"convolutions must be a mapping by edge type, got {type(convolutions).__name__}"
+            )
         if not convolutions:
             raise ValueError("convolutions must not be empty, got none")
         for key in convolutions:
@@ -98,7 +114,11 @@ class HeteroConv(nnx.Module):
         """
         check_instance("graph", graph, HeteroGraph)
         x = graph.check_features(x_dict)
-        arguments = arguments or {}
+        arguments = {} if arguments is None else arguments
+        if not isinstance(arguments, Mapping):
+            raise TypeError(
+                f"arguments must be a mapping by edge type, got {type(arguments).__name__}"
+            )
         for key in arguments:
             if key not in self.edge_types:
                 raise ValueError(
@@ -150,6 +170,10 @@ class HeteroConv(nnx.Module):
         self, graph: HeteroGraph, x: dict[str, Array], key: EdgeType, arguments: Mapping[str, Any]
     ) -> Array:
         conv = self._of(key)
+        sizes = getattr(conv, "in_features", None)
+        if isinstance(sizes, int | tuple):  # errors name the type
+            for name, size in zip((key[0], key[2]), end_sizes(sizes), strict=True):
+                check_features(x[name], len(x[name]), size, f"x_dict[{name!r}]")
         ends = x[key[0]] if key[0] == key[2] else (x[key[0]], x[key[2]])
         return conv(graph.graph(key), ends, **arguments)
 
@@ -308,6 +332,7 @@ class HeteroLinear(nnx.Module):
             ValueError: A size is negative.
         """
         check_sizes("in_features", in_features)
+        check_positive(out_features=out_features)
         # Initialisers divide by the size: types without nodes or features have nothing to draw.
         empty: Any = options | {"kernel_init": nnx.initializers.zeros_init()}
         self.layers = nnx.Dict(
@@ -358,8 +383,10 @@ class HeteroLinear(nnx.Module):
     def _of_type(self, name: str, x: ArrayLike | None) -> Array:
         layer = self.layers[name]
         if x is not None:
-            width = self.in_features[name]
-            return linear(layer, check_features(x, len(x), width, f"x_dict[{name!r}]"))  # type: ignore[arg-type]
+            x = as_array(f"x_dict[{name!r}]", x)
+            rows = x.shape[0] if x.ndim else 0
+            x = check_features(x, rows, self.in_features[name], f"x_dict[{name!r}]")
+            return linear(layer, x)
         kernel = layer.kernel[...] if layer.dtype is None else layer.kernel[...].astype(layer.dtype)
         return kernel if layer.bias is None else kernel + layer.bias[...].astype(kernel.dtype)
 
@@ -402,6 +429,8 @@ class HeteroModel(nnx.Module):
             TypeError: `in_features` is no mapping.
             ValueError: A size is negative.
         """
+        if not hasattr(model, "in_features"):
+            raise TypeError(f"model must have in_features, got {described(model)}")
         self.input = HeteroLinear(in_features, model.in_features, rngs=rngs, **options)
         self.model = model
 
@@ -454,7 +483,9 @@ def check_sizes(name: str, sizes: Any) -> None:
     if not isinstance(sizes, Mapping):
         raise TypeError(f"{name} must be a mapping by type, got {type(sizes).__name__}")
     for kind, size in sizes.items():
-        if not isinstance(size, int) or size < 0:
+        if not isinstance(kind, str):
+            raise TypeError(f"{name} must be by names of types, got {kind!r}")
+        if check_integer(f"{name}[{kind!r}]", size) < 0:
             raise ValueError(f"{name}[{kind!r}] must be a number from 0, got {size!r}")
 
 

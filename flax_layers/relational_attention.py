@@ -35,7 +35,13 @@ from flax_layers.relational import (
     over_batch,
 )
 from jax_gnn import RelationalGraph, segment_matmul
-from jax_gnn._core.arguments import check_choice, check_flag, check_instance, check_number
+from jax_gnn._core.arguments import (
+    as_array,
+    check_choice,
+    check_flag,
+    check_instance,
+    check_number,
+)
 from jax_gnn._ops.relational_attention.schedule import WAYS, Way
 from jax_gnn._ops.relational_attention.ways import (
     Folded,
@@ -605,8 +611,9 @@ class HGTConv(nnx.Module):
                 f"x has the type {unknown[0]!r}, which is none of {self.type_names}, got {[*x]}"
             )
         found: dict[str, Array] = {}
-        like = next(iter(x.values()), None)
-        batch = np.shape(like)[1:-1] if like is not None else ()
+        batch: tuple[int, ...] = ()
+        for name, like in [*x.items()][:1]:
+            batch = as_array(f"x[{name!r}]", like).shape[1:-1]
         for name, size, width in zip(self.type_names, sizes, self.widths, strict=True):
             if name in x:
                 rows_name = f"nodes of type {name!r}"

@@ -141,7 +141,7 @@ class Graph:
         """
         if self.num_src != self.num_dst:
             raise ValueError(
-                f"a bipartite graph has no num_nodes, but num_src={self.num_src} and "
+                f"a bipartite graph has no num_nodes, got num_src={self.num_src} and "
                 f"num_dst={self.num_dst}"
             )
         return self.num_dst

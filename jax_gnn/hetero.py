@@ -121,11 +121,14 @@ class HeteroGraph:
         Raises:
             ValueError: the graph has no such edge type.
         """
-        if edge_type not in self.edge_types:
+        return self._number("edge_type", edge_type)
+
+    def _number(self, name: str, edge_type: Any) -> int:
+        if not isinstance(edge_type, tuple) or edge_type not in self.edge_types:
             known = ", ".join(map(str, self.edge_types))
             raise ValueError(
-                f"edge type {edge_type!r} is none of the graph's: edge_type must be one of {known}, "
-                f"got {edge_type!r}"
+                f"edge type {edge_type!r} is none of the graph's: {name} must be among {known}, got "
+                f"{edge_type!r}"
             )
         return self.edge_types.index(edge_type)
 
@@ -256,11 +259,13 @@ class HeteroGraph:
         nodes = self.relational.nodes
         if is_traced(nodes.rows):
             raise TypeError("with_graphs reads values: call it before jax.jit")
+        if not (edge_types is None or isinstance(edge_types, Iterable)):
+            raise TypeError(f"edge_types must be edge types, got {edge_types!r}")
         columns = nodes.cols, nodes.rows, self.relational.edge_types, nodes.edge_ids
         src, dst, rel, ids = map(np.asarray, columns)
         graphs = list(self.graphs)
         for key in self.edge_types if edge_types is None else edge_types:
-            number = self.relation(key)
+            number = self._number("edge_types", key)
             edges = np.flatnonzero(rel == number)
             edges = edges[np.argsort(ids[edges], kind="stable")]
             starts, stops = self.slices[key[0]], self.slices[key[2]]

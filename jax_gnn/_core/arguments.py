@@ -416,6 +416,12 @@ def check_flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def check_callable(name: str, value: Any) -> None:
+    """A function, or a module that is called like one."""
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, got {described(value)}")
+
+
 def check_container(name: str, value: Any, kind: type[C]) -> C:
     """A container of graphs that passes its own check."""
     check_instance(name, value, kind)

@@ -1,4 +1,4 @@
-"""Calls with one argument that is wrong: each must raise an error that names it."""
+"""Calls with one argument that is wrong: each must raise an error that names it, and what it was."""
 
 from __future__ import annotations
 
@@ -465,10 +465,12 @@ def wrong_call(random: Random, mode: Mode) -> tuple[str, str | None]:
         except (TypeError, ValueError) as error:
             message = str(error)
             names = (argument, *_TOGETHER.get(argument, ()))
-            if any(re.search(rf"\b{n}\b", message) for n in names):
-                return text, None
             kind = type(error).__name__
-            return text, f"{kind} does not name {argument}: {message.splitlines()[0][:160]}"
+            if not any(re.search(rf"\b{n}\b", message) for n in names):
+                return text, f"{kind} does not name {argument}: {message.splitlines()[0][:160]}"
+            if not re.search(r"\b(got|found|is outside)\b", message):
+                return text, f"{kind} does not say what was given: {message[:160]}"
+            return text, None
         except Exception as error:
             return text, f"{type(error).__name__}: {str(error).splitlines()[:1]}"
     return text, f"no error, but {str(result)[:120]}"
