@@ -116,7 +116,8 @@ class HypergraphAttentionConv(AttentionConvolution):
         x, kernel, bias = self._operands(x, hypergraph)
         if hypergraph.head is not None:
             raise ValueError(
-                f"hypergraph must not be directed: attention is to one H, both ways, got {hypergraph}"
+                "hypergraph must not be directed: attention is to one H, both ways, got "
+                f"{hypergraph}"
             )
         weight = check_hyperedge_weight(hypergraph, hyperedge_weight)
         of_node, of_hyperedge = (

@@ -168,8 +168,8 @@ class RGCNConv(nnx.Module):
             )
         if graph.self_relation and not self.own_weight:
             raise ValueError(
-                "graph has a self_relation, which a layer of own_weight=False has no weight for, got "
-                f"{graph}"
+                "graph has a self_relation, and the layer has own_weight=False, got "
+                f"{graph.num_relations} relations"
             )
         if edge_weight is not None:
             edge_weight = check_vector("edge_weight", edge_weight, "num_edges", graph.num_edges)

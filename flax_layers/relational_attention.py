@@ -626,9 +626,7 @@ class HGTConv(nnx.Module):
             elif size == 0:
                 found[name] = jnp.zeros((0, *batch, width))
             else:
-                raise ValueError(
-                    f"x lacks the type {name!r}, which has {size} nodes, got {[*x]}"
-                )
+                raise ValueError(f"x lacks the type {name!r}, which has {size} nodes, got {[*x]}")
         return found
 
     # --- The computation -------------------------------------------------------------------------

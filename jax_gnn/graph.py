@@ -272,7 +272,7 @@ class Graph:
         if xp is np:
             last = np.full_like(fill, arguments.missing(values.dtype))
             places = np.clip(self.edge_ids, PADDING, len(values)) + 1
-            return np.concatenate([fill, values, last])[places]  # type: ignore[return-value]
+            return np.concatenate([fill, values, last])[places]
         edge_ids = bounded(self.edge_ids, values.shape[0])
         return jnp.concatenate([fill, values]).at[edge_ids + 1].get(mode="fill")
 
@@ -374,8 +374,11 @@ class Graph:
         """
         if is_traced(self.indptr):
             raise TypeError("with_max_degrees reads values: call it before jax.jit")
-        bounds = map(degree_bound, (self.indptr, self.t_indptr))
-        return replace(self, **dict(zip(("max_in_degree", "max_out_degree"), bounds, strict=True)))
+        return replace(
+            self,
+            max_in_degree=degree_bound(self.indptr),
+            max_out_degree=degree_bound(self.t_indptr),
+        )
 
     def with_edge_split(self) -> Graph:
         """Adds ``split`` and ``t_split``, in linear time, where they are not there yet.

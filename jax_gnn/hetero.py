@@ -127,8 +127,8 @@ class HeteroGraph:
         if not isinstance(edge_type, tuple) or edge_type not in self.edge_types:
             known = ", ".join(map(str, self.edge_types))
             raise ValueError(
-                f"edge type {edge_type!r} is none of the graph's: {name} must be among {known}, got "
-                f"{edge_type!r}"
+                f"edge type {edge_type!r} is none of the graph's: {name} must be among {known}, "
+                f"got {edge_type!r}"
             )
         return self.edge_types.index(edge_type)
 
@@ -167,9 +167,7 @@ class HeteroGraph:
                     f"x_dict lacks the type {name!r}, which sends edges, got {', '.join(given)}"
                 )
         if not given:
-            raise ValueError(
-                f"x_dict must have features of {', '.join(self.node_types)}, got none"
-            )
+            raise ValueError(f"x_dict must have features of {', '.join(self.node_types)}, got none")
         first = next(iter(given))
         shape = given[first].shape[1:]
         for name, x in given.items():

@@ -40,9 +40,7 @@ def relational() -> RelationalGraph:
 # Containers of host arrays, and what their methods build.
 MAKE: dict[str, Callable[[], Any]] = {
     "Graph": lambda: Graph.from_edges(SRC, DST, num_nodes=SIZE),
-    "Hypergraph": lambda: Hypergraph.from_incidence(
-        SRC, DST, num_nodes=SIZE, num_hyperedges=SIZE
-    ),
+    "Hypergraph": lambda: Hypergraph.from_incidence(SRC, DST, num_nodes=SIZE, num_hyperedges=SIZE),
     "RelationalGraph": relational,
     "HeteroGraph": lambda: HeteroGraph.from_edges(EDGES, {"a": SIZE, "b": SIZE}).with_graphs(),
     "SegmentIndex": lambda: SegmentIndex.from_ids(DST, SIZE),

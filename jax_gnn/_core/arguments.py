@@ -171,7 +171,7 @@ def check_columns(columns: dict[str, Any]) -> list[Any]:
 def check_ids(name: str, ids: Any, traced: bool = False) -> Any:
     """A one-dimensional array of integers: int64 in numpy, or int32 or int64 in JAX if traced.
 
-    Without elements an array of floats is one of integers, too: numpy and JAX make floats of ``[]``.
+    Without elements an array of floats is one of integers, too: ``[]`` becomes floats.
     """
     given = ids
     ids = to_array(name, ids) if traced else to_numpy(name, ids)
@@ -359,7 +359,7 @@ def as_numbers(name: str, values: Any, xp: Any) -> Any:
     if xp is jnp:
         return as_array(name, values)
     values = to_numpy(name, values)
-    if not (values.dtype == bool or jnp.issubdtype(values.dtype, np.number)):
+    if not (values.dtype == np.bool_ or jnp.issubdtype(values.dtype, np.number)):
         raise TypeError(f"{name} must be an array of numbers, got {values.dtype}")
     return values.astype(jax.dtypes.canonicalize_dtype(values.dtype), copy=False)
 
@@ -368,7 +368,7 @@ def missing(dtype: Any) -> Any:
     """What a gather of JAX puts where nothing is: NaN or, of integers, the extreme value."""
     if jnp.issubdtype(dtype, np.inexact):
         return np.nan
-    return True if dtype == bool else (np.iinfo(dtype).min or np.iinfo(dtype).max)
+    return True if dtype == np.bool_ else (np.iinfo(dtype).min or np.iinfo(dtype).max)
 
 
 def growth(name: str, wanted: int | None, size: int) -> int:

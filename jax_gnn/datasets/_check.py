@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import reprlib
 import operator
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Calls with one argument that is wrong: each must raise an error that names it, and what it was."""
+"""Calls with one wrong argument: each must raise an error that names it, and what was given."""
 
 from __future__ import annotations
 

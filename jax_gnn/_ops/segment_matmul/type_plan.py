@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,12 +64,7 @@ class TypePlan:
         """
         num_types = check_size("num_types", num_types)
         if on_host.value and not is_traced(types):
-            ids = check_ids("types", types)
-            dtype = index_dtype(num_types, len(ids))
-            ids = np.where(in_range(ids, num_types), ids, num_types)
-            order = np.argsort(ids, kind="stable").astype(dtype)
-            sizes = np.bincount(ids, minlength=num_types + 1)[:num_types].astype(dtype)
-            return cls(sizes, order, inverse_of(order))
+            return cls(*_host_plan(check_ids("types", types), num_types))
         ids = as_ids("types", types)
         rows, order = sort_ids(ids, num_types)
         starts = row_starts(rows, num_types)
@@ -82,7 +78,7 @@ class TypePlan:
             group_sizes: ``(num_types,)`` integers; rows past their sum have no type.
         """
         if on_host.value and not is_traced(group_sizes):
-            sizes = check_ids("group_sizes", group_sizes)
+            sizes: Any = check_ids("group_sizes", group_sizes)
             dtype = jax.dtypes.canonicalize_dtype(np.int64)
             return cls(np.minimum(sizes, np.iinfo(dtype).max).astype(dtype))
         return cls(as_ids("group_sizes", group_sizes))
@@ -119,3 +115,12 @@ class TypePlan:
             raise ValueError(f"x must be ({rows=}, *features), got shape {x.shape}")
         # A gather whose transpose is a gather: no scatter in the backward pass.
         return total(x, permutation(ids, inverse))
+
+
+def _host_plan(types: np.ndarray, num_types: int) -> tuple[Any, Any, Any]:
+    """Sizes, order and inverse, in numpy."""
+    dtype = index_dtype(num_types, len(types))
+    types = np.where(in_range(types, num_types), types, num_types)  # type: ignore[arg-type]
+    order = np.argsort(types, kind="stable").astype(dtype)
+    sizes = np.bincount(types, minlength=num_types + 1)[:num_types].astype(dtype)
+    return sizes, order, inverse_of(order)

@@ -83,12 +83,14 @@ class SegmentIndex:
             )
         num_segments = check_size("num_segments", num_segments)
         ids = check_ids("ids", ids)
+        rows: Any = None
+        order: Any = None
         dtype = index_dtype(num_segments, len(ids))
         ids = np.clip(ids, PADDING, num_segments).astype(dtype)
-        if (ids[1:] >= ids[:-1]).all():
-            return placed(cls(ids, num_segments=num_segments))
-        order = np.argsort(ids, kind="stable").astype(ids.dtype)
-        return placed(cls(ids, ids[order], order, num_segments=num_segments))
+        if (ids[1:] < ids[:-1]).any():
+            order = np.argsort(ids, kind="stable").astype(dtype)
+            rows = ids[order]
+        return placed(cls(ids, rows, order, num_segments=num_segments))
 
     def gather(self, x: Array, *, implementation: Implementation | None = None) -> Array:
         """The rows of x that the ids name.
