@@ -88,7 +88,7 @@ class ComplEx(nnx.Module):
         subjects, relations = _pair(subjects, relations)
         if subjects.shape[-1] % 2:
             raise ValueError(
-                "features of subjects and relations must be even, real and imaginary, got "
+                "subjects and relations: features must be even, real and imaginary, got "
                 f"{subjects.shape[-1]}"
             )
         a, b = jnp.split(subjects, 2, -1)

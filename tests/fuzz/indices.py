@@ -384,9 +384,7 @@ def integers(name: str, size: Size, dtype: str) -> Any:
 def segment_index(size: Size, dtype: str) -> Any:
     def function(ids: Any, nodes: Any, edges: Any) -> Any:
         rows, order, back = ids
-        by_segment = Csr(rows, order, num_rows=size.rows)
-        matrix = SparseMatrix(by_segment, Csr(None, back, num_rows=size.entries))
-        index = jax_gnn.SegmentIndex(matrix)
+        index = jax_gnn.SegmentIndex(back, rows, order, num_segments=size.rows)
         return index.gather(nodes), index.segment_sum(edges)
 
     def arguments(draw: Draw) -> Any:
