@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shutil
 import sys
@@ -44,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
             return _fit_schedules(options)
         return _benchmark(options)
     except (OSError, ValueError, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        of_file = f"{options.file}: " if isinstance(error, json.JSONDecodeError) else ""
+        print(f"error: {of_file}{error}", file=sys.stderr)
         return 2
 
 

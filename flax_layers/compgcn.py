@@ -24,7 +24,7 @@ from flax_layers._base import (
 from flax_layers.graph import glorot_init
 from flax_layers.relational import each_of
 from jax_gnn import Graph, RelationalGraph, spmm
-from jax_gnn._core.arguments import check_choice, check_instance
+from jax_gnn._core.arguments import check_choice, check_flag, check_instance
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.csr import segments
 from jax_gnn._core.ids import in_range, row_starts
@@ -117,7 +117,7 @@ class CompGCNConv(nnx.Module):
         own = kernel_init(rngs.params(), (1, in_features), param_dtype)
         self.own_relation = nnx.Param(own[0])
         self.bias: nnx.Param[Array] | None = nnx.data(None)
-        if use_bias:
+        if check_flag("use_bias", use_bias):
             self.bias = nnx.Param(bias_init(rngs.params(), (out_features,), param_dtype))
         self.in_features = in_features
         self.out_features = out_features
@@ -236,7 +236,9 @@ class CompGCNConv(nnx.Module):
                 f"no self_relation, got {graph.num_relations - graph.self_relation}{more}"
             )
         if graph.pair_src is None:
-            raise ValueError("graph lacks the part 'from_pairs': call with_parts('from_pairs')")
+            raise ValueError(
+                f"graph lacks the part 'from_pairs': call with_parts('from_pairs'), got {graph}"
+            )
 
     # Correlation is a product of Fourier transforms, and these are linear: sums are taken of them.
 

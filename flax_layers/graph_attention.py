@@ -205,7 +205,7 @@ class GATConv(_GraphAttentionConv):
         dropout = dropout_arguments(deterministic, rngs)
         value = self._split(self._product(src, self._param(self.kernel, src)))
         src_score = jnp.sum(value * self._param(self.src_attention, src), axis=-1)
-        if dst is src:
+        if dst is src and self.dst_kernel is None:
             dst_score = jnp.sum(value * self._param(self.dst_attention, src), axis=-1)
         else:  # of which only the scores are wanted
             kernel = self.kernel if self.dst_kernel is None else self.dst_kernel

@@ -12,11 +12,24 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import LinearOptions, Named, check_features, end_sizes, linear
+from flax_layers._base import (
+    LinearOptions,
+    Named,
+    check_features,
+    check_positive,
+    end_sizes,
+    linear,
+)
 from flax_layers.graph import SAGEConv
 from flax_layers.relational import over_batch
 from jax_gnn import HeteroGraph, RelationalGraph, relational_aggregate, segment_matmul, spmm
-from jax_gnn._core.arguments import check_choice, check_instance
+from jax_gnn._core.arguments import (
+    as_array,
+    check_choice,
+    check_instance,
+    check_integer,
+    described,
+)
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn.hetero import EdgeType
 
@@ -52,8 +65,8 @@ class HeteroConv(nnx.Module):
 
         Args:
             convolutions: By edge type, such as of this library that take a `jax_gnn.Graph`. Between
-                nodes of two types they get a pair of features, ``(x_src, x_dst)``; within one type,
-                too, where their `in_features` is a pair.
+                nodes of two types they get a pair of features, ``(x_src, x_dst)``; within one type
+                one array, so that a `GATConv` has nodes see themselves there.
             aggregation: What becomes of the results of a destination type: "sum", "mean", "max",
                 "min", "concat" of features, or "stack" of relations along the axis before those.
 
@@ -62,8 +75,12 @@ class HeteroConv(nnx.Module):
             ValueError: There are no convolutions, or the aggregation is unknown.
         """
         check_choice("aggregation", aggregation, get_args(Across))
+        if not isinstance(convolutions, Mapping):
+            raise TypeError(
+                f"convolutions must be a mapping by edge type, got {type(convolutions).__name__}"
+            )
         if not convolutions:
-            raise ValueError("convolutions must not be empty")
+            raise ValueError("convolutions must not be empty, got none")
         for key in convolutions:
             if not isinstance(key, tuple) or [type(part) for part in key] != [str, str, str]:
                 raise TypeError(
@@ -98,15 +115,25 @@ class HeteroConv(nnx.Module):
         """
         check_instance("graph", graph, HeteroGraph)
         x = graph.check_features(x_dict)
-        arguments = arguments or {}
+        arguments = {} if arguments is None else arguments
+        if not isinstance(arguments, Mapping):
+            raise TypeError(
+                f"arguments must be a mapping by edge type, got {type(arguments).__name__}"
+            )
         for key in arguments:
             if key not in self.edge_types:
-                raise ValueError(f"arguments has {key!r}, which is none of the layer's edge types")
+                raise ValueError(
+                    f"arguments has {key!r}, which is none of the layer's edge types, got "
+                    f"{', '.join(map(str, arguments))}"
+                )
         for key in self.edge_types:
             graph.relation(key)
             for name in (key[0], key[2]):
                 if name not in x:
-                    raise ValueError(f"x_dict lacks the type {name!r}, which {key!r} needs")
+                    raise ValueError(
+                        f"x_dict lacks the type {name!r}, which {key!r} needs, got "
+                        f"{', '.join(map(repr, x))}"
+                    )
         groups: dict[Any, list[EdgeType]] = {}
         for key in self.edge_types:
             kind = None if key in arguments else _kind(self.convolutions[key])
@@ -141,9 +168,12 @@ class HeteroConv(nnx.Module):
         self, graph: HeteroGraph, x: dict[str, Array], key: EdgeType, arguments: Mapping[str, Any]
     ) -> Array:
         conv = self.convolutions[key]
-        src, dst = x[key[0]], x[key[2]]
-        pair = key[0] != key[2] or isinstance(getattr(conv, "in_features", None), tuple)
-        return conv(graph.graph(key), (src, dst) if pair else src, **arguments)
+        sizes = getattr(conv, "in_features", None)
+        if isinstance(sizes, int | tuple):  # errors name the type
+            for name, size in zip((key[0], key[2]), end_sizes(sizes), strict=True):
+                check_features(x[name], len(x[name]), size, f"x_dict[{name!r}]")
+        ends = x[key[0]] if key[0] == key[2] else (x[key[0]], x[key[2]])
+        return conv(graph.graph(key), ends, **arguments)
 
     # --- Relations alike, as one product ----------------------------------------------------------
 
@@ -160,7 +190,10 @@ class HeteroConv(nnx.Module):
         for key in keys:
             check_features(x[key[0]], len(x[key[0]]), width, f"x_dict[{key[0]!r}]")
             if shapes[key] != shapes[keys[0]]:
-                raise ValueError(f"x_dict[{key[0]!r}] has other batch axes than {keys[0][0]!r}")
+                raise ValueError(
+                    f"x_dict[{key[0]!r}] must have the batch axes {shapes[keys[0]]} of "
+                    f"{keys[0][0]!r}, got {shapes[key]}"
+                )
         senders = {key[0] for key in keys}
         batch = shapes[keys[0]]
         dtype = first.dtype or jnp.result_type(*(x[n] for n in senders), first.kernel[...])
@@ -214,7 +247,10 @@ class HeteroConv(nnx.Module):
         joined, kernels, weight = self._operands(graph, x, keys)
         pairs, edges = graph.relational.pair_dst, graph.relational.to_pairs
         if pairs is None or edges is None:
-            raise ValueError("graph lacks the part 'to_pairs'")
+            raise ValueError(
+                "graph lacks the part 'to_pairs': call with_parts('to_pairs'), got "
+                f"{graph.relational}"
+            )
         # Rows of the results of all relations, one after another; those of no such relation drop.
         sizes = graph.num_nodes
         total = sum(sizes[key[2]] for key in keys)
@@ -294,6 +330,7 @@ class HeteroLinear(nnx.Module):
             ValueError: A size is negative.
         """
         check_sizes("in_features", in_features)
+        check_positive(out_features=out_features)
         # Initialisers divide by the size: types without nodes or features have nothing to draw.
         empty: Any = options | {"kernel_init": nnx.initializers.zeros_init()}
         self.layers = Named(
@@ -330,16 +367,24 @@ class HeteroLinear(nnx.Module):
         for name in [*x_dict, *self.in_features]:
             if name not in self.in_features:
                 known = ", ".join(map(repr, self.in_features))
-                raise ValueError(f"x_dict has the key {name!r}, which is none of the types {known}")
+                raise ValueError(
+                    f"x_dict has the key {name!r}, which is none of the types {known}, got "
+                    f"{', '.join(map(repr, x_dict))}"
+                )
             if name not in x_dict:
-                raise ValueError(f"x_dict lacks the type {name!r}; None stands for no features")
+                raise ValueError(
+                    f"x_dict lacks the type {name!r}; None stands for no features, got "
+                    f"{', '.join(map(repr, x_dict))}"
+                )
         return {name: self._of_type(name, x_dict[name]) for name in self.in_features}
 
     def _of_type(self, name: str, x: ArrayLike | None) -> Array:
         layer = self.layers[name]
         if x is not None:
-            width = self.in_features[name]
-            return linear(layer, check_features(x, len(x), width, f"x_dict[{name!r}]"))  # type: ignore[arg-type]
+            x = as_array(f"x_dict[{name!r}]", x)
+            rows = x.shape[0] if x.ndim else 0
+            x = check_features(x, rows, self.in_features[name], f"x_dict[{name!r}]")
+            return linear(layer, x)
         kernel = layer.kernel[...] if layer.dtype is None else layer.kernel[...].astype(layer.dtype)
         return kernel if layer.bias is None else kernel + layer.bias[...].astype(kernel.dtype)
 
@@ -386,6 +431,8 @@ class HeteroModel(nnx.Module):
             TypeError: `in_features` is no mapping.
             ValueError: A size is negative.
         """
+        if not hasattr(model, "in_features"):
+            raise TypeError(f"model must have in_features, got {described(model)}")
         self.input = HeteroLinear(in_features, model.in_features, rngs=rngs, **options)
         self.model = model
         self.edge_types = None if edge_types is None else tuple(map(tuple, edge_types))
@@ -448,7 +495,9 @@ def check_sizes(name: str, sizes: Any) -> None:
     if not isinstance(sizes, Mapping):
         raise TypeError(f"{name} must be a mapping by type, got {type(sizes).__name__}")
     for kind, size in sizes.items():
-        if not isinstance(size, int) or size < 0:
+        if not isinstance(kind, str):
+            raise TypeError(f"{name} must be by names of types, got {kind!r}")
+        if check_integer(f"{name}[{kind!r}]", size) < 0:
             raise ValueError(f"{name}[{kind!r}] must be a number from 0, got {size!r}")
 
 

@@ -128,7 +128,10 @@ class HGNNConv(Convolution):
         elif weight is None:
             factors = norm.scales
         else:
-            raise ValueError("norm holds the weights of the hyperedges: leave them out with it")
+            raise ValueError(
+                "norm holds the weights of the hyperedges: leave hyperedge_weight and "
+                "num_hyperedges out with it, got both"
+            )
 
         def aggregate(features: Array, **last: Any) -> Array:
             return hypergraph_aggregate(
@@ -148,7 +151,7 @@ class HGNNConv(Convolution):
         if learned.shape != (hypergraph.num_hyperedges,):
             raise ValueError(
                 f"hypergraph has {hypergraph.num_hyperedges} hyperedges, but this layer was made "
-                f"with num_hyperedges={self.num_hyperedges} learnable weights"
+                f"with num_hyperedges={self.num_hyperedges} learnable weights, got {hypergraph}"
             )
         if weight is None:
             return learned

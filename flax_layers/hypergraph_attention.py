@@ -115,7 +115,10 @@ class HypergraphAttentionConv(AttentionConvolution):
         """
         x, kernel, bias = self._operands(x, hypergraph)
         if hypergraph.head is not None:
-            raise ValueError("hypergraph must not be directed: attention is to one H, both ways")
+            raise ValueError(
+                "hypergraph must not be directed: attention is to one H, both ways, got "
+                f"{hypergraph}"
+            )
         weight = check_hyperedge_weight(hypergraph, hyperedge_weight)
         of_node, of_hyperedge = (
             each[...].astype(x.dtype) for each in (self.node_attention, self.hyperedge_attention)

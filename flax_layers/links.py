@@ -16,7 +16,17 @@ from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers._base import check_positive, check_rates, dropout_arguments
 from flax_layers.compgcn import CompGCN
-from jax_gnn._core.arguments import check_choice, check_columns, check_range, check_real
+from jax_gnn._core.arguments import (
+    as_ids,
+    check_callable,
+    check_choice,
+    check_columns,
+    check_range,
+    check_real,
+    described,
+    is_real,
+    to_numpy,
+)
 from jax_gnn._core.arrays import STATIC
 
 embedding_init = nnx.initializers.glorot_normal()
@@ -46,6 +56,7 @@ class DistMult(nnx.Module):
         Returns:
             ``(*batch, features)``.
         """
+        subjects, relations = _pair(subjects, relations)
         return subjects * relations
 
 
@@ -74,8 +85,12 @@ class ComplEx(nnx.Module):
         Raises:
             ValueError: The number of features is odd.
         """
+        subjects, relations = _pair(subjects, relations)
         if subjects.shape[-1] % 2:
-            raise ValueError(f"features must be even, real and imaginary, got {subjects.shape[-1]}")
+            raise ValueError(
+                "subjects and relations: features must be even, real and imaginary, got "
+                f"{subjects.shape[-1]}"
+            )
         a, b = jnp.split(subjects, 2, -1)
         c, d = jnp.split(relations, 2, -1)
         return jnp.concatenate([a * c - b * d, a * d + b * c], -1)
@@ -165,6 +180,7 @@ class ConvE(nnx.Module):
             ``(*batch, features)``.
         """
         dropout = dropout_arguments(deterministic, rngs)
+        subjects, relations = _pair(subjects, relations, self.features)
         batch = subjects.shape[:-1]
         image = jnp.stack([subjects, relations], -2)
         image = image.reshape(*batch, 2 * self.height, self.features // self.height, 1)
@@ -226,6 +242,9 @@ class LinkPredictor(nnx.Module):
             ValueError: A size is not positive, or the rate is outside [0, 1].
         """
         check_rates(dropout_rate=dropout_rate)
+        if encoder is not None:
+            check_callable("encoder", encoder)
+        check_callable("decoder", decoder)
         check_positive(
             num_nodes=num_nodes,
             num_relations=num_relations,
@@ -287,7 +306,35 @@ class LinkPredictor(nnx.Module):
         Returns:
             ``(batch, num_nodes)``.
         """
-        return self.decoder(nodes[subjects], relations[relation_ids], **dropout) @ nodes.T
+        nodes, relations = _table("nodes", nodes), _table("relations", relations)
+        ids = as_ids("subjects", subjects), as_ids("relation_ids", relation_ids)
+        if ids[0].shape != ids[1].shape:
+            raise ValueError(
+                "subjects and relation_ids must be of one length, got shapes "
+                f"{ids[0].shape} and {ids[1].shape}"
+            )
+        return self.decoder(nodes[ids[0]], relations[ids[1]], **dropout) @ nodes.T
+
+
+def _pair(subjects: Any, relations: Any, features: int | None = None) -> tuple[Array, Array]:
+    """What a decoder takes: arrays of one shape, perhaps of so many features."""
+    subjects, relations = check_real("subjects", subjects), check_real("relations", relations)
+    shape = subjects.shape
+    if relations.shape != shape or not shape or features not in (None, shape[-1]):
+        wanted = "features" if features is None else f"features={features}"
+        raise ValueError(
+            f"subjects and relations must both be (*batch, {wanted}), got shapes {shape} and "
+            f"{relations.shape}"
+        )
+    return subjects, relations
+
+
+def _table(name: str, rows: Any) -> Array:
+    """Features of all nodes or relations."""
+    rows = check_real(name, rows)
+    if rows.ndim != 2 or not rows.shape[0]:
+        raise ValueError(f"{name} must be a matrix with a row for each, got shape {rows.shape}")
+    return rows
 
 
 # --- Losses --------------------------------------------------------------------------------------
@@ -325,7 +372,7 @@ def one_vs_all_loss(
         Array(1.3862944, dtype=float32)
     """
     scores = check_real("scores", scores)
-    rows, objects = jnp.asarray(rows), jnp.asarray(objects)
+    rows, objects = as_ids("rows", rows), as_ids("objects", objects)
     check_choice("kind", kind, get_args(OneVsAll))
     check_rates(label_smoothing=label_smoothing)
     if scores.ndim != 2 or rows.ndim != 1 or rows.shape != objects.shape:
@@ -376,7 +423,7 @@ def negative_sampling_loss(right: ArrayLike, wrong: ArrayLike) -> Array:
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinkRanking:
     """Facts to be ranked among all others, which their objects or subjects could be part of.
 
@@ -457,6 +504,10 @@ class LinkRanking:
             return [np.concatenate(pair) for pair in pairs]
 
         src, rel, dst = both_ways("", subjects, relations, objects)
+        if not isinstance(known, tuple | list) or len(known) != 3:
+            raise TypeError(
+                f"known must be subjects, relations and objects, got {described(known)}"
+            )
         known_src, known_rel, known_dst = both_ways("known ", *known)
         keys = known_src * (2 * num_relations) + known_rel
         order = np.argsort(keys, kind="stable")
@@ -520,7 +571,9 @@ class LinkRanking:
             raise ValueError(
                 f"nodes must be (num_nodes={self.num_nodes}, features), got {nodes.shape}"
             )
-        return _ranks(*nnx.split(decoder), self, nodes, check_real("relations", relations))
+        check_callable("decoder", decoder)
+        relations = _table("relations", relations)
+        return _ranks(*nnx.split(decoder), self, nodes, relations)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -551,7 +604,10 @@ def link_metrics(ranks: ArrayLike) -> dict[str, float]:
         >>> link_metrics([1, 2, 5, 20])
         {'mrr': 0.4375, 'hits@1': 0.25, 'hits@3': 0.5, 'hits@10': 0.75}
     """
-    found = np.asarray(ranks, np.float64).ravel()
+    ranks = to_numpy("ranks", ranks)
+    if not is_real(ranks.dtype):
+        raise TypeError(f"ranks must be real numbers, got {described(ranks)}")
+    found = ranks.astype(np.float64).ravel()
     if not found.size:
         return dict.fromkeys(("mrr", "hits@1", "hits@3", "hits@10"), math.nan)
     hits = {f"hits@{k}": float((found <= k).mean()) for k in (1, 3, 10)}

@@ -167,7 +167,10 @@ class RGCNConv(nnx.Module):
                 f"{graph.num_relations - own_relation}"
             )
         if graph.self_relation and not self.own_weight:
-            raise ValueError("graph has a self_relation, and the layer has own_weight=False")
+            raise ValueError(
+                "graph has a self_relation, and the layer has own_weight=False, got "
+                f"{graph.num_relations} relations"
+            )
         if edge_weight is not None:
             edge_weight = check_vector("edge_weight", edge_weight, "num_edges", graph.num_edges)
         else:
@@ -187,7 +190,7 @@ class RGCNConv(nnx.Module):
         apart = False
         if self.num_blocks is not None:
             if x is None:
-                raise ValueError("x must be given for block-diagonal weights")
+                raise ValueError("x must be given for block-diagonal weights, got None")
             apart = blocks_pay(counts_of(graph, self._full(kernel)))
             if not apart:
                 kernel = block_diagonal(kernel)
@@ -221,7 +224,9 @@ class RGCNConv(nnx.Module):
             return None
         bipartite = graph.num_src != graph.num_dst
         if x_dst is None and bipartite:
-            raise ValueError("x_dst must be given for a bipartite graph, or own_weight=False")
+            raise ValueError(
+                "x_dst must be given for a bipartite graph, or own_weight=False, got None"
+            )
         if x is None or x_dst is None:
             return x
         return check_features(x_dst, graph.num_dst, self.in_features, "x_dst", "num_dst")
@@ -295,7 +300,10 @@ def kernel_shape(
     if num_bases is not None:
         check_positive(num_bases=num_bases)
         if num_blocks is not None:
-            raise ValueError("num_bases and num_blocks exclude each other: give one of them")
+            raise ValueError(
+                "num_bases and num_blocks exclude each other: give one of them, got "
+                f"{num_bases=} and {num_blocks=}"
+            )
         return (num_bases,), shape
     if num_blocks is None:
         return (num_relations,), shape

@@ -37,6 +37,7 @@ from flax_layers.relational import (
 )
 from jax_gnn import RelationalGraph, segment_matmul
 from jax_gnn._core.arguments import (
+    as_array,
     check_choice,
     check_distinct,
     check_flag,
@@ -616,10 +617,13 @@ class HGTConv(nnx.Module):
             return None
         unknown = [name for name in x if name not in self.type_names]
         if unknown:
-            raise ValueError(f"x has the type {unknown[0]!r}, which is none of {self.type_names}")
+            raise ValueError(
+                f"x has the type {unknown[0]!r}, which is none of {self.type_names}, got {[*x]}"
+            )
         found: dict[str, Array] = {}
-        like = next(iter(x.values()), None)
-        batch = np.shape(like)[1:-1] if like is not None else ()
+        batch: tuple[int, ...] = ()
+        for name, like in [*x.items()][:1]:
+            batch = as_array(f"x[{name!r}]", like).shape[1:-1]
         for name, size, width in zip(self.type_names, sizes, self.widths, strict=True):
             if name in x:
                 rows_name = f"nodes of type {name!r}"
@@ -632,7 +636,7 @@ class HGTConv(nnx.Module):
             elif size == 0:
                 found[name] = jnp.zeros((0, *batch, width))
             else:
-                raise ValueError(f"x lacks the type {name!r}, which has {size} nodes")
+                raise ValueError(f"x lacks the type {name!r}, which has {size} nodes, got {[*x]}")
         return found
 
     # --- The computation -------------------------------------------------------------------------
@@ -798,10 +802,12 @@ def _widths(in_features: Any, names: tuple[str, ...]) -> tuple[int, ...]:
         return (in_features,) * len(names)
     for name in in_features:
         if name not in names:
-            raise ValueError(f"in_features has the type {name!r}, which is none of {names}")
+            raise ValueError(
+                f"in_features has the type {name!r}, which is none of {names}, got {in_features}"
+            )
     for name in names:
         if name not in in_features:
-            raise ValueError(f"in_features lacks the type {name!r}")
+            raise ValueError(f"in_features lacks the type {name!r}, got {in_features}")
         check_positive(**{f"in_features[{name!r}]": in_features[name]})
     return tuple(in_features[name] for name in names)
 
@@ -812,7 +818,9 @@ def _ends_of(
     """Of each relation the numbers of the types at its ends."""
     if relation_ends is None:
         if len(names) > 1:
-            raise ValueError(f"relation_ends must be given where there are {len(names)} node types")
+            raise ValueError(
+                f"relation_ends must be given where there are {len(names)} node types, got None"
+            )
         return ((0, 0),) * num_relations
     if not isinstance(relation_ends, tuple | list) or any(
         not isinstance(of, tuple | list) or len(of) < 2 for of in relation_ends

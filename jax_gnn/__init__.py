@@ -31,7 +31,7 @@ from jax_gnn._ops.segment_reduce.api import (
 from jax_gnn._ops.segment_reduce.index import SegmentIndex
 from jax_gnn._ops.spmm.api import index_segment_reduce, sddmm, spmm
 from jax_gnn._version import __version__
-from jax_gnn.graph import Graph
+from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
@@ -52,6 +52,7 @@ __all__ = [
     "additive_attention",
     "dot_attention",
     "gatv2_attention",
+    "host_arrays",
     "hyperedge_to_node",
     "hypergraph_aggregate",
     "hypergraph_norm",

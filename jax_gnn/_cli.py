@@ -27,7 +27,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 class UserError(Exception):
-    """A mistake that the user can mend: shown as one line, exit code 2."""
+    """A mistake that the user can mend: shown as it is, mostly one line, exit code 2."""
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -194,19 +194,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments; None for the process's own.
 
     Returns:
-        Exit code: that of the subcommand (0; 1 where what it made is wrong), 2 (a user's error) or
-        130 (interrupted). Like argparse, exits by itself after ``--help`` and on unknown arguments.
+        Exit code: that of the subcommand (0; 1 where what it made is wrong), 2 (an error, told in
+        one line; ``JAX_TRACEBACK_FILTERING=off`` shows where) or 130 (interrupted). Like argparse,
+        exits by itself after ``--help`` and on unknown arguments.
     """
     args = _make_parser().parse_args(argv)
     try:
         return args.run(args)
-    except UserError as error:
-        line = " ".join(str(error).splitlines())  # some of numpy's and Orbax's are several
-        print(f"jax-gnn: error: {line}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("jax-gnn: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception as error:
+        if os.environ.get("JAX_TRACEBACK_FILTERING") == "off":
+            raise
+        # Settings that layers refuse, memory that is short: what is not these says its type.
+        told = isinstance(error, UserError | ValueError | TypeError | OSError) and str(error)
+        text = str(error) if told else f"{type(error).__name__}: {error}"
+        line = " ".join(text.splitlines())  # some of numpy's and Orbax's are several
+        print(f"jax-gnn: error: {line}", file=sys.stderr)
+        return 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -19,15 +20,47 @@ from jax_gnn._core.csr import (
     EdgeSplit,
     SparseMatrix,
     edge_split,
+    inverse_of,
     num_slots,
     segments,
     sort_both_ways,
 )
-from jax_gnn._core.ids import PADDING, bounded, is_traced, pad_ids, pad_indptr, signed
+from jax_gnn._core.ids import (
+    PADDING,
+    bounded,
+    in_range,
+    is_traced,
+    namespace,
+    on_host,
+    pad_ids,
+    pad_indptr,
+    placed,
+    signed,
+)
+from jax_gnn._core.public import public
+
+
+@public
+def host_arrays() -> AbstractContextManager[None]:
+    """Containers that are built inside a ``with`` block hold numpy arrays, and no device is asked.
+
+    For data workers: a process that was forked after its parent used JAX hangs once it makes an
+    array of JAX. What is built of host arrays here, may be pickled, and goes to the device where
+    it is used: an argument of a jitted function at each call, or once, by ``jax.device_put``.
+    Methods that build containers, :meth:`Graph.pad` among them, and :meth:`Graph.edge_values` give
+    numpy arrays for numpy arrays, inside such a block and outside.
+
+    Example:
+        >>> with host_arrays():
+        ...     graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> graph.rows, jax.device_put(graph).rows
+        (array([0, 0, 1], dtype=int32), Array([0, 0, 1], dtype=int32))
+    """
+    return on_host(True)
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
     """A directed graph or a bipartite one: its edges by destination and by source.
 
@@ -108,7 +141,7 @@ class Graph:
         """
         if self.num_src != self.num_dst:
             raise ValueError(
-                f"a bipartite graph has no num_nodes, but num_src={self.num_src} and "
+                f"a bipartite graph has no num_nodes, got num_src={self.num_src} and "
                 f"num_dst={self.num_dst}"
             )
         return self.num_dst
@@ -168,7 +201,7 @@ class Graph:
             src_name = dst_name = "num_nodes"
             num_src = num_dst = arguments.check_size("num_nodes", num_nodes, src, dst)
         elif num_nodes is not None:
-            raise ValueError("num_nodes stands for num_src and num_dst: give it or those, not both")
+            raise ValueError(arguments.either_nodes(num_nodes, num_src, num_dst))
         else:
             src_name, dst_name = "num_src", "num_dst"
             num_src = arguments.check_size("num_src", num_src, src)
@@ -177,12 +210,13 @@ class Graph:
             arguments.check_range("src", src, src_name, num_src)
             arguments.check_range("dst", dst, dst_name, num_dst)
         matrix, edge_ids = sort_both_ways(dst, src, num_dst, num_src)
-        by_dst, by_src = jax.tree.map(jnp.asarray, matrix)
-        return cls(
+        by_dst, by_src = matrix
+        graph = cls(
             *(by_dst.indptr, by_dst.rows, by_dst.cols),
             *(by_src.indptr, by_src.rows, by_src.cols, by_src.order),
-            jnp.asarray(edge_ids),
+            edge_ids,
         )
+        return placed(graph)
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> Graph:
@@ -219,14 +253,26 @@ class Graph:
             TypeError: ``values`` are not numbers, or ``fill_value`` is none.
             ValueError: ``values`` is a scalar.
         """
-        values = arguments.as_array("values", values)
+        return self._values(values, fill_value, "num_input_edges")
+
+    def _values(self, values: Any, fill_value: Any, rows: str) -> Array:
+        """The same, where errors say what the number of rows is called."""
+        xp = namespace(self.edge_ids)
+        if xp is np:
+            xp = namespace(arguments.to_array("values", values))
+        values = arguments.as_numbers("values", values, xp)
         if values.ndim == 0:
-            raise ValueError("values must be (num_input_edges, *features), got a scalar")
-        fill = arguments.as_array("fill_value", fill_value)
+            raise ValueError(f"values must be ({rows}, *features), got a scalar")
+        fill = arguments.as_numbers("fill_value", fill_value, xp)
         if jnp.iscomplexobj(fill) and not jnp.iscomplexobj(values):
             raise TypeError(f"fill_value must be a real number like values, got {fill.dtype}")
-        with arguments.blame("fill_value", f"of the features of values, shape {values.shape}"):
-            fill = jnp.broadcast_to(fill.astype(values.dtype), (1, *values.shape[1:]))
+        wanted = f"a scalar or of the features {values.shape[1:]} of values"
+        with arguments.blame("fill_value", wanted, fill):
+            fill = xp.broadcast_to(fill.astype(values.dtype), (1, *values.shape[1:]))
+        if xp is np:
+            last = np.full_like(fill, arguments.missing(values.dtype))
+            places = np.clip(self.edge_ids, PADDING, len(values)) + 1
+            return np.concatenate([fill, values, last])[places]
         edge_ids = bounded(self.edge_ids, values.shape[0])
         return jnp.concatenate([fill, values]).at[edge_ids + 1].get(mode="fill")
 
@@ -236,16 +282,9 @@ class Graph:
         The two halves change places, and so the order of the edges changes: values in the order of
         this graph become ``values[graph.t_order]``.
         """
-        size = self.num_edges
-        t_order = bounded(self.t_order, size)
-        places = jnp.where(t_order == PADDING, size, t_order)
-        padding = jnp.full_like(self.t_order, PADDING)
-        inverse = padding.at[places].set(jnp.arange(size, dtype=padding.dtype), mode="drop")
-        edge_ids = (
-            jnp.asarray(self.edge_ids)
-            .at[t_order]
-            .get(mode="fill", fill_value=PADDING, wrap_negative_indices=False)
-        )
+        xp, size = namespace(self.t_order, self.edge_ids), self.num_edges
+        valid = in_range(self.t_order, size)
+        edge_ids = xp.asarray(self.edge_ids)[xp.where(valid, self.t_order, 0)]
         return Graph(
             indptr=self.t_indptr,
             rows=self.t_rows,
@@ -253,8 +292,8 @@ class Graph:
             t_indptr=self.indptr,
             t_rows=self.rows,
             t_cols=self.cols,
-            t_order=inverse,
-            edge_ids=edge_ids,
+            t_order=inverse_of(self.t_order),
+            edge_ids=xp.where(valid, edge_ids, PADDING).astype(edge_ids.dtype),
             split=self.t_split,
             t_split=self.split,
             max_in_degree=self.max_out_degree,
@@ -318,10 +357,12 @@ class Graph:
         old = self._host_edges("adding edges")
         src, dst, edge_ids = map(np.concatenate, zip(old, (src, dst, edge_ids), strict=True))
         num_dst = self.num_dst if num_dst is None else num_dst
-        graph = Graph.from_edges(src, dst, num_src=self.num_src, num_dst=num_dst)
-        order = np.asarray(graph.edge_ids)
-        graph = replace(graph, edge_ids=jnp.asarray(edge_ids[order].astype(order.dtype)))
-        return graph if self.split is None else graph.with_edge_split()
+        with on_host(True):
+            graph = Graph.from_edges(src, dst, num_src=self.num_src, num_dst=num_dst)
+        order = graph.edge_ids
+        graph = replace(graph, edge_ids=edge_ids[order].astype(order.dtype))
+        graph = graph if self.split is None else graph.with_edge_split()
+        return graph if namespace(self.rows) is np else placed(graph)
 
     def with_max_degrees(self) -> Graph:
         """Measures the largest degrees, as a static hint to the choice of schedules. Host only.
@@ -333,12 +374,11 @@ class Graph:
         """
         if is_traced(self.indptr):
             raise TypeError("with_max_degrees reads values: call it before jax.jit")
-
-        def bound(indptr: Array) -> int:
-            largest = np.diff(np.asarray(indptr)).max(initial=1)
-            return 1 << (int(largest) - 1).bit_length()
-
-        return replace(self, max_in_degree=bound(self.indptr), max_out_degree=bound(self.t_indptr))
+        return replace(
+            self,
+            max_in_degree=degree_bound(self.indptr),
+            max_out_degree=degree_bound(self.t_indptr),
+        )
 
     def with_edge_split(self) -> Graph:
         """Adds ``split`` and ``t_split``, in linear time, where they are not there yet.
@@ -381,9 +421,7 @@ class Graph:
         """
         if num_nodes is not None:
             if (num_src, num_dst) != (None, None):
-                raise ValueError(
-                    "num_nodes stands for num_src and num_dst: give it or those, not both"
-                )
+                raise ValueError(arguments.either_nodes(num_nodes, num_src, num_dst))
             new_src = new_dst = arguments.growth("num_nodes", num_nodes, self.num_nodes)
         else:
             new_src = arguments.growth("num_src", num_src, self.num_src)
@@ -423,7 +461,8 @@ class Graph:
             for part in names:
                 dtypes[part] = check_index(f"{name}.{part}", getattr(self, part), "ptr" in part)
             if len({getattr(self, part).shape for part in names}) > 1:
-                raise ValueError(f"{name}: {', '.join(names)} must have one length")
+                shapes = ", ".join(str(getattr(self, part).shape) for part in names)
+                raise ValueError(f"{name}: {', '.join(names)} must have one length, got {shapes}")
         check_one_dtype(name, dtypes)
         _check_split(f"{name}.split", self.split, self.indptr, self.cols)
         _check_split(f"{name}.t_split", self.t_split, self.t_indptr, self.t_cols)
@@ -462,11 +501,17 @@ class Graph:
 
     def in_degrees(self) -> Array:
         """Number of edges into each destination: ``(num_dst,)`` integers."""
-        return jnp.diff(self.indptr)
+        return namespace(self.indptr).diff(self.indptr)
 
     def out_degrees(self) -> Array:
         """Number of edges out of each source: ``(num_src,)`` integers."""
-        return jnp.diff(self.t_indptr)
+        return namespace(self.t_indptr).diff(self.t_indptr)
+
+
+def degree_bound(indptr: Array) -> int:
+    """A power of two that no row's length exceeds."""
+    largest = np.diff(np.asarray(indptr)).max(initial=1)
+    return 1 << (int(largest) - 1).bit_length()
 
 
 def check_one_dtype(name: str, dtypes: dict[str, Any]) -> None:
@@ -484,7 +529,7 @@ def check_index(name: str, array: Any, is_pointer: bool = False) -> Any:
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
     if is_pointer and array.shape[0] == 0:
-        raise ValueError(f"{name} must have at least one element")
+        raise ValueError(f"{name} must have at least one element, got shape {array.shape}")
     return array.dtype
 
 

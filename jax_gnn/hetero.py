@@ -16,13 +16,13 @@ from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC, promoted
-from jax_gnn._core.ids import is_traced
+from jax_gnn._core.ids import is_traced, namespace, on_host
 from jax_gnn.graph import Graph
 from jax_gnn.relational import PARTS, EdgeType, Part, RelationalGraph
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeteroGraph:
     """A graph of several types of nodes and edges: names over one :class:`RelationalGraph`.
 
@@ -124,9 +124,15 @@ class HeteroGraph:
         Raises:
             ValueError: the graph has no such edge type.
         """
-        if edge_type not in self.edge_types:
+        return self._number("edge_type", edge_type)
+
+    def _number(self, name: str, edge_type: Any) -> int:
+        if not isinstance(edge_type, tuple) or edge_type not in self.edge_types:
             known = ", ".join(map(str, self.edge_types))
-            raise ValueError(f"edge type {edge_type!r} is none of the graph's: {known}")
+            raise ValueError(
+                f"edge type {edge_type!r} is none of the graph's: {name} must be among {known}, "
+                f"got {edge_type!r}"
+            )
         return self.edge_types.index(edge_type)
 
     def __repr__(self) -> str:
@@ -159,9 +165,11 @@ class HeteroGraph:
         senders = {src for src, _, _ in self.edge_types}
         for name, size in self.num_nodes.items():
             if name not in given and size and name in senders:
-                raise ValueError(f"x_dict lacks the type {name!r}, which sends edges")
+                raise ValueError(
+                    f"x_dict lacks the type {name!r}, which sends edges, got {', '.join(given)}"
+                )
         if not given:
-            raise ValueError(f"x_dict must have features of {', '.join(self.node_types)}")
+            raise ValueError(f"x_dict must have features of {', '.join(self.node_types)}, got none")
         shape, dtype = _features("x_dict", given)
         rows = [
             given[name].astype(dtype) if name in given else jnp.zeros((size, *shape), dtype)
@@ -195,7 +203,10 @@ class HeteroGraph:
         for name in x_dict:
             if name not in sizes:
                 known = ", ".join(map(repr, sizes))
-                raise ValueError(f"x_dict has the key {name!r}, which is none of the types {known}")
+                raise ValueError(
+                    f"x_dict has the key {name!r}, which is none of the types {known}, got "
+                    f"{', '.join(map(repr, x_dict))}"
+                )
         return {
             name: arguments.check_features(
                 *(f"x_dict[{name!r}]", x_dict[name], f"num_nodes[{name!r}]", size)
@@ -288,11 +299,14 @@ class HeteroGraph:
         """
         if is_traced(self.relational.nodes.rows):
             raise TypeError("with_graphs reads values: call it before jax.jit")
+        if not (edge_types is None or isinstance(edge_types, Iterable)):
+            raise TypeError(f"edge_types must be edge types, got {edge_types!r}")
         sizes, graphs = self.num_nodes, list(self.graphs)
-        for key in self.edge_types if edge_types is None else edge_types:
-            graphs[self.relation(key)] = Graph.from_edges(
-                *self._edges(key), num_src=sizes[key[0]], num_dst=sizes[key[2]]
-            )
+        with on_host(on_host.value or namespace(self.relational.nodes.rows) is np):
+            for key in self.edge_types if edge_types is None else edge_types:
+                graphs[self._number("edge_types", key)] = Graph.from_edges(
+                    *self._edges(key), num_src=sizes[key[0]], num_dst=sizes[key[2]]
+                )
         return replace(self, graphs=tuple(graphs))
 
     def graph(self, edge_type: EdgeType) -> Graph:

@@ -18,7 +18,7 @@ from jax_gnn.graph import Graph, check_one_dtype
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Hypergraph:
     """Which nodes belong to which hyperedges: a bipartite graph, from nodes to hyperedges.
 
@@ -189,10 +189,7 @@ class Hypergraph:
             )
         members = []
         for i, hyperedge in enumerate(hyperedges):
-            ids = arguments.to_numpy(f"hyperedges[{i}]", hyperedge)
-            members.append(
-                arguments.check_ids(f"hyperedges[{i}]", ids if ids.size else ids.astype(int))
-            )
+            members.append(arguments.check_ids(f"hyperedges[{i}]", hyperedge))
         none = np.zeros(0, np.int64)
         num_nodes = arguments.check_size("num_nodes", num_nodes, none, *members)
         for i, ids in enumerate(members):
@@ -257,7 +254,10 @@ class Hypergraph:
         if not 1 <= k <= max(n, 1):
             raise ValueError(f"k must be between 1 and the number of nodes, {n}, got {k}")
         if not np.isfinite(points).all():
-            raise ValueError("features must be finite")
+            node, feature = np.argwhere(~np.isfinite(points))[0]
+            raise ValueError(
+                f"features must be finite, got {points[node, feature]} at [{node}, {feature}]"
+            )
         # |a|² + |b|² - 2ab finds candidates fast; among those, the differences a - b decide.
         centered = points - points.mean(axis=0) if n else points
         squares = np.einsum("nf,nf->n", centered, centered)
@@ -343,7 +343,8 @@ class Hypergraph:
             return Hypergraph(graph, padded("num_head_incidences", self.head, num_head_incidences))
         if num_head_incidences is not None:
             raise ValueError(
-                "num_head_incidences is for directed hypergraphs, this one has no head"
+                "num_head_incidences is for directed hypergraphs, this one has no head, got "
+                f"{num_head_incidences}"
             )
         return Hypergraph(graph)
 
@@ -373,10 +374,7 @@ class Hypergraph:
         Raises:
             ValueError: ``values`` is a scalar.
         """
-        values = arguments.as_array("values", values)
-        if values.ndim == 0:
-            raise ValueError("values must be (num_input_incidences, *features), got a scalar")
-        return self.graph.edge_values(values, fill_value)
+        return self.graph._values(values, fill_value, "num_input_incidences")
 
     def check(self, name: str = "hypergraph") -> Hypergraph:
         """The hypergraph, if its arrays are such as ops take: see :meth:`Graph.check`.
@@ -395,8 +393,10 @@ class Hypergraph:
         }
         check_one_dtype(name, {f"{side}.indptr": g.indptr.dtype for side, g in graphs.items()})
         if len({(graph.num_src, graph.num_dst) for graph in graphs.values()}) > 1:
+            sizes = " and ".join(f"{graph.num_src, graph.num_dst}" for graph in graphs.values())
             raise ValueError(
-                f"graph and head of the {name} must have the same numbers of nodes and hyperedges"
+                f"graph and head of the {name} must have the same numbers of nodes and hyperedges, "
+                f"got {sizes}"
             )
         return Hypergraph(**checked)
 

@@ -15,7 +15,15 @@ from jax import Array
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC
-from jax_gnn._core.ids import PADDING, in_range, is_traced, pad_ids, signed
+from jax_gnn._core.ids import (
+    PADDING,
+    in_range,
+    is_traced,
+    namespace,
+    pad_ids,
+    placed,
+    signed,
+)
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._core.tiles import Tiles, build_tiles
 from jax_gnn._core.triples import (
@@ -26,7 +34,7 @@ from jax_gnn._core.triples import (
     sort_triples,
     source_pairs,
 )
-from jax_gnn.graph import Graph, check_index, check_one_dtype
+from jax_gnn.graph import Graph, check_index, check_one_dtype, degree_bound
 
 EdgeType = tuple[str, str, str]
 Part = Literal["from_pairs", "to_pairs", "tiles"]
@@ -35,7 +43,7 @@ _GRAPHS: tuple[Part, ...] = ("from_pairs", "to_pairs")
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RelationalGraph:
     """A directed graph, or a bipartite one, whose edges have a relation each.
 
@@ -55,12 +63,10 @@ class RelationalGraph:
         edge_types: ``(num_edges,)``, the relation of each edge.
         pair_src: the (source, relation) pairs, numbered by relation, then source: what
             segmented products take. None where the part ``"from_pairs"`` was not built.
-        from_pairs: the edges from those pairs to destinations, ``num_src`` of it being the number
-            of pairs; likewise.
+        out_of_pairs: what ``from_pairs`` has beside the arrays of ``nodes``; likewise.
         pair_dst: the (destination, relation) pairs, numbered by destination, then relation. None
             where the part ``"to_pairs"`` was not built.
-        to_pairs: the edges from sources to those pairs, ``num_dst`` of it being the number of
-            pairs; likewise.
+        into_pairs: what ``to_pairs`` has beside the arrays of ``nodes``; likewise.
         tiles: the edges by tile of 64 destinations, relation and destination, cut into even shares
             for a kernel that does all in one launch. None where the part ``"tiles"`` was not built.
         t_tiles: likewise by tile of sources.
@@ -72,8 +78,8 @@ class RelationalGraph:
             destination type), and "self".
         self_relation: whether the last relation is that of an edge from each node to itself.
 
-    Arrays that parts have in common are shared. Padding is as in :class:`Graph`: edges past
-    ``nodes.indptr[-1]`` hold -1 in all arrays.
+    Parts hold what is theirs alone, so that no array is there twice. Padding is as in
+    :class:`Graph`: edges past ``nodes.indptr[-1]`` hold -1 in all arrays.
 
     Example:
         >>> graph = RelationalGraph.from_triples([0, 1, 1], [0, 1, 1], [2, 2, 0], num_nodes=3)
@@ -88,9 +94,9 @@ class RelationalGraph:
     nodes: Graph
     edge_types: Array
     pair_src: Pairs | None = None
-    from_pairs: Graph | None = None
+    out_of_pairs: OutOfPairs | None = None
     pair_dst: Pairs | None = None
-    to_pairs: Graph | None = None
+    into_pairs: IntoPairs | None = None
     tiles: Tiles | None = None
     t_tiles: Tiles | None = None
     num_relations: int = field(kw_only=True, metadata=STATIC)
@@ -100,6 +106,40 @@ class RelationalGraph:
         default=None, kw_only=True, metadata=STATIC
     )
     self_relation: bool = field(default=False, kw_only=True, metadata=STATIC)
+
+    # --- Graphs of pairs -------------------------------------------------------------------------
+
+    @property
+    def from_pairs(self) -> Graph | None:
+        """The edges from (source, relation) pairs to destinations; None where not built.
+
+        ``num_src`` of it is the number of pairs. Into destinations they run as those of ``nodes``.
+        """
+        nodes, out = self.nodes, self.out_of_pairs
+        if out is None:
+            return None
+        return Graph(
+            *(nodes.indptr, nodes.rows, out.cols),
+            *(out.t_indptr, out.t_rows, out.t_cols, out.t_order, nodes.edge_ids),
+            max_in_degree=nodes.max_in_degree,
+            max_out_degree=out.max_out_degree,
+        )
+
+    @property
+    def to_pairs(self) -> Graph | None:
+        """The edges from sources to (destination, relation) pairs; None where not built.
+
+        ``num_dst`` of it is the number of pairs. Out of sources they run as those of ``nodes``.
+        """
+        nodes, into = self.nodes, self.into_pairs
+        if into is None:
+            return None
+        return Graph(
+            *(into.indptr, into.rows, nodes.cols),
+            *(nodes.t_indptr, nodes.t_rows, into.t_cols, nodes.t_order, nodes.edge_ids),
+            max_in_degree=into.max_in_degree,
+            max_out_degree=nodes.max_out_degree,
+        )
 
     # --- Sizes ---------------------------------------------------------------------------------
 
@@ -210,7 +250,7 @@ class RelationalGraph:
         if not bipartite:
             num_src = num_dst = arguments.check_size("num_nodes", num_nodes, src, dst)
         elif num_nodes is not None:
-            raise ValueError("num_nodes stands for num_src and num_dst: give it or those, not both")
+            raise ValueError(arguments.either_nodes(num_nodes, num_src, num_dst))
         else:
             src_name, dst_name = "num_src", "num_dst"
             num_src = arguments.check_size("num_src", num_src, src)
@@ -220,7 +260,10 @@ class RelationalGraph:
         self_relation = arguments.check_flag("self_relation", self_relation)
         for name, wanted in (("inverse", inverse), ("self_relation", self_relation)):
             if wanted and bipartite:
-                raise ValueError(f"{name} is not for bipartite graphs: give num_nodes")
+                raise ValueError(
+                    f"{name} is not for bipartite graphs: give num_nodes, got {num_src=} and "
+                    f"{num_dst=}"
+                )
         if arguments.check_flag("validate", validate) and not is_traced(src):
             arguments.check_range("src", src, src_name, num_src)
             arguments.check_range("rel", rel, "num_relations", num_relations)
@@ -239,7 +282,7 @@ class RelationalGraph:
             num_relations=num_relations * (1 + inverse) + self_relation,
             self_relation=self_relation,
         )
-        return graph._with_parts(_check_parts("parts", parts))
+        return placed(graph._with_parts(_check_parts("parts", parts)))
 
     @classmethod
     def from_edge_dict(
@@ -263,7 +306,7 @@ class RelationalGraph:
         Args:
             edges: by (type of the sources, relation, type of the destinations) the edges, as ids
                 within these types: ``(2, num_edges)`` integers, sources first, or a pair of arrays
-                ``(num_edges,)``.
+                ``(num_edges,)``; ``[]`` for none.
             num_nodes: how many nodes each type has.
             inverse: as for :meth:`from_triples`.
             inverse_prefix: what the name of an inverse relation has before that of the relation.
@@ -340,7 +383,8 @@ class RelationalGraph:
         Raises:
             ValueError: a part is unknown, or arrays are not those of a graph that was built.
         """
-        return self._with_parts(_check_parts("parts", parts or PARTS))
+        graph = self._with_parts(_check_parts("parts", parts or PARTS))
+        return graph if namespace(self.nodes.rows) is np else placed(graph)
 
     def _with_parts(self, wanted: tuple[Part, ...]) -> RelationalGraph:
         nodes = self.nodes
@@ -350,12 +394,12 @@ class RelationalGraph:
             *(nodes.edge_ids, self.edge_types),
         )
         added: dict[str, Any] = {}
-        if "from_pairs" in wanted and self.from_pairs is None:
+        if "from_pairs" in wanted and self.pair_src is None:
             pairs, out = source_pairs(edges, self.num_relations)
-            added |= {"pair_src": pairs, "from_pairs": _from_pairs(nodes, out)}
-        if "to_pairs" in wanted and self.to_pairs is None:
+            added |= {"pair_src": pairs, "out_of_pairs": out}
+        if "to_pairs" in wanted and self.pair_dst is None:
             pairs, into = destination_pairs(edges, self.num_relations)
-            added |= {"pair_dst": pairs, "to_pairs": _to_pairs(nodes, into)}
+            added |= {"pair_dst": pairs, "into_pairs": into}
         if "tiles" in wanted and self.tiles is None:
             halves = nodes.matrix(weighted=True)
             added |= {
@@ -368,7 +412,7 @@ class RelationalGraph:
                     ("tiles", "t_tiles"), halves, reversed(halves), strict=True
                 )
             }
-        return _placed(replace(self, **added))
+        return replace(self, **added)
 
     def with_max_degrees(self) -> RelationalGraph:
         """Measures the largest degrees of all parts: see :meth:`Graph.with_max_degrees`. Host only.
@@ -376,7 +420,12 @@ class RelationalGraph:
         Raises:
             TypeError: called inside ``jax.jit``.
         """
-        return self._with_graphs(lambda graph: graph.with_max_degrees())
+        nodes, out, into = self.nodes.with_max_degrees(), self.out_of_pairs, self.into_pairs
+        if out is not None:
+            out = replace(out, max_out_degree=degree_bound(out.t_indptr))
+        if into is not None:
+            into = replace(into, max_in_degree=degree_bound(into.indptr))
+        return replace(self, nodes=nodes, out_of_pairs=out, into_pairs=into)
 
     def pad(
         self,
@@ -414,32 +463,26 @@ class RelationalGraph:
         )
         new = nodes.num_edges - self.num_edges
         padded: dict[str, Any] = {}
-        # Edges are padded once, and shared again.
-        for side, part, wanted, size in (
-            ("src", "from_pairs", num_src_pairs, nodes.num_src),
-            ("dst", "to_pairs", num_dst_pairs, nodes.num_dst),
+        for side, edges, part, wanted, size in (
+            ("src", "out_of_pairs", "from_pairs", num_src_pairs, nodes.num_src),
+            ("dst", "into_pairs", "to_pairs", num_dst_pairs, nodes.num_dst),
         ):
-            pairs, graph = getattr(self, f"pair_{side}"), getattr(self, part)
-            if graph is None:
+            pairs, rest = getattr(self, f"pair_{side}"), getattr(self, edges)
+            if pairs is None:
                 if wanted is not None:
-                    raise ValueError(f"num_{side}_pairs: the graph has no part {part!r}")
+                    raise ValueError(
+                        f"num_{side}_pairs: the graph has no part {part!r}, got {wanted}"
+                    )
                 continue
             more = arguments.growth(f"num_{side}_pairs", wanted, pairs.num_pairs)
-            padded[f"pair_{side}"] = pairs.pad(more, size)
-            sizes = {f"num_{side}": pairs.num_pairs + more, "num_edges": graph.num_edges + new}
-            graph = graph.pad(**sizes)
-            if side == "src":
-                shared = _from_pairs(nodes, _fields(graph, OutOfPairs))
-            else:
-                shared = _to_pairs(nodes, _fields(graph, IntoPairs))
-            padded[part] = replace(shared, **_hints(graph))
+            padded |= {f"pair_{side}": pairs.pad(more, size), edges: rest.pad(new, more)}
         types = pad_ids(self.edge_types, new)
         graph = replace(self, nodes=nodes, edge_types=types, **padded, tiles=None, t_tiles=None)
         if self.tiles is None:
             if num_items is not None:
-                raise ValueError("num_items: the graph has no part 'tiles'")
+                raise ValueError(f"num_items: the graph has no part 'tiles', got {num_items}")
             return graph
-        graph = graph._with_parts(("tiles",))
+        graph = graph.with_parts("tiles")
         found = {name: getattr(graph, name) for name in ("tiles", "t_tiles")}
         return replace(
             graph,
@@ -448,11 +491,6 @@ class RelationalGraph:
                 for name, tiles in found.items()
             },
         )
-
-    def _with_graphs(self, change: Any) -> RelationalGraph:
-        names = ("nodes", *_GRAPHS)
-        graphs = {name: getattr(self, name) for name in names}
-        return replace(self, **{n: change(g) for n, g in graphs.items() if g is not None})
 
     # --- What ops take ---------------------------------------------------------------------------
 
@@ -472,31 +510,36 @@ class RelationalGraph:
         nodes = arguments.check_container(f"{name}.nodes", self.nodes, Graph)
         dtypes = {"nodes.rows": nodes.rows.dtype}
         lengths: dict[str, tuple[Any, int]] = {"edge_types": (self.edge_types, nodes.num_edges)}
-        for part, pairs_name in zip(_GRAPHS, ("pair_src", "pair_dst"), strict=True):
-            graph, pairs = getattr(self, part), getattr(self, pairs_name)
-            if (graph is None) != (pairs is None):
-                raise ValueError(f"{name}: {part} and {pairs_name} are built together")
-            if graph is None:
-                continue
-            graph = arguments.check_container(f"{name}.{part}", graph, Graph)
-            arguments.check_instance(f"{name}.{pairs_name}", pairs, Pairs)
-            sizes = ("num_src", "num_dst") if part == "from_pairs" else ("num_dst", "num_src")
-            found = [getattr(graph, size) for size in sizes] + [graph.num_edges, pairs.num_nodes]
-            wanted = [
-                getattr(pairs.nodes, "size", -1),
-                getattr(nodes, sizes[1]),
-                nodes.num_edges,
-                getattr(nodes, sizes[0]),
-            ]
-            if found != wanted or pairs.by_node != (part == "to_pairs"):
+        for side, edges, kind in (
+            ("src", "out_of_pairs", OutOfPairs),
+            ("dst", "into_pairs", IntoPairs),
+        ):
+            pairs_name = f"pair_{side}"
+            pairs, rest = getattr(self, pairs_name), getattr(self, edges)
+            if (pairs is None) != (rest is None):
                 raise ValueError(
-                    f"{name}.{part} and {pairs_name} must have the edges and nodes of "
-                    f"{name}.nodes, and one node for each pair"
+                    f"{name}: {pairs_name} and {edges} are built together, got "
+                    f"{type(pairs).__name__} and {type(rest).__name__}"
                 )
-            dtypes[f"{part}.rows"] = graph.rows.dtype
+            if pairs is None:
+                continue
+            arguments.check_instance(f"{name}.{pairs_name}", pairs, Pairs)
+            arguments.check_instance(f"{name}.{edges}", rest, kind)
+            num_nodes, by_node = getattr(nodes, f"num_{side}"), side == "dst"
+            if (pairs.num_nodes, pairs.by_node) != (num_nodes, by_node):
+                order = "node" if by_node else "relation"
+                raise ValueError(
+                    f"{name}.{pairs_name} must be of num_{side}={num_nodes} nodes, numbered by "
+                    f"{order}, got {pairs.num_nodes} nodes, numbered by "
+                    f"{'node' if pairs.by_node else 'relation'}"
+                )
+            size = getattr(pairs.nodes, "size", -1)
             for array in ("nodes", "sorted_nodes", "order", "places"):
-                lengths[f"{pairs_name}.{array}"] = (getattr(pairs, array), found[0])
+                lengths[f"{pairs_name}.{array}"] = (getattr(pairs, array), size)
             lengths[f"{pairs_name}.sizes"] = (pairs.sizes, self.num_relations)
+            for array in _arrays(rest):
+                length = size + 1 if "ptr" in array else nodes.num_edges
+                lengths[f"{edges}.{array}"] = (getattr(rest, array), length)
         for side in ("tiles", "t_tiles"):
             tiles = getattr(self, side)
             if tiles is not None:
@@ -616,7 +659,10 @@ def _check_edge_type(key: Any, sizes: Mapping[str, int]) -> None:
         )
     for kind in (key[0], key[2]):
         if kind not in sizes:
-            raise ValueError(f"num_nodes says nothing about the type {kind!r} of edges[{key!r}]")
+            raise ValueError(
+                f"num_nodes says nothing about the type {kind!r} of edges[{key!r}], got those of "
+                f"{', '.join(map(repr, sizes))}"
+            )
 
 
 def _inverses(edge_types: tuple[EdgeType, ...], prefix: Any) -> tuple[EdgeType, ...]:
@@ -644,41 +690,19 @@ def _check_tiles(name: str, tiles: Tiles, num_edges: int) -> None:
 
 
 def _two_rows(name: str, given: Any) -> Any:
+    if isinstance(given, list | tuple) and not given:
+        return given, given
     shape = getattr(given, "shape", None)
     if (shape is not None and len(shape) != 2) or not hasattr(given, "__len__") or len(given) != 2:
-        raise ValueError(f"{name} must be (2, num_edges), sources and destinations")
+        raise ValueError(
+            f"{name} must be (2, num_edges), sources and destinations, got "
+            f"{arguments.described(given)}"
+        )
     return given
 
 
-def _fields(graph: Graph, kind: Any) -> Any:
-    return kind(*(getattr(graph, name) for name in kind._fields))
-
-
-def _hints(graph: Graph) -> dict[str, Any]:
-    return {f.name: getattr(graph, f.name) for f in fields(graph) if f.metadata}
-
-
-def _from_pairs(nodes: Graph, out: OutOfPairs) -> Graph:
-    """The edges out of pairs: into destinations they run as those of the nodes do."""
-    return Graph(
-        *(nodes.indptr, nodes.rows, out.cols),
-        *(out.t_indptr, out.t_rows, out.t_cols, out.t_order, nodes.edge_ids),
-    )
-
-
-def _to_pairs(nodes: Graph, into: IntoPairs) -> Graph:
-    """The edges into pairs: out of sources they run as those of the nodes do."""
-    return Graph(
-        *(into.indptr, into.rows, nodes.cols),
-        *(nodes.t_indptr, nodes.t_rows, into.t_cols, nodes.t_order, nodes.edge_ids),
-    )
-
-
-def _placed(graph: RelationalGraph) -> RelationalGraph:
-    """All arrays as JAX's, without a copy where it may be; those that are shared stay so."""
-    leaves, tree = jax.tree.flatten(graph)
-    arrays = {id(leaf): jax.device_put(leaf) for leaf in leaves if isinstance(leaf, np.ndarray)}
-    return jax.tree.unflatten(tree, [arrays.get(id(leaf), leaf) for leaf in leaves])
+def _arrays(part: Any) -> list[str]:
+    return [f.name for f in fields(part) if not f.metadata]
 
 
 def _deserialized(data: bytes) -> Any:
@@ -691,21 +715,10 @@ def _tuples(value: Any) -> Any:
 
 
 # Exported functions that take graphs can be serialized.
-jax.export.register_pytree_node_serialization(
-    RelationalGraph,
-    serialized_name="jax_gnn.RelationalGraph",
-    serialize_auxdata=lambda static: json.dumps(static).encode(),
-    deserialize_auxdata=_deserialized,
-)
-jax.export.register_pytree_node_serialization(
-    Tiles,
-    serialized_name="jax_gnn.Tiles",
-    serialize_auxdata=lambda static: json.dumps(static).encode(),
-    deserialize_auxdata=_deserialized,
-)
-jax.export.register_pytree_node_serialization(
-    Pairs,
-    serialized_name="jax_gnn.Pairs",
-    serialize_auxdata=lambda static: json.dumps(static).encode(),
-    deserialize_auxdata=_deserialized,
-)
+for _kind in (RelationalGraph, Pairs, OutOfPairs, IntoPairs, Tiles):
+    jax.export.register_pytree_node_serialization(
+        _kind,
+        serialized_name=f"jax_gnn.{_kind.__name__}",
+        serialize_auxdata=lambda static: json.dumps(static).encode(),
+        deserialize_auxdata=_deserialized,
+    )

@@ -18,7 +18,15 @@ from flax import nnx
 
 import flax_layers
 import jax_gnn
-from jax_gnn import Graph, Hypergraph, RelationalGraph, SegmentIndex, TypePlan, datasets
+from jax_gnn import (
+    Graph,
+    HeteroGraph,
+    Hypergraph,
+    RelationalGraph,
+    SegmentIndex,
+    TypePlan,
+    datasets,
+)
 
 N, E, F = 6, 5, 4
 SRC, DST = np.array([0, 1, 2, 3, 3]), np.array([0, 1, 2, 3, 5])
@@ -199,6 +207,44 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         )
     ),
 ]
+
+
+INVERSE = RelationalGraph.from_triples(SRC, DST % 2, DST, N, 2, inverse=True)
+OF_RELATIONS = np.ones((4, F), np.float32)
+MODELS += [
+    (model, sizes | {"num_relations": 4}, {"composition": "sub"} | options, call)
+    for call in ({"graph": INVERSE, "x": X, "relations": OF_RELATIONS},)
+    for model, sizes, options in (
+        (flax_layers.CompGCNConv, OF_CONV, {"norm": "mean"}),
+        (flax_layers.CompGCN, OF_STACK, {}),
+    )
+]
+
+# Dicts by type, and links.
+KEYS = ("a", "r", "b"), ("b", "s", "b")
+EDGES, BY_TYPE = {key: np.stack([SRC, DST]) for key in KEYS}, {"a": X, "b": X}
+HETERO = HeteroGraph.from_edges(EDGES, {"a": N, "b": N}).with_graphs()
+QUERIES = {"subjects": ON_EDGES, "relations": ON_EDGES}
+FACTS = SRC, DST % 2, DST
+OF_LINKS = {"decoder": flax_layers.DistMult(), "nodes": X, "relations": OF_RELATIONS}
+
+
+def convolutions() -> Any:
+    rngs = nnx.Rngs(0)
+    return dict(
+        zip(
+            KEYS,
+            (flax_layers.SAGEConv((F, F), 2, rngs=rngs), flax_layers.GATConv(F, 2, rngs=rngs)),
+            strict=True,
+        )
+    )
+
+
+def predictor() -> flax_layers.LinkPredictor:
+    return flax_layers.LinkPredictor(N, 4, F, F, None, OF_LINKS["decoder"], rngs=nnx.Rngs(0))
+
+
+RANKING = flax_layers.LinkRanking.from_facts(*FACTS, FACTS, num_nodes=N, num_relations=2)
 
 
 def made(model: Any) -> Callable[..., Any]:
@@ -405,6 +451,89 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     **{
         f"{model.__name__} called": (called(model, sizes), call) for model, sizes, _, call in MODELS
     },
+    # Dicts by type.
+    "HeteroGraph.from_edges": (
+        HeteroGraph.from_edges,
+        {
+            "edges": EDGES,
+            "num_nodes": {"a": N, "b": N},
+            "inverse": True,
+            "self_relation": False,
+            "parts": ("to_pairs",),
+            "validate": True,
+        },
+    ),
+    "HeteroGraph.join": (HETERO.join, {"x_dict": BY_TYPE}),
+    "HeteroGraph.split": (HETERO.split, {"x": np.ones((2 * N, F), np.float32)}),
+    "HeteroGraph.with_graphs": (HETERO.with_graphs, {"edge_types": KEYS[:1]}),
+    "HeteroGraph.graph": (HETERO.graph, {"edge_type": KEYS[0]}),
+    "HeteroGraph.relation": (HETERO.relation, {"edge_type": KEYS[0]}),
+    "HeteroConv made": (
+        flax_layers.HeteroConv,
+        {"convolutions": convolutions(), "aggregation": "sum"},
+    ),
+    "HeteroConv called": (
+        flax_layers.HeteroConv(convolutions()),
+        {"graph": HETERO, "x_dict": BY_TYPE, "arguments": {KEYS[0]: {}}},
+    ),
+    "HeteroLinear made": (
+        made(flax_layers.HeteroLinear),
+        {"in_features": {"b": F}, "out_features": 2},
+    ),
+    "HeteroLinear called": (
+        flax_layers.HeteroLinear({"b": F}, 2, rngs=nnx.Rngs(0)),
+        {"x_dict": {"b": X}},
+    ),
+    "HeteroModel made": (
+        made(flax_layers.HeteroModel),
+        {"in_features": {"b": F}, "model": convolutions()[KEYS[1]]},
+    ),
+    # Links.
+    "DistMult": (OF_LINKS["decoder"], QUERIES),
+    "ComplEx": (flax_layers.ComplEx(), QUERIES),
+    "ConvE": (flax_layers.ConvE(F, height=2, filters=1, kernel_size=1, rngs=nnx.Rngs(0)), QUERIES),
+    "LinkPredictor made": (
+        made(flax_layers.LinkPredictor),
+        {
+            "num_nodes": N,
+            "num_relations": 4,
+            "in_features": F,
+            "relation_features": F,
+            "encoder": None,
+            "decoder": OF_LINKS["decoder"],
+            "dropout_rate": 0.5,
+        },
+    ),
+    "LinkPredictor.scores": (
+        predictor().scores,
+        {"nodes": X, "relations": OF_RELATIONS, "subjects": SRC, "relation_ids": DST % 2},
+    ),
+    "LinkRanking.from_facts": (
+        flax_layers.LinkRanking.from_facts,
+        {
+            **dict(zip(("subjects", "relations", "objects"), FACTS, strict=True)),
+            "known": FACTS,
+            "num_nodes": N,
+            "num_relations": 2,
+            "chunk_size": 4,
+        },
+    ),
+    "LinkRanking.ranks": (RANKING.ranks, OF_LINKS),
+    "link_metrics": (flax_layers.link_metrics, {"ranks": np.ones((3, 2))}),
+    "one_vs_all_loss": (
+        flax_layers.one_vs_all_loss,
+        {
+            "scores": np.ones((5, N), np.float32),
+            "rows": np.arange(5),
+            "objects": DST,
+            "kind": "softmax",
+            "label_smoothing": 0.1,
+        },
+    ),
+    "negative_sampling_loss": (
+        flax_layers.negative_sampling_loss,
+        {"right": OF_EDGES, "wrong": ON_EDGES},
+    ),
     # Datasets.
     "random_split": (
         datasets.random_split,
@@ -436,6 +565,8 @@ TAKEN = {
     ("Graph.edge_values", "values", "complex"),
     ("Hypergraph.incidence_values", "values", "complex"),
     ("Hypergraph.from_hyperedges", "hyperedges", "ragged"),
+    ("HeteroLinear made", "in_features", "dict"),
+    ("HeteroModel made", "in_features", "dict"),
 }
 OPTIONAL = {
     *("num_segments", "bucket_size", "mode", "implementation", "precision", "bias", "activation"),
@@ -445,6 +576,7 @@ OPTIONAL = {
     *("num_hyperedges", "num_incidences", "num_head_incidences", "edge_weight", "node_scale"),
     *("hyperedge_attr", "mlp_features", "method", "num_bases", "num_blocks", "x_dst"),
     *("edge_bias", "edge_scale", "edge_features", "dst_ids", "scale"),
+    *("edge_types", "arguments", "encoder"),
 }
 REQUIRED = {
     ("index_segment_reduce", "num_segments"),
@@ -478,18 +610,39 @@ def test_wrong_types_are_named(name: str, argument: str, wrong: list[str]) -> No
     for kind in wrong:
         with pytest.raises((TypeError, ValueError)) as caught:
             function(**arguments | {argument: WRONG[kind]})
-        assert re.search(rf"\b{argument}\b", str(caught.value)), f"{kind}: {caught.value}"
+        message = str(caught.value)
+        assert re.search(rf"\b{argument}\b", message), f"{kind}: {message}"
+        assert re.search(r"\b(got|found|is outside)\b", message), f"{kind}: {message}"
 
 
 def test_all_functions_are_here() -> None:
     functions = {name for name in jax_gnn.__all__ if callable(getattr(jax_gnn, name))}
     containers = {"Graph", "Hypergraph", "HypergraphNorm", "SegmentIndex", "TypePlan"}
-    containers |= {"HeteroGraph", "RelationalGraph"}
+    containers |= {"HeteroGraph", "RelationalGraph", "host_arrays"}
     assert functions - containers <= CALLS.keys()
-    models = {model.__name__ for model, *_ in MODELS}
-    others = {"AttentionOptions", "LinearOptions", "Stack", "gcn_norm", "unigcn_norm"}
-    # Those of dicts and of links have tests of their own.
-    others |= {"HeteroConv", "HeteroLinear", "HeteroModel", "CompGCN", "CompGCNConv"}
-    others |= {"DistMult", "ComplEx", "ConvE", "LinkPredictor", "LinkRanking"}
-    others |= {"link_metrics", "negative_sampling_loss", "one_vs_all_loss"}
-    assert set(flax_layers.__all__) - others == models
+    called = {re.split(r"[ .]", name)[0] for name in CALLS}
+    assert set(flax_layers.__all__) - {"AttentionOptions", "LinearOptions", "Stack"} <= called
+
+
+# --- No ids --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("none", [[], np.zeros(0), np.zeros((2, 0))[0]], ids=["[]", "0", "2, 0"])
+def test_no_ids_are_integers(none: Any) -> None:
+    """Whatever dtype numpy gives to arrays without elements."""
+    sizes = {"num_nodes": N, "num_hyperedges": N}
+    assert Graph.from_edges(none, none, num_nodes=N).num_edges == 0
+    assert Hypergraph.from_incidence(none, none, **sizes).num_incidences == 0
+    assert Hypergraph.from_directed(none, none, SRC, DST, **sizes).num_incidences == 0
+    assert Hypergraph.from_hyperedges([none, [0]], num_nodes=N).num_incidences == 1
+    assert RelationalGraph.from_triples(none, none, none, N, 2).num_edges == 0
+    assert SegmentIndex.from_ids(none, N).ids.shape == (0,)
+    assert TypePlan.from_types(none, 2).num_rows == TypePlan.from_sizes(none).num_types == 0
+    assert jax_gnn.segment_sum(np.zeros((0, 2)), none, N).shape == (N, 2)
+    data = datasets.GraphDataset(name="d", num_nodes=1, y=[0], src=none, dst=none, train_idx=none)
+    assert data.src.dtype == np.int32
+    for pair in ([], [[], []], np.zeros((2, 0)), (none, none)):
+        edges = {("a", "r", "b"): pair, ("b", "s", "b"): [[0], [1]]}
+        assert HeteroGraph.from_edges(edges, {"a": 1, "b": 2}).relational.num_edges == 1
+    with pytest.raises(TypeError, match="src must be an array of integers, got float64"):
+        Graph.from_edges(np.ones(1), [0])

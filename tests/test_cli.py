@@ -3,6 +3,7 @@ import dataclasses
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -436,10 +437,10 @@ def test_missing_train_extra(data, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("--splits", "0", "expected a whole number from 1, got '0'"),
-        ("--epochs", "many", "expected a whole number from 1, got 'many'"),
-        ("--hidden-features", "1.5", "expected a whole number from 1, got '1.5'"),
-        ("--seed", "-1", "expected a whole number from 0, got '-1'"),
+        ("--splits", "0", "expected a whole number from 1 to 2147483647, got '0'"),
+        ("--epochs", "many", "expected a whole number from 1 to 2147483647, got 'many'"),
+        ("--hidden-features", "1.5", "expected a whole number from 1 to 2147483647, got '1.5'"),
+        ("--seed", "-1", "expected a whole number from 0 to 2147483647, got '-1'"),
         ("--learning-rate", "0", "expected a positive number, got '0'"),
         ("--learning-rate", "nan", "expected a positive number, got 'nan'"),
         ("--weight-decay", "-1", "expected a number from 0, got '-1'"),
@@ -455,6 +456,26 @@ def test_bad_value(option, value, expected, capsys):
     err = capsys.readouterr().err
     assert f"argument {option}" in err
     assert expected in err
+
+
+def test_settings_that_do_not_fit(tmp_path, capsys):
+    """What only a layer knows of."""
+    write_links(path := tmp_path / "shifts.npz")
+    train = ["train", "rgcn-link", str(path), "--output", str(tmp_path / "out")]
+    message = user_error(capsys, [*train, "--blocks", "7", "--embedding-features", "8"])
+    assert message.count("\n") == 1 and re.search("num_blocks.*got.*7", message), message
+
+
+def test_any_error_is_one_line(data, tmp_path, monkeypatch, capsys):
+    def fails(*_: object, **__: object) -> None:
+        raise KeyError("one\nother")
+
+    monkeypatch.setattr(command, "train", fails)
+    arguments = small(data, "--output", str(tmp_path / "out"))
+    assert user_error(capsys, arguments) == "jax-gnn: error: KeyError: 'one\\nother'\n"
+    monkeypatch.setenv("JAX_TRACEBACK_FILTERING", "off")
+    with pytest.raises(KeyError):
+        cli.main(arguments)
 
 
 def test_interrupt(data, tmp_path, monkeypatch, capsys):

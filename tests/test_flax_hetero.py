@@ -10,6 +10,7 @@ from layer_cases import double, linear
 from flax_layers import (
     RGCN,
     GATConv,
+    GATv2Conv,
     GCNConv,
     HeteroConv,
     HeteroLinear,
@@ -109,8 +110,22 @@ def test_unequal_convolutions_run_alone(graph, rng):
     assert "jax_gnn_relational_aggregate" not in str(jax.make_jaxpr(lambda x: conv(graph, x))(x))
     y = conv(graph, x)
     expected = convs[WRITES](graph.graph(WRITES), (x["author"], x["paper"]))
-    expected += convs[CITES](graph.graph(CITES), (x["paper"], x["paper"]))
+    expected += convs[CITES](graph.graph(CITES), x["paper"])
     np.testing.assert_allclose(y["paper"], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", [GATConv, GATv2Conv])
+def test_nodes_of_one_type_see_themselves(rng, layer):
+    """As in PyG, also where sources and destinations have kernels of their own."""
+    key = ("paper", "cites", "paper")
+    src, dst = rng.integers(0, 4, 9), rng.integers(4, 8, 9)
+    graph = HeteroGraph.from_edges({key: [src, dst]}, {"paper": 8}).with_graphs()
+    x = jnp.asarray(rng.normal(size=(8, 6)), jnp.float32)
+    conv = layer((6, 6), 4, heads=2, rngs=nnx.Rngs(0))
+    found = HeteroConv({key: conv})(graph, {"paper": x})["paper"]
+    conv.add_self_loops = False
+    expected = conv(graph.graph(key).with_self_loops(), (x, x + 0))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("aggregation", ["mean", "max", "sum"])

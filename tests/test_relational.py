@@ -177,18 +177,6 @@ def test_parts_are_built_when_asked_for(rng: Rng) -> None:
         RelationalGraph.from_triples(*given, parts="to_pairs")  # type: ignore[arg-type]
 
 
-def test_equal_arrays_are_one(rng: Rng) -> None:
-    graph = RelationalGraph.from_triples(*triples(rng, 90, 12, 12, 4))
-    graph = graph.with_max_degrees().pad(num_edges=100, num_src_pairs=90, num_dst_pairs=95)
-    nodes, from_pairs, to_pairs = graph.nodes, graph.from_pairs, graph.to_pairs
-    assert from_pairs is not None and to_pairs is not None
-    for name in ("indptr", "rows", "edge_ids"):
-        assert getattr(from_pairs, name) is getattr(nodes, name)
-    for name in ("cols", "t_indptr", "t_rows", "t_order", "edge_ids"):
-        assert getattr(to_pairs, name) is getattr(nodes, name)
-    assert graph.check().nodes.rows is nodes.rows
-
-
 @pytest.mark.parametrize("traced", [False, True])
 def test_pad(rng: Rng, traced: bool) -> None:
     given = triples(rng, 70, 9, 14, 6)
@@ -330,9 +318,10 @@ def test_check_names_the_culprit(rng: Rng) -> None:
     for changed, message in (
         ({"edge_types": graph.edge_types[1:]}, r"g.edge_types must be \(30,\)"),
         ({"edge_types": graph.edge_types.astype(float)}, "g.edge_types must be an int32"),
-        ({"from_pairs": None}, "from_pairs and pair_src are built together"),
-        ({"pair_dst": graph.pair_src}, "one node for each pair"),
-        ({"to_pairs": other.to_pairs}, "must have the edges and nodes"),
+        ({"out_of_pairs": None}, "pair_src and out_of_pairs are built together"),
+        ({"pair_dst": graph.pair_src}, "g.pair_dst must be of .* numbered by node, got"),
+        ({"into_pairs": other.into_pairs}, r"g.into_pairs.*must be \(\d+,\), got shape"),
+        ({"into_pairs": graph.out_of_pairs}, "g.into_pairs must be a jax_gnn.IntoPairs, got Out"),
         ({"nodes": other.nodes}, "must"),
         ({"nodes": None}, "g.nodes must be a jax_gnn.Graph"),
         ({"num_relations": 5}, "g.pair_src.sizes must be"),

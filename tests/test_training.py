@@ -637,15 +637,18 @@ def test_generated_features():
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"splits": 0}, "splits must be a whole number from 1, got 0"),
-        ({"epochs": -1}, "epochs must be a whole number from 1, got -1"),
-        ({"hidden_features": 0}, "hidden_features must be a whole number from 1, got 0"),
-        ({"num_layers": 0}, "num_layers must be a whole number from 1, got 0"),
+        ({"splits": 0}, "splits must be a whole number from 1 to 2147483647, got 0"),
+        ({"epochs": -1}, "epochs must be a whole number from 1 to 2147483647, got -1"),
+        (
+            {"hidden_features": 0},
+            "hidden_features must be a whole number from 1 to 2147483647, got 0",
+        ),
+        ({"num_layers": 0}, "num_layers must be a whole number from 1 to 2147483647, got 0"),
         ({"learning_rate": 0.0}, "learning_rate must be a positive number, got 0.0"),
         ({"learning_rate": float("nan")}, "learning_rate must be a positive number, got nan"),
         ({"weight_decay": -0.1}, "weight_decay must be a number from 0, got -0.1"),
         ({"feature_noise": float("inf")}, "feature_noise must be a number from 0, got inf"),
-        ({"seed": -1}, "seed must be a whole number from 0, got -1"),
+        ({"seed": -1}, "seed must be a whole number from 0 to 2147483647, got -1"),
         ({"split": "none"}, "split must be one of .* got 'none'"),
         ({"dropout_rate": 1.0}, "dropout_rate must be a number from 0 to below 1, got 1.0"),
         ({"normalization": "none"}, "normalization must be one of .* got 'none'"),

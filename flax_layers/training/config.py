@@ -24,8 +24,8 @@ class Number(NamedTuple):
     accept: Callable[[float], bool]
 
 
-COUNT = Number(int, "a whole number from 1", lambda value: value >= 1)
-WHOLE = Number(int, "a whole number from 0", lambda value: value >= 0)
+COUNT = Number(int, "a whole number from 1 to 2147483647", lambda value: 1 <= value < 2**31)
+WHOLE = Number(int, "a whole number from 0 to 2147483647", lambda value: 0 <= value < 2**31)
 POSITIVE = Number(float, "a positive number", lambda value: 0 < value < math.inf)
 NON_NEGATIVE = Number(float, "a number from 0", lambda value: 0 <= value < math.inf)
 RATE = Number(float, "a number from 0 to below 1", lambda value: 0 <= value < 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import numbers
 import operator
+import reprlib
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -168,9 +169,14 @@ def check_columns(columns: dict[str, Any]) -> list[Any]:
 
 
 def check_ids(name: str, ids: Any, traced: bool = False) -> Any:
-    """A one-dimensional array of integers: int64 in numpy, or int32 or int64 in JAX if traced."""
+    """A one-dimensional array of integers: int64 in numpy, or int32 or int64 in JAX if traced.
+
+    Without elements an array of floats is one of integers, too: ``[]`` becomes floats.
+    """
     given = ids
     ids = to_array(name, ids) if traced else to_numpy(name, ids)
+    if 0 in ids.shape and jnp.issubdtype(ids.dtype, np.floating):
+        ids = ids.astype(np.int32)
     if not jnp.issubdtype(ids.dtype, np.integer) and isinstance(given, list | tuple):
         ids = _exact(given, ids)
     if not jnp.issubdtype(ids.dtype, np.integer):
@@ -198,7 +204,8 @@ def check_size(name: str, size: Any, *ids: Any) -> Any:
     if size is None and ids:
         if is_traced(*ids):
             raise TypeError(
-                f"{name} must be given inside jax.jit, where it cannot be read off the ids"
+                f"{name} must be given inside jax.jit, where it cannot be read off the ids, got "
+                "None"
             )
         size = max(int(array.max(initial=-1)) for array in ids) + 1
     if jax.export.is_symbolic_dim(size):
@@ -208,6 +215,14 @@ def check_size(name: str, size: Any, *ids: Any) -> Any:
         raise ValueError(f"{name} must not be negative, got {size}")
     index_dtype(size)  # there must be an id for padding
     return size
+
+
+def either_nodes(num_nodes: Any, num_src: Any, num_dst: Any) -> str:
+    """What is wrong with giving all of these."""
+    return (
+        "num_nodes stands for num_src and num_dst: give it or those, not both, got "
+        f"{num_nodes=}, {num_src=}, {num_dst=}"
+    )
 
 
 def check_concrete(name: str, size: int, reason: str) -> None:
@@ -329,14 +344,31 @@ def to_array(name: str, values: Any) -> Any:
 
 def to_numpy(name: str, values: Any) -> np.ndarray:
     """An array of numbers, of whatever type."""
-    with blame(name, "an array of numbers"):
+    with blame(name, "an array of numbers", values):
         return np.asarray(values)
 
 
 def as_array(name: str, values: Any) -> Array:
     """An array of JAX."""
-    with blame(name, "an array of numbers"):
+    with blame(name, "an array of numbers", values):
         return jnp.asarray(values)
+
+
+def as_numbers(name: str, values: Any, xp: Any) -> Any:
+    """An array of JAX or of numpy, in a dtype of JAX."""
+    if xp is jnp:
+        return as_array(name, values)
+    values = to_numpy(name, values)
+    if not (values.dtype == np.bool_ or jnp.issubdtype(values.dtype, np.number)):
+        raise TypeError(f"{name} must be an array of numbers, got {values.dtype}")
+    return values.astype(jax.dtypes.canonicalize_dtype(values.dtype), copy=False)
+
+
+def missing(dtype: Any) -> Any:
+    """What a gather of JAX puts where nothing is: NaN or, of integers, the extreme value."""
+    if jnp.issubdtype(dtype, np.inexact):
+        return np.nan
+    return True if dtype == np.bool_ else (np.iinfo(dtype).min or np.iinfo(dtype).max)
 
 
 def growth(name: str, wanted: int | None, size: int) -> int:
@@ -355,13 +387,20 @@ def is_real(dtype: Any) -> bool:
 
 
 @contextlib.contextmanager
-def blame(name: str, what: str) -> Iterator[None]:
+def blame(name: str, what: str, given: Any) -> Iterator[None]:
     """Says of errors of JAX and numpy which argument is to blame, and what it must be."""
     try:
         yield
     except (TypeError, ValueError, OverflowError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{name} must be {what}: {error}") from error
+        raise kind(f"{name} must be {what}, got {described(given)}") from error
+
+
+def described(value: Any) -> str:
+    """What was given, in a few words: of an array its dtype and shape."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"an array of {value.dtype} of shape {value.shape}"
+    return reprlib.repr(value)
 
 
 def check_number(name: str, value: Any) -> None:
@@ -375,6 +414,12 @@ def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool | int | np.bool_):
         raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
     return bool(value)
+
+
+def check_callable(name: str, value: Any) -> None:
+    """A function, or a module that is called like one."""
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, got {described(value)}")
 
 
 def check_container(name: str, value: Any, kind: type[C]) -> C:

@@ -24,6 +24,7 @@ from jax_gnn._core.ids import (
     in_range,
     index_dtype,
     is_traced,
+    namespace,
     pad_ids,
     row_ids,
     row_starts,
@@ -33,7 +34,7 @@ SLOT_SIZE = 8
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Csr:
     """Entries of a sparse matrix, sorted by row.
 
@@ -127,9 +128,14 @@ def permutation(order: Array, inverse: Array) -> SparseMatrix:
     return SparseMatrix(Csr(None, order, num_rows=count), Csr(None, inverse, num_rows=count))
 
 
-def inverse_of(order: Array) -> Array:
+def inverse_of(order: Any) -> Any:
     """The inverse of a permutation, whose ids out of range are left out: -1 where nothing is."""
     count = order.shape[0]
+    if namespace(order) is np:
+        valid = in_range(order, count)
+        inverse = np.full_like(order, PADDING)
+        inverse[order[valid]] = np.flatnonzero(valid)
+        return inverse
     order = jnp.where(in_range(order, count), order, count)
     places = jnp.arange(count, dtype=order.dtype)
     return jnp.full_like(order, PADDING).at[order].set(places, mode="drop")

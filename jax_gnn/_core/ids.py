@@ -41,6 +41,29 @@ def is_traced(*arrays: Any) -> bool:
     return any(isinstance(array, jax.core.Tracer) for array in arrays)
 
 
+# --- Arrays of the host --------------------------------------------------------------------------
+
+
+def namespace(*arrays: Any) -> Any:
+    """numpy, if all arrays are of it, else ``jax.numpy``: arrays of the host stay there."""
+    return np if all(isinstance(array, np.ndarray) for array in arrays) else jnp
+
+
+on_host = jax.make_user_context(default_value=False)
+
+
+def placed(tree: Any) -> Any:
+    """What was built on the host, as arrays of JAX, without a copy where it may be.
+
+    Inside :func:`jax_gnn.host_arrays` it stays as it is, and JAX is not asked.
+    """
+    if on_host.value:
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    moved = [jax.device_put(x) if isinstance(x, np.ndarray) else x for x in leaves]
+    return jax.tree.unflatten(structure, moved)
+
+
 # --- Ids of any integer type ---------------------------------------------------------------------
 
 # JAX narrows integers modulo a power of two, so that ids far out of range would come back into it:
@@ -102,11 +125,11 @@ def row_ids(indptr: Array, num_entries: int) -> Array:
     return jnp.where(rows < indptr.shape[0] - 1, rows, PADDING)
 
 
-def pad_ids(ids: Array, new: int) -> Array:
+def pad_ids(ids: Any, new: int) -> Any:
     """Appends padding."""
-    return jnp.pad(ids, (0, new), constant_values=PADDING)
+    return namespace(ids).pad(ids, (0, new), constant_values=PADDING)
 
 
-def pad_indptr(indptr: Array, new: int) -> Array:
+def pad_indptr(indptr: Any, new: int) -> Any:
     """Appends empty rows."""
-    return jnp.pad(indptr, (0, new), mode="edge")
+    return namespace(indptr).pad(indptr, (0, new), mode="edge")

@@ -253,6 +253,11 @@ def composed_jvp(
 # --- The rules that JAX asks for -----------------------------------------------------------------
 
 
+def _of_jax(value: Any) -> Any:
+    """JAX keeps arrays that a jitted function closes over as numpy's: rules get its own."""
+    return jax.numpy.asarray(value) if isinstance(value, np.ndarray) else value
+
+
 def _abstract_eval(
     op: Op, *avals: Any, implementation: str | None, tree: Any, **attributes: Any
 ) -> Any:
@@ -284,9 +289,9 @@ def _jvp(
 ) -> tuple[Any, Any]:
     linear = tuple(key for key in op.transpose if isinstance(key, str))
     rule = op.jvp or functools.partial(multilinear_jvp, linear)
-    known = [None if isinstance(t, ad.Zero) else t for t in tangents]
+    known = [None if isinstance(t, ad.Zero) else _of_jax(t) for t in tangents]
     bind = Bind(op, implementation, attributes)
-    result, tangent = rule(bind, tree.unflatten(primals), tree.unflatten(known))
+    result, tangent = rule(bind, tree.unflatten(map(_of_jax, primals)), tree.unflatten(known))
     zero = jax.tree.map(lambda each: ad.Zero(jax.typeof(each).to_tangent_aval()), result)
     return result, zero if tangent is None else tangent
 
@@ -300,7 +305,8 @@ def _transpose(
     **attributes: Any,
 ) -> list[Any]:
     bind = Bind(op, implementation, attributes)
-    operands, positions = tree.unflatten(leaves), tree.unflatten(range(len(leaves)))
+    operands = tree.unflatten(map(_of_jax, leaves))
+    positions = tree.unflatten(range(len(leaves)))
     wanted = [n for n, x in operands._asdict().items() if ad.is_undefined_primal(x)]
     cotangents = cotangent if op.several else [cotangent]
     known = [None if isinstance(ct, ad.Zero) else ct for ct in cotangents]
@@ -333,7 +339,7 @@ def _batch(
     bind = Bind(op, implementation, attributes)
     batched = [dim is not None for dim in dims]
     moved = [
-        leaf if dim is None else jax.numpy.moveaxis(leaf, dim, 0)
+        _of_jax(leaf) if dim is None else jax.numpy.moveaxis(leaf, dim, 0)
         for leaf, dim in zip(leaves, dims, strict=True)
     ]
     size = next(x.shape[0] for x, is_batched in zip(moved, batched, strict=True) if is_batched)

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.csr import Csr, SparseMatrix, permutation, segments
-from jax_gnn._core.ids import ids_at, pad_ids
+from jax_gnn._core.ids import ids_at, namespace, pad_ids
 from jax_gnn._core.tiles import Tiles
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pairs:
     """The (node, relation) pairs that occur at one end of a graph's edges.
 
@@ -105,13 +105,14 @@ class Pairs:
 
     def pad(self, new: int, num_nodes: int) -> Pairs:
         """Appends padding, and nodes up to that many."""
-        own = jnp.arange(self.num_pairs, self.num_pairs + new, dtype=self.order.dtype)
+        xp = namespace(self.order, self.places)
+        own = xp.arange(self.num_pairs, self.num_pairs + new, dtype=self.order.dtype)
         return replace(
             self,
             nodes=pad_ids(self.nodes, new),
             sorted_nodes=pad_ids(self.sorted_nodes, new),
-            order=jnp.concatenate([self.order, own]),
-            places=jnp.concatenate([self.places, own]),
+            order=xp.concatenate([self.order, own]),
+            places=xp.concatenate([self.places, own]),
             num_nodes=num_nodes,
         )
 
@@ -122,7 +123,7 @@ class Pairs:
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RelationalMatrix:
     """Edges with relations as the primitives take them: a matrix for each end's pairs.
 

@@ -17,7 +17,7 @@ from jax import Array
 
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.csr import Csr, sort_both_ways
-from jax_gnn._core.ids import MAX_SIZE, PADDING, in_range, is_traced
+from jax_gnn._core.ids import MAX_SIZE, PADDING, in_range, is_traced, namespace
 
 TILE_ROWS = 64  # as kTileRows in relational.h
 ITEM_COST = 160  # of an item, in edges: as measured at 64 features, see docs/kernels.md
@@ -27,7 +27,7 @@ SHORTEST_CUT = 32  # edges: an item is not cut nearer to its ends
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tiles:
     """Edges by tile of 64 destinations, relation, destination. Ids out of range are padding.
 
@@ -61,9 +61,10 @@ class Tiles:
     def pad(self, new: int) -> Tiles:
         """Appends items that are padding, and shares as of so many items, which have none."""
         shares = _shares_of(self.rows.shape[0] + ITEM_COST * (self.num_items + new))
-        items = jnp.pad(jnp.asarray(self.items), ((0, new), (0, 0)), constant_values=PADDING)
+        xp = namespace(self.items, self.starts)
+        items = xp.pad(self.items, ((0, new), (0, 0)), constant_values=PADDING)
         more = max(shares - self.num_shares, 0)
-        return replace(self, items=items, starts=jnp.pad(self.starts, (0, more), mode="edge"))
+        return replace(self, items=items, starts=xp.pad(self.starts, (0, more), mode="edge"))
 
 
 def build_tiles(

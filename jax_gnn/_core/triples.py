@@ -6,6 +6,7 @@ relation. Those with an id out of range are padding: -1 in all arrays, and last.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +15,17 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import ffi
+from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.csr import inverse_of
-from jax_gnn._core.ids import PADDING, in_range, index_dtype, is_traced, row_starts
+from jax_gnn._core.ids import (
+    PADDING,
+    in_range,
+    index_dtype,
+    is_traced,
+    pad_ids,
+    pad_indptr,
+    row_starts,
+)
 from jax_gnn._core.relations import Pairs
 
 
@@ -33,22 +43,51 @@ class SortedTriples(NamedTuple):
     types: Any
 
 
-class OutOfPairs(NamedTuple):
-    """Edges out of pairs, as far as their arrays differ from those of the edges out of nodes."""
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class OutOfPairs:
+    """Edges out of pairs, as far as their arrays differ from those of the edges out of nodes.
+
+    They are those of a `Graph` of the same names.
+    """
 
     cols: Any
     t_indptr: Any
     t_rows: Any
     t_cols: Any
     t_order: Any
+    max_out_degree: int | None = field(default=None, kw_only=True, metadata=STATIC)
+
+    def pad(self, edges: int, pairs: int) -> OutOfPairs:
+        """Appends so many of both."""
+        return replace(
+            self,
+            cols=pad_ids(self.cols, edges),
+            t_indptr=pad_indptr(self.t_indptr, pairs),
+            t_rows=pad_ids(self.t_rows, edges),
+            t_cols=pad_ids(self.t_cols, edges),
+            t_order=pad_ids(self.t_order, edges),
+        )
 
 
-class IntoPairs(NamedTuple):
-    """Edges into pairs, as far as their arrays differ from those of the edges into nodes."""
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class IntoPairs:
+    """Edges into pairs, likewise."""
 
     indptr: Any
     rows: Any
     t_cols: Any
+    max_in_degree: int | None = field(default=None, kw_only=True, metadata=STATIC)
+
+    def pad(self, edges: int, pairs: int) -> IntoPairs:
+        """Appends so many of both."""
+        return replace(
+            self,
+            indptr=pad_indptr(self.indptr, pairs),
+            rows=pad_ids(self.rows, edges),
+            t_cols=pad_ids(self.t_cols, edges),
+        )
 
 
 def sort_triples(

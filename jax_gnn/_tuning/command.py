@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_gnn._core import schedule_cache
+from jax_gnn._core.ids import MAX_SIZE
 from jax_gnn._core.schedule import describe
 from jax_gnn._core.schedule_cache import Tuned
 from jax_gnn._tuning import hypergraph, matmul, relational, segment
@@ -332,8 +333,10 @@ def _line(key: str, tuned: Tuned) -> str:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_SIZE:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number from 1 to {MAX_SIZE}, got {text!r}"
+        )
     return int(text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,8 +130,9 @@ def check_array(field: str, value: Any, kinds: str, what: str, ndim: int) -> np.
     try:
         array = np.asarray(value)
     except ValueError as error:  # lists of uneven lengths
-        raise ValueError(f"{field}: {error}") from error
-    if array.dtype.kind not in kinds and not (isinstance(value, list | tuple) and not value):
+        raise ValueError(f"{field}: expected {what}, got {reprlib.repr(value)}") from error
+    is_nothing = array.size == 0 and array.dtype.kind == "f"  # numpy makes floats of []
+    if array.dtype.kind not in kinds and not is_nothing:
         raise ValueError(f"{field}: expected {what}, got dtype {array.dtype}")
     if array.ndim != ndim:
         raise ValueError(f"{field}: expected {ndim} axes, got shape {array.shape}")

@@ -1,4 +1,4 @@
-"""Calls with one argument that is wrong: each must raise an error that names it."""
+"""Calls with one wrong argument: each must raise an error that names it, and what was given."""
 
 from __future__ import annotations
 
@@ -353,7 +353,7 @@ def calls(v: Valid) -> list[Call]:
         *(*GRAPHS, ("a graph", lambda x: v.graph)),
         ("a type less", lambda x: replace(x, edge_types=x.edge_types[:-1])),
         ("a relation more", lambda x: replace(x, num_relations=x.num_relations + 1)),
-        ("pairs only", lambda x: replace(x, from_pairs=None)),
+        ("pairs only", lambda x: replace(x, out_of_pairs=None)),
         ("pairs of the other end", lambda x: replace(x, pair_dst=x.pair_src)),
         ("other tiles", lambda x: replace(x, tiles=x.nodes)),
     ]
@@ -466,10 +466,12 @@ def wrong_call(random: Random, mode: Mode) -> tuple[str, str | None]:
         except (TypeError, ValueError) as error:
             message = str(error)
             names = (argument, *_TOGETHER.get(argument, ()))
-            if any(re.search(rf"\b{n}\b", message) for n in names):
-                return text, None
             kind = type(error).__name__
-            return text, f"{kind} does not name {argument}: {message.splitlines()[0][:160]}"
+            if not any(re.search(rf"\b{n}\b", message) for n in names):
+                return text, f"{kind} does not name {argument}: {message.splitlines()[0][:160]}"
+            if not re.search(r"\b(got|found|is outside)\b", message):
+                return text, f"{kind} does not say what was given: {message[:160]}"
+            return text, None
         except Exception as error:
             return text, f"{type(error).__name__}: {str(error).splitlines()[:1]}"
     return text, f"no error, but {str(result)[:120]}"

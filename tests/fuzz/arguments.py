@@ -6,9 +6,9 @@ Each set of arguments is a number: ``--only N`` with the seed of a finding repea
 arguments must give what a plain reference gives (``argument_cases.py``), in shape, dtype and value
 to a bound that follows from the roundings (``balls.py``), under eager execution, ``jit``, ``vjp``,
 ``jvp`` and ``vmap``, with 64-bit types and strict promotion on and off; rows that must not be read
-hold NaN or infinity. Wrong arguments must raise a TypeError or ValueError that names them
-(``argument_errors.py``). Warnings are errors. Sets run in child processes, so that a crash or a
-hang is a finding too.
+hold NaN or infinity. Wrong arguments must raise a TypeError or ValueError that names them and says
+what was given (``argument_errors.py``). Warnings are errors. Sets run in child processes, so that a
+crash or a hang is a finding too.
 """
 
 from __future__ import annotations

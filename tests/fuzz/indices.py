@@ -44,6 +44,7 @@ from jax_gnn._core import csr, tiles
 from jax_gnn._core.arrays import take
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.relations import Pairs
+from jax_gnn._core.triples import IntoPairs, OutOfPairs
 from jax_gnn._ops.segment_matmul import primitive as products
 from jax_gnn._ops.segment_reduce import primitive, select
 from jax_gnn._ops.segment_softmax import primitive as softmax
@@ -383,9 +384,7 @@ def integers(name: str, size: Size, dtype: str) -> Any:
 def segment_index(size: Size, dtype: str) -> Any:
     def function(ids: Any, nodes: Any, edges: Any) -> Any:
         rows, order, back = ids
-        by_segment = Csr(rows, order, num_rows=size.rows)
-        matrix = SparseMatrix(by_segment, Csr(None, back, num_rows=size.entries))
-        index = jax_gnn.SegmentIndex(matrix)
+        index = jax_gnn.SegmentIndex(back, rows, order, num_segments=size.rows)
         return index.gather(nodes), index.segment_sum(edges)
 
     def arguments(draw: Draw) -> Any:
@@ -780,7 +779,11 @@ def relational(draw: Draw, size: Size, parts: tuple[Any, ...]) -> jax_gnn.Relati
         for part in of_pairs:
             side, num_nodes = ends[part]
             sizes = (count, num_dst) if side == "src" else (num_src, count)
-            built[part] = draw.graph(*sizes, count, False)
+            edges = draw.graph(*sizes, count, False)
+            kind = OutOfPairs if side == "src" else IntoPairs
+            held = [f.name for f in dataclasses.fields(kind) if not f.metadata]
+            name = "out_of_pairs" if side == "src" else "into_pairs"
+            built[name] = kind(*(getattr(edges, each) for each in held))
             built[f"pair_{side}"] = Pairs(
                 *(draw.anything(count, num_nodes), sizes_of(draw, RELATIONS, count)),
                 *(draw.anything(count, n) for n in (num_nodes, count, count)),

@@ -148,7 +148,8 @@ def hypergraph_aggregate(
     if normalization is not None and (hyperedge_reduce, node_reduce) != ("sum", "sum"):
         raise ValueError(
             f"normalization={normalization!r} divides by the degrees already: "
-            "hyperedge_reduce and node_reduce must be 'sum' with it"
+            "hyperedge_reduce and node_reduce must be 'sum' with it, got "
+            f"{hyperedge_reduce!r} and {node_reduce!r}"
         )
     into, back = _both(hypergraph, incidence_weight, head_weight, x)
     if normalization is not None:

@@ -99,7 +99,7 @@ def relational_aggregate(
     if part is not None and getattr(graph, part) is None:
         raise ValueError(
             f"method={method!r} goes through {part!r}, which the graph lacks: add it by "
-            f"graph.with_parts({part!r})"
+            f"graph.with_parts({part!r}), got {graph}"
         )
     dtype = promoted(x.dtype, rhs.dtype)
     return primitive.relational_aggregate(

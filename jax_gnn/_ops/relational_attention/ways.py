@@ -88,7 +88,7 @@ def way_of(graph: RelationalGraph, method: str, kernel: Any, heads: int, *, dots
     if missing:
         raise ValueError(
             f"method={method!r} goes through {missing[0]!r}, which the graph lacks: add it by "
-            f"graph.with_parts({missing[0]!r})"
+            f"graph.with_parts({missing[0]!r}), got {graph}"
         )
     return method  # type: ignore[return-value]  # is one of its keys
 

@@ -288,7 +288,7 @@ def _product_of(
     given = lhs.dtype if lhs.dtype == rhs.dtype else wide
     result = given
     if preferred is not None:
-        with blame("preferred_element_type", "a dtype"):
+        with blame("preferred_element_type", "a dtype", preferred):
             result = jax.dtypes.canonicalize_dtype(preferred)
     if result != given and not _holds(result, given, wide):
         raise TypeError(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jax_gnn._core.arguments import as_array, as_ids, check_size
+from jax_gnn._core.arguments import as_array, as_ids, check_ids, check_size
 from jax_gnn._core.csr import inverse_of, permutation
-from jax_gnn._core.ids import row_starts
+from jax_gnn._core.ids import in_range, index_dtype, is_traced, on_host, row_starts
 from jax_gnn._core.public import public
 from jax_gnn._ops.segment_reduce.primitive import total
 from jax_gnn._ops.segment_reduce.sort import sort_ids
@@ -19,7 +21,7 @@ from jax_gnn._ops.segment_reduce.sort import sort_ids
 
 @public
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TypePlan:
     """How rows are brought into the order of their types, and back.
 
@@ -60,8 +62,10 @@ class TypePlan:
             TypeError: ``types`` are not integers.
             ValueError: ``types`` is not a vector, or ``num_types`` is negative.
         """
-        ids = as_ids("types", types)
         num_types = check_size("num_types", num_types)
+        if on_host.value and not is_traced(types):
+            return cls(*_host_plan(check_ids("types", types), num_types))
+        ids = as_ids("types", types)
         rows, order = sort_ids(ids, num_types)
         starts = row_starts(rows, num_types)
         return cls(jnp.diff(starts).astype(order.dtype), order, inverse_of(order))
@@ -73,6 +77,10 @@ class TypePlan:
         Args:
             group_sizes: ``(num_types,)`` integers; rows past their sum have no type.
         """
+        if on_host.value and not is_traced(group_sizes):
+            sizes: Any = check_ids("group_sizes", group_sizes)
+            dtype = jax.dtypes.canonicalize_dtype(np.int64)
+            return cls(np.minimum(sizes, np.iinfo(dtype).max).astype(dtype))
         return cls(as_ids("group_sizes", group_sizes))
 
     @property
@@ -107,3 +115,12 @@ class TypePlan:
             raise ValueError(f"x must be ({rows=}, *features), got shape {x.shape}")
         # A gather whose transpose is a gather: no scatter in the backward pass.
         return total(x, permutation(ids, inverse))
+
+
+def _host_plan(types: np.ndarray, num_types: int) -> tuple[Any, Any, Any]:
+    """Sizes, order and inverse, in numpy."""
+    dtype = index_dtype(num_types, len(types))
+    types = np.where(in_range(types, num_types), types, num_types)  # type: ignore[arg-type]
+    order = np.argsort(types, kind="stable").astype(dtype)
+    sizes = np.bincount(types, minlength=num_types + 1)[:num_types].astype(dtype)
+    return sizes, order, inverse_of(order)

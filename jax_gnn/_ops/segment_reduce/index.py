@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -10,17 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arguments import as_array, as_ids, check_size
-from jax_gnn._core.arrays import DTYPES
+from jax_gnn._core.arguments import as_array, check_ids, check_size
+from jax_gnn._core.arrays import DTYPES, STATIC
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.ffi import Implementation
+from jax_gnn._core.ids import PADDING, index_dtype, placed
 from jax_gnn._core.public import public
 from jax_gnn._ops.segment_reduce.primitive import total
 
 
 @public
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SegmentIndex:
     """Ids known beforehand: gather and segment sum as each other's transpose, both by kernels.
 
@@ -37,6 +38,12 @@ class SegmentIndex:
     A pytree: close over it, or pass it through ``jax.jit``. Elements with an id out of range are
     padding: they get zeros, and are not summed.
 
+    Attributes:
+        ids: ``(num_elements,)``, the segment of each element.
+        rows: ``(num_elements,)``, the ids in ascending order; None where they are so as they are.
+        order: ``(num_elements,)``, where each of these is among ``ids``; None likewise.
+        num_segments: number of segments.
+
     Example:
         >>> senders = SegmentIndex.from_ids([2, 0, 2], num_segments=3)
         >>> senders.gather(jnp.array([1.0, 2.0, 3.0]))
@@ -45,7 +52,18 @@ class SegmentIndex:
         Array([2., 0., 4.], dtype=float32)
     """
 
-    matrix: SparseMatrix
+    ids: Array
+    rows: Array | None = None
+    order: Array | None = None
+    num_segments: int = field(kw_only=True, metadata=STATIC)
+
+    @property
+    def matrix(self) -> SparseMatrix:
+        """A row has the elements of a segment."""
+        matrix = segments(self.ids, self.num_segments)
+        if self.rows is None:
+            return matrix
+        return matrix._replace(by_row=Csr(self.rows, self.order, num_rows=self.num_segments))
 
     @classmethod
     def from_ids(cls, ids: Any, num_segments: int) -> SegmentIndex:
@@ -60,16 +78,19 @@ class SegmentIndex:
             ValueError: ids are not one-dimensional, or ``num_segments`` is negative.
         """
         if isinstance(ids, jax.core.Tracer):
-            raise TypeError("ids must be concrete: build the SegmentIndex outside of jax.jit")
+            raise TypeError(
+                f"ids must be concrete: build the SegmentIndex outside of jax.jit, got {ids}"
+            )
         num_segments = check_size("num_segments", num_segments)
-        ids = np.asarray(as_ids("ids", ids))
-        matrix = segments(jnp.asarray(ids), num_segments)
-        if not (ids[1:] >= ids[:-1]).all():
-            order = np.argsort(ids, kind="stable").astype(ids.dtype)
-            rows = jnp.asarray(ids[order])
-            by_segment = Csr(rows, jnp.asarray(order), num_rows=num_segments)
-            matrix = matrix._replace(by_row=by_segment)
-        return cls(matrix)
+        ids = check_ids("ids", ids)
+        rows: Any = None
+        order: Any = None
+        dtype = index_dtype(num_segments, len(ids))
+        ids = np.clip(ids, PADDING, num_segments).astype(dtype)
+        if (ids[1:] < ids[:-1]).any():
+            order = np.argsort(ids, kind="stable").astype(dtype)
+            rows = ids[order]
+        return placed(cls(ids, rows, order, num_segments=num_segments))
 
     def gather(self, x: Array, *, implementation: Implementation | None = None) -> Array:
         """The rows of x that the ids name.

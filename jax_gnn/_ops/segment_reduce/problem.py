@@ -28,7 +28,7 @@ from jax_gnn._ops.segment_reduce.sort import sorted_segments
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Segments:
     """Which segment each element belongs to."""
 
@@ -52,7 +52,7 @@ class Segments:
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """Checked arguments of a reduction."""
 
@@ -153,14 +153,15 @@ def _check_segments(
     is_sorted = check_flag("indices_are_sorted", is_sorted)
     if not (mode is None or isinstance(mode, str | GatherScatterMode)):
         raise TypeError(f"mode must be a GatherScatterMode or its name, got {type(mode).__name__}")
-    with blame("mode", "a GatherScatterMode or its name"):
+    with blame("mode", "a GatherScatterMode or its name", mode):
         clip = mode is not None and GatherScatterMode.from_any(mode) == GatherScatterMode.CLIP
     if (segment_ids is None) == (indptr is None):
-        raise TypeError("exactly one of segment_ids and indptr must be given")
+        given = "none" if segment_ids is None else "both"
+        raise TypeError(f"exactly one of segment_ids and indptr must be given, got {given}")
     if indptr is not None:
         indptr = as_ids("indptr", indptr)
         if indptr.shape[0] == 0:
-            raise ValueError("indptr must have at least one element")
+            raise ValueError(f"indptr must have at least one element, got shape {indptr.shape}")
         size = indptr.shape[0] - 1
         if num_segments is not None and check_size("num_segments", num_segments) != size:
             raise ValueError(f"num_segments must be {size} as indptr says, got {num_segments}")

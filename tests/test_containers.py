@@ -1,0 +1,234 @@
+"""What all containers keep: transformations in all orders, donation, identity, arrays of the host.
+
+Layers are only traced, not compiled.
+"""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from test_strict_promotion import DST, MODEL, REL, SIZE, SRC, STRUCTURES, WIDTH
+
+import flax_layers
+import jax_gnn
+from jax_gnn import Graph, HeteroGraph, Hypergraph, RelationalGraph, SegmentIndex, TypePlan
+
+KEYS = (("a", "r", "b"), ("b", "s", "b"), ("b", "t", "b"))
+EDGES = {key: np.stack([SRC, DST]) for key in KEYS}
+X = np.ones((SIZE, WIDTH), np.float32)
+OF_EDGES = np.arange(5.0)
+
+
+def directed() -> Hypergraph:
+    return Hypergraph.from_directed(SRC, DST, DST, SRC, num_nodes=SIZE, num_hyperedges=SIZE)
+
+
+def relational() -> RelationalGraph:
+    return RelationalGraph.from_triples(SRC, REL, DST, SIZE, 2).with_parts()
+
+
+# Containers of host arrays, and what their methods build.
+MAKE: dict[str, Callable[[], Any]] = {
+    "Graph": lambda: Graph.from_edges(SRC, DST, num_nodes=SIZE),
+    "Hypergraph": lambda: Hypergraph.from_incidence(SRC, DST, num_nodes=SIZE, num_hyperedges=SIZE),
+    "RelationalGraph": relational,
+    "HeteroGraph": lambda: HeteroGraph.from_edges(EDGES, {"a": SIZE, "b": SIZE}).with_graphs(),
+    "SegmentIndex": lambda: SegmentIndex.from_ids(DST, SIZE),
+    "TypePlan": lambda: TypePlan.from_types(REL, 2),
+}
+MORE: dict[str, Callable[[], Any]] = {
+    "graph with slots": lambda: MAKE["Graph"]().transpose().with_edge_split(),
+    "graph with more edges": lambda: MAKE["Graph"]().symmetrized().with_self_loops(),
+    "padded graph": lambda: MAKE["Graph"]().with_max_degrees().pad(num_nodes=8, num_edges=9),
+    "directed hypergraph": lambda: directed().with_self_loops().dual.pad(num_incidences=30),
+    "nearest neighbours": lambda: Hypergraph.from_knn([[0.0], [1.0], [3.0]], 2),
+    "padded relational graph": lambda: (
+        relational().with_max_degrees().pad(num_nodes=8, num_src_pairs=9, num_items=9)
+    ),
+    "sorted index": lambda: SegmentIndex.from_ids(np.sort(DST), SIZE),
+    "plan of sizes": lambda: TypePlan.from_sizes([2, 3]),
+    "values of edges": lambda: MAKE["Graph"]().pad(num_edges=9).edge_values(OF_EDGES, -1),
+    "values that lack": lambda: MAKE["Graph"]().edge_values(OF_EDGES[:3]),
+    "values of relations": lambda: relational().edge_values(SRC),
+    "values of incidences": lambda: directed().incidence_values(OF_EDGES[:, None]),
+    "degrees": lambda: (MAKE["Graph"]().in_degrees(), MAKE["Graph"]().out_degrees()),
+}
+ALL = MAKE | MORE
+
+
+# --- Transformations in all orders ---------------------------------------------------------------
+
+Call = Callable[[Any, Any], Any]  # of a container and weights
+
+
+def of_layer(
+    make: Callable[[], Any], x: Any = X, arguments: Any = None
+) -> Callable[[], tuple[Call, Any]]:
+    """A layer's call, and the shapes of its weights."""
+
+    def case() -> tuple[Call, Any]:
+        layer = nnx.eval_shape(make)
+        definition, weights, rest = nnx.split(layer, nnx.Param, ...)
+        given = {n: np.asarray(v, np.float32) for n, v in (arguments or {}).items()}
+        if isinstance(layer, flax_layers.Stack) and not isinstance(layer, flax_layers.CompGCN):
+            given["deterministic"] = True
+
+        def call(graph: Any, weights: Any) -> Any:
+            zeros = jax.tree.map(lambda r: jnp.zeros(r.shape, r.dtype), rest)
+            return nnx.merge(definition, weights, zeros)(graph, x, **given)
+
+        return call, weights
+
+    return case
+
+
+def hetero_layer() -> nnx.Module:
+    rngs, sizes = nnx.Rngs(0), (WIDTH, WIDTH)
+    convs: dict[Any, Any] = {key: flax_layers.SAGEConv(sizes, 4, rngs=rngs) for key in KEYS[:2]}
+    return flax_layers.HeteroConv(convs | {KEYS[2]: flax_layers.GATConv(WIDTH, 4, rngs=rngs)})
+
+
+def of_index(index: SegmentIndex, x: Any) -> Any:
+    return index.gather(index.segment_sum(x))
+
+
+def of_plan(plan: TypePlan, weights: Any) -> Any:
+    sizes = plan.group_sizes
+    return plan.unsort(jax_gnn.segment_matmul(plan.sort(X[: len(REL)]), weights, sizes))
+
+
+def shape(*sizes: int) -> Any:
+    return jax.ShapeDtypeStruct(sizes, np.float32)
+
+
+def cases() -> Iterator[tuple[str, tuple[str, Callable[[], tuple[Call, Any]]]]]:
+    for structure, models in STRUCTURES:
+        for model, options in models.items():
+            for i, (sizes, given) in enumerate(options):
+                # Attention over relations in all its ways, of others one is enough.
+                if i and not isinstance(structure, RelationalGraph):
+                    continue
+                make = lambda m=model, s=sizes: m(**MODEL, **s, rngs=nnx.Rngs(0))  # noqa: E731
+                yield f"{model.__name__}-{i}", (type(structure).__name__, of_layer(make, X, given))
+    yield "HeteroConv", ("HeteroGraph", of_layer(hetero_layer, {"a": X, "b": X}))
+    yield "SegmentIndex", ("SegmentIndex", lambda: (of_index, shape(len(DST), WIDTH)))
+    yield "TypePlan", ("TypePlan", lambda: (of_plan, shape(2, WIDTH, 3)))
+
+
+CASES = dict(cases())
+
+
+def gradients(loss: Callable[[Any], jax.Array]) -> dict[str, Callable[[Any], Any]]:
+    """To weights, or to a batch of them, by the order of what they go through."""
+
+    def each(batch: Any) -> jax.Array:
+        return jax.vmap(jax.jit(loss))(batch).sum()
+
+    return {
+        "grad(remat(jit))": lambda w: jax.grad(jax.checkpoint(jax.jit(loss)))(w),
+        "jvp(grad(jit))": lambda w: jax.jvp(jax.grad(jax.jit(loss)), (w,), (w,)),
+        "grad(vmap(jit))": lambda w: jax.grad(each)(jax.tree.map(lambda a: jnp.stack([a] * 2), w)),
+    }
+
+
+@pytest.mark.parametrize("source", ["built inside", "of the host"])
+@pytest.mark.parametrize("name", CASES)
+def test_orders_of_transformations(name: str, source: str) -> None:
+    kind, case = CASES[name]
+    call, weights = case()
+    with jax_gnn.host_arrays():
+        made = MAKE[kind]()
+
+    def loss(weights: Any) -> jax.Array:
+        # What depends on values of a graph cannot be built inside.
+        inside = source == "built inside" and kind != "HeteroGraph"
+        results = jax.tree.leaves(call(MAKE[kind]() if inside else made, weights))
+        return sum((jnp.sum(y**2) for y in results), jnp.zeros(()))
+
+    for order, gradient in gradients(loss).items():
+        found = jax.eval_shape(gradient, weights)
+        assert len(jax.tree.leaves(found)) >= len(jax.tree.leaves(weights)), order
+
+
+# --- Donation and identity -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_no_array_is_there_twice(copied: bool) -> None:
+    """All at once: one program."""
+    made = {name: make() for name, make in ALL.items()}
+    made["traced"] = jax.jit(relational)()
+    before = jax.tree.map(np.array, made)
+    given = copy.deepcopy(made) if copied else made
+    same = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree), donate_argnums=0)(given)
+    jax.tree.map(np.testing.assert_array_equal, same, before)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_containers_are_equal_to_themselves_alone(name: str) -> None:
+    one, other = MAKE[name](), MAKE[name]()
+    assert one == one and one != other and one in [other, one] and one not in [other]
+    assert len({one, other, one}) == 2
+
+
+# --- Arrays of the host --------------------------------------------------------------------------
+
+
+def built_on_the_host() -> dict[str, Any]:
+    with jax_gnn.host_arrays():
+        return {name: make() for name, make in ALL.items()}
+
+
+def _worker(connection: Any) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("JAX was asked")
+
+    jax.extend.core.Primitive.bind = refuse  # type: ignore[method-assign]
+    try:
+        connection.send(built_on_the_host())
+    except BaseException as error:
+        connection.send(repr(error))
+
+
+def test_forked_workers_build_what_the_device_has() -> None:
+    wanted = {name: make() for name, make in ALL.items()}  # JAX was used
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    worker = context.Process(target=_worker, args=(theirs,), daemon=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a fork is not safe
+        worker.start()
+    try:
+        assert ours.poll(60), "the worker hangs"
+        found = ours.recv()
+    finally:
+        worker.kill()
+        worker.join()
+    assert isinstance(found, dict), found
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for host, device in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert type(host) is np.ndarray and isinstance(device, jax.Array)
+        assert host.dtype == device.dtype
+        np.testing.assert_array_equal(host, device)
+
+
+def test_methods_leave_arrays_where_they_are() -> None:
+    with jax_gnn.host_arrays():
+        graph, typed = MAKE["Graph"](), relational()
+    for made in (graph.pad(num_edges=9).symmetrized().transpose(), typed.with_parts("tiles")):
+        assert {type(array) for array in jax.tree.leaves(made)} == {np.ndarray}
+    assert isinstance(graph.edge_values(jnp.ones(5)), jax.Array)
+    x = np.random.default_rng(0).normal(size=(SIZE, 2)).astype(np.float32)
+    of_device = jax_gnn.spmm(jax.device_put(graph), x)
+    np.testing.assert_array_equal(jax_gnn.spmm(graph, x), of_device)
+    np.testing.assert_array_equal(jax.jit(jax_gnn.spmm)(graph, x), of_device)
