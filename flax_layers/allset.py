@@ -16,7 +16,7 @@ from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._attention import attend, attention_init, check_heads
+from flax_layers._attention import attend, attention_init, check_heads, dots
 from flax_layers._base import (
     LinearOptions,
     Stack,
@@ -24,6 +24,7 @@ from flax_layers._base import (
     check_positive,
     check_rates,
     dropout_arguments,
+    finished,
     linear_options,
 )
 from jax_gnn import Hypergraph, hyperedge_to_node, node_to_hyperedge
@@ -131,7 +132,8 @@ class _AttentionPooling(nnx.Module):
         value = self.value(x)
         seed = self.seed[...].astype(value.dtype)
         scores = jax.nn.leaky_relu(self._scores(x), self.negative_slope)
-        y = attend(hypergraph, to, scores, value.reshape(*value.shape[:-1], *seed.shape)) + seed
+        y = attend(hypergraph, to, scores, value.reshape(*value.shape[:-1], *seed.shape))
+        y = finished(y, seed)
         y = self.norm1(y.reshape(*y.shape[:-2], -1))
         return self.norm2(y + jax.nn.relu(self.mlp(y, dropout)))
 
@@ -141,9 +143,9 @@ class _AttentionPooling(nnx.Module):
         x, kernel, bias, seed = dtypes.promote_dtype(
             (x, self.key.kernel[...], bias, self.seed[...]), dtype=self.key.dtype
         )
-        to_scores = jnp.sum(kernel.reshape(-1, *seed.shape) * seed, axis=-1)
+        to_scores = dots(kernel.reshape(-1, *seed.shape), seed)
         scores = jnp.matmul(x, to_scores, precision=self.key.precision)
-        return scores if bias is None else scores + jnp.sum(bias.reshape(seed.shape) * seed, -1)
+        return finished(scores, None if bias is None else dots(bias.reshape(seed.shape), seed))
 
 
 def _layer_norm(features: int, rngs: nnx.Rngs, options: LinearOptions) -> nnx.LayerNorm:

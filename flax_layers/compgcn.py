@@ -19,13 +19,14 @@ from flax_layers._base import (
     check_vector,
     default_bias_init,
     dropout_arguments,
+    finished,
     product,
 )
 from flax_layers.graph import glorot_init
 from flax_layers.relational import each_of
 from jax_gnn import Graph, RelationalGraph, spmm
 from jax_gnn._core.arguments import check_choice, check_instance
-from jax_gnn._core.arrays import accumulator_dtype
+from jax_gnn._core.arrays import accumulator_dtype, lead
 from jax_gnn._core.csr import segments
 from jax_gnn._core.ids import in_range, row_starts
 from jax_gnn._ops.segment_reduce.primitive import gather, total
@@ -195,10 +196,11 @@ class CompGCNConv(nnx.Module):
             graph.num_nodes, 2, *batch, self.in_features
         )
         summed = jnp.moveaxis(summed, 1, -2).reshape(graph.num_nodes, *batch, 2 * self.in_features)
-        own = self._decoded(self._composed(nodes, self._encoded(own_relation)), x.dtype)
+        of_own = lead(self._encoded(own_relation), nodes)
+        own = self._decoded(self._composed(nodes, of_own), x.dtype)
         both = kernel[:2].reshape(2 * self.in_features, self.out_features)
         y = (self._times(summed, both) + self._times(own, kernel[2])) / 3
-        return y if bias is None else y + bias
+        return finished(y, bias)
 
     def factors(self, graph: RelationalGraph) -> Array | None:
         """The norm's factors of edges, ``(num_edges,)``; None for ones.

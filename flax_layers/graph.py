@@ -399,8 +399,7 @@ class SAGEConv(Convolution):
                 return finished(y, None, activation)
             return aggregate(y, residual=root, **behind(y, bias, activation))
         y = self._product(y, kernel)  # whose kernel would add the root term more slowly
-        y = y if root is None else y + root
-        y = y if bias is None else y + bias
+        y = finished(y if root is None else y + root, bias)
         return finished(unit_rows(y) if self.normalize else y, None, activation)
 
 

@@ -11,8 +11,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._attention import AttentionConvolution, AttentionOptions, AttentionStack
-from flax_layers._base import check_features, dropout_arguments
+from flax_layers._attention import AttentionConvolution, AttentionOptions, AttentionStack, dots
+from flax_layers._base import check_features, dropout_arguments, finished
 from flax_layers.hypergraph import check_hyperedge_weight
 from jax_gnn import (
     Hypergraph,
@@ -121,13 +121,13 @@ class HypergraphAttentionConv(AttentionConvolution):
             each[...].astype(x.dtype) for each in (self.node_attention, self.hyperedge_attention)
         )
         y = self._split(self._product(x, kernel))
-        node_scores = jnp.sum(y * of_node, axis=-1)  # (num_nodes, *batch, heads)
+        node_scores = dots(y, of_node)  # (num_nodes, *batch, heads)
         if hyperedge_attr is None:  # the score of a mean is the mean of the scores
-            scores = jnp.sum(y * of_hyperedge, axis=-1)
+            scores = dots(y, of_hyperedge)
             hyperedge_scores = node_to_hyperedge(hypergraph, scores, reduce="mean")
         else:
             attr = self._hyperedge_attr(hypergraph, hyperedge_attr, x)
-            to_score = jnp.sum(self._split(kernel) * of_hyperedge, axis=-1)
+            to_score = dots(self._split(kernel), of_hyperedge)
             hyperedge_scores = jnp.matmul(attr, to_score, precision=self.precision)
 
         heads = math.prod(node_scores.shape[1:])  # each of the batch has its own
@@ -155,7 +155,7 @@ class HypergraphAttentionConv(AttentionConvolution):
             **scaling,
         )
         y = self._join(aggregated.reshape(y.shape))
-        return y if bias is None else y + bias
+        return finished(y, bias)
 
     def _hyperedge_attr(self, hypergraph: Hypergraph, attr: ArrayLike, x: Array) -> Array:
         attr = check_features(

@@ -18,6 +18,7 @@ from flax_layers._base import (
     check_positive,
     check_vector,
     default_bias_init,
+    finished,
     product,
 )
 from flax_layers.graph import glorot_init
@@ -202,7 +203,7 @@ class RGCNConv(nnx.Module):
             y = self._of_relations(graph, features, edge_weight, kernel, mixture)
         if own_kernel is not None and (apart or not graph.self_relation):
             y = y + (own_kernel if x is None else self._times(own, own_kernel))
-        return y if bias is None else y + bias
+        return finished(y, bias)
 
     def _full(self, kernel: Array) -> jax.ShapeDtypeStruct:
         """What block-diagonal weights are in full."""

@@ -14,7 +14,7 @@ from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from flax_layers._attention import AttentionStack, attention_init, check_heads, dropped
+from flax_layers._attention import AttentionStack, attention_init, check_heads, dots, dropped
 from flax_layers._base import (
     TwoLayerStack,
     check_features,
@@ -22,6 +22,7 @@ from flax_layers._base import (
     check_rates,
     default_bias_init,
     dropout_arguments,
+    finished,
     linear_options,
     product,
     summed_by_rows,
@@ -36,6 +37,7 @@ from flax_layers.relational import (
 )
 from jax_gnn import RelationalGraph, segment_matmul
 from jax_gnn._core.arguments import check_choice, check_flag, check_instance, check_number
+from jax_gnn._core.arrays import lead
 from jax_gnn._ops.relational_attention.schedule import WAYS, Way
 from jax_gnn._ops.relational_attention.ways import (
     Folded,
@@ -293,7 +295,7 @@ class RGATConv(nnx.Module):
         y = over_batch(attend, x)
         if not self.concat:
             y = _split(y, self.heads).mean(axis=-2)
-        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+        return finished(y, _value(self.bias))
 
     def _of_edges(self, graph: RelationalGraph, attr: ArrayLike, dtype: Any) -> Array:
         """``(num_edges, heads)``, by a product as wide as there are heads."""
@@ -309,7 +311,7 @@ class RGATConv(nnx.Module):
             each[...].astype(dtype) for each in (self.edge_kernel, self.edge_attention)
         )
         return product(
-            found.astype(dtype), jnp.sum(_split(kernel, self.heads) * vector, -1), self.precision
+            found.astype(dtype), dots(_split(kernel, self.heads), vector), self.precision
         )
 
 
@@ -705,7 +707,7 @@ class HGTConv(nnx.Module):
         """The map of each node's type."""
         if len(sizes) == 1:  # by XLA, which joins to it what goes on with its rows, on both ways
             y = summed_by_rows(x, kernel[0], self.precision)
-            return y if bias is None else y + bias[0]
+            return finished(y, None if bias is None else bias[0])
         return segment_matmul(
             x, kernel, jnp.array(sizes, jnp.int32), bias=bias, precision=self.precision
         )
@@ -722,7 +724,7 @@ class HGTConv(nnx.Module):
         if len(sizes) > 1:
             columns = [jnp.broadcast_to(gate[i], (size, 1)) for i, size in enumerate(sizes)]
             gate = _with_padding(columns, len(y))
-        return own + gate * (y - own)  # in this form part of the product
+        return own + lead(gate, y) * (y - own)  # in this form part of the product
 
 
 # --- What is by type -----------------------------------------------------------------------------

@@ -32,7 +32,8 @@ FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 @contextmanager
 def strict(dtype: str) -> Iterator[None]:
-    with jax.numpy_dtype_promotion("strict"), jax.enable_x64(dtype in ("float64", "int64")):
+    wide = jax.enable_x64(dtype in ("float64", "int64"))
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"), wide:
         yield
 
 
