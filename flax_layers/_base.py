@@ -396,6 +396,12 @@ def linear(layer: nnx.Linear, x: Array, activation: Activation | None = None) ->
     return product(x, kernel, layer.precision, bias=bias, activation=activation)
 
 
+def normalized(norm: nnx.LayerNorm, x: Array) -> Array:
+    """What the layer makes, which promotes dtypes, also where promotion is set to be strict."""
+    with jax.numpy_dtype_promotion("standard"):
+        return norm(x)
+
+
 def finished(y: Array, bias: Array | None, activation: Activation | None = None) -> Array:
     """Adds the bias, in the dtype of y, and applies the activation."""
     y = y if bias is None else y + lead(bias.astype(y.dtype), y)

@@ -26,6 +26,7 @@ from flax_layers._base import (
     dropout_arguments,
     finished,
     linear_options,
+    normalized,
 )
 from jax_gnn import Hypergraph, hyperedge_to_node, node_to_hyperedge
 from jax_gnn._core.arguments import check_choice, check_instance, check_number
@@ -64,7 +65,7 @@ class _MLP(nnx.Module):
             if number > 1:
                 x = jax.nn.relu(x)
             if self.normalize:
-                x = getattr(self, f"norm{number}")(x)
+                x = normalized(getattr(self, f"norm{number}"), x)
             if number > 1:
                 x = self.dropout(x, **dropout)
             x = getattr(self, f"linear{number}")(x)
@@ -134,8 +135,8 @@ class _AttentionPooling(nnx.Module):
         scores = jax.nn.leaky_relu(self._scores(x), self.negative_slope)
         y = attend(hypergraph, to, scores, value.reshape(*value.shape[:-1], *seed.shape))
         y = finished(y, seed)
-        y = self.norm1(y.reshape(*y.shape[:-2], -1))
-        return self.norm2(y + jax.nn.relu(self.mlp(y, dropout)))
+        y = normalized(self.norm1, y.reshape(*y.shape[:-2], -1))
+        return normalized(self.norm2, y + jax.nn.relu(self.mlp(y, dropout)))
 
     def _scores(self, x: Array) -> Array:
         """``<seed, key>``; keys serve nothing else, so that seed and their map become one map."""

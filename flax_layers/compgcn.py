@@ -205,13 +205,14 @@ class CompGCNConv(nnx.Module):
     def factors(self, graph: RelationalGraph) -> Array | None:
         """The norm's factors of edges, ``(num_edges,)``; None for ones.
 
+        They are in float32, or in float64 where 64 bits are on.
+
         Raises:
             ValueError: The graph does not fit the layer.
         """
         self._check_graph(graph)
         if self.norm == "sum":
             return None
-        dtype = accumulator_dtype(self.dtype or self.param_dtype)
         directed = _by_direction(graph)
         rows = directed.rows
         valid = in_range(rows, directed.num_dst)
@@ -220,7 +221,7 @@ class CompGCNConv(nnx.Module):
             """Of each edge, how many have its id."""
             ones = valid.astype(ids.dtype)
             sizes = jnp.zeros(directed.num_dst, ids.dtype).at[ids].add(ones, mode="drop")
-            return sizes[ids].astype(dtype)
+            return sizes[ids].astype(float)
 
         ids = jnp.where(valid, rows, directed.num_dst)
         counts = count(ids)

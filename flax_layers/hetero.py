@@ -12,12 +12,11 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import LinearOptions, check_features, end_sizes, linear
+from flax_layers._base import LinearOptions, check_features, end_sizes, finished, linear
 from flax_layers.graph import SAGEConv
 from flax_layers.relational import over_batch
 from jax_gnn import HeteroGraph, RelationalGraph, relational_aggregate, segment_matmul, spmm
 from jax_gnn._core.arguments import check_choice, check_instance
-from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn.hetero import EdgeType
 
 Across = Literal["sum", "mean", "max", "min", "concat", "stack"]
@@ -176,22 +175,23 @@ class HeteroConv(nnx.Module):
             kernels[graph.relation(key)] = self._of(key).kernel[...]
         weight = None
         if first.aggregation == "mean":
-            weight = graph.relational.norm("mean", accumulator_dtype(dtype))
+            weight = graph.relational.norm("mean")
         return graph.join(rows), jnp.stack(kernels).astype(dtype), weight
 
-    def _rest(self, x: dict[str, Array], keys: list[EdgeType], like: Array) -> Any:
-        """What convolutions into one type add up beside their edges."""
+    def _finish(self, x: dict[str, Array], keys: list[EdgeType], y: Array) -> Array:
+        """Adds to the sums of edges what convolutions into one type have beside."""
         name = keys[0][2]
         convs = [self._of(key) for key in keys]
-        rest: Any = 0
+
+        def total(params: Any) -> Array:
+            return functools.reduce(jnp.add, (param[...].astype(y.dtype) for param in params))
+
         if convs[0].root is not None:
             _, width = end_sizes(convs[0].in_features)
             dst = check_features(x[name], len(x[name]), width, f"x_dict[{name!r}]")
-            root = sum(conv.root.kernel[...] for conv in convs).astype(like.dtype)
-            rest = jnp.matmul(dst.astype(like.dtype), root, precision=convs[0].precision)
-        if convs[0].bias is not None:
-            rest = rest + sum(conv.bias[...] for conv in convs).astype(like.dtype)
-        return rest
+            root = total(conv.root.kernel for conv in convs)
+            y = y + jnp.matmul(dst.astype(y.dtype), root, precision=convs[0].precision)
+        return finished(y, None if convs[0].bias is None else total(conv.bias for conv in convs))
 
     def _summed(
         self, graph: HeteroGraph, x: dict[str, Array], keys: list[EdgeType]
@@ -207,7 +207,7 @@ class HeteroConv(nnx.Module):
         found = {}
         for name in {key[2]: None for key in keys}:
             into = [key for key in keys if key[2] == name]
-            found[into[0]] = y[name] + self._rest(x, into, y[name])
+            found[into[0]] = self._finish(x, into, y[name])
         return found
 
     def _together(
@@ -245,7 +245,7 @@ class HeteroConv(nnx.Module):
         found = {}
         for key in keys:
             rows = y[starts[key] : starts[key] + sizes[key[2]]]
-            found[key] = rows + self._rest(x, [key], rows)
+            found[key] = self._finish(x, [key], rows)
         return found
 
 
@@ -344,7 +344,7 @@ class HeteroLinear(nnx.Module):
             width = self.in_features[name]
             return linear(layer, check_features(x, len(x), width, f"x_dict[{name!r}]"))  # type: ignore[arg-type]
         kernel = layer.kernel[...] if layer.dtype is None else layer.kernel[...].astype(layer.dtype)
-        return kernel if layer.bias is None else kernel + layer.bias[...].astype(kernel.dtype)
+        return finished(kernel, None if layer.bias is None else layer.bias[...])
 
 
 class HeteroModel(nnx.Module):

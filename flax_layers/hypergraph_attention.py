@@ -23,7 +23,6 @@ from jax_gnn import (
     sddmm,
 )
 from jax_gnn._core.arguments import check_choice
-from jax_gnn._core.arrays import promoted
 from jax_gnn._ops.hypergraph_aggregate.api import Side
 
 Degrees = Literal["ones", "attention"]
@@ -175,8 +174,7 @@ class HypergraphAttentionConv(AttentionConvolution):
         if weight is None:
             degree = hypergraph.node_degrees().astype(float)
         else:
-            real = promoted(weight.dtype, jnp.float32)
-            degree = hyperedge_to_node(hypergraph, weight.astype(real))
+            degree = hyperedge_to_node(hypergraph, weight.astype(float))
         positive = degree > 0
         return jnp.where(positive, 1 / jnp.where(positive, degree, 1), 0)
 

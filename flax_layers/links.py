@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from flax_layers._base import check_positive, check_rates, dropout_arguments
+from flax_layers._base import check_positive, check_rates, dropout_arguments, normalized
 from flax_layers.compgcn import CompGCN
 from jax_gnn._core.arguments import check_choice, check_columns, check_range, check_real
 from jax_gnn._core.arrays import STATIC
@@ -168,9 +168,9 @@ class ConvE(nnx.Module):
         batch = subjects.shape[:-1]
         image = jnp.stack([subjects, relations], -2)
         image = image.reshape(*batch, 2 * self.height, self.features // self.height, 1)
-        y = jax.nn.relu(self.norm1(self.convolution(image)))
+        y = jax.nn.relu(normalized(self.norm1, self.convolution(image)))
         y = self.dropout(y, **dropout).reshape(*batch, -1)
-        return jax.nn.relu(self.norm2(self.dropout(self.output(y), **dropout)))
+        return jax.nn.relu(normalized(self.norm2, self.dropout(self.output(y), **dropout)))
 
 
 class LinkPredictor(nnx.Module):

@@ -211,10 +211,8 @@ class RGCNConv(nnx.Module):
         return jax.ShapeDtypeStruct(shape, kernel.dtype)
 
     def factors(self, graph: RelationalGraph) -> Array | None:
-        """The norm's factors of edges, ``(num_edges,)``; None for ones."""
-        if self.norm == "sum":
-            return None
-        return graph.norm("mean", accumulator_dtype(self.dtype or self.param_dtype))
+        """The norm's factors of edges, `RelationalGraph.norm`; None for ones."""
+        return None if self.norm == "sum" else graph.norm(self.norm)
 
     def _own_features(self, graph: RelationalGraph, x: Any, x_dst: Any) -> Array | None:
         """The features that the own weight is for; None where there is none or no x."""
@@ -253,7 +251,8 @@ class RGCNConv(nnx.Module):
         """What comes over edges as one sum for each basis, of edges weighted by their relation."""
         shares = of_relations(graph, mixture)
         if weight is not None:
-            shares = shares * weight[:, None]
+            dtype = accumulator_dtype(shares.dtype)
+            shares = shares.astype(dtype) * weight.astype(dtype)[:, None]
         if x is None:
             z = kernel.swapaxes(0, 1)
         else:

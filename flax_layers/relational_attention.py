@@ -215,11 +215,15 @@ class RGATConv(nnx.Module):
         self.param_dtype = param_dtype
         self.precision = precision
 
-    def folded(self) -> FoldedRGAT:
-        """What is made of the weights alone: for inference, computed once and passed to calls."""
+    def folded(self, dtype: DTypeLike | None = None) -> FoldedRGAT:
+        """What is made of the weights alone: for inference, computed once and passed to calls.
+
+        Args:
+            dtype: Of the computation; None: the layer's, or that of the parameters.
+        """
         params = self.kernel, self.coefficients, self.dst_attention, self.src_attention
         values: Any = (None if param is None else param[...] for param in params)
-        kernel, mixture, dst, src = dtypes.promote_dtype(tuple(values), dtype=self.dtype)
+        kernel, mixture, dst, src = dtypes.promote_dtype(tuple(values), dtype=dtype or self.dtype)
         if mixture is not None:
             kernel = jnp.tensordot(mixture, kernel, 1, precision=self.precision)
         if self.num_blocks is not None:
@@ -270,7 +274,8 @@ class RGATConv(nnx.Module):
             raise ValueError(
                 f"edge_attr must be given if edge_features is, got {given} and {self.edge_features}"
             )
-        folded = self.folded() if folded is None else folded
+        if folded is None:
+            folded = self.folded(dtypes.canonicalize_dtype(x, self.kernel[...], dtype=self.dtype))
         operands: tuple[Array, FoldedRGAT] = _promoted((x, folded), self.dtype)
         x, (kernel, vectors) = operands
         way = way_of(graph, self.method, kernel, self.heads, dots=False)
@@ -471,8 +476,12 @@ class HGTConv(nnx.Module):
         """Whether keys times queries' maps meet x itself: rows as wide as values, of one head."""
         return self.heads == 1 and not self.use_bias and set(self.widths) == {self.out_features}
 
-    def folded(self) -> Folded:
-        """What is made of the weights alone: for inference, computed once and passed to calls."""
+    def folded(self, dtype: DTypeLike | None = None) -> Folded:
+        """What is made of the weights alone: for inference, computed once and passed to calls.
+
+        Args:
+            dtype: Of the computation; None: the layer's, or that of the parameters.
+        """
         named = {
             name: None if param is None else param[...]
             for name, param in (
@@ -483,7 +492,7 @@ class HGTConv(nnx.Module):
                 ),
             )
         }
-        values = dtypes.promote_dtype(tuple(named.values()), dtype=self.dtype)
+        values = dtypes.promote_dtype(tuple(named.values()), dtype=dtype or self.dtype)
         p: dict[str, Any] = dict(zip(named, values, strict=True))
         depth = self.out_features // self.heads
         attention = p["attention"] * (p["prior"] / math.sqrt(depth))[..., None, None]
@@ -630,7 +639,7 @@ class HGTConv(nnx.Module):
         """Of one array of nodes: keys and values go from x by pair."""
         # Maps of queries and keys were multiplied beforehand; here a product of nodes is as much.
         of_keys = folded is not None and self._keys_take_queries
-        folded = self.folded() if folded is None else folded
+        folded = self._folded(x) if folded is None else folded
         operands = x, self.query[...], _value(self.query_bias), folded
         x, query, bias, folded = _promoted(operands, self.dtype)
         way = self._way(graph, folded)
@@ -651,7 +660,7 @@ class HGTConv(nnx.Module):
         folded: Folded | None,
     ) -> Array:
         """Of types of different widths: keys, values and queries are nodes' own first."""
-        folded = self.folded() if folded is None else folded
+        folded = self._folded(*x.values()) if folded is None else folded
         params = [
             ({of: getattr(self, name)[of][...] for of in x}, _value(getattr(self, f"{name}_bias")))
             for name in ("key", "value", "query")
@@ -680,6 +689,10 @@ class HGTConv(nnx.Module):
         ]
         found = [of_types(*each) for each in params]
         return over_batch(of_nodes, *found, _with_padding(own, graph.num_nodes))
+
+    def _folded(self, *x: Array) -> Folded:
+        """In the dtype of the computation with such features."""
+        return self.folded(dtypes.canonicalize_dtype(*x, self.attention[...], dtype=self.dtype))
 
     def _way(self, graph: RelationalGraph, folded: Folded) -> Way:
         return way_of(graph, self.method, folded.value.kernel, self.heads, dots=True)

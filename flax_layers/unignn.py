@@ -164,7 +164,7 @@ class UniGINConv(_UniConvolution):
         self.normalize = normalize
 
     def _own_scale(self) -> ArrayLike:
-        return 1 + (self.eps if self.learned_eps is None else self.learned_eps[...])
+        return 1 + (self.eps if self.learned_eps is None else self.learned_eps[...].astype(float))
 
 
 class UniSAGEConv(_UniConvolution):

@@ -163,7 +163,7 @@ class CooTriples(NamedTuple):
         """Converts an unpadded graph."""
         nodes = graph.nodes
         degree = nodes.in_degrees().astype(jnp.float32)
-        return cls(nodes.cols, graph.edge_types, nodes.rows, graph.norm(), degree)
+        return cls(nodes.cols, graph.edge_types, nodes.rows, graph.norm(dtype=jnp.float32), degree)
 
 
 @jax.tree_util.register_dataclass

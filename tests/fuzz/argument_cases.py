@@ -1320,8 +1320,7 @@ def norm(random: Random, mode: Mode) -> Case:
     if random.chance(0.5):
         shapes["hyperedge_weight"] = (sizes.hyperedges,)
     w_dtype = weight_dtype(random, mode)
-    double = w_dtype == "float64" and bool(shapes)
-    acc = np.dtype(np.float64 if double else np.float32)
+    acc = np.dtype(np.float64 if mode.x64 else np.float32)
     signed = random.chance(0.3)
 
     def indices(random: Random) -> tuple[dict[str, Any], Any]:
