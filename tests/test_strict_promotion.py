@@ -90,7 +90,11 @@ def test_static_indices(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", [*FLOATS, "complex64", "int32", "uint8"])
 @pytest.mark.parametrize("kind", ["sorted", "unsorted", "indptr"])
 def test_reductions_of_all_dtypes(kind: str, dtype: str) -> None:
-    ids: Any = {"segment_ids": np.sort(DST), "num_segments": SIZE, "indices_are_sorted": kind == "sorted"}
+    ids: Any = {
+        "segment_ids": np.sort(DST),
+        "num_segments": SIZE,
+        "indices_are_sorted": kind == "sorted",
+    }
     if kind == "indptr":
         ids = {"indptr": np.array([0, 2, 2, 7])}
     names = ["sum", "mean", "max", "min", "prod"]
