@@ -68,6 +68,8 @@ from flax_layers.training.trained import in_features, model_inputs
 from jax_gnn import Graph, Hypergraph
 from jax_gnn.datasets import GraphDataset, HypergraphDataset, RelationalDataset
 
+pytestmark = pytest.mark.usefixtures("strict_promotion")
+
 
 def make_dataset(**changes: object) -> HypergraphDataset:
     """Two classes of 20 nodes each, hyperedges inside the classes, one node in no hyperedge."""

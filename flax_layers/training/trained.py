@@ -97,7 +97,7 @@ def losses(logits: Array, y: Array) -> Array:
 def accuracy(logits: Array, y: Array, mask: Array) -> Array:
     """The share of the mask's nodes whose class has the greatest logit, float32.
 
-    Where nodes may have several classes, those of positive logits are compared by micro-F1.
+    A row with NaN is a mistake. Where nodes may have several classes, those of positive logits are compared by micro-F1.
     """
     if y.ndim == 2:
         found = (logits > 0) & mask[:, None]
@@ -105,7 +105,8 @@ def accuracy(logits: Array, y: Array, mask: Array) -> Array:
         y = y & mask[:, None]
         right = jnp.sum(found & y).astype(jnp.float32)
         return 2 * right / jnp.maximum(jnp.sum(found) + jnp.sum(y), 1)
-    return masked_mean((logits.argmax(axis=1) == y).astype(jnp.float32), mask)
+    right = (logits.argmax(axis=1).astype(y.dtype) == y) & ~jnp.isnan(logits).any(axis=1)
+    return masked_mean(right.astype(jnp.float32), mask)
 
 
 @functools.partial(jax.jit, static_argnums=0)
