@@ -677,7 +677,7 @@ def test_checkpoint_round_trip(tmp_path, model_class, options):
     dataset = dataset_for(model_class)
     hyper = isinstance(dataset, HypergraphDataset)
     graph = dataset.hypergraph(self_loops="none") if hyper else dataset.graph()
-    x = make_dataset().x
+    x = make_dataset().x.astype(options.get("param_dtype", "float32"))
     bias_init = nnx.initializers.normal(1.0)
     model = model_class(6, 8, 2, bias_init=bias_init, **options, rngs=nnx.Rngs(0))
     save_checkpoint(tmp_path / "model", TrainedModel(model, CONFIGS[model_class]()))

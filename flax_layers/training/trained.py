@@ -103,8 +103,8 @@ def accuracy(logits: Array, y: Array, mask: Array) -> Array:
         found = (logits > 0) & mask[:, None]
         found = jnp.pad(found, ((0, 0), (0, y.shape[1] - found.shape[1])))
         y = y & mask[:, None]
-        right = jnp.sum(found & y).astype(jnp.float32)
-        return 2 * right / jnp.maximum(jnp.sum(found) + jnp.sum(y), 1)
+        right, given = jnp.sum(found & y), jnp.sum(found) + jnp.sum(y)
+        return 2 * right.astype(jnp.float32) / jnp.maximum(given, 1).astype(jnp.float32)
     right = (logits.argmax(axis=1).astype(y.dtype) == y) & ~jnp.isnan(logits).any(axis=1)
     return masked_mean(right.astype(jnp.float32), mask)
 
