@@ -388,7 +388,8 @@ class LinkRanking:
     The protocol of Bordes et al., NeurIPS 2013, "filtered": of a fact (s, r, o) the object is
     ranked by its score among all nodes but those that are known to be objects of (s, r), too, and
     the subject likewise. A rank is the mean of those that equal scores leave open; where the score
-    of the answer is not finite, it is the last. Facts are ranked in chunks: memory is that of the scores of one, whatever their number, in one compiled program.
+    of the answer is not finite, it is the last. Facts are ranked in chunks: memory is that of the
+    scores of one, whatever their number, in one compiled program.
 
     Attributes:
         subjects: ``(chunks, chunk_size)``, those of queries, both directions; padding is 0.

@@ -299,7 +299,8 @@ class RelationalGraph:
                 shifted.append(where(in_range(ids, sizes[kind]), ids + starts[kind], PADDING))
             triples.append((shifted[0], np.full(ids.shape, relation), shifted[1]))
         join: Any = jnp.concatenate if is_traced(*jax.tree.leaves(triples)) else np.concatenate
-        src, rel, dst = (join(column) for column in zip(*triples, strict=True))
+        with jax.numpy_dtype_promotion("standard"):  # ids of int32 inside jit, the others of int64
+            src, rel, dst = (join(column) for column in zip(*triples, strict=True))
         graph = cls.from_triples(
             src,
             rel,

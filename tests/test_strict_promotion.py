@@ -20,7 +20,7 @@ from op_spec import strict
 
 import flax_layers
 import jax_gnn
-from jax_gnn import Graph, Hypergraph, RelationalGraph, SegmentIndex, TypePlan
+from jax_gnn import Graph, HeteroGraph, Hypergraph, RelationalGraph, SegmentIndex, TypePlan
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 
@@ -59,6 +59,13 @@ def of_relational_graph(src: Any, dst: Any) -> Any:
     return graph.norm("mean"), values, padded, graph.relation_degrees(), graph.in_degrees()
 
 
+def of_hetero_graph(src: Any, dst: Any) -> Any:
+    edges = {("a", "r", "b"): (src, dst), ("b", "s", "b"): (dst, dst)}
+    graph = HeteroGraph.from_edges(edges, {"a": SIZE, "b": SIZE}, inverse=True)
+    values = graph.edge_values({key: jnp.ones(src.shape, jnp.bfloat16) for key in edges})
+    return values, graph.split(jnp.ones((2 * SIZE, 2), jnp.float16))
+
+
 def of_type_plan(types: Any, _: Any) -> Any:
     plan = TypePlan.from_types(types, 3)
     x = jnp.ones((types.shape[0], 2), jnp.bfloat16)
@@ -66,7 +73,10 @@ def of_type_plan(types: Any, _: Any) -> Any:
     return plan.unsort(jax_gnn.segment_matmul(plan.sort(x), weights, plan.group_sizes))
 
 
-@pytest.mark.parametrize("make", [of_graph, of_hypergraph, of_relational_graph, of_type_plan])
+CONTAINERS = (of_graph, of_hypergraph, of_relational_graph, of_hetero_graph, of_type_plan)
+
+
+@pytest.mark.parametrize("make", CONTAINERS)
 @pytest.mark.parametrize("dtype", ["int32", "int64", "int8", "uint16"])
 def test_containers(make: Callable[..., Any], dtype: str) -> None:
     for sizes in (dtype, "int64"):  # 64 bits off, and on

@@ -64,7 +64,7 @@ from flax_layers.training import (
 from flax_layers.training.data import split_of
 from flax_layers.training.loop import MIN_HYPEREDGE_WEIGHT
 from flax_layers.training.plain import CooGraph, CooHypergraph
-from flax_layers.training.trained import in_features, model_inputs
+from flax_layers.training.trained import accuracy, in_features, model_inputs
 from jax_gnn import Graph, Hypergraph
 from jax_gnn.datasets import GraphDataset, HypergraphDataset, RelationalDataset
 
@@ -350,8 +350,14 @@ def test_unlabelled_nodes_take_no_part():
     changed = make_dataset().x.copy()
     result = train(make_dataset(y=y, x=changed), small(splits=1))
     counts = {10: result.run.train_accuracy, 5: result.run.test_accuracy}
-    for count, accuracy in counts.items():
-        np.testing.assert_allclose(accuracy * count, np.round(accuracy * count), atol=1e-5)
+    for count, share in counts.items():
+        np.testing.assert_allclose(share * count, np.round(share * count), atol=1e-5)
+
+
+def test_logits_that_are_no_numbers_are_mistakes():
+    logits = jnp.array([[np.nan, np.nan], [0.0, np.nan], [np.inf, 0.0], [-np.inf, -1.0]])
+    found = accuracy(logits, jnp.array([0, 0, 0, 1]), jnp.ones(4, bool))
+    assert found == 0.5
 
 
 def test_weight_decay_shrinks_parameters():

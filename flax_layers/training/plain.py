@@ -35,7 +35,6 @@ class Dropout:
         return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
 
 
-
 def _promotes(model: Callable[..., Array]) -> Callable[..., Array]:
     """Lets a model add vectors to matrices, as one writes plain JAX, also where that is refused."""
 

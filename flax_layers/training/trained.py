@@ -97,7 +97,8 @@ def losses(logits: Array, y: Array) -> Array:
 def accuracy(logits: Array, y: Array, mask: Array) -> Array:
     """The share of the mask's nodes whose class has the greatest logit, float32.
 
-    A row with NaN is a mistake. Where nodes may have several classes, those of positive logits are compared by micro-F1.
+    A row with NaN is a mistake. Where nodes may have several classes, those of positive logits are
+    compared by micro-F1.
     """
     if y.ndim == 2:
         found = (logits > 0) & mask[:, None]
