@@ -18,7 +18,7 @@ from flax_layers._base import (
 )
 from jax_gnn import Hypergraph, additive_attention
 from jax_gnn._core.arguments import check_number
-from jax_gnn._core.arrays import take
+from jax_gnn._core.arrays import lead, take
 from jax_gnn._ops.hypergraph_aggregate.api import Side
 
 attention_init = nnx.initializers.glorot_uniform()
@@ -124,6 +124,11 @@ def check_heads(heads: int, features: int | None) -> None:
             f"heads must divide out_features, which they share, got heads={heads} and "
             f"out_features={features}"
         )
+
+
+def dots(x: Array, vectors: Array) -> Array:
+    """``⟨x, vector⟩`` of each head, of ``(…, heads, width)`` and ``(heads, width)``."""
+    return jnp.sum(x * lead(vectors, x), axis=-1)
 
 
 def dropped(

@@ -26,7 +26,7 @@ from jax_gnn._core.arguments import (
     check_number,
     check_real,
 )
-from jax_gnn._core.arrays import spread
+from jax_gnn._core.arrays import lead, spread
 from jax_gnn._core.ids import at_most
 
 Activation = Literal["relu"]  # what kernels may do behind a convolution
@@ -396,9 +396,15 @@ def linear(layer: nnx.Linear, x: Array, activation: Activation | None = None) ->
     return product(x, kernel, layer.precision, bias=bias, activation=activation)
 
 
-def finished(y: Array, bias: Array | None, activation: Activation | None) -> Array:
-    """The same behind a product."""
-    y = y if bias is None else y + bias
+def normalized(norm: nnx.LayerNorm, x: Array) -> Array:
+    """What the layer makes, which promotes dtypes, also where promotion is set to be strict."""
+    with jax.numpy_dtype_promotion("standard"):
+        return norm(x)
+
+
+def finished(y: Array, bias: Array | None, activation: Activation | None = None) -> Array:
+    """Adds the bias, in the dtype of y, and applies the activation."""
+    y = y if bias is None else y + lead(bias.astype(y.dtype), y)
     return y if activation is None else jax.nn.relu(y)
 
 

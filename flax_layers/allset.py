@@ -16,7 +16,7 @@ from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._attention import attend, attention_init, check_heads
+from flax_layers._attention import attend, attention_init, check_heads, dots
 from flax_layers._base import (
     LinearOptions,
     Stack,
@@ -24,7 +24,9 @@ from flax_layers._base import (
     check_positive,
     check_rates,
     dropout_arguments,
+    finished,
     linear_options,
+    normalized,
 )
 from jax_gnn import Hypergraph, hyperedge_to_node, node_to_hyperedge
 from jax_gnn._core.arguments import check_choice, check_instance, check_number
@@ -63,7 +65,7 @@ class _MLP(nnx.Module):
             if number > 1:
                 x = jax.nn.relu(x)
             if self.normalize:
-                x = getattr(self, f"norm{number}")(x)
+                x = normalized(getattr(self, f"norm{number}"), x)
             if number > 1:
                 x = self.dropout(x, **dropout)
             x = getattr(self, f"linear{number}")(x)
@@ -131,9 +133,10 @@ class _AttentionPooling(nnx.Module):
         value = self.value(x)
         seed = self.seed[...].astype(value.dtype)
         scores = jax.nn.leaky_relu(self._scores(x), self.negative_slope)
-        y = attend(hypergraph, to, scores, value.reshape(*value.shape[:-1], *seed.shape)) + seed
-        y = self.norm1(y.reshape(*y.shape[:-2], -1))
-        return self.norm2(y + jax.nn.relu(self.mlp(y, dropout)))
+        y = attend(hypergraph, to, scores, value.reshape(*value.shape[:-1], *seed.shape))
+        y = finished(y, seed)
+        y = normalized(self.norm1, y.reshape(*y.shape[:-2], -1))
+        return normalized(self.norm2, y + jax.nn.relu(self.mlp(y, dropout)))
 
     def _scores(self, x: Array) -> Array:
         """``<seed, key>``; keys serve nothing else, so that seed and their map become one map."""
@@ -141,9 +144,9 @@ class _AttentionPooling(nnx.Module):
         x, kernel, bias, seed = dtypes.promote_dtype(
             (x, self.key.kernel[...], bias, self.seed[...]), dtype=self.key.dtype
         )
-        to_scores = jnp.sum(kernel.reshape(-1, *seed.shape) * seed, axis=-1)
+        to_scores = dots(kernel.reshape(-1, *seed.shape), seed)
         scores = jnp.matmul(x, to_scores, precision=self.key.precision)
-        return scores if bias is None else scores + jnp.sum(bias.reshape(seed.shape) * seed, -1)
+        return finished(scores, None if bias is None else dots(bias.reshape(seed.shape), seed))
 
 
 def _layer_norm(features: int, rngs: nnx.Rngs, options: LinearOptions) -> nnx.LayerNorm:

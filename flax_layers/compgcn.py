@@ -19,13 +19,14 @@ from flax_layers._base import (
     check_vector,
     default_bias_init,
     dropout_arguments,
+    finished,
     product,
 )
 from flax_layers.graph import glorot_init
 from flax_layers.relational import each_of
 from jax_gnn import Graph, RelationalGraph, spmm
 from jax_gnn._core.arguments import check_choice, check_flag, check_instance
-from jax_gnn._core.arrays import accumulator_dtype
+from jax_gnn._core.arrays import accumulator_dtype, lead
 from jax_gnn._core.csr import segments
 from jax_gnn._core.ids import in_range, row_starts
 from jax_gnn._ops.segment_reduce.primitive import gather, total
@@ -195,13 +196,16 @@ class CompGCNConv(nnx.Module):
             graph.num_nodes, 2, *batch, self.in_features
         )
         summed = jnp.moveaxis(summed, 1, -2).reshape(graph.num_nodes, *batch, 2 * self.in_features)
-        own = self._decoded(self._composed(nodes, self._encoded(own_relation)), x.dtype)
+        of_own = lead(self._encoded(own_relation), nodes)
+        own = self._decoded(self._composed(nodes, of_own), x.dtype)
         both = kernel[:2].reshape(2 * self.in_features, self.out_features)
         y = (self._times(summed, both) + self._times(own, kernel[2])) / 3
-        return y if bias is None else y + bias
+        return finished(y, bias)
 
     def factors(self, graph: RelationalGraph) -> Array | None:
         """The norm's factors of edges, ``(num_edges,)``; None for ones.
+
+        They are in float32, or in float64 where 64 bits are on.
 
         Raises:
             ValueError: The graph does not fit the layer.
@@ -209,7 +213,6 @@ class CompGCNConv(nnx.Module):
         self._check_graph(graph)
         if self.norm == "sum":
             return None
-        dtype = accumulator_dtype(self.dtype or self.param_dtype)
         directed = _by_direction(graph)
         rows = directed.rows
         valid = in_range(rows, directed.num_dst)
@@ -218,7 +221,7 @@ class CompGCNConv(nnx.Module):
             """Of each edge, how many have its id."""
             ones = valid.astype(ids.dtype)
             sizes = jnp.zeros(directed.num_dst, ids.dtype).at[ids].add(ones, mode="drop")
-            return sizes[ids].astype(dtype)
+            return sizes[ids].astype(float)
 
         ids = jnp.where(valid, rows, directed.num_dst)
         counts = count(ids)

@@ -52,8 +52,8 @@ def gcn_norm(
         add_self_loops: Whether I is added.
 
     Returns:
-        ``(num_nodes,)`` in the dtype of the weights, without them in float32, or in float64 where
-        64 bits are on; 0 where the degree is not positive.
+        ``(num_nodes,)`` in float32, or in float64 where 64 bits are on; 0 where the degree is not
+        positive.
 
     Raises:
         ValueError: The graph is bipartite, or the weights have another shape.
@@ -68,7 +68,8 @@ def gcn_norm(
     if edge_weight is None:
         degree = graph.in_degrees().astype(float)
     else:
-        degree = segment_sum(_edge_weight(graph, edge_weight), graph.rows, num_nodes, True)
+        weight = _edge_weight(graph, edge_weight).astype(float)
+        degree = segment_sum(weight, graph.rows, num_nodes, True)
     if add_self_loops:
         degree = degree + 1
     return inverse_root(degree)
@@ -262,7 +263,7 @@ class GINConv(Convolution):
         check_activation(activation)
         x, kernel, bias = self._operands(x, graph)
         weight = _edge_weight(graph, edge_weight)
-        own = 1 + (self.eps if self.learned_eps is None else self.learned_eps[...].astype(x.dtype))
+        own = 1 + (self.eps if self.learned_eps is None else self.learned_eps[...].astype(float))
 
         def aggregate(features: Array, **last: Any) -> Array:
             return spmm(graph, features, weight, own_scale=own, **last)
@@ -399,8 +400,7 @@ class SAGEConv(Convolution):
                 return finished(y, None, activation)
             return aggregate(y, residual=root, **behind(y, bias, activation))
         y = self._product(y, kernel)  # whose kernel would add the root term more slowly
-        y = y if root is None else y + root
-        y = y if bias is None else y + bias
+        y = finished(y if root is None else y + root, bias)
         return finished(unit_rows(y) if self.normalize else y, None, activation)
 
 

@@ -17,6 +17,7 @@ from flax_layers._attention import (
     AttentionOptions,
     AttentionStack,
     check_heads,
+    dots,
     dropped,
 )
 from flax_layers._base import (
@@ -28,6 +29,7 @@ from flax_layers._base import (
     check_rates,
     dropout_arguments,
     end_sizes,
+    finished,
     linear,
     linear_options,
     product,
@@ -101,7 +103,7 @@ class _GraphAttentionConv(AttentionConvolution):
             y = (1 - share)[..., None].astype(y.dtype) * y
             y += own[..., None].astype(y.dtype) * value
         y = self._join(y.reshape(shape))
-        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+        return finished(y, self._param(self.bias, y))
 
     def _sees_itself(self, graph: Graph, x: Ends) -> bool:
         """Whether nodes are among their own neighbours: of a graph that is not bipartite."""
@@ -204,9 +206,9 @@ class GATConv(_GraphAttentionConv):
         attr = _edge_attr(graph, edge_attr, self.edge_features, src.dtype)
         dropout = dropout_arguments(deterministic, rngs)
         value = self._split(self._product(src, self._param(self.kernel, src)))
-        src_score = jnp.sum(value * self._param(self.src_attention, src), axis=-1)
+        src_score = dots(value, self._param(self.src_attention, src))
         if dst is src and self.dst_kernel is None:
-            dst_score = jnp.sum(value * self._param(self.dst_attention, src), axis=-1)
+            dst_score = dots(value, self._param(self.dst_attention, src))
         else:  # of which only the scores are wanted
             kernel = self.kernel if self.dst_kernel is None else self.dst_kernel
             dst_score = self._scores(dst, kernel, self.dst_attention)
@@ -236,7 +238,7 @@ class GATConv(_GraphAttentionConv):
     def _scores(self, x: Array, kernel: Any, attention: Any) -> Array:
         """``⟨x kernel, attention⟩`` of each head, by a product as wide as there are heads."""
         kernel, vector = self._param(kernel, x), self._param(attention, x)
-        return product(x, jnp.sum(self._split(kernel) * vector, axis=-1), self.precision)
+        return product(x, dots(self._split(kernel), vector), self.precision)
 
 
 class GATv2Conv(_GraphAttentionConv):
@@ -374,9 +376,7 @@ class GATv2Conv(_GraphAttentionConv):
             acc = attended[1].dtype
             z = left.astype(acc) + right.astype(acc)
             z = z if of_edges is None else z + _mean_of_edges(graph, of_edges.astype(acc))
-            own_score = jnp.sum(
-                vector.astype(acc) * jax.nn.leaky_relu(z, self.negative_slope), axis=-1
-            )
+            own_score = dots(jax.nn.leaky_relu(z, self.negative_slope), vector.astype(acc))
         return self._finish(graph, attended, own_score, right, shape, dropout)
 
     def _mapped(self, x: Array, kernel: Any, bias: Any) -> Array:

@@ -18,6 +18,7 @@ from flax_layers._base import (
     check_features,
     check_positive,
     end_sizes,
+    finished,
     linear,
 )
 from flax_layers.graph import SAGEConv
@@ -30,7 +31,6 @@ from jax_gnn._core.arguments import (
     check_integer,
     described,
 )
-from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn.hetero import EdgeType
 
 Across = Literal["sum", "mean", "max", "min", "concat", "stack"]
@@ -206,22 +206,23 @@ class HeteroConv(nnx.Module):
             kernels[graph.relation(key)] = self.convolutions[key].kernel[...]
         weight = None
         if first.aggregation == "mean":
-            weight = graph.relational.norm("mean", accumulator_dtype(dtype))
+            weight = graph.relational.norm("mean")
         return graph.join(rows), jnp.stack(kernels).astype(dtype), weight
 
-    def _rest(self, x: dict[str, Array], keys: list[EdgeType], like: Array) -> Any:
-        """What convolutions into one type add up beside their edges."""
+    def _finish(self, x: dict[str, Array], keys: list[EdgeType], y: Array) -> Array:
+        """Adds to the sums of edges what convolutions into one type have beside."""
         name = keys[0][2]
         convs = [self.convolutions[key] for key in keys]
-        rest: Any = 0
+
+        def total(params: Any) -> Array:
+            return functools.reduce(jnp.add, (param[...].astype(y.dtype) for param in params))
+
         if convs[0].root is not None:
             _, width = end_sizes(convs[0].in_features)
             dst = check_features(x[name], len(x[name]), width, f"x_dict[{name!r}]")
-            root = sum(conv.root.kernel[...] for conv in convs).astype(like.dtype)
-            rest = jnp.matmul(dst.astype(like.dtype), root, precision=convs[0].precision)
-        if convs[0].bias is not None:
-            rest = rest + sum(conv.bias[...] for conv in convs).astype(like.dtype)
-        return rest
+            root = total(conv.root.kernel for conv in convs)
+            y = y + jnp.matmul(dst.astype(y.dtype), root, precision=convs[0].precision)
+        return finished(y, None if convs[0].bias is None else total(conv.bias for conv in convs))
 
     def _summed(
         self, graph: HeteroGraph, x: dict[str, Array], keys: list[EdgeType]
@@ -237,7 +238,7 @@ class HeteroConv(nnx.Module):
         found = {}
         for name in {key[2]: None for key in keys}:
             into = [key for key in keys if key[2] == name]
-            found[into[0]] = y[name] + self._rest(x, into, y[name])
+            found[into[0]] = self._finish(x, into, y[name])
         return found
 
     def _together(
@@ -278,7 +279,7 @@ class HeteroConv(nnx.Module):
         found = {}
         for key in keys:
             rows = y[starts[key] : starts[key] + sizes[key[2]]]
-            found[key] = rows + self._rest(x, [key], rows)
+            found[key] = self._finish(x, [key], rows)
         return found
 
 
@@ -386,7 +387,7 @@ class HeteroLinear(nnx.Module):
             x = check_features(x, rows, self.in_features[name], f"x_dict[{name!r}]")
             return linear(layer, x)
         kernel = layer.kernel[...] if layer.dtype is None else layer.kernel[...].astype(layer.dtype)
-        return kernel if layer.bias is None else kernel + layer.bias[...].astype(kernel.dtype)
+        return finished(kernel, None if layer.bias is None else layer.bias[...])
 
 
 class HeteroModel(nnx.Module):

@@ -20,7 +20,6 @@ from flax_layers._base import (
 )
 from jax_gnn import Hypergraph, HypergraphNorm, hypergraph_aggregate
 from jax_gnn._core.arguments import check_choice
-from jax_gnn._core.arrays import promoted
 from jax_gnn._ops.hypergraph_aggregate.api import Normalization
 
 
@@ -155,8 +154,7 @@ class HGNNConv(Convolution):
             )
         if weight is None:
             return learned
-        dtype = promoted(learned.dtype, weight.dtype)
-        return learned.astype(dtype) * weight.astype(dtype)
+        return learned.astype(float) * weight.astype(float)
 
 
 class HGNNPConv(HGNNConv):

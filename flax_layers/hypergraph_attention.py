@@ -11,8 +11,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._attention import AttentionConvolution, AttentionOptions, AttentionStack
-from flax_layers._base import check_features, dropout_arguments
+from flax_layers._attention import AttentionConvolution, AttentionOptions, AttentionStack, dots
+from flax_layers._base import check_features, dropout_arguments, finished
 from flax_layers.hypergraph import check_hyperedge_weight
 from jax_gnn import (
     Hypergraph,
@@ -23,7 +23,6 @@ from jax_gnn import (
     sddmm,
 )
 from jax_gnn._core.arguments import check_choice
-from jax_gnn._core.arrays import promoted
 from jax_gnn._ops.hypergraph_aggregate.api import Side
 
 Degrees = Literal["ones", "attention"]
@@ -124,13 +123,13 @@ class HypergraphAttentionConv(AttentionConvolution):
             each[...].astype(x.dtype) for each in (self.node_attention, self.hyperedge_attention)
         )
         y = self._split(self._product(x, kernel))
-        node_scores = jnp.sum(y * of_node, axis=-1)  # (num_nodes, *batch, heads)
+        node_scores = dots(y, of_node)  # (num_nodes, *batch, heads)
         if hyperedge_attr is None:  # the score of a mean is the mean of the scores
-            scores = jnp.sum(y * of_hyperedge, axis=-1)
+            scores = dots(y, of_hyperedge)
             hyperedge_scores = node_to_hyperedge(hypergraph, scores, reduce="mean")
         else:
             attr = self._hyperedge_attr(hypergraph, hyperedge_attr, x)
-            to_score = jnp.sum(self._split(kernel) * of_hyperedge, axis=-1)
+            to_score = dots(self._split(kernel), of_hyperedge)
             hyperedge_scores = jnp.matmul(attr, to_score, precision=self.precision)
 
         heads = math.prod(node_scores.shape[1:])  # each of the batch has its own
@@ -158,7 +157,7 @@ class HypergraphAttentionConv(AttentionConvolution):
             **scaling,
         )
         y = self._join(aggregated.reshape(y.shape))
-        return y if bias is None else y + bias
+        return finished(y, bias)
 
     def _hyperedge_attr(self, hypergraph: Hypergraph, attr: ArrayLike, x: Array) -> Array:
         attr = check_features(
@@ -178,8 +177,7 @@ class HypergraphAttentionConv(AttentionConvolution):
         if weight is None:
             degree = hypergraph.node_degrees().astype(float)
         else:
-            real = promoted(weight.dtype, jnp.float32)
-            degree = hyperedge_to_node(hypergraph, weight.astype(real))
+            degree = hyperedge_to_node(hypergraph, weight.astype(float))
         positive = degree > 0
         return jnp.where(positive, 1 / jnp.where(positive, degree, 1), 0)
 

@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from flax_layers._base import check_positive, check_rates, dropout_arguments
+from flax_layers._base import check_positive, check_rates, dropout_arguments, normalized
 from flax_layers.compgcn import CompGCN
 from jax_gnn._core.arguments import (
     as_ids,
@@ -184,9 +184,9 @@ class ConvE(nnx.Module):
         batch = subjects.shape[:-1]
         image = jnp.stack([subjects, relations], -2)
         image = image.reshape(*batch, 2 * self.height, self.features // self.height, 1)
-        y = jax.nn.relu(self.norm1(self.convolution(image)))
+        y = jax.nn.relu(normalized(self.norm1, self.convolution(image)))
         y = self.dropout(y, **dropout).reshape(*batch, -1)
-        return jax.nn.relu(self.norm2(self.dropout(self.output(y), **dropout)))
+        return jax.nn.relu(normalized(self.norm2, self.dropout(self.output(y), **dropout)))
 
 
 class LinkPredictor(nnx.Module):
@@ -356,9 +356,12 @@ def one_vs_all_loss(
         scores: ``(batch, num_nodes)``, see `LinkPredictor.scores`.
         rows: ``(num_answers,)`` integers, which query each answer is of; -1 is padding.
         objects: ``(num_answers,)`` integers, the answers.
-        kind: "softmax": cross-entropy, the mean over answers (Lacroix et al., ICML 2018);
-            "sigmoid": binary cross-entropy, the mean over all candidates (ConvE).
-        label_smoothing: Share of the target that is spread over all nodes.
+        kind: "softmax": cross-entropy, the mean over answers (Lacroix et al., ICML 2018), of which
+            one that is given twice counts twice; "sigmoid": binary cross-entropy, the mean over
+            all candidates (ConvE, arXiv 1707.01476), which are answers or not.
+        label_smoothing: ε of targets ``(1 - ε) y + ε / num_nodes``. Of "softmax" y is one-hot for
+            each answer; of "sigmoid" it is each query's row of labels, as ConvE smooths them
+            (whose code adds ``1 / num_nodes``, whatever ε is).
 
     Returns:
         ``()``, in the dtype of the scores.
@@ -381,10 +384,12 @@ def one_vs_all_loss(
             f"{scores.shape}, {rows.shape} and {objects.shape}"
         )
     given = rows >= 0
-    right = jnp.where(given, scores[rows, objects], 0)
     if kind == "sigmoid":
-        everywhere = jnp.sum(jax.nn.softplus(scores)) - label_smoothing * scores.mean()
-        return (everywhere - (1 - label_smoothing) * right.sum()) / scores.size
+        rows = jnp.where(given, rows, len(scores))  # -1 would be the last one
+        labels = jnp.zeros_like(scores).at[rows, objects].set(1, mode="drop")
+        target = (1 - label_smoothing) * labels + label_smoothing / scores.shape[1]
+        return jnp.mean(jax.nn.softplus(scores) - target * scores)
+    right = jnp.where(given, scores[rows, objects], 0)
     total = jax.nn.logsumexp(scores, 1)
     mean = scores.mean(1)
     target = (1 - label_smoothing) * right + jnp.where(given, label_smoothing * mean[rows], 0)
@@ -429,8 +434,9 @@ class LinkRanking:
 
     The protocol of Bordes et al., NeurIPS 2013, "filtered": of a fact (s, r, o) the object is
     ranked by its score among all nodes but those that are known to be objects of (s, r), too, and
-    the subject likewise. A rank is the mean of those that equal scores leave open. Facts are ranked
-    in chunks: memory is that of the scores of one, whatever their number, in one compiled program.
+    the subject likewise. A rank is the mean of those that equal scores leave open; where the score
+    of the answer is not finite, it is the last. Facts are ranked in chunks: memory is that of the
+    scores of one, whatever their number, in one compiled program.
 
     Attributes:
         subjects: ``(chunks, chunk_size)``, those of queries, both directions; padding is 0.
@@ -560,8 +566,9 @@ class LinkRanking:
             relations: ``(2 * num_relations, features)``.
 
         Returns:
-            ``(num_facts, 2)`` float32, from 1: of each fact's object and of its subject. A score
-            that is not a number ranks last.
+            ``(num_facts, 2)`` float32, from 1: of each fact's object and of its subject. An answer
+            whose score is not finite ranks last of the nodes that are not filtered; of others, NaN
+            and inf rank before all finite scores.
 
         Raises:
             ValueError: Nodes have another number of rows.
@@ -584,10 +591,13 @@ def _ranks(graphdef: Any, state: Any, ranking: LinkRanking, nodes: Array, relati
         queries = decoder(nodes[subjects], relations[relation_ids], deterministic=True)
         scores = queries @ nodes.T
         right = jnp.take_along_axis(scores, objects[:, None], 1)
-        scores = scores.at[known_rows, known_objects].set(-jnp.inf, mode="drop")
-        better = jnp.sum(~(scores <= right), 1, dtype=jnp.int32)
-        ties = jnp.sum(scores == right, 1, dtype=jnp.int32)
-        return 1 + better + (jnp.maximum(ties, 1) - 1).astype(jnp.float32) / 2
+        counts = jnp.ones_like(scores, bool).at[known_rows, known_objects].set(False, mode="drop")
+        better, ties, last = (
+            jnp.sum(counts & which, 1, dtype=jnp.int32)
+            for which in (~(scores <= right), scores == right, True)
+        )
+        ranks = (2 * better + ties + 1).astype(jnp.float32) / 2
+        return jnp.where(jnp.isfinite(right[:, 0]), ranks, last.astype(jnp.float32))
 
     fields = "subjects", "relations", "objects", "known_rows", "known_objects"
     ranks = jax.lax.map(of_chunk, tuple(getattr(ranking, name) for name in fields))

@@ -18,6 +18,7 @@ from flax_layers._base import (
     check_positive,
     check_vector,
     default_bias_init,
+    finished,
     product,
 )
 from flax_layers.graph import glorot_init
@@ -205,7 +206,7 @@ class RGCNConv(nnx.Module):
             y = self._of_relations(graph, features, edge_weight, kernel, mixture)
         if own_kernel is not None and (apart or not graph.self_relation):
             y = y + (own_kernel if x is None else self._times(own, own_kernel))
-        return y if bias is None else y + bias
+        return finished(y, bias)
 
     def _full(self, kernel: Array) -> jax.ShapeDtypeStruct:
         """What block-diagonal weights are in full."""
@@ -213,10 +214,8 @@ class RGCNConv(nnx.Module):
         return jax.ShapeDtypeStruct(shape, kernel.dtype)
 
     def factors(self, graph: RelationalGraph) -> Array | None:
-        """The norm's factors of edges, ``(num_edges,)``; None for ones."""
-        if self.norm == "sum":
-            return None
-        return graph.norm("mean", accumulator_dtype(self.dtype or self.param_dtype))
+        """The norm's factors of edges, `RelationalGraph.norm`; None for ones."""
+        return None if self.norm == "sum" else graph.norm(self.norm)
 
     def _own_features(self, graph: RelationalGraph, x: Any, x_dst: Any) -> Array | None:
         """The features that the own weight is for; None where there is none or no x."""
@@ -257,7 +256,8 @@ class RGCNConv(nnx.Module):
         """What comes over edges as one sum for each basis, of edges weighted by their relation."""
         shares = of_relations(graph, mixture)
         if weight is not None:
-            shares = shares * weight[:, None]
+            dtype = accumulator_dtype(shares.dtype)
+            shares = shares.astype(dtype) * weight.astype(dtype)[:, None]
         if x is None:
             z = kernel.swapaxes(0, 1)
         else:

@@ -14,7 +14,7 @@ from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from flax_layers._attention import AttentionStack, attention_init, check_heads, dropped
+from flax_layers._attention import AttentionStack, attention_init, check_heads, dots, dropped
 from flax_layers._base import (
     Named,
     TwoLayerStack,
@@ -23,6 +23,7 @@ from flax_layers._base import (
     check_rates,
     default_bias_init,
     dropout_arguments,
+    finished,
     linear_options,
     product,
     summed_by_rows,
@@ -44,6 +45,7 @@ from jax_gnn._core.arguments import (
     check_instance,
     check_number,
 )
+from jax_gnn._core.arrays import lead
 from jax_gnn._ops.relational_attention.schedule import WAYS, Way
 from jax_gnn._ops.relational_attention.ways import (
     Folded,
@@ -221,11 +223,15 @@ class RGATConv(nnx.Module):
         self.param_dtype = param_dtype
         self.precision = precision
 
-    def folded(self) -> FoldedRGAT:
-        """What is made of the weights alone: for inference, computed once and passed to calls."""
+    def folded(self, dtype: DTypeLike | None = None) -> FoldedRGAT:
+        """What is made of the weights alone: for inference, computed once and passed to calls.
+
+        Args:
+            dtype: Of the computation; None: the layer's, or that of the parameters.
+        """
         params = self.kernel, self.coefficients, self.dst_attention, self.src_attention
         values: Any = (None if param is None else param[...] for param in params)
-        kernel, mixture, dst, src = dtypes.promote_dtype(tuple(values), dtype=self.dtype)
+        kernel, mixture, dst, src = dtypes.promote_dtype(tuple(values), dtype=dtype or self.dtype)
         if mixture is not None:
             kernel = jnp.tensordot(mixture, kernel, 1, precision=self.precision)
         if self.num_blocks is not None:
@@ -276,7 +282,8 @@ class RGATConv(nnx.Module):
             raise ValueError(
                 f"edge_attr must be given if edge_features is, got {given} and {self.edge_features}"
             )
-        folded = self.folded() if folded is None else folded
+        if folded is None:
+            folded = self.folded(dtypes.canonicalize_dtype(x, self.kernel[...], dtype=self.dtype))
         operands: tuple[Array, FoldedRGAT] = _promoted((x, folded), self.dtype)
         x, (kernel, vectors) = operands
         way = way_of(graph, self.method, kernel, self.heads, dots=False)
@@ -301,7 +308,7 @@ class RGATConv(nnx.Module):
         y = over_batch(attend, x)
         if not self.concat:
             y = _split(y, self.heads).mean(axis=-2)
-        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+        return finished(y, _value(self.bias))
 
     def _of_edges(self, graph: RelationalGraph, attr: ArrayLike, dtype: Any) -> Array:
         """``(num_edges, heads)``, by a product as wide as there are heads."""
@@ -317,7 +324,7 @@ class RGATConv(nnx.Module):
             each[...].astype(dtype) for each in (self.edge_kernel, self.edge_attention)
         )
         return product(
-            found.astype(dtype), jnp.sum(_split(kernel, self.heads) * vector, -1), self.precision
+            found.astype(dtype), dots(_split(kernel, self.heads), vector), self.precision
         )
 
 
@@ -478,8 +485,12 @@ class HGTConv(nnx.Module):
         """Whether keys times queries' maps meet x itself: rows as wide as values, of one head."""
         return self.heads == 1 and not self.use_bias and set(self.widths) == {self.out_features}
 
-    def folded(self) -> Folded:
-        """What is made of the weights alone: for inference, computed once and passed to calls."""
+    def folded(self, dtype: DTypeLike | None = None) -> Folded:
+        """What is made of the weights alone: for inference, computed once and passed to calls.
+
+        Args:
+            dtype: Of the computation; None: the layer's, or that of the parameters.
+        """
         named = {
             name: None if param is None else param[...]
             for name, param in (
@@ -490,7 +501,7 @@ class HGTConv(nnx.Module):
                 ),
             )
         }
-        values = dtypes.promote_dtype(tuple(named.values()), dtype=self.dtype)
+        values = dtypes.promote_dtype(tuple(named.values()), dtype=dtype or self.dtype)
         p: dict[str, Any] = dict(zip(named, values, strict=True))
         depth = self.out_features // self.heads
         attention = p["attention"] * (p["prior"] / math.sqrt(depth))[..., None, None]
@@ -647,7 +658,7 @@ class HGTConv(nnx.Module):
         """Of one array of nodes: keys and values go from x by pair."""
         # Maps of queries and keys were multiplied beforehand; here a product of nodes is as much.
         of_keys = folded is not None and self._keys_take_queries
-        folded = self.folded() if folded is None else folded
+        folded = self._folded(x) if folded is None else folded
         operands = x, self.query[...], _value(self.query_bias), folded
         x, query, bias, folded = _promoted(operands, self.dtype)
         way = self._way(graph, folded)
@@ -668,7 +679,7 @@ class HGTConv(nnx.Module):
         folded: Folded | None,
     ) -> Array:
         """Of types of different widths: keys, values and queries are nodes' own first."""
-        folded = self.folded() if folded is None else folded
+        folded = self._folded(*x.values()) if folded is None else folded
         params = [
             ({of: getattr(self, name)[of][...] for of in x}, _value(getattr(self, f"{name}_bias")))
             for name in ("key", "value", "query")
@@ -698,6 +709,10 @@ class HGTConv(nnx.Module):
         found = [of_types(*each) for each in params]
         return over_batch(of_nodes, *found, _with_padding(own, graph.num_nodes))
 
+    def _folded(self, *x: Array) -> Folded:
+        """In the dtype of the computation with such features."""
+        return self.folded(dtypes.canonicalize_dtype(*x, self.attention[...], dtype=self.dtype))
+
     def _way(self, graph: RelationalGraph, folded: Folded) -> Way:
         return way_of(graph, self.method, folded.value.kernel, self.heads, dots=True)
 
@@ -724,7 +739,7 @@ class HGTConv(nnx.Module):
         """The map of each node's type."""
         if len(sizes) == 1:  # by XLA, which joins to it what goes on with its rows, on both ways
             y = summed_by_rows(x, kernel[0], self.precision)
-            return y if bias is None else y + bias[0]
+            return finished(y, None if bias is None else bias[0])
         return segment_matmul(
             x, kernel, jnp.array(sizes, jnp.int32), bias=bias, precision=self.precision
         )
@@ -741,7 +756,7 @@ class HGTConv(nnx.Module):
         if len(sizes) > 1:
             columns = [jnp.broadcast_to(gate[i], (size, 1)) for i, size in enumerate(sizes)]
             gate = _with_padding(columns, len(y))
-        return own + gate * (y - own)  # in this form part of the product
+        return own + lead(gate, y) * (y - own)  # in this form part of the product
 
 
 # --- What is by type -----------------------------------------------------------------------------

@@ -16,7 +16,13 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._attention import AttentionConvolution, AttentionOptions, AttentionStack, attend
+from flax_layers._attention import (
+    AttentionConvolution,
+    AttentionOptions,
+    AttentionStack,
+    attend,
+    dots,
+)
 from flax_layers._base import (
     Activation,
     Convolution,
@@ -158,7 +164,7 @@ class UniGINConv(_UniConvolution):
         self.normalize = normalize
 
     def _own_scale(self) -> ArrayLike:
-        return 1 + (self.eps if self.learned_eps is None else self.learned_eps[...])
+        return 1 + (self.eps if self.learned_eps is None else self.learned_eps[...].astype(float))
 
 
 class UniSAGEConv(_UniConvolution):
@@ -294,14 +300,14 @@ class UniGATConv(AttentionConvolution):
         else:
             h = self._aggregate_narrow(to_hyperedges, x, kernel)
         h = self._split(h)
-        scores = jnp.sum(h * self.attention[...].astype(h.dtype), axis=-1)
+        scores = dots(h, self.attention[...].astype(h.dtype))
         scores = jax.nn.leaky_relu(scores, self.negative_slope)
         y = attend(hypergraph, "node", scores, h, self.attention_dropout, **dropout)
         y = self._join(y)
         y = unit_rows(y) if self.normalize else y
         if self.skip:
             y = y + self._join(self._split(own))
-        return y if bias is None else y + bias
+        return finished(y, bias)
 
 
 def unigcn_norm(hypergraph: Hypergraph) -> HypergraphNorm:

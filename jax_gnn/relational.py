@@ -352,7 +352,8 @@ class RelationalGraph:
         if arguments.check_flag("inverse", inverse):
             names += _inverses(tuple(edges), inverse_prefix)
         join: Any = jnp.concatenate if is_traced(*jax.tree.leaves(triples)) else np.concatenate
-        src, rel, dst = (join(column) for column in zip(*triples, strict=True))
+        with jax.numpy_dtype_promotion("standard"):  # ids of int32 inside jit, the others of int64
+            src, rel, dst = (join(column) for column in zip(*triples, strict=True))
         graph = cls.from_triples(
             src,
             rel,
@@ -590,13 +591,14 @@ class RelationalGraph:
         """
         return self.nodes.edge_values(values, fill_value)
 
-    def norm(self, kind: Literal["mean"] = "mean", dtype: Any = jnp.float32) -> Array:
+    def norm(self, kind: Literal["mean"] = "mean", dtype: Any = float) -> Array:
         """Factors of edges that make sums over each relation means (R-GCN, arXiv 1703.06103).
 
         Args:
             kind: ``"mean"``: 1 / the number of edges into the same destination by the same
                 relation.
-            dtype: float16, bfloat16, float32 or float64.
+            dtype: float16, bfloat16, float32 or float64; by default float32, or float64 where 64
+                bits are on.
 
         Returns:
             ``(num_edges,)``, in the graph's order; 0 for padding.

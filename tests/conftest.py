@@ -182,6 +182,13 @@ def exact_products() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def strict_promotion() -> Iterator[None]:
+    """Neither dtypes nor ranks are promoted, in no test of a module."""
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
 @pytest.fixture
 def taking_less_than() -> Callable[[int], AbstractContextManager[None]]:
     """What limits the memory that a block takes at any time, in bytes."""

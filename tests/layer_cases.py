@@ -1,15 +1,18 @@
-"""Formulas of layers in numpy, and the check of gradients against their slopes."""
+"""Formulas of layers in numpy, the check of gradients against their slopes, and all layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from op_spec import random_like, slope
+
+import flax_layers as layers
+from jax_gnn import Graph, HeteroGraph, Hypergraph, RelationalGraph
 
 
 def double(array: Any) -> np.ndarray:
@@ -82,3 +85,222 @@ def check_gradient(
         terms = [np.ravel(g * d) for g, d in zip(gradients, directions, strict=True)]
         terms = np.concatenate(terms)
         assert abs(terms.sum() - want) <= 1e-11 * np.abs(terms).sum(), (terms.sum(), want)
+
+
+# --- All public layers, in few settings ----------------------------------------------------------
+
+
+class LayerCase(NamedTuple):
+    """A layer and a call of it.
+
+    Attributes:
+        make: From the dtype of the parameters.
+        call: Of the layer, the operands and named ones.
+        operands: Features and what else is of their dtype, in float64; pytrees.
+        named: Likewise, by name.
+    """
+
+    make: Callable[[Any], Any]
+    call: Callable[..., Any]
+    operands: tuple[Any, ...]
+    named: dict[str, Any]
+
+
+SIZE, WIDTH = 6, 4
+SRC, DST = np.array([0, 1, 2, 3, 3, 4, 5]), np.array([1, 0, 0, 0, 3, 3, 2])  # 1 / 3 is rounded
+TRIPLES = SRC, np.array([0, 1, 1, 1, 0, 0, 1]), DST, SIZE, 2
+GRAPH = Graph.from_edges(SRC, DST, num_nodes=SIZE)
+BIPARTITE = Graph.from_edges(SRC, DST, num_src=SIZE, num_dst=SIZE + 1)
+HYPERGRAPH = Hypergraph.from_incidence(SRC, DST, num_nodes=SIZE, num_hyperedges=SIZE)
+DIRECTED = Hypergraph.from_directed(SRC, DST, DST, SRC, num_nodes=SIZE, num_hyperedges=SIZE)
+RELATIONAL = RelationalGraph.from_triples(*TRIPLES).with_parts()
+WITH_INVERSE = RelationalGraph.from_triples(*TRIPLES, inverse=True, self_relation=False)
+WITH_SELF = RelationalGraph.from_triples(*TRIPLES, self_relation=True)
+HETERO = HeteroGraph.from_edges(
+    {("a", "r", "b"): [[0, 1, 2, 0], [0, 1, 1, 1]], ("a", "s", "b"): [[1, 1, 2], [0, 2, 2]]},
+    {"a": 3, "b": 3},
+    inverse=True,
+).with_graphs()
+
+
+def numbers(*shape: int) -> np.ndarray:
+    """Positive ones that are none of float32."""
+    return np.random.default_rng(sum(shape)).uniform(0.5, 1.5, shape)
+
+
+X, OF_EDGES, OF_HYPEREDGES = numbers(SIZE, WIDTH), numbers(len(SRC)), numbers(SIZE)
+ENDS, ATTR = (numbers(SIZE, WIDTH), numbers(SIZE + 1, WIDTH)), numbers(len(SRC), 3)
+BY_TYPE = {"a": numbers(3, WIDTH), "b": numbers(3, WIDTH)}
+
+
+def layer_case(
+    kind: Any, structure: Any, x: Any = X, options: dict[str, Any] | None = None, **named: Any
+) -> LayerCase:
+    """Of a layer that takes a graph, features and named operands."""
+    sizes = {"in_features": WIDTH, "out_features": 2 * WIDTH}
+    if issubclass(kind, layers.Stack):
+        sizes = {"in_features": WIDTH, "hidden_features": WIDTH, "out_features": 3}
+    given = sizes | (options or {})
+
+    def make(dtype: Any) -> Any:
+        return kind(**given, param_dtype=dtype, rngs=nnx.Rngs(0))
+
+    def call(layer: Any, x: Any, **named: Any) -> Any:
+        return layer(structure, x, **named)
+
+    return LayerCase(make, call, (x,), named)
+
+
+def hetero_case(across: str, **options: Any) -> LayerCase:
+    """Of a `HeteroConv`, of relations alike."""
+
+    def make(dtype: Any) -> Any:
+        given = options | {"param_dtype": dtype, "rngs": nnx.Rngs(0)}
+        convs = {key: layers.SAGEConv(WIDTH, WIDTH, **given) for key in HETERO.edge_types}
+        return layers.HeteroConv(convs, aggregation=across)
+
+    return LayerCase(make, lambda layer, x: layer(HETERO, x), (BY_TYPE,), {})
+
+
+def of_types(dtype: Any) -> Any:
+    """A model behind maps by type."""
+    options: Any = {"param_dtype": dtype, "rngs": nnx.Rngs(0)}
+    model = layers.RGCN(WIDTH, WIDTH, 3, num_relations=4, **options)
+    return layers.HeteroModel({"a": WIDTH, "b": WIDTH}, model, **options)
+
+
+def link_predictor(dtype: Any) -> Any:
+    """With an encoder of relations and a decoder that has parameters."""
+    options: Any = {"param_dtype": dtype, "rngs": nnx.Rngs(0)}
+    decoder = layers.ConvE(16, height=4, filters=2, kernel_size=3, **options)
+    encoder = layers.CompGCN(WIDTH, WIDTH, 16, num_relations=4, **options)
+    return layers.LinkPredictor(SIZE, 4, WIDTH, WIDTH, encoder, decoder, **options)
+
+
+def link_scores(model: Any, edge_weight: Any) -> Any:
+    """Of a `LinkPredictor`."""
+    ids = np.array([2, 0, 3])
+    return model.scores(*model.encode(WITH_INVERSE, edge_weight), ids, ids)
+
+
+def queries(decoder: Any, subjects: Any, relations: Any) -> Any:
+    return decoder(subjects, relations)
+
+
+DROPS = {"attention_dropout_rate": 0.5}
+OF_RELATIONS, WITH_ATTR = {"num_relations": 2}, {"edge_features": 3}
+EPS = {"learn_eps": True, "eps": 0.3}
+WAYS = ("source_pairs", "destination_pairs", "tiles")
+LAYERS = {
+    "GCN": layer_case(layers.GCN, GRAPH),
+    "GCN-weights": layer_case(layers.GCN, GRAPH, edge_weight=OF_EDGES),
+    "GIN": layer_case(layers.GIN, GRAPH, options=EPS),
+    "GIN-batch": layer_case(layers.GIN, GRAPH, numbers(SIZE, 2, WIDTH), edge_weight=OF_EDGES),
+    "SAGE": layer_case(layers.SAGE, GRAPH, options={"normalize": True}),
+    "SAGE-max": layer_case(
+        layers.SAGE, GRAPH, options={"aggregation": "max", "project": True}, edge_weight=OF_EDGES
+    ),
+    "SAGEConv-sum": layer_case(layers.SAGEConv, BIPARTITE, ENDS, {"aggregation": "sum"}),
+    "GAT": layer_case(layers.GAT, GRAPH, options={"heads": 2, **DROPS}),
+    "GAT-attr": layer_case(layers.GAT, GRAPH, options=WITH_ATTR, edge_attr=ATTR),
+    "GATConv-ends": layer_case(
+        layers.GATConv, BIPARTITE, ENDS, {"in_features": (WIDTH, WIDTH), "heads": 2}
+    ),
+    "GATv2": layer_case(layers.GATv2, GRAPH, options={"heads": 2, "share_weights": True}),
+    "GATv2-attr": layer_case(layers.GATv2, GRAPH, options=WITH_ATTR, edge_attr=ATTR),
+    "GraphTransformer": layer_case(
+        layers.GraphTransformer, GRAPH, options={"heads": 2, "gated": True}
+    ),
+    "GraphTransformer-attr": layer_case(
+        layers.GraphTransformer, GRAPH, options=WITH_ATTR, edge_attr=ATTR
+    ),
+    "HGNN": layer_case(
+        layers.HGNN, HYPERGRAPH, options={"num_hyperedges": SIZE}, hyperedge_weight=OF_HYPEREDGES
+    ),
+    "HGNN-narrow": layer_case(
+        layers.HGNN, HYPERGRAPH, options={"use_bias": False}, incidence_weight=OF_EDGES
+    ),
+    "HGNNP": layer_case(layers.HGNNP, DIRECTED),
+    "HypergraphAttention": layer_case(
+        layers.HypergraphAttention,
+        HYPERGRAPH,
+        options={"heads": 2, "softmax_by": "hyperedge", **DROPS},
+        hyperedge_weight=OF_HYPEREDGES,
+    ),
+    "HypergraphAttention-attr": layer_case(
+        layers.HypergraphAttention, HYPERGRAPH, options={"degrees": "attention"}, hyperedge_attr=X
+    ),
+    "UniGIN": layer_case(layers.UniGIN, HYPERGRAPH, options=EPS),
+    "UniGIN-max": layer_case(
+        layers.UniGIN, HYPERGRAPH, options={"hyperedge_reduce": "max", "learn_eps": False}
+    ),
+    "UniSAGE": layer_case(layers.UniSAGE, HYPERGRAPH, options={"normalize": True}),
+    "UniSAGE-min": layer_case(layers.UniSAGE, HYPERGRAPH, options={"node_reduce": "min"}),
+    "UniGAT": layer_case(layers.UniGAT, HYPERGRAPH, options={"heads": 2, **DROPS}),
+    "UniGAT-skip": layer_case(layers.UniGAT, HYPERGRAPH, options={"skip": True, "normalize": True}),
+    "UniGCNII": layer_case(layers.UniGCNII, HYPERGRAPH),
+    "AllDeepSets": layer_case(layers.AllDeepSets, HYPERGRAPH, options={"aggregation": "mean"}),
+    "AllSetTransformer": layer_case(layers.AllSetTransformer, HYPERGRAPH, options={"heads": 2}),
+    "RGCN": layer_case(layers.RGCN, WITH_SELF, options=OF_RELATIONS),
+    "RGCN-bases": layer_case(layers.RGCN, RELATIONAL, options=OF_RELATIONS | {"num_bases": 1}),
+    "RGCNConv-blocks": layer_case(
+        layers.RGCNConv, RELATIONAL, options=OF_RELATIONS | {"num_blocks": 2}, edge_weight=OF_EDGES
+    ),
+    **{
+        f"{kind.__name__}-{way}": layer_case(
+            kind, RELATIONAL, options=OF_RELATIONS | {"heads": 2, "method": way}
+        )
+        for kind in (layers.RGAT, layers.HGT)
+        for way in WAYS
+    },
+    "RGAT-attr": layer_case(
+        layers.RGAT,
+        RELATIONAL,
+        options=OF_RELATIONS
+        | {"attention": "multiplicative", "softmax": "within", "num_bases": 2}
+        | WITH_ATTR
+        | DROPS,
+        edge_attr=ATTR,
+    ),
+    "HGT-widths": layer_case(
+        layers.HGT,
+        HETERO.relational,
+        {"a": numbers(3, WIDTH), "b": numbers(3, WIDTH + 1)},
+        {
+            "in_features": {"a": WIDTH, "b": WIDTH + 1},
+            "node_types": ("a", "b"),
+            "num_relations": 4,
+            "relation_ends": HETERO.edge_types,
+        },
+    ),
+    **{
+        f"CompGCN-{composition}": layer_case(
+            layers.CompGCN,
+            WITH_INVERSE,
+            options={"num_relations": 4, "composition": composition},
+            relations=numbers(4, WIDTH),
+        )
+        for composition in ("sub", "mult", "corr")
+    },
+    "HeteroConv-sum": hetero_case("sum"),
+    "HeteroConv-max": hetero_case("max", aggregation="sum"),
+    "HeteroConv-alone": hetero_case("mean", normalize=True, root_weight=False),
+    "HeteroModel": LayerCase(of_types, lambda layer, x: layer(HETERO, x), (BY_TYPE,), {}),
+    "TypedLinear": LayerCase(
+        lambda dtype: layers.TypedLinear(3, WIDTH, 2 * WIDTH, param_dtype=dtype, rngs=nnx.Rngs(0)),
+        lambda layer, x: layer(x, np.array([2, 0, 1, 1, 0, 2])),
+        (X,),
+        {},
+    ),
+    "DistMult": LayerCase(lambda dtype: layers.DistMult(), queries, (X, X), {}),
+    "ComplEx": LayerCase(lambda dtype: layers.ComplEx(), queries, (X, X), {}),
+    "ConvE": LayerCase(
+        lambda dtype: layers.ConvE(
+            16, height=4, filters=2, kernel_size=3, param_dtype=dtype, rngs=nnx.Rngs(0)
+        ),
+        queries,
+        (numbers(3, 16), numbers(3, 16)),
+        {},
+    ),
+    "LinkPredictor": LayerCase(link_predictor, link_scores, (numbers(WITH_INVERSE.num_edges),), {}),
+}

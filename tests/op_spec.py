@@ -216,6 +216,13 @@ def setting(implementation: str | None, dtype: str = "float32") -> Iterator[None
         yield
 
 
+@contextmanager
+def strict() -> Iterator[None]:
+    """Neither dtypes nor ranks are promoted: operands that differ are errors of tracing."""
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
 def typed(values: Sequence[np.ndarray], dtype: str) -> tuple[np.ndarray, ...]:
     return tuple(np.asarray(value).astype(jnp.dtype(dtype)) for value in values)
 

@@ -48,6 +48,7 @@ from op_spec import (
     same_bits,
     setting,
     stack,
+    strict,
     typed,
     wide,
 )
@@ -210,7 +211,7 @@ class CoreChecks:
         for index, implementation in itertools.product(indices, IMPLEMENTATIONS):
             # What rules make of rules is the same for all implementations.
             function = everything if implementation == "xla" else derivatives
-            with setting(implementation, dtype), jax.numpy_dtype_promotion("strict"):
+            with setting(implementation, dtype), strict():
                 jax.jit(function).lower(index, operands)
 
     @pytest.mark.parametrize("behind", [np.nan, np.inf])

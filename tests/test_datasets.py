@@ -157,6 +157,7 @@ def test_container_sorts_and_removes_duplicates():
     assert_same(shuffled, toy())
     assert shuffled.node_idx.dtype == shuffled.y.dtype == np.int32
     assert toy(x=X.astype(np.float64)).x.dtype == np.float32
+    assert toy(train_idx=[3, 0, 3, 0]).train_idx.tolist() == [3, 0]
 
 
 def test_container_properties():

@@ -311,11 +311,11 @@ def save(folder: Path, **changes: Any) -> Path:
 
 
 def test_npz_with_types_and_edge_splits(tmp_path: Path) -> None:
-    """Edges are sorted, without duplicates; what names edges follows them."""
-    splits = {"train_idx": [0, 1], "test_idx": [2, 3]}
+    """Edges are sorted, without duplicates; what names edges follows them, also one given twice."""
+    splits = {"train_idx": [3, 1, 0, 1], "test_idx": [2]}
     data = datasets.load_relational(save(tmp_path, **splits))
     check(data, src=[1, 2, 0], rel=[0, 0, 2], dst=[3, 3, 4], y=[-1] * 5)
-    check(data, train_edges=[2, 0], test_edges=[1, 2], val_edges=None, train_idx=None)
+    check(data, train_edges=[2, 0], test_edges=[1], val_edges=None, train_idx=None)
     assert data.node_names == ("é", "b", "", "d", "e")
     assert data.x_by_type is not None and [*data.x_by_type] == ["p", "q"]
     np.testing.assert_array_equal(data.x_by_type["q"], [[0, 0], [0, 2]])
@@ -372,6 +372,9 @@ def test_npz_with_labels(tmp_path: Path) -> None:
         ({"y_multilabel": np.full((2, 2), 3)}, "y_multilabel: expected zeros and ones"),
         ({"y_multilabel": np.ones((6, 2), int)}, "y_multilabel: expected zeros and ones"),
         ({"y_multilabel": np.zeros((2, 2), int), "train_idx": [0]}, "node 0 has no label"),
+        ({"train_idx": [1], "val_idx": [2, 1]}, r"val_edges: edge \(1, 0, 3\) is in train_edges"),
+        ({"train_idx": [0], "test_idx": [3]}, r"test_edges: edge \(0, 2, 4\) is in train_edges"),
+        ({"val_idx": [0], "test_idx": [2, 3]}, r"test_edges: edge \(0, 2, 4\) is in val_edges too"),
         ({"train_idx": [7]}, r"train_edges\[0\] = 7 is outside \[0, 4\)"),
         ({"node_names_utf8": np.zeros(3)}, "node_names_utf8: expected bytes"),
         ({"node_names_utf8": np.array([255], np.uint8)}, "node_names_utf8: not UTF-8"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from layer_cases import double
+from op_spec import strict
 
 from flax_layers import (
     RGCN,
@@ -77,15 +78,25 @@ def test_one_vs_all_losses(rng, smoothing):
     target = (1 - smoothing) * np.eye(NODES)[objects[:3]] + smoothing / NODES
     np.testing.assert_allclose(found, entropy(scores[rows[:3]], target).mean(), rtol=1e-5)
     found = one_vs_all_loss(scores.astype("f"), rows, objects, kind="sigmoid", **options)
-    target = np.full(scores.shape, smoothing / NODES)
-    target[rows[:3], objects[:3]] += 1 - smoothing
-    expected = np.log1p(np.exp(scores)) - target * scores
-    share = smoothing * scores.mean() / scores.size  # of smoothing, over all queries at once
-    smoothed = (np.log1p(np.exp(scores)).sum() - smoothing * scores.mean()) / scores.size
-    given = (1 - smoothing) * scores[rows[:3], objects[:3]].sum() / scores.size
-    np.testing.assert_allclose(found, smoothed - given, rtol=1e-5)
-    if not smoothing:
-        np.testing.assert_allclose(found, expected.mean() - share, rtol=1e-5)
+    labels = np.zeros(scores.shape)
+    labels[rows[:3], objects[:3]] = 1
+    target = (1 - smoothing) * labels + smoothing / NODES
+    np.testing.assert_allclose(found, (np.log1p(np.exp(scores)) - target * scores).mean(), 1e-5)
+
+
+@pytest.mark.parametrize(("kind", "by_hand"), [("softmax", 1.2101759), ("sigmoid", 0.6630630)])
+def test_smoothed_losses_by_hand(kind, by_hand):
+    """Of one-hot targets 0.85 and 0.05; a batch given twice is no other one."""
+    scores = np.array([[0, np.log(3), 0, 0], [0, 0, 0, 0]], "f")
+    rows, objects = np.array([0, 1, 1]), np.array([1, 0, 2])
+    options = {"kind": kind, "label_smoothing": 0.2}
+    # (log 6 - 0.85 log 3 + 2 log 4) / 3, and (7 log 2 + log 4 - 0.85 log 3) / 8
+    np.testing.assert_allclose(one_vs_all_loss(scores, rows, objects, **options), by_hand, 1e-6)
+    twice = np.tile(scores, (2, 1)), np.append(rows, rows + 2), np.tile(objects, 2)
+    np.testing.assert_allclose(one_vs_all_loss(*twice, **options), by_hand, 1e-6)
+    if kind == "sigmoid":  # of which an answer is one or not
+        found = one_vs_all_loss(scores, np.tile(rows, 2), np.tile(objects, 2), **options)
+        np.testing.assert_allclose(found, by_hand, 1e-6)
 
 
 def test_negative_sampling_loss(rng):
@@ -160,13 +171,29 @@ def test_ranks(rng, chunk_size):
         assert metrics[f"hits@{k}"] == (expected <= k).mean()
 
 
-def test_ranks_of_what_is_no_number():
-    facts = [0], [0], [1]
-    ranking = LinkRanking.from_facts(*facts, facts, num_nodes=4, num_relations=1)
-    nodes = np.ones((4, 2), "f")
-    nodes[1] = np.nan
-    ranks = ranking.ranks(DistMult(), nodes, np.ones((2, 2), "f"))
-    np.testing.assert_array_equal(ranks, [[5, 5]])
+def test_ranks_of_what_is_not_finite():
+    """Of nodes 0 to 5 the object 1 is to be ranked; 2 and 3 are objects, too."""
+    ranking = LinkRanking.from_facts(
+        *([0], [0], [1]), ([0] * 3, [0] * 3, [1, 2, 3]), num_nodes=6, num_relations=1
+    )
+
+    @jax.jit
+    def rank(scores):
+        return ranking.ranks(DistMult(), jnp.append(1, scores)[:, None], jnp.ones((2, 1)))[0, 0]
+
+    with strict():
+        for found, other, expected in (
+            (np.nan, 0.0, 4),
+            (np.inf, 0.0, 4),
+            (-np.inf, 0.0, 4),
+            (-np.inf, -np.inf, 4),
+            (0.0, np.nan, 2 + 1),  # behind node 0, whose score is 1, and this one
+            (0.0, np.inf, 2 + 1),
+            (0.0, -np.inf, 2),
+        ):
+            for filtered in (np.nan, np.inf, -np.inf, 0.0):
+                scores = jnp.array([found, filtered, filtered, other, -1.0], jnp.float32)
+                assert rank(scores) == expected, (found, other, filtered)
 
 
 def test_memory_of_ranks_is_that_of_a_chunk(rng):

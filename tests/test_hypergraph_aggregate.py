@@ -1147,7 +1147,8 @@ def test_norm_of_other_types() -> None:
     half = hypergraph_norm(HYPERGRAPH, incidence_weight=ones_of_incidences.astype(np.float16))
     assert half.hyperedge.dtype == np.float32
     with jax.enable_x64(True):
-        norm = hypergraph_norm(HYPERGRAPH, np.ones(HYPERGRAPH.num_hyperedges))
+        weight = np.ones(HYPERGRAPH.num_hyperedges, np.float32)
+        norm = hypergraph_norm(HYPERGRAPH, weight)  # of features in float64, perhaps
         assert norm.node_in.dtype == norm.hyperedge.dtype == norm.node_out.dtype == np.float64
     with pytest.raises(ValueError, match="normalization must be"):
         hypergraph_norm(HYPERGRAPH, normalization="column")  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from op_spec import strict
 
 import jax_gnn
 from jax_gnn import Graph, Hypergraph, RelationalGraph
@@ -87,8 +88,12 @@ def test_options_are_in_signatures() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - {"implementation", "host_arrays"}))
 def test_profiles_show_the_name(name: str) -> None:
-    """Operations of a compiled program say which public function they belong to."""
-    text = jax.jit(lambda x: call(name, x)).lower(X).as_text(debug_info=True)
+    """Operations of a compiled program say which public function they belong to.
+
+    None of them promotes dtypes or ranks.
+    """
+    with strict():
+        text = jax.jit(lambda x: call(name, x)).lower(X).as_text(debug_info=True)
     assert re.search(rf'"[^"]*\b{name}\b[^"]*/[^"]*"', text)
 
 

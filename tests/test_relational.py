@@ -212,6 +212,8 @@ def test_norm(rng: Rng) -> None:
     assert graph.to_pairs is not None
     np.add.at(means, np.asarray(graph.to_pairs.rows), np.asarray(norm))
     np.testing.assert_allclose(means, np.ones_like(means), rtol=1e-5)
+    with jax.enable_x64(True):  # of features in float64, perhaps
+        np.testing.assert_allclose(graph.norm(), graph.edge_values(wanted, 1.0), rtol=1e-15)
     with pytest.raises(ValueError, match="kind must be"):
         graph.norm("sum")  # type: ignore[arg-type]
 

@@ -68,9 +68,11 @@ from flax_layers.training import checkpoint as checkpoints
 from flax_layers.training.data import Numbering, check_dataset, fingerprint, split_of
 from flax_layers.training.loop import MIN_HYPEREDGE_WEIGHT
 from flax_layers.training.plain import CooGraph, CooHypergraph
-from flax_layers.training.trained import in_features, make_model, model_inputs
+from flax_layers.training.trained import accuracy, in_features, make_model, model_inputs
 from jax_gnn import Graph, Hypergraph
 from jax_gnn.datasets import GraphDataset, HypergraphDataset, RelationalDataset
+
+pytestmark = pytest.mark.usefixtures("strict_promotion")
 
 
 def make_dataset(**changes: object) -> HypergraphDataset:
@@ -352,8 +354,14 @@ def test_unlabelled_nodes_take_no_part():
     changed = make_dataset().x.copy()
     result = train(make_dataset(y=y, x=changed), small(splits=1))
     counts = {10: result.run.train_accuracy, 5: result.run.test_accuracy}
-    for count, accuracy in counts.items():
-        np.testing.assert_allclose(accuracy * count, np.round(accuracy * count), atol=1e-5)
+    for count, share in counts.items():
+        np.testing.assert_allclose(share * count, np.round(share * count), atol=1e-5)
+
+
+def test_logits_that_are_no_numbers_are_mistakes():
+    logits = jnp.array([[np.nan, np.nan], [0.0, np.nan], [np.inf, 0.0], [-np.inf, -1.0]])
+    found = accuracy(logits, jnp.array([0, 0, 0, 1]), jnp.ones(4, bool))
+    assert found == 0.5
 
 
 def test_weight_decay_shrinks_parameters():
@@ -714,7 +722,7 @@ def test_checkpoint_round_trip(tmp_path, model_class, options):
     dataset = dataset_for(model_class)
     hyper = isinstance(dataset, HypergraphDataset)
     graph = dataset.hypergraph(self_loops="none") if hyper else dataset.graph()
-    x = make_dataset().x
+    x = make_dataset().x.astype(options.get("param_dtype", "float32"))
     bias_init = nnx.initializers.normal(1.0)
     model = model_class(6, 8, 2, bias_init=bias_init, **options, rngs=nnx.Rngs(0))
     save_checkpoint(tmp_path / "model", TrainedModel(model, CONFIGS[model_class]()))

@@ -36,6 +36,7 @@ from flax_layers.training.data import (
     fingerprint,
     renumbered,
 )
+from flax_layers.training.loop import adam
 from jax_gnn import RelationalGraph
 from jax_gnn._version import __version__
 from jax_gnn.datasets import RelationalDataset
@@ -342,7 +343,7 @@ def _loss(config: LinkConfig, model: LinkPredictor, data: Any, batch: _Batches, 
     if config.leave_out:
         asked_for = jnp.zeros(len(queries.subjects), bool).at[asked].set(batch.queries >= 0)
         kept = ~asked_for[queries.asked_by].any(1)
-        edge_weight = kept if edge_weight is None else edge_weight * kept
+        edge_weight = jnp.where(kept, 1.0 if edge_weight is None else edge_weight, 0)
     nodes, relations = model.encode(graph, edge_weight, deterministic=False, rngs=encode_key)
     decoder = functools.partial(
         model.decoder, deterministic=False, rngs=nnx.Rngs(dropout=decode_key)
@@ -362,8 +363,9 @@ def _loss(config: LinkConfig, model: LinkPredictor, data: Any, batch: _Batches, 
     candidates = jnp.concatenate([batch.objects[:, None], candidates], 1)
     scores = jnp.einsum("af,anf->an", wanted[batch.rows], nodes[candidates])
     # What stands for no fact is as good as certain: its loss is 0.
-    scores = jnp.where(given, scores, jnp.array([jnp.inf] + [-jnp.inf] * config.num_negatives))
-    share = given.shape[0] / jnp.maximum(given.sum(), 1)
+    certain = jnp.array([[jnp.inf] + [-jnp.inf] * config.num_negatives], scores.dtype)
+    scores = jnp.where(given, scores, certain)
+    share = given.shape[0] / jnp.maximum(given.sum(), 1).astype(scores.dtype)
     return negative_sampling_loss(scores[:, 0], scores[:, 1:]) * share
 
 
@@ -402,7 +404,7 @@ def train_links(
     rankings = {part: link_ranking(dataset, part) for part in PARTS[1:]}
     graphdef, *states = nnx.split(model, nnx.Param, ...)
     params, rest = states
-    optimizer = optax.adam(config.learning_rate)
+    optimizer = adam(config.learning_rate)
 
     @jax.jit
     def run_epoch(state: Any, batches: _Batches, keys: Array, data: Any) -> tuple[Any, Array]:

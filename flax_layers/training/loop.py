@@ -172,6 +172,19 @@ def _is_hyperedge_weight(path: tuple[Any, ...]) -> bool:
     return "hyperedge_weight" in jax.tree_util.keystr(path)
 
 
+def adam(learning_rate: float) -> optax.GradientTransformation:
+    """Optax's, which promotes dtypes, also where promotion is set to be strict."""
+    import optax  # part of the extra "train"
+
+    init, update = optax.adam(learning_rate)
+
+    def updates(*state: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return update(*state)
+
+    return optax.GradientTransformation(init, updates)
+
+
 def _optimizer(config: TrainConfig) -> optax.GradientTransformation:
     import optax  # part of the extra "train"
 
@@ -192,7 +205,7 @@ def _optimizer(config: TrainConfig) -> optax.GradientTransformation:
         decays = jax.tree_util.tree_map_with_path(decay, params)
         return jax.tree.map(jnp.add, updates, decays)
 
-    return optax.chain(optax.stateless(add_decay), optax.adam(config.learning_rate))
+    return optax.chain(optax.stateless(add_decay), adam(config.learning_rate))
 
 
 def _keep_positive(params: Any) -> Any:

@@ -6,6 +6,7 @@ Linear maps and aggregations come in the same order as in the layers.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -32,6 +33,17 @@ class Dropout:
         key = jax.random.fold_in(self._key, self._count)
         self._count += 1
         return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
+
+
+def _promotes(model: Callable[..., Array]) -> Callable[..., Array]:
+    """Lets a model add vectors to matrices, as one writes plain JAX, also where that is refused."""
+
+    @functools.wraps(model)
+    def promoting(*arguments: Any) -> Array:
+        with jax.numpy_rank_promotion("allow"):
+            return model(*arguments)
+
+    return promoting
 
 
 # (parameters of the convolution, structure, x, settings, dropout) -> result
@@ -163,7 +175,7 @@ class CooTriples(NamedTuple):
         """Converts an unpadded graph."""
         nodes = graph.nodes
         degree = nodes.in_degrees().astype(jnp.float32)
-        return cls(nodes.cols, graph.edge_types, nodes.rows, graph.norm(), degree)
+        return cls(nodes.cols, graph.edge_types, nodes.rows, graph.norm(dtype=jnp.float32), degree)
 
 
 @jax.tree_util.register_dataclass
@@ -343,6 +355,7 @@ def rgat_convolution(
     return _sorted_sum(messages.reshape(count, -1), graph.dst, size) + params["bias"]
 
 
+@_promotes
 def hgt(
     config: Any, params: dict[str, Any], graph: CooTyped, x: Array, dropout_key: Array | None
 ) -> Array:
@@ -483,6 +496,7 @@ def _unit_rows(y: Array) -> Array:
     return y * jnp.sqrt(_inverse(square))
 
 
+@_promotes
 def stack(
     convolution: PlainConvolution,
     activation: Callable[[Array], Array],
@@ -519,6 +533,7 @@ def stack(
     return y
 
 
+@_promotes
 def behind_types(
     model: Callable[..., Array],
     config: Any,
@@ -539,6 +554,7 @@ def behind_types(
     return model(config, params["model"], graph, y, dropout_key)
 
 
+@_promotes
 def unigcnii(
     config: Any, params: dict[str, Any], graph: CooHypergraph, x: Array, dropout_key: Array | None
 ) -> Array:

@@ -110,7 +110,8 @@ def losses(logits: Array, y: Array) -> Array:
 def accuracy(logits: Array, y: Array, mask: Array) -> Array:
     """The share of the mask's nodes whose class has the greatest logit, float32.
 
-    Where nodes may have several classes, those of positive logits are compared by micro-F1.
+    A row with NaN is a mistake. Where nodes may have several classes, those of positive logits are
+    compared by micro-F1.
     """
     if y.ndim == 2:
         width = max(logits.shape[1], y.shape[1])  # data to predict on may have others
@@ -118,9 +119,10 @@ def accuracy(logits: Array, y: Array, mask: Array) -> Array:
             jnp.pad(flags & mask[:, None], ((0, 0), (0, width - flags.shape[1])))
             for flags in (logits > 0, y)
         )
-        right = jnp.sum(found & y).astype(jnp.float32)
-        return 2 * right / jnp.maximum(jnp.sum(found) + jnp.sum(y), 1)
-    return masked_mean((logits.argmax(axis=1) == y).astype(jnp.float32), mask)
+        right, given = jnp.sum(found & y), jnp.sum(found) + jnp.sum(y)
+        return 2 * right.astype(jnp.float32) / jnp.maximum(given, 1).astype(jnp.float32)
+    right = (logits.argmax(axis=1).astype(y.dtype) == y) & ~jnp.isnan(logits).any(axis=1)
+    return masked_mean(right.astype(jnp.float32), mask)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -69,6 +69,11 @@ def spread(values: Array, x: Array) -> Array:
     return jnp.expand_dims(values, tuple(range(1, x.ndim)))
 
 
+def lead(values: Array, x: Array) -> Array:
+    """Adds axes before those of the last features, to work with ``(rows, *features)``."""
+    return jnp.expand_dims(values, tuple(range(x.ndim - values.ndim)))
+
+
 def column(mask: Array) -> Array:
     """A vector as a matrix, to work with features."""
     return mask[:, None]

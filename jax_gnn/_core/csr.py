@@ -266,7 +266,7 @@ def edge_split(indptr: Any, cols: Any) -> EdgeSplit:
     place = jnp.arange(size, dtype=dtype) - first[rows]
     begin = starts[rows] + SLOT_SIZE * place
     left = jnp.where(rows == PADDING, 0, starts[rows + 1] - begin)
-    lanes = jnp.arange(SLOT_SIZE, dtype=dtype)
+    lanes = jnp.arange(SLOT_SIZE, dtype=dtype)[None]
     entries = jnp.where(lanes < left[:, None], begin[:, None] + lanes, count)
     place = jnp.where(rows == PADDING, 1, 2 * place + (left <= SLOT_SIZE).astype(dtype))
     return EdgeSplit(pad_ids(jnp.asarray(cols), 1)[entries], jnp.stack([rows, place], 1))

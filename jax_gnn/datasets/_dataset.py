@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Literal
@@ -44,7 +44,7 @@ class NodeDataset:
     Raises:
         ValueError: a field has a wrong dtype, length or shape, an id is out of range, a feature is
             not finite, a split names an unlabelled node, its parts overlap, or two classes (or
-            relations, or types of nodes) have one name.
+            relations, or types of nodes) have one name. What a part names twice counts once.
     """
 
     name: str
@@ -70,12 +70,7 @@ class NodeDataset:
         parts = ("train_idx", "val_idx", "test_idx")
         for part in parts:
             self._check_split(part)
-        for part, other in combinations(parts, 2):
-            if getattr(self, part) is not None and getattr(self, other) is not None:
-                both = np.intersect1d(getattr(self, part), getattr(self, other))
-                if both.size:
-                    raise ValueError(f"{other}: node {both[0]} is in {part} too")
-
+        self._set_apart(parts, lambda node: f"node {node}")
         if self.label_names is not None:
             names = self._set("label_names", check_names("label_names", self.label_names))
             if y.max(initial=-1) >= len(names):
@@ -94,6 +89,17 @@ class NodeDataset:
     def _set(self, field: str, value: Any) -> Any:
         object.__setattr__(self, field, value)
         return value
+
+    def _set_apart(self, parts: tuple[str, ...], name: Callable[[int], str]) -> None:
+        """Keeps each id of a part once, where it is first, and refuses those of two parts."""
+        given = [part for part in parts if getattr(self, part) is not None]
+        for part in given:
+            ids = getattr(self, part)
+            self._set(part, ids[np.sort(np.unique(ids, return_index=True)[1])])
+        for part, other in combinations(given, 2):
+            both = np.intersect1d(getattr(self, part), getattr(self, other))
+            if both.size:
+                raise ValueError(f"{other}: {name(both[0])} is in {part} too")
 
     def _set_pairs(self, major: str, minor: str, num_major: int, num_minor: int) -> None:
         """Checks two fields of ids and sorts their pairs, without duplicates."""
@@ -259,7 +265,8 @@ class RelationalDataset(NodeDataset):
             in the order of the nodes.
         y_multilabel: ``(num_nodes, num_classes)`` bool, where a node may have several classes; of
             an unlabelled node all are False.
-        train_edges: ``(n,)`` int32, the training edges, where edges are to be predicted.
+        train_edges: ``(n,)`` int32, the training edges, where edges are to be predicted; a fact is
+            in one of the three parts at most, however often it is given.
         val_edges: ``(k,)`` int32, the validation edges.
         test_edges: ``(m,)`` int32, the test edges.
     """
@@ -302,9 +309,15 @@ class RelationalDataset(NodeDataset):
             self._set(field, np.ascontiguousarray(column))
         places = np.empty(src.size, np.int32)
         places[order] = np.cumsum(new) - 1
-        for part in ("train_edges", "val_edges", "test_edges"):
+        parts = "train_edges", "val_edges", "test_edges"
+        for part in parts:
             if getattr(self, part) is not None:
                 self._set(part, places[check_ids(part, getattr(self, part), src.size)])
+
+        def fact(edge: int) -> str:
+            return f"edge {(int(self.src[edge]), int(self.rel[edge]), int(self.dst[edge]))}"
+
+        self._set_apart(parts, fact)
         self._check_types()
         if self.y_multilabel is not None:
             labels = check_array("y_multilabel", self.y_multilabel, "iub", "zeros and ones", 2)

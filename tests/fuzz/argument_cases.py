@@ -119,7 +119,7 @@ class Mode:
 
     Attributes:
         x64: whether 64-bit types are enabled.
-        strict: whether dtypes are promoted strictly.
+        strict: whether promotion of dtypes and ranks is refused.
         transform: what the call is wrapped in.
         implementation: of the ops.
         by_context: whether that is given by the context in place of the argument.
@@ -149,7 +149,9 @@ class Mode:
     def contexts(self) -> ExitStack:
         stack = ExitStack()
         stack.enter_context(jax.enable_x64(self.x64))
-        stack.enter_context(jax.numpy_dtype_promotion("strict" if self.strict else "standard"))
+        if self.strict:
+            stack.enter_context(jax.numpy_dtype_promotion("strict"))
+            stack.enter_context(jax.numpy_rank_promotion("raise"))
         if self.by_context:
             stack.enter_context(jax_gnn.implementation(self.implementation))
         return stack
@@ -1320,8 +1322,7 @@ def norm(random: Random, mode: Mode) -> Case:
     if random.chance(0.5):
         shapes["hyperedge_weight"] = (sizes.hyperedges,)
     w_dtype = weight_dtype(random, mode)
-    double = w_dtype == "float64" and bool(shapes)
-    acc = np.dtype(np.float64 if double else np.float32)
+    acc = np.dtype(np.float64 if mode.x64 else np.float32)
     signed = random.chance(0.3)
 
     def indices(random: Random) -> tuple[dict[str, Any], Any]:

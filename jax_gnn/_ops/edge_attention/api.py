@@ -23,7 +23,7 @@ from jax_gnn._core.arguments import (
     check_real,
     check_size,
 )
-from jax_gnn._core.arrays import accumulator_dtype, flat, row_width, spread
+from jax_gnn._core.arrays import accumulator_dtype, flat, lead, row_width, spread
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import bounded, ids_at, in_range
@@ -231,7 +231,7 @@ def gatv2_attention(
         summed = gather(left, at_dst, implementation) + gather(right, at_src, implementation)
         valid = rows.matrix.by_row.valid(graph.num_src)
         summed = jnp.where(spread(valid, summed), summed + extra, 0)
-        terms = vector.astype(acc) * xla.leaky(summed, edges.slope)
+        terms = lead(vector.astype(acc), summed) * xla.leaky(summed, edges.slope)
         score = jnp.sum(terms, axis=tuple(range(2, terms.ndim)))
     score = score if bias is None else score + bias
     return edges.attend(_Scores(None, None, rows.masked(score)), None)

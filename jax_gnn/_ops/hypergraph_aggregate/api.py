@@ -22,13 +22,12 @@ from jax_gnn._core.arguments import (
     check_choice,
     check_container,
     check_features,
-    check_real,
     check_residual,
     check_row_scale,
     check_scale,
     check_weight,
 )
-from jax_gnn._core.arrays import accumulator_dtype, flat, promoted
+from jax_gnn._core.arrays import accumulator_dtype, flat
 from jax_gnn._core.csr import SparseMatrix, permutation, segments
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import one_call, public
@@ -243,7 +242,7 @@ def hypergraph_norm(
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
-        Factors in float32, or in float64 if a weight is.
+        Factors in float32, or in float64 where 64 bits are on.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -259,13 +258,7 @@ def hypergraph_norm(
     """
     hypergraph = check_container("hypergraph", hypergraph, Hypergraph)
     check_choice("normalization", normalization, get_args(Normalization))
-    given = {
-        "hyperedge_weight": hyperedge_weight,
-        "incidence_weight": incidence_weight,
-        "head_weight": head_weight,
-    }
-    dtypes = (check_real(name, w).dtype for name, w in given.items() if w is not None)
-    acc = promoted(jnp.float32, *dtypes)
+    acc = jax.dtypes.canonicalize_dtype(float)
     x = jax.ShapeDtypeStruct((hypergraph.num_nodes, 1), acc)  # as if for such features
     weight = check_scale(
         "hyperedge_weight", hyperedge_weight, "num_hyperedges", hypergraph.num_hyperedges, acc

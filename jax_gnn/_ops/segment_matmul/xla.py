@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.arguments import check_concrete
-from jax_gnn._core.arrays import accumulator_dtype, column, promoted, spread, take
+from jax_gnn._core.arrays import accumulator_dtype, column, lead, promoted, spread, take
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import index_dtype
 
@@ -146,7 +146,7 @@ def segment_matmul(
 def finished(result: Array, residual: Array | None, activation: str | None, dtype: Any) -> Array:
     """All activations are 0 at 0: rows without a product stay so, but for the residual."""
     if residual is not None:
-        result = result + residual.astype(result.dtype)
+        result = lead(result, residual) + lead(residual.astype(result.dtype), result)
     if activation is not None:
         result = ACTIVATIONS[activation](result)
     return result.astype(dtype)

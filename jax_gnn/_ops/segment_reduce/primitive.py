@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import DTYPES, accumulator_dtype, flat, put, row_width, spread, take
+from jax_gnn._core.arrays import DTYPES, accumulator_dtype, flat, lead, put, row_width, spread, take
 from jax_gnn._core.batching import batch, batch_apart
 from jax_gnn._core.csr import Csr, SparseMatrix, entrywise
 from jax_gnn._core.ids import PADDING, at_most, in_range
@@ -199,7 +199,8 @@ def _epilogue_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Ar
         terms.append(spread(scales, x) * x.astype(scales.dtype))
     for each in (tangents.residual, tangents.bias):
         if each is not None:
-            terms.append(each if result_scale is None else spread(result_scale, result) * each)
+            term = lead(each, result)
+            terms.append(term if result_scale is None else spread(result_scale, result) * term)
     return result, tangent_behind(result, terms, _relu(bind))
 
 
@@ -208,7 +209,7 @@ def tangent_behind(result: Array, terms: list[Array], relu: bool) -> Array | Non
     if not terms:
         return None
     acc = accumulator_dtype(result.dtype)
-    tangent = functools.reduce(operator.add, (term.astype(acc) for term in terms))
+    tangent = functools.reduce(operator.add, (lead(term, result).astype(acc) for term in terms))
     if relu:  # of which a scale behind it may have turned the sign
         tangent = jnp.where((result > 0) | (result < 0), tangent, 0)
     return jnp.broadcast_to(tangent, result.shape).astype(result.dtype)

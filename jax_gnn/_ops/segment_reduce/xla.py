@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, column, spread, take
+from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, column, lead, spread, take
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ids import bounded, in_range
 
@@ -52,7 +52,7 @@ def epilogue(
     if residual is not None:
         result += residual.astype(result.dtype)
     if bias is not None:
-        result += bias
+        result += lead(bias, result)
     result = jax.nn.relu(result) if relu else result
     return result if result_scale is None else spread(result_scale, result) * result
 
