@@ -243,16 +243,17 @@ class HeteroGraph:
                 f"values must be by the edge types that the graph was built from, got "
                 f"{', '.join(map(str, values))}"
             )
-        given = {}
-        for key in types:
-            name = f"values[{key!r}]"
-            given[key] = arguments.check_real(name, values[key])
+        names = {key: f"values[{key!r}]" for key in types}
+        given = {key: arguments.to_array(name, values[key]) for key, name in names.items()}
+        xp = namespace(self.relational.nodes.edge_ids, *given.values())
+        for key, name in names.items():
+            given[key] = arguments.as_numbers(name, given[key], xp)
             if given[key].ndim == 0:
                 raise ValueError(f"{name} must be (num_edges, *features), got a scalar")
         _, dtype = _features("values", given)
         if not is_traced(self.relational.edge_types):
             self._check_lengths({key: len(each) for key, each in given.items()})
-        joined = jnp.concatenate([each.astype(dtype) for each in given.values()])
+        joined = xp.concatenate([each.astype(dtype) for each in given.values()])
         return self.relational.edge_values(joined, fill_value)
 
     def _check_lengths(self, lengths: Mapping[EdgeType, int]) -> None:

@@ -98,12 +98,18 @@ class LayerCase(NamedTuple):
         call: Of the layer, the operands and named ones.
         operands: Features and what else is of their dtype, in float64; pytrees.
         named: Likewise, by name.
+        kind: The class of a layer that takes a graph and features.
+        structure: That graph.
+        options: What the layer is made with, sizes included.
     """
 
     make: Callable[[Any], Any]
     call: Callable[..., Any]
     operands: tuple[Any, ...]
     named: dict[str, Any]
+    kind: Any = None
+    structure: Any = None
+    options: Any = None
 
 
 SIZE, WIDTH = 6, 4
@@ -148,7 +154,7 @@ def layer_case(
     def call(layer: Any, x: Any, **named: Any) -> Any:
         return layer(structure, x, **named)
 
-    return LayerCase(make, call, (x,), named)
+    return LayerCase(make, call, (x,), named, kind, structure, given)
 
 
 def hetero_case(across: str, **options: Any) -> LayerCase:

@@ -6,6 +6,7 @@ Layers are only traced, not compiled.
 from __future__ import annotations
 
 import copy
+import functools
 import multiprocessing
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from test_strict_promotion import DST, MODEL, REL, SIZE, SRC, STRUCTURES, WIDTH
+from layer_cases import DST, GRAPH, HYPERGRAPH, LAYERS, RELATIONAL, SIZE, SRC, TRIPLES, WIDTH
 
 import flax_layers
 import jax_gnn
@@ -26,7 +27,7 @@ from jax_gnn import Graph, HeteroGraph, Hypergraph, RelationalGraph, SegmentInde
 KEYS = (("a", "r", "b"), ("b", "s", "b"), ("b", "t", "b"))
 EDGES = {key: np.stack([SRC, DST]) for key in KEYS}
 X = np.ones((SIZE, WIDTH), np.float32)
-OF_EDGES = np.arange(5.0)
+REL, OF_EDGES = TRIPLES[1], np.arange(float(len(SRC)))
 
 
 def directed() -> Hypergraph:
@@ -60,6 +61,7 @@ MORE: dict[str, Callable[[], Any]] = {
     "values of edges": lambda: MAKE["Graph"]().pad(num_edges=9).edge_values(OF_EDGES, -1),
     "values that lack": lambda: MAKE["Graph"]().edge_values(OF_EDGES[:3]),
     "values of relations": lambda: relational().edge_values(SRC),
+    "values by type": lambda: MAKE["HeteroGraph"]().edge_values(dict.fromkeys(KEYS, OF_EDGES)),
     "values of incidences": lambda: directed().incidence_values(OF_EDGES[:, None]),
     "degrees": lambda: (MAKE["Graph"]().in_degrees(), MAKE["Graph"]().out_degrees()),
 }
@@ -104,7 +106,8 @@ def of_index(index: SegmentIndex, x: Any) -> Any:
 
 def of_plan(plan: TypePlan, weights: Any) -> Any:
     sizes = plan.group_sizes
-    return plan.unsort(jax_gnn.segment_matmul(plan.sort(X[: len(REL)]), weights, sizes))
+    x = np.ones((len(REL), WIDTH), np.float32)
+    return plan.unsort(jax_gnn.segment_matmul(plan.sort(x), weights, sizes))
 
 
 def shape(*sizes: int) -> Any:
@@ -112,14 +115,14 @@ def shape(*sizes: int) -> Any:
 
 
 def cases() -> Iterator[tuple[str, tuple[str, Callable[[], tuple[Call, Any]]]]]:
-    for structure, models in STRUCTURES:
-        for model, options in models.items():
-            for i, (sizes, given) in enumerate(options):
-                # Attention over relations in all its ways, of others one is enough.
-                if i and not isinstance(structure, RelationalGraph):
-                    continue
-                make = lambda m=model, s=sizes: m(**MODEL, **s, rngs=nnx.Rngs(0))  # noqa: E731
-                yield f"{model.__name__}-{i}", (type(structure).__name__, of_layer(make, X, given))
+    seen = set()
+    for name, case in LAYERS.items():
+        plain = any(case.structure is each for each in (GRAPH, HYPERGRAPH, RELATIONAL))
+        # Attention over relations in all its ways, of others one is enough.
+        if plain and (case.structure is RELATIONAL or case.kind not in seen):
+            seen.add(case.kind)
+            make = functools.partial(case.make, jnp.float32)
+            yield name, (type(case.structure).__name__, of_layer(make, X, case.named))
     yield "HeteroConv", ("HeteroGraph", of_layer(hetero_layer, {"a": X, "b": X}))
     yield "SegmentIndex", ("SegmentIndex", lambda: (of_index, shape(len(DST), WIDTH)))
     yield "TypePlan", ("TypePlan", lambda: (of_plan, shape(2, WIDTH, 3)))

@@ -9,27 +9,34 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from layer_cases import (
+    DIRECTED,
+    GRAPH,
+    HYPERGRAPH,
+    LAYERS,
+    RELATIONAL,
+    WITH_INVERSE,
+    WITH_SELF,
+    LayerCase,
+)
 from op_spec import assert_close, setting
 from op_suite import IMPLEMENTATIONS
 from sorted_rows import unsorted_ops
-from test_strict_promotion import GRAPHS, HYPERGRAPHS, MODEL, RELATIONALS, WIDTH
 
-import flax_layers
 from jax_gnn import Graph, Hypergraph, RelationalGraph
 
 RELATIONS = 3
 PARTS = ("from_pairs", "to_pairs", "tiles")
-MODELS = [
-    pytest.param(kind, model, *case, id=f"{model.__name__}-{i}")
-    for kind, models in (
-        ("graph", GRAPHS),
-        ("hypergraph", HYPERGRAPHS),
-        ("relational", RELATIONALS | {flax_layers.CompGCN: [({}, {})]}),
-    )
-    for model, cases in models.items()
-    for i, case in enumerate(cases)
-]
-every_model = pytest.mark.parametrize(("kind", "model", "options", "arguments"), MODELS)
+KINDS = {
+    id(GRAPH): "graph",
+    id(HYPERGRAPH): "hypergraph",
+    id(DIRECTED): "hypergraph",
+    id(RELATIONAL): "relational",
+    id(WITH_SELF): "relational",
+    id(WITH_INVERSE): "inverse",
+}
+MODELS = {name: case for name, case in LAYERS.items() if id(case.structure) in KINDS}
+every_model = pytest.mark.parametrize("name", MODELS)
 
 
 class Edges(NamedTuple):
@@ -86,42 +93,35 @@ def padded(rng: np.random.Generator, container: Any, edges: Edges) -> Any:
 class Problem:
     """A model of float64, and its gradients on containers of several sizes."""
 
-    def __init__(
-        self, rng: np.random.Generator, kind: str, model: Any, options: Any, given: Any, nodes: int
-    ) -> None:
-        inverse = model is flax_layers.CompGCN
-        self.kind, self.edges = "inverse" if inverse else kind, Edges.random(rng, nodes, 4 * nodes)
-        more = {} if kind != "relational" else {"num_relations": RELATIONS * (1 + inverse)}
-        if "num_hyperedges" in options:
-            more["num_hyperedges"] = nodes
-        options = MODEL | options | more
-        layer = model(**options, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    def __init__(self, rng: np.random.Generator, case: LayerCase, nodes: int) -> None:
+        self.kind = KINDS[id(case.structure)]
+        self.edges = Edges.random(rng, nodes, 4 * nodes)
+        sizes = {
+            "num_relations": RELATIONS * (1 + (self.kind == "inverse")),
+            "num_hyperedges": nodes,
+        }
+        options = case.options | {name: sizes[name] for name in sizes if name in case.options}
+        layer = case.kind(**options, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
         layer.eval()
         self.definition, self.params, self.rest = nnx.split(layer, nnx.Param, ...)
-        self.features = rng.normal(size=(nodes, WIDTH))
-        self.ct = rng.normal(size=(nodes, MODEL["out_features"]))
-        self.lengths = {name: np.shape(value)[0] for name, value in given.items()}
+        self.features = rng.normal(size=(nodes, *case.operands[0].shape[1:]))
+        self.ct = rng.normal(size=(*self.features.shape[:-1], options["out_features"]))
+        lengths = {"relations": sizes["num_relations"], "edge": len(self.edges.src)}
+        lengths |= {"incidence": lengths["edge"], "hyperedge": nodes}
         self.given = {
-            name: rng.uniform(0.5, 2, (self.length(name), *np.shape(value)[1:]))
-            for name, value in given.items()
+            name: rng.uniform(0.5, 2, (lengths[name.split("_")[0]], *value.shape[1:]))
+            for name, value in case.named.items()
         }
-        self.states = [rng.normal(size=(more["num_relations"], WIDTH))] if inverse else []
 
-    def length(self, name: str) -> int:
-        """Of an argument: of hyperedges, or else of edges."""
-        return self.edges.nodes if name.startswith("hyperedge") else len(self.edges.src)
-
-    def operands(self, container: Any) -> tuple[Any, Any, Any, Any]:
+    def operands(self, container: Any) -> tuple[Any, Any, Any]:
         """What is differentiated, and with garbage behind padding."""
         x = self._filled(self.features, container.num_nodes)
-        sizes = {
-            name: self.edges.nodes
-            if name.startswith("hyperedge")
-            else getattr(container, "num_edges", None) or container.graph.num_edges
-            for name in self.given
+        edges = container.graph if isinstance(container, Hypergraph) else container
+        given = {
+            name: self._filled(value, edges.num_edges) if name[:4] in ("edge", "inci") else value
+            for name, value in self.given.items()
         }
-        given = {name: self._filled(value, sizes[name]) for name, value in self.given.items()}
-        return self.params, x, given, self.states
+        return self.params, x, given
 
     @staticmethod
     def _filled(values: np.ndarray, size: int) -> np.ndarray:
@@ -132,10 +132,9 @@ class Problem:
         """The value, and the gradients of all operands."""
 
         def loss(operands: Any) -> Any:
-            params, x, given, states = operands
-            layer = nnx.merge(self.definition, params, self.rest)
-            y = layer(container, x, *states, **given)
-            y = y[0] if states else y
+            params, x, given = operands
+            y = nnx.merge(self.definition, params, self.rest)(container, x, **given)
+            y = y[0] if isinstance(y, tuple) else y
             return jnp.vdot(y[: self.edges.nodes], self.ct)
 
         return jax.value_and_grad(loss)(operands)
@@ -143,16 +142,9 @@ class Problem:
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
 @every_model
-def test_values_and_gradients(
-    rng: np.random.Generator,
-    kind: str,
-    model: Any,
-    options: Any,
-    arguments: Any,
-    implementation: str,
-) -> None:
+def test_values_and_gradients(rng: np.random.Generator, name: str, implementation: str) -> None:
     with setting(implementation, "float64"):
-        problem = Problem(rng, kind, model, options, arguments, int(rng.integers(150, 250)))
+        problem = Problem(rng, MODELS[name], int(rng.integers(150, 250)))
         container = problem.edges.container(problem.kind)
         other = padded(rng, container, problem.edges)
         gradients = jax.jit(problem.gradients)
@@ -163,19 +155,17 @@ def test_values_and_gradients(
     # what sums round to.
     largest = max(np.abs(want).max(initial=0) for _, want in leaves)
     for (path, want), got in zip(leaves, jax.tree.leaves(found), strict=True):
-        name, want, got = jax.tree_util.keystr(path), np.atleast_1d(want), np.atleast_1d(got)
-        assert (got[len(want) :] == 0).all(), f"{name} of padding"
+        at, want, got = jax.tree_util.keystr(path), np.atleast_1d(want), np.atleast_1d(got)
+        assert (got[len(want) :] == 0).all(), f"{at} of padding"
         scale = max(np.abs(want).max(initial=0), largest / 1000)
-        assert_close(got[: len(want)] / scale, want / scale, 1e-9, name)
+        assert_close(got[: len(want)] / scale, want / scale, 1e-9, at)
 
 
 @every_model
-def test_rows_ascend(
-    rng: np.random.Generator, kind: str, model: Any, options: Any, arguments: Any
-) -> None:
+def test_rows_ascend(rng: np.random.Generator, name: str) -> None:
     """Of a container that was padded, and of one that is built of traced edges, some padding."""
     with setting(None, "float64"):
-        problem = Problem(rng, kind, model, options, arguments, 9)
+        problem = Problem(rng, MODELS[name], 9)
 
         def both(container: Any) -> Any:
             traced = problem.edges.container(problem.kind, new=5)
