@@ -305,7 +305,8 @@ class HeteroGraph:
         sizes, graphs = self.num_nodes, list(self.graphs)
         with on_host(on_host.value or namespace(self.relational.nodes.rows) is np):
             for key in self.edge_types if edge_types is None else edge_types:
-                graphs[self._number("edge_types", key)] = Graph.from_edges(
+                number = self._number("edge_types", key)
+                graphs[number] = Graph.from_edges(
                     *self._edges(key), num_src=sizes[key[0]], num_dst=sizes[key[2]]
                 )
         return replace(self, graphs=tuple(graphs))
