@@ -858,7 +858,9 @@ def test_prediction_on_data_that_do_not_fit(checkpoint):
 def with_all_names(dataset: Any) -> Any:
     """A tiny dataset of a reader, its nodes all with labels, names, and features or embeddings."""
     count = dataset.num_nodes
-    changes = {"node_names": dataset.node_names or tuple(map(str, range(count)))}
+    # Names that nodes share tell none of them.
+    names = dataset.node_names if len({*(dataset.node_names or ())}) == count else None
+    changes = {"node_names": names or tuple(map(str, range(count)))}
     if getattr(dataset, "y_multilabel", None) is not None:
         changes["y_multilabel"] = np.eye(count, dataset.num_classes, dtype=bool)[::-1]
         changes["y_multilabel"][:, 0] |= ~changes["y_multilabel"].any(1)
