@@ -27,7 +27,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 class UserError(Exception):
-    """A mistake that the user can mend: shown as it is, mostly one line, exit code 2."""
+    """A mistake that the user can mend: shown as one line, exit code 2."""
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):

@@ -28,7 +28,7 @@ from jax_gnn._core.csr import (
 from jax_gnn._core.ids import (
     PADDING,
     bounded,
-    in_range,
+    ids_at,
     is_traced,
     namespace,
     on_host,
@@ -282,9 +282,6 @@ class Graph:
         The two halves change places, and so the order of the edges changes: values in the order of
         this graph become ``values[graph.t_order]``.
         """
-        xp, size = namespace(self.t_order, self.edge_ids), self.num_edges
-        valid = in_range(self.t_order, size)
-        edge_ids = xp.asarray(self.edge_ids)[xp.where(valid, self.t_order, 0)]
         return Graph(
             indptr=self.t_indptr,
             rows=self.t_rows,
@@ -293,7 +290,7 @@ class Graph:
             t_rows=self.rows,
             t_cols=self.cols,
             t_order=inverse_of(self.t_order),
-            edge_ids=xp.where(valid, edge_ids, PADDING).astype(edge_ids.dtype),
+            edge_ids=ids_at(self.edge_ids, self.t_order),
             split=self.t_split,
             t_split=self.split,
             max_in_degree=self.max_out_degree,

@@ -170,15 +170,6 @@ def _blame_data(argument: str = "--data") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _blame_settings() -> Iterator[None]:
-    """Of what is found out when the model is made, such as heads that do not divide features."""
-    try:
-        yield
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
-@contextlib.contextmanager
 def _blame_output(path: Path) -> Iterator[None]:
     try:
         yield
@@ -295,7 +286,7 @@ def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
         check_dataset(dataset, config)
     folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
     _make_folder(folder)
-    with _Progress(config.splits, config.epochs) as progress, _blame_settings():
+    with _Progress(config.splits, config.epochs) as progress:
         result = train(dataset, config, baseline=not args.no_baseline, on_epoch=progress)
 
     described = _dataset_summary(recipe, dataset, result)
@@ -435,8 +426,7 @@ def _run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
             number = f"epoch {epoch.epoch + 1}/{config.epochs}"
             print(f"{number}: loss {epoch.loss:.4f}, {mrr}", file=sys.stderr, flush=True)
 
-    with _blame_settings():
-        result = train_links(dataset, config, on_epoch=report)
+    result = train_links(dataset, config, on_epoch=report)
     checkpoint = folder / "checkpoint"
     save_checkpoint(checkpoint, result.trained)
     again = load_checkpoint(checkpoint)

@@ -95,12 +95,16 @@ def bounded(ids: Any, size: int) -> Array:
     return jnp.clip(ids, -1, size) if ids.dtype.itemsize == 8 else ids
 
 
-def ids_at(ids: Any, order: Any) -> Array:
+def ids_at(ids: Any, order: Any) -> Any:
     """``ids[order]``, padding where ``order`` is padding; None takes all."""
     if order is None:
         return ids
+    xp = namespace(ids, order)
     if ids.shape[0] == 0:  # a gather wants one row at least
-        return jnp.full(order.shape, PADDING, ids.dtype)
+        return xp.full(order.shape, PADDING, ids.dtype)
+    if xp is np:
+        valid = in_range(order, len(ids))
+        return np.where(valid, ids[np.where(valid, order, 0)], PADDING).astype(ids.dtype)
     at = jnp.asarray(ids).at[bounded(order, ids.shape[0])]
     return at.get(mode="fill", fill_value=PADDING, wrap_negative_indices=False)
 
