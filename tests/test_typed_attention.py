@@ -292,6 +292,12 @@ def with_gradients(attend: Attend, moved: np.ndarray, *operands: Any) -> Any:
     return y, pull(jnp.asarray(moved, y.dtype))
 
 
+def ours_of(result: Any) -> Any:
+    """All but the gradients of x and its vectors, which XLA adds up here, in any order on a GPU."""
+    y, (value, of_value, _, _, scale) = result
+    return y, value, of_value, scale
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("count", [0, 3, 90, 2500])
 @pytest.mark.parametrize("dtype", WIDTHS)
@@ -312,7 +318,7 @@ def test_widths(
         with setting(implementation, dtype):
             step = jax.jit(functools.partial(with_gradients, attend, moved))
             got = step(*operands)
-            assert same_bits(step(*operands), got)
+            assert same_bits(ours_of(step(*operands)), ours_of(got))
         with setting("xla", "float64"):
             want = jax.jit(functools.partial(with_gradients, reference, moved))(*wide(operands))
         tolerance = 3 * TOLERANCE[dtype]

@@ -89,8 +89,9 @@ int main() {
     config.dynamicSmemBytes = shared;
     return cudaLaunchKernelEx(&config, uses_shared, static_cast<int*>(out), 0);
   };
-  expect("a launch with shared memory", plain_launch(48 << 10) == cudaSuccess);
+  expect("a launch with shared memory", plain_launch(8 << 10) == cudaSuccess);
   expect("more shared memory than is allowed", plain_launch(kShared) != cudaSuccess);
+  expect("that a kernel's own arrays take of it", plain_launch(48 << 10) != cudaSuccess);
   for (int device = 0; device < emulator::kDevices; ++device) {
     cudaSetDevice(device);
     expect("that the other device allowed nothing here", plain_launch(kShared) != cudaSuccess);

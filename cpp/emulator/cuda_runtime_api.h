@@ -53,14 +53,15 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 namespace emulator {
-// Of each kernel on each device: the dynamic shared memory that it may have, where it was asked
-// for.
+// Of each kernel on each device: the dynamic shared memory that it may have. Unasked, a GPU grants
+// 48 KiB, a kernel's own arrays among them, whose size is not known here: so what is left beside
+// the largest.
 inline std::mutex asking;
 inline std::map<std::pair<int, const void*>, size_t> allowed_shared;
 template <typename Kernel>
 size_t& most_shared(Kernel* kernel) {
   const auto key = std::make_pair(current_device, reinterpret_cast<const void*>(kernel));
-  return allowed_shared.emplace(key, 48 << 10).first->second;
+  return allowed_shared.emplace(key, 8 << 10).first->second;
 }
 }  // namespace emulator
 template <typename Kernel>

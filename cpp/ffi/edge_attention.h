@@ -441,13 +441,14 @@ ffi::Error keyed_attention_vjp(
     const Keys<T, Acc> keys = {data<const T>(row_key), data<const T>(same ? value : col_key),
                                data_if<Acc>(leaky, factor), data_if<Acc>(!leaky, factor),
                                static_cast<Acc>(attributes.slope)};
-    return Backend::keyed_attention_vjp(
-        context, blocks, operands.csr(), data<const T>(value),
-        make_attained<T, Acc>(ct, result, stats, of_log_sum), keys,
-        data_if<Acc>(attributes.scaled, edge_scale), Features{width, heads}, data<T>(*out),
-        same ? nullptr : data<T>(*to_col_key), data<Acc>(*to_score),
-        leaky ? data<Acc>(*to_vector) : nullptr,
-        static_cast<AttentionRecord<Acc>*>(records->untyped_data()), data<Acc>(*parts));
+    return Backend::keyed_attention_vjp(context, blocks, operands.csr(), data<const T>(value),
+                                        make_attained<T, Acc>(ct, result, stats, of_log_sum), keys,
+                                        data_if<Acc>(attributes.scaled, edge_scale),
+                                        Features{width, heads}, data<T>(*out),
+                                        same ? nullptr : data<T>(*to_col_key), data<Acc>(*to_score),
+                                        leaky ? data<Acc>(*to_vector) : nullptr,
+                                        static_cast<AttentionRecord<Acc>*>(records->untyped_data()),
+                                        leaky ? data<Acc>(*parts) : nullptr);
   });
 }
 

@@ -88,7 +88,6 @@ __global__ void weigh_kernel(BySource<Acc> edges, Acc* weights) {
 // Makes of entries' dots the cotangents of their scores, in their places; 0 for padding.
 template <typename Acc>
 __global__ void finish_scores_kernel(BySource<Acc> edges, const Acc* dots, Acc* to_score) {
-  allow_next_launch();
   wait_for_previous_launch();
   const int64_t heads = edges.heads, size = edges.csr.count * heads;
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < size;

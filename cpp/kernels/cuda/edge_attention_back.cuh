@@ -41,15 +41,16 @@ constexpr int kRecordItems = 2;      // of a team, on their way together
 
 // Makes the records of destinations, each by a team of 2^lane_bits lanes, which share out the
 // head's words of kVec features; and zeros. count: destinations times heads; dst_score: null, or
-// one each.
+// one each. has_next: another launch of the call follows.
 template <int kVec, typename T, typename Acc>
 __global__ void __launch_bounds__(kRecordThreads)
     record_kernel(Attained<T, Acc> from, const Acc* dst_score, int64_t count, int64_t words,
-                  int lane_bits, AttentionRecord<Acc>* records, Acc* zeros, int64_t num_zeros) {
+                  int lane_bits, AttentionRecord<Acc>* records, Acc* zeros, int64_t num_zeros,
+                  bool has_next) {
   using W = Word<T, kVec>;
   using Record = AttentionRecord<Acc>;
   wait_for_previous_launch();
-  allow_next_launch();
+  if (has_next) allow_next_launch();
   const int64_t thread = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
   const int64_t threads = gridDim.x * int64_t{blockDim.x}, teams = threads >> lane_bits;
   const int lanes = 1 << lane_bits, lane = threadIdx.x & (lanes - 1);
@@ -105,7 +106,6 @@ __global__ void __launch_bounds__(kSumThreads)
     sum_parts_kernel(const Acc* parts, int64_t count, int64_t width, Acc* out) {
   __shared__ Acc sums[kSumThreads];
   wait_for_previous_launch();
-  allow_next_launch();  // not before: what comes next would find no room for its first cache
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t column = blockIdx.x * int64_t{kSumColumns} + thread % kSumColumns;
   Acc sum = 0;
@@ -410,7 +410,7 @@ __global__ void __launch_bounds__(
       reinterpret_cast<Index*>(bytes + layout.ids_at()) + block_team * layout.team_ids;
   Index* const around = ring + layout.team_ids - kAroundIds;  // rows before, after and of the first
   if (threadIdx.x == 0) num_long_gaps = 0;
-  allow_next_launch();
+  if (back.parts != nullptr) allow_next_launch();
   __syncthreads();
 
   const int64_t per_team = int64_t{cut.steps} * kStep, per_block = layout.teams() * per_team;

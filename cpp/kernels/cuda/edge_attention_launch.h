@@ -73,7 +73,7 @@ cudaError_t launch_fill(cudaStream_t stream, Start next,
   const Output<T, SumOp<Acc, 1>, Acc> rows = {output.out, output.num_rows, output.width, {}};
   const Output<SoftmaxStats<Acc>, NoStats<Acc>, Acc> of_rows = {
       output.last.stats, output.num_rows, output.last.heads, {}};
-  const cudaError_t error = launch_fill(stream, next, rows);
+  const cudaError_t error = launch_fill(stream, Start::kWaits, rows);
   return error == cudaSuccess ? launch_fill(stream, next, of_rows) : error;
 }
 
@@ -116,7 +116,7 @@ cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* 
   const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
-    const cudaError_t error = launch_fill(stream, Start::kWaits, output);
+    const cudaError_t error = launch_fill(stream, start_behind(csr, Start::kWaits), output);
     if (error != cudaSuccess || csr.count == 0) return error;
   }
   const auto trailing = [](int64_t size) {  // log2 of what a size is a multiple of
@@ -209,7 +209,7 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
   }
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
-    const cudaError_t error = launch_fill(stream, Start::kWaits, output);
+    const cudaError_t error = launch_fill(stream, start_behind(csr, Start::kWaits), output);
     if (error != cudaSuccess || csr.count == 0) return error;
   }
   const int lanes = 1 << cut.lane_bits, teams = kAttendThreads / lanes;
@@ -253,7 +253,7 @@ cudaError_t launch_records(cudaStream_t stream, const Csr<Index>& csr,
   const int64_t blocks = std::clamp<int64_t>(ceil_div(threads, kRecordThreads), 1, 1 << 20);
   return launch(stream, {dim3(static_cast<unsigned>(blocks)), kRecordThreads, 0},
                 wide ? record_kernel<kWide, T, Acc> : record_kernel<1, T, Acc>, attained, dst_score,
-                count, words, lane_bits, records, to_score, zeros);
+                count, words, lane_bits, records, to_score, zeros, csr.count > 0);
 }
 
 // Whether a lane may have two words: not where there are no registers for them, or so little shared

@@ -202,7 +202,6 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
       reinterpret_cast<Index*>(bytes + layout.ids_at()) + block_team * layout.team_ids;
   Index* const around = ring + layout.team_ids - kAroundIds;  // rows before, after and of the first
   if (threadIdx.x == 0) num_long_gaps = 0;
-  allow_next_launch();
   wait_for_previous_launch();
   __syncthreads();
 

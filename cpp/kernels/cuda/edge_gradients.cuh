@@ -684,7 +684,6 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kScores, T>)
                      SourceTails<kScores, kSame, T, Acc> of_src,
                      DestinationTails<kScores, kSame, T, Acc> of_dst,
                      VectorParts<Acc, 16 / sizeof(T)> parts) {
-  allow_next_launch();
   wait_for_previous_launch();
   const unsigned src_blocks = gradients.src_blocks, dst_blocks = gradients.dst_blocks;
   unsigned block = blockIdx.x;

@@ -288,15 +288,20 @@ struct SlotFeatures {
   }
 };
 
+// Which of a call's launches it is. The second reads ahead: the first writes its `in`, and nothing
+// else that it reads.
+enum class Turn { kOnly, kFirst, kSecond };
+
 // `kOne`: a team has one slot. The code is then shorter, which is what counts in small sums: most
 // of their time is instructions on their way.
 template <bool kOne, bool kScaled, typename In, typename Out, typename Acc, int kVec, class Last>
 __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThreads)
-    sum_kernel(const __grid_constant__ Sum<Acc, kVec> sum, const In* in, Out* out, bool reads_ahead,
+    sum_kernel(const __grid_constant__ Sum<Acc, kVec> sum, const In* in, Out* out, Turn turn,
                Last last) {
-  // The next launch may read ahead what this one has waited for.
+  const bool reads_ahead = turn == Turn::kSecond;
   if (!reads_ahead) wait_for_previous_launch();
-  allow_next_launch();
+  // The second may read ahead what this one has waited for.
+  if (turn == Turn::kFirst) allow_next_launch();
   const Team team(sum);
   const unsigned teams = 1u << sum.team_bits, rounds = kOne ? 1 : sum.rounds;
   const unsigned per_block = kOne ? teams : sum.per_block, first = blockIdx.x * per_block;

@@ -22,14 +22,12 @@ size_t shared_bytes(int threads, int lanes) {
 
 // out[r, :] = row_scale[r] * sum_{j in row r} col_scale[c_j] * in[c_j, :]; a null scale means ones.
 // in: (cols, width), out: (rows, width). A row without entries is zero whatever its scale. Rows
-// go on with an Epilogue, or NoEpilogue. One launch. If it `reads_ahead`, the one before it in the
-// stream writes `in` and nothing else that is read here. As many blocks share the slots as there
+// go on with an Epilogue, or NoEpilogue. One launch. As many blocks share the slots as there
 // are workspaces.
 template <typename In, typename Out, typename Acc, int kVec, class Last>
-cudaError_t launch_sum(cudaStream_t stream, bool reads_ahead, int most_threads,
-                       const EdgeSplit& split, const In* in, const Acc* col_scale,
-                       const Acc* row_scale, const Last& last, int64_t width, Out* out,
-                       const Workspace& workspace) {
+cudaError_t launch_sum(cudaStream_t stream, Turn turn, int most_threads, const EdgeSplit& split,
+                       const In* in, const Acc* col_scale, const Acc* row_scale, const Last& last,
+                       int64_t width, Out* out, const Workspace& workspace) {
   const int64_t words = width / kVec;
   int lane_bits = 0, team_bits = 0;
   while (1 << lane_bits < 32 && (1 << lane_bits < kLeastLanes || int64_t{1} << lane_bits < words))
@@ -67,7 +65,7 @@ cudaError_t launch_sum(cudaStream_t stream, bool reads_ahead, int most_threads,
     return launch(
         stream, plan,
         sum_kernel<decltype(one)::value, decltype(scaled)::value, In, Out, Acc, kVec, Last>, sum,
-        in, out, reads_ahead, last);
+        in, out, turn, last);
   };
   const auto run_scaled = [&](auto scaled) {
     return rounds == 1 ? run(std::true_type{}, scaled) : run(std::false_type{}, scaled);
@@ -79,20 +77,19 @@ cudaError_t launch_sum(cudaStream_t stream, bool reads_ahead, int most_threads,
 }
 
 template <typename In, typename Out, typename Acc, class Last>
-cudaError_t row_sums(cudaStream_t stream, bool reads_ahead, int most_threads,
-                     const EdgeSplit& split, const In* in, const Acc* col_scale,
-                     const Acc* row_scale, const Last& last, int64_t width, Out* out,
-                     const Workspace& workspace) {
+cudaError_t row_sums(cudaStream_t stream, Turn turn, int most_threads, const EdgeSplit& split,
+                     const In* in, const Acc* col_scale, const Acc* row_scale, const Last& last,
+                     int64_t width, Out* out, const Workspace& workspace) {
   constexpr int kWide = 16 / sizeof(In);
   bool wide = readable<kWide>(in, width) && aligned(out, store_alignment<Out, kWide>);
   if constexpr (!std::is_same_v<Last, NoEpilogue>)
     wide = wide && aligned(last.own, store_alignment<Out, kWide>) &&
            aligned(last.residual, store_alignment<Out, kWide>);
   if (wide)
-    return launch_sum<In, Out, Acc, kWide>(stream, reads_ahead, most_threads, split, in, col_scale,
+    return launch_sum<In, Out, Acc, kWide>(stream, turn, most_threads, split, in, col_scale,
                                            row_scale, last, width, out, workspace);
-  return launch_sum<In, Out, Acc, 1>(stream, reads_ahead, most_threads, split, in, col_scale,
-                                     row_scale, last, width, out, workspace);
+  return launch_sum<In, Out, Acc, 1>(stream, turn, most_threads, split, in, col_scale, row_scale,
+                                     last, width, out, workspace);
 }
 
 }  // namespace

@@ -15,14 +15,15 @@ cudaError_t hypergraph_aggregate(cudaStream_t stream, int threads, const Workspa
   if (to_nodes.num_rows <= 0 || width <= 0) return cudaSuccess;
   if (width > static_cast<int64_t>(0xffffffffu / sizeof(Acc))) return cudaErrorInvalidValue;
   if (to_hyperedges.num_rows > 0) {
-    const cudaError_t error = row_sums(stream, false, threads, to_hyperedges, x, scales.node_in,
-                                       scales.hyperedge, NoEpilogue{}, width, sums, workspace);
+    const cudaError_t error =
+        row_sums(stream, Turn::kFirst, threads, to_hyperedges, x, scales.node_in, scales.hyperedge,
+                 NoEpilogue{}, width, sums, workspace);
     if (error != cudaSuccess) return error;
   }
   const auto to_result = [&, &all = aggregation](const auto& epilogue) {
     const Acc* ones = nullptr;
-    // Without hyperedges there was no launch ahead.
-    return row_sums(stream, all.to_hyperedges.num_rows > 0, threads, all.to_nodes,
+    const bool has_first = all.to_hyperedges.num_rows > 0;
+    return row_sums(stream, has_first ? Turn::kSecond : Turn::kOnly, threads, all.to_nodes,
                     static_cast<const Acc*>(all.sums), ones, all.scales.node_out, epilogue,
                     all.width, all.y, next_workspace);
   };

@@ -66,8 +66,9 @@ struct Plan {
   bool overlaps = true;  // whether it may start before the kernel ahead of it has ended
 };
 
-// Dynamic shared memory that a kernel may have unasked, bytes.
-constexpr size_t kUnaskedShared = 48 << 10;
+// Dynamic shared memory that every kernel may have unasked, bytes: what its own arrays, which are
+// no larger than 40 KiB, leave of 48.
+constexpr size_t kUnaskedShared = 8 << 10;
 
 // A kernel that may start before the one ahead of it has ended waits by itself.
 template <typename... Parameters, typename... Arguments>

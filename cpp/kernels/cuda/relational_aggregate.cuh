@@ -301,7 +301,6 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
       if (kTileWords % kThreads == 0 || at < kTileWords) words[at] = {0, 0, 0, 0};
     }
   };
-  allow_next_launch();
   wait_for_previous_launch();
   const Shares shares = {tiles};
   const int block = static_cast<int>(blockIdx.x);

@@ -100,7 +100,6 @@ __global__ void __launch_bounds__(kThreads, 4)
   const unsigned num_rows = cut_size(csr.num_rows), num_cols = cut_size(csr.num_cols);
   const unsigned num_weights = cut_size(csr.num_weights);
   const bool ordered = csr.order != nullptr;
-  allow_next_launch();
   wait_for_previous_launch();
 
   const auto load_step = [&](int64_t base, Ids<kSize>& ids) {

@@ -137,7 +137,6 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
   Acc* const shared_tails = shared_heads + warps * kParts * lanes;
   W* const left_words = reinterpret_cast<W*>(shared_tails + warps * kParts * lanes) + threadIdx.x;
   if (threadIdx.x == 0) num_long_gaps = 0;
-  allow_next_launch();
   bool reads_ahead = false;
   if constexpr (Dots::kAny) reads_ahead = dots.start == Start::kReadsAhead;
   if (!reads_ahead) wait_for_previous_launch();

@@ -632,7 +632,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     make_barriers_visible();
     if (!kGathers) prefetch_map(rows);
   }
-  allow_next_launch();
   wait_for_previous_launch();
   const int offset = *groups.offset;
   index.build(groups, Shape::kRows);
@@ -770,7 +769,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   __shared__ float scales[Shape::kRows];
   __shared__ int places[Shape::kRows];
   constexpr int kMine = Shape::kRows / 4;  // of a warp
-  allow_next_launch();
   wait_for_previous_launch();
   const int offset = *groups.offset;
   const auto& lists = product.lists;
@@ -878,7 +876,6 @@ __global__ void __launch_bounds__(kTileThreads)
   __shared__ typename Tiles::Shared shared;
   __shared__ typename Walk::Index index;
   __shared__ Tile shared_tile;
-  allow_next_launch();
   wait_for_previous_launch();
   const int offset = *groups.offset;
   index.build(groups, kRows);

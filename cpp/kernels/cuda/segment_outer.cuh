@@ -308,7 +308,7 @@ class OuterPipeline {
         prefetch_map(rhs);
       }
     }
-    allow_next_launch();
+    if (!product.atomic) allow_next_launch();
     wait_for_previous_launch();
     offset_ = *groups.offset;
     shared.index.build(groups, Shape::kRows);
@@ -695,7 +695,7 @@ __global__ void __launch_bounds__(kTileThreads)
   __shared__ typename Tiles::Shared shared;
   __shared__ typename Walk::Index index;
   __shared__ Tile shared_tile;
-  allow_next_launch();
+  if (!product.atomic) allow_next_launch();
   wait_for_previous_launch();
   const int offset = *groups.offset;
   index.build(groups, tile_rows);
@@ -783,7 +783,6 @@ __global__ void __launch_bounds__(kCombineThreads)
   constexpr int kBatch = kVec == 1 ? 17 : 9;
   __shared__ Sum open[kWarps][32];  // the sum behind a warp's last head, or of all its parts
   __shared__ bool has_head[kWarps];
-  allow_next_launch();
   wait_for_previous_launch();
   const auto& workspace = product.workspace;
   const int64_t size = workspace.size;

@@ -251,8 +251,8 @@ __device__ __noinline__ Range rows_with_entries(Csr<Index> csr) {
 
 // Where a kernel waits for the launch before it: at the start, or where it has read the ids, or all
 // that it reads. Then that launch must be one that does not let it start before all else has ended,
-// and that does not write what it reads first.
-enum class Start { kWaits, kReadsAhead };
+// and that does not write what it reads first. A kernel of XLA's starts when that launch has ended.
+enum class Start { kWaits, kReadsAhead, kXla };
 
 // Sums alone, in place of Dots.
 struct NoDots {

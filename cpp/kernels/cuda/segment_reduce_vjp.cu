@@ -18,8 +18,9 @@ cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule, co
   if (csr.order != nullptr && csr.num_weights > 0 && features.heads > 0) {
     using Op = SumOp<Acc, 1>;
     const Output<Acc, Op, Acc> output = {dots, csr.num_weights, features.heads, {}};
+    const bool has_next = csr.count > 0 || (csr.num_rows > 0 && features.width > 0);
     start = Start::kReadsAhead;
-    const cudaError_t error = launch_fill(stream, start, output);
+    const cudaError_t error = launch_fill(stream, has_next ? start : Start::kXla, output);
     if (error != cudaSuccess) return error;
   }
   const auto all_dots = [&] {

@@ -483,7 +483,7 @@ __global__ void __launch_bounds__(kThreads<Acc>, kResident<Acc>)
   Run carry = Run::none();
   int64_t open = place.begin - 1;  // where the run began that goes on, here or in a block before
   bool goes_on = false;
-  allow_next_launch();
+  if (problem.cut.blocks > 1) allow_next_launch();  // for the runs that span them
   wait_for_previous_launch();
 
   for (int64_t at = place.begin; at < place.end; at += problem.cut.entries) {
@@ -577,7 +577,6 @@ __global__ void __launch_bounds__(kThreads<Acc>)
   __shared__ Shared<Problem<kTangent, T>::kInputs, T, Acc> shared;
   const Place<Acc> place(problem.cut, problem.width, blockIdx.x / 2);
   const Part part = blockIdx.x % 2 == 0 ? kHead : kTail;
-  allow_next_launch();
   wait_for_previous_launch();
 
   const Header header = Row<kTangent, Acc>(problem, place.block).header();

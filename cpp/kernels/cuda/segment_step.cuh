@@ -149,7 +149,6 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared());
   const KeptRuns<Op, Acc> open = {shared.sums, shared.more};
   const unsigned lane = threadIdx.x % kLanes, team = threadIdx.x / kLanes;
-  allow_next_launch();
   bool reads_ahead = false;
   if constexpr (Dots::kAny) reads_ahead = dots.start == Start::kReadsAhead;
   if (!reads_ahead) wait_for_previous_launch();

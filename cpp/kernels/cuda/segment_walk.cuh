@@ -172,7 +172,6 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
   Acc* const shared_tails = shared_heads + warps * kParts * lanes;
   void* const left_words = shared_tails + warps * kParts * lanes;
   if (threadIdx.x == 0) num_long_gaps = 0;
-  allow_next_launch();
   if (start == Start::kWaits) wait_for_previous_launch();
   __syncthreads();
 

@@ -45,6 +45,11 @@ Start start_of(const Dots& dots) {
   return Start::kWaits;
 }
 
+// Of what follows a launch that fills rows: nothing of this call, if there are no entries.
+inline Start start_behind(const Csr<Index>& csr, Start next) {
+  return csr.count > 0 ? next : Start::kXla;
+}
+
 // Where most rows are empty, filling them is most of the work: for all threads alike, beforehand.
 inline bool fills_on_the_way(const Csr<Index>& csr) { return csr.num_rows <= 2 * csr.count; }
 
@@ -59,11 +64,12 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule, const C
   const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
+    const Start next = start_behind(csr, start);
     cudaError_t error;
     if constexpr (kStages)
-      error = launch_fill(stream, start, Output<T, Op, Acc>{out, csr.num_rows, features.width, {}});
+      error = launch_fill(stream, next, Output<T, Op, Acc>{out, csr.num_rows, features.width, {}});
     else
-      error = launch_fill(stream, start, output);
+      error = launch_fill(stream, next, output);
     if (error != cudaSuccess || csr.count == 0) return error;
   }
   Cut cut;
@@ -109,7 +115,7 @@ cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const C
   const Output<T, Op, Acc, Last> output = {out, csr.num_rows, width, last};
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
-    const cudaError_t error = launch_fill(stream, start_of(dots), output);
+    const cudaError_t error = launch_fill(stream, start_behind(csr, start_of(dots)), output);
     if (error != cudaSuccess || csr.count == 0) return error;
   }
   GatherCut cut;
@@ -162,7 +168,7 @@ cudaError_t launch_step(cudaStream_t stream, const Csr<Index>& csr, const T* in,
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
     const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
-    const cudaError_t error = launch_fill(stream, start_of(dots), output);
+    const cudaError_t error = launch_fill(stream, start_behind(csr, start_of(dots)), output);
     if (error != cudaSuccess || csr.count == 0) return error;
   }
   const auto cut = [](int64_t size) {
