@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os
 import random
 import re
+import time
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 # Before numpy is there: threads of its products of small matrices wait for each other, and spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax
+import jax._src.lru_cache
+import jaxlib
 import numpy as np
 import pytest
+
+MOST_MEMORY = 1 << 30
+"""Bytes of a process above which compiled programs are dropped between two tests."""
 
 # All before any backend starts. Processes that tests start inherit the environment.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers share a GPU
@@ -35,6 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="seed of the random inputs; fresh on every run")
     parser.addoption(
         "--seeds", type=int, default=1, help="runs tests of random inputs for that many seeds"
+    )
+    parser.addoption(
+        "--each",
+        action="store_true",
+        help="every test with all values of each of its parameters; else with a quarter of them",
     )
     parser.addoption(
         "--all", action="store_true", help="every case, also what plain XLA does without any kernel"
@@ -56,7 +71,23 @@ def pytest_configure_node(node: Any) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """All tests take all cores; what is named runs in this process, without its start-up."""
-    return 0 if _named(config) else min(len(os.sched_getaffinity(0)), 16)
+    if _named(config):
+        return 0
+    fitting = _free_memory() // (MOST_MEMORY + MOST_MEMORY // 2)
+    return max(1, min(len(os.sched_getaffinity(0)), 16, fitting))
+
+
+def _free_memory() -> int:
+    """Bytes that are free, of those that this process may have."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError):
+        kilobytes = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
+        free = 1024 * int(kilobytes[1]) if kilobytes else free
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, most - used)
+    return free
 
 
 def _named(config: pytest.Config) -> bool:
@@ -64,8 +95,12 @@ def _named(config: pytest.Config) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if jax.default_backend() == "cpu" and "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
-        jax.config.update("jax_disable_most_optimizations", True)  # XLA's: kernels stay as built
+    if jax.default_backend() == "cpu":
+        if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
+            jax.config.update(
+                "jax_disable_most_optimizations", True
+            )  # XLA's: kernels stay as built
+        _keep_programs(config)
     if config.option.all:
         return
     # Kernels or not, rules and transformations are the same, and XLA's own code is JAX's to test.
@@ -77,18 +112,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         and _test(item) in with_kernels
         and _test(item)[1] not in ("test_value", "test_gradient")
     ]
-    if not _named(config) and config.option.seeds == 1:
+    if (config.option.each or not _named(config)) and config.option.seeds == 1:
         rest = set(items) - set(left_out)
-        left_out += _combinations(config, [item for item in items if item in rest])
+        share = 1 if config.option.each else 0.25
+        left_out += _combinations(config, [item for item in items if item in rest], share)
     left_out_ones = set(left_out)
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out_ones]
 
 
-def _combinations(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
-    """What may be left out so that each test still takes all values of each of its parameters.
+def _combinations(
+    config: pytest.Config, items: list[pytest.Item], share: float
+) -> list[pytest.Item]:
+    """What may be left out so that each test still takes that share of its parameters' values.
 
-    The seed chooses their combinations. Variants of an op are one more parameter of their tests.
+    The seed chooses which, and their combinations. Variants of an op are one more parameter of
+    their tests.
     """
     tests: dict[Any, list[tuple[pytest.Item, set[Any]]]] = {}
     for item in items:
@@ -100,11 +139,16 @@ def _combinations(config: pytest.Config, items: list[pytest.Item]) -> list[pytes
     left_out = []
     for (_, name), cases in tests.items():
         missing = set().union(*(values for _, values in cases))
+        enough = len(missing) * (1 - share)
         random.Random(f"{config.option.seed} {name}").shuffle(cases)
-        while missing:
+        kept = 0
+        while not kept or len(missing) > enough:
             best = max(cases, key=lambda case: len(case[1] & missing))
             missing -= best[1]
             cases.remove(best)
+            kept += 1
+            if not missing:
+                break
         if cases and cases[0][1]:
             left_out += [item for item, _ in cases]
     return left_out
@@ -130,6 +174,65 @@ def _test(item: Any) -> tuple[str, str]:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"random inputs: --seed {config.option.seed}"
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    option = config.option
+    if not (option.all or option.each or _named(config) or hasattr(config, "workerinput")):
+        terminalreporter.write_line(
+            f"A quarter of all settings, chosen by --seed {option.seed}; --each and --all run more."
+        )
+
+
+# --- Compiled programs ---------------------------------------------------------------------------
+
+
+def _keep_programs(config: pytest.Config) -> None:
+    """Lets this run begin with the programs of those before, in the user's folder for caches.
+
+    JAX names programs by all that they depend on. An environment that has a folder of its own for
+    them, JAX_COMPILATION_CACHE_DIR, goes first; an empty one means none.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "jax_gnn" / "tests" / f"jaxlib-{jaxlib.__version__}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not hasattr(config, "workerinput"):
+            _prune(folder)
+    except OSError:  # as where there is no home
+        return
+    jax._src.lru_cache.LRUCache.put = _put
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _prune(folder: Path, days: int = 14) -> None:
+    for entry in os.scandir(folder):
+        if time.time() - entry.stat().st_mtime > days * 86400:
+            os.unlink(entry)
+
+
+def _put(self: Any, key: str, value: bytes) -> None:
+    """As JAX keeps a program, but at once, as other processes may look for it."""
+    path = Path(str(self.path), f"{key}-cache")
+    if not path.exists():
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_bytes(value)
+        part.replace(path)
+
+
+def pytest_runtest_teardown() -> None:
+    """Drops compiled programs where they have come to take much memory."""
+    with contextlib.suppress(OSError):
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        if pages * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
+            jax.clear_caches()
+            gc.collect()
+            with contextlib.suppress(AttributeError):  # of another C library
+                ctypes.CDLL(None).malloc_trim(0)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -215,24 +215,24 @@ class Heads {
 };
 
 // Columns in tiles, those of wide heads in tiles of their own.
-template <typename Acc, typename Body>
+template <typename Variant, typename Acc, typename Body>
 JAX_GNN_INLINE void for_each_tile_once(Features features, const Body& body) {
   constexpr int64_t kWideHead = 16;
   const int64_t group = features.width / features.heads;
   const int64_t step = group >= kWideHead ? group : features.width;
   for (int64_t first = 0; first < features.width; first += step)
-    cover_once<kWidestTile<Acc>>(first, first + step, body);
+    cover_once<kWidestTileOf<Variant, Acc>>(first, first + step, body);
 }
 
 // Adds up weight * in[col, :] for the rows of a block, and finishes those that are whole, times
 // `factor` where that is given, by part. Others' sums are at `place` of their states.
-template <typename T, typename Index>
+template <typename Variant, typename T, typename Index>
 JAX_GNN_INLINE void sum_up(const Block<Accumulator<T>, Index>& block, const T* in,
                            Features features, const Numbers<Accumulator<T>>& weights,
                            const Numbers<Accumulator<T>>* factors, T* out, int64_t place = 0) {
   using Acc = Accumulator<T>;
   const int64_t width = features.width;
-  for_each_tile_once<Acc>(features, [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
+  for_each_tile_once<Variant, Acc>(features, [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
     constexpr int kTile = decltype(tile)::value;
     constexpr int kLanes = Shape<Acc, kTile>::kLanes, kVectors = Shape<Acc, kTile>::kVectors;
     using V = typename Shape<Acc, kTile>::V;
@@ -446,6 +446,7 @@ struct Forward {
     });
   }
 
+  template <typename Variant>
   JAX_GNN_INLINE void run(const Block<Acc, Index>& block, const Scratch& scratch) const {
     const int64_t heads = features.heads;
     score(block, scratch);
@@ -476,7 +477,7 @@ struct Forward {
         store<kLanes>(at, load<kLanes>(at) * load<kLanes>(scratch.scores[0] + k));
       });
     }
-    sum_up(block, value, features, scratch.weights, &scratch.sums, out);
+    sum_up<Variant>(block, value, features, scratch.weights, &scratch.sums, out);
   }
 };
 
@@ -604,6 +605,7 @@ struct Backward {
     sums_of_terms(count, group, product, dots[0]);
   }
 
+  template <typename Variant>
   JAX_GNN_INLINE void run(const Block<Acc, Index>& block, const Scratch& scratch) const {
     using V = Vector<Acc, kLanes>;
     const int64_t heads = features.heads;
@@ -640,9 +642,9 @@ struct Backward {
           to[h] = (part.state ? to[h] : Acc(0)) + scratch.sums[p][h];
       }
     }
-    sum_up(block, ct, features, scratch.weights, nullptr, out);
+    sum_up<Variant>(block, ct, features, scratch.weights, nullptr, out);
     if (to_key)
-      sum_up(block, keys.row_key, features, scratch.dots, nullptr, to_key, features.width);
+      sum_up<Variant>(block, keys.row_key, features, scratch.dots, nullptr, to_key, features.width);
   }
 
  private:
@@ -729,6 +731,7 @@ struct Walk {
   Acc *head, *tail, *inner, *other_inner;  // states
 
   // What the task leaves of rows that it shares.
+  template <typename Variant>
   JAX_GNN_INLINE Carry run(const Bounds& bounds) const {
     const Index* const rows = csr.rows;
     const int64_t heads = kernel.features.heads;
@@ -752,7 +755,7 @@ struct Walk {
       if (block.count == 0) continue;
       const Open before = open;
       find_parts(block, end < to.entry && rows[end] == rows[end - 1], row, open, carry);
-      kernel.run(block, scratch);
+      kernel.template run<Variant>(block, scratch);
       if (open.row != before.row) close(before);
     }
     close(open);
@@ -876,7 +879,9 @@ bool run_in_tasks(const ParallelFor& parallel_for, const Kernel& kernel, const C
                                       carries.tail(task),
                                       inner.get(),
                                       inner.get() + size};
-    with_vectors([&](auto) JAX_GNN_LAMBDA { carries.of(task) = walk.run(bounds); });
+    with_vectors([&](auto variant) JAX_GNN_LAMBDA {
+      carries.of(task) = walk.template run<decltype(variant)>(bounds);
+    });
   });
   if (!apart) return false;
   Acc* state = nullptr;  // of the parts so far of a row that tasks share

@@ -26,6 +26,12 @@ void limit_instruction_set(InstructionSet widest);
 template <InstructionSet kSet>
 struct Variant {
   static constexpr InstructionSet kInstructionSet = kSet;
+#ifdef JAX_GNN_VARIANTS
+  // Machines that have no wider set are old: their code is to compile fast.
+  static constexpr bool kFewTiles = kSet == InstructionSet::kBaseline;
+#else
+  static constexpr bool kFewTiles = false;
+#endif
 };
 
 template <typename Body>

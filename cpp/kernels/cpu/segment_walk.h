@@ -242,8 +242,10 @@ bool reduce_in_tasks(const ParallelFor& parallel_for, const Reducer& reducer, co
     }
     const ShareTile<Reducer, Index> tile = {reducer, csr, bounds, from, to, carries, index};
     const int64_t last_column = std::min(first_column + kTaskColumns, width);
-    with_vectors([&](auto) JAX_GNN_LAMBDA {
-      for_each_tile<Reducer::kMaxTile>(reducer.features, first_column, last_column, tile);
+    with_vectors([&](auto variant) JAX_GNN_LAMBDA {
+      constexpr int kMaxTile =
+          kWidestTileOf<decltype(variant), typename Reducer::Acc, Reducer::kMaxTile>;
+      for_each_tile<kMaxTile>(reducer.features, first_column, last_column, tile);
     });
   });
   if (!apart) return false;
