@@ -8,6 +8,7 @@ import gc
 import os
 import random
 import re
+import threading
 import time
 import tracemalloc
 import zlib
@@ -219,7 +220,7 @@ def _put(self: Any, key: str, value: bytes) -> None:
     """As JAX keeps a program, but at once, as other processes may look for it."""
     path = Path(str(self.path), f"{key}-cache")
     if not path.exists():
-        part = path.with_suffix(f".{os.getpid()}")
+        part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
         part.write_bytes(value)
         part.replace(path)
 
