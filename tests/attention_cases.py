@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from op_spec import assert_close, setting
+from op_spec import assert_close, setting, wide
 from op_suite import KERNELS, PLATFORM
 
 Attend = Callable[[Any, Any, Mapping[str, Any]], tuple[Any, ...]]
@@ -159,15 +159,16 @@ class Case(NamedTuple):
     left: np.ndarray  # of rows; of "gat" without features
     right: np.ndarray  # of columns
     factor: Any
-    scale: Any  # (edges, heads), or 1
+    scale: Any = 1  # (edges, heads)
+    bias: Any = 0  # likewise, added to left + right of "gat", or to scores
 
     def scores(self) -> np.ndarray:
         left, right = self.left[self.rows], self.right[self.cols]
         if self.kind == "dot":
-            return self.factor * (left * right).sum(-1)
-        z = left + right
+            return self.factor * (left * right).sum(-1) + self.bias
+        z = left + right + (self.bias if self.kind == "gat" else 0)
         leaky = np.where(z > 0, z, SLOPE * z)
-        return leaky if self.kind == "gat" else (self.factor * leaky).sum(-1)
+        return leaky if self.kind == "gat" else (self.factor * leaky).sum(-1) + self.bias
 
     def results(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What attention gives, the logarithms of what softmaxes are divided by, and softmaxes."""
@@ -195,9 +196,10 @@ class Case(NamedTuple):
             sign, (self.value, self.left, self.right, self.factor, ct, y, self.scale)
         )
         of_rows = (ct * y).sum(-1) * (1 if sign is np.abs else -1) + sign(lse_ct)
+        scale = np.broadcast_to(scale, weight.shape)
         to_score = weight * (scale * (ct[rows] * value[cols]).sum(-1) + of_rows[rows])
         to_value = summed((weight * scale)[..., None] * ct[rows], cols, len(value))
-        z = self.left[rows] + self.right[cols]
+        z = self.left[rows] + self.right[cols] + (self.bias if self.kind == "gat" else 0)
         slope = np.where(z > 0, 1, SLOPE)
         if self.kind == "gat":
             ends = [to_score * slope] * 2
@@ -214,6 +216,40 @@ class Case(NamedTuple):
             "right": summed(ends[1], cols, len(right)),
         }
         return found if to_factor is None else {**found, "factor": to_factor}
+
+
+def check_gradients(
+    case: Case,
+    names: Iterable[str],
+    gradients: Iterable[Any],
+    y: Any,
+    ct: Any,
+    tolerance: float,
+    lse_ct: Any = None,
+    *,
+    same: bool = False,
+) -> None:
+    """Compares gradients, with errors relative to the largest sum of terms without their signs.
+
+    Args:
+        case: what is computed.
+        names: of the gradients, as `Case.gradients` calls them.
+        gradients: those of a kernel.
+        y: its result, which gradients are made of.
+        ct: the cotangent of that.
+        tolerance: see above.
+        lse_ct: of the logarithms.
+        same: whether values are the columns' keys, whose gradient is the sum of both.
+    """
+    y, ct = wide((y, ct))
+    lse_ct = np.zeros(y.shape[:2]) if lse_ct is None else wide([lse_ct])[0]
+    want, bounds = (case.gradients(y, ct, lse_ct, sign) for sign in (np.positive, np.abs))
+    if same:
+        for each in (want, bounds):
+            each["right"] = each["right"] + each["value"]
+    for name, got in zip(names, gradients, strict=True):
+        bound = tolerance * bounds[name].max(initial=1)
+        np.testing.assert_allclose(wide([got])[0], want[name], rtol=0, atol=bound, err_msg=name)
 
 
 def summed(terms: np.ndarray, at: np.ndarray, size: int) -> np.ndarray:

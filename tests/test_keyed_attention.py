@@ -16,6 +16,7 @@ from attention_cases import (
     Case,
     check_batch,
     check_derivatives,
+    check_gradients,
     compare,
     needs_kernels,
     on_cuda,
@@ -321,17 +322,9 @@ def check_one_pass(
     y, lse, _ = case.results()
     assert_close(got[0], y, tolerance, "value")
     assert_close(got[1], lse, tolerance, "lse")
-    rounded, of_y = wide((got[0], cts[0]))
-    found, bounds = (
-        case.gradients(rounded, of_y, cts[1], sign=sign) for sign in (np.positive, np.abs)
-    )
-    for each in (found, bounds):
-        if kind == "gatv2" and value is None:
-            each["right"] = each["right"] + each["value"]
-    third = "factor" if kind == "gatv2" else "value"
-    for name, one in zip(("left", "right", third), got[2], strict=True):
-        bound = tolerance * np.abs(bounds[name]).max(initial=1)
-        np.testing.assert_allclose(wide([one])[0], found[name], rtol=0, atol=bound, err_msg=name)
+    names = "left", "right", "factor" if kind == "gatv2" else "value"
+    same = kind == "gatv2" and value is None
+    check_gradients(case, names, got[2], got[0], cts[0], tolerance, cts[1], same=same)
 
 
 @needs_kernels
