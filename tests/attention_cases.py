@@ -227,7 +227,7 @@ def check_gradients(
     tolerance: float,
     lse_ct: Any = None,
     *,
-    same: bool = False,
+    same: str = "",
 ) -> None:
     """Compares gradients, with errors relative to the largest sum of terms without their signs.
 
@@ -239,14 +239,14 @@ def check_gradients(
         ct: the cotangent of that.
         tolerance: see above.
         lse_ct: of the logarithms.
-        same: whether values are the columns' keys, whose gradient is the sum of both.
+        same: which of "value" and "right" has both gradients, where values are columns' keys.
     """
     y, ct = wide((y, ct))
     lse_ct = np.zeros(y.shape[:2]) if lse_ct is None else wide([lse_ct])[0]
     want, bounds = (case.gradients(y, ct, lse_ct, sign) for sign in (np.positive, np.abs))
     if same:
         for each in (want, bounds):
-            each["right"] = each["right"] + each["value"]
+            each[same] = each["right"] + each["value"]
     for name, got in zip(names, gradients, strict=True):
         bound = tolerance * bounds[name].max(initial=1)
         np.testing.assert_allclose(wide([got])[0], want[name], rtol=0, atol=bound, err_msg=name)

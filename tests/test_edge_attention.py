@@ -289,12 +289,8 @@ class TestDotOfEdges(CoreChecks):
 
 class TestSumsOfAdditive(CoreChecks):
     spec = summed_finer(TestAdditive.spec)
-    columns, check_vmap = OpSuite.columns, OpSuite.check_vmap
-    test_vmap = OpSuite.test_vmap
-
-
-class TestSumsOfAdditiveOfEdges(CoreChecks):
-    spec = summed_finer(TestAdditiveOfEdges.spec)
+    vmaps_every_set = False
+    columns, check_vmap, test_vmap = OpSuite.columns, OpSuite.check_vmap, OpSuite.test_vmap
 
 
 class TestSumsOfGatv2(CoreChecks):
