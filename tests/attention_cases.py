@@ -19,6 +19,8 @@ import pytest
 from op_spec import assert_close, setting, wide
 from op_suite import KERNELS, PLATFORM
 
+from jax_gnn import Graph
+
 Attend = Callable[[Any, Any, Mapping[str, Any]], tuple[Any, ...]]
 SLOPE = 0.2
 
@@ -216,6 +218,28 @@ class Case(NamedTuple):
             "right": summed(ends[1], cols, len(right)),
         }
         return found if to_factor is None else {**found, "factor": to_factor}
+
+
+def case_of(
+    kind: str,
+    graph: Graph,
+    left: Any,
+    right: Any,
+    third: Any,
+    *,
+    value: Any = None,
+    edge_scale: Any = 1,
+    edge_bias: Any = 0,
+) -> Case:
+    """Of what the public functions get, without padding; ``third``: the vector, or the values."""
+    rows, cols = np.asarray(graph.rows), np.asarray(graph.cols)
+    valid = (rows >= 0) & (rows < graph.num_dst) & (cols >= 0) & (cols < graph.num_src)
+    left, right, third, scale, bias = wide((left, right, third, edge_scale, edge_bias))
+    factor = third if kind == "gatv2" else left.shape[-1] ** -0.5
+    if kind == "gatv2":
+        third = right if value is None else wide([value])[0]
+    scale, bias = (x[valid] if x.ndim else x for x in (scale, bias))
+    return Case(kind, rows[valid], cols[valid], third, left, right, factor, scale, bias)
 
 
 def check_gradients(

@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import attention_cases
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import check_derivatives, check_gradients, needs_kernels
+from attention_cases import case_of, check_derivatives, check_gradients, needs_kernels, summed
 from jax.extend.core import jaxprs_in_params
 from op_spec import Case, OpSpec, assert_close, same_bits, setting, wide
 from op_suite import IMPLEMENTATIONS, KERNELS, CoreChecks, OpSuite
@@ -441,21 +440,6 @@ def random_graph(rng: np.random.Generator, size: int = 300, count: int = 3000) -
     return Graph.from_edges(src, dst, num_nodes=size)
 
 
-def plain_case(
-    kind: str, graph: Graph, *operands: Any, edge_scale: Any = 1, edge_bias: Any = 0
-) -> attention_cases.Case:
-    """Of what the public functions get, without the edges that are padding."""
-    rows, cols = np.asarray(graph.rows), np.asarray(graph.cols)
-    valid = (rows >= 0) & (rows < graph.num_dst) & (cols >= 0) & (cols < graph.num_src)
-    left, right, third = wide(operands)
-    value, factor = (right, third) if kind == "gatv2" else (third, 1)
-    scale, bias = (
-        each if np.ndim(each) == 0 else wide([each])[0][valid] for each in (edge_scale, edge_bias)
-    )
-    ends = rows[valid], cols[valid]
-    return attention_cases.Case(kind, *ends, value, left, right, factor, scale, bias)
-
-
 @everywhere
 def test_large_scores(rng: np.random.Generator, implementation: str) -> None:
     graph, heads = random_graph(rng), 2
@@ -463,7 +447,7 @@ def test_large_scores(rng: np.random.Generator, implementation: str) -> None:
     operands = [x.astype(np.float32) for x in (of_dst, of_src, rng.normal(size=(300, heads, 7)))]
     with setting(implementation):
         y = jax.jit(additive_attention)(graph, *operands)
-    want = plain_case("gat", graph, *operands).results()[0]
+    want = case_of("gat", graph, *operands).results()[0]
     np.testing.assert_allclose(y, want, rtol=0, atol=1e-5)
 
 
@@ -489,12 +473,12 @@ def test_masked_edges(rng: np.random.Generator, slope: float, implementation: st
 
     z = of_dst[rows] + of_src[np.asarray(graph.cols)] + np.where(masked, 0, bias)
     powers = np.where(masked, 0, np.exp(np.where(z > 0, z, slope * z)))
-    sums = attention_cases.summed(powers, rows, 40)
+    sums = summed(powers, rows, 40)
     weight = powers / np.where(sums > 0, sums, 1)[rows]
     terms = weight[..., None] * value[np.asarray(graph.cols)]
     with setting(implementation, "float64"):
         y, lse, gradients = run(of_dst, of_src, value, bias)
-    assert_close(y, attention_cases.summed(terms, rows, 40), 1e-12, "value")
+    assert_close(y, summed(terms, rows, 40), 1e-12, "value")
     assert (np.asarray(y)[:3] == 0).all()
     assert (np.asarray(lse)[:3] == -np.inf).all()
     with np.errstate(divide="ignore"):
@@ -549,7 +533,7 @@ def test_one_step_and_walks(
     with setting(KERNELS[0], dtype):
         got = run(*operands, **options)
         assert same_bits(got, run(*operands, **options))
-    want = plain_case("gat", graph, *operands, **options).results()
+    want = case_of("gat", graph, *operands, **options).results()
     tolerance = {"float32": 1e-5, "float64": 1e-12, "float16": 5e-3, "bfloat16": 0.04}[dtype]
     assert_close(got[0], want[0], tolerance, "value")
     found = np.isfinite(want[1])
@@ -576,17 +560,17 @@ def operands_of(
 
 
 class Read(NamedTuple):
-    """Whether edges read other rows than their destinations', and how many rows they add up to."""
+    """Which rows edges read, and how many they add up to, if not to their destinations'."""
 
     kind: str
-    others: bool
+    reads: str  # "destinations", "sums" or "others"
     num_sums: int | None
 
     @property
     def options(self) -> tuple[str, ...]:
         if self.num_sums is not None:
             return ("edge_bias",)
-        return () if self.others else ("edge_scale",)
+        return ("edge_scale",) if self.reads == "destinations" else ()
 
 
 Ids = tuple[Graph, Any, Any]
@@ -596,7 +580,8 @@ Ids = tuple[Graph, Any, Any]
 def ours(form: Read, ids: Ids, operands: Mapping[str, Any]) -> tuple[Any, Any]:
     graph, read, sums = ids
     options = {name: operands[name] for name in form.options}
-    options |= {"dst_ids": read} if form.others else {}
+    if form.reads != "destinations":
+        options["dst_ids"] = sums if form.reads == "sums" else read  # the same array is told apart
     if form.num_sums is not None:
         options |= {"sum_ids": sums, "num_sums": form.num_sums}
     arrays = (operands[name] for name in ("left", "right", "third"))
@@ -659,7 +644,7 @@ def test_rows_of_other_kinds(
         "sums": (sums, 3 * num_nodes),
         "others": (others, 2 * num_nodes),
     }[reads]
-    form = Read(kind, reads != "destinations", 3 * num_nodes if finer else None)
+    form = Read(kind, reads, 3 * num_nodes if finer else None)
 
     def operands() -> dict[str, Any]:
         arrays = operands_of(rng, kind, size, graph)
@@ -673,7 +658,7 @@ def test_rows_of_other_kinds(
     masked = (rng.random((count, 2)) < 0.3) | (rows[:, None] < 2)
     biases = [given["edge_bias"], np.where(masked, -np.inf, 0.5)][: 2 if finer else 1]
     names = "left", "right", "third", *form.options
-    subsets = [names] if finer or form.others else [names, names[:3]]
+    subsets = [names, names[:3]] if "edge_scale" in names else [names]
     of_gradients = kind == "additive" and subsets[1:] and implementation == IMPLEMENTATIONS[0]
     for bias in biases:
         with setting(implementation, "float64"):
@@ -807,7 +792,7 @@ def test_many_edges(rng: np.random.Generator, dtype: str, width: int, implementa
     with setting(implementation, dtype):
         y, to_dst, to_vector = jax.jit(run)(*operands)
     tolerance = {"float32": 1e-4, "float64": 1e-12, "bfloat16": 0.06}[dtype]
-    case = plain_case("gatv2", graph, *operands)
+    case = case_of("gatv2", graph, *operands)
     assert_close(y, case.results()[0], tolerance, "value")
     ct = (1 + np.arange(y.size).reshape(y.shape) % 3).astype(np.float64)
     want = case.gradients(wide([y])[0], ct, np.zeros(y.shape[:2]))
@@ -902,6 +887,6 @@ def test_schedules(
     with setting(KERNELS[0], dtype), schedules.use(schedules.Schedule(*schedule)):
         y, gradients = run(*operands)
     tolerance = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 0.02}[dtype]
-    case = plain_case("gat", graph, *operands, edge_scale=scale)
+    case = case_of("gat", graph, *operands, edge_scale=scale)
     assert_close(y, case.results()[0], tolerance, "value")
     check_gradients(case, ("left", "right", "value"), gradients, y, ct, tolerance)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from attention_cases import (
     SLOPE,
-    Case,
+    case_of,
     check_batch,
     check_derivatives,
     check_gradients,
@@ -21,7 +21,7 @@ from attention_cases import (
     needs_kernels,
     on_cuda,
 )
-from op_spec import assert_close, same_bits, setting, stack, wide
+from op_spec import assert_close, same_bits, setting, stack
 from op_suite import IMPLEMENTATIONS, KERNELS
 from primitive_cases import MATRIX, floats, ids
 
@@ -167,10 +167,20 @@ def attention(kind: str, graph: Graph, left: Any, right: Any, third: Any, **opti
     return function(graph, left, right, third, **options)
 
 
-def attention_of_edges(kind: str, graph: Graph, left: Any, right: Any, third: Any) -> Any:
-    """The same by scores that each edge has for itself."""
-    bias = np.zeros((graph.num_edges, left.shape[1]), np.asarray(left).dtype)
-    return attention(kind, graph, left, right, third, edge_bias=bias)
+@functools.partial(jax.jit, static_argnums=0)
+def attended(kind: str, graph: Graph, *arguments: Any, **options: Any) -> Any:
+    return attention(kind, graph, *arguments, return_lse=True, **options)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def with_gradients(
+    kind: str, graph: Graph, arguments: Any, options: Any, of_y: Any, of_lse: Any
+) -> Any:
+    def function(*arguments: Any) -> Any:
+        return attention(kind, graph, *arguments, return_lse=True, **options)
+
+    results, pull = jax.vjp(function, *arguments)
+    return *results, pull((of_y, of_lse))
 
 
 def arguments_of(
@@ -217,19 +227,6 @@ def test_no_heads_and_no_features(rng: np.random.Generator, kind: str, implement
         np.testing.assert_allclose(lse, want, rtol=1e-6)
 
 
-def case_of(kind: str, graph: Graph, arguments: Any, value: Any = None, scale: Any = 1) -> Case:
-    """Of what the public functions get, without padding."""
-    rows, cols = np.asarray(graph.rows), np.asarray(graph.cols)
-    valid = (rows >= 0) & (rows < graph.num_dst) & (cols >= 0) & (cols < graph.num_src)
-    left, right, third = wide(arguments)
-    if kind == "dot":
-        value, factor = third, left.shape[-1] ** -0.5
-    else:
-        value, factor = right if value is None else wide([value])[0], third
-    scale = scale if np.ndim(scale) == 0 else scale[valid]
-    return Case(kind, rows[valid], cols[valid], value, left, right, factor, scale)
-
-
 @everywhere
 def test_large_scores(rng: np.random.Generator, implementation: str) -> None:
     """Up to 10,000; they are exact, and of neither sign only."""
@@ -240,7 +237,7 @@ def test_large_scores(rng: np.random.Generator, implementation: str) -> None:
         operands = [x.astype(np.float32) for x in (sign * query, key, value)]
         with setting(implementation):
             got, _ = attended("dot", graph, *operands, scale=2.0)
-        want = case_of("dot", graph, operands)._replace(factor=2.0).results()[0]
+        want = case_of("dot", graph, *operands)._replace(factor=2.0).results()[0]
         assert_close(got, want, 1e-5, f"{sign}")
 
 
@@ -294,37 +291,12 @@ def test_one_pass(
                 got = with_gradients(kind, graph, arguments, options, of_y, of_lse)
                 again = with_gradients(kind, graph, arguments, options, of_y, of_lse)
                 assert same_bits(got, again)
-            check_one_pass(kind, graph, arguments, options, got, of_y, of_lse, ERRORS[dtype])
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def attended(kind: str, graph: Graph, *arguments: Any, **options: Any) -> Any:
-    return attention(kind, graph, *arguments, return_lse=True, **options)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def with_gradients(
-    kind: str, graph: Graph, arguments: Any, options: Any, of_y: Any, of_lse: Any
-) -> Any:
-    def function(*arguments: Any) -> Any:
-        return attention(kind, graph, *arguments, return_lse=True, **options)
-
-    results, pull = jax.vjp(function, *arguments)
-    return *results, pull((of_y, of_lse))
-
-
-def check_one_pass(
-    kind: str, graph: Graph, arguments: Any, options: Any, got: Any, *cts: Any
-) -> None:
-    *cts, tolerance = cts
-    scale, value = options.get("edge_scale", 1), options.get("value")
-    case = case_of(kind, graph, arguments, value, scale)
-    y, lse, _ = case.results()
-    assert_close(got[0], y, tolerance, "value")
-    assert_close(got[1], lse, tolerance, "lse")
-    names = "left", "right", "factor" if kind == "gatv2" else "value"
-    same = "right" if kind == "gatv2" and value is None else ""
-    check_gradients(case, names, got[2], got[0], cts[0], tolerance, cts[1], same=same)
+            y, lse, gradients = got
+            case = case_of(kind, graph, *arguments, **options)
+            compare((y, lse), case.results()[:2], "results", ERRORS[dtype])
+            names = "left", "right", "factor" if kind == "gatv2" else "value"
+            same = "right" if kind == "gatv2" and "value" not in options else ""
+            check_gradients(case, names, gradients, y, of_y, ERRORS[dtype], of_lse, same=same)
 
 
 @needs_kernels
@@ -377,7 +349,7 @@ def test_a_row_of_many_blocks(rng: np.random.Generator, kind: str) -> None:
         with setting(KERNELS[0]):
             got = attended(kind, graph, *arguments, **options)
             assert same_bits(got, attended(kind, graph, *arguments, **options))
-        want = case_of(kind, graph, arguments, value).results()[:2]
+        want = case_of(kind, graph, *arguments, **options).results()[:2]
         compare(tuple(got), want, "result", 5e-5)  # sums of 6,000 terms
 
 
