@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -44,7 +45,7 @@ everywhere = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 
 
 def graph_of(rng: np.random.Generator, edges: int, nodes: int = NODES) -> Graph:
-    """With empty rows, rows of many edges, and padding."""
+    """With empty rows, rows of many edges, padding, and edges that only lack a relation."""
     src, dst = rng.geometric(0.1, edges) % nodes, rng.integers(nodes - 1, size=edges)
     dst = np.where(rng.random(edges) < 0.3, 7, dst)
     rel = rng.integers(RELATIONS, size=edges)
@@ -52,9 +53,12 @@ def graph_of(rng: np.random.Generator, edges: int, nodes: int = NODES) -> Graph:
     assert graph.pair_src is not None
     pairs = edges + 2  # as many whatever edges there are: graphs share programs
     padded = graph.pad(num_nodes=nodes + 2, num_edges=edges + 5, num_src_pairs=pairs)
+    matrix = padded.matrix(weighted=True)
+    lacks = rng.random(edges + 5) < 0.1
+    matrix = replace(matrix, types=np.where(lacks, -1, matrix.types).astype(np.int32))
     types = np.repeat(np.arange(RELATIONS), np.asarray(graph.pair_src.sizes))
     types = np.append(types, np.full(pairs - len(types), -1))
-    return padded.matrix(weighted=True), types.astype(np.int32)
+    return matrix, types.astype(np.int32)
 
 
 def operands_of(
@@ -290,8 +294,7 @@ def test_the_kernels_and_any_ids(rng: np.random.Generator, has_rows: bool) -> No
         broken = jax.tree.map(corrupt, matrix), corrupt(jnp.asarray(types))
         jax.block_until_ready(train(broken, operands))
         # Types alone: those edges are left out.
-        of_none = jax.tree.map(lambda x: x, matrix)
-        object.__setattr__(of_none, "types", corrupt(matrix.types))
+        of_none = replace(matrix, types=corrupt(jnp.asarray(matrix.types)))
         got = ours(form, (of_none, types), operands)
     with setting("xla", "float64"):
         exact = dict(zip(NAMES, wide(list(operands.values())), strict=True))
