@@ -292,10 +292,6 @@ class TestSumsOfAdditive(CoreChecks):
     columns, check_vmap, test_vmap = OpSuite.columns, OpSuite.check_vmap, OpSuite.test_vmap
 
 
-class TestSumsOfGatv2(CoreChecks):
-    spec = summed_finer(TestGatv2.spec)
-
-
 class TestSumsOfDotOfEdges(CoreChecks):
     spec = summed_finer(TestDotOfEdges.spec)
 
@@ -564,13 +560,14 @@ class Read(NamedTuple):
 
     kind: str
     reads: str  # "destinations", "sums" or "others"
-    num_sums: int | None
+    num_sums: int | None = None
+    biased: bool = False
 
     @property
     def options(self) -> tuple[str, ...]:
-        if self.num_sums is not None:
+        if self.biased:
             return ("edge_bias",)
-        return ("edge_scale",) if self.reads == "destinations" else ()
+        return ("edge_scale",) if self == Read(self.kind, "destinations") else ()
 
 
 Ids = tuple[Graph, Any, Any]
@@ -593,13 +590,16 @@ def plain(form: Read, ids: Ids, operands: Mapping[str, Any]) -> tuple[Any, Any]:
     """In plain jax.numpy. Edges with an id out of range are left out."""
     graph, read, sums = ids
     left, right, third = (operands[name] for name in ("left", "right", "third"))
-    bias, valid = operands["edge_bias"], (read < len(left))[:, None]
+    read = sums if form.reads == "sums" else read
+    valid, bias = (read < len(left))[:, None], jnp.zeros_like(operands["edge_bias"])
     if form.num_sums is None:
-        bias, sums, num_sums = jnp.zeros_like(bias), graph.rows, graph.num_dst
+        sums, num_sums = graph.rows, graph.num_dst
     else:
-        valid &= (sums < form.num_sums)[:, None] & (bias > -jnp.inf)
         num_sums = form.num_sums
-    bias = jnp.where(valid, bias, 0)
+        valid &= (sums < num_sums)[:, None]
+    if form.biased:
+        valid &= operands["edge_bias"] > -jnp.inf
+        bias = jnp.where(valid, operands["edge_bias"], 0)
     one, other = left[jnp.minimum(read, len(left) - 1)], right[graph.cols]
     if form.kind == "additive":
         score = jax.nn.leaky_relu(one + other + bias, 0.2)
@@ -644,7 +644,7 @@ def test_rows_of_other_kinds(
         "sums": (sums, 3 * num_nodes),
         "others": (others, 2 * num_nodes),
     }[reads]
-    form = Read(kind, reads, 3 * num_nodes if finer else None)
+    num_sums = 3 * num_nodes if finer else None
 
     def operands() -> dict[str, Any]:
         arrays = operands_of(rng, kind, size, graph)
@@ -656,16 +656,16 @@ def test_rows_of_other_kinds(
 
     given, moved = operands(), operands()
     masked = (rng.random((count, 2)) < 0.3) | (rows[:, None] < 2)
-    biases = [given["edge_bias"], np.where(masked, -np.inf, 0.5)][: 2 if finer else 1]
-    names = "left", "right", "third", *form.options
-    subsets = [names, names[:3]] if "edge_scale" in names else [names]
-    of_gradients = kind == "additive" and subsets[1:] and implementation == IMPLEMENTATIONS[0]
-    for bias in biases:
+    given["edge_bias"][masked] = -np.inf
+    for biased in (False, True)[: 1 + finer]:
+        form = Read(kind, reads, num_sums, biased)
+        names = "left", "right", "third", *form.options
+        of_gradients = form == Read("additive", "destinations")
         with setting(implementation, "float64"):
-            arrays = {**given, "edge_bias": bias}
             check_derivatives(
-                *(ours, plain, form, (graph, read, sums), arrays, moved, subsets),
-                of_gradients=bool(of_gradients),
+                *(ours, plain, form, (graph, read, sums), given, moved),
+                [names, names[:3]][: 1 + of_gradients],
+                of_gradients=of_gradients and implementation == IMPLEMENTATIONS[0],
             )
 
 
