@@ -41,7 +41,6 @@ class Form(NamedTuple):
 FORMS = Form(1, 8, 8), Form(1, 4, 8, False), Form(2, 4, 4), Form(1, 3, 3, True, 0.0)
 each_form = pytest.mark.parametrize("form", FORMS)
 on_first = pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
-everywhere = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 
 
 def graph_of(rng: np.random.Generator, edges: int, nodes: int = NODES) -> Graph:
@@ -141,9 +140,11 @@ def plain(form: Form, graph: Graph, operands: Mapping[str, Any]) -> tuple[Any, .
 SUBSETS = NAMES, NAMES[:-1]  # with and without the weights' factors, which rules tell apart
 
 
-@everywhere
+@pytest.mark.parametrize(
+    ("implementation", "keeps_scores"),
+    [(IMPLEMENTATIONS[0], True), (IMPLEMENTATIONS[0], False), ("xla", False)],
+)
 @each_form
-@pytest.mark.parametrize("keeps_scores", [True, False])
 def test_derivatives(
     rng: np.random.Generator, form: Form, keeps_scores: bool, implementation: str
 ) -> None:
@@ -167,8 +168,10 @@ def test_in_each_operand_alone(rng: np.random.Generator, implementation: str) ->
 
 
 @on_first
-@each_form
-@pytest.mark.parametrize("batched", [*NAMES, "all"])
+@pytest.mark.parametrize(
+    ("form", "batched"),
+    [*((form, "all") for form in FORMS), *((form, x) for form in FORMS[::2] for x in NAMES)],
+)
 def test_batches(rng: np.random.Generator, form: Form, batched: str, implementation: str) -> None:
     """Of one operand and of all: values and gradients."""
     graph, names = graph_of(rng, 60), NAMES if batched == "all" else (batched,)
