@@ -13,10 +13,11 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import case_of, check_derivatives, check_gradients, needs_kernels, summed
+from attention_cases import case_of, check_derivatives, check_gradients, summed
 from jax.extend.core import jaxprs_in_params
 from op_spec import Case, OpSpec, assert_close, same_bits, setting, wide
 from op_suite import IMPLEMENTATIONS, KERNELS, CoreChecks, OpSuite
+from primitive_cases import needs_kernels
 from spmm_cases import Edges, graph_of, random_edges, unused
 
 from jax_gnn import Graph, additive_attention, dot_attention, gatv2_attention, schedules

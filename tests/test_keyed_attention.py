@@ -18,12 +18,11 @@ from attention_cases import (
     check_derivatives,
     check_gradients,
     compare,
-    needs_kernels,
     on_cuda,
 )
 from op_spec import assert_close, same_bits, setting, stack
 from op_suite import IMPLEMENTATIONS, KERNELS
-from primitive_cases import MATRIX, floats, ids
+from primitive_cases import MATRIX, floats, ids, needs_kernels
 
 from jax_gnn import Graph, dot_attention, gatv2_attention
 from jax_gnn._ops.edge_attention.keyed import Keyed, keyed_attention

@@ -196,7 +196,7 @@ def test_batches_of_graphs(rng: np.random.Generator, implementation: str) -> Non
     with setting(implementation, "float64"):
         each = functools.partial(of_graph, dots(graph[0], x, of_x))
         got = jax.jit(jax.vmap(each))(stack([graph] * size))
-        compare(got, [np.stack([x] * size) for x in jax.jit(each)(graph)], "graphs")
+        compare(got, [np.stack([x] * size) for x in each(graph)], "graphs, and one eagerly")
 
 
 def test_batches_of_one_graph_join_the_heads(rng: np.random.Generator) -> None:
