@@ -21,6 +21,11 @@ from jax_gnn._core import ffi, op
 WANTED = os.environ.get("JAX_GNN_EMULATE_CUDA") == "1"
 
 
+def target(name: str) -> str:
+    """Of the custom call of a CUDA kernel, emulated or not."""
+    return f"{ffi.TARGET_PREFIX}{'emulated_' if WANTED else ''}{name}"
+
+
 def _install() -> None:
     """Makes ``implementation="cuda"`` mean the emulated kernels."""
     targets = importlib.import_module("jax_gnn._cuda_emulated").targets()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import emulation
@@ -9,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_cases import SLOPE, Case, check_gradients, on_cuda
 from op_spec import assert_close, same_bits, setting, wide
-from op_suite import KERNELS
 from primitive_cases import MATRIX, floats, ids
 
-from jax_gnn._core import ffi
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._ops.edge_attention.keyed import (
     KeyedCotangents,
@@ -26,13 +26,9 @@ from jax_gnn._ops.edge_attention.primitive import (
     edge_attention_gradients,
 )
 
-SLOPE = 0.2
 OF_KEYS = "gatv2", "gatv2 of values", "dot", "dot of values"
 KINDS = "gat", *OF_KEYS
-NAMES = {
-    "gat": ("value", "row score", "column score"),
-    **dict.fromkeys(OF_KEYS, ("value", "row key", "column key", "vector")),
-}
+NAMES = "value", "left", "right", "factor"  # gradients, of "gat" all but the last
 TOLERANCE = {"float32": 3e-5, "float64": 1e-12, "float16": 1e-2, "bfloat16": 0.06}
 
 
@@ -90,8 +86,22 @@ def operands_of(
         scores = (2 * rng.normal(size=(size, heads)) for size in (edges.num_rows, edges.num_cols))
         return value, *scores, None, scale
     key = None if kind.endswith("values") else rows(edges.num_cols)
-    factors = (None, np.full((1, 1), 0.7)) if kind.startswith("dot") else (rows(1), None)
+    factors = (None, np.full((1, 1), 0.75)) if kind.startswith("dot") else (rows(1), None)
     return value, rows(edges.num_rows), key, *factors, scale
+
+
+def case_of(kind: str, edges: Edges, operands: Any, heads: int) -> Case:
+    """In numpy, of edges that count."""
+    value, left, right, *factors, scale = (None if x is None else wide([x])[0] for x in operands)
+    right = value if right is None else right
+    if kind != "gat":
+        left, right = (x.reshape(len(x), heads, -1) for x in (left, right))
+    factor = 0.75 if factors[0] is None else factors[0].reshape(heads, -1)
+    at = ~edges.is_padding
+    value = value.reshape(len(value), heads, -1)
+    scale = 1 if scale is None else scale[at]
+    ends = edges.rows[at], edges.cols[at]
+    return Case(kind.split()[0], *ends, value, left, right, factor, scale)
 
 
 def cotangents_of(
@@ -106,10 +116,38 @@ def forward(kind: str, operands: Any, matrix: SparseMatrix, heads: int) -> Any:
     return op(*operands, matrix, heads=heads, slope=SLOPE)
 
 
+def results_of(case: Case, dtype: str) -> list[np.ndarray]:
+    """What attention gives, as kernels have it."""
+    y, lse, _ = case.results()
+    empty = np.isneginf(lse)
+    stats = np.stack([np.where(empty, 0, lse), np.where(empty, np.inf, 0)], -1)
+    acc = np.float64 if dtype == "float64" else np.float32
+    return [y.reshape(len(y), -1).astype(jnp.dtype(dtype)), stats.astype(acc)]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
 def gradients(kind: str, operands: Any, heads: int) -> Any:
     """``operands``: of the gradients."""
-    op = edge_attention_gradients if kind == "gat" else keyed_attention_gradients
-    return jax.jit(lambda each: op(*each, heads=heads, slope=SLOPE))(operands)
+    return op_of(kind)(*operands, heads=heads, slope=SLOPE)
+
+
+def op_of(kind: str) -> Any:
+    return edge_attention_gradients if kind == "gat" else keyed_attention_gradients
+
+
+def check(
+    kind: str, case: Case, got: Any, y: Any, ct: Any, log_sum_ct: Any, tolerance: float
+) -> None:
+    """Gradients, of which those that are absent have no rows."""
+    shapes = {"value": case.value.shape, "left": case.left.shape, "right": case.right.shape}
+    shapes["factor"] = np.shape(case.factor)
+    found = [(n, x.reshape(shapes[n])) for n, x in zip(NAMES, got, strict=False) if x.size]
+    names, values = zip(*found, strict=True)
+    is_key = kind.endswith("values")
+    assert not (is_key and "right" in names)
+    y, ct = (x.reshape(len(x), *case.value.shape[1:]) for x in (y, ct))
+    same = "value" if is_key else ""
+    check_gradients(case, names, values, y, ct, tolerance, log_sum_ct, same=same)
 
 
 def named(kind: str, *operands: Any) -> Any:
@@ -127,34 +165,33 @@ def typed(kind: str, operands: Any, dtype: str) -> list[Any]:
 
 
 def is_one_launch(kind: str, operands: Any, heads: int) -> bool:
-    op = edge_attention_gradients if kind == "gat" else keyed_attention_gradients
-    program = jax.jit(lambda each: op(*each, heads=heads, slope=SLOPE)).lower(operands)
-    return op.name in program.as_text()
+    program = gradients.lower(kind, operands, heads)
+    return op_of(kind).name in program.as_text()
 
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
-needs_kernel = pytest.mark.skipif(
-    "cuda" not in KERNELS, reason="CUDA kernels are neither emulated nor on a GPU here"
-)
+GRAPHS = [
+    *(("even", 1), ("even", 48), ("even", 700), ("sparse", 49), ("one row", 130)),
+    *(("rows of many", 300), ("columns of many", 300), ("rows of many", 1700)),
+]
+WIDTHS = [
+    *(("float32", 1, 64), ("float32", 8, 8), ("float32", 1, 20), ("float32", 16, 4)),
+    *(("float32", 3, 16), ("float32", 2, 64), ("float16", 1, 64), ("float16", 8, 16)),
+    *(("bfloat16", 8, 8), ("bfloat16", 1, 72), ("float64", 1, 32), ("float64", 8, 4)),
+]
 
 
-@needs_kernel
+@on_cuda
 @pytest.mark.parametrize(
-    ("graph", "count"),
+    ("kind", "dtype", "heads", "features", "graph", "count"),
     [
-        *(("even", 1), ("even", 48), ("even", 700), ("sparse", 49), ("one row", 130)),
-        *(("rows of many", 300), ("columns of many", 300), ("rows of many", 1700)),
+        (kind, *widths, *graph)
+        for i, kind in enumerate(KINDS)
+        for j, widths in enumerate(WIDTHS)
+        for k, graph in enumerate(GRAPHS)
+        if (i + j + k) % 3 == 0
     ],
 )
-@pytest.mark.parametrize(
-    ("dtype", "heads", "features"),
-    [
-        *(("float32", 1, 64), ("float32", 8, 8), ("float32", 1, 20), ("float32", 16, 4)),
-        *(("float32", 3, 16), ("float32", 2, 64), ("float16", 1, 64), ("float16", 8, 16)),
-        *(("bfloat16", 8, 8), ("bfloat16", 1, 72), ("float64", 1, 32), ("float64", 8, 4)),
-    ],
-)
-@each_kind
 def test_one_launch(
     rng: np.random.Generator,
     kind: str,
@@ -169,14 +206,11 @@ def test_one_launch(
     matrix, counted = edges.matrix, ~edges.is_padding
     operands = typed(kind, operands_of(rng, kind, edges, heads, features), dtype)
     ct, log_sum_ct = cotangents_of(rng, edges, heads, features)
-    with setting("xla", dtype):
-        y, stats = (np.array(each) for each in forward(kind, operands, matrix, heads))
+    case = case_of(kind, edges, operands, heads)
+    y, stats = results_of(case, dtype)
     of_log_sum = None if log_sum_ct is None else log_sum_ct.astype(stats.dtype)
-    every = named(kind, *operands, y, stats, ct.astype(y.dtype), of_log_sum, matrix)
-    with setting("xla", "float64"):
-        exact = named(kind, *(None if x is None else wide([x])[0] for x in every[:-1]), matrix)
-        _, of_exact = forward(kind, exact[: len(operands)], matrix, heads)
-        want = gradients(kind, exact._replace(stats=of_exact), heads)
+    every = named(kind, *operands, y.copy(), stats, ct.astype(y.dtype), of_log_sum, matrix)
+    ct = every.ct.copy()
     # What nobody reads may hold anything.
     no_row = np.setdiff1d(np.arange(edges.num_rows), edges.rows[counted])
     no_col = np.setdiff1d(np.arange(edges.num_cols), edges.cols[counted])
@@ -188,14 +222,12 @@ def test_one_launch(
         assert is_one_launch(kind, every, heads)
         got = gradients(kind, every, heads)
         assert same_bits(got, gradients(kind, every, heads))
-    for name, one, other in zip(NAMES[kind], got, want, strict=True):
-        assert_close(one, other, TOLERANCE[dtype], name)
-        if one.size and name != "vector":
-            none = no_row if name.startswith("row") else no_col
-            assert not np.any(np.asarray(one)[none])
+    check(kind, case, got, y, ct, of_log_sum, TOLERANCE[dtype])
+    for one, none in zip(got, (no_col, no_row, no_col), strict=False):
+        assert not one.size or not np.any(np.asarray(one)[none])
 
 
-@needs_kernel
+@on_cuda
 @each_kind
 def test_a_row_of_many_blocks(rng: np.random.Generator, kind: str) -> None:
     """It is handed on by relays."""
@@ -207,18 +239,16 @@ def test_a_row_of_many_blocks(rng: np.random.Generator, kind: str) -> None:
     )
     operands = typed(kind, operands_of(rng, kind, edges, heads, features), "float64")
     ct, log_sum_ct = cotangents_of(rng, edges, heads, features)
-    with setting("xla", "float64"):
-        results = forward(kind, operands, edges.matrix, heads)
-        every = named(kind, *operands, *results, ct, log_sum_ct, edges.matrix)
-        want = gradients(kind, every, heads)
+    case = case_of(kind, edges, operands, heads)
+    y, stats = results_of(case, "float64")
+    every = named(kind, *operands, y, stats, ct, log_sum_ct, edges.matrix)
     with setting("cuda", "float64"):
         got = gradients(kind, every, heads)
         assert same_bits(got, gradients(kind, every, heads))
-    for name, one, other in zip(NAMES[kind], got, want, strict=True):
-        assert_close(one, other, 1e-11, name)
+    check(kind, case, got, y, ct, log_sum_ct, 1e-11)
 
 
-@needs_kernel
+@on_cuda
 @each_kind
 def test_other_compositions(rng: np.random.Generator, kind: str) -> None:
     """Of many edges, of mostly empty rows, in an order, and of heads that no team holds."""
@@ -250,7 +280,7 @@ def test_other_compositions(rng: np.random.Generator, kind: str) -> None:
         assert not is_one_launch(kind, *shapes(1000, 1000, ordered=True))
 
 
-@needs_kernel
+@on_cuda
 @pytest.mark.parametrize("heads", [1, 2])
 def test_masked_edges(rng: np.random.Generator, heads: int) -> None:
     """Scores of -inf leave edges out, and destinations that have no others."""
@@ -267,13 +297,13 @@ def test_masked_edges(rng: np.random.Generator, heads: int) -> None:
     with setting("xla", "float64"):
         want = gradient(value, row_score, col_score)
     with setting("cuda", "float64"):
-        got = jax.jit(jax.grad(total, (0, 1, 2)))(value, row_score, col_score)
-    for name, one, other in zip(NAMES["gat"], got, want, strict=True):
+        got = gradient(value, row_score, col_score)
+    for name, one, other in zip(NAMES[:3], got, want, strict=True):
         assert_close(one, other, 1e-12, name)
     assert not np.any(np.asarray(got[1])[::3]) and not np.any(np.asarray(got[2])[::2])
 
 
-@needs_kernel
+@on_cuda
 @pytest.mark.parametrize("kind", ["gat", "gatv2", "dot"])
 def test_large_scores(rng: np.random.Generator, kind: str) -> None:
     """Up to 10,000; weights are made of the bits that the forward pass has."""
@@ -308,17 +338,6 @@ def test_large_scores(rng: np.random.Generator, kind: str) -> None:
 # --- Raw calls -----------------------------------------------------------------------------------
 
 SOME = "keyed_attention_gradients", "edge_attention_gradients"
-TARGETS = {
-    name: target
-    for name in SOME
-    for target in ffi.STATUS["cuda"].targets
-    if target in (name, f"emulated_{name}")
-}
-has_targets = pytest.mark.skipif(
-    not TARGETS or not (emulation.WANTED or jax.default_backend() == "gpu"),
-    reason="CUDA kernels are neither emulated nor on a GPU here",
-)
-
 # Of MATRIX, with two heads of four features.
 ENDS = [
     *(MATRIX.by_row.rows, MATRIX.by_row.cols),
@@ -352,13 +371,13 @@ def raw(name: str, operands: Any, results: Any, **attributes: Any) -> Any:
     if name == "keyed_attention_gradients":
         flags |= {"leaky": True, "same": False}
     every = {key: np.bool_(flag) for key, flag in flags.items()}
-    call = jax.ffi.ffi_call(ffi.TARGET_PREFIX + TARGETS[name], shapes)
+    call = jax.ffi.ffi_call(emulation.target(name), shapes)
     return jax.block_until_ready(
         call(*operands, **{"slope": np.float64(SLOPE), **every, **attributes})
     )
 
 
-@has_targets
+@on_cuda
 @pytest.mark.parametrize("name", SOME)
 def test_raw_call(name: str) -> None:
     each = RAW[name]
@@ -409,7 +428,7 @@ WRONG: list[tuple[str, int, np.ndarray, str]] = [
 ]
 
 
-@has_targets
+@on_cuda
 @pytest.mark.parametrize(("name", "position", "value", "message"), WRONG)
 def test_raw_call_with_wrong_operand(
     name: str, position: int, value: np.ndarray, message: str
@@ -420,7 +439,7 @@ def test_raw_call_with_wrong_operand(
         raw(name, operands, RESULTS[name])
 
 
-@has_targets
+@on_cuda
 @pytest.mark.parametrize(
     ("name", "position", "wrong", "message"),
     [

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from op_spec import assert_close, setting
-from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM
+from attention_cases import check_batch, check_derivatives, compare, on_cuda
+from op_spec import same_bits, setting
+from op_suite import IMPLEMENTATIONS
 
 from jax_gnn import RelationalGraph
 from jax_gnn._core.relations import RelationalMatrix
 from jax_gnn._ops.relational_attention.paired import Paired, paired_attention
 
 NODES, RELATIONS = 30, 4
-FORMS = {  # which operands there are beside the values, queries and weights
+OPERANDS = {  # which there are beside the values, queries and weights
     "same": (),
     "keys": ("key",),
     "biases": ("bias", "shift"),
@@ -31,15 +34,23 @@ def matrix_of(rng: np.random.Generator, edges: int, extra: int = 0) -> Relationa
     dst = np.where(rng.random(edges) < 0.5, 3, rng.integers(NODES // 2, size=edges))
     rel = rng.integers(RELATIONS, size=edges)
     graph = RelationalGraph.from_triples(src, rel, dst, NODES, RELATIONS).with_parts()
-    pairs = {"num_dst_pairs": graph.pair_dst.num_pairs + extra}
-    padded = graph.pad(num_nodes=NODES + extra, num_edges=graph.num_edges + 3 * extra, **pairs)
+    pairs = edges + extra  # as many whatever edges there are: graphs share programs
+    padded = graph.pad(num_nodes=NODES + extra, num_edges=edges + 3 * extra, num_dst_pairs=pairs)
     return padded.matrix(weighted=True)
 
 
+class Form(NamedTuple):
+    heads: int
+    k: int
+    n: int
+    given: str = "all"
+
+
 def operands_of(
-    rng: np.random.Generator, matrix: RelationalMatrix, heads: int, k: int, n: int, form: str
+    rng: np.random.Generator, matrix: RelationalMatrix, form: Form, *batch: int
 ) -> dict[str, np.ndarray]:
     assert matrix.pair_dst is not None
+    heads, k, n, given = form
     pairs, nodes = matrix.pair_dst.num_pairs, matrix.nodes.by_col.num_rows
     shapes = {
         "value": (nodes, heads * k),
@@ -49,102 +60,83 @@ def operands_of(
         "bias": (RELATIONS, heads * n),
         "shift": (pairs, heads),
     }
-    absent = {"key", "bias", "shift"} - set(FORMS[form])
-    return {name: rng.normal(size=s) for name, s in shapes.items() if name not in absent}
+    absent = {"key", "bias", "shift"} - set(OPERANDS[given])
+    return {name: rng.normal(size=(*batch, *s)) for name, s in shapes.items() if name not in absent}
 
 
-def ours(matrix: RelationalMatrix, heads: int, given: dict[str, Any]) -> Any:
+def ours(form: Form, matrix: RelationalMatrix, given: Any) -> tuple[Any]:
     operands = Paired(*(given.get(name) for name in Paired._fields[:-1]), matrix)
-    return paired_attention(*operands, heads=heads, precision=PRECISION)
+    return (paired_attention(*operands, heads=form.heads, precision=PRECISION),)
 
 
-def definition(matrix: RelationalMatrix, heads: int, given: dict[str, Any]) -> Any:
+def definition(form: Form, matrix: RelationalMatrix, given: Any) -> tuple[Any]:
     """One softmax over all edges into a node, with arrays of edges."""
-    assert matrix.to_pairs is not None
-    csr, pairs = matrix.to_pairs.by_row, matrix.pair_dst
-    assert pairs is not None
-    with jax.ensure_compile_time_eval():
-        is_edge = np.asarray(csr.valid(matrix.to_pairs.by_col.num_rows))
-    pair, src = np.asarray(csr.rows)[is_edge], np.asarray(csr.cols)[is_edge]
-    rel, dst = np.asarray(matrix.types)[is_edge], np.asarray(matrix.nodes.by_row.rows)[is_edge]
-    num_nodes = pairs.num_nodes
+    assert matrix.to_pairs is not None and matrix.pair_dst is not None
+    csr, num_nodes = matrix.to_pairs.by_row, matrix.pair_dst.num_nodes
+    valid = csr.valid(matrix.to_pairs.by_col.num_rows)
+    pair, src, rel = (jnp.where(valid, ids, 0) for ids in (csr.rows, csr.cols, matrix.types))
+    dst = jnp.where(valid, matrix.nodes.by_row.rows, num_nodes)
 
     def split(x: Any) -> Any:
-        return x.reshape(*x.shape[:-1], heads, -1)
+        return x.reshape(*x.shape[:-1], form.heads, -1)
 
     value = split(given["value"])[src]
     key = split(given["key"])[src] if "key" in given else value
     score = jnp.sum(split(given["query"])[pair] * key, -1)
     if "shift" in given:
         score += given["shift"][pair]
-    top = jax.ops.segment_max(score, dst, num_nodes)
-    powers = jnp.exp(score - jax.lax.stop_gradient(top)[dst])
-    share = powers / jax.ops.segment_sum(powers, dst, num_nodes)[dst]
+    top = jax.lax.stop_gradient(jax.ops.segment_max(score, dst, num_nodes + 1))
+    powers = jnp.exp(score - top[dst])
+    share = powers / jax.ops.segment_sum(powers, dst, num_nodes + 1)[dst]
     product = jnp.einsum("ehk,ekhn->ehn", value, split(given["kernel"])[rel])
     if "bias" in given:
         product += split(given["bias"])[rel]
-    y = jax.ops.segment_sum(share[..., None] * product, dst, num_nodes)
-    return y.reshape(num_nodes, -1)
+    y = jax.ops.segment_sum(share[..., None] * product, dst, num_nodes + 1)
+    return (y[:-1].reshape(num_nodes, -1),)
+
+
+FORMS = [
+    *(Form(1, 4, 4, given) for given in OPERANDS),
+    *(Form(2, 4, 3, "same"), Form(2, 4, 3, "all"), Form(4, 8, 2, "biases")),
+]
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("heads", "k", "n"), [(1, 4, 4), (1, 3, 5), (2, 4, 3), (4, 8, 2)])
-def test_derivatives(rng: np.random.Generator, heads: int, k: int, n: int, form: str) -> None:
-    """The result, its gradients, forward mode, and the derivative of the gradients."""
+def test_derivatives(rng: np.random.Generator, form: Form) -> None:
+    """The result, its gradients, forward mode, and both derivatives of the gradients."""
     matrix = matrix_of(rng, 90, extra=2)
-    with jax.enable_x64(True):
-        given = jax.tree.map(jnp.asarray, operands_of(rng, matrix, heads, k, n, form))
-        along = jax.tree.map(jnp.cos, given)
-
-        def all_of(function: Any) -> Any:
-            def loss(given: Any) -> Any:
-                return jnp.sum(jnp.sin(function(matrix, heads, given)))
-
-            gradient = jax.grad(loss)
-            return (
-                function(matrix, heads, given),
-                jax.jvp(loss, (given,), (along,)),
-                jax.jvp(gradient, (given,), (along,)),
-                jax.grad(lambda x: jnp.vdot(x["query"], gradient(x)["query"]))(given),
-            )
-
-        found = (jax.tree.leaves(jax.jit(lambda f=f: all_of(f))()) for f in (ours, definition))
-        for got, want in zip(*found, strict=True):
-            assert_close(got, want, 1e-10, form)
+    operands, moved = operands_of(rng, matrix, form), operands_of(rng, matrix, form)
+    with setting(None, "float64"):
+        check_derivatives(ours, definition, form, matrix, operands, moved, [operands])
 
 
-@pytest.mark.parametrize("form", ["same", "all"])
-def test_gradients_to_some(rng: np.random.Generator, form: str) -> None:
-    """Each operand alone, and what is known by the others."""
-    matrix = matrix_of(rng, 60)
-    with jax.enable_x64(True):
-        given = jax.tree.map(jnp.asarray, operands_of(rng, matrix, 2, 3, 2, form))
-        for name in given:
-            got, want = (
-                jax.grad(lambda x, f=f, n=name: jnp.sum(jnp.sin(f(matrix, 2, {**given, n: x}))))(
-                    given[name]
-                )
-                for f in (ours, definition)
-            )
-            assert_close(got, want, 1e-10, name)
+@pytest.mark.parametrize("given", ["same", "all"])
+def test_in_each_operand_alone(rng: np.random.Generator, given: str) -> None:
+    matrix, form = matrix_of(rng, 90, extra=2), Form(2, 4, 3, given)
+    operands, moved = operands_of(rng, matrix, form), operands_of(rng, matrix, form)
+    alone = [(name,) for name in operands]
+    with setting(None, "float64"):
+        check_derivatives(
+            *(ours, definition, form, matrix, operands, moved, alone), of_gradients=False
+        )
 
 
 def test_vmap(rng: np.random.Generator) -> None:
     """Of each operand and of all."""
-    matrix = matrix_of(rng, 50)
-    with jax.enable_x64(True):
-        given = jax.tree.map(jnp.asarray, operands_of(rng, matrix, 2, 4, 2, "all"))
-        for moved in (*((name,) for name in given), tuple(given)):
-            batch = {name: jnp.stack([given[name], jnp.sin(given[name])]) for name in moved}
+    matrix, form = matrix_of(rng, 90, extra=2), Form(2, 4, 3)
+    one, several = operands_of(rng, matrix, form), operands_of(rng, matrix, form, 2)
+    with setting(None, "float64"):
+        for names in (*((name,) for name in one), tuple(one)):
+            operands = {name: several[name] if name in names else x for name, x in one.items()}
+            check_batch(ours, definition, form, matrix, operands, names, names)
 
-            def gradient(one: Any) -> Any:
-                return jax.grad(lambda x: jnp.sum(jnp.sin(ours(matrix, 2, {**given, **x}))))(one)
 
-            got = jax.vmap(gradient)(batch)
-            for i in range(2):
-                want = gradient({name: each[i] for name, each in batch.items()})
-                for name in moved:
-                    assert_close(got[name][i], want[name], 1e-10, f"{name} of {moved}")
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def with_gradients(
+    function: Callable[..., Any], form: Form, matrix: RelationalMatrix, given: Any, ct: Any
+) -> Any:
+    y, pull = jax.vjp(lambda x: function(form, matrix, x)[0], given)
+    return y, pull(ct.astype(y.dtype))[0]
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -154,47 +146,37 @@ def test_kernels(
     rng: np.random.Generator, dtype: str, heads: int, k: int, implementation: str
 ) -> None:
     """Against float64, with large scores; the same bits; no values that nobody reads."""
-    matrix = matrix_of(rng, 400, extra=3)
-    given = operands_of(rng, matrix, heads, k, 8, "all")
+    matrix, form = matrix_of(rng, 400, extra=3), Form(heads, k, 8)
+    given = operands_of(rng, matrix, form)
     given["query"] *= 3 / np.sqrt(k)
-    ct = rng.normal(size=(NODES + 3, heads * 8)).astype(np.float16)
+    ct = rng.normal(size=(NODES + 3, heads * 8)).astype(np.float16).astype(jnp.dtype(dtype))
+    typed = {
+        name: x.astype(jnp.dtype("float32" if name == "shift" else dtype))
+        for name, x in given.items()
+    }
     with setting(implementation, dtype):
-        typed = {
-            name: jnp.asarray(x, "float32" if name == "shift" else dtype)
-            for name, x in given.items()
-        }
-
-        @jax.jit
-        def call(given: Any) -> Any:
-            y, pull = jax.vjp(lambda x: ours(matrix, heads, x), given)
-            return y, pull(jnp.asarray(ct, y.dtype))[0]
-
-        got = call(typed)
-        for one, other in zip(*map(jax.tree.leaves, (got, call(typed))), strict=True):
-            np.testing.assert_array_equal(one, other)
-    with jax.enable_x64(True):
-        exact = {name: jnp.asarray(np.asarray(x, np.float64)) for name, x in typed.items()}
-        y, pull = jax.vjp(lambda x: definition(matrix, heads, x), exact)
-        want = y, pull(jnp.asarray(np.asarray(jnp.asarray(ct, dtype), np.float64)))[0]
-        tolerance = {"float32": 1e-5, "bfloat16": 4e-2, "float16": 5e-3}[dtype]
-        for one, other in zip(*map(jax.tree.leaves, (got, want)), strict=True):
-            assert_close(np.asarray(one, np.float64), other, tolerance, f"{dtype}, {one.shape}")
+        got = with_gradients(ours, form, matrix, typed, ct)
+        assert same_bits(got, with_gradients(ours, form, matrix, typed, ct))
+    with setting("xla", "float64"):
+        exact = {name: x.astype(np.float64) for name, x in typed.items()}
+        want = with_gradients(definition, form, matrix, exact, ct.astype(np.float64))
+    compare(got, want, dtype, {"float32": 1e-5, "bfloat16": 4e-2, "float16": 5e-3}[dtype])
 
 
-@pytest.mark.skipif("cuda" not in (*KERNELS, PLATFORM), reason="of kernels on CUDA")
+@on_cuda
 def test_launches_are_kernels(rng: np.random.Generator) -> None:
     """One pass each way, in which keys are values, and records read no rows."""
     matrix = matrix_of(rng, 300)
-    given = jax.tree.map(jnp.asarray, operands_of(rng, matrix, 1, 64, 64, "same"))
+    given = jax.tree.map(jnp.asarray, operands_of(rng, matrix, Form(1, 64, 64, "same")))
     with setting("cuda", "float32"):
         given = {name: x.astype(jnp.float32) for name, x in given.items()}
-        loss = jax.jit(jax.grad(lambda x: jnp.sum(jnp.sin(ours(matrix, 1, x)))))
+        loss = jax.jit(jax.grad(lambda x: jnp.sum(jnp.sin(ours(Form(1, 64, 64), matrix, x)[0]))))
         text = loss.lower(given).as_text()
     assert "has_y = false" in text
     assert "same = true" in text
 
 
 def test_no_edges(rng: np.random.Generator) -> None:
-    matrix = matrix_of(rng, 0)
-    given = operands_of(rng, matrix, 1, 4, 4, "same")
-    assert not np.asarray(ours(matrix, 1, jax.tree.map(jnp.float32, given))).any()
+    matrix, form = matrix_of(rng, 0), Form(1, 4, 4, "same")
+    given = jax.tree.map(np.float32, operands_of(rng, matrix, form))
+    assert not np.asarray(ours(form, matrix, given)[0]).any()
