@@ -39,7 +39,7 @@ _FLAG = "--xla_cpu_use_fusion_emitters"
 if jax.__version_info__ < (0, 11) and _FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=false"
 
-pytest.register_assert_rewrite("op_spec", "op_suite")
+pytest.register_assert_rewrite("attention_cases", "op_spec", "op_suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
