@@ -122,13 +122,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out_ones]
 
 
+_CLASSES = "classes"
+
+
 def _combinations(
     config: pytest.Config, items: list[pytest.Item], share: float
 ) -> list[pytest.Item]:
     """What may be left out so that each test still takes that share of its parameters' values.
 
-    The seed chooses which, and their combinations. Variants of an op are one more parameter of
-    their tests.
+    The seed chooses which, and their combinations; of classes, as layers, all are taken. Variants
+    of an op are one more parameter of their tests.
     """
     tests: dict[Any, list[tuple[pytest.Item, set[Any]]]] = {}
     for item in items:
@@ -140,15 +143,14 @@ def _combinations(
     left_out = []
     for (_, name), cases in tests.items():
         missing = set().union(*(values for _, values in cases))
-        enough = len(missing) * (1 - share)
+        allowed = len(missing) * (1 - share)  # to be missing in the end
         random.Random(f"{config.option.seed} {name}").shuffle(cases)
-        kept = 0
-        while not kept or len(missing) > enough:
-            best = max(cases, key=lambda case: len(case[1] & missing))
+        while missing:
+            needed = {value for value in missing if value[0] == _CLASSES}
+            best = max(cases, key=lambda case: (len(case[1] & needed), len(case[1] & missing)))
             missing -= best[1]
             cases.remove(best)
-            kept += 1
-            if not missing:
+            if len(missing) <= allowed and not needed - best[1]:
                 break
         if cases and cases[0][1]:
             left_out += [item for item, _ in cases]
@@ -158,6 +160,9 @@ def _combinations(
 def _values(item: Any) -> Iterator[Any]:
     """Of the parameters of a test; those of one mark are one."""
     parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+    for value in parameters.values():
+        if isinstance(value, type):
+            yield _CLASSES, value
     for mark in item.iter_markers("parametrize"):
         names = mark.args[0]
         names = tuple(names.replace(" ", "").split(",") if isinstance(names, str) else names)

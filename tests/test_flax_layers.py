@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -276,15 +274,3 @@ def test_learnable_weights_of_another_hypergraph(hypergraph):
     conv = HGNNConv(4, 3, num_hyperedges=6, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"hypergraph has 5 hyperedges, .*num_hyperedges=6"):
         conv(hypergraph, features(4))
-
-
-def test_code_of_the_documentation_runs():
-    page = Path(__file__).parents[1] / "docs" / "flax.md"
-    blocks = page.read_text().split("```python\n")[1:]
-    namespace: dict[str, object] = {}
-    for block in blocks:
-        exec(block.split("```")[0], namespace)
-    # The page's two Linen networks hold the same layers.
-    assert namespace["logits"].shape == namespace["linen_logits"].shape
-    assert np.isfinite(namespace["linen_logits"]).all()
-    np.testing.assert_allclose(namespace["linen_logits"], namespace["nnx_logits"], rtol=1e-6)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from op_spec import strict
 
+import flax_layers
 import jax_gnn
 from jax_gnn import Graph, Hypergraph, RelationalGraph
 from jax_gnn._core.public import one_call
@@ -170,3 +171,34 @@ def test_sums_outside_of_transformations() -> None:
     for arguments, options, message in wrong:
         with pytest.raises((TypeError, ValueError), match=message):
             jax_gnn.spmm(*arguments, **options)
+
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "AllDeepSetsConv": {"aggregation": "sum"},
+    "AllSetTransformerConv": {"heads": 1, "negative_slope": 0.2},
+    "CompGCNConv": {"composition": "mult", "norm": "symmetric", "use_bias": True},
+    "ConvE": {"height": 10, "filters": 200, "kernel_size": 7, "dropout_rate": 0.3},
+    "GATConv": {"add_self_loops": True},
+    "GATv2Conv": {"add_self_loops": True, "share_weights": False},
+    "GCNConv": {"add_self_loops": True, "normalize": True},
+    "GINConv": {"eps": 0.0, "learn_eps": False},
+    "HGNNConv": {"normalization": "symmetric"},
+    "HGTConv": {"heads": 1, "use_bias": True},
+    "HeteroConv": {"aggregation": "sum"},
+    "HypergraphAttentionConv": {"softmax_by": "node", "degrees": "ones"},
+    "RGATConv": {"attention": "additive", "softmax": "across", "negative_slope": 0.2},
+    "RGCNConv": {"norm": "mean", "own_weight": True, "use_bias": True},
+    "SAGEConv": {"aggregation": "mean", "root_weight": True, "normalize": False},
+    "TransformerConv": {"heads": 1, "concat": True, "gated": False, "root_weight": True},
+    "UniGATConv": {"skip": False, "normalize": False},
+    "UniGCNIIConv": {"alpha": 0.1, "lamda": 0.5},
+    "UniGINConv": {"hyperedge_reduce": "mean", "eps": 0.0, "learn_eps": True},
+    "UniSAGEConv": {"hyperedge_reduce": "mean", "node_reduce": "sum", "normalize": False},
+}
+"""What decides a layer's formula, as published."""
+
+
+def test_defaults_are_the_published_ones() -> None:
+    for name, wanted in DEFAULTS.items():
+        parameters = inspect.signature(getattr(flax_layers, name)).parameters
+        assert {option: parameters[option].default for option in wanted} == wanted, name
