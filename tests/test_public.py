@@ -200,5 +200,5 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 def test_defaults_are_the_published_ones() -> None:
     for name, wanted in DEFAULTS.items():
-        parameters = inspect.signature(getattr(flax_layers, name)).parameters
+        parameters = inspect.signature(getattr(flax_layers, name).__init__).parameters
         assert {option: parameters[option].default for option in wanted} == wanted, name
