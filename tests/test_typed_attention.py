@@ -244,8 +244,11 @@ NUM_WIDTHS = {0: 1, 3: 1, 90: 3, 2500: None}
 def test_widths(rng: np.random.Generator, dtype: str, count: int, implementation: str) -> None:
     """Values and gradients, of a row that spans blocks and of rows without edges."""
     graph = graph_of(rng, count, 70)
+    # Few of thousands of scores are so small that half types round them to the other side of 0:
+    # there the slope is not far from 1.
+    slope = 0.9 if jnp.dtype(dtype).itemsize == 2 else 0.2
     for heads, k, n in WIDTHS[dtype][: 1 if implementation == "xla" else NUM_WIDTHS[count]]:
-        form = Form(heads, k, n, scaled=heads != 4, keeps_scores=False)
+        form = Form(heads, k, n, heads != 4, slope, keeps_scores=False)
         operands = operands_of(rng, graph, form)
         operands["of_value"] /= np.sqrt(n)
         operands["of_x"] /= np.sqrt(k)
