@@ -102,33 +102,39 @@ def test_conv_equals_the_formula(triples, rng, form, norm):
         assert_close(y, of_formula)
 
 
+def check_weighted(conv, graph, triples, rng):
+    """With weights of edges and without, of one batch axis and of none."""
+    given = rng.uniform(0.5, 2, 30)
+    weight = graph.edge_values(given.astype(np.float32), 1)
+    x = features(4), features(4, 2)
+
+    @nnx.jit  # anew: what is patched is chosen while tracing
+    def all_of(conv, graph, weight):
+        return [conv(graph, each, *more) for each in x for more in ((), (weight,))]
+
+    found = iter(all_of(conv, graph, weight))
+    for each in x:
+        for more in (None, given):
+            assert_close(next(found), formula(conv, triples, double(each), more))
+
+
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("own", [False, True])
-def test_bases_mixed_or_summed_apart(triples, monkeypatch, own, apart):
-    """Both forms, with features and without."""
+def test_bases_mixed_or_summed_apart(triples, rng, monkeypatch, own, apart):
+    """Both forms, with features, weighted or not, and without."""
     monkeypatch.setattr("flax_layers.relational.sums_by_basis_pay", lambda *_, **__: apart)
     graph = graph_of(triples, own)
     conv = make(RGCNConv, 4, 6, num_bases=2)
-    x = features(4, 2)
-    assert_close(nnx.jit(conv)(graph, x), formula(conv, triples, double(x)))
+    check_weighted(conv, graph, triples, rng)
     conv = make(RGCNConv, NUM_NODES, 6, num_bases=3)
     assert_close(nnx.jit(conv)(graph), formula(conv, triples, np.eye(NUM_NODES)))
 
 
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("own", [False, True])
-def test_blocks_in_full_or_apart(triples, monkeypatch, own, apart):
+def test_blocks_in_full_or_apart(triples, rng, monkeypatch, own, apart):
     monkeypatch.setattr("flax_layers.relational.blocks_pay", lambda counts: apart)
-    graph = graph_of(triples, own)
-    conv = make(RGCNConv, 4, 6, num_blocks=2)
-    given = features(4), features(4, 2)
-
-    @nnx.jit  # anew: the choice is made while tracing
-    def both(conv, graph):
-        return [conv(graph, x) for x in given]
-
-    for y, x in zip(both(conv, graph), given, strict=True):
-        assert_close(y, formula(conv, triples, double(x)))
+    check_weighted(make(RGCNConv, 4, 6, num_blocks=2), graph_of(triples, own), triples, rng)
 
 
 def test_choice_of_blocks():
