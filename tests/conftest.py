@@ -202,7 +202,7 @@ def _keep_programs(config: pytest.Config) -> None:
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "jax_gnn" / "tests" / f"jaxlib-{jaxlib.__version__}"
+    folder = cache / "jax_gnn" / "tests" / f"jaxlib-{jaxlib.__version__}-{_instructions():08x}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not hasattr(config, "workerinput"):
@@ -213,6 +213,14 @@ def _keep_programs(config: pytest.Config) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _instructions() -> int:
+    """A number for what this CPU's instructions are: programs are compiled for all of them."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^(?:flags|Features)\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.M)
+        return zlib.crc32(found[1].encode()) if found else 0
+    return 0
 
 
 def _prune(folder: Path, days: int = 14) -> None:
