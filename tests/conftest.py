@@ -97,10 +97,8 @@ def _named(config: pytest.Config) -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if jax.default_backend() == "cpu":
-        if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
-            jax.config.update(
-                "jax_disable_most_optimizations", True
-            )  # XLA's: kernels stay as built
+        if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:  # XLA's: kernels stay as built
+            jax.config.update("jax_disable_most_optimizations", True)
         _keep_programs(config)
     if config.option.all:
         return
