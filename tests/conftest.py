@@ -236,15 +236,26 @@ def _put(self: Any, key: str, value: bytes) -> None:
         part.replace(path)
 
 
+_kept = MOST_MEMORY  # bytes above which programs are dropped: more where what is left takes as much
+
+
 def pytest_runtest_teardown() -> None:
     """Drops compiled programs where they have come to take much memory."""
+    global _kept
+    if _resident() > _kept:
+        jax.clear_caches()
+        gc.collect()
+        with contextlib.suppress(AttributeError):  # of another C library
+            ctypes.CDLL(None).malloc_trim(0)
+        _kept = max(MOST_MEMORY, _resident() + MOST_MEMORY // 4)
+
+
+def _resident() -> int:
+    """Bytes of memory that this process takes; 0 where the system does not say."""
     with contextlib.suppress(OSError):
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        if pages * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
-            jax.clear_caches()
-            gc.collect()
-            with contextlib.suppress(AttributeError):  # of another C library
-                ctypes.CDLL(None).malloc_trim(0)
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
