@@ -50,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--each",
         action="store_true",
-        help="every test with all values of each of its parameters; else with a quarter of them",
+        help="every test with all values of each of its parameters; else with a fifth of them",
     )
     parser.addoption(
         "--all", action="store_true", help="every case, also what plain XLA does without any kernel"
@@ -113,7 +113,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]
     if (config.option.each or not _named(config)) and config.option.seeds == 1:
         rest = set(items) - set(left_out)
-        share = 1 if config.option.each else 0.25
+        share = 1 if config.option.each else 0.2
         left_out += _combinations(config, [item for item in items if item in rest], share)
     left_out_ones = set(left_out)
     config.hook.pytest_deselected(items=left_out)
@@ -184,7 +184,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     option = config.option
     if not (option.all or option.each or _named(config) or hasattr(config, "workerinput")):
         terminalreporter.write_line(
-            f"A quarter of all settings, chosen by --seed {option.seed}; --each and --all run more."
+            f"A fifth of all settings, chosen by --seed {option.seed}; --each and --all run more."
         )
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from layer_cases import check_gradient, double, inverse, linear, made_of_rows, relu, unit
+from op_spec import assert_close as assert_near
 
 from flax_layers import GCN, GIN, SAGE, GCNConv, GINConv, SAGEConv, _base, gcn_norm
 from jax_gnn import Graph
@@ -251,7 +252,7 @@ def test_tall_products_do_what_stands_behind_them(model_class, made, graph, monk
     want = nnx.value_and_grad(loss, argnums=(0, 1))(model, x)
     monkeypatch.setattr(_base, "_TALL", NUM_NODES)
     got = nnx.value_and_grad(loss, argnums=(0, 1))(model, x)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5), got, want)
+    jax.tree.map(lambda a, b: assert_near(a, b, 1e-5, model_class.__name__), got, want)
     jaxpr = jax.make_jaxpr(lambda x: model(graph, x, deterministic=True))(x)
     found = made_of_rows(jaxpr.jaxpr, NUM_NODES)
     names = {"jax_gnn_segment_matmul": "product", "jax_gnn_segment_reduce": "sum"}

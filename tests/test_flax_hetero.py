@@ -233,8 +233,8 @@ def test_heterolinear():
     layer = HeteroLinear({"a": 3, "b": 2}, 4, bias_init=nnx.initializers.normal(), rngs=nnx.Rngs(0))
     x = np.arange(15.0, dtype=np.float32).reshape(5, 3)
     y = layer({"b": None, "a": x})
-    np.testing.assert_allclose(y["a"], linear(layer.layers["a"], x), rtol=1e-5)
-    np.testing.assert_allclose(y["b"], linear(layer.layers["b"], np.eye(2)), rtol=1e-5)
+    np.testing.assert_allclose(y["a"], linear(layer.layers["a"], x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(y["b"], linear(layer.layers["b"], np.eye(2)), rtol=1e-5, atol=1e-5)
     for given, message in (
         ({"a": x}, "x_dict lacks the type 'b'; None stands for no features"),
         ({"a": x, "b": None, "c": x}, "x_dict has the key 'c', which is none of the types 'a', 'b"),

@@ -30,10 +30,10 @@ NODES, RELATIONS, FEATURES = 11, 3, 6
 def test_decoders(rng):
     s, r, o = (rng.normal(size=(4, FEATURES)) for _ in range(3))
     found = np.sum(np.asarray(DistMult()(s, r)) * o, 1)
-    np.testing.assert_allclose(found, (s * r * o).sum(1), rtol=1e-6)
+    np.testing.assert_allclose(found, (s * r * o).sum(1), rtol=1e-6, atol=1e-5)
     a, b, c = (x[:, :3] + 1j * x[:, 3:] for x in (s, r, o))
     found = np.sum(np.asarray(ComplEx()(jnp.asarray(s), jnp.asarray(r))) * o, 1)
-    np.testing.assert_allclose(found, (a * b * c.conj()).sum(1).real, rtol=1e-4)
+    np.testing.assert_allclose(found, (a * b * c.conj()).sum(1).real, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="features must be even, real and imaginary, got 5"):
         ComplEx()(jnp.ones(5), jnp.ones(5))
 
@@ -76,7 +76,9 @@ def test_one_vs_all_losses(rng, smoothing):
     options = {"label_smoothing": smoothing}
     found = one_vs_all_loss(scores.astype("f"), rows, objects, **options)
     target = (1 - smoothing) * np.eye(NODES)[objects[:3]] + smoothing / NODES
-    np.testing.assert_allclose(found, entropy(scores[rows[:3]], target).mean(), rtol=1e-5)
+    np.testing.assert_allclose(
+        found, entropy(scores[rows[:3]], target).mean(), rtol=1e-5, atol=1e-5
+    )
     found = one_vs_all_loss(scores.astype("f"), rows, objects, kind="sigmoid", **options)
     labels = np.zeros(scores.shape)
     labels[rows[:3], objects[:3]] = 1
@@ -103,7 +105,7 @@ def test_negative_sampling_loss(rng):
     right, wrong = rng.normal(size=4), rng.normal(size=(4, 3))
     found = negative_sampling_loss(right.astype("f"), wrong.astype("f"))
     expected = (np.log1p(np.exp(-right)).sum() + np.log1p(np.exp(wrong)).sum()) / 16
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_bad_losses():

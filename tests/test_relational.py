@@ -375,4 +375,4 @@ def test_a_batch_of_graphs(rng: Rng) -> None:
     x = jnp.asarray(rng.random((8, 2)))
     found = jax.vmap(lambda graph: spmm(graph.nodes, x, graph.norm()))(batch)
     for graph, sums in zip(graphs, found, strict=True):
-        np.testing.assert_allclose(spmm(graph.nodes, x, graph.norm()), sums, rtol=1e-5)
+        np.testing.assert_allclose(spmm(graph.nodes, x, graph.norm()), sums, rtol=1e-5, atol=1e-5)

@@ -211,7 +211,7 @@ def test_other_dtypes_as_jax_ops(
         want, got = (op(data, ids, num_segments=9) for op in (theirs(name), ours(name)))
     assert got.dtype == want.dtype
     if dtype == "complex64":
-        assert np.allclose(got, want, rtol=1e-5)
+        assert np.allclose(got, want, rtol=1e-5, atol=1e-5)
     else:
         np.testing.assert_array_equal(got, want)
 
