@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from op_suite import KERNELS, PLATFORM
 
 from jax_gnn import Hypergraph, RelationalGraph
 from jax_gnn._core.csr import Csr, SparseMatrix, edge_split, permutation, segments
+from jax_gnn._ops.edge_attention import keyed, leaky
+from jax_gnn._ops.edge_attention import primitive as edge_attention
+from jax_gnn._ops.relational_attention import primitive as typed
 
 needs_kernels = pytest.mark.skipif(
     not KERNELS, reason=f"jax_gnn has no kernels for {PLATFORM} here"
@@ -83,11 +87,6 @@ TYPED = (
     .matrix(weighted=True)
 )
 
-PAIRED = (  # its operands but for the matrix
-    *(floats(5, 4), floats(5, 4), floats(4, 4)),
-    *(floats(2, 4, 4), floats(2, 4), floats(4, 1)),
-)
-
 # Operands for every primitive. A new primitive gets a line here.
 SAMPLES: dict[str, tuple[Any, ...]] = {
     "hypergraph_aggregate": (
@@ -99,7 +98,6 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         *(floats(5, 2), floats(4, 1), SQUARE),
         *(floats(5), floats(1), floats(5, 2), floats(2)),
     ),
-    "segment_reduce_jvp": (floats(3, 2), floats(4, 1), floats(3, 2), floats(4, 1), MATRIX),
     "segment_reduce_vjp": (floats(3, 2), floats(4, 1), floats(5, 2), MATRIX),
     "segment_select": (*KEYS, floats(3, 2), floats(4, 1), floats(4, 1), MATRIX),
     "sddmm": (floats(5, 2), floats(3, 2), MATRIX),
@@ -110,10 +108,6 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         segments(ids(0, 0, 1, 4), 5),
     ),
     "edge_attention": (floats(3, 2), *SCORES, MATRIX),
-    "edge_attention_jvp": (
-        *(floats(3, 2), *SCORES, floats(5, 2), floats(5, 1, 2)),
-        *(floats(3, 2), floats(5, 1), floats(3, 1), floats(4, 1), MATRIX),
-    ),
     "edge_attention_vjp": (
         *(floats(3, 2), *SCORES, floats(5, 2), floats(5, 1, 2)),
         *(floats(5, 2), floats(5, 1), MATRIX),
@@ -124,12 +118,6 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     ),
     "keyed_attention": (
         *(floats(3, 4), floats(5, 4), floats(3, 4), floats(1, 4), floats(1, 1), floats(4, 1)),
-        MATRIX,
-    ),
-    "keyed_attention_jvp": (
-        *(floats(3, 4), floats(5, 4), floats(3, 4), floats(1, 4), floats(1, 1), floats(4, 1)),
-        *(floats(5, 4), floats(5, 1, 2)),
-        *(floats(3, 4), floats(5, 4), floats(3, 4), floats(1, 4), floats(1, 1)),
         MATRIX,
     ),
     "keyed_attention_vjp": (
@@ -143,7 +131,6 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         MATRIX,
     ),
     "leaky_scores": (*KEYS, floats(1, 2), MATRIX),
-    "leaky_dots": (*KEYS, *KEYS, MATRIX),
     "leaky_sum": (*KEYS, floats(4, 1), floats(1, 2), MATRIX),
     "segment_order": (ids(3, -1, 0, 3),),
     "segment_matmul": (
@@ -152,19 +139,9 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         *(GATHER, permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4))),
     ),
     "relational_aggregate": (floats(3, 2), floats(2, 2, 4), floats(4), RELATIONAL),
-    "typed_values": (floats(5, 2), floats(2, 2, 4), floats(2, 1, 2), TYPED),
     "typed_attention": (
         *(floats(4, 4), floats(2, 4), floats(5, 4), floats(2, 1, 4), floats(4, 1), floats(4, 1)),
         *(ids(0, 0, 1, 1), TYPED),
-    ),
-    "paired_attention": (*PAIRED, TYPED),
-    "paired_attention_jvp": (
-        *(*PAIRED, floats(5, 4), floats(4, 4), floats(4, 1, 2), floats(4, 1)),
-        *(*PAIRED, TYPED),
-    ),
-    "typed_attention_jvp": (
-        *(floats(4, 4), floats(2, 4), floats(4, 1), floats(4, 1), ids(0, 0, 1, 1)),
-        *(floats(5, 4), floats(5, 1, 2), floats(4, 4), floats(2, 4), floats(4, 1), TYPED),
     ),
     "typed_attention_vjp": (
         *(floats(4, 4), floats(2, 4), floats(4, 1), floats(4, 1), ids(0, 0, 1, 1)),
@@ -173,5 +150,45 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "segment_outer": (
         *(floats(4, 2), floats(5, 4), floats(5), ids(2, 0, 2), ids(0)),
         *(GATHER, permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4))),
+    ),
+}
+
+ATTENDED = (floats(5, 2), floats(5, 1, 2))  # results of attention
+OF_HEADS: dict[str, Any] = {"heads": 1, "slope": 0.2}
+OF_PRODUCTS: dict[str, Any] = {"precision": jax.lax.Precision.HIGHEST}
+
+# Of each `Linear`: its known operands, those that move, and its attributes.
+LINEAR_SAMPLES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "segment_reduce_jvp": (
+        (floats(3, 2), floats(4, 1), MATRIX),
+        (floats(3, 2), floats(4, 1)),
+        {"reduce": "mean", "heads": 1},
+    ),
+    "edge_attention_jvp": (
+        edge_attention.Known(floats(3, 2), *SCORES[:2], None, SCORES[3], *ATTENDED, MATRIX),
+        edge_attention.Moving(floats(3, 2), *SCORES[:3]),
+        OF_HEADS,
+    ),
+    "keyed_attention_jvp": (
+        keyed.KeyedKnown(
+            *(floats(3, 4), floats(5, 4), floats(3, 4), None, floats(1, 1), floats(4, 1)),
+            *(floats(5, 4), floats(5, 1, 2), MATRIX),
+        ),
+        keyed.KeyedMoving(floats(3, 4), floats(5, 4), floats(3, 4), None, floats(1, 1)),
+        OF_HEADS,
+    ),
+    "leaky_dots": (leaky.Keys(*KEYS, MATRIX), KEYS, OF_HEADS),
+    "typed_values": (
+        typed.Projections(floats(2, 2, 4), floats(2, 1, 2), TYPED),
+        (floats(5, 2),),
+        OF_PRODUCTS,
+    ),
+    "typed_attention_jvp": (
+        typed.AttendingKnown(
+            *(floats(4, 4), floats(2, 4), floats(4, 1), floats(4, 1), ids(0, 0, 1, 1)),
+            *(floats(5, 4), floats(5, 1, 2), TYPED),
+        ),
+        typed.AttendingMoving(floats(4, 4), floats(2, 4), floats(4, 1)),
+        OF_HEADS,
     ),
 }

@@ -5,6 +5,7 @@ A kernel may give right sums of rows that do not, by luck of size and platform; 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax.extend.core
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core import ffi, op
+from jax_gnn._core import ffi, linear, op
 from jax_gnn._core.csr import Csr
 from jax_gnn._core.ids import in_range
 
@@ -52,7 +53,10 @@ def _evaluate(jaxpr: Any, values: Any, found: list[tuple[str, Array]]) -> list[A
         operands = [value(atom) for atom in equation.invars]
         name, params = equation.primitive.name, equation.params
         made_of = next((params[k] for k in ("jaxpr", "call_jaxpr") if k in params), None)
-        if name.startswith(ffi.TARGET_PREFIX):
+        if equation.primitive is linear.PRIMITIVE:
+            inner_ones = jax.make_jaxpr(functools.partial(linear.made_of, **params))(*operands)
+            results = _evaluate(inner_ones, operands, found)
+        elif name.startswith(ffi.TARGET_PREFIX):
             results = _op(op.OPS[name.removeprefix(ffi.TARGET_PREFIX)], operands, params, found)
         elif name in INNER and made_of is not None:
             closed = made_of if hasattr(made_of, "consts") else _closed(made_of)

@@ -32,18 +32,16 @@ X = floats(4, 2)
 
 ATTRIBUTES: dict[str, dict[str, Any]] = {
     "segment_reduce": {"reduce": "sum", "heads": 1},
-    "segment_reduce_jvp": {"reduce": "sum", "heads": 1},
     "segment_select": {"weight_on_row": False, "heads": 1},
     "sddmm": {"heads": 1},
     "sddmm_select": {"weight_on_row": False, "heads": 1},
     **{
         name: {"heads": 1, "slope": 0.2}
         for name in (
-            *("edge_attention", "edge_attention_jvp", "edge_attention_vjp"),
-            *("keyed_attention", "keyed_attention_jvp", "keyed_attention_vjp"),
+            *("edge_attention", "edge_attention_vjp"),
+            *("keyed_attention", "keyed_attention_vjp"),
             *("edge_attention_gradients", "keyed_attention_gradients"),
-            *("leaky_scores", "leaky_dots", "leaky_sum"),
-            *("typed_attention_jvp", "typed_attention_vjp"),
+            *("leaky_scores", "leaky_sum", "typed_attention_vjp"),
         )
     },
     "segment_order": {"num_segments": 4},
@@ -51,11 +49,6 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
         "transposed": False,
         "method": "tiles",  # the way that has a kernel
         "precision": jax.lax.Precision.DEFAULT,
-    },
-    "typed_values": {"precision": jax.lax.Precision.DEFAULT},
-    **{
-        name: {"heads": 1, "precision": jax.lax.Precision.DEFAULT}
-        for name in ("paired_attention", "paired_attention_jvp")
     },
     "typed_attention": {"heads": 1, "slope": 0.2, "keeps_scores": True},
     "segment_matmul": {

@@ -1,7 +1,7 @@
 """An op is one record: what is particular to a primitive, from which the rest is made.
 
-This module and :mod:`jax_gnn._core.ffi` are the only ones that touch ``jax.extend``,
-``jax.interpreters`` and ``jax.ffi``.
+This module, :mod:`jax_gnn._core.linear` and :mod:`jax_gnn._core.ffi` are the only ones that touch
+``jax.extend``, ``jax.interpreters`` and ``jax.ffi``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Bind:
         """Applies the op to its operands, with its attributes but for the ``changes``."""
         leaves, tree = jax.tree.flatten(operands)
         return self.op.primitive.bind(
-            *_align_varying(leaves),
+            *align_varying(leaves),
             implementation=self.implementation,
             tree=tree,
             **{**self.attributes, **changes},
@@ -72,7 +72,7 @@ class Operand:
         """What a function makes of operands."""
         avals = [operand.aval for operand in operands]
         like = jax.eval_shape(function, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
-        aval = _shaped(avals[0], like)
+        aval = shaped(avals[0], like)
 
         def lower(ctx: Any) -> Any:
             inner = ctx.replace(avals_in=avals, avals_out=[aval])
@@ -253,7 +253,7 @@ def composed_jvp(
 # --- The rules that JAX asks for -----------------------------------------------------------------
 
 
-def _of_jax(value: Any) -> Any:
+def of_jax(value: Any) -> Any:
     """JAX keeps arrays that a jitted function closes over as numpy's: rules get its own."""
     return jax.numpy.asarray(value) if isinstance(value, np.ndarray) else value
 
@@ -269,10 +269,10 @@ def _abstract_eval(
             f"{', '.join(map(str, avals))}; call it inside jax.shard_map"
         )
     # All operands vary over the same manual axes: any one passes them on.
-    return jax.tree.map(functools.partial(_shaped, avals[0]), result)
+    return jax.tree.map(functools.partial(shaped, avals[0]), result)
 
 
-def _shaped(aval: Any, like: Any) -> Any:
+def shaped(aval: Any, like: Any) -> Any:
     """An abstract value with another shape and dtype, that varies over the same manual axes."""
     sharding = NamedSharding(aval.sharding.mesh, PartitionSpec(*[None] * len(like.shape)))
     return aval.update(shape=like.shape, dtype=like.dtype, weak_type=False, sharding=sharding)
@@ -289,9 +289,9 @@ def _jvp(
 ) -> tuple[Any, Any]:
     linear = tuple(key for key in op.transpose if isinstance(key, str))
     rule = op.jvp or functools.partial(multilinear_jvp, linear)
-    known = [None if isinstance(t, ad.Zero) else _of_jax(t) for t in tangents]
+    known = [None if isinstance(t, ad.Zero) else of_jax(t) for t in tangents]
     bind = Bind(op, implementation, attributes)
-    result, tangent = rule(bind, tree.unflatten(map(_of_jax, primals)), tree.unflatten(known))
+    result, tangent = rule(bind, tree.unflatten(map(of_jax, primals)), tree.unflatten(known))
     zero = jax.tree.map(lambda each: ad.Zero(jax.typeof(each).to_tangent_aval()), result)
     return result, zero if tangent is None else tangent
 
@@ -305,7 +305,7 @@ def _transpose(
     **attributes: Any,
 ) -> list[Any]:
     bind = Bind(op, implementation, attributes)
-    operands = tree.unflatten(map(_of_jax, leaves))
+    operands = tree.unflatten(map(of_jax, leaves))
     positions = tree.unflatten(range(len(leaves)))
     wanted = [n for n, x in operands._asdict().items() if ad.is_undefined_primal(x)]
     cotangents = cotangent if op.several else [cotangent]
@@ -339,7 +339,7 @@ def _batch(
     bind = Bind(op, implementation, attributes)
     batched = [dim is not None for dim in dims]
     moved = [
-        _of_jax(leaf) if dim is None else jax.numpy.moveaxis(leaf, dim, 0)
+        of_jax(leaf) if dim is None else jax.numpy.moveaxis(leaf, dim, 0)
         for leaf, dim in zip(leaves, dims, strict=True)
     ]
     size = next(x.shape[0] for x, is_batched in zip(moved, batched, strict=True) if is_batched)
@@ -430,7 +430,7 @@ def _varying(aval: Any) -> frozenset[str]:
     return manual.varying if manual is not None else aval.vma
 
 
-def _align_varying(operands: Sequence[Any]) -> list[Any]:
+def align_varying(operands: Sequence[Any]) -> list[Any]:
     """Casts all operands to vary over the union of their manual mesh axes, as ``jax.numpy`` does.
 
     The cast transposes into a sum over the axes: gradients to replicated operands of a sharded

@@ -10,7 +10,6 @@ it that goes by column, in one pass where there is a kernel; what rows' keys get
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -22,18 +21,18 @@ from jax_gnn._core.arrays import accumulator_dtype, row_width
 from jax_gnn._core.batching import batch, batch_apart
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.kernels import csr_operands, most_blocks, workspace_of
+from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
 from jax_gnn._ops.edge_attention.leaky import leaky_scores, leaky_sum
 from jax_gnn._ops.edge_attention.primitive import (
-    Tangents,
+    Known,
+    Moving,
     by_composition,
     edge_attention,
     edge_attention_jvp,
     edge_attention_vjp,
     gradients_in_step,
     holds_whole_heads,
-    jvp_of_tangents,
-    jvp_transpose,
     of_log_sum,
     of_results,
     one_pass_workspaces,
@@ -67,17 +66,12 @@ class Keyed(NamedTuple):
     matrix: SparseMatrix
 
 
-class KeyedTangents(NamedTuple):
-    """Operands of ``keyed_attention_jvp``: those of ``keyed_attention``, its results, and tangents.
+class KeyedKnown(NamedTuple):
+    """What is known of ``keyed_attention_jvp``: operands of ``keyed_attention``, and its results.
 
     Attributes:
         y: what it gave.
         stats: likewise.
-        dvalue: tangent of ``value``; of these tangents None stands for zeros.
-        drow_key: of ``row_key``.
-        dcol_key: of ``col_key``.
-        dvector: of ``vector``.
-        dscale: of ``scale``.
     """
 
     value: Any
@@ -88,12 +82,17 @@ class KeyedTangents(NamedTuple):
     entry_scale: Any
     y: Any
     stats: Any
-    dvalue: Any
-    drow_key: Any
-    dcol_key: Any
-    dvector: Any
-    dscale: Any
     matrix: SparseMatrix
+
+
+class KeyedMoving(NamedTuple):
+    """Operands that ``keyed_attention_jvp`` is linear in: tangents of operands of the same name."""
+
+    value: Any
+    row_key: Any
+    col_key: Any
+    vector: Any
+    scale: Any
 
 
 class KeyedCotangents(NamedTuple):
@@ -121,7 +120,6 @@ class KeyedCotangents(NamedTuple):
 
 
 _OF_SCORES = ("row_key", "col_key", "vector", "scale")
-_TANGENTS = ("dvalue", *(f"d{name}" for name in _OF_SCORES))
 
 
 # --- In other primitives -------------------------------------------------------------------------
@@ -136,7 +134,7 @@ def _scores(
     *,
     heads: int,
     slope: float,
-    implementation: str | None,
+    implementation: str | None = None,
 ) -> Array:
     """Of each entry and head."""
     options: Any = {"heads": heads, "implementation": implementation}
@@ -165,33 +163,32 @@ def _composed(
     return edge_attention(value, None, None, score, entry_scale, matrix, **options)
 
 
-def _of_moving(operands: KeyedTangents, options: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def _of_moving(
+    known: KeyedKnown, moving: KeyedMoving, attributes: Any
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """The scores as a function of what has a tangent, that, and the tangents."""
-    held = {name: getattr(operands, name) for name in _OF_SCORES}
-    given = {name: getattr(operands, f"d{name}") for name in _OF_SCORES}
-    if operands.col_key is None:
-        held["col_key"], given["col_key"] = operands.value, operands.dvalue
+    held = {name: getattr(known, name) for name in _OF_SCORES}
+    given = {name: getattr(moving, name) for name in _OF_SCORES}
+    if known.col_key is None:
+        held["col_key"], given["col_key"] = known.value, moving.value
     tangents = {name: each for name, each in given.items() if each is not None}
 
-    def scores(moving: dict[str, Any]) -> Array:
-        return _scores(**{**held, **moving}, matrix=operands.matrix, **options)
+    def scores(moved: dict[str, Any]) -> Array:
+        return _scores(**{**held, **moved}, matrix=known.matrix, **attributes)
 
     return scores, {name: held[name] for name in tangents}, tangents
 
 
-def _composed_jvp(
-    *, heads: int, slope: float, implementation: str | None = None, **by_name: Any
-) -> list[Array]:
-    operands = KeyedTangents(**by_name)
-    options: Any = {"heads": heads, "slope": slope, "implementation": implementation}
-    scores, moving, tangents = _of_moving(operands, options)
-    score, dscore = jax.jvp(scores, (moving,), (tangents,))
-    value, dvalue = operands.value, operands.dvalue
-    return edge_attention_jvp(
-        *(value, None, None, score, operands.entry_scale, operands.y, operands.stats),
-        *(jnp.zeros_like(value) if dvalue is None else dvalue, None, None, dscore, operands.matrix),
-        **options,
-    )
+def _with_scores(known: KeyedKnown, score: Array) -> Known:
+    """The same of ``edge_attention``, of these scores."""
+    return Known(known.value, None, None, score, *known[5:])
+
+
+def _tangents(known: KeyedKnown, moving: KeyedMoving, **attributes: Any) -> list[Array]:
+    scores, held, tangents = _of_moving(known, moving, attributes)
+    score, dscore = jax.jvp(scores, (held,), (tangents,))
+    moved = Moving(moving.value, score=dscore)
+    return edge_attention_jvp(_with_scores(known, score), moved, **attributes)
 
 
 def _composed_vjp(
@@ -248,7 +245,7 @@ def _of_row_keys(
 # --- What the kernels get ------------------------------------------------------------------------
 
 
-def _has_kernel(operands: Keyed | KeyedTangents | KeyedCotangents, heads: int) -> bool:
+def _has_kernel(operands: Keyed | KeyedKnown | KeyedCotangents, heads: int) -> bool:
     same = row_width(operands.row_key) == row_width(operands.value)
     return same and holds_whole_heads(operands.value, heads)
 
@@ -351,9 +348,9 @@ def _jvp(bind: Bind, primals: Keyed, tangents: Keyed) -> tuple[list[Array], list
     if tangents.entry_scale is not None:
         return by_composition(bind, primals, tangents)
     y, stats = bind(primals)
-    moving = (getattr(tangents, name) for name in ("value", *_OF_SCORES))
     dy, dlog_sum = keyed_attention_jvp(
-        *(*primals[:-1], y, stats, *moving, primals.matrix),
+        KeyedKnown(*primals[:-1], y, stats, primals.matrix),
+        KeyedMoving(*tangents[:5]),
         **bind.attributes,
         implementation=bind.implementation,
     )
@@ -361,35 +358,31 @@ def _jvp(bind: Bind, primals: Keyed, tangents: Keyed) -> tuple[list[Array], list
 
 
 def _jvp_transpose(
-    bind: Bind, cts: list[Array | None], operands: KeyedTangents
+    known: KeyedKnown, moving: KeyedMoving, cts: list[Array | None], **attributes: Any
 ) -> tuple[Array | None, ...]:
-    options = {**bind.attributes, "implementation": bind.implementation}
-    if operands.dscale is None and _has_kernel(operands, bind.attributes["heads"]):
-        return _by_one_pass(cts, operands, options)
-    scores, moving, _ = _of_moving(operands, options)
-    score, pull = jax.vjp(scores, moving)
-    value, entry_scale, y, stats = (
-        getattr(operands, name) for name in ("value", "entry_scale", "y", "stats")
+    if moving.scale is None and _has_kernel(known, attributes["heads"]):
+        return _by_one_pass(known, moving, cts, attributes)
+    scores, held, _ = _of_moving(known, moving, attributes)
+    score, pull = jax.vjp(scores, held)
+    of_scores = Moving(known.value, score=score)
+    to_value, _, _, to_score = edge_attention_jvp.transpose(
+        _with_scores(known, score), of_scores, cts, **attributes
     )
-    of_scores = Tangents(
-        *(value, None, None, score, entry_scale, y, stats), None, None, None, None, operands.matrix
-    )
-    to_value, _, _, to_score = jvp_transpose(bind, cts, of_scores)
     (to_moving,) = pull(to_score)
-    if operands.col_key is None and "col_key" in to_moving:
+    if known.col_key is None and "col_key" in to_moving:
         to_value += to_moving.pop("col_key")
     return to_value, *(to_moving.get(name) for name in _OF_SCORES)
 
 
 def _by_one_pass(
-    cts: list[Array | None], operands: KeyedTangents, options: Any
+    known: KeyedKnown, moving: KeyedMoving, cts: list[Array | None], attributes: Any
 ) -> tuple[Array | None, ...]:
-    """The transpose, all of it together, or by column alone where rows' keys have no tangents."""
-    cotangents = KeyedCotangents(*operands[:8], *of_results(cts, operands.y), operands.matrix)
-    if operands.drow_key is None:
-        to_value, to_col_key, _, to_vector = keyed_attention_vjp(*cotangents, **options)
+    """All of it together, or by column alone where rows' keys have no tangents."""
+    cotangents = KeyedCotangents(*known[:8], *of_results(cts, known.y), known.matrix)
+    if moving.row_key is None:
+        to_value, to_col_key, _, to_vector = keyed_attention_vjp(*cotangents, **attributes)
         return to_value, None, to_col_key, to_vector, None
-    return *keyed_attention_gradients(*cotangents, **options), None
+    return *keyed_attention_gradients(*cotangents, **attributes), None
 
 
 # --- Batches -------------------------------------------------------------------------------------
@@ -427,19 +420,11 @@ keyed_attention = define(
 
 
 # The tangents of y and of stats[1].
-keyed_attention_jvp = define(
-    Op(
-        name="keyed_attention_jvp",
-        operands=KeyedTangents,
-        result=per_row_and_head,
-        xla=_composed_jvp,
-        platforms=(),
-        jvp=functools.partial(jvp_of_tangents, _TANGENTS),
-        transpose={_TANGENTS: _jvp_transpose},
-        batch=batch_apart,
-        several=True,
-        flops=lambda operands, **_: 2 * _flops(operands),
-    )
+keyed_attention_jvp = Linear(
+    name="keyed_attention_jvp",
+    result=per_row_and_head,
+    function=_tangents,
+    transpose=_jvp_transpose,
 )
 
 

@@ -13,7 +13,6 @@ q = a · r, by a kernel of their own.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +24,7 @@ from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, column, row_width, 
 from jax_gnn._core.batching import batch
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.kernels import csr_operands, per_entry, per_row, unscheduled_workspace
+from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
 from jax_gnn._ops.segment_reduce.xla import into_rows
 
@@ -45,14 +45,15 @@ class Scored(NamedTuple):
     matrix: SparseMatrix
 
 
-class LeakyDots(NamedTuple):
-    """Operands of ``leaky_dots``: what the slopes are those of, and p and q, or None for zeros."""
+class Keys(NamedTuple):
+    """What is known of ``leaky_dots``: the keys that the slopes are those of."""
 
     row_key: Any
     col_key: Any
-    p: Any
-    q: Any
     matrix: SparseMatrix
+
+
+PQ = tuple[Array | None, Array | None]
 
 
 class LeakySum(NamedTuple):
@@ -95,24 +96,16 @@ def _scores(
     return jnp.sum(_per_head(terms, heads), axis=2)
 
 
-def _dots(
-    row_key: Array,
-    col_key: Array,
-    p: Array | None,
-    q: Array | None,
-    matrix: SparseMatrix,
-    *,
-    heads: int,
-    slope: float,
-) -> Array:
-    z, valid = _sums(row_key, col_key, matrix)
-    csr = matrix.by_row
+def _dots(known: Keys, moving: PQ, *, heads: int, slope: float) -> list[Array]:
+    row_key, col_key, matrix = known
+    # Their slopes are constant nearly everywhere.
+    z, valid = _sums(*jax.lax.stop_gradient((row_key, col_key)), matrix)
     terms = jnp.zeros_like(z)
-    for values, ids in ((p, csr.rows), (q, csr.cols)):
+    for values, ids in zip(moving, (matrix.by_row.rows, matrix.by_row.cols), strict=True):
         if values is not None:
             terms += take(values.astype(z.dtype), ids)
     terms = jnp.where(valid, jnp.where(z > 0, terms, slope * terms), 0)
-    return jnp.sum(_per_head(terms, heads), axis=2)
+    return [jnp.sum(_per_head(terms, heads), axis=2)]
 
 
 def _sum(
@@ -181,8 +174,9 @@ def _scores_jvp(bind: Bind, primals: Scored, tangents: Scored) -> tuple[Array, A
     p, q = product(primals.left, tangents.left), product(primals.right, tangents.right)
     if p is None and q is None:
         return bind(primals), None
-    tangent = leaky_dots(
-        *(primals.left, primals.right, p, q, primals.matrix),
+    (tangent,) = leaky_dots(
+        Keys(primals.left, primals.right, primals.matrix),
+        (p, q),
         **bind.attributes,
         implementation=bind.implementation,
     )
@@ -196,30 +190,24 @@ def _scores_batch(bind: Bind, operands: Scored, batched: Scored, size: int) -> A
     def apart(left: Array, right: Array, vector: Array, matrix: SparseMatrix) -> Array:
         p, q = ((vector * x.astype(vector.dtype)).astype(x.dtype) for x in (left, right))
         options = {**bind.attributes, "implementation": bind.implementation}
-        return leaky_dots(left, right, p, q, matrix, **options)
+        return leaky_dots(Keys(left, right, matrix), (p, q), **options)[0]
 
     axes = tuple(jax.tree.map(lambda is_batched: 0 if is_batched else None, batched))
     return jax.vmap(apart, axes)(*operands)
 
 
-def _dots_jvp(bind: Bind, primals: LeakyDots, tangents: LeakyDots) -> tuple[Array, Array | None]:
-    result, moving = bind(primals), (tangents.p, tangents.q)
-    if all(each is None for each in moving):
-        return result, None
-    return result, bind(primals._replace(p=tangents.p, q=tangents.q))
-
-
-def _dots_transpose_p(bind: Bind, ct: Array, operands: LeakyDots) -> Array:
-    return leaky_sum(
-        *(operands.row_key, operands.col_key, ct, None, operands.matrix),
-        **bind.attributes,
-        implementation=bind.implementation,
-    )
-
-
-def _dots_transpose_q(bind: Bind, ct: Array, operands: LeakyDots) -> Array:
-    row_key, col_key, _, _, matrix = operands
-    return _dots_transpose_p(bind, ct, LeakyDots(col_key, row_key, None, None, matrix.T))
+def _dots_transpose(
+    known: Keys,
+    moving: PQ,
+    cts: list[Array | None],
+    **attributes: Any,
+) -> list[Array | None]:
+    row_key, col_key, matrix = known
+    ends = (row_key, col_key, cts[0], None, matrix), (col_key, row_key, cts[0], None, matrix.T)
+    return [
+        None if each is None else leaky_sum(*operands, **attributes)
+        for each, operands in zip(moving, ends, strict=True)
+    ]
 
 
 def _sum_transpose_factor(bind: Bind, ct: Array, operands: LeakySum) -> Array:
@@ -227,11 +215,11 @@ def _sum_transpose_factor(bind: Bind, ct: Array, operands: LeakySum) -> Array:
     if vector is not None:
         ct = (vector * ct.astype(vector.dtype)).astype(ct.dtype)
     # By the half whose entries are in the order of the factors.
-    if matrix.by_row.order is None:
-        dots = LeakyDots(row_key, col_key, ct, None, matrix)
-    else:
-        dots = LeakyDots(col_key, row_key, None, ct, matrix.T)
-    return leaky_dots(*dots, **bind.attributes, implementation=bind.implementation)
+    of_rows: PQ = (ct, None)
+    known, moving = Keys(row_key, col_key, matrix), of_rows
+    if matrix.by_row.order is not None:
+        known, moving = Keys(col_key, row_key, matrix.T), of_rows[::-1]
+    return leaky_dots(known, moving, **bind.attributes, implementation=bind.implementation)[0]
 
 
 def _sum_transpose_vector(bind: Bind, ct: Array, operands: LeakySum) -> Array:
@@ -270,18 +258,12 @@ leaky_scores = define(
 )
 
 
-leaky_dots = define(
-    Op(
-        name="leaky_dots",
-        operands=LeakyDots,
-        result=per_entry,
-        xla=_dots,
-        platforms=(),
-        jvp=_dots_jvp,
-        transpose={"p": _dots_transpose_p, "q": _dots_transpose_q},
-        batch=functools.partial(batch, (), per_entry=True),
-        flops=_flops,
-    )
+# Known are both keys and the matrix; what moves are p and q.
+leaky_dots = Linear(
+    name="leaky_dots",
+    result=lambda known, moving, **attributes: [per_entry(known, **attributes)],
+    function=_dots,
+    transpose=_dots_transpose,
 )
 
 

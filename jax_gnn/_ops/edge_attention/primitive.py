@@ -30,6 +30,7 @@ from jax_gnn._core.batching import batch
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ids import at_most
 from jax_gnn._core.kernels import csr_operands, like_first, unscheduled_workspace, workspace_of
+from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define
 from jax_gnn._core.schedule import known_width
 from jax_gnn._ops.edge_attention import xla
@@ -57,17 +58,12 @@ class Attended(NamedTuple):
     matrix: SparseMatrix
 
 
-class Tangents(NamedTuple):
-    """Operands of ``edge_attention_jvp``: those of ``edge_attention``, its results, and tangents.
+class Known(NamedTuple):
+    """What is known of ``edge_attention_jvp``: the operands of ``edge_attention``, and its results.
 
     Attributes:
         y: what it gave.
         stats: ``(rows, heads, 2)``, likewise, see `edge_attention`.
-        dvalue: tangent of ``value``.
-        drow_score: of ``row_score``; of this and what follows None stands for zeros.
-        dcol_score: of ``col_score``.
-        dscore: ``(entries, heads)``, of the entries' scores, before the LeakyReLU if there is one,
-            but for what the rows' and columns' add.
     """
 
     value: Any
@@ -77,11 +73,24 @@ class Tangents(NamedTuple):
     entry_scale: Any
     y: Any
     stats: Any
-    dvalue: Any
-    drow_score: Any
-    dcol_score: Any
-    dscore: Any
     matrix: SparseMatrix
+
+
+class Moving(NamedTuple):
+    """Operands that ``edge_attention_jvp`` is linear in: tangents.
+
+    Attributes:
+        value: of ``value``.
+        row_score: of ``row_score``.
+        col_score: of ``col_score``.
+        score: ``(entries, heads)``, of the entries' scores, before the LeakyReLU if there is one,
+            but for what the rows' and columns' add.
+    """
+
+    value: Any = None
+    row_score: Any = None
+    col_score: Any = None
+    score: Any = None
 
 
 class Cotangents(NamedTuple):
@@ -114,12 +123,13 @@ def per_row_and_stats(operands: Attended, *, heads: int, slope: float) -> list[A
     ]
 
 
-def per_row_and_head(operands: Tangents, *, heads: int, slope: float) -> list[Any]:
-    del slope
-    num_rows, acc = operands.matrix.by_row.num_rows, accumulator_dtype(operands.value.dtype)
+def per_row_and_head(known: Any, moving: Any, **attributes: Any) -> list[Any]:
+    """Of what was computed of a softmax: the tangents of y and of stats[1]."""
+    del moving, attributes
+    y, stats = known.y, known.stats
     return [
-        jax.ShapeDtypeStruct(operands.y.shape, operands.y.dtype),
-        jax.ShapeDtypeStruct((num_rows, heads), acc),
+        jax.ShapeDtypeStruct(y.shape, y.dtype),
+        jax.ShapeDtypeStruct(stats.shape[:2], stats.dtype),
     ]
 
 
@@ -291,9 +301,9 @@ def _jvp(bind: Bind, primals: Attended, tangents: Attended) -> tuple[list[Array]
     if tangents.entry_scale is not None:
         return by_composition(bind, primals, tangents)
     y, stats = bind(primals)
-    dvalue = jnp.zeros_like(primals.value) if tangents.value is None else tangents.value
     dy, dlog_sum = edge_attention_jvp(
-        *(*primals[:5], y, stats, dvalue, *tangents[1:4], primals.matrix),
+        Known(*primals[:5], y, stats, primals.matrix),
+        Moving(*tangents[:4]),
         **bind.attributes,
         implementation=bind.implementation,
     )
@@ -313,36 +323,16 @@ def by_composition(bind: Bind, primals: Any, tangents: Any) -> Any:
     )
 
 
-def jvp_of_tangents(
-    linear: tuple[str, ...],
-    bind: Bind,
-    primals: Any,
-    tangents: Any,
-    *,
-    needed: tuple[str, ...] = (),
-) -> tuple[Any, Any]:
-    """Of what is linear in operands together: None stands for zeros, made of what is needed."""
-    moving = {name for name, each in tangents._asdict().items() if jax.tree.leaves(each)}
-    if not moving <= set(linear):
-        return by_composition(bind, primals, tangents)
-    given = {name: getattr(tangents, name) for name in linear}
-    for name in needed:
-        if given[name] is None:
-            given[name] = jnp.zeros_like(getattr(primals, name))
-    return bind(primals), bind(primals._replace(**given))
-
-
-def jvp_transpose(
-    bind: Bind, cts: list[Array | None], operands: Tangents
-) -> tuple[Array, Array | None, Array | None, Array | None]:
-    cotangents = Cotangents(*operands[:7], *of_results(cts, operands.y), operands.matrix)
-    options = {**bind.attributes, "implementation": bind.implementation}
-    if operands.drow_score is not None and operands.dscore is None:
-        return *edge_attention_gradients(*cotangents, **options), None
-    to_value, to_col_score, to_score = edge_attention_vjp(*cotangents, **options)
+def _jvp_transpose(
+    known: Known, moving: Moving, cts: list[Array | None], **attributes: Any
+) -> tuple[Array | None, ...]:
+    cotangents = Cotangents(*known[:7], *of_results(cts, known.y), known.matrix)
+    if moving.row_score is not None and moving.score is None:
+        return *edge_attention_gradients(*cotangents, **attributes), None
+    to_value, to_col_score, to_score = edge_attention_vjp(*cotangents, **attributes)
     to_row_score = None
-    if operands.drow_score is not None:
-        to_row_score = total(to_score, xla.ends(operands.matrix)[0], bind.implementation)
+    if moving.row_score is not None:
+        to_row_score = total(to_score, xla.ends(known.matrix)[0])
     return to_value, to_row_score, to_col_score, to_score
 
 
@@ -351,23 +341,24 @@ def of_results(cts: list[Array | None], y: Array) -> tuple[Array, Array | None]:
     return jnp.zeros_like(y) if cts[0] is None else cts[0], cts[1]
 
 
-def _vjp_transpose(
-    bind: Bind, cts: list[Array | None], operands: Cotangents
-) -> tuple[Array, Array]:
-    dvalue, dcol_score, dscore = cts
-    if dvalue is None:
-        dvalue = jnp.zeros_like(operands.value)
-    if operands.col_score is None:
-        dcol_score = None
-    if dscore is None:
-        shape = operands.matrix.by_row.count, bind.attributes["heads"]
-        dscore = jnp.zeros(shape, operands.stats.dtype)
-    to_ct, to_log_sum_ct = edge_attention_jvp(
-        *(*operands[:7], dvalue, None, dcol_score, dscore, operands.matrix),
+def _vjp_jvp(
+    bind: Bind, primals: Cotangents, tangents: Cotangents
+) -> tuple[list[Array], list[Array]]:
+    if jax.tree.leaves(tangents._replace(ct=None, log_sum_ct=None)):
+        return by_composition(bind, primals, tangents)
+    ct = jnp.zeros_like(primals.ct) if tangents.ct is None else tangents.ct
+    moved = primals._replace(ct=ct, log_sum_ct=tangents.log_sum_ct)
+    return bind(primals), bind(moved)
+
+
+def _vjp_transpose(bind: Bind, cts: list[Array | None], operands: Cotangents) -> list[Array]:
+    to_value, to_col_score, to_score = cts
+    return edge_attention_jvp(
+        Known(*operands[:7], operands.matrix),
+        Moving(to_value, None, None if operands.col_score is None else to_col_score, to_score),
         **bind.attributes,
         implementation=bind.implementation,
     )
-    return to_ct, to_log_sum_ct
 
 
 def _composed_gradients(*, implementation: str | None = None, **by_name: Any) -> list[Array]:
@@ -384,7 +375,6 @@ def _flops(operands: Any, **attributes: Any) -> int:
     return 2 * operands.matrix.by_row.count * row_width(operands.value)
 
 
-_TANGENTS = ("dvalue", "drow_score", "dcol_score", "dscore")
 _WEIGHTS = ("row_score", "col_score", "entry_score", "entry_scale")
 _batch = functools.partial(batch, _WEIGHTS, per_entry=True)
 
@@ -410,19 +400,11 @@ edge_attention = define(
 
 
 # The tangents of y and of stats[1].
-edge_attention_jvp = define(
-    Op(
-        name="edge_attention_jvp",
-        operands=Tangents,
-        result=per_row_and_head,
-        xla=xla.edge_attention_jvp,
-        platforms=(),
-        jvp=functools.partial(jvp_of_tangents, _TANGENTS, needed=("dvalue",)),
-        transpose={_TANGENTS: jvp_transpose},
-        batch=_batch,
-        several=True,
-        flops=lambda operands, **_: 2 * _flops(operands),
-    )
+edge_attention_jvp = Linear(
+    name="edge_attention_jvp",
+    result=per_row_and_head,
+    function=xla.edge_attention_jvp,
+    transpose=_jvp_transpose,
 )
 
 
@@ -435,7 +417,7 @@ edge_attention_vjp = define(
         result=_per_col_and_entry,
         xla=xla.edge_attention_vjp,
         call=_vjp_call,
-        jvp=functools.partial(jvp_of_tangents, ("ct", "log_sum_ct"), needed=("ct",)),
+        jvp=_vjp_jvp,
         transpose={("ct", "log_sum_ct"): _vjp_transpose},
         batch=_batch,
         several=True,

@@ -41,7 +41,7 @@ def _scores(
     entry_score: Array | None,
     matrix: SparseMatrix,
     slope: float,
-    implementation: str | None,
+    implementation: str | None = None,
 ) -> tuple[Array, Array, Array]:
     """Of each entry and head the score, the slope of the LeakyReLU; and which are no padding."""
     at_rows, at_cols = ends(matrix)
@@ -126,45 +126,25 @@ def edge_attention(
     return [segment_reduce(value, weight, matrix, **options), stats]
 
 
-def edge_attention_jvp(
-    value: Array,
-    row_score: Array | None,
-    col_score: Array | None,
-    entry_score: Array | None,
-    entry_scale: Array | None,
-    y: Array,
-    stats: Array,
-    dvalue: Array,
-    drow_score: Array | None,
-    dcol_score: Array | None,
-    dscore: Array | None,
-    matrix: SparseMatrix,
-    *,
-    heads: int,
-    slope: float,
-    implementation: str | None = None,
-) -> list[Array]:
-    score, slopes, valid = _scores(
-        *(row_score, col_score, entry_score, matrix, slope, implementation)
-    )
+def edge_attention_jvp(known: Any, moving: Any, *, heads: int, slope: float) -> list[Array]:
+    value, row_score, col_score, entry_score, entry_scale, y, stats, matrix = known
+    score, slopes, valid = _scores(row_score, col_score, entry_score, matrix, slope)
     at_rows, at_cols = ends(matrix)
-    dscore = jnp.zeros_like(score) if dscore is None else dscore
-    for tangent, at in ((drow_score, at_rows), (dcol_score, at_cols)):
+    dscore = jnp.zeros_like(score) if moving.score is None else moving.score
+    for tangent, at in ((moving.row_score, at_rows), (moving.col_score, at_cols)):
         if tangent is not None:
-            dscore = dscore + gather(tangent, at, implementation)
-    share = _shares(score, valid, stats, matrix, implementation)
+            dscore = dscore + gather(tangent, at)
+    share = _shares(score, valid, stats, matrix)
     moved = share * slopes * jnp.where(valid, dscore, 0)
-    dlog_sum = total(moved, at_rows, implementation)
+    dlog_sum = total(moved, at_rows)
     if entry_scale is not None:
         share, moved = share * entry_scale, moved * entry_scale
-    options: dict[str, Any] = {"reduce": "sum", "heads": heads, "implementation": implementation}
-    terms = [
-        segment_reduce(dvalue, share, matrix, **options),
-        segment_reduce(value, moved, matrix, **options),
-    ]
+    dy = segment_reduce(value, moved, matrix, reduce="sum", heads=heads)
+    if moving.value is not None:
+        dy = segment_reduce(moving.value, share, matrix, reduce="sum", heads=heads) + dy
     split = y.reshape(y.shape[0], heads, y.shape[1] // heads).astype(dlog_sum.dtype)
     back = (split * dlog_sum[..., None]).reshape(y.shape)
-    return [(terms[0] + terms[1] - back.astype(y.dtype)), dlog_sum]
+    return [dy - back.astype(y.dtype), dlog_sum]
 
 
 def edge_attention_vjp(

@@ -27,18 +27,21 @@ from jax_gnn._core.batching import batch, batch_apart
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.ids import ids_at, in_range
 from jax_gnn._core.kernels import csr_operands, narrow
+from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._ops.edge_attention.primitive import (
+    Known,
+    Moving,
     by_composition,
     edge_attention,
     edge_attention_jvp,
     edge_attention_vjp,
     holds_whole_heads,
-    jvp_of_tangents,
     of_log_sum,
     of_results,
     one_pass_workspaces,
+    per_row_and_head,
     records_of,
 )
 from jax_gnn._ops.edge_attention.xla import ends, leaky
@@ -48,17 +51,15 @@ from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce,
 P = TypeVar("P")
 
 
-class Projected(NamedTuple):
-    """Operands of ``typed_values``.
+class Projections(NamedTuple):
+    """What is known of ``typed_values``.
 
     Attributes:
-        x: ``(nodes, k)``.
         kernel: ``(relations, k, heads · n)``, of the values.
         vectors: ``(relations, heads, k)``, of the destinations' numbers.
         matrix: the graph, with the parts "from_pairs" and "to_pairs".
     """
 
-    x: Any
     kernel: Any
     vectors: Any
     matrix: RelationalMatrix
@@ -89,16 +90,13 @@ class Attending(NamedTuple):
     matrix: RelationalMatrix
 
 
-class AttendingTangents(NamedTuple):
-    """Operands of ``typed_attention_jvp``: those of ``typed_attention``, its results, and tangents.
+class AttendingKnown(NamedTuple):
+    """What is known of ``typed_attention_jvp``: operands of ``typed_attention``, and its results.
 
     Attributes:
         score: ``(edges, heads)``, before the LeakyReLU.
         y: what it gave.
         stats: likewise.
-        dvalue: tangent of ``value``; of these tangents None stands for zeros.
-        dof_value: of ``of_value``.
-        dat_dst: of ``at_dst``.
     """
 
     value: Any
@@ -108,10 +106,15 @@ class AttendingTangents(NamedTuple):
     pair_types: Any
     y: Any
     stats: Any
-    dvalue: Any
-    dof_value: Any
-    dat_dst: Any
     matrix: RelationalMatrix
+
+
+class AttendingMoving(NamedTuple):
+    """Operands that ``typed_attention_jvp`` is linear in: tangents of operands of the same name."""
+
+    value: Any
+    of_value: Any
+    at_dst: Any
 
 
 class AttendingCotangents(NamedTuple):
@@ -133,9 +136,6 @@ class AttendingCotangents(NamedTuple):
     ct: Any
     log_sum_ct: Any
     matrix: RelationalMatrix
-
-
-_TANGENTS = "dvalue", "dof_value", "dat_dst"
 
 
 def part(part: P | None) -> P:
@@ -222,17 +222,10 @@ def product_of_heads(
 # --- Values, and the numbers of destinations -----------------------------------------------------
 
 
-def _projection(
-    x: Array,
-    kernel: Array,
-    vectors: Array,
-    matrix: RelationalMatrix,
-    *,
-    precision: Any,
-    implementation: str | None = None,
-) -> list[Array]:
-    value = _values(x, kernel, matrix, precision=precision, implementation=implementation)
-    return [value, _numbers(x, vectors, matrix, implementation)]
+def _projection(known: Projections, moving: tuple[Array], *, precision: Any) -> list[Array]:
+    kernel, vectors, matrix = known
+    (x,) = moving
+    return [_values(x, kernel, matrix, precision=precision), _numbers(x, vectors, matrix)]
 
 
 def _values(x: Array, kernel: Array, matrix: RelationalMatrix, **options: Any) -> Array:
@@ -240,12 +233,10 @@ def _values(x: Array, kernel: Array, matrix: RelationalMatrix, **options: Any) -
     return product(x, kernel, pairs, pairs.gather, **options)
 
 
-def _numbers(
-    x: Array, vectors: Array, matrix: RelationalMatrix, implementation: str | None
-) -> Array:
+def _numbers(x: Array, vectors: Array, matrix: RelationalMatrix) -> Array:
     heads, rows = vectors.shape[1], vectors.reshape(len(vectors), -1)
     both = each_head(x, rows.shape[1]), rows
-    return sddmm(*both, _of_types(matrix, len(rows)), heads=heads, implementation=implementation)
+    return sddmm(*both, _of_types(matrix, len(rows)), heads=heads)
 
 
 def numbers_of_pairs(
@@ -280,9 +271,10 @@ def numbers_of_destinations(
     return gather(of_pairs, ends(part(matrix.to_pairs))[0], implementation)
 
 
-def _projected(operands: Projected, **attributes: Any) -> list[Any]:
+def _projected(known: Projections, moving: tuple[Any], **attributes: Any) -> list[Any]:
     del attributes
-    x, kernel, vectors, matrix = operands
+    kernel, vectors, matrix = known
+    (x,) = moving
     edges, heads = matrix.types.shape[0], vectors.shape[1]
     return [
         jax.ShapeDtypeStruct((part(matrix.pair_src).num_pairs, kernel.shape[2]), x.dtype),
@@ -290,52 +282,25 @@ def _projected(operands: Projected, **attributes: Any) -> list[Any]:
     ]
 
 
-def _projection_flops(operands: Projected, **attributes: Any) -> int:
-    del attributes
-    _, kernel, vectors, matrix = operands
-    _, k, n = kernel.shape
-    pairs, edges = part(matrix.pair_src).num_pairs, matrix.types.shape[0]
-    return 2 * k * (pairs * n + edges * vectors.shape[1])
-
-
-def _projection_jvp(
-    bind: Bind, primals: Projected, tangents: Projected
-) -> tuple[list[Array], list[Array]]:
-    x, matrix = primals.x, primals.matrix
-    options: Any = {**bind.attributes, "implementation": bind.implementation}
-    result = bind(primals)
-    if tangents.x is None:
-        found = [jnp.zeros_like(each) for each in result]
-    else:
-        found = bind(primals._replace(x=tangents.x))
-    if tangents.kernel is not None:
-        found[0] += _values(x, tangents.kernel, matrix, **options)
-    if tangents.vectors is not None:
-        found[1] += _numbers(x, tangents.vectors, matrix, bind.implementation)
-    return result, found
-
-
-def _projection_transpose_x(
-    bind: Bind, cts: list[Array | None], operands: Projected
-) -> Array | None:
-    _, kernel, vectors, matrix = operands
+def _projection_transpose(
+    known: Projections, moving: tuple[Any], cts: list[Array | None], *, precision: Any
+) -> tuple[Array]:
+    kernel, vectors, matrix = known
     to_value, to_number = cts
-    dtype, implementation = operands.x.aval.dtype, bind.implementation
-    sums: Any = {"reduce": "sum", "implementation": implementation}
     found = None
     if to_number is not None:
         # Edges of one destination after another read vectors, which are few.
         heads, rows = to_number.shape[1], vectors.reshape(len(vectors), -1)
         of_types = _of_types(matrix, len(vectors))
-        found = segment_reduce(rows, to_number, of_types, heads=heads, **sums)
+        found = segment_reduce(rows, to_number, of_types, heads=heads, reduce="sum")
         found = jnp.sum(found.reshape(len(found), heads, -1), 1)
     if to_value is not None:
         pairs = part(matrix.pair_src)
-        options = {**bind.attributes, "implementation": implementation}
-        rows = product(to_value, kernel, pairs, None, transposed=True, **options)
+        rows = product(to_value, kernel, pairs, None, transposed=True, precision=precision)
         last = (None, None, None if found is None else found.astype(rows.dtype))
-        found = segment_reduce(rows, None, pairs.gather.T, *last, heads=1, **sums)
-    return None if found is None else found.astype(dtype)
+        found = segment_reduce(rows, None, pairs.gather.T, *last, heads=1, reduce="sum")
+    assert found is not None
+    return (found.astype(moving[0].dtype),)
 
 
 def _of_types(matrix: RelationalMatrix, num_relations: int) -> SparseMatrix:
@@ -347,20 +312,12 @@ def _of_types(matrix: RelationalMatrix, num_relations: int) -> SparseMatrix:
     )
 
 
-# Attribute: precision. Only what x has tangents of is transposed.
-typed_values = define(
-    Op(
-        name="typed_values",
-        operands=Projected,
-        result=_projected,
-        xla=_projection,
-        platforms=(),
-        jvp=_projection_jvp,
-        transpose={"x": _projection_transpose_x},
-        batch=batch_apart,
-        several=True,
-        flops=_projection_flops,
-    )
+# What moves is x, (nodes, k). Attribute: precision.
+typed_values = Linear(
+    name="typed_values",
+    result=_projected,
+    function=_projection,
+    transpose=_projection_transpose,
 )
 
 
@@ -416,30 +373,14 @@ def _attention(
 
 
 def _attention_jvp(
-    value: Array,
-    of_value: Array,
-    score: Array,
-    entry_scale: Array | None,
-    pair_types: Array,
-    y: Array,
-    stats: Array,
-    dvalue: Array | None,
-    dof_value: Array | None,
-    dat_dst: Array | None,
-    matrix: RelationalMatrix,
-    *,
-    heads: int,
-    slope: float,
-    implementation: str | None = None,
+    known: AttendingKnown, moving: AttendingMoving, *, heads: int, slope: float
 ) -> list[Array]:
-    options: Any = {"heads": heads, "implementation": implementation}
-    dscore = _tangent_of_scores(
-        *(value, of_value, pair_types, dvalue, dof_value, dat_dst, matrix), **options
-    )
-    dvalue = jnp.zeros_like(value) if dvalue is None else dvalue
-    operands = value, None, None, leaky(score, slope), entry_scale, y, stats, dvalue, None, None
-    dscore, matrix_of_pairs = _sloped(dscore, score, slope), part(matrix.from_pairs)
-    return edge_attention_jvp(*operands, dscore, matrix_of_pairs, slope=1.0, **options)
+    value, of_value, score, entry_scale, pair_types, y, stats, matrix = known
+    dscore = _tangent_of_scores(value, of_value, pair_types, moving, matrix, heads=heads)
+    of_pairs = part(matrix.from_pairs)
+    held = Known(value, None, None, leaky(score, slope), entry_scale, y, stats, of_pairs)
+    moved = Moving(moving.value, score=_sloped(dscore, score, slope))
+    return edge_attention_jvp(held, moved, heads=heads, slope=1.0)
 
 
 def _attention_vjp(
@@ -473,15 +414,13 @@ def _tangent_of_scores(
     value: Array,
     of_value: Array,
     pair_types: Array,
-    dvalue: Array | None,
-    dof_value: Array | None,
-    dat_dst: Array | None,
+    moving: AttendingMoving,
     matrix: RelationalMatrix,
     **options: Any,
 ) -> Array:
     """Before the LeakyReLU."""
-    terms = [] if dat_dst is None else [dat_dst]
-    for moved, of_moved in ((dvalue, of_value), (value, dof_value)):
+    terms = [] if moving.at_dst is None else [moving.at_dst]
+    for moved, of_moved in ((moving.value, of_value), (value, moving.of_value)):
         if moved is not None and of_moved is not None:
             terms.append(numbers_of_values(moved, of_moved, pair_types, matrix, **options))
     shape = matrix.types.shape[0], options["heads"]
@@ -507,15 +446,6 @@ def _attended(operands: Attending, *, heads: int, keeps_scores: bool, **attribut
         jax.ShapeDtypeStruct((num_rows, row_width(value)), value.dtype),
         jax.ShapeDtypeStruct((num_rows, heads, 2), acc),
         jax.ShapeDtypeStruct((_kept(types, keeps_scores), heads), acc),
-    ]
-
-
-def _moved(operands: AttendingTangents, *, heads: int, **attributes: Any) -> list[Any]:
-    del heads, attributes
-    y, stats = operands.y, operands.stats
-    return [
-        jax.ShapeDtypeStruct(y.shape, y.dtype),
-        jax.ShapeDtypeStruct(stats.shape[:2], stats.dtype),
     ]
 
 
@@ -585,34 +515,34 @@ def _jvp(bind: Bind, primals: Attending, tangents: Attending) -> tuple[list[Arra
     if tangents.entry_scale is not None:
         return by_composition(bind, primals, tangents)
     value, of_value, *_, entry_scale, pair_types, matrix = primals
-    moving = tangents.value, tangents.of_value, tangents.at_dst
+    moving = AttendingMoving(tangents.value, tangents.of_value, tangents.at_dst)
     heads, slope, keeps = (bind.attributes[k] for k in ("heads", "slope", "keeps_scores"))
     options: Any = {"heads": heads, "implementation": bind.implementation}
     y, stats, score = bind(primals, keeps_scores=True)
-    dy, dlog_sum = typed_attention_jvp(
-        *(value, of_value, score, entry_scale, pair_types, y, stats, *moving, matrix),
-        slope=slope,
-        **options,
-    )
+    known = AttendingKnown(value, of_value, score, entry_scale, pair_types, y, stats, matrix)
+    dy, dlog_sum = typed_attention_jvp(known, moving, slope=slope, **options)
     if keeps:
-        dscore = _tangent_of_scores(value, of_value, pair_types, *moving, matrix, **options)
+        dscore = _tangent_of_scores(value, of_value, pair_types, moving, matrix, **options)
     else:
         score = dscore = score[:0]
     return [y, stats, score], [dy, of_log_sum(dlog_sum), dscore]
 
 
 def _jvp_transpose(
-    bind: Bind, cts: list[Array | None], operands: AttendingTangents
+    known: AttendingKnown,
+    moving: AttendingMoving,
+    cts: list[Array | None],
+    *,
+    heads: int,
+    slope: float,
 ) -> tuple[Array, Array | None, Array]:
-    options: Any = {**bind.attributes, "implementation": bind.implementation}
     to_value, to_number, to_score = typed_attention_vjp(
-        *(*operands[:7], *of_results(cts, operands.y), operands.matrix), **options
+        *(*known[:7], *of_results(cts, known.y), known.matrix), heads=heads, slope=slope
     )
     to_of_value = None
-    if operands.dof_value is not None:
-        of_types = segments(operands.pair_types, len(operands.of_value))
-        del options["slope"]
-        to_of_value = segment_reduce(operands.value, to_number, of_types, reduce="sum", **options)
+    if moving.of_value is not None:
+        of_types = segments(known.pair_types, len(known.of_value))
+        to_of_value = segment_reduce(known.value, to_number, of_types, reduce="sum", heads=heads)
     return to_value, to_of_value, to_score
 
 
@@ -653,19 +583,11 @@ typed_attention = define(
 
 
 # The tangents of y and of stats[1].
-typed_attention_jvp = define(
-    Op(
-        name="typed_attention_jvp",
-        operands=AttendingTangents,
-        result=_moved,
-        xla=_attention_jvp,
-        platforms=(),
-        jvp=functools.partial(jvp_of_tangents, _TANGENTS),
-        transpose={_TANGENTS: _jvp_transpose},
-        batch=batch_apart,
-        several=True,
-        flops=lambda operands, **_: 2 * _attention_flops(operands),
-    )
+typed_attention_jvp = Linear(
+    name="typed_attention_jvp",
+    result=per_row_and_head,
+    function=_attention_jvp,
+    transpose=_jvp_transpose,
 )
 
 

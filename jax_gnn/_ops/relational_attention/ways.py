@@ -27,6 +27,7 @@ from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
 from jax_gnn._ops.relational_aggregate.xla import counts
 from jax_gnn._ops.relational_attention.paired import paired_attention
 from jax_gnn._ops.relational_attention.primitive import (
+    Projections,
     each_head,
     heads_first,
     numbers_of_destinations,
@@ -213,7 +214,8 @@ class Typed:
         if not scores_by_edge_pay(counts(x, kernel, self.matrix, transposed=False)):
             score = scores.of(*self.numbers(x, vectors.both))
             return self._of_scores(self.of_sources(x, Rows(kernel)), score, scores, **options)
-        value, at_dst = typed_values(x, kernel, vectors.dst, self.matrix, precision=self.precision)
+        maps = Projections(kernel, vectors.dst, self.matrix)
+        value, at_dst = typed_values(maps, (x,), precision=self.precision)
         of_value, types = vectors.values.reshape(len(kernel), -1), self._types_of_pairs()
         if not (scores.multiplied or scores.within):
             scale = None if scores.scale is None else scores.scale.astype(at_dst.dtype)

@@ -29,6 +29,7 @@ from jax_gnn._core.batching import batch, batch_apart
 from jax_gnn._core.csr import Csr, SparseMatrix, entrywise
 from jax_gnn._core.ids import PADDING, at_most, in_range
 from jax_gnn._core.kernels import csr_operands, like_first, per_entry, per_row
+from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define, multilinear_jvp
 from jax_gnn._core.schedule import L2_BYTES, known_width
 from jax_gnn._ops.segment_reduce import derivatives, xla
@@ -176,8 +177,9 @@ def _sum_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Array, 
         return _epilogue_jvp(bind, primals, tangents)
     if tangents.x is None or tangents.weight is None:
         return multilinear_jvp(("x", "weight"), bind, primals, tangents)
-    tangent = segment_reduce_jvp(
-        *(primals.x, primals.weight, tangents.x, tangents.weight, primals.matrix),
+    (tangent,) = segment_reduce_jvp(
+        (primals.x, primals.weight, primals.matrix),
+        (tangents.x, tangents.weight),
         **bind.attributes,
         implementation=bind.implementation,
     )
@@ -242,7 +244,7 @@ def _finished(bind: Bind, result: Array, operands: Messages) -> Array:
 
 def _reduce_transpose_x(bind: Bind, ct: Array, operands: Messages) -> Array:
     _, weight, matrix = operands.message
-    own_scale, counts = operands.own_scale, _counts(bind, ct, matrix)
+    own_scale, counts = operands.own_scale, _counts_of(bind, ct, matrix)
     if own_scale is not None and counts is not None:  # what is divided by these below
         own_scale *= counts
     ct = _scaled(ct, operands.scale, counts)
@@ -251,17 +253,23 @@ def _reduce_transpose_x(bind: Bind, ct: Array, operands: Messages) -> Array:
 
 def _reduce_transpose_weight(bind: Bind, ct: Array, operands: Messages) -> Array:
     x, _, matrix = operands.message
-    ct = _scaled(ct, operands.scale, _counts(bind, ct, matrix))
+    ct = _scaled(ct, operands.scale, _counts_of(bind, ct, matrix))
     heads, implementation = bind.attributes["heads"], bind.implementation
     return _gradient_to_weight(x, ct, matrix, heads, implementation=implementation)
 
 
-def _counts(bind: Bind, ct: Array, matrix: SparseMatrix) -> Array | None:
+def _counts_of(bind: Bind, ct: Array, matrix: SparseMatrix) -> Array | None:
+    return _counts(bind.attributes["reduce"], ct, matrix, bind.implementation)
+
+
+def _counts(
+    reduce: str, ct: Array, matrix: SparseMatrix, implementation: str | None
+) -> Array | None:
     """What a mean divides its rows by."""
-    if bind.attributes["reduce"] == "sum":
+    if reduce == "sum":
         return None
     ones = jnp.ones((matrix.by_col.num_rows,), accumulator_dtype(ct.dtype))
-    return jnp.maximum(total(ones, matrix, bind.implementation), 1)
+    return jnp.maximum(total(ones, matrix, implementation), 1)
 
 
 def _scaled(ct: Array, scale: Array | None, counts: Array | None) -> Array:
@@ -407,16 +415,6 @@ sddmm = define(
 # segment_reduce and sddmm.
 
 
-class Tangents(NamedTuple):
-    """Operands of ``segment_reduce_jvp``: those of ``segment_reduce``, and tangents of two."""
-
-    x: Any
-    weight: Any
-    dx: Any
-    dweight: Any
-    matrix: SparseMatrix
-
-
 class Cotangents(NamedTuple):
     """Operands of ``segment_reduce_vjp``: those of ``segment_reduce``, and its cotangent."""
 
@@ -449,11 +447,43 @@ def _dots_moved_back(to_x: Array, dots: Array, *operands: Array) -> list[Array]:
 
 
 def _both_tangents(
-    x: Array, weight: Array, dx: Array, dweight: Array, matrix: SparseMatrix, **attributes: Any
-) -> Array:
-    return segment_reduce(dx, weight, matrix, **attributes) + segment_reduce(
-        x, dweight, matrix, **attributes
-    )
+    known: tuple[Array, Array, SparseMatrix],
+    moving: tuple[Array | None, Array | None],
+    **attributes: Any,
+) -> list[Array]:
+    x, weight, matrix = known
+    dx, dweight = moving
+    terms = [
+        segment_reduce(values, weights, matrix, **attributes)
+        for values, weights in ((dx, weight), (x, dweight))
+        if values is not None and weights is not None
+    ]
+    return [functools.reduce(operator.add, terms)]
+
+
+def _both_tangents_transpose(
+    known: tuple[Array, Array, SparseMatrix],
+    moving: Any,
+    cts: list[Array | None],
+    *,
+    reduce: str,
+    heads: int,
+) -> list[Array]:
+    del moving, heads
+    x, weight, matrix = known
+    (ct,) = cts
+    assert ct is not None
+    ct = _scaled(ct, None, _counts(reduce, ct, matrix, None))
+    return segment_reduce_vjp(x, weight, ct, matrix)
+
+
+# The derivative of a sum or mean in both. Known are x, weight and the matrix.
+segment_reduce_jvp = Linear(
+    name="segment_reduce_jvp",
+    result=lambda known, moving, **_: [per_row(Messages(known[0], known[1], known[2]))],
+    function=_both_tangents,
+    transpose=_both_tangents_transpose,
+)
 
 
 def _both_gradients(
@@ -475,30 +505,6 @@ def _gradient_to_weight(
 ) -> Array:
     a, b, matrix = entrywise(ct, x, matrix)
     return sddmm(a, b, matrix, heads=heads, **options)
-
-
-def _both_tangents_jvp(
-    bind: Bind, primals: Tangents, tangents: Tangents
-) -> tuple[Array, Array | None]:
-    sums = functools.partial(segment_reduce, **bind.attributes, implementation=bind.implementation)
-    terms = [
-        sums(values, weights, primals.matrix)
-        for values, weights in (
-            (tangents.x, primals.dweight),
-            (primals.dx, tangents.weight),
-            (tangents.dx, primals.weight),
-            (primals.x, tangents.dweight),
-        )
-        if values is not None and weights is not None
-    ]
-    return bind(primals), functools.reduce(operator.add, terms) if terms else None
-
-
-def _both_tangents_transpose(bind: Bind, ct: Array, operands: Tangents) -> tuple[Array, Array]:
-    x, weight, matrix = operands.x, operands.weight, operands.matrix
-    ct = _scaled(ct, None, _counts(bind, ct, matrix))
-    to_x, to_weight = segment_reduce_vjp(x, weight, ct, matrix, implementation=bind.implementation)
-    return to_x, to_weight
 
 
 def _both_gradients_jvp(
@@ -523,23 +529,7 @@ def _both_gradients_transpose(bind: Bind, cts: list[Array | None], operands: Cot
         return segment_reduce(x, to_weight, matrix, **attributes)
     if to_weight is None:
         return segment_reduce(to_x, weight, matrix, **attributes)
-    return segment_reduce_jvp(x, weight, to_x, to_weight, matrix, **attributes)
-
-
-# The derivative of a sum or mean in both. Attributes: reduce, heads.
-segment_reduce_jvp = define(
-    Op(
-        name="segment_reduce_jvp",
-        operands=Tangents,
-        result=per_row,
-        xla=_both_tangents,
-        platforms=(),
-        jvp=_both_tangents_jvp,
-        transpose={("dx", "dweight"): _both_tangents_transpose},
-        batch=batch_apart,
-        flops=lambda operands, **_: 4 * operands.matrix.by_row.count * row_width(operands.x),
-    )
-)
+    return segment_reduce_jvp((x, weight, matrix), (to_x, to_weight), **attributes)[0]
 
 
 # The gradients of a sum to x and to weight.
