@@ -1,7 +1,9 @@
-"""The pages' code, run as it is written there, and the files that they name."""
+"""The pages: their code, run as it is written there, what they name, and how long they are."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import pickle
 import re
 import shlex
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
+import jax_gnn
 from jax_gnn import _cli as cli
 
 ROOT = Path(__file__).parents[1]
@@ -19,6 +22,11 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 NEEDS_A_GPU = "jax-gnn tune"
+FOLDERS = (".ci", "benchmarks", "cpp", "docs", "flax_layers", "jax_gnn", "tests")
+SOURCES = {".cc", ".cu", ".cuh", ".h", ".py"}
+MOST_WORDS = {"README": 1000, "architecture": 2000}
+MOST_WORDS_OF_A_SENTENCE = 35
+NOBODY_READS = "tried"  # a list of measurements, for whoever looks one up
 
 
 @pytest.fixture
@@ -68,3 +76,67 @@ def test_links_lead_somewhere(page: Path) -> None:
         titles = re.findall(r"^#+ (.*)", file.read_text(), re.MULTILINE) if heading else []
         anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
         assert not heading or heading in anchors, target
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "\n", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def in_code(page: Path) -> list[str]:
+    """What stands between backticks in a page's text."""
+    return re.findall(r"`([^`\n]+)`", prose(page))
+
+
+def matches(path: str) -> bool:
+    """Whether a path of the checkout exists, where ``<op>`` and stars stand for anything."""
+    return any(ROOT.glob(re.sub(r"<\w+>", "*", path)))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_files_exist(page: Path) -> None:
+    """Those of the checkout that are named in full, and sources that are named without a folder."""
+    names = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*")}
+    for code in in_code(page):
+        for word in code.split():
+            if re.fullmatch(rf"({'|'.join(map(re.escape, FOLDERS))})/[\w./<>*-]*", word):
+                assert matches(word.rstrip("/")), word
+            elif Path(word).suffix in SOURCES and re.fullmatch(r"[\w./-]+", word):
+                assert Path(word).name in names, word
+
+
+def found(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one; a star stands for any ending."""
+    *parents, last = name.split(".")
+    owner: Any = importlib.import_module(parents[0])
+    for depth, parent in enumerate(parents[1:], 2):
+        if not hasattr(owner, parent):
+            importlib.import_module(".".join(parents[:depth]))
+        owner = getattr(owner, parent)
+    if last.endswith("*"):
+        return any(each.startswith(last[:-1]) for each in dir(owner))
+    return hasattr(owner, last) or importlib.util.find_spec(name) is not None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_names_exist(page: Path) -> None:
+    """``jax_gnn.name`` and ``flax_layers.Name``, and ``Graph.name`` of what jax_gnn exports."""
+    for code in in_code(page):
+        for name in re.findall(r"(?<![\w./])(?:jax_gnn|flax_layers)(?:\.\w+)+\*?", code):
+            assert found(name), name
+        for owner, name in re.findall(r"(?<![\w.])([A-Z]\w+)\.(\w+)", code):
+            if owner in jax_gnn.__all__:
+                assert hasattr(getattr(jax_gnn, owner), name), f"{owner}.{name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_are_short(page: Path) -> None:
+    """Pages and their sentences; what stands between backticks is a word, tables are left out."""
+    assert len(page.read_text().split()) <= MOST_WORDS.get(page.stem, 10**5)
+    text = re.sub(r"^[|#].*$", "\n", prose(page), flags=re.MULTILINE)
+    text = re.sub(r"`[^`\n]*`", "code", text)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    for paragraph in re.split(r"\n\s*\n|\n *(?:[-*]|\d+\.) ", text):
+        for sentence in re.split(r"(?<=[.!?])[*\])]* ", " ".join(paragraph.split())):
+            most = MOST_WORDS_OF_A_SENTENCE if page.stem != NOBODY_READS else 10**5
+            assert len(sentence.split()) <= most, sentence
