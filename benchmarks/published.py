@@ -245,7 +245,7 @@ class TurboGnn:
 
 # dgNN: GAT.
 
-# Their forward for training draws the mask of dropout anew, by a generator that it makes for every
+# Their forward for training draws the mask of dropout again, by a generator that it makes for every
 # call: here the mask is given. Their dispatch has a second kernel for inference, of wide heads.
 _DGNN = """
 #include <curand.h>
@@ -369,7 +369,7 @@ def df_gnn_inference(checkout: Path, graph: PlainGraph, way: str, width: int) ->
 def df_gnn(checkout: Path, graph: PlainGraph, width: int) -> Function:
     """The same with gradients, by "hyper".
 
-    The cotangent follows values, and behind the factors are row pointers and columns of the
+    The cotangent follows values, and after the factors are row pointers and columns of the
     transposed and the order of its edges.
     """
     module = _extension("df_gnn", _DF_GNN, checkout / "DFGNN" / "src")

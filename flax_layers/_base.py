@@ -29,7 +29,7 @@ from jax_gnn._core.arguments import (
 from jax_gnn._core.arrays import lead, spread
 from jax_gnn._core.ids import at_most
 
-Activation = Literal["relu"]  # what kernels may do behind a convolution
+Activation = Literal["relu"]  # what kernels may do after a convolution
 
 Ends = ArrayLike | tuple[ArrayLike, ArrayLike]  # features of nodes, or of sources, destinations
 
@@ -127,7 +127,7 @@ class Convolution(nnx.Module):
         return dtypes.promote_dtype((x, self.kernel[...], bias), dtype=self.dtype)
 
     def _product(self, x: Array, kernel: Array, **last: Any) -> Array:
-        """The product of x and a kernel with what `product` does behind it."""
+        """The product of x and a kernel with what `product` does after it."""
         return product(x, kernel, self.precision, **last)
 
     def _aggregate_narrow(
@@ -140,12 +140,12 @@ class Convolution(nnx.Module):
     ) -> Array:
         """``aggregate(x) @ kernel``, bias and activation, of a linear aggregation.
 
-        It gets the fewer features, and where it comes last what comes behind.
+        It gets the fewer features, and where it comes last what comes after.
         """
         if kernel.shape[0] < kernel.shape[1]:
             return self._product(aggregate(x), kernel, bias=bias, activation=activation)
         y = self._product(x, kernel)
-        return aggregate(y, **behind(y, bias, activation))
+        return aggregate(y, **epilogue(y, bias, activation))
 
 
 class Stack(nnx.Module):
@@ -276,7 +276,7 @@ class Stack(nnx.Module):
         return getattr(self, f"conv{number}")(graph, x, *arguments, **named)
 
     def _convolve_and_relu(self, *arguments: Any, **named: Any) -> Array:
-        """The same with the ReLU behind it, which a convolution's kernel may be able to do."""
+        """The same with the ReLU after it, which a convolution's kernel may be able to do."""
         if getattr(self.convolution, "has_activation", False):
             return self._convolve(*arguments, **named, activation="relu")
         return jax.nn.relu(self._convolve(*arguments, **named))
@@ -325,7 +325,7 @@ def check_activation(activation: Any) -> None:
     check_choice("activation", activation, (None, *get_args(Activation)))
 
 
-def behind(x: Array, bias: Array | None, activation: Activation | None) -> dict[str, Any]:
+def epilogue(x: Array, bias: Array | None, activation: Activation | None) -> dict[str, Any]:
     """What an aggregation of x does last, as its arguments: a bias for each feature of a row."""
     last: dict[str, Any] = {} if activation is None else {"activation": activation}
     return last if bias is None else last | {"bias": jnp.broadcast_to(bias, x.shape[1:])}

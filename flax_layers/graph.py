@@ -17,12 +17,12 @@ from flax_layers._base import (
     Ends,
     LinearOptions,
     Stack,
-    behind,
     check_activation,
     check_ends,
     check_positive,
     check_vector,
     end_sizes,
+    epilogue,
     finished,
     inverse_root,
     linear,
@@ -143,10 +143,10 @@ class GCNConv(Convolution):
                 ones.
             node_scale: What `gcn_norm` gives for graph and weights, ``(num_nodes,)``; None computes
                 it where the layer normalizes.
-            activation: "relu" for a ReLU behind all, which is part of the last kernel where that
+            activation: "relu" for a ReLU after all, which is part of the last kernel where that
                 aggregates.
             is_scaled: Whether x has been multiplied by `node_scale`, as the layer does first.
-            scales_result: Whether the result is, behind the activation: for the next layer.
+            scales_result: Whether the result is, after the activation: for the next layer.
 
         Returns:
             ``(num_nodes, *batch, out_features)`` in `dtype`.
@@ -173,7 +173,7 @@ class GCNConv(Convolution):
             sums = aggregate(scaled(x, first))
             return scaled(self._product(sums, kernel, bias=bias, activation=activation), last)
         y = self._product(x, kernel, scale=first)
-        return aggregate(y, result_scale=last, **behind(y, bias, activation))
+        return aggregate(y, result_scale=last, **epilogue(y, bias, activation))
 
 
 class GINConv(Convolution):
@@ -252,7 +252,7 @@ class GINConv(Convolution):
             x: Node features, ``(num_nodes, *batch, in_features)``.
             edge_weight: ``(num_edges,)``, in the graph's order (`Graph.edge_values`); None means
                 ones.
-            activation: "relu" for a ReLU behind all.
+            activation: "relu" for a ReLU after all.
 
         Returns:
             ``(num_nodes, *batch, out_features)`` in `dtype`.
@@ -357,7 +357,7 @@ class SAGEConv(Convolution):
                 ``(num_src, *batch, …)``, and of destinations, ``(num_dst, *batch, …)``.
             edge_weight: ``(num_edges,)``, in the graph's order (`Graph.edge_values`), by which
                 messages are multiplied before they are aggregated; None means ones.
-            activation: "relu" for a ReLU behind all, which is part of the last kernel where that
+            activation: "relu" for a ReLU after all, which is part of the last kernel where that
                 aggregates.
 
         Returns:
@@ -396,9 +396,9 @@ class SAGEConv(Convolution):
             # out of their product.
             y = self._product(jax.lax.optimization_barrier(messages), kernel)
             if self.normalize:
-                y = unit_rows(aggregate(y, residual=root, **behind(y, bias, None)))
+                y = unit_rows(aggregate(y, residual=root, **epilogue(y, bias, None)))
                 return finished(y, None, activation)
-            return aggregate(y, residual=root, **behind(y, bias, activation))
+            return aggregate(y, residual=root, **epilogue(y, bias, activation))
         y = self._product(y, kernel)  # whose kernel would add the root term more slowly
         y = finished(y if root is None else y + root, bias)
         return finished(unit_rows(y) if self.normalize else y, None, activation)

@@ -391,7 +391,7 @@ class HeteroLinear(nnx.Module):
 
 
 class HeteroModel(nnx.Module):
-    """A model behind a `HeteroLinear`: nodes of any features in, by type, or without.
+    """A model after a `HeteroLinear`: nodes of any features in, by type, or without.
 
     Attributes:
         input: The maps to features of one width, which a ReLU follows.

@@ -104,7 +104,7 @@ class HGNNConv(Convolution):
                 for members of a degree (see `Hypergraph.incidence_values`). None means ones.
             norm: What `jax_gnn.hypergraph_norm` gives for the hypergraph, the layer's normalization
                 and weights, those of the hyperedges among its factors; None computes it.
-            activation: "relu" for a ReLU behind all, which is part of the last kernel where that
+            activation: "relu" for a ReLU after all, which is part of the last kernel where that
                 aggregates.
 
         Returns:

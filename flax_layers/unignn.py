@@ -29,12 +29,12 @@ from flax_layers._base import (
     LinearOptions,
     Stack,
     TwoLayerStack,
-    behind,
     check_activation,
     check_features,
     check_positive,
     check_rates,
     dropout_arguments,
+    epilogue,
     finished,
     inverse_root,
     linear,
@@ -68,7 +68,7 @@ class _UniConvolution(Convolution):
         Args:
             hypergraph: The hypergraph.
             x: Node features, ``(num_nodes, *batch, in_features)``.
-            activation: "relu" for a ReLU behind all, which is part of the last kernel where that
+            activation: "relu" for a ReLU after all, which is part of the last kernel where that
                 aggregates.
 
         Returns:
@@ -96,7 +96,7 @@ class _UniConvolution(Convolution):
             y = self._aggregate_narrow(aggregate, x, kernel, bias, inside)
         else:
             mapped = self._product(x, kernel)
-            y = aggregate(mapped, **behind(mapped, bias, inside))
+            y = aggregate(mapped, **epilogue(mapped, bias, inside))
         return finished(unit_rows(y), None, activation) if self.normalize else y
 
     def _own_scale(self) -> ArrayLike:

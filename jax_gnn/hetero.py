@@ -262,7 +262,7 @@ class HeteroGraph:
         start = 0
         for number, (key, length) in enumerate(lengths.items()):
             own = ids[(kinds == number) & (ids >= 0)] - start
-            # Of edges that were dropped it is not known how many there were behind the last one.
+            # Of edges that were dropped it is not known how many there were after the last one.
             wanted = len(own) if self.complete else max(length, own.max(initial=-1) + 1)
             if length != wanted or own.min(initial=0) < 0:
                 edges = f"of {len(own)} edges" if self.complete else "edge of the input"

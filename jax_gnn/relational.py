@@ -450,7 +450,7 @@ class RelationalGraph:
             num_edges: capacity in edges; None leaves it.
             num_src_pairs: capacity in (source, relation) pairs; None leaves it.
             num_dst_pairs: capacity in (destination, relation) pairs; None leaves it.
-            num_items: capacity in items of ``tiles`` and of ``t_tiles``, which are cut anew; None:
+            num_items: capacity in items of ``tiles`` and of ``t_tiles``, which are cut again; None:
                 as many as there are then.
 
         Raises:

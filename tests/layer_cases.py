@@ -169,7 +169,7 @@ def hetero_case(across: str, **options: Any) -> LayerCase:
 
 
 def of_types(dtype: Any) -> Any:
-    """A model behind maps by type."""
+    """A model after maps by type."""
     options: Any = {"param_dtype": dtype, "rngs": nnx.Rngs(0)}
     model = layers.RGCN(WIDTH, WIDTH, 3, num_relations=4, **options)
     return layers.HeteroModel({"a": WIDTH, "b": WIDTH}, model, **options)

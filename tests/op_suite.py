@@ -134,7 +134,7 @@ class CoreChecks:
             assert_close(got, want, 4 * TOLERANCE[dtype], f"gradient to {name}")
 
     def test_one_operand_at_a_time(self, rng: np.random.Generator, implementation: str) -> None:
-        """Derivatives while the other operands are constants, and NaN lies behind all padding."""
+        """Derivatives while the other operands are constants, and NaN stands in all padding."""
         case = self.spec.make_case(rng, "padding", (3,))
         clean, dirty = padded(case, 0.0), padded(case, np.nan)
         tangents = random_like(rng, clean, "float64")

@@ -85,7 +85,7 @@ def spmm_reference(
 def keep_apart(
     edges: Edges, x: np.ndarray, weight: np.ndarray, draw: Callable[[tuple[int, ...]], np.ndarray]
 ) -> np.ndarray:
-    """Weights, drawn anew where a row's extreme messages differ by what rounding may decide.
+    """Weights, drawn again where a row's extreme messages differ by what rounding may decide.
 
     Messages that a half type cannot tell apart share the gradient, and the reference knows one.
     """

@@ -78,9 +78,9 @@ def between(instructions: dict[str, Instruction]) -> list[str]:
 MOVES = {"slice", "dynamic-slice", "copy", "concatenate", "pad", "transpose", "gather"}
 ARITHMETIC = {"add", "multiply", "maximum", "select", "subtract"}
 
-# Elementwise passes whose results calls read, forward, behind products, which XLA may join: what
+# Elementwise passes whose results calls read, forward, after products, which XLA may join: what
 # follows that of GraphSAGE unless the product comes first (root term, bias and ReLU), HGNN's bias,
-# UniGCNII's mix with what went into the product, and its ReLU behind the first map.
+# UniGCNII's mix with what went into the product, and its ReLU after the first map.
 CASES = {
     "GCN": (flax_layers.GCN, (WIDTH, WIDTH, WIDTH), graph, 0),
     "GIN": (flax_layers.GIN, (WIDTH, WIDTH, WIDTH), graph, 0),
@@ -120,7 +120,7 @@ def test_nothing_is_copied_for_a_call(name: str, trains: bool) -> None:
 
 # Of one head, in a program for a CPU that calls CUDA kernels: launches at most, and calls of this
 # library among them. A GPU's programs have up to two fifths less, as its products read and write
-# in any layout, and have more of what comes before and behind them as parts. Inference also with
+# in any layout, and have more of what comes before and after them as parts. Inference also with
 # the products of weights made before. A launch is what is neither a shape, a constant nor a tuple.
 LAUNCHES = {
     ("RGATConv", "inference"): (3, 2),

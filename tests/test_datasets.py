@@ -601,7 +601,7 @@ def test_noisy_label_features():
     assert_same(exact, dataclasses.replace(data, x=one_hot))
     noisy = datasets.with_noisy_label_features(data, num_features=5000, noise=0.5, seed=1)
     noise = noisy.x - np.pad(exact.x, ((0, 0), (0, 4996)))
-    np.testing.assert_allclose(noise.std(axis=1), 0.5, rtol=0.05)  # also behind the padding
+    np.testing.assert_allclose(noise.std(axis=1), 0.5, rtol=0.05)  # also after the padding
     np.testing.assert_allclose(noise.mean(axis=1), 0, atol=0.05)
     again = datasets.with_noisy_label_features(data, num_features=5000, noise=0.5, seed=1)
     assert_same(again, noisy)

@@ -201,7 +201,7 @@ def test_one_launch(
     graph: str,
     count: int,
 ) -> None:
-    """Rows and columns that span blocks, some without edges; nothing behind padding is read."""
+    """Rows and columns that span blocks, some without edges; no padding is read."""
     edges = edges_of(rng, graph, count)
     matrix, counted = edges.matrix, ~edges.is_padding
     operands = typed(kind, operands_of(rng, kind, edges, heads, features), dtype)

@@ -189,7 +189,7 @@ def test_ranks_of_what_is_not_finite():
             (np.inf, 0.0, 4),
             (-np.inf, 0.0, 4),
             (-np.inf, -np.inf, 4),
-            (0.0, np.nan, 2 + 1),  # behind node 0, whose score is 1, and this one
+            (0.0, np.nan, 2 + 1),  # after node 0, whose score is 1, and this one
             (0.0, np.inf, 2 + 1),
             (0.0, -np.inf, 2),
         ):

@@ -108,7 +108,7 @@ def check_weighted(conv, graph, triples, rng):
     weight = graph.edge_values(given.astype(np.float32), 1)
     x = features(4), features(4, 2)
 
-    @nnx.jit  # anew: what is patched is chosen while tracing
+    @nnx.jit  # again: what is patched is chosen while tracing
     def all_of(conv, graph, weight):
         return [conv(graph, each, *more) for each in x for more in ((), (weight,))]
 

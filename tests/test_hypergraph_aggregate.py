@@ -936,7 +936,7 @@ def test_batch_too_large_to_be_joined(
 
     weight = np.ones(examples[0].num_hyperedges, np.float32)
 
-    def run() -> tuple[str, Any]:  # traced anew each time
+    def run() -> tuple[str, Any]:  # traced again each time
         def energy(hypergraph: Hypergraph, x: Any, weight: Any) -> jax.Array:
             return jnp.sum(hypergraph_aggregate(hypergraph, x, weight) ** 2)
 

@@ -114,7 +114,7 @@ class Problem:
         }
 
     def operands(self, container: Any) -> tuple[Any, Any, Any]:
-        """What is differentiated, and with garbage behind padding."""
+        """What is differentiated, and with garbage in padding."""
         x = self._filled(self.features, container.num_nodes)
         edges = container.graph if isinstance(container, Hypergraph) else container
         given = {

@@ -467,7 +467,7 @@ class LinkConfig(Config):
         int, Setting("model", "features of the nodes' embeddings", COUNT, "N")
     ] = 200
     hidden_features: Annotated[
-        int, Setting("model", "features behind each convolution", COUNT, "N")
+        int, Setting("model", "features after each convolution", COUNT, "N")
     ] = 200
     dropout_rate: Annotated[
         float,
@@ -555,7 +555,7 @@ class _TypedConfig(TrainConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RGATConfig(_TypedConfig):
-    """Settings of a `flax_layers.RGAT`, behind a linear map for each type of nodes."""
+    """Settings of a `flax_layers.RGAT`, after a linear map for each type of nodes."""
 
     model: ClassVar[str] = "rgat"
 
@@ -576,7 +576,7 @@ class RGATConfig(_TypedConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HGTConfig(_TypedConfig):
-    """Settings of a `flax_layers.HGT`, behind a linear map for each type of nodes."""
+    """Settings of a `flax_layers.HGT`, after a linear map for each type of nodes."""
 
     model: ClassVar[str] = "hgt"
 

@@ -62,7 +62,7 @@ def in_features(graph: Any, x: Any) -> Any:
 
 
 def make_model(config: TrainConfig, graph: Any, x: Any, num_classes: int, seed: int) -> Any:
-    """A model with parameters of a seed, behind maps by type where features are by type."""
+    """A model with parameters of a seed, after maps by type where features are by type."""
     recipe = RECIPES[config.model]
     sizes, rngs = in_features(graph, x), nnx.Rngs(seed)
     by_type = isinstance(sizes, dict)
@@ -80,7 +80,7 @@ def make_model(config: TrainConfig, graph: Any, x: Any, num_classes: int, seed: 
 
 
 def stack_of(model: Any) -> Any:
-    """The stack of convolutions, perhaps that behind maps by type."""
+    """The stack of convolutions, perhaps that after maps by type."""
     return model.model if isinstance(model, HeteroModel) else model
 
 
@@ -137,7 +137,7 @@ class TrainedModel:
     A checkpoint that an older version wrote leaves None what it did not keep.
 
     Attributes:
-        model: The model, in evaluation mode: a `Stack`, or where features are by type one behind a
+        model: The model, in evaluation mode: a `Stack`, or where features are by type one after a
             `HeteroModel`. It takes graphs and features that are preprocessed
             already; `predict` takes datasets.
         config: Settings of the training, among them the preprocessing.

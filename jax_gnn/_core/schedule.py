@@ -26,13 +26,13 @@ THREADS = range(32, 1025, 32)
 MANY = range(1, 2**16)
 
 L2_BYTES = 50_000_000
-"""What the second cache of an H200, on which rules were made, holds of arrays."""
+"""What the L2 of an H200, on which rules were made, holds of arrays."""
 
 # What a symbolic dimension of `jax.export` counts as: a schedule fits one size, and serves all.
 _SYMBOLIC_SIZE = 2**16
 _SYMBOLIC_WIDTH = 64
 
-# A user context is part of the keys of JAX's caches: a change compiles anew.
+# A user context is part of the keys of JAX's caches: a change compiles again.
 _forced = jax.make_user_context(default_value=None)
 
 

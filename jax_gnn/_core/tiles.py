@@ -164,7 +164,7 @@ def build_tiles(
     starts = xp.concatenate(
         [xp.zeros(1, np.int32), starts, xp.reshape(num_items + total_new, 1)]
     ).astype(np.int32)
-    # Each cut is an item more, behind the one that it cuts.
+    # Each cut is an item more, after the one that it cuts.
     cut = _places(is_cut, num_shares - 1, num_shares - 1)
     cut_at = xp.concatenate([at, xp.full(1, capacity, np.int32)])[cut]
     cut_begin = xp.concatenate([cuts, xp.full(1, count, np.int32)])[cut]

@@ -138,7 +138,7 @@ class ProfilerTimer:
     def measure(self, calls: Mapping[Key, Call], repeats: int) -> dict[Key, list[float]]:
         """Seconds of each call, ``repeats`` samples; calls take turns, in another order each time.
 
-        A kernel is sooner done right behind one with the same code, which is still in the
+        A kernel is sooner done right after one with the same code, which is still in the
         multiprocessors' caches: a fixed order would favour some of the calls.
         """
         samples = self.kernels(calls, repeats)

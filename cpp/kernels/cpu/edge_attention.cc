@@ -1,6 +1,6 @@
 // Entries are dealt out to tasks as in segment_walk.h, and a task goes through its share in blocks
 // that end where rows end. Of a block, weights are computed first, across entries and heads, into a
-// few arrays that fit into the first cache; then its rows are summed up, tile by tile. A row that
+// few arrays that fit into L1; then its rows are summed up, tile by tile. A row that
 // does not fit into a block, or that more than one task has a part of, has a state, from which its
 // sums start and in which they are left.
 #include "edge_attention.h"
@@ -46,7 +46,7 @@ struct Part {
 };
 
 // A block, without padding. Columns go on with those of the entries that follow, which are read
-// ahead of; so that whole vectors may be used, all that is behind is in range.
+// ahead of; so that whole vectors may be used, all that is after is in range.
 template <typename Acc, typename Index>
 struct Block {
   int32_t count, num_parts;

@@ -27,7 +27,7 @@ JAX_GNN_INLINE int64_t weight_of(const Csr<Index>& csr, int64_t e) {
 }
 
 // Prefetches columns [column, column + count) of the row that is read a little later. Rows lie one
-// behind another in `cols`, so the stream of ids is known past the end of the row at hand.
+// after another in `cols`, so the stream of ids is known past the end of the row at hand.
 template <typename T, typename Index>
 JAX_GNN_INLINE void prefetch_ahead(const Csr<Index>& csr, int64_t e, const T* in, int64_t width,
                                    int64_t column, int64_t count) {

@@ -72,7 +72,7 @@ struct Messages {
     }
   }
 
-  // The first tile of a task fills for all of them: rows lie one behind another.
+  // The first tile of a task fills for all of them: rows lie one after another.
   template <int kTile>
   JAX_GNN_INLINE void fill_with(Acc value, const Tile<Acc, kTile>& tile, int64_t row,
                                 int64_t last_row) const {

@@ -169,7 +169,7 @@ JAX_GNN_INLINE void narrow_row(const Accumulator<Out>* from, int64_t count, Out*
   for (; i < count; ++i) to[i] = narrow<Out>(from[i]);
 }
 
-// At most kLanes of `count` numbers, widened, zeros behind them; and narrowed.
+// At most kLanes of `count` numbers, widened, zeros after them; and narrowed.
 template <int kLanes, typename T>
 JAX_GNN_INLINE Vector<Accumulator<T>, kLanes> load_some(const T* from, int64_t count) {
   if (count >= kLanes) return load<kLanes>(from);

@@ -1,4 +1,4 @@
-// Rows are finished block by block, while a block is in the first cache. A row that does not fit
+// Rows are finished block by block, while a block is in L1. A row that does not fit
 // into a block, or that more than one task has a part of, is measured first: each part leaves a
 // state, states are joined in the order of the parts, and then applied to all parts. The cut
 // depends on sizes and ids alone: the same bits for any number of threads.

@@ -59,7 +59,7 @@ void for_each(const Triples& t, const Visit& visit) {
     for (int64_t node = 0; node < t.num_src; ++node) visit(node, t.total_relations() - 1, node, -1);
 }
 
-// Of counts, kept one place behind, where each key starts.
+// Of counts, kept one place after, where each key starts.
 template <typename Index>
 void add_up(Index* starts, int64_t num_keys) {
   for (int64_t k = 0; k < num_keys; ++k) starts[k + 1] += starts[k];

@@ -18,7 +18,7 @@ namespace jax_gnn::cuda {
 
 constexpr unsigned kWholeWarp = 0xffffffffu;
 
-// Lets the launch behind this one begin, which waits by itself for what this one writes. Only where
+// Lets the launch after this one begin, which waits by itself for what this one writes. Only where
 // that is a launch of the same call: XLA's kernels may read before they wait, as none of XLA's lets
 // them begin before its end. Before Hopper it begins at the end all the same.
 __device__ __forceinline__ void allow_next_launch() {

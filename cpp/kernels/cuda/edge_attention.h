@@ -46,7 +46,7 @@ cudaError_t typed_attention(cudaStream_t stream, const Csr<int32_t>& csr, const 
 // padding, and
 // to_src_score: (num_rows, heads), the sums of that over the entries of row r; or null.
 // records: (num_cols, heads), scratch: (2, csr.count, heads). Those of segment_reduce_vjp, two
-// launches before it and one behind it, or two. For heads as keyed_attention has them, without a
+// launches before it and one after it, or two. For heads as keyed_attention has them, without a
 // schedule and scratch: two launches, more where most rows are empty.
 template <typename T, typename Acc>
 cudaError_t edge_attention_vjp(cudaStream_t stream, const Schedule& schedule,

@@ -20,7 +20,7 @@
 // 2 * kBackStep; the launch ahead must be that of the records, which does not let this one start
 // before all else has ended. Promises that all rows are written, empty ones too where it `fills`,
 // that each entry's place is written, those of padding as zeros, unless an order leaves it out,
-// that nothing behind an id out of range is read, and that any ids are survived.
+// that no row of an id out of range is read, and that any ids are survived.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kRecordThreads)
   const int64_t threads = gridDim.x * int64_t{blockDim.x}, teams = threads >> lane_bits;
   const int lanes = 1 << lane_bits, lane = threadIdx.x & (lanes - 1);
   const int team = (threadIdx.x % 32) >> lane_bits;
-  // Ahead of what the next launch reads again, which the second cache may keep.
+  // Ahead of what the next launch reads again, which L2 may keep.
   for (int64_t i = thread; i < num_zeros; i += threads) zeros[i] = 0;
   // Whole warps go on together.
   for (int64_t first = (thread - threadIdx.x % 32) >> lane_bits; first < count;
@@ -309,7 +309,7 @@ struct BackRows {
 // Dynamic shared memory: words [row][word][thread]; of each head of a team records [stage][entry],
 // [kind][entry] sums over lanes, then what follows of them, and numbers [kind][stage][entry]; of
 // each thread its part of a run; of each team a ring of ids and the rows around its entries. At the
-// end heads[warp][part][lane], and tails, are in place of the words, behind parts of the vector's
+// end heads[warp][part][lane], and tails, are in place of the words, after parts of the vector's
 // gradient.
 template <Scores kScores, bool kSame, class Op, typename T, typename Acc>
 struct BackLayout {

@@ -25,7 +25,7 @@ int tile_heads_of(int lanes, Features features) {
 
 // Blocks that a device holds at once, where a multiprocessor holds at most so many. `shared`: bytes
 // of a block, which become more where they would allow for more blocks than that: what is not
-// shared memory is the first cache, which all that is on its way passes, and if it is 28 KB, the
+// shared memory is L1, which all that is on its way passes, and if it is 28 KB, the
 // rest of an H200's, walks take half as long again.
 inline int64_t blocks_at_once(int64_t& shared, int64_t most) {
   constexpr int64_t kReserved = 2 << 10;  // of a block: static, and the system's
@@ -176,7 +176,7 @@ cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* 
 }
 
 // Entries up to which an attention of relations may begin beside the product ahead of it. Blocks
-// that do share a multiprocessor with that, which leaves them a small first cache to the end: on an
+// that do share a multiprocessor with that, which leaves them a small L1 to the end: on an
 // H200 BGS's 2.2 million edges took 303 us in place of 267, MUTAG's 0.17 million 26 in place of 28.
 constexpr int64_t kOverlappedEntries = 1 << 18;
 

@@ -9,7 +9,7 @@
 //
 // Needs blocks of kAttendThreads threads; attend_bytes of dynamic shared memory, a workspace row
 // for each block of a column of the grid, and a tag that no other launch has. Promises that all
-// rows are written, empty ones too where it `fills`, that nothing behind an id out of range is
+// rows are written, empty ones too where it `fills`, that no row of an id out of range is
 // read, and that any ids are survived.
 #pragma once
 
@@ -34,7 +34,7 @@ constexpr int kRingSteps = 4;        // of a ring of ids: two ahead, and two mor
 // keys, or those of edges with relations (TypedKeys), whose row_key is that of TypedKeys, or null.
 enum class Scores { kOfHeads, kLeaky, kDots, kTyped };
 
-// Whether scores are made anew of keys; else they are numbers of heads, or of relations.
+// Whether scores are computed again from keys; else they are numbers of heads, or of relations.
 template <Scores kScores>
 constexpr bool has_keys = kScores == Scores::kLeaky || kScores == Scores::kDots;
 
@@ -397,7 +397,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
     __pipeline_wait_prior(0);
     __syncwarp();
     const Acc* const of_head =
-        numbers + (stage * kinds * cut.tile_heads + head) * kStep;  // and of other kinds behind
+        numbers + (stage * kinds * cut.tile_heads + head) * kStep;  // and of other kinds after
     // Scores, then weights.
     Acc weight[kStep];
     constexpr int kKey = kSame ? 0 : kStep, kLeft = kKey + kStep;  // among rows of entries

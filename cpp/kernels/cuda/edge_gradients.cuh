@@ -5,7 +5,7 @@
 // come the result, its cotangent, the key and the statistics of its destination; they sum up what
 // sources' values get, and their keys or scores. Those by destination go through the entries as the
 // forward pass does: of an entry come the value and the key of its source; they sum up what
-// destinations' keys or scores get, and the vector. Both compute scores and weights anew, by the
+// destinations' keys or scores get, and the vector. Both compute scores and weights again, by the
 // additions of the forward pass, so that nothing is handed from one kind to the other, and neither
 // waits. The vector is added up by a few blocks more, the last ones, of what those by destination
 // hand on: they wait for blocks that start earlier, which wait for none that start later. The
@@ -25,7 +25,7 @@
 // Needs blocks of kGradientThreads threads; GradientShared's bytes of dynamic shared memory; whole
 // heads of up to kGradientLanes words of 16 bytes; a workspace row for each block of a column of
 // the grid, of those by destination two, and tags that no other launch has. Promises that all rows
-// are written, empty ones too, that nothing behind an id out of range is read, that any ids are
+// are written, empty ones too, that no row of an id out of range is read, that any ids are
 // survived, and the same bits on every run: the cut depends on shapes only.
 #pragma once
 

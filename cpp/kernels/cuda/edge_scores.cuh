@@ -1,8 +1,8 @@
 // What scores of edges are made of, and weights of scores.
 //
-// Where scores are computed anew it is by the same instructions: their bits must not differ, or the
-// largest score's weight would be far from what it is where scores are large. Hence products that
-// are not fused with what follows.
+// Where scores are computed again it is by the same instructions: their bits must not differ, or
+// the largest score's weight would be far from what it is where scores are large. Hence products
+// that are not fused with what follows.
 #pragma once
 
 #include <limits>

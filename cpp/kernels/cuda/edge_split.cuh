@@ -43,7 +43,7 @@ template <typename Acc, int kVec>
 struct Sum {
   const uint4* ids;     // of a slot
   const uint2* places;  // of a slot: its row; 2 * its place in the row + whether it is the last
-  unsigned count;       // slots; the one behind the last is there too, and of no row
+  unsigned count;       // slots; the one after the last is there too, and of no row
   unsigned num_rows, num_cols;
   const Acc *col_scale, *row_scale;  // null means ones
   int lane_bits;                     // log2 of the lanes of a team
@@ -98,7 +98,7 @@ struct Slot : Place {
 };
 
 // Not through the read-only path: what is asked for first must stay ahead of the wait for the
-// launch before, all else behind it.
+// launch before, all else after it.
 template <class Sum>
 __device__ __forceinline__ Place load_place(const Sum& sum, unsigned index) {
   uint2 place;
@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
   using Words = typename SlotFeatures<kScaled, In, Acc, kVec>::Words;
 
   // A row that begins up to `again` slots before the block is summed up here once more; what began
-  // earlier is handed on by blocks before. Both sides of a border judge by the place behind it.
+  // earlier is handed on by blocks before. Both sides of a border judge by the place after it.
   const unsigned again = kOne ? teams : 0;
   const auto is_handed_on = [&](const Place& place) {
     return is_id(place.row, sum.num_rows) && place.before() > again;
@@ -433,7 +433,7 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
   if (!__syncthreads_or(head_round != 0 || !now.is_last() || crosses_in || crosses_out)) return;
 
   const int block = static_cast<int>(blockIdx.x);
-  // A row that is handed on to this block and to the next. The place behind a border says that it
+  // A row that is handed on to this block and to the next. The place after a border says that it
   // has passed the block before: the next block judges by the same.
   const auto passes = [&](const Place& begin, const Place& end) {
     return is_handed_on(begin) && is_id(end.row, sum.num_rows) && begin.row == end.row &&

@@ -166,7 +166,7 @@ __device__ __forceinline__ Tile find_tile(const Groups& groups, int tile_rows, i
       rows = add(rows, size);
       tile -= count;
     }
-  else if (threadIdx.x == kThreads - 1) {  // behind all groups, or ahead of this thread's
+  else if (threadIdx.x == kThreads - 1) {  // after all groups, or ahead of this thread's
     const unsigned rest = num_rows - add(rows, my_rows);
     if (static_cast<unsigned>(number) >= tiles && tile - my_tiles < tiles_in(rest))
       set(static_cast<int>(groups.num_sizes), num_rows - rest, rest, tile - my_tiles);

@@ -70,7 +70,7 @@ struct Barrier {
   }
 };
 
-// Copies 16 or 4 bytes to shared memory, past the first cache where it can; zeros where `valid`
+// Copies 16 or 4 bytes to shared memory, past L1 where it can; zeros where `valid`
 // does not hold. *from is then not read.
 template <int kBytes>
 __device__ __forceinline__ void start_copy(unsigned to, const void* from, bool valid) {

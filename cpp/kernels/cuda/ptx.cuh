@@ -113,7 +113,7 @@ __device__ __forceinline__ void store_below(unsigned id, unsigned bound, uint4* 
       : "memory");
 }
 
-// Loads that stay where they are, before or behind a wait for the launch ahead; those of __ldg may
+// Loads that stay where they are, before or after a wait for the launch ahead; those of __ldg may
 // be moved.
 __device__ __forceinline__ void load_word(const uint2* from, uint2& word) {
   asm volatile("ld.global.v2.u32 {%0, %1}, [%2];"
@@ -151,7 +151,7 @@ __device__ __forceinline__ uint64_t multiply_add(unsigned a, unsigned b, uint64_
   return product + c;
 }
 
-// Keeps the compiler from knowing the value: it is then neither computed anew nor beforehand.
+// Keeps the compiler from knowing the value: it is then neither computed again nor beforehand.
 __device__ __forceinline__ void hide(unsigned& value) { asm volatile("" : "+r"(value)); }
 __device__ __forceinline__ void hide(float& value) { asm volatile("" : "+f"(value)); }
 __device__ __forceinline__ void hide(double& value) { asm volatile("" : "+d"(value)); }
@@ -160,7 +160,7 @@ __device__ __forceinline__ void hide(T*& pointer) {
   asm volatile("" : "+l"(pointer));
 }
 
-// Copies kBytes into shared memory, through the first cache, until __pipeline_wait_prior. Zeros
+// Copies kBytes into shared memory, through L1, until __pipeline_wait_prior. Zeros
 // where `valid` does not hold; *from is then not read.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(bool valid, const void* from, void* to) {

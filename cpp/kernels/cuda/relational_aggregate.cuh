@@ -10,7 +10,7 @@
 //
 // Within an item edges are sorted by destination, and dealt in even ranges to teams of lanes, each
 // of which holds a row. A team stores each run of equal destinations that it begins, but its first:
-// that one waits for the barrier, behind which it joins the runs ahead of it in the order of teams.
+// that one waits for the barrier, after which it joins the runs ahead of it in the order of teams.
 //
 // Products are a policy: PlainProduct takes any GPU, width, alignment and type, HopperProduct
 // (relational_tensor.cuh) has the matrix instructions. Needs what relational_aggregate_launch.h
@@ -125,7 +125,7 @@ struct Shares {
   }
   // The tile that the share ahead of this one leaves to it, or -1.
   __device__ __forceinline__ int tile_into(int64_t share) const {
-    // Loads are not behind conditions: they are on their way together.
+    // Loads are not under conditions: they are on their way together.
     const int64_t within = max(int64_t{0}, min(share, tiles.num_shares));
     const int at = start(within), last = static_cast<int>(tiles.num_items) - 1;
     if (last < 1) return -1;
@@ -175,7 +175,7 @@ struct TileTails {
       write_pair(word(block, i), bits, tag);
     }
   }
-  // What a thread keeps for itself lies behind all words.
+  // What a thread keeps for itself lies after all words.
   __device__ __forceinline__ uint4* kept(int64_t block, int i) const {
     constexpr int64_t kBytes = int64_t{16} * kWords * Product::kThreads;
     return reinterpret_cast<uint4*>(base + gridDim.x * kBytes + block * (kBytes / 2)) +
@@ -478,7 +478,7 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
       const int col = is_valid ? coming_col : 0;
       Acc scale = 1;
       if (weighted) scale = load_or(is_valid, sums.scales + coming_order, Acc(0));
-      // Loads are not behind conditions, or the compiler would wait for one before the next: what
+      // Loads are not under conditions, or the compiler would wait for one before the next: what
       // counts for nothing reads the first row. Teams have as many edges, but the last ones.
       Word<T, kVec> features[kUnroll][kWords];
       const auto load = [&](int first) {

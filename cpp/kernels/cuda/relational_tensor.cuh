@@ -1,5 +1,5 @@
 // The products of relational_aggregate.cuh by Hopper's matrix instructions: transposed, as those of
-// segment_matmul.cuh, so that weights come from the second cache while rows are gathered, and the
+// segment_matmul.cuh, so that weights come from L2 while rows are gathered, and the
 // tile of sums is the right-hand side as it lies in shared memory.
 //
 // Needs sm_90a, rows of whole 16 bytes.

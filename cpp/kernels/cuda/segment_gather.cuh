@@ -1,5 +1,5 @@
 // Reduction of gathered rows, by entries sorted by the row that they are reduced into. The walk of
-// segment_walk.cuh for what is bound by the second cache: few registers go into ids, and loads of
+// segment_walk.cuh for what is bound by L2: few registers go into ids, and loads of
 // features never run dry.
 //
 // Every team of lanes takes an even, contiguous range of entries. Rows, columns and weights come by
@@ -9,7 +9,7 @@
 // run that ends is stored by its team, but the first if it may have begun before: that waits, in
 // shared memory, until teams, warps and blocks are joined (segment_runs.cuh). Where rows have an
 // epilogue, a step's runs wait there, too, until the next step's features are on their way: its
-// code stands once, not behind each entry, and its latency is not added to theirs. The cut depends
+// code stands once, not after each entry, and its latency is not added to theirs. The cut depends
 // on shapes only: the same bits on every run.
 //
 // With dots, each row that is gathered is also multiplied with the row of `left` that it is added
@@ -23,7 +23,7 @@
 // Needs blocks of up to kGatherThreads threads, whole warps; gather_shared_bytes of dynamic shared
 // memory, a workspace row for each block of a column of the grid, and a tag that no other launch
 // has. segment_walk_launch.h provides them. Promises that all rows are written, empty ones too
-// where it `fills`, that nothing behind an id out of range is read, and that any ids are survived.
+// where it `fills`, that no row of an id out of range is read, and that any ids are survived.
 #pragma once
 
 #include <cuda_pipeline.h>

@@ -5,7 +5,7 @@
 // without further checks; else each load is under a condition of its own.
 //
 // Needs whole warps, ids of a step as segment_walk.cuh loads them, and rows that are aligned to the
-// word. Promises that nothing behind an id out of range is read: such entries bring what changes no
+// word. Promises that no row of an id out of range is read: such entries bring what changes no
 // result.
 #pragma once
 

@@ -6,7 +6,7 @@
 // that does not go to the workspace, where a second launch adds them up in the order of the blocks.
 // Without `deterministic`, parts are added to the result by atomics instead.
 //
-// Needs a workspace of outer_workspace_bytes, and combine_outer_kernel behind each of the others,
+// Needs a workspace of outer_workspace_bytes, and combine_outer_kernel after each of the others,
 // or zero_kernel ahead of them where they add by atomics: see segment_outer_launch.h. Promises that
 // all weights are written, whatever the sizes are.
 #pragma once
@@ -427,7 +427,7 @@ class OuterPipeline {
     if (tile.first) opened_ = true;
     return open_ >= 0;
   }
-  // The tile's left side; the right one is half a stage behind.
+  // The tile's left side; the right one is half a stage later.
   __device__ __forceinline__ unsigned char* left() const {
     return ring + at_.stage * Shape::kStageBytes;
   }
@@ -641,7 +641,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     // instruction where there are branches around them.
     const int count = pipeline.tile.count;
     unsigned char *const left = pipeline.left(), *const right = left + Shape::kStageBytes / 2;
-    if (count < Shape::kRows) {  // clears the rows behind
+    if (count < Shape::kRows) {  // clears the rows after
       const int first = max(count, 0), rows = Shape::kRows - first;
       for (int i = threadIdx.x; i < rows * Shape::kChunks * 2 * 8; i += Shape::kConsumers)
         *reinterpret_cast<uint4*>(left + i / 8 / rows * kChunkSize +
@@ -781,7 +781,7 @@ __global__ void __launch_bounds__(kCombineThreads)
   using Sum = Pack<Accumulator<T>, kVec>;
   constexpr int kWarps = kCombineThreads / 32, kColumns = 32 * kVec;
   constexpr int kBatch = kVec == 1 ? 17 : 9;
-  __shared__ Sum open[kWarps][32];  // the sum behind a warp's last head, or of all its parts
+  __shared__ Sum open[kWarps][32];  // the sum after a warp's last head, or of all its parts
   __shared__ bool has_head[kWarps];
   wait_for_previous_launch();
   const auto& workspace = product.workspace;

@@ -10,7 +10,7 @@
 
 namespace jax_gnn::cuda {
 
-// How sums of rows that lie one behind another are written. Wide words leave no registers for more.
+// How sums of rows that lie one after another are written. Wide words leave no registers for more.
 template <typename T, int kVec>
 using RowsOf = std::conditional_t<kVec == 1, Staged<T>, NoEpilogue>;
 

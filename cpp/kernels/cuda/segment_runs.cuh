@@ -1,7 +1,7 @@
 // Runs of equal rows that lie across teams, warps and blocks: how they are joined, always in the
 // same order, and how the empty rows between them are filled. What walks entries is built on it.
 //
-// Needs whole warps, a block's entries behind those of the block before, a workspace row for each
+// Needs whole warps, a block's entries after those of the block before, a workspace row for each
 // block of a column of the grid, and a tag that no other launch has.
 #pragma once
 

@@ -24,7 +24,7 @@ cudaError_t launch_both(cudaStream_t stream, Problem<kTangent, T> problem,
   while (kWord << cut.word_bits < cut.features) ++cut.word_bits;
   cut.words = aligned(problem.out, 16) && (cut.tiles == 1 || problem.width % kWord == 0);
   for (const T* in : problem.in) cut.words = cut.words && aligned(in, 16);
-  // One less than the chunks hold: the bit behind the last entry says whether its run ends there.
+  // One less than the chunks hold: the bit after the last entry says whether its run ends there.
   const int capacity = (kThreads<Acc> >> cut.lane_bits) * kChunk - 1;
   cut.blocks = std::min(
       {workspace_blocks, ceil_div(problem.count, capacity), kMaxGridX / 2 / int64_t{cut.tiles}});

@@ -12,7 +12,7 @@
 // of a block where it synchronises, take the same branches.
 //
 // Needs a workspace row of workspace_bytes for each block of entries, and spanning_runs_kernel
-// behind runs_kernel where there are several: see segment_softmax.cu. Promises that each entry is
+// after runs_kernel where there are several: see segment_softmax.cu. Promises that each entry is
 // written once, padding with zeros.
 #pragma once
 

@@ -1,6 +1,6 @@
-// Small sums and means of rows, gathered or one behind another: a team of lanes has one step of
+// Small sums and means of rows, gathered or one after another: a team of lanes has one step of
 // entries and no more. Nearly all their time is memory's latency and instructions on their way.
-// Hence little code, no loop over entries, and two loads one behind the other: ids, then features.
+// Hence little code, no loop over entries, and two loads one after the other: ids, then features.
 //
 // A block loads the ids of its entries, and of as many before them: its window. Which entries end a
 // row is then known as bits. A row that begins in the window is summed up here, and what of it lies
@@ -14,7 +14,7 @@
 // are no registers for them. A team then has all of a row, hence up to 32 lanes.
 //
 // Under a softmax (softmax_sums.cuh) what scores are made of is asked for with the features, so
-// that there are still two loads one behind the other. Weights, and what rows within a team's
+// that there are still two loads one after the other. Weights, and what rows within a team's
 // entries are divided by, are then made while features are on their way. What a team has of a row
 // is relative to the largest score that it has met. Scores of keys are made of features: their rows
 // come by asynchronous copies, but for the values, and lanes add up those of a head together.
@@ -27,8 +27,8 @@
 //
 // Needs blocks of kStepThreads threads; a StepShared of dynamic shared memory; a workspace row for
 // each block of a column of the grid, and a tag that no other launch has. segment_walk_launch.h
-// provides them. Promises that all rows are written, empty ones too where it `fills`, that nothing
-// behind an id out of range is read, and that any ids are survived.
+// provides them. Promises that all rows are written, empty ones too where it `fills`, that no
+// row of an id out of range is read, and that any ids are survived.
 #pragma once
 
 #include <cuda_pipeline.h>

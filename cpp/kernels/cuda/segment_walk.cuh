@@ -2,7 +2,7 @@
 //
 // Every warp takes an even, contiguous range of entries, whatever the rows' lengths, and walks it
 // in steps. A team of lanes holds a tile of features; a step deals kUnroll entries to each team of
-// the warp, one behind another (sequential reduction) or side by side (parallel reduction). The sum
+// the warp, one after another (sequential reduction) or side by side (parallel reduction). The sum
 // of a run of equal rows is stored by the team that sees the run end; what is open at the end of a
 // team's entries is carried on to the next team, to the next step, and to the next warp, always in
 // the same order. What is open where a block ends is handed, through the workspace, to the block in
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
   if (!column.active) sizes = {0, 0, 0};
   Output<T, Op, Acc, Last> output = result;
   T* lane_out = output.out + column.first;
-  hide(lane_out);       // or it is computed anew for every store
+  hide(lane_out);       // or it is computed again for every store
   T* staged = nullptr;  // the warp's
   if constexpr (kStages) {
     staged = reinterpret_cast<T*>(dynamic_shared() + runs_bytes<Op, Acc>(warps, lanes) +

@@ -17,7 +17,7 @@
 namespace jax_gnn::cuda {
 namespace {
 
-// Parallel reduction is for narrow rows that lie one behind another.
+// Parallel reduction is for narrow rows that lie one after another.
 template <class Message, class Op>
 constexpr bool has_parallel =
     !Message::kGathers && sizeof(typename Message::T) <= 4 &&

@@ -130,7 +130,7 @@ struct StepSoftmax {
   __device__ __forceinline__ const Acc* edge_scale() const { return attention.edge_scale; }
 };
 
-// The softmax of a team's entries, all of whose scores are there, one run behind another: of each
+// The softmax of a team's entries, all of whose scores are there, one run after another: of each
 // entry its run's largest score, and sum of weights, which are relative to that.
 template <typename Acc, unsigned kSize>
 struct RunSoftmax {
@@ -176,7 +176,7 @@ struct RunSoftmax {
 // weight computed once, four entries of a head by a lane, and all read it from shared memory.
 //
 // Numbers of a team lie there as [kind][head][kQuad + entry]: scores, of which entry -1 is what the
-// run that goes on is relative to, weights, and where there are scales weights times these; behind
+// run that goes on is relative to, weights, and where there are scales weights times these; after
 // them as [kind][entry][head] what scores are made of, and scales, or as [kind][head][entry] where
 // numbers are copied one by one. Offsets are in bytes.
 template <typename Acc>

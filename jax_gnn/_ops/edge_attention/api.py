@@ -1,7 +1,7 @@
 """Attention of nodes to their neighbours: softmax over the edges into each destination.
 
 Scores of three kinds, one sum under their softmax. Forward, edges gather rows once for each array
-that they read; the softmax is never kept, but made anew of scores in the backward pass
+that they read; the softmax is never kept, but computed again from scores in the backward pass
 (FlashAttention's way, Dao et al. 2022, on a graph).
 """
 

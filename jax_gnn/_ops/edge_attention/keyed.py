@@ -2,7 +2,7 @@
 
 ``keyed_attention`` is ``edge_attention`` of these scores, in one pass over the entries where there
 is a kernel, and the composition of both elsewhere. Its derivative is linear in the tangents of all
-that it is made of; the transpose of that computes the scores anew, so that nothing with a number
+that it is made of; the transpose of that computes the scores again, so that nothing with a number
 for each entry is kept from the forward to the backward pass. ``keyed_attention_vjp`` is the part of
 it that goes by column, in one pass where there is a kernel; what rows' keys get is a weighted sum.
 ``keyed_attention_gradients`` is both, in one launch where there are few entries.

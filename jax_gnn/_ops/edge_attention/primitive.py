@@ -7,8 +7,8 @@
   ``edge_attention_vjp``, the transpose of that: the gradients of values and scores, those of the
   columns' scores too, in one pass over the entries. ``edge_attention_gradients`` is that and the
   sum by row, which rows' scores get, in one launch where there are few entries.
-  Weights are made anew of the scores, and D of Dao's FlashAttention, ⟨cotangent, y⟩ of each row,
-  takes the place of a sum over the entries.
+  Weights are computed again from the scores, and D of Dao's FlashAttention, ⟨cotangent, y⟩ of each
+  row, takes the place of a sum over the entries.
 
 Derivatives of the derivatives are those of what :mod:`xla` writes them in: closed primitives.
 """

@@ -35,7 +35,7 @@ from jax_gnn._core.op import Bind, Call, Op, composed_jvp, define
 from jax_gnn._ops.hypergraph_aggregate import xla
 from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY, team_lanes
 from jax_gnn._ops.hypergraph_aggregate.xla import add_own, mask_empty, ones
-from jax_gnn._ops.segment_reduce.primitive import tangent_behind, total
+from jax_gnn._ops.segment_reduce.primitive import tangent_after, total
 from jax_gnn._ops.segment_reduce.xla import epilogue
 
 
@@ -152,7 +152,7 @@ def _epilogue_jvp(
         terms.append(add_own(None, primals.x, tangents.own_scale))
     terms += [each for each in (tangents.residual, tangents.bias) if each is not None]
     result = bind(primals)
-    return result, tangent_behind(result, terms, _relu(bind))
+    return result, tangent_after(result, terms, _relu(bind))
 
 
 def _finished(bind: Bind, result: Array, operands: Aggregation) -> Array:

@@ -18,7 +18,7 @@ class HypergraphSchedule(NamedTuple):
 
     Attributes:
         threads: Threads of a block, which add up among them what they share of a row.
-        rounds: Slots of a team, one behind another: in which sums nodes over hyperedges.
+        rounds: Slots of a team, one after another: in which sums nodes over hyperedges.
         next_rounds: The same where hyperedges are summed over nodes.
     """
 

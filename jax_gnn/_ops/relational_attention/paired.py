@@ -40,7 +40,7 @@ class Paired(NamedTuple):
         value: ``(sources, heads · k)``, in the dtype of all that has no other.
         key: likewise, or None where it is ``value``.
         query: ``(destination pairs, heads · k)``.
-        kernel: ``(relations, k, heads · n)``, behind the sums.
+        kernel: ``(relations, k, heads · n)``, after the sums.
         bias: ``(relations, heads · n)``, or None.
         shift: ``(destination pairs, heads)`` in the accumulator type, what is added to all scores
             of a pair; or None.

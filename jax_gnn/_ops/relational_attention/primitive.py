@@ -74,7 +74,7 @@ class Attending(NamedTuple):
         x: ``(nodes, k)``; or None where ``at_dst`` is more than dots, and so for the next.
         of_x: ``(relations, heads, k)``, the vectors of the destinations' numbers.
         at_dst: ``(edges, heads)``, the dots of these two. Of the three it alone has a derivative;
-            a kernel that can takes the dots anew, and does not read it.
+            a kernel that can takes the dots again, and does not read it.
         entry_scale: ``(edges, heads)``, factors of the softmax, or None.
         pair_types: ``(source pairs,)``, the relation of each.
         matrix: the graph, with the part "from_pairs".

@@ -31,7 +31,7 @@ _IDS, _ID, _SCORE, _SECTOR = 8, 4, 4, 32
 def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
     """What each way that the graph has the parts for is expected to take, in microseconds.
 
-    What no way is without is left out, such as the product behind the sums of HGT.
+    What no way is without is left out, such as the product after the sums of HGT.
 
     Args:
         counts: Of the graph, and of the product with the values' weights of all heads.

@@ -2,7 +2,7 @@
 
 By source pair, rows are multiplied with their relation's weights once for each existing (source,
 relation), and edges gather the products. By destination pair, all that is linear in the source is
-left for behind the reduction: edges gather nodes' own features, which are summed under the softmax
+left until after the reduction: edges gather nodes' own features, which are summed under the softmax
 of each (destination, relation); the softmax of those softmaxes' logarithms over a destination says
 what each pair counts. By tiles, the softmax's weights are those of a sum of products by relation.
 """
@@ -159,7 +159,7 @@ class Typed:
             rows = rows._replace(kernel=_of_width(rows.kernel, x.shape[1]))
         return self._product(x, rows, pairs, pairs.gather, dtype, transposed=transposed)
 
-    def behind(self, sums: Array, rows: Rows, heads: int) -> Array:
+    def multiplied(self, sums: Array, rows: Rows, heads: int) -> Array:
         """``(destination pairs, n)`` of ``(destination pairs, heads · k)``: each head by itself."""
         options: Any = {"heads": heads, "precision": self.precision}
         return product_of_heads(sums, *rows, self.pair_dst, **options)
@@ -307,7 +307,7 @@ class Scores(NamedTuple):
         slope: Of the LeakyReLU.
         of_edges: ``(edges, heads)``, what edges add, or multiply by; or None.
         within: Whether the softmax runs within each relation, else over all edges.
-        scale: ``(edges, heads)``, factors behind the softmax, or None.
+        scale: ``(edges, heads)``, factors after the softmax, or None.
     """
 
     multiplied: bool
@@ -363,7 +363,7 @@ def attend_by_numbers(
         slope=1.0,
     )
     share = None if scores.within else typed.shares_of_pairs(stats)
-    return typed.into_nodes(typed.behind(sums, rows, heads), share)
+    return typed.into_nodes(typed.multiplied(sums, rows, heads), share)
 
 
 # --- Scores of keys ------------------------------------------------------------------------------

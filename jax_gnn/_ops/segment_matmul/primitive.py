@@ -7,7 +7,7 @@
   transposes are the first.
 
 Rows may be gathered from lhs, and results scattered: the transpose in lhs has these two swapped,
-where it is no permutation that gathers with the segment sum behind it. The transpose in scale is a
+where it is no permutation that gathers with the segment sum after it. The transpose in scale is a
 row dot with the product.
 
 Where an activation is differentiated it is taken out of the primitive; a bias's derivative is a
@@ -120,7 +120,7 @@ def _call(
         rows: of the product.
         shape: the (groups, k, n) of the weights.
         precision: of the product.
-        bias: operands behind the offset.
+        bias: operands after the offset.
         lists: ids of rows, and how many rows they index; sizes stand for those that are absent.
         attributes: of the handler.
     """
@@ -368,7 +368,7 @@ def _unfold(x: Array, size: int, axis: int) -> Array:
 
 
 def _matmul_batch(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array:
-    if operands.residual is not None:  # is added behind
+    if operands.residual is not None:  # is added after
         return _add_batched(bind, operands, batched, size)
     features = batched.rhs or batched.bias
     others = batched._replace(rhs=False, bias=None)

@@ -28,7 +28,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def activated(result: Array, activation: Activation | None, scale: Array | None = None) -> Array:
-    """Applies what kernels of sums do not: all but the ReLU, and a scale of rows behind that."""
+    """Applies what kernels of sums do not: all but the ReLU, and a scale of rows after that."""
     if activation in (None, "relu"):
         return result
     wide = ACTIVATIONS[activation](result.astype(accumulator_dtype(result.dtype)))

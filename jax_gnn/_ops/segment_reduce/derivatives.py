@@ -83,7 +83,7 @@ def _product_of_others(x: Array, rows: Array) -> Array:
 
 
 def _exclusive_products(x: Array, starts: Array, reverse: bool) -> Array:
-    """Running products of the entries before each one, which begin anew at the starts."""
+    """Running products of the entries before each one, which begin again at the starts."""
 
     def combine(left: Any, right: Any) -> Any:
         return jnp.where(right[1], right[0], left[0] * right[0]), left[1] | right[1]

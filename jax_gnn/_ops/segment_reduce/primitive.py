@@ -36,7 +36,7 @@ from jax_gnn._ops.segment_reduce import derivatives, xla
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
 
 # Numbers from which on weights are put into the order of the entries ahead of a kernel, which would
-# read, and write the gradients to them, all over a memory that no second cache holds.
+# read, and write the gradients to them, all over a memory that no L2 holds.
 _MOVED = L2_BYTES // 16
 
 _REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")  # as in segments.h
@@ -126,7 +126,7 @@ def _moves_weights(platform: str, csr: Csr, weight: Any) -> bool:
 
 
 def _in_order(csr: Csr, weight: Operand) -> tuple[Csr, Operand]:
-    """The same entries with weights one behind another; without weights they are padding."""
+    """The same entries with weights one after another; without weights they are padding."""
 
     def kept(cols: Array, order: Array) -> Array:
         return jnp.where(in_range(order, csr.count), cols, PADDING)
@@ -203,22 +203,22 @@ def _epilogue_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Ar
         if each is not None:
             term = lead(each, result)
             terms.append(term if result_scale is None else spread(result_scale, result) * term)
-    return result, tangent_behind(result, terms, _relu(bind))
+    return result, tangent_after(result, terms, _relu(bind))
 
 
-def tangent_behind(result: Array, terms: list[Array], relu: bool) -> Array | None:
-    """The sum of tangents, behind the ReLU if there is one."""
+def tangent_after(result: Array, terms: list[Array], relu: bool) -> Array | None:
+    """The sum of tangents, after the ReLU if there is one."""
     if not terms:
         return None
     acc = accumulator_dtype(result.dtype)
     tangent = functools.reduce(operator.add, (lead(term, result).astype(acc) for term in terms))
-    if relu:  # of which a scale behind it may have turned the sign
+    if relu:  # of which a scale after it may have turned the sign
         tangent = jnp.where((result > 0) | (result < 0), tangent, 0)
     return jnp.broadcast_to(tangent, result.shape).astype(result.dtype)
 
 
 def _jvp_apart(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Array, Array | None]:
-    """The same with the epilogue in ``jax.numpy``, behind the primitive."""
+    """The same with the epilogue in ``jax.numpy``, after the primitive."""
 
     def apart(operands: Messages) -> Array:
         return _finished(bind, _plain(bind)(Messages(*operands.message)), operands)

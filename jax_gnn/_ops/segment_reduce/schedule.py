@@ -24,7 +24,7 @@ class Schedule(NamedTuple):
 
     Attributes:
         parallel: Whether the entries of a warp's step lie side by side in its teams, rather than
-            one behind another. Where sums and means gather, whether each team goes through a range
+            one after another. Where sums and means gather, whether each team goes through a range
             of entries of its own; so with both gradients in float32.
         lanes: Threads of a team, which holds a tile of the features; a power of two up to 32.
         threads: Threads of a block.
@@ -45,7 +45,7 @@ _STEP_LANES, _STEP_THREADS, _STEP_ENTRIES = 8, 256, 256
 _SMALL = 2**18
 _SMALL_WITH_EPILOGUE = 2**19
 
-# The first of these where rows of at most so many lanes lie one behind another; lanes that read one
+# The first of these where rows of at most so many lanes lie one after another; lanes that read one
 # feature each.
 _SMALL_NARROW, _NARROW_LANES, _NARROW_FEATURES = 2**17, 4, 2
 
@@ -108,7 +108,7 @@ def _from_rule(
             blocks = max(-(-entries * tiles // _STEP_ENTRIES), 1)
             return Schedule(False, _STEP_LANES * tiles, _STEP_THREADS, blocks)
         # Through an order weights are read, and dots written, all over the place: that costs more
-        # than is gained unless the rows that are gathered take half of the second cache at most.
+        # than is gained unless the rows that are gathered take half of L2 at most.
         stays = 2 * (rows if cols is None else cols) * width * itemsize <= L2_BYTES
         gains = lanes == 16 and stays if ordered else lanes >= 8
         if gather and itemsize == 4 and word > 1 and gains:
@@ -123,7 +123,7 @@ def _from_rule(
         return Schedule(False, lanes, 64, 1584)
     is_large = entries >= _MANY and features["num_bytes"] >= _LARGE
     if gather and sums and word > 1 and lanes >= 8 and is_large:
-        # Half as wide where a tile of 8 words of all rows stays in the second cache, one of 16 not.
+        # Half as wide where a tile of 8 words of all rows stays in L2, one of 16 not.
         rows_bytes = 16 * (rows if cols is None else cols)
         widest = 8 if 8 * rows_bytes <= L2_BYTES < 16 * rows_bytes else 16
         return Schedule(True, min(lanes, widest), 128, 660)
