@@ -23,7 +23,7 @@ from benchmarks.report import OURS
 from benchmarks.workloads import Triples, relational_graphs
 
 INPUTS = ("x", "rhs")
-WAYS = ("edges", "source_pairs", "destination_pairs", "tiles")
+METHODS = ("edges", "source_pairs", "destination_pairs", "tiles")
 
 LARGEST = {"cpu": 2.5e9, "gpu": 50e9}
 """Bytes that a peer's arrays beyond inputs and outputs may have: more are out of memory, of which a
@@ -118,8 +118,8 @@ def _aggregate(method: Any) -> Callable[..., Any]:
 
 
 def jax_gnn_candidates(graph: Triples, case: Case, problem: Problem) -> Iterator[Candidate]:
-    """The op as users call it, which chooses a way, and each of the ways that it has."""
-    for way in (None, *WAYS):
+    """The op as users call it, which chooses a method, and each of the methods that it has."""
+    for way in (None, *METHODS):
         operands = graph.graph_for(way), graph.mean
         yield jax_candidate(way or OURS, _aggregate(way), problem, operands, INPUTS)
 

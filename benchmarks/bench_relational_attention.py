@@ -40,7 +40,7 @@ GRADIENTS = {"rgat": 8, "hgt": 3}
 edges of terms that cancel at each destination, as a softmax's do: factors rounded to TF32 move them
 twice as much as the others. On AIFB at 4 heads plain JAX and this library miss alike, by 1.7e-2."""
 
-WAYS = ("source_pairs", "destination_pairs", "tiles")
+METHODS = ("source_pairs", "destination_pairs", "tiles")
 FOLDED = "weights folded"
 SLOPE = 0.2
 GATE = float(1 / (1 + np.exp(-1.0)))  # of a skip connection that is not trained yet
@@ -351,7 +351,7 @@ def jax_gnn_candidates(graph: Triples, case: Case, problem: Problem) -> Iterator
     yield _candidate(OURS, "auto", graph, case, problem)
     if not _parts(case)[2]:
         yield _candidate(FOLDED, "auto", graph, case, problem, folded=True)
-    for way in WAYS:
+    for way in METHODS:
         if way != choice:  # whose program is that of the first
             yield _candidate(way, way, graph, case, problem)
 

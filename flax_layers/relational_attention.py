@@ -46,24 +46,24 @@ from jax_gnn._core.arguments import (
     check_number,
 )
 from jax_gnn._core.arrays import lead
-from jax_gnn._ops.relational_attention.schedule import WAYS, Way
-from jax_gnn._ops.relational_attention.ways import (
+from jax_gnn._ops.relational_attention import schedule
+from jax_gnn._ops.relational_attention.methods import (
     Folded,
     Rows,
     Scores,
     Vectors,
     attend_by_keys,
     attend_by_numbers,
-    way_of,
+    choose_method,
 )
 from jax_gnn._ops.segment_matmul.api import precision_level
 
 Attention = Literal["additive", "multiplicative"]
 Softmax = Literal["across", "within"]
-Method = Literal["auto"] | Way
+Method = Literal["auto"] | schedule.Method
 Features = ArrayLike | Mapping[str, ArrayLike]
 
-METHODS: tuple[str, ...] = ("auto", *WAYS)
+METHODS: tuple[str, ...] = ("auto", *schedule.METHODS)
 
 
 class FoldedRGAT(NamedTuple):
@@ -238,8 +238,8 @@ class RGATConv(nnx.Module):
             kernel = block_diagonal(kernel)
         by_head = _split(kernel, self.heads)
         of_dst = jnp.sum(by_head * dst[:, None], -1).swapaxes(1, 2)
-        # A choice in place of a stack is part of the sum, no launch of its own. What a way has no
-        # use for, this or the above, is dead code.
+        # A choice in place of a stack is part of the sum, no launch of its own. What the method has
+        # no use for, this or the above, is dead code.
         is_dst = (np.arange(2) == 0)[:, None, None]
         both = jnp.where(is_dst, dst[:, None], src[:, None])
         of_both = jnp.sum(by_head.swapaxes(1, 2)[:, None] * both[..., None, :], axis=-1)
@@ -286,7 +286,7 @@ class RGATConv(nnx.Module):
             folded = self.folded(dtypes.canonicalize_dtype(x, self.kernel[...], dtype=self.dtype))
         operands: tuple[Array, FoldedRGAT] = _promoted((x, folded), self.dtype)
         x, (kernel, vectors) = operands
-        way = way_of(graph, self.method, kernel, self.heads, dots=False)
+        method = choose_method(graph, self.method, kernel, self.heads, dots=False)
         scores = Scores(
             self.attention == "multiplicative",
             self.negative_slope,
@@ -301,7 +301,7 @@ class RGATConv(nnx.Module):
         def attend(x: Array) -> Array:
             return attend_by_numbers(
                 *(graph.check(), x, kernel, vectors, scores),
-                way=way,
+                method=method,
                 precision=precision_level(self.precision),
             )
 
@@ -661,12 +661,12 @@ class HGTConv(nnx.Module):
         folded = self._folded(x) if folded is None else folded
         operands = x, self.query[...], _value(self.query_bias), folded
         x, query, bias, folded = _promoted(operands, self.dtype)
-        way = self._way(graph, folded)
-        made = way == "source_pairs" and not of_keys
+        method = self._chosen_method(graph, folded)
+        made = method == "source_pairs" and not of_keys
 
         def of_nodes(x: Array) -> Array:
             queries = self._typed(x, query, bias, sizes) if made else x
-            y = self._attend(graph, x, x, queries, folded, way, made=made)
+            y = self._attend(graph, x, x, queries, folded, method, made=made)
             return self._finish(y, x if x.shape[1] == y.shape[1] else None, sizes)
 
         return over_batch(of_nodes, x)
@@ -685,7 +685,7 @@ class HGTConv(nnx.Module):
             for name in ("key", "value", "query")
         ]
         x, params, folded = _promoted((x, params, folded), self.dtype)
-        way = self._way(graph, folded)
+        method = self._chosen_method(graph, folded)
 
         def of_types(kernels: dict[str, Array], bias: Array | None) -> Array:
             parts = [
@@ -698,7 +698,7 @@ class HGTConv(nnx.Module):
             return _with_padding(parts, graph.num_nodes)
 
         def of_nodes(key: Array, value: Array, query: Array, own: Array) -> Array:
-            y = self._attend(graph, key, value, query, folded, way)
+            y = self._attend(graph, key, value, query, folded, method)
             return self._finish(y, own, sizes)
 
         own = [
@@ -713,8 +713,8 @@ class HGTConv(nnx.Module):
         """In the dtype of the computation with such features."""
         return self.folded(dtypes.canonicalize_dtype(*x, self.attention[...], dtype=self.dtype))
 
-    def _way(self, graph: RelationalGraph, folded: Folded) -> Way:
-        return way_of(graph, self.method, folded.value.kernel, self.heads, dots=True)
+    def _chosen_method(self, graph: RelationalGraph, folded: Folded) -> schedule.Method:
+        return choose_method(graph, self.method, folded.value.kernel, self.heads, dots=True)
 
     def _attend(
         self,
@@ -723,21 +723,21 @@ class HGTConv(nnx.Module):
         value: Array,
         query: Array,
         folded: Folded,
-        way: Way,
+        method: schedule.Method,
         *,
         made: bool = True,
     ) -> Array:
         return attend_by_keys(
             *(graph.check(), key, value, query, folded),
             heads=self.heads,
-            way=way,
+            method=method,
             precision=precision_level(self.precision),
             made=made,
         )
 
     def _typed(self, x: Array, kernel: Array, bias: Array | None, sizes: tuple[int, ...]) -> Array:
         """The map of each node's type."""
-        if len(sizes) == 1:  # by XLA, which joins to it what goes on with its rows, on both ways
+        if len(sizes) == 1:  # XLA joins to it what goes on with its rows, in both directions
             y = summed_by_rows(x, kernel[0], self.precision)
             return finished(y, None if bias is None else bias[0])
         return segment_matmul(

@@ -196,7 +196,7 @@ def queries(decoder: Any, subjects: Any, relations: Any) -> Any:
 DROPS = {"attention_dropout_rate": 0.5}
 OF_RELATIONS, WITH_ATTR = {"num_relations": 2}, {"edge_features": 3}
 EPS = {"learn_eps": True, "eps": 0.3}
-WAYS = ("source_pairs", "destination_pairs", "tiles")
+METHODS = ("source_pairs", "destination_pairs", "tiles")
 LAYERS = {
     "GCN": layer_case(layers.GCN, GRAPH),
     "GCN-weights": layer_case(layers.GCN, GRAPH, edge_weight=OF_EDGES),
@@ -257,7 +257,7 @@ LAYERS = {
             kind, RELATIONAL, options=OF_RELATIONS | {"heads": 2, "method": way}
         )
         for kind in (layers.RGAT, layers.HGT)
-        for way in WAYS
+        for way in METHODS
     },
     "RGAT-attr": layer_case(
         layers.RGAT,

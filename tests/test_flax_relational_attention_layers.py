@@ -17,7 +17,7 @@ from jax_gnn._ops.relational_aggregate.schedule import Counts
 from jax_gnn._ops.relational_attention import schedule
 
 NUM_NODES, RELATIONS, EDGE_FEATURES = 9, 4, 3
-WAYS = schedule.WAYS
+METHODS = schedule.METHODS
 TYPES = {"author": 4, "paper": 5, "venue": 0, "topic": 3}
 EDGES = {
     ("author", "writes", "paper"): ([0, 1, 1, 2, 0], [0, 0, 1, 4, 4]),
@@ -190,7 +190,7 @@ RGAT_FORMS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("method", WAYS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("form", RGAT_FORMS, ids=repr)
 def test_rgat_equals_the_formula(graph, form, method):
     conv = make(RGATConv, 4, 8, method=method, **form)
@@ -199,11 +199,11 @@ def test_rgat_equals_the_formula(graph, form, method):
 
 
 @pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("method", WAYS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("attention", ["additive", "multiplicative"])
 def test_rgat_with_features_of_edges(graph, method, attention, dense, monkeypatch):
     """Numbers of the ends come from a product of all nodes or of pairs, where edges read such."""
-    at = "jax_gnn._ops.relational_attention.ways.dense_scores_pay"
+    at = "jax_gnn._ops.relational_attention.methods.dense_scores_pay"
     monkeypatch.setattr(at, lambda *_: dense)
     options = {"attention": attention, "heads": 2, "edge_features": EDGE_FEATURES}
     conv = make(RGATConv, 4, 8, method=method, **options)
@@ -214,7 +214,7 @@ def test_rgat_with_features_of_edges(graph, method, attention, dense, monkeypatc
 HGT_FORMS: list[dict[str, Any]] = [{}, {"heads": 2}, {"heads": 4, "use_bias": False}]
 
 
-@pytest.mark.parametrize("method", WAYS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("form", HGT_FORMS, ids=repr)
 def test_hgt_equals_the_formula(graph, typed, form, method):
     conv = make(HGTConv, 8, 8, method=method, **form)
@@ -261,7 +261,7 @@ def cases(graph, typed) -> list[tuple[Any, Any, Any, RelationalGraph, Any]]:
     ]
 
 
-@pytest.mark.parametrize("method", WAYS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("case", range(5))
 def test_derivatives(graph, typed, case, method):
     construct, call, formula, graph, width = cases(graph, typed)[case]
@@ -274,7 +274,7 @@ def test_derivatives(graph, typed, case, method):
 @pytest.mark.parametrize("sizes", [(1, 4, 6), (1, 6, 4), (1, 4, 4), (2, 4, 6), (2, 3, 4)])
 def test_scores_of_rows_and_of_numbers(graph, sizes, attention, form, monkeypatch):
     """Edges read rows at their ends, or numbers of pairs, or of all nodes and relations."""
-    at = "jax_gnn._ops.relational_attention.ways"
+    at = "jax_gnn._ops.relational_attention.methods"
     monkeypatch.setattr(f"{at}.scores_by_edge_pay", lambda *_: form == "rows")
     monkeypatch.setattr(f"{at}.dense_scores_pay", lambda *_: form == "nodes")
     heads, *widths = sizes
@@ -317,7 +317,7 @@ def check_derivatives(conv, call, formula, graph, x):
 
 
 @pytest.mark.parametrize("layer", [RGATConv, HGTConv])
-@pytest.mark.parametrize("method", WAYS)
+@pytest.mark.parametrize("method", METHODS)
 def test_batch_axes_vmap_and_padding(graph, layer, method):
     conv = make(layer, 8, 8, heads=2, method=method)
     x = features(8, 2)
@@ -340,7 +340,7 @@ def test_batch_axes_vmap_and_padding(graph, layer, method):
 
 
 @pytest.mark.parametrize("layer", [RGATConv, HGTConv])
-@pytest.mark.parametrize("method", WAYS)
+@pytest.mark.parametrize("method", METHODS)
 def test_same_bits_and_large_scores(graph, layer, method):
     conv = make(layer, 8, 8, heads=2, method=method)
     x = 1e3 * features(8)
@@ -361,7 +361,7 @@ def test_weights_are_multiplied_once(graph, typed, layer):
         assert_close(conv(typed, x, folded=conv.folded()), conv(typed, x))
 
 
-@pytest.mark.parametrize("method", WAYS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("width", [8, 5])
 def test_keys_that_meet_features_themselves(graph, typed, width, method):
     """Folded weights of one head without biases: queries' maps are in those of keys."""
@@ -379,7 +379,7 @@ def test_keys_that_meet_features_themselves(graph, typed, width, method):
         assert_close(gradients(conv, of, x, True), gradients(conv, of, x, False))
 
 
-@pytest.mark.parametrize("method", WAYS)
+@pytest.mark.parametrize("method", METHODS)
 def test_bfloat16(graph, method):
     for layer, formula in ((RGATConv, reference_rgat), (HGTConv, reference_hgt)):
         conv = make(layer, 8, 8, heads=2, method=method, dtype=jnp.bfloat16)
@@ -389,7 +389,7 @@ def test_bfloat16(graph, method):
         np.testing.assert_allclose(y.astype(jnp.float64), expected, atol=0.2, rtol=0.1)
 
 
-@pytest.mark.parametrize("method", WAYS)
+@pytest.mark.parametrize("method", METHODS)
 def test_attention_dropout(graph, method):
     conv = make(RGATConv, 4, 8, heads=2, attention_dropout_rate=0.5, method=method)
     x, key = features(4), jax.random.key(1)

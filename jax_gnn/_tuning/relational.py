@@ -1,4 +1,4 @@
-"""What is tuned of sums over typed edges: calls, and the ways to take them."""
+"""What is tuned of sums over typed edges: calls, and the methods for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax_gnn import RelationalGraph, relational_aggregate
 from jax_gnn._ops.relational_aggregate.api import counts_of
 from jax_gnn._ops.relational_aggregate.schedule import (
     FAMILY,
-    WAYS,
+    METHODS,
     Counts,
     RelationalSchedule,
     expected,
@@ -44,11 +44,11 @@ class Call(NamedTuple):
         return FAMILY.rule(*OPS, **self.counts._asdict())
 
     def candidates(self) -> list[RelationalSchedule]:
-        """All ways."""
-        return [RelationalSchedule(way) for way in WAYS]
+        """All methods."""
+        return [RelationalSchedule(method) for method in METHODS]
 
     def effective(self, schedule: RelationalSchedule) -> RelationalSchedule:
-        """The rule's where the graph lacks the parts for a way."""
+        """The rule's where the graph lacks the parts for a method."""
         return schedule if schedule.method in expected(self.counts) else self.rule()
 
     def operands(self) -> tuple[Any, ...]:

@@ -804,7 +804,7 @@ def relational(draw: Draw, size: Size, parts: tuple[Any, ...]) -> jax_gnn.Relati
     return graph
 
 
-WAYS = {
+METHODS = {
     "by_sorting": ("edges", ()),
     "by_edges": ("edges", ("from_pairs", "to_pairs")),
     "by_source_pairs": ("source_pairs", ("from_pairs", "to_pairs")),
@@ -813,9 +813,9 @@ WAYS = {
 }
 
 
-@op(*(f"relational_aggregate {way}" for way in WAYS))
+@op(*(f"relational_aggregate {way}" for way in METHODS))
 def relational_aggregate(way: str, size: Size, dtype: str) -> Any:
-    method, parts = WAYS[way]
+    method, parts = METHODS[way]
     k, n = min(size.width, 40), min(size.depth, 50)
     return (
         lambda graph, x, rhs, weight: jax_gnn.relational_aggregate(
@@ -832,7 +832,7 @@ def relational_aggregate(way: str, size: Size, dtype: str) -> Any:
 
 @op("relational_lookup by_sorting", "relational_lookup by_source_pairs")
 def relational_lookup(way: str, size: Size, dtype: str) -> Any:
-    parts = WAYS[way][1]
+    parts = METHODS[way][1]
     return (
         lambda graph, table, weight: jax_gnn.relational_lookup(graph, table, weight),
         lambda draw: (

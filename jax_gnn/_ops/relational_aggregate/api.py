@@ -19,13 +19,13 @@ from jax_gnn._core.arrays import accumulator_dtype, promoted
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
 from jax_gnn._ops.relational_aggregate import primitive
-from jax_gnn._ops.relational_aggregate.schedule import Counts, Way
+from jax_gnn._ops.relational_aggregate.schedule import Counts, Method
 from jax_gnn._ops.relational_aggregate.xla import counts, lookup_matrix, types_matrix
 from jax_gnn._ops.segment_matmul.api import precision_level
 from jax_gnn._ops.segment_reduce.primitive import gather, reduce_messages
 from jax_gnn.relational import RelationalGraph
 
-# The parts that a way goes through.
+# The parts that a method goes through.
 _NEEDS = {"source_pairs": "from_pairs", "destination_pairs": "to_pairs", "tiles": "tiles"}
 
 
@@ -37,7 +37,7 @@ def relational_aggregate(
     weight: ArrayLike | None = None,
     *,
     transpose_rhs: bool = False,
-    method: Way | None = None,
+    method: Method | None = None,
     precision: jax.lax.PrecisionLike = None,
     implementation: Implementation | None = None,
 ) -> Array:
@@ -47,10 +47,10 @@ def relational_aggregate(
     propagation of R-GCN (Schlichtkrull et al., ESWC 2018, equation 2). Linear in ``x``, ``rhs`` and
     ``weight``, with exact derivatives of any order to each.
 
-    There are several ways, which differ in what they move: by edge; by the pairs of a source and a
-    relation that occur, a product for each, whose rows edges gather; by those of a destination and
-    a relation, edges being summed up first; or by tiles of destinations. Which one is fastest
-    follows from how many of these there are. Derivatives take the ways that are best for them.
+    There are several methods, which differ in what they move: by edge; by the pairs of a source and
+    a relation that occur, a product for each, whose rows edges gather; by those of a destination
+    and a relation, edges being summed up first; or by tiles of destinations. Which one is fastest
+    follows from how many of these there are. Derivatives take the methods that are best for them.
 
     Args:
         graph: the graph, with at least one of its parts.
@@ -61,7 +61,7 @@ def relational_aggregate(
             means ones.
         transpose_rhs: whether the weights of relations are given transposed.
         method: ``"edges"``, ``"source_pairs"``, ``"destination_pairs"`` or ``"tiles"`` demands one
-            way, and of derivatives its mirror image; None chooses by counts.
+            method, and of derivatives its mirror image; None chooses by counts.
         precision: of products in float32, as in :func:`jax_gnn.segment_matmul`.
         implementation: see :func:`jax_gnn.implementation`.
 
@@ -94,7 +94,7 @@ def relational_aggregate(
             f"rhs must be {shape} with num_relations={graph.num_relations} and the k = "
             f"{x.shape[1]} of x, got shape {rhs.shape}"
         )
-    check_choice("method", method, (None, *get_args(Way)))
+    check_choice("method", method, (None, *get_args(Method)))
     part = _NEEDS.get(method or "")
     if part is not None and getattr(graph, part) is None:
         raise ValueError(
@@ -181,5 +181,5 @@ def of_relations(
 
 
 def counts_of(graph: RelationalGraph, rhs: Any) -> Counts:
-    """What the choice of a way looks at."""
+    """What the choice of a method looks at."""
     return counts(rhs, rhs, graph.matrix(weighted=True), transposed=False)

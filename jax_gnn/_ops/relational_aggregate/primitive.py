@@ -19,8 +19,8 @@ from jax_gnn._core.relations import RelationalMatrix
 from jax_gnn._ops.relational_aggregate import xla
 from jax_gnn._ops.relational_aggregate.schedule import (
     FAMILY,
-    MIRROR,
-    Way,
+    TRANSPOSED_METHOD,
+    Method,
     chosen,
     chosen_for_gradients,
 )
@@ -50,9 +50,9 @@ def _result(operands: Relations, *, transposed: bool, **attributes: Any) -> jax.
 
 
 def _call(
-    platform: str, operands: Relations, *, transposed: bool, method: Way | None, precision: Any
+    platform: str, operands: Relations, *, transposed: bool, method: Method | None, precision: Any
 ) -> Call | None:
-    """Of the one kernel that does all; the other ways are other primitives."""
+    """Of the one kernel that does all; the other methods are other primitives."""
     del platform
     if method is None:
         method = chosen(
@@ -72,18 +72,18 @@ def _flops(operands: Relations, *, transposed: bool, **attributes: Any) -> int:
     return 2 * min([counts.edges, *rows]) * counts.k * counts.n
 
 
-def _gradient_ways(bind: Bind, operands: Relations, x: Any, rhs: Any) -> tuple[Way, Way]:
-    """The ways to the gradients of x and of rhs, of which one is known by its aval."""
+def _gradient_methods(bind: Bind, operands: Relations, x: Any, rhs: Any) -> tuple[Method, Method]:
+    """The methods for the gradients of x and of rhs, of which one is known by its aval."""
     method = bind.attributes["method"]
     if method in (None, "tiles"):
         counts = xla.counts(x, rhs, operands.matrix, transposed=bind.attributes["transposed"])
         to_x, to_rhs = chosen_for_gradients(counts)
         return method or to_x, to_rhs
-    return MIRROR[method], method
+    return TRANSPOSED_METHOD[method], method
 
 
 def _transpose_x(bind: Bind, ct: Array, operands: Relations) -> Array:
-    to_x, _ = _gradient_ways(bind, operands, operands.x.aval, operands.rhs)
+    to_x, _ = _gradient_methods(bind, operands, operands.x.aval, operands.rhs)
     return bind(
         Relations(ct, operands.rhs, operands.weight, operands.matrix.T),
         transposed=not bind.attributes["transposed"],
@@ -94,7 +94,7 @@ def _transpose_x(bind: Bind, ct: Array, operands: Relations) -> Array:
 def _transpose_rhs(bind: Bind, ct: Array, operands: Relations) -> Array:
     x, weight, matrix = operands.x, operands.weight, operands.matrix
     rhs = operands.rhs.aval
-    _, to_rhs = _gradient_ways(bind, operands, x, rhs)
+    _, to_rhs = _gradient_methods(bind, operands, x, rhs)
     return xla.gradient_to_rhs(
         *(x, ct, weight, matrix),
         transposed=bind.attributes["transposed"],

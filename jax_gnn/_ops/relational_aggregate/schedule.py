@@ -1,7 +1,7 @@
-"""The ways to sum products by relation, what each is expected to take, and the choice of one.
+"""Methods of summing products by relation, what each is expected to take, and the choice of one.
 
 What is known of a graph when a computation is compiled are the lengths of its arrays. They say how
-many bytes each launch of a way moves, how many of them miss L2, and how much it multiplies: the
+many bytes each launch of a method moves, how many of them miss L2, and how much it multiplies: the
 largest of the three decides, but of tiles, whose kernel is bound by its instructions. The rates are
 those measured on an H200.
 """
@@ -13,11 +13,11 @@ from typing import Literal, NamedTuple, get_args
 
 from jax_gnn._core.schedule import L2_BYTES, Family, define_family
 
-Way = Literal["edges", "source_pairs", "destination_pairs", "tiles"]
-WAYS: tuple[Way, ...] = get_args(Way)
+Method = Literal["edges", "source_pairs", "destination_pairs", "tiles"]
+METHODS: tuple[Method, ...] = get_args(Method)
 
-# The way of the transpose that needs the same parts.
-MIRROR: dict[Way, Way] = {
+# The method of the transpose that needs the same parts.
+TRANSPOSED_METHOD: dict[Method, Method] = {
     "edges": "edges",
     "source_pairs": "destination_pairs",
     "destination_pairs": "source_pairs",
@@ -79,7 +79,7 @@ class RelationalSchedule(NamedTuple):
             :func:`jax_gnn.relational_aggregate`.
     """
 
-    method: Way
+    method: Method
 
 
 # --- What launches take --------------------------------------------------------------------------
@@ -158,8 +158,8 @@ def _sums_by_destination_pair(c: Counts) -> Launch:
     return once(p.edges) + gathered(c.edges, p.k, c.num_src) + sums
 
 
-def expected(c: Counts) -> dict[Way, float]:
-    """What each way that the graph has the parts for is expected to take, in microseconds."""
+def expected(c: Counts) -> dict[Method, float]:
+    """What each method that the graph has the parts for is expected to take, in microseconds."""
     p = _Parts.of(c)
     result, edges = once(c.num_dst * p.n), once(p.edges)
     messages = between(c.edges, p.n)
@@ -167,7 +167,7 @@ def expected(c: Counts) -> dict[Way, float]:
         gathered(c.edges, p.k, c.num_src) + multiplied(c, c.edges) + messages + edges,
         messages + result,
     )
-    found: dict[Way, float] = {"edges": by_edge}
+    found: dict[Method, float] = {"edges": by_edge}
     if pairs := c.source_pairs:
         found["source_pairs"] = in_turn(
             gathered(pairs, p.k, c.num_src) + multiplied(c, pairs) + between(pairs, p.n),
@@ -188,13 +188,13 @@ def expected(c: Counts) -> dict[Way, float]:
     return found
 
 
-def expected_of_gradients(c: Counts) -> dict[tuple[Way, Way], float]:
-    """What both gradients take, by the way to that of the features and to that of the weights.
+def expected_of_gradients(c: Counts) -> dict[tuple[Method, Method], float]:
+    """What both gradients take, by the methods for features and for weights.
 
     That of the features is the transpose of the sum; its sums by pair serve the weights, too.
     """
     p = _Parts.of(c)
-    to_weights: dict[Way, list[Launch]] = {}
+    to_weights: dict[Method, list[Launch]] = {}
     if pairs := c.source_pairs:
         sums = _sums_by_destination_pair(c.T)
         outer = gathered(pairs, p.k, c.num_src) + between(pairs, p.n) + multiplied(c, pairs)
@@ -206,12 +206,12 @@ def expected_of_gradients(c: Counts) -> dict[tuple[Way, Way], float]:
     if not to_weights:
         both = gathered(c.edges, p.k, c.num_src) + gathered(c.edges, p.n, c.num_dst)
         to_weights["edges"] = [once(p.edges) + both + multiplied(c, c.edges)]
-    found: dict[tuple[Way, Way], float] = {}
+    found: dict[tuple[Method, Method], float] = {}
     for to_x, time in expected(c.T).items():
-        for way, launches in to_weights.items():
-            shared = to_x == "destination_pairs" and way == "source_pairs"
-            if (to_x == "edges") == (way == "edges"):
-                found[to_x, way] = time + in_turn(*launches[shared:])
+        for method, launches in to_weights.items():
+            shared = to_x == "destination_pairs" and method == "source_pairs"
+            if (to_x == "edges") == (method == "edges"):
+                found[to_x, method] = time + in_turn(*launches[shared:])
     return found
 
 
@@ -223,9 +223,9 @@ def _from_rule(op: str, **counts: int) -> RelationalSchedule:
     return RelationalSchedule(_fastest(expected(Counts(**counts))))
 
 
-def _fastest(times: dict[Way, float]) -> Way:
+def _fastest(times: dict[Method, float]) -> Method:
     """By edge only where there are no pairs: with a pair an edge, source pairs move as much."""
-    return min(times, key=lambda way: (way == "edges", times[way]))
+    return min(times, key=lambda method: (method == "edges", times[method]))
 
 
 _EXACT = ("k", "n", "itemsize")
@@ -233,7 +233,7 @@ _EXACT = ("k", "n", "itemsize")
 FAMILY = define_family(
     Family(
         schedule=RelationalSchedule,
-        allowed=(WAYS,),
+        allowed=(METHODS,),
         ops=("relational_aggregate",),
         exact=_EXACT,
         sizes=tuple(name for name in Counts._fields if name not in _EXACT),
@@ -243,18 +243,18 @@ FAMILY = define_family(
 )
 
 
-def chosen(counts: Counts) -> Way:
-    """The way to take, among those that the graph has the parts for."""
+def chosen(counts: Counts) -> Method:
+    """The method to take, among those that the graph has the parts for."""
     known = Counts(**FAMILY.known(**counts._asdict()))
-    way = FAMILY.choose("relational_aggregate", **known._asdict()).method
+    method = FAMILY.choose("relational_aggregate", **known._asdict()).method
     times = expected(known)
-    return way if way in times else _fastest(times)
+    return method if method in times else _fastest(times)
 
 
-def chosen_for_gradients(counts: Counts) -> tuple[Way, Way]:
-    """The ways to take to the gradients of the features and of the weights."""
+def chosen_for_gradients(counts: Counts) -> tuple[Method, Method]:
+    """The methods to take for the gradients of the features and of the weights."""
     times = expected_of_gradients(Counts(**FAMILY.known(**counts._asdict())))
-    return min(times, key=lambda ways: times[ways])
+    return min(times, key=lambda methods: times[methods])
 
 
 def sums_by_basis_pay(counts: Counts, num_bases: int, *, lookup: bool = False) -> bool:

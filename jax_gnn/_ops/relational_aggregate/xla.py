@@ -1,4 +1,4 @@
-"""Sums of products by relation, and their gradients, in the primitives that each way is made of."""
+"""Sums of products by relation and their gradients, in the primitives of each method."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax_gnn._core.csr import Csr, SparseMatrix, entrywise, permutation
 from jax_gnn._core.ids import PADDING, ids_at, in_range, index_dtype, row_starts
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._core.tiles import Tiles
-from jax_gnn._ops.relational_aggregate.schedule import Counts, Way, chosen
+from jax_gnn._ops.relational_aggregate.schedule import Counts, Method, chosen
 from jax_gnn._ops.segment_matmul import primitive as products
 from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce, total
 
@@ -23,7 +23,7 @@ P = TypeVar("P")
 
 
 def counts(x: Any, rhs: Any, matrix: RelationalMatrix, *, transposed: bool) -> Counts:
-    """What the choice of a way looks at."""
+    """What the choice of a method looks at."""
 
     def pairs_of(pairs: Pairs | None) -> int:
         return 0 if pairs is None else _at_least_one(pairs.num_pairs)
@@ -62,7 +62,7 @@ def relational_aggregate(
     matrix: RelationalMatrix,
     *,
     transposed: bool,
-    method: Way | None,
+    method: Method | None,
     precision: Any,
     implementation: str | None = None,
 ) -> Array:
@@ -125,7 +125,7 @@ def gradient_to_rhs(
     matrix: RelationalMatrix,
     *,
     transposed: bool,
-    method: Way,
+    method: Method,
     num_relations: int,
     precision: Any,
     implementation: str | None,
@@ -166,7 +166,7 @@ def gradient_to_weight(
     matrix: RelationalMatrix,
     *,
     transposed: bool,
-    method: Way | None,
+    method: Method | None,
     precision: Any,
     implementation: str | None,
 ) -> Array:

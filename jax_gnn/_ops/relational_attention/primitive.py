@@ -139,7 +139,7 @@ class AttendingCotangents(NamedTuple):
 
 
 def part(part: P | None) -> P:
-    """A part that the way goes through, and therefore there."""
+    """A part that the method goes through, and therefore there."""
     assert part is not None
     return part
 

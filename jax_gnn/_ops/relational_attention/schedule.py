@@ -1,4 +1,4 @@
-"""The ways to attention over typed edges, what each is expected to take, and the choice of one.
+"""Methods of attention over typed edges, what each is expected to take, and the choice of one.
 
 Counted as sums of products by relation are (``relational_aggregate/schedule.py``), and at the same
 rates. What differs is how many rows an edge gathers: one, or two where scores are dot products and
@@ -21,17 +21,17 @@ from jax_gnn._ops.relational_aggregate.schedule import (
 )
 from jax_gnn._ops.relational_aggregate.schedule import expected as expected_of_sums
 
-Way = Literal["source_pairs", "destination_pairs", "tiles"]
-WAYS: tuple[Way, ...] = get_args(Way)
+Method = Literal["source_pairs", "destination_pairs", "tiles"]
+METHODS: tuple[Method, ...] = get_args(Method)
 
 _IDS, _ID, _SCORE, _SECTOR = 8, 4, 4, 32
 """Bytes: both ids of an edge, its relation, a score, the least that is read."""
 
 
-def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
-    """What each way that the graph has the parts for is expected to take, in microseconds.
+def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Method, float]:
+    """What each method that the graph has the parts for is expected to take, in microseconds.
 
-    What no way is without is left out, such as the product after the sums of HGT.
+    What no method is without is left out, such as the product after the sums of HGT.
 
     Args:
         counts: Of the graph, and of the product with the values' weights of all heads.
@@ -43,7 +43,7 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Way, float]:
     k, n = c.k * c.itemsize, c.n * c.itemsize
     ids, result = once(c.edges * _IDS), once(c.num_dst * n)
     scores = Launch(0, c.edges * heads * _SCORE)
-    found: dict[Way, float] = {}
+    found: dict[Method, float] = {}
     if pairs := c.source_pairs:
         product = gathered(pairs, k, c.num_src) + multiplied(c, pairs) + between(pairs, n)
         rows = between(c.edges, n, pairs)
@@ -134,7 +134,7 @@ def dense_scores_pay(counts: Counts, heads: int) -> bool:
     return in_turn(*_of_nodes(c, heads)) < in_turn(*_of_pairs(c, heads))
 
 
-def chosen(counts: Counts, heads: int, *, dots: bool) -> Way:
-    """The way to take, among those that the graph has the parts for."""
+def chosen(counts: Counts, heads: int, *, dots: bool) -> Method:
+    """The method to take, among those that the graph has the parts for."""
     times = expected(counts, heads, dots=dots)
-    return min(times, key=lambda way: times[way])
+    return min(times, key=lambda method: times[method])

@@ -1,4 +1,4 @@
-"""Attention over typed edges, in the primitives that each way is made of.
+"""Attention over typed edges, in the primitives that each method is made of.
 
 By source pair, rows are multiplied with their relation's weights once for each existing (source,
 relation), and edges gather the products. By destination pair, all that is linear in the source is
@@ -40,7 +40,7 @@ from jax_gnn._ops.relational_attention.primitive import (
     typed_values,
 )
 from jax_gnn._ops.relational_attention.schedule import (
-    Way,
+    Method,
     chosen,
     dense_scores_pay,
     scores_by_edge_pay,
@@ -54,7 +54,7 @@ _NEEDS: dict[str, tuple[tuple[Part, ...], tuple[Part, ...]]] = {
     "destination_pairs": (("from_pairs", "to_pairs"), ("to_pairs",)),
     "tiles": (("from_pairs", "to_pairs", "tiles"), ("to_pairs", "tiles")),
 }
-"""The parts of a graph that a way goes through: where ends have numbers, and where keys."""
+"""The parts of a graph that a method goes through: where ends have numbers, and where keys."""
 
 
 class Rows(NamedTuple):
@@ -69,15 +69,17 @@ class Rows(NamedTuple):
     bias: Array | None = None
 
 
-def way_of(graph: RelationalGraph, method: str, kernel: Any, heads: int, *, dots: bool) -> Way:
-    """The way demanded or, of "auto", the one that counts choose.
+def choose_method(
+    graph: RelationalGraph, method: str, kernel: Any, heads: int, *, dots: bool
+) -> Method:
+    """The method demanded or, of "auto", the one that counts choose.
 
     Raises:
         ValueError: The graph lacks a part that it goes through.
     """
     found = counts(kernel, kernel, graph.matrix(), transposed=False)
     if method == "auto":
-        there = {way for way, needs in _NEEDS.items() if not _missing(graph, needs[dots])}
+        there = {each for each, needs in _NEEDS.items() if not _missing(graph, needs[dots])}
         found = found._replace(
             source_pairs=found.source_pairs if "source_pairs" in there else 0,
             destination_pairs=found.destination_pairs if "destination_pairs" in there else 0,
@@ -114,7 +116,7 @@ class Vectors(NamedTuple):
 
 
 class Typed:
-    """A graph's edges and pairs, as all ways take them."""
+    """A graph's edges and pairs, as all methods take them."""
 
     def __init__(self, graph: RelationalGraph, precision: Any) -> None:
         self.graph = graph
@@ -123,7 +125,7 @@ class Typed:
 
     @property
     def pair_src(self) -> Pairs:
-        """Those of sources, of a way that goes through them."""
+        """Those of sources, of a method that goes through them."""
         return part(self.matrix.pair_src)
 
     @property
@@ -331,28 +333,28 @@ def attend_by_numbers(
     vectors: Vectors,
     scores: Scores,
     *,
-    way: Way,
+    method: Method,
     precision: Any,
 ) -> Array:
     """Attention of RGAT.
 
     Args:
-        graph: With the parts of the way.
+        graph: With the parts of the method.
         x: ``(nodes, k)``.
         kernel: ``(relations, k, heads · n)``, of the values.
         vectors: Of the numbers at both ends.
         scores: What they make.
-        way: The way.
+        method: The method.
         precision: Of the products.
 
     Returns:
         ``(nodes, heads · n)``.
     """
     typed, heads, rows = Typed(graph, precision), vectors.dst.shape[1], Rows(kernel)
-    if way == "source_pairs":
+    if method == "source_pairs":
         return typed.by_source_pairs(x, kernel, vectors, scores)
     score = scores.of(*typed.numbers(x, vectors.both))
-    if way == "tiles":
+    if method == "tiles":
         weight = typed.shares(score, within=scores.within)
         weight = weight if scores.scale is None else weight * scores.scale.astype(weight.dtype)
         return typed.by_tiles(x, rows, weight)
@@ -393,21 +395,21 @@ def attend_by_keys(
     folded: Folded,
     *,
     heads: int,
-    way: Way,
+    method: Method,
     precision: Any,
     made: bool = True,
 ) -> Array:
     """Attention of HGT.
 
     Args:
-        graph: With the parts of the way.
+        graph: With the parts of the method.
         key: ``(nodes, k)`` or ``(nodes, heads · k)``, what keys are made of.
         value: Likewise of values.
         query: ``(nodes, j)`` or ``(nodes, heads · j)``, what queries are made of, or by source pair
             ``(nodes, heads · d)``, these.
         folded: The maps.
         heads: Number of heads.
-        way: The way.
+        method: The method.
         precision: Of the products.
         made: Whether by source pair the queries are made; else keys are multiplied with their maps,
             too, which there are of one head that has no biases.
@@ -418,7 +420,7 @@ def attend_by_keys(
     typed, acc = Typed(graph, precision), accumulator_dtype(value.dtype)
     one: Any = jnp.ones((1, 1), acc)
     options: Any = {"heads": heads, "slope": 1.0}
-    if way == "source_pairs":
+    if method == "source_pairs":
         if made:
             keys = typed.of_sources(key, folded.key)
         else:
@@ -431,7 +433,7 @@ def attend_by_keys(
     if folded.shift is not None:
         shift = typed.of_destinations(query, folded.shift, acc)
     keys = each_head(key, queries.shape[1])
-    if way == "tiles":
+    if method == "tiles":
         into = part(typed.matrix.to_pairs)
         score = sddmm(queries, keys, into, heads=heads)
         score = score if shift is None else score + gather(shift, ends(into)[0])
