@@ -8,7 +8,7 @@ A schedule is forced for each stage; ``jax_gnn`` is what the rule chooses.
 * ``group size N``: with blocks of 128 threads, in whose shared memory partial sums meet first.
 
 On a CPU, which has no schedules, all but the first are alike. The edge split itself cannot be
-switched off: hypergraph_designs-nvidia-h200.json has what kernels by rows took.
+switched off: hypergraph_designs-nvidia-h200.md has what kernels by rows took.
 """
 
 from __future__ import annotations

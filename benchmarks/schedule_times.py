@@ -41,12 +41,10 @@ class Row(ABC):
     Attributes:
         FEATURES: What the tree may ask: the rule's arguments, and what it computes first.
         FLAGS: Those that are true or false.
-        HINTS: Whether the largest degree is known: the tree is grown on all rows for each of these.
     """
 
     FEATURES: ClassVar[tuple[str, ...]]
     FLAGS: ClassVar[tuple[str, ...]]
-    HINTS: ClassVar[tuple[bool, ...]]
 
     graph: str
     times: tuple[float | None, ...]
@@ -57,12 +55,12 @@ class Row(ABC):
         """What the row measures."""
 
     @abstractmethod
-    def values(self, hint: bool) -> dict[str, Any]:
-        """`FEATURES` by name; without the hint NaN for the largest degree."""
+    def values(self) -> dict[str, Any]:
+        """`FEATURES` by name."""
 
-    def features(self, hint: bool) -> list[float]:
+    def features(self) -> list[float]:
         """The values in the order of `FEATURES`."""
-        values = self.values(hint)
+        values = self.values()
         return [float(values[name]) for name in self.FEATURES]
 
 
@@ -72,10 +70,9 @@ class SegmentRow(Row):
 
     FEATURES = (
         *("softmax", "gather", "count", "num_rows", "width", "itemsize"),
-        *("average_degree", "max_degree", "num_bytes"),
+        *("average_degree", "num_bytes"),
     )
     FLAGS = ("softmax", "gather")
-    HINTS = (False, True)
 
     softmax: bool
     gather: bool
@@ -83,19 +80,17 @@ class SegmentRow(Row):
     num_rows: int
     width: int
     itemsize: int
-    max_degree: int
 
     @property
     def kernel(self) -> str:
         """What the row measures."""
         return "softmax" if self.softmax else "spmm" if self.gather else "sum"
 
-    def values(self, hint: bool) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """See the base class."""
         return {
             **self.__dict__,
             "average_degree": self.count / self.num_rows,
-            "max_degree": self.max_degree if hint else np.nan,
             "num_bytes": self.count * self.width * self.itemsize,
         }
 
@@ -111,7 +106,6 @@ class StageRow(Row):
 
     FEATURES = ("to_nodes", "waves", "average_degree", "row_bytes")
     FLAGS = ("to_nodes",)
-    HINTS = (False,)
 
     to_nodes: bool
     incidences: int
@@ -124,7 +118,7 @@ class StageRow(Row):
         """What the row measures."""
         return "to nodes" if self.to_nodes else "to hyperedges"
 
-    def values(self, hint: bool) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """See the base class."""
         from jax_gnn._ops.hypergraph_aggregate.schedule import stage_features
 
@@ -291,8 +285,7 @@ def segment_rows(
             times[schedule(call, choice)] * 1e6 if choice in possible else None
             for choice in choices
         )
-        max_degree = call.edges.max_degree
-        kind = {"softmax": call.op == "softmax", "max_degree": max_degree}
+        kind = {"softmax": call.op == "softmax"}
         rows.append(SegmentRow(graph=name, **kind, **sizes, **shape, times=found))
     return rows
 

@@ -38,7 +38,7 @@ class Fit:
         tree: Grown on all rows.
         columns: Indices of the choices among which it chooses.
         options: Its size, as scikit-learn calls it.
-        log_losses: (hints, rows), the logarithm of chosen over best time, by a tree that was grown
+        log_losses: (rows,), the logarithm of chosen over best time, by a tree that was grown
             without the row's graph.
     """
 
@@ -91,18 +91,13 @@ def choosable(database: Database) -> list[np.ndarray]:
 
 
 def cross_validate(database: Database, columns: np.ndarray, options: dict[str, int]) -> np.ndarray:
-    """Log losses of all rows, each by a tree that was grown without its family of graphs.
-
-    Returns:
-        (hints, rows).
-    """
-    hints = database.row_type.HINTS
+    """Log losses of all rows, each by a tree that was grown without its family of graphs."""
     families = np.array([graph_family(row) for row in database.rows])
-    losses = np.zeros((len(hints), len(families)))
+    losses = np.zeros(len(families))
     for family in np.unique(families):
         out = families == family
         tree = _grow(options, database, columns, ~out)
-        losses[:, out] = [_lost(tree, database, columns, hint)[out] for hint in hints]
+        losses[out] = _lost(tree, database, columns)[out]
     return losses
 
 
@@ -113,32 +108,31 @@ def losses_by(database: Database, log_losses: np.ndarray, group: Callable[[Row],
 
 
 @functools.lru_cache(maxsize=2)
-def _features(database: Database, hint: bool) -> np.ndarray:
-    return np.array([row.features(hint) for row in database.rows])
+def _features(database: Database) -> np.ndarray:
+    return np.array([row.features() for row in database.rows])
 
 
 def _grow(
     options: dict[str, int], database: Database, columns: np.ndarray, chosen: np.ndarray
 ) -> Any:
-    """A tree on the chosen rows, with and without the hint if there is one."""
+    """A tree on the chosen rows."""
     from sklearn.tree import DecisionTreeRegressor
 
-    features = [_features(database, hint)[chosen] for hint in database.row_type.HINTS]
     targets = slowdowns(database)[np.ix_(chosen, columns)]
     tree = DecisionTreeRegressor(**options, random_state=0)
-    return tree.fit(np.concatenate(features), np.concatenate([targets] * len(features)))
+    return tree.fit(_features(database)[chosen], targets)
 
 
-def _lost(tree: Any, database: Database, columns: np.ndarray, hint: bool) -> np.ndarray:
+def _lost(tree: Any, database: Database, columns: np.ndarray) -> np.ndarray:
     """Logarithms of chosen over best time for all rows."""
-    best = columns[tree.predict(_features(database, hint)).argmin(axis=1)]
+    best = columns[tree.predict(_features(database)).argmin(axis=1)]
     return slowdowns(database)[np.arange(len(best)), best]
 
 
 def _all_at_once(database: Database, threads: int) -> np.ndarray:
     """The same for as many rounds as it takes for all slots to be dealt out at once, or eight."""
     rounds = np.array([rounds if of == threads else np.inf for of, rounds in database.choices])
-    waves = np.array([row.values(hint=False)["waves"] for row in database.rows])
+    waves = np.array([row.values()["waves"] for row in database.rows])
     nearest = np.abs(np.log(rounds / np.clip(waves, 1, 8)[:, None])).argmin(axis=1)
     return slowdowns(database)[np.arange(len(nearest)), nearest]
 
@@ -152,11 +146,8 @@ def markdown(database: Database, fitted: Fit) -> str:
         rows = np.array([row.kernel == name for row in database.rows])
         fixed[rows] = targets[rows][:, targets[rows].mean(axis=0).argmin()]
     losses = fitted.log_losses
-    shown = {"graph left out": losses[0]}
-    if len(losses) > 1:
-        shown["with its largest degree"] = losses[1]
-    shown["worst call"] = losses[0]
-    shown["graph seen"] = _lost(fitted.tree, database, fitted.columns, hint=False)
+    shown = {"graph left out": losses, "worst call": losses}
+    shown["graph seen"] = _lost(fitted.tree, database, fitted.columns)
     shown["one schedule for all"] = fixed
     if database.row_type is StageRow:
         shown["all at once"] = _all_at_once(database, database.choices[fitted.columns[0]][0])
@@ -180,7 +171,7 @@ def markdown(database: Database, fitted: Fit) -> str:
         ]
         lines.append(f"| {name} | {rows.sum()} | {' | '.join(cells)} |")
     lines += ["", "| graph left out | slowdown |", "| --- | ---: |"]
-    by_graph = losses_by(database, fitted.log_losses[0], graph_family)
+    by_graph = losses_by(database, fitted.log_losses, graph_family)
     lines += [f"| {name} | {loss:.1%} |" for name, loss in by_graph.items()]
     return "\n".join(lines) + "\n"
 
@@ -207,13 +198,12 @@ _RESULTS = {
 _TYPES = {
     **dict.fromkeys(("softmax", "gather", "to_nodes"), "bool"),
     **dict.fromkeys(("average_degree", "waves"), "float"),
-    "max_degree": "int | None",
 }
 
 
 def emit(database: Database, fitted: Fit) -> str:
     """The source of a module of rules."""
-    by_kernel = losses_by(database, fitted.log_losses[0], lambda row: row.kernel)
+    by_kernel = losses_by(database, fitted.log_losses, lambda row: row.kernel)
     losses = ", ".join(f"{name} {loss:.1%}" for name, loss in by_kernel.items())
     provenance = (
         f"{len(database.rows)} calls on {database.device} ({database.date[:10]}).\n"
@@ -261,14 +251,9 @@ def _branches(database: Database, fitted: Fit) -> Iterator[str]:
         name, threshold = row_type.FEATURES[nodes.feature[node]], nodes.threshold[node]
         if name in row_type.FLAGS:
             left, right, condition = right, left, name
-        elif np.isinf(threshold):  # all that are known to the left
-            condition = f"{name} is not None"
         else:
             shown = f"{threshold:.4g}" if name in ("average_degree", "waves") else int(threshold)
             condition = f"{name} <= {shown}"
-            if name == "max_degree":
-                unknown = "is None or" if nodes.missing_go_to_left[node] else "is not None and"
-                condition = f"{name} {unknown} {condition}"
         yield f"{indent}if {condition}:"
         yield from lines(left, indent + "    ")
         yield from lines(right, indent)

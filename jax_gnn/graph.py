@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import jax
@@ -92,9 +91,6 @@ class Graph:
             twice the slot's place in it, plus 1 in its last. Surplus slots, at the end, have
             columns -1 and places (-1, 1).
         t_split: likewise for ``t_cols``.
-        max_in_degree: a bound on the in-degrees, or None: a static hint to the choice of schedules,
-            see :meth:`with_max_degrees`.
-        max_out_degree: likewise for the out-degrees.
 
     Edges past ``indptr[-1]`` are padding and hold -1 in all arrays. An edge given twice counts
     twice.
@@ -119,8 +115,6 @@ class Graph:
     edge_ids: Array
     split: EdgeSplit | None = None
     t_split: EdgeSplit | None = None
-    max_in_degree: int | None = field(default=None, metadata={"static": True})
-    max_out_degree: int | None = field(default=None, metadata={"static": True})
 
     @property
     def num_src(self) -> int:
@@ -152,7 +146,7 @@ class Graph:
         return self.rows.shape[-1]
 
     def __repr__(self) -> str:
-        arrays = {f.name: getattr(self, f.name) for f in fields(self) if not f.metadata}
+        arrays = {f.name: getattr(self, f.name) for f in fields(self)}
         sized = (self.indptr, self.t_indptr, self.rows)
         if any(not getattr(array, "shape", None) for array in sized):
             parts = arrays  # a pytree of something else than arrays
@@ -161,8 +155,6 @@ class Graph:
         else:
             names = ("num_src", "num_dst", "num_edges")
             parts = {name: getattr(self, name) for name in names}
-        hints = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata}
-        parts |= {name: hint for name, hint in hints.items() if hint is not None}
         return f"Graph({', '.join(f'{name}={part!r}' for name, part in parts.items())})"
 
     @classmethod
@@ -293,15 +285,13 @@ class Graph:
             edge_ids=ids_at(self.edge_ids, self.t_order),
             split=self.t_split,
             t_split=self.split,
-            max_in_degree=self.max_out_degree,
-            max_out_degree=self.max_in_degree,
         )
 
     def with_self_loops(self) -> Graph:
         """Adds an edge from each node to itself where there is none. Host only.
 
         The new edges were not in the input: :meth:`edge_values` gives them its ``fill_value``.
-        Padding and bounds on degrees are dropped.
+        Padding is dropped.
 
         Raises:
             ValueError: the graph is bipartite.
@@ -315,8 +305,7 @@ class Graph:
     def symmetrized(self) -> Graph:
         """Adds the reverse of each edge that has none, so that A becomes max(A, Aᵀ). Host only.
 
-        A new edge has the values of the one that it reverses. Padding and bounds on degrees are
-        dropped.
+        A new edge has the values of the one that it reverses. Padding is dropped.
 
         Raises:
             ValueError: the graph is bipartite.
@@ -360,22 +349,6 @@ class Graph:
         graph = replace(graph, edge_ids=edge_ids[order].astype(order.dtype))
         graph = graph if self.split is None else graph.with_edge_split()
         return graph if namespace(self.rows) is np else placed(graph)
-
-    def with_max_degrees(self) -> Graph:
-        """Measures the largest degrees, as a static hint to the choice of schedules. Host only.
-
-        They are rounded up to powers of two, since each further value means another compilation.
-
-        Raises:
-            TypeError: called inside ``jax.jit``.
-        """
-        if is_traced(self.indptr):
-            raise TypeError("with_max_degrees reads values: call it before jax.jit")
-        return replace(
-            self,
-            max_in_degree=degree_bound(self.indptr),
-            max_out_degree=degree_bound(self.t_indptr),
-        )
 
     def with_edge_split(self) -> Graph:
         """Adds ``split`` and ``t_split``, in linear time, where they are not there yet.
@@ -437,8 +410,6 @@ class Graph:
             t_cols=pad(self.t_cols),
             t_order=pad(self.t_order),
             edge_ids=pad(self.edge_ids),
-            max_in_degree=self.max_in_degree,
-            max_out_degree=self.max_out_degree,
         )
         return graph if self.split is None else graph.with_edge_split()
 
@@ -478,13 +449,11 @@ class Graph:
                 *(graph.rows, graph.cols, None),
                 *((graph.indptr, graph.split) if slots else ()),
                 num_rows=graph.num_dst,
-                max_degree=graph.max_in_degree,
             ),
             Csr(
                 *(graph.t_rows, graph.t_cols, graph.t_order if weighted else None),
                 *((graph.t_indptr, graph.t_split) if slots else ()),
                 num_rows=graph.num_src,
-                max_degree=graph.max_out_degree,
             ),
         )
 
@@ -503,12 +472,6 @@ class Graph:
     def out_degrees(self) -> Array:
         """Number of edges out of each source: ``(num_src,)`` integers."""
         return namespace(self.t_indptr).diff(self.t_indptr)
-
-
-def degree_bound(indptr: Array) -> int:
-    """A power of two that no row's length exceeds."""
-    largest = np.diff(np.asarray(indptr)).max(initial=1)
-    return 1 << (int(largest) - 1).bit_length()
 
 
 def check_one_dtype(name: str, dtypes: dict[str, Any]) -> None:
@@ -550,7 +513,7 @@ def _check_split(name: str, split: Any, indptr: Array, cols: Array) -> None:
 jax.export.register_pytree_node_serialization(
     Graph,
     serialized_name="jax_gnn.Graph",
-    serialize_auxdata=lambda hints: json.dumps(hints).encode(),
-    deserialize_auxdata=lambda data: tuple(json.loads(bytes(data))),
+    serialize_auxdata=lambda _: b"",
+    deserialize_auxdata=lambda _: (),  # older versions wrote bounds on degrees
 )
 jax.export.register_namedtuple_serialization(EdgeSplit, serialized_name="jax_gnn.EdgeSplit")

@@ -362,8 +362,6 @@ class HeteroGraph:
             self_relation=relational.self_relation,
             parts=tuple(part for part in PARTS if getattr(relational, part) is not None),
         )
-        if relational.nodes.max_in_degree is not None:
-            graph = replace(graph, relational=graph.relational.with_max_degrees())
         alone = zip(self.edge_types, self.graphs, strict=True)
         return graph.with_graphs(key for key, own in alone if own is not None)
 

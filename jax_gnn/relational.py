@@ -34,7 +34,7 @@ from jax_gnn._core.triples import (
     sort_triples,
     source_pairs,
 )
-from jax_gnn.graph import Graph, check_index, check_one_dtype, degree_bound
+from jax_gnn.graph import Graph, check_index, check_one_dtype
 
 EdgeType = tuple[str, str, str]
 Part = Literal["from_pairs", "to_pairs", "tiles"]
@@ -121,8 +121,6 @@ class RelationalGraph:
         return Graph(
             *(nodes.indptr, nodes.rows, out.cols),
             *(out.t_indptr, out.t_rows, out.t_cols, out.t_order, nodes.edge_ids),
-            max_in_degree=nodes.max_in_degree,
-            max_out_degree=out.max_out_degree,
         )
 
     @property
@@ -137,8 +135,6 @@ class RelationalGraph:
         return Graph(
             *(into.indptr, into.rows, nodes.cols),
             *(nodes.t_indptr, nodes.t_rows, into.t_cols, nodes.t_order, nodes.edge_ids),
-            max_in_degree=into.max_in_degree,
-            max_out_degree=nodes.max_out_degree,
         )
 
     # --- Sizes ---------------------------------------------------------------------------------
@@ -414,19 +410,6 @@ class RelationalGraph:
                 )
             }
         return replace(self, **added)
-
-    def with_max_degrees(self) -> RelationalGraph:
-        """Measures the largest degrees of all parts: see :meth:`Graph.with_max_degrees`. Host only.
-
-        Raises:
-            TypeError: called inside ``jax.jit``.
-        """
-        nodes, out, into = self.nodes.with_max_degrees(), self.out_of_pairs, self.into_pairs
-        if out is not None:
-            out = replace(out, max_out_degree=degree_bound(out.t_indptr))
-        if into is not None:
-            into = replace(into, max_in_degree=degree_bound(into.indptr))
-        return replace(self, nodes=nodes, out_of_pairs=out, into_pairs=into)
 
     def pad(
         self,

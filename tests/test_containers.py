@@ -50,12 +50,10 @@ MAKE: dict[str, Callable[[], Any]] = {
 MORE: dict[str, Callable[[], Any]] = {
     "graph with slots": lambda: MAKE["Graph"]().transpose().with_edge_split(),
     "graph with more edges": lambda: MAKE["Graph"]().symmetrized().with_self_loops(),
-    "padded graph": lambda: MAKE["Graph"]().with_max_degrees().pad(num_nodes=8, num_edges=9),
+    "padded graph": lambda: MAKE["Graph"]().pad(num_nodes=8, num_edges=9),
     "directed hypergraph": lambda: directed().with_self_loops().dual.pad(num_incidences=30),
     "nearest neighbours": lambda: Hypergraph.from_knn([[0.0], [1.0], [3.0]], 2),
-    "padded relational graph": lambda: (
-        relational().with_max_degrees().pad(num_nodes=8, num_src_pairs=9, num_items=9)
-    ),
+    "padded relational graph": lambda: relational().pad(num_nodes=8, num_src_pairs=9, num_items=9),
     "sorted index": lambda: SegmentIndex.from_ids(np.sort(DST), SIZE),
     "plan of sizes": lambda: TypePlan.from_sizes([2, 3]),
     "values of edges": lambda: MAKE["Graph"]().pad(num_edges=9).edge_values(OF_EDGES, -1),

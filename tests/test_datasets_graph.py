@@ -134,7 +134,6 @@ def test_graph():
     assert (graph.num_nodes, graph.num_edges) == (8, 8)
     np.testing.assert_array_equal(graph.cols, SRC)
     np.testing.assert_array_equal(graph.rows, DST)
-    assert (graph.max_in_degree, graph.max_out_degree) == (2, 2)
 
 
 def test_features_keep_the_kind_of_dataset():

@@ -171,7 +171,6 @@ def test_with_edge_split(rng: np.random.Generator, scenario: str) -> None:
         Graph.transpose,
         Graph.with_self_loops,
         Graph.symmetrized,
-        Graph.with_max_degrees,
         lambda graph: graph.pad(num_nodes=9, num_edges=30),
         lambda graph: graph.pad(),
         jax.jit(Graph.transpose),

@@ -525,9 +525,8 @@ def weighted(graph: Graph, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
 
 @pytest.mark.parametrize("change", [Graph.with_self_loops, Graph.symmetrized])
 def test_added_edges_of_other_graphs(change: Callable[[Graph], Graph]) -> None:
-    padded = SMALL.with_max_degrees().pad(num_edges=20)
+    padded = SMALL.pad(num_edges=20)
     assert same_bits(change(padded), change(SMALL))
-    assert change(padded).max_in_degree is None
     with pytest.raises(TypeError, match=f"{change.__name__} works on the host only"):
         jax.jit(change)(SMALL)
     with pytest.raises(ValueError, match=r"bipartite graph has no num_nodes.*num_src=3.*num_dst=2"):
@@ -593,41 +592,6 @@ def test_degrees(rng: np.random.Generator, scenario: str) -> None:
     np.testing.assert_array_equal(graph.in_degrees(), matrix.sum(0))
 
 
-@pytest.mark.parametrize(
-    ("degree", "bound"), [(0, 1), (1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (1000, 1024)]
-)
-def test_max_degrees(degree: int, bound: int) -> None:
-    graph = Graph.from_edges(np.arange(degree), np.zeros(degree, int), num_src=1000, num_dst=3)
-    assert (graph.max_in_degree, graph.max_out_degree) == (None, None)
-    hinted = graph.with_max_degrees()
-    assert (hinted.max_in_degree, hinted.max_out_degree) == (bound, 1)
-    assert same_bits(hinted, graph)
-    transposed = hinted.transpose()
-    assert (transposed.max_in_degree, transposed.max_out_degree) == (1, bound)
-    padded = hinted.pad(num_edges=2000)
-    assert (padded.max_in_degree, padded.max_out_degree) == (bound, 1)
-    with pytest.raises(TypeError, match="with_max_degrees reads values"):
-        jax.jit(Graph.with_max_degrees)(graph)
-
-
-def test_max_degrees_are_static() -> None:
-    traces = 0
-
-    @jax.jit
-    def bound(graph: Graph) -> int:
-        nonlocal traces
-        traces += 1
-        return graph.max_in_degree or 0
-
-    three, four = (
-        Graph.from_edges(range(5), dst, num_nodes=5) for dst in ([0, 0, 0, 1, 1], [0, 0, 0, 0, 1])
-    )
-    assert (bound(three), bound(four)) == (0, 0)
-    assert traces == 1
-    assert (bound(three.with_max_degrees()), bound(four.with_max_degrees())) == (4, 4)
-    assert traces == 2
-
-
 def test_pytree() -> None:
     leaves, structure = jax.tree.flatten(SMALL)
     assert len(leaves) == 8
@@ -650,8 +614,6 @@ def test_frozen() -> None:
 def test_repr() -> None:
     assert repr(SMALL) == "Graph(num_nodes=6, num_edges=5)"
     assert repr(SMALL.pad(num_src=9)) == "Graph(num_src=9, num_dst=6, num_edges=5)"
-    hinted = SMALL.with_max_degrees()
-    assert repr(hinted) == "Graph(num_nodes=6, num_edges=5, max_in_degree=4, max_out_degree=2)"
     assert repr(jax.eval_shape(lambda graph: graph, SMALL)) == repr(SMALL)
     axes = jax.tree.map(lambda _: None, SMALL)
     assert repr(axes).startswith("Graph(indptr=None, rows=None, ")
@@ -672,12 +634,11 @@ def test_vmap_over_stacked_graphs(rng: np.random.Generator) -> None:
         assert same_bits(jax.vmap(function)(stacked), stack([function(graph) for graph in graphs]))
 
 
-@pytest.mark.parametrize("graph", [SMALL, SMALL.with_max_degrees()], ids=["plain", "hinted"])
-def test_export(graph: Graph) -> None:
-    exported = jax.export.export(jax.jit(Graph.transpose))(graph)
-    result = jax.export.deserialize(exported.serialize()).call(graph)
-    assert repr(result) == repr(graph.transpose())
-    assert same_bits(result, graph.transpose())
+def test_export() -> None:
+    exported = jax.export.export(jax.jit(Graph.transpose))(SMALL)
+    result = jax.export.deserialize(exported.serialize()).call(SMALL)
+    assert repr(result) == repr(SMALL.transpose())
+    assert same_bits(result, SMALL.transpose())
 
 
 # --- What ops refuse -----------------------------------------------------------------------------

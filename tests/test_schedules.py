@@ -912,7 +912,6 @@ def test_edges_are_sorted_by_destination(tmp_path):
     assert found.rows.tolist() == [0, 1, 1]
     assert found.cols.tolist() == [0, 2, 1]
     assert found.num_rows == found.num_cols == 7
-    assert found.max_degree == 2
 
 
 # The database and the rule that is fitted to it.
@@ -944,7 +943,6 @@ def database(noise=0.0, seed=0):
                 num_rows=count // 9 + 1,
                 width=width,
                 itemsize=4,
-                max_degree=50,
                 times=tuple(times),
             )
         )
@@ -1000,14 +998,14 @@ def chosen_by(rule, **features):
     return (rule.THREADS, choice) if hasattr(rule, "THREADS") else choice
 
 
-def arguments(row, hint=False):
+def arguments(row):
     if isinstance(row, StageRow):
-        return row.values(hint)
+        return row.values()
     names = ("softmax", "gather", "count", "num_rows", "width", "itemsize")
     values = {name: getattr(row, name) for name in names}
     values["average_degree"] = row.count / row.num_rows
     values["num_bytes"] = row.count * row.width * row.itemsize
-    return {**values, "max_degree": row.max_degree if hint else None}
+    return values
 
 
 def test_the_rule_finds_the_best_schedules():
@@ -1019,33 +1017,14 @@ def test_the_rule_finds_the_best_schedules():
     assert sum(map(operator.ne, chosen, best)) <= 3  # of 72
 
 
-def test_the_rule_asks_for_the_largest_degree_where_that_decides():
-    found = database()
-    rng, rows = np.random.default_rng(1), []
-    for row in found.rows:
-        degree = int(rng.choice([20, 900]))
-        times = (1.0, 2.0, 4.0) if degree < 100 else (6.0, 2.0, 4.0)
-        rows.append(replace(row, max_degree=degree, times=times))
-    found = replace(found, rows=rows)
-    fitted = rules.fit(found)
-    choose = emitted_rule(found, fitted)
-    for row in rows:
-        assert row.times[CHOICES.index(choose(**arguments(row, hint=True)))] == min(row.times)
-        assert choose(**arguments(row)) in CHOICES
-    unknown, known = fitted.log_losses
-    assert known.max() == 0 < unknown.mean()
-    assert "max_degree is" in rules.emit(found, fitted)
-
-
 @pytest.mark.parametrize("make", [database, hypergraph_database])
 def test_the_written_rule_is_the_tree(make):
     found = make(noise=0.3)
     fitted = rules.fit(found)
     choose = emitted_rule(found, fitted)
-    for hint in found.row_type.HINTS:
-        predicted = fitted.tree.predict(rules._features(found, hint)).argmin(axis=1)
-        for row, best in zip(found.rows, fitted.columns[predicted], strict=True):
-            assert choose(**arguments(row, hint)) == found.choices[best]
+    predicted = fitted.tree.predict(rules._features(found)).argmin(axis=1)
+    for row, best in zip(found.rows, fitted.columns[predicted], strict=True):
+        assert choose(**arguments(row)) == found.choices[best]
 
 
 def test_the_rule_of_hypergraphs_has_blocks_of_one_size():
@@ -1061,7 +1040,7 @@ def test_the_rule_of_hypergraphs_has_blocks_of_one_size():
     ]
     assert np.exp(np.mean(np.log(slower))) < 1.05
     # What the fit says of itself counts in what one size costs, on graphs left out.
-    assert fitted.log_losses.shape == (1, len(found.rows))
+    assert fitted.log_losses.shape == (len(found.rows),)
     assert 0 < fitted.log_losses.mean() < 0.08
 
 
@@ -1071,7 +1050,7 @@ def test_the_smallest_tree_is_taken_that_is_near_the_best(monkeypatch):
 
     def cross_validate(database, columns, options):
         worse = 1e-4 * (options["min_samples_leaf"] != 3)
-        return np.full((2, len(found.rows)), losses[options["max_leaf_nodes"]] + worse)
+        return np.full(len(found.rows), losses[options["max_leaf_nodes"]] + worse)
 
     monkeypatch.setattr(rules, "cross_validate", cross_validate)
     assert rules.fit(found).options == {"max_leaf_nodes": 8, "min_samples_leaf": 3}
@@ -1091,11 +1070,10 @@ def test_cross_validation_leaves_a_graph_and_its_twins_out(monkeypatch):
         return Tree()
 
     monkeypatch.setattr(rules, "_grow", grow)
-    log_losses, hinted = rules.cross_validate(found, np.arange(3), {})
+    log_losses = rules.cross_validate(found, np.arange(3), {})
     assert seen == [{f"g{number}-twin", f"g{number}-twin-cols"} for number in range(6)]
     first = [row.times[0] / min(t for t in row.times if t is not None) for row in found.rows]
     np.testing.assert_allclose(log_losses, np.minimum(np.log(first), rules.SLOWEST))
-    np.testing.assert_array_equal(log_losses, hinted)
     losses = rules.losses_by(found, log_losses, lambda row: row.kernel)
     spmm = [value for value, row in zip(first, found.rows, strict=True) if row.gather]
     assert losses["spmm"] == pytest.approx(np.exp(np.mean(np.log(spmm))) - 1)
@@ -1123,7 +1101,7 @@ def test_the_command_writes_rule_and_table(make, lines, tmp_path, capsys):
     again = schedule_times.read(path)
     assert (again.subject, again.choices) == (found.subject, found.choices)
     for one, other in zip(again.rows, found.rows, strict=True):
-        assert (one.graph, one.features(True)) == (other.graph, other.features(True))
+        assert (one.graph, one.features()) == (other.graph, other.features())
         close = [None if time is None else pytest.approx(time, rel=1e-3) for time in other.times]
         assert list(one.times) == close
     assert benchmark(["fit-schedules", str(path), "--out", str(rule)]) == 0
@@ -1219,7 +1197,7 @@ def test_measuring_hypergraphs_gives_a_row_for_each_sum(monkeypatch, capsys, tmp
     assert "broken is left out: out of memory" in capsys.readouterr().err
     found = schedule_times.read(path)
     incidences = len(graphs["h"]().node_idx)
-    assert [list(row.values(False).values()) for row in found.rows] == [
+    assert [list(row.values().values()) for row in found.rows] == [
         [to_nodes, *stage_features(incidences, size, width, itemsize).values()]
         for width, itemsizes in ((4, (4, 4)), (16, (2, 4)))
         for to_nodes, size, itemsize in zip((False, True), (30, 50), itemsizes, strict=True)

@@ -735,19 +735,6 @@ def test_transposed_graph(rng: np.random.Generator, implementation: str) -> None
     assert_close(got, want, 1e-12, "value")
 
 
-@on_all
-def test_hints_change_nothing(rng: np.random.Generator, implementation: str) -> None:
-    graph = graph_of(random_edges(rng, "random"))
-    x = rng.normal(size=(9, 3)).astype(np.float32)
-    with setting(implementation):
-        for derivative in (lambda f: f, jax.grad):
-            want, got = (
-                derivative(lambda x, g=g: jnp.sum(jnp.sin(spmm(g, x))))(x)
-                for g in (graph, graph.with_max_degrees())
-            )
-            assert_close(got, want, 1e-6, "value or gradient")
-
-
 # --- Both gradients at once ----------------------------------------------------------------------
 
 

@@ -147,7 +147,7 @@ def link_graph(dataset: RelationalDataset) -> RelationalGraph:
         num_nodes=dataset.num_nodes,
         num_relations=dataset.num_relations,
         inverse=True,
-    ).with_max_degrees()
+    )
 
 
 def link_ranking(dataset: RelationalDataset, part: str, chunk_size: int = 512) -> LinkRanking:

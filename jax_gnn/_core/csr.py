@@ -49,7 +49,6 @@ class Csr:
             nothing asks for it.
         slots: the columns as an :class:`EdgeSplit`; None likewise.
         num_rows: number of rows.
-        max_degree: entries of the longest row, where known: a hint to the choice of schedules.
         resorted: whether ids were sorted for it at run time: plain XLA spares the sort, see
             :attr:`SparseMatrix.unsorted`.
     """
@@ -60,7 +59,6 @@ class Csr:
     indptr: Any = None
     slots: EdgeSplit | None = None
     num_rows: int = field(kw_only=True, metadata=STATIC)
-    max_degree: int | None = field(default=None, kw_only=True, metadata=STATIC)
     resorted: bool = field(default=False, kw_only=True, metadata=STATIC)
 
     @property

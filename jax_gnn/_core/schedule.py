@@ -71,7 +71,7 @@ class Family(Generic[S]):
     describe: Callable[[S], str]
 
     def choose(self, op: str, **call: Any) -> S:
-        """The schedule for a call of a kernel, a pure function of shapes and static hints."""
+        """The schedule for a call of a kernel, a pure function of shapes."""
         if type(_forced.value) is self.schedule:
             return _forced.value
         call = self.known(**call)

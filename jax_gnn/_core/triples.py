@@ -6,7 +6,7 @@ relation. Those with an id out of range are padding: -1 in all arrays, and last.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,6 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import ffi
-from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.csr import inverse_of
 from jax_gnn._core.ids import (
     PADDING,
@@ -56,7 +55,6 @@ class OutOfPairs:
     t_rows: Any
     t_cols: Any
     t_order: Any
-    max_out_degree: int | None = field(default=None, kw_only=True, metadata=STATIC)
 
     def pad(self, edges: int, pairs: int) -> OutOfPairs:
         """Appends so many of both."""
@@ -78,7 +76,6 @@ class IntoPairs:
     indptr: Any
     rows: Any
     t_cols: Any
-    max_in_degree: int | None = field(default=None, kw_only=True, metadata=STATIC)
 
     def pad(self, edges: int, pairs: int) -> IntoPairs:
         """Appends so many of both."""

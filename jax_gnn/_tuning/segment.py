@@ -62,11 +62,6 @@ class Edges:
     num_cols: int
 
     @cached_property
-    def max_degree(self) -> int:
-        """Entries of the longest row."""
-        return int(np.bincount(self.rows, minlength=1).max())
-
-    @cached_property
     def on_device(self) -> tuple[jax.Array, jax.Array]:
         """Rows and columns."""
         return jax.device_put((self.rows, self.cols))

@@ -242,8 +242,7 @@ class GraphDataset(NodeDataset):
 
     def graph(self) -> Graph:
         """The structure, ready for :func:`jax_gnn.spmm`."""
-        graph = Graph.from_edges(self.src, self.dst, num_nodes=self.num_nodes)
-        return graph.with_max_degrees()
+        return Graph.from_edges(self.src, self.dst, num_nodes=self.num_nodes)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -401,4 +400,4 @@ class RelationalDataset(NodeDataset):
         if sizes is not None:
             names, counts = tuple(sizes), tuple(sizes.values())
             graph = replace(graph, node_type_names=names, node_type_sizes=counts)
-        return graph.with_max_degrees()
+        return graph

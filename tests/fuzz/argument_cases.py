@@ -947,7 +947,6 @@ _OPERATIONS = (
     "with_self_loops",
     "symmetrized",
     "with_edge_split",
-    "with_max_degrees",
     "edge_values",
     "repr",
 )

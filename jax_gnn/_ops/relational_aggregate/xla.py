@@ -211,7 +211,7 @@ def lookup_matrix(matrix: RelationalMatrix, num_relations: int) -> SparseMatrix:
     order = order.astype(dtype)
     rows = by_row.rows.astype(dtype)
     return SparseMatrix(
-        Csr(rows, cols, num_rows=by_row.num_rows, max_degree=by_row.max_degree),
+        Csr(rows, cols, num_rows=by_row.num_rows),
         Csr(ids_at(cols, order), ids_at(rows, order), order, num_rows=size),
     )
 

@@ -69,7 +69,6 @@ def _from_rule(
     sums: bool = True,
     depth: int | None = None,
     cols: int | None = None,
-    max_degree: int | None = None,
     epilogue: bool = False,
     ordered: bool = False,
 ) -> Schedule:
@@ -85,7 +84,6 @@ def _from_rule(
         sums: Whether it is a sum or a mean of floating-point numbers.
         depth: Features of a head, of which words have no other; all of a row where not given.
         cols: Number of rows that entries read, where known; else as many as they are reduced into.
-        max_degree: Entries of the longest row, where known.
         epilogue: Whether rows have one.
         ordered: Whether weights are in another order than entries.
     """
@@ -95,7 +93,6 @@ def _from_rule(
         **{"count": entries, "num_rows": rows, "width": width, "itemsize": itemsize},
         "average_degree": entries / max(rows, 1),
         "num_bytes": entries * width * itemsize,
-        "max_degree": max_degree,
     }
     asked = {name: features[name] for name in rule.FEATURES}
     parallel, narrowing, threads, blocks = rule.choose(**asked)
@@ -185,7 +182,6 @@ def scheduled(
         sums=sums,
         depth=depth,
         cols=x.shape[0],
-        max_degree=csr.max_degree,
         epilogue=epilogue,
         ordered=csr.order is not None,
     )
