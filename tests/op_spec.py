@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -127,8 +127,6 @@ class OpSpec:
         composed: whether XLA computes between kernels, which it may round otherwise where it
             compiles the whole at once.
         summed: operands whose gradients XLA sums over rows, on a CPU as its threads have them.
-        bad_arguments: by test id, a call, the exception it must raise, and a pattern for the
-            message, which names the culprit.
     """
 
     function: Callable[..., jax.Array]
@@ -140,9 +138,6 @@ class OpSpec:
     result_axis: int | None = None
     composed: bool = False
     summed: tuple[str, ...] = ()
-    bad_arguments: Mapping[str, tuple[Callable[[], Any], type[Exception], str]] = field(
-        default_factory=dict
-    )
 
     @functools.cached_property
     def jitted(self) -> Callable[..., jax.Array]:

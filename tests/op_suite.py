@@ -86,9 +86,6 @@ class CoreChecks:
         marks = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
         if "implementation" in metafunc.fixturenames and "implementation" not in marks:
             metafunc.parametrize("implementation", self.implementations)
-        if "bad_argument" in metafunc.fixturenames:
-            names = list(self.spec.bad_arguments) or ["none described"]
-            metafunc.parametrize("bad_argument", names)
 
     def check_value(
         self, rng: np.random.Generator, scenario: str, features: tuple[int, ...], dtype: str
@@ -645,15 +642,6 @@ class OpSuite(CoreChecks):
         for i, name in enumerate(self.spec.operands):
             want = sum(np.asarray(part[i]) for part in parts)
             assert_close(gradients[i], want, TOLERANCE["float32"], f"gradient to {name}")
-
-    # --- Arguments ---
-
-    def test_bad_argument(self, bad_argument: str) -> None:
-        call, error, message = self.spec.bad_arguments[bad_argument]
-        with pytest.raises(error, match=message):
-            call()
-        with pytest.raises(error, match=message):
-            jax.jit(call)()
 
 
 def print_digest(module: str, suite: str, seed: int) -> None:

@@ -1,19 +1,22 @@
-"""Wrong types: every argument of every public function refuses them by its name, untraced.
+"""What every argument of every public function refuses, and what it says then.
 
-A row of the table is a call that works. Each of its arguments is then replaced by values that no
-argument takes, and some by values that only others take.
+Each argument of a call that works is replaced by all that `argument_calls.ways` has for it, and of
+layers and datasets by what no argument takes: the error names it, and says what was given. A table
+then has the words for what users get wrong.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+import argument_calls as ops
 import jax
 import numpy as np
 import pytest
-import scipy.sparse
+from argument_calls import OBJECTS, WORDED, Bad, Call, fault, takes_none, ways
 from flax import nnx
 
 import flax_layers
@@ -28,39 +31,18 @@ from jax_gnn import (
     datasets,
 )
 
+# --- Layers and datasets -------------------------------------------------------------------------
+
 N, E, F = 6, 5, 4
 SRC, DST = np.array([0, 1, 2, 3, 3]), np.array([0, 1, 2, 3, 5])
 GRAPH = Graph.from_edges(SRC, DST, num_nodes=N)
 HYPERGRAPH = Hypergraph.from_incidence(SRC, DST, num_nodes=N, num_hyperedges=N)
-DIRECTED = Hypergraph.from_directed(SRC, DST, DST, SRC, num_nodes=N, num_hyperedges=N)
 RELATIONAL = RelationalGraph.from_triples(SRC, DST % 2, DST, num_nodes=N, num_relations=2)
-INDEX = SegmentIndex.from_ids(DST, N)
-PLAN = TypePlan.from_types([1, 0, 1, 1, 0], 2)
 X, ON_EDGES, OF_EDGES, OF_NODES = (
     np.ones(shape, np.float32) for shape in ((N, F), (E, F), (E,), (N,))
 )
-SPARSE = scipy.sparse.coo_array((OF_EDGES, (SRC, DST)), (N, N))
 DATASET = datasets.GraphDataset(name="d", num_nodes=N, y=SRC[[0, 1, 2, 3, 4, 0]], src=SRC, dst=DST)
 
-SEGMENTS = {
-    "data": ON_EDGES,
-    "segment_ids": DST,
-    "num_segments": N,
-    "indices_are_sorted": True,
-    "unique_indices": False,
-    "bucket_size": None,
-    "mode": None,
-    "implementation": "xla",
-}
-MATMUL = {
-    "lhs": ON_EDGES,
-    "rhs": np.ones((2, F, 3), np.float32),
-    "group_sizes": [2, 3],
-    "precision": None,
-    "preferred_element_type": None,
-    "group_offset": [0],
-}
-SCALES = {"hyperedge_weight": OF_NODES, "incidence_weight": OF_EDGES, "head_weight": OF_EDGES}
 OF_CONV = {"in_features": F, "out_features": 2}
 OF_STACK = OF_CONV | {
     "hidden_features": 4,
@@ -71,19 +53,6 @@ OF_STACK = OF_CONV | {
 ON_GRAPH = {"graph": GRAPH, "x": X}
 ON_HYPERGRAPH = {"hypergraph": HYPERGRAPH, "x": X}
 HEADS = {"heads": 1, "negative_slope": 0.1, "attention_dropout_rate": 0.5}
-PER_HEAD, BY_HEADS = np.ones((N, 2), np.float32), np.ones((N, 2, 3), np.float32)
-ATTENTION = {
-    "graph": GRAPH,
-    "negative_slope": 0.1,
-    "edge_bias": np.ones((len(SRC), 2)),
-    "edge_scale": np.ones((len(SRC), 2)),
-    "edge_features": np.ones((len(SRC), 2, 3), np.float32),
-    "dst_ids": np.zeros(len(SRC), np.int32),
-    "sum_ids": np.zeros(len(SRC), np.int32),
-    "num_sums": N,
-    "return_lse": False,
-    "implementation": "xla",
-}
 MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (
         flax_layers.GCNConv,
@@ -247,8 +216,17 @@ def predictor() -> flax_layers.LinkPredictor:
 RANKING = flax_layers.LinkRanking.from_facts(*FACTS, FACTS, num_nodes=N, num_relations=2)
 
 
+def signed(function: Any, like: Any) -> Callable[..., Any]:
+    """With the signature of another, whose defaults say which arguments may be None."""
+    function.__signature__ = inspect.signature(like)
+    return function
+
+
 def made(model: Any) -> Callable[..., Any]:
-    return lambda **arguments: model(**arguments, rngs=nnx.Rngs(0))
+    def make(**arguments: Any) -> Any:
+        return model(**arguments, rngs=nnx.Rngs(0))
+
+    return signed(make, model.__init__)
 
 
 def called(model: Any, sizes: dict[str, Any]) -> Callable[..., Any]:
@@ -257,191 +235,14 @@ def called(model: Any, sizes: dict[str, Any]) -> Callable[..., Any]:
         layer.eval()
         return layer(**arguments)
 
-    return lambda **arguments: jax.eval_shape(lambda: apply(arguments))  # traced, not computed
+    def traced(**arguments: Any) -> Any:  # not computed
+        return jax.eval_shape(lambda: apply(arguments))
+
+    return signed(traced, model.__call__)
 
 
-CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    **{
-        name: (
-            getattr(jax_gnn, name),
-            SEGMENTS | ({"ddof": 1} if name[-3:] in ("var", "std") else {}),
-        )
-        for name in jax_gnn.__all__
-        if name.startswith("segment_") and name not in ("segment_matmul", "segment_outer")
-    },
-    "segment_sum by indptr": (jax_gnn.segment_sum, {"data": ON_EDGES, "indptr": [0, 2, 5]}),
-    "segment_matmul": (
-        jax_gnn.segment_matmul,
-        MATMUL
-        | {
-            "bias": np.ones((2, 3)),
-            "activation": "relu",
-            "transpose_rhs": False,
-            "implementation": "xla",
-        },
-    ),
-    "segment_outer": (
-        jax_gnn.segment_outer,
-        MATMUL | {"rhs": ON_EDGES, "num_groups": 2, "deterministic": True, "implementation": "xla"},
-    ),
-    "spmm": (
-        jax_gnn.spmm,
-        {"graph": GRAPH, "x": X, "weight": OF_EDGES, "reduce": "sum", "implementation": "xla"},
-    ),
-    "additive_attention": (
-        jax_gnn.additive_attention,
-        ATTENTION | {"dst_score": PER_HEAD, "src_score": PER_HEAD, "value": BY_HEADS},
-    ),
-    "gatv2_attention": (
-        jax_gnn.gatv2_attention,
-        ATTENTION | {"dst": BY_HEADS, "src": BY_HEADS, "attention": BY_HEADS[0]},
-    ),
-    "dot_attention": (
-        jax_gnn.dot_attention,
-        {name: each for name, each in ATTENTION.items() if name != "negative_slope"}
-        | {"query": BY_HEADS, "key": BY_HEADS, "value": BY_HEADS, "scale": 0.5},
-    ),
-    "relational_aggregate": (
-        jax_gnn.relational_aggregate,
-        {
-            "graph": RELATIONAL,
-            "x": X,
-            "rhs": np.ones((2, F, 3), np.float32),
-            "weight": OF_EDGES,
-            "transpose_rhs": False,
-            "method": "edges",
-            "precision": None,
-            "implementation": "xla",
-        },
-    ),
-    "relational_lookup": (
-        jax_gnn.relational_lookup,
-        {
-            "graph": RELATIONAL,
-            "table": np.ones((2, N, 3), np.float32),
-            "weight": OF_EDGES,
-            "implementation": "xla",
-        },
-    ),
-    "sddmm": (
-        jax_gnn.sddmm,
-        {"graph": GRAPH, "a": X, "b": X, "op": "dot", "implementation": "xla"},
-    ),
-    "index_segment_reduce": (
-        jax_gnn.index_segment_reduce,
-        {
-            "x": X,
-            "index": SRC,
-            "segment_ids": DST,
-            "num_segments": N,
-            "weight": OF_EDGES,
-            "reduce": "sum",
-            "implementation": "xla",
-        },
-    ),
-    "hypergraph_aggregate": (
-        jax_gnn.hypergraph_aggregate,
-        SCALES
-        | {
-            "hypergraph": DIRECTED,
-            "x": X,
-            "node_scale_in": OF_NODES,
-            "node_scale_out": OF_NODES,
-            "hyperedge_scale": OF_NODES,
-            "own_scale": 1.0,
-            "normalization": None,
-            "hyperedge_reduce": "mean",
-            "node_reduce": "sum",
-            "implementation": "xla",
-        },
-    ),
-    "hypergraph_norm": (
-        jax_gnn.hypergraph_norm,
-        SCALES | {"hypergraph": DIRECTED, "normalization": "row", "implementation": "xla"},
-    ),
-    "node_to_hyperedge": (
-        jax_gnn.node_to_hyperedge,
-        {
-            "hypergraph": HYPERGRAPH,
-            "x": X,
-            "incidence_weight": OF_EDGES,
-            "reduce": "sum",
-            "implementation": "xla",
-        },
-    ),
-    "hyperedge_to_node": (
-        jax_gnn.hyperedge_to_node,
-        {
-            "hypergraph": HYPERGRAPH,
-            "h": X,
-            "incidence_weight": OF_EDGES,
-            "reduce": "sum",
-            "implementation": "xla",
-        },
-    ),
-    "incidence_softmax": (
-        jax_gnn.incidence_softmax,
-        {"hypergraph": HYPERGRAPH, "scores": OF_EDGES, "by": "node", "implementation": "xla"},
-    ),
-    "implementation": (
-        lambda implementation: jax_gnn.implementation(implementation),
-        {"implementation": "xla"},
-    ),
-    # Containers.
-    "Graph.from_edges": (
-        Graph.from_edges,
-        {"src": SRC, "dst": DST, "num_src": N, "num_dst": N, "validate": True},
-    ),
-    "Graph.from_edges of nodes": (Graph.from_edges, {"src": SRC, "dst": DST, "num_nodes": N}),
-    "Graph.from_scipy": (Graph.from_scipy, {"matrix": SPARSE}),
-    "Graph.edge_values": (GRAPH.edge_values, {"values": OF_EDGES, "fill_value": 0}),
-    "Graph.pad": (GRAPH.pad, {"num_src": 9, "num_dst": 9, "num_edges": 9}),
-    "Graph.pad of nodes": (GRAPH.pad, {"num_nodes": 9}),
-    "Hypergraph.from_incidence": (
-        Hypergraph.from_incidence,
-        {
-            "node_idx": SRC,
-            "hyperedge_idx": DST,
-            "num_nodes": N,
-            "num_hyperedges": N,
-            "validate": True,
-        },
-    ),
-    "Hypergraph.from_directed": (
-        Hypergraph.from_directed,
-        {
-            "tail_nodes": SRC,
-            "tail_hyperedges": DST,
-            "head_nodes": SRC,
-            "head_hyperedges": DST,
-            "num_nodes": N,
-            "num_hyperedges": N,
-            "validate": True,
-        },
-    ),
-    "Hypergraph.from_hyperedges": (
-        Hypergraph.from_hyperedges,
-        {"hyperedges": [[0, 1], [2]], "num_nodes": 3},
-    ),
-    "Hypergraph.from_scipy": (Hypergraph.from_scipy, {"incidence": SPARSE}),
-    "Hypergraph.from_knn": (Hypergraph.from_knn, {"features": X, "k": 2}),
-    "Hypergraph.with_self_loops": (HYPERGRAPH.with_self_loops, {"nodes": "all"}),
-    "Hypergraph.pad": (
-        DIRECTED.pad,
-        {"num_nodes": 9, "num_hyperedges": 9, "num_incidences": 9, "num_head_incidences": 9},
-    ),
-    "Hypergraph.incidence_values": (
-        HYPERGRAPH.incidence_values,
-        {"values": OF_EDGES, "fill_value": 0},
-    ),
-    "SegmentIndex.from_ids": (SegmentIndex.from_ids, {"ids": DST, "num_segments": N}),
-    "SegmentIndex.gather": (INDEX.gather, {"x": X, "implementation": "xla"}),
-    "SegmentIndex.segment_sum": (INDEX.segment_sum, {"data": ON_EDGES, "implementation": "xla"}),
-    "TypePlan.from_types": (TypePlan.from_types, {"types": [0, 1], "num_types": 2}),
-    "TypePlan.from_sizes": (TypePlan.from_sizes, {"group_sizes": [1, 2]}),
-    "TypePlan.sort": (PLAN.sort, {"x": ON_EDGES}),
-    "TypePlan.unsort": (PLAN.unsort, {"x": ON_EDGES}),
-    # Layers: an argument of nnx.Linear's is left to that.
+# An argument of nnx.Linear's is left to that.
+LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "gcn_norm": (flax_layers.gcn_norm, {"graph": GRAPH, "edge_weight": OF_EDGES}),
     "unigcn_norm": (flax_layers.unigcn_norm, {"hypergraph": HYPERGRAPH}),
     **{
@@ -548,71 +349,41 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         {"dataset": DATASET, "num_features": 8, "seed": 0},
     ),
 }
-WRONG: dict[str, Any] = {
-    "None": None,
-    "string": "text",
-    "dict": {"a": 1},
-    "set": {1},
-    "object": object(),
-    "ragged": [[1, 2], [3]],
-    "strings": np.array(["a", "b"]),
-    "objects": np.array(["a", None], object),
-    "complex": np.array([1j]),
-}
-# Arguments that take such a value, beside those that are optional.
+
+CALLS = {**ops.CALLS, **{name: Call(*call) for name, call in LAYERS.items()}}
 TAKEN = {
-    ("segment_sum by indptr", "data", "complex"),
-    ("Graph.edge_values", "values", "complex"),
-    ("Hypergraph.incidence_values", "values", "complex"),
-    ("Hypergraph.from_hyperedges", "hyperedges", "ragged"),
-    ("HeteroLinear made", "in_features", "dict"),
-    ("HeteroModel made", "in_features", "dict"),
+    ("HeteroLinear made", "in_features", "a dict"),
+    ("HeteroModel made", "in_features", "a dict"),
+    ("LinkPredictor made", "encoder", "None"),
 }
-OPTIONAL = {
-    *("num_segments", "bucket_size", "mode", "implementation", "precision", "bias", "activation"),
-    *("preferred_element_type", "group_offset", "num_groups", "weight", "incidence_weight"),
-    *("hyperedge_weight", "head_weight", "node_scale_in", "node_scale_out", "hyperedge_scale"),
-    *("own_scale", "normalization", "num_src", "num_dst", "num_nodes", "num_edges"),
-    *("num_hyperedges", "num_incidences", "num_head_incidences", "edge_weight", "node_scale"),
-    *("hyperedge_attr", "mlp_features", "method", "num_bases", "num_blocks", "x_dst"),
-    *("edge_bias", "edge_scale", "edge_features", "dst_ids", "scale"),
-    *("edge_types", "arguments", "encoder"),
-}
-REQUIRED = {
-    ("index_segment_reduce", "num_segments"),
-    ("SegmentIndex.from_ids", "num_segments"),
-    ("hypergraph_norm", "normalization"),
-    ("HGNNConv made", "normalization"),
-}
+# Whose default, None, is not for a layer that was made so.
+NEEDED = {("RGATConv called", "edge_attr"), ("RGCNConv called", "x"), ("RGCN called", "x")}
 
 
-def cases() -> Iterator[Any]:
-    for name, (_, arguments) in CALLS.items():
-        for argument in arguments:
-            optional = argument in OPTIONAL and (name, argument) not in REQUIRED
-            wrong = [
-                kind
-                for kind in WRONG
-                if (name, argument, kind) not in TAKEN and not (kind == "None" and optional)
-            ]
-            yield pytest.param(name, argument, wrong, id=f"{name}-{argument}")
+def spoilt(name: str, argument: str) -> list[Bad]:
+    if name in ops.CALLS:
+        return ways(name, argument)
+    needed = (name, argument) in NEEDED or not takes_none(CALLS[name].function, argument)
+    found = OBJECTS + ops.NONE * needed
+    return [bad for bad in found if (name, argument, bad[0]) not in TAKEN]
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_work(name: str) -> None:
-    function, arguments = CALLS[name]
+    function, arguments, _ = CALLS[name]
     function(**arguments)
 
 
-@pytest.mark.parametrize(("name", "argument", "wrong"), list(cases()))
-def test_wrong_types_are_named(name: str, argument: str, wrong: list[str]) -> None:
-    function, arguments = CALLS[name]
-    for kind in wrong:
+PAIRS = [(name, argument) for name, call in CALLS.items() for argument in call.arguments]
+
+
+@pytest.mark.parametrize(("name", "argument"), PAIRS)
+def test_wrong_arguments_are_named(name: str, argument: str) -> None:
+    function, arguments, _ = CALLS[name]
+    for what, spoil in spoilt(name, argument):
         with pytest.raises((TypeError, ValueError)) as caught:
-            function(**arguments | {argument: WRONG[kind]})
-        message = str(caught.value)
-        assert re.search(rf"\b{argument}\b", message), f"{kind}: {message}"
-        assert re.search(r"\b(got|found|is outside)\b", message), f"{kind}: {message}"
+            function(**arguments | {argument: spoil(arguments[argument])})
+        assert fault(caught.value, argument) is None, what
 
 
 def test_all_functions_are_here() -> None:
@@ -622,6 +393,37 @@ def test_all_functions_are_here() -> None:
     assert functions - containers <= CALLS.keys()
     called = {re.split(r"[ .]", name)[0] for name in CALLS}
     assert set(flax_layers.__all__) - {"AttentionOptions", "LinearOptions", "Stack"} <= called
+
+
+# --- Words ---------------------------------------------------------------------------------------
+
+
+def right_arguments(name: str) -> dict[str, Any]:
+    """Those without a default, and ids of segments."""
+    if "data" in CALLS[name].arguments:
+        return ops.SEGMENTS
+    function, given, _ = CALLS[name]
+    parameters = inspect.signature(function).parameters
+    return {part: x for part, x in given.items() if parameters[part].default is inspect._empty}
+
+
+@pytest.mark.parametrize(
+    ("name", "row"), [(n, row) for n in WORDED for row in range(len(WORDED[n]))]
+)
+def test_words_of_errors(name: str, row: int) -> None:
+    error, message, changes = WORDED[name][row]
+    function, given = CALLS[name].function, right_arguments(name) | changes
+    with pytest.raises(error, match=message):
+        function(**given)
+    if ".from_" in name:
+        return  # traced ids are not looked at
+    with pytest.raises(error, match=message):
+        jax.jit(lambda: function(**given))()
+    if name.endswith("_attention"):
+        traced = right_arguments(name).keys() - {"graph"}
+        arrays = {part: x for part, x in given.items() if part in traced}
+        with pytest.raises(error, match=message):
+            jax.jit(lambda arrays: function(**given | arrays))(arrays)
 
 
 # --- No ids --------------------------------------------------------------------------------------

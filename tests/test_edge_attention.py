@@ -215,7 +215,6 @@ def attention_spec(
         result_axis=1,
         composed=True,
         summed=("attention", "scale"),
-        bad_arguments={},
     )
 
 
@@ -252,7 +251,6 @@ def summed_finer(spec: OpSpec) -> OpSpec:
 
 
 class TestAdditive(OpSuite):
-    test_bad_argument = None
     spec = attention_spec(additive, additive_reference, "value", "dst_score", "src_score")
 
 
@@ -264,7 +262,6 @@ class TestAdditiveOfEdges(CoreChecks):
 
 
 class TestGatv2(OpSuite):
-    test_bad_argument = None
     spec = attention_spec(gatv2, gatv2_reference, "src", "dst", "attention")
 
 
@@ -276,7 +273,6 @@ class TestGatv2OfEdges(CoreChecks):
 
 
 class TestDot(OpSuite):
-    test_bad_argument = None
     spec = attention_spec(dots, dot_reference, "value", "query", "key")
 
 
@@ -295,138 +291,6 @@ class TestSumsOfAdditive(CoreChecks):
 
 class TestSumsOfDotOfEdges(CoreChecks):
     spec = summed_finer(TestDotOfEdges.spec)
-
-
-# --- What users pass wrongly ---------------------------------------------------------------------
-
-GRAPH = Graph.from_edges([0, 1, 1, 3], [0, 0, 1, 1], num_src=4, num_dst=3)
-BY_DST, BY_SRC = np.ones((3, 2), np.float32), np.ones((4, 2), np.float32)
-LEFT, RIGHT = np.ones((3, 2, 5), np.float32), np.ones((4, 2, 5), np.float32)
-VECTOR = np.ones((2, 5), np.float32)
-BY_EDGE = np.ones((4, 2), np.float32)
-IDS = np.array([0, 1, 3, 3])
-BY_SUMS = {"sum_ids": IDS, "dst_ids": IDS, "num_sums": 5}
-BAD: dict[str, tuple[Any, type[Exception], str]] = {
-    "graph": ((additive_attention, 3, BY_DST, BY_SRC, RIGHT), TypeError, "graph must be a jax_gnn"),
-    "value-integer": (
-        (additive_attention, GRAPH, BY_DST, BY_SRC, RIGHT.astype(np.int32)),
-        *(TypeError, "value must be float16, .*, got int32"),
-    ),
-    "value-rows": (
-        (additive_attention, GRAPH, BY_DST, BY_SRC, LEFT),
-        *(ValueError, r"value must be \(num_src=4, heads, \*features\), got shape \(3, 2, 5\)"),
-    ),
-    "value-vector": (
-        (additive_attention, GRAPH, BY_DST, BY_SRC, RIGHT[:, 0, 0]),
-        *(ValueError, r"value must be \(num_src=4, heads, .*got shape \(4,\)"),
-    ),
-    "scores-of-the-wrong-nodes": (
-        (additive_attention, GRAPH, BY_SRC, BY_SRC, RIGHT),
-        *(ValueError, r"dst_score must be \(num_dst=3, heads\), with 2 heads as value, .*\(4, 2\)"),
-    ),
-    "scores-of-other-heads": (
-        (additive_attention, GRAPH, BY_DST, np.ones((4, 3)), RIGHT),
-        *(ValueError, r"src_score must be \(num_src=4, heads\), with 2 heads .*shape \(4, 3\)"),
-    ),
-    "scores-complex": (
-        (additive_attention, GRAPH, BY_DST, BY_SRC * 1j, RIGHT),
-        *(TypeError, "src_score must be real numbers, got complex64"),
-    ),
-    "slope": (
-        (additive_attention, GRAPH, BY_DST, BY_SRC, RIGHT, {"negative_slope": np.nan}),
-        *(ValueError, "negative_slope must be finite, got nan"),
-    ),
-    "edge_bias": (
-        (additive_attention, GRAPH, BY_DST, BY_SRC, RIGHT, {"edge_bias": BY_DST}),
-        *(ValueError, r"edge_bias must be \(num_edges=4, heads\), .*got shape \(3, 2\)"),
-    ),
-    "edge_scale": (
-        (additive_attention, GRAPH, BY_DST, BY_SRC, RIGHT, {"edge_scale": BY_EDGE[:, 0]}),
-        *(ValueError, r"edge_scale must be \(num_edges=4, heads\), .*got shape \(4,\)"),
-    ),
-    "edge_features": (
-        (additive_attention, GRAPH, BY_DST, BY_SRC, RIGHT, {"edge_features": VECTOR}),
-        *(ValueError, r"edge_features must be \(num_edges=4, \*features\), got shape \(2, 5\)"),
-    ),
-    "edge_features-of-other-features": (
-        (additive_attention, GRAPH, BY_DST, BY_SRC, RIGHT, {"edge_features": RIGHT[..., :3]}),
-        *(ValueError, r"edge_features must have the features \(2, 5\) of value, .*\(4, 2, 3\)"),
-    ),
-    "dst_ids-of-floats": (
-        (additive_attention, GRAPH, BY_DST, BY_SRC, RIGHT, {"dst_ids": np.zeros(4)}),
-        *(TypeError, "dst_ids must be an array of integers, got float"),
-    ),
-    "dst_ids-of-other-edges": (
-        (additive_attention, GRAPH, BY_DST, BY_SRC, RIGHT, {"dst_ids": np.zeros(3, int)}),
-        *(ValueError, r"dst_ids must be \(num_edges=4,\), got shape \(3,\)"),
-    ),
-    "sum_ids-of-other-edges": (
-        (gatv2_attention, GRAPH, LEFT, RIGHT, VECTOR, {"sum_ids": np.zeros(3, int), "num_sums": 3}),
-        *(ValueError, r"sum_ids must be \(num_edges=4,\), got shape \(3,\)"),
-    ),
-    "sum_ids-alone": (
-        (dot_attention, GRAPH, LEFT, RIGHT, RIGHT, {"sum_ids": np.zeros(4, int)}),
-        *(ValueError, "sum_ids and num_sums must be given together, got sum_ids alone"),
-    ),
-    "num_sums-alone": (
-        (additive_attention, GRAPH, BY_DST, BY_SRC, RIGHT, {"num_sums": 3}),
-        *(ValueError, "sum_ids and num_sums must be given together, got num_sums alone"),
-    ),
-    "num_sums-negative": (
-        (
-            *(additive_attention, GRAPH, BY_DST, BY_SRC, RIGHT),
-            {"sum_ids": np.zeros(4, int), "num_sums": -1},
-        ),
-        *(ValueError, "num_sums must not be negative, got -1"),
-    ),
-    "dst_score-of-other-rows-than-sums": (
-        (additive_attention, GRAPH, BY_DST, BY_SRC, RIGHT, BY_SUMS),
-        *(ValueError, r"dst_score must be \(num_sums=5, heads\), with 2 heads .*\(3, 2\)"),
-    ),
-    "return_lse": (
-        (additive_attention, GRAPH, BY_DST, BY_SRC, RIGHT, {"return_lse": "yes"}),
-        *(TypeError, "return_lse must be True or False, got str"),
-    ),
-    "dst-of-other-heads": (
-        (gatv2_attention, GRAPH, LEFT[:, :1], RIGHT, VECTOR),
-        *(ValueError, r"dst must be \(num_dst=3, heads, \*features\), with 2 heads as src, "),
-    ),
-    "dst-of-other-features": (
-        (gatv2_attention, GRAPH, LEFT[..., :3], RIGHT, VECTOR),
-        *(ValueError, r"src must have the features \(2, 3\) of dst, got shape \(4, 2, 5\)"),
-    ),
-    "attention": (
-        (gatv2_attention, GRAPH, LEFT, RIGHT, VECTOR[0]),
-        *(
-            ValueError,
-            r"attention must be \(heads, \*features\), \(2, 5\) as dst has them, got",
-        ),
-    ),
-    "key": (
-        (dot_attention, GRAPH, LEFT, LEFT, RIGHT),
-        *(ValueError, r"key must be \(num_src=4, \*features\), got shape \(3, 2, 5\)"),
-    ),
-    "key-of-other-features": (
-        (dot_attention, GRAPH, LEFT, RIGHT[..., :3], RIGHT),
-        *(ValueError, r"key must have the features \(2, 5\) of query, got shape \(4, 2, 3\)"),
-    ),
-    "scale": (
-        (dot_attention, GRAPH, LEFT, RIGHT, RIGHT, {"scale": [1.0, 2.0]}),
-        *(ValueError, r"scale must be a number, got shape \(2,\)"),
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_arguments(case: str) -> None:
-    (function, *arguments), error, message = BAD[case]
-    options = arguments.pop() if isinstance(arguments[-1], dict) else {}
-    with pytest.raises(error, match=message):
-        function(*arguments, **options)
-    if case != "graph":
-        graph, *arrays = arguments
-        with pytest.raises(error, match=message):
-            jax.jit(lambda *each: function(graph, *each, **options))(*arrays)
 
 
 # --- What is particular to it --------------------------------------------------------------------

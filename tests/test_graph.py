@@ -212,65 +212,6 @@ def test_64_bit_indices() -> None:
     assert {array.dtype for array in jax.tree.leaves(graph)} == {np.dtype("int64")}
 
 
-BAD_EDGES: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
-    "src-too-large": (
-        [0, 7],
-        [0, 0],
-        {"num_nodes": 3},
-        ValueError,
-        r"src\[1\] = 7 is outside \[0, num_nodes=3\)",
-    ),
-    "src-negative": ([-1], [0], {}, ValueError, r"src\[0\] = -1 is outside"),
-    "dst-too-large": (
-        [0, 0],
-        [2, 5],
-        {"num_src": 1, "num_dst": 2},
-        ValueError,
-        r"dst\[0\] = 2 is outside \[0, num_dst=2\) \(2 such ids\)",
-    ),
-    "bipartite-src": (
-        [1],
-        [0],
-        {"num_src": 1, "num_dst": 2},
-        ValueError,
-        r"src\[0\] = 1 is outside \[0, num_src=1\)",
-    ),
-    "dst-negative": ([0], [-3], {}, ValueError, r"dst\[0\] = -3 is outside"),
-    "beyond-64-bits": (
-        np.array([2**64 - 1], np.uint64),
-        [0],
-        {},
-        ValueError,
-        "num_nodes must fit 64 bits, got 9223372036854775808",
-    ),
-    "lengths": ([0, 1], [0], {}, ValueError, "src and dst must have the same length, got 2 and 1"),
-    "rank-2": ([[0, 1]], [0, 1], {}, ValueError, r"src must be one-dimensional.*\(1, 2\)"),
-    "rank-0": ([0], 0, {}, ValueError, r"dst must be one-dimensional.*\(\)"),
-    "ragged": ([[0], [1, 2]], [0], {}, ValueError, "src must be an array of numbers"),
-    "float": ([0.0, 1.0], [0, 1], {}, TypeError, "src must be an array of integers.*float64"),
-    "bool": ([0], [True], {}, TypeError, "dst must be an array of integers, got bool"),
-    "string": (["a"], [0], {}, TypeError, "src must be an array of integers"),
-    "none": (None, [0], {}, TypeError, "src must be an array of integers"),
-    "size-negative": ([0], [0], {"num_nodes": -1}, ValueError, "num_nodes must not be negative"),
-    "size-float": ([0], [0], {"num_nodes": 2.0}, TypeError, "num_nodes must be an integer.*float"),
-    "size-string": ([0], [0], {"num_dst": "2"}, TypeError, "num_dst must be an integer, got str"),
-    "sizes-both": (
-        [0],
-        [0],
-        {"num_nodes": 2, "num_src": 2},
-        ValueError,
-        "num_nodes stands for num_src and num_dst: give it or those, not both",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD_EDGES)
-def test_bad_edges(case: str) -> None:
-    src, dst, options, error, message = BAD_EDGES[case]
-    with pytest.raises(error, match=message):
-        Graph.from_edges(src, dst, **options)
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

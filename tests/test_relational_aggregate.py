@@ -93,60 +93,7 @@ X, RHS, TABLE = np.ones((3, 4)), np.ones((2, 4, 5)), np.ones((2, 3, 5))
 
 
 class TestRelationalAggregate(OpSuite):
-    spec = aggregate_spec(
-        bad_arguments={
-            "graph": (
-                lambda: relational_aggregate(GRAPH.nodes, X, RHS),
-                TypeError,
-                r"graph must be a jax_gnn\.RelationalGraph, got Graph",
-            ),
-            "x dims": (
-                lambda: relational_aggregate(GRAPH, X[:, 0], RHS),
-                ValueError,
-                r"x must be \(num_src=3, k\), got shape \(3,\)",
-            ),
-            "x rows": (
-                lambda: relational_aggregate(GRAPH, X[:2], RHS),
-                ValueError,
-                r"x must be \(num_src=3, \*features\), got shape \(2, 4\)",
-            ),
-            "relations": (
-                lambda: relational_aggregate(GRAPH, X, RHS[:1]),
-                ValueError,
-                r"rhs must be \(num_relations=2, \*features\), got shape \(1, 4, 5\)",
-            ),
-            "k": (
-                lambda: relational_aggregate(GRAPH, X[:, :3], RHS),
-                ValueError,
-                r"rhs must be \(num_relations, k, n\) .* k = 3 of x, got shape \(2, 4, 5\)",
-            ),
-            "k of transposed": (
-                lambda: relational_aggregate(GRAPH, X, RHS, transpose_rhs=True),
-                ValueError,
-                r"rhs must be \(num_relations, n, k\)",
-            ),
-            "dtype": (
-                lambda: relational_aggregate(GRAPH, X.astype(int), RHS),
-                TypeError,
-                "x must be float16, bfloat16, float32 or float64, got int",
-            ),
-            "weight": (
-                lambda: relational_aggregate(GRAPH, X, RHS, np.ones((3, 2))),
-                ValueError,
-                r"weight must be \(num_edges=3,\), got shape \(3, 2\)",
-            ),
-            "method": (
-                lambda: relational_aggregate(GRAPH, X, RHS, method="pairs"),  # type: ignore[arg-type]
-                ValueError,
-                "method must be one of None, 'edges', .*, got 'pairs'",
-            ),
-            "precision": (
-                lambda: relational_aggregate(GRAPH, X, RHS, precision="exact"),
-                ValueError,
-                "precision must be what jax.lax.dot takes, got 'exact'",
-            ),
-        },
-    )
+    spec = aggregate_spec()
 
 
 class TestByEdge(CoreChecks):
@@ -177,23 +124,6 @@ class TestRelationalLookup(OpSuite):
         linear=("table", "weight"),
         feature_axis=(2, None),
         result_axis=1,
-        bad_arguments={
-            "relations": (
-                lambda: relational_lookup(GRAPH, TABLE[:1]),
-                ValueError,
-                r"table must be \(num_relations=2, \*features\), got shape \(1, 3, 5\)",
-            ),
-            "sources": (
-                lambda: relational_lookup(GRAPH, TABLE[:, :2]),
-                ValueError,
-                r"table must be \(num_relations=2, num_src=3, n\), got shape \(2, 2, 5\)",
-            ),
-            "weight": (
-                lambda: relational_lookup(GRAPH, TABLE, np.ones(2)),
-                ValueError,
-                r"weight must be \(num_edges=3,\), got shape \(2,\)",
-            ),
-        },
     )
 
 

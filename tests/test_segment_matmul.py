@@ -176,105 +176,6 @@ class TestSegmentMatmul(OpSuite):
         linear=("lhs", "rhs"),
         feature_axis=(None, 2),
         result_axis=1,
-        bad_arguments={
-            "lhs dims": (
-                lambda: segment_matmul(LHS[0], RHS, SIZES),
-                ValueError,
-                r"lhs must be \(rows, k\), got shape \(3,\)",
-            ),
-            "rhs dims": (
-                lambda: segment_matmul(LHS, RHS[0], SIZES),
-                ValueError,
-                r"rhs must be \(groups, k, n\), got shape \(3, 4\)",
-            ),
-            "dtype": (
-                lambda: segment_matmul(LHS > 0, RHS, SIZES),
-                TypeError,
-                "lhs must be an array of numbers, got bool",
-            ),
-            "k": (
-                lambda: segment_matmul(LHS[:, :2], RHS, SIZES),
-                ValueError,
-                r"rhs must be \(groups, k, n\) with the k = 2 of lhs, got shape \(2, 3, 4\)",
-            ),
-            "k of transposed": (
-                lambda: segment_matmul(LHS, RHS, SIZES, transpose_rhs=True),
-                ValueError,
-                r"rhs must be \(groups, n, k\) with the k = 3 of lhs",
-            ),
-            "groups": (
-                lambda: segment_matmul(LHS, RHS, SIZES[:1]),
-                ValueError,
-                "rhs must have a weight for each of the 1 group_sizes.*group_offset",
-            ),
-            "sizes dtype": (
-                lambda: segment_matmul(LHS, RHS, LHS[0]),
-                TypeError,
-                "group_sizes must be an array of integers, got float32",
-            ),
-            "sizes dims": (
-                lambda: segment_matmul(LHS, RHS, SIZES[None]),
-                ValueError,
-                r"group_sizes must be one-dimensional, got shape \(1, 2\)",
-            ),
-            "bias": (
-                lambda: segment_matmul(LHS, RHS, SIZES, bias=LHS),
-                ValueError,
-                r"bias must be \(groups, n\) = \(2, 4\), got shape \(6, 3\)",
-            ),
-            "bias dtype": (
-                lambda: segment_matmul(
-                    LHS.astype(int), RHS.astype(int), SIZES, bias=np.ones((2, 4), np.float32)
-                ),
-                TypeError,
-                "bias must be numbers like lhs and rhs, int.*, got float32",
-            ),
-            "residual": (
-                lambda: segment_matmul(LHS, RHS, SIZES, residual=LHS),
-                ValueError,
-                r"residual must be \(rows, n\) = \(6, 4\), got shape \(6, 3\)",
-            ),
-            "residual dtype": (
-                lambda: segment_matmul(LHS, RHS, SIZES, residual=np.ones((6, 4), np.complex64)),
-                TypeError,
-                "residual must be numbers like the result, float32, got complex64",
-            ),
-            "activation": (
-                lambda: segment_matmul(LHS, RHS, SIZES, activation="swish"),  # type: ignore[arg-type]
-                ValueError,
-                "activation must be one of None, 'relu', .*, got 'swish'",
-            ),
-            "activation of integers": (
-                lambda: segment_matmul(LHS.astype(int), RHS.astype(int), SIZES, activation="relu"),
-                TypeError,
-                "activation='relu' needs real lhs and rhs, got int",
-            ),
-            "offset dtype": (
-                lambda: segment_matmul(LHS, RHS, SIZES, group_offset=0.5),
-                TypeError,
-                "group_offset must be an integer, got float64",
-            ),
-            "offset shape": (
-                lambda: segment_matmul(LHS, RHS, SIZES, group_offset=SIZES),
-                ValueError,
-                r"group_offset must be a scalar or \(1,\), got shape \(2,\)",
-            ),
-            "precision": (
-                lambda: segment_matmul(LHS, RHS, SIZES, precision="exact"),
-                ValueError,
-                "precision must be what jax.lax.dot takes, got 'exact'",
-            ),
-            "preferred": (
-                lambda: segment_matmul(LHS, RHS, SIZES, preferred_element_type=jnp.float16),
-                TypeError,
-                "preferred_element_type must hold what lhs and rhs, float32, hold; got float16",
-            ),
-            "implementation": (
-                lambda: segment_matmul(LHS, RHS, SIZES, implementation="tpu"),  # type: ignore[arg-type]
-                ValueError,
-                "implementation must be None or one of",
-            ),
-        },
     )
 
 
@@ -287,28 +188,6 @@ class TestSegmentOuter(OpSuite):
         linear=("lhs", "rhs"),
         feature_axis=(None, 1),
         result_axis=2,
-        bad_arguments={
-            "rows": (
-                lambda: segment_outer(LHS, LHS[:4], SIZES),
-                ValueError,
-                r"lhs and rhs must have the same rows, got shapes \(6, 3\) and \(4, 3\)",
-            ),
-            "rhs dims": (
-                lambda: segment_outer(LHS, RHS, SIZES),
-                ValueError,
-                r"rhs must be \(rows, n\), got shape \(2, 3, 4\)",
-            ),
-            "num_groups": (
-                lambda: segment_outer(LHS, LHS, SIZES, num_groups=-1),
-                ValueError,
-                "num_groups must not be negative, got -1",
-            ),
-            "sizes dtype": (
-                lambda: segment_outer(LHS, LHS, LHS[0]),
-                TypeError,
-                "group_sizes must be an array of integers, got float32",
-            ),
-        },
     )
 
 
@@ -523,7 +402,6 @@ def listed_outer_spec(
 
 
 IDS = np.arange(5)
-KNOWN = jax_gnn.SegmentIndex.from_ids(IDS, 4)
 
 
 class TestLists(OpSuite):
@@ -532,48 +410,6 @@ class TestLists(OpSuite):
         lists=("lhs_rows", "out_rows"),
         feature_axis=(None, 2, None),
         result_axis=1,
-        bad_arguments={
-            "lhs_rows dtype": (
-                lambda: segment_matmul(LHS, RHS, SIZES, lhs_rows=LHS[0]),
-                TypeError,
-                "lhs_rows must be an array of integers, got float32",
-            ),
-            "lhs_rows dims": (
-                lambda: segment_matmul(LHS, RHS, SIZES, lhs_rows=SIZES[None]),
-                ValueError,
-                r"lhs_rows must be one-dimensional, got shape \(1, 2\)",
-            ),
-            "index of lhs": (
-                lambda: segment_matmul(LHS, RHS, SIZES, lhs_rows=KNOWN),
-                ValueError,
-                "lhs_rows must be an index of the 6 rows of lhs, got one of 4 segments",
-            ),
-            "out_rows": (
-                lambda: segment_matmul(LHS, RHS, SIZES, out_rows=IDS),
-                ValueError,
-                r"out_rows must be \(rows,\) = \(6,\), got shape \(5,\)",
-            ),
-            "out_rows of gathered": (
-                lambda: segment_matmul(LHS, RHS, SIZES, lhs_rows=IDS, out_rows=np.arange(6)),
-                ValueError,
-                r"out_rows must be \(rows,\) = \(5,\), got shape \(6,\)",
-            ),
-            "index of the result": (
-                lambda: segment_matmul(LHS[:5], RHS, SIZES, out_rows=KNOWN),
-                ValueError,
-                "out_rows must be an index of the 5 rows of the result, got one of 4 segments",
-            ),
-            "scale": (
-                lambda: segment_matmul(LHS, RHS, SIZES, lhs_rows=IDS, scale=np.ones(6)),
-                ValueError,
-                r"scale must be \(rows,\) = \(5,\), got shape \(6,\)",
-            ),
-            "scale dtype": (
-                lambda: segment_matmul(LHS, RHS, SIZES, scale=np.ones(6, np.complex64)),
-                TypeError,
-                "scale must be numbers like lhs and rhs, float32, got complex64",
-            ),
-        },
     )
 
 
@@ -583,23 +419,6 @@ class TestListsOfOuter(OpSuite):
         lists=("lhs_rows", "rhs_rows"),
         feature_axis=(None, 1, None),
         result_axis=2,
-        bad_arguments={
-            "rows": (
-                lambda: segment_outer(LHS, LHS, SIZES, lhs_rows=IDS),
-                ValueError,
-                "lhs_rows and rhs must have as many rows, got 5 and 6",
-            ),
-            "rhs_rows": (
-                lambda: segment_outer(LHS, LHS, SIZES, lhs_rows=IDS, rhs_rows=SIZES),
-                ValueError,
-                "lhs_rows and rhs_rows must have as many rows, got 5 and 2",
-            ),
-            "index": (
-                lambda: segment_outer(LHS, LHS, SIZES, rhs_rows=KNOWN),
-                ValueError,
-                "rhs_rows must be an index of the 6 rows of rhs, got one of 4 segments",
-            ),
-        },
     )
 
 

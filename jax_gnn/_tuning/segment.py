@@ -43,7 +43,9 @@ def choices(op: Op) -> list[Choice]:
     """What is worth trying."""
     if op == "softmax":  # its kernels have one way to deal out features
         return [Choice(False, 0, 256, blocks) for blocks in _BLOCKS]
-    kinds = [(False, 0), (False, 1), (False, 2), (True, 0), (True, 1)]
+    kinds = [(False, 0), (False, 1), (False, 2)]
+    if op == "spmm":  # whose kernel for ranges of a team's own gathers
+        kinds += [(True, 0), (True, 1)]
     return [
         Choice(*kind, threads, blocks)
         for kind in kinds

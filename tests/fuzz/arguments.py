@@ -7,8 +7,8 @@ arguments must give what a plain reference gives (``argument_cases.py``), in sha
 to a bound that follows from the roundings (``balls.py``), under eager execution, ``jit``, ``vjp``,
 ``jvp`` and ``vmap``, with 64-bit types and strict promotion on and off; rows that must not be read
 hold NaN or infinity. Wrong arguments must raise a TypeError or ValueError that names them and says
-what was given (``argument_errors.py``). Warnings are errors. Sets run in child processes, so that a
-crash or a hang is a finding too.
+what was given (``../argument_calls.py``). Warnings are errors. Sets run in child processes, so that
+a crash or a hang is a finding too.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from argument_cases import FAMILIES, Case, Mode, Random
-from argument_errors import wrong_call
 from balls import Ball, Dual, disagreement, rounding, unit
+
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from argument_calls import CALLS, fault, function_of, ways
 
 BATCH = 1000  # sets of a child process, which share compiled programs
 WRONG = 0.3  # share of sets with a wrong argument
@@ -84,7 +86,7 @@ class Batch:
         random = Random(self.seed, self.number, 2, index)
         if random.chance(WRONG):
             text, wrong = wrong_call(random, self.mode(random))
-            return text.split("(")[0], text, wrong
+            return function_of(text.split("(")[0]), text, wrong
         case, mode = self.case(random.integer(0, self.size))
         text = f"{case.function} {case.options} {mode}"
         try:
@@ -97,6 +99,39 @@ class Batch:
             message = " ".join(str(error).split())[:300]
             wrong = f"{type(error).__name__}: {message} ({' '.join(where[-6:])})"
         return case.function, text, wrong
+
+
+def wrong_call(random: Random, mode: Mode) -> tuple[str, str | None]:
+    """Makes one: what it is, and what is wrong with how it ends; None if nothing is."""
+    name = random.choice(list(CALLS))
+    function, arguments, spoilt = CALLS[name]
+    argument = random.choice(spoilt or list(arguments))
+    what, spoil = random.choice(ways(name, argument))
+    with mode.contexts():
+        given = {**arguments, argument: spoil(arguments[argument])}
+        traced = {
+            key: x
+            for key, x in given.items()
+            if isinstance(x, np.ndarray | jax.Array) and x.dtype.kind in "iufcb"
+        }
+        host_only = "." in name or name == "implementation"
+        under_jit = mode.jitted and (argument in traced or random.chance(0.3)) and not host_only
+        text = f"{name}({argument}={_show(given[argument])}: {what}{', traced' * under_jit})"
+        try:
+            if under_jit:
+                rest = {key: x for key, x in given.items() if key not in traced}
+                result = jax.eval_shape(lambda arrays: function(**rest, **arrays), traced)
+            else:
+                result = function(**given)
+        except Exception as error:
+            return text, fault(error, argument)
+    return text, f"no error, but {str(result)[:120]}"
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, np.ndarray | jax.Array):
+        return f"{value.dtype}{list(value.shape)}"
+    return repr(value)[:60]
 
 
 def right_call(case: Case, mode: Mode, random: Random) -> str | None:

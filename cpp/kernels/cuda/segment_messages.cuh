@@ -42,20 +42,18 @@ __device__ __forceinline__ Column column_of(int lane, int lanes, int64_t width, 
 template <int kSize, typename Acc>
 struct Ids {
   int64_t first;  // entry of the team
-  int stride;     // from one entry of the team to the next
   int count;      // of the team's entries, at most kSize
   bool full;      // the whole warp has all its entries, and arrays can be read in long words
   Index row[kSize + 1], col[kSize], order[kSize];
   Acc weight[kSize];
 };
 
-// Entry first + j * stride of an array for each j below `count`, -1 elsewhere.
+// Entry first + j of an array for each j below `count`, -1 elsewhere.
 template <int kSize, typename Acc>
 __device__ __forceinline__ void load_each(const Index* from, const Ids<kSize, Acc>& ids,
                                           Index* to) {
 #pragma unroll
-  for (int j = 0; j < kSize; ++j)
-    to[j] = load_or(j < ids.count, from + ids.first + j * ids.stride, Index(-1));
+  for (int j = 0; j < kSize; ++j) to[j] = load_or(j < ids.count, from + ids.first + j, Index(-1));
 }
 
 // Sizes are those of a Csr, cut to 32 bits, and 0 for lanes without features.
@@ -101,13 +99,12 @@ struct RowMessage {
   __device__ __forceinline__ void load(const Ids<kUnroll, Acc>& ids, const Sizes&, bool, bool whole,
                                        const Column& column, Loaded& loaded) const {
     const T* from = in + ids.first * width + column.first;
-    const int64_t stride = ids.stride * width;
     if (ids.full && whole) {
       loaded.valid = (1u << kUnroll) - 1;
 #pragma unroll
       for (int j = 0; j < kUnroll; ++j) {
         loaded.words[j] = __ldcs(reinterpret_cast<const Word<T, kVec>*>(from));
-        from += stride;
+        from += width;
       }
       return;
     }
@@ -117,7 +114,7 @@ struct RowMessage {
     for (int j = 0; j < kUnroll; ++j) {
       loaded.words[j] = {};
       load_if(j < count, reinterpret_cast<const Word<T, kVec>*>(from), loaded.words[j]);
-      from += stride;
+      from += width;
     }
   }
   __device__ __forceinline__ void value(const Loaded& loaded, int j, Acc (&x)[kVec]) const {
@@ -136,7 +133,7 @@ __device__ __forceinline__ void load_weights(const Acc* weight, int heads,
 #pragma unroll
   for (int j = 0; j < kUnroll; ++j) {
     const bool is_valid = valid >> j & 1;
-    const Acc* at = from + static_cast<int64_t>(ordered ? ids.order[j] : j * ids.stride) * heads;
+    const Acc* at = from + static_cast<int64_t>(ordered ? ids.order[j] : j) * heads;
     weights[j] = load_or(weight != nullptr && is_valid, at, is_valid ? Acc(1) : Acc(0));
   }
 }

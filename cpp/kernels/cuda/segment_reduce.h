@@ -12,7 +12,7 @@ namespace jax_gnn::cuda {
 
 // How entries and features are dealt out to threads (GeoT, table I).
 struct Schedule {
-  bool parallel;   // entries of a warp's step lie side by side in its teams, else one after another
+  bool parallel;   // each team has a range of entries of its own, where sums of gathered rows do
   int lanes;       // of a team, which holds a tile of features; a power of two up to 32
   int threads;     // of a block
   int64_t blocks;  // that share the entries: rows of the workspace

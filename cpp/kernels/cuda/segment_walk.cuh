@@ -2,11 +2,11 @@
 //
 // Every warp takes an even, contiguous range of entries, whatever the rows' lengths, and walks it
 // in steps. A team of lanes holds a tile of features; a step deals kUnroll entries to each team of
-// the warp, one after another (sequential reduction) or side by side (parallel reduction). The sum
-// of a run of equal rows is stored by the team that sees the run end; what is open at the end of a
-// team's entries is carried on to the next team, to the next step, and to the next warp, always in
-// the same order. What is open where a block ends is handed, through the workspace, to the block in
-// which the run ends (see Tails). The cut depends on shapes only: the same bits on every run.
+// the warp, one after another (sequential reduction). The sum of a run of equal rows is stored by
+// the team that sees the run end; what is open at the end of a team's entries is carried on to the
+// next team, to the next step, and to the next warp, always in the same order. What is open where a
+// block ends is handed, through the workspace, to the block in which the run ends (see Tails). The
+// cut depends on shapes only: the same bits on every run.
 //
 // Results narrower than a sector are put side by side in shared memory first, where the warp's step
 // has many rows: those between its first and its last, empty ones too, begin and end in it.
@@ -47,7 +47,7 @@ struct Cut {
 
 // The steps of reduce_kernel, on what a thread has. All by reference: the code that comes out is
 // that of lambdas in the kernel.
-template <class Message, class Op, bool kParallel>
+template <class Message, class Op>
 struct Walk {
   using T = typename Message::T;
   using Acc = typename Message::Acc;
@@ -56,31 +56,24 @@ struct Walk {
 
   // Loads the ids of a step.
   __device__ __forceinline__ void load_step(int64_t base, Step& ids) const {
-    ids.first = base + (kParallel ? team_ : team_ * kUnroll);
-    ids.stride = kParallel ? teams_ : 1;
+    ids.first = base + team_ * kUnroll;
     ids.full =
         cut_.aligned && base + teams_ * kUnroll <= end_ && base + teams_ * kUnroll < csr_.count;
     if (ids.full) {
       ids.count = kUnroll;
-      if constexpr (kParallel) {
-        load_each(rows_, ids, ids.row);
-      } else {
-        load_words<kUnroll>(rows_ + ids.first, ids.row);
-        ids.row[kUnroll] = __ldg(rows_ + ids.first + kUnroll);
-        if constexpr (Message::kGathers) {
-          if (csr_.cols != nullptr) load_words<kUnroll>(csr_.cols + ids.first, ids.col);
-          if (csr_.order != nullptr) load_words<kUnroll>(csr_.order + ids.first, ids.order);
-          if (beside_) load_words<kUnroll>(message_.weights() + ids.first, ids.weight);
-        }
+      load_words<kUnroll>(rows_ + ids.first, ids.row);
+      ids.row[kUnroll] = __ldg(rows_ + ids.first + kUnroll);
+      if constexpr (Message::kGathers) {
+        if (csr_.cols != nullptr) load_words<kUnroll>(csr_.cols + ids.first, ids.col);
+        if (csr_.order != nullptr) load_words<kUnroll>(csr_.order + ids.first, ids.order);
+        if (beside_) load_words<kUnroll>(message_.weights() + ids.first, ids.weight);
       }
     } else {
-      const int64_t left = kParallel ? (end_ - ids.first + teams_ - 1) / teams_ : end_ - ids.first;
+      const int64_t left = end_ - ids.first;
       ids.count = static_cast<int>(min(max(left, int64_t{0}), int64_t{kUnroll}));
       load_each(rows_, ids, ids.row);
-      if constexpr (!kParallel) {
-        const int64_t next = min(ids.first + kUnroll, end_);
-        ids.row[kUnroll] = load_or(next < csr_.count, rows_ + next, Index(-1));
-      }
+      const int64_t next = min(ids.first + kUnroll, end_);
+      ids.row[kUnroll] = load_or(next < csr_.count, rows_ + next, Index(-1));
       if constexpr (Message::kGathers) {
         if (csr_.cols != nullptr) load_each(csr_.cols, ids, ids.col);
         if (csr_.order != nullptr) load_each(csr_.order, ids, ids.order);
@@ -90,7 +83,7 @@ struct Walk {
       if (csr_.cols == nullptr)
 #pragma unroll
         for (int j = 0; j < kUnroll; ++j)
-          ids.col[j] = j < ids.count ? static_cast<Index>(ids.first + j * ids.stride) : -1;
+          ids.col[j] = j < ids.count ? static_cast<Index>(ids.first + j) : -1;
     }
   }
 
@@ -114,25 +107,15 @@ struct Walk {
 
   // The row of the entry that follows each of a step's.
   __device__ __forceinline__ void find_rows_after(Step& ids, Index (&after)[kUnroll]) const {
-    if constexpr (kParallel) {
+    if (!ids.full && ids.first + ids.count == csr_.count && ids.count > 0)
+      ids.row[kUnroll] = beyond_last();
+    // Entries beyond the last take the row of the one that follows them all: no end lies there.
+    if (!ids.full)
 #pragma unroll
-      for (int j = 0; j < kUnroll; ++j) {
-        const int64_t next = ids.first + j * teams_ + 1;
-        after[j] = j >= ids.count      ? ids.row[j]
-                   : next < csr_.count ? load_or(true, rows_ + next, Index(0))
-                                       : beyond_last();
-      }
-    } else {
-      if (!ids.full && ids.first + ids.count == csr_.count && ids.count > 0)
-        ids.row[kUnroll] = beyond_last();
-      // Entries beyond the last take the row of the one that follows them all: no end lies there.
-      if (!ids.full)
+      for (int j = 0; j < kUnroll; ++j)
+        if (j >= ids.count) ids.row[j] = ids.row[kUnroll];
 #pragma unroll
-        for (int j = 0; j < kUnroll; ++j)
-          if (j >= ids.count) ids.row[j] = ids.row[kUnroll];
-#pragma unroll
-      for (int j = 0; j < kUnroll; ++j) after[j] = ids.row[j + 1];
-    }
+    for (int j = 0; j < kUnroll; ++j) after[j] = ids.row[j + 1];
   }
 
   const Csr<Index>& csr_;
@@ -148,20 +131,20 @@ struct Walk {
   const bool& whole_;        // all lanes of the block have features
 };
 
-template <class Message, class Op, bool kParallel, class Last = NoEpilogue>
+template <class Message, class Op, class Last = NoEpilogue>
 __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
     reduce_kernel(Csr<Index> csr, Message message, Cut cut,
                   Output<typename Message::T, Op, typename Message::Acc, Last> result,
                   int64_t heads, bool fills, Start start, Tails<Op, typename Message::Acc> tails) {
   using T = typename Message::T;
   using Acc = typename Message::Acc;
-  constexpr bool kStages = std::is_same_v<Last, Staged<T>> && !kParallel;
+  constexpr bool kStages = std::is_same_v<Last, Staged<T>>;
   __shared__ Range long_gaps[kLongGaps];
   __shared__ int num_long_gaps;
   __shared__ Index edges[8];
   __shared__ Index head_rows[kMaxWarps];
   __shared__ int marks[kMaxWarps];
-  using Steps = Walk<Message, Op, kParallel>;
+  using Steps = Walk<Message, Op>;
   constexpr int kVec = Op::kVec, kParts = Op::kParts, kUnroll = Message::kUnroll;
   const int lanes = 1 << cut.lane_bits, lane = threadIdx.x & (lanes - 1);
   const int teams = 32 >> cut.lane_bits, team = (threadIdx.x % 32) >> cut.lane_bits;
@@ -282,19 +265,10 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
             ids.row[j] < 0)
           gaps |= 1u << j;
       }
-      if constexpr (kParallel) {
-        count_up(j);
-        __syncwarp();
-        runs.carry_on(has_end, has_end, head_row, head, run);
-        has_end = false;
-        set_neutral<Op>(run);
-      }
     }
-    if constexpr (!kParallel) {
-      count_up(kUnroll - 1);
-      __syncwarp();
-      runs.carry_on(has_end, has_end, head_row, head, run);
-    }
+    count_up(kUnroll - 1);
+    __syncwarp();
+    runs.carry_on(has_end, has_end, head_row, head, run);
     if constexpr (kStages)
       if (stages) {
         __syncwarp();
@@ -310,7 +284,7 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
       }
     if (fills)
       for (; gaps != 0; gaps &= gaps - 1) {
-        const int64_t entry = ids.first + (__ffs(gaps) - 1) * ids.stride;
+        const int64_t entry = ids.first + __ffs(gaps) - 1;
         runs.fill_gap(rows[entry], entry + 1 < csr.count ? int64_t{rows[entry + 1]} : -1);
       }
   }

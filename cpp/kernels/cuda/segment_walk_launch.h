@@ -17,12 +17,6 @@
 namespace jax_gnn::cuda {
 namespace {
 
-// Parallel reduction is for narrow rows that lie one after another.
-template <class Message, class Op>
-constexpr bool has_parallel =
-    !Message::kGathers && sizeof(typename Message::T) <= 4 &&
-    !std::is_integral_v<typename Message::T> && Op::kParts <= Op::kVec + 1;
-
 // log2 of the lanes of a team.
 template <int kVec>
 int lane_bits_of(const Schedule& schedule, int64_t width) {
@@ -91,9 +85,7 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule, const C
                features.width * static_cast<int64_t>(sizeof(T)) < kSector;
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  auto kernel = reduce_kernel<Message, Op, false, Last>;
-  if constexpr (has_parallel<Message, Op>)
-    if (schedule.parallel) kernel = reduce_kernel<Message, Op, true, Last>;
+  const auto kernel = reduce_kernel<Message, Op, Last>;
   const size_t row_words = Message::kDots ? kDotThreads * Message::kUnroll * kVec * sizeof(T)
                            : cut.stages   ? threads / 32 * kStagedBytes
                                           : 0;

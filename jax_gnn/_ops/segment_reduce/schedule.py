@@ -23,9 +23,9 @@ class Schedule(NamedTuple):
     16 or 32 lanes that hold all features.
 
     Attributes:
-        parallel: Whether the entries of a warp's step lie side by side in its teams, rather than
-            one after another. Where sums and means gather, whether each team goes through a range
-            of entries of its own; so with both gradients in float32.
+        parallel: Whether each team goes through a range of entries of its own, where sums and means
+            gather; so with both gradients in float32. Others have the entries of a warp's step one
+            after another in its teams.
         lanes: Threads of a team, which holds a tile of the features; a power of two up to 32.
         threads: Threads of a block.
         blocks: Largest number of blocks that share the entries.
