@@ -57,7 +57,7 @@ def paired_sample(rng: np.random.Generator) -> Any:
     operands, moving = fresh(each, rng), paired.PairedMoving(*fresh(each, rng))
     attributes = {"heads": 1, **PRECISION}
     found = paired._steps(paired.Paired(*operands, TYPED), **attributes)
-    return paired.PairedKnown(*(*operands, *found, TYPED)), moving, attributes
+    return paired.PairedKnown(paired.Paired(*operands, TYPED), *found), moving, attributes
 
 
 def subsets(moving: Sequence[Any]) -> list[Any]:
@@ -138,11 +138,11 @@ def test_batches(case: Any, batched: str, rng: np.random.Generator) -> None:
     in_known, in_moving = batched != "moving", batched != "known"
     known_axes, moving_axes = axes(known, in_known), axes(moving, in_moving)
     if in_known and isinstance(known, paired.PairedKnown):
-        operands = paired.Paired(*jax.tree.map(of_batch, known[:6]), TYPED)
+        operands = paired.Paired(*jax.tree.map(of_batch, known.operands[:6]), TYPED)
         steps = functools.partial(paired._steps, **attributes)
         found = jax.vmap(steps, (paired.Paired(*[0] * 6, None),))(operands)
-        known = paired.PairedKnown(*(*operands[:6], *found, TYPED))
-        known_axes = paired.PairedKnown(*[0] * 10, None)
+        known = paired.PairedKnown(operands, *found)
+        known_axes = paired.PairedKnown(paired.Paired(*[0] * 6, None), *[0] * 4)
     elif in_known:
         known = jax.tree.map(of_batch, known)
     moving = jax.tree.map(of_batch, moving) if in_moving else moving

@@ -57,26 +57,21 @@ class Paired(NamedTuple):
 
 
 class PairedKnown(NamedTuple):
-    """What is known of ``paired_attention_jvp``: operands of ``paired_attention``, and its steps.
+    """What is known of ``paired_attention_jvp``.
 
     Attributes:
+        operands: those of ``paired_attention``.
         y: the result.
         sums: s.
         stats: of ``keyed_attention``.
         share: c, ``(destination pairs, heads)``.
     """
 
-    value: Any
-    key: Any
-    query: Any
-    kernel: Any
-    bias: Any
-    shift: Any
+    operands: Paired
     y: Any
     sums: Any
     stats: Any
     share: Any
-    matrix: RelationalMatrix
 
 
 class PairedMoving(NamedTuple):
@@ -107,7 +102,7 @@ def _steps(operands: Paired, *, heads: int, precision: Any) -> tuple[Array, Arra
 
 
 def _tangent(known: PairedKnown, moving: PairedMoving, **attributes: Any) -> list[Array]:
-    held = Paired(*known[:6], known.matrix)
+    held = known.operands
     tangents = {name: each for name, each in moving._asdict().items() if each is not None}
 
     def result(moved: dict[str, Any]) -> Array:
@@ -124,7 +119,7 @@ def _transpose(
     heads: int,
     precision: Any,
 ) -> PairedMoving:
-    value, key, query, kernel, bias, _, y, sums, stats, share, matrix = known
+    (value, key, query, kernel, bias, _, matrix), y, sums, stats, share = known
     (ct,) = cts
     assert ct is not None
     options: Any = {"heads": heads}
@@ -199,11 +194,11 @@ def paired_attention(
 
     def attend_jvp(operands: Any, tangents: Any) -> tuple[Array, Array]:
         with ffi.chosen_implementation(chosen):
-            known = _steps(Paired(*operands), **attributes)
+            found = _steps(Paired(*operands), **attributes)
+        known = PairedKnown(Paired(*operands), *found)
         moving = PairedMoving(*(_known_tangent(each) for each in tangents[:-1]))
-        held = PairedKnown(*(*operands[:-1], *known, operands[-1]))
-        (tangent,) = paired_attention_jvp(held, moving, **attributes, implementation=chosen)
-        return known[0], tangent
+        (tangent,) = paired_attention_jvp(known, moving, **attributes, implementation=chosen)
+        return known.y, tangent
 
     attend.defjvp(attend_jvp, symbolic_zeros=True)
     return attend(*operands)
