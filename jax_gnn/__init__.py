@@ -2,7 +2,7 @@
 
 from jax_gnn._core.ffi import implementation
 from jax_gnn._core.op import export_checks
-from jax_gnn._ops.edge_attention.api import additive_attention, dot_attention, gatv2_attention
+from jax_gnn._ops.attention.api import additive_attention, dot_attention, gatv2_attention
 from jax_gnn._ops.hypergraph_aggregate.api import (
     HypergraphNorm,
     hyperedge_to_node,
@@ -12,8 +12,6 @@ from jax_gnn._ops.hypergraph_aggregate.api import (
     node_to_hyperedge,
 )
 from jax_gnn._ops.relational_aggregate.api import relational_aggregate, relational_lookup
-from jax_gnn._ops.relational_attention.paired import paired_attention
-from jax_gnn._ops.relational_attention.primitive import typed_attention
 from jax_gnn._ops.segment_matmul.api import segment_matmul, segment_outer
 from jax_gnn._ops.segment_matmul.type_plan import TypePlan
 from jax_gnn._ops.segment_reduce.api import (
@@ -37,7 +35,7 @@ from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
 
 EXPORT_CHECKS = export_checks()  # of all primitives, which are defined by now
-del export_checks, paired_attention, typed_attention  # primitives of layers
+del export_checks
 
 __all__ = [
     "EXPORT_CHECKS",

@@ -11,8 +11,9 @@ from op_suite import KERNELS, PLATFORM
 
 from jax_gnn import Hypergraph, RelationalGraph
 from jax_gnn._core.csr import Csr, SparseMatrix, edge_split, permutation, segments
-from jax_gnn._ops.edge_attention import keyed, leaky
-from jax_gnn._ops.edge_attention import primitive as edge_attention
+from jax_gnn._ops.attention import leaky
+from jax_gnn._ops.attention.primitive import Attended, Known
+from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Scores, Typed
 from jax_gnn._ops.relational_attention import primitive as typed
 
 needs_kernels = pytest.mark.skipif(
@@ -63,7 +64,22 @@ SQUARE = SparseMatrix(  # four edges of five rows and five columns
     Csr(ids(-1, 0, 0, 2), ids(4, 0, 1, 0), ids(3, 1, 2, 0), num_rows=5),
 )
 KEYS = (floats(5, 2), floats(3, 2))  # of rows, of columns
-SCORES = (floats(5, 1), floats(3, 1), floats(4, 1), floats(4, 1))  # likewise, and of entries
+ATTENDED = (floats(5, 4), floats(5, 1, 2))  # results of attention
+
+# Of one head of four features.
+OF_KIND: dict[str, Scores] = {
+    "given": Given(floats(4, 1)),
+    "ends": Ends(floats(5, 1), floats(3, 1)),
+    "dots": Dots(floats(5, 4), floats(3, 4), floats(1, 1)),
+    "dots of values": Dots(floats(5, 4), None, floats(1, 1)),
+    "leaky": Leaky(floats(5, 4), floats(3, 4), floats(1, 4)),
+    "leaky of values": Leaky(floats(5, 4), None, floats(1, 4)),
+    "typed": Typed(floats(2, 4), floats(4, 1), None, None, ids(0, 1, 1, 0), ids(1, 0, 0)),
+    "typed of rows": Typed(
+        *(floats(2, 4), floats(4, 1), floats(5, 4), floats(2, 1, 4), ids(0, 1, 1, 0)),
+        ids(1, 0, 0),
+    ),
+}
 
 GATHER = SparseMatrix(  # five rows of four
     Csr(None, ids(3, 0, 3, -1, 1), num_rows=5),
@@ -107,28 +123,10 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         *(floats(4, 2), floats(4, 2)),
         segments(ids(0, 0, 1, 4), 5),
     ),
-    "edge_attention": (floats(3, 2), *SCORES, MATRIX),
-    "edge_attention_vjp": (
-        *(floats(3, 2), *SCORES, floats(5, 2), floats(5, 1, 2)),
-        *(floats(5, 2), floats(5, 1), MATRIX),
-    ),
-    "edge_attention_gradients": (
-        *(floats(3, 4), *SCORES[:2], None, SCORES[3], floats(5, 4), floats(5, 1, 2)),
+    "attention": (floats(3, 4), OF_KIND["leaky"], floats(4, 1), MATRIX),
+    "attention_vjp": (
+        *(floats(3, 4), OF_KIND["ends"], floats(4, 1), *ATTENDED, floats(0, 1)),
         *(floats(5, 4), floats(5, 1), MATRIX),
-    ),
-    "keyed_attention": (
-        *(floats(3, 4), floats(5, 4), floats(3, 4), floats(1, 4), floats(1, 1), floats(4, 1)),
-        MATRIX,
-    ),
-    "keyed_attention_vjp": (
-        *(floats(3, 4), floats(5, 4), floats(3, 4), None, floats(1, 1), floats(4, 1)),
-        *(floats(5, 4), floats(5, 1, 2), floats(5, 4), floats(5, 1)),
-        MATRIX,
-    ),
-    "keyed_attention_gradients": (
-        *(floats(3, 4), floats(5, 4), floats(3, 4), floats(1, 4), None, floats(4, 1)),
-        *(floats(5, 4), floats(5, 1, 2), floats(5, 4), floats(5, 1)),
-        MATRIX,
     ),
     "leaky_scores": (*KEYS, floats(1, 2), MATRIX),
     "leaky_sum": (*KEYS, floats(4, 1), floats(1, 2), MATRIX),
@@ -139,43 +137,21 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         *(GATHER, permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4))),
     ),
     "relational_aggregate": (floats(3, 2), floats(2, 2, 4), floats(4), RELATIONAL),
-    "typed_attention": (
-        *(floats(4, 4), floats(2, 4), floats(5, 4), floats(2, 1, 4), floats(4, 1), floats(4, 1)),
-        *(ids(0, 0, 1, 1), TYPED),
-    ),
-    "typed_attention_vjp": (
-        *(floats(4, 4), floats(2, 4), floats(4, 1), floats(4, 1), ids(0, 0, 1, 1)),
-        *(floats(5, 4), floats(5, 1, 2), floats(5, 4), floats(5, 1), TYPED),
-    ),
     "segment_outer": (
         *(floats(4, 2), floats(5, 4), floats(5), ids(2, 0, 2), ids(0)),
         *(GATHER, permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4))),
     ),
 }
 
-ATTENDED = (floats(5, 2), floats(5, 1, 2))  # results of attention
 OF_HEADS: dict[str, Any] = {"heads": 1, "slope": 0.2}
 OF_PRODUCTS: dict[str, Any] = {"precision": jax.lax.Precision.HIGHEST}
 
-# Of each `Linear`: its known operands, those that move, and its attributes.
+# Of each `Linear`, by its name and a kind: its known operands, those that move, and its attributes.
 LINEAR_SAMPLES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "segment_reduce_jvp": (
         (floats(3, 2), floats(4, 1), MATRIX),
         (floats(3, 2), floats(4, 1)),
         {"reduce": "mean", "heads": 1},
-    ),
-    "edge_attention_jvp": (
-        edge_attention.Known(floats(3, 2), *SCORES[:2], None, SCORES[3], *ATTENDED, MATRIX),
-        edge_attention.Moving(floats(3, 2), *SCORES[:3]),
-        OF_HEADS,
-    ),
-    "keyed_attention_jvp": (
-        keyed.KeyedKnown(
-            *(floats(3, 4), floats(5, 4), floats(3, 4), None, floats(1, 1), floats(4, 1)),
-            *(floats(5, 4), floats(5, 1, 2), MATRIX),
-        ),
-        keyed.KeyedMoving(floats(3, 4), floats(5, 4), floats(3, 4), None, floats(1, 1)),
-        OF_HEADS,
     ),
     "leaky_dots": (leaky.Keys(*KEYS, MATRIX), KEYS, OF_HEADS),
     "typed_values": (
@@ -183,12 +159,15 @@ LINEAR_SAMPLES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         (floats(5, 2),),
         OF_PRODUCTS,
     ),
-    "typed_attention_jvp": (
-        typed.AttendingKnown(
-            *(floats(4, 4), floats(2, 4), floats(4, 1), floats(4, 1), ids(0, 0, 1, 1)),
-            *(floats(5, 4), floats(5, 1, 2), TYPED),
-        ),
-        typed.AttendingMoving(floats(4, 4), floats(2, 4), floats(4, 1)),
-        OF_HEADS,
-    ),
+    **{
+        f"attention_jvp, {kind}": (
+            Known(Attended(floats(3, 4), scores, floats(4, 1), MATRIX), *ATTENDED, floats(4, 1)),
+            (
+                *(floats(3, 4), *(getattr(scores, name) for name in scores.moving)),
+                *([floats(4, 1)] if scores.is_simple else []),
+            ),
+            OF_HEADS,
+        )
+        for kind, scores in OF_KIND.items()
+    },
 }

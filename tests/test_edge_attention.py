@@ -548,8 +548,9 @@ def test_what_reads_the_rows_of_sums_gathers_nothing(rng: np.random.Generator, k
         return [name for name in found if name.startswith("jax_gnn")]
 
     with_sums = names(dst_ids=graph.rows)
-    kernel = "jax_gnn_edge_attention" if kind == "additive" else "jax_gnn_keyed_attention"
-    assert with_sums == ["jax_gnn_segment_reduce", kernel, "jax_gnn_segment_softmax"]
+    assert with_sums == [
+        f"jax_gnn_{op}" for op in ("segment_reduce", "attention", "segment_softmax")
+    ]
     assert len(names()) == len(with_sums) + 1
 
 
@@ -558,7 +559,7 @@ def expanded(jaxpr: Any) -> list[Any]:
     found: list[Any] = []
     for equation in jaxpr.eqns:
         op = OPS.get(equation.primitive.name.removeprefix("jax_gnn_"))
-        if op is None or not op.name.endswith("_gradients"):
+        if op is None or not equation.params.get("whole"):
             found.append(equation)
             continue
         attributes = {
@@ -613,8 +614,8 @@ def test_scores_of_sources_have_no_sum_of_their_own(rng: np.random.Generator) ->
         return [name for name in names if name.startswith("jax_gnn")]
 
     found = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(*operands).jaxpr
-    attention = "jax_gnn_edge_attention"
-    assert names_of(found.eqns) == [attention, f"{attention}_gradients"]
+    attention = "jax_gnn_attention"
+    assert names_of(found.eqns) == [attention, f"{attention}_vjp"]
     assert names_of(expanded(found)) == [attention, f"{attention}_vjp", "jax_gnn_segment_reduce"]
 
 

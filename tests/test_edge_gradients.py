@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import emulation
@@ -12,19 +13,12 @@ import numpy as np
 import pytest
 from attention_cases import SLOPE, Case, check_gradients, on_cuda
 from op_spec import assert_close, same_bits, setting, wide
-from primitive_cases import MATRIX, floats, ids
+from primitive_cases import ids
 
 from jax_gnn._core.csr import Csr, SparseMatrix
-from jax_gnn._ops.edge_attention.keyed import (
-    KeyedCotangents,
-    keyed_attention,
-    keyed_attention_gradients,
-)
-from jax_gnn._ops.edge_attention.primitive import (
-    Cotangents,
-    edge_attention,
-    edge_attention_gradients,
-)
+from jax_gnn._ops.attention.primitive import Cotangents, attend
+from jax_gnn._ops.attention.primitive import gradients as back
+from jax_gnn._ops.attention.scores import Dots, Ends, Leaky
 
 OF_KEYS = "gatv2", "gatv2 of values", "dot", "dot of values"
 KINDS = "gat", *OF_KEYS
@@ -74,7 +68,7 @@ def edges_of(rng: np.random.Generator, graph: str, count: int) -> Edges:
 def operands_of(
     rng: np.random.Generator, kind: str, edges: Edges, heads: int, features: int
 ) -> tuple[Any, ...]:
-    """Of the forward pass, but for the matrix, in float64; those in the accumulator type last."""
+    """Of the forward pass, but for the matrix, in float64."""
     width = heads * features
 
     def rows(size: int) -> np.ndarray:
@@ -84,19 +78,20 @@ def operands_of(
     value = rows(edges.num_cols)
     if kind == "gat":
         scores = (2 * rng.normal(size=(size, heads)) for size in (edges.num_rows, edges.num_cols))
-        return value, *scores, None, scale
-    key = None if kind.endswith("values") else rows(edges.num_cols)
-    factors = (None, np.full((1, 1), 0.75)) if kind.startswith("dot") else (rows(1), None)
-    return value, rows(edges.num_rows), key, *factors, scale
+        return value, Ends(*scores), scale
+    ends = rows(edges.num_rows), None if kind.endswith("values") else rows(edges.num_cols)
+    if kind.startswith("dot"):
+        return value, Dots(*ends, np.full((1, 1), 0.75)), scale
+    return value, Leaky(*ends, rows(1)), scale
 
 
 def case_of(kind: str, edges: Edges, operands: Any, heads: int) -> Case:
     """In numpy, of edges that count."""
-    value, left, right, *factors, scale = (None if x is None else wide([x])[0] for x in operands)
-    right = value if right is None else right
+    value, scores, scale = jax.tree.map(lambda x: wide([x])[0], operands)
+    left, right = scores.row, value if scores.col is None else scores.col
     if kind != "gat":
         left, right = (x.reshape(len(x), heads, -1) for x in (left, right))
-    factor = 0.75 if factors[0] is None else factors[0].reshape(heads, -1)
+    factor = scores.vector.reshape(heads, -1) if isinstance(scores, Leaky) else 0.75
     at = ~edges.is_padding
     value = value.reshape(len(value), heads, -1)
     scale = 1 if scale is None else scale[at]
@@ -111,11 +106,6 @@ def cotangents_of(
     return ct, rng.normal(size=(edges.num_rows, heads)) if rng.random() < 0.5 else None
 
 
-def forward(kind: str, operands: Any, matrix: SparseMatrix, heads: int) -> Any:
-    op = edge_attention if kind == "gat" else keyed_attention
-    return op(*operands, matrix, heads=heads, slope=SLOPE)
-
-
 def results_of(case: Case, dtype: str) -> list[np.ndarray]:
     """What attention gives, as kernels have it."""
     y, lse, _ = case.results()
@@ -125,14 +115,9 @@ def results_of(case: Case, dtype: str) -> list[np.ndarray]:
     return [y.reshape(len(y), -1).astype(jnp.dtype(dtype)), stats.astype(acc)]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def gradients(kind: str, operands: Any, heads: int) -> Any:
-    """``operands``: of the gradients."""
-    return op_of(kind)(*operands, heads=heads, slope=SLOPE)
-
-
-def op_of(kind: str) -> Any:
-    return edge_attention_gradients if kind == "gat" else keyed_attention_gradients
+@functools.partial(jax.jit, static_argnums=1)
+def gradients(operands: Cotangents, heads: int) -> Any:
+    return back(*operands, heads=heads, slope=SLOPE, whole=True)[:4]
 
 
 def check(
@@ -141,7 +126,11 @@ def check(
     """Gradients, of which those that are absent have no rows."""
     shapes = {"value": case.value.shape, "left": case.left.shape, "right": case.right.shape}
     shapes["factor"] = np.shape(case.factor)
-    found = [(n, x.reshape(shapes[n])) for n, x in zip(NAMES, got, strict=False) if x.size]
+    found = [
+        (n, x.reshape(shapes[n]))
+        for n, x in zip(NAMES, got, strict=False)
+        if x is not None and x.size
+    ]
     names, values = zip(*found, strict=True)
     is_key = kind.endswith("values")
     assert not (is_key and "right" in names)
@@ -150,23 +139,19 @@ def check(
     check_gradients(case, names, values, y, ct, tolerance, log_sum_ct, same=same)
 
 
-def named(kind: str, *operands: Any) -> Any:
-    return (Cotangents if kind == "gat" else KeyedCotangents)(*operands)
-
-
-def typed(kind: str, operands: Any, dtype: str) -> list[Any]:
+def typed(operands: Any, dtype: str) -> Any:
     """In the dtype, or the accumulator's."""
     acc = np.dtype(np.float64 if dtype == "float64" else np.float32)
-    features = 1 if kind == "gat" else 3  # operands in the dtype
-    return [
-        None if x is None else x.astype(jnp.dtype(dtype) if i < features else acc)
-        for i, x in enumerate(operands)
-    ]
+    value, scores, scale = jax.tree.map(lambda x: x.astype(acc), operands)
+    if not isinstance(scores, Ends):
+        keys = {"row": scores.row, "col": scores.col}
+        scores = replace(scores, **jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), keys))
+    return value.astype(jnp.dtype(dtype)), scores, scale
 
 
-def is_one_launch(kind: str, operands: Any, heads: int) -> bool:
-    program = gradients.lower(kind, operands, heads)
-    return op_of(kind).name in program.as_text()
+def is_one_launch(operands: Any, heads: int) -> bool:
+    text = gradients.lower(operands, heads).as_text()
+    return emulation.target("attention_vjp") in text and "whole = true" in text
 
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -204,27 +189,29 @@ def test_one_launch(
     """Rows and columns that span blocks, some without edges; no padding is read."""
     edges = edges_of(rng, graph, count)
     matrix, counted = edges.matrix, ~edges.is_padding
-    operands = typed(kind, operands_of(rng, kind, edges, heads, features), dtype)
+    operands = typed(operands_of(rng, kind, edges, heads, features), dtype)
     ct, log_sum_ct = cotangents_of(rng, edges, heads, features)
     case = case_of(kind, edges, operands, heads)
     y, stats = results_of(case, dtype)
     of_log_sum = None if log_sum_ct is None else log_sum_ct.astype(stats.dtype)
-    every = named(kind, *operands, y.copy(), stats, ct.astype(y.dtype), of_log_sum, matrix)
+    results = y.copy(), stats, None, ct.astype(y.dtype), of_log_sum
+    every = Cotangents(*operands, *results, matrix)
     ct = every.ct.copy()
     # What nobody reads may hold anything.
     no_row = np.setdiff1d(np.arange(edges.num_rows), edges.rows[counted])
     no_col = np.setdiff1d(np.arange(edges.num_cols), edges.cols[counted])
-    spoiled = {"value": no_col, "ct": no_row, "y": no_row, "row_key": no_row, "col_key": no_col}
-    for name, rows in spoiled.items():
-        if getattr(every, name, None) is not None:
-            getattr(every, name)[rows] = np.nan
+    keys = () if kind == "gat" else (every.scores.row, every.scores.col)
+    arrays = every.ct, every.value, every.y, *keys
+    for array, rows in zip(arrays, (no_row, no_col, no_row, no_row, no_col), strict=False):
+        if array is not None:
+            array[rows] = np.nan
     with setting("cuda", dtype):
-        assert is_one_launch(kind, every, heads)
-        got = gradients(kind, every, heads)
-        assert same_bits(got, gradients(kind, every, heads))
+        assert is_one_launch(every, heads)
+        got = gradients(every, heads)
+        assert same_bits(got, gradients(every, heads))
     check(kind, case, got, y, ct, of_log_sum, TOLERANCE[dtype])
     for one, none in zip(got, (no_col, no_row, no_col), strict=False):
-        assert not one.size or not np.any(np.asarray(one)[none])
+        assert one is None or not one.size or not np.any(np.asarray(one)[none])
 
 
 @on_cuda
@@ -237,14 +224,14 @@ def test_a_row_of_many_blocks(rng: np.random.Generator, kind: str) -> None:
         np.where(rng.random(count) < 0.7, 5, rng.integers(0, 20, count)),
         *(30, 20, np.zeros(count, bool)),
     )
-    operands = typed(kind, operands_of(rng, kind, edges, heads, features), "float64")
+    operands = typed(operands_of(rng, kind, edges, heads, features), "float64")
     ct, log_sum_ct = cotangents_of(rng, edges, heads, features)
     case = case_of(kind, edges, operands, heads)
     y, stats = results_of(case, "float64")
-    every = named(kind, *operands, y, stats, ct, log_sum_ct, edges.matrix)
+    every = Cotangents(*operands, y, stats, None, ct, log_sum_ct, edges.matrix)
     with setting("cuda", "float64"):
-        got = gradients(kind, every, heads)
-        assert same_bits(got, gradients(kind, every, heads))
+        got = gradients(every, heads)
+        assert same_bits(got, gradients(every, heads))
     check(kind, case, got, y, ct, log_sum_ct, 1e-11)
 
 
@@ -263,21 +250,22 @@ def test_other_compositions(rng: np.random.Generator, kind: str) -> None:
         matrix = SparseMatrix(by_row, Csr(entries, entries, entries, num_rows=size))
         y, stats = (size, heads * features), (size, heads, 2)
         cotangents = (jax.ShapeDtypeStruct(shape, np.float32) for shape in (y, stats, y))
-        each = [None if x is None else jax.ShapeDtypeStruct(x.shape, np.float32) for x in each[:-1]]
-        return named(kind, *each, None, *cotangents, None, matrix), heads
+        each = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, np.float32), each[:2])
+        y, stats, ct = cotangents
+        return Cotangents(*each, None, y, stats, None, ct, None, matrix), heads
 
     with setting("cuda"):
-        assert is_one_launch(kind, *shapes(1 << 15, 1000))
-        assert not is_one_launch(kind, *shapes((1 << 15) + 1, 1000))
-        assert not is_one_launch(kind, *shapes(1 << 14, 1000, heads=4))
+        assert is_one_launch(*shapes(1 << 15, 1000))
+        assert not is_one_launch(*shapes((1 << 15) + 1, 1000))
+        assert not is_one_launch(*shapes(1 << 14, 1000, heads=4))
         small = {"heads": 8, "features": 8}
-        assert is_one_launch(kind, *shapes(1 << 14, 1000, **small))
-        assert is_one_launch(kind, *shapes(1 << 15, 1000, **small)) == (kind != "gat")
-        assert not is_one_launch(kind, *shapes(500, 1001))
-        assert not is_one_launch(kind, *shapes(0, 0))
-        assert not is_one_launch(kind, *shapes(1000, 1000, features=128))
-        assert not is_one_launch(kind, *shapes(1000, 1000, heads=3, features=6))
-        assert not is_one_launch(kind, *shapes(1000, 1000, ordered=True))
+        assert is_one_launch(*shapes(1 << 14, 1000, **small))
+        assert is_one_launch(*shapes(1 << 15, 1000, **small)) == (kind != "gat")
+        assert not is_one_launch(*shapes(500, 1001))
+        assert not is_one_launch(*shapes(0, 0))
+        assert not is_one_launch(*shapes(1000, 1000, features=128))
+        assert not is_one_launch(*shapes(1000, 1000, heads=3, features=6))
+        assert not is_one_launch(*shapes(1000, 1000, ordered=True))
 
 
 @on_cuda
@@ -285,13 +273,14 @@ def test_other_compositions(rng: np.random.Generator, kind: str) -> None:
 def test_masked_edges(rng: np.random.Generator, heads: int) -> None:
     """Scores of -inf leave edges out, and destinations that have no others."""
     edges = edges_of(rng, "even", 90)
-    value, row_score, col_score, *_ = operands_of(rng, "gat", edges, heads, 4)
+    value, scores, _ = operands_of(rng, "gat", edges, heads, 4)
+    row_score, col_score = scores.row, scores.col
     row_score[::3], col_score[::2] = -np.inf, -np.inf
     ct, _ = cotangents_of(rng, edges, heads, 4)
 
     def total(value: Any, row_score: Any, col_score: Any) -> Any:
-        operands = value, row_score, col_score, None, None
-        return jnp.sum(forward("gat", operands, edges.matrix, heads)[0] * ct)
+        operands = value, Ends(row_score, col_score), None, edges.matrix
+        return jnp.sum(attend(*operands, heads=heads, slope=SLOPE)[0] * ct)
 
     gradient = jax.jit(jax.grad(total, (0, 1, 2)))
     with setting("xla", "float64"):
@@ -309,23 +298,27 @@ def test_large_scores(rng: np.random.Generator, kind: str) -> None:
     """Up to 10,000; weights are made of the bits that the forward pass has."""
     heads, features = 2, 8
     edges = edges_of(rng, "even", 300)
-    operands = list(operands_of(rng, kind, edges, heads, features)[:4])
-    for i in (1, 2):  # what scores are made of, and the vector
-        operands[i] = np.round(8 * operands[i] * (3000 if kind == "gat" else 30)) / 8
-    if kind == "gatv2":
-        operands[3] = np.round(32 * operands[3]) / 8
-    scale = np.full((1, 1), 2.0) if kind == "dot" else None
-    ct, _ = cotangents_of(rng, edges, heads, features)
-    given = [i for i, x in enumerate(operands) if x is not None]
+    value, scores, _ = operands_of(rng, kind, edges, heads, features)
 
-    def total(*moving: Any) -> Any:
-        every = [moving[given.index(i)] if i in given else None for i in range(4)]
-        every = [*every, None] if kind == "gat" else [*every, scale, None]
-        return jnp.sum(forward(kind, every, edges.matrix, heads)[0] * ct)
+    def rounded(x: Any) -> Any:  # what scores are made of
+        return np.round(8 * x * (3000 if kind == "gat" else 30)) / 8
+
+    scores = replace(scores, row=rounded(scores.row), col=rounded(scores.col))
+    if kind == "gatv2":
+        scores = replace(scores, vector=np.round(32 * scores.vector) / 8)
+    if kind == "dot":
+        scores = replace(scores, scale=np.full((1, 1), 2.0))
+    ct, _ = cotangents_of(rng, edges, heads, features)
+
+    def total(value: Any, moving: Any) -> Any:
+        operands = value, replace(scores, **moving), None, edges.matrix
+        return jnp.sum(attend(*operands, heads=heads, slope=SLOPE)[0] * ct)
 
     def run(dtype: str) -> Any:
-        moving = [operands[i].astype(dtype) for i in given]
-        return jax.jit(lambda *each: jax.grad(total, tuple(range(len(given))))(*each))(*moving)
+        names = [name for name in scores.moving if name != "scale"]
+        moving = value, {name: getattr(scores, name) for name in names}
+        typed = jax.tree.map(lambda x: x.astype(dtype), moving)
+        return jax.tree.leaves(jax.jit(jax.grad(total, (0, 1)))(*typed))
 
     with setting("xla", "float64"):
         want = run("float64")
@@ -333,130 +326,3 @@ def test_large_scores(rng: np.random.Generator, kind: str) -> None:
         got = run("float32")
     for i, (one, other) in enumerate(zip(got, want, strict=True)):
         assert_close(one, other, 1e-4, f"{i}")
-
-
-# --- Raw calls -----------------------------------------------------------------------------------
-
-SOME = "keyed_attention_gradients", "edge_attention_gradients"
-# Of MATRIX, with two heads of four features.
-ENDS = [
-    *(MATRIX.by_row.rows, MATRIX.by_row.cols),
-    *(MATRIX.by_col.rows, MATRIX.by_col.cols, MATRIX.by_col.order),
-]
-RAW: dict[str, list[Any]] = {
-    "keyed_attention_gradients": [
-        *(floats(5, 8), floats(3, 8), floats(5, 8), floats(3, 8), floats(8), floats(4, 2)),
-        *(floats(5, 8), floats(5, 2, 2), floats(5, 2), *ENDS),
-    ],
-    "edge_attention_gradients": [
-        *(floats(5, 8), floats(3, 8), floats(5, 8), floats(5, 2, 2), floats(5, 2)),
-        *(floats(5, 2), floats(3, 2), floats(4, 2), *ENDS),
-    ],
-}
-WORKSPACE = ((3, 64 + 8 * 16), "uint8")
-RESULTS: dict[str, list[Any]] = {
-    "keyed_attention_gradients": [
-        *(((3, 8), "float32"), ((5, 8), "float32"), ((3, 8), "float32"), ((1, 8), "float32")),
-        WORKSPACE,
-    ],
-    "edge_attention_gradients": [
-        *(((3, 8), "float32"), ((5, 2), "float32"), ((3, 2), "float32"), WORKSPACE)
-    ],
-}
-
-
-def raw(name: str, operands: Any, results: Any, **attributes: Any) -> Any:
-    shapes = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in results]
-    flags = {"scaled": True, "has_log_sum_ct": True, "ordered": True}
-    if name == "keyed_attention_gradients":
-        flags |= {"leaky": True, "same": False}
-    every = {key: np.bool_(flag) for key, flag in flags.items()}
-    call = jax.ffi.ffi_call(emulation.target(name), shapes)
-    return jax.block_until_ready(
-        call(*operands, **{"slope": np.float64(SLOPE), **every, **attributes})
-    )
-
-
-@on_cuda
-@pytest.mark.parametrize("name", SOME)
-def test_raw_call(name: str) -> None:
-    each = RAW[name]
-    if name == "keyed_attention_gradients":
-        ct, value, row_key, col_key, vector, scale, y, stats, log_sum_ct = each[:9]
-        scores = row_key, col_key, vector[None], None, scale
-        op = keyed_attention_gradients
-    else:
-        ct, value, y, stats, log_sum_ct, row_score, col_score, scale = each[:8]
-        scores = row_score, col_score, None, scale
-        op = edge_attention_gradients
-    want = op(
-        *(value, *scores, y, stats, ct, log_sum_ct, MATRIX),
-        **{"heads": 2, "slope": SLOPE, "implementation": "xla"},
-    )
-    got = raw(name, each, RESULTS[name])
-    for one, other in zip(got, want, strict=False):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
-WRONG: list[tuple[str, int, np.ndarray, str]] = [
-    ("keyed_attention_gradients", 0, floats(40), "the inputs and the statistics"),
-    ("keyed_attention_gradients", 0, floats(5, 4), "the values, the keys"),
-    ("keyed_attention_gradients", 1, floats(4, 8), "the values, the keys"),
-    ("keyed_attention_gradients", 2, floats(3, 8), "the values, the keys"),
-    ("keyed_attention_gradients", 3, floats(3, 4), "the values, the keys"),
-    ("keyed_attention_gradients", 4, floats(1), "the values, the keys"),
-    ("keyed_attention_gradients", 5, floats(3, 2), "the edges' scales"),
-    ("keyed_attention_gradients", 6, floats(5, 4), "what attention gave"),
-    ("keyed_attention_gradients", 7, floats(5, 2, 3), "what attention gave"),
-    ("keyed_attention_gradients", 7, floats(5, 4, 2), "what attention gave"),
-    ("keyed_attention_gradients", 8, floats(5, 1), "what attention gave"),
-    ("keyed_attention_gradients", 9, ids(0, 0, 1), "the edges' scales"),
-    ("keyed_attention_gradients", 10, floats(4), "rows, cols and order"),
-    ("keyed_attention_gradients", 11, ids(0, 0, 1), "rows, cols and order"),
-    ("keyed_attention_gradients", 12, floats(4), "rows, cols and order"),
-    ("keyed_attention_gradients", 13, ids(0, 1), "rows, cols and order"),
-    ("edge_attention_gradients", 0, floats(40), "the inputs and the statistics"),
-    ("edge_attention_gradients", 1, floats(3, 4), "the values"),
-    ("edge_attention_gradients", 2, floats(5, 4), "what attention gave"),
-    ("edge_attention_gradients", 3, floats(5, 1, 2), "what attention gave"),
-    ("edge_attention_gradients", 4, floats(5, 1), "what attention gave"),
-    ("edge_attention_gradients", 5, floats(3, 2), "the scores or the scales"),
-    ("edge_attention_gradients", 6, floats(5, 2), "the scores or the scales"),
-    ("edge_attention_gradients", 7, floats(3, 2), "the scores or the scales"),
-    ("edge_attention_gradients", 9, floats(4), "rows, cols and order"),
-    ("edge_attention_gradients", 12, ids(0, 1), "rows, cols and order"),
-]
-
-
-@on_cuda
-@pytest.mark.parametrize(("name", "position", "value", "message"), WRONG)
-def test_raw_call_with_wrong_operand(
-    name: str, position: int, value: np.ndarray, message: str
-) -> None:
-    operands = list(RAW[name])
-    operands[position] = value
-    with pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_gnn: {message}"):
-        raw(name, operands, RESULTS[name])
-
-
-@on_cuda
-@pytest.mark.parametrize(
-    ("name", "position", "wrong", "message"),
-    [
-        ("keyed_attention_gradients", 0, ((3, 4), "float32"), "the gradients"),
-        ("keyed_attention_gradients", 1, ((3, 8), "float32"), "the gradients"),
-        ("keyed_attention_gradients", 2, ((0, 8), "float32"), "the gradients"),
-        ("keyed_attention_gradients", 3, ((2, 8), "float32"), "the gradients"),
-        ("keyed_attention_gradients", 4, ((3, 96), "uint8"), "the workspace must be bytes"),
-        ("edge_attention_gradients", 0, ((3, 8), "float16"), "the gradients"),
-        ("edge_attention_gradients", 1, ((3, 2), "float32"), "the gradients"),
-        ("edge_attention_gradients", 2, ((5, 2), "float32"), "the gradients"),
-        ("edge_attention_gradients", 3, ((3, 192), "int8"), "the workspace must be bytes"),
-        ("edge_attention_gradients", 3, ((2, 192), "uint8"), "CUDA error"),
-    ],
-)
-def test_raw_call_with_wrong_result(name: str, position: int, wrong: Any, message: str) -> None:
-    results = list(RESULTS[name])
-    results[position] = wrong
-    with pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_gnn: {message}"):
-        raw(name, RAW[name], results)

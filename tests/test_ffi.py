@@ -35,22 +35,15 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "segment_select": {"weight_on_row": False, "heads": 1},
     "sddmm": {"heads": 1},
     "sddmm_select": {"weight_on_row": False, "heads": 1},
-    **{
-        name: {"heads": 1, "slope": 0.2}
-        for name in (
-            *("edge_attention", "edge_attention_vjp"),
-            *("keyed_attention", "keyed_attention_vjp"),
-            *("edge_attention_gradients", "keyed_attention_gradients"),
-            *("leaky_scores", "leaky_sum", "typed_attention_vjp"),
-        )
-    },
+    **{name: {"heads": 1, "slope": 0.2} for name in ("leaky_scores", "leaky_sum")},
+    "attention": {"heads": 1, "slope": 0.2, "keeps_raw": False},
+    "attention_vjp": {"heads": 1, "slope": 0.2, "whole": False},
     "segment_order": {"num_segments": 4},
     "relational_aggregate": {
         "transposed": False,
         "method": "tiles",  # the way that has a kernel
         "precision": jax.lax.Precision.DEFAULT,
     },
-    "typed_attention": {"heads": 1, "slope": 0.2, "keeps_scores": True},
     "segment_matmul": {
         "transposed": False,
         "precision": jax.lax.Precision.DEFAULT,

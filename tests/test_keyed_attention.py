@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import emulation
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,14 +17,14 @@ from attention_cases import (
     check_derivatives,
     check_gradients,
     compare,
-    on_cuda,
 )
 from op_spec import assert_close, same_bits, setting, stack
 from op_suite import IMPLEMENTATIONS, KERNELS
-from primitive_cases import MATRIX, floats, ids, needs_kernels
+from primitive_cases import needs_kernels
 
 from jax_gnn import Graph, dot_attention, gatv2_attention
-from jax_gnn._ops.edge_attention.keyed import Keyed, keyed_attention
+from jax_gnn._ops.attention.primitive import attend
+from jax_gnn._ops.attention.scores import Dots, Given, Leaky
 
 HEADS, FEATURES = 2, 4
 SIZE, COUNT = 12, 40  # two nodes and five edges more are padding
@@ -54,21 +53,13 @@ def operands_of(rng: np.random.Generator, kind: str, *batch: int) -> dict[str, n
     return dict(zip(NAMES, floats, strict=True))
 
 
-def named(kind: str, factor: Any) -> tuple[Any, Any]:
-    """Vector and scale."""
-    return (None, factor) if is_dot(kind) else (factor, None)
-
-
 def ours(kind: str, graph: Graph, operands: Mapping[str, Any]) -> tuple[Any, Any]:
     """The sum, and the logarithm of what its softmax is divided by, 0 where there is nothing."""
     value, row_key, col_key, factor, entry_scale = (operands[name] for name in NAMES)
     key = None if kind in SELF else col_key
-    y, stats = keyed_attention(
-        *(value, row_key, key, *named(kind, factor), entry_scale),
-        graph.matrix(weighted=True),
-        heads=HEADS,
-        slope=SLOPE,
-    )
+    scores = (Dots if is_dot(kind) else Leaky)(row_key, key, factor)
+    matrix = graph.matrix(weighted=True)
+    y, stats = attend(value, scores, entry_scale, matrix, heads=HEADS, slope=SLOPE)
     log_sum = stats[..., 1]
     return y, jnp.where(log_sum == jnp.inf, 0, stats[..., 0] + jnp.where(log_sum < 9e9, log_sum, 0))
 
@@ -152,7 +143,7 @@ def test_batches_of_a_shared_graph_join_the_heads(rng: np.random.Generator, kind
     heads = [
         equation.params["heads"]
         for equation in jaxpr.jaxpr.eqns
-        if equation.primitive.name == "jax_gnn_keyed_attention"
+        if equation.primitive.name == "jax_gnn_attention"
     ]
     assert heads == [3 * HEADS]
 
@@ -189,8 +180,13 @@ def arguments_of(
     return [left, right, rng.normal(size=(heads, features)) if kind == "gatv2" else value]
 
 
-def primitives_in(function: Callable[..., Any], *operands: Any) -> set[str]:
-    return {each.primitive.name for each in jax.make_jaxpr(function)(*operands).jaxpr.eqns}
+def scores_in(function: Callable[..., Any], *operands: Any) -> list[type]:
+    """The kinds of scores that its attention has."""
+    return [
+        type(each.params["tree"].unflatten(each.invars).scores)
+        for each in jax.make_jaxpr(function)(*operands).jaxpr.eqns
+        if each.primitive.name == "jax_gnn_attention"
+    ]
 
 
 @public_kinds
@@ -206,9 +202,8 @@ def test_what_edges_add_to_scores_needs_scores_of_edges(
         ({"edge_features": np.ones((count, HEADS, FEATURES))}, False),
         ({"dst_ids": np.asarray(graph.rows)}, False),
     ):
-        found = primitives_in(functools.partial(attention, kind, graph, **options), *arguments)
-        assert ("jax_gnn_keyed_attention" in found) is is_keyed
-        assert ("jax_gnn_edge_attention" in found) is not is_keyed
+        found = scores_in(functools.partial(attention, kind, graph, **options), *arguments)
+        assert found == [(Leaky if kind == "gatv2" else Dots) if is_keyed else Given]
 
 
 @everywhere
@@ -389,198 +384,3 @@ def test_keys_that_are_values(rng: np.random.Generator, implementation: str) -> 
 
     with setting(implementation, "float64"):
         compare(*both(query, x, x.copy()), "one array")
-
-
-# --- Raw calls -----------------------------------------------------------------------------------
-
-# Of MATRIX, with two heads of four features.
-RAW = [
-    *(floats(3, 8), floats(5, 8), floats(3, 8), floats(8), floats(4, 2)),
-    *(MATRIX.by_row.rows, MATRIX.by_row.cols, ids(0, 1, 2, 3)),
-]
-RESULTS = [((5, 8), "float32"), ((5, 2, 2), "float32"), ((1, 64 + 4 * 16 * 4), "uint8")]
-ATTRIBUTES: dict[str, Any] = {
-    **{name: np.bool_(True) for name in ("leaky", "scaled", "gather")},
-    **{name: np.bool_(False) for name in ("ordered",)},
-    "slope": np.float64(SLOPE),
-}
-
-
-def raw(operands: Any, results: Any = RESULTS, **attributes: Any) -> Any:
-    shapes = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in results]
-    call = jax.ffi.ffi_call(emulation.target("keyed_attention"), shapes)
-    return jax.block_until_ready(call(*operands, **{**ATTRIBUTES, **attributes}))
-
-
-@on_cuda
-@pytest.mark.parametrize("leaky", [False, True])
-def test_raw_call(leaky: bool) -> None:
-    factor = RAW[3] if leaky else floats(1)
-    vector, scale = named("gatv2" if leaky else "dot", factor[None])
-    want = keyed_attention(
-        *Keyed(*RAW[:3], vector, scale, RAW[4], MATRIX),
-        **{"heads": 2, "slope": SLOPE, "implementation": "xla"},
-    )[0]
-    got = raw([*RAW[:3], factor, *RAW[4:]], leaky=np.bool_(leaky))[0]
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
-
-
-WRONG: dict[int, list[np.ndarray]] = {
-    0: [
-        *(floats(3), floats(3, 8, 1), floats(3, 7), floats(4, 8), floats(3, 8).astype(np.int32)),
-        floats(3, 8).astype(np.float16),
-    ],
-    1: [floats(5, 4), floats(4, 8), floats(40), floats(5, 8).astype(np.float16)],
-    2: [floats(3, 4), floats(5, 8), floats(24), floats(3, 8).astype(np.float16)],
-    3: [floats(7), floats(1), floats(1, 8), floats(8).astype(np.float16)],
-    4: [floats(4), floats(3, 2), floats(4, 1), floats(4, 2).astype(np.float16)],
-    5: [ids(0, 0, 1), np.zeros(4, np.int64), np.zeros((4, 1), np.int32)],
-    6: [ids(0, 0, 1), np.zeros(4, np.uint32), floats(4)],
-}
-
-
-@on_cuda
-@pytest.mark.parametrize(
-    ("position", "value"),
-    [
-        pytest.param(i, value, id=f"{i}-{value.dtype}{list(value.shape)}")
-        for i, values in WRONG.items()
-        for value in values
-    ],
-)
-def test_raw_call_with_wrong_operand(position: int, value: np.ndarray) -> None:
-    operands = list(RAW)
-    operands[position] = value
-    with (
-        jax.enable_x64(value.dtype.itemsize == 8),
-        pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "),
-    ):
-        raw(operands)
-
-
-@on_cuda
-@pytest.mark.parametrize(
-    ("position", "wrong", "message"),
-    [
-        (0, ((5, 4), "float32"), "the result or the statistics"),
-        (0, ((5, 8), "float16"), "the result or the statistics"),
-        (0, ((40,), "float32"), "value, result and statistics"),
-        (1, ((5, 2), "float32"), "value, result and statistics"),
-        (1, ((5, 3, 2), "float32"), "the result or the statistics"),
-        (1, ((5, 0, 2), "float32"), "the result or the statistics"),
-        (1, ((5, 2, 2), "float16"), "the result or the statistics"),
-        (1, ((5, 4, 2), "float32"), "the heads are not"),
-        (2, ((0, 320), "uint8"), "the workspace must be bytes"),
-        (2, ((1, 96), "uint8"), "the workspace must be bytes"),
-        (2, ((1, 320), "int8"), "the workspace must be bytes"),
-    ],
-)
-def test_raw_call_with_wrong_result(position: int, wrong: Any, message: str) -> None:
-    results = list(RESULTS)
-    results[position] = wrong
-    with pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_gnn: {message}"):
-        raw(RAW, results)
-
-
-@on_cuda
-@pytest.mark.parametrize("width", [6, 24, 264])
-def test_raw_call_with_wrong_heads(width: int) -> None:
-    """Two heads of half a word and more, of three words and of 33."""
-    operands = [floats(3, width), floats(5, width), floats(3, width), floats(width), *RAW[4:]]
-    results = [((5, width), "float32"), RESULTS[1], ((1, 64 + 32 * width), "uint8")]
-    with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: the heads are not up to 32"):
-        raw(operands, results)
-
-
-@on_cuda
-def test_raw_call_with_wrong_flags() -> None:
-    for name, value in (("leaky", False), ("gather", False)):
-        with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
-            raw(RAW, **{name: np.bool_(value)})
-
-
-# Its derivative by column, in the same places.
-BACK = [
-    *(floats(5, 8), floats(3, 8), floats(5, 8), floats(3, 8), floats(8), floats(4, 2)),
-    *(floats(5, 8), floats(5, 2, 2), floats(5, 2)),
-    *(MATRIX.by_col.rows, MATRIX.by_col.cols, ids(0, 1, 2, 3)),
-]
-BACK_RESULTS = [
-    *(((3, 8), "float32"), ((3, 8), "float32"), ((4, 2), "float32"), ((1, 8), "float32")),
-    *(RESULTS[2], ((5, 2, 4), "float32"), ((1, 8), "float32")),
-]
-SAME = np.bool_(True)
-
-
-def raw_back(operands: Any, results: Any = BACK_RESULTS, **attributes: Any) -> Any:
-    shapes = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in results]
-    call = jax.ffi.ffi_call(emulation.target("keyed_attention_vjp"), shapes)
-    flags = {"same": np.bool_(False), "has_y": np.bool_(True), "has_log_sum_ct": np.bool_(True)}
-    attributes = {**ATTRIBUTES, **flags, **attributes}
-    return jax.block_until_ready(call(*operands, **attributes))
-
-
-@on_cuda
-@pytest.mark.parametrize(
-    ("position", "value", "message"),
-    [
-        (0, floats(5, 4), "the values, the keys"),
-        (0, floats(5, 8).astype(np.int32), "the values, the keys"),
-        (0, floats(40), "the inputs and the scores"),
-        (1, floats(4, 8), "the values, the keys"),
-        (1, floats(24), "the inputs and the scores"),
-        (2, floats(3, 8), "the values, the keys"),
-        (3, floats(3, 4), "the values, the keys"),
-        (4, floats(1), "the values, the keys"),
-        (5, floats(3, 2), "the edges' scales"),
-        (6, floats(5, 4), "what attention gave"),
-        (6, floats(5, 8).astype(np.float16), "what attention gave"),
-        (7, floats(5, 2, 3), "what attention gave"),
-        (7, floats(5, 2, 2).astype(np.float16), "what attention gave"),
-        (8, floats(5, 1), "what attention gave"),
-        (9, ids(0, 0, 1), "rows, cols and order"),
-        (10, floats(4), "rows, cols and order"),
-    ],
-)
-def test_raw_call_by_column_with_wrong_operand(
-    position: int, value: np.ndarray, message: str
-) -> None:
-    operands = list(BACK)
-    operands[position] = value
-    with pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_gnn: {message}"):
-        raw_back(operands)
-
-
-@on_cuda
-@pytest.mark.parametrize(
-    ("position", "wrong", "message"),
-    [
-        (0, ((3, 4), "float32"), "the gradients"),
-        (1, ((0, 8), "float32"), "the gradients"),
-        (1, ((3, 8), "float16"), "the gradients"),
-        (2, ((4,), "float32"), "the inputs and the scores"),
-        (2, ((4, 2), "float16"), "the scores' cotangent"),
-        (2, ((4, 4), "float32"), "what attention gave"),
-        (3, ((2, 8), "float32"), "the gradients"),
-        (4, ((1, 96), "uint8"), "the workspace must be bytes"),
-        (5, ((5, 2, 3), "float32"), "the records"),
-        (5, ((5, 2, 4), "float16"), "the records"),
-        (6, ((0, 8), "float32"), "the blocks' parts"),
-    ],
-)
-def test_raw_call_by_column_with_wrong_result(position: int, wrong: Any, message: str) -> None:
-    results = list(BACK_RESULTS)
-    results[position] = wrong
-    with pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_gnn: {message}"):
-        raw_back(BACK, results)
-
-
-@on_cuda
-def test_raw_call_by_column_with_wrong_flags() -> None:
-    for flags, message in (
-        ({"leaky": np.bool_(False)}, "the values, the keys"),
-        ({"same": SAME}, "the gradients"),
-        ({"gather": np.bool_(False)}, "without cols"),
-    ):
-        with pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_gnn: {message}"):
-            raw_back(BACK, **flags)

@@ -397,7 +397,7 @@ def test_graph_models_learn_like_plain_jax(config):
     assert (result.run.train_accuracy[:, -1] > 0.9).all()
     assert isinstance(result.graph, Graph)
     if jax.default_backend() == "cpu":
-        op = "edge_attention" if has_heads else "segment_reduce"
+        op = "attention" if has_heads else "segment_reduce"
         assert f"jax_gnn_{op}" in result.run.custom_calls
     for name in ("train_loss", "valid_accuracy", "test_accuracy"):
         np.testing.assert_allclose(

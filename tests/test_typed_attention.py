@@ -17,7 +17,8 @@ from op_suite import IMPLEMENTATIONS, TOLERANCE
 
 from jax_gnn import RelationalGraph
 from jax_gnn._core.relations import RelationalMatrix
-from jax_gnn._ops.relational_attention.primitive import typed_attention
+from jax_gnn._ops.attention.primitive import attention
+from jax_gnn._ops.attention.scores import Typed
 
 NODES, RELATIONS = 40, 5
 NAMES = "value", "of_value", "x", "of_x", "entry_scale"
@@ -102,12 +103,13 @@ def ours(form: Form, graph: Graph, operands: Mapping[str, Any]) -> tuple[Any, ..
     Scores only where they are kept: in training they are nobody's.
     """
     (matrix, types), (value, of_value, x, of_x, scale) = graph, (operands[name] for name in NAMES)
-    y, stats, score = typed_attention(
-        *(value, of_value, *((x, of_x) if form.has_rows else (None, None))),
-        *(dots(matrix, x, of_x), scale if form.scaled else None, types, matrix),
+    rows = (x, of_x) if form.has_rows else (None, None)
+    scores = Typed(of_value, dots(matrix, x, of_x), *rows, matrix.types, types)
+    y, stats, score = attention(
+        *(value, scores, scale if form.scaled else None, matrix.from_pairs),
         heads=form.heads,
         slope=form.slope,
-        keeps_scores=form.keeps_scores,
+        keeps_raw=form.keeps_scores,
     )
     log_sum = stats[..., 1]
     lse = jnp.where(log_sum == jnp.inf, 0, stats[..., 0] + jnp.where(log_sum < 9e9, log_sum, 0))
@@ -189,9 +191,9 @@ def test_batches_of_graphs(rng: np.random.Generator, implementation: str) -> Non
     value, of_value, x, of_x, scale = operands_of(rng, graph, form).values()
 
     def of_graph(at_dst: Any, graph: Graph) -> Any:
-        operands = value, of_value, None, None, at_dst, scale, graph[1], graph[0]
-        options: Any = {"heads": form.heads, "slope": form.slope, "keeps_scores": False}
-        return typed_attention(*operands, **options)
+        scores = Typed(of_value, at_dst, None, None, graph[0].types, graph[1])
+        options: Any = {"heads": form.heads, "slope": form.slope, "keeps_raw": False}
+        return attention(value, scores, scale, graph[0].from_pairs, **options)
 
     with setting(implementation, "float64"):
         each = functools.partial(of_graph, dots(graph[0], x, of_x))
@@ -207,7 +209,7 @@ def test_batches_of_one_graph_join_the_heads(rng: np.random.Generator) -> None:
     heads = [
         equation.params["heads"]
         for equation in jaxpr.jaxpr.eqns
-        if equation.primitive.name == "jax_gnn_typed_attention"
+        if equation.primitive.name == "jax_gnn_attention"
     ]
     assert heads == [3]
 
@@ -296,7 +298,7 @@ def test_the_kernels_and_any_ids(rng: np.random.Generator, has_rows: bool) -> No
     operands = {name: x.astype(np.float32) for name, x in operands_of(rng, graph, form).items()}
     with setting("cuda", "float32"):
         text = train.lower(graph, operands).as_text()
-        assert text.count("_typed_attention") == 2, "one pass each way"
+        assert text.count("attention(") + text.count("attention_vjp(") == 2, "one pass each way"
         broken = jax.tree.map(corrupt, matrix), corrupt(jnp.asarray(types))
         jax.block_until_ready(train(broken, operands))
         # Types alone: those edges are left out.
@@ -320,8 +322,9 @@ def test_scores_of_minus_infinity(rng: np.random.Generator) -> None:
     @functools.partial(jax.jit, static_argnums=0)
     def run(slope: float, *moving: Any) -> Any:
         def attend(value: Any, of_value: Any, at_dst: Any) -> Any:
-            operands = value, of_value, None, None, at_dst, None, types, matrix
-            return typed_attention(*operands, heads=2, slope=slope, keeps_scores=False)[0]
+            scores = Typed(of_value, at_dst, None, None, matrix.types, types)
+            operands = value, scores, None, matrix.from_pairs
+            return attention(*operands, heads=2, slope=slope, keeps_raw=False)[0]
 
         y, pull = jax.vjp(attend, *moving)
         return y, pull(jnp.cos(y))

@@ -24,7 +24,7 @@
 #include "../kernels/cpu/segment_softmax.h"
 #include "../kernels/cpu/sort_pairs.h"
 #include "../kernels/cpu/sort_triples.h"
-#include "edge_attention.h"
+#include "attention.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
 #include "sddmm.h"
@@ -127,9 +127,8 @@ struct Cpu {
     return ffi::Error::Success();
   }
 
-  template <typename Attributes, typename... Args>
-  static ffi::Error edge_attention(Context& pool, const Attributes&, Workspace,
-                                   const Args&... args) {
+  template <typename... Args>
+  static ffi::Error edge_attention(Context& pool, Workspace, const Args&... args) {
     cpu::edge_attention(parallel_for(pool), args...);
     return ffi::Error::Success();
   }
@@ -154,6 +153,28 @@ struct Cpu {
     cpu::keyed_attention_vjp(parallel_for(pool), csr, value, attained, keys, edge_scale, features,
                              out, to_key, to_score, records);
     return ffi::Error::Success();
+  }
+
+  // Compositions here.
+  template <typename... Args>
+  static ffi::Error keyed_attention(const Args&...) {
+    return invalid("there is no kernel of such scores on a CPU");
+  }
+  template <typename... Args>
+  static ffi::Error typed_attention(const Args&...) {
+    return invalid("there is no kernel of such scores on a CPU");
+  }
+  template <typename... Args>
+  static ffi::Error typed_attention_vjp(const Args&...) {
+    return invalid("there is no kernel of such scores on a CPU");
+  }
+  template <typename... Args>
+  static ffi::Error keyed_attention_gradients(const Args&...) {
+    return invalid("there is no kernel of all gradients on a CPU");
+  }
+  template <typename... Args>
+  static ffi::Error edge_attention_gradients(const Args&...) {
+    return invalid("there is no kernel of all gradients on a CPU");
   }
 
   template <typename... Args>
@@ -372,10 +393,9 @@ NB_MODULE(_cpu, m) {
   define_triples<int64_t>(m);
   m.def("targets", [] {
     return targets({
-        JAX_GNN_TARGET(edge_attention),
-        JAX_GNN_TARGET(edge_attention_vjp),
+        JAX_GNN_TARGET(attention),
+        JAX_GNN_TARGET(attention_vjp),
         JAX_GNN_TARGET(hypergraph_aggregate),
-        JAX_GNN_TARGET(keyed_attention_vjp),
         JAX_GNN_TARGET(leaky_scores),
         JAX_GNN_TARGET(leaky_sum),
         JAX_GNN_TARGET(sddmm),

@@ -15,7 +15,7 @@
 #include "../kernels/cuda/segment_matmul.h"
 #include "../kernels/cuda/segment_reduce.h"
 #include "../kernels/cuda/segment_softmax.h"
-#include "edge_attention.h"
+#include "attention.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
 #include "relational_aggregate.h"
@@ -58,8 +58,7 @@ struct Cuda {
   }
 
   template <typename... Args>
-  static ffi::Error edge_attention(Context stream, const AttentionAttributes&, Workspace workspace,
-                                   const Args&... args) {
+  static ffi::Error edge_attention(Context stream, Workspace workspace, const Args&... args) {
     return status(cuda::edge_attention(stream, args..., workspace));
   }
 
@@ -73,8 +72,7 @@ struct Cuda {
   }
 
   template <typename... Args>
-  static ffi::Error keyed_attention(Context stream, const KeyedAttributes&, Workspace workspace,
-                                    const Args&... args) {
+  static ffi::Error keyed_attention(Context stream, Workspace workspace, const Args&... args) {
     return status(cuda::keyed_attention(stream, args..., workspace));
   }
 
@@ -226,13 +224,9 @@ NB_MODULE(_cuda, m) {
 #endif
   m.def("targets", [] {
     return targets({
-        JAX_GNN_TARGET(edge_attention),
-        JAX_GNN_TARGET(edge_attention_gradients),
-        JAX_GNN_TARGET(edge_attention_vjp),
+        JAX_GNN_TARGET(attention),
+        JAX_GNN_TARGET(attention_vjp),
         JAX_GNN_TARGET(hypergraph_aggregate),
-        JAX_GNN_TARGET(keyed_attention),
-        JAX_GNN_TARGET(keyed_attention_gradients),
-        JAX_GNN_TARGET(keyed_attention_vjp),
         JAX_GNN_TARGET(leaky_scores),
         JAX_GNN_TARGET(leaky_sum),
         JAX_GNN_TARGET(relational_aggregate),
@@ -245,8 +239,6 @@ NB_MODULE(_cuda, m) {
         JAX_GNN_TARGET(segment_select),
         JAX_GNN_TARGET(segment_softmax),
         JAX_GNN_TARGET(segment_softmax_tangent),
-        JAX_GNN_TARGET(typed_attention),
-        JAX_GNN_TARGET(typed_attention_vjp),
     });
   });
 }

@@ -34,7 +34,7 @@ def batch(
         batched: which arrays of theirs are.
         size: of the batch.
         per_entry: whether a result is ``(entries, heads)``, too: the batch joins the heads.
-        shared: names of operands that are not batched, and have no features.
+        shared: names of operands, or of their fields, that are not batched and have no features.
     """
     if any(jax.tree.leaves(batched.matrix)):
         return disjoint_union(bind, operands, batched, size)
@@ -43,8 +43,10 @@ def batch(
     as_heads = per_entry or any(getattr(batched, name) for name in weights)
     outer = 1 if as_heads else heads
 
-    def fold(name: str, value: Any, is_batched: Any) -> Any:
-        if value is None or name in ("matrix", *shared) or (name in weights and not as_heads):
+    def fold(path: Any, value: Any, is_batched: bool) -> Any:
+        if path[0].name == "matrix" or path[-1].name in shared:
+            return value
+        if path[0].name in weights and not as_heads:
             return value
         if not is_batched:
             value = jnp.broadcast_to(value, (size, *value.shape))
@@ -53,8 +55,7 @@ def batch(
         value = value.reshape(size, rows, outer, width // outer, *others)
         return jnp.moveaxis(value, 0, 2).reshape(rows, size * width, *others)
 
-    names = operands._fields
-    folded = type(operands)(*map(fold, names, operands, batched))
+    folded = jax.tree_util.tree_map_with_path(fold, operands, batched)
     is_vector = operands[0].ndim - batched[0] == 1  # the batch is all of its features
 
     def unfold(result: Array) -> Array:

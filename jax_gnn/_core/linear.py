@@ -20,7 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from jax_gnn._core import ffi
-from jax_gnn._core.op import align_varying, of_jax, shaped
+from jax_gnn._core.op import align_varying, of_jax, replaced, shaped
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -216,19 +216,12 @@ def _jvp(
     if moved:
 
         def of_known(*values: Array) -> list[Array]:
-            return call.run(*_replaced(leaves, moved, values))
+            return call.run(*replaced(leaves, moved, values))
 
         at, along = ([each[i] for i in moved] for each in (leaves, given))
         terms.append(jax.jvp(of_known, at, along)[1])
     tangent = terms[0] if len(terms) == 1 else [x + y for x, y in zip(*terms, strict=True)]
     return call.bind_leaves(leaves), tangent
-
-
-def _replaced(leaves: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> list[Any]:
-    found = list(leaves)
-    for i, value in zip(places, values, strict=True):
-        found[i] = value
-    return found
 
 
 def _transpose(cts: Sequence[Any], *leaves: Any, **params: Any) -> list[Any]:

@@ -238,16 +238,23 @@ def composed_jvp(
     function: Callable[[Any], Array], primals: Any, tangents: Any
 ) -> tuple[Array, Array]:
     """Value and derivative of a function of the operands that is made of others."""
-    moving = {
-        name: each
-        for name, each in tangents._asdict().items()
-        if isinstance(each, Array | np.ndarray)  # matrices stand still
-    }
+    leaves, tree = jax.tree.flatten(primals)
+    changes: list[Any] = tree.flatten_up_to(tangents)  # type: ignore[attr-defined]
+    moving = [i for i, change in enumerate(changes) if change is not None]
 
-    def moved(values: dict[str, Any]) -> Array:
-        return function(primals._replace(**values))
+    def moved(values: list[Any]) -> Array:
+        return function(jax.tree.unflatten(tree, replaced(leaves, moving, values)))
 
-    return jax.jvp(moved, ({name: getattr(primals, name) for name in moving},), (moving,))
+    at, along = ([each[i] for i in moving] for each in (leaves, changes))
+    return jax.jvp(moved, (at,), (along,))
+
+
+def replaced(leaves: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> list[Any]:
+    """The leaves, with other values in some places."""
+    found = list(leaves)
+    for i, value in zip(places, values, strict=True):
+        found[i] = value
+    return found
 
 
 # --- The rules that JAX asks for -----------------------------------------------------------------

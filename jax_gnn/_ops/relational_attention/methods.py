@@ -9,6 +9,7 @@ what each pair counts. By tiles, the softmax's weights are those of a sum of pro
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -19,10 +20,10 @@ from jax_gnn._core.arrays import accumulator_dtype, promoted
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.ids import PADDING, ids_at, in_range, index_dtype
 from jax_gnn._core.relations import Pairs, RelationalMatrix
-from jax_gnn._ops.edge_attention.keyed import keyed_attention
-from jax_gnn._ops.edge_attention.primitive import edge_attention
-from jax_gnn._ops.edge_attention.sums import shares
-from jax_gnn._ops.edge_attention.xla import ends, leaky
+from jax_gnn._ops.attention.primitive import attend
+from jax_gnn._ops.attention.scores import Dots, Given, Typed, typed_dots
+from jax_gnn._ops.attention.sums import shares
+from jax_gnn._ops.attention.xla import ends, leaky
 from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
 from jax_gnn._ops.relational_aggregate.xla import counts
 from jax_gnn._ops.relational_attention.paired import paired_attention
@@ -32,11 +33,9 @@ from jax_gnn._ops.relational_attention.primitive import (
     heads_first,
     numbers_of_destinations,
     numbers_of_pairs,
-    numbers_of_values,
     part,
     product,
     product_of_heads,
-    typed_attention,
     typed_values,
 )
 from jax_gnn._ops.relational_attention.schedule import (
@@ -115,7 +114,7 @@ class Vectors(NamedTuple):
     both: Array
 
 
-class Typed:
+class TypedEdges:
     """A graph's edges and pairs, as all methods take them."""
 
     def __init__(self, graph: RelationalGraph, precision: Any) -> None:
@@ -219,15 +218,15 @@ class Typed:
         maps = Projections(kernel, vectors.dst, self.matrix)
         value, at_dst = typed_values(maps, (x,), precision=self.precision)
         of_value, types = vectors.values.reshape(len(kernel), -1), self._types_of_pairs()
+        matrix = part(self.matrix.from_pairs)
         if not (scores.multiplied or scores.within):
             scale = None if scores.scale is None else scores.scale.astype(at_dst.dtype)
-            nodes: Any = x, vectors.dst
+            typed = Typed(of_value, at_dst, x, vectors.dst, self.matrix.types, types)
             if scores.of_edges is not None:
-                nodes, at_dst = (None, None), at_dst + scores.of_edges.astype(at_dst.dtype)
-            operands = value, of_value, *nodes, at_dst, scale, types, self.matrix
-            options |= {"slope": scores.slope, "keeps_scores": False}
-            return typed_attention(*operands, **options)[0]
-        at_src = numbers_of_values(value, of_value, types, self.matrix, **options)
+                at_dst += scores.of_edges.astype(at_dst.dtype)
+                typed = replace(typed, at_row=at_dst, row=None, of_row=None)
+            return attend(value, typed, scale, matrix, slope=scores.slope, **options)[0]
+        at_src = typed_dots(value, of_value, types, matrix, **options)
         return self._of_scores(value, scores.of(at_dst, at_src), scores, **options)
 
     def _of_scores(self, value: Array, score: Array, scores: Scores, *, heads: int) -> Array:
@@ -238,8 +237,7 @@ class Typed:
             weight = self.shares(score, within=True)
             weight = weight if scale is None else weight * scale
             return segment_reduce(value, weight, matrix, reduce="sum", heads=heads)
-        operands = value, None, None, score, scale, matrix
-        return edge_attention(*operands, heads=heads, slope=1.0)[0]
+        return attend(value, Given(score), scale, matrix, heads=heads)[0]
 
     def numbers(self, x: Array, vectors: Array) -> tuple[Array, Array]:
         """``(edges, heads)`` twice: what ``(relations, 2 · heads, k)`` give at both ends.
@@ -350,7 +348,7 @@ def attend_by_numbers(
     Returns:
         ``(nodes, heads · n)``.
     """
-    typed, heads, rows = Typed(graph, precision), vectors.dst.shape[1], Rows(kernel)
+    typed, heads, rows = TypedEdges(graph, precision), vectors.dst.shape[1], Rows(kernel)
     if method == "source_pairs":
         return typed.by_source_pairs(x, kernel, vectors, scores)
     score = scores.of(*typed.numbers(x, vectors.both))
@@ -359,11 +357,8 @@ def attend_by_numbers(
         weight = weight if scores.scale is None else weight * scores.scale.astype(weight.dtype)
         return typed.by_tiles(x, rows, weight)
     scale = None if scores.scale is None else scores.scale.astype(score.dtype)
-    sums, stats = edge_attention(
-        *(each_head(x, heads * x.shape[1]), None, None, score, scale, typed.matrix.to_pairs),
-        heads=heads,
-        slope=1.0,
-    )
+    value, into = each_head(x, heads * x.shape[1]), part(typed.matrix.to_pairs)
+    sums, stats = attend(value, Given(score), scale, into, heads=heads)
     share = None if scores.within else typed.shares_of_pairs(stats)
     return typed.into_nodes(typed.multiplied(sums, rows, heads), share)
 
@@ -417,17 +412,16 @@ def attend_by_keys(
     Returns:
         ``(nodes, heads · d)``.
     """
-    typed, acc = Typed(graph, precision), accumulator_dtype(value.dtype)
+    typed, acc = TypedEdges(graph, precision), accumulator_dtype(value.dtype)
     one: Any = jnp.ones((1, 1), acc)
-    options: Any = {"heads": heads, "slope": 1.0}
     if method == "source_pairs":
         if made:
             keys = typed.of_sources(key, folded.key)
         else:
             keys = typed.of_sources(key, folded.query, transposed=True)
         values = typed.of_sources(value, folded.value)
-        operands = values, query, keys, None, one, None, typed.matrix.from_pairs
-        return keyed_attention(*operands, **options)[0]
+        matrix = part(typed.matrix.from_pairs)
+        return attend(values, Dots(query, keys, one), None, matrix, heads=heads)[0]
     queries = typed.of_destinations(query, folded.query)
     shift = None
     if folded.shift is not None:

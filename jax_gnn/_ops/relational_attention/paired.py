@@ -2,7 +2,7 @@
 
 ``paired_attention``, y[v] = Σ c[p] · (s[p] W[relation of p] + b) over the pairs p = (v, relation),
 where s[p] is the sum of the values of p's edges under their own softmax, and c[p] what the pair
-counts in the softmax of all edges into v. It is ``keyed_attention`` into pairs, a product and a
+counts in the softmax of all edges into v. It is ``attention`` into pairs, a product and a
 weighted sum; what is its own are the derivatives. With g[v] the cotangent of y,
 
 * s[p] has the cotangent c[p] · g[v] Wᵀ, which is a product that gathers rows of g and scales them,
@@ -25,9 +25,10 @@ from jax_gnn._core import ffi
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.relations import RelationalMatrix
-from jax_gnn._ops.edge_attention.keyed import keyed_attention, keyed_attention_vjp
-from jax_gnn._ops.edge_attention.sums import shares
-from jax_gnn._ops.edge_attention.xla import row_dots
+from jax_gnn._ops.attention.primitive import attend, gradients
+from jax_gnn._ops.attention.scores import Dots
+from jax_gnn._ops.attention.sums import shares
+from jax_gnn._ops.attention.xla import row_dots
 from jax_gnn._ops.relational_attention.primitive import by_head, part, product_of_heads
 from jax_gnn._ops.segment_matmul.primitive import segment_matmul, segment_outer
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
@@ -63,7 +64,7 @@ class PairedKnown(NamedTuple):
         operands: those of ``paired_attention``.
         y: the result.
         sums: s.
-        stats: of ``keyed_attention``.
+        stats: of ``attention``.
         share: c, ``(destination pairs, heads)``.
     """
 
@@ -85,16 +86,15 @@ class PairedMoving(NamedTuple):
     shift: Any
 
 
-def _one(value: Array) -> Array:
-    return jnp.ones((1, 1), accumulator_dtype(value.dtype))
+def _dots(value: Array, key: Array | None, query: Array) -> Dots:
+    return Dots(query, key, jnp.ones((1, 1), accumulator_dtype(value.dtype)))
 
 
 def _steps(operands: Paired, *, heads: int, precision: Any) -> tuple[Array, Array, Array, Array]:
     """The result, the sums, their statistics, and what each counts."""
     value, key, query, kernel, bias, shift, matrix = operands
     pairs, into = part(matrix.pair_dst), part(matrix.to_pairs)
-    scores = query, key, None, _one(value), None
-    sums, stats = keyed_attention(value, *scores, into, heads=heads, slope=1.0)
+    sums, stats = attend(value, _dots(value, key, query), None, into, heads=heads)
     share = shares(stats, pairs.node_segments, shift)
     z = product_of_heads(sums, kernel, bias, pairs, heads=heads, precision=precision)
     y = segment_reduce(z, share, pairs.node_segments, reduce="sum", heads=heads)
@@ -151,15 +151,12 @@ def _transpose(
     if bias is not None:
         away -= sddmm(ct, bias, pairs.incidence, **options)
     away *= share
-    to_value, to_key, to_score, _ = keyed_attention_vjp(
-        *(value, query, key, None, _one(value), None, None, stats, of_sums, -away, into),
-        **options,
-        slope=1.0,
-    )
-    found = PairedMoving(to_value, None if key is None else to_key, None, None, None, None)
+    operands = value, _dots(value, key, query), None, None, stats, None, of_sums, -away, into
+    to = gradients(*operands, **options, slope=1.0)
+    found = PairedMoving(to.value, None if key is None else to.col, None, None, None, None)
     if moving.query is not None:
         keys = value if key is None else key
-        to_query = segment_reduce(keys, to_score, into, reduce="sum", **options)
+        to_query = segment_reduce(keys, to.score, into, reduce="sum", **options)
         found = found._replace(query=to_query)
     if moving.kernel is not None:
         found = found._replace(kernel=by_head(to_kernel, heads, sums, ct, scale))

@@ -28,20 +28,12 @@ from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import bounded, ids_at, in_range
 from jax_gnn._core.public import public
-from jax_gnn._ops.edge_attention import sums, xla
-from jax_gnn._ops.edge_attention.keyed import keyed_attention
-from jax_gnn._ops.edge_attention.leaky import leaky_scores
-from jax_gnn._ops.edge_attention.primitive import edge_attention
+from jax_gnn._ops.attention import sums, xla
+from jax_gnn._ops.attention.leaky import leaky_scores
+from jax_gnn._ops.attention.primitive import attend, weights
+from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Scores
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce
 from jax_gnn.graph import Graph
-
-
-class _Scores(NamedTuple):
-    """Scores of edges, in the accumulator type: of their ends, or of each by itself."""
-
-    of_dst: Array | None
-    of_src: Array | None
-    of_edge: Array | None
 
 
 @public
@@ -127,11 +119,11 @@ def additive_attention(
     bias = edges.check_edge_bias(edge_bias)
     extra = edges.check_edge_features(edge_features, edges.value, "value")
     if rows.ids is None and bias is None:
-        return edges.attend(_Scores(edges.of_sums(rows, of_dst), of_src, None), extra)
+        return edges.attend(Ends(edges.of_sums(rows, of_dst), of_src), extra)
     at_dst, at_src = xla.ends(rows.matrix)
     score = gather(of_dst, at_dst, implementation) + gather(of_src, at_src, implementation)
     score = xla.leaky(score if bias is None else score + bias, edges.slope)
-    return edges.attend(_Scores(None, None, rows.masked(score)), extra)
+    return edges.attend(Given(rows.masked(score)), extra)
 
 
 @public
@@ -214,9 +206,8 @@ def gatv2_attention(
     bias = edges.check_edge_bias(edge_bias)
     extra = edges.check_edge_features(edge_features, left, "dst")
     if extra is None and bias is None and rows.ids is None:
-        key = None if is_key else right
-        left, vector = edges.of_sums(rows, left), vector.astype(acc).reshape(1, -1)
-        return edges.attend_by_keys(left, key, vector, None)
+        left, key = flat(edges.of_sums(rows, left)), None if is_key else flat(right)
+        return edges.attend(Leaky(left, key, vector.astype(acc).reshape(1, -1)))
     if extra is None:
         score = leaky_scores(
             *(flat(left), flat(right), vector.astype(acc).reshape(1, -1), rows.matrix),
@@ -234,7 +225,7 @@ def gatv2_attention(
         terms = lead(vector.astype(acc), summed) * xla.leaky(summed, edges.slope)
         score = jnp.sum(terms, axis=tuple(range(2, terms.ndim)))
     score = score if bias is None else score + bias
-    return edges.attend(_Scores(None, None, rows.masked(score)), None)
+    return edges.attend(Given(rows.masked(score)))
 
 
 @public
@@ -316,15 +307,15 @@ def dot_attention(
         _check_same_features("value", edges.value, "key", key)
     scale = scale.astype(edges.acc)
     if extra is None and bias is None and rows.ids is None:
-        query = edges.of_sums(rows, query)
-        return edges.attend_by_keys(query, None if is_value else key, None, scale.reshape(1, 1))
+        query = flat(edges.of_sums(rows, query))
+        return edges.attend(Dots(query, None if is_value else flat(key), scale.reshape(1, 1)))
     options: Any = {"heads": max(heads, 1), "implementation": implementation}
     score = sddmm(flat(query), flat(key), rows.matrix, **options)
     if extra is not None:
         score += sddmm(flat(query), flat(extra), xla.carried(rows.matrix), **options)
     score *= scale
     score = score if bias is None else score + bias
-    return edges.attend(_Scores(None, None, rows.masked(score)), extra)
+    return edges.attend(Given(rows.masked(score)), extra)
 
 
 class _Rows(NamedTuple):
@@ -475,46 +466,18 @@ class _Edges:
             return x
         return gather(x, self.in_dst, self.implementation)
 
-    def attend(self, scores: _Scores, extra: Array | None) -> Any:
+    def attend(self, scores: Scores, extra: Array | None = None) -> Any:
         """The sum of values, and of what edges add to them, under the softmax of the scores."""
-        heads, matrix = self.heads, self.matrix
-        if heads == 0:
-            return self._nothing()
-        y, stats = edge_attention(
-            *(flat(self.value), *scores, self.edge_scale, matrix),
-            heads=heads,
-            slope=self.slope,
-            implementation=self.implementation,
-        )
-        if extra is not None:
-            weight = xla.weights(
-                *(*scores, self.edge_scale, stats, matrix, self.slope, self.implementation)
-            )
-            y += segment_reduce(
-                *(flat(extra), weight, xla.carried(matrix)),
-                reduce="sum",
-                heads=heads,
-                implementation=self.implementation,
-            )
-        return self._results(y, stats)
-
-    def attend_by_keys(
-        self, row_key: Array, col_key: Array | None, vector: Array | None, scale: Array | None
-    ) -> Any:
-        """The sum of values under the softmax of scores that are made of rows of both ends.
-
-        Without ``col_key`` that is the values.
-        """
         if self.heads == 0:
             return self._nothing()
-        key = None if col_key is None else flat(col_key)
-        y, stats = keyed_attention(
-            *(flat(self.value), flat(row_key), key, vector, scale, self.edge_scale),
-            self.matrix,
-            heads=self.heads,
-            slope=self.slope,
-            implementation=self.implementation,
-        )
+        options: Any = {"heads": self.heads, "implementation": self.implementation}
+        value, matrix = flat(self.value), self.matrix
+        both = value, scores, self.edge_scale
+        y, stats = attend(*both, matrix, slope=self.slope, **options)
+        if extra is not None:
+            weight = weights(*both, stats, matrix, slope=self.slope, **options)
+            matrix = xla.carried(matrix)
+            y += segment_reduce(flat(extra), weight, matrix, reduce="sum", **options)
         return self._results(y, stats)
 
     def _nothing(self) -> Any:

@@ -1,0 +1,499 @@
+// Handlers of attention, attention_vjp, leaky_scores and leaky_sum, written once. A Backend has a
+// Context, half types, and functions that return an ffi::Error: those of each kind of scores have
+// the names that the kernels have.
+#pragma once
+
+#include <algorithm>
+
+#include "../kernels/edge_attention.h"
+#include "segments.h"
+
+namespace jax_gnn {
+
+struct AttentionAttributes {
+  int64_t kind;  // enum ScoreKind
+  bool has_rows, scaled, keeps_raw;
+  double slope;
+  bool gather, ordered;
+};
+
+struct AttentionVjpAttributes {
+  int64_t kind;
+  bool whole, same, scaled, has_y, has_log_sum_ct;
+  double slope;
+  bool gather, ordered;
+  bool one_pass, parallel;  // and the next two: of simple kinds
+  int64_t lanes, threads;
+};
+
+struct LeakyScoresAttributes {
+  bool gather;
+  int64_t heads;
+  double slope;
+};
+
+struct LeakySumAttributes {
+  bool has_vector, gather, ordered;
+  double slope;
+};
+
+}  // namespace jax_gnn
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::AttentionAttributes, StructMember<int64_t>("kind"),
+                                      StructMember<bool>("has_rows"), StructMember<bool>("scaled"),
+                                      StructMember<bool>("keeps_raw"),
+                                      StructMember<double>("slope"), StructMember<bool>("gather"),
+                                      StructMember<bool>("ordered"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
+    jax_gnn::AttentionVjpAttributes, StructMember<int64_t>("kind"), StructMember<bool>("whole"),
+    StructMember<bool>("same"), StructMember<bool>("scaled"), StructMember<bool>("has_y"),
+    StructMember<bool>("has_log_sum_ct"), StructMember<double>("slope"),
+    StructMember<bool>("gather"), StructMember<bool>("ordered"), StructMember<bool>("one_pass"),
+    StructMember<bool>("parallel"), StructMember<int64_t>("lanes"),
+    StructMember<int64_t>("threads"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::LeakyScoresAttributes, StructMember<bool>("gather"),
+                                      StructMember<int64_t>("heads"),
+                                      StructMember<double>("slope"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::LeakySumAttributes, StructMember<bool>("has_vector"),
+                                      StructMember<bool>("gather"), StructMember<bool>("ordered"),
+                                      StructMember<double>("slope"));
+
+namespace jax_gnn {
+
+// Whether a sum of values under a softmax fits them, and its statistics that.
+inline ffi::Error check_results(const ffi::AnyBuffer& value, const ffi::AnyBuffer& out,
+                                const ffi::AnyBuffer& stats) {
+  const ffi::DataType dtype = value.element_type();
+  if (value.dimensions().size() != 2 || out.dimensions().size() != 2 ||
+      stats.dimensions().size() != 3) {
+    return invalid("value, result and statistics have the wrong number of dimensions");
+  }
+  const int64_t width = value.dimensions()[1];
+  const int64_t num_rows = out.dimensions()[0], heads = stats.dimensions()[1];
+  if (!is_matrix(out, num_rows, width, dtype) || stats.element_type() != accumulator_type(dtype) ||
+      !has_shape(stats, {num_rows, heads, 2}) || !divides(heads, width)) {
+    return invalid("the result or the statistics have the wrong shape or dtype");
+  }
+  return ffi::Error::Success();
+}
+
+// Whether a team of lanes can hold whole heads, in words of 16 bytes.
+inline ffi::Error check_whole_heads(Features features, ffi::DataType dtype) {
+  const int64_t depth = features.width / features.heads;
+  const int64_t head_bytes = depth * static_cast<int64_t>(ffi::ByteWidth(dtype));
+  const int64_t words = head_bytes / 16;
+  if (head_bytes % 16 != 0 || words < 1 || words > 32 ||
+      (features.heads > 1 && (words & (words - 1)) != 0)) {
+    return invalid("the heads are not up to 32 words of 16 bytes, of several a power of two");
+  }
+  return ffi::Error::Success();
+}
+
+// What scores are made of, by kind (see ScoreKind); what a kind does not have is not looked at:
+//   kGiven: entry;  kEnds: row, col;  kDots: row, col, and factor, the scale;
+//   kLeaky: row, col, and factor, the vector;
+//   kTyped: col, the vectors of values, types, and row and factor (see TypedKeys), or entry.
+struct ScoreOperands {
+  ScoreKind kind;
+  ffi::AnyBuffer row, col, factor, entry, edge_scale, types;
+  bool scaled;
+  double slope;
+
+  bool simple() const { return kind == ScoreKind::kGiven || kind == ScoreKind::kEnds; }
+  bool keyed() const { return kind == ScoreKind::kDots || kind == ScoreKind::kLeaky; }
+
+  // How many numbers a head has, of entries: of what is there.
+  int64_t num_weights(int64_t count) const {
+    const bool given = kind == ScoreKind::kGiven;
+    if (!given && !scaled) return count;
+    const ffi::AnyBuffer& buffer = given ? entry : edge_scale;
+    return buffer.dimensions().size() == 2 ? buffer.dimensions()[0] : -1;
+  }
+
+  // Of destinations and sources; but for typed scores, which differ forward and back.
+  ffi::Error check(int64_t num_dst, int64_t num_src, int64_t num_weights, Features features,
+                   ffi::DataType dtype) const {
+    const ffi::DataType acc_dtype = accumulator_type(dtype);
+    const int64_t heads = features.heads, width = features.width;
+    if (scaled && !is_matrix(edge_scale, num_weights, heads, acc_dtype)) {
+      return invalid("the entries' scales have the wrong shape or dtype");
+    }
+    if ((kind == ScoreKind::kGiven && !is_matrix(entry, num_weights, heads, acc_dtype)) ||
+        (kind == ScoreKind::kEnds && (!is_matrix(row, num_dst, heads, acc_dtype) ||
+                                      !is_matrix(col, num_src, heads, acc_dtype)))) {
+      return invalid("the scores have the wrong shape or dtype");
+    }
+    const int64_t num_factors = kind == ScoreKind::kLeaky ? width : 1;
+    if (keyed() &&
+        (!is_matrix(row, num_dst, width, dtype) || !is_matrix(col, num_src, width, dtype) ||
+         !is_index(factor, num_factors, acc_dtype))) {
+      return invalid("the keys, their vector or their scale have the wrong shape or dtype");
+    }
+    return simple() ? ffi::Error::Success() : check_whole_heads(features, dtype);
+  }
+
+  template <typename Acc>
+  const Acc* scale() const {
+    return data_if<Acc>(scaled, edge_scale);
+  }
+
+  template <typename Acc>
+  Attention<Acc> attention() const {
+    const bool both = kind == ScoreKind::kEnds;
+    return {data_if<Acc>(both, row), data_if<Acc>(both, col), data_if<Acc>(!both, entry),
+            scale<Acc>(), static_cast<Acc>(slope)};
+  }
+
+  template <typename T, typename Acc>
+  Keys<T, Acc> keys() const {
+    const bool leaky = kind == ScoreKind::kLeaky;
+    return {data<const T>(row), data<const T>(col), data_if<Acc>(leaky, factor),
+            data_if<Acc>(!leaky, factor), static_cast<Acc>(slope)};
+  }
+};
+
+inline int64_t first_size(const ffi::AnyBuffer& buffer) {
+  return buffer.dimensions().size() == 0 ? 0 : buffer.dimensions()[0];
+}
+
+inline bool is_score_kind(int64_t kind) {
+  return kind >= 0 && kind <= static_cast<int64_t>(ScoreKind::kTyped);
+}
+
+// out[r, h, :] = sum over the entries e of row r of weight * value[cols[e], h, :], where the weight
+// is scale times the softmax of the scores over the row's entries; its statistics; and raw scores
+// of typed ones, -inf for padding, without rows unless they are kept.
+template <typename Backend>
+ffi::Error attention(typename Backend::Context context, ffi::AnyBuffer value, ffi::AnyBuffer row,
+                     ffi::AnyBuffer col, ffi::AnyBuffer factor, ffi::AnyBuffer entry,
+                     ffi::AnyBuffer edge_scale, ffi::AnyBuffer types, ffi::AnyBuffer rows,
+                     ffi::AnyBuffer cols, ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
+                     ffi::Result<ffi::AnyBuffer> stats, ffi::Result<ffi::AnyBuffer> raw,
+                     ffi::Result<ffi::AnyBuffer> workspace, AttentionAttributes attributes) {
+  ffi::Error error = check_results(value, *out, *stats);
+  if (error.failure()) return error;
+  if (!is_score_kind(attributes.kind)) return invalid("there is no such kind of scores");
+  const ffi::DataType dtype = value.element_type(), acc_dtype = accumulator_type(dtype);
+  const Features features = {value.dimensions()[1], stats->dimensions()[1]};
+  const auto [width, heads] = features;
+  const int64_t num_cols = value.dimensions()[0], num_rows = out->dimensions()[0];
+  const ScoreOperands scores = {static_cast<ScoreKind>(attributes.kind),
+                                row,
+                                col,
+                                factor,
+                                entry,
+                                edge_scale,
+                                types,
+                                attributes.scaled,
+                                attributes.slope};
+  const int64_t count = static_cast<int64_t>(rows.element_count());
+  const int64_t num_weights = scores.num_weights(count);
+  const CsrOperands operands = {
+      rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
+  error = operands.check(/*weighted=*/true);
+  if (error.failure()) return error;
+  error = scores.check(num_rows, num_cols, num_weights, features, dtype);
+  if (error.failure()) return error;
+  error = check_workspace(*workspace, 2 * width, acc_dtype);
+  if (error.failure()) return error;
+  const bool typed = scores.kind == ScoreKind::kTyped, has_rows = attributes.has_rows;
+  const bool keeps = attributes.keeps_raw;
+  if (!is_matrix(*raw, keeps ? count : 0, heads, acc_dtype) || (keeps && !typed)) {
+    return invalid("the raw scores have the wrong shape or dtype");
+  }
+  const int64_t num_types = first_size(col);
+  if (typed) {
+    if (!attributes.gather || attributes.ordered)
+      return invalid("there must be cols, and no order");
+    if (!is_matrix(col, num_types, width, dtype) ||
+        (has_rows && (heads != 1 || !is_matrix(factor, num_types, width, dtype) ||
+                      !is_matrix(row, num_rows, width, dtype)))) {
+      return invalid("the rows or the vectors have the wrong shape or dtype");
+    }
+    if (!has_rows && !is_matrix(entry, count, heads, acc_dtype)) {
+      return invalid("the entries' numbers have the wrong shape or dtype");
+    }
+    if (!is_index(types, count, ffi::S32)) {
+      return invalid("there must be an int32 type of each entry");
+    }
+  }
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    const Workspace blocks = make_workspace(*workspace);
+    const Csr<int32_t> csr = operands.csr();
+    const T* const values = data<const T>(value);
+    const Acc* const scale = scores.template scale<Acc>();
+    T* const sums = data<T>(*out);
+    auto* const statistics = static_cast<SoftmaxStats<Acc>*>(stats->untyped_data());
+    if (scores.simple()) {
+      return Backend::edge_attention(context, blocks, csr, values, scores.template attention<Acc>(),
+                                     features, sums, statistics);
+    }
+    if (scores.keyed()) {
+      return Backend::keyed_attention(context, blocks, csr, values, scores.template keys<T, Acc>(),
+                                      scale, features, sums, statistics);
+    }
+    const TypedKeys<T, Acc> keys = {data<const int32_t>(types),
+                                    num_types,
+                                    data<const T>(col),
+                                    data_if<T>(has_rows, row),
+                                    data_if<T>(has_rows, factor),
+                                    data_if<Acc>(!has_rows, entry),
+                                    keeps ? data<Acc>(*raw) : nullptr,
+                                    static_cast<Acc>(attributes.slope)};
+    return Backend::typed_attention(context, blocks, csr, values, keys, scale, features, sums,
+                                    statistics);
+  });
+}
+
+// Whether what attention gave and its cotangents fit one another; null: absent.
+inline ffi::Error check_attained(const ffi::AnyBuffer& ct, const ffi::AnyBuffer* y,
+                                 const ffi::AnyBuffer& stats, const ffi::AnyBuffer* log_sum_ct,
+                                 Features features, ffi::DataType dtype) {
+  const ffi::DataType acc_dtype = accumulator_type(dtype);
+  const int64_t num_rows = ct.dimensions()[0], heads = features.heads;
+  if (!is_matrix(ct, num_rows, features.width, dtype) ||
+      (y != nullptr && !is_matrix(*y, num_rows, features.width, dtype)) ||
+      stats.element_type() != acc_dtype || !has_shape(stats, {num_rows, heads, 2}) ||
+      (log_sum_ct != nullptr && !is_matrix(*log_sum_ct, num_rows, heads, acc_dtype))) {
+    return invalid("what attention gave or its cotangents have the wrong shape or dtype");
+  }
+  return ffi::Error::Success();
+}
+
+template <typename T, typename Acc>
+Attained<T, Acc> make_attained(const ffi::AnyBuffer& ct, const ffi::AnyBuffer* y,
+                               const ffi::AnyBuffer& stats, const ffi::AnyBuffer* log_sum_ct) {
+  return {y != nullptr ? data<const T>(*y) : nullptr, data<const T>(ct),
+          static_cast<const SoftmaxStats<Acc>*>(stats.untyped_data()),
+          log_sum_ct != nullptr ? data<const Acc>(*log_sum_ct) : nullptr};
+}
+
+// The derivatives of attention, with a Csr whose rows are sources and whose columns destinations:
+//   out[r, h, :] = sum over the entries e of row r of weight * scale * ct[cols[e], h, :]
+//   to_score[order[e], h] = slope * weight * (scale * < ct[cols[e], h, :], value[r, h, :] > -
+//   delta)
+// where slope is that of the LeakyReLU after raw scores; 0 for padding. Of dots to_score is that
+// before they are scaled. to_col is
+//   of both ends' scores: the sum over the entries e of row r of to_score[order[e], h],
+//   of keys: the gradient of theirs, or where values are keys, the `same`, it is added to out,
+//   of typed scores: as of both ends, and out[r, h, :] has to_col[r, h] * col[types[r], h, :] more.
+// to_vector is the gradient of the vector. What is absent has no rows.
+//
+// The whole is that in one launch, with the gradient of row, to_row, in place of to_score. It goes
+// through the entries by destination, too: dst_rows and dst_cols, without an order.
+template <typename Backend>
+ffi::Error attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct, ffi::AnyBuffer value,
+                         ffi::AnyBuffer y, ffi::AnyBuffer stats, ffi::AnyBuffer log_sum_ct,
+                         ffi::AnyBuffer row, ffi::AnyBuffer col, ffi::AnyBuffer factor,
+                         ffi::AnyBuffer entry, ffi::AnyBuffer edge_scale, ffi::AnyBuffer types,
+                         ffi::AnyBuffer rows, ffi::AnyBuffer cols, ffi::AnyBuffer order,
+                         ffi::AnyBuffer dst_rows, ffi::AnyBuffer dst_cols,
+                         ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> to_row,
+                         ffi::Result<ffi::AnyBuffer> to_col, ffi::Result<ffi::AnyBuffer> to_vector,
+                         ffi::Result<ffi::AnyBuffer> to_score,
+                         ffi::Result<ffi::AnyBuffer> workspace, ffi::Result<ffi::AnyBuffer> scratch,
+                         ffi::Result<ffi::AnyBuffer> records, ffi::Result<ffi::AnyBuffer> parts,
+                         AttentionVjpAttributes attributes) {
+  if (ct.dimensions().size() != 2 || value.dimensions().size() != 2 ||
+      stats.dimensions().size() != 3 || to_score->dimensions().size() != 2) {
+    return invalid("the inputs and the statistics have the wrong number of dimensions");
+  }
+  if (!is_score_kind(attributes.kind)) return invalid("there is no such kind of scores");
+  const ffi::DataType dtype = ct.element_type(), acc_dtype = accumulator_type(dtype);
+  const Features features = {ct.dimensions()[1], stats.dimensions()[1]};
+  const auto [width, heads] = features;
+  const int64_t num_dst = ct.dimensions()[0], num_src = value.dimensions()[0];
+  const bool whole = attributes.whole, same = attributes.same, one_pass = attributes.one_pass;
+  const ScoreOperands scores = {static_cast<ScoreKind>(attributes.kind),
+                                row,
+                                same ? value : col,
+                                factor,
+                                entry,
+                                edge_scale,
+                                types,
+                                attributes.scaled,
+                                attributes.slope};
+  const bool simple = scores.simple(), keyed = scores.keyed();
+  const bool typed = scores.kind == ScoreKind::kTyped, leaky = scores.kind == ScoreKind::kLeaky;
+  if (!is_matrix(value, num_src, width, dtype) || !is_matrix(*out, num_src, width, dtype)) {
+    return invalid("the values or their gradient have the wrong shape or dtype");
+  }
+  if (!divides(heads, width) || (same && !keyed))
+    return invalid("the statistics have the wrong shape");
+  const ffi::AnyBuffer* const result = attributes.has_y ? &y : nullptr;
+  const ffi::AnyBuffer* const of_log_sum = attributes.has_log_sum_ct ? &log_sum_ct : nullptr;
+  ffi::Error error = check_attained(ct, result, stats, of_log_sum, features, dtype);
+  if (error.failure()) return error;
+  const int64_t count = static_cast<int64_t>(rows.element_count());
+  const int64_t num_weights = whole ? count : to_score->dimensions()[0];
+  const CsrOperands by_src = {rows,    cols,    order,      attributes.gather, attributes.ordered,
+                              num_src, num_dst, num_weights};
+  error = by_src.check(/*weighted=*/true);
+  if (error.failure()) return error;
+  error = scores.check(num_dst, num_src, num_weights, features, dtype);
+  if (error.failure()) return error;
+  const CsrOperands by_dst = {dst_rows, dst_cols, dst_rows, true, false, num_dst, num_src, count};
+  if (whole) {
+    error = by_dst.check(/*weighted=*/true);
+    if (error.failure()) return error;
+    if (count == 0 || by_dst.count() != count || attributes.kind == 0 || typed ||
+        result == nullptr) {
+      return invalid("there must be entries, as many by destination as by source, rows and y");
+    }
+  }
+  const int64_t num_types = typed ? first_size(col) : 0;
+  if (typed && (!is_matrix(col, num_types, width, dtype) || !is_index(types, num_src, ffi::S32) ||
+                !is_matrix(entry, num_weights, heads, acc_dtype))) {
+    return invalid("the vectors, the types or the raw scores have the wrong shape or dtype");
+  }
+  // Results.
+  const int64_t of_row = simple ? heads : width, rows_there = whole ? num_dst : 0;
+  const ffi::DataType of_rows = simple || typed ? acc_dtype : dtype;
+  const bool has_col = scores.kind != ScoreKind::kGiven && !same;
+  const auto is_result = [](const ffi::AnyBuffer& buffer, bool there, int64_t size, int64_t numbers,
+                            ffi::DataType type) {
+    return there ? is_matrix(buffer, size, numbers, type) : buffer.element_count() == 0;
+  };
+  if (!is_result(*to_row, whole, rows_there, of_row, of_rows) ||
+      !is_result(*to_col, has_col, num_src, keyed ? width : heads, of_rows) ||
+      !is_result(*to_vector, leaky, 1, width, acc_dtype) ||
+      !is_result(*to_score, !whole, num_weights, heads, acc_dtype)) {
+    return invalid("the gradients have the wrong shape or dtype");
+  }
+  // Scratch memory.
+  const bool by_passes = simple && !one_pass;
+  if (simple && one_pass) {
+    if (!Backend::kHasOnePass) return invalid("there is no kernel of one pass");
+    error = check_whole_heads(features, dtype);
+    if (error.failure()) return error;
+  }
+  const int64_t per_block = whole ? width : by_passes ? std::max(width, heads) : 2 * width;
+  error = check_workspace(*workspace, per_block, acc_dtype);
+  if (error.failure()) return error;
+  const Workspace blocks = make_workspace(*workspace);
+  if (!whole &&
+      (records->element_type() != acc_dtype || !has_shape(*records, {num_dst, heads, 4}))) {
+    return invalid("the records have the wrong shape or dtype");
+  }
+  if (by_passes && (scratch->element_type() != acc_dtype ||
+                    !has_shape(*scratch, {2, Backend::kHasOnePass ? count : 0, heads}) ||
+                    !is_schedule(attributes.lanes, attributes.threads))) {
+    return invalid("the scratch memory or the schedule is wrong");
+  }
+  if (leaky && !whole && !is_matrix(*parts, blocks.blocks, width, acc_dtype)) {
+    return invalid("the blocks' parts have the wrong shape or dtype");
+  }
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    const Csr<int32_t> csr = by_src.csr();
+    const T* const values = data<const T>(value);
+    const Attained<T, Acc> attained = make_attained<T, Acc>(ct, result, stats, of_log_sum);
+    const Acc* const scale = scores.template scale<Acc>();
+    T* const to_value = data<T>(*out);
+    auto* const record = static_cast<AttentionRecord<Acc>*>(records->untyped_data());
+    const auto number = [](bool there, ffi::Result<ffi::AnyBuffer>& buffer) {
+      return there ? data<Acc>(*buffer) : nullptr;
+    };
+    if (keyed) {
+      const Keys<T, Acc> keys = scores.template keys<T, Acc>();
+      T* const to_key = same ? nullptr : data<T>(*to_col);
+      if (whole) {
+        return Backend::keyed_attention_gradients(context, by_dst.csr(), csr, values, attained,
+                                                  keys, scale, features, to_value, data<T>(*to_row),
+                                                  to_key, number(leaky, to_vector), blocks);
+      }
+      return Backend::keyed_attention_vjp(context, blocks, csr, values, attained, keys, scale,
+                                          features, to_value, to_key, data<Acc>(*to_score),
+                                          number(leaky, to_vector), record, number(leaky, parts));
+    }
+    const Attention<Acc> attention = scores.template attention<Acc>();
+    if (whole) {
+      return Backend::edge_attention_gradients(context, by_dst.csr(), csr, values, attained,
+                                               attention, features, to_value, data<Acc>(*to_col),
+                                               data<Acc>(*to_row), blocks);
+    }
+    if (simple) {
+      return Backend::edge_attention_vjp(context, attributes, blocks, data<Acc>(*scratch), csr,
+                                         values, attained, attention, features, to_value,
+                                         number(has_col, to_col), data<Acc>(*to_score), record);
+    }
+    const TypedVectors<T> vectors = {data<const int32_t>(types), num_types, data<const T>(col)};
+    return Backend::typed_attention_vjp(context, blocks, csr, values, attained, attention, vectors,
+                                        features, to_value, data<Acc>(*to_col),
+                                        data<Acc>(*to_score), record);
+  });
+}
+
+// out[e, h] = sum over the features of head h of vector * leaky(left[rows[e]] + right[cols[e]]), 0
+// for padding.
+template <typename Backend>
+ffi::Error leaky_scores(typename Backend::Context context, ffi::AnyBuffer left,
+                        ffi::AnyBuffer right, ffi::AnyBuffer vector, ffi::AnyBuffer rows,
+                        ffi::AnyBuffer cols, ffi::Result<ffi::AnyBuffer> out,
+                        LeakyScoresAttributes attributes) {
+  const ffi::DataType dtype = left.element_type(), acc_dtype = accumulator_type(dtype);
+  if (left.dimensions().size() != 2 || right.dimensions().size() != 2) {
+    return invalid("left and right must have two dimensions");
+  }
+  const int64_t num_rows = left.dimensions()[0], width = left.dimensions()[1];
+  const int64_t num_cols = right.dimensions()[0], heads = attributes.heads;
+  const int64_t count = static_cast<int64_t>(rows.element_count());
+  if (!is_matrix(right, num_cols, width, dtype) || !is_index(vector, width, acc_dtype) ||
+      !divides(heads, width) || !is_matrix(*out, count, heads, acc_dtype)) {
+    return invalid("the operands or the result have the wrong shape or dtype");
+  }
+  const CsrOperands operands = {rows, cols, rows, attributes.gather, false, num_rows, num_cols, 0};
+  ffi::Error error = operands.check(/*weighted=*/false);
+  if (error.failure()) return error;
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    const Leaky<T, Acc> leaky = {data<const T>(left), data<const T>(right),
+                                 static_cast<Acc>(attributes.slope)};
+    return Backend::leaky_scores(context, operands.csr(), leaky, data<const Acc>(vector),
+                                 Features{width, heads}, data<Acc>(*out));
+  });
+}
+
+// out[r, :] = vector * sum over the entries e of row r of factor[order[e], h] * slope, where slope
+// is that of the LeakyReLU at row_key[r] + col_key[cols[e]].
+template <typename Backend>
+ffi::Error leaky_sum(typename Backend::Context context, ffi::AnyBuffer row_key,
+                     ffi::AnyBuffer col_key, ffi::AnyBuffer factor, ffi::AnyBuffer vector,
+                     ffi::AnyBuffer rows, ffi::AnyBuffer cols, ffi::AnyBuffer order,
+                     ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
+                     LeakySumAttributes attributes) {
+  const ffi::DataType dtype = row_key.element_type(), acc_dtype = accumulator_type(dtype);
+  if (row_key.dimensions().size() != 2 || col_key.dimensions().size() != 2 ||
+      factor.dimensions().size() != 2) {
+    return invalid("the keys and the factors must have two dimensions");
+  }
+  const int64_t num_rows = row_key.dimensions()[0], width = row_key.dimensions()[1];
+  const int64_t num_cols = col_key.dimensions()[0];
+  const int64_t num_weights = factor.dimensions()[0], heads = factor.dimensions()[1];
+  if (!is_matrix(col_key, num_cols, width, dtype) || !is_matrix(*out, num_rows, width, dtype) ||
+      factor.element_type() != acc_dtype || !divides(heads, width) ||
+      (attributes.has_vector && !is_index(vector, width, acc_dtype))) {
+    return invalid("the keys, the factors or the result have the wrong shape or dtype");
+  }
+  const CsrOperands operands = {
+      rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
+  ffi::Error error = operands.check(/*weighted=*/true);
+  if (error.failure()) return error;
+  error = check_workspace(*workspace, width, acc_dtype);
+  if (error.failure()) return error;
+  return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
+    using T = typename decltype(t)::type;
+    using Acc = typename decltype(acc)::type;
+    const Leaky<T, Acc> leaky = {data<const T>(row_key), data<const T>(col_key),
+                                 static_cast<Acc>(attributes.slope)};
+    return Backend::leaky_sum(context, make_workspace(*workspace), operands.csr(), leaky,
+                              data<const Acc>(factor), data_if<Acc>(attributes.has_vector, vector),
+                              Features{width, heads}, data<T>(*out));
+  });
+}
+
+}  // namespace jax_gnn

@@ -1,0 +1,295 @@
+"""Raw custom calls of attention: handlers refuse buffers that do not fit, whatever the kind.
+
+What each kind of scores reads is written down once, `READ`. Of these operands every wrong shape and
+dtype must be an error; all others may be anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import emulation
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import SLOPE, on_cuda
+from primitive_cases import MATRIX, floats, ids
+
+from jax_gnn._ops.attention.primitive import attention, attention_vjp
+from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Scores, Typed
+
+# Five destinations, three sources, four entries, two heads of four features; two relations.
+ROWS, COLS, COUNT, HEADS, WIDTH, ACC = 5, 3, 4, 2, 8, 4
+BY_ROW = (MATRIX.by_row.rows, MATRIX.by_row.cols, ids(0, 1, 2, 3))
+BY_COL = (MATRIX.by_col.rows, MATRIX.by_col.cols, MATRIX.by_col.order)
+VALUE, SCALE, TYPES, COL_TYPES = (
+    floats(COLS, WIDTH),
+    floats(COUNT, HEADS),
+    ids(0, 1, 1, 0),
+    ids(1, 0, 0),
+)
+ANY = floats(0)
+
+# By kind, and by what reads it: row, col, factor, entry, types.
+KINDS = ("given", "ends", "dots", "leaky", "typed")
+ENDS = (floats(ROWS, HEADS), floats(COLS, HEADS))
+KEYS = (floats(ROWS, WIDTH), floats(COLS, WIDTH))
+VECTORS = floats(2, WIDTH)
+READ: dict[str, dict[str, Any]] = {
+    "given": {"entry": floats(COUNT, HEADS)},
+    "ends": {"row": ENDS[0], "col": ENDS[1]},
+    "dots": {"row": KEYS[0], "col": KEYS[1], "factor": floats(1)},
+    "leaky": {"row": KEYS[0], "col": KEYS[1], "factor": floats(WIDTH)},
+    "typed": {"col": VECTORS, "entry": floats(COUNT, HEADS), "types": TYPES},
+}
+SCORE_NAMES = ("row", "col", "factor", "entry", "edge_scale", "types")
+FORWARD = ("value", *SCORE_NAMES, "rows", "cols", "order")
+BACK = (
+    *("ct", "value", "y", "stats", "log_sum_ct", *SCORE_NAMES),
+    *("rows", "cols", "order", "dst_rows", "dst_cols"),
+)
+WHOLE = ("ends", "dots", "leaky")  # that have all gradients in one launch
+
+
+def workspace(width: int, blocks: int = 1) -> tuple[Any, str]:
+    return (blocks, 64 + 2 * 4 * 2 * width), "uint8"
+
+
+def operands_of(kind: str, direction: str) -> dict[str, Any]:
+    found = dict.fromkeys(SCORE_NAMES, ANY) | {"value": VALUE, "edge_scale": SCALE} | READ[kind]
+    if direction == "forward":
+        ends = BY_ROW
+        found |= {"order": ANY}
+    else:
+        ends = BY_COL
+        found |= {"ct": floats(ROWS, WIDTH), "y": floats(ROWS, WIDTH)}
+        found |= {"stats": floats(ROWS, HEADS, 2), "log_sum_ct": floats(ROWS, HEADS)}
+        found |= {"dst_rows": ANY, "dst_cols": ANY, "order": ends[2]}
+        if kind == "typed":
+            found["types"] = COL_TYPES
+    found |= {"rows": ends[0], "cols": ends[1]}
+    if direction == "whole":
+        found |= dict(zip(("dst_rows", "dst_cols"), BY_ROW[:2], strict=True))
+    return found
+
+
+def read_by(kind: str, direction: str) -> set[str]:
+    names = {"value", "edge_scale", "rows", "cols", *READ[kind]}
+    if direction == "forward":
+        return names
+    names |= {"ct", "y", "stats", "log_sum_ct", "order"}
+    return names | ({"dst_rows", "dst_cols"} if direction == "whole" else set())
+
+
+def results_of(kind: str, direction: str) -> dict[str, Any]:
+    """Shape and dtype of each."""
+    if direction == "forward":
+        return {
+            "out": ((ROWS, WIDTH), "float32"),
+            "stats": ((ROWS, HEADS, 2), "float32"),
+            "raw": ((0, HEADS), "float32"),
+            "workspace": workspace(2 * WIDTH),
+        }
+    whole, keyed = direction == "whole", kind in ("dots", "leaky")
+    wide = WIDTH if keyed else HEADS
+    return {
+        "out": ((COLS, WIDTH), "float32"),
+        "to_row": ((ROWS if whole else 0, wide), "float32"),
+        "to_col": ((0 if kind == "given" else COLS, wide), "float32"),
+        "to_vector": ((1 if kind == "leaky" else 0, WIDTH), "float32"),
+        "to_score": ((0 if whole else COUNT, HEADS), "float32"),
+        "workspace": workspace(WIDTH, 3) if whole else workspace(2 * WIDTH),
+        "scratch": ((2, 0, HEADS), "float32"),
+        "records": ((0 if whole else ROWS, HEADS, 4), "float32"),
+        "parts": ((1 if kind == "leaky" and not whole else 0, WIDTH), "float32"),
+    }
+
+
+def attributes_of(kind: str, direction: str) -> dict[str, Any]:
+    flags = {"scaled": True, "gather": True, "ordered": direction != "forward"}
+    if direction == "forward":
+        flags |= {"has_rows": False, "keeps_raw": False}
+    else:
+        flags |= {"whole": direction == "whole", "same": False, "has_y": True}
+        flags |= {"has_log_sum_ct": True, "one_pass": True, "parallel": False}
+    numbers = {"kind": KINDS.index(kind)}
+    numbers |= {} if direction == "forward" else {"lanes": 1, "threads": 32}
+    return {
+        **{name: np.bool_(flag) for name, flag in flags.items()},
+        **{name: np.int64(number) for name, number in numbers.items()},
+        "slope": np.float64(SLOPE),
+    }
+
+
+class RawCall:
+    """A raw call, what it is given, and what is to be wrong."""
+
+    def __init__(self, kind: str, direction: str) -> None:
+        self.kind, self.direction = kind, direction
+        self.operands = operands_of(kind, direction)
+        self.results = results_of(kind, direction)
+        self.attributes = attributes_of(kind, direction)
+
+    def __call__(self, **changes: Any) -> dict[str, np.ndarray]:
+        """Operands, results and attributes are changed by name; of results it is ``to=…``."""
+        names = FORWARD if self.direction == "forward" else BACK
+        results = {**self.results, **changes.pop("to", {})}
+        given = {**self.operands, **{k: v for k, v in changes.items() if k in names}}
+        attributes = {**self.attributes, **{k: v for k, v in changes.items() if k not in names}}
+        shapes = [
+            jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in results.values()
+        ]
+        name = "attention" if self.direction == "forward" else "attention_vjp"
+        call = jax.ffi.ffi_call(emulation.target(name), shapes)
+        found = call(*(given[each] for each in names), **attributes)
+        return dict(zip(results, map(np.asarray, found), strict=True))
+
+
+CALLS = [
+    (kind, direction)
+    for kind in KINDS
+    for direction in ("forward", "back", "whole")
+    if direction != "whole" or kind in WHOLE
+]
+each_call = pytest.mark.parametrize(("kind", "direction"), CALLS)
+
+
+def scores_of(kind: str) -> Scores:
+    read = READ[kind]
+    if kind == "given":
+        return Given(read["entry"])
+    if kind == "ends":
+        return Ends(read["row"], read["col"])
+    if kind == "dots":
+        return Dots(read["row"], read["col"], read["factor"][None])
+    if kind == "leaky":
+        return Leaky(read["row"], read["col"], read["factor"][None])
+    return Typed(read["col"], read["entry"], None, None, TYPES, COL_TYPES)
+
+
+@on_cuda
+@each_call
+def test_raw_call(kind: str, direction: str) -> None:
+    """Equals plain XLA, whatever stands in the place of what is not read."""
+    call, scores = RawCall(kind, direction), scores_of(kind)
+    options: Any = {"heads": HEADS, "slope": SLOPE, "implementation": "xla"}
+    if direction == "forward":
+        want = attention(VALUE, scores, SCALE, MATRIX, keeps_raw=False, **options)[:1]
+    else:
+        each = call.operands
+        results = each["y"], each["stats"], each["entry"], each["ct"], each["log_sum_ct"]
+        whole = direction == "whole"
+        want = attention_vjp(VALUE, scores, SCALE, *results, MATRIX, whole=whole, **options)
+    read = read_by(kind, direction)
+    names = FORWARD if direction == "forward" else BACK
+    for other in (ANY, floats(7, 3).astype(np.float16), ids(1, 2)):
+        got = call(**{name: other for name in names if name not in read})
+        for one, like in zip(got.values(), want, strict=False):
+            if like.size or one.size:  # what is absent has no rows, of any width
+                np.testing.assert_allclose(one, like, rtol=2e-5, atol=2e-6)
+
+
+def mutations(value: np.ndarray) -> list[np.ndarray]:
+    """Of other shapes and dtypes; a vector that is longer is an id list of other entries."""
+    shape = value.shape
+    found = [
+        np.zeros((*shape[:-1], shape[-1] + 1), value.dtype),
+        np.zeros((shape[0] + 1, *shape[1:]), value.dtype),
+        np.zeros((*shape, 1), value.dtype),
+        np.zeros(value.size, value.dtype) if value.ndim > 1 else np.zeros((), value.dtype),
+        value.astype(np.uint32 if value.dtype == np.int32 else np.float16),
+        value.astype(np.float32 if value.dtype == np.int32 else np.int32),
+    ]
+    return found
+
+
+@on_cuda
+@each_call
+def test_wrong_operands(kind: str, direction: str) -> None:
+    """Each one that is read, of each wrong shape and dtype."""
+    call = RawCall(kind, direction)
+    longer = set()  # of which there may be any number: ids say which
+    if kind == "typed":
+        longer.add(("col", (3, WIDTH)))
+    if direction == "forward" and kind in ("given", "typed"):
+        longer.add(("value", (COLS + 1, WIDTH)))
+    for name in sorted(read_by(kind, direction)):
+        for wrong in mutations(call.operands[name]):
+            what = f"{name}: {wrong.dtype}{list(wrong.shape)}"
+            if (name, wrong.shape) in longer:
+                continue
+            with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
+                call(**{name: wrong})
+                pytest.fail(what)
+
+
+@on_cuda
+@each_call
+def test_wrong_results(kind: str, direction: str) -> None:
+    call = RawCall(kind, direction)
+    for name, (shape, dtype) in call.results.items():
+        if name == "scratch":
+            continue
+        there = 0 not in shape
+        wrong: list[Any] = [((shape[0] + 1, *shape[1:]), dtype)]
+        if name == "workspace":  # of more blocks it is one
+            wrong = [((0, shape[1]), dtype), ((shape[0], 96), dtype), (shape, "int8")]
+        elif there:
+            other = "float16" if dtype == "float32" else "int32"
+            wrong += [((*shape[:-1], shape[-1] + 1), dtype), (shape, other), (shape[1:], dtype)]
+        if direction == "whole" and name in ("records", "parts"):
+            continue  # not looked at
+        if kind != "leaky" and name == "parts":
+            continue
+        for each in wrong:
+            with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
+                call(to={name: each})
+                pytest.fail(f"{name}: {each}")
+
+
+@on_cuda
+@each_call
+def test_wrong_flags(kind: str, direction: str) -> None:
+    call = RawCall(kind, direction)
+    wrong: list[dict[str, Any]] = [{"kind": np.int64(5)}, {"kind": np.int64(-1)}]
+    wrong.append({"gather": np.bool_(False)})
+    if direction == "forward":
+        wrong += [{"keeps_raw": np.bool_(True)}]  # the results have no rows for them
+    else:
+        others = {"given": "ends", "ends": "given", "dots": "leaky", "leaky": "dots"}
+        wrong.append({"kind": np.int64(KINDS.index(others.get(kind, "given")))})
+        wrong.append({"same": np.bool_(True)})
+        if direction == "whole":
+            wrong.append({"has_y": np.bool_(False)})
+        if kind in ("given", "ends") and direction == "back":
+            wrong.append({"one_pass": np.bool_(False)})
+    for flags in wrong:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
+            call(**flags)
+            pytest.fail(f"{flags}")
+
+
+@on_cuda
+@pytest.mark.parametrize("width", [6, 24, 264])
+@pytest.mark.parametrize("direction", ["forward", "back"])
+def test_wrong_heads(width: int, direction: str) -> None:
+    """Two heads of half a word and more, of three words and of 33."""
+    call = RawCall("leaky", direction)
+    by_name = {name: floats(len(call.operands[name]), width) for name in ("value", "row", "col")}
+    by_name["factor"] = floats(width)
+    per_block = workspace(2 * width)[0][1] // 16 * 16
+    to = {"out": ((ROWS, width), "float32"), "workspace": ((1, per_block), "uint8")}
+    if direction == "back":
+        by_name |= {name: floats(ROWS, width) for name in ("ct", "y")}
+        to |= {"out": ((COLS, width), "float32"), "to_col": ((COLS, width), "float32")}
+        to |= {name: ((1, width), "float32") for name in ("to_vector", "parts")}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: the heads are not up to 32"):
+        call(**by_name, to=to)
+
+
+@on_cuda
+@pytest.mark.parametrize("kind", WHOLE)
+def test_too_few_blocks(kind: str) -> None:
+    with pytest.raises(jax.errors.JaxRuntimeError, match="CUDA error"):
+        RawCall(kind, "whole")(to={"workspace": workspace(WIDTH, 2)})
