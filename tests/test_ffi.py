@@ -47,7 +47,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "segment_order": {"num_segments": 4},
     "relational_aggregate": {
         "transposed": False,
-        "method": "tiles",  # the way that has a kernel
+        "method": None,
         "precision": jax.lax.Precision.DEFAULT,
     },
     "typed_attention": {"heads": 1, "slope": 0.2, "keeps_scores": True},
