@@ -23,7 +23,7 @@ from benchmarks.report import OURS
 from benchmarks.workloads import Triples, relational_graphs
 
 INPUTS = ("x", "rhs")
-METHODS = ("edges", "source_pairs", "destination_pairs", "tiles")
+METHODS = ("edges", "source_pairs", "destination_pairs")
 
 LARGEST = {"cpu": 2.5e9, "gpu": 50e9}
 """Bytes that a peer's arrays beyond inputs and outputs may have: more are out of memory, of which a
@@ -120,7 +120,7 @@ def _aggregate(method: Any) -> Callable[..., Any]:
 def jax_gnn_candidates(graph: Triples, case: Case, problem: Problem) -> Iterator[Candidate]:
     """The op as users call it, which chooses a method, and each of the methods that it has."""
     for way in (None, *METHODS):
-        operands = graph.graph_for(way), graph.mean
+        operands = graph.graph, graph.mean
         yield jax_candidate(way or OURS, _aggregate(way), problem, operands, INPUTS)
 
 

@@ -40,7 +40,7 @@ GRADIENTS = {"rgat": 8, "hgt": 3}
 edges of terms that cancel at each destination, as a softmax's do: factors rounded to TF32 move them
 twice as much as the others. On AIFB at 4 heads plain JAX and this library miss alike, by 1.7e-2."""
 
-METHODS = ("source_pairs", "destination_pairs", "tiles")
+METHODS = ("source_pairs", "destination_pairs")
 FOLDED = "weights folded"
 SLOPE = 0.2
 GATE = float(1 / (1 + np.exp(-1.0)))  # of a skip connection that is not trained yet
@@ -335,7 +335,7 @@ def _candidate(
         conv = layer_of(dict(zip(weights, rest, strict=False)))
         return conv(graph, x, folded=given[0]) if given else conv(graph, x)
 
-    operands: tuple[Any, ...] = (graph.graph_for(method),)
+    operands: tuple[Any, ...] = (graph.graph,)
     if folded:
         arrays = {name: problem.inputs[name] for name in weights}
         operands += (jax.jit(lambda arrays: layer_of(dict(arrays)).folded())(arrays),)

@@ -158,15 +158,6 @@ class Triples:
             self.src, self.rel, self.dst, self.num_nodes, self.num_relations
         )
 
-    @cached_property
-    def tiled_graph(self) -> Any:
-        """The same with the part that one way needs and users have to ask for."""
-        return self.graph.with_parts("tiles")
-
-    def graph_for(self, way: str | None) -> Any:
-        """What a way is measured on; None is what is chosen for a graph as it is built."""
-        return self.tiled_graph if way == "tiles" else self.graph
-
     def by(self, ids: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
         """The order that sorts edges by ids, and where each id's edges begin."""
         return np.argsort(ids, kind="stable"), row_pointers(np.bincount(ids, minlength=size))

@@ -154,7 +154,7 @@ class RGATConv(nnx.Module):
             edge_features: Features per edge; None where edges have none.
             negative_slope: Of the LeakyReLU of additive scores.
             attention_dropout_rate: Share of the attention weights dropped in training, in [0, 1].
-            method: How it is computed: "source_pairs", "destination_pairs" or "tiles", as told in
+            method: How it is computed: "source_pairs" or "destination_pairs", as told in
                 docs/relational.md; "auto" chooses by counts.
             rngs: Source of the keys, streams "params" and "dropout".
             use_bias: See `LinearOptions`; so for all that follow.

@@ -65,7 +65,7 @@ class HeteroGraph:
         inverse: bool = False,
         inverse_prefix: str = "rev_",
         self_relation: bool = False,
-        parts: tuple[Part, ...] = ("from_pairs", "to_pairs"),
+        parts: tuple[Part, ...] = PARTS,
         validate: bool = True,
     ) -> HeteroGraph:
         """Builds a graph from edges by type, as :meth:`RelationalGraph.from_edge_dict`.

@@ -25,7 +25,6 @@ from jax_gnn._core.ids import (
     signed,
 )
 from jax_gnn._core.relations import Pairs, RelationalMatrix
-from jax_gnn._core.tiles import Tiles, build_tiles
 from jax_gnn._core.triples import (
     IntoPairs,
     OutOfPairs,
@@ -37,9 +36,8 @@ from jax_gnn._core.triples import (
 from jax_gnn.graph import Graph, check_index, check_one_dtype
 
 EdgeType = tuple[str, str, str]
-Part = Literal["from_pairs", "to_pairs", "tiles"]
+Part = Literal["from_pairs", "to_pairs"]
 PARTS: tuple[Part, ...] = get_args(Part)
-_GRAPHS: tuple[Part, ...] = ("from_pairs", "to_pairs")
 
 
 @jax.tree_util.register_dataclass
@@ -67,9 +65,6 @@ class RelationalGraph:
         pair_dst: the (destination, relation) pairs, numbered by destination, then relation. None
             where the part ``"to_pairs"`` was not built.
         into_pairs: what ``to_pairs`` has beside the arrays of ``nodes``; likewise.
-        tiles: the edges by tile of 64 destinations, relation and destination, cut into even shares
-            for a kernel that does all in one launch. None where the part ``"tiles"`` was not built.
-        t_tiles: likewise by tile of sources.
         num_relations: number of relations, those without edges included.
         node_type_sizes: how many nodes each type has, where nodes have types: they are numbered
             type by type.
@@ -97,8 +92,6 @@ class RelationalGraph:
     out_of_pairs: OutOfPairs | None = None
     pair_dst: Pairs | None = None
     into_pairs: IntoPairs | None = None
-    tiles: Tiles | None = None
-    t_tiles: Tiles | None = None
     num_relations: int = field(kw_only=True, metadata=STATIC)
     node_type_sizes: tuple[int, ...] | None = field(default=None, kw_only=True, metadata=STATIC)
     node_type_names: tuple[str, ...] | None = field(default=None, kw_only=True, metadata=STATIC)
@@ -207,7 +200,7 @@ class RelationalGraph:
         num_dst: int | None = None,
         inverse: bool = False,
         self_relation: bool = False,
-        parts: tuple[Part, ...] = _GRAPHS,
+        parts: tuple[Part, ...] = PARTS,
         validate: bool = True,
     ) -> RelationalGraph:
         """Builds a graph from edges in any order; one that is given twice counts twice.
@@ -230,8 +223,8 @@ class RelationalGraph:
             self_relation: whether to add one relation more, the last, of an edge from each node to
                 itself: a layer's weight for a node's own features. These edges were not in the
                 input.
-            parts: which of ``"from_pairs"``, ``"to_pairs"`` and ``"tiles"`` to build;
-                :meth:`with_parts` adds others.
+            parts: which of ``"from_pairs"`` and ``"to_pairs"`` to build; :meth:`with_parts` adds
+                others.
             validate: whether ids out of range in host arrays are an error.
 
         Raises:
@@ -289,7 +282,7 @@ class RelationalGraph:
         inverse: bool = False,
         inverse_prefix: str = "rev_",
         self_relation: bool = False,
-        parts: tuple[Part, ...] = _GRAPHS,
+        parts: tuple[Part, ...] = PARTS,
         validate: bool = True,
     ) -> RelationalGraph:
         """Builds a graph of several types of nodes, from edges by type as PyG and DGL have them.
@@ -374,8 +367,7 @@ class RelationalGraph:
         Works on the host and inside ``jax.jit``, where as many pairs are made as there are edges.
 
         Args:
-            parts: ``"from_pairs"``, with ``pair_src``, ``"to_pairs"``, with ``pair_dst``, and
-                ``"tiles"``, with ``t_tiles``.
+            parts: ``"from_pairs"``, with ``pair_src``, and ``"to_pairs"``, with ``pair_dst``.
 
         Raises:
             ValueError: a part is unknown, or arrays are not those of a graph that was built.
@@ -397,18 +389,6 @@ class RelationalGraph:
         if "to_pairs" in wanted and self.pair_dst is None:
             pairs, into = destination_pairs(edges, self.num_relations)
             added |= {"pair_dst": pairs, "into_pairs": into}
-        if "tiles" in wanted and self.tiles is None:
-            halves = nodes.matrix(weighted=True)
-            added |= {
-                name: build_tiles(
-                    *(half, self.edge_types),
-                    num_cols=other.num_rows,
-                    num_types=self.num_relations,
-                )
-                for name, half, other in zip(
-                    ("tiles", "t_tiles"), halves, reversed(halves), strict=True
-                )
-            }
         return replace(self, **added)
 
     def pad(
@@ -420,7 +400,6 @@ class RelationalGraph:
         num_edges: int | None = None,
         num_src_pairs: int | None = None,
         num_dst_pairs: int | None = None,
-        num_items: int | None = None,
     ) -> RelationalGraph:
         """Pads to given capacities, so that differing graphs share one compiled program.
 
@@ -433,8 +412,6 @@ class RelationalGraph:
             num_edges: capacity in edges; None leaves it.
             num_src_pairs: capacity in (source, relation) pairs; None leaves it.
             num_dst_pairs: capacity in (destination, relation) pairs; None leaves it.
-            num_items: capacity in items of ``tiles`` and of ``t_tiles``, which are cut again; None:
-                as many as there are then.
 
         Raises:
             TypeError: a capacity is not an integer.
@@ -461,20 +438,7 @@ class RelationalGraph:
             more = arguments.growth(f"num_{side}_pairs", wanted, pairs.num_pairs)
             padded |= {f"pair_{side}": pairs.pad(more, size), edges: rest.pad(new, more)}
         types = pad_ids(self.edge_types, new)
-        graph = replace(self, nodes=nodes, edge_types=types, **padded, tiles=None, t_tiles=None)
-        if self.tiles is None:
-            if num_items is not None:
-                raise ValueError(f"num_items: the graph has no part 'tiles', got {num_items}")
-            return graph
-        graph = graph.with_parts("tiles")
-        found = {name: getattr(graph, name) for name in ("tiles", "t_tiles")}
-        return replace(
-            graph,
-            **{
-                name: tiles.pad(arguments.growth("num_items", num_items, tiles.num_items))
-                for name, tiles in found.items()
-            },
-        )
+        return replace(self, nodes=nodes, edge_types=types, **padded)
 
     # --- What ops take ---------------------------------------------------------------------------
 
@@ -524,11 +488,6 @@ class RelationalGraph:
             for array in _arrays(rest):
                 length = size + 1 if "ptr" in array else nodes.num_edges
                 lengths[f"{edges}.{array}"] = (getattr(rest, array), length)
-        for side in ("tiles", "t_tiles"):
-            tiles = getattr(self, side)
-            if tiles is not None:
-                arguments.check_instance(f"{name}.{side}", tiles, Tiles)
-                _check_tiles(f"{name}.{side}", tiles, self.num_edges)
         for vector, (array, length) in lengths.items():
             dtypes[vector] = check_index(f"{name}.{vector}", array)
             if array.shape != (length,):
@@ -553,8 +512,6 @@ class RelationalGraph:
             part(self.from_pairs),
             self.pair_dst,
             part(self.to_pairs),
-            self.tiles,
-            self.t_tiles,
         )
 
     def edge_values(self, values: Any, fill_value: Any = 0) -> Array:
@@ -663,17 +620,6 @@ def _inverses(edge_types: tuple[EdgeType, ...], prefix: Any) -> tuple[EdgeType, 
     return found
 
 
-def _check_tiles(name: str, tiles: Tiles, num_edges: int) -> None:
-    want = {part: (num_edges,) for part in ("rows", "cols", "order")}
-    want["items"] = (*getattr(tiles.items, "shape", ())[:1], 4)
-    want["starts"] = getattr(tiles.starts, "shape", (0,))[:1]
-    for part, shape in want.items():
-        array = getattr(tiles, part)
-        given = getattr(array, "shape", None), getattr(array, "dtype", type(array).__name__)
-        if given[0] != shape or given[1] not in (np.int32, np.int64):
-            raise ValueError(f"{name}.{part} must be {shape} int32, got {given[0]} {given[1]}")
-
-
 def _two_rows(name: str, given: Any) -> Any:
     if isinstance(given, list | tuple) and not given:
         return given, given
@@ -700,7 +646,7 @@ def _tuples(value: Any) -> Any:
 
 
 # Exported functions that take graphs can be serialized.
-for _kind in (RelationalGraph, Pairs, OutOfPairs, IntoPairs, Tiles):
+for _kind in (RelationalGraph, Pairs, OutOfPairs, IntoPairs):
     jax.export.register_pytree_node_serialization(
         _kind,
         serialized_name=f"jax_gnn.{_kind.__name__}",

@@ -268,7 +268,6 @@ _RELATIONALS: list[Bad] = [
     ("a relation more", lambda x: replace(x, num_relations=x.num_relations + 1)),
     ("pairs only", lambda x: replace(x, out_of_pairs=None)),
     ("pairs of the other end", lambda x: replace(x, pair_dst=x.pair_src)),
-    ("other tiles", lambda x: replace(x, tiles=x.nodes)),
 ]
 _MAPPING: list[Bad] = [*ARRAYS, ("names", lambda x: ["a", "b"])]
 
@@ -290,7 +289,7 @@ _KINDS: dict[str, list[Bad]] = {
     **dict.fromkeys(("node_scale_in", "node_scale_out", "hyperedge_scale", "own_scale"), VECTOR),
     **dict.fromkeys(("implementation", "mode", "reduce", "op", "activation", "by"), CHOICE),
     **dict.fromkeys(("normalization", "hyperedge_reduce", "node_reduce", "kind", "nodes"), CHOICE),
-    **{"precision": _without(CHOICE, "an empty word"), "transpose_rhs": FLAG},
+    **{"method": CHOICE, "precision": _without(CHOICE, "an empty word"), "transpose_rhs": FLAG},
     "preferred_element_type": [*DTYPE, ("a narrower type", lambda x: "float16")],
     **{"dtype": DTYPE, "values": VALUES, "fill_value": FILL},
     **{"graph": _GRAPHS, "hypergraph": _HYPERGRAPHS},
@@ -389,7 +388,6 @@ _KINDS_OF: dict[tuple[str, str], list[Bad]] = {
         *(*FLOATS, *_WIDTHS),
         ("transposed", lambda x: np.swapaxes(x, 1, 2)),
     ],
-    ("relational_aggregate", "method"): [*CHOICE, ("without its part", lambda x: "tiles")],
     ("relational_lookup", "table"): [
         *(*FLOATS, *_WIDTHS),
         ("a source less", lambda x: x[:, 1:]),

@@ -119,7 +119,7 @@ GRAPH = Graph.from_edges(SRC, DST, num_nodes=SIZE)
 BIPARTITE = Graph.from_edges(SRC, DST, num_src=SIZE, num_dst=SIZE + 1)
 HYPERGRAPH = Hypergraph.from_incidence(SRC, DST, num_nodes=SIZE, num_hyperedges=SIZE)
 DIRECTED = Hypergraph.from_directed(SRC, DST, DST, SRC, num_nodes=SIZE, num_hyperedges=SIZE)
-RELATIONAL = RelationalGraph.from_triples(*TRIPLES).with_parts()
+RELATIONAL = RelationalGraph.from_triples(*TRIPLES)
 WITH_INVERSE = RelationalGraph.from_triples(*TRIPLES, inverse=True, self_relation=False)
 WITH_SELF = RelationalGraph.from_triples(*TRIPLES, self_relation=True)
 HETERO = HeteroGraph.from_edges(
@@ -196,7 +196,7 @@ def queries(decoder: Any, subjects: Any, relations: Any) -> Any:
 DROPS = {"attention_dropout_rate": 0.5}
 OF_RELATIONS, WITH_ATTR = {"num_relations": 2}, {"edge_features": 3}
 EPS = {"learn_eps": True, "eps": 0.3}
-METHODS = ("source_pairs", "destination_pairs", "tiles")
+METHODS = ("source_pairs", "destination_pairs")
 LAYERS = {
     "GCN": layer_case(layers.GCN, GRAPH),
     "GCN-weights": layer_case(layers.GCN, GRAPH, edge_weight=OF_EDGES),

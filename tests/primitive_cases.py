@@ -86,22 +86,14 @@ GATHER = SparseMatrix(  # five rows of four
     Csr(ids(0, 1, 3, 3, 4), ids(1, 4, 0, 2, 3), num_rows=4),
 )
 
-RELATIONAL = (
-    RelationalGraph.from_triples(
-        *(ids(0, 1, 1, 2), ids(0, 1, 1, 0), ids(2, 2, 0, 0)), num_src=3, num_dst=5, num_relations=2
-    )
-    .with_parts()
-    .matrix(weighted=True)
-)
+RELATIONAL = RelationalGraph.from_triples(
+    *(ids(0, 1, 1, 2), ids(0, 1, 1, 0), ids(2, 2, 0, 0)), num_src=3, num_dst=5, num_relations=2
+).matrix(weighted=True)
 
 # Of five nodes at either end, with four pairs of either.
-TYPED = (
-    RelationalGraph.from_triples(
-        *(ids(0, 1, 1, 2), ids(0, 1, 0, 1), ids(2, 4, 0, 0)), num_nodes=5, num_relations=2
-    )
-    .with_parts()
-    .matrix(weighted=True)
-)
+TYPED = RelationalGraph.from_triples(
+    *(ids(0, 1, 1, 2), ids(0, 1, 0, 1), ids(2, 4, 0, 0)), num_nodes=5, num_relations=2
+).matrix(weighted=True)
 
 # Operands for every primitive. A new primitive gets a line here.
 SAMPLES: dict[str, tuple[Any, ...]] = {

@@ -46,14 +46,12 @@ def random_triples(rng: np.random.Generator, scenario: str) -> Triples:
 
 
 def graph_of(triples: Triples, parts: Any = ("from_pairs", "to_pairs")) -> RelationalGraph:
-    """With room for a pair and an item an edge, so that graphs of equal sizes can be stacked."""
+    """With room for a pair an edge, so that graphs of equal sizes can be stacked."""
     src, rel, dst, num_src, num_dst = triples
     sizes = {"num_src": num_src, "num_dst": num_dst, "num_relations": RELATIONS}
     graph = RelationalGraph.from_triples(src, rel, dst, **sizes, parts=parts, validate=False)
     pairs = ("num_src_pairs", "num_dst_pairs")
     room = {name: len(src) for name in pairs if getattr(graph, name) is not None}
-    if graph.tiles is not None:
-        room["num_items"] = len(src) + max(num_src, num_dst) + 64
     return graph.pad(**room)
 
 

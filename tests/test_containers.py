@@ -35,7 +35,7 @@ def directed() -> Hypergraph:
 
 
 def relational() -> RelationalGraph:
-    return RelationalGraph.from_triples(SRC, REL, DST, SIZE, 2).with_parts()
+    return RelationalGraph.from_triples(SRC, REL, DST, SIZE, 2)
 
 
 # Containers of host arrays, and what their methods build.
@@ -53,7 +53,7 @@ MORE: dict[str, Callable[[], Any]] = {
     "padded graph": lambda: MAKE["Graph"]().pad(num_nodes=8, num_edges=9),
     "directed hypergraph": lambda: directed().with_self_loops().dual.pad(num_incidences=30),
     "nearest neighbours": lambda: Hypergraph.from_knn([[0.0], [1.0], [3.0]], 2),
-    "padded relational graph": lambda: relational().pad(num_nodes=8, num_src_pairs=9, num_items=9),
+    "padded relational graph": lambda: relational().pad(num_nodes=8, num_src_pairs=9),
     "sorted index": lambda: SegmentIndex.from_ids(np.sort(DST), SIZE),
     "plan of sizes": lambda: TypePlan.from_sizes([2, 3]),
     "values of edges": lambda: MAKE["Graph"]().pad(num_edges=9).edge_values(OF_EDGES, -1),
@@ -226,7 +226,7 @@ def test_forked_workers_build_what_the_device_has() -> None:
 def test_methods_leave_arrays_where_they_are() -> None:
     with jax_gnn.host_arrays():
         graph, typed = MAKE["Graph"](), relational()
-    for made in (graph.pad(num_edges=9).symmetrized().transpose(), typed.with_parts("tiles")):
+    for made in (graph.pad(num_edges=9).symmetrized().transpose(), typed.with_parts()):
         assert {type(array) for array in jax.tree.leaves(made)} == {np.ndarray}
     assert isinstance(graph.edge_values(jnp.ones(5)), jax.Array)
     x = np.random.default_rng(0).normal(size=(SIZE, 2)).astype(np.float32)

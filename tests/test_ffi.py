@@ -41,7 +41,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "segment_order": {"num_segments": 4},
     "relational_aggregate": {
         "transposed": False,
-        "method": "tiles",  # the way that has a kernel
+        "method": None,
         "precision": jax.lax.Precision.DEFAULT,
     },
     "segment_matmul": {

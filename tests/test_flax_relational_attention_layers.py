@@ -46,13 +46,13 @@ def triples(rng) -> tuple[np.ndarray, ...]:
 
 @pytest.fixture
 def graph(triples) -> RelationalGraph:
-    return RelationalGraph.from_triples(*triples, NUM_NODES, RELATIONS).with_parts()
+    return RelationalGraph.from_triples(*triples, NUM_NODES, RELATIONS)
 
 
 @pytest.fixture
 def typed() -> RelationalGraph:
     edges = {key: np.array(ids, np.int64).reshape(2, -1) for key, ids in EDGES.items()}
-    return RelationalGraph.from_edge_dict(edges, TYPES, inverse=True).with_parts()
+    return RelationalGraph.from_edge_dict(edges, TYPES, inverse=True)
 
 
 def features(width: int, *batch: int, rows: int = NUM_NODES) -> jax.Array:
@@ -585,7 +585,7 @@ def test_hgt_equals_pytorch_geometric(typed, heads, widths):
 
 def counts(num_nodes: int, edges: int, relations: int, sources: int, destinations: int) -> Counts:
     pairs = sources, destinations
-    return Counts(num_nodes, num_nodes, edges, relations, *pairs, 0, 0, 64, 64, 4)
+    return Counts(num_nodes, num_nodes, edges, relations, *pairs, 64, 64, 4)
 
 
 # With edges of nodes to themselves; of twins by the shares of edges that are the first of a pair.
@@ -708,9 +708,9 @@ def test_bad_calls(graph, typed, triples):
             conv(graph, features(3))
         with pytest.raises(ValueError, match="graph must have num_relations = 3, got 4"):
             make(layer, 8, 8, num_relations=3)(graph, x)
-        lacking = RelationalGraph.from_triples(*triples, NUM_NODES, RELATIONS)
-        with pytest.raises(ValueError, match="method='tiles' goes through 'tiles', which the"):
-            make(layer, 8, 8, method="tiles")(lacking, x)
+        lacking = RelationalGraph.from_triples(*triples, NUM_NODES, RELATIONS, parts=())
+        with pytest.raises(ValueError, match=r"method='source_pairs' goes through 'from_pairs', w"):
+            make(layer, 8, 8, method="source_pairs")(lacking, x)
     with pytest.raises(ValueError, match="edge_attr must be given if edge_features is"):
         make(RGATConv, 8, 8, edge_features=3)(graph, x)
     with pytest.raises(ValueError, match=r"edge_attr must have shape \(num_edges, ..., "):

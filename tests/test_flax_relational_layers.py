@@ -139,17 +139,17 @@ def test_blocks_in_full_or_apart(triples, rng, monkeypatch, own, apart):
 
 def test_choice_of_blocks():
     """Hundreds of relations with few edges each and wide features keep their blocks apart."""
-    counts = schedule.Counts(1000, 1000, 5000, 500, 4000, 4000, 0, 0, 500, 500, 4)
+    counts = schedule.Counts(1000, 1000, 5000, 500, 4000, 4000, 500, 500, 4)
     assert schedule.blocks_pay(counts)
-    counts = schedule.Counts(10**4, 10**4, 10**5, 50, 5 * 10**4, 5 * 10**4, 0, 0, 64, 64, 4)
+    counts = schedule.Counts(10**4, 10**4, 10**5, 50, 5 * 10**4, 5 * 10**4, 64, 64, 4)
     assert not schedule.blocks_pay(counts)
 
 
 def test_choice_of_bases():
     """Two bases of a thousand relations of few edges are cheaper apart, thirty of ten are not."""
-    counts = schedule.Counts(1000, 1000, 5000, 1000, 4000, 4000, 0, 0, 256, 256, 4)
+    counts = schedule.Counts(1000, 1000, 5000, 1000, 4000, 4000, 256, 256, 4)
     assert schedule.sums_by_basis_pay(counts, 2)
-    counts = schedule.Counts(10**5, 10**5, 10**7, 10, 10**5, 10**5, 0, 0, 64, 64, 4)
+    counts = schedule.Counts(10**5, 10**5, 10**7, 10, 10**5, 10**5, 64, 64, 4)
     assert not schedule.sums_by_basis_pay(counts, 30)
     assert not schedule.sums_by_basis_pay(counts, 30, lookup=True)
 

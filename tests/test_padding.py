@@ -26,7 +26,6 @@ from sorted_rows import unsorted_ops
 from jax_gnn import Graph, Hypergraph, RelationalGraph
 
 RELATIONS = 3
-PARTS = ("from_pairs", "to_pairs", "tiles")
 KINDS = {
     id(GRAPH): "graph",
     id(HYPERGRAPH): "hypergraph",
@@ -67,7 +66,7 @@ class Edges(NamedTuple):
         if kind == "hypergraph":
             sizes = {"num_nodes": self.nodes, "num_hyperedges": self.nodes}
             return Hypergraph.from_incidence(src, dst, **sizes, **options)
-        options |= {"inverse": kind == "inverse", "parts": PARTS}
+        options |= {"inverse": kind == "inverse"}
         return RelationalGraph.from_triples(src, rel, dst, self.nodes, RELATIONS, **options)
 
 

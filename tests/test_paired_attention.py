@@ -33,7 +33,7 @@ def matrix_of(rng: np.random.Generator, edges: int, extra: int = 0) -> Relationa
     src = rng.integers(NODES, size=edges)
     dst = np.where(rng.random(edges) < 0.5, 3, rng.integers(NODES // 2, size=edges))
     rel = rng.integers(RELATIONS, size=edges)
-    graph = RelationalGraph.from_triples(src, rel, dst, NODES, RELATIONS).with_parts()
+    graph = RelationalGraph.from_triples(src, rel, dst, NODES, RELATIONS)
     pairs = edges + extra  # as many whatever edges there are: graphs share programs
     padded = graph.pad(num_nodes=NODES + extra, num_edges=edges + 3 * extra, num_dst_pairs=pairs)
     return padded.matrix(weighted=True)

@@ -49,7 +49,7 @@ def graph_of(rng: np.random.Generator, edges: int, nodes: int = NODES) -> Graph:
     src, dst = rng.geometric(0.1, edges) % nodes, rng.integers(nodes - 1, size=edges)
     dst = np.where(rng.random(edges) < 0.3, 7, dst)
     rel = rng.integers(RELATIONS, size=edges)
-    graph = RelationalGraph.from_triples(src, rel, dst, nodes, RELATIONS).with_parts()
+    graph = RelationalGraph.from_triples(src, rel, dst, nodes, RELATIONS)
     assert graph.pair_src is not None
     pairs = edges + 2  # as many whatever edges there are: graphs share programs
     padded = graph.pad(num_nodes=nodes + 2, num_edges=edges + 5, num_src_pairs=pairs)

@@ -10,7 +10,6 @@
 #include "../kernels/cuda/edge_attention.h"
 #include "../kernels/cuda/edge_gradients.h"
 #include "../kernels/cuda/hypergraph_aggregate.h"
-#include "../kernels/cuda/relational_aggregate.h"
 #include "../kernels/cuda/sddmm.h"
 #include "../kernels/cuda/segment_matmul.h"
 #include "../kernels/cuda/segment_reduce.h"
@@ -18,7 +17,6 @@
 #include "attention.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
-#include "relational_aggregate.h"
 #include "sddmm.h"
 #include "segment_matmul.h"
 #include "segment_reduce.h"
@@ -118,21 +116,6 @@ struct Cuda {
         cuda::hypergraph_aggregate(stream, static_cast<int>(attributes.threads), args...));
   }
 
-  template <typename T, typename Acc>
-  static ffi::Error relational_aggregate(Context stream, const TileAttributes& attributes,
-                                         ffi::AnyBuffer workspace, const Tiles& tiles, int64_t k,
-                                         int64_t n, bool widens, Activation activation, const T* x,
-                                         const T* weights, const Acc* scales, const T* bias,
-                                         void* out) {
-    if (k > cuda::kMaxTileWidth || n > cuda::kMaxTileWidth) return invalid("rows are too wide");
-    if (static_cast<int64_t>(workspace.size_bytes()) <
-        tiles.num_shares * cuda::tile_workspace_bytes(sizeof(Acc)))
-      return invalid("the workspace is too small");
-    return status(cuda::relational_aggregate(stream, tiles, k, n, attributes.transposed,
-                                             attributes.exact, widens, activation, x, weights,
-                                             scales, bias, out, workspace.untyped_data()));
-  }
-
   template <typename Attributes, typename... Args>
   static ffi::Error segment_reduce(Context stream, const Attributes& attributes,
                                    Workspace workspace, const Args&... args) {
@@ -229,7 +212,6 @@ NB_MODULE(_cuda, m) {
         JAX_GNN_TARGET(hypergraph_aggregate),
         JAX_GNN_TARGET(leaky_scores),
         JAX_GNN_TARGET(leaky_sum),
-        JAX_GNN_TARGET(relational_aggregate),
         JAX_GNN_TARGET(sddmm),
         JAX_GNN_TARGET(sddmm_select),
         JAX_GNN_TARGET(segment_matmul),

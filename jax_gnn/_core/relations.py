@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.csr import Csr, SparseMatrix, permutation, segments
 from jax_gnn._core.ids import ids_at, namespace, pad_ids
-from jax_gnn._core.tiles import Tiles
 
 
 @jax.tree_util.register_dataclass
@@ -138,8 +137,6 @@ class RelationalMatrix:
         from_pairs: ``(num_dst, pair_src.num_pairs)``, edges from those pairs; likewise.
         pair_dst: the (destination, relation) pairs; likewise.
         to_pairs: ``(pair_dst.num_pairs, num_src)``, edges into those pairs; likewise.
-        tiles: edges in the order of tiles of destinations; likewise.
-        t_tiles: edges in the order of tiles of sources; likewise.
     """
 
     nodes: SparseMatrix
@@ -148,8 +145,6 @@ class RelationalMatrix:
     from_pairs: SparseMatrix | None = None
     pair_dst: Pairs | None = None
     to_pairs: SparseMatrix | None = None
-    tiles: Tiles | None = None
-    t_tiles: Tiles | None = None
 
     @property
     def T(self) -> RelationalMatrix:
@@ -161,6 +156,4 @@ class RelationalMatrix:
             from_pairs=None if self.to_pairs is None else self.to_pairs.T,
             pair_dst=self.pair_src,
             to_pairs=None if self.from_pairs is None else self.from_pairs.T,
-            tiles=self.t_tiles,
-            t_tiles=self.tiles,
         )

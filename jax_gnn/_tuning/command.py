@@ -199,15 +199,9 @@ def _hypergraph(args: argparse.Namespace) -> Hypergraph:
 
 
 def _relational_calls(args: argparse.Namespace) -> list[Call[Any]]:
-    """As graphs are made, and with the tiles that one way needs."""
     _ops(args, relational.OPS)
     graph = _relational(args)
-    return [
-        relational.Call(each, width, dtype)
-        for dtype in args.dtypes
-        for width in args.widths
-        for each in (graph, graph.with_parts())
-    ]
+    return [relational.Call(graph, width, dtype) for dtype in args.dtypes for width in args.widths]
 
 
 def _relational(args: argparse.Namespace) -> RelationalGraph:

@@ -2052,7 +2052,7 @@ class _Triples:
                 adds and random.chance(0.7),
                 adds and random.chance(0.7),
             ),
-            (*parts, *["tiles"] * random.chance(0.2)),
+            parts,
         )
 
     @property
@@ -2105,8 +2105,8 @@ def relational(random: Random, mode: Mode) -> Case:
     k, n = random.choice((0, 1, 3, 3, 8)), random.choice((0, 1, 2, 5, 5))
     weighted = random.chance(0.6)
     w_dtype = weight_dtype(random, mode)
-    wide = mode.x64 and "tiles" not in sizes.parts and random.chance(0.2)
-    ways = {"from_pairs": "source_pairs", "to_pairs": "destination_pairs", "tiles": "tiles"}
+    wide = mode.x64 and random.chance(0.2)
+    ways = {"from_pairs": "source_pairs", "to_pairs": "destination_pairs"}
     method = random.choice([None, "edges", *(ways[part] for part in sizes.parts)])
     transposed = random.chance(0.4)
     precision = random.choice([None, "highest"])
@@ -2161,7 +2161,6 @@ def relational(random: Random, mode: Mode) -> Case:
         ),
         *(indices, values, reference, common, accumulator(common)),
         product_unit=0.0 if exact or common.name != "float32" else 2.0**-10,
-        vmappable="tiles" not in sizes.parts,  # of which there are not always as many
     )
 
 

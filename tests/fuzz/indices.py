@@ -40,7 +40,7 @@ from op_spec import setting
 
 import jax_gnn
 from jax_gnn import schedules
-from jax_gnn._core import csr, tiles
+from jax_gnn._core import csr
 from jax_gnn._core.arrays import take
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.relations import Pairs
@@ -739,26 +739,6 @@ def type_plan(size: Size, dtype: str) -> Any:
 RELATIONS = 3
 
 
-def tiles_of(
-    draw: Draw, half: Csr, num_cols: int, graph: jax_gnn.RelationalGraph, num_shares: int = 3
-) -> tiles.Tiles:
-    """Those of a graph's edges, with room for all items there may be, or filled with anything."""
-    count, num_tiles = graph.num_edges, -(-half.num_rows // tiles.TILE_ROWS)
-    room = count + num_tiles + num_shares - 1
-    if not draw.kept:
-        items = [draw.anything(room, n) for n in (num_tiles, RELATIONS, count, count)]
-        return tiles.Tiles(
-            *(draw.anything(count, n) for n in (half.num_rows, num_cols, count)),
-            *(np.stack(items, 1), draw.anything(num_shares + 1, room)),
-            num_rows=half.num_rows,
-        )
-    types = {"num_types": RELATIONS, "num_shares": num_shares}
-    built = tiles.build_tiles(half, graph.edge_types, num_cols=num_cols, **types)
-    padding = np.full((room, 4), [-1, 0, count, count], np.int32)
-    items = np.concatenate([built.items, padding[len(built.items) :]])
-    return dataclasses.replace(built, items=items)
-
-
 def relational(draw: Draw, size: Size, parts: tuple[Any, ...]) -> jax_gnn.RelationalGraph:
     """Built from ids of which many are padding, or filled with anything; with a pair an edge."""
     num_src, num_dst, count = size.cols, size.rows, size.entries
@@ -795,12 +775,6 @@ def relational(draw: Draw, size: Size, parts: tuple[Any, ...]) -> jax_gnn.Relati
             num_relations=RELATIONS,
             **built,
         )
-    if "tiles" in parts:
-        there, back = graph.nodes.matrix(weighted=True)
-        halves = {"tiles": (there, back.num_rows), "t_tiles": (back, there.num_rows)}
-        graph = dataclasses.replace(
-            graph, **{name: tiles_of(draw, *half, graph) for name, half in halves.items()}
-        )
     return graph
 
 
@@ -809,7 +783,6 @@ METHODS = {
     "by_edges": ("edges", ("from_pairs", "to_pairs")),
     "by_source_pairs": ("source_pairs", ("from_pairs", "to_pairs")),
     "by_destination_pairs": ("destination_pairs", ("from_pairs", "to_pairs")),
-    "by_tiles": ("tiles", ("from_pairs", "to_pairs", "tiles")),
 }
 
 

@@ -26,7 +26,7 @@ from jax_gnn._ops.segment_reduce.primitive import gather, reduce_messages
 from jax_gnn.relational import RelationalGraph
 
 # The parts that a method goes through.
-_NEEDS = {"source_pairs": "from_pairs", "destination_pairs": "to_pairs", "tiles": "tiles"}
+_NEEDS = {"source_pairs": "from_pairs", "destination_pairs": "to_pairs"}
 
 
 @public
@@ -47,10 +47,10 @@ def relational_aggregate(
     propagation of R-GCN (Schlichtkrull et al., ESWC 2018, equation 2). Linear in ``x``, ``rhs`` and
     ``weight``, with exact derivatives of any order to each.
 
-    There are several methods, which differ in what they move: by edge; by the pairs of a source and
-    a relation that occur, a product for each, whose rows edges gather; by those of a destination
-    and a relation, edges being summed up first; or by tiles of destinations. Which one is fastest
-    follows from how many of these there are. Derivatives take the methods that are best for them.
+    There are three methods, which differ in what they move: by edge; by the pairs of a source and
+    a relation that occur, a product for each, whose rows edges gather; or by those of a destination
+    and a relation, edges being summed up first. Which one is fastest follows from how many of these
+    there are. Derivatives take the methods that are best for them.
 
     Args:
         graph: the graph, with at least one of its parts.
@@ -60,8 +60,8 @@ def relational_aggregate(
         weight: ``(num_edges,)`` in the graph's order of edges (`RelationalGraph.edge_values`); None
             means ones.
         transpose_rhs: whether the weights of relations are given transposed.
-        method: ``"edges"``, ``"source_pairs"``, ``"destination_pairs"`` or ``"tiles"`` demands one
-            method, and of derivatives its mirror image; None chooses by counts.
+        method: ``"edges"``, ``"source_pairs"`` or ``"destination_pairs"`` demands one method, and
+            of derivatives its mirror image; None chooses by counts.
         precision: of products in float32, as in :func:`jax_gnn.segment_matmul`.
         implementation: see :func:`jax_gnn.implementation`.
 

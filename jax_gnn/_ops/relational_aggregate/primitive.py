@@ -2,8 +2,8 @@
 
 It is linear in the features, the weights of relations and those of edges. Its transpose in the
 features is itself over the reversed edges with the weights transposed; what it is in the others
-is put together of segmented products and sums. What both gradients sum up by pair is the same
-expression, which XLA computes once.
+is put together of segmented products and sums, as is the sum itself: no platform has a kernel for
+it. What both gradients sum up by pair is the same expression, which XLA computes once.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ import jax
 from jax import Array
 
 from jax_gnn._core.batching import batch_apart
-from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._core.op import Bind, Op, define
 from jax_gnn._core.relations import RelationalMatrix
 from jax_gnn._ops.relational_aggregate import xla
 from jax_gnn._ops.relational_aggregate.schedule import (
     FAMILY,
     TRANSPOSED_METHOD,
     Method,
-    chosen,
     chosen_for_gradients,
 )
-from jax_gnn._ops.relational_aggregate.tiles import tiles_call
 
 
 class Relations(NamedTuple):
@@ -49,21 +47,6 @@ def _result(operands: Relations, *, transposed: bool, **attributes: Any) -> jax.
     return jax.ShapeDtypeStruct(shape, operands.x.dtype)
 
 
-def _call(
-    platform: str, operands: Relations, *, transposed: bool, method: Method | None, precision: Any
-) -> Call | None:
-    """Of the one kernel that does all; the other methods are other primitives."""
-    del platform
-    if method is None:
-        method = chosen(
-            xla.counts(operands.x, operands.rhs, operands.matrix, transposed=transposed)
-        )
-    if method != "tiles":
-        return None
-    dtype = operands.x.dtype
-    return tiles_call(operands, transposed=transposed, precision=precision, dtype=dtype)
-
-
 def _flops(operands: Relations, *, transposed: bool, **attributes: Any) -> int:
     """Of the fewest products that the parts at hand allow; sums are few beside them."""
     del attributes
@@ -75,10 +58,9 @@ def _flops(operands: Relations, *, transposed: bool, **attributes: Any) -> int:
 def _gradient_methods(bind: Bind, operands: Relations, x: Any, rhs: Any) -> tuple[Method, Method]:
     """The methods for the gradients of x and of rhs, of which one is known by its aval."""
     method = bind.attributes["method"]
-    if method in (None, "tiles"):
+    if method is None:
         counts = xla.counts(x, rhs, operands.matrix, transposed=bind.attributes["transposed"])
-        to_x, to_rhs = chosen_for_gradients(counts)
-        return method or to_x, to_rhs
+        return chosen_for_gradients(counts)
     return TRANSPOSED_METHOD[method], method
 
 
@@ -119,8 +101,7 @@ relational_aggregate = define(
         operands=Relations,
         result=_result,
         xla=xla.relational_aggregate,
-        platforms=("cuda",),
-        call=_call,
+        platforms=(),
         transpose={"x": _transpose_x, "rhs": _transpose_rhs, "weight": _transpose_weight},
         batch=batch_apart,
         flops=_flops,

@@ -2,8 +2,7 @@
 
 What is known of a graph when a computation is compiled are the lengths of its arrays. They say how
 many bytes each launch of a method moves, how many of them miss L2, and how much it multiplies: the
-largest of the three decides, but of tiles, whose kernel is bound by its instructions. The rates are
-those measured on an H200.
+largest of the three decides. The rates are those measured on an H200.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 from jax_gnn._core.schedule import L2_BYTES, Family, define_family
 
-Method = Literal["edges", "source_pairs", "destination_pairs", "tiles"]
+Method = Literal["edges", "source_pairs", "destination_pairs"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
 # The method of the transpose that needs the same parts.
@@ -25,10 +24,6 @@ TRANSPOSED_METHOD: dict[Method, Method] = {
 
 _MEMORY, _CACHE, _FLOPS = 4.28e6, 9e6, 360e6  # bytes, bytes and operations in a microsecond
 _LAUNCH, _WAIT = 1.7, 4.0  # microseconds of a launch, and more of one that waits for another
-_TILE = 64  # destinations
-# Of the kernel of tiles: microseconds that it takes at least, and for a million edges of 64
-# features; as many edges take as long as a product of a tile and 64 by 64 weights.
-_TILES_LEAST, _TILES_MILLION, _TILES_PRODUCT = 15.0, 45.0, 160
 _EDGE_BYTES, _ID_BYTES = 12, 4  # both ids of an edge and its weight; a row's id
 
 
@@ -42,8 +37,6 @@ class Counts(NamedTuple):
         relations: Number of relations.
         source_pairs: Number of (source, relation) pairs, at least 1; 0: that part is not there.
         destination_pairs: Number of (destination, relation) pairs; likewise.
-        tiles: Number of (tile of destinations, relation) combinations; likewise.
-        t_tiles: Number of (tile of sources, relation) combinations; likewise.
         k: Features of a source.
         n: Features of a destination.
         itemsize: Bytes of a feature.
@@ -55,8 +48,6 @@ class Counts(NamedTuple):
     relations: int
     source_pairs: int
     destination_pairs: int
-    tiles: int
-    t_tiles: int
     k: int
     n: int
     itemsize: int
@@ -66,8 +57,7 @@ class Counts(NamedTuple):
         """Of the transpose: all edges reversed, and the weights."""
         return Counts(
             *(self.num_dst, self.num_src, self.edges, self.relations),
-            *(self.destination_pairs, self.source_pairs, self.t_tiles, self.tiles),
-            *(self.n, self.k, self.itemsize),
+            *(self.destination_pairs, self.source_pairs, self.n, self.k, self.itemsize),
         )
 
 
@@ -75,7 +65,7 @@ class RelationalSchedule(NamedTuple):
     """How a sum of products by relation is taken.
 
     Attributes:
-        method: ``"edges"``, ``"source_pairs"``, ``"destination_pairs"`` or ``"tiles"``, see
+        method: ``"edges"``, ``"source_pairs"`` or ``"destination_pairs"``, see
             :func:`jax_gnn.relational_aggregate`.
     """
 
@@ -179,12 +169,6 @@ def expected(c: Counts) -> dict[Method, float]:
             between(pairs, p.k) + multiplied(c, pairs) + between(pairs, p.n),
             between(pairs, p.n) + result,
         )
-    if c.tiles:
-        weights = Launch(p.rhs, c.tiles * c.k * c.n * c.itemsize, 2 * c.tiles * _TILE * c.k * c.n)
-        moved = in_turn(edges + gathered(c.edges, p.k, c.num_src) + weights + result)
-        depth, columns = -(-c.k // 64), -(-c.n // 64)
-        work = depth * (c.edges + _TILES_PRODUCT * columns * c.tiles)
-        found["tiles"] = max(moved, _TILES_LEAST + _TILES_MILLION * work / 1e6)
     return found
 
 

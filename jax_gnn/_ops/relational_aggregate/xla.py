@@ -14,7 +14,6 @@ from jax_gnn._core.arrays import accumulator_dtype, column, promoted, take
 from jax_gnn._core.csr import Csr, SparseMatrix, entrywise, permutation
 from jax_gnn._core.ids import PADDING, ids_at, in_range, index_dtype, row_starts
 from jax_gnn._core.relations import Pairs, RelationalMatrix
-from jax_gnn._core.tiles import Tiles
 from jax_gnn._ops.relational_aggregate.schedule import Counts, Method, chosen
 from jax_gnn._ops.segment_matmul import primitive as products
 from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce, total
@@ -36,16 +35,10 @@ def counts(x: Any, rhs: Any, matrix: RelationalMatrix, *, transposed: bool) -> C
         relations=num_relations,
         source_pairs=pairs_of(matrix.pair_src),
         destination_pairs=pairs_of(matrix.pair_dst),
-        tiles=_items_of(matrix.tiles),
-        t_tiles=_items_of(matrix.t_tiles),
         k=n if transposed else k,
         n=k if transposed else n,
         itemsize=np.dtype(x.dtype).itemsize,
     )
-
-
-def _items_of(tiles: Tiles | None) -> int:
-    return 0 if tiles is None else _at_least_one(tiles.items.shape[0])
 
 
 def _at_least_one(size: Any) -> Any:
@@ -66,9 +59,8 @@ def relational_aggregate(
     precision: Any,
     implementation: str | None = None,
 ) -> Array:
-    if method in (None, "tiles"):  # tiles are for a kernel
-        found = counts(x, rhs, matrix, transposed=transposed)
-        method = chosen(found._replace(tiles=0, t_tiles=0))
+    if method is None:
+        method = chosen(counts(x, rhs, matrix, transposed=transposed))
     options = {"precision": precision, "implementation": implementation}
     if method == "edges":
         return _by_edge(x, rhs, weight, matrix, transposed=transposed, **options)
@@ -173,7 +165,7 @@ def gradient_to_weight(
     """``(edges,)``: the dot of each edge's product and the cotangent of its destination."""
     options = {"precision": precision, "implementation": implementation}
     c = counts(x, rhs, matrix, transposed=transposed)
-    if method in (None, "tiles"):  # the fewer numbers of products
+    if method is None:  # the fewer numbers of products
         method = "edges"
         if c.source_pairs or c.destination_pairs:
             by_source = c.source_pairs * c.n < c.destination_pairs * c.k or not c.destination_pairs

@@ -4,7 +4,7 @@ By source pair, rows are multiplied with their relation's weights once for each 
 relation), and edges gather the products. By destination pair, all that is linear in the source is
 left until after the reduction: edges gather nodes' own features, which are summed under the softmax
 of each (destination, relation); the softmax of those softmaxes' logarithms over a destination says
-what each pair counts. By tiles, the softmax's weights are those of a sum of products by relation.
+what each pair counts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -24,13 +23,11 @@ from jax_gnn._ops.attention.primitive import attend
 from jax_gnn._ops.attention.scores import Dots, Given, Typed, typed_dots
 from jax_gnn._ops.attention.sums import shares
 from jax_gnn._ops.attention.xla import ends, leaky
-from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
 from jax_gnn._ops.relational_aggregate.xla import counts
 from jax_gnn._ops.relational_attention.paired import paired_attention
 from jax_gnn._ops.relational_attention.primitive import (
     Projections,
     each_head,
-    heads_first,
     numbers_of_destinations,
     numbers_of_pairs,
     part,
@@ -44,14 +41,13 @@ from jax_gnn._ops.relational_attention.schedule import (
     dense_scores_pay,
     scores_by_edge_pay,
 )
-from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce
+from jax_gnn._ops.segment_reduce.primitive import gather, segment_reduce
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn.relational import Part, RelationalGraph
 
 _NEEDS: dict[str, tuple[tuple[Part, ...], tuple[Part, ...]]] = {
     "source_pairs": (("from_pairs", "to_pairs"), ("from_pairs",)),
     "destination_pairs": (("from_pairs", "to_pairs"), ("to_pairs",)),
-    "tiles": (("from_pairs", "to_pairs", "tiles"), ("to_pairs", "tiles")),
 }
 """The parts of a graph that a method goes through: where ends have numbers, and where keys."""
 
@@ -183,29 +179,6 @@ class TypedEdges:
         matrix = self.pair_dst.node_segments
         heads = 1 if share is None else share.shape[1]
         return segment_reduce(z, share, matrix, reduce="sum", heads=heads)
-
-    def by_tiles(self, x: Array, rows: Rows, weight: Array) -> Array:
-        """The sum of products by relation with weights of edges, ``(edges, heads)``."""
-        heads = weight.shape[1]
-        own = heads_first(each_head(x, rows.kernel.shape[1] * heads), heads)
-
-        def of_head(x: Array, rows: Rows, weight: Array) -> Array:
-            options: Any = {"transposed": False, "precision": self.precision}
-            y = relational_aggregate(
-                *(x, rows.kernel, weight, self.matrix), method="tiles", **options
-            )
-            if rows.bias is None:
-                return y
-            one, bias = jnp.ones((len(x), 1), x.dtype), rows.bias[:, None, :]
-            return y + relational_aggregate(
-                *(one, bias, weight, self.matrix), method=None, **options
-            )
-
-        parts = [
-            of_head(own[head], jax.tree.map(lambda a, i=head: heads_first(a, heads)[i], rows), each)
-            for head, each in enumerate(weight.T)
-        ]
-        return parts[0] if heads == 1 else jnp.concatenate(parts, axis=1)
 
     # --- Numbers of both ends ------------------------------------------------------------------
 
@@ -352,10 +325,6 @@ def attend_by_numbers(
     if method == "source_pairs":
         return typed.by_source_pairs(x, kernel, vectors, scores)
     score = scores.of(*typed.numbers(x, vectors.both))
-    if method == "tiles":
-        weight = typed.shares(score, within=scores.within)
-        weight = weight if scores.scale is None else weight * scores.scale.astype(weight.dtype)
-        return typed.by_tiles(x, rows, weight)
     scale = None if scores.scale is None else scores.scale.astype(score.dtype)
     value, into = each_head(x, heads * x.shape[1]), part(typed.matrix.to_pairs)
     sums, stats = attend(value, Given(score), scale, into, heads=heads)
@@ -427,11 +396,6 @@ def attend_by_keys(
     if folded.shift is not None:
         shift = typed.of_destinations(query, folded.shift, acc)
     keys = each_head(key, queries.shape[1])
-    if method == "tiles":
-        into = part(typed.matrix.to_pairs)
-        score = sddmm(queries, keys, into, heads=heads)
-        score = score if shift is None else score + gather(shift, ends(into)[0])
-        return typed.by_tiles(value, folded.value, typed.shares(score, within=False))
     same = value is key
     values = keys if same else each_head(value, heads * folded.value.kernel.shape[1])
     return paired_attention(

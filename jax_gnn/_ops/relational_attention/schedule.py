@@ -19,9 +19,8 @@ from jax_gnn._ops.relational_aggregate.schedule import (
     multiplied,
     once,
 )
-from jax_gnn._ops.relational_aggregate.schedule import expected as expected_of_sums
 
-Method = Literal["source_pairs", "destination_pairs", "tiles"]
+Method = Literal["source_pairs", "destination_pairs"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
 _IDS, _ID, _SCORE, _SECTOR = 8, 4, 4, 32
@@ -71,11 +70,6 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Method, float]:
         product = wide + multiplied(c, pairs) + between(pairs, n)
         last = between(pairs, n) + shares + result
         found["destination_pairs"] = in_turn(*before, ids + rows + wide, shares, product, last)
-        if c.tiles:
-            softmax = ids + scores + scores
-            weighted = [ids + rows + scores, softmax] if dots else [softmax]
-            by_head = expected_of_sums(c._replace(n=c.n // heads))["tiles"]
-            found["tiles"] = in_turn(*before, *weighted) + heads * by_head
     return found
 
 
