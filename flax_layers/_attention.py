@@ -17,9 +17,7 @@ from flax_layers._base import (
     check_rates,
 )
 from jax_gnn import Hypergraph, additive_attention
-from jax_gnn._core.arguments import check_number
-from jax_gnn._core.arrays import lead, take
-from jax_gnn._ops.hypergraph_aggregate.api import Side
+from jax_gnn.extend import Side, check_number, lead, take
 
 attention_init = nnx.initializers.glorot_uniform()
 

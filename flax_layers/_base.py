@@ -18,16 +18,17 @@ from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn import Graph, Hypergraph, segment_matmul
-from jax_gnn._core.arguments import (
+from jax_gnn.extend import (
     as_array,
+    at_most,
     check_choice,
     check_instance,
     check_integer,
     check_number,
     check_real,
+    lead,
+    spread,
 )
-from jax_gnn._core.arrays import lead, spread
-from jax_gnn._core.ids import at_most
 
 Activation = Literal["relu"]  # what kernels may do after a convolution
 

@@ -29,9 +29,7 @@ from flax_layers._base import (
     normalized,
 )
 from jax_gnn import Hypergraph, hyperedge_to_node, node_to_hyperedge
-from jax_gnn._core.arguments import check_choice, check_instance, check_number
-from jax_gnn._core.arrays import promoted
-from jax_gnn._ops.hypergraph_aggregate.api import Side
+from jax_gnn.extend import Side, check_choice, check_instance, check_number, promoted
 
 SetAggregation = Literal["sum", "mean"]
 

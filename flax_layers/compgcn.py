@@ -25,11 +25,18 @@ from flax_layers._base import (
 from flax_layers.graph import glorot_init
 from flax_layers.relational import each_of
 from jax_gnn import Graph, RelationalGraph, spmm
-from jax_gnn._core.arguments import check_choice, check_flag, check_instance
-from jax_gnn._core.arrays import accumulator_dtype, lead
-from jax_gnn._core.csr import segments
-from jax_gnn._core.ids import in_range, row_starts
-from jax_gnn._ops.segment_reduce.primitive import gather, total
+from jax_gnn.extend import (
+    accumulator_dtype,
+    check_choice,
+    check_flag,
+    check_instance,
+    gather,
+    in_range,
+    lead,
+    row_starts,
+    segments,
+    total,
+)
 
 Composition = Literal["sub", "mult", "corr"]
 CompGCNNorm = Literal["symmetric", "mean", "sum"]

@@ -30,8 +30,7 @@ from flax_layers._base import (
     unit_rows,
 )
 from jax_gnn import Graph, segment_sum, spmm
-from jax_gnn._core.arguments import check_choice, check_instance, check_number
-from jax_gnn._core.arrays import spread
+from jax_gnn.extend import check_choice, check_instance, check_number, spread
 
 Aggregation = Literal["mean", "max", "sum"]
 

@@ -36,7 +36,7 @@ from flax_layers._base import (
 )
 from flax_layers.graph import glorot_init
 from jax_gnn import Graph, additive_attention, dot_attention, gatv2_attention, segment_mean
-from jax_gnn._core.arguments import check_flag, check_instance
+from jax_gnn.extend import check_flag, check_instance
 
 Rngs = nnx.Rngs | nnx.RngStream | Array | None
 

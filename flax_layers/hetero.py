@@ -24,13 +24,7 @@ from flax_layers._base import (
 from flax_layers.graph import SAGEConv
 from flax_layers.relational import over_batch
 from jax_gnn import HeteroGraph, RelationalGraph, relational_aggregate, segment_matmul, spmm
-from jax_gnn._core.arguments import (
-    as_array,
-    check_choice,
-    check_instance,
-    check_integer,
-    described,
-)
+from jax_gnn.extend import as_array, check_choice, check_instance, check_integer, described
 from jax_gnn.hetero import EdgeType
 
 Across = Literal["sum", "mean", "max", "min", "concat", "stack"]

@@ -19,8 +19,7 @@ from flax_layers._base import (
     check_vector,
 )
 from jax_gnn import Hypergraph, HypergraphNorm, hypergraph_aggregate
-from jax_gnn._core.arguments import check_choice
-from jax_gnn._ops.hypergraph_aggregate.api import Normalization
+from jax_gnn.extend import Normalization, check_choice
 
 
 class HGNNConv(Convolution):

@@ -22,8 +22,7 @@ from jax_gnn import (
     node_to_hyperedge,
     sddmm,
 )
-from jax_gnn._core.arguments import check_choice
-from jax_gnn._ops.hypergraph_aggregate.api import Side
+from jax_gnn.extend import Side, check_choice
 
 Degrees = Literal["ones", "attention"]
 

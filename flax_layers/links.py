@@ -16,7 +16,8 @@ from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers._base import check_positive, check_rates, dropout_arguments, normalized
 from flax_layers.compgcn import CompGCN
-from jax_gnn._core.arguments import (
+from jax_gnn.extend import (
+    STATIC,
     as_ids,
     check_callable,
     check_choice,
@@ -27,7 +28,6 @@ from jax_gnn._core.arguments import (
     is_real,
     to_numpy,
 )
-from jax_gnn._core.arrays import STATIC
 
 embedding_init = nnx.initializers.glorot_normal()
 

@@ -23,10 +23,15 @@ from flax_layers._base import (
 )
 from flax_layers.graph import glorot_init
 from jax_gnn import RelationalGraph, relational_aggregate, relational_lookup, spmm
-from jax_gnn._core.arguments import check_choice, check_instance
-from jax_gnn._core.arrays import accumulator_dtype
-from jax_gnn._ops.relational_aggregate.api import counts_of, of_relations
-from jax_gnn._ops.relational_aggregate.schedule import blocks_pay, sums_by_basis_pay
+from jax_gnn.extend import (
+    accumulator_dtype,
+    blocks_pay,
+    check_choice,
+    check_instance,
+    counts_of,
+    of_relations,
+    sums_by_basis_pay,
+)
 
 Norm = Literal["mean", "sum"]
 

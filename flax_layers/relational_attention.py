@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -36,47 +36,30 @@ from flax_layers.relational import (
     kernel_shape,
     over_batch,
 )
-from jax_gnn import RelationalGraph, segment_matmul
-from jax_gnn._core.arguments import (
+from jax_gnn import (
+    HGTWeights,
+    RelationalGraph,
+    RGATWeights,
+    hgt_attention,
+    rgat_attention,
+    segment_matmul,
+)
+from jax_gnn.extend import (
+    METHODS,
+    Method,
+    RelationMaps,
     as_array,
     check_choice,
     check_distinct,
     check_flag,
     check_instance,
     check_number,
+    lead,
 )
-from jax_gnn._core.arrays import lead
-from jax_gnn._ops.relational_attention import schedule
-from jax_gnn._ops.relational_attention.methods import (
-    Folded,
-    Rows,
-    Scores,
-    Vectors,
-    attend_by_keys,
-    attend_by_numbers,
-    choose_method,
-)
-from jax_gnn._ops.segment_matmul.api import precision_level
 
 Attention = Literal["additive", "multiplicative"]
 Softmax = Literal["across", "within"]
-Method = Literal["auto"] | schedule.Method
 Features = ArrayLike | Mapping[str, ArrayLike]
-
-METHODS: tuple[str, ...] = ("auto", *schedule.METHODS)
-
-
-class FoldedRGAT(NamedTuple):
-    """What `RGATConv` makes of its weights before it looks at nodes.
-
-    Attributes:
-        kernel: ``(num_relations, in_features, heads · width)``.
-        vectors: What scores are made with: those of sources' attention, and the kernel times those
-            of destinations' and of both.
-    """
-
-    kernel: Array
-    vectors: Vectors
 
 
 class RGATConv(nnx.Module):
@@ -223,7 +206,7 @@ class RGATConv(nnx.Module):
         self.param_dtype = param_dtype
         self.precision = precision
 
-    def folded(self, dtype: DTypeLike | None = None) -> FoldedRGAT:
+    def folded(self, dtype: DTypeLike | None = None) -> RGATWeights:
         """What is made of the weights alone: for inference, computed once and passed to calls.
 
         Args:
@@ -236,15 +219,7 @@ class RGATConv(nnx.Module):
             kernel = jnp.tensordot(mixture, kernel, 1, precision=self.precision)
         if self.num_blocks is not None:
             kernel = block_diagonal(kernel)
-        by_head = _split(kernel, self.heads)
-        of_dst = jnp.sum(by_head * dst[:, None], -1).swapaxes(1, 2)
-        # A choice in place of a stack is part of the sum, no launch of its own. What the method has
-        # no use for, this or the above, is dead code.
-        is_dst = (np.arange(2) == 0)[:, None, None]
-        both = jnp.where(is_dst, dst[:, None], src[:, None])
-        of_both = jnp.sum(by_head.swapaxes(1, 2)[:, None] * both[..., None, :], axis=-1)
-        of_both = of_both.reshape(len(kernel), 2 * self.heads, self.in_features)
-        return FoldedRGAT(kernel, Vectors(src, of_dst, of_both))
+        return RGATWeights.of(kernel, dst, src)
 
     def __call__(
         self,
@@ -252,7 +227,7 @@ class RGATConv(nnx.Module):
         x: ArrayLike,
         edge_attr: ArrayLike | None = None,
         *,
-        folded: FoldedRGAT | None = None,
+        folded: RGATWeights | None = None,
         deterministic: bool | None = None,
         rngs: Rngs = None,
     ) -> Array:
@@ -284,26 +259,24 @@ class RGATConv(nnx.Module):
             )
         if folded is None:
             folded = self.folded(dtypes.canonicalize_dtype(x, self.kernel[...], dtype=self.dtype))
-        operands: tuple[Array, FoldedRGAT] = _promoted((x, folded), self.dtype)
-        x, (kernel, vectors) = operands
-        method = choose_method(graph, self.method, kernel, self.heads, dots=False)
-        scores = Scores(
-            self.attention == "multiplicative",
-            self.negative_slope,
-            None if edge_attr is None else self._of_edges(graph, edge_attr, x.dtype),
-            self.softmax == "within",
-            dropped(
-                *(self.attention_dropout, graph.num_edges, self.heads),
-                dropout_arguments(deterministic, rngs),
+        operands: tuple[Array, RGATWeights] = _promoted((x, folded), self.dtype)
+        x, weights = operands
+        count = graph.num_edges, self.heads
+        options: Any = {
+            "negative_slope": self.negative_slope,
+            "multiplicative": self.attention == "multiplicative",
+            "within_relations": self.softmax == "within",
+            "edge_scale": dropped(
+                self.attention_dropout, *count, dropout_arguments(deterministic, rngs)
             ),
-        )
+            "method": self.method,
+            "precision": self.precision,
+        }
+        if edge_attr is not None:
+            options["edge_bias"] = self._of_edges(graph, edge_attr, x.dtype)
 
         def attend(x: Array) -> Array:
-            return attend_by_numbers(
-                *(graph.check(), x, kernel, vectors, scores),
-                method=method,
-                precision=precision_level(self.precision),
-            )
+            return rgat_attention(graph, x, weights, **options).reshape(graph.num_nodes, -1)
 
         y = over_batch(attend, x)
         if not self.concat:
@@ -485,7 +458,7 @@ class HGTConv(nnx.Module):
         """Whether keys times queries' maps meet x itself: rows as wide as values, of one head."""
         return self.heads == 1 and not self.use_bias and set(self.widths) == {self.out_features}
 
-    def folded(self, dtype: DTypeLike | None = None) -> Folded:
+    def folded(self, dtype: DTypeLike | None = None) -> HGTWeights:
         """What is made of the weights alone: for inference, computed once and passed to calls.
 
         Args:
@@ -504,17 +477,9 @@ class HGTConv(nnx.Module):
         values = dtypes.promote_dtype(tuple(named.values()), dtype=dtype or self.dtype)
         p: dict[str, Any] = dict(zip(named, values, strict=True))
         depth = self.out_features // self.heads
-        attention = p["attention"] * (p["prior"] / math.sqrt(depth))[..., None, None]
         if not self._one_width:
-            key, value, query = (
-                each.transpose(0, *axes).reshape(self.num_relations, depth, self.out_features)
-                for each, axes in (
-                    (attention, (2, 1, 3)),
-                    (p["message"], (2, 1, 3)),
-                    (attention, (3, 1, 2)),
-                )
-            )
-            return Folded(Rows(key), Rows(value), Rows(query), None)
+            return HGTWeights.of(p["attention"], p["message"], p["prior"])
+        attention = p["attention"] * (p["prior"] / math.sqrt(depth))[..., None, None]
 
         def times(a: Array | None, b: Array | None) -> Any:
             return None if a is None or b is None else jnp.matmul(a, b, precision=self.precision)
@@ -541,14 +506,16 @@ class HGTConv(nnx.Module):
         queries = of_ends("query", 1), of_ends("query_bias", 1)
         meet = (None if each is None else each.swapaxes(-1, -2) for each in found["key"])
         query, shift = ([times(each, other) for each in queries] for other in meet)
-        return Folded(
+        return HGTWeights(
             _side_by_side(*found["key"]),
             _side_by_side(*found["value"]),
             _side_by_side(*query),
             None if shift[0] is None else _side_by_side(*shift),
         )
 
-    def __call__(self, graph: RelationalGraph, x: Features, *, folded: Folded | None = None) -> Any:
+    def __call__(
+        self, graph: RelationalGraph, x: Features, *, folded: HGTWeights | None = None
+    ) -> Any:
         """Applies the convolution.
 
         Args:
@@ -653,7 +620,7 @@ class HGTConv(nnx.Module):
     # --- The computation -------------------------------------------------------------------------
 
     def _of_nodes(
-        self, graph: RelationalGraph, x: Array, sizes: tuple[int, ...], folded: Folded | None
+        self, graph: RelationalGraph, x: Array, sizes: tuple[int, ...], folded: HGTWeights | None
     ) -> Array:
         """Of one array of nodes: keys and values go from x by pair."""
         # Maps of queries and keys were multiplied beforehand; here a product of nodes is as much.
@@ -661,12 +628,10 @@ class HGTConv(nnx.Module):
         folded = self._folded(x) if folded is None else folded
         operands = x, self.query[...], _value(self.query_bias), folded
         x, query, bias, folded = _promoted(operands, self.dtype)
-        method = self._chosen_method(graph, folded)
-        made = method == "source_pairs" and not of_keys
 
         def of_nodes(x: Array) -> Array:
-            queries = self._typed(x, query, bias, sizes) if made else x
-            y = self._attend(graph, x, x, queries, folded, method, made=made)
+            made = None if of_keys else self._typed(x, query, bias, sizes)
+            y = self._attend(graph, x, x, x, folded, made_query=made, keys_take_queries=of_keys)
             return self._finish(y, x if x.shape[1] == y.shape[1] else None, sizes)
 
         return over_batch(of_nodes, x)
@@ -676,7 +641,7 @@ class HGTConv(nnx.Module):
         graph: RelationalGraph,
         x: dict[str, Array],
         sizes: tuple[int, ...],
-        folded: Folded | None,
+        folded: HGTWeights | None,
     ) -> Array:
         """Of types of different widths: keys, values and queries are nodes' own first."""
         folded = self._folded(*x.values()) if folded is None else folded
@@ -685,7 +650,6 @@ class HGTConv(nnx.Module):
             for name in ("key", "value", "query")
         ]
         x, params, folded = _promoted((x, params, folded), self.dtype)
-        method = self._chosen_method(graph, folded)
 
         def of_types(kernels: dict[str, Array], bias: Array | None) -> Array:
             parts = [
@@ -698,7 +662,7 @@ class HGTConv(nnx.Module):
             return _with_padding(parts, graph.num_nodes)
 
         def of_nodes(key: Array, value: Array, query: Array, own: Array) -> Array:
-            y = self._attend(graph, key, value, query, folded, method)
+            y = self._attend(graph, query, key, value, folded)
             return self._finish(y, own, sizes)
 
         own = [
@@ -709,31 +673,27 @@ class HGTConv(nnx.Module):
         found = [of_types(*each) for each in params]
         return over_batch(of_nodes, *found, _with_padding(own, graph.num_nodes))
 
-    def _folded(self, *x: Array) -> Folded:
+    def _folded(self, *x: Array) -> HGTWeights:
         """In the dtype of the computation with such features."""
         return self.folded(dtypes.canonicalize_dtype(*x, self.attention[...], dtype=self.dtype))
-
-    def _chosen_method(self, graph: RelationalGraph, folded: Folded) -> schedule.Method:
-        return choose_method(graph, self.method, folded.value.kernel, self.heads, dots=True)
 
     def _attend(
         self,
         graph: RelationalGraph,
+        query: Array,
         key: Array,
         value: Array,
-        query: Array,
-        folded: Folded,
-        method: schedule.Method,
-        *,
-        made: bool = True,
+        folded: HGTWeights,
+        **options: Any,
     ) -> Array:
-        return attend_by_keys(
-            *(graph.check(), key, value, query, folded),
+        y = hgt_attention(
+            *(graph, query, key, value, folded),
+            **options,
             heads=self.heads,
-            method=method,
-            precision=precision_level(self.precision),
-            made=made,
+            method=self.method,
+            precision=self.precision,
         )
+        return y.reshape(graph.num_nodes, -1)
 
     def _typed(self, x: Array, kernel: Array, bias: Array | None, sizes: tuple[int, ...]) -> Array:
         """The map of each node's type."""
@@ -772,10 +732,10 @@ def _promoted(tree: Any, dtype: Any) -> Any:
     return jax.tree.unflatten(structure, dtypes.promote_dtype(tuple(leaves), dtype=dtype))
 
 
-def _side_by_side(kernel: Array, bias: Array | None) -> Rows:
+def _side_by_side(kernel: Array, bias: Array | None) -> RelationMaps:
     """Of ``(relations, heads, k, n)``, and biases with k = 1."""
     kernel = kernel.swapaxes(1, 2)
-    return Rows(
+    return RelationMaps(
         kernel.reshape(*kernel.shape[:2], -1), None if bias is None else bias.reshape(len(bias), -1)
     )
 

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers._base import check_positive, default_bias_init, default_kernel_init
 from jax_gnn import TypePlan, segment_matmul
-from jax_gnn._core.arguments import as_array
+from jax_gnn.extend import as_array
 
 
 class TypedLinear(nnx.Module):

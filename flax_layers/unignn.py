@@ -42,8 +42,7 @@ from flax_layers._base import (
     unit_rows,
 )
 from jax_gnn import Hypergraph, HypergraphNorm, hypergraph_aggregate, node_to_hyperedge
-from jax_gnn._core.arguments import check_choice, check_instance, check_number
-from jax_gnn._ops.hypergraph_aggregate.api import Reduce
+from jax_gnn.extend import Reduce, check_choice, check_instance, check_number
 
 LINEAR = ("sum", "mean")
 

@@ -12,6 +12,8 @@ from jax_gnn._ops.hypergraph_aggregate.api import (
     node_to_hyperedge,
 )
 from jax_gnn._ops.relational_aggregate.api import relational_aggregate, relational_lookup
+from jax_gnn._ops.relational_attention.api import hgt_attention, rgat_attention
+from jax_gnn._ops.relational_attention.weights import HGTWeights, RGATWeights
 from jax_gnn._ops.segment_matmul.api import segment_matmul, segment_outer
 from jax_gnn._ops.segment_matmul.type_plan import TypePlan
 from jax_gnn._ops.segment_reduce.api import (
@@ -40,9 +42,11 @@ del export_checks
 __all__ = [
     "EXPORT_CHECKS",
     "Graph",
+    "HGTWeights",
     "HeteroGraph",
     "Hypergraph",
     "HypergraphNorm",
+    "RGATWeights",
     "RelationalGraph",
     "SegmentIndex",
     "TypePlan",
@@ -50,6 +54,7 @@ __all__ = [
     "additive_attention",
     "dot_attention",
     "gatv2_attention",
+    "hgt_attention",
     "host_arrays",
     "hyperedge_to_node",
     "hypergraph_aggregate",
@@ -60,6 +65,7 @@ __all__ = [
     "node_to_hyperedge",
     "relational_aggregate",
     "relational_lookup",
+    "rgat_attention",
     "sddmm",
     "segment_argmax",
     "segment_logsumexp",

@@ -2,6 +2,6 @@
 
 import sys
 
-from jax_gnn._cli import main
+from jax_gnn.cli import main
 
 sys.exit(main())

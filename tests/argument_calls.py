@@ -121,6 +121,8 @@ GRAPH = Graph.from_edges(SRC, DST, num_src=4, num_dst=3)
 TYPED = RelationalGraph.from_triples(
     *(np.array(ids, np.int32) for ids in ([0, 1, 2], [0, 1, 1], [1, 0, 0])), num_nodes=3
 )
+BIPARTITE = RelationalGraph.from_triples(SRC, DST, DST, num_src=4, num_dst=3)
+WITHOUT_PARTS = RelationalGraph.from_triples([0, 1], [0, 1], [1, 0], num_nodes=3, parts=())
 HYPERGRAPH = Hypergraph.from_incidence([0, 1, 1, 2], [0, 0, 1, 1], num_nodes=4, num_hyperedges=3)
 SPLIT = HYPERGRAPH.graph.split
 DIRECTED = Hypergraph.from_directed(SRC, DST, SRC, DST, num_nodes=4, num_hyperedges=3)
@@ -146,6 +148,8 @@ ATTENTION = {
     **{"dst_ids": DST, "sum_ids": DST.copy(), "num_sums": 3, "return_lse": False, **XLA},
 }
 SLOPE = {"negative_slope": 0.1}
+RGAT = jax_gnn.RGATWeights.of(ones(2, 2, 10), ones(2, 2, 5), ones(2, 2, 5))
+HGT, HGT_ROWS = jax_gnn.HGTWeights.of(ones(2, 2, 5, 5), ones(2, 2, 5, 5)), ones(3, 10)
 TRIPLES = {"src": SRC, "rel": DST, "dst": DST, "num_relations": 3, "parts": ("to_pairs",)}
 ON_HYPERGRAPH = {"hypergraph": HYPERGRAPH, **XLA}
 SCALES = {
@@ -205,6 +209,15 @@ _add("sddmm", graph=GRAPH, a=Y, b=X, op="dot", **XLA)
 _add("additive_attention", **ATTENTION, **SLOPE, dst_score=Y, src_score=X, value=HEADS_SRC)
 _add("gatv2_attention", **ATTENTION, **SLOPE, dst=HEADS_DST, src=HEADS_SRC, attention=HEADS)
 _add("dot_attention", **ATTENTION, scale=0.5, query=HEADS_DST, key=HEADS_SRC, value=HEADS_SRC)
+_METHOD = {"method": "source_pairs", "precision": None, **XLA}
+_add("rgat_attention", graph=TYPED, x=Y, weights=RGAT, **SLOPE, multiplicative=False,
+     within_relations=False, edge_bias=ones(3, 2), edge_scale=ones(3, 2), **_METHOD)
+_add("hgt_attention", graph=TYPED, query=HGT_ROWS, key=HGT_ROWS, value=HGT_ROWS.copy(),
+     weights=HGT, heads=2, made_query=HGT_ROWS, keys_take_queries=False, **_METHOD)
+_add("RGATWeights.of", of=jax_gnn.RGATWeights,
+     kernel=ones(2, 2, 10), dst=ones(2, 2, 5), src=ones(2, 2, 5))
+_add("HGTWeights.of", of=jax_gnn.HGTWeights,
+     attention=ones(2, 2, 5, 5), message=ones(2, 2, 5, 5), prior=ones(2, 2))
 _add("index_segment_reduce",
      x=X, index=SRC, segment_ids=DST, num_segments=3, weight=OF_EDGES, reduce="sum", **XLA)
 _add("relational_aggregate", graph=TYPED, x=ones(3, 4), rhs=ones(2, 4, 5), weight=ones(3),
@@ -578,6 +591,28 @@ WORDED: dict[str, list[Any]] = {
             dst=HEADS_DST[..., :3]),
         bad("attention must be (heads, *features), (2, 5) as dst has them, got",
             attention=HEADS[0]),
+    ],
+    "rgat_attention": [
+        bad("graph must not be bipartite, got", graph=BIPARTITE),
+        bad("x must be (num_nodes=3, features), got", x=ones(3, 2, 1)),
+        bad("weights must be of num_relations=2 and the 3 features of x", x=ones(3, 3)),
+        bad("edge_bias must be (num_edges=3, heads=2), got shape (3, 1)", edge_bias=ones(3, 1)),
+        bad("method='destination_pairs' goes through 'from_pairs', which the graph lacks",
+            graph=WITHOUT_PARTS, method="destination_pairs", edge_bias=None, edge_scale=None),
+    ],
+    "hgt_attention": [
+        bad("weights must be a jax_gnn.HGTWeights, got RGATWeights", TypeError, weights=RGAT),
+        bad("key must have the 5 features that weights.key maps, or those of all heads, got",
+            key=ones(3, 4)),
+        bad("heads must be positive, got 0", heads=0),
+    ],
+    "RGATWeights.of": [
+        bad("kernel must be (num_relations, k, heads · n), got shape (2, 10)", kernel=ones(2, 10)),
+        bad("src must be (num_relations, heads, n), with kernel", src=ones(2, 5, 2)),
+    ],
+    "HGTWeights.of": [
+        bad("attention and message must have one shape, got (2, 2, 5)", attention=ones(2, 2, 5)),
+        bad("prior must be (num_relations=2, heads=2), got shape (2,)", prior=ones(2)),
     ],
     "dot_attention": [
         bad("sum_ids and num_sums must be given together, got sum_ids alone",

@@ -30,7 +30,7 @@ from flax_layers.training import (
     save_checkpoint,
 )
 from flax_layers.training.data import Fingerprint, fingerprint
-from jax_gnn import _cli as cli
+from jax_gnn import cli
 from jax_gnn._core import ffi
 from jax_gnn.datasets import HypergraphDataset, digits_graph, load_graph, random_split
 
@@ -495,7 +495,7 @@ def test_interrupted_process(data, tmp_path):
 
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-        from jax_gnn._cli import main
+        from jax_gnn.cli import main
 
         sys.exit(main())
     """

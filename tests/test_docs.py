@@ -15,7 +15,7 @@ import pytest
 import scipy.sparse
 
 import jax_gnn
-from jax_gnn import _cli as cli
+from jax_gnn import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -68,6 +68,18 @@ def test_no_import_runs_back_up():
     assert not [arrow for arrow in sorted(arrows) if floor(arrow[0]) < floor(arrow[1])]
 
 
+def test_layers_import_public_names_alone():
+    """Of `jax_gnn`, whose internal modules begin with an underscore, or are in such a folder."""
+    layers = [module for module in FILES if module.startswith("flax_layers")]
+    private = {
+        (module, name)
+        for module in layers
+        for name in imports(module)
+        if name.startswith("jax_gnn") and "._" in name
+    }
+    assert len(layers) > 20 and not private
+
+
 @pytest.mark.parametrize("package", ROOTS)
 def test_no_modules_import_each_other(package):
     modules = [module for module in FILES if module.partition(".")[0] == package]

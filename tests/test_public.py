@@ -30,6 +30,7 @@ X = np.ones((3, 2), np.float32)
 GRAPH = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
 HYPERGRAPH = Hypergraph.from_hyperedges([[0, 1], [1, 2]])
 RELATIONAL = RelationalGraph.from_triples(IDS, IDS, IDS, num_nodes=3)
+MAPS = np.ones((2, 1, 2, 2), np.float32)
 CALLS: dict[str, Any] = {
     **{name: (IDS, 2) for name in FUNCTIONS if name.startswith("segment_")},
     "segment_matmul": (np.ones((2, 2, 2), np.float32), np.array([1, 2])),
@@ -40,6 +41,8 @@ CALLS: dict[str, Any] = {
     "additive_attention": (GRAPH, X, X),
     "gatv2_attention": (GRAPH, X[..., None], X[..., None]),
     "dot_attention": (GRAPH, X[..., None], X[..., None]),
+    "rgat_attention": (RELATIONAL, jax_gnn.RGATWeights.of(MAPS[:, 0], *[MAPS[:, :, 0]] * 2)),
+    "hgt_attention": (RELATIONAL, jax_gnn.HGTWeights.of(MAPS, MAPS)),
     "hypergraph_aggregate": (HYPERGRAPH,),
     "hypergraph_norm": (HYPERGRAPH,),
     "node_to_hyperedge": (HYPERGRAPH,),
@@ -56,6 +59,10 @@ def call(name: str, x: Any) -> Any:
         return function(*others, x)
     if name == "gatv2_attention":
         return function(*others, x[:2, :1])
+    if name == "rgat_attention":
+        return function(RELATIONAL, x, others[1])
+    if name == "hgt_attention":
+        return function(RELATIONAL, x, x, x, others[1], heads=1)
     if name.endswith("_attention"):
         return function(*others, x[..., None])
     if name == "hypergraph_norm":

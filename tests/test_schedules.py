@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_gnn import RelationalGraph, schedules
-from jax_gnn import _cli as cli
+from jax_gnn import RelationalGraph, cli, schedules
 from jax_gnn._core import schedule_cache
 from jax_gnn._core.schedule import Family
 from jax_gnn._core.schedule_cache import Tuned

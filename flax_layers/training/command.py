@@ -1,4 +1,4 @@
-"""``jax-gnn train`` and ``jax-gnn predict``: `jax_gnn._cli` finds them by their entry points."""
+"""``jax-gnn train`` and ``jax-gnn predict``: `jax_gnn.cli` finds them by their entry points."""
 
 from __future__ import annotations
 
@@ -43,15 +43,14 @@ from flax_layers.training import (
     train_links,
 )
 from flax_layers.training.config import Config, Number, Setting, settings
-from jax_gnn._cli import Commands, UserError, add_command, devices, table, versions
-from jax_gnn._core import ffi
-from jax_gnn._core.ffi import Implementation
+from jax_gnn.cli import Commands, UserError, add_command, devices, table, versions
 from jax_gnn.datasets import (
     HypergraphDataset,
     NodeDataset,
     RelationalDataset,
     load_relational,
 )
+from jax_gnn.extend import Implementation, status
 
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
 PREDICT_EXTRA = ("orbax",)
@@ -149,10 +148,10 @@ def _require(purpose: str, packages: Iterable[str]) -> None:
 def _require_implementation(implementation: Implementation | None) -> None:
     if implementation in (None, "xla"):
         return
-    status = next(s for s in ffi.status() if s.platform == implementation)
-    if not status.available:
-        advice = f" ({status.hint})" if status.hint else ""
-        raise UserError(f"--implementation {implementation}: {status.reason}{advice}")
+    found = next(each for each in status() if each.platform == implementation)
+    if not found.available:
+        advice = f" ({found.hint})" if found.hint else ""
+        raise UserError(f"--implementation {implementation}: {found.reason}{advice}")
     backend = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
     if backend != implementation:
         raise UserError(

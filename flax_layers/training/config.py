@@ -12,8 +12,7 @@ from flax_layers.graph import Aggregation
 from flax_layers.hypergraph_attention import Degrees
 from flax_layers.relational import Norm
 from flax_layers.relational_attention import Attention, Softmax
-from jax_gnn._core.ffi import Implementation
-from jax_gnn._ops.hypergraph_aggregate.api import Normalization
+from jax_gnn.extend import Implementation, Normalization
 
 
 class Number(NamedTuple):

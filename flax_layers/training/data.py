@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flax_layers.training.config import TrainConfig
-from jax_gnn._core.arguments import numbers_by_name
 from jax_gnn.datasets import (
     HypergraphDataset,
     NodeDataset,
@@ -22,6 +21,7 @@ from jax_gnn.datasets import (
     with_noisy_label_features,
     with_random_features,
 )
+from jax_gnn.extend import numbers_by_name
 
 _GENERATED_FEATURES = 100
 _EDGE_SPLIT = "train_edges", "val_edges", "test_edges"

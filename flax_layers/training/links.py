@@ -37,8 +37,7 @@ from flax_layers.training.data import (
     renumbered,
 )
 from flax_layers.training.loop import adam
-from jax_gnn import RelationalGraph
-from jax_gnn._version import __version__
+from jax_gnn import RelationalGraph, __version__
 from jax_gnn.datasets import RelationalDataset
 
 PARTS = ("train", "val", "test")

@@ -27,7 +27,7 @@ from flax_layers.training.data import (
     renumbered,
 )
 from flax_layers.training.models import RECIPES, Recipe, recipe_of
-from jax_gnn._version import __version__
+from jax_gnn import __version__
 from jax_gnn.datasets import NodeDataset, Split
 
 

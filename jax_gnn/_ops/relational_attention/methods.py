@@ -41,6 +41,7 @@ from jax_gnn._ops.relational_attention.schedule import (
     dense_scores_pay,
     scores_by_edge_pay,
 )
+from jax_gnn._ops.relational_attention.weights import HGTWeights, RelationMaps, RGATWeights
 from jax_gnn._ops.segment_reduce.primitive import gather, segment_reduce
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn.relational import Part, RelationalGraph
@@ -50,18 +51,6 @@ _NEEDS: dict[str, tuple[tuple[Part, ...], tuple[Part, ...]]] = {
     "destination_pairs": (("from_pairs", "to_pairs"), ("to_pairs",)),
 }
 """The parts of a graph that a method goes through: where ends have numbers, and where keys."""
-
-
-class Rows(NamedTuple):
-    """Linear maps by relation: of rows of k features, or of heads that have k features each.
-
-    Attributes:
-        kernel: ``(relations, k, heads · n)``.
-        bias: ``(relations, heads · n)``, or None.
-    """
-
-    kernel: Array
-    bias: Array | None = None
 
 
 def choose_method(
@@ -95,21 +84,6 @@ def _missing(graph: RelationalGraph, parts: tuple[Part, ...]) -> list[Part]:
     return [part for part in parts if getattr(graph, part) is None]
 
 
-class Vectors(NamedTuple):
-    """What the numbers of RGAT's scores are dot products with.
-
-    Attributes:
-        values: ``(relations, heads, n)``, of values at the source.
-        dst: ``(relations, heads, k)``, of features at the destination.
-        both: ``(relations, 2 · heads, k)``, of features at the destination, and then of those at
-            the source, which give the same numbers as values.
-    """
-
-    values: Array
-    dst: Array
-    both: Array
-
-
 class TypedEdges:
     """A graph's edges and pairs, as all methods take them."""
 
@@ -141,22 +115,28 @@ class TypedEdges:
 
     # --- Products by relation ----------------------------------------------------------------
 
-    def of_sources(self, x: Array, rows: Rows, *, transposed: bool = False) -> Array:
+    def of_sources(self, x: Array, rows: RelationMaps, *, transposed: bool = False) -> Array:
         """``(source pairs, n)``."""
         return self._of_pairs(x, rows, self.pair_src, transposed=transposed)
 
-    def of_destinations(self, x: Array, rows: Rows, dtype: Any = None) -> Array:
+    def of_destinations(self, x: Array, rows: RelationMaps, dtype: Any = None) -> Array:
         """``(destination pairs, n)``."""
         return self._of_pairs(x, rows, self.pair_dst, dtype)
 
     def _of_pairs(
-        self, x: Array, rows: Rows, pairs: Pairs, dtype: Any = None, *, transposed: bool = False
+        self,
+        x: Array,
+        rows: RelationMaps,
+        pairs: Pairs,
+        dtype: Any = None,
+        *,
+        transposed: bool = False,
     ) -> Array:
         if not transposed:
             rows = rows._replace(kernel=_of_width(rows.kernel, x.shape[1]))
         return self._product(x, rows, pairs, pairs.gather, dtype, transposed=transposed)
 
-    def multiplied(self, sums: Array, rows: Rows, heads: int) -> Array:
+    def multiplied(self, sums: Array, rows: RelationMaps, heads: int) -> Array:
         """``(destination pairs, n)`` of ``(destination pairs, heads · k)``: each head by itself."""
         options: Any = {"heads": heads, "precision": self.precision}
         return product_of_heads(sums, *rows, self.pair_dst, **options)
@@ -164,7 +144,7 @@ class TypedEdges:
     def _product(
         self,
         x: Array,
-        rows: Rows,
+        rows: RelationMaps,
         pairs: Pairs,
         lines: Any,
         dtype: Any = None,
@@ -182,19 +162,22 @@ class TypedEdges:
 
     # --- Numbers of both ends ------------------------------------------------------------------
 
-    def by_source_pairs(self, x: Array, kernel: Array, vectors: Vectors, scores: Scores) -> Array:
+    def by_source_pairs(self, x: Array, weights: RGATWeights, scores: Scores) -> Array:
         """``(destinations, heads · n)``, of RGAT."""
-        options: Any = {"heads": vectors.dst.shape[1]}
+        kernel = weights.kernel
+        options: Any = {"heads": weights.dst.shape[1]}
         if not scores_by_edge_pay(counts(x, kernel, self.matrix, transposed=False)):
-            score = scores.of(*self.numbers(x, vectors.both))
-            return self._of_scores(self.of_sources(x, Rows(kernel)), score, scores, **options)
-        maps = Projections(kernel, vectors.dst, self.matrix)
+            score = scores.of(*self.numbers(x, weights.both))
+            return self._of_scores(
+                self.of_sources(x, RelationMaps(kernel)), score, scores, **options
+            )
+        maps = Projections(kernel, weights.dst, self.matrix)
         value, at_dst = typed_values(maps, (x,), precision=self.precision)
-        of_value, types = vectors.values.reshape(len(kernel), -1), self._types_of_pairs()
+        of_value, types = weights.src.reshape(len(kernel), -1), self._types_of_pairs()
         matrix = part(self.matrix.from_pairs)
         if not (scores.multiplied or scores.within):
             scale = None if scores.scale is None else scores.scale.astype(at_dst.dtype)
-            typed = Typed(of_value, at_dst, x, vectors.dst, self.matrix.types, types)
+            typed = Typed(of_value, at_dst, x, weights.dst, self.matrix.types, types)
             if scores.of_edges is not None:
                 at_dst += scores.of_edges.astype(at_dst.dtype)
                 typed = replace(typed, at_row=at_dst, row=None, of_row=None)
@@ -300,8 +283,7 @@ class Scores(NamedTuple):
 def attend_by_numbers(
     graph: RelationalGraph,
     x: Array,
-    kernel: Array,
-    vectors: Vectors,
+    weights: RGATWeights,
     scores: Scores,
     *,
     method: Method,
@@ -312,8 +294,7 @@ def attend_by_numbers(
     Args:
         graph: With the parts of the method.
         x: ``(nodes, k)``.
-        kernel: ``(relations, k, heads · n)``, of the values.
-        vectors: Of the numbers at both ends.
+        weights: Of values, and of the numbers at both ends.
         scores: What they make.
         method: The method.
         precision: Of the products.
@@ -321,10 +302,14 @@ def attend_by_numbers(
     Returns:
         ``(nodes, heads · n)``.
     """
-    typed, heads, rows = TypedEdges(graph, precision), vectors.dst.shape[1], Rows(kernel)
+    typed, heads, rows = (
+        TypedEdges(graph, precision),
+        weights.dst.shape[1],
+        RelationMaps(weights.kernel),
+    )
     if method == "source_pairs":
-        return typed.by_source_pairs(x, kernel, vectors, scores)
-    score = scores.of(*typed.numbers(x, vectors.both))
+        return typed.by_source_pairs(x, weights, scores)
+    score = scores.of(*typed.numbers(x, weights.both))
     scale = None if scores.scale is None else scores.scale.astype(score.dtype)
     value, into = each_head(x, heads * x.shape[1]), part(typed.matrix.to_pairs)
     sums, stats = attend(value, Given(score), scale, into, heads=heads)
@@ -335,28 +320,12 @@ def attend_by_numbers(
 # --- Scores of keys ------------------------------------------------------------------------------
 
 
-class Folded(NamedTuple):
-    """Maps that keys, values and queries are made by, of weights that are multiplied first.
-
-    Attributes:
-        key: Of the sources, ``(relations, k, heads · d)``.
-        value: Likewise.
-        query: Of the destinations, to what meets the sources: ``(relations, j, heads · k)``.
-        shift: Likewise, to what keys' biases add to a score: ``(relations, j, heads)``; or None.
-    """
-
-    key: Rows
-    value: Rows
-    query: Rows
-    shift: Rows | None
-
-
 def attend_by_keys(
     graph: RelationalGraph,
     key: Array,
     value: Array,
     query: Array,
-    folded: Folded,
+    weights: HGTWeights,
     *,
     heads: int,
     method: Method,
@@ -371,7 +340,7 @@ def attend_by_keys(
         value: Likewise of values.
         query: ``(nodes, j)`` or ``(nodes, heads · j)``, what queries are made of, or by source pair
             ``(nodes, heads · d)``, these.
-        folded: The maps.
+        weights: The maps.
         heads: Number of heads.
         method: The method.
         precision: Of the products.
@@ -385,21 +354,21 @@ def attend_by_keys(
     one: Any = jnp.ones((1, 1), acc)
     if method == "source_pairs":
         if made:
-            keys = typed.of_sources(key, folded.key)
+            keys = typed.of_sources(key, weights.key)
         else:
-            keys = typed.of_sources(key, folded.query, transposed=True)
-        values = typed.of_sources(value, folded.value)
+            keys = typed.of_sources(key, weights.query, transposed=True)
+        values = typed.of_sources(value, weights.value)
         matrix = part(typed.matrix.from_pairs)
         return attend(values, Dots(query, keys, one), None, matrix, heads=heads)[0]
-    queries = typed.of_destinations(query, folded.query)
+    queries = typed.of_destinations(query, weights.query)
     shift = None
-    if folded.shift is not None:
-        shift = typed.of_destinations(query, folded.shift, acc)
+    if weights.shift is not None:
+        shift = typed.of_destinations(query, weights.shift, acc)
     keys = each_head(key, queries.shape[1])
     same = value is key
-    values = keys if same else each_head(value, heads * folded.value.kernel.shape[1])
+    values = keys if same else each_head(value, heads * weights.value.kernel.shape[1])
     return paired_attention(
-        *(values, None if same else keys, queries, *folded.value, shift, typed.matrix),
+        *(values, None if same else keys, queries, *weights.value, shift, typed.matrix),
         heads=heads,
         precision=precision,
     )

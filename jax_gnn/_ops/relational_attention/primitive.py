@@ -84,7 +84,7 @@ def product(
 
 
 def each_head(x: Array, width: int) -> Array:
-    """Rows of all heads, which they have already or share."""
+    """RelationMaps of all heads, which they have already or share."""
     return x if x.shape[1] == width else jnp.tile(x, (1, width // x.shape[1]))
 
 

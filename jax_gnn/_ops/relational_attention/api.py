@@ -1,0 +1,233 @@
+"""Attention of RGAT and HGT: the public functions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from jax import Array
+from jax.typing import ArrayLike
+
+from jax_gnn._core import ffi
+from jax_gnn._core.arguments import (
+    check_choice,
+    check_container,
+    check_features,
+    check_flag,
+    check_instance,
+    check_number,
+    check_real,
+    check_size,
+)
+from jax_gnn._core.ffi import Implementation
+from jax_gnn._core.public import public
+from jax_gnn._ops.relational_attention import schedule
+from jax_gnn._ops.relational_attention.methods import (
+    Scores,
+    attend_by_keys,
+    attend_by_numbers,
+    choose_method,
+)
+from jax_gnn._ops.relational_attention.weights import HGTWeights, RGATWeights
+from jax_gnn._ops.segment_matmul.api import precision_level
+from jax_gnn.relational import RelationalGraph
+
+Method = Literal["auto"] | schedule.Method
+METHODS: tuple[str, ...] = ("auto", *schedule.METHODS)
+
+
+@public
+def rgat_attention(
+    graph: RelationalGraph,
+    x: ArrayLike,
+    weights: RGATWeights,
+    *,
+    negative_slope: float = 0.2,
+    multiplicative: bool = False,
+    within_relations: bool = False,
+    edge_bias: ArrayLike | None = None,
+    edge_scale: ArrayLike | None = None,
+    method: Method = "auto",
+    precision: Any = None,
+    implementation: Implementation | None = None,
+) -> Array:
+    """Sums values under the softmax of RGAT's scores.
+
+    ``out[i] = Σ softmax(s_e) · x[j] W_r`` over the edges ``e = (j → i)`` of relations r, for each
+    head, with ``s_e = LeakyReLU(⟨x[i] W_r, a_r⟩ + ⟨x[j] W_r, a'_r⟩)`` (Busbridge et al. 2019, arXiv
+    1904.05811, equations 2 to 9). Rows are multiplied once for each existing (node, relation) pair
+    at one end of the edges; docs/relational.md tells how. Derivatives of any order to all
+    floating-point arguments.
+
+    Args:
+        graph: the graph, not bipartite, with its parts ``"from_pairs"`` and ``"to_pairs"``.
+        x: ``(num_nodes, k)``: float16, bfloat16, float32 or float64.
+        weights: :meth:`RGATWeights.of` the kernel and both vectors, which one may compute once
+            where they do not change.
+        negative_slope: of the LeakyReLU, finite.
+        multiplicative: whether scores are the product of both dots, in place of the above.
+        within_relations: whether the softmax runs within each relation, else over all edges.
+        edge_bias: ``(num_edges, heads)`` in the graph's order of edges
+            (:meth:`RelationalGraph.edge_values`), added before the LeakyReLU, or multiplied by.
+        edge_scale: ``(num_edges, heads)``, factors of the weights after the softmax.
+        method: ``"source_pairs"``, ``"destination_pairs"``, or ``"auto"``: chosen by counts.
+        precision: of the products, as `jax.lax.dot` takes it.
+        implementation: see :func:`jax_gnn.implementation`.
+
+    Returns:
+        ``(num_nodes, heads, n)`` in the dtype of ``x``. Nodes without edges get 0.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, the slope is not finite, or the graph lacks a
+            part that the method goes through.
+
+    Example:
+        >>> graph = RelationalGraph.from_triples([0, 1], [0, 1], [2, 2], num_nodes=3)
+        >>> zeros = jnp.zeros((2, 1, 1))
+        >>> weights = RGATWeights.of(jnp.ones((2, 1, 1)), zeros, zeros)
+        >>> rgat_attention(graph, jnp.array([[1.0], [2.0], [4.0]]), weights).ravel()
+        Array([0. , 0. , 1.5], dtype=float32)
+    """
+    graph, x = _check_nodes(graph, "x", x)
+    check_instance("weights", weights, RGATWeights)
+    kernel, (_, heads, width) = weights.kernel, weights.src.shape
+    if kernel.shape[:2] != (graph.num_relations, x.shape[1]):
+        raise ValueError(
+            f"weights must be of num_relations={graph.num_relations} and the {x.shape[1]} features "
+            f"of x, got a kernel of shape {kernel.shape}"
+        )
+    check_number("negative_slope", negative_slope)
+    if not math.isfinite(negative_slope):
+        raise ValueError(f"negative_slope must be finite, got {negative_slope}")
+    scores = Scores(
+        check_flag("multiplicative", multiplicative),
+        float(negative_slope),
+        _of_edges(graph, "edge_bias", edge_bias, heads),
+        check_flag("within_relations", within_relations),
+        _of_edges(graph, "edge_scale", edge_scale, heads),
+    )
+    check_choice("method", method, METHODS)
+    ffi.check_implementation(implementation)
+    chosen = choose_method(graph, method, kernel, heads, dots=False)
+    with ffi.chosen_implementation(implementation or ffi.chosen_implementation.value):
+        y = attend_by_numbers(
+            *(graph, x, RGATWeights(*(each.astype(x.dtype) for each in weights)), scores),
+            method=chosen,
+            precision=precision_level(precision),
+        )
+    return y.reshape(len(y), heads, width)
+
+
+@public
+def hgt_attention(
+    graph: RelationalGraph,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    weights: HGTWeights,
+    *,
+    heads: int,
+    made_query: ArrayLike | None = None,
+    keys_take_queries: bool = False,
+    method: Method = "auto",
+    precision: Any = None,
+    implementation: Implementation | None = None,
+) -> Array:
+    """Sums values under the softmax of HGT's scores.
+
+    ``out[i] = Σ softmax(⟨query[i], key[j] A_r⟩ μ_r / √d) · value[j] M_r`` over the edges
+    ``e = (j → i)`` of relations r, for each head (Hu et al. 2020, arXiv 2003.01332, equations 3 to
+    5). Rows are multiplied once for each existing (node, relation) pair at one end of the edges.
+    Derivatives of any order to all floating-point arguments.
+
+    Args:
+        graph: the graph, not bipartite, with the part ``"from_pairs"`` or ``"to_pairs"``.
+        query: ``(num_nodes, heads · d)``, of destinations; or ``(num_nodes, j)`` where
+            ``weights.query`` maps j features.
+        key: ``(num_nodes, heads · d)``, of sources; likewise by ``weights.key``.
+        value: likewise by ``weights.value``; the same array as ``key`` where they are one.
+        weights: :meth:`HGTWeights.of` the maps of relations, or these multiplied with maps of
+            nodes.
+        heads: number of heads.
+        made_query: ``(num_nodes, heads · d)``, what ``query`` is by the nodes' own map, where
+            ``weights`` have that map, too: it meets keys that are made by source pair. None:
+            ``query``.
+        keys_take_queries: whether by source pair keys are multiplied with the maps of queries, too,
+            so that they meet ``query`` as it is: of one head, without biases.
+        method: ``"source_pairs"``, ``"destination_pairs"``, or ``"auto"``: chosen by counts.
+        precision: of the products, as `jax.lax.dot` takes it.
+        implementation: see :func:`jax_gnn.implementation`.
+
+    Returns:
+        ``(num_nodes, heads, d)`` in the dtype of ``value``. Nodes without edges get 0.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, or the graph lacks a part that the method goes
+            through.
+
+    Example:
+        >>> graph = RelationalGraph.from_triples([0, 1], [0, 1], [2, 2], num_nodes=3)
+        >>> x, maps = jnp.array([[1.0], [2.0], [0.0]]), jnp.ones((2, 1, 1, 1))
+        >>> hgt_attention(graph, x, x, x, HGTWeights.of(maps, maps), heads=1).ravel()
+        Array([0. , 0. , 1.5], dtype=float32)
+    """
+    same = key is value
+    graph, value = _check_nodes(graph, "value", value)
+    key = value if same else _check_nodes(graph, "key", key)[1].astype(value.dtype)
+    query = _check_nodes(graph, "query", query)[1].astype(value.dtype)
+    check_instance("weights", weights, HGTWeights)
+    if check_size("heads", heads) == 0:
+        raise ValueError("heads must be positive, got 0")
+    kernel = weights.value.kernel
+    if kernel.shape[0] != graph.num_relations:
+        raise ValueError(
+            f"weights must be of num_relations={graph.num_relations}, got a kernel of shape "
+            f"{kernel.shape}"
+        )
+    width = kernel.shape[2]
+    named = {"query": (query, weights.query), "key": (key, weights.key)}
+    for name, (x, rows) in (named | {"value": (value, weights.value)}).items():
+        if x.shape[1] not in (rows.kernel.shape[1], heads * rows.kernel.shape[1]):
+            raise ValueError(
+                f"{name} must have the {rows.kernel.shape[1]} features that weights.{name} maps, "
+                f"or those of all heads, got shape {x.shape}"
+            )
+    check_choice("method", method, METHODS)
+    ffi.check_implementation(implementation)
+    chosen = choose_method(graph, method, kernel, heads, dots=True)
+    made = query if made_query is None else _check_nodes(graph, "made_query", made_query)[1]
+    with ffi.chosen_implementation(implementation or ffi.chosen_implementation.value):
+        y = attend_by_keys(
+            *(graph, key, value, made.astype(value.dtype) if chosen == "source_pairs" else query),
+            weights,
+            heads=heads,
+            method=chosen,
+            precision=precision_level(precision),
+            made=not check_flag("keys_take_queries", keys_take_queries),
+        )
+    return y.reshape(len(y), heads, width // heads)
+
+
+def _check_nodes(graph: Any, name: str, x: ArrayLike) -> tuple[RelationalGraph, Array]:
+    graph = check_container("graph", graph, RelationalGraph)
+    if graph.num_src != graph.num_dst:
+        raise ValueError(f"graph must not be bipartite, got {graph}")
+    x = check_features(name, x, "num_nodes", graph.num_dst)
+    if x.ndim != 2:
+        raise ValueError(f"{name} must be (num_nodes={graph.num_dst}, features), got {x.shape}")
+    return graph, x
+
+
+def _of_edges(
+    graph: RelationalGraph, name: str, values: ArrayLike | None, heads: int
+) -> Array | None:
+    if values is None:
+        return None
+    found = check_real(name, values)
+    if found.shape != (graph.num_edges, heads):
+        raise ValueError(
+            f"{name} must be (num_edges={graph.num_edges}, heads={heads}), got shape {found.shape}"
+        )
+    return found
