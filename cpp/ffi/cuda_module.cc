@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <string>
+#include <type_traits>
 
 #include "../kernels/cuda/edge_attention.h"
 #include "../kernels/cuda/edge_gradients.h"
@@ -64,12 +65,27 @@ struct Cuda {
   }
 
   static constexpr bool kHasOnePass = true;
-  template <typename Acc, typename... Args>
+  template <typename Acc, typename T, typename Attained, typename Attention, typename... Args>
   static ffi::Error edge_attention_vjp(Context stream, const AttentionVjpAttributes& attributes,
-                                       Workspace workspace, Acc* scratch, const Args&... args) {
-    if (attributes.one_pass) return status(cuda::edge_attention_vjp(stream, args..., workspace));
-    return status(cuda::edge_attention_vjp(stream, schedule(attributes, workspace), args...,
-                                           scratch, workspace.bytes));
+                                       Workspace workspace, Acc* scratch, const Csr<int32_t>& csr,
+                                       const T* value, const Attained& attained,
+                                       const Attention& attention, Features features,
+                                       const Args&... args) {
+    if (attributes.one_pass)
+      return status(cuda::edge_attention_vjp(stream, csr, value, attained, attention, features,
+                                             args..., workspace));
+    // One step where it is enough, of all teams that it can have.
+    const int64_t most = std::min<int64_t>(workspace.blocks * (2048 / attributes.lanes), 1 << 30);
+    const bool one_step = !attributes.parallel && attributes.threads == 256 &&
+                          attributes.lanes >= 8 && csr.count <= most && features.width <= 1 << 20 &&
+                          csr.count <= (int64_t{1} << 32) / features.heads;
+    const cuda::Kernel kernel = attributes.parallel ? cuda::Kernel::kGather
+                                : one_step          ? cuda::Kernel::kStep
+                                                    : cuda::Kernel::kWalk;
+    const cuda::Schedule schedule = {kernel, static_cast<int>(attributes.lanes),
+                                     static_cast<int>(attributes.threads), workspace.blocks};
+    return status(cuda::edge_attention_vjp(stream, schedule, csr, value, attained, attention,
+                                           features, args..., scratch, workspace.bytes));
   }
 
   template <typename... Args>
@@ -135,25 +151,39 @@ struct Cuda {
                                              scales, bias, out, workspace.untyped_data()));
   }
 
-  template <typename Attributes, typename... Args>
-  static ffi::Error segment_reduce(Context stream, const Attributes& attributes,
-                                   Workspace workspace, const Args&... args) {
-    return status(
-        cuda::segment_reduce(stream, schedule(attributes, workspace), args..., workspace.bytes));
+  template <typename T, typename Acc>
+  static ffi::Error segment_reduce(Context stream, const ReduceAttributes& attributes,
+                                   Workspace workspace, const Csr<int32_t>& csr, Reduce reduce,
+                                   const T* in, const Acc* weight, Features features,
+                                   const Epilogue<T, Acc>& epilogue, T* out) {
+    const bool sums = !std::is_integral_v<T> && (reduce == Reduce::kSum || reduce == Reduce::kMean);
+    const cuda::Schedule schedule = schedule_of(attributes, workspace);
+    if (!cuda::serves(schedule, csr, features, sums)) return refusal(attributes);
+    return status(cuda::segment_reduce(stream, schedule, csr, reduce, in, weight, features,
+                                       epilogue, out, workspace.bytes));
   }
 
-  template <typename Attributes, typename... Args>
-  static ffi::Error segment_reduce_vjp(Context stream, const Attributes& attributes,
-                                       Workspace workspace, const Args&... args) {
-    return status(cuda::segment_reduce_vjp(stream, schedule(attributes, workspace), args...,
-                                           workspace.bytes));
+  template <typename T, typename Acc>
+  static ffi::Error segment_reduce_vjp(Context stream, const ReduceVjpAttributes& attributes,
+                                       Workspace workspace, const Csr<int32_t>& csr, const T* in,
+                                       const Acc* weight, const T* left, Features features, T* out,
+                                       Acc* dots) {
+    const cuda::Schedule schedule = schedule_of(attributes, workspace);
+    if (!(attributes.one_pass ? cuda::serves_with_dots<T>(schedule, csr, features)
+                              : cuda::serves(schedule, csr, features, /*sums=*/true)))
+      return refusal(attributes);
+    return status(cuda::segment_reduce_vjp(stream, schedule, attributes.one_pass, csr, in, weight,
+                                           left, features, out, dots, workspace.bytes));
   }
 
-  template <typename Attributes, typename... Args>
-  static ffi::Error segment_select(Context stream, const Attributes& attributes,
-                                   Workspace workspace, const Args&... args) {
+  template <typename T, typename Acc>
+  static ffi::Error segment_select(Context stream, const SelectAttributes& attributes,
+                                   Workspace workspace, const Csr<int32_t>& csr,
+                                   const Select<T, Acc>& select, Features features, T* out) {
+    const cuda::Schedule schedule = schedule_of(attributes, workspace);
+    if (!cuda::serves(schedule, csr, features, /*sums=*/false)) return refusal(attributes);
     return status(
-        cuda::segment_select(stream, schedule(attributes, workspace), args..., workspace.bytes));
+        cuda::segment_select(stream, schedule, csr, select, features, out, workspace.bytes));
   }
 
   template <typename... Args>
@@ -200,9 +230,19 @@ struct Cuda {
 
  private:
   template <typename Attributes>
-  static cuda::Schedule schedule(const Attributes& attributes, Workspace workspace) {
-    return {attributes.parallel, static_cast<int>(attributes.lanes),
-            static_cast<int>(attributes.threads), workspace.blocks};
+  static cuda::Schedule schedule_of(const Attributes& attributes, Workspace workspace) {
+    const auto kernel = attributes.kernel == "step"     ? cuda::Kernel::kStep
+                        : attributes.kernel == "gather" ? cuda::Kernel::kGather
+                                                        : cuda::Kernel::kWalk;
+    return {kernel, static_cast<int>(attributes.lanes), static_cast<int>(attributes.threads),
+            workspace.blocks};
+  }
+
+  template <typename Attributes>
+  static ffi::Error refusal(const Attributes& attributes) {
+    return invalid("the kernel \"" + std::string(attributes.kernel) + "\" of " +
+                   std::to_string(attributes.lanes) + " lanes and " +
+                   std::to_string(attributes.threads) + " threads cannot do this call");
   }
 
   static ffi::Error status(cudaError_t error) {

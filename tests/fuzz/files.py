@@ -165,7 +165,7 @@ RELATIONAL = {
 def cache_text() -> bytes:
     found = {
         "segment_reduce width 64 itemsize 4 entries 2^10 rows 2^7": (
-            (True, 4, 128, 77),
+            ("gather", 4, 128, 77),
             1.5,
             2,
         ),
@@ -592,8 +592,9 @@ def check_schedule(key: str, tuned: schedule_cache.Tuned) -> None:
     elif op not in ("segment_reduce", "segment_reduce_vjp", "segment_select", "softmax"):
         good = True  # of an op that nothing asks for
     else:
-        _, lanes, threads, blocks = schedules.Schedule(*fields)
-        good = lanes.bit_count() == 1 and 0 < lanes <= 32 and 0 < blocks < 2**16
+        kernel, lanes, threads, blocks = schedules.Schedule(*fields)
+        good = kernel in ("walk", "gather", "step")
+        good = good and lanes.bit_count() == 1 and 0 < lanes <= 32 and 0 < blocks < 2**16
         good = good and threads % 32 == 0 and 0 < threads <= 1024
     times = np.array([tuned.microseconds, tuned.rule_microseconds])
     if not good or not np.isfinite(times).all() or not (times > 0).all():
