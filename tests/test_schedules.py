@@ -63,7 +63,7 @@ PRODUCT = {
     "n": 64,
     "itemsize": 4,
 }
-TUNED_PRODUCT = Tuned((64, 0, 77), 10.0, 15.0)
+TUNED_PRODUCT = Tuned(("persistent", 64, 0, 77), 10.0, 15.0)
 DEVICE_KIND = schedule_cache.device_kind.__wrapped__  # tests replace it
 
 
@@ -256,8 +256,34 @@ def test_every_product_has_a_sound_schedule():
         assert schedule.blocks >= 1
 
 
+def test_few_tiles_of_a_product_get_a_block_each():
+    few = {"rows": 25_000, "groups": 90, "k": 64, "n": 64, "itemsize": 4}  # 482 tiles
+
+    def kernel(**call):
+        return MATMUL.choose("segment_matmul", **few | call).kernel
+
+    assert kernel() == kernel(itemsize=2, exact=True) == kernel(rows=100_000, gathers=True)
+    assert kernel() == kernel(groups=1025, sizes=3) == "single"
+    for other in (
+        {"rows": 100_000},
+        {"n": 128},
+        {"sizes": 1025},
+        {"k": 65},
+        {"k": 33},
+        {"k": 0},
+        {"itemsize": 8},
+        {"exact": True},
+        {"widens": True},
+    ):
+        assert kernel(**other) == "persistent"
+    assert MATMUL.choose("segment_outer", **few).kernel == "persistent"
+    with schedules.use(MatmulSchedule("single", 64, 0, 1)):
+        assert kernel(rows=100_000) == "single"
+        assert kernel(k=65) == "persistent"
+
+
 def test_a_forced_schedule_is_for_kernels_of_its_kind_only():
-    of_segments, of_products = Schedule("walk", 8, 128, 3), MatmulSchedule(64, 4, 9)
+    of_segments, of_products = Schedule("walk", 8, 128, 3), MatmulSchedule("persistent", 64, 4, 9)
     chosen = SEGMENT.choose(**SHAPE), MATMUL.choose(**PRODUCT)
     assert of_segments not in chosen
     assert of_products not in chosen
@@ -346,7 +372,7 @@ def test_shipped_schedules_serve_where_the_users_are_missing(tmp_path, monkeypat
     shipped = tmp_path / "shipped.json"
     monkeypatch.setattr(schedule_cache, "SHIPPED", shipped)
     key = MATMUL.key(**PRODUCT)
-    own = Tuned((128, 32, 5), 1.0, 2.0)
+    own = Tuned(("persistent", 128, 32, 5), 1.0, 2.0)
     document = {"version": schedule_cache.VERSION, "devices": {"gpu": {key: TUNED_PRODUCT}}}
     shipped.write_text(json.dumps(document))
     assert MATMUL.choose(**PRODUCT) == MatmulSchedule(*TUNED_PRODUCT.schedule)
@@ -429,10 +455,11 @@ BROKEN = {
     "100 threads": document(["walk", 4, 100, 1]),
     "0 threads": document(["walk", 4, 0, 1]),
     "of segments, for a product": document(TUNED.schedule, key=PRODUCT_KEY),
-    "tile 96": document([96, 0, 8], key=PRODUCT_KEY),
-    "chunk -1": document([64, -1, 8], key=PRODUCT_KEY),
-    "chunk 2^31": document([64, 2**31, 8], key=PRODUCT_KEY),
-    "2^20 blocks of a product": document([64, 0, 2**20], key=PRODUCT_KEY),
+    "kernel of segments": document(["walk", 64, 0, 8], key=PRODUCT_KEY),
+    "tile 96": document(["persistent", 96, 0, 8], key=PRODUCT_KEY),
+    "chunk -1": document(["persistent", 64, -1, 8], key=PRODUCT_KEY),
+    "chunk 2^31": document(["persistent", 64, 2**31, 8], key=PRODUCT_KEY),
+    "2^20 blocks of a product": document(["persistent", 64, 0, 2**20], key=PRODUCT_KEY),
     "2048 threads of a hypergraph": document([2048, 1, 1], key=HYPERGRAPH_KEY),
     "no rounds": document([128, 0, 1], key=HYPERGRAPH_KEY),
     "2^63 rounds": document([128, 1, 2**63], key=HYPERGRAPH_KEY),
@@ -466,8 +493,13 @@ def test_a_broken_cache_is_ignored_with_a_warning_and_replaced(cache, text):
 @pytest.mark.parametrize("key", [SEGMENT_KEY, PRODUCT_KEY, HYPERGRAPH_KEY])
 def test_no_other_schedule_is_read_than_kernels_take(cache, key):
     """The least and the most of what is read, since what is broken is broken by one step."""
-    fields = {PRODUCT_KEY: (64, 0, 1), HYPERGRAPH_KEY: (32, 1, 1)}.get(key, ("walk", 1, 32, 1))
-    most = {PRODUCT_KEY: (128, 2**16 - 1, 2**13 - 1), HYPERGRAPH_KEY: (1024, *[2**16 - 1] * 2)}
+    fields = {PRODUCT_KEY: ("persistent", 64, 0, 1), HYPERGRAPH_KEY: (32, 1, 1)}.get(
+        key, ("walk", 1, 32, 1)
+    )
+    most = {
+        PRODUCT_KEY: ("single", 128, 2**16 - 1, 2**13 - 1),
+        HYPERGRAPH_KEY: (1024, *[2**16 - 1] * 2),
+    }
     cache.parent.mkdir()
     for schedule in (fields, most.get(key, ("step", 32, 1024, 2**16 - 1))):
         cache.write_text(document(schedule, key=key))
@@ -632,20 +664,22 @@ def test_the_schedules_of_a_product_that_the_model_keeps_are_run(op):
 def test_chunks_that_no_block_would_get_are_not_measured():
     few, many = product(sizes=[1_000] * 100), product(sizes=[10_000] * 100)
     for chunk, left in ((0, 0), (4, 4), (16, 0)):
-        schedule = MatmulSchedule(128, chunk, 4096)
+        schedule = MatmulSchedule("persistent", 128, chunk, 4096)
         assert few.effective(schedule) == schedule._replace(chunk=left)
         assert many.effective(schedule) == schedule
 
 
 def test_neighbours_in_the_order_of_measuring_have_other_kernels():
-    tiles = [choice.tile for choice in matmul.choices("segment_matmul")]
-    assert all(one != other for one, other in itertools.pairwise(tiles))
+    kernels = [(choice.kernel, choice.tile) for choice in matmul.choices("segment_matmul")]
+    assert all(one != other for one, other in itertools.pairwise(kernels))
 
 
 # The model of products.
 
 
-@pytest.mark.parametrize("schedule", [MatmulSchedule(64, c, 4096) for c in (0, 1, 16)])
+@pytest.mark.parametrize(
+    "schedule", [MatmulSchedule("persistent", 64, c, 4096) for c in (0, 1, 16)]
+)
 @pytest.mark.parametrize("op", matmul.OPS)
 def test_more_rows_or_features_are_predicted_to_take_longer(op, schedule):
     times = [matmul.predict(product(op, [2**e] * 200, 64), schedule) for e in range(6, 18)]
@@ -660,14 +694,16 @@ def test_more_rows_or_features_are_predicted_to_take_longer(op, schedule):
 
 def test_fewer_fetches_of_weights_are_predicted_to_be_faster():
     call = product(sizes=[1_000] * 1_000, width=128)
-    one, few, many = (matmul.predict(call, MatmulSchedule(64, c, 4096)) for c in (1, 4, 16))
+    one, few, many = (
+        matmul.predict(call, MatmulSchedule("persistent", 64, c, 4096)) for c in (1, 4, 16)
+    )
     assert many < few < one
-    assert matmul.predict(call, MatmulSchedule(128, 1, 4096)) < one
+    assert matmul.predict(call, MatmulSchedule("persistent", 128, 1, 4096)) < one
 
 
 def test_a_giant_group_is_predicted_to_be_slow_where_no_blocks_share_it():
     call = product("segment_outer", sizes=[10**6] + [10] * 99, width=64)
-    alone, shared = (matmul.predict(call, MatmulSchedule(64, c, 132)) for c in (1, 0))
+    alone, shared = (matmul.predict(call, MatmulSchedule("persistent", 64, c, 132)) for c in (1, 0))
     assert alone > 20 * shared
 
 

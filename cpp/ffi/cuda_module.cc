@@ -209,9 +209,12 @@ struct Cuda {
                                    const Groups& groups, int64_t k, int64_t n, bool transposed,
                                    Activation activation, const T* lhs, const T* rhs, const T* bias,
                                    const Out* residual, const RowLists<Acc>& lists, Out* out) {
+    const bool single = attributes.kernel == "single";
+    if (single && !cuda::can_be_single<T, Out>(k, groups))
+      return invalid("the kernel \"single\" cannot do this product");
     return status(cuda::segment_matmul(
-        stream, {attributes.tile, attributes.chunk, attributes.blocks}, groups, k, n, transposed,
-        attributes.exact, activation, lhs, rhs, bias, residual, lists, out));
+        stream, {single, attributes.tile, attributes.chunk, attributes.blocks}, groups, k, n,
+        transposed, attributes.exact, activation, lhs, rhs, bias, residual, lists, out));
   }
 
   template <typename T, typename Acc, typename Out>
@@ -223,7 +226,7 @@ struct Cuda {
     if (static_cast<int64_t>(workspace.size_bytes()) <
         cuda::outer_workspace_bytes(blocks, k, n, sizeof(Acc)))
       return invalid("the workspace is too small");
-    return status(cuda::segment_outer(stream, {0, attributes.chunk, blocks}, groups, k, n,
+    return status(cuda::segment_outer(stream, {false, 0, attributes.chunk, blocks}, groups, k, n,
                                       attributes.exact, attributes.deterministic, lhs, rhs, lists,
                                       out, workspace.untyped_data()));
   }

@@ -102,6 +102,7 @@ class Call(NamedTuple):
 
     def effective(self, schedule: Schedule) -> Schedule:
         """The same for all schedules that come to the same: teams are no more than entries."""
+        schedule = FAMILY.possible(schedule, self._kernel, **self.shape)
         teams = max(schedule.threads // schedule.lanes, 1)
         most = max(1, -(-len(self.edges.rows) // teams))
         return schedule._replace(blocks=min(schedule.blocks, most))
