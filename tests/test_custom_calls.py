@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from op_spec import Incidence, stack
-from op_suite import IMPLEMENTATIONS, PLATFORM
+from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM
 from primitive_cases import SAMPLES, floats, incidence_arrays, needs_kernels
 
 import jax_gnn
@@ -166,8 +166,7 @@ def test_raw_call_with_wrong_schedule(threads: int) -> None:
         call("hypergraph_aggregate", raw_operands(), AGGREGATE_RESULTS, attributes)
 
 
-@needs_kernels
-@pytest.mark.skipif(PLATFORM != "cuda", reason="schedules are those of the CUDA kernels")
+@pytest.mark.skipif("cuda" not in KERNELS, reason="schedules are those of the CUDA kernels")
 @pytest.mark.parametrize(
     ("schedule", "reduce", "message"),
     [
@@ -187,6 +186,7 @@ def test_kernels_that_cannot_do_a_call_are_refused(
     monkeypatch.setattr(segment_schedule, "FAMILY", family)
     graph = Graph.from_edges([0, 1, 2], [1, 1, 0], num_nodes=3)
     with (
+        jax_gnn.implementation("cuda"),
         schedules.use(schedules.Schedule(*schedule)),
         pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_gnn: {message}"),
     ):

@@ -88,10 +88,9 @@ cudaError_t launch_chunks(cudaStream_t stream, const MatmulSchedule& schedule, c
 
 template <typename T, typename Acc, typename Out>
 cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
-                           const Groups& groups, int64_t k, int64_t n, bool transposed,
-                           [[maybe_unused]] bool exact, Activation activation, const T* lhs,
-                           const T* rhs, const T* bias, const Out* residual,
-                           const RowLists<Acc>& lists, Out* out) {
+                           const Groups& groups, int64_t k, int64_t n, bool transposed, bool exact,
+                           Activation activation, const T* lhs, const T* rhs, const T* bias,
+                           const Out* residual, const RowLists<Acc>& lists, Out* out) {
   constexpr int64_t kMax = 1 << 30;
   if (groups.num_rows <= 0 || n <= 0) return cudaSuccess;
   if (k > kMax || n > kMax || groups.num_rows > 0x7fffffff || lists.num_lhs > 0x7fffffff ||
@@ -133,12 +132,8 @@ cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
     return launch(stream, {grid, kTileThreads, 0}, plain_matmul_kernel<Tiles, T, Out>, groups,
                   product);
   };
-#ifndef JAX_GNN_EMULATED
-  if constexpr (sizeof(T) <= 4)
-    if (compute_capability() >= 8 && !(exact && sizeof(T) == 4))
-      return plain(TensorProduct<T, 128>());
-#endif
-  return plain(ExactProduct<T, sizeof(T) == 8 ? 64 : 128>());
+  constexpr int kRows = sizeof(T) == 8 ? 64 : 128;
+  return exact ? plain(HighestProduct<T, kRows>()) : plain(DefaultProduct<T, kRows>());
 }
 
 }  // namespace jax_gnn::cuda
