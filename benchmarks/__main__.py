@@ -14,12 +14,7 @@ from benchmarks.definition import Settings, available_ops, load_op
 from benchmarks.harness import run, select_workloads
 
 RESULTS = Path(__file__).parent / "results"
-_LIBRARY = Path(__file__).parents[1] / "jax_gnn" / "_ops"
-SCHEDULES = {
-    "segment": ("schedules", _LIBRARY / "segment_reduce" / "rule.py"),
-    "hypergraph": ("hypergraph_schedules", _LIBRARY / "hypergraph_aggregate" / "rule.py"),
-}
-"""By subject: what its database is called, and the module of its rule."""
+_RULE = Path(__file__).parents[1] / "jax_gnn" / "_ops" / "hypergraph_aggregate" / "rule.py"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,14 +52,13 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     render = commands.add_parser("render", help="print the tables of a report, draw its plot again")
     render.add_argument("file", type=Path)
     measure = commands.add_parser(
-        "measure-schedules", help="time kernels under all schedules, on a GPU"
+        "measure-schedules", help="time hypergraph aggregations under all schedules, on a GPU"
     )
-    measure.add_argument("subject", choices=SCHEDULES, help="the kernels")
     measure.add_argument("--data", type=Path, help="folder with real graphs")
     measure.add_argument("--seconds", type=_positive, default=300, help="when to stop")
     measure.add_argument("--quick", action="store_true", help="small graphs, a width each")
     measure.add_argument(
-        "--out", type=Path, help="default: [hypergraph_]schedules-DEVICE.json in results"
+        "--out", type=Path, help="default: hypergraph_schedules-DEVICE.json in results"
     )
     fit = commands.add_parser("fit-schedules", help="fit the rule to these times and write it")
     fit.add_argument("file", type=Path, help="what measure-schedules wrote")
@@ -109,9 +103,8 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
 
 
 def _measure_schedules(options: argparse.Namespace) -> int:
-    subject = options.subject
-    database = schedule_times.measure(subject, options.data, options.seconds, options.quick)
-    path = options.out or RESULTS / f"{SCHEDULES[subject][0]}-{_slug(database.device)}.json"
+    database = schedule_times.measure(options.data, options.seconds, options.quick)
+    path = options.out or RESULTS / f"hypergraph_schedules-{_slug(database.device)}.json"
     schedule_times.write(database, path)
     print(f"written: {path}")
     return 0
@@ -119,7 +112,7 @@ def _measure_schedules(options: argparse.Namespace) -> int:
 
 def _fit_schedules(options: argparse.Namespace) -> int:
     database = schedule_times.read(options.file)
-    out = options.out or SCHEDULES[database.subject][1]
+    out = options.out or _RULE
     fitted = schedules.fit(database)
     table = schedules.markdown(database, fitted)
     options.file.with_suffix(".md").write_text(table)

@@ -45,9 +45,9 @@ def candidates(groups: Groups, case: Case, problem: Problem) -> Iterator[Candida
             itemsize=problem.output_dtype.itemsize,
         ).blocks
         stages = {
-            BASIC: (MatmulSchedule(64, 1, blocks), True),
-            "+ 3D": (MatmulSchedule(64, 0, blocks), True),
-            "+ 3D, not deterministic": (MatmulSchedule(64, 0, blocks), False),
+            BASIC: (MatmulSchedule("persistent", 64, 1, blocks), True),
+            "+ 3D": (MatmulSchedule("persistent", 64, 0, blocks), True),
+            "+ 3D, not deterministic": (MatmulSchedule("persistent", 64, 0, blocks), False),
         }
         for name, (schedule, deterministic) in stages.items():
             function = product(case.mode, deterministic=deterministic)
@@ -62,7 +62,7 @@ def candidates(groups: Groups, case: Case, problem: Problem) -> Iterator[Candida
             (0, f"tile {tile}, ranges"),
         ):
             candidate = jax_candidate(stage, product(case.mode), problem, operands, INPUTS)
-            yield replace(candidate, schedule=MatmulSchedule(tile, chunk, PERSISTENT))
+            yield replace(candidate, schedule=MatmulSchedule("persistent", tile, chunk, PERSISTENT))
 
 
 OP = replace(

@@ -1,4 +1,4 @@
-"""The rules that choose schedules: fitted to measurements on a GPU, written as Python.
+"""The rule for hypergraph aggregations: fitted to measurements on a GPU, written as Python.
 
 ``fit`` grows a decision tree that predicts for a shape how much slower than the best each schedule
 is (in logarithms), takes the least in every leaf, and ``emit`` writes it as a module of
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.schedule_times import Choice, Database, Row, StageRow
+from benchmarks.schedule_times import FEATURES, Database, Row
 
 SLOWEST = float(np.log(4))
 """Slowdowns beyond this are alike: nobody would choose them."""
@@ -52,8 +52,7 @@ class Fit:
 def slowdowns(database: Database) -> np.ndarray:
     """Logarithms of time over the row's best: (rows, choices), `SLOWEST` at most."""
     times = np.array([row.times for row in database.rows], dtype=float)
-    logs = np.log(times / np.nanmin(times, axis=1, keepdims=True))
-    return np.where(np.isnan(logs), SLOWEST, np.minimum(logs, SLOWEST))
+    return np.minimum(np.log(times / times.min(axis=1, keepdims=True)), SLOWEST)
 
 
 def graph_family(row: Row) -> str:
@@ -82,10 +81,8 @@ def fit(database: Database) -> Fit:
 def choosable(database: Database) -> list[np.ndarray]:
     """Sets of choices, by index, of which a rule may hold one.
 
-    Both sums of a hypergraph aggregation have blocks of one size, hence all have.
+    Both sums of an aggregation have blocks of one size, hence all have.
     """
-    if database.row_type is not StageRow:
-        return [np.arange(len(database.choices))]
     threads = np.array([threads for threads, _ in database.choices])
     return [np.flatnonzero(threads == each) for each in np.unique(threads)]
 
@@ -149,8 +146,7 @@ def markdown(database: Database, fitted: Fit) -> str:
     shown = {"graph left out": losses, "worst call": losses}
     shown["graph seen"] = _lost(fitted.tree, database, fitted.columns)
     shown["one schedule for all"] = fixed
-    if database.row_type is StageRow:
-        shown["all at once"] = _all_at_once(database, database.choices[fitted.columns[0]][0])
+    shown["all at once"] = _all_at_once(database, database.choices[fitted.columns[0]][0])
     versions = ", ".join(f"{name} {version}" for name, version in database.versions.items())
     lines = [
         "# The rule for schedules against exhaustive search",
@@ -188,15 +184,8 @@ from __future__ import annotations
 
 '''
 
-_RESULTS = {
-    "segment": (
-        "tuple[bool, int, int, int]",
-        "parallel, halvings of the lanes that cover a row, threads, blocks",
-    ),
-    "hypergraph": ("int", "rounds"),
-}
 _TYPES = {
-    **dict.fromkeys(("softmax", "gather", "to_nodes"), "bool"),
+    "to_nodes": "bool",
     **dict.fromkeys(("average_degree", "waves"), "float"),
 }
 
@@ -210,19 +199,17 @@ def emit(database: Database, fitted: Fit) -> str:
         f"Slower than exhaustive search on graphs left out (geometric mean):\n{losses}."
     )
     branches = list(_branches(database, fitted))
-    asked = [name for name in database.row_type.FEATURES if _mentions(branches, name)]
+    asked = [name for name in FEATURES if _mentions(branches, name)]
     quoted = ", ".join(f'"{name}"' for name in asked)
     constants = [f"FEATURES = ({quoted}{',' * (len(asked) == 1)})"]
-    if database.row_type is StageRow:
-        threads, _ = database.choices[fitted.columns[0]]
-        constants.append(f"THREADS = {threads}  # of a block, for all shapes")
-    kind, meaning = _RESULTS[database.subject]
+    threads, _ = database.choices[fitted.columns[0]]
+    constants.append(f"THREADS = {threads}  # of a block, for all shapes")
     given = [f"{name}: {_TYPES.get(name, 'int')}" for name in asked]
-    signature = f"def choose(*, {', '.join(given)}) -> {kind}:"
+    signature = f"def choose(*, {', '.join(given)}) -> int:"
     if len(signature) > 100:
         lines = "".join(f"    {each},\n" for each in ["*", *given])
-        signature = f"def choose(\n{lines}) -> {kind}:"
-    head = [*constants, "", "", signature, f'    """Returns {meaning}."""']
+        signature = f"def choose(\n{lines}) -> int:"
+    head = [*constants, "", "", signature, '    """Returns rounds."""']
     return _MODULE.format(provenance=provenance) + "\n".join([*head, *branches]) + "\n"
 
 
@@ -232,24 +219,23 @@ def _mentions(lines: list[str], name: str) -> bool:
 
 def _branches(database: Database, fitted: Fit) -> Iterator[str]:
     nodes, values = fitted.tree.tree_, fitted.tree.tree_.value[:, :, 0]
-    row_type = database.row_type
 
-    def best(node: int) -> Choice:
-        choice = database.choices[fitted.columns[values[node].argmin()]]
-        return choice[1:] if row_type is StageRow else choice  # threads are the same for all
+    def best(node: int) -> int:
+        _, rounds = database.choices[fitted.columns[values[node].argmin()]]
+        return rounds  # threads are the same for all
 
-    def leaves(node: int) -> set[Choice]:
+    def leaves(node: int) -> set[int]:
         if nodes.children_left[node] < 0:
             return {best(node)}
         return leaves(nodes.children_left[node]) | leaves(nodes.children_right[node])
 
     def lines(node: int, indent: str) -> Iterator[str]:
         if len(leaves(node)) == 1:  # branches that agree are one
-            yield f"{indent}return {', '.join(map(repr, leaves(node).pop()))}"
+            yield f"{indent}return {best(node)}"
             return
         left, right = nodes.children_left[node], nodes.children_right[node]
-        name, threshold = row_type.FEATURES[nodes.feature[node]], nodes.threshold[node]
-        if name in row_type.FLAGS:
+        name, threshold = FEATURES[nodes.feature[node]], nodes.threshold[node]
+        if name == "to_nodes":
             left, right, condition = right, left, name
         else:
             shown = f"{threshold:.4g}" if name in ("average_degree", "waves") else int(threshold)

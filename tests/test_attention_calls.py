@@ -112,13 +112,14 @@ def attributes_of(kind: str, direction: str) -> dict[str, Any]:
         flags |= {"has_rows": False, "keeps_raw": False}
     else:
         flags |= {"whole": direction == "whole", "same": False, "has_y": True}
-        flags |= {"has_log_sum_ct": True, "one_pass": True, "parallel": False}
+        flags |= {"has_log_sum_ct": True, "one_pass": True}
     numbers = {"kind": KINDS.index(kind)}
     numbers |= {} if direction == "forward" else {"lanes": 1, "threads": 32}
     return {
         **{name: np.bool_(flag) for name, flag in flags.items()},
         **{name: np.int64(number) for name, number in numbers.items()},
         "slope": np.float64(SLOPE),
+        **({} if direction == "forward" else {"kernel": "walk"}),
     }
 
 

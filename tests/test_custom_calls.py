@@ -17,13 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from op_spec import Incidence, stack
-from op_suite import IMPLEMENTATIONS, PLATFORM
+from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM
 from primitive_cases import SAMPLES, floats, incidence_arrays, needs_kernels
 
 import jax_gnn
 from jax_gnn import Graph, Hypergraph, hypergraph_aggregate, schedules
 from jax_gnn._core.csr import EdgeSplit, edge_split
 from jax_gnn._core.op import OPS
+from jax_gnn._ops.segment_reduce import schedule as segment_schedule
 
 # --- Raw custom calls ----------------------------------------------------------------------------
 
@@ -163,6 +164,33 @@ def test_raw_call_with_wrong_schedule(threads: int) -> None:
     attributes = {**AGGREGATE_ATTRIBUTES, "threads": np.int64(threads)}
     with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: the schedule is wrong"):
         call("hypergraph_aggregate", raw_operands(), AGGREGATE_RESULTS, attributes)
+
+
+@pytest.mark.skipif("cuda" not in KERNELS, reason="schedules are those of the CUDA kernels")
+@pytest.mark.parametrize(
+    ("schedule", "reduce", "message"),
+    [
+        (("step", 8, 256, 1), "max", 'the kernel "step" of 8 lanes and 256 threads cannot do this'),
+        (("step", 16, 256, 1), "sum", 'the kernel "step" of 16 lanes'),
+        (("step", 8, 128, 1), "sum", 'the kernel "step" of 8 lanes and 128 threads'),
+        (("gather", 8, 128, 1), "max", 'the kernel "gather"'),
+        (("stride", 8, 128, 1), "sum", "the schedule is wrong"),
+        (("walk", 3, 128, 1), "sum", "the schedule is wrong"),
+    ],
+)
+def test_kernels_that_cannot_do_a_call_are_refused(
+    schedule: Any, reduce: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same in Python, which makes a walk of them, is left out."""
+    family = replace(segment_schedule.FAMILY, possible=lambda schedule, op, **call: schedule)
+    monkeypatch.setattr(segment_schedule, "FAMILY", family)
+    graph = Graph.from_edges([0, 1, 2], [1, 1, 0], num_nodes=3)
+    with (
+        jax_gnn.implementation("cuda"),
+        schedules.use(schedules.Schedule(*schedule)),
+        pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_gnn: {message}"),
+    ):
+        jax.block_until_ready(jax_gnn.spmm(graph, floats(3, 8), reduce=reduce))
 
 
 @needs_kernels

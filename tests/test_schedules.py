@@ -6,12 +6,9 @@ import io
 import itertools
 import json
 import multiprocessing
-import operator
 import os
 import sys
 import types
-import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -30,7 +27,6 @@ from jax_gnn._ops.relational_aggregate.api import counts_of
 from jax_gnn._ops.relational_aggregate.schedule import FAMILY as RELATIONAL
 from jax_gnn._ops.relational_aggregate.schedule import chosen
 from jax_gnn._ops.segment_matmul.schedule import FAMILY as MATMUL
-from jax_gnn._ops.segment_reduce import rule as segment_rule
 from jax_gnn._ops.segment_reduce.schedule import FAMILY as SEGMENT
 from jax_gnn._ops.segment_reduce.schedule import covering_lanes
 from jax_gnn._tuning import command, hypergraph, matmul, segment
@@ -44,8 +40,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 from benchmarks import schedule_times
 from benchmarks import schedules as rules
 from benchmarks.__main__ import main as benchmark
-from benchmarks.schedule_times import Database, SegmentRow, StageRow
-from benchmarks.workloads import power_law, uniform
+from benchmarks.schedule_times import Database, Row
+from benchmarks.workloads import uniform
 
 SHAPE = {
     "op": "segment_reduce",
@@ -56,7 +52,7 @@ SHAPE = {
     "gather": False,
 }
 RESULTS = Path(rules.__file__).parent / "results"
-TUNED = Tuned((True, 4, 128, 77), 10.0, 15.0)
+TUNED = Tuned(("walk", 4, 128, 77), 10.0, 15.0)
 
 PRODUCT = {
     "op": "segment_matmul",
@@ -66,7 +62,7 @@ PRODUCT = {
     "n": 64,
     "itemsize": 4,
 }
-TUNED_PRODUCT = Tuned((64, 0, 77), 10.0, 15.0)
+TUNED_PRODUCT = Tuned(("persistent", 64, 0, 77), 10.0, 15.0)
 DEVICE_KIND = schedule_cache.device_kind.__wrapped__  # tests replace it
 
 
@@ -125,7 +121,7 @@ def test_every_shape_has_a_sound_schedule():
         assert schedule.lanes in (1, 2, 4, 8, 16, 32)
         assert schedule.threads in (64, 128, 256)
         assert schedule.blocks >= 1
-        assert type(schedule.parallel) is bool
+        assert schedule.kernel in ("walk", "gather", "step")
 
 
 def test_both_gradients_get_teams_that_hold_a_row():
@@ -136,11 +132,11 @@ def test_both_gradients_get_teams_that_hold_a_row():
         return SEGMENT.choose("segment_reduce_vjp", **call)
 
     # The kernel of one step: 2,048 entries and lanes a block.
-    assert choose(**small, width=4) == Schedule(False, 8, 256, 40)
-    assert choose(**small, width=64) == Schedule(False, 16, 256, 79)
-    assert choose(**small, width=128) == Schedule(False, 32, 256, 157)
+    assert choose(**small, width=4) == Schedule("step", 8, 256, 40)
+    assert choose(**small, width=64) == Schedule("step", 16, 256, 79)
+    assert choose(**small, width=128) == Schedule("step", 32, 256, 157)
     # The walk of each team by itself, in float32, and through an order where rows stay in L2.
-    each_team = Schedule(True, 16, 128, 660)
+    each_team = Schedule("gather", 16, 128, 660)
     assert choose(**large, width=64) == each_team
     assert choose(**large, width=64, ordered=True, cols=50_000) == each_team
     for other in (
@@ -158,7 +154,7 @@ def test_both_gradients_get_teams_that_hold_a_row():
 def test_small_sums_get_the_kernel_of_one_step():
     small = {"entries": 10_000, "rows": 2_700, "width": 64, "itemsize": 4, "gather": True}
     one_step = SEGMENT.choose("segment_reduce", **small, sums=True)
-    assert one_step == Schedule(False, 8, 256, 40)
+    assert one_step == Schedule("step", 8, 256, 40)
     for call in (
         small | {"sums": False},
         small | {"sums": True, "entries": 10**6},
@@ -172,15 +168,41 @@ def test_small_sums_get_the_kernel_of_one_step():
 
 def test_large_sums_that_gather_get_the_walk_of_each_team_by_itself():
     large = {"entries": 900_000, "rows": 90_000, "width": 64, "itemsize": 4, "gather": True}
-    assert SEGMENT.choose("segment_reduce", **large, sums=True).parallel
+    assert SEGMENT.choose("segment_reduce", **large, sums=True).kernel == "gather"
     for call in (
         large | {"sums": False},
         large | {"sums": True, "entries": 90_000, "width": 128},  # a handful for each team
         large | {"sums": True, "width": 16},
+        large | {"sums": True, "width": 63},
         large | {"sums": True, "entries": 150_000, "width": 32},
         large | {"sums": True, "gather": False},
     ):
-        assert not SEGMENT.choose("segment_reduce", **call).parallel
+        assert SEGMENT.choose("segment_reduce", **call).kernel != "gather"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "able", "unable"),
+    [
+        (Schedule("step", 8, 256, 1), {}, {"sums": False}),
+        (Schedule("step", 8, 256, 1), {"entries": 2**30}, {"entries": 2**30 + 1}),
+        (Schedule("step", 8, 256, 1), {"weights": 2**32}, {"weights": 2**32 + 1}),
+        (Schedule("step", 16, 256, 1), {"op": "segment_reduce_vjp"}, {}),
+        (Schedule("step", 16, 256, 1), {"op": "segment_reduce_vjp"}, {"op": "segment_select"}),
+        (Schedule("gather", 8, 128, 9), {}, {"sums": False}),
+        (Schedule("gather", 8, 128, 9), {"width": 64}, {"width": 63}),
+        (Schedule("gather", 8, 128, 9), {"gather": False, "weights": 9}, {"gather": False}),
+        (
+            Schedule("gather", 16, 128, 9),
+            {"op": "segment_reduce_vjp"},
+            {"op": "segment_reduce_vjp", "itemsize": 2},
+        ),
+    ],
+)
+def test_what_a_kernel_cannot_do_the_walk_does(schedule, able, unable):
+    call = SHAPE | {"gather": True}
+    with schedules.use(schedule):
+        assert SEGMENT.choose(**call | able) == schedule
+        assert SEGMENT.choose(**call | unable) == schedule._replace(kernel="walk")
 
 
 def test_narrow_rows_one_behind_another_fill_the_device_once():
@@ -188,7 +210,7 @@ def test_narrow_rows_one_behind_another_fill_the_device_once():
     for width, lanes in ((1, 1), (2, 2), (4, 1), (8, 2), (12, 4), (16, 4)):
         for sums in (True, False):
             schedule = SEGMENT.choose("segment_reduce", **narrow, width=width, sums=sums)
-            assert schedule == Schedule(False, lanes, 64, 1584)
+            assert schedule == Schedule("walk", lanes, 64, 1584)
     for other in (
         narrow | {"width": 32},
         narrow | {"width": 6},  # in words of one feature
@@ -199,7 +221,7 @@ def test_narrow_rows_one_behind_another_fill_the_device_once():
 
 
 def test_a_forced_schedule_goes_first_and_is_in_the_key_of_compiled_functions():
-    forced = Schedule(False, 8, 128, 3)
+    forced = Schedule("walk", 8, 128, 3)
     schedule_cache.store("gpu", {SEGMENT.key(**SHAPE): TUNED})
     traces = []
 
@@ -233,8 +255,34 @@ def test_every_product_has_a_sound_schedule():
         assert schedule.blocks >= 1
 
 
+def test_few_tiles_of_a_product_get_a_block_each():
+    few = {"rows": 25_000, "groups": 90, "k": 64, "n": 64, "itemsize": 4}  # 482 tiles
+
+    def kernel(**call):
+        return MATMUL.choose("segment_matmul", **few | call).kernel
+
+    assert kernel() == kernel(itemsize=2, exact=True) == kernel(rows=100_000, gathers=True)
+    assert kernel() == kernel(groups=1025, sizes=3) == "single"
+    for other in (
+        {"rows": 100_000},
+        {"n": 128},
+        {"sizes": 1025},
+        {"k": 65},
+        {"k": 33},
+        {"k": 0},
+        {"itemsize": 8},
+        {"exact": True},
+        {"widens": True},
+    ):
+        assert kernel(**other) == "persistent"
+    assert MATMUL.choose("segment_outer", **few).kernel == "persistent"
+    with schedules.use(MatmulSchedule("single", 64, 0, 1)):
+        assert kernel(rows=100_000) == "single"
+        assert kernel(k=65) == "persistent"
+
+
 def test_a_forced_schedule_is_for_kernels_of_its_kind_only():
-    of_segments, of_products = Schedule(False, 8, 128, 3), MatmulSchedule(64, 4, 9)
+    of_segments, of_products = Schedule("walk", 8, 128, 3), MatmulSchedule("persistent", 64, 4, 9)
     chosen = SEGMENT.choose(**SHAPE), MATMUL.choose(**PRODUCT)
     assert of_segments not in chosen
     assert of_products not in chosen
@@ -280,7 +328,9 @@ def test_the_rule_of_hypergraphs_is_asked_for_each_sum(monkeypatch):
 )
 def test_lanes_cover_a_row(width, itemsize, lanes):
     assert covering_lanes(width, itemsize) == lanes
-    assert segment.Choice(False, 1, 128, 9).schedule(width, itemsize).lanes == max(lanes // 2, 1)
+    call = segment.Call("spmm", edges(), width, {2: "float16", 4: "float32"}[itemsize])
+    tried = {schedule.lanes for schedule in call.candidates() if schedule.kernel == "walk"}
+    assert tried == {max(lanes // parts, 1) for parts in (1, 2, 4)}
 
 
 # The cache.
@@ -321,7 +371,7 @@ def test_shipped_schedules_serve_where_the_users_are_missing(tmp_path, monkeypat
     shipped = tmp_path / "shipped.json"
     monkeypatch.setattr(schedule_cache, "SHIPPED", shipped)
     key = MATMUL.key(**PRODUCT)
-    own = Tuned((128, 32, 5), 1.0, 2.0)
+    own = Tuned(("persistent", 128, 32, 5), 1.0, 2.0)
     document = {"version": schedule_cache.VERSION, "devices": {"gpu": {key: TUNED_PRODUCT}}}
     shipped.write_text(json.dumps(document))
     assert MATMUL.choose(**PRODUCT) == MatmulSchedule(*TUNED_PRODUCT.schedule)
@@ -375,37 +425,40 @@ BROKEN = {
     "entries": json.dumps({"version": schedule_cache.VERSION, "devices": {"gpu": [1]}}),
     "not UTF-8": "\xff",
     "nested": "[" * 100_000,
-    "nested schedule": document([True, 4, 128, 1]).replace("true", "[" * 900 + "]" * 900),
+    "nested schedule": document(["gather", 4, 128, 1]).replace('"gather"', "[" * 900 + "]" * 900),
     "short": document([1, 2]),
-    "long": document([True, 4, 128, 1, 1]),
+    "long": document(["gather", 4, 128, 1, 1]),
     "number": document(3),
     "text": document("True"),
-    "one time": document([True, 4, 128, 1], 3),
-    "three times": document([True, 4, 128, 1], 3, 4, 5),
-    "no time": document([True, 4, 128, 1], 3, None),
-    "time in words": document([True, 4, 128, 1], 3, "4"),
-    "time nan": document([True, 4, 128, 1], 3, float("nan")),
-    "time inf": document([True, 4, 128, 1], 3, float("inf")),
-    "time 0": document([True, 4, 128, 1], 0, 4),
-    "time of 400 digits": document([True, 4, 128, 1], 3, 10**400),
-    "time of 5000 digits": document([True, 4, 128, 1]).replace("4]", "4" * 5000 + "]"),
-    "blocks -1": document([True, 4, 128, -1]),
-    "blocks 0": document([True, 4, 128, 0]),
-    "blocks 2^40": document([True, 4, 128, 2**40]),
-    "blocks 2^64": document([True, 4, 128, 2**64]),
-    "blocks 1.0": document([True, 4, 128, 1.0]),
-    "blocks true": document([True, 4, 128, True]),
-    "parallel 1": document([1, 4, 128, 1]),
-    "3 lanes": document([True, 3, 128, 1]),
-    "64 lanes": document([True, 64, 128, 1]),
-    "2048 threads": document([True, 4, 2048, 1]),
-    "100 threads": document([True, 4, 100, 1]),
-    "0 threads": document([True, 4, 0, 1]),
+    "one time": document(["gather", 4, 128, 1], 3),
+    "three times": document(["gather", 4, 128, 1], 3, 4, 5),
+    "no time": document(["gather", 4, 128, 1], 3, None),
+    "time in words": document(["gather", 4, 128, 1], 3, "4"),
+    "time nan": document(["gather", 4, 128, 1], 3, float("nan")),
+    "time inf": document(["gather", 4, 128, 1], 3, float("inf")),
+    "time 0": document(["gather", 4, 128, 1], 0, 4),
+    "time of 400 digits": document(["gather", 4, 128, 1], 3, 10**400),
+    "time of 5000 digits": document(["gather", 4, 128, 1]).replace("4]", "4" * 5000 + "]"),
+    "blocks -1": document(["gather", 4, 128, -1]),
+    "blocks 0": document(["gather", 4, 128, 0]),
+    "blocks 2^40": document(["gather", 4, 128, 2**40]),
+    "blocks 2^64": document(["gather", 4, 128, 2**64]),
+    "blocks 1.0": document(["gather", 4, 128, 1.0]),
+    "blocks true": document(["gather", 4, 128, True]),
+    "kernel 1": document([1, 4, 128, 1]),
+    "kernel true": document([True, 4, 128, 1]),
+    "another kernel": document(["warp", 4, 128, 1]),
+    "3 lanes": document(["walk", 3, 128, 1]),
+    "64 lanes": document(["walk", 64, 128, 1]),
+    "2048 threads": document(["walk", 4, 2048, 1]),
+    "100 threads": document(["walk", 4, 100, 1]),
+    "0 threads": document(["walk", 4, 0, 1]),
     "of segments, for a product": document(TUNED.schedule, key=PRODUCT_KEY),
-    "tile 96": document([96, 0, 8], key=PRODUCT_KEY),
-    "chunk -1": document([64, -1, 8], key=PRODUCT_KEY),
-    "chunk 2^31": document([64, 2**31, 8], key=PRODUCT_KEY),
-    "2^20 blocks of a product": document([64, 0, 2**20], key=PRODUCT_KEY),
+    "kernel of segments": document(["walk", 64, 0, 8], key=PRODUCT_KEY),
+    "tile 96": document(["persistent", 96, 0, 8], key=PRODUCT_KEY),
+    "chunk -1": document(["persistent", 64, -1, 8], key=PRODUCT_KEY),
+    "chunk 2^31": document(["persistent", 64, 2**31, 8], key=PRODUCT_KEY),
+    "2^20 blocks of a product": document(["persistent", 64, 0, 2**20], key=PRODUCT_KEY),
     "2048 threads of a hypergraph": document([2048, 1, 1], key=HYPERGRAPH_KEY),
     "no rounds": document([128, 0, 1], key=HYPERGRAPH_KEY),
     "2^63 rounds": document([128, 1, 2**63], key=HYPERGRAPH_KEY),
@@ -439,10 +492,15 @@ def test_a_broken_cache_is_ignored_with_a_warning_and_replaced(cache, text):
 @pytest.mark.parametrize("key", [SEGMENT_KEY, PRODUCT_KEY, HYPERGRAPH_KEY])
 def test_no_other_schedule_is_read_than_kernels_take(cache, key):
     """The least and the most of what is read, since what is broken is broken by one step."""
-    fields = {PRODUCT_KEY: (64, 0, 1), HYPERGRAPH_KEY: (32, 1, 1)}.get(key, (False, 1, 32, 1))
-    most = {PRODUCT_KEY: (128, 2**16 - 1, 2**13 - 1), HYPERGRAPH_KEY: (1024, *[2**16 - 1] * 2)}
+    fields = {PRODUCT_KEY: ("persistent", 64, 0, 1), HYPERGRAPH_KEY: (32, 1, 1)}.get(
+        key, ("walk", 1, 32, 1)
+    )
+    most = {
+        PRODUCT_KEY: ("single", 128, 2**16 - 1, 2**13 - 1),
+        HYPERGRAPH_KEY: (1024, *[2**16 - 1] * 2),
+    }
     cache.parent.mkdir()
-    for schedule in (fields, most.get(key, (True, 32, 1024, 2**16 - 1))):
+    for schedule in (fields, most.get(key, ("step", 32, 1024, 2**16 - 1))):
         cache.write_text(document(schedule, key=key))
         assert schedule_cache.read() == {"gpu": {key: Tuned(schedule, 3.0, 4.0)}}
 
@@ -557,8 +615,8 @@ def test_every_schedule_of_a_call_is_run_and_the_fastest_kept(op, monkeypatch):
     choose = Family.choose
     monkeypatch.setattr(Family, "choose", lambda *a, **k: asked.append(choose(*a, **k)))
     with pytest.raises(AttributeError):  # the schedule is what kernels are compiled with
-        measure([call], lambda _: [Schedule(False, 2, 64, 7)], CountingTimer(), 1)
-    assert asked == [Schedule(False, 2, 64, 7)]
+        measure([call], lambda _: [Schedule("walk", 2, 64, 7)], CountingTimer(), 1)
+    assert asked == [Schedule("walk", 2, 64, 7)]
 
 
 def test_results_do_not_depend_on_the_schedule():
@@ -567,7 +625,7 @@ def test_results_do_not_depend_on_the_schedule():
         operands = call.operands()
         assert all(jnp.std(x) > 0 for x in operands)
         outputs = []
-        for schedule in (Schedule(False, 2, 128, 1), Schedule(True, 1, 256, 132)):
+        for schedule in (Schedule("walk", 2, 128, 1), Schedule("gather", 1, 256, 132)):
             with schedules.use(schedule):
                 outputs.append(np.asarray(jax.jit(call.function)(*operands)))
         np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-5)
@@ -575,7 +633,7 @@ def test_results_do_not_depend_on_the_schedule():
 
 def test_schedules_that_come_to_the_same_are_measured_once():
     call = segment.Call("sum", edges(num_edges=64), 8, "float32")
-    many = [Schedule(False, 2, 128, blocks) for blocks in (1, 2, 132, 264)]
+    many = [Schedule("walk", 2, 128, blocks) for blocks in (1, 2, 132, 264)]
     (times,) = measure([call], lambda _: many, CountingTimer(), 1)
     assert [schedule.blocks for schedule in times] == [1]  # 64 teams of a block have an edge each
 
@@ -605,20 +663,22 @@ def test_the_schedules_of_a_product_that_the_model_keeps_are_run(op):
 def test_chunks_that_no_block_would_get_are_not_measured():
     few, many = product(sizes=[1_000] * 100), product(sizes=[10_000] * 100)
     for chunk, left in ((0, 0), (4, 4), (16, 0)):
-        schedule = MatmulSchedule(128, chunk, 4096)
+        schedule = MatmulSchedule("persistent", 128, chunk, 4096)
         assert few.effective(schedule) == schedule._replace(chunk=left)
         assert many.effective(schedule) == schedule
 
 
 def test_neighbours_in_the_order_of_measuring_have_other_kernels():
-    tiles = [choice.tile for choice in matmul.choices("segment_matmul")]
-    assert all(one != other for one, other in itertools.pairwise(tiles))
+    kernels = [(choice.kernel, choice.tile) for choice in matmul.choices("segment_matmul")]
+    assert all(one != other for one, other in itertools.pairwise(kernels))
 
 
 # The model of products.
 
 
-@pytest.mark.parametrize("schedule", [MatmulSchedule(64, c, 4096) for c in (0, 1, 16)])
+@pytest.mark.parametrize(
+    "schedule", [MatmulSchedule("persistent", 64, c, 4096) for c in (0, 1, 16)]
+)
 @pytest.mark.parametrize("op", matmul.OPS)
 def test_more_rows_or_features_are_predicted_to_take_longer(op, schedule):
     times = [matmul.predict(product(op, [2**e] * 200, 64), schedule) for e in range(6, 18)]
@@ -633,14 +693,16 @@ def test_more_rows_or_features_are_predicted_to_take_longer(op, schedule):
 
 def test_fewer_fetches_of_weights_are_predicted_to_be_faster():
     call = product(sizes=[1_000] * 1_000, width=128)
-    one, few, many = (matmul.predict(call, MatmulSchedule(64, c, 4096)) for c in (1, 4, 16))
+    one, few, many = (
+        matmul.predict(call, MatmulSchedule("persistent", 64, c, 4096)) for c in (1, 4, 16)
+    )
     assert many < few < one
-    assert matmul.predict(call, MatmulSchedule(128, 1, 4096)) < one
+    assert matmul.predict(call, MatmulSchedule("persistent", 128, 1, 4096)) < one
 
 
 def test_a_giant_group_is_predicted_to_be_slow_where_no_blocks_share_it():
     call = product("segment_outer", sizes=[10**6] + [10] * 99, width=64)
-    alone, shared = (matmul.predict(call, MatmulSchedule(64, c, 132)) for c in (1, 0))
+    alone, shared = (matmul.predict(call, MatmulSchedule("persistent", 64, c, 132)) for c in (1, 0))
     assert alone > 20 * shared
 
 
@@ -914,50 +976,14 @@ def test_edges_are_sorted_by_destination(tmp_path):
 
 # The database and the rule that is fitted to it.
 
-CHOICES = [(False, 0, 128, 132), (False, 0, 256, 1056), (True, 1, 128, 132)]
-
 
 def database(noise=0.0, seed=0):
-    """Best is the first choice for few bytes, the second for many, the third where rows are narrow.
-
-    The third does not exist for gathers.
-    """
-    rng = np.random.default_rng(seed)
-    rows = []
-    for graph, width, gather in itertools.product(range(12), (4, 16, 64), (False, True)):
-        count = int(10 ** rng.uniform(3, 7))
-        many = count * width * 4 > 4_000_000
-        times = [3.0 if many else 1.0, 1.0 if many else 2.0, 0.5 if width == 4 else 5.0]
-        times = [time * float(np.exp(noise * rng.normal())) for time in times]
-        if gather:
-            times[2] = None
-        name = f"g{graph // 2}" + ("-twin", "-twin-cols")[graph % 2]
-        rows.append(
-            SegmentRow(
-                graph=name,
-                softmax=False,
-                gather=gather,
-                count=count,
-                num_rows=count // 9 + 1,
-                width=width,
-                itemsize=4,
-                times=tuple(times),
-            )
-        )
-    return of_subject("segment", CHOICES, rows)
-
-
-def of_subject(subject, choices, rows):
-    return Database(subject, "gpu", {"jax": "1"}, None, "2026-01-01T00:00:00", choices, rows)
-
-
-def hypergraph_database(noise=0.0, seed=0):
     """Every pass of all multiprocessors has a price, and so has every round.
 
     Blocks of 128 threads are best but for small ones.
     """
     rng = np.random.default_rng(seed)
-    choices, rows = schedule_times.hypergraph_choices(), []
+    choices, rows = schedule_times.choices(), []
     for graph, width, to_nodes in itertools.product(range(20), (8, 32, 128), (False, True)):
         incidences = int(10 ** rng.uniform(3.5, 6.5))
         num_rows = int(incidences / 10 ** rng.uniform(0, 2))
@@ -971,8 +997,8 @@ def hypergraph_database(noise=0.0, seed=0):
         noisy = np.exp(noise * rng.normal(size=len(choices)))
         times = tuple(float(cost(*c) * n) for c, n in zip(choices, noisy, strict=True))
         rows.append(
-            StageRow(
-                graph=f"h{graph}",
+            Row(
+                graph=f"h{graph // 2}" + ("-twin", "-twin-cols")[graph % 2],
                 to_nodes=to_nodes,
                 incidences=incidences,
                 num_rows=num_rows,
@@ -981,7 +1007,7 @@ def hypergraph_database(noise=0.0, seed=0):
                 times=times,
             )
         )
-    return of_subject("hypergraph", choices, rows)
+    return Database("gpu", {"jax": "1"}, None, "2026-01-01T00:00:00", choices, rows)
 
 
 def emitted_rule(found, fitted):
@@ -993,43 +1019,23 @@ def emitted_rule(found, fitted):
 
 def chosen_by(rule, **features):
     choice = rule.choose(**{name: features[name] for name in rule.FEATURES})
-    return (rule.THREADS, choice) if hasattr(rule, "THREADS") else choice
+    return rule.THREADS, choice
 
 
-def arguments(row):
-    if isinstance(row, StageRow):
-        return row.values()
-    names = ("softmax", "gather", "count", "num_rows", "width", "itemsize")
-    values = {name: getattr(row, name) for name in names}
-    values["average_degree"] = row.count / row.num_rows
-    values["num_bytes"] = row.count * row.width * row.itemsize
-    return values
-
-
-def test_the_rule_finds_the_best_schedules():
-    found = database()
-    fitted = rules.fit(found)
-    choose = emitted_rule(found, fitted)
-    best = [min(time for time in row.times if time is not None) for row in found.rows]
-    chosen = [row.times[CHOICES.index(choose(**arguments(row)))] for row in found.rows]
-    assert sum(map(operator.ne, chosen, best)) <= 3  # of 72
-
-
-@pytest.mark.parametrize("make", [database, hypergraph_database])
-def test_the_written_rule_is_the_tree(make):
-    found = make(noise=0.3)
+def test_the_written_rule_is_the_tree():
+    found = database(noise=0.3)
     fitted = rules.fit(found)
     choose = emitted_rule(found, fitted)
     predicted = fitted.tree.predict(rules._features(found)).argmin(axis=1)
     for row, best in zip(found.rows, fitted.columns[predicted], strict=True):
-        assert choose(**arguments(row)) == found.choices[best]
+        assert choose(**row.values()) == found.choices[best]
 
 
-def test_the_rule_of_hypergraphs_has_blocks_of_one_size():
-    found = hypergraph_database(noise=0.01)
+def test_the_rule_is_near_the_best_with_blocks_of_one_size():
+    found = database(noise=0.01)
     fitted = rules.fit(found)
     choose = emitted_rule(found, fitted)
-    chosen = [choose(**arguments(row)) for row in found.rows]
+    chosen = [choose(**row.values()) for row in found.rows]
     assert {threads for threads, _ in chosen} == {128}
     assert len({rounds for _, rounds in chosen}) > 2
     slower = [
@@ -1069,44 +1075,35 @@ def test_cross_validation_leaves_a_graph_and_its_twins_out(monkeypatch):
 
     monkeypatch.setattr(rules, "_grow", grow)
     log_losses = rules.cross_validate(found, np.arange(3), {})
-    assert seen == [{f"g{number}-twin", f"g{number}-twin-cols"} for number in range(6)]
-    first = [row.times[0] / min(t for t in row.times if t is not None) for row in found.rows]
+    assert seen == [{f"h{number}-twin", f"h{number}-twin-cols"} for number in range(10)]
+    first = [row.times[0] / min(row.times) for row in found.rows]
     np.testing.assert_allclose(log_losses, np.minimum(np.log(first), rules.SLOWEST))
     losses = rules.losses_by(found, log_losses, lambda row: row.kernel)
-    spmm = [value for value, row in zip(first, found.rows, strict=True) if row.gather]
-    assert losses["spmm"] == pytest.approx(np.exp(np.mean(np.log(spmm))) - 1)
+    mean = [log for log, row in zip(log_losses, found.rows, strict=True) if row.to_nodes]
+    assert losses["to nodes"] == pytest.approx(np.expm1(np.mean(mean)))
 
 
-def test_slowdowns_are_bounded_and_missing_schedules_slow():
+def test_slowdowns_are_bounded():
     logs = rules.slowdowns(database())
     assert logs.min() == 0
     assert logs.max() <= rules.SLOWEST
-    gathers = np.array([row.gather for row in database().rows])
-    assert (logs[gathers, 2] == rules.SLOWEST).all()
 
 
-@pytest.mark.parametrize(
-    ("make", "lines"),
-    [
-        (database, ["| sum | 36 |", *(f"\n| g{graph} | " for graph in range(6))]),
-        (hypergraph_database, ["| to hyperedges | 60 |", "| to nodes | 60 |", "| all at once |"]),
-    ],
-)
-def test_the_command_writes_rule_and_table(make, lines, tmp_path, capsys):
-    found = make(noise=0.1)
+def test_the_command_writes_rule_and_table(tmp_path, capsys):
+    found = database(noise=0.1)
     path, rule = tmp_path / "times.json", tmp_path / "rule.py"
     schedule_times.write(found, path)
     again = schedule_times.read(path)
-    assert (again.subject, again.choices) == (found.subject, found.choices)
+    assert again.choices == found.choices
     for one, other in zip(again.rows, found.rows, strict=True):
         assert (one.graph, one.features()) == (other.graph, other.features())
-        close = [None if time is None else pytest.approx(time, rel=1e-3) for time in other.times]
-        assert list(one.times) == close
+        assert list(one.times) == pytest.approx(other.times, rel=1e-3)
     assert benchmark(["fit-schedules", str(path), "--out", str(rule)]) == 0
     shown = capsys.readouterr().out
     table = path.with_suffix(".md").read_text()
     assert table in shown
-    assert all(line in table for line in lines)
+    for line in ("| to hyperedges | 60 |", "| to nodes | 60 |", "| all at once |"):
+        assert line in table
     assert rule.read_text() == rules.emit(again, rules.fit(again))
 
 
@@ -1114,7 +1111,7 @@ def test_the_command_writes_rule_and_table(make, lines, tmp_path, capsys):
     ("text", "message"),
     [
         ('{"schema": 0}', "not a database of schedules"),
-        ('{"schema": 1, "subject": "matmul"}', "a database of 'matmul', not of segment, hyper"),
+        ('{"schema": 1, "subject": "segment"}', "a database of 'segment', not of 'hypergraph'"),
     ],
 )
 def test_another_file_is_no_database(text, message, tmp_path, capsys):
@@ -1124,38 +1121,14 @@ def test_another_file_is_no_database(text, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "module"),
-    [("schedules", segment_rule), ("hypergraph_schedules", hypergraph_rule)],
-)
-def test_the_librarys_rule_is_near_the_best_that_was_measured(name, module):
-    found = schedule_times.read(RESULTS / f"{name}-nvidia-h200.json")
+def test_the_librarys_rule_is_near_the_best_that_was_measured():
+    found = schedule_times.read(RESULTS / "hypergraph_schedules-nvidia-h200.json")
     slowdowns = rules.slowdowns(found)
     lost = [
-        slowdowns[number, found.choices.index(chosen_by(module, **arguments(row)))]
+        slowdowns[number, found.choices.index(chosen_by(hypergraph_rule, **row.values()))]
         for number, row in enumerate(found.rows)
     ]
     assert np.exp(np.mean(lost)) < 1.05
-
-
-def test_measuring_covers_ops_widths_and_dtypes(monkeypatch):
-    monkeypatch.setattr("jax_gnn._tuning.timing.ProfilerTimer", lambda flushes: CountingTimer())
-    monkeypatch.setattr(segment, "_BLOCKS", (1, 5))
-    measure_only(monkeypatch, "segment", {"g": lambda: power_law(50, 200, 0.5)})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = schedule_times.measure("segment", None, seconds=1e9, quick=True)
-    kinds = {(row.kernel, row.width, row.itemsize) for row in found.rows}
-    assert kinds == {("sum", 4, 4), ("softmax", 4, 4), ("sum", 16, 2), ("spmm", 16, 2)}
-    for row in found.rows:
-        possible = segment.choices(row.kernel)
-        measured = {c for c, t in zip(found.choices, row.times, strict=True) if t is not None}
-        assert measured == set(map(tuple, possible))
-
-
-def measure_only(monkeypatch, subject, graphs):
-    only = replace(schedule_times.SUBJECTS[subject], graphs=lambda data: graphs)
-    monkeypatch.setitem(schedule_times.SUBJECTS, subject, only)
 
 
 class StageTimer:
@@ -1188,9 +1161,9 @@ def test_measuring_hypergraphs_gives_a_row_for_each_sum(monkeypatch, capsys, tmp
 
     monkeypatch.setattr("jax_gnn._tuning.timing.ProfilerTimer", lambda flushes: StageTimer())
     graphs = {"broken": broken, "h": lambda: uniform(50, 30, mean_size=4.0)}
-    measure_only(monkeypatch, "hypergraph", graphs)
+    monkeypatch.setattr(schedule_times, "graphs", lambda data: graphs)
     path = tmp_path / "times.json"
-    command = ["measure-schedules", "hypergraph", "--quick", "--out", str(path)]
+    command = ["measure-schedules", "--quick", "--out", str(path)]
     assert benchmark(command) == 0
     assert "broken is left out: out of memory" in capsys.readouterr().err
     found = schedule_times.read(path)
@@ -1201,7 +1174,7 @@ def test_measuring_hypergraphs_gives_a_row_for_each_sum(monkeypatch, capsys, tmp
         for to_nodes, size, itemsize in zip((False, True), (30, 50), itemsizes, strict=True)
     ]
     count = len(found.choices)
-    assert found.choices == schedule_times.hypergraph_choices()
+    assert found.choices == schedule_times.choices()
     for number, row in enumerate(found.rows):
         first = number // 2 * count + 1
         expected = [3.0] * count if row.to_nodes else list(range(first, first + count))
@@ -1213,12 +1186,12 @@ def test_measuring_hypergraphs_gives_a_row_for_each_sum(monkeypatch, capsys, tmp
 
 
 def test_hypergraphs_are_measured_over_all_sizes():
-    found = schedule_times.hypergraph_graphs(None)
+    found = schedule_times.graphs(None)
     assert list(found)[-1] == "yelp-twin"
     twins = ("uniform", "zipf", "giant", "yelp-twin")
     assert sorted(found) == sorted([*(f"random-{n}" for n in range(16)), *twins])
     small = [found[f"random-{n}"]() for n in (0, 2, 4)]
-    again = [schedule_times.hypergraph_graphs(None)[f"random-{n}"]() for n in (0, 2, 4)]
+    again = [schedule_times.graphs(None)[f"random-{n}"]() for n in (0, 2, 4)]
     for graph, other in zip(small, again, strict=True):
         np.testing.assert_array_equal(graph.node_idx, other.node_idx)
         keys = graph.hyperedge_idx * graph.num_nodes + graph.node_idx

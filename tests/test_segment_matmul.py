@@ -561,14 +561,14 @@ def test_shapes(rng: np.random.Generator, k: int, n: int, dtype: str, implementa
             assert_close(outer(lhs, ct, sizes), want, TOLERANCE[dtype], f"{scenario}, outer")
 
 
-@pytest.mark.parametrize("blocks", [3, 4096])
+@pytest.mark.parametrize("kernel", ["persistent", "single"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("k", "n"), [(32, 64), (64, 70), (16, 200), (64, 33), (128, 128), (256, 24)]
 )
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
 def test_few_and_many_blocks(
-    rng: np.random.Generator, k: int, n: int, dtype: str, blocks: int, implementation: str
+    rng: np.random.Generator, k: int, n: int, dtype: str, kernel: Any, implementation: str
 ) -> None:
     """Matrix units and all lists: tiles in turn, and of small products one for each block.
 
@@ -587,7 +587,7 @@ def test_few_and_many_blocks(
     }
     given["out_rows"][rng.choice(rows, 20, replace=False)] = rng.choice([*OUT_OF_RANGE, rows], 20)
     wide = {name: x if x.dtype == np.int32 else x.astype(np.float64) for name, x in given.items()}
-    with setting(implementation, dtype), use(MatmulSchedule(64, 0, blocks)):
+    with setting(implementation, dtype), use(MatmulSchedule(kernel, 64, 0, 3)):
         plain = (), ("lhs_rows",), ("residual",), ("out_rows", "bias"), tuple(given)
         for names in plain:
             sizes = sizes_of(rng, "padding" if len(names) < 2 else "empty", rows, groups)
@@ -1221,6 +1221,7 @@ MATMUL_ATTRIBUTES = {
     "gathers": np.bool_(False),
     "scatters": np.bool_(False),
     "activation": np.int64(0),
+    "kernel": "persistent",
     "tile": np.int64(64),
     "chunk": np.int64(0),
     "blocks": np.int64(1),
@@ -1261,6 +1262,8 @@ def test_raw_call_with_wrong_buffers() -> None:
     for result in (((5, 4), np.float32), ((6, 4), np.float64), ((6, 4), np.int32)):
         with jax.enable_x64(True), pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
             raw_matmul(RAW_OPERANDS, result)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="the schedule is wrong"):
+        raw_matmul(RAW_OPERANDS, kernel="walk")
     for activation in (-1, 5):
         with pytest.raises(jax.errors.JaxRuntimeError, match="no such activation"):
             raw_matmul(RAW_OPERANDS, activation=np.int64(activation))

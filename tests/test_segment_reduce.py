@@ -695,15 +695,12 @@ def test_same_bits_in_100_runs(
 # --- Schedules -----------------------------------------------------------------------------------
 
 SCHEDULES = [
-    schedules.Schedule(parallel, lanes, threads, blocks)
-    for parallel, lanes, threads, blocks in (
-        (False, 1, 32, 1),
-        (True, 1, 256, 7),
-        (False, 4, 128, 100),
-        (True, 16, 64, 3),
-        (False, 32, 256, 2000),
-        (False, 8, 256, 2000),  # one step
-    )
+    schedules.Schedule("walk", 1, 32, 1),
+    schedules.Schedule("gather", 1, 256, 7),
+    schedules.Schedule("walk", 4, 128, 100),
+    schedules.Schedule("gather", 16, 64, 3),
+    schedules.Schedule("walk", 32, 256, 2000),
+    schedules.Schedule("step", 8, 256, 235),
 ]
 
 
@@ -755,7 +752,7 @@ def test_many_narrow_rows(
         ("mean", lambda x: x.mean(0), 0.0),
         ("max", lambda x: x.max(0), -np.inf),
     ):
-        schedule = schedules.Schedule(False, lanes, 64, 5)
+        schedule = schedules.Schedule("walk", lanes, 64, 5)
         with setting(implementation, dtype), schedules.use(schedule):
             op = functools.partial(ours(name), indices_are_sorted=True)
             given = jnp.asarray(data, dtype)
@@ -774,7 +771,7 @@ def test_a_forced_schedule_is_used(implementation: str) -> None:
     programs = set()
     with setting(implementation):
         for blocks in (1, 2, 3):
-            with schedules.use(schedules.Schedule(True, 4, 128, blocks)):
+            with schedules.use(schedules.Schedule("walk", 4, 128, blocks)):
                 programs.add(jax.jit(op).lower(data, ids).as_text())
     assert len(programs) == 3
 

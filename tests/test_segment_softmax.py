@@ -165,7 +165,7 @@ def test_schedules_give_the_same_result(
     function = functools.partial(on_segments(segment_softmax, "sorted"), index)
     with (
         setting(implementation, "float64"),
-        schedules.use(schedules.Schedule(False, 4, 128, blocks)),
+        schedules.use(schedules.Schedule("walk", 4, 128, blocks)),
     ):
         y, dy = jax.jit(lambda x, dx: jax.jvp(function, (x,), (dx,)))(data, tangent)
     assert_close(y, reference(elements, data), 1e-12, "value")

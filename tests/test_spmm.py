@@ -826,7 +826,7 @@ def test_schedules_give_the_same_result(
     matrix = np.zeros((300, 300))
     np.add.at(matrix, (np.asarray(graph.rows), np.asarray(graph.cols)), weight)
     cotangent = rng.normal(size=(300, 19))
-    schedule = schedules.Schedule(lanes < 32, lanes, 128, blocks)
+    schedule = schedules.Schedule("gather" if lanes < 32 else "walk", lanes, 128, blocks)
     with setting(implementation, "float64"), schedules.use(schedule):
         y, vjp = jax.vjp(functools.partial(spmm, graph), x, weight)
         to_x, to_weight = vjp(cotangent)
@@ -849,13 +849,13 @@ def test_schedules_give_the_same_result(
 @pytest.mark.parametrize(
     "schedule",
     [
-        *((True, *each) for each in ((2, 32, 1), (8, 128, 40), (16, 64, 3), (32, 128, 600))),
-        (False, 8, 256, 600),
+        *(("gather", *each) for each in ((2, 32, 1), (8, 128, 40), (16, 64, 3), (32, 128, 600))),
+        ("step", 8, 256, 16),
     ],
 )
 def test_sums_with_kernels_of_their_own(
     rng: np.random.Generator,
-    schedule: tuple[bool, int, int, int],
+    schedule: tuple[Any, int, int, int],
     heads: int | None,
     dtype: str,
     implementation: str,
@@ -905,13 +905,13 @@ def test_sums_with_kernels_of_their_own(
 @pytest.mark.parametrize(
     "schedule",
     [
-        *((True, *each) for each in ((8, 128, 3), (16, 64, 40), (32, 128, 600))),
-        *((False, lanes, 256, 600) for lanes in (8, 16, 32)),
+        *(("gather", *each) for each in ((8, 128, 3), (16, 64, 40), (32, 128, 600))),
+        *(("step", lanes, 256, 48) for lanes in (8, 16, 32)),
     ],
 )
 def test_both_gradients_with_kernels_of_their_own(
     rng: np.random.Generator,
-    schedule: tuple[bool, int, int, int],
+    schedule: tuple[Any, int, int, int],
     heads: int,
     dtype: str,
     implementation: str,
@@ -998,8 +998,8 @@ def long_runs_and_gaps(rng: np.random.Generator, nodes: int, count: int) -> Edge
     ("width", "schedule"),
     [
         *((width, None) for width in (1, 3, 5, 33, 64, 100)),
-        *((64, (True, *each)) for each in [(2, 32, 1), (8, 128, 40), (16, 64, 3), (32, 128, 600)]),
-        *((width, (False, 4, 64, 3)) for width in (33, 64)),
+        *((64, ("gather", *e)) for e in [(2, 32, 1), (8, 128, 40), (16, 64, 3), (32, 128, 600)]),
+        *((width, ("walk", 4, 64, 3)) for width in (33, 64)),
     ],
 )
 def test_epilogues(

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <string_view>
 
 #include "../kernels/edge_attention.h"
 #include "segments.h"
@@ -22,7 +23,8 @@ struct AttentionVjpAttributes {
   bool whole, same, scaled, has_y, has_log_sum_ct;
   double slope;
   bool gather, ordered;
-  bool one_pass, parallel;  // and the next two: of simple kinds
+  bool one_pass;  // and the next three: of simple kinds
+  std::string_view kernel;
   int64_t lanes, threads;
 };
 
@@ -49,7 +51,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     StructMember<bool>("same"), StructMember<bool>("scaled"), StructMember<bool>("has_y"),
     StructMember<bool>("has_log_sum_ct"), StructMember<double>("slope"),
     StructMember<bool>("gather"), StructMember<bool>("ordered"), StructMember<bool>("one_pass"),
-    StructMember<bool>("parallel"), StructMember<int64_t>("lanes"),
+    StructMember<std::string_view>("kernel"), StructMember<int64_t>("lanes"),
     StructMember<int64_t>("threads"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::LeakyScoresAttributes, StructMember<bool>("gather"),
                                       StructMember<int64_t>("heads"),
@@ -379,7 +381,7 @@ ffi::Error attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct, f
   }
   if (by_passes && (scratch->element_type() != acc_dtype ||
                     !has_shape(*scratch, {2, Backend::kHasOnePass ? count : 0, heads}) ||
-                    !is_schedule(attributes.lanes, attributes.threads))) {
+                    !is_schedule(attributes.kernel, attributes.lanes, attributes.threads))) {
     return invalid("the scratch memory or the schedule is wrong");
   }
   if (leaky && !whole && !is_matrix(*parts, blocks.blocks, width, acc_dtype)) {

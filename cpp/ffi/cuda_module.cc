@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <string>
+#include <type_traits>
 
 #include "../kernels/cuda/edge_attention.h"
 #include "../kernels/cuda/edge_gradients.h"
@@ -61,12 +62,19 @@ struct Cuda {
   }
 
   static constexpr bool kHasOnePass = true;
-  template <typename Acc, typename... Args>
+  template <typename Acc, typename T, typename Attained, typename Attention, typename... Args>
   static ffi::Error edge_attention_vjp(Context stream, const AttentionVjpAttributes& attributes,
-                                       Workspace workspace, Acc* scratch, const Args&... args) {
-    if (attributes.one_pass) return status(cuda::edge_attention_vjp(stream, args..., workspace));
-    return status(cuda::edge_attention_vjp(stream, schedule(attributes, workspace), args...,
-                                           scratch, workspace.bytes));
+                                       Workspace workspace, Acc* scratch, const Csr<int32_t>& csr,
+                                       const T* value, const Attained& attained,
+                                       const Attention& attention, Features features,
+                                       const Args&... args) {
+    if (attributes.one_pass)
+      return status(cuda::edge_attention_vjp(stream, csr, value, attained, attention, features,
+                                             args..., workspace));
+    const cuda::Schedule schedule = schedule_of(attributes, workspace);
+    if (!cuda::serves(schedule, csr, features, /*sums=*/true)) return refusal(attributes);
+    return status(cuda::edge_attention_vjp(stream, schedule, csr, value, attained, attention,
+                                           features, args..., scratch, workspace.bytes));
   }
 
   template <typename... Args>
@@ -116,25 +124,39 @@ struct Cuda {
         cuda::hypergraph_aggregate(stream, static_cast<int>(attributes.threads), args...));
   }
 
-  template <typename Attributes, typename... Args>
-  static ffi::Error segment_reduce(Context stream, const Attributes& attributes,
-                                   Workspace workspace, const Args&... args) {
-    return status(
-        cuda::segment_reduce(stream, schedule(attributes, workspace), args..., workspace.bytes));
+  template <typename T, typename Acc>
+  static ffi::Error segment_reduce(Context stream, const ReduceAttributes& attributes,
+                                   Workspace workspace, const Csr<int32_t>& csr, Reduce reduce,
+                                   const T* in, const Acc* weight, Features features,
+                                   const Epilogue<T, Acc>& epilogue, T* out) {
+    const bool sums = !std::is_integral_v<T> && (reduce == Reduce::kSum || reduce == Reduce::kMean);
+    const cuda::Schedule schedule = schedule_of(attributes, workspace);
+    if (!cuda::serves(schedule, csr, features, sums)) return refusal(attributes);
+    return status(cuda::segment_reduce(stream, schedule, csr, reduce, in, weight, features,
+                                       epilogue, out, workspace.bytes));
   }
 
-  template <typename Attributes, typename... Args>
-  static ffi::Error segment_reduce_vjp(Context stream, const Attributes& attributes,
-                                       Workspace workspace, const Args&... args) {
-    return status(cuda::segment_reduce_vjp(stream, schedule(attributes, workspace), args...,
-                                           workspace.bytes));
+  template <typename T, typename Acc>
+  static ffi::Error segment_reduce_vjp(Context stream, const ReduceVjpAttributes& attributes,
+                                       Workspace workspace, const Csr<int32_t>& csr, const T* in,
+                                       const Acc* weight, const T* left, Features features, T* out,
+                                       Acc* dots) {
+    const cuda::Schedule schedule = schedule_of(attributes, workspace);
+    if (!(attributes.one_pass ? cuda::serves_with_dots<T>(schedule, csr, features)
+                              : cuda::serves(schedule, csr, features, /*sums=*/true)))
+      return refusal(attributes);
+    return status(cuda::segment_reduce_vjp(stream, schedule, attributes.one_pass, csr, in, weight,
+                                           left, features, out, dots, workspace.bytes));
   }
 
-  template <typename Attributes, typename... Args>
-  static ffi::Error segment_select(Context stream, const Attributes& attributes,
-                                   Workspace workspace, const Args&... args) {
+  template <typename T, typename Acc>
+  static ffi::Error segment_select(Context stream, const SelectAttributes& attributes,
+                                   Workspace workspace, const Csr<int32_t>& csr,
+                                   const Select<T, Acc>& select, Features features, T* out) {
+    const cuda::Schedule schedule = schedule_of(attributes, workspace);
+    if (!cuda::serves(schedule, csr, features, /*sums=*/false)) return refusal(attributes);
     return status(
-        cuda::segment_select(stream, schedule(attributes, workspace), args..., workspace.bytes));
+        cuda::segment_select(stream, schedule, csr, select, features, out, workspace.bytes));
   }
 
   template <typename... Args>
@@ -160,9 +182,12 @@ struct Cuda {
                                    const Groups& groups, int64_t k, int64_t n, bool transposed,
                                    Activation activation, const T* lhs, const T* rhs, const T* bias,
                                    const Out* residual, const RowLists<Acc>& lists, Out* out) {
+    const bool single = attributes.kernel == "single";
+    if (single && !cuda::can_be_single<T, Out>(k, groups))
+      return invalid("the kernel \"single\" cannot do this product");
     return status(cuda::segment_matmul(
-        stream, {attributes.tile, attributes.chunk, attributes.blocks}, groups, k, n, transposed,
-        attributes.exact, activation, lhs, rhs, bias, residual, lists, out));
+        stream, {single, attributes.tile, attributes.chunk, attributes.blocks}, groups, k, n,
+        transposed, attributes.exact, activation, lhs, rhs, bias, residual, lists, out));
   }
 
   template <typename T, typename Acc, typename Out>
@@ -174,16 +199,26 @@ struct Cuda {
     if (static_cast<int64_t>(workspace.size_bytes()) <
         cuda::outer_workspace_bytes(blocks, k, n, sizeof(Acc)))
       return invalid("the workspace is too small");
-    return status(cuda::segment_outer(stream, {0, attributes.chunk, blocks}, groups, k, n,
+    return status(cuda::segment_outer(stream, {false, 0, attributes.chunk, blocks}, groups, k, n,
                                       attributes.exact, attributes.deterministic, lhs, rhs, lists,
                                       out, workspace.untyped_data()));
   }
 
  private:
   template <typename Attributes>
-  static cuda::Schedule schedule(const Attributes& attributes, Workspace workspace) {
-    return {attributes.parallel, static_cast<int>(attributes.lanes),
-            static_cast<int>(attributes.threads), workspace.blocks};
+  static cuda::Schedule schedule_of(const Attributes& attributes, Workspace workspace) {
+    const auto kernel = attributes.kernel == "step"     ? cuda::Kernel::kStep
+                        : attributes.kernel == "gather" ? cuda::Kernel::kGather
+                                                        : cuda::Kernel::kWalk;
+    return {kernel, static_cast<int>(attributes.lanes), static_cast<int>(attributes.threads),
+            workspace.blocks};
+  }
+
+  template <typename Attributes>
+  static ffi::Error refusal(const Attributes& attributes) {
+    return invalid("the kernel \"" + std::string(attributes.kernel) + "\" of " +
+                   std::to_string(attributes.lanes) + " lanes and " +
+                   std::to_string(attributes.threads) + " threads cannot do this call");
   }
 
   static ffi::Error status(cudaError_t error) {

@@ -2,6 +2,8 @@
 // and functions of the same names that take a schedule and a workspace and return an ffi::Error.
 #pragma once
 
+#include <string_view>
+
 #include "../kernels/segment_matmul.h"
 #include "segments.h"
 
@@ -10,6 +12,7 @@ namespace jax_gnn {
 struct MatmulAttributes {
   bool transposed, exact, has_bias, has_residual, scaled, gathers, scatters;
   int64_t activation;  // enum Activation
+  std::string_view kernel;
   int64_t tile, chunk, blocks;
 };
 
@@ -20,14 +23,12 @@ struct OuterAttributes {
 
 }  // namespace jax_gnn
 
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::MatmulAttributes, StructMember<bool>("transposed"),
-                                      StructMember<bool>("exact"), StructMember<bool>("has_bias"),
-                                      StructMember<bool>("has_residual"),
-                                      StructMember<bool>("scaled"), StructMember<bool>("gathers"),
-                                      StructMember<bool>("scatters"),
-                                      StructMember<int64_t>("activation"),
-                                      StructMember<int64_t>("tile"), StructMember<int64_t>("chunk"),
-                                      StructMember<int64_t>("blocks"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
+    jax_gnn::MatmulAttributes, StructMember<bool>("transposed"), StructMember<bool>("exact"),
+    StructMember<bool>("has_bias"), StructMember<bool>("has_residual"),
+    StructMember<bool>("scaled"), StructMember<bool>("gathers"), StructMember<bool>("scatters"),
+    StructMember<int64_t>("activation"), StructMember<std::string_view>("kernel"),
+    StructMember<int64_t>("tile"), StructMember<int64_t>("chunk"), StructMember<int64_t>("blocks"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::OuterAttributes, StructMember<bool>("exact"),
                                       StructMember<bool>("deterministic"),
                                       StructMember<bool>("scaled"), StructMember<bool>("left"),
@@ -112,6 +113,9 @@ ffi::Error segment_matmul(typename Backend::Context context, ffi::AnyBuffer lhs,
   if (attributes.activation < 0 ||
       attributes.activation > static_cast<int64_t>(Activation::kTanh)) {
     return invalid("there is no such activation");
+  }
+  if (attributes.kernel != "persistent" && attributes.kernel != "single") {
+    return invalid("the schedule is wrong");
   }
   const Groups groups = {data<const int32_t>(group_sizes), data<const int32_t>(group_offset),
                          static_cast<int64_t>(group_sizes.element_count()), num_groups, num_rows};

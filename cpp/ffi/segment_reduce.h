@@ -3,6 +3,8 @@
 // of the same names that take a context and a schedule and return an ffi::Error.
 #pragma once
 
+#include <string_view>
+
 #include "segments.h"
 
 namespace jax_gnn {
@@ -10,19 +12,21 @@ namespace jax_gnn {
 struct ReduceAttributes {
   int64_t reduce;  // enum Reduce
   bool weighted, has_own, has_out_scale, has_residual, has_bias, relu, has_result_scale;
-  bool gather, ordered, parallel;
+  bool gather, ordered;
+  std::string_view kernel;
   int64_t lanes, threads;
 };
 
 struct ReduceVjpAttributes {
-  bool gather, ordered, parallel;
+  bool gather, ordered, one_pass;
+  std::string_view kernel;
   int64_t lanes, threads;
 };
 
 struct SelectAttributes {
   bool has_value, weighted, factored, gather, ordered, weight_on_row;
   int64_t heads;
-  bool parallel;
+  std::string_view kernel;
   int64_t lanes, threads;
 };
 
@@ -37,17 +41,18 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     StructMember<bool>("has_own"), StructMember<bool>("has_out_scale"),
     StructMember<bool>("has_residual"), StructMember<bool>("has_bias"), StructMember<bool>("relu"),
     StructMember<bool>("has_result_scale"), StructMember<bool>("gather"),
-    StructMember<bool>("ordered"), StructMember<bool>("parallel"), StructMember<int64_t>("lanes"),
-    StructMember<int64_t>("threads"));
+    StructMember<bool>("ordered"), StructMember<std::string_view>("kernel"),
+    StructMember<int64_t>("lanes"), StructMember<int64_t>("threads"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::ReduceVjpAttributes, StructMember<bool>("gather"),
-                                      StructMember<bool>("ordered"), StructMember<bool>("parallel"),
+                                      StructMember<bool>("ordered"), StructMember<bool>("one_pass"),
+                                      StructMember<std::string_view>("kernel"),
                                       StructMember<int64_t>("lanes"),
                                       StructMember<int64_t>("threads"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     jax_gnn::SelectAttributes, StructMember<bool>("has_value"), StructMember<bool>("weighted"),
     StructMember<bool>("factored"), StructMember<bool>("gather"), StructMember<bool>("ordered"),
     StructMember<bool>("weight_on_row"), StructMember<int64_t>("heads"),
-    StructMember<bool>("parallel"), StructMember<int64_t>("lanes"),
+    StructMember<std::string_view>("kernel"), StructMember<int64_t>("lanes"),
     StructMember<int64_t>("threads"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::OrderAttributes,
                                       StructMember<int64_t>("num_segments"));
@@ -116,7 +121,9 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
   }
   error = epilogue.check(num_rows, width, dtype);
   if (error.failure()) return error;
-  if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
+  if (!is_schedule(attributes.kernel, attributes.lanes, attributes.threads)) {
+    return invalid("the schedule is wrong");
+  }
   error = check_workspace(*workspace, width, acc_dtype);
   if (error.failure()) return error;
   return dispatch_number<Backend>(dtype, [&](auto t, auto acc) {
@@ -158,7 +165,9 @@ ffi::Error segment_reduce_vjp(typename Backend::Context context, ffi::AnyBuffer 
       rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
   ffi::Error error = operands.check(/*weighted=*/true);
   if (error.failure()) return error;
-  if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
+  if (!is_schedule(attributes.kernel, attributes.lanes, attributes.threads)) {
+    return invalid("the schedule is wrong");
+  }
   error = check_workspace(*workspace, width, acc_dtype);
   if (error.failure()) return error;
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
@@ -203,7 +212,9 @@ ffi::Error segment_select(typename Backend::Context context, ffi::AnyBuffer row_
       rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
   ffi::Error error = operands.check(weighted);
   if (error.failure()) return error;
-  if (!is_schedule(attributes.lanes, attributes.threads)) return invalid("the schedule is wrong");
+  if (!is_schedule(attributes.kernel, attributes.lanes, attributes.threads)) {
+    return invalid("the schedule is wrong");
+  }
   error = check_workspace(*workspace, width, acc_dtype);
   if (error.failure()) return error;
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {

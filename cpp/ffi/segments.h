@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <string_view>
 
 #include "../kernels/segments.h"
 #include "../kernels/workspace.h"
@@ -132,6 +133,12 @@ inline Workspace make_workspace(ffi::AnyBuffer& buffer) {
 inline bool is_schedule(int64_t lanes, int64_t threads) {
   return lanes >= 1 && lanes <= 32 && (lanes & (lanes - 1)) == 0 && threads >= 32 &&
          threads <= 1024 && threads % 32 == 0;
+}
+
+// The same with a name of one of the kernels that go through sorted entries.
+inline bool is_schedule(std::string_view kernel, int64_t lanes, int64_t threads) {
+  return (kernel == "walk" || kernel == "gather" || kernel == "step") &&
+         is_schedule(lanes, threads);
 }
 
 }  // namespace jax_gnn

@@ -59,6 +59,8 @@ class Family(Generic[S]):
         exact: of a call, what a key holds as it is. Truth values are there by name where they hold.
         sizes: of a call, what a key holds to the nearest power of two.
         rule: from op and call to the schedule, a pure function.
+        possible: from a schedule, op and call to what kernels can do of it, of which the C++ side
+            refuses all else.
         describe: a schedule in words.
     """
 
@@ -69,15 +71,18 @@ class Family(Generic[S]):
     sizes: tuple[str, ...]
     rule: Callable[..., S]
     describe: Callable[[S], str]
+    possible: Callable[..., S] = lambda schedule, op, **call: schedule
 
     def choose(self, op: str, **call: Any) -> S:
         """The schedule for a call of a kernel, a pure function of shapes."""
-        if type(_forced.value) is self.schedule:
-            return _forced.value
         call = self.known(**call)
-        if tuned := schedule_cache.lookup(self.key(op, **call)):
-            return self.schedule(*tuned)
-        return self.rule(op, **call)
+        if type(_forced.value) is self.schedule:
+            found = _forced.value
+        elif tuned := schedule_cache.lookup(self.key(op, **call)):
+            found = self.schedule(*tuned)
+        else:
+            found = self.rule(op, **call)
+        return self.possible(found, op, **call)
 
     def key(self, op: str, **call: Any) -> str:
         """The bucket of a call: sizes to the nearest power of two, what is exact as it is."""

@@ -121,6 +121,9 @@ class Call(NamedTuple):
         All blocks of ``segment_outer`` have rows. Where there are fewer tiles than a chunk for each
         multiprocessor of an H200, all are dealt out as ranges.
         """
+        schedule = FAMILY.possible(schedule, self.op, **self.shape)
+        if schedule.kernel == "single":  # of tiles of one size, as many as there are
+            return schedule._replace(tile=64, chunk=0, blocks=_FILL)
         if self.op == "segment_outer":
             return schedule._replace(blocks=max(1, min(schedule.blocks, self.sizes.rows // 128)))
         sizes = self.sizes.of_groups[self.sizes.of_groups > 0]
@@ -150,8 +153,13 @@ def choices(op: Op) -> list[MatmulSchedule]:
     in the instruction cache and be up to 2.5 µs faster.
     """
     if op == "segment_outer":
-        return [MatmulSchedule(64, 0, blocks) for blocks in (66, 132, 198, 264)]
-    return [MatmulSchedule(tile, chunk, _FILL) for chunk in (0, 4, 8, 16, 32) for tile in (64, 128)]
+        return [MatmulSchedule("persistent", 64, 0, blocks) for blocks in (66, 132, 198, 264)]
+    persistent = [
+        MatmulSchedule("persistent", tile, chunk, _FILL)
+        for chunk in (0, 4, 8, 16, 32)
+        for tile in (64, 128)
+    ]
+    return [*persistent, MatmulSchedule("single", 64, 0, _FILL)]
 
 
 def predict(call: Call, schedule: MatmulSchedule, machine: Machine = H200) -> float:

@@ -12,7 +12,13 @@ import numpy as np
 
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._ops.segment_reduce.primitive import segment_reduce
-from jax_gnn._ops.segment_reduce.schedule import FAMILY, Schedule, covering_lanes
+from jax_gnn._ops.segment_reduce.schedule import (
+    FAMILY,
+    Kernel,
+    Schedule,
+    covering_lanes,
+    one_step,
+)
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn._tuning.measure import numbers
 
@@ -20,38 +26,12 @@ Op = Literal["sum", "spmm", "softmax"]
 OPS: tuple[Op, ...] = get_args(Op)
 
 
-class Choice(NamedTuple):
-    """A schedule in terms that fit every width; what the rule returns."""
-
-    parallel: bool
-    narrowing: int
-    """How often the lanes that cover a row are halved."""
-    threads: int
-    blocks: int
-
-    def schedule(self, width: int, itemsize: int) -> Schedule:
-        """For rows of so many features of so many bytes."""
-        lanes = max(covering_lanes(width, itemsize) >> self.narrowing, 1)
-        return Schedule(self.parallel, lanes, self.threads, self.blocks)
-
-
 # In multiples of the multiprocessors of an H100 or H200, of which each holds two to five blocks.
 _BLOCKS = tuple(132 * factor for factor in (1, 2, 3, 4, 5, 6, 8, 16, 32))
 
 
-def choices(op: Op) -> list[Choice]:
-    """What is worth trying."""
-    if op == "softmax":  # its kernels have one way to deal out features
-        return [Choice(False, 0, 256, blocks) for blocks in _BLOCKS]
-    kinds = [(False, 0), (False, 1), (False, 2)]
-    if op == "spmm":  # whose kernel for ranges of a team's own gathers
-        kinds += [(True, 0), (True, 1)]
-    return [
-        Choice(*kind, threads, blocks)
-        for kind in kinds
-        for threads in (128, 256)
-        for blocks in _BLOCKS
-    ]
+# Four times the entries that the rule has for one step.
+_FEW = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,12 +83,26 @@ class Call(NamedTuple):
         return FAMILY.rule(self._kernel, **self.shape)
 
     def candidates(self) -> list[Schedule]:
-        """All choices for the op."""
-        itemsize = self.shape["itemsize"]
-        return [choice.schedule(self.width, itemsize) for choice in choices(self.op)]
+        """All that is worth trying."""
+        lanes = covering_lanes(self.width, self.shape["itemsize"])
+        if self.op == "softmax":  # its kernels have one way to deal out features
+            return [Schedule("walk", lanes, 256, blocks) for blocks in _BLOCKS]
+        kinds: list[tuple[Kernel, int, int]] = [
+            ("walk", lanes >> halvings, threads) for halvings in range(3) for threads in (128, 256)
+        ]
+        if self.op == "spmm":
+            kinds += [("gather", lanes >> halvings, 128) for halvings in range(2)]
+        found = [
+            Schedule(kernel, max(lanes, 1), threads, blocks)
+            for kernel, lanes, threads in kinds
+            for blocks in _BLOCKS
+        ]
+        few = len(self.edges.rows) <= _FEW
+        return [*found, one_step(len(self.edges.rows))] if few else found
 
     def effective(self, schedule: Schedule) -> Schedule:
         """The same for all schedules that come to the same: teams are no more than entries."""
+        schedule = FAMILY.possible(schedule, self._kernel, **self.shape)
         teams = max(schedule.threads // schedule.lanes, 1)
         most = max(1, -(-len(self.edges.rows) // teams))
         return schedule._replace(blocks=min(schedule.blocks, most))

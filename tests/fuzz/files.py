@@ -165,11 +165,15 @@ RELATIONAL = {
 def cache_text() -> bytes:
     found = {
         "segment_reduce width 64 itemsize 4 entries 2^10 rows 2^7": (
-            (True, 4, 128, 77),
+            ("gather", 4, 128, 77),
             1.5,
             2,
         ),
-        "segment_matmul k 32 n 64 itemsize 4 rows 2^10 groups 2^3": ((64, 8, 77), 1.5, 2),
+        "segment_matmul k 32 n 64 itemsize 4 rows 2^10 groups 2^3": (
+            ("single", 64, 8, 77),
+            1.5,
+            2,
+        ),
         "hypergraph_aggregate width 64 itemsize 4 incidences 2^10 nodes 2^7 hyperedges 2^7": (
             (128, 2, 1),
             1.5,
@@ -584,16 +588,18 @@ def check_schedule(key: str, tuned: schedule_cache.Tuned) -> None:
     fields = tuned.schedule
     op = key.partition(" ")[0]
     if op in ("segment_matmul", "segment_outer"):
-        tile, chunk, blocks = schedules.MatmulSchedule(*fields)
-        good = tile in (64, 128) and 0 <= chunk < 2**16 and 0 < blocks < 2**13
+        kernel, tile, chunk, blocks = schedules.MatmulSchedule(*fields)
+        good = kernel in ("persistent", "single") and tile in (64, 128)
+        good = good and 0 <= chunk < 2**16 and 0 < blocks < 2**13
     elif op == "hypergraph_aggregate":
         threads, *rounds = schedules.HypergraphSchedule(*fields)
         good = threads % 32 == 0 and 0 < threads <= 1024 and all(0 < r < 2**16 for r in rounds)
     elif op not in ("segment_reduce", "segment_reduce_vjp", "segment_select", "softmax"):
         good = True  # of an op that nothing asks for
     else:
-        _, lanes, threads, blocks = schedules.Schedule(*fields)
-        good = lanes.bit_count() == 1 and 0 < lanes <= 32 and 0 < blocks < 2**16
+        kernel, lanes, threads, blocks = schedules.Schedule(*fields)
+        good = kernel in ("walk", "gather", "step")
+        good = good and lanes.bit_count() == 1 and 0 < lanes <= 32 and 0 < blocks < 2**16
         good = good and threads % 32 == 0 and 0 < threads <= 1024
     times = np.array([tuned.microseconds, tuned.rule_microseconds])
     if not good or not np.isfinite(times).all() or not (times > 0).all():

@@ -988,7 +988,10 @@ def selection(options: argparse.Namespace, number: int) -> list[Compiled]:
         slow = emulation.WANTED or "prod" in name
         sizes = LARGE if rng.random() < 0.3 and not slow else SMALL
         lanes, threads = 2 ** rng.integers(6), 32 * 2 ** rng.integers(4)
-        schedule = schedules.Schedule(bool(rng.integers(2)), int(lanes), int(threads), 600)
+        kernel: Any = rng.choice(["walk", "gather", "step"])
+        if kernel == "step":
+            lanes, threads = rng.choice([8, 16, 32]), 256
+        schedule = schedules.Schedule(str(kernel), int(lanes), int(threads), 600)
         if "hypergraph" in name:
             rounds = (int(n) for n in rng.choice([1, 1, 2, 5], 2))
             schedule = schedules.HypergraphSchedule(int(threads), *rounds)

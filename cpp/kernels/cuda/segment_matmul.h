@@ -11,13 +11,24 @@
 
 namespace jax_gnn::cuda {
 
-// How a kernel deals out rows. segment_matmul: tiles have at most `tile` rows, at most `blocks`
-// blocks take `chunk` neighbouring ones of every blocks * chunk, or one range each if `chunk` is 0;
-// few tiles, for which so many blocks suffice, may have one each.
+// How a kernel deals out rows. segment_matmul: `single` tiles have a block each, on Hopper; others
+// have at most `tile` rows, and at most `blocks` blocks take `chunk` neighbouring ones of every
+// blocks * chunk, or one range each if `chunk` is 0.
 // segment_outer: `blocks` blocks take a range each, of whole groups if `chunk` is not 0.
 struct MatmulSchedule {
+  bool single;
   int64_t tile, chunk, blocks;
 };
+
+// Whether a product can have a block for each tile: a block holds two chunks of its rows at most,
+// and looks through all groups. No other GPU than Hopper does it.
+template <typename T, typename Out>
+constexpr bool can_be_single(int64_t k, const Groups& groups) {
+  constexpr int64_t kMostBytes = 256, kMostGroups = 1024;
+  const int64_t bytes = k * static_cast<int64_t>(sizeof(T));
+  return std::is_same_v<T, Out> && sizeof(T) <= 4 && bytes > 0 && bytes <= kMostBytes &&
+         bytes % 16 == 0 && groups.num_sizes <= kMostGroups;
+}
 
 // What segment_outer needs: two results a block, and a note.
 constexpr int64_t outer_workspace_bytes(int64_t blocks, int64_t k, int64_t n, int64_t acc_bytes) {

@@ -41,21 +41,10 @@ cudaError_t launch_hopper(cudaStream_t stream, const MatmulSchedule& schedule, c
                 static_cast<int>(schedule.chunk));
 }
 
-// Whether a product of so many tiles is computed with one tile a block: where they are so few that
-// latencies count, all the more where rows are found by their ids.
-inline bool takes_single_tiles(const MatmulSchedule& schedule, const Groups& groups, bool gathers,
-                               int64_t tiles, int64_t n) {
-  constexpr int64_t kMostGroups = 1024;  // all of which each block looks through
-  constexpr int64_t kNoLimit = 4096;     // blocks of a schedule
-  if (groups.num_sizes > kMostGroups) return false;
-  if (tiles > schedule.blocks && schedule.blocks < kNoLimit) return false;
-  return tiles * ceil_div(n, 64) <= (gathers ? 16 : 6) * num_multiprocessors();
-}
-
 template <int kChunks, typename T>
-cudaError_t launch_single(cudaStream_t stream, const Groups& groups, const Product<T, T>& product,
-                          int64_t tiles) {
+cudaError_t launch_single(cudaStream_t stream, const Groups& groups, const Product<T, T>& product) {
   using Shape = SingleTile<T, kChunks>;
+  const int64_t tiles = ceil_div(groups.num_rows, Shape::kRows) + groups.num_sizes + 1;
   const dim3 grid(static_cast<unsigned>(tiles),
                   static_cast<unsigned>(ceil_div(product.n, Shape::kColumns)));
   return launch(stream, {grid, Shape::kThreads, Shape::kSharedBytes},
@@ -99,10 +88,9 @@ cudaError_t launch_chunks(cudaStream_t stream, const MatmulSchedule& schedule, c
 
 template <typename T, typename Acc, typename Out>
 cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
-                           const Groups& groups, int64_t k, int64_t n, bool transposed,
-                           [[maybe_unused]] bool exact, Activation activation, const T* lhs,
-                           const T* rhs, const T* bias, const Out* residual,
-                           const RowLists<Acc>& lists, Out* out) {
+                           const Groups& groups, int64_t k, int64_t n, bool transposed, bool exact,
+                           Activation activation, const T* lhs, const T* rhs, const T* bias,
+                           const Out* residual, const RowLists<Acc>& lists, Out* out) {
   constexpr int64_t kMax = 1 << 30;
   if (groups.num_rows <= 0 || n <= 0) return cudaSuccess;
   if (k > kMax || n > kMax || groups.num_rows > 0x7fffffff || lists.num_lhs > 0x7fffffff ||
@@ -125,13 +113,10 @@ cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
     if ((kTakesLists<T, Out> || !lists.any()) && compute_capability() == 9 &&
         !(exact && sizeof(T) == 4) && k > 0 && chunks <= 8 && k * sizeof(T) % 16 == 0 &&
         aligned(lhs, 16) && aligned(rhs, 8) && aligned(residual, 8) && aligned(out, 8)) {
-      if constexpr (kTakesLists<T, Out>) {
-        const int64_t tiles = ceil_div(groups.num_rows, 64) + groups.num_sizes + 1;
-        if (chunks <= 2 &&
-            takes_single_tiles(schedule, groups, lists.lhs_rows != nullptr, tiles, n))
-          return chunks <= 1 ? launch_single<1>(stream, groups, product, tiles)
-                             : launch_single<2>(stream, groups, product, tiles);
-      }
+      if constexpr (std::is_same_v<T, Out>)
+        if (schedule.single)
+          return chunks <= 1 ? launch_single<1>(stream, groups, product)
+                             : launch_single<2>(stream, groups, product);
       if (chunks <= 1) return launch_chunks<T, 1>(stream, schedule, groups, product);
       if (chunks <= 2) return launch_chunks<T, 2>(stream, schedule, groups, product);
       if (chunks <= 4) return launch_chunks<T, 4>(stream, schedule, groups, product);
@@ -147,12 +132,8 @@ cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
     return launch(stream, {grid, kTileThreads, 0}, plain_matmul_kernel<Tiles, T, Out>, groups,
                   product);
   };
-#ifndef JAX_GNN_EMULATED
-  if constexpr (sizeof(T) <= 4)
-    if (compute_capability() >= 8 && !(exact && sizeof(T) == 4))
-      return plain(TensorProduct<T, 128>());
-#endif
-  return plain(ExactProduct<T, sizeof(T) == 8 ? 64 : 128>());
+  constexpr int kRows = sizeof(T) == 8 ? 64 : 128;
+  return exact ? plain(HighestProduct<T, kRows>()) : plain(DefaultProduct<T, kRows>());
 }
 
 }  // namespace jax_gnn::cuda

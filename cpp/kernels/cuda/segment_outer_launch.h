@@ -47,9 +47,8 @@ cudaError_t launch_plain(cudaStream_t stream, const Groups& groups, unsigned blo
 
 template <typename T, typename Acc, typename Out>
 cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, const Groups& groups,
-                          int64_t k, int64_t n, [[maybe_unused]] bool exact, bool deterministic,
-                          const T* lhs, const T* rhs, const FactorLists<Acc>& lists, Out* out,
-                          void* workspace) {
+                          int64_t k, int64_t n, bool exact, bool deterministic, const T* lhs,
+                          const T* rhs, const FactorLists<Acc>& lists, Out* out, void* workspace) {
   constexpr int64_t kMax = 1 << 24;
   if (groups.num_groups <= 0 || k <= 0 || n <= 0) return cudaSuccess;
   if (k > kMax || n > kMax || groups.num_rows > 0x7fffffff || groups.num_sizes > 1 << 30)
@@ -82,11 +81,10 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
       constexpr bool kTakesLists = std::is_same_v<T, Out>;
       const bool takes_lists = kTakesLists && (lists.scale == nullptr || sizeof(T) == 4);
       const int capability = compute_capability();
-      const bool tensor = capability >= 8 && !(exact && sizeof(T) == 4);
       const bool large = capability >= 9 && most_shared_memory() >= 227 * 1024;
-      if ((takes_lists || !lists.any()) && tensor && large && groups.num_rows > 0 &&
-          k * sizeof(T) % 16 == 0 && n * sizeof(T) % 16 == 0 && aligned(lhs, 16) &&
-          aligned(rhs, 16)) {
+      if ((takes_lists || !lists.any()) && !(exact && sizeof(T) == 4) && large &&
+          groups.num_rows > 0 && k * sizeof(T) % 16 == 0 && n * sizeof(T) % 16 == 0 &&
+          aligned(lhs, 16) && aligned(rhs, 16)) {
         const auto by_warps = [&](auto tile) {
           constexpr int kTile = decltype(tile)::value;
           const auto with = [&](auto shape) {
@@ -119,10 +117,10 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
         if (larger <= 32) return by_warps(std::integral_constant<int, 32>{});
         return larger <= 64 ? by_warps(k64) : by_warps(k128);
       }
-      if (tensor) return launch_plain<TensorProduct<T, 64>>(stream, groups, grid_x, product);
     }
 #endif
-    return launch_plain<ExactProduct<T, 64>>(stream, groups, grid_x, product);
+    return exact ? launch_plain<HighestProduct<T, 64>>(stream, groups, grid_x, product)
+                 : launch_plain<DefaultProduct<T, 64>>(stream, groups, grid_x, product);
   };
   error = sum_up();
   if (error != cudaSuccess || atomic) return error;

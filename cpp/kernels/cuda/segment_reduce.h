@@ -10,13 +10,32 @@
 
 namespace jax_gnn::cuda {
 
+// Which kernel: one of all reductions, where the teams of a warp have the entries of its steps one
+// after another (segment_walk.cuh); or of sums and means one where each team has a range of its own
+// (segment_gather.cuh), or one step and no more (segment_step.cuh).
+enum class Kernel { kWalk, kGather, kStep };
+
 // How entries and features are dealt out to threads (GeoT, table I).
 struct Schedule {
-  bool parallel;   // each team has a range of entries of its own, where sums of gathered rows do
+  Kernel kernel;
   int lanes;       // of a team, which holds a tile of features; a power of two up to 32
   int threads;     // of a block
   int64_t blocks;  // that share the entries: rows of the workspace
+
+  constexpr Schedule(Kernel kernel, int lanes, int threads, int64_t blocks)
+      : kernel(kernel), lanes(lanes), threads(threads), blocks(blocks) {}
+  constexpr Schedule(bool gathers, int lanes, int threads, int64_t blocks)
+      : Schedule(gathers ? Kernel::kGather : Kernel::kWalk, lanes, threads, blocks) {}
 };
+
+// Whether the kernel that a schedule names can reduce the entries: to sums or means of
+// floating-point numbers, or to anything.
+bool serves(const Schedule& schedule, const Csr<int32_t>& csr, Features features, bool sums);
+
+// Whether it can take dots of T in the same pass: teams need whole heads, and beside the walk whole
+// rows.
+template <typename T>
+bool serves_with_dots(const Schedule& schedule, const Csr<int32_t>& csr, Features features);
 
 // The workspace has `schedule.blocks` rows of workspace_bytes(...) bytes each, 16-byte aligned.
 // One launch, another before it where most rows are empty; no allocation, no synchronisation, the
@@ -35,13 +54,23 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const 
 // The derivatives of a weighted sum, given the sum's `in` over the transposed entries:
 // out[r, :] = sum over the entries e of row r of weight[e, head] * in[cols[e], :], and
 // dots[e, head] = < left[r, head, :], in[cols[e], head, :] >, 0 for padding.
-// left and out: (num_rows, width), weight and dots: (num_weights, heads). One launch that reads
-// `in` once where a team holds whole heads, else two; another before it that zeroes dots in order.
+// left and out: (num_rows, width), weight and dots: (num_weights, heads). One pass is a launch that
+// reads `in` once; without it there are two. Another before them zeroes dots in order.
+template <typename T, typename Acc>
+cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule, bool one_pass,
+                               const Csr<int32_t>& csr, const T* in, const Acc* weight,
+                               const T* left, Features features, T* out, Acc* dots,
+                               void* workspace);
+
+// The same in one pass where that can be.
 template <typename T, typename Acc>
 cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule,
                                const Csr<int32_t>& csr, const T* in, const Acc* weight,
                                const T* left, Features features, T* out, Acc* dots,
-                               void* workspace);
+                               void* workspace) {
+  return segment_reduce_vjp(stream, schedule, true, csr, in, weight, left, features, out, dots,
+                            workspace);
+}
 
 // out[r, :] = sum over the entries of row r that match, see Select. out: (num_rows, width).
 template <typename T, typename Acc>

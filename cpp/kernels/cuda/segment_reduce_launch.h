@@ -33,15 +33,15 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const 
                                  Start::kWaits, last);
       };
       if constexpr (has_step<Op, T>)
-        if (schedule.lanes == kStepLanes && takes_one_step(schedule, csr, features))
+        if (schedule.kernel == Kernel::kStep && schedule.lanes == kStepLanes)
           return launch_step<Op>(stream, csr, in, weight, features, last, out, workspace);
+      if constexpr (has_gather_walk<Op, T>)
+        if (schedule.kernel == Kernel::kGather)
+          return launch_gather<Op>(stream, schedule, csr, Gathered<T, Acc>{in, weight, heads},
+                                   features.width, last, out, workspace);
       if constexpr (std::is_same_v<Last, NoEpilogue>)
         if (csr.cols == nullptr && weight == nullptr)
           return with_message(RowMessage<T, Acc, kVec>{in, features.width}, RowsOf<T, kVec>{});
-      if constexpr (has_gather_walk<Op, T>)
-        if (schedule.parallel)
-          return launch_gather<Op>(stream, schedule, csr, Gathered<T, Acc>{in, weight, heads},
-                                   features.width, last, out, workspace);
       return with_message(GatherMessage<T, Acc, kVec>{in, weight, row_bytes_of<T>(features), heads},
                           last);
     };

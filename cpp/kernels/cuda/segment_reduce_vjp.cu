@@ -1,5 +1,6 @@
 // segment_reduce_vjp: a kernel of sums that also takes dots, or two launches.
 #include <algorithm>
+#include <optional>
 #include <type_traits>
 
 #include "sddmm.h"
@@ -8,11 +9,53 @@
 #include "segment_walk_launch.h"
 
 namespace jax_gnn::cuda {
+namespace {
+
+// log2 of the lanes of a head's words, if a team has whole heads of these; else none.
+template <int kVec>
+std::optional<int> head_bits_of(const Schedule& schedule, Features features) {
+  const int64_t words = features.width / features.heads / kVec;
+  int bits = 0;
+  while (int64_t{1} << bits < words) ++bits;
+  if (bits > lane_bits_of<kVec>(schedule, features.width)) return {};
+  if (features.heads > 1 && words != int64_t{1} << bits) return {};
+  return bits;
+}
+
+// Whether a team has all of a row.
+template <int kVec>
+bool holds_rows(const Schedule& schedule, int64_t width) {
+  return int64_t{kVec} << lane_bits_of<kVec>(schedule, width) >= width;
+}
+
+}  // namespace
+
+bool serves(const Schedule& schedule, const Csr<Index>& csr, Features features, bool sums) {
+  if (schedule.kernel == Kernel::kWalk) return true;
+  if (schedule.kernel == Kernel::kGather) return sums;
+  return sums && schedule.lanes == kStepLanes && takes_one_step(schedule, csr, features);
+}
+
+template <typename T>
+bool serves_with_dots(const Schedule& schedule, const Csr<Index>& csr, Features features) {
+  const auto with_vec = [&](auto vec) {
+    constexpr int kVec = decltype(vec)::value;
+    if (!head_bits_of<kVec>(schedule, features)) return false;
+    if (schedule.kernel == Kernel::kWalk) return true;
+    if (!holds_rows<kVec>(schedule, features.width)) return false;
+    if (schedule.kernel == Kernel::kGather) return kVec > 1 && std::is_same_v<T, float>;
+    return schedule.lanes >= kStepLanes && takes_one_step(schedule, csr, features);
+  };
+  constexpr int kWide = 16 / sizeof(T);
+  if (features.width / features.heads % kWide == 0)
+    return with_vec(std::integral_constant<int, kWide>{});
+  return sizeof(T) >= 4 && with_vec(std::integral_constant<int, 1>{});
+}
 
 template <typename T, typename Acc>
-cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
-                               const T* in, const Acc* weight, const T* left, Features features,
-                               T* out, Acc* dots, void* workspace) {
+cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule, bool one_pass,
+                               const Csr<Index>& csr, const T* in, const Acc* weight, const T* left,
+                               Features features, T* out, Acc* dots, void* workspace) {
   // Dots of entries that the order leaves out are 0.
   Start start = Start::kWaits;
   if (csr.order != nullptr && csr.num_weights > 0 && features.heads > 0) {
@@ -30,19 +73,16 @@ cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule, co
   if (csr.num_rows <= 0 || features.width <= 0) return all_dots();
   if (!addressable<T>(features)) return cudaErrorInvalidValue;
   const int heads = static_cast<int>(features.heads);
-  // In one pass if a team has whole heads.
+  // In words of kVec features, if rows are.
   const auto try_one_pass = [&](auto vec, cudaError_t& error) {
     constexpr int kVec = decltype(vec)::value;
     using Op = SumOp<Acc, kVec>;
     if (!fits<kVec, T>(features, {in, left, out})) return false;
-    const int64_t words = features.width / heads / kVec;
-    int lane_bits = lane_bits_of<kVec>(schedule, features.width), head_bits = 0;
-    while (int64_t{1} << head_bits < words) ++head_bits;
-    if (head_bits > lane_bits || (heads > 1 && words != int64_t{1} << head_bits)) return false;
-    Dots<T, Acc> taken = {left, dots, head_bits, start};
-    // Kernels for teams that have all of a row.
-    if (int64_t{kVec} << lane_bits >= features.width) {
-      if (schedule.lanes >= kStepLanes && takes_one_step(schedule, csr, features)) {
+    const std::optional<int> head_bits = head_bits_of<kVec>(schedule, features);
+    if (!head_bits) return false;
+    Dots<T, Acc> taken = {left, dots, *head_bits, start};
+    if (holds_rows<kVec>(schedule, features.width)) {
+      if (schedule.kernel == Kernel::kStep) {
         const auto launch_with = [&](auto lanes) {
           constexpr int kLanes = decltype(lanes)::value;
           while (heads == 1 && 1 << taken.head_bits < kLanes) ++taken.head_bits;  // one is to write
@@ -55,32 +95,35 @@ cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule, co
         return true;
       }
       if constexpr (has_gather_walk<Op, T> && std::is_same_v<T, float>)  // others are spilled
-        if (schedule.parallel) {
+        if (schedule.kernel == Kernel::kGather) {
           error = launch_gather<Op>(stream, schedule, csr, Gathered<T, Acc>{in, weight, heads},
                                     features.width, NoEpilogue{}, out, workspace, taken);
           return true;
         }
     }
     const GatherMessage<T, Acc, kVec, true> message = {
-        in, weight, row_bytes_of<T>(features), heads, left, dots, head_bits};
+        in, weight, row_bytes_of<T>(features), heads, left, dots, *head_bits};
     Schedule small = schedule;
     small.threads = std::min(schedule.threads, kDotThreads);
     error = launch_reduce<Op>(stream, small, csr, message, features, out, workspace, start);
     return true;
   };
   cudaError_t error;
-  if (try_one_pass(std::integral_constant<int, 16 / sizeof(T)>{}, error)) return error;
-  if constexpr (sizeof(T) >= 4)  // copies into shared memory are of 4 bytes at least
-    if (try_one_pass(std::integral_constant<int, 1>{}, error)) return error;
+  if (one_pass) {
+    if (try_one_pass(std::integral_constant<int, 16 / sizeof(T)>{}, error)) return error;
+    if constexpr (sizeof(T) >= 4)  // copies into shared memory are of 4 bytes at least
+      if (try_one_pass(std::integral_constant<int, 1>{}, error)) return error;
+  }
   error = segment_reduce(stream, schedule, csr, Reduce::kSum, in, weight, features,
                          Epilogue<T, Acc>{}, out, workspace);
   return error != cudaSuccess ? error : all_dots();
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc)                                                           \
-  template cudaError_t segment_reduce_vjp(cudaStream_t, const Schedule&, const Csr<int32_t>&, \
-                                          const T*, const Acc*, const T*, Features, T*, Acc*, \
-                                          void*);
+#define JAX_GNN_INSTANTIATE(T, Acc)                                                            \
+  template bool serves_with_dots<T>(const Schedule&, const Csr<int32_t>&, Features);           \
+  template cudaError_t segment_reduce_vjp(cudaStream_t, const Schedule&, bool,                 \
+                                          const Csr<int32_t>&, const T*, const Acc*, const T*, \
+                                          Features, T*, Acc*, void*);
 JAX_GNN_INSTANTIATE(float, float)
 JAX_GNN_INSTANTIATE(double, double)
 JAX_GNN_INSTANTIATE(__half, float)

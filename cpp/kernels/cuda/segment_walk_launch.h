@@ -143,11 +143,11 @@ cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const C
 template <class Op, typename T>
 constexpr bool has_step = Op::kZeroIsNeutral && !std::is_integral_v<T>;
 
-// Whether a schedule deals out all entries in one step, as step_kernel has them: teams are of
+// Whether a schedule's teams can have all entries in one step, as step_kernel has them: they are of
 // kStepLanes lanes, where dots are taken too of 8, 16 or 32.
 inline bool takes_one_step(const Schedule& schedule, const Csr<Index>& csr, Features features) {
   constexpr int64_t kMost = int64_t{1} << 30, kMostWidth = int64_t{1} << 20;
-  return !schedule.parallel && schedule.threads == kStepThreads &&
+  return schedule.threads == kStepThreads &&
          csr.count <= std::min(schedule.blocks * step_block(schedule.lanes), kMost) &&
          features.width <= kMostWidth && csr.num_weights <= (kMost << 2) / features.heads;
 }

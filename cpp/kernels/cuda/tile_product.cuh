@@ -181,4 +181,20 @@ class TensorProduct {
   float sum_[kDown][4][4];
 };
 
+// What multiplies in the operands' precision, and what multiplies by default. Half types are exact
+// on tensor cores, which all GPUs have that take these kernels, and the emulator has not.
+#ifdef JAX_GNN_EMULATED
+template <typename T, int kRows>
+using HighestProduct = ExactProduct<T, kRows>;
+template <typename T, int kRows>
+using DefaultProduct = ExactProduct<T, kRows>;
+#else
+template <typename T, int kRows>
+using HighestProduct =
+    std::conditional_t<sizeof(T) == 2, TensorProduct<T, kRows>, ExactProduct<T, kRows> >;
+template <typename T, int kRows>
+using DefaultProduct =
+    std::conditional_t<sizeof(T) == 8, ExactProduct<T, kRows>, TensorProduct<T, kRows> >;
+#endif
+
 }  // namespace jax_gnn::cuda

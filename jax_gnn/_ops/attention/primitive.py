@@ -35,7 +35,6 @@ from jax_gnn._core.kernels import (
 )
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define
-from jax_gnn._core.schedule import known_width
 from jax_gnn._ops.attention import xla
 from jax_gnn._ops.attention.scores import (
     Arrays,
@@ -44,7 +43,7 @@ from jax_gnn._ops.attention.scores import (
     Scores,
     holds_whole_heads,
 )
-from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
+from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 
 
 class Attended(NamedTuple):
@@ -299,11 +298,9 @@ def _call_back(
     one_pass = not scores.is_simple or (platform == "cuda" and holds_whole_heads(ct, heads))
     workspace, schedule, count = _one_pass_workspace(csr, value), _UNSCHEDULED, 0
     if not one_pass:
-        depth = known_width(row_width(ct)) // max(heads, 1)
         # Weights and dots lie beside the ids, as scratch memory.
-        schedule, (workspace,) = scheduled(
-            "segment_reduce_vjp", replace(csr, order=None), ct, depth=depth
-        )
+        own = replace(csr, order=None)
+        schedule, (workspace,) = plan("segment_reduce_vjp", own, ct, heads=heads)
         count = csr.count if platform == "cuda" else 0
     parts = 0 if scores.shapes(value, matrix, heads).vector is None else most_blocks(csr)
     workspaces = _workspaces(
@@ -320,7 +317,7 @@ def _call_back(
 _UNSCHEDULED = {
     "one_pass": np.bool_(True),
     "gather": np.bool_(True),
-    "parallel": np.bool_(False),
+    "kernel": "walk",
     "lanes": np.int64(1),
     "threads": np.int64(32),
 }

@@ -107,6 +107,7 @@ def _call(
     rows: Any,
     shape: tuple[int, int, int],
     precision: jax.lax.Precision,
+    dtype: Any,
     bias: Sequence[Operand],
     lists: Sequence[tuple[Operand | None, Any]],
     **attributes: Any,
@@ -120,6 +121,7 @@ def _call(
         rows: of the product.
         shape: the (groups, k, n) of the weights.
         precision: of the product.
+        dtype: of the result.
         bias: operands after the offset.
         lists: ids of rows, and how many rows they index; sizes stand for those that are absent.
         attributes: of the handler.
@@ -136,19 +138,31 @@ def _call(
             return None
     num_groups, k, n = shape
     itemsize = np.dtype(lhs.dtype).itemsize
-    schedule = FAMILY.choose(op, rows=rows, groups=num_groups, k=k, n=n, itemsize=itemsize)
+    exact = precision is jax.lax.Precision.HIGHEST
+    schedule = FAMILY.choose(
+        op,
+        rows=rows,
+        groups=num_groups,
+        k=k,
+        n=n,
+        itemsize=itemsize,
+        sizes=sizes.shape[0],
+        gathers=lists[0][0] is not None,
+        exact=exact,
+        widens=np.dtype(dtype) != lhs.dtype,
+    )
     size = 1
     if platform == "cuda" and op == "segment_outer":  # as outer_workspace_bytes in segment_matmul.h
         acc_itemsize = np.dtype(accumulator_dtype(lhs.dtype)).itemsize
         size = -(-2 * schedule.blocks * k * n * acc_itemsize // 16) * 16 + 8 * schedule.blocks
     attributes |= {
-        "exact": np.bool_(precision is jax.lax.Precision.HIGHEST),
+        "exact": np.bool_(exact),
         "scaled": np.bool_(scale is not None),
         "chunk": np.int64(schedule.chunk),
         "blocks": np.int64(schedule.blocks),
     }
     if op == "segment_matmul":
-        attributes["tile"] = np.int64(schedule.tile)
+        attributes |= {"kernel": schedule.kernel, "tile": np.int64(schedule.tile)}
     arrays = [lhs, operands.rhs, sizes, operands.offset, *bias, scale or lhs]
     arrays += [sizes if ids is None else narrow(ids, size) for ids, size in lists]
     return Call(arrays, attributes, [jax.ShapeDtypeStruct((size,), np.uint8)])
@@ -163,11 +177,11 @@ def _matmul_call(
     activation: str | None,
     dtype: Any,
 ) -> Call | None:
-    del dtype
     lhs, gather, scatter = operands.lhs, operands.gather, operands.scatter
     rows = _num_rows(lhs, gather)
     return _call(
-        *(platform, "segment_matmul", operands, rows, _shape(operands, transposed), precision),
+        *(platform, "segment_matmul", operands, rows, _shape(operands, transposed)),
+        *(precision, dtype),
         [operands.bias or operands.rhs, operands.residual or operands.rhs],
         [
             (gather and gather.by_row.cols, lhs.shape[0]),
@@ -192,12 +206,11 @@ def _outer_call(
     deterministic: bool,
     dtype: Any,
 ) -> Call | None:
-    del dtype
     lhs, rhs, left, right = operands.lhs, operands.rhs, operands.left, operands.right
     return _call(
         *(platform, "segment_outer", operands, _num_rows(lhs, left, right)),
         (num_groups, lhs.shape[1], rhs.shape[1]),
-        precision,
+        *(precision, dtype),
         [],
         [
             (left and left.by_row.cols, lhs.shape[0]),

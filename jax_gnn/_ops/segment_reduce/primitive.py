@@ -31,9 +31,9 @@ from jax_gnn._core.ids import PADDING, at_most, in_range
 from jax_gnn._core.kernels import csr_operands, like_first, per_entry, per_row
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define, multilinear_jvp
-from jax_gnn._core.schedule import L2_BYTES, known_width
+from jax_gnn._core.schedule import L2_BYTES
 from jax_gnn._ops.segment_reduce import derivatives, xla
-from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
+from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 
 # Numbers from which on weights are put into the order of the entries ahead of a kernel, which would
 # read, and write the gradients to them, all over a memory that no L2 holds.
@@ -103,10 +103,9 @@ def _reduce_call(
     if found is None or x.dtype not in DTYPES:  # such as a complex bias's gradient
         return None
     ids, flags = found
-    depth = known_width(row_width(x)) // max(heads, 1)
     sums = reduce in ("sum", "mean") and jnp.issubdtype(x.dtype, jnp.floating)
     has_epilogue = _has_epilogue(operands, relu)
-    schedule, workspaces = scheduled("segment_reduce", csr, x, sums, depth, has_epilogue)
+    schedule, workspaces = plan("segment_reduce", csr, x, sums, heads, has_epilogue, weight)
     last = "own", "out_scale", "residual", "bias", "result_scale"
     names = "weighted", *(f"has_{name}" for name in last)
     optional = weight, *operands.epilogue
@@ -434,8 +433,8 @@ def _vjp_call(platform: str, operands: Cotangents) -> Call | None:
     if found is None:
         return None
     ids, flags = found
-    depth = known_width(row_width(ct)) // max(weight.shape[1], 1)
-    schedule, workspaces = scheduled("segment_reduce_vjp", csr, ct, depth=depth)
+    heads = weight.shape[1]
+    schedule, workspaces = plan("segment_reduce_vjp", csr, ct, heads=heads, weight=weight)
     if not moved:
         return Call([ct, weight, x, *ids], flags | schedule, workspaces)
     ids[-1] = order  # which the kernel does not read

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
+import jax.export
 import numpy as np
 
 from jax_gnn._core.arrays import accumulator_dtype, row_width
@@ -12,33 +13,35 @@ from jax_gnn._core.csr import Csr
 from jax_gnn._core.kernels import workspace_of
 from jax_gnn._core.op import Operand
 from jax_gnn._core.schedule import L2_BYTES, MANY, THREADS, Family, define_family, known_width
-from jax_gnn._ops.segment_reduce import rule
+
+Kernel = Literal["walk", "gather", "step"]
+KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 
 
 class Schedule(NamedTuple):
-    """How a kernel deals out entries and features to its threads.
-
-    Sums and means have a kernel of one step, for teams of 8 lanes in blocks of 256 threads, so many
-    that no team has more than 8 entries; both gradients of a weighted sum have it for teams of 8,
-    16 or 32 lanes that hold all features.
+    """Which kernel goes through the entries, and how it deals them and features out to threads.
 
     Attributes:
-        parallel: Whether each team goes through a range of entries of its own, where sums and means
-            gather; so with both gradients in float32. Others have the entries of a warp's step one
-            after another in its teams.
+        kernel: ``"walk"`` does all reductions; the teams of a warp have the entries of its steps
+            one after another. Sums, means and both gradients of weighted sums have two more:
+            ``"gather"``, where each team goes through a range of entries of its own, and
+            ``"step"``, for teams of 8 lanes in blocks of 256 threads with 8 entries and no more.
+            Where a kernel cannot do a call, the walk does it.
         lanes: Threads of a team, which holds a tile of the features; a power of two up to 32.
         threads: Threads of a block.
-        blocks: Largest number of blocks that share the entries.
+        blocks: Largest number of blocks that share the entries; of one step, as many as it takes.
     """
 
-    parallel: bool
+    kernel: Kernel
     lanes: int
     threads: int
     blocks: int
 
 
-# The kernel of one step (segment_step.cuh): lanes of a team, threads and entries of a block.
-_STEP_LANES, _STEP_THREADS, _STEP_ENTRIES = 8, 256, 256
+# The kernel of one step (segment_step.cuh): lanes of a team and more of one with both gradients,
+# threads of a block and entries of a team; most entries, features and weights.
+_STEP_LANES, _STEP_THREADS, _STEP_ENTRIES = 8, 256, 8
+_MOST_ENTRIES, _MOST_FEATURES, _MOST_WEIGHTS = 2**30, 2**20, 2**32
 
 # Entries times tiles of a team's lanes up to which one step is faster on an H200; the second where
 # rows have an epilogue.
@@ -53,9 +56,11 @@ _SMALL_NARROW, _NARROW_LANES, _NARROW_FEATURES = 2**17, 4, 2
 _SMALL_GRADIENTS = 3 * 2**16
 
 # Entries of a sum, and bytes that it gathers, from which on the walk of each team by itself is
-# faster on an H200.
+# faster on an H200. Bytes that are read one row after another, up to which the walk has as many
+# blocks as where it gathers.
 _MANY = 2**17
 _LARGE = 25_000_000
+_IN_TURN = 20_766_152
 
 
 def _from_rule(
@@ -71,8 +76,9 @@ def _from_rule(
     cols: int | None = None,
     epilogue: bool = False,
     ordered: bool = False,
+    weights: int | None = None,
 ) -> Schedule:
-    """The fitted rule, and what was found by hand for small sums and large ones that gather.
+    """The rule, made of measurements on an H200.
 
     Args:
         op: ``"segment_reduce"``, ``"segment_reduce_vjp"``, ``"segment_select"`` or ``"softmax"``.
@@ -82,64 +88,107 @@ def _from_rule(
         itemsize: Bytes of a feature.
         gather: Whether entries name the row that they read.
         sums: Whether it is a sum or a mean of floating-point numbers.
-        depth: Features of a head, of which words have no other; all of a row where not given.
+        depth: Features of a head, of which words have no other; all of a row where not given, 0
+            where not known.
         cols: Number of rows that entries read, where known; else as many as they are reduced into.
         epilogue: Whether rows have one.
         ordered: Whether weights are in another order than entries.
+        weights: Number of weights, of all heads; None where there are none.
     """
-    features: dict[str, Any] = {
-        "softmax": op == "softmax",
-        "gather": gather,
-        **{"count": entries, "num_rows": rows, "width": width, "itemsize": itemsize},
-        "average_degree": entries / max(rows, 1),
-        "num_bytes": entries * width * itemsize,
-    }
-    asked = {name: features[name] for name in rule.FEATURES}
-    parallel, narrowing, threads, blocks = rule.choose(**asked)
+    del weights
     lanes = covering_lanes(width, itemsize)
+    if op == "softmax":  # whose kernel has one way to deal out features
+        return Schedule("walk", lanes, 256, 396)
     sums = sums and op == "segment_reduce"
     word = word_features(width if depth is None else depth, itemsize)
     if op == "segment_reduce_vjp" and lanes * word >= width:
         tiles = max(lanes // _STEP_LANES, 1)  # of the step kernel's for sums, in a team
         if entries * tiles <= _SMALL_GRADIENTS:
-            blocks = max(-(-entries * tiles // _STEP_ENTRIES), 1)
-            return Schedule(False, _STEP_LANES * tiles, _STEP_THREADS, blocks)
+            return one_step(entries, _STEP_LANES * tiles)
         # Through an order weights are read, and dots written, all over the place: that costs more
         # than is gained unless the rows that are gathered take half of L2 at most.
         stays = 2 * (rows if cols is None else cols) * width * itemsize <= L2_BYTES
         gains = lanes == 16 and stays if ordered else lanes >= 8
         if gather and itemsize == 4 and word > 1 and gains:
-            return Schedule(True, lanes, 128, 660)
+            return Schedule("gather", lanes, 128, 660)
     narrowest = _NARROW_LANES if word > 1 else _NARROW_FEATURES
     narrow = op == "segment_reduce" and not gather and lanes <= narrowest
     small_rows = _SMALL_NARROW if narrow and word > 1 else _SMALL
     small = _SMALL_WITH_EPILOGUE if epilogue else small_rows
     if sums and entries * -(-width // (_STEP_LANES * word)) <= small:
-        return Schedule(False, _STEP_LANES, _STEP_THREADS, max(-(-entries // _STEP_ENTRIES), 1))
+        return one_step(entries)
     if narrow:
-        return Schedule(False, lanes, 64, 1584)
-    is_large = entries >= _MANY and features["num_bytes"] >= _LARGE
-    if gather and sums and word > 1 and lanes >= 8 and is_large:
+        return Schedule("walk", lanes, 64, 1584)
+    num_bytes = entries * width * itemsize
+    if gather and sums and word > 1 and lanes >= 8 and entries >= _MANY and num_bytes >= _LARGE:
         # Half as wide where a tile of 8 words of all rows stays in L2, one of 16 not.
         rows_bytes = 16 * (rows if cols is None else cols)
         widest = 8 if 8 * rows_bytes <= L2_BYTES < 16 * rows_bytes else 16
-        return Schedule(True, min(lanes, widest), 128, 660)
-    return Schedule(parallel, max(lanes >> narrowing, 1), threads, blocks)
+        return Schedule("gather", min(lanes, widest), 128, 660)
+    few_blocks = not gather and num_bytes > _IN_TURN
+    return Schedule("walk", lanes, *((256, 264) if few_blocks else (128, 528)))
+
+
+def one_step(entries: int, lanes: int = _STEP_LANES) -> Schedule:
+    """The schedule of the kernel of one step."""
+    blocks = -(-entries // _step_block(lanes))
+    return Schedule("step", lanes, _STEP_THREADS, max(blocks, 1))
+
+
+def _step_block(lanes: int) -> int:
+    """Entries of a block of the kernel of one step."""
+    return _STEP_THREADS // lanes * _STEP_ENTRIES
+
+
+def _possible(
+    schedule: Schedule,
+    op: str,
+    *,
+    entries: int,
+    width: int,
+    itemsize: int,
+    gather: bool,
+    sums: bool = True,
+    depth: int | None = None,
+    epilogue: bool = False,
+    weights: int | None = None,
+    **call: Any,
+) -> Schedule:
+    """The same for the walk, where the schedule's kernel cannot do the call; see the rule."""
+    del call
+    both = op == "segment_reduce_vjp"
+    kernel, lanes, threads, _ = schedule
+    depth = width if depth is None else depth
+    word = word_features(depth, itemsize)
+    possible = both or (op == "segment_reduce" and sums)
+    one_pass = both and holds_heads(lanes, width, depth, itemsize)
+    if one_pass:  # takes whole rows
+        possible = lanes * word >= width
+    if kernel == "step":
+        sizes = entries <= _MOST_ENTRIES and width <= _MOST_FEATURES
+        sizes = sizes and (weights or 0) <= _MOST_WEIGHTS
+        teams = lanes >= _STEP_LANES if one_pass else lanes == _STEP_LANES
+        possible = possible and sizes and teams and threads == _STEP_THREADS
+    if kernel == "gather":  # words, of which half types leave no registers for dots
+        reads = gather or both or epilogue or weights is not None
+        possible = possible and word > 1 and reads and (itemsize == 4 or not one_pass)
+    return schedule if possible else schedule._replace(kernel="walk")
 
 
 def _describe(schedule: Schedule) -> str:
-    kind = "parallel" if schedule.parallel else "sequential"
-    return f"{kind}, {schedule.lanes} lanes, {schedule.threads} threads, {schedule.blocks} blocks"
+    kernel, lanes, threads, blocks = schedule
+    return f"{kernel}, {lanes} lanes, {threads} threads, {blocks} blocks"
 
 
 FAMILY = define_family(
     Family(
         schedule=Schedule,
-        allowed=((False, True), (1, 2, 4, 8, 16, 32), THREADS, MANY),
+        allowed=(KERNELS, (1, 2, 4, 8, 16, 32), THREADS, MANY),
         ops=("segment_reduce", "segment_reduce_vjp", "segment_select", "softmax"),
         exact=("gather", "width", "itemsize"),
         sizes=("entries", "rows"),
         rule=_from_rule,
+        possible=_possible,
         describe=_describe,
     )
 )
@@ -151,9 +200,12 @@ def covering_lanes(width: int, itemsize: int) -> int:
     A lane reads 16 bytes where rows are aligned to that, else one feature.
     """
     width = known_width(width)
-    features = word_features(width, itemsize)
+    return _lanes_of(width, word_features(width, itemsize))
+
+
+def _lanes_of(features: int, word: int) -> int:
     lanes = 1
-    while lanes < 32 and lanes * features < width:
+    while lanes < 32 and lanes * word < features:
         lanes *= 2
     return lanes
 
@@ -163,34 +215,65 @@ def word_features(width: int, itemsize: int) -> int:
     return 16 // itemsize if width * itemsize % 16 == 0 else 1
 
 
-def scheduled(
+def holds_heads(lanes: int, width: int, depth: int, itemsize: int) -> bool:
+    """Whether one pass takes dots too: a team of so many lanes has whole heads of ``depth``."""
+    word = word_features(depth, itemsize)
+    if depth == 0 or word * itemsize < 4:  # copies into shared memory are of 4 bytes at least
+        return False
+    words, team = depth // word, min(lanes, _lanes_of(width, word))
+    return words <= team and (depth == width or words & (words - 1) == 0)
+
+
+def plan(
     op: str,
     csr: Csr,
     x: Operand,
     sums: bool = False,
-    depth: int | None = None,
+    heads: int = 1,
     epilogue: bool = False,
-) -> tuple[Any, list[Any]]:
-    """The schedule's attributes, and the workspace. For the flags and ``depth``, see the rule."""
+    weight: Operand | None = None,
+) -> tuple[dict[str, Any], list[Any]]:
+    """What a kernel gets for rows of x: attributes of its schedule, and the workspace.
+
+    Args:
+        op: See the rule, as for the flags.
+        csr: The entries.
+        x: ``(rows, *features)`` that they read.
+        sums: Whether it is a sum or a mean of floating-point numbers.
+        heads: Number of heads that features are of.
+        epilogue: Whether rows have one.
+        weight: ``(weights, heads)`` or None.
+    """
+    width, itemsize = row_width(x), np.dtype(x.dtype).itemsize
+    depth = known_width(width) // max(heads, 1)
+    if op == "segment_reduce_vjp" and jax.export.is_symbolic_dim(width):
+        depth = 0  # it takes two passes
     schedule = FAMILY.choose(
         op,
         entries=csr.count,
         rows=csr.num_rows,
-        width=row_width(x),
-        itemsize=np.dtype(x.dtype).itemsize,
+        width=width,
+        itemsize=itemsize,
         gather=csr.cols is not None,
         sums=sums,
         depth=depth,
         cols=x.shape[0],
         epilogue=epilogue,
         ordered=csr.order is not None,
+        weights=None if weight is None else weight.shape[0] * weight.shape[1],
     )
-    attributes = {
-        "parallel": np.bool_(schedule.parallel),
+    attributes: dict[str, Any] = {
+        "kernel": schedule.kernel,
         "lanes": np.int64(schedule.lanes),
         "threads": np.int64(schedule.threads),
     }
-    teams = schedule.threads // schedule.lanes
+    if op == "segment_reduce_vjp":
+        one_pass = holds_heads(schedule.lanes, known_width(width), depth, itemsize)
+        attributes["one_pass"] = np.bool_(one_pass)
     # Not min and max, as sizes may be symbolic.
-    blocks = jax.core.min_dim(schedule.blocks, jax.core.max_dim(1, -(-csr.count // teams)))
-    return attributes, [workspace_of(blocks, row_width(x), np.dtype(accumulator_dtype(x.dtype)))]
+    if schedule.kernel == "step":
+        blocks = jax.core.max_dim(1, -(-csr.count // _step_block(schedule.lanes)))
+    else:
+        teams = schedule.threads // schedule.lanes
+        blocks = jax.core.min_dim(schedule.blocks, jax.core.max_dim(1, -(-csr.count // teams)))
+    return attributes, [workspace_of(blocks, width, np.dtype(accumulator_dtype(x.dtype)))]

@@ -22,7 +22,7 @@ from jax_gnn._core.csr import SparseMatrix, entrywise
 from jax_gnn._core.kernels import csr_operands, per_entry, per_row
 from jax_gnn._core.op import Bind, Call, Op, define
 from jax_gnn._ops.segment_reduce import xla
-from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
+from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 
 
 class Selection(NamedTuple):
@@ -62,7 +62,7 @@ def _select_call(
     if found is None:
         return None
     ids, flags = found
-    schedule, workspaces = scheduled("segment_select", csr, col_key)
+    schedule, workspaces = plan("segment_select", csr, col_key)
     flags |= {
         "has_value": np.bool_(value is not None),
         "weighted": np.bool_(weight is not None),

@@ -20,7 +20,7 @@ from jax_gnn._core.kernels import csr_operands, like_first
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
 from jax_gnn._ops.segment_reduce.derivatives import not_padding
 from jax_gnn._ops.segment_reduce.primitive import gather, total
-from jax_gnn._ops.segment_reduce.schedule import FAMILY, scheduled
+from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 from jax_gnn._ops.segment_softmax import xla
 
 
@@ -52,7 +52,7 @@ def _call(platform: str, operands: Scores | Tangents) -> Call | None:
     if jax.export.is_symbolic_dim(num_rows):  # which is no attribute: marks what is past it
         num_rows = MAX_SIZE
         rows = Operand.of(lambda ids: jnp.where(ids < csr.num_rows, ids, MAX_SIZE), rows)
-    _, workspaces = scheduled("softmax", csr, arrays[0])
+    _, workspaces = plan("softmax", csr, arrays[0])
     return Call([*arrays, rows], {"num_rows": np.int64(num_rows)}, workspaces)
 
 
