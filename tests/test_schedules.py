@@ -12,6 +12,7 @@ import types
 from pathlib import Path
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -218,6 +219,14 @@ def test_narrow_rows_one_behind_another_fill_the_device_once():
         narrow | {"width": 16, "entries": 100_000},  # one step
     ):
         assert SEGMENT.choose("segment_reduce", **other, sums=True).threads > 64
+
+
+def test_symbolic_sizes_count_as_typical_ones():
+    many, few, width = jax.export.symbolic_shape("many, few, width")
+    typical = {"entries": 2**16, "rows": 2**16, "width": 64}
+    symbolic = SHAPE | {"entries": many, "rows": few, "width": width}
+    assert SEGMENT.choose(**symbolic) == SEGMENT.choose(**SHAPE | typical)
+    assert MATMUL.choose(**PRODUCT | {"rows": many}) == MATMUL.choose(**PRODUCT | {"rows": 2**16})
 
 
 def test_a_forced_schedule_goes_first_and_is_in_the_key_of_compiled_functions():

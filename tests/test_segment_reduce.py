@@ -765,7 +765,7 @@ def test_many_narrow_rows(
 
 @on_kernels
 def test_a_forced_schedule_is_used(implementation: str) -> None:
-    """The number of blocks is in the shape of the workspace."""
+    """The program names the kernel; the number of blocks is in the shape of the workspace."""
     data, ids = np.ones((9000, 4), np.float32), np.zeros(9000, np.int32)
     op = functools.partial(jax_gnn.segment_sum, num_segments=2, indices_are_sorted=True)
     programs = set()
@@ -773,7 +773,11 @@ def test_a_forced_schedule_is_used(implementation: str) -> None:
         for blocks in (1, 2, 3):
             with schedules.use(schedules.Schedule("walk", 4, 128, blocks)):
                 programs.add(jax.jit(op).lower(data, ids).as_text())
-    assert len(programs) == 3
+        assert all('kernel = "walk"' in program for program in programs)
+        with schedules.use(schedules.Schedule("step", 8, 256, 1)):
+            programs.add(program := jax.jit(op).lower(data, ids).as_text())
+    assert 'kernel = "step"' in program
+    assert len(programs) == 4
 
 
 # --- Unsorted ids --------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """How kernels deal out their work: chosen when a computation is compiled, from shapes alone.
 
 A schedule that is forced goes first, then what ``jax-gnn tune`` found for this device and shape,
-here or before it was shipped, then the rule fitted to measurements on an H200. Which one it is
-changes the order of additions, not what is computed.
+here or before it was shipped, then the rule made of measurements on an H200. Where the kernel that
+it names cannot do the call, another does. Which one it is changes the order of additions, not what
+is computed.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ class Schedule(NamedTuple):
         kernel: ``"walk"`` does all reductions; the teams of a warp have the entries of its steps
             one after another. Sums, means and both gradients of weighted sums have two more:
             ``"gather"``, where each team goes through a range of entries of its own, and
-            ``"step"``, for teams of 8 lanes in blocks of 256 threads with 8 entries and no more.
-            Where a kernel cannot do a call, the walk does it.
+            ``"step"``, for teams of 8 entries and no more, in blocks of 256 threads: teams of 8
+            lanes, with both gradients up to 32. Where a kernel cannot do a call, the walk does it.
         lanes: Threads of a team, which holds a tile of the features; a power of two up to 32.
         threads: Threads of a block.
         blocks: Largest number of blocks that share the entries; of one step, as many as it takes.
