@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.arrays import FLOATS, accumulator_dtype, flat, take
+from jax_gnn._core.arrays import FLOATS, accumulator_dtype, flat
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._ops.edge_attention.keyed import keyed_attention
 from jax_gnn._ops.edge_attention.primitive import edge_attention
@@ -258,19 +259,28 @@ class Lowering:
             found = sddmm(*(both if pairs.by_node else both[::-1]), pairs.incidence, **options)
         else:
             rows = flat(self.laid_out(x.row, x.labels, (order,)))
-            found = sddmm(rows, vectors, maps.matrix(row.space, "relation").T, **options)
+            of_relations, own = maps.matrix(row.space, "relation")
+            by_relation = replace(of_relations, order=of_relations.cols)
+            found = sddmm(rows, vectors, SparseMatrix(own, by_relation), **options)
         found = found.astype(row.dtype)
         return found.reshape(found.shape[0], *(sizes[label] for label in heads))
 
     def _edge_dots(self, pattern: match.EdgeDots, sizes: Mapping[int, int]) -> Array:
         """Dot products of rows of both ends."""
         dst, src, heads, summed = pattern
-        order = (*heads, *summed)
-        a, b = (flat(self.laid_out(each.base, each.labels, (order,))) for each in (dst, src))
+        a, b = (self._of_all_heads(each, heads, summed, sizes) for each in (dst, src))
         into = Space.NODE if dst.way == "dst" else Space.DESTINATION_PAIR
         matrix = self.maps.edges(src.way, into)
         found = sddmm(a, b, matrix, heads=match.width(heads, sizes)).astype(a.dtype)
         return found.reshape(found.shape[0], *(sizes[label] for label in heads))
+
+    def _of_all_heads(
+        self, factor: Factor, heads: Labels, summed: Labels, sizes: Mapping[int, int]
+    ) -> Array:
+        """``(rows, heads · features)`` of rows that have all heads, or share some."""
+        own = tuple(label for label in heads if label in factor.labels)
+        x = self.laid_out(factor.base, factor.labels, (own, summed))
+        return _repeated(x, own, heads, sizes)
 
     def laid_out(self, row: Row, labels: Labels, groups: Sequence[Labels]) -> Array:
         """``(rows, *groups)``, the axes of a group as one."""
@@ -352,7 +362,6 @@ class Lowering:
             x = self._at_edges(value.row)
             return self._plain(x, row, reduce)
         own = tuple(label for label in heads if label in value.labels)
-        shared = tuple(label for label in heads if label not in value.labels)
         features = tuple(label for label in value.labels if label not in heads)
         x = self.laid_out(of, value.labels, (own, features))
         weighted = {}
@@ -362,20 +371,14 @@ class Lowering:
             weighted = dict(zip(heads, _score_shape(scores, pattern, sizes), strict=True))
         sizes = weighted | sizes
         count = match.width(heads, sizes)
-        if shared:
-            spread = [sizes[label] if label in own else 1 for label in heads]
-            x = x.reshape(x.shape[0], *spread, x.shape[-1])
-            full = [sizes[label] for label in heads]
-            x = jnp.broadcast_to(x, (x.shape[0], *full, x.shape[-1]))
-        x = flat(x)
+        x = _repeated(x, own, heads, sizes)
         acc = accumulator_dtype(x.dtype)
         entries = None
         if weight is not None:
             entries = self._at_edges(weight).astype(acc)
             entries = entries.reshape(entries.shape[0], count)
         if scores is None:
-            wide = x if weight is None or reduce == "sum" else x
-            y = segment_reduce(wide, entries, matrix, reduce=reduce, heads=count)
+            y = segment_reduce(x, entries, matrix, reduce=reduce, heads=count)
         else:
             y = attend(x, self._scores(scores, value, x), entries, matrix, count)
         labels = (*heads, *features)
@@ -485,6 +488,16 @@ def _placed(
     return jnp.broadcast_to(x, (*x.shape[:lead], *shape))
 
 
+def _repeated(x: Array, own: Labels, heads: Labels, sizes: Mapping[int, int]) -> Array:
+    """``(rows, heads · features)`` of ``(rows, own heads, features)``."""
+    if own != heads:
+        spread = [sizes[label] if label in own else 1 for label in heads]
+        full = [sizes[label] for label in heads]
+        x = x.reshape(x.shape[0], *spread, x.shape[-1])
+        x = jnp.broadcast_to(x, (x.shape[0], *full, x.shape[-1]))
+    return flat(x)
+
+
 def _spread(mask: Any, x: Array) -> Array:
     return mask.reshape(-1, *[1] * (x.ndim - 1))
 
@@ -503,4 +516,3 @@ _FINITE = frozenset(
     "gt iota le leaky_relu logistic lt max min mul ne neg not or pad reduce_max reduce_min reduce_sum "
     "reshape rev round select_n sign sin slice squeeze square stop_gradient sub tanh transpose".split()
 )
-__all__ = ["Lowering", "attend", "take"]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jax_gnn._program.passes.normal import taken_in
+from jax_gnn._program.normal import taken_in
 from jax_gnn._program.rows import (
     Apply,
     Contract,
@@ -452,9 +452,9 @@ class Matcher:
         if len(rest) != 2:
             return None
         dots = _edge_dots(flat, rest, out)
-        if not isinstance(dots, EdgeDots) or dots.heads != out:
+        if not isinstance(dots, EdgeDots) or dots.heads != out or dots.dst.way != "dst":
             return None
-        if dots.dst.way != "dst":
+        if set(dots.dst.labels) != set(dots.src.labels):  # heads that share rows
             return None
         key = self.of_sources(_in_order(dots.src, (*dots.heads, *dots.summed)), value.way)
         if key is None:
@@ -554,11 +554,12 @@ def _edge_dots(row: Row, factors: Sequence[Factor], out: Labels) -> EdgeDots | N
         if dst.way in _DESTINATIONS and src.way in _SOURCES and (
             (dst.way, src.way) != ("dst_pair", "src_pair")
         ):
-            if set(dst.labels) != set(src.labels):
-                return None
-            heads = tuple(label for label in out if label in dst.labels)
+            both = set(dst.labels) & set(src.labels)
+            heads = tuple(label for label in out if label in (*dst.labels, *src.labels))
             summed = tuple(label for label in dst.labels if label not in out)
-            return EdgeDots(dst, src, heads, summed) if summed else None
+            if not summed or not set(summed) <= both or not set(src.labels) <= {*heads, *summed}:
+                return None
+            return EdgeDots(dst, src, heads, summed)
     return None
 
 

@@ -95,15 +95,18 @@ def number_of(row: Row) -> float | None:
 # --- Products ------------------------------------------------------------------------------------
 
 
+def settled(row: Row) -> Row:
+    """A row whose views are taken in by what reads them."""
+    if isinstance(row.op, Pull) and is_view(row.operands[0]):
+        (of,) = row.operands  # what is moved after it is read is the same
+        read = pull(of.operands[0], row.space, row.op.way)
+        return contract([read], of.op.terms, of.op.out, row)  # type: ignore[union-attr]
+    return tidy(row) if isinstance(row.op, Contract) else row
+
+
 def _normal(row: Row) -> Row:
-    if isinstance(row.op, Pull):
-        (of,) = row.operands
-        if is_view(of):  # what is moved after it is read is the same
-            read = pull(of.operands[0], row.space, row.op.way)
-            return contract([read], of.op.terms, of.op.out, row)  # type: ignore[union-attr]
-        return row
     if not isinstance(row.op, Apply):
-        return row
+        return settled(row)
     rule = _RULES.get(row.op.name)
     if rule is None:
         return row
