@@ -5,37 +5,35 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from jax_gnn._core.arguments import to_array
 from jax_gnn._core.ids import is_traced
 from jax_gnn._core.public import public
 from jax_gnn._program import reference
-from jax_gnn._program.lower import Lowering
-from jax_gnn._program.maps import Maps, Structure
-from jax_gnn._program.match import Matcher
-from jax_gnn._program.passes import PASSES, run
-from jax_gnn._program.rows import Row, in_order, uses_of
+from jax_gnn._program.explain import explained
+from jax_gnn._program.maps import Maps, Structure, parts_of
+from jax_gnn._program.passes import PASSES
+from jax_gnn._program.plan import Plan, tuned
+from jax_gnn._program.rows import Given, Row, in_order
 from jax_gnn._program.sides import Sides
-from jax_gnn._program.spaces import Space
+from jax_gnn._program.spaces import Parts, Space
 from jax_gnn._program.trace import Argument, EdgeView, Traced, annotated_spaces, trace
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
 
 
 class _Call(NamedTuple):
-    """The arguments of one call, as arrays.
+    """One call.
 
     Attributes:
         graph: The graph.
-        arrays: All arrays.
+        arrays: All arrays that it gets.
         names: What each is called.
         spaces: Where their rows live.
-        rebuild: Puts rows in the places of arrays: positional and keyword arguments.
+        with_rows: Calls the function with an edge, and rows in the places of the arrays.
         key: What calls that share a plan have in common; None if that cannot be known.
     """
 
@@ -43,46 +41,23 @@ class _Call(NamedTuple):
     arrays: list[Any]
     names: list[str]
     spaces: list[Space]
-    rebuild: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+    with_rows: Callable[[EdgeView, Sequence[Any]], Any]
     key: Any
 
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """A program for graphs and arrays of given sizes.
-
-    Attributes:
-        traced: As it was written.
-        results: After all passes.
-        matcher: Of these.
-        sides: Likewise.
-    """
-
-    traced: Traced
-    results: tuple[Row, ...]
-    matcher: Matcher
-    sides: Sides
-
-    def run(self, graph: Structure, given: Sequence[Any]) -> Any:
-        """What the program gives."""
-        lowering = Lowering(Maps(graph), self.matcher, self.sides, given)
-        return jax.tree.unflatten(self.traced.tree, lowering.results(self.results))
-
-    @functools.cached_property
-    def compiled(self) -> Callable[[Structure, Sequence[Any]], Any]:
-        """The same as one compiled call."""
-        return jax.jit(self.run)
+    @property
+    def parts(self) -> Parts:
+        """What the graph has."""
+        return parts_of(self.graph)
 
 
 @public
 class Program:
-    """A program of messages, see :func:`program`."""
+    """A function of a graph and of arrays, made by :func:`program`."""
 
     def __init__(
-        self, function: Callable[..., Any], passes: Sequence[str], tune: bool
+        self, function: Callable[..., Any], passes: Sequence[str], tune: bool = False
     ) -> None:
         functools.update_wrapper(self, function)
-        self.__module__ = getattr(function, "__module__", "jax_gnn")
         self._function = function
         self._name = getattr(function, "__name__", "program")
         self._passes = tuple(passes)
@@ -90,20 +65,11 @@ class Program:
         self._plans: dict[Any, Plan] = {}
         self._signature = inspect.signature(function)
         if not self._signature.parameters:
-            raise TypeError(f"program {self._name} must take the edge, g, first, got no arguments")
+            raise TypeError(f"program {self._name} must take an edge, g, first, got no arguments")
 
     @functools.cached_property
     def _spaces(self) -> dict[str, Space]:
         return annotated_spaces(self._function)
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """A program in a class is a method, whose graph comes after the instance."""
-        if instance is None:
-            return self
-        raise TypeError(
-            f"program {self._name} must be a function outside of classes, got a method: pass "
-            "what it needs of the instance as arguments"
-        )
 
     # --- What users call -----------------------------------------------------------------------
 
@@ -112,44 +78,50 @@ class Program:
 
         Args:
             graph: A `Graph`, bipartite ones too, or a `RelationalGraph`.
-            *args: What the function takes after ``g``: arrays with rows in front, or pytrees of
-                such, as its annotations say.
+            *args: What the function takes after ``g``: arrays, or pytrees of such, with a row for
+                each of what the annotation says; what is no array is passed on as it is.
             **kwargs: Likewise.
 
         Returns:
-            What the function returns, with rows in front.
+            What the function returns, with rows in front: nodes' and edges' results
+            ``(num_dst, *row)`` and ``(num_edges, *row)``; zeros for edges that are padding.
 
         Raises:
-            TypeError: an argument is none of these, or Python looks at what rows hold.
-            ValueError: rows do not fit together or to the graph. Errors name the line.
+            TypeError: the graph or an argument has the wrong type, or Python looks at what rows
+                hold.
+            ValueError: rows do not fit together, or to the graph. Errors name the user's line.
         """
-        call = self._bound(graph, args, kwargs)
-        plan = self._plan(call)
+        call = self._call(graph, args, kwargs)
+        plan, known = self._plan(call)
         given = [*call.arrays, *plan.traced.closed_over]
-        leaves = jax.tree.leaves((call.graph, given))
-        ready = all(isinstance(each, jax.Array) for each in leaves) and not is_traced(*leaves)
-        if ready and call.key in self._plans:
+        if known and not is_traced(*jax.tree.leaves((call.graph, given))):
             return plan.compiled(call.graph, given)
         return plan.run(call.graph, given)
 
     def reference(self, graph: Structure, *args: Any, **kwargs: Any) -> Any:
-        """The same in plain JAX, unoptimised: ``jax.vmap`` and ``jax.ops.segment_…``.
+        """The same in plain JAX, as it is written: ``jax.vmap`` and ``jax.ops.segment_…``.
 
-        For debugging, and for tests: arguments and results are those of a call.
+        For debugging, and for tests. Arguments, results and errors are those of a call.
         """
-        call = self._bound(graph, args, kwargs)
-        traced = self._traced(call)
-        maps = Maps(call.graph)
-        sides = self._sides_of(traced.results, call, maps)
+        call = self._call(graph, args, kwargs)
+        traced, sides = self._traced(call)
         given = [*call.arrays, *traced.closed_over]
-        return jax.tree.unflatten(
-            traced.tree, reference.evaluate(traced.results, maps, given, sides)
-        )
+        results = reference.evaluate(traced.results, Maps(call.graph), given, sides)
+        return jax.tree.unflatten(traced.tree, results)
 
-    # --- From arguments to a plan --------------------------------------------------------------
+    def explain(self, graph: Structure, *args: Any, **kwargs: Any) -> str:
+        """What becomes of the program: its rows after each pass, and the ops that make them.
 
-    def _bound(self, graph: Any, args: Any, kwargs: Any) -> _Call:
-        """The arguments by name, and their arrays."""
+        Arguments and errors are those of a call. Times are counted for an H200, to compare ways.
+        """
+        call = self._call(graph, args, kwargs)
+        plan, _ = self._plan(call)
+        return explained(plan, call.graph)
+
+    # --- Arguments -----------------------------------------------------------------------------
+
+    def _call(self, graph: Any, args: Any, kwargs: Any) -> _Call:
+        """The arguments of a call, their arrays apart from all else."""
         if not isinstance(graph, Graph | RelationalGraph):
             raise TypeError(
                 f"program {self._name}: graph must be a Graph or a RelationalGraph, got "
@@ -160,51 +132,61 @@ class Program:
             bound = self._signature.bind(None, *args, **kwargs)
         except TypeError as error:
             raise TypeError(f"program {self._name}: {error}") from None
-        first = next(iter(self._signature.parameters))
-        given = dict(bound.arguments)
-        del given[first]
-        leaves, tree = jax.tree_util.tree_flatten_with_path(given, is_leaf=lambda x: x is None)
-        arrays, names, spaces, places = [], [], [], []
-        rest: list[Any] = []
-        for i, (path, leaf) in enumerate(leaves):
-            argument = path[0].key  # type: ignore[union-attr]
-            space = self._spaces.get(argument, Space.SHARED)
-            name = argument + jax.tree_util.keystr(path[1:])
-            if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-                arrays.append(leaf)
-            elif space is not Space.SHARED and leaf is not None:
-                arrays.append(to_array(name, leaf))
-            else:
-                rest.append((i, leaf))
-                continue
-            names.append(name)
-            spaces.append(space)
-            places.append(i)
+        edge, *names = bound.arguments
+        leaves, tree = jax.tree_util.tree_flatten_with_path(
+            {name: bound.arguments[name] for name in names}
+        )
+        arrays: dict[int, Any] = {}
+        found: list[tuple[str, Space]] = []
+        for place, (path, leaf) in enumerate(leaves):
+            first = path[0]
+            assert isinstance(first, jax.tree_util.DictKey)
+            space = self._spaces.get(first.key, Space.SHARED)
+            name = f"{first.key}{jax.tree_util.keystr(path[1:])}"
+            if space is not Space.SHARED or _is_array(leaf):
+                arrays[place] = leaf if _is_array(leaf) else to_array(name, leaf)
+                found.append((name, space))
 
-        def rebuild(rows: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            flat = dict(zip(places, rows, strict=True)) | dict(rest)
-            named = jax.tree.unflatten(tree, [flat[i] for i in range(len(leaves))])
-            full = self._signature.bind(None)if not named else inspect.BoundArguments(
-                self._signature, {first: None, **named}  # type: ignore[arg-type]
-            )
-            return full.args[1:], full.kwargs
+        def with_rows(view: EdgeView, rows: Sequence[Any]) -> Any:
+            new = [leaf for _, leaf in leaves]
+            for place, row in zip(arrays, rows, strict=True):
+                new[place] = row
+            bound.arguments.update({edge: view, **jax.tree.unflatten(tree, new)})
+            return self._function(*bound.args, **bound.kwargs)
 
-        shapes = tuple((each.shape, str(each.dtype)) for each in arrays)
-        nodes = graph if isinstance(graph, Graph) else graph.nodes
-        sizes = tuple((each.shape, str(each.dtype)) for each in jax.tree.leaves(graph))
-        key: Any = (jax.tree.structure(graph), sizes, tree, shapes, tuple(rest), nodes.num_src)
+        key: Any = (
+            jax.tree.structure(graph),
+            *(_sort(each) for each in jax.tree.leaves(graph)),
+            tree,
+            *(_sort(leaf) if i in arrays else leaf for i, (_, leaf) in enumerate(leaves)),
+        )
         try:
             hash(key)
         except TypeError:
             key = None
-        return _Call(graph, arrays, names, spaces, rebuild, key)
+        each_name, each_space = zip(*found, strict=True) if found else ((), ())
+        return _Call(graph, [*arrays.values()], [*each_name], [*each_space], with_rows, key)
 
-    def _traced(self, call: _Call) -> Traced:
+    def _check_space(self, name: str, space: Space, call: _Call) -> None:
+        """Refuses an argument of a space that the graph has not."""
+        if space in call.parts.rows:
+            return
+        wanted = {
+            Space.RELATION: "relations: pass a RelationalGraph",
+            Space.TYPE: "types of nodes: RelationalGraph.from_edge_dict makes one that has",
+        }[space]
+        raise ValueError(
+            f"program {self._name}: {name} has a row for each {space.value}, and the graph has no "
+            f"{wanted}, got {call.graph}"
+        )
+
+    def _traced(self, call: _Call) -> tuple[Traced, Sides]:
+        """The program of these arguments, which are checked."""
         arguments = []
         for name, space, array in zip(call.names, call.spaces, call.arrays, strict=True):
-            shape = tuple(np.shape(array))
+            shape = tuple(array.shape)
             if space is not Space.SHARED:
-                self._check_space(name, space, call.graph)
+                self._check_space(name, space, call)
                 if not shape:
                     raise ValueError(
                         f"program {self._name}: {name} must have a row for each {space.value}, got "
@@ -213,71 +195,54 @@ class Program:
                 shape = shape[1:]
             dtype = jax.dtypes.canonicalize_dtype(array.dtype)
             arguments.append(Argument(name, space, shape, dtype))
-
-        def invoke(view: EdgeView, rows: Sequence[Any]) -> Any:
-            args, kwargs = call.rebuild(rows)
-            return self._function(view, *args, **kwargs)
-
         wanted = self._spaces.get("return")
-        traced = trace(self._function, self._name, arguments, invoke, wanted)
-        self._check_ways(traced, call.graph)
-        return traced
+        traced = trace(self._function, self._name, arguments, call.with_rows, wanted)
+        apart = call.parts.num_src != call.parts.num_dst
+        sides = Sides(traced.results, self._name, apart=apart)
+        self._check_rows(traced.results, call, sides)
+        return traced, sides
 
-    def _check_space(self, name: str, space: Space, graph: Structure) -> None:
-        if space is Space.RELATION and not isinstance(graph, RelationalGraph):
-            raise ValueError(
-                f"program {self._name}: {name} has a row for each relation, and the graph has no "
-                f"relations: pass a RelationalGraph, got {graph}"
-            )
-        if space is Space.TYPE and getattr(graph, "node_type_sizes", None) is None:
-            raise ValueError(
-                f"program {self._name}: {name} has a row for each type of nodes, and the graph's "
-                f"nodes have no types: RelationalGraph.from_edge_dict gives them, got {graph}"
-            )
-
-    def _check_ways(self, traced: Traced, graph: Structure) -> None:
-        del traced, graph  # rows of relations and types come from arguments alone
-
-    def _sides_of(self, results: Sequence[Row], call: _Call, maps: Maps) -> Sides:
-        parts = maps.parts
-        apart = parts.num_src != parts.num_dst
-        sides = Sides(results, self._name, apart=apart)
-        rows = {row.op.index: row for row in in_order(results) if hasattr(row.op, "index")
-                and not row.operands}
-        for i, (name, space) in enumerate(zip(call.names, call.spaces, strict=True)):
-            if space is Space.SHARED:
+    def _check_rows(self, results: Sequence[Row], call: _Call, sides: Sides) -> None:
+        """Refuses arrays with another number of rows than the graph has."""
+        parts = call.parts
+        for row in in_order(results):
+            if not isinstance(row.op, Given) or row.space is Space.SHARED:
                 continue
-            count = call.arrays[i].shape[0]
-            side = sides.of(rows[i]) if i in rows else ""
-            if not side and space is Space.NODE:
-                continue  # which nothing reads
-            wanted = maps.size(space, side)
-            if count != wanted:
-                what = {"src": "source", "dst": "destination"}.get(side, "") if apart else ""
+            size, what = parts.rows[row.space], row.space.value
+            if row.space is Space.NODE and parts.num_src != parts.num_dst:
+                is_src = sides.of(row) == "src"
+                size = parts.num_src if is_src else parts.num_dst
+                what = "source" if is_src else "destination"
+            shape = tuple(call.arrays[row.op.index].shape)
+            if shape[0] != size:
                 raise ValueError(
-                    f"program {self._name}: {name} must have a row for each "
-                    f"{what if space is Space.NODE and what else space.value}, {wanted}, got shape "
-                    f"{tuple(call.arrays[i].shape)}"
+                    f"program {self._name}: {row.op.name} must have a row for each {what} of the "
+                    f"graph, {size}, got shape {shape}"
                 )
-        return sides
 
-    def _plan(self, call: _Call) -> Plan:
+    def _plan(self, call: _Call) -> tuple[Plan, bool]:
+        """The plan of a call, and whether it is kept for the next one."""
         if call.key is not None and call.key in self._plans:
-            return self._plans[call.key]
-        traced = self._traced(call)
-        maps = Maps(call.graph)
-        self._sides_of(traced.results, call, maps)
-        results = run(traced.results, self._passes, maps.parts)
-        apart = maps.parts.num_src != maps.parts.num_dst
-        plan = Plan(
-            traced,
-            tuple(results),
-            Matcher(uses_of(results), maps.parts, "compact" in self._passes),
-            Sides(results, self._name, apart=apart),
-        )
-        if call.key is not None and not traced.closed_over:
+            return self._plans[call.key], True
+        traced, _ = self._traced(call)
+        plan = Plan(traced, call.parts, self._passes)
+        given = [*call.arrays, *traced.closed_over]
+        if self._tune and not is_traced(*jax.tree.leaves((call.graph, given))):
+            plan = tuned(plan, call.graph, given)
+        # What is closed over may be another array next time.
+        known = call.key is not None and not traced.closed_over
+        if known:
             self._plans[call.key] = plan
-        return plan
+        return plan, known
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _sort(array: Any) -> tuple[Any, ...]:
+    """What is static of an array."""
+    return tuple(array.shape), str(array.dtype)
 
 
 @public
@@ -287,31 +252,41 @@ def program(
     passes: Sequence[str] = PASSES,
     tune: bool = False,
 ) -> Any:
-    """Makes a function of one edge's rows a function of a graph: it is lowered to this library's ops.
+    """Makes a function of one edge's rows a function of a graph, lowered to this library's ops.
 
-    The function's first argument, ``g``, reads rows along the edge and reduces them, see
-    `EdgeView`: ``g.src(x)``, ``g.dst(x)``, ``g.relation(w)``, ``g.sum(m)``, ``g.softmax(s)`` and
-    their kind. What is between is ``jax.numpy`` on rows. Annotations say what arguments have a row
-    for: `Node`, `Edge`, `Relation`, `NodeType`; one without is shared. Results may live anywhere.
+    The function's first argument, ``g``, reads rows along the edge and reduces them over edges:
+    ``g.src(x)``, ``g.dst(x)``, ``g.relation(w)``, ``g.src_type(w)``, ``g.dst_type(w)`` and
+    ``g.node_type(w)`` read; ``g.sum(m)``, ``g.mean(m)``, ``g.max(m)`` and ``g.min(m)`` reduce over
+    the edges into each node, and ``g.softmax(s)`` is the softmax over these. All else is
+    ``jax.numpy`` on rows. Annotations say what an argument has a row for: `Node`, `Edge`,
+    `Relation` or `NodeType`; what has none is shared. Results may live anywhere.
 
-    Passes rewrite it: what is computed at edges goes to the (source, relation) or (destination,
-    relation) pairs or the nodes that suffice, products change their order, and each piece becomes
-    the op that serves it. All of JAX's transformations apply to the result.
+    What is written for edges is computed where fewer rows suffice, products in the order that takes
+    least, and each piece by the op that serves it (Hector, Wu et al., ASPLOS 2024, section 3).
+    ``jax.jit``, ``jax.grad``, ``jax.vmap`` and all others apply to the result.
 
     Args:
-        function: Of ``g`` and rows.
-        passes: Which passes to run.
-        tune: Whether to measure the best ways once for each size of graphs, in place of counting.
+        function: of ``g`` and rows.
+        passes: which rewritings to apply, of ``"equal"``: equal values are one; ``"sums"``: linear
+            maps go behind sums; ``"order"``: of products and sums over edges; ``"compact"``: what
+            nodes, relations or their pairs suffice for is computed there.
+        tune: whether to measure the three ways that are counted best, once for each size of
+            arguments, outside of ``jax.jit``.
+
+    Returns:
+        A :class:`Program`, which is called with a graph and the function's other arguments. Without
+        ``function``, a decorator.
 
     Raises:
+        TypeError: the function takes no arguments.
         ValueError: a pass is unknown.
 
     Example:
         >>> @program
-        ... def gcn(g, x: Node, w):
+        ... def convolution(g, x: Node, w):
         ...     return g.sum(g.src(x) @ w)
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
-        >>> gcn(graph, jnp.eye(3), jnp.ones((3, 1)))
+        >>> convolution(graph, jnp.eye(3), jnp.ones((3, 1)))
         Array([[2.],
                [1.],
                [0.]], dtype=float32)
@@ -322,6 +297,3 @@ def program(
     if function is None:
         return functools.partial(program, passes=passes, tune=tune)
     return Program(function, passes, tune)
-
-
-__all__ = ["Program", "program", "replace"]

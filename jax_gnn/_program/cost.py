@@ -72,6 +72,8 @@ class Costs:
             case Softmax():
                 score = self._stored(row)
                 return _cost("segment_softmax", score, score)
+            case Apply(name="squeeze" | "reshape"):
+                return Cost("reshape", 0.0)
             case Apply():
                 operands = [self._stored(each) for each in row.operands]
                 launch = sum(operands, self._stored(row))
@@ -191,9 +193,14 @@ class Costs:
         )
         times = expected(counts)
         method = min(times, key=lambda each: times[each])
-        return Cost(f"relational_aggregate ({method})", times[method])
+        return Cost(f"relational_aggregate ({method})", _after(times[method]))
 
 
 def _cost(op: str, *launches: Launch) -> Cost:
     moved, flops = sum(each.moved for each in launches), sum(each.flops for each in launches)
-    return Cost(op, in_turn(*launches) + _BREAK_TIES * (moved + flops), moved, flops)
+    return Cost(op, _after(in_turn(*launches)) + _BREAK_TIES * (moved + flops), moved, flops)
+
+
+def _after(time: float) -> float:
+    """Of what waits for another launch."""
+    return time + in_turn(Launch(), Launch()) - 2 * Launch().time

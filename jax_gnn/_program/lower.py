@@ -90,9 +90,7 @@ class Lowering:
         given: The arguments.
     """
 
-    def __init__(
-        self, maps: Maps, matcher: Matcher, sides: Sides, given: Sequence[Any]
-    ) -> None:
+    def __init__(self, maps: Maps, matcher: Matcher, sides: Sides, given: Sequence[Any]) -> None:
         self.maps = maps
         self.matcher = matcher
         self.sides = sides
@@ -174,8 +172,10 @@ class Lowering:
     def _einsum(self, row: Row) -> Array:
         """An einsum of arrays, one factor after the other."""
         assert isinstance(row.op, Contract)
-        operands = [(self.array(each), labels, each.space is not Space.SHARED)
-                    for each, labels in zip(row.operands, row.op.terms, strict=True)]
+        operands = [
+            (self.array(each), labels, each.space is not Space.SHARED)
+            for each, labels in zip(row.operands, row.op.terms, strict=True)
+        ]
         out = row.op.out
         while len(operands) > 2:
             (a, b), rest = operands[:2], operands[2:]
@@ -185,7 +185,9 @@ class Lowering:
         present = {label for _, labels, _ in operands for label in labels}
         kept = tuple(label for label in out if label in present)
         varies = any(each[2] for each in operands)
-        found = _times(operands[0], operands[1] if len(operands) == 2 else None, kept, row.op.precision)
+        found = _times(
+            operands[0], operands[1] if len(operands) == 2 else None, kept, row.op.precision
+        )
         return _placed(found, kept, out, row.shape, leading=varies)
 
     def _typed_product(
@@ -245,12 +247,10 @@ class Lowering:
             dtype=x.dtype,
         )
 
-    def _typed_dots(
-        self, row: Row, pattern: match.TypedDots, sizes: Mapping[int, int]
-    ) -> Array:
+    def _typed_dots(self, row: Row, pattern: match.TypedDots, sizes: Mapping[int, int]) -> Array:
         """Dot products of rows with those of their relation."""
         x, vector, heads, summed = pattern
-        maps, order = self.maps, (*pattern.heads, *pattern.summed)
+        maps, order = self.maps, (*heads, *summed)
         vectors = flat(self.laid_out(vector.base, vector.labels, (order,)))
         options: Any = {"heads": match.width(heads, sizes)}
         pairs = None if row.space is Space.EDGE else maps.pairs(row.space)
@@ -284,7 +284,10 @@ class Lowering:
 
     def laid_out(self, row: Row, labels: Labels, groups: Sequence[Labels]) -> Array:
         """``(rows, *groups)``, the axes of a group as one."""
-        key = row, (*labels, *(-2 - len(group) for group in groups), *(i for g in groups for i in g))
+        key = (
+            row,
+            (*labels, *(-2 - len(group) for group in groups), *(i for g in groups for i in g)),
+        )
         if key not in self._flat:
             x = self.array(row)
             order = [labels.index(label) for group in groups for label in group]
@@ -353,7 +356,7 @@ class Lowering:
         return of.precision if isinstance(of, Contract) else None
 
     def _sum(self, row: Row, pattern: match.Sum) -> Array:
-        value, weight, scores, heads, out, after, reduce, into = pattern
+        value, weight, scores, heads, _, after, reduce, into = pattern
         readable = match.is_read(value, into)
         of, way = (value.base, value.way) if readable else (value.row, "")
         matrix = self.maps.edges(way, into)
@@ -419,7 +422,11 @@ class Lowering:
             y = y.reshape(y.shape[0], *(sizes[label] for label in labels))
         found: Any = (y, labels, True)
         for each in after:
-            found = (_times(found, (self.array(each.row), each.labels, False), labels), labels, True)
+            found = (
+                _times(found, (self.array(each.row), each.labels, False), labels),
+                labels,
+                True,
+            )
         return _placed(found[0], labels, out, row.shape, leading=True)
 
 
@@ -439,7 +446,9 @@ _Labelled = tuple[Array, Labels, bool]  # whether a first axis of rows is there
 def _times(a: _Labelled, b: _Labelled | None, out: Labels, precision: Any = None) -> Array:
     """A product of arrays by label, summed over what is not in the result."""
     operands = [each for each in (a, b) if each is not None]
-    counts = {label: sum(label in each[1] for each in operands) for each in operands for label in each[1]}
+    counts = {
+        label: sum(label in each[1] for each in operands) for each in operands for label in each[1]
+    }
     summed = [label for label in counts if label not in out]
     varies = any(each[2] for each in operands)
     if len(operands) == 2 and _elementwise(a, operands[1], out, varies):
@@ -512,7 +521,11 @@ def _highest(dtype: Any) -> Any:
 
 # Functions that are finite at zeros, derivatives included: what padding holds does not matter.
 _FINITE = frozenset(
-    "abs add and ceil clamp concatenate convert_element_type cos copy eq erf exp exp2 expm1 floor ge "
-    "gt iota le leaky_relu logistic lt max min mul ne neg not or pad reduce_max reduce_min reduce_sum "
-    "reshape rev round select_n sign sin slice squeeze square stop_gradient sub tanh transpose".split()
+    (
+        *("abs", "add", "and", "ceil", "clamp", "concatenate", "convert_element_type", "copy"),
+        *("cos", "eq", "erf", "exp", "exp2", "expm1", "floor", "ge", "gt", "iota", "le"),
+        *("leaky_relu", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pad"),
+        *("reduce_max", "reduce_min", "reduce_sum", "reshape", "rev", "round", "select_n"),
+        *("sign", "sin", "slice", "square", "squeeze", "sub", "tanh", "transpose"),
+    )
 )

@@ -315,7 +315,9 @@ class Matcher:
         """Of a product: some factors are the value, the others weights of it."""
         factors, out = factors_of(product)
         sizes = sizes_of(product.operands, [each.labels for each in factors])
-        if any(label not in sizes and size != 1 for label, size in zip(out, product.shape, strict=True)):
+        if any(
+            label not in sizes and size != 1 for label, size in zip(out, product.shape, strict=True)
+        ):
             return None  # an axis of copies
         out = tuple(label for label in out if label in sizes)
         shared = [each for each in factors if each.row.space is Space.SHARED]
@@ -327,9 +329,7 @@ class Matcher:
         carried = [each for each in rest if each.way in ways]
         summed = set(sizes) - set(out)
         if summed:
-            carried += [
-                each for each in rest if each not in carried and set(each.labels) & summed
-            ]
+            carried += [each for each in rest if each not in carried and set(each.labels) & summed]
         if not carried:
             others = [each for each in rest if each not in softmax] or rest
             carried = [max(others, key=lambda each: len(each.labels))]
@@ -347,7 +347,12 @@ class Matcher:
             return None
         scores = None
         one = softmax[0] if len(softmax) == 1 and softmax[0] in weights else None
-        if one is not None and self._single(one.row) and row.space is Space.NODE and reduce == "sum":
+        if (
+            one is not None
+            and self._single(one.row)
+            and row.space is Space.NODE
+            and reduce == "sum"
+        ):
             weights.remove(one)
             scores = self._scores(one, heads, value, sizes)
         weight = self._weight(weights, heads, row, sizes)
@@ -381,9 +386,7 @@ class Matcher:
         self, carried: Sequence[Factor], out: Labels, row: Row, product: Row
     ) -> Factor | None:
         """The product of the factors that are carried, where it is read."""
-        labels = tuple(
-            label for label in out if any(label in each.labels for each in carried)
-        )
+        labels = tuple(label for label in out if any(label in each.labels for each in carried))
         if len(carried) == 1:
             (only,) = carried
             if set(only.labels) == set(labels):
@@ -420,7 +423,9 @@ class Matcher:
         if softmax.labels != heads:  # in another order, or some heads have one score
             return Given(contract([score], [softmax.labels], heads, score, sizes=sizes))
         if value.way in _SOURCES and self._single(score):
-            found = self._ends(score, value) or self._dots(score, value) or self._leaky(score, value)
+            found = (
+                self._ends(score, value) or self._dots(score, value) or self._leaky(score, value)
+            )
             if found is not None:
                 return found
         return Given(score)
@@ -454,18 +459,16 @@ class Matcher:
         dots = _edge_dots(flat, rest, out)
         if not isinstance(dots, EdgeDots) or dots.heads != out or dots.dst.way != "dst":
             return None
-        if set(dots.dst.labels) != set(dots.src.labels):  # heads that share rows
-            return None
-        key = self.of_sources(_in_order(dots.src, (*dots.heads, *dots.summed)), value.way)
+        labels = (*dots.heads, *dots.summed)
+        sizes = sizes_of(flat.operands, flat.op.terms)  # type: ignore[union-attr]
+        key = self.of_sources(_in_order(dots.src, labels, sizes), value.way)
         if key is None:
             return None
-        row = _in_order(Factor(dots.dst.base, dots.dst.labels), (*dots.heads, *dots.summed))
+        row = _in_order(Factor(dots.dst.base, dots.dst.labels), labels, sizes)
         made = None
         if scale:
             operands = [each.row for each in scale]
             made = contract(operands, [()] * len(operands), (), score)
-            like = _sized(score, (), {})
-            made = operands[0] if len(operands) == 1 else contract(operands, [()] * len(operands), (), like)
         return Dots(row, key, made)
 
     def _leaky(self, score: Row, value: Factor) -> Scores | None:
@@ -486,7 +489,7 @@ class Matcher:
         found = self._sum_of_ends(of, value)
         if found is None:
             return None
-        return Leaky(*found, _in_order(vector, inner.labels), slope)
+        return Leaky(*found, _in_order(vector, inner.labels, {}), slope)
 
     def of_destinations(self, row: Row) -> Row | None:
         """A row of nodes that edges read at their destinations, of one that they read there."""
@@ -551,8 +554,10 @@ def _edge_dots(row: Row, factors: Sequence[Factor], out: Labels) -> EdgeDots | N
     if row.space is not Space.EDGE:
         return None
     for dst, src in (factors, factors[::-1]):
-        if dst.way in _DESTINATIONS and src.way in _SOURCES and (
-            (dst.way, src.way) != ("dst_pair", "src_pair")
+        if (
+            dst.way in _DESTINATIONS
+            and src.way in _SOURCES
+            and ((dst.way, src.way) != ("dst_pair", "src_pair"))
         ):
             both = set(dst.labels) & set(src.labels)
             heads = tuple(label for label in out if label in (*dst.labels, *src.labels))
@@ -563,15 +568,15 @@ def _edge_dots(row: Row, factors: Sequence[Factor], out: Labels) -> EdgeDots | N
     return None
 
 
-def _in_order(factor: Factor, labels: Labels) -> Row:
-    """A row with its axes in another order."""
+def _in_order(factor: Factor, labels: Labels, sizes: Mapping[int, int]) -> Row:
+    """A row with its axes in another order, and copies where it lacks one."""
     if factor.labels == labels:
         return factor.row
     row = factor.row
     if isinstance(row.op, Pull):
-        base = _in_order(Factor(row.operands[0], factor.labels), labels)
+        base = _in_order(Factor(row.operands[0], factor.labels), labels, sizes)
         return pull(base, row.space, row.op.way)
-    return contract([row], [factor.labels], labels, row)
+    return contract([row], [factor.labels], labels, row, sizes=sizes)
 
 
 def is_float(row: Row) -> bool:

@@ -1,6 +1,6 @@
 """One form for all products: whatever multiplies, sums over axes or moves them is an einsum.
 
-``*``, ``@``, ``jnp.einsum``, ``.sum()``, ``.T``, ``[:, None]`` and division become `Contract`, where
+``*``, ``@``, ``jnp.einsum``, ``.sum()``, ``.T``, ``[:, None]`` and division become `Contract`, if
 numbers are floats. Axes of size 1 are left out of its labels. What only moves axes costs nothing,
 and is taken into whatever reads it. All else about a program stays as it was written.
 """
@@ -22,6 +22,7 @@ from jax_gnn._program.rows import (
     Labels,
     Pull,
     Row,
+    Softmax,
     apply,
     constant,
     contract,
@@ -86,7 +87,10 @@ def number_of(row: Row) -> float | None:
     """What a constant of one number is."""
     if isinstance(row.op, Constant) and row.op.value.ndim == 0:
         return float(row.op.value)
-    single = isinstance(row.op, Apply) and row.op.name in ("broadcast_in_dim", "convert_element_type")
+    single = isinstance(row.op, Apply) and row.op.name in (
+        "broadcast_in_dim",
+        "convert_element_type",
+    )
     if single or (isinstance(row.op, Contract) and len(row.operands) == 1):
         return number_of(row.operands[0])
     return None
@@ -210,6 +214,11 @@ def _params(row: Row) -> Any:
     return row.op.params
 
 
+# Functions of each number by itself, which are the same for rows of any shape.
+_BY_NUMBER = frozenset(
+    ("leaky_relu", "add", "sub", "max", "min", "exp", "log", "tanh", "logistic", "sqrt", "rsqrt")
+)
+
 # --- Einsums of einsums --------------------------------------------------------------------------
 
 
@@ -233,7 +242,9 @@ def taken_in(row: Row, which: Callable[[Row], bool]) -> Row:
     """An einsum with the factors of those of its factors that are einsums, if they may be."""
     assert isinstance(row.op, Contract)
     op = row.op
-    fresh = itertools.count(1 + max([*op.out, *(label for term in op.terms for label in term)], default=-1))
+    fresh = itertools.count(
+        1 + max([*op.out, *(label for term in op.terms for label in term)], default=-1)
+    )
     operands: list[Row] = []
     terms: list[Labels] = []
     precision = op.precision
@@ -300,4 +311,7 @@ def squeezed(row: Row) -> Row:
         out = [label for label, size in zip(row.op.out, row.shape, strict=True) if size != 1]
         sizes = dict(zip(row.op.out, row.shape, strict=True))
         return contract(row.operands, row.op.terms, tuple(out), row, row.op.precision, sizes)
+    by_number = isinstance(row.op, Apply) and row.op.name in _BY_NUMBER
+    if isinstance(row.op, Softmax) or by_number:
+        return replace(row, operands=tuple(map(squeezed, row.operands)), shape=shape)
     return apply("squeeze", lambda x: x.reshape(shape), row, key=row.shape)

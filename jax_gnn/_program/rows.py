@@ -230,8 +230,8 @@ def in_order(results: Iterable[Row]) -> list[Row]:
 def uses_of(results: Sequence[Row]) -> dict[Row, int]:
     """How often each row is an operand or a result."""
     found = dict.fromkeys(in_order(results), 0)
-    for row in [*results, *(each for row in found for each in row.operands)]:
-        found[row] += 1
+    for each in [*results, *(each for row in found for each in row.operands)]:
+        found[each] += 1
     return found
 
 

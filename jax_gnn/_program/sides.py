@@ -50,7 +50,7 @@ class Sides:
                 self._sides.setdefault(leader, side)
 
     def of(self, row: Row) -> str:
-        """"src" or "dst"."""
+        """Either "src" or "dst"."""
         return self._sides.get(self._leader(row), "dst")
 
     def _leader(self, row: Row) -> Row:

@@ -304,7 +304,8 @@ def trace(
         Row(Given(i, each.name), (), each.space, each.shape, np.dtype(each.dtype))
         for i, each in enumerate(arguments)
     ]
-    closed_over, consts = [], []
+    closed_over: list[Any] = []
+    consts: list[Row] = []
     for value in closed.consts:
         if np.ndim(value) == 0 and isinstance(value, np.ndarray | np.generic):
             array = np.asarray(value)
@@ -350,16 +351,16 @@ class _Walk:
 
         def read(atom: Any) -> Row:
             if isinstance(atom, jex.Literal):
-                value = np.asarray(atom.val, atom.aval.dtype)
+                value = np.asarray(atom.val, atom.aval.dtype)  # type: ignore[attr-defined]
                 return Row(Constant(value), (), Space.SHARED, value.shape, value.dtype)
             return env[atom]
 
         for eqn in jaxpr.eqns:
-            results = self.equation(eqn, [read(atom) for atom in eqn.invars])
+            results = self.equation(eqn, [read(atom) for atom in eqn.invars], jaxpr)
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def equation(self, eqn: Any, operands: Sequence[Row]) -> Sequence[Row]:
+    def equation(self, eqn: Any, operands: Sequence[Row], jaxpr: Any) -> Sequence[Row]:
         """What an equation makes of rows."""
         line = _line_of(eqn, self.code)
         if eqn.primitive is _pull:
@@ -368,18 +369,18 @@ class _Walk:
             return [self.pushed(operands[0], eqn, line)]
         inner = _inlined(eqn)
         if inner is not None:
-            jaxpr = inner.jaxpr if isinstance(inner, jex.ClosedJaxpr) else inner
+            body = inner.jaxpr if isinstance(inner, jex.ClosedJaxpr) else inner
             consts = [
                 Row(Constant(np.asarray(c)), (), Space.SHARED, np.shape(c), np.asarray(c).dtype)
                 for c in getattr(inner, "consts", ())
             ]
-            return self.walk(jaxpr, consts, operands)
+            return self.walk(body, consts, operands)
         if _has_own(eqn):
             raise ValueError(
                 f"program {self.name}, {line}: {eqn.primitive.name} holds a g.…: rows are read and "
                 "reduced outside of loops and branches, got one inside"
             )
-        return self.applied(eqn, operands, line)
+        return self.applied(eqn, operands, line, jaxpr)
 
     def pulled(self, row: Row, way: str, line: str) -> Row:
         """What ``g.src`` and its kind read."""
@@ -427,7 +428,7 @@ class _Walk:
         ways = {Space.RELATION: "relation", Space.TYPE: "src_type or g.dst_type"}
         return ways.get(row.space, "src or g.dst")
 
-    def applied(self, eqn: Any, operands: Sequence[Row], line: str) -> list[Row]:
+    def applied(self, eqn: Any, operands: Sequence[Row], line: str, jaxpr: Any) -> list[Row]:
         """What any other function makes of rows of one space."""
         spaces = {each.space for each in operands} - {Space.SHARED}
         if len(spaces) > 1:
@@ -438,7 +439,7 @@ class _Walk:
                 f"spaces, {' and '.join(map(_described, self._apart(operands)))}: read {reads}"
             )
         space = spaces.pop() if spaces else Space.SHARED
-        function, key = _function_of(eqn)
+        function, key = _function_of(eqn, jaxpr)
         return [
             Row(
                 Apply(eqn.primitive.name, function, i, key, eqn.params),
@@ -493,13 +494,13 @@ def _jaxprs(values: Any) -> Iterator[Any]:
             yield from _jaxprs(value)
 
 
-def _function_of(eqn: Any) -> tuple[Callable[..., Sequence[Any]], Any]:
-    """An equation as a function of all its operands, and what is equal of equal ones."""
+def _function_of(eqn: Any, jaxpr: Any) -> tuple[Callable[..., Sequence[Any]], Any]:
+    """An equation of a jaxpr as a function of its operands, and what is equal of equal ones."""
     operands = [atom.aval for atom in eqn.invars]
     fresh = [jex.Var(aval) for aval in operands]
     alone = eqn.replace(invars=fresh)
-    jaxpr = jex.Jaxpr([], fresh, list(alone.outvars), [alone])
-    function = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, []))
+    single = jaxpr.replace(constvars=[], invars=fresh, outvars=list(eqn.outvars), eqns=[alone])
+    function = jex.jaxpr_as_fun(jex.ClosedJaxpr(single, []))
     key = (eqn.primitive.name, tuple((name, _key(v)) for name, v in sorted(eqn.params.items())))
     return function, key
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from jax_gnn._program.normal import normal
 from jax_gnn._program.passes.compact import compact
 from jax_gnn._program.passes.equal import equal
-from jax_gnn._program.normal import normal
 from jax_gnn._program.passes.order import order
 from jax_gnn._program.passes.sums import sums
 from jax_gnn._program.rows import Row

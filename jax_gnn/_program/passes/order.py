@@ -30,7 +30,7 @@ from jax_gnn._program.rows import (
 from jax_gnn._program.spaces import Parts, Space
 
 EXHAUSTIVE = 6
-"""Most factors of a product whose orders are all looked at; of more, neighbours are joined first."""
+"""Most factors of a product whose orders are all looked at; of more, some are joined first."""
 
 
 def order(results: Sequence[Row], parts: Parts, *, compact: bool) -> list[Row]:
@@ -127,7 +127,9 @@ class _Search:
         of = row.operands[0] if isinstance(row.op, Pull) else row
         time = self.costs.of(of).time
         if isinstance(self.costs.matcher(of), Einsum):
-            time += sum(self.costs.of(each).time for each in of.operands if isinstance(each.op, Pull))
+            time += sum(
+                self.costs.of(each).time for each in of.operands if isinstance(each.op, Pull)
+            )
         return time - self.costs.spared(of) if fused else time
 
     def _tree(
@@ -135,7 +137,9 @@ class _Search:
     ) -> Factor:
         """The best order of a product; `fused`: of one that attention may take as its scores."""
         precision = like.op.precision  # type: ignore[union-attr]
-        trees = {1 << i: _Tree(each, 0.0) for i, each in enumerate(self._joined(factors, out, like))}
+        trees = {
+            1 << i: _Tree(each, 0.0) for i, each in enumerate(self._joined(factors, out, like))
+        }
         count = len(trees)
         full = (1 << count) - 1
         labels = [set(trees[1 << i].factor.labels) for i in range(count)]
@@ -270,9 +274,7 @@ class _Search:
             moved = [Factor(pull(each.base, space, "relation"), each.labels) for each in between]
             for summed in self._inside(push, first, kept, like, space):
                 made = self._times(Factor(summed, kept), moved, at_nodes, push, like)
-                total = Row(
-                    Push("sum"), (made,), Space.NODE, made.shape, push.dtype, push.line
-                )
+                total = Row(Push("sum"), (made,), Space.NODE, made.shape, push.dtype, push.line)
                 yield self._times(Factor(total, at_nodes), after, out, push, like)
 
     def _times(
@@ -308,6 +310,7 @@ class _Search:
         space: Space = Space.NODE,
     ) -> Iterator[Row]:
         """Ways to sum a product at once: as it is, or its value made first."""
+
         def pushed(factors: Sequence[Factor]) -> Row:
             made = contract(
                 [each.row for each in factors],
@@ -325,16 +328,18 @@ class _Search:
         value = [each for each in factors if each not in apart]
         if len(value) > 1:
             outside = set(out).union(*(each.labels for each in apart))
-            kept = tuple(
-                dict.fromkeys(i for each in value for i in each.labels if i in outside)
-            )
-            tree = self._tree(value, kept, contract(
-                [each.row for each in value],
-                [each.labels for each in value],
+            kept = tuple(dict.fromkeys(i for each in value for i in each.labels if i in outside))
+            tree = self._tree(
+                value,
                 kept,
-                like,
-                like.op.precision,  # type: ignore[union-attr]
-            ))
+                contract(
+                    [each.row for each in value],
+                    [each.labels for each in value],
+                    kept,
+                    like,
+                    like.op.precision,  # type: ignore[union-attr]
+                ),
+            )
             yield pushed([*apart, tree])
 
     @staticmethod
@@ -385,12 +390,7 @@ def _grown_at(row: Row) -> Row:
     (of,) = row.operands
     assert isinstance(row.op, Pull) and isinstance(of.op, Contract)
     way = row.op.way
-    operands = []
-    for each in of.operands:
-        if isinstance(each.op, Pull) or each.space is Space.SHARED:
-            operands.append(pull(each, row.space, way))
-        else:
-            operands.append(pull(each, row.space, way))
+    operands = [pull(each, row.space, way) for each in of.operands]
     return contract(operands, of.op.terms, of.op.out, of, of.op.precision)
 
 
@@ -398,9 +398,7 @@ def _kept(a: Factor, b: Factor, outside: set[int]) -> Labels:
     return tuple(dict.fromkeys(label for label in (*a.labels, *b.labels) if label in outside))
 
 
-def _through(
-    inside: Sequence[Factor], after: Sequence[Factor], out: Labels
-) -> Labels | None:
+def _through(inside: Sequence[Factor], after: Sequence[Factor], out: Labels) -> Labels | None:
     """The labels that a sum must keep for what comes after it; None if that is an outer product."""
     own = dict.fromkeys(label for each in inside for label in each.labels)
     needed = set(out).union(*(each.labels for each in after))

@@ -180,7 +180,7 @@ def _grouped(row: Row, parts: Parts) -> Row:
 
 
 def _terms(row: Row) -> list[Row]:
-    if isinstance(row.op, Apply) and row.op.name == "add" and row.space is not Space.SHARED:
-        if all(each.shape == row.shape for each in row.operands):
-            return [term for each in row.operands for term in _terms(each)]
-    return [row]
+    is_sum = isinstance(row.op, Apply) and row.op.name == "add" and row.space is not Space.SHARED
+    if not is_sum or any(each.shape != row.shape for each in row.operands):
+        return [row]
+    return [term for each in row.operands for term in _terms(each)]
