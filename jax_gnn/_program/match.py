@@ -333,7 +333,7 @@ class Matcher:
         if not carried:
             others = [each for each in rest if each not in softmax] or rest
             carried = [max(others, key=lambda each: len(each.labels))]
-        weights = [each for each in rest if each not in carried]
+        weights = [each for each in rest if all(each is not other for other in carried)]
         left = set(out) - {label for each in carried for label in each.labels}
         heads = tuple(label for label in out if any(label in each.labels for each in weights))
         if left - set(heads):
