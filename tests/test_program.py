@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from op_spec import strict
 from program_cases import (
     MODELS,
     PLAIN,
@@ -23,8 +24,8 @@ from program_cases import (
 
 import jax_gnn
 from jax_gnn import Edge, Graph, Node, NodeType, Relation, RelationalGraph, program
+from jax_gnn._program import explain, passes
 from jax_gnn._program.api import Program
-from jax_gnn._program.passes import PASSES
 
 TOLERANCE = 1e-10
 
@@ -51,14 +52,14 @@ def compared(function: Callable[..., Any], graph: Any, arguments: Any, **options
 # --- Models --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("passes", [PASSES, (), ("compact",), ("order",)], ids="+".join)
+@pytest.mark.parametrize("chosen", [passes.PASSES, (), ("compact",), ("order",)], ids="+".join)
 @pytest.mark.parametrize("model", MODELS)
 def test_model_is_its_reference(
-    rng: np.random.Generator, model: str, passes: tuple[str, ...]
+    rng: np.random.Generator, model: str, chosen: tuple[str, ...]
 ) -> None:
     graph = random_graph(rng, Sizes(padding=3))
     arguments = random_arguments(rng, MODELS[model], graph)
-    compared(MODELS[model], graph, arguments, passes=passes)
+    compared(MODELS[model], graph, arguments, passes=chosen)
 
 
 @pytest.mark.parametrize("model", [each.__name__ for each in PLAIN])
@@ -193,6 +194,17 @@ def test_half_types_keep_their_dtype(rng: np.random.Generator) -> None:
         assert found.dtype == jnp.bfloat16
         wanted = program(MODELS[model]).reference(graph, **arguments)
         np.testing.assert_allclose(found.astype(float), wanted, rtol=0.1, atol=0.3)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_strict_promotion(rng: np.random.Generator, model: str) -> None:
+    """No operand is promoted in what programs are lowered to."""
+    graph = random_graph(rng, Sizes(padding=1))
+    arguments = random_arguments(rng, MODELS[model], graph)
+    arguments = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), arguments)
+    with strict():
+        for run in (program(MODELS[model]), program(MODELS[model], passes=())):
+            jax.eval_shape(run, graph, **arguments)
 
 
 def test_pytrees_and_static_arguments(rng: np.random.Generator) -> None:
@@ -391,3 +403,22 @@ def test_program_is_public() -> None:
     assert isinstance(program(MODELS["gcn"]), Program)
     assert program(passes=())(MODELS["gcn"]).__name__ == "gcn"
     assert jax_gnn.Program is Program
+
+
+# --- Passes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["rgcn", "rgat_of_heads", "hgt", "gat_of_pairs", "gatv2", "gcn"])
+def test_passes_change_nothing_twice(rng: np.random.Generator, model: str) -> None:
+    graph = random_graph(rng, Sizes(50, 400))
+    made = program(MODELS[model])
+    call = made._call(graph, (), random_arguments(rng, MODELS[model], graph))
+    plan, _ = made._plan(call)
+    once = plan.results
+    listed = explain.listed(once, plan)
+    for name in ("equal", "sums", "compact"):
+        again = passes.apply(name, once, plan.parts, plan.passes)
+        assert explain.listed(passes.apply("equal", again, plan.parts, ()), plan) == listed
+    again = passes.apply("order", once, plan.parts, plan.passes)
+    again = passes.apply("equal", passes.apply("compact", again, plan.parts, ()), plan.parts, ())
+    assert explain.listed(again, plan) == listed

@@ -242,7 +242,7 @@ def _is_array(leaf: Any) -> bool:
 
 def _sort(array: Any) -> tuple[Any, ...]:
     """What is static of an array."""
-    return tuple(array.shape), str(array.dtype)
+    return tuple(array.shape), str(jax.dtypes.canonicalize_dtype(array.dtype))
 
 
 @public

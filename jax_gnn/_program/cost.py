@@ -188,7 +188,7 @@ class Costs:
             tiles=0,
             t_tiles=0,
             k=width(pattern.summed, sizes),
-            n=width(pattern.out, sizes),
+            n=width(pattern.rest, sizes),
             itemsize=np.dtype(row.dtype).itemsize,
         )
         times = expected(counts)

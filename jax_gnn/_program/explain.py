@@ -39,7 +39,7 @@ def explained(plan: Plan, graph: Structure) -> str:
     for name, results in itertools.chain(
         written, steps(plan.traced.results, plan.passes, plan.parts)
     ):
-        table = _listed(results, plan)
+        table = listed(results, plan, lines=name == "as written")
         if table != before:
             lines += ["", _heading(name, results, plan), table]
         before = table
@@ -85,8 +85,8 @@ def _labels(op: Contract) -> list[int]:
     return list(dict.fromkeys(i for term in (*op.terms, op.out) for i in term))
 
 
-def _listed(results: Sequence[Row], plan: Plan) -> str:
-    """The rows of a program, arguments and constants apart."""
+def listed(results: Sequence[Row], plan: Plan, *, lines: bool = False) -> str:
+    """The rows of a program, arguments and constants apart, perhaps with the user's lines."""
     rows = in_order(results)
     names = _names(rows)
     shown = [
@@ -97,13 +97,14 @@ def _listed(results: Sequence[Row], plan: Plan) -> str:
             f"{plan.parts.rows.get(row.space, 1)}",
             f"{row.shape}",
             _size(_bytes(row, plan)),
-            row.line,
+            *([row.line] if lines else []),
         ]
         for row in rows
         if not isinstance(row.op, Given | Constant | Pull)
     ]
     given = ", ".join(_read(row, names) for row in results)
-    return _table(["", "value", "space", "rows", "row", "bytes", "line"], shown, f"result: {given}")
+    heads = ["", "value", "space", "rows", "row", "bytes", *(["line"] if lines else [])]
+    return _table(heads, shown, f"result: {given}")
 
 
 def _ops(plan: Plan) -> str:

@@ -96,6 +96,7 @@ class Lowering:
         self.sides = sides
         self.given = given
         self._found: dict[Row, Array] = {}
+        self._several: dict[Any, Sequence[Array]] = {}
         self._flat: dict[tuple[Row, Labels], Array] = {}
 
     def results(self, rows: Sequence[Row]) -> list[Array]:
@@ -123,7 +124,7 @@ class Lowering:
             case Softmax():
                 return self._softmax(row)
             case Apply():
-                return each_row(row, [self._safe(row, each) for each in row.operands])
+                return self._apply(row)
             case Contract():
                 return self._contract(row)
             case Push():
@@ -135,6 +136,14 @@ class Lowering:
             return x
         valid = self.maps.counted(Space.EDGE)  # padding may hold anything
         return jnp.where(_spread(valid, x), x, jnp.zeros((), x.dtype))
+
+    def _apply(self, row: Row) -> Array:
+        """One result of a function, all of which are computed at once."""
+        assert isinstance(row.op, Apply)
+        key = row.op.function, row.operands
+        if key not in self._several:
+            self._several[key] = each_row(row, [self._safe(row, each) for each in row.operands])
+        return self._several[key][row.op.index]
 
     def _safe(self, row: Row, operand: Row) -> Array:
         """An operand of a function, where rows that do not count are like the first that does.
@@ -149,7 +158,7 @@ class Lowering:
         if counted is None:
             return x
         first = jnp.argmax(counted) if row.op.read_by else 0  # padding comes last
-        return jnp.where(_spread(counted, x), x, x[first])
+        return jnp.where(_spread(counted, x), x, x[first][None])
 
     # --- Products ------------------------------------------------------------------------------
 
@@ -336,8 +345,8 @@ class Lowering:
         return jnp.where(_spread(counts > 0, x), x, jnp.asarray(empty, x.dtype))
 
     def _relational_sum(self, row: Row, pattern: match.RelationalSum) -> Array:
-        x, weight, edge_weight, summed, out, after = pattern
-        kernel = self.laid_out(weight.base, weight.labels, (summed, out))
+        x, weight, edge_weight, summed, rest, out, after = pattern
+        kernel = self.laid_out(weight.base, weight.labels, (summed, rest))
         features = self.laid_out(x.base, x.labels, (summed,))
         entries = None
         if edge_weight is not None:
@@ -348,7 +357,7 @@ class Lowering:
             method=None,
             precision=precision_level(self._precision(row)),
         )
-        return self._after(y, out, after, row)
+        return self._after(y, rest, out, after, row)
 
     @staticmethod
     def _precision(row: Row) -> Any:
@@ -356,7 +365,7 @@ class Lowering:
         return of.precision if isinstance(of, Contract) else None
 
     def _sum(self, row: Row, pattern: match.Sum) -> Array:
-        value, weight, scores, heads, _, after, reduce, into = pattern
+        value, weight, scores, heads, out, after, reduce, into = pattern
         readable = match.is_read(value, into)
         of, way = (value.base, value.way) if readable else (value.row, "")
         matrix = self.maps.edges(way, into)
@@ -386,7 +395,7 @@ class Lowering:
             y = attend(x, self._scores(scores, value, x), entries, matrix, count)
         labels = (*heads, *features)
         y = y.astype(row.dtype).reshape(y.shape[0], *(sizes[label] for label in labels))
-        return self._after(y, labels, after, row)
+        return self._after(y, labels, out, after, row)
 
     def _scores(self, scores: Scores, value: Factor, x: Array) -> Scores:
         """Scores of arrays."""
@@ -413,10 +422,10 @@ class Lowering:
             return sums / _spread(counts, sums)
         return getattr(jax.ops, f"segment_{reduce}")(x, ids, size)
 
-    def _after(self, y: Array, labels: Labels, after: Sequence[Factor], row: Row) -> Array:
+    def _after(
+        self, y: Array, labels: Labels, out: Labels, after: Sequence[Factor], row: Row
+    ) -> Array:
         """The result with its shared factors, its axes in order."""
-        of = row.operands[0].op
-        out = of.out if isinstance(of, Contract) else labels
         if y.ndim == 2 and len(labels) != 1:
             sizes = dict(zip(out, row.shape, strict=True))
             y = y.reshape(y.shape[0], *(sizes[label] for label in labels))

@@ -183,7 +183,8 @@ class RelationalSum(NamedTuple):
         weight: Of relations.
         edge_weight: Of edges, one number each; or None.
         summed: Labels that both have.
-        out: Labels that weights have.
+        rest: Labels that weights have.
+        out: Labels of the result.
         after: Shared factors of the result.
     """
 
@@ -191,6 +192,7 @@ class RelationalSum(NamedTuple):
     weight: Factor
     edge_weight: Row | None
     summed: Labels
+    rest: Labels
     out: Labels
     after: tuple[Factor, ...]
 
@@ -319,7 +321,7 @@ class Matcher:
             label not in sizes and size != 1 for label, size in zip(out, product.shape, strict=True)
         ):
             return None  # an axis of copies
-        out = tuple(label for label in out if label in sizes)
+        full, out = out, tuple(label for label in out if label in sizes)
         shared = [each for each in factors if each.row.space is Space.SHARED]
         after = [each for each in shared if set(each.labels) <= set(out)]
         rest = [each for each in factors if each not in after]
@@ -339,7 +341,7 @@ class Matcher:
         if left - set(heads):
             return None
         if summed and not softmax and reduce == "sum":
-            found = self._relational(row, carried, weights, heads, out, after, product)
+            found = self._relational(row, carried, weights, heads, out, after, full)
             if found is not None:
                 return found
         value = self._value(carried, out, row, product)
@@ -356,7 +358,7 @@ class Matcher:
             weights.remove(one)
             scores = self._scores(one, heads, value, sizes)
         weight = self._weight(weights, heads, row, sizes)
-        return Sum(value, weight, scores, heads, out, tuple(after), reduce, row.space)
+        return Sum(value, weight, scores, heads, full, tuple(after), reduce, row.space)
 
     def _relational(
         self,
@@ -366,7 +368,7 @@ class Matcher:
         heads: Labels,
         out: Labels,
         after: Sequence[Factor],
-        product: Row,
+        full: Labels,
     ) -> Pattern:
         """Where the value is a source's row times its relation's weights."""
         if len(carried) != 2 or heads or row.space is not Space.NODE:
@@ -380,7 +382,7 @@ class Matcher:
             return None
         rest = tuple(label for label in weight.labels if label not in summed)
         edge_weight = self._weight(weights, (), row, {})
-        return RelationalSum(x, weight, edge_weight, summed, rest, tuple(after))
+        return RelationalSum(x, weight, edge_weight, summed, rest, full, tuple(after))
 
     def _value(
         self, carried: Sequence[Factor], out: Labels, row: Row, product: Row
@@ -621,7 +623,7 @@ def taken(row: Row, matcher: Matcher) -> list[Row]:
             return [dst.base, src.base]
         case Count(of):
             return [of if of.space is Space.SHARED else of.operands[0]]
-        case RelationalSum(x, weight, edge_weight, _, _, after):
+        case RelationalSum(x, weight, edge_weight, _, _, _, after):
             rows = [x.base, weight.base, *(each.row for each in after)]
             return rows if edge_weight is None else [*rows, edge_weight]
         case Sum(value, weight, scores, _, _, after, _, into):

@@ -95,21 +95,20 @@ def evaluate(results: Sequence[Row], maps: Maps, given: Sequence[Any], sides: Si
             case Softmax():
                 value = softmax(row)
             case Apply():
-                value = each_row(row, [found[each] for each in row.operands])
+                value = each_row(row, [found[each] for each in row.operands])[row.op.index]
             case _:
                 raise AssertionError(row.op)
         found[row] = value
     return [finished(row, found[row], maps) for row in results]
 
 
-def each_row(row: Row, operands: Sequence[Array]) -> Array:
-    """A function of all rows."""
+def each_row(row: Row, operands: Sequence[Array]) -> Sequence[Array]:
+    """All results of a function of all rows."""
     assert isinstance(row.op, Apply)
-    function, index = row.op.function, row.op.index
     if _shared(row):
-        return function(*operands)[index]
+        return row.op.function(*operands)
     axes = [None if _shared(each) else 0 for each in row.operands]
-    return jax.vmap(lambda *rows: function(*rows)[index], axes)(*operands)
+    return jax.vmap(row.op.function, axes)(*operands)
 
 
 def finished(row: Row, value: Array, maps: Maps) -> Array:

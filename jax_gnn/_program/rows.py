@@ -6,6 +6,7 @@ A program is a graph of `Row`: what no result needs is not in it. Passes make ne
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -206,6 +207,16 @@ def sizes_of(operands: Iterable[Row], terms: Iterable[Labels]) -> dict[int, int]
         for row, labels in zip(operands, terms, strict=True)
         for label, size in zip(labels, row.shape, strict=True)
     }
+
+
+def fingerprint(row: Row, known: dict[Row, int]) -> int:
+    """A number that equal rows share, the same in each process."""
+    for each in [] if row in known else in_order([row]):
+        if each not in known:
+            of = [known[operand] for operand in each.operands]
+            text = f"{title(each.op)} {each.space} {each.shape} {of}"
+            known[each] = zlib.crc32(text.encode())
+    return known[row]
 
 
 # --- Walking -------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ _ANNOTATIONS = {
 
 def _same_aval(aval: Any, **params: Any) -> Any:
     del params
-    return jax.core.ShapedArray(aval.shape, aval.dtype)
+    return jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def _batched(primitive: Any, operands: Any, dims: Any, **params: Any) -> Any:

@@ -38,7 +38,7 @@ from program_cases import (
 )
 
 from jax_gnn import Edge, Node, NodeType, Relation, program
-from jax_gnn._program.explain import _listed
+from jax_gnn._program.explain import listed
 from jax_gnn._program.passes import PASSES
 from jax_gnn._program.plan import Plan
 from jax_gnn._program.spaces import Space
@@ -347,7 +347,7 @@ def check(seed: int, number: int) -> str:
     call = made._call(graph, (), arguments)
     whole, _ = made._plan(call)
     plans = {
-        _listed((plan := Plan(whole.traced, whole.parts, passes)).results, plan): plan
+        listed((plan := Plan(whole.traced, whole.parts, passes)).results, plan): plan
         for passes in all_passes()
     }
     drawn = list(plans.values())[rng.integers(len(plans))]

@@ -13,6 +13,8 @@ from jax_gnn._program.rows import Row
 from jax_gnn._program.spaces import Parts
 
 PASSES = ("equal", "sums", "order", "compact")
+# Products are ordered between compact rows: what edges read says what an order costs.
+_SEQUENCE = ("equal", "sums", "equal", "compact", "order", "compact", "equal")
 
 
 def steps(
@@ -21,19 +23,21 @@ def steps(
     """The program after each step: the normal form, and the passes that are wanted."""
     found = normal(results)
     yield "normal form", found
-    wanted = [("equal", "sums", "equal", "compact", "order", "compact", "equal")]
-    for name in wanted[0]:
-        if name not in passes:
-            continue
-        if name == "equal":
-            found = equal(found)
-        elif name == "sums":
-            found = sums(found, parts)
-        elif name == "compact":
-            found = compact(found, parts)
-        else:
-            found = order(found, parts, compact="compact" in passes)
-        yield name, found
+    for name in _SEQUENCE:
+        if name in passes:
+            found = apply(name, found, parts, passes)
+            yield name, found
+
+
+def apply(name: str, results: Sequence[Row], parts: Parts, passes: Sequence[str]) -> list[Row]:
+    """The program after one pass, of those that are wanted."""
+    if name == "equal":
+        return equal(results)
+    if name == "sums":
+        return sums(results, parts)
+    if name == "compact":
+        return compact(results, parts)
+    return order(results, parts, compact="compact" in passes)
 
 
 def run(results: Sequence[Row], passes: Sequence[str], parts: Parts) -> list[Row]:

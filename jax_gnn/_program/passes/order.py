@@ -23,6 +23,7 @@ from jax_gnn._program.rows import (
     Row,
     Softmax,
     contract,
+    fingerprint,
     in_order,
     pull,
     uses_of,
@@ -69,6 +70,7 @@ class _Search:
         self.results = _grown(results)
         self.uses = uses_of(self.results)
         self.costs = Costs(parts, Matcher({}, parts, compact))
+        self.fingerprints: dict[Row, int] = {}
         self.inner = self._inner()
         self.scores = {
             row.operands[0]
@@ -114,12 +116,17 @@ class _Search:
             flat = more
         return settled(flat.with_operands([new.get(each, each) for each in flat.operands]))
 
+    def _sorted(self, factors: Sequence[Factor]) -> list[Factor]:
+        """In an order that the product's does not matter for: of equal times the first wins."""
+        return sorted(factors, key=lambda each: fingerprint(each.row, self.fingerprints))
+
     # --- Products ------------------------------------------------------------------------------
 
     def _product(self, row: Row, *, fused: bool) -> Row:
         factors, out = factors_of(row)
         if len(factors) < 3:
             return at_home(row, self.parts) if self.compact else row
+        factors = self._sorted(factors)
         return self._tree(factors, out, row, fused=fused).row
 
     def _time(self, row: Row, *, fused: bool) -> float:
@@ -217,6 +224,7 @@ class _Search:
 
     def _ways(self, push: Row, product: Row) -> Iterator[Row]:
         factors, out = factors_of(product)
+        factors = self._sorted(factors)
         yield from self._inside(push, factors, out, product)
         later = [i for i, each in enumerate(factors) if self._of_destination(each)]
         for chosen in _subsets(later):
