@@ -6,6 +6,7 @@ A program is a graph of `Row`: what no result needs is not in it. Passes make ne
 from __future__ import annotations
 
 import functools
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -121,7 +122,7 @@ class Row:
     @property
     def size(self) -> int:
         """Numbers in one row."""
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
     def with_operands(self, operands: Sequence[Row]) -> Row:
         """The same of other operands; itself if they are the same."""

@@ -289,7 +289,7 @@ class _Search:
         self, factor: Factor, others: Sequence[Factor], out: Labels, push: Row, like: Row
     ) -> Row:
         """A sum times factors of where it is."""
-        if not others:
+        if not others and factor.labels == out:
             return factor.row
         at = factor.row.space
         moved = [
