@@ -178,6 +178,8 @@ class Maps:
         valid = in_range(self.nodes.rows, self.parts.num_dst).astype(jnp.float32)
         if space is Space.RELATION:
             return self._any(valid, self.matrix(Space.EDGE, "relation"))
+        if read_by == "type":
+            return jnp.asarray(self.graph.node_type_sizes) > 0  # type: ignore[union-attr]
         end = "src" if read_by == "src_type" else "dst"
         read = self.counted(Space.NODE, end)
         assert read is not None

@@ -6,10 +6,9 @@ by. Each is a named tuple of the rows that its op takes.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -543,13 +542,14 @@ def at_home(row: Row, parts: Parts) -> Row:
             operands.append(each)
     op: Any = row.op
     if isinstance(op, Apply):
-        op = functools.partial(_read_by, op)(home.way)
+        op = replace(op, read_by=_read_by(op.read_by, home.way))
     made = Row(op, tuple(operands), home.space, row.shape, row.dtype, row.line)
-    return Row(Pull(home.way), (made,), row.space, row.shape, row.dtype, row.line)
+    return pull(at_home(made, parts), row.space, home.way)
 
 
-def _read_by(op: Apply, way: str) -> Apply:
-    return Apply(op.name, op.function, op.index, op.key, op.params, op.read_by or way)
+def _read_by(outer: str | None, way: str) -> str:
+    """By which way edges read what rows read by a way that they read by another one."""
+    return f"{outer}_type" if outer in ("src", "dst") and way == "type" else way
 
 
 def _edge_dots(row: Row, factors: Sequence[Factor], out: Labels) -> EdgeDots | None:

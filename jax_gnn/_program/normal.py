@@ -101,6 +101,8 @@ def number_of(row: Row) -> float | None:
 
 def settled(row: Row) -> Row:
     """A row whose views are taken in by what reads them."""
+    if isinstance(row.op, Pull) and isinstance(row.operands[0].op, Pull):
+        return pull(row.operands[0], row.space, row.op.way)
     if isinstance(row.op, Pull) and is_view(row.operands[0]):
         (of,) = row.operands  # what is moved after it is read is the same
         read = pull(of.operands[0], row.space, row.op.way)
