@@ -68,16 +68,18 @@ class Costs:
                 return Cost("", 0.0)
             case Pull():
                 launch = self._read(row.operands[0], row) + self._stored(row)
-                return _cost("gather", launch)
+                return _fused("gather", launch)
             case Softmax():
                 score = self._stored(row)
                 return _cost("segment_softmax", score, score)
             case Apply(name="squeeze" | "reshape"):
                 return Cost("reshape", 0.0)
             case Apply():
-                operands = [self._stored(each) for each in row.operands]
-                launch = sum(operands, self._stored(row))
-                return _cost(row.op.name, launch + Launch(0, 0, self._numbers(row)))
+                apart = [each for each in row.operands if not isinstance(each.op, Apply | Pull)]
+                read = sum((self._stored(each) for each in apart), Launch())
+                launch = read + self._stored(row) + Launch(0, 0, self._numbers(row))
+                fused = any(isinstance(each.op, Apply) for each in row.operands)
+                return (_fused if fused else _cost)(row.op.name, launch)
         return self._of_pattern(row, self.matcher(row))
 
     def spared(self, row: Row) -> float:
@@ -199,6 +201,12 @@ class Costs:
 def _cost(op: str, *launches: Launch) -> Cost:
     moved, flops = sum(each.moved for each in launches), sum(each.flops for each in launches)
     return Cost(op, _after(in_turn(*launches)) + _BREAK_TIES * (moved + flops), moved, flops)
+
+
+def _fused(op: str, launch: Launch) -> Cost:
+    """Of what XLA does in the launch of what reads or made it."""
+    time = launch.time - Launch().time + _BREAK_TIES * (launch.moved + launch.flops)
+    return Cost(op, time, launch.moved, launch.flops)
 
 
 def _after(time: float) -> float:

@@ -163,6 +163,9 @@ def _fallen_back(plan: Plan) -> list[str]:
         if isinstance(row.op, Apply):
             found.append(f"  {names[row]}: {row.op.name} is a function of edges, by jax.vmap")
         elif isinstance(pattern, Einsum):
+            varying = [each for each in pattern.factors if each.row.space is not Space.SHARED]
+            if len(varying) < 2:
+                continue  # a product of matrices
             ways = ", ".join(sorted({each.way or "edges" for each in pattern.factors}))
             found.append(f"  {names[row]}: no op has a product of rows read by {ways}")
         elif isinstance(pattern, Sum) and not is_read(pattern.value, pattern.into):

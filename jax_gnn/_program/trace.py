@@ -442,7 +442,7 @@ class _Walk:
         function, key = _function_of(eqn, jaxpr)
         return [
             Row(
-                Apply(eqn.primitive.name, function, i, key, eqn.params),
+                Apply(_name(eqn), function, i, key, eqn.params),
                 tuple(operands),
                 space,
                 tuple(out.aval.shape),
@@ -459,6 +459,15 @@ class _Walk:
 
 def _is_key(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def _name(eqn: Any) -> str:
+    """What people call it."""
+    name = eqn.primitive.name
+    if name != "custom_jvp_call":
+        return name
+    found = getattr(eqn.params["call_jaxpr"].jaxpr.debug_info, "func_name", "function")
+    return f"custom_jvp {found}"
 
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
