@@ -181,11 +181,11 @@ def plain_jax_candidates(graph: Triples, case: Case, problem: Problem) -> Iterat
     edges = graph.src, graph.rel, graph.dst, graph.mean
     pairs = num_nodes * num_relations * row
     fits_ids = num_nodes * num_relations < 2**31
-    yield _bounded(jax_candidate(EVERY_RELATION, every, problem, edges, INPUTS), pairs)
+    yield bounded(jax_candidate(EVERY_RELATION, every, problem, edges, INPUTS), pairs)
     candidate = jax_candidate("sums for every relation", sums_first, problem, edges, INPUTS)
-    yield _bounded(candidate, pairs if fits_ids else float("inf"))
+    yield bounded(candidate, pairs if fits_ids else float("inf"))
     candidate = jax_candidate("gathered ragged_dot", ragged, problem, _by_relation(graph), INPUTS)
-    yield _bounded(candidate, num_relations * graph.num_edges * row)  # a masked copy for each
+    yield bounded(candidate, num_relations * graph.num_edges * row)  # a masked copy for each
 
 
 @once
@@ -195,7 +195,8 @@ def _by_relation(graph: Triples) -> tuple[np.ndarray, ...]:
     return (*ends, graph.mean[order], np.diff(starts).astype(np.int32))
 
 
-def _bounded(candidate: Candidate, num_bytes: float) -> Candidate:
+def bounded(candidate: Candidate, num_bytes: float) -> Candidate:
+    """A candidate that is left out where its arrays are larger than it can be given."""
     import jax
 
     largest = LARGEST["gpu" if jax.default_backend() == "gpu" else "cpu"]

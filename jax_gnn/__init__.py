@@ -30,6 +30,8 @@ from jax_gnn._ops.segment_reduce.api import (
 )
 from jax_gnn._ops.segment_reduce.index import SegmentIndex
 from jax_gnn._ops.spmm.api import index_segment_reduce, sddmm, spmm
+from jax_gnn._program.api import Program, program
+from jax_gnn._program.trace import Edge, Node, NodeType, Relation
 from jax_gnn._version import __version__
 from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
@@ -41,12 +43,17 @@ del export_checks
 
 __all__ = [
     "EXPORT_CHECKS",
+    "Edge",
     "Graph",
     "HGTWeights",
     "HeteroGraph",
     "Hypergraph",
     "HypergraphNorm",
+    "Node",
+    "NodeType",
+    "Program",
     "RGATWeights",
+    "Relation",
     "RelationalGraph",
     "SegmentIndex",
     "TypePlan",
@@ -63,6 +70,7 @@ __all__ = [
     "incidence_softmax",
     "index_segment_reduce",
     "node_to_hyperedge",
+    "program",
     "relational_aggregate",
     "relational_lookup",
     "rgat_attention",

@@ -167,6 +167,23 @@ class RelationalGraph:
         return None if self.pair_dst is None else self.pair_dst.num_pairs
 
     @property
+    def relation_ends(self) -> tuple[tuple[int, int] | None, ...] | None:
+        """The types of nodes at both ends of each relation's edges, as numbers: source first.
+
+        None for a relation that may have several, as that of nodes to themselves; None in all for a
+        graph whose nodes have no types, or whose relations have no names of three parts. A graph
+        of :meth:`from_edge_dict` has them.
+        """
+        types, relations = self.node_type_names, self.relation_names
+        if types is None or relations is None:
+            return None
+        number = {name: i for i, name in enumerate(types)}
+        ends = [None if isinstance(name, str) else (name[0], name[2]) for name in relations]
+        if not {name for each in ends if each for name in each} <= number.keys():
+            return None
+        return tuple(each and (number[each[0]], number[each[1]]) for each in ends)
+
+    @property
     def node_slices(self) -> tuple[slice, ...]:
         """The nodes of each type; of a graph without types all nodes."""
         sizes = (self.num_nodes,) if self.node_type_sizes is None else self.node_type_sizes

@@ -390,6 +390,8 @@ def test_all_functions_are_here() -> None:
     functions = {name for name in jax_gnn.__all__ if callable(getattr(jax_gnn, name))}
     containers = {"Graph", "Hypergraph", "HypergraphNorm", "SegmentIndex", "TypePlan"}
     containers |= {"HeteroGraph", "RelationalGraph", "RGATWeights", "HGTWeights", "host_arrays"}
+    programs = {"program", "Program", "Node", "Edge", "Relation", "NodeType"}  # test_program.py
+    containers |= programs
     assert functions - containers <= CALLS.keys()
     called = {re.split(r"[ .]", name)[0] for name in CALLS}
     assert set(flax_layers.__all__) - {"AttentionOptions", "LinearOptions", "Stack"} <= called

@@ -648,6 +648,7 @@ def test_a_training_step_shows_wrong_gradients(bench, workloads, model):
         "relational",
         "relational_attention",
         "edge_attention",
+        "program",
     ],
 )
 def test_this_librarys_candidates_are_right(tmp_path, op):

@@ -22,8 +22,13 @@ WITHOUT = {
     "EXPORT_CHECKS",
     "__version__",
     "AttentionOptions",
+    "Edge",
     "HypergraphNorm",
     "LinearOptions",
+    "Node",
+    "NodeType",
+    "Program",
+    "Relation",
     "Stack",
 }
 

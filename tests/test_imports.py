@@ -21,6 +21,7 @@ FLOORS = (
         "jax_gnn.relational",
         "jax_gnn.hetero",
         "jax_gnn._ops",
+        "jax_gnn._program",
     ),
     *("jax_gnn", "flax_layers", "flax_layers.training", "benchmarks"),
 )

@@ -22,7 +22,11 @@ import jax_gnn
 from jax_gnn import Graph, Hypergraph, RelationalGraph
 from jax_gnn._core.public import one_call
 
-FUNCTIONS = sorted(name for name in jax_gnn.__all__ if inspect.isfunction(getattr(jax_gnn, name)))
+FUNCTIONS = sorted(
+    name
+    for name in jax_gnn.__all__
+    if inspect.isfunction(getattr(jax_gnn, name)) and name != "program"
+)
 MOVED = {"jax_gnn.training"}  # says where it is now
 ROOT = Path(__file__).parents[1]
 IDS = np.array([0, 0, 1], np.int32)

@@ -1,0 +1,299 @@
+"""``jax_gnn.program``: a function of one edge's rows as a function of a graph and arrays."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jax_gnn._core.arguments import to_array
+from jax_gnn._core.ids import is_traced
+from jax_gnn._core.public import public
+from jax_gnn._program import reference
+from jax_gnn._program.explain import explained
+from jax_gnn._program.maps import Maps, Structure, parts_of
+from jax_gnn._program.passes import PASSES
+from jax_gnn._program.plan import Plan, tuned
+from jax_gnn._program.rows import Given, Row, in_order
+from jax_gnn._program.sides import Sides
+from jax_gnn._program.spaces import Parts, Space
+from jax_gnn._program.trace import Argument, EdgeView, Traced, annotated_spaces, trace
+from jax_gnn.graph import Graph
+from jax_gnn.relational import RelationalGraph
+
+
+class _Call(NamedTuple):
+    """One call.
+
+    Attributes:
+        graph: The graph.
+        arrays: All arrays that it gets.
+        names: What each is called.
+        spaces: Where their rows live.
+        with_rows: Calls the function with an edge, and rows in the places of the arrays.
+        key: What calls that share a plan have in common; None if that cannot be known.
+    """
+
+    graph: Structure
+    arrays: list[Any]
+    names: list[str]
+    spaces: list[Space]
+    with_rows: Callable[[EdgeView, Sequence[Any]], Any]
+    key: Any
+
+    @property
+    def parts(self) -> Parts:
+        """What the graph has."""
+        return parts_of(self.graph)
+
+
+@public
+class Program:
+    """A function of a graph and of arrays, made by :func:`program`."""
+
+    def __init__(
+        self, function: Callable[..., Any], passes: Sequence[str], tune: bool = False
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._name = getattr(function, "__name__", "program")
+        self._passes = tuple(passes)
+        self._tune = tune
+        self._plans: dict[Any, Plan] = {}
+        self._signature = inspect.signature(function)
+        if not self._signature.parameters:
+            raise TypeError(f"program {self._name} must take an edge, g, first, got no arguments")
+
+    @functools.cached_property
+    def _spaces(self) -> dict[str, Space]:
+        return annotated_spaces(self._function)
+
+    # --- What users call -----------------------------------------------------------------------
+
+    def __call__(self, graph: Structure, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program.
+
+        Args:
+            graph: A `Graph`, bipartite ones too, or a `RelationalGraph`.
+            *args: What the function takes after ``g``: arrays, or pytrees of such, with a row for
+                each of what the annotation says; what is no array is passed on as it is.
+            **kwargs: Likewise.
+
+        Returns:
+            What the function returns, with rows in front: nodes' and edges' results
+            ``(num_dst, *row)`` and ``(num_edges, *row)``; zeros for edges that are padding.
+
+        Raises:
+            TypeError: the graph or an argument has the wrong type, or Python looks at what rows
+                hold.
+            ValueError: rows do not fit together, or to the graph. Errors name the user's line.
+        """
+        call = self._call(graph, args, kwargs)
+        plan, known = self._plan(call)
+        given = [*call.arrays, *plan.traced.closed_over]
+        if known and not is_traced(*jax.tree.leaves((call.graph, given))):
+            return plan.compiled(call.graph, given)
+        return plan.run(call.graph, given)
+
+    def reference(self, graph: Structure, *args: Any, **kwargs: Any) -> Any:
+        """The same in plain JAX, as it is written: ``jax.vmap`` and ``jax.ops.segment_…``.
+
+        For debugging, and for tests. Arguments, results and errors are those of a call.
+        """
+        call = self._call(graph, args, kwargs)
+        traced, sides = self._traced(call)
+        given = [*call.arrays, *traced.closed_over]
+        results = reference.evaluate(traced.results, Maps(call.graph), given, sides)
+        return jax.tree.unflatten(traced.tree, results)
+
+    def explain(self, graph: Structure, *args: Any, **kwargs: Any) -> str:
+        """What becomes of the program: its rows after each pass, and the ops that make them.
+
+        Arguments and errors are those of a call. Times are counted for an H200, to compare ways.
+        """
+        call = self._call(graph, args, kwargs)
+        plan, _ = self._plan(call)
+        return explained(plan, call.graph)
+
+    # --- Arguments -----------------------------------------------------------------------------
+
+    def _call(self, graph: Any, args: Any, kwargs: Any) -> _Call:
+        """The arguments of a call, their arrays apart from all else."""
+        if not isinstance(graph, Graph | RelationalGraph):
+            raise TypeError(
+                f"program {self._name}: graph must be a Graph or a RelationalGraph, got "
+                f"{type(graph).__name__}"
+            )
+        graph = graph.check()
+        try:
+            bound = self._signature.bind(None, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"program {self._name}: {error}") from None
+        edge, *names = bound.arguments
+        leaves, tree = jax.tree_util.tree_flatten_with_path(
+            {name: bound.arguments[name] for name in names}
+        )
+        arrays: dict[int, Any] = {}
+        found: list[tuple[str, Space]] = []
+        for place, (path, leaf) in enumerate(leaves):
+            first = path[0]
+            assert isinstance(first, jax.tree_util.DictKey)
+            space = self._spaces.get(first.key, Space.SHARED)
+            name = f"{first.key}{jax.tree_util.keystr(path[1:])}"
+            if space is not Space.SHARED or _is_array(leaf):
+                arrays[place] = leaf if _is_array(leaf) else to_array(name, leaf)
+                found.append((name, space))
+
+        def with_rows(view: EdgeView, rows: Sequence[Any]) -> Any:
+            new = [leaf for _, leaf in leaves]
+            for place, row in zip(arrays, rows, strict=True):
+                new[place] = row
+            bound.arguments.update({edge: view, **jax.tree.unflatten(tree, new)})
+            return self._function(*bound.args, **bound.kwargs)
+
+        key: Any = (
+            jax.tree.structure(graph),
+            *(_sort(each) for each in jax.tree.leaves(graph)),
+            tree,
+            *(_sort(leaf) if i in arrays else leaf for i, (_, leaf) in enumerate(leaves)),
+        )
+        try:
+            hash(key)
+        except TypeError:
+            key = None
+        each_name, each_space = zip(*found, strict=True) if found else ((), ())
+        return _Call(graph, [*arrays.values()], [*each_name], [*each_space], with_rows, key)
+
+    def _check_space(self, name: str, space: Space, call: _Call) -> None:
+        """Refuses an argument of a space that the graph has not."""
+        if space in call.parts.rows:
+            return
+        wanted = {
+            Space.RELATION: "relations: pass a RelationalGraph",
+            Space.TYPE: "types of nodes: RelationalGraph.from_edge_dict makes one that has",
+        }[space]
+        raise ValueError(
+            f"program {self._name}: {name} has a row for each {space.value}, and the graph has no "
+            f"{wanted}, got {call.graph}"
+        )
+
+    def _traced(self, call: _Call) -> tuple[Traced, Sides]:
+        """The program of these arguments, which are checked."""
+        arguments = []
+        for name, space, array in zip(call.names, call.spaces, call.arrays, strict=True):
+            shape = tuple(array.shape)
+            if space is not Space.SHARED:
+                self._check_space(name, space, call)
+                if not shape:
+                    raise ValueError(
+                        f"program {self._name}: {name} must have a row for each {space.value}, got "
+                        "a scalar"
+                    )
+                shape = shape[1:]
+            dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+            arguments.append(Argument(name, space, shape, dtype))
+        wanted = self._spaces.get("return")
+        traced = trace(self._function, self._name, arguments, call.with_rows, wanted)
+        apart = call.parts.num_src != call.parts.num_dst
+        sides = Sides(traced.results, self._name, apart=apart)
+        self._check_rows(traced.results, call, sides)
+        return traced, sides
+
+    def _check_rows(self, results: Sequence[Row], call: _Call, sides: Sides) -> None:
+        """Refuses arrays with another number of rows than the graph has."""
+        parts = call.parts
+        for row in in_order(results):
+            if not isinstance(row.op, Given) or row.space is Space.SHARED:
+                continue
+            size, what = parts.rows[row.space], row.space.value
+            if row.space is Space.NODE and parts.num_src != parts.num_dst:
+                is_src = sides.of(row) == "src"
+                size = parts.num_src if is_src else parts.num_dst
+                what = "source" if is_src else "destination"
+            shape = tuple(call.arrays[row.op.index].shape)
+            if shape[0] != size:
+                raise ValueError(
+                    f"program {self._name}: {row.op.name} must have a row for each {what} of the "
+                    f"graph, {size}, got shape {shape}"
+                )
+
+    def _plan(self, call: _Call) -> tuple[Plan, bool]:
+        """The plan of a call, and whether it is kept for the next one."""
+        if call.key is not None and call.key in self._plans:
+            return self._plans[call.key], True
+        traced, _ = self._traced(call)
+        plan = Plan(traced, call.parts, self._passes)
+        given = [*call.arrays, *traced.closed_over]
+        if self._tune and not is_traced(*jax.tree.leaves((call.graph, given))):
+            plan = tuned(plan, call.graph, given)
+        # What is closed over may be another array next time.
+        known = call.key is not None and not traced.closed_over
+        if known:
+            self._plans[call.key] = plan
+        return plan, known
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _sort(array: Any) -> tuple[Any, ...]:
+    """What is static of an array."""
+    return tuple(array.shape), str(jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+@public
+def program(
+    function: Callable[..., Any] | None = None,
+    *,
+    passes: Sequence[str] = PASSES,
+    tune: bool = False,
+) -> Any:
+    """Makes a function of one edge's rows a function of a graph, lowered to this library's ops.
+
+    The function's first argument, ``g``, reads rows along the edge and reduces them over edges:
+    ``g.src(x)``, ``g.dst(x)``, ``g.relation(w)``, ``g.src_type(w)``, ``g.dst_type(w)`` and
+    ``g.node_type(w)`` read; ``g.sum(m)``, ``g.mean(m)``, ``g.max(m)`` and ``g.min(m)`` reduce over
+    the edges into each node, and ``g.softmax(s)`` is the softmax over these. All else is
+    ``jax.numpy`` on rows. Annotations say what an argument has a row for: `Node`, `Edge`,
+    `Relation` or `NodeType`; what has none is shared. Results may live anywhere.
+
+    What is written for edges is computed where fewer rows suffice, products in the order that takes
+    least, and each piece by the op that serves it (Hector, Wu et al., ASPLOS 2024, section 3).
+    ``jax.jit``, ``jax.grad``, ``jax.vmap`` and all others apply to the result.
+
+    Args:
+        function: of ``g`` and rows.
+        passes: which rewritings to apply, of ``"equal"``: equal values are one; ``"sums"``: linear
+            maps go behind sums; ``"order"``: of products and sums over edges; ``"compact"``: what
+            nodes, relations or their pairs suffice for is computed there.
+        tune: whether to measure the three ways that are counted best, once for each size of
+            arguments, outside of ``jax.jit``.
+
+    Returns:
+        A :class:`Program`, which is called with a graph and the function's other arguments. Without
+        ``function``, a decorator.
+
+    Raises:
+        TypeError: the function takes no arguments.
+        ValueError: a pass is unknown.
+
+    Example:
+        >>> @program
+        ... def convolution(g, x: Node, w):
+        ...     return g.sum(g.src(x) @ w)
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> convolution(graph, jnp.eye(3), jnp.ones((3, 1)))
+        Array([[2.],
+               [1.],
+               [0.]], dtype=float32)
+    """
+    unknown = [each for each in passes if each not in PASSES]
+    if unknown:
+        raise ValueError(f"passes must be among {', '.join(PASSES)}, got {', '.join(unknown)}")
+    if function is None:
+        return functools.partial(program, passes=passes, tune=tune)
+    return Program(function, passes, tune)

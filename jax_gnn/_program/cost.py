@@ -1,0 +1,211 @@
+"""What the op of a row takes: counted as the ops' own schedules count, on an H200.
+
+Bytes and flops of each launch follow from how many rows spaces have; a gather counts what misses
+L2. Times are there to compare ways, not to predict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jax_gnn._ops.relational_aggregate.schedule import (
+    Counts,
+    Launch,
+    between,
+    expected,
+    gathered,
+    in_turn,
+    once,
+)
+from jax_gnn._program import match
+from jax_gnn._program.match import Factor, Matcher, Pattern, is_read, needed, width
+from jax_gnn._program.rows import Apply, Constant, Contract, Given, Pull, Row, Softmax, sizes_of
+from jax_gnn._program.spaces import Parts, Space
+
+_ID = 4  # bytes
+_BREAK_TIES = 1e-10  # microseconds of a byte or of a flop, where launches are all that counts
+
+
+class Cost(NamedTuple):
+    """What a row takes.
+
+    Attributes:
+        op: What makes it.
+        time: Microseconds.
+        bytes: That move.
+        flops: Additions and multiplications.
+    """
+
+    op: str
+    time: float
+    bytes: float = 0
+    flops: float = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Costs of rows of a program on graphs of given sizes.
+
+    Attributes:
+        parts: What the graph has.
+        matcher: Finds patterns.
+    """
+
+    parts: Parts
+    matcher: Matcher
+
+    def total(self, results: Any) -> float:
+        """Microseconds of all that results need."""
+        return sum(self.of(row).time for row in needed(results, self.matcher))
+
+    def of(self, row: Row) -> Cost:
+        """Of the op of a row alone."""
+        match row.op:
+            case Given() | Constant():
+                return Cost("", 0.0)
+            case Pull():
+                launch = self._read(row.operands[0], row) + self._stored(row)
+                return _fused("gather", launch)
+            case Softmax():
+                score = self._stored(row)
+                return _cost("segment_softmax", score, score)
+            case Apply(name="squeeze" | "reshape"):
+                return Cost("reshape", 0.0)
+            case Apply():
+                apart = [each for each in row.operands if not isinstance(each.op, Apply | Pull)]
+                read = sum((self._stored(each) for each in apart), Launch())
+                launch = read + self._stored(row) + Launch(0, 0, self._numbers(row))
+                fused = any(isinstance(each.op, Apply) for each in row.operands)
+                return (_fused if fused else _cost)(row.op.name, launch)
+        return self._of_pattern(row, self.matcher(row))
+
+    def spared(self, row: Row) -> float:
+        """Microseconds of dot products that attention takes itself: all but the sources' rows."""
+        pattern = self.matcher(row)
+        if not isinstance(pattern, match.EdgeDots) or pattern.dst.way != "dst":
+            return 0.0
+        return self.of(row).time - self._factor(pattern.src, row).time
+
+    def _of_pattern(self, row: Row, pattern: Pattern) -> Cost:
+        out = self._stored(row)
+        match pattern:
+            case match.TypedProduct(x, weight):
+                read = self._factor(x, row) + self._whole(weight.base)
+                return _cost("segment_matmul", read + out + self._flops(row))
+            case match.TypedDots(x, weight):
+                read = self._factor(x, row) + self._factor(weight, row)
+                return _cost("sddmm", read + out + self._flops(row))
+            case match.EdgeDots(dst, src):
+                read = self._factor(dst, row) + self._factor(src, row)
+                return _cost("sddmm", read + self._edges() + out + self._flops(row))
+            case match.RelationalSum():
+                return self._relational(row, pattern)
+            case match.Sum():
+                return self._sum(row, pattern)
+            case match.Count():
+                return _cost("count", out)
+            case match.PairSum(of):
+                return _cost("segment_sum", self._stored(of) + out)
+        read = sum((self._stored(each) for each in row.operands), Launch())
+        return _cost("einsum", read + out + self._flops(row))
+
+    # --- What moves ----------------------------------------------------------------------------
+
+    def rows(self, row: Row) -> int:
+        """How many rows it has."""
+        return self.parts.rows.get(row.space, 1)
+
+    def _bytes(self, row: Row) -> int:
+        return max(row.size, 1) * np.dtype(row.dtype).itemsize
+
+    def _numbers(self, row: Row) -> float:
+        return float(self.rows(row) * row.size)
+
+    def _stored(self, row: Row) -> Launch:
+        """Written by one launch and read by the next."""
+        return between(self.rows(row), self._bytes(row))
+
+    def _whole(self, row: Row) -> Launch:
+        return once(self.rows(row) * self._bytes(row))
+
+    def _read(self, of: Row, at: Row) -> Launch:
+        """Rows of one array at the rows of another."""
+        if of.space is Space.SHARED:
+            return self._whole(of)
+        return gathered(self.rows(at), self._bytes(of), self.rows(of)) + once(self.rows(at) * _ID)
+
+    def _factor(self, factor: Factor, at: Row) -> Launch:
+        if factor.way:
+            return self._read(factor.base, at)
+        return self._stored(factor.row)
+
+    def _edges(self) -> Launch:
+        return once(2 * _ID * self.parts.rows[Space.EDGE])
+
+    def _flops(self, row: Row) -> Launch:
+        assert isinstance(row.op, Contract)
+        sizes = sizes_of(row.operands, row.op.terms)
+        flops = 2.0 * self.rows(row)
+        for size in sizes.values():
+            flops *= size
+        return Launch(0, 0, flops)
+
+    # --- Reductions ----------------------------------------------------------------------------
+
+    def _sum(self, row: Row, pattern: match.Sum) -> Cost:
+        value, weight, scores, *_ = pattern
+        edges = self.parts.rows[Space.EDGE]
+        of = value.base if is_read(value, pattern.into) else value.row
+        launch = self._edges() + self._whole(row)
+        launch += gathered(edges, self._bytes(of), max(self.rows(of), 1))
+        launch += Launch(0, 0, 2.0 * edges * max(row.size, of.size))
+        if weight is not None:
+            launch += self._stored(weight)
+        if scores is None:
+            return _cost("spmm", launch)
+        keys = [each for each in scores if isinstance(each, Row) and each is not of]
+        for key in keys:
+            if isinstance(scores, match.Given):
+                launch += self._stored(key)
+            elif key.space is not Space.SHARED:
+                launch += gathered(edges, self._bytes(key), self.rows(key))
+        return _cost(f"attention ({type(scores).__name__.lower()})", launch)
+
+    def _relational(self, row: Row, pattern: match.RelationalSum) -> Cost:
+        sizes = sizes_of(
+            [pattern.x.row, pattern.weight.row], [pattern.x.labels, pattern.weight.labels]
+        )
+        rows = self.parts.rows
+        counts = Counts(
+            num_src=self.parts.num_src,
+            num_dst=self.parts.num_dst,
+            edges=rows[Space.EDGE],
+            relations=rows[Space.RELATION],
+            source_pairs=rows.get(Space.SOURCE_PAIR, 0),
+            destination_pairs=rows.get(Space.DESTINATION_PAIR, 0),
+            k=width(pattern.summed, sizes),
+            n=width(pattern.rest, sizes),
+            itemsize=np.dtype(row.dtype).itemsize,
+        )
+        times = expected(counts)
+        method = min(times, key=lambda each: times[each])
+        return Cost(f"relational_aggregate ({method})", _after(times[method]))
+
+
+def _cost(op: str, *launches: Launch) -> Cost:
+    moved, flops = sum(each.moved for each in launches), sum(each.flops for each in launches)
+    return Cost(op, _after(in_turn(*launches)) + _BREAK_TIES * (moved + flops), moved, flops)
+
+
+def _fused(op: str, launch: Launch) -> Cost:
+    """Of what XLA does in the launch of what reads or made it."""
+    time = launch.time - Launch().time + _BREAK_TIES * (launch.moved + launch.flops)
+    return Cost(op, time, launch.moved, launch.flops)
+
+
+def _after(time: float) -> float:
+    """Of what waits for another launch."""
+    return time + in_turn(Launch(), Launch()) - 2 * Launch().time

@@ -1,0 +1,198 @@
+"""What becomes of a program, for people to read."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jax_gnn._core.ids import is_traced
+from jax_gnn._program.cost import Costs
+from jax_gnn._program.maps import Structure
+from jax_gnn._program.match import Einsum, Matcher, Sum, is_read
+from jax_gnn._program.passes import steps
+from jax_gnn._program.plan import Plan
+from jax_gnn._program.rows import (
+    Apply,
+    Constant,
+    Contract,
+    Given,
+    Pull,
+    Row,
+    in_order,
+    title,
+    uses_of,
+)
+from jax_gnn._program.spaces import Space
+from jax_gnn.relational import RelationalGraph
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def explained(plan: Plan, graph: Structure) -> str:
+    """The rows of a program as written, after each pass that changed them, and as ops."""
+    lines = [f"program {plan.traced.name} on {graph}"]
+    before = ""
+    written = [("as written", list(plan.traced.results))]
+    for name, results in itertools.chain(
+        written, steps(plan.traced.results, plan.passes, plan.parts)
+    ):
+        table = listed(results, plan, lines=name == "as written")
+        if table != before:
+            lines += ["", _heading(name, results, plan), table]
+        before = table
+    lines += ["", "ops", _ops(plan)]
+    lines += _fallen_back(plan) + _missing_parts(plan, graph)
+    return "\n".join(lines)
+
+
+def _heading(name: str, results: Sequence[Row], plan: Plan) -> str:
+    if name == "as written":
+        return name
+    costs = Costs(plan.parts, Matcher(uses_of(results), plan.parts, "compact" in plan.passes))
+    return f"after {name!r}, counted {costs.total(results):.1f} µs"
+
+
+def _names(rows: Iterable[Row]) -> dict[Row, str]:
+    number = itertools.count()
+    return {
+        row: title(row.op) if isinstance(row.op, Given | Constant) else f"%{next(number)}"
+        for row in rows
+        if not isinstance(row.op, Pull)
+    }
+
+
+def _read(row: Row, names: Mapping[Row, str]) -> str:
+    """An operand, and how it is read."""
+    if isinstance(row.op, Pull):
+        return f"{row.op.way}({_read(row.operands[0], names)})"
+    return names.get(row, "?")
+
+
+def _made(row: Row, names: Mapping[Row, str]) -> str:
+    """How a row is made."""
+    operands = ", ".join(_read(each, names) for each in row.operands)
+    if isinstance(row.op, Contract):
+        labels = {i: next_ for i, next_ in zip(_labels(row.op), itertools.cycle(_LETTERS))}
+        terms = ",".join("".join(labels[i] for i in term) for term in row.op.terms)
+        return f"einsum {terms}->{''.join(labels[i] for i in row.op.out)} ({operands})"
+    return f"{title(row.op)}({operands})"
+
+
+def _labels(op: Contract) -> list[int]:
+    return list(dict.fromkeys(i for term in (*op.terms, op.out) for i in term))
+
+
+def listed(results: Sequence[Row], plan: Plan, *, lines: bool = False) -> str:
+    """The rows of a program, arguments and constants apart, perhaps with the user's lines."""
+    rows = in_order(results)
+    names = _names(rows)
+    shown = [
+        [
+            names[row],
+            _made(row, names),
+            row.space.value,
+            f"{plan.parts.rows.get(row.space, 1)}",
+            f"{row.shape}",
+            _size(_bytes(row, plan)),
+            *([row.line] if lines else []),
+        ]
+        for row in rows
+        if not isinstance(row.op, Given | Constant | Pull)
+    ]
+    given = ", ".join(_read(row, names) for row in results)
+    heads = ["", "value", "space", "rows", "row", "bytes", *(["line"] if lines else [])]
+    return _table(heads, shown, f"result: {given}")
+
+
+def _ops(plan: Plan) -> str:
+    """What makes each row that is made."""
+    rows = plan.lowered
+    names = _names(dict.fromkeys([*in_order(plan.results), *plan.lowered]))
+    shown = []
+    for row in rows:
+        if isinstance(row.op, Given | Constant):
+            continue
+        cost = plan.costs.of(row)
+        shown.append(
+            [
+                _read(row, names),
+                cost.op,
+                row.space.value,
+                f"{plan.parts.rows.get(row.space, 1)}",
+                f"{row.shape}",
+                _size(_bytes(row, plan)),
+                f"{cost.time:.1f} µs",
+            ]
+        )
+    total = f"counted {plan.counted:.1f} µs on an H200"
+    return _table(["", "op", "space", "rows", "row", "bytes", "time"], shown, total)
+
+
+def _bytes(row: Row, plan: Plan) -> int:
+    return plan.parts.rows.get(row.space, 1) * max(row.size, 1) * np.dtype(row.dtype).itemsize
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], last: str) -> str:
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = [
+        "  " + "  ".join(f"{each:<{width}}" for each, width in zip(row, widths, strict=True))
+        for row in (heads, *rows)
+    ]
+    return "\n".join([line.rstrip() for line in lines] + [f"  {last}"])
+
+
+def _fallen_back(plan: Plan) -> list[str]:
+    """Rows of edges that no op of the library makes, and why."""
+    names = _names(dict.fromkeys([*in_order(plan.results), *plan.lowered]))
+    found = []
+    for row in plan.lowered:
+        if row.space is not Space.EDGE:
+            continue
+        pattern = plan.matcher(row)
+        if isinstance(row.op, Apply):
+            found.append(f"  {names[row]}: {row.op.name} is a function of edges, by jax.vmap")
+        elif isinstance(pattern, Einsum):
+            varying = [each for each in pattern.factors if each.row.space is not Space.SHARED]
+            if len(varying) < 2:
+                continue  # a product of matrices
+            ways = ", ".join(sorted({each.way or "edges" for each in pattern.factors}))
+            found.append(f"  {names[row]}: no op has a product of rows read by {ways}")
+        elif isinstance(pattern, Sum) and not is_read(pattern.value, pattern.into):
+            found.append(f"  {names[row]}: what is reduced is stored for each edge")
+    return ["", "fell back", *found] if found else []
+
+
+def _missing_parts(plan: Plan, graph: Structure) -> list[str]:
+    """What parts that a graph lacks would gain."""
+    if not isinstance(graph, RelationalGraph) or is_traced(graph.edge_types):
+        return []
+    edges = graph.nodes
+    valid = np.asarray(edges.rows) >= 0
+    types = np.asarray(graph.edge_types)[valid].astype(np.int64)
+    found = []
+    for part, space, ids in (
+        ("from_pairs", Space.SOURCE_PAIR, edges.cols),
+        ("to_pairs", Space.DESTINATION_PAIR, edges.rows),
+    ):
+        if space in plan.parts.rows:
+            continue
+        nodes = np.asarray(ids)[valid].astype(np.int64)
+        pairs = len(np.unique(nodes * graph.num_relations + types))
+        parts: Any = plan.parts._replace(rows={**plan.parts.rows, space: pairs})
+        gain = plan.counted - Plan(plan.traced, parts, plan.passes).counted
+        found.append(
+            f'the graph lacks its part "{part}", with which {max(gain, 0):.1f} µs of '
+            f"{plan.counted:.1f} would be spared: graph.with_parts({part!r})"
+        )
+    return ["", *found] if found else []

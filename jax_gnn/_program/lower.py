@@ -1,0 +1,538 @@
+"""From rows to arrays: each row by the op that its pattern names.
+
+All ops are differentiable, so JAX differentiates whatever is put together of them.
+"""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jax_gnn._core.arrays import FLOATS, accumulator_dtype, flat
+from jax_gnn._core.csr import SparseMatrix
+from jax_gnn._ops.attention import scores as kinds
+from jax_gnn._ops.attention.primitive import attend as attend_by_scores
+from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
+from jax_gnn._ops.relational_aggregate.xla import _EdgesByRelation as EdgesByRelation
+from jax_gnn._ops.relational_attention.primitive import product as product_of_pairs
+from jax_gnn._ops.segment_matmul.api import precision_level
+from jax_gnn._ops.segment_matmul.primitive import segment_matmul
+from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce, total
+from jax_gnn._ops.segment_softmax.primitive import segment_softmax
+from jax_gnn._program import match
+from jax_gnn._program.maps import Maps
+from jax_gnn._program.match import Dots, Ends, Factor, Leaky, Matcher, Scores
+from jax_gnn._program.reference import each_row, finished
+from jax_gnn._program.rows import (
+    Apply,
+    Constant,
+    Contract,
+    Given,
+    Labels,
+    Pull,
+    Push,
+    Row,
+    Softmax,
+    sizes_of,
+)
+from jax_gnn._program.sides import Sides
+from jax_gnn._program.spaces import Space
+
+
+def attend(
+    value: Array, scores: Scores, entry_scale: Array | None, matrix: SparseMatrix, heads: int
+) -> Array:
+    """Sums values under the softmax of scores: the one place that calls attention.
+
+    Args:
+        value: ``(columns, heads · features)``.
+        scores: Of arrays: numbers ``(…, heads)``, keys ``(…, heads · features)``.
+        entry_scale: ``(entries, heads)``, factors of the softmax, or None.
+        matrix: The entries.
+        heads: Number of heads.
+
+    Returns:
+        ``(rows, heads · features)``.
+    """
+    acc = accumulator_dtype(value.dtype)
+    entry_scale = None if entry_scale is None else entry_scale.astype(acc)
+    kind: kinds.Scores
+    if isinstance(scores, Ends):
+        kind = kinds.Ends(scores.row.astype(acc), scores.col.astype(acc))
+    elif isinstance(scores, match.Given):
+        kind = kinds.Given(scores.score.astype(acc))
+    else:
+        keys = scores.row_key, None if scores.col_key is value else scores.col_key
+        if isinstance(scores, Dots):
+            kind = kinds.Dots(*keys, scores.scale.astype(acc).reshape(1, 1))
+        else:
+            kind = kinds.Leaky(*keys, scores.vector.astype(acc).reshape(1, -1))
+    slope = getattr(scores, "slope", 1.0)
+    return attend_by_scores(value, kind, entry_scale, matrix, heads=heads, slope=slope)[0]
+
+
+class Lowering:
+    """Computes the rows of a program, each once.
+
+    Attributes:
+        maps: The graph.
+        matcher: Finds patterns.
+        sides: Which nodes rows are of.
+        given: The arguments.
+    """
+
+    def __init__(self, maps: Maps, matcher: Matcher, sides: Sides, given: Sequence[Any]) -> None:
+        self.maps = maps
+        self.matcher = matcher
+        self.sides = sides
+        self.given = given
+        self._found: dict[Row, Array] = {}
+        self._several: dict[Any, Sequence[Array]] = {}
+        self._flat: dict[tuple[Row, Labels], Array] = {}
+
+    def results(self, rows: Sequence[Row]) -> list[Array]:
+        """What a program gives."""
+        for row in match.needed(rows, self.matcher):
+            self.array(row)
+        return [finished(row, self.array(row), self.maps) for row in rows]
+
+    def array(self, row: Row) -> Array:
+        """``(rows, *shape)`` of a row; ``shape`` of a shared one."""
+        if row not in self._found:
+            self._found[row] = self._make(row)
+        return self._found[row]
+
+    def _make(self, row: Row) -> Array:
+        match row.op:
+            case Given(index=index):
+                return self._argument(row, index)
+            case Constant(value=value):
+                return jnp.asarray(value)
+            case Pull(way=way):
+                of = row.operands[0]
+                side = self.sides.of(row) if row.space is Space.NODE else ""
+                return self.maps.read(self.array(of), row.space, way, side)
+            case Softmax():
+                return self._softmax(row)
+            case Apply():
+                return self._apply(row)
+            case Contract():
+                return self._contract(row)
+            case Push():
+                return self._push(row)
+
+    def _argument(self, row: Row, index: int) -> Array:
+        x = jnp.asarray(self.given[index])
+        if row.space is not Space.EDGE or not x.shape[0]:
+            return x
+        valid = self.maps.counted(Space.EDGE)  # padding may hold anything
+        return jnp.where(_spread(valid, x), x, jnp.zeros((), x.dtype))
+
+    def _apply(self, row: Row) -> Array:
+        """One result of a function, all of which are computed at once."""
+        assert isinstance(row.op, Apply)
+        key = row.op.function, row.operands
+        if key not in self._several:
+            self._several[key] = each_row(row, [self._safe(row, each) for each in row.operands])
+        return self._several[key][row.op.index]
+
+    def _safe(self, row: Row, operand: Row) -> Array:
+        """An operand of a function, where rows that do not count are like the first that does.
+
+        A function that is not finite at them would spoil gradients to what rows share.
+        """
+        assert isinstance(row.op, Apply)
+        x = self.array(operand)
+        if operand.space is Space.SHARED or row.op.name in _FINITE or not x.shape[0]:
+            return x
+        counted = self.maps.counted(row.space, row.op.read_by)
+        if counted is None:
+            return x
+        first = jnp.argmax(counted) if row.op.read_by else 0  # padding comes last
+        return jnp.where(_spread(counted, x), x, x[first][None])
+
+    # --- Products ------------------------------------------------------------------------------
+
+    def _contract(self, row: Row) -> Array:
+        assert isinstance(row.op, Contract)
+        pattern = self.matcher(row)
+        sizes = sizes_of(row.operands, row.op.terms)
+        found: Array
+        match pattern:
+            case match.TypedProduct():
+                found, labels = self._typed_product(row, pattern, sizes)
+            case match.TypedDots():
+                found, labels = self._typed_dots(row, pattern, sizes), pattern.heads
+            case match.EdgeDots():
+                found, labels = self._edge_dots(pattern, sizes), pattern.heads
+            case _:
+                return self._einsum(row)
+        return _placed(found, labels, row.op.out, row.shape, leading=True)
+
+    def _einsum(self, row: Row) -> Array:
+        """An einsum of arrays, one factor after the other."""
+        assert isinstance(row.op, Contract)
+        operands = [
+            (self.array(each), labels, each.space is not Space.SHARED)
+            for each, labels in zip(row.operands, row.op.terms, strict=True)
+        ]
+        out = row.op.out
+        while len(operands) > 2:
+            (a, b), rest = operands[:2], operands[2:]
+            later = {label for _, labels, _ in rest for label in labels} | set(out)
+            kept = tuple(dict.fromkeys(label for label in (*a[1], *b[1]) if label in later))
+            operands = [(_times(a, b, kept, row.op.precision), kept, a[2] or b[2]), *rest]
+        present = {label for _, labels, _ in operands for label in labels}
+        kept = tuple(label for label in out if label in present)
+        varies = any(each[2] for each in operands)
+        found = _times(
+            operands[0], operands[1] if len(operands) == 2 else None, kept, row.op.precision
+        )
+        return _placed(found, kept, out, row.shape, leading=varies)
+
+    def _typed_product(
+        self, row: Row, pattern: match.TypedProduct, sizes: Mapping[int, int]
+    ) -> tuple[Array, Labels]:
+        """Rows times the weights of their relation or type."""
+        x, w, batch, summed, more, out = pattern
+        precision = precision_level(row.op.precision)  # type: ignore[union-attr]
+        kernel = self.laid_out(w.base, w.labels, (batch, summed, out))
+        matrix, rows, pairs = self._rows_of(row.space, x)
+        features = self.laid_out(rows, x.labels, (batch, more, summed))
+
+        def of_rows(x: Array, kernel: Array) -> Array:
+            return self._multiplied(x, kernel, row, matrix, pairs, precision)
+
+        by_more = jax.vmap(of_rows, (1, None), 1) if more else of_rows
+        by_batch = jax.vmap(by_more, (1, 1), 1) if batch else by_more
+        if not more:
+            features = features.reshape(*features.shape[:-2], features.shape[-1])
+        if not batch:
+            features, kernel = features[:, 0], kernel[:, 0]
+        y = by_batch(features, kernel)
+        labels = (*batch, *more, *out)
+        return y.reshape(y.shape[0], *(sizes[label] for label in labels)), labels
+
+    def _rows_of(self, space: Space, x: Factor) -> tuple[Any, Row, Any]:
+        """What a product reads its rows by, of which row; and the pairs or edges by relation."""
+        maps = self.maps
+        if space is Space.EDGE:
+            edges = EdgesByRelation.of(maps.relational, maps.parts.rows[Space.RELATION])
+            if x.way in ("src", "dst"):
+                return (edges.sources if x.way == "src" else edges.destinations), x.base, edges
+            return edges.to_weights.T, x.row, edges
+        if space is Space.NODE:
+            return None, x.row, None
+        pairs = maps.pairs(space)
+        if x.way in ("src", "dst"):
+            return pairs.gather, x.base, pairs
+        return pairs.numbering, x.row, pairs
+
+    def _multiplied(
+        self, x: Array, kernel: Array, row: Row, matrix: Any, pairs: Any, precision: Any
+    ) -> Array:
+        if isinstance(pairs, EdgesByRelation):
+            sizes, to = pairs.sizes(kernel.shape[0]), pairs.to_weights
+        elif row.space is Space.NODE:
+            types = self.maps.graph.node_type_sizes  # type: ignore[union-attr]
+            sizes, to = jnp.asarray(types, jnp.int32), None
+        else:
+            return product_of_pairs(x, kernel, pairs, matrix, precision=precision)
+        zero = jnp.zeros((1,), jnp.int32)
+        return segment_matmul(
+            *(x, kernel, None, None, None, sizes, zero, matrix, to),
+            transposed=False,
+            precision=precision,
+            activation=None,
+            dtype=x.dtype,
+        )
+
+    def _typed_dots(self, row: Row, pattern: match.TypedDots, sizes: Mapping[int, int]) -> Array:
+        """Dot products of rows with those of their relation."""
+        x, vector, heads, summed = pattern
+        maps, order = self.maps, (*heads, *summed)
+        vectors = flat(self.laid_out(vector.base, vector.labels, (order,)))
+        options: Any = {"heads": match.width(heads, sizes)}
+        pairs = None if row.space is Space.EDGE else maps.pairs(row.space)
+        if pairs is not None and x.way in ("src", "dst"):
+            both = flat(self.laid_out(x.base, x.labels, (order,))), vectors
+            found = sddmm(*(both if pairs.by_node else both[::-1]), pairs.incidence, **options)
+        else:
+            rows = flat(self.laid_out(x.row, x.labels, (order,)))
+            of_relations, own = maps.matrix(row.space, "relation")
+            by_relation = replace(of_relations, order=of_relations.cols)
+            found = sddmm(rows, vectors, SparseMatrix(own, by_relation), **options)
+        found = found.astype(row.dtype)
+        return found.reshape(found.shape[0], *(sizes[label] for label in heads))
+
+    def _edge_dots(self, pattern: match.EdgeDots, sizes: Mapping[int, int]) -> Array:
+        """Dot products of rows of both ends."""
+        dst, src, heads, summed = pattern
+        a, b = (self._of_all_heads(each, heads, summed, sizes) for each in (dst, src))
+        into = Space.NODE if dst.way == "dst" else Space.DESTINATION_PAIR
+        matrix = self.maps.edges(src.way, into)
+        found = sddmm(a, b, matrix, heads=match.width(heads, sizes)).astype(a.dtype)
+        return found.reshape(found.shape[0], *(sizes[label] for label in heads))
+
+    def _of_all_heads(
+        self, factor: Factor, heads: Labels, summed: Labels, sizes: Mapping[int, int]
+    ) -> Array:
+        """``(rows, heads · features)`` of rows that have all heads, or share some."""
+        own = tuple(label for label in heads if label in factor.labels)
+        x = self.laid_out(factor.base, factor.labels, (own, summed))
+        return _repeated(x, own, heads, sizes)
+
+    def laid_out(self, row: Row, labels: Labels, groups: Sequence[Labels]) -> Array:
+        """``(rows, *groups)``, the axes of a group as one."""
+        key = (
+            row,
+            (*labels, *(-2 - len(group) for group in groups), *(i for g in groups for i in g)),
+        )
+        if key not in self._flat:
+            x = self.array(row)
+            order = [labels.index(label) for group in groups for label in group]
+            sizes = [math.prod(row.shape[labels.index(i)] for i in group) for group in groups]
+            x = x.transpose(0, *(1 + axis for axis in order))
+            self._flat[key] = x.reshape(x.shape[0], *sizes)
+        return self._flat[key]
+
+    # --- Over edges ----------------------------------------------------------------------------
+
+    def _softmax(self, row: Row) -> Array:
+        x = self._at_edges(row.operands[0])
+        acc = accumulator_dtype(x.dtype)
+        matrix = self.maps.matrix(Space.EDGE, "dst")
+        return segment_softmax(flat(x).astype(acc), matrix).astype(x.dtype).reshape(x.shape)
+
+    def _at_edges(self, row: Row) -> Array:
+        x = self.array(row)
+        if row.space is Space.SHARED:
+            return jnp.broadcast_to(x, (self.maps.parts.rows[Space.EDGE], *x.shape))
+        return x
+
+    def _push(self, row: Row) -> Array:
+        pattern = self.matcher(row)
+        match pattern:
+            case match.Count(of, reduce):
+                return self._count(of, reduce)
+            case match.PairSum(of):
+                x = self.array(of)
+                return total(x, self.maps.matrix(Space.DESTINATION_PAIR, "dst"))
+            case match.RelationalSum():
+                return self._relational_sum(row, pattern)
+            case match.Sum():
+                return self._sum(row, pattern)
+        raise AssertionError(pattern)
+
+    def _count(self, of: Row, reduce: str) -> Array:
+        """Of what all edges into a destination share."""
+        base = of if of.space is Space.SHARED else of.operands[0]
+        x = self.array(base)
+        counts = self.maps.degrees(jnp.int32)
+        x = jnp.broadcast_to(x, (counts.shape[0], *of.shape))
+        if reduce == "sum":
+            return jnp.where(_spread(counts > 0, x), x * _spread(counts.astype(x.dtype), x), 0)
+        empty = {"mean": 0, "max": _lowest(x.dtype), "min": _highest(x.dtype)}[reduce]
+        return jnp.where(_spread(counts > 0, x), x, jnp.asarray(empty, x.dtype))
+
+    def _relational_sum(self, row: Row, pattern: match.RelationalSum) -> Array:
+        x, weight, edge_weight, summed, rest, out, after = pattern
+        kernel = self.laid_out(weight.base, weight.labels, (summed, rest))
+        features = self.laid_out(x.base, x.labels, (summed,))
+        entries = None
+        if edge_weight is not None:
+            entries = self._at_edges(edge_weight).astype(accumulator_dtype(features.dtype))
+        y = relational_aggregate(
+            *(features, kernel, entries, self.maps.relational),
+            transposed=False,
+            method=None,
+            precision=precision_level(self._precision(row)),
+        )
+        return self._after(y, rest, out, after, row)
+
+    @staticmethod
+    def _precision(row: Row) -> Any:
+        of = row.operands[0].op
+        return of.precision if isinstance(of, Contract) else None
+
+    def _sum(self, row: Row, pattern: match.Sum) -> Array:
+        value, weight, scores, heads, out, after, reduce, into = pattern
+        readable = match.is_read(value, into)
+        of, way = (value.base, value.way) if readable else (value.row, "")
+        matrix = self.maps.edges(way, into)
+        sizes = dict(zip(value.labels, value.row.shape, strict=True))
+        if of.dtype not in FLOATS or of.space is Space.SHARED:
+            x = self._at_edges(value.row)
+            return self._plain(x, row, reduce)
+        own = tuple(label for label in heads if label in value.labels)
+        features = tuple(label for label in value.labels if label not in heads)
+        x = self.laid_out(of, value.labels, (own, features))
+        weighted = {}
+        if weight is not None:
+            weighted = dict(zip(heads, weight.shape, strict=True))
+        elif scores is not None:
+            weighted = dict(zip(heads, _score_shape(scores, pattern, sizes), strict=True))
+        sizes = weighted | sizes
+        count = match.width(heads, sizes)
+        x = _repeated(x, own, heads, sizes)
+        acc = accumulator_dtype(x.dtype)
+        entries = None
+        if weight is not None:
+            entries = self._at_edges(weight).astype(acc)
+            entries = entries.reshape(entries.shape[0], count)
+        if scores is None:
+            y = segment_reduce(x, entries, matrix, reduce=reduce, heads=count)
+        else:
+            y = attend(x, self._scores(scores, value, x), entries, matrix, count)
+        labels = (*heads, *features)
+        y = y.astype(row.dtype).reshape(y.shape[0], *(sizes[label] for label in labels))
+        return self._after(y, labels, out, after, row)
+
+    def _scores(self, scores: Scores, value: Factor, x: Array) -> Scores:
+        """Scores of arrays."""
+        if isinstance(scores, Ends):
+            return Ends(flat(self.array(scores.row)), flat(self.array(scores.col)), scores.slope)
+        if isinstance(scores, match.Given):
+            return match.Given(flat(self._at_edges(scores.score)))
+        row_key, col_key = flat(self.array(scores.row_key)), flat(self.array(scores.col_key))
+        if scores.col_key is value.base:
+            col_key = x
+        if isinstance(scores, Leaky):
+            return Leaky(row_key, col_key, self.array(scores.vector), scores.slope)
+        one = jnp.ones((), row_key.dtype)
+        return Dots(row_key, col_key, one if scores.scale is None else self.array(scores.scale))
+
+    def _plain(self, x: Array, row: Row, reduce: str) -> Array:
+        """Of numbers that kernels do not take."""
+        matrix = self.maps.edges("", row.space)
+        ids, size = matrix.by_row.rows, matrix.by_row.num_rows
+        ids = jnp.where(ids < 0, size, ids)
+        if reduce == "mean":
+            sums = jax.ops.segment_sum(x, ids, size)
+            counts = jnp.maximum(self.maps.degrees(x.dtype), 1)
+            return sums / _spread(counts, sums)
+        return getattr(jax.ops, f"segment_{reduce}")(x, ids, size)
+
+    def _after(
+        self, y: Array, labels: Labels, out: Labels, after: Sequence[Factor], row: Row
+    ) -> Array:
+        """The result with its shared factors, its axes in order."""
+        if y.ndim == 2 and len(labels) != 1:
+            sizes = dict(zip(out, row.shape, strict=True))
+            y = y.reshape(y.shape[0], *(sizes[label] for label in labels))
+        found: Any = (y, labels, True)
+        for each in after:
+            found = (
+                _times(found, (self.array(each.row), each.labels, False), labels),
+                labels,
+                True,
+            )
+        return _placed(found[0], labels, out, row.shape, leading=True)
+
+
+def _score_shape(scores: Scores, pattern: match.Sum, sizes: Mapping[int, int]) -> Sequence[int]:
+    if isinstance(scores, Ends):
+        return scores.row.shape
+    if isinstance(scores, match.Given):
+        return scores.score.shape
+    return scores.row_key.shape[: len(pattern.heads)]
+
+
+# --- Arrays by labels ----------------------------------------------------------------------------
+
+_Labelled = tuple[Array, Labels, bool]  # whether a first axis of rows is there
+
+
+def _times(a: _Labelled, b: _Labelled | None, out: Labels, precision: Any = None) -> Array:
+    """A product of arrays by label, summed over what is not in the result."""
+    operands = [each for each in (a, b) if each is not None]
+    counts = {
+        label: sum(label in each[1] for each in operands) for each in operands for label in each[1]
+    }
+    summed = [label for label in counts if label not in out]
+    varies = any(each[2] for each in operands)
+    if len(operands) == 2 and _elementwise(a, operands[1], out, varies):
+        order = (*out, *summed)
+        x, y = (_aligned(each, order, varies) for each in operands)
+        found = x * y
+        return jnp.sum(found, tuple(range(-len(summed), 0))) if summed else found
+    names = dict(zip(counts, string.ascii_letters[1:], strict=False))
+
+    def term(labels: Labels, rows: bool) -> str:
+        return ("a" if rows else "") + "".join(names[label] for label in labels)
+
+    spec = ",".join(term(labels, rows) for _, labels, rows in operands)
+    return jnp.einsum(
+        f"{spec}->{term(out, varies)}", *(each[0] for each in operands), precision=precision
+    )
+
+
+def _elementwise(a: _Labelled, b: _Labelled, out: Labels, varies: bool) -> bool:
+    """Whether no matrix product is in it."""
+    summed = {label for label in (*a[1], *b[1]) if label not in out}
+    if not summed:
+        return True
+    rows = a[2] and b[2]
+    return rows and set(a[1]) == set(b[1])
+
+
+def _aligned(each: _Labelled, order: Labels, varies: bool) -> Array:
+    """With an axis for each label, of size 1 where it has none."""
+    x, labels, rows = each
+    lead = int(rows)
+    x = x.transpose(*range(lead), *(lead + labels.index(i) for i in order if i in labels))
+    shape = [next(sizes) if i in labels else 1 for sizes in [iter(x.shape[lead:])] for i in order]
+    head = x.shape[:1] if rows else (1,) if varies else ()
+    return x.reshape(*head, *shape)
+
+
+def _placed(
+    x: Array, labels: Labels, out: Labels, shape: tuple[int, ...], *, leading: bool
+) -> Array:
+    """With its axes in the order of the result's, and those of copies."""
+    lead = int(leading)
+    x = x.transpose(*range(lead), *(lead + labels.index(i) for i in out if i in labels))
+    full = [size if i in labels else 1 for i, size in zip(out, shape, strict=True)]
+    x = x.reshape(*x.shape[:lead], *full)
+    return jnp.broadcast_to(x, (*x.shape[:lead], *shape))
+
+
+def _repeated(x: Array, own: Labels, heads: Labels, sizes: Mapping[int, int]) -> Array:
+    """``(rows, heads · features)`` of ``(rows, own heads, features)``."""
+    if own != heads:
+        spread = [sizes[label] if label in own else 1 for label in heads]
+        full = [sizes[label] for label in heads]
+        x = x.reshape(x.shape[0], *spread, x.shape[-1])
+        x = jnp.broadcast_to(x, (x.shape[0], *full, x.shape[-1]))
+    return flat(x)
+
+
+def _spread(mask: Any, x: Array) -> Array:
+    return mask.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def _lowest(dtype: Any) -> Any:
+    return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+
+
+def _highest(dtype: Any) -> Any:
+    return jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
+
+
+# Functions that are finite at zeros, derivatives included: what padding holds does not matter.
+_FINITE = frozenset(
+    (
+        *("abs", "add", "and", "ceil", "clamp", "concatenate", "convert_element_type", "copy"),
+        *("cos", "eq", "erf", "exp", "exp2", "expm1", "floor", "ge", "gt", "iota", "le"),
+        *("leaky_relu", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pad"),
+        *("reduce_max", "reduce_min", "reduce_sum", "reshape", "rev", "round", "select_n"),
+        *("sign", "sin", "slice", "square", "squeeze", "sub", "tanh", "transpose"),
+    )
+)

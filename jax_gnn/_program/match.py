@@ -1,0 +1,634 @@
+"""Which op makes a row: what the lowering does, costs count and explanations say.
+
+Patterns are found by structure: by what is a product of what, and which ways its factors are read
+by. Each is a named tuple of the rows that its op takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_gnn._program.normal import taken_in
+from jax_gnn._program.rows import (
+    Apply,
+    Contract,
+    Labels,
+    Pull,
+    Push,
+    Row,
+    Softmax,
+    contract,
+    pull,
+    sizes_of,
+)
+from jax_gnn._program.spaces import Parts, Space
+
+_SOURCES = {"src": Space.NODE, "src_pair": Space.SOURCE_PAIR}
+_DESTINATIONS = {"dst": Space.NODE, "dst_pair": Space.DESTINATION_PAIR}
+
+
+# --- Patterns ------------------------------------------------------------------------------------
+
+
+class Factor(NamedTuple):
+    """A factor of a product.
+
+    Attributes:
+        row: As the product reads it.
+        labels: Of its axes.
+    """
+
+    row: Row
+    labels: Labels
+
+    @property
+    def way(self) -> str:
+        """How it is read; "" is the row itself."""
+        return self.row.op.way if isinstance(self.row.op, Pull) else ""
+
+    @property
+    def base(self) -> Row:
+        """What is read."""
+        return self.row.operands[0] if isinstance(self.row.op, Pull) else self.row
+
+
+class Einsum(NamedTuple):
+    """An einsum of rows that are there in full; the fallback."""
+
+    factors: tuple[Factor, ...]
+
+
+class TypedProduct(NamedTuple):
+    """Rows times the weights of their relation or type: ``segment_matmul``.
+
+    Attributes:
+        x: The rows.
+        weight: The weights.
+        batch: Labels that both have and the result: products of their own.
+        summed: Labels that both have.
+        more: Labels that only x has.
+        out: Labels that only weights have.
+    """
+
+    x: Factor
+    weight: Factor
+    batch: Labels
+    summed: Labels
+    more: Labels
+    out: Labels
+
+
+class TypedDots(NamedTuple):
+    """Dot products of rows with those of their relation: ``sddmm``.
+
+    Attributes:
+        x: The rows.
+        vector: Those of relations.
+        heads: Labels of the result.
+        summed: The others.
+    """
+
+    x: Factor
+    vector: Factor
+    heads: Labels
+    summed: Labels
+
+
+class EdgeDots(NamedTuple):
+    """Dot products of rows of both ends: ``sddmm``.
+
+    Attributes:
+        dst: Of destinations.
+        src: Of sources.
+        heads: Labels of the result.
+        summed: The others.
+    """
+
+    dst: Factor
+    src: Factor
+    heads: Labels
+    summed: Labels
+
+
+class Ends(NamedTuple):
+    """Scores LeakyReLU(row + col) of numbers at both ends."""
+
+    row: Any
+    col: Any
+    slope: float
+
+
+class Given(NamedTuple):
+    """Scores of edges alone."""
+
+    score: Any
+
+
+class Dots(NamedTuple):
+    """Scores scale · ⟨row_key, col_key⟩."""
+
+    row_key: Any
+    col_key: Any
+    scale: Any
+
+
+class Leaky(NamedTuple):
+    """Scores ⟨vector, LeakyReLU(row_key + col_key)⟩."""
+
+    row_key: Any
+    col_key: Any
+    vector: Any
+    slope: float
+
+
+Scores = Ends | Given | Dots | Leaky
+
+
+class Sum(NamedTuple):
+    """Weighted rows reduced at each destination, or (destination, relation): ``spmm``, attention.
+
+    Attributes:
+        value: What is reduced, read by sources, their pairs, or an edge's own.
+        weight: Of edges, or None.
+        scores: Of the softmax that weights it, too, or None.
+        heads: Labels of weights.
+        out: Labels of the result.
+        after: Shared factors of the result.
+        reduce: How.
+        into: The space of the result.
+    """
+
+    value: Factor
+    weight: Row | None
+    scores: Scores | None
+    heads: Labels
+    out: Labels
+    after: tuple[Factor, ...]
+    reduce: str
+    into: Space
+
+
+class RelationalSum(NamedTuple):
+    """Weighted products by relation, summed up: ``relational_aggregate``.
+
+    Attributes:
+        x: Of sources.
+        weight: Of relations.
+        edge_weight: Of edges, one number each; or None.
+        summed: Labels that both have.
+        rest: Labels that weights have.
+        out: Labels of the result.
+        after: Shared factors of the result.
+    """
+
+    x: Factor
+    weight: Factor
+    edge_weight: Row | None
+    summed: Labels
+    rest: Labels
+    out: Labels
+    after: tuple[Factor, ...]
+
+
+class Count(NamedTuple):
+    """A reduction of what does not vary over the edges of a destination."""
+
+    row: Row
+    reduce: str
+
+
+class PairSum(NamedTuple):
+    """The sum of (destination, relation) pairs at each destination."""
+
+    row: Row
+
+
+Pattern = (
+    Einsum | TypedProduct | TypedDots | EdgeDots | Sum | RelationalSum | Count | PairSum | None
+)
+
+
+# --- Finding them --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Matcher:
+    """Finds patterns in a program.
+
+    Attributes:
+        uses: How often each row is read.
+        parts: What the graph has.
+        compact: Whether products that it makes itself go to the space that suffices.
+    """
+
+    uses: Mapping[Row, int]
+    parts: Parts
+    compact: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "found", {})
+
+    def __call__(self, row: Row) -> Pattern:
+        """The pattern of a row, or None: a function or a softmax or what is only read."""
+        found: dict[Row, Pattern] = self.found  # type: ignore[attr-defined]
+        if row not in found:
+            found[row] = self._match(row)
+        return found[row]
+
+    def _match(self, row: Row) -> Pattern:
+        if isinstance(row.op, Contract):
+            return self._product(row)
+        if isinstance(row.op, Push):
+            if row.operands[0].space is Space.DESTINATION_PAIR:
+                return PairSum(row.operands[0])
+            return self._reduction(row)
+        return None
+
+    def _single(self, row: Row) -> bool:
+        return self.uses.get(row, 1) == 1
+
+    def flat(self, row: Row) -> Row:
+        """An einsum with the factors of its factors, as far as nothing else reads these."""
+        new = taken_in(row, lambda each: self._single(each) and each.space is row.space)
+        return row if new is row else self.flat(new)
+
+    # --- Products ------------------------------------------------------------------------------
+
+    def _product(self, row: Row) -> Pattern:
+        factors, out = factors_of(row)
+        vary = [each for each in factors if each.row.space is not Space.SHARED]
+        if len(factors) == 2 and len(vary) == 2:
+            typed = self._typed(row, factors, out)
+            if typed is not None:
+                return typed
+            dots = _edge_dots(row, factors, out)
+            if dots is not None:
+                return dots
+        return Einsum(tuple(factors))
+
+    def _typed(self, row: Row, factors: Sequence[Factor], out: Labels) -> Pattern:
+        way = "type" if row.space is Space.NODE else "relation"
+        for weight, x in (factors, factors[::-1]):
+            if weight.way != way or x.way == way:
+                continue
+            labels, own = set(x.labels), set(weight.labels)
+            both = labels & own
+            summed = tuple(label for label in weight.labels if label in both - set(out))
+            alone = (labels ^ own) - set(out)
+            if not summed or alone:
+                return None
+            batch = tuple(label for label in weight.labels if label in both & set(out))
+            more = tuple(label for label in x.labels if label not in own)
+            rest = tuple(label for label in weight.labels if label not in labels)
+            if rest:
+                return TypedProduct(x, weight, batch, summed, more, rest)
+            if not more and way == "relation":
+                return TypedDots(x, weight, batch, summed)
+        return None
+
+    # --- Reductions ----------------------------------------------------------------------------
+
+    def _reduction(self, row: Row) -> Pattern:
+        assert isinstance(row.op, Push)
+        of, reduce = row.operands[0], row.op.reduce
+        if of.space is Space.SHARED or (isinstance(of.op, Pull) and of.op.way == "dst"):
+            return Count(of, reduce)
+        if reduce in ("max", "min") or not isinstance(of.op, Contract) or not self._single(of):
+            return self._plain(row)
+        of = self.flat(of)
+        found = self._weighted(row, of, reduce)
+        return self._plain(row) if found is None else found
+
+    def _plain(self, row: Row) -> Pattern:
+        """Of rows as they are."""
+        assert isinstance(row.op, Push)
+        (of,) = row.operands
+        labels = tuple(range(len(of.shape)))
+        return Sum(Factor(of, labels), None, None, (), labels, (), row.op.reduce, row.space)
+
+    def _weighted(self, row: Row, product: Row, reduce: str) -> Pattern:
+        """Of a product: some factors are the value, the others weights of it."""
+        factors, out = factors_of(product)
+        sizes = sizes_of(product.operands, [each.labels for each in factors])
+        if any(
+            label not in sizes and size != 1 for label, size in zip(out, product.shape, strict=True)
+        ):
+            return None  # an axis of copies
+        full, out = out, tuple(label for label in out if label in sizes)
+        shared = [each for each in factors if each.row.space is Space.SHARED]
+        after = [each for each in shared if set(each.labels) <= set(out)]
+        rest = [each for each in factors if each not in after]
+        softmax = [each for each in rest if isinstance(each.row.op, Softmax)]
+        from_pairs = row.space is Space.NODE
+        ways = ("src", "src_pair") if from_pairs else ("src",)
+        carried = [each for each in rest if each.way in ways]
+        summed = set(sizes) - set(out)
+        if summed:
+            carried += [each for each in rest if each not in carried and set(each.labels) & summed]
+        if not carried:
+            others = [each for each in rest if each not in softmax] or rest
+            carried = [max(others, key=lambda each: len(each.labels))]
+        weights = [each for each in rest if all(each is not other for other in carried)]
+        left = set(out) - {label for each in carried for label in each.labels}
+        heads = tuple(label for label in out if any(label in each.labels for each in weights))
+        if left - set(heads):
+            return None
+        if summed and not softmax and reduce == "sum":
+            found = self._relational(row, carried, weights, heads, out, after, full)
+            if found is not None:
+                return found
+        value = self._value(carried, out, row, product)
+        if value is None:
+            return None
+        scores = None
+        one = softmax[0] if len(softmax) == 1 and softmax[0] in weights else None
+        if (
+            one is not None
+            and self._single(one.row)
+            and row.space is Space.NODE
+            and reduce == "sum"
+        ):
+            weights.remove(one)
+            scores = self._scores(one, heads, value, sizes)
+        weight = self._weight(weights, heads, row, sizes)
+        return Sum(value, weight, scores, heads, full, tuple(after), reduce, row.space)
+
+    def _relational(
+        self,
+        row: Row,
+        carried: Sequence[Factor],
+        weights: Sequence[Factor],
+        heads: Labels,
+        out: Labels,
+        after: Sequence[Factor],
+        full: Labels,
+    ) -> Pattern:
+        """Where the value is a source's row times its relation's weights."""
+        if len(carried) != 2 or heads or row.space is not Space.NODE:
+            return None
+        by_way = {each.way: each for each in carried}
+        if set(by_way) != {"src", "relation"}:
+            return None
+        x, weight = by_way["src"], by_way["relation"]
+        summed = tuple(label for label in x.labels if label in weight.labels)
+        if set(summed) != set(x.labels) or set(summed) & set(out):
+            return None
+        rest = tuple(label for label in weight.labels if label not in summed)
+        edge_weight = self._weight(weights, (), row, {})
+        return RelationalSum(x, weight, edge_weight, summed, rest, full, tuple(after))
+
+    def _value(
+        self, carried: Sequence[Factor], out: Labels, row: Row, product: Row
+    ) -> Factor | None:
+        """The product of the factors that are carried, where it is read."""
+        labels = tuple(label for label in out if any(label in each.labels for each in carried))
+        if len(carried) == 1:
+            (only,) = carried
+            if set(only.labels) == set(labels):
+                return only
+        made = contract(
+            [each.row for each in carried],
+            [each.labels for each in carried],
+            labels,
+            product,
+            product.op.precision,  # type: ignore[union-attr]
+        )
+        if self.compact:
+            made = at_home(made, self.parts)
+        return Factor(made, labels)
+
+    def _weight(
+        self, weights: Sequence[Factor], heads: Labels, row: Row, sizes: Mapping[int, int]
+    ) -> Row | None:
+        """The product of weights, a row of each edge with a number for each head."""
+        if not weights:
+            return None
+        if len(weights) == 1 and weights[0].labels == heads:
+            return weights[0].row
+        operands = [each.row for each in weights]
+        return contract(operands, [each.labels for each in weights], heads, row, sizes=sizes)
+
+    # --- Scores --------------------------------------------------------------------------------
+
+    def _scores(
+        self, softmax: Factor, heads: Labels, value: Factor, sizes: Mapping[int, int]
+    ) -> Scores:
+        """What the scores of a softmax are made of, as far as attention makes them itself."""
+        score = softmax.row.operands[0]
+        if softmax.labels != heads:  # in another order, or some heads have one score
+            return Given(contract([score], [softmax.labels], heads, score, sizes=sizes))
+        if value.way in _SOURCES and self._single(score):
+            found = (
+                self._ends(score, value) or self._dots(score, value) or self._leaky(score, value)
+            )
+            if found is not None:
+                return found
+        return Given(score)
+
+    def _sum_of_ends(self, row: Row, value: Factor) -> tuple[Row, Row] | None:
+        """The two terms of a sum, of the destination and where values are read from."""
+        if not isinstance(row.op, Apply) or row.op.name != "add":
+            return None
+        for dst, src in (row.operands, row.operands[::-1]):
+            at_dst, at_src = self.of_destinations(dst), self.of_sources(src, value.way)
+            if at_dst is not None and at_src is not None:
+                return at_dst, at_src
+        return None
+
+    def _ends(self, score: Row, value: Factor) -> Scores | None:
+        slope, of = leaky_of(score)
+        if of is not score and not self._single(of):
+            return None
+        found = self._sum_of_ends(of, value)
+        return None if found is None else Ends(*found, slope)
+
+    def _dots(self, score: Row, value: Factor) -> Scores | None:
+        if not isinstance(score.op, Contract):
+            return None
+        flat = self.flat(score)
+        factors, out = factors_of(flat)
+        scale = [each for each in factors if each.row.space is Space.SHARED and not each.labels]
+        rest = [each for each in factors if each not in scale]
+        if len(rest) != 2:
+            return None
+        dots = _edge_dots(flat, rest, out)
+        if not isinstance(dots, EdgeDots) or dots.heads != out or dots.dst.way != "dst":
+            return None
+        labels = (*dots.heads, *dots.summed)
+        sizes = sizes_of(flat.operands, flat.op.terms)  # type: ignore[union-attr]
+        key = self.of_sources(_in_order(dots.src, labels, sizes), value.way)
+        if key is None:
+            return None
+        row = _in_order(Factor(dots.dst.base, dots.dst.labels), labels, sizes)
+        made = None
+        if scale:
+            operands = [each.row for each in scale]
+            made = contract(operands, [()] * len(operands), (), score)
+        return Dots(row, key, made)
+
+    def _leaky(self, score: Row, value: Factor) -> Scores | None:
+        if not isinstance(score.op, Contract):
+            return None
+        factors, out = factors_of(score)
+        if len(factors) != 2:
+            return None
+        vector, inner = sorted(factors, key=lambda each: each.row.space is not Space.SHARED)
+        if vector.row.space is not Space.SHARED or inner.row.space is not Space.EDGE:
+            return None
+        slope, of = leaky_of(inner.row)
+        if of is inner.row or not (self._single(of) and self._single(inner.row)):
+            return None
+        summed = [label for label in inner.labels if label not in out]
+        if inner.labels != (*out, *summed) or set(vector.labels) != set(inner.labels) or not summed:
+            return None
+        found = self._sum_of_ends(of, value)
+        if found is None:
+            return None
+        return Leaky(*found, _in_order(vector, inner.labels, {}), slope)
+
+    def of_destinations(self, row: Row) -> Row | None:
+        """A row of nodes that edges read at their destinations, of one that they read there."""
+        if isinstance(row.op, Pull) and row.op.way == "dst":
+            return row.operands[0]
+        return None
+
+    def of_sources(self, row: Row, way: str) -> Row | None:
+        """A row of sources, or of their pairs, likewise."""
+        if not isinstance(row.op, Pull):
+            return None
+        if row.op.way == way:
+            return row.operands[0]
+        if way == "src_pair" and row.op.way in ("src", "relation"):
+            return pull(row.operands[0], Space.SOURCE_PAIR, row.op.way)
+        return None
+
+
+def factors_of(row: Row) -> tuple[list[Factor], Labels]:
+    """The factors of an einsum and the labels of its result."""
+    assert isinstance(row.op, Contract)
+    return list(map(Factor, row.operands, row.op.terms)), row.op.out
+
+
+def leaky_of(row: Row) -> tuple[float, Row]:
+    """The slope of a LeakyReLU, and what it is of; a slope of 1 is none."""
+    if isinstance(row.op, Apply) and row.op.name == "leaky_relu":
+        return row.op.params["slope"], row.operands[0]
+    return 1.0, row
+
+
+def at_home(row: Row, parts: Parts) -> Row:
+    """The same made in the smallest space that suffices, and read from there; or itself."""
+    ways: list[str] = []
+    for each in row.operands:
+        if each.space is Space.SHARED:
+            continue
+        if not isinstance(each.op, Pull):
+            return row
+        ways.append(each.op.way)
+    home = parts.home(row.space, ways) if ways else None
+    if home is None:
+        return row
+    operands = []
+    for each in row.operands:
+        if isinstance(each.op, Pull):
+            operands.append(pull(each.operands[0], home.space, home.ways[each.op.way]))
+        else:
+            operands.append(each)
+    op: Any = row.op
+    if isinstance(op, Apply):
+        op = replace(op, read_by=_read_by(op.read_by, home.way))
+    made = Row(op, tuple(operands), home.space, row.shape, row.dtype, row.line)
+    return pull(at_home(made, parts), row.space, home.way)
+
+
+def _read_by(outer: str | None, way: str) -> str:
+    """By which way edges read what rows read by a way that they read by another one."""
+    return f"{outer}_type" if outer in ("src", "dst") and way == "type" else way
+
+
+def _edge_dots(row: Row, factors: Sequence[Factor], out: Labels) -> EdgeDots | None:
+    if row.space is not Space.EDGE:
+        return None
+    for dst, src in (factors, factors[::-1]):
+        if (
+            dst.way in _DESTINATIONS
+            and src.way in _SOURCES
+            and ((dst.way, src.way) != ("dst_pair", "src_pair"))
+        ):
+            both = set(dst.labels) & set(src.labels)
+            heads = tuple(label for label in out if label in (*dst.labels, *src.labels))
+            summed = tuple(label for label in dst.labels if label not in out)
+            if not summed or not set(summed) <= both or not set(src.labels) <= {*heads, *summed}:
+                return None
+            return EdgeDots(dst, src, heads, summed)
+    return None
+
+
+def _in_order(factor: Factor, labels: Labels, sizes: Mapping[int, int]) -> Row:
+    """A row with its axes in another order, and copies where it lacks one."""
+    if factor.labels == labels:
+        return factor.row
+    row = factor.row
+    if isinstance(row.op, Pull):
+        base = _in_order(Factor(row.operands[0], factor.labels), labels, sizes)
+        return pull(base, row.space, row.op.way)
+    return contract([row], [factor.labels], labels, row, sizes=sizes)
+
+
+def is_float(row: Row) -> bool:
+    """Whether kernels may take it."""
+    return bool(jnp.issubdtype(row.dtype, np.floating))
+
+
+def width(labels: Labels, sizes: Mapping[int, int]) -> int:
+    """How many numbers axes have together."""
+    return math.prod(sizes[label] for label in labels)
+
+
+def is_read(value: Factor, into: Space) -> bool:
+    """Whether a sum reads a value where it is, at sources or their pairs."""
+    return value.way == "src" or (value.way == "src_pair" and into is Space.NODE)
+
+
+def needed(results: Sequence[Row], matcher: Matcher) -> list[Row]:
+    """The rows that patterns take, and what these need, each after its operands."""
+    found: dict[Row, None] = {}
+    stack = [(row, False) for row in reversed(list(results))]
+    while stack:
+        row, ready = stack.pop()
+        if row in found:
+            continue
+        if ready:
+            found[row] = None
+            continue
+        stack.append((row, True))
+        stack += [(each, False) for each in reversed(list(taken(row, matcher)))]
+    return list(found)
+
+
+def taken(row: Row, matcher: Matcher) -> list[Row]:
+    """The rows whose arrays the op of a row takes."""
+    pattern = matcher(row)
+    match pattern:
+        case TypedProduct(x, weight) | TypedDots(x, weight):
+            read = x.way in ("src", "dst") and row.space is not Space.NODE
+            return [x.base if read else x.row, weight.base]
+        case EdgeDots(dst, src):
+            return [dst.base, src.base]
+        case Count(of):
+            return [of if of.space is Space.SHARED else of.operands[0]]
+        case RelationalSum(x, weight, edge_weight, _, _, _, after):
+            rows = [x.base, weight.base, *(each.row for each in after)]
+            return rows if edge_weight is None else [*rows, edge_weight]
+        case Sum(value, weight, scores, _, _, after, _, into):
+            rows = [value.base if is_read(value, into) else value.row]
+            rows += [each for each in (weight,) if each is not None]
+            rows += [each for each in scores or () if isinstance(each, Row)]
+            return [*rows, *(each.row for each in after)]
+    return list(row.operands)

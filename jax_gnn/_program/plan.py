@@ -1,0 +1,102 @@
+"""A program for graphs and arrays of given sizes: rewritten, and ready to run."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jax_gnn._program.cost import Costs
+from jax_gnn._program.lower import Lowering
+from jax_gnn._program.maps import Maps, Structure
+from jax_gnn._program.match import Matcher, needed
+from jax_gnn._program.passes import PASSES, run
+from jax_gnn._program.rows import Row, uses_of
+from jax_gnn._program.sides import Sides
+from jax_gnn._program.spaces import Parts
+from jax_gnn._program.trace import Traced
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A program after its passes.
+
+    Attributes:
+        traced: As it was written.
+        parts: What the graph has.
+        passes: Those that it went through.
+    """
+
+    traced: Traced
+    parts: Parts
+    passes: tuple[str, ...]
+
+    @functools.cached_property
+    def results(self) -> list[Row]:
+        """The results, rewritten."""
+        return run(self.traced.results, self.passes, self.parts)
+
+    @functools.cached_property
+    def matcher(self) -> Matcher:
+        """Finds the op of each row."""
+        return Matcher(uses_of(self.results), self.parts, "compact" in self.passes)
+
+    @functools.cached_property
+    def sides(self) -> Sides:
+        """Which nodes rows are of."""
+        return Sides(self.results)
+
+    @functools.cached_property
+    def costs(self) -> Costs:
+        """What rows take."""
+        return Costs(self.parts, self.matcher)
+
+    @functools.cached_property
+    def counted(self) -> float:
+        """Microseconds of all rows."""
+        return self.costs.total(self.results)
+
+    @property
+    def lowered(self) -> list[Row]:
+        """The rows that are made, each after what it takes."""
+        return needed(self.results, self.matcher)
+
+    def run(self, graph: Structure, given: Sequence[Any]) -> Any:
+        """What the program gives."""
+        with jax.named_scope(self.traced.name):
+            lowering = Lowering(Maps(graph), self.matcher, self.sides, given)
+            return jax.tree.unflatten(self.traced.tree, lowering.results(self.results))
+
+    @functools.cached_property
+    def compiled(self) -> Callable[[Structure, Sequence[Any]], Any]:
+        """The same as one compiled call."""
+        return jax.jit(self.run)
+
+
+def tuned(plan: Plan, graph: Structure, given: Sequence[Any]) -> Plan:
+    """Of the three plans of a program that are counted to take least, the one that does."""
+    choices = [
+        tuple(name for name in PASSES if name not in left_out)
+        for count in range(len(PASSES))
+        for left_out in itertools.combinations(PASSES[1:], count)
+    ]
+    plans = [Plan(plan.traced, plan.parts, passes) for passes in choices]
+    different = list({round(each.counted, 3): each for each in reversed(plans)}.values())
+    best = sorted(different, key=lambda each: each.counted)[:3]
+    return min(best, key=lambda each: _measured(each, graph, given))
+
+
+def _measured(plan: Plan, graph: Structure, given: Sequence[Any]) -> float:
+    """Seconds of a call."""
+    jax.block_until_ready(plan.compiled(graph, given))
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        jax.block_until_ready(plan.compiled(graph, given))
+        times.append(time.perf_counter() - start)
+    return min(times)

@@ -1,0 +1,522 @@
+"""From a Python function of one edge's rows to a graph of rows, and what is wrong with it.
+
+JAX traces the function with one row of each argument; ``g.…`` leaves primitives of its own in the
+jaxpr. One walk over that says where each row lives, gives shared ones to whoever reads them, and
+finds what does not fit together. Errors name the user's line.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import linecache
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.interpreters import batching
+
+from jax_gnn._program.rows import Apply, Constant, Given, Push, Row, Softmax, pull
+from jax_gnn._program.spaces import Space
+
+Node = Annotated[Array, Space.NODE]
+"""A program's argument that has a row for each node."""
+
+Edge = Annotated[Array, Space.EDGE]
+"""A program's argument that has a row for each edge, in the graph's order."""
+
+Relation = Annotated[Array, Space.RELATION]
+"""A program's argument that has a row for each relation."""
+
+NodeType = Annotated[Array, Space.TYPE]
+"""A program's argument that has a row for each type of nodes."""
+
+_ANNOTATIONS = {
+    "Node": Space.NODE,
+    "Edge": Space.EDGE,
+    "Relation": Space.RELATION,
+    "NodeType": Space.TYPE,
+}
+
+
+# --- What a program calls ------------------------------------------------------------------------
+
+
+def _same_aval(aval: Any, **params: Any) -> Any:
+    del params
+    return jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _batched(primitive: Any, operands: Any, dims: Any, **params: Any) -> Any:
+    """An axis that ``jax.vmap`` adds inside a program is one more of the row."""
+    return primitive.bind(*operands, **params), dims[0]
+
+
+def _primitive(name: str) -> Any:
+    primitive = jex.Primitive(f"jax_gnn_{name}")
+    primitive.def_abstract_eval(_same_aval)
+    batching.primitive_batchers[primitive] = functools.partial(_batched, primitive)
+    return primitive
+
+
+_pull, _push, _softmax = map(_primitive, ("pull", "push", "softmax"))
+_OWN = {_pull, _push, _softmax}
+
+
+class EdgeView:
+    """One edge, as a program sees it: its first argument, called ``g``.
+
+    Arguments and results of all methods are rows, or pytrees of such.
+    """
+
+    def src(self, row: Any) -> Any:
+        """What the edge's source has of a node's row."""
+        return _each(_pull, row, way="src")
+
+    def dst(self, row: Any) -> Any:
+        """What the edge's destination has of a node's row."""
+        return _each(_pull, row, way="dst")
+
+    def relation(self, row: Any) -> Any:
+        """What the edge's relation has."""
+        return _each(_pull, row, way="relation")
+
+    def node_type(self, row: Any) -> Any:
+        """What a node's type has, as a node's row."""
+        return _each(_pull, row, way="type")
+
+    def src_type(self, row: Any) -> Any:
+        """What the type of the edge's source has."""
+        return self.src(self.node_type(row))
+
+    def dst_type(self, row: Any) -> Any:
+        """What the type of the edge's destination has."""
+        return self.dst(self.node_type(row))
+
+    def sum(self, row: Any) -> Any:
+        """The sum over the edges into each node, as a node's row; 0 where there are none."""
+        return _each(_push, row, reduce="sum")
+
+    def mean(self, row: Any) -> Any:
+        """The mean over the edges into each node; 0 where there are none."""
+        return _each(_push, row, reduce="mean")
+
+    def max(self, row: Any) -> Any:
+        """The maximum over the edges into each node; -inf where there are none."""
+        return _each(_push, row, reduce="max")
+
+    def min(self, row: Any) -> Any:
+        """The minimum over the edges into each node; inf where there are none."""
+        return _each(_push, row, reduce="min")
+
+    def softmax(self, row: Any) -> Any:
+        """The softmax over the edges into each node, of each number of the row: an edge's row."""
+        return _each(_softmax, row)
+
+
+def _each(primitive: Any, row: Any, **params: Any) -> Any:
+    return jax.tree.map(lambda each: primitive.bind(jnp.asarray(each), **params), row)
+
+
+# --- Arguments -----------------------------------------------------------------------------------
+
+
+def annotated_spaces(function: Callable[..., Any]) -> dict[str, Space]:
+    """Where the rows of each argument live, and of the result, called "return", if it says so.
+
+    Raises:
+        TypeError: an annotation has rows of two spaces.
+    """
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError:  # of names that only type checkers see, or of an enclosing function
+        hints = {name: _evaluated(function, hint) for name, hint in _strings(function).items()}
+    found = {}
+    for name, hint in hints.items():
+        spaces = set(_marked(hint))
+        if len(spaces) > 1:
+            raise TypeError(
+                f"program {function.__name__}: {name} must be annotated with rows of one space, "
+                f"got {' and '.join(sorted(space.value for space in spaces))}"
+            )
+        found[name] = spaces.pop() if spaces else Space.SHARED
+    return found
+
+
+def _strings(function: Callable[..., Any]) -> dict[str, Any]:
+    return dict(getattr(function, "__annotations__", {}))
+
+
+def _evaluated(function: Callable[..., Any], hint: Any) -> Any:
+    if not isinstance(hint, str):
+        return hint
+    space = _ANNOTATIONS.get(hint.rpartition(".")[2])
+    return hint if space is None else Annotated[Array, space]
+
+
+def _marked(hint: Any) -> Iterator[Space]:
+    """The spaces that an annotation names anywhere."""
+    for each in (*get_args(hint), *getattr(hint, "__metadata__", ())):
+        if isinstance(each, Space):
+            yield each
+        elif each is not hint:
+            yield from _marked(each)
+
+
+# --- The user's lines ----------------------------------------------------------------------------
+
+_LIBRARIES = tuple(
+    os.path.dirname(os.path.abspath(file)) + os.sep
+    for file in (jax.__file__, __file__, np.__file__, functools.__file__ + "/")
+)
+
+
+def _is_own(file: str) -> bool:
+    """Whether a file belongs to what programs are traced with."""
+    path = os.path.abspath(file)
+    jaxlib = f"{os.sep}jaxlib{os.sep}"
+    return path.startswith(_LIBRARIES) or jaxlib in path or file.startswith("<")
+
+
+class Line(NamedTuple):
+    """Where something was written."""
+
+    file: str
+    number: int
+
+    def __str__(self) -> str:
+        code = linecache.getline(self.file, self.number).strip()
+        place = f"{os.path.basename(self.file)}:{self.number}"
+        return f"{place}, `{code}`" if code else place
+
+
+def _line_of(eqn: Any, code: CodeType) -> str:
+    """The innermost line of the user's that an equation comes from; the program's own, if any."""
+    traceback = eqn.source_info.traceback
+    frames = [] if traceback is None else list(traceback.frames)
+    lines = [(f.function_name, Line(f.file_name, f.line_num)) for f in frames]
+    users = [(name, line) for name, line in lines if not _is_own(line.file)]
+    own = [line for _, line in users if line.file == code.co_filename]
+    return str(own[0] if own else users[0][1]) if users else ""
+
+
+def _line_of_error(error: BaseException) -> str:
+    """The innermost line of the user's that an error comes through."""
+    found, traceback = "", error.__traceback__
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if not _is_own(file):
+            found = str(Line(file, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return found
+
+
+# --- Tracing -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A program as rows.
+
+    Attributes:
+        name: Of the program.
+        results: What it gives, one after another.
+        tree: How they are put together.
+        closed_over: The arrays that it closes over, which follow the arguments.
+    """
+
+    name: str
+    results: tuple[Row, ...]
+    tree: Any
+    closed_over: tuple[Any, ...]
+
+
+class Argument(NamedTuple):
+    """One array of the arguments.
+
+    Attributes:
+        name: What it is called.
+        space: Where its rows live.
+        shape: Of one row.
+        dtype: Of its numbers.
+    """
+
+    name: str
+    space: Space
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def trace(
+    function: Callable[..., Any],
+    name: str,
+    arguments: Sequence[Argument],
+    call: Callable[[EdgeView, Sequence[Any]], Any],
+    wanted: Space | None,
+) -> Traced:
+    """Traces a function of one edge's rows.
+
+    Args:
+        function: Whose code it is.
+        name: What errors call it.
+        arguments: What it gets.
+        call: Calls it with rows.
+        wanted: Where its results must live, if it says so.
+
+    Raises:
+        TypeError: Python looks at what a row holds, or it has side effects.
+        ValueError: rows do not fit together.
+    """
+    tree: list[Any] = []
+
+    def flat(*rows: Any) -> list[Any]:
+        leaves, structure = jax.tree.flatten(call(EdgeView(), rows))
+        tree.append(structure)
+        return [jnp.asarray(leaf) for leaf in leaves]
+
+    structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arguments]
+    try:
+        closed = jax.make_jaxpr(flat)(*structs)
+    except jax.errors.ConcretizationTypeError as error:
+        raise TypeError(
+            f"program {name}, {_line_of_error(error)}: Python looks at what a row holds, which is "
+            "known when the program runs only: use jnp.where in the place of if, got "
+            f"{type(error).__name__}"
+        ) from error
+    except (TypeError, ValueError, NotImplementedError) as error:
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        raise kind(f"program {name}, {_line_of_error(error)}: {error}") from error
+    code = inspect.unwrap(function).__code__
+    if closed.effects:
+        lines = [_line_of(eqn, code) for eqn in closed.jaxpr.eqns if eqn.effects]
+        raise TypeError(
+            f"program {name}, {', '.join(lines)}: a program has no side effects, got "
+            f"{', '.join(map(str, closed.effects))}"
+        )
+    rows = [
+        Row(Given(i, each.name), (), each.space, each.shape, np.dtype(each.dtype))
+        for i, each in enumerate(arguments)
+    ]
+    closed_over: list[Any] = []
+    consts: list[Row] = []
+    for value in closed.consts:
+        if np.ndim(value) == 0 and isinstance(value, np.ndarray | np.generic):
+            array = np.asarray(value)
+            consts.append(Row(Constant(array), (), Space.SHARED, (), array.dtype))
+            continue
+        number = len(arguments) + len(closed_over)
+        given = Given(number, "an array that the program closes over")
+        consts.append(Row(given, (), Space.SHARED, np.shape(value), value.dtype))
+        closed_over.append(value)
+    results = _Walk(name, code).walk(closed.jaxpr, consts, rows)
+    if wanted not in (None, Space.SHARED):
+        for row in results:
+            if row.space is not wanted:
+                raise ValueError(
+                    f"program {name}: its result is annotated as a row of a {wanted.value}, and "
+                    f"varies over more or other: {_described(row)}"
+                )
+    return Traced(name, tuple(results), tree[0], tuple(closed_over))
+
+
+def _described(row: Row) -> str:
+    """A row, as errors call it."""
+    where = "shared" if row.space is Space.SHARED else f"a row of each {row.space.value}"
+    if isinstance(row.op, Given):
+        return f"{row.op.name}, {where}, {row.shape}"
+    if isinstance(row.op, Constant):
+        return f"{row.op.value}"
+    return f"what {row.line or 'the program'} makes, {where}, {row.shape}"
+
+
+class _Walk:
+    """Turns equations into rows."""
+
+    def __init__(self, name: str, code: CodeType) -> None:
+        self.name = name
+        self.code = code
+
+    def walk(self, jaxpr: Any, consts: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
+        """The results of a jaxpr of these rows."""
+        env: dict[Any, Row] = dict(
+            zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *rows], strict=True)
+        )
+
+        def read(atom: Any) -> Row:
+            if isinstance(atom, jex.Literal):
+                value = np.asarray(atom.val, atom.aval.dtype)  # type: ignore[attr-defined]
+                return Row(Constant(value), (), Space.SHARED, value.shape, value.dtype)
+            return env[atom]
+
+        for eqn in jaxpr.eqns:
+            results = self.equation(eqn, [read(atom) for atom in eqn.invars], jaxpr)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def equation(self, eqn: Any, operands: Sequence[Row], jaxpr: Any) -> Sequence[Row]:
+        """What an equation makes of rows."""
+        line = _line_of(eqn, self.code)
+        if eqn.primitive is _pull:
+            return [self.pulled(operands[0], eqn.params["way"], line)]
+        if eqn.primitive in (_push, _softmax):
+            return [self.pushed(operands[0], eqn, line)]
+        inner = _inlined(eqn)
+        if inner is not None:
+            body = inner.jaxpr if isinstance(inner, jex.ClosedJaxpr) else inner
+            consts = [
+                Row(Constant(np.asarray(c)), (), Space.SHARED, np.shape(c), np.asarray(c).dtype)
+                for c in getattr(inner, "consts", ())
+            ]
+            return self.walk(body, consts, operands)
+        if _has_own(eqn):
+            raise ValueError(
+                f"program {self.name}, {line}: {eqn.primitive.name} holds a g.…: rows are read and "
+                "reduced outside of loops and branches, got one inside"
+            )
+        return self.applied(eqn, operands, line, jaxpr)
+
+    def pulled(self, row: Row, way: str, line: str) -> Row:
+        """What ``g.src`` and its kind read."""
+        method, wanted, space = {
+            "src": ("g.src", Space.NODE, Space.EDGE),
+            "dst": ("g.dst", Space.NODE, Space.EDGE),
+            "relation": ("g.relation", Space.RELATION, Space.EDGE),
+            "type": ("g.node_type", Space.TYPE, Space.NODE),
+        }[way]
+        if row.space is not wanted:
+            annotation = {Space.NODE: "Node", Space.RELATION: "Relation", Space.TYPE: "NodeType"}
+            hint = ""
+            if row.space is Space.SHARED:
+                hint = (
+                    f"; what is shared is the same everywhere: annotate an argument as "
+                    f"{annotation[wanted]}, or use it without {method}"
+                )
+            raise ValueError(
+                f"program {self.name}, {line}: {method} reads a row of a {wanted.value}, got "
+                f"{_described(row)}{hint}"
+            )
+        return pull(row, space, way)
+
+    def pushed(self, row: Row, eqn: Any, line: str) -> Row:
+        """What ``g.sum`` and its kind, and ``g.softmax``, make."""
+        reduce = eqn.params.get("reduce")
+        if row.space not in (Space.EDGE, Space.SHARED):
+            raise ValueError(
+                f"program {self.name}, {line}: g.{reduce or 'softmax'} takes a row of each edge, "
+                f"got {_described(row)}; read it by g.{self._reader(row)} first"
+            )
+        if not (jnp.issubdtype(row.dtype, np.floating) or reduce in ("sum", "max", "min")):
+            raise TypeError(
+                f"program {self.name}, {line}: g.{reduce or 'softmax'} takes floating-point "
+                f"numbers, got {row.dtype}"
+            )
+        if row.dtype == bool:
+            raise TypeError(f"program {self.name}, {line}: g.{reduce} takes numbers, got bool")
+        op = Softmax() if reduce is None else Push(reduce)
+        space = Space.EDGE if reduce is None else Space.NODE
+        return Row(op, (row,), space, row.shape, row.dtype, line)
+
+    @staticmethod
+    def _reader(row: Row) -> str:
+        ways = {Space.RELATION: "relation", Space.TYPE: "src_type or g.dst_type"}
+        return ways.get(row.space, "src or g.dst")
+
+    def applied(self, eqn: Any, operands: Sequence[Row], line: str, jaxpr: Any) -> list[Row]:
+        """What any other function makes of rows of one space."""
+        spaces = {each.space for each in operands} - {Space.SHARED}
+        if len(spaces) > 1:
+            outside = [row for row in operands if row.space not in (Space.EDGE, Space.SHARED)]
+            reads = " and ".join(f"{_described(row)}, by g.{self._reader(row)}" for row in outside)
+            raise ValueError(
+                f"program {self.name}, {line}: {eqn.primitive.name} combines rows of different "
+                f"spaces, {' and '.join(map(_described, self._apart(operands)))}: read {reads}"
+            )
+        space = spaces.pop() if spaces else Space.SHARED
+        function, key = _function_of(eqn, jaxpr)
+        return [
+            Row(
+                Apply(_name(eqn), function, i, key, eqn.params),
+                tuple(operands),
+                space,
+                tuple(out.aval.shape),
+                np.dtype(out.aval.dtype) if not _is_key(out.aval) else out.aval.dtype,
+                line,
+            )
+            for i, out in enumerate(eqn.outvars)
+        ]
+
+    @staticmethod
+    def _apart(operands: Sequence[Row]) -> list[Row]:
+        return [row for row in operands if row.space is not Space.SHARED]
+
+
+def _is_key(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def _name(eqn: Any) -> str:
+    """What people call it."""
+    name = eqn.primitive.name
+    if name != "custom_jvp_call":
+        return name
+    found = getattr(eqn.params["call_jaxpr"].jaxpr.debug_info, "func_name", "function")
+    return f"custom_jvp {found}"
+
+
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
+_KEPT = ("custom_jvp_call", "custom_vjp_call")  # for their rules, unless there is a g inside
+_INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+
+
+def _inlined(eqn: Any) -> Any:
+    """The function that an equation only calls, if it is looked into."""
+    name = eqn.primitive.name
+    if name in _CALLS and not (name in _KEPT and not _has_own(eqn)):
+        return next(eqn.params[each] for each in _INNER if each in eqn.params)
+    if name in ("remat", "remat2", "checkpoint") and _has_own(eqn):
+        return eqn.params["jaxpr"]
+    return None
+
+
+def _has_own(eqn: Any) -> bool:
+    """Whether there is a ``g.…`` in the functions that an equation has."""
+    for jaxpr in _jaxprs(eqn.params.values()):
+        if any(each.primitive in _OWN or _has_own(each) for each in jaxpr.eqns):
+            return True
+    return False
+
+
+def _jaxprs(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, jex.ClosedJaxpr):
+            yield value.jaxpr
+        elif isinstance(value, jex.Jaxpr):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _jaxprs(value)
+
+
+def _function_of(eqn: Any, jaxpr: Any) -> tuple[Callable[..., Sequence[Any]], Any]:
+    """An equation of a jaxpr as a function of its operands, and what is equal of equal ones."""
+    operands = [atom.aval for atom in eqn.invars]
+    fresh = [jex.Var(aval) for aval in operands]
+    alone = eqn.replace(invars=fresh)
+    single = jaxpr.replace(constvars=[], invars=fresh, outvars=list(eqn.outvars), eqns=[alone])
+    function = jex.jaxpr_as_fun(jex.ClosedJaxpr(single, []))
+    key = (eqn.primitive.name, tuple((name, _key(v)) for name, v in sorted(eqn.params.items())))
+    return function, key
+
+
+def _key(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value

@@ -1,0 +1,426 @@
+"""Writes random programs of messages, and compares each with its reference in all ways to rewrite.
+
+``python tests/fuzz/programs.py --programs N --seed S``
+
+A program has 5 to 30 steps of all kinds that programs are made of: rows of nodes, edges, relations,
+types and shared ones, products, functions, reductions, softmaxes. Its graph has a relation without
+edges, edges that are there twice, perhaps padding, where arrays of edges hold NaN, and perhaps not
+all parts. Values are compared under all combinations of passes, a `jax.vmap` under all passes;
+gradients and the JVP of gradients under all, or a combination that is drawn.
+
+A failure names the program and lists its steps: ``--only PROGRAM`` with the same seed repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # programs are many
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from program_cases import (
+    Sizes,
+    all_passes,
+    everything,
+    largest_difference,
+    random_graph,
+    rows_of,
+)
+
+from jax_gnn import Edge, Node, NodeType, Relation, program
+from jax_gnn._program.explain import listed
+from jax_gnn._program.passes import PASSES
+from jax_gnn._program.plan import Plan
+from jax_gnn._program.spaces import Space
+
+TOLERANCE = 1e-10
+D, H = 3, 2
+SHAPES = (), (D,), (H,), (H, D), (D, D)
+ANNOTATIONS: dict[Space, Any] = {
+    Space.NODE: Node,
+    Space.EDGE: Edge,
+    Space.RELATION: Relation,
+    Space.TYPE: NodeType,
+}
+UNARY: dict[str, Callable[[Any], Any]] = {
+    "tanh": jnp.tanh,
+    "sigmoid": jax.nn.sigmoid,
+    "relu": jax.nn.relu,
+    "leaky_relu": functools.partial(jax.nn.leaky_relu, negative_slope=0.2),
+    "log1p_square": lambda x: jnp.log1p(x**2),
+    "inverse": lambda x: 1 / (1 + x**2),
+    "not finite at 0": lambda x: jnp.log(jnp.abs(x) + 1e-2) * jax.lax.rsqrt(x**2 + 1e-3),
+    "negative": lambda x: -x,
+    "half": lambda x: x / 2,
+    "tanh per number": lambda x: jnp.vectorize(jnp.tanh)(x),
+}
+COMBINED: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "divide": lambda a, b: a / (1.5 + jnp.sin(b)),
+    "where": lambda a, b: jnp.where(a > b, a, 2 * b),
+}
+REDUCED = "sum", "sum", "sum", "mean", "max", "min", "softmax"
+
+
+class Step(NamedTuple):
+    """One step of a program.
+
+    Attributes:
+        name: What is done.
+        operands: To which rows, by number.
+        function: How.
+    """
+
+    name: str
+    operands: tuple[int, ...]
+    function: Callable[..., Any]
+
+
+class Kind(NamedTuple):
+    """Where a row lives, and its shape."""
+
+    space: Space
+    shape: tuple[int, ...]
+
+
+class Written(NamedTuple):
+    """A random program.
+
+    Attributes:
+        inputs: What it takes.
+        steps: What it does, each making one row more.
+        results: Which rows it gives.
+    """
+
+    inputs: tuple[Kind, ...]
+    steps: tuple[Step, ...]
+    results: tuple[int, ...]
+
+    def function(self) -> Callable[..., Any]:
+        """It as a function, which says where its arguments live."""
+
+        def written(g: Any, *rows: Any) -> list[Any]:
+            found = list(rows)
+            for _, operands, function in self.steps:
+                found.append(function(g, *(found[i] for i in operands)))
+            return [found[i] for i in self.results]
+
+        names = [f"x{i}" for i in range(len(self.inputs))]
+        scope = {"written": written}
+        exec(f"def fuzzed(g, {', '.join(names)}): return written(g, {', '.join(names)})", scope)
+        fuzzed: Any = scope["fuzzed"]
+        fuzzed.__annotations__ = {
+            name: ANNOTATIONS[kind.space]
+            for name, kind in zip(names, self.inputs, strict=True)
+            if kind.space in ANNOTATIONS
+        }
+        return fuzzed
+
+    def __str__(self) -> str:
+        lines = [f"x{i}: {kind.space.value} {kind.shape}" for i, kind in enumerate(self.inputs)]
+        first = len(self.inputs)
+        lines += [
+            f"x{first + i} = {name}({', '.join(f'x{j}' for j in operands)})"
+            for i, (name, operands, _) in enumerate(self.steps)
+        ]
+        return "\n".join([*lines, f"results: {', '.join(f'x{i}' for i in self.results)}"])
+
+
+class Writer:
+    """Writes a program, step by step."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        spaces = [Space.NODE, Space.NODE, Space.EDGE, Space.RELATION, Space.RELATION, Space.SHARED]
+        spaces += [Space.TYPE, Space.SHARED]
+        self.kinds = [
+            Kind(Space.NODE, (D,)),
+            Kind(Space.RELATION, (D, D)),
+            Kind(Space.SHARED, (D, D)),
+        ]
+        for _ in range(rng.integers(2, 6)):
+            shape = SHAPES[rng.integers(len(SHAPES))]
+            self.kinds.append(Kind(spaces[rng.integers(len(spaces))], shape))
+        self.inputs = tuple(self.kinds)
+        self.steps: list[Step] = []
+
+    def write(self) -> Written:
+        """A program whose results are its last rows of edges and nodes."""
+        count = self.rng.integers(5, 31)
+        ways = [self.read, self.reduce, self.unary, self.combine, self.spread, self.multiply]
+        ways += [self.dots, self.reshape, self.weighted, self.attend, self.multiply, self.read]
+        ways += [self.concatenate]
+        while len(self.steps) < count:
+            ways[self.rng.integers(len(ways))]()
+        used = {i for step in self.steps for i in step.operands}
+        first = len(self.inputs)
+        last = [i for i in range(first, len(self.kinds)) if i not in used][-4:]
+        return Written(self.inputs, tuple(self.steps), tuple(last))
+
+    # --- Choosing ------------------------------------------------------------------------------
+
+    def any(self, *, late: bool = True, **wanted: Any) -> int | None:
+        """A row of a kind, of late ones rather."""
+        found = [
+            i
+            for i, kind in enumerate(self.kinds)
+            if all(getattr(kind, name) in values for name, values in wanted.items())
+        ]
+        if not found:
+            return None
+        if late and self.rng.random() < 0.7:
+            found = found[-4:]
+        return found[self.rng.integers(len(found))]
+
+    def fitting(self, row: int, **wanted: Any) -> int | None:
+        """A row of the same space, or a shared one."""
+        return self.any(space=(self.kinds[row].space, Space.SHARED), **wanted)
+
+    def add(self, name: str, operands: Sequence[int], function: Any, kind: Kind) -> None:
+        self.steps.append(Step(name, tuple(operands), function))
+        self.kinds.append(kind)
+
+    def space_of(self, *rows: int) -> Space:
+        spaces = {self.kinds[row].space for row in rows} - {Space.SHARED}
+        return spaces.pop() if spaces else Space.SHARED
+
+    # --- Steps ---------------------------------------------------------------------------------
+
+    def read(self) -> None:
+        row = self.any(space=(Space.NODE, Space.RELATION, Space.TYPE))
+        if row is None:
+            return
+        kind = self.kinds[row]
+        names = {
+            Space.NODE: ("src", "src", "dst"),
+            Space.RELATION: ("relation",),
+            Space.TYPE: ("node_type", "src_type", "dst_type"),
+        }[kind.space]
+        name = names[self.rng.integers(len(names))]
+        space = Space.NODE if name == "node_type" else Space.EDGE
+        self.add(f"g.{name}", [row], lambda g, x: getattr(g, name)(x), Kind(space, kind.shape))
+
+    def reduce(self) -> None:
+        row = self.any(space=(Space.EDGE,))
+        if row is None:
+            return
+        name = REDUCED[self.rng.integers(len(REDUCED))]
+        space = Space.EDGE if name == "softmax" else Space.NODE
+
+        def function(g: Any, x: Any) -> Any:
+            y = getattr(g, name)(x)  # of no edges infinite
+            return jnp.where(jnp.isfinite(y), y, 0) if name in ("max", "min") else y
+
+        self.add(f"g.{name}", [row], function, Kind(space, self.kinds[row].shape))
+
+    def unary(self) -> None:
+        row = self.any()
+        assert row is not None
+        name = list(UNARY)[self.rng.integers(len(UNARY))]
+        self.add(name, [row], lambda g, x: UNARY[name](x), self.kinds[row])
+
+    def combine(self) -> None:
+        row = self.any()
+        assert row is not None
+        other = self.fitting(row, shape=(self.kinds[row].shape, ()))
+        if other is None:
+            return
+        name = list(COMBINED)[self.rng.integers(len(COMBINED))]
+        kind = Kind(self.space_of(row, other), self.kinds[row].shape)
+        self.add(name, [row, other], lambda g, a, b: COMBINED[name](a, b), kind)
+
+    def spread(self) -> None:
+        """Numbers of heads times rows of heads."""
+        row = self.any(shape=((H, D),))
+        other = None if row is None else self.fitting(row, shape=((H,),))
+        if row is None or other is None:
+            return
+        kind = Kind(self.space_of(row, other), (H, D))
+        self.add("per head", [row, other], lambda g, a, b: b[:, None] * a, kind)
+
+    def multiply(self) -> None:
+        row = self.any(shape=((D,), (H, D), (D, D)))
+        other = None if row is None else self.fitting(row, shape=((D, D),))
+        if row is None or other is None:
+            return
+        kind = Kind(self.space_of(row, other), self.kinds[row].shape)
+        self.add("matmul", [row, other], lambda g, a, b: a @ b / 2, kind)
+
+    def dots(self) -> None:
+        row = self.any(shape=((D,), (H, D), (D, D)))
+        other = None if row is None else self.fitting(row, shape=(self.kinds[row].shape,))
+        if row is None or other is None:
+            return
+        kind = Kind(self.space_of(row, other), self.kinds[row].shape[:-1])
+        self.add("dots", [row, other], lambda g, a, b: jnp.sum(a * b, -1) / 2, kind)
+
+    def reshape(self) -> None:
+        row = self.any(shape=((D,), (H, D), (D, D)))
+        assert row is not None
+        kind, choice = self.kinds[row], self.rng.integers(4)
+        if choice == 0:
+            self.add(
+                "sum of axis", [row], lambda g, x: x.sum(-1), Kind(kind.space, kind.shape[:-1])
+            )
+        elif choice == 1 and kind.shape == (D, D):
+            self.add("transpose", [row], lambda g, x: x.T, kind)
+        elif choice == 2 and kind.shape == (D,):
+            self.add("to heads", [row], lambda g, x: jnp.tile(x, (H, 1)), Kind(kind.space, (H, D)))
+        elif choice == 3 and kind.shape == (H, D):
+            self.add("one head", [row], lambda g, x: x[1], Kind(kind.space, (D,)))
+
+    def concatenate(self) -> None:
+        row = self.any(shape=((D,),))
+        other = None if row is None else self.fitting(row, shape=((D,),))
+        weight = self.any(space=(Space.SHARED,), shape=((D, D),))
+        if row is None or other is None or weight is None:
+            return
+
+        def function(g: Any, a: Any, b: Any, w: Any) -> Any:
+            return jnp.concatenate([a, b]) @ jnp.concatenate([w, w.T]) / 2
+
+        kind = Kind(self.space_of(row, other), (D,))
+        self.add("concatenate", [row, other, weight], function, kind)
+
+    def weighted(self) -> None:
+        """A weighted sum over edges."""
+        row = self.any(space=(Space.EDGE,))
+        weight = None if row is None else self.any(space=(Space.EDGE,), shape=((),))
+        if row is None or weight is None:
+            return
+        kind = Kind(Space.NODE, self.kinds[row].shape)
+        self.add("weighted sum", [row, weight], lambda g, a, w: g.sum(w * a), kind)
+
+    def attend(self) -> None:
+        """A sum under the softmax of scores."""
+        row = self.any(space=(Space.EDGE,), shape=((D,), (H, D)))
+        if row is None:
+            return
+        heads = self.kinds[row].shape[:-1]
+        score = self.any(space=(Space.EDGE,), shape=(heads, ()))
+        if score is None:
+            return
+
+        def function(g: Any, a: Any, s: Any) -> Any:
+            shares = g.softmax(s)
+            return g.sum((shares[:, None] if shares.ndim else shares) * a)
+
+        self.add("attention", [row, score], function, Kind(Space.NODE, self.kinds[row].shape))
+
+
+# --- Comparing -----------------------------------------------------------------------------------
+
+PARTS = ("from_pairs", "to_pairs"), ("from_pairs", "to_pairs"), ("to_pairs",), ()
+
+
+@functools.cache
+def _graph(number: int) -> Any:
+    """One of a few graphs, so that what JAX compiles of single operations is used again."""
+    rng = np.random.default_rng(number)
+    return random_graph(rng, Sizes(7, 18, 4, padding=2 * (number % 2)), parts=PARTS[number])
+
+
+def check(seed: int, number: int) -> str:
+    """The program of a number, or what is wrong with it.
+
+    Raises:
+        AssertionError: it is not what its reference is.
+    """
+    rng = np.random.default_rng([seed, number])
+    written = Writer(rng).write()
+    graph = _graph(int(rng.integers(len(PARTS))))
+    arguments = {f"x{i}": _array(rng, graph, kind) for i, kind in enumerate(written.inputs)}
+    function = written.function()
+    made = program(function)
+    call = made._call(graph, (), arguments)
+    whole, _ = made._plan(call)
+    plans = {
+        listed((plan := Plan(whole.traced, whole.parts, passes)).results, plan): plan
+        for passes in all_passes()
+    }
+    drawn = whole if rng.random() < 0.5 else list(plans.values())[rng.integers(len(plans))]
+    batch = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), arguments)
+
+    def run(plan: Plan) -> Callable[..., Any]:
+        return lambda graph, **arguments: plan.run(graph, [arguments[name] for name in call.names])
+
+    @jax.jit
+    def found(graph: Any, arguments: Any) -> Any:
+        reference = everything(made.reference, graph, arguments, number)
+        values = [run(plan)(graph, **arguments) for plan in plans.values()]
+        derived = everything(run(drawn), graph, arguments, number)
+        batched = jax.vmap(lambda each: run(whole)(graph, **each))(batch)
+        half = made.reference(graph, **jax.tree.map(lambda x: 0.5 * x, arguments))
+        return reference, values, derived, jax.tree.map(lambda y: y[1], batched), half
+
+    reference, values, derived, batched, half = found(graph, arguments)
+    for each in jax.tree.leaves(reference):
+        each = np.asarray(each)
+        if np.isnan(each).any() or np.abs(each[np.isfinite(each)]).max(initial=0) > 1e6:
+            return ""  # nothing to compare
+    for plan, each in zip(plans.values(), values, strict=True):
+        _same(written, number, plan.passes, "values", each, reference[0])
+    for name, a, b in zip(("values", "gradients", "second"), derived, reference, strict=True):
+        _same(written, number, drawn.passes, name, a, b)
+    _same(written, number, PASSES, "vmap", batched, half)
+    return str(written)
+
+
+def _array(rng: np.random.Generator, graph: Any, kind: Kind) -> Any:
+    array = rng.normal(size=(*rows_of(graph, kind.space), *kind.shape))
+    if kind.space is Space.EDGE:
+        array[int(graph.nodes.indptr[-1]) :] = np.nan
+    return jnp.asarray(array)
+
+
+def _same(
+    written: Written, number: int, passes: Sequence[str], what: str, found: Any, wanted: Any
+) -> None:
+    worst = largest_difference(found, wanted)
+    assert worst < TOLERANCE, (
+        f"program {number}: {what} differ by {worst:.1e} after {', '.join(passes) or 'no'} passes\n"
+        f"{written}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--programs", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, help="the number of one program")
+    parser.add_argument("--keep-going", action="store_true", help="report all that are wrong")
+    given = parser.parse_args(arguments)
+    jax.config.update("jax_enable_x64", True)
+    numbers = range(given.programs) if given.only is None else [given.only]
+    wrong, compared = [], 0
+    for number in numbers:
+        try:
+            compared += bool(check(given.seed, number))
+        except Exception as error:
+            if not given.keep_going:
+                print(f"--seed {given.seed} --only {number}")
+                raise
+            wrong.append(number)
+            print(f"program {number}: {type(error).__name__}: {str(error)[:3000]}\n", flush=True)
+        if number % 200 == 199:
+            jax.clear_caches()
+    print(f"seed {given.seed}: {len(numbers)} programs, {compared} compared, wrong: {wrong}")
+    assert not wrong
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""Programs of messages, the arrays that they take, and how two ways to run one are compared."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_gnn import Edge, Graph, Node, NodeType, Relation, RelationalGraph
+from jax_gnn._program.passes import PASSES
+from jax_gnn._program.spaces import Space
+from jax_gnn._program.trace import annotated_spaces
+
+K, D, H = 3, 4, 2
+TYPES = ("a", "b")
+
+# --- Programs ------------------------------------------------------------------------------------
+
+
+def rgcn(g, x: Node, w: Relation, c: Edge):
+    return g.sum(c * (g.src(x) @ g.relation(w)))
+
+
+def rgcn_of_ones(g, x: Node, w: Relation):
+    return g.sum(g.src(x) @ g.relation(w))
+
+
+def rgat(g, x: Node, w: Relation, a: Relation, b: Relation):
+    z, t = g.src(x) @ g.relation(w), g.dst(x) @ g.relation(w)
+    s = jax.nn.leaky_relu(z @ g.relation(a) + t @ g.relation(b), 0.2)
+    return g.sum(g.softmax(s) * z)
+
+
+def rgat_of_heads(g, x: Node, w_h: Relation, a_h: Relation, b_h: Relation):
+    z, t = (jnp.einsum("k,khd->hd", end(x), g.relation(w_h)) for end in (g.src, g.dst))
+    s = jax.nn.leaky_relu((z * g.relation(a_h)).sum(-1) + (t * g.relation(b_h)).sum(-1), 0.2)
+    return g.sum(g.softmax(s)[:, None] * z)
+
+
+def hgt(g, x: Node, of_type: NodeType, k_r: Relation, m_r: Relation, mu: Relation):
+    q, k, v = (jnp.einsum("k,khd->hd", x, w) for w in g.node_type(of_type))
+    k = jnp.einsum("hd,hde->he", g.src(k), g.relation(k_r))
+    v = jnp.einsum("hd,hde->he", g.src(v), g.relation(m_r))
+    s = (g.dst(q) * k).sum(-1) * g.relation(mu) / jnp.sqrt(D)
+    return g.sum(g.softmax(s)[:, None] * v)
+
+
+def gcn(g, x: Node, w_s):
+    d = jax.lax.rsqrt(g.sum(1.0) + 1)
+    return g.sum(g.src(x * d) @ w_s) * d
+
+
+def gat(g, x: Node, w_s, a_s, b_s):
+    z = x @ w_s
+    s = jax.nn.leaky_relu(g.src(z @ a_s) + g.dst(z @ b_s), 0.2)
+    return g.sum(g.softmax(s) * g.src(z))
+
+
+def gat_of_pairs(g, x: Node, w_s, a2_s):
+    z = x @ w_s
+    both = jnp.concatenate([g.src(z), g.dst(z)])
+    return g.sum(g.softmax(jax.nn.leaky_relu(both @ a2_s, 0.2)) * g.src(z))
+
+
+def gatv2(g, x: Node, w1_sh, w2_sh, a_sh):
+    left, right = (jnp.einsum("k,khd->hd", x, w) for w in (w1_sh, w2_sh))
+    s = (a_sh * jax.nn.leaky_relu(g.src(left) + g.dst(right), 0.2)).sum(-1)
+    return g.sum(g.softmax(s)[:, None] * g.src(left))
+
+
+def transformer(g, x: Node, w1_sh, w2_sh, w3_sh, c: Edge):
+    q, k, v = (jnp.einsum("k,khd->hd", x, w) for w in (w1_sh, w2_sh, w3_sh))
+    s = (g.dst(q) * g.src(k)).sum(-1) / D**0.5
+    return g.sum((g.softmax(s) * c)[:, None] * g.src(v))
+
+
+def sage_max(g, x: Node, w_s):
+    return jnp.concatenate([x @ w_s, g.max(jax.nn.relu(g.src(x @ w_s)))])
+
+
+def edge_conv(g, x: Node, w_s):
+    return g.max(jax.nn.tanh((g.src(x) - g.dst(x)) @ w_s))
+
+
+def mean_of_products(g, x: Node, w_s, c: Edge):
+    return g.mean(c * (g.src(x) @ w_s)), g.mean(g.src(x)), g.mean(g.dst(x))
+
+
+def gated(g, x: Node, e: Edge, w1_s, w2_s, w3_s):
+    eta = g.src(x @ w1_s) + g.dst(x @ w2_s) + e
+    s = jax.nn.sigmoid(eta)
+    return g.sum(s * g.src(x @ w3_s)) / (g.sum(s) + 1e-6), eta
+
+
+def two_layers(g, x: Node, w: Relation, w_d):
+    h = jax.nn.silu(g.sum(g.src(x) @ g.relation(w)))
+    return g.sum(g.softmax(g.src(h) @ g.dst(h)) * g.src(h @ w_d))
+
+
+def many_spaces(g, x: Node, w: Relation, c: Edge, w_s):
+    m = jnp.log1p(jnp.exp(g.src(x) @ w_s)) * c
+    return {
+        "edge": m,
+        "softmax": g.softmax(m),
+        "min": g.min(m),
+        "max of ends": g.max(g.dst(x)),
+        "count": g.sum(1),
+        "relation": w.sum(0) * 2,
+        "shared": w_s @ w_s.T,
+        "node": x * 3,
+    }
+
+
+def not_finite_at_zero(g, x: Node, v: Relation, e: Edge, a_s):
+    size = 1 / jnp.sqrt(jnp.sum(g.src(x) ** 2) + jnp.sum(e**2))
+    return g.sum(size * jnp.log(jnp.abs(g.relation(v))) * a_s)
+
+
+def inside_vmap(g, x: Node, w1_sh):
+    per_head = jax.vmap(lambda w: g.sum(g.softmax(g.src(x) @ w) * g.src(x @ w)), 1)
+    return per_head(w1_sh)
+
+
+def loop(g, x: Node, e: Edge):
+    def step(h, row):
+        return jnp.tanh(h + row), h
+
+    last, every = jax.lax.scan(step, g.src(x).sum(), e)
+    return g.sum(last * every)
+
+
+RELATIONAL = rgcn, rgcn_of_ones, rgat, rgat_of_heads, hgt, two_layers, many_spaces
+RELATIONAL += (not_finite_at_zero,)
+PLAIN = gcn, gat, gat_of_pairs, gatv2, transformer, sage_max, edge_conv, mean_of_products, gated
+PLAIN += inside_vmap, loop
+MODELS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (*RELATIONAL, *PLAIN)}
+
+SHAPES: dict[str, Any] = {
+    "x": (K,),
+    "c": (),
+    "e": (D,),
+    "w": (K, D),
+    "v": (D,),
+    "a": (D,),
+    "b": (D,),
+    "w_h": (K, H, D),
+    "a_h": (H, D),
+    "b_h": (H, D),
+    "of_type": ((K, H, D),) * 3,
+    "k_r": (H, D, D),
+    "m_r": (H, D, D),
+    "mu": (H,),
+    "a_s": (D,),
+    "b_s": (D,),
+    "a2_s": (2 * D,),
+    "w_d": (D, D),
+    "a_sh": (H, D),
+    **{f"w{i}_s": (K, D) for i in ("", 1, 2, 3)},
+    **{f"w{i}_sh": (K, H, D) for i in (1, 2, 3)},
+}
+"""Of a row of each argument, by its name."""
+
+
+# --- Graphs and arrays ---------------------------------------------------------------------------
+
+
+class Sizes(NamedTuple):
+    """How large a graph is."""
+
+    nodes: int = 9
+    edges: int = 30
+    relations: int = 4
+    padding: int = 0
+
+
+def random_graph(rng: np.random.Generator, sizes: Sizes, **options: Any) -> RelationalGraph:
+    """Two types of nodes; the last relation has no edges, and some edges are there twice."""
+    half = sizes.nodes // 2
+    number = {"a": half, "b": sizes.nodes - half}
+    ends = list(itertools.product(TYPES, TYPES))
+    edges: dict[tuple[str, str, str], np.ndarray] = {}
+    share = sizes.edges // max(sizes.relations - 1, 1)
+    left = sizes.edges
+    for i in range(sizes.relations):
+        src, dst = ends[rng.integers(len(ends))]
+        count = left if i == sizes.relations - 2 else share if i < sizes.relations - 2 else 0
+        left -= count
+        pair = np.stack([rng.integers(number[end], size=count) for end in (src, dst)])
+        pair[:, : count // 4] = pair[:, count // 4 : 2 * (count // 4)]
+        edges[src, f"r{i}", dst] = pair
+    graph = RelationalGraph.from_edge_dict(edges, number, **options)
+    if not sizes.padding:
+        return graph
+    room = {
+        name: getattr(graph, name) + 2
+        for name in ("num_src_pairs", "num_dst_pairs")
+        if getattr(graph, name) is not None
+    }
+    return graph.pad(num_edges=graph.num_edges + sizes.padding, **room)
+
+
+def rows_of(graph: Any, space: Space) -> tuple[int, ...]:
+    """How many rows an array has in front; none of a shared one."""
+    if space is Space.NODE:
+        return (graph.num_nodes,)
+    if space is Space.EDGE:
+        return (graph.num_edges,)
+    if space is Space.RELATION:
+        return (graph.num_relations,)
+    return (len(TYPES),) if space is Space.TYPE else ()
+
+
+def random_arguments(
+    rng: np.random.Generator, function: Callable[..., Any], graph: Any
+) -> dict[str, Any]:
+    """Arrays for a program; those of edges have NaN where there is padding."""
+    spaces = annotated_spaces(function)
+    names = list(function.__code__.co_varnames[1 : function.__code__.co_argcount])
+    found = {}
+    for name in names:
+        space = spaces.get(name, Space.SHARED)
+        rows = rows_of(graph, space)
+
+        def made(shape: tuple[int, ...], rows: tuple[int, ...] = rows, space: Space = space) -> Any:
+            array = rng.normal(size=(*rows, *shape))
+            if space is Space.EDGE:
+                edges = graph if isinstance(graph, Graph) else graph.nodes
+                array[int(edges.indptr[-1]) :] = np.nan
+            return array
+
+        shape = SHAPES[name]
+        found[name] = (
+            [made(s) for s in shape] if shape and shape[0].__class__ is tuple else made(shape)
+        )
+    return found
+
+
+def all_passes() -> Iterator[tuple[str, ...]]:
+    """All combinations."""
+    for count in range(len(PASSES) + 1):
+        yield from itertools.combinations(PASSES, count)
+
+
+# --- Comparing -----------------------------------------------------------------------------------
+
+
+def everything(run: Callable[..., Any], graph: Any, arguments: Any, seed: int) -> Any:
+    """Values, gradients, and the JVP of the gradients, as one function of arrays."""
+    rng = np.random.default_rng(seed)
+    results = jax.eval_shape(run, graph, **arguments)
+    weights = [rng.normal(size=each.shape) for each in jax.tree.leaves(results)]
+    moved = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), arguments)
+
+    def loss(arguments: Any) -> Any:
+        found = jax.tree.leaves(run(graph, **arguments))
+        each = zip(weights, found, strict=True)
+        return sum(jnp.sum(w * jnp.sin(jnp.where(jnp.isfinite(y), y, 0))) for w, y in each)
+
+    return run(graph, **arguments), *jax.jvp(jax.grad(loss), (arguments,), (moved,))
+
+
+def largest_difference(found: Any, wanted: Any) -> float:
+    """Relative to the largest number of each array; infinite numbers must be the same."""
+    worst = 0.0
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        assert a.shape == b.shape and a.dtype == b.dtype
+        finite = np.isfinite(b)
+        np.testing.assert_array_equal(a[~finite], b[~finite])
+        if finite.any():
+            scale = max(1.0, float(np.abs(b[finite]).max()))
+            worst = max(worst, float(np.abs(a[finite] - b[finite]).max()) / scale)
+    return worst

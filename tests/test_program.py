@@ -1,0 +1,424 @@
+"""Programs of messages: against plain JAX, in all ways to rewrite them; and what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from op_spec import strict
+from program_cases import (
+    MODELS,
+    PLAIN,
+    RELATIONAL,
+    Sizes,
+    everything,
+    largest_difference,
+    random_arguments,
+    random_graph,
+)
+
+import jax_gnn
+from jax_gnn import Edge, Graph, Node, NodeType, Relation, RelationalGraph, program
+from jax_gnn._program import explain, passes
+from jax_gnn._program.api import Program
+
+TOLERANCE = 1e-10
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+def compared(function: Callable[..., Any], graph: Any, arguments: Any, **options: Any) -> None:
+    """Values, gradients and JVPs of gradients, of a program and of its reference."""
+    made = program(function, **options)
+    seed = 7
+    both = jax.jit(
+        lambda graph, arguments: [
+            everything(run, graph, arguments, seed) for run in (made, made.reference)
+        ]
+    )
+    found, wanted = both(graph, arguments)
+    assert largest_difference(found, wanted) < TOLERANCE
+
+
+# --- Models --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chosen", [passes.PASSES, (), ("compact",), ("order",)], ids="+".join)
+@pytest.mark.parametrize("model", MODELS)
+def test_model_is_its_reference(
+    rng: np.random.Generator, model: str, chosen: tuple[str, ...]
+) -> None:
+    graph = random_graph(rng, Sizes(padding=3))
+    arguments = random_arguments(rng, MODELS[model], graph)
+    compared(MODELS[model], graph, arguments, passes=chosen)
+
+
+@pytest.mark.parametrize("model", [each.__name__ for each in PLAIN])
+def test_model_on_a_graph_without_relations(rng: np.random.Generator, model: str) -> None:
+    src, dst = rng.integers(9, size=(2, 30))
+    graph = Graph.from_edges(src, dst, num_nodes=9).pad(num_edges=33)
+    compared(MODELS[model], graph, random_arguments(rng, MODELS[model], graph))
+
+
+@pytest.mark.parametrize("parts", [(), ("from_pairs",), ("to_pairs",)], ids="+".join)
+@pytest.mark.parametrize("model", [each.__name__ for each in RELATIONAL])
+def test_model_without_parts(rng: np.random.Generator, model: str, parts: Any) -> None:
+    graph = random_graph(rng, Sizes(), parts=parts)
+    compared(MODELS[model], graph, random_arguments(rng, MODELS[model], graph))
+
+
+@pytest.mark.parametrize("sizes", [Sizes(2, 1, 2), Sizes(5, 0, 2), Sizes(5, 0, 2, padding=2)])
+def test_hardly_any_edges(rng: np.random.Generator, sizes: Sizes) -> None:
+    graph = random_graph(rng, sizes)
+    compared(MODELS["rgat"], graph, random_arguments(rng, MODELS["rgat"], graph))
+
+
+def test_one_head_is_like_none(rng: np.random.Generator) -> None:
+    """Axes of size 1 hide no pattern."""
+
+    def attention(g, x: Node, w):
+        q, k, v = jnp.einsum("k,nkhd->nhd", x, w)
+        s = jnp.einsum("hd,hd->h", g.dst(q), g.src(k)) / 2
+        return g.sum(g.softmax(s)[:, None] * g.src(v))
+
+    src, dst = rng.integers(9, size=(2, 30))
+    graph = Graph.from_edges(src, dst, num_nodes=9)
+    arguments = {"x": rng.normal(size=(9, 3)), "w": rng.normal(size=(3, 3, 1, 4))}
+    compared(attention, graph, arguments)
+    assert "attention (dots)" in program(attention).explain(graph, **arguments)
+
+
+def test_bipartite_graph(rng: np.random.Generator) -> None:
+    @program
+    def attention(g, x: Node, y: Node, w):
+        z = x @ w
+        s = jax.nn.leaky_relu(g.src(z).sum() + g.dst(y).sum(), 0.1)
+        return g.sum(g.softmax(s) * g.src(z)) + y.sum(), g.src(x) * g.dst(y).sum(), z
+
+    graph = Graph.from_edges(*rng.integers(4, size=(2, 20)), num_src=7, num_dst=4)
+    arguments = {
+        "x": rng.normal(size=(7, 3)),
+        "y": rng.normal(size=(4, 2)),
+        "w": rng.normal(size=(3, 3)),
+    }
+    found = attention(graph, **arguments)
+    assert [y.shape for y in found] == [(4, 3), (20, 3), (7, 3)]
+    assert largest_difference(found, attention.reference(graph, **arguments)) < TOLERANCE
+    with pytest.raises(ValueError, match=r"x must have a row for each source of the graph, 7, got"):
+        attention(graph, arguments["x"][:4], arguments["y"], arguments["w"])
+
+    @program
+    def of_both(g, x: Node):
+        return g.sum(g.src(x) + g.dst(x))
+
+    with pytest.raises(ValueError, match=r"x would be of sources and of destinations"):
+        of_both(graph, arguments["x"])
+
+
+# --- Transformations -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["rgat_of_heads", "hgt", "gated"])
+def test_vmap_over_all_arrays(rng: np.random.Generator, model: str) -> None:
+    graph = random_graph(rng, Sizes())
+    batch = [random_arguments(rng, MODELS[model], graph) for _ in range(2)]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batch)
+    made = program(MODELS[model])
+    found = jax.jit(jax.vmap(lambda arguments: made(graph, **arguments)))(stacked)
+    wanted = jax.vmap(lambda arguments: made.reference(graph, **arguments))(stacked)
+    assert largest_difference(found, wanted) < TOLERANCE
+
+
+def test_nothing_is_traced_again_for_other_contents(rng: np.random.Generator) -> None:
+    count = 0
+
+    @program
+    def counted(g, x: Node):
+        nonlocal count
+        count += 1
+        return g.sum(g.src(x))
+
+    first, second = (
+        Graph.from_edges(*rng.integers(5, size=(2, 12)), num_nodes=5) for _ in range(2)
+    )
+    x = jnp.asarray(rng.normal(size=(5, 2)))
+    found = counted(first, x), counted(second, x)
+    assert count == 1
+    assert largest_difference(found[1], counted.reference(second, x)) < TOLERANCE
+    counted(first, x[:, :1])
+    assert count == 3  # the reference, and another width
+
+
+def test_what_is_closed_over_may_change(rng: np.random.Generator) -> None:
+    graph = Graph.from_edges([0, 1], [1, 0], num_nodes=2)
+    weights = [jnp.ones(3), jnp.zeros(3)]
+
+    @program
+    def weighted(g, x: Node):
+        return g.sum(g.src(x) @ weights[0])
+
+    x = jnp.ones((2, 3))
+    assert weighted(graph, x).tolist() == [3, 3]
+    weights.reverse()
+    assert weighted(graph, x).tolist() == [0, 0]
+    gradient = jax.grad(lambda w: _closed(graph, x, w))(jnp.ones(3))
+    assert gradient.tolist() == [2, 2, 2]
+
+
+def _closed(graph: Graph, x: jax.Array, w: jax.Array) -> jax.Array:
+    return program(_closes_over(w))(graph, x).sum()
+
+
+def _closes_over(w: jax.Array) -> Callable[..., Any]:
+    def closing(g, x: Node):
+        return g.sum(g.src(x) @ w)
+
+    return closing
+
+
+def test_half_types_keep_their_dtype(rng: np.random.Generator) -> None:
+    graph = random_graph(rng, Sizes())
+    for model in ("rgat", "rgcn", "gatv2"):
+        arguments = random_arguments(rng, MODELS[model], graph)
+        half = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), arguments)
+        found = program(MODELS[model])(graph, **half)
+        assert found.dtype == jnp.bfloat16
+        wanted = program(MODELS[model]).reference(graph, **arguments)
+        np.testing.assert_allclose(found.astype(float), wanted, rtol=0.1, atol=0.3)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_strict_promotion(rng: np.random.Generator, model: str) -> None:
+    """No operand is promoted in what programs are lowered to."""
+    graph = random_graph(rng, Sizes(padding=1))
+    arguments = random_arguments(rng, MODELS[model], graph)
+    arguments = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), arguments)
+    with strict():
+        for run in (program(MODELS[model]), program(MODELS[model], passes=())):
+            jax.eval_shape(run, graph, **arguments)
+
+
+def test_pytrees_and_static_arguments(rng: np.random.Generator) -> None:
+    @program
+    def mixed(g, x: Node, weights: dict[str, Relation], scale: float = 1.0, *, mean: bool = False):
+        m = g.src(x) @ g.relation(weights)["w"] * scale
+        return {"y": g.mean(m) if mean else g.sum(m)}
+
+    graph = random_graph(rng, Sizes())
+    x, w = rng.normal(size=(9, 3)), {"w": rng.normal(size=(4, 3, 2))}
+    for options in ({}, {"scale": 2.0}, {"mean": True}):
+        found, wanted = mixed(graph, x, w, **options), mixed.reference(graph, x, w, **options)
+        assert largest_difference(found, wanted) < TOLERANCE
+    with pytest.raises(ValueError, match=r"program mixed: weights\['w'\] must have a row for each"):
+        mixed(graph, x, {"w": w["w"][:2]})
+
+
+# --- Relations and types -------------------------------------------------------------------------
+
+
+def test_types_at_the_ends_of_relations() -> None:
+    edges = {("a", "to", "b"): [[0], [1]], ("b", "in", "b"): [[0], [1]]}
+    graph = RelationalGraph.from_edge_dict(edges, {"a": 2, "b": 2}, inverse=True)
+    assert graph.relation_ends == ((0, 1), (1, 1), (1, 0), (1, 1))
+    with_self = RelationalGraph.from_edge_dict(edges, {"a": 2, "b": 2}, self_relation=True)
+    assert with_self.relation_ends == ((0, 1), (1, 1), None)
+    assert with_self.pad(num_edges=20).relation_ends == with_self.relation_ends
+    assert RelationalGraph.from_triples([0], [0], [0], num_nodes=1).relation_ends is None
+
+
+def test_weights_of_types_meet_those_of_relations(rng: np.random.Generator) -> None:
+    """W[type] A[relation] is a product of relations where these know the types at their ends."""
+
+    @program
+    def typed(g, x: Node, w: NodeType, a: Relation):
+        return g.sum(g.src(x) @ (g.src_type(w) @ g.relation(a)))
+
+    graph = random_graph(rng, Sizes())
+    arguments = rng.normal(size=(9, 3)), rng.normal(size=(2, 3, 4)), rng.normal(size=(4, 4, 2))
+    found, wanted = typed(graph, *arguments), typed.reference(graph, *arguments)
+    assert largest_difference(found, wanted) < TOLERANCE
+    first = random_graph(rng, Sizes(), self_relation=True)
+    a = rng.normal(size=(5, 4, 2))
+    found, wanted = (run(first, *arguments[:2], a) for run in (typed, typed.reference))
+    assert largest_difference(found, wanted) < TOLERANCE
+
+
+# --- Which ops ------------------------------------------------------------------------------------
+
+OPS = {
+    "rgcn": ["relational_aggregate"],
+    "rgat": ["segment_matmul", "attention (ends)"],
+    "gat": ["attention (ends)"],
+    "gat_of_pairs": ["attention (ends)"],
+    "gatv2": ["attention (leaky)"],
+    "transformer": ["attention (dots)"],
+    "gcn": ["spmm", "count"],
+    "gated": ["spmm"],
+}
+
+
+@pytest.mark.parametrize("model", OPS)
+def test_ops_that_serve_a_model(rng: np.random.Generator, model: str) -> None:
+    graph = random_graph(rng, Sizes(200, 3000))
+    text = program(MODELS[model]).explain(graph, **random_arguments(rng, MODELS[model], graph))
+    table = text[text.index("\nops") :]
+    assert all(op in table for op in OPS[model]), table
+    assert "einsum" not in table or model not in ("rgcn",), table
+
+
+def test_a_missing_part_says_what_it_would_gain(rng: np.random.Generator) -> None:
+    graph = random_graph(rng, Sizes(100, 3000), parts=("to_pairs",))
+    text = program(MODELS["rgat"]).explain(graph, **random_arguments(rng, MODELS["rgat"], graph))
+    assert re.search(r'lacks its part "from_pairs", with which [0-9.]+ µs', text)
+
+
+def test_tuned_program_is_the_same(rng: np.random.Generator) -> None:
+    graph = random_graph(rng, Sizes())
+    arguments = random_arguments(rng, MODELS["rgcn"], graph)
+    found = program(MODELS["rgcn"], tune=True)(graph, **jax.tree.map(jnp.asarray, arguments))
+    wanted = program(MODELS["rgcn"]).reference(graph, **arguments)
+    assert largest_difference(found, wanted) < TOLERANCE
+
+
+# --- Bad input -----------------------------------------------------------------------------------
+
+
+def adds_ends(g, x: Node):
+    return g.sum(g.src(x) + x)
+
+
+def sums_nodes(g, x: Node):
+    return g.sum(x)
+
+
+def shared_relation(g, x: Node, w):
+    return g.sum(g.src(x) @ g.relation(w))
+
+
+def closed_over_relation(g, x: Node):
+    return g.sum(g.src(x) @ g.relation(_WEIGHTS))
+
+
+def source_of_edges(g, e: Edge):
+    return g.sum(g.src(e))
+
+
+def unequal_widths(g, x: Node, w: Relation):
+    return g.sum(g.src(x) @ g.relation(w).T)
+
+
+def control_flow(g, x: Node):
+    return g.sum(g.src(x)) if g.src(x)[0] > 0 else x
+
+
+def side_effects(g, x: Node):
+    jax.debug.print("{}", x)
+    return g.sum(g.src(x))
+
+
+def inside_a_loop(g, x: Node):
+    return jax.lax.fori_loop(0, 2, lambda i, h: h + g.sum(g.src(x)), x)
+
+
+def varies(g, x: Node) -> Node:
+    return g.src(x)
+
+
+def of_booleans(g, x: Node):
+    return g.sum(g.src(x) > 0)
+
+
+_WEIGHTS = np.ones((4, 3, 2))
+REFUSED = {
+    adds_ends: (
+        ValueError,
+        r"\(g\.src\(x\) \+ x\)`: add combines .* x, a row of each",
+    ),
+    sums_nodes: (
+        ValueError,
+        r"g\.sum\(x\)`: g\.sum takes a row of each edge, got x, a row",
+    ),
+    shared_relation: (ValueError, r"g\.relation reads a row of a relation, got w, shared"),
+    closed_over_relation: (
+        ValueError,
+        r"row of a relation, got an array that the program closes",
+    ),
+    source_of_edges: (ValueError, r"g\.src reads a row of a node, got e, a row of each edge"),
+    unequal_widths: (TypeError, r"program unequal_widths, test_program\.py:\d+, `return g\.sum\("),
+    control_flow: (TypeError, r"`return g\.sum.*if .*`: Python looks at what a row holds"),
+    side_effects: (TypeError, r"`jax\.debug\.print.*`: a program has no side effects"),
+    inside_a_loop: (ValueError, r"holds a g\.…: rows are read and reduced outside of loops"),
+    varies: (ValueError, r"annotated as a row of a node, and varies over more"),
+    of_booleans: (TypeError, r"g\.sum takes numbers, got bool"),
+}
+
+
+@pytest.mark.parametrize("function", REFUSED, ids=lambda each: each.__name__)
+def test_refused(rng: np.random.Generator, function: Callable[..., Any]) -> None:
+    kind, message = REFUSED[function]
+    graph = random_graph(rng, Sizes())
+    arrays = {"x": np.ones((9, 3)), "w": np.ones((4, 3, 2)), "e": np.ones((30, 2))}
+    count = function.__code__.co_argcount
+    given = {name: arrays[name] for name in function.__code__.co_varnames[1:count]}
+    for run in (program(function), program(function).reference, program(function).explain):
+        with pytest.raises(kind, match=message):
+            run(graph, **given)
+
+
+def test_refused_arguments(rng: np.random.Generator) -> None:
+    rgcn = program(MODELS["rgcn_of_ones"])
+    graph = random_graph(rng, Sizes())
+    x, w = np.ones((9, 3)), np.ones((4, 3, 2))
+    with pytest.raises(ValueError, match=r"w must have a row for each relation of the graph, 4"):
+        rgcn(graph, x, w[:3])
+    with pytest.raises(ValueError, match=r"program rgcn_of_ones: x must have a row for each node"):
+        rgcn(graph, x[:4], w)
+    with pytest.raises(ValueError, match=r"w has a row for each relation, and the graph has no"):
+        rgcn(graph.nodes, x, w)
+    with pytest.raises(TypeError, match=r"graph must be a Graph or a RelationalGraph, got ndarray"):
+        rgcn(x, x, w)
+    with pytest.raises(TypeError, match=r"program rgcn_of_ones: missing a required argument: 'w'"):
+        rgcn(graph, x)
+    with pytest.raises(ValueError, match=r"x must have a row for each node, got a scalar"):
+        rgcn(graph, np.float64(1), w)
+    untyped = RelationalGraph.from_triples([0], [0], [0], num_nodes=1)
+    with pytest.raises(ValueError, match=r"of_type\[0\] has a row for each node type, and"):
+        program(MODELS["hgt"])(untyped, x[:1], [w], w, w, w)
+    with pytest.raises(ValueError, match=r"passes must be among equal, .*, got fast"):
+        program(MODELS["gcn"], passes=("fast",))
+    with pytest.raises(TypeError, match=r"must take an edge, g, first, got no arguments"):
+        program(lambda: 1)
+
+
+def test_program_is_public() -> None:
+    assert isinstance(program(MODELS["gcn"]), Program)
+    assert program(passes=())(MODELS["gcn"]).__name__ == "gcn"
+    assert jax_gnn.Program is Program
+
+
+# --- Passes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["rgcn", "rgat_of_heads", "hgt", "gat_of_pairs", "gatv2", "gcn"])
+def test_passes_change_nothing_twice(rng: np.random.Generator, model: str) -> None:
+    graph = random_graph(rng, Sizes(50, 400))
+    made = program(MODELS[model])
+    call = made._call(graph, (), random_arguments(rng, MODELS[model], graph))
+    plan, _ = made._plan(call)
+    once = plan.results
+    listed = explain.listed(once, plan)
+    for name in ("equal", "sums", "compact"):
+        again = passes.apply(name, once, plan.parts, plan.passes)
+        assert explain.listed(passes.apply("equal", again, plan.parts, ()), plan) == listed
+    again = passes.apply("order", once, plan.parts, plan.passes)
+    again = passes.apply("equal", passes.apply("compact", again, plan.parts, ()), plan.parts, ())
+    assert explain.listed(again, plan) == listed
