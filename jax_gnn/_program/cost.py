@@ -187,7 +187,7 @@ class Costs:
             relations=rows[Space.RELATION],
             source_pairs=rows.get(Space.SOURCE_PAIR, 0),
             destination_pairs=rows.get(Space.DESTINATION_PAIR, 0),
-            tiles=0,
+            tiles=self.parts.tiles,
             t_tiles=0,
             k=width(pattern.summed, sizes),
             n=width(pattern.rest, sizes),

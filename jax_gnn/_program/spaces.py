@@ -107,12 +107,14 @@ class Parts(NamedTuple):
         num_src: Number of sources.
         num_dst: Number of destinations.
         ends_known: Whether each relation has one type at either end.
+        tiles: How many combinations of a tile of destinations and a relation there are, if known.
     """
 
     rows: dict[Space, int]
     num_src: int
     num_dst: int
     ends_known: bool
+    tiles: int = 0
 
     def home(self, space: Space, ways: Iterable[str]) -> Home | None:
         """The smallest space that suffices for these ways of a space, or None: it itself."""
