@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from op_spec import strict
 from program_cases import (
     MODELS,
@@ -135,6 +136,36 @@ def test_vmap_over_all_arrays(rng: np.random.Generator, model: str) -> None:
     made = program(MODELS[model])
     found = jax.jit(jax.vmap(lambda arguments: made(graph, **arguments)))(stacked)
     wanted = jax.vmap(lambda arguments: made.reference(graph, **arguments))(stacked)
+    assert largest_difference(found, wanted) < TOLERANCE
+
+
+def test_inside_other_transformations(rng: np.random.Generator) -> None:
+    """Of JAX's loops and checkpoints, and with the parameters of a Flax module."""
+    graph = random_graph(rng, Sizes())
+    rgat = program(MODELS["rgat"])
+
+    class Layers(nnx.Module):
+        def __init__(self) -> None:
+            shapes = (2, 4, 3, 3), (2, 4, 3), (2, 4, 3)
+            arrays = (jnp.asarray(rng.normal(size=shape) / 2) for shape in shapes)
+            self.w, self.a, self.b = map(nnx.Param, arrays)
+
+        def __call__(self, graph: RelationalGraph, x: Any, run: Any) -> Any:
+            def layer(x: Any, weights: Any) -> Any:
+                return jax.checkpoint(run)(graph, x, *weights), None
+
+            return jax.lax.scan(layer, x, (self.w[...], self.a[...], self.b[...]))[0]
+
+    layers, x = Layers(), jnp.asarray(rng.normal(size=(9, 3)))
+
+    @nnx.jit
+    def gradients(layers: Layers) -> Any:
+        return [
+            nnx.grad(lambda layers, run=run: layers(graph, x, run).sum())(layers)
+            for run in (rgat, rgat.reference)
+        ]
+
+    found, wanted = gradients(layers)
     assert largest_difference(found, wanted) < TOLERANCE
 
 

@@ -11,7 +11,7 @@ from jax import Array
 
 from jax_gnn._core.arrays import FLOATS, take
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
-from jax_gnn._core.ids import ids_at, in_range, row_ids
+from jax_gnn._core.ids import ids_at, in_range
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._ops.attention.xla import ends
 from jax_gnn._ops.relational_aggregate.xla import types_matrix
@@ -202,10 +202,6 @@ class Maps:
     def type_of_nodes(self, side: str) -> Array:
         """``(nodes,)``, the type of each; the number of types for padding."""
         return self.types(side).by_row.rows
-
-    def starts_of_edges(self) -> Array:
-        """``(edges,)``, the destination of each edge as its row pointers have it."""
-        return row_ids(self.nodes.indptr, self.parts.rows[Space.EDGE])
 
 
 def _by_ids(ids: np.ndarray, size: int) -> SparseMatrix:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -217,29 +217,26 @@ Pattern = (
 # --- Finding them --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
 class Matcher:
     """Finds patterns in a program.
 
     Attributes:
-        uses: How often each row is read.
         parts: What the graph has.
         compact: Whether products that it makes itself go to the space that suffices.
     """
 
-    uses: Mapping[Row, int]
-    parts: Parts
-    compact: bool = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "found", {})
+    def __init__(self, uses: Mapping[Row, int], parts: Parts, compact: bool = True) -> None:
+        """Of a program whose rows are read as often as `uses` says; others once."""
+        self.parts = parts
+        self.compact = compact
+        self._uses = uses
+        self._found: dict[Row, Pattern] = {}
 
     def __call__(self, row: Row) -> Pattern:
         """The pattern of a row, or None: a function or a softmax or what is only read."""
-        found: dict[Row, Pattern] = self.found  # type: ignore[attr-defined]
-        if row not in found:
-            found[row] = self._match(row)
-        return found[row]
+        if row not in self._found:
+            self._found[row] = self._match(row)
+        return self._found[row]
 
     def _match(self, row: Row) -> Pattern:
         if isinstance(row.op, Contract):
@@ -251,7 +248,7 @@ class Matcher:
         return None
 
     def _single(self, row: Row) -> bool:
-        return self.uses.get(row, 1) == 1
+        return self._uses.get(row, 1) == 1
 
     def flat(self, row: Row) -> Row:
         """An einsum with the factors of its factors, as far as nothing else reads these."""

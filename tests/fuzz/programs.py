@@ -62,6 +62,8 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "not finite at 0": lambda x: jnp.log(jnp.abs(x) + 1e-2) * jax.lax.rsqrt(x**2 + 1e-3),
     "negative": lambda x: -x,
     "half": lambda x: x / 2,
+    "loop": lambda x: jax.lax.fori_loop(0, 2, lambda i, h: jnp.tanh(h + x), x),
+    "checkpoint": jax.checkpoint(lambda x: jnp.sin(x) * x),
     "tanh per number": lambda x: jnp.vectorize(jnp.tanh)(x),
 }
 COMBINED: dict[str, Callable[[Any, Any], Any]] = {
