@@ -287,7 +287,7 @@ def test_weights_of_types_meet_those_of_relations(rng: np.random.Generator) -> N
 
 OPS = {
     "rgcn": ["relational_aggregate"],
-    "rgat": ["segment_matmul", "attention (ends)"],
+    "rgat": ["segment_matmul", "attention (given)"],
     "gat": ["attention (ends)"],
     "gat_of_pairs": ["attention (ends)"],
     "gatv2": ["attention (leaky)"],
