@@ -10,6 +10,7 @@ import os
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.export
@@ -1207,3 +1208,18 @@ def test_hypergraphs_are_measured_over_all_sizes():
         assert (np.diff(keys) > 0).all()
         assert graph.node_idx.max() < graph.num_nodes
         assert graph.hyperedge_idx.max() < graph.num_hyperedges
+
+
+@pytest.mark.parametrize(
+    ("schedule", "error", "message"),
+    [
+        (Schedule(False, 8, 256, 4), ValueError, "kernel of a Schedule must be of"),
+        (Schedule("walk", 3, 256, 4), ValueError, "lanes of a Schedule must be of"),
+        (Schedule("walk", 8, 256, 0), ValueError, "blocks of a Schedule must be of 1 to"),
+        (("walk", 8, 256, 4), TypeError, "schedule must be one of jax_gnn.schedules"),
+    ],
+    ids=str,
+)
+def test_schedules_that_no_kernel_has(schedule: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        schedules.use(schedule)

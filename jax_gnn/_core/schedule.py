@@ -40,9 +40,25 @@ _forced = jax.make_user_context(default_value=None)
 def use(schedule: Any) -> AbstractContextManager[None]:
     """Makes all that is compiled inside a ``with`` block use one schedule; None chooses again.
 
-    A schedule is one of segments, of products or of hypergraph aggregations, and leaves kernels of
-    the other kinds alone.
+    A schedule is one of segments, of products, of hypergraph aggregations or of typed edges, and
+    leaves kernels of the other kinds alone.
+
+    Raises:
+        TypeError: the schedule is none of these.
+        ValueError: one of its fields is what no kernel has.
     """
+    if schedule is None:
+        return _forced(None)
+    families = schedule_cache.FAMILIES.values()
+    family = next((each for each in families if type(schedule) is each.schedule), None)
+    if family is None:
+        raise TypeError(f"schedule must be one of jax_gnn.schedules, got {schedule!r}")
+    for name, value, allowed in zip(schedule._fields, schedule, family.allowed, strict=True):
+        if value not in allowed:
+            most = f"{allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else allowed
+            raise ValueError(
+                f"{name} of a {type(schedule).__name__} must be of {most}, got {value!r}"
+            )
     return _forced(schedule)
 
 

@@ -8,25 +8,21 @@ that they read; the softmax is never kept, but computed again from scores in the
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
 from jax_gnn._core.arguments import (
-    as_ids,
     check_container,
     check_features,
     check_flag,
     check_number,
     check_real,
-    check_size,
 )
 from jax_gnn._core.arrays import accumulator_dtype, flat, lead, row_width, spread
-from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ffi import Implementation
-from jax_gnn._core.ids import bounded, ids_at, in_range
 from jax_gnn._core.public import public
 from jax_gnn._ops.attention import sums, xla
 from jax_gnn._ops.attention.leaky import leaky_scores
@@ -47,9 +43,6 @@ def additive_attention(
     edge_bias: ArrayLike | None = None,
     edge_scale: ArrayLike | None = None,
     edge_features: ArrayLike | None = None,
-    dst_ids: ArrayLike | None = None,
-    sum_ids: ArrayLike | None = None,
-    num_sums: int | None = None,
     return_lse: bool = False,
     implementation: Implementation | None = None,
 ) -> Any:
@@ -73,29 +66,17 @@ def additive_attention(
         edge_scale: ``(num_edges, heads)``, factors of the weights after the softmax: masks of a
             dropout, or priors.
         edge_features: ``(num_edges, heads, *features)``, added to the value that an edge carries.
-        dst_ids: ``(num_edges,)`` integers in ascending order, the row of ``dst_score`` that an edge
-            reads where that is not its destination's: of relational layers, where a destination has
-            one for each relation. Edges with an id out of range are left out.
-        sum_ids: ``(num_edges,)`` integers in ascending order, the row of the result that an edge is
-            summed into where rows are finer than destinations: relational layers sum by relation
-            under one softmax. All edges of a row go to one destination. Edges with an id out of
-            range are left out. Where that is the same array as ``dst_ids``, what edges read has a
-            row for each sum, which costs the least.
-        num_sums: number of rows of the result, which is given with ``sum_ids``; fixed when
-            compiled.
         return_lse: whether to return the logarithms of the sums that the softmax divides by, too.
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
         ``(num_dst, heads, *features)`` in the dtype of ``value``; half types accumulate in float32,
-        to which scores are converted. Destinations without edges get 0. With ``sum_ids`` it is
-        ``(num_sums, heads, *features)``, which adds up to that. With ``return_lse`` that, and
-        ``(num_dst, heads)`` in the accumulator type, -inf without edges.
+        to which scores are converted. Destinations without edges get 0. With ``return_lse`` that,
+        and ``(num_dst, heads)`` in the accumulator type, -inf without edges.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, the slope is not finite, or of ``sum_ids`` and
-            ``num_sums`` one is given without the other.
+        ValueError: an argument has the wrong shape, or the slope is not finite.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)  # sources, destinations
@@ -104,26 +85,18 @@ def additive_attention(
         Array([[3.],
                [1.],
                [0.]], dtype=float32)
-        >>> sums = {"sum_ids": [0, 1, 2], "num_sums": 3}  # a row for each edge, by destination
-        >>> additive_attention(graph, jnp.zeros((3, 1)), jnp.zeros((3, 1)), value, **sums)
-        Array([[1.],
-               [2.],
-               [1.]], dtype=float32)
     """
     edges = _Edges(graph, "value", value, negative_slope, edge_scale, return_lse, implementation)
-    edges.sum_by(sum_ids, num_sums)
-    graph = edges.graph
-    rows = edges.check_dst_ids(dst_ids, "dst_score", dst_score, sum_ids)
-    of_dst = edges.check_scores("dst_score", dst_score, rows.name, rows.size)
+    graph, matrix = edges.graph, edges.matrix
+    of_dst = edges.check_scores("dst_score", dst_score, "num_dst", graph.num_dst)
     of_src = edges.check_scores("src_score", src_score, "num_src", graph.num_src)
     bias = edges.check_edge_bias(edge_bias)
     extra = edges.check_edge_features(edge_features, edges.value, "value")
-    if rows.ids is None and bias is None:
-        return edges.attend(Ends(edges.of_sums(rows, of_dst), of_src), extra)
-    at_dst, at_src = xla.ends(rows.matrix)
+    if bias is None:
+        return edges.attend(Ends(of_dst, of_src), extra)
+    at_dst, at_src = xla.ends(matrix)
     score = gather(of_dst, at_dst, implementation) + gather(of_src, at_src, implementation)
-    score = xla.leaky(score if bias is None else score + bias, edges.slope)
-    return edges.attend(Given(rows.masked(score)), extra)
+    return edges.attend(Given(xla.leaky(score + bias, edges.slope)), extra)
 
 
 @public
@@ -138,9 +111,6 @@ def gatv2_attention(
     edge_bias: ArrayLike | None = None,
     edge_scale: ArrayLike | None = None,
     edge_features: ArrayLike | None = None,
-    dst_ids: ArrayLike | None = None,
-    sum_ids: ArrayLike | None = None,
-    num_sums: int | None = None,
     return_lse: bool = False,
     implementation: Implementation | None = None,
 ) -> Any:
@@ -164,11 +134,6 @@ def gatv2_attention(
             leaves an edge out.
         edge_scale: ``(num_edges, heads)``, factors of the weights after the softmax.
         edge_features: ``(num_edges, heads, *features)``, added to ``dst[i] + src[j]``.
-        dst_ids: ``(num_edges,)`` integers in ascending order, the row of ``dst`` that an edge reads
-            where that is not its destination's; see :func:`additive_attention`.
-        sum_ids: ``(num_edges,)`` integers in ascending order, the row of the result that an edge is
-            summed into where those are finer than destinations; see :func:`additive_attention`.
-        num_sums: number of rows of the result, given with ``sum_ids``.
         return_lse: see :func:`additive_attention`.
         implementation: see :func:`jax_gnn.implementation`.
 
@@ -177,8 +142,7 @@ def gatv2_attention(
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, the slope is not finite, or of ``sum_ids`` and
-            ``num_sums`` one is given without the other.
+        ValueError: an argument has the wrong shape, or the slope is not finite.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
@@ -191,10 +155,8 @@ def gatv2_attention(
     is_key = value is None
     value, name = (src, "src") if value is None else (value, "value")
     edges = _Edges(graph, name, value, negative_slope, edge_scale, return_lse, implementation)
-    graph, acc = edges.graph, edges.acc
-    edges.sum_by(sum_ids, num_sums)
-    rows = edges.check_dst_ids(dst_ids, "dst", dst, sum_ids)
-    left = edges.check_rows("dst", dst, rows.name, rows.size)
+    graph, acc, matrix = edges.graph, edges.acc, edges.matrix
+    left = edges.check_rows("dst", dst, "num_dst", graph.num_dst)
     right = edges.check_rows("src", src, "num_src", graph.num_src)
     _check_same_features("src", right, "dst", left)
     vector = check_real("attention", attention)
@@ -205,27 +167,27 @@ def gatv2_attention(
         )
     bias = edges.check_edge_bias(edge_bias)
     extra = edges.check_edge_features(edge_features, left, "dst")
-    if extra is None and bias is None and rows.ids is None:
-        left, key = flat(edges.of_sums(rows, left)), None if is_key else flat(right)
+    if extra is None and bias is None:
+        left, key = flat(left), None if is_key else flat(right)
         return edges.attend(Leaky(left, key, vector.astype(acc).reshape(1, -1)))
     if extra is None:
         score = leaky_scores(
-            *(flat(left), flat(right), vector.astype(acc).reshape(1, -1), rows.matrix),
+            *(flat(left), flat(right), vector.astype(acc).reshape(1, -1), matrix),
             heads=max(edges.heads, 1),
             slope=edges.slope,
             implementation=implementation,
         )
     else:
-        at_dst, at_src = xla.ends(rows.matrix)
+        at_dst, at_src = xla.ends(matrix)
         # Half types would round a sum of two of three to the other side of the LeakyReLU's kink.
         left, right, extra = (each.astype(acc) for each in (left, right, extra))
         summed = gather(left, at_dst, implementation) + gather(right, at_src, implementation)
-        valid = rows.matrix.by_row.valid(graph.num_src)
+        valid = matrix.by_row.valid(graph.num_src)
         summed = jnp.where(spread(valid, summed), summed + extra, 0)
         terms = lead(vector.astype(acc), summed) * xla.leaky(summed, edges.slope)
         score = jnp.sum(terms, axis=tuple(range(2, terms.ndim)))
     score = score if bias is None else score + bias
-    return edges.attend(Given(rows.masked(score)))
+    return edges.attend(Given(score))
 
 
 @public
@@ -239,9 +201,6 @@ def dot_attention(
     edge_bias: ArrayLike | None = None,
     edge_scale: ArrayLike | None = None,
     edge_features: ArrayLike | None = None,
-    dst_ids: ArrayLike | None = None,
-    sum_ids: ArrayLike | None = None,
-    num_sums: int | None = None,
     return_lse: bool = False,
     implementation: Implementation | None = None,
 ) -> Any:
@@ -264,11 +223,6 @@ def dot_attention(
         edge_scale: ``(num_edges, heads)``, factors of the weights after the softmax.
         edge_features: ``(num_edges, heads, *features)``, added to the key and to the value that an
             edge reads, which then have the same features.
-        dst_ids: ``(num_edges,)`` integers in ascending order, the row of ``query`` that an edge
-            reads where that is not its destination's; see :func:`additive_attention`.
-        sum_ids: ``(num_edges,)`` integers in ascending order, the row of the result that an edge is
-            summed into where those are finer than destinations; see :func:`additive_attention`.
-        num_sums: number of rows of the result, given with ``sum_ids``.
         return_lse: see :func:`additive_attention`.
         implementation: see :func:`jax_gnn.implementation`.
 
@@ -277,8 +231,7 @@ def dot_attention(
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, or of ``sum_ids`` and ``num_sums`` one is given
-            without the other.
+        ValueError: an argument has the wrong shape.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
@@ -289,10 +242,8 @@ def dot_attention(
                [0.]], dtype=float32)
     """
     edges = _Edges(graph, "value", value, 1.0, edge_scale, return_lse, implementation)
-    graph, heads, is_value = edges.graph, edges.heads, key is value
-    edges.sum_by(sum_ids, num_sums)
-    rows = edges.check_dst_ids(dst_ids, "query", query, sum_ids)
-    query = edges.check_rows("query", query, rows.name, rows.size)
+    graph, matrix, heads, is_value = edges.graph, edges.matrix, edges.heads, key is value
+    query = edges.check_rows("query", query, "num_dst", graph.num_dst)
     key = edges.check_rows("key", key, "num_src", graph.num_src)
     _check_same_features("key", key, "query", query)
     depth = row_width(query) // max(heads, 1)
@@ -306,49 +257,20 @@ def dot_attention(
     if extra is not None:
         _check_same_features("value", edges.value, "key", key)
     scale = scale.astype(edges.acc)
-    if extra is None and bias is None and rows.ids is None:
-        query = flat(edges.of_sums(rows, query))
-        return edges.attend(Dots(query, None if is_value else flat(key), scale.reshape(1, 1)))
+    if extra is None and bias is None:
+        keys = None if is_value else flat(key)
+        return edges.attend(Dots(flat(query), keys, scale.reshape(1, 1)))
     options: Any = {"heads": max(heads, 1), "implementation": implementation}
-    score = sddmm(flat(query), flat(key), rows.matrix, **options)
+    score = sddmm(flat(query), flat(key), matrix, **options)
     if extra is not None:
-        score += sddmm(flat(query), flat(extra), xla.carried(rows.matrix), **options)
+        score += sddmm(flat(query), flat(extra), xla.carried(matrix), **options)
     score *= scale
     score = score if bias is None else score + bias
-    return edges.attend(Given(rows.masked(score)), extra)
-
-
-class _Rows(NamedTuple):
-    """The rows that edges read on the side of their destinations.
-
-    Attributes:
-        name: of their number.
-        size: their number.
-        ids: of each edge, where they are neither the destinations nor the sums.
-        matrix: what has the edges into these rows.
-        of_sums: whether they are those of the sums.
-    """
-
-    name: str
-    size: int
-    ids: Array | None
-    matrix: SparseMatrix
-    of_sums: bool = False
-
-    def masked(self, score: Array) -> Array:
-        """Scores of edges, -inf where an edge names no row."""
-        if self.ids is None:
-            return score
-        return jnp.where(in_range(self.ids, self.size)[:, None], score, -jnp.inf)
+    return edges.attend(Given(score), extra)
 
 
 class _Edges:
-    """What all kinds of attention have in common: checked arguments, and the sum.
-
-    Attributes:
-        matrix: the edges into the rows that they are summed into.
-        in_dst: what sums these in their destinations, where they are finer; else None.
-    """
+    """What all kinds of attention have in common: checked arguments, and the sum."""
 
     def __init__(
         self,
@@ -378,7 +300,6 @@ class _Edges:
         self.return_lse = check_flag("return_lse", return_lse)
         self.implementation = implementation
         self.matrix = self.graph.matrix(weighted=True)
-        self.in_dst: SparseMatrix | None = None
 
     def check_scores(self, name: str, score: ArrayLike, size_name: str, size: int) -> Array:
         """``(size, heads)`` in the accumulator type."""
@@ -417,55 +338,6 @@ class _Edges:
         _check_same_features("edge_features", found, like_name, like)
         return found
 
-    def sum_by(self, ids: ArrayLike | None, num_sums: int | None) -> None:
-        """Takes sums of rows that are finer than destinations, if any are given."""
-        if (ids is None) != (num_sums is None):
-            raise ValueError(
-                "sum_ids and num_sums must be given together, got "
-                + ("num_sums" if ids is None else "sum_ids")
-                + " alone"
-            )
-        if ids is None:
-            return
-        self.matrix = self._into("sum_ids", ids, check_size("num_sums", num_sums))
-        self.in_dst = sums.in_destinations(
-            *(self.matrix, self.graph.rows, self.graph.num_dst, self.implementation)
-        )
-
-    def check_dst_ids(
-        self, ids: ArrayLike | None, name: str, read: Any, sum_ids: ArrayLike | None
-    ) -> _Rows:
-        """Which rows of the argument ``name`` edges read."""
-        graph = self.graph
-        if ids is None:
-            return _Rows("num_dst", graph.num_dst, None, graph.matrix(weighted=True))
-        if ids is sum_ids:
-            size = self.matrix.by_row.num_rows
-            return _Rows("num_sums", size, None, self.matrix, of_sums=True)
-        read = check_real(name, read)
-        size = read.shape[0] if read.ndim else 0
-        matrix = self._into("dst_ids", ids, size)
-        return _Rows(f"the rows of {name}", size, matrix.by_row.rows, matrix)
-
-    def _into(self, name: str, ids: ArrayLike, size: int) -> SparseMatrix:
-        """The graph's edges into other rows than their destinations, in the same order."""
-        graph, ids = self.graph, as_ids(name, ids)
-        if ids.shape != (graph.num_edges,):
-            raise ValueError(
-                f"{name} must be (num_edges={graph.num_edges},), got shape {ids.shape}"
-            )
-        ids = bounded(ids, size).astype(graph.cols.dtype)
-        return SparseMatrix(
-            Csr(ids, graph.cols, num_rows=size),
-            Csr(graph.t_rows, ids_at(ids, graph.t_order), graph.t_order, num_rows=graph.num_src),
-        )
-
-    def of_sums(self, rows: _Rows, x: Array) -> Array:
-        """What edges read of their destinations, for each row that they are summed into."""
-        if self.in_dst is None or rows.of_sums:
-            return x
-        return gather(x, self.in_dst, self.implementation)
-
     def attend(self, scores: Scores, extra: Array | None = None) -> Any:
         """The sum of values, and of what edges add to them, under the softmax of the scores."""
         if self.heads == 0:
@@ -488,13 +360,7 @@ class _Edges:
 
     def _results(self, y: Array, stats: Array) -> Any:
         y = y.reshape(self.matrix.by_row.num_rows, *self.value.shape[1:])
-        if self.in_dst is None:
-            return (y, sums.logsumexp(stats)) if self.return_lse else y
-        share = sums.shares(stats, self.in_dst, implementation=self.implementation)
-        y = (y.astype(self.acc) * share.reshape(*share.shape, *[1] * (y.ndim - 2))).astype(y.dtype)
-        if not self.return_lse:
-            return y
-        return y, sums.logsumexp_of(stats, self.in_dst, self.implementation)
+        return (y, sums.logsumexp(stats)) if self.return_lse else y
 
 
 def _check_same_features(name: str, x: Array, other_name: str, other: Array) -> None:

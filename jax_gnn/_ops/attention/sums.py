@@ -6,32 +6,11 @@ differs from those of its finer rows by a factor of each, which follows from the
 
 from __future__ import annotations
 
-from typing import Any
-
-import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.csr import SparseMatrix, segments
-from jax_gnn._ops.segment_reduce.primitive import segment_reduce
+from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
-
-
-def in_destinations(
-    matrix: SparseMatrix, rows: Array, num_rows: int, implementation: str | None = None
-) -> SparseMatrix:
-    """What sums finer rows in their destinations, which those of their entries are.
-
-    Args:
-        matrix: The entries into finer rows, whose destinations ascend.
-        rows: The destination of each entry.
-        num_rows: Number of destinations.
-        implementation: Of the kernels.
-    """
-    fine = segments(matrix.by_row.rows, matrix.by_row.num_rows)
-    options: Any = {"reduce": "max", "heads": 1, "implementation": implementation}
-    found = segment_reduce(rows[:, None], None, fine, **options)[:, 0]
-    return segments(jax.lax.cummax(found), num_rows)  # what is empty has the one before
 
 
 def shares(
@@ -62,9 +41,3 @@ def logsumexp(stats: Array) -> Array:
     top, log_sum = stats[..., 0], stats[..., 1]
     empty = log_sum == jnp.inf
     return jnp.where(empty, -jnp.inf, top + jnp.where(empty, 0, log_sum))
-
-
-def logsumexp_of(stats: Array, matrix: SparseMatrix, implementation: str | None = None) -> Array:
-    """Of the scores of each destination, of the statistics of its finer rows."""
-    options: Any = {"reduce": "logsumexp", "heads": 1, "implementation": implementation}
-    return segment_reduce(logsumexp(stats), None, matrix, **options)
