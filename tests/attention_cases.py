@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,6 @@ import numpy as np
 import pytest
 from op_spec import assert_close, setting
 from op_suite import KERNELS
-
-from jax_gnn import Graph
 
 Attend = Callable[[Any, Any, Mapping[str, Any]], tuple[Any, ...]]
 SLOPE = 0.2
