@@ -145,7 +145,7 @@ OUTER = PRODUCT | {"rhs": LHS}
 AFTER = {"bias": ones(2, 4), "residual": ones(6, 4), "activation": "relu"}
 ATTENTION = {
     **{"graph": GRAPH, "edge_bias": X, "edge_scale": X, "edge_features": HEADS_SRC},
-    **{"dst_ids": DST, "sum_ids": DST.copy(), "num_sums": 3, "return_lse": False, **XLA},
+    **{"return_lse": False, **XLA},
 }
 SLOPE = {"negative_slope": 0.1}
 RGAT = jax_gnn.RGATWeights.of(ones(2, 2, 10), ones(2, 2, 5), ones(2, 2, 5))
@@ -291,11 +291,11 @@ _KINDS: dict[str, list[Bad]] = {
     **dict.fromkeys(("src_score", "edge_bias", "edge_scale", "attention"), REALS),
     **{"dst_score": REAL_ANY_ROWS, "residual": FLOATS, "bias": BIAS},
     **dict.fromkeys(("out_scale", "result_scale", "scale"), BIAS),
-    **dict.fromkeys(("segment_ids", "index", "dst_ids", "sum_ids", "group_sizes"), IDS),
+    **dict.fromkeys(("segment_ids", "index", "group_sizes"), IDS),
     **dict.fromkeys(("lhs_rows", "out_rows", "rhs_rows"), IDS),
     **dict.fromkeys(("ids", "types"), IDS_ANY_ROWS),
     **{"indptr": INDPTR, "group_offset": OFFSET},
-    **dict.fromkeys(("num_segments", "num_sums", "num_types", "num_src", "num_dst"), SIZE),
+    **dict.fromkeys(("num_segments", "num_types", "num_src", "num_dst"), SIZE),
     **dict.fromkeys(("num_nodes", "num_hyperedges", "num_relations"), SIZE),
     **{"num_groups": [b for b in SIZE if "⁷" not in b[0]], "ddof": INTEGER},
     **dict.fromkeys(("weight", "incidence_weight", "head_weight", "hyperedge_weight"), VECTOR),
@@ -417,7 +417,7 @@ _TAKEN = {
     ("RelationalGraph.from_edge_dict", "inverse_prefix", "a string"),
     ("Hypergraph.from_hyperedges", "hyperedges", "a ragged list"),
 }
-_NEEDED = ("segment_ids", "indptr", "sum_ids", "num_sums")
+_NEEDED = ("segment_ids", "indptr")
 # Arguments whose shapes belong together: an error may name either.
 _TOGETHER = {
     **dict.fromkeys(("index", "segment_ids"), ("index", "segment_ids")),
@@ -575,16 +575,9 @@ WORDED: dict[str, list[Any]] = {
             edge_features=HEADS),
         bad("edge_features must have the features (2, 5) of value, ...(4, 2, 3)",
             edge_features=HEADS_SRC[..., :3]),
-        bad("dst_ids must be an array of integers, got float", TypeError, dst_ids=np.zeros(4)),
-        bad("dst_ids must be (num_edges=4,), got shape (3,)", dst_ids=np.zeros(3, int)),
-        bad("sum_ids and num_sums must be given together, got num_sums alone", num_sums=3),
-        bad("num_sums must not be negative, got -1", sum_ids=np.zeros(4, int), num_sums=-1),
-        bad("dst_score must be (num_sums=5, heads), with 2 heads ...(3, 2)",
-            sum_ids=SRC, dst_ids=SRC, num_sums=5),
         bad("return_lse must be True or False, got str", TypeError, return_lse="yes"),
     ],
     "gatv2_attention": [
-        bad("sum_ids must be (num_edges=4,), got shape (3,)", sum_ids=np.zeros(3, int), num_sums=3),
         bad("dst must be (num_dst=3, heads, *features), with 2 heads as src, ",
             dst=HEADS_DST[:, :1]),
         bad("src must have the features (2, 3) of dst, got shape (4, 2, 5)",
@@ -615,8 +608,6 @@ WORDED: dict[str, list[Any]] = {
         bad("prior must be (num_relations=2, heads=2), got shape (2,)", prior=ones(2)),
     ],
     "dot_attention": [
-        bad("sum_ids and num_sums must be given together, got sum_ids alone",
-            sum_ids=np.zeros(4, int)),
         bad("key must be (num_src=4, *features), got shape (3, 2, 5)", key=HEADS_DST),
         bad("key must have the features (2, 5) of query, got shape (4, 2, 3)",
             key=HEADS_SRC[..., :3]),

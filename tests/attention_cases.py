@@ -1,4 +1,4 @@
-"""What the tests of attention compare with: plain JAX for derivatives, plain numpy for kernels.
+"""What the tests of attention compare with: definitions in plain JAX, and all their derivatives.
 
 An op of attention is described by two functions of (form, graph, operands by name), where a form
 says what is static: the op, and its definition in plain JAX. :func:`check_derivatives` compares all
@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from op_spec import assert_close, setting, wide
+from op_spec import assert_close, setting
 from op_suite import KERNELS
-
-from jax_gnn import Graph
 
 Attend = Callable[[Any, Any, Mapping[str, Any]], tuple[Any, ...]]
 SLOPE = 0.2
@@ -33,6 +31,31 @@ def compare(got: Any, want: Any, what: str, tolerance: float = 1e-11) -> None:
     assert jax.tree.structure(got) == jax.tree.structure(want), what
     for i, (one, other) in enumerate(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)):
         assert_close(one, other, tolerance, f"{what}, {i}")
+
+
+def softmax(score: Any, valid: Any, rows: Any, size: int) -> tuple[Any, Any]:
+    """Of each entry in its row; and the logarithms of what rows are divided by, 0 where they are 0.
+
+    Args:
+        score: ``(entries, heads)``.
+        valid: likewise, which entries are not left out.
+        rows: the row of each, of those that are left out any.
+        size: number of rows.
+    """
+    at = jnp.where((rows >= 0) & (rows < size), rows, size)
+    tops = jax.ops.segment_max(jnp.where(valid, score, -jnp.inf), at, size + 1)
+    tops = jax.lax.stop_gradient(jnp.where(jnp.isfinite(tops), tops, 0))
+    powers = jnp.where(valid, jnp.exp(jnp.where(valid, score - tops[at], 0)), 0)
+    sums = jax.ops.segment_sum(powers, at, size + 1)
+    sums, tops = jnp.where(sums > 0, sums, 1), jnp.where(sums > 0, tops, 0)
+    return powers / sums[at], (jnp.log(sums) + tops)[:size]
+
+
+def picked(x: Any, ids: Any) -> Any:
+    """Rows, zeros where an id is out of range."""
+    valid = (ids >= 0) & (ids < len(x))
+    rows = jnp.asarray(x)[jnp.where(valid, ids, 0)]
+    return jnp.where(valid.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0)
 
 
 # --- Derivatives ---------------------------------------------------------------------------------
@@ -139,141 +162,3 @@ def check_batch(
         results, _, gradients, _ = definition(plain, form, graph, at, no_tangents)
         want = results, {name: gradients[name] for name in names}
         compare(jax.tree.map(lambda x, i=i: x[i], got), want, f"{batched}, {i}")
-
-
-# --- Kernels -------------------------------------------------------------------------------------
-
-
-class Case(NamedTuple):
-    """Attention of edges that are no padding, in numpy. Arrays are ``(…, heads, features)``.
-
-    Scores are those of ``kind``: of "gat" LeakyReLU(left + right), of "gatv2" ⟨factor,
-    LeakyReLU(left + right)⟩, of "dot" factor · ⟨left, right⟩.
-    """
-
-    kind: str
-    rows: np.ndarray
-    cols: np.ndarray
-    value: np.ndarray
-    left: np.ndarray  # of rows; of "gat" without features
-    right: np.ndarray  # of columns
-    factor: Any
-    scale: Any = 1  # (edges, heads)
-    bias: Any = 0  # likewise, added to left + right of "gat", or to scores
-
-    def scores(self) -> np.ndarray:
-        left, right = self.left[self.rows], self.right[self.cols]
-        if self.kind == "dot":
-            return self.factor * (left * right).sum(-1) + self.bias
-        z = left + right + (self.bias if self.kind == "gat" else 0)
-        leaky = np.where(z > 0, z, SLOPE * z)
-        return leaky if self.kind == "gat" else (self.factor * leaky).sum(-1) + self.bias
-
-    def results(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What attention gives, the logarithms of what softmaxes are divided by, and softmaxes."""
-        score, size = self.scores(), len(self.left)
-        top = np.full((size, *score.shape[1:]), -np.inf)
-        np.maximum.at(top, self.rows, score)
-        top[np.isneginf(top)] = 0
-        powers = np.exp(score - top[self.rows])
-        sums = summed(powers, self.rows, size)
-        weight = powers / np.where(sums > 0, sums, 1)[self.rows]
-        terms = (weight * self.scale)[..., None] * self.value[self.cols]
-        with np.errstate(divide="ignore"):
-            return summed(terms, self.rows, size), np.log(sums) + top, weight
-
-    def gradients(
-        self, y: np.ndarray, ct: np.ndarray, lse_ct: Any, sign: Callable[..., Any] = np.positive
-    ) -> dict[str, np.ndarray]:
-        """Of ⟨ct, y⟩ + ⟨lse_ct, lse⟩, with y as rounded as a kernel gets it.
-
-        With ``sign=np.abs`` what their terms add up to without their signs: what errors are
-        relative to, however the terms cancel.
-        """
-        rows, cols, weight = self.rows, self.cols, self.results()[2]
-        value, left, right, factor, ct, y, scale = map(
-            sign, (self.value, self.left, self.right, self.factor, ct, y, self.scale)
-        )
-        of_rows = (ct * y).sum(-1) * (1 if sign is np.abs else -1) + sign(lse_ct)
-        scale = np.broadcast_to(scale, weight.shape)
-        to_score = weight * (scale * (ct[rows] * value[cols]).sum(-1) + of_rows[rows])
-        to_value = summed((weight * scale)[..., None] * ct[rows], cols, len(value))
-        z = self.left[rows] + self.right[cols] + (self.bias if self.kind == "gat" else 0)
-        slope = np.where(z > 0, 1, SLOPE)
-        if self.kind == "gat":
-            ends = [to_score * slope] * 2
-            to_factor = None
-        elif self.kind == "gatv2":
-            ends = [to_score[..., None] * slope * factor] * 2
-            to_factor = (to_score[..., None] * sign(slope * z)).sum(0)
-        else:
-            ends = [to_score[..., None] * factor * each for each in (right[cols], left[rows])]
-            to_factor = None
-        found = {
-            "value": to_value,
-            "left": summed(ends[0], rows, len(left)),
-            "right": summed(ends[1], cols, len(right)),
-        }
-        return found if to_factor is None else {**found, "factor": to_factor}
-
-
-def case_of(
-    kind: str,
-    graph: Graph,
-    left: Any,
-    right: Any,
-    third: Any,
-    *,
-    value: Any = None,
-    edge_scale: Any = 1,
-    edge_bias: Any = 0,
-) -> Case:
-    """Of what the public functions get, without padding; ``third``: the vector, or the values."""
-    rows, cols = np.asarray(graph.rows), np.asarray(graph.cols)
-    valid = (rows >= 0) & (rows < graph.num_dst) & (cols >= 0) & (cols < graph.num_src)
-    left, right, third, scale, bias = wide((left, right, third, edge_scale, edge_bias))
-    factor = third if kind == "gatv2" else left.shape[-1] ** -0.5
-    if kind == "gatv2":
-        third = right if value is None else wide([value])[0]
-    scale, bias = (x[valid] if x.ndim else x for x in (scale, bias))
-    return Case(kind, rows[valid], cols[valid], third, left, right, factor, scale, bias)
-
-
-def check_gradients(
-    case: Case,
-    names: Iterable[str],
-    gradients: Iterable[Any],
-    y: Any,
-    ct: Any,
-    tolerance: float,
-    lse_ct: Any = None,
-    *,
-    same: str = "",
-) -> None:
-    """Compares gradients, with errors relative to the largest sum of terms without their signs.
-
-    Args:
-        case: what is computed.
-        names: of the gradients, as `Case.gradients` calls them.
-        gradients: those of a kernel.
-        y: its result, which gradients are made of.
-        ct: the cotangent of that.
-        tolerance: see above.
-        lse_ct: of the logarithms.
-        same: which of "value" and "right" has both gradients, where values are columns' keys.
-    """
-    y, ct = wide((y, ct))
-    lse_ct = np.zeros(y.shape[:2]) if lse_ct is None else wide([lse_ct])[0]
-    want, bounds = (case.gradients(y, ct, lse_ct, sign) for sign in (np.positive, np.abs))
-    if same:
-        for each in (want, bounds):
-            each[same] = each["right"] + each["value"]
-    for name, got in zip(names, gradients, strict=True):
-        bound = tolerance * bounds[name].max(initial=1)
-        np.testing.assert_allclose(wide([got])[0], want[name], rtol=0, atol=bound, err_msg=name)
-
-
-def summed(terms: np.ndarray, at: np.ndarray, size: int) -> np.ndarray:
-    result = np.zeros((size, *terms.shape[1:]))
-    np.add.at(result, at, terms)
-    return result

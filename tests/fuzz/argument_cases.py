@@ -766,19 +766,13 @@ def attention(random: Random, mode: Mode) -> Case:
     heads, features = random.choice([1, 2, 3]), random.choice([(), (1,), (4,), (2, 3), (0,), (33,)])
     kind = random.choice(["additive", "dot"])
     count, width = sizes.count + sizes.extra, int(np.prod(features))
-    has_bias, has_scale, has_sums = (random.chance(0.4) for _ in range(3))
-    num_sums = 2 * sizes.dst + random.integer(0, 2)
+    has_bias, has_scale = (random.chance(0.4) for _ in range(2))
     wide = mode.x64 and random.chance(0.2)
     acc = accumulator(dtype)
 
     def indices(random: Random) -> tuple[dict[str, Any], Any]:
         graph, model = sizes.graph(random, wide)
-        if not has_sums:
-            return {"graph": graph}, model
-        second = np.arange(len(model.rows)) > np.searchsorted(model.rows, model.rows)
-        ids = np.full(count, num_sums)
-        ids[: len(model.rows)] = 2 * model.rows + second  # the first edge apart from the others
-        return {"graph": graph, "sum_ids": ids.astype(np.int64 if wide else np.int32)}, model
+        return {"graph": graph}, model
 
     def values(random: Random, ids: dict[str, Any], model: Model) -> dict[str, np.ndarray]:
         of_dst, of_src = (sizes.dst, heads), (sizes.src, heads)
@@ -817,21 +811,18 @@ def attention(random: Random, mode: Mode) -> Case:
             weight = weight * values["edge_scale"][places] if has_scale else weight
         weight = weight.reshape(len(rows), heads, *[1] * len(features))
         messages = values["value"][cols] * weight
-        if has_sums:
-            return messages.sum_at(ids["sum_ids"][: len(rows)], num_sums)
         return messages.sum_at(rows, sizes.dst)
 
     names = ("dst_score", "src_score", "value") if kind == "additive" else ("query", "key", "value")
     function = getattr(jax_gnn, f"{kind}_attention")
     slope = {"negative_slope": 0.25} if kind == "additive" else {}
-    sums = {"num_sums": num_sums} if has_sums else {}
     return Case(
         f"{kind}_attention",
         {
             **{"sizes": sizes, "heads": heads, "features": features, "dtype": dtype},
-            **{"bias": has_bias, "scale": has_scale, "sums": num_sums if has_sums else None},
+            **{"bias": has_bias, "scale": has_scale},
         },
-        functools.partial(_call, function, ("graph", *names), mode.keywords | slope | sums),
+        functools.partial(_call, function, ("graph", *names), mode.keywords | slope),
         *(indices, values, reference, np.dtype(dtype), acc),
     )
 

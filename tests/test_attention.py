@@ -1,0 +1,647 @@
+"""The op of attention, over all kinds of scores: results, derivatives, batches, and any ids."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import emulation
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import (
+    SLOPE,
+    check_batch,
+    check_derivatives,
+    compare,
+    loss,
+    on_cuda,
+    picked,
+    softmax,
+)
+from op_spec import same_bits, setting, stack, wide
+from op_suite import IMPLEMENTATIONS, KERNELS
+from primitive_cases import ids, needs_kernels
+
+from jax_gnn import schedules
+from jax_gnn._core.csr import Csr, SparseMatrix
+from jax_gnn._ops.attention.primitive import attention
+from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Scores, Typed
+
+RELATIONS = 3
+KINDS: dict[str, type[Scores]] = {
+    "given": Given,
+    "ends": Ends,
+    "dots": Dots,
+    "dots of values": Dots,
+    "leaky": Leaky,
+    "leaky of values": Leaky,
+    "typed": Typed,
+    "typed of rows": Typed,
+}
+each_kind = pytest.mark.parametrize("kind", KINDS)
+on_first = pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
+everywhere = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+
+
+class Form(NamedTuple):
+    """What is static of attention; ``k`` are the features of keys, 0 for those of values."""
+
+    kind: str
+    heads: int = 2
+    features: int = 4
+    k: int = 0
+    is_scaled: bool = True
+    slope: float = SLOPE
+    keeps_raw: bool = False
+
+    @property
+    def keys(self) -> int:
+        return self.k or self.features
+
+    @property
+    def whole(self) -> list[str]:
+        """The operands that kernels have gradients of: all but factors."""
+        shapes = shapes_of(self, 1, 1, 1)
+        return [name for name in shapes if name not in ("scale", "entry_scale")]
+
+
+class Entries(NamedTuple):
+    """A matrix, and the relations of its entries and columns."""
+
+    matrix: SparseMatrix
+    types: Any
+    col_types: Any
+
+    @property
+    def valid(self) -> Any:
+        return self.matrix.by_row.valid(self.matrix.by_col.num_rows)
+
+
+Graph = tuple[str, int]
+"""How entries are spread, and how many there are."""
+
+
+def entries_of(
+    rng: np.random.Generator, graph: Graph = ("even", 45), sizes: tuple[int, int] | None = None
+) -> Entries:
+    """Some of them padding: it looks like entries by row, by column, or neither."""
+    spread, count = graph
+    num_rows, num_cols = sizes or (
+        int(n) for n in rng.integers(1, min(max(2 * count, 1), 70) + 1, 2)
+    )
+    rows, cols = rng.integers(0, num_rows, count), rng.integers(0, num_cols, count)
+    if spread == "rows of many":
+        rows = np.where(rng.random(count) < 0.7, num_rows // 2, rows)
+    elif spread == "columns of many":
+        cols = np.where(rng.random(count) < 0.7, num_cols // 2, cols)
+    elif spread == "one row":
+        rows[:], cols[:] = num_rows // 2, num_cols - 1
+    elif spread == "sparse":
+        rows, cols = rows // 7 * 7, cols // 5 * 5
+    rows, at = np.sort(rows), np.arange(count)
+    padding = rng.random(count) < rng.choice([0, 0.2] if sizes is None else [0.2])
+    by_row = np.where(padding, np.where(at % 2, -1, num_cols), cols)
+    known = np.where(padding & (at % 3 == 0), -1, cols)
+    order = np.argsort(known, kind="stable")
+    by_col = np.where(padding, num_rows + 5, rows)[order]
+    matrix = SparseMatrix(
+        Csr(ids(*rows), ids(*by_row), num_rows=num_rows),
+        Csr(ids(*known[order]), ids(*by_col), ids(*order), num_rows=num_cols),
+    )
+    col_types = np.sort(rng.integers(0, RELATIONS, num_cols))
+    col_types[num_cols - num_cols // 8 :] = -1
+    types = np.where(rng.random(count) < 0.1, rng.choice([-1, RELATIONS]), col_types[cols])
+    return Entries(matrix, ids(*types), ids(*col_types))
+
+
+def shapes_of(form: Form, rows: int, cols: int, count: int) -> dict[str, tuple[int, ...]]:
+    """Of all float operands."""
+    heads, width, keys = form.heads, form.heads * form.features, form.heads * form.keys
+    fields = {
+        "given": {"score": (count, heads)},
+        "ends": {"row": (rows, heads), "col": (cols, heads)},
+        "dots": {"row": (rows, keys), "col": (cols, keys), "scale": (1, 1)},
+        "leaky": {"row": (rows, keys), "col": (cols, keys), "vector": (1, keys)},
+        "typed": {"of_value": (RELATIONS, width), "at_row": (count, heads)},
+    }[form.kind.split()[0]]
+    if form.kind.endswith("of values"):
+        del fields["col"]
+    if form.kind == "typed of rows":
+        del fields["at_row"]
+        fields |= {"x": (rows, form.keys), "of_x": (RELATIONS, heads, form.keys)}
+    return {"value": (cols, width), **fields, "entry_scale": (count, heads)}
+
+
+def sizes_of(entries: Entries) -> tuple[int, int, int]:
+    by_row, by_col = entries.matrix
+    return by_row.num_rows, by_col.num_rows, by_row.count
+
+
+def operands_of(
+    rng: np.random.Generator, form: Form, entries: Entries, *batch: int
+) -> dict[str, np.ndarray]:
+    shapes = shapes_of(form, *sizes_of(entries))
+    found = {name: rng.normal(size=(*batch, *shape)) for name, shape in shapes.items()}
+    for name, factor in (("row", form.keys**-0.25), ("col", form.keys**-0.25)):
+        if name in found and form.kind != "ends":
+            found[name] *= factor
+    for name, n in (("vector", form.keys), ("of_value", form.features), ("of_x", form.keys)):
+        if name in found:
+            found[name] *= n**-0.5
+    return found
+
+
+def typed(operands: Mapping[str, Any], form: Form, dtype: str) -> dict[str, Any]:
+    """In the dtype, or the accumulator's."""
+    acc = jnp.promote_types(dtype, jnp.float32)
+    of_rows = {"value", "x", "of_x", "of_value", *(() if form.kind == "ends" else ("row", "col"))}
+    return {
+        name: x.astype(jnp.dtype(dtype) if name in of_rows else acc) for name, x in operands.items()
+    }
+
+
+def dots(entries: Entries, x: Any, of_x: Any) -> Any:
+    """Of the rows, with the vectors of entries' relations."""
+    acc = jnp.promote_types(x.dtype, jnp.float32)
+    x, of_x = x.astype(acc), of_x.astype(acc)
+    terms = picked(x, entries.matrix.by_row.rows)[:, None] * picked(of_x, entries.types)
+    return jnp.sum(terms, -1)
+
+
+def scores_of(form: Form, entries: Entries, operands: Mapping[str, Any]) -> Scores:
+    fields = {k: x for k, x in operands.items() if k not in ("value", "entry_scale")}
+    if form.kind.endswith("of values"):
+        fields["col"] = None
+    if KINDS[form.kind] is not Typed:
+        return KINDS[form.kind](**fields)
+    x, of_x = fields.get("x"), fields.get("of_x")
+    at_row = fields["at_row"] if x is None else dots(entries, x, of_x)
+    return Typed(fields["of_value"], at_row, x, of_x, entries.types, entries.col_types)
+
+
+def ours(form: Form, entries: Entries, operands: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The sum, the logarithm of what its softmax is divided by, and raw scores; 0 for none.
+
+    Scores only where they are kept: in training they are nobody's.
+    """
+    y, stats, raw = attention(
+        operands["value"],
+        scores_of(form, entries, operands),
+        operands["entry_scale"] if form.is_scaled else None,
+        entries.matrix,
+        **{"heads": form.heads, "slope": form.slope, "keeps_raw": form.keeps_raw},
+    )
+    log_sum = stats[..., 1]
+    lse = jnp.where(log_sum == jnp.inf, 0, stats[..., 0] + jnp.where(log_sum < 9e9, log_sum, 0))
+    if not form.keeps_raw:
+        return y, lse
+    return y, lse, jnp.where(entries.valid[:, None] & (raw > -jnp.inf), raw, 0)
+
+
+def plain(form: Form, entries: Entries, operands: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The same in plain jax.numpy, with arrays of entries."""
+    csr, value = entries.matrix.by_row, operands["value"]
+    rows, cols, valid = csr.rows, csr.cols, entries.valid[:, None]
+
+    def split(x: Any) -> Any:
+        return x.reshape(len(x), form.heads, x.shape[1] // form.heads)
+
+    key = operands.get("col", value)
+    if form.kind == "given":
+        raw = operands["score"]
+    elif form.kind == "ends":
+        raw = picked(operands["row"], rows) + picked(operands["col"], cols)
+    elif KINDS[form.kind] is Dots:
+        raw = operands["scale"] * split(picked(operands["row"], rows) * picked(key, cols)).sum(-1)
+    elif KINDS[form.kind] is Leaky:
+        z = picked(operands["row"], rows) + picked(key, cols)
+        raw = split(operands["vector"] * jnp.where(z > 0, z, form.slope * z)).sum(-1)
+    else:
+        valid &= ((entries.types >= 0) & (entries.types < RELATIONS))[:, None]
+        raw = split(picked(value, cols) * picked(operands["of_value"], entries.types)).sum(-1)
+        raw += (
+            operands["at_row"]
+            if "at_row" in operands
+            else dots(entries, operands["x"], operands["of_x"])
+        )
+    valid &= raw > -jnp.inf
+    raw = score = jnp.where(valid, raw, 0)
+    if KINDS[form.kind] in (Ends, Typed):
+        score = jnp.where(raw > 0, raw, form.slope * raw)
+    weight, lse = softmax(score, valid, rows, csr.num_rows)
+    weight *= jnp.where(valid, operands["entry_scale"], 0) if form.is_scaled else 1
+    terms = weight[..., None] * split(picked(value, cols))
+    y = jax.ops.segment_sum(terms.reshape(len(rows), value.shape[1]), rows, csr.num_rows)
+    return (y, lse, raw) if form.keeps_raw else (y, lse)
+
+
+# --- Derivatives ---------------------------------------------------------------------------------
+
+SIZES = 12, 9  # rows and columns
+FORMS = [
+    *(Form(kind) for kind in KINDS),
+    # Keys of other widths than values, numbers that kernels do not take, and no factors.
+    *(Form("dots", k=3), Form("leaky", 1, 3, 5), Form("given", 3, 1, is_scaled=False)),
+    *(Form("ends", 1, is_scaled=False), Form("typed", 1, 8, 4, is_scaled=False, keeps_raw=True)),
+    *(Form("typed of rows", 1, 8, keeps_raw=True), Form("typed of rows", 1, 3, slope=0.0)),
+]
+
+
+def case_of(rng: np.random.Generator, form: Form) -> tuple[Entries, Any, Any]:
+    """Entries, operands, and what moves them."""
+    entries = entries_of(rng, sizes=SIZES)
+    return entries, operands_of(rng, form, entries), operands_of(rng, form, entries)
+
+
+def names_of(form: Form) -> list[str]:
+    names = list(shapes_of(form, 1, 1, 1))
+    return names if form.is_scaled else names[:-1]
+
+
+@everywhere
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_derivatives(rng: np.random.Generator, form: Form, implementation: str) -> None:
+    """Results, tangents and gradients; and theirs, which are the same for all implementations.
+
+    Rules tell apart whether factors have them.
+    """
+    subsets = [names_of(form), form.whole]
+    of_gradients = implementation == IMPLEMENTATIONS[0] and not form.keeps_raw
+    with setting(implementation, "float64"):
+        check_derivatives(
+            *(ours, plain, form, *case_of(rng, form), subsets), of_gradients=of_gradients
+        )
+
+
+@on_first
+@each_kind
+def test_in_each_operand_alone(rng: np.random.Generator, kind: str, implementation: str) -> None:
+    form = Form(kind)
+    alone = [(name,) for name in names_of(form)]
+    with setting(implementation, "float64"):
+        check_derivatives(*(ours, plain, form, *case_of(rng, form), alone), of_gradients=False)
+
+
+BATCHED = [
+    (form, batched)
+    for form in (*FORMS[: len(KINDS)], Form("typed of rows", 1, 8))
+    for batched in ("all", "but the first", "graph", *names_of(form))
+]
+
+
+@on_first
+@pytest.mark.parametrize(("form", "batched"), BATCHED, ids=str)
+def test_batches(rng: np.random.Generator, form: Form, batched: str, implementation: str) -> None:
+    """Of one operand, of several, and of graphs: values and gradients."""
+    size, every = 3, names_of(form)
+    names = {"all": every, "graph": every, "but the first": every[1:]}.get(batched, [batched])
+    graphs = [entries_of(rng, sizes=SIZES) for _ in range(size)]
+    one, several = operands_of(rng, form, graphs[0]), operands_of(rng, form, graphs[0], size)
+    operands = {name: several[name] if name in names else x for name, x in one.items()}
+    of_graphs = batched == "graph"
+    # What a kernel gives at once, and what is composed.
+    to = every if batched == "all" else form.whole
+    with setting(implementation, "float64"):
+        check_batch(
+            *(ours, plain, form, stack(graphs) if of_graphs else graphs[0], operands, names, to),
+            graph_axis=0 if of_graphs else None,
+        )
+
+
+@each_kind
+def test_batches_of_one_graph_join_the_heads(rng: np.random.Generator, kind: str) -> None:
+    """So that one call serves all of them."""
+    form, entries = Form(kind), entries_of(rng)
+    shared = "scale", "vector"  # of which each graph has its own, or that all have in common
+    operands = {
+        name: x[0] if name in shared else x
+        for name, x in operands_of(rng, form, entries, 3).items()
+    }
+    axes = {name: None if name in shared else 0 for name in operands}
+    jaxpr = jax.make_jaxpr(jax.vmap(functools.partial(ours, form, entries), (axes,)))(operands)
+    found = [each for each in jaxpr.eqns if each.primitive.name == "jax_gnn_attention"]
+    assert [each.params["heads"] for each in found] == [3 * form.heads]
+
+
+# --- Kernels -------------------------------------------------------------------------------------
+
+WALKED = 2801  # features, from which on some hundreds of entries are too many for one step
+GRAPHS: list[Graph] = [
+    *(("even", 1), ("even", 700), ("rows of many", 300), ("columns of many", 300), ("even", 48)),
+    *(
+        ("sparse", 49),
+        ("one row", 130),
+        ("rows of many", 1700),
+        ("rows of many", 9000),
+        ("even", 0),
+    ),
+]
+WIDTHS = [
+    *(("float32", 1, 64), ("float32", 8, 8), ("float32", 1, 20), ("float32", 16, 4)),
+    *(("float32", 3, 16), ("float32", 3, 128), ("float32", 3, 5), ("float16", 1, 64)),
+    *(("float16", 8, 16), ("bfloat16", 8, 8), ("bfloat16", 1, 72), ("bfloat16", 2, 256)),
+    *(("float64", 1, 32), ("float64", 8, 4)),
+]
+ERRORS = {"float32": 3e-5, "float64": 1e-11, "float16": 1e-2, "bfloat16": 0.06}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def with_gradients(attend: Any, form: Form, entries: Entries, operands: Any, cts: Any) -> Any:
+    """The results, and gradients of all that a kernel has them of; of no cotangent, of y alone."""
+
+    def results(moving: Any) -> Any:
+        return attend(form, entries, {**operands, **moving})[: len(cts)]
+
+    found, pull = jax.vjp(results, {name: operands[name] for name in form.whole})
+    return found, pull(tuple(ct.astype(x.dtype) for ct, x in zip(cts, found, strict=True)))[0]
+
+
+def check_kernels(
+    rng: np.random.Generator,
+    form: Form,
+    entries: Entries,
+    dtype: str,
+    implementation: str,
+    error: float = 0.0,
+) -> None:
+    """Against the definition in float64, with NaN in what no entry reads; and twice the same."""
+    operands = typed(operands_of(rng, form, entries), form, dtype)
+    rows, cols, _ = sizes_of(entries)
+    cts = rng.normal(size=(rows, form.heads * form.features)), rng.normal(size=(rows, form.heads))
+    cts = cts[: rng.integers(1, 3)]
+    cts = tuple(x.astype(np.float16).astype(jnp.dtype(dtype)) for x in cts)
+    dirty, csr = {name: x.copy() for name, x in operands.items()}, entries.matrix.by_row
+    for name, size, read in (
+        ("row", rows, csr.rows),
+        ("col", cols, csr.cols),
+        ("value", cols, csr.cols),
+    ):
+        if name in dirty and KINDS[form.kind] is not Typed:  # whose vectors have all values' sums
+            dirty[name][np.setdiff1d(np.arange(size), read[entries.valid])] = np.nan
+    with setting(implementation, dtype):
+        got = with_gradients(ours, form, entries, dirty, cts)
+        again = with_gradients(ours, form, entries, dirty, cts)
+    # XLA adds up those of x and its vectors here, in any order on a GPU.
+    own = [
+        (y, {k: x for k, x in found.items() if k not in ("x", "of_x")}) for y, found in (got, again)
+    ]
+    assert same_bits(*own)
+    with setting("xla", "float64"):
+        exact = dict(zip(operands, wide(list(operands.values())), strict=True))
+        want = with_gradients(plain, form, entries, exact, wide(cts))
+    compare(got, want, f"{form}", max(ERRORS[dtype], error if dtype == "float32" else 0))
+
+
+@on_first
+@pytest.mark.parametrize(
+    ("kind", "dtype", "heads", "features", "graph"),
+    [
+        *(
+            (kind, *widths, GRAPHS[(3 * i + j) % len(GRAPHS)])
+            for i, kind in enumerate(KINDS)
+            for j, widths in enumerate(WIDTHS)
+        ),
+        *(
+            (kind, *widths, ("rows of many", 900))
+            for kind in ("given", "ends")
+            for widths in (("float32", 2, WALKED), ("bfloat16", 1, 2 * WALKED + 6))
+        ),
+    ],
+    ids=str,
+)
+def test_kernels(
+    rng: np.random.Generator,
+    kind: str,
+    dtype: str,
+    heads: int,
+    features: int,
+    graph: Graph,
+    implementation: str,
+) -> None:
+    """Values and gradients, with rows and columns that span blocks, and some without entries."""
+    # Half types round few of thousands of scores to the other side of 0: there the slope is near 1.
+    slope = 0.97 if kind.startswith("typed") and jnp.dtype(dtype).itemsize == 2 else SLOPE
+    form = Form(kind, heads, features, is_scaled=bool(rng.integers(2)), slope=slope)
+    check_kernels(rng, form, entries_of(rng, graph), dtype, implementation)
+
+
+@on_first
+@pytest.mark.parametrize("kind", ["leaky", "leaky of values"])
+@pytest.mark.parametrize(("dtype", "features"), [("float32", 4), ("bfloat16", 8), ("float64", 2)])
+def test_many_entries(
+    rng: np.random.Generator, dtype: str, features: int, kind: str, implementation: str
+) -> None:
+    """Of more than 2^17, slopes are summed up by another walk."""
+    entries = entries_of(rng, ("rows of many", 2**17 + 1001), (700, 600))
+    check_kernels(rng, Form(kind, 2, features), entries, dtype, implementation, 3e-4)
+
+
+SCHEDULES = [
+    *(("step", 8, 256, 4), ("walk", 16, 256, 8), ("walk", 32, 256, 15), ("walk", 16, 128, 5)),
+    *(("gather", 8, 128, 6), ("gather", 16, 128, 2), ("walk", 1, 64, 3)),
+]
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("schedule", "heads", "features", "dtype"),
+    [
+        (schedule, *widths, dtype)
+        for i, schedule in enumerate(SCHEDULES)
+        for j, widths in enumerate([(1, 64), (4, 8), (3, 5), (8, 4), (1, 300)])
+        for k, dtype in enumerate(("float32", "float64", "bfloat16"))
+        if dtype == "float32" or (i + j + k) % 3 == 0
+    ],
+    ids=str,
+)
+def test_schedules(
+    rng: np.random.Generator, schedule: Any, heads: int, features: int, dtype: str
+) -> None:
+    """All kernels that a schedule may choose, with a row that spans blocks."""
+    with schedules.use(schedules.Schedule(*schedule)):
+        form = Form(("ends", "given")[rng.integers(2)], heads, features)
+        check_kernels(rng, form, entries_of(rng, ("rows of many", 900)), dtype, KERNELS[0])
+
+
+def launches(form: Form, rows: int, count: int, *, is_ordered: bool = False) -> tuple[int, int]:
+    """Calls of attention's kernels in a step of training, and how many have all gradients."""
+    entries = jax.ShapeDtypeStruct((count,), np.int32)
+    matrix = SparseMatrix(
+        Csr(entries, entries, entries if is_ordered else None, num_rows=rows),
+        Csr(entries, entries, entries, num_rows=rows),
+    )
+    index = Entries(matrix, entries, jax.ShapeDtypeStruct((rows,), np.int32))
+    operands = {
+        name: jax.ShapeDtypeStruct(shape, np.float32)
+        for name, shape in shapes_of(form, rows, rows, count).items()
+    }
+
+    def train(entries: Entries, operands: Any) -> Any:
+        moving = {name: operands[name] for name in form.whole}
+        return jax.grad(lambda x: loss(ours(form, entries, {**operands, **x})))(moving)
+
+    with setting("cuda"):
+        text = jax.jit(train).lower(index, operands).as_text()
+    calls = [emulation.target(name) + "(" for name in ("attention", "attention_vjp")]
+    return sum(text.count(call) for call in calls), text.count("whole = true")
+
+
+@on_cuda
+@each_kind
+def test_which_launches(kind: str) -> None:
+    """One each way; that of all gradients has few entries, in no order, and no mostly empty rows.
+
+    Nor heads that no team of lanes holds, which only numbers of heads have a kernel for.
+    """
+    one, form = Form(kind, 1, 64), Form(kind, 8, 8)
+    is_simple = kind in ("given", "ends")
+    has_rows = not kind.startswith("typed") and kind != "given"
+    assert launches(one, 1000, 1 << 15) == (2, has_rows)
+    assert launches(one, 1000, (1 << 15) + 1) == (2, False)
+    assert launches(form, 1000, 1 << 14) == (2, has_rows)
+    assert launches(form, 1000, 1 << 15) == (2, has_rows and not is_simple)
+    assert launches(Form(kind, 4, 64), 1000, 1 << 14) == (2, False)
+    assert launches(one, 1001, 500)[1] == launches(one, 1, 0)[1] == 0
+    assert launches(Form(kind, 1, 128), 1000, 1000)[1] == 0
+    assert launches(Form(kind, 3, 6), 1000, 1000) == (2, False)
+    assert launches(one, 1000, 1000, is_ordered=True)[1] == 0
+
+
+# --- Scores of all sizes -------------------------------------------------------------------------
+
+
+@everywhere
+@pytest.mark.parametrize("kind", [*KINDS][1:6])
+def test_large_scores(rng: np.random.Generator, kind: str, implementation: str) -> None:
+    """Up to 10,000; they are exact, and weights are made of the bits that the forward pass has."""
+    form = Form(kind, 2, 8, is_scaled=False, slope=0.25)
+    entries = entries_of(rng, ("even", 300))
+    operands = operands_of(rng, form, entries)
+
+    def rounded(x: Any) -> Any:  # what scores are made of
+        return np.round(8 * x * (3000 if kind == "ends" else 30)) / 8
+
+    exact = {name: rounded(x) for name, x in operands.items() if name in ("row", "col")}
+    if kind.endswith("of values"):
+        exact["value"] = rounded(operands["value"])
+    if "vector" in operands:
+        exact["vector"] = np.round(32 * operands["vector"]) / 8
+    if "scale" in operands:
+        exact["scale"] = np.full((1, 1), 2.0)
+    operands |= exact
+    rows, _, _ = sizes_of(entries)
+    cts = (rng.integers(-9, 10, (rows, 16)) / 8.0,)
+    with setting(implementation):
+        single = typed(operands, form, "float32")
+        got = with_gradients(ours, form, entries, single, cts)
+    with setting("xla", "float64"):
+        exact = dict(zip(single, wide(list(single.values())), strict=True))
+        want = with_gradients(plain, form, entries, exact, cts)
+    compare(got, want, kind, 1e-4)
+
+
+@everywhere
+@pytest.mark.parametrize(
+    ("form", "slope"),
+    [
+        *((Form(kind), slope) for kind in ("given", "typed") for slope in (0.0, 0.2, -0.5)),
+        *((Form("ends", heads), 0.2) for heads in (1, 2)),
+    ],
+)
+def test_scores_of_minus_infinity(
+    rng: np.random.Generator, form: Form, slope: float, implementation: str
+) -> None:
+    """They leave an entry out, whatever the slope is, and rows that have no others are 0."""
+    form, entries = form._replace(slope=slope), entries_of(rng, ("even", 90), SIZES)
+    operands = operands_of(rng, form, entries)
+    rows = np.asarray(entries.matrix.by_row.rows)
+    masked = [name for name in ("score", "row", "col", "at_row") if name in operands]
+    for name in masked:
+        x = operands[name]
+        x[rng.random(x.shape) < 0.3] = -np.inf
+        x[rows < 3 if len(x) == len(rows) else slice(3)] = -np.inf
+    cts = tuple(rng.normal(size=(SIZES[0], n)) for n in (form.heads * 4, form.heads))
+    with setting(implementation, "float64"):
+        (y, lse), found = got = with_gradients(ours, form, entries, operands, cts)
+    with setting("xla", "float64"):
+        compare(got, with_gradients(plain, form, entries, operands, cts), f"{slope}")
+    assert not np.any(np.asarray(y)[:3]) and not np.any(np.asarray(lse)[:3])
+    for name in masked:
+        assert not np.any(np.asarray(found[name])[operands[name] == -np.inf])
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("dtype", "heads", "features"),
+    [
+        *(("float32", 1, 32), ("float32", 1, 64), ("float32", 8, 64), ("float32", 2, 128)),
+        *(("float16", 1, 64), ("bfloat16", 2, 256), ("float64", 1, 64)),
+    ],
+)
+@pytest.mark.parametrize("kind", ["dots", "leaky"])
+def test_scores_made_anew_have_the_same_bits(
+    rng: np.random.Generator, kind: str, dtype: str, heads: int, features: int
+) -> None:
+    """However large they are: the only entry of a row weighs 1, in the gradient of values, too."""
+    count, size = 900, 905
+    cols, rows = rng.integers(0, size, count), np.arange(count)
+    order = np.argsort(cols, kind="stable")
+    matrix = SparseMatrix(
+        Csr(ids(*rows), ids(*cols), num_rows=size),
+        Csr(ids(*cols[order]), ids(*rows[order]), ids(*order), num_rows=size),
+    )
+    form, none = Form(kind, heads, features, is_scaled=False), np.zeros(count, np.int32)
+    entries = Entries(matrix, none, none)
+    operands = operands_of(rng, form, entries)
+    operands |= {name: 80 * features**0.25 * operands[name] for name in ("row", "col")}
+    operands = typed(operands, form, dtype)
+    ct = rng.integers(-2, 3, (size, heads * features))
+
+    @jax.jit
+    def to_value(value: Any, ct: Any) -> Any:
+        return jax.vjp(lambda x: ours(form, entries, {**operands, "value": x})[0], value)[1](ct)[0]
+
+    with setting(KERNELS[0], dtype):
+        got = to_value(operands["value"], ct.astype(jnp.dtype(dtype)))
+    want = np.zeros_like(ct)
+    np.add.at(want, cols, ct[rows])
+    assert np.array_equal(np.asarray(got, np.float64), want)
+
+
+# --- Any ids -------------------------------------------------------------------------------------
+
+
+@everywhere
+@pytest.mark.parametrize("features", [1, 4, 33, 128])
+@each_kind
+def test_any_ids(rng: np.random.Generator, kind: str, features: int, implementation: str) -> None:
+    """Whatever index arrays hold, nothing is read or written out of bounds, and all ends."""
+    form = Form(kind, 1 if kind == "typed of rows" else 2, features)
+    if features == 128 and kind in ("given", "ends"):
+        form = form._replace(features=WALKED)  # which the kernel of one step does not take either
+    entries = entries_of(rng, ("even", 500), (40, 50))
+    operands = typed(operands_of(rng, form, entries), form, "float32")
+    limits = np.iinfo(np.int32)
+    pool = ids(limits.min, limits.max, -1, 0, 1, 39, 40, 41, 50, 500)
+    cts = np.ones((40, form.heads * form.features), np.float32), np.ones((40, form.heads))
+
+    def broken(x: Any, share: float) -> Any:
+        return np.where(rng.random(x.shape) < share, rng.choice(pool, x.shape), x)
+
+    with setting(implementation):
+        for share in (0.02, 0.5, 1.0):
+            bad = jax.tree.map(lambda x, share=share: broken(x, share), entries)
+            (y, _), _ = jax.block_until_ready(with_gradients(ours, form, bad, operands, cts))
+            assert y.shape == (40, form.heads * form.features)
+        # Types alone: those entries are left out.
+        bad = rng.choice(ids(limits.min, limits.max, -1, RELATIONS), entries.types.shape)
+        bad = np.where(rng.random(bad.shape) < 0.3, bad, entries.types)
+        entries = entries._replace(types=bad)
+        got = with_gradients(ours, form._replace(is_scaled=False), entries, operands, cts[:1])
+    with setting("xla", "float64"):
+        exact = dict(zip(operands, wide(list(operands.values())), strict=True))
+        form = form._replace(is_scaled=False)
+        compare(got[0], with_gradients(plain, form, entries, exact, cts[:1])[0], "types", 3e-5)
