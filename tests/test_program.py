@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -167,6 +168,32 @@ def test_inside_other_transformations(rng: np.random.Generator) -> None:
 
     found, wanted = gradients(layers)
     assert largest_difference(found, wanted) < TOLERANCE
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage_max", "hgt", "not_finite_at_zero", "loop"])
+def test_shard_map(rng: np.random.Generator, model: str) -> None:
+    """A batch of features over devices, and weights that all of them have: their gradients."""
+    graph = random_graph(rng, Sizes(padding=1))
+    arguments = random_arguments(rng, MODELS[model], graph)
+    x = jnp.asarray(arguments.pop("x"))
+    batch = jnp.stack([x, 2 * x])
+    mesh = jax.make_mesh((2,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+    made = program(MODELS[model])
+
+    def loss(run: Callable[..., Any], arguments: Any, batch: Any) -> Any:
+        return jnp.sum(jnp.sin(run(graph, x=batch[0], **arguments)), keepdims=True).reshape(1)
+
+    def total(arguments: Any) -> Any:
+        shards = jax.P(), jax.P("batch")
+        each = functools.partial(loss, made)
+        sharded = jax.shard_map(each, mesh=mesh, in_specs=shards, out_specs=jax.P("batch"))
+        return sharded(arguments, batch).sum()
+
+    def wanted(arguments: Any) -> Any:
+        return sum(loss(made.reference, arguments, each[None])[0] for each in batch)
+
+    found = jax.jit(jax.grad(total))(arguments)
+    assert largest_difference(found, jax.jit(jax.grad(wanted))(arguments)) < TOLERANCE
 
 
 def test_nothing_is_traced_again_for_other_contents(rng: np.random.Generator) -> None:

@@ -20,7 +20,7 @@ from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._ops.edge_attention.keyed import keyed_attention
 from jax_gnn._ops.edge_attention.primitive import edge_attention
 from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
-from jax_gnn._ops.relational_aggregate.xla import _EdgesByRelation as EdgesByRelation
+from jax_gnn._ops.relational_aggregate.xla import EdgesByRelation
 from jax_gnn._ops.relational_attention.primitive import product as product_of_pairs
 from jax_gnn._ops.segment_matmul.api import precision_level
 from jax_gnn._ops.segment_matmul.primitive import segment_matmul

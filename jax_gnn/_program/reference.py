@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jax_gnn._core.op import align_varying
 from jax_gnn._program.maps import Maps
 from jax_gnn._program.rows import (
     Apply,
@@ -105,6 +106,7 @@ def evaluate(results: Sequence[Row], maps: Maps, given: Sequence[Any], sides: Si
 def each_row(row: Row, operands: Sequence[Array]) -> Sequence[Array]:
     """All results of a function of all rows."""
     assert isinstance(row.op, Apply)
+    operands = align_varying(operands)  # inside of jax.shard_map a count varies as its graph does
     if _shared(row):
         return row.op.function(*operands)
     axes = [None if _shared(each) else 0 for each in row.operands]
