@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -194,6 +195,31 @@ def test_shard_map(rng: np.random.Generator, model: str) -> None:
 
     found = jax.jit(jax.grad(total))(arguments)
     assert largest_difference(found, jax.jit(jax.grad(wanted))(arguments)) < TOLERANCE
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_export(rng: np.random.Generator, symbolic: bool) -> None:
+    """An exported program serves other graphs, of any sizes if these are symbols."""
+    made = program(MODELS["gatv2"])
+
+    def problem(nodes: int, edges: int) -> tuple[Graph, Any]:
+        graph = Graph.from_edges(*rng.integers(nodes, size=(2, edges)), num_nodes=nodes)
+        return graph, jax.tree.map(jnp.asarray, random_arguments(rng, MODELS["gatv2"], graph))
+
+    graph, arguments = problem(9, 30)
+    symbols = dict(zip((9, 30), jax.export.symbolic_shape("nodes, edges"), strict=True))
+    symbols |= {10: symbols[9] + 1}
+
+    def shape(x: Any) -> Any:
+        sizes = (symbols.get(size, size) if symbolic else size for size in x.shape)
+        return jax.ShapeDtypeStruct(tuple(sizes), x.dtype)
+
+    run = jax.jit(lambda graph, arguments: made(graph, **arguments))
+    export = jax.export.export(run, disabled_checks=jax_gnn.EXPORT_CHECKS)
+    exported = export(*jax.tree.map(shape, (graph, arguments)))
+    graph, arguments = problem(7, 20) if symbolic else problem(9, 30)
+    found = exported.call(graph, arguments)
+    assert largest_difference(found, made.reference(graph, **arguments)) < TOLERANCE
 
 
 def test_nothing_is_traced_again_for_other_contents(rng: np.random.Generator) -> None:

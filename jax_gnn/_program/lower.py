@@ -29,7 +29,7 @@ from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn._program import match
 from jax_gnn._program.maps import Maps
 from jax_gnn._program.match import Dots, Ends, Factor, Leaky, Matcher, Scores
-from jax_gnn._program.reference import each_row, finished
+from jax_gnn._program.reference import each_row, finished, is_empty
 from jax_gnn._program.rows import (
     Apply,
     Constant,
@@ -132,7 +132,7 @@ class Lowering:
 
     def _argument(self, row: Row, index: int) -> Array:
         x = jnp.asarray(self.given[index])
-        if row.space is not Space.EDGE or not x.shape[0]:
+        if row.space is not Space.EDGE or is_empty(x):
             return x
         valid = self.maps.counted(Space.EDGE)  # padding may hold anything
         return jnp.where(_spread(valid, x), x, jnp.zeros((), x.dtype))
@@ -152,7 +152,7 @@ class Lowering:
         """
         assert isinstance(row.op, Apply)
         x = self.array(operand)
-        if operand.space is Space.SHARED or row.op.name in _FINITE or not x.shape[0]:
+        if operand.space is Space.SHARED or row.op.name in _FINITE or is_empty(x):
             return x
         counted = self.maps.counted(row.space, row.op.read_by)
         if counted is None:
