@@ -56,7 +56,8 @@ class Costs:
     def __init__(self, parts: Parts, matcher: Matcher) -> None:
         """Of the rows that a matcher finds the ops of."""
         rows = {space: known_size(size) for space, size in parts.rows.items()}
-        self.parts = Parts(rows, *map(known_size, parts[1:3]), *parts[3:])
+        num_src, num_dst = map(known_size, (parts.num_src, parts.num_dst))
+        self.parts = parts._replace(rows=rows, num_src=num_src, num_dst=num_dst)
         self.matcher = matcher
 
     def total(self, results: Any) -> float:
