@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 FUZZER = Path(__file__).parent / "fuzz" / "programs.py"
-PROGRAMS = 24
+PROGRAMS = 12
 
 
 def test_random_programs_are_their_reference(request: pytest.FixtureRequest) -> None:

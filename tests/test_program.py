@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -167,6 +169,57 @@ def test_inside_other_transformations(rng: np.random.Generator) -> None:
 
     found, wanted = gradients(layers)
     assert largest_difference(found, wanted) < TOLERANCE
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage_max", "hgt", "not_finite_at_zero", "loop"])
+def test_shard_map(rng: np.random.Generator, model: str) -> None:
+    """A batch of features over devices, and weights that all of them have: their gradients."""
+    graph = random_graph(rng, Sizes(padding=1))
+    arguments = random_arguments(rng, MODELS[model], graph)
+    x = jnp.asarray(arguments.pop("x"))
+    batch = jnp.stack([x, 2 * x])
+    mesh = jax.make_mesh((2,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+    made = program(MODELS[model])
+
+    def loss(run: Callable[..., Any], arguments: Any, batch: Any) -> Any:
+        return jnp.sum(jnp.sin(run(graph, x=batch[0], **arguments)), keepdims=True).reshape(1)
+
+    def total(arguments: Any) -> Any:
+        shards = jax.P(), jax.P("batch")
+        each = functools.partial(loss, made)
+        sharded = jax.shard_map(each, mesh=mesh, in_specs=shards, out_specs=jax.P("batch"))
+        return sharded(arguments, batch).sum()
+
+    def wanted(arguments: Any) -> Any:
+        return sum(loss(made.reference, arguments, each[None])[0] for each in batch)
+
+    found = jax.jit(jax.grad(total))(arguments)
+    assert largest_difference(found, jax.jit(jax.grad(wanted))(arguments)) < TOLERANCE
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_export(rng: np.random.Generator, symbolic: bool) -> None:
+    """An exported program serves other graphs, of any sizes if these are symbols."""
+    made = program(MODELS["gatv2"])
+
+    def problem(nodes: int, edges: int) -> tuple[Graph, Any]:
+        graph = Graph.from_edges(*rng.integers(nodes, size=(2, edges)), num_nodes=nodes)
+        return graph, jax.tree.map(jnp.asarray, random_arguments(rng, MODELS["gatv2"], graph))
+
+    graph, arguments = problem(9, 30)
+    symbols = dict(zip((9, 30), jax.export.symbolic_shape("nodes, edges"), strict=True))
+    symbols |= {10: symbols[9] + 1}
+
+    def shape(x: Any) -> Any:
+        sizes = (symbols.get(size, size) if symbolic else size for size in x.shape)
+        return jax.ShapeDtypeStruct(tuple(sizes), x.dtype)
+
+    run = jax.jit(lambda graph, arguments: made(graph, **arguments))
+    export = jax.export.export(run, disabled_checks=jax_gnn.EXPORT_CHECKS)
+    exported = export(*jax.tree.map(shape, (graph, arguments)))
+    graph, arguments = problem(7, 20) if symbolic else problem(9, 30)
+    found = exported.call(graph, arguments)
+    assert largest_difference(found, made.reference(graph, **arguments)) < TOLERANCE
 
 
 def test_nothing_is_traced_again_for_other_contents(rng: np.random.Generator) -> None:

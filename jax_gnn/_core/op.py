@@ -432,7 +432,8 @@ def _value(value: Any, ctx: Any) -> Any:
     return value
 
 
-def _varying(aval: Any) -> frozenset[str]:
+def varying_axes(aval: Any) -> frozenset[str]:
+    """The manual mesh axes that an abstract value varies over."""
     manual = getattr(aval, "manual_axis_type", None)
     return manual.varying if manual is not None else aval.vma
 
@@ -443,7 +444,7 @@ def align_varying(operands: Sequence[Any]) -> list[Any]:
     The cast transposes into a sum over the axes: gradients to replicated operands of a sharded
     computation come out right.
     """
-    varying = [_varying(jax.typeof(operand)) for operand in operands]
+    varying = [varying_axes(jax.typeof(operand)) for operand in operands]
     union = frozenset().union(*varying)
     return [
         jax.lax.pcast(operand, tuple(sorted(union - have)), to="varying")

@@ -113,12 +113,13 @@ class Family(Generic[S]):
     def known(self, **call: Any) -> dict[str, Any]:
         """The call with typical numbers in the place of symbolic ones."""
         return {
-            name: _known_size(value) if name in self.sizes else known_width(value)
+            name: known_size(value) if name in self.sizes else known_width(value)
             for name, value in call.items()
         }
 
 
-def _known_size(size: Any) -> Any:
+def known_size(size: Any) -> int:
+    """A number of rows, a typical one where it is symbolic."""
     return _SYMBOLIC_SIZE if jax.export.is_symbolic_dim(size) else size
 
 

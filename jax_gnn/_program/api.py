@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jax_gnn._core.arguments import to_array
 from jax_gnn._core.ids import is_traced
+from jax_gnn._core.op import align_varying, varying_axes
 from jax_gnn._core.public import public
 from jax_gnn._program import reference
 from jax_gnn._program.explain import explained
@@ -133,6 +135,7 @@ class Program:
         except TypeError as error:
             raise TypeError(f"program {self._name}: {error}") from None
         edge, *names = bound.arguments
+        graph, bound.arguments = _aligned(graph, bound.arguments)
         leaves, tree = jax.tree_util.tree_flatten_with_path(
             {name: bound.arguments[name] for name in names}
         )
@@ -156,6 +159,7 @@ class Program:
 
         key: Any = (
             jax.tree.structure(graph),
+            _varying((graph, arrays)),
             *(_sort(each) for each in jax.tree.leaves(graph)),
             tree,
             *(_sort(leaf) if i in arrays else leaf for i, (_, leaf) in enumerate(leaves)),
@@ -194,7 +198,10 @@ class Program:
                     )
                 shape = shape[1:]
             dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-            arguments.append(Argument(name, space, shape, dtype))
+            like: Any = jax.ShapeDtypeStruct(shape, dtype)
+            if _varying(array):  # over manual mesh axes, as what is made of it will
+                like, _ = align_varying([jnp.zeros(shape, dtype), array])
+            arguments.append(Argument(name, space, shape, dtype, like))
         wanted = self._spaces.get("return")
         traced = trace(self._function, self._name, arguments, call.with_rows, wanted)
         apart = call.parts.num_src != call.parts.num_dst
@@ -238,6 +245,24 @@ class Program:
 
 def _is_array(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _varying(tree: Any) -> frozenset[str]:
+    """The manual mesh axes that arrays vary over, inside of ``jax.shard_map``."""
+    traced = [each for each in jax.tree.leaves(tree) if isinstance(each, jax.core.Tracer)]
+    return frozenset().union(*(varying_axes(jax.typeof(each)) for each in traced))
+
+
+def _aligned(graph: Structure, arguments: Any) -> tuple[Structure, Any]:
+    """The same arguments, all of which vary over the axes that one of them does."""
+    if not _varying((graph, dict(arguments))):
+        return graph, arguments
+    leaves, tree = jax.tree.flatten((graph, dict(arguments)))
+    places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
+    arrays = align_varying([jnp.asarray(leaves[i]) for i in places])
+    for place, array in zip(places, arrays, strict=True):
+        leaves[place] = array
+    return jax.tree.unflatten(tree, leaves)
 
 
 def _sort(array: Any) -> tuple[Any, ...]:

@@ -6,11 +6,11 @@ L2. Times are there to compare ways, not to predict.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jax_gnn._core.schedule import known_size
 from jax_gnn._ops.relational_aggregate.schedule import (
     Counts,
     Launch,
@@ -45,17 +45,20 @@ class Cost(NamedTuple):
     flops: float = 0
 
 
-@dataclass(frozen=True, eq=False)
 class Costs:
     """Costs of rows of a program on graphs of given sizes.
 
     Attributes:
-        parts: What the graph has.
+        parts: What the graph has, with typical numbers in the place of symbolic ones.
         matcher: Finds patterns.
     """
 
-    parts: Parts
-    matcher: Matcher
+    def __init__(self, parts: Parts, matcher: Matcher) -> None:
+        """Of the rows that a matcher finds the ops of."""
+        rows = {space: known_size(size) for space, size in parts.rows.items()}
+        num_src, num_dst = map(known_size, (parts.num_src, parts.num_dst))
+        self.parts = parts._replace(rows=rows, num_src=num_src, num_dst=num_dst)
+        self.matcher = matcher
 
     def total(self, results: Any) -> float:
         """Microseconds of all that results need."""

@@ -20,7 +20,7 @@ from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._ops.attention import scores as kinds
 from jax_gnn._ops.attention.primitive import attend as attend_by_scores
 from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
-from jax_gnn._ops.relational_aggregate.xla import _EdgesByRelation as EdgesByRelation
+from jax_gnn._ops.relational_aggregate.xla import EdgesByRelation
 from jax_gnn._ops.relational_attention.primitive import product as product_of_pairs
 from jax_gnn._ops.segment_matmul.api import precision_level
 from jax_gnn._ops.segment_matmul.primitive import segment_matmul
@@ -29,7 +29,7 @@ from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn._program import match
 from jax_gnn._program.maps import Maps
 from jax_gnn._program.match import Dots, Ends, Factor, Leaky, Matcher, Scores
-from jax_gnn._program.reference import each_row, finished
+from jax_gnn._program.reference import each_row, finished, is_empty
 from jax_gnn._program.rows import (
     Apply,
     Constant,
@@ -130,7 +130,7 @@ class Lowering:
 
     def _argument(self, row: Row, index: int) -> Array:
         x = jnp.asarray(self.given[index])
-        if row.space is not Space.EDGE or not x.shape[0]:
+        if row.space is not Space.EDGE or is_empty(x):
             return x
         valid = self.maps.counted(Space.EDGE)  # padding may hold anything
         return jnp.where(_spread(valid, x), x, jnp.zeros((), x.dtype))
@@ -150,7 +150,7 @@ class Lowering:
         """
         assert isinstance(row.op, Apply)
         x = self.array(operand)
-        if operand.space is Space.SHARED or row.op.name in _FINITE or not x.shape[0]:
+        if operand.space is Space.SHARED or row.op.name in _FINITE or is_empty(x):
             return x
         counted = self.maps.counted(row.space, row.op.read_by)
         if counted is None:

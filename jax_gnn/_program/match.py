@@ -11,9 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-import numpy as np
-
 from jax_gnn._program.normal import taken_in
 from jax_gnn._program.rows import (
     Apply,
@@ -576,11 +573,6 @@ def _in_order(factor: Factor, labels: Labels, sizes: Mapping[int, int]) -> Row:
         base = _in_order(Factor(row.operands[0], factor.labels), labels, sizes)
         return pull(base, row.space, row.op.way)
     return contract([row], [factor.labels], labels, row, sizes=sizes)
-
-
-def is_float(row: Row) -> bool:
-    """Whether kernels may take it."""
-    return bool(jnp.issubdtype(row.dtype, np.floating))
 
 
 def width(labels: Labels, sizes: Mapping[int, int]) -> int:

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 from jax import Array
 
+from jax_gnn._core.op import align_varying
 from jax_gnn._program.maps import Maps
 from jax_gnn._program.rows import (
     Apply,
@@ -48,8 +50,9 @@ def evaluate(results: Sequence[Row], maps: Maps, given: Sequence[Any], sides: Si
 
     def at(x: Array, ids: Array) -> Array:
         """Padding, which comes last, reads what the first edge reads."""
-        first = jnp.maximum(ids[:1], 0) if edges else ids[:1]
-        return x[jnp.where(ids >= 0, ids, first)] if len(x) else jnp.zeros((len(ids), *x.shape[1:]))
+        if is_empty(x) or is_empty(ids):
+            return jnp.zeros((*ids.shape, *x.shape[1:]), x.dtype)
+        return x[jnp.where(ids >= 0, ids, jnp.maximum(ids[:1], 0))]
 
     def pulled(row: Row, way: str) -> Array:
         x = found[row.operands[0]]
@@ -84,7 +87,7 @@ def evaluate(results: Sequence[Row], maps: Maps, given: Sequence[Any], sides: Si
         match row.op:
             case Given(index=index):
                 value = jnp.asarray(given[index])
-                if row.space is Space.EDGE and edges:
+                if row.space is Space.EDGE and not is_empty(value):
                     value = jnp.where(valid.reshape(-1, *[1] * (value.ndim - 1)), value, value[:1])
             case Constant(value=value):
                 value = jnp.asarray(value)
@@ -105,10 +108,17 @@ def evaluate(results: Sequence[Row], maps: Maps, given: Sequence[Any], sides: Si
 def each_row(row: Row, operands: Sequence[Array]) -> Sequence[Array]:
     """All results of a function of all rows."""
     assert isinstance(row.op, Apply)
+    operands = align_varying(operands)  # inside of jax.shard_map a count varies as its graph does
     if _shared(row):
         return row.op.function(*operands)
     axes = [None if _shared(each) else 0 for each in row.operands]
     return jax.vmap(row.op.function, axes)(*operands)
+
+
+def is_empty(x: Array) -> bool:
+    """Whether there are no rows; of symbolic sizes there are."""
+    size = x.shape[0]
+    return not jax.export.is_symbolic_dim(size) and size == 0
 
 
 def finished(row: Row, value: Array, maps: Maps) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -253,13 +253,6 @@ def rewritten(results: Sequence[Row], rule: Callable[[Row], Row]) -> list[Row]:
     for row in in_order(results):
         new[row] = rule(row.with_operands([new[each] for each in row.operands]))
     return [new[row] for row in results]
-
-
-def ways_of(row: Row) -> Iterator[str | None]:
-    """By which ways the operands that are not shared are read; None: they are no pulls."""
-    for each in row.operands:
-        if each.space is not Space.SHARED:
-            yield each.op.way if isinstance(each.op, Pull) else None
 
 
 @functools.singledispatch

@@ -16,6 +16,8 @@ import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from jax_gnn._core.schedule import known_size
+
 
 class Space(enum.Enum):
     """What an array has a row for."""
@@ -118,9 +120,14 @@ class Parts(NamedTuple):
         """The smallest space that suffices for these ways of a space, or None: it itself."""
         needed = set(ways)
         for home in HOMES[space]:
-            if needed <= home.ways.keys() and home.space in self.rows and self._known(home, needed):
+            fits = needed <= home.ways.keys() and home.space in self.rows
+            if fits and self._known(home, needed) and self._fewer(home.space, space):
                 return home
         return None
+
+    def _fewer(self, space: Space, than: Space) -> bool:
+        """Whether a space has no more rows than another one."""
+        return known_size(self.rows[space]) <= known_size(self.rows[than])
 
     def _known(self, home: Home, needed: set[str]) -> bool:
         """Whether the types at ends, if needed, can be seen from there."""

@@ -51,7 +51,7 @@ _ANNOTATIONS = {
 
 def _same_aval(aval: Any, **params: Any) -> Any:
     del params
-    return jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    return aval.update()
 
 
 def _batched(primitive: Any, operands: Any, dims: Any, **params: Any) -> Any:
@@ -246,12 +246,14 @@ class Argument(NamedTuple):
         space: Where its rows live.
         shape: Of one row.
         dtype: Of its numbers.
+        like: An abstract row.
     """
 
     name: str
     space: Space
     shape: tuple[int, ...]
     dtype: Any
+    like: Any
 
 
 def trace(
@@ -281,9 +283,8 @@ def trace(
         tree.append(structure)
         return [jnp.asarray(leaf) for leaf in leaves]
 
-    structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arguments]
     try:
-        closed = jax.make_jaxpr(flat)(*structs)
+        closed = jax.make_jaxpr(flat)(*(each.like for each in arguments))
     except jax.errors.ConcretizationTypeError as error:
         raise TypeError(
             f"program {name}, {_line_of_error(error)}: Python looks at what a row holds, which is "
@@ -367,6 +368,8 @@ class _Walk:
             return [self.pulled(operands[0], eqn.params["way"], line)]
         if eqn.primitive in (_push, _softmax):
             return [self.pushed(operands[0], eqn, line)]
+        if eqn.primitive.name in ("pvary", "pcast"):  # which `each_row` does where it is needed
+            return operands
         inner = _inlined(eqn)
         if inner is not None:
             body = inner.jaxpr if isinstance(inner, jex.ClosedJaxpr) else inner

@@ -94,13 +94,13 @@ def sums_by_destination_pair(
 def _by_edge(
     x: Array, rhs: Array, weight: Array | None, matrix: RelationalMatrix, **options: Any
 ) -> Array:
-    edges = _EdgesByRelation.of(matrix, rhs.shape[0])
+    edges = EdgesByRelation.of(matrix, rhs.shape[0])
     z = _edge_products(edges, x, rhs, weight, **options)
     return total(z, edges.destinations.T, options["implementation"])
 
 
 def _edge_products(
-    edges: _EdgesByRelation, x: Array, rhs: Array, weight: Array | None, **options: Any
+    edges: EdgesByRelation, x: Array, rhs: Array, weight: Array | None, **options: Any
 ) -> Array:
     """``(edges, n)``, in the order of relations."""
     scale, sizes = edges.scale(weight), edges.sizes(rhs.shape[0])
@@ -127,7 +127,7 @@ def gradient_to_rhs(
     of_right: SparseMatrix | None
     scale = None
     if method == "edges":
-        edges = _EdgesByRelation.of(matrix, num_relations)
+        edges = EdgesByRelation.of(matrix, num_relations)
         left, right, sizes = x, ct, edges.sizes(num_relations)
         of_left, of_right = edges.sources, edges.destinations
         scale = edges.scale(weight)
@@ -171,7 +171,7 @@ def gradient_to_weight(
             by_source = c.source_pairs * c.n < c.destination_pairs * c.k or not c.destination_pairs
             method = "source_pairs" if by_source and c.source_pairs else "destination_pairs"
     if method == "edges":
-        edges = _EdgesByRelation.of(matrix, c.relations)
+        edges = EdgesByRelation.of(matrix, c.relations)
         z = _edge_products(edges, x, rhs, None, transposed=transposed, **options)
         acc = accumulator_dtype(x.dtype)
         dots = z.astype(acc) * total(ct, edges.destinations, implementation).astype(acc)
@@ -210,7 +210,7 @@ def lookup_matrix(matrix: RelationalMatrix, num_relations: int) -> SparseMatrix:
 
 def types_matrix(matrix: RelationalMatrix, num_relations: int) -> SparseMatrix:
     """``(relations, edges)``: what sums edges, in the order of their weights, by relation."""
-    edges = _EdgesByRelation.of(matrix, num_relations)
+    edges = EdgesByRelation.of(matrix, num_relations)
     by_relation = Csr(edges.types, edges.order, num_rows=num_relations)
     return SparseMatrix(by_relation, Csr(None, matrix.types, num_rows=matrix.types.shape[0]))
 
@@ -218,7 +218,7 @@ def types_matrix(matrix: RelationalMatrix, num_relations: int) -> SparseMatrix:
 # --- What they share -----------------------------------------------------------------------------
 
 
-class _EdgesByRelation(NamedTuple):
+class EdgesByRelation(NamedTuple):
     """The edges in the order of relations.
 
     Attributes:
@@ -236,7 +236,7 @@ class _EdgesByRelation(NamedTuple):
     to_weights: SparseMatrix
 
     @classmethod
-    def of(cls, matrix: RelationalMatrix, num_relations: int) -> _EdgesByRelation:
+    def of(cls, matrix: RelationalMatrix, num_relations: int) -> EdgesByRelation:
         order, count = _by_relation(matrix, num_relations), matrix.types.shape[0]
         numbers = jnp.arange(count, dtype=order.dtype)
         places = jnp.full_like(order, PADDING).at[_last(order, count)].set(numbers, mode="drop")

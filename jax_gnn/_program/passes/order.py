@@ -47,6 +47,7 @@ def order(results: Sequence[Row], parts: Parts, *, compact: bool) -> list[Row]:
     for row in in_order(search.results):
         moved = settled(row.with_operands([new[each] for each in row.operands]))
         new[row] = search.ordered(row, moved, new)
+        search.uses[new[row]] = max(search.uses[row], search.uses.get(new[row], 0))
     return [new[row] for row in search.results]
 
 
@@ -143,7 +144,6 @@ class _Search:
         self, factors: Sequence[Factor], out: Labels, like: Row, *, fused: bool = False
     ) -> Factor:
         """The best order of a product; `fused`: of one that attention may take as its scores."""
-        precision = like.op.precision  # type: ignore[union-attr]
         trees = {
             1 << i: _Tree(each, 0.0) for i, each in enumerate(self._joined(factors, out, like))
         }
@@ -160,14 +160,7 @@ class _Search:
             for a, b in near or splits:
                 left, right = trees[a], trees[b]
                 kept = out if mask == full else _kept(left.factor, right.factor, outside)
-                made = contract(
-                    [left.factor.row, right.factor.row],
-                    [left.factor.labels, right.factor.labels],
-                    kept,
-                    like,
-                    precision,
-                    sizes=dict(zip(like.op.out, like.shape, strict=True)),  # type: ignore[union-attr]
-                )
+                made = _product([left.factor, right.factor], kept, like)
                 if self.compact:
                     made = at_home(made, self.parts)
                 time = left.time + right.time + self._time(made, fused=fused and mask == full)
@@ -193,7 +186,7 @@ class _Search:
             rest = [each for k, each in enumerate(found) if k not in (i, j)]
             outside = set(out).union(*(each.labels for each in rest))
             kept = _kept(a, b, outside)
-            made = contract([a.row, b.row], [a.labels, b.labels], kept, like)
+            made = _product([a, b], kept, like)
             made = at_home(made, self.parts) if self.compact else made
             found = [*rest, Factor(made, kept)]
         return found
@@ -252,10 +245,8 @@ class _Search:
     ) -> Iterator[Row]:
         """The sum of some factors, and then times the others."""
         kept = _through(inside, after, out)
-        if kept is None:
-            return
         for summed in self._inside(push, inside, kept, like):
-            yield self._times(Factor(summed, kept), after, out, push, like)
+            yield self._times(Factor(summed, kept), after, out, like)
 
     def _by_pairs(
         self,
@@ -274,20 +265,14 @@ class _Search:
             if not chosen or not first:
                 continue
             at_nodes = _through(inside, after, out)
-            if at_nodes is None:
-                continue
             kept = _through(first, between, at_nodes)
-            if kept is None:
-                continue
             moved = [Factor(pull(each.base, space, "relation"), each.labels) for each in between]
             for summed in self._inside(push, first, kept, like, space):
-                made = self._times(Factor(summed, kept), moved, at_nodes, push, like)
+                made = self._times(Factor(summed, kept), moved, at_nodes, like)
                 total = Row(Push("sum"), (made,), Space.NODE, made.shape, push.dtype, push.line)
-                yield self._times(Factor(total, at_nodes), after, out, push, like)
+                yield self._times(Factor(total, at_nodes), after, out, like)
 
-    def _times(
-        self, factor: Factor, others: Sequence[Factor], out: Labels, push: Row, like: Row
-    ) -> Row:
+    def _times(self, factor: Factor, others: Sequence[Factor], out: Labels, like: Row) -> Row:
         """A sum times factors of where it is."""
         if not others and factor.labels == out:
             return factor.row
@@ -295,19 +280,8 @@ class _Search:
         moved = [
             Factor(each.base if at is Space.NODE else each.row, each.labels) for each in others
         ]
-        operands = [factor, *moved]
-        precision = like.op.precision  # type: ignore[union-attr]
-        made = contract(
-            [each.row for each in operands],
-            [each.labels for each in operands],
-            out,
-            push,
-            precision,
-            sizes=dict(zip(like.op.out, like.shape, strict=True)),  # type: ignore[union-attr]
-        )
-        if len(operands) > 2:
-            return self._tree(*factors_of(made), made).row
-        return made
+        made = _product([factor, *moved], out, like)
+        return self._tree(*factors_of(made), made).row if len(moved) > 1 else made
 
     def _inside(
         self,
@@ -320,15 +294,7 @@ class _Search:
         """Ways to sum a product at once: as it is, or its value made first."""
 
         def pushed(factors: Sequence[Factor]) -> Row:
-            made = contract(
-                [each.row for each in factors],
-                [each.labels for each in factors],
-                out,
-                like,
-                like.op.precision,  # type: ignore[union-attr]
-                sizes=dict(zip(like.op.out, like.shape, strict=True)),  # type: ignore[union-attr]
-            )
-            made = settled(made)
+            made = settled(_product(factors, out, like))
             return Row(Push("sum"), (made,), space, made.shape, push.dtype, push.line)
 
         yield pushed(factors)
@@ -337,17 +303,7 @@ class _Search:
         if len(value) > 1:
             outside = set(out).union(*(each.labels for each in apart))
             kept = tuple(dict.fromkeys(i for each in value for i in each.labels if i in outside))
-            tree = self._tree(
-                value,
-                kept,
-                contract(
-                    [each.row for each in value],
-                    [each.labels for each in value],
-                    kept,
-                    like,
-                    like.op.precision,  # type: ignore[union-attr]
-                ),
-            )
+            tree = self._tree(value, kept, _product(value, kept, like))
             yield pushed([*apart, tree])
 
     @staticmethod
@@ -402,12 +358,20 @@ def _grown_at(row: Row) -> Row:
     return contract(operands, of.op.terms, of.op.out, of, of.op.precision)
 
 
+def _product(factors: Sequence[Factor], out: Labels, like: Row) -> Row:
+    """A product of some of the factors of another one."""
+    assert isinstance(like.op, Contract)
+    rows, labels = [each.row for each in factors], [each.labels for each in factors]
+    sizes = dict(zip(like.op.out, like.shape, strict=True))
+    return contract(rows, labels, out, like, like.op.precision, sizes)
+
+
 def _kept(a: Factor, b: Factor, outside: set[int]) -> Labels:
     return tuple(dict.fromkeys(label for label in (*a.labels, *b.labels) if label in outside))
 
 
-def _through(inside: Sequence[Factor], after: Sequence[Factor], out: Labels) -> Labels | None:
-    """The labels that a sum must keep for what comes after it; None if that is an outer product."""
+def _through(inside: Sequence[Factor], after: Sequence[Factor], out: Labels) -> Labels:
+    """The labels that a sum must keep for what comes after it."""
     own = dict.fromkeys(label for each in inside for label in each.labels)
     needed = set(out).union(*(each.labels for each in after))
     return tuple(label for label in own if label in needed)
