@@ -97,7 +97,7 @@ def listed(results: Sequence[Row], plan: Plan, *, lines: bool = False) -> str:
             f"{plan.parts.rows.get(row.space, 1)}",
             f"{row.shape}",
             _size(_bytes(row, plan)),
-            *([row.line] if lines else []),
+            *([row.line.partition(",")[0]] if lines else []),  # without the code
         ]
         for row in rows
         if not isinstance(row.op, Given | Constant | Pull)
