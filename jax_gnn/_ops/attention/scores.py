@@ -116,8 +116,12 @@ class Scores:
         return 0
 
     def has_one_pass(self, value: Any, heads: int) -> bool:
-        """Whether CUDA has the gradients by column in one pass over the entries."""
-        return holds_whole_heads(value, heads)
+        """Whether CUDA has the gradients by column in one pass over the entries.
+
+        A kind without a kernel needs its fields, `moving` and `raw`, and no more.
+        """
+        del value, heads
+        return False
 
     def has_kernel(self, platform: str, value: Any, matrix: SparseMatrix, heads: int) -> bool:
         """Whether a platform has attention with such scores."""
@@ -131,6 +135,9 @@ class Scores:
 
 class _Simple(Scores):
     is_simple = True
+
+    def has_one_pass(self, value: Any, heads: int) -> bool:
+        return holds_whole_heads(value, heads)
 
     def has_kernel(self, platform: str, value: Any, matrix: SparseMatrix, heads: int) -> bool:
         del platform, matrix, heads
