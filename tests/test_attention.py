@@ -514,9 +514,12 @@ def test_which_launches(kind: str) -> None:
 
 
 @everywhere
-@pytest.mark.parametrize("kind", [*KINDS][1:6])
+@pytest.mark.parametrize("kind", ["ends", "dots", "leaky"])
 def test_large_scores(rng: np.random.Generator, kind: str, implementation: str) -> None:
-    """Up to 10,000; they are exact, and weights are made of the bits that the forward pass has."""
+    """Up to 10,000; they are exact, and weights are made of the bits that the forward pass has.
+
+    Values are no keys: large ones would cancel in the scores' gradients.
+    """
     form = Form(kind, 2, 8, is_scaled=False, slope=0.25)
     entries = entries_of(rng, ("even", 300))
     operands = operands_of(rng, form, entries)
@@ -525,8 +528,6 @@ def test_large_scores(rng: np.random.Generator, kind: str, implementation: str) 
         return np.round(8 * x * (3000 if kind == "ends" else 30)) / 8
 
     exact = {name: rounded(x) for name, x in operands.items() if name in ("row", "col")}
-    if kind.endswith("of values"):
-        exact["value"] = rounded(operands["value"])
     if "vector" in operands:
         exact["vector"] = np.round(32 * operands["vector"]) / 8
     if "scale" in operands:
