@@ -18,7 +18,7 @@ from jax import Array
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, flat
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._ops.attention import scores as kinds
-from jax_gnn._ops.attention.primitive import attend as attend_by_scores
+from jax_gnn._ops.attention.primitive import attend
 from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
 from jax_gnn._ops.relational_aggregate.xla import EdgesByRelation
 from jax_gnn._ops.relational_attention.primitive import product as product_of_pairs
@@ -28,7 +28,7 @@ from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce, total
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn._program import match
 from jax_gnn._program.maps import Maps
-from jax_gnn._program.match import Dots, Ends, Factor, Leaky, Matcher, Scores
+from jax_gnn._program.match import Ends, Factor, Leaky, Matcher, Scores
 from jax_gnn._program.reference import each_row, finished, is_empty
 from jax_gnn._program.rows import (
     Apply,
@@ -44,38 +44,6 @@ from jax_gnn._program.rows import (
 )
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Space
-
-
-def attend(
-    value: Array, scores: Scores, entry_scale: Array | None, matrix: SparseMatrix, heads: int
-) -> Array:
-    """Sums values under the softmax of scores: the one place that calls attention.
-
-    Args:
-        value: ``(columns, heads · features)``.
-        scores: Of arrays: numbers ``(…, heads)``, keys ``(…, heads · features)``.
-        entry_scale: ``(entries, heads)``, factors of the softmax, or None.
-        matrix: The entries.
-        heads: Number of heads.
-
-    Returns:
-        ``(rows, heads · features)``.
-    """
-    acc = accumulator_dtype(value.dtype)
-    entry_scale = None if entry_scale is None else entry_scale.astype(acc)
-    kind: kinds.Scores
-    if isinstance(scores, Ends):
-        kind = kinds.Ends(scores.row.astype(acc), scores.col.astype(acc))
-    elif isinstance(scores, match.Given):
-        kind = kinds.Given(scores.score.astype(acc))
-    else:
-        keys = scores.row_key, None if scores.col_key is value else scores.col_key
-        if isinstance(scores, Dots):
-            kind = kinds.Dots(*keys, scores.scale.astype(acc).reshape(1, 1))
-        else:
-            kind = kinds.Leaky(*keys, scores.vector.astype(acc).reshape(1, -1))
-    slope = getattr(scores, "slope", 1.0)
-    return attend_by_scores(value, kind, entry_scale, matrix, heads=heads, slope=slope)[0]
 
 
 class Lowering:
@@ -390,24 +358,31 @@ class Lowering:
         if scores is None:
             y = segment_reduce(x, entries, matrix, reduce=reduce, heads=count)
         else:
-            y = attend(x, self._scores(scores, value, x), entries, matrix, count)
+            scale = None if entries is None else entries.astype(accumulator_dtype(x.dtype))
+            y, _ = attend(
+                *(x, self._scores(scores, value, x), scale, matrix),
+                heads=count,
+                slope=getattr(scores, "slope", 1.0),
+            )
         labels = (*heads, *features)
         y = y.astype(row.dtype).reshape(y.shape[0], *(sizes[label] for label in labels))
         return self._after(y, labels, out, after, row)
 
-    def _scores(self, scores: Scores, value: Factor, x: Array) -> Scores:
-        """Scores of arrays."""
+    def _scores(self, scores: Scores, value: Factor, x: Array) -> kinds.Scores:
+        """Scores of arrays, as attention takes them."""
+        acc = accumulator_dtype(x.dtype)
         if isinstance(scores, Ends):
-            return Ends(flat(self.array(scores.row)), flat(self.array(scores.col)), scores.slope)
+            return kinds.Ends(
+                *(flat(self.array(each)).astype(acc) for each in (scores.row, scores.col))
+            )
         if isinstance(scores, match.Given):
-            return match.Given(flat(self._at_edges(scores.score)))
+            return kinds.Given(flat(self._at_edges(scores.score)).astype(acc))
         row_key, col_key = flat(self.array(scores.row_key)), flat(self.array(scores.col_key))
-        if scores.col_key is value.base:
-            col_key = x
+        keys = row_key, None if scores.col_key is value.base or col_key is x else col_key
         if isinstance(scores, Leaky):
-            return Leaky(row_key, col_key, self.array(scores.vector), scores.slope)
-        one = jnp.ones((), row_key.dtype)
-        return Dots(row_key, col_key, one if scores.scale is None else self.array(scores.scale))
+            return kinds.Leaky(*keys, self.array(scores.vector).astype(acc).reshape(1, -1))
+        scale = jnp.ones((), row_key.dtype) if scores.scale is None else self.array(scores.scale)
+        return kinds.Dots(*keys, scale.astype(acc).reshape(1, 1))
 
     def _plain(self, x: Array, row: Row, reduce: str) -> Array:
         """Of numbers that kernels do not take."""

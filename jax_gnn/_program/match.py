@@ -21,6 +21,7 @@ from jax_gnn._program.rows import (
     Row,
     Softmax,
     contract,
+    in_order,
     pull,
     sizes_of,
 )
@@ -587,18 +588,7 @@ def is_read(value: Factor, into: Space) -> bool:
 
 def needed(results: Sequence[Row], matcher: Matcher) -> list[Row]:
     """The rows that patterns take, and what these need, each after its operands."""
-    found: dict[Row, None] = {}
-    stack = [(row, False) for row in reversed(list(results))]
-    while stack:
-        row, ready = stack.pop()
-        if row in found:
-            continue
-        if ready:
-            found[row] = None
-            continue
-        stack.append((row, True))
-        stack += [(each, False) for each in reversed(list(taken(row, matcher)))]
-    return list(found)
+    return in_order(results, lambda row: taken(row, matcher))
 
 
 def taken(row: Row, matcher: Matcher) -> list[Row]:

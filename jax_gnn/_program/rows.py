@@ -223,8 +223,10 @@ def fingerprint(row: Row, known: dict[Row, int]) -> int:
 # --- Walking -------------------------------------------------------------------------------------
 
 
-def in_order(results: Iterable[Row]) -> list[Row]:
-    """All rows, each after its operands."""
+def in_order(
+    results: Iterable[Row], operands: Callable[[Row], Sequence[Row]] = lambda row: row.operands
+) -> list[Row]:
+    """All rows, each after its operands, or after what else it is said to need."""
     found: dict[Row, None] = {}
     stack = [(row, False) for row in reversed(list(results))]
     while stack:
@@ -235,7 +237,7 @@ def in_order(results: Iterable[Row]) -> list[Row]:
             found[row] = None
             continue
         stack.append((row, True))
-        stack += [(each, False) for each in reversed(row.operands)]
+        stack += [(each, False) for each in reversed(operands(row))]
     return list(found)
 
 

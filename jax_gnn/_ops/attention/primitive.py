@@ -14,6 +14,7 @@ Derivatives of the derivatives are those of what they are composed of: closed pr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -160,17 +161,26 @@ def _composed(
     return [*found, raw if keeps_raw else raw[:0]]
 
 
-def _tangent_of_raw(
-    operands: Attended, moving: dict[str, Array | None], **options: Any
-) -> tuple[Array, Array]:
-    """Raw scores, and their tangent."""
-    value, scores, _, matrix = operands
+def _raw_of(
+    operands: Attended, moving: dict[str, Any], **options: Any
+) -> tuple[Callable[[Array, dict[str, Array]], Array], dict[str, Array]]:
+    """Raw scores as a function of values and of the fields that move; and these fields."""
+    _, scores, _, matrix = operands
 
     def raw(value: Array, fields: dict[str, Array]) -> Array:
         return replace(scores, **fields).raw(value, matrix, **options)
 
-    tangents = {name: x for name in scores.moving if (x := moving[name]) is not None}
-    held = {name: getattr(scores, name) for name in tangents}
+    names = [name for name in scores.moving if moving[name] is not None]
+    return raw, {name: getattr(scores, name) for name in names}
+
+
+def _tangent_of_raw(
+    operands: Attended, moving: dict[str, Array | None], **options: Any
+) -> tuple[Array, Array]:
+    """Raw scores, and their tangent."""
+    value = operands.value
+    raw, held = _raw_of(operands, moving, **options)
+    tangents = {name: moving[name] for name in held}
     if moving["value"] is None:
         return jax.jvp(lambda fields: raw(value, fields), (held,), (tangents,))
     return jax.jvp(raw, (value, held), (moving["value"], tangents))
@@ -200,6 +210,16 @@ def _tangent(known: Known, moving: Any, *, heads: int, slope: float) -> list[Arr
     return xla.attention_jvp(*held, named["value"], dscore, heads=heads)
 
 
+def _back_from_given(
+    operands: Cotangents, raw: Array, *, slope: float, **options: Any
+) -> tuple[Array, Array]:
+    """Cotangents of values, as far as they are summed, and of raw scores, from these."""
+    scores = operands.scores
+    given = Given(_activated(scores, raw, slope))
+    back = gradients(*operands._replace(scores=given, raw=None), slope=slope, **options)
+    return back.value, _sloped(scores, back.score, raw, slope)
+
+
 def _composed_back(
     *, whole: bool, heads: int, slope: float, implementation: str | None = None, **by_name: Any
 ) -> list[Array]:
@@ -218,9 +238,7 @@ def _composed_back(
         )
     else:
         raw = raw if scores.is_kept else scores.raw(value, matrix, **both)
-        given = Given(_activated(scores, raw, slope))
-        back = gradients(value, given, entry_scale, y, stats, None, ct, log_sum_ct, matrix, **both)
-        to_value, to_raw = back.value, _sloped(scores, back.score, raw, slope)
+        to_value, to_raw = _back_from_given(operands, raw, **both)
     found = scores.gradients(to_raw, value, matrix, **both)
     found = found._replace(value=to_value if found.value is None else to_value + found.value)
     shapes = _gradients(operands, heads=heads, whole=False)
@@ -442,39 +460,27 @@ def _transpose(
     (value, scores, entry_scale, matrix), y, stats, raw = known
     wanted = _named(scores, moving)
     ct = jnp.zeros_like(y) if cts[0] is None else cts[0]
-    results = y, stats, raw, ct, cts[1]
+    operands = Cotangents(value, scores, entry_scale, y, stats, raw, ct, cts[1], matrix)
     by_kernel = scores.is_simple or scores.has_one_pass(value, options["heads"])
     if by_kernel and wanted.get("scale") is None:
         whole = wanted.get("row") is not None and wanted.get("raw") is None
-        operands = value, scores, entry_scale, *results, matrix
         found = gradients(*operands, whole=whole, **options)
         of_fields = scores.cotangents(found, value, matrix, **options, implementation=None)
         of_fields |= {"value": found.value, "raw": found.score}
         return tuple(of_fields.get(name) for name in wanted)
-    return _transpose_by_scores(known, wanted, results, **options)
+    return _transpose_by_scores(known, wanted, operands, **options)
 
 
 def _transpose_by_scores(
-    known: Known, wanted: dict[str, Any], results: Any, *, heads: int, slope: float
+    known: Known, wanted: dict[str, Any], operands: Cotangents, **options: Any
 ) -> tuple[Array | None, ...]:
     """By the transpose of what makes the scores."""
-    value, scores, entry_scale, matrix = known.operands
-    y, stats, kept, *cts = results
-    names = [name for name in scores.moving if wanted[name] is not None]
-    held = {name: getattr(scores, name) for name in names}
-
-    def of_fields(value: Array, fields: dict[str, Array]) -> Array:
-        options: Any = {"heads": heads, "slope": slope, "implementation": None}
-        return replace(scores, **fields).raw(value, matrix, **options)
-
-    raw, pull = jax.vjp(of_fields, value, held)
-    raw = kept if scores.is_kept else raw
-    given = Given(_activated(scores, raw, slope))
-    operands = value, given, entry_scale, y, stats, None, *cts, matrix
-    back = gradients(*operands, heads=heads, slope=slope)
-    to_raw = _sloped(scores, back.score, raw, slope)
+    of_fields, held = _raw_of(known.operands, wanted, **options, implementation=None)
+    raw, pull = jax.vjp(of_fields, operands.value, held)
+    raw = operands.raw if operands.scores.is_kept else raw
+    to_value, to_raw = _back_from_given(operands, raw, **options)
     more, found = pull(to_raw)
-    found |= {"value": back.value + more, "raw": to_raw}
+    found |= {"value": to_value + more, "raw": to_raw}
     return tuple(found.get(name) for name in wanted)
 
 

@@ -240,10 +240,6 @@ class _Keyed(Scores):
         """The columns' keys."""
         return value if self.col is None else self.col
 
-    def factor(self) -> tuple[str, Any]:
-        """The field that multiplies."""
-        raise NotImplementedError
-
     def has_one_pass(self, value: Any, heads: int) -> bool:
         return row_width(self.row) == row_width(value) and holds_whole_heads(value, heads)
 

@@ -89,7 +89,8 @@ def rgat_attention(
         >>> rgat_attention(graph, jnp.array([[1.0], [2.0], [4.0]]), weights).ravel()
         Array([0. , 0. , 1.5], dtype=float32)
     """
-    graph, x = _check_nodes(graph, "x", x)
+    graph = _check_graph(graph)
+    x = _check_nodes(graph, "x", x)
     check_instance("weights", weights, RGATWeights)
     kernel, (_, heads, width) = weights.kernel, weights.src.shape
     if kernel.shape[:2] != (graph.num_relations, x.shape[1]):
@@ -174,9 +175,10 @@ def hgt_attention(
         Array([0. , 0. , 1.5], dtype=float32)
     """
     same = key is value
-    graph, value = _check_nodes(graph, "value", value)
-    key = value if same else _check_nodes(graph, "key", key)[1].astype(value.dtype)
-    query = _check_nodes(graph, "query", query)[1].astype(value.dtype)
+    graph = _check_graph(graph)
+    value = _check_nodes(graph, "value", value)
+    key = value if same else _check_nodes(graph, "key", key).astype(value.dtype)
+    query = _check_nodes(graph, "query", query).astype(value.dtype)
     check_instance("weights", weights, HGTWeights)
     if check_size("heads", heads) == 0:
         raise ValueError("heads must be positive, got 0")
@@ -197,7 +199,7 @@ def hgt_attention(
     check_choice("method", method, METHODS)
     ffi.check_implementation(implementation)
     chosen = choose_method(graph, method, kernel, heads, dots=True)
-    made = query if made_query is None else _check_nodes(graph, "made_query", made_query)[1]
+    made = query if made_query is None else _check_nodes(graph, "made_query", made_query)
     with ffi.chosen_implementation(implementation or ffi.chosen_implementation.value):
         y = attend_by_keys(
             *(graph, key, value, made.astype(value.dtype) if chosen == "source_pairs" else query),
@@ -210,14 +212,18 @@ def hgt_attention(
     return y.reshape(len(y), heads, width // heads)
 
 
-def _check_nodes(graph: Any, name: str, x: ArrayLike) -> tuple[RelationalGraph, Array]:
+def _check_graph(graph: Any) -> RelationalGraph:
     graph = check_container("graph", graph, RelationalGraph)
     if graph.num_src != graph.num_dst:
         raise ValueError(f"graph must not be bipartite, got {graph}")
+    return graph
+
+
+def _check_nodes(graph: RelationalGraph, name: str, x: ArrayLike) -> Array:
     x = check_features(name, x, "num_nodes", graph.num_dst)
     if x.ndim != 2:
         raise ValueError(f"{name} must be (num_nodes={graph.num_dst}, features), got {x.shape}")
-    return graph, x
+    return x
 
 
 def _of_edges(

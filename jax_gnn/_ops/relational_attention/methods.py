@@ -104,9 +104,9 @@ class TypedEdges:
 
     # --- Softmaxes ---------------------------------------------------------------------------
 
-    def shares(self, score: Array, *, within: bool) -> Array:
-        """The softmax of edges' scores into each destination, or its part of each relation."""
-        rows = (part(self.matrix.to_pairs) if within else self.matrix.nodes).by_row
+    def shares_within(self, score: Array) -> Array:
+        """The softmax of edges' scores into each destination by the same relation."""
+        rows = part(self.matrix.to_pairs).by_row
         return segment_softmax(score, segments(rows.rows, rows.num_rows))
 
     def shares_of_pairs(self, stats: Array) -> Array:
@@ -190,7 +190,7 @@ class TypedEdges:
         matrix, scale = part(self.matrix.from_pairs), scores.scale
         scale = None if scale is None else scale.astype(score.dtype)
         if scores.within:
-            weight = self.shares(score, within=True)
+            weight = self.shares_within(score)
             weight = weight if scale is None else weight * scale
             return segment_reduce(value, weight, matrix, reduce="sum", heads=heads)
         return attend(value, Given(score), scale, matrix, heads=heads)[0]
