@@ -341,7 +341,8 @@ def test_weights_of_types_meet_those_of_relations(rng: np.random.Generator) -> N
 
 OPS = {
     "rgcn": ["relational_aggregate"],
-    "rgat": ["segment_matmul", "attention (given)"],
+    "rgat": ["rgat_attention (source_pairs)"],
+    "rgat_of_heads": ["rgat_attention (source_pairs)"],
     "gat": ["attention (ends)"],
     "gat_of_pairs": ["attention (ends)"],
     "gatv2": ["attention (leaky)"],

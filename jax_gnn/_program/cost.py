@@ -12,7 +12,6 @@ import numpy as np
 
 from jax_gnn._core.schedule import known_size
 from jax_gnn._ops.relational_aggregate.schedule import (
-    Counts,
     Launch,
     between,
     expected,
@@ -20,8 +19,9 @@ from jax_gnn._ops.relational_aggregate.schedule import (
     in_turn,
     once,
 )
-from jax_gnn._program import match
-from jax_gnn._program.match import Factor, Matcher, Pattern, is_read, needed, width
+from jax_gnn._program import patterns, relational
+from jax_gnn._program.match import Matcher, needed
+from jax_gnn._program.patterns import HGT, RGAT, Factor, Pattern, is_read, rows_in, width
 from jax_gnn._program.rows import Apply, Constant, Contract, Given, Pull, Row, Softmax, sizes_of
 from jax_gnn._program.spaces import Parts, Space
 
@@ -88,29 +88,33 @@ class Costs:
     def spared(self, row: Row) -> float:
         """Microseconds of dot products that attention takes itself: all but the sources' rows."""
         pattern = self.matcher(row)
-        if not isinstance(pattern, match.EdgeDots) or pattern.dst.way != "dst":
+        if not isinstance(pattern, patterns.EdgeDots) or pattern.dst.way != "dst":
             return 0.0
         return self.of(row).time - self._factor(pattern.src, row).time
 
     def _of_pattern(self, row: Row, pattern: Pattern) -> Cost:
         out = self._stored(row)
         match pattern:
-            case match.TypedProduct(x, weight):
+            case patterns.TypedProduct(x, weight):
                 read = self._factor(x, row) + self._whole(weight.base)
                 return _cost("segment_matmul", read + out + self._flops(row))
-            case match.TypedDots(x, weight):
+            case patterns.TypedDots(x, weight):
                 read = self._factor(x, row) + self._factor(weight, row)
                 return _cost("sddmm", read + out + self._flops(row))
-            case match.EdgeDots(dst, src):
+            case patterns.EdgeDots(dst, src):
                 read = self._factor(dst, row) + self._factor(src, row)
                 return _cost("sddmm", read + self._edges() + out + self._flops(row))
-            case match.RelationalSum():
+            case patterns.RelationalSum():
                 return self._relational(row, pattern)
-            case match.Sum():
+            case patterns.Sum():
                 return self._sum(row, pattern)
-            case match.Count():
+            case RGAT() | HGT():
+                method, time = relational.choice(self.parts, pattern)
+                op = f"{type(pattern).__name__.lower()}_attention ({method})"
+                return Cost(op, _after(time))
+            case patterns.Count():
                 return _cost("count", out)
-            case match.PairSum(of):
+            case patterns.PairSum(of):
                 return _cost("segment_sum", self._stored(of) + out)
         read = sum((self._stored(each) for each in row.operands), Launch())
         return _cost("einsum", read + out + self._flops(row))
@@ -158,7 +162,7 @@ class Costs:
 
     # --- Reductions ----------------------------------------------------------------------------
 
-    def _sum(self, row: Row, pattern: match.Sum) -> Cost:
+    def _sum(self, row: Row, pattern: patterns.Sum) -> Cost:
         value, weight, scores, *_ = pattern
         edges = self.parts.rows[Space.EDGE]
         of = value.base if is_read(value, pattern.into) else value.row
@@ -169,30 +173,19 @@ class Costs:
             launch += self._stored(weight)
         if scores is None:
             return _cost("spmm", launch)
-        keys = [each for each in scores if isinstance(each, Row) and each is not of]
-        for key in keys:
-            if isinstance(scores, match.Given):
+        for key in (each for each in rows_in(scores) if each is not of):
+            if key.space is Space.EDGE:
                 launch += self._stored(key)
             elif key.space is not Space.SHARED:
                 launch += gathered(edges, self._bytes(key), self.rows(key))
         return _cost(f"attention ({type(scores).__name__.lower()})", launch)
 
-    def _relational(self, row: Row, pattern: match.RelationalSum) -> Cost:
+    def _relational(self, row: Row, pattern: patterns.RelationalSum) -> Cost:
         sizes = sizes_of(
             [pattern.x.row, pattern.weight.row], [pattern.x.labels, pattern.weight.labels]
         )
-        rows = self.parts.rows
-        counts = Counts(
-            num_src=self.parts.num_src,
-            num_dst=self.parts.num_dst,
-            edges=rows[Space.EDGE],
-            relations=rows[Space.RELATION],
-            source_pairs=rows.get(Space.SOURCE_PAIR, 0),
-            destination_pairs=rows.get(Space.DESTINATION_PAIR, 0),
-            k=width(pattern.summed, sizes),
-            n=width(pattern.rest, sizes),
-            itemsize=np.dtype(row.dtype).itemsize,
-        )
+        k, n = width(pattern.summed, sizes), width(pattern.rest, sizes)
+        counts = relational.counts(self.parts, k, n, np.dtype(row.dtype).itemsize)
         times = expected(counts)
         method = min(times, key=lambda each: times[each])
         return Cost(f"relational_aggregate ({method})", _after(times[method]))

@@ -11,8 +11,9 @@ import numpy as np
 from jax_gnn._core.ids import is_traced
 from jax_gnn._program.cost import Costs
 from jax_gnn._program.maps import Structure
-from jax_gnn._program.match import Einsum, Matcher, Sum, is_read
+from jax_gnn._program.match import Matcher
 from jax_gnn._program.passes import steps
+from jax_gnn._program.patterns import Einsum, Sum, is_read
 from jax_gnn._program.plan import Plan
 from jax_gnn._program.rows import (
     Apply,

@@ -5,6 +5,7 @@ All ops are differentiable, so JAX differentiates whatever is put together of th
 
 from __future__ import annotations
 
+import functools
 import math
 import string
 from collections.abc import Mapping, Sequence
@@ -21,14 +22,27 @@ from jax_gnn._ops.attention import scores as kinds
 from jax_gnn._ops.attention.primitive import attend
 from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
 from jax_gnn._ops.relational_aggregate.xla import EdgesByRelation
+from jax_gnn._ops.relational_attention.methods import TypedEdges
 from jax_gnn._ops.relational_attention.primitive import product as product_of_pairs
 from jax_gnn._ops.segment_matmul.api import precision_level
 from jax_gnn._ops.segment_matmul.primitive import segment_matmul
 from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce, total
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
-from jax_gnn._program import match
+from jax_gnn._program import patterns, relational
 from jax_gnn._program.maps import Maps
-from jax_gnn._program.match import Ends, Factor, Leaky, Matcher, Scores
+from jax_gnn._program.match import Matcher, needed
+from jax_gnn._program.patterns import (
+    HGT,
+    RGAT,
+    Arranged,
+    Ends,
+    Factor,
+    Leaky,
+    Scores,
+    Typed,
+    is_read,
+    width,
+)
 from jax_gnn._program.reference import each_row, finished, is_empty
 from jax_gnn._program.rows import (
     Apply,
@@ -44,6 +58,7 @@ from jax_gnn._program.rows import (
 )
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Space
+from jax_gnn.relational import RelationalGraph
 
 
 class Lowering:
@@ -67,7 +82,7 @@ class Lowering:
 
     def results(self, rows: Sequence[Row]) -> list[Array]:
         """What a program gives."""
-        for row in match.needed(rows, self.matcher):
+        for row in needed(rows, self.matcher):
             self.array(row)
         return [finished(row, self.array(row), self.maps) for row in rows]
 
@@ -134,11 +149,11 @@ class Lowering:
         sizes = sizes_of(row.operands, row.op.terms)
         found: Array
         match pattern:
-            case match.TypedProduct():
+            case patterns.TypedProduct():
                 found, labels = self._typed_product(row, pattern, sizes)
-            case match.TypedDots():
+            case patterns.TypedDots():
                 found, labels = self._typed_dots(row, pattern, sizes), pattern.heads
-            case match.EdgeDots():
+            case patterns.EdgeDots():
                 found, labels = self._edge_dots(pattern, sizes), pattern.heads
             case _:
                 return self._einsum(row)
@@ -166,7 +181,7 @@ class Lowering:
         return _placed(found, kept, out, row.shape, leading=varies)
 
     def _typed_product(
-        self, row: Row, pattern: match.TypedProduct, sizes: Mapping[int, int]
+        self, row: Row, pattern: patterns.TypedProduct, sizes: Mapping[int, int]
     ) -> tuple[Array, Labels]:
         """Rows times the weights of their relation or type."""
         x, w, batch, summed, more, out = pattern
@@ -222,12 +237,12 @@ class Lowering:
             dtype=x.dtype,
         )
 
-    def _typed_dots(self, row: Row, pattern: match.TypedDots, sizes: Mapping[int, int]) -> Array:
+    def _typed_dots(self, row: Row, pattern: patterns.TypedDots, sizes: Mapping[int, int]) -> Array:
         """Dot products of rows with those of their relation."""
         x, vector, heads, summed = pattern
         maps, order = self.maps, (*heads, *summed)
         vectors = flat(self.laid_out(vector.base, vector.labels, (order,)))
-        options: Any = {"heads": match.width(heads, sizes)}
+        options: Any = {"heads": width(heads, sizes)}
         pairs = None if row.space is Space.EDGE else maps.pairs(row.space)
         if pairs is not None and x.way in ("src", "dst"):
             both = flat(self.laid_out(x.base, x.labels, (order,))), vectors
@@ -240,13 +255,13 @@ class Lowering:
         found = found.astype(row.dtype)
         return found.reshape(found.shape[0], *(sizes[label] for label in heads))
 
-    def _edge_dots(self, pattern: match.EdgeDots, sizes: Mapping[int, int]) -> Array:
+    def _edge_dots(self, pattern: patterns.EdgeDots, sizes: Mapping[int, int]) -> Array:
         """Dot products of rows of both ends."""
         dst, src, heads, summed = pattern
         a, b = (self._of_all_heads(each, heads, summed, sizes) for each in (dst, src))
         into = Space.NODE if dst.way == "dst" else Space.DESTINATION_PAIR
         matrix = self.maps.edges(src.way, into)
-        found = sddmm(a, b, matrix, heads=match.width(heads, sizes)).astype(a.dtype)
+        found = sddmm(a, b, matrix, heads=width(heads, sizes)).astype(a.dtype)
         return found.reshape(found.shape[0], *(sizes[label] for label in heads))
 
     def _of_all_heads(
@@ -288,15 +303,17 @@ class Lowering:
     def _push(self, row: Row) -> Array:
         pattern = self.matcher(row)
         match pattern:
-            case match.Count(of, reduce):
+            case patterns.Count(of, reduce):
                 return self._count(of, reduce)
-            case match.PairSum(of):
+            case patterns.PairSum(of):
                 x = self.array(of)
                 return total(x, self.maps.matrix(Space.DESTINATION_PAIR, "dst"))
-            case match.RelationalSum():
+            case patterns.RelationalSum():
                 return self._relational_sum(row, pattern)
-            case match.Sum():
+            case patterns.Sum():
                 return self._sum(row, pattern)
+            case RGAT() | HGT():
+                return self._relational_attention(row, pattern)
         raise AssertionError(pattern)
 
     def _count(self, of: Row, reduce: str) -> Array:
@@ -310,7 +327,7 @@ class Lowering:
         empty = {"mean": 0, "max": _lowest(x.dtype), "min": _highest(x.dtype)}[reduce]
         return jnp.where(_spread(counts > 0, x), x, jnp.asarray(empty, x.dtype))
 
-    def _relational_sum(self, row: Row, pattern: match.RelationalSum) -> Array:
+    def _relational_sum(self, row: Row, pattern: patterns.RelationalSum) -> Array:
         x, weight, edge_weight, summed, rest, out, after = pattern
         kernel = self.laid_out(weight.base, weight.labels, (summed, rest))
         features = self.laid_out(x.base, x.labels, (summed,))
@@ -330,9 +347,9 @@ class Lowering:
         of = row.operands[0].op
         return of.precision if isinstance(of, Contract) else None
 
-    def _sum(self, row: Row, pattern: match.Sum) -> Array:
+    def _sum(self, row: Row, pattern: patterns.Sum) -> Array:
         value, weight, scores, heads, out, after, reduce, into = pattern
-        readable = match.is_read(value, into)
+        readable = is_read(value, into)
         of, way = (value.base, value.way) if readable else (value.row, "")
         matrix = self.maps.edges(way, into)
         sizes = dict(zip(value.labels, value.row.shape, strict=True))
@@ -348,7 +365,7 @@ class Lowering:
         elif scores is not None:
             weighted = dict(zip(heads, _score_shape(scores, pattern, sizes), strict=True))
         sizes = weighted | sizes
-        count = match.width(heads, sizes)
+        count = width(heads, sizes)
         x = _repeated(x, own, heads, sizes)
         acc = accumulator_dtype(x.dtype)
         entries = None
@@ -368,6 +385,40 @@ class Lowering:
         y = y.astype(row.dtype).reshape(y.shape[0], *(sizes[label] for label in labels))
         return self._after(y, labels, out, after, row)
 
+    def _relational_attention(self, row: Row, pattern: RGAT | HGT) -> Array:
+        """RGAT or HGT, as its layer has it."""
+        value, weight, _, heads, out, after, *_ = pattern.sum
+        graph, acc = self._graph, accumulator_dtype(row.dtype)
+        precision = precision_level(self._precision(row))
+
+        def of_edges(row: Row) -> Array:
+            x = self._at_edges(row).astype(acc)
+            return x.reshape(x.shape[0], math.prod(x.shape[1:]))
+
+        if isinstance(pattern, HGT):
+            scale = None if pattern.scale is None else self.array(pattern.scale)
+            y = relational.hgt(pattern, graph, self._arranged, scale, precision)
+        else:
+            terms = [of_edges(each) for each in pattern.numbers]
+            numbers = functools.reduce(jnp.add, terms) if terms else None
+            scale = None if weight is None else of_edges(weight)
+            y = relational.rgat(pattern, graph, self._arranged, numbers, scale, precision)
+        labels = (*heads, *(label for label in value.labels if label not in heads))
+        return self._after(y.astype(row.dtype), labels, out, after, row)
+
+    @property
+    def _graph(self) -> RelationalGraph:
+        """The graph, which has relations."""
+        assert isinstance(self.maps.graph, RelationalGraph)
+        return self.maps.graph
+
+    def _arranged(self, of: Arranged) -> Array:
+        """``(rows, *groups)``, or ``groups`` of a shared row."""
+        if of.row.space is not Space.SHARED:
+            return self.laid_out(of.row, tuple(range(len(of.row.shape))), of.groups)
+        x = self.array(of.row).transpose([axis for group in of.groups for axis in group])
+        return x.reshape([math.prod(of.row.shape[i] for i in group) for group in of.groups])
+
     def _scores(self, scores: Scores, value: Factor, x: Array) -> kinds.Scores:
         """Scores of arrays, as attention takes them."""
         acc = accumulator_dtype(x.dtype)
@@ -375,14 +426,28 @@ class Lowering:
             return kinds.Ends(
                 *(flat(self.array(each)).astype(acc) for each in (scores.row, scores.col))
             )
-        if isinstance(scores, match.Given):
+        if isinstance(scores, patterns.Given):
             return kinds.Given(flat(self._at_edges(scores.score)).astype(acc))
+        if isinstance(scores, Typed):
+            return self._typed_scores(scores, x)
         row_key, col_key = flat(self.array(scores.row_key)), flat(self.array(scores.col_key))
         keys = row_key, None if scores.col_key is value.base or col_key is x else col_key
         if isinstance(scores, Leaky):
             return kinds.Leaky(*keys, self.array(scores.vector).astype(acc).reshape(1, -1))
         scale = jnp.ones((), row_key.dtype) if scores.scale is None else self.array(scores.scale)
         return kinds.Dots(*keys, scale.astype(acc).reshape(1, 1))
+
+    def _typed_scores(self, scores: Typed, x: Array) -> kinds.Typed:
+        maps, acc = self.maps, accumulator_dtype(x.dtype)
+        vector = self._arranged(scores.vector)
+        heads, features = vector.shape[-2:]
+        of_value = jnp.broadcast_to(vector, (maps.parts.rows[Space.RELATION], heads, features))
+        terms = [flat(self._at_edges(each)).astype(acc) for each in scores.numbers]
+        numbers = sum(terms, jnp.zeros((maps.parts.rows[Space.EDGE], heads), acc))
+        return kinds.Typed(
+            *(flat(of_value), numbers, None, None),
+            *(maps.relational.types, TypedEdges(self._graph, None).types_of_pairs()),
+        )
 
     def _plain(self, x: Array, row: Row, reduce: str) -> Array:
         """Of numbers that kernels do not take."""
@@ -412,11 +477,13 @@ class Lowering:
         return _placed(found[0], labels, out, row.shape, leading=True)
 
 
-def _score_shape(scores: Scores, pattern: match.Sum, sizes: Mapping[int, int]) -> Sequence[int]:
+def _score_shape(scores: Scores, pattern: patterns.Sum, sizes: Mapping[int, int]) -> Sequence[int]:
     if isinstance(scores, Ends):
         return scores.row.shape
-    if isinstance(scores, match.Given):
+    if isinstance(scores, patterns.Given):
         return scores.score.shape
+    if isinstance(scores, Typed):
+        return [sizes[label] for label in pattern.heads]
     return scores.row_key.shape[: len(pattern.heads)]
 
 

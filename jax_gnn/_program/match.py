@@ -1,17 +1,41 @@
 """Which op makes a row: what the lowering does, costs count and explanations say.
 
 Patterns are found by structure: by what is a product of what, and which ways its factors are read
-by. Each is a named tuple of the rows that its op takes.
+by.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
+from jax_gnn._program import relational
 from jax_gnn._program.normal import taken_in
+from jax_gnn._program.patterns import (
+    HGT,
+    RGAT,
+    Count,
+    Dots,
+    EdgeDots,
+    Einsum,
+    Ends,
+    Factor,
+    Given,
+    Leaky,
+    PairSum,
+    Pattern,
+    RelationalSum,
+    Scores,
+    Sum,
+    TypedDots,
+    TypedProduct,
+    factors_of,
+    in_order_of,
+    is_read,
+    leaky_of,
+    rows_in,
+)
 from jax_gnn._program.rows import (
     Apply,
     Contract,
@@ -29,190 +53,6 @@ from jax_gnn._program.spaces import Parts, Space
 
 _SOURCES = {"src": Space.NODE, "src_pair": Space.SOURCE_PAIR}
 _DESTINATIONS = {"dst": Space.NODE, "dst_pair": Space.DESTINATION_PAIR}
-
-
-# --- Patterns ------------------------------------------------------------------------------------
-
-
-class Factor(NamedTuple):
-    """A factor of a product.
-
-    Attributes:
-        row: As the product reads it.
-        labels: Of its axes.
-    """
-
-    row: Row
-    labels: Labels
-
-    @property
-    def way(self) -> str:
-        """How it is read; "" is the row itself."""
-        return self.row.op.way if isinstance(self.row.op, Pull) else ""
-
-    @property
-    def base(self) -> Row:
-        """What is read."""
-        return self.row.operands[0] if isinstance(self.row.op, Pull) else self.row
-
-
-class Einsum(NamedTuple):
-    """An einsum of rows that are there in full; the fallback."""
-
-    factors: tuple[Factor, ...]
-
-
-class TypedProduct(NamedTuple):
-    """Rows times the weights of their relation or type: ``segment_matmul``.
-
-    Attributes:
-        x: The rows.
-        weight: The weights.
-        batch: Labels that both have and the result: products of their own.
-        summed: Labels that both have.
-        more: Labels that only x has.
-        out: Labels that only weights have.
-    """
-
-    x: Factor
-    weight: Factor
-    batch: Labels
-    summed: Labels
-    more: Labels
-    out: Labels
-
-
-class TypedDots(NamedTuple):
-    """Dot products of rows with those of their relation: ``sddmm``.
-
-    Attributes:
-        x: The rows.
-        vector: Those of relations.
-        heads: Labels of the result.
-        summed: The others.
-    """
-
-    x: Factor
-    vector: Factor
-    heads: Labels
-    summed: Labels
-
-
-class EdgeDots(NamedTuple):
-    """Dot products of rows of both ends: ``sddmm``.
-
-    Attributes:
-        dst: Of destinations.
-        src: Of sources.
-        heads: Labels of the result.
-        summed: The others.
-    """
-
-    dst: Factor
-    src: Factor
-    heads: Labels
-    summed: Labels
-
-
-class Ends(NamedTuple):
-    """Scores LeakyReLU(row + col) of numbers at both ends."""
-
-    row: Any
-    col: Any
-    slope: float
-
-
-class Given(NamedTuple):
-    """Scores of edges alone."""
-
-    score: Any
-
-
-class Dots(NamedTuple):
-    """Scores scale · ⟨row_key, col_key⟩."""
-
-    row_key: Any
-    col_key: Any
-    scale: Any
-
-
-class Leaky(NamedTuple):
-    """Scores ⟨vector, LeakyReLU(row_key + col_key)⟩."""
-
-    row_key: Any
-    col_key: Any
-    vector: Any
-    slope: float
-
-
-Scores = Ends | Given | Dots | Leaky
-
-
-class Sum(NamedTuple):
-    """Weighted rows reduced at each destination, or (destination, relation): ``spmm``, attention.
-
-    Attributes:
-        value: What is reduced, read by sources, their pairs, or an edge's own.
-        weight: Of edges, or None.
-        scores: Of the softmax that weights it, too, or None.
-        heads: Labels of weights.
-        out: Labels of the result.
-        after: Shared factors of the result.
-        reduce: How.
-        into: The space of the result.
-    """
-
-    value: Factor
-    weight: Row | None
-    scores: Scores | None
-    heads: Labels
-    out: Labels
-    after: tuple[Factor, ...]
-    reduce: str
-    into: Space
-
-
-class RelationalSum(NamedTuple):
-    """Weighted products by relation, summed up: ``relational_aggregate``.
-
-    Attributes:
-        x: Of sources.
-        weight: Of relations.
-        edge_weight: Of edges, one number each; or None.
-        summed: Labels that both have.
-        rest: Labels that weights have.
-        out: Labels of the result.
-        after: Shared factors of the result.
-    """
-
-    x: Factor
-    weight: Factor
-    edge_weight: Row | None
-    summed: Labels
-    rest: Labels
-    out: Labels
-    after: tuple[Factor, ...]
-
-
-class Count(NamedTuple):
-    """A reduction of what does not vary over the edges of a destination."""
-
-    row: Row
-    reduce: str
-
-
-class PairSum(NamedTuple):
-    """The sum of (destination, relation) pairs at each destination."""
-
-    row: Row
-
-
-Pattern = (
-    Einsum | TypedProduct | TypedDots | EdgeDots | Sum | RelationalSum | Count | PairSum | None
-)
-
-
-# --- Finding them --------------------------------------------------------------------------------
 
 
 class Matcher:
@@ -245,12 +85,13 @@ class Matcher:
             return self._reduction(row)
         return None
 
-    def _single(self, row: Row) -> bool:
-        return self._uses.get(row, 1) == 1
+    def is_lone(self, row: Row, uses: int = 1) -> bool:
+        """Whether nothing else reads a row that is read so often."""
+        return self._uses.get(row, 1) <= uses
 
     def flat(self, row: Row) -> Row:
         """An einsum with the factors of its factors, as far as nothing else reads these."""
-        new = taken_in(row, lambda each: self._single(each) and each.space is row.space)
+        new = taken_in(row, lambda each: self.is_lone(each) and each.space is row.space)
         return row if new is row else self.flat(new)
 
     # --- Products ------------------------------------------------------------------------------
@@ -294,7 +135,7 @@ class Matcher:
         of, reduce = row.operands[0], row.op.reduce
         if of.space is Space.SHARED or (isinstance(of.op, Pull) and of.op.way == "dst"):
             return Count(of, reduce)
-        if reduce in ("max", "min") or not isinstance(of.op, Contract) or not self._single(of):
+        if reduce in ("max", "min") or not isinstance(of.op, Contract) or not self.is_lone(of):
             return self._plain(row)
         of = self.flat(of)
         found = self._weighted(row, of, reduce)
@@ -345,14 +186,17 @@ class Matcher:
         one = softmax[0] if len(softmax) == 1 and softmax[0] in weights else None
         if (
             one is not None
-            and self._single(one.row)
+            and self.is_lone(one.row)
             and row.space is Space.NODE
             and reduce == "sum"
         ):
             weights.remove(one)
             scores = self._scores(one, heads, value, sizes)
         weight = self._weight(weights, heads, row, sizes)
-        return Sum(value, weight, scores, heads, full, tuple(after), reduce, row.space)
+        found = Sum(value, weight, scores, heads, full, tuple(after), reduce, row.space)
+        if scores is None or one is None:
+            return found
+        return relational.attention(self, found, one.row.operands[0])
 
     def _relational(
         self,
@@ -418,9 +262,12 @@ class Matcher:
         score = softmax.row.operands[0]
         if softmax.labels != heads:  # in another order, or some heads have one score
             return Given(contract([score], [softmax.labels], heads, score, sizes=sizes))
-        if value.way in _SOURCES and self._single(score):
+        if value.way in _SOURCES and self.is_lone(score):
             found = (
-                self._ends(score, value) or self._dots(score, value) or self._leaky(score, value)
+                self._ends(score, value)
+                or self._dots(score, value)
+                or self._leaky(score, value)
+                or relational.typed_scores(self, score, value, heads)
             )
             if found is not None:
                 return found
@@ -438,7 +285,7 @@ class Matcher:
 
     def _ends(self, score: Row, value: Factor) -> Scores | None:
         slope, of = leaky_of(score)
-        if of is not score and not self._single(of):
+        if of is not score and not self.is_lone(of):
             return None
         found = self._sum_of_ends(of, value)
         return None if found is None else Ends(*found, slope)
@@ -457,10 +304,10 @@ class Matcher:
             return None
         labels = (*dots.heads, *dots.summed)
         sizes = sizes_of(flat.operands, flat.op.terms)  # type: ignore[union-attr]
-        key = self.of_sources(_in_order(dots.src, labels, sizes), value.way)
+        key = self.of_sources(in_order_of(dots.src, labels, sizes), value.way)
         if key is None:
             return None
-        row = _in_order(Factor(dots.dst.base, dots.dst.labels), labels, sizes)
+        row = in_order_of(Factor(dots.dst.base, dots.dst.labels), labels, sizes)
         made = None
         if scale:
             operands = [each.row for each in scale]
@@ -477,7 +324,7 @@ class Matcher:
         if vector.row.space is not Space.SHARED or inner.row.space is not Space.EDGE:
             return None
         slope, of = leaky_of(inner.row)
-        if of is inner.row or not (self._single(of) and self._single(inner.row)):
+        if of is inner.row or not (self.is_lone(of) and self.is_lone(inner.row)):
             return None
         summed = [label for label in inner.labels if label not in out]
         if inner.labels != (*out, *summed) or set(vector.labels) != set(inner.labels) or not summed:
@@ -485,7 +332,7 @@ class Matcher:
         found = self._sum_of_ends(of, value)
         if found is None:
             return None
-        return Leaky(*found, _in_order(vector, inner.labels, {}), slope)
+        return Leaky(*found, in_order_of(vector, inner.labels, {}), slope)
 
     def of_destinations(self, row: Row) -> Row | None:
         """A row of nodes that edges read at their destinations, of one that they read there."""
@@ -502,19 +349,6 @@ class Matcher:
         if way == "src_pair" and row.op.way in ("src", "relation"):
             return pull(row.operands[0], Space.SOURCE_PAIR, row.op.way)
         return None
-
-
-def factors_of(row: Row) -> tuple[list[Factor], Labels]:
-    """The factors of an einsum and the labels of its result."""
-    assert isinstance(row.op, Contract)
-    return list(map(Factor, row.operands, row.op.terms)), row.op.out
-
-
-def leaky_of(row: Row) -> tuple[float, Row]:
-    """The slope of a LeakyReLU, and what it is of; a slope of 1 is none."""
-    if isinstance(row.op, Apply) and row.op.name == "leaky_relu":
-        return row.op.params["slope"], row.operands[0]
-    return 1.0, row
 
 
 def at_home(row: Row, parts: Parts) -> Row:
@@ -565,27 +399,6 @@ def _edge_dots(row: Row, factors: Sequence[Factor], out: Labels) -> EdgeDots | N
     return None
 
 
-def _in_order(factor: Factor, labels: Labels, sizes: Mapping[int, int]) -> Row:
-    """A row with its axes in another order, and copies where it lacks one."""
-    if factor.labels == labels:
-        return factor.row
-    row = factor.row
-    if isinstance(row.op, Pull):
-        base = _in_order(Factor(row.operands[0], factor.labels), labels, sizes)
-        return pull(base, row.space, row.op.way)
-    return contract([row], [factor.labels], labels, row, sizes=sizes)
-
-
-def width(labels: Labels, sizes: Mapping[int, int]) -> int:
-    """How many numbers axes have together."""
-    return math.prod(sizes[label] for label in labels)
-
-
-def is_read(value: Factor, into: Space) -> bool:
-    """Whether a sum reads a value where it is, at sources or their pairs."""
-    return value.way == "src" or (value.way == "src_pair" and into is Space.NODE)
-
-
 def needed(results: Sequence[Row], matcher: Matcher) -> list[Row]:
     """The rows that patterns take, and what these need, each after its operands."""
     return in_order(results, lambda row: taken(row, matcher))
@@ -606,8 +419,9 @@ def taken(row: Row, matcher: Matcher) -> list[Row]:
             rows = [x.base, weight.base, *(each.row for each in after)]
             return rows if edge_weight is None else [*rows, edge_weight]
         case Sum(value, weight, scores, _, _, after, _, into):
-            rows = [value.base if is_read(value, into) else value.row]
-            rows += [each for each in (weight,) if each is not None]
-            rows += [each for each in scores or () if isinstance(each, Row)]
-            return [*rows, *(each.row for each in after)]
+            of = value.base if is_read(value, into) else value.row
+            return [of, *rows_in((weight, scores)), *(each.row for each in after)]
+        case RGAT() | HGT():
+            of_sum = pattern.sum.weight, tuple(each.row for each in pattern.sum.after)
+            return rows_in((of_sum, pattern[1:]))
     return list(row.operands)

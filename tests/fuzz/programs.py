@@ -164,7 +164,7 @@ class Writer:
         count = self.rng.integers(5, 31)
         ways = [self.read, self.reduce, self.unary, self.combine, self.spread, self.multiply]
         ways += [self.dots, self.reshape, self.weighted, self.attend, self.multiply, self.read]
-        ways += [self.concatenate]
+        ways += [self.concatenate, self.attend_by_relation]
         while len(self.steps) < count:
             ways[self.rng.integers(len(ways))]()
         used = {i for step in self.steps for i in step.operands}
@@ -322,6 +322,42 @@ class Writer:
 
         self.add("attention", [row, score], function, Kind(Space.NODE, self.kinds[row].shape))
 
+    def attend_by_relation(self) -> None:
+        """RGAT's or HGT's attention, perhaps of heads, and with numbers of edges."""
+        x, w = self.any(space=(Space.NODE,), shape=((D,),)), self._of_relations()
+        other, number = self._of_relations(), self.any(space=(Space.EDGE,), shape=((),))
+        assert x is not None
+        by_keys, scaled, by_head, shared = self.rng.random(4) < 0.5
+        operands = [x, w, other, *([] if number is None else [number])]
+
+        def function(g: Any, x: Any, w: Any, other: Any, *number: Any) -> Any:
+            maps, others = (
+                jnp.stack([each, each.T], 1) if by_head else each[:, None]
+                for each in (g.relation(w), g.relation(other))
+            )
+            ends = [jnp.einsum("k,khd->hd", end(x), maps) / 2 for end in (g.src, g.dst)]
+            if by_keys:
+                keys = jnp.einsum("k,khd->hd", g.src(x), others) / 2
+                queries = jnp.stack([x, 2 * x]) if by_head else x[None]
+                score = (g.dst(queries) * keys).sum(-1)
+            else:
+                vectors = (jnp.cos(jnp.arange(D) + 1.0) if shared else others[0]), others[-1]
+                s, t = ((end * vector).sum(-1) for end, vector in zip(ends, vectors, strict=True))
+                score = jax.nn.leaky_relu(sum([s, t, *([] if scaled else number)]), 0.2)
+            shares = g.softmax(score)
+            for each in number if scaled else ():
+                shares *= each
+            y = g.sum(shares[:, None] * ends[0])
+            return y if by_head else y[0]
+
+        kind = Kind(Space.NODE, (H, D) if by_head else (D,))
+        self.add(f"{'hgt' if by_keys else 'rgat'} attention", operands, function, kind)
+
+    def _of_relations(self) -> int:
+        row = self.any(space=(Space.RELATION,), shape=((D, D),), late=False)
+        assert row is not None
+        return row
+
 
 # --- Comparing -----------------------------------------------------------------------------------
 
@@ -427,8 +463,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 raise
             wrong.append(number)
             print(f"program {number}: {type(error).__name__}: {str(error)[:3000]}\n", flush=True)
-        if number % 100 == 99:
+        if number % 20 == 19:
             print(f"{number + 1} programs", flush=True)
+        if number % 100 == 99:
             jax.clear_caches()
     print(f"seed {given.seed}: {len(numbers)} programs, {compared} compared, wrong: {wrong}")
     assert not wrong

@@ -173,7 +173,7 @@ class TypedEdges:
             )
         maps = Projections(kernel, weights.dst, self.matrix)
         value, at_dst = typed_values(maps, (x,), precision=self.precision)
-        of_value, types = weights.src.reshape(len(kernel), -1), self._types_of_pairs()
+        of_value, types = weights.src.reshape(len(kernel), -1), self.types_of_pairs()
         matrix = part(self.matrix.from_pairs)
         if not (scores.multiplied or scores.within):
             scale = None if scores.scale is None else scores.scale.astype(at_dst.dtype)
@@ -213,7 +213,7 @@ class TypedEdges:
         at_dst = numbers_of_destinations(x, dst, self.matrix)
         return at_dst, gather(of_src_pairs, at_src)
 
-    def _types_of_pairs(self) -> Array:
+    def types_of_pairs(self) -> Array:
         """``(source pairs,)``, the relation of each, that of its first edge."""
         edges = part(self.graph.from_pairs)
         return ids_at(self.matrix.types, ids_at(edges.t_order, edges.t_indptr[:-1]))
@@ -226,7 +226,7 @@ class TypedEdges:
     def _lookup_of_source_pairs(self) -> SparseMatrix:
         """The same of (source, relation) pairs; the transposes look up."""
         pairs = self.pair_src
-        ids, size = self._places(pairs.nodes, self._types_of_pairs(), pairs.num_nodes)
+        ids, size = self._places(pairs.nodes, self.types_of_pairs(), pairs.num_nodes)
         order = pairs.order.astype(ids.dtype)
         return SparseMatrix(
             Csr(ids_at(ids, order), order, num_rows=size),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jax_gnn._program.match import Matcher, RelationalSum, at_home
+from jax_gnn._program.match import Matcher, at_home
 from jax_gnn._program.normal import settled
+from jax_gnn._program.patterns import RelationalSum
 from jax_gnn._program.rows import Apply, Contract, Push, Row, in_order, rewritten, uses_of
 from jax_gnn._program.spaces import Parts
 

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jax_gnn._program.cost import Costs
-from jax_gnn._program.match import Einsum, Factor, Matcher, at_home, factors_of
+from jax_gnn._program.match import Matcher, at_home
 from jax_gnn._program.normal import settled, taken_in
+from jax_gnn._program.patterns import Einsum, Factor, factors_of
 from jax_gnn._program.rows import (
     Contract,
     Labels,

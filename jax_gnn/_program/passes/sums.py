@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_gnn._program.match import factors_of
 from jax_gnn._program.normal import settled, summed
+from jax_gnn._program.patterns import factors_of
 from jax_gnn._program.rows import (
     Apply,
     Contract,
