@@ -294,6 +294,12 @@ class Lowering:
         matrix = self.maps.matrix(Space.EDGE, "dst")
         return segment_softmax(flat(x).astype(acc), matrix).astype(x.dtype).reshape(x.shape)
 
+    def _entries(self, row: Row, dtype: Any) -> Array:
+        """``(edges, numbers)`` for an op, which leaves out padding whatever it holds."""
+        given = isinstance(row.op, Given) and row.space is Space.EDGE
+        x = jnp.asarray(self.given[row.op.index]) if given else self._at_edges(row)  # type: ignore[union-attr]
+        return flat(x.astype(accumulator_dtype(dtype)))
+
     def _at_edges(self, row: Row) -> Array:
         x = self.array(row)
         if row.space is Space.SHARED:
@@ -333,7 +339,7 @@ class Lowering:
         features = self.laid_out(x.base, x.labels, (summed,))
         entries = None
         if edge_weight is not None:
-            entries = self._at_edges(edge_weight).astype(accumulator_dtype(features.dtype))
+            entries = self._entries(edge_weight, features.dtype)[:, 0]
         y = relational_aggregate(
             *(features, kernel, entries, self.maps.relational),
             transposed=False,
@@ -367,17 +373,12 @@ class Lowering:
         sizes = weighted | sizes
         count = width(heads, sizes)
         x = _repeated(x, own, heads, sizes)
-        acc = accumulator_dtype(x.dtype)
-        entries = None
-        if weight is not None:
-            entries = self._at_edges(weight).astype(acc)
-            entries = entries.reshape(entries.shape[0], count)
+        entries = None if weight is None else self._entries(weight, x.dtype)
         if scores is None:
             y = segment_reduce(x, entries, matrix, reduce=reduce, heads=count)
         else:
-            scale = None if entries is None else entries.astype(accumulator_dtype(x.dtype))
             y, _ = attend(
-                *(x, self._scores(scores, value, x), scale, matrix),
+                *(x, self._scores(scores, value, x), entries, matrix),
                 heads=count,
                 slope=getattr(scores, "slope", 1.0),
             )
@@ -388,20 +389,14 @@ class Lowering:
     def _relational_attention(self, row: Row, pattern: RGAT | HGT) -> Array:
         """RGAT or HGT, as its layer has it."""
         value, weight, _, heads, out, after, *_ = pattern.sum
-        graph, acc = self._graph, accumulator_dtype(row.dtype)
-        precision = precision_level(self._precision(row))
-
-        def of_edges(row: Row) -> Array:
-            x = self._at_edges(row).astype(acc)
-            return x.reshape(x.shape[0], math.prod(x.shape[1:]))
-
+        graph, precision = self._graph, precision_level(self._precision(row))
         if isinstance(pattern, HGT):
             scale = None if pattern.scale is None else self.array(pattern.scale)
             y = relational.hgt(pattern, graph, self._arranged, scale, precision)
         else:
-            terms = [of_edges(each) for each in pattern.numbers]
+            terms = [self._entries(each, row.dtype) for each in pattern.numbers]
             numbers = functools.reduce(jnp.add, terms) if terms else None
-            scale = None if weight is None else of_edges(weight)
+            scale = None if weight is None else self._entries(weight, row.dtype)
             y = relational.rgat(pattern, graph, self._arranged, numbers, scale, precision)
         labels = (*heads, *(label for label in value.labels if label not in heads))
         return self._after(y.astype(row.dtype), labels, out, after, row)
@@ -427,7 +422,7 @@ class Lowering:
                 *(flat(self.array(each)).astype(acc) for each in (scores.row, scores.col))
             )
         if isinstance(scores, patterns.Given):
-            return kinds.Given(flat(self._at_edges(scores.score)).astype(acc))
+            return kinds.Given(self._entries(scores.score, x.dtype))
         if isinstance(scores, Typed):
             return self._typed_scores(scores, x)
         row_key, col_key = flat(self.array(scores.row_key)), flat(self.array(scores.col_key))
@@ -442,7 +437,7 @@ class Lowering:
         vector = self._arranged(scores.vector)
         heads, features = vector.shape[-2:]
         of_value = jnp.broadcast_to(vector, (maps.parts.rows[Space.RELATION], heads, features))
-        terms = [flat(self._at_edges(each)).astype(acc) for each in scores.numbers]
+        terms = [self._entries(each, x.dtype) for each in scores.numbers]
         numbers = sum(terms, jnp.zeros((maps.parts.rows[Space.EDGE], heads), acc))
         return kinds.Typed(
             *(flat(of_value), numbers, None, None),
