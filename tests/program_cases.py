@@ -120,6 +120,11 @@ def not_finite_at_zero(g, x: Node, v: Relation, e: Edge, a_s):
     return g.sum(size * jnp.log(jnp.abs(g.relation(v))) * a_s)
 
 
+def chosen_heads(g, x: Node, w1_sh, m_h):
+    both = jnp.where(m_h[:, None] > 0, jnp.tile(g.src(x), (H, 1)), jnp.tile(g.dst(x), (H, 1)))
+    return g.max(jnp.tanh(jnp.einsum("hk,khd->hd", both, w1_sh)))
+
+
 def inside_vmap(g, x: Node, w1_sh):
     per_head = jax.vmap(lambda w: g.sum(g.softmax(g.src(x) @ w) * g.src(x @ w)), 1)
     return per_head(w1_sh)
@@ -136,7 +141,7 @@ def loop(g, x: Node, e: Edge):
 RELATIONAL = rgcn, rgcn_of_ones, rgat, rgat_of_heads, hgt, two_layers, many_spaces
 RELATIONAL += (not_finite_at_zero,)
 PLAIN = gcn, gat, gat_of_pairs, gatv2, transformer, sage_max, edge_conv, mean_of_products, gated
-PLAIN += inside_vmap, loop
+PLAIN += chosen_heads, inside_vmap, loop
 MODELS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (*RELATIONAL, *PLAIN)}
 
 SHAPES: dict[str, Any] = {
@@ -159,6 +164,7 @@ SHAPES: dict[str, Any] = {
     "a2_s": (2 * D,),
     "w_d": (D, D),
     "a_sh": (H, D),
+    "m_h": (H,),
     **{f"w{i}_s": (K, D) for i in ("", 1, 2, 3)},
     **{f"w{i}_sh": (K, H, D) for i in (1, 2, 3)},
 }

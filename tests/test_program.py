@@ -494,6 +494,15 @@ def test_program_is_public() -> None:
 # --- Passes --------------------------------------------------------------------------------------
 
 
+def test_a_product_goes_behind_a_choice(rng: np.random.Generator) -> None:
+    graph = random_graph(rng, Sizes(200, 3000))
+    arguments = random_arguments(rng, MODELS["chosen_heads"], graph)
+    text = program(MODELS["chosen_heads"]).explain(graph, **arguments)
+    last = text[text.rindex("\nafter") : text.index("\nops")]
+    assert re.search(r"einsum \S+ \(%\d+, w1_sh\) +node", last), last
+    assert re.search(r"select_n\(%\d+, dst\(%\d+\), src\(%\d+\)\)", last), last
+
+
 @pytest.mark.parametrize("model", ["rgcn", "rgat_of_heads", "hgt", "gat_of_pairs", "gatv2", "gcn"])
 def test_passes_change_nothing_twice(rng: np.random.Generator, model: str) -> None:
     graph = random_graph(rng, Sizes(50, 400))

@@ -518,6 +518,8 @@ def _function_of(eqn: Any, jaxpr: Any) -> tuple[Callable[..., Sequence[Any]], An
 
 
 def _key(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return tuple(map(_key, value))
     try:
         hash(value)
     except TypeError:

@@ -1,8 +1,9 @@
 """Linear maps go behind sums where a term can then be computed for fewer rows.
 
-(x_u - x_v) W becomes x_u W - x_v W, products of nodes; aᵀ[z_u ‖ z_v] becomes a₁ᵀz_u + a₂ᵀz_v; and
-the sum over edges of two terms becomes two sums. Terms of long sums are added up by the space that
-suffices for them.
+(x_u - x_v) W becomes x_u W - x_v W, products of nodes; aᵀ[z_u ‖ z_v] becomes a₁ᵀz_u + a₂ᵀz_v; a
+choice of x_u or x_v, by a mask that all edges share, becomes one of x_u W or x_v W; and the sum over
+edges of two terms becomes two sums. Terms of long sums are added up by the space that suffices for
+them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from jax_gnn._program.rows import (
     contract,
     pull,
     rewritten,
+    sizes_of,
 )
 from jax_gnn._program.spaces import Parts, Space
 
@@ -76,19 +78,25 @@ def _behind_product(row: Row, parts: Parts) -> Row | None:
             continue
         if each.op.name in _SUMS and each.shape == each.operands[0].shape == each.operands[1].shape:
             terms = [(term, others) for term in each.operands]
-            combine = each.op.name
+            combine = functools.partial(_combined, each.op.name)
         elif each.op.name == "concatenate":
             found = _sliced(row, place)
             if found is None:
                 continue
-            terms, combine = found, "add"
+            terms, combine = found, functools.partial(_combined, "add")
+        elif each.op.name == "select_n" and len(each.operands) == 3:
+            mask = _kept_mask(row, place)
+            if mask is None:
+                continue
+            terms = [(term, others) for term in each.operands[1:]]
+            combine = functools.partial(apply, "select_n", jax.lax.select_n, mask)
         else:
             continue
         varying = [(term, rest) for term, rest in terms if term.space is not Space.SHARED]
         if not any(_moves(row.space, [term, *rest], parts) for term, rest in varying):
             continue
         products = [_apart(_with(row, place, *each), parts) for each in terms]
-        return functools.reduce(functools.partial(_combined, combine), products)
+        return functools.reduce(combine, products)
     return None
 
 
@@ -101,6 +109,21 @@ def _with(row: Row, place: int, term: Row, others: Sequence[Row]) -> Row:
     assert isinstance(row.op, Contract)
     operands = [*others[:place], term, *others[place:]]
     return settled(contract(operands, row.op.terms, row.op.out, row, row.op.precision))
+
+
+def _kept_mask(row: Row, place: int) -> Row | None:
+    """The mask of a choice between factors as one between products: it is not summed over."""
+    mask = row.operands[place].operands[0]
+    factors, out = factors_of(row)
+    if mask.space is not Space.SHARED or not isinstance(mask.op, Contract):
+        return None
+    if len(mask.operands) != 1 or mask.shape != row.operands[place].shape:
+        return None
+    names = dict(zip(mask.op.out, factors[place].labels, strict=True))
+    labels = tuple(names.get(label, -1) for label in mask.op.terms[0])
+    if not set(labels) <= set(out):
+        return None
+    return contract(mask.operands, [labels], out, mask, sizes=sizes_of([row], [out]))
 
 
 def _sliced(row: Row, place: int) -> list[tuple[Row, list[Row]]] | None:
