@@ -1,7 +1,7 @@
 """Linear maps go behind sums where a term can then be computed for fewer rows.
 
 (x_u - x_v) W becomes x_u W - x_v W, products of nodes; aᵀ[z_u ‖ z_v] becomes a₁ᵀz_u + a₂ᵀz_v; a
-choice of x_u or x_v, by a mask that all edges share, becomes one of x_u W or x_v W; and the sum over
+choice of x_u or x_v, by a mask that all edges share, becomes one of x_u W or x_v W; and a sum over
 edges of two terms becomes two sums. Terms of long sums are added up by the space that suffices for
 them.
 """
