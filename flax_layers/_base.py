@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, TypedDict, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
 from jax import Array
@@ -20,12 +19,12 @@ from jax.typing import ArrayLike, DTypeLike
 from jax_gnn import Graph, Hypergraph, segment_matmul
 from jax_gnn.extend import (
     as_array,
-    at_most,
     check_choice,
     check_instance,
     check_integer,
     check_number,
     check_real,
+    is_tall,
     lead,
     spread,
 )
@@ -332,12 +331,6 @@ def epilogue(x: Array, bias: Array | None, activation: Activation | None) -> dic
     return last if bias is None else last | {"bias": jnp.broadcast_to(bias, x.shape[1:])}
 
 
-_TALL = 50_000
-_NARROW = 128
-"""From so many rows of at most so many float32 on, this library's products are not slower than
-XLA's, on an H200 and on CPUs, and their gradients to weights up to twice as fast."""
-
-
 def product(
     x: Array,
     kernel: Array,
@@ -351,8 +344,7 @@ def product(
 
     The scale is a number of each row.
     """
-    is_tall = x.ndim == 2 and at_most(_TALL, x.shape[0]) and max(kernel.shape) <= _NARROW
-    if is_tall and precision is None and x.dtype == np.float32:
+    if is_tall(x, kernel, precision):
         return segment_matmul(
             *(x, kernel[None], jnp.full((1,), x.shape[0], jnp.int32)),
             scale=scale,

@@ -35,6 +35,7 @@ from jax_gnn._ops.relational_aggregate.api import counts_of, of_relations
 from jax_gnn._ops.relational_aggregate.schedule import blocks_pay, sums_by_basis_pay
 from jax_gnn._ops.relational_attention.api import METHODS, Method
 from jax_gnn._ops.relational_attention.weights import RelationMaps
+from jax_gnn._ops.segment_matmul.api import is_tall
 from jax_gnn._ops.segment_reduce.primitive import gather, total
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "gather",
     "in_range",
     "is_real",
+    "is_tall",
     "lead",
     "numbers_by_name",
     "of_relations",

@@ -27,6 +27,7 @@ from program_cases import (
 
 import jax_gnn
 from jax_gnn import Edge, Graph, Node, NodeType, Relation, RelationalGraph, program
+from jax_gnn._ops.segment_matmul import api as products
 from jax_gnn._program import explain, passes
 from jax_gnn._program.api import Program
 
@@ -492,6 +493,31 @@ def test_program_is_public() -> None:
 
 
 # --- Passes --------------------------------------------------------------------------------------
+
+
+def test_tall_products_are_those_of_layers(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many rows in float32 a product with shared weights is this library's."""
+    src, dst = rng.integers(9, size=(2, 30))
+    graph = Graph.from_edges(src, dst, num_nodes=9)
+    arguments = random_arguments(rng, MODELS["gatv2"], graph)
+    arguments = {name: jnp.asarray(x, jnp.float32) for name, x in arguments.items()}
+
+    def values(run: Callable[..., Any]) -> Any:
+        return jax.value_and_grad(lambda arguments: run(graph, **arguments).sum())(arguments)
+
+    def names() -> list[str]:
+        jaxpr = jax.make_jaxpr(lambda arguments: made(graph, **arguments))(arguments)
+        return [each.primitive.name for each in jaxpr.eqns]
+
+    made = program(MODELS["gatv2"])
+    assert "jax_gnn_segment_matmul" not in names()
+    wanted = values(made.reference)
+    monkeypatch.setattr(products, "TALL", 9)
+    made = program(MODELS["gatv2"])
+    assert names().count("jax_gnn_segment_matmul") == 2
+    assert largest_difference(values(made), wanted) < 1e-4
 
 
 def test_a_product_goes_behind_a_choice(rng: np.random.Generator) -> None:

@@ -24,7 +24,8 @@ from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
 from jax_gnn._ops.relational_aggregate.xla import EdgesByRelation
 from jax_gnn._ops.relational_attention.methods import TypedEdges
 from jax_gnn._ops.relational_attention.primitive import product as product_of_pairs
-from jax_gnn._ops.segment_matmul.api import precision_level
+from jax_gnn._ops.segment_matmul.api import is_tall, precision_level
+from jax_gnn._ops.segment_matmul.api import segment_matmul as dense_product
 from jax_gnn._ops.segment_matmul.primitive import segment_matmul
 from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce, total
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
@@ -500,6 +501,11 @@ def _times(a: _Labelled, b: _Labelled | None, out: Labels, precision: Any = None
         x, y = (_aligned(each, order, varies) for each in operands)
         found = x * y
         return jnp.sum(found, tuple(range(-len(summed), 0))) if summed else found
+    if len(operands) == 2:
+        rows, weight = sorted(operands, key=lambda each: not each[2])
+        product = _tall(rows, weight, out, precision)
+        if product is not None:
+            return product
     names = dict(zip(counts, string.ascii_letters[1:], strict=False))
 
     def term(labels: Labels, rows: bool) -> str:
@@ -509,6 +515,20 @@ def _times(a: _Labelled, b: _Labelled | None, out: Labels, precision: Any = None
     return jnp.einsum(
         f"{spec}->{term(out, varies)}", *(each[0] for each in operands), precision=precision
     )
+
+
+def _tall(x: _Labelled, weight: _Labelled, out: Labels, precision: Any) -> Array | None:
+    """A product of many rows with a shared matrix, or None, as layers choose."""
+    rest = [label for label in weight[1] if label not in x[1]]
+    if not x[2] or weight[2] or set(x[1]) - set(weight[1]) or sorted(rest) != sorted(out):
+        return None
+    kernel = weight[0].transpose([weight[1].index(label) for label in (*x[1], *out)])
+    shape, rows = kernel.shape[len(x[1]) :], flat(x[0])
+    kernel = kernel.reshape(rows.shape[1], math.prod(shape))
+    if not is_tall(rows, kernel, precision):
+        return None
+    y = dense_product(rows, kernel[None], jnp.full((1,), rows.shape[0], jnp.int32))
+    return y.reshape(y.shape[0], *shape)
 
 
 def _elementwise(a: _Labelled, b: _Labelled, out: Labels, varies: bool) -> bool:

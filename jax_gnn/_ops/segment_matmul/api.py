@@ -23,12 +23,23 @@ from jax_gnn._core.arguments import (
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, promoted
 from jax_gnn._core.csr import SparseMatrix, inverse_of, permutation
 from jax_gnn._core.ffi import Implementation
-from jax_gnn._core.ids import signed
+from jax_gnn._core.ids import at_most, signed
 from jax_gnn._core.public import public
 from jax_gnn._ops.segment_matmul import primitive, xla
 from jax_gnn._ops.segment_matmul.xla import Activation
 from jax_gnn._ops.segment_reduce.index import SegmentIndex
 from jax_gnn._ops.segment_reduce.sort import sorted_segments
+
+TALL = 50_000
+_NARROW = 128
+"""From so many rows of at most so many float32 on, this library's products are not slower than
+XLA's, on an H200 and on CPUs, and their gradients to weights up to twice as fast."""
+
+
+def is_tall(x: Any, kernel: Any, precision: Any) -> bool:
+    """Whether ``x @ kernel`` is to be the product of one segment."""
+    is_tall = x.ndim == 2 and at_most(TALL, x.shape[0]) and max(kernel.shape) <= _NARROW
+    return is_tall and precision is None and x.dtype == np.float32
 
 
 @public
