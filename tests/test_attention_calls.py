@@ -112,14 +112,14 @@ def attributes_of(kind: str, direction: str) -> dict[str, Any]:
         flags |= {"has_rows": False, "keeps_raw": False}
     else:
         flags |= {"whole": direction == "whole", "same": False, "has_y": True}
-        flags |= {"has_log_sum_ct": True, "one_pass": True}
+        flags |= {"has_log_sum_ct": True, "by_passes": False, "one_pass": True}
     numbers = {"kind": KINDS.index(kind)}
     numbers |= {} if direction == "forward" else {"lanes": 1, "threads": 32}
     return {
         **{name: np.bool_(flag) for name, flag in flags.items()},
         **{name: np.int64(number) for name, number in numbers.items()},
         "slope": np.float64(SLOPE),
-        **({} if direction == "forward" else {"kernel": "walk"}),
+        "kernel": "walk",
     }
 
 
@@ -257,6 +257,9 @@ def test_wrong_flags(kind: str, direction: str) -> None:
     wrong.append({"gather": np.bool_(False)})
     if direction == "forward":
         wrong += [{"keeps_raw": np.bool_(True)}]  # the results have no rows for them
+        wrong += [{"kernel": "gather"}, {"kernel": ""}]
+        if kind == "typed":
+            wrong.append({"kernel": "step"})
     else:
         others = {"given": "ends", "ends": "given", "dots": "leaky", "leaky": "dots"}
         wrong.append({"kind": np.int64(KINDS.index(others.get(kind, "given")))})
@@ -264,7 +267,7 @@ def test_wrong_flags(kind: str, direction: str) -> None:
         if direction == "whole":
             wrong.append({"has_y": np.bool_(False)})
         if kind in ("given", "ends") and direction == "back":
-            wrong.append({"one_pass": np.bool_(False)})
+            wrong.append({"by_passes": np.bool_(True)})
     for flags in wrong:
         with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
             call(**flags)

@@ -26,6 +26,7 @@ from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.kernels import csr_operands, per_entry, per_row, unscheduled_workspace
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
+from jax_gnn._ops.attention.schedule import choose_slopes
 from jax_gnn._ops.segment_reduce.xla import into_rows
 
 
@@ -146,7 +147,6 @@ def _scores_call(platform: str, operands: Scored, *, heads: int, slope: float) -
 
 
 def _sum_call(platform: str, operands: LeakySum, *, heads: int, slope: float) -> Call | None:
-    del platform, heads
     row_key, col_key, factor, vector, matrix = operands
     csr = matrix.by_row
     found = csr_operands(csr, col_key.shape[0])
@@ -155,6 +155,7 @@ def _sum_call(platform: str, operands: LeakySum, *, heads: int, slope: float) ->
     ids, flags = found
     workspace = unscheduled_workspace(csr, row_width(col_key), col_key.dtype)
     flags |= {"has_vector": np.bool_(vector is not None), "slope": np.float64(slope)}
+    flags["kernel"] = choose_slopes(csr, col_key, heads) if platform == "cuda" else "walk"
     vector = factor if vector is None else Operand.of(jnp.ravel, vector)
     return Call([row_key, col_key, factor, vector, *ids], flags, [workspace])
 

@@ -26,7 +26,6 @@ from jax import Array
 from jax_gnn._core.arrays import accumulator_dtype, row_width
 from jax_gnn._core.batching import batch, batch_apart
 from jax_gnn._core.csr import Csr, SparseMatrix
-from jax_gnn._core.ids import at_most
 from jax_gnn._core.kernels import (
     csr_operands,
     like_first,
@@ -37,12 +36,12 @@ from jax_gnn._core.kernels import (
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define
 from jax_gnn._ops.attention import xla
+from jax_gnn._ops.attention.schedule import blocks_in_step, choose_sum, holds_whole_heads
 from jax_gnn._ops.attention.scores import (
     Arrays,
     Given,
     Gradients,
     Scores,
-    holds_whole_heads,
 )
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 
@@ -278,7 +277,12 @@ def _call(
         "scaled": np.bool_(entry_scale is not None),
         "keeps_raw": np.bool_(keeps_raw),
         "slope": np.float64(slope),
+        "kernel": "walk",
     }
+    if platform == "cuda":
+        of_entries = arrays.entry if isinstance(scores, Given) else entry_scale
+        count = csr.count if of_entries is None else of_entries.shape[0]
+        flags["kernel"] = choose_sum(csr, value, heads, scores.keys, count)
     operands_ = [value, *_arrays(arrays, entry_scale, value), *ids]
     return Call(operands_, flags, [_one_pass_workspace(csr, value)])
 
@@ -300,14 +304,16 @@ def _call_back(
     }
     acc = np.dtype(stats.dtype)
     if whole:
-        in_step = gradients_in_step(value, matrix, scores, heads) if platform == "cuda" else None
-        if in_step is None or y is None:
+        by_col = csr_operands(matrix.by_col, ct.shape[0])
+        by_row = csr_operands(matrix.by_row, value.shape[0])
+        if platform != "cuda" or by_col is None or by_row is None or y is None:
             return None
-        flags |= in_step.flags | _UNSCHEDULED
-        workspaces = _workspaces(
-            workspace_of(in_step.blocks, row_width(value), acc), acc, heads=heads
-        )
-        return Call([*arrays, *in_step.ids], flags, workspaces)
+        blocks = blocks_in_step(matrix, value, heads, scores.keys)
+        if blocks is None or not scores.has_one_pass(value, heads):
+            return None
+        (ids, of_ids), (dst_ids, _) = by_col, by_row
+        workspaces = _workspaces(workspace_of(blocks, row_width(value), acc), acc, heads=heads)
+        return Call([*arrays, *ids, *dst_ids[:2]], flags | of_ids | _UNSCHEDULED, workspaces)
     csr = matrix.by_col
     found = csr_operands(csr, ct.shape[0])
     if found is None or not scores.has_kernel_back(platform, value, heads):
@@ -328,13 +334,13 @@ def _call_back(
         records=stats.shape[0],
         parts=(parts, row_width(value)),
     )
-    flags |= of_ids | schedule | {"one_pass": np.bool_(one_pass)}
+    flags |= of_ids | schedule | {"by_passes": np.bool_(not one_pass)}
     return Call([*arrays, *ids, *ids[:2]], flags, workspaces)
 
 
 _UNSCHEDULED = {
+    "by_passes": np.bool_(False),
     "one_pass": np.bool_(True),
-    "gather": np.bool_(True),
     "kernel": "walk",
     "lanes": np.int64(1),
     "threads": np.int64(32),
@@ -362,63 +368,6 @@ def _workspaces(
     """
     shapes = (2, count, heads), (records, heads, 4), parts
     return [workspace, *(jax.ShapeDtypeStruct(shape, acc) for shape in shapes)]
-
-
-# Of the kernel that has all gradients in one launch, as in edge_gradients.cuh: words of 16 bytes in
-# a tile, and entries of a block. And entries times tiles up to which it is the faster one on an
-# H100; half as many where scores are numbers of several heads.
-_TILE_WORDS, _STEP_BLOCK, _MOST_IN_STEP = 16, 48, 1 << 15
-
-
-class InStep(NamedTuple):
-    """What the kernel of all gradients gets of a matrix.
-
-    Attributes:
-        ids: rows, columns and order of the entries by column, rows and columns of those by row.
-        flags: what is said of these.
-        blocks: of the workspace.
-    """
-
-    ids: list[Operand]
-    flags: dict[str, Any]
-    blocks: int
-
-
-def gradients_in_step(
-    value: Operand, matrix: SparseMatrix, scores: Scores, heads: int
-) -> InStep | None:
-    """Whether one launch has all gradients: of few entries, of which none is left out by an order.
-
-    The only place that decides it: the kernel refuses what it cannot do.
-    """
-    by_row, by_col = matrix
-    of_rows, of_cols = (
-        csr_operands(csr, num_cols)
-        for csr, num_cols in ((by_row, by_col.num_rows), (by_col, by_row.num_rows))
-    )
-    if of_rows is None or of_cols is None:
-        return None
-    if by_row.order is not None or by_row.cols is None or by_col.cols is None:
-        return None
-    if not scores.has_one_pass(value, heads):
-        return None
-    count, width = by_row.count, row_width(value)
-    words = width * np.dtype(value.dtype).itemsize // 16
-    of_head = words // heads
-    # Many heads of double precision would want more shared memory than all GPUs have.
-    if of_head > _TILE_WORDS or (value.dtype == np.float64 and heads > 1 and of_head < 2):
-        return None
-    tiles = -(-words // _TILE_WORDS)
-    sizes = by_row.num_rows, by_col.num_rows
-    # Where most rows are empty they are filled by launches of their own.
-    if not (at_most(1, count) and all(at_most(size, 2 * count) for size in sizes)):
-        return None
-    most = _MOST_IN_STEP // 2 if scores.is_simple and heads > 1 else _MOST_IN_STEP
-    if not at_most(count * tiles, most):
-        return None
-    (ids, flags), (rows, _) = of_cols, of_rows
-    blocks = 3 * -(-count // _STEP_BLOCK)  # of both, and of parts of a vector
-    return InStep([*ids, *rows[:2]], {"ordered": flags["ordered"]}, blocks)
 
 
 # --- Derivatives ---------------------------------------------------------------------------------

@@ -14,9 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import jax
-import jax.export
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, row_width
@@ -26,6 +24,7 @@ from jax_gnn._core.kernels import narrow
 from jax_gnn._core.op import Operand
 from jax_gnn._core.schedule import known_width
 from jax_gnn._ops.attention.leaky import leaky_scores, leaky_sum
+from jax_gnn._ops.attention.schedule import holds_whole_heads
 from jax_gnn._ops.attention.xla import ends
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
 
@@ -64,7 +63,7 @@ class Scores:
     """Base of all kinds; the methods' options are heads, slope and implementation.
 
     Attributes:
-        number: that handlers know the kind by, as ``ScoreKind`` in kernels/edge_attention.h.
+        number: that handlers know the kind by, as ``ScoreKind`` in kernels/attention.h.
         moving: names of the fields that have tangents, in order.
         shared: names of the fields that have no features or heads for a batch to join.
         is_leaky: whether a LeakyReLU, of the slope of attention, makes scores of raw scores.
@@ -110,6 +109,11 @@ class Scores:
         del raw
         return self.arrays(value, heads)
 
+    @property
+    def keys(self) -> int | None:
+        """Rows besides values that scores are made of; None: no kernel of one step makes them."""
+        return None
+
     def read_width(self, value: Any) -> int:
         """Features that an entry reads of rows and columns, besides values."""
         del value
@@ -135,6 +139,7 @@ class Scores:
 
 class _Simple(Scores):
     is_simple = True
+    keys = 0
 
     def has_one_pass(self, value: Any, heads: int) -> bool:
         return holds_whole_heads(value, heads)
@@ -235,6 +240,11 @@ class _Keyed(Scores):
 
     row: Any
     col: Any
+
+    @property
+    def keys(self) -> int:
+        """Those of rows, and of columns where they are not the values."""
+        return 1 if self.col is None else 2
 
     def key(self, value: Any) -> Any:
         """The columns' keys."""
@@ -461,15 +471,6 @@ def typed_dots(
     of_types = segments(types, len(vectors)).T
     dots = sddmm(value, vectors, of_types, heads=heads, implementation=implementation)
     return gather(dots, ends(matrix)[1], implementation)
-
-
-def holds_whole_heads(value: Any, heads: int) -> bool:
-    """Whether a team of lanes does, in words of 16 bytes; as in edge_attention.h."""
-    width = row_width(value)
-    if jax.export.is_symbolic_dim(width):
-        return False
-    words, rest = divmod(width * np.dtype(value.dtype).itemsize, 16 * max(heads, 1))
-    return rest == 0 and 1 <= words <= 32 and (heads == 1 or words.bit_count() == 1)
 
 
 def _per_head(value: Any, size: Any, heads: int) -> jax.ShapeDtypeStruct:
