@@ -34,6 +34,7 @@ from jax_gnn._ops.hypergraph_aggregate.api import Normalization, Reduce, Side
 from jax_gnn._ops.relational_aggregate.api import counts_of, of_relations
 from jax_gnn._ops.relational_aggregate.schedule import blocks_pay, sums_by_basis_pay
 from jax_gnn._ops.relational_attention.api import METHODS, Method
+from jax_gnn._ops.relational_attention.methods import choose_method
 from jax_gnn._ops.relational_attention.weights import RelationMaps
 from jax_gnn._ops.segment_reduce.primitive import gather, total
 
@@ -61,6 +62,7 @@ __all__ = [
     "check_number",
     "check_range",
     "check_real",
+    "choose_method",
     "counts_of",
     "described",
     "gather",

@@ -145,7 +145,7 @@ LINEAR_SAMPLES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         (floats(3, 2), floats(4, 1)),
         {"reduce": "mean", "heads": 1},
     ),
-    "leaky_dots": (leaky.Keys(*KEYS, MATRIX), KEYS, OF_HEADS),
+    "leaky_dots": (leaky.Keys(*KEYS, None, MATRIX), KEYS, OF_HEADS),
     "typed_values": (
         typed.Projections(floats(2, 2, 4), floats(2, 1, 2), TYPED),
         (floats(5, 2),),

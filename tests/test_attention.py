@@ -411,7 +411,9 @@ def of_rounding(dtype: str, entries: Entries, operands: Any, y: Any, ct: Any) ->
     terms = np.asarray(y, np.float64) * np.asarray(ct, np.float64)
     names = "row", "col", "value", "vector", "of_value"
     largest = max(np.abs(operands[name]).max(initial=1) for name in names if name in operands)
-    return 4 * added * float(jnp.finfo(dtype).eps) * (terms**2).sum(1).max(initial=0) ** 0.5 * largest
+    return (
+        4 * added * float(jnp.finfo(dtype).eps) * (terms**2).sum(1).max(initial=0) ** 0.5 * largest
+    )
 
 
 @on_first

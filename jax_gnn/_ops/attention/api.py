@@ -24,7 +24,7 @@ from jax_gnn._core.arguments import (
 from jax_gnn._core.arrays import accumulator_dtype, flat, lead, row_width, spread
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
-from jax_gnn._ops.attention import sums, xla
+from jax_gnn._ops.attention import xla
 from jax_gnn._ops.attention.leaky import leaky_scores
 from jax_gnn._ops.attention.primitive import attend, weights
 from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Scores
@@ -360,7 +360,7 @@ class _Edges:
 
     def _results(self, y: Array, stats: Array) -> Any:
         y = y.reshape(self.matrix.by_row.num_rows, *self.value.shape[1:])
-        return (y, sums.logsumexp(stats)) if self.return_lse else y
+        return (y, xla.logsumexp(stats)) if self.return_lse else y
 
 
 def _check_same_features(name: str, x: Array, other_name: str, other: Array) -> None:
