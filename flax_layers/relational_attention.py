@@ -55,7 +55,7 @@ from jax_gnn.extend import (
     check_instance,
     check_number,
     choose_method,
-    lead,
+    feature_wise,
 )
 
 Attention = Literal["additive", "multiplicative"]
@@ -723,7 +723,7 @@ class HGTConv(nnx.Module):
         if len(sizes) > 1:
             columns = [jnp.broadcast_to(gate[i], (size, 1)) for i, size in enumerate(sizes)]
             gate = _with_padding(columns, len(y))
-        return own + lead(gate, y) * (y - own)  # in this form part of the product
+        return own + feature_wise(gate, y) * (y - own)  # in this form part of the product
 
 
 # --- What is by type -----------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from jax_gnn._core.arguments import (
     numbers_by_name,
     to_numpy,
 )
-from jax_gnn._core.arrays import STATIC, accumulator_dtype, lead, promoted, spread, take
+from jax_gnn._core.arrays import STATIC, accumulator_dtype, feature_wise, promoted, row_wise, take
 from jax_gnn._core.csr import segments
 from jax_gnn._core.ffi import Implementation, status
 from jax_gnn._core.ids import at_most, in_range, row_starts
@@ -65,16 +65,16 @@ __all__ = [
     "choose_method",
     "counts_of",
     "described",
+    "feature_wise",
     "gather",
     "in_range",
     "is_real",
-    "lead",
     "numbers_by_name",
     "of_relations",
     "promoted",
     "row_starts",
+    "row_wise",
     "segments",
-    "spread",
     "status",
     "sums_by_basis_pay",
     "take",
