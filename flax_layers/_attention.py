@@ -17,7 +17,7 @@ from flax_layers._base import (
     check_rates,
 )
 from jax_gnn import Hypergraph, additive_attention
-from jax_gnn.extend import Side, check_number, lead, take
+from jax_gnn.extend import Side, check_number, feature_wise, take
 
 attention_init = nnx.initializers.glorot_uniform()
 
@@ -126,7 +126,7 @@ def check_heads(heads: int, features: int | None) -> None:
 
 def dots(x: Array, vectors: Array) -> Array:
     """``⟨x, vector⟩`` of each head, of ``(…, heads, width)`` and ``(heads, width)``."""
-    return jnp.sum(x * lead(vectors, x), axis=-1)
+    return jnp.sum(x * feature_wise(vectors, x), axis=-1)
 
 
 def dropped(

@@ -24,9 +24,9 @@ from jax_gnn.extend import (
     check_integer,
     check_number,
     check_real,
+    feature_wise,
     is_tall,
-    lead,
-    spread,
+    row_wise,
 )
 
 Activation = Literal["relu"]  # what kernels may do after a convolution
@@ -397,13 +397,13 @@ def normalized(norm: nnx.LayerNorm, x: Array) -> Array:
 
 def finished(y: Array, bias: Array | None, activation: Activation | None = None) -> Array:
     """Adds the bias, in the dtype of y, and applies the activation."""
-    y = y if bias is None else y + lead(bias.astype(y.dtype), y)
+    y = y if bias is None else y + feature_wise(bias.astype(y.dtype), y)
     return y if activation is None else jax.nn.relu(y)
 
 
 def scaled(x: Array, scale: Array | None) -> Array:
     """Rows times their numbers, in the dtype of x, if there are any."""
-    return x if scale is None else spread(scale.astype(x.dtype), x) * x
+    return x if scale is None else row_wise(scale.astype(x.dtype), x) * x
 
 
 def inverse_root(x: Array) -> Array:

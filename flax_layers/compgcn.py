@@ -30,9 +30,9 @@ from jax_gnn.extend import (
     check_choice,
     check_flag,
     check_instance,
+    feature_wise,
     gather,
     in_range,
-    lead,
     row_starts,
     segments,
     total,
@@ -203,7 +203,7 @@ class CompGCNConv(nnx.Module):
             graph.num_nodes, 2, *batch, self.in_features
         )
         summed = jnp.moveaxis(summed, 1, -2).reshape(graph.num_nodes, *batch, 2 * self.in_features)
-        of_own = lead(self._encoded(own_relation), nodes)
+        of_own = feature_wise(self._encoded(own_relation), nodes)
         own = self._decoded(self._composed(nodes, of_own), x.dtype)
         both = kernel[:2].reshape(2 * self.in_features, self.out_features)
         y = (self._times(summed, both) + self._times(own, kernel[2])) / 3

@@ -30,7 +30,7 @@ from flax_layers._base import (
     unit_rows,
 )
 from jax_gnn import Graph, segment_sum, spmm
-from jax_gnn.extend import check_choice, check_instance, check_number, spread
+from jax_gnn.extend import check_choice, check_instance, check_number, row_wise
 
 Aggregation = Literal["mean", "max", "sum"]
 
@@ -387,7 +387,7 @@ class SAGEConv(Convolution):
 
         if self.aggregation == "max":
             y = aggregate(messages)
-            y = jnp.where(spread(graph.in_degrees() == 0, y), 0, y)  # -inf there
+            y = jnp.where(row_wise(graph.in_degrees() == 0, y), 0, y)  # -inf there
         elif len(kernel) <= self.out_features:
             y = aggregate(messages)
         else:

@@ -54,7 +54,8 @@ from jax_gnn.extend import (
     check_flag,
     check_instance,
     check_number,
-    lead,
+    choose_method,
+    feature_wise,
 )
 
 Attention = Literal["additive", "multiplicative"]
@@ -628,10 +629,15 @@ class HGTConv(nnx.Module):
         folded = self._folded(x) if folded is None else folded
         operands = x, self.query[...], _value(self.query_bias), folded
         x, query, bias, folded = _promoted(operands, self.dtype)
+        kernel = folded.value.kernel
+        method = choose_method(graph, self.method, kernel, self.heads, dots=True)
+        makes = method == "source_pairs" and not of_keys
 
         def of_nodes(x: Array) -> Array:
-            made = None if of_keys else self._typed(x, query, bias, sizes)
-            y = self._attend(graph, x, x, x, folded, made_query=made, keys_take_queries=of_keys)
+            made = self._typed(x, query, bias, sizes) if makes else None
+            y = self._attend(
+                *(graph, x, x, x, folded, method), made_query=made, keys_take_queries=of_keys
+            )
             return self._finish(y, x if x.shape[1] == y.shape[1] else None, sizes)
 
         return over_batch(of_nodes, x)
@@ -662,7 +668,7 @@ class HGTConv(nnx.Module):
             return _with_padding(parts, graph.num_nodes)
 
         def of_nodes(key: Array, value: Array, query: Array, own: Array) -> Array:
-            y = self._attend(graph, query, key, value, folded)
+            y = self._attend(graph, query, key, value, folded, self.method)
             return self._finish(y, own, sizes)
 
         own = [
@@ -684,13 +690,14 @@ class HGTConv(nnx.Module):
         key: Array,
         value: Array,
         folded: HGTWeights,
+        method: Method,
         **options: Any,
     ) -> Array:
         y = hgt_attention(
             *(graph, query, key, value, folded),
             **options,
             heads=self.heads,
-            method=self.method,
+            method=method,
             precision=self.precision,
         )
         return y.reshape(graph.num_nodes, -1)
@@ -716,7 +723,7 @@ class HGTConv(nnx.Module):
         if len(sizes) > 1:
             columns = [jnp.broadcast_to(gate[i], (size, 1)) for i, size in enumerate(sizes)]
             gate = _with_padding(columns, len(y))
-        return own + lead(gate, y) * (y - own)  # in this form part of the product
+        return own + feature_wise(gate, y) * (y - own)  # in this form part of the product
 
 
 # --- What is by type -----------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from jax_gnn._core.arguments import (
     numbers_by_name,
     to_numpy,
 )
-from jax_gnn._core.arrays import STATIC, accumulator_dtype, lead, promoted, spread, take
+from jax_gnn._core.arrays import STATIC, accumulator_dtype, feature_wise, promoted, row_wise, take
 from jax_gnn._core.csr import segments
 from jax_gnn._core.ffi import Implementation, status
 from jax_gnn._core.ids import at_most, in_range, row_starts
@@ -34,6 +34,7 @@ from jax_gnn._ops.hypergraph_aggregate.api import Normalization, Reduce, Side
 from jax_gnn._ops.relational_aggregate.api import counts_of, of_relations
 from jax_gnn._ops.relational_aggregate.schedule import blocks_pay, sums_by_basis_pay
 from jax_gnn._ops.relational_attention.api import METHODS, Method
+from jax_gnn._ops.relational_attention.methods import choose_method
 from jax_gnn._ops.relational_attention.weights import RelationMaps
 from jax_gnn._ops.segment_matmul.api import is_tall
 from jax_gnn._ops.segment_reduce.primitive import gather, total
@@ -62,19 +63,20 @@ __all__ = [
     "check_number",
     "check_range",
     "check_real",
+    "choose_method",
     "counts_of",
     "described",
+    "feature_wise",
     "gather",
     "in_range",
     "is_real",
     "is_tall",
-    "lead",
     "numbers_by_name",
     "of_relations",
     "promoted",
     "row_starts",
+    "row_wise",
     "segments",
-    "spread",
     "status",
     "sums_by_basis_pay",
     "take",

@@ -28,11 +28,13 @@ def target(name: str) -> str:
 
 def _install() -> None:
     """Makes ``implementation="cuda"`` mean the emulated kernels."""
-    targets = importlib.import_module("jax_gnn._cuda_emulated").targets()
+    module = importlib.import_module("jax_gnn._cuda_emulated")
+    targets = module.targets()
     names = {name: f"emulated_{name}" for name in targets}
     for name, handler in targets.items():
         target = ffi.TARGET_PREFIX + names[name]
         jax.ffi.register_ffi_target(target, handler, platform="cpu")
+    ffi.shared_memory = module.shared_memory
     ffi.STATUS["cuda"] = ffi.PlatformStatus("cuda", True, tuple(names.values()))
     for each in op.OPS.values():
         emulated = dataclasses.replace(each, name=names.get(each.name, each.name))

@@ -12,8 +12,8 @@ from op_suite import KERNELS, PLATFORM
 from jax_gnn import Hypergraph, RelationalGraph
 from jax_gnn._core.csr import Csr, SparseMatrix, edge_split, permutation, segments
 from jax_gnn._ops.attention import leaky
-from jax_gnn._ops.attention.primitive import Attended, Known
-from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Scores, Typed
+from jax_gnn._ops.attention.primitive import Known
+from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Moving, Scores, Typed
 from jax_gnn._ops.relational_attention import primitive as typed
 
 needs_kernels = pytest.mark.skipif(
@@ -145,7 +145,7 @@ LINEAR_SAMPLES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         (floats(3, 2), floats(4, 1)),
         {"reduce": "mean", "heads": 1},
     ),
-    "leaky_dots": (leaky.Keys(*KEYS, MATRIX), KEYS, OF_HEADS),
+    "leaky_dots": (leaky.Keys(*KEYS, None, MATRIX), KEYS, OF_HEADS),
     "typed_values": (
         typed.Projections(floats(2, 2, 4), floats(2, 1, 2), TYPED),
         (floats(5, 2),),
@@ -153,10 +153,13 @@ LINEAR_SAMPLES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     ),
     **{
         f"attention_jvp, {kind}": (
-            Known(Attended(floats(3, 4), scores, floats(4, 1), MATRIX), *ATTENDED, floats(4, 1)),
-            (
-                *(floats(3, 4), *(getattr(scores, name) for name in scores.moving)),
-                *([floats(4, 1)] if scores.is_simple else []),
+            Known(
+                *(floats(3, 4), scores, floats(4, 1), *ATTENDED, floats(4, 1), None, None, MATRIX)
+            ),
+            Moving(
+                floats(3, 4),
+                **({"score": floats(4, 1)} if scores.keys == 0 else {})
+                | {name: getattr(scores, field) for name, field in scores.moving.items()},
             ),
             OF_HEADS,
         )

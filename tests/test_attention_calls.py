@@ -112,14 +112,14 @@ def attributes_of(kind: str, direction: str) -> dict[str, Any]:
         flags |= {"has_rows": False, "keeps_raw": False}
     else:
         flags |= {"whole": direction == "whole", "same": False, "has_y": True}
-        flags |= {"has_log_sum_ct": True, "one_pass": True}
+        flags |= {"has_log_sum_ct": True, "by_passes": False, "one_pass": True}
     numbers = {"kind": KINDS.index(kind)}
     numbers |= {} if direction == "forward" else {"lanes": 1, "threads": 32}
     return {
         **{name: np.bool_(flag) for name, flag in flags.items()},
         **{name: np.int64(number) for name, number in numbers.items()},
         "slope": np.float64(SLOPE),
-        **({} if direction == "forward" else {"kernel": "walk"}),
+        "kernel": "walk",
     }
 
 
@@ -257,6 +257,9 @@ def test_wrong_flags(kind: str, direction: str) -> None:
     wrong.append({"gather": np.bool_(False)})
     if direction == "forward":
         wrong += [{"keeps_raw": np.bool_(True)}]  # the results have no rows for them
+        wrong += [{"kernel": "gather"}, {"kernel": ""}]
+        if kind == "typed":
+            wrong.append({"kernel": "step"})
     else:
         others = {"given": "ends", "ends": "given", "dots": "leaky", "leaky": "dots"}
         wrong.append({"kind": np.int64(KINDS.index(others.get(kind, "given")))})
@@ -264,11 +267,50 @@ def test_wrong_flags(kind: str, direction: str) -> None:
         if direction == "whole":
             wrong.append({"has_y": np.bool_(False)})
         if kind in ("given", "ends") and direction == "back":
-            wrong.append({"one_pass": np.bool_(False)})
+            wrong.append({"by_passes": np.bool_(True)})
     for flags in wrong:
         with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
             call(**flags)
             pytest.fail(f"{flags}")
+
+
+@on_cuda
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernel_of_one_step(kind: str) -> None:
+    """It gives what the walk gives, and is refused where blocks have no room for all entries."""
+    call = RawCall(kind, "forward")
+    if kind == "typed":  # has none
+        with pytest.raises(jax.errors.JaxRuntimeError, match='"step" cannot do this call'):
+            call(kernel="step")
+        return
+    want, got = call(), call(kernel="step")
+    np.testing.assert_allclose(got["out"], want["out"], rtol=2e-5, atol=2e-6)
+    padding = np.full(2000, -1, np.int32)
+    many: dict[str, Any] = {"rows": padding, "cols": padding, "order": ids(*range(2000))}
+    names = {"edge_scale", "entry"} if kind == "given" else {"edge_scale"}
+    many |= dict.fromkeys(names, floats(2000, HEADS))
+    call(**many)
+    with pytest.raises(jax.errors.JaxRuntimeError, match='"step" cannot do this call'):
+        call(**many, kernel="step")
+
+
+@on_cuda
+def test_kernels_of_leaky_sum() -> None:
+    """One of them is for whole words of 16 bytes."""
+
+    def call(width: int, kernel: str) -> Any:
+        operands = floats(ROWS, width), floats(COLS, width), floats(COUNT, HEADS), floats(width)
+        shapes = (ROWS, width), "float32"
+        results = [jax.ShapeDtypeStruct(*each) for each in (shapes, workspace(width))]
+        flags = {name: np.bool_(name != "ordered") for name in ("has_vector", "gather", "ordered")}
+        function = jax.ffi.ffi_call(emulation.target("leaky_sum"), results)
+        return function(*operands, *BY_ROW, **flags, slope=np.float64(SLOPE), kernel=kernel)[0]
+
+    np.testing.assert_allclose(call(8, "gather"), call(8, "walk"), rtol=2e-5, atol=2e-6)
+    call(6, "walk")
+    for width, kernel in ((6, "gather"), (8, "step"), (8, "")):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
+            call(width, kernel)
 
 
 @on_cuda

@@ -16,19 +16,19 @@ from primitive_cases import LINEAR_SAMPLES, TYPED, floats
 
 import jax_gnn
 from jax_gnn._core.linear import LINEARS, PRIMITIVE, Linear
-from jax_gnn._ops.relational_attention import paired
+from jax_gnn._ops.relational_attention import pair_attention
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-11}
 PRECISION = {"precision": jax.lax.Precision.HIGHEST}
 
 
-@pytest.fixture(params=[*LINEAR_SAMPLES, paired.paired_attention_jvp.name])
+@pytest.fixture(params=[*LINEAR_SAMPLES, pair_attention.pair_attention_jvp.name])
 def case(request: pytest.FixtureRequest, rng: np.random.Generator) -> Any:
     """A function, its known operands, those that move, and its attributes; random in float64."""
     record = LINEARS[request.param.split(",")[0]]
     with setting(None, "float64"):
-        if record is paired.paired_attention_jvp:
-            known, moving, attributes = paired_sample(rng)
+        if record is pair_attention.pair_attention_jvp:
+            known, moving, attributes = pair_sample(rng)
         else:
             *operands, attributes = LINEAR_SAMPLES[request.param]
             known, moving = fresh(operands, rng)
@@ -51,13 +51,14 @@ def plain_of(record: Linear) -> Any:
     return plain
 
 
-def paired_sample(rng: np.random.Generator) -> Any:
+def pair_sample(rng: np.random.Generator) -> Any:
     """What is known of it includes results, which its transpose relies on."""
     each = floats(5, 4), floats(5, 4), floats(4, 4), floats(2, 4, 4), floats(2, 4), floats(4, 1)
-    operands, moving = fresh(each, rng), paired.PairedMoving(*fresh(each, rng))
+    operands, moving = fresh(each, rng), pair_attention.Operands(*fresh(each, rng), None)
     attributes = {"heads": 1, **PRECISION}
-    found = paired._steps(paired.Paired(*operands, TYPED), **attributes)
-    return paired.PairedKnown(paired.Paired(*operands, TYPED), *found), moving, attributes
+    held = pair_attention.Operands(*operands, TYPED)
+    known = pair_attention.Known(held, *pair_attention._steps(held, **attributes))
+    return known, moving, attributes
 
 
 def subsets(moving: Sequence[Any]) -> list[Any]:
@@ -137,12 +138,12 @@ def test_batches(case: Any, batched: str, rng: np.random.Generator) -> None:
 
     in_known, in_moving = batched != "moving", batched != "known"
     known_axes, moving_axes = axes(known, in_known), axes(moving, in_moving)
-    if in_known and isinstance(known, paired.PairedKnown):
-        operands = paired.Paired(*jax.tree.map(of_batch, known.operands[:6]), TYPED)
-        steps = functools.partial(paired._steps, **attributes)
-        found = jax.vmap(steps, (paired.Paired(*[0] * 6, None),))(operands)
-        known = paired.PairedKnown(operands, *found)
-        known_axes = paired.PairedKnown(paired.Paired(*[0] * 6, None), *[0] * 4)
+    if in_known and isinstance(known, pair_attention.Known):
+        operands = pair_attention.Operands(*jax.tree.map(of_batch, known.operands[:6]), TYPED)
+        steps = functools.partial(pair_attention._steps, **attributes)
+        found = jax.vmap(steps, (pair_attention.Operands(*[0] * 6, None),))(operands)
+        known = pair_attention.Known(operands, *found)
+        known_axes = pair_attention.Known(pair_attention.Operands(*[0] * 6, None), *[0] * 4)
     elif in_known:
         known = jax.tree.map(of_batch, known)
     moving = jax.tree.map(of_batch, moving) if in_moving else moving

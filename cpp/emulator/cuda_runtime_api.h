@@ -40,6 +40,10 @@ inline cudaError_t cudaSetDevice(int device) {
   emulator::current_device = device;
   return cudaSuccess;
 }
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = emulator::kDevices;
+  return cudaSuccess;
+}
 inline cudaError_t cudaGetDevice(int* device) {
   *device = emulator::current_device;
   return cudaSuccess;

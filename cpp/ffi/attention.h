@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "../kernels/edge_attention.h"
+#include "../kernels/attention.h"
 #include "segments.h"
 
 namespace jax_gnn {
@@ -16,6 +16,7 @@ struct AttentionAttributes {
   bool has_rows, scaled, keeps_raw;
   double slope;
   bool gather, ordered;
+  std::string_view kernel;  // "walk" or "step"
 };
 
 struct AttentionVjpAttributes {
@@ -23,7 +24,8 @@ struct AttentionVjpAttributes {
   bool whole, same, scaled, has_y, has_log_sum_ct;
   double slope;
   bool gather, ordered;
-  bool one_pass;  // and the next three: of simple kinds
+  bool by_passes;  // around segment_reduce_vjp, whose the next four are: of simple kinds
+  bool one_pass;
   std::string_view kernel;
   int64_t lanes, threads;
 };
@@ -37,6 +39,7 @@ struct LeakyScoresAttributes {
 struct LeakySumAttributes {
   bool has_vector, gather, ordered;
   double slope;
+  std::string_view kernel;  // "walk" or "gather"
 };
 
 }  // namespace jax_gnn
@@ -45,36 +48,38 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::AttentionAttributes, StructMember
                                       StructMember<bool>("has_rows"), StructMember<bool>("scaled"),
                                       StructMember<bool>("keeps_raw"),
                                       StructMember<double>("slope"), StructMember<bool>("gather"),
-                                      StructMember<bool>("ordered"));
+                                      StructMember<bool>("ordered"),
+                                      StructMember<std::string_view>("kernel"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     jax_gnn::AttentionVjpAttributes, StructMember<int64_t>("kind"), StructMember<bool>("whole"),
     StructMember<bool>("same"), StructMember<bool>("scaled"), StructMember<bool>("has_y"),
     StructMember<bool>("has_log_sum_ct"), StructMember<double>("slope"),
-    StructMember<bool>("gather"), StructMember<bool>("ordered"), StructMember<bool>("one_pass"),
-    StructMember<std::string_view>("kernel"), StructMember<int64_t>("lanes"),
-    StructMember<int64_t>("threads"));
+    StructMember<bool>("gather"), StructMember<bool>("ordered"), StructMember<bool>("by_passes"),
+    StructMember<bool>("one_pass"), StructMember<std::string_view>("kernel"),
+    StructMember<int64_t>("lanes"), StructMember<int64_t>("threads"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::LeakyScoresAttributes, StructMember<bool>("gather"),
                                       StructMember<int64_t>("heads"),
                                       StructMember<double>("slope"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::LeakySumAttributes, StructMember<bool>("has_vector"),
                                       StructMember<bool>("gather"), StructMember<bool>("ordered"),
-                                      StructMember<double>("slope"));
+                                      StructMember<double>("slope"),
+                                      StructMember<std::string_view>("kernel"));
 
 namespace jax_gnn {
 
-// Whether a sum of values under a softmax fits them, and its statistics that.
-inline ffi::Error check_results(const ffi::AnyBuffer& value, const ffi::AnyBuffer& out,
-                                const ffi::AnyBuffer& stats) {
+// Whether a sum of values under a softmax, or its cotangent, fits them, and its statistics that.
+inline ffi::Error check_sums(const ffi::AnyBuffer& value, const ffi::AnyBuffer& sums,
+                             const ffi::AnyBuffer& stats) {
   const ffi::DataType dtype = value.element_type();
-  if (value.dimensions().size() != 2 || out.dimensions().size() != 2 ||
+  if (value.dimensions().size() != 2 || sums.dimensions().size() != 2 ||
       stats.dimensions().size() != 3) {
-    return invalid("value, result and statistics have the wrong number of dimensions");
+    return invalid("values, sums and statistics have the wrong number of dimensions");
   }
   const int64_t width = value.dimensions()[1];
-  const int64_t num_rows = out.dimensions()[0], heads = stats.dimensions()[1];
-  if (!is_matrix(out, num_rows, width, dtype) || stats.element_type() != accumulator_type(dtype) ||
+  const int64_t num_rows = sums.dimensions()[0], heads = stats.dimensions()[1];
+  if (!is_matrix(sums, num_rows, width, dtype) || stats.element_type() != accumulator_type(dtype) ||
       !has_shape(stats, {num_rows, heads, 2}) || !divides(heads, width)) {
-    return invalid("the result or the statistics have the wrong shape or dtype");
+    return invalid("the sums or the statistics have the wrong shape or dtype");
   }
   return ffi::Error::Success();
 }
@@ -98,9 +103,11 @@ inline ffi::Error check_whole_heads(Features features, ffi::DataType dtype) {
 struct ScoreOperands {
   ScoreKind kind;
   ffi::AnyBuffer row, col, factor, entry, edge_scale, types;
-  bool scaled;
+  bool scaled, has_rows;  // the last: of typed ones
   double slope;
 
+  bool typed() const { return kind == ScoreKind::kTyped; }
+  int64_t num_types() const { return col.dimensions().size() == 0 ? 0 : col.dimensions()[0]; }
   bool simple() const { return kind == ScoreKind::kGiven || kind == ScoreKind::kEnds; }
   bool keyed() const { return kind == ScoreKind::kDots || kind == ScoreKind::kLeaky; }
 
@@ -112,9 +119,9 @@ struct ScoreOperands {
     return buffer.dimensions().size() == 2 ? buffer.dimensions()[0] : -1;
   }
 
-  // Of destinations and sources; but for typed scores, which differ forward and back.
-  ffi::Error check(int64_t num_dst, int64_t num_src, int64_t num_weights, Features features,
-                   ffi::DataType dtype) const {
+  // `num_typed`: that have a type: entries, or backward sources.
+  ffi::Error check(int64_t num_dst, int64_t num_src, int64_t num_weights, int64_t num_typed,
+                   Features features, ffi::DataType dtype) const {
     const ffi::DataType acc_dtype = accumulator_type(dtype);
     const int64_t heads = features.heads, width = features.width;
     if (scaled && !is_matrix(edge_scale, num_weights, heads, acc_dtype)) {
@@ -130,6 +137,14 @@ struct ScoreOperands {
         (!is_matrix(row, num_dst, width, dtype) || !is_matrix(col, num_src, width, dtype) ||
          !is_index(factor, num_factors, acc_dtype))) {
       return invalid("the keys, their vector or their scale have the wrong shape or dtype");
+    }
+    if (typed() &&
+        (!is_matrix(col, num_types(), width, dtype) || !is_index(types, num_typed, ffi::S32) ||
+         !(has_rows ? heads == 1 && is_matrix(factor, num_types(), width, dtype) &&
+                          is_matrix(row, num_dst, width, dtype)
+                    : is_matrix(entry, num_weights, heads, acc_dtype)))) {
+      return invalid(
+          "the vectors, the types, the rows or the raw scores have the wrong shape or dtype");
     }
     return simple() ? ffi::Error::Success() : check_whole_heads(features, dtype);
   }
@@ -152,11 +167,20 @@ struct ScoreOperands {
     return {data<const T>(row), data<const T>(col), data_if<Acc>(leaky, factor),
             data_if<Acc>(!leaky, factor), static_cast<Acc>(slope)};
   }
-};
 
-inline int64_t first_size(const ffi::AnyBuffer& buffer) {
-  return buffer.dimensions().size() == 0 ? 0 : buffer.dimensions()[0];
-}
+  // Raw scores are left in `raw`, if it is not null.
+  template <typename T, typename Acc>
+  TypedKeys<T, Acc> typed_keys(Acc* raw) const {
+    return {data<const int32_t>(types),
+            num_types(),
+            data<const T>(col),
+            data_if<T>(has_rows, row),
+            data_if<T>(has_rows, factor),
+            data_if<Acc>(!has_rows, entry),
+            raw,
+            static_cast<Acc>(slope)};
+  }
+};
 
 inline bool is_score_kind(int64_t kind) {
   return kind >= 0 && kind <= static_cast<int64_t>(ScoreKind::kTyped);
@@ -172,8 +196,10 @@ ffi::Error attention(typename Backend::Context context, ffi::AnyBuffer value, ff
                      ffi::AnyBuffer cols, ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
                      ffi::Result<ffi::AnyBuffer> stats, ffi::Result<ffi::AnyBuffer> raw,
                      ffi::Result<ffi::AnyBuffer> workspace, AttentionAttributes attributes) {
-  ffi::Error error = check_results(value, *out, *stats);
+  ffi::Error error = check_sums(value, *out, *stats);
   if (error.failure()) return error;
+  if (attributes.kernel != "walk" && attributes.kernel != "step")
+    return invalid("there is no such kernel of attention");
   if (!is_score_kind(attributes.kind)) return invalid("there is no such kind of scores");
   const ffi::DataType dtype = value.element_type(), acc_dtype = accumulator_type(dtype);
   const Features features = {value.dimensions()[1], stats->dimensions()[1]};
@@ -187,6 +213,7 @@ ffi::Error attention(typename Backend::Context context, ffi::AnyBuffer value, ff
                                 edge_scale,
                                 types,
                                 attributes.scaled,
+                                attributes.has_rows,
                                 attributes.slope};
   const int64_t count = static_cast<int64_t>(rows.element_count());
   const int64_t num_weights = scores.num_weights(count);
@@ -194,34 +221,20 @@ ffi::Error attention(typename Backend::Context context, ffi::AnyBuffer value, ff
       rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
   error = operands.check(/*weighted=*/true);
   if (error.failure()) return error;
-  error = scores.check(num_rows, num_cols, num_weights, features, dtype);
+  error = scores.check(num_rows, num_cols, num_weights, count, features, dtype);
   if (error.failure()) return error;
   error = check_workspace(*workspace, 2 * width, acc_dtype);
   if (error.failure()) return error;
-  const bool typed = scores.kind == ScoreKind::kTyped, has_rows = attributes.has_rows;
   const bool keeps = attributes.keeps_raw;
-  if (!is_matrix(*raw, keeps ? count : 0, heads, acc_dtype) || (keeps && !typed)) {
+  if (!is_matrix(*raw, keeps ? count : 0, heads, acc_dtype) || (keeps && !scores.typed())) {
     return invalid("the raw scores have the wrong shape or dtype");
   }
-  const int64_t num_types = first_size(col);
-  if (typed) {
-    if (!attributes.gather || attributes.ordered)
-      return invalid("there must be cols, and no order");
-    if (!is_matrix(col, num_types, width, dtype) ||
-        (has_rows && (heads != 1 || !is_matrix(factor, num_types, width, dtype) ||
-                      !is_matrix(row, num_rows, width, dtype)))) {
-      return invalid("the rows or the vectors have the wrong shape or dtype");
-    }
-    if (!has_rows && !is_matrix(entry, count, heads, acc_dtype)) {
-      return invalid("the entries' numbers have the wrong shape or dtype");
-    }
-    if (!is_index(types, count, ffi::S32)) {
-      return invalid("there must be an int32 type of each entry");
-    }
-  }
+  if (scores.typed() && (!attributes.gather || attributes.ordered))
+    return invalid("there must be cols, and no order");
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
     using Acc = typename decltype(acc)::type;
+    const std::string_view kernel = attributes.kernel;
     const Workspace blocks = make_workspace(*workspace);
     const Csr<int32_t> csr = operands.csr();
     const T* const values = data<const T>(value);
@@ -229,47 +242,18 @@ ffi::Error attention(typename Backend::Context context, ffi::AnyBuffer value, ff
     T* const sums = data<T>(*out);
     auto* const statistics = static_cast<SoftmaxStats<Acc>*>(stats->untyped_data());
     if (scores.simple()) {
-      return Backend::edge_attention(context, blocks, csr, values, scores.template attention<Acc>(),
-                                     features, sums, statistics);
+      return Backend::attention(context, kernel, blocks, csr, values,
+                                scores.template attention<Acc>(), features, sums, statistics);
     }
     if (scores.keyed()) {
-      return Backend::keyed_attention(context, blocks, csr, values, scores.template keys<T, Acc>(),
-                                      scale, features, sums, statistics);
+      return Backend::keyed_attention(context, kernel, blocks, csr, values,
+                                      scores.template keys<T, Acc>(), scale, features, sums,
+                                      statistics);
     }
-    const TypedKeys<T, Acc> keys = {data<const int32_t>(types),
-                                    num_types,
-                                    data<const T>(col),
-                                    data_if<T>(has_rows, row),
-                                    data_if<T>(has_rows, factor),
-                                    data_if<Acc>(!has_rows, entry),
-                                    keeps ? data<Acc>(*raw) : nullptr,
-                                    static_cast<Acc>(attributes.slope)};
-    return Backend::typed_attention(context, blocks, csr, values, keys, scale, features, sums,
-                                    statistics);
+    const auto keys = scores.template typed_keys<T, Acc>(keeps ? data<Acc>(*raw) : nullptr);
+    return Backend::typed_attention(context, kernel, blocks, csr, values, keys, scale, features,
+                                    sums, statistics);
   });
-}
-
-// Whether what attention gave and its cotangents fit one another; null: absent.
-inline ffi::Error check_attained(const ffi::AnyBuffer& ct, const ffi::AnyBuffer* y,
-                                 const ffi::AnyBuffer& stats, const ffi::AnyBuffer* log_sum_ct,
-                                 Features features, ffi::DataType dtype) {
-  const ffi::DataType acc_dtype = accumulator_type(dtype);
-  const int64_t num_rows = ct.dimensions()[0], heads = features.heads;
-  if (!is_matrix(ct, num_rows, features.width, dtype) ||
-      (y != nullptr && !is_matrix(*y, num_rows, features.width, dtype)) ||
-      stats.element_type() != acc_dtype || !has_shape(stats, {num_rows, heads, 2}) ||
-      (log_sum_ct != nullptr && !is_matrix(*log_sum_ct, num_rows, heads, acc_dtype))) {
-    return invalid("what attention gave or its cotangents have the wrong shape or dtype");
-  }
-  return ffi::Error::Success();
-}
-
-template <typename T, typename Acc>
-Attained<T, Acc> make_attained(const ffi::AnyBuffer& ct, const ffi::AnyBuffer* y,
-                               const ffi::AnyBuffer& stats, const ffi::AnyBuffer* log_sum_ct) {
-  return {y != nullptr ? data<const T>(*y) : nullptr, data<const T>(ct),
-          static_cast<const SoftmaxStats<Acc>*>(stats.untyped_data()),
-          log_sum_ct != nullptr ? data<const Acc>(*log_sum_ct) : nullptr};
 }
 
 // The derivatives of attention, with a Csr whose rows are sources and whose columns destinations:
@@ -298,16 +282,15 @@ ffi::Error attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct, f
                          ffi::Result<ffi::AnyBuffer> workspace, ffi::Result<ffi::AnyBuffer> scratch,
                          ffi::Result<ffi::AnyBuffer> records, ffi::Result<ffi::AnyBuffer> parts,
                          AttentionVjpAttributes attributes) {
-  if (ct.dimensions().size() != 2 || value.dimensions().size() != 2 ||
-      stats.dimensions().size() != 3 || to_score->dimensions().size() != 2) {
-    return invalid("the inputs and the statistics have the wrong number of dimensions");
-  }
+  ffi::Error error = check_sums(value, ct, stats);
+  if (error.failure()) return error;
+  if (to_score->dimensions().size() != 2) return invalid("to_score must have two dimensions");
   if (!is_score_kind(attributes.kind)) return invalid("there is no such kind of scores");
   const ffi::DataType dtype = ct.element_type(), acc_dtype = accumulator_type(dtype);
   const Features features = {ct.dimensions()[1], stats.dimensions()[1]};
   const auto [width, heads] = features;
   const int64_t num_dst = ct.dimensions()[0], num_src = value.dimensions()[0];
-  const bool whole = attributes.whole, same = attributes.same, one_pass = attributes.one_pass;
+  const bool whole = attributes.whole, same = attributes.same;
   const ScoreOperands scores = {static_cast<ScoreKind>(attributes.kind),
                                 row,
                                 same ? value : col,
@@ -316,39 +299,32 @@ ffi::Error attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct, f
                                 edge_scale,
                                 types,
                                 attributes.scaled,
+                                /*has_rows=*/false,
                                 attributes.slope};
-  const bool simple = scores.simple(), keyed = scores.keyed();
-  const bool typed = scores.kind == ScoreKind::kTyped, leaky = scores.kind == ScoreKind::kLeaky;
-  if (!is_matrix(value, num_src, width, dtype) || !is_matrix(*out, num_src, width, dtype)) {
-    return invalid("the values or their gradient have the wrong shape or dtype");
+  const bool simple = scores.simple(), keyed = scores.keyed(), typed = scores.typed();
+  const bool leaky = scores.kind == ScoreKind::kLeaky;
+  if (!is_matrix(*out, num_src, width, dtype) || (same && !keyed))
+    return invalid("the values' gradient has the wrong shape or dtype, or they are no keys");
+  if ((attributes.has_y && !is_matrix(y, num_dst, width, dtype)) ||
+      (attributes.has_log_sum_ct && !is_matrix(log_sum_ct, num_dst, heads, acc_dtype))) {
+    return invalid("what attention gave or its cotangents have the wrong shape or dtype");
   }
-  if (!divides(heads, width) || (same && !keyed))
-    return invalid("the statistics have the wrong shape");
-  const ffi::AnyBuffer* const result = attributes.has_y ? &y : nullptr;
-  const ffi::AnyBuffer* const of_log_sum = attributes.has_log_sum_ct ? &log_sum_ct : nullptr;
-  ffi::Error error = check_attained(ct, result, stats, of_log_sum, features, dtype);
-  if (error.failure()) return error;
   const int64_t count = static_cast<int64_t>(rows.element_count());
   const int64_t num_weights = whole ? count : to_score->dimensions()[0];
   const CsrOperands by_src = {rows,    cols,    order,      attributes.gather, attributes.ordered,
                               num_src, num_dst, num_weights};
   error = by_src.check(/*weighted=*/true);
   if (error.failure()) return error;
-  error = scores.check(num_dst, num_src, num_weights, features, dtype);
+  error = scores.check(num_dst, num_src, num_weights, num_src, features, dtype);
   if (error.failure()) return error;
   const CsrOperands by_dst = {dst_rows, dst_cols, dst_rows, true, false, num_dst, num_src, count};
   if (whole) {
     error = by_dst.check(/*weighted=*/true);
     if (error.failure()) return error;
     if (count == 0 || by_dst.count() != count || attributes.kind == 0 || typed ||
-        result == nullptr) {
+        !attributes.has_y) {
       return invalid("there must be entries, as many by destination as by source, rows and y");
     }
-  }
-  const int64_t num_types = typed ? first_size(col) : 0;
-  if (typed && (!is_matrix(col, num_types, width, dtype) || !is_index(types, num_src, ffi::S32) ||
-                !is_matrix(entry, num_weights, heads, acc_dtype))) {
-    return invalid("the vectors, the types or the raw scores have the wrong shape or dtype");
   }
   // Results.
   const int64_t of_row = simple ? heads : width, rows_there = whole ? num_dst : 0;
@@ -365,8 +341,8 @@ ffi::Error attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct, f
     return invalid("the gradients have the wrong shape or dtype");
   }
   // Scratch memory.
-  const bool by_passes = simple && !one_pass;
-  if (simple && one_pass) {
+  const bool by_passes = simple && attributes.by_passes;
+  if (simple && !by_passes) {
     if (!Backend::kHasOnePass) return invalid("there is no kernel of one pass");
     error = check_whole_heads(features, dtype);
     if (error.failure()) return error;
@@ -392,7 +368,9 @@ ffi::Error attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct, f
     using Acc = typename decltype(acc)::type;
     const Csr<int32_t> csr = by_src.csr();
     const T* const values = data<const T>(value);
-    const Attained<T, Acc> attained = make_attained<T, Acc>(ct, result, stats, of_log_sum);
+    const Attained<T, Acc> attained = {data_if<T>(attributes.has_y, y), data<const T>(ct),
+                                       static_cast<const SoftmaxStats<Acc>*>(stats.untyped_data()),
+                                       data_if<Acc>(attributes.has_log_sum_ct, log_sum_ct)};
     const Acc* const scale = scores.template scale<Acc>();
     T* const to_value = data<T>(*out);
     auto* const record = static_cast<AttentionRecord<Acc>*>(records->untyped_data());
@@ -413,16 +391,17 @@ ffi::Error attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct, f
     }
     const Attention<Acc> attention = scores.template attention<Acc>();
     if (whole) {
-      return Backend::edge_attention_gradients(context, by_dst.csr(), csr, values, attained,
-                                               attention, features, to_value, data<Acc>(*to_col),
-                                               data<Acc>(*to_row), blocks);
+      return Backend::attention_gradients(context, by_dst.csr(), csr, values, attained, attention,
+                                          features, to_value, data<Acc>(*to_col),
+                                          data<Acc>(*to_row), blocks);
     }
     if (simple) {
-      return Backend::edge_attention_vjp(context, attributes, blocks, data<Acc>(*scratch), csr,
-                                         values, attained, attention, features, to_value,
-                                         number(has_col, to_col), data<Acc>(*to_score), record);
+      return Backend::attention_vjp(context, attributes, blocks, data<Acc>(*scratch), csr, values,
+                                    attained, attention, features, to_value,
+                                    number(has_col, to_col), data<Acc>(*to_score), record);
     }
-    const TypedVectors<T> vectors = {data<const int32_t>(types), num_types, data<const T>(col)};
+    const TypedVectors<T> vectors = {data<const int32_t>(types), scores.num_types(),
+                                     data<const T>(col)};
     return Backend::typed_attention_vjp(context, blocks, csr, values, attained, attention, vectors,
                                         features, to_value, data<Acc>(*to_col),
                                         data<Acc>(*to_score), record);
@@ -481,6 +460,8 @@ ffi::Error leaky_sum(typename Backend::Context context, ffi::AnyBuffer row_key,
       (attributes.has_vector && !is_index(vector, width, acc_dtype))) {
     return invalid("the keys, the factors or the result have the wrong shape or dtype");
   }
+  if (attributes.kernel != "walk" && attributes.kernel != "gather")
+    return invalid("there is no such kernel of leaky_sum");
   const CsrOperands operands = {
       rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
   ffi::Error error = operands.check(/*weighted=*/true);
@@ -492,9 +473,10 @@ ffi::Error leaky_sum(typename Backend::Context context, ffi::AnyBuffer row_key,
     using Acc = typename decltype(acc)::type;
     const Leaky<T, Acc> leaky = {data<const T>(row_key), data<const T>(col_key),
                                  static_cast<Acc>(attributes.slope)};
-    return Backend::leaky_sum(context, make_workspace(*workspace), operands.csr(), leaky,
-                              data<const Acc>(factor), data_if<Acc>(attributes.has_vector, vector),
-                              Features{width, heads}, data<T>(*out));
+    return Backend::leaky_sum(context, attributes.kernel, make_workspace(*workspace),
+                              operands.csr(), leaky, data<const Acc>(factor),
+                              data_if<Acc>(attributes.has_vector, vector), Features{width, heads},
+                              data<T>(*out));
   });
 }
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <thread>
 
-#include "../kernels/cpu/edge_attention.h"
+#include "../kernels/cpu/attention.h"
 #include "../kernels/cpu/edge_split.h"
 #include "../kernels/cpu/half.h"
 #include "../kernels/cpu/hypergraph_aggregate.h"
@@ -128,16 +128,16 @@ struct Cpu {
   }
 
   template <typename... Args>
-  static ffi::Error edge_attention(Context& pool, Workspace, const Args&... args) {
-    cpu::edge_attention(parallel_for(pool), args...);
+  static ffi::Error attention(Context& pool, std::string_view, Workspace, const Args&... args) {
+    cpu::attention(parallel_for(pool), args...);
     return ffi::Error::Success();
   }
 
   static constexpr bool kHasOnePass = false;  // of numbers of edges
   template <typename Attributes, typename... Args>
-  static ffi::Error edge_attention_vjp(Context& pool, const Attributes&, Workspace, const void*,
-                                       const Args&... args) {
-    cpu::edge_attention_vjp(parallel_for(pool), args...);
+  static ffi::Error attention_vjp(Context& pool, const Attributes&, Workspace, const void*,
+                                  const Args&... args) {
+    cpu::attention_vjp(parallel_for(pool), args...);
     return ffi::Error::Success();
   }
 
@@ -173,7 +173,7 @@ struct Cpu {
     return invalid("there is no kernel of all gradients on a CPU");
   }
   template <typename... Args>
-  static ffi::Error edge_attention_gradients(const Args&...) {
+  static ffi::Error attention_gradients(const Args&...) {
     return invalid("there is no kernel of all gradients on a CPU");
   }
 
@@ -184,7 +184,7 @@ struct Cpu {
   }
 
   template <typename... Args>
-  static ffi::Error leaky_sum(Context& pool, Workspace, const Args&... args) {
+  static ffi::Error leaky_sum(Context& pool, std::string_view, Workspace, const Args&... args) {
     cpu::leaky_sum(parallel_for(pool), args...);
     return ffi::Error::Success();
   }

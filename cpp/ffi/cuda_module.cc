@@ -8,8 +8,8 @@
 #include <string>
 #include <type_traits>
 
-#include "../kernels/cuda/edge_attention.h"
-#include "../kernels/cuda/edge_gradients.h"
+#include "../kernels/cuda/attention.h"
+#include "../kernels/cuda/attention_gradients.h"
 #include "../kernels/cuda/hypergraph_aggregate.h"
 #include "../kernels/cuda/sddmm.h"
 #include "../kernels/cuda/segment_matmul.h"
@@ -57,29 +57,31 @@ struct Cuda {
   }
 
   template <typename... Args>
-  static ffi::Error edge_attention(Context stream, Workspace workspace, const Args&... args) {
-    return status(cuda::edge_attention(stream, args..., workspace));
+  static ffi::Error attention(Context stream, std::string_view kernel, Workspace workspace,
+                              const Args&... args) {
+    return status(cuda::attention(stream, kernel_of(kernel), args..., workspace), kernel);
   }
 
   static constexpr bool kHasOnePass = true;
   template <typename Acc, typename T, typename Attained, typename Attention, typename... Args>
-  static ffi::Error edge_attention_vjp(Context stream, const AttentionVjpAttributes& attributes,
-                                       Workspace workspace, Acc* scratch, const Csr<int32_t>& csr,
-                                       const T* value, const Attained& attained,
-                                       const Attention& attention, Features features,
-                                       const Args&... args) {
-    if (attributes.one_pass)
-      return status(cuda::edge_attention_vjp(stream, csr, value, attained, attention, features,
-                                             args..., workspace));
+  static ffi::Error attention_vjp(Context stream, const AttentionVjpAttributes& attributes,
+                                  Workspace workspace, Acc* scratch, const Csr<int32_t>& csr,
+                                  const T* value, const Attained& attained,
+                                  const Attention& attention, Features features,
+                                  const Args&... args) {
+    if (!attributes.by_passes)
+      return status(cuda::attention_vjp(stream, csr, value, attained, attention, features, args...,
+                                        workspace));
     const cuda::Schedule schedule = schedule_of(attributes, workspace);
-    if (!cuda::serves(schedule, csr, features, /*sums=*/true)) return refusal(attributes);
-    return status(cuda::edge_attention_vjp(stream, schedule, csr, value, attained, attention,
-                                           features, args..., scratch, workspace.bytes));
+    if (!serves_both<T>(schedule, attributes.one_pass, csr, features)) return refusal(attributes);
+    return status(cuda::attention_vjp(stream, schedule, attributes.one_pass, csr, value, attained,
+                                      attention, features, args..., scratch, workspace.bytes));
   }
 
   template <typename... Args>
-  static ffi::Error keyed_attention(Context stream, Workspace workspace, const Args&... args) {
-    return status(cuda::keyed_attention(stream, args..., workspace));
+  static ffi::Error keyed_attention(Context stream, std::string_view kernel, Workspace workspace,
+                                    const Args&... args) {
+    return status(cuda::keyed_attention(stream, kernel_of(kernel), args..., workspace), kernel);
   }
 
   template <typename... Args>
@@ -93,13 +95,14 @@ struct Cuda {
   }
 
   template <typename... Args>
-  static ffi::Error edge_attention_gradients(Context stream, const Args&... args) {
-    return status(cuda::edge_attention_gradients(stream, args...));
+  static ffi::Error attention_gradients(Context stream, const Args&... args) {
+    return status(cuda::attention_gradients(stream, args...));
   }
 
   template <typename... Args>
-  static ffi::Error typed_attention(Context stream, Workspace workspace, const Args&... args) {
-    return status(cuda::typed_attention(stream, args..., workspace));
+  static ffi::Error typed_attention(Context stream, std::string_view kernel, Workspace workspace,
+                                    const Args&... args) {
+    return status(cuda::typed_attention(stream, kernel_of(kernel), args..., workspace), kernel);
   }
 
   template <typename... Args>
@@ -113,8 +116,9 @@ struct Cuda {
   }
 
   template <typename... Args>
-  static ffi::Error leaky_sum(Context stream, Workspace workspace, const Args&... args) {
-    return status(cuda::leaky_sum(stream, args..., workspace));
+  static ffi::Error leaky_sum(Context stream, std::string_view kernel, Workspace workspace,
+                              const Args&... args) {
+    return status(cuda::leaky_sum(stream, kernel_of(kernel), args..., workspace), kernel);
   }
 
   template <typename... Args>
@@ -142,9 +146,7 @@ struct Cuda {
                                        const Acc* weight, const T* left, Features features, T* out,
                                        Acc* dots) {
     const cuda::Schedule schedule = schedule_of(attributes, workspace);
-    if (!(attributes.one_pass ? cuda::serves_with_dots<T>(schedule, csr, features)
-                              : cuda::serves(schedule, csr, features, /*sums=*/true)))
-      return refusal(attributes);
+    if (!serves_both<T>(schedule, attributes.one_pass, csr, features)) return refusal(attributes);
     return status(cuda::segment_reduce_vjp(stream, schedule, attributes.one_pass, csr, in, weight,
                                            left, features, out, dots, workspace.bytes));
   }
@@ -205,13 +207,24 @@ struct Cuda {
   }
 
  private:
+  static cuda::Kernel kernel_of(std::string_view name) {
+    return name == "step"     ? cuda::Kernel::kStep
+           : name == "gather" ? cuda::Kernel::kGather
+                              : cuda::Kernel::kWalk;
+  }
+
   template <typename Attributes>
   static cuda::Schedule schedule_of(const Attributes& attributes, Workspace workspace) {
-    const auto kernel = attributes.kernel == "step"     ? cuda::Kernel::kStep
-                        : attributes.kernel == "gather" ? cuda::Kernel::kGather
-                                                        : cuda::Kernel::kWalk;
-    return {kernel, static_cast<int>(attributes.lanes), static_cast<int>(attributes.threads),
-            workspace.blocks};
+    return {kernel_of(attributes.kernel), static_cast<int>(attributes.lanes),
+            static_cast<int>(attributes.threads), workspace.blocks};
+  }
+
+  // Whether a schedule's kernel can take both gradients of a weighted sum, in one pass or in two.
+  template <typename T>
+  static bool serves_both(const cuda::Schedule& schedule, bool one_pass, const Csr<int32_t>& csr,
+                          Features features) {
+    return one_pass ? cuda::serves_with_dots<T>(schedule, csr, features)
+                    : cuda::serves(schedule, csr, features, /*sums=*/true);
   }
 
   template <typename Attributes>
@@ -219,6 +232,13 @@ struct Cuda {
     return invalid("the kernel \"" + std::string(attributes.kernel) + "\" of " +
                    std::to_string(attributes.lanes) + " lanes and " +
                    std::to_string(attributes.threads) + " threads cannot do this call");
+  }
+
+  // Of a launch that refuses what its kernel cannot do.
+  static ffi::Error status(cudaError_t error, std::string_view kernel) {
+    if (error == cudaErrorInvalidConfiguration && kernel != "walk")
+      return invalid("the kernel \"" + std::string(kernel) + "\" cannot do this call");
+    return status(error);
   }
 
   static ffi::Error status(cudaError_t error) {
@@ -240,6 +260,17 @@ NB_MODULE(_cuda, m) {
   m.attr("compiler") = JAX_GNN_CUDA_COMPILER;
   m.attr("architectures") = JAX_GNN_CUDA_ARCHITECTURES;
 #endif
+  // Bytes of shared memory that a block may have on every GPU there is; 0: there is none.
+  m.def("shared_memory", [] {
+    int count = 0, least = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) return 0;
+    for (int device = 0; device < count; ++device) {
+      int bytes = 0;
+      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+      least = device == 0 ? bytes : std::min(least, bytes);
+    }
+    return least;
+  });
   m.def("targets", [] {
     return targets({
         JAX_GNN_TARGET(attention),

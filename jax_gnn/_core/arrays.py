@@ -64,12 +64,12 @@ def promoted(*dtypes: Any) -> Any:
         return functools.reduce(jnp.promote_types, dtypes)
 
 
-def spread(values: Array, x: Array) -> Array:
+def row_wise(values: Array, x: Array) -> Array:
     """Adds axes to a vector of rows, to work with ``(rows, *features)``."""
     return jnp.expand_dims(values, tuple(range(1, x.ndim)))
 
 
-def lead(values: Array, x: Array) -> Array:
+def feature_wise(values: Array, x: Array) -> Array:
     """Adds axes before those of the last features, to work with ``(rows, *features)``."""
     return jnp.expand_dims(values, tuple(range(x.ndim - values.ndim)))
 

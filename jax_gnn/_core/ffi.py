@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import types
 from collections.abc import Callable
@@ -83,6 +84,16 @@ STATUS: dict[str, PlatformStatus] = {"cpu": _load_cpu(), "cuda": _load_cuda()}
 def host_function(name: str) -> Callable[..., Any]:
     """A compiled function on numpy arrays."""
     return getattr(_load("_cpu"), name)
+
+
+@functools.cache
+def shared_memory() -> int:
+    """Bytes of it that a block of a kernel may have on the GPUs at hand.
+
+    Where there are none, as for an export, those of any that kernels are built for.
+    """
+    found = _load("_cuda").shared_memory() if STATUS["cuda"].available else 0
+    return found or 99 << 10
 
 
 def status() -> list[PlatformStatus]:

@@ -442,7 +442,7 @@ class Lowering:
         numbers = sum(terms, jnp.zeros((maps.parts.rows[Space.EDGE], heads), acc))
         return kinds.Typed(
             *(flat(of_value), numbers, None, None),
-            *(maps.relational.types, TypedEdges(self._graph, None).types_of_pairs()),
+            *(maps.relational.types, TypedEdges(self._graph, None).types_of_source_pairs()),
         )
 
     def _plain(self, x: Array, row: Row, reduce: str) -> Array:

@@ -16,9 +16,9 @@ from jax import Array
 from jax_gnn._core.schedule import known_size
 from jax_gnn._ops.relational_aggregate.schedule import Counts
 from jax_gnn._ops.relational_attention.methods import (
-    Scores,
-    attend_by_keys,
-    attend_by_numbers,
+    RGATScores,
+    attend_hgt,
+    attend_rgat,
     choose_method,
 )
 from jax_gnn._ops.relational_attention.schedule import Method, expected, scores_by_edge_pay
@@ -306,8 +306,8 @@ def rgat(
     both = jnp.concatenate([dst, at_src], 1)  # dead where the method does without
     weights = RGATWeights(kernel.reshape(relations, k, -1), src, dst, both)
     method = choose_method(graph, "auto", weights.kernel, heads, dots=False)
-    scores = Scores(False, found.slope, numbers, False, scale)
-    return attend_by_numbers(graph, x, weights, scores, method=method, precision=precision)
+    scores = RGATScores(False, found.slope, numbers, False, scale)
+    return attend_rgat(graph, x, weights, scores, method=method, precision=precision)
 
 
 def hgt(
@@ -328,4 +328,4 @@ def hgt(
     weights = HGTWeights(*map(RelationMaps, maps))
     method = choose_method(graph, "auto", weights.value.kernel, heads, dots=True)
     operands = graph, key, value, query, weights
-    return attend_by_keys(*operands, heads=heads, method=method, precision=precision)
+    return attend_hgt(*operands, heads=heads, method=method, precision=precision)

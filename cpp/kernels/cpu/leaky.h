@@ -1,5 +1,7 @@
 #pragma once
 
+#include <limits>
+
 #include "vector.h"
 
 namespace jax_gnn::cpu {
@@ -9,6 +11,13 @@ template <typename V, typename Acc>
 JAX_GNN_INLINE V leaky(V z, Acc slope) {
   const V zero = broadcast<V>(Acc(0));
   return (zero < z ? z : zero) + slope * (zero < z ? zero : z);
+}
+
+// The same of scores, of which -inf stays, too, whatever the slope is.
+template <typename V, typename Acc>
+JAX_GNN_INLINE V leaky_score(V z, Acc slope) {
+  const V least = broadcast<V>(std::numeric_limits<Acc>::lowest());
+  return z < least ? z : leaky(z, slope);
 }
 
 // Its derivative.

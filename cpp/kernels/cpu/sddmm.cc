@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "attention.h"
 #include "dot.h"
-#include "edge_attention.h"
 #include "leaky.h"
 #include "segment_entries.h"
 

@@ -1,4 +1,4 @@
-#include "edge_attention.h"
+#include "attention.h"
 #include "leaky.h"
 #include "pages.h"
 #include "segment_entries.h"

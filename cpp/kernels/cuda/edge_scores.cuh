@@ -19,17 +19,17 @@ __device__ __forceinline__ float exponential(float x) { return expf(x); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
 
 template <typename Acc>
-__device__ __forceinline__ Acc leaky(Acc x, Acc slope) {
-  return x > 0 ? x : rounded_product(slope, x);
-}
-
-template <typename Acc>
 constexpr Acc kLowest = std::numeric_limits<Acc>::lowest();
 
 // Whether the LeakyReLU has its slope there: not at -inf, which stays what it is.
 template <typename Acc>
 __device__ __forceinline__ bool is_sloped(Acc x) {
   return x <= 0 && x >= kLowest<Acc>;
+}
+
+template <typename Acc>
+__device__ __forceinline__ Acc leaky(Acc x, Acc slope) {
+  return is_sloped(x) ? rounded_product(slope, x) : x;
 }
 
 // To within a few digits of the last place where x is small; the softmax's largest weights are

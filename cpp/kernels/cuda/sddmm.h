@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "../edge_attention.h"
+#include "../attention.h"
 #include "../segments.h"
 
 namespace jax_gnn::cuda {

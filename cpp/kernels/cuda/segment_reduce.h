@@ -21,11 +21,6 @@ struct Schedule {
   int lanes;       // of a team, which holds a tile of features; a power of two up to 32
   int threads;     // of a block
   int64_t blocks;  // that share the entries: rows of the workspace
-
-  constexpr Schedule(Kernel kernel, int lanes, int threads, int64_t blocks)
-      : kernel(kernel), lanes(lanes), threads(threads), blocks(blocks) {}
-  constexpr Schedule(bool gathers, int lanes, int threads, int64_t blocks)
-      : Schedule(gathers ? Kernel::kGather : Kernel::kWalk, lanes, threads, blocks) {}
 };
 
 // Whether the kernel that a schedule names can reduce the entries: to sums or means of
@@ -61,16 +56,6 @@ cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule, bo
                                const Csr<int32_t>& csr, const T* in, const Acc* weight,
                                const T* left, Features features, T* out, Acc* dots,
                                void* workspace);
-
-// The same in one pass where that can be.
-template <typename T, typename Acc>
-cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule,
-                               const Csr<int32_t>& csr, const T* in, const Acc* weight,
-                               const T* left, Features features, T* out, Acc* dots,
-                               void* workspace) {
-  return segment_reduce_vjp(stream, schedule, true, csr, in, weight, left, features, out, dots,
-                            workspace);
-}
 
 // out[r, :] = sum over the entries of row r that match, see Select. out: (num_rows, width).
 template <typename T, typename Acc>

@@ -33,7 +33,7 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const 
                                  Start::kWaits, last);
       };
       if constexpr (has_step<Op, T>)
-        if (schedule.kernel == Kernel::kStep && schedule.lanes == kStepLanes)
+        if (schedule.kernel == Kernel::kStep)
           return launch_step<Op>(stream, csr, in, weight, features, last, out, workspace);
       if constexpr (has_gather_walk<Op, T>)
         if (schedule.kernel == Kernel::kGather)

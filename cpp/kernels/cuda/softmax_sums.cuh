@@ -7,7 +7,7 @@
 // and runs are joined (segment_runs.cuh) like any others, the earlier one first.
 #pragma once
 
-#include "../edge_attention.h"
+#include "../attention.h"
 #include "edge_scores.cuh"
 #include "segment_messages.cuh"
 #include "segment_ops.cuh"

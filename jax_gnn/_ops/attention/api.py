@@ -21,10 +21,10 @@ from jax_gnn._core.arguments import (
     check_number,
     check_real,
 )
-from jax_gnn._core.arrays import accumulator_dtype, flat, lead, row_width, spread
+from jax_gnn._core.arrays import accumulator_dtype, feature_wise, flat, row_width, row_wise
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
-from jax_gnn._ops.attention import sums, xla
+from jax_gnn._ops.attention import xla
 from jax_gnn._ops.attention.leaky import leaky_scores
 from jax_gnn._ops.attention.primitive import attend, weights
 from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Scores
@@ -183,8 +183,8 @@ def gatv2_attention(
         left, right, extra = (each.astype(acc) for each in (left, right, extra))
         summed = gather(left, at_dst, implementation) + gather(right, at_src, implementation)
         valid = matrix.by_row.valid(graph.num_src)
-        summed = jnp.where(spread(valid, summed), summed + extra, 0)
-        terms = lead(vector.astype(acc), summed) * xla.leaky(summed, edges.slope)
+        summed = jnp.where(row_wise(valid, summed), summed + extra, 0)
+        terms = feature_wise(vector.astype(acc), summed) * xla.leaky(summed, edges.slope)
         score = jnp.sum(terms, axis=tuple(range(2, terms.ndim)))
     score = score if bias is None else score + bias
     return edges.attend(Given(score))
@@ -360,7 +360,7 @@ class _Edges:
 
     def _results(self, y: Array, stats: Array) -> Any:
         y = y.reshape(self.matrix.by_row.num_rows, *self.value.shape[1:])
-        return (y, sums.logsumexp(stats)) if self.return_lse else y
+        return (y, xla.logsumexp(stats)) if self.return_lse else y
 
 
 def _check_same_features(name: str, x: Array, other_name: str, other: Array) -> None:

@@ -26,30 +26,23 @@ from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.kernels import csr_operands, per_entry, per_row, unscheduled_workspace
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
+from jax_gnn._ops.attention.schedule import choose_slopes
 from jax_gnn._ops.segment_reduce.xla import into_rows
 
 
-class Scored(NamedTuple):
-    """Operands of ``leaky_scores``.
+class Keys(NamedTuple):
+    """Operands of ``leaky_scores``; what is known of ``leaky_dots``, without a vector.
 
     Attributes:
-        left: ``(rows, heads · features)``.
-        right: ``(columns, heads · features)``.
-        vector: ``(1, heads · features)`` in the accumulator type.
+        row_key: ``(rows, heads · features)``.
+        col_key: ``(columns, heads · features)``.
+        vector: ``(1, heads · features)`` in the accumulator type, or None.
         matrix: the entries, by row in the order of the result.
     """
 
-    left: Any
-    right: Any
-    vector: Any
-    matrix: SparseMatrix
-
-
-class Keys(NamedTuple):
-    """What is known of ``leaky_dots``: the keys that the slopes are those of."""
-
     row_key: Any
     col_key: Any
+    vector: Any
     matrix: SparseMatrix
 
 
@@ -89,15 +82,15 @@ def _per_head(x: Array, heads: int) -> Array:
 
 
 def _scores(
-    left: Array, right: Array, vector: Array, matrix: SparseMatrix, *, heads: int, slope: float
+    row_key: Array, col_key: Array, vector: Array, matrix: SparseMatrix, *, heads: int, slope: float
 ) -> Array:
-    z, valid = _sums(left, right, matrix)
+    z, valid = _sums(row_key, col_key, matrix)
     terms = jnp.where(valid, vector * jnp.where(z > 0, z, slope * z), 0)
     return jnp.sum(_per_head(terms, heads), axis=2)
 
 
 def _dots(known: Keys, moving: PQ, *, heads: int, slope: float) -> list[Array]:
-    row_key, col_key, matrix = known
+    row_key, col_key, _, matrix = known
     # Their slopes are constant nearly everywhere.
     z, valid = _sums(*jax.lax.stop_gradient((row_key, col_key)), matrix)
     terms = jnp.zeros_like(z)
@@ -130,10 +123,10 @@ def _sum(
 # --- What kernels get ----------------------------------------------------------------------------
 
 
-def _scores_call(platform: str, operands: Scored, *, heads: int, slope: float) -> Call | None:
+def _scores_call(platform: str, operands: Keys, *, heads: int, slope: float) -> Call | None:
     del platform
-    left, right, vector, matrix = operands
-    found = csr_operands(matrix.by_row, right.shape[0])
+    row_key, col_key, vector, matrix = operands
+    found = csr_operands(matrix.by_row, col_key.shape[0])
     if found is None:
         return None
     (rows, cols, _), flags = found
@@ -142,11 +135,10 @@ def _scores_call(platform: str, operands: Scored, *, heads: int, slope: float) -
         "heads": np.int64(heads),
         "slope": np.float64(slope),
     }
-    return Call([left, right, Operand.of(jnp.ravel, vector), rows, cols], attributes)
+    return Call([row_key, col_key, Operand.of(jnp.ravel, vector), rows, cols], attributes)
 
 
 def _sum_call(platform: str, operands: LeakySum, *, heads: int, slope: float) -> Call | None:
-    del platform, heads
     row_key, col_key, factor, vector, matrix = operands
     csr = matrix.by_row
     found = csr_operands(csr, col_key.shape[0])
@@ -155,6 +147,7 @@ def _sum_call(platform: str, operands: LeakySum, *, heads: int, slope: float) ->
     ids, flags = found
     workspace = unscheduled_workspace(csr, row_width(col_key), col_key.dtype)
     flags |= {"has_vector": np.bool_(vector is not None), "slope": np.float64(slope)}
+    flags["kernel"] = choose_slopes(csr, col_key, heads) if platform == "cuda" else "walk"
     vector = factor if vector is None else Operand.of(jnp.ravel, vector)
     return Call([row_key, col_key, factor, vector, *ids], flags, [workspace])
 
@@ -162,7 +155,7 @@ def _sum_call(platform: str, operands: LeakySum, *, heads: int, slope: float) ->
 # --- Derivatives ---------------------------------------------------------------------------------
 
 
-def _scores_jvp(bind: Bind, primals: Scored, tangents: Scored) -> tuple[Array, Array | None]:
+def _scores_jvp(bind: Bind, primals: Keys, tangents: Keys) -> tuple[Array, Array | None]:
     vector, acc = primals.vector, primals.vector.dtype
 
     def product(x: Array, tangent: Array | None) -> Array | None:
@@ -171,11 +164,12 @@ def _scores_jvp(bind: Bind, primals: Scored, tangents: Scored) -> tuple[Array, A
             terms.append(tangents.vector * jnp.where(jnp.isfinite(x), x, 0).astype(acc))
         return sum(terms[1:], terms[0]).astype(x.dtype) if terms else None
 
-    p, q = product(primals.left, tangents.left), product(primals.right, tangents.right)
+    p = product(primals.row_key, tangents.row_key)
+    q = product(primals.col_key, tangents.col_key)
     if p is None and q is None:
         return bind(primals), None
     (tangent,) = leaky_dots(
-        Keys(primals.left, primals.right, primals.matrix),
+        primals._replace(vector=None),
         (p, q),
         **bind.attributes,
         implementation=bind.implementation,
@@ -183,17 +177,17 @@ def _scores_jvp(bind: Bind, primals: Scored, tangents: Scored) -> tuple[Array, A
     return bind(primals), tangent
 
 
-def _scores_batch(bind: Bind, operands: Scored, batched: Scored, size: int) -> Array:
+def _scores_batch(bind: Bind, operands: Keys, batched: Keys, size: int) -> Array:
     if not any(jax.tree.leaves(batched.matrix)):
         return batch((), bind, operands, batched, size, per_entry=True)
 
-    def apart(left: Array, right: Array, vector: Array, matrix: SparseMatrix) -> Array:
-        p, q = ((vector * x.astype(vector.dtype)).astype(x.dtype) for x in (left, right))
+    def apart(keys: Keys) -> Array:
+        p, q = ((keys.vector * x.astype(keys.vector.dtype)).astype(x.dtype) for x in keys[:2])
         options = {**bind.attributes, "implementation": bind.implementation}
-        return leaky_dots(Keys(left, right, matrix), (p, q), **options)[0]
+        return leaky_dots(keys._replace(vector=None), (p, q), **options)[0]
 
-    axes = tuple(jax.tree.map(lambda is_batched: 0 if is_batched else None, batched))
-    return jax.vmap(apart, axes)(*operands)
+    axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched)
+    return jax.vmap(apart, (axes,))(operands)
 
 
 def _dots_transpose(
@@ -202,7 +196,7 @@ def _dots_transpose(
     cts: list[Array | None],
     **attributes: Any,
 ) -> list[Array | None]:
-    row_key, col_key, matrix = known
+    row_key, col_key, _, matrix = known
     ends = (row_key, col_key, cts[0], None, matrix), (col_key, row_key, cts[0], None, matrix.T)
     return [
         None if each is None else leaky_sum(*operands, **attributes)
@@ -216,9 +210,9 @@ def _sum_transpose_factor(bind: Bind, ct: Array, operands: LeakySum) -> Array:
         ct = (vector * ct.astype(vector.dtype)).astype(ct.dtype)
     # By the half whose entries are in the order of the factors.
     of_rows: PQ = (ct, None)
-    known, moving = Keys(row_key, col_key, matrix), of_rows
+    known, moving = Keys(row_key, col_key, None, matrix), of_rows
     if matrix.by_row.order is not None:
-        known, moving = Keys(col_key, row_key, matrix.T), of_rows[::-1]
+        known, moving = Keys(col_key, row_key, None, matrix.T), of_rows[::-1]
     return leaky_dots(known, moving, **bind.attributes, implementation=bind.implementation)[0]
 
 
@@ -246,7 +240,7 @@ def _flops(operands: Any, **attributes: Any) -> int:
 leaky_scores = define(
     Op(
         name="leaky_scores",
-        operands=Scored,
+        operands=Keys,
         result=per_entry,
         xla=_scores,
         call=_scores_call,

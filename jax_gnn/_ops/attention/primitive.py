@@ -26,7 +26,6 @@ from jax import Array
 from jax_gnn._core.arrays import accumulator_dtype, row_width
 from jax_gnn._core.batching import batch, batch_apart
 from jax_gnn._core.csr import Csr, SparseMatrix
-from jax_gnn._core.ids import at_most
 from jax_gnn._core.kernels import (
     csr_operands,
     like_first,
@@ -37,13 +36,8 @@ from jax_gnn._core.kernels import (
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define
 from jax_gnn._ops.attention import xla
-from jax_gnn._ops.attention.scores import (
-    Arrays,
-    Given,
-    Gradients,
-    Scores,
-    holds_whole_heads,
-)
+from jax_gnn._ops.attention.schedule import blocks_in_step, choose_sum, holds_whole_heads
+from jax_gnn._ops.attention.scores import Dots, Given, Leaky, Moving, Scores, Typed
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 
 
@@ -64,25 +58,22 @@ class Attended(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What is known of ``attention_jvp``: the operands of ``attention``, and its results."""
+    """What is known of the derivatives: operands of ``attention``, its results, and cotangents.
 
-    operands: Attended
-    y: Any
-    stats: Any
-    raw: Any
-
-
-class Cotangents(NamedTuple):
-    """Operands of ``attention_vjp``: those of ``attention``, its results, and cotangents.
+    Those of ``attention_vjp``, its operands; ``attention_jvp`` knows the others.
 
     Attributes:
-        y: what it gave; None where of each row and head what ⟨ct, y⟩ is for is in ``log_sum_ct``,
-            as its negative.
-        stats: ``(rows, heads, 2)``, likewise.
-        raw: ``(entries, heads)``, likewise, of kinds that keep it; else it is not read.
+        value: see `Attended`.
+        scores: likewise.
+        entry_scale: likewise.
+        y: the sums; None where of each row and head what ⟨ct, y⟩ is for is in ``log_sum_ct``, as
+            its negative.
+        stats: ``(rows, heads, 2)``, of their softmax.
+        raw: ``(entries, heads)``, raw scores of kinds that keep them; else it is not read.
         ct: like y, its cotangent.
         log_sum_ct: ``(rows, heads)``, that of the logarithm of the softmax's sum; None stands for
             zeros.
+        matrix: see `Attended`.
     """
 
     value: Any
@@ -110,7 +101,7 @@ def _results(operands: Attended, *, heads: int, keeps_raw: bool, **attributes: A
     ]
 
 
-def _tangents(known: Known, moving: Any, **attributes: Any) -> list[Any]:
+def _tangents(known: Known, moving: Moving, **attributes: Any) -> list[Any]:
     del moving, attributes
     y, stats = known.y, known.stats
     return [
@@ -119,21 +110,21 @@ def _tangents(known: Known, moving: Any, **attributes: Any) -> list[Any]:
     ]
 
 
-def _gradients(operands: Cotangents, *, heads: int, whole: bool, **attributes: Any) -> list[Any]:
+def _gradients(known: Known, *, heads: int, whole: bool, **attributes: Any) -> list[Any]:
     """What is absent has no rows."""
     del attributes
-    value = operands.value
-    found = operands.scores.shapes(value, operands.matrix, heads)
-    found = found._replace(value=like_first(operands), **{"score" if whole else "row": None})
-    absent = jax.ShapeDtypeStruct((0, heads), accumulator_dtype(value.dtype))
+    found = known.scores.shapes(known.value, known.matrix, heads)
+    found = found._replace(value=like_first(known), **{"score" if whole else "row": None})
+    absent = jax.ShapeDtypeStruct((0, heads), accumulator_dtype(known.value.dtype))
     return [absent if each is None else each for each in found]
 
 
 # --- In other primitives -------------------------------------------------------------------------
 
 
-def _activated(scores: Scores, raw: Array, slope: float) -> Array:
-    return xla.leaky(raw, slope) if scores.is_leaky else raw
+def _given(scores: Scores, raw: Array, slope: float) -> Given:
+    """The scores that raw ones make, for each entry."""
+    return Given(xla.leaky(raw, slope) if scores.is_leaky else raw)
 
 
 def _sloped(scores: Scores, change: Array, raw: Array, slope: float) -> Array:
@@ -146,102 +137,83 @@ def _composed(
     entry_scale: Array | None,
     matrix: SparseMatrix,
     *,
-    heads: int,
-    slope: float,
     keeps_raw: bool,
-    implementation: str | None = None,
+    **options: Any,
 ) -> list[Array]:
-    options: Any = {"heads": heads, "implementation": implementation}
-    raw = scores.raw(value, matrix, slope=slope, **options)
+    options = {"implementation": None} | options
+    raw = scores.raw(value, matrix, **options)
+    slope = options.pop("slope")
     if isinstance(scores, Given):
         found = xla.attention(value, raw, entry_scale, matrix, **options)
     else:
-        given = Given(_activated(scores, raw, slope))
-        found = attend(value, given, entry_scale, matrix, **options)
+        found = attend(value, _given(scores, raw, slope), entry_scale, matrix, **options)
     return [*found, raw if keeps_raw else raw[:0]]
 
 
 def _raw_of(
-    operands: Attended, moving: dict[str, Any], **options: Any
-) -> tuple[Callable[[Array, dict[str, Array]], Array], dict[str, Array]]:
-    """Raw scores as a function of values and of the fields that move; and these fields."""
-    _, scores, _, matrix = operands
+    known: Attended | Known, moving: Moving, **options: Any
+) -> tuple[Callable[[dict[str, Array]], Array], dict[str, Array]]:
+    """Raw scores as a function of values and fields, by their names; and of these those that move.
 
-    def raw(value: Array, fields: dict[str, Array]) -> Array:
-        return replace(scores, **fields).raw(value, matrix, **options)
-
-    names = [name for name in scores.moving if moving[name] is not None]
-    return raw, {name: getattr(scores, name) for name in names}
-
-
-def _tangent_of_raw(
-    operands: Attended, moving: dict[str, Array | None], **options: Any
-) -> tuple[Array, Array]:
-    """Raw scores, and their tangent."""
-    value = operands.value
-    raw, held = _raw_of(operands, moving, **options)
-    tangents = {name: moving[name] for name in held}
-    if moving["value"] is None:
-        return jax.jvp(lambda fields: raw(value, fields), (held,), (tangents,))
-    return jax.jvp(raw, (value, held), (moving["value"], tangents))
-
-
-def _names(scores: Scores) -> list[str]:
-    """What ``attention_jvp`` is linear in: values, the scores' fields and, of simple ones, `raw`.
-
-    That is a tangent of raw scores beside what the fields' add.
+    What moves is as in `Moving`.
     """
-    return ["value", *scores.moving, *(["raw"] if scores.is_simple else [])]
+    value, scores, matrix = known.value, known.scores, known.matrix
+
+    def raw(at: dict[str, Array]) -> Array:
+        fields = {scores.moving[name]: x for name, x in at.items() if name != "value"}
+        return replace(scores, **fields).raw(at.get("value", value), matrix, **options)
+
+    at = {"value": value} | {name: getattr(scores, field) for name, field in scores.moving.items()}
+    return raw, {name: x for name, x in at.items() if getattr(moving, name) is not None}
 
 
-def _named(scores: Scores, moving: Any) -> dict[str, Any]:
-    return dict(zip(_names(scores), moving, strict=True))
+def _tangent_of_raw(known: Attended | Known, moving: Moving, **options: Any) -> tuple[Array, Array]:
+    """Raw scores, and their tangent."""
+    raw, at = _raw_of(known, moving, **options)
+    found, tangent = jax.jvp(raw, (at,), ({name: getattr(moving, name) for name in at},))
+    beside = None if "score" in at else moving.score  # what the fields' tangents add to
+    return found, tangent if beside is None else tangent + beside
 
 
-def _tangent(known: Known, moving: Any, *, heads: int, slope: float) -> list[Array]:
-    (value, scores, entry_scale, matrix), y, stats, kept = known
-    named = _named(scores, moving)
+def _tangent(known: Known, moving: Moving, *, heads: int, slope: float) -> list[Array]:
     options: Any = {"heads": heads, "slope": slope, "implementation": None}
-    raw, draw = _tangent_of_raw(known.operands, named, **options)
-    raw = kept if scores.is_kept else raw
-    draw = draw if named.get("raw") is None else draw + named["raw"]
-    score, dscore = _activated(scores, raw, slope), _sloped(scores, draw, raw, slope)
-    held = value, score, entry_scale, matrix, y, stats
-    return xla.attention_jvp(*held, named["value"], dscore, heads=heads)
+    raw, draw = _tangent_of_raw(known, moving, **options)
+    raw = known.raw if known.scores.is_kept else raw
+    score = _given(known.scores, raw, slope).score
+    held = known.value, score, known.entry_scale, known.matrix, known.y, known.stats
+    dscore = _sloped(known.scores, draw, raw, slope)
+    return xla.attention_jvp(*held, moving.value, dscore, heads=heads)
 
 
 def _back_from_given(
-    operands: Cotangents, raw: Array, *, slope: float, **options: Any
+    known: Known, raw: Array, *, slope: float, **options: Any
 ) -> tuple[Array, Array]:
-    """Cotangents of values, as far as they are summed, and of raw scores, from these."""
-    scores = operands.scores
-    given = Given(_activated(scores, raw, slope))
-    back = gradients(*operands._replace(scores=given, raw=None), slope=slope, **options)
-    return back.value, _sloped(scores, back.score, raw, slope)
+    """Known of values, as far as they are summed, and of raw scores, from these."""
+    given = _given(known.scores, raw, slope)
+    back = gradients(*known._replace(scores=given, raw=None), slope=slope, **options)
+    return back.value, _sloped(known.scores, back.score, raw, slope)
 
 
 def _composed_back(
     *, whole: bool, heads: int, slope: float, implementation: str | None = None, **by_name: Any
 ) -> list[Array]:
-    operands = Cotangents(**by_name)
-    value, scores, entry_scale, y, stats, raw, ct, log_sum_ct, matrix = operands
+    known = Known(**by_name)
+    value, scores, entry_scale, y, stats, raw, ct, log_sum_ct, matrix = known
     options: Any = {"heads": heads, "implementation": implementation}
     both = options | {"slope": slope}
     if whole:
-        found = gradients(*operands, **both)
-        row = scores.cotangents(found, value, matrix, **both)["row"]
+        found = gradients(*known, **both)
+        row = scores.finish(found, value, matrix, **both).row
         return [*found._replace(row=row, score=found.score[:0])]
-    results = y, stats, ct, log_sum_ct
     if isinstance(scores, Given):
-        to_value, to_raw = xla.attention_vjp(
-            value, scores.score, entry_scale, matrix, *results, **options
-        )
+        of_sums = value, scores.score, entry_scale, matrix, y, stats, ct, log_sum_ct
+        to_value, to_raw = xla.attention_vjp(*of_sums, **options)
     else:
         raw = raw if scores.is_kept else scores.raw(value, matrix, **both)
-        to_value, to_raw = _back_from_given(operands, raw, **both)
+        to_value, to_raw = _back_from_given(known, raw, **both)
     found = scores.gradients(to_raw, value, matrix, **both)
     found = found._replace(value=to_value if found.value is None else to_value + found.value)
-    shapes = _gradients(operands, heads=heads, whole=False)
+    shapes = _gradients(known, heads=heads, whole=False)
     return [
         jnp.zeros(like.shape, like.dtype) if each is None else each
         for each, like in zip(found, shapes, strict=True)
@@ -251,10 +223,11 @@ def _composed_back(
 # --- What kernels get ----------------------------------------------------------------------------
 
 
-def _arrays(found: Arrays, entry_scale: Any, other: Any) -> list[Any]:
+def _score_operands(found: dict[str, Any], entry_scale: Any, other: Any) -> list[Any]:
     """Operands of a handler, with another in the place of those that are absent."""
-    row, col, factor, entry, types = found
-    return [each or other for each in (row, col, factor, entry, entry_scale, types)]
+    found = found | {"entry_scale": entry_scale}
+    names = "row", "col", "factor", "entry", "entry_scale", "types"
+    return [found.get(name) or other for name in names]
 
 
 def _one_pass_workspace(csr: Csr, value: Operand) -> Any:
@@ -268,73 +241,75 @@ def _call(
     value, scores, entry_scale, matrix = operands
     csr = matrix.by_row
     found = csr_operands(csr, value.shape[0])
-    if found is None or not scores.has_kernel(platform, value, matrix, heads):
+    if found is None or not scores.has_kernel(platform, value, heads):
         return None
     ids, flags = found
+    if isinstance(scores, Typed) and (csr.cols is None or csr.order is not None):
+        return None
     arrays = scores.arrays(value, heads)
     flags |= {
         "kind": np.int64(scores.number),
-        "has_rows": np.bool_(arrays.row is not None),
+        "has_rows": np.bool_("row" in arrays),
         "scaled": np.bool_(entry_scale is not None),
         "keeps_raw": np.bool_(keeps_raw),
         "slope": np.float64(slope),
+        "kernel": "walk",
     }
-    operands_ = [value, *_arrays(arrays, entry_scale, value), *ids]
-    return Call(operands_, flags, [_one_pass_workspace(csr, value)])
+    if platform == "cuda":
+        of_entries = scores.score if isinstance(scores, Given) else entry_scale
+        weights = csr.count if of_entries is None else of_entries.shape[0]
+        flags["kernel"] = choose_sum(csr, value, heads, scores.keys, weights)
+    read = [value, *_score_operands(arrays, entry_scale, value), *ids]
+    return Call(read, flags, [_one_pass_workspace(csr, value)])
 
 
 def _call_back(
-    platform: str, operands: Cotangents, *, heads: int, slope: float, whole: bool
+    platform: str, known: Known, *, heads: int, slope: float, whole: bool
 ) -> Call | None:
-    value, scores, entry_scale, y, stats, raw, ct, log_sum_ct, matrix = operands
-    arrays = _arrays(scores.arrays_back(value, raw, heads), entry_scale, value)
-    arrays = [ct, value, y or ct, stats, log_sum_ct or value, *arrays]
+    value, scores, entry_scale, y, stats, raw, ct, log_sum_ct, matrix = known
+    read = [ct, value, y or ct, stats, log_sum_ct or value]
+    read += _score_operands(scores.arrays(value, heads, raw), entry_scale, value)
     flags = {
         "kind": np.int64(scores.number),
         "whole": np.bool_(whole),
-        "same": np.bool_(getattr(scores, "col", 0) is None),
+        "same": np.bool_(scores.keys == 1),
         "scaled": np.bool_(entry_scale is not None),
         "has_y": np.bool_(y is not None),
         "has_log_sum_ct": np.bool_(log_sum_ct is not None),
         "slope": np.float64(slope),
     }
-    acc = np.dtype(stats.dtype)
-    if whole:
-        in_step = gradients_in_step(value, matrix, scores, heads) if platform == "cuda" else None
-        if in_step is None or y is None:
-            return None
-        flags |= in_step.flags | _UNSCHEDULED
-        workspaces = _workspaces(
-            workspace_of(in_step.blocks, row_width(value), acc), acc, heads=heads
-        )
-        return Call([*arrays, *in_step.ids], flags, workspaces)
-    csr = matrix.by_col
-    found = csr_operands(csr, ct.shape[0])
-    if found is None or not scores.has_kernel_back(platform, value, heads):
+    width, acc, csr = row_width(value), np.dtype(stats.dtype), matrix.by_col
+    found, by_row = csr_operands(csr, ct.shape[0]), csr_operands(matrix.by_row, value.shape[0])
+    if found is None:
         return None
     ids, of_ids = found
-    one_pass = not scores.is_simple or (platform == "cuda" and holds_whole_heads(ct, heads))
+    if whole:
+        blocks = blocks_in_step(matrix, value, heads, scores.keys)
+        if blocks is None or by_row is None or y is None:
+            return None
+        if platform != "cuda" or not scores.has_one_pass(value, heads):
+            return None
+        workspaces = _workspaces(workspace_of(blocks, width, acc), acc, heads=heads)
+        return Call([*read, *ids, *by_row[0][:2]], flags | of_ids | _UNSCHEDULED, workspaces)
+    if not scores.has_kernel(platform, value, heads, back=True):
+        return None
+    by_passes = scores.keys == 0 and (platform == "cpu" or not holds_whole_heads(ct, heads))
     workspace, schedule, count = _one_pass_workspace(csr, value), _UNSCHEDULED, 0
-    if not one_pass:
+    if by_passes:
         # Weights and dots lie beside the ids, as scratch memory.
         own = replace(csr, order=None)
         schedule, (workspace,) = plan("segment_reduce_vjp", own, ct, heads=heads)
         count = csr.count if platform == "cuda" else 0
-    parts = 0 if scores.shapes(value, matrix, heads).vector is None else most_blocks(csr)
-    workspaces = _workspaces(
-        *(workspace, acc),
-        heads=heads,
-        count=count,
-        records=stats.shape[0],
-        parts=(parts, row_width(value)),
-    )
-    flags |= of_ids | schedule | {"one_pass": np.bool_(one_pass)}
-    return Call([*arrays, *ids, *ids[:2]], flags, workspaces)
+    parts = most_blocks(csr) if isinstance(scores, Leaky) else 0
+    options: Any = {"heads": heads, "count": count, "records": stats.shape[0]}
+    workspaces = _workspaces(workspace, acc, **options, parts=(parts, width))
+    flags |= of_ids | schedule | {"by_passes": np.bool_(by_passes)}
+    return Call([*read, *ids, *ids[:2]], flags, workspaces)
 
 
 _UNSCHEDULED = {
+    "by_passes": np.bool_(False),
     "one_pass": np.bool_(True),
-    "gather": np.bool_(True),
     "kernel": "walk",
     "lanes": np.int64(1),
     "threads": np.int64(32),
@@ -364,82 +339,22 @@ def _workspaces(
     return [workspace, *(jax.ShapeDtypeStruct(shape, acc) for shape in shapes)]
 
 
-# Of the kernel that has all gradients in one launch, as in edge_gradients.cuh: words of 16 bytes in
-# a tile, and entries of a block. And entries times tiles up to which it is the faster one on an
-# H100; half as many where scores are numbers of several heads.
-_TILE_WORDS, _STEP_BLOCK, _MOST_IN_STEP = 16, 48, 1 << 15
-
-
-class InStep(NamedTuple):
-    """What the kernel of all gradients gets of a matrix.
-
-    Attributes:
-        ids: rows, columns and order of the entries by column, rows and columns of those by row.
-        flags: what is said of these.
-        blocks: of the workspace.
-    """
-
-    ids: list[Operand]
-    flags: dict[str, Any]
-    blocks: int
-
-
-def gradients_in_step(
-    value: Operand, matrix: SparseMatrix, scores: Scores, heads: int
-) -> InStep | None:
-    """Whether one launch has all gradients: of few entries, of which none is left out by an order.
-
-    The only place that decides it: the kernel refuses what it cannot do.
-    """
-    by_row, by_col = matrix
-    of_rows, of_cols = (
-        csr_operands(csr, num_cols)
-        for csr, num_cols in ((by_row, by_col.num_rows), (by_col, by_row.num_rows))
-    )
-    if of_rows is None or of_cols is None:
-        return None
-    if by_row.order is not None or by_row.cols is None or by_col.cols is None:
-        return None
-    if not scores.has_one_pass(value, heads):
-        return None
-    count, width = by_row.count, row_width(value)
-    words = width * np.dtype(value.dtype).itemsize // 16
-    of_head = words // heads
-    # Many heads of double precision would want more shared memory than all GPUs have.
-    if of_head > _TILE_WORDS or (value.dtype == np.float64 and heads > 1 and of_head < 2):
-        return None
-    tiles = -(-words // _TILE_WORDS)
-    sizes = by_row.num_rows, by_col.num_rows
-    # Where most rows are empty they are filled by launches of their own.
-    if not (at_most(1, count) and all(at_most(size, 2 * count) for size in sizes)):
-        return None
-    most = _MOST_IN_STEP // 2 if scores.is_simple and heads > 1 else _MOST_IN_STEP
-    if not at_most(count * tiles, most):
-        return None
-    (ids, flags), (rows, _) = of_cols, of_rows
-    blocks = 3 * -(-count // _STEP_BLOCK)  # of both, and of parts of a vector
-    return InStep([*ids, *rows[:2]], {"ordered": flags["ordered"]}, blocks)
-
-
 # --- Derivatives ---------------------------------------------------------------------------------
 
 
 def _jvp(bind: Bind, primals: Attended, tangents: Attended) -> tuple[list[Array], list[Array]]:
     if tangents.entry_scale is not None:
         return _by_composition(bind, primals, tangents)
-    scores = primals.scores
-    keeps = bind.attributes["keeps_raw"]
-    options: Any = {
-        "heads": bind.attributes["heads"],
-        "slope": bind.attributes["slope"],
-        "implementation": bind.implementation,
-    }
+    value, scores, entry_scale, matrix = primals
+    options = {**bind.attributes, "implementation": bind.implementation}
+    keeps = options.pop("keeps_raw")
     y, stats, raw = bind(primals, keeps_raw=keeps or scores.is_kept)
-    of_scores = [getattr(tangents.scores, name) for name in scores.moving]
-    moving = tangents.value, *of_scores, *([None] if scores.is_simple else [])
-    dy, dlog_sum = attention_jvp(Known(primals, y, stats, raw), moving, **options)
+    fields = {name: getattr(tangents.scores, field) for name, field in scores.moving.items()}
+    moving = Moving(tangents.value, **fields)
+    known = Known(value, scores, entry_scale, y, stats, raw, None, None, matrix)
+    dy, dlog_sum = attention_jvp(known, moving, **options)
     if keeps:
-        draw = _tangent_of_raw(primals, _named(scores, moving), **options)[1]
+        draw = _tangent_of_raw(primals, moving, **options)[1]
     else:
         raw = draw = raw[:0]
     # What the sum is relative to stands still, as it changes nothing.
@@ -455,61 +370,39 @@ def _by_composition(bind: Bind, primals: Any, tangents: Any) -> Any:
 
 
 def _transpose(
-    known: Known, moving: Any, cts: list[Array | None], **options: Any
+    known: Known, moving: Moving, cts: list[Array | None], **options: Any
 ) -> tuple[Array | None, ...]:
-    (value, scores, entry_scale, matrix), y, stats, raw = known
-    wanted = _named(scores, moving)
-    ct = jnp.zeros_like(y) if cts[0] is None else cts[0]
-    operands = Cotangents(value, scores, entry_scale, y, stats, raw, ct, cts[1], matrix)
-    by_kernel = scores.is_simple or scores.has_one_pass(value, options["heads"])
-    if by_kernel and wanted.get("scale") is None:
-        whole = wanted.get("row") is not None and wanted.get("raw") is None
-        found = gradients(*operands, whole=whole, **options)
-        of_fields = scores.cotangents(found, value, matrix, **options, implementation=None)
-        of_fields |= {"value": found.value, "raw": found.score}
-        return tuple(of_fields.get(name) for name in wanted)
-    return _transpose_by_scores(known, wanted, operands, **options)
+    value, scores, matrix = known.value, known.scores, known.matrix
+    ct = jnp.zeros_like(known.y) if cts[0] is None else cts[0]
+    known = known._replace(ct=ct, log_sum_ct=cts[1])
+    of_scale = isinstance(scores, Dots) and moving.vector is not None
+    if not of_scale and (scores.keys == 0 or scores.has_one_pass(value, options["heads"])):
+        whole = moving.row is not None and moving.score is None
+        found = gradients(*known, whole=whole, **options)
+        return scores.finish(found, value, matrix, **options, implementation=None)
+    # By the transpose of what makes the scores.
+    both = moving._replace(value=value)
+    raw, pull = jax.vjp(*_raw_of(known, both, **options, implementation=None))
+    to_value, to_raw = _back_from_given(known, known.raw if scores.is_kept else raw, **options)
+    (of_fields,) = pull(to_raw)
+    found = Moving(score=to_raw)._replace(**of_fields)
+    return found._replace(value=to_value + found.value)
 
 
-def _transpose_by_scores(
-    known: Known, wanted: dict[str, Any], operands: Cotangents, **options: Any
-) -> tuple[Array | None, ...]:
-    """By the transpose of what makes the scores."""
-    of_fields, held = _raw_of(known.operands, wanted, **options, implementation=None)
-    raw, pull = jax.vjp(of_fields, operands.value, held)
-    raw = operands.raw if operands.scores.is_kept else raw
-    to_value, to_raw = _back_from_given(operands, raw, **options)
-    more, found = pull(to_raw)
-    found |= {"value": to_value + more, "raw": to_raw}
-    return tuple(found.get(name) for name in wanted)
-
-
-def _jvp_back(
-    bind: Bind, primals: Cotangents, tangents: Cotangents
-) -> tuple[list[Array], list[Array]]:
+def _jvp_back(bind: Bind, primals: Known, tangents: Known) -> tuple[list[Array], list[Array]]:
     others = jax.tree.leaves(tangents._replace(ct=None, log_sum_ct=None))
-    if others or not primals.scores.is_simple:
+    if others or primals.scores.keys != 0:
         return _by_composition(bind, primals, tangents)
     ct = jnp.zeros_like(primals.ct) if tangents.ct is None else tangents.ct
     return bind(primals), bind(primals._replace(ct=ct, log_sum_ct=tangents.log_sum_ct))
 
 
-def _transpose_back(bind: Bind, cts: list[Array | None], operands: Cotangents) -> list[Array]:
-    found, scores = Gradients(*cts), operands.scores
-    by_name = {"value": found.value, "row": found.row, "col": found.col, "raw": found.score}
-    if bind.attributes["whole"]:
-        by_name["raw"] = None
-    else:
-        by_name["row"] = None
-    moving = [by_name.get(name) for name in _names(scores)]
-    attended = Attended(operands.value, scores, operands.entry_scale, operands.matrix)
-    return attention_jvp(
-        Known(attended, operands.y, operands.stats, operands.raw),
-        moving,
-        heads=bind.attributes["heads"],
-        slope=bind.attributes["slope"],
-        implementation=bind.implementation,
-    )
+def _transpose_back(bind: Bind, cts: list[Array | None], known: Known) -> list[Array]:
+    absent = "score" if bind.attributes["whole"] else "row"
+    options = {**bind.attributes, "implementation": bind.implementation}
+    del options["whole"]
+    moving = Moving(*cts)._replace(**{absent: None})
+    return attention_jvp(known._replace(ct=None, log_sum_ct=None), moving, **options)
 
 
 # --- Batches -------------------------------------------------------------------------------------
@@ -517,31 +410,33 @@ def _transpose_back(bind: Bind, cts: list[Array | None], operands: Cotangents) -
 
 def _batch(bind: Bind, operands: Attended, batched: Attended, size: int) -> list[Array]:
     scores = operands.scores
-    if scores.is_simple:
+    if scores.keys == 0:
         return batch((), bind, operands, batched, size, per_entry=True)
     # The batch joins the heads, which share some fields; matrices that are joined, the others, too.
     apart = [getattr(batched.scores, name) for name in scores.shared]
     if any(jax.tree.leaves((batched.matrix, apart))):
         return batch_apart(bind, operands, batched, size)
-    operands, batched = (
-        each._replace(scores=each.scores.of_numbers()) for each in (operands, batched)
-    )
+    if isinstance(scores, Typed):  # heads share rows, but there are the numbers of each
+        of_rows: Any = {"row": None, "of_row": None}
+        operands, batched = (
+            each._replace(scores=replace(each.scores, **of_rows)) for each in (operands, batched)
+        )
     if not any(jax.tree.leaves(batched)):
         return [jnp.broadcast_to(each, (size, *each.shape)) for each in bind(operands)]
     return batch((), bind, operands, batched, size, per_entry=True, shared=scores.shared)
 
 
-def _batch_back(bind: Bind, operands: Cotangents, batched: Cotangents, size: int) -> list[Array]:
-    if operands.scores.is_simple:
+def _batch_back(bind: Bind, operands: Known, batched: Known, size: int) -> list[Array]:
+    if operands.scores.keys == 0:
         return batch((), bind, operands, batched, size, per_entry=True)
     return batch_apart(bind, operands, batched, size)
 
 
 def _flops(operands: Any, **attributes: Any) -> int:
     del attributes
-    value = operands.value
-    width = row_width(value) + operands.scores.read_width(value)
-    return 2 * operands.matrix.by_row.count * width
+    width, scores = row_width(operands.value), operands.scores
+    of_scores = 0 if scores.keys == 0 else row_width(scores.row) if scores.keys else width
+    return 2 * operands.matrix.by_row.count * (width + of_scores)
 
 
 # Results: y; of each row and head what its softmax is made of, exp((score - stats[0]) - stats[1]),
@@ -593,22 +488,23 @@ def weights(
 ) -> Array:
     """What ``attention`` multiplied values by, ``(entries, heads)``; 0 for padding."""
     options: Any = {"heads": heads, "slope": slope, "implementation": implementation}
-    score = _activated(scores, scores.raw(value, matrix, **options), slope)
-    return xla.weights(score, entry_scale, stats, matrix, implementation)
+    given = _given(scores, scores.raw(value, matrix, **options), slope)
+    return xla.weights(given.score, entry_scale, stats, matrix, implementation)
 
 
-# The tangents of y and of stats[1], of those that `_names` names.
+# The tangents of y and of stats[1]. What moves is a `Moving`: of scores that are numbers of heads
+# ``score`` is beside what the fields' tangents make.
 attention_jvp = Linear(
     name="attention_jvp", result=_tangents, function=_tangent, transpose=_transpose
 )
 
 
-# Results are `Gradients`. Attributes: heads, slope, and whether it is the whole, with the gradient
-# of rows in place of that of scores.
+# Results are those of a `Moving`. Attributes: heads, slope, and whether it is the whole, with the
+# gradient of rows in place of that of scores.
 attention_vjp = define(
     Op(
         name="attention_vjp",
-        operands=Cotangents,
+        operands=Known,
         result=_gradients,
         xla=_composed_back,
         call=_call_back,
@@ -622,7 +518,7 @@ attention_vjp = define(
 )
 
 
-def gradients(*operands: Any, whole: bool = False, **attributes: Any) -> Gradients:
+def gradients(*known: Any, whole: bool = False, **attributes: Any) -> Moving:
     """The results of ``attention_vjp``, without the gradient of rows but of the whole."""
-    found = Gradients(*attention_vjp(*operands, whole=whole, **attributes))
+    found = Moving(*attention_vjp(*known, whole=whole, **attributes))
     return found if whole else found._replace(row=None)

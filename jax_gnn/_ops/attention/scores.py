@@ -14,9 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import jax
-import jax.export
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, row_width
@@ -26,20 +24,22 @@ from jax_gnn._core.kernels import narrow
 from jax_gnn._core.op import Operand
 from jax_gnn._core.schedule import known_width
 from jax_gnn._ops.attention.leaky import leaky_scores, leaky_sum
+from jax_gnn._ops.attention.schedule import holds_whole_heads
 from jax_gnn._ops.attention.xla import ends
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
 
 
-class Gradients(NamedTuple):
-    """What the cotangents of attention make of values and scores; None: there is no such thing.
+class Moving(NamedTuple):
+    """Tangents or gradients of values and of what scores are made of; None: there is no such thing.
 
     Attributes:
-        value: like the values; with what scores make of it, if they are made of values.
+        value: of the values; a gradient with what scores make of it, if they are made of values.
         row: of the field ``row``.
-        col: of the field ``col``; of `Typed`, of the sources' numbers, ``(columns, heads)``.
-        vector: of the field ``vector``.
-        score: ``(entries, heads)``, of raw scores, but of `Dots` before they are scaled. Absent
-            where there is ``row``.
+        col: of the field ``col``; as a kernel's gradient of `Typed`, of the sources' numbers,
+            ``(columns, heads)``.
+        vector: of the field ``vector``, or what stands for it.
+        score: ``(entries, heads)``, of raw scores; a gradient of `Dots` before they are scaled,
+            and absent where there is ``row``.
     """
 
     value: Any = None
@@ -49,108 +49,82 @@ class Gradients(NamedTuple):
     score: Any = None
 
 
-class Arrays(NamedTuple):
-    """What a kernel gets of scores, by the handlers' names; None: absent."""
-
-    row: Any = None
-    col: Any = None
-    factor: Any = None
-    entry: Any = None
-    types: Any = None
-
-
 @dataclass(frozen=True, eq=False)
 class Scores:
     """Base of all kinds; the methods' options are heads, slope and implementation.
 
+    A kind without a kernel needs its fields, `moving` and `raw`, and no more.
+
     Attributes:
-        number: that handlers know the kind by, as ``ScoreKind`` in kernels/edge_attention.h.
-        moving: names of the fields that have tangents, in order.
+        number: that handlers know the kind by, as ``ScoreKind`` in kernels/attention.h.
+        keys: rows besides values that scores are made of, 0 where they are of numbers of heads,
+            which all kernels take; None: no kernel of one step makes them.
+        moving: what has tangents, by the names in `Moving`, and the fields that these are of.
         shared: names of the fields that have no features or heads for a batch to join.
         is_leaky: whether a LeakyReLU, of the slope of attention, makes scores of raw scores.
         is_kept: whether raw scores are kept for the backward pass.
-        is_simple: whether the fields are numbers of heads, which all kernels take.
     """
 
     number: ClassVar[int]
-    moving: ClassVar[tuple[str, ...]]
+    keys: ClassVar[int | None] = None
+    moving: ClassVar[dict[str, str]]
     shared: ClassVar[tuple[str, ...]] = ()
     is_leaky: ClassVar[bool] = False
     is_kept: ClassVar[bool] = False
-    is_simple: ClassVar[bool] = False
 
     def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
         """``(entries, heads)``; padding may have any number."""
         raise NotImplementedError
 
-    def gradients(self, ct: Array, value: Array, matrix: SparseMatrix, **options: Any) -> Gradients:
-        """Of the cotangent of raw scores: all but ``row``."""
+    def gradients(self, ct: Array, value: Array, matrix: SparseMatrix, **options: Any) -> Moving:
+        """Of the cotangent of raw scores, as kernels have them: all but ``row``."""
+        del value, matrix, options
+        return Moving(score=ct)
+
+    def finish(self, found: Moving, value: Array, matrix: SparseMatrix, **options: Any) -> Moving:
+        """Adds to a kernel's gradients, or in place of them, what follows from them."""
+        del value, matrix, options
+        return found
+
+    def shapes(self, value: Any, matrix: SparseMatrix, heads: int) -> Moving:
+        """Of all of a kernel's gradients but the values', by default like the fields."""
+        fields = {name: getattr(self, name, None) for name in ("row", "col", "vector")}
+        there = {
+            name: jax.ShapeDtypeStruct(x.shape, x.dtype)
+            for name, x in fields.items()
+            if x is not None
+        }
+        return Moving(**there, score=_per_head(value, matrix.by_row.count, heads))
+
+    def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
+        """What kernels get, by the handlers' names; ``raw``: of gradients, the raw scores."""
         raise NotImplementedError
-
-    def cotangents(
-        self, found: Gradients, value: Array, matrix: SparseMatrix, **options: Any
-    ) -> dict[str, Any]:
-        """Of each moving field, by name; ``row`` is added up where it is absent."""
-        raise NotImplementedError
-
-    def shapes(self, value: Any, matrix: SparseMatrix, heads: int) -> Gradients:
-        """Of all gradients of fields, those of heads in the accumulator type."""
-        raise NotImplementedError
-
-    def of_numbers(self) -> Scores:
-        """The same without rows that heads share, where there are numbers of heads, too."""
-        return self
-
-    def arrays(self, value: Any, heads: int) -> Arrays:
-        """For the kernel of attention."""
-        raise NotImplementedError
-
-    def arrays_back(self, value: Any, raw: Any, heads: int) -> Arrays:
-        """For the kernels of its gradients."""
-        del raw
-        return self.arrays(value, heads)
-
-    def read_width(self, value: Any) -> int:
-        """Features that an entry reads of rows and columns, besides values."""
-        del value
-        return 0
 
     def has_one_pass(self, value: Any, heads: int) -> bool:
-        """Whether CUDA has the gradients by column in one pass over the entries.
-
-        A kind without a kernel needs its fields, `moving` and `raw`, and no more.
-        """
+        """Whether CUDA has the gradients by column in one pass over the entries."""
         del value, heads
         return False
 
-    def has_kernel(self, platform: str, value: Any, matrix: SparseMatrix, heads: int) -> bool:
-        """Whether a platform has attention with such scores."""
-        del matrix
-        return platform == "cuda" and self.has_one_pass(value, heads)
-
-    def has_kernel_back(self, platform: str, value: Any, heads: int) -> bool:
-        """Whether it has the gradients by column."""
+    def has_kernel(self, platform: str, value: Any, heads: int, *, back: bool = False) -> bool:
+        """Whether a platform has attention with such scores, or the gradients by column."""
+        del back
         return platform == "cuda" and self.has_one_pass(value, heads)
 
 
-class _Simple(Scores):
-    is_simple = True
+class _OfNumbers(Scores):
+    keys = 0
 
     def has_one_pass(self, value: Any, heads: int) -> bool:
         return holds_whole_heads(value, heads)
 
-    def has_kernel(self, platform: str, value: Any, matrix: SparseMatrix, heads: int) -> bool:
-        del platform, matrix, heads
-        return known_width(row_width(value)) != 0
-
-    def has_kernel_back(self, platform: str, value: Any, heads: int) -> bool:
-        del platform, heads
+    def has_kernel(self, platform: str, value: Any, heads: int, *, back: bool = False) -> bool:
+        del platform, heads, back
         return known_width(row_width(value)) != 0
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Given(_Simple):
+class Given(_OfNumbers):
     """Scores that entries have.
 
     Attributes:
@@ -160,33 +134,20 @@ class Given(_Simple):
     score: Any
 
     number = 0
-    moving = ("score",)
+    moving: ClassVar = {"score": "score"}
 
     def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
         del value, matrix, options
         return self.score
 
-    def gradients(self, ct: Array, value: Array, matrix: SparseMatrix, **options: Any) -> Gradients:
-        del value, matrix, options
-        return Gradients(score=ct)
-
-    def cotangents(
-        self, found: Gradients, value: Array, matrix: SparseMatrix, **options: Any
-    ) -> dict[str, Any]:
-        del value, matrix, options
-        return {"score": found.score}
-
-    def shapes(self, value: Any, matrix: SparseMatrix, heads: int) -> Gradients:
-        return Gradients(score=_per_head(value, matrix.by_row.count, heads))
-
-    def arrays(self, value: Any, heads: int) -> Arrays:
-        del value, heads
-        return Arrays(entry=self.score)
+    def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
+        del value, heads, raw
+        return {"entry": self.score}
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Ends(_Simple):
+class Ends(_OfNumbers):
     """GAT's: LeakyReLU(row + col).
 
     Attributes:
@@ -198,7 +159,7 @@ class Ends(_Simple):
     col: Any
 
     number = 1
-    moving = ("row", "col")
+    moving: ClassVar = {"row": "row", "col": "col"}
     is_leaky = True
 
     def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
@@ -207,34 +168,30 @@ class Ends(_Simple):
         chosen = options["implementation"]
         return gather(self.row, at_row, chosen) + gather(self.col, at_col, chosen)
 
-    def gradients(self, ct: Array, value: Array, matrix: SparseMatrix, **options: Any) -> Gradients:
+    def gradients(self, ct: Array, value: Array, matrix: SparseMatrix, **options: Any) -> Moving:
         del value
-        return Gradients(col=total(ct, ends(matrix)[1], options["implementation"]), score=ct)
+        return Moving(col=total(ct, ends(matrix)[1], options["implementation"]), score=ct)
 
-    def cotangents(
-        self, found: Gradients, value: Array, matrix: SparseMatrix, **options: Any
-    ) -> dict[str, Any]:
+    def finish(self, found: Moving, value: Array, matrix: SparseMatrix, **options: Any) -> Moving:
         del value
-        row = found.row
-        if row is None:
-            row = total(found.score, ends(matrix)[0], options["implementation"])
-        return {"row": row, "col": found.col}
+        if found.row is not None:
+            return found
+        return found._replace(row=total(found.score, ends(matrix)[0], options["implementation"]))
 
-    def shapes(self, value: Any, matrix: SparseMatrix, heads: int) -> Gradients:
-        rows, count = matrix.by_row.num_rows, matrix.by_row.count
-        row, col, score = (_per_head(value, n, heads) for n in (rows, value.shape[0], count))
-        return Gradients(row=row, col=col, score=score)
-
-    def arrays(self, value: Any, heads: int) -> Arrays:
-        del value, heads
-        return Arrays(row=self.row, col=self.col)
+    def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
+        del value, heads, raw
+        return {"row": self.row, "col": self.col}
 
 
-class _Keyed(Scores):
+class _OfKeys(Scores):
     """Made of rows of both ends, keys, of as many heads as values."""
 
     row: Any
     col: Any
+
+    @property
+    def keys(self) -> int:  # type: ignore[override]  # depends on whether values are keys
+        return 1 if self.col is None else 2
 
     def key(self, value: Any) -> Any:
         """The columns' keys."""
@@ -243,17 +200,16 @@ class _Keyed(Scores):
     def has_one_pass(self, value: Any, heads: int) -> bool:
         return row_width(self.row) == row_width(value) and holds_whole_heads(value, heads)
 
-    def gradients(self, ct: Array, value: Array, matrix: SparseMatrix, **options: Any) -> Gradients:
-        names = ["col", *({"vector"} & set(self.moving))]
-
+    def gradients(self, ct: Array, value: Array, matrix: SparseMatrix, **options: Any) -> Moving:
         def raw(moved: dict[str, Array]) -> Array:
             return replace(self, **moved).raw(value, matrix, **options)
 
-        held = {name: getattr(self, name) for name in names} | {"col": self.key(value)}
+        held = {"col": self.key(value)}
+        held |= {"vector": self.vector} if isinstance(self, Leaky) else {}
         (found,) = jax.vjp(raw, held)[1](ct)
-        to_key = found.pop("col")
-        side = {"value": to_key} if self.col is None else {"col": to_key}
-        return Gradients(**side, **found, score=self.unscaled(ct))
+        if self.col is None:
+            found["value"] = found.pop("col")
+        return Moving(**found, score=self.unscaled(ct))
 
     def unscaled(self, ct: Array) -> Array:
         """The cotangent of what is scaled."""
@@ -263,30 +219,16 @@ class _Keyed(Scores):
         """What the rows' keys get of the cotangent of unscaled scores."""
         raise NotImplementedError
 
-    def cotangents(
-        self, found: Gradients, value: Array, matrix: SparseMatrix, **options: Any
-    ) -> dict[str, Any]:
-        row = found.row
-        if row is None:
-            row = self.row_gradient(found.score, self.key(value), matrix, **options)
-        return {"row": row, "col": found.col, "vector": found.vector}
-
-    def shapes(self, value: Any, matrix: SparseMatrix, heads: int) -> Gradients:
-        row, key = (jax.ShapeDtypeStruct(x.shape, value.dtype) for x in (self.row, self.key(value)))
-        return Gradients(
-            row=row,
-            col=None if self.col is None else key,
-            score=_per_head(value, matrix.by_row.count, heads),
-        )
-
-    def read_width(self, value: Any) -> int:
-        del value
-        return row_width(self.row)
+    def finish(self, found: Moving, value: Array, matrix: SparseMatrix, **options: Any) -> Moving:
+        if found.row is not None:
+            return found
+        row = self.row_gradient(found.score, self.key(value), matrix, **options)
+        return found._replace(row=row)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Dots(_Keyed):
+class Dots(_OfKeys):
     """Dot products: scale · ⟨row, col⟩ of each head.
 
     Attributes:
@@ -300,7 +242,7 @@ class Dots(_Keyed):
     scale: Any
 
     number = 2
-    moving = ("row", "col", "scale")
+    moving: ClassVar = {"row": "row", "col": "col", "vector": "scale"}
     shared = ("scale",)
 
     def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
@@ -314,18 +256,19 @@ class Dots(_Keyed):
         del options["slope"]
         return segment_reduce(key, ct, matrix, reduce="sum", **options)
 
-    def arrays(self, value: Any, heads: int) -> Arrays:
-        del heads
-        return Arrays(self.row, self.key(value), Operand.of(jnp.ravel, self.scale))
+    def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
+        del heads, raw
+        scale = Operand.of(jnp.ravel, self.scale)
+        return {"row": self.row, "col": self.key(value), "factor": scale}
 
-    def has_kernel_back(self, platform: str, value: Any, heads: int) -> bool:
-        there = platform == "cuda" or self.col is not None
+    def has_kernel(self, platform: str, value: Any, heads: int, *, back: bool = False) -> bool:
+        there = platform == "cuda" or (back and self.col is not None)
         return there and self.has_one_pass(value, heads)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Leaky(_Keyed):
+class Leaky(_OfKeys):
     """GATv2's: ⟨vector, LeakyReLU(row + col)⟩ of each head; the slope is that of attention.
 
     Attributes:
@@ -339,7 +282,7 @@ class Leaky(_Keyed):
     vector: Any
 
     number = 3
-    moving = ("row", "col", "vector")
+    moving: ClassVar = {"row": "row", "col": "col", "vector": "vector"}
 
     def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
         return leaky_scores(self.row, self.key(value), self.vector, matrix, **options)
@@ -347,13 +290,10 @@ class Leaky(_Keyed):
     def row_gradient(self, ct: Array, key: Array, matrix: SparseMatrix, **options: Any) -> Array:
         return leaky_sum(self.row, key, ct, self.vector, matrix, **options)
 
-    def shapes(self, value: Any, matrix: SparseMatrix, heads: int) -> Gradients:
-        vector = jax.ShapeDtypeStruct(self.vector.shape, accumulator_dtype(value.dtype))
-        return super().shapes(value, matrix, heads)._replace(vector=vector)
-
-    def arrays(self, value: Any, heads: int) -> Arrays:
-        del heads
-        return Arrays(self.row, self.key(value), Operand.of(jnp.ravel, self.vector))
+    def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
+        del heads, raw
+        vector = Operand.of(jnp.ravel, self.vector)
+        return {"row": self.row, "col": self.key(value), "factor": vector}
 
 
 @jax.tree_util.register_dataclass
@@ -381,7 +321,7 @@ class Typed(Scores):
     col_types: Any
 
     number = 4
-    moving = ("of_value", "at_row")
+    moving: ClassVar = {"vector": "of_value", "score": "at_row"}
     shared = ("types", "col_types")
     is_leaky = True
     is_kept = True
@@ -391,52 +331,36 @@ class Typed(Scores):
         found = typed_dots(value, self.of_value, self.col_types, matrix, **options) + self.at_row
         return jnp.where(in_range(self.types, len(self.of_value))[:, None], found, -jnp.inf)
 
-    def gradients(self, ct: Array, value: Array, matrix: SparseMatrix, **options: Any) -> Gradients:
+    def gradients(self, ct: Array, value: Array, matrix: SparseMatrix, **options: Any) -> Moving:
         del value
         to_number = total(ct, ends(matrix)[1], options["implementation"])
         of_types = segments(self.col_types, len(self.of_value)).T
         del options["slope"]
         to_value = segment_reduce(self.of_value, to_number, of_types, reduce="sum", **options)
-        return Gradients(value=to_value, col=to_number, score=ct)
+        return Moving(value=to_value, col=to_number, score=ct)
 
-    def cotangents(
-        self, found: Gradients, value: Array, matrix: SparseMatrix, **options: Any
-    ) -> dict[str, Any]:
+    def finish(self, found: Moving, value: Array, matrix: SparseMatrix, **options: Any) -> Moving:
         del matrix, options["slope"]
         of_types = segments(self.col_types, len(self.of_value))
         of_value = segment_reduce(value, found.col, of_types, reduce="sum", **options)
-        return {"of_value": of_value, "at_row": found.score}
+        return found._replace(col=None, vector=of_value)
 
-    def shapes(self, value: Any, matrix: SparseMatrix, heads: int) -> Gradients:
+    def shapes(self, value: Any, matrix: SparseMatrix, heads: int) -> Moving:
         col, score = (_per_head(value, n, heads) for n in (value.shape[0], matrix.by_row.count))
-        return Gradients(col=col, score=score)
+        return Moving(col=col, score=score)
 
     def has_one_pass(self, value: Any, heads: int) -> bool:
         return value.dtype in FLOATS and holds_whole_heads(value, heads)
 
-    def has_kernel(self, platform: str, value: Any, matrix: SparseMatrix, heads: int) -> bool:
-        csr = matrix.by_row
-        in_order = csr.cols is not None and csr.order is None
-        return in_order and super().has_kernel(platform, value, matrix, heads)
-
-    def arrays(self, value: Any, heads: int) -> Arrays:
-        types = narrow(self.types, self.of_value.shape[0])
+    def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
+        back = raw is not None
+        types = narrow(self.col_types if back else self.types, self.of_value.shape[0])
+        found = {"col": self.of_value, "types": types}
         # Of one head the dots of destinations are taken along with those of values as wide.
-        if self.row is None or heads != 1 or row_width(self.row) != row_width(value):
-            return Arrays(col=self.of_value, entry=self.at_row, types=types)
+        if back or self.row is None or heads != 1 or row_width(self.row) != row_width(value):
+            return found | {"entry": raw if back else self.at_row}
         of_row = Operand.of(lambda vectors: vectors[:, 0], self.of_row)
-        return Arrays(self.row, self.of_value, of_row, types=types)
-
-    def arrays_back(self, value: Any, raw: Any, heads: int) -> Arrays:
-        del value, heads
-        types = narrow(self.col_types, self.of_value.shape[0])
-        return Arrays(col=self.of_value, entry=raw, types=types)
-
-    def read_width(self, value: Any) -> int:
-        return row_width(value)
-
-    def of_numbers(self) -> Typed:
-        return replace(self, row=None, of_row=None)
+        return found | {"row": self.row, "factor": of_row}
 
 
 def typed_dots(
@@ -461,15 +385,6 @@ def typed_dots(
     of_types = segments(types, len(vectors)).T
     dots = sddmm(value, vectors, of_types, heads=heads, implementation=implementation)
     return gather(dots, ends(matrix)[1], implementation)
-
-
-def holds_whole_heads(value: Any, heads: int) -> bool:
-    """Whether a team of lanes does, in words of 16 bytes; as in edge_attention.h."""
-    width = row_width(value)
-    if jax.export.is_symbolic_dim(width):
-        return False
-    words, rest = divmod(width * np.dtype(value.dtype).itemsize, 16 * max(heads, 1))
-    return rest == 0 and 1 <= words <= 32 and (heads == 1 or words.bit_count() == 1)
 
 
 def _per_head(value: Any, size: Any, heads: int) -> jax.ShapeDtypeStruct:

@@ -12,6 +12,7 @@ from jax_gnn._core.arrays import accumulator_dtype, column
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.ids import PADDING
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
+from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 
 
 def ends(matrix: SparseMatrix) -> tuple[SparseMatrix, SparseMatrix]:
@@ -46,7 +47,7 @@ def sloped(change: Array, z: Array, slope: float) -> Array:
     return change if slope == 1 else jnp.where(z > 0, change, slope * change)
 
 
-def _shares(
+def _softmax(
     score: Array, stats: Array, matrix: SparseMatrix, implementation: str | None = None
 ) -> tuple[Array, Array]:
     """The softmax of scores, ``(entries, heads)``, by its statistics; and what is no padding."""
@@ -66,7 +67,7 @@ def weights(
     implementation: str | None = None,
 ) -> Array:
     """What values are multiplied by, ``(entries, heads)``; 0 for padding."""
-    share, valid = _shares(score, stats, matrix, implementation)
+    share, valid = _softmax(score, stats, matrix, implementation)
     return share if entry_scale is None else share * jnp.where(valid, entry_scale, 0)
 
 
@@ -97,7 +98,7 @@ def attention(
     empty = sums == 0
     log_sum = jnp.where(empty, jnp.inf, jnp.log(jnp.where(empty, 1, sums)))
     stats = jnp.stack([top, log_sum], axis=-1)
-    weight, _ = _shares(score, stats, matrix, implementation)
+    weight, _ = _softmax(score, stats, matrix, implementation)
     if entry_scale is not None:
         weight = weight * entry_scale
     options: dict[str, Any] = {"reduce": "sum", "heads": heads, "implementation": implementation}
@@ -118,7 +119,7 @@ def attention_jvp(
 ) -> list[Array]:
     """Of tangents of values and of scores, and what attention gave: those of y and of log_sum."""
     at_rows, _ = ends(matrix)
-    share, valid = _shares(score, stats, matrix)
+    share, valid = _softmax(score, stats, matrix)
     moved = share * jnp.where(valid, to_score, 0)
     dlog_sum = total(moved, at_rows)
     if entry_scale is not None:
@@ -149,7 +150,7 @@ def attention_vjp(
     delta = row_dots(ct, jnp.zeros_like(ct) if y is None else y, heads)
     if log_sum_ct is not None:
         delta -= log_sum_ct
-    share, valid = _shares(score, stats, matrix, implementation)
+    share, valid = _softmax(score, stats, matrix, implementation)
     dots = sddmm(ct, value, matrix, heads=heads, implementation=implementation)
     scaled = share
     if entry_scale is not None:
@@ -166,3 +167,37 @@ def row_dots(a: Array, b: Array, heads: int) -> Array:
     acc = accumulator_dtype(a.dtype)
     products = a.astype(acc) * b.astype(acc)
     return jnp.sum(products.reshape(a.shape[0], heads, a.shape[1] // heads), axis=2)
+
+
+# --- Softmaxes over finer rows -------------------------------------------------------------------
+
+
+def shares(
+    stats: Array,
+    matrix: SparseMatrix,
+    shift: Array | None = None,
+    implementation: str | None = None,
+) -> Array:
+    """What finer rows count in the softmax of their destination, ``(finer rows, heads)``.
+
+    Of edges that go into finer rows, attention has the softmax of each by itself. That of a
+    destination differs by a factor of each finer row. Its logarithm is rounded as scores are.
+
+    Args:
+        stats: Of attention over the finer rows, ``(finer rows, heads, 2)``.
+        matrix: What sums these in their destinations.
+        shift: What is added to all scores of a finer row, ``(finer rows, heads)``; or None.
+        implementation: Of the kernels.
+    """
+    logarithms = logsumexp(stats)
+    logarithms = logarithms if shift is None else logarithms + shift.astype(logarithms.dtype)
+    least = jnp.finfo(stats.dtype).min / 4  # differences of -inf are no number
+    scores = jnp.maximum(logarithms, least)
+    return segment_softmax(scores, matrix, implementation=implementation)
+
+
+def logsumexp(stats: Array) -> Array:
+    """Of the scores of each row, of the statistics of its softmax; -inf where it has none."""
+    top, log_sum = stats[..., 0], stats[..., 1]
+    empty = log_sum == jnp.inf
+    return jnp.where(empty, -jnp.inf, top + jnp.where(empty, 0, log_sum))

@@ -19,13 +19,14 @@ from jax_gnn._core.arguments import (
     check_real,
     check_size,
 )
+from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
 from jax_gnn._ops.relational_attention import schedule
 from jax_gnn._ops.relational_attention.methods import (
-    Scores,
-    attend_by_keys,
-    attend_by_numbers,
+    RGATScores,
+    attend_hgt,
+    attend_rgat,
     choose_method,
 )
 from jax_gnn._ops.relational_attention.weights import HGTWeights, RGATWeights
@@ -101,18 +102,30 @@ def rgat_attention(
     check_number("negative_slope", negative_slope)
     if not math.isfinite(negative_slope):
         raise ValueError(f"negative_slope must be finite, got {negative_slope}")
-    scores = Scores(
+
+    def of_edges(name: str, values: ArrayLike | None) -> Array | None:
+        if values is None:
+            return None
+        found = check_real(name, values)
+        if found.shape != (graph.num_edges, heads):
+            raise ValueError(
+                f"{name} must be (num_edges={graph.num_edges}, heads={heads}), got shape "
+                f"{found.shape}"
+            )
+        return found.astype(accumulator_dtype(x.dtype))
+
+    scores = RGATScores(
         check_flag("multiplicative", multiplicative),
         float(negative_slope),
-        _of_edges(graph, "edge_bias", edge_bias, heads),
+        of_edges("edge_bias", edge_bias),
         check_flag("within_relations", within_relations),
-        _of_edges(graph, "edge_scale", edge_scale, heads),
+        of_edges("edge_scale", edge_scale),
     )
     check_choice("method", method, METHODS)
     ffi.check_implementation(implementation)
     chosen = choose_method(graph, method, kernel, heads, dots=False)
     with ffi.chosen_implementation(implementation or ffi.chosen_implementation.value):
-        y = attend_by_numbers(
+        y = attend_rgat(
             *(graph, x, RGATWeights(*(each.astype(x.dtype) for each in weights)), scores),
             method=chosen,
             precision=precision_level(precision),
@@ -201,7 +214,7 @@ def hgt_attention(
     chosen = choose_method(graph, method, kernel, heads, dots=True)
     made = query if made_query is None else _check_nodes(graph, "made_query", made_query)
     with ffi.chosen_implementation(implementation or ffi.chosen_implementation.value):
-        y = attend_by_keys(
+        y = attend_hgt(
             *(graph, key, value, made.astype(value.dtype) if chosen == "source_pairs" else query),
             weights,
             heads=heads,
@@ -224,16 +237,3 @@ def _check_nodes(graph: RelationalGraph, name: str, x: ArrayLike) -> Array:
     if x.ndim != 2:
         raise ValueError(f"{name} must be (num_nodes={graph.num_dst}, features), got {x.shape}")
     return x
-
-
-def _of_edges(
-    graph: RelationalGraph, name: str, values: ArrayLike | None, heads: int
-) -> Array | None:
-    if values is None:
-        return None
-    found = check_real(name, values)
-    if found.shape != (graph.num_edges, heads):
-        raise ValueError(
-            f"{name} must be (num_edges={graph.num_edges}, heads={heads}), got shape {found.shape}"
-        )
-    return found

@@ -21,15 +21,13 @@ from jax_gnn._core.ids import PADDING, ids_at, in_range, index_dtype
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._ops.attention.primitive import attend
 from jax_gnn._ops.attention.scores import Dots, Given, Typed, typed_dots
-from jax_gnn._ops.attention.sums import shares
-from jax_gnn._ops.attention.xla import ends, leaky
+from jax_gnn._ops.attention.xla import ends, leaky, shares
 from jax_gnn._ops.relational_aggregate.xla import counts
-from jax_gnn._ops.relational_attention.paired import paired_attention
+from jax_gnn._ops.relational_attention.pair_attention import pair_attention
 from jax_gnn._ops.relational_attention.primitive import (
     Projections,
     each_head,
-    numbers_of_destinations,
-    numbers_of_pairs,
+    pair_scores,
     part,
     product,
     product_of_heads,
@@ -88,9 +86,10 @@ class TypedEdges:
     """A graph's edges and pairs, as all methods take them."""
 
     def __init__(self, graph: RelationalGraph, precision: Any) -> None:
-        self.graph = graph
+        self.num_relations = graph.num_relations
         self.matrix: RelationalMatrix = graph.matrix(weighted=True)
         self.precision = precision
+        self._from_pairs = graph.from_pairs
 
     @property
     def pair_src(self) -> Pairs:
@@ -102,100 +101,15 @@ class TypedEdges:
         """Those of destinations, likewise."""
         return part(self.matrix.pair_dst)
 
-    # --- Softmaxes ---------------------------------------------------------------------------
+    def of_pairs(self, pairs: Pairs, x: Array, maps: RelationMaps, **options: Any) -> Array:
+        """``(pairs, n)``, rows of x as the relations map them; with options of `product`."""
+        kernel = maps.kernel
+        if not options.get("transposed"):
+            kernel = _of_width(kernel, x.shape[1])
+        options |= {"bias": maps.bias, "precision": self.precision}
+        return product(x, kernel, pairs, pairs.gather, **options)
 
-    def shares_within(self, score: Array) -> Array:
-        """The softmax of edges' scores into each destination by the same relation."""
-        rows = part(self.matrix.to_pairs).by_row
-        return segment_softmax(score, segments(rows.rows, rows.num_rows))
-
-    def shares_of_pairs(self, stats: Array) -> Array:
-        """What each destination's pairs count in its softmax, of the pairs' own."""
-        return shares(stats, self.pair_dst.node_segments)
-
-    # --- Products by relation ----------------------------------------------------------------
-
-    def of_sources(self, x: Array, rows: RelationMaps, *, transposed: bool = False) -> Array:
-        """``(source pairs, n)``."""
-        return self._of_pairs(x, rows, self.pair_src, transposed=transposed)
-
-    def of_destinations(self, x: Array, rows: RelationMaps, dtype: Any = None) -> Array:
-        """``(destination pairs, n)``."""
-        return self._of_pairs(x, rows, self.pair_dst, dtype)
-
-    def _of_pairs(
-        self,
-        x: Array,
-        rows: RelationMaps,
-        pairs: Pairs,
-        dtype: Any = None,
-        *,
-        transposed: bool = False,
-    ) -> Array:
-        if not transposed:
-            rows = rows._replace(kernel=_of_width(rows.kernel, x.shape[1]))
-        return self._product(x, rows, pairs, pairs.gather, dtype, transposed=transposed)
-
-    def multiplied(self, sums: Array, rows: RelationMaps, heads: int) -> Array:
-        """``(destination pairs, n)`` of ``(destination pairs, heads · k)``: each head by itself."""
-        options: Any = {"heads": heads, "precision": self.precision}
-        return product_of_heads(sums, *rows, self.pair_dst, **options)
-
-    def _product(
-        self,
-        x: Array,
-        rows: RelationMaps,
-        pairs: Pairs,
-        lines: Any,
-        dtype: Any = None,
-        *,
-        transposed: bool = False,
-    ) -> Array:
-        options: Any = {"precision": self.precision, "dtype": dtype, "transposed": transposed}
-        return product(x, rows.kernel, pairs, lines, bias=rows.bias, **options)
-
-    def into_nodes(self, z: Array, share: Array | None) -> Array:
-        """``(destinations, n)``, the sum over their pairs."""
-        matrix = self.pair_dst.node_segments
-        heads = 1 if share is None else share.shape[1]
-        return segment_reduce(z, share, matrix, reduce="sum", heads=heads)
-
-    # --- Numbers of both ends ------------------------------------------------------------------
-
-    def by_source_pairs(self, x: Array, weights: RGATWeights, scores: Scores) -> Array:
-        """``(destinations, heads · n)``, of RGAT."""
-        kernel = weights.kernel
-        options: Any = {"heads": weights.dst.shape[1]}
-        if not scores_by_edge_pay(counts(x, kernel, self.matrix, transposed=False)):
-            score = scores.of(*self.numbers(x, weights.both))
-            return self._of_scores(
-                self.of_sources(x, RelationMaps(kernel)), score, scores, **options
-            )
-        maps = Projections(kernel, weights.dst, self.matrix)
-        value, at_dst = typed_values(maps, (x,), precision=self.precision)
-        of_value, types = weights.src.reshape(len(kernel), -1), self.types_of_pairs()
-        matrix = part(self.matrix.from_pairs)
-        if not (scores.multiplied or scores.within):
-            scale = None if scores.scale is None else scores.scale.astype(at_dst.dtype)
-            typed = Typed(of_value, at_dst, x, weights.dst, self.matrix.types, types)
-            if scores.of_edges is not None:
-                at_dst += scores.of_edges.astype(at_dst.dtype)
-                typed = replace(typed, at_row=at_dst, row=None, of_row=None)
-            return attend(value, typed, scale, matrix, slope=scores.slope, **options)[0]
-        at_src = typed_dots(value, of_value, types, matrix, **options)
-        return self._of_scores(value, scores.of(at_dst, at_src), scores, **options)
-
-    def _of_scores(self, value: Array, score: Array, scores: Scores, *, heads: int) -> Array:
-        """Sums of values by source pair under the softmax of edges' scores."""
-        matrix, scale = part(self.matrix.from_pairs), scores.scale
-        scale = None if scale is None else scale.astype(score.dtype)
-        if scores.within:
-            weight = self.shares_within(score)
-            weight = weight if scale is None else weight * scale
-            return segment_reduce(value, weight, matrix, reduce="sum", heads=heads)
-        return attend(value, Given(score), scale, matrix, heads=heads)[0]
-
-    def numbers(self, x: Array, vectors: Array) -> tuple[Array, Array]:
+    def end_scores(self, x: Array, vectors: Array) -> tuple[Array, Array]:
         """``(edges, heads)`` twice: what ``(relations, 2 · heads, k)`` give at both ends.
 
         The first half of the vectors is that of destinations.
@@ -209,24 +123,25 @@ class TypedEdges:
             of_src_pairs = gather(of_src, self._lookup_of_source_pairs())
             return gather(of_dst, self._lookup_of_destinations()), gather(of_src_pairs, at_src)
         dst, src = jnp.split(vectors, 2, axis=1)
-        of_src_pairs = numbers_of_pairs(x, src, self.pair_src)
-        at_dst = numbers_of_destinations(x, dst, self.matrix)
+        of_src_pairs = pair_scores(x, src, self.pair_src)
+        of_dst_pairs = pair_scores(x, dst, self.pair_dst)
+        at_dst = gather(of_dst_pairs, ends(part(self.matrix.to_pairs))[0])
         return at_dst, gather(of_src_pairs, at_src)
 
-    def types_of_pairs(self) -> Array:
+    def types_of_source_pairs(self) -> Array:
         """``(source pairs,)``, the relation of each, that of its first edge."""
-        edges = part(self.graph.from_pairs)
+        edges = part(self._from_pairs)
         return ids_at(self.matrix.types, ids_at(edges.t_order, edges.t_indptr[:-1]))
 
     def _lookup_of_destinations(self) -> SparseMatrix:
         """What sums numbers of edges at ``node · relations + relation``, which ascends."""
-        rows = self.matrix.nodes.by_row.rows
-        return segments(*self._places(rows, self.matrix.types, self.matrix.nodes.by_row.num_rows))
+        nodes = self.matrix.nodes.by_row
+        return segments(*self._places(nodes.rows, self.matrix.types, nodes.num_rows))
 
     def _lookup_of_source_pairs(self) -> SparseMatrix:
         """The same of (source, relation) pairs; the transposes look up."""
         pairs = self.pair_src
-        ids, size = self._places(pairs.nodes, self.types_of_pairs(), pairs.num_nodes)
+        ids, size = self._places(pairs.nodes, self.types_of_source_pairs(), pairs.num_nodes)
         order = pairs.order.astype(ids.dtype)
         return SparseMatrix(
             Csr(ids_at(ids, order), order, num_rows=size),
@@ -235,9 +150,9 @@ class TypedEdges:
 
     def _places(self, nodes: Array, types: Array, num_nodes: int) -> tuple[Array, int]:
         """Where numbers of nodes and relations are, and how many these have."""
-        size = num_nodes * self.graph.num_relations
+        size = num_nodes * self.num_relations
         dtype = promoted(types.dtype, index_dtype(size))
-        place = nodes.astype(dtype) * self.graph.num_relations + types.astype(dtype)
+        place = nodes.astype(dtype) * self.num_relations + types.astype(dtype)
         return jnp.where(in_range(nodes, num_nodes), place, PADDING), size
 
 
@@ -252,75 +167,97 @@ def _of_width(kernel: Array, width: int) -> Array:
     return jnp.where(own, split, 0).reshape(relations, width, n)
 
 
-# --- Scores of numbers at both ends --------------------------------------------------------------
+# --- RGAT ----------------------------------------------------------------------------------------
 
 
-class Scores(NamedTuple):
-    """How scores are made of the numbers of both ends.
+class RGATScores(NamedTuple):
+    """How scores are made of what both ends give, and what becomes of their softmax.
 
     Attributes:
-        multiplied: Whether numbers are multiplied, else added up before a LeakyReLU.
+        multiplicative: Whether what the ends give is multiplied, else added up before a LeakyReLU.
         slope: Of the LeakyReLU.
-        of_edges: ``(edges, heads)``, what edges add, or multiply by; or None.
-        within: Whether the softmax runs within each relation, else over all edges.
-        scale: ``(edges, heads)``, factors after the softmax, or None.
+        edge_bias: ``(edges, heads)``, what edges add, or multiply by; or None.
+        within_relations: Whether the softmax runs within each relation, else over all edges.
+        edge_scale: ``(edges, heads)``, factors after the softmax, or None.
     """
 
-    multiplied: bool
+    multiplicative: bool
     slope: float
-    of_edges: Array | None
-    within: bool
-    scale: Array | None
+    edge_bias: Array | None
+    within_relations: bool
+    edge_scale: Array | None
 
     def of(self, dst: Array, src: Array) -> Array:
-        """Of edges, of the numbers at their ends."""
-        own = None if self.of_edges is None else self.of_edges.astype(dst.dtype)
-        if self.multiplied:
-            return dst * src if own is None else dst * src * own
-        return leaky(dst + src if own is None else dst + src + own, self.slope)
+        """Of edges, of what their ends give."""
+        if self.multiplicative:
+            return dst * src if self.edge_bias is None else dst * src * self.edge_bias
+        return leaky(
+            dst + src if self.edge_bias is None else dst + src + self.edge_bias, self.slope
+        )
 
 
-def attend_by_numbers(
+def attend_rgat(
     graph: RelationalGraph,
     x: Array,
     weights: RGATWeights,
-    scores: Scores,
+    scores: RGATScores,
     *,
     method: Method,
     precision: Any,
 ) -> Array:
-    """Attention of RGAT.
+    """Attention of RGAT, ``(nodes, heads · n)``.
 
     Args:
         graph: With the parts of the method.
         x: ``(nodes, k)``.
-        weights: Of values, and of the numbers at both ends.
+        weights: Of values, and of what both ends give.
         scores: What they make.
         method: The method.
         precision: Of the products.
-
-    Returns:
-        ``(nodes, heads · n)``.
     """
-    typed, heads, rows = (
-        TypedEdges(graph, precision),
-        weights.dst.shape[1],
-        RelationMaps(weights.kernel),
-    )
+    edges, heads = TypedEdges(graph, precision), weights.dst.shape[1]
     if method == "source_pairs":
-        return typed.by_source_pairs(x, weights, scores)
-    score = scores.of(*typed.numbers(x, weights.both))
-    scale = None if scores.scale is None else scores.scale.astype(score.dtype)
-    value, into = each_head(x, heads * x.shape[1]), part(typed.matrix.to_pairs)
-    sums, stats = attend(value, Given(score), scale, into, heads=heads)
-    share = None if scores.within else typed.shares_of_pairs(stats)
-    return typed.into_nodes(typed.multiplied(sums, rows, heads), share)
+        return _rgat_by_source(edges, x, weights, scores)
+    score = scores.of(*edges.end_scores(x, weights.both))
+    value, into = each_head(x, heads * x.shape[1]), part(edges.matrix.to_pairs)
+    sums, stats = attend(value, Given(score), scores.edge_scale, into, heads=heads)
+    pairs = edges.pair_dst
+    z = product_of_heads(sums, weights.kernel, None, pairs, heads=heads, precision=precision)
+    share = None if scores.within_relations else shares(stats, pairs.node_segments)
+    by_share = 1 if share is None else heads
+    return segment_reduce(z, share, pairs.node_segments, reduce="sum", heads=by_share)
 
 
-# --- Scores of keys ------------------------------------------------------------------------------
+def _rgat_by_source(edges: TypedEdges, x: Array, weights: RGATWeights, scores: RGATScores) -> Array:
+    kernel, from_pairs = weights.kernel, part(edges.matrix.from_pairs)
+    heads, scale, types = weights.dst.shape[1], scores.edge_scale, edges.matrix.types
+    if scores_by_edge_pay(counts(x, kernel, edges.matrix, transposed=False)):
+        maps = Projections(kernel, weights.dst, edges.matrix)
+        value, at_dst = typed_values(maps, (x,), precision=edges.precision)
+        of_value, col_types = weights.src.reshape(len(kernel), -1), edges.types_of_source_pairs()
+        if not (scores.multiplicative or scores.within_relations):
+            typed = Typed(of_value, at_dst, x, weights.dst, types, col_types)
+            if scores.edge_bias is not None:
+                at_dst += scores.edge_bias
+                typed = replace(typed, at_row=at_dst, row=None, of_row=None)
+            options: Any = {"heads": heads, "slope": scores.slope}
+            return attend(value, typed, scale, from_pairs, **options)[0]
+        score = scores.of(at_dst, typed_dots(value, of_value, col_types, from_pairs, heads=heads))
+    else:
+        score = scores.of(*edges.end_scores(x, weights.both))
+        value = edges.of_pairs(edges.pair_src, x, RelationMaps(kernel))
+    if not scores.within_relations:
+        return attend(value, Given(score), scale, from_pairs, heads=heads)[0]
+    rows = part(edges.matrix.to_pairs).by_row
+    weight = segment_softmax(score, segments(rows.rows, rows.num_rows))
+    weight = weight if scale is None else weight * scale
+    return segment_reduce(value, weight, from_pairs, reduce="sum", heads=heads)
 
 
-def attend_by_keys(
+# --- HGT -----------------------------------------------------------------------------------------
+
+
+def attend_hgt(
     graph: RelationalGraph,
     key: Array,
     value: Array,
@@ -332,7 +269,7 @@ def attend_by_keys(
     precision: Any,
     made: bool = True,
 ) -> Array:
-    """Attention of HGT.
+    """Attention of HGT, ``(nodes, heads · d)``.
 
     Args:
         graph: With the parts of the method.
@@ -346,29 +283,24 @@ def attend_by_keys(
         precision: Of the products.
         made: Whether by source pair the queries are made; else keys are multiplied with their maps,
             too, which there are of one head that has no biases.
-
-    Returns:
-        ``(nodes, heads · d)``.
     """
-    typed, acc = TypedEdges(graph, precision), accumulator_dtype(value.dtype)
-    one: Any = jnp.ones((1, 1), acc)
+    edges, acc = TypedEdges(graph, precision), accumulator_dtype(value.dtype)
     if method == "source_pairs":
-        if made:
-            keys = typed.of_sources(key, weights.key)
-        else:
-            keys = typed.of_sources(key, weights.query, transposed=True)
-        values = typed.of_sources(value, weights.value)
-        matrix = part(typed.matrix.from_pairs)
-        return attend(values, Dots(query, keys, one), None, matrix, heads=heads)[0]
-    queries = typed.of_destinations(query, weights.query)
+        pairs, one = edges.pair_src, jnp.ones((1, 1), acc)
+        maps = weights.key if made else weights.query
+        keys = edges.of_pairs(pairs, key, maps, transposed=not made)
+        values = edges.of_pairs(pairs, value, weights.value)
+        from_pairs = part(edges.matrix.from_pairs)
+        return attend(values, Dots(query, keys, one), None, from_pairs, heads=heads)[0]
+    queries = edges.of_pairs(edges.pair_dst, query, weights.query)
     shift = None
     if weights.shift is not None:
-        shift = typed.of_destinations(query, weights.shift, acc)
+        shift = edges.of_pairs(edges.pair_dst, query, weights.shift, dtype=acc)
     keys = each_head(key, queries.shape[1])
     same = value is key
     values = keys if same else each_head(value, heads * weights.value.kernel.shape[1])
-    return paired_attention(
-        *(values, None if same else keys, queries, *weights.value, shift, typed.matrix),
+    return pair_attention(
+        *(values, None if same else keys, queries, *weights.value, shift, edges.matrix),
         heads=heads,
         precision=precision,
     )

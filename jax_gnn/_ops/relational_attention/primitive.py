@@ -20,9 +20,8 @@ from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ids import ids_at
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.relations import Pairs, RelationalMatrix
-from jax_gnn._ops.attention.xla import ends
 from jax_gnn._ops.segment_matmul import primitive as products
-from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce
+from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce
 
 P = TypeVar("P")
 
@@ -84,20 +83,16 @@ def product(
 
 
 def each_head(x: Array, width: int) -> Array:
-    """RelationMaps of all heads, which they have already or share."""
+    """Rows of all heads, which have them already or share them."""
     return x if x.shape[1] == width else jnp.tile(x, (1, width // x.shape[1]))
-
-
-def heads_first(x: Array, heads: int) -> Array:
-    """``(…, heads · n)`` as ``(heads, …, n)``."""
-    return jnp.moveaxis(x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads), -2, 0)
 
 
 def by_head(function: Callable[..., Array], heads: int, *arrays: Array) -> Array:
     """What a function makes of each head's part of the last axis of arrays, in turn such parts."""
     if heads == 1:
         return function(*arrays)
-    found = jnp.moveaxis(jax.vmap(function)(*(heads_first(x, heads) for x in arrays)), 0, -2)
+    parts = (x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads) for x in arrays)
+    found = jnp.moveaxis(jax.vmap(function)(*(jnp.moveaxis(x, -2, 0) for x in parts)), 0, -2)
     return found.reshape(*found.shape[:-2], heads * found.shape[-1])
 
 
@@ -142,9 +137,7 @@ def _numbers(x: Array, vectors: Array, matrix: RelationalMatrix) -> Array:
     return sddmm(*both, _of_types(matrix, len(rows)), heads=heads)
 
 
-def numbers_of_pairs(
-    x: Array, vectors: Array, pairs: Pairs, implementation: str | None = None
-) -> Array:
+def pair_scores(x: Array, vectors: Array, pairs: Pairs, implementation: str | None = None) -> Array:
     """``(pairs, heads)``, dot products of their nodes' rows with the vectors of their relation.
 
     They are dots, as exact as the accumulator type, whatever the precision of products is: in
@@ -161,17 +154,6 @@ def numbers_of_pairs(
     both = each_head(x, rows.shape[1]), rows
     both = both if pairs.by_node else both[::-1]
     return sddmm(*both, pairs.incidence, heads=heads, implementation=implementation)
-
-
-def numbers_of_destinations(
-    x: Array,
-    vectors: Array,
-    matrix: RelationalMatrix,
-    implementation: str | None = None,
-) -> Array:
-    """``(edges, heads)``, those of the destinations, by way of their pairs."""
-    of_pairs = numbers_of_pairs(x, vectors, part(matrix.pair_dst), implementation)
-    return gather(of_pairs, ends(part(matrix.to_pairs))[0], implementation)
 
 
 def _projected(known: Projections, moving: tuple[Any], **attributes: Any) -> list[Any]:

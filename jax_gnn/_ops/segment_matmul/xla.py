@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.arguments import check_concrete
-from jax_gnn._core.arrays import accumulator_dtype, column, lead, promoted, spread, take
+from jax_gnn._core.arrays import accumulator_dtype, column, feature_wise, promoted, row_wise, take
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import index_dtype
 
@@ -32,7 +32,7 @@ def activated(result: Array, activation: Activation | None, scale: Array | None 
     if activation in (None, "relu"):
         return result
     wide = ACTIVATIONS[activation](result.astype(accumulator_dtype(result.dtype)))
-    return (wide if scale is None else spread(scale, wide) * wide).astype(result.dtype)
+    return (wide if scale is None else row_wise(scale, wide) * wide).astype(result.dtype)
 
 
 def _bounds(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
@@ -146,7 +146,9 @@ def segment_matmul(
 def finished(result: Array, residual: Array | None, activation: str | None, dtype: Any) -> Array:
     """All activations are 0 at 0: rows without a product stay so, but for the residual."""
     if residual is not None:
-        result = lead(result, residual) + lead(residual.astype(result.dtype), result)
+        result = feature_wise(result, residual) + feature_wise(
+            residual.astype(result.dtype), result
+        )
     if activation is not None:
         result = ACTIVATIONS[activation](result)
     return result.astype(dtype)

@@ -390,7 +390,7 @@ def _reduce(problem: Problem, reduce: str) -> Array:
 def _mean(problem: Problem) -> Array:
     if jnp.issubdtype(problem.data.dtype, jnp.complexfloating):
         counts = jnp.maximum(problem.groups.counts, 1).astype(problem.data.dtype)
-        return problem.reduce("sum") / problem.spread(counts)
+        return problem.reduce("sum") / problem.row_wise(counts)
     return real(problem).reduce("mean")
 
 
@@ -412,9 +412,9 @@ def _std(problem: Problem, ddof: int) -> Array:
 def _variance(problem: Problem, ddof: int) -> Array:
     # Half types would lose the differences.
     data = problem.data.astype(accumulator_dtype(problem.data.dtype))
-    counts = problem.spread(problem.groups.counts)
+    counts = problem.row_wise(problem.groups.counts)
     means = problem.gather(problem.with_data(data).reduce("mean"))
-    differences = jnp.where(problem.spread(problem.groups.valid), data - means, 0)
+    differences = jnp.where(problem.row_wise(problem.groups.valid), data - means, 0)
     squares = problem.with_data(differences**2).reduce("sum")
     divisors = jnp.maximum(counts - ddof, 1).astype(squares.dtype)
     return jnp.where(counts > ddof, squares / divisors, 0)
@@ -452,6 +452,6 @@ def _argmax(problem: Problem) -> Array:
     top = problem.gather(problem.reduce("max"))
     attained = (data == top) | ((data != data) & (top != top))
     count = data.shape[0]
-    positions = problem.spread(jnp.arange(count, dtype=problem.groups.ids.dtype))
+    positions = problem.row_wise(jnp.arange(count, dtype=problem.groups.ids.dtype))
     first = problem.with_data(jnp.where(attained, positions, count)).reduce("min")
     return jnp.where(first < count, first, -1)

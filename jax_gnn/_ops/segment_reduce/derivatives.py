@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core.arguments import check_concrete
-from jax_gnn._core.arrays import accumulator_dtype, flat, spread, take
+from jax_gnn._core.arrays import accumulator_dtype, flat, row_wise, take
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ids import in_range
 from jax_gnn._core.op import Bind
@@ -47,7 +47,7 @@ def logsumexp_jvp(bind: Bind, primals: Any, tangents: Any) -> tuple[Array, Array
     wide = x.astype(accumulator_dtype(x.dtype))  # shares want the logarithm unrounded
     result = bind(primals._replace(x=wide))
     each = bind(primals._replace(x=result, matrix=matrix.T), reduce="sum")
-    counted = spread(not_padding(matrix), each) & (each > -jnp.inf)
+    counted = row_wise(not_padding(matrix), each) & (each > -jnp.inf)
     shares = jnp.where(counted, jnp.exp(jnp.where(counted, wide - each, 0)), 0)
     terms = shares * tangents.x.astype(wide.dtype)
     tangent = bind(primals._replace(x=terms.astype(x.dtype)), reduce="sum")
@@ -64,7 +64,7 @@ def prod_jvp(bind: Bind, primals: Any, tangents: Any) -> tuple[Array, Array | No
     x, _, matrix = primals.message
     csr, acc = matrix.by_row, accumulator_dtype(x.dtype)
     factors = take(x, csr.cols)
-    valid = spread(csr.valid(x.shape[0]), factors)
+    valid = row_wise(csr.valid(x.shape[0]), factors)
     factors = jnp.where(valid, factors, 1).astype(acc)
     terms = _product_of_others(factors, csr.rows) * take(tangents.x, csr.cols).astype(acc)
     terms = jnp.where(valid, terms, 0).astype(x.dtype)
@@ -88,6 +88,6 @@ def _exclusive_products(x: Array, starts: Array, reverse: bool) -> Array:
     def combine(left: Any, right: Any) -> Any:
         return jnp.where(right[1], right[0], left[0] * right[0]), left[1] | right[1]
 
-    flags = jnp.broadcast_to(spread(starts, x), x.shape)
+    flags = jnp.broadcast_to(row_wise(starts, x), x.shape)
     products, _ = jax.lax.associative_scan(combine, (x, flags), reverse=reverse)
     return jnp.where(flags, 1, jnp.roll(products, -1 if reverse else 1, axis=0))

@@ -24,7 +24,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import DTYPES, accumulator_dtype, flat, lead, put, row_width, spread, take
+from jax_gnn._core.arrays import (
+    DTYPES,
+    accumulator_dtype,
+    feature_wise,
+    flat,
+    put,
+    row_width,
+    row_wise,
+    take,
+)
 from jax_gnn._core.batching import batch, batch_apart
 from jax_gnn._core.csr import Csr, SparseMatrix, entrywise
 from jax_gnn._core.ids import PADDING, at_most, in_range
@@ -197,11 +206,11 @@ def _epilogue_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Ar
         terms.append(_plain(bind)(Messages(*message, primals.own_scale, primals.scale)))
     if tangents.own_scale is not None:
         scales = _times(tangents.own_scale, primals.scale)
-        terms.append(spread(scales, x) * x.astype(scales.dtype))
+        terms.append(row_wise(scales, x) * x.astype(scales.dtype))
     for each in (tangents.residual, tangents.bias):
         if each is not None:
-            term = lead(each, result)
-            terms.append(term if result_scale is None else spread(result_scale, result) * term)
+            term = feature_wise(each, result)
+            terms.append(term if result_scale is None else row_wise(result_scale, result) * term)
     return result, tangent_after(result, terms, _relu(bind))
 
 
@@ -210,7 +219,9 @@ def tangent_after(result: Array, terms: list[Array], relu: bool) -> Array | None
     if not terms:
         return None
     acc = accumulator_dtype(result.dtype)
-    tangent = functools.reduce(operator.add, (lead(term, result).astype(acc) for term in terms))
+    tangent = functools.reduce(
+        operator.add, (feature_wise(term, result).astype(acc) for term in terms)
+    )
     if relu:  # of which a scale after it may have turned the sign
         tangent = jnp.where((result > 0) | (result < 0), tangent, 0)
     return jnp.broadcast_to(tangent, result.shape).astype(result.dtype)
@@ -274,9 +285,9 @@ def _counts(
 def _scaled(ct: Array, scale: Array | None, counts: Array | None) -> Array:
     wide = ct.astype(accumulator_dtype(ct.dtype))
     if scale is not None:
-        wide *= spread(scale, ct)
+        wide *= row_wise(scale, ct)
     if counts is not None:
-        wide /= spread(counts, ct)
+        wide /= row_wise(counts, ct)
     return wide.astype(ct.dtype)
 
 

@@ -19,7 +19,7 @@ from jax_gnn._core.arguments import (
     check_integer,
     check_size,
 )
-from jax_gnn._core.arrays import DTYPES, FLOATS, JAX_OPS, STATIC, spread
+from jax_gnn._core.arrays import DTYPES, FLOATS, JAX_OPS, STATIC, row_wise
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ffi import Implementation, check_implementation
 from jax_gnn._core.ids import bounded, in_range, row_ids
@@ -92,9 +92,9 @@ class Problem:
         """What the segment of each element has."""
         return gather(x, self.groups.matrix, self.groups.implementation)
 
-    def spread(self, x: Array) -> Array:
+    def row_wise(self, x: Array) -> Array:
         """Adds axes to a vector, to work with data."""
-        return spread(x, self.data)
+        return row_wise(x, self.data)
 
 
 def real(problem: Problem) -> Problem:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, column, lead, spread, take
+from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, column, feature_wise, row_wise, take
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ids import bounded, in_range
 
@@ -46,15 +46,15 @@ def epilogue(
     """
     result = result.astype(accumulator_dtype(result.dtype))
     if own_scale is not None:
-        result += spread(own_scale, result) * x.astype(result.dtype)
+        result += row_wise(own_scale, result) * x.astype(result.dtype)
     if out_scale is not None:
-        result *= spread(out_scale, result)
+        result *= row_wise(out_scale, result)
     if residual is not None:
         result += residual.astype(result.dtype)
     if bias is not None:
-        result += lead(bias, result)
+        result += feature_wise(bias, result)
     result = jax.nn.relu(result) if relu else result
-    return result if result_scale is None else spread(result_scale, result) * result
+    return result if result_scale is None else row_wise(result_scale, result) * result
 
 
 def segment_reduce(
@@ -93,7 +93,7 @@ def _reduced(
     if reduce == "mean":
         count = into_rows(JAX_OPS["sum"], valid.astype(x.dtype), valid, csr)
         result = into_rows(JAX_OPS["sum"], x, valid, csr)
-        result /= spread(jnp.maximum(count, 1), result)
+        result /= row_wise(jnp.maximum(count, 1), result)
     elif reduce == "logsumexp":
         top = into_rows(JAX_OPS["max"], x, valid, csr)
         top = jnp.where(jnp.isfinite(top), top, 0)

@@ -23,7 +23,7 @@ from jax_gnn._core.arguments import (
     check_size,
     check_weight,
 )
-from jax_gnn._core.arrays import accumulator_dtype, flat, promoted, spread
+from jax_gnn._core.arrays import accumulator_dtype, flat, promoted, row_wise
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import ids_at
@@ -186,7 +186,7 @@ def sddmm(
     a, b = gather(a, at_dst, implementation), gather(b, at_src, implementation)
     combine = {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply}[op]
     valid = graph.matrix().by_row.valid(graph.num_src)
-    return jnp.where(spread(valid, a), combine(a, b), 0)
+    return jnp.where(row_wise(valid, a), combine(a, b), 0)
 
 
 @public

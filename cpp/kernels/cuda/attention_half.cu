@@ -1,5 +1,5 @@
 // Instances for half.
-#include "edge_gradients_launch.h"
+#include "attention_launch.h"
 
 namespace jax_gnn::cuda {
 

@@ -1,5 +1,5 @@
 // Instances for bfloat16.
-#include "edge_attention_launch.h"
+#include "attention_launch.h"
 
 namespace jax_gnn::cuda {
 

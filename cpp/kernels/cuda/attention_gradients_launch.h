@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "edge_gradients.cuh"
-#include "edge_gradients.h"
+#include "attention_gradients.cuh"
+#include "attention_gradients.h"
 #include "segment_walk_launch.h"
 
 namespace jax_gnn::cuda {
@@ -92,12 +92,11 @@ cudaError_t keyed_attention_gradients(cudaStream_t stream, const Csr<Index>& by_
 }
 
 template <typename T, typename Acc>
-cudaError_t edge_attention_gradients(cudaStream_t stream, const Csr<Index>& by_dst,
-                                     const Csr<Index>& by_src, const T* value,
-                                     const Attained<T, Acc>& attained,
-                                     const Attention<Acc>& attention, Features features,
-                                     T* to_value, Acc* to_src_score, Acc* to_dst_score,
-                                     const Workspace& workspace) {
+cudaError_t attention_gradients(cudaStream_t stream, const Csr<Index>& by_dst,
+                                const Csr<Index>& by_src, const T* value,
+                                const Attained<T, Acc>& attained, const Attention<Acc>& attention,
+                                Features features, T* to_value, Acc* to_src_score,
+                                Acc* to_dst_score, const Workspace& workspace) {
   if (attention.dst_score == nullptr ||
       !fits<16 / sizeof(T), T>(features, {value, attained.y, attained.ct, to_value}))
     return cudaErrorInvalidValue;
@@ -116,7 +115,7 @@ cudaError_t edge_attention_gradients(cudaStream_t stream, const Csr<Index>& by_d
   template cudaError_t keyed_attention_gradients(                                                \
       cudaStream_t, const Csr<int32_t>&, const Csr<int32_t>&, const T*, const Attained<T, Acc>&, \
       const Keys<T, Acc>&, const Acc*, Features, T*, T*, T*, Acc*, const Workspace&);            \
-  template cudaError_t edge_attention_gradients(                                                 \
+  template cudaError_t attention_gradients(                                                      \
       cudaStream_t, const Csr<int32_t>&, const Csr<int32_t>&, const T*, const Attained<T, Acc>&, \
       const Attention<Acc>&, Features, T*, Acc*, Acc*, const Workspace&);
 

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "edge_attention.cuh"
-#include "edge_attention.h"
-#include "edge_attention_back.cuh"
-#include "edge_attention_walk.cuh"
+#include "attention.cuh"
+#include "attention.h"
+#include "attention_back.cuh"
+#include "attention_walk.cuh"
 #include "segment_reduce.h"
 #include "segment_walk_launch.h"
 
@@ -77,19 +77,12 @@ cudaError_t launch_fill(cudaStream_t stream, Start next,
   return error == cudaSuccess ? launch_fill(stream, next, of_rows) : error;
 }
 
-// Entries times tiles of 8 lanes, up to which one step is faster on an H200. Keys apart from values
-// take twice the shared memory: of those a multiprocessor has one block.
-template <class Softmax>
-constexpr int64_t kSmallAttention = Softmax::kKeyed && !Softmax::kApart ? 3 << 15 : 1 << 16;
-
-// Whether one step deals out all entries (segment_step.cuh).
+// Whether one step can deal out all entries (segment_step.cuh).
 template <class Op, int kLanes, class Softmax, typename T, typename Acc>
 bool takes_one_step(const Csr<Index>& csr, Features features, const Workspace& workspace) {
   using Shared = StepShared<Op, T, Acc, StoredStats<Acc>, false, kLanes, Softmax>;
-  const int64_t tiles = ceil_div(features.width, int64_t{kLanes} * Op::kVec);
-  const Schedule schedule = {false, kLanes, kStepThreads, workspace.blocks};
-  return csr.count * tiles * (kLanes / kStepLanes) <= kSmallAttention<Softmax> &&
-         tiles <= kMaxGridY && takes_one_step(schedule, csr, features) &&
+  const Schedule schedule = {Kernel::kStep, kLanes, kStepThreads, workspace.blocks};
+  return takes_one_step(schedule, csr, features) &&
          static_cast<int64_t>(sizeof(Shared)) <= most_shared_memory();
 }
 
@@ -99,9 +92,9 @@ constexpr int kKeyedStepLanes = 16;
 // The sum under a softmax of scores that are numbers for each head, and its statistics, in one
 // pass: the walk of weighted sums.
 template <int kVec, typename T, typename Acc>
-cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* value,
-                           const Attention<Acc>& attention, Features features, T* out,
-                           SoftmaxStats<Acc>* stats, const Workspace& workspace) {
+cudaError_t launch_softmax(cudaStream_t stream, Kernel kernel, const Csr<Index>& csr,
+                           const T* value, const Attention<Acc>& attention, Features features,
+                           T* out, SoftmaxStats<Acc>* stats, const Workspace& workspace) {
   using Op = SoftmaxSumOp<Acc, kVec>;
   using Last = StoredStats<Acc>;
   if (csr.num_rows <= 0) return cudaSuccess;
@@ -110,9 +103,12 @@ cudaError_t launch_softmax(cudaStream_t stream, const Csr<Index>& csr, const T* 
     return cudaErrorInvalidValue;
   const Last last = {stats, features.heads};
   const Acc* const no_weight = nullptr;
-  if (takes_one_step<Op, kStepLanes, StepSoftmax<Acc>, T, Acc>(csr, features, workspace))
+  if (kernel == Kernel::kStep) {
+    if (!takes_one_step<Op, kStepLanes, StepSoftmax<Acc>, T, Acc>(csr, features, workspace))
+      return cudaErrorInvalidConfiguration;
     return launch_step<Op>(stream, csr, value, no_weight, features, last, out, workspace.bytes,
                            NoDots{}, StepSoftmax<Acc>{attention});
+  }
   const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
@@ -182,7 +178,7 @@ constexpr int64_t kOverlappedEntries = 1 << 18;
 
 // The sum under a softmax of scores that are made of keys, and its statistics, in one pass.
 template <Scores kScores, bool kSame, int kVec, typename T, typename Acc>
-cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
+cudaError_t launch_attend(cudaStream_t stream, Kernel kernel, const Csr<Index>& csr,
                           const Attended<T, Acc>& attended, Features features, T* out,
                           SoftmaxStats<Acc>* stats, const Workspace& workspace) {
   using Op = SoftmaxSumOp<Acc, kVec>;
@@ -195,17 +191,20 @@ cudaError_t launch_attend(cudaStream_t stream, const Csr<Index>& csr,
   AttendCut cut;
   if (!cut_features<kVec>(features, cut)) return cudaErrorInvalidValue;
   constexpr bool kTyped = kScores == Scores::kTyped;
-  if constexpr (!kTyped) {
-    using InStep = StepKeys<kScores, kSame, T, Acc>;
-    if (1 << cut.head_bits <= kKeyedStepLanes &&
-        takes_one_step<Op, kKeyedStepLanes, InStep, T, Acc>(csr, features, workspace)) {
-      int head_bits = cut.head_bits;  // of one head all lanes
-      while (features.heads == 1 && 1 << head_bits < kKeyedStepLanes) ++head_bits;
-      const Acc* const no_weight = nullptr;
-      return launch_step<Op, kKeyedStepLanes>(
-          stream, csr, attended.value, no_weight, features, output.last, out, workspace.bytes,
-          NoDots{}, InStep{attended.keys, attended.edge_scale, head_bits});
+  if (kernel == Kernel::kStep) {
+    if constexpr (!kTyped) {
+      using InStep = StepKeys<kScores, kSame, T, Acc>;
+      if (1 << cut.head_bits <= kKeyedStepLanes &&
+          takes_one_step<Op, kKeyedStepLanes, InStep, T, Acc>(csr, features, workspace)) {
+        int head_bits = cut.head_bits;  // of one head all lanes
+        while (features.heads == 1 && 1 << head_bits < kKeyedStepLanes) ++head_bits;
+        const Acc* const no_weight = nullptr;
+        return launch_step<Op, kKeyedStepLanes>(
+            stream, csr, attended.value, no_weight, features, output.last, out, workspace.bytes,
+            NoDots{}, InStep{attended.keys, attended.edge_scale, head_bits});
+      }
     }
+    return cudaErrorInvalidConfiguration;
   }
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
@@ -337,19 +336,20 @@ cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr,
 }  // namespace
 
 template <typename T, typename Acc>
-cudaError_t edge_attention(cudaStream_t stream, const Csr<Index>& csr, const T* value,
-                           const Attention<Acc>& attention, Features features, T* out,
-                           SoftmaxStats<Acc>* stats, const Workspace& workspace) {
+cudaError_t attention(cudaStream_t stream, Kernel kernel, const Csr<Index>& csr, const T* value,
+                      const Attention<Acc>& attention, Features features, T* out,
+                      SoftmaxStats<Acc>* stats, const Workspace& workspace) {
   constexpr int kVec = 16 / sizeof(T);
   const auto attend = fits<kVec, T>(features, {value, out}) ? launch_softmax<kVec, T, Acc>
                                                             : launch_softmax<1, T, Acc>;
-  return attend(stream, csr, value, attention, features, out, stats, workspace);
+  return attend(stream, kernel, csr, value, attention, features, out, stats, workspace);
 }
 
 template <typename T, typename Acc>
-cudaError_t keyed_attention(cudaStream_t stream, const Csr<Index>& csr, const T* value,
-                            const Keys<T, Acc>& keys, const Acc* edge_scale, Features features,
-                            T* out, SoftmaxStats<Acc>* stats, const Workspace& workspace) {
+cudaError_t keyed_attention(cudaStream_t stream, Kernel kernel, const Csr<Index>& csr,
+                            const T* value, const Keys<T, Acc>& keys, const Acc* edge_scale,
+                            Features features, T* out, SoftmaxStats<Acc>* stats,
+                            const Workspace& workspace) {
   const Attended<T, Acc> attended = {value, keys, edge_scale, static_cast<int>(features.heads), {}};
   constexpr int kVec = 16 / sizeof(T);
   if (!fits<kVec, T>(features, {value, keys.row_key, keys.col_key, out}))
@@ -359,13 +359,14 @@ cudaError_t keyed_attention(cudaStream_t stream, const Csr<Index>& csr, const T*
                                     : launch_attend<Scores::kLeaky, false, kVec, T, Acc>
                       : same ? launch_attend<Scores::kDots, true, kVec, T, Acc>
                              : launch_attend<Scores::kDots, false, kVec, T, Acc>;
-  return attend(stream, csr, attended, features, out, stats, workspace);
+  return attend(stream, kernel, csr, attended, features, out, stats, workspace);
 }
 
 template <typename T, typename Acc>
-cudaError_t typed_attention(cudaStream_t stream, const Csr<Index>& csr, const T* value,
-                            const TypedKeys<T, Acc>& keys, const Acc* edge_scale, Features features,
-                            T* out, SoftmaxStats<Acc>* stats, const Workspace& workspace) {
+cudaError_t typed_attention(cudaStream_t stream, Kernel kernel, const Csr<Index>& csr,
+                            const T* value, const TypedKeys<T, Acc>& keys, const Acc* edge_scale,
+                            Features features, T* out, SoftmaxStats<Acc>* stats,
+                            const Workspace& workspace) {
   constexpr int kVec = 16 / sizeof(T);
   if (csr.order != nullptr || (keys.row == nullptr) == (keys.at_row == nullptr) ||
       (keys.row != nullptr && features.heads != 1) ||
@@ -375,8 +376,8 @@ cudaError_t typed_attention(cudaStream_t stream, const Csr<Index>& csr, const T*
   of_rows.row_key = keys.row;
   const Attended<T, Acc> attended = {value, of_rows, edge_scale, static_cast<int>(features.heads),
                                      keys};
-  return launch_attend<Scores::kTyped, true, kVec>(stream, csr, attended, features, out, stats,
-                                                   workspace);
+  return launch_attend<Scores::kTyped, true, kVec>(stream, kernel, csr, attended, features, out,
+                                                   stats, workspace);
 }
 
 template <typename T, typename Acc>
@@ -432,10 +433,10 @@ cudaError_t launch_numbers_back(cudaStream_t stream, const Csr<Index>& csr, cons
 }
 
 template <typename T, typename Acc>
-cudaError_t edge_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, const T* value,
-                               const Attained<T, Acc>& attained, const Attention<Acc>& attention,
-                               Features features, T* out, Acc* to_src_score, Acc* to_score,
-                               AttentionRecord<Acc>* records, const Workspace& workspace) {
+cudaError_t attention_vjp(cudaStream_t stream, const Csr<Index>& csr, const T* value,
+                          const Attained<T, Acc>& attained, const Attention<Acc>& attention,
+                          Features features, T* out, Acc* to_src_score, Acc* to_score,
+                          AttentionRecord<Acc>* records, const Workspace& workspace) {
   return launch_numbers_back<Scores::kOfHeads>(stream, csr, value, attained, attention,
                                                TypedVectors<T>{}, features, out, to_src_score,
                                                to_score, records, workspace);
@@ -453,11 +454,11 @@ cudaError_t typed_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, cons
 }
 
 template <typename T, typename Acc>
-cudaError_t edge_attention_vjp(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
-                               const T* value, const Attained<T, Acc>& attained,
-                               const Attention<Acc>& attention, Features features, T* out,
-                               Acc* to_src_score, Acc* to_score, AttentionRecord<Acc>* records,
-                               Acc* scratch, void* workspace) {
+cudaError_t attention_vjp(cudaStream_t stream, const Schedule& schedule, bool one_pass,
+                          const Csr<Index>& csr, const T* value, const Attained<T, Acc>& attained,
+                          const Attention<Acc>& attention, Features features, T* out,
+                          Acc* to_src_score, Acc* to_score, AttentionRecord<Acc>* records,
+                          Acc* scratch, void* workspace) {
   cudaError_t error =
       launch_records(stream, csr, attained, attention.dst_score, features, records, to_score);
   if (error != cudaSuccess) return error;
@@ -473,8 +474,8 @@ cudaError_t edge_attention_vjp(cudaStream_t stream, const Schedule& schedule, co
   Csr<Index> own = csr;  // weights and dots in the entries' order
   own.order = nullptr;
   own.num_weights = csr.count;
-  error = segment_reduce_vjp(stream, schedule, own, attained.ct, scratch, value, features, out,
-                             dots, workspace);
+  error = segment_reduce_vjp(stream, schedule, one_pass, own, attained.ct, scratch, value, features,
+                             out, dots, workspace);
   if (error != cudaSuccess) return error;
   if (size > 0) {
     error = launch(stream, plan, finish_scores_kernel<Acc>, edges, static_cast<const Acc*>(dots),
@@ -491,19 +492,21 @@ cudaError_t edge_attention_vjp(cudaStream_t stream, const Schedule& schedule, co
 }
 
 template <typename T, typename Acc>
-cudaError_t leaky_sum(cudaStream_t stream, const Csr<Index>& csr, const Leaky<T, Acc>& leaky,
-                      const Acc* factor, const Acc* vector, Features features, T* out,
-                      const Workspace& workspace) {
+cudaError_t leaky_sum(cudaStream_t stream, Kernel kernel, const Csr<Index>& csr,
+                      const Leaky<T, Acc>& leaky, const Acc* factor, const Acc* vector,
+                      Features features, T* out, const Workspace& workspace) {
   if (csr.num_rows <= 0 || features.width <= 0) return cudaSuccess;
   if (!addressable<T>(features)) return cudaErrorInvalidValue;
   using Taken = Slopes<T, Acc>;
   constexpr int kWide = 16 / sizeof(T);
-  constexpr int64_t kFew = 1 << 17;  // entries, up to which the other walk is faster
   const int heads = static_cast<int>(features.heads);
   const int64_t at_once = int64_t{num_multiprocessors()} * kGatherBlocks<NoSoftmax, Taken>;
-  Schedule schedule = {true, 16, kGatherThreads, std::min(workspace.blocks, at_once)};
+  const bool gathers = kernel == Kernel::kGather;
+  const Schedule schedule = {kernel, gathers ? 16 : 32, kGatherThreads,
+                             std::min(workspace.blocks, at_once)};
   const bool wide = fits<kWide, T>(features, {leaky.row_key, leaky.col_key, out});
-  if (wide && csr.count > kFew)
+  if (!wide && gathers) return cudaErrorInvalidConfiguration;
+  if (gathers)
     return launch_gather<SumOp<Acc, kWide>>(
         stream, schedule, csr, Gathered<T, Acc>{leaky.col_key, factor, heads}, features.width,
         NoEpilogue{}, out, workspace.bytes, Taken{leaky.row_key, vector, leaky.slope});
@@ -511,7 +514,6 @@ cudaError_t leaky_sum(cudaStream_t stream, const Csr<Index>& csr, const Leaky<T,
     constexpr int kVec = decltype(vec)::value;
     const SlopeMessage<T, Acc, kVec> message = {leaky, factor, vector, row_bytes_of<T>(features),
                                                 heads};
-    schedule.lanes = 32;
     return launch_reduce<SumOp<Acc, kVec>>(stream, schedule, csr, message, features, out,
                                            workspace.bytes);
   };
@@ -520,13 +522,13 @@ cudaError_t leaky_sum(cudaStream_t stream, const Csr<Index>& csr, const Leaky<T,
 }
 
 #define JAX_GNN_INSTANTIATE(T, Acc)                                                                \
-  template cudaError_t edge_attention(cudaStream_t, const Csr<int32_t>&, const T*,                 \
-                                      const Attention<Acc>&, Features, T*, SoftmaxStats<Acc>*,     \
-                                      const Workspace&);                                           \
-  template cudaError_t keyed_attention(cudaStream_t, const Csr<int32_t>&, const T*,                \
+  template cudaError_t attention(cudaStream_t, Kernel, const Csr<int32_t>&, const T*,              \
+                                 const Attention<Acc>&, Features, T*, SoftmaxStats<Acc>*,          \
+                                 const Workspace&);                                                \
+  template cudaError_t keyed_attention(cudaStream_t, Kernel, const Csr<int32_t>&, const T*,        \
                                        const Keys<T, Acc>&, const Acc*, Features, T*,              \
                                        SoftmaxStats<Acc>*, const Workspace&);                      \
-  template cudaError_t typed_attention(cudaStream_t, const Csr<int32_t>&, const T*,                \
+  template cudaError_t typed_attention(cudaStream_t, Kernel, const Csr<int32_t>&, const T*,        \
                                        const TypedKeys<T, Acc>&, const Acc*, Features, T*,         \
                                        SoftmaxStats<Acc>*, const Workspace&);                      \
   template cudaError_t typed_attention_vjp(                                                        \
@@ -535,13 +537,13 @@ cudaError_t leaky_sum(cudaStream_t stream, const Csr<Index>& csr, const Leaky<T,
   template cudaError_t keyed_attention_vjp(                                                        \
       cudaStream_t, const Csr<int32_t>&, const T*, const Attained<T, Acc>&, const Keys<T, Acc>&,   \
       const Acc*, Features, T*, T*, Acc*, Acc*, AttentionRecord<Acc>*, Acc*, const Workspace&);    \
-  template cudaError_t edge_attention_vjp(                                                         \
-      cudaStream_t, const Csr<int32_t>&, const T*, const Attained<T, Acc>&, const Attention<Acc>&, \
-      Features, T*, Acc*, Acc*, AttentionRecord<Acc>*, const Workspace&);                          \
-  template cudaError_t edge_attention_vjp(                                                         \
-      cudaStream_t, const Schedule&, const Csr<int32_t>&, const T*, const Attained<T, Acc>&,       \
+  template cudaError_t attention_vjp(cudaStream_t, const Csr<int32_t>&, const T*,                  \
+                                     const Attained<T, Acc>&, const Attention<Acc>&, Features, T*, \
+                                     Acc*, Acc*, AttentionRecord<Acc>*, const Workspace&);         \
+  template cudaError_t attention_vjp(                                                              \
+      cudaStream_t, const Schedule&, bool, const Csr<int32_t>&, const T*, const Attained<T, Acc>&, \
       const Attention<Acc>&, Features, T*, Acc*, Acc*, AttentionRecord<Acc>*, Acc*, void*);        \
-  template cudaError_t leaky_sum(cudaStream_t, const Csr<int32_t>&, const Leaky<T, Acc>&,          \
+  template cudaError_t leaky_sum(cudaStream_t, Kernel, const Csr<int32_t>&, const Leaky<T, Acc>&,  \
                                  const Acc*, const Acc*, Features, T*, const Workspace&);
 
 }  // namespace jax_gnn::cuda

@@ -25,8 +25,8 @@
 
 #include <cuda_pipeline.h>
 
-#include "../edge_attention.h"
-#include "edge_attention_walk.cuh"
+#include "../attention.h"
+#include "attention_walk.cuh"
 #include "edge_scores.cuh"
 #include "lane_sums.cuh"
 #include "segment_messages.cuh"

@@ -1,5 +1,5 @@
 // Instances for double.
-#include "edge_attention_launch.h"
+#include "attention_launch.h"
 
 namespace jax_gnn::cuda {
 

@@ -1,5 +1,5 @@
 // Instances for half.
-#include "edge_attention_launch.h"
+#include "attention_gradients_launch.h"
 
 namespace jax_gnn::cuda {
 

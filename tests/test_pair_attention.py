@@ -16,7 +16,7 @@ from op_suite import IMPLEMENTATIONS
 
 from jax_gnn import RelationalGraph
 from jax_gnn._core.relations import RelationalMatrix
-from jax_gnn._ops.relational_attention.paired import Paired, paired_attention
+from jax_gnn._ops.relational_attention.pair_attention import Operands, pair_attention
 
 NODES, RELATIONS = 30, 4
 OPERANDS = {  # which there are beside the values, queries and weights
@@ -65,8 +65,8 @@ def operands_of(
 
 
 def ours(form: Form, matrix: RelationalMatrix, given: Any) -> tuple[Any]:
-    operands = Paired(*(given.get(name) for name in Paired._fields[:-1]), matrix)
-    return (paired_attention(*operands, heads=form.heads, precision=PRECISION),)
+    operands = Operands(*(given.get(name) for name in Operands._fields[:-1]), matrix)
+    return (pair_attention(*operands, heads=form.heads, precision=PRECISION),)
 
 
 def definition(form: Form, matrix: RelationalMatrix, given: Any) -> tuple[Any]:

@@ -3,7 +3,7 @@
 // few arrays that fit into L1; then its rows are summed up, tile by tile. A row that
 // does not fit into a block, or that more than one task has a part of, has a state, from which its
 // sums start and in which they are left.
-#include "edge_attention.h"
+#include "attention.h"
 
 #include <algorithm>
 #include <atomic>
@@ -387,7 +387,7 @@ struct Forward {
     gather_heads<false>(attention.dst_score, block.row, block.count, heads, scores);
     gather_heads<true>(attention.src_score, block.col, block.count, heads, scores);
     scratch.scores.for_each_vector(block.count, [&](int64_t k) JAX_GNN_LAMBDA {
-      store<kLanes>(scores + k, leaky(load<kLanes>(scores + k), attention.slope));
+      store<kLanes>(scores + k, leaky_score(load<kLanes>(scores + k), attention.slope));
     });
   }
 
@@ -584,7 +584,7 @@ struct Backward {
       } else {
         const V sum = record.dst_score + gathered(attention.src_score, scratch.at_row[0] + k);
         store<kLanes>(scratch.sums[0] + k, sum);
-        score = leaky(sum, attention.slope);
+        score = leaky_score(sum, attention.slope);
       }
       store<kLanes>(scratch.weights[0] + k, exp<kLanes>((score - record.top) - record.log_sum));
       store<kLanes>(scratch.deltas[0] + k, record.delta);
@@ -921,9 +921,9 @@ void run_all(const ParallelFor& parallel_for, const Kernel& kernel, const Csr<In
 }  // namespace
 
 template <typename T, typename Acc, typename Index>
-void edge_attention(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* value,
-                    const Attention<Acc>& attention, Features features, T* out,
-                    SoftmaxStats<Acc>* stats) {
+void attention(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* value,
+               const Attention<Acc>& attention, Features features, T* out,
+               SoftmaxStats<Acc>* stats) {
   run_all(parallel_for, Forward<T, Index>{csr, value, attention, features, out, stats}, csr);
 }
 
@@ -952,10 +952,10 @@ void run_backward(const ParallelFor& parallel_for, const Csr<Index>& csr, const 
 }  // namespace
 
 template <typename T, typename Acc, typename Index>
-void edge_attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* value,
-                        const Attained<T, Acc>& attained, const Attention<Acc>& attention,
-                        Features features, T* out, Acc* to_src_score, Acc* to_score,
-                        AttentionRecord<Acc>* records) {
+void attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* value,
+                   const Attained<T, Acc>& attained, const Attention<Acc>& attention,
+                   Features features, T* out, Acc* to_src_score, Acc* to_score,
+                   AttentionRecord<Acc>* records) {
   run_backward<T, Acc, Index>(parallel_for, csr, value, attained, attention, {}, features, out,
                               nullptr, to_src_score, to_score, records);
 }
@@ -971,14 +971,14 @@ void keyed_attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr,
                               to_key, nullptr, to_score, records);
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                       \
-  template void edge_attention(const ParallelFor&, const Csr<Index>&, const T*,                  \
-                               const Attention<Acc>&, Features, T*, SoftmaxStats<Acc>*);         \
-  template void edge_attention_vjp(const ParallelFor&, const Csr<Index>&, const T*,              \
-                                   const Attained<T, Acc>&, const Attention<Acc>&, Features, T*, \
-                                   Acc*, Acc*, AttentionRecord<Acc>*);                           \
-  template void keyed_attention_vjp(const ParallelFor&, const Csr<Index>&, const T*,             \
-                                    const Attained<T, Acc>&, const Keys<T, Acc>&, const Acc*,    \
+#define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                        \
+  template void attention(const ParallelFor&, const Csr<Index>&, const T*, const Attention<Acc>&, \
+                          Features, T*, SoftmaxStats<Acc>*);                                      \
+  template void attention_vjp(const ParallelFor&, const Csr<Index>&, const T*,                    \
+                              const Attained<T, Acc>&, const Attention<Acc>&, Features, T*, Acc*, \
+                              Acc*, AttentionRecord<Acc>*);                                       \
+  template void keyed_attention_vjp(const ParallelFor&, const Csr<Index>&, const T*,              \
+                                    const Attained<T, Acc>&, const Keys<T, Acc>&, const Acc*,     \
                                     Features, T*, T*, Acc*, AttentionRecord<Acc>*);
 #define JAX_GNN_INSTANTIATE_INDEX(Index)     \
   JAX_GNN_INSTANTIATE(float, float, Index)   \

@@ -1,9 +1,9 @@
 // The gradients of attention over edges by source where a team has no whole heads
-// (edge_attention_back.cuh): weights from the softmax's statistics, for segment_reduce_vjp, and the
+// (attention_back.cuh): weights from the softmax's statistics, for segment_reduce_vjp, and the
 // scores' cotangents from its dots. And sums of a LeakyReLU's slopes.
 #pragma once
 
-#include "../edge_attention.h"
+#include "../attention.h"
 #include "edge_scores.cuh"
 #include "segment_walk.cuh"
 

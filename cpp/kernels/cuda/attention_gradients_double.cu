@@ -1,5 +1,5 @@
 // Instances for double.
-#include "edge_gradients_launch.h"
+#include "attention_gradients_launch.h"
 
 namespace jax_gnn::cuda {
 

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "../edge_attention.h"
+#include "../attention.h"
 #include "../segments.h"
 #include "../workspace.h"
 
@@ -29,14 +29,13 @@ cudaError_t keyed_attention_gradients(cudaStream_t stream, const Csr<int32_t>& b
                                       T* to_row_key, T* to_col_key, Acc* to_vector,
                                       const Workspace& workspace);
 
-// Of edge_attention with scores of both ends: to_value as above, to_src_score: (num_src, heads),
+// Of attention with scores of both ends: to_value as above, to_src_score: (num_src, heads),
 // to_dst_score: (num_dst, heads).
 template <typename T, typename Acc>
-cudaError_t edge_attention_gradients(cudaStream_t stream, const Csr<int32_t>& by_dst,
-                                     const Csr<int32_t>& by_src, const T* value,
-                                     const Attained<T, Acc>& attained,
-                                     const Attention<Acc>& attention, Features features,
-                                     T* to_value, Acc* to_src_score, Acc* to_dst_score,
-                                     const Workspace& workspace);
+cudaError_t attention_gradients(cudaStream_t stream, const Csr<int32_t>& by_dst,
+                                const Csr<int32_t>& by_src, const T* value,
+                                const Attained<T, Acc>& attained, const Attention<Acc>& attention,
+                                Features features, T* to_value, Acc* to_src_score,
+                                Acc* to_dst_score, const Workspace& workspace);
 
 }  // namespace jax_gnn::cuda

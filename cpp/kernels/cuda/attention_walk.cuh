@@ -15,7 +15,7 @@
 
 #include <cuda_pipeline.h>
 
-#include "../edge_attention.h"
+#include "../attention.h"
 #include "edge_scores.cuh"
 #include "lane_sums.cuh"
 #include "segment_messages.cuh"

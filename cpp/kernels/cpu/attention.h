@@ -1,6 +1,6 @@
 #pragma once
 
-#include "../edge_attention.h"
+#include "../attention.h"
 #include "../segments.h"
 #include "parallel.h"
 
@@ -15,9 +15,9 @@ namespace jax_gnn::cpu {
 // destinations, columns sources. value: (num_cols, width), out: (num_rows, width),
 // stats: (num_rows, heads).
 template <typename T, typename Acc, typename Index>
-void edge_attention(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* value,
-                    const Attention<Acc>& attention, Features features, T* out,
-                    SoftmaxStats<Acc>* stats);
+void attention(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* value,
+               const Attention<Acc>& attention, Features features, T* out,
+               SoftmaxStats<Acc>* stats);
 
 // By source: rows are sources, columns destinations, whose dst_score is; records are scratch
 // memory, (num_cols, heads). With p the softmax,
@@ -28,10 +28,10 @@ void edge_attention(const ParallelFor& parallel_for, const Csr<Index>& csr, cons
 // place. value and out: (num_rows, width), to_score: (num_weights, heads), to_src_score:
 // (num_rows, heads), or null.
 template <typename T, typename Acc, typename Index>
-void edge_attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* value,
-                        const Attained<T, Acc>& attained, const Attention<Acc>& attention,
-                        Features features, T* out, Acc* to_src_score, Acc* to_score,
-                        AttentionRecord<Acc>* records);
+void attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr, const T* value,
+                   const Attained<T, Acc>& attained, const Attention<Acc>& attention,
+                   Features features, T* out, Acc* to_src_score, Acc* to_score,
+                   AttentionRecord<Acc>* records);
 
 // The same by source of scores that are dot products, keys.scale * < row_key[col, h, :],
 // col_key[r, h, :] >. to_score is that of < , >, and

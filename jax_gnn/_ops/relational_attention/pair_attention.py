@@ -1,6 +1,6 @@
 """Attention of HGT by destination pair, with gradients that meet at the destination.
 
-``paired_attention``, y[v] = Σ c[p] · (s[p] W[relation of p] + b) over the pairs p = (v, relation),
+``pair_attention``, y[v] = Σ c[p] · (s[p] W[relation of p] + b) over the pairs p = (v, relation),
 where s[p] is the sum of the values of p's edges under their own softmax, and c[p] what the pair
 counts in the softmax of all edges into v. It is ``attention`` into pairs, a product and a
 weighted sum; what is its own are the derivatives. With g[v] the cotangent of y,
@@ -24,18 +24,16 @@ from jax.custom_derivatives import SymbolicZero
 from jax_gnn._core import ffi
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.linear import Linear
-from jax_gnn._core.relations import RelationalMatrix
 from jax_gnn._ops.attention.primitive import attend, gradients
 from jax_gnn._ops.attention.scores import Dots
-from jax_gnn._ops.attention.sums import shares
-from jax_gnn._ops.attention.xla import row_dots
+from jax_gnn._ops.attention.xla import row_dots, shares
 from jax_gnn._ops.relational_attention.primitive import by_head, part, product_of_heads
 from jax_gnn._ops.segment_matmul.primitive import segment_matmul, segment_outer
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
 
 
-class Paired(NamedTuple):
-    """Operands of ``paired_attention``.
+class Operands(NamedTuple):
+    """Operands of ``pair_attention``; or tangents or cotangents of them, without a matrix.
 
     Attributes:
         value: ``(sources, heads · k)``, in the dtype of all that has no other.
@@ -54,43 +52,32 @@ class Paired(NamedTuple):
     kernel: Any
     bias: Any
     shift: Any
-    matrix: RelationalMatrix
-
-
-class PairedKnown(NamedTuple):
-    """What is known of ``paired_attention_jvp``.
-
-    Attributes:
-        operands: those of ``paired_attention``.
-        y: the result.
-        sums: s.
-        stats: of ``attention``.
-        share: c, ``(destination pairs, heads)``.
-    """
-
-    operands: Paired
-    y: Any
-    sums: Any
-    stats: Any
-    share: Any
-
-
-class PairedMoving(NamedTuple):
-    """What ``paired_attention_jvp`` is linear in: tangents of operands of the same name."""
-
-    value: Any
-    key: Any
-    query: Any
-    kernel: Any
-    bias: Any
-    shift: Any
+    matrix: Any = None
 
 
 def _dots(value: Array, key: Array | None, query: Array) -> Dots:
     return Dots(query, key, jnp.ones((1, 1), accumulator_dtype(value.dtype)))
 
 
-def _steps(operands: Paired, *, heads: int, precision: Any) -> tuple[Array, Array, Array, Array]:
+class Known(NamedTuple):
+    """What is known of ``pair_attention_jvp``.
+
+    Attributes:
+        operands: those of ``pair_attention``.
+        y: the result.
+        sums: s.
+        stats: of ``attention``.
+        share: c, ``(destination pairs, heads)``.
+    """
+
+    operands: Operands
+    y: Any
+    sums: Any
+    stats: Any
+    share: Any
+
+
+def _steps(operands: Operands, *, heads: int, precision: Any) -> tuple[Array, Array, Array, Array]:
     """The result, the sums, their statistics, and what each counts."""
     value, key, query, kernel, bias, shift, matrix = operands
     pairs, into = part(matrix.pair_dst), part(matrix.to_pairs)
@@ -101,7 +88,7 @@ def _steps(operands: Paired, *, heads: int, precision: Any) -> tuple[Array, Arra
     return y, sums, stats, share
 
 
-def _tangent(known: PairedKnown, moving: PairedMoving, **attributes: Any) -> list[Array]:
+def _tangent(known: Known, moving: Operands, **attributes: Any) -> list[Array]:
     held = known.operands
     tangents = {name: each for name, each in moving._asdict().items() if each is not None}
 
@@ -112,13 +99,13 @@ def _tangent(known: PairedKnown, moving: PairedMoving, **attributes: Any) -> lis
 
 
 def _transpose(
-    known: PairedKnown,
-    moving: PairedMoving,
+    known: Known,
+    moving: Operands,
     cts: list[Array | None],
     *,
     heads: int,
     precision: Any,
-) -> PairedMoving:
+) -> Operands:
     (value, key, query, kernel, bias, _, matrix), y, sums, stats, share = known
     (ct,) = cts
     assert ct is not None
@@ -153,7 +140,7 @@ def _transpose(
     away *= share
     operands = value, _dots(value, key, query), None, None, stats, None, of_sums, -away, into
     to = gradients(*operands, **options, slope=1.0)
-    found = PairedMoving(to.value, None if key is None else to.col, None, None, None, None)
+    found = Operands(to.value, None if key is None else to.col, *[None] * 4)
     if moving.query is not None:
         keys = value if key is None else key
         to_query = segment_reduce(keys, to.score, into, reduce="sum", **options)
@@ -169,32 +156,32 @@ def _transpose(
 
 
 # The tangent of the result.
-paired_attention_jvp = Linear(
-    name="paired_attention_jvp",
+pair_attention_jvp = Linear(
+    name="pair_attention_jvp",
     result=lambda known, moving, **_: [jax.ShapeDtypeStruct(known.y.shape, known.y.dtype)],
     function=_tangent,
     transpose=_transpose,
 )
 
 
-def paired_attention(
+def pair_attention(
     *operands: Any, heads: int, precision: Any, implementation: str | None = None
 ) -> Array:
-    """The sums of ``Paired`` operands, in their order."""
+    """The sums of ``Operands`` operands, in their order."""
     chosen = implementation or ffi.chosen_implementation.value
     attributes: Any = {"heads": heads, "precision": precision}
 
     @jax.custom_jvp
     def attend(*operands: Any) -> Array:
         with ffi.chosen_implementation(chosen):
-            return _steps(Paired(*operands), **attributes)[0]
+            return _steps(Operands(*operands), **attributes)[0]
 
     def attend_jvp(operands: Any, tangents: Any) -> tuple[Array, Array]:
         with ffi.chosen_implementation(chosen):
-            found = _steps(Paired(*operands), **attributes)
-        known = PairedKnown(Paired(*operands), *found)
-        moving = PairedMoving(*(_known_tangent(each) for each in tangents[:-1]))
-        (tangent,) = paired_attention_jvp(known, moving, **attributes, implementation=chosen)
+            found = _steps(Operands(*operands), **attributes)
+        known = Known(Operands(*operands), *found)
+        moving = Operands(*map(_known_tangent, tangents[:-1]))
+        (tangent,) = pair_attention_jvp(known, moving, **attributes, implementation=chosen)
         return known.y, tangent
 
     attend.defjvp(attend_jvp, symbolic_zeros=True)
