@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -40,17 +40,27 @@ from jax_gnn._program.rows import Apply, Contract, Labels, Pull, Row, contract, 
 from jax_gnn._program.spaces import Parts, Space
 from jax_gnn.relational import RelationalGraph
 
-if TYPE_CHECKING:
-    from jax_gnn._program.match import Matcher
+
+class Program(Protocol):
+    """What is asked of the rows of a program."""
+
+    parts: Parts
+
+    def is_lone(self, row: Row, uses: int = 1) -> bool:
+        """Whether nothing else reads a row that is read so often."""
+
+    def flat(self, row: Row) -> Row:
+        """An einsum with the factors of its factors, as far as nothing else reads these."""
+
 
 # --- Finding it ----------------------------------------------------------------------------------
 
 
-def typed_scores(matcher: Matcher, score: Row, value: Factor, heads: Labels) -> Typed | None:
+def typed_scores(program: Program, score: Row, value: Factor, heads: Labels) -> Typed | None:
     """Scores that a value's dots with a vector of its relation are part of, or None.
 
     Args:
-        matcher: What asks.
+        program: Whose rows they are.
         score: Of edges.
         value: What the scores weight.
         heads: The value's labels of scores.
@@ -58,34 +68,34 @@ def typed_scores(matcher: Matcher, score: Row, value: Factor, heads: Labels) -> 
     if value.way != "src_pair" or not set(heads) <= set(value.labels):
         return None
     slope, of = leaky_of(score)
-    if of is not score and not matcher.is_lone(of):
+    if of is not score and not program.is_lone(of):
         return None
-    terms = list(_terms(of, matcher))
+    terms = list(_terms(of, program))
     for i, term in enumerate(terms):
-        vector = _vector(matcher, term, value, heads)
+        vector = _vector(program, term, value, heads)
         if vector is not None:
             return Typed(vector, (*terms[:i], *terms[i + 1 :]), slope)
     return None
 
 
-def _terms(row: Row, matcher: Matcher) -> Iterator[Row]:
+def _terms(row: Row, program: Program) -> Iterator[Row]:
     """What is added up to a row, of its shape."""
     if isinstance(row.op, Apply) and row.op.name == "add":
         for each in row.operands:
-            if matcher.is_lone(each) and each.shape == row.shape:
-                yield from _terms(each, matcher)
+            if program.is_lone(each) and each.shape == row.shape:
+                yield from _terms(each, program)
             else:
                 yield each
     else:
         yield row
 
 
-def _vector(matcher: Matcher, term: Row, value: Factor, heads: Labels) -> Arranged | None:
+def _vector(program: Program, term: Row, value: Factor, heads: Labels) -> Arranged | None:
     """The vector whose dots with the values are a term of scores."""
     if not isinstance(term.op, Pull) or term.op.way != "src_pair":
         return None
     (dots,) = term.operands
-    if not isinstance(dots.op, Contract) or not (matcher.is_lone(term) and matcher.is_lone(dots)):
+    if not isinstance(dots.op, Contract) or not (program.is_lone(term) and program.is_lone(dots)):
         return None
     factors, out = factors_of(dots)
     if len(factors) != 2:
@@ -107,14 +117,14 @@ def _vector(matcher: Matcher, term: Row, value: Factor, heads: Labels) -> Arrang
     return Arranged(row, (tuple(range(count)), tuple(range(count, len(order)))))
 
 
-def attention(matcher: Matcher, found: Sum, score: Row) -> Sum | RGAT | HGT:
+def attention(program: Program, found: Sum, score: Row) -> Sum | RGAT | HGT:
     """A sum under the softmax of a score as the attention that it is, or itself."""
-    parts = matcher.parts
+    parts = program.parts
     there = parts.rows.keys() >= {Space.SOURCE_PAIR, Space.DESTINATION_PAIR}
     made: RGAT | HGT | None = None
     if isinstance(found.scores, Typed):
         if there and parts.num_src == parts.num_dst:
-            made = _rgat(matcher, found, found.scores)
+            made = _rgat(program, found, found.scores)
         if made is None and not scores_by_edge_pay(counts(parts, 1, 1, 1)):
             return found._replace(scores=Given(score))
     elif (
@@ -123,48 +133,48 @@ def attention(matcher: Matcher, found: Sum, score: Row) -> Sum | RGAT | HGT:
         and found.value.way == "src_pair"
         and parts.num_src == parts.num_dst
     ):
-        made = _hgt(matcher, found, found.scores)
+        made = _hgt(program, found, found.scores)
     return found if made is None else made
 
 
-def _rgat(matcher: Matcher, found: Sum, scores: Typed) -> RGAT | None:
+def _rgat(program: Program, found: Sum, scores: Typed) -> RGAT | None:
     value = found.value
-    if not matcher.is_lone(value.row):
+    if not program.is_lone(value.row):
         return None
     heads = tuple(value.labels.index(label) for label in found.heads)
-    maps = _maps(matcher, value.base, heads, uses=2)
+    maps = _maps(program, value.base, heads, uses=2)
     if maps is None or maps.is_own:
         return None
     for i, term in enumerate(scores.numbers):
-        dst = _destinations(matcher, term, maps.x)
+        dst = _destinations(program, term, maps.x)
         if dst is not None:
             rest = (*scores.numbers[:i], *scores.numbers[i + 1 :])
             return RGAT(found, maps.x, maps.kernel, scores.vector, dst, rest, scores.slope)
     return None
 
 
-def _destinations(matcher: Matcher, term: Row, x: Arranged) -> Arranged | None:
+def _destinations(program: Program, term: Row, x: Arranged) -> Arranged | None:
     """The vectors whose dots with destinations' rows are a term of scores."""
     if not isinstance(term.op, Pull) or term.op.way != "dst_pair":
         return None
     (dots,) = term.operands
-    if not (matcher.is_lone(term) and matcher.is_lone(dots)):
+    if not (program.is_lone(term) and program.is_lone(dots)):
         return None
-    found = _of_nodes(matcher, dots, "dst")
+    found = _of_nodes(program, dots, "dst")
     if found is None or found.x.base is not x.row or found.own:
         return None
     summed = tuple(found.x.labels[axis] for group in x.groups for axis in group)
     return found.arranged((found.out, summed))
 
 
-def _hgt(matcher: Matcher, found: Sum, scores: Dots) -> HGT | None:
+def _hgt(program: Program, found: Sum, scores: Dots) -> HGT | None:
     value, count = found.value, len(found.heads)
-    if not set(found.heads) <= set(value.labels) or not matcher.is_lone(value.row, uses=2):
+    if not set(found.heads) <= set(value.labels) or not program.is_lone(value.row, uses=2):
         return None
     uses = 2 if scores.col_key is value.base else 1
     heads = tuple(value.labels.index(label) for label in found.heads)
-    of_value = _maps(matcher, value.base, heads, uses=uses)
-    of_key = _maps(matcher, scores.col_key, tuple(range(count)), uses=uses)
+    of_value = _maps(program, value.base, heads, uses=uses)
+    of_key = _maps(program, scores.col_key, tuple(range(count)), uses=uses)
     if of_value is None or of_key is None:
         return None
     query = Arranged(scores.row_key, (tuple(range(len(scores.row_key.shape))),))
@@ -186,9 +196,9 @@ class _Maps(NamedTuple):
     is_own: bool
 
 
-def _maps(matcher: Matcher, row: Row, heads: tuple[int, ...], uses: int) -> _Maps | None:
+def _maps(program: Program, row: Row, heads: tuple[int, ...], uses: int) -> _Maps | None:
     """Of a product; None if it is none, or something else needs it."""
-    found = _of_nodes(matcher, row, "src") if matcher.is_lone(row, uses) else None
+    found = _of_nodes(program, row, "src") if program.is_lone(row, uses) else None
     if found is None:
         return None
     at_heads = tuple(found.out[axis] for axis in heads)
@@ -223,11 +233,11 @@ class _OfNodes(NamedTuple):
         return Arranged(self.maps.row, of)
 
 
-def _of_nodes(matcher: Matcher, row: Row, way: str) -> _OfNodes | None:
+def _of_nodes(program: Program, row: Row, way: str) -> _OfNodes | None:
     """Of a row of pairs, whose nodes are read by a way; all other factors as one."""
     if not isinstance(row.op, Contract):
         return None
-    factors, out = factors_of(matcher.flat(row))
+    factors, out = factors_of(program.flat(row))
     xs = [each for each in factors if each.way == way]
     others = [each for each in factors if each.way != way]
     if len(xs) != 1 or all(each.row.space is Space.SHARED for each in others):
