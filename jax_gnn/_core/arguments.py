@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import numbers
 import operator
 import reprlib
@@ -407,6 +408,14 @@ def check_number(name: str, value: Any) -> None:
     """A real number."""
     if not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
+
+
+def check_finite(name: str, value: Any) -> float:
+    """A real number that is finite."""
+    check_number(name, value)
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    return float(value)
 
 
 def check_flag(name: str, value: Any) -> bool:
