@@ -17,6 +17,7 @@ from jax_gnn._core.arguments import (
     check_instance,
     check_real,
     check_size,
+    precision_level,
 )
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.ffi import Implementation
@@ -29,7 +30,6 @@ from jax_gnn._ops.relational_attention.methods import (
     choose_method,
 )
 from jax_gnn._ops.relational_attention.weights import HGTWeights, RGATWeights
-from jax_gnn._ops.segment_matmul.api import precision_level
 from jax_gnn.relational import RelationalGraph
 
 Method = Literal["auto"] | schedule.Method

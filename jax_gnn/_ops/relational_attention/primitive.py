@@ -81,6 +81,28 @@ def product(
     )
 
 
+def outer(
+    x: Array, ct: Array, pairs: Pairs, num_relations: int, *, scale: Array, precision: Any
+) -> Array:
+    """``(relations, k, n)``, the gradient of the kernel of such a product of rows in pairs' order.
+
+    Args:
+        x: ``(pairs, k)``, in the order of their numbers.
+        ct: ``(nodes, n)``, the cotangent that each pair reads at its node.
+        pairs: which.
+        num_relations: number of relations.
+        scale: see `product`.
+        precision: of the product.
+    """
+    return products.segment_outer(
+        *(x, ct, scale, pairs.sizes, jnp.zeros((1,), jnp.int32), pairs.numbering, pairs.gather),
+        precision=precision,
+        dtype=x.dtype,
+        num_groups=num_relations,
+        deterministic=True,
+    )
+
+
 def each_head(x: Array, width: int) -> Array:
     """Rows of all heads, which have them already or share them."""
     return x if x.shape[1] == width else jnp.tile(x, (1, width // x.shape[1]))
