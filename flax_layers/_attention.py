@@ -17,7 +17,7 @@ from flax_layers._base import (
     check_rates,
 )
 from jax_gnn import Hypergraph, additive_attention
-from jax_gnn.extend import Side, check_number, feature_wise, take
+from jax_gnn.extend import Side, check_finite, feature_wise, take
 
 attention_init = nnx.initializers.glorot_uniform()
 
@@ -78,9 +78,7 @@ class AttentionConvolution(Convolution):
         check_positive(out_features=out_features)
         check_heads(heads, out_features if concat else None)
         check_rates(attention_dropout_rate=attention_dropout_rate)
-        check_number("negative_slope", negative_slope)
-        if not math.isfinite(negative_slope):
-            raise ValueError(f"negative_slope must be finite, got {negative_slope}")
+        check_finite("negative_slope", negative_slope)
         width = out_features if concat else heads * out_features
         super().__init__(in_features, out_features, width=width, rngs=rngs, **options)
         if self.bias is not None:

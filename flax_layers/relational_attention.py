@@ -51,9 +51,9 @@ from jax_gnn.extend import (
     as_array,
     check_choice,
     check_distinct,
+    check_finite,
     check_flag,
     check_instance,
-    check_number,
     choose_method,
     feature_wise,
 )
@@ -161,9 +161,7 @@ class RGATConv(nnx.Module):
         check_choice("softmax", softmax, get_args(Softmax))
         check_choice("method", method, METHODS)
         check_rates(attention_dropout_rate=attention_dropout_rate)
-        check_number("negative_slope", negative_slope)
-        if not math.isfinite(negative_slope):
-            raise ValueError(f"negative_slope must be finite, got {negative_slope}")
+        check_finite("negative_slope", negative_slope)
         width = out_features // heads if concat else out_features
         sizes = num_relations, in_features, heads * width
         lead, shape = kernel_shape(*sizes, num_bases, num_blocks)

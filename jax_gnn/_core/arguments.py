@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import numbers
 import operator
 import reprlib
@@ -407,6 +408,33 @@ def check_number(name: str, value: Any) -> None:
     """A real number."""
     if not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
+
+
+def check_finite(name: str, value: Any) -> float:
+    """A real number that is finite."""
+    check_number(name, value)
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    return float(value)
+
+
+_EXACT_PRESETS = ("F32_F32_F32", "F64_F64_F64", "TF32_TF32_F32_X3", "BF16_BF16_F32_X9")
+
+
+def precision_level(precision: Any) -> jax.lax.Precision:
+    """One of JAX's three levels, for whatever JAX calls a precision."""
+    if precision is None:
+        precision = jax.default_matmul_precision.value
+    if isinstance(precision, tuple | list):  # for each operand
+        return max(map(precision_level, precision), key=operator.attrgetter("value"))
+    try:
+        return jax.lax.Precision(precision)
+    except (TypeError, ValueError):
+        pass
+    name = getattr(precision, "name", precision)
+    if not isinstance(name, str) or name not in jax.lax.DotAlgorithmPreset.__members__:
+        raise ValueError(f"precision must be what jax.lax.dot takes, got {precision!r}")
+    return jax.lax.Precision.HIGHEST if name in _EXACT_PRESETS else jax.lax.Precision.DEFAULT
 
 
 def check_flag(name: str, value: Any) -> bool:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jax_gnn._core.arguments import precision_level
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, flat
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._ops.attention import scores as kinds
@@ -24,7 +25,7 @@ from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
 from jax_gnn._ops.relational_aggregate.xla import EdgesByRelation
 from jax_gnn._ops.relational_attention.methods import TypedEdges
 from jax_gnn._ops.relational_attention.primitive import product as product_of_pairs
-from jax_gnn._ops.segment_matmul.api import is_tall, precision_level
+from jax_gnn._ops.segment_matmul.api import is_tall
 from jax_gnn._ops.segment_matmul.api import segment_matmul as dense_product
 from jax_gnn._ops.segment_matmul.primitive import segment_matmul
 from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce, total

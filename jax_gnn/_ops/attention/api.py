@@ -17,8 +17,8 @@ from jax.typing import ArrayLike
 from jax_gnn._core.arguments import (
     check_container,
     check_features,
+    check_finite,
     check_flag,
-    check_number,
     check_real,
 )
 from jax_gnn._core.arrays import accumulator_dtype, feature_wise, flat, row_width, row_wise
@@ -292,10 +292,7 @@ class _Edges:
         self.heads = self.value.shape[1]
         self.of_heads = f"{self.heads} heads as {name}"
         self.acc = accumulator_dtype(self.value.dtype)
-        check_number("negative_slope", negative_slope)
-        if not math.isfinite(negative_slope):
-            raise ValueError(f"negative_slope must be finite, got {negative_slope}")
-        self.slope = float(negative_slope)
+        self.slope = check_finite("negative_slope", negative_slope)
         self.edge_scale = None if edge_scale is None else self._of_edges("edge_scale", edge_scale)
         self.return_lse = check_flag("return_lse", return_lse)
         self.implementation = implementation
@@ -340,26 +337,18 @@ class _Edges:
 
     def attend(self, scores: Scores, extra: Array | None = None) -> Any:
         """The sum of values, and of what edges add to them, under the softmax of the scores."""
-        if self.heads == 0:
-            return self._nothing()
         options: Any = {"heads": self.heads, "implementation": self.implementation}
-        value, matrix = flat(self.value), self.matrix
+        value, matrix, num_dst = flat(self.value), self.matrix, self.matrix.by_row.num_rows
         both = value, scores, self.edge_scale
-        y, stats = attend(*both, matrix, slope=self.slope, **options)
-        if extra is not None:
+        if self.heads == 0:  # of which there are no kernels
+            y, stats = (jnp.zeros((num_dst, *more), self.acc) for more in ((0,), (0, 2)))
+        else:
+            y, stats = attend(*both, matrix, slope=self.slope, **options)
+        if extra is not None and self.heads > 0:
             weight = weights(*both, stats, matrix, slope=self.slope, **options)
             matrix = xla.carried(matrix)
             y += segment_reduce(flat(extra), weight, matrix, reduce="sum", **options)
-        return self._results(y, stats)
-
-    def _nothing(self) -> Any:
-        """The results of no heads: kernels have one at least."""
-        y = jnp.zeros((self.matrix.by_row.num_rows, *self.value.shape[1:]), self.value.dtype)
-        lse = jnp.zeros((self.graph.num_dst, 0), self.acc)
-        return (y, lse) if self.return_lse else y
-
-    def _results(self, y: Array, stats: Array) -> Any:
-        y = y.reshape(self.matrix.by_row.num_rows, *self.value.shape[1:])
+        y = y.reshape(num_dst, *self.value.shape[1:]).astype(self.value.dtype)
         return (y, xla.logsumexp(stats)) if self.return_lse else y
 
 

@@ -179,10 +179,9 @@ def _tangent(known: Known, moving: Moving, *, heads: int, slope: float) -> list[
     options: Any = {"heads": heads, "slope": slope, "implementation": None}
     raw, draw = _tangent_of_raw(known, moving, **options)
     raw = known.raw if known.scores.is_kept else raw
-    score = _given(known.scores, raw, slope).score
-    held = known.value, score, known.entry_scale, known.matrix, known.y, known.stats
     dscore = _sloped(known.scores, draw, raw, slope)
-    return xla.attention_jvp(*held, moving.value, dscore, heads=heads)
+    known = known._replace(scores=_given(known.scores, raw, slope))
+    return xla.attention_jvp(known, moving.value, dscore, heads=heads)
 
 
 def _back_from_given(
@@ -198,7 +197,7 @@ def _composed_back(
     *, whole: bool, heads: int, slope: float, implementation: str | None = None, **by_name: Any
 ) -> list[Array]:
     known = Known(**by_name)
-    value, scores, entry_scale, y, stats, raw, ct, log_sum_ct, matrix = known
+    value, scores, matrix = known.value, known.scores, known.matrix
     options: Any = {"heads": heads, "implementation": implementation}
     both = options | {"slope": slope}
     if whole:
@@ -206,10 +205,9 @@ def _composed_back(
         row = scores.finish(found, value, matrix, **both).row
         return [*found._replace(row=row, score=found.score[:0])]
     if isinstance(scores, Given):
-        of_sums = value, scores.score, entry_scale, matrix, y, stats, ct, log_sum_ct
-        to_value, to_raw = xla.attention_vjp(*of_sums, **options)
+        to_value, to_raw = xla.attention_vjp(known, **options)
     else:
-        raw = raw if scores.is_kept else scores.raw(value, matrix, **both)
+        raw = known.raw if scores.is_kept else scores.raw(value, matrix, **both)
         to_value, to_raw = _back_from_given(known, raw, **both)
     found = scores.gradients(to_raw, value, matrix, **both)
     found = found._replace(value=to_value if found.value is None else to_value + found.value)
@@ -278,33 +276,34 @@ def _call_back(
         "has_log_sum_ct": np.bool_(log_sum_ct is not None),
         "slope": np.float64(slope),
     }
-    width, acc, csr = row_width(value), np.dtype(stats.dtype), matrix.by_col
-    found, by_row = csr_operands(csr, ct.shape[0]), csr_operands(matrix.by_row, value.shape[0])
-    if found is None:
+    csr, width, acc = matrix.by_col, row_width(value), np.dtype(stats.dtype)
+    by_col, by_row = csr_operands(csr, ct.shape[0]), csr_operands(matrix.by_row, value.shape[0])
+    if by_col is None:
         return None
-    ids, of_ids = found
+    (ids, of_ids), dst_ids = by_col, by_col[0]
+    schedule, records, count, parts = _UNSCHEDULED, 0, 0, 0
     if whole:
         blocks = blocks_in_step(matrix, value, heads, scores.keys)
-        if blocks is None or by_row is None or y is None:
-            return None
         if platform != "cuda" or not scores.has_one_pass(value, heads):
             return None
-        workspaces = _workspaces(workspace_of(blocks, width, acc), acc, heads=heads)
-        return Call([*read, *ids, *by_row[0][:2]], flags | of_ids | _UNSCHEDULED, workspaces)
-    if not scores.has_kernel(platform, value, heads, back=True):
+        if blocks is None or by_row is None or y is None:
+            return None
+        dst_ids, workspace = by_row[0], workspace_of(blocks, width, acc)
+    elif not scores.has_kernel(platform, value, heads, back=True):
         return None
-    by_passes = scores.keys == 0 and (platform == "cpu" or not holds_whole_heads(ct, heads))
-    workspace, schedule, count = _one_pass_workspace(csr, value), _UNSCHEDULED, 0
-    if by_passes:
-        # Weights and dots lie beside the ids, as scratch memory.
-        own = replace(csr, order=None)
+    elif scores.keys == 0 and (platform == "cpu" or not holds_whole_heads(ct, heads)):
+        own = replace(csr, order=None)  # weights and dots lie beside the ids, as scratch memory
         schedule, (workspace,) = plan("segment_reduce_vjp", own, ct, heads=heads)
-        count = csr.count if platform == "cuda" else 0
-    parts = most_blocks(csr) if isinstance(scores, Leaky) else 0
-    options: Any = {"heads": heads, "count": count, "records": stats.shape[0]}
-    workspaces = _workspaces(workspace, acc, **options, parts=(parts, width))
-    flags |= of_ids | schedule | {"by_passes": np.bool_(by_passes)}
-    return Call([*read, *ids, *ids[:2]], flags, workspaces)
+        schedule["by_passes"] = np.bool_(True)
+        records, count = stats.shape[0], csr.count if platform == "cuda" else 0
+    else:
+        records, workspace = stats.shape[0], _one_pass_workspace(csr, value)
+        parts = most_blocks(csr) if isinstance(scores, Leaky) else 0
+    # Weights and dots of entries; of rows all that an entry reads, in one word; of blocks their
+    # parts of a vector's gradient.
+    shapes = (2, count, heads), (records, heads, 4), (parts, width)
+    scratch = [workspace, *(jax.ShapeDtypeStruct(shape, acc) for shape in shapes)]
+    return Call([*read, *ids, *dst_ids[:2]], flags | of_ids | schedule, scratch)
 
 
 _UNSCHEDULED = {
@@ -314,29 +313,6 @@ _UNSCHEDULED = {
     "lanes": np.int64(1),
     "threads": np.int64(32),
 }
-
-
-def _workspaces(
-    workspace: Any,
-    acc: Any,
-    *,
-    heads: int,
-    count: Any = 0,
-    records: Any = 0,
-    parts: tuple[Any, Any] = (0, 0),
-) -> list[Any]:
-    """Scratch memory of the gradients.
-
-    Args:
-        workspace: what blocks leave to others.
-        acc: dtype of the rest.
-        heads: number of heads.
-        count: of entries, whose weights and dots lie there where there are passes of their own.
-        records: rows of which all that an entry reads lies there, in one word.
-        parts: blocks, and the numbers of a vector's gradient that each leaves.
-    """
-    shapes = (2, count, heads), (records, heads, 4), parts
-    return [workspace, *(jax.ShapeDtypeStruct(shape, acc) for shape in shapes)]
 
 
 # --- Derivatives ---------------------------------------------------------------------------------

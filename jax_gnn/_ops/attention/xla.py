@@ -106,18 +106,11 @@ def attention(
 
 
 def attention_jvp(
-    value: Array,
-    score: Array,
-    entry_scale: Array | None,
-    matrix: SparseMatrix,
-    y: Array,
-    stats: Array,
-    to_value: Array | None,
-    to_score: Array,
-    *,
-    heads: int,
+    known: Any, to_value: Array | None, to_score: Array, *, heads: int
 ) -> list[Array]:
-    """Of tangents of values and of scores, and what attention gave: those of y and of log_sum."""
+    """Of tangents of values and of given scores: those of y and of log_sum."""
+    value, given, entry_scale, y, stats, *_, matrix = known
+    score = given.score
     at_rows, _ = ends(matrix)
     share, valid = _softmax(score, stats, matrix)
     moved = share * jnp.where(valid, to_score, 0)
@@ -133,19 +126,11 @@ def attention_jvp(
 
 
 def attention_vjp(
-    value: Array,
-    score: Array,
-    entry_scale: Array | None,
-    matrix: SparseMatrix,
-    y: Array | None,
-    stats: Array,
-    ct: Array,
-    log_sum_ct: Array | None,
-    *,
-    heads: int,
-    implementation: str | None = None,
+    known: Any, *, heads: int, implementation: str | None = None
 ) -> tuple[Array, Array]:
-    """Of cotangents, and what attention gave: those of values and of scores."""
+    """Of what is known, cotangents among it, with given scores: those of values and of scores."""
+    value, given, entry_scale, y, stats, _, ct, log_sum_ct, matrix = known
+    score = given.score
     at_rows, _ = ends(matrix)
     delta = row_dots(ct, jnp.zeros_like(ct) if y is None else y, heads)
     if log_sum_ct is not None:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from jax_gnn._core.activation import Activation, activated
 from jax_gnn._core.arguments import (
     check_bias,
     check_choice,
@@ -33,7 +34,6 @@ from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import one_call, public
 from jax_gnn._ops.hypergraph_aggregate.primitive import aggregate
 from jax_gnn._ops.hypergraph_aggregate.xla import ones
-from jax_gnn._ops.segment_matmul.xla import Activation, activated
 from jax_gnn._ops.segment_reduce.primitive import reduce_messages, total
 from jax_gnn._ops.segment_reduce.xla import epilogue
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax

@@ -14,6 +14,7 @@ from jax_gnn._core.arguments import (
     check_features,
     check_flag,
     check_real,
+    precision_level,
 )
 from jax_gnn._core.arrays import accumulator_dtype, promoted
 from jax_gnn._core.ffi import Implementation
@@ -21,7 +22,6 @@ from jax_gnn._core.public import public
 from jax_gnn._ops.relational_aggregate import primitive
 from jax_gnn._ops.relational_aggregate.schedule import Counts, Method
 from jax_gnn._ops.relational_aggregate.xla import counts, lookup_matrix, types_matrix
-from jax_gnn._ops.segment_matmul.api import precision_level
 from jax_gnn._ops.segment_reduce.primitive import gather, reduce_messages
 from jax_gnn.relational import RelationalGraph
 

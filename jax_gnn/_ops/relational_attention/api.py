@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 from jax import Array
@@ -13,11 +12,12 @@ from jax_gnn._core.arguments import (
     check_choice,
     check_container,
     check_features,
+    check_finite,
     check_flag,
     check_instance,
-    check_number,
     check_real,
     check_size,
+    precision_level,
 )
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.ffi import Implementation
@@ -30,7 +30,6 @@ from jax_gnn._ops.relational_attention.methods import (
     choose_method,
 )
 from jax_gnn._ops.relational_attention.weights import HGTWeights, RGATWeights
-from jax_gnn._ops.segment_matmul.api import precision_level
 from jax_gnn.relational import RelationalGraph
 
 Method = Literal["auto"] | schedule.Method
@@ -99,9 +98,7 @@ def rgat_attention(
             f"weights must be of num_relations={graph.num_relations} and the {x.shape[1]} features "
             f"of x, got a kernel of shape {kernel.shape}"
         )
-    check_number("negative_slope", negative_slope)
-    if not math.isfinite(negative_slope):
-        raise ValueError(f"negative_slope must be finite, got {negative_slope}")
+    slope = check_finite("negative_slope", negative_slope)
 
     def of_edges(name: str, values: ArrayLike | None) -> Array | None:
         if values is None:
@@ -116,7 +113,7 @@ def rgat_attention(
 
     scores = RGATScores(
         check_flag("multiplicative", multiplicative),
-        float(negative_slope),
+        slope,
         of_edges("edge_bias", edge_bias),
         check_flag("within_relations", within_relations),
         of_edges("edge_scale", edge_scale),

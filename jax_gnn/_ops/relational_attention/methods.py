@@ -27,10 +27,10 @@ from jax_gnn._ops.relational_attention.pair_attention import pair_attention
 from jax_gnn._ops.relational_attention.primitive import (
     Projections,
     each_head,
-    pair_scores,
     part,
     product,
     product_of_heads,
+    relation_dots,
     typed_values,
 )
 from jax_gnn._ops.relational_attention.schedule import (
@@ -123,10 +123,12 @@ class TypedEdges:
             of_src_pairs = gather(of_src, self._lookup_of_source_pairs())
             return gather(of_dst, self._lookup_of_destinations()), gather(of_src_pairs, at_src)
         dst, src = jnp.split(vectors, 2, axis=1)
-        of_src_pairs = pair_scores(x, src, self.pair_src)
-        of_dst_pairs = pair_scores(x, dst, self.pair_dst)
-        at_dst = gather(of_dst_pairs, ends(part(self.matrix.to_pairs))[0])
-        return at_dst, gather(of_src_pairs, at_src)
+        of_src_pairs, of_dst_pairs = (
+            relation_dots(x, half, pairs.incidence, by_relation=not pairs.by_node)
+            for half, pairs in ((src, self.pair_src), (dst, self.pair_dst))
+        )
+        at_dst = ends(part(self.matrix.to_pairs))[0]
+        return gather(of_dst_pairs, at_dst), gather(of_src_pairs, at_src)
 
     def types_of_source_pairs(self) -> Array:
         """``(source pairs,)``, the relation of each, that of its first edge."""

@@ -27,8 +27,13 @@ from jax_gnn._core.linear import Linear
 from jax_gnn._ops.attention.primitive import attend, gradients
 from jax_gnn._ops.attention.scores import Dots
 from jax_gnn._ops.attention.xla import row_dots, shares
-from jax_gnn._ops.relational_attention.primitive import by_head, part, product_of_heads
-from jax_gnn._ops.segment_matmul.primitive import segment_matmul, segment_outer
+from jax_gnn._ops.relational_attention.primitive import (
+    by_head,
+    outer,
+    part,
+    product,
+    product_of_heads,
+)
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
 
 
@@ -111,27 +116,16 @@ def _transpose(
     assert ct is not None
     options: Any = {"heads": heads}
     pairs, into = part(matrix.pair_dst), part(matrix.to_pairs)
-    groups = pairs.sizes, jnp.zeros((1,), jnp.int32)
     in_order = pairs.numbering  # as the products have them
     scale = share if in_order is None else total(share, in_order)
-    form: Any = {"precision": precision, "dtype": value.dtype}
 
     def to_sums(ct: Array, kernel: Array, scale: Array) -> Array:
-        scatter = pairs.to_node_order if pairs.by_node else None
-        return segment_matmul(
-            *(ct, kernel, None, None, scale[:, 0], *groups, pairs.gather, scatter),
-            **form,
-            transposed=True,
-            activation=None,
-        )
+        form: Any = {"scale": scale[:, 0], "precision": precision}
+        return product(ct, kernel, pairs, pairs.gather, transposed=True, **form)
 
     def to_kernel(sums: Array, ct: Array, scale: Array) -> Array:
-        return segment_outer(
-            *(sums, ct, scale[:, 0], *groups, in_order, pairs.gather),
-            **form,
-            num_groups=kernel.shape[0],
-            deterministic=True,
-        )
+        form: Any = {"scale": scale[:, 0], "precision": precision}
+        return outer(sums, ct, pairs, kernel.shape[0], **form)
 
     of_sums = by_head(to_sums, heads, ct, kernel, scale)
     away = gather(row_dots(ct, y, heads), pairs.node_segments)

@@ -53,10 +53,10 @@ def product(
     lines: SparseMatrix | None,
     *,
     bias: Array | None = None,
+    scale: Array | None = None,
     transposed: bool = False,
     precision: Any,
     dtype: Any = None,
-    implementation: str | None = None,
 ) -> Array:
     """``(pairs, n)``, in the order of their numbers: rows of x times the weights of their relation.
 
@@ -66,19 +66,40 @@ def product(
         pairs: which.
         lines: the row of x that each pair in the order of relations reads; None: its own.
         bias: ``(relations, n)``, or None.
+        scale: ``(pairs,)`` in the order of relations, factors of the products; or None.
         transposed: see above.
         precision: of the product.
         dtype: of the result, by default that of x.
-        implementation: of the kernels.
     """
     return products.segment_matmul(
-        *(x, kernel, bias, None, None, pairs.sizes, jnp.zeros((1,), jnp.int32)),
+        *(x, kernel, bias, None, scale, pairs.sizes, jnp.zeros((1,), jnp.int32)),
         *(lines, pairs.to_node_order if pairs.by_node else None),
         transposed=transposed,
         precision=precision,
         activation=None,
         dtype=x.dtype if dtype is None else np.dtype(dtype),
-        implementation=implementation,
+    )
+
+
+def outer(
+    x: Array, ct: Array, pairs: Pairs, num_relations: int, *, scale: Array, precision: Any
+) -> Array:
+    """``(relations, k, n)``, the gradient of the kernel of such a product of rows in pairs' order.
+
+    Args:
+        x: ``(pairs, k)``, in the order of their numbers.
+        ct: ``(nodes, n)``, the cotangent that each pair reads at its node.
+        pairs: which.
+        num_relations: number of relations.
+        scale: see `product`.
+        precision: of the product.
+    """
+    return products.segment_outer(
+        *(x, ct, scale, pairs.sizes, jnp.zeros((1,), jnp.int32), pairs.numbering, pairs.gather),
+        precision=precision,
+        dtype=x.dtype,
+        num_groups=num_relations,
+        deterministic=True,
     )
 
 
@@ -123,22 +144,15 @@ def product_of_heads(
 def _projection(known: Projections, moving: tuple[Array], *, precision: Any) -> list[Array]:
     kernel, vectors, matrix = known
     (x,) = moving
-    return [_values(x, kernel, matrix, precision=precision), _numbers(x, vectors, matrix)]
-
-
-def _values(x: Array, kernel: Array, matrix: RelationalMatrix, **options: Any) -> Array:
     pairs = part(matrix.pair_src)
-    return product(x, kernel, pairs, pairs.gather, **options)
+    value = product(x, kernel, pairs, pairs.gather, precision=precision)
+    return [value, relation_dots(x, vectors, _of_types(matrix, len(vectors)))]
 
 
-def _numbers(x: Array, vectors: Array, matrix: RelationalMatrix) -> Array:
-    heads, rows = vectors.shape[1], vectors.reshape(len(vectors), -1)
-    both = each_head(x, rows.shape[1]), rows
-    return sddmm(*both, _of_types(matrix, len(rows)), heads=heads)
-
-
-def pair_scores(x: Array, vectors: Array, pairs: Pairs, implementation: str | None = None) -> Array:
-    """``(pairs, heads)``, dot products of their nodes' rows with the vectors of their relation.
+def relation_dots(
+    x: Array, vectors: Array, matrix: SparseMatrix, *, by_relation: bool = False
+) -> Array:
+    """``(entries, heads)``, dot products of their nodes' rows with the vectors of their relation.
 
     They are dots, as exact as the accumulator type, whatever the precision of products is: in
     gradients of scores terms cancel. And no products: to the vectors, gradients are weighted sums
@@ -147,13 +161,12 @@ def pair_scores(x: Array, vectors: Array, pairs: Pairs, implementation: str | No
     Args:
         x: ``(nodes, k)``.
         vectors: ``(relations, heads, k)``.
-        pairs: which.
-        implementation: of the kernels.
+        matrix: ``(nodes, relations)``, or if ``by_relation`` the transpose.
+        by_relation: See above.
     """
     heads, rows = vectors.shape[1], vectors.reshape(len(vectors), -1)
     both = each_head(x, rows.shape[1]), rows
-    both = both if pairs.by_node else both[::-1]
-    return sddmm(*both, pairs.incidence, heads=heads, implementation=implementation)
+    return sddmm(*(both[::-1] if by_relation else both), matrix, heads=heads)
 
 
 def _projected(known: Projections, moving: tuple[Any], **attributes: Any) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
+from jax_gnn._core.activation import Activation
 from jax_gnn._core.arguments import (
     as_array,
     as_ids,
@@ -18,6 +18,7 @@ from jax_gnn._core.arguments import (
     check_choice,
     check_flag,
     check_size,
+    precision_level,
     to_array,
 )
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, promoted
@@ -26,7 +27,6 @@ from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import at_most, signed
 from jax_gnn._core.public import public
 from jax_gnn._ops.segment_matmul import primitive, xla
-from jax_gnn._ops.segment_matmul.xla import Activation
 from jax_gnn._ops.segment_reduce.index import SegmentIndex
 from jax_gnn._ops.segment_reduce.sort import sorted_segments
 
@@ -400,22 +400,3 @@ def _scale_of(scale: Any, dtype: Any, rows: int, *lists: SparseMatrix | None) ->
     if all(each is None for each in lists):
         return scale
     return jnp.where(xla.listed_rows(*lists), scale, 0)
-
-
-_EXACT_PRESETS = ("F32_F32_F32", "F64_F64_F64", "TF32_TF32_F32_X3", "BF16_BF16_F32_X9")
-
-
-def precision_level(precision: Any) -> jax.lax.Precision:
-    """One of JAX's three levels, for whatever JAX calls a precision."""
-    if precision is None:
-        precision = jax.default_matmul_precision.value
-    if isinstance(precision, tuple | list):  # for each operand
-        return max(map(precision_level, precision), key=operator.attrgetter("value"))
-    try:
-        return jax.lax.Precision(precision)
-    except (TypeError, ValueError):
-        pass
-    name = getattr(precision, "name", precision)
-    if not isinstance(name, str) or name not in jax.lax.DotAlgorithmPreset.__members__:
-        raise ValueError(f"precision must be what jax.lax.dot takes, got {precision!r}")
-    return jax.lax.Precision.HIGHEST if name in _EXACT_PRESETS else jax.lax.Precision.DEFAULT

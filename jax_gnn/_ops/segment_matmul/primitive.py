@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_gnn._core.activation import Activation
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, column, promoted
 from jax_gnn._core.batching import all_batched
 from jax_gnn._core.csr import SparseMatrix, segments
@@ -35,7 +36,6 @@ from jax_gnn._core.kernels import narrow
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
 from jax_gnn._ops.segment_matmul import xla
 from jax_gnn._ops.segment_matmul.schedule import FAMILY
-from jax_gnn._ops.segment_matmul.xla import Activation
 from jax_gnn._ops.segment_reduce.primitive import gather, total
 
 

@@ -4,35 +4,18 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_gnn._core.activation import ACTIVATIONS
 from jax_gnn._core.arguments import check_concrete
-from jax_gnn._core.arrays import accumulator_dtype, column, feature_wise, promoted, row_wise, take
+from jax_gnn._core.arrays import accumulator_dtype, column, feature_wise, promoted, take
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import index_dtype
-
-Activation = Literal["relu", "silu", "gelu", "tanh"]  # in the order of segment_matmul.h
-
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "relu": jax.nn.relu,
-    "silu": jax.nn.silu,
-    "gelu": functools.partial(jax.nn.gelu, approximate=True),
-    "tanh": jnp.tanh,
-}
-
-
-def activated(result: Array, activation: Activation | None, scale: Array | None = None) -> Array:
-    """Applies what kernels of sums do not: all but the ReLU, and a scale of rows after that."""
-    if activation in (None, "relu"):
-        return result
-    wide = ACTIVATIONS[activation](result.astype(accumulator_dtype(result.dtype)))
-    return (wide if scale is None else row_wise(scale, wide) * wide).astype(result.dtype)
 
 
 def _bounds(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from jax_gnn._core.activation import Activation, activated
 from jax_gnn._core.arguments import (
     as_ids,
     check_bias,
@@ -28,7 +29,6 @@ from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import ids_at
 from jax_gnn._core.public import one_call, public
-from jax_gnn._ops.segment_matmul.xla import Activation, activated
 from jax_gnn._ops.segment_reduce import primitive
 from jax_gnn._ops.segment_reduce.primitive import gather, reduce_messages
 from jax_gnn._ops.segment_reduce.sort import sort_ids
