@@ -304,7 +304,8 @@ def test_kernels_of_leaky_sum() -> None:
         results = [jax.ShapeDtypeStruct(*each) for each in (shapes, workspace(width))]
         flags = {name: np.bool_(name != "ordered") for name in ("has_vector", "gather", "ordered")}
         function = jax.ffi.ffi_call(emulation.target("leaky_sum"), results)
-        return function(*operands, *BY_ROW, **flags, slope=np.float64(SLOPE), kernel=kernel)[0]
+        attributes: Any = {**flags, "slope": np.float64(SLOPE), "kernel": kernel}
+        return jax.block_until_ready(function(*operands, *BY_ROW, **attributes))[0]
 
     np.testing.assert_allclose(call(8, "gather"), call(8, "walk"), rtol=2e-5, atol=2e-6)
     call(6, "walk")

@@ -517,7 +517,7 @@ def test_tall_products_are_those_of_layers(
     monkeypatch.setattr(products, "TALL", 9)
     made = program(MODELS["gatv2"])
     assert names().count("jax_gnn_segment_matmul") == 2
-    assert largest_difference(values(made), wanted) < 1e-4
+    assert largest_difference(values(made), wanted) < 5e-3  # TF32 on a GPU
 
 
 def test_a_product_goes_behind_a_choice(rng: np.random.Generator) -> None:
