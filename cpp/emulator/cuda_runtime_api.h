@@ -127,8 +127,8 @@ inline cudaError_t cudaLibraryLoadData(cudaLibrary_t* library, const void* code,
     at += written;
     left -= static_cast<uint64_t>(written);
   }
+  // The file stays open: a second one of the same number would be taken for the first.
   *library = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
-  close(file);
   return *library != nullptr ? cudaSuccess : cudaErrorInvalidKernelImage;
 }
 inline cudaError_t cudaLibraryUnload(cudaLibrary_t library) {
