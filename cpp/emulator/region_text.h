@@ -29,7 +29,7 @@ bool run_by_address(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t
 
 // What a text's function is.
 #define JAX_GNN_REGION(name, text)                                                      \
-  extern "C" bool name(dim3 grid, dim3 block, size_t shared, void** parameters) {       \
+  extern "C" __attribute__((visibility("default"))) bool name(dim3 grid, dim3 block, size_t shared, void** parameters) {       \
     return emulator::run_by_address(jax_gnn::cuda::region_kernel<text>, grid, block,    \
                                     shared, parameters);                                \
   }

@@ -252,7 +252,7 @@ struct Cuda {
 #define JAX_GNN_TARGET(op) {#op, handler<op<Cuda>, ffi::Traits::kCmdBufferCompatible>}
 
 // Edge regions have two stages. Their operands are as many as a text has.
-XLA_FFI_Error* load_region_handler(XLA_FFI_CallFrame* frame) {
+XLA_FFI_Error* load_walk_handler(XLA_FFI_CallFrame* frame) {
   static const auto* const bound = ffi::Ffi::BindInitialize()
                                        .RemainingArgs()
                                        .RemainingRets()
@@ -261,7 +261,7 @@ XLA_FFI_Error* load_region_handler(XLA_FFI_CallFrame* frame) {
                                        .release();
   return bound->Call(frame);
 }
-XLA_FFI_Error* edge_region_handler(XLA_FFI_CallFrame* frame) {
+XLA_FFI_Error* edge_walk_handler(XLA_FFI_CallFrame* frame) {
   static const auto* const bound =
       ffi::Ffi::BindExecute()
           .Ctx<ffi::PlatformStream<cudaStream_t>>()
@@ -299,8 +299,8 @@ NB_MODULE(_cuda, m) {
         JAX_GNN_TARGET(segment_softmax),
         JAX_GNN_TARGET(segment_softmax_tangent),
     });
-    all["edge_region"] =
-        targets({{"initialize", load_region_handler}, {"execute", edge_region_handler}});
+    all["edge_walk"] =
+        targets({{"initialize", load_walk_handler}, {"execute", edge_walk_handler}});
     return all;
   });
 }

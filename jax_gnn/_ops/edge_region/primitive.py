@@ -13,7 +13,7 @@ from jax import Array
 from jax_gnn._core.csr import SparseMatrix, block_diagonal, joinable
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Op, define
-from jax_gnn._ops.edge_region import xla
+from jax_gnn._ops.edge_region import cuda, xla
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import Into, Read, Unsupported
 
@@ -220,6 +220,7 @@ region_op = define(
         jvp=_jvp,
         batch=_batch,
         several=True,
+        composition=cuda.composition,
         flops=_flops,
         platforms=(),
     )
