@@ -153,7 +153,7 @@ struct RegionMessage {
   struct Loaded {
     typename Text::Entry entries[kUnroll];
     typename Text::Once once;
-    Index places[kUnroll];
+    Index rows[kUnroll], cols[kUnroll], places[kUnroll];
     unsigned valid, there;  // bit j: entry j counts; it has a place, which may be padding's
     unsigned first;         // slot of the lane
     bool active;
@@ -172,6 +172,8 @@ struct RegionMessage {
           j < ids.count && static_cast<unsigned>(place) < sizes.weights && column.active;
       const bool valid = there && static_cast<unsigned>(ids.row[j]) < sizes.rows &&
                          static_cast<unsigned>(ids.col[j]) < sizes.cols;
+      loaded.rows[j] = ids.row[j];
+      loaded.cols[j] = ids.col[j];
       loaded.places[j] = place;
       loaded.there |= static_cast<unsigned>(there) << j;
       loaded.valid |= static_cast<unsigned>(valid) << j;
@@ -180,8 +182,9 @@ struct RegionMessage {
   }
   __device__ __forceinline__ void value(const Loaded& loaded, int j,
                                         Acc (&parts)[Text::kParts]) const {
-    Text::value(loaded.entries[j], loaded.once, out, loaded.active, loaded.there >> j & 1,
-                loaded.valid >> j & 1, loaded.places[j], loaded.first, parts);
+    Text::value(loaded.entries[j], loaded.once, in, out, loaded.active, loaded.there >> j & 1,
+                loaded.valid >> j & 1, loaded.rows[j], loaded.cols[j], loaded.places[j],
+                loaded.first, parts);
   }
 };
 

@@ -166,11 +166,11 @@ def composition(
         return None
     demanded = implementation is not None
     matrix: SparseMatrix = operands.matrix
+    if not _walkable(matrix):
+        return None
     reason = cuda_compile.missing()
     if reason is None and cuda_compile.architecture() is None:
         reason = "there is no GPU to compile for"
-    if reason is None and not _walkable(matrix):
-        reason = "its matrix has rows of one entry each, no entries, or ids that do not fit int32"
     if reason is not None:
         if demanded:
             raise ValueError(f"edge_region has no cuda kernel here: {reason}")
@@ -205,6 +205,7 @@ def composition(
 
 
 def _walkable(matrix: SparseMatrix) -> bool:
+    """Whether there are entries, sorted both ways, whose ids fit int32."""
     try:
         has_entries = bool(matrix.by_row.count > 0)
     except jax.errors.InconclusiveDimensionOperation:  # of a symbolic size
@@ -283,10 +284,25 @@ def _walks(program: RowProgram, matrix: SparseMatrix) -> list[_Walk]:
         to_cols = output.into == "col" or (output.into == "edge" and edges_by_col)
         (of_cols if to_cols else of_rows).append(place)
     return [
-        _walk(program, places, by_col)
+        walk
         for places, by_col in ((of_rows, False), (of_cols, True))
         if places
+        for walk in _feasible(program, places, by_col)
     ]
+
+
+def _feasible(program: RowProgram, places: Sequence[int], by_col: bool) -> list[_Walk]:
+    """One walk for results, or several where they are too many numbers for one."""
+    walk = _walk(program, places, by_col)
+    try:
+        _text_of(walk.program)
+    except Unsupported:
+        if len(places) == 1:
+            raise
+        middle = len(places) // 2
+        halves = places[:middle], places[middle:]
+        return [walk for half in halves for walk in _feasible(program, half, by_col)]
+    return [walk]
 
 
 def _walk(program: RowProgram, places: Sequence[int], by_col: bool) -> _Walk:

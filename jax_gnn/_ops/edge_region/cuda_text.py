@@ -29,6 +29,8 @@ _MOST_SLOTS = 8192
 _MOST_COMPONENTS = 16  # of an output, that a slot has
 _MOST_TERMS = 32  # of a sum that a slot adds up by itself
 _MOST_LINES = 3000
+_FEW_AHEAD = 6  # registers of an entry for what is loaded ahead, if there are too many otherwise
+_MOST_KEPT = 24  # registers for what all entries share
 _WORD_BYTES = 16
 
 # What a number is in memory, and in a register.
@@ -155,30 +157,35 @@ def message_text(program: RowProgram) -> Text:
     if max(len(program.inputs), len(program.outputs)) > MOST_ARRAYS:
         raise Unsupported(None, f"more than {MOST_ARRAYS} arrays")
     reasons: list[str] = []
-    best: Text | None = None
-    for slots in _candidates(program):
-        tile = _WARP * 8
-        for vec in (4, 2, 1, 8) if slots <= tile else (4, 2, 1):
-            if slots % vec:
-                continue
-            found = None
-            for layout in _layouts(program, slots):
-                try:
-                    text = _Writer(program, slots, vec, layout).text()
-                except _Infeasible as error:
-                    reasons.append(str(error))
-                except RecursionError:
-                    reasons.append("too many values one after another")
-                else:
-                    if found is None or text.cost < found.cost:
-                        found = text
-            if found is not None:
-                if best is None or found.cost < best.cost:
-                    best = found
-                break
-    if best is None:
-        raise Unsupported(None, reasons[0] if reasons else "rows too wide")
-    return best
+    for most_ahead in (math.inf, _FEW_AHEAD):
+        texts = [
+            text
+            for slots in _candidates(program)
+            if (text := _shortest(program, slots, most_ahead, reasons)) is not None
+        ]
+        if texts:
+            return min(texts, key=lambda text: text.cost)
+    raise Unsupported(None, reasons[0] if reasons else "rows are too wide")
+
+
+def _shortest(
+    program: RowProgram, slots: int, most_ahead: float, reasons: list[str]
+) -> Text | None:
+    """The best text for so many slots, of the widest words for which there are registers."""
+    for vec in (4, 2, 1, 8):
+        texts = []
+        if slots % vec or (vec == 8 and slots > _WARP * vec):
+            continue
+        for layout in _layouts(program, slots):
+            try:
+                texts.append(_Writer(program, slots, vec, layout, most_ahead).text())
+            except _Infeasible as error:
+                reasons.append(str(error))
+            except RecursionError:
+                reasons.append("too many values one after another")
+        if texts:
+            return min(texts, key=lambda text: text.cost)
+    return None
 
 
 def _candidates(program: RowProgram) -> list[int]:
@@ -190,7 +197,7 @@ def _candidates(program: RowProgram) -> list[int]:
     outputs = {_width_of(program, each.value) for each in program.outputs}
     fits = [
         n
-        for n in widths | outputs | {1}
+        for n in widths | outputs | {1, math.lcm(*outputs)}
         if 1 <= n <= _MOST_SLOTS
         and all(
             (w % n == 0 and w // n <= _MOST_COMPONENTS) or n % w == 0 or w <= _MOST_COMPONENTS
@@ -256,8 +263,11 @@ class _Place(NamedTuple):
 
 
 class _Writer:
-    def __init__(self, program: RowProgram, slots: int, vec: int, layout: _Layout) -> None:
+    def __init__(
+        self, program: RowProgram, slots: int, vec: int, layout: _Layout, most_ahead: float
+    ) -> None:
         self.program, self.slots, self.vec, self.layout = program, slots, vec, layout
+        self.most_ahead = most_ahead  # registers for what is loaded ahead of its use
         self.lanes = 1
         while self.lanes < _WARP and self.lanes * vec < slots:
             self.lanes *= 2
@@ -337,8 +347,9 @@ class _Writer:
                 self.loads,
             ),
             *_function(
-                "value(const Entry& entry, const Once& once, const Arrays& out, bool active, "
-                "bool there, bool valid, Index place, unsigned first, Acc (&parts)[kParts])",
+                "value(const Entry& entry, const Once& once, const Arrays& in, const Arrays& out, "
+                "bool active, bool there, bool valid, Index row, Index col, Index place, "
+                "unsigned first, Acc (&parts)[kParts])",
                 self.body,
             ),
             *_function(
@@ -551,10 +562,10 @@ class _Writer:
         group = _run_length(slots)
         joins = kind in _JOINS and dtype in ("float32", "float64")
         if self.by_lane(slots) and joins and count > 2 and group % self.vec == 0:
-            if group % count == 0 and count % self.vec == 0:
-                group = count
-            if count % group == 0 and count // group <= _MOST_TERMS:
-                return self.reduce_lanes(instruction, slots, group)
+            for each in (count, group):
+                even = group % each == 0 and count % each == 0 and count // each <= _MOST_TERMS
+                if even and self.lanes_of(each):
+                    return self.reduce_lanes(instruction, slots, each)
         if count > _MOST_TERMS:
             raise _Infeasible(f"a reduction over {count} numbers that lanes do not share evenly")
         values = [self.value(operand, slots * count + i) for i in range(count)]
@@ -571,17 +582,18 @@ class _Writer:
 
         return self.define(dtype, text, vector, count)
 
+    def lanes_of(self, group: int) -> int:
+        """Lanes that have so many neighbouring slots together; 0 if shuffles cannot join them."""
+        if group == self.slots:
+            return self.lanes if self.tiles == 1 else 0
+        lanes, rest = divmod(group, self.vec)
+        return lanes if rest == 0 and lanes & (lanes - 1) == 0 and lanes <= self.lanes else 0
+
     def reduce_lanes(self, instruction: Instruction, slots: np.ndarray, group: int) -> _Value:
         """Over neighbouring lanes, whose slots share the numbers evenly."""
         kind, count = _reduced(instruction)
         join, held = _JOINS[kind], _held(instruction.dtype.name)
-        lanes = group // self.vec
-        if group == self.slots:
-            if self.tiles > 1:
-                raise _Infeasible("a reduction over rows that are too wide for a warp")
-            lanes = self.lanes
-        elif lanes & (lanes - 1) or lanes > self.lanes:
-            raise _Infeasible(f"a reduction over {lanes} lanes")
+        lanes = self.lanes_of(group)
         inside = self.all_slots % group
         values = [
             self.value(instruction.operands[0], slots * count + inside + group * i)
@@ -655,25 +667,28 @@ class _Writer:
         dtype = given.dtype.name
         kind, shared = _stored(dtype), given.read == "shared"
         name = f"x{len(self.fields)}"
-        (self.once if shared else self.entry).append(f"{kind} {name}[{count}];")
+        registers = max(1.0, count * _BYTES[dtype] / 4)
+        lines, condition, declared = self.loads, "valid", f"{kind} {name}[{count}];"
+        if shared and self.registers_once + registers <= _MOST_KEPT:
+            lines, condition = self.loads_once, "active"
+            self.once.append(declared)
+            self.registers_once += registers
+            name = f"once.{name}"
+        elif not shared and self.registers + registers <= self.most_ahead:
+            self.entry.append(declared)
+            self.registers += registers
+            name = f"entry.{name}"
+        else:  # loaded where it is used
+            lines, condition = self.body, "active" if shared else "valid"
+            self.body.append(declared)
         row = {"edge": "place", "row": "row", "col": "col", "shared": "0"}[given.read]
         base = f"row_of<const {kind}, {given.width}>(in.at[{number}], {row})"
-        holder, condition = ("once", "active") if shared else ("entry", "valid")
-        lines = self.loads_once if shared else self.loads
         if len(places) == 1:
-            lines.append(
-                f"load_numbers<{word}>({condition}, {base} + {places[0]}, {holder}.{name});"
-            )
+            lines.append(f"load_numbers<{word}>({condition}, {base} + {places[0]}, {name});")
         else:
             for i, place in enumerate(places):
-                lines.append(f"load_number({condition}, {base} + {place}, {holder}.{name}[{i}]);")
-        registers = max(1.0, count * _BYTES[dtype] / 4)
-        if shared:
-            self.registers_once += registers
-        else:
-            self.registers += registers
+                lines.append(f"load_number({condition}, {base} + {place}, {name}[{i}]);")
         self.work += (4 if len(places) == 1 else 6) * self.slots * count / self.vec
-        name = f"{holder}.{name}"
         self.fields[number, *key] = name
         return name
 
