@@ -110,6 +110,7 @@ def _nvrtc(text: str, arch: str) -> Binary:
         arch=f"sm_{arch}",
         include_path=[str(root / "kernels" / "cuda"), str(root / "rtc")],
         device_as_default_execution_space=True,
+        fma=False,  # the same bits, whatever is computed beside it
         prec_div=False,
         prec_sqrt=False,
     )

@@ -6,6 +6,9 @@ is found backwards, from the outputs: each says which of a value's numbers every
 wants of an input is an index that is computed, or looked up. How many slots there are, and how
 outputs are dealt out to them, is what makes the shortest text of a few that are tried.
 
+What a derivative of a maximum compares has the same bits in all texts: products are not contracted
+with sums, and sums of a row's numbers are made in an order that does not depend on slots.
+
 No string of the user's gets into a text: it is made of numbers and of what stands here.
 """
 
@@ -28,7 +31,7 @@ _WARP = 32
 _MOST_SLOTS = 8192
 _MOST_COMPONENTS = 16  # of an output, that a slot has
 _MOST_TERMS = 32  # of a sum that a slot adds up by itself
-_MOST_LINES = 3000
+_MOST_STATEMENTS = 300
 _FEW_AHEAD = 6  # registers of an entry for what is loaded ahead, if there are too many otherwise
 _MOST_KEPT = 24  # registers for what all entries share
 _WORD_BYTES = 16
@@ -172,9 +175,9 @@ def _shortest(
     program: RowProgram, slots: int, most_ahead: float, reasons: list[str]
 ) -> Text | None:
     """The best text for so many slots, of the widest words for which there are registers."""
-    for vec in (4, 2, 1, 8):
+    for vec in (4, 2, 1, 8, 7, 6, 5, 3):  # the last ones are for what a warp must hold whole
         texts = []
-        if slots % vec or (vec == 8 and slots > _WARP * vec):
+        if slots % vec or (vec not in (4, 2, 1) and slots > _WARP * vec):
             continue
         for layout in _layouts(program, slots):
             try:
@@ -272,6 +275,7 @@ class _Writer:
         while self.lanes < _WARP and self.lanes * vec < slots:
             self.lanes *= 2
         self.tiles = -(-slots // (self.lanes * vec))
+        self.exact = _compares(program)
         self.all_slots = np.arange(slots)
         self.values: dict[tuple[int, bytes], _Value] = {}
         self.fields: dict[tuple[Any, ...], str] = {}
@@ -285,6 +289,7 @@ class _Writer:
         self.registers = 0.0  # of an entry, and of what all share
         self.registers_once = 0.0
         self.work = 0.0
+        self.statements = 0.0  # a compiler takes a second for some hundreds of them
 
     # ---- The whole ------------------------------------------------------------------------------
 
@@ -321,8 +326,6 @@ class _Writer:
         if not parts:  # the walk has something to carry
             parts = [_JOINS["sum"]]
             self.body.append("parts[0] = 0;")
-        if len(self.body) > _MOST_LINES:
-            raise _Infeasible(f"more than {_MOST_LINES} lines")
         unroll, blocks = self.schedule(len(parts) * _BYTES[acc] / 4)
         kinds = " : ".join(
             f"part < {end} ? {join}" for join, end in _runs(parts)[:-1]
@@ -376,7 +379,7 @@ class _Writer:
         for unroll, blocks, most in ((8, 2, 128), (4, 2, 128), (4, 1, 250)):
             ids = 6 * unroll + 40
             entry = unroll * (self.registers + 1) + self.registers_once + 2 * self.vec
-            if ids + entry + 4 * parts <= most and (blocks == 2 or self.vec in (1, 8)):
+            if ids + entry + 4 * parts <= most and (blocks == 2 or self.vec not in (2, 4)):
                 return unroll, blocks
         raise _Infeasible("an entry has too many numbers for the registers of a GPU")
 
@@ -497,8 +500,9 @@ class _Writer:
             self.body.append(self.each(f"{name}[i] = {text('i')};"))
         else:
             self.body.append(f"const {held} {name} = {text('0')};")
-        if len(self.body) > _MOST_LINES:
-            raise _Infeasible(f"more than {_MOST_LINES} lines")
+        self.statements += work
+        if self.statements > _MOST_STATEMENTS:
+            raise _Infeasible(f"more than {_MOST_STATEMENTS} operations on a number")
         self.work += work * (self.slots if vector else self.slots / self.vec)
         return _Value(f"{name}[{{i}}]" if vector else name, vector)
 
@@ -570,17 +574,9 @@ class _Writer:
             raise _Infeasible(f"a reduction over {count} numbers that lanes do not share evenly")
         values = [self.value(operand, slots * count + i) for i in range(count)]
         vector = any(value.vector for value in values)
-
-        def text(i: str) -> str:
-            texts = [value.at(i) for value in values]
-            if kind in ("sum", "prod"):
-                return (" + " if kind == "sum" else " * ").join(texts)
-            function, result = "greater" if kind == "max" else "lesser", texts[0]
-            for each in texts[1:]:
-                result = f"{function}({result}, {each})"
-            return result
-
-        return self.define(dtype, text, vector, count)
+        return self.define(
+            dtype, lambda i: _tree(kind, [value.at(i) for value in values]), vector, count
+        )
 
     def lanes_of(self, group: int) -> int:
         """Lanes that have so many neighbouring slots together; 0 if shuffles cannot join them."""
@@ -590,25 +586,35 @@ class _Writer:
         return lanes if rest == 0 and lanes & (lanes - 1) == 0 and lanes <= self.lanes else 0
 
     def reduce_lanes(self, instruction: Instruction, slots: np.ndarray, group: int) -> _Value:
-        """Over neighbouring lanes, whose slots share the numbers evenly."""
+        """Over neighbouring lanes, whose slots share the numbers evenly.
+
+        In the order of `_tree`, for which a lane or the lanes must have a power of two of them.
+        """
         kind, count = _reduced(instruction)
-        join, held = _JOINS[kind], _held(instruction.dtype.name)
-        lanes = self.lanes_of(group)
-        inside = self.all_slots % group
-        values = [
-            self.value(instruction.operands[0], slots * count + inside + group * i)
-            for i in range(count // group)
-        ]
-        name = f"r{len(self.values)}_{len(self.body)}"
-        neutral = f"neutral_of<{join}, {held}>()"
-        self.body.append(f"{held} {name} = {neutral};")
-        for value in values:
-            self.body.append(self.each(f"{name} = join<{join}>({name}, {value.at('i')});"))
+        operand, dtype = instruction.operands[0], instruction.dtype.name
+        inside, parts = self.all_slots % group, count // group
+        side_by_side = _is_power(parts * self.vec)
+        if not (side_by_side or (_is_power(group) and _is_power(self.vec))):
+            if self.exact and kind == "sum":
+                raise _Infeasible(f"a sum over {count} numbers in no order that is always the same")
+        if side_by_side:
+            places = [parts * inside + i for i in range(parts)]
+        else:
+            places = [group * i + inside for i in range(parts)]
+        values = [self.value(operand, slots * count + place) for place in places]
+        texts = [[value.at(str(i)) for value in values] for i in range(self.vec)]
+        if side_by_side:
+            terms = [_tree(kind, [text for slot in texts for text in slot])]
+        else:
+            terms = [_tree(kind, [slot[i] for slot in texts]) for i in range(parts)]
+        join, held = _JOINS[kind], _held(dtype)
         if self.lanes * self.vec > self.slots:
-            self.body.append(f"if (!active) {name} = {neutral};")
-        self.work += len(values) * self.slots + 8 * self.slots / self.vec
-        text = f"join_lanes<{join}, {lanes}>({name})"
-        return self.define(instruction.dtype.name, lambda i: text, False, 1)
+            terms = [f"(active ? {term} : neutral_of<{join}, {held}>())" for term in terms]
+        lanes = self.lanes_of(group)
+        joined = [f"join_lanes<{join}, {lanes}>({term})" for term in terms]
+        self.work += count / group * self.slots + 8 * len(terms) * self.slots / self.vec
+        names = [self.define(dtype, lambda i, text=text: text, False, 1).text for text in joined]
+        return self.define(dtype, lambda i: _tree(kind, names), False, 1)
 
     def dot(self, instruction: Instruction, slots: np.ndarray) -> _Value:
         left, right = instruction.operands
@@ -681,6 +687,7 @@ class _Writer:
         else:  # loaded where it is used
             lines, condition = self.body, "active" if shared else "valid"
             self.body.append(declared)
+            self.statements += count
         row = {"edge": "place", "row": "row", "col": "col", "shared": "0"}[given.read]
         base = f"row_of<const {kind}, {given.width}>(in.at[{number}], {row})"
         if len(places) == 1:
@@ -833,6 +840,31 @@ def _run_length(slots: np.ndarray) -> int:
         return 1
     groups = slots.reshape(-1, group)
     return group if (groups == groups[:, :1]).all() else 1
+
+
+def _is_power(n: int) -> bool:
+    """Whether it is one of two."""
+    return n & (n - 1) == 0
+
+
+def _tree(kind: str, texts: Sequence[str]) -> str:
+    """All joined, neighbours first: an order in which lanes can do it too."""
+    while len(texts) > 1:
+        pairs = [_joined(kind, *texts[i : i + 2]) for i in range(0, len(texts) - 1, 2)]
+        texts = pairs + list(texts[len(pairs) * 2 :])
+    return texts[0]
+
+
+def _joined(kind: str, a: str, b: str) -> str:
+    if kind in ("sum", "prod"):
+        return f"({a} {'+' if kind == 'sum' else '*'} {b})"
+    return f"{'greater' if kind == 'max' else 'lesser'}({a}, {b})"
+
+
+def _compares(program: RowProgram) -> bool:
+    """Whether the same number that another text makes must have the same bits: of maxima."""
+    extremes = any(each.reduce in ("max", "min") for each in program.outputs)
+    return extremes or any(each.name == "eq" for each in program.instructions)
 
 
 def _runs(parts: Sequence[str]) -> list[tuple[str, int]]:
