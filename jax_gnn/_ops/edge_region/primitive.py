@@ -96,11 +96,12 @@ def _result(operands: Any, *, region: Region) -> list[Any]:
 def _jvp(bind: Bind, primals: Operands, tangents: Operands) -> tuple[Any, Any]:
     region: Region = bind.attributes["region"]
     results = bind(primals)
-    if all(each is None for each in tangents.arrays):
+    moving = tuple(region.varying(tangents.arrays))
+    if all(each is None for each in moving):
         return results, None
     maxima = tuple(results[i] for i in region.extremes)
     known = Known(tuple(primals.arrays), maxima, primals.matrix)
-    found = region_jvp(known, tangents.arrays, region=region, implementation=bind.implementation)
+    found = region_jvp(known, moving, region=region, implementation=bind.implementation)
     if maxima:  # those that attain a maximum share its tangent; none does of nothing and of NaN
         both = Operands((*primals.arrays, *maxima), primals.matrix)
         for i, ties in zip(region.extremes, bind(both, region=region.ties), strict=True):
@@ -140,11 +141,16 @@ def _batch(bind: Bind, operands: Operands, batched: Any, size: int) -> list[Arra
     region: Region = bind.attributes["region"]
     if any(jax.tree.leaves(batched.matrix)):
         return _apart(bind, operands, batched, size)
+    axes = region.together(batched.arrays)
+    every = (
+        jnp.broadcast_to(x, (size, *x.shape)) if wants and not has else x
+        for x, has, wants in zip(operands.arrays, batched.arrays, axes, strict=True)
+    )
     arrays = tuple(
         jnp.moveaxis(x, 0, 1) if has and read != "shared" else x
-        for x, has, read in zip(operands.arrays, batched.arrays, region.reads, strict=True)
+        for x, has, read in zip(every, axes, region.reads, strict=True)
     )
-    found = bind(operands._replace(arrays=arrays), region=region.batched(batched.arrays, size))
+    found = bind(operands._replace(arrays=arrays), region=region.batched(axes, size))
     return [
         x if into == "all" else jnp.moveaxis(x, 1, 0)
         for x, (into, _) in zip(found, region.outputs, strict=True)
@@ -173,7 +179,8 @@ def _apart(bind: Bind, operands: Operands, batched: Any, size: int) -> list[Arra
             x = jnp.broadcast_to(x[:, None], (size, num_rows, *x.shape[1:]))
         return x.reshape(size * x.shape[1], *x.shape[2:])
 
-    if not joinable(size, matrix):
+    apart = region.apart(by_row)
+    if apart is None or not joinable(size, matrix):
         every = tuple(
             x if has else jnp.broadcast_to(x, (size, *x.shape))
             for x, has in zip(operands.arrays, batched.arrays, strict=True)
@@ -183,7 +190,7 @@ def _apart(bind: Bind, operands: Operands, batched: Any, size: int) -> list[Arra
         joined(*each)
         for each in zip(operands.arrays, batched.arrays, region.reads, by_row, strict=True)
     )
-    found = bind(Operands(arrays, block_diagonal(matrix)), region=region.apart(by_row))
+    found = bind(Operands(arrays, block_diagonal(matrix)), region=apart)
 
     def split(x: Array, into: str, reduce: str) -> Array:
         x = x.reshape(size, x.shape[0] // size, *x.shape[1:])

@@ -149,7 +149,8 @@ def _select(which: Any, *cases: Any) -> Any:
 
 
 def _rounded(x: Array, mode: int) -> Array:
-    return lax.round(x, type(lax.RoundingMode.TO_NEAREST_EVEN)(mode))  # type: ignore[attr-defined]
+    """To the nearest integer: of two the even one, or, where the mode is 0, the larger one."""
+    return jnp.round(x) if mode else lax.sign(x) * lax.floor(lax.abs(x) + 0.5)
 
 
 FUNCTIONS: dict[str, Function] = {
