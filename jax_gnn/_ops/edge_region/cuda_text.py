@@ -31,7 +31,7 @@ _WARP = 32
 _MOST_SLOTS = 8192
 _MOST_COMPONENTS = 16  # of an output, that a slot has
 _MOST_TERMS = 32  # of a sum that a slot adds up by itself
-_MOST_STATEMENTS = 500
+_MOST_STATEMENTS = 400
 _FEW_AHEAD = 6  # registers of an entry for what is loaded ahead, if there are too many otherwise
 _MOST_KEPT = 24  # registers for what all entries share
 _WORD_BYTES = 16
@@ -724,8 +724,8 @@ class _Writer:
                 if outer:
                     terms.append(f"{outer} * static_cast<int>({slot} / {group})")
                 if slope:
-                    inner = f"static_cast<int>({slot} % {group})" if outer else f"static_cast<int>({slot})"
-                    terms.append(f"{slope} * {inner}")
+                    inner = f"{slot} % {group}" if group < self.slots else slot
+                    terms.append(f"{slope} * static_cast<int>({inner})")
                 return f"({' + '.join(terms)})"
         name = self.table("int", [str(int(each)) for each in slots])
         return f"{name}[{slot}]"
