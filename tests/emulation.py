@@ -59,7 +59,9 @@ def _host_compiler(text: str, arch: str) -> cuda_compile.Binary:
     key = hashlib.sha256(source.encode())
     for path in sorted([*root.glob("kernels/cuda/*.cuh"), *root.glob("emulator/*")]):
         key.update(path.read_bytes())
-    kept = pathlib.Path.home() / ".cache" / "jax_gnn" / "tests" / f"region-{key.hexdigest()[:32]}.so"
+    kept = (
+        pathlib.Path.home() / ".cache" / "jax_gnn" / "tests" / f"region-{key.hexdigest()[:32]}.so"
+    )
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept.parent) as folder:

@@ -82,8 +82,10 @@ def random_model(rng: np.random.Generator) -> tuple[Model, list[str]]:
         elif choice < 0.65:
             name = str(rng.choice(list(BINARY)))
             if len(a) == 2 and len(b) == 1 and b[0] == a[0] and a[0] != a[1]:
-                add(f"{name}({i}, {j}[:, None])", lambda v, i=i, j=j, name=name: BINARY[name](
-                    v[i], v[j][:, None]))
+                add(
+                    f"{name}({i}, {j}[:, None])",
+                    lambda v, i=i, j=j, name=name: BINARY[name](v[i], v[j][:, None]),
+                )
             elif len(a) == 1 and len(b) == 1 and a != b:
                 add(f"outer({i}, {j})", lambda v, i=i, j=j: jnp.outer(v[i], v[j]))
             else:
@@ -127,7 +129,9 @@ def random_model(rng: np.random.Generator) -> tuple[Model, list[str]]:
         outputs.append((into, how))
         values.append(len(known) - 1 - int(rng.integers(min(4, len(known)))))
     model = Model(lambda *x: [_run(steps, x)[i] for i in values], rows, outputs)
-    made = ", ".join(f"{how} of {i} into {into}" for i, (into, how) in zip(values, outputs, strict=True))
+    made = ", ".join(
+        f"{how} of {i} into {into}" for i, (into, how) in zip(values, outputs, strict=True)
+    )
     arguments = ", ".join(f"{read} {shape}" for read, shape in rows)
     return model, [f"arguments: {arguments}", *(name for name, _ in steps), f"results: {made}"]
 

@@ -62,9 +62,7 @@ def _result(operands: WalkOperands, *, program: RowProgram, num_cols: int) -> li
     ]
 
 
-def _xla(
-    arrays: Sequence[Array], csr: Csr, *, program: RowProgram, num_cols: int
-) -> list[Array]:
+def _xla(arrays: Sequence[Array], csr: Csr, *, program: RowProgram, num_cols: int) -> list[Array]:
     entries = jnp.arange(csr.count, dtype=csr.ids.dtype)
     rows, cols, order = (entries if x is None else x for x in (csr.rows, csr.cols, csr.order))
     ids = {"row": rows, "col": cols, "edge": order, "shared": jnp.zeros_like(entries)}
@@ -279,7 +277,8 @@ class _Walk(NamedTuple):
 def _walks(program: RowProgram, matrix: SparseMatrix) -> list[_Walk]:
     """What goes to rows, and to all, by row; what goes to columns by column."""
     edges_by_col = matrix.by_row.order is not None and matrix.by_col.order is None
-    of_rows, of_cols = [], []
+    of_rows: list[int] = []
+    of_cols: list[int] = []
     for place, output in enumerate(program.outputs):
         to_cols = output.into == "col" or (output.into == "edge" and edges_by_col)
         (of_cols if to_cols else of_rows).append(place)

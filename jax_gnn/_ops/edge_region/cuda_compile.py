@@ -104,7 +104,7 @@ def compile_text(text: str, arch: str) -> Binary:
 
 def _nvrtc(text: str, arch: str) -> Binary:
     core = importlib.import_module("cuda.core")
-    root = headers()
+    root, source = headers(), source_of(text)
     options = core.ProgramOptions(
         std="c++17",
         arch=f"sm_{arch}",
@@ -113,13 +113,13 @@ def _nvrtc(text: str, arch: str) -> Binary:
         fma=False,  # the same bits, whatever is computed beside it
         prec_div=False,
         prec_sqrt=False,
+        frandom_seed=hashlib.sha256(source.encode()).hexdigest()[:16],  # of names, else the time
     )
-    message, joins = f"{_NAMESPACE}::Text", _NAMESPACE
-    kernel = (
-        f"{joins}::reduce_kernel<{joins}::RegionMessage<{message}>, {joins}::RegionOp<{message}>, "
-        f"{joins}::RegionRows<{message}>>"
+    message, op, rows = (
+        f"{_NAMESPACE}::{name}<{_NAMESPACE}::Text>"
+        for name in ("RegionMessage", "RegionOp", "RegionRows")
     )
-    source = source_of(text)
+    kernel = f"{_NAMESPACE}::reduce_kernel<{message}, {op}, {rows}>"
 
     def build() -> bytes:
         try:

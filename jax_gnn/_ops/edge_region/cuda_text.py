@@ -31,8 +31,6 @@ _WARP = 32
 _MOST_SLOTS = 8192
 _MOST_COMPONENTS = 16  # of an output, that a slot has
 _MOST_TERMS = 32  # of a sum that a slot adds up by itself
-_MOST_STATEMENTS = 400
-_FEW_AHEAD = 6  # registers of an entry for what is loaded ahead, if there are too many otherwise
 _MOST_KEPT = 24  # registers for what all entries share
 _WORD_BYTES = 16
 
@@ -160,20 +158,18 @@ def message_text(program: RowProgram) -> Text:
     if max(len(program.inputs), len(program.outputs)) > MOST_ARRAYS:
         raise Unsupported(None, f"more than {MOST_ARRAYS} arrays")
     reasons: list[str] = []
-    for most_ahead in (math.inf, _FEW_AHEAD):
+    for limits in _LIMITS:
         texts = [
             text
             for slots in _candidates(program)
-            if (text := _shortest(program, slots, most_ahead, reasons)) is not None
+            if (text := _shortest(program, slots, limits, reasons)) is not None
         ]
         if texts:
             return min(texts, key=lambda text: text.cost)
     raise Unsupported(None, reasons[0] if reasons else "rows are too wide")
 
 
-def _shortest(
-    program: RowProgram, slots: int, most_ahead: float, reasons: list[str]
-) -> Text | None:
+def _shortest(program: RowProgram, slots: int, limits: _Limits, reasons: list[str]) -> Text | None:
     """The best text for so many slots, of the widest words for which there are registers."""
     for vec in (4, 2, 1, 8, 7, 6, 5, 3):  # the last ones are for what a warp must hold whole
         texts = []
@@ -181,7 +177,7 @@ def _shortest(
             continue
         for layout in _layouts(program, slots):
             try:
-                texts.append(_Writer(program, slots, vec, layout, most_ahead).text())
+                texts.append(_Writer(program, slots, vec, layout, limits).text())
             except _Infeasible as error:
                 reasons.append(str(error))
             except RecursionError:
@@ -193,7 +189,7 @@ def _shortest(
 
 def _candidates(program: RowProgram) -> list[int]:
     """How many slots there may be: the wide ones first."""
-    widths = {each.width for each in (*program.inputs, *program.instructions)}
+    widths = {each.width for each in program.values}
     for each in program.instructions:
         if each.name == "reduce":
             widths.add(_reduced(each)[1])
@@ -233,6 +229,22 @@ def _layouts(program: RowProgram, slots: int) -> Iterator[_Layout]:
         yield _Layout(interleaved, grouped)
 
 
+class _Limits(NamedTuple):
+    """What a text may ask for.
+
+    Attributes:
+        ahead: registers for what is loaded of an entry ahead of its use.
+        statements: operations on a number; a compiler takes a second for some hundreds.
+    """
+
+    ahead: float
+    statements: int
+
+
+# The first for which there is a text.
+_LIMITS = _Limits(math.inf, 400), _Limits(6, 400), _Limits(6, 1000)
+
+
 class _Infeasible(Exception):
     """No text for so many slots."""
 
@@ -253,24 +265,24 @@ class _Place(NamedTuple):
     Attributes:
         components: for each, which of the output's numbers every slot has.
         start: in C++, the place of the lane's first number.
-        count: numbers of a lane that lie side by side for each store.
+        width: numbers of a lane that lie side by side for each store.
         only: in C++, which lanes store; "" where all do.
         interleaved: whether components lie side by side, in one store.
     """
 
     components: list[np.ndarray]
     start: str
-    count: int
+    width: int
     only: str
     interleaved: bool
 
 
 class _Writer:
     def __init__(
-        self, program: RowProgram, slots: int, vec: int, layout: _Layout, most_ahead: float
+        self, program: RowProgram, slots: int, vec: int, layout: _Layout, limits: _Limits
     ) -> None:
         self.program, self.slots, self.vec, self.layout = program, slots, vec, layout
-        self.most_ahead = most_ahead  # registers for what is loaded ahead of its use
+        self.limits = limits
         self.lanes = 1
         while self.lanes < _WARP and self.lanes * vec < slots:
             self.lanes *= 2
@@ -289,7 +301,7 @@ class _Writer:
         self.registers = 0.0  # of an entry, and of what all share
         self.registers_once = 0.0
         self.work = 0.0
-        self.statements = 0.0  # a compiler takes a second for some hundreds of them
+        self.statements = 0.0
 
     # ---- The whole ------------------------------------------------------------------------------
 
@@ -309,14 +321,12 @@ class _Writer:
             place = self.place(number, output)
             values = [self.value(output.value, slots) for slots in place.components]
             if output.into == "edge":
-                texts = [
-                    _Value(f"(valid ? {value.text} : 0)", value.vector) for value in values
-                ]
+                texts = [_Value(f"(valid ? {value.text} : 0)", value.vector) for value in values]
                 self.store(self.body, number, output, place, texts, "place", "there")
                 continue
             at = []
             for value in values:
-                first, many = len(parts), place.count > 1 or place.only == ""
+                first, many = len(parts), place.width > 1 or place.only == ""
                 parts += [_JOINS[output.reduce]] * (self.vec if many else 1)
                 at.append(_Value(f"run[{first} + {{i}}]" if many else f"run[{first}]", many))
                 slot = f"parts[{first} + i]" if many else f"parts[{first}]"
@@ -327,9 +337,7 @@ class _Writer:
             parts = [_JOINS["sum"]]
             self.body.append("parts[0] = 0;")
         unroll, blocks = self.schedule(len(parts) * _BYTES[acc] / 4)
-        kinds = " : ".join(
-            f"part < {end} ? {join}" for join, end in _runs(parts)[:-1]
-        )
+        kinds = " : ".join(f"part < {end} ? {join}" for join, end in _runs(parts)[:-1])
         kind = f"{kinds} : {parts[-1]}" if kinds else parts[-1]
         lines = [
             *self.tables,
@@ -337,7 +345,9 @@ class _Writer:
             f"using Acc = {held};",
             f"static constexpr int kVec = {self.vec}, kParts = {len(parts)};",
             f"static constexpr int kUnroll = {unroll}, kMinBlocks = {blocks};",
-            f"static __device__ constexpr Join kind([[maybe_unused]] int part) {{ return {kind}; }}",
+            "static __device__ constexpr Join kind([[maybe_unused]] int part) {",
+            f"return {kind};",
+            "}",
             *_struct("Entry", self.entry),
             *_struct("Once", self.once),
             *_function(
@@ -423,17 +433,15 @@ class _Writer:
         lines.append(f"{kind}* const to = row_of<{kind}, {width}>(out.at[{number}], {row});")
         many, count = place.only == "", len(values)
         if place.interleaved:
-            lines.append(f"{kind} words[{place.count}];")
+            lines.append(f"{kind} words[{place.width}];")
             for i, value in enumerate(values):
                 lines.append(
                     self.each(f"words[{count} * i + {i}] = cast<{kind}>({value.at('i')});")
                 )
-            word = self.word(number + len(self.program.inputs), width, dtype, place.count, 0)
+            word = self.word(number + len(self.program.inputs), width, dtype, place.width, 0)
             lines.append(f"store_numbers<{word}>(to + {place.start}, words);")
         elif many:
-            word = self.word(
-                number + len(self.program.inputs), width, dtype, self.vec, self.slots
-            )
+            word = self.word(number + len(self.program.inputs), width, dtype, self.vec, self.slots)
             for i, value in enumerate(values):
                 lines.append(f"{kind} words{i}[kVec];")
                 lines.append(self.each(f"words{i}[i] = cast<{kind}>({value.at('i')});"))
@@ -501,8 +509,8 @@ class _Writer:
         else:
             self.body.append(f"const {held} {name} = {text('0')};")
         self.statements += work
-        if self.statements > _MOST_STATEMENTS:
-            raise _Infeasible(f"more than {_MOST_STATEMENTS} operations on a number")
+        if self.statements > self.limits.statements:
+            raise _Infeasible(f"more than {self.limits.statements} operations on a number")
         self.work += work * (self.slots if vector else self.slots / self.vec)
         return _Value(f"{name}[{{i}}]" if vector else name, vector)
 
@@ -594,9 +602,9 @@ class _Writer:
         operand, dtype = instruction.operands[0], instruction.dtype.name
         inside, parts = self.all_slots % group, count // group
         side_by_side = _is_power(parts * self.vec)
-        if not (side_by_side or (_is_power(group) and _is_power(self.vec))):
-            if self.exact and kind == "sum":
-                raise _Infeasible(f"a sum over {count} numbers in no order that is always the same")
+        in_order = side_by_side or (_is_power(group) and _is_power(self.vec))
+        if self.exact and kind == "sum" and not in_order:
+            raise _Infeasible(f"a sum over {count} numbers in an order of its own")
         if side_by_side:
             places = [parts * inside + i for i in range(parts)]
         else:
@@ -680,7 +688,7 @@ class _Writer:
             self.once.append(declared)
             self.registers_once += registers
             name = f"once.{name}"
-        elif not shared and self.registers + registers <= self.most_ahead:
+        elif not shared and self.registers + registers <= self.limits.ahead:
             self.entry.append(declared)
             self.registers += registers
             name = f"entry.{name}"
