@@ -156,9 +156,9 @@ class Op:
         jvp: a function of (bind, primals, tangents), where None is a zero tangent, that gives
             (result, tangent). Left out, the sum over the linear operands.
         several: whether there are several results.
-        composition: maps a platform, the implementation that was demanded, if any, and the operands,
-            as for ``call``, to the same function in other primitives, which have kernels there; or
-            to None.
+        composition: maps a platform, the implementation that was demanded, if any, and the
+            operands, as for ``call``, to the same function in other primitives, which have kernels
+            there; or to None.
         flops: maps the operands' avals to how many additions and multiplications it takes.
         family: of the schedules that its kernels follow, if any.
     """
@@ -408,9 +408,11 @@ def lower(
                 return function(**tree.unflatten(leaves)._asdict())
 
             return mlir.lower_fun(composed, multiple_results=op.several)(ctx, *values)
-    if platform in op.platforms and implementation != "xla":
-        if implementation is not None or not _prefers_xla(op, platform, operands, **attributes):
-            call = op.call(platform, operands, **attributes)
+    has_kernel = platform in op.platforms and implementation != "xla"
+    if has_kernel and (
+        implementation is not None or not _prefers_xla(op, platform, operands, **attributes)
+    ):
+        call = op.call(platform, operands, **attributes)
     if call is None:
         return mlir.lower_fun(plain, multiple_results=op.several)(ctx, *values)
     state = ffi.STATUS[platform]

@@ -250,7 +250,7 @@ class _Infeasible(Exception):
 
 
 class _Value(NamedTuple):
-    """A value in the text: of slot ``{i}`` of a lane, or of all its slots where ``vector`` fails."""
+    """A value in the text, of slot ``{i}`` of a lane; of all of them where it is no ``vector``."""
 
     text: str
     vector: bool
