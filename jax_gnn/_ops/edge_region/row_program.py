@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -105,9 +106,9 @@ class RowProgram:
             found.append(any(found[i] for i in each.operands))
         return tuple(found)
 
-    def only(self, kept: Callable[[Output], bool]) -> RowProgram:
-        """The program with some of its results; all inputs stay."""
-        outputs = [each for each in self.outputs if kept(each)]
+    def only(self, kept: Sequence[int]) -> RowProgram:
+        """The program with some of its results, by their numbers; all inputs stay."""
+        outputs = [self.outputs[i] for i in kept]
         return _without_dead_code(self.inputs, self.instructions, outputs)
 
 
@@ -123,6 +124,20 @@ class Unsupported(Exception):
         super().__init__(reason)
         self.equation = equation
         self.reason = reason
+
+
+def described(error: Unsupported) -> str:
+    """What has no instruction, and the line of the user's that asks for it."""
+    if error.equation is None or error.equation.source_info.traceback is None:
+        return error.reason
+    for frame in error.equation.source_info.traceback.frames:
+        path = Path(frame.file_name)
+        if not _OWN & set(path.parts):
+            return f"{error.reason} ({path.name}:{frame.line_num})"
+    return error.reason
+
+
+_OWN = {"jax", "_ops", "_core", "_program"}  # folders of what is between the user's line and JAX
 
 
 # --- Functions of numbers ------------------------------------------------------------------------
@@ -361,8 +376,12 @@ class _Builder:
             raise Unsupported(eqn, "select_n by integers")
         if name == "round":
             params = (int(params[0]),)
-        if name == "convert_element_type" and self.value(operands[0]).dtype == dtype:
-            return operands[0]
+        if name == "convert_element_type":
+            if self.value(operands[0]).dtype == dtype:
+                return operands[0]
+            if dtype.kind == "b":
+                zero = self.constant(np.zeros(width, self.value(operands[0]).dtype))
+                return self.emit("ne", (operands[0], zero), width, dtype)
         operands = [
             self.take(value, np.broadcast_to(_places(atom.aval.shape), aval.shape))
             for value, atom in zip(operands, eqn.invars, strict=True)
@@ -410,12 +429,14 @@ class _Builder:
         places = np.moveaxis(_places(shape), tuple(axes), tuple(range(-len(axes), 0)))
         count = math.prod(shape[axis] for axis in axes)
         value = self.take(value, places)
-        dtype = self.value(value).dtype
         if count == 1:
             return value
-        return self.emit(
-            "reduce", (value,), math.prod(shape) // max(count, 1), dtype, (kind, count)
-        )
+        known = self.constant_of(value)
+        if known is not None and count:
+            rows = known.reshape(-1, count)
+            return self.constant(getattr(np, kind)(rows, 1).astype(known.dtype))
+        width = math.prod(size for axis, size in enumerate(shape) if axis not in axes)
+        return self.emit("reduce", (value,), width, self.value(value).dtype, (kind, count))
 
     # --- Equations of their own ----------------------------------------------------------------
 
