@@ -166,8 +166,8 @@ def error(got: Any, want: Any) -> float:
         finite = np.isfinite(y)
         if not np.array_equal(np.where(finite, 0, x), np.where(finite, 0, y), equal_nan=True):
             return np.inf
-        scale = np.max(np.abs(y), initial=1e-2, where=finite)
-        worst = max(worst, np.max(np.abs(x - y), initial=0, where=finite) / scale)
+        x, y = np.where(finite, x, 0), np.where(finite, y, 0)
+        worst = max(worst, np.max(np.abs(x - y), initial=0) / np.max(np.abs(y), initial=1e-2))
     return float(worst)
 
 

@@ -31,6 +31,7 @@ from jax_gnn._ops.edge_region.row_program import (
     Output,
     RowProgram,
     Unsupported,
+    described,
     evaluate,
 )
 
@@ -215,20 +216,8 @@ def _walkable(matrix: SparseMatrix) -> bool:
 
 
 def _told(error: Exception) -> str:
-    """A reason, with the equation and the user's line."""
-    if not isinstance(error, Unsupported) or error.equation is None:
-        return str(error).strip()
-    equation = error.equation
-    line = equation.source_info.traceback
-    frame = next(
-        (
-            f"{each.file_name}:{each.start_line}"
-            for each in (line.frames if line is not None else [])
-            if "/jax/" not in each.file_name and "/jax_gnn/" not in each.file_name
-        ),
-        "",
-    )
-    return f"{error.reason}, in {equation.primitive.name}{f' at {frame}' if frame else ''}"
+    """A reason, with the user's line."""
+    return described(error) if isinstance(error, Unsupported) else str(error).strip()
 
 
 class _Walk(NamedTuple):
@@ -322,7 +311,7 @@ def _walk(program: RowProgram, places: Sequence[int], by_col: bool) -> _Walk:
                 value = len(inputs) + len(instructions) - 1
         outputs.append(Output(value, "edge" if output.into == "edge" else "row", output.reduce))
     whole = RowProgram(tuple(inputs), tuple(instructions), tuple(outputs))
-    kept, used = _without_inputs(whole.only(lambda output: True))
+    kept, used = _without_inputs(whole.only(range(len(outputs))))
     return _Walk(kept, used, tuple(places), by_col, tuple(over_all))
 
 

@@ -297,7 +297,8 @@ class _Writer:
         self.loads_once: list[str] = []
         self.body: list[str] = []
         self.tables: list[str] = []
-        self.words = [1] * (len(program.inputs) + len(program.outputs))
+        arrays = [*program.inputs, *(program.values[each.value] for each in program.outputs)]
+        self.words = [each.dtype.itemsize for each in arrays]
         self.registers = 0.0  # of an entry, and of what all share
         self.registers_once = 0.0
         self.work = 0.0
