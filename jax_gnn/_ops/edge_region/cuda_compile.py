@@ -57,7 +57,7 @@ def missing() -> str | None:
         importlib.import_module("cuda.bindings.nvrtc").nvrtcVersion()
     except Exception as error:  # libraries that cannot be loaded raise all kinds
         return f"no runtime compiler ({error}); pip install 'jax-gnn[program]'"
-    return None if hasattr(core, "Program") else "cuda-core is too old"
+    return None if hasattr(core, "Program") else "cuda-core is too old, 1.0 is needed"
 
 
 def architecture() -> str | None:
@@ -138,6 +138,8 @@ def _nvrtc(text: str, arch: str) -> Binary:
 def _kept(source: str, options: Any, build: Callable[[], bytes]) -> bytes:
     """What is in the cache, or what is built and put there."""
     utils = importlib.import_module("cuda.core.utils")
+    if not hasattr(utils, "FileStreamProgramCache"):  # before 1.0
+        return build()
     try:
         folder = schedule_cache.path().parent / "kernels"
         cache = utils.FileStreamProgramCache(folder, max_size_bytes=_CACHE_BYTES)
