@@ -28,8 +28,9 @@ bool run_by_address(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t
 }  // namespace emulator
 
 // What a text's function is.
-#define JAX_GNN_REGION(name, text)                                                      \
-  extern "C" __attribute__((visibility("default"))) bool name(dim3 grid, dim3 block, size_t shared, void** parameters) {       \
-    return emulator::run_by_address(jax_gnn::cuda::region_kernel<text>, grid, block,    \
-                                    shared, parameters);                                \
+#define JAX_GNN_REGION(name, text)                                                                \
+  extern "C" __attribute__((visibility("default"))) bool name(dim3 grid, dim3 block,              \
+                                                              size_t shared, void** parameters) { \
+    return emulator::run_by_address(jax_gnn::cuda::region_kernel<text>, grid, block, shared,      \
+                                    parameters);                                                  \
   }

@@ -135,8 +135,8 @@ struct Cuda {
                                 void* const* out) {
     const cuda::Schedule schedule = {cuda::Kernel::kWalk, static_cast<int>(attributes.lanes),
                                      static_cast<int>(attributes.threads), workspace.blocks};
-    return status(cuda::edge_region(stream, schedule, csr, text_of(attributes), in, out,
-                                    workspace.bytes));
+    return status(
+        cuda::edge_region(stream, schedule, csr, text_of(attributes), in, out, workspace.bytes));
   }
 
   template <typename T, typename Acc>
@@ -262,14 +262,13 @@ XLA_FFI_Error* load_walk_handler(XLA_FFI_CallFrame* frame) {
   return bound->Call(frame);
 }
 XLA_FFI_Error* edge_walk_handler(XLA_FFI_CallFrame* frame) {
-  static const auto* const bound =
-      ffi::Ffi::BindExecute()
-          .Ctx<ffi::PlatformStream<cudaStream_t>>()
-          .RemainingArgs()
-          .RemainingRets()
-          .Attrs<RegionAttributes>()
-          .To(edge_region<Cuda>, {ffi::Traits::kCmdBufferCompatible})
-          .release();
+  static const auto* const bound = ffi::Ffi::BindExecute()
+                                       .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                                       .RemainingArgs()
+                                       .RemainingRets()
+                                       .Attrs<RegionAttributes>()
+                                       .To(edge_region<Cuda>, {ffi::Traits::kCmdBufferCompatible})
+                                       .release();
   return bound->Call(frame);
 }
 
@@ -299,8 +298,7 @@ NB_MODULE(_cuda, m) {
         JAX_GNN_TARGET(segment_softmax),
         JAX_GNN_TARGET(segment_softmax_tangent),
     });
-    all["edge_walk"] =
-        targets({{"initialize", load_walk_handler}, {"execute", edge_walk_handler}});
+    all["edge_walk"] = targets({{"initialize", load_walk_handler}, {"execute", edge_walk_handler}});
     return all;
   });
 }

@@ -1,7 +1,5 @@
 // Edge regions, the host's side. What is launched was compiled at run time, so its parameters are
 // passed by address; they are those of region_kernel in edge_region.cuh, whatever the text.
-#include "edge_region.h"
-
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -9,6 +7,7 @@
 #include <tuple>
 
 #include "edge_region.cuh"
+#include "edge_region.h"
 #include "loaded_kernels.h"
 #include "segment_walk_launch.h"
 
@@ -102,7 +101,7 @@ cudaError_t edge_region(cudaStream_t stream, const Schedule& schedule, const Csr
   const size_t shared = (threads / 32 * 2 * lanes * text.parts * text.acc_bytes + 15) / 16 * 16;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   return launch_by_address(stream, {grid, threads, shared}, reinterpret_cast<const void*>(kernel),
-                       parameters);
+                           parameters);
 }
 
 }  // namespace jax_gnn::cuda

@@ -245,8 +245,7 @@ struct Output<Acc, Op, Acc, RegionRows<Text>> {
 
 // What a text launches.
 template <class Text>
-constexpr auto region_kernel =
-    reduce_kernel<RegionMessage<Text>, RegionOp<Text>, RegionRows<Text>>;
+constexpr auto region_kernel = reduce_kernel<RegionMessage<Text>, RegionOp<Text>, RegionRows<Text>>;
 
 }  // namespace
 }  // namespace jax_gnn::cuda

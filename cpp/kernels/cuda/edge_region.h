@@ -27,7 +27,6 @@ cudaError_t load_region(const RegionText& text);
 // run. `in` and `out`: the arrays, kMostRegionArrays each. The workspace has `schedule.blocks` rows
 // of workspace_bytes(slots * room) bytes each, 16-byte aligned. There must be entries.
 cudaError_t edge_region(cudaStream_t stream, const Schedule& schedule, const Csr<int32_t>& csr,
-                        const RegionText& text, void* const* in, void* const* out,
-                        void* workspace);
+                        const RegionText& text, void* const* in, void* const* out, void* workspace);
 
 }  // namespace jax_gnn::cuda
