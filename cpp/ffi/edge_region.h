@@ -9,8 +9,9 @@
 
 namespace jax_gnn {
 
-// Two programs, as interpreter.py writes them: what is made in a walk by row, and in one by column.
-// That may be empty: a single number. Flags that begin with t_ are of the matrix by column.
+// Two programs, as interpreter.py writes them: what is made in a walk by row, and in one by column
+// after it, to which results of the first are further arrays. Either may be empty: a single number.
+// Flags that begin with t_ are of the matrix by column.
 struct RegionAttributes {
   ffi::Span<const int64_t> by_row, by_col;
   ffi::Span<const double> numbers;
@@ -35,7 +36,8 @@ bool is_stored(const ffi::AnyBuffer& buffer, Storage storage) {
   return buffer.element_type() == kTypes[static_cast<int>(storage)];
 }
 
-// Operands: arrays, then rows, columns and order of the matrix by row and by column.
+// Operands: arrays, then rows, columns and order of the matrix by row and by column. Results may be
+// workspaces.
 template <typename Backend>
 ffi::Error edge_region(typename Backend::Context context, ffi::RemainingArgs args,
                        ffi::RemainingRets rets, RegionAttributes attributes) {
@@ -58,6 +60,10 @@ ffi::Error edge_region(typename Backend::Context context, ffi::RemainingArgs arg
     made.push_back(**buffer);
     results.push_back((*buffer)->untyped_data());
   }
+  std::vector<ffi::AnyBuffer> arrays(buffers.begin(), buffers.begin() + count);
+  arrays.insert(arrays.end(), made.begin(), made.end());
+  inputs.resize(count);
+  inputs.insert(inputs.end(), results.begin(), results.end());
   std::vector<bool> written(rets.size(), false);
   for (const bool by_col : {false, true}) {
     const auto& code = by_col ? attributes.by_col : attributes.by_row;
@@ -67,7 +73,8 @@ ffi::Error edge_region(typename Backend::Context context, ffi::RemainingArgs arg
         program.read(code.begin(), static_cast<int64_t>(code.size()), attributes.numbers.begin(),
                      static_cast<int64_t>(attributes.numbers.size()));
     if (!fault.empty()) return invalid("the program of a region is wrong: " + fault);
-    if (program.inputs.size() != count) return invalid("a region has other arrays");
+    if (program.inputs.size() > (by_col ? arrays.size() : count))
+      return invalid("a region has other arrays");
     const size_t first = count + (by_col ? 3 : 0);
     const int64_t num_rows = by_col ? attributes.num_cols : attributes.num_rows;
     const int64_t num_cols = by_col ? attributes.num_rows : attributes.num_cols;
@@ -83,10 +90,10 @@ ffi::Error edge_region(typename Backend::Context context, ffi::RemainingArgs arg
     ffi::Error error = operands.check(/*weighted=*/true);
     if (error.failure()) return error;
     const int64_t sizes[] = {operands.count(), num_rows, num_cols, 1};
-    for (size_t i = 0; i < count; ++i) {
+    for (size_t i = 0; i < program.inputs.size(); ++i) {
       const auto& input = program.inputs[i];
-      if (!is_stored(buffers[i], input.storage) ||
-          static_cast<int64_t>(buffers[i].element_count()) !=
+      if (!is_stored(arrays[i], input.storage) ||
+          static_cast<int64_t>(arrays[i].element_count()) !=
               sizes[static_cast<int>(input.read)] * input.width)
         return invalid("an array of a region has the wrong shape or dtype");
     }

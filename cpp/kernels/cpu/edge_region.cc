@@ -13,6 +13,7 @@
 
 #include "exp.h"
 #include "half.h"
+#include "pages.h"
 #include "segment_walk.h"
 #include "vector.h"
 
@@ -464,6 +465,15 @@ JAX_GNN_INLINE void round_to(Acc* x, int64_t count) {
       store<kLanes>(x + i, rounded<T, kLanes>(load<kLanes>(x + i)));
 }
 
+// Rows are too short for a call of memcpy.
+template <typename Acc>
+JAX_GNN_INLINE void copy_row(const Acc* from, Acc* to, int64_t width) {
+  constexpr int kLanes = 32 / static_cast<int>(sizeof(Acc));
+  int64_t k = 0;
+  for (; k + kLanes <= width; k += kLanes) store<kLanes>(to + k, load<kLanes>(from + k));
+  for (; k < width; ++k) to[k] = from[k];
+}
+
 template <typename Acc>
 JAX_GNN_INLINE void take_rows(const RegionStep& step, const Acc* from, int64_t from_width, Acc* to,
                               int64_t count) {
@@ -482,8 +492,7 @@ JAX_GNN_INLINE void take_rows(const RegionStep& step, const Acc* from, int64_t f
     }
   } else if (slice) {
     for (int64_t e = 0; e < count; ++e)
-      std::memcpy(to + e * width, from + e * from_width + first,
-                  static_cast<size_t>(width) * sizeof(Acc));
+      copy_row(from + e * from_width + first, to + e * width, width);
   } else {
     for (int64_t e = 0; e < count; ++e)
       for (int64_t k = 0; k < width; ++k) to[e * width + k] = from[e * from_width + places[k]];
@@ -631,9 +640,7 @@ JAX_GNN_INLINE void run_step(const RegionProgram& program, const RegionStep& ste
       for (size_t i = 0; i < step.operands.size(); ++i) {
         const int64_t part = program.width(step.operands[i]);
         const Acc* const from = operand(i);
-        for (int64_t e = 0; e < count; ++e)
-          std::memcpy(to + e * width + first, from + e * part,
-                      static_cast<size_t>(part) * sizeof(Acc));
+        for (int64_t e = 0; e < count; ++e) copy_row(from + e * part, to + e * width + first, part);
         first += part;
       }
       break;
@@ -694,7 +701,7 @@ JAX_GNN_INLINE void with_type(Storage storage, const Body& body) {
 template <typename Acc, typename T>
 JAX_GNN_INLINE void read_row(const T* from, Acc* to, int64_t width) {
   if constexpr (std::is_same_v<T, Acc>) {
-    std::memcpy(to, from, static_cast<size_t>(width) * sizeof(Acc));
+    copy_row(from, to, width);
   } else if constexpr (std::is_same_v<T, uint8_t>) {
     for (int64_t k = 0; k < width; ++k) to[k] = from[k] != 0 ? Acc(1) : Acc(0);
   } else {
@@ -705,7 +712,7 @@ JAX_GNN_INLINE void read_row(const T* from, Acc* to, int64_t width) {
 template <typename Acc, typename T>
 JAX_GNN_INLINE void write_row(const Acc* from, T* to, int64_t width) {
   if constexpr (std::is_same_v<T, Acc>) {
-    std::memcpy(to, from, static_cast<size_t>(width) * sizeof(Acc));
+    copy_row(from, to, width);
   } else if constexpr (!std::is_same_v<T, uint8_t>) {
     for (int64_t k = 0; k < width; ++k) to[k] = narrow<T>(from[k]);
   }
@@ -878,11 +885,13 @@ struct Walk {
       if (input.read == Access::kAll || !plan.used[i]) continue;
       const int64_t* const ids = block.ids(input.read);
       const int64_t width = input.width;
+      const bool scattered =
+          input.read == Access::kCol || (input.read == Access::kEdge && csr.order);
       with_type<Acc>(input.storage, [&](auto* type) JAX_GNN_LAMBDA {
         using T = std::remove_pointer_t<decltype(type)>;
         const T* const from = static_cast<const T*>(inputs[i]);
         for (int64_t e = 0; e < block.count; ++e) {
-          if (input.read == Access::kCol && e + 8 < block.count)
+          if (scattered && e + 8 < block.count)
             prefetch(from + ids[e + 8] * width, width * static_cast<int64_t>(sizeof(T)));
           read_row(from + ids[e] * width, at[i] + e * width, width);
         }
@@ -1038,6 +1047,14 @@ void run_region(const ParallelFor& parallel_for, const RegionProgram& program,
   std::vector<Acc> shared(static_cast<size_t>(plan.shared_size + kPadding));
   walk.shared = shared.data();
   walk.run(-1);
+  for (const RegionOutput& output : program.outputs) {
+    const int64_t rows = output.into == Access::kRow    ? csr.num_rows
+                         : output.into == Access::kEdge ? csr.num_weights
+                                                        : 0;
+    with_type<Acc>(output.storage, [&](auto* type) {
+      expect_writes(static_cast<decltype(type)>(results[output.result]), rows * output.width);
+    });
+  }
   if (csr.order) {  // what no entry names
     const int64_t shares = std::clamp<int64_t>(csr.num_weights / 4096, 1, 64);
     parallel_for(shares, [&](int64_t share) {

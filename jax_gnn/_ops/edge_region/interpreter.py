@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from jax_gnn._ops.edge_region.region import Region
-from jax_gnn._ops.edge_region.row_program import RowProgram, Unsupported
+from jax_gnn._ops.edge_region.row_program import (
+    Input,
+    Into,
+    Output,
+    Read,
+    RowProgram,
+    Unsupported,
+)
 
 _STORAGES = {
     np.dtype(dtype): place
@@ -44,44 +51,99 @@ class Code(NamedTuple):
         by_row: The program of a walk by row; where there is none, a single number.
         by_col: Likewise by column.
         numbers: The constants of both.
+        workspaces: What the first walk makes of each edge for the second one: the width and dtype
+            of each array.
     """
 
     by_row: np.ndarray
     by_col: np.ndarray
     numbers: np.ndarray
+    workspaces: tuple[tuple[int, np.dtype[Any]], ...]
 
 
 @functools.lru_cache(maxsize=1024)
 def code_of(region: Region) -> Code | Unsupported:
-    """A region for the interpreter, or why it has no instructions for that.
-
-    Results by column are made in a walk of their own, in which edges make all that they make again;
-    others in that by row, if there is one.
-    """
+    """A region for the interpreter, or why it has no instructions for that."""
     program = region.program
     if isinstance(program, Unsupported):
         return program
-    by_col = [i for i, (into, _) in enumerate(region.outputs) if into == "col"]
-    rest = [i for i in range(len(region.outputs)) if i not in by_col]
-    if by_col and all(into != "row" for into, _ in region.outputs):
-        by_col, rest = [*by_col, *rest], []
     numbers = [0.0]
     try:
-        codes = [
-            _encoded(program, kept, numbers, is_by_col) if kept else [0]
-            for kept, is_by_col in ((rest, False), (by_col, True))
-        ]
+        first, second, workspaces = _walks(program)
+        by_row = _encoded(first, numbers, by_col=False)
+        by_col = _encoded(second, numbers, by_col=True)
     except Unsupported as error:
         return error
-    walks = [np.asarray(code, np.int64) for code in codes]
-    return Code(walks[0], walks[1], np.asarray(numbers))
+    walks = [np.asarray(code, np.int64) for code in (by_row, by_col)]
+    return Code(walks[0], walks[1], np.asarray(numbers), workspaces)
 
 
-def _encoded(
-    program: RowProgram, kept: Sequence[int], numbers: list[float], by_col: bool
-) -> list[int]:
-    """The program of some results; by column, rows and columns change places."""
-    program = program.only(kept)
+class _Walk(NamedTuple):
+    """A program, and the numbers of its results."""
+
+    program: RowProgram
+    results: Sequence[int]
+
+
+def _walks(program: RowProgram) -> tuple[_Walk, _Walk, tuple[tuple[int, np.dtype[Any]], ...]]:
+    """The walks by row and by column, and the workspaces between them.
+
+    Results by column are made in a second walk. There edges make all that they make again, or they
+    read what they have made in the first one: whatever moves fewer bytes.
+    """
+    outputs, values = program.outputs, program.values
+    by_col = [i for i, each in enumerate(outputs) if each.into == "col"]
+    rest = [i for i in range(len(outputs)) if i not in by_col]
+    if not any(each.into == "row" for each in outputs):
+        by_col, rest = ([*by_col, *rest], []) if by_col else ([], rest)
+    again = program.only(by_col)
+    stored = {each.value: i for i, each in enumerate(outputs) if each.into == "edge"}
+    new = [
+        value for value in dict.fromkeys(outputs[i].value for i in by_col) if value not in stored
+    ]
+    passed = sum(values[outputs[i].value].width for i in by_col)
+    passed += 2 * sum(values[value].width for value in new)
+    if not rest or not by_col or _moved(again) <= passed:
+        return _Walk(program.only(rest), rest), _Walk(again, by_col), ()
+    stored |= {value: len(outputs) + i for i, value in enumerate(new)}
+    more = tuple(Output(value, "edge", "none") for value in new)
+    first = RowProgram(program.inputs, program.instructions, outputs + more)
+    kept = [*rest, *range(len(outputs), len(first.outputs))]
+    made = tuple(
+        Input(_READ[each.into], values[each.value].width, values[each.value].dtype)
+        for each in first.outputs
+    )
+    read = [len(program.inputs) + stored[outputs[i].value] for i in by_col]
+    sums = (Output(v, "col", outputs[i].reduce) for v, i in zip(read, by_col, strict=True))
+    second = RowProgram(program.inputs + made, (), tuple(sums))
+    workspaces = tuple((values[value].width, values[value].dtype) for value in new)
+    return _Walk(first.only(kept), kept), _Walk(second, by_col), workspaces
+
+
+_READ: dict[Into, Read] = {"edge": "edge", "row": "row", "col": "col", "all": "shared"}
+_SLOW = frozenset({"exp", "expm1", "log", "log1p", "logistic", "tanh", "sin", "cos", "erf", "pow"})
+
+
+def _moved(program: RowProgram) -> float:
+    """Numbers that an edge reads, and, as some, those that it makes."""
+    used = {i for each in program.instructions for i in each.operands}
+    used |= {each.value for each in program.outputs}
+    read = sum(
+        each.width for i, each in enumerate(program.inputs) if i in used and each.read != "shared"
+    )
+    made = sum(
+        each.width * (1.0 if each.name in _SLOW else 0.25)
+        for each in program.instructions
+        if each.name != "constant"
+    )
+    return read + made
+
+
+def _encoded(walk: _Walk, numbers: list[float], *, by_col: bool) -> list[int]:
+    """A walk as whole numbers; by column, rows and columns change places."""
+    program, results = walk
+    if not results:
+        return [0]
     dtypes = {each.dtype for each in program.values}
     floats = {dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)}
     wide = np.dtype(np.float64) in floats
@@ -108,7 +170,7 @@ def _encoded(
             params[0] = _KINDS.index(params[0])
         code += CODES.index(step.name), step.width, _STORAGES[step.dtype]
         code += len(step.operands), *step.operands, len(params), *params
-    for result, output in zip(kept, program.outputs, strict=True):
+    for result, output in zip(results, program.outputs, strict=True):
         into = "shared" if output.into == "all" else output.into
         reduce = 0 if into == "edge" else _REDUCES.index(output.reduce)
         dtype = program.values[output.value].dtype

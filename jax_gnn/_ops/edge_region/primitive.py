@@ -18,7 +18,7 @@ from jax_gnn._core.kernels import csr_operands
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, define
 from jax_gnn._ops.edge_region import cuda, xla
-from jax_gnn._ops.edge_region.interpreter import Code, code_of
+from jax_gnn._ops.edge_region.interpreter import code_of
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import Into, Read, Unsupported, described
 
@@ -225,13 +225,18 @@ def _call(platform: str, operands: Operands, *, region: Region) -> Call | None:
         return None
     (ids, flags), (t_ids, t_flags) = of_row or either, of_col or either
     attributes = {
-        **dict(zip(Code._fields, code, strict=True)),
+        "by_row": code.by_row,
+        "by_col": code.by_col,
+        "numbers": code.numbers,
         **flags,
         **{f"t_{name}": flag for name, flag in t_flags.items()},
         "num_rows": np.int64(by_row.num_rows),
         "num_cols": np.int64(by_col.num_rows),
     }
-    return Call([*operands.arrays, *ids, *t_ids], attributes)
+    workspaces = [
+        jax.ShapeDtypeStruct((by_row.count, width), dtype) for width, dtype in code.workspaces
+    ]
+    return Call([*operands.arrays, *ids, *t_ids], attributes, workspaces)
 
 
 def _prefers_xla(platform: str, operands: Operands, *, region: Region) -> bool:
