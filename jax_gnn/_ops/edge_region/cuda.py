@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -178,8 +179,8 @@ def composition(
         if isinstance(region.program, Unsupported):
             raise region.program
         walks = _walks(region.program, matrix)
-        for walk in walks:
-            _binary_of(walk.program)
+        with ThreadPoolExecutor(len(walks) or 1) as pool:  # compilers run side by side
+            list(pool.map(lambda walk: _binary_of(walk.program), walks))
     except (Unsupported, cuda_compile.CompilerError) as error:
         message = f"edge_region has no cuda kernel: {_told(error)}"
         if demanded:

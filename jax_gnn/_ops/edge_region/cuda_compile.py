@@ -11,7 +11,6 @@ import functools
 import hashlib
 import importlib
 import re
-import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,7 +98,10 @@ def compile_text(text: str, arch: str) -> Binary:
     Raises:
         CompilerError: the compiler refuses it.
     """
-    return _compiled(text, arch)
+    key = text, arch
+    if key not in _binaries:  # two threads may both compile it, to the same bytes
+        _binaries[key] = compiler(text, arch)
+    return _binaries[key]
 
 
 def _nvrtc(text: str, arch: str) -> Binary:
@@ -169,11 +171,3 @@ def _kept(source: str, options: Any, build: Callable[[], bytes]) -> bytes:
 # What compiles, and its results of this process. Tests put another compiler here.
 compiler: Callable[[str, str], Binary] = _nvrtc
 _binaries: dict[tuple[str, str], Binary] = {}
-_compiling = threading.Lock()
-
-
-def _compiled(text: str, arch: str) -> Binary:
-    with _compiling:
-        if (text, arch) not in _binaries:
-            _binaries[text, arch] = compiler(text, arch)
-        return _binaries[text, arch]
