@@ -101,6 +101,21 @@ def test_what_no_text_has() -> None:
         cuda_text.message_text(program_of(model))
 
 
+def test_walks_have_all_results(rng: np.random.Generator) -> None:
+    """By row, by column, and divided where they are too many for one."""
+    count = cuda_text.MOST_ARRAYS + 2
+    outputs: Any = [("row", "sum"), ("col", "max"), ("edge", "none"), ("all", "sum")]
+    several = [outputs[int(i)] for i in rng.integers(4, size=4)] + [("row", "sum")] * count
+    model = Model(lambda x, y: [x * y * i for i in range(len(several))], pairwise(3).rows, several)
+    walks = cuda._walks(program_of(model), Edges.random(rng, "random").matrix)
+    assert sorted(place for walk in walks for place in walk.places) == list(range(len(several)))
+    assert all(walk.by_col == (several[i][0] == "col") for walk in walks for i in walk.places)
+    assert sum(not walk.by_col for walk in walks) == 2
+    for walk in walks:
+        assert len(walk.program.inputs) == len(walk.used) == 2
+        assert cuda_text.message_text(walk.program)
+
+
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a GPU and a compiler that takes all texts."""
