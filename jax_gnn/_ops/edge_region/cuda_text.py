@@ -56,7 +56,8 @@ _BYTES = {
     "uint32": 4,
     "bool": 1,
 }
-_ROUNDED = ("float16", "bfloat16")
+_HALVES = ("float16", "bfloat16")
+_COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
 
 # A line for each primitive. {f}: "f" of floats of 32 bits.
 _LINES = {
@@ -488,6 +489,11 @@ class _Writer:
         ]
         dtypes = [_dtype_of(program, each) for each in operands]
         line = _line_of(instruction, dtypes)
+        if name in _COMPARISONS:  # of what is in memory with what is not
+            values = [
+                value._replace(text=_rounded(value.text, dtype))
+                for value, dtype in zip(values, dtypes, strict=True)
+            ]
         vector = any(value.vector for value in values)
 
         def text(i: str) -> str:
@@ -496,14 +502,8 @@ class _Writer:
         return self.define(instruction.dtype.name, text, vector, 4 if name in _DEAR else 1)
 
     def define(self, dtype: str, text: Any, vector: bool, work: float) -> _Value:
-        """A variable; of half types, rounded as XLA rounds each result."""
+        """A variable."""
         held, name = _held(dtype), f"v{len(self.values)}_{len(self.body)}"
-        if dtype in _ROUNDED:
-            inner, kind = text, _STORED[dtype]
-
-            def text(i: str) -> str:
-                return f"number(cast<{kind}>({inner(i)}))"
-
         if vector:
             self.body.append(f"{held} {name}[kVec];")
             self.body.append(self.each(f"{name}[i] = {text('i')};"))
@@ -776,6 +776,11 @@ def _stored(dtype: str) -> str:
     return _STORED[dtype]
 
 
+def _rounded(text: str, dtype: str) -> str:
+    """A number of a half type, which is more precise in a register, as it is in memory."""
+    return f"number(cast<{_STORED[dtype]}>({text}))" if dtype in _HALVES else text
+
+
 def _read(text: str, dtype: str) -> str:
     return f"({text} != 0)" if dtype == "bool" else f"number({text})"
 
@@ -784,7 +789,7 @@ def _line_of(instruction: Instruction, dtypes: Sequence[str]) -> Any:
     """A function of the operands' texts."""
     name, dtype = instruction.name, instruction.dtype.name
     if name == "convert_element_type":
-        return lambda x: f"cast<{_held(dtype)}>({x})"
+        return lambda x: _rounded(f"cast<{_held(dtype)}>({x})", dtype)
     if name == "integer_pow":
         return lambda x: f"power<{int(instruction.params[0])}>({x})"
     if name == "round":
