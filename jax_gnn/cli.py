@@ -19,6 +19,7 @@ import jax
 
 from jax_gnn._core import ffi
 from jax_gnn._core.op import OPS, Op
+from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._tuning import command as tuning
 from jax_gnn._version import __version__
 
@@ -116,6 +117,9 @@ def _run_info(_: argparse.Namespace) -> int:
             print(f"\n  {status.platform} is missing: {status.reason}")
             if status.hint:
                 print(textwrap.indent(textwrap.fill(status.hint, 92), " " * 4))
+    reason = cuda_compile.missing()
+    made = "compiled at run time, by NVRTC" if reason is None else f"plain XLA: {reason}"
+    print(f"\n  edge regions on cuda: {made}")
     return 0
 
 

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import importlib
 import os
+import pathlib
+import shlex
+import subprocess
+import sys
+import tempfile
 from typing import Any
 
 import jax
 from jax.interpreters import mlir
 
 from jax_gnn._core import ffi, op
+from jax_gnn._ops.edge_region import cuda_compile, primitive  # noqa: F401  (defines its ops)
 
 WANTED = os.environ.get("JAX_GNN_EMULATE_CUDA") == "1"
 
@@ -35,11 +42,45 @@ def _install() -> None:
         target = ffi.TARGET_PREFIX + names[name]
         jax.ffi.register_ffi_target(target, handler, platform="cpu")
     ffi.shared_memory = module.shared_memory
+    cuda_compile.compiler = _host_compiler
+    cuda_compile.missing = lambda: None
+    cuda_compile.architecture = lambda: "host"
     ffi.STATUS["cuda"] = ffi.PlatformStatus("cuda", True, tuple(names.values()))
     for each in op.OPS.values():
         emulated = dataclasses.replace(each, name=names.get(each.name, each.name))
         lower = functools.partial(_lower, each, emulated)
         mlir.register_lowering(each.primitive, lower, platform="cpu")
+
+
+def _host_compiler(text: str, arch: str) -> cuda_compile.Binary:
+    """A shared object in place of a cubin, which the emulator's `cudaLibraryLoadData` opens."""
+    del arch
+    root = pathlib.Path(__file__).parents[1] / "cpp"
+    source = '#include "region_text.h"\n' + cuda_compile.source_of(text)
+    source += "JAX_GNN_REGION(region, jax_gnn::cuda::Text)\n"
+    key = hashlib.sha256(source.encode())
+    for path in sorted([*root.glob("kernels/cuda/*.cuh"), *root.glob("emulator/*")]):
+        key.update(path.read_bytes())
+    kept = (
+        pathlib.Path.home() / ".cache" / "jax_gnn" / "tests" / f"region-{key.hexdigest()[:32]}.so"
+    )
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+            path = pathlib.Path(folder)
+            (path / "text.cc").write_text(source)
+            command = [
+                *shlex.split(os.environ.get("CXX", "c++")),
+                *("-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-fvisibility=hidden", "-s"),
+                *("-DJAX_GNN_EMULATED", f"-I{root / 'emulator'}", f"-I{root / 'kernels' / 'cuda'}"),
+                *(str(path / "text.cc"), "-o", str(path / "text.so")),
+            ]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise cuda_compile.CompilerError(done.stderr)
+            os.replace(path / "text.so", kept)
+    code = kept.read_bytes()
+    return cuda_compile.Binary(len(code).to_bytes(8, sys.byteorder) + code, "region")
 
 
 def _lower(of_cpu: op.Op, emulated: op.Op, *operands: Any, implementation: Any, **rest: Any) -> Any:

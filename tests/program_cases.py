@@ -96,6 +96,36 @@ def gated(g, x: Node, e: Edge, w1_s, w2_s, w3_s):
     return g.sum(s * g.src(x @ w3_s)) / (g.sum(s) + 1e-6), eta
 
 
+def cg_conv(g, x: Node, e: Edge, w1_s, w2_s, w3_s):
+    z = g.dst(x @ w1_s) + g.src(x @ w2_s) + e
+    return x @ w3_s + g.mean(jax.nn.sigmoid(z) * jax.nn.softplus(z[::-1]))
+
+
+def cf_conv(g, x: Node, c: Edge, w_s, w_d):
+    basis = jnp.exp(-((c[None] - jnp.linspace(0, 1, D, dtype=c.dtype)) ** 2))
+    filters = jax.nn.softplus(basis @ w_d) - jnp.log(2.0)
+    near = jnp.where(jnp.abs(c) < 1, 0.5 * (jnp.cos(3 * c) + 1), 0)
+    return g.sum(g.src(x @ w_s) * filters * near[None])
+
+
+def painn(g, x: Node, e: Edge, w1_sh, w2_sh):
+    s, v = (g.src(jnp.einsum("k,khd->hd", x, w)) for w in (w1_sh, w2_sh))
+    size = jnp.sqrt(1 + jnp.sum(e**2))
+    return g.sum(jnp.tanh(s) * size), g.sum(v * s + (jnp.sin(e) / size)[None])
+
+
+def pna(g, x: Node, e: Edge, w1_s, w2_s):
+    m = jax.nn.relu(g.src(x @ w1_s) + g.dst(x @ w2_s) + e)
+    return jnp.concatenate([g.mean(m), g.max(m), g.min(m), g.mean(m**2) - g.mean(m) ** 2])
+
+
+def regions_in_turn(g, x: Node, e: Edge, w_s, w_d):
+    """Two regions that share a gate, of which the second reads what the first gives."""
+    gate = jax.nn.sigmoid(g.src(x @ w_s) + e)
+    h = g.sum(gate * jnp.tanh(e))
+    return g.max(gate * jnp.tanh(g.src(h @ w_d) - g.dst(h))), gate
+
+
 def two_layers(g, x: Node, w: Relation, w_d):
     h = jax.nn.silu(g.sum(g.src(x) @ g.relation(w)))
     return g.sum(g.softmax(g.src(h) @ g.dst(h)) * g.src(h @ w_d))
@@ -141,7 +171,7 @@ def loop(g, x: Node, e: Edge):
 RELATIONAL = rgcn, rgcn_of_ones, rgat, rgat_of_heads, hgt, two_layers, many_spaces
 RELATIONAL += (not_finite_at_zero,)
 PLAIN = gcn, gat, gat_of_pairs, gatv2, transformer, sage_max, edge_conv, mean_of_products, gated
-PLAIN += chosen_heads, inside_vmap, loop
+PLAIN += chosen_heads, inside_vmap, loop, cg_conv, cf_conv, painn, pna, regions_in_turn
 MODELS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (*RELATIONAL, *PLAIN)}
 
 SHAPES: dict[str, Any] = {

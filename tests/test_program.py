@@ -349,7 +349,12 @@ OPS = {
     "gatv2": ["attention (leaky)"],
     "transformer": ["attention (dots)"],
     "gcn": ["spmm", "count"],
-    "gated": ["spmm"],
+    "gated": ["edge_region"],
+    "edge_conv": ["edge_region"],
+    "cg_conv": ["edge_region"],
+    "cf_conv": ["edge_region"],
+    "pna": ["edge_region"],
+    "painn": ["edge_region", "spmm"],
 }
 
 
@@ -360,6 +365,8 @@ def test_ops_that_serve_a_model(rng: np.random.Generator, model: str) -> None:
     table = text[text.index("\nops") :]
     assert all(op in table for op in OPS[model]), table
     assert "einsum" not in table or model not in ("rgcn",), table
+    if OPS[model] == ["edge_region"]:
+        assert "edge regions" in table and "fell back" not in table
 
 
 def test_a_missing_part_says_what_it_would_gain(rng: np.random.Generator) -> None:

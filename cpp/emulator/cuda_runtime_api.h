@@ -1,9 +1,14 @@
 // In place of CUDA's: what the host's side of the kernels uses.
 #pragma once
 
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <string>
 #include <tuple>
 #include <type_traits>
 
@@ -13,6 +18,7 @@ enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorInvalidConfiguration = 9,
+  cudaErrorInvalidKernelImage = 200,
 };
 inline const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaErrorInvalidConfiguration ? "invalid configuration argument"
@@ -102,4 +108,53 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   const bool taken = emulator::run(config->gridDim, config->blockDim, config->dynamicSmemBytes,
                                    [&] { std::apply(kernel, copies); });
   return taken ? cudaSuccess : cudaErrorInvalidConfiguration;
+}
+
+// ---- Kernels that come as bytes
+
+// Shared objects in place of cubins. A kernel is there a function that runs a whole launch, see
+// region_text.h.
+using emulated_launch = bool(dim3 grid, dim3 block, size_t shared, void** parameters);
+using cudaLibrary_t = void*;
+using cudaKernel_t = emulated_launch*;
+
+inline cudaError_t cudaLibraryLoadData(cudaLibrary_t* library, const void* code, void*, void*,
+                                       unsigned, void*, void*, unsigned) {
+  const int file = memfd_create("kernels", MFD_CLOEXEC);
+  const char* at = static_cast<const char*>(code);
+  uint64_t left = 0;  // the bytes are led by how many follow, as a cubin's headers tell its size
+  std::memcpy(&left, at, sizeof left);
+  at += sizeof left;
+  while (left > 0) {
+    const ssize_t written = write(file, at, left);
+    if (written <= 0) return cudaErrorInvalidKernelImage;
+    at += written;
+    left -= static_cast<uint64_t>(written);
+  }
+  // The file stays open: a second one of the same number would be taken for the first.
+  *library = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
+  return *library != nullptr ? cudaSuccess : cudaErrorInvalidKernelImage;
+}
+inline cudaError_t cudaLibraryUnload(cudaLibrary_t library) {
+  dlclose(library);
+  return cudaSuccess;
+}
+inline cudaError_t cudaLibraryGetKernel(cudaKernel_t* kernel, cudaLibrary_t library,
+                                        const char* name) {
+  *kernel = reinterpret_cast<cudaKernel_t>(dlsym(library, name));
+  return *kernel != nullptr ? cudaSuccess : cudaErrorInvalidValue;
+}
+struct cudaFuncAttributes {};
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) { return cudaSuccess; }
+
+inline cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel,
+                                       void** parameters) {
+  {
+    const std::lock_guard lock(emulator::asking);
+    if (config->dynamicSmemBytes > emulator::most_shared(kernel)) return cudaErrorInvalidValue;
+  }
+  const auto run = reinterpret_cast<cudaKernel_t>(const_cast<void*>(kernel));
+  return run(config->gridDim, config->blockDim, config->dynamicSmemBytes, parameters)
+             ? cudaSuccess
+             : cudaErrorInvalidConfiguration;
 }

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "../kernels/cpu/attention.h"
+#include "../kernels/cpu/edge_region.h"
 #include "../kernels/cpu/edge_split.h"
 #include "../kernels/cpu/half.h"
 #include "../kernels/cpu/hypergraph_aggregate.h"
@@ -25,6 +26,7 @@
 #include "../kernels/cpu/sort_pairs.h"
 #include "../kernels/cpu/sort_triples.h"
 #include "attention.h"
+#include "edge_region.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
 #include "sddmm.h"
@@ -187,6 +189,12 @@ struct Cpu {
   static ffi::Error leaky_sum(Context& pool, std::string_view, Workspace, const Args&... args) {
     cpu::leaky_sum(parallel_for(pool), args...);
     return ffi::Error::Success();
+  }
+
+  using RegionProgram = cpu::RegionProgram;
+  static void edge_region(Context& pool, const RegionProgram& program, const Csr<int32_t>& csr,
+                          const void* const* inputs, void* const* results) {
+    cpu::edge_region(parallel_for(pool), program, csr, inputs, results);
   }
 
   // Float products are in full precision, and sums have one order.
@@ -395,6 +403,7 @@ NB_MODULE(_cpu, m) {
     return targets({
         JAX_GNN_TARGET(attention),
         JAX_GNN_TARGET(attention_vjp),
+        {"edge_region", region_handler<Cpu>},
         JAX_GNN_TARGET(hypergraph_aggregate),
         JAX_GNN_TARGET(leaky_scores),
         JAX_GNN_TARGET(leaky_sum),

@@ -10,12 +10,14 @@
 
 #include "../kernels/cuda/attention.h"
 #include "../kernels/cuda/attention_gradients.h"
+#include "../kernels/cuda/edge_region.h"
 #include "../kernels/cuda/hypergraph_aggregate.h"
 #include "../kernels/cuda/sddmm.h"
 #include "../kernels/cuda/segment_matmul.h"
 #include "../kernels/cuda/segment_reduce.h"
 #include "../kernels/cuda/segment_softmax.h"
 #include "attention.h"
+#include "edge_region_text.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
 #include "sddmm.h"
@@ -128,6 +130,19 @@ struct Cuda {
         cuda::hypergraph_aggregate(stream, static_cast<int>(attributes.threads), args...));
   }
 
+  static constexpr size_t kMostRegionArrays = cuda::kMostRegionArrays;
+  static ffi::Error load_region(const RegionAttributes& attributes) {
+    return status(cuda::load_region(text_of(attributes)));
+  }
+  static ffi::Error edge_region(Context stream, const RegionAttributes& attributes,
+                                Workspace workspace, const Csr<int32_t>& csr, void* const* in,
+                                void* const* out) {
+    const cuda::Schedule schedule = {cuda::Kernel::kWalk, static_cast<int>(attributes.lanes),
+                                     static_cast<int>(attributes.threads), workspace.blocks};
+    return status(
+        cuda::edge_region(stream, schedule, csr, text_of(attributes), in, out, workspace.bytes));
+  }
+
   template <typename T, typename Acc>
   static ffi::Error segment_reduce(Context stream, const ReduceAttributes& attributes,
                                    Workspace workspace, const Csr<int32_t>& csr, Reduce reduce,
@@ -213,6 +228,11 @@ struct Cuda {
                               : cuda::Kernel::kWalk;
   }
 
+  static cuda::RegionText text_of(const RegionAttributes& attributes) {
+    return {attributes.code, attributes.digest, attributes.name,  attributes.slots,
+            attributes.vec,  attributes.unroll, attributes.parts, attributes.acc_bytes};
+  }
+
   template <typename Attributes>
   static cuda::Schedule schedule_of(const Attributes& attributes, Workspace workspace) {
     return {kernel_of(attributes.kernel), static_cast<int>(attributes.lanes),
@@ -251,6 +271,27 @@ struct Cuda {
 // Handlers only launch on the given stream, so XLA may record them into command buffers.
 #define JAX_GNN_TARGET(op) {#op, handler<op<Cuda>, ffi::Traits::kCmdBufferCompatible>}
 
+// Edge regions have two stages. Their operands are as many as a text has.
+XLA_FFI_Error* load_walk_handler(XLA_FFI_CallFrame* frame) {
+  static const auto* const bound = ffi::Ffi::BindInitialize()
+                                       .RemainingArgs()
+                                       .RemainingRets()
+                                       .Attrs<RegionAttributes>()
+                                       .To(load_region<Cuda>)
+                                       .release();
+  return bound->Call(frame);
+}
+XLA_FFI_Error* edge_walk_handler(XLA_FFI_CallFrame* frame) {
+  static const auto* const bound = ffi::Ffi::BindExecute()
+                                       .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                                       .RemainingArgs()
+                                       .RemainingRets()
+                                       .Attrs<RegionAttributes>()
+                                       .To(edge_region<Cuda>, {ffi::Traits::kCmdBufferCompatible})
+                                       .release();
+  return bound->Call(frame);
+}
+
 }  // namespace
 
 #ifdef JAX_GNN_EMULATED
@@ -272,7 +313,7 @@ NB_MODULE(_cuda, m) {
     return least;
   });
   m.def("targets", [] {
-    return targets({
+    nanobind::dict all = targets({
         JAX_GNN_TARGET(attention),
         JAX_GNN_TARGET(attention_vjp),
         JAX_GNN_TARGET(hypergraph_aggregate),
@@ -288,6 +329,8 @@ NB_MODULE(_cuda, m) {
         JAX_GNN_TARGET(segment_softmax),
         JAX_GNN_TARGET(segment_softmax_tangent),
     });
+    all["edge_walk"] = targets({{"initialize", load_walk_handler}, {"execute", edge_walk_handler}});
+    return all;
   });
 }
 

@@ -118,6 +118,12 @@ def _all_operands(platform: str, operands: Any, **attributes: Any) -> Call | Non
     return Call(jax.tree.leaves(operands))
 
 
+def _no_composition(
+    platform: str, implementation: str | None, operands: Any, **attributes: Any
+) -> None:
+    del platform, implementation, operands, attributes
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Op:
     """Everything that is particular to one primitive; calling it applies the primitive.
@@ -150,6 +156,9 @@ class Op:
         jvp: a function of (bind, primals, tangents), where None is a zero tangent, that gives
             (result, tangent). Left out, the sum over the linear operands.
         several: whether there are several results.
+        composition: maps a platform, the implementation that was demanded, if any, and the
+            operands, as for ``call``, to the same function in other primitives, which have kernels
+            there; or to None.
         flops: maps the operands' avals to how many additions and multiplications it takes.
         family: of the schedules that its kernels follow, if any.
     """
@@ -165,6 +174,7 @@ class Op:
     prefers_xla: Callable[..., bool] = lambda platform, operands, **attributes: False
     jvp: Callable[[Bind, Any, Any], tuple[Any, Any]] | None = None
     several: bool = False
+    composition: Callable[..., Callable[..., Any] | None] = _no_composition
     flops: Callable[..., int] = lambda operands, **attributes: 0
     family: Family[Any] | None = None
     primitive: Primitive = field(init=False)
@@ -385,14 +395,24 @@ def lower(
             return op.xla(**tree.unflatten(leaves)._asdict(), **attributes)
 
     call = None
-    if platform in op.platforms and implementation != "xla":
-        leaves = [
-            Operand(aval, functools.partial(_value, value))
-            for aval, value in zip(ctx.avals_in, values, strict=True)
-        ]
-        operands = tree.unflatten(leaves)
-        if implementation is not None or not _prefers_xla(op, platform, operands, **attributes):
-            call = op.call(platform, operands, **attributes)
+    leaves = [
+        Operand(aval, functools.partial(_value, value))
+        for aval, value in zip(ctx.avals_in, values, strict=True)
+    ]
+    operands = tree.unflatten(leaves)
+    if implementation != "xla":
+        function = op.composition(platform, implementation, operands, **attributes)
+        if function is not None:
+
+            def composed(*leaves: Any) -> Any:
+                return function(**tree.unflatten(leaves)._asdict())
+
+            return mlir.lower_fun(composed, multiple_results=op.several)(ctx, *values)
+    has_kernel = platform in op.platforms and implementation != "xla"
+    if has_kernel and (
+        implementation is not None or not _prefers_xla(op, platform, operands, **attributes)
+    ):
+        call = op.call(platform, operands, **attributes)
     if call is None:
         return mlir.lower_fun(plain, multiple_results=op.several)(ctx, *values)
     state = ffi.STATUS[platform]

@@ -22,6 +22,7 @@ from jax_gnn._ops.relational_aggregate.schedule import (
 from jax_gnn._program import patterns, relational
 from jax_gnn._program.match import Matcher, needed
 from jax_gnn._program.patterns import HGT, RGAT, Factor, Pattern, is_read, rows_in, width
+from jax_gnn._program.regions import EdgeRegion
 from jax_gnn._program.rows import Apply, Constant, Contract, Given, Pull, Row, Softmax, sizes_of
 from jax_gnn._program.spaces import Parts, Space
 
@@ -65,7 +66,9 @@ class Costs:
         return sum(self.of(row).time for row in needed(results, self.matcher))
 
     def of(self, row: Row) -> Cost:
-        """Of the op of a row alone."""
+        """Of the op of a row alone; of a region, of the first of its results."""
+        if row in self.matcher.regions:
+            return self._region(row, self.matcher.regions[row])
         match row.op:
             case Given() | Constant():
                 return Cost("", 0.0)
@@ -179,6 +182,22 @@ class Costs:
             elif key.space is not Space.SHARED:
                 launch += gathered(edges, self._bytes(key), self.rows(key))
         return _cost(f"attention ({type(scores).__name__.lower()})", launch)
+
+    def _region(self, row: Row, region: EdgeRegion) -> Cost:
+        if row is not region.results[0]:
+            return Cost("edge_region", 0.0)
+        edges = self.parts.rows[Space.EDGE]
+        launch = self._edges()
+        for of, read in region.inputs:
+            is_whole = read in ("edge", "shared")
+            launch += (
+                self._stored(of)
+                if is_whole
+                else gathered(edges, self._bytes(of), max(self.rows(of), 1))
+            )
+        launch += sum((self._whole(each) for each in region.results), Launch())
+        launch += Launch(0, 0, float(edges * sum(each.size for each in region.members)))
+        return _cost("edge_region", launch)
 
     def _relational(self, row: Row, pattern: patterns.RelationalSum) -> Cost:
         sizes = sizes_of(

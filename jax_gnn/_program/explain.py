@@ -45,7 +45,7 @@ def explained(plan: Plan, graph: Structure) -> str:
             lines += ["", _heading(name, results, plan), table]
         before = table
     lines += ["", "ops", _ops(plan)]
-    lines += _fallen_back(plan) + _missing_parts(plan, graph)
+    lines += _regions(plan) + _fallen_back(plan) + _missing_parts(plan, graph)
     return "\n".join(lines)
 
 
@@ -153,12 +153,23 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], last: str) -> st
     return "\n".join([line.rstrip() for line in lines] + [f"  {last}"])
 
 
+def _regions(plan: Plan) -> list[str]:
+    """What edges make in one pass."""
+    names = _names(dict.fromkeys([*in_order(plan.results), *plan.lowered]))
+    found = []
+    for region in dict.fromkeys(plan.matcher.regions.values()):
+        made = ", ".join(names[row] for row in region.results)
+        functions = ", ".join(dict.fromkeys(title(row.op) for row in region.members))
+        found.append(f"  {made}: of {functions} for each edge, which are made again for gradients")
+    return ["", "edge regions", *found] if found else []
+
+
 def _fallen_back(plan: Plan) -> list[str]:
     """Rows of edges that no op of the library makes, and why."""
     names = _names(dict.fromkeys([*in_order(plan.results), *plan.lowered]))
     found = []
     for row in plan.lowered:
-        if row.space is not Space.EDGE:
+        if row.space is not Space.EDGE or row in plan.matcher.regions:
             continue
         pattern = plan.matcher(row)
         if isinstance(row.op, Apply):

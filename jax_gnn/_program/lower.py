@@ -95,6 +95,10 @@ class Lowering:
         return self._found[row]
 
     def _make(self, row: Row) -> Array:
+        if row in self.matcher.regions:
+            region = self.matcher.regions[row]
+            self._found.update(zip(region.results, region.lowered(self), strict=True))
+            return self._found[row]
         match row.op:
             case Given(index=index):
                 return self._argument(row, index)

@@ -61,12 +61,14 @@ class Matcher:
     Attributes:
         parts: What the graph has.
         compact: Whether products that it makes itself go to the space that suffices.
+        regions: The edge regions of the program by their results, of which there are no patterns.
     """
 
     def __init__(self, uses: Mapping[Row, int], parts: Parts, compact: bool = True) -> None:
         """Of a program whose rows are read as often as `uses` says; others once."""
         self.parts = parts
         self.compact = compact
+        self.regions: Mapping[Row, Any] = {}
         self._uses = uses
         self._found: dict[Row, Pattern] = {}
 
@@ -406,6 +408,8 @@ def needed(results: Sequence[Row], matcher: Matcher) -> list[Row]:
 
 def taken(row: Row, matcher: Matcher) -> list[Row]:
     """The rows whose arrays the op of a row takes."""
+    if row in matcher.regions:
+        return matcher.regions[row].taken
     pattern = matcher(row)
     match pattern:
         case TypedProduct(x, weight) | TypedDots(x, weight):

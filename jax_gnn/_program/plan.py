@@ -16,6 +16,7 @@ from jax_gnn._program.lower import Lowering
 from jax_gnn._program.maps import Maps, Structure
 from jax_gnn._program.match import Matcher, needed
 from jax_gnn._program.passes import PASSES, run
+from jax_gnn._program.regions import found_in
 from jax_gnn._program.rows import Row, uses_of
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Parts
@@ -44,7 +45,9 @@ class Plan:
     @functools.cached_property
     def matcher(self) -> Matcher:
         """Finds the op of each row."""
-        return Matcher(uses_of(self.results), self.parts, "compact" in self.passes)
+        found = Matcher(uses_of(self.results), self.parts, "compact" in self.passes)
+        found.regions = found_in(self.results, found)
+        return found
 
     @functools.cached_property
     def sides(self) -> Sides:

@@ -70,19 +70,20 @@ struct Plan {
 // no larger than 40 KiB, leave of 48.
 constexpr size_t kUnaskedShared = 8 << 10;
 
-// A kernel that may start before the one ahead of it has ended waits by itself.
-template <typename... Parameters, typename... Arguments>
-cudaError_t launch(cudaStream_t stream, const Plan& plan, void (*kernel)(Parameters...),
-                   const Arguments&... arguments) {
-  if (plan.shared > kUnaskedShared) {
-    // What is allowed belongs to the kernel on the current device. It is asked for at every launch,
-    // so that nothing need be remembered of devices; it is no work of the stream, and may be done
-    // while that is captured.
-    const cudaError_t error = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.shared));
-    if (error != cudaSuccess) return error;
-  }
-  cudaLaunchAttribute overlap = {};
+// Allows a kernel the plan's shared memory.
+template <typename Kernel>
+cudaError_t allow_shared(Kernel* kernel, const Plan& plan) {
+  if (plan.shared <= kUnaskedShared) return cudaSuccess;
+  // What is allowed belongs to the kernel on the current device. It is asked for at every launch,
+  // so that nothing need be remembered of devices; it is no work of the stream, and may be done
+  // while that is captured.
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(plan.shared));
+}
+
+// The plan as CUDA takes it.
+inline cudaLaunchConfig_t configuration(cudaStream_t stream, const Plan& plan,
+                                        cudaLaunchAttribute& overlap) {
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
@@ -93,7 +94,28 @@ cudaError_t launch(cudaStream_t stream, const Plan& plan, void (*kernel)(Paramet
   config.attrs = &overlap;
   // They came with Hopper.
   config.numAttrs = plan.overlaps && compute_capability() >= 9 ? 1 : 0;
+  return config;
+}
+
+// A kernel that may start before the one ahead of it has ended waits by itself.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch(cudaStream_t stream, const Plan& plan, void (*kernel)(Parameters...),
+                   const Arguments&... arguments) {
+  const cudaError_t error = allow_shared(kernel, plan);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute overlap = {};
+  const cudaLaunchConfig_t config = configuration(stream, plan, overlap);
   return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+// The same of a kernel whose types are not known here: its parameters by address.
+inline cudaError_t launch_by_address(cudaStream_t stream, const Plan& plan, const void* kernel,
+                                     void** parameters) {
+  const cudaError_t error = allow_shared(kernel, plan);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute overlap = {};
+  const cudaLaunchConfig_t config = configuration(stream, plan, overlap);
+  return cudaLaunchKernelExC(&config, kernel, parameters);
 }
 
 }  // namespace jax_gnn::cuda

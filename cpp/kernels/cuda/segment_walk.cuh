@@ -36,6 +36,10 @@ __host__ __device__ constexpr int runs_bytes(int warps, int lanes) {
   return (warps * 2 * lanes * Op::kParts * static_cast<int>(sizeof(Acc)) + 15) / 16 * 16;
 }
 
+// Whether a message makes the parts of a run by itself, not features.
+template <class Message>
+constexpr bool makes_parts = false;
+
 // How entries and features are dealt out.
 struct Cut {
   int lane_bits;     // log2 of the lanes of a team
@@ -244,12 +248,15 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
 #pragma unroll
     for (int j = 0; j < kUnroll; ++j) {
       Acc x[kVec], one[kParts];
-      message.value(loaded, j, x);
+      if constexpr (makes_parts<Message>)
+        message.value(loaded, j, one);
+      else
+        message.value(loaded, j, x);
       if constexpr (Op::kCounts) {
 #pragma unroll
         for (int i = 0; i < kVec; ++i) run[i] += x[i];
       } else {
-        Op::from(x, one);
+        if constexpr (!makes_parts<Message>) Op::from(x, one);
         if (!Op::kZeroIsNeutral && !(loaded.valid >> j & 1)) set_neutral<Op>(one);
         append<Op>(run, one);
       }

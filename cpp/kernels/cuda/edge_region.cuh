@@ -1,0 +1,251 @@
+// Edge regions: what an entry brings is computed by a text that is written at run time
+// (jax_gnn/_ops/edge_region/cuda_text.py). The walk of segment_walk.cuh takes it as a message; the
+// sums, maxima and minima of a row are parts of one operator.
+//
+// A lane has kVec neighbouring slots of kWidth. What a slot means is up to the text. It has:
+//   Entry, Once          what is loaded of an entry, and of what all entries share
+//   load, load_once      which load it, and zeros where there is nothing to be read
+//   value                makes the parts of an entry, and writes what is the entry's own
+//   store                writes the parts of a row
+//   kind                 how a part is joined to others
+// Rows are aligned to the words that the text reads and writes: its handler checks that.
+#pragma once
+
+#include "segment_walk.cuh"
+
+namespace jax_gnn::cuda {
+namespace {
+
+constexpr int kMostArrays = 32;
+
+// The arrays of a region, in the order of its inputs or of its outputs.
+struct Arrays {
+  void* at[kMostArrays];
+};
+
+enum class Join { kSum, kMax, kMin };
+
+// ---- What texts are written with
+
+#define JAX_GNN_EACH_SLOT(i) _Pragma("unroll") for (int i = 0; i < kVec; ++i)
+
+// kCount numbers in words of kWord numbers, zeros where `valid` does not hold.
+template <int kWord, int kCount, typename T>
+__device__ __forceinline__ void load_numbers(bool valid, const T* from, T (&to)[kCount]) {
+  if constexpr (sizeof(T) == 1) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) to[i] = valid ? from[i] : T(0);
+  } else {
+    using W = Word<T, kWord>;
+    W words[kCount / kWord] = {};
+#pragma unroll
+    for (int i = 0; i < kCount / kWord; ++i)
+      load_if(valid, reinterpret_cast<const W*>(from) + i, words[i]);
+    memcpy(to, words, sizeof(to));
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void load_number(bool valid, const T* from, T& to) {
+  T one[1];
+  load_numbers<1>(valid, from, one);
+  to = one[0];
+}
+
+template <int kWord, int kCount, typename T>
+__device__ __forceinline__ void store_numbers(T* to, const T (&from)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += kWord) {
+    Pack<T, kWord> pack;
+#pragma unroll
+    for (int j = 0; j < kWord; ++j) pack.at[j] = from[i + j];
+    *reinterpret_cast<Pack<T, kWord>*>(to + i) = pack;
+  }
+}
+
+// The row of an array whose rows have kWidth numbers.
+template <typename T, unsigned kWidth>
+__device__ __forceinline__ T* row_of(void* array, Index row) {
+  return row_at(static_cast<T*>(array), row, kWidth * static_cast<unsigned>(sizeof(T)));
+}
+
+template <typename T>
+__device__ __forceinline__ T number(T value) {
+  return value;
+}
+__device__ __forceinline__ float number(__half value) { return widen(value); }
+__device__ __forceinline__ float number(__nv_bfloat16 value) { return widen(value); }
+
+template <typename T, typename From>
+__device__ __forceinline__ T cast(From value) {
+  if constexpr (std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>) {
+    T result;
+    narrow(static_cast<float>(value), result);
+    return result;
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return value != From(0);
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
+// NaN wins.
+template <typename T>
+__device__ __forceinline__ T greater(T a, T b) {
+  return extremum<true>(a, b);
+}
+template <typename T>
+__device__ __forceinline__ T lesser(T a, T b) {
+  return extremum<false>(a, b);
+}
+__device__ __forceinline__ float logistic(float x) { return 1 / (1 + expf(-x)); }
+__device__ __forceinline__ double logistic(double x) { return 1 / (1 + exp(-x)); }
+template <typename T>
+__device__ __forceinline__ T sign(T x) {
+  return x > 0 ? T(1) : x < 0 ? T(-1) : x;  // zeros and NaN are what they are
+}
+template <int kPower, typename T>
+__device__ __forceinline__ T power(T x) {
+  if constexpr (kPower < 0) {
+    return T(1) / power<-kPower>(x);
+  } else if constexpr (kPower == 0) {
+    return T(1);
+  } else if constexpr (kPower % 2 == 1) {
+    return kPower == 1 ? x : x * power<kPower - 1>(x);
+  } else {
+    const T half = power<kPower / 2>(x);
+    return half * half;
+  }
+}
+
+// What `lanes` neighbouring lanes have, a power of two, joined. Called by the whole warp.
+template <Join kJoin, typename T>
+__device__ __forceinline__ T join(T a, T b) {
+  if constexpr (kJoin == Join::kSum) return a + b;
+  if constexpr (kJoin != Join::kSum) return extremum<kJoin == Join::kMax>(a, b);
+}
+template <Join kJoin, int kLanes, typename T>
+__device__ __forceinline__ T join_lanes(T value) {
+#pragma unroll
+  for (int distance = 1; distance < kLanes; distance *= 2)
+    value = join<kJoin>(value, __shfl_xor_sync(kWholeWarp, value, distance));
+  return value;
+}
+template <Join kJoin, typename T>
+__device__ __forceinline__ T neutral_of() {
+  if constexpr (kJoin == Join::kSum) return T(0);
+  if constexpr (kJoin != Join::kSum) return kLeast<kJoin == Join::kMax, T>;
+}
+
+// ---- What the walk takes
+
+template <class Text>
+struct RegionMessage {
+  using Acc = typename Text::Acc;
+  using T = Acc;
+  static constexpr int kVec = Text::kVec, kUnroll = Text::kUnroll, kMinBlocks = Text::kMinBlocks;
+  static constexpr bool kGathers = true, kDots = false;
+  Arrays in, out;
+
+  // What can be read beside the ids.
+  __host__ __device__ const Acc* weights() const { return nullptr; }
+
+  struct Loaded {
+    typename Text::Entry entries[kUnroll];
+    typename Text::Once once;
+    Index rows[kUnroll], cols[kUnroll], places[kUnroll];
+    unsigned valid, there;  // bit j: entry j counts; it has a place, which may be padding's
+    unsigned first;         // slot of the lane
+    bool active;
+  };
+  __device__ __forceinline__ void load(const Ids<kUnroll, Acc>& ids, const Sizes& sizes,
+                                       bool ordered, bool, const Column& column,
+                                       Loaded& loaded) const {
+    loaded.valid = loaded.there = 0;
+    loaded.first = static_cast<unsigned>(column.first);
+    loaded.active = column.active;
+    Text::load_once(in, column.active, loaded.first, loaded.once);
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) {
+      const Index place = ordered ? ids.order[j] : static_cast<Index>(ids.first + j);
+      const bool there =
+          j < ids.count && static_cast<unsigned>(place) < sizes.weights && column.active;
+      const bool valid = there && static_cast<unsigned>(ids.row[j]) < sizes.rows &&
+                         static_cast<unsigned>(ids.col[j]) < sizes.cols;
+      loaded.rows[j] = ids.row[j];
+      loaded.cols[j] = ids.col[j];
+      loaded.places[j] = place;
+      loaded.there |= static_cast<unsigned>(there) << j;
+      loaded.valid |= static_cast<unsigned>(valid) << j;
+      Text::load(in, valid, ids.row[j], ids.col[j], place, loaded.first, loaded.entries[j]);
+    }
+  }
+  __device__ __forceinline__ void value(const Loaded& loaded, int j,
+                                        Acc (&parts)[Text::kParts]) const {
+    Text::value(loaded.entries[j], loaded.once, in, out, loaded.active, loaded.there >> j & 1,
+                loaded.valid >> j & 1, loaded.rows[j], loaded.cols[j], loaded.places[j],
+                loaded.first, parts);
+  }
+};
+
+template <class Text>
+constexpr bool makes_parts<RegionMessage<Text>> = true;
+
+template <class Text>
+struct RegionOp {
+  using Acc = typename Text::Acc;
+  using Result = Acc;
+  static constexpr int kVec = Text::kVec, kParts = Text::kParts;
+  static constexpr int kRoom = (kParts + kVec - 1) / kVec;
+  static constexpr bool kCounts = false, kZeroIsNeutral = false;
+  static __device__ __forceinline__ Acc neutral(int part) {
+    const Join kind = Text::kind(part);
+    return kind == Join::kSum   ? Acc(0)
+           : kind == Join::kMax ? kLeast<true, Acc>
+                                : kLeast<false, Acc>;
+  }
+  static __device__ __forceinline__ void combine(const Acc (&before)[kParts], Acc (&run)[kParts]) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      const Join kind = Text::kind(i);
+      run[i] = kind == Join::kSum   ? before[i] + run[i]
+               : kind == Join::kMax ? extremum<true>(before[i], run[i])
+                                    : extremum<false>(before[i], run[i]);
+    }
+  }
+};
+
+// In place of an Epilogue: the arrays that rows are written to.
+template <class Text>
+struct RegionRows {
+  Arrays arrays;
+};
+
+template <class Text, class Op, typename Acc>
+struct Output<Acc, Op, Acc, RegionRows<Text>> {
+  static constexpr int kVec = Op::kVec;
+  using Result = Acc;
+
+  Acc* out;  // only counts slots
+  int64_t num_rows, width;
+  RegionRows<Text> last;
+
+  __device__ __forceinline__ void store(Acc* lane_out, Index row, const Acc (&run)[Op::kParts],
+                                        unsigned limit) const {
+    if (static_cast<unsigned>(row) < limit)
+      Text::store(last.arrays, row, static_cast<unsigned>(lane_out - out), run);
+  }
+  __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
+    if (!column.active) return;
+    Acc run[Op::kParts];
+    set_neutral<Op>(run);
+    Text::store(last.arrays, static_cast<Index>(row), static_cast<unsigned>(column.first), run);
+  }
+};
+
+// What a text launches.
+template <class Text>
+constexpr auto region_kernel = reduce_kernel<RegionMessage<Text>, RegionOp<Text>, RegionRows<Text>>;
+
+}  // namespace
+}  // namespace jax_gnn::cuda

@@ -1,0 +1,1 @@
+"""A nonlinear function of each edge between gathers and reductions, in one pass."""

@@ -1,0 +1,333 @@
+"""Edge regions on CUDA: a region is one walk by row, one by column, or both.
+
+A walk is an op of its own, ``edge_walk``, whose kernel is compiled when the call is: its text is
+made in :mod:`jax_gnn._ops.edge_region.cuda_text`.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, put, row_wise, take
+from jax_gnn._core.csr import Csr, SparseMatrix
+from jax_gnn._core.ids import in_range
+from jax_gnn._core.kernels import csr_operands, workspace_of
+from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._ops.edge_region import cuda_compile
+from jax_gnn._ops.edge_region.cuda_text import Text, message_text
+from jax_gnn._ops.edge_region.region import Region
+from jax_gnn._ops.edge_region.row_program import (
+    Input,
+    Instruction,
+    Output,
+    RowProgram,
+    Unsupported,
+    described,
+    evaluate,
+)
+
+# Threads of a block, and blocks that share the entries, as of sums (segment_reduce/schedule.py).
+_THREADS, _BLOCKS = 128, 528
+
+_OTHER: dict[str, Any] = {"row": "col", "col": "row"}
+_READS = {"edge": 0, "row": 1, "col": 2, "shared": 3}
+_INTO = {"edge": 0, "row": 1}
+
+
+# --- A walk --------------------------------------------------------------------------------------
+
+
+class WalkOperands(NamedTuple):
+    """``(rows, width)`` arrays, of one row where they are shared, and the entries."""
+
+    arrays: tuple[Any, ...]
+    csr: Csr
+
+
+def _result(operands: WalkOperands, *, program: RowProgram, num_cols: int) -> list[Any]:
+    del num_cols
+    sizes = {"row": operands.csr.num_rows, "edge": operands.csr.count}
+    values = [program.values[each.value] for each in program.outputs]
+    return [
+        jax.ShapeDtypeStruct((sizes[each.into], value.width), value.dtype)
+        for each, value in zip(program.outputs, values, strict=True)
+    ]
+
+
+def _xla(arrays: Sequence[Array], csr: Csr, *, program: RowProgram, num_cols: int) -> list[Array]:
+    entries = jnp.arange(csr.count, dtype=csr.ids.dtype)
+    rows, cols, order = (entries if x is None else x for x in (csr.rows, csr.cols, csr.order))
+    ids = {"row": rows, "col": cols, "edge": order, "shared": jnp.zeros_like(entries)}
+    valid = csr.valid(num_cols)
+    read = [take(x, ids[each.read]) for x, each in zip(arrays, program.inputs, strict=True)]
+    made = jax.vmap(lambda *rows: evaluate(program, rows))(*read)
+
+    def result(x: Array, output: Output) -> Array:
+        if output.into == "edge":
+            x = jnp.where(row_wise(valid, x), x, 0)
+            return put(x, jnp.where(valid, order, csr.count))
+        wide = x.astype(accumulator_dtype(x.dtype))
+        into = jnp.where(valid, rows, csr.num_rows)
+        return JAX_OPS[output.reduce](wide, into, csr.num_rows).astype(x.dtype)
+
+    return [result(*each) for each in zip(made, program.outputs, strict=True)]
+
+
+def _call(
+    platform: str, operands: WalkOperands, *, program: RowProgram, num_cols: int
+) -> Call | None:
+    del platform
+    csr = operands.csr
+    ids = csr_operands(csr, num_cols)
+    if ids is None:
+        return None
+    text, binary = _text_of(program), _binary_of(program)
+    values = [*program.inputs, *(program.values[each.value] for each in program.outputs)]
+    blocks = jax.core.min_dim(
+        _BLOCKS, jax.core.max_dim(1, -(-csr.count // (_THREADS // text.lanes)))
+    )
+    acc = np.dtype(text.acc)
+    attributes = {
+        "code": binary.code,
+        "digest": binary.digest,
+        "name": binary.name,
+        "slots": np.int64(text.slots),
+        "vec": np.int64(text.vec),
+        "unroll": np.int64(text.unroll),
+        "parts": np.int64(text.parts),
+        "acc_bytes": np.int64(acc.itemsize),
+        "reads": np.array([_READS[each.read] for each in program.inputs], np.int64),
+        "into": np.array([_INTO[each.into] for each in program.outputs], np.int64),
+        "row_bytes": np.array([x.width * x.dtype.itemsize for x in values], np.int64),
+        "words": np.array(text.words, np.int64),
+        "num_rows": np.int64(csr.num_rows),
+        "num_cols": np.int64(num_cols),
+        "lanes": np.int64(text.lanes),
+        "threads": np.int64(_THREADS),
+        **ids[1],
+    }
+    workspace = workspace_of(blocks, text.slots * text.room, acc)
+    return Call([*ids[0], *operands.arrays], attributes, [workspace])
+
+
+def _never_batched(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
+    raise AssertionError("a walk is made when a region is lowered")
+
+
+edge_walk = define(
+    Op(
+        name="edge_walk",
+        operands=WalkOperands,
+        result=_result,
+        xla=_xla,
+        transpose={},
+        batch=_never_batched,
+        several=True,
+        platforms=("cuda",),
+        call=_call,
+    )
+)
+
+
+@functools.lru_cache(maxsize=1024)
+def _text_of(program: RowProgram) -> Text:
+    return message_text(program)
+
+
+def _binary_of(program: RowProgram) -> cuda_compile.Binary:
+    arch = cuda_compile.architecture()
+    if arch is None:
+        raise cuda_compile.CompilerError("there is no GPU to compile for")
+    return cuda_compile.compile_text(_text_of(program).source, arch)
+
+
+# --- A region in walks ---------------------------------------------------------------------------
+
+
+def composition(
+    platform: str, implementation: str | None, operands: Any, *, region: Region
+) -> Callable[..., list[Array]] | None:
+    """The region in walks, a function of arrays and matrix; None where XLA does it.
+
+    Raises:
+        ValueError: CUDA was demanded, and there is no kernel.
+    """
+    if platform != "cuda":
+        return None
+    demanded = implementation is not None
+    matrix: SparseMatrix = operands.matrix
+    if not _walkable(matrix):
+        return None
+    reason = cuda_compile.missing()
+    if reason is None and cuda_compile.architecture() is None:
+        reason = "there is no GPU to compile for"
+    if reason is not None:
+        if demanded:
+            raise ValueError(f"edge_region has no cuda kernel here: {reason}")
+        return None
+    try:
+        if isinstance(region.program, Unsupported):
+            raise region.program
+        walks = _walks(region.program, matrix)
+        with ThreadPoolExecutor(len(walks) or 1) as pool:  # compilers run side by side
+            list(pool.map(lambda walk: _binary_of(walk.program), walks))
+    except (Unsupported, cuda_compile.CompilerError) as error:
+        message = f"edge_region has no cuda kernel: {_told(error)}"
+        if demanded:
+            raise ValueError(message) from error
+        warnings.warn(f"{message}. Using plain XLA instead.", RuntimeWarning, stacklevel=2)
+        return None
+
+    def function(arrays: Sequence[Array], matrix: SparseMatrix) -> list[Array]:
+        found: list[Any] = [None] * len(region.outputs)
+        flat = [
+            x.reshape(1 if read == "shared" else x.shape[0], -1)
+            for x, read in zip(arrays, region.reads, strict=True)
+        ]
+        for walk in walks:
+            for place, x in zip(walk.places, walk(flat, matrix, implementation), strict=True):
+                row = region.results[place]
+                all_rows = () if region.outputs[place][0] == "all" else x.shape[:1]
+                found[place] = x.reshape(*all_rows, *row.shape).astype(row.dtype)
+        return found
+
+    return function
+
+
+def _walkable(matrix: SparseMatrix) -> bool:
+    """Whether there are entries, sorted both ways, whose ids fit int32."""
+    try:
+        has_entries = bool(matrix.by_row.count > 0)
+    except jax.errors.InconclusiveDimensionOperation:  # of a symbolic size
+        return False
+    return has_entries and all(
+        csr_operands(csr, other.num_rows) is not None
+        for csr, other in (matrix, (matrix.by_col, matrix.by_row))
+    )
+
+
+def _told(error: Exception) -> str:
+    """A reason, with the user's line."""
+    return described(error) if isinstance(error, Unsupported) else str(error).strip()
+
+
+class _Walk(NamedTuple):
+    """Some results of a region.
+
+    Attributes:
+        program: with results by row or entry.
+        used: the region's arrays that it reads.
+        places: of the region's results.
+        by_col: whether it goes through the transpose.
+        over_all: for each result, how rows of it are reduced, if they are.
+    """
+
+    program: RowProgram
+    used: tuple[int, ...]
+    places: tuple[int, ...]
+    by_col: bool
+    over_all: tuple[str | None, ...]
+
+    def __call__(
+        self, arrays: Sequence[Array], matrix: SparseMatrix, implementation: str | None
+    ) -> list[Array]:
+        matrix = matrix.T if self.by_col else matrix
+        csr, num_cols = matrix.by_row, matrix.by_col.num_rows
+        found = edge_walk(
+            tuple(arrays[i] for i in self.used),
+            Csr(csr.rows, csr.cols, csr.order, num_rows=csr.num_rows),
+            program=self.program,
+            num_cols=num_cols,
+            implementation=implementation,
+        )
+        if csr.order is not None and any(each.into == "edge" for each in self.program.outputs):
+            # Of padding, no entry has the place.
+            placed = jnp.where(in_range(csr.order, csr.count), csr.order, csr.count)
+            there = jnp.zeros(csr.count, bool).at[placed].set(True, mode="drop")
+            found = [
+                jnp.where(there[:, None], x, 0) if each.into == "edge" else x
+                for x, each in zip(found, self.program.outputs, strict=True)
+            ]
+        return [
+            x if how is None else getattr(jnp, how)(x, 0)
+            for x, how in zip(found, self.over_all, strict=True)
+        ]
+
+
+def _walks(program: RowProgram, matrix: SparseMatrix) -> list[_Walk]:
+    """What goes to rows, and to all, by row; what goes to columns by column."""
+    edges_by_col = matrix.by_row.order is not None and matrix.by_col.order is None
+    of_rows: list[int] = []
+    of_cols: list[int] = []
+    for place, output in enumerate(program.outputs):
+        to_cols = output.into == "col" or (output.into == "edge" and edges_by_col)
+        (of_cols if to_cols else of_rows).append(place)
+    return [
+        walk
+        for places, by_col in ((of_rows, False), (of_cols, True))
+        if places
+        for walk in _feasible(program, places, by_col)
+    ]
+
+
+def _feasible(program: RowProgram, places: Sequence[int], by_col: bool) -> list[_Walk]:
+    """One walk for results, or several where they are too many numbers for one."""
+    walk = _walk(program, places, by_col)
+    try:
+        _text_of(walk.program)
+    except Unsupported:
+        if len(places) == 1:
+            raise
+        middle = len(places) // 2
+        halves = places[:middle], places[middle:]
+        return [walk for half in halves for walk in _feasible(program, half, by_col)]
+    return [walk]
+
+
+def _walk(program: RowProgram, places: Sequence[int], by_col: bool) -> _Walk:
+    inputs, instructions = list(program.inputs), list(program.instructions)
+    if by_col:
+        inputs = [Input(_OTHER.get(x.read, x.read), x.width, x.dtype) for x in inputs]
+    outputs, over_all = [], []
+    for place in places:
+        output = program.outputs[place]
+        value = output.value
+        over_all.append(output.reduce if output.into == "all" else None)
+        if output.into == "all":  # sums of rows are not rounded before they are added up
+            of = program.values[value]
+            acc = np.dtype(accumulator_dtype(of.dtype))
+            if acc != of.dtype:
+                new = Instruction("convert_element_type", (value,), of.width, acc)
+                instructions.append(new)
+                value = len(inputs) + len(instructions) - 1
+        outputs.append(Output(value, "edge" if output.into == "edge" else "row", output.reduce))
+    whole = RowProgram(tuple(inputs), tuple(instructions), tuple(outputs))
+    kept, used = _without_inputs(whole.only(range(len(outputs))))
+    return _Walk(kept, used, tuple(places), by_col, tuple(over_all))
+
+
+def _without_inputs(program: RowProgram) -> tuple[RowProgram, tuple[int, ...]]:
+    """The program without inputs that it does not read, and those that it does."""
+    count = len(program.inputs)
+    read = {i for each in program.instructions for i in each.operands}
+    read |= {each.value for each in program.outputs}
+    used = tuple(i for i in range(count) if i in read)
+    numbers = {old: new for new, old in enumerate(used)}
+    numbers |= {i: i - count + len(used) for i in range(count, len(program.values))}
+    instructions = (
+        replace(each, operands=tuple(numbers[i] for i in each.operands))
+        for each in program.instructions
+    )
+    outputs = (replace(each, value=numbers[each.value]) for each in program.outputs)
+    inputs = (program.inputs[i] for i in used)
+    return RowProgram(tuple(inputs), tuple(instructions), tuple(outputs)), used

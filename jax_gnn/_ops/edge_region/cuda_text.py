@@ -1,0 +1,898 @@
+"""The text of a message: what a CUDA kernel computes for each entry of a row program.
+
+A lane of the walk (``cpp/kernels/cuda/segment_walk.cuh``) has a few neighbouring *slots*. The text
+is found backwards, from the outputs: each says which of a value's numbers every slot wants, and a
+``take`` only changes which. So nothing is ever moved between lanes but in a ``reduce``. What a slot
+wants of an input is an index that is computed, or looked up. How many slots there are, and how
+outputs are dealt out to them, is what makes the shortest text of a few that are tried.
+
+What a derivative of a maximum compares has the same bits in all texts: products are not contracted
+with sums, and sums of a row's numbers are made in an order that does not depend on slots.
+
+No string of the user's gets into a text: it is made of numbers and of what stands here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jax_gnn._ops.edge_region.row_program import Instruction, Output, RowProgram, Unsupported
+
+MOST_ARRAYS = 32
+"""As in ``edge_region.cuh``: inputs of a text, and outputs."""
+
+_WARP = 32
+_MOST_SLOTS = 8192
+_MOST_COMPONENTS = 16  # of an output, that a slot has
+_MOST_TERMS = 32  # of a sum that a slot adds up by itself
+_MOST_KEPT = 24  # registers for what all entries share
+_WORD_BYTES = 16
+
+# What a number is in memory, and in a register.
+_STORED = {
+    "float32": "float",
+    "float64": "double",
+    "float16": "__half",
+    "bfloat16": "__nv_bfloat16",
+    "int32": "int",
+    "int64": "int64_t",
+    "uint32": "unsigned",
+    "bool": "unsigned char",
+}
+_HELD = _STORED | {"float16": "float", "bfloat16": "float", "bool": "bool"}
+_BYTES = {
+    "float32": 4,
+    "float64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint32": 4,
+    "bool": 1,
+}
+_HALVES = ("float16", "bfloat16")
+_COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
+
+# A line for each primitive. {f}: "f" of floats of 32 bits.
+_LINES = {
+    "abs": "({0} < 0 ? -{0} : {0})",
+    "acos": "acos{f}({0})",
+    "acosh": "acosh{f}({0})",
+    "add": "{0} + {1}",
+    "and": "{0} & {1}",
+    "asin": "asin{f}({0})",
+    "asinh": "asinh{f}({0})",
+    "atan": "atan{f}({0})",
+    "atan2": "atan2{f}({0}, {1})",
+    "atanh": "atanh{f}({0})",
+    "cbrt": "cbrt{f}({0})",
+    "ceil": "ceil{f}({0})",
+    "clamp": "lesser(greater({0}, {1}), {2})",
+    "copy": "{0}",
+    "copy_p": "{0}",
+    "cos": "cos{f}({0})",
+    "cosh": "cosh{f}({0})",
+    "div": "{0} / {1}",
+    "eq": "{0} == {1}",
+    "erf": "erf{f}({0})",
+    "erfc": "erfc{f}({0})",
+    "exp": "exp{f}({0})",
+    "exp2": "exp2{f}({0})",
+    "expm1": "expm1{f}({0})",
+    "floor": "floor{f}({0})",
+    "ge": "{0} >= {1}",
+    "gt": "{0} > {1}",
+    "is_finite": "{0} - {0} == 0",
+    "le": "{0} <= {1}",
+    "log": "log{f}({0})",
+    "log1p": "log1p{f}({0})",
+    "logistic": "logistic({0})",
+    "lt": "{0} < {1}",
+    "max": "greater({0}, {1})",
+    "min": "lesser({0}, {1})",
+    "mul": "{0} * {1}",
+    "ne": "{0} != {1}",
+    "neg": "-{0}",
+    "or": "{0} | {1}",
+    "pow": "pow{f}({0}, {1})",
+    "rsqrt": "1 / sqrt{f}({0})",
+    "sign": "sign({0})",
+    "sin": "sin{f}({0})",
+    "sinh": "sinh{f}({0})",
+    "sqrt": "sqrt{f}({0})",
+    "square": "{0} * {0}",
+    "stop_gradient": "{0}",
+    "sub": "{0} - {1}",
+    "tan": "tan{f}({0})",
+    "tanh": "tanh{f}({0})",
+    "xor": "{0} ^ {1}",
+}
+# What costs as much as several sums.
+_DEAR = {"div", "erf", "erfc", "log1p", "expm1", "pow", "tanh", "logistic", "atan2", "cbrt"}
+_JOINS = {"sum": "Join::kSum", "max": "Join::kMax", "min": "Join::kMin"}
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text of a row program for the walk.
+
+    Attributes:
+        source: a struct ``Text`` in C++, see ``edge_region.cuh``.
+        slots: that the walk deals out to lanes.
+        vec: slots of a lane.
+        lanes: of a team, a power of two up to 32.
+        unroll: entries of a team's step.
+        parts: numbers that a lane has of a row.
+        acc: dtype of sums.
+        words: bytes that the rows of each input, then of each output, must be aligned to.
+        cost: of an entry, to compare texts.
+    """
+
+    source: str
+    slots: int
+    vec: int
+    lanes: int
+    unroll: int
+    parts: int
+    acc: str
+    words: tuple[int, ...]
+    cost: float
+
+    @property
+    def room(self) -> int:
+        """Numbers of a workspace for each slot; as ``kRoom``."""
+        return -(-self.parts // self.vec)
+
+
+def message_text(program: RowProgram) -> Text:
+    """Writes the text of a program whose outputs are by edge or by row.
+
+    Raises:
+        Unsupported: a value, or the whole, that no text can have.
+    """
+    if max(len(program.inputs), len(program.outputs)) > MOST_ARRAYS:
+        raise Unsupported(None, f"more than {MOST_ARRAYS} arrays")
+    reasons: list[str] = []
+    for limits in _LIMITS:
+        texts = [
+            text
+            for slots in _candidates(program)
+            if (text := _shortest(program, slots, limits, reasons)) is not None
+        ]
+        if texts:
+            return min(texts, key=lambda text: text.cost)
+    raise Unsupported(None, reasons[0] if reasons else "rows are too wide")
+
+
+def _shortest(program: RowProgram, slots: int, limits: _Limits, reasons: list[str]) -> Text | None:
+    """The best text for so many slots, of the widest words for which there are registers."""
+    for vec in (4, 2, 1, 8, 7, 6, 5, 3):  # the last ones are for what a warp must hold whole
+        texts = []
+        if slots % vec or (vec not in (4, 2, 1) and slots > _WARP * vec):
+            continue
+        for layout in _layouts(program, slots):
+            try:
+                texts.append(_Writer(program, slots, vec, layout, limits).text())
+            except _Infeasible as error:
+                reasons.append(str(error))
+            except RecursionError:
+                reasons.append("too many values one after another")
+        if texts:
+            return min(texts, key=lambda text: text.cost)
+    return None
+
+
+def _candidates(program: RowProgram) -> list[int]:
+    """How many slots there may be: the wide ones first."""
+    widths = {each.width for each in program.values}
+    for each in program.instructions:
+        if each.name == "reduce":
+            widths.add(_reduced(each)[1])
+    outputs = {_width_of(program, each.value) for each in program.outputs}
+    fits = [
+        n
+        for n in widths | outputs | {1, math.lcm(*outputs)}
+        if 1 <= n <= _MOST_SLOTS
+        and all(
+            (w % n == 0 and w // n <= _MOST_COMPONENTS) or n % w == 0 or w <= _MOST_COMPONENTS
+            for w in outputs
+        )
+    ]
+    return sorted(fits, reverse=True)[:24]
+
+
+class _Layout(NamedTuple):
+    """How outputs are dealt out to slots.
+
+    Attributes:
+        interleaved: of a row of several numbers a slot, a slot has neighbouring ones.
+        grouped: of a row of fewer numbers than slots, neighbouring slots have the same; else each
+            slot has all.
+    """
+
+    interleaved: bool
+    grouped: bool
+
+
+def _layouts(program: RowProgram, slots: int) -> Iterator[_Layout]:
+    widths = [_width_of(program, each.value) for each in program.outputs]
+    wide = any(w > slots for w in widths)
+    narrow = any(1 < w < slots and slots % w == 0 for w in widths)
+    for interleaved, grouped in itertools.product((False, True), (True, False)):
+        if (interleaved and not wide) or (not grouped and not narrow):
+            continue
+        yield _Layout(interleaved, grouped)
+
+
+class _Limits(NamedTuple):
+    """What a text may ask for.
+
+    Attributes:
+        ahead: registers for what is loaded of an entry ahead of its use.
+        statements: operations on a number; a compiler takes a second for some hundreds.
+    """
+
+    ahead: float
+    statements: int
+
+
+# The first for which there is a text.
+_LIMITS = _Limits(math.inf, 400), _Limits(6, 400), _Limits(6, 1000)
+
+
+class _Infeasible(Exception):
+    """No text for so many slots."""
+
+
+class _Value(NamedTuple):
+    """A value in the text, of slot ``{i}`` of a lane; of all of them where it is no ``vector``."""
+
+    text: str
+    vector: bool
+
+    def at(self, slot: str) -> str:
+        return self.text.replace("{i}", slot)
+
+
+class _Place(NamedTuple):
+    """Where the numbers of an output are: components, each of them for all slots.
+
+    Attributes:
+        components: for each, which of the output's numbers every slot has.
+        start: in C++, the place of the lane's first number.
+        width: numbers of a lane that lie side by side for each store.
+        only: in C++, which lanes store; "" where all do.
+        interleaved: whether components lie side by side, in one store.
+    """
+
+    components: list[np.ndarray]
+    start: str
+    width: int
+    only: str
+    interleaved: bool
+
+
+class _Writer:
+    def __init__(
+        self, program: RowProgram, slots: int, vec: int, layout: _Layout, limits: _Limits
+    ) -> None:
+        self.program, self.slots, self.vec, self.layout = program, slots, vec, layout
+        self.limits = limits
+        self.lanes = 1
+        while self.lanes < _WARP and self.lanes * vec < slots:
+            self.lanes *= 2
+        self.tiles = -(-slots // (self.lanes * vec))
+        self.exact = _compares(program)
+        self.all_slots = np.arange(slots)
+        self.values: dict[tuple[int, bytes], _Value] = {}
+        self.fields: dict[tuple[Any, ...], str] = {}
+        self.entry: list[str] = []
+        self.once: list[str] = []
+        self.loads: list[str] = []
+        self.loads_once: list[str] = []
+        self.body: list[str] = []
+        self.tables: list[str] = []
+        arrays = [*program.inputs, *(program.values[each.value] for each in program.outputs)]
+        self.words = [each.dtype.itemsize for each in arrays]
+        self.registers = 0.0  # of an entry, and of what all share
+        self.registers_once = 0.0
+        self.work = 0.0
+        self.statements = 0.0
+
+    # ---- The whole ------------------------------------------------------------------------------
+
+    def text(self) -> Text:
+        program = self.program
+        row_outputs = [each for each in program.outputs if each.into != "edge"]
+        dtypes = {_dtype_of(program, each.value) for each in row_outputs}
+        if any(each.into not in ("edge", "row") for each in program.outputs):
+            raise ValueError("the outputs of a text are by edge or by row")
+        if not dtypes <= {"float32", "float64", "float16", "bfloat16"}:
+            raise _Infeasible(f"sums of {', '.join(sorted(dtypes))}")
+        acc = "float64" if "float64" in dtypes else "float32"
+        held = _HELD[acc]
+        parts: list[str] = []  # how each is joined
+        stores: list[str] = []
+        for number, output in enumerate(program.outputs):
+            place = self.place(number, output)
+            values = [self.value(output.value, slots) for slots in place.components]
+            if output.into == "edge":
+                texts = [_Value(f"(valid ? {value.text} : 0)", value.vector) for value in values]
+                self.store(self.body, number, output, place, texts, "place", "there")
+                continue
+            at = []
+            for value in values:
+                first, many = len(parts), place.width > 1 or place.only == ""
+                parts += [_JOINS[output.reduce]] * (self.vec if many else 1)
+                at.append(_Value(f"run[{first} + {{i}}]" if many else f"run[{first}]", many))
+                slot = f"parts[{first} + i]" if many else f"parts[{first}]"
+                line = f"{slot} = static_cast<{held}>({value.at('i')});"
+                self.body.append(self.each(line) if many else line)
+            self.store(stores, number, output, place, at, "row", "")
+        if not parts:  # the walk has something to carry
+            parts = [_JOINS["sum"]]
+            self.body.append("parts[0] = 0;")
+        unroll, blocks = self.schedule(len(parts) * _BYTES[acc] / 4)
+        kinds = " : ".join(f"part < {end} ? {join}" for join, end in _runs(parts)[:-1])
+        kind = f"{kinds} : {parts[-1]}" if kinds else parts[-1]
+        lines = [
+            *self.tables,
+            "struct Text {",
+            f"using Acc = {held};",
+            f"static constexpr int kVec = {self.vec}, kParts = {len(parts)};",
+            f"static constexpr int kUnroll = {unroll}, kMinBlocks = {blocks};",
+            "static __device__ constexpr Join kind([[maybe_unused]] int part) {",
+            f"return {kind};",
+            "}",
+            *_struct("Entry", self.entry),
+            *_struct("Once", self.once),
+            *_function(
+                "load_once(const Arrays& in, bool active, unsigned first, Once& once)",
+                self.loads_once,
+            ),
+            *_function(
+                "load(const Arrays& in, bool valid, Index row, Index col, Index place, "
+                "unsigned first, Entry& entry)",
+                self.loads,
+            ),
+            *_function(
+                "value(const Entry& entry, const Once& once, const Arrays& in, const Arrays& out, "
+                "bool active, bool there, bool valid, Index row, Index col, Index place, "
+                "unsigned first, Acc (&parts)[kParts])",
+                self.body,
+            ),
+            *_function(
+                "store(const Arrays& out, Index row, unsigned first, const Acc (&run)[kParts])",
+                stores,
+            ),
+            "};",
+        ]
+        share = self.tiles * self.lanes * self.vec / self.slots
+        return Text(
+            "\n".join(lines) + "\n",
+            self.slots,
+            self.vec,
+            self.lanes,
+            unroll,
+            len(parts),
+            acc,
+            tuple(self.words),
+            self.work * share,
+        )
+
+    def schedule(self, parts: float) -> tuple[int, int]:
+        """Entries of a step and blocks of a multiprocessor, by the registers that they take."""
+        for unroll, blocks, most in ((8, 2, 128), (4, 2, 128), (4, 1, 250)):
+            ids = 6 * unroll + 40
+            entry = unroll * (self.registers + 1) + self.registers_once + 2 * self.vec
+            if ids + entry + 4 * parts <= most and (blocks == 2 or self.vec not in (2, 4)):
+                return unroll, blocks
+        raise _Infeasible("an entry has too many numbers for the registers of a GPU")
+
+    # ---- Outputs --------------------------------------------------------------------------------
+
+    def place(self, number: int, output: Output) -> _Place:
+        width, slots, vec = _width_of(self.program, output.value), self.slots, self.vec
+        at = self.all_slots
+        if width % slots == 0 and width // slots <= _MOST_COMPONENTS:
+            count = width // slots
+            if self.layout.interleaved and count > 1:
+                components = [count * at + i for i in range(count)]
+                return _Place(components, f"{count} * first", count * vec, "", True)
+            return _Place([i * slots + at for i in range(count)], "first", vec, "", False)
+        group = slots // width
+        if slots % width == 0 and (self.layout.grouped or width > _MOST_COMPONENTS):
+            if group % vec:
+                raise _Infeasible("an output has fewer numbers than lanes")
+            return _Place([at // group], f"first / {group}", 1, f"first % {group} == 0", False)
+        if width > _MOST_COMPONENTS:
+            raise _Infeasible("rows of outputs have too many numbers")
+        components = [np.full_like(at, i) for i in range(width)]
+        return _Place(components, "0", 1, "first == 0", False)
+
+    def store(
+        self,
+        lines: list[str],
+        number: int,
+        output: Output,
+        place: _Place,
+        values: Sequence[_Value],
+        row: str,
+        condition: str,
+    ) -> None:
+        """Writes a lane's numbers of an output."""
+        width = _width_of(self.program, output.value)
+        dtype = _dtype_of(self.program, output.value)
+        kind = _STORED[dtype]
+        condition = " && ".join(each for each in (condition, place.only) if each)
+        lines.append(f"if ({condition}) {{" if condition else "{")
+        lines.append(f"{kind}* const to = row_of<{kind}, {width}>(out.at[{number}], {row});")
+        many, count = place.only == "", len(values)
+        if place.interleaved:
+            lines.append(f"{kind} words[{place.width}];")
+            for i, value in enumerate(values):
+                lines.append(
+                    self.each(f"words[{count} * i + {i}] = cast<{kind}>({value.at('i')});")
+                )
+            word = self.word(number + len(self.program.inputs), width, dtype, place.width, 0)
+            lines.append(f"store_numbers<{word}>(to + {place.start}, words);")
+        elif many:
+            word = self.word(number + len(self.program.inputs), width, dtype, self.vec, self.slots)
+            for i, value in enumerate(values):
+                lines.append(f"{kind} words{i}[kVec];")
+                lines.append(self.each(f"words{i}[i] = cast<{kind}>({value.at('i')});"))
+                start = f"{i * self.slots} + {place.start}"
+                lines.append(f"store_numbers<{word}>(to + {start}, words{i});")
+        else:
+            for i, value in enumerate(values):
+                start = f"{place.start} + {i}" if count > 1 else place.start
+                lines.append(f"to[{start}] = cast<{kind}>({value.at('0')});")
+        lines.append("}")
+        self.work += 4 * width
+
+    # ---- Values ---------------------------------------------------------------------------------
+
+    def value(self, number: int, slots: np.ndarray) -> _Value:
+        """The number ``slots[s]`` of a value, for each slot s."""
+        key = number, slots.tobytes()
+        if key not in self.values:
+            inputs = len(self.program.inputs)
+            if number < inputs:
+                found = self.load(number, slots)
+            else:
+                found = self.compute(self.program.instructions[number - inputs], slots)
+            self.values[key] = found
+        return self.values[key]
+
+    def compute(self, instruction: Instruction, slots: np.ndarray) -> _Value:
+        name, operands = instruction.name, instruction.operands
+        if name == "constant":
+            return self.constant(instruction, slots)
+        if name == "take":
+            return self.value(operands[0], np.asarray(instruction.params, np.int64)[slots])
+        if name == "concatenate":
+            return self.concatenate(instruction, slots)
+        if name == "reduce":
+            return self.reduce(instruction, slots)
+        if name == "dot":
+            return self.dot(instruction, slots)
+        none = np.zeros_like(slots)
+        program = self.program
+        values = [
+            self.value(each, none if _width_of(program, each) == 1 else slots) for each in operands
+        ]
+        dtypes = [_dtype_of(program, each) for each in operands]
+        line = _line_of(instruction, dtypes)
+        if name in _COMPARISONS:  # of what is in memory with what is not
+            values = [
+                value._replace(text=_rounded(value.text, dtype))
+                for value, dtype in zip(values, dtypes, strict=True)
+            ]
+        vector = any(value.vector for value in values)
+
+        def text(i: str) -> str:
+            return line(*(value.at(i) for value in values))
+
+        return self.define(instruction.dtype.name, text, vector, 4 if name in _DEAR else 1)
+
+    def define(self, dtype: str, text: Any, vector: bool, work: float) -> _Value:
+        """A variable."""
+        held, name = _held(dtype), f"v{len(self.values)}_{len(self.body)}"
+        if vector:
+            self.body.append(f"{held} {name}[kVec];")
+            self.body.append(self.each(f"{name}[i] = {text('i')};"))
+        else:
+            self.body.append(f"const {held} {name} = {text('0')};")
+        self.statements += work
+        if self.statements > self.limits.statements:
+            raise _Infeasible(f"more than {self.limits.statements} operations on a number")
+        self.work += work * (self.slots if vector else self.slots / self.vec)
+        return _Value(f"{name}[{{i}}]" if vector else name, vector)
+
+    @staticmethod
+    def each(line: str) -> str:
+        """Does a line for each slot i of the lane."""
+        return f"JAX_GNN_EACH_SLOT(i) {line}"
+
+    def constant(self, instruction: Instruction, slots: np.ndarray) -> _Value:
+        numbers = np.asarray(instruction.params)
+        if numbers.size == 1:
+            slots = np.zeros_like(slots)
+        chosen = numbers[slots]
+        dtype = instruction.dtype.name
+        if all(_same(each, chosen[0]) for each in chosen):
+            return _Value(_literal(chosen[0], dtype), False)
+        if len(chosen) > 1 << 12:
+            raise _Infeasible("a constant of too many numbers")
+        name = self.table(_held(dtype), [_literal(each, dtype) for each in chosen])
+        self.work += 2 * self.slots
+        if self.by_lane(slots):
+            return self.define(dtype, lambda i: f"{name}[first]", False, 1)
+        return self.define(dtype, lambda i: f"{name}[first + {i}]", True, 1)
+
+    def table(self, kind: str, texts: Sequence[str]) -> str:
+        name = f"table{len(self.tables)}"
+        self.tables.append(f"__device__ const {kind} {name}[] = {{{', '.join(texts)}}};")
+        return name
+
+    def by_lane(self, slots: np.ndarray) -> bool:
+        """Whether the slots of a lane all want the same."""
+        lanes = slots.reshape(-1, self.vec)
+        return bool((lanes == lanes[:, :1]).all())
+
+    def concatenate(self, instruction: Instruction, slots: np.ndarray) -> _Value:
+        widths = [_width_of(self.program, each) for each in instruction.operands]
+        ends = np.cumsum(widths)
+        pieces = np.searchsorted(ends, slots, side="right")
+        used = sorted(set(pieces.tolist()))
+        values = []
+        for piece in used:
+            inside = np.clip(slots - (ends[piece] - widths[piece]), 0, widths[piece] - 1)
+            values.append(self.value(instruction.operands[piece], inside))
+        if len(used) == 1:
+            return values[0]
+        by_lane = self.by_lane(pieces)
+
+        def text(i: str) -> str:
+            piece = self.index(pieces, "first" if by_lane else f"(first + {i})", by_lane)
+            chosen = values[-1].at(i)
+            for at, value in reversed(list(zip(used[:-1], values[:-1], strict=True))):
+                chosen = f"({piece} == {at} ? {value.at(i)} : {chosen})"
+            return chosen
+
+        vector = not by_lane or any(value.vector for value in values)
+        return self.define(instruction.dtype.name, text, vector, len(used))
+
+    def reduce(self, instruction: Instruction, slots: np.ndarray) -> _Value:
+        kind, count = _reduced(instruction)
+        operand, dtype = instruction.operands[0], instruction.dtype.name
+        group = _run_length(slots)
+        joins = kind in _JOINS and dtype in ("float32", "float64")
+        if self.by_lane(slots) and joins and count > 2 and group % self.vec == 0:
+            for each in (count, group):
+                even = group % each == 0 and count % each == 0 and count // each <= _MOST_TERMS
+                if even and self.lanes_of(each):
+                    return self.reduce_lanes(instruction, slots, each)
+        if count > _MOST_TERMS:
+            raise _Infeasible(f"a reduction over {count} numbers that lanes do not share evenly")
+        values = [self.value(operand, slots * count + i) for i in range(count)]
+        vector = any(value.vector for value in values)
+        return self.define(
+            dtype, lambda i: _tree(kind, [value.at(i) for value in values]), vector, count
+        )
+
+    def lanes_of(self, group: int) -> int:
+        """Lanes that have so many neighbouring slots together; 0 if shuffles cannot join them."""
+        if group == self.slots:
+            return self.lanes if self.tiles == 1 else 0
+        lanes, rest = divmod(group, self.vec)
+        return lanes if rest == 0 and lanes & (lanes - 1) == 0 and lanes <= self.lanes else 0
+
+    def reduce_lanes(self, instruction: Instruction, slots: np.ndarray, group: int) -> _Value:
+        """Over neighbouring lanes, whose slots share the numbers evenly.
+
+        In the order of `_tree`, for which a lane or the lanes must have a power of two of them.
+        """
+        kind, count = _reduced(instruction)
+        operand, dtype = instruction.operands[0], instruction.dtype.name
+        inside, parts = self.all_slots % group, count // group
+        side_by_side = _is_power(parts * self.vec)
+        in_order = side_by_side or (_is_power(group) and _is_power(self.vec))
+        if self.exact and kind == "sum" and not in_order:
+            raise _Infeasible(f"a sum over {count} numbers in an order of its own")
+        if side_by_side:
+            places = [parts * inside + i for i in range(parts)]
+        else:
+            places = [group * i + inside for i in range(parts)]
+        values = [self.value(operand, slots * count + place) for place in places]
+        texts = [[value.at(str(i)) for value in values] for i in range(self.vec)]
+        if side_by_side:
+            terms = [_tree(kind, [text for slot in texts for text in slot])]
+        else:
+            terms = [_tree(kind, [slot[i] for slot in texts]) for i in range(parts)]
+        join, held = _JOINS[kind], _held(dtype)
+        if self.lanes * self.vec > self.slots:
+            terms = [f"(active ? {term} : neutral_of<{join}, {held}>())" for term in terms]
+        lanes = self.lanes_of(group)
+        joined = [f"join_lanes<{join}, {lanes}>({term})" for term in terms]
+        self.work += count / group * self.slots + 8 * len(terms) * self.slots / self.vec
+        names = [self.define(dtype, lambda i, text=text: text, False, 1).text for text in joined]
+        return self.define(dtype, lambda i: _tree(kind, names), False, 1)
+
+    def dot(self, instruction: Instruction, slots: np.ndarray) -> _Value:
+        left, right = instruction.operands
+        inner, columns = _dot_sizes(self.program, instruction)
+        if inner > _MOST_TERMS:
+            raise _Infeasible(f"a product of {inner} terms")
+        row, column = slots // columns, slots % columns
+        terms = [
+            (self.value(left, row * inner + i), self.value(right, i * columns + column))
+            for i in range(inner)
+        ]
+        vector = any(value.vector for term in terms for value in term)
+        return self.define(
+            instruction.dtype.name,
+            lambda i: " + ".join(f"{a.at(i)} * {b.at(i)}" for a, b in terms),
+            vector,
+            inner,
+        )
+
+    # ---- Inputs ---------------------------------------------------------------------------------
+
+    def load(self, number: int, slots: np.ndarray) -> _Value:
+        """What slots want of an input: loaded once, in words where it lies side by side."""
+        given = self.program.inputs[number]
+        width, dtype = given.width, given.dtype.name
+        if width == 1:
+            slots = np.zeros_like(slots)
+        if self.by_lane(slots):
+            index = self.index(slots, "first", True)
+            field = self.field(number, ("lane", index), 1, [f"{index}"], 1)
+            return _Value(_read(f"{field}[0]", dtype), False)
+        step = int(slots[1] - slots[0])
+        if 1 <= step <= 8 and (slots == slots[0] + step * self.all_slots).all():
+            start = int(slots[0]) // step * step
+            if start + step * self.slots <= width:
+                count = step * self.vec
+                word = self.word(number, width, dtype, count, start)
+                place = f"{start} + {step} * first"
+                field = self.field(number, ("block", start, step), count, [place], word)
+                at = f"{step} * {{i}} + {int(slots[0]) - start}"
+                return _Value(_read(f"{field}[{at}]", dtype), True)
+        places = [
+            self.index(slots, f"(first + {i})" if self.vec > 1 else "first", False)
+            for i in range(self.vec)
+        ]
+        field = self.field(number, ("each", *places), self.vec, places, 1)
+        return _Value(_read(f"{field}[{{i}}]", dtype), True)
+
+    def field(
+        self, number: int, key: tuple[Any, ...], count: int, places: Sequence[str], word: int
+    ) -> str:
+        """Numbers that are loaded, from one place on or from as many as they are."""
+        if (number, *key) in self.fields:
+            return self.fields[number, *key]
+        given = self.program.inputs[number]
+        dtype = given.dtype.name
+        kind, shared = _stored(dtype), given.read == "shared"
+        name = f"x{len(self.fields)}"
+        registers = max(1.0, count * _BYTES[dtype] / 4)
+        lines, condition, declared = self.loads, "valid", f"{kind} {name}[{count}];"
+        if shared and self.registers_once + registers <= _MOST_KEPT:
+            lines, condition = self.loads_once, "active"
+            self.once.append(declared)
+            self.registers_once += registers
+            name = f"once.{name}"
+        elif not shared and self.registers + registers <= self.limits.ahead:
+            self.entry.append(declared)
+            self.registers += registers
+            name = f"entry.{name}"
+        else:  # loaded where it is used
+            lines, condition = self.body, "active" if shared else "valid"
+            self.body.append(declared)
+            self.statements += count
+        row = {"edge": "place", "row": "row", "col": "col", "shared": "0"}[given.read]
+        base = f"row_of<const {kind}, {given.width}>(in.at[{number}], {row})"
+        if len(places) == 1:
+            lines.append(f"load_numbers<{word}>({condition}, {base} + {places[0]}, {name});")
+        else:
+            for i, place in enumerate(places):
+                lines.append(f"load_number({condition}, {base} + {place}, {name}[{i}]);")
+        self.work += (4 if len(places) == 1 else 6) * self.slots * count / self.vec
+        self.fields[number, *key] = name
+        return name
+
+    def word(self, array: int, width: int, dtype: str, count: int, start: int) -> int:
+        """Numbers of the widest word in which neighbouring ones move, all of them aligned."""
+        most = math.gcd(_WORD_BYTES // _BYTES[dtype], count, width, start)
+        word = most & -most
+        self.words[array] = max(self.words[array], word * _BYTES[dtype])
+        return word
+
+    def index(self, slots: np.ndarray, slot: str, by_lane: bool) -> str:
+        """In C++, ``slots`` as a function of the slot, or of a lane's first."""
+        step = self.vec if by_lane else 1
+        at, wanted = self.all_slots[::step], slots[::step].astype(np.int64)
+        start = int(wanted[0])
+        if (wanted == start).all():
+            return str(start)
+        # start + outer * (slot / group) + inner * (slot % group)
+        slope, rest = divmod(int(wanted[1]) - start, step)
+        if rest == 0:
+            breaks = np.flatnonzero(wanted != start + slope * at)
+            group = int(at[breaks[0]]) if len(breaks) else self.slots
+            outer = int(wanted[breaks[0]]) - start if len(breaks) else 0
+            if (wanted == start + outer * (at // group) + slope * (at % group)).all():
+                terms = [str(start)] if start else []
+                if outer:
+                    terms.append(f"{outer} * static_cast<int>({slot} / {group})")
+                if slope:
+                    inner = f"{slot} % {group}" if group < self.slots else slot
+                    terms.append(f"{slope} * static_cast<int>({inner})")
+                return f"({' + '.join(terms)})"
+        name = self.table("int", [str(int(each)) for each in slots])
+        return f"{name}[{slot}]"
+
+
+# --- The representation --------------------------------------------------------------------------
+
+
+def _width_of(program: RowProgram, number: int) -> int:
+    return program.values[number].width
+
+
+def _dtype_of(program: RowProgram, number: int) -> str:
+    return program.values[number].dtype.name
+
+
+def _reduced(instruction: Instruction) -> tuple[str, int]:
+    kind, count = instruction.params
+    return str(kind), int(count)
+
+
+def _dot_sizes(program: RowProgram, instruction: Instruction) -> tuple[int, int]:
+    """Terms, and columns of the right side."""
+    inner = int(instruction.params[0])
+    return inner, _width_of(program, instruction.operands[1]) // inner
+
+
+# --- Pieces of C++ -------------------------------------------------------------------------------
+
+
+def _held(dtype: str) -> str:
+    if dtype not in _HELD:
+        raise _Infeasible(f"numbers of {dtype}")
+    return _HELD[dtype]
+
+
+def _stored(dtype: str) -> str:
+    _held(dtype)
+    return _STORED[dtype]
+
+
+def _rounded(text: str, dtype: str) -> str:
+    """A number of a half type, which is more precise in a register, as it is in memory."""
+    return f"number(cast<{_STORED[dtype]}>({text}))" if dtype in _HALVES else text
+
+
+def _read(text: str, dtype: str) -> str:
+    return f"({text} != 0)" if dtype == "bool" else f"number({text})"
+
+
+def _line_of(instruction: Instruction, dtypes: Sequence[str]) -> Any:
+    """A function of the operands' texts."""
+    name, dtype = instruction.name, instruction.dtype.name
+    if name == "convert_element_type":
+        return lambda x: _rounded(f"cast<{_held(dtype)}>({x})", dtype)
+    if name == "integer_pow":
+        return lambda x: f"power<{int(instruction.params[0])}>({x})"
+    if name == "round":
+        to_even = int(instruction.params[0]) == 1
+        return lambda x: f"{'rint' if to_even else 'round'}{_suffix(dtype)}({x})"
+    if name == "not":
+        return lambda x: f"!{x}" if dtype == "bool" else f"~{x}"
+    if name == "rem":
+        return lambda a, b: f"fmod{_suffix(dtype)}({a}, {b})" if _real(dtype) else f"{a} % {b}"
+    if name == "select_n":
+        cases = len(instruction.operands) - 1
+
+        def select(which: str, *values: str) -> str:
+            if dtypes[0] == "bool":
+                return f"{which} ? {values[1]} : {values[0]}"
+            chosen = values[-1]
+            for i in reversed(range(cases - 1)):
+                chosen = f"({which} == {i} ? {values[i]} : {chosen})"
+            return chosen
+
+        return select
+    if name not in _LINES:
+        raise _Infeasible(f"{name}, which has no line of CUDA")
+    operand = dtypes[0]
+    if "{f}" in _LINES[name] and not _real(operand):
+        raise _Infeasible(f"{name} of {operand}")
+    return lambda *texts: _LINES[name].format(*texts, f=_suffix(operand))
+
+
+def _real(dtype: str) -> bool:
+    return dtype in ("float32", "float64", "float16", "bfloat16")
+
+
+def _suffix(dtype: str) -> str:
+    return "" if dtype == "float64" else "f"
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a == b or (a != a and b != b)
+
+
+def _literal(value: Any, name: str) -> str:
+    if name == "bool":
+        return "true" if value else "false"
+    if not _real(name):
+        return f"static_cast<{_held(name)}>({int(value)}ll)"
+    kind, number = _held(name), float(value)
+    if math.isnan(number):
+        return f"std::numeric_limits<{kind}>::quiet_NaN()"
+    if math.isinf(number):
+        return f"({'-' if number < 0 else ''}std::numeric_limits<{kind}>::infinity())"
+    return f"({number!r}{'' if kind == 'double' else 'f'})"
+
+
+def _run_length(slots: np.ndarray) -> int:
+    """How many neighbouring slots want the same, if all do in groups of as many; else 1."""
+    breaks = np.flatnonzero(np.diff(slots))
+    if not len(breaks):
+        return len(slots)
+    group = int(breaks[0]) + 1
+    if len(slots) % group:
+        return 1
+    groups = slots.reshape(-1, group)
+    return group if (groups == groups[:, :1]).all() else 1
+
+
+def _is_power(n: int) -> bool:
+    """Whether it is one of two."""
+    return n & (n - 1) == 0
+
+
+def _tree(kind: str, texts: Sequence[str]) -> str:
+    """All joined, neighbours first: an order in which lanes can do it too."""
+    while len(texts) > 1:
+        pairs = [_joined(kind, *texts[i : i + 2]) for i in range(0, len(texts) - 1, 2)]
+        texts = pairs + list(texts[len(pairs) * 2 :])
+    return texts[0]
+
+
+def _joined(kind: str, a: str, b: str) -> str:
+    if kind in ("sum", "prod"):
+        return f"({a} {'+' if kind == 'sum' else '*'} {b})"
+    return f"{'greater' if kind == 'max' else 'lesser'}({a}, {b})"
+
+
+def _compares(program: RowProgram) -> bool:
+    """Whether the same number that another text makes must have the same bits: of maxima."""
+    extremes = any(each.reduce in ("max", "min") for each in program.outputs)
+    return extremes or any(each.name == "eq" for each in program.instructions)
+
+
+def _runs(parts: Sequence[str]) -> list[tuple[str, int]]:
+    """Each value of neighbouring parts, and where it ends."""
+    ends, end = [], 0
+    for value, group in itertools.groupby(parts):
+        end += len(list(group))
+        ends.append((value, end))
+    return ends
+
+
+def _struct(name: str, fields: Sequence[str]) -> list[str]:
+    return [f"struct {name} {{", *fields, "};"]
+
+
+def _function(signature: str, lines: Sequence[str]) -> list[str]:
+    return [f"static __device__ __forceinline__ void {signature} {{", *lines, "}"]

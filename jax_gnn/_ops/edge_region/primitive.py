@@ -1,0 +1,294 @@
+"""The primitive ``edge_region``, whose derivatives and batches are regions again."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._core.csr import SparseMatrix, block_diagonal, joinable
+from jax_gnn._core.kernels import csr_operands
+from jax_gnn._core.linear import Linear
+from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._ops.edge_region import cuda, xla
+from jax_gnn._ops.edge_region.interpreter import code_of
+from jax_gnn._ops.edge_region.region import Region
+from jax_gnn._ops.edge_region.row_program import Into, Read, Unsupported, described
+
+
+class Operands(NamedTuple):
+    """Arrays by row, column or entry of the matrix, or shared, and the matrix."""
+
+    arrays: tuple[Any, ...]
+    matrix: SparseMatrix
+
+
+class Known(NamedTuple):
+    """What a derivative is taken at: arrays of the region, its maxima, and the matrix."""
+
+    arrays: tuple[Any, ...]
+    maxima: tuple[Any, ...]
+    matrix: SparseMatrix
+
+
+def edge_region(
+    function: Callable[..., Sequence[Any]],
+    arrays: Sequence[Any],
+    reads: Sequence[Read],
+    outputs: Sequence[tuple[Into, str]],
+    matrix: SparseMatrix,
+    *,
+    implementation: str | None = None,
+) -> list[Array]:
+    """A function of each entry of a matrix between gathers and reductions.
+
+    Entries whose ids are out of range count for nothing, whatever arrays hold.
+
+    Args:
+        function: Maps rows to a list of rows; it may close over arrays, which are shared.
+        arrays: Of rows; a shared one is one row.
+        reads: For each whether an entry reads the row of its ``"row"``, ``"col"`` or ``"edge"``, or
+            it is ``"shared"``.
+        outputs: For each result where it goes, ``"row"``, ``"col"``, ``"edge"`` or ``"all"``; and
+            ``"sum"``, ``"max"`` or ``"min"``, but ``"none"`` of edges.
+        matrix: Its entries are the edges, and with an ``order`` the numbers of their rows.
+        implementation: See :func:`jax_gnn.implementation`.
+
+    Returns:
+        For each result ``(rows, …)``, ``(columns, …)``, ``(entries, …)`` or one row. A maximum of
+        nothing is -inf.
+    """
+    arrays = [jnp.asarray(x) for x in arrays]
+    rows = [
+        jax.ShapeDtypeStruct(x.shape if read == "shared" else x.shape[1:], x.dtype)
+        for x, read in zip(arrays, reads, strict=True)
+    ]
+    closed = jax.make_jaxpr(lambda *rows: list(function(*rows)))(*rows)
+    jaxpr = closed.jaxpr
+    alone = closed.replace(
+        jaxpr=jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars]), consts=[]
+    )
+    shared: list[Read] = ["shared"] * len(closed.consts)
+    region = Region(alone, (*shared, *reads), tuple(outputs))
+    both = (*map(jnp.asarray, closed.consts), *arrays)
+    return region_op(both, matrix, region=region, implementation=implementation)
+
+
+def _result(operands: Any, *, region: Region) -> list[Any]:
+    matrix = operands.matrix
+    sizes = {
+        "row": (matrix.by_row.num_rows,),
+        "col": (matrix.by_col.num_rows,),
+        "edge": (matrix.by_row.count,),
+        "all": (),
+    }
+    return [
+        jax.ShapeDtypeStruct((*sizes[into], *row.shape), row.dtype)
+        for row, (into, _) in zip(region.results, region.outputs, strict=True)
+    ]
+
+
+# --- Derivatives ---------------------------------------------------------------------------------
+
+
+def _jvp(bind: Bind, primals: Operands, tangents: Operands) -> tuple[Any, Any]:
+    region: Region = bind.attributes["region"]
+    results = bind(primals)
+    moving = tuple(region.varying(tangents.arrays))
+    if all(each is None for each in moving):
+        return results, None
+    maxima = tuple(results[i] for i in region.extremes)
+    known = Known(tuple(primals.arrays), maxima, primals.matrix)
+    found = region_jvp(known, moving, region=region, implementation=bind.implementation)
+    if maxima:  # those that attain a maximum share its tangent; none does of nothing and of NaN
+        both = Operands((*primals.arrays, *maxima), primals.matrix)
+        for i, ties in zip(region.extremes, bind(both, region=region.ties), strict=True):
+            found[i] = found[i] / jnp.maximum(ties, 1)
+    return results, found
+
+
+def _moving(moving: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(i for i, each in enumerate(moving) if each is not None)
+
+
+def _tangent(known: Known, moving: Sequence[Any], *, region: Region) -> list[Array]:
+    there = _moving(moving)
+    arrays = (*known.arrays, *known.maxima, *(moving[i] for i in there))
+    return region_op(arrays, known.matrix, region=region.tangent(there))
+
+
+def _cotangent(
+    known: Known, moving: Sequence[Any], cts: Sequence[Any], *, region: Region
+) -> list[Any]:
+    there, given = _moving(moving), _moving(cts)
+    arrays = (*known.arrays, *known.maxima, *(cts[i] for i in given))
+    found = region_op(arrays, known.matrix, region=region.cotangent(there, given))
+    by_place: dict[int, Any] = dict(zip(there, found, strict=True))
+    return [by_place.get(i) for i in range(len(moving))]
+
+
+def _tangent_result(known: Known, moving: Any, *, region: Region) -> list[Any]:
+    del moving
+    return _result(known, region=region)
+
+
+# --- Batches -------------------------------------------------------------------------------------
+
+
+def _batch(bind: Bind, operands: Operands, batched: Any, size: int) -> list[Array]:
+    region: Region = bind.attributes["region"]
+    if any(jax.tree.leaves(batched.matrix)):
+        return _apart(bind, operands, batched, size)
+    axes = region.together(batched.arrays)
+    every = (
+        jnp.broadcast_to(x, (size, *x.shape)) if wants and not has else x
+        for x, has, wants in zip(operands.arrays, batched.arrays, axes, strict=True)
+    )
+    arrays = tuple(
+        jnp.moveaxis(x, 0, 1) if has and read != "shared" else x
+        for x, has, read in zip(every, axes, region.reads, strict=True)
+    )
+    found = bind(operands._replace(arrays=arrays), region=region.batched(axes, size))
+    return [
+        x if into == "all" else jnp.moveaxis(x, 1, 0)
+        for x, (into, _) in zip(found, region.outputs, strict=True)
+    ]
+
+
+def _apart(bind: Bind, operands: Operands, batched: Any, size: int) -> list[Array]:
+    """Matrices joined to one without common rows."""
+    region: Region = bind.attributes["region"]
+    matrix = jax.tree.map(
+        lambda x, has: x if has else jnp.broadcast_to(x, (size, *x.shape)),
+        operands.matrix,
+        batched.matrix,
+    )
+    num_rows = matrix.by_row.num_rows
+    by_row = [
+        has and read == "shared" for has, read in zip(batched.arrays, region.reads, strict=True)
+    ]
+
+    def joined(x: Array, has: bool, read: str, moved: bool) -> Array:
+        if read == "shared" and not moved:
+            return x
+        if not has:
+            x = jnp.broadcast_to(x, (size, *x.shape))
+        if moved:
+            x = jnp.broadcast_to(x[:, None], (size, num_rows, *x.shape[1:]))
+        return x.reshape(size * x.shape[1], *x.shape[2:])
+
+    apart = region.apart(by_row)
+    if apart is None or not joinable(size, matrix):
+        every = tuple(
+            x if has else jnp.broadcast_to(x, (size, *x.shape))
+            for x, has in zip(operands.arrays, batched.arrays, strict=True)
+        )
+        return jax.lax.map(bind, Operands(every, matrix))
+    arrays = tuple(
+        joined(*each)
+        for each in zip(operands.arrays, batched.arrays, region.reads, by_row, strict=True)
+    )
+    found = bind(Operands(arrays, block_diagonal(matrix)), region=apart)
+
+    def split(x: Array, into: str, reduce: str) -> Array:
+        x = x.reshape(size, x.shape[0] // size, *x.shape[1:])
+        if into != "all":
+            return x
+        least = {"sum": 0, "max": -jnp.inf, "min": jnp.inf}[reduce]
+        return getattr(jnp, reduce)(x, 1, initial=least).astype(x.dtype)
+
+    return [split(x, *to) for x, to in zip(found, region.outputs, strict=True)]
+
+
+# --- Kernels -------------------------------------------------------------------------------------
+
+
+def _call(platform: str, operands: Operands, *, region: Region) -> Call | None:
+    code = code_of(region)
+    if isinstance(code, Unsupported):
+        raise ValueError(f"edge_region has no {platform} kernel for {described(code)}")
+    by_row, by_col = operands.matrix
+    walks = len(code.by_row) > 1, len(code.by_col) > 1
+    of_row = csr_operands(by_row, by_col.num_rows) if walks[0] else None
+    of_col = csr_operands(by_col, by_row.num_rows) if walks[1] else None
+    if (of_row is not None, of_col is not None) != walks:
+        return None
+    either = of_row or of_col
+    if either is None:  # there is no result
+        return None
+    (ids, flags), (t_ids, t_flags) = of_row or either, of_col or either
+    attributes = {
+        "by_row": code.by_row,
+        "by_col": code.by_col,
+        "numbers": code.numbers,
+        **flags,
+        **{f"t_{name}": flag for name, flag in t_flags.items()},
+        "num_rows": np.int64(by_row.num_rows),
+        "num_cols": np.int64(by_col.num_rows),
+    }
+    workspaces = [
+        jax.ShapeDtypeStruct((by_row.count, width), dtype) for width, dtype in code.workspaces
+    ]
+    return Call([*operands.arrays, *ids, *t_ids], attributes, workspaces)
+
+
+def _prefers_xla(platform: str, operands: Operands, *, region: Region) -> bool:
+    del operands
+    code = code_of(region)
+    if not isinstance(code, Unsupported):
+        return False
+    _warn_once(f"edge_region has no {platform} kernel for {described(code)}: plain XLA makes it.")
+    return True
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+# --- The record ----------------------------------------------------------------------------------
+
+
+def _flops(operands: Operands, *, region: Region) -> int:
+    program = region.program
+    if isinstance(program, Unsupported):
+        return 0
+    width = sum(
+        each.width * (2 * each.params[0] if each.name == "dot" else 1)
+        for each in program.instructions
+        if each.name not in ("constant", "take", "concatenate")
+    )
+    return operands.matrix.by_row.count * (width + sum(math.prod(r.shape) for r in region.results))
+
+
+region_op = define(
+    Op(
+        name="edge_region",
+        operands=Operands,
+        result=_result,
+        xla=xla.edge_region,
+        transpose={},
+        jvp=_jvp,
+        batch=_batch,
+        several=True,
+        composition=cuda.composition,
+        flops=_flops,
+        platforms=("cpu",),
+        call=_call,
+        prefers_xla=_prefers_xla,
+    )
+)
+
+region_jvp = Linear(
+    name="edge_region_jvp",
+    result=_tangent_result,
+    function=_tangent,
+    transpose=_cotangent,
+)

@@ -1,0 +1,77 @@
+"""An edge region in plain ``jax.numpy``: gathers, ``jax.vmap``, and reductions by id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, put, row_wise, take
+from jax_gnn._core.csr import SparseMatrix
+from jax_gnn._ops.edge_region.region import READ, Attained, Region
+from jax_gnn._ops.edge_region.row_program import Into, Read
+
+
+def edge_region(arrays: Sequence[Array], matrix: SparseMatrix, *, region: Region) -> list[Array]:
+    """The results; XLA shares nothing of it with another region, as under `jax.checkpoint`."""
+    arrays = jax.lax.optimization_barrier(tuple(arrays))
+    edges = _Edges(matrix)
+    read = [edges.read(x, by) for x, by in zip(arrays, region.reads, strict=True)]
+    if region.attained is not None:
+        masks = _masks(edges, region.attained, read)
+        for place, mask in zip(region.attained.places, masks, strict=True):
+            read[place] = mask
+        region = region.attained.region
+    made = edges.applied(region, read)
+    return [edges.reduced(x, *to) for x, to in zip(made, region.outputs, strict=True)]
+
+
+def _masks(edges: _Edges, attained: Attained, read: Sequence[Array]) -> list[Array]:
+    """Which entries attain maxima, of rows that entries have read."""
+    of = attained.of
+    made = jax.lax.optimization_barrier(edges.applied(of, read[: len(of.reads)]))
+    found = []
+    for i in of.extremes:
+        into, reduce = of.outputs[i]
+        found.append(made[i] == edges.read(edges.reduced(made[i], into, reduce), READ[into]))
+    return found
+
+
+class _Edges:
+    """What entries of a matrix read, and where what they make goes."""
+
+    def __init__(self, matrix: SparseMatrix) -> None:
+        csr, num_cols = matrix.by_row, matrix.by_col.num_rows
+        entries = jnp.arange(csr.count, dtype=csr.ids.dtype)
+        rows, cols = (entries if ids is None else ids for ids in (csr.rows, csr.cols))
+        self.count = csr.count
+        self.valid = csr.valid(num_cols)
+        self.order = csr.order
+        self._ids = {"row": rows, "col": cols, "edge": csr.order}
+        self._sizes = {"row": csr.num_rows, "col": num_cols}
+
+    def read(self, x: Array, by: Read) -> Array:
+        """The row of each entry; a shared one as it is."""
+        return x if by == "shared" else take(x, self._ids[by])
+
+    def applied(self, region: Region, read: Sequence[Array]) -> list[Array]:
+        """A row of each entry."""
+        axes = [None if by == "shared" else 0 for by in region.reads]
+        return jax.vmap(region, axes, axis_size=self.count)(*read)
+
+    def reduced(self, x: Array, into: Into, reduce: str) -> Array:
+        """A result of rows of entries."""
+        if into == "edge":
+            x = jnp.where(row_wise(self.valid, x), x, jnp.zeros_like(x))
+            if self.order is None:
+                return x
+            return put(x, jnp.where(self.valid, self.order, self.count))
+        wide = x.astype(accumulator_dtype(x.dtype))
+        if into == "all":
+            least = {"sum": 0, "max": -jnp.inf, "min": jnp.inf}[reduce]
+            wide = jnp.where(row_wise(self.valid, x), wide, jnp.full_like(wide, least))
+            return getattr(jnp, reduce)(wide, 0, initial=least).astype(x.dtype)
+        ids = jnp.where(self.valid, self._ids[into], self._sizes[into])
+        return JAX_OPS[reduce](wide, ids, self._sizes[into]).astype(x.dtype)
