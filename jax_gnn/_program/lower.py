@@ -593,7 +593,20 @@ _FINITE = frozenset(
     (
         *("abs", "add", "and", "ceil", "clamp", "concatenate", "convert_element_type", "copy"),
         *("cos", "eq", "erf", "exp", "exp2", "expm1", "floor", "ge", "gt", "iota", "le"),
-        *("leaky_relu", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pad"),
+        *(
+            "leaky_relu",
+            "logistic",
+            "lt",
+            "max",
+            "min",
+            "mul",
+            "ne",
+            "neg",
+            "not",
+            "one_minus_square",
+            "or",
+            "pad",
+        ),
         *("reduce_max", "reduce_min", "reduce_sum", "reshape", "rev", "round", "select_n"),
         *("sign", "sin", "slice", "square", "squeeze", "sub", "tanh", "transpose"),
     )
