@@ -30,7 +30,7 @@ MOST_ARRAYS = 32
 _WARP = 32
 _MOST_SLOTS = 8192
 _MOST_COMPONENTS = 16  # of an output, that a slot has
-_MOST_TERMS = 32  # of a sum that a slot adds up by itself
+_MOST_TERMS = 64  # of a sum that a slot adds up by itself
 _MOST_KEPT = 24  # registers for what all entries share
 _WORD_BYTES = 16
 
