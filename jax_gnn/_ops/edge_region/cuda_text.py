@@ -388,7 +388,7 @@ class _Writer:
 
     def schedule(self, parts: float) -> tuple[int, int]:
         """Entries of a step and blocks of a multiprocessor, by the registers that they take."""
-        for unroll, blocks, most in ((8, 2, 128), (4, 2, 128), (4, 1, 250)):
+        for unroll, blocks, most in ((8, 2, 128), (4, 2, 144), (4, 1, 250)):
             ids = 6 * unroll + 40
             entry = unroll * (self.registers + 1) + self.registers_once + 2 * self.vec
             if ids + entry + 4 * parts <= most and (blocks == 2 or self.vec not in (2, 4)):
