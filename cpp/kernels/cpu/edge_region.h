@@ -50,11 +50,17 @@ struct RegionInput {
   Storage storage;
 };
 
+// Places of an operand that a kTake reads one after the other, or, where `step` is 0, one of them.
+struct Piece {
+  int64_t from, to, count, step;
+};
+
 struct RegionStep {
   Code code;
   int64_t width;
   Storage storage;  // that a result is rounded to
   std::vector<int64_t> operands, params;
+  std::vector<Piece> runs;  // of a kTake, where they are few
   bool varies;
 };
 

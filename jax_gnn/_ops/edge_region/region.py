@@ -265,8 +265,10 @@ class Region:
     def apart(self, by_row: Sequence[bool]) -> Region | None:
         """With arguments read by row that were shared; what goes to all goes to rows, too.
 
-        None where it compares with what is a maximum of all.
+        None where it has a maximum of all, or compares with one: both are made alike.
         """
+        if any(self.outputs[i][0] == "all" for i in self.extremes):
+            return None
         reads: list[Read] = [
             "row" if moved else read for read, moved in zip(self.reads, by_row, strict=True)
         ]
@@ -277,8 +279,7 @@ class Region:
         if self.attained is None:
             return found
         of, places, region = self.attained
-        if any(of.outputs[i][0] == "all" for i in of.extremes):
-            return None
         own, other = of.apart(by_row[: len(of.reads)]), region.apart(by_row)
-        assert own is not None and other is not None
+        if own is None or other is None:
+            return None
         return replace(found, attained=Attained(own, places, other))

@@ -234,6 +234,9 @@ REDUCTIONS: dict[str, Callable[..., Array]] = {
     "min": jnp.min,
 }
 
+_NEUTRAL = {"sub": 0, "mul": 1, "div": 1}
+"""What changes nothing as a second operand; -0.0 is no less a zero."""
+
 _ALIASES = {"add_any": "add"}
 _SAME = (
     *("copy", "copy_p", "name", "optimization_barrier", "pcast", "pvary", "reshape", "squeeze"),
@@ -387,6 +390,10 @@ class _Builder:
             for value, atom in zip(operands, eqn.invars, strict=True)
         ]
         constants = [self.constant_of(each) for each in operands]
+        if len(operands) == 2 and name in _NEUTRAL:
+            known = constants[1]
+            if known is not None and np.all(known == _NEUTRAL[name]):
+                return operands[0]
         if all(each is not None for each in constants):
             with np.errstate(all="ignore"):
                 if name == "convert_element_type":
