@@ -99,17 +99,17 @@ TYPED = RelationalGraph.from_triples(
 ).matrix(weighted=True)
 
 
-def region(dtype: Any) -> Region:
+def region(dtype: Any, *, nonlinear: bool) -> Region:
     with jax.enable_x64(dtype == np.float64):
         return Region.of(
-            lambda x, y, w: [jnp.tanh(x * y) * w, x + y],
+            lambda x, y, w: [jnp.tanh(x * y) * w if nonlinear else x + w, x - 3 * y],
             [jax.ShapeDtypeStruct((2,), dtype)] * 3,
             ("row", "col", "edge"),
             (("row", "sum"), ("col", "sum")),
         )
 
 
-REGION = region(np.float32)
+REGION = region(np.float32, nonlinear=False)
 
 # Operands for every primitive. A new primitive gets a line here.
 SAMPLES: dict[str, tuple[Any, ...]] = {
@@ -165,7 +165,7 @@ LINEAR_SAMPLES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "edge_region_jvp": (
         RegionKnown((floats(5, 2), floats(3, 2), floats(4, 2)), (), MATRIX),
         (floats(5, 2), floats(3, 2), floats(4, 2)),
-        {"region": region(np.float64)},
+        {"region": region(np.float64, nonlinear=True)},
     ),
     "leaky_dots": (leaky.Keys(*KEYS, MATRIX), KEYS, OF_HEADS),
     "typed_values": (
