@@ -34,7 +34,7 @@ from jax_gnn._program.spaces import Space
 
 _READS: dict[str, Read] = {"src": "col", "dst": "row"}
 _MOST_WEIGHTS = 64
-"""Of a shared matrix that a region multiplies by: each edge makes as many numbers of its gradient."""
+"""Of a shared matrix inside a region: each edge makes as many numbers of its gradient."""
 
 
 _LOOPS = frozenset({"cond", "scan", "while"})
