@@ -285,4 +285,4 @@ def test_equation_without_instruction_is_named(function: Callable[..., Any]) -> 
     rows = [jax.ShapeDtypeStruct((3,), "float32")]
     found = Region.of(lambda x: [function(x) * 1.0], rows, ["row"], [("row", "sum")]).program
     assert isinstance(found, row_program.Unsupported)
-    assert found.equation.primitive.name in str(found)
+    assert "no instruction" in str(found) and found.equation is not None

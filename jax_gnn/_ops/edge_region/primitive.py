@@ -228,6 +228,8 @@ def _call(platform: str, operands: Operands, *, region: Region) -> Call | None:
     if isinstance(code, Unsupported):
         raise ValueError(f"edge_region has no {platform} kernel for {described(code)}")
     by_row, by_col = operands.matrix
+    if not all(isinstance(each.num_rows, int) for each in operands.matrix):
+        return None  # of symbolic sizes
     walks = len(code.by_row) > 1, len(code.by_col) > 1
     of_row = csr_operands(by_row, by_col.num_rows) if walks[0] else None
     of_col = csr_operands(by_col, by_row.num_rows) if walks[1] else None

@@ -308,7 +308,10 @@ class _Builder:
         if name in _CALLS:
             inner = next(eqn.params[each] for each in _INNER if each in eqn.params)
             consts = getattr(inner, "consts", ())
-            return self.walk(getattr(inner, "jaxpr", inner), consts, operands)
+            try:
+                return self.walk(getattr(inner, "jaxpr", inner), consts, operands)
+            except Unsupported as error:  # what is called may know another caller's line
+                raise Unsupported(eqn, error.reason) from None
         if name in _SAME:
             if name == "reshape" and eqn.params["dimensions"] is not None:
                 raise Unsupported(eqn, "reshape with dimensions")
