@@ -112,8 +112,7 @@ std::string fault_of(const RegionProgram& program, const RegionStep& step) {
       return "a reduction is wrong";
   } else {
     if (params[0] < 1 || params[0] >= kMostNumbers || width(0) % params[0] != 0 ||
-        width(1) % params[0] != 0 ||
-        step.width != width(0) / params[0] * (width(1) / params[0]) ||
+        width(1) % params[0] != 0 || step.width != width(0) / params[0] * (width(1) / params[0]) ||
         program.varies(step.operands[1]))
       return "a product is wrong";
   }
@@ -209,10 +208,12 @@ constexpr int64_t kBlockBytes = 32 << 10;  // of all values of a block
 constexpr int64_t kLeastEntries = 8, kMostEntries = 512;
 constexpr int64_t kPadding = 16;  // numbers: steps go past the end to whole vectors
 
-int64_t padded(int64_t numbers) { return (numbers + kPadding - 1) / kPadding * kPadding + kPadding; }
+int64_t padded(int64_t numbers) {
+  return (numbers + kPadding - 1) / kPadding * kPadding + kPadding;
+}
 
-// Varying values have a slot of a block's rows, which a later one takes over; shared ones a row, and
-// a block of copies where a varying step reads them.
+// Varying values have a slot of a block's rows, which a later one takes over; shared ones a row,
+// and a block of copies where a varying step reads them.
 struct Plan {
   int64_t entries;                  // of a block
   std::vector<int64_t> slots;       // of each value, its slot; -1: none
@@ -273,9 +274,9 @@ struct Plan {
       const auto release = [&] {
         for (size_t k = 0; k < step.operands.size(); ++k) {
           const int64_t operand = step.operands[k];
-          const bool again = std::find(step.operands.begin(),
-                                       step.operands.begin() + static_cast<int64_t>(k),
-                                       operand) != step.operands.begin() + static_cast<int64_t>(k);
+          const bool again =
+              std::find(step.operands.begin(), step.operands.begin() + static_cast<int64_t>(k),
+                        operand) != step.operands.begin() + static_cast<int64_t>(k);
           if (!again && program.varies(operand) && last[operand] == static_cast<int64_t>(i))
             free.push_back(slots[operand]);
         }
@@ -321,17 +322,16 @@ JAX_GNN_INLINE V logarithm(V x) {
   const V k = convert<V>(power), f = mantissa - T(1), s = f / (T(2) + f), z = s * s;
   V r;
   if constexpr (sizeof(T) == 4) {
-    r = z * (T(0.66666662693) +
-             z * (T(0.40000972152) + z * (T(0.28498786688) + z * T(0.24279078841))));
-  } else {
     r = z *
-        (T(6.666666666666735130e-01) +
-         z * (T(3.999999999940941908e-01) +
-              z * (T(2.857142874366239149e-01) +
-                   z * (T(2.222219843214978396e-01) +
-                        z * (T(1.818357216161805012e-01) +
-                             z * (T(1.531383769920937332e-01) +
-                                  z * T(1.479819860511658591e-01)))))));
+        (T(0.66666662693) + z * (T(0.40000972152) + z * (T(0.28498786688) + z * T(0.24279078841))));
+  } else {
+    r = z * (T(6.666666666666735130e-01) +
+             z * (T(3.999999999940941908e-01) +
+                  z * (T(2.857142874366239149e-01) +
+                       z * (T(2.222219843214978396e-01) +
+                            z * (T(1.818357216161805012e-01) +
+                                 z * (T(1.531383769920937332e-01) +
+                                      z * T(1.479819860511658591e-01)))))));
   }
   const V half = T(0.5) * f * f;
   constexpr T kHigh = sizeof(T) == 4 ? T(6.9313812256e-01) : T(6.93147180369123816490e-01);
@@ -580,33 +580,32 @@ JAX_GNN_INLINE void run_step(const RegionProgram& program, const RegionStep& ste
     for (int64_t i = 0; i < total; i += kLanes) store<kLanes>(to + i, body(i));
   };
   switch (step.code) {
-#define JAX_GNN_CASE(name)                                               \
-  case Code::k##name: {                                                  \
-    const Acc* const a = operand(0);                                     \
-    if constexpr (Code::k##name == Code::kCeil) {                        \
-      for (int64_t i = 0; i < total; ++i) to[i] = std::ceil(a[i]);       \
-    } else if constexpr (Code::k##name == Code::kFloor) {                \
-      for (int64_t i = 0; i < total; ++i) to[i] = std::floor(a[i]);      \
-    } else if constexpr (Code::k##name == Code::kSqrt) {                 \
-      for (int64_t i = 0; i < total; ++i) to[i] = std::sqrt(a[i]);       \
-    } else if constexpr (Code::k##name == Code::kRsqrt) {                \
-      for (int64_t i = 0; i < total; ++i) to[i] = 1 / std::sqrt(a[i]);   \
-    } else {                                                             \
-      for_each([&](int64_t i) JAX_GNN_LAMBDA {                           \
-        return unary<Code::k##name, kLanes>(load<kLanes>(a + i));        \
-      });                                                                \
-    }                                                                    \
-    break;                                                               \
+#define JAX_GNN_CASE(name)                                                                        \
+  case Code::k##name: {                                                                           \
+    const Acc* const a = operand(0);                                                              \
+    if constexpr (Code::k##name == Code::kCeil) {                                                 \
+      for (int64_t i = 0; i < total; ++i) to[i] = std::ceil(a[i]);                                \
+    } else if constexpr (Code::k##name == Code::kFloor) {                                         \
+      for (int64_t i = 0; i < total; ++i) to[i] = std::floor(a[i]);                               \
+    } else if constexpr (Code::k##name == Code::kSqrt) {                                          \
+      for (int64_t i = 0; i < total; ++i) to[i] = std::sqrt(a[i]);                                \
+    } else if constexpr (Code::k##name == Code::kRsqrt) {                                         \
+      for (int64_t i = 0; i < total; ++i) to[i] = 1 / std::sqrt(a[i]);                            \
+    } else {                                                                                      \
+      for_each([&](int64_t i)                                                                     \
+                   JAX_GNN_LAMBDA { return unary<Code::k##name, kLanes>(load<kLanes>(a + i)); }); \
+    }                                                                                             \
+    break;                                                                                        \
   }
     JAX_GNN_UNARY_CODES(JAX_GNN_CASE)
 #undef JAX_GNN_CASE
-#define JAX_GNN_CASE(name)                                                        \
-  case Code::k##name: {                                                           \
-    const Acc *const a = operand(0), *const b = operand(1);                       \
-    for_each([&](int64_t i) JAX_GNN_LAMBDA {                                      \
-      return binary<Code::k##name>(load<kLanes>(a + i), load<kLanes>(b + i));     \
-    });                                                                           \
-    break;                                                                        \
+#define JAX_GNN_CASE(name)                                                    \
+  case Code::k##name: {                                                       \
+    const Acc *const a = operand(0), *const b = operand(1);                   \
+    for_each([&](int64_t i) JAX_GNN_LAMBDA {                                  \
+      return binary<Code::k##name>(load<kLanes>(a + i), load<kLanes>(b + i)); \
+    });                                                                       \
+    break;                                                                    \
   }
     JAX_GNN_BINARY_CODES(JAX_GNN_CASE)
 #undef JAX_GNN_CASE
@@ -805,9 +804,9 @@ struct Walk {
   int64_t tasks;
   std::vector<int64_t> states;  // of each output, where its state starts in a task's
   int64_t state_size;
-  Acc* shared;                            // rows of shared values
-  std::unique_ptr<PartRows[]> parts;      // of tasks
-  std::unique_ptr<Acc[]> heads, tails;    // states of tasks; of all, too, in heads
+  Acc* shared;                          // rows of shared values
+  std::unique_ptr<PartRows[]> parts;    // of tasks
+  std::unique_ptr<Acc[]> heads, tails;  // states of tasks; of all, too, in heads
 
   Walk(const RegionProgram& p, const Plan& l, const Csr<int32_t>& c, const void* const* in,
        void* const* out)
@@ -881,7 +880,9 @@ struct Walk {
           cols(new int64_t[static_cast<size_t>(entries)]),
           edges(new int64_t[static_cast<size_t>(entries)]) {}
     const int64_t* ids(Access access) const {
-      return access == Access::kRow ? rows.get() : access == Access::kCol ? cols.get() : edges.get();
+      return access == Access::kRow   ? rows.get()
+             : access == Access::kCol ? cols.get()
+                                      : edges.get();
     }
   };
 
@@ -945,7 +946,7 @@ struct Walk {
                       static_cast<size_t>(program.width(value)) * sizeof(Acc));
     }
     Acc *const state = memory + plan.block_size, *const all = state + state_size,
-              *const spare = all + state_size;
+               *const spare = all + state_size;
     const int64_t begin = ahead ? 0 : first_entry(task), end = ahead ? 1 : first_entry(task + 1);
     // Rows from `low` on and before `high` that nothing goes to are this task's to fill.
     int64_t low = 0, high = 0, next = 0, row = -1, last_row = -1;
@@ -1004,8 +1005,8 @@ struct Walk {
           }
           for (stop = e + 1; stop < block.count && block.rows[stop] == row;) ++stop;
           for_each(Access::kRow, [&](const RegionOutput& output, int64_t place) JAX_GNN_LAMBDA {
-            add_rows<kLanes>(output.reduce, state + place,
-                             at[output.value] + e * output.width, stop - e, output.width);
+            add_rows<kLanes>(output.reduce, state + place, at[output.value] + e * output.width,
+                             stop - e, output.width);
           });
         }
         for_each(Access::kAll, [&](const RegionOutput& output, int64_t place) JAX_GNN_LAMBDA {
