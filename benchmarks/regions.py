@@ -165,8 +165,7 @@ def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def both(graph: Graph, *arrays: Any) -> Any:
         results, pull = jax.vjp(lambda *arrays: function(graph, *arrays), *arrays)
-        finite = jax.tree.map(lambda y: jnp.where(jnp.isfinite(y), y, 0), results)
-        return results, pull(jax.tree.map(jnp.cos, finite))
+        return results, pull(results)
 
     return both
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from op_suite import KERNELS, PLATFORM
@@ -14,6 +15,8 @@ from jax_gnn._core.csr import Csr, SparseMatrix, edge_split, permutation, segmen
 from jax_gnn._ops.attention import leaky
 from jax_gnn._ops.attention.primitive import Known
 from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Moving, Scores, Typed
+from jax_gnn._ops.edge_region.primitive import Known as RegionKnown
+from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.relational_attention import primitive as typed
 
 needs_kernels = pytest.mark.skipif(
@@ -95,6 +98,19 @@ TYPED = RelationalGraph.from_triples(
     *(ids(0, 1, 1, 2), ids(0, 1, 0, 1), ids(2, 4, 0, 0)), num_nodes=5, num_relations=2
 ).matrix(weighted=True)
 
+
+def region(dtype: Any, *, nonlinear: bool) -> Region:
+    with jax.enable_x64(dtype == np.float64):
+        return Region.of(
+            lambda x, y, w: [jnp.tanh(x * y) * w if nonlinear else x + w, x - 3 * y],
+            [jax.ShapeDtypeStruct((2,), dtype)] * 3,
+            ("row", "col", "edge"),
+            (("row", "sum"), ("col", "sum")),
+        )
+
+
+REGION = region(np.float32, nonlinear=False)
+
 # Operands for every primitive. A new primitive gets a line here.
 SAMPLES: dict[str, tuple[Any, ...]] = {
     "hypergraph_aggregate": (
@@ -122,6 +138,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     ),
     "leaky_scores": (*KEYS, floats(1, 2), MATRIX),
     "leaky_sum": (*KEYS, floats(4, 1), floats(1, 2), MATRIX),
+    "edge_region": ((floats(5, 2), floats(3, 2), floats(4, 2)), MATRIX),
     "segment_order": (ids(3, -1, 0, 3),),
     "segment_matmul": (
         *(floats(4, 2), floats(3, 2, 4), floats(3, 4), floats(5, 4), floats(5)),
@@ -144,6 +161,11 @@ LINEAR_SAMPLES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         (floats(3, 2), floats(4, 1), MATRIX),
         (floats(3, 2), floats(4, 1)),
         {"reduce": "mean", "heads": 1},
+    ),
+    "edge_region_jvp": (
+        RegionKnown((floats(5, 2), floats(3, 2), floats(4, 2)), (), MATRIX),
+        (floats(5, 2), floats(3, 2), floats(4, 2)),
+        {"region": region(np.float64, nonlinear=True)},
     ),
     "leaky_dots": (leaky.Keys(*KEYS, None, MATRIX), KEYS, OF_HEADS),
     "typed_values": (

@@ -11,11 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from op_spec import SCENARIOS, setting
-from op_suite import IMPLEMENTATIONS, KERNELS
+from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM
+from primitive_cases import REGION, floats, needs_kernels
 from region_cases import MODELS, Edges, Model
+from test_custom_calls import call
 
-from jax_gnn._ops.edge_region import row_program
-from jax_gnn._ops.edge_region.primitive import edge_region
+from jax_gnn._ops.edge_region import primitive, row_program
+from jax_gnn._ops.edge_region.interpreter import code_of
+from jax_gnn._ops.edge_region.primitive import edge_region, region_op
 from jax_gnn._ops.edge_region.region import Region
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-10}
@@ -161,6 +164,84 @@ def test_equal_regions_compile_once(rng: Any) -> None:
     assert one != one.ties and "none→edge" in repr(one)
 
 
+# --- What has no kernel --------------------------------------------------------------------------
+
+
+def sorted_rows(x: Any) -> list[Any]:
+    return [jnp.sort(x) * jnp.cumsum(x)]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_function_without_instructions_is_plain_xla(rng: Any) -> None:
+    model = Model(sorted_rows, [("col", (3,))], [("row", "max")])
+    edges = Edges.random(rng, "random")
+    (x,) = edges.arrays(rng, model, "float64")
+    with setting(None, "float64"):
+        got, want = (
+            jax.jit(lambda x, f=f: (f(x), jax.grad(total(f))(x)))(x)
+            for f in (op(model, edges), plain(model, edges))
+        )
+    close(got, want)
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+def test_function_without_instructions_warns_and_is_an_error_where_demanded(
+    implementation: str, rng: Any
+) -> None:
+    model = Model(sorted_rows, [("col", (3,))], [("row", "sum")])
+    edges = Edges.random(rng, "random")
+    arrays = edges.arrays(rng, model, "float32")
+    primitive._warn_once.cache_clear()
+    line = r"(sort|cumsum) has no instruction for rows of edges \(test_edge_region.py:\d+\)"
+    with pytest.warns(RuntimeWarning, match=line):
+        jax.jit(op(model, edges)).lower(*arrays)
+    with setting(implementation), pytest.raises(ValueError, match=line):
+        jax.jit(op(model, edges)).lower(*arrays)
+
+
+@needs_kernels
+@pytest.mark.skipif(PLATFORM != "cpu", reason="the interpreter is a CPU's")
+def test_damaged_program_is_an_error_or_another_program(rng: Any) -> None:
+    """Never a crash: no number of a description is trusted."""
+    edges = Edges.random(rng, "random")
+    code = code_of(REGION)
+    assert not isinstance(code, row_program.Unsupported)
+    by_row, by_col = edges.matrix
+    arrays = [floats(each.num_rows, 2) for each in edges.matrix] + [floats(edges.count, 2)]
+    ids = [by_row.rows, by_row.cols, by_row.rows, by_col.rows, by_col.cols, by_col.order]
+    results = [((each.num_rows, 2), "float32") for each in edges.matrix]
+    attributes: dict[str, Any] = {
+        "gather": np.bool_(True),
+        "ordered": np.bool_(False),
+        "t_gather": np.bool_(True),
+        "t_ordered": np.bool_(True),
+        "num_rows": np.int64(by_row.num_rows),
+        "num_cols": np.int64(by_col.num_rows),
+        "by_row": code.by_row,
+        "by_col": code.by_col,
+        "numbers": code.numbers,
+    }
+    results += [((edges.count, width), str(dtype)) for width, dtype in code.workspaces]
+    right = call("edge_region", [*arrays, *ids], results, attributes)
+    with setting("xla"):
+        close(right[:2], region_op(tuple(arrays), edges.matrix, region=REGION), rtol=1e-4)
+    faults = 0
+    for _ in range(40):
+        name = ("by_row", "by_col")[rng.integers(2)]
+        damaged = np.array(attributes[name])
+        if rng.integers(4):
+            value = rng.choice([-1, 0, 1, 2, 3, 5, 9, 40, 2**31, 2**62, -(2**62)])
+            damaged[rng.integers(len(damaged))] = value
+        else:
+            damaged = damaged[: rng.integers(2, len(damaged))]
+        try:
+            call("edge_region", [*arrays, *ids], results, {**attributes, name: damaged})
+        except jax.errors.JaxRuntimeError as error:
+            assert "jax_gnn: " in str(error)
+            faults += 1
+    assert faults > 10
+
+
 # --- Row programs --------------------------------------------------------------------------------
 
 
@@ -204,4 +285,4 @@ def test_equation_without_instruction_is_named(function: Callable[..., Any]) -> 
     rows = [jax.ShapeDtypeStruct((3,), "float32")]
     found = Region.of(lambda x: [function(x) * 1.0], rows, ["row"], [("row", "sum")]).program
     assert isinstance(found, row_program.Unsupported)
-    assert found.equation.primitive.name in str(found)
+    assert "no instruction" in str(found) and found.equation is not None

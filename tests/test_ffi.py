@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad
 from op_spec import on_host
 from op_suite import PLATFORM
-from primitive_cases import SAMPLES, floats, needs_kernels
+from primitive_cases import REGION, SAMPLES, floats, needs_kernels
 
 import jax_gnn
 from jax_gnn import Hypergraph, hypergraph_aggregate
@@ -38,6 +38,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     **{name: {"heads": 1, "slope": 0.2} for name in ("leaky_scores", "leaky_sum")},
     "attention": {"heads": 1, "slope": 0.2, "keeps_raw": False},
     "attention_vjp": {"heads": 1, "slope": 0.2, "whole": False},
+    "edge_region": {"region": REGION},
     "segment_order": {"num_segments": 4},
     "relational_aggregate": {
         "transposed": False,
@@ -155,7 +156,7 @@ def cost_faults(op: Op, operands: Sequence[Any]) -> list[str]:
     """No call reads less than its first operand, nor gives less than its result."""
     attributes = ATTRIBUTES.get(op.name, {})
     shapes = jax.eval_shape(bind(op), *operands)
-    least = operands[0].nbytes + sum(
+    least = sum(x.nbytes for x in jax.tree.leaves(operands[0])) + sum(
         math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes)
     )
     most = least + sum(x.nbytes for x in jax.tree.leaves(operands[1:]))

@@ -144,7 +144,8 @@ class Op:
             that gives the operand's cotangent; the operand itself is not to be read. For several
             names in a tuple, where it is linear in all these operands together, a function that
             gives the cotangent of each. Of several results, ``cotangent`` is a list, with None for
-            zero.
+            zero. Of an operand that is a tuple of arrays it gives a tuple, with None where an
+            array is known.
         batch: a function of (bind, operands, batched, size) in which batched operands carry the
             batch as their first axis; gives the result with the batch as first axis.
         platforms: those whose compiled modules have a kernel of this name.
@@ -324,12 +325,19 @@ def _transpose(
     bind = Bind(op, implementation, attributes)
     operands = tree.unflatten(map(of_jax, leaves))
     positions = tree.unflatten(range(len(leaves)))
-    wanted = [n for n, x in operands._asdict().items() if ad.is_undefined_primal(x)]
+    wanted = [
+        name
+        for name, x in operands._asdict().items()
+        if any(map(ad.is_undefined_primal, x if isinstance(x, tuple) else (x,)))
+    ]
     cotangents = cotangent if op.several else [cotangent]
     known = [None if isinstance(ct, ad.Zero) else ct for ct in cotangents]
     found: dict[str, Any] = {}
     if all(ct is None for ct in known):
-        found = {name: ad.Zero(getattr(operands, name).aval.to_ct_aval()) for name in wanted}
+        found = {
+            name: jax.tree.map(_zero_cotangent, getattr(operands, name), is_leaf=_is_undefined)
+            for name in wanted
+        }
     together = {
         name: key for key in op.transpose for name in (key if isinstance(key, tuple) else (key,))
     }
@@ -340,8 +348,17 @@ def _transpose(
             found |= zip(key, cts, strict=True) if isinstance(key, tuple) else {name: cts}
     result: list[Any] = [None] * len(leaves)
     for name in wanted:
-        result[getattr(positions, name)] = found[name]
+        place, ct = getattr(positions, name), found[name]
+        for i, each in zip(place, ct, strict=True) if isinstance(place, tuple) else [(place, ct)]:
+            result[i] = each
     return result
+
+
+_is_undefined = ad.is_undefined_primal
+
+
+def _zero_cotangent(x: Any) -> Any:
+    return ad.Zero(x.aval.to_ct_aval()) if ad.is_undefined_primal(x) else None
 
 
 def _batch(

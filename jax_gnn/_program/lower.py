@@ -86,7 +86,11 @@ class Lowering:
         """What a program gives."""
         for row in needed(rows, self.matcher):
             self.array(row)
-        return [finished(row, self.array(row), self.maps) for row in rows]
+        regions = self.matcher.regions  # which leave zeros where there is padding
+        return [
+            self.array(row) if row in regions else finished(row, self.array(row), self.maps)
+            for row in rows
+        ]
 
     def array(self, row: Row) -> Array:
         """``(rows, *shape)`` of a row; ``shape`` of a shared one."""

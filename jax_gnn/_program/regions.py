@@ -34,8 +34,8 @@ from jax_gnn._program.rows import (
 from jax_gnn._program.spaces import Space
 
 _READS: dict[str, Read] = {"src": "col", "dst": "row"}
-_MOST_WEIGHTS = 512
-"""Of a product with a shared matrix inside a region; a larger one is a product of matrices."""
+_MOST_WEIGHTS = 64
+"""Of a shared matrix inside a region: each edge makes as many numbers of its gradient."""
 
 
 _LOOPS = frozenset({"cond", "scan", "while"})

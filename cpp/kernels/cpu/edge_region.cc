@@ -119,6 +119,22 @@ std::string fault_of(const RegionProgram& program, const RegionStep& step) {
   return "";
 }
 
+// The runs of places; none where they are short.
+std::vector<Piece> runs_of(const std::vector<int64_t>& places) {
+  const int64_t width = static_cast<int64_t>(places.size());
+  std::vector<Piece> runs;
+  for (int64_t k = 0; k < width;) {
+    Piece run = {places[k], k, 1, 1};
+    if (k + 1 < width && places[k + 1] == places[k]) run.step = 0;
+    while (k + run.count < width && places[k + run.count] == places[k] + run.count * run.step)
+      ++run.count;
+    runs.push_back(run);
+    k += run.count;
+  }
+  if (static_cast<int64_t>(runs.size()) * 4 > width && width > 4) runs.clear();
+  return runs;
+}
+
 }  // namespace
 
 std::string RegionProgram::read(const int64_t* code, int64_t size, const double* constants,
@@ -162,6 +178,7 @@ std::string RegionProgram::read(const int64_t* code, int64_t size, const double*
     if (!fits(step.storage)) return "an instruction's numbers are of another type";
     const std::string fault = fault_of(*this, step);
     if (!fault.empty()) return fault;
+    if (step.code == Code::kTake) step.runs = runs_of(step.params);
     steps.push_back(std::move(step));
   }
   for (int64_t i = 0; i < num_outputs && !reader.failed(); ++i) {
@@ -187,7 +204,7 @@ namespace {
 
 // --- Where values lie ----------------------------------------------------------------------------
 
-constexpr int64_t kBlockBytes = 96 << 10;  // of all values of a block
+constexpr int64_t kBlockBytes = 32 << 10;  // of all values of a block
 constexpr int64_t kLeastEntries = 8, kMostEntries = 512;
 constexpr int64_t kPadding = 16;  // numbers: steps go past the end to whole vectors
 
@@ -475,28 +492,31 @@ JAX_GNN_INLINE void copy_row(const Acc* from, Acc* to, int64_t width) {
 }
 
 template <typename Acc>
+JAX_GNN_INLINE void fill_row(Acc value, Acc* to, int64_t width) {
+  constexpr int kLanes = 32 / static_cast<int>(sizeof(Acc));
+  int64_t k = 0;
+  for (; k + kLanes <= width; k += kLanes)
+    store<kLanes>(to + k, broadcast<Vector<Acc, kLanes>>(value));
+  for (; k < width; ++k) to[k] = value;
+}
+
+template <typename Acc>
 JAX_GNN_INLINE void take_rows(const RegionStep& step, const Acc* from, int64_t from_width, Acc* to,
                               int64_t count) {
   const int64_t width = step.width;
   const int64_t* const places = step.params.data();
-  const int64_t first = width == 0 ? 0 : places[0];
-  bool same = true, slice = true;
-  for (int64_t k = 0; k < width; ++k) {
-    same &= places[k] == first;
-    slice &= places[k] == first + k;
-  }
-  if (same) {
-    for (int64_t e = 0; e < count; ++e) {
-      const Acc value = from[e * from_width + first];
-      for (int64_t k = 0; k < width; ++k) to[e * width + k] = value;
+  for (const Piece& run : step.runs) {
+    if (run.step == 1) {
+      for (int64_t e = 0; e < count; ++e)
+        copy_row(from + e * from_width + run.from, to + e * width + run.to, run.count);
+    } else {
+      for (int64_t e = 0; e < count; ++e)
+        fill_row(from[e * from_width + run.from], to + e * width + run.to, run.count);
     }
-  } else if (slice) {
-    for (int64_t e = 0; e < count; ++e)
-      copy_row(from + e * from_width + first, to + e * width, width);
-  } else {
-    for (int64_t e = 0; e < count; ++e)
-      for (int64_t k = 0; k < width; ++k) to[e * width + k] = from[e * from_width + places[k]];
   }
+  if (!step.runs.empty()) return;
+  for (int64_t e = 0; e < count; ++e)
+    for (int64_t k = 0; k < width; ++k) to[e * width + k] = from[e * from_width + places[k]];
 }
 
 template <int kLanes, typename Acc, typename Combine>
@@ -961,10 +981,9 @@ struct Walk {
       start(state, Access::kRow);
     };
     Block block(ahead ? 1 : plan.entries);
-    with_instruction_set<InstructionSet::kAvx512>([&](auto variant) JAX_GNN_LAMBDA {
-      constexpr int kBytes =
-          decltype(variant)::kInstructionSet == InstructionSet::kAvx512 ? 64 : 32;
-      constexpr int kLanes = kBytes / static_cast<int>(sizeof(Acc));
+    // Vectors of 32 bytes: of longer ones GCC 12 compares each number apart.
+    with_vectors([&](auto) JAX_GNN_LAMBDA {
+      constexpr int kLanes = 32 / static_cast<int>(sizeof(Acc));
       for (int64_t first = begin; first < end; first += plan.entries) {
         if (ahead) {
           block.count = 1;

@@ -1,6 +1,6 @@
-// Edge regions: a function of each entry of a sparse matrix, given as a list of instructions, between
-// gathers and reductions. The interpreter runs an instruction over a block of entries that stays in
-// the caches.
+// Edge regions: a function of each entry of a sparse matrix, given as a list of instructions,
+// between gathers and reductions. The interpreter runs an instruction over a block of entries that
+// stays in the caches.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,18 @@ enum class Storage { kFloat, kDouble, kHalf, kBFloat16, kBool };
 enum class Access { kEdge, kRow, kCol, kAll };
 
 // Instructions; the order is that of CODES in interpreter.py.
-#define JAX_GNN_UNARY_CODES(V)                                                                   \
-  V(Abs) V(Ceil) V(Copy) V(Exp) V(Expm1) V(Floor) V(IsFinite) V(Log) V(Log1p) V(Logistic) V(Neg) \
-  V(Not) V(Rsqrt) V(Sign) V(Sqrt) V(Square) V(Tanh)
-#define JAX_GNN_BINARY_CODES(V)                                                               \
-  V(Add) V(And) V(Div) V(Eq) V(Ge) V(Gt) V(Le) V(Lt) V(Max) V(Min) V(Mul) V(Ne) V(Or) V(Sub) \
-  V(Xor)
-#define JAX_GNN_LIBRARY_CODES(V)                                                               \
-  V(Acos) V(Acosh) V(Asin) V(Asinh) V(Atan) V(Atanh) V(Cbrt) V(Cos) V(Cosh) V(Erf) V(Erfc)    \
-  V(Exp2) V(Round) V(Sin) V(Sinh) V(Tan)
+#define JAX_GNN_UNARY_CODES(V)                                                                    \
+  V(Abs)                                                                                          \
+  V(Ceil)                                                                                         \
+  V(Copy) V(Exp) V(Expm1) V(Floor) V(IsFinite) V(Log) V(Log1p) V(Logistic) V(Neg) V(Not) V(Rsqrt) \
+      V(Sign) V(Sqrt) V(Square) V(Tanh)
+#define JAX_GNN_BINARY_CODES(V) \
+  V(Add) V(And) V(Div) V(Eq) V(Ge) V(Gt) V(Le) V(Lt) V(Max) V(Min) V(Mul) V(Ne) V(Or) V(Sub) V(Xor)
+#define JAX_GNN_LIBRARY_CODES(V)                                                                  \
+  V(Acos)                                                                                         \
+  V(Acosh)                                                                                        \
+  V(Asin) V(Asinh) V(Atan) V(Atanh) V(Cbrt) V(Cos) V(Cosh) V(Erf) V(Erfc) V(Exp2) V(Round) V(Sin) \
+      V(Sinh) V(Tan)
 #define JAX_GNN_LIBRARY_BINARY_CODES(V) V(Atan2) V(Pow) V(Rem)
 #define JAX_GNN_CODE(name) k##name,
 enum class Code {
@@ -50,11 +53,17 @@ struct RegionInput {
   Storage storage;
 };
 
+// Places of an operand that a kTake reads one after the other, or, where `step` is 0, one of them.
+struct Piece {
+  int64_t from, to, count, step;
+};
+
 struct RegionStep {
   Code code;
   int64_t width;
   Storage storage;  // that a result is rounded to
   std::vector<int64_t> operands, params;
+  std::vector<Piece> runs;  // of a kTake, where they are few
   bool varies;
 };
 

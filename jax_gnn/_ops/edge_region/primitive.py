@@ -114,6 +114,19 @@ def _jvp(bind: Bind, primals: Operands, tangents: Operands) -> tuple[Any, Any]:
     return results, found
 
 
+def _transpose(bind: Bind, cts: Sequence[Any], operands: Operands) -> tuple[Any, ...]:
+    """Of a region that is linear in the arrays that are missing, together."""
+    region: Region = bind.attributes["region"]
+    places = range(len(operands.arrays))
+    known = tuple(i for i in places if hasattr(operands.arrays[i], "dtype"))
+    undefined = tuple(i for i in places if i not in known)
+    given = _moving(cts)
+    arrays = (*(operands.arrays[i] for i in known), *(cts[i] for i in given))
+    found = bind(Operands(arrays, operands.matrix), region=region.transposed(undefined, given))
+    by_place: dict[int, Any] = dict(zip(undefined, found, strict=True))
+    return tuple(by_place.get(i) for i in places)
+
+
 def _moving(moving: Sequence[Any]) -> tuple[int, ...]:
     return tuple(i for i, each in enumerate(moving) if each is not None)
 
@@ -215,6 +228,8 @@ def _call(platform: str, operands: Operands, *, region: Region) -> Call | None:
     if isinstance(code, Unsupported):
         raise ValueError(f"edge_region has no {platform} kernel for {described(code)}")
     by_row, by_col = operands.matrix
+    if not all(isinstance(each.num_rows, int) for each in operands.matrix):
+        return None  # of symbolic sizes
     walks = len(code.by_row) > 1, len(code.by_col) > 1
     of_row = csr_operands(by_row, by_col.num_rows) if walks[0] else None
     of_col = csr_operands(by_col, by_row.num_rows) if walks[1] else None
@@ -274,7 +289,7 @@ region_op = define(
         operands=Operands,
         result=_result,
         xla=xla.edge_region,
-        transpose={},
+        transpose={"arrays": _transpose},
         jvp=_jvp,
         batch=_batch,
         several=True,

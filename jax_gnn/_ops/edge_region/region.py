@@ -47,6 +47,13 @@ class Attained(NamedTuple):
     region: Region
 
 
+def _read_of(output: tuple[Into, str]) -> Read:
+    into, reduce = output
+    if reduce in ("max", "min"):
+        raise TypeError(f"edge_region is transposed, but a {reduce} is not linear")
+    return READ[into]
+
+
 @dataclass(frozen=True, eq=False)
 class Region:
     """A function of rows, and what it reads and makes.
@@ -221,6 +228,34 @@ class Region:
             return replace(found, attained=self.attained._replace(region=by_mask))
         return found
 
+    def transposed(self, undefined: tuple[int, ...], given: tuple[int, ...]) -> Region:
+        """The transpose of a region that is linear in some arguments together.
+
+        Arguments are the others and the cotangents of the results that are given; results the
+        cotangents of those arguments.
+        """
+        known = [i for i in range(len(self.reads)) if i not in undefined]
+        shapes = [self.rows[i] for i in undefined]
+
+        def function(*rows: Any) -> list[Array]:
+            at = replaced([None] * len(self.reads), known, rows[: len(known)])
+
+            def some(*values: Any) -> list[Array]:
+                found = self(*replaced(at, undefined, values))
+                return [found[i] for i in given]
+
+            return list(jax.linear_transpose(some, *shapes)(list(rows[len(known) :])))
+
+        reads = [self.reads[i] for i in known] + [_read_of(self.outputs[i]) for i in given]
+        rows = [self.rows[i] for i in known] + [self.results[i] for i in given]
+        into = [INTO[self.reads[i]] for i in undefined]
+        outputs = [(each, "none" if each == "edge" else "sum") for each in into]
+        found = Region.of(function, rows, reads, outputs)
+        if self.attained is None:
+            return found
+        by_mask = self.attained.region.transposed(undefined, given)
+        return replace(found, attained=self.attained._replace(region=by_mask))
+
     def _of(self, rows: Sequence[Any], moving: Sequence[int]) -> Callable[..., list[Any]]:
         """The function of some arguments."""
         return lambda *values: self(*replaced(rows, moving, values))
@@ -265,8 +300,10 @@ class Region:
     def apart(self, by_row: Sequence[bool]) -> Region | None:
         """With arguments read by row that were shared; what goes to all goes to rows, too.
 
-        None where it compares with what is a maximum of all.
+        None where it has a maximum of all, or compares with one: both are made alike.
         """
+        if any(self.outputs[i][0] == "all" for i in self.extremes):
+            return None
         reads: list[Read] = [
             "row" if moved else read for read, moved in zip(self.reads, by_row, strict=True)
         ]
@@ -277,8 +314,7 @@ class Region:
         if self.attained is None:
             return found
         of, places, region = self.attained
-        if any(of.outputs[i][0] == "all" for i in of.extremes):
-            return None
         own, other = of.apart(by_row[: len(of.reads)]), region.apart(by_row)
-        assert own is not None and other is not None
+        if own is None or other is None:
+            return None
         return replace(found, attained=Attained(own, places, other))

@@ -234,6 +234,9 @@ REDUCTIONS: dict[str, Callable[..., Array]] = {
     "min": jnp.min,
 }
 
+_NEUTRAL = {"sub": 0, "mul": 1, "div": 1}
+"""What changes nothing as a second operand; -0.0 is no less a zero."""
+
 _ALIASES = {"add_any": "add"}
 _SAME = (
     *("copy", "copy_p", "name", "optimization_barrier", "pcast", "pvary", "reshape", "squeeze"),
@@ -305,7 +308,10 @@ class _Builder:
         if name in _CALLS:
             inner = next(eqn.params[each] for each in _INNER if each in eqn.params)
             consts = getattr(inner, "consts", ())
-            return self.walk(getattr(inner, "jaxpr", inner), consts, operands)
+            try:
+                return self.walk(getattr(inner, "jaxpr", inner), consts, operands)
+            except Unsupported as error:  # what is called may know another caller's line
+                raise Unsupported(eqn, error.reason) from None
         if name in _SAME:
             if name == "reshape" and eqn.params["dimensions"] is not None:
                 raise Unsupported(eqn, "reshape with dimensions")
@@ -387,6 +393,10 @@ class _Builder:
             for value, atom in zip(operands, eqn.invars, strict=True)
         ]
         constants = [self.constant_of(each) for each in operands]
+        if len(operands) == 2 and name in _NEUTRAL:
+            known = constants[1]
+            if known is not None and np.all(known == _NEUTRAL[name]):
+                return operands[0]
         if all(each is not None for each in constants):
             with np.errstate(all="ignore"):
                 if name == "convert_element_type":

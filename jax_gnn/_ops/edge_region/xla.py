@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, put, row_wise, take
-from jax_gnn._core.csr import SparseMatrix
+from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, flat, put, row_wise, take
+from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._ops.edge_region.region import READ, Attained, Region
 from jax_gnn._ops.edge_region.row_program import Into, Read
+from jax_gnn._ops.segment_reduce.primitive import segment_reduce
 
 
 def edge_region(arrays: Sequence[Array], matrix: SparseMatrix, *, region: Region) -> list[Array]:
@@ -51,6 +52,13 @@ class _Edges:
         self.order = csr.order
         self._ids = {"row": rows, "col": cols, "edge": csr.order}
         self._sizes = {"row": csr.num_rows, "col": num_cols}
+        by_col = matrix.by_col
+        at_col = None
+        if by_col.rows is not None and by_col.order is not None:
+            of_edges = Csr(None, cols, num_rows=csr.count)
+            at_col = SparseMatrix(Csr(by_col.rows, by_col.order, num_rows=num_cols), of_edges)
+        at_row = None if csr.rows is None else segments(csr.rows, csr.num_rows)
+        self._at = {"row": at_row, "col": at_col}  # what sums rows of edges
 
     def read(self, x: Array, by: Read) -> Array:
         """The row of each entry; a shared one as it is."""
@@ -73,5 +81,13 @@ class _Edges:
             least = {"sum": 0, "max": -jnp.inf, "min": jnp.inf}[reduce]
             wide = jnp.where(row_wise(self.valid, x), wide, jnp.full_like(wide, least))
             return getattr(jnp, reduce)(wide, 0, initial=least).astype(x.dtype)
+        at = self._at[into]
+        if at is not None:  # by a kernel, if there is one
+            least = {"sum": 0, "max": -jnp.inf, "min": jnp.inf}[reduce]
+            x = jnp.where(row_wise(self.valid, x), x, jnp.full_like(x, least))
+            if into == "col" and self.order is not None:
+                x = put(x, jnp.where(self.valid, self.order, self.count))
+            found = segment_reduce(flat(x), None, at, reduce=reduce, heads=1)
+            return found.reshape(-1, *x.shape[1:])
         ids = jnp.where(self.valid, self._ids[into], self._sizes[into])
         return JAX_OPS[reduce](wide, ids, self._sizes[into]).astype(x.dtype)
