@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from op_spec import SCENARIOS, setting
-from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM
-from primitive_cases import REGION, floats, needs_kernels
+from op_suite import IMPLEMENTATIONS, KERNELS
+from primitive_cases import REGION, floats
 from region_cases import MODELS, Edges, Model
 from test_custom_calls import call
 
@@ -22,6 +22,7 @@ from jax_gnn._ops.edge_region.primitive import edge_region, region_op
 from jax_gnn._ops.edge_region.region import Region
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-10}
+INTERPRETED = [name for name in KERNELS if name == "cpu"]
 
 
 def op(model: Model, edges: Edges) -> Callable[..., list[Any]]:
@@ -184,7 +185,7 @@ def test_function_without_instructions_is_plain_xla(rng: Any) -> None:
     close(got, want)
 
 
-@pytest.mark.parametrize("implementation", KERNELS)
+@pytest.mark.parametrize("implementation", INTERPRETED)
 def test_function_without_instructions_warns_and_is_an_error_where_demanded(
     implementation: str, rng: Any
 ) -> None:
@@ -199,8 +200,7 @@ def test_function_without_instructions_warns_and_is_an_error_where_demanded(
         jax.jit(op(model, edges)).lower(*arrays)
 
 
-@needs_kernels
-@pytest.mark.skipif(PLATFORM != "cpu", reason="the interpreter is a CPU's")
+@pytest.mark.skipif(not INTERPRETED, reason="the interpreter is a CPU's")
 def test_damaged_program_is_an_error_or_another_program(rng: Any) -> None:
     """Never a crash: no number of a description is trusted."""
     edges = Edges.random(rng, "random")
