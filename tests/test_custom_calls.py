@@ -182,15 +182,17 @@ def test_kernels_that_cannot_do_a_call_are_refused(
     schedule: Any, reduce: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same in Python, which makes a walk of them, is left out."""
-    family = replace(segment_schedule.FAMILY, possible=lambda schedule, op, **call: schedule)
+    wanted = schedules.Schedule(*schedule)
+    family = replace(segment_schedule.FAMILY, possible=lambda chosen, op, **call: wanted)
     monkeypatch.setattr(segment_schedule, "FAMILY", family)
     graph = Graph.from_edges([0, 1, 2], [1, 1, 0], num_nodes=3)
+    jax.clear_caches()  # which do not know of the family
     with (
         jax_gnn.implementation("cuda"),
-        schedules.use(schedules.Schedule(*schedule)),
         pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_gnn: {message}"),
     ):
         jax.block_until_ready(jax_gnn.spmm(graph, floats(3, 8), reduce=reduce))
+    jax.clear_caches()
 
 
 @needs_kernels
