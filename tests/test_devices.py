@@ -111,8 +111,8 @@ class TestDevices:
 def test_no_state_of_a_device_is_kept_for_the_process() -> None:
     """What CUDA says of a device, or is told of it, holds there alone: a ``static`` would keep it.
 
-    What is kept belongs to no device: the counter that tags launches, an entry of the driver, and the
-    lock of the table of loaded kernels, whose keys name a device.
+    What is kept belongs to no device: the counter that tags launches, an entry of the driver, and
+    the lock of the table of loaded kernels, whose keys name a device.
     """
     folder = Path(__file__).parents[1] / "cpp"
     variable = re.compile(
