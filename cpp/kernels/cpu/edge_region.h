@@ -19,19 +19,17 @@ enum class Storage { kFloat, kDouble, kHalf, kBFloat16, kBool };
 enum class Access { kEdge, kRow, kCol, kAll };
 
 // Instructions; the order is that of CODES in interpreter.py.
-#define JAX_GNN_UNARY_CODES(V)                                                                    \
-  V(Abs)                                                                                          \
-  V(Ceil)                                                                                         \
-  V(Copy) V(Exp) V(Expm1) V(Floor) V(IsFinite) V(Log) V(Log1p) V(Logistic) V(Neg) V(Not) V(Rsqrt) \
-      V(Sign) V(Sqrt) V(Square) V(Tanh)
-#define JAX_GNN_BINARY_CODES(V) \
+// clang-format off
+#define JAX_GNN_UNARY_CODES(V)                                                                   \
+  V(Abs) V(Ceil) V(Copy) V(Exp) V(Expm1) V(Floor) V(IsFinite) V(Log) V(Log1p) V(Logistic) V(Neg) \
+  V(Not) V(Rsqrt) V(Sign) V(Sqrt) V(Square) V(Tanh)
+#define JAX_GNN_BINARY_CODES(V)                                                                  \
   V(Add) V(And) V(Div) V(Eq) V(Ge) V(Gt) V(Le) V(Lt) V(Max) V(Min) V(Mul) V(Ne) V(Or) V(Sub) V(Xor)
-#define JAX_GNN_LIBRARY_CODES(V)                                                                  \
-  V(Acos)                                                                                         \
-  V(Acosh)                                                                                        \
-  V(Asin) V(Asinh) V(Atan) V(Atanh) V(Cbrt) V(Cos) V(Cosh) V(Erf) V(Erfc) V(Exp2) V(Round) V(Sin) \
-      V(Sinh) V(Tan)
+#define JAX_GNN_LIBRARY_CODES(V)                                                                 \
+  V(Acos) V(Acosh) V(Asin) V(Asinh) V(Atan) V(Atanh) V(Cbrt) V(Cos) V(Cosh) V(Erf) V(Erfc)       \
+  V(Exp2) V(Round) V(Sin) V(Sinh) V(Tan)
 #define JAX_GNN_LIBRARY_BINARY_CODES(V) V(Atan2) V(Pow) V(Rem)
+// clang-format on
 #define JAX_GNN_CODE(name) k##name,
 enum class Code {
   JAX_GNN_UNARY_CODES(JAX_GNN_CODE) JAX_GNN_BINARY_CODES(JAX_GNN_CODE)
