@@ -159,7 +159,12 @@ def _regions(plan: Plan) -> list[str]:
     found = []
     for region in dict.fromkeys(plan.matcher.regions.values()):
         made = ", ".join(names[row] for row in region.results)
-        functions = ", ".join(dict.fromkeys(title(row.op) for row in region.members))
+        functions = ", ".join(
+            dict.fromkeys(
+                "einsum" if isinstance(row.op, Contract) else title(row.op)
+                for row in region.members
+            )
+        )
         found.append(f"  {made}: of {functions} for each edge, which are made again for gradients")
     return ["", "edge regions", *found] if found else []
 
