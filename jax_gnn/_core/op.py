@@ -335,7 +335,9 @@ def _transpose(
     found: dict[str, Any] = {}
     if all(ct is None for ct in known):
         found = {
-            name: jax.tree.map(_zero_cotangent, getattr(operands, name), is_leaf=_is_undefined)
+            name: jax.tree.map(
+                _zero_cotangent, getattr(operands, name), is_leaf=ad.is_undefined_primal
+            )
             for name in wanted
         }
     together = {
@@ -352,9 +354,6 @@ def _transpose(
         for i, each in zip(place, ct, strict=True) if isinstance(place, tuple) else [(place, ct)]:
             result[i] = each
     return result
-
-
-_is_undefined = ad.is_undefined_primal
 
 
 def _zero_cotangent(x: Any) -> Any:
@@ -412,12 +411,12 @@ def lower(
             return op.xla(**tree.unflatten(leaves)._asdict(), **attributes)
 
     call = None
-    leaves = [
-        Operand(aval, functools.partial(_value, value))
-        for aval, value in zip(ctx.avals_in, values, strict=True)
-    ]
-    operands = tree.unflatten(leaves)
     if implementation != "xla":
+        leaves = [
+            Operand(aval, functools.partial(_value, value))
+            for aval, value in zip(ctx.avals_in, values, strict=True)
+        ]
+        operands = tree.unflatten(leaves)
         function = op.composition(platform, implementation, operands, **attributes)
         if function is not None:
 
@@ -425,11 +424,10 @@ def lower(
                 return function(**tree.unflatten(leaves)._asdict())
 
             return mlir.lower_fun(composed, multiple_results=op.several)(ctx, *values)
-    has_kernel = platform in op.platforms and implementation != "xla"
-    if has_kernel and (
-        implementation is not None or not _prefers_xla(op, platform, operands, **attributes)
-    ):
-        call = op.call(platform, operands, **attributes)
+        if platform in op.platforms and (
+            implementation is not None or not _prefers_xla(op, platform, operands, **attributes)
+        ):
+            call = op.call(platform, operands, **attributes)
     if call is None:
         return mlir.lower_fun(plain, multiple_results=op.several)(ctx, *values)
     state = ffi.STATUS[platform]

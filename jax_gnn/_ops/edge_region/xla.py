@@ -77,13 +77,12 @@ class _Edges:
                 return x
             return put(x, jnp.where(self.valid, self.order, self.count))
         wide = x.astype(accumulator_dtype(x.dtype))
+        least = {"sum": 0, "max": -jnp.inf, "min": jnp.inf}[reduce]
         if into == "all":
-            least = {"sum": 0, "max": -jnp.inf, "min": jnp.inf}[reduce]
             wide = jnp.where(row_wise(self.valid, x), wide, jnp.full_like(wide, least))
             return getattr(jnp, reduce)(wide, 0, initial=least).astype(x.dtype)
         at = self._at[into]
         if at is not None:  # by a kernel, if there is one
-            least = {"sum": 0, "max": -jnp.inf, "min": jnp.inf}[reduce]
             x = jnp.where(row_wise(self.valid, x), x, jnp.full_like(x, least))
             if into == "col" and self.order is not None:
                 x = put(x, jnp.where(self.valid, self.order, self.count))
