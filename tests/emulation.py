@@ -52,9 +52,9 @@ def _install() -> None:
         mlir.register_lowering(each.primitive, lower, platform="cpu")
 
 
-def _host_compiler(text: str, arch: str) -> cuda_compile.Binary:
+def _host_compiler(text: str, arch: str, fma: bool) -> cuda_compile.Binary:
     """A shared object in place of a cubin, which the emulator's `cudaLibraryLoadData` opens."""
-    del arch
+    del arch, fma
     root = pathlib.Path(__file__).parents[1] / "cpp"
     source = '#include "region_text.h"\n' + cuda_compile.source_of(text)
     source += "JAX_GNN_REGION(region, jax_gnn::cuda::Text)\n"

@@ -116,15 +116,34 @@ def test_walks_have_all_results(rng: np.random.Generator) -> None:
         assert cuda_text.message_text(walk.program)
 
 
+def kept_and_summed(x: Any, y: Any, e: Any) -> list[Any]:
+    z = jnp.tanh(x * y + e)
+    return [z, z, z * x, z]
+
+
+KEPT = Model(
+    kept_and_summed,
+    [("row", (4,)), ("col", (4,)), ("edge", (4,))],
+    [("edge", "none"), ("col", "sum"), ("col", "max"), ("row", "sum")],
+)
+
+
+def test_a_walk_reads_what_the_one_before_kept(rng: np.random.Generator) -> None:
+    """Rather than to make it again, of more numbers."""
+    edges = Edges.random(rng, "random")
+    first, second = cuda._walks(program_of(KEPT), edges.matrix)
+    assert (first.by_col, first.used, first.stored) == (False, (0, 1, 2), ())
+    assert (second.by_col, second.used, second.stored) == (True, (0,), (0,))
+    assert [each.name for each in second.program.instructions] == ["mul"]
+
+
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a GPU and a compiler that takes all texts."""
     monkeypatch.setattr(cuda_compile, "missing", lambda: None)
     monkeypatch.setattr(cuda_compile, "architecture", lambda: "90")
     monkeypatch.setattr(cuda_compile, "_binaries", {})
-    monkeypatch.setattr(
-        cuda_compile, "compiler", lambda text, arch: cuda_compile.Binary(b"code", "name")
-    )
+    monkeypatch.setattr(cuda_compile, "compiler", lambda *_: cuda_compile.Binary(b"code", "name"))
 
 
 def composition(rng: np.random.Generator, model: Model, implementation: str | None) -> Any:
@@ -141,6 +160,24 @@ def sorts(x: Any, y: Any) -> list[Any]:
 
 
 SORTS = Model(sorts, pairwise(4).rows, [("row", "sum")])
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", ["kept", "gated_gcn", "both_ends"])
+def test_walks_make_the_region(name: str, rng: np.random.Generator) -> None:
+    """Whoever makes the walks: here plain XLA does."""
+    model = KEPT if name == "kept" else MODELS[name]
+    edges = Edges.random(rng, "random")
+    arrays = edges.arrays(rng, model, "float32")
+    rows = [jax.ShapeDtypeStruct(shape, "float32") for _, shape in model.rows]
+    region = Region.of(model.function, rows, model.reads, model.outputs)
+    matrix = jax.tree.map(lambda x: Operand(jax.typeof(x), lambda ctx: x), edges.matrix)
+    operands = types.SimpleNamespace(matrix=matrix)
+    function = cuda.composition("cuda", "xla", operands, region=region)
+    assert function is not None
+    found = function(list(map(jnp.asarray, arrays)), edges.matrix)
+    for x, y in zip(found, edges.plain(model, arrays), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("here")
@@ -161,7 +198,7 @@ class TestPolicy:
     def test_an_error_of_the_compiler(
         self, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def refuse(text: str, arch: str) -> Any:
+        def refuse(text: str, arch: str, fma: bool) -> Any:
             raise cuda_compile.CompilerError("line 3: no")
 
         monkeypatch.setattr(cuda_compile, "compiler", refuse)

@@ -94,6 +94,10 @@ T __ldcs(const T* from) {
   return *emulator::checked(from);
 }
 template <typename T>
+void __stcs(T* to, T value) {
+  *emulator::checked(to) = value;
+}
+template <typename T>
 T atomicAdd(T* to, T value) {
   const T old = *to;
   *to += value;

@@ -20,6 +20,13 @@ void load_if(bool valid, const Word* from, Word& value) {
 }
 
 template <typename Word>
+void load_once_if(bool valid, const Word* from, Word& value) {
+  load_if(valid, from, value);
+}
+
+inline float reciprocal(float x) { return 1 / x; }
+
+template <typename Word>
 void load_below(unsigned id, unsigned bound, const Word* from, Word& word) {
   load_if(id < bound, from, word);
 }

@@ -62,7 +62,7 @@ ffi::Error edge_region(typename Backend::Context context, ffi::RemainingArgs ope
     return invalid("an edge region has the wrong number of operands or results");
   if (attributes.slots < 1 || attributes.slots > 1 << 20 || attributes.vec < 1 ||
       attributes.vec > 8 || attributes.parts < 1 || attributes.parts > 1 << 10 ||
-      (attributes.unroll != 4 && attributes.unroll != 8) ||
+      (attributes.unroll != 2 && attributes.unroll != 4 && attributes.unroll != 8) ||
       (attributes.acc_bytes != 4 && attributes.acc_bytes != 8) ||
       !is_schedule(attributes.lanes, attributes.threads))
     return invalid("the schedule of an edge region is wrong");

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
-#include <tuple>
 
 #include "edge_region.cuh"
 #include "edge_region.h"
@@ -34,19 +34,26 @@ struct TailsParameter {
 
 cudaError_t loaded_kernel(std::string_view code, std::string_view digest, std::string_view name,
                           cudaKernel_t* kernel) {
-  using Key = std::tuple<int, std::string>;
-  static std::mutex loading;
-  static std::map<Key, cudaKernel_t> kernels;
+  using Kernels = std::map<std::string, cudaKernel_t, std::less<>>;  // by digest
+  static std::shared_mutex loading;
+  static std::map<int, Kernels> of_devices;
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
-  const Key key(device, std::string(digest));
-  const std::lock_guard lock(loading);
-  const auto found = kernels.find(key);
-  if (found != kernels.end()) {
+  const auto find = [&] {
+    const auto kernels = of_devices.find(device);
+    if (kernels == of_devices.end()) return false;
+    const auto found = kernels->second.find(digest);
+    if (found == kernels->second.end()) return false;
     *kernel = found->second;
-    return cudaSuccess;
+    return true;
+  };
+  {
+    const std::shared_lock lock(loading);
+    if (find()) return cudaSuccess;
   }
+  const std::unique_lock lock(loading);
+  if (find()) return cudaSuccess;
   const std::string bytes(code);  // aligned, as an attribute need not be
   cudaLibrary_t library;
   error = cudaLibraryLoadData(&library, bytes.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
@@ -56,7 +63,7 @@ cudaError_t loaded_kernel(std::string_view code, std::string_view digest, std::s
     cudaLibraryUnload(library);
     return error;
   }
-  kernels.emplace(key, *kernel);
+  of_devices[device].emplace(digest, *kernel);
   return cudaSuccess;
 }
 

@@ -29,8 +29,9 @@ enum class Join { kSum, kMax, kMin };
 
 #define JAX_GNN_EACH_SLOT(i) _Pragma("unroll") for (int i = 0; i < kVec; ++i)
 
-// kCount numbers in words of kWord numbers, zeros where `valid` does not hold.
-template <int kWord, int kCount, typename T>
+// kCount numbers in words of kWord numbers, zeros where `valid` does not hold; kOnce where nothing
+// else reads them.
+template <int kWord, bool kOnce, int kCount, typename T>
 __device__ __forceinline__ void load_numbers(bool valid, const T* from, T (&to)[kCount]) {
   if constexpr (sizeof(T) == 1) {
 #pragma unroll
@@ -39,27 +40,36 @@ __device__ __forceinline__ void load_numbers(bool valid, const T* from, T (&to)[
     using W = Word<T, kWord>;
     W words[kCount / kWord] = {};
 #pragma unroll
-    for (int i = 0; i < kCount / kWord; ++i)
-      load_if(valid, reinterpret_cast<const W*>(from) + i, words[i]);
+    for (int i = 0; i < kCount / kWord; ++i) {
+      const W* const word = reinterpret_cast<const W*>(from) + i;
+      if constexpr (kOnce)
+        load_once_if(valid, word, words[i]);
+      else
+        load_if(valid, word, words[i]);
+    }
     memcpy(to, words, sizeof(to));
   }
 }
 
-template <typename T>
+template <bool kOnce, typename T>
 __device__ __forceinline__ void load_number(bool valid, const T* from, T& to) {
   T one[1];
-  load_numbers<1>(valid, from, one);
+  load_numbers<1, kOnce>(valid, from, one);
   to = one[0];
 }
 
+// Likewise kept out of the caches' way: results are not read here again.
 template <int kWord, int kCount, typename T>
 __device__ __forceinline__ void store_numbers(T* to, const T (&from)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; i += kWord) {
-    Pack<T, kWord> pack;
-#pragma unroll
-    for (int j = 0; j < kWord; ++j) pack.at[j] = from[i + j];
-    *reinterpret_cast<Pack<T, kWord>*>(to + i) = pack;
+    if constexpr (sizeof(T) == 1) {
+      to[i] = from[i];
+    } else {
+      Word<T, kWord> word;
+      memcpy(&word, from + i, sizeof(word));
+      __stcs(reinterpret_cast<Word<T, kWord>*>(to + i), word);
+    }
   }
 }
 
@@ -98,7 +108,7 @@ template <typename T>
 __device__ __forceinline__ T lesser(T a, T b) {
   return extremum<false>(a, b);
 }
-__device__ __forceinline__ float logistic(float x) { return 1 / (1 + expf(-x)); }
+__device__ __forceinline__ float logistic(float x) { return reciprocal(1 + expf(-x)); }
 __device__ __forceinline__ double logistic(double x) { return 1 / (1 + exp(-x)); }
 template <typename T>
 __device__ __forceinline__ T sign(T x) {

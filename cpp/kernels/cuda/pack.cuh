@@ -56,13 +56,15 @@ __device__ __forceinline__ T load_below_or(unsigned id, unsigned bound, const T*
   return otherwise;
 }
 
-// Entries [at, at + kSize) of an array in 16-byte words.
+// Entries [at, at + kSize) of an array in words of up to 16 bytes.
 template <int kSize, typename T>
 __device__ __forceinline__ void load_words(const T* at, T* to) {
-  constexpr int kWords = kSize * sizeof(T) / 16;
-  uint4 words[kWords];
+  constexpr int kBytes = kSize * sizeof(T), kWordBytes = kBytes < 16 ? kBytes : 16;
+  using W = typename WordOf<kWordBytes>::type;
+  W words[kBytes / kWordBytes];
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) words[i] = __ldg(reinterpret_cast<const uint4*>(at) + i);
+  for (int i = 0; i < kBytes / kWordBytes; ++i)
+    words[i] = __ldg(reinterpret_cast<const W*>(at) + i);
   memcpy(to, words, sizeof(words));
 }
 

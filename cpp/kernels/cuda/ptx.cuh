@@ -54,6 +54,39 @@ __device__ __forceinline__ void load_if(bool valid, const uint4* from, uint4& va
       : "l"(from), "r"(static_cast<int>(valid)));
 }
 
+// As load_if, of what is read once: it gives way in the caches to what is read again.
+__device__ __forceinline__ void load_once_if(bool valid, const unsigned short* from,
+                                             unsigned short& value) {
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.cs.u16 %0, [%1];\n}"
+               : "+h"(value)
+               : "l"(from), "r"(static_cast<int>(valid)));
+}
+__device__ __forceinline__ void load_once_if(bool valid, const unsigned* from, unsigned& value) {
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.cs.u32 %0, [%1];\n}"
+               : "+r"(value)
+               : "l"(from), "r"(static_cast<int>(valid)));
+}
+__device__ __forceinline__ void load_once_if(bool valid, const uint2* from, uint2& value) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %3, 0;\n @p ld.global.cs.v2.u32 {%0, %1}, [%2];\n}"
+      : "+r"(value.x), "+r"(value.y)
+      : "l"(from), "r"(static_cast<int>(valid)));
+}
+__device__ __forceinline__ void load_once_if(bool valid, const uint4* from, uint4& value) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %5, 0;\n"
+      " @p ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)
+      : "l"(from), "r"(static_cast<int>(valid)));
+}
+
+// 1 / x of a normal x, within two units in the last place.
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Loads where id < bound, and leaves `word` alone elsewhere; as load_if. Compared in here, or the
 // predicate goes through a register.
 __device__ __forceinline__ void load_below(unsigned id, unsigned bound, const unsigned short* from,

@@ -7,6 +7,7 @@ made in :mod:`jax_gnn._ops.edge_region.cuda_text`.
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, put, row_wise, take
+from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ids import in_range
 from jax_gnn._core.kernels import csr_operands, workspace_of
@@ -35,9 +36,11 @@ from jax_gnn._ops.edge_region.row_program import (
     described,
     evaluate,
 )
+from jax_gnn._ops.edge_region.xla import Edges
 
 # Threads of a block, and blocks that share the entries, as of sums (segment_reduce/schedule.py).
 _THREADS, _BLOCKS = 128, 528
+_MOST_STORED = 4  # results that a walk may read of the one before: all choices are tried
 
 _OTHER: dict[str, Any] = {"row": "col", "col": "row"}
 _READS = {"edge": 0, "row": 1, "col": 2, "shared": 3}
@@ -65,22 +68,16 @@ def _result(operands: WalkOperands, *, program: RowProgram, num_cols: int) -> li
 
 
 def _xla(arrays: Sequence[Array], csr: Csr, *, program: RowProgram, num_cols: int) -> list[Array]:
-    entries = jnp.arange(csr.count, dtype=csr.ids.dtype)
-    rows, cols, order = (entries if x is None else x for x in (csr.rows, csr.cols, csr.order))
-    ids = {"row": rows, "col": cols, "edge": order, "shared": jnp.zeros_like(entries)}
-    valid = csr.valid(num_cols)
-    read = [take(x, ids[each.read]) for x, each in zip(arrays, program.inputs, strict=True)]
-    made = jax.vmap(lambda *rows: evaluate(program, rows))(*read)
-
-    def result(x: Array, output: Output) -> Array:
-        if output.into == "edge":
-            x = jnp.where(row_wise(valid, x), x, 0)
-            return put(x, jnp.where(valid, order, csr.count))
-        wide = x.astype(accumulator_dtype(x.dtype))
-        into = jnp.where(valid, rows, csr.num_rows)
-        return JAX_OPS[output.reduce](wide, into, csr.num_rows).astype(x.dtype)
-
-    return [result(*each) for each in zip(made, program.outputs, strict=True)]
+    edges = Edges(SparseMatrix(csr, Csr(None, csr.ids, num_rows=num_cols)))
+    reads = [each.read for each in program.inputs]
+    read = [
+        x[0] if by == "shared" else edges.read(x, by) for x, by in zip(arrays, reads, strict=True)
+    ]
+    made = edges.applied(lambda *rows: evaluate(program, rows), reads, read)
+    return [
+        edges.reduced(x, each.into, each.reduce)
+        for x, each in zip(made, program.outputs, strict=True)
+    ]
 
 
 def _call(
@@ -148,7 +145,8 @@ def _binary_of(program: RowProgram) -> cuda_compile.Binary:
     arch = cuda_compile.architecture()
     if arch is None:
         raise cuda_compile.CompilerError("there is no GPU to compile for")
-    return cuda_compile.compile_text(_text_of(program).source, arch)
+    text = _text_of(program)
+    return cuda_compile.compile_text(text.source, arch, fma=not text.exact)
 
 
 # --- A region in walks ---------------------------------------------------------------------------
@@ -195,11 +193,14 @@ def composition(
             for x, read in zip(arrays, region.reads, strict=True)
         ]
         for walk in walks:
-            for place, x in zip(walk.places, walk(flat, matrix, implementation), strict=True):
-                row = region.results[place]
-                all_rows = () if region.outputs[place][0] == "all" else x.shape[:1]
-                found[place] = x.reshape(*all_rows, *row.shape).astype(row.dtype)
-        return found
+            read = [*(flat[i] for i in walk.used), *(found[i] for i in walk.stored)]
+            made = walk(read, matrix, implementation)
+            for place, x in zip(walk.places, made, strict=True):
+                found[place] = x
+        return [
+            x.reshape(*(() if into == "all" else x.shape[:1]), *row.shape).astype(row.dtype)
+            for x, row, (into, _) in zip(found, region.results, region.outputs, strict=True)
+        ]
 
     return function
 
@@ -227,6 +228,7 @@ class _Walk(NamedTuple):
     Attributes:
         program: with results by row or entry.
         used: the region's arrays that it reads.
+        stored: the region's results that it reads after them, made by a walk before.
         places: of the region's results.
         by_col: whether it goes through the transpose.
         over_all: for each result, how rows of it are reduced, if they are.
@@ -234,17 +236,18 @@ class _Walk(NamedTuple):
 
     program: RowProgram
     used: tuple[int, ...]
+    stored: tuple[int, ...]
     places: tuple[int, ...]
     by_col: bool
     over_all: tuple[str | None, ...]
 
     def __call__(
-        self, arrays: Sequence[Array], matrix: SparseMatrix, implementation: str | None
+        self, read: Sequence[Array], matrix: SparseMatrix, implementation: str | None
     ) -> list[Array]:
         matrix = matrix.T if self.by_col else matrix
         csr, num_cols = matrix.by_row, matrix.by_col.num_rows
         found = edge_walk(
-            tuple(arrays[i] for i in self.used),
+            tuple(read),
             Csr(csr.rows, csr.cols, csr.order, num_rows=csr.num_rows),
             program=self.program,
             num_cols=num_cols,
@@ -265,24 +268,39 @@ class _Walk(NamedTuple):
 
 
 def _walks(program: RowProgram, matrix: SparseMatrix) -> list[_Walk]:
-    """What goes to rows, and to all, by row; what goes to columns by column."""
+    """What goes to rows, and to all, by row; what goes to columns by column.
+
+    What entries keep is made first; the other walk reads it where that takes fewer bytes.
+    """
     edges_by_col = matrix.by_row.order is not None and matrix.by_col.order is None
     of_rows: list[int] = []
     of_cols: list[int] = []
     for place, output in enumerate(program.outputs):
         to_cols = output.into == "col" or (output.into == "edge" and edges_by_col)
         (of_cols if to_cols else of_rows).append(place)
-    return [
-        walk
-        for places, by_col in ((of_rows, False), (of_cols, True))
-        if places
-        for walk in _feasible(program, places, by_col)
-    ]
+    walks: list[_Walk] = []
+    kept: list[int] = []
+    for places, by_col in sorted(
+        ((of_rows, False), (of_cols, True)), key=lambda x: x[1] != edges_by_col
+    ):
+        if places:
+            walks += _feasible(program, places, by_col, kept)
+        kept += [i for i in places if program.outputs[i].into == "edge"]
+    return walks
 
 
-def _feasible(program: RowProgram, places: Sequence[int], by_col: bool) -> list[_Walk]:
+def _feasible(
+    program: RowProgram, places: Sequence[int], by_col: bool, kept: Sequence[int]
+) -> list[_Walk]:
     """One walk for results, or several where they are too many numbers for one."""
-    walk = _walk(program, places, by_col)
+    walk = min(
+        (
+            _walk(program, places, by_col, stored)
+            for count in range(len(kept) + 1)
+            for stored in itertools.combinations(kept[:_MOST_STORED], count)
+        ),
+        key=lambda walk: (_bytes_of(walk.program), len(walk.program.instructions)),
+    )
     try:
         _text_of(walk.program)
     except Unsupported:
@@ -290,11 +308,17 @@ def _feasible(program: RowProgram, places: Sequence[int], by_col: bool) -> list[
             raise
         middle = len(places) // 2
         halves = places[:middle], places[middle:]
-        return [walk for half in halves for walk in _feasible(program, half, by_col)]
+        return [walk for half in halves for walk in _feasible(program, half, by_col, kept)]
     return [walk]
 
 
-def _walk(program: RowProgram, places: Sequence[int], by_col: bool) -> _Walk:
+def _bytes_of(program: RowProgram) -> int:
+    """What an entry reads that its neighbours of the same row do not."""
+    return sum(x.width * x.dtype.itemsize for x in program.inputs if x.read in ("edge", "col"))
+
+
+def _walk(program: RowProgram, places: Sequence[int], by_col: bool, stored: Sequence[int]) -> _Walk:
+    program = _with_inputs(program, [program.outputs[i].value for i in stored])
     inputs, instructions = list(program.inputs), list(program.instructions)
     if by_col:
         inputs = [Input(_OTHER.get(x.read, x.read), x.width, x.dtype) for x in inputs]
@@ -312,8 +336,32 @@ def _walk(program: RowProgram, places: Sequence[int], by_col: bool) -> _Walk:
                 value = len(inputs) + len(instructions) - 1
         outputs.append(Output(value, "edge" if output.into == "edge" else "row", output.reduce))
     whole = RowProgram(tuple(inputs), tuple(instructions), tuple(outputs))
-    kept, used = _without_inputs(whole.only(range(len(outputs))))
-    return _Walk(kept, used, tuple(places), by_col, tuple(over_all))
+    alone, used = _without_inputs(whole.only(range(len(outputs))))
+    arrays = len(program.inputs) - len(stored)
+    return _Walk(
+        alone,
+        tuple(i for i in used if i < arrays),
+        tuple(stored[i - arrays] for i in used if i >= arrays),
+        tuple(places),
+        by_col,
+        tuple(over_all),
+    )
+
+
+def _with_inputs(program: RowProgram, given: Sequence[int]) -> RowProgram:
+    """The program with more inputs, by entry, in place of some of its values."""
+    count, more = len(program.inputs), len(given)
+    numbers = {i: i if i < count else i + more for i in range(len(program.values))}
+    numbers |= {value: count + i for i, value in enumerate(given)}
+    inputs = [Input("edge", x.width, x.dtype) for x in (program.values[i] for i in given)]
+    return RowProgram(
+        (*program.inputs, *inputs),
+        tuple(
+            replace(each, operands=tuple(numbers[i] for i in each.operands))
+            for each in program.instructions
+        ),
+        tuple(replace(each, value=numbers[each.value]) for each in program.outputs),
+    )
 
 
 def _without_inputs(program: RowProgram) -> tuple[RowProgram, tuple[int, ...]]:

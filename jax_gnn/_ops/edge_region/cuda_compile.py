@@ -92,19 +92,24 @@ def _headers_digest() -> bytes:
     return digest.digest()
 
 
-def compile_text(text: str, arch: str) -> Binary:
+def compile_text(text: str, arch: str, *, fma: bool) -> Binary:
     """Compiles the text of a message for an architecture, or finds it compiled.
+
+    Args:
+        text: see :mod:`jax_gnn._ops.edge_region.cuda_text`.
+        arch: as of :func:`architecture`.
+        fma: whether products may be contracted with sums, here so and there otherwise.
 
     Raises:
         CompilerError: the compiler refuses it.
     """
-    key = text, arch
+    key = text, arch, fma
     if key not in _binaries:  # two threads may both compile it, to the same bytes
-        _binaries[key] = compiler(text, arch)
+        _binaries[key] = compiler(text, arch, fma)
     return _binaries[key]
 
 
-def _nvrtc(text: str, arch: str) -> Binary:
+def _nvrtc(text: str, arch: str, fma: bool) -> Binary:
     core = importlib.import_module("cuda.core")
     root, source = headers(), source_of(text)
     options = core.ProgramOptions(
@@ -112,7 +117,7 @@ def _nvrtc(text: str, arch: str) -> Binary:
         arch=f"sm_{arch}",
         include_path=[str(root / "kernels" / "cuda"), str(root / "rtc")],
         device_as_default_execution_space=True,
-        fma=False,  # the same bits, whatever is computed beside it
+        fma=fma,
         prec_div=False,
         prec_sqrt=False,
         frandom_seed=hashlib.sha256(source.encode()).hexdigest()[:16],  # of names, else the time
@@ -169,5 +174,5 @@ def _kept(source: str, options: Any, build: Callable[[], bytes]) -> bytes:
 
 
 # What compiles, and its results of this process. Tests put another compiler here.
-compiler: Callable[[str, str], Binary] = _nvrtc
-_binaries: dict[tuple[str, str], Binary] = {}
+compiler: Callable[[str, str, bool], Binary] = _nvrtc
+_binaries: dict[tuple[str, str, bool], Binary] = {}

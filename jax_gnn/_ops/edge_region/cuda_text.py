@@ -7,7 +7,7 @@ wants of an input is an index that is computed, or looked up. How many slots the
 outputs are dealt out to them, is what makes the shortest text of a few that are tried.
 
 What a derivative of a maximum compares has the same bits in all texts: products are not contracted
-with sums, and sums of a row's numbers are made in an order that does not depend on slots.
+with sums there, and sums of a row's numbers are made in an order that does not depend on slots.
 
 No string of the user's gets into a text: it is made of numbers and of what stands here.
 """
@@ -113,6 +113,8 @@ _LINES = {
     "tanh": "tanh{f}({0})",
     "xor": "{0} ^ {1}",
 }
+# What a lane does for the walk, in sums of numbers: for an entry, for a step, for a step's part.
+_WORK_OF_ENTRY, _WORK_OF_STEP, _WORK_OF_PART = 24, 32, 24
 # What costs as much as several sums.
 _DEAR = {"div", "erf", "erfc", "log1p", "expm1", "pow", "tanh", "logistic", "atan2", "cbrt"}
 _JOINS = {"sum": "Join::kSum", "max": "Join::kMax", "min": "Join::kMin"}
@@ -131,6 +133,7 @@ class Text:
         parts: numbers that a lane has of a row.
         acc: dtype of sums.
         words: bytes that the rows of each input, then of each output, must be aligned to.
+        exact: whether another text must make the same bits.
         cost: of an entry, to compare texts.
     """
 
@@ -142,6 +145,7 @@ class Text:
     parts: int
     acc: str
     words: tuple[int, ...]
+    exact: bool
     cost: float
 
     @property
@@ -171,21 +175,63 @@ def message_text(program: RowProgram) -> Text:
 
 
 def _shortest(program: RowProgram, slots: int, limits: _Limits, reasons: list[str]) -> Text | None:
-    """The best text for so many slots, of the widest words for which there are registers."""
-    for vec in (4, 2, 1, 8, 7, 6, 5, 3):  # the last ones are for what a warp must hold whole
+    """The best text for so many slots, of the first schedule for which there are registers."""
+    written: dict[int, list[_Writer]] = {}
+    for schedule in _schedules(slots):
+        if schedule.vec not in written:
+            written[schedule.vec] = list(_written(program, slots, schedule.vec, limits, reasons))
         texts = []
-        if slots % vec or (vec not in (4, 2, 1) and slots > _WARP * vec):
-            continue
-        for layout in _layouts(program, slots):
+        for writer in written[schedule.vec]:
             try:
-                texts.append(_Writer(program, slots, vec, layout, limits).text())
+                texts.append(writer.text(schedule))
             except _Infeasible as error:
                 reasons.append(str(error))
-            except RecursionError:
-                reasons.append("too many values one after another")
         if texts:
             return min(texts, key=lambda text: text.cost)
     return None
+
+
+def _written(
+    program: RowProgram, slots: int, vec: int, limits: _Limits, reasons: list[str]
+) -> Iterator[_Writer]:
+    for layout in _layouts(program, slots):
+        try:
+            yield _Writer(program, slots, vec, layout, limits)
+        except _Infeasible as error:
+            reasons.append(str(error))
+        except RecursionError:
+            reasons.append("too many values one after another")
+
+
+class _Schedule(NamedTuple):
+    """What the registers of a multiprocessor are shared between.
+
+    Attributes:
+        vec: slots of a lane.
+        unroll: entries of a team's step.
+        blocks: of a multiprocessor, of the most threads.
+        registers: of a lane, as they are counted here: compilers need fewer.
+    """
+
+    vec: int
+    unroll: int
+    blocks: int
+    registers: int
+
+
+def _schedules(slots: int) -> Iterator[_Schedule]:
+    """The fastest ones first, as measured: wide words, then many entries on their way."""
+    pairs = [(4, 8), (4, 4), (2, 8), (2, 4), (4, 2), (2, 2), (1, 8), (1, 4)]
+    if slots > 2 * _WARP:  # one team for a row rather than two
+        pairs.sort(key=lambda pair: -pair[0])
+    for vec, unroll in pairs:
+        if slots % vec == 0:
+            yield _Schedule(vec, unroll, 2, 128 if unroll == 8 else 144)
+    yield _Schedule(1, 4, 1, 250)
+    for vec in (8, 7, 6, 5, 3):  # of what a warp must hold whole
+        if slots % vec == 0 and slots <= _WARP * vec:
+            for unroll, blocks, registers in ((8, 2, 128), (4, 2, 144), (4, 1, 250)):
+                yield _Schedule(vec, unroll, blocks, registers)
 
 
 def _candidates(program: RowProgram) -> list[int]:
@@ -298,6 +344,8 @@ class _Writer:
         self.loads_once: list[str] = []
         self.body: list[str] = []
         self.tables: list[str] = []
+        self.stores: list[str] = []
+        self.parts: list[str] = []  # how each is joined
         arrays = [*program.inputs, *(program.values[each.value] for each in program.outputs)]
         self.words = [each.dtype.itemsize for each in arrays]
         self.registers = 0.0  # of an entry, and of what all share
@@ -305,9 +353,11 @@ class _Writer:
         self.work = 0.0
         self.statements = 0.0
 
+        self._write()
+
     # ---- The whole ------------------------------------------------------------------------------
 
-    def text(self) -> Text:
+    def _write(self) -> None:
         program = self.program
         row_outputs = [each for each in program.outputs if each.into != "edge"]
         dtypes = {_dtype_of(program, each.value) for each in row_outputs}
@@ -315,10 +365,9 @@ class _Writer:
             raise ValueError("the outputs of a text are by edge or by row")
         if not dtypes <= {"float32", "float64", "float16", "bfloat16"}:
             raise _Infeasible(f"sums of {', '.join(sorted(dtypes))}")
-        acc = "float64" if "float64" in dtypes else "float32"
-        held = _HELD[acc]
-        parts: list[str] = []  # how each is joined
-        stores: list[str] = []
+        self.acc = "float64" if "float64" in dtypes else "float32"
+        held = _HELD[self.acc]
+        parts = self.parts
         for number, output in enumerate(program.outputs):
             place = self.place(number, output)
             values = [self.value(output.value, slots) for slots in place.components]
@@ -334,19 +383,30 @@ class _Writer:
                 slot = f"parts[{first} + i]" if many else f"parts[{first}]"
                 line = f"{slot} = static_cast<{held}>({value.at('i')});"
                 self.body.append(self.each(line) if many else line)
-            self.store(stores, number, output, place, at, "row", "")
+            self.store(self.stores, number, output, place, at, "row", "")
         if not parts:  # the walk has something to carry
-            parts = [_JOINS["sum"]]
+            parts += [_JOINS["sum"]]
             self.body.append("parts[0] = 0;")
-        unroll, blocks = self.schedule(len(parts) * _BYTES[acc] / 4)
+
+    def text(self, schedule: _Schedule) -> Text:
+        """The text by a schedule.
+
+        Raises:
+            _Infeasible: it takes too many registers.
+        """
+        parts, unroll = self.parts, schedule.unroll
+        entry = unroll * (self.registers + 1) + self.registers_once + 2 * self.vec
+        ids, sums = 6 * unroll + 40, 4 * len(parts) * _BYTES[self.acc] / 4
+        if ids + entry + sums > schedule.registers:
+            raise _Infeasible("an entry has too many numbers for the registers of a GPU")
         kinds = " : ".join(f"part < {end} ? {join}" for join, end in _runs(parts)[:-1])
         kind = f"{kinds} : {parts[-1]}" if kinds else parts[-1]
         lines = [
             *self.tables,
             "struct Text {",
-            f"using Acc = {held};",
+            f"using Acc = {_HELD[self.acc]};",
             f"static constexpr int kVec = {self.vec}, kParts = {len(parts)};",
-            f"static constexpr int kUnroll = {unroll}, kMinBlocks = {blocks};",
+            f"static constexpr int kUnroll = {unroll}, kMinBlocks = {schedule.blocks};",
             "static __device__ constexpr Join kind([[maybe_unused]] int part) {",
             f"return {kind};",
             "}",
@@ -369,11 +429,14 @@ class _Writer:
             ),
             *_function(
                 "store(const Arrays& out, Index row, unsigned first, const Acc (&run)[kParts])",
-                stores,
+                self.stores,
             ),
             "};",
         ]
-        share = self.tiles * self.lanes * self.vec / self.slots
+        lanes = self.tiles * self.lanes
+        work = self.work * lanes * self.vec / self.slots
+        step = _WORK_OF_STEP + _WORK_OF_PART * len(parts)
+        work += lanes * (_WORK_OF_ENTRY + step / unroll)
         return Text(
             "\n".join(lines) + "\n",
             self.slots,
@@ -381,19 +444,11 @@ class _Writer:
             self.lanes,
             unroll,
             len(parts),
-            acc,
+            self.acc,
             tuple(self.words),
-            self.work * share,
+            self.exact,
+            work,
         )
-
-    def schedule(self, parts: float) -> tuple[int, int]:
-        """Entries of a step and blocks of a multiprocessor, by the registers that they take."""
-        for unroll, blocks, most in ((8, 2, 128), (4, 2, 144), (4, 1, 250)):
-            ids = 6 * unroll + 40
-            entry = unroll * (self.registers + 1) + self.registers_once + 2 * self.vec
-            if ids + entry + 4 * parts <= most and (blocks == 2 or self.vec not in (2, 4)):
-                return unroll, blocks
-        raise _Infeasible("an entry has too many numbers for the registers of a GPU")
 
     # ---- Outputs --------------------------------------------------------------------------------
 
@@ -699,11 +754,13 @@ class _Writer:
             self.statements += count
         row = {"edge": "place", "row": "row", "col": "col", "shared": "0"}[given.read]
         base = f"row_of<const {kind}, {given.width}>(in.at[{number}], {row})"
+        once = "true" if given.read == "edge" else "false"
         if len(places) == 1:
-            lines.append(f"load_numbers<{word}>({condition}, {base} + {places[0]}, {name});")
+            at = f"{base} + {places[0]}"
+            lines.append(f"load_numbers<{word}, {once}>({condition}, {at}, {name});")
         else:
             for i, place in enumerate(places):
-                lines.append(f"load_number({condition}, {base} + {place}, {name}[{i}]);")
+                lines.append(f"load_number<{once}>({condition}, {base} + {place}, {name}[{i}]);")
         self.work += (4 if len(places) == 1 else 6) * self.slots * count / self.vec
         self.fields[number, *key] = name
         return name

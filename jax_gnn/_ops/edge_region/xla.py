@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,21 +18,21 @@ from jax_gnn._ops.segment_reduce.primitive import segment_reduce
 def edge_region(arrays: Sequence[Array], matrix: SparseMatrix, *, region: Region) -> list[Array]:
     """The results; XLA shares nothing of it with another region, as under `jax.checkpoint`."""
     arrays = jax.lax.optimization_barrier(tuple(arrays))
-    edges = _Edges(matrix)
+    edges = Edges(matrix)
     read = [edges.read(x, by) for x, by in zip(arrays, region.reads, strict=True)]
     if region.attained is not None:
         masks = _masks(edges, region.attained, read)
         for place, mask in zip(region.attained.places, masks, strict=True):
             read[place] = mask
         region = region.attained.region
-    made = edges.applied(region, read)
+    made = edges.applied(region, region.reads, read)
     return [edges.reduced(x, *to) for x, to in zip(made, region.outputs, strict=True)]
 
 
-def _masks(edges: _Edges, attained: Attained, read: Sequence[Array]) -> list[Array]:
+def _masks(edges: Edges, attained: Attained, read: Sequence[Array]) -> list[Array]:
     """Which entries attain maxima, of rows that entries have read."""
     of = attained.of
-    made = jax.lax.optimization_barrier(edges.applied(of, read[: len(of.reads)]))
+    made = jax.lax.optimization_barrier(edges.applied(of, of.reads, read[: len(of.reads)]))
     found = []
     for i in of.extremes:
         into, reduce = of.outputs[i]
@@ -40,7 +40,7 @@ def _masks(edges: _Edges, attained: Attained, read: Sequence[Array]) -> list[Arr
     return found
 
 
-class _Edges:
+class Edges:
     """What entries of a matrix read, and where what they make goes."""
 
     def __init__(self, matrix: SparseMatrix) -> None:
@@ -64,10 +64,12 @@ class _Edges:
         """The row of each entry; a shared one as it is."""
         return x if by == "shared" else take(x, self._ids[by])
 
-    def applied(self, region: Region, read: Sequence[Array]) -> list[Array]:
-        """A row of each entry."""
-        axes = [None if by == "shared" else 0 for by in region.reads]
-        return jax.vmap(region, axes, axis_size=self.count)(*read)
+    def applied(
+        self, function: Callable[..., list[Array]], reads: Sequence[Read], read: Sequence[Array]
+    ) -> list[Array]:
+        """What a function of rows makes of each entry."""
+        axes = [None if by == "shared" else 0 for by in reads]
+        return jax.vmap(function, axes, axis_size=self.count)(*read)
 
     def reduced(self, x: Array, into: Into, reduce: str) -> Array:
         """A result of rows of entries."""
