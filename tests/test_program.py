@@ -527,6 +527,20 @@ def test_tall_products_are_those_of_layers(
     assert largest_difference(values(made), wanted) < 5e-3  # TF32 on a GPU
 
 
+def test_products_with_a_vector_are_xlas(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels would take a number at a time of what XLA fuses with what surrounds it."""
+    monkeypatch.setattr(products, "TALL", 9)
+    graph = Graph.from_edges(*rng.integers(9, size=(2, 30)), num_nodes=9)
+    arguments = random_arguments(rng, MODELS["gat"], graph)
+    arguments = {name: jnp.asarray(x, jnp.float32) for name, x in arguments.items()}
+    run = program(MODELS["gat"], passes=())  # as it is written: x w, and that times two vectors
+    jaxpr = jax.make_jaxpr(lambda arguments: run(graph, **arguments))(arguments)
+    names = [each.primitive.name for each in jaxpr.eqns]
+    assert names.count("jax_gnn_segment_matmul") == 1
+
+
 def test_a_product_goes_behind_a_choice(rng: np.random.Generator) -> None:
     graph = random_graph(rng, Sizes(200, 3000))
     arguments = random_arguments(rng, MODELS["chosen_heads"], graph)

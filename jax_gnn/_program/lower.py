@@ -534,8 +534,8 @@ def _tall(x: _Labelled, weight: _Labelled, out: Labels, precision: Any) -> Array
     kernel = weight[0].transpose([weight[1].index(label) for label in (*x[1], *out)])
     shape, rows = kernel.shape[len(x[1]) :], flat(x[0])
     kernel = kernel.reshape(rows.shape[1], math.prod(shape))
-    if not is_tall(rows, kernel, precision):
-        return None
+    if min(kernel.shape) == 1 or not is_tall(rows, kernel, precision):
+        return None  # XLA fuses products with a vector with what surrounds them
     y = dense_product(rows, kernel[None], jnp.full((1,), rows.shape[0], jnp.int32))
     return y.reshape(y.shape[0], *shape)
 
