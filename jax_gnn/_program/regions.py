@@ -18,6 +18,7 @@ from jax_gnn._core.arrays import FLOATS
 from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import Into, Read, Unsupported
+from jax_gnn._program.einsum import einsum
 from jax_gnn._program.match import Matcher
 from jax_gnn._program.patterns import Einsum, Sum, is_read, width
 from jax_gnn._program.rows import (
@@ -81,7 +82,7 @@ class EdgeRegion:
         for row in self.members:
             operands = [value(each) for each in row.operands]
             if isinstance(row.op, Contract):
-                found[row] = _product(row, operands)
+                found[row] = einsum(row, [(each, False) for each in operands])
             else:
                 assert isinstance(row.op, Apply)
                 key = row.op.function, row.operands
@@ -118,20 +119,6 @@ class EdgeRegion:
                 counts = jnp.maximum(maps.degrees(found[i].dtype), 1)
                 found[i] = found[i] / counts.reshape(-1, *[1] * len(push.shape))
         return found
-
-
-def _product(row: Row, operands: Sequence[Any]) -> Any:
-    """An einsum of rows."""
-    op = row.op
-    assert isinstance(op, Contract)
-    sizes = sizes_of(row.operands, op.terms)
-    kept = [label for label in op.out if label in sizes]
-    numbers = {label: i for i, label in enumerate(dict.fromkeys([*sizes, *op.out]))}
-    terms = [[numbers[label] for label in labels] for labels in op.terms]
-    pairs = [each for both in zip(operands, terms, strict=True) for each in both]
-    found = jnp.einsum(*pairs, [numbers[i] for i in kept], precision=op.precision)
-    full = [size if label in sizes else 1 for label, size in zip(op.out, row.shape, strict=True)]
-    return jnp.broadcast_to(found.reshape(full), row.shape).astype(row.dtype)
 
 
 def _read_by(row: Row) -> tuple[Row, Read]:
