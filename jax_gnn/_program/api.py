@@ -18,7 +18,7 @@ from jax_gnn._program import reference
 from jax_gnn._program.explain import explained
 from jax_gnn._program.maps import Maps, Structure, parts_of
 from jax_gnn._program.passes import PASSES
-from jax_gnn._program.plan import Plan, tuned
+from jax_gnn._program.plan import Plan, planned, tuned
 from jax_gnn._program.rows import Given, Row, in_order
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Parts, Space
@@ -232,10 +232,11 @@ class Program:
         if call.key is not None and call.key in self._plans:
             return self._plans[call.key], True
         traced, _ = self._traced(call)
-        plan = Plan(traced, call.parts, self._passes)
         given = [*call.arrays, *traced.closed_over]
         if self._tune and not is_traced(*jax.tree.leaves((call.graph, given))):
-            plan = tuned(plan, call.graph, given)
+            plan = tuned(Plan(traced, call.parts, self._passes), call.graph, given)
+        else:
+            plan = planned(traced, call.parts, self._passes)
         # What is closed over may be another array next time.
         known = call.key is not None and not traced.closed_over
         if known:

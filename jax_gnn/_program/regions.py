@@ -6,7 +6,8 @@ else takes, so that none of them needs an array of all edges.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,8 @@ from jax_gnn._program.spaces import Space
 
 _READS: dict[str, Read] = {"src": "col", "dst": "row"}
 _MOST_WEIGHTS = 64
-"""Of a shared matrix inside a region: each edge makes as many numbers of its gradient."""
+"""Of a shared matrix inside a region: each edge makes as many numbers of its gradient. What edges
+read is multiplied where it is read."""
 
 
 _LOOPS = frozenset({"cond", "scan", "while"})
@@ -133,45 +135,110 @@ def _read_by(row: Row) -> tuple[Row, Read]:
 # --- Finding them --------------------------------------------------------------------------------
 
 
-def found_in(results: Sequence[Row], matcher: Matcher) -> dict[Row, EdgeRegion]:
-    """The regions of a program, by each of their results."""
-    rows = in_order(results)
-    readers: dict[Row, list[Row]] = {row: [] for row in rows}
-    for row in rows:
-        for each in row.operands:
-            readers[each].append(row)
-    wanted = set(results)
-    pushes = {row for row in rows if _is_reduction(row, matcher)}
-    while True:
-        members = _members(rows, readers, pushes, matcher)
-        kept = {push for push in pushes if _gains(push, members, matcher)}
-        if kept == pushes:
-            break
-        pushes = kept
-    return _grouped(rows, pushes, members, wanted)
+class Candidates:
+    """The regions that a program may have, for each choice of reductions that are in some.
+
+    Attributes:
+        pushes: The reductions that may be in one.
+    """
+
+    def __init__(self, results: Sequence[Row], matcher: Matcher) -> None:
+        self._wanted = set(results)
+        self._matcher = matcher
+        self._rows = in_order(results)
+        self._readers: dict[Row, list[Row]] = {row: [] for row in self._rows}
+        for row in self._rows:
+            for each in row.operands:
+                self._readers[each].append(row)
+        self._edges = {row for row in self._rows if _is_of_edges(row, matcher)}
+        self.pushes = self._with_members(row for row in self._rows if _is_reduction(row, matcher))
+
+    def found(self, pushes: Iterable[Row]) -> dict[Row, EdgeRegion]:
+        """The regions of these reductions, by each of their results."""
+        kept = self._with_members(pushes)
+        return self._grouped(kept, self._members(kept))
+
+    def _with_members(self, pushes: Iterable[Row]) -> tuple[Row, ...]:
+        """Those reductions whose operand only they read."""
+        found = tuple(pushes)
+        while True:
+            members = self._members(found)
+            kept = tuple(push for push in found if push.operands[0] in members)
+            if kept == found:
+                return kept
+            found = kept
+
+    def _members(self, pushes: Iterable[Row]) -> set[Row]:
+        """What edges make that only others of these and the reductions read."""
+        given, found = set(pushes), set[Row]()
+        for row in reversed(self._rows):
+            if row in self._edges and all(
+                each in found or each in given for each in self._readers[row]
+            ):
+                found.add(row)
+        return found
+
+    def _grouped(self, pushes: Sequence[Row], members: set[Row]) -> dict[Row, EdgeRegion]:
+        """Reductions that have members in common are one region, unless one needs another."""
+        level: dict[Row, int] = {}
+        for row in self._rows:
+            level[row] = max((level[each] for each in row.operands), default=0) + (row in pushes)
+        groups: list[tuple[int, list[Row], set[Row]]] = []
+        for push in pushes:
+            inner = set(_closure(push.operands[0], members))
+            same = [each for each in groups if each[0] == level[push] and each[2] & inner]
+            joined = [each for _, more, _ in same for each in more] + [push]
+            inner = inner.union(*(each[2] for each in same))
+            groups = [each for each in groups if each not in same] + [(level[push], joined, inner)]
+        found: dict[Row, EdgeRegion] = {}
+        given: set[Row] = set()
+        for _, joined, inner in sorted(groups, key=lambda each: each[0]):
+            ordered = tuple(row for row in self._rows if row in inner)
+            kept = tuple(row for row in ordered if row in self._wanted and row not in given)
+            given |= set(kept)
+            read = [
+                _read_by(each)
+                for row in ordered
+                for each in row.operands
+                if each not in inner and not isinstance(each.op, Constant)
+            ]
+            region = EdgeRegion(ordered, tuple(joined), kept, tuple(dict.fromkeys(read)))
+            found |= dict.fromkeys(region.results, region)
+        return found
+
+
+def chosen(
+    candidates: Candidates, count: Callable[[Mapping[Row, EdgeRegion]], float]
+) -> dict[Row, EdgeRegion]:
+    """The regions that pay, by each of their results.
+
+    Args:
+        candidates: Those that there may be.
+        count: What the program takes with given ones.
+    """
+    pushes = candidates.pushes
+    found = candidates.found(pushes)
+    if not found:
+        return found
+    least = count(found)
+    whole = [region.pushes for region in dict.fromkeys(found.values())]
+    single = [(push,) for group in whole if len(group) > 1 for push in group]
+    for group in [*whole, *single]:
+        fewer = tuple(push for push in pushes if push not in group)
+        other = candidates.found(fewer)
+        if (time := count(other)) <= least:
+            pushes, found, least = fewer, other, time
+    return found
 
 
 def _is_reduction(row: Row, matcher: Matcher) -> bool:
-    """Whether edges are reduced to it as they are."""
+    """Whether edges are reduced to it as they are, and they do more than read."""
     if not isinstance(row.op, Push) or row.space is not Space.NODE:
         return False
     pattern = matcher(row)
-    return isinstance(pattern, Sum) and pattern.scores is None and row.dtype in FLOATS
-
-
-def _members(
-    rows: Sequence[Row],
-    readers: Mapping[Row, Sequence[Row]],
-    pushes: set[Row],
-    matcher: Matcher,
-) -> set[Row]:
-    """What edges make that only others of these and the reductions read."""
-    found: set[Row] = set()
-    for row in reversed(rows):
-        inside = all(each in found or each in pushes for each in readers[row])
-        if inside and _is_of_edges(row, matcher):
-            found.add(row)
-    return found
+    if not isinstance(pattern, Sum) or pattern.scores is not None or row.dtype not in FLOATS:
+        return False
+    return not is_read(pattern.value, pattern.into) or pattern.weight is not None
 
 
 def _is_of_edges(row: Row, matcher: Matcher) -> bool:
@@ -185,78 +252,38 @@ def _is_of_edges(row: Row, matcher: Matcher) -> bool:
         return False
     sizes = sizes_of(row.operands, row.op.terms)
     summed = set(sizes) - set(row.op.out)
-    return not any(
-        each.row.space is Space.SHARED
-        and set(each.labels) & summed
-        and width(each.labels, sizes) > _MOST_WEIGHTS
+    weights = [
+        width(each.labels, sizes)
         for each in pattern.factors
-    )
+        if each.row.space is Space.SHARED and set(each.labels) & summed
+    ]
+    reads = all(each.way or each.row.space is Space.SHARED for each in pattern.factors)
+    return not weights or (max(weights) <= _MOST_WEIGHTS and not reads)
 
 
 def _has_instructions(row: Row) -> bool:
     """Whether kernels for regions know its function."""
     op = row.op
     assert isinstance(op, Apply)
-    if op.name in _LOOPS:
-        return False
-    shared = [each.space is Space.SHARED for each in row.operands]
-    rows = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in row.operands]
-    reads: list[Read] = ["shared" if each else "edge" for each in shared]
-    region = Region.of(lambda *x: [op.function(*x)[op.index]], rows, reads, [("edge", "none")])
-    return not isinstance(region.program, Unsupported)
+    operands = tuple((each.shape, each.dtype, each.space is Space.SHARED) for each in row.operands)
+    return op.name not in _LOOPS and _missing(op.function, op.index, operands) is None
+
+
+@functools.lru_cache(maxsize=1024)
+def _missing(
+    function: Callable[..., Sequence[Any]], index: int, operands: tuple[Any, ...]
+) -> Unsupported | None:
+    """Why a function of operands, each with whether it is shared, has no instructions."""
+    rows = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in operands]
+    reads: list[Read] = ["shared" if shared else "edge" for _, _, shared in operands]
+    region = Region.of(lambda *x: [function(*x)[index]], rows, reads, [("edge", "none")])
+    return region.program if isinstance(region.program, Unsupported) else None
 
 
 def _is_number(row: Row) -> bool:
     return row.dtype in FLOATS or row.dtype == bool or isinstance(row.op, Constant)
 
 
-def _gains(push: Row, members: set[Row], matcher: Matcher) -> bool:
-    """Whether a region spares an array that the op of a reduction would take."""
-    (of,) = push.operands
-    pattern = matcher(push)
-    assert isinstance(pattern, Sum)
-    if of not in members or pattern.reduce == "prod":
-        return False
-    if isinstance(of.op, Apply):
-        return True
-    inner = [each for each in _closure(of, members) if each is not of]
-    if is_read(pattern.value, pattern.into):  # a weight that is much smaller is an array
-        weight = pattern.weight
-        return bool(inner) and weight is not None and weight.size * 4 > of.size
-    return True
-
-
 def _closure(row: Row, members: set[Row]) -> list[Row]:
     """The members that one is made of, and itself."""
     return in_order([row], lambda each: [x for x in each.operands if x in members])
-
-
-def _grouped(
-    rows: Sequence[Row], pushes: set[Row], members: set[Row], wanted: set[Row]
-) -> dict[Row, EdgeRegion]:
-    """Reductions that have members in common are one region, unless one needs another."""
-    level: dict[Row, int] = {}
-    for row in rows:
-        level[row] = max((level[each] for each in row.operands), default=0) + (row in pushes)
-    groups: list[tuple[int, list[Row], set[Row]]] = []
-    for push in (row for row in rows if row in pushes):
-        inner = set(_closure(push.operands[0], members))
-        same = [each for each in groups if each[0] == level[push] and each[2] & inner]
-        joined = [each for _, more, _ in same for each in more] + [push]
-        inner = inner.union(*(each[2] for each in same))
-        groups = [each for each in groups if each not in same] + [(level[push], joined, inner)]
-    found: dict[Row, EdgeRegion] = {}
-    given: set[Row] = set()
-    for _, joined, inner in sorted(groups, key=lambda each: each[0]):
-        kept = tuple(row for row in rows if row in inner and row in wanted and row not in given)
-        given |= set(kept)
-        ordered = tuple(row for row in rows if row in inner)
-        read = [
-            _read_by(each)
-            for row in ordered
-            for each in row.operands
-            if each not in inner and not isinstance(each.op, Constant)
-        ]
-        region = EdgeRegion(ordered, tuple(joined), kept, tuple(dict.fromkeys(read)))
-        found |= dict.fromkeys(region.results, region)
-    return found
