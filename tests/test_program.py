@@ -381,6 +381,25 @@ def test_ops_that_serve_a_model(rng: np.random.Generator, model: str) -> None:
         assert "edge regions" in table and "fell back" not in table
 
 
+def test_a_region_is_worth_more_than_an_order(rng: np.random.Generator) -> None:
+    """A product of nodes is not made by edges so that it meets another one there."""
+    graph = Graph.from_edges(*rng.integers(200, size=(2, 3000)), num_nodes=200)
+    rows = (200, 64), (3000, 64), (64, 64), (64, 64), (64, 64)
+    shapes = [jax.ShapeDtypeStruct(each, np.float32) for each in rows]
+    ops = program(MODELS["gated"]).explain(graph, *shapes).partition("\nops")[2]
+    assert "edge_region" in ops and "fell back" not in ops
+
+
+def test_a_weighted_sum_is_no_region(rng: np.random.Generator) -> None:
+    @program
+    def weighted(g, x: Node, c: Edge):
+        return g.sum(jnp.exp(-(c**2)) * jnp.cos(c) * g.src(x))
+
+    graph = Graph.from_edges(*rng.integers(200, size=(2, 3000)), num_nodes=200)
+    shapes = [jax.ShapeDtypeStruct(each, np.float32) for each in ((200, 64), (3000,))]
+    assert "spmm" in weighted.explain(graph, *shapes).partition("\nops")[2]
+
+
 def test_a_missing_part_says_what_it_would_gain(rng: np.random.Generator) -> None:
     graph = random_graph(rng, Sizes(100, 3000), parts=("to_pairs",))
     text = program(MODELS["rgat"]).explain(graph, **random_arguments(rng, MODELS["rgat"], graph))

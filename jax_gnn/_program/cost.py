@@ -60,14 +60,16 @@ class Costs:
     Attributes:
         parts: What the graph has, with typical numbers in the place of symbolic ones.
         matcher: Finds patterns.
+        apart: Whether each product has a launch, as where it is not known what comes before it.
     """
 
-    def __init__(self, parts: Parts, matcher: Matcher) -> None:
+    def __init__(self, parts: Parts, matcher: Matcher, *, apart: bool = False) -> None:
         """Of the rows that a matcher finds the ops of."""
         rows = {space: known_size(size) for space, size in parts.rows.items()}
         num_src, num_dst = map(known_size, (parts.num_src, parts.num_dst))
         self.parts = parts._replace(rows=rows, num_src=num_src, num_dst=num_dst)
         self.matcher = matcher
+        self.apart = apart
 
     def total(self, results: Any) -> float:
         """Microseconds of all that results need."""
@@ -93,11 +95,10 @@ class Costs:
                 return _cost("segment_softmax", score, score)
             case Apply(name="squeeze" | "reshape"):
                 return Cost("reshape", 0.0)
-            case Apply():
-                apart = [each for each in row.operands if not isinstance(each.op, Apply | Pull)]
-                read = sum((self._stored(each) for each in apart), Launch())
-                launch = read + self._stored(row) + Launch(0, 0, self._work(row))
-                return self._made(row, launch)
+        if self._is_fused(row):
+            apart = [each for each in row.operands if not self._is_made(each)]
+            read = sum((self._stored(each) for each in apart), Launch())
+            return self._made(row, read + self._stored(row) + Launch(0, 0, self._work(row)))
         return self._of_pattern(row, self.matcher(row))
 
     def gradient(self, row: Row) -> float:
@@ -114,10 +115,10 @@ class Costs:
             case Pull():
                 sums = self._stored(row) + self._whole(row.operands[0]) + once(self.rows(row) * _ID)
                 return _cost("segment_sum", sums).time
-            case Apply():
-                apart = [each for each in row.operands if not isinstance(each.op, Apply)]
-                read = sum((self._stored(each) for each in apart), Launch())
-                return self._made(row, read + read + self._stored(row)).time
+        if self._is_fused(row):
+            apart = [each for each in row.operands if not self._is_fused(each)]
+            read = sum((self._stored(each) for each in apart), Launch())
+            return self._made(row, read + read + self._stored(row)).time
         pattern = self.matcher(row)
         if isinstance(pattern, patterns.Sum) and pattern.scores is None:
             return self._sum_gradient(row, pattern)
@@ -160,11 +161,23 @@ class Costs:
         read = sum((self._stored(each) for each in row.operands), Launch())
         return _cost("einsum", read + out + self._flops(row))
 
+    def _is_fused(self, row: Row) -> bool:
+        """Whether XLA makes it of numbers, in one launch with others like it."""
+        if isinstance(row.op, Apply):
+            return True
+        if self.apart or not isinstance(row.op, Contract) or row.space is not Space.EDGE:
+            return False
+        sums = set(sizes_of(row.operands, row.op.terms)) - set(row.op.out)
+        return not sums and isinstance(self.matcher(row), patterns.Einsum)
+
+    def _is_made(self, row: Row) -> bool:
+        return self._is_fused(row) or isinstance(row.op, Pull)
+
     def _made(self, row: Row, launch: Launch) -> Cost:
         """Of a function, which XLA takes into the launch of what made its operands."""
-        assert isinstance(row.op, Apply)
-        fused = any(isinstance(each.op, Apply) for each in row.operands)
-        return (_fused if fused else _cost)(row.op.name, launch)
+        fused = any(map(self._is_fused, row.operands))
+        op = row.op.name if isinstance(row.op, Apply) else "einsum"
+        return (_fused if fused else _cost)(op, launch)
 
     # --- What moves ----------------------------------------------------------------------------
 

@@ -193,6 +193,8 @@ class Candidates:
         found: dict[Row, EdgeRegion] = {}
         given: set[Row] = set()
         for _, joined, inner in sorted(groups, key=lambda each: each[0]):
+            if all(_is_served(push, self._matcher) for push in joined):
+                continue
             ordered = tuple(row for row in self._rows if row in inner)
             kept = tuple(row for row in ordered if row in self._wanted and row not in given)
             given |= set(kept)
@@ -232,13 +234,20 @@ def chosen(
 
 
 def _is_reduction(row: Row, matcher: Matcher) -> bool:
-    """Whether edges are reduced to it as they are, and they do more than read."""
+    """Whether edges are reduced to it as they are."""
     if not isinstance(row.op, Push) or row.space is not Space.NODE:
         return False
     pattern = matcher(row)
-    if not isinstance(pattern, Sum) or pattern.scores is not None or row.dtype not in FLOATS:
+    return isinstance(pattern, Sum) and pattern.scores is None and row.dtype in FLOATS
+
+
+def _is_served(push: Row, matcher: Matcher) -> bool:
+    """Whether an op takes a sum, but for weights that are much smaller than what it reads."""
+    pattern = matcher(push)
+    assert isinstance(pattern, Sum)
+    if not is_read(pattern.value, pattern.into):
         return False
-    return not is_read(pattern.value, pattern.into) or pattern.weight is not None
+    return pattern.weight is None or pattern.weight.size * 4 <= push.size
 
 
 def _is_of_edges(row: Row, matcher: Matcher) -> bool:
