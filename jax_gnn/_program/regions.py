@@ -7,7 +7,7 @@ else takes, so that none of them needs an array of all edges.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +31,17 @@ from jax_gnn._program.rows import (
     Push,
     Row,
     in_order,
+    pull,
     sizes_of,
 )
 from jax_gnn._program.spaces import Space
 
-_READS: dict[str, Read] = {"src": "col", "dst": "row"}
+_OF_SOURCES = {
+    Space.NODE: {"src": ""},
+    Space.SOURCE_PAIR: {way: way for way in ("src", "relation", "src_type")} | {"src_pair": ""},
+}
+"""What edges read of their source, or of their (source, relation) pair, and how that reads it."""
+
 _MOST_WEIGHTS = 64
 """Of a shared matrix inside a region: each edge makes as many numbers of its gradient. What edges
 read is multiplied where it is read."""
@@ -52,18 +58,49 @@ class EdgeRegion:
         members: What edges make, each after its operands.
         pushes: What they are reduced to.
         kept: Members that are results of the program.
-        inputs: What the region takes, and how edges read it.
+        sources: What edges read columns of: nodes, or (source, relation) pairs.
     """
 
     members: tuple[Row, ...]
     pushes: tuple[Row, ...]
     kept: tuple[Row, ...]
-    inputs: tuple[tuple[Row, Read], ...]
+    sources: Space = Space.NODE
+
+    @functools.cached_property
+    def _reads(self) -> dict[Row, tuple[Row, Read]]:
+        """Of each operand that is no member the row whose array is read, and how."""
+        inner, pulled = set(self.members), dict[Any, Row]()
+        found: dict[Row, tuple[Row, Read]] = {}
+        for row in dict.fromkeys(each for member in self.members for each in member.operands):
+            way = row.op.way if isinstance(row.op, Pull) else ""
+            if row in inner or isinstance(row.op, Constant):
+                continue
+            if row.space is Space.SHARED:
+                found[row] = row, "shared"
+            elif way == "dst":
+                found[row] = row.operands[0], "row"
+            elif way in _OF_SOURCES[self.sources]:
+                of, at = row.operands[0], _OF_SOURCES[self.sources][way]
+                found[row] = pulled.setdefault((of, at), pull(of, self.sources, at)), "col"
+            else:
+                found[row] = row, "edge"
+        return found
+
+    @functools.cached_property
+    def inputs(self) -> tuple[tuple[Row, Read], ...]:
+        """What the region takes, and how edges read it."""
+        return tuple(dict.fromkeys(self._reads.values()))
 
     @property
     def taken(self) -> list[Row]:
         """The rows whose arrays it takes."""
         return [row for row, _ in self.inputs]
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether edges read what (source, relation) pairs suffice for, and sources do not."""
+        ways = _OF_SOURCES[Space.SOURCE_PAIR].keys() - _OF_SOURCES[Space.NODE].keys()
+        return any(isinstance(row.op, Pull) and row.op.way in ways for row in self._reads)
 
     @property
     def results(self) -> tuple[Row, ...]:
@@ -79,7 +116,7 @@ class EdgeRegion:
         def value(row: Row) -> Any:
             if isinstance(row.op, Constant):
                 return jnp.asarray(row.op.value)
-            return found[row] if row in found else read[_read_by(row)]
+            return found[row] if row in found else read[self._reads[row]]
 
         for row in self.members:
             operands = [value(each) for each in row.operands]
@@ -114,22 +151,13 @@ class EdgeRegion:
             [array(row) for row, _ in self.inputs],
             [read for _, read in self.inputs],
             outputs,
-            maps.nodes.matrix(weighted=True),
+            maps.edges("src" if self.sources is Space.NODE else "src_pair", Space.NODE),
         )
         for i, push in enumerate(self.pushes):
             if push.op.reduce == "mean":  # type: ignore[union-attr]
                 counts = jnp.maximum(maps.degrees(found[i].dtype), 1)
                 found[i] = found[i] / counts.reshape(-1, *[1] * len(push.shape))
         return found
-
-
-def _read_by(row: Row) -> tuple[Row, Read]:
-    """What an edge reads for an operand, and how."""
-    if row.space is Space.SHARED:
-        return row, "shared"
-    if isinstance(row.op, Pull) and row.op.way in _READS:
-        return row.operands[0], _READS[row.op.way]
-    return row, "edge"
 
 
 # --- Finding them --------------------------------------------------------------------------------
@@ -140,9 +168,11 @@ class Candidates:
 
     Attributes:
         pushes: The reductions that may be in one.
+        has_pairs: Whether the graph has (source, relation) pairs.
     """
 
     def __init__(self, results: Sequence[Row], matcher: Matcher) -> None:
+        self.has_pairs = Space.SOURCE_PAIR in matcher.parts.rows
         self._wanted = set(results)
         self._matcher = matcher
         self._rows = in_order(results)
@@ -153,10 +183,15 @@ class Candidates:
         self._edges = {row for row in self._rows if _is_of_edges(row, matcher)}
         self.pushes = self._with_members(row for row in self._rows if _is_reduction(row, matcher))
 
-    def found(self, pushes: Iterable[Row]) -> dict[Row, EdgeRegion]:
-        """The regions of these reductions, by each of their results."""
+    def found(self, pushes: Iterable[Row], by_pairs: Collection[Row] = ()) -> dict[Row, EdgeRegion]:
+        """The regions of these reductions, by each of their results.
+
+        Args:
+            pushes: The reductions.
+            by_pairs: Those whose regions read rows of (source, relation) pairs.
+        """
         kept = self._with_members(pushes)
-        return self._grouped(kept, self._members(kept))
+        return self._grouped(kept, self._members(kept), by_pairs)
 
     def _with_members(self, pushes: Iterable[Row]) -> tuple[Row, ...]:
         """Those reductions whose operand only they read."""
@@ -178,7 +213,9 @@ class Candidates:
                 found.add(row)
         return found
 
-    def _grouped(self, pushes: Sequence[Row], members: set[Row]) -> dict[Row, EdgeRegion]:
+    def _grouped(
+        self, pushes: Sequence[Row], members: set[Row], by_pairs: Collection[Row]
+    ) -> dict[Row, EdgeRegion]:
         """Reductions that have members in common are one region, unless one needs another."""
         level: dict[Row, int] = {}
         for row in self._rows:
@@ -198,13 +235,8 @@ class Candidates:
             ordered = tuple(row for row in self._rows if row in inner)
             kept = tuple(row for row in ordered if row in self._wanted and row not in given)
             given |= set(kept)
-            read = [
-                _read_by(each)
-                for row in ordered
-                for each in row.operands
-                if each not in inner and not isinstance(each.op, Constant)
-            ]
-            region = EdgeRegion(ordered, tuple(joined), kept, tuple(dict.fromkeys(read)))
+            sources = Space.SOURCE_PAIR if set(joined) <= set(by_pairs) else Space.NODE
+            region = EdgeRegion(ordered, tuple(joined), kept, sources)
             found |= dict.fromkeys(region.results, region)
         return found
 
@@ -230,6 +262,13 @@ def chosen(
         other = candidates.found(fewer)
         if (time := count(other)) <= least:
             pushes, found, least = fewer, other, time
+    by_pairs: tuple[Row, ...] = ()
+    for region in dict.fromkeys(found.values()) if candidates.has_pairs else ():
+        if region.reads_pairs:
+            more = *by_pairs, *region.pushes
+            other = candidates.found(pushes, more)
+            if (time := count(other)) < least:
+                by_pairs, found, least = more, other, time
     return found
 
 
