@@ -413,6 +413,37 @@ def test_a_region_reads_rows_of_pairs(rng: np.random.Generator) -> None:
     )
 
 
+def test_what_a_region_is(rng: np.random.Generator) -> None:
+    """Its reads, what it is counted to take, what it would be as ops; and what is generated."""
+    graph = random_graph(rng, Sizes(40, 3000))
+    arguments = random_arguments(rng, MODELS["pna"], graph)
+    text = program(MODELS["pna"]).explain(graph, **arguments)
+    region = text.partition("\nedge regions")[2]
+    assert re.search(r"reads %\d+ by source; %\d+ by destination; e by edge", region), region
+    assert re.search(r"[0-9.]+ µs, .*B; with gradients [0-9.]+ µs, .*B, where ops take", region)
+    generated = program(MODELS["pna"]).kernels(graph, **arguments)
+    forward, gradients = generated.split(", gradients\n")
+    assert all(f" to row, {reduce}" in forward for reduce in ("sum", "max", "min"))
+    assert forward.count("struct Text") == 1  # a walk by destination
+    assert gradients.count("struct Text") == 2 and " to col, sum" in gradients
+    assert (
+        program(MODELS["rgcn_of_ones"]).kernels(graph, x=np.ones((40, 3)), w=np.ones((4, 3, 4)))
+        == ""
+    )
+
+
+def test_a_function_without_instructions_says_so(rng: np.random.Generator) -> None:
+    @program
+    def sorted_rows(g, x: Node, e: Edge):
+        return g.sum(jnp.sort(g.src(x) * e)), g.sum(jnp.tile(jnp.tanh(g.src(x) + e), 20_000))
+
+    graph = Graph.from_edges(*rng.integers(9, size=(2, 30)), num_nodes=9)
+    text = sorted_rows.explain(graph, np.ones((9, 4)), np.ones((30, 4)))
+    assert "jax.vmap, as sort has no instruction for rows of edges" in text
+    assert "by plain XLA on a CPU: more than 65536 numbers for an edge" in text
+    assert "by plain XLA on a GPU: " in text
+
+
 def test_a_weighted_sum_is_no_region(rng: np.random.Generator) -> None:
     @program
     def weighted(g, x: Node, c: Edge):

@@ -53,6 +53,10 @@ class Cost(NamedTuple):
     bytes: float = 0
     flops: float = 0
 
+    def times(self, count: int) -> Cost:
+        """Of so many."""
+        return Cost(self.op, count * self.time, count * self.bytes, count * self.flops)
+
 
 class Costs:
     """Costs of rows of a program on graphs of given sizes.
@@ -78,7 +82,7 @@ class Costs:
     def training(self, results: Any) -> float:
         """Microseconds of all that results need, and of gradients to all of it."""
         rows = needed(results, self.matcher)
-        return sum(self.of(row).time + self.gradient(row) for row in rows)
+        return sum(self.of(row).time + self.gradient(row).time for row in rows)
 
     def of(self, row: Row) -> Cost:
         """Of the op of a row alone; of a region, of the first of its results."""
@@ -101,8 +105,8 @@ class Costs:
             return self._made(row, read + self._stored(row) + Launch(0, 0, self._work(row)))
         return self._of_pattern(row, self.matcher(row))
 
-    def gradient(self, row: Row) -> float:
-        """Microseconds of what takes the gradient of a row to those that it is made of.
+    def gradient(self, row: Row) -> Cost:
+        """Of what takes the gradient of a row to those that it is made of.
 
         What a row's function needs again is read once more, what it gives is written. Of ops that
         no region has in its place it is twice the op.
@@ -111,21 +115,21 @@ class Costs:
             return self._region_gradient(row, self.matcher.regions[row])
         match row.op:
             case Given() | Constant() | Apply(name="squeeze" | "reshape"):
-                return 0.0
+                return Cost("", 0.0)
             case Pull():
                 sums = self._stored(row) + self._whole(row.operands[0]) + once(self.rows(row) * _ID)
-                return _cost("segment_sum", sums).time
+                return _cost("segment_sum", sums)
         if self._is_fused(row):
             apart = [each for each in row.operands if not self._is_fused(each)]
             read = sum((self._stored(each) for each in apart), Launch())
-            return self._made(row, read + read + self._stored(row)).time
+            return self._made(row, read + read + self._stored(row))
         pattern = self.matcher(row)
         if isinstance(pattern, patterns.Sum) and pattern.scores is None:
             return self._sum_gradient(row, pattern)
         if isinstance(pattern, patterns.Einsum):
             varying = [each for each in row.operands if each.space is not Space.SHARED]
-            return max(len(varying), 1) * self.of(row).time
-        return 2 * self.of(row).time
+            return self.of(row).times(max(len(varying), 1))
+        return self.of(row).times(2)
 
     def spared(self, row: Row) -> float:
         """Microseconds of dot products that attention takes itself: all but the sources' rows."""
@@ -240,7 +244,7 @@ class Costs:
                 launch += gathered(edges, self._bytes(key), self.rows(key))
         return _cost(f"attention ({type(scores).__name__.lower()})", launch)
 
-    def _sum_gradient(self, row: Row, pattern: patterns.Sum) -> float:
+    def _sum_gradient(self, row: Row, pattern: patterns.Sum) -> Cost:
         value, weight, *_ = pattern
         edges = self.parts.rows[Space.EDGE]
         read = is_read(value, pattern.into)
@@ -251,8 +255,8 @@ class Costs:
             launch += self._whole(of) + self._stored(weight) + self._stored(weight)
         if pattern.reduce in ("max", "min"):  # and which entries attain them
             attained = self._whole(row) + (self._read(of, value.row) if read else self._stored(of))
-            return _cost("select", attained, launch + attained).time
-        return _cost("spmm", launch).time
+            return _cost("select", attained, launch + attained)
+        return _cost("spmm", launch)
 
     def _region(self, row: Row, region: EdgeRegion) -> Cost:
         if row is not region.results[0]:
@@ -260,10 +264,10 @@ class Costs:
         launch = self._walk(region, "row") + self._all(region.results)
         return _cost("edge_region", launch + Launch(0, 0, self._work(*region.members)))
 
-    def _region_gradient(self, row: Row, region: EdgeRegion) -> float:
+    def _region_gradient(self, row: Row, region: EdgeRegion) -> Cost:
         """A walk by row, one by column, and one that finds what attains maxima."""
         if row is not region.results[0]:
-            return 0.0
+            return Cost("edge_region", 0.0)
         edges, work = self.parts.rows[Space.EDGE], Launch(0, 0, self._work(*region.members))
         launches = []
         for by in ("row", "col"):
@@ -286,7 +290,7 @@ class Costs:
             launches += [between(self.parts.num_dst, size), between(self.parts.num_dst, size)]
         if any(push.op.reduce in ("max", "min") for push in region.pushes):  # type: ignore[union-attr]
             launches.append(self._walk(region, "row") + self._all(region.results) + work)
-        return _cost("edge_region", *launches).time if launches else 0.0
+        return _cost("edge_region", *launches) if launches else Cost("edge_region", 0.0)
 
     def _walk(self, region: EdgeRegion, by: str) -> Launch:
         """What edges read, in the order of their rows or of their columns."""

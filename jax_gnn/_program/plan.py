@@ -16,7 +16,7 @@ from jax_gnn._program.lower import Lowering
 from jax_gnn._program.maps import Maps, Structure
 from jax_gnn._program.match import Matcher, needed
 from jax_gnn._program.passes import PASSES, run
-from jax_gnn._program.regions import Candidates, chosen
+from jax_gnn._program.regions import Candidates, EdgeRegion, chosen
 from jax_gnn._program.rows import Row, uses_of
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Parts
@@ -68,6 +68,34 @@ class Plan:
         return self.costs.training(self.results)
 
     @property
+    def regions(self) -> list[EdgeRegion]:
+        """What edges make in one pass."""
+        return list(dict.fromkeys(self.matcher.regions.values()))
+
+    def spared(self, region: EdgeRegion) -> float:
+        """Microseconds more that ops would take in the place of a region, gradients included."""
+        found = self.matcher.regions
+        return self._training({row: found[row] for row in found if found[row] is not region})
+
+    @functools.cached_property
+    def left_to_ops(self) -> dict[Row, float]:
+        """Reductions in no region, and how many microseconds more they would take in one."""
+        candidates = Candidates(self.results, self.matcher)
+        given = [push for region in self.regions for push in region.pushes]
+        others = {push: candidates.found([*given, push]) for push in candidates.pushes}
+        return {
+            push: self._training(found)
+            for push, found in others.items()
+            if push not in given and push in found
+        }
+
+    def _training(self, regions: Mapping[Row, EdgeRegion]) -> float:
+        """Microseconds more with other regions."""
+        matcher = Matcher(uses_of(self.results), self.parts, "compact" in self.passes)
+        matcher.regions = regions
+        return Costs(self.parts, matcher).training(self.results) - self.training
+
+    @property
     def lowered(self) -> list[Row]:
         """The rows that are made, each after what it takes."""
         return needed(self.results, self.matcher)
@@ -89,7 +117,7 @@ def with_regions(results: Sequence[Row], parts: Parts, passes: Sequence[str]) ->
     matcher = Matcher(uses_of(results), parts, "compact" in passes)
     costs = Costs(parts, matcher)
 
-    def count(regions: Mapping[Row, Any]) -> float:
+    def count(regions: Mapping[Row, EdgeRegion]) -> float:
         matcher.regions = regions
         return costs.training(results)
 

@@ -16,10 +16,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core.arrays import FLOATS
+from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import Into, Read, Unsupported
 from jax_gnn._program.einsum import einsum
+from jax_gnn._program.maps import Maps
 from jax_gnn._program.match import Matcher
 from jax_gnn._program.patterns import Einsum, Sum, is_read, width
 from jax_gnn._program.rows import (
@@ -131,6 +133,26 @@ class EdgeRegion:
         given = [*(push.operands[0] for push in self.pushes), *self.kept]
         return [found[row] for row in given]
 
+    @property
+    def outputs(self) -> list[tuple[Into, str]]:
+        """Of each result where it goes, and how."""
+        found: list[tuple[Into, str]] = [
+            ("row", "sum" if push.op.reduce == "mean" else push.op.reduce)  # type: ignore[union-attr]
+            for push in self.pushes
+        ]
+        return found + [("edge", "none")] * len(self.kept)
+
+    def matrix(self, maps: Maps) -> SparseMatrix:
+        """The edges, with what they read as columns."""
+        return maps.edges("src" if self.sources is Space.NODE else "src_pair", Space.NODE)
+
+    @functools.cached_property
+    def region(self) -> Region:
+        """What the primitive gets."""
+        rows = [jax.ShapeDtypeStruct(row.shape, row.dtype) for row in self.taken]
+        reads = [read for _, read in self.inputs]
+        return Region.closing(self.function, rows, reads, self.outputs)[0]
+
     def lowered(self, lowering: Any) -> list[Array]:
         """An array of each result."""
         maps = lowering.maps
@@ -141,18 +163,8 @@ class EdgeRegion:
             found: Array = lowering.array(row)
             return found
 
-        outputs: list[tuple[Into, str]] = [
-            ("row", "sum" if push.op.reduce == "mean" else push.op.reduce)  # type: ignore[union-attr]
-            for push in self.pushes
-        ]
-        outputs += [("edge", "none")] * len(self.kept)
-        found = edge_region(
-            self.function,
-            [array(row) for row, _ in self.inputs],
-            [read for _, read in self.inputs],
-            outputs,
-            maps.edges("src" if self.sources is Space.NODE else "src_pair", Space.NODE),
-        )
+        arrays, reads = [array(row) for row in self.taken], [read for _, read in self.inputs]
+        found = edge_region(self.function, arrays, reads, self.outputs, self.matrix(maps))
         for i, push in enumerate(self.pushes):
             if push.op.reduce == "mean":  # type: ignore[union-attr]
                 counts = jnp.maximum(maps.degrees(found[i].dtype), 1)
@@ -294,7 +306,7 @@ def _is_of_edges(row: Row, matcher: Matcher) -> bool:
     if row.space is not Space.EDGE or not _is_number(row):
         return False
     if isinstance(row.op, Apply):
-        return all(map(_is_number, row.operands)) and _has_instructions(row)
+        return all(map(_is_number, row.operands)) and missing(row) is None
     pattern = matcher(row)
     if not isinstance(row.op, Contract) or not isinstance(pattern, Einsum):
         return False
@@ -309,23 +321,25 @@ def _is_of_edges(row: Row, matcher: Matcher) -> bool:
     return not weights or (max(weights) <= _MOST_WEIGHTS and not reads)
 
 
-def _has_instructions(row: Row) -> bool:
-    """Whether kernels for regions know its function."""
+def missing(row: Row) -> str | None:
+    """Why kernels for regions do not know a function; None if they do."""
     op = row.op
     assert isinstance(op, Apply)
     operands = tuple((each.shape, each.dtype, each.space is Space.SHARED) for each in row.operands)
-    return op.name not in _LOOPS and _missing(op.function, op.index, operands) is None
+    return (
+        _missing(op.function, op.index, operands) if op.name not in _LOOPS else f"{op.name} loops"
+    )
 
 
 @functools.lru_cache(maxsize=1024)
 def _missing(
     function: Callable[..., Sequence[Any]], index: int, operands: tuple[Any, ...]
-) -> Unsupported | None:
+) -> str | None:
     """Why a function of operands, each with whether it is shared, has no instructions."""
     rows = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in operands]
     reads: list[Read] = ["shared" if shared else "edge" for _, _, shared in operands]
     region = Region.of(lambda *x: [function(*x)[index]], rows, reads, [("edge", "none")])
-    return region.program if isinstance(region.program, Unsupported) else None
+    return region.program.reason if isinstance(region.program, Unsupported) else None
 
 
 def _is_number(row: Row) -> bool:

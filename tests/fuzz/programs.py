@@ -40,7 +40,7 @@ from program_cases import (
 
 from jax_gnn import Edge, Node, NodeType, Relation, program
 from jax_gnn._program.cost import Costs
-from jax_gnn._program.explain import listed
+from jax_gnn._program.explain import explained, kernels, listed
 from jax_gnn._program.passes import PASSES
 from jax_gnn._program.plan import Plan
 from jax_gnn._program.spaces import Space
@@ -406,6 +406,9 @@ def check(seed: int, number: int) -> str:
         }
         for plan in (whole, *plans.values()):
             assert plan.matcher  # is found, and kept
+    assert explained(whole, graph) and kernels(whole, graph).count("gradients") == len(
+        whole.regions
+    )
     drawn = whole if rng.random() < 0.5 else list(plans.values())[rng.integers(len(plans))]
     batch = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), arguments)
 

@@ -70,14 +70,8 @@ def edge_region(
         each.update(shape=each.shape if read == "shared" else each.shape[1:], weak_type=False)
         for each, read in zip(map(jax.typeof, arrays), reads, strict=True)
     ]
-    closed = jax.make_jaxpr(lambda *rows: list(function(*rows)))(*rows)
-    jaxpr = closed.jaxpr
-    alone = closed.replace(
-        jaxpr=jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars]), consts=[]
-    )
-    shared: list[Read] = ["shared"] * len(closed.consts)
-    region = Region(alone, (*shared, *reads), tuple(outputs))
-    both = (*map(jnp.asarray, closed.consts), *arrays)
+    region, consts = Region.closing(function, rows, reads, outputs)
+    both = (*map(jnp.asarray, consts), *arrays)
     return region_op(both, matrix, region=region, implementation=implementation)
 
 

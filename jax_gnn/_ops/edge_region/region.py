@@ -92,6 +92,21 @@ class Region:
         assert not closed.consts, closed
         return Region(closed, tuple(reads), tuple(outputs))
 
+    @staticmethod
+    def closing(
+        function: Callable[..., Sequence[Any]],
+        rows: Sequence[Any],
+        reads: Sequence[Read],
+        outputs: Sequence[tuple[Into, str]],
+    ) -> tuple[Region, list[Any]]:
+        """Likewise of any function; what it closes over come first of its arguments, shared."""
+        closed = jax.make_jaxpr(lambda *rows: list(function(*rows)))(*rows)
+        jaxpr = closed.jaxpr
+        jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+        alone = closed.replace(jaxpr=jaxpr, consts=[])
+        shared: list[Read] = ["shared"] * len(closed.consts)
+        return Region(alone, (*shared, *reads), tuple(outputs)), list(closed.consts)
+
     @property
     def rows(self) -> list[Any]:
         """The abstract row of each argument."""
