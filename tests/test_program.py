@@ -30,6 +30,8 @@ from jax_gnn import Edge, Graph, Node, NodeType, Relation, RelationalGraph, prog
 from jax_gnn._ops.segment_matmul import api as products
 from jax_gnn._program import explain, passes
 from jax_gnn._program.api import Program
+from jax_gnn._program.cost import Costs
+from jax_gnn._program.plan import Plan
 
 TOLERANCE = 1e-10
 
@@ -64,6 +66,16 @@ def test_model_is_its_reference(
     graph = random_graph(rng, Sizes(padding=3))
     arguments = random_arguments(rng, MODELS[model], graph)
     compared(MODELS[model], graph, arguments, passes=chosen)
+
+
+@pytest.mark.parametrize("model", ["not_finite_at_zero", "painn", "pna", "regions_in_turn"])
+def test_any_choice_of_regions_gives_the_same(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    """What is counted decides what is a region, and which passes are left out; nothing else."""
+    monkeypatch.setattr(Costs, "training", lambda costs, results: float(rng.random()))
+    graph = random_graph(rng, Sizes(padding=3))
+    compared(MODELS[model], graph, random_arguments(rng, MODELS[model], graph))
 
 
 @pytest.mark.parametrize("model", [each.__name__ for each in PLAIN])
@@ -172,7 +184,7 @@ def test_inside_other_transformations(rng: np.random.Generator) -> None:
     assert largest_difference(found, wanted) < TOLERANCE
 
 
-@pytest.mark.parametrize("model", ["gcn", "sage_max", "hgt", "not_finite_at_zero", "loop"])
+@pytest.mark.parametrize("model", ["gcn", "sage_max", "hgt", "not_finite_at_zero", "loop", "pna"])
 def test_shard_map(rng: np.random.Generator, model: str) -> None:
     """A batch of features over devices, and weights that all of them have: their gradients."""
     graph = random_graph(rng, Sizes(padding=1))
@@ -354,7 +366,7 @@ OPS = {
     "cg_conv": ["edge_region"],
     "cf_conv": ["edge_region"],
     "pna": ["edge_region"],
-    "painn": ["edge_region", "spmm"],
+    "painn": ["edge_region"],
 }
 
 
@@ -367,6 +379,79 @@ def test_ops_that_serve_a_model(rng: np.random.Generator, model: str) -> None:
     assert "einsum" not in table or model not in ("rgcn",), table
     if OPS[model] == ["edge_region"]:
         assert "edge regions" in table and "fell back" not in table
+
+
+def test_a_region_is_worth_more_than_an_order(rng: np.random.Generator) -> None:
+    """A product of nodes is not made by edges so that it meets another one there."""
+    graph = Graph.from_edges(*rng.integers(200, size=(2, 3000)), num_nodes=200)
+    rows = (200, 64), (3000, 64), (64, 64), (64, 64), (64, 64)
+    shapes = [jax.ShapeDtypeStruct(each, np.float32) for each in rows]
+    ops = program(MODELS["gated"]).explain(graph, *shapes).partition("\nops")[2]
+    assert "edge_region" in ops and "fell back" not in ops
+
+
+def test_a_region_reads_rows_of_pairs(rng: np.random.Generator) -> None:
+    """What a (source, relation) pair has is not stored for each of its edges."""
+
+    @program
+    def gated(g, x: Node, w: Relation, e: Edge):
+        return g.sum(jax.nn.sigmoid(g.src(x) @ g.relation(w) + e))
+
+    graph = random_graph(rng, Sizes(40, 3000))  # about 20 edges a pair
+    shapes = (40, 64), (4, 64, 64), (graph.num_edges, 64)
+    structs = [jax.ShapeDtypeStruct(each, np.float32) for each in shapes]
+    ops = gated.explain(graph, *structs).partition("\nops")[2]
+    assert "edge_region" in ops and "gather" not in ops, ops
+    arrays = [jnp.asarray(rng.normal(size=each)) / 8 for each in shapes]
+
+    def values(run: Callable[..., Any]) -> Any:
+        both = jax.value_and_grad(lambda arrays: jnp.sum(jnp.sin(run(graph, *arrays))))
+        return run(graph, *arrays), both(arrays)
+
+    assert (
+        largest_difference(*jax.jit(lambda: (values(gated), values(gated.reference)))()) < TOLERANCE
+    )
+
+
+def test_what_a_region_is(rng: np.random.Generator) -> None:
+    """Its reads, what it is counted to take, what it would be as ops; and what is generated."""
+    graph = random_graph(rng, Sizes(40, 3000))
+    arguments = random_arguments(rng, MODELS["pna"], graph)
+    text = program(MODELS["pna"]).explain(graph, **arguments)
+    region = text.partition("\nedge regions")[2]
+    assert re.search(r"reads %\d+ by source; %\d+ by destination; e by edge", region), region
+    assert re.search(r"[0-9.]+ µs, .*B; with gradients [0-9.]+ µs, .*B, where ops take", region)
+    generated = program(MODELS["pna"]).kernels(graph, **arguments)
+    forward, gradients = generated.split(", gradients\n")
+    assert all(f" to row, {reduce}" in forward for reduce in ("sum", "max", "min"))
+    assert forward.count("struct Text") == 1  # a walk by destination
+    assert gradients.count("struct Text") == 2 and " to col, sum" in gradients
+    assert (
+        program(MODELS["rgcn_of_ones"]).kernels(graph, x=np.ones((40, 3)), w=np.ones((4, 3, 4)))
+        == ""
+    )
+
+
+def test_a_function_without_instructions_says_so(rng: np.random.Generator) -> None:
+    @program
+    def sorted_rows(g, x: Node, e: Edge):
+        return g.sum(jnp.sort(g.src(x) * e)), g.sum(jnp.tile(jnp.tanh(g.src(x) + e), 20_000))
+
+    graph = Graph.from_edges(*rng.integers(9, size=(2, 30)), num_nodes=9)
+    text = sorted_rows.explain(graph, np.ones((9, 4)), np.ones((30, 4)))
+    assert "jax.vmap, as sort has no instruction for rows of edges" in text
+    assert "by plain XLA on a CPU: more than 65536 numbers for an edge" in text
+    assert "by plain XLA on a GPU: " in text
+
+
+def test_a_weighted_sum_is_no_region(rng: np.random.Generator) -> None:
+    @program
+    def weighted(g, x: Node, c: Edge):
+        return g.sum(jnp.exp(-(c**2)) * jnp.cos(c) * g.src(x))
+
+    graph = Graph.from_edges(*rng.integers(200, size=(2, 3000)), num_nodes=200)
+    shapes = [jax.ShapeDtypeStruct(each, np.float32) for each in ((200, 64), (3000,))]
+    assert "spmm" in weighted.explain(graph, *shapes).partition("\nops")[2]
 
 
 def test_a_missing_part_says_what_it_would_gain(rng: np.random.Generator) -> None:
@@ -502,6 +587,13 @@ def test_program_is_public() -> None:
 # --- Passes --------------------------------------------------------------------------------------
 
 
+def all_passes_of(made: Program, graph: Any, arguments: Any) -> Plan:
+    """What becomes of a program by all passes, whether or not regions gain more by fewer."""
+    call = made._call(graph, (), arguments)
+    traced, _ = made._traced(call)
+    return Plan(traced, call.parts, passes.PASSES)
+
+
 def test_tall_products_are_those_of_layers(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -527,10 +619,25 @@ def test_tall_products_are_those_of_layers(
     assert largest_difference(values(made), wanted) < 5e-3  # TF32 on a GPU
 
 
+def test_products_with_a_vector_are_xlas(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels would take a number at a time of what XLA fuses with what surrounds it."""
+    monkeypatch.setattr(products, "TALL", 9)
+    graph = Graph.from_edges(*rng.integers(9, size=(2, 30)), num_nodes=9)
+    arguments = random_arguments(rng, MODELS["gat"], graph)
+    arguments = {name: jnp.asarray(x, jnp.float32) for name, x in arguments.items()}
+    run = program(MODELS["gat"], passes=())  # as it is written: x w, and that times two vectors
+    jaxpr = jax.make_jaxpr(lambda arguments: run(graph, **arguments))(arguments)
+    names = [each.primitive.name for each in jaxpr.eqns]
+    assert names.count("jax_gnn_segment_matmul") == 1
+
+
 def test_a_product_goes_behind_a_choice(rng: np.random.Generator) -> None:
     graph = random_graph(rng, Sizes(200, 3000))
     arguments = random_arguments(rng, MODELS["chosen_heads"], graph)
-    text = program(MODELS["chosen_heads"]).explain(graph, **arguments)
+    plan = all_passes_of(program(MODELS["chosen_heads"]), graph, arguments)
+    text = explain.explained(plan, graph)
     last = text[text.rindex("\nafter") : text.index("\nops")]
     assert re.search(r"einsum \S+ \(%\d+, w1_sh\) +node", last), last
     assert re.search(r"select_n\(%\d+, dst\(%\d+\), src\(%\d+\)\)", last), last
@@ -539,9 +646,8 @@ def test_a_product_goes_behind_a_choice(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("model", ["rgcn", "rgat_of_heads", "hgt", "gat_of_pairs", "gatv2", "gcn"])
 def test_passes_change_nothing_twice(rng: np.random.Generator, model: str) -> None:
     graph = random_graph(rng, Sizes(50, 400))
-    made = program(MODELS[model])
-    call = made._call(graph, (), random_arguments(rng, MODELS[model], graph))
-    plan, _ = made._plan(call)
+    arguments = random_arguments(rng, MODELS[model], graph)
+    plan = all_passes_of(program(MODELS[model]), graph, arguments)
     once = plan.results
     listed = explain.listed(once, plan)
     for name in ("equal", "sums", "compact"):

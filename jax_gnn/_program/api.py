@@ -15,10 +15,10 @@ from jax_gnn._core.ids import is_traced
 from jax_gnn._core.op import align_varying, varying_axes
 from jax_gnn._core.public import public
 from jax_gnn._program import reference
-from jax_gnn._program.explain import explained
+from jax_gnn._program.explain import explained, kernels
 from jax_gnn._program.maps import Maps, Structure, parts_of
 from jax_gnn._program.passes import PASSES
-from jax_gnn._program.plan import Plan, tuned
+from jax_gnn._program.plan import Plan, planned, tuned
 from jax_gnn._program.rows import Given, Row, in_order
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Parts, Space
@@ -118,7 +118,18 @@ class Program:
         """
         call = self._call(graph, args, kwargs)
         plan, _ = self._plan(call)
-        return explained(plan, call.graph)
+        return explained(plan, call.graph, self._passes)
+
+    def kernels(self, graph: Structure, *args: Any, **kwargs: Any) -> str:
+        """What is generated for the program's edge regions, and for their gradients.
+
+        Arguments and errors are those of a call. For each region the instructions that a CPU's
+        interpreter runs, and the text of its kernels for GPUs, as it is compiled there; of a
+        program without regions nothing. No GPU is needed.
+        """
+        call = self._call(graph, args, kwargs)
+        plan, _ = self._plan(call)
+        return kernels(plan, call.graph)
 
     # --- Arguments -----------------------------------------------------------------------------
 
@@ -232,10 +243,11 @@ class Program:
         if call.key is not None and call.key in self._plans:
             return self._plans[call.key], True
         traced, _ = self._traced(call)
-        plan = Plan(traced, call.parts, self._passes)
         given = [*call.arrays, *traced.closed_over]
         if self._tune and not is_traced(*jax.tree.leaves((call.graph, given))):
-            plan = tuned(plan, call.graph, given)
+            plan = tuned(Plan(traced, call.parts, self._passes), call.graph, given)
+        else:
+            plan = planned(traced, call.parts, self._passes)
         # What is closed over may be another array next time.
         known = call.key is not None and not traced.closed_over
         if known:

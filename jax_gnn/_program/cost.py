@@ -6,10 +6,12 @@ L2. Times are there to compare ways, not to predict.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jax_gnn._core.arrays import FLOATS
 from jax_gnn._core.schedule import known_size
 from jax_gnn._ops.relational_aggregate.schedule import (
     Launch,
@@ -27,6 +29,12 @@ from jax_gnn._program.rows import Apply, Constant, Contract, Given, Pull, Row, S
 from jax_gnn._program.spaces import Parts, Space
 
 _ID = 4  # bytes
+_PLAIN = 8  # flops of matrix units in the time of one of another unit
+_SLOWER = 12  # times longer than a sum takes a function that is a series
+_SLOW = frozenset(
+    {"cos", "div", "erf", "exp", "expm1", "log", "log1p", "logistic", "pow", "silu", "sin"}
+    | {"gelu", "reciprocal", "rsqrt", "softplus", "sqrt", "tan", "tanh"}
+)
 _BREAK_TIES = 1e-10  # microseconds of a byte or of a flop, where launches are all that counts
 
 
@@ -45,6 +53,10 @@ class Cost(NamedTuple):
     bytes: float = 0
     flops: float = 0
 
+    def times(self, count: int) -> Cost:
+        """Of so many."""
+        return Cost(self.op, count * self.time, count * self.bytes, count * self.flops)
+
 
 class Costs:
     """Costs of rows of a program on graphs of given sizes.
@@ -52,18 +64,25 @@ class Costs:
     Attributes:
         parts: What the graph has, with typical numbers in the place of symbolic ones.
         matcher: Finds patterns.
+        apart: Whether each product has a launch, as where it is not known what comes before it.
     """
 
-    def __init__(self, parts: Parts, matcher: Matcher) -> None:
+    def __init__(self, parts: Parts, matcher: Matcher, *, apart: bool = False) -> None:
         """Of the rows that a matcher finds the ops of."""
         rows = {space: known_size(size) for space, size in parts.rows.items()}
         num_src, num_dst = map(known_size, (parts.num_src, parts.num_dst))
         self.parts = parts._replace(rows=rows, num_src=num_src, num_dst=num_dst)
         self.matcher = matcher
+        self.apart = apart
 
     def total(self, results: Any) -> float:
         """Microseconds of all that results need."""
         return sum(self.of(row).time for row in needed(results, self.matcher))
+
+    def training(self, results: Any) -> float:
+        """Microseconds of all that results need, and of gradients to all of it."""
+        rows = needed(results, self.matcher)
+        return sum(self.of(row).time + self.gradient(row).time for row in rows)
 
     def of(self, row: Row) -> Cost:
         """Of the op of a row alone; of a region, of the first of its results."""
@@ -80,13 +99,37 @@ class Costs:
                 return _cost("segment_softmax", score, score)
             case Apply(name="squeeze" | "reshape"):
                 return Cost("reshape", 0.0)
-            case Apply():
-                apart = [each for each in row.operands if not isinstance(each.op, Apply | Pull)]
-                read = sum((self._stored(each) for each in apart), Launch())
-                launch = read + self._stored(row) + Launch(0, 0, self._numbers(row))
-                fused = any(isinstance(each.op, Apply) for each in row.operands)
-                return (_fused if fused else _cost)(row.op.name, launch)
+        if self._is_fused(row):
+            apart = [each for each in row.operands if not self._is_made(each)]
+            read = sum((self._stored(each) for each in apart), Launch())
+            return self._made(row, read + self._stored(row) + Launch(0, 0, self._work(row)))
         return self._of_pattern(row, self.matcher(row))
+
+    def gradient(self, row: Row) -> Cost:
+        """Of what takes the gradient of a row to those that it is made of.
+
+        What a row's function needs again is read once more, what it gives is written. Of ops that
+        no region has in its place it is twice the op.
+        """
+        if row in self.matcher.regions:
+            return self._region_gradient(row, self.matcher.regions[row])
+        match row.op:
+            case Given() | Constant() | Apply(name="squeeze" | "reshape"):
+                return Cost("", 0.0)
+            case Pull():
+                sums = self._stored(row) + self._whole(row.operands[0]) + once(self.rows(row) * _ID)
+                return _cost("segment_sum", sums)
+        if self._is_fused(row):
+            apart = [each for each in row.operands if not self._is_fused(each)]
+            read = sum((self._stored(each) for each in apart), Launch())
+            return self._made(row, read + read + self._stored(row))
+        pattern = self.matcher(row)
+        if isinstance(pattern, patterns.Sum) and pattern.scores is None:
+            return self._sum_gradient(row, pattern)
+        if isinstance(pattern, patterns.Einsum):
+            varying = [each for each in row.operands if each.space is not Space.SHARED]
+            return self.of(row).times(max(len(varying), 1))
+        return self.of(row).times(2)
 
     def spared(self, row: Row) -> float:
         """Microseconds of dot products that attention takes itself: all but the sources' rows."""
@@ -121,6 +164,24 @@ class Costs:
                 return _cost("segment_sum", self._stored(of) + out)
         read = sum((self._stored(each) for each in row.operands), Launch())
         return _cost("einsum", read + out + self._flops(row))
+
+    def _is_fused(self, row: Row) -> bool:
+        """Whether XLA makes it of numbers, in one launch with others like it."""
+        if isinstance(row.op, Apply):
+            return True
+        if self.apart or not isinstance(row.op, Contract) or row.space is not Space.EDGE:
+            return False
+        sums = set(sizes_of(row.operands, row.op.terms)) - set(row.op.out)
+        return not sums and isinstance(self.matcher(row), patterns.Einsum)
+
+    def _is_made(self, row: Row) -> bool:
+        return self._is_fused(row) or isinstance(row.op, Pull)
+
+    def _made(self, row: Row, launch: Launch) -> Cost:
+        """Of a function, which XLA takes into the launch of what made its operands."""
+        fused = any(map(self._is_fused, row.operands))
+        op = row.op.name if isinstance(row.op, Apply) else "einsum"
+        return (_fused if fused else _cost)(op, launch)
 
     # --- What moves ----------------------------------------------------------------------------
 
@@ -183,21 +244,78 @@ class Costs:
                 launch += gathered(edges, self._bytes(key), self.rows(key))
         return _cost(f"attention ({type(scores).__name__.lower()})", launch)
 
+    def _sum_gradient(self, row: Row, pattern: patterns.Sum) -> Cost:
+        value, weight, *_ = pattern
+        edges = self.parts.rows[Space.EDGE]
+        read = is_read(value, pattern.into)
+        of = value.base if read else value.row
+        launch = self._edges() + gathered(edges, self._bytes(row), max(self.rows(row), 1))
+        launch += self._whole(of) if read else self._stored(of)
+        if weight is not None:
+            launch += self._whole(of) + self._stored(weight) + self._stored(weight)
+        if pattern.reduce in ("max", "min"):  # and which entries attain them
+            attained = self._whole(row) + (self._read(of, value.row) if read else self._stored(of))
+            return _cost("select", attained, launch + attained)
+        return _cost("spmm", launch)
+
     def _region(self, row: Row, region: EdgeRegion) -> Cost:
         if row is not region.results[0]:
             return Cost("edge_region", 0.0)
-        edges = self.parts.rows[Space.EDGE]
-        launch = self._edges()
-        for of, read in region.inputs:
-            is_whole = read in ("edge", "shared")
-            launch += (
-                self._stored(of)
-                if is_whole
-                else gathered(edges, self._bytes(of), max(self.rows(of), 1))
+        launch = self._walk(region, "row") + self._all(region.results)
+        return _cost("edge_region", launch + Launch(0, 0, self._work(*region.members)))
+
+    def _region_gradient(self, row: Row, region: EdgeRegion) -> Cost:
+        """A walk by row, one by column, and one that finds what attains maxima."""
+        if row is not region.results[0]:
+            return Cost("edge_region", 0.0)
+        edges, work = self.parts.rows[Space.EDGE], Launch(0, 0, self._work(*region.members))
+        launches = []
+        for by in ("row", "col"):
+            into = [of for of, read in region.inputs if read == by and of.dtype in FLOATS]
+            if by == "row":
+                into += [of for of, read in region.inputs if read in ("edge", "shared")]
+            if not into:
+                continue
+            cotangents = (
+                self._all(region.results)
+                if by == "row"
+                else self._all(region.kept)
+                + sum((self._gathered(edges, each) for each in region.pushes), Launch())
             )
-        launch += sum((self._whole(each) for each in region.results), Launch())
-        launch += Launch(0, 0, float(edges * sum(each.size for each in region.members)))
-        return _cost("edge_region", launch)
+            walk = self._walk(region, by) + cotangents + self._all(into)
+            launches.append(walk + work + work + work)
+        shared = [of for of, read in region.inputs if read == "shared" and of.dtype in FLOATS]
+        if shared:  # sums by row, which are added up
+            size = sum(map(self._bytes, shared))
+            launches += [between(self.parts.num_dst, size), between(self.parts.num_dst, size)]
+        if any(push.op.reduce in ("max", "min") for push in region.pushes):  # type: ignore[union-attr]
+            launches.append(self._walk(region, "row") + self._all(region.results) + work)
+        return _cost("edge_region", *launches) if launches else Cost("edge_region", 0.0)
+
+    def _walk(self, region: EdgeRegion, by: str) -> Launch:
+        """What edges read, in the order of their rows or of their columns."""
+        edges, launch = self.parts.rows[Space.EDGE], self._edges()
+        for of, read in region.inputs:
+            in_turn = read in ("edge", "shared", by)
+            launch += self._stored(of) if in_turn else self._gathered(edges, of)
+        return launch
+
+    def _gathered(self, rows: int, of: Row) -> Launch:
+        return gathered(rows, self._bytes(of), max(self.rows(of), 1))
+
+    def _all(self, rows: Iterable[Row]) -> Launch:
+        return sum(map(self._whole, rows), Launch())
+
+    def _work(self, *rows: Row) -> float:
+        """What functions of numbers take, in flops of matrix units."""
+        found = 0.0
+        for row in rows:
+            if isinstance(row.op, Contract):
+                found += _PLAIN * self._flops(row).flops
+            else:
+                slow = row.op.name.removeprefix("custom_jvp ") in _SLOW  # type: ignore[union-attr]
+                found += self._numbers(row) * _PLAIN * (_SLOWER if slow else 1)
+        return found
 
     def _relational(self, row: Row, pattern: patterns.RelationalSum) -> Cost:
         sizes = sizes_of(

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from jax_gnn._core.arrays import FLOATS
+from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import is_traced
+from jax_gnn._ops.edge_region.cuda import texts
+from jax_gnn._ops.edge_region.interpreter import code_of
+from jax_gnn._ops.edge_region.region import Region
+from jax_gnn._ops.edge_region.row_program import RowProgram, Unsupported
 from jax_gnn._program.cost import Costs
-from jax_gnn._program.maps import Structure
-from jax_gnn._program.match import Matcher
-from jax_gnn._program.passes import steps
+from jax_gnn._program.maps import Maps, Structure
+from jax_gnn._program.passes import PASSES, steps
 from jax_gnn._program.patterns import Einsum, Sum, is_read
-from jax_gnn._program.plan import Plan
+from jax_gnn._program.plan import Plan, planned, with_regions
+from jax_gnn._program.regions import EdgeRegion, missing
 from jax_gnn._program.rows import (
     Apply,
     Constant,
@@ -24,7 +30,6 @@ from jax_gnn._program.rows import (
     Row,
     in_order,
     title,
-    uses_of,
 )
 from jax_gnn._program.spaces import Space
 from jax_gnn.relational import RelationalGraph
@@ -32,8 +37,14 @@ from jax_gnn.relational import RelationalGraph
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def explained(plan: Plan, graph: Structure) -> str:
-    """The rows of a program as written, after each pass that changed them, and as ops."""
+def explained(plan: Plan, graph: Structure, wanted: Sequence[str] = PASSES) -> str:
+    """The rows of a program as written, after each pass that changed them, and as ops.
+
+    Args:
+        plan: The program.
+        graph: The graph.
+        wanted: The passes that might have been taken.
+    """
     lines = [f"program {plan.traced.name} on {graph}"]
     before = ""
     written = [("as written", list(plan.traced.results))]
@@ -45,14 +56,17 @@ def explained(plan: Plan, graph: Structure) -> str:
             lines += ["", _heading(name, results, plan), table]
         before = table
     lines += ["", "ops", _ops(plan)]
-    lines += _regions(plan) + _fallen_back(plan) + _missing_parts(plan, graph)
+    left_out = ", ".join(repr(each) for each in wanted if each not in plan.passes)
+    if left_out:
+        lines.append(f"  without {left_out}, with which edge regions are counted to gain less")
+    lines += _regions(plan, graph) + _fallen_back(plan) + _missing_parts(plan, graph)
     return "\n".join(lines)
 
 
 def _heading(name: str, results: Sequence[Row], plan: Plan) -> str:
     if name == "as written":
         return name
-    costs = Costs(plan.parts, Matcher(uses_of(results), plan.parts, "compact" in plan.passes))
+    costs = Costs(plan.parts, with_regions(results, plan.parts, plan.passes))
     return f"after {name!r}, counted {costs.total(results):.1f} µs"
 
 
@@ -153,11 +167,11 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], last: str) -> st
     return "\n".join([line.rstrip() for line in lines] + [f"  {last}"])
 
 
-def _regions(plan: Plan) -> list[str]:
-    """What edges make in one pass."""
+def _regions(plan: Plan, graph: Structure) -> list[str]:
+    """What edges make in one pass: of what, what that takes, and what it spares."""
     names = _names(dict.fromkeys([*in_order(plan.results), *plan.lowered]))
     found = []
-    for region in dict.fromkeys(plan.matcher.regions.values()):
+    for region in plan.regions:
         made = ", ".join(names[row] for row in region.results)
         functions = ", ".join(
             dict.fromkeys(
@@ -165,8 +179,87 @@ def _regions(plan: Plan) -> list[str]:
                 for row in region.members
             )
         )
-        found.append(f"  {made}: of {functions} for each edge, which are made again for gradients")
+        forward, gradient = plan.costs.of(region.results[0]), plan.costs.gradient(region.results[0])
+        found += [
+            f"  {made}: of {functions} for each edge, which are made again for gradients",
+            f"    reads {_reads(region, names)}",
+            f"    counted {forward.time:.1f} µs, {_size(forward.bytes)}; with gradients "
+            f"{forward.time + gradient.time:.1f} µs, {_size(forward.bytes + gradient.bytes)}, "
+            f"where ops take {plan.spared(region):.1f} µs more",
+            *(f"    by plain XLA on a {where}: {why}" for where, why in _unmade(region, graph)),
+        ]
+    found += [
+        f"  {names[push]}: no region, which is counted to take {more:.1f} µs more than ops, "
+        "gradients included"
+        for push, more in plan.left_to_ops.items()
+    ]
     return ["", "edge regions", *found] if found else []
+
+
+def _reads(region: EdgeRegion, names: Mapping[Row, str]) -> str:
+    """What edges read, and by what."""
+    by = {"col": "source", "row": "destination", "edge": "edge", "shared": "all"}
+    if region.sources is Space.SOURCE_PAIR:
+        by["col"] = "(source, relation) pair"
+    found = [
+        f"{', '.join(_read(row, names) for row, each in region.inputs if each == read)} by {way}"
+        for read, way in by.items()
+        if any(each == read for _, each in region.inputs)
+    ]
+    return "; ".join(found)
+
+
+def _unmade(region: EdgeRegion, graph: Structure) -> Iterator[tuple[str, str]]:
+    """Where kernels have not what a region needs, and what that is."""
+    code = code_of(region.region)
+    if isinstance(code, Unsupported):
+        yield "CPU", code.reason
+    try:
+        texts(region.region, region.matrix(Maps(graph)))
+    except Unsupported as error:
+        yield "GPU", error.reason
+
+
+def kernels(plan: Plan, graph: Structure) -> str:
+    """The instructions of edge regions, and the text of their kernels for GPUs."""
+    names = _names(dict.fromkeys([*in_order(plan.results), *plan.lowered]))
+    found = []
+    for region in plan.regions:
+        moving = tuple(i for i, row in enumerate(region.taken) if row.dtype in FLOATS)
+        forward = region.region
+        offset = len(forward.reads) - len(region.taken)  # of what is closed over
+        gradient = forward.cotangent(
+            tuple(i + offset for i in moving), tuple(range(len(forward.outputs)))
+        )
+        for name, each in (("", forward), (", gradients", gradient)):
+            found += [
+                f"{', '.join(names[row] for row in region.results)}{name}",
+                _instructions(each.program),
+                *_texts(each, region.matrix(Maps(graph))),
+            ]
+    return "\n\n".join(found)
+
+
+def _instructions(program: RowProgram | Unsupported) -> str:
+    """A row program, a value a line."""
+    if isinstance(program, Unsupported):
+        return f"no instructions: {program.reason}"
+    lines = [f"%{i} = {x.read} of {x.dtype}[{x.width}]" for i, x in enumerate(program.inputs)]
+    for i, each in enumerate(program.instructions, len(program.inputs)):
+        operands = [f"%{operand}" for operand in each.operands]
+        params = [str(param) for param in each.params[:8]] + ["…"] * (len(each.params) > 8)
+        made = " ".join([each.name, *operands, *params])
+        lines.append(f"%{i} = {made} of {each.dtype}[{each.width}]")
+    for out in program.outputs:
+        lines.append(f"%{out.value} to {out.into}, {out.reduce}")
+    return "\n".join(lines)
+
+
+def _texts(region: Region, matrix: SparseMatrix) -> list[str]:
+    try:
+        return texts(region, matrix)
+    except Unsupported as error:
+        return [f"no text for GPUs: {error.reason}"]
 
 
 def _fallen_back(plan: Plan) -> list[str]:
@@ -178,7 +271,11 @@ def _fallen_back(plan: Plan) -> list[str]:
             continue
         pattern = plan.matcher(row)
         if isinstance(row.op, Apply):
-            found.append(f"  {names[row]}: {row.op.name} is a function of edges, by jax.vmap")
+            why = missing(row)
+            found.append(
+                f"  {names[row]}: {row.op.name} is a function of edges, by jax.vmap"
+                + (f", as {why}" if why else "")
+            )
         elif isinstance(pattern, Einsum):
             varying = [each for each in pattern.factors if each.row.space is not Space.SHARED]
             if len(varying) < 2:
@@ -207,7 +304,7 @@ def _missing_parts(plan: Plan, graph: Structure) -> list[str]:
         nodes = np.asarray(ids)[valid].astype(np.int64)
         pairs = len(np.unique(nodes * graph.num_relations + types))
         parts: Any = plan.parts._replace(rows={**plan.parts.rows, space: pairs})
-        gain = plan.counted - Plan(plan.traced, parts, plan.passes).counted
+        gain = plan.counted - planned(plan.traced, parts, plan.passes).counted
         found.append(
             f'the graph lacks its part "{part}", with which {max(gain, 0):.1f} µs of '
             f"{plan.counted:.1f} would be spared: graph.with_parts({part!r})"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,12 +24,11 @@ from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
 from jax_gnn._ops.relational_aggregate.xla import EdgesByRelation
 from jax_gnn._ops.relational_attention.methods import TypedEdges
 from jax_gnn._ops.relational_attention.primitive import product as product_of_pairs
-from jax_gnn._ops.segment_matmul.api import is_tall
-from jax_gnn._ops.segment_matmul.api import segment_matmul as dense_product
 from jax_gnn._ops.segment_matmul.primitive import segment_matmul
 from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce, total
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn._program import patterns, relational
+from jax_gnn._program.einsum import einsum, placed, times
 from jax_gnn._program.maps import Maps
 from jax_gnn._program.match import Matcher, needed
 from jax_gnn._program.patterns import (
@@ -166,29 +164,10 @@ class Lowering:
             case patterns.EdgeDots():
                 found, labels = self._edge_dots(pattern, sizes), pattern.heads
             case _:
-                return self._einsum(row)
-        return _placed(found, labels, row.op.out, row.shape, leading=True)
-
-    def _einsum(self, row: Row) -> Array:
-        """An einsum of arrays, one factor after the other."""
-        assert isinstance(row.op, Contract)
-        operands = [
-            (self.array(each), labels, each.space is not Space.SHARED)
-            for each, labels in zip(row.operands, row.op.terms, strict=True)
-        ]
-        out = row.op.out
-        while len(operands) > 2:
-            (a, b), rest = operands[:2], operands[2:]
-            later = {label for _, labels, _ in rest for label in labels} | set(out)
-            kept = tuple(dict.fromkeys(label for label in (*a[1], *b[1]) if label in later))
-            operands = [(_times(a, b, kept, row.op.precision), kept, a[2] or b[2]), *rest]
-        present = {label for _, labels, _ in operands for label in labels}
-        kept = tuple(label for label in out if label in present)
-        varies = any(each[2] for each in operands)
-        found = _times(
-            operands[0], operands[1] if len(operands) == 2 else None, kept, row.op.precision
-        )
-        return _placed(found, kept, out, row.shape, leading=varies)
+                return einsum(
+                    row, [(self.array(x), x.space is not Space.SHARED) for x in row.operands]
+                )
+        return placed(found, labels, row.op.out, row.shape, leading=True)
 
     def _typed_product(
         self, row: Row, pattern: patterns.TypedProduct, sizes: Mapping[int, int]
@@ -475,11 +454,11 @@ class Lowering:
         found: Any = (y, labels, True)
         for each in after:
             found = (
-                _times(found, (self.array(each.row), each.labels, False), labels),
+                times(found, (self.array(each.row), each.labels, False), labels),
                 labels,
                 True,
             )
-        return _placed(found[0], labels, out, row.shape, leading=True)
+        return placed(found[0], labels, out, row.shape, leading=True)
 
 
 def _score_shape(scores: Scores, pattern: patterns.Sum, sizes: Mapping[int, int]) -> Sequence[int]:
@@ -492,82 +471,7 @@ def _score_shape(scores: Scores, pattern: patterns.Sum, sizes: Mapping[int, int]
     return scores.row_key.shape[: len(pattern.heads)]
 
 
-# --- Arrays by labels ----------------------------------------------------------------------------
-
-_Labelled = tuple[Array, Labels, bool]  # whether a first axis of rows is there
-
-
-def _times(a: _Labelled, b: _Labelled | None, out: Labels, precision: Any = None) -> Array:
-    """A product of arrays by label, summed over what is not in the result."""
-    operands = [each for each in (a, b) if each is not None]
-    counts = {
-        label: sum(label in each[1] for each in operands) for each in operands for label in each[1]
-    }
-    summed = [label for label in counts if label not in out]
-    varies = any(each[2] for each in operands)
-    if len(operands) == 2 and _elementwise(a, operands[1], out, varies):
-        order = (*out, *summed)
-        x, y = (_aligned(each, order, varies) for each in operands)
-        found = x * y
-        return jnp.sum(found, tuple(range(-len(summed), 0))) if summed else found
-    if len(operands) == 2:
-        rows, weight = sorted(operands, key=lambda each: not each[2])
-        product = _tall(rows, weight, out, precision)
-        if product is not None:
-            return product
-    names = dict(zip(counts, string.ascii_letters[1:], strict=False))
-
-    def term(labels: Labels, rows: bool) -> str:
-        return ("a" if rows else "") + "".join(names[label] for label in labels)
-
-    spec = ",".join(term(labels, rows) for _, labels, rows in operands)
-    return jnp.einsum(
-        f"{spec}->{term(out, varies)}", *(each[0] for each in operands), precision=precision
-    )
-
-
-def _tall(x: _Labelled, weight: _Labelled, out: Labels, precision: Any) -> Array | None:
-    """A product of many rows with a shared matrix, or None, as layers choose."""
-    rest = [label for label in weight[1] if label not in x[1]]
-    if not x[2] or weight[2] or set(x[1]) - set(weight[1]) or sorted(rest) != sorted(out):
-        return None
-    kernel = weight[0].transpose([weight[1].index(label) for label in (*x[1], *out)])
-    shape, rows = kernel.shape[len(x[1]) :], flat(x[0])
-    kernel = kernel.reshape(rows.shape[1], math.prod(shape))
-    if not is_tall(rows, kernel, precision):
-        return None
-    y = dense_product(rows, kernel[None], jnp.full((1,), rows.shape[0], jnp.int32))
-    return y.reshape(y.shape[0], *shape)
-
-
-def _elementwise(a: _Labelled, b: _Labelled, out: Labels, varies: bool) -> bool:
-    """Whether no matrix product is in it."""
-    summed = {label for label in (*a[1], *b[1]) if label not in out}
-    if not summed:
-        return True
-    rows = a[2] and b[2]
-    return rows and set(a[1]) == set(b[1])
-
-
-def _aligned(each: _Labelled, order: Labels, varies: bool) -> Array:
-    """With an axis for each label, of size 1 where it has none."""
-    x, labels, rows = each
-    lead = int(rows)
-    x = x.transpose(*range(lead), *(lead + labels.index(i) for i in order if i in labels))
-    shape = [next(sizes) if i in labels else 1 for sizes in [iter(x.shape[lead:])] for i in order]
-    head = x.shape[:1] if rows else (1,) if varies else ()
-    return x.reshape(*head, *shape)
-
-
-def _placed(
-    x: Array, labels: Labels, out: Labels, shape: tuple[int, ...], *, leading: bool
-) -> Array:
-    """With its axes in the order of the result's, and those of copies."""
-    lead = int(leading)
-    x = x.transpose(*range(lead), *(lead + labels.index(i) for i in out if i in labels))
-    full = [size if i in labels else 1 for i, size in zip(out, shape, strict=True)]
-    x = x.reshape(*x.shape[:lead], *full)
-    return jnp.broadcast_to(x, (*x.shape[:lead], *shape))
+# --- Arrays --------------------------------------------------------------------------------------
 
 
 def _repeated(x: Array, own: Labels, heads: Labels, sizes: Mapping[int, int]) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from jax_gnn._program.lower import Lowering
 from jax_gnn._program.maps import Maps, Structure
 from jax_gnn._program.match import Matcher, needed
 from jax_gnn._program.passes import PASSES, run
-from jax_gnn._program.regions import found_in
+from jax_gnn._program.regions import Candidates, EdgeRegion, chosen
 from jax_gnn._program.rows import Row, uses_of
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Parts
@@ -45,9 +45,7 @@ class Plan:
     @functools.cached_property
     def matcher(self) -> Matcher:
         """Finds the op of each row."""
-        found = Matcher(uses_of(self.results), self.parts, "compact" in self.passes)
-        found.regions = found_in(self.results, found)
-        return found
+        return with_regions(self.results, self.parts, self.passes)
 
     @functools.cached_property
     def sides(self) -> Sides:
@@ -63,6 +61,39 @@ class Plan:
     def counted(self) -> float:
         """Microseconds of all rows."""
         return self.costs.total(self.results)
+
+    @functools.cached_property
+    def training(self) -> float:
+        """Microseconds of all rows and of their gradients."""
+        return self.costs.training(self.results)
+
+    @property
+    def regions(self) -> list[EdgeRegion]:
+        """What edges make in one pass."""
+        return list(dict.fromkeys(self.matcher.regions.values()))
+
+    def spared(self, region: EdgeRegion) -> float:
+        """Microseconds more that ops would take in the place of a region, gradients included."""
+        found = self.matcher.regions
+        return self._training({row: found[row] for row in found if found[row] is not region})
+
+    @functools.cached_property
+    def left_to_ops(self) -> dict[Row, float]:
+        """Reductions in no region, and how many microseconds more they would take in one."""
+        candidates = Candidates(self.results, self.matcher)
+        given = [push for region in self.regions for push in region.pushes]
+        others = {push: candidates.found([*given, push]) for push in candidates.pushes}
+        return {
+            push: self._training(found)
+            for push, found in others.items()
+            if push not in given and push in found
+        }
+
+    def _training(self, regions: Mapping[Row, EdgeRegion]) -> float:
+        """Microseconds more with other regions."""
+        matcher = Matcher(uses_of(self.results), self.parts, "compact" in self.passes)
+        matcher.regions = regions
+        return Costs(self.parts, matcher).training(self.results) - self.training
 
     @property
     def lowered(self) -> list[Row]:
@@ -81,14 +112,44 @@ class Plan:
         return jax.jit(self.run)
 
 
-def tuned(plan: Plan, graph: Structure, given: Sequence[Any]) -> Plan:
-    """Of the three plans of a program that are counted to take least, the one that does."""
+def with_regions(results: Sequence[Row], parts: Parts, passes: Sequence[str]) -> Matcher:
+    """What finds the op of each row of a program, and the regions that pay."""
+    matcher = Matcher(uses_of(results), parts, "compact" in passes)
+    costs = Costs(parts, matcher)
+
+    def count(regions: Mapping[Row, EdgeRegion]) -> float:
+        matcher.regions = regions
+        return costs.training(results)
+
+    matcher.regions = chosen(Candidates(results, matcher), count)
+    return matcher
+
+
+def planned(traced: Traced, parts: Parts, passes: tuple[str, ...]) -> Plan:
+    """The program after these passes; without those that regions gain more without.
+
+    Passes count what ops take. Where edges make more in one pass before a linear map is moved or a
+    product is made elsewhere, fewer passes are better.
+    """
+    plan = Plan(traced, parts, passes)
+    if not Plan(traced, parts, ()).matcher.regions:
+        return plan
+    return min([plan, *_fewer(plan)], key=lambda each: each.training)
+
+
+def _fewer(plan: Plan) -> list[Plan]:
+    """The same with some of its passes, but for "equal", which costs nothing."""
     choices = [
-        tuple(name for name in PASSES if name not in left_out)
-        for count in range(len(PASSES))
+        tuple(name for name in plan.passes if name not in left_out)
+        for count in range(1, len(PASSES))
         for left_out in itertools.combinations(PASSES[1:], count)
     ]
-    plans = [Plan(plan.traced, plan.parts, passes) for passes in choices]
+    return [Plan(plan.traced, plan.parts, passes) for passes in dict.fromkeys(choices)]
+
+
+def tuned(plan: Plan, graph: Structure, given: Sequence[Any]) -> Plan:
+    """Of the three plans of a program that are counted to take least, the one that does."""
+    plans = [plan, *_fewer(plan)]
     different = list({round(each.counted, 3): each for each in reversed(plans)}.values())
     best = sorted(different, key=lambda each: each.counted)[:3]
     return min(best, key=lambda each: _measured(each, graph, given))

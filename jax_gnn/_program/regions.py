@@ -6,7 +6,8 @@ else takes, so that none of them needs an array of all edges.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core.arrays import FLOATS
+from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import Into, Read, Unsupported
+from jax_gnn._program.einsum import einsum
+from jax_gnn._program.maps import Maps
 from jax_gnn._program.match import Matcher
 from jax_gnn._program.patterns import Einsum, Sum, is_read, width
 from jax_gnn._program.rows import (
@@ -29,13 +33,20 @@ from jax_gnn._program.rows import (
     Push,
     Row,
     in_order,
+    pull,
     sizes_of,
 )
 from jax_gnn._program.spaces import Space
 
-_READS: dict[str, Read] = {"src": "col", "dst": "row"}
+_OF_SOURCES = {
+    Space.NODE: {"src": ""},
+    Space.SOURCE_PAIR: {way: way for way in ("src", "relation", "src_type")} | {"src_pair": ""},
+}
+"""What edges read of their source, or of their (source, relation) pair, and how that reads it."""
+
 _MOST_WEIGHTS = 64
-"""Of a shared matrix inside a region: each edge makes as many numbers of its gradient."""
+"""Of a shared matrix inside a region: each edge makes as many numbers of its gradient. What edges
+read is multiplied where it is read."""
 
 
 _LOOPS = frozenset({"cond", "scan", "while"})
@@ -49,18 +60,49 @@ class EdgeRegion:
         members: What edges make, each after its operands.
         pushes: What they are reduced to.
         kept: Members that are results of the program.
-        inputs: What the region takes, and how edges read it.
+        sources: What edges read columns of: nodes, or (source, relation) pairs.
     """
 
     members: tuple[Row, ...]
     pushes: tuple[Row, ...]
     kept: tuple[Row, ...]
-    inputs: tuple[tuple[Row, Read], ...]
+    sources: Space = Space.NODE
+
+    @functools.cached_property
+    def _reads(self) -> dict[Row, tuple[Row, Read]]:
+        """Of each operand that is no member the row whose array is read, and how."""
+        inner, pulled = set(self.members), dict[Any, Row]()
+        found: dict[Row, tuple[Row, Read]] = {}
+        for row in dict.fromkeys(each for member in self.members for each in member.operands):
+            way = row.op.way if isinstance(row.op, Pull) else ""
+            if row in inner or isinstance(row.op, Constant):
+                continue
+            if row.space is Space.SHARED:
+                found[row] = row, "shared"
+            elif way == "dst":
+                found[row] = row.operands[0], "row"
+            elif way in _OF_SOURCES[self.sources]:
+                of, at = row.operands[0], _OF_SOURCES[self.sources][way]
+                found[row] = pulled.setdefault((of, at), pull(of, self.sources, at)), "col"
+            else:
+                found[row] = row, "edge"
+        return found
+
+    @functools.cached_property
+    def inputs(self) -> tuple[tuple[Row, Read], ...]:
+        """What the region takes, and how edges read it."""
+        return tuple(dict.fromkeys(self._reads.values()))
 
     @property
     def taken(self) -> list[Row]:
         """The rows whose arrays it takes."""
         return [row for row, _ in self.inputs]
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether edges read what (source, relation) pairs suffice for, and sources do not."""
+        ways = _OF_SOURCES[Space.SOURCE_PAIR].keys() - _OF_SOURCES[Space.NODE].keys()
+        return any(isinstance(row.op, Pull) and row.op.way in ways for row in self._reads)
 
     @property
     def results(self) -> tuple[Row, ...]:
@@ -76,12 +118,12 @@ class EdgeRegion:
         def value(row: Row) -> Any:
             if isinstance(row.op, Constant):
                 return jnp.asarray(row.op.value)
-            return found[row] if row in found else read[_read_by(row)]
+            return found[row] if row in found else read[self._reads[row]]
 
         for row in self.members:
             operands = [value(each) for each in row.operands]
             if isinstance(row.op, Contract):
-                found[row] = _product(row, operands)
+                found[row] = einsum(row, [(each, False) for each in operands])
             else:
                 assert isinstance(row.op, Apply)
                 key = row.op.function, row.operands
@@ -90,6 +132,26 @@ class EdgeRegion:
                 found[row] = several[key][row.op.index]
         given = [*(push.operands[0] for push in self.pushes), *self.kept]
         return [found[row] for row in given]
+
+    @property
+    def outputs(self) -> list[tuple[Into, str]]:
+        """Of each result where it goes, and how."""
+        found: list[tuple[Into, str]] = [
+            ("row", "sum" if push.op.reduce == "mean" else push.op.reduce)  # type: ignore[union-attr]
+            for push in self.pushes
+        ]
+        return found + [("edge", "none")] * len(self.kept)
+
+    def matrix(self, maps: Maps) -> SparseMatrix:
+        """The edges, with what they read as columns."""
+        return maps.edges("src" if self.sources is Space.NODE else "src_pair", Space.NODE)
+
+    @functools.cached_property
+    def region(self) -> Region:
+        """What the primitive gets."""
+        rows = [jax.ShapeDtypeStruct(row.shape, row.dtype) for row in self.taken]
+        reads = [read for _, read in self.inputs]
+        return Region.closing(self.function, rows, reads, self.outputs)[0]
 
     def lowered(self, lowering: Any) -> list[Array]:
         """An array of each result."""
@@ -101,18 +163,8 @@ class EdgeRegion:
             found: Array = lowering.array(row)
             return found
 
-        outputs: list[tuple[Into, str]] = [
-            ("row", "sum" if push.op.reduce == "mean" else push.op.reduce)  # type: ignore[union-attr]
-            for push in self.pushes
-        ]
-        outputs += [("edge", "none")] * len(self.kept)
-        found = edge_region(
-            self.function,
-            [array(row) for row, _ in self.inputs],
-            [read for _, read in self.inputs],
-            outputs,
-            maps.nodes.matrix(weighted=True),
-        )
+        arrays, reads = [array(row) for row in self.taken], [read for _, read in self.inputs]
+        found = edge_region(self.function, arrays, reads, self.outputs, self.matrix(maps))
         for i, push in enumerate(self.pushes):
             if push.op.reduce == "mean":  # type: ignore[union-attr]
                 counts = jnp.maximum(maps.degrees(found[i].dtype), 1)
@@ -120,48 +172,116 @@ class EdgeRegion:
         return found
 
 
-def _product(row: Row, operands: Sequence[Any]) -> Any:
-    """An einsum of rows."""
-    op = row.op
-    assert isinstance(op, Contract)
-    sizes = sizes_of(row.operands, op.terms)
-    kept = [label for label in op.out if label in sizes]
-    numbers = {label: i for i, label in enumerate(dict.fromkeys([*sizes, *op.out]))}
-    terms = [[numbers[label] for label in labels] for labels in op.terms]
-    pairs = [each for both in zip(operands, terms, strict=True) for each in both]
-    found = jnp.einsum(*pairs, [numbers[i] for i in kept], precision=op.precision)
-    full = [size if label in sizes else 1 for label, size in zip(op.out, row.shape, strict=True)]
-    return jnp.broadcast_to(found.reshape(full), row.shape).astype(row.dtype)
-
-
-def _read_by(row: Row) -> tuple[Row, Read]:
-    """What an edge reads for an operand, and how."""
-    if row.space is Space.SHARED:
-        return row, "shared"
-    if isinstance(row.op, Pull) and row.op.way in _READS:
-        return row.operands[0], _READS[row.op.way]
-    return row, "edge"
-
-
 # --- Finding them --------------------------------------------------------------------------------
 
 
-def found_in(results: Sequence[Row], matcher: Matcher) -> dict[Row, EdgeRegion]:
-    """The regions of a program, by each of their results."""
-    rows = in_order(results)
-    readers: dict[Row, list[Row]] = {row: [] for row in rows}
-    for row in rows:
-        for each in row.operands:
-            readers[each].append(row)
-    wanted = set(results)
-    pushes = {row for row in rows if _is_reduction(row, matcher)}
-    while True:
-        members = _members(rows, readers, pushes, matcher)
-        kept = {push for push in pushes if _gains(push, members, matcher)}
-        if kept == pushes:
-            break
-        pushes = kept
-    return _grouped(rows, pushes, members, wanted)
+class Candidates:
+    """The regions that a program may have, for each choice of reductions that are in some.
+
+    Attributes:
+        pushes: The reductions that may be in one.
+        has_pairs: Whether the graph has (source, relation) pairs.
+    """
+
+    def __init__(self, results: Sequence[Row], matcher: Matcher) -> None:
+        self.has_pairs = Space.SOURCE_PAIR in matcher.parts.rows
+        self._wanted = set(results)
+        self._matcher = matcher
+        self._rows = in_order(results)
+        self._readers: dict[Row, list[Row]] = {row: [] for row in self._rows}
+        for row in self._rows:
+            for each in row.operands:
+                self._readers[each].append(row)
+        self._edges = {row for row in self._rows if _is_of_edges(row, matcher)}
+        self.pushes = self._with_members(row for row in self._rows if _is_reduction(row, matcher))
+
+    def found(self, pushes: Iterable[Row], by_pairs: Collection[Row] = ()) -> dict[Row, EdgeRegion]:
+        """The regions of these reductions, by each of their results.
+
+        Args:
+            pushes: The reductions.
+            by_pairs: Those whose regions read rows of (source, relation) pairs.
+        """
+        kept = self._with_members(pushes)
+        return self._grouped(kept, self._members(kept), by_pairs)
+
+    def _with_members(self, pushes: Iterable[Row]) -> tuple[Row, ...]:
+        """Those reductions whose operand only they read."""
+        found = tuple(pushes)
+        while True:
+            members = self._members(found)
+            kept = tuple(push for push in found if push.operands[0] in members)
+            if kept == found:
+                return kept
+            found = kept
+
+    def _members(self, pushes: Iterable[Row]) -> set[Row]:
+        """What edges make that only others of these and the reductions read."""
+        given, found = set(pushes), set[Row]()
+        for row in reversed(self._rows):
+            if row in self._edges and all(
+                each in found or each in given for each in self._readers[row]
+            ):
+                found.add(row)
+        return found
+
+    def _grouped(
+        self, pushes: Sequence[Row], members: set[Row], by_pairs: Collection[Row]
+    ) -> dict[Row, EdgeRegion]:
+        """Reductions that have members in common are one region, unless one needs another."""
+        level: dict[Row, int] = {}
+        for row in self._rows:
+            level[row] = max((level[each] for each in row.operands), default=0) + (row in pushes)
+        groups: list[tuple[int, list[Row], set[Row]]] = []
+        for push in pushes:
+            inner = set(_closure(push.operands[0], members))
+            same = [each for each in groups if each[0] == level[push] and each[2] & inner]
+            joined = [each for _, more, _ in same for each in more] + [push]
+            inner = inner.union(*(each[2] for each in same))
+            groups = [each for each in groups if each not in same] + [(level[push], joined, inner)]
+        found: dict[Row, EdgeRegion] = {}
+        given: set[Row] = set()
+        for _, joined, inner in sorted(groups, key=lambda each: each[0]):
+            if all(_is_served(push, self._matcher) for push in joined):
+                continue
+            ordered = tuple(row for row in self._rows if row in inner)
+            kept = tuple(row for row in ordered if row in self._wanted and row not in given)
+            given |= set(kept)
+            sources = Space.SOURCE_PAIR if set(joined) <= set(by_pairs) else Space.NODE
+            region = EdgeRegion(ordered, tuple(joined), kept, sources)
+            found |= dict.fromkeys(region.results, region)
+        return found
+
+
+def chosen(
+    candidates: Candidates, count: Callable[[Mapping[Row, EdgeRegion]], float]
+) -> dict[Row, EdgeRegion]:
+    """The regions that pay, by each of their results.
+
+    Args:
+        candidates: Those that there may be.
+        count: What the program takes with given ones.
+    """
+    pushes = candidates.pushes
+    found = candidates.found(pushes)
+    if not found:
+        return found
+    least = count(found)
+    whole = [region.pushes for region in dict.fromkeys(found.values())]
+    single = [(push,) for group in whole if len(group) > 1 for push in group]
+    for group in [*whole, *single]:
+        fewer = tuple(push for push in pushes if push not in group)
+        other = candidates.found(fewer)
+        if (time := count(other)) <= least:
+            pushes, found, least = fewer, other, time
+    by_pairs: tuple[Row, ...] = ()
+    for region in dict.fromkeys(found.values()) if candidates.has_pairs else ():
+        if region.reads_pairs:
+            more = *by_pairs, *region.pushes
+            other = candidates.found(pushes, more)
+            if (time := count(other)) < least:
+                by_pairs, found, least = more, other, time
+    return found
 
 
 def _is_reduction(row: Row, matcher: Matcher) -> bool:
@@ -172,19 +292,13 @@ def _is_reduction(row: Row, matcher: Matcher) -> bool:
     return isinstance(pattern, Sum) and pattern.scores is None and row.dtype in FLOATS
 
 
-def _members(
-    rows: Sequence[Row],
-    readers: Mapping[Row, Sequence[Row]],
-    pushes: set[Row],
-    matcher: Matcher,
-) -> set[Row]:
-    """What edges make that only others of these and the reductions read."""
-    found: set[Row] = set()
-    for row in reversed(rows):
-        inside = all(each in found or each in pushes for each in readers[row])
-        if inside and _is_of_edges(row, matcher):
-            found.add(row)
-    return found
+def _is_served(push: Row, matcher: Matcher) -> bool:
+    """Whether an op takes a sum, but for weights that are much smaller than what it reads."""
+    pattern = matcher(push)
+    assert isinstance(pattern, Sum)
+    if not is_read(pattern.value, pattern.into):
+        return False
+    return pattern.weight is None or pattern.weight.size * 4 <= push.size
 
 
 def _is_of_edges(row: Row, matcher: Matcher) -> bool:
@@ -192,84 +306,46 @@ def _is_of_edges(row: Row, matcher: Matcher) -> bool:
     if row.space is not Space.EDGE or not _is_number(row):
         return False
     if isinstance(row.op, Apply):
-        return all(map(_is_number, row.operands)) and _has_instructions(row)
+        return all(map(_is_number, row.operands)) and missing(row) is None
     pattern = matcher(row)
     if not isinstance(row.op, Contract) or not isinstance(pattern, Einsum):
         return False
     sizes = sizes_of(row.operands, row.op.terms)
     summed = set(sizes) - set(row.op.out)
-    return not any(
-        each.row.space is Space.SHARED
-        and set(each.labels) & summed
-        and width(each.labels, sizes) > _MOST_WEIGHTS
+    weights = [
+        width(each.labels, sizes)
         for each in pattern.factors
+        if each.row.space is Space.SHARED and set(each.labels) & summed
+    ]
+    reads = all(each.way or each.row.space is Space.SHARED for each in pattern.factors)
+    return not weights or (max(weights) <= _MOST_WEIGHTS and not reads)
+
+
+def missing(row: Row) -> str | None:
+    """Why kernels for regions do not know a function; None if they do."""
+    op = row.op
+    assert isinstance(op, Apply)
+    operands = tuple((each.shape, each.dtype, each.space is Space.SHARED) for each in row.operands)
+    return (
+        _missing(op.function, op.index, operands) if op.name not in _LOOPS else f"{op.name} loops"
     )
 
 
-def _has_instructions(row: Row) -> bool:
-    """Whether kernels for regions know its function."""
-    op = row.op
-    assert isinstance(op, Apply)
-    if op.name in _LOOPS:
-        return False
-    shared = [each.space is Space.SHARED for each in row.operands]
-    rows = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in row.operands]
-    reads: list[Read] = ["shared" if each else "edge" for each in shared]
-    region = Region.of(lambda *x: [op.function(*x)[op.index]], rows, reads, [("edge", "none")])
-    return not isinstance(region.program, Unsupported)
+@functools.lru_cache(maxsize=1024)
+def _missing(
+    function: Callable[..., Sequence[Any]], index: int, operands: tuple[Any, ...]
+) -> str | None:
+    """Why a function of operands, each with whether it is shared, has no instructions."""
+    rows = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in operands]
+    reads: list[Read] = ["shared" if shared else "edge" for _, _, shared in operands]
+    region = Region.of(lambda *x: [function(*x)[index]], rows, reads, [("edge", "none")])
+    return region.program.reason if isinstance(region.program, Unsupported) else None
 
 
 def _is_number(row: Row) -> bool:
     return row.dtype in FLOATS or row.dtype == bool or isinstance(row.op, Constant)
 
 
-def _gains(push: Row, members: set[Row], matcher: Matcher) -> bool:
-    """Whether a region spares an array that the op of a reduction would take."""
-    (of,) = push.operands
-    pattern = matcher(push)
-    assert isinstance(pattern, Sum)
-    if of not in members or pattern.reduce == "prod":
-        return False
-    if isinstance(of.op, Apply):
-        return True
-    inner = [each for each in _closure(of, members) if each is not of]
-    if is_read(pattern.value, pattern.into):  # a weight that is much smaller is an array
-        weight = pattern.weight
-        return bool(inner) and weight is not None and weight.size * 4 > of.size
-    return True
-
-
 def _closure(row: Row, members: set[Row]) -> list[Row]:
     """The members that one is made of, and itself."""
     return in_order([row], lambda each: [x for x in each.operands if x in members])
-
-
-def _grouped(
-    rows: Sequence[Row], pushes: set[Row], members: set[Row], wanted: set[Row]
-) -> dict[Row, EdgeRegion]:
-    """Reductions that have members in common are one region, unless one needs another."""
-    level: dict[Row, int] = {}
-    for row in rows:
-        level[row] = max((level[each] for each in row.operands), default=0) + (row in pushes)
-    groups: list[tuple[int, list[Row], set[Row]]] = []
-    for push in (row for row in rows if row in pushes):
-        inner = set(_closure(push.operands[0], members))
-        same = [each for each in groups if each[0] == level[push] and each[2] & inner]
-        joined = [each for _, more, _ in same for each in more] + [push]
-        inner = inner.union(*(each[2] for each in same))
-        groups = [each for each in groups if each not in same] + [(level[push], joined, inner)]
-    found: dict[Row, EdgeRegion] = {}
-    given: set[Row] = set()
-    for _, joined, inner in sorted(groups, key=lambda each: each[0]):
-        kept = tuple(row for row in rows if row in inner and row in wanted and row not in given)
-        given |= set(kept)
-        ordered = tuple(row for row in rows if row in inner)
-        read = [
-            _read_by(each)
-            for row in ordered
-            for each in row.operands
-            if each not in inner and not isinstance(each.op, Constant)
-        ]
-        region = EdgeRegion(ordered, tuple(joined), kept, tuple(dict.fromkeys(read)))
-        found |= dict.fromkeys(region.results, region)
-    return found

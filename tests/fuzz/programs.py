@@ -14,12 +14,14 @@ A failure names the program and lists its steps: ``--only PROGRAM`` with the sam
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # programs are many
 import jax
@@ -37,7 +39,8 @@ from program_cases import (
 )
 
 from jax_gnn import Edge, Node, NodeType, Relation, program
-from jax_gnn._program.explain import listed
+from jax_gnn._program.cost import Costs
+from jax_gnn._program.explain import explained, kernels, listed
 from jax_gnn._program.passes import PASSES
 from jax_gnn._program.plan import Plan
 from jax_gnn._program.spaces import Space
@@ -394,11 +397,18 @@ def check(seed: int, number: int) -> str:
     function = written.function()
     made = program(function)
     call = made._call(graph, (), arguments)
-    whole, _ = made._plan(call)
-    plans = {
-        listed((plan := Plan(whole.traced, whole.parts, passes)).results, plan): plan
-        for passes in all_passes()
-    }
+    drawn_regions = mock.patch.object(Costs, "training", lambda costs, rows: float(rng.random()))
+    with drawn_regions if rng.random() < 0.7 else contextlib.nullcontext():
+        whole, _ = made._plan(call)
+        plans = {
+            listed((plan := Plan(whole.traced, whole.parts, passes)).results, plan): plan
+            for passes in all_passes()
+        }
+        for plan in (whole, *plans.values()):
+            assert plan.matcher  # is found, and kept
+    assert explained(whole, graph) and kernels(whole, graph).count("gradients") == len(
+        whole.regions
+    )
     drawn = whole if rng.random() < 0.5 else list(plans.values())[rng.integers(len(plans))]
     batch = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), arguments)
 

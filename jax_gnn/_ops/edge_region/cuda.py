@@ -205,6 +205,17 @@ def composition(
     return function
 
 
+def texts(region: Region, matrix: SparseMatrix) -> list[str]:
+    """The text of each kernel of a region, as it is compiled.
+
+    Raises:
+        Unsupported: it has none.
+    """
+    if isinstance(region.program, Unsupported):
+        raise region.program
+    return [_text_of(walk.program).source for walk in _walks(region.program, matrix)]
+
+
 def _walkable(matrix: SparseMatrix) -> bool:
     """Whether there are entries, sorted both ways, whose ids fit int32."""
     try:

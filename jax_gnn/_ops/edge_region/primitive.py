@@ -16,7 +16,7 @@ from jax import Array
 from jax_gnn._core.csr import SparseMatrix, block_diagonal, joinable
 from jax_gnn._core.kernels import csr_operands
 from jax_gnn._core.linear import Linear
-from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._core.op import Bind, Call, Op, align_varying, define
 from jax_gnn._ops.edge_region import cuda, xla
 from jax_gnn._ops.edge_region.interpreter import code_of
 from jax_gnn._ops.edge_region.region import Region
@@ -65,19 +65,13 @@ def edge_region(
         For each result ``(rows, …)``, ``(columns, …)``, ``(entries, …)`` or one row. A maximum of
         nothing is -inf.
     """
-    arrays = [jnp.asarray(x) for x in arrays]
+    *arrays, _ = align_varying([*map(jnp.asarray, arrays), matrix.by_row.ids])
     rows = [
-        jax.ShapeDtypeStruct(x.shape if read == "shared" else x.shape[1:], x.dtype)
-        for x, read in zip(arrays, reads, strict=True)
+        each.update(shape=each.shape if read == "shared" else each.shape[1:], weak_type=False)
+        for each, read in zip(map(jax.typeof, arrays), reads, strict=True)
     ]
-    closed = jax.make_jaxpr(lambda *rows: list(function(*rows)))(*rows)
-    jaxpr = closed.jaxpr
-    alone = closed.replace(
-        jaxpr=jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars]), consts=[]
-    )
-    shared: list[Read] = ["shared"] * len(closed.consts)
-    region = Region(alone, (*shared, *reads), tuple(outputs))
-    both = (*map(jnp.asarray, closed.consts), *arrays)
+    region, consts = Region.closing(function, rows, reads, outputs)
+    both = (*map(jnp.asarray, consts), *arrays)
     return region_op(both, matrix, region=region, implementation=implementation)
 
 

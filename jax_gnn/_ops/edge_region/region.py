@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.extend import core as jex
 
@@ -83,24 +84,38 @@ class Region:
 
         Args:
             function: Maps rows to a list of rows.
-            rows: Shape and dtype of each argument.
+            rows: An abstract row of each argument.
             reads: How each is read.
             outputs: For each result where it goes, and how it is reduced.
         """
-        structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in rows]
-        closed = jax.make_jaxpr(lambda *rows: list(function(*rows)))(*structs)
+        closed = jax.make_jaxpr(lambda *rows: list(function(*rows)))(*rows)
         assert not closed.consts, closed
         return Region(closed, tuple(reads), tuple(outputs))
 
+    @staticmethod
+    def closing(
+        function: Callable[..., Sequence[Any]],
+        rows: Sequence[Any],
+        reads: Sequence[Read],
+        outputs: Sequence[tuple[Into, str]],
+    ) -> tuple[Region, list[Any]]:
+        """Likewise of any function; what it closes over come first of its arguments, shared."""
+        closed = jax.make_jaxpr(lambda *rows: list(function(*rows)))(*rows)
+        jaxpr = closed.jaxpr
+        jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+        alone = closed.replace(jaxpr=jaxpr, consts=[])
+        shared: list[Read] = ["shared"] * len(closed.consts)
+        return Region(alone, (*shared, *reads), tuple(outputs)), list(closed.consts)
+
     @property
     def rows(self) -> list[Any]:
-        """Shape and dtype of each argument's row."""
-        return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.jaxpr.in_avals]
+        """The abstract row of each argument."""
+        return [aval.update(weak_type=False) for aval in self.jaxpr.in_avals]
 
     @property
     def results(self) -> list[Any]:
-        """Shape and dtype of each result's row."""
-        return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.jaxpr.out_avals]
+        """The abstract row of each result."""
+        return [aval.update(weak_type=False) for aval in self.jaxpr.out_avals]
 
     def __call__(self, *rows: Any) -> list[Any]:
         """The function."""
@@ -214,7 +229,7 @@ class Region:
 
         more_reads, more_rows = [read for read, _ in along], [row for _, row in along]
         maxima = [self.results[i] for i in self.extremes]
-        masks = [jax.ShapeDtypeStruct(each.shape, bool) for each in maxima]
+        masks = [each.update(dtype=np.dtype(bool)) for each in maxima]
         own: list[Read] = [READ[self.outputs[i][0]] for i in self.extremes]
         edges: list[Read] = ["edge"] * len(masks)
         reads = (*self.reads, *own, *more_reads)
@@ -285,7 +300,7 @@ class Region:
     def batched(self, axes: Sequence[bool], size: int) -> Region:
         """A batch whose axis is the first of rows, of the arguments that have one `together`."""
         rows = [
-            jax.ShapeDtypeStruct((size, *row.shape) if has else row.shape, row.dtype)
+            row.update(shape=(size, *row.shape)) if has else row
             for row, has in zip(self.rows, axes, strict=True)
         ]
         function = jax.vmap(self, [0 if has else None for has in axes], axis_size=size)

@@ -71,7 +71,7 @@ class _Search:
         self.compact = compact
         self.results = _grown(results)
         self.uses = uses_of(self.results)
-        self.costs = Costs(parts, Matcher({}, parts, compact))
+        self.costs = Costs(parts, Matcher({}, parts, compact), apart=True)
         self.fingerprints: dict[Row, int] = {}
         self.inner = self._inner()
         self.scores = {
