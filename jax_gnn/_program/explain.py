@@ -227,7 +227,7 @@ def kernels(plan: Plan, graph: Structure) -> str:
     for region in plan.regions:
         moving = tuple(i for i, row in enumerate(region.taken) if row.dtype in FLOATS)
         forward = region.region
-        offset = len(forward.reads) - len(region.taken)  # of what is closed over
+        offset = len(forward.reads) - len(region.ways)  # of what is closed over
         gradient = forward.cotangent(
             tuple(i + offset for i in moving), tuple(range(len(forward.outputs)))
         )

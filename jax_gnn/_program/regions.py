@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import FLOATS
@@ -111,7 +112,8 @@ class EdgeRegion:
 
     def function(self, *rows: Any) -> list[Any]:
         """What an edge makes of the rows that it reads: a row for each result."""
-        read: dict[Any, Any] = dict(zip(self.inputs, rows, strict=True))
+        *of_rows, share = rows if self.shares else (*rows, None)
+        read: dict[Any, Any] = dict(zip(self.inputs, of_rows, strict=True))
         found: dict[Row, Any] = {}
         several: dict[Any, Sequence[Any]] = {}
 
@@ -130,14 +132,25 @@ class EdgeRegion:
                 if key not in several:
                     several[key] = row.op.function(*operands)
                 found[row] = several[key][row.op.index]
-        given = [*(push.operands[0] for push in self.pushes), *self.kept]
-        return [found[row] for row in given]
+        made = [found[push.operands[0]] for push in self.pushes]
+        if share is not None:
+            made = [x * share if _is_mean(y) else x for x, y in zip(made, self.pushes, strict=True)]
+        return made + [found[row] for row in self.kept]
+
+    @functools.cached_property
+    def shares(self) -> Any:
+        """Dtype of what edges read last, the part of a mean that they are; None without.
+
+        Of half types, whose parts are not precise enough, sums are divided.
+        """
+        dtypes = {np.dtype(push.dtype) for push in self.pushes if _is_mean(push)}
+        return dtypes.pop() if len(dtypes) == 1 and min(dtypes).itemsize >= 4 else None
 
     @property
     def outputs(self) -> list[tuple[Into, str]]:
         """Of each result where it goes, and how."""
         found: list[tuple[Into, str]] = [
-            ("row", "sum" if push.op.reduce == "mean" else push.op.reduce)  # type: ignore[union-attr]
+            ("row", "sum" if _is_mean(push) else push.op.reduce)  # type: ignore[union-attr]
             for push in self.pushes
         ]
         return found + [("edge", "none")] * len(self.kept)
@@ -150,8 +163,14 @@ class EdgeRegion:
     def region(self) -> Region:
         """What the primitive gets."""
         rows = [jax.ShapeDtypeStruct(row.shape, row.dtype) for row in self.taken]
-        reads = [read for _, read in self.inputs]
-        return Region.closing(self.function, rows, reads, self.outputs)[0]
+        rows += [jax.ShapeDtypeStruct((), self.shares)] if self.shares else []
+        return Region.closing(self.function, rows, self.ways, self.outputs)[0]
+
+    @property
+    def ways(self) -> list[Read]:
+        """How edges read all that they take."""
+        ways: list[Read] = [read for _, read in self.inputs]
+        return [*ways, "row"] if self.shares else ways
 
     def lowered(self, lowering: Any) -> list[Array]:
         """An array of each result."""
@@ -163,13 +182,19 @@ class EdgeRegion:
             found: Array = lowering.array(row)
             return found
 
-        arrays, reads = [array(row) for row in self.taken], [read for _, read in self.inputs]
-        found = edge_region(self.function, arrays, reads, self.outputs, self.matrix(maps))
+        arrays = [array(row) for row in self.taken]
+        if self.shares:
+            arrays.append(1 / jnp.maximum(maps.degrees(self.shares), 1))
+        found = edge_region(self.function, arrays, self.ways, self.outputs, self.matrix(maps))
         for i, push in enumerate(self.pushes):
-            if push.op.reduce == "mean":  # type: ignore[union-attr]
+            if _is_mean(push) and not self.shares:
                 counts = jnp.maximum(maps.degrees(found[i].dtype), 1)
                 found[i] = found[i] / counts.reshape(-1, *[1] * len(push.shape))
         return found
+
+
+def _is_mean(push: Row) -> bool:
+    return push.op.reduce == "mean"  # type: ignore[union-attr]
 
 
 # --- Finding them --------------------------------------------------------------------------------
