@@ -163,7 +163,7 @@ LINEAR_SAMPLES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         {"reduce": "mean", "heads": 1},
     ),
     "edge_region_jvp": (
-        RegionKnown((floats(5, 2), floats(3, 2), floats(4, 2)), (), MATRIX),
+        RegionKnown((floats(5, 2), floats(3, 2), floats(4, 2)), (), (), MATRIX),
         (floats(5, 2), floats(3, 2), floats(4, 2)),
         {"region": region(np.float64, nonlinear=True)},
     ),

@@ -286,3 +286,22 @@ def test_equation_without_instruction_is_named(function: Callable[..., Any]) -> 
     found = Region.of(lambda x: [function(x) * 1.0], rows, ["row"], [("row", "sum")]).program
     assert isinstance(found, row_program.Unsupported)
     assert "no instruction" in str(found) and found.equation is not None
+
+
+def test_gradients_read_what_is_kept(rng: np.random.Generator) -> None:
+    """Rather than what it is made of, where that is more; the derivative goes through it."""
+    model = MODELS["gated_gcn"]
+    rows = [jax.ShapeDtypeStruct(shape, "float32") for _, shape in model.rows]
+    region = Region.of(model.function, rows, model.reads, model.outputs)
+    assert region.kept == (2,)
+    places, given = (0, 1, 2, 3), (0, 1, 2)
+    cotangent, kept = region.cheapest_cotangent(places, given)
+    assert kept == (2,)
+    assert isinstance(cotangent.program, row_program.RowProgram)
+    assert cotangent.program.used == (3, *range(4, 8))  # v, the kept one, and three cotangents
+    alone = region.cotangent(places, given)
+    values = [rng.normal(size=5).astype(np.float32) for _ in range(7)]
+    z = model.function(*values[:4])[2]
+    want, found = alone(*values), cotangent(*values[:4], z, *values[4:])
+    for x, y in zip(found, want, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)

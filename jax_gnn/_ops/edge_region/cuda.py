@@ -42,7 +42,6 @@ from jax_gnn._ops.edge_region.xla import Edges
 _THREADS, _BLOCKS = 128, 528
 _MOST_STORED = 4  # results that a walk may read of the one before: all choices are tried
 
-_OTHER: dict[str, Any] = {"row": "col", "col": "row"}
 _READS = {"edge": 0, "row": 1, "col": 2, "shared": 3}
 _INTO = {"edge": 0, "row": 1}
 
@@ -310,7 +309,7 @@ def _feasible(
             for count in range(len(kept) + 1)
             for stored in itertools.combinations(kept[:_MOST_STORED], count)
         ),
-        key=lambda walk: (_bytes_of(walk.program), len(walk.program.instructions)),
+        key=lambda walk: (walk.program.moved, len(walk.program.instructions)),
     )
     try:
         _text_of(walk.program)
@@ -323,16 +322,10 @@ def _feasible(
     return [walk]
 
 
-def _bytes_of(program: RowProgram) -> int:
-    """What an entry reads that its neighbours of the same row do not."""
-    return sum(x.width * x.dtype.itemsize for x in program.inputs if x.read in ("edge", "col"))
-
-
 def _walk(program: RowProgram, places: Sequence[int], by_col: bool, stored: Sequence[int]) -> _Walk:
     program = _with_inputs(program, [program.outputs[i].value for i in stored])
-    inputs, instructions = list(program.inputs), list(program.instructions)
-    if by_col:
-        inputs = [Input(_OTHER.get(x.read, x.read), x.width, x.dtype) for x in inputs]
+    program = program.transposed() if by_col else program
+    inputs, instructions = program.inputs, list(program.instructions)
     outputs, over_all = [], []
     for place in places:
         output = program.outputs[place]
@@ -346,7 +339,7 @@ def _walk(program: RowProgram, places: Sequence[int], by_col: bool, stored: Sequ
                 instructions.append(new)
                 value = len(inputs) + len(instructions) - 1
         outputs.append(Output(value, "edge" if output.into == "edge" else "row", output.reduce))
-    whole = RowProgram(tuple(inputs), tuple(instructions), tuple(outputs))
+    whole = RowProgram(inputs, tuple(instructions), tuple(outputs))
     alone, used = _without_inputs(whole.only(range(len(outputs))))
     arrays = len(program.inputs) - len(stored)
     return _Walk(
@@ -377,10 +370,7 @@ def _with_inputs(program: RowProgram, given: Sequence[int]) -> RowProgram:
 
 def _without_inputs(program: RowProgram) -> tuple[RowProgram, tuple[int, ...]]:
     """The program without inputs that it does not read, and those that it does."""
-    count = len(program.inputs)
-    read = {i for each in program.instructions for i in each.operands}
-    read |= {each.value for each in program.outputs}
-    used = tuple(i for i in range(count) if i in read)
+    count, used = len(program.inputs), program.used
     numbers = {old: new for new, old in enumerate(used)}
     numbers |= {i: i - count + len(used) for i in range(count, len(program.values))}
     instructions = (

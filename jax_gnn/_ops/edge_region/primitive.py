@@ -31,10 +31,14 @@ class Operands(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What a derivative is taken at: arrays of the region, its maxima, and the matrix."""
+    """What a derivative is taken at: arrays of the region, results of it, and the matrix.
+
+    Results are its maxima, and what it has kept of each entry.
+    """
 
     arrays: tuple[Any, ...]
     maxima: tuple[Any, ...]
+    kept: tuple[Any, ...]
     matrix: SparseMatrix
 
 
@@ -99,7 +103,8 @@ def _jvp(bind: Bind, primals: Operands, tangents: Operands) -> tuple[Any, Any]:
     if all(each is None for each in moving):
         return results, None
     maxima = tuple(results[i] for i in region.extremes)
-    known = Known(tuple(primals.arrays), maxima, primals.matrix)
+    kept = tuple(results[i] for i in region.kept)
+    known = Known(tuple(primals.arrays), maxima, kept, primals.matrix)
     found = region_jvp(known, moving, region=region, implementation=bind.implementation)
     if maxima:  # those that attain a maximum share its tangent; none does of nothing and of NaN
         both = Operands((*primals.arrays, *maxima), primals.matrix)
@@ -135,8 +140,10 @@ def _cotangent(
     known: Known, moving: Sequence[Any], cts: Sequence[Any], *, region: Region
 ) -> list[Any]:
     there, given = _moving(moving), _moving(cts)
-    arrays = (*known.arrays, *known.maxima, *(cts[i] for i in given))
-    found = region_op(arrays, known.matrix, region=region.cotangent(there, given))
+    cotangent, kept = region.cheapest_cotangent(there, given)
+    results = dict(zip(region.kept, known.kept, strict=True))
+    read = (*known.maxima, *(results[i] for i in kept), *(cts[i] for i in given))
+    found = region_op((*known.arrays, *read), known.matrix, region=cotangent)
     by_place: dict[int, Any] = dict(zip(there, found, strict=True))
     return [by_place.get(i) for i in range(len(moving))]
 

@@ -8,7 +8,8 @@ reads is where its cotangent goes, and the other way around: so the transpose is
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -46,6 +47,22 @@ class Attained(NamedTuple):
     of: Region
     places: tuple[int, ...]
     region: Region
+
+
+def _with(jaxpr: jex.Jaxpr, **parts: Any) -> jex.Jaxpr:
+    return jaxpr.replace(**parts, debug_info=jaxpr.debug_info.with_unknown_names())
+
+
+@jax.custom_jvp
+def _stands_for(made: Array, kept: Array) -> Array:
+    """What was kept, with the derivative of what would be made again."""
+    del made
+    return kept
+
+
+@_stands_for.defjvp
+def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    return primals[1], tangents[0]
 
 
 def _read_of(output: tuple[Into, str]) -> Read:
@@ -186,20 +203,60 @@ class Region:
         outputs = [(into, "none" if into == "edge" else "sum") for into, _ in self.outputs]
         return self._derivative(function, along, outputs)
 
-    def cotangent(self, moving: tuple[int, ...], given: tuple[int, ...]) -> Region:
+    @functools.cached_property
+    def kept(self) -> tuple[int, ...]:
+        """The results that are numbers of each entry, each made by an equation of its own."""
+        single = {eqn.outvars[0] for eqn in self.jaxpr.jaxpr.eqns if len(eqn.outvars) == 1}
+        return tuple(
+            i
+            for i, (var, (into, _)) in enumerate(
+                zip(self.jaxpr.jaxpr.outvars, self.outputs, strict=True)
+            )
+            if into == "edge" and var in single and jnp.issubdtype(var.aval.dtype, jnp.floating)
+        )
+
+    def cheapest_cotangent(
+        self, moving: tuple[int, ...], given: tuple[int, ...]
+    ) -> tuple[Region, tuple[int, ...]]:
+        """The transpose of `tangent`, and the kept results that it reads.
+
+        It reads them where entries then read fewer bytes in all.
+        """
+        alone = self.cotangent(moving, given)
+        if not self.kept:
+            return alone, ()
+        other = self.cotangent(moving, given, self.kept)
+        return (other, self.kept) if other._moved < alone._moved else (alone, ())
+
+    @property
+    def _moved(self) -> float:
+        """Bytes that an entry reads, where rows are made by row and columns by column."""
+        if isinstance(self.program, Unsupported):
+            return math.inf
+        places: dict[bool, list[int]] = {False: [], True: []}
+        for i, (into, _) in enumerate(self.outputs):
+            places[into == "col"].append(i)
+        by_row, by_col = (self.program.only(places[by]) for by in (False, True))
+        return by_row.moved + by_col.transposed().moved
+
+    def cotangent(
+        self, moving: tuple[int, ...], given: tuple[int, ...], kept: tuple[int, ...] = ()
+    ) -> Region:
         """The transpose of `tangent`.
 
-        Arguments are the region's, its maxima, and the cotangents of the results that are given;
-        results the cotangents of some arguments.
+        Arguments are the region's, its maxima, the kept results that are named, which are not made
+        again, and the cotangents of the results that are given; results the cotangents of some
+        arguments.
         """
 
-        def function(region: Region, rows: Any, attained: Any, cotangents: Any) -> list[Array]:
-            results, pull = jax.vjp(region._of(rows, moving), *(rows[i] for i in moving))
+        def function(region: Region, rows: Any, attained: Any, more: Any) -> list[Array]:
+            there, cotangents = dict(zip(kept, more, strict=False)), more[len(kept) :]
+            results, pull = jax.vjp(region._of(rows, moving, there), *(rows[i] for i in moving))
             by_place = dict(zip(given, cotangents, strict=True))
             every = [by_place.get(i, jnp.zeros_like(x)) for i, x in enumerate(results)]
             return list(pull(self._where(attained, every)))
 
-        along: list[Any] = [(READ[self.outputs[i][0]], self.results[i]) for i in given]
+        along: list[Any] = [(READ[self.outputs[i][0]], self.results[i]) for i in (*kept, *given)]
         into = [INTO[self.reads[i]] for i in moving]
         outputs = [(each, "none" if each == "edge" else "sum") for each in into]
         return self._derivative(function, along, outputs)
@@ -271,9 +328,24 @@ class Region:
         by_mask = self.attained.region.transposed(undefined, given)
         return replace(found, attained=self.attained._replace(region=by_mask))
 
-    def _of(self, rows: Sequence[Any], moving: Sequence[int]) -> Callable[..., list[Any]]:
-        """The function of some arguments."""
-        return lambda *values: self(*replaced(rows, moving, values))
+    def _of(
+        self, rows: Sequence[Any], moving: Sequence[int], kept: Mapping[int, Any] | None = None
+    ) -> Callable[..., list[Any]]:
+        """The function of some arguments, and of results that are there."""
+        return lambda *values: self._reading(kept or {}, replaced(rows, moving, values))
+
+    def _reading(self, kept: Mapping[int, Any], rows: Sequence[Any]) -> list[Any]:
+        """The function, where some results stand for what would be made of them again."""
+        if not kept:
+            return self(*rows)
+        jaxpr = self.jaxpr.jaxpr
+        given = {jaxpr.outvars[i]: x for i, x in kept.items()}
+        there, values = list(given), list(given.values())
+        others = [eqn for eqn in jaxpr.eqns if eqn.outvars[0] not in there]
+        made = jex.ClosedJaxpr(_with(jaxpr, outvars=there), ())
+        rest = jex.ClosedJaxpr(_with(jaxpr, invars=[*jaxpr.invars, *there], eqns=others), ())
+        stand = map(_stands_for, jex.jaxpr_as_fun(made)(*rows), values)
+        return jex.jaxpr_as_fun(rest)(*rows, *stand)
 
     def _where(self, attained: Sequence[Any], values: Sequence[Any]) -> list[Array]:
         """What belongs to results, zeros where an entry does not attain a maximum."""

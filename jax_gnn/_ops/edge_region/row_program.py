@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -105,6 +105,25 @@ class RowProgram:
         for each in self.instructions:
             found.append(any(found[i] for i in each.operands))
         return tuple(found)
+
+    @functools.cached_property
+    def used(self) -> tuple[int, ...]:
+        """The inputs that it reads."""
+        read = {i for each in self.instructions for i in each.operands}
+        read |= {each.value for each in self.outputs}
+        return tuple(i for i in range(len(self.inputs)) if i in read)
+
+    @functools.cached_property
+    def moved(self) -> int:
+        """Bytes that an entry reads and its neighbours do not, where entries go by row."""
+        read = (self.inputs[i] for i in self.used)
+        return sum(x.width * x.dtype.itemsize for x in read if x.read in ("edge", "col"))
+
+    def transposed(self) -> RowProgram:
+        """With rows read as columns, and columns as rows; results stay."""
+        other: dict[str, Any] = {"row": "col", "col": "row"}
+        inputs = (replace(x, read=other.get(x.read, x.read)) for x in self.inputs)
+        return RowProgram(tuple(inputs), self.instructions, self.outputs)
 
     def only(self, kept: Sequence[int]) -> RowProgram:
         """The program with some of its results, by their numbers; all inputs stay."""
