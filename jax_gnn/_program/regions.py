@@ -192,8 +192,24 @@ class Candidates:
         for row in self._rows:
             for each in row.operands:
                 self._readers[each].append(row)
-        self._edges = {row for row in self._rows if _is_of_edges(row, matcher)}
+        self._edges = {
+            row
+            for row in self._rows
+            if (row.dtype in FLOATS or row not in self._wanted)  # results are no truth values
+            and _is_of_edges(row, matcher)
+        }
+        self._edges -= self._masks()
         self.pushes = self._with_members(row for row in self._rows if _is_reduction(row, matcher))
+
+    def _masks(self) -> set[Row]:
+        """Truth values of what is made outside alone: a region reads them, not what they are of."""
+        outside: set[Row] = set()
+        for row in self._rows:
+            if row.space is Space.EDGE and isinstance(row.op, Apply | Contract):
+                varying = [each for each in row.operands if each.space is not Space.SHARED]
+                if row not in self._edges or all(each in outside for each in varying):
+                    outside.add(row)
+        return {row for row in outside if row.dtype == bool}
 
     def found(self, pushes: Iterable[Row], by_pairs: Collection[Row] = ()) -> dict[Row, EdgeRegion]:
         """The regions of these reductions, by each of their results.
@@ -306,7 +322,7 @@ def _is_of_edges(row: Row, matcher: Matcher) -> bool:
     if row.space is not Space.EDGE or not _is_number(row):
         return False
     if isinstance(row.op, Apply):
-        return all(map(_is_number, row.operands)) and missing(row) is None
+        return missing(row) is None
     pattern = matcher(row)
     if not isinstance(row.op, Contract) or not isinstance(pattern, Einsum):
         return False
@@ -325,10 +341,13 @@ def missing(row: Row) -> str | None:
     """Why kernels for regions do not know a function; None if they do."""
     op = row.op
     assert isinstance(op, Apply)
+    if op.name in _LOOPS:
+        return f"{op.name} is a loop"
+    for each in (row, *row.operands):
+        if not _is_number(each):
+            return f"regions have no {each.dtype}"
     operands = tuple((each.shape, each.dtype, each.space is Space.SHARED) for each in row.operands)
-    return (
-        _missing(op.function, op.index, operands) if op.name not in _LOOPS else f"{op.name} loops"
-    )
+    return _missing(op.function, op.index, operands)
 
 
 @functools.lru_cache(maxsize=1024)
