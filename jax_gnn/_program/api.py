@@ -297,8 +297,8 @@ def program(
     ``g.src(x)``, ``g.dst(x)``, ``g.relation(w)``, ``g.src_type(w)``, ``g.dst_type(w)`` and
     ``g.node_type(w)`` read; ``g.sum(m)``, ``g.mean(m)``, ``g.max(m)`` and ``g.min(m)`` reduce over
     the edges into each node, and ``g.softmax(s)`` is the softmax over these; ``g.key(key)`` is a
-    random key of the edge. All else is ``jax.numpy`` on rows. Annotations say what an argument has a
-    row for: `Node`, `Edge`, `Relation` or `NodeType`; what has none is shared. Results may live
+    random key of the edge. All else is ``jax.numpy`` on rows. Annotations say what an argument has
+    a row for: `Node`, `Edge`, `Relation` or `NodeType`; what has none is shared. Results may live
     anywhere.
 
     What is written for edges is computed where fewer rows suffice, products in the order that takes
