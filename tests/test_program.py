@@ -356,6 +356,15 @@ def test_random_keys_of_edges(rng: np.random.Generator, typed: bool) -> None:
     region = dropped.explain(graph, x, y, key).partition("\nedge regions")[2]
     assert "of add, tanh, select_n" in region  # which reads truth values
 
+    @program
+    def noisy(g, x: Node, key):
+        noise, kept = jax.random.normal(g.key(key), x.shape), jax.random.bernoulli(g.key(key))
+        return g.sum(jnp.tanh(g.src(x) + g.dst(x) + noise) * kept)
+
+    functions = noisy.explain(graph, x, key).partition("\nedge regions\n")[2].splitlines()[0]
+    assert "tanh" in functions and "convert_element_type" in functions
+    assert "erf_inv" not in functions, functions
+
 
 def test_refused_keys(rng: np.random.Generator) -> None:
     graph = Graph.from_edges(*rng.integers(9, size=(2, 30)), num_nodes=9)

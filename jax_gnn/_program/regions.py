@@ -29,6 +29,7 @@ from jax_gnn._program.rows import (
     Constant,
     Contract,
     Given,
+    Place,
     Pull,
     Push,
     Row,
@@ -198,18 +199,21 @@ class Candidates:
             if (row.dtype in FLOATS or row not in self._wanted)  # results are no truth values
             and _is_of_edges(row, matcher)
         }
-        self._edges -= self._masks()
+        self._edges -= self._drawn()
         self.pushes = self._with_members(row for row in self._rows if _is_reduction(row, matcher))
 
-    def _masks(self) -> set[Row]:
-        """Truth values of what is made outside alone: a region reads them, not what they are of."""
-        outside: set[Row] = set()
+    def _drawn(self) -> set[Row]:
+        """Keys, random bits and functions of such alone, up to truth values: regions read these."""
+        found: set[Row] = set()
         for row in self._rows:
-            if row.space is Space.EDGE and isinstance(row.op, Apply | Contract):
-                varying = [each for each in row.operands if each.space is not Space.SHARED]
-                if row not in self._edges or all(each in outside for each in varying):
-                    outside.add(row)
-        return {row for row in outside if row.dtype == bool}
+            varying = [each for each in row.operands if each.space is not Space.SHARED]
+            if isinstance(row.op, Place) or (
+                isinstance(row.op, Apply | Contract)
+                and row.space is Space.EDGE
+                and (not _is_number(row) or all(x in found and x.dtype != bool for x in varying))
+            ):
+                found.add(row)
+        return found
 
     def found(self, pushes: Iterable[Row], by_pairs: Collection[Row] = ()) -> dict[Row, EdgeRegion]:
         """The regions of these reductions, by each of their results.
