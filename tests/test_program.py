@@ -323,6 +323,78 @@ def test_pytrees_and_static_arguments(rng: np.random.Generator) -> None:
 # --- Relations and types -------------------------------------------------------------------------
 
 
+@program
+def dropped(g, x: Node, y: Node, key, rate: float = 0.5):
+    kept = jax.random.bernoulli(g.key(key), rate, x.shape)
+    return g.sum(jnp.where(kept, jnp.tanh(g.src(x) + g.dst(y)), 0))
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_random_keys_of_edges(rng: np.random.Generator, typed: bool) -> None:
+    """An edge's key is that of its place; what is drawn is the same each time it is asked for."""
+    src, dst = rng.integers(9, size=(2, 30))
+    graph = Graph.from_edges(src, dst, num_nodes=9).pad(num_edges=33)
+    x, y = (jnp.asarray(rng.normal(size=(9, 4))) for _ in range(2))
+    seed = int(rng.integers(1000))
+    key = jax.random.key(seed) if typed else jax.random.PRNGKey(seed)
+
+    def values(run: Callable[..., Any]) -> Any:
+        both = jax.value_and_grad(lambda x: jnp.sum(jnp.sin(run(graph, x, y, key))))
+        return run(graph, x, y, key), both(x)
+
+    def drawn(place: Any) -> Any:
+        return jax.random.bernoulli(jax.random.fold_in(jax.random.key(seed), place), 0.5, (4,))
+
+    def by_hand(graph: Any, x: Any, y: Any, key: Any) -> Any:
+        made = jnp.tanh(x[graph.cols[:30]] + y[graph.rows[:30]])
+        kept = jax.vmap(drawn)(jnp.arange(30, dtype=np.uint32))
+        return jax.ops.segment_sum(jnp.where(kept, made, 0), graph.rows[:30], 9)
+
+    runs = dropped, dropped.reference, by_hand
+    first, *others = jax.jit(lambda: [values(run) for run in runs])()
+    assert all(largest_difference(each, first) < TOLERANCE for each in others)
+    region = dropped.explain(graph, x, y, key).partition("\nedge regions")[2]
+    assert "of add, tanh, select_n" in region  # which reads truth values
+
+    @program
+    def noisy(g, x: Node, key):
+        noise, kept = jax.random.normal(g.key(key), x.shape), jax.random.bernoulli(g.key(key))
+        return g.sum(jnp.tanh(g.src(x) + g.dst(x) + noise) * kept)
+
+    functions = noisy.explain(graph, x, key).partition("\nedge regions\n")[2].splitlines()[0]
+    assert "tanh" in functions and "convert_element_type" in functions
+    assert "erf_inv" not in functions, functions
+
+
+def test_refused_keys(rng: np.random.Generator) -> None:
+    graph = Graph.from_edges(*rng.integers(9, size=(2, 30)), num_nodes=9)
+    x = np.ones((9, 4))
+    with pytest.raises(TypeError, match=r"g\.key\(key\), rate, .*: .* invalid PRNG key data"):
+        dropped(graph, x, x, np.ones(3))
+
+    @program
+    def of_edges(g, key: Edge):
+        return g.sum(jax.random.uniform(g.key(key)))
+
+    with pytest.raises(
+        ValueError, match=r"g\.key takes a key that all edges share, got key, a row"
+    ):
+        of_edges(graph, jax.random.split(jax.random.key(0), 30))
+
+
+def test_a_mask_is_a_result_of_a_region(rng: np.random.Generator) -> None:
+    @program
+    def masked(g, x: Node, e: Edge):
+        mask = g.src(x) > e
+        return g.sum(jnp.where(mask, jnp.tanh(e), 0)), mask
+
+    graph = Graph.from_edges(*rng.integers(9, size=(2, 30)), num_nodes=9)
+    x, e = rng.normal(size=(9, 4)), rng.normal(size=(30, 4))
+    (found, mask), (wanted, at) = masked(graph, x, e), masked.reference(graph, x, e)
+    assert largest_difference(found, wanted) < TOLERANCE
+    np.testing.assert_array_equal(mask, at)
+
+
 def test_types_at_the_ends_of_relations() -> None:
     edges = {("a", "to", "b"): [[0], [1]], ("b", "in", "b"): [[0], [1]]}
     graph = RelationalGraph.from_edge_dict(edges, {"a": 2, "b": 2}, inverse=True)

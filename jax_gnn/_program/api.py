@@ -208,10 +208,10 @@ class Program:
                         "a scalar"
                     )
                 shape = shape[1:]
-            dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+            dtype = jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)
             like: Any = jax.ShapeDtypeStruct(shape, dtype)
             if _varying(array):  # over manual mesh axes, as what is made of it will
-                like, _ = align_varying([jnp.zeros(shape, dtype), array])
+                like = jax.typeof(array).update(shape=shape, weak_type=False)
             arguments.append(Argument(name, space, shape, dtype, like))
         wanted = self._spaces.get("return")
         traced = trace(self._function, self._name, arguments, call.with_rows, wanted)
@@ -279,7 +279,9 @@ def _aligned(graph: Structure, arguments: Any) -> tuple[Structure, Any]:
 
 def _sort(array: Any) -> tuple[Any, ...]:
     """What is static of an array."""
-    return tuple(array.shape), str(jax.dtypes.canonicalize_dtype(array.dtype))
+    return tuple(array.shape), str(
+        jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)
+    )
 
 
 @public
@@ -294,9 +296,10 @@ def program(
     The function's first argument, ``g``, reads rows along the edge and reduces them over edges:
     ``g.src(x)``, ``g.dst(x)``, ``g.relation(w)``, ``g.src_type(w)``, ``g.dst_type(w)`` and
     ``g.node_type(w)`` read; ``g.sum(m)``, ``g.mean(m)``, ``g.max(m)`` and ``g.min(m)`` reduce over
-    the edges into each node, and ``g.softmax(s)`` is the softmax over these. All else is
-    ``jax.numpy`` on rows. Annotations say what an argument has a row for: `Node`, `Edge`,
-    `Relation` or `NodeType`; what has none is shared. Results may live anywhere.
+    the edges into each node, and ``g.softmax(s)`` is the softmax over these; ``g.key(key)`` is a
+    random key of the edge. All else is ``jax.numpy`` on rows. Annotations say what an argument has
+    a row for: `Node`, `Edge`, `Relation` or `NodeType`; what has none is shared. Results may live
+    anywhere.
 
     What is written for edges is computed where fewer rows suffice, products in the order that takes
     least, and each piece by the op that serves it (Hector, Wu et al., ASPLOS 2024, section 3).

@@ -25,7 +25,17 @@ from jax_gnn._program import patterns, relational
 from jax_gnn._program.match import Matcher, needed
 from jax_gnn._program.patterns import HGT, RGAT, Factor, Pattern, is_read, rows_in, width
 from jax_gnn._program.regions import EdgeRegion
-from jax_gnn._program.rows import Apply, Constant, Contract, Given, Pull, Row, Softmax, sizes_of
+from jax_gnn._program.rows import (
+    Apply,
+    Constant,
+    Contract,
+    Given,
+    Place,
+    Pull,
+    Row,
+    Softmax,
+    sizes_of,
+)
 from jax_gnn._program.spaces import Parts, Space
 
 _ID = 4  # bytes
@@ -89,7 +99,7 @@ class Costs:
         if row in self.matcher.regions:
             return self._region(row, self.matcher.regions[row])
         match row.op:
-            case Given() | Constant():
+            case Given() | Constant() | Place():
                 return Cost("", 0.0)
             case Pull():
                 launch = self._read(row.operands[0], row) + self._stored(row)
@@ -114,7 +124,7 @@ class Costs:
         if row in self.matcher.regions:
             return self._region_gradient(row, self.matcher.regions[row])
         match row.op:
-            case Given() | Constant() | Apply(name="squeeze" | "reshape"):
+            case Given() | Constant() | Place() | Apply(name="squeeze" | "reshape"):
                 return Cost("", 0.0)
             case Pull():
                 sums = self._stored(row) + self._whole(row.operands[0]) + once(self.rows(row) * _ID)
@@ -190,7 +200,7 @@ class Costs:
         return self.parts.rows.get(row.space, 1)
 
     def _bytes(self, row: Row) -> int:
-        return max(row.size, 1) * np.dtype(row.dtype).itemsize
+        return max(row.size, 1) * int(row.dtype.itemsize)
 
     def _numbers(self, row: Row) -> float:
         return float(self.rows(row) * row.size)

@@ -147,7 +147,7 @@ def _ops(plan: Plan) -> str:
 
 
 def _bytes(row: Row, plan: Plan) -> int:
-    return plan.parts.rows.get(row.space, 1) * max(row.size, 1) * np.dtype(row.dtype).itemsize
+    return plan.parts.rows.get(row.space, 1) * max(row.size, 1) * int(row.dtype.itemsize)
 
 
 def _size(count: float) -> str:

@@ -50,6 +50,7 @@ from jax_gnn._program.rows import (
     Contract,
     Given,
     Labels,
+    Place,
     Pull,
     Push,
     Row,
@@ -106,6 +107,8 @@ class Lowering:
                 return self._argument(row, index)
             case Constant(value=value):
                 return jnp.asarray(value)
+            case Place():
+                return jnp.arange(self.maps.parts.rows[row.space], dtype=row.dtype)
             case Pull(way=way):
                 of = row.operands[0]
                 side = self.sides.of(row) if row.space is Space.NODE else ""

@@ -138,7 +138,12 @@ def _floats(row: Row) -> bool:
 def _mul(row: Row, a: Row, b: Row) -> Row | None:
     if not _floats(row):
         return None
-    return contract([a, b], [_axes(each) for each in (a, b)], _axes(row), row)
+    rank = len(row.shape)
+    terms = [  # an axis of size 1 is stretched
+        tuple(i if size == row.shape[i] else rank + i for i, size in enumerate(each.shape))
+        for each in (a, b)
+    ]
+    return contract([a, b], terms, _axes(row), row)
 
 
 def _neg(row: Row, a: Row) -> Row | None:
@@ -318,7 +323,8 @@ def squeezed(row: Row) -> Row:
         out = [label for label, size in zip(row.op.out, row.shape, strict=True) if size != 1]
         sizes = dict(zip(row.op.out, row.shape, strict=True))
         return contract(row.operands, row.op.terms, tuple(out), row, row.op.precision, sizes)
-    by_number = isinstance(row.op, Apply) and row.op.name in _BY_NUMBER
+    alike = all(each.shape in (row.shape, ()) for each in row.operands)
+    by_number = alike and isinstance(row.op, Apply) and row.op.name in _BY_NUMBER
     if isinstance(row.op, Softmax) or by_number:
         return replace(row, operands=tuple(map(squeezed, row.operands)), shape=shape)
     return apply("squeeze", lambda x: x.reshape(shape), row, key=row.shape)

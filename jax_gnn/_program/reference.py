@@ -19,6 +19,7 @@ from jax_gnn._program.rows import (
     Apply,
     Constant,
     Given,
+    Place,
     Pull,
     Push,
     Row,
@@ -91,6 +92,8 @@ def evaluate(results: Sequence[Row], maps: Maps, given: Sequence[Any], sides: Si
                     value = jnp.where(valid.reshape(-1, *[1] * (value.ndim - 1)), value, value[:1])
             case Constant(value=value):
                 value = jnp.asarray(value)
+            case Place():
+                value = jnp.arange(edges, dtype=row.dtype)
             case Pull(way=way):
                 value = pulled(row, way)
             case Push(reduce=reduce):

@@ -30,6 +30,7 @@ from jax_gnn._program.rows import (
     Constant,
     Contract,
     Given,
+    Place,
     Pull,
     Push,
     Row,
@@ -217,8 +218,27 @@ class Candidates:
         for row in self._rows:
             for each in row.operands:
                 self._readers[each].append(row)
-        self._edges = {row for row in self._rows if _is_of_edges(row, matcher)}
+        self._edges = {
+            row
+            for row in self._rows
+            if (row.dtype in FLOATS or row not in self._wanted)  # results are no truth values
+            and _is_of_edges(row, matcher)
+        }
+        self._edges -= self._drawn()
         self.pushes = self._with_members(row for row in self._rows if _is_reduction(row, matcher))
+
+    def _drawn(self) -> set[Row]:
+        """Keys, random bits and functions of such alone, up to truth values: regions read these."""
+        found: set[Row] = set()
+        for row in self._rows:
+            varying = [each for each in row.operands if each.space is not Space.SHARED]
+            if isinstance(row.op, Place) or (
+                isinstance(row.op, Apply | Contract)
+                and row.space is Space.EDGE
+                and (not _is_number(row) or all(x in found and x.dtype != bool for x in varying))
+            ):
+                found.add(row)
+        return found
 
     def found(self, pushes: Iterable[Row], by_pairs: Collection[Row] = ()) -> dict[Row, EdgeRegion]:
         """The regions of these reductions, by each of their results.
@@ -331,7 +351,7 @@ def _is_of_edges(row: Row, matcher: Matcher) -> bool:
     if row.space is not Space.EDGE or not _is_number(row):
         return False
     if isinstance(row.op, Apply):
-        return all(map(_is_number, row.operands)) and missing(row) is None
+        return missing(row) is None
     pattern = matcher(row)
     if not isinstance(row.op, Contract) or not isinstance(pattern, Einsum):
         return False
@@ -350,10 +370,13 @@ def missing(row: Row) -> str | None:
     """Why kernels for regions do not know a function; None if they do."""
     op = row.op
     assert isinstance(op, Apply)
+    if op.name in _LOOPS:
+        return f"{op.name} is a loop"
+    for each in (row, *row.operands):
+        if not _is_number(each):
+            return f"regions have no {each.dtype}"
     operands = tuple((each.shape, each.dtype, each.space is Space.SHARED) for each in row.operands)
-    return (
-        _missing(op.function, op.index, operands) if op.name not in _LOOPS else f"{op.name} loops"
-    )
+    return _missing(op.function, op.index, operands)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -41,6 +41,11 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class Place:
+    """The number of each row of a space."""
+
+
+@dataclass(frozen=True)
 class Pull:
     """The row that each row of a space reads by a way."""
 
@@ -96,7 +101,7 @@ class Apply:
     read_by: str | None = None
 
 
-Operation = Given | Constant | Pull | Push | Softmax | Contract | Apply
+Operation = Given | Constant | Place | Pull | Push | Softmax | Contract | Apply
 
 
 @dataclass(frozen=True, eq=False)

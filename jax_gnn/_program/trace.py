@@ -12,7 +12,7 @@ import inspect
 import linecache
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
@@ -23,7 +23,7 @@ import numpy as np
 from jax import Array
 from jax.interpreters import batching
 
-from jax_gnn._program.rows import Apply, Constant, Given, Push, Row, Softmax, pull
+from jax_gnn._program.rows import Apply, Constant, Given, Place, Push, Row, Softmax, apply, pull
 from jax_gnn._program.spaces import Space
 
 Node = Annotated[Array, Space.NODE]
@@ -66,8 +66,8 @@ def _primitive(name: str) -> Any:
     return primitive
 
 
-_pull, _push, _softmax = map(_primitive, ("pull", "push", "softmax"))
-_OWN = {_pull, _push, _softmax}
+_pull, _push, _softmax, _key_of = map(_primitive, ("pull", "push", "softmax", "key"))
+_OWN = {_pull, _push, _softmax, _key_of}
 
 
 class EdgeView:
@@ -115,6 +115,16 @@ class EdgeView:
     def min(self, row: Any) -> Any:
         """The minimum over the edges into each node; inf where there are none."""
         return _each(_push, row, reduce="min")
+
+    def key(self, key: Any) -> Any:
+        """A random key of the edge, made of one that is shared and of the edge's number.
+
+        An edge's number is its place among the graph's edges: its key does not depend on how edges
+        are dealt out.
+        """
+        key = jnp.asarray(key)
+        is_key = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        return _key_of.bind(key if is_key else jax.random.wrap_key_data(key))
 
     def softmax(self, row: Any) -> Any:
         """The softmax over the edges into each node, of each number of the row: an edge's row."""
@@ -302,7 +312,7 @@ def trace(
             f"{', '.join(map(str, closed.effects))}"
         )
     rows = [
-        Row(Given(i, each.name), (), each.space, each.shape, np.dtype(each.dtype))
+        Row(Given(i, each.name), (), each.space, each.shape, _dtype(each.dtype))
         for i, each in enumerate(arguments)
     ]
     closed_over: list[Any] = []
@@ -366,6 +376,8 @@ class _Walk:
         line = _line_of(eqn, self.code)
         if eqn.primitive is _pull:
             return [self.pulled(operands[0], eqn.params["way"], line)]
+        if eqn.primitive is _key_of:
+            return [self.keyed(operands[0], line)]
         if eqn.primitive in (_push, _softmax):
             return [self.pushed(operands[0], eqn, line)]
         if eqn.primitive.name in ("pvary", "pcast"):  # which `each_row` does where it is needed
@@ -406,6 +418,16 @@ class _Walk:
                 f"{_described(row)}{hint}"
             )
         return pull(row, space, way)
+
+    def keyed(self, row: Row, line: str) -> Row:
+        """What ``g.key`` makes."""
+        if row.space is not Space.SHARED:
+            raise ValueError(
+                f"program {self.name}, {line}: g.key takes a key that all edges share, got "
+                f"{_described(row)}"
+            )
+        place = Row(Place(), (), Space.EDGE, (), np.dtype(np.uint32), line)
+        return replace(apply("fold_in", _folded, row, place), line=line)
 
     def pushed(self, row: Row, eqn: Any, line: str) -> Row:
         """What ``g.sum`` and its kind, and ``g.softmax``, make."""
@@ -449,7 +471,7 @@ class _Walk:
                 tuple(operands),
                 space,
                 tuple(out.aval.shape),
-                np.dtype(out.aval.dtype) if not _is_key(out.aval) else out.aval.dtype,
+                _dtype(out.aval.dtype),
                 line,
             )
             for i, out in enumerate(eqn.outvars)
@@ -460,8 +482,15 @@ class _Walk:
         return [row for row in operands if row.space is not Space.SHARED]
 
 
-def _is_key(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+def _dtype(dtype: Any) -> Any:
+    """As rows have it, one of random keys too."""
+    return dtype if jnp.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype)
+
+
+def _folded(keys: Array, place: Array) -> Array:
+    """Keys of a place; of each axis that ``jax.vmap`` adds."""
+    fold = functools.reduce(lambda f, _: jax.vmap(f, (0, None)), keys.shape, jax.random.fold_in)
+    return fold(keys, place)
 
 
 def _name(eqn: Any) -> str:

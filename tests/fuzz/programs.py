@@ -169,7 +169,7 @@ class Writer:
         count = self.rng.integers(5, 31)
         ways = [self.read, self.reduce, self.unary, self.combine, self.spread, self.multiply]
         ways += [self.dots, self.reshape, self.weighted, self.attend, self.multiply, self.read]
-        ways += [self.concatenate, self.attend_by_relation]
+        ways += [self.concatenate, self.attend_by_relation, self.disturb]
         while len(self.steps) < count:
             ways[self.rng.integers(len(ways))]()
         used = {i for step in self.steps for i in step.operands}
@@ -238,6 +238,19 @@ class Writer:
         assert row is not None
         name = list(UNARY)[self.rng.integers(len(UNARY))]
         self.add(name, [row], lambda g, x: UNARY[name](x), self.kinds[row])
+
+    def disturb(self) -> None:
+        """Some numbers of edges are others, which are drawn."""
+        row = self.any(space=(Space.EDGE,))
+        if row is None:
+            return
+
+        def function(g: Any, x: Any) -> Any:
+            key = g.key(jax.random.key(0))
+            kept = jax.random.bernoulli(key, 0.7, x.shape)
+            return jnp.where(kept, x, jax.random.normal(key, x.shape, x.dtype) / 2)
+
+        self.add("random", [row], function, self.kinds[row])
 
     def combine(self) -> None:
         row = self.any()
