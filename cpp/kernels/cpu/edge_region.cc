@@ -135,73 +135,6 @@ std::vector<Piece> runs_of(const std::vector<int64_t>& places) {
   return runs;
 }
 
-}  // namespace
-
-std::string RegionProgram::read(const int64_t* code, int64_t size, const double* constants,
-                                int64_t count) {
-  Reader reader(code, size);
-  *this = {};
-  numbers.assign(constants, constants + count);
-  wide = reader.next(2) == 1;
-  const int64_t num_inputs = reader.next(kMostNumbers), num_steps = reader.next(kMostNumbers),
-                num_outputs = reader.next(kMostNumbers);
-  const auto next_storage = [&] {
-    const Storage storage = reader.next_of<Storage>(kStorages);
-    return storage;
-  };
-  const auto fits = [&](Storage storage) {
-    return storage == Storage::kBool || (storage == Storage::kDouble) == wide;
-  };
-  for (int64_t i = 0; i < num_inputs && !reader.failed(); ++i) {
-    const Access access = reader.next_of<Access>(kAccesses);
-    const int64_t width = reader.next(kMostNumbers);
-    inputs.push_back({access, width, next_storage()});
-    if (!fits(inputs.back().storage)) return "an input's numbers are of another type";
-  }
-  for (int64_t i = 0; i < num_steps && !reader.failed(); ++i) {
-    RegionStep step;
-    step.code = reader.next_of<Code>(static_cast<int64_t>(Code::kCount));
-    step.width = reader.next(kMostNumbers);
-    step.storage = next_storage();
-    const int64_t num_operands = reader.next(kMostNumbers), wanted = operands_of(step.code);
-    if (wanted >= 0 && num_operands != wanted) return "an instruction has other operands";
-    step.varies = false;
-    for (int64_t k = 0; k < num_operands && !reader.failed(); ++k) {
-      step.operands.push_back(reader.next(num_inputs + i));
-      step.varies = step.varies || (!reader.failed() && varies(step.operands.back()));
-    }
-    const int64_t num_params = reader.next(kMostNumbers);
-    if (num_params != params_of(step.code, step.width)) return "an instruction has other params";
-    for (int64_t k = 0; k < num_params && !reader.failed(); ++k)
-      step.params.push_back(reader.power());
-    if (reader.failed()) break;
-    if (!fits(step.storage)) return "an instruction's numbers are of another type";
-    const std::string fault = fault_of(*this, step);
-    if (!fault.empty()) return fault;
-    if (step.code == Code::kTake) step.runs = runs_of(step.params);
-    steps.push_back(std::move(step));
-  }
-  for (int64_t i = 0; i < num_outputs && !reader.failed(); ++i) {
-    RegionOutput output;
-    output.result = reader.next(kMostNumbers);
-    output.value = reader.next(num_inputs + num_steps);
-    output.into = reader.next_of<Access>(kAccesses);
-    constexpr Reduce kReduces[] = {Reduce::kSum, Reduce::kMax, Reduce::kMin};
-    output.reduce = kReduces[reader.next(3)];
-    output.storage = next_storage();
-    if (reader.failed()) break;
-    if (output.into == Access::kCol) return "what goes to columns is another program's";
-    if (output.storage == Storage::kBool || !fits(output.storage))
-      return "a result's numbers are of another type";
-    output.width = width(output.value);
-    outputs.push_back(output);
-  }
-  if (reader.failed() || !reader.done()) return "the description is cut off or goes on";
-  return "";
-}
-
-namespace {
-
 // --- Where values lie ----------------------------------------------------------------------------
 
 constexpr int64_t kBlockBytes = 32 << 10;  // of all values of a block
@@ -212,9 +145,11 @@ int64_t padded(int64_t numbers) {
   return (numbers + kPadding - 1) / kPadding * kPadding + kPadding;
 }
 
+}  // namespace
+
 // Varying values have a slot of a block's rows, which a later one takes over; shared ones a row,
 // and a block of copies where a varying step reads them.
-struct Plan {
+struct RegionPlan {
   int64_t entries;                  // of a block
   std::vector<int64_t> slots;       // of each value, its slot; -1: none
   std::vector<int64_t> places;      // of each slot, where it starts
@@ -223,7 +158,7 @@ struct Plan {
   int64_t block_size, shared_size;  // numbers
   double cost;                      // scalar operations for an entry
 
-  explicit Plan(const RegionProgram& program) {
+  explicit RegionPlan(const RegionProgram& program) {
     const int64_t num_inputs = static_cast<int64_t>(program.inputs.size());
     const int64_t count = num_inputs + static_cast<int64_t>(program.steps.size());
     slots.assign(count, -1);
@@ -301,6 +236,72 @@ struct Plan {
     }
   }
 };
+
+std::string RegionProgram::read(const int64_t* code, int64_t size, const double* constants,
+                                int64_t count) {
+  Reader reader(code, size);
+  *this = {};
+  numbers.assign(constants, constants + count);
+  wide = reader.next(2) == 1;
+  const int64_t num_inputs = reader.next(kMostNumbers), num_steps = reader.next(kMostNumbers),
+                num_outputs = reader.next(kMostNumbers);
+  const auto next_storage = [&] {
+    const Storage storage = reader.next_of<Storage>(kStorages);
+    return storage;
+  };
+  const auto fits = [&](Storage storage) {
+    return storage == Storage::kBool || (storage == Storage::kDouble) == wide;
+  };
+  for (int64_t i = 0; i < num_inputs && !reader.failed(); ++i) {
+    const Access access = reader.next_of<Access>(kAccesses);
+    const int64_t width = reader.next(kMostNumbers);
+    inputs.push_back({access, width, next_storage()});
+    if (!fits(inputs.back().storage)) return "an input's numbers are of another type";
+  }
+  for (int64_t i = 0; i < num_steps && !reader.failed(); ++i) {
+    RegionStep step;
+    step.code = reader.next_of<Code>(static_cast<int64_t>(Code::kCount));
+    step.width = reader.next(kMostNumbers);
+    step.storage = next_storage();
+    const int64_t num_operands = reader.next(kMostNumbers), wanted = operands_of(step.code);
+    if (wanted >= 0 && num_operands != wanted) return "an instruction has other operands";
+    step.varies = false;
+    for (int64_t k = 0; k < num_operands && !reader.failed(); ++k) {
+      step.operands.push_back(reader.next(num_inputs + i));
+      step.varies = step.varies || (!reader.failed() && varies(step.operands.back()));
+    }
+    const int64_t num_params = reader.next(kMostNumbers);
+    if (num_params != params_of(step.code, step.width)) return "an instruction has other params";
+    for (int64_t k = 0; k < num_params && !reader.failed(); ++k)
+      step.params.push_back(reader.power());
+    if (reader.failed()) break;
+    if (!fits(step.storage)) return "an instruction's numbers are of another type";
+    const std::string fault = fault_of(*this, step);
+    if (!fault.empty()) return fault;
+    if (step.code == Code::kTake) step.runs = runs_of(step.params);
+    steps.push_back(std::move(step));
+  }
+  for (int64_t i = 0; i < num_outputs && !reader.failed(); ++i) {
+    RegionOutput output;
+    output.result = reader.next(kMostNumbers);
+    output.value = reader.next(num_inputs + num_steps);
+    output.into = reader.next_of<Access>(kAccesses);
+    constexpr Reduce kReduces[] = {Reduce::kSum, Reduce::kMax, Reduce::kMin};
+    output.reduce = kReduces[reader.next(3)];
+    output.storage = next_storage();
+    if (reader.failed()) break;
+    if (output.into == Access::kCol) return "what goes to columns is another program's";
+    if (output.storage == Storage::kBool || !fits(output.storage))
+      return "a result's numbers are of another type";
+    output.width = width(output.value);
+    outputs.push_back(output);
+  }
+  if (reader.failed() || !reader.done()) return "the description is cut off or goes on";
+  plan = std::make_shared<const RegionPlan>(*this);
+  return "";
+}
+
+namespace {
 
 // --- Functions of numbers ------------------------------------------------------------------------
 
@@ -810,7 +811,7 @@ Acc* scratch(int64_t numbers) {
 template <typename Acc>
 struct Walk {
   const RegionProgram& program;
-  const Plan& plan;
+  const RegionPlan& plan;
   const Csr<int32_t>& csr;
   const void* const* inputs;
   void* const* results;
@@ -822,7 +823,7 @@ struct Walk {
   std::unique_ptr<PartRows[]> parts;    // of tasks
   std::unique_ptr<Acc[]> heads, tails;  // states of tasks; of all, too, in heads
 
-  Walk(const RegionProgram& p, const Plan& l, const Csr<int32_t>& c, const void* const* in,
+  Walk(const RegionProgram& p, const RegionPlan& l, const Csr<int32_t>& c, const void* const* in,
        void* const* out)
       : program(p), plan(l), csr(c), inputs(in), results(out), bounds(valid_entries(c)) {
     const int64_t entries = bounds.end - bounds.begin;
@@ -1079,7 +1080,7 @@ struct Walk {
 template <typename Acc>
 void run_region(const ParallelFor& parallel_for, const RegionProgram& program,
                 const Csr<int32_t>& csr, const void* const* inputs, void* const* results) {
-  const Plan plan(program);
+  const RegionPlan& plan = *program.plan;
   Walk<Acc> walk(program, plan, csr, inputs, results);
   std::vector<Acc> shared(static_cast<size_t>(plan.shared_size + kPadding));
   walk.shared = shared.data();
