@@ -328,6 +328,22 @@ def plain_graphs(data: Path | None) -> dict[str, Workload]:
     return {workload.name: workload for workload in found}
 
 
+def molecules(num_graphs: int = 10_000, seed: int = 0) -> PlainGraph:
+    """A batch of graphs of 20 to 40 nodes: trees of short branches, and a ring for ten nodes."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(20, 41, num_graphs)
+    first = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    nodes = np.arange(sizes.sum())
+    bonds = nodes - rng.integers(1, 4, len(nodes))
+    rings = np.where(rng.random(len(nodes)) < 0.1, nodes - 5, -1)
+    ends, others = np.concatenate([nodes, nodes]), np.concatenate([bonds, rings])
+    kept = others >= np.concatenate([first, first])
+    ends, others = ends[kept], others[kept]
+    rows, cols = np.concatenate([ends, others]), np.concatenate([others, ends])
+    order = np.lexsort((cols, rows))
+    return _sorted_graph(len(nodes), rows[order], cols[order])
+
+
 def row_groups(data: Path | None) -> dict[str, Workload]:
     """Sizes of groups by name: of real graphs' relations if ``data`` is given, and uniform ones.
 
@@ -529,6 +545,18 @@ def _load_plain(path: Path) -> PlainGraph:
         num_nodes, src, dst = int(arrays["num_nodes"]), arrays["src"], arrays["dst"]
     order = np.lexsort((src, dst))
     return _sorted_graph(num_nodes, dst[order], src[order])
+
+
+def plain_relational(data: Path | None, name: str) -> list[Workload]:
+    """A graph of ``data/relational``, with inverses and without its relations, if it is there."""
+
+    def load(path: Path) -> PlainGraph:
+        found = _load_triples(path)
+        order = np.lexsort((found.src, found.dst))
+        return _sorted_graph(found.num_nodes, found.dst[order], found.src[order])
+
+    paths = [data / "relational" / f"{name}.npz"] if data else []
+    return [Workload(path.stem, partial(load, path)) for path in paths if path.exists()]
 
 
 def _load_triples(path: Path) -> Triples:

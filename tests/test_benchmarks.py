@@ -645,6 +645,7 @@ def test_a_training_step_shows_wrong_gradients(bench, workloads, model):
         "relational_attention",
         "edge_attention",
         "program",
+        "edge_region",
     ],
 )
 def test_this_librarys_candidates_are_right(tmp_path, op):

@@ -400,10 +400,9 @@ NB_MODULE(_cpu, m) {
   define_triples<int32_t>(m);
   define_triples<int64_t>(m);
   m.def("targets", [] {
-    return targets({
+    nb::dict all = targets({
         JAX_GNN_TARGET(attention),
         JAX_GNN_TARGET(attention_vjp),
-        {"edge_region", region_handler<Cpu>},
         JAX_GNN_TARGET(hypergraph_aggregate),
         JAX_GNN_TARGET(leaky_scores),
         JAX_GNN_TARGET(leaky_sum),
@@ -417,6 +416,9 @@ NB_MODULE(_cpu, m) {
         JAX_GNN_TARGET(segment_softmax),
         JAX_GNN_TARGET(segment_softmax_tangent),
     });
+    all["edge_region"] =
+        targets({{"instantiate", read_region_handler<Cpu>}, {"execute", region_handler<Cpu>}});
+    return all;
   });
   m.attr("compiler") = JAX_GNN_COMPILER;
   m.attr("cuda_build") = JAX_GNN_CUDA_BUILD;  // "" if _cuda was built too, else why it was not

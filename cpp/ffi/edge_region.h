@@ -2,7 +2,9 @@
 // wrong with it, and a function edge_region that runs one over the entries of a matrix.
 #pragma once
 
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "segments.h"
@@ -36,11 +38,35 @@ bool is_stored(const ffi::AnyBuffer& buffer, Storage storage) {
   return buffer.element_type() == kTypes[static_cast<int>(storage)];
 }
 
+// What a call keeps: its programs, of which one that does nothing has no outputs.
+template <typename Backend>
+struct RegionPrograms {
+  static inline ffi::TypeId id = {};
+  typename Backend::RegionProgram by_row, by_col;
+};
+
+template <typename Backend>
+ffi::ErrorOr<std::unique_ptr<RegionPrograms<Backend>>> read_region(RegionAttributes attributes) {
+  auto programs = std::make_unique<RegionPrograms<Backend>>();
+  const auto& numbers = attributes.numbers;
+  for (const bool by_col : {false, true}) {
+    const auto& code = by_col ? attributes.by_col : attributes.by_row;
+    if (code.size() <= 1) continue;
+    const std::string fault = (by_col ? programs->by_col : programs->by_row)
+                                  .read(code.begin(), static_cast<int64_t>(code.size()),
+                                        numbers.begin(), static_cast<int64_t>(numbers.size()));
+    if (!fault.empty())
+      return ffi::Unexpected(invalid("the program of a region is wrong: " + fault));
+  }
+  return programs;
+}
+
 // Operands: arrays, then rows, columns and order of the matrix by row and by column. Results may be
 // workspaces.
 template <typename Backend>
-ffi::Error edge_region(typename Backend::Context context, ffi::RemainingArgs args,
-                       ffi::RemainingRets rets, RegionAttributes attributes) {
+ffi::Error edge_region(typename Backend::Context context, const RegionPrograms<Backend>* programs,
+                       ffi::RemainingArgs args, ffi::RemainingRets rets,
+                       RegionAttributes attributes) {
   constexpr size_t kIds = 6;
   if (args.size() < kIds) return invalid("ids are missing");
   std::vector<ffi::AnyBuffer> buffers;
@@ -66,13 +92,8 @@ ffi::Error edge_region(typename Backend::Context context, ffi::RemainingArgs arg
   inputs.insert(inputs.end(), results.begin(), results.end());
   std::vector<bool> written(rets.size(), false);
   for (const bool by_col : {false, true}) {
-    const auto& code = by_col ? attributes.by_col : attributes.by_row;
-    if (code.size() <= 1) continue;
-    typename Backend::RegionProgram program;
-    const std::string fault =
-        program.read(code.begin(), static_cast<int64_t>(code.size()), attributes.numbers.begin(),
-                     static_cast<int64_t>(attributes.numbers.size()));
-    if (!fault.empty()) return invalid("the program of a region is wrong: " + fault);
+    const auto& program = by_col ? programs->by_col : programs->by_row;
+    if (program.outputs.empty()) continue;
     if (program.inputs.size() > (by_col ? arrays.size() : count))
       return invalid("a region has other arrays");
     const size_t first = count + (by_col ? 3 : 0);
@@ -114,10 +135,26 @@ ffi::Error edge_region(typename Backend::Context context, ffi::RemainingArgs arg
   return ffi::Error::Success();
 }
 
+// XLA calls this first when it registers the handler, and must know by then the type of what a call
+// keeps. JAX's own way, `jax.ffi.register_ffi_type`, comes after all handlers.
+template <typename Backend>
+XLA_FFI_Error* read_region_handler(XLA_FFI_CallFrame* frame) {
+  using Kept = RegionPrograms<Backend>;
+  static XLA_FFI_Error* const fault = ffi::Ffi::RegisterTypeId(
+      frame->api, "jax_gnn_region_programs", &Kept::id, ffi::MakeTypeInfo<Kept>());
+  if (fault) return fault;
+  static const auto* const bound = ffi::Ffi::BindInstantiate()
+                                       .template Attrs<RegionAttributes>()
+                                       .To(read_region<Backend>)
+                                       .release();
+  return bound->Call(frame);
+}
+
 template <typename Backend>
 XLA_FFI_Error* region_handler(XLA_FFI_CallFrame* frame) {
   static const auto* const bound = ffi::Ffi::Bind()
                                        .Ctx<typename Backend::Context>()
+                                       .template Ctx<ffi::State<RegionPrograms<Backend>>>()
                                        .RemainingArgs()
                                        .RemainingRets()
                                        .template Attrs<RegionAttributes>()

@@ -28,7 +28,6 @@ from jax_gnn._program.rows import (
     contract,
     pull,
     rewritten,
-    sizes_of,
 )
 
 
@@ -302,13 +301,15 @@ def _loses(row: Row, factor: Row, term: Labels) -> bool:
 
 
 def without_ones(row: Row) -> Row:
-    """An einsum none of whose factors has an axis of size 1."""
+    """An einsum none of whose factors has an axis of size 1, which another may have longer."""
     assert isinstance(row.op, Contract)
-    sizes = sizes_of(row.operands, row.op.terms)
-    if 1 not in sizes.values():
+    if not any(1 in each.shape for each in row.operands):
         return row
     operands = [squeezed(each) for each in row.operands]
-    terms = [tuple(label for label in term if sizes[label] != 1) for term in row.op.terms]
+    terms = [
+        tuple(label for label, size in zip(term, each.shape, strict=True) if size != 1)
+        for term, each in zip(row.op.terms, row.operands, strict=True)
+    ]
     return contract(operands, terms, row.op.out, row, row.op.precision)
 
 

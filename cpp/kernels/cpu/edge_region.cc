@@ -135,73 +135,6 @@ std::vector<Piece> runs_of(const std::vector<int64_t>& places) {
   return runs;
 }
 
-}  // namespace
-
-std::string RegionProgram::read(const int64_t* code, int64_t size, const double* constants,
-                                int64_t count) {
-  Reader reader(code, size);
-  *this = {};
-  numbers.assign(constants, constants + count);
-  wide = reader.next(2) == 1;
-  const int64_t num_inputs = reader.next(kMostNumbers), num_steps = reader.next(kMostNumbers),
-                num_outputs = reader.next(kMostNumbers);
-  const auto next_storage = [&] {
-    const Storage storage = reader.next_of<Storage>(kStorages);
-    return storage;
-  };
-  const auto fits = [&](Storage storage) {
-    return storage == Storage::kBool || (storage == Storage::kDouble) == wide;
-  };
-  for (int64_t i = 0; i < num_inputs && !reader.failed(); ++i) {
-    const Access access = reader.next_of<Access>(kAccesses);
-    const int64_t width = reader.next(kMostNumbers);
-    inputs.push_back({access, width, next_storage()});
-    if (!fits(inputs.back().storage)) return "an input's numbers are of another type";
-  }
-  for (int64_t i = 0; i < num_steps && !reader.failed(); ++i) {
-    RegionStep step;
-    step.code = reader.next_of<Code>(static_cast<int64_t>(Code::kCount));
-    step.width = reader.next(kMostNumbers);
-    step.storage = next_storage();
-    const int64_t num_operands = reader.next(kMostNumbers), wanted = operands_of(step.code);
-    if (wanted >= 0 && num_operands != wanted) return "an instruction has other operands";
-    step.varies = false;
-    for (int64_t k = 0; k < num_operands && !reader.failed(); ++k) {
-      step.operands.push_back(reader.next(num_inputs + i));
-      step.varies = step.varies || (!reader.failed() && varies(step.operands.back()));
-    }
-    const int64_t num_params = reader.next(kMostNumbers);
-    if (num_params != params_of(step.code, step.width)) return "an instruction has other params";
-    for (int64_t k = 0; k < num_params && !reader.failed(); ++k)
-      step.params.push_back(reader.power());
-    if (reader.failed()) break;
-    if (!fits(step.storage)) return "an instruction's numbers are of another type";
-    const std::string fault = fault_of(*this, step);
-    if (!fault.empty()) return fault;
-    if (step.code == Code::kTake) step.runs = runs_of(step.params);
-    steps.push_back(std::move(step));
-  }
-  for (int64_t i = 0; i < num_outputs && !reader.failed(); ++i) {
-    RegionOutput output;
-    output.result = reader.next(kMostNumbers);
-    output.value = reader.next(num_inputs + num_steps);
-    output.into = reader.next_of<Access>(kAccesses);
-    constexpr Reduce kReduces[] = {Reduce::kSum, Reduce::kMax, Reduce::kMin};
-    output.reduce = kReduces[reader.next(3)];
-    output.storage = next_storage();
-    if (reader.failed()) break;
-    if (output.into == Access::kCol) return "what goes to columns is another program's";
-    if (output.storage == Storage::kBool || !fits(output.storage))
-      return "a result's numbers are of another type";
-    output.width = width(output.value);
-    outputs.push_back(output);
-  }
-  if (reader.failed() || !reader.done()) return "the description is cut off or goes on";
-  return "";
-}
-
-namespace {
-
 // --- Where values lie ----------------------------------------------------------------------------
 
 constexpr int64_t kBlockBytes = 32 << 10;  // of all values of a block
@@ -212,9 +145,11 @@ int64_t padded(int64_t numbers) {
   return (numbers + kPadding - 1) / kPadding * kPadding + kPadding;
 }
 
+}  // namespace
+
 // Varying values have a slot of a block's rows, which a later one takes over; shared ones a row,
 // and a block of copies where a varying step reads them.
-struct Plan {
+struct RegionPlan {
   int64_t entries;                  // of a block
   std::vector<int64_t> slots;       // of each value, its slot; -1: none
   std::vector<int64_t> places;      // of each slot, where it starts
@@ -223,7 +158,7 @@ struct Plan {
   int64_t block_size, shared_size;  // numbers
   double cost;                      // scalar operations for an entry
 
-  explicit Plan(const RegionProgram& program) {
+  explicit RegionPlan(const RegionProgram& program) {
     const int64_t num_inputs = static_cast<int64_t>(program.inputs.size());
     const int64_t count = num_inputs + static_cast<int64_t>(program.steps.size());
     slots.assign(count, -1);
@@ -301,6 +236,72 @@ struct Plan {
     }
   }
 };
+
+std::string RegionProgram::read(const int64_t* code, int64_t size, const double* constants,
+                                int64_t count) {
+  Reader reader(code, size);
+  *this = {};
+  numbers.assign(constants, constants + count);
+  wide = reader.next(2) == 1;
+  const int64_t num_inputs = reader.next(kMostNumbers), num_steps = reader.next(kMostNumbers),
+                num_outputs = reader.next(kMostNumbers);
+  const auto next_storage = [&] {
+    const Storage storage = reader.next_of<Storage>(kStorages);
+    return storage;
+  };
+  const auto fits = [&](Storage storage) {
+    return storage == Storage::kBool || (storage == Storage::kDouble) == wide;
+  };
+  for (int64_t i = 0; i < num_inputs && !reader.failed(); ++i) {
+    const Access access = reader.next_of<Access>(kAccesses);
+    const int64_t width = reader.next(kMostNumbers);
+    inputs.push_back({access, width, next_storage()});
+    if (!fits(inputs.back().storage)) return "an input's numbers are of another type";
+  }
+  for (int64_t i = 0; i < num_steps && !reader.failed(); ++i) {
+    RegionStep step;
+    step.code = reader.next_of<Code>(static_cast<int64_t>(Code::kCount));
+    step.width = reader.next(kMostNumbers);
+    step.storage = next_storage();
+    const int64_t num_operands = reader.next(kMostNumbers), wanted = operands_of(step.code);
+    if (wanted >= 0 && num_operands != wanted) return "an instruction has other operands";
+    step.varies = false;
+    for (int64_t k = 0; k < num_operands && !reader.failed(); ++k) {
+      step.operands.push_back(reader.next(num_inputs + i));
+      step.varies = step.varies || (!reader.failed() && varies(step.operands.back()));
+    }
+    const int64_t num_params = reader.next(kMostNumbers);
+    if (num_params != params_of(step.code, step.width)) return "an instruction has other params";
+    for (int64_t k = 0; k < num_params && !reader.failed(); ++k)
+      step.params.push_back(reader.power());
+    if (reader.failed()) break;
+    if (!fits(step.storage)) return "an instruction's numbers are of another type";
+    const std::string fault = fault_of(*this, step);
+    if (!fault.empty()) return fault;
+    if (step.code == Code::kTake) step.runs = runs_of(step.params);
+    steps.push_back(std::move(step));
+  }
+  for (int64_t i = 0; i < num_outputs && !reader.failed(); ++i) {
+    RegionOutput output;
+    output.result = reader.next(kMostNumbers);
+    output.value = reader.next(num_inputs + num_steps);
+    output.into = reader.next_of<Access>(kAccesses);
+    constexpr Reduce kReduces[] = {Reduce::kSum, Reduce::kMax, Reduce::kMin};
+    output.reduce = kReduces[reader.next(3)];
+    output.storage = next_storage();
+    if (reader.failed()) break;
+    if (output.into == Access::kCol) return "what goes to columns is another program's";
+    if (output.storage == Storage::kBool || !fits(output.storage))
+      return "a result's numbers are of another type";
+    output.width = width(output.value);
+    outputs.push_back(output);
+  }
+  if (reader.failed() || !reader.done()) return "the description is cut off or goes on";
+  plan = std::make_shared<const RegionPlan>(*this);
+  return "";
+}
+
+namespace {
 
 // --- Functions of numbers ------------------------------------------------------------------------
 
@@ -738,8 +739,8 @@ JAX_GNN_INLINE void write_row(const Acc* from, T* to, int64_t width) {
 }
 
 template <typename Acc>
-void write(const RegionOutput& output, void* const* results, int64_t row, const Acc* from) {
-  with_type<Acc>(output.storage, [&](auto* type) {
+JAX_GNN_INLINE void write(const RegionOutput& output, void* const* results, int64_t row, const Acc* from) {
+  with_type<Acc>(output.storage, [&](auto* type) JAX_GNN_LAMBDA {
     using T = std::remove_pointer_t<decltype(type)>;
     write_row(from, static_cast<T*>(results[output.result]) + row * output.width, output.width);
   });
@@ -751,20 +752,34 @@ Acc start_of(Reduce reduce) {
   return reduce == Reduce::kSum ? Acc(0) : reduce == Reduce::kMax ? -kInfinity : kInfinity;
 }
 
-// sum = sum and `count` rows, feature by feature.
+// sum = (fresh ? nothing : sum) and `count` rows, feature by feature. Many columns at a time: rows of a sparse matrix
+// are short, and the end of a loop over them is a branch that no processor foresees.
 template <int kLanes, typename Acc>
-JAX_GNN_INLINE void add_rows(Reduce reduce, Acc* sum, const Acc* from, int64_t count,
+JAX_GNN_INLINE void add_rows(Reduce reduce, bool fresh, Acc* sum, const Acc* from, int64_t count,
                              int64_t width) {
+  using V = Vector<Acc, kLanes>;
+  const Acc start = start_of<Acc>(reduce);
   const auto with = [&](const auto& combine) JAX_GNN_LAMBDA {
     int64_t k = 0;
-    for (; k + kLanes <= width; k += kLanes) {
-      auto found = load<kLanes>(sum + k);
-      for (int64_t e = 0; e < count; ++e)
-        found = combine(found, load<kLanes>(from + e * width + k));
-      store<kLanes>(sum + k, found);
-    }
+    const auto cover = [&](auto vectors) JAX_GNN_LAMBDA {
+      constexpr int kVectors = decltype(vectors)::value;
+      for (; k + kVectors * kLanes <= width; k += kVectors * kLanes) {
+        V found[kVectors];
+        unrolled<kVectors>([&](int v) JAX_GNN_LAMBDA {
+          found[v] = fresh ? broadcast<V>(start) : load<kLanes>(sum + k + v * kLanes);
+        });
+        for (int64_t e = 0; e < count; ++e)
+          unrolled<kVectors>([&](int v) JAX_GNN_LAMBDA {
+            found[v] = combine(found[v], load<kLanes>(from + e * width + k + v * kLanes));
+          });
+        unrolled<kVectors>(
+            [&](int v) JAX_GNN_LAMBDA { store<kLanes>(sum + k + v * kLanes, found[v]); });
+      }
+    };
+    if constexpr (kLanes > 1) cover(std::integral_constant<int, 8>{});
+    cover(std::integral_constant<int, 1>{});
     for (; k < width; ++k) {
-      Acc found = sum[k];
+      Acc found = fresh ? start : sum[k];
       for (int64_t e = 0; e < count; ++e) found = combine(found, from[e * width + k]);
       sum[k] = found;
     }
@@ -796,7 +811,7 @@ Acc* scratch(int64_t numbers) {
 template <typename Acc>
 struct Walk {
   const RegionProgram& program;
-  const Plan& plan;
+  const RegionPlan& plan;
   const Csr<int32_t>& csr;
   const void* const* inputs;
   void* const* results;
@@ -808,7 +823,7 @@ struct Walk {
   std::unique_ptr<PartRows[]> parts;    // of tasks
   std::unique_ptr<Acc[]> heads, tails;  // states of tasks; of all, too, in heads
 
-  Walk(const RegionProgram& p, const Plan& l, const Csr<int32_t>& c, const void* const* in,
+  Walk(const RegionProgram& p, const RegionPlan& l, const Csr<int32_t>& c, const void* const* in,
        void* const* out)
       : program(p), plan(l), csr(c), inputs(in), results(out), bounds(valid_entries(c)) {
     const int64_t entries = bounds.end - bounds.begin;
@@ -842,12 +857,12 @@ struct Walk {
 
   void combine(Acc* into, const Acc* from, Access access) const {
     for_each(access, [&](const RegionOutput& output, int64_t at) {
-      add_rows<1>(output.reduce, into + at, from + at, 1, output.width);
+      add_rows<1>(output.reduce, false, into + at, from + at, 1, output.width);
     });
   }
 
-  void write_rows(int64_t row, const Acc* state) const {
-    for_each(Access::kRow, [&](const RegionOutput& output, int64_t at) {
+  JAX_GNN_INLINE void write_rows(int64_t row, const Acc* state) const {
+    for_each(Access::kRow, [&](const RegionOutput& output, int64_t at) JAX_GNN_LAMBDA {
       write(output, results, row, state + at);
     });
   }
@@ -900,11 +915,13 @@ struct Walk {
     }
   }
 
-  JAX_GNN_INLINE void load_inputs(const Block& block, Acc* const* at) const {
+  // What the next block reads in no order is on its way meanwhile.
+  JAX_GNN_INLINE void load_inputs(const Block& block, const Block& next, Acc* const* at) const {
     for (size_t i = 0; i < program.inputs.size(); ++i) {
       const RegionInput& input = program.inputs[i];
       if (input.read == Access::kAll || !plan.used[i]) continue;
       const int64_t* const ids = block.ids(input.read);
+      const int64_t* const next_ids = next.ids(input.read);
       const int64_t width = input.width;
       const bool scattered =
           input.read == Access::kCol || (input.read == Access::kEdge && csr.order);
@@ -912,8 +929,8 @@ struct Walk {
         using T = std::remove_pointer_t<decltype(type)>;
         const T* const from = static_cast<const T*>(inputs[i]);
         for (int64_t e = 0; e < block.count; ++e) {
-          if (scattered && e + 8 < block.count)
-            prefetch(from + ids[e + 8] * width, width * static_cast<int64_t>(sizeof(T)));
+          if (scattered && e < next.count)
+            prefetch(from + next_ids[e] * width, width * static_cast<int64_t>(sizeof(T)));
           read_row(from + ids[e] * width, at[i] + e * width, width);
         }
       });
@@ -960,10 +977,9 @@ struct Walk {
       if (end > begin && end < bounds.end && csr.rows[end] == csr.rows[end - 1])
         last_row = csr.rows[end - 1];
       parts[task] = {-1, -1};
-      start(state, Access::kRow);
       start(all, Access::kAll);
     }
-    const auto finish_row = [&] {
+    const auto finish_row = [&]() JAX_GNN_LAMBDA {
       if (row < 0) return;
       if (row < low) {
         parts[task].head = row;
@@ -978,9 +994,9 @@ struct Walk {
         write_rows(row, state);
         next = std::max(next, row + 1);
       }
-      start(state, Access::kRow);
     };
-    Block block(ahead ? 1 : plan.entries);
+    Block block(ahead ? 1 : plan.entries), coming(ahead ? 1 : plan.entries);
+    if (!ahead) find(coming, begin, std::min(begin + plan.entries, end));
     // Vectors of 32 bytes: of longer ones GCC 12 compares each number apart.
     with_vectors([&](auto) JAX_GNN_LAMBDA {
       constexpr int kLanes = 32 / static_cast<int>(sizeof(Acc));
@@ -989,9 +1005,11 @@ struct Walk {
           block.count = 1;
           load_shared(at.data());
         } else {
-          find(block, first, std::min(first + plan.entries, end));
+          std::swap(block, coming);
+          const int64_t after = std::min(first + plan.entries, end);
+          find(coming, after, std::min(after + plan.entries, end));
           if (block.count == 0) continue;
-          load_inputs(block, at.data());
+          load_inputs(block, coming, at.data());
         }
         for (size_t i = 0; i < program.steps.size(); ++i)
           if (program.steps[i].varies != ahead)
@@ -999,21 +1017,21 @@ struct Walk {
                              at[num_inputs + static_cast<int64_t>(i)], block.count);
         if (ahead) continue;
         for (int64_t e = 0, stop = 0; e < block.count; e = stop) {
-          if (block.rows[e] != row) {
+          const bool fresh = block.rows[e] != row;
+          if (fresh) {
             finish_row();
             row = block.rows[e];
           }
           for (stop = e + 1; stop < block.count && block.rows[stop] == row;) ++stop;
           for_each(Access::kRow, [&](const RegionOutput& output, int64_t place) JAX_GNN_LAMBDA {
-            add_rows<kLanes>(output.reduce, state + place, at[output.value] + e * output.width,
+            add_rows<kLanes>(output.reduce, fresh, state + place, at[output.value] + e * output.width,
                              stop - e, output.width);
           });
         }
         for_each(Access::kAll, [&](const RegionOutput& output, int64_t place) JAX_GNN_LAMBDA {
-          std::fill_n(spare + place, output.width, start_of<Acc>(output.reduce));
-          add_rows<kLanes>(output.reduce, spare + place, at[output.value], block.count,
+          add_rows<kLanes>(output.reduce, true, spare + place, at[output.value], block.count,
                            output.width);
-          add_rows<kLanes>(output.reduce, all + place, spare + place, 1, output.width);
+          add_rows<kLanes>(output.reduce, false, all + place, spare + place, 1, output.width);
         });
         for_each(Access::kEdge, [&](const RegionOutput& output, int64_t) JAX_GNN_LAMBDA {
           with_type<Acc>(output.storage, [&](auto* type) JAX_GNN_LAMBDA {
@@ -1062,7 +1080,7 @@ struct Walk {
 template <typename Acc>
 void run_region(const ParallelFor& parallel_for, const RegionProgram& program,
                 const Csr<int32_t>& csr, const void* const* inputs, void* const* results) {
-  const Plan plan(program);
+  const RegionPlan& plan = *program.plan;
   Walk<Acc> walk(program, plan, csr, inputs, results);
   std::vector<Acc> shared(static_cast<size_t>(plan.shared_size + kPadding));
   walk.shared = shared.data();

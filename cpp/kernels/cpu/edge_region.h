@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -73,13 +74,16 @@ struct RegionOutput {
   int64_t width;
 };
 
+struct RegionPlan;  // where values lie
+
 // What becomes of an entry. Values are numbered: inputs, then steps.
 struct RegionProgram {
-  bool wide;  // computes in double
+  bool wide = false;  // computes in double
   std::vector<RegionInput> inputs;
   std::vector<RegionStep> steps;
   std::vector<RegionOutput> outputs;
   std::vector<double> numbers;
+  std::shared_ptr<const RegionPlan> plan;
 
   int64_t width(int64_t value) const;
   bool varies(int64_t value) const;

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jax_gnn._ops.edge_region.moves import SLOW, with_fewer_moves
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import (
     Input,
@@ -69,7 +70,7 @@ def code_of(region: Region) -> Code | Unsupported:
         return program
     numbers = [0.0]
     try:
-        first, second, workspaces = _walks(program)
+        first, second, workspaces = _walks(with_fewer_moves(program))
         by_row = _encoded(first, numbers, by_col=False)
         by_col = _encoded(second, numbers, by_col=True)
     except Unsupported as error:
@@ -121,7 +122,6 @@ def _walks(program: RowProgram) -> tuple[_Walk, _Walk, tuple[tuple[int, np.dtype
 
 
 _READ: dict[Into, Read] = {"edge": "edge", "row": "row", "col": "col", "all": "shared"}
-_SLOW = frozenset({"exp", "expm1", "log", "log1p", "logistic", "tanh", "sin", "cos", "erf", "pow"})
 
 
 def _moved(program: RowProgram) -> float:
@@ -132,7 +132,7 @@ def _moved(program: RowProgram) -> float:
         each.width for i, each in enumerate(program.inputs) if i in used and each.read != "shared"
     )
     made = sum(
-        each.width * (1.0 if each.name in _SLOW else 0.25)
+        each.width * (1.0 if each.name in SLOW else 0.25)
         for each in program.instructions
         if each.name != "constant"
     )

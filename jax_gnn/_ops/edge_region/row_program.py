@@ -128,7 +128,7 @@ class RowProgram:
     def only(self, kept: Sequence[int]) -> RowProgram:
         """The program with some of its results, by their numbers; all inputs stay."""
         outputs = [self.outputs[i] for i in kept]
-        return _without_dead_code(self.inputs, self.instructions, outputs)
+        return without_dead_code(self.inputs, self.instructions, outputs)
 
 
 class Unsupported(Exception):
@@ -289,13 +289,13 @@ def from_jaxpr(
         Input(read, math.prod(var.aval.shape), np.dtype(var.aval.dtype))
         for read, var in zip(reads, jaxpr.invars, strict=True)
     ]
-    build = _Builder(inputs)
+    build = Builder(inputs)
     results = build.walk(jaxpr, closed_jaxpr.consts, list(range(len(inputs))))
     found = [Output(value, *rest) for value, rest in zip(results, outputs, strict=True)]
-    return _without_dead_code(build.inputs, build.instructions, found)
+    return without_dead_code(build.inputs, build.instructions, found)
 
 
-class _Builder:
+class Builder:
     """Writes instructions, equal ones once; what is constant is computed."""
 
     def __init__(self, inputs: Iterable[Input]) -> None:
@@ -593,9 +593,10 @@ _MOVES: dict[str, Callable[[np.ndarray, Sequence[int], Any], np.ndarray]] = {
 _REDUCED = {"sum": "sum", "prod": "prod", "max": "max", "min": "min", "and": "min", "or": "max"}
 
 
-def _without_dead_code(
+def without_dead_code(
     inputs: tuple[Input, ...], instructions: Sequence[Instruction], outputs: Sequence[Output]
 ) -> RowProgram:
+    """A program of what its results need."""
     count = len(inputs)
     needed = {each.value for each in outputs}
     for place in range(len(instructions) - 1, -1, -1):

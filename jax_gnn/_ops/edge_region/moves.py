@@ -1,0 +1,134 @@
+"""Row programs for an interpreter, which pays for each number that it moves.
+
+On a GPU a `take` only says which lane reads what. An interpreter copies, number by number where
+they lie in no order. So what moves numbers goes ahead of what computes with them, where it meets
+other moves, and often nothing is left of both. All numbers stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jax_gnn._ops.edge_region.row_program import (
+    FUNCTIONS,
+    Builder,
+    Instruction,
+    Output,
+    RowProgram,
+    without_dead_code,
+)
+
+SLOW = frozenset({"exp", "expm1", "log", "log1p", "logistic", "tanh", "sin", "cos", "erf", "pow"})
+"""Functions that take longer than a move."""
+
+_MOST_PARTS = 8  # of a row that is put together
+
+
+def with_fewer_moves(program: RowProgram) -> RowProgram:
+    """The same program."""
+    build = _Moves(program.inputs)
+    values = list(range(len(program.inputs)))
+    for each in program.instructions:
+        values.append(build.again(each, [values[i] for i in each.operands]))
+    outputs = [Output(values[each.value], each.into, each.reduce) for each in program.outputs]
+    return without_dead_code(build.inputs, build.instructions, outputs)
+
+
+class _Moves(Builder):
+    """Writes instructions again."""
+
+    def again(self, each: Instruction, operands: Sequence[int]) -> int:
+        """An instruction of other operands."""
+        if each.name == "take":
+            return self.take(operands[0], np.asarray(each.params, int))
+        if each.name == "concatenate":
+            return self.concatenated(operands)
+        if each.name == "reduce" and each.params[1] <= 4 and self._has_moves(operands[0]):
+            return self._joined(each, operands[0])
+        if each.name == "dot" and each.params[0] == 1:
+            width = self.value(operands[1]).width
+            x = self.take(operands[0], np.arange(each.width) // width)
+            y = self.take(operands[1], np.arange(each.width) % width)
+            return self.emit("mul", (x, y), each.width, each.dtype)
+        return self._emitted(each.name, operands, each)
+
+    def take(self, value: int, places: np.ndarray) -> int:
+        """Numbers of a value; of what is computed or put together, from what that is made of."""
+        of, places = self.value(value), places.ravel()
+        if isinstance(of, Instruction) and places.size:
+            if of.name == "concatenate":
+                parts = self._taken_apart(of, places)
+                if parts is not None:
+                    return self.concatenated(parts)
+            if places.size <= of.width and of.name not in SLOW and self._has_moves(value):
+                return self._emitted(of.name, [self.take(i, places) for i in of.operands], of)
+        return super().take(value, places)
+
+    def _emitted(self, name: str, operands: Sequence[int], like: Instruction) -> int:
+        """An instruction; sums with zeros, and sums of rows that have zeros, are less than that."""
+        width = self.value(operands[0]).width if name in FUNCTIONS else like.width
+        if name == "add":
+            for value, other in (operands, operands[::-1]):
+                known = self.constant_of(other)
+                if known is not None and not known.any():
+                    return value
+            found = self._sum_of_parts(operands, like)
+            if found is not None:
+                return found
+        return self.emit(name, operands, width, like.dtype, like.params)
+
+    def _joined(self, each: Instruction, value: int) -> int:
+        """A reduction of few numbers, one after the other."""
+        kind, count = each.params
+        name = {"sum": "add", "prod": "mul"}.get(kind, kind)
+        found, *rest = (
+            self.take(value, np.arange(i, each.width * count, count)) for i in range(count)
+        )
+        for other in rest:
+            found = self.emit(name, (found, other), each.width, each.dtype)
+        return found
+
+    def _has_moves(self, value: int) -> bool:
+        """Whether it is a function of numbers of which some are moved."""
+        of = self.value(value)
+        if not isinstance(of, Instruction) or of.name not in FUNCTIONS:
+            return False
+        operands = [self.value(i) for i in of.operands]
+        return any(
+            isinstance(x, Instruction) and x.name in ("take", "concatenate") for x in operands
+        )
+
+    def _ends(self, of: Instruction) -> np.ndarray:
+        return np.cumsum([self.value(i).width for i in of.operands])
+
+    def _taken_apart(self, of: Instruction, places: np.ndarray) -> list[int] | None:
+        """Parts of what is put together, if few of them are that."""
+        ends = self._ends(of)
+        part = np.searchsorted(ends, places, side="right")
+        cuts = np.flatnonzero(np.diff(part)) + 1
+        if len(cuts) >= _MOST_PARTS:
+            return None
+        found = []
+        for piece in np.split(places, cuts):
+            i = int(np.searchsorted(ends, piece[0], side="right"))
+            operand = of.operands[i]
+            found.append(self.take(operand, piece - (ends[i] - self.value(operand).width)))
+        return found
+
+    def _sum_of_parts(self, operands: Sequence[int], like: Instruction) -> int | None:
+        """A sum of rows that are put together of parts: the sums of these."""
+        rows: list[Any] = [self.value(i) for i in operands]
+        if not all(isinstance(x, Instruction) and x.name == "concatenate" for x in rows):
+            return None
+        cuts = np.unique(np.concatenate([self._ends(x) for x in rows]))
+        if len(cuts) > _MOST_PARTS:
+            return None
+        found, start = [], 0
+        for end in cuts:
+            pair = [self.take(i, np.arange(start, end)) for i in operands]
+            found.append(self._emitted("add", pair, like))
+            start = end
+        return self.concatenated(found)
