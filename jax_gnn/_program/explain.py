@@ -228,7 +228,7 @@ def kernels(plan: Plan, graph: Structure) -> str:
         moving = tuple(i for i, row in enumerate(region.taken) if row.dtype in FLOATS)
         forward = region.region
         offset = len(forward.reads) - len(region.ways)  # of what is closed over
-        gradient = forward.cotangent(
+        gradient, _ = forward.cheapest_cotangent(
             tuple(i + offset for i in moving), tuple(range(len(forward.outputs)))
         )
         for name, each in (("", forward), (", gradients", gradient)):
