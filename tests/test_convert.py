@@ -555,7 +555,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (
         lambda: convert.from_table({"src": [1.5], "dst": [1]}),
         TypeError,
-        r"edges\['src'\] must be text or integers, as it names nodes, got float64",
+        r"edges\['src'\], edges\['dst'\] must be text or integers, as names are, got float",
     ),
     (lambda: convert.from_table(3), TypeError, "edges must be a path, .*, got int"),
     (

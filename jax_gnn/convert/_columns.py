@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import os
@@ -9,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -151,13 +152,6 @@ def _simple(values: Any) -> Any:
 # --- Numbers and names ----------------------------------------------------------------------------
 
 
-class Encoded(NamedTuple):
-    """A column as numbers of its values: ``values[codes]``, where -1 is missing."""
-
-    values: np.ndarray
-    codes: np.ndarray
-
-
 def floats(values: Any) -> np.ndarray | None:
     """A column as float32, ``(rows, *features)``, NaN for what is missing; None if it is text."""
     if _is_arrow(values):
@@ -176,106 +170,93 @@ def is_missing(value: Any) -> bool:
     return value is None or type(value).__name__ in ("NAType", "NaTType")  # pandas'
 
 
-def encode(name: str, values: Any) -> Encoded:
-    """Numbers the different values of a column in their order, text by its code points.
+def encode(columns: Mapping[str, Any]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Numbers the different values of some columns, of all together, in their order.
+
+    Args:
+        columns: by what errors call them; integers beside text are text.
+
+    Returns:
+        The values, integers or objects mostly; and for each column ``(rows,)`` the numbers of its
+        values, -1 for what is missing.
 
     Raises:
         TypeError: values have no order among each other.
-        ValueError: the column is not one-dimensional.
+        ValueError: a column is not one-dimensional.
     """
-    if _is_arrow(values):
-        return _encode_arrow(values)
-    if values.ndim != 1:
-        raise ValueError(f"{name} must be one-dimensional, got shape {values.shape}")
-    if values.dtype.kind in "iu":
-        return _encode_integers(values)
-    if values.dtype.kind in "fb":
-        found, codes = np.unique(values, return_inverse=True)
-        missing = np.isnan(found) if found.dtype.kind == "f" else np.zeros(len(found), bool)
-        codes = np.where(missing[codes], -1, codes) if len(found) else codes
-        return Encoded(found[~missing], codes)  # NaN is last
-    listed = values.tolist()
-    number = {value: -1 for value in listed if not is_missing(value)}
-    found = ordered(name, number)
-    number = {value: i for i, value in enumerate(found.tolist())}
-    codes = np.fromiter((number.get(value, -1) for value in listed), np.int32, len(listed))
-    return Encoded(found, codes)
+    parts = list(columns.values())
+    if all(map(_is_arrow, parts)):
+        return _encode_arrow(parts)
+    for name, part in columns.items():
+        if not _is_arrow(part) and part.ndim != 1:
+            raise ValueError(f"{name} must be one-dimensional, got shape {part.shape}")
+    if any(_is_arrow(part) or part.dtype.kind not in "iu" for part in parts):
+        return _encode_objects(columns)
+    if max((int(part.max()) for part in parts if part.size), default=0) >= 2**63:
+        return _encode_objects(columns)
+    return _encode_integers([part.astype(np.int64, copy=False) for part in parts])
 
 
-def ordered(name: str, values: Collection[Any]) -> np.ndarray:
-    """Different values of Python in order: of integers int64, else objects."""
+def _encode_objects(columns: Mapping[str, Any]) -> tuple[np.ndarray, list[np.ndarray]]:
+    listed = [c.to_pylist() if _is_arrow(c) else c.tolist() for c in columns.values()]
+    listed = [[None if is_missing(value) else value for value in values] for values in listed]
+    found = {value for values in listed for value in values} - {None}
+    kinds = {type(value) for value in found}
+    if kinds == {int, str}:
+        listed = [[value if value is None else str(value) for value in part] for part in listed]
+        found = set(map(str, found))
     try:
-        found = sorted(values)
+        names = sorted(found)
     except TypeError as error:
-        kinds = " and ".join(sorted({type(value).__name__ for value in values}))
-        raise TypeError(f"{name} must be of one type, got {kinds}") from error
-    array = column(found)
-    return array if array.dtype.kind in "iu" and array.ndim == 1 else objects(found)
+        given = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise TypeError(f"{', '.join(columns)} must be of one type, got {given}") from error
+    number = {None: -1, **{name: i for i, name in enumerate(names)}}
+    codes = [np.fromiter(map(number.__getitem__, part), np.int32, len(part)) for part in listed]
+    return objects(names) if kinds <= {str} else column(names), codes
 
 
-def _encode_integers(values: np.ndarray) -> Encoded:
-    if not len(values):
-        return Encoded(np.zeros(0, np.int64), np.zeros(0, np.int32))
-    low, high = int(values.min()), int(values.max())
-    if high - low >= 4 * len(values) + 1024 or high >= 2**63:  # too few of too many
-        return Encoded(*np.unique(values, return_inverse=True))
+def _encode_integers(parts: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+    given = [part for part in parts if part.size]
+    low = min((int(part.min()) for part in given), default=0)
+    high = max((int(part.max()) for part in given), default=-1)
+    count = sum(part.size for part in given)
+    if high - low >= 4 * count + 1024:  # few of too many for an array of all
+        with contextlib.suppress(ImportError):
+            pyarrow = package("pyarrow", "pyarrow")
+            return _encode_arrow([pyarrow.chunked_array([part]) for part in parts])
+        names, codes = np.unique(np.concatenate(parts), return_inverse=True)  # 6 times as long
+        return names, np.split(codes, np.cumsum([part.size for part in parts])[:-1])
     there = np.zeros(high - low + 1, bool)
-    shifted = values if low == 0 else values - low
-    there[shifted] = True
-    found = np.flatnonzero(there)
-    if len(found) == len(there):
-        return Encoded(found + low, shifted)
-    number = np.cumsum(there, dtype=np.int32 if len(found) < 2**31 else np.int64) - 1
-    return Encoded(found + low, number[shifted])
+    shifted = [part - low if low else part for part in parts]
+    for part in shifted:
+        there[part] = True
+    names = np.flatnonzero(there)
+    if len(names) < len(there):
+        number = np.cumsum(there, dtype=np.int32 if len(names) < 2**31 else np.int64) - 1
+        shifted = [number[part] for part in shifted]
+    return names + low, shifted
 
 
-def _encode_arrow(values: Any) -> Encoded:
+def _encode_arrow(parts: list[Any]) -> tuple[np.ndarray, list[np.ndarray]]:
     import pyarrow
     import pyarrow.compute
 
-    if not pyarrow.types.is_dictionary(values.type):
-        values = pyarrow.compute.dictionary_encode(values)
-    chunks = values.unify_dictionaries().chunks
-    if not chunks:
-        return Encoded(objects([]), np.zeros(0, np.int32))
-    words = chunks[-1].dictionary.to_pylist()
-    codes = np.concatenate(
-        [chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False) for chunk in chunks]
-    ).astype(np.int32, copy=False)
+    if len({part.type for part in parts}) > 1:
+        parts = [part.cast(pyarrow.large_string()) for part in parts]
+    joined = pyarrow.chunked_array([c for part in parts for c in part.chunks], parts[0].type)
+    if not pyarrow.types.is_dictionary(joined.type):
+        joined = pyarrow.compute.dictionary_encode(joined)
+    chunks = joined.unify_dictionaries().chunks
+    is_text = not pyarrow.types.is_integer(joined.type.value_type)
+    words = chunks[-1].dictionary.to_pylist() if chunks else []
+    codes = [chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False) for chunk in chunks]
+    numbers = np.concatenate([np.zeros(0, np.int32), *codes]).astype(np.int32, copy=False)
     used = np.zeros(len(words) + 1, bool)
-    used[codes] = True  # -1 is the last
+    used[numbers] = True  # -1 is the last
     order = sorted(np.flatnonzero(used[:-1]).tolist(), key=words.__getitem__)
     place = np.full(len(words) + 1, -1, np.int32)
     place[order] = np.arange(len(order))
-    return Encoded(objects([words[i] for i in order]), place[codes])
-
-
-def union(name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
-    """All different values of some arrays, in order; numbers beside text are text."""
-    parts = _alike(parts)
-    if parts and all(part.dtype != object for part in parts):
-        return np.unique(np.concatenate(parts))
-    return ordered(name, {value for part in parts for value in part.tolist()})
-
-
-def places(names: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Where each value stands among names; -1 for those that are none."""
-    names, values = _alike([names, values])
-    if np.array_equal(names, values):
-        return np.arange(len(names))
-    if names.dtype == object or values.dtype == object:
-        number = {name: i for i, name in enumerate(names.tolist())}
-        return np.array([number.get(value, -1) for value in values.tolist()], np.int64)
-    if not len(names):
-        return np.full(len(values), -1)
-    order = np.argsort(names, kind="stable")
-    found = np.searchsorted(names, values, sorter=order)
-    found = order[np.minimum(found, len(names) - 1)]
-    return np.where(names[found] == values, found, -1)
-
-
-def _alike(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The same arrays; where some are of text, those of numbers as text."""
-    if len({part.dtype == object for part in parts if part.size}) < 2:
-        return list(parts)
-    return [part if part.dtype == object else objects([*map(str, part.tolist())]) for part in parts]
+    ends = np.cumsum([len(part) for part in parts])[:-1]
+    names = [words[i] for i in order]
+    codes = np.split(place[numbers], ends)
+    return (objects(names) if is_text else np.array(names, np.int64)), codes

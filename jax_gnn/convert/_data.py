@@ -244,12 +244,9 @@ def package(module: str, pip: str) -> Any:
         raise ImportError(f"{module} is not installed: pip install {pip}") from error
 
 
-def objects(values: list[Any]) -> np.ndarray:
+def objects(values: Sequence[Any]) -> np.ndarray:
     """Values of any kind, tuples too, as one array of them."""
-    array = np.empty(len(values), object)
-    for i, value in enumerate(values):
-        array[i] = value
-    return array
+    return np.fromiter(values, object, len(values))
 
 
 def names_of(values: Iterable[Any]) -> np.ndarray | None:

@@ -10,14 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_gnn.convert._columns import (
-    Encoded,
-    encode,
-    floats,
-    places,
-    read_columns,
-    union,
-)
+from jax_gnn.convert._columns import encode, floats, read_columns
 from jax_gnn.convert._data import (
     Data,
     as_data,
@@ -33,6 +26,7 @@ from jax_gnn.relational import RelationalGraph
 
 Table = str | os.PathLike[str] | Mapping[str, Any] | Any
 ALONE = "", "", ""  # the type of edges of a graph without types
+RELATIONS = "relations"  # beside the types of nodes, of which such a graph has one, ""
 
 
 def from_table(
@@ -93,17 +87,16 @@ def from_table(
         raise TypeError(f"nodes must be tables by type, as edges are, got {type(nodes).__name__}")
     roles = [("src", src), ("dst", dst), *([] if relation is None else [("relation", relation)])]
     tables = [
-        _Table.read("edges", key if by_type else None, key, table, roles)
+        _Table.read("edges", key, table, by_type, roles)
         for key, table in (edges if by_type else {ALONE: edges}).items()
     ]
     given = (nodes or {}) if by_type else {} if nodes is None else {"": nodes}
     members = {
-        kind: _Table.read("nodes", kind if by_type else None, kind, table, [("node", node)])
+        kind: _Table.read("nodes", kind, table, by_type, [("node", node)])
         for kind, table in given.items()
     }
     report: list[str] = []
-    names = _node_names(tables, members)
-    triples = {table.key: table.ids(names, report) for table in tables}
+    names, triples = _ids(tables, members, report)
     sizes = {kind: len(each) for kind, each in names.items()}
     graph: Any
     if by_type:
@@ -111,8 +104,8 @@ def from_table(
     elif relation is None:
         graph = Graph.from_edges(*triples[ALONE], num_nodes=sizes[""])
     else:
-        known = tables[0].names[2].values
         starts, stops, kinds = triples[ALONE]
+        known = names.pop(RELATIONS)
         graph = RelationalGraph.from_triples(starts, kinds, stops, sizes[""], len(known))
         graph = replace(graph, relation_names=tuple(map(str, known.tolist())))
     repeated = _repeated(graph)
@@ -120,11 +113,11 @@ def from_table(
         report.append(f"edges: {repeated} of {num_edges(graph)} repeat another: kept")
     both = [*tables, *members.values()]
     categories = _categories(both, one_hot, labels)
+    for table in both:
+        table.convert(_listed(labels), categories, report)
     parts: dict[str, Any] = {
-        "edges": {table.key: table.arrays(categories, labels, report) for table in tables},
-        "nodes": {
-            kind: table.arrays(categories, labels, report) for kind, table in members.items()
-        },
+        "edges": {table.key: table.rest for table in tables},
+        "nodes": {table.key: table.rest for table in members.values()},
         "node_names": {kind: _unless_numbers(each) for kind, each in names.items()},
     }
     if not by_type:
@@ -136,114 +129,119 @@ def from_table(
 
 @dataclass
 class _Table:
-    """A table that was read: its columns of names, encoded, and all others."""
+    """A table that was read: the columns that name something, and all others.
+
+    Of edges the former are ids once they are known, the latter arrays of the rows that are left.
+    """
 
     title: str
     key: Any  # its type, or that of its edges
-    names: list[Encoded]
+    names: dict[str, Any]  # by what errors call them
     rest: dict[str, Any]
     kept: np.ndarray | None = None  # which rows are left; None means all
 
     @classmethod
-    def read(cls, part: str, kind: Any, key: Any, table: Any, roles: Any) -> _Table:
-        title = part if kind is None else f"{part}[{kind!r}]"
+    def read(cls, part: str, key: Any, table: Any, by_type: bool, roles: Any) -> _Table:
+        title = f"{part}[{key!r}]" if by_type else part
         if part == "edges" and (not isinstance(key, tuple) or len(key) != 3):
             raise ValueError(
                 f"edges must be by (source type, relation, destination type), got the key {key!r}"
             )
         rest = read_columns(title, table, {column for _, column in roles})
-        names = []
+        names = {}
         for role, column in roles:
             if column not in rest:
                 known = ", ".join(map(repr, rest))
                 raise ValueError(f"{role} must be a column of {title}, {known}, got {column!r}")
-            names.append(_names(f"{title}[{column!r}]", rest[column]))
+            names[f"{title}[{column!r}]"] = _whole(rest[column])
         own = {column for _, column in roles}
         return cls(title, key, names, {k: each for k, each in rest.items() if k not in own})
 
-    def ids(self, names: Mapping[str, np.ndarray], report: list[str]) -> list[np.ndarray]:
-        """Of edges the numbers of what they name; rows that name what is not there are dropped."""
-        known = [names[self.key[0]], names[self.key[2]], *(each.values for each in self.names[2:])]
-        ids = [
-            _at(places(each, own.values), own.codes)
-            for each, own in zip(known, self.names, strict=True)
-        ]
-        there = np.logical_and.reduce([each >= 0 for each in ids])
-        if there.all():
-            return ids
-        count = len(there) - int(there.sum())
-        report.append(f"{self.title}: {count} of {len(there)} name no node, or nothing: dropped")
-        self.kept = there
-        return [each[there] for each in ids]
-
-    def arrays(
-        self, categories: Mapping[str, np.ndarray], labels: Any, report: list[str]
-    ) -> dict[str, np.ndarray]:
-        """All other columns as numbers, of the rows that are left."""
-        found = {}
-        for key, values in self.rest.items():
+    def convert(self, labels: Sequence[str], categories: dict[str, Any], report: list[str]) -> None:
+        """Turns all other columns into numbers, of the rows that are left."""
+        for key, values in [*self.rest.items()]:
             name = f"{self.title}[{key!r}]"
             array: np.ndarray | None
-            if key in categories:
-                encoded = encode(name, values)
-                codes = _at(places(categories[key], encoded.values), encoded.codes)
-                missing = codes < 0
-                array = codes.astype(np.int32)
-                if key not in _listed(labels):
-                    array = (codes[:, None] == np.arange(len(categories[key]))).astype(np.float32)
+            if key in categories:  # of which it has the numbers already
+                missing, array = values < 0, values.astype(np.int32)
+                if key not in labels:
+                    array = (values[:, None] == np.arange(len(categories[key]))).astype(np.float32)
             else:
                 array = floats(values)
                 if array is None:
                     report.append(f"{name} is text, in neither one_hot nor labels: dropped")
+                    del self.rest[key]
                     continue
                 missing = np.isnan(array)
             if missing.any():
                 report.append(f"{name}: {int(missing.sum())} of {missing.size} are missing")
-            found[key] = array if self.kept is None else array[self.kept]
-        return found
+            self.rest[key] = array if self.kept is None else array[self.kept]
 
 
-def _names(name: str, values: Any) -> Encoded:
-    """A column of names: of text, or of integers, perhaps as floats beside what is missing."""
-    encoded = encode(name, values)
-    found = encoded.values
-    if found.dtype.kind == "f" and (np.isfinite(found) & (found == np.floor(found))).all():
-        found = found.astype(np.int64)
-    kinds = {type(value) for value in found.tolist()} if found.dtype == object else set()
-    if found.dtype.kind not in "iuO" or not kinds <= {str}:
-        given = " and ".join(sorted(kind.__name__ for kind in kinds)) or str(found.dtype)
-        raise TypeError(f"{name} must be text or integers, as it names nodes, got {given}")
-    return encoded._replace(values=found)
+def _whole(values: Any) -> Any:
+    """Names that are integers, as floats beside NaN, as integers beside None."""
+    if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
+        return values
+    there = np.isfinite(values)
+    if (values[there] != np.floor(values[there])).any():
+        return values
+    whole = np.where(there, values, 0).astype(np.int64).astype(object)
+    whole[~there] = None
+    return whole
 
 
-def _node_names(tables: Sequence[_Table], members: Mapping[str, _Table]) -> dict[str, np.ndarray]:
-    """The names of the nodes of each type: of its table, else of all edges, in order."""
-    found: dict[str, list[np.ndarray]] = {kind: [] for kind in members}
+def _ids(
+    tables: Sequence[_Table], members: Mapping[str, _Table], report: list[str]
+) -> tuple[dict[str, np.ndarray], dict[Any, list[np.ndarray]]]:
+    """The names of the nodes of each type, and of relations; and of each table of edges the ids.
+
+    Names are those of the table of nodes, else those of all edges in order.
+    """
+    columns: dict[str, list[tuple[_Table, str]]] = {
+        kind: [(table, name) for name in table.names] for kind, table in members.items()
+    }
     for table in tables:
-        for kind, end in zip(table.key[::2], table.names, strict=False):
-            found.setdefault(kind, []).append(end.values)
+        for kind, name in zip((table.key[0], table.key[2], RELATIONS), table.names, strict=False):
+            columns.setdefault(kind, []).append((table, name))
     names = {}
-    for kind, parts in found.items():
-        if kind not in members:
-            names[kind] = union("the ends of edges", parts)
-            continue
-        title, encoded = members[kind].title, members[kind].names[0]
-        if (encoded.codes < 0).any():
-            row = int(np.flatnonzero(encoded.codes < 0)[0])
-            raise ValueError(f"{title} must have a name for each node, got none in row {row}")
-        counts = np.bincount(encoded.codes, minlength=len(encoded.values))
-        if (counts > 1).any():
-            name = encoded.values.tolist()[int(counts.argmax())]
-            raise ValueError(f"{title} must name each node once, got {name!r} {counts.max()} times")
-        names[kind] = encoded.values[encoded.codes]
-    return names
+    for kind, own in columns.items():
+        names[kind], codes = encode({name: table.names[name] for table, name in own})
+        kinds = set() if names[kind].dtype.kind in "iu" else {*map(type, names[kind].tolist())}
+        if not kinds <= {str}:
+            given = " and ".join(sorted(each.__name__ for each in kinds))
+            titles = ", ".join(name for _, name in own)
+            raise TypeError(f"{titles} must be text or integers, as names are, got {given}")
+        if kind in members:
+            rows, *codes = codes
+            names[kind], number = _once(members[kind].title, names[kind], rows)
+            own, codes = own[1:], [number[each] for each in codes]  # -1 is the last
+        for (table, name), each in zip(own, codes, strict=True):
+            table.names[name] = each
+    triples = {}
+    for table in tables:
+        ids = list(table.names.values())
+        there = np.logical_and.reduce([each >= 0 for each in ids])
+        if not there.all():
+            count = len(there) - int(there.sum())
+            what = f"{count} of {len(there)} name no node, or nothing: dropped"
+            report.append(f"{table.title}: {what}")
+            table.kept, ids = there, [each[there] for each in ids]
+        triples[table.key] = ids
+    return names, triples
 
 
-def _at(numbers: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """``numbers[codes]``, -1 for -1."""
-    if np.array_equal(numbers, np.arange(len(numbers))):
-        return codes
-    return np.append(numbers, -1)[codes]
+def _once(title: str, names: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The names of a table of nodes, and for all names the rows; -1 for those that have none."""
+    if (rows < 0).any():
+        row = int(np.flatnonzero(rows < 0)[0])
+        raise ValueError(f"{title} must have a name for each node, got none in row {row}")
+    counts = np.bincount(rows, minlength=1)
+    if counts.max() > 1:
+        name = names.tolist()[int(counts.argmax())]
+        raise ValueError(f"{title} must name each node once, got {name!r} {counts.max()} times")
+    number = np.full(len(names) + 1, -1)
+    number[rows] = np.arange(len(rows))
+    return names[rows], number
 
 
 def _listed(names: str | Sequence[str]) -> Sequence[str]:
@@ -251,19 +249,19 @@ def _listed(names: str | Sequence[str]) -> Sequence[str]:
 
 
 def _categories(tables: Sequence[_Table], one_hot: Any, labels: Any) -> dict[str, np.ndarray]:
-    """The values of columns by name, those of all tables together, in order."""
-    found = {}
+    """The values of columns by name, those of all tables together; columns become their numbers."""
+    found: dict[str, np.ndarray] = {}
     for option, names in (("one_hot", _listed(one_hot)), ("labels", _listed(labels))):
         for name in names:
-            parts = [encode(name, each.rest[name]).values for each in tables if name in each.rest]
-            if not parts:
+            own = [table for table in tables if name in table.rest]
+            if not own:
                 known = ", ".join(repr(key) for table in tables for key in table.rest)
                 raise ValueError(f"{option} must be among the columns {known}, got {name!r}")
             if name in found:
-                raise ValueError(
-                    f"one_hot and labels must not share a column, got {name!r} in both"
-                )
-            found[name] = union(name, parts)
+                raise ValueError(f"one_hot and labels must share no column, got {name!r} in both")
+            found[name], codes = encode({f"{t.title}[{name!r}]": t.rest[name] for t in own})
+            for table, each in zip(own, codes, strict=True):
+                table.rest[name] = each
     return found
 
 
