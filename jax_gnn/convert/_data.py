@@ -49,8 +49,8 @@ class Data:
     Example:
         >>> graph = jax_gnn.Graph.from_edges([0, 1], [1, 0])
         >>> data = Data(graph, nodes={"x": np.ones((2, 8))}, edges={"weight": np.ones(2)})
-        >>> to_networkx(data).edges[0, 1]
-        {'weight': 1.0}
+        >>> data.features("x").shape, to_scipy(data).shape
+        ((2, 8), (2, 2))
     """
 
     graph: Any
