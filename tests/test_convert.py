@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import doctest
+import inspect
 import re
 import sys
 import warnings
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
+import jax_gnn
 from jax_gnn import Graph, HeteroGraph, Hypergraph, RelationalGraph, convert, host_arrays
 from jax_gnn.convert import Data
 
@@ -399,6 +402,17 @@ def test_table_of_relations(rng: Rng) -> None:
     assert back.keys() == edges.keys()
 
 
+def test_table_of_memberships(rng: Rng) -> None:
+    edges, nodes = tables(rng)
+    edges["dst"] = rng.permutation(edges["dst"])
+    data = read(edges, nodes, hypergraph=True, **OPTIONS)
+    assert data.graph.num_nodes == 10
+    assert data.edge_names.tolist() == sorted(set(edges["dst"]))
+    back = convert.to_table(data)
+    assert_same(back, (edges, nodes))
+    assert_equal(read(*back, hypergraph=True, **OPTIONS), data, "nodes", "incidences", "edge_names")
+
+
 def test_tables_by_type(rng: Rng) -> None:
     edges = {
         ("author", "writes", "paper"): {"src": ["ann", "李"], "dst": [7, 3], "order": [1.0, 2.0]},
@@ -412,6 +426,17 @@ def test_tables_by_type(rng: Rng) -> None:
         assert {name: each.tolist() for name, each in found[0][key].items()} == table
     assert found[1]["paper"]["id"].tolist() == [3, 4, 7, 9]
     assert found[1]["author"]["id"].tolist() == ["ann", "李"]
+
+
+@pytest.mark.parametrize("name", ["Data", "from_table"])
+def test_example(name: str) -> None:
+    names = {**vars(convert), "jax_gnn": jax_gnn, "np": np}
+    text = inspect.getdoc(getattr(convert, name))
+    example = doctest.DocTestParser().get_doctest(text or "", names, name, None, None)
+    report: list[str] = []
+    assert example.examples
+    doctest.DocTestRunner().run(example, out=report.append)
+    assert not report, "".join(report)
 
 
 def test_table_says_what_it_changed() -> None:
@@ -556,6 +581,16 @@ BAD: list[tuple[Any, type[Exception], str]] = [
         lambda: convert.from_table({"src": [1.5], "dst": [1]}),
         TypeError,
         r"edges\['src'\], edges\['dst'\] must be text or integers, as names are, got float",
+    ),
+    (
+        lambda: convert.from_table(EDGES, relation="src"),
+        ValueError,
+        "edges must have a column for each of their ends, got src='src', dst='dst', relation='src'",
+    ),
+    (
+        lambda: convert.from_table(EDGES, relation="src", hypergraph=True),
+        ValueError,
+        "edges must be of one kind: .*, got relation and hypergraph",
     ),
     (lambda: convert.from_table(3), TypeError, "edges must be a path, .*, got int"),
     (

@@ -190,6 +190,17 @@ def edges_of(graph: Graph, kinds: Any = None, kind: int | None = None) -> Edges:
     return Edges(src, dst, ids, order)
 
 
+def incidences_of(hypergraph: Hypergraph) -> Edges:
+    """The incidences of an undirected hypergraph, from nodes to hyperedges.
+
+    Raises:
+        ValueError: it is directed.
+    """
+    if hypergraph.head is not None:
+        raise ValueError("data must be of an undirected hypergraph, got a directed one")
+    return edges_of(hypergraph.graph)
+
+
 def edges_by_type(graph: HeteroGraph) -> dict[EdgeType, Edges]:
     """The edges of each type, by number within the types at their ends."""
     relational, starts = graph.relational, {k: rows.start for k, rows in graph.slices.items()}

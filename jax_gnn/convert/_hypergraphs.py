@@ -13,6 +13,7 @@ from jax_gnn.convert._data import (
     attributes,
     columns,
     edges_of,
+    incidences_of,
     listed,
     named,
     names_of,
@@ -89,8 +90,8 @@ def to_hypernetx(data: Any) -> Any:
     """
     hypernetx = package("hypernetx", "hypernetx 'pandas<3'")
     pandas = package("pandas", "'pandas<3'")
-    data, edges = _incidences(data)
-    graph = data.graph
+    data = as_data(data, Hypergraph)
+    graph, edges = data.graph, incidences_of(data.graph)
     node_names = listed(data.node_names, graph.num_nodes)
     edge_names = listed(data.edge_names, graph.num_hyperedges)
     pairs = np.stack([edges.dst, edges.src])
@@ -129,13 +130,6 @@ def to_hypernetx(data: Any) -> Any:
         node_properties=nodes,
         edge_properties=hyperedges,
     )
-
-
-def _incidences(data: Any) -> tuple[Data, Any]:
-    data = as_data(data, Hypergraph)
-    if data.graph.head is not None:
-        raise ValueError("data must be an undirected hypergraph, got a directed one")
-    return data, edges_of(data.graph.graph)
 
 
 def from_dhg(graph: Any) -> Data:
@@ -195,7 +189,7 @@ def to_dhg(data: Any, *, directed: bool = True) -> Any:
     data = as_data(data, Graph, Hypergraph)
     graph = data.graph
     if isinstance(graph, Hypergraph):
-        edges = _incidences(data)[1]
+        edges = incidences_of(graph)
         order = np.lexsort((edges.src, edges.dst))
         ends = np.cumsum(np.bincount(edges.dst, minlength=graph.num_hyperedges))
         groups = np.split(edges.src[order], ends[:-1])[: graph.num_hyperedges]

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse
 
 from jax_gnn._core import arguments
-from jax_gnn.convert._data import Data, as_data, edges_of, named
+from jax_gnn.convert._data import Data, as_data, edges_of, incidences_of, named
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 
@@ -61,13 +61,12 @@ def to_scipy(data: Any, values: str | None = None, *, format: Format = "coo") ->
 def _coordinates(data: Any, values: str | None) -> tuple[Any, Any, Any, tuple[int, int]]:
     """Rows, columns and values of a matrix in the order of the input, and its shape."""
     data = as_data(data, Graph, Hypergraph)
-    graph, part, columns = data.graph, "edges", data.edges
+    graph, part = data.graph, "edges"
     if isinstance(graph, Hypergraph):
-        if graph.head is not None:
-            raise ValueError("data must be an undirected hypergraph, got a directed one")
-        graph, part, columns = graph.graph, "incidences", data.incidences
-    edges = edges_of(graph)
-    columns = named(part, columns)
+        edges, graph, part = incidences_of(graph), graph.graph, "incidences"
+    else:
+        edges = edges_of(graph)
+    columns = named(part, getattr(data, part))
     if values is None and WEIGHT not in columns:
         entries = np.ones(len(edges.src), np.float32)
     else:

@@ -16,17 +16,17 @@ from jax_gnn.convert._data import (
     as_data,
     edges_by_type,
     edges_of,
+    incidences_of,
     named,
-    num_edges,
     objects,
 )
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
+from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
 
 Table = str | os.PathLike[str] | Mapping[str, Any] | Any
-ALONE = "", "", ""  # the type of edges of a graph without types
-RELATIONS = "relations"  # beside the types of nodes, of which such a graph has one, ""
+RELATIONS = "relations"  # beside the types of nodes, of which a graph without types has one, ""
 
 
 def from_table(
@@ -37,6 +37,7 @@ def from_table(
     dst: str = "dst",
     node: str = "id",
     relation: str | None = None,
+    hypergraph: bool = False,
     one_hot: str | Sequence[str] = (),
     labels: str | Sequence[str] = (),
 ) -> Data:
@@ -58,12 +59,14 @@ def from_table(
         dst: that which names where it ends.
         node: the column of ``nodes`` that names each.
         relation: the column of ``edges`` that names the relation of each, if any; of one type.
+        hypergraph: whether ``dst`` names hyperedges: each row says that a node is in one.
         one_hot: columns of either table that become a column for each of their values.
         labels: columns that become numbers of their values, -1 where missing.
 
     Returns:
-        ``Data`` of a ``Graph``, of a ``RelationalGraph`` if ``relation`` is given, or of a
-        ``HeteroGraph`` of tables by type. All other columns of numbers are float32, NaN where
+        ``Data`` of a ``Graph``; of a ``RelationalGraph`` if ``relation`` is given, of a
+        ``HeteroGraph`` of tables by type, of a ``Hypergraph``, whose memberships are
+        ``incidences``, if that is wanted. All other columns of numbers are float32, NaN where
         missing; those of text are dropped. ``categories`` has the values of ``one_hot`` and
         ``labels``, those of all tables together.
 
@@ -71,8 +74,8 @@ def from_table(
         FileNotFoundError: there is no such file.
         ImportError: a table wants pyarrow, which is not installed.
         TypeError: a table is none of these, or names are neither text nor integers.
-        ValueError: a column is not there, ``nodes`` names one twice or has none, or rows differ in
-            length.
+        ValueError: a column is not there or is named for two purposes, ``nodes`` names one twice or
+            has none, rows differ in length, or options exclude each other.
 
     Example:
         >>> edges = {"src": ["ann", "bob"], "dst": ["bob", "eve"], "years": [2, 5]}
@@ -81,19 +84,25 @@ def from_table(
         (['ann', 'bob', 'eve'], Graph(num_nodes=3, num_edges=2), array([2., 5.], dtype=float32))
     """
     by_type = isinstance(edges, Mapping) and any(isinstance(key, tuple) for key in edges)
-    if by_type and relation is not None:
-        raise ValueError(f"relation must be None for tables by type, got {relation!r}")
+    chosen = {"tables by type": by_type, "relation": relation is not None, "hypergraph": hypergraph}
+    if sum(chosen.values()) > 1:
+        given = " and ".join(option for option, wanted in chosen.items() if wanted)
+        raise ValueError(f"edges must be of one kind: by type, relation or hypergraph, got {given}")
     if by_type and not isinstance(nodes, Mapping | None):
         raise TypeError(f"nodes must be tables by type, as edges are, got {type(nodes).__name__}")
     roles = [("src", src), ("dst", dst), *([] if relation is None else [("relation", relation)])]
+    if len({column for _, column in roles}) < len(roles):
+        options = ", ".join(f"{role}={column!r}" for role, column in roles)
+        raise ValueError(f"edges must have a column for each of their ends, got {options}")
+    alone = "", "", "hyperedges" if hypergraph else ""  # the only type of edges
     tables = [
         _Table.read("edges", key, table, by_type, roles)
-        for key, table in (edges if by_type else {ALONE: edges}).items()
+        for key, table in (edges if by_type else {alone: edges}).items()
     ]
-    given = (nodes or {}) if by_type else {} if nodes is None else {"": nodes}
+    node_tables = (nodes or {}) if by_type else {} if nodes is None else {"": nodes}
     members = {
         kind: _Table.read("nodes", kind, table, by_type, [("node", node)])
-        for kind, table in given.items()
+        for kind, table in node_tables.items()
     }
     report: list[str] = []
     names, triples = _ids(tables, members, report)
@@ -101,16 +110,21 @@ def from_table(
     graph: Any
     if by_type:
         graph = HeteroGraph.from_edges(triples, sizes)
+    elif hypergraph:
+        hyperedges = names.pop("hyperedges")
+        graph = Hypergraph.from_incidence(
+            *triples[alone], num_nodes=sizes[""], num_hyperedges=len(hyperedges)
+        )
     elif relation is None:
-        graph = Graph.from_edges(*triples[ALONE], num_nodes=sizes[""])
+        graph = Graph.from_edges(*triples[alone], num_nodes=sizes[""])
     else:
-        starts, stops, kinds = triples[ALONE]
+        starts, stops, kinds = triples[alone]
         known = names.pop(RELATIONS)
         graph = RelationalGraph.from_triples(starts, kinds, stops, sizes[""], len(known))
         graph = replace(graph, relation_names=tuple(map(str, known.tolist())))
-    repeated = _repeated(graph)
+    repeated, total = _repeated(graph)
     if repeated:
-        report.append(f"edges: {repeated} of {num_edges(graph)} repeat another: kept")
+        report.append(f"edges: {repeated} of {total} repeat another: kept")
     both = [*tables, *members.values()]
     categories = _categories(both, one_hot, labels)
     for table in both:
@@ -122,6 +136,9 @@ def from_table(
     }
     if not by_type:
         parts = {part: next(iter(own.values()), {}) for part, own in parts.items()}
+    if hypergraph:
+        parts["incidences"] = parts.pop("edges")
+        parts["edge_names"] = _unless_numbers(hyperedges)
     if report:
         warnings.warn(f"from_table: {'; '.join(report)}", stacklevel=2)
     return Data(graph, **parts, categories=categories, report=tuple(report))
@@ -265,8 +282,9 @@ def _categories(tables: Sequence[_Table], one_hot: Any, labels: Any) -> dict[str
     return found
 
 
-def _repeated(graph: Any) -> int:
-    """How many edges equal another one before them."""
+def _repeated(graph: Any) -> tuple[int, int]:
+    """How many edges or incidences equal another one before them, and of how many."""
+    graph = graph.graph if isinstance(graph, Hypergraph) else graph
     graph = graph.relational if isinstance(graph, HeteroGraph) else graph
     typed = isinstance(graph, RelationalGraph)
     nodes = graph.nodes if typed else graph
@@ -274,7 +292,7 @@ def _repeated(graph: Any) -> int:
     for array in (nodes.rows, nodes.cols, *([graph.edge_types] if typed else [])):
         ids = np.asarray(array)
         same = same & (ids[1:] == ids[:-1])
-    return int(np.sum(same))
+    return int(np.sum(same)), nodes.num_edges
 
 
 def _unless_numbers(names: np.ndarray) -> np.ndarray | None:
@@ -292,21 +310,23 @@ def to_table(
     """Makes tables of edges and of nodes: columns by name, for any library's data frame.
 
     Args:
-        data: ``Data`` of a ``Graph``, a ``RelationalGraph`` or a ``HeteroGraph``, or one alone.
+        data: ``Data`` of a ``Graph``, a ``RelationalGraph``, a ``HeteroGraph`` or an undirected
+            ``Hypergraph``, or one alone. Of a hypergraph what hyperedges have is left out.
         src: what the column of edges is called that names where each starts.
         dst: likewise where it ends.
         node: the column of nodes that names each.
         relation: the column of edges with relations, of a ``RelationalGraph``.
 
     Returns:
-        ``(edges, nodes)`` as :func:`from_table` takes them; of a ``HeteroGraph`` by type. What is
+        ``(edges, nodes)`` as :func:`from_table` takes them, of a ``HeteroGraph`` by type. What is
         in ``categories`` is its values again, None where it is missing.
 
     Raises:
         TypeError: ``data`` is none of these, or its arrays have no names.
-        ValueError: a column has the name of one that names nodes, or a number of values is wrong.
+        ValueError: a column has the name of one that names nodes, a number of values is wrong, or
+            the hypergraph is directed.
     """
-    data = as_data(data, Graph, RelationalGraph, HeteroGraph)
+    data = as_data(data, Graph, RelationalGraph, HeteroGraph, Hypergraph)
 
     def made(title: str, names: dict[str, Any], columns: Any) -> dict[str, Any]:
         columns = {key: _decoded(data, key, each) for key, each in named(title, columns).items()}
@@ -338,14 +358,19 @@ def to_table(
             for kind, size in graph.num_nodes.items()
         }
         return edges, nodes
-    own = edges_of(graph.nodes if isinstance(graph, RelationalGraph) else graph)
-    ends = {src: called(data.node_names, own.src), dst: called(data.node_names, own.dst)}
+    stop_names, columns = data.node_names, data.edges
+    if isinstance(graph, Hypergraph):
+        own = incidences_of(graph)
+        stop_names, columns = data.edge_names, data.incidences
+    else:
+        own = edges_of(graph.nodes if isinstance(graph, RelationalGraph) else graph)
+    ends = {src: called(data.node_names, own.src), dst: called(stop_names, own.dst)}
     if isinstance(graph, RelationalGraph):
         kinds = np.asarray(graph.edge_types)[own.places]
         relations = graph.relation_names
         ends[relation] = called(relations and objects([*map(str, relations)]), kinds)
     nodes = made("nodes", {node: called(data.node_names, np.arange(graph.num_nodes))}, data.nodes)
-    return made("edges", ends, own.values("edges", data.edges)), nodes
+    return made("edges", ends, own.values("edges", columns)), nodes
 
 
 def _decoded(data: Data, key: str, values: Any) -> np.ndarray:
