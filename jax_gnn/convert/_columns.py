@@ -88,7 +88,8 @@ def _check_header(name: str, header: Sequence[Any]) -> None:
 def _read_csv(path: Path, names: Collection[str]) -> dict[str, Any]:
     """Columns of a CSV file with a header; in TSV files tabs separate. An empty cell is missing."""
     with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(file, "excel-tab" if path.suffix == ".tsv" else "excel")
+        kind = "excel-tab" if path.suffix == ".tsv" else "excel"
+        rows = csv.reader(file, kind, strict=True)
         try:
             header = next(rows, [])
             _check_header(str(path), header)
@@ -112,7 +113,7 @@ def _typed(cells: Sequence[str], is_name: bool) -> np.ndarray:
     """Integers, else, but for names, numbers, else text; None for what is missing among objects."""
     if all(WHOLE(cell) for cell in cells if cell):
         return column([int(cell) if cell else None for cell in cells])
-    if not is_name and not any("_" in cell for cell in cells):
+    if not is_name and not any("_" in cell or not cell.isascii() for cell in cells):
         try:
             return np.array([float(cell or "nan") for cell in cells])
         except ValueError:
@@ -160,7 +161,8 @@ def floats(values: Any) -> np.ndarray | None:
         values = column([math.nan if is_missing(value) else value for value in values.tolist()])
     if values.dtype.kind not in "biuf":
         return None
-    return values.astype(np.float32)
+    with np.errstate(over="ignore"):  # too large becomes inf
+        return values.astype(np.float32)
 
 
 def is_missing(value: Any) -> bool:
