@@ -392,6 +392,26 @@ def test_table_of_ids(rng: Rng) -> None:
     assert read({"src": [], "dst": []}).graph.num_nodes == 0
 
 
+def test_tables_of_arrow(rng: Rng) -> None:
+    """Categories, several chunks, numbers that are missing, rows of vectors."""
+    pyarrow = need("pyarrow")
+    edges, nodes = tables(rng)
+    wanted = read(edges, {"id": nodes["id"]})
+    chunked = pyarrow.table(edges)
+    chunked = pyarrow.concat_tables([chunked.slice(0, 7), chunked.slice(7, 0), chunked.slice(7)])
+    categories = chunked.set_column(0, "src", chunked["src"].dictionary_encode())
+    vectors = pyarrow.array([[i, i + 0.5] for i in range(10)], pyarrow.list_(pyarrow.float32(), 2))
+    given = {"id": nodes["id"], "v": vectors, "n": pyarrow.array([None, *range(9)])}
+    for table in (chunked, categories):
+        data = read(table, pyarrow.table(given))
+        assert_equal(data, wanted, "edges", "node_names")
+        assert data.nodes["v"].tolist() == [[i, i + 0.5] for i in range(10)]
+        np.testing.assert_array_equal(data.nodes["n"], [np.nan, *range(9)])
+    polars = need("polars")
+    frame = polars.DataFrame(edges).with_columns(polars.col("dst").cast(polars.Categorical))
+    assert_equal(read(frame, {"id": nodes["id"]}), wanted, "edges", "node_names")
+
+
 def test_table_of_relations(rng: Rng) -> None:
     edges, _ = tables(rng)
     edges["how"] = NAMES[rng.integers(3, size=30)]
@@ -454,7 +474,7 @@ def test_table_says_what_it_changed() -> None:
         "edges: 2 of 5 name no node, or nothing: dropped",
         "edges: 1 of 3 repeat another: kept",
         "edges['weight']: 1 of 5 are missing",
-        "edges['note'] is text, in neither one_hot nor labels: dropped",
+        "edges['note'] holds no numbers, and is in neither one_hot nor labels: dropped",
         "nodes['kind']: 1 of 3 are missing",
     )
     assert data.nodes["kind"].tolist() == [0, -1, 1]

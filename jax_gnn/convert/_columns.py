@@ -251,7 +251,10 @@ def _encode_arrow(parts: list[Any]) -> tuple[np.ndarray, list[np.ndarray]]:
     chunks = joined.unify_dictionaries().chunks
     is_text = not pyarrow.types.is_integer(joined.type.value_type)
     words = chunks[-1].dictionary.to_pylist() if chunks else []
-    codes = [chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False) for chunk in chunks]
+    codes = [
+        chunk.indices.cast(pyarrow.int32()).fill_null(-1).to_numpy(zero_copy_only=False)
+        for chunk in chunks
+    ]
     numbers = np.concatenate([np.zeros(0, np.int32), *codes]).astype(np.int32, copy=False)
     used = np.zeros(len(words) + 1, bool)
     used[numbers] = True  # -1 is the last

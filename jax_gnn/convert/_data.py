@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jax_gnn.graph import Graph
@@ -73,7 +74,7 @@ class Data:
                 f"{type(graph).__name__}"
             )
         if isinstance(graph, HeteroGraph):
-            for kind, columns in self.nodes.items():
+            for kind, columns in named("nodes", self.nodes).items():
                 check_rows(f"nodes[{kind!r}]", columns, "nodes", graph.num_nodes.get(kind, 0))
             return
         if jax.tree.leaves(self.nodes):
@@ -102,7 +103,9 @@ class Data:
             if name not in self.nodes:
                 raise ValueError(f"names must be among {', '.join(self.nodes)}, got {name!r}")
         chosen = names or [
-            name for name, values in self.nodes.items() if np.issubdtype(values.dtype, np.inexact)
+            name
+            for name, values in self.nodes.items()
+            if jnp.issubdtype(np.asarray(values).dtype, np.inexact)
         ]
         columns = [np.asarray(self.nodes[name], np.float32) for name in chosen]
         none = np.zeros((self.graph.num_nodes, 0), np.float32)
@@ -113,8 +116,8 @@ def num_edges(graph: Any) -> int:
     """How many edges there are, padding left out; of a hypergraph hyperedges."""
     if isinstance(graph, Hypergraph):
         return graph.num_hyperedges
-    nodes = graph.relational.nodes if isinstance(graph, HeteroGraph) else graph
-    return int(np.asarray(getattr(nodes, "nodes", nodes).indptr[-1]))
+    nodes = graph.nodes if isinstance(graph, RelationalGraph) else graph
+    return int(np.asarray(nodes.indptr[-1]))
 
 
 def check_rows(name: str, tree: Any, rows: str, size: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,6 @@ from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
 
-Table = str | os.PathLike[str] | Mapping[str, Any] | Any
 RELATIONS = "relations"  # beside the types of nodes, of which a graph without types has one, ""
 
 
@@ -186,7 +184,9 @@ class _Table:
             else:
                 array = floats(values)
                 if array is None:
-                    report.append(f"{name} is text, in neither one_hot nor labels: dropped")
+                    report.append(
+                        f"{name} holds no numbers, and is in neither one_hot nor labels: dropped"
+                    )
                     del self.rest[key]
                     continue
                 missing = np.isnan(array)
@@ -196,11 +196,12 @@ class _Table:
 
 
 def _whole(values: Any) -> Any:
-    """Names that are integers, as floats beside NaN, as integers beside None."""
+    """Names that are integers, as floats beside NaN, as integers beside None; none are rounded."""
     if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
         return values
     there = np.isfinite(values)
-    if (values[there] != np.floor(values[there])).any():
+    known = values[there]
+    if (known != np.floor(known)).any() or (np.abs(known) >= 2**53).any():
         return values
     whole = np.where(there, values, 0).astype(np.int64).astype(object)
     whole[~there] = None
