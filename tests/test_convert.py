@@ -229,6 +229,8 @@ def test_networkx(rng: Rng) -> None:
                 {k: v.tolist() for k, v in back.nodes.items()},
                 {k: v.tolist() for k, v in data.nodes.items()},
             )
+    with pytest.raises(ValueError, match="node_names must differ from each other, got 'a' 2 times"):
+        convert.to_networkx(Data(PAIR, node_names=np.array(["a", "a"])))
     with pytest.raises(ValueError, match="multigraph must be True: 2 edges are parallel"):
         convert.to_networkx(Graph.from_edges([0, 0, 0], [1, 1, 1]), multigraph=False)
 

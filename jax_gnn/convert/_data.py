@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -275,6 +276,19 @@ def listed(names: Any, size: int) -> list[Any]:
     if names is None:
         return list(range(size))
     return names.tolist() if isinstance(names, np.ndarray) else list(names)
+
+
+def distinct(name: str, names: Any, size: int) -> list[Any]:
+    """Names likewise, of which none is given twice.
+
+    Raises:
+        ValueError: one is.
+    """
+    values = listed(names, size)
+    if len(set(values)) < len(values):
+        value, count = Counter(values).most_common(1)[0]
+        raise ValueError(f"{name} must differ from each other, got {value!r} {count} times")
+    return values
 
 
 # --- Columns of values of Python ------------------------------------------------------------------

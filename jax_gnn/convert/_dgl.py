@@ -69,17 +69,16 @@ def to_dgl(data: Any) -> Any:
         ValueError: a number of values is wrong.
     """
     dgl = package("dgl", "dgl")
-    torch = package("torch", "torch")
     data = as_data(data, Graph, HeteroGraph)
 
     def write(frame: Any, name: str, columns: Any) -> None:
         for key, value in named(name, columns).items():
             if np.asarray(value).dtype == object:
                 raise TypeError(f"{name}[{key!r}] must be numbers for DGL, got objects")
-            frame[key] = to_tensor(torch, value)
+            frame[key] = to_tensor(value)
 
     def pair(edges: Any) -> tuple[Any, Any]:
-        return to_tensor(torch, edges.src), to_tensor(torch, edges.dst)
+        return to_tensor(edges.src), to_tensor(edges.dst)
 
     if isinstance(data.graph, HeteroGraph):
         by_type = edges_by_type(data.graph)
@@ -96,6 +95,6 @@ def to_dgl(data: Any) -> Any:
     write(graph.ndata, "nodes", data.nodes)
     write(graph.edata, "edges", edges.values("edges", data.edges))
     if data.n_node is not None:
-        graph.set_batch_num_nodes(to_tensor(torch, data.n_node))
-        graph.set_batch_num_edges(to_tensor(torch, data.n_edge))
+        graph.set_batch_num_nodes(to_tensor(data.n_node))
+        graph.set_batch_num_edges(to_tensor(data.n_edge))
     return graph

@@ -12,9 +12,9 @@ from jax_gnn.convert._data import (
     as_data,
     attributes,
     columns,
+    distinct,
     edges_of,
     incidences_of,
-    listed,
     named,
     names_of,
     objects,
@@ -86,14 +86,15 @@ def to_hypernetx(data: Any) -> Any:
     Raises:
         ImportError: hypernetx is not installed.
         TypeError: ``data`` is none of these, or its arrays have no names.
-        ValueError: the hypergraph is directed, or a number of values is wrong.
+        ValueError: the hypergraph is directed, two nodes or hyperedges have one name, or a number of
+            values is wrong.
     """
     hypernetx = package("hypernetx", "hypernetx 'pandas<3'")
     pandas = package("pandas", "'pandas<3'")
     data = as_data(data, Hypergraph)
     graph, edges = data.graph, incidences_of(data.graph)
-    node_names = listed(data.node_names, graph.num_nodes)
-    edge_names = listed(data.edge_names, graph.num_hyperedges)
+    node_names = distinct("node_names", data.node_names, graph.num_nodes)
+    edge_names = distinct("edge_names", data.edge_names, graph.num_hyperedges)
     pairs = np.stack([edges.dst, edges.src])
     once = np.sort(np.unique(pairs, axis=1, return_index=True)[1])
     lacking = {

@@ -12,6 +12,7 @@ from jax_gnn.convert._data import (
     as_data,
     attributes,
     columns,
+    distinct,
     edges_of,
     listed,
     named,
@@ -72,7 +73,8 @@ def to_networkx(data: Any, *, directed: bool = True, multigraph: bool | None = N
     Raises:
         ImportError: networkx is not installed.
         TypeError: ``data`` is none of these.
-        ValueError: there are parallel edges, and ``multigraph`` is False.
+        ValueError: there are parallel edges, and ``multigraph`` is False; or two nodes have one
+            name, or a number of values is wrong.
     """
     networkx = package("networkx", "networkx")
     data = as_data(data, Graph)
@@ -87,7 +89,7 @@ def to_networkx(data: Any, *, directed: bool = True, multigraph: bool | None = N
         multigraph = bool(parallel) or data.edge_names is not None
     kind = f"{'Multi' * multigraph}{'Di' * directed}Graph"
     graph = getattr(networkx, kind)(**data.globals)
-    names = listed(data.node_names, data.graph.num_nodes)
+    names = distinct("node_names", data.node_names, data.graph.num_nodes)
     nodes = named("nodes", data.nodes)
     graph.add_nodes_from(zip(names, attributes(nodes, len(names)), strict=True))
     rows = attributes(edges.values("edges", named("edges", data.edges)), len(edges.src))

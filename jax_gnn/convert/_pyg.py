@@ -144,27 +144,15 @@ def to_pyg(data: Any) -> Any:
             edges share a name.
     """
     pyg = package("torch_geometric.data", "torch-geometric")
-    torch = package("torch", "torch")
     data = as_data(data, Graph, HeteroGraph)
-
-    def write(store: Any, columns: Any, num_nodes: int | None = None) -> None:
-        for key, value in columns.items():
-            is_array = hasattr(value, "shape")
-            is_object = is_array and value.dtype == object
-            store[key] = (
-                value.tolist() if is_object else to_tensor(torch, value) if is_array else value
-            )
-        if num_nodes is not None and not {"x", "pos"} & set(columns):  # which say it themselves
-            store["num_nodes"] = num_nodes
-
     if isinstance(data.graph, HeteroGraph):
         made = pyg.HeteroData()
-        write(made, data.globals)
+        _write(made, data.globals)
         for kind, size in data.graph.num_nodes.items():
-            write(made[kind], data.nodes.get(kind, {}), size)
+            _write(made[kind], data.nodes.get(kind, {}), size)
         for key, edges in edges_by_type(data.graph).items():
-            made[key].edge_index = to_tensor(torch, np.stack([edges.src, edges.dst]))
-            write(made[key], edges.values(f"edges[{key!r}]", data.edges.get(key, {})))
+            made[key].edge_index = to_tensor(np.stack([edges.src, edges.dst]))
+            _write(made[key], edges.values(f"edges[{key!r}]", data.edges.get(key, {})))
         return made
     edges = edges_of(data.graph)
     edge_index = np.stack([edges.src, edges.dst])
@@ -175,37 +163,43 @@ def to_pyg(data: Any) -> Any:
             raise ValueError(
                 f"nodes, edges and globals must share no name for PyG, got {name!r} in {count}"
             )
-
-    def made_of(ends: np.ndarray, nodes: Any, values: Any, whole: Any, num_nodes: int) -> Any:
-        one = pyg.Data(edge_index=to_tensor(torch, ends))
-        write(one, values)
-        write(one, whole)
-        write(one, nodes, num_nodes)
-        return one
-
     if data.n_node is None or data.n_edge is None:
-        return made_of(edge_index, nodes, values, whole, data.graph.num_nodes)
+        return _graph(pyg, edge_index, values, whole, nodes, data.graph.num_nodes)
     graphs = []
     starts, first = (np.cumsum([0, *counts]) for counts in (data.n_node, data.n_edge))
-    for i, (num_nodes, num_edges) in enumerate(zip(data.n_node, data.n_edge, strict=True)):
-        own = slice(first[i], first[i + 1])
+    for i, num_nodes in enumerate(data.n_node):
+        rows, own = (slice(ends[i], ends[i + 1]) for ends in (starts, first))
         ends = edge_index[:, own] - starts[i]
         if ends.size and not 0 <= ends.min() <= ends.max() < num_nodes:
             raise ValueError(
-                f"n_edge must count edges within their graphs, got {num_edges} for graph {i}, of "
-                "which some leave it"
+                f"n_edge must count edges within their graphs, got {data.n_edge[i]} for graph {i}, "
+                "of which some leave it"
             )
-        rows = slice(starts[i], starts[i + 1])
-        graphs.append(
-            made_of(
-                ends,
-                {key: value[rows] for key, value in nodes.items()},
-                {key: value[own] for key, value in values.items()},
-                {
-                    key: value[i : i + 1] if hasattr(value, "shape") else value[i]
-                    for key, value in whole.items()
-                },
-                int(num_nodes),
-            )
-        )
+        its = {
+            key: value[i : i + 1] if hasattr(value, "shape") else value[i]
+            for key, value in whole.items()
+        }
+        its_nodes = {key: value[rows] for key, value in nodes.items()}
+        its_values = {key: value[own] for key, value in values.items()}
+        graphs.append(_graph(pyg, ends, its_values, its, its_nodes, int(num_nodes)))
     return pyg.Batch.from_data_list(graphs)
+
+
+def _graph(
+    pyg: Any, edge_index: np.ndarray, values: Any, whole: Any, nodes: Any, num_nodes: int
+) -> Any:
+    made = pyg.Data(edge_index=to_tensor(edge_index))
+    _write(made, {**values, **whole})
+    _write(made, nodes, num_nodes)
+    return made
+
+
+def _write(store: Any, columns: Any, num_nodes: int | None = None) -> None:
+    """Sets attributes, and the number of nodes where they do not tell it."""
+    for key, value in columns.items():
+        if not hasattr(value, "shape"):
+            store[key] = value
+        else:
+            store[key] = value.tolist() if value.dtype == object else to_tensor(value)
+    if num_nodes is not None and not {"x", "pos"} & set(columns):
+        store["num_nodes"] = num_nodes
