@@ -86,8 +86,8 @@ def to_hypernetx(data: Any) -> Any:
     Raises:
         ImportError: hypernetx is not installed.
         TypeError: ``data`` is none of these, or its arrays have no names.
-        ValueError: the hypergraph is directed, two nodes or hyperedges have one name, or a number of
-            values is wrong.
+        ValueError: the hypergraph is directed, two nodes or hyperedges have one name, or a number
+            of values is wrong.
     """
     hypernetx = package("hypernetx", "hypernetx 'pandas<3'")
     pandas = package("pandas", "'pandas<3'")
