@@ -1,3 +1,4 @@
+import argparse
 import csv
 import dataclasses
 import json
@@ -28,6 +29,7 @@ from flax_layers.training import (
     command,
     load_checkpoint,
     save_checkpoint,
+    sources,
 )
 from flax_layers.training.data import Fingerprint, fingerprint
 from jax_gnn import cli
@@ -558,6 +560,42 @@ def test_info_without_a_working_device(monkeypatch, capsys):
     monkeypatch.setattr("jax.devices", fail)
     assert cli.main(["info"]) == 0
     assert "none: Unable to initialize backend" in capsys.readouterr().out
+
+
+def told_of(source: object, capsys: pytest.CaptureFixture[str]) -> str:
+    """What ``jax-gnn data`` prints, each row's blanks made one."""
+    parser = argparse.ArgumentParser()
+    sources.add_data(parser.add_subparsers())
+    args = parser.parse_args(["data", str(source)])
+    assert args.run(args) == 0
+    return re.sub(" +", " ", capsys.readouterr().out)
+
+
+def test_data(data: Path, featureless: Path, planetoid: Path, capsys) -> None:
+    out = told_of(data, capsys)
+    assert " data tiny (HypergraphDataset)\n nodes 40\n hyperedges 12\n incidences 48\n" in out
+    assert " features 6\n labels 2 classes, 40 labelled nodes\n models hgnn, hgnnp, " in out
+    out = told_of(featureless, capsys)
+    assert "has no node features" in out and "models" not in out
+    out = told_of(planetoid, capsys)
+    assert " models gcn, gin, " in out and "hgnn" not in out
+    with pytest.raises(cli.UserError, match=r"nowhere does not exist; known are digits.*; .*HGB"):
+        told_of("nowhere", capsys)
+
+
+def test_data_of_triples(tmp_path: Path, capsys) -> None:
+    parts = {
+        "train_idx": [0],
+        "val_idx": [1],
+        "test_idx": [2],
+    }  # of edges, where there are no labels
+    facts = {"src": [0, 1, 2], "rel": [0, 0, 0], "dst": [1, 2, 0]}
+    numbers = {"num_nodes": 3, "num_relations": 1}
+    np.savez(tmp_path / "facts.npz", **parts, **facts, **numbers)
+    out = told_of(tmp_path / "facts.npz", capsys)
+    assert " split of edges 1 train, 1 val, 1 test\n" in out
+    assert f" models {', '.join(LINK_RECIPES)}\n" in out
+    assert re.search(r" lacking .* has 0 labelled nodes.* \(rgcn, rgat, hgt\)\n", out)
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,63 @@ def test_round_trip(tmp_path, write):
         assert_same(load(str(source)), toy())
 
 
+# CSV
+
+
+def write_csv(folder):
+    """Nodes and edges in any order, one edge twice, columns in another order."""
+    split = {0: "train", 1: "train", 2: "val", 3: "val", **dict.fromkeys(TEST_IDS, "test")}
+    lines = [
+        f"{X[i, 1]},{i},{'' if y < 0 else y},{split.get(i, '')},{X[i, 0]}\r\n"
+        for i, y in enumerate(Y)
+    ]
+    (folder / "toy-nodes.csv").write_text("".join(["b,id,label,split,a\r\n", *lines]))
+    pairs = [*zip(SRC, DST, strict=True), (SRC[0], DST[0])]
+    lines = [f"{dst},0.5,{src}\n" for src, dst in reversed(pairs)]
+    (folder / "toy-edges.csv").write_text("".join(["dst,weight,src\n", *lines]))
+
+
+def test_csv(tmp_path):
+    write_csv(tmp_path)
+    names = {"label_names": tuple("012"), "node_names": tuple("01234567")}
+    for source in (tmp_path, tmp_path / "toy-nodes.csv", str(tmp_path / "toy-edges.csv")):
+        assert_same(load_graph(source), toy(x=X[:, ::-1], **names))
+
+
+def test_csv_of_text(tmp_path):
+    (tmp_path / "nodes.csv").write_text("id,kind,label\nÇel,b,\nann,a,red\n007,b,blue\n")
+    (tmp_path / "edges.csv").write_text("src,dst\nann,007\n")
+    data = datasets.load_csv(tmp_path)
+    assert (data.name, data.node_names) == (tmp_path.name, ("Çel", "ann", "007"))
+    assert (data.src.tolist(), data.dst.tolist(), data.y.tolist()) == ([1], [2], [-1, 1, 0])
+    assert data.x.tolist() == [[0, 1], [1, 0], [0, 1]]
+    assert data.label_names == ("blue", "red")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges", "message"),
+    [
+        ("a\n1\n", "src,dst\n", "nodes.csv: node must be a column of nodes, 'a', got 'id'"),
+        ("id\n1\n1\n", "src,dst\n", "nodes.csv: nodes must name each node once, got 1 2 times"),
+        ("id\n1\n", "src,dst\n1,2\n", "nodes.csv: 1 rows of edges.csv name no node, or nothing"),
+        ("id\n1\n", "src,to\n1,1\n", "edges.csv: expected the columns src and dst, got src, to"),
+        ("id,x\n1,\n2,3\n", "src,dst\n", "nodes.csv: x: row 0 is not finite"),
+        ("id,split\n1,best\n", "src,dst\n", "nodes.csv: column 'split': expected train, .*'best'"),
+        ("id,x\n1\n", "src,dst\n", r"nodes.csv: .*nodes.csv:2 must have 2 cells .*, got 1"),
+        (
+            "id,t\n" + "".join(f"{i},t{i}\n" for i in range(300)),
+            "src,dst\n",
+            "nodes.csv: column 't': expected numbers, or text of at most 256 values, got 300",
+        ),
+    ],
+)
+def test_csv_refuses(tmp_path, nodes, edges, message):
+    (tmp_path / "nodes.csv").write_text(nodes)
+    (tmp_path / "edges.csv").write_text(edges)
+    with pytest.raises(ValueError, match=message):
+        load_graph(tmp_path)
+
+
 # The container
 
 
@@ -402,7 +459,7 @@ def test_unknown_sources(tmp_path):
     assert_same(load_graph(tmp_path), toy())
 
 
-@pytest.mark.parametrize("load", WRITERS.values())
+@pytest.mark.parametrize("load", [*WRITERS.values(), datasets.load_csv])
 def test_loaders_name_what_is_missing(tmp_path, load):
     with pytest.raises(FileNotFoundError, match=r"nowhere.* does not exist; expected"):
         load(tmp_path / "nowhere")

@@ -46,13 +46,20 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "ind.cora.test.index").write_text("\n".join(map(str, range(600, 700))))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")  # PyG's, as it is imported
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
 def test_code_runs(page: Path, data: None, capsys: pytest.CaptureFixture[str]) -> None:
     """All Python, and the command's lines; none that install something first."""
     names: dict[str, Any] = {}
+    missing = []
     for language, text in BLOCK.findall(page.read_text()):
         if language == "python":
-            exec(compile(text, f"{page.name}: {text[:40]}", "exec"), names)
+            try:
+                exec(compile(text, f"{page.name}: {text[:40]}", "exec"), names)
+            except ImportError as error:  # of a package that jax_gnn.convert can do without
+                if "is not installed: pip install" not in str(error):
+                    raise
+                missing.append(str(error))
             continue
         for line in text.splitlines():
             if line.startswith("jax-gnn ") and not line.startswith(NEEDS_A_GPU):
@@ -62,6 +69,8 @@ def test_code_runs(page: Path, data: None, capsys: pytest.CaptureFixture[str]) -
         assert names["logits"].shape == names["linen_logits"].shape
         assert np.isfinite(names["linen_logits"]).all()
         np.testing.assert_allclose(names["linen_logits"], names["nnx_logits"], rtol=1e-6)
+    if missing:
+        pytest.skip(f"all other code ran: {'; '.join(missing)}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -10,6 +10,7 @@ count together and 64 KiB at least: sparse features that would be larger once th
 example, are refused.
 """
 
+from jax_gnn.datasets._csv import load_csv
 from jax_gnn.datasets._dataset import (
     GraphDataset,
     HypergraphDataset,
@@ -39,6 +40,7 @@ __all__ = [
     "digits_graph",
     "load_allset",
     "load_cornell",
+    "load_csv",
     "load_graph",
     "load_graph_npz",
     "load_hgb",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from jax_gnn.datasets._check import as_path
+from jax_gnn.datasets._csv import load_csv
 from jax_gnn.datasets._dataset import (
     GraphDataset,
     HypergraphDataset,
@@ -59,6 +60,12 @@ _GRAPHS = (
     _Format(
         ("ind.*",), load_planetoid, "a folder with ind.NAME.graph", "Planetoid (see load_planetoid)"
     ),
+    _Format(
+        ("*nodes.csv", "*edges.csv"),
+        load_csv,
+        "a folder with nodes.csv and edges.csv",
+        "tables (see load_csv)",
+    ),
 )
 
 _RELATIONAL = (
@@ -93,8 +100,8 @@ def load_graph(source: str | os.PathLike[str]) -> GraphDataset:
 
     Args:
         source: ``"digits"`` (a folder of that name is ``"./digits"``, see :func:`digits_graph`), a
-            ``.npz`` file (:func:`load_graph_npz`), or a folder in the format of Planetoid or one
-            of its files (:func:`load_planetoid`).
+            ``.npz`` file (:func:`load_graph_npz`), or a folder in the format of Planetoid
+            (:func:`load_planetoid`) or with two CSV files (:func:`load_csv`), or one of the files.
 
     Raises:
         FileNotFoundError: there is no such file or folder, or it lacks a part.

@@ -213,6 +213,11 @@ TEXTS: dict[str, Files] = {
         b'type": {"0": {"start": 0, "end": 1, "meaning": "has"}}}, "label.dat": {"node type": '
         b'{"0": {"0": "a", "1": "b", "2": "c"}}}}',
     },
+    "csv": {
+        "nodes.csv": 'id,label,split,x,kind\nann,red,train,0.5,a\n"b,o",,,1e3,\n007,red,val,0,a\n'
+        "Çel,blue,test,-2,é\n".encode(),
+        "edges.csv": 'src,dst,weight\nann,"b,o",1\nÇel,007,0.5\nann,"b,o",2\n'.encode(),
+    },
     "cache": {"jax_gnn/schedules.json": cache_text()},
 }
 VALUES = {"hypergcn": hypergcn_values, "planetoid": planetoid_values}
@@ -228,7 +233,7 @@ ARRAYS = {
 RELATIONAL_ARRAYS = ("relational_npz", "relational_npz_sparse")
 FORMATS = (
     *("hypergcn", "planetoid", *(form for form in ARRAYS if form not in RELATIONAL_ARRAYS)),
-    *("allset", "cornell", *RELATIONAL_ARRAYS, "rdf", "rdf_gz", "hgb", "cache"),
+    *("allset", "cornell", *RELATIONAL_ARRAYS, "rdf", "rdf_gz", "hgb", "csv", "cache"),
 )
 
 
@@ -495,7 +500,7 @@ def load(form: str, folder: Path) -> Any:
     """The dataset that the files of a folder are."""
     if form == "hypergcn" or form in ("allset", "cornell"):
         return datasets.load_hypergraph(folder)
-    if form == "planetoid":
+    if form in ("planetoid", "csv"):
         return datasets.load_graph(folder)
     if form in ("rdf", "rdf_gz", "hgb"):
         return datasets.load_relational(folder)

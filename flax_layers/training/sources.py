@@ -1,0 +1,96 @@
+"""``jax-gnn data``: what a source of data holds, what it lacks, and which models take it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from flax_layers.training.data import check_dataset
+from flax_layers.training.links import LINK_RECIPES, PARTS, check_links
+from flax_layers.training.models import RECIPES
+from jax_gnn.cli import Commands, UserError, add_command, table
+from jax_gnn.datasets import NodeDataset, RelationalDataset
+
+KNOWN = "; known are "  # before the list of formats in an error of a loader
+
+
+def read_all(source: str) -> list[NodeDataset]:
+    """The datasets that a source is: a file may be one for several loaders.
+
+    Raises:
+        UserError: It is none, or does not exist.
+    """
+    found, errors = [], []
+    for load in dict.fromkeys(recipe.load for recipe in RECIPES.values()):
+        try:
+            found.append(load(source))
+        except (ImportError, OSError, ValueError) as error:
+            errors.append(str(error))
+    if not found:
+        told = [text for text in errors if KNOWN not in text]
+        parts = [text.partition(KNOWN) for text in errors]
+        formats = dict.fromkeys(each for _, _, known in parts for each in known.split("; "))
+        unknown = f"{parts[0][0]}{KNOWN}{'; '.join(formats)}"
+        raise UserError("; ".join(dict.fromkeys(told)) or unknown)
+    return found
+
+
+def describe(dataset: NodeDataset) -> Iterator[list[str]]:
+    """Rows of a table: what there is, the models that take it, and what others want."""
+    fitting = [recipe for recipe in RECIPES.values() if isinstance(dataset, recipe.dataset)]
+    kind = type(dataset).__name__
+    yield ["data", f"{dataset.name} ({kind})"]
+    for size in fitting[0].sizes:
+        yield [size.removeprefix("num_"), f"{getattr(dataset, size):,}"]
+    by_type = getattr(dataset, "x_by_type", None) or {}
+    widths = [f"{x.shape[1]:,} of {name}" for name, x in by_type.items()]
+    yield ["features", ", ".join(widths) or f"{dataset.num_features:,}"]
+    labelled = np.count_nonzero(dataset.has_label())
+    yield ["labels", f"{dataset.num_classes:,} classes, {labelled:,} labelled nodes"]
+    split = dataset.published_split
+    if split is not None:
+        sizes = map(len, (split.train, split.valid, split.test))
+        yield ["split", "{:,} training, {:,} validation, {:,} test nodes".format(*sizes)]
+    checks: list[tuple[str, Callable[..., None], Any]] = [
+        (recipe.config.model, check_dataset, (dataset, recipe.config())) for recipe in fitting
+    ]
+    if isinstance(dataset, RelationalDataset):
+        edges = {part: getattr(dataset, f"{part}_edges") for part in PARTS}
+        given = [f"{len(ids):,} {part}" for part, ids in edges.items() if ids is not None]
+        yield ["split of edges", ", ".join(given) or "none"]
+        checks += [(name, check_links, (dataset,)) for name in LINK_RECIPES]
+    models: dict[str, list[str]] = {}
+    for model, check, arguments in checks:
+        try:
+            check(*arguments)
+            lacking = ""
+        except ValueError as error:
+            lacking = str(error)
+        models.setdefault(lacking, []).append(model)
+    for lacking, names in sorted(models.items()):
+        listed = ", ".join(names)
+        yield ["lacking", f"{lacking} ({listed})"] if lacking else ["models", listed]
+
+
+def _run_data(args: argparse.Namespace) -> int:
+    print("\n\n".join(table([*describe(dataset)]) for dataset in read_all(args.source)))
+    return 0
+
+
+def add_data(commands: Commands) -> None:
+    """Adds ``data``."""
+    parser = add_command(
+        commands,
+        "data",
+        help="say what a file or folder of data holds, and which models take it",
+        description="Says what a file or folder of data holds, which models jax-gnn train can "
+        "train on it\nwith their default settings, and what it lacks for others.\n\n"
+        "examples:\n"
+        "  jax-gnn data planetoid/ind.cora.x\n"
+        "  jax-gnn data FOLDER     where nodes.csv and edges.csv are",
+        run=_run_data,
+    )
+    parser.add_argument("source", metavar="FILE|FOLDER", help="the data, or 'digits'")

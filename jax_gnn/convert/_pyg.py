@@ -1,0 +1,205 @@
+"""PyTorch Geometric: ``Data``, ``HeteroData``, and a ``Batch`` of the former."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from jax_gnn.convert._data import Data, as_data, edges_by_type, edges_of, named, objects, package
+from jax_gnn.convert._torch import from_tensor, to_tensor
+from jax_gnn.graph import Graph
+from jax_gnn.hetero import HeteroGraph
+
+STRUCTURE = "edge_index", "num_nodes"
+
+
+def from_pyg(data: Any) -> Data:
+    """Reads a ``Data``, a ``HeteroData``, or a ``Batch`` of the former, of PyTorch Geometric.
+
+    Args:
+        data: with ``edge_index``, or without edges.
+
+    Returns:
+        Attributes with a row for each node are ``nodes``, with one for each edge ``edges``; where
+        both fit, those with "edge" in their names are of edges. All others are ``globals``, those
+        of a batch with a row for each graph, or as a list. ``report`` says which attributes of
+        the types of a ``HeteroData`` were dropped, as they have no rows.
+
+    Raises:
+        ImportError: torch_geometric is not installed.
+        TypeError: it is none of these.
+        ValueError: edges are a sparse matrix (``adj_t``), or an id is out of range.
+    """
+    pyg = package("torch_geometric.data", "torch-geometric")
+    is_batch = isinstance(data, pyg.Batch)
+    if isinstance(data, pyg.HeteroData) and not is_batch:
+        return _from_hetero(data)
+    if not isinstance(data, pyg.Data):
+        kind = type(data).__name__
+        raise TypeError(f"data must be PyG's Data, HeteroData or Batch of Data, got {kind}")
+    if not is_batch:
+        return _from_graphs([data])
+    graphs = data.to_data_list()
+    n_node, n_edge = (
+        np.array([getattr(graph, name) for graph in graphs], np.int64)
+        for name in ("num_nodes", "num_edges")
+    )
+    return replace(_from_graphs(graphs), n_node=n_node, n_edge=n_edge)
+
+
+def _from_graphs(graphs: list[Any]) -> Data:
+    """One graph, or several one after another."""
+    sizes = {
+        "nodes": [graph.num_nodes or 0 for graph in graphs],
+        "edges": [graph.num_edges for graph in graphs],
+    }
+    starts = np.cumsum([0, *sizes["nodes"]])
+    ends = [_edge_index("data", g._store) + start for g, start in zip(graphs, starts, strict=False)]
+    parts: dict[str, Any] = {"nodes": {}, "edges": {}, "globals": {}}
+    for key, first in graphs[0]._store.items():
+        if key in STRUCTURE:
+            continue
+        values = [_read(graph[key]) for graph in graphs]
+        by_row = graphs[0].__cat_dim__(key, first) == 0
+        lengths = [_length(value) if by_row else None for value in values]
+        fitting = [part for part, counts in sizes.items() if lengths == counts]
+        part = fitting[-("edge" in key)] if fitting else "globals"
+        parts[part][key] = _joined(values, part)
+    edge_index = np.concatenate(ends, axis=1)
+    return Data(Graph.from_edges(*edge_index, num_nodes=int(starts[-1])), **parts)
+
+
+def _from_hetero(data: Any) -> Data:
+    sizes = {key: int(store.num_nodes or 0) for key, store in data.node_items()}
+    edges = {key: _edge_index(f"data[{key!r}]", store) for key, store in data.edge_items()}
+    rows = {**sizes, **{key: ends.shape[1] for key, ends in edges.items()}}
+    columns: dict[Any, dict[str, Any]] = {key: {} for key in rows}
+    report = []
+    for key, store in (*data.node_items(), *data.edge_items()):
+        for name, value in store.items():
+            if name in STRUCTURE:
+                continue
+            value = _read(value)
+            if _length(value) == rows[key] and data.__cat_dim__(name, value, store) == 0:
+                columns[key][name] = _joined([value], "nodes")
+            else:
+                report.append(f"data[{key!r}][{name!r}] has not {rows[key]} rows: dropped")
+    return Data(
+        HeteroGraph.from_edges(edges, sizes),
+        nodes={key: columns[key] for key in sizes},
+        edges={key: columns[key] for key in edges},
+        globals={key: _read(value) for key, value in data._global_store.items()},
+        report=tuple(report),
+    )
+
+
+def _edge_index(name: str, store: Any) -> np.ndarray:
+    """``(2, num_edges)``, sources first."""
+    for key in ("adj", "adj_t"):
+        if key in store:
+            raise ValueError(f"{name} must have its edges as edge_index, got {key}")
+    if store.get("edge_index") is None:
+        return np.zeros((2, 0), np.int64)
+    return from_tensor(store["edge_index"])
+
+
+def _read(value: Any) -> Any:
+    """A tensor as an array; what else there is stays as it is."""
+    return from_tensor(value) if hasattr(value, "detach") else value
+
+
+def _length(value: Any) -> int | None:
+    """The number of rows, if there are some."""
+    if isinstance(value, np.ndarray):
+        return len(value) if value.ndim else None
+    return len(value) if isinstance(value, list | tuple) else None
+
+
+def _joined(values: list[Any], part: str) -> Any:
+    """Rows one after another; where a graph has another number than one as a whole, a list."""
+    if all(isinstance(value, np.ndarray) and value.ndim for value in values):
+        if part != "globals" or (len(values) > 1 and all(len(value) == 1 for value in values)):
+            return np.concatenate(values)
+    elif part != "globals":
+        return objects([each for value in values for each in value])
+    return values if len(values) > 1 else values[0]
+
+
+def to_pyg(data: Any) -> Any:
+    """Makes a ``Data``, a ``HeteroData`` for a ``HeteroGraph``, or a ``Batch`` where there is one.
+
+    Arrays become tensors on the host in their dtypes, and arrays of objects lists. Names are left
+    out, and so are edges of a relation of nodes to themselves.
+
+    Args:
+        data: ``Data`` of a ``Graph`` or a ``HeteroGraph``, or one of these alone.
+
+    Raises:
+        ImportError: torch_geometric is not installed.
+        TypeError: ``data`` is none of these, or its arrays have no names.
+        ValueError: an edge of a batch leaves its graph, a number of values is wrong, or nodes and
+            edges share a name.
+    """
+    pyg = package("torch_geometric.data", "torch-geometric")
+    data = as_data(data, Graph, HeteroGraph)
+    if isinstance(data.graph, HeteroGraph):
+        made = pyg.HeteroData()
+        _write(made, data.globals)
+        for kind, size in data.graph.num_nodes.items():
+            _write(made[kind], data.nodes.get(kind, {}), size)
+        for key, edges in edges_by_type(data.graph).items():
+            made[key].edge_index = to_tensor(np.stack([edges.src, edges.dst]))
+            _write(made[key], edges.values(f"edges[{key!r}]", data.edges.get(key, {})))
+        return made
+    edges = edges_of(data.graph)
+    edge_index = np.stack([edges.src, edges.dst])
+    nodes, whole = named("nodes", data.nodes), named("globals", data.globals)
+    values = edges.values("edges", named("edges", data.edges))
+    for name, count in Counter([*nodes, *values, *whole]).items():
+        if count > 1:
+            raise ValueError(
+                f"nodes, edges and globals must share no name for PyG, got {name!r} in {count}"
+            )
+    if data.n_node is None or data.n_edge is None:
+        return _graph(pyg, edge_index, values, whole, nodes, data.graph.num_nodes)
+    graphs = []
+    starts, first = (np.cumsum([0, *counts]) for counts in (data.n_node, data.n_edge))
+    for i, num_nodes in enumerate(data.n_node):
+        rows, own = (slice(ends[i], ends[i + 1]) for ends in (starts, first))
+        ends = edge_index[:, own] - starts[i]
+        if ends.size and not 0 <= ends.min() <= ends.max() < num_nodes:
+            raise ValueError(
+                f"n_edge must count edges within their graphs, got {data.n_edge[i]} for graph {i}, "
+                "of which some leave it"
+            )
+        its = {
+            key: value[i : i + 1] if hasattr(value, "shape") else value[i]
+            for key, value in whole.items()
+        }
+        its_nodes = {key: value[rows] for key, value in nodes.items()}
+        its_values = {key: value[own] for key, value in values.items()}
+        graphs.append(_graph(pyg, ends, its_values, its, its_nodes, int(num_nodes)))
+    return pyg.Batch.from_data_list(graphs)
+
+
+def _graph(
+    pyg: Any, edge_index: np.ndarray, values: Any, whole: Any, nodes: Any, num_nodes: int
+) -> Any:
+    made = pyg.Data(edge_index=to_tensor(edge_index))
+    _write(made, {**values, **whole})
+    _write(made, nodes, num_nodes)
+    return made
+
+
+def _write(store: Any, columns: Any, num_nodes: int | None = None) -> None:
+    """Sets attributes, and the number of nodes where they do not tell it."""
+    for key, value in columns.items():
+        if not hasattr(value, "shape"):
+            store[key] = value
+        else:
+            store[key] = value.tolist() if value.dtype == object else to_tensor(value)
+    if num_nodes is not None and not {"x", "pos"} & set(columns):
+        store["num_nodes"] = num_nodes

@@ -1,0 +1,86 @@
+"""Two CSV files, of nodes and of edges."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import numpy as np
+
+from jax_gnn.convert import from_table
+from jax_gnn.convert._columns import encode, floats, read_columns
+from jax_gnn.datasets._check import Memory, as_path, blame, locate
+from jax_gnn.datasets._dataset import GraphDataset
+
+MOST_VALUES = 256  # of a column of text
+SPLIT = {"train": "train_idx", "val": "val_idx", "test": "test_idx"}
+
+
+def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
+    """Reads ``NAMEnodes.csv`` and ``NAMEedges.csv``, where NAME is often nothing.
+
+    Both are CSV files with a header. Nodes have a column ``id``, text or integers, and may have
+    ``label``, empty where there is none, and ``split``, one of ``train``, ``val``, ``test`` or
+    empty. All other columns are features: of numbers one each, of text one for each of at most 256
+    values. Edges have the columns ``src`` and ``dst``, which are ids; their other columns are left
+    out, and duplicates are removed. :func:`jax_gnn.convert.from_table` reads all other tables.
+
+    Args:
+        path: the folder, or one of the two files.
+
+    Raises:
+        FileNotFoundError: a file is not there.
+        ValueError: a file is not such a table, an id has no line or two, a number is missing or not
+            finite, a column of text has more values, or a folder holds several datasets.
+    """
+    nodes_path, edges_path = locate(as_path("path", path), ("", "nodes.csv"), ("", "edges.csv"))
+    memory = Memory(nodes_path, edges_path)
+    with blame(edges_path):
+        table = read_columns("edges", edges_path, ("src", "dst"))
+        if not table.keys() >= {"src", "dst"}:
+            raise ValueError(f"expected the columns src and dst, got {', '.join(table)}")
+        edges = {key: table[key] for key in ("src", "dst")}
+    with blame(nodes_path):
+        nodes = read_columns("nodes", nodes_path, ("id", "label", "split"))
+        split = nodes.pop("split", None)
+        one_hot = []
+        for key, values in nodes.items():
+            if key in ("id", "label") or floats(values) is not None:
+                continue
+            found, _ = encode({key: values})
+            if len(found) > MOST_VALUES:
+                raise ValueError(
+                    f"column {key!r}: expected numbers, or text of at most {MOST_VALUES} values, "
+                    f"got {len(found)}"
+                )
+            memory.claim(f"column {key!r}", 8 * len(values) * len(found))
+            one_hot.append(key)
+        labels = ["label"] if "label" in nodes else []
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # all is checked here
+            data = from_table(edges, nodes, one_hot=one_hot, labels=labels)
+        num_nodes = data.graph.num_nodes
+        if data.graph.num_edges < len(edges["src"]):
+            strangers = len(edges["src"]) - data.graph.num_edges
+            raise ValueError(f"{strangers} rows of {edges_path.name} name no node, or nothing")
+        parts = {}
+        if split is not None:
+            kinds, codes = encode({"split": split})
+            for number, kind in enumerate(kinds.tolist()):
+                if kind not in SPLIT:
+                    raise ValueError(
+                        f"column 'split': expected {', '.join(SPLIT)} or nothing, got {kind!r:.80}"
+                    )
+                parts[SPLIT[kind]] = np.flatnonzero(codes[0] == number)
+        features = [key for key in nodes if key not in ("id", "label")]
+        names = range(num_nodes) if data.node_names is None else data.node_names.tolist()
+        return GraphDataset(
+            name=nodes_path.name.removesuffix("nodes.csv").rstrip("-_.") or nodes_path.parent.name,
+            num_nodes=num_nodes,
+            src=data.graph.cols,
+            dst=data.graph.rows,
+            x=data.features(*features) if features else None,
+            y=data.nodes["label"] if labels else np.full(num_nodes, -1),
+            label_names=tuple(map(str, data.categories["label"].tolist())) if labels else None,
+            node_names=tuple(map(str, names)),
+            **parts,
+        )

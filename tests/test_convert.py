@@ -1,0 +1,644 @@
+"""Conversions: there and back is the identity, and what is wrong is said."""
+
+from __future__ import annotations
+
+import csv
+import doctest
+import inspect
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse
+
+import jax_gnn
+from jax_gnn import Graph, HeteroGraph, Hypergraph, RelationalGraph, convert, host_arrays
+from jax_gnn.convert import Data
+
+Rng = np.random.Generator
+NAMES = np.array(["ann", "Ζωή", "李", "🙂 e", "", "0", "a,b", 'q"t', "line\nbreak", "z"], object)
+EDGE_TYPES = ("a", "likes", "a"), ("a", "likes", "b"), ("b", "with space", "a")
+
+
+@pytest.fixture(autouse=True)
+def on_the_host() -> Iterator[None]:
+    with host_arrays():
+        yield
+
+
+def need(name: str) -> Any:
+    """A package, or a skipped test; what it warns of while it is imported is its own affair."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip(name, exc_type=ImportError)
+
+
+def columns(rng: Rng, size: int, prefix: str = "") -> dict[str, np.ndarray]:
+    """Values of several dtypes and ranks."""
+    return {
+        f"{prefix}x": rng.normal(size=(size, 3)).astype(np.float32),
+        f"{prefix}time": rng.integers(-(2**62), 2**62, size),
+        f"{prefix}attr": rng.normal(size=(size, 2, 2)),
+        f"{prefix}mask": rng.integers(2, size=size) > 0,
+    }
+
+
+def ends(rng: Rng, num_src: int, num_dst: int, count: int) -> np.ndarray:
+    """Edges, with self-loops and repeated ones, in any order."""
+    count = count if num_src and num_dst else 0
+    return np.stack([rng.integers(max(size, 1), size=count) for size in (num_src, num_dst)])
+
+
+def graphs(rng: Rng) -> list[Data]:
+    """An empty graph, nodes without edges, one node with itself, and multigraphs."""
+    found = []
+    for num_nodes, num_edges in ((0, 0), (4, 0), (1, 3), (6, 20), (9, 5)):
+        src, dst = ends(rng, num_nodes, num_nodes, num_edges)
+        graph = Graph.from_edges(src, dst, num_nodes=num_nodes)
+        edges = columns(rng, num_edges, "edge_")
+        found.append(Data(graph, nodes=columns(rng, num_nodes), edges=edges))
+    return found
+
+
+def hetero(rng: Rng) -> Data:
+    sizes = {"a": 5, "b": 3, "none": 0}
+    edges = {key: ends(rng, sizes[key[0]], sizes[key[2]], 6) for key in EDGE_TYPES[:2]}
+    edges[EDGE_TYPES[2]] = np.zeros((2, 0), int)
+    return Data(
+        HeteroGraph.from_edges(edges, sizes),
+        nodes={kind: columns(rng, sizes[kind]) for kind in ("a", "b")},
+        edges={key: columns(rng, 6, "edge_") for key in EDGE_TYPES[:2]},
+    )
+
+
+def in_order(graph: Any) -> list[Any]:
+    """Edges in the order of the input, by hand."""
+    if isinstance(graph, HeteroGraph):
+        graph = graph.relational
+    if isinstance(graph, Hypergraph):
+        graph = graph.graph
+    kinds = [graph.edge_types] if isinstance(graph, RelationalGraph) else []
+    nodes = graph.nodes if kinds else graph
+    order = np.argsort(nodes.edge_ids)
+    return [nodes.num_src, nodes.num_dst, *(a[order] for a in (nodes.cols, nodes.rows, *kinds))]
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    """Trees of equal arrays, in dtype too."""
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        one, other = np.asarray(one), np.asarray(other)
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def assert_equal(found: Data, wanted: Data, *parts: str) -> None:
+    assert type(found.graph) is type(wanted.graph)
+    for one, other in zip(in_order(found.graph), in_order(wanted.graph), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for part in parts or ("nodes", "edges", "node_names", "n_node", "n_edge"):
+        assert_same(getattr(found, part), getattr(wanted, part))
+
+
+def batch(rng: Rng) -> Data:
+    """Two of them and an empty one, as one graph."""
+    parts = [graphs(rng)[i] for i in (3, 0, 4)]
+    counts = np.array([part.graph.num_nodes for part in parts])
+    starts = np.cumsum(counts) - counts
+    src, dst = np.concatenate(
+        [
+            np.stack(in_order(part.graph)[2:]) + start
+            for part, start in zip(parts, starts, strict=True)
+        ],
+        axis=1,
+    )
+    join = lambda *arrays: np.concatenate(arrays)  # noqa: E731
+    return Data(
+        Graph.from_edges(src, dst, num_nodes=counts.sum()),
+        nodes=jax.tree.map(join, *(part.nodes for part in parts)),
+        edges=jax.tree.map(join, *(part.edges for part in parts)),
+        globals={"y": rng.normal(size=(3, 2))},
+        n_node=counts,
+        n_edge=np.array([part.graph.num_edges for part in parts]),
+    )
+
+
+# --- Packages -------------------------------------------------------------------------------------
+
+
+def test_jraph(rng: Rng) -> None:
+    jraph = need("jraph")
+    for data in (*graphs(rng), batch(rng)):
+        made = convert.to_jraph(data)
+        back = convert.from_jraph(made)
+        assert_equal(back, data, "nodes", "edges", "globals")
+        assert back.n_node.tolist() == made.n_node.tolist()
+        assert_same(convert.to_jraph(back), made)
+    padded = jraph.pad_with_graphs(made, 24, 40, 7)
+    tree = padded._replace(nodes=[padded.nodes["x"], (padded.nodes["attr"],)], edges=None)
+    assert_same(convert.to_jraph(convert.from_jraph(tree)), tree)
+
+
+def test_pyg(rng: Rng) -> None:
+    pyg = need("torch_geometric.data")
+    for data in graphs(rng):
+        data = replace(data, globals={"y": np.float32(rng.normal(size=(1, 3))), "title": "Ζωή"})
+        made = convert.to_pyg(data)
+        back = convert.from_pyg(made)
+        assert made.num_nodes == data.graph.num_nodes
+        if data.graph.num_nodes not in (0, 1, data.graph.num_edges):  # where rows tell apart
+            assert_equal(back, data, "nodes", "edges", "globals")
+        again = convert.to_pyg(back)
+        assert again.keys() == made.keys()
+        assert_same(
+            {k: v.numpy() for k, v in made if k != "title"},
+            {k: v.numpy() for k, v in again if k != "title"},
+        )
+    data = batch(rng)
+    made = convert.to_pyg(data)
+    assert isinstance(made, pyg.Batch)
+    assert made.num_graphs == 3
+    np.testing.assert_array_equal(made.edge_index, in_order(data.graph)[2:])
+    assert_equal(convert.from_pyg(made), data, "nodes", "edges", "globals", "n_node", "n_edge")
+    data = replace(hetero(rng), globals={"title": "李"})
+    made = convert.to_pyg(data)
+    assert made["none"].num_nodes == 0
+    made["a"].split = "train"
+    back = convert.from_pyg(made)
+    assert_equal(back, data, "globals")
+    assert back.report == ("data['a']['split'] has not 5 rows: dropped",)
+    assert {k: dict(v) for k, v in back.nodes.items() if v}.keys() == data.nodes.keys()
+    assert_same({k: back.edges[k] for k in data.edges}, data.edges)
+
+
+def test_bfloat16(rng: Rng) -> None:
+    torch = need("torch")
+    need("torch_geometric")
+    data = Data(Graph.from_edges([0], [1]), nodes={"x": np.asarray(jnp.ones((2, 3), jnp.bfloat16))})
+    assert convert.to_pyg(data).x.dtype == torch.bfloat16
+    assert_equal(convert.from_pyg(convert.to_pyg(data)), data, "nodes")
+
+
+def test_dgl(rng: Rng) -> None:
+    need("dgl")
+    for data in (*graphs(rng), replace(batch(rng), globals={})):
+        assert_equal(convert.from_dgl(convert.to_dgl(data)), data)
+    data = hetero(rng)
+    back = convert.from_dgl(convert.to_dgl(data))
+    assert_equal(back, data, "n_node")
+    assert_same({k: back.nodes[k] for k in data.nodes}, data.nodes)
+    assert_same({k: back.edges[k] for k in data.edges}, data.edges)
+
+
+def test_networkx(rng: Rng) -> None:
+    networkx = need("networkx")
+    for kind in ("Graph", "DiGraph", "MultiGraph", "MultiDiGraph"):
+        for num_nodes, num_edges in ((0, 0), (3, 0), (1, 3), (7, 20)):
+            graph = getattr(networkx, kind)(title="李", more=[1])
+            names = [*NAMES[: num_nodes - 1], ("pair", 1)][:num_nodes]
+            for name in names:
+                graph.add_node(name, age=int(rng.integers(9)), vector=[1.0, float(rng.normal())])
+            for i, (src, dst) in enumerate(ends(rng, num_nodes, num_nodes, num_edges).T.tolist()):
+                key = {"key": f"k{i}"} if "Multi" in kind else {}
+                graph.add_edge(names[src], names[dst], weight=float(rng.normal()), **key)
+            if num_nodes > 1:
+                graph.nodes[names[1]]["only"] = "here"
+            data = convert.from_networkx(graph)
+            back = convert.to_networkx(data, directed=graph.is_directed())
+            assert networkx.utils.graphs_equal(back, graph)
+            assert list(back.nodes) == list(graph.nodes)
+            assert back.is_multigraph() == graph.is_multigraph() or not num_edges
+    for data in graphs(rng):
+        back = convert.from_networkx(convert.to_networkx(data, multigraph=True))
+        found, wanted = (
+            sorted(zip(*map(np.ndarray.tolist, in_order(each.graph)[2:]), times, strict=True))
+            for each in (back, data)
+            for times in [each.edges["edge_time"].tolist() if each.edges else []]
+        )
+        assert found == wanted  # networkx has edges by source
+        if data.graph.num_nodes:
+            assert_same(
+                {k: v.tolist() for k, v in back.nodes.items()},
+                {k: v.tolist() for k, v in data.nodes.items()},
+            )
+    with pytest.raises(ValueError, match="node_names must differ from each other, got 'a' 2 times"):
+        convert.to_networkx(Data(PAIR, node_names=np.array(["a", "a"])))
+    with pytest.raises(ValueError, match="multigraph must be True: 2 edges are parallel"):
+        convert.to_networkx(Graph.from_edges([0, 0, 0], [1, 1, 1]), multigraph=False)
+
+
+def test_hypernetx(rng: Rng) -> None:
+    if int(need("pandas").__version__.partition(".")[0]) > 2:
+        pytest.skip("HyperNetX 2 reads properties with pandas 2 only")
+    hypernetx = need("hypernetx")
+    hyperedges = {name: list(NAMES[rng.choice(10, 3, replace=False)]) for name in ("e", "f", "李")}
+    given = hypernetx.Hypergraph(hyperedges, edge_properties={"e": {"weight": 2.5, "kind": "z"}})
+    data = convert.from_hypernetx(given)
+    back = convert.to_hypernetx(data)
+    assert back.incidence_dict == given.incidence_dict
+    assert back.edges["e"].kind == "z" and back.edges["e"].weight == 2.5
+    again = convert.from_hypernetx(back)
+    assert_equal(again, data, "nodes", "edges", "incidences", "node_names", "edge_names")
+    with pytest.warns(
+        UserWarning, match="2 nodes in no hyperedge, 1 hyperedges without nodes, 1 inc"
+    ):
+        convert.to_hypernetx(Hypergraph.from_hyperedges([[0, 0, 1], []], num_nodes=4))
+
+
+def test_dhg(rng: Rng) -> None:
+    dhg = need("dhg")
+    given = dhg.Hypergraph(
+        6, [(0, 1, 2), (4,), (2, 3)], [1.0, 2.5, 3.0], v_weight=[1, 2, 3, 4, 5, 6]
+    )
+    back = convert.to_dhg(convert.from_dhg(given))
+    assert (back.e, back.v_weight, back.num_v) == (given.e, given.v_weight, 6)
+    edges, weights = [(0, 1), (1, 0), (2, 2), (3, 0)], [1.0, 2.5, 3.0, 4.0]
+    given = dhg.DiGraph(5, edges, weights)
+    assert convert.to_dhg(convert.from_dhg(given)).e == given.e
+    given = dhg.Graph(5, edges[1:], weights[1:])
+    back = convert.to_dhg(convert.from_dhg(given), directed=False)
+    assert (back.e, back.num_v) == (given.e, 5)
+    with pytest.warns(UserWarning, match="1 equal edges"):
+        convert.to_dhg(Graph.from_edges([0, 0], [1, 1]))
+
+
+# --- Sparse matrices ------------------------------------------------------------------------------
+
+
+def test_sparse(rng: Rng) -> None:
+    for num_dst, num_src, count in ((4, 7, 12), (3, 3, 0), (0, 2, 0), (1, 1, 3)):
+        src, dst = ends(rng, num_src, num_dst, count)
+        matrix = scipy.sparse.coo_array((rng.normal(size=count), (dst, src)), (num_dst, num_src))
+        data = convert.from_scipy(matrix)
+        back = convert.to_scipy(data)
+        for one, other in zip(
+            (back.row, back.col, back.data), (dst, src, matrix.data), strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+        assert back.shape == matrix.shape
+        np.testing.assert_allclose(convert.to_scipy(data, format="csr").toarray(), matrix.toarray())
+        dense = replace(data, edges={"weight": rng.normal(size=(count, 2)).astype(np.float32)})
+        for there, read in (("bcoo", convert.from_bcoo), ("bcsr", convert.from_bcsr)):
+            made = getattr(convert, f"to_{there}")(dense)
+            assert made.shape == (num_dst, num_src, 2)
+            again = getattr(convert, f"to_{there}")(read(made))
+            assert_same(again.data, made.data)
+            assert_same(again.indices, made.indices)
+        assert_equal(convert.from_bcoo(convert.to_bcoo(dense)), dense)
+        np.testing.assert_allclose(convert.to_bcoo(data).todense(), matrix.toarray(), rtol=1e-6)
+
+
+def test_padding_of_a_matrix_is_dropped() -> None:
+    padded = jax.experimental.sparse.BCOO.fromdense(jnp.eye(3), nse=5)
+    data = convert.from_bcoo(padded)
+    assert data.graph.num_edges == 3
+    assert data.report == ("matrix: 2 of 5 entries are padding: dropped",)
+    assert convert.from_bcsr(jax.experimental.sparse.BCSR.from_bcoo(padded)).graph.num_edges == 3
+
+
+def test_incidence() -> None:
+    hypergraph = Hypergraph.from_hyperedges([[2, 0], [], [1, 2]], num_nodes=4)
+    made = convert.to_scipy(hypergraph)
+    assert made.toarray().tolist() == [[1, 0, 0], [0, 0, 1], [1, 0, 1], [0, 0, 0]]
+    with pytest.raises(ValueError, match="undirected"):
+        convert.to_scipy(Hypergraph.from_directed([0], [0], [1], [0]))
+
+
+# --- Tables ---------------------------------------------------------------------------------------
+
+
+def tables(rng: Rng, num_nodes: int = 10, num_edges: int = 30) -> tuple[Any, Any]:
+    src, dst = ends(rng, num_nodes, num_nodes, num_edges)
+    names = rng.permutation(NAMES)[:num_nodes]
+    kinds = NAMES[rng.integers(4, size=num_nodes)]
+    edges = {"src": names[src], "dst": names[dst], "weight": np.float32(rng.normal(size=len(src)))}
+    return edges, {
+        "id": names,
+        "age": np.float32(rng.normal(size=num_nodes)),
+        "kind": kinds,
+        "class": kinds,
+    }
+
+
+def read(*args: Any, **options: Any) -> Data:
+    """Without the warning, which is tested elsewhere."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return convert.from_table(*args, **options)
+
+
+OPTIONS = {"one_hot": "kind", "labels": ["class"]}
+
+
+@pytest.mark.parametrize("how", ["mapping", "csv", "pandas", "polars", "pyarrow"])
+def test_table(how: str, rng: Rng, tmp_path: Path) -> None:
+    edges, nodes = tables(rng)
+    if how == "csv":  # where an empty cell is none
+        for table in (edges, nodes):
+            table.update(
+                {k: np.where(v == "", "none", v) for k, v in table.items() if v.dtype == object}
+            )
+    given: Any = edges, nodes
+    if how == "csv":
+        given = tmp_path / "edges.csv", tmp_path / "nodes.csv"
+        for path, table in zip(given, (edges, nodes), strict=True):
+            with path.open("w", encoding="utf-8", newline="") as file:
+                csv.writer(file).writerows(
+                    [table, *zip(*(v.tolist() for v in table.values()), strict=True)]
+                )
+    elif how == "pyarrow":
+        given = tuple(need("pyarrow").table(table) for table in given)
+    elif how != "mapping":
+        given = tuple(need(how).DataFrame(table) for table in given)
+    data = read(*given, **OPTIONS)
+    number = {name: i for i, name in enumerate(nodes["id"].tolist())}
+    assert in_order(data.graph)[:2] == [10, 10]
+    for found, name in zip(in_order(data.graph)[2:], ("src", "dst"), strict=True):
+        assert found.tolist() == [number[each] for each in edges[name]]
+    np.testing.assert_allclose(data.edges["weight"], edges["weight"], rtol=1e-6)
+    kinds = sorted(set(nodes["kind"]))
+    assert data.categories["kind"].tolist() == kinds
+    assert data.nodes["class"].tolist() == [kinds.index(each) for each in nodes["kind"]]
+    assert data.nodes["kind"].dtype == data.nodes["age"].dtype == np.float32
+    np.testing.assert_array_equal(data.nodes["kind"].argmax(1), data.nodes["class"])
+    np.testing.assert_array_equal(data.features("age", "kind")[:, 0], data.nodes["age"])
+    back = convert.to_table(data)
+    for found, wanted in zip(back, (edges, nodes), strict=True):
+        assert list(found) == list(wanted)
+        assert_same(found, wanted)
+    assert_equal(read(*back, **OPTIONS), data)
+
+
+def test_table_of_ids(rng: Rng) -> None:
+    """Integers of 64 bits, near each other and far; without a table of nodes their order counts."""
+    for low, high in ((-(2**63), 2**63 - 1), (2**40, 2**40 + 9), (0, 6), (3, 2**20)):
+        src, dst = rng.integers(low, high, size=(2, 40), endpoint=True)
+        data = read({"src": src, "dst": dst})
+        names = np.unique([src, dst])
+        found = np.arange(len(names)) if data.node_names is None else data.node_names
+        np.testing.assert_array_equal(found, names)
+        np.testing.assert_array_equal(found[np.stack(in_order(data.graph)[2:])], [src, dst])
+        shuffled = rng.permutation(names)
+        again = read({"src": src, "dst": dst}, {"id": shuffled})
+        np.testing.assert_array_equal(shuffled[np.stack(in_order(again.graph)[2:])], [src, dst])
+    text = read({"src": np.array(["1", "2", "b"]), "dst": [2, 1, 1]})
+    assert text.node_names.tolist() == ["1", "2", "b"]  # numbers beside text are text
+    assert read({"src": [], "dst": []}).graph.num_nodes == 0
+
+
+def test_tables_of_arrow(rng: Rng) -> None:
+    """Categories, several chunks, numbers that are missing, rows of vectors."""
+    pyarrow = need("pyarrow")
+    edges, nodes = tables(rng)
+    wanted = read(edges, {"id": nodes["id"]})
+    chunked = pyarrow.table(edges)
+    chunked = pyarrow.concat_tables([chunked.slice(0, 7), chunked.slice(7, 0), chunked.slice(7)])
+    categories = chunked.set_column(0, "src", chunked["src"].dictionary_encode())
+    vectors = pyarrow.array([[i, i + 0.5] for i in range(10)], pyarrow.list_(pyarrow.float32(), 2))
+    given = {"id": nodes["id"], "v": vectors, "n": pyarrow.array([None, *range(9)])}
+    for table in (chunked, categories):
+        data = read(table, pyarrow.table(given))
+        assert_equal(data, wanted, "edges", "node_names")
+        assert data.nodes["v"].tolist() == [[i, i + 0.5] for i in range(10)]
+        np.testing.assert_array_equal(data.nodes["n"], [np.nan, *range(9)])
+    polars = need("polars")
+    frame = polars.DataFrame(edges).with_columns(polars.col("dst").cast(polars.Categorical))
+    assert_equal(read(frame, {"id": nodes["id"]}), wanted, "edges", "node_names")
+
+
+def test_table_of_relations(rng: Rng) -> None:
+    edges, _ = tables(rng)
+    edges["how"] = NAMES[rng.integers(3, size=30)]
+    data = read(edges, relation="how")
+    assert data.graph.relation_names == tuple(sorted(set(edges["how"])))
+    back = convert.to_table(data, relation="how")[0]
+    assert_same(back, {key: edges[key] for key in back})
+    assert back.keys() == edges.keys()
+
+
+def test_table_of_memberships(rng: Rng) -> None:
+    edges, nodes = tables(rng)
+    edges["dst"] = rng.permutation(edges["dst"])
+    data = read(edges, nodes, hypergraph=True, **OPTIONS)
+    assert data.graph.num_nodes == 10
+    assert data.edge_names.tolist() == sorted(set(edges["dst"]))
+    back = convert.to_table(data)
+    assert_same(back, (edges, nodes))
+    assert_equal(read(*back, hypergraph=True, **OPTIONS), data, "nodes", "incidences", "edge_names")
+
+
+def test_tables_by_type(rng: Rng) -> None:
+    edges = {
+        ("author", "writes", "paper"): {"src": ["ann", "李"], "dst": [7, 3], "order": [1.0, 2.0]},
+        ("paper", "cites", "paper"): {"src": [3, 7], "dst": [4, 7]},
+    }
+    nodes = {"paper": {"id": [3, 4, 7, 9], "year": [1.0, 2.0, 3.0, 4.0]}}
+    data = read(edges, nodes)
+    assert data.graph.num_nodes == {"paper": 4, "author": 2}
+    found = convert.to_table(data)
+    for key, table in edges.items():
+        assert {name: each.tolist() for name, each in found[0][key].items()} == table
+    assert found[1]["paper"]["id"].tolist() == [3, 4, 7, 9]
+    assert found[1]["author"]["id"].tolist() == ["ann", "李"]
+
+
+@pytest.mark.parametrize("name", ["Data", "from_table"])
+def test_example(name: str) -> None:
+    names = {**vars(convert), "jax_gnn": jax_gnn, "np": np}
+    text = inspect.getdoc(getattr(convert, name))
+    example = doctest.DocTestParser().get_doctest(text or "", names, name, None, None)
+    report: list[str] = []
+    assert example.examples
+    doctest.DocTestRunner().run(example, out=report.append)
+    assert not report, "".join(report)
+
+
+def test_table_says_what_it_changed() -> None:
+    edges = {
+        "src": ["a", "b", "b", "who", None],
+        "dst": ["b", "a", "a", "a", "b"],
+        "weight": [1.0, None, 3.0, 4.0, 5.0],
+        "note": ["x", "y", "z", "u", "v"],
+    }
+    nodes = {"id": ["a", "b", "c"], "kind": ["k", None, "l"]}
+    with pytest.warns(UserWarning, match="from_table: edges: 2 of 5 name no node.*; ") as caught:
+        data = convert.from_table(edges, nodes, labels="kind")
+    assert len(caught) == 1
+    assert data.report == (
+        "edges: 2 of 5 name no node, or nothing: dropped",
+        "edges: 1 of 3 repeat another: kept",
+        "edges['weight']: 1 of 5 are missing",
+        "edges['note'] holds no numbers, and is in neither one_hot nor labels: dropped",
+        "nodes['kind']: 1 of 3 are missing",
+    )
+    assert data.nodes["kind"].tolist() == [0, -1, 1]
+    np.testing.assert_array_equal(data.edges["weight"], [1, np.nan, 3])
+
+
+def test_csv_files(tmp_path: Path) -> None:
+    """Numbers, names that look like them, what is missing, quotes, a byte order mark, tabs."""
+    path = tmp_path / "a.csv"
+    path.write_text("\ufeffsrc,dst,w,t\r\n007,7,1e3,\r\n7,007,-2,5\r\n", encoding="utf-8")
+    data = read(path)
+    assert data.node_names.tolist() == ["007", "7"]
+    np.testing.assert_array_equal(data.edges["t"], [np.nan, 5])
+    assert data.edges["w"].tolist() == [1000, -2]
+    path = tmp_path / "a.tsv"
+    path.write_text("src\tdst\n1\t2\n\n2\t0\n")
+    assert read(path).graph.num_edges == 2
+    for text, message in (
+        ("src,dst\n1\n", r"a.csv:2 must have 2 cells as the header has, got 1"),
+        ("src,src\n", "'src' twice"),
+        ("", "src must be a column of edges, , got 'src'"),
+    ):
+        (tmp_path / "a.csv").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            convert.from_table(tmp_path / "a.csv")
+
+
+# --- What is wrong --------------------------------------------------------------------------------
+
+
+def graphs_tuple(**changes: Any) -> Any:
+    """Looks like jraph's."""
+    parts: dict[str, Any] = {
+        "nodes": np.ones((3, 2)),
+        "edges": None,
+        "senders": [0, 1],
+        "receivers": [1, 2],
+        "globals": None,
+        "n_node": [2, 1],
+        "n_edge": [1, 1],
+    }
+    return type("GraphsTuple", (), parts | changes)()
+
+
+PAIR = Graph.from_edges([0, 1], [1, 0])
+EDGES = {"src": ["a"], "dst": ["b"]}
+BAD: list[tuple[Any, type[Exception], str]] = [
+    (lambda: convert.from_jraph([1]), TypeError, "graphs must be a jraph.GraphsTuple, got list"),
+    (
+        lambda: convert.from_jraph(graphs_tuple(n_node=[2, 2])),
+        ValueError,
+        "n_node must add up to the number of nodes, 3, got 4",
+    ),
+    (
+        lambda: convert.from_jraph(graphs_tuple(n_edge=[3, 1])),
+        ValueError,
+        "n_edge must add up to the number of edges, 2, got 4",
+    ),
+    (
+        lambda: convert.from_jraph(graphs_tuple(n_edge=[2])),
+        ValueError,
+        r"n_edge must be \(2,\), as n_node is, integers, got int64 of shape \(1,\)",
+    ),
+    (
+        lambda: convert.from_jraph(graphs_tuple(globals=np.ones(3))),
+        ValueError,
+        r"globals must have a row for each of 2 graphs, got shape \(3,\)",
+    ),
+    (
+        lambda: Data(PAIR, n_node=np.array([2])),
+        ValueError,
+        "n_node and n_edge must be given together, got n_node alone",
+    ),
+    (lambda: convert.from_networkx({}), TypeError, "graph must be one of networkx, got dict"),
+    (lambda: convert.from_dgl(1), TypeError, "graph must be a DGLGraph, got int"),
+    (lambda: convert.from_dhg({0: [1]}), TypeError, "graph must be .* of DHG, got dict"),
+    (lambda: convert.from_hypernetx({0: [1]}), TypeError, "hypergraph must be .*, got dict"),
+    (lambda: convert.from_bcoo(np.eye(2)), TypeError, "matrix must be a BCOO .*, got ndarray"),
+    (lambda: convert.to_scipy(np.eye(2)), TypeError, "data must be a Graph or Hypergraph.*ndarray"),
+    (lambda: convert.to_scipy(PAIR, format="lil"), ValueError, "format must be one of .*'lil'"),
+    (lambda: convert.to_scipy(PAIR, "w"), ValueError, "values must be among edges, , got 'w'"),
+    (lambda: Data([0, 1]), TypeError, "graph must be a Graph, .*, got list"),
+    (
+        lambda: Data(PAIR, nodes={"x": np.ones(3)}),
+        ValueError,
+        r"nodes\['x'\] must have a row for each of 2 nodes, got shape \(3,\)",
+    ),
+    (
+        lambda: convert.to_scipy(Data(PAIR, edges={"weight": np.ones(3)})),
+        ValueError,
+        r"edges\['weight'\] must have a row for each of 2 edges, got shape \(3,\)",
+    ),
+    (
+        lambda: convert.to_scipy(Data(PAIR.with_self_loops(), edges={"weight": np.ones(2)})),
+        ValueError,
+        r"edges\['weight'\] must have a value for each edge, got none for the 2 edges",
+    ),
+    (
+        lambda: convert.from_table(EDGES, {"id": ["a", "b", "a"]}),
+        ValueError,
+        "nodes must name each node once, got 'a' 2 times",
+    ),
+    (
+        lambda: convert.from_table(EDGES, {"id": ["a", None]}),
+        ValueError,
+        "nodes must have a name for each node, got none in row 1",
+    ),
+    (
+        lambda: convert.from_table({"from": ["a"], "to": ["b"]}),
+        ValueError,
+        "src must be a column of edges, 'from', 'to', got 'src'",
+    ),
+    (
+        lambda: convert.from_table(EDGES, labels="kind"),
+        ValueError,
+        "labels must be among the columns , got 'kind'",
+    ),
+    (
+        lambda: convert.from_table({"src": [1, 2], "dst": [1]}),
+        ValueError,
+        "edges must have columns of one length, got {'src': 2, 'dst': 1}",
+    ),
+    (
+        lambda: convert.from_table({"src": [1.5], "dst": [1]}),
+        TypeError,
+        r"edges\['src'\], edges\['dst'\] must be text or integers, as names are, got float",
+    ),
+    (
+        lambda: convert.from_table(EDGES, relation="src"),
+        ValueError,
+        "edges must have a column for each of their ends, got src='src', dst='dst', relation='src'",
+    ),
+    (
+        lambda: convert.from_table(EDGES, relation="src", hypergraph=True),
+        ValueError,
+        "edges must be of one kind: .*, got relation and hypergraph",
+    ),
+    (lambda: convert.from_table(3), TypeError, "edges must be a path, .*, got int"),
+    (
+        lambda: convert.from_table({("a", "b"): EDGES}),
+        ValueError,
+        r"edges must be by \(source type, relation, destination type\), got the key \('a', 'b'\)",
+    ),
+]
+
+
+@pytest.mark.parametrize("call,error,message", BAD, ids=lambda case: None)
+def test_what_is_wrong_is_said(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["jraph", "torch_geometric", "dgl", "networkx", "dhg", "hypernetx"]
+)
+def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, f"{name}.data", None)
+    to = {"torch_geometric": convert.to_pyg}.get(name) or getattr(convert, f"to_{name}")
+    graph = Hypergraph.from_hyperedges([[0]]) if name == "hypernetx" else PAIR
+    with pytest.raises(
+        ImportError, match=rf"{name}.* is not installed: pip install {re.escape(name[:5])}"
+    ):
+        to(graph)
