@@ -156,7 +156,7 @@ def problem(graph: PlainGraph, case: Case) -> Problem:
     rows |= {name: np.arange(width) for name, read in READS[model].items() if read == "shared"}
     count, function = len(inputs), functions()[model]
     view = View(sample.segment_of_entry, np.arange(len(sample.entries)), len(sample.segments))
-    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+    with jax.enable_x64(True):
         arrays = [jax.numpy.asarray(inputs[name].rows(rows[name])) for name in inputs]
         of_arrays = partial(function, view)
         shapes = [x.shape for x in jax.eval_shape(of_arrays, *arrays)]

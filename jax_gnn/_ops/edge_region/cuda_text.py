@@ -226,7 +226,8 @@ def _schedules(slots: int) -> Iterator[_Schedule]:
         pairs.sort(key=lambda pair: -pair[0])
     for vec, unroll in pairs:
         if slots % vec == 0:
-            yield _Schedule(vec, unroll, 2, 128 if unroll == 8 else 144)
+            registers = 128 if unroll == 8 else 160 if (vec, unroll) == (2, 2) else 144
+            yield _Schedule(vec, unroll, 2, registers)
     yield _Schedule(1, 4, 1, 250)
     for vec in (8, 7, 6, 5, 3):  # of what a warp must hold whole
         if slots % vec == 0 and slots <= _WARP * vec:
