@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.definition import TF32_TOLERANCE, Candidate, Case, Family, Op, Problem
 from benchmarks.peers import jax_gnn_graph
-from benchmarks.problems import Expected, Repeated, features, numpy_dtype, sample_segments
+from benchmarks.problems import Expected, Repeated, features, numpy_dtype, once, sample_segments
 from benchmarks.report import OURS
 from benchmarks.workloads import PlainGraph, Workload, molecules, plain_graphs, plain_relational
 
@@ -135,6 +135,14 @@ def with_gradients(function: Callable[..., Any], count: int) -> Callable[..., tu
 # --- Problems ------------------------------------------------------------------------------------
 
 
+@once
+def _array(role: str, shape: tuple[int, ...], dtype: str, scale: float = 1.0) -> Repeated:
+    """Random numbers: the same object for the same call, which is on the device once."""
+    x = features(role, shape[0], int(np.prod(shape[1:], dtype=int)), dtype)
+    pool = x.pool if scale == 1 else (x.pool * scale).astype(x.pool.dtype)
+    return Repeated(pool.reshape(-1, *shape[1:]), x.num_rows)
+
+
 def problem(graph: PlainGraph, case: Case) -> Problem:
     """Results by plain JAX in float64, on the edges of some destinations."""
     import jax
@@ -143,11 +151,8 @@ def problem(graph: PlainGraph, case: Case) -> Problem:
     width, dtype = case.width, case.dtype
     inputs: dict[str, Any] = {}
     for name, read in READS[model].items():
-        shape = _shape(read, graph, width)
-        x = features(name, shape[0], int(np.prod(shape[1:], dtype=int)), dtype)
-        scale = width**-0.5 if read == "shared" else 1
-        pool = (x.pool * scale).astype(x.pool.dtype).reshape(-1, *shape[1:])
-        inputs[name] = Repeated(pool, x.num_rows)
+        scale = width**-0.5 if read == "shared" else 1.0
+        inputs[name] = _array(name, _shape(read, graph, width), dtype, scale)
     sample = sample_segments(graph.indptr, 16 * width)
     kept = {"src": graph.cols[sample.entries], "dst": sample.segments}
     rows = {
@@ -165,8 +170,7 @@ def problem(graph: PlainGraph, case: Case) -> Problem:
         of = [spaces[shape[0] == len(sample.segments)] for shape in shapes]
         if kind == "gradients":
             for i, ((size, _), shape) in enumerate(zip(of, shapes, strict=True)):
-                x = features(f"cotangent {i}", size, int(np.prod(shape[1:])), dtype)
-                inputs[f"cotangent {i}"] = Repeated(x.pool.reshape(-1, *shape[1:]), size)
+                inputs[f"cotangent {i}"] = _array("cotangent", (size, *shape[1:]), dtype)
             given = [inputs[f"cotangent {i}"].rows(some) for i, (_, some) in enumerate(of)]
             results = jax.jit(with_gradients(of_arrays, count))(given, *arrays)
         else:

@@ -113,6 +113,18 @@ def test_one_head_is_like_none(rng: np.random.Generator) -> None:
     assert "attention (dots)" in program(attention).explain(graph, **arguments)
 
 
+def test_an_axis_of_one_meets_a_longer_one(rng: np.random.Generator) -> None:
+    """As in PaiNN's message: a slice of gates times vectors."""
+
+    def function(g: Any, v: Node, e: Edge) -> Any:
+        return g.sum(g.src(v) * e[1:2])
+
+    graph = Graph.from_edges(*rng.integers(0, 5, (2, 12)), num_nodes=5)
+    made, v, e = program(function), rng.normal(size=(5, 3, 4)), rng.normal(size=(12, 2, 4))
+    wanted = made.reference(graph, v, e)
+    assert largest_difference(jax.jit(made)(graph, v, e), wanted) < TOLERANCE
+
+
 def test_bipartite_graph(rng: np.random.Generator) -> None:
     @program
     def attention(g, x: Node, y: Node, w):
