@@ -27,6 +27,8 @@ from jax_gnn._core.csr import (
 from jax_gnn._core.ids import (
     PADDING,
     bounded,
+    device_of,
+    hosted,
     ids_at,
     is_traced,
     namespace,
@@ -67,6 +69,10 @@ class Graph:
     messages run from sources to destinations, ``A @ x``. All sizes are shapes, so that graphs of
     equal sizes share one compiled program; :meth:`pad` makes sizes equal. Build one with a
     ``from_…`` method. The arrays are int32, or int64 where 32 bits do not suffice.
+
+    Outside ``jax.jit``, building and the methods here compile nothing, whatever the sizes: they
+    work in numpy. Arrays on a device are copied to the host for it, and results go to that device:
+    of many small graphs, build all inside :func:`host_arrays`.
 
     Whatever ops take or give for each edge is in the graph's order: by destination, then source;
     equal edges in the order of the input. :meth:`edge_values` brings values there. The graphs in a
@@ -188,6 +194,7 @@ class Graph:
             ValueError: an array is not one-dimensional, lengths differ, a size is negative, an id
                 is out of range, or ``num_nodes`` is given beside the other sizes.
         """
+        device = device_of(src, dst)
         src, dst = arguments.check_pairs("src", src, "dst", dst)
         if num_src is None and num_dst is None:
             src_name = dst_name = "num_nodes"
@@ -208,7 +215,7 @@ class Graph:
             *(by_src.indptr, by_src.rows, by_src.cols, by_src.order),
             edge_ids,
         )
-        return placed(graph)
+        return placed(graph, device)
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> Graph:
@@ -247,6 +254,7 @@ class Graph:
         """
         return self._values(values, fill_value, "num_input_edges")
 
+    @hosted
     def _values(self, values: Any, fill_value: Any, rows: str) -> Array:
         """The same, where errors say what the number of rows is called."""
         xp = namespace(self.edge_ids)
@@ -268,6 +276,7 @@ class Graph:
         edge_ids = bounded(self.edge_ids, values.shape[0])
         return jnp.concatenate([fill, values]).at[edge_ids + 1].get(mode="fill")
 
+    @hosted
     def transpose(self) -> Graph:
         """The graph with all edges reversed.
 
@@ -328,9 +337,8 @@ class Graph:
                 f"{caller} works on the host only, as the number of edges depends on values; call "
                 "it before jax.jit"
             )
-        size = int(self.indptr[-1])
-        arrays = (self.cols, self.rows, self.edge_ids)
-        src, dst, edge_ids = (np.asarray(array)[:size].astype(np.int64) for array in arrays)
+        indptr, *arrays = jax.device_get((self.indptr, self.cols, self.rows, self.edge_ids))
+        src, dst, edge_ids = (array[: indptr[-1]].astype(np.int64) for array in arrays)
         return src, dst, edge_ids
 
     def _with_edges(
@@ -348,8 +356,9 @@ class Graph:
         order = graph.edge_ids
         graph = replace(graph, edge_ids=edge_ids[order].astype(order.dtype))
         graph = graph if self.split is None else graph.with_edge_split()
-        return graph if namespace(self.rows) is np else placed(graph)
+        return graph if namespace(self.rows) is np else placed(graph, device_of(self.rows))
 
+    @hosted
     def with_edge_split(self) -> Graph:
         """Adds ``split`` and ``t_split``, in linear time, where they are not there yet.
 
@@ -366,6 +375,7 @@ class Graph:
             t_split=edge_split(self.t_indptr, self.t_cols),
         )
 
+    @hosted
     def pad(
         self,
         *,
@@ -465,10 +475,12 @@ class Graph:
         )
         return segments(self.rows, self.num_dst), at_src
 
+    @hosted
     def in_degrees(self) -> Array:
         """Number of edges into each destination: ``(num_dst,)`` integers."""
         return namespace(self.indptr).diff(self.indptr)
 
+    @hosted
     def out_degrees(self) -> Array:
         """Number of edges out of each source: ``(num_src,)`` integers."""
         return namespace(self.t_indptr).diff(self.t_indptr)

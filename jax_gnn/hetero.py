@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC, promoted
-from jax_gnn._core.ids import is_traced, namespace, on_host
+from jax_gnn._core.ids import hosted, is_traced, namespace, on_host
 from jax_gnn.graph import Graph
 from jax_gnn.relational import PARTS, EdgeType, Part, RelationalGraph
 
@@ -217,6 +217,7 @@ class HeteroGraph:
 
     # --- Edges of one type ---------------------------------------------------------------------
 
+    @hosted
     def edge_values(self, values: Mapping[EdgeType, ArrayLike], fill_value: Any = 0) -> Array:
         """Values of edges in the order of ``relational``, from a dict by type.
 

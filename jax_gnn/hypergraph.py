@@ -13,7 +13,7 @@ from jax import Array
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arguments import check_choice
-from jax_gnn._core.ids import PADDING, is_traced
+from jax_gnn._core.ids import PADDING, device_of, hosted, is_traced, on_host, placed
 from jax_gnn.graph import Graph, check_one_dtype
 
 
@@ -305,6 +305,7 @@ class Hypergraph:
         ids, size = np.full(len(loops), PADDING), self.num_hyperedges + len(loops)
         return Hypergraph(*(graph._with_edges(loops, new, ids, size) for graph in graphs))
 
+    @hosted
     def pad(
         self,
         *,
@@ -416,6 +417,7 @@ def _build(
     validate: bool,
 ) -> list[Graph]:
     """A graph from each set of pairs, which come with the arguments' names for the errors."""
+    device = device_of(*(part for pairs in incidences for part in pairs))
     checked = [arguments.check_pairs(*pairs) for pairs in incidences]
     all_nodes, all_hyperedges = zip(*checked, strict=True)
     num_nodes = arguments.check_size("num_nodes", num_nodes, *all_nodes)
@@ -426,8 +428,10 @@ def _build(
         if arguments.check_flag("validate", validate) and not is_traced(*pair):
             arguments.check_range(node_name, pair[0], "num_nodes", num_nodes)
             arguments.check_range(hyperedge_name, pair[1], "num_hyperedges", num_hyperedges)
-        graphs.append(Graph.from_edges(*pair, **sizes, validate=False).with_edge_split())
-    return graphs
+        with on_host(True):  # what is traced stays so
+            graph = Graph.from_edges(*pair, **sizes, validate=False).with_edge_split()
+        graphs.append(graph)
+    return placed(graphs, device)
 
 
 def _owners(node_idx: np.ndarray, hyperedge_idx: np.ndarray, num_hyperedges: int) -> np.ndarray:

@@ -17,6 +17,8 @@ from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.ids import (
     PADDING,
+    device_of,
+    hosted,
     in_range,
     is_traced,
     namespace,
@@ -250,6 +252,7 @@ class RelationalGraph:
                 is out of range, ``num_nodes`` is given beside the other sizes, ``inverse`` or
                 ``self_relation`` is wanted of a bipartite graph, or a part is unknown.
         """
+        device = device_of(src, rel, dst)
         src, rel, dst = arguments.check_columns({"src": src, "rel": rel, "dst": dst})
         src_name = dst_name = "num_nodes"
         bipartite = num_src is not None or num_dst is not None
@@ -288,7 +291,7 @@ class RelationalGraph:
             num_relations=num_relations * (1 + inverse) + self_relation,
             self_relation=self_relation,
         )
-        return placed(graph._with_parts(_check_parts("parts", parts)))
+        return placed(graph._with_parts(_check_parts("parts", parts)), device)
 
     @classmethod
     def from_edge_dict(
@@ -408,6 +411,7 @@ class RelationalGraph:
             added |= {"pair_dst": pairs, "into_pairs": into}
         return replace(self, **added)
 
+    @hosted
     def pad(
         self,
         *,
