@@ -167,7 +167,7 @@ class Graph:
     def from_edges(
         cls,
         src: Any,
-        dst: Any,
+        dst: Any = None,
         *,
         num_nodes: int | None = None,
         num_src: int | None = None,
@@ -181,7 +181,9 @@ class Graph:
         are dropped.
 
         Args:
-            src: ``(num_edges,)`` integers, where each edge starts.
+            src: ``(num_edges,)`` integers, where each edge starts. Or all edges, where ``dst`` is
+                not given: ``(2, num_edges)`` integers, sources first, as PyG's ``edge_index``; or a
+                list, or whatever can be iterated over, of tuples (source, destination).
             dst: ``(num_edges,)`` integers, where each edge ends.
             num_nodes: number of nodes; by default the largest id plus one (host arrays only).
             num_src: number of sources of a bipartite graph, likewise the largest id plus one if
@@ -191,10 +193,12 @@ class Graph:
 
         Raises:
             TypeError: an array is not of integers, or a size is missing or not an integer.
-            ValueError: an array is not one-dimensional, lengths differ, a size is negative, an id
-                is out of range, or ``num_nodes`` is given beside the other sizes.
+            ValueError: an array has another shape, lengths differ, a size is negative, an id is out
+                of range, or ``num_nodes`` is given beside the other sizes.
         """
         device = device_of(src, dst)
+        if dst is None:
+            src, dst = arguments.edge_ends("src", src)
         src, dst = arguments.check_pairs("src", src, "dst", dst)
         if num_src is None and num_dst is None:
             src_name = dst_name = "num_nodes"
@@ -235,6 +239,26 @@ class Graph:
         """
         coo = arguments.check_sparse("matrix", matrix, "(num_dst, num_src)")
         return cls.from_edges(coo.col, coo.row, num_src=coo.shape[1], num_dst=coo.shape[0])
+
+    def edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """The edges that the graph was built from, in that order, then those added. Host only.
+
+        A reversed edge that :meth:`symmetrized` added stands beside its own. What is padding, or
+        was dropped as an id was out of range, is left out.
+
+        Returns:
+            Sources and destinations, ``(edges,)`` int64 each.
+
+        Raises:
+            TypeError: called inside ``jax.jit``.
+
+        Example:
+            >>> Graph.from_edges([(0, 2), (2, 1), (1, 0)]).edges()
+            (array([0, 2, 1]), array([2, 1, 0]))
+        """
+        src, dst, edge_ids = self._host_edges("edges")
+        order = given_first(edge_ids)
+        return src[order], dst[order]
 
     def edge_values(self, values: Any, fill_value: Any = 0) -> Array:
         """Brings values, such as weights, from the order of the input to the graph's order.
@@ -484,6 +508,11 @@ class Graph:
     def out_degrees(self) -> Array:
         """Number of edges out of each source: ``(num_src,)`` integers."""
         return namespace(self.t_indptr).diff(self.t_indptr)
+
+
+def given_first(edge_ids: np.ndarray) -> np.ndarray:
+    """An order in which the edges of the input come as they did there, then those added."""
+    return np.argsort(edge_ids.view(f"u{edge_ids.itemsize}"), kind="stable")  # -1 is the largest
 
 
 def check_one_dtype(name: str, dtypes: dict[str, Any]) -> None:

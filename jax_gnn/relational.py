@@ -35,7 +35,7 @@ from jax_gnn._core.triples import (
     sort_triples,
     source_pairs,
 )
-from jax_gnn.graph import Graph, check_index, check_one_dtype
+from jax_gnn.graph import Graph, check_index, check_one_dtype, given_first
 
 EdgeType = tuple[str, str, str]
 Part = Literal["from_pairs", "to_pairs"]
@@ -551,6 +551,22 @@ class RelationalGraph:
             ValueError: ``values`` is a scalar.
         """
         return self.nodes.edge_values(values, fill_value)
+
+    def triples(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The edges that the graph was built from, in that order, then those added. Host only.
+
+        An inverse edge stands beside its own. Padding, and what was dropped, is left out.
+
+        Returns:
+            Sources, relations and destinations, ``(edges,)`` int64 each.
+
+        Raises:
+            TypeError: called inside ``jax.jit``.
+        """
+        src, dst, edge_ids = self.nodes._host_edges("triples")
+        order = given_first(edge_ids)
+        rel = np.asarray(self.edge_types)[order].astype(np.int64)
+        return src[order], rel, dst[order]
 
     def norm(self, kind: Literal["mean"] = "mean", dtype: Any = float) -> Array:
         """Factors of edges that make sums over each relation means (R-GCN, arXiv 1703.06103).

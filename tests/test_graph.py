@@ -121,6 +121,60 @@ def test_ids_of_any_sequence_type(rng: np.random.Generator) -> None:
         )
 
 
+ALL_EDGES: dict[str, Callable[[np.ndarray], Any]] = {
+    "array": np.array,
+    "array of JAX": jnp.array,
+    "lists": np.ndarray.tolist,
+    "tuple": tuple,
+    "pairs": lambda ends: [*zip(*ends.tolist(), strict=True)],
+    "iterator": lambda ends: zip(*ends, strict=True),
+}
+
+
+@pytest.mark.parametrize("kind", ALL_EDGES)
+@pytest.mark.parametrize("count", [0, 1, 2, 9])
+def test_all_edges_in_one_argument(rng: np.random.Generator, kind: str, count: int) -> None:
+    ends = rng.integers(0, 5, (2, count))
+    graph = Graph.from_edges(ALL_EDGES[kind](ends), num_nodes=5)
+    assert same_bits(graph, Graph.from_edges(*ends, num_nodes=5))
+    np.testing.assert_array_equal(graph.edges(), ends)
+
+
+@pytest.mark.parametrize(
+    ("edges", "error", "message"),
+    [
+        (
+            [(0, 1), (0, 1, 2)],
+            ValueError,
+            r"src\[1\] must be \(source, destination\), got \(0, 1, 2\)",
+        ),
+        (np.zeros((5, 2), int), ValueError, r"\(2, num_edges\) .* shape \(5, 2\); transpose it"),
+        ([[0, 1], [1, 2], [2, 0]], ValueError, r"a list of tuples .*got \[\[0, 1\], \[1, 2\]"),
+        ([0, 1], ValueError, r"where dst is not given, .* got \[0, 1\]"),
+        (np.arange(2), ValueError, r"got an array of int64 of shape \(2,\)"),
+        (None, TypeError, "where dst is not given, .* got None"),
+        ("01", TypeError, "got '01'"),
+        ([("a", "b")], TypeError, "src must be an array of integers, got <U1"),
+        ([[0, 1], [2]], ValueError, "same length, got 2 and 1"),
+    ],
+)
+def test_what_is_no_edges(edges: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Graph.from_edges(edges)
+
+
+def test_edges_in_the_order_of_the_input() -> None:
+    """Added ones last, reversed ones beside their own, dropped ones left out."""
+    graph = Graph.from_edges([(2, 1), (0, 5), (1, 1), (0, 1)], num_nodes=3, validate=False)
+    more = graph.symmetrized().with_self_loops().pad(num_edges=20)
+    src, dst = more.edges()
+    assert sorted(zip(src[:5], dst[:5], strict=True)) == [(0, 1), (1, 0), (1, 1), (1, 2), (2, 1)]
+    assert {(src[0], dst[0]), (src[1], dst[1])} == {(2, 1), (1, 2)} and (src[2], dst[2]) == (1, 1)
+    assert list(zip(src[5:], dst[5:], strict=True)) == [(0, 0), (2, 2)]
+    with pytest.raises(TypeError, match="edges works on the host only"):
+        jax.jit(Graph.edges)(graph)
+
+
 def test_default_sizes() -> None:
     assert repr(Graph.from_edges([4, 1], [0, 2])) == "Graph(num_nodes=5, num_edges=2)"
     assert repr(Graph.from_edges([0], [7])) == "Graph(num_nodes=8, num_edges=1)"
