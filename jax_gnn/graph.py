@@ -27,6 +27,7 @@ from jax_gnn._core.csr import (
 from jax_gnn._core.ids import (
     PADDING,
     bounded,
+    count_of,
     device_of,
     hosted,
     ids_at,
@@ -97,6 +98,9 @@ class Graph:
             twice the slot's place in it, plus 1 in its last. Surplus slots, at the end, have
             columns -1 and places (-1, 1).
         t_split: likewise for ``t_cols``.
+        num_input_edges: ``()``, how many edges the graph was built from, dropped ones included:
+            as an array it makes no program of its own for each number. None where arrays were put
+            together by hand.
 
     Edges past ``indptr[-1]`` are padding and hold -1 in all arrays. An edge given twice counts
     twice.
@@ -121,6 +125,7 @@ class Graph:
     edge_ids: Array
     split: EdgeSplit | None = None
     t_split: EdgeSplit | None = None
+    num_input_edges: Array | None = None
 
     @property
     def num_src(self) -> int:
@@ -218,6 +223,7 @@ class Graph:
             *(by_dst.indptr, by_dst.rows, by_dst.cols),
             *(by_src.indptr, by_src.rows, by_src.cols, by_src.order),
             edge_ids,
+            num_input_edges=count_of(src, edge_ids.dtype),
         )
         return placed(graph, device)
 
@@ -269,12 +275,13 @@ class Graph:
             fill_value: what edges get that were not there: self-loops that were added, and padding.
 
         Returns:
-            ``(num_edges, *features)`` in the dtype of ``values``. Where there are fewer values than
-            edges, the rest are NaN (of integers, the extreme value).
+            ``(num_edges, *features)`` in the dtype of ``values``. Of a graph that was passed to
+            ``jax.jit`` it is not known how many values there must be: where there are too few, the
+            rest are NaN (of integers, the extreme value).
 
         Raises:
             TypeError: ``values`` are not numbers, or ``fill_value`` is none.
-            ValueError: ``values`` is a scalar.
+            ValueError: ``values`` has not one row for each edge that the graph was built from.
         """
         return self._values(values, fill_value, "num_input_edges")
 
@@ -287,6 +294,16 @@ class Graph:
         values = arguments.as_numbers("values", values, xp)
         if values.ndim == 0:
             raise ValueError(f"values must be ({rows}, *features), got a scalar")
+        count, given = self.num_input_edges, values.shape[0]
+        if (
+            not (count is None or is_traced(count) or count.ndim)
+            and not jax.export.is_symbolic_dim(given)
+            and given != int(count)
+        ):
+            raise ValueError(
+                f"values must be ({rows}={count}, *features), one for each that the graph was "
+                f"built from, got shape {values.shape}"
+            )
         fill = arguments.as_numbers("fill_value", fill_value, xp)
         if jnp.iscomplexobj(fill) and not jnp.iscomplexobj(values):
             raise TypeError(f"fill_value must be a real number like values, got {fill.dtype}")
@@ -318,6 +335,7 @@ class Graph:
             edge_ids=ids_at(self.edge_ids, self.t_order),
             split=self.t_split,
             t_split=self.split,
+            num_input_edges=self.num_input_edges,
         )
 
     def with_self_loops(self) -> Graph:
@@ -378,11 +396,11 @@ class Graph:
         with on_host(True):
             graph = Graph.from_edges(src, dst, num_src=self.num_src, num_dst=num_dst)
         order = graph.edge_ids
-        graph = replace(graph, edge_ids=edge_ids[order].astype(order.dtype))
+        ids, count = edge_ids[order].astype(order.dtype), self.num_input_edges
+        graph = replace(graph, edge_ids=ids, num_input_edges=jax.device_get(count))
         graph = graph if self.split is None else graph.with_edge_split()
         return graph if namespace(self.rows) is np else placed(graph, device_of(self.rows))
 
-    @hosted
     def with_edge_split(self) -> Graph:
         """Adds ``split`` and ``t_split``, in linear time, where they are not there yet.
 
@@ -393,11 +411,7 @@ class Graph:
         """
         if self.split is not None and self.t_split is not None:
             return self
-        return replace(
-            self,
-            split=edge_split(self.indptr, self.cols),
-            t_split=edge_split(self.t_indptr, self.t_cols),
-        )
+        return _split(self)
 
     @hosted
     def pad(
@@ -444,6 +458,7 @@ class Graph:
             t_cols=pad(self.t_cols),
             t_order=pad(self.t_order),
             edge_ids=pad(self.edge_ids),
+            num_input_edges=self.num_input_edges,
         )
         return graph if self.split is None else graph.with_edge_split()
 
@@ -508,6 +523,12 @@ class Graph:
     def out_degrees(self) -> Array:
         """Number of edges out of each source: ``(num_src,)`` integers."""
         return namespace(self.t_indptr).diff(self.t_indptr)
+
+
+@hosted
+def _split(graph: Graph) -> Graph:
+    split = edge_split(graph.indptr, graph.cols)
+    return replace(graph, split=split, t_split=edge_split(graph.t_indptr, graph.t_cols))
 
 
 def given_first(edge_ids: np.ndarray) -> np.ndarray:

@@ -97,8 +97,7 @@ class Hypergraph:
         return Hypergraph(self.receiving.transpose(), head)
 
     def __repr__(self) -> str:
-        arrays = jax.tree.leaves(self)
-        if not arrays or any(not getattr(array, "shape", None) for array in arrays):
+        if any(not repr(graph).startswith("Graph(num_") for graph in (self.graph, self.receiving)):
             return f"Hypergraph(graph={self.graph!r}, head={self.head!r})"  # a pytree of others
         sizes = ["num_nodes", "num_hyperedges", "num_incidences"]
         parts = [f"{name}={getattr(self, name)}" for name in sizes]
@@ -369,11 +368,12 @@ class Hypergraph:
                 padding.
 
         Returns:
-            ``(num_incidences, *features)`` in the dtype of ``values``. Where there are fewer values
-            than incidences, the rest are NaN (of integers, the extreme value).
+            ``(num_incidences, *features)`` in the dtype of ``values``, as
+            :meth:`Graph.edge_values`.
 
         Raises:
-            ValueError: ``values`` is a scalar.
+            TypeError: ``values`` are not numbers, or ``fill_value`` is none.
+            ValueError: ``values`` has not one row for each incidence of the input.
         """
         return self.graph._values(values, fill_value, "num_input_incidences")
 

@@ -17,6 +17,7 @@ from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.ids import (
     PADDING,
+    count_of,
     device_of,
     hosted,
     in_range,
@@ -116,6 +117,7 @@ class RelationalGraph:
         return Graph(
             *(nodes.indptr, nodes.rows, out.cols),
             *(out.t_indptr, out.t_rows, out.t_cols, out.t_order, nodes.edge_ids),
+            num_input_edges=nodes.num_input_edges,
         )
 
     @property
@@ -130,6 +132,7 @@ class RelationalGraph:
         return Graph(
             *(into.indptr, into.rows, nodes.cols),
             *(nodes.t_indptr, nodes.t_rows, into.t_cols, nodes.t_order, nodes.edge_ids),
+            num_input_edges=nodes.num_input_edges,
         )
 
     # --- Sizes ---------------------------------------------------------------------------------
@@ -193,8 +196,9 @@ class RelationalGraph:
         return tuple(slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True))
 
     def __repr__(self) -> str:
-        arrays = [self.edge_types, *jax.tree.leaves(self.nodes)]
-        if not isinstance(self.nodes, Graph) or any(not getattr(a, "shape", None) for a in arrays):
+        if not getattr(self.edge_types, "shape", None) or not repr(self.nodes).startswith(
+            "Graph(num_"
+        ):
             names = [f.name for f in fields(self)]  # a pytree of something else than arrays
         else:
             square = self.num_src == self.num_dst
@@ -286,7 +290,7 @@ class RelationalGraph:
             loops=self_relation,
         )
         graph = cls(
-            Graph(*nodes),
+            replace(Graph(*nodes), num_input_edges=count_of(src, types.dtype)),
             types,
             num_relations=num_relations * (1 + inverse) + self_relation,
             self_relation=self_relation,
@@ -548,7 +552,7 @@ class RelationalGraph:
 
         Raises:
             TypeError: ``values`` are not numbers, or ``fill_value`` is none.
-            ValueError: ``values`` is a scalar.
+            ValueError: ``values`` has not one row for each edge of the input.
         """
         return self.nodes.edge_values(values, fill_value)
 

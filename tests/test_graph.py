@@ -439,10 +439,28 @@ def test_edge_values_are_differentiable(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(gradient, want)
 
 
-def test_too_few_edge_values_are_seen() -> None:
-    got = np.asarray(SMALL.edge_values(np.ones(4)))
-    np.testing.assert_array_equal(np.isnan(got), np.asarray(SMALL.edge_ids) == 4)
-    assert np.isnan(SMALL.edge_values(np.ones(0))).all()
+@pytest.mark.parametrize("count", [0, 4, 6])
+def test_as_many_edge_values_as_edges(count: int) -> None:
+    """Of all that was made of the graph. Inside jit it is not known how many there are."""
+    values = np.ones((count, 2), np.float32)
+    dropped = Graph.from_edges([0, 7, 1, 1, 9], [0, 1, 0, 1, 0], num_nodes=2, validate=False)
+    built = jax.jit(functools.partial(Graph.from_edges, num_nodes=6))(
+        *map(np.asarray, SMALL.edges())
+    )
+    more = SMALL.symmetrized().with_self_loops(), SMALL.pad(num_edges=9), SMALL.transpose()
+    for graph in (SMALL, dropped, dropped.with_self_loops(), built, *more):
+        assert int(graph.num_input_edges) == 5
+        with pytest.raises(
+            ValueError, match=r"\(num_input_edges=5, \*features\).*" + f"\\({count}"
+        ):
+            graph.edge_values(values)
+        with pytest.raises(ValueError, match="num_input_edges=5"):
+            jax.jit(graph.edge_values)(values)  # of values alone
+    got = np.asarray(jax.jit(Graph.edge_values)(SMALL, values))[:, 0]
+    np.testing.assert_array_equal(np.isnan(got), np.asarray(SMALL.edge_ids) >= count)
+
+
+def test_edge_values_are_no_scalar() -> None:
     with pytest.raises(ValueError, match=r"values must be \(num_input_edges, \*features\).*scalar"):
         SMALL.edge_values(1.0)
 
@@ -589,7 +607,7 @@ def test_degrees(rng: np.random.Generator, scenario: str) -> None:
 
 def test_pytree() -> None:
     leaves, structure = jax.tree.flatten(SMALL)
-    assert len(leaves) == 8
+    assert len(leaves) == 9
     assert same_bits(jax.tree.unflatten(structure, leaves), SMALL)
     other = Graph.from_edges([0], [0], num_src=3, num_dst=1)
     assert jax.tree.structure(other) == structure  # all sizes are shapes, nothing is static
@@ -598,7 +616,7 @@ def test_pytree() -> None:
     assert isinstance(same, Graph)
     assert same_bits(same, SMALL)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(SMALL)]
-    assert paths == [f".{name}" for name in ARRAYS]
+    assert paths == [f".{name}" for name in (*ARRAYS, "num_input_edges")]
 
 
 def test_frozen() -> None:

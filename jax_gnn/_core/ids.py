@@ -155,6 +155,12 @@ def ids_at(ids: Any, order: Any) -> Any:
     return at.get(mode="fill", fill_value=PADDING, wrap_negative_indices=False)
 
 
+def count_of(ids: Any, dtype: Any) -> Any:
+    """How many ids there are, as a scalar array: of numpy, if that many are known."""
+    count = ids.shape[0]
+    return (jnp if jax.export.is_symbolic_dim(count) else np).asarray(count, dtype)
+
+
 # --- Rows as ids and as pointers -----------------------------------------------------------------
 
 
