@@ -392,6 +392,7 @@ def test_all_functions_are_here() -> None:
     containers |= {"HeteroGraph", "RelationalGraph", "RGATWeights", "HGTWeights", "host_arrays"}
     programs = {"program", "Program", "Node", "Edge", "Relation", "NodeType"}  # test_program.py
     containers |= programs
+    containers |= {"Batch", "batch", "batch_budget", "pack", "unbatch"}  # test_batches.py
     assert functions - containers <= CALLS.keys()
     called = {re.split(r"[ .]", name)[0] for name in CALLS}
     assert set(flax_layers.__all__) - {"AttentionOptions", "LinearOptions", "Stack"} <= called

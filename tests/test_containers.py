@@ -5,7 +5,6 @@ Layers are only traced, not compiled.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import multiprocessing
@@ -15,13 +14,13 @@ from typing import Any
 
 import jax
 import jax.extend
-import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse
 from flax import nnx
 from layer_cases import DST, GRAPH, HYPERGRAPH, LAYERS, RELATIONAL, SIZE, SRC, TRIPLES, WIDTH
+from op_spec import programs
 
 import flax_layers
 import jax_gnn
@@ -238,22 +237,6 @@ def test_methods_leave_arrays_where_they_are() -> None:
 
 
 # --- Nothing is compiled -------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def programs() -> Iterator[list[str]]:
-    """What JAX traces, lowers and compiles in a ``with`` block."""
-    seen: list[str] = []
-
-    def listen(event: str, duration: float, **_: Any) -> None:
-        if event.startswith("/jax/core/compile/"):
-            seen.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield seen
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def test_building_compiles_nothing(rng: np.random.Generator) -> None:
