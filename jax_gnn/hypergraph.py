@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -182,7 +182,7 @@ class Hypergraph:
             TypeError: node ids are not integers.
             ValueError: a hyperedge is not a flat sequence, or an id is out of range.
         """
-        if not isinstance(hyperedges, Iterable):
+        if isinstance(hyperedges, Mapping | str) or not isinstance(hyperedges, Iterable):
             raise TypeError(
                 f"hyperedges must be sequences of node ids, got {type(hyperedges).__name__}"
             )

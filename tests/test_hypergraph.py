@@ -643,3 +643,9 @@ def test_errors_name_the_culprit(
 ) -> None:
     with pytest.raises(error, match=culprit):
         build_wrongly()
+
+
+def test_hyperedges_by_name() -> None:
+    """A dict would give its keys."""
+    with pytest.raises(TypeError, match="hyperedges must be sequences of node ids, got dict"):
+        Hypergraph.from_hyperedges({"a": [0, 1]})  # type: ignore[arg-type]

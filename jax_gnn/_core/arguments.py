@@ -485,7 +485,9 @@ def check_instance(name: str, value: Any, kind: type) -> None:
     """An object of a class of this library."""
     if not isinstance(value, kind):
         wanted = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
-        raise TypeError(f"{name} must be a {wanted}, got {type(value).__name__}")
+        is_array = isinstance(value, jax.Array | np.ndarray)
+        given = described(value) if is_array else type(value).__name__
+        raise TypeError(f"{name} must be a {wanted}, got {given}")
 
 
 # --- Names ---------------------------------------------------------------------------------------
