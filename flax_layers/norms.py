@@ -241,6 +241,7 @@ class PairNorm(nnx.Module):
         scale: float = 1.0,
         individually: bool = False,
         epsilon: float = 1e-5,
+        rngs: nnx.Rngs | None = None,
     ) -> None:
         """Keeps the options.
 
@@ -249,10 +250,12 @@ class PairNorm(nnx.Module):
             scale: What rows are multiplied by.
             individually: Whether each row gets the same length (PairNorm-SI).
             epsilon: What lengths get more.
+            rngs: Of no use here, but norms may then take each other's place.
 
         Raises:
             ValueError: A size is not positive, or a number is not finite.
         """
+        del rngs
         check_positive(num_features=num_features)
         self.num_features = num_features
         self.scale = check_finite("scale", scale)

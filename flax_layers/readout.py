@@ -24,7 +24,15 @@ from flax_layers._base import (
 )
 from flax_layers.norms import NodeBatchNorm, check_nodes
 from jax_gnn import Batch, Graph, segment_max, segment_mean, segment_softmax, segment_sum, spmm
-from jax_gnn.extend import as_array, check_choice, check_instance, check_number, row_wise, take
+from jax_gnn.extend import (
+    as_array,
+    check_choice,
+    check_instance,
+    check_number,
+    described,
+    row_wise,
+    take,
+)
 
 Readout = Literal["sum", "mean", "max"]
 
@@ -285,6 +293,7 @@ def jumping_knowledge(layers: Sequence[Array], mode: Literal["concat", "max"] = 
         ``(rows, *features)``, with "concat" those of all layers, one after another.
 
     Raises:
+        TypeError: `layers` is no list or tuple.
         ValueError: There are no layers, shapes do not fit, or the mode is unknown.
 
     Example:
@@ -292,7 +301,9 @@ def jumping_knowledge(layers: Sequence[Array], mode: Literal["concat", "max"] = 
         (3, 8)
     """
     check_choice("mode", mode, ("concat", "max"))
-    if not len(layers):
+    if not isinstance(layers, list | tuple):
+        raise TypeError(f"layers must be a list of arrays, got {described(layers)}")
+    if not layers:
         raise ValueError("layers must be one at least, got none")
     arrays = [as_array(f"layers[{i}]", layer) for i, layer in enumerate(layers)]
     kept = slice(None, -1) if mode == "concat" else slice(None)
