@@ -187,6 +187,21 @@ def test_top_k_equals_pytorch_geometric(
         assert not got[graph, len(own) :].any()
 
 
+def test_running_statistics_equal_those_of_flax(made: Batch[Graph], x: np.ndarray) -> None:
+    """Of real nodes alone, over three steps, and what is made of them afterwards."""
+    ours = flax_layers.NodeBatchNorm(WIDTH, momentum=0.9, **RNGS)
+    theirs = nnx.BatchNorm(WIDTH, momentum=0.9, **RNGS)
+    larger, more = padded(made), np.full((20 - len(x), WIDTH), np.nan, np.float32)
+    for step in range(3):
+        ours(larger, np.concatenate([step + x, more]))
+        theirs(step + x)
+    np.testing.assert_allclose(ours.mean[...], theirs.mean[...], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ours.var[...], theirs.var[...], rtol=1e-4, atol=1e-5)
+    ours.eval()
+    theirs.eval()
+    np.testing.assert_allclose(ours(made, x), theirs(x), rtol=1e-4, atol=1e-5)
+
+
 # --- The classifier ------------------------------------------------------------------------------
 
 
