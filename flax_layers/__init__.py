@@ -31,6 +31,16 @@ from flax_layers.links import (
     negative_sampling_loss,
     one_vs_all_loss,
 )
+from flax_layers.norms import GraphLayerNorm, GraphNorm, NodeBatchNorm, PairNorm
+from flax_layers.readout import (
+    AttentionReadout,
+    GINBlock,
+    GINClassifier,
+    Set2Set,
+    TopKReadout,
+    jumping_knowledge,
+    readout,
+)
 from flax_layers.relational import RGCN, RGCNConv
 from flax_layers.relational_attention import HGT, RGAT, HGTConv, RGATConv
 from flax_layers.typed import TypedLinear
@@ -61,6 +71,7 @@ __all__ = [
     "AllSetTransformer",
     "AllSetTransformerConv",
     "AttentionOptions",
+    "AttentionReadout",
     "CompGCN",
     "CompGCNConv",
     "ComplEx",
@@ -70,7 +81,11 @@ __all__ = [
     "GATv2",
     "GATv2Conv",
     "GCNConv",
+    "GINBlock",
+    "GINClassifier",
     "GINConv",
+    "GraphLayerNorm",
+    "GraphNorm",
     "GraphTransformer",
     "HGNNConv",
     "HGNNPConv",
@@ -83,10 +98,14 @@ __all__ = [
     "LinearOptions",
     "LinkPredictor",
     "LinkRanking",
+    "NodeBatchNorm",
+    "PairNorm",
     "RGATConv",
     "RGCNConv",
     "SAGEConv",
+    "Set2Set",
     "Stack",
+    "TopKReadout",
     "TransformerConv",
     "TypedLinear",
     "UniGAT",
@@ -98,8 +117,10 @@ __all__ = [
     "UniSAGE",
     "UniSAGEConv",
     "gcn_norm",
+    "jumping_knowledge",
     "link_metrics",
     "negative_sampling_loss",
     "one_vs_all_loss",
+    "readout",
     "unigcn_norm",
 ]

@@ -199,6 +199,13 @@ class Stack(nnx.Module):
             hidden_features=hidden_features, out_features=out_features, num_layers=num_layers
         )
         check_rates(dropout_rate=dropout_rate, input_dropout_rate=input_dropout_rate)
+        heads = options.get("heads", 1)
+        shared = isinstance(heads, int) and heads > 0 and options.get("concat", True)
+        if num_layers > 1 and shared and hidden_features % heads:
+            raise ValueError(
+                f"heads must divide hidden_features, which they share, got {heads=} and "
+                f"{hidden_features=}"
+            )
         self.in_features = in_features
         self.hidden_features = hidden_features
         self.out_features = out_features

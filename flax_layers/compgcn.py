@@ -23,7 +23,7 @@ from flax_layers._base import (
     product,
 )
 from flax_layers.graph import glorot_init
-from flax_layers.relational import each_of
+from flax_layers.relational import each_of, takes_hetero
 from jax_gnn import Graph, RelationalGraph, spmm
 from jax_gnn.extend import (
     accumulator_dtype,
@@ -137,6 +137,7 @@ class CompGCNConv(nnx.Module):
         self.param_dtype = param_dtype
         self.precision = precision
 
+    @takes_hetero
     def __call__(
         self,
         graph: RelationalGraph,
@@ -311,7 +312,8 @@ class CompGCN(TwoLayerStack):
 
     convolution = CompGCNConv
 
-    def __call__(  # type: ignore[override]  # of nodes and relations
+    @takes_hetero
+    def __call__(
         self,
         graph: RelationalGraph,
         x: ArrayLike,
@@ -324,7 +326,8 @@ class CompGCN(TwoLayerStack):
         """Computes one row of outputs per node, and one per relation.
 
         Args:
-            graph: The graph, see `CompGCNConv`.
+            graph: The graph, see `CompGCNConv`. Of a `HeteroGraph`, x and what becomes of nodes may
+                be by type.
             x: Node features, ``(num_nodes, *batch, in_features)``.
             relations: Embeddings of the relations, ``(num_relations, in_features)``.
             edge_weight: ``(num_edges,)``, see `CompGCNConv`.

@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from flax_layers._base import check_positive, check_rates, dropout_arguments, normalized
+from flax_layers._base import Stack, check_positive, check_rates, dropout_arguments, normalized
 from flax_layers.compgcn import CompGCN
 from jax_gnn.extend import (
     STATIC,
@@ -239,12 +239,18 @@ class LinkPredictor(nnx.Module):
             embedding_init: Initialiser of the embeddings.
 
         Raises:
+            TypeError: Encoder or decoder is none, as where they change places.
             ValueError: A size is not positive, or the rate is outside [0, 1].
         """
         check_rates(dropout_rate=dropout_rate)
         if encoder is not None:
             check_callable("encoder", encoder)
         check_callable("decoder", decoder)
+        if isinstance(decoder, Stack) or isinstance(encoder, DistMult | ComplEx | ConvE):
+            raise TypeError(
+                "encoder must be a model of graphs, and decoder one of pairs, as DistMult is, got "
+                f"{type(encoder).__name__} and {type(decoder).__name__}"
+            )
         check_positive(
             num_nodes=num_nodes,
             num_relations=num_relations,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, get_args
 
 import jax
@@ -22,7 +24,7 @@ from flax_layers._base import (
     product,
 )
 from flax_layers.graph import glorot_init
-from jax_gnn import RelationalGraph, relational_aggregate, relational_lookup, spmm
+from jax_gnn import HeteroGraph, RelationalGraph, relational_aggregate, relational_lookup, spmm
 from jax_gnn.extend import (
     accumulator_dtype,
     blocks_pay,
@@ -34,6 +36,25 @@ from jax_gnn.extend import (
 )
 
 Norm = Literal["mean", "sum"]
+
+
+def takes_hetero(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets the call of a layer of relations take a `HeteroGraph`, too, and x by type of nodes.
+
+    The layer gets the graph with relations, and one array of all nodes. What it makes of these is
+    by type where x was.
+    """
+
+    @functools.wraps(call)
+    def of_names(self: Any, graph: Any, x: Any = None, *arguments: Any, **named: Any) -> Any:
+        if not isinstance(graph, HeteroGraph):
+            return call(self, graph, x, *arguments, **named)
+        if not isinstance(x, Mapping):
+            return call(self, graph.relational, x, *arguments, **named)
+        y = call(self, graph.relational, graph.join(x), *arguments, **named)
+        return (graph.split(y[0]), *y[1:]) if isinstance(y, tuple) else graph.split(y)
+
+    return of_names
 
 
 class RGCNConv(nnx.Module):
@@ -138,6 +159,7 @@ class RGCNConv(nnx.Module):
         self.param_dtype = param_dtype
         self.precision = precision
 
+    @takes_hetero
     def __call__(
         self,
         graph: RelationalGraph,
@@ -150,7 +172,7 @@ class RGCNConv(nnx.Module):
 
         Args:
             graph: The graph, whose relations are those of the layer and perhaps the one of nodes to
-                themselves.
+                themselves. Of a `HeteroGraph`, x and the result may be by type of nodes.
             x: Node features, ``(num_nodes, *batch, in_features)``, of a bipartite graph those of
                 the sources; None: nodes without features.
             edge_weight: ``(num_edges,)``, in the graph's order, in the place of the norm's factors:
@@ -361,7 +383,8 @@ class RGCN(TwoLayerStack):
 
     convolution = RGCNConv
 
-    def __call__(  # type: ignore[override]  # names arguments that Stack leaves open
+    @takes_hetero
+    def __call__(
         self,
         graph: RelationalGraph,
         x: ArrayLike | None = None,
@@ -371,7 +394,8 @@ class RGCN(TwoLayerStack):
         """Computes one row of outputs (logits) per node.
 
         Args:
-            graph: The graph, not bipartite.
+            graph: The graph, not bipartite. Of a `HeteroGraph`, x and the result may be by type of
+                nodes.
             x: Node features, ``(num_nodes, *batch, in_features)``; None: nodes without features.
             edge_weight: ``(num_edges,)``, see `RGCNConv`.
             **dropout: `deterministic` and `rngs`, see `Stack`.

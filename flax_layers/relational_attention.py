@@ -35,8 +35,10 @@ from flax_layers.relational import (
     each_of,
     kernel_shape,
     over_batch,
+    takes_hetero,
 )
 from jax_gnn import (
+    HeteroGraph,
     HGTWeights,
     RelationalGraph,
     RGATWeights,
@@ -220,6 +222,7 @@ class RGATConv(nnx.Module):
             kernel = block_diagonal(kernel)
         return RGATWeights.of(kernel, dst, src)
 
+    @takes_hetero
     def __call__(
         self,
         graph: RelationalGraph,
@@ -233,7 +236,8 @@ class RGATConv(nnx.Module):
         """Applies the convolution.
 
         Args:
-            graph: The graph, not bipartite, with its parts "from_pairs" and "to_pairs".
+            graph: The graph, not bipartite, with its parts "from_pairs" and "to_pairs". Of a
+                `HeteroGraph`, x and the result may be by type of nodes.
             x: Node features, ``(num_nodes, *batch, in_features)``.
             edge_attr: Features of edges, ``(num_edges, edge_features)``, in the graph's order
                 (`RelationalGraph.edge_values`), of a layer with `edge_features`.
@@ -513,7 +517,11 @@ class HGTConv(nnx.Module):
         )
 
     def __call__(
-        self, graph: RelationalGraph, x: Features, *, folded: HGTWeights | None = None
+        self,
+        graph: RelationalGraph | HeteroGraph,
+        x: Features,
+        *,
+        folded: HGTWeights | None = None,
     ) -> Any:
         """Applies the convolution.
 
@@ -534,6 +542,7 @@ class HGTConv(nnx.Module):
                 type that the layer has not, lacks one that has nodes, or the graph lacks a part
                 that the method goes through.
         """
+        graph = graph.relational if isinstance(graph, HeteroGraph) else graph
         _check_relations(graph, self.num_relations)
         sizes = self.sizes(graph)
         by_type = self._by_type(graph, x, sizes)
@@ -832,7 +841,7 @@ def _ends_of(
 class RGAT(AttentionStack):
     """Relational graph attention network: two `RGATConv`, or more; the last has one head.
 
-    Its call takes the arguments of `RGATConv`'s.
+    Its call takes the arguments of `RGATConv`'s, and a `HeteroGraph` likewise.
 
     Example:
         >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
@@ -843,6 +852,7 @@ class RGAT(AttentionStack):
     """
 
     convolution = RGATConv
+    __call__ = takes_hetero(AttentionStack.__call__)
 
 
 class HGT(TwoLayerStack):
@@ -870,7 +880,7 @@ class HGT(TwoLayerStack):
         self.output = nnx.Linear(self.hidden_features, self.out_features, rngs=rngs, **last)
 
     def __call__(  # type: ignore[override]  # takes features by type, too
-        self, graph: RelationalGraph, x: Features, **dropout: Any
+        self, graph: RelationalGraph | HeteroGraph, x: Features, **dropout: Any
     ) -> Any:
         """Computes one row of outputs (logits) per node.
 
@@ -885,6 +895,7 @@ class HGT(TwoLayerStack):
         Raises:
             ValueError: A shape, or the graph's relations or types, do not fit a layer.
         """
+        graph = graph.relational if isinstance(graph, HeteroGraph) else graph
         y = super().__call__(graph, x, **dropout)  # type: ignore[arg-type]  # may be by type
         if not isinstance(x, Mapping):
             return y
@@ -894,7 +905,8 @@ class HGT(TwoLayerStack):
     def _input(self, x: Any, **dropout: Any) -> Any:
         if not isinstance(x, Mapping):
             return super()._input(x, **dropout)
-        return {name: super(HGT, self)._input(each, **dropout) for name, each in x.items()}
+        given = {name: as_array(f"x[{name!r}]", each) for name, each in x.items()}
+        return {name: super(HGT, self)._input(each, **dropout) for name, each in given.items()}
 
     def _convolve(self, number: int, graph: Any, x: Any, *arguments: Any, **named: Any) -> Array:
         y = super()._convolve(number, graph, x, *arguments, **named)

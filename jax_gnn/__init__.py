@@ -33,6 +33,7 @@ from jax_gnn._ops.spmm.api import index_segment_reduce, sddmm, spmm
 from jax_gnn._program.api import Program, program
 from jax_gnn._program.trace import Edge, Node, NodeType, Relation
 from jax_gnn._version import __version__
+from jax_gnn.batches import Batch, batch, batch_budget, pack, unbatch
 from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
@@ -43,6 +44,7 @@ del export_checks
 
 __all__ = [
     "EXPORT_CHECKS",
+    "Batch",
     "Edge",
     "Graph",
     "HGTWeights",
@@ -59,6 +61,8 @@ __all__ = [
     "TypePlan",
     "__version__",
     "additive_attention",
+    "batch",
+    "batch_budget",
     "dot_attention",
     "gatv2_attention",
     "hgt_attention",
@@ -70,6 +74,7 @@ __all__ = [
     "incidence_softmax",
     "index_segment_reduce",
     "node_to_hyperedge",
+    "pack",
     "program",
     "relational_aggregate",
     "relational_lookup",
@@ -88,4 +93,5 @@ __all__ = [
     "segment_sum",
     "segment_var",
     "spmm",
+    "unbatch",
 ]

@@ -27,6 +27,9 @@ from jax_gnn._core.csr import (
 from jax_gnn._core.ids import (
     PADDING,
     bounded,
+    count_of,
+    device_of,
+    hosted,
     ids_at,
     is_traced,
     namespace,
@@ -68,6 +71,10 @@ class Graph:
     equal sizes share one compiled program; :meth:`pad` makes sizes equal. Build one with a
     ``from_…`` method. The arrays are int32, or int64 where 32 bits do not suffice.
 
+    Outside ``jax.jit``, building and the methods here compile nothing, whatever the sizes: they
+    work in numpy. Arrays on a device are copied to the host for it, and results go to that device:
+    of many small graphs, build all inside :func:`host_arrays`.
+
     Whatever ops take or give for each edge is in the graph's order: by destination, then source;
     equal edges in the order of the input. :meth:`edge_values` brings values there. The graphs in a
     :class:`jax_gnn.RelationalGraph` have another order for each destination, of which ops ask
@@ -91,6 +98,9 @@ class Graph:
             twice the slot's place in it, plus 1 in its last. Surplus slots, at the end, have
             columns -1 and places (-1, 1).
         t_split: likewise for ``t_cols``.
+        num_input_edges: ``()``, how many edges the graph was built from, dropped ones included:
+            as an array it makes no program of its own for each number. None where arrays were put
+            together by hand.
 
     Edges past ``indptr[-1]`` are padding and hold -1 in all arrays. An edge given twice counts
     twice.
@@ -115,6 +125,7 @@ class Graph:
     edge_ids: Array
     split: EdgeSplit | None = None
     t_split: EdgeSplit | None = None
+    num_input_edges: Array | None = None
 
     @property
     def num_src(self) -> int:
@@ -161,7 +172,7 @@ class Graph:
     def from_edges(
         cls,
         src: Any,
-        dst: Any,
+        dst: Any = None,
         *,
         num_nodes: int | None = None,
         num_src: int | None = None,
@@ -175,7 +186,9 @@ class Graph:
         are dropped.
 
         Args:
-            src: ``(num_edges,)`` integers, where each edge starts.
+            src: ``(num_edges,)`` integers, where each edge starts. Or all edges, where ``dst`` is
+                not given: ``(2, num_edges)`` integers, sources first, as PyG's ``edge_index``; or a
+                list, or whatever can be iterated over, of tuples (source, destination).
             dst: ``(num_edges,)`` integers, where each edge ends.
             num_nodes: number of nodes; by default the largest id plus one (host arrays only).
             num_src: number of sources of a bipartite graph, likewise the largest id plus one if
@@ -185,9 +198,12 @@ class Graph:
 
         Raises:
             TypeError: an array is not of integers, or a size is missing or not an integer.
-            ValueError: an array is not one-dimensional, lengths differ, a size is negative, an id
-                is out of range, or ``num_nodes`` is given beside the other sizes.
+            ValueError: an array has another shape, lengths differ, a size is negative, an id is out
+                of range, or ``num_nodes`` is given beside the other sizes.
         """
+        device = device_of(src, dst)
+        if dst is None:
+            src, dst = arguments.edge_ends("src", src)
         src, dst = arguments.check_pairs("src", src, "dst", dst)
         if num_src is None and num_dst is None:
             src_name = dst_name = "num_nodes"
@@ -207,8 +223,9 @@ class Graph:
             *(by_dst.indptr, by_dst.rows, by_dst.cols),
             *(by_src.indptr, by_src.rows, by_src.cols, by_src.order),
             edge_ids,
+            num_input_edges=count_of(src, edge_ids.dtype),
         )
-        return placed(graph)
+        return placed(graph, device)
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> Graph:
@@ -229,6 +246,26 @@ class Graph:
         coo = arguments.check_sparse("matrix", matrix, "(num_dst, num_src)")
         return cls.from_edges(coo.col, coo.row, num_src=coo.shape[1], num_dst=coo.shape[0])
 
+    def edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """The edges that the graph was built from, in that order, then those added. Host only.
+
+        A reversed edge that :meth:`symmetrized` added stands beside its own. What is padding, or
+        was dropped as an id was out of range, is left out.
+
+        Returns:
+            Sources and destinations, ``(edges,)`` int64 each.
+
+        Raises:
+            TypeError: called inside ``jax.jit``.
+
+        Example:
+            >>> Graph.from_edges([(0, 2), (2, 1), (1, 0)]).edges()
+            (array([0, 2, 1]), array([2, 1, 0]))
+        """
+        src, dst, edge_ids = self._host_edges("edges")
+        order = given_first(edge_ids)
+        return src[order], dst[order]
+
     def edge_values(self, values: Any, fill_value: Any = 0) -> Array:
         """Brings values, such as weights, from the order of the input to the graph's order.
 
@@ -238,15 +275,17 @@ class Graph:
             fill_value: what edges get that were not there: self-loops that were added, and padding.
 
         Returns:
-            ``(num_edges, *features)`` in the dtype of ``values``. Where there are fewer values than
-            edges, the rest are NaN (of integers, the extreme value).
+            ``(num_edges, *features)`` in the dtype of ``values``. Of a graph that was passed to
+            ``jax.jit`` it is not known how many values there must be: where there are too few, the
+            rest are NaN (of integers, the extreme value).
 
         Raises:
             TypeError: ``values`` are not numbers, or ``fill_value`` is none.
-            ValueError: ``values`` is a scalar.
+            ValueError: ``values`` has not one row for each edge that the graph was built from.
         """
         return self._values(values, fill_value, "num_input_edges")
 
+    @hosted("edge_ids", "num_input_edges")
     def _values(self, values: Any, fill_value: Any, rows: str) -> Array:
         """The same, where errors say what the number of rows is called."""
         xp = namespace(self.edge_ids)
@@ -255,6 +294,16 @@ class Graph:
         values = arguments.as_numbers("values", values, xp)
         if values.ndim == 0:
             raise ValueError(f"values must be ({rows}, *features), got a scalar")
+        count, given = self.num_input_edges, values.shape[0]
+        if (
+            not (count is None or is_traced(count) or count.ndim)
+            and not jax.export.is_symbolic_dim(given)
+            and given != int(count)
+        ):
+            raise ValueError(
+                f"values must be ({rows}={count}, *features), one for each that the graph was "
+                f"built from, got shape {values.shape}"
+            )
         fill = arguments.as_numbers("fill_value", fill_value, xp)
         if jnp.iscomplexobj(fill) and not jnp.iscomplexobj(values):
             raise TypeError(f"fill_value must be a real number like values, got {fill.dtype}")
@@ -268,6 +317,7 @@ class Graph:
         edge_ids = bounded(self.edge_ids, values.shape[0])
         return jnp.concatenate([fill, values]).at[edge_ids + 1].get(mode="fill")
 
+    @hosted("edge_ids", "t_order")
     def transpose(self) -> Graph:
         """The graph with all edges reversed.
 
@@ -285,6 +335,7 @@ class Graph:
             edge_ids=ids_at(self.edge_ids, self.t_order),
             split=self.t_split,
             t_split=self.split,
+            num_input_edges=self.num_input_edges,
         )
 
     def with_self_loops(self) -> Graph:
@@ -328,9 +379,8 @@ class Graph:
                 f"{caller} works on the host only, as the number of edges depends on values; call "
                 "it before jax.jit"
             )
-        size = int(self.indptr[-1])
-        arrays = (self.cols, self.rows, self.edge_ids)
-        src, dst, edge_ids = (np.asarray(array)[:size].astype(np.int64) for array in arrays)
+        indptr, *arrays = jax.device_get((self.indptr, self.cols, self.rows, self.edge_ids))
+        src, dst, edge_ids = (array[: indptr[-1]].astype(np.int64) for array in arrays)
         return src, dst, edge_ids
 
     def _with_edges(
@@ -346,9 +396,10 @@ class Graph:
         with on_host(True):
             graph = Graph.from_edges(src, dst, num_src=self.num_src, num_dst=num_dst)
         order = graph.edge_ids
-        graph = replace(graph, edge_ids=edge_ids[order].astype(order.dtype))
+        ids, count = edge_ids[order].astype(order.dtype), self.num_input_edges
+        graph = replace(graph, edge_ids=ids, num_input_edges=jax.device_get(count))
         graph = graph if self.split is None else graph.with_edge_split()
-        return graph if namespace(self.rows) is np else placed(graph)
+        return graph if namespace(self.rows) is np else placed(graph, device_of(self.rows))
 
     def with_edge_split(self) -> Graph:
         """Adds ``split`` and ``t_split``, in linear time, where they are not there yet.
@@ -360,12 +411,9 @@ class Graph:
         """
         if self.split is not None and self.t_split is not None:
             return self
-        return replace(
-            self,
-            split=edge_split(self.indptr, self.cols),
-            t_split=edge_split(self.t_indptr, self.t_cols),
-        )
+        return _split(self)
 
+    @hosted()
     def pad(
         self,
         *,
@@ -410,6 +458,7 @@ class Graph:
             t_cols=pad(self.t_cols),
             t_order=pad(self.t_order),
             edge_ids=pad(self.edge_ids),
+            num_input_edges=self.num_input_edges,
         )
         return graph if self.split is None else graph.with_edge_split()
 
@@ -465,13 +514,26 @@ class Graph:
         )
         return segments(self.rows, self.num_dst), at_src
 
+    @hosted("indptr")
     def in_degrees(self) -> Array:
         """Number of edges into each destination: ``(num_dst,)`` integers."""
         return namespace(self.indptr).diff(self.indptr)
 
+    @hosted("t_indptr")
     def out_degrees(self) -> Array:
         """Number of edges out of each source: ``(num_src,)`` integers."""
         return namespace(self.t_indptr).diff(self.t_indptr)
+
+
+@hosted("indptr", "cols", "t_indptr", "t_cols")
+def _split(graph: Graph) -> Graph:
+    split = edge_split(graph.indptr, graph.cols)
+    return replace(graph, split=split, t_split=edge_split(graph.t_indptr, graph.t_cols))
+
+
+def given_first(edge_ids: np.ndarray) -> np.ndarray:
+    """An order in which the edges of the input come as they did there, then those added."""
+    return np.argsort(edge_ids.view(f"u{edge_ids.itemsize}"), kind="stable")  # -1 is the largest
 
 
 def check_one_dtype(name: str, dtypes: dict[str, Any]) -> None:

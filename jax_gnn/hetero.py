@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC, promoted
-from jax_gnn._core.ids import is_traced, namespace, on_host
+from jax_gnn._core.ids import hosted, is_traced, namespace, on_host
 from jax_gnn.graph import Graph
 from jax_gnn.relational import PARTS, EdgeType, Part, RelationalGraph
 
@@ -217,6 +217,7 @@ class HeteroGraph:
 
     # --- Edges of one type ---------------------------------------------------------------------
 
+    @hosted()
     def edge_values(self, values: Mapping[EdgeType, ArrayLike], fill_value: Any = 0) -> Array:
         """Values of edges in the order of ``relational``, from a dict by type.
 
@@ -283,8 +284,22 @@ class HeteroGraph:
         ids, kinds = map(np.asarray, (nodes.edge_ids, self.relational.edge_types))
         edges = np.flatnonzero(kinds == self.relation(edge_type))
         edges = edges[np.argsort(ids[edges], kind="stable")]
-        src, dst = (np.asarray(ends)[edges] for ends in (nodes.cols, nodes.rows))
+        src, dst = (np.asarray(ends)[edges].astype(int) for ends in (nodes.cols, nodes.rows))
         return src - self.slices[edge_type[0]].start, dst - self.slices[edge_type[2]].start
+
+    def edges(self) -> dict[EdgeType, tuple[np.ndarray, np.ndarray]]:
+        """The edges by the edge types that the graph was built from, in that order. Host only.
+
+        Returns:
+            By type sources and destinations, ``(edges,)`` int64 each, within their types: what
+            :meth:`from_edges` takes.
+
+        Raises:
+            TypeError: called inside ``jax.jit``.
+        """
+        if is_traced(self.relational.nodes.rows):
+            raise TypeError("edges works on the host only: call it before jax.jit")
+        return {key: self._edges(key) for key in self._types_given}
 
     def with_graphs(self, edge_types: Iterable[EdgeType] | None = None) -> HeteroGraph:
         """Adds the edges of some types, or of all, as graphs of their own. Host only.

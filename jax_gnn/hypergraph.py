@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from jax import Array
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arguments import check_choice
-from jax_gnn._core.ids import PADDING, is_traced
+from jax_gnn._core.ids import PADDING, device_of, hosted, is_traced, on_host, placed
 from jax_gnn.graph import Graph, check_one_dtype
 
 
@@ -97,8 +97,7 @@ class Hypergraph:
         return Hypergraph(self.receiving.transpose(), head)
 
     def __repr__(self) -> str:
-        arrays = jax.tree.leaves(self)
-        if not arrays or any(not getattr(array, "shape", None) for array in arrays):
+        if any(not repr(graph).startswith("Graph(num_") for graph in (self.graph, self.receiving)):
             return f"Hypergraph(graph={self.graph!r}, head={self.head!r})"  # a pytree of others
         sizes = ["num_nodes", "num_hyperedges", "num_incidences"]
         parts = [f"{name}={getattr(self, name)}" for name in sizes]
@@ -183,7 +182,7 @@ class Hypergraph:
             TypeError: node ids are not integers.
             ValueError: a hyperedge is not a flat sequence, or an id is out of range.
         """
-        if not isinstance(hyperedges, Iterable):
+        if isinstance(hyperedges, Mapping | str) or not isinstance(hyperedges, Iterable):
             raise TypeError(
                 f"hyperedges must be sequences of node ids, got {type(hyperedges).__name__}"
             )
@@ -305,6 +304,7 @@ class Hypergraph:
         ids, size = np.full(len(loops), PADDING), self.num_hyperedges + len(loops)
         return Hypergraph(*(graph._with_edges(loops, new, ids, size) for graph in graphs))
 
+    @hosted()
     def pad(
         self,
         *,
@@ -368,11 +368,12 @@ class Hypergraph:
                 padding.
 
         Returns:
-            ``(num_incidences, *features)`` in the dtype of ``values``. Where there are fewer values
-            than incidences, the rest are NaN (of integers, the extreme value).
+            ``(num_incidences, *features)`` in the dtype of ``values``, as
+            :meth:`Graph.edge_values`.
 
         Raises:
-            ValueError: ``values`` is a scalar.
+            TypeError: ``values`` are not numbers, or ``fill_value`` is none.
+            ValueError: ``values`` has not one row for each incidence of the input.
         """
         return self.graph._values(values, fill_value, "num_input_incidences")
 
@@ -416,6 +417,7 @@ def _build(
     validate: bool,
 ) -> list[Graph]:
     """A graph from each set of pairs, which come with the arguments' names for the errors."""
+    device = device_of(*(part for pairs in incidences for part in pairs))
     checked = [arguments.check_pairs(*pairs) for pairs in incidences]
     all_nodes, all_hyperedges = zip(*checked, strict=True)
     num_nodes = arguments.check_size("num_nodes", num_nodes, *all_nodes)
@@ -426,8 +428,10 @@ def _build(
         if arguments.check_flag("validate", validate) and not is_traced(*pair):
             arguments.check_range(node_name, pair[0], "num_nodes", num_nodes)
             arguments.check_range(hyperedge_name, pair[1], "num_hyperedges", num_hyperedges)
-        graphs.append(Graph.from_edges(*pair, **sizes, validate=False).with_edge_split())
-    return graphs
+        with on_host(True):  # what is traced stays so
+            graph = Graph.from_edges(*pair, **sizes, validate=False).with_edge_split()
+        graphs.append(graph)
+    return placed(graphs, device)
 
 
 def _owners(node_idx: np.ndarray, hyperedge_idx: np.ndarray, num_hyperedges: int) -> np.ndarray:

@@ -17,6 +17,9 @@ from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.ids import (
     PADDING,
+    count_of,
+    device_of,
+    hosted,
     in_range,
     is_traced,
     namespace,
@@ -33,7 +36,7 @@ from jax_gnn._core.triples import (
     sort_triples,
     source_pairs,
 )
-from jax_gnn.graph import Graph, check_index, check_one_dtype
+from jax_gnn.graph import Graph, check_index, check_one_dtype, given_first
 
 EdgeType = tuple[str, str, str]
 Part = Literal["from_pairs", "to_pairs"]
@@ -114,6 +117,7 @@ class RelationalGraph:
         return Graph(
             *(nodes.indptr, nodes.rows, out.cols),
             *(out.t_indptr, out.t_rows, out.t_cols, out.t_order, nodes.edge_ids),
+            num_input_edges=nodes.num_input_edges,
         )
 
     @property
@@ -128,6 +132,7 @@ class RelationalGraph:
         return Graph(
             *(into.indptr, into.rows, nodes.cols),
             *(nodes.t_indptr, nodes.t_rows, into.t_cols, nodes.t_order, nodes.edge_ids),
+            num_input_edges=nodes.num_input_edges,
         )
 
     # --- Sizes ---------------------------------------------------------------------------------
@@ -191,8 +196,9 @@ class RelationalGraph:
         return tuple(slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True))
 
     def __repr__(self) -> str:
-        arrays = [self.edge_types, *jax.tree.leaves(self.nodes)]
-        if not isinstance(self.nodes, Graph) or any(not getattr(a, "shape", None) for a in arrays):
+        if not getattr(self.edge_types, "shape", None) or not repr(self.nodes).startswith(
+            "Graph(num_"
+        ):
             names = [f.name for f in fields(self)]  # a pytree of something else than arrays
         else:
             square = self.num_src == self.num_dst
@@ -250,6 +256,7 @@ class RelationalGraph:
                 is out of range, ``num_nodes`` is given beside the other sizes, ``inverse`` or
                 ``self_relation`` is wanted of a bipartite graph, or a part is unknown.
         """
+        device = device_of(src, rel, dst)
         src, rel, dst = arguments.check_columns({"src": src, "rel": rel, "dst": dst})
         src_name = dst_name = "num_nodes"
         bipartite = num_src is not None or num_dst is not None
@@ -283,12 +290,12 @@ class RelationalGraph:
             loops=self_relation,
         )
         graph = cls(
-            Graph(*nodes),
+            replace(Graph(*nodes), num_input_edges=count_of(src, types.dtype)),
             types,
             num_relations=num_relations * (1 + inverse) + self_relation,
             self_relation=self_relation,
         )
-        return placed(graph._with_parts(_check_parts("parts", parts)))
+        return placed(graph._with_parts(_check_parts("parts", parts)), device)
 
     @classmethod
     def from_edge_dict(
@@ -408,6 +415,7 @@ class RelationalGraph:
             added |= {"pair_dst": pairs, "into_pairs": into}
         return replace(self, **added)
 
+    @hosted()
     def pad(
         self,
         *,
@@ -544,9 +552,25 @@ class RelationalGraph:
 
         Raises:
             TypeError: ``values`` are not numbers, or ``fill_value`` is none.
-            ValueError: ``values`` is a scalar.
+            ValueError: ``values`` has not one row for each edge of the input.
         """
         return self.nodes.edge_values(values, fill_value)
+
+    def triples(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The edges that the graph was built from, in that order, then those added. Host only.
+
+        An inverse edge stands beside its own. Padding, and what was dropped, is left out.
+
+        Returns:
+            Sources, relations and destinations, ``(edges,)`` int64 each.
+
+        Raises:
+            TypeError: called inside ``jax.jit``.
+        """
+        src, dst, edge_ids = self.nodes._host_edges("triples")
+        order = given_first(edge_ids)
+        rel = np.asarray(self.edge_types)[order].astype(np.int64)
+        return src[order], rel, dst[order]
 
     def norm(self, kind: Literal["mean"] = "mean", dtype: Any = float) -> Array:
         """Factors of edges that make sums over each relation means (R-GCN, arXiv 1703.06103).

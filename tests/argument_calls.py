@@ -478,7 +478,7 @@ def with_arrays(**arrays: Any) -> Hypergraph:
 # fmt: off
 WORDED: dict[str, list[Any]] = {
     "spmm": [
-        bad("graph must be a jax_gnn.Graph, got ndarray", TypeError, graph=ones(3, 4), x=1),
+        bad("graph must be a jax_gnn.Graph, got an array", TypeError, graph=ones(3, 4), x=1),
         bad("x must be float16, ...got int32", TypeError, x=ones(4, 2, dtype=np.int32)),
         bad("x must be (num_src=4, *features), got shape (3, 2)", x=Y),
         bad("x must be (num_src=4, ...()", x=np.float32(1)),
@@ -614,7 +614,7 @@ WORDED: dict[str, list[Any]] = {
         bad("scale must be a number, got shape (2,)", scale=[1.0, 2.0]),
     ],
     "hypergraph_aggregate": [
-        bad("hypergraph must be ...Hypergraph, got ndarray", TypeError, hypergraph=ones(4, 4)),
+        bad("hypergraph must be ...Hypergraph, got an array", TypeError, hypergraph=ones(4, 4)),
         bad("hypergraph.graph.cols must be an int32 or int64 array, got float32", TypeError,
             hypergraph=with_arrays(cols=ones(4))),
         bad("hypergraph.graph.t_indptr ...got list", TypeError,

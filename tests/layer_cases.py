@@ -12,7 +12,7 @@ from flax import nnx
 from op_spec import random_like, slope
 
 import flax_layers as layers
-from jax_gnn import Graph, HeteroGraph, Hypergraph, RelationalGraph
+from jax_gnn import Batch, Graph, HeteroGraph, Hypergraph, RelationalGraph
 
 
 def double(array: Any) -> np.ndarray:
@@ -116,6 +116,7 @@ SIZE, WIDTH = 6, 4
 SRC, DST = np.array([0, 1, 2, 3, 3, 4, 5]), np.array([1, 0, 0, 0, 3, 3, 2])  # 1 / 3 is rounded
 TRIPLES = SRC, np.array([0, 1, 1, 1, 0, 0, 1]), DST, SIZE, 2
 GRAPH = Graph.from_edges(SRC, DST, num_nodes=SIZE)
+BATCH = Batch.from_edges([[SRC, DST]], [SIZE])
 BIPARTITE = Graph.from_edges(SRC, DST, num_src=SIZE, num_dst=SIZE + 1)
 HYPERGRAPH = Hypergraph.from_incidence(SRC, DST, num_nodes=SIZE, num_hyperedges=SIZE)
 DIRECTED = Hypergraph.from_directed(SRC, DST, DST, SRC, num_nodes=SIZE, num_hyperedges=SIZE)
@@ -155,6 +156,16 @@ def layer_case(
         return layer(structure, x, **named)
 
     return LayerCase(make, call, (x,), named, kind, structure, given)
+
+
+def batch_case(kind: Any, *sizes: int, **options: Any) -> LayerCase:
+    """Of a layer that takes a batch of graphs and features."""
+
+    def make(dtype: Any) -> Any:
+        given = {} if kind is layers.PairNorm else {"param_dtype": dtype, "rngs": nnx.Rngs(0)}
+        return kind(WIDTH, *sizes, **given, **options)
+
+    return LayerCase(make, lambda layer, x: layer(BATCH, x), (X,), {})
 
 
 def hetero_case(across: str, **options: Any) -> LayerCase:
@@ -292,6 +303,13 @@ LAYERS = {
     "HeteroConv-max": hetero_case("max", aggregation="sum"),
     "HeteroConv-alone": hetero_case("mean", normalize=True, root_weight=False),
     "HeteroModel": LayerCase(of_types, lambda layer, x: layer(HETERO, x), (BY_TYPE,), {}),
+    "AttentionReadout": batch_case(layers.AttentionReadout),
+    "Set2Set": batch_case(layers.Set2Set, num_steps=2),
+    "TopKReadout": batch_case(layers.TopKReadout, k=2),
+    "GraphLayerNorm": batch_case(layers.GraphLayerNorm),
+    "GraphNorm": batch_case(layers.GraphNorm),
+    "PairNorm": batch_case(layers.PairNorm, scale=2.0, individually=True),
+    "GINClassifier": batch_case(layers.GINClassifier, WIDTH, 3, num_layers=2, learn_eps=True),
     "TypedLinear": LayerCase(
         lambda dtype: layers.TypedLinear(3, WIDTH, 2 * WIDTH, param_dtype=dtype, rngs=nnx.Rngs(0)),
         lambda layer, x: layer(x, np.array([2, 0, 1, 1, 0, 2])),

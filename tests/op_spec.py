@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.export
+import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 
@@ -260,6 +261,22 @@ def assert_close(got: Any, want: Any, tolerance: float, what: str) -> None:
     got, want = wide((got, want))
     bound = tolerance * np.abs(want[np.isfinite(want)]).max(initial=1.0)
     np.testing.assert_allclose(got, want, rtol=0, atol=bound, err_msg=what)
+
+
+@contextmanager
+def programs() -> Iterator[list[str]]:
+    """What JAX traces, lowers and compiles in a ``with`` block."""
+    seen: list[str] = []
+
+    def listen(event: str, duration: float, **_: Any) -> None:
+        if event.startswith("/jax/core/compile/"):
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def same_bits(first: Any, second: Any) -> bool:

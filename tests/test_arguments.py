@@ -22,6 +22,7 @@ from flax import nnx
 import flax_layers
 import jax_gnn
 from jax_gnn import (
+    Batch,
     Graph,
     HeteroGraph,
     Hypergraph,
@@ -189,6 +190,24 @@ MODELS += [
     )
 ]
 
+NODE_FEATURES, IN_FEATURES = {"num_features": F}, {"in_features": F}
+ON_BATCH = {"batch": Batch.from_edges([[SRC, DST]], [N]), "x": X}
+RATE = {"dropout_rate": 0.5}
+MODELS += [
+    (model, sizes, options, ON_BATCH)
+    for model, sizes, options in (
+        (flax_layers.NodeBatchNorm, NODE_FEATURES, {"momentum": 0.9, "epsilon": 1e-5}),
+        (flax_layers.GraphLayerNorm, NODE_FEATURES, {"epsilon": 1e-5}),
+        (flax_layers.GraphNorm, NODE_FEATURES, {}),
+        (flax_layers.PairNorm, NODE_FEATURES, {"scale": 1.0, "epsilon": 1e-5}),
+        (flax_layers.AttentionReadout, IN_FEATURES, {}),
+        (flax_layers.Set2Set, IN_FEATURES | {"num_steps": 1}, {}),
+        (flax_layers.TopKReadout, IN_FEATURES | {"k": 2}, {}),
+        (flax_layers.GINBlock, OF_CONV, {"eps": 0.0}),
+        (flax_layers.GINClassifier, OF_CONV | {"hidden_features": 4, "num_layers": 1}, RATE),
+    )
+]
+
 # Dicts by type, and links.
 KEYS = ("a", "r", "b"), ("b", "s", "b")
 EDGES, BY_TYPE = {key: np.stack([SRC, DST]) for key in KEYS}, {"a": X, "b": X}
@@ -244,6 +263,8 @@ def called(model: Any, sizes: dict[str, Any]) -> Callable[..., Any]:
 # An argument of nnx.Linear's is left to that.
 LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "gcn_norm": (flax_layers.gcn_norm, {"graph": GRAPH, "edge_weight": OF_EDGES}),
+    "readout": (flax_layers.readout, ON_BATCH | {"kind": "max"}),
+    "jumping_knowledge": (flax_layers.jumping_knowledge, {"layers": [X, X], "mode": "max"}),
     "unigcn_norm": (flax_layers.unigcn_norm, {"hypergraph": HYPERGRAPH}),
     **{
         f"{model.__name__} made": (made(model), sizes | of_model)
@@ -392,6 +413,7 @@ def test_all_functions_are_here() -> None:
     containers |= {"HeteroGraph", "RelationalGraph", "RGATWeights", "HGTWeights", "host_arrays"}
     programs = {"program", "Program", "Node", "Edge", "Relation", "NodeType"}  # test_program.py
     containers |= programs
+    containers |= {"Batch", "batch", "batch_budget", "pack", "unbatch"}  # test_batches.py
     assert functions - containers <= CALLS.keys()
     called = {re.split(r"[ .]", name)[0] for name in CALLS}
     assert set(flax_layers.__all__) - {"AttentionOptions", "LinearOptions", "Stack"} <= called

@@ -745,7 +745,7 @@ def test_settings_and_data_that_go_not_together(tmp_path, monkeypatch, capsys):
     types = {"node_type": np.repeat([0, 1], 12), "node_type_names": ["a", "b"]}
     write_links(Path("typed.npz"), **labels, **types)
     for arguments, message in (
-        (["gat", "--hidden-features", "9"], "heads must divide out_features"),
+        (["gat", "--hidden-features", "9"], "heads must divide hidden_features"),
         (["rgcn-link", "shifts.npz", "--hidden-features", "8"], "num_blocks must divide"),
         (["hgt", "typed.npz"], "relation 0 runs from nodes of the types 'a' and 'b'"),
     ):

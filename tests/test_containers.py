@@ -17,8 +17,10 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse
 from flax import nnx
 from layer_cases import DST, GRAPH, HYPERGRAPH, LAYERS, RELATIONAL, SIZE, SRC, TRIPLES, WIDTH
+from op_spec import programs
 
 import flax_layers
 import jax_gnn
@@ -57,7 +59,6 @@ MORE: dict[str, Callable[[], Any]] = {
     "sorted index": lambda: SegmentIndex.from_ids(np.sort(DST), SIZE),
     "plan of sizes": lambda: TypePlan.from_sizes([2, 3]),
     "values of edges": lambda: MAKE["Graph"]().pad(num_edges=9).edge_values(OF_EDGES, -1),
-    "values that lack": lambda: MAKE["Graph"]().edge_values(OF_EDGES[:3]),
     "values of relations": lambda: relational().edge_values(SRC),
     "values by type": lambda: MAKE["HeteroGraph"]().edge_values(dict.fromkeys(KEYS, OF_EDGES)),
     "values of incidences": lambda: directed().incidence_values(OF_EDGES[:, None]),
@@ -228,8 +229,48 @@ def test_methods_leave_arrays_where_they_are() -> None:
         graph, typed = MAKE["Graph"](), relational()
     for made in (graph.pad(num_edges=9).symmetrized().transpose(), typed.with_parts()):
         assert {type(array) for array in jax.tree.leaves(made)} == {np.ndarray}
-    assert isinstance(graph.edge_values(jnp.ones(5)), jax.Array)
+    assert isinstance(graph.edge_values(jnp.asarray(OF_EDGES)), jax.Array)
     x = np.random.default_rng(0).normal(size=(SIZE, 2)).astype(np.float32)
     of_device = jax_gnn.spmm(jax.device_put(graph), x)
     np.testing.assert_array_equal(jax_gnn.spmm(graph, x), of_device)
     np.testing.assert_array_equal(jax.jit(jax_gnn.spmm)(graph, x), of_device)
+
+
+# --- Nothing is compiled -------------------------------------------------------------------------
+
+
+def test_building_compiles_nothing(rng: np.random.Generator) -> None:
+    """Of 40 sizes, of arrays of numpy and of JAX."""
+    with programs() as seen:
+        jax.jit(lambda x: x + 1)(np.ones(5))
+    assert seen, "events have other names"
+    with programs() as seen:
+        for size in range(3, 43):
+            src, rel, dst = rng.integers(0, [[size], [3], [size]], (3, 3 * size), np.int32)
+            ones = np.ones((3 * size, 2), np.float32)
+            if size % 2:
+                src, rel, dst, ones = jax.device_put((src, rel, dst, ones))
+            sizes = {"num_nodes": size + 5, "num_edges": 4 * size}
+            graph = Graph.from_edges(src, dst, num_nodes=size)
+            graph.pad(**sizes).edge_values(ones, fill_value=2)
+            graph.transpose().symmetrized().with_self_loops().in_degrees()
+            Graph.from_scipy(scipy.sparse.eye_array(size))
+            hypergraph = Hypergraph.from_incidence(src, dst)
+            hypergraph.pad(num_nodes=size + 5, num_incidences=4 * size).incidence_values(ones)
+            Hypergraph.from_hyperedges([range(size), [0]]).dual.with_self_loops()
+            typed = RelationalGraph.from_triples(src, rel, dst, num_nodes=size)
+            typed.pad(**sizes, num_src_pairs=3 * size + 1).edge_values(ones)
+            hetero = HeteroGraph.from_edges({KEYS[0]: (src, dst)}, {"a": size, "b": size})
+            hetero.with_graphs().edge_values({KEYS[0]: ones})
+    assert not seen
+
+
+def test_new_arrays_are_on_the_device_of_the_given() -> None:
+    last = jax.devices()[-1]
+    src, dst, values = jax.device_put((SRC.astype(np.int32), DST.astype(np.int32), OF_EDGES), last)
+    graph = Graph.from_edges(src, dst, num_nodes=SIZE)
+    made = graph, graph.pad(num_edges=9).symmetrized(), graph.edge_values(values)
+    made = made, Hypergraph.from_incidence(src, dst), RelationalGraph.from_triples(src, dst, dst)
+    for array in jax.tree.leaves(made):
+        assert array.committed and array.devices() == {last}
+    assert not any(array.committed for array in jax.tree.leaves(MAKE["Graph"]().pad(num_edges=9)))

@@ -65,7 +65,8 @@ def test_checks_are_needed(implementation: str) -> None:
 
 def graph_spec(edges: Any, num_src: Any, num_dst: Any) -> Graph:
     ids = integers(edges)
-    return Graph(integers(num_dst + 1), ids, ids, integers(num_src + 1), *[ids] * 4)
+    arrays = integers(num_dst + 1), ids, ids, integers(num_src + 1), *[ids] * 4
+    return Graph(*arrays, num_input_edges=integers())
 
 
 def hypergraph_spec(count: Any, nodes: Any, hyperedges: Any) -> Hypergraph:

@@ -8,7 +8,10 @@ from flax import nnx
 from layer_cases import double, linear
 
 from flax_layers import (
+    HGT,
+    RGAT,
     RGCN,
+    CompGCN,
     GATConv,
     GATv2Conv,
     GCNConv,
@@ -303,3 +306,47 @@ def test_bad_calls(graph, rng):
         alone(small, {"paper": x["paper"]})
     with pytest.raises(TypeError, match=r"graph must be a jax_gnn\.HeteroGraph"):
         conv(graph.relational, x)
+
+
+# --- Relational layers ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [RGCN, RGAT, HGT, CompGCN])
+def test_relational_layers_take_names(graph, rng, kind):
+    """A graph by names, and features by type or of all nodes, give what the numbers give."""
+    options = {"num_relations": 8, "rngs": nnx.Rngs(0)}
+    if kind is HGT:
+        options |= {"node_types": tuple(SIZES), "relation_ends": graph.edge_types}
+    model = kind(6, 8, 4, **options)
+    x = features(rng)
+    more = (jnp.asarray(rng.normal(size=(8, 6))),) if kind is CompGCN else ()
+
+    def nodes(y):
+        return y[0] if kind is CompGCN else y
+
+    wanted = graph.split(nodes(model(graph.relational, graph.join(x), *more, deterministic=True)))
+    joined = nodes(model(graph, graph.join(x), *more, deterministic=True))
+    by_type = nodes(model(graph, x, *more, deterministic=True))
+    assert list(by_type) == list(SIZES)
+    for name, want in wanted.items():
+        np.testing.assert_allclose(by_type[name], want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(graph.split(joined)[name], want, rtol=1e-5, atol=1e-6)
+
+
+def test_what_relational_layers_refuse_of_names(graph, rng):
+    x, rngs = features(rng), {"rngs": nnx.Rngs(0)}
+    rgcn = RGCN(6, 8, 4, num_relations=8, **rngs)
+    hgt = HGT(
+        6, 8, 4, num_relations=8, node_types=tuple(SIZES), relation_ends=graph.edge_types, **rngs
+    )
+    for model, given, error, message in (
+        (rgcn, x | {"venue": x["tag"]}, ValueError, "x_dict has the key 'venue'"),
+        (rgcn, {"tag": x["tag"]}, ValueError, "x_dict lacks the type 'author'"),
+        (hgt, x | {"venue": x["tag"]}, ValueError, "x has the type 'venue'"),
+        (hgt, x | {"tag": None}, ValueError, r"x\['tag'\] must be an array of numbers, got None"),
+        (rgcn, x | {"tag": None}, ValueError, r"x_dict\['tag'\] must be an array of numbers"),
+    ):
+        with pytest.raises(error, match=message):
+            model(graph, given, deterministic=True)
+    with pytest.raises(TypeError, match=r"graph must be a jax_gnn\.RelationalGraph, got Graph"):
+        rgcn(graph.graph(WRITES), x)

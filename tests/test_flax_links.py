@@ -275,3 +275,12 @@ def test_predictor(rng, kind):
     key = jax.random.key(0)
     dropped, _ = model.encode(graph, deterministic=False, rngs=key)
     assert np.mean(np.asarray(dropped) == 0) > 0.2
+
+
+@pytest.mark.parametrize("swapped", ["encoder", "decoder", "both"])
+def test_encoder_and_decoder_in_each_others_place(swapped):
+    encoder = RGCN(4, 4, 4, num_relations=2, rngs=nnx.Rngs(0))
+    decoder = DistMult()
+    given = {"encoder": (decoder, decoder), "decoder": (encoder, encoder)}
+    with pytest.raises(TypeError, match="encoder must be a model of graphs, and decoder one of"):
+        LinkPredictor(*(6, 2, 4, 4, *given.get(swapped, (decoder, encoder))), rngs=nnx.Rngs(0))

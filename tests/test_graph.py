@@ -121,6 +121,60 @@ def test_ids_of_any_sequence_type(rng: np.random.Generator) -> None:
         )
 
 
+ALL_EDGES: dict[str, Callable[[np.ndarray], Any]] = {
+    "array": np.array,
+    "array of JAX": jnp.array,
+    "lists": np.ndarray.tolist,
+    "tuple": tuple,
+    "pairs": lambda ends: [*zip(*ends.tolist(), strict=True)],
+    "iterator": lambda ends: zip(*ends, strict=True),
+}
+
+
+@pytest.mark.parametrize("kind", ALL_EDGES)
+@pytest.mark.parametrize("count", [0, 1, 2, 9])
+def test_all_edges_in_one_argument(rng: np.random.Generator, kind: str, count: int) -> None:
+    ends = rng.integers(0, 5, (2, count))
+    graph = Graph.from_edges(ALL_EDGES[kind](ends), num_nodes=5)
+    assert same_bits(graph, Graph.from_edges(*ends, num_nodes=5))
+    np.testing.assert_array_equal(graph.edges(), ends)
+
+
+@pytest.mark.parametrize(
+    ("edges", "error", "message"),
+    [
+        (
+            [(0, 1), (0, 1, 2)],
+            ValueError,
+            r"src\[1\] must be \(source, destination\), got \(0, 1, 2\)",
+        ),
+        (np.zeros((5, 2), int), ValueError, r"\(2, num_edges\) .* shape \(5, 2\); transpose it"),
+        ([[0, 1], [1, 2], [2, 0]], ValueError, r"a list of tuples .*got \[\[0, 1\], \[1, 2\]"),
+        ([0, 1], ValueError, r"where dst is not given, .* got \[0, 1\]"),
+        (np.arange(2), ValueError, r"got an array of int64 of shape \(2,\)"),
+        (None, TypeError, "where dst is not given, .* got None"),
+        ("01", TypeError, "got '01'"),
+        ([("a", "b")], TypeError, "src must be an array of integers, got <U1"),
+        ([[0, 1], [2]], ValueError, "same length, got 2 and 1"),
+    ],
+)
+def test_what_is_no_edges(edges: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Graph.from_edges(edges)
+
+
+def test_edges_in_the_order_of_the_input() -> None:
+    """Added ones last, reversed ones beside their own, dropped ones left out."""
+    graph = Graph.from_edges([(2, 1), (0, 5), (1, 1), (0, 1)], num_nodes=3, validate=False)
+    more = graph.symmetrized().with_self_loops().pad(num_edges=20)
+    src, dst = more.edges()
+    assert sorted(zip(src[:5], dst[:5], strict=True)) == [(0, 1), (1, 0), (1, 1), (1, 2), (2, 1)]
+    assert {(src[0], dst[0]), (src[1], dst[1])} == {(2, 1), (1, 2)} and (src[2], dst[2]) == (1, 1)
+    assert list(zip(src[5:], dst[5:], strict=True)) == [(0, 0), (2, 2)]
+    with pytest.raises(TypeError, match="edges works on the host only"):
+        jax.jit(Graph.edges)(graph)
+
+
 def test_default_sizes() -> None:
     assert repr(Graph.from_edges([4, 1], [0, 2])) == "Graph(num_nodes=5, num_edges=2)"
     assert repr(Graph.from_edges([0], [7])) == "Graph(num_nodes=8, num_edges=1)"
@@ -385,10 +439,28 @@ def test_edge_values_are_differentiable(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(gradient, want)
 
 
-def test_too_few_edge_values_are_seen() -> None:
-    got = np.asarray(SMALL.edge_values(np.ones(4)))
-    np.testing.assert_array_equal(np.isnan(got), np.asarray(SMALL.edge_ids) == 4)
-    assert np.isnan(SMALL.edge_values(np.ones(0))).all()
+@pytest.mark.parametrize("count", [0, 4, 6])
+def test_as_many_edge_values_as_edges(count: int) -> None:
+    """Of all that was made of the graph. Inside jit it is not known how many there are."""
+    values = np.ones((count, 2), np.float32)
+    dropped = Graph.from_edges([0, 7, 1, 1, 9], [0, 1, 0, 1, 0], num_nodes=2, validate=False)
+    built = jax.jit(functools.partial(Graph.from_edges, num_nodes=6))(
+        *map(np.asarray, SMALL.edges())
+    )
+    more = SMALL.symmetrized().with_self_loops(), SMALL.pad(num_edges=9), SMALL.transpose()
+    for graph in (SMALL, dropped, dropped.with_self_loops(), built, *more):
+        assert int(graph.num_input_edges) == 5
+        with pytest.raises(
+            ValueError, match=r"\(num_input_edges=5, \*features\).*" + f"\\({count}"
+        ):
+            graph.edge_values(values)
+        with pytest.raises(ValueError, match="num_input_edges=5"):
+            jax.jit(graph.edge_values)(values)  # of values alone
+    got = np.asarray(jax.jit(Graph.edge_values)(SMALL, values))[:, 0]
+    np.testing.assert_array_equal(np.isnan(got), np.asarray(SMALL.edge_ids) >= count)
+
+
+def test_edge_values_are_no_scalar() -> None:
     with pytest.raises(ValueError, match=r"values must be \(num_input_edges, \*features\).*scalar"):
         SMALL.edge_values(1.0)
 
@@ -535,7 +607,7 @@ def test_degrees(rng: np.random.Generator, scenario: str) -> None:
 
 def test_pytree() -> None:
     leaves, structure = jax.tree.flatten(SMALL)
-    assert len(leaves) == 8
+    assert len(leaves) == 9
     assert same_bits(jax.tree.unflatten(structure, leaves), SMALL)
     other = Graph.from_edges([0], [0], num_src=3, num_dst=1)
     assert jax.tree.structure(other) == structure  # all sizes are shapes, nothing is static
@@ -544,7 +616,7 @@ def test_pytree() -> None:
     assert isinstance(same, Graph)
     assert same_bits(same, SMALL)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(SMALL)]
-    assert paths == [f".{name}" for name in ARRAYS]
+    assert paths == [f".{name}" for name in (*ARRAYS, "num_input_edges")]
 
 
 def test_frozen() -> None:

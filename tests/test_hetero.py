@@ -208,3 +208,13 @@ def test_other_bad_arguments() -> None:
         HeteroGraph.from_edges({("writer", "writes", "paper"): [[0], [0]]}, SIZES)
     with pytest.raises(ValueError, match=r"edges\[\('author', 'writes', 'paper'\)\]\[1\]\[0\] = 4"):
         HeteroGraph.from_edges({WRITES: [[0], [4]]}, SIZES)
+
+
+def test_edges_are_those_given() -> None:
+    graph = make(inverse=True)
+    again = HeteroGraph.from_edges(graph.edges(), graph.num_nodes, inverse=True)
+    assert list(graph.edges()) == [*EDGES]
+    for one, other in zip(jax.tree.leaves(graph), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(TypeError, match="edges works on the host only"):
+        jax.jit(HeteroGraph.edges)(graph)

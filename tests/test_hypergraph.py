@@ -450,6 +450,8 @@ def test_incidence_values_of_self_loops_and_padding() -> None:
     )
     with pytest.raises(ValueError, match=r"values must be \(num_input_incidences, "):
         hypergraph.incidence_values(1.0)
+    with pytest.raises(ValueError, match=r"\(num_input_incidences=3, .* shape \(2,\)"):
+        added.incidence_values([1.0, 2.0])
 
 
 # --- Self-loops and padding ----------------------------------------------------------------------
@@ -574,7 +576,7 @@ def test_dual(rng: np.random.Generator) -> None:
 
 def test_pytree() -> None:
     leaves, structure = jax.tree.flatten(SMALL)
-    assert len(leaves) == 12
+    assert len(leaves) == 13
     assert same_bits(jax.tree.unflatten(structure, leaves), SMALL)
     other = Hypergraph.from_hyperedges([[0]])
     assert jax.tree.structure(other) == structure  # all sizes are shapes, nothing is static
@@ -582,13 +584,13 @@ def test_pytree() -> None:
     same = jax.jit(lambda hypergraph: hypergraph)(SMALL)
     assert isinstance(same, Hypergraph)
     assert same_bits(same, SMALL)
-    axes = jax.tree.unflatten(structure, [0] * 12)  # holds something else than arrays
+    axes = jax.tree.unflatten(structure, [0] * 13)  # holds something else than arrays
     assert axes.node_indptr == 0
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(SMALL)]
     fields = [f.name for f in dataclasses.fields(Graph) if not f.metadata]
     splits = [f"{name}.{part}" for name in ("split", "t_split") for part in ("ids", "places")]
-    assert fields[-2:] == ["split", "t_split"]
-    assert paths == [f".graph.{name}" for name in (*fields[:-2], *splits)]
+    assert fields[-3:] == ["split", "t_split", "num_input_edges"]
+    assert paths == [f".graph.{name}" for name in (*fields[:-3], *splits, fields[-1])]
 
 
 def test_frozen() -> None:
@@ -641,3 +643,9 @@ def test_errors_name_the_culprit(
 ) -> None:
     with pytest.raises(error, match=culprit):
         build_wrongly()
+
+
+def test_hyperedges_by_name() -> None:
+    """A dict would give its keys."""
+    with pytest.raises(TypeError, match="hyperedges must be sequences of node ids, got dict"):
+        Hypergraph.from_hyperedges({"a": [0, 1]})  # type: ignore[arg-type]

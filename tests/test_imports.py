@@ -20,6 +20,7 @@ FLOORS = (
         "jax_gnn.hypergraph",
         "jax_gnn.relational",
         "jax_gnn.hetero",
+        "jax_gnn.batches",
         "jax_gnn._ops",
         "jax_gnn._program",
     ),

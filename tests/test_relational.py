@@ -372,3 +372,18 @@ def test_a_batch_of_graphs(rng: Rng) -> None:
     found = jax.vmap(lambda graph: spmm(graph.nodes, x, graph.norm()))(batch)
     for graph, sums in zip(graphs, found, strict=True):
         np.testing.assert_allclose(spmm(graph.nodes, x, graph.norm()), sums, rtol=1e-5, atol=1e-5)
+
+
+def test_triples_in_the_order_of_the_input(rng: np.random.Generator) -> None:
+    src, rel, dst = rng.integers(0, 4, (3, 12))
+    graph = RelationalGraph.from_triples(src, rel, dst, num_nodes=5, self_relation=True)
+    found = np.array(graph.pad(num_edges=20).triples())
+    np.testing.assert_array_equal(found[:, :12], [src, rel, dst])
+    np.testing.assert_array_equal(
+        found[:, 12:], [range(5), [graph.num_relations - 1] * 5, range(5)]
+    )
+    inverse = RelationalGraph.from_triples(src, rel, dst, num_nodes=5, inverse=True)
+    pairs = np.array(inverse.triples()).reshape(3, 12, 2)
+    for (a, r, b), wanted in zip(pairs[:, :, 0].T, zip(src, rel, dst, strict=True), strict=True):
+        relations = inverse.num_relations // 2
+        assert wanted in ((a, r, b), (b, r - relations, a))

@@ -7,7 +7,7 @@ import math
 import numbers
 import operator
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -153,6 +153,31 @@ def check_pairs(first_name: str, first: Any, second_name: str, second: Any) -> t
     """Two ids arrays of one length: both int64 in numpy, or both traced."""
     first, second = check_columns({first_name: first, second_name: second})
     return first, second
+
+
+def edge_ends(name: str, edges: Any) -> Any:
+    """Sources and destinations: the rows of ``(2, num_edges)``, or of pairs that are tuples."""
+    wanted = f"{name}, where dst is not given, must be (2, num_edges) integers or a list of tuples"
+    if isinstance(edges, str | bytes) or not isinstance(edges, Iterable):
+        raise TypeError(f"{wanted} (source, destination), got {described(edges)}")
+    if not hasattr(edges, "shape"):
+        rows, edges = isinstance(edges, tuple), list(edges)
+        if not edges:
+            return (), ()
+        if not rows and all(isinstance(edge, tuple) for edge in edges):
+            for i, edge in enumerate(edges):
+                if len(edge) != 2:
+                    raise ValueError(f"{name}[{i}] must be (source, destination), got {edge!r}")
+            return tuple(zip(*edges, strict=True))
+        rank = 1 + all(np.ndim(row) == 1 for row in edges) if len(edges) == 2 else 0
+    else:
+        rank = len(edges.shape)
+        if isinstance(edges, jax.Array) and not is_traced(edges):
+            edges = np.asarray(edges)  # whose rows are taken without compiling
+    if rank != 2 or len(edges) != 2:
+        hint = "; transpose it" if getattr(edges, "shape", ())[1:] == (2,) else ""
+        raise ValueError(f"{wanted} (source, destination), got {described(edges)}{hint}")
+    return edges[0], edges[1]
 
 
 def check_columns(columns: dict[str, Any]) -> list[Any]:
@@ -460,7 +485,9 @@ def check_instance(name: str, value: Any, kind: type) -> None:
     """An object of a class of this library."""
     if not isinstance(value, kind):
         wanted = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
-        raise TypeError(f"{name} must be a {wanted}, got {type(value).__name__}")
+        is_array = isinstance(value, jax.Array | np.ndarray)
+        given = described(value) if is_array else type(value).__name__
+        raise TypeError(f"{name} must be a {wanted}, got {given}")
 
 
 # --- Names ---------------------------------------------------------------------------------------

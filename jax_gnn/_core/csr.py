@@ -256,7 +256,7 @@ def edge_split(indptr: Any, cols: Any) -> EdgeSplit:
         split = EdgeSplit(np.empty((size, SLOT_SIZE), dtype), np.empty((size, 2), dtype))
         contiguous = map(np.ascontiguousarray, (indptr, cols))
         ffi.host_function("edge_split")(*contiguous, *split)
-        return EdgeSplit(*map(jnp.asarray, split)) if isinstance(indptr, jax.Array) else split
+        return jax.device_put(split) if isinstance(indptr, jax.Array) else split
     starts = jax.lax.cummax(jnp.clip(jnp.asarray(indptr), 0, count))
     slots = jnp.maximum(-(-jnp.diff(starts) // SLOT_SIZE), 1)  # of each row
     first = jnp.pad(jnp.cumsum(slots, dtype=dtype), (1, 0))

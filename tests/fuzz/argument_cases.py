@@ -1517,6 +1517,7 @@ def hypergraph(random: Random, mode: Mode) -> Case:
             graph = made.from_directed(*pairs, **given, validate=False)
         else:
             graph = made.from_incidence(*pairs, **given, validate=False)
+        lengths = [len(ids) for ids in pairs[::2]] or [max(sizes.nodes, k) * k]
         taken = []
         for step in steps:
             if step == "pad":
@@ -1525,12 +1526,11 @@ def hypergraph(random: Random, mode: Mode) -> Case:
                 graph = graph.pad(**_capacities([*now, *head]))
             elif step == "dual":
                 graph = graph.dual
+                lengths.reverse()
             elif step in ("isolated", "all"):
                 graph = graph.with_self_loops(step)
             elif step == "incidence_values":
-                # Padding that was dropped has a value too, and the dual's pairs are the heads'.
-                size = graph.num_incidences + sizes.count + (sizes.head_count or 0) + 1
-                taken.append(graph.incidence_values(jnp.arange(size)))
+                taken.append(graph.incidence_values(jnp.arange(lengths[0])))
             else:
                 assert repr(graph).startswith("Hypergraph(num_nodes=")
         named = {
