@@ -67,6 +67,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
 # --- Padding -------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("exact_products")
 @pytest.mark.parametrize("name", LAYERS)
 def test_padding_counts_nowhere(
     rng: np.random.Generator, made: Batch[Graph], x: np.ndarray, name: str
