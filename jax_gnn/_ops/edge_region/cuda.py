@@ -290,9 +290,8 @@ def _walks(program: RowProgram, matrix: SparseMatrix) -> list[_Walk]:
         (of_cols if to_cols else of_rows).append(place)
     walks: list[_Walk] = []
     kept: list[int] = []
-    for places, by_col in sorted(
-        ((of_rows, False), (of_cols, True)), key=lambda x: x[1] != edges_by_col
-    ):
+    ways = [(of_rows, False), (of_cols, True)]
+    for places, by_col in reversed(ways) if edges_by_col else ways:
         if places:
             walks += _feasible(program, places, by_col, kept)
         kept += [i for i in places if program.outputs[i].into == "edge"]
