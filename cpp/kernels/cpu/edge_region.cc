@@ -739,7 +739,8 @@ JAX_GNN_INLINE void write_row(const Acc* from, T* to, int64_t width) {
 }
 
 template <typename Acc>
-JAX_GNN_INLINE void write(const RegionOutput& output, void* const* results, int64_t row, const Acc* from) {
+JAX_GNN_INLINE void write(const RegionOutput& output, void* const* results, int64_t row,
+                          const Acc* from) {
   with_type<Acc>(output.storage, [&](auto* type) JAX_GNN_LAMBDA {
     using T = std::remove_pointer_t<decltype(type)>;
     write_row(from, static_cast<T*>(results[output.result]) + row * output.width, output.width);
@@ -752,8 +753,9 @@ Acc start_of(Reduce reduce) {
   return reduce == Reduce::kSum ? Acc(0) : reduce == Reduce::kMax ? -kInfinity : kInfinity;
 }
 
-// sum = (fresh ? nothing : sum) and `count` rows, feature by feature. Many columns at a time: rows of a sparse matrix
-// are short, and the end of a loop over them is a branch that no processor foresees.
+// sum = (fresh ? nothing : sum) and `count` rows, feature by feature. Many columns at a time: rows
+// of a sparse matrix are short, and the end of a loop over them is a branch that no processor
+// foresees.
 template <int kLanes, typename Acc>
 JAX_GNN_INLINE void add_rows(Reduce reduce, bool fresh, Acc* sum, const Acc* from, int64_t count,
                              int64_t width) {
@@ -772,8 +774,8 @@ JAX_GNN_INLINE void add_rows(Reduce reduce, bool fresh, Acc* sum, const Acc* fro
           unrolled<kVectors>([&](int v) JAX_GNN_LAMBDA {
             found[v] = combine(found[v], load<kLanes>(from + e * width + k + v * kLanes));
           });
-        unrolled<kVectors>(
-            [&](int v) JAX_GNN_LAMBDA { store<kLanes>(sum + k + v * kLanes, found[v]); });
+        unrolled<kVectors>([&](int v)
+                               JAX_GNN_LAMBDA { store<kLanes>(sum + k + v * kLanes, found[v]); });
       }
     };
     if constexpr (kLanes > 1) cover(std::integral_constant<int, 8>{});
@@ -862,9 +864,8 @@ struct Walk {
   }
 
   JAX_GNN_INLINE void write_rows(int64_t row, const Acc* state) const {
-    for_each(Access::kRow, [&](const RegionOutput& output, int64_t at) JAX_GNN_LAMBDA {
-      write(output, results, row, state + at);
-    });
+    for_each(Access::kRow, [&](const RegionOutput& output, int64_t at)
+                               JAX_GNN_LAMBDA { write(output, results, row, state + at); });
   }
 
   // Rows that nothing goes to.
@@ -1024,8 +1025,8 @@ struct Walk {
           }
           for (stop = e + 1; stop < block.count && block.rows[stop] == row;) ++stop;
           for_each(Access::kRow, [&](const RegionOutput& output, int64_t place) JAX_GNN_LAMBDA {
-            add_rows<kLanes>(output.reduce, fresh, state + place, at[output.value] + e * output.width,
-                             stop - e, output.width);
+            add_rows<kLanes>(output.reduce, fresh, state + place,
+                             at[output.value] + e * output.width, stop - e, output.width);
           });
         }
         for_each(Access::kAll, [&](const RegionOutput& output, int64_t place) JAX_GNN_LAMBDA {
