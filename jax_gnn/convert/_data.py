@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_gnn.graph import Graph
+from jax_gnn.graph import Graph, given_first
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import EdgeType, RelationalGraph
@@ -187,9 +187,8 @@ def edges_of(graph: Graph, kinds: Any = None, kind: int | None = None) -> Edges:
     """The edges of a graph, or those of one kind, where ``kinds`` has a number for each."""
     size = int(np.asarray(graph.indptr[-1]))
     src, dst, ids = (np.asarray(a)[:size] for a in (graph.cols, graph.rows, graph.edge_ids))
-    last = np.where(ids < 0, len(ids), ids)
     chosen = np.arange(size) if kinds is None else np.flatnonzero(np.asarray(kinds)[:size] == kind)
-    order = chosen[np.argsort(last[chosen], kind="stable")]
+    order = chosen[given_first(ids[chosen])]
     src, dst, ids = (array[order].astype(np.int64) for array in (src, dst, ids))
     return Edges(src, dst, ids, order)
 
