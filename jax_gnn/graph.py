@@ -22,7 +22,6 @@ from jax_gnn._core.csr import (
     inverse_of,
     num_slots,
     segments,
-    sort_both_ways,
 )
 from jax_gnn._core.ids import (
     PADDING,
@@ -40,6 +39,7 @@ from jax_gnn._core.ids import (
     signed,
 )
 from jax_gnn._core.public import public
+from jax_gnn._core.triples import sort_triples
 
 
 @public
@@ -217,14 +217,9 @@ class Graph:
         if arguments.check_flag("validate", validate) and not is_traced(src):
             arguments.check_range("src", src, src_name, num_src)
             arguments.check_range("dst", dst, dst_name, num_dst)
-        matrix, edge_ids = sort_both_ways(dst, src, num_dst, num_src)
-        by_dst, by_src = matrix
-        graph = cls(
-            *(by_dst.indptr, by_dst.rows, by_dst.cols),
-            *(by_src.indptr, by_src.rows, by_src.cols, by_src.order),
-            edge_ids,
-            num_input_edges=count_of(src, edge_ids.dtype),
-        )
+        edges = sort_triples(src, None, dst, num_src=num_src, num_dst=num_dst)
+        count = count_of(src, edges.indptr.dtype)
+        graph = cls(*edges[:-1], None, None, count)  # types are None, and splits
         return placed(graph, device)
 
     @classmethod

@@ -572,6 +572,7 @@ class RelationalGraph:
         rel = np.asarray(self.edge_types)[order].astype(np.int64)
         return src[order], rel, dst[order]
 
+    @hosted("nodes", "edge_types")
     def norm(self, kind: Literal["mean"] = "mean", dtype: Any = float) -> Array:
         """Factors of edges that make sums over each relation means (R-GCN, arXiv 1703.06103).
 
@@ -590,13 +591,14 @@ class RelationalGraph:
         """
         arguments.check_choice("kind", kind, ("mean",))
         dtype = arguments.check_float_dtype("dtype", dtype)
-        size = self.num_edges
         rows, types = self.nodes.rows, self.edge_types
-        new = (rows != jnp.roll(rows, 1)) | (types != jnp.roll(types, 1))
-        number = jnp.cumsum(new.at[:1].set(True), dtype=rows.dtype) - 1
-        counts = jnp.zeros(size, rows.dtype).at[number].add(1)[number]
+        xp = namespace(rows, types)
+        first = xp.arange(self.num_edges) == 0
+        new = first | (rows != xp.roll(rows, 1)) | (types != xp.roll(types, 1))
+        number = xp.cumsum(new, dtype=rows.dtype) - 1
+        counts = _counts(number, self.num_edges)[number]
         valid = in_range(rows, self.num_dst)
-        return jnp.where(valid, 1 / counts.astype(dtype), jnp.zeros((), dtype))
+        return xp.where(valid, 1 / counts.astype(dtype), xp.zeros((), dtype))
 
     def in_degrees(self) -> Array:
         """Number of edges into each (destination, relation) pair: ``(num_dst_pairs,)`` integers.
@@ -614,10 +616,12 @@ class RelationalGraph:
         """
         return self._part("from_pairs").out_degrees()
 
+    @hosted("edge_types")
     def relation_degrees(self) -> Array:
         """Number of edges of each relation: ``(num_relations,)`` integers."""
-        types = jnp.where(self.edge_types < 0, self.num_relations, self.edge_types)
-        return jnp.zeros(self.num_relations, types.dtype).at[types].add(1, mode="drop")
+        types, last = self.edge_types, self.num_relations
+        valid = in_range(types, last)
+        return _counts(namespace(types).where(valid, types, last), last + 1)[:last]
 
     def _part(self, name: Part) -> Graph:
         graph = getattr(self, name)
@@ -694,3 +698,10 @@ for _kind in (RelationalGraph, Pairs, OutOfPairs, IntoPairs):
         serialize_auxdata=lambda static: json.dumps(static).encode(),
         deserialize_auxdata=_deserialized,
     )
+
+
+def _counts(ids: Any, size: int) -> Any:
+    """How often each id occurs, of ids in range."""
+    if namespace(ids) is np:
+        return np.bincount(ids, minlength=size).astype(ids.dtype)
+    return jnp.zeros(size, ids.dtype).at[ids].add(1)

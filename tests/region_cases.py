@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from op_spec import Incidence
 
-from jax_gnn._core.csr import SparseMatrix, sort_both_ways
+from jax_gnn import Graph, host_arrays
+from jax_gnn._core.csr import SparseMatrix
 
 
 class Model(NamedTuple):
@@ -150,8 +151,11 @@ class Edges(NamedTuple):
     def random(rng: np.random.Generator, scenario: str) -> Edges:
         found = Incidence.random(rng, scenario)
         sizes = found.num_right, found.num_left
-        sorted_ids = found.right.astype(np.int64), found.left.astype(np.int64)
-        matrix, _ = sort_both_ways(*sorted_ids, *sizes)
+        num_dst, num_src = sizes
+        ends = found.left, found.right
+        with host_arrays():
+            graph = Graph.from_edges(*ends, num_src=num_src, num_dst=num_dst, validate=False)
+        matrix = graph.matrix(weighted=True)
         rows, cols = matrix.by_row.rows, matrix.by_row.cols
         valid = rows >= 0
         matrix = jax.tree.map(jnp.asarray, matrix)

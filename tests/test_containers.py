@@ -259,7 +259,8 @@ def test_building_compiles_nothing(rng: np.random.Generator) -> None:
             hypergraph.pad(num_nodes=size + 5, num_incidences=4 * size).incidence_values(ones)
             Hypergraph.from_hyperedges([range(size), [0]]).dual.with_self_loops()
             typed = RelationalGraph.from_triples(src, rel, dst, num_nodes=size)
-            typed.pad(**sizes, num_src_pairs=3 * size + 1).edge_values(ones)
+            typed = typed.pad(**sizes, num_src_pairs=3 * size + 1)
+            typed.edge_values(ones), typed.norm(), typed.relation_degrees()
             hetero = HeteroGraph.from_edges({KEYS[0]: (src, dst)}, {"a": size, "b": size})
             hetero.with_graphs().edge_values({KEYS[0]: ones})
     assert not seen

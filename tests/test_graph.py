@@ -16,7 +16,7 @@ import scipy.sparse
 from op_spec import SCENARIOS, STACKABLE, Incidence, same_bits, stack
 from segment_cases import with_far_padding
 
-from jax_gnn import Graph, Hypergraph, sddmm, spmm
+from jax_gnn import Graph, Hypergraph, host_arrays, sddmm, spmm
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 EDGE_ARRAYS = ("rows", "cols", "t_rows", "t_cols", "t_order", "edge_ids")
@@ -80,6 +80,32 @@ def test_from_edges(rng: np.random.Generator, scenario: str) -> None:
     np.testing.assert_array_equal(dense(graph), incidence.dense())
     sizes = (graph.num_src, graph.num_dst, graph.num_edges)
     assert sizes == (incidence.num_left, incidence.num_right, len(incidence.left))
+
+
+def test_many_edges_on_several_threads(rng: np.random.Generator) -> None:
+    """Half of them into one node, some out of range."""
+    num_src, num_dst, count = 70_001, 999, 1 << 19
+    src = rng.integers(-9, num_src + 9, count)
+    dst = np.where(rng.random(count) < 0.5, 77, rng.integers(-1, num_dst + 1, count))
+    with host_arrays():
+        graph = Graph.from_edges(src, dst, num_src=num_src, num_dst=num_dst, validate=False)
+    places = np.flatnonzero((src >= 0) & (src < num_src) & (dst >= 0) & (dst < num_dst))
+    order = places[np.lexsort((src[places], dst[places]))]  # stable
+    t_order = np.lexsort((dst[order], src[order]))
+    wanted = {
+        "indptr": np.searchsorted(dst[order], np.arange(num_dst + 1)),
+        "rows": dst[order],
+        "cols": src[order],
+        "t_indptr": np.searchsorted(src[order][t_order], np.arange(num_src + 1)),
+        "t_rows": src[order][t_order],
+        "t_cols": dst[order][t_order],
+        "t_order": t_order,
+        "edge_ids": order,
+    }
+    for name, array in wanted.items():
+        found = getattr(graph, name)
+        np.testing.assert_array_equal(found[: len(array)], array, err_msg=name)
+        assert (found[len(array) :] == -1).all()
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -2,6 +2,7 @@
 // known about the build.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -16,6 +18,7 @@
 #include "../kernels/cpu/edge_region.h"
 #include "../kernels/cpu/edge_split.h"
 #include "../kernels/cpu/half.h"
+#include "../kernels/cpu/host_threads.h"
 #include "../kernels/cpu/hypergraph_aggregate.h"
 #include "../kernels/cpu/instruction_set.h"
 #include "../kernels/cpu/sddmm.h"
@@ -23,7 +26,6 @@
 #include "../kernels/cpu/segment_order.h"
 #include "../kernels/cpu/segment_reduce.h"
 #include "../kernels/cpu/segment_softmax.h"
-#include "../kernels/cpu/sort_pairs.h"
 #include "../kernels/cpu/sort_triples.h"
 #include "attention.h"
 #include "edge_region.h"
@@ -226,39 +228,23 @@ namespace nb = nanobind;
 template <typename T>
 using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// The arrays of by_row, then those of by_col, then back: see sort_pairs.h. Sizes are theirs.
-template <typename Index>
-void sort_pairs(Vector<const int64_t> rows, Vector<const int64_t> cols, Vector<Index> indptr,
-                Vector<Index> sorted_rows, Vector<Index> sorted_cols, Vector<Index> order,
-                Vector<Index> t_indptr, Vector<Index> t_rows, Vector<Index> t_cols,
-                Vector<Index> t_order, Vector<Index> back) {
-  const size_t count = rows.size();
-  for (const size_t size : {cols.size(), sorted_rows.size(), sorted_cols.size(), order.size(),
-                            t_rows.size(), t_cols.size(), t_order.size(), back.size()})
-    if (size != count) throw nb::value_error("pairs and results must be as many");
-  if (indptr.size() == 0 || t_indptr.size() == 0)
-    throw nb::value_error("indptr must have at least one element");
-  const nb::gil_scoped_release released;
-  cpu::sort_pairs<Index>(
-      rows.data(), cols.data(), static_cast<int64_t>(count),
-      static_cast<int64_t>(indptr.size()) - 1, static_cast<int64_t>(t_indptr.size()) - 1,
-      {indptr.data(), sorted_rows.data(), sorted_cols.data(), order.data()},
-      {t_indptr.data(), t_rows.data(), t_cols.data(), t_order.data()}, back.data());
-}
-
 void check_sizes(std::initializer_list<size_t> sizes, size_t wanted, const char* message) {
   for (const size_t size : sizes)
     if (size != wanted) throw nb::value_error(message);
 }
 
-// See sort_triples.h: the arrays of SortedTriples, in order.
+// See sort_triples.h: the arrays of SortedTriples, in order. Without relations there are no types.
 template <typename Index>
-void sort_triples(Vector<const int64_t> src, Vector<const int64_t> rel, Vector<const int64_t> dst,
-                  int64_t num_relations, bool inverse, bool loops, Vector<Index> indptr,
-                  Vector<Index> rows, Vector<Index> cols, Vector<Index> t_indptr,
-                  Vector<Index> t_rows, Vector<Index> t_cols, Vector<Index> t_order,
-                  Vector<Index> ids, Vector<Index> types) {
-  check_sizes({rel.size(), dst.size()}, src.size(), "triples must have three ids each");
+void sort_triples(Vector<const int64_t> src, std::optional<Vector<const int64_t>> rel,
+                  Vector<const int64_t> dst, int64_t num_relations, bool inverse, bool loops,
+                  Vector<Index> indptr, Vector<Index> rows, Vector<Index> cols,
+                  Vector<Index> t_indptr, Vector<Index> t_rows, Vector<Index> t_cols,
+                  Vector<Index> t_order, Vector<Index> ids, std::optional<Vector<Index>> types) {
+  const auto size_of = [](const auto& given, size_t otherwise) {
+    return given ? given->size() : otherwise;
+  };
+  check_sizes({size_of(rel, src.size()), dst.size()}, src.size(),
+              "triples must have three ids each");
   if (indptr.size() == 0 || t_indptr.size() == 0)
     throw nb::value_error("indptr must have at least one element");
   const auto num_dst = static_cast<int64_t>(indptr.size()) - 1;
@@ -266,15 +252,19 @@ void sort_triples(Vector<const int64_t> src, Vector<const int64_t> rel, Vector<c
   const auto count = static_cast<int64_t>(src.size());
   if (num_relations < 0 || ((inverse || loops) && num_src != num_dst))
     throw nb::value_error("inverse edges and loops want as many sources as destinations");
-  const cpu::Triples triples{src.data(), rel.data(),    dst.data(), count, num_src,
-                             num_dst,    num_relations, inverse,    loops};
+  const cpu::Triples triples{src.data(),    rel ? rel->data() : nullptr,
+                             dst.data(),    count,
+                             num_src,       num_dst,
+                             num_relations, inverse,
+                             loops};
   check_sizes({rows.size(), cols.size(), t_rows.size(), t_cols.size(), t_order.size(), ids.size(),
-               types.size()},
+               size_of(types, triples.total())},
               triples.total(), "there must be a result for each edge");
   const nb::gil_scoped_release released;
   cpu::sort_triples<Index>(
-      triples, {indptr.data(), rows.data(), cols.data(), types.data(), ids.data(), t_indptr.data(),
-                t_rows.data(), t_cols.data(), t_order.data()});
+      cpu::host_threads(triples.total()), triples,
+      {indptr.data(), rows.data(), cols.data(), types ? types->data() : nullptr, ids.data(),
+       t_indptr.data(), t_rows.data(), t_cols.data(), t_order.data()});
 }
 
 // What pairs are built of: rows, cols, types, how many edges are no padding, and the numbers of
@@ -318,8 +308,8 @@ int64_t source_pairs(Vector<const Index> edge_rows, Vector<const Index> edge_col
               count, "there must be a result for each edge");
   const nb::gil_scoped_release released;
   check_sound(edges.sound());
-  return cpu::source_pairs<Index>(edges, pairs, cols.data(), t_indptr.data(), t_rows.data(),
-                                  t_cols.data(), t_order.data());
+  return cpu::source_pairs<Index>(cpu::host_threads(edges.valid), edges, pairs, cols.data(),
+                                  t_indptr.data(), t_rows.data(), t_cols.data(), t_order.data());
 }
 
 template <typename Index>
@@ -336,7 +326,8 @@ int64_t destination_pairs(Vector<const Index> edge_rows, Vector<const Index> edg
               "there must be a result for each edge");
   const nb::gil_scoped_release released;
   check_sound(edges.sound());
-  return cpu::destination_pairs<Index>(edges, pairs, indptr.data(), rows.data(), t_cols.data());
+  return cpu::destination_pairs<Index>(cpu::host_threads(edges.valid), edges, pairs, indptr.data(),
+                                       rows.data(), t_cols.data());
 }
 
 template <typename Index>
@@ -395,8 +386,6 @@ NB_MODULE(_cpu, m) {
   m.def("limit_instruction_set", &limit_instruction_set);  // for tests
   define_edge_split<int32_t>(m);
   define_edge_split<int64_t>(m);
-  m.def("sort_pairs", &sort_pairs<int32_t>);
-  m.def("sort_pairs", &sort_pairs<int64_t>);
   define_triples<int32_t>(m);
   define_triples<int64_t>(m);
   m.def("targets", [] {

@@ -197,7 +197,7 @@ def check_columns(columns: dict[str, Any]) -> list[Any]:
 def check_ids(name: str, ids: Any, traced: bool = False) -> Any:
     """A one-dimensional array of integers: int64 in numpy, or int32 or int64 in JAX if traced.
 
-    Without elements an array of floats is one of integers, too: ``[]`` becomes floats.
+    It may be the one that was given, or share its memory: what is kept must be copied. Without elements an array of floats is one of integers, too: ``[]`` becomes floats.
     """
     given = ids
     ids = to_array(name, ids) if traced else to_numpy(name, ids)
@@ -213,7 +213,7 @@ def check_ids(name: str, ids: Any, traced: bool = False) -> Any:
         return signed(ids)
     if ids.dtype == np.uint64:  # what int64 does not hold is out of range as its largest number
         ids = np.minimum(ids, np.iinfo(np.int64).max)
-    return ids.astype(np.int64)
+    return ids.astype(np.int64, copy=False)
 
 
 def _exact(given: Any, ids: Any) -> Any:

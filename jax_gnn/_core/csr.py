@@ -22,12 +22,10 @@ from jax_gnn._core.ids import (
     PADDING,
     at_most,
     in_range,
-    index_dtype,
     is_traced,
     namespace,
     pad_ids,
     row_ids,
-    row_starts,
 )
 
 SLOT_SIZE = 8
@@ -147,68 +145,6 @@ def entrywise(a: Any, b: Any, matrix: SparseMatrix) -> tuple[Any, Any, SparseMat
     if matrix.by_row.order is None and matrix.by_row.rows is not None:
         return a, b, matrix
     return b, a, matrix.T
-
-
-# --- Building ------------------------------------------------------------------------------------
-
-
-def sort_both_ways(rows: Any, cols: Any, num_rows: int, num_cols: int) -> tuple[SparseMatrix, Any]:
-    """Sorts pairs by row, then column, and by column, then row, natively or if traced in JAX.
-
-    Pairs with an id out of range are padding: -1 in all arrays, and last.
-
-    Args:
-        rows: ``(entries,)``, int64 in numpy, or traced.
-        cols: likewise.
-        num_rows: number of rows.
-        num_cols: number of columns.
-
-    Returns:
-        The matrix, with ``indptr``, where the ``order`` of ``by_col`` says where each entry stands
-        among those ``by_row``; and where each of those was before. Equal pairs keep their order.
-    """
-    dtype = index_dtype(num_rows, num_cols, rows.shape[0])
-    if not isinstance(rows, jax.Array):
-        count = len(rows)
-        by_row, by_col = (
-            [np.empty(length, dtype) for length in (size + 1, count, count, count)]
-            for size in (num_rows, num_cols)
-        )
-        places: Any = np.empty(count, dtype)
-        contiguous = map(np.ascontiguousarray, (rows, cols))
-        ffi.host_function("sort_pairs")(*contiguous, *by_row, *by_col, places)
-        return _by_row_and_col(by_row, by_col, places, num_rows, num_cols)
-    valid = in_range(rows, num_rows) & in_range(cols, num_cols)
-    rows = jnp.where(valid, rows, num_rows)
-    cols = jnp.where(valid, cols, num_cols)
-
-    def entries(rows: Array, cols: Array, order: Array, num_rows: int) -> list[Any]:
-        indptr = row_starts(rows, num_rows)
-        padding = jnp.arange(rows.shape[0], dtype=indptr.dtype) >= indptr[-1]
-        columns = (jnp.where(padding, PADDING, ids).astype(dtype) for ids in (rows, cols, order))
-        return [indptr.astype(dtype), *columns]
-
-    order = jnp.argsort(cols, stable=True)
-    order = order[jnp.argsort(rows[order], stable=True)]
-    rows, cols = rows[order], cols[order]
-    back = jnp.argsort(cols, stable=True)
-    by_row = entries(rows, cols, order, num_rows)
-    by_col = entries(cols[back], rows[back], order[back], num_cols)
-    places = jnp.where(by_col[1] == PADDING, PADDING, back).astype(dtype)
-    return _by_row_and_col(by_row, by_col, places, num_rows, num_cols)
-
-
-def _by_row_and_col(
-    by_row: Any, by_col: Any, places: Any, num_rows: int, num_cols: int
-) -> tuple[SparseMatrix, Any]:
-    """Puts (indptr, rows, cols, order) of either side together."""
-    indptr, rows, cols, order = by_row
-    t_indptr, t_rows, t_cols, _ = by_col
-    matrix = SparseMatrix(
-        Csr(rows, cols, None, indptr, num_rows=num_rows),
-        Csr(t_rows, t_cols, places, t_indptr, num_rows=num_cols),
-    )
-    return matrix, order
 
 
 # --- Slots ---------------------------------------------------------------------------------------

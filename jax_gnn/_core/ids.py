@@ -25,7 +25,8 @@ def in_range(ids: Array, size: int) -> Array:
 
 def index_dtype(*sizes: int) -> Any:
     """int32, or int64 where a size does not fit; of symbolic sizes it is taken that they do."""
-    if all(jax.export.is_symbolic_dim(size) or size < 2**31 for size in sizes):
+    known = (size for size in sizes if type(size) is int or not jax.export.is_symbolic_dim(size))
+    if all(size < 2**31 for size in known):
         return np.int32
     if not jax.config.read("jax_enable_x64"):
         raise ValueError(f"sizes {sizes} need 64-bit indices: enable jax_enable_x64")

@@ -39,7 +39,7 @@ class SortedTriples(NamedTuple):
     t_cols: Any
     t_order: Any
     edge_ids: Any
-    types: Any
+    types: Any  # None where there are no relations
 
 
 @jax.tree_util.register_dataclass
@@ -94,7 +94,7 @@ def sort_triples(
     *,
     num_src: int,
     num_dst: int,
-    num_relations: int,
+    num_relations: int = 1,
     inverse: bool = False,
     loops: bool = False,
 ) -> SortedTriples:
@@ -102,7 +102,7 @@ def sort_triples(
 
     Args:
         src: ``(edges,)``, int64 in numpy, or traced.
-        rel: likewise.
+        rel: likewise; None of edges without relations, whose ``types`` are None.
         dst: likewise.
         num_src: number of sources.
         num_dst: number of destinations.
@@ -114,13 +114,16 @@ def sort_triples(
     dtype = index_dtype(num_src, num_dst, num_relations * (1 + inverse) + loops, count)
     if not is_traced(src, rel, dst):
         ends = [_empty(size + 1, dtype) for size in (num_dst, num_src)]
-        edges = [_empty(count, dtype) for _ in range(7)]
-        arrays = (ends[0], *edges[:2], ends[1], *edges[2:])
-        contiguous = map(np.ascontiguousarray, (src, rel, dst))
+        edges = [_empty(count, dtype) for _ in range(6)]
+        types = None if rel is None else _empty(count, dtype)
+        arrays = (ends[0], *edges[:2], ends[1], *edges[2:], types)
+        contiguous = (x if x is None else np.ascontiguousarray(x) for x in (src, rel, dst))
         sort = ffi.host_function("sort_triples")
         sort(*contiguous, num_relations, inverse, loops, *arrays)
         return SortedTriples._make(arrays)
 
+    without_types = rel is None
+    rel = jnp.zeros_like(dst) if rel is None else rel
     valid = in_range(src, num_src) & in_range(rel, num_relations) & in_range(dst, num_dst)
     ids = jnp.arange(src.shape[0], dtype=dtype)
     src, rel, dst = (jnp.where(valid, part, PADDING).astype(dtype) for part in (src, rel, dst))
@@ -161,7 +164,7 @@ def sort_triples(
         masked(dst[t_order]),
         masked(t_order),
         masked(ids),
-        masked(rel),
+        None if without_types else masked(rel),
     )
 
 
@@ -226,9 +229,11 @@ def destination_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, 
 
 
 def _empty(size: int, dtype: Any) -> np.ndarray:
-    """An array that XLA takes over on a CPU, by its alignment, in place of a copy."""
-    alignment = 64
-    memory = np.empty(size * np.dtype(dtype).itemsize + alignment, np.uint8)
+    """An array that XLA takes over on a CPU, by its alignment, in place of a copy; if it is large."""
+    alignment, num_bytes = 64, size * np.dtype(dtype).itemsize
+    if num_bytes < 1 << 16:  # a copy takes less time
+        return np.empty(size, dtype)
+    memory = np.empty(num_bytes + alignment, np.uint8)
     start = -memory.ctypes.data % alignment
     return memory[start : start + memory.size - alignment].view(dtype)
 

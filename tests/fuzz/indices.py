@@ -408,8 +408,12 @@ def matrix(draw: Draw, size: Size) -> Any:
         forward = draw.anything(count, size.rows), draw.anything(count, size.cols), None
         backward = (draw.anything(count, n) for n in (size.cols, size.rows, count))
     else:
-        pairs = (draw.anything(count, n).astype(np.int64) for n in (size.rows, size.cols))
-        (by_row, by_col), _ = csr.sort_both_ways(*pairs, size.rows, size.cols)
+        dst, src = (draw.anything(count, n) for n in (size.rows, size.cols))
+        with jax_gnn.host_arrays():
+            graph = jax_gnn.Graph.from_edges(
+                src, dst, num_src=size.cols, num_dst=size.rows, validate=False
+            )
+        by_row, by_col = graph.matrix(weighted=True)
         padding = by_row.rows < 0  # the last, in either order
         other = draw.anything(count, size.cols)
         forward = (

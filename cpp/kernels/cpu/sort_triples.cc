@@ -12,11 +12,14 @@
 namespace jax_gnn::cpu {
 namespace {
 
-// Memory is slow where writes go all over it. Hence ids of nodes are cut into so many ranges at
-// most, edges are dealt out to these, and then sorted range by range, within caches.
-constexpr int kRangeBits = 8;
-constexpr int kDigitBits = 11;  // as many places are written to in turn by a pass of a sort
-constexpr int64_t kFew = 256;   // so few are sorted faster by comparing
+// Memory is slow where writes go all over it. Hence ids of nodes are cut into ranges, edges are
+// dealt out to these, and then sorted range by range, within caches.
+constexpr int kRangeBits = 9;       // so many ranges at most
+constexpr int kDigitBits = 11;      // as many places are written to in turn by a pass of a sort
+constexpr int64_t kFew = 256;       // so few are sorted faster by comparing
+constexpr int64_t kRange = 4096;    // fewer in a range gain nothing
+constexpr int64_t kPart = 1 << 17;  // fewer are not worth a thread
+constexpr int64_t kMostParts = 64;
 
 int bit_width(int64_t number) {
   int width = 0;
@@ -41,22 +44,21 @@ class Buffer {
   std::unique_ptr<T[]> memory_;
 };
 
-// Visits all triples that are no padding.
-template <typename Visit>
-void for_each(const Triples& t, const Visit& visit) {
-  for (const bool reversed : {false, true}) {
-    if (reversed && !t.inverse) break;
-    for (int64_t i = 0; i < t.count; ++i)
-      if (in_range(t.src[i], t.num_src) && in_range(t.dst[i], t.num_dst) &&
-          in_range(t.rel[i], t.num_relations)) {
-        if (reversed)
-          visit(t.dst[i], t.num_relations + t.rel[i], t.src[i], i);
-        else
-          visit(t.src[i], t.rel[i], t.dst[i], i);
-      }
+// Which triple stands at a place, with those that are added; false if it is padding.
+template <typename Index>
+bool read(const Triples& t, int64_t place, Triple<Index>* triple) {
+  const bool reversed = place >= t.count;
+  const int64_t i = reversed ? place - t.count : place;
+  if (reversed && !(t.inverse && i < t.count)) {  // a loop
+    const auto node = static_cast<Index>(t.inverse ? i - t.count : i);
+    *triple = {node, static_cast<Index>(t.total_relations() - 1), node, Index(-1)};
+    return true;
   }
-  if (t.loops)
-    for (int64_t node = 0; node < t.num_src; ++node) visit(node, t.total_relations() - 1, node, -1);
+  const int64_t src = t.src[i], dst = t.dst[i], rel = t.rel ? t.rel[i] : 0;
+  *triple = {static_cast<Index>(reversed ? dst : src),
+             static_cast<Index>(reversed ? t.num_relations + rel : rel),
+             static_cast<Index>(reversed ? src : dst), static_cast<Index>(i)};
+  return in_range(src, t.num_src) & in_range(dst, t.num_dst) & in_range(rel, t.num_relations);
 }
 
 // Of counts, kept one place after, where each key starts.
@@ -65,23 +67,49 @@ void add_up(Index* starts, int64_t num_keys) {
   for (int64_t k = 0; k < num_keys; ++k) starts[k + 1] += starts[k];
 }
 
-// Which range of nodes each edge belongs to, and where each range starts among the edges.
+// Ranges of nodes, and where each starts among the edges that are dealt out to them.
 struct Ranges {
-  explicit Ranges(int64_t num_nodes)
-      : shift(std::max(0, bit_width(num_nodes - 1) - kRangeBits)),
+  Ranges(int64_t num_nodes, int64_t num_edges)
+      : shift(std::max(
+            0, bit_width(num_nodes - 1) - std::min(kRangeBits, bit_width(num_edges / kRange)))),
         starts((std::max<int64_t>(num_nodes - 1, 0) >> shift) + 2) {}
 
   int64_t count() const { return static_cast<int64_t>(starts.size()) - 1; }
-  void add(int64_t node) { ++starts[(node >> shift) + 1]; }
-  void begin() {
-    add_up(starts.data(), count());
-    next = starts;
-  }
-  int64_t place(int64_t node) { return next[node >> shift]++; }
+  int64_t size(int64_t range) const { return starts[range + 1] - starts[range]; }
 
   int shift;
-  std::vector<int64_t> starts, next;
+  std::vector<int64_t> starts;
 };
+
+// Deals edges out to ranges, in their order: `node` says to which one each belongs, -1 for none,
+// and `write` is given the place, and the edge.
+template <typename Node, typename Write>
+Ranges deal(const ParallelFor& parallel_for, int64_t num_edges, int64_t num_nodes, const Node& node,
+            const Write& write) {
+  Ranges ranges(num_nodes, num_edges);
+  const int64_t parts = std::clamp<int64_t>(num_edges / kPart, 1, kMostParts);
+  std::vector<std::vector<int64_t>> next(parts);
+  const auto visit = [&](int64_t part, const auto& found) {
+    const int64_t end = even_share(num_edges, part + 1, parts);
+    for (int64_t i = even_share(num_edges, part, parts); i < end; ++i)
+      if (const int64_t id = node(i); id >= 0) found(next[part][id >> ranges.shift], i);
+  };
+  parallel_for(parts, [&](int64_t part) {
+    next[part].resize(ranges.count());
+    visit(part, [](int64_t& count, int64_t) { ++count; });
+  });
+  int64_t at = 0;
+  for (int64_t range = 0; range < ranges.count(); ++range) {
+    for (auto& of_part : next) {
+      const int64_t count = std::exchange(of_part[range], at);
+      at += count;
+    }
+    ranges.starts[range + 1] = at;
+  }
+  parallel_for(parts,
+               [&](int64_t part) { visit(part, [&](int64_t& to, int64_t i) { write(to++, i); }); });
+  return ranges;
+}
 
 // Sorts stably by a few bits of one id.
 template <typename Index>
@@ -105,87 +133,92 @@ Triple<Index>* sort_range(Triple<Index>* triples, Triple<Index>* other, int64_t 
                        [key = key](const auto& a, const auto& b) { return a.*key < b.*key; });
     return triples;
   }
-  for (const auto& [key, bits] : keys)
-    for (int shift = 0; shift < bits; shift += kDigitBits) {
-      sort_by_digit(triples, other, size, key, shift, std::min(kDigitBits, bits - shift));
+  for (const auto& [key, bits] : keys) {
+    const int passes = (bits + kDigitBits - 1) / kDigitBits;
+    for (int pass = 0, shift = 0; pass < passes; ++pass) {
+      const int digit = (bits - shift) / (passes - pass);
+      sort_by_digit(triples, other, size, key, shift, digit);
       std::swap(triples, other);
+      shift += digit;
     }
+  }
   return triples;
-}
-
-int64_t longest(const std::vector<int64_t>& starts) {
-  int64_t size = 0;
-  for (size_t k = 1; k < starts.size(); ++k) size = std::max(size, starts[k] - starts[k - 1]);
-  return size;
 }
 
 // Sorts what `read` gives for each place stably by its first id, a node, in a buffer of as many,
 // and gives it to `write`, with its new place.
 template <typename Index, typename Read, typename Write>
-void sort_by_node(int64_t count, int64_t num_nodes, const Read& read,
-                  const Buffer<Triple<Index>>& buffer, const Write& write) {
-  Ranges ranges(num_nodes);
-  for (int64_t i = 0; i < count; ++i) ranges.add(read(i).src);
-  ranges.begin();
-  for (int64_t i = 0; i < count; ++i) {
-    const Triple<Index> triple = read(i);
-    buffer[ranges.place(triple.src)] = triple;
-  }
-  const Buffer<Triple<Index>> other(longest(ranges.starts));
-  for (int64_t r = 0; r < ranges.count(); ++r) {
-    const int64_t start = ranges.starts[r], size = ranges.starts[r + 1] - start;
+void sort_by_node(const ParallelFor& parallel_for, int64_t count, int64_t num_nodes,
+                  const Read& read, const Buffer<Triple<Index>>& buffer, const Write& write) {
+  const Ranges ranges = deal(
+      parallel_for, count, num_nodes, [&](int64_t i) { return read(i).src; },
+      [&](int64_t at, int64_t i) { buffer[at] = read(i); });
+  parallel_for(ranges.count(), [&](int64_t range) {
+    const int64_t start = ranges.starts[range], size = ranges.size(range);
+    const Buffer<Triple<Index>> other(size);
     const Triple<Index>* const found = sort_range<Index>(buffer.data() + start, other.data(), size,
                                                          {{&Triple<Index>::src, ranges.shift}});
     for (int64_t i = 0; i < size; ++i) write(start + i, found[i]);
-  }
+  });
 }
 
 // Writes values at places that are a permutation; range by range, in a buffer of as many.
 template <typename Index, typename Value>
-void scatter(int64_t count, const Index* places, const Value& value, Index* to,
-             const Buffer<Triple<Index>>& buffer) {
-  Ranges ranges(count);
-  for (int64_t i = 0; i < count; ++i) ranges.add(places[i]);
-  ranges.begin();
-  for (int64_t i = 0; i < count; ++i)
-    buffer[ranges.place(places[i])] = {places[i], 0, 0, static_cast<Index>(value(i))};
-  for (int64_t i = 0; i < count; ++i) to[buffer[i].src] = buffer[i].id;
+void scatter(const ParallelFor& parallel_for, int64_t count, const Index* places,
+             const Value& value, Index* to, const Buffer<Triple<Index>>& buffer) {
+  const Ranges ranges = deal(
+      parallel_for, count, count, [&](int64_t i) { return places[i]; },
+      [&](int64_t at, int64_t i) { buffer[at] = {places[i], 0, 0, static_cast<Index>(value(i))}; });
+  parallel_for(ranges.count(), [&](int64_t range) {
+    for (int64_t i = ranges.starts[range]; i < ranges.starts[range + 1]; ++i)
+      to[buffer[i].src] = buffer[i].id;
+  });
+}
+
+// Of counts in `starts`, one place after those of a range's nodes, where each node's edges start.
+template <typename Index>
+void begin_nodes(Index* starts, int64_t num_nodes, const Ranges& ranges, int64_t range) {
+  const int64_t end = std::min((range + 1) << ranges.shift, num_nodes);
+  auto at = static_cast<Index>(ranges.starts[range]);
+  for (int64_t node = range << ranges.shift; node < end; ++node)
+    starts[node + 1] = at += starts[node + 1];
 }
 
 }  // namespace
 
 template <typename Index>
-void sort_triples(const Triples& triples, const SortedTriples<Index>& sorted) {
+void sort_triples(const ParallelFor& parallel_for, const Triples& triples,
+                  const SortedTriples<Index>& sorted) {
   using Edge = Triple<Index>;
   const int64_t num_src = triples.num_src, num_dst = triples.num_dst;
-  Ranges to_dst(num_dst), to_src(num_src);
-  for_each(triples, [&](int64_t src, int64_t, int64_t dst, int64_t) {
-    to_dst.add(dst);
-    to_src.add(src);
-  });
-  to_dst.begin();
-  to_src.begin();
+  for (Index* ids :
+       {sorted.rows, sorted.cols, sorted.ids, sorted.t_rows, sorted.t_cols, sorted.t_order})
+    expect_writes(ids, triples.total());
+  const Ranges to_dst = deal(
+      parallel_for, triples.total(), num_dst,
+      [&](int64_t i) {
+        Edge edge;
+        return read(triples, i, &edge) ? edge.dst : Index(-1);
+      },
+      [&](int64_t at, int64_t i) {
+        Edge edge;
+        read(triples, i, &edge);
+        sorted.rows[at] = edge.dst;
+        sorted.cols[at] = edge.src;
+        if (sorted.types) sorted.types[at] = edge.rel;
+        sorted.ids[at] = edge.id;
+      });
   const int64_t size = to_dst.starts.back();
-  for_each(triples, [&](int64_t src, int64_t rel, int64_t dst, int64_t id) {
-    const int64_t at = to_dst.place(dst);
-    sorted.rows[at] = static_cast<Index>(dst);
-    sorted.cols[at] = static_cast<Index>(src);
-    sorted.types[at] = static_cast<Index>(rel);
-    sorted.ids[at] = static_cast<Index>(id);
-  });
 
-  const int64_t most = std::max(longest(to_dst.starts), longest(to_src.starts));
-  const Buffer<Edge> edges(most), other(most);
-  std::fill(sorted.indptr, sorted.indptr + num_dst + 1, Index(0));
-  std::fill(sorted.t_indptr, sorted.t_indptr + num_src + 1, Index(0));
+  // By destination, relation and source.
   const int src_bits = bit_width(num_src - 1), rel_bits = bit_width(triples.total_relations() - 1);
-
-  // By destination, relation and source; at the same time edges are dealt out by source.
-  for (int64_t r = 0; r < to_dst.count(); ++r) {
-    const int64_t start = to_dst.starts[r], count = to_dst.starts[r + 1] - start;
+  std::fill(sorted.indptr, sorted.indptr + num_dst + 1, Index(0));
+  parallel_for(to_dst.count(), [&](int64_t range) {
+    const int64_t start = to_dst.starts[range], count = to_dst.size(range);
+    const Buffer<Edge> edges(count), other(count);
     for (int64_t i = 0; i < count; ++i)
-      edges[i] = {sorted.cols[start + i], sorted.types[start + i], sorted.rows[start + i],
-                  sorted.ids[start + i]};
+      edges[i] = {sorted.cols[start + i], sorted.types ? sorted.types[start + i] : Index(0),
+                  sorted.rows[start + i], sorted.ids[start + i]};
     const Edge* const found = sort_range<Index>(
         edges.data(), other.data(), count,
         {{&Edge::src, src_bits}, {&Edge::rel, rel_bits}, {&Edge::dst, to_dst.shift}});
@@ -194,19 +227,24 @@ void sort_triples(const Triples& triples, const SortedTriples<Index>& sorted) {
       ++sorted.indptr[edge.dst + 1];
       sorted.rows[start + i] = edge.dst;
       sorted.cols[start + i] = edge.src;
-      sorted.types[start + i] = edge.rel;
+      if (sorted.types) sorted.types[start + i] = edge.rel;
       sorted.ids[start + i] = edge.id;
-      const int64_t at = to_src.place(edge.src);
-      sorted.t_rows[at] = edge.src;
-      sorted.t_cols[at] = edge.dst;
-      sorted.t_order[at] = static_cast<Index>(start + i);
     }
-  }
-  add_up(sorted.indptr, num_dst);
+    begin_nodes(sorted.indptr, num_dst, to_dst, range);
+  });
 
   // By source: destinations and relations stay in order.
-  for (int64_t r = 0; r < to_src.count(); ++r) {
-    const int64_t start = to_src.starts[r], count = to_src.starts[r + 1] - start;
+  const Ranges to_src = deal(
+      parallel_for, size, num_src, [&](int64_t i) { return sorted.cols[i]; },
+      [&](int64_t at, int64_t i) {
+        sorted.t_rows[at] = sorted.cols[i];
+        sorted.t_cols[at] = sorted.rows[i];
+        sorted.t_order[at] = static_cast<Index>(i);
+      });
+  std::fill(sorted.t_indptr, sorted.t_indptr + num_src + 1, Index(0));
+  parallel_for(to_src.count(), [&](int64_t range) {
+    const int64_t start = to_src.starts[range], count = to_src.size(range);
+    const Buffer<Edge> edges(count), other(count);
     for (int64_t i = 0; i < count; ++i)
       edges[i] = {sorted.t_rows[start + i], 0, sorted.t_cols[start + i], sorted.t_order[start + i]};
     const Edge* const found =
@@ -217,11 +255,11 @@ void sort_triples(const Triples& triples, const SortedTriples<Index>& sorted) {
       sorted.t_cols[start + i] = found[i].dst;
       sorted.t_order[start + i] = found[i].id;
     }
-  }
-  add_up(sorted.t_indptr, num_src);
+    begin_nodes(sorted.t_indptr, num_src, to_src, range);
+  });
   for (Index* ids : {sorted.rows, sorted.cols, sorted.types, sorted.ids, sorted.t_rows,
                      sorted.t_cols, sorted.t_order})
-    std::fill(ids + size, ids + triples.total(), Index(-1));
+    if (ids) std::fill(ids + size, ids + triples.total(), Index(-1));
 }
 
 template <typename Index>
@@ -235,8 +273,9 @@ bool SortedEdges<Index>::sound() const {
 }
 
 template <typename Index>
-int64_t source_pairs(const SortedEdges<Index>& edges, const NodePairs<Index>& pairs, Index* cols,
-                     Index* t_indptr, Index* t_rows, Index* t_cols, Index* t_order) {
+int64_t source_pairs(const ParallelFor& parallel_for, const SortedEdges<Index>& edges,
+                     const NodePairs<Index>& pairs, Index* cols, Index* t_indptr, Index* t_rows,
+                     Index* t_cols, Index* t_order) {
   using Edge = Triple<Index>;
   const int64_t valid = edges.valid, num_relations = edges.num_relations;
   std::vector<int64_t> starts(num_relations + 1);
@@ -248,7 +287,10 @@ int64_t source_pairs(const SortedEdges<Index>& edges, const NodePairs<Index>& pa
     buffer[next[edges.types[i]]++] = {edges.cols[i], 0, edges.rows[i], static_cast<Index>(i)};
 
   // The edges of a pair meet where those of its relation are sorted by source.
-  const Buffer<Edge> other(longest(starts));
+  int64_t most = 0;
+  for (int64_t rel = 0; rel < num_relations; ++rel)
+    most = std::max(most, starts[rel + 1] - starts[rel]);
+  const Buffer<Edge> other(most);
   const int src_bits = bit_width(edges.num_src - 1);
   int64_t pair = -1;
   for (int64_t rel = 0; rel < num_relations; ++rel) {
@@ -270,24 +312,25 @@ int64_t source_pairs(const SortedEdges<Index>& edges, const NodePairs<Index>& pa
   }
   const int64_t num_pairs = pair + 1;
   t_indptr[num_pairs] = static_cast<Index>(valid);
-  scatter(valid, t_order, [&](int64_t i) { return t_rows[i]; }, cols, buffer);
+  scatter(parallel_for, valid, t_order, [&](int64_t i) { return t_rows[i]; }, cols, buffer);
 
   sort_by_node<Index>(
-      num_pairs, edges.num_src,
+      parallel_for, num_pairs, edges.num_src,
       [&](int64_t i) { return Edge{pairs.nodes[i], 0, 0, static_cast<Index>(i)}; }, buffer,
       [&](int64_t at, const Edge& edge) {
         pairs.sorted_nodes[at] = edge.src;
         pairs.order[at] = edge.id;
       });
-  scatter(num_pairs, pairs.order, [](int64_t i) { return i; }, pairs.places, buffer);
+  scatter(parallel_for, num_pairs, pairs.order, [](int64_t i) { return i; }, pairs.places, buffer);
   for (Index* ids : {cols, t_rows, t_cols, t_order})
     std::fill(ids + valid, ids + edges.count, Index(-1));
   return num_pairs;
 }
 
 template <typename Index>
-int64_t destination_pairs(const SortedEdges<Index>& edges, const NodePairs<Index>& pairs,
-                          Index* indptr, Index* rows, Index* t_cols) {
+int64_t destination_pairs(const ParallelFor& parallel_for, const SortedEdges<Index>& edges,
+                          const NodePairs<Index>& pairs, Index* indptr, Index* rows,
+                          Index* t_cols) {
   using Edge = Triple<Index>;
   const int64_t valid = edges.valid, num_relations = edges.num_relations;
   std::vector<int64_t> next(num_relations + 1);
@@ -316,19 +359,20 @@ int64_t destination_pairs(const SortedEdges<Index>& edges, const NodePairs<Index
   }
   const Buffer<Edge> buffer(valid);
   sort_by_node<Index>(
-      valid, edges.num_src, [&](int64_t i) { return Edge{edges.cols[i], 0, 0, rows[i]}; }, buffer,
+      parallel_for, valid, edges.num_src,
+      [&](int64_t i) { return Edge{edges.cols[i], 0, 0, rows[i]}; }, buffer,
       [&](int64_t at, const Edge& edge) { t_cols[at] = edge.id; });
   for (Index* ids : {rows, t_cols}) std::fill(ids + valid, ids + edges.count, Index(-1));
   return num_pairs;
 }
 
-#define JAX_GNN_INSTANTIATE(Index)                                                               \
-  template void sort_triples(const Triples&, const SortedTriples<Index>&);                       \
-  template struct SortedEdges<Index>;                                                            \
-  template int64_t source_pairs(const SortedEdges<Index>&, const NodePairs<Index>&, Index*,      \
-                                Index*, Index*, Index*, Index*);                                 \
-  template int64_t destination_pairs(const SortedEdges<Index>&, const NodePairs<Index>&, Index*, \
-                                     Index*, Index*);
+#define JAX_GNN_INSTANTIATE(Index)                                                                \
+  template void sort_triples(const ParallelFor&, const Triples&, const SortedTriples<Index>&);    \
+  template struct SortedEdges<Index>;                                                             \
+  template int64_t source_pairs(const ParallelFor&, const SortedEdges<Index>&,                    \
+                                const NodePairs<Index>&, Index*, Index*, Index*, Index*, Index*); \
+  template int64_t destination_pairs(const ParallelFor&, const SortedEdges<Index>&,               \
+                                     const NodePairs<Index>&, Index*, Index*, Index*);
 
 JAX_GNN_INSTANTIATE(int32_t)
 JAX_GNN_INSTANTIATE(int64_t)

@@ -2,13 +2,15 @@
 
 #include <cstdint>
 
+#include "parallel.h"
+
 namespace jax_gnn::cpu {
 
 // Edges with a relation each, in any order, and what to add to them: for relation r the reversed
 // edges as relation num_relations + r, and a loop at each node as the relation after all others.
 struct Triples {
   const int64_t* src;
-  const int64_t* rel;
+  const int64_t* rel;  // or null: there is one relation
   const int64_t* dst;
   int64_t count, num_src, num_dst, num_relations;
   bool inverse, loops;
@@ -24,7 +26,7 @@ struct SortedTriples {
   Index* indptr;    // (num_dst + 1,), where each destination starts
   Index* rows;      // (total,), destinations
   Index* cols;      // (total,), sources
-  Index* types;     // (total,), relations
+  Index* types;     // (total,), relations; or null
   Index* ids;       // (total,), where each edge, or the one that it reverses, was; -1 for a loop
   Index* t_indptr;  // (num_src + 1,), where each source starts
   Index* t_rows;    // (total,), sources
@@ -34,7 +36,8 @@ struct SortedTriples {
 
 // Sorts triples, stably, in linear time; those with an id out of range are padding.
 template <typename Index>
-void sort_triples(const Triples& triples, const SortedTriples<Index>& sorted);
+void sort_triples(const ParallelFor& parallel_for, const Triples& triples,
+                  const SortedTriples<Index>& sorted);
 
 // Edges by destination, relation and source: what pairs are built of.
 template <typename Index>
@@ -62,12 +65,13 @@ struct NodePairs {
 // The (source, relation) pairs, numbered by relation, and the edges out of them by pair, then
 // destination. Gives how many there are. Edges must be sound, here and below.
 template <typename Index>
-int64_t source_pairs(const SortedEdges<Index>& edges, const NodePairs<Index>& pairs, Index* cols,
-                     Index* t_indptr, Index* t_rows, Index* t_cols, Index* t_order);
+int64_t source_pairs(const ParallelFor& parallel_for, const SortedEdges<Index>& edges,
+                     const NodePairs<Index>& pairs, Index* cols, Index* t_indptr, Index* t_rows,
+                     Index* t_cols, Index* t_order);
 
 // The (destination, relation) pairs, numbered by destination, and the edges into them.
 template <typename Index>
-int64_t destination_pairs(const SortedEdges<Index>& edges, const NodePairs<Index>& pairs,
-                          Index* indptr, Index* rows, Index* t_cols);
+int64_t destination_pairs(const ParallelFor& parallel_for, const SortedEdges<Index>& edges,
+                          const NodePairs<Index>& pairs, Index* indptr, Index* rows, Index* t_cols);
 
 }  // namespace jax_gnn::cpu
