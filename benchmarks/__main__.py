@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmarks import report, schedule_times, schedules
+from benchmarks import epochs, report, schedule_times, schedules
 from benchmarks.definition import Settings, available_ops, load_op
 from benchmarks.harness import run, select_workloads
 
@@ -34,6 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
             report.plot(document, options.file.with_suffix(".png"))
             print(report.markdown(document))
             return 0
+        if options.command == "epochs":
+            return _epochs(options)
         if options.command == "measure-schedules":
             return _measure_schedules(options)
         if options.command == "fit-schedules":
@@ -63,6 +65,12 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     fit = commands.add_parser("fit-schedules", help="fit the rule to these times and write it")
     fit.add_argument("file", type=Path, help="what measure-schedules wrote")
     fit.add_argument("--out", type=Path, help="the rule (default: the library's)")
+    training = commands.add_parser("epochs", help="time training over small graphs beside peers")
+    training.add_argument("--graphs", type=_positive, default=10_000)
+    training.add_argument("--batch", type=_positive, default=128, help="graphs of a batch")
+    training.add_argument("--rounds", type=_positive, default=5, help="epochs that are timed")
+    _add_platform(training)
+    training.add_argument("--out", type=Path, help="report to write; the plot goes beside it")
     for name, title in ops.items():
         op = commands.add_parser(name, help=title, description=title)
         op.add_argument(
@@ -73,12 +81,7 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
             type=Path,
             help="folder with checkouts of published code, named as on GitHub, for more peers",
         )
-        op.add_argument(
-            "--platform",
-            choices=("cpu", "gpu"),
-            default="gpu" if shutil.which("nvidia-smi") else "cpu",
-            help="default: gpu where there is an NVIDIA driver",
-        )
+        _add_platform(op)
         op.add_argument(
             "--cases", type=_names, default=(), help="graphs, as in dblp*,walmart*,zipf"
         )
@@ -100,6 +103,23 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
             "--quick", action="store_true", help="a tiny graph, width 8, 2 rounds, unless given"
         )
     return parser
+
+
+def _add_platform(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--platform",
+        choices=("cpu", "gpu"),
+        default="gpu" if shutil.which("nvidia-smi") else "cpu",
+        help="default: gpu where there is an NVIDIA driver",
+    )
+
+
+def _epochs(options: argparse.Namespace) -> int:
+    document = epochs.run(options.platform, options.graphs, options.batch, options.rounds)
+    path = options.out or RESULTS / f"epochs-{_slug(document['machine']['device'])}.json"
+    epochs.write(document, path)
+    print(f"{epochs.markdown(document)}\nwritten: {path} and {path.with_suffix('.png').name}")
+    return 1 if any(row["status"] == "wrong" for row in document["rows"]) else 0
 
 
 def _measure_schedules(options: argparse.Namespace) -> int:

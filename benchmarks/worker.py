@@ -71,12 +71,14 @@ def probe(settings: Settings) -> dict[str, Any]:
         process.join(timeout=10)
 
 
-def _start(target: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
+def _start(
+    target: Callable[..., None], *arguments: Any, daemon: bool = True
+) -> tuple[Any, Connection]:
     # Families define results at once, by products whose threads would wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+    process = context.Process(target=target, args=(theirs, *arguments), daemon=daemon)
     process.start()
     theirs.close()  # so that the death of the process ends our waiting
     return process, ours

@@ -197,7 +197,8 @@ def check_columns(columns: dict[str, Any]) -> list[Any]:
 def check_ids(name: str, ids: Any, traced: bool = False) -> Any:
     """A one-dimensional array of integers: int64 in numpy, or int32 or int64 in JAX if traced.
 
-    It may be the one that was given, or share its memory: what is kept must be copied. Without elements an array of floats is one of integers, too: ``[]`` becomes floats.
+    It may be the one that was given, or share its memory: what is kept must be copied. Without
+    elements an array of floats is one of integers, too: ``[]`` becomes floats.
     """
     given = ids
     ids = to_array(name, ids) if traced else to_numpy(name, ids)

@@ -229,7 +229,7 @@ def destination_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, 
 
 
 def _empty(size: int, dtype: Any) -> np.ndarray:
-    """An array that XLA takes over on a CPU, by its alignment, in place of a copy; if it is large."""
+    """An array that, if large, XLA takes over on a CPU, by its alignment, in place of a copy."""
     alignment, num_bytes = 64, size * np.dtype(dtype).itemsize
     if num_bytes < 1 << 16:  # a copy takes less time
         return np.empty(size, dtype)

@@ -1,0 +1,394 @@
+"""A training epoch over small graphs, with all that it takes: batches, copies, steps.
+
+``python -m benchmarks epochs`` trains GIN with batch norms (Xu et al., ICLR 2019) to tell molecules
+with a ring from those without. Every candidate has the same graphs, layers, sizes of batches and
+optimiser, in a process of its own; epochs take turns, and wall times are compared. A candidate that
+does not learn is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.definition import Settings
+from benchmarks.worker import _receive, _start, probe
+
+FEATURES, HIDDEN, LAYERS, CLASSES = 16, 64, 4, 2
+LEARNING_RATE = 0.01
+LEARNT = 0.9  # what the last epoch gets right at least, else a candidate is wrong
+
+
+class Molecule(NamedTuple):
+    """Sources and destinations, both directions; one-hot features; whether it has a ring."""
+
+    edges: np.ndarray
+    x: np.ndarray
+    label: int
+
+
+Epoch = Callable[[np.ndarray], tuple[float, float]]
+"""Trains on graphs in this order; the seconds, and the share that is right."""
+
+
+def molecules(count: int, seed: int = 0) -> list[Molecule]:
+    """Trees of 10 to 40 nodes with short branches, and rings closed in half of them."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for size in rng.integers(10, 41, count):
+        nodes = np.arange(1, size)
+        parents = nodes - np.minimum(rng.integers(1, 4, size - 1), nodes)
+        label = int(rng.integers(2))
+        closed = rng.choice(np.arange(6, size), min(3, size - 6), replace=False) if label else ()
+        ends = np.concatenate([nodes, np.asarray(closed, int)])
+        others = np.concatenate([parents, np.asarray(closed, int) - 6])
+        edges = np.stack([np.concatenate([ends, others]), np.concatenate([others, ends])])
+        x = np.eye(FEATURES, dtype=np.float32)[rng.integers(FEATURES, size=size)]
+        made.append(Molecule(edges.astype(np.int32), x, label))
+    return made
+
+
+# This library.
+
+
+def _trainer(model: Any) -> tuple[Any, Callable[..., Any]]:
+    """The optimiser, and a jitted step that gives how many are right."""
+    import jax.numpy as jnp
+    import optax
+    from flax import nnx
+
+    optimizer = nnx.Optimizer(model, optax.adam(LEARNING_RATE), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model: Any, optimizer: Any, y: Any, mask: Any, *inputs: Any) -> Any:
+        def loss_fn(model: Any) -> tuple[Any, Any]:
+            logits = model(*inputs)
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, y)
+            right = jnp.where(mask, logits.argmax(1) == y, False).sum()
+            return jnp.where(mask, losses, 0).sum() / mask.sum(), right
+
+        gradients, right = nnx.grad(loss_fn, has_aux=True)(model)
+        optimizer.update(model, gradients)
+        return right
+
+    return optimizer, step
+
+
+def _jax_epoch(model: Any, batches: Callable[[np.ndarray], Iterator[Any]]) -> Epoch:
+    import jax
+
+    optimizer, step = _trainer(model)
+
+    def epoch(order: np.ndarray) -> tuple[float, float]:
+        start = time.perf_counter()
+        right = [step(model, optimizer, *each) for each in batches(order)]
+        found = sum(map(int, jax.device_get(right)))
+        return time.perf_counter() - start, found / len(order)
+
+    return epoch
+
+
+def _ours(graphs: list[Molecule], size: int, at_once: bool) -> Epoch:
+    """Batches of `Graph`s, or of lists of edges at once."""
+    from flax import nnx
+
+    import jax_gnn
+    from flax_layers import GINClassifier
+
+    with jax_gnn.host_arrays():
+        built = [jax_gnn.Graph.from_edges(g.edges, num_nodes=len(g.x)) for g in graphs]
+    budget: Any = jax_gnn.batch_budget(built, num_graphs=size)
+    sizes = {name: [getattr(g, name) for g in built] for name in ("num_nodes", "num_edges")}
+    labels = np.array([g.label for g in graphs])
+
+    def batches(order: np.ndarray) -> Iterator[Any]:
+        ordered = {name: np.array(each)[order] for name, each in sizes.items()}
+        for places in jax_gnn.pack(ordered, budget):
+            numbers = order[places]
+            with jax_gnn.host_arrays():
+                if at_once:
+                    edges = [graphs[i].edges for i in numbers]
+                    counts = ordered["num_nodes"][places]
+                    made = jax_gnn.Batch.from_edges(edges, counts, **budget)
+                else:
+                    made = jax_gnn.batch([built[i] for i in numbers], **budget)
+                x = made.join_nodes([graphs[i].x for i in numbers])
+            y = np.zeros(made.num_graphs, np.int32)
+            y[: len(numbers)] = labels[numbers]
+            yield y, np.asarray(made.mask), made, x
+
+    model = GINClassifier(
+        FEATURES, HIDDEN, CLASSES, num_layers=LAYERS, dropout_rate=0.0, rngs=nnx.Rngs(0)
+    )
+    return _jax_epoch(model, batches)
+
+
+# jraph.
+
+
+def _jraph(graphs: list[Molecule], size: int) -> Epoch:
+    """`jraph.dynamically_batch`, and the model in plain JAX as its examples have it."""
+    import jax
+    import jax.numpy as jnp
+    import jraph
+    from flax import nnx
+
+    import jax_gnn
+
+    def tuple_of(graph: Molecule) -> Any:
+        (senders, receivers), label = graph.edges, np.array([graph.label], np.int32)
+        counts = np.array([len(graph.x)]), np.array([len(senders)])
+        return jraph.GraphsTuple(graph.x, None, receivers, senders, label, *counts)
+
+    class Norm(nnx.Module):
+        """Batch norm of the nodes that are no padding."""
+
+        def __init__(self, width: int) -> None:
+            self.scale, self.bias = nnx.Param(jnp.ones(width)), nnx.Param(jnp.zeros(width))
+            self.mean, self.var = nnx.BatchStat(jnp.zeros(width)), nnx.BatchStat(jnp.ones(width))
+
+        def __call__(self, x: Any, mask: Any) -> Any:
+            count = mask.sum()
+            mean = jnp.where(mask, x, 0).sum(0) / count
+            var = jnp.where(mask, jnp.square(x - mean), 0).sum(0) / count
+            for kept, new in ((self.mean, mean), (self.var, var)):
+                kept[...] = 0.9 * kept[...] + 0.1 * jax.lax.stop_gradient(new)
+            return (x - mean) * jax.lax.rsqrt(var + 1e-5) * self.scale[...] + self.bias[...]
+
+    class GIN(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            widths = [FEATURES, *[HIDDEN] * LAYERS]
+            linears = [
+                [nnx.Linear(n, HIDDEN, rngs=rngs), nnx.Linear(HIDDEN, HIDDEN, rngs=rngs)]
+                for n in widths[:-1]
+            ]
+            self.linears = nnx.List([nnx.List(pair) for pair in linears])
+            self.norms = nnx.List([nnx.List([Norm(HIDDEN), Norm(HIDDEN)]) for _ in range(LAYERS)])
+            self.heads = nnx.List([nnx.Linear(n, CLASSES, rngs=rngs) for n in widths])
+
+        def __call__(self, graph: Any) -> Any:
+            count, num_graphs = graph.nodes.shape[0], graph.n_node.shape[0]
+            mask = jraph.get_node_padding_mask(graph)[:, None]
+            ids = jnp.repeat(jnp.arange(num_graphs), graph.n_node, total_repeat_length=count)
+
+            def read(x: Any, head: Any) -> Any:
+                return head(jraph.segment_sum(x, ids, num_graphs, indices_are_sorted=True))
+
+            x = graph.nodes
+            out = read(x, self.heads[0])
+            for linears, norms, head in zip(self.linears, self.norms, self.heads[1:], strict=True):
+                x = x + jraph.segment_sum(x[graph.senders], graph.receivers, count)
+                for linear, norm in zip(linears, norms, strict=True):
+                    x = jax.nn.relu(norm(linear(x), mask))
+                out = out + read(x, head)
+            return out
+
+    tuples = [tuple_of(graph) for graph in graphs]
+    sizes = {
+        "num_nodes": [len(g.x) for g in graphs],
+        "num_edges": [g.edges.shape[1] for g in graphs],
+    }
+    budget = jax_gnn.batch_budget({k: np.array(v) for k, v in sizes.items()}, num_graphs=size)
+    limits = budget["num_nodes"] + 1, budget["num_edges"], size + 1  # a padding graph has a node
+
+    def batches(order: np.ndarray) -> Iterator[Any]:
+        for made in jraph.dynamically_batch((tuples[i] for i in order), *limits):
+            mask = np.asarray(jraph.get_graph_padding_mask(made))
+            yield made.globals, mask, made._replace(globals=None)
+
+    return _jax_epoch(GIN(nnx.Rngs(0)), batches)
+
+
+# PyG.
+
+
+def _pyg(graphs: list[Molecule], size: int, workers: int) -> Epoch:
+    """`DataLoader`, and `GINConv` over what it gives."""
+    import torch
+    from torch import nn
+    from torch_geometric.data import Data
+    from torch_geometric.loader import DataLoader
+    from torch_geometric.nn import GINConv, global_add_pool
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")
+
+    class GIN(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            widths = [FEATURES, *[HIDDEN] * LAYERS]
+            self.convs = nn.ModuleList(
+                [
+                    GINConv(
+                        nn.Sequential(
+                            nn.Linear(n, HIDDEN),
+                            nn.BatchNorm1d(HIDDEN),
+                            nn.ReLU(),
+                            nn.Linear(HIDDEN, HIDDEN),
+                            nn.BatchNorm1d(HIDDEN),
+                            nn.ReLU(),
+                        )
+                    )
+                    for n in widths[:-1]
+                ]
+            )
+            self.heads = nn.ModuleList([nn.Linear(n, CLASSES) for n in widths])
+
+        def forward(self, made: Any) -> Any:
+            x, count = made.x, made.num_graphs
+            out = self.heads[0](global_add_pool(x, made.batch, count))
+            for conv, head in zip(self.convs, self.heads[1:], strict=True):
+                x = conv(x, made.edge_index)
+                out = out + head(global_add_pool(x, made.batch, count))
+            return out
+
+    data = [
+        Data(torch.from_numpy(g.x), torch.from_numpy(g.edges.astype(np.int64)), y=g.label)
+        for g in graphs
+    ]
+    model = GIN().to(device)
+    optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, fused=device == "cuda" or None)
+    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
+    loader = DataLoader(data, size, shuffle=True, pin_memory=device == "cuda", **options)
+
+    def epoch(order: np.ndarray) -> tuple[float, float]:
+        start = time.perf_counter()
+        right = torch.zeros((), dtype=torch.int64, device=device)
+        for made in loader:  # which shuffles by itself
+            made = made.to(device, non_blocking=True)
+            logits = model(made)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(logits, made.y).backward()
+            optimizer.step()
+            right += (logits.detach().argmax(1) == made.y).sum()
+        found = int(right)
+        return time.perf_counter() - start, found / len(order)
+
+    return epoch
+
+
+CANDIDATES: dict[str, tuple[tuple[str, ...], Callable[..., Epoch]]] = {
+    "jax_gnn batch": (("jax", "flax"), partial(_ours, at_once=False)),
+    "jax_gnn Batch.from_edges": (("jax", "flax"), partial(_ours, at_once=True)),
+    "jraph dynamically_batch": (("jax", "jraph"), _jraph),
+    "PyG DataLoader": (("torch", "torch_geometric"), partial(_pyg, workers=0)),
+    "PyG DataLoader, 2 workers": (("torch", "torch_geometric"), partial(_pyg, workers=2)),
+}
+
+
+# A run.
+
+
+def _serve(connection: Any, name: str, platform: str, count: int, size: int) -> None:
+    """Builds a candidate, and trains an epoch whenever it is asked."""
+    import os
+
+    os.environ.update(
+        {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"} if platform == "cpu" else {}
+    )
+    modules, make = CANDIDATES[name]
+    try:
+        versions = {module: importlib.metadata.version(module) for module in modules}
+        epoch = make(molecules(count), size)
+        connection.send(("", versions))
+    except Exception as error:
+        connection.send((f"{type(error).__name__}: {error}", None))
+        return
+    rng = np.random.default_rng(0)
+    with contextlib.suppress(EOFError):  # the parent has hung up
+        while True:
+            connection.recv()
+            connection.send(("", epoch(rng.permutation(count))))
+
+
+def run(platform: str, count: int, size: int, rounds: int) -> dict[str, Any]:
+    """Trains each candidate for so many epochs and one ahead, in turns; a document for JSON."""
+    machine = probe(Settings(platform=platform))
+    workers, rows = {}, []
+    for name in CANDIDATES:
+        _, connection = worker = _start(_serve, name, platform, count, size, daemon=False)
+        try:
+            rows.append({"name": name, "versions": _receive(connection), "epochs": []})
+            workers[name] = worker
+        except (RuntimeError, EOFError) as error:
+            rows.append({"name": name, "status": f"absent: {error}"})
+    for _ in range(1 + rounds):
+        for row in rows:
+            if row["name"] in workers:
+                connection = workers[row["name"]][1]
+                connection.send(True)
+                row["epochs"].append(_receive(connection))
+    for process, connection in workers.values():
+        connection.close()
+        process.join()
+    for row in rows:
+        if epochs := row.pop("epochs", None):
+            seconds = [each for each, _ in epochs[1:]]  # the first compiles
+            row |= {"first": epochs[0][0], "median": statistics.median(seconds), "all": seconds}
+            row |= {"accuracy": epochs[-1][1], "status": "timed"}
+            if row["accuracy"] < LEARNT:
+                row["status"] = "wrong"
+    date = datetime.now(UTC).date().isoformat()
+    return {"date": date, "machine": machine, "graphs": count, "batch": size, "rows": rows}
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The table of a run."""
+    rows = document["rows"]
+    ours = min(r["median"] for r in rows if r["name"].startswith("jax_gnn") and "median" in r)
+    machine = document["machine"]
+    versions = {k: v for row in rows for k, v in row.get("versions", {}).items()}
+    lines = [
+        f"# Epochs over {document['graphs']:,} small graphs",
+        "",
+        f"{machine['device']}, {document['date']}; "
+        + ", ".join(f"{k} {v}" for k, v in versions.items())
+        + f". Batches of {document['batch']} graphs; GIN of {LAYERS} layers, {HIDDEN} wide.",
+        "",
+        "| | an epoch, s | the first, s | × our best | right in the last |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        if "median" in row:
+            wrong = "" if row["status"] == "timed" else " **wrong**"
+            cells = f"{row['median']:.2f} | {row['first']:.2f} | {row['median'] / ours:.2f}"
+            lines.append(f"| {row['name']}{wrong} | {cells} | {row['accuracy']:.1%} |")
+        else:
+            lines.append(f"| {row['name']} | {row['status']} | | | |")
+    return "\n".join([*lines, ""])
+
+
+def plot(document: dict[str, Any], path: Path) -> None:
+    """Bars: seconds of an epoch."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in document["rows"] if "median" in row][::-1]
+    figure, axes = plt.subplots(figsize=(7, 0.5 * len(rows) + 1.2), layout="constrained")
+    colors = ["tab:blue" if row["name"].startswith("jax_gnn") else "tab:gray" for row in rows]
+    bars = axes.barh([row["name"] for row in rows], [row["median"] for row in rows], color=colors)
+    axes.bar_label(bars, fmt="%.2f s", padding=3)
+    axes.margins(x=0.15)
+    axes.set_xlabel(f"seconds of an epoch over {document['graphs']:,} graphs")
+    axes.set_title(document["machine"]["device"], fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def write(document: dict[str, Any], path: Path) -> None:
+    """The JSON, and the plot beside it."""
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    plot(document, path.with_suffix(".png"))
