@@ -290,7 +290,7 @@ def _check_graphs(graphs: Any) -> list[Any]:
         raise TypeError(f"graphs must be a sequence of graphs, got {type(graphs).__name__}")
     graphs = list(graphs)
     if not graphs:
-        raise ValueError("graphs must be one at least, got none")
+        raise ValueError("graphs must hold one graph at least, got none")
     first = graphs[0]
     kind = next((kind for kind in SIZES if isinstance(first, kind)), Graph)
     for i, graph in enumerate(graphs):

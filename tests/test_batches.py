@@ -181,7 +181,7 @@ def test_budgets_hold_what_is_packed(rng: np.random.Generator, kind: str) -> Non
 
 
 BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: batch([]), ValueError, "graphs must be one at least, got none"),
+    (lambda: batch([]), ValueError, "graphs must hold one graph at least, got none"),
     (lambda: batch(3), TypeError, "graphs must be a sequence of graphs, got int"),  # type: ignore[type-var]
     (lambda: batch([1]), TypeError, r"graphs\[0\] must be a jax_gnn.Graph, got int"),  # type: ignore[type-var]
     (

@@ -23,6 +23,7 @@ from benchmarks import (
     bench_relational,
     bench_relational_attention,
     bench_spmm,
+    epochs,
     problems,
     report,
     timing,
@@ -963,3 +964,36 @@ def test_only_right_candidates_are_timed():
         assert "1.0e-03 exceeds 1e-05" in rows["wrong"]["reason"]
         assert rows["failing"]["reason"] == "MemoryError: not enough"
     assert list(session.measure([cases[1].name])) == [(cases[1].name, "right", "host")]
+
+
+# --- Epochs ---------------------------------------------------------------------------------------
+
+
+def test_molecules_with_rings_have_more_edges() -> None:
+    for edges, x, label in epochs.molecules(50):
+        assert (edges.shape[1] > 2 * (len(x) - 1)) == label
+        assert sorted(map(tuple, edges.T)) == sorted(map(tuple, edges[::-1].T))
+        assert set(edges.ravel()) == set(range(len(x)))
+
+
+def test_an_epoch_takes_every_graph_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epochs, "LAYERS", 1)  # so that it compiles soon
+    made = epochs.molecules(40)
+    seconds, right = epochs._ours(made, 16, at_once=True)(np.arange(40))
+    assert seconds > 0 and 0 <= right <= 1 and round(right * 40, 6).is_integer()
+
+
+def test_report_of_epochs(tmp_path: Path) -> None:
+    timed = {"status": "timed", "first": 9.0, "accuracy": 0.95, "versions": {"jax": "1"}}
+    rows = [
+        {"name": "jax_gnn batch", "median": 2.0, **timed},
+        {"name": "other", "median": 5.0, **timed, "status": "wrong"},
+        {"name": "missing", "status": "absent: no module"},
+    ]
+    machine = {"device": "a device"}
+    document = {"date": "2026-01-01", "machine": machine, "graphs": 9, "batch": 3, "rows": rows}
+    text = epochs.markdown(document)
+    assert "| other **wrong** | 5.00 | 9.00 | 2.50 | 95.0% |" in text
+    assert "| missing | absent: no module |" in text
+    epochs.write(document, tmp_path / "report.json")
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".png"}
