@@ -68,7 +68,8 @@ def _jax_epoch(model: Any, batches: Callable[[np.ndarray], Iterator[Any]]) -> Ep
     import optax
     from flax import nnx
 
-    definition, parameters, others = nnx.split(model, nnx.Param, ...)
+    parts: Any = nnx.split(model, nnx.Param, ...)
+    definition, parameters, others = parts
     optimizer = optax.adam(LEARNING_RATE)
 
     @partial(jax.jit, donate_argnums=0)
@@ -87,7 +88,7 @@ def _jax_epoch(model: Any, batches: Callable[[np.ndarray], Iterator[Any]]) -> Ep
         updates, moments = optimizer.update(gradients, moments)
         return optax.apply_updates(parameters, updates), others, moments, right
 
-    state = parameters, others, optimizer.init(parameters), jnp.zeros((), jnp.int32)
+    state: Any = parameters, others, optimizer.init(parameters), jnp.zeros((), jnp.int32)
 
     def epoch(order: np.ndarray) -> tuple[float, float]:
         nonlocal state

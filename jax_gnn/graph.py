@@ -214,10 +214,11 @@ class Graph:
             src_name, dst_name = "num_src", "num_dst"
             num_src = arguments.check_size("num_src", num_src, src)
             num_dst = arguments.check_size("num_dst", num_dst, dst)
-        if arguments.check_flag("validate", validate) and not is_traced(src):
+        validate = arguments.check_flag("validate", validate) and not is_traced(src)
+        edges = sort_triples(src, None, dst, num_src=num_src, num_dst=num_dst)
+        if validate and edges.dropped():
             arguments.check_range("src", src, src_name, num_src)
             arguments.check_range("dst", dst, dst_name, num_dst)
-        edges = sort_triples(src, None, dst, num_src=num_src, num_dst=num_dst)
         count = count_of(src, edges.indptr.dtype)
         graph = cls(*edges[:-1], None, None, count)  # types are None, and splits
         return placed(graph, device)

@@ -277,11 +277,8 @@ class RelationalGraph:
                     f"{name} is not for bipartite graphs: give num_nodes, got {num_src=} and "
                     f"{num_dst=}"
                 )
-        if arguments.check_flag("validate", validate) and not is_traced(src):
-            arguments.check_range("src", src, src_name, num_src)
-            arguments.check_range("rel", rel, "num_relations", num_relations)
-            arguments.check_range("dst", dst, dst_name, num_dst)
-        *nodes, types = sort_triples(
+        validate = arguments.check_flag("validate", validate) and not is_traced(src)
+        edges = sort_triples(
             *(src, rel, dst),
             num_src=num_src,
             num_dst=num_dst,
@@ -289,9 +286,13 @@ class RelationalGraph:
             inverse=inverse,
             loops=self_relation,
         )
+        if validate and edges.dropped():
+            arguments.check_range("src", src, src_name, num_src)
+            arguments.check_range("rel", rel, "num_relations", num_relations)
+            arguments.check_range("dst", dst, dst_name, num_dst)
         graph = cls(
-            replace(Graph(*nodes), num_input_edges=count_of(src, types.dtype)),
-            types,
+            Graph(*edges[:-1], None, None, count_of(src, edges.indptr.dtype)),
+            edges.types,
             num_relations=num_relations * (1 + inverse) + self_relation,
             self_relation=self_relation,
         )

@@ -41,6 +41,10 @@ class SortedTriples(NamedTuple):
     edge_ids: Any
     types: Any  # None where there are no relations
 
+    def dropped(self) -> bool:
+        """Whether an id was out of range, of edges in numpy."""
+        return bool(self.indptr[-1] < len(self.rows))
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
