@@ -54,7 +54,6 @@ from jax_gnn.extend import Implementation, status
 
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
 PREDICT_EXTRA = ("orbax",)
-BY_PATH = "FILE|FOLDER"  # how usage calls the argument of data, where there is no option
 
 
 # -------------------------------------------------------------------------------------------- train
@@ -123,7 +122,7 @@ def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> Non
     offline = "hyperedges" if recipe.dataset is HypergraphDataset else "edges"
     files = "an .npz file or a folder in a raw format"
     if recipe.dataset is RelationalDataset:
-        groups["data"].add_argument("data", metavar=BY_PATH, help=files)
+        groups["data"].add_argument("--data", metavar="FILE|FOLDER", help=files)
     else:
         groups["data"].add_argument(
             "--data",
@@ -161,11 +160,11 @@ def _require_implementation(implementation: Implementation | None) -> None:
 
 
 @contextlib.contextmanager
-def _blame_data(argument: str = "--data") -> Iterator[None]:
+def _blame_data() -> Iterator[None]:
     try:
         yield
     except (ImportError, OSError, ValueError) as error:
-        raise UserError(f"{argument}: {error}") from error
+        raise UserError(f"--data: {error}") from error
 
 
 @contextlib.contextmanager
@@ -280,7 +279,7 @@ def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
 def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     _require("training", TRAIN_EXTRA)
     config = _settings_of(recipe.config, args)
-    with _blame_data(BY_PATH if recipe.dataset is RelationalDataset else "--data"):
+    with _blame_data():
         dataset = recipe.load(args.data)
         check_dataset(dataset, config)
     folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
@@ -344,23 +343,38 @@ EXAMPLES = {
     "gatv2": ("--data cora.npz --heads 4 --share-weights",),
     "transformer": ("--data cora.npz --gated",),
     "rgcn": (
-        "aifb.npz",
-        "rdf/mutag --bases 30 --weight-decay 5e-4",
-        "dblp.npz --features native --hidden-features 64 --dropout 0.5",
+        "--data aifb.npz",
+        "--data rdf/mutag --bases 30 --weight-decay 5e-4",
+        "--data dblp.npz --features native --hidden-features 64 --dropout 0.5",
     ),
-    "rgat": ("dblp.npz", "aifb.npz --features none --bases 10"),
-    "hgt": ("dblp.npz", "imdb_hgb.npz --heads 4"),
-    "rgcn-link": ("fb15k237.npz", "wn18rr.npz --decoder complex"),
-    "compgcn-link": ("fb15k237.npz", "wn18rr.npz --decoder complex"),
+    "rgat": ("--data dblp.npz", "--data aifb.npz --features none --bases 10"),
+    "hgt": ("--data dblp.npz", "--data imdb_hgb.npz --heads 4"),
+    "rgcn-link": ("--data fb15k237.npz", "--data wn18rr.npz --decoder complex"),
+    "compgcn-link": ("--data fb15k237.npz", "--data wn18rr.npz --decoder complex"),
     "unigcnii": ("--data cora_cocitation.npz --splits 20 --layers 8",),
     "allsettransformer": ("--data cora_cocitation.npz --splits 20 --heads 8",),
 }
 
 
+class _ModelParser(argparse.ArgumentParser):
+    """Of a model's command, which takes no argument without an option's name."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:
+        found, rest = super().parse_known_args(args, namespace)
+        wanted = f"{self.prog} --data {rest[0] if rest else 'FILE|FOLDER'}"
+        if rest and not rest[0].startswith("-"):
+            self.exit(2, f"jax-gnn: error: {rest[0]} has no option; for data it is: {wanted}\n")
+        if not rest and found.data is None:
+            self.exit(2, f"jax-gnn: error: --data is needed: {wanted}\n")
+        return found, rest
+
+
 def add_train(commands: Commands) -> None:
     """Adds ``train``, with a command for each model."""
     parser = commands.add_parser("train", help="train a model", description="Train a model.")
-    models = parser.add_subparsers(metavar="WHAT", required=True)
+    models = parser.add_subparsers(metavar="WHAT", required=True, parser_class=_ModelParser)
     for recipe in RECIPES.values():
         _add_model(models, recipe)
     for link_recipe in LINK_RECIPES.values():
@@ -401,7 +415,7 @@ def _add_links(models: Commands, recipe: LinkRecipe) -> None:
     )
     groups = _groups(parser)
     groups["data"].add_argument(
-        "data", metavar=BY_PATH, help="data with a split of edges, mostly an .npz file"
+        "--data", metavar="FILE|FOLDER", help="data with a split of edges, mostly an .npz file"
     )
     _add_settings(recipe.config, groups, "checkpoint and results")
 
@@ -413,7 +427,7 @@ def _percent(metrics: dict[str, float]) -> list[str]:
 def _run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     _require("training", TRAIN_EXTRA)
     config = _settings_of(recipe.config, args)
-    with _blame_data(BY_PATH):
+    with _blame_data():
         dataset = load_relational(args.data)
         check_links(dataset)
     folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
