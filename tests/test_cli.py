@@ -186,9 +186,44 @@ def test_train_on_a_hypergraph(model, data, tmp_path, capsys):
     check_prediction(capsys, folder, data, (20, 10, 10))
 
 
+def test_defaults_of_planetoid_and_what_does_not_count(planetoid, tmp_path, capsys):
+    """A table gets other settings than Planetoid's files, and a line for what is left out."""
+    nodes = "id,income,label\n" + "".join(f"n{i},{1000 + i},{i % 2}\n" for i in range(20))
+    (tmp_path / "nodes.csv").write_text(nodes)
+    edges = "".join(f"n{i},n{(i + 2) % 20},{i}\n" for i in range(20))
+    (tmp_path / "edges.csv").write_text("src,dst,weight\n" + edges + "n0,n2,1\n")
+    run = ["train", "gcn", "--epochs", "1", "--splits", "1", "--no-baseline", "--output"]
+    found = {}
+    for source, options in (
+        (planetoid, ()),
+        (tmp_path, ()),
+        (tmp_path, ("--edge-weight", "--feature-normalization", "none")),
+        (planetoid, ("--hidden-features", "64", "--standardize")),
+    ):
+        assert cli.main([*run, str(tmp_path / "out"), "--data", str(source), *options]) == 0
+        config = json.loads((tmp_path / "out" / "results.json").read_text())["config"]
+        kept = "hidden_features", "input_dropout_rate", "feature_normalization", "edge_weight"
+        told = capsys.readouterr().err.splitlines()[1:]
+        found[source, options] = [config[name] for name in kept], told
+    once = "jax-gnn: 1 repeated edges count once, with the sum of their weights"
+    assert [*found.values()] == [
+        ([16, 0.5, "row", False], []),
+        (
+            [64, 0.0, "standardize", False],
+            [
+                once,
+                "jax-gnn: weights of edges are not used (--edge-weight uses them)",
+                "jax-gnn: --feature-normalization auto is standardize here",
+            ],
+        ),
+        ([64, 0.0, "none", True], [once]),
+        ([64, 0.5, "standardize", False], []),
+    ]
+
+
 def test_hypergraph_for_a_model_of_graphs(data, capsys):
     message = user_error(capsys, small(data, model="gcn"))
-    assert "lacks the key 'src' of a graph dataset" in message
+    assert "lacks 'src', 'dst' of the keys of a graph dataset" in message
 
 
 def test_no_published_split(data, capsys):
