@@ -186,9 +186,44 @@ def test_train_on_a_hypergraph(model, data, tmp_path, capsys):
     check_prediction(capsys, folder, data, (20, 10, 10))
 
 
+def test_defaults_of_planetoid_and_what_does_not_count(planetoid, tmp_path, capsys):
+    """A table gets other settings than Planetoid's files, and a line for what is left out."""
+    nodes = "id,income,label\n" + "".join(f"n{i},{1000 + i},{i % 2}\n" for i in range(20))
+    (tmp_path / "nodes.csv").write_text(nodes)
+    edges = "".join(f"n{i},n{(i + 2) % 20},{i}\n" for i in range(20))
+    (tmp_path / "edges.csv").write_text("src,dst,weight\n" + edges + "n0,n2,1\n")
+    run = ["train", "gcn", "--epochs", "1", "--splits", "1", "--no-baseline", "--output"]
+    found = {}
+    for source, options in (
+        (planetoid, ()),
+        (tmp_path, ()),
+        (tmp_path, ("--edge-weight", "--feature-normalization", "none")),
+        (planetoid, ("--hidden-features", "64", "--standardize")),
+    ):
+        assert cli.main([*run, str(tmp_path / "out"), "--data", str(source), *options]) == 0
+        config = json.loads((tmp_path / "out" / "results.json").read_text())["config"]
+        kept = "hidden_features", "input_dropout_rate", "feature_normalization", "edge_weight"
+        told = capsys.readouterr().err.splitlines()[1:]
+        found[source, options] = [config[name] for name in kept], told
+    once = "jax-gnn: 1 repeated edges count once, with the sum of their weights"
+    assert [*found.values()] == [
+        ([16, 0.5, "row", False], []),
+        (
+            [64, 0.0, "standardize", False],
+            [
+                once,
+                "jax-gnn: weights of edges are not used (--edge-weight uses them)",
+                "jax-gnn: --feature-normalization auto is standardize here",
+            ],
+        ),
+        ([64, 0.0, "none", True], [once]),
+        ([64, 0.5, "standardize", False], []),
+    ]
+
+
 def test_hypergraph_for_a_model_of_graphs(data, capsys):
     message = user_error(capsys, small(data, model="gcn"))
-    assert "lacks the key 'src' of a graph dataset" in message
+    assert "lacks 'src', 'dst' of the keys of a graph dataset" in message
 
 
 def test_no_published_split(data, capsys):
@@ -364,10 +399,7 @@ def user_error(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     return err
 
 
-@pytest.mark.parametrize(
-    ("model", "argument"),
-    [("gcn", "--data"), ("hgnn", "--data"), ("rgcn", "FILE|FOLDER"), ("rgcn-link", "FILE|FOLDER")],
-)
+@pytest.mark.parametrize("model", ["gcn", "hgnn", "rgcn", "rgcn-link"])
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -377,12 +409,29 @@ def user_error(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
         ("x" * 300, "File name too long"),
     ],
 )
-def test_no_data(model, argument, source, message, tmp_path, monkeypatch, capsys):
+def test_no_data(model, source, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    data = ["--data", source] if argument == "--data" else [source]
-    error = user_error(capsys, ["train", model, *data])
-    assert error.startswith(f"jax-gnn: error: {argument}: ")
+    error = user_error(capsys, ["train", model, "--data", source])
+    assert error.startswith("jax-gnn: error: --data: ")
     assert message in error
+
+
+@pytest.mark.parametrize("model", ["gcn", "rgcn", "rgcn-link"])
+def test_data_without_the_option(model, capsys):
+    for arguments in (["cora.npz"], ["--seed", "1", "cora.npz"]):
+        with pytest.raises(SystemExit) as exit_info:
+            cli.main(["train", model, *arguments])
+        assert exit_info.value.code == 2
+        wanted = f"jax-gnn train {model} --data cora.npz"
+        message = f"jax-gnn: error: cora.npz has no option; for data it is: {wanted}\n"
+        assert capsys.readouterr().err == message
+
+
+def test_data_that_only_paths_name(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["train", "rgat"])
+    assert exit_info.value.code == 2
+    assert "--data is needed: jax-gnn train rgat --data FILE|FOLDER" in capsys.readouterr().err
 
 
 def test_corrupt_file(tmp_path, capsys):
@@ -463,7 +512,7 @@ def test_bad_value(option, value, expected, capsys):
 def test_settings_that_do_not_fit(tmp_path, capsys):
     """What only a layer knows of."""
     write_links(path := tmp_path / "shifts.npz")
-    train = ["train", "rgcn-link", str(path), "--output", str(tmp_path / "out")]
+    train = ["train", "rgcn-link", "--data", str(path), "--output", str(tmp_path / "out")]
     message = user_error(capsys, [*train, "--blocks", "7", "--embedding-features", "8"])
     assert message.count("\n") == 1 and re.search("num_blocks.*got.*7", message), message
 
@@ -623,7 +672,7 @@ def test_typed_nodes_of_several_classes(tmp_path, capsys):
     write_typed(path := tmp_path / "typed.npz", several=True)
     folder = tmp_path / "out"
     options = ["--splits", "1", "--epochs", "3", "--hidden-features", "8", "--heads", "2"]
-    assert cli.main(["train", "hgt", str(path), *options, "--output", str(folder)]) == 0
+    assert cli.main(["train", "hgt", "--data", str(path), *options, "--output", str(folder)]) == 0
     out, _ = capsys.readouterr()
     assert "same predictions" in out and "3/0 features, 2 classes" in out
     table = tmp_path / "table.csv"
@@ -699,7 +748,7 @@ def test_links(model, tmp_path, capsys):
     options += ["--hidden-features", "8", "--embedding-features", "8"]
     if model == "rgcn-link":
         options += ["--bases", "2"]
-    assert cli.main(["train", model, str(path), *options, "--output", str(folder)]) == 0
+    assert cli.main(["train", model, "--data", str(path), *options, "--output", str(folder)]) == 0
     out, err = capsys.readouterr()
     assert "same ranks" in out
     assert [line.split(":")[0] for line in err.splitlines()] == ["epoch 1/2", "epoch 2/2"]
@@ -734,8 +783,8 @@ def test_links(model, tmp_path, capsys):
 
 def test_links_without_a_split(tmp_path, capsys):
     write_links(path := tmp_path / "shifts.npz", val_idx=np.zeros(0, int))
-    message = user_error(capsys, ["train", "compgcn-link", str(path)])
-    assert "FILE|FOLDER: dataset 'shifts' has no val_edges to predict links" in message
+    message = user_error(capsys, ["train", "compgcn-link", "--data", str(path)])
+    assert "--data: dataset 'shifts' has no val_edges to predict links" in message
 
 
 def test_settings_and_data_that_go_not_together(tmp_path, monkeypatch, capsys):
@@ -746,8 +795,8 @@ def test_settings_and_data_that_go_not_together(tmp_path, monkeypatch, capsys):
     write_links(Path("typed.npz"), **labels, **types)
     for arguments, message in (
         (["gat", "--hidden-features", "9"], "heads must divide hidden_features"),
-        (["rgcn-link", "shifts.npz", "--hidden-features", "8"], "num_blocks must divide"),
-        (["hgt", "typed.npz"], "relation 0 runs from nodes of the types 'a' and 'b'"),
+        (["rgcn-link", "--data", "shifts.npz", "--hidden-features", "8"], "num_blocks must divide"),
+        (["hgt", "--data", "typed.npz"], "relation 0 runs from nodes of the types 'a' and 'b'"),
     ):
         assert message in user_error(capsys, ["train", *arguments])
 

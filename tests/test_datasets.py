@@ -245,9 +245,9 @@ def test_npz_optional_parts_may_be_absent(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        (npz_arrays(y=None), "lacks the key 'y' .* it has hyperedge_idx, node_idx, num_"),
-        (npz_arrays(node_idx=None), "lacks the key 'node_idx'"),
-        ({}, "lacks the key 'num_nodes' .* none at all"),
+        (npz_arrays(y=None), "lacks 'y' .* file has hyperedge_idx, node_idx, num_"),
+        (npz_arrays(node_idx=None), "lacks 'node_idx'"),
+        ({}, "lacks 'num_nodes', .* none at all"),
         (npz_arrays(num_nodes=np.array([5])), "num_nodes: expected an integer"),
         (npz_arrays(num_nodes=3), r"node_idx\[2\] = 3 is outside"),
         (npz_arrays(y=np.array(Y, object)), "cannot read 'y': Object arrays cannot be loaded"),
@@ -259,8 +259,8 @@ def test_npz_optional_parts_may_be_absent(tmp_path):
             "label_names: expected strings, got what is not Unicode",
         ),
         (csr_arrays(X, x=X), "both dense features 'x' and sparse ones"),
-        (csr_arrays(X, x_shape=None), "lacks the key 'x_shape'"),
-        (csr_arrays(X, x_data=None), "lacks the key 'x_data'"),
+        (csr_arrays(X, x_shape=None), "lacks 'x_shape'"),
+        (csr_arrays(X, x_data=None), "lacks 'x_data'"),
         (csr_arrays(X, x_shape=np.array([5])), "x_shape: expected two integers"),
         (csr_arrays(X, x_shape=np.array([5, -3])), "x_shape: expected a number from 0"),
         (csr_arrays(X, x_shape=np.array([5, 2])), "x: not a valid CSR matrix: .*indices"),

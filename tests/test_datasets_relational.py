@@ -347,7 +347,7 @@ def test_npz_with_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rel": None}, "lacks the key 'rel' of a relational dataset"),
+        ({"rel": None}, "lacks 'rel' of the keys of a relational dataset"),
         ({"rel": [0, 1]}, "src, rel, dst: expected as many"),
         ({"rel": [0, 1, 3, 2]}, r"rel\[2\] = 3 is outside \[0, 3\)"),
         ({"relation_names": np.array(["a"])}, "relation_names: expected 3 names"),

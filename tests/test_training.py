@@ -65,7 +65,7 @@ from flax_layers.training import (
     train,
 )
 from flax_layers.training import checkpoint as checkpoints
-from flax_layers.training.data import Numbering, check_dataset, fingerprint, split_of
+from flax_layers.training.data import Numbering, check_dataset, fingerprint, settled, split_of
 from flax_layers.training.loop import MIN_HYPEREDGE_WEIGHT
 from flax_layers.training.plain import CooGraph, CooHypergraph
 from flax_layers.training.trained import accuracy, in_features, make_model, model_inputs
@@ -623,6 +623,51 @@ def test_features():
         assert node_features(make_typed_dataset(**x), RGATConfig()) == nothing
 
 
+def make_table_dataset(**changes: object) -> GraphDataset:
+    """Two columns of other scales, one of which tells the class, and one of zeros and ones."""
+    base = make_graph_dataset()
+    rng = np.random.default_rng(4)
+    flags = rng.integers(0, 2, 40)
+    x = np.stack([1e4 + rng.normal(size=40), 1e-3 * base.y + 5e-4 * rng.normal(size=40), flags], 1)
+    return dataclasses.replace(base, x=x, **changes)
+
+
+def test_standardized_columns():
+    dataset = make_table_dataset()
+    x = node_features(dataset, GCNConfig())
+    np.testing.assert_allclose(x[:, :2].mean(0), 0, atol=1e-3)
+    np.testing.assert_allclose(x[:, :2].std(0), 1, rtol=1e-3)
+    np.testing.assert_array_equal(x[:, 2], dataset.x[:, 2])
+    assert settled(dataset, GCNConfig()).feature_normalization == "standardize"
+    words = dataclasses.replace(dataset, x=np.eye(40))
+    assert settled(words, GCNConfig()).feature_normalization == "row"
+    with pytest.raises(ValueError, match="'tiny' has 40 features, the model takes 3"):
+        node_features(words, settled(dataset, GCNConfig()))
+
+
+def test_scaling_and_weights_of_edges_in_a_checkpoint(tmp_path):
+    """Predictions take the statistics of the training, and weights of edges."""
+    base = make_table_dataset()
+    weight = np.random.default_rng(5).uniform(0.5, 2, base.num_edges)
+    dataset = make_table_dataset(edge_weight=weight)
+    config = GCNConfig(**SMALL, edge_weight=True)
+    result = train(dataset, config, baseline=True)
+    np.testing.assert_allclose(result.run.train_loss, result.baseline.train_loss, atol=1e-4)
+    save_checkpoint(tmp_path / "model", result.trained)
+    loaded = load_checkpoint(tmp_path / "model")
+    assert loaded.config == result.trained.config
+    other = dataclasses.replace(dataset, x=dataset.x[::-1] * 3)
+    for each in (dataset, other):
+        expected = result.trained.predict(each)
+        np.testing.assert_array_equal(loaded.predict(each), expected)
+    twice = loaded.predict(dataclasses.replace(dataset, edge_weight=2 * dataset.edge_weight))
+    assert np.abs(twice - loaded.predict(dataset)).max() > 1e-4
+    with pytest.raises(ValueError, match="'tiny' has no edge_weight"):
+        loaded.predict(base)
+    with pytest.raises(ValueError, match="'tiny' has no edge_weight to weigh edges by"):
+        train(base, config)
+
+
 def test_generated_features():
     y = make_dataset().y.copy()
     y[0] = -1
@@ -672,7 +717,7 @@ def test_bad_settings(setting, message):
 
 
 def test_configs_keep_the_checks_of_fields_with_other_defaults():
-    assert GCNConfig().hidden_features == 16
+    assert AllDeepSetsConfig().hidden_features == 256
     with pytest.raises(ValueError, match="hidden_features must be a whole number from 1"):
         GCNConfig(hidden_features=0)
     with pytest.raises(ValueError, match=r"weight_decay_layers must be one of .* got 'last'"):
@@ -1168,7 +1213,8 @@ def test_checkpoint_of_an_older_version(tmp_path):
     lacks = "the split, the names of the labels, what its data are recognised by$"
     with pytest.warns(UserWarning, match=f"{path} was written by an older version .* {lacks}"):
         loaded = load_checkpoint(path)
-    assert loaded.config == GCNConfig(hidden_features=8, seed=3)
+    kipf = dict(GCNConfig.published["planetoid"])  # once the only defaults
+    assert loaded.config == GCNConfig(**kipf | {"hidden_features": 8, "seed": 3})
     assert (
         loaded.split is loaded.label_names is loaded.data is loaded.seed is loaded.version is None
     )

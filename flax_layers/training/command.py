@@ -42,7 +42,8 @@ from flax_layers.training import (
     train,
     train_links,
 )
-from flax_layers.training.config import Config, Number, Setting, settings
+from flax_layers.training.config import Config, Number, Setting, TrainConfig, settings
+from flax_layers.training.data import settled
 from jax_gnn.cli import Commands, UserError, add_command, devices, table, versions
 from jax_gnn.datasets import (
     HypergraphDataset,
@@ -54,7 +55,6 @@ from jax_gnn.extend import Implementation, status
 
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
 PREDICT_EXTRA = ("orbax",)
-BY_PATH = "FILE|FOLDER"  # how usage calls the argument of data, where there is no option
 
 
 # -------------------------------------------------------------------------------------------- train
@@ -75,14 +75,22 @@ def _parser_of(number: Number) -> Callable[[str], float]:
     return parse
 
 
-def _add_setting(group: argparse._ArgumentGroup, name: str, setting: Setting, default: Any) -> None:
-    option: dict[str, Any] = {"dest": name, "help": setting.help.replace("%", "%%")}
+def _add_setting(
+    group: argparse._ArgumentGroup, name: str, setting: Setting, defaults: dict[str, Any]
+) -> None:
+    """Adds an option, whose value is there only if it is given; defaults are for the help."""
+    told = "; ".join(
+        f"{value or 'auto' if setting.choices else value}{where}"
+        for where, value in defaults.items()
+    )
+    text = setting.help.replace("%", "%%")
+    option: dict[str, Any] = {"dest": name, "help": text, "default": argparse.SUPPRESS}
+    if setting.number or setting.choices:
+        option["help"] += f" (default: {told})"
     if setting.number:
         option |= {"type": _parser_of(setting.number), "metavar": setting.metavar}
-        option["default"] = default
     elif setting.choices:  # None leaves the choice to the library
-        option |= {"choices": [choice or "auto" for choice in setting.choices]}
-        option["default"] = default or "auto"
+        option["choices"] = [choice or "auto" for choice in setting.choices]
     else:
         option["action"] = "store_true"
     group.add_argument(setting.flag or "--" + name.replace("_", "-"), **option)
@@ -100,7 +108,11 @@ def _add_settings(
     """The options of the settings, and of where results go."""
     default = config()
     for name, setting in settings(config).items():
-        _add_setting(groups[setting.group], name, setting, getattr(default, name))
+        defaults = {"": getattr(default, name)}
+        for kind, changes in getattr(config, "published", {}).items():
+            if name in changes:
+                defaults[f" on {kind.capitalize()}'s files"] = changes[name]
+        _add_setting(groups[setting.group], name, setting, defaults)
     groups["execution"].add_argument(
         "--output",
         type=Path,
@@ -109,13 +121,16 @@ def _add_settings(
     )
 
 
-def _settings_of(config: type[Config], args: argparse.Namespace) -> Any:
-    values = {name: getattr(args, name) for name in settings(config)}
-    if args.implementation == "auto":
-        values["implementation"] = None
-    made = config(**values)
-    _require_implementation(values["implementation"])
-    return made
+def _settings_of(
+    config: type[Config], args: argparse.Namespace, dataset: NodeDataset | None = None
+) -> Any:
+    """The settings that were given, and for others the defaults for the dataset."""
+    given = {name: value for name, value in vars(args).items() if name in settings(config)}
+    if given.get("implementation") == "auto":
+        given["implementation"] = None
+    _require_implementation(given.get("implementation"))
+    published = getattr(config, "published", {}).get(dataset.format, {}) if dataset else {}
+    return config(**published | given)
 
 
 def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> None:
@@ -123,13 +138,25 @@ def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> Non
     offline = "hyperedges" if recipe.dataset is HypergraphDataset else "edges"
     files = "an .npz file or a folder in a raw format"
     if recipe.dataset is RelationalDataset:
-        groups["data"].add_argument("data", metavar=BY_PATH, help=files)
+        groups["data"].add_argument("--data", metavar="FILE|FOLDER", help=files)
     else:
         groups["data"].add_argument(
             "--data",
             default="digits",
             metavar="digits|FILE|FOLDER",
             help=f"'digits' (offline: handwritten digits, k-nearest-neighbour {offline}), {files}",
+        )
+    if (
+        issubclass(recipe.config, TrainConfig)
+        and "auto" in settings(recipe.config)["feature_normalization"].choices
+    ):
+        groups["data"].add_argument(
+            "--standardize",
+            action="store_const",
+            const="standardize",
+            default=argparse.SUPPRESS,
+            dest="feature_normalization",
+            help="the same as --feature-normalization standardize",
         )
     groups["execution"].add_argument(
         "--no-baseline",
@@ -161,11 +188,11 @@ def _require_implementation(implementation: Implementation | None) -> None:
 
 
 @contextlib.contextmanager
-def _blame_data(argument: str = "--data") -> Iterator[None]:
+def _blame_data() -> Iterator[None]:
     try:
         yield
     except (ImportError, OSError, ValueError) as error:
-        raise UserError(f"{argument}: {error}") from error
+        raise UserError(f"--data: {error}") from error
 
 
 @contextlib.contextmanager
@@ -277,16 +304,37 @@ def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
     print()
 
 
+def _told(config: TrainConfig) -> dict[str, Any]:
+    """The settings that have an option."""
+    return {name: getattr(config, name) for name in settings(type(config))}
+
+
+def _tell_notes(dataset: NodeDataset, config: Any) -> None:
+    """Says on stderr what of the data does not count, or not as it was given."""
+    weighted = getattr(dataset, "edge_weight", None) is not None
+    if dataset.repeated:
+        weights = ", with the sum of their weights" if weighted else ""
+        print(f"jax-gnn: {dataset.repeated} repeated edges count once{weights}", file=sys.stderr)
+    if weighted and not getattr(config, "edge_weight", False):
+        takes = "--edge-weight uses them" if hasattr(config, "edge_weight") else "none are taken"
+        print(f"jax-gnn: weights of edges are not used ({takes})", file=sys.stderr)
+    if config.feature_normalization == "auto":
+        kind = settled(dataset, config).feature_normalization
+        print(f"jax-gnn: --feature-normalization auto is {kind} here", file=sys.stderr)
+
+
 def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     _require("training", TRAIN_EXTRA)
-    config = _settings_of(recipe.config, args)
-    with _blame_data(BY_PATH if recipe.dataset is RelationalDataset else "--data"):
+    with _blame_data():
         dataset = recipe.load(args.data)
+    config = _settings_of(recipe.config, args, dataset)
+    with _blame_data():
         check_dataset(dataset, config)
     folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
     _make_folder(folder)
     with _Progress(config.splits, config.epochs) as progress:
         result = train(dataset, config, baseline=not args.no_baseline, on_epoch=progress)
+    _tell_notes(dataset, config)
 
     described = _dataset_summary(recipe, dataset, result)
     checkpoint = folder / "checkpoint"
@@ -304,7 +352,7 @@ def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
         json.dumps(
             {
                 "dataset": described,
-                "config": dataclasses.asdict(config),
+                "config": _told(result.trained.config),
                 "versions": versions(),
                 "devices": devices(),
                 "jax_gnn": _run_summary(result.run),
@@ -344,23 +392,36 @@ EXAMPLES = {
     "gatv2": ("--data cora.npz --heads 4 --share-weights",),
     "transformer": ("--data cora.npz --gated",),
     "rgcn": (
-        "aifb.npz",
-        "rdf/mutag --bases 30 --weight-decay 5e-4",
-        "dblp.npz --features native --hidden-features 64 --dropout 0.5",
+        "--data aifb.npz",
+        "--data rdf/mutag --bases 30 --weight-decay 5e-4",
+        "--data dblp.npz --features native --hidden-features 64 --dropout 0.5",
     ),
-    "rgat": ("dblp.npz", "aifb.npz --features none --bases 10"),
-    "hgt": ("dblp.npz", "imdb_hgb.npz --heads 4"),
-    "rgcn-link": ("fb15k237.npz", "wn18rr.npz --decoder complex"),
-    "compgcn-link": ("fb15k237.npz", "wn18rr.npz --decoder complex"),
+    "rgat": ("--data dblp.npz", "--data aifb.npz --features none --bases 10"),
+    "hgt": ("--data dblp.npz", "--data imdb_hgb.npz --heads 4"),
+    "rgcn-link": ("--data fb15k237.npz", "--data wn18rr.npz --decoder complex"),
+    "compgcn-link": ("--data fb15k237.npz", "--data wn18rr.npz --decoder complex"),
     "unigcnii": ("--data cora_cocitation.npz --splits 20 --layers 8",),
     "allsettransformer": ("--data cora_cocitation.npz --splits 20 --heads 8",),
 }
 
 
+class _ModelParser(argparse.ArgumentParser):
+    """Of a model's command, which takes no argument without an option's name."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, rest = super().parse_known_args(args, namespace)
+        wanted = f"{self.prog} --data {rest[0] if rest else 'FILE|FOLDER'}"
+        if rest and not rest[0].startswith("-"):
+            self.exit(2, f"jax-gnn: error: {rest[0]} has no option; for data it is: {wanted}\n")
+        if not rest and found.data is None:
+            self.exit(2, f"jax-gnn: error: --data is needed: {wanted}\n")
+        return found, rest
+
+
 def add_train(commands: Commands) -> None:
     """Adds ``train``, with a command for each model."""
     parser = commands.add_parser("train", help="train a model", description="Train a model.")
-    models = parser.add_subparsers(metavar="WHAT", required=True)
+    models: Any = parser.add_subparsers(metavar="WHAT", required=True, parser_class=_ModelParser)
     for recipe in RECIPES.values():
         _add_model(models, recipe)
     for link_recipe in LINK_RECIPES.values():
@@ -401,7 +462,7 @@ def _add_links(models: Commands, recipe: LinkRecipe) -> None:
     )
     groups = _groups(parser)
     groups["data"].add_argument(
-        "data", metavar=BY_PATH, help="data with a split of edges, mostly an .npz file"
+        "--data", metavar="FILE|FOLDER", help="data with a split of edges, mostly an .npz file"
     )
     _add_settings(recipe.config, groups, "checkpoint and results")
 
@@ -413,7 +474,7 @@ def _percent(metrics: dict[str, float]) -> list[str]:
 def _run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     _require("training", TRAIN_EXTRA)
     config = _settings_of(recipe.config, args)
-    with _blame_data(BY_PATH):
+    with _blame_data():
         dataset = load_relational(args.data)
         check_links(dataset)
     folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
 
 from flax_layers.compgcn import Composition
@@ -79,6 +79,8 @@ class TrainConfig(Config):
     """
 
     embeds: ClassVar[bool] = False  # whether nodes without features have embeddings
+    # Defaults for datasets of a format, by which a model was published.
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     splits: Annotated[
         int,
@@ -140,9 +142,15 @@ class TrainConfig(Config):
         Setting("data", "standard deviation of the noise of noisy-label", NON_NEGATIVE, "STD"),
     ] = 1.0
     feature_normalization: Annotated[
-        Literal["none", "row"],
-        Setting("data", "row: divide each node's features by their absolute sum"),
+        Literal["auto", "none", "row", "standardize"],
+        Setting(
+            "data",
+            "row: divide each node's features by their absolute sum; standardize: give each column "
+            "but those of zeros and ones mean 0 and deviation 1 over all nodes; auto: row where "
+            "each column is mostly zero and none is negative, else standardize",
+        ),
     ] = "none"
+    scaling: Mapping[str, Any] | None = None  # means and deviations by type, once they are known
     implementation: Annotated[
         Implementation | None,
         Setting(
@@ -301,26 +309,36 @@ class AllSetTransformerConfig(AllDeepSetsConfig):
     heads: Annotated[int, Setting("model", "heads of each attention", COUNT, "N")] = 4
 
 
+_FeatureNormalization = Literal["auto", "none", "row", "standardize"]
+_PLANETOID = {"input_dropout_rate": 0.5, "feature_normalization": "row"}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GCNConfig(TrainConfig):
-    """Settings of a `flax_layers.GCN`; the defaults are Kipf and Welling's for citation graphs."""
+class _WeightedConfig(TrainConfig):
+    """What models of graphs whose edges may have weights share."""
+
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {"planetoid": _PLANETOID}
+
+    feature_normalization: _FeatureNormalization = "auto"
+    edge_weight: Annotated[bool, Setting("data", "weigh edges by the weights in the data")] = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GCNConfig(_WeightedConfig):
+    """Settings of a `flax_layers.GCN`; those published for Planetoid's are Kipf and Welling's."""
 
     model: ClassVar[str] = "gcn"
-
-    hidden_features: int = 16
-    input_dropout_rate: float = 0.5
-    weight_decay_layers: Literal["all", "first"] = "first"
-    feature_normalization: Literal["none", "row"] = "row"
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "planetoid": _PLANETOID | {"hidden_features": 16, "weight_decay_layers": "first"}
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GINConfig(TrainConfig):
+class GINConfig(_WeightedConfig):
     """Settings of a `flax_layers.GIN`."""
 
     model: ClassVar[str] = "gin"
 
-    input_dropout_rate: float = 0.5
-    feature_normalization: Literal["none", "row"] = "row"
     learn_eps: Annotated[
         bool,
         Setting("model", "learn in each convolution how much a node's own features count"),
@@ -328,13 +346,11 @@ class GINConfig(TrainConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SAGEConfig(TrainConfig):
+class SAGEConfig(_WeightedConfig):
     """Settings of a `flax_layers.SAGE`."""
 
     model: ClassVar[str] = "sage"
 
-    input_dropout_rate: float = 0.5
-    feature_normalization: Literal["none", "row"] = "row"
     aggregation: Annotated[Aggregation, Setting("model", "what becomes of a node's messages")] = (
         "mean"
     )
@@ -345,12 +361,21 @@ class SAGEConfig(TrainConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GATConfig(_HeadsConfig):
-    """Settings of a `flax_layers.GAT`; the defaults are Veličković et al.'s for Cora."""
+    """Settings of a `flax_layers.GAT`; those published for Planetoid's are Veličković et al.'s."""
 
     model: ClassVar[str] = "gat"
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "planetoid": {
+            "feature_normalization": "row",
+            **{"dropout_rate": 0.6, "input_dropout_rate": 0.6, "attention_dropout_rate": 0.6},
+        }
+    }
 
     learning_rate: float = 0.005
-    feature_normalization: Literal["none", "row"] = "row"
+    dropout_rate: float = 0.5
+    input_dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.2
+    feature_normalization: _FeatureNormalization = "auto"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -529,7 +554,7 @@ class _TypedConfig(TrainConfig):
     embeds: ClassVar[bool] = True
 
     learning_rate: float = 0.005
-    feature_normalization: Literal["none", "row"] = "row"
+    feature_normalization: _FeatureNormalization = "row"
     features: Annotated[
         Literal["none", "native", "noisy-label", "random"],
         Setting(

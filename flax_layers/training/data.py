@@ -7,7 +7,7 @@ import hashlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from jax_gnn.datasets import (
     with_random_features,
 )
 from jax_gnn.extend import numbers_by_name
+
+C = TypeVar("C", bound=TrainConfig)
 
 _GENERATED_FEATURES = 100
 _EDGE_SPLIT = "train_edges", "val_edges", "test_edges"
@@ -53,6 +55,8 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
             f"dataset {dataset.name!r} has {labelled} labelled nodes; splits need at least "
             f"{_MIN_LABELLED}"
         )
+    if getattr(config, "edge_weight", False) and getattr(dataset, "edge_weight", None) is None:
+        raise ValueError(f"dataset {dataset.name!r} has no edge_weight to weigh edges by")
     for what in ("classes", "relations"):
         if getattr(dataset, f"num_{what}", None) == 0:
             raise ValueError(f"dataset {dataset.name!r} has no {what}")
@@ -75,6 +79,38 @@ def _check_features(dataset: NodeDataset, config: TrainConfig) -> None:
             )
 
 
+def settled(dataset: NodeDataset, config: C) -> C:
+    """The settings with what the data of a training decide, for predictions on others.
+
+    Args:
+        dataset: The data, whose nodes all count in statistics, as all are there in training.
+        config: The settings.
+
+    Returns:
+        Settings whose `feature_normalization` is not "auto", and with `scaling` if they
+        standardize.
+    """
+    if config.scaling is not None or config.feature_normalization not in ("auto", "standardize"):
+        return config
+    parts = {**(getattr(dataset, "x_by_type", None) or {})}
+    if dataset.x is not None and dataset.x.size:
+        parts = {"": dataset.x}
+    given = config.features == "native"
+    kind: Any = config.feature_normalization
+    if kind == "auto":
+        words = all((x >= 0).all() and ((x > 0).mean(0) < 0.5).all() for x in parts.values())
+        kind = "none" if not given else "row" if words else "standardize"
+    if kind != "standardize":
+        return dataclasses.replace(config, feature_normalization=kind)
+    scaling = {}
+    for name, x in parts.items():
+        mean, std = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
+        fixed = ((x == 0) | (x == 1)).all(0) | (std < 1e-6 * (1 + np.abs(mean)))
+        mean, std = np.where(fixed, 0, mean), np.where(fixed, 1, std)
+        scaling[name] = [mean.astype(np.float32).tolist(), std.astype(np.float32).tolist()]
+    return dataclasses.replace(config, feature_normalization=kind, scaling=scaling)
+
+
 Features = np.ndarray | OrderedDict[str, np.ndarray | None] | None  # pytrees keep its order
 
 
@@ -84,7 +120,8 @@ def node_features(dataset: NodeDataset, config: TrainConfig) -> Features:
     Args:
         dataset: The dataset; see :func:`jax_gnn.datasets.with_noisy_label_features` for what
             "noisy-label" means for the accuracies.
-        config: Its `features`, `feature_noise`, `feature_normalization` and `seed` are used.
+        config: Its `features`, `feature_noise`, `feature_normalization`, `scaling` and `seed` are
+            used; without a scaling that of this dataset.
 
     Returns:
         ``(num_nodes, features)`` float32; None without features. Where features are by type, or
@@ -95,6 +132,7 @@ def node_features(dataset: NodeDataset, config: TrainConfig) -> Features:
         ValueError: The dataset lacks the features, or labels to generate them from.
     """
     _check_features(dataset, config)
+    config = settled(dataset, config)
     if config.features == "none":
         return OrderedDict.fromkeys(_types(dataset)) if config.embeds else None
     if config.features == "noisy-label":
@@ -106,10 +144,18 @@ def node_features(dataset: NodeDataset, config: TrainConfig) -> Features:
     elif config.features == "random":
         dataset = with_random_features(dataset, num_features=_GENERATED_FEATURES, seed=config.seed)
 
-    def normalized(x: np.ndarray) -> np.ndarray:
+    def normalized(x: np.ndarray, name: str = "") -> np.ndarray:
         if config.feature_normalization == "row":
             total = np.abs(x).sum(axis=1, keepdims=True)
             return np.divide(x, total, out=np.zeros_like(x), where=total > 0)
+        if config.feature_normalization == "standardize" and name in (config.scaling or {}):
+            mean, std = np.array(config.scaling[name], np.float32)  # type: ignore[index]
+            if mean.shape != x.shape[1:]:
+                raise ValueError(
+                    f"dataset {dataset.name!r} has {x.shape[1]} features, the model takes "
+                    f"{mean.size}"
+                )
+            return (x - mean) / std
         return x
 
     if dataset.num_features:
@@ -117,7 +163,8 @@ def node_features(dataset: NodeDataset, config: TrainConfig) -> Features:
     of_types = getattr(dataset, "x_by_type", None) or {}
     features = ((name, of_types.get(name)) for name in _types(dataset))
     return OrderedDict(
-        (name, normalized(x) if x is not None and x.shape[1] else None) for name, x in features
+        (name, normalized(x, name) if x is not None and x.shape[1] else None)
+        for name, x in features
     )
 
 
@@ -279,7 +326,8 @@ def renumbered(dataset: NodeDataset, own: Numbering, fixed: Collection[str] = ()
         groups.append(ids)
     order = np.concatenate([*groups, np.flatnonzero(types < 0)])
     if (np.diff(order) < 0).any():
-        changes = _reordered(vars(dataset) | changes, order)
+        fields = {each.name: getattr(dataset, each.name) for each in dataclasses.fields(dataset)}
+        changes = _reordered(fields | changes, order)
     edges = np.arange(len(getattr(dataset, "rel", ())))
     if changes:
         if edges.size:
@@ -340,6 +388,8 @@ def fingerprint(dataset: NodeDataset) -> Fingerprint:
         structure = ("num_nodes", "num_hyperedges", "node_idx", "hyperedge_idx")
     if isinstance(dataset, RelationalDataset):
         structure = (*structure, "rel", "num_relations", "node_type", *_EDGE_SPLIT)
+    if getattr(dataset, "edge_weight", None) is not None:
+        structure = (*structure, "edge_weight")
     return Fingerprint(
         dataset.name,
         dataset.num_nodes,

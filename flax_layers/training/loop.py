@@ -24,6 +24,7 @@ from flax_layers.training.data import (
     fingerprint,
     labels,
     node_mask,
+    settled,
     split_of,
 )
 from flax_layers.training.models import recipe_of
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 EPOCHS_PER_CALL = 10
 MIN_HYPEREDGE_WEIGHT = 1e-2
 
-# (params, graph, x, dropout key or None) -> logits
+# (params, graph, features and weights, dropout key or None) -> logits
 Apply = Callable[[Any, Any, Any, Array | None], Array]
 
 
@@ -156,7 +157,7 @@ class TrainResult:
 
 class _Data(NamedTuple):
     graph: Any
-    x: Any
+    inputs: tuple[Any, ...]  # features, and perhaps weights of edges
     y: Array
     masks: tuple[Array, Array, Array]  # of the training, validation and test nodes
 
@@ -227,14 +228,14 @@ def _train_epochs(
     import optax
 
     def loss_fn(params: Any, key: Array) -> Array:
-        logits = apply(params, data.graph, data.x, key)
+        logits = apply(params, data.graph, data.inputs, key)
         return masked_mean(losses(logits, data.y), data.masks[0])
 
     def epoch(state: _State, key: Array) -> tuple[_State, Metrics]:
         loss, grads = jax.value_and_grad(loss_fn)(state.params, key)
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
         params = _keep_positive(optax.apply_updates(state.params, updates))
-        logits = apply(params, data.graph, data.x, None)
+        logits = apply(params, data.graph, data.inputs, None)
         accuracies = [accuracy(logits, data.y, mask) for mask in data.masks]
         better = accuracies[1] > state.best_valid_accuracy
         best_params, best_valid = jax.tree.map(
@@ -267,10 +268,10 @@ class _Runner:
         self._state = _State(params, self._optimizer.init(params), params, jnp.array(-1.0))
         self._metrics.append([])
 
-    def advance(self, keys: Array, x: Any, y: Array, masks: Any) -> Metrics:
+    def advance(self, keys: Array, inputs: tuple[Any, ...], y: Array, masks: Any) -> Metrics:
         """Runs and times one epoch per key."""
         assert self._state is not None
-        arguments = (self._state, keys, _Data(self._graph, x, y, masks))
+        arguments = (self._state, keys, _Data(self._graph, inputs, y, masks))
         if len(keys) not in self._compiled:
             start = time.perf_counter()
             chosen = self._implementation
@@ -346,7 +347,9 @@ def train(
     """
     recipe = recipe_of(config, dataset)
     check_dataset(dataset, config)
-    graph, x = model_inputs(dataset, config)
+    config = settled(dataset, config)
+    graph, *given = model_inputs(dataset, config)
+    x, *weights = inputs = tuple(given)
     y = jnp.asarray(labels(dataset))
 
     def make(seed: int) -> Any:
@@ -355,14 +358,17 @@ def train(
     graphdef, *states = nnx.split(make(config.seed), nnx.Param, ...)
     rest = states[1]
 
-    def apply(params: nnx.State, graph: Any, x: Any, key: Array | None) -> Array:
+    def apply(params: nnx.State, graph: Any, inputs: tuple[Any, ...], key: Array | None) -> Array:
         model = nnx.merge(graphdef, params, rest)
-        return model(graph, x, deterministic=key is None, rngs=key)
+        return model(graph, *inputs, deterministic=key is None, rngs=key)
 
     runners = [_Runner(apply, config, graph)]
     if baseline:
-        plain = functools.partial(recipe.plain_model, config)
-        runners.append(_Runner(plain, config, recipe.plain_structure(graph)))
+
+        def plain(params: Any, graph: Any, inputs: tuple[Any, ...], key: Array | None) -> Array:
+            return recipe.plain_model(config, params, graph, inputs[0], key)
+
+        runners.append(_Runner(plain, config, recipe.plain_structure(graph, *weights)))
 
     best_valid, best = -1.0, None
     for number in range(config.splits):
@@ -376,7 +382,7 @@ def train(
             runner.start(start)
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.epochs)
         for first, call_keys in _calls(keys):
-            metrics, *_ = [runner.advance(call_keys, x, y, masks) for runner in runners]
+            metrics, *_ = [runner.advance(call_keys, inputs, y, masks) for runner in runners]
             if on_epoch is not None:
                 for i in range(len(call_keys)):
                     on_epoch(EpochReport(number, first + i, *(float(m[i]) for m in metrics[:3])))

@@ -77,7 +77,8 @@ class Recipe(NamedTuple):
         sizes: The attributes of the structure that tell its size.
         structure: From a dataset and settings to the graph or hypergraph.
         options: From settings and structure to the arguments of the convolutions.
-        plain_structure: From the structure to that of the plain-JAX twin.
+        plain_structure: From the structure, and perhaps weights of edges, to that of the plain-JAX
+            twin.
         plain_model: The twin, from settings, parameters, structure, features and dropout key.
     """
 
@@ -89,7 +90,7 @@ class Recipe(NamedTuple):
     sizes: tuple[str, ...]
     structure: Callable[[Any, Any], Any]
     options: Callable[[Any, Any], dict[str, Any]]
-    plain_structure: Callable[[Any], Any]
+    plain_structure: Callable[..., Any]
     plain_model: Callable[..., Array]
 
 

@@ -112,25 +112,32 @@ class CooGraph(NamedTuple):
         src: Source of each edge, ``(num_edges,)``.
         dst: Its destination, ascending.
         degree: In-degrees, ``(num_nodes,)`` float32.
+        weight: Its weight, ``(num_edges, 1)`` float32, where edges have weights.
     """
 
     src: Array
     dst: Array
     degree: Array
+    weight: Array | None = None
 
     @classmethod
-    def from_graph(cls, graph: Graph) -> CooGraph:
-        """Converts an unpadded graph."""
-        return cls(graph.cols, graph.rows, graph.in_degrees().astype(jnp.float32))
+    def from_graph(cls, graph: Graph, weight: Array | None = None) -> CooGraph:
+        """Converts an unpadded graph, and weights in its order."""
+        weight = None if weight is None else weight[:, None]
+        return cls(graph.cols, graph.rows, graph.in_degrees().astype(jnp.float32), weight)
+
+    def messages(self, x: Array) -> Array:
+        """The rows of the edges' sources, by their weights."""
+        return x[self.src] if self.weight is None else self.weight * x[self.src]
 
     def sum(self, x: Array) -> Array:
         """Sums the rows of each node's sources."""
-        return _sorted_sum(x[self.src], self.dst, self.degree.shape[0])
+        return _sorted_sum(self.messages(x), self.dst, self.degree.shape[0])
 
     def max(self, x: Array) -> Array:
         """Their maximum, 0 where there are none."""
         num_nodes = self.degree.shape[0]
-        y = jax.ops.segment_max(x[self.src], self.dst, num_nodes, indices_are_sorted=True)
+        y = jax.ops.segment_max(self.messages(x), self.dst, num_nodes, indices_are_sorted=True)
         return jnp.where(self.degree[:, None] > 0, y, 0)
 
     def attend(
@@ -236,7 +243,10 @@ def hgnn_convolution(
 
 def gcn_convolution(params: Any, graph: CooGraph, x: Array, config: Any, dropout: Dropout) -> Array:
     """`flax_layers.GCNConv`."""
-    scale = jax.lax.rsqrt(graph.degree + 1)[:, None]
+    degree = graph.degree[:, None]
+    if graph.weight is not None:
+        degree = graph.sum(jnp.ones_like(degree))
+    scale = jax.lax.rsqrt(degree + 1)
 
     def aggregate(x: Array) -> Array:
         return scale * (graph.sum(scale * x) + scale * x)

@@ -31,7 +31,7 @@ from jax_gnn import __version__
 from jax_gnn.datasets import NodeDataset, Split
 
 
-def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, Any]:
+def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
     """The preprocessing: what a model of these settings is fed with, in training and afterwards.
 
     Args:
@@ -39,15 +39,22 @@ def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, Any]:
         config: Of the training.
 
     Returns:
-        Graph or hypergraph, and what `node_features` gives, on the device.
+        Graph or hypergraph, and what `node_features` gives, on the device; where the settings
+        weigh edges, their weights, too.
 
     Raises:
         TypeError: The dataset is not of the kind that the model takes.
         ValueError: The dataset lacks the features that the settings ask for.
     """
     recipe = recipe_of(config, dataset)
-    x = node_features(dataset, config)
-    return recipe.structure(dataset, config), jax.tree.map(jnp.asarray, x)
+    x = jax.tree.map(jnp.asarray, node_features(dataset, config))
+    graph = recipe.structure(dataset, config)
+    if not getattr(config, "edge_weight", False):
+        return graph, x
+    weight = getattr(dataset, "edge_weight", None)
+    if weight is None:
+        raise ValueError(f"dataset {dataset.name!r} has no edge_weight, which the model takes")
+    return graph, x, graph.edge_values(weight)
 
 
 def in_features(graph: Any, x: Any) -> Any:
@@ -126,8 +133,8 @@ def accuracy(logits: Array, y: Array, mask: Array) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _apply(graphdef: Any, state: Any, graph: Any, x: Any) -> Array:
-    return nnx.merge(graphdef, state)(graph, x, deterministic=True)
+def _apply(graphdef: Any, state: Any, graph: Any, *inputs: Any) -> Array:
+    return nnx.merge(graphdef, state)(graph, *inputs, deterministic=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -205,7 +212,7 @@ class TrainedModel:
             )
         recipe_of(self.config, dataset)
         own = self.renumbered(dataset)
-        graph, x = model_inputs(self._with_own_classes(own.dataset), self.config)
+        graph, x, *weights = model_inputs(self._with_own_classes(own.dataset), self.config)
         if (given := in_features(graph, x)) != self.model.in_features:
             what = "nodes" if x is None else "features"  # by type also nodes, where it has none
             raise ValueError(
@@ -216,7 +223,7 @@ class TrainedModel:
         unsaid = own.unnamed and self.numbering is not None
         if unsaid and (self.data is None or "structure" in self.differences(dataset)):
             own.warn()
-        logits = _apply(*nnx.split(self.model), graph, x)
+        logits = _apply(*nnx.split(self.model), graph, x, *weights)
         return logits if own.dataset is dataset else logits[np.argsort(own.order)]
 
     def differences(self, dataset: NodeDataset) -> tuple[str, ...]:

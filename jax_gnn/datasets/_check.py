@@ -149,12 +149,14 @@ def check_ids(field: str, value: Any, stop: int, *, start: int = 0, ndim: int = 
     return ids.astype(np.int32)
 
 
-def check_features(field: str, value: Any, num_nodes: int | None = None) -> np.ndarray:
+def check_features(
+    field: str, value: Any, num_nodes: int | None = None, what: str = "nodes"
+) -> np.ndarray:
     """Finite real numbers ``(num_nodes, features)``, as float32."""
     features = check_array(field, value, "fiub", "real numbers", 2)
     if num_nodes not in (None, features.shape[0]):
         raise ValueError(
-            f"{field}: expected one row for each of {num_nodes} nodes, got shape {features.shape}"
+            f"{field}: expected one row for each of {num_nodes} {what}, got shape {features.shape}"
         )
     with np.errstate(over="ignore"):  # too large becomes inf, which is refused below
         features = features.astype(np.float32, copy=False)

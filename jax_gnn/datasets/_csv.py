@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +23,9 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
     Both are CSV files with a header. Nodes have a column ``id``, text or integers, and may have
     ``label``, empty where there is none, and ``split``, one of ``train``, ``val``, ``test`` or
     empty. All other columns are features: of numbers one each, of text one for each of at most 256
-    values. Edges have the columns ``src`` and ``dst``, which are ids; their other columns are left
-    out, and duplicates are removed. :func:`jax_gnn.convert.from_table` reads all other tables.
+    values. Edges have the columns ``src`` and ``dst``, which are ids, and may have ``weight``;
+    their other columns are left out, and duplicates are removed.
+    :func:`jax_gnn.convert.from_table` reads all other tables.
 
     Args:
         path: the folder, or one of the two files.
@@ -39,7 +41,9 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
         table = read_columns("edges", edges_path, ("src", "dst"))
         if not table.keys() >= {"src", "dst"}:
             raise ValueError(f"expected the columns src and dst, got {', '.join(table)}")
-        edges = {key: table[key] for key in ("src", "dst")}
+        edges = {key: table[key] for key in ("src", "dst", "weight") if key in table}
+        if "weight" in edges and floats(edges["weight"]) is None:
+            raise ValueError("column 'weight': expected numbers")
     with blame(nodes_path):
         nodes = read_columns("nodes", nodes_path, ("id", "label", "split"))
         split = nodes.pop("split", None)
@@ -62,7 +66,7 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
         if data.graph.num_edges < len(edges["src"]):
             strangers = len(edges["src"]) - data.graph.num_edges
             raise ValueError(f"{strangers} rows of {edges_path.name} name no node, or nothing")
-        parts = {}
+        parts: dict[str, Any] = {}
         if split is not None:
             kinds, codes = encode({"split": split})
             for number, kind in enumerate(kinds.tolist()):
@@ -74,10 +78,12 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
         features = [key for key in nodes if key not in ("id", "label")]
         names = range(num_nodes) if data.node_names is None else data.node_names.tolist()
         return GraphDataset(
-            name=nodes_path.name.removesuffix("nodes.csv").rstrip("-_.") or nodes_path.parent.name,
+            name=nodes_path.name.removesuffix("nodes.csv").rstrip("-_.")
+            or nodes_path.absolute().parent.name,
             num_nodes=num_nodes,
             src=data.graph.cols,
             dst=data.graph.rows,
+            edge_weight=data.graph.edge_values(data.edges["weight"]) if "weight" in edges else None,
             x=data.features(*features) if features else None,
             y=data.nodes["label"] if labels else np.full(num_nodes, -1),
             label_names=tuple(map(str, data.categories["label"].tolist())) if labels else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -40,6 +40,9 @@ class NodeDataset:
         test_idx: ``(m,)`` int32, its test nodes.
         label_names: a name for each class.
         node_names: a name for each node; several may have the same.
+        format: the format of the files that it was read from, where models have settings of their
+            own for it: ``"planetoid"``.
+        repeated: how many edges, incidences or facts were given again, and therefore left out.
 
     Raises:
         ValueError: a field has a wrong dtype, length or shape, an id is out of range, a feature is
@@ -56,6 +59,8 @@ class NodeDataset:
     test_idx: np.ndarray | None = None
     label_names: tuple[str, ...] | None = None
     node_names: tuple[str, ...] | None = None
+    format: str = ""
+    repeated: ClassVar[int] = 0  # of each dataset its own
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -90,6 +95,10 @@ class NodeDataset:
         object.__setattr__(self, field, value)
         return value
 
+    def _count_repeated(self, count: int) -> None:
+        if count:
+            self._set("repeated", count)
+
     def _set_apart(self, parts: tuple[str, ...], name: Callable[[int], str]) -> None:
         """Keeps each id of a part once, where it is first, and refuses those of two parts."""
         given = [part for part in parts if getattr(self, part) is not None]
@@ -101,8 +110,12 @@ class NodeDataset:
             if both.size:
                 raise ValueError(f"{other}: {name(both[0])} is in {part} too")
 
-    def _set_pairs(self, major: str, minor: str, num_major: int, num_minor: int) -> None:
-        """Checks two fields of ids and sorts their pairs, without duplicates."""
+    def _set_pairs(self, major: str, minor: str, num_major: int, num_minor: int) -> np.ndarray:
+        """Checks two fields of ids and sorts their pairs, without duplicates.
+
+        Returns:
+            Where the pairs that were given are now.
+        """
         minor_ids = check_ids(minor, getattr(self, minor), num_minor)
         major_ids = check_ids(major, getattr(self, major), num_major)
         if minor_ids.shape != major_ids.shape:
@@ -110,10 +123,13 @@ class NodeDataset:
                 f"{major}: expected as many entries as {minor} has, {minor_ids.size}, "
                 f"got {major_ids.size}"
             )
-        pairs = np.unique(major_ids.astype(np.int64) * num_minor + minor_ids)
+        given = major_ids.astype(np.int64) * num_minor + minor_ids
+        pairs = np.unique(given)
         major_ids, minor_ids = np.divmod(pairs, max(num_minor, 1))
         self._set(major, major_ids.astype(np.int32))
         self._set(minor, minor_ids.astype(np.int32))
+        self._count_repeated(given.size - pairs.size)
+        return np.searchsorted(pairs, given)
 
     def _check_split(self, field: str, ndim: int = 1) -> None:
         if getattr(self, field) is None:
@@ -221,13 +237,21 @@ class GraphDataset(NodeDataset):
     Attributes:
         src: ``(num_edges,)`` int32, the node that each edge leaves.
         dst: ``(num_edges,)`` int32, the node that it enters.
+        edge_weight: ``(num_edges,)`` float32, finite; of an edge that was given several times the
+            sum. None where edges have no weights.
     """
 
     src: np.ndarray
     dst: np.ndarray
+    edge_weight: np.ndarray | None = None
 
     def _check_structure(self) -> None:
-        self._set_pairs("dst", "src", self.num_nodes, self.num_nodes)
+        places = self._set_pairs("dst", "src", self.num_nodes, self.num_nodes)
+        if self.edge_weight is not None:
+            weight = check_array("edge_weight", self.edge_weight, "fiub", "real numbers", 1)
+            weight = check_features("edge_weight", weight[:, None], places.size, "edges")[:, 0]
+            self._set("edge_weight", np.zeros(self.src.size, np.float32))
+            np.add.at(self.edge_weight, places, weight)
 
     @property
     def num_edges(self) -> int:
@@ -304,8 +328,9 @@ class RelationalDataset(NodeDataset):
         order = np.lexsort((src, dst, rel))
         ids = np.stack([src[order], rel[order], dst[order]])
         new = np.append(np.ones(min(src.size, 1), bool), (np.diff(ids) != 0).any(axis=0))
-        for field, column in zip(columns, ids[:, new], strict=True):
-            self._set(field, np.ascontiguousarray(column))
+        self._count_repeated(src.size - int(new.sum()))
+        for end, column in zip(columns, ids[:, new], strict=True):
+            self._set(end, np.ascontiguousarray(column))
         places = np.empty(src.size, np.int32)
         places[order] = np.cumsum(new) - 1
         parts = "train_edges", "val_edges", "test_edges"

@@ -180,7 +180,8 @@ def _open(path: Path) -> zipfile.ZipFile:
 
 def _load(path: Path, dataset: type[Dataset], what: str) -> Dataset:
     require_file(path, "a .npz file")
-    fields = [field for field in dataclasses.fields(dataset) if field.name != "name"]
+    own = "name", "format"
+    fields = [field for field in dataclasses.fields(dataset) if field.name not in own]
     optional = {field.name for field in fields if field.default is None}
     required = [field.name for field in fields if field.name not in optional]
     memory = Memory(path)
@@ -210,12 +211,14 @@ def _arrays(
     if sparse and "x" in members:
         raise ValueError(f"{path}: has both dense features 'x' and sparse ones, 'x_...'")
     wanted = (*required, *(_CSR if sparse else ()))
-    for key in wanted:
-        if key not in members:
-            raise ValueError(
-                f"{path}: lacks the key {key!r} of a {what} dataset; "
-                f"it has {', '.join(sorted(members)) or 'none at all'}"
-            )
+    lacking = [key for key in wanted if key not in members]
+    if lacking:
+        raise ValueError(
+            f"{path}: lacks {', '.join(map(repr, lacking))} of the keys of a {what} dataset; "
+            f"needed are {', '.join(required)}; there may be "
+            f"{', '.join(sorted({*optional, *_CSR}))}; "
+            f"the file has {', '.join(sorted(members)) or 'none at all'}"
+        )
     arrays = {}
     for key in (*wanted, *sorted(optional.intersection(members))):
         try:

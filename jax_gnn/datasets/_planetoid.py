@@ -92,6 +92,7 @@ def load_planetoid(path: str | os.PathLike[str]) -> GraphDataset:
             train_idx=np.arange(len(x)),
             val_idx=np.arange(len(x), min(len(x) + _NUM_VALIDATION, len(allx))),
             test_idx=np.sort(test),
+            format="planetoid",
         )
 
 
@@ -141,4 +142,6 @@ def _edges(path: Path, memory: Memory) -> tuple[np.ndarray, np.ndarray, int]:
     dst = np.repeat(nodes, [len(ids) for ids in neighbours[1:]])
     reached = int(max(src.max(initial=-1), nodes.max(initial=-1))) + 1
     src, dst = src[src != dst], dst[src != dst]
-    return np.concatenate([src, dst]), np.concatenate([dst, src]), reached
+    # Most are in the lists of both ends.
+    pairs = np.unique(np.stack([np.concatenate([src, dst]), np.concatenate([dst, src])]), axis=1)
+    return pairs[0], pairs[1], reached
