@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +32,7 @@ class EdgeSplit:
         train_graph: what a model sees in training and validation: the training edges, of an
             undirected graph in both directions, and the self-loops of the graph.
         test_graph: what it sees in the test: the validation edges, too.
+        undirected: whether an edge has no direction.
     """
 
     train: np.ndarray
@@ -40,6 +42,26 @@ class EdgeSplit:
     test_negatives: np.ndarray
     train_graph: Graph
     test_graph: Graph
+    undirected: bool
+
+    @cached_property
+    def _pairs(self) -> tuple[Pairs, np.ndarray]:
+        return _edges_of(self.train_graph, self.undirected)[:2]
+
+    def train_negatives(self, rng: np.random.Generator) -> np.ndarray:
+        """Draws pairs of different nodes without a training edge, as many as there are such edges.
+
+        Validation and test edges may be among them, as nobody knows those in training, and a pair
+        may come twice.
+
+        Args:
+            rng: such as ``numpy.random.default_rng(seed)``; each call draws others.
+
+        Returns:
+            ``(2, n)`` int32.
+        """
+        pairs, edges = self._pairs
+        return pairs.others(edges, edges.size, rng, again=True)
 
 
 def split_edges(
@@ -98,6 +120,7 @@ def split_edges(
         test_negatives=negatives[1],
         train_graph=graph_of(parts[2]),
         test_graph=graph_of(parts[2], parts[0]),
+        undirected=pairs.undirected,
     )
 
 
