@@ -84,7 +84,7 @@ def test_negative_edges_are_all_that_are_left() -> None:
 @pytest.mark.parametrize(
     ("edges", "options", "message"),
     [
-        ([(0, 1), (1, 0), (1, 2)], {"undirected": True}, "edge from 1 to 2 has no reverse"),
+        ([(0, 1), (1, 0), (1, 2)], {"undirected": True}, "that from 1 to 2, has no reverse"),
         ([(0, 1)] * 40, {}, "graph has 1 edges, of which valid=0.05 takes none"),
         ([(0, 1)], {"valid": 0, "test": 1.0}, "their sum below 1, got valid=0, test=1.0"),
         ([(0, 0)], {"valid": 0, "test": 0}, "graph has 0 edges, and so none to train on"),

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse
 import scipy.sparse.csgraph
 
-from jax_gnn._core.arguments import check_instance, check_integer, check_number
+from jax_gnn._core.arguments import check_flag, check_instance, check_integer, check_number
 from jax_gnn.datasets._check import random_generator
 from jax_gnn.datasets._dataset import RelationalDataset
 from jax_gnn.graph import Graph
@@ -212,6 +212,8 @@ class Pairs:
 def _edges_of(graph: Graph, undirected: bool | None) -> tuple[Pairs, np.ndarray, np.ndarray]:
     """How pairs of a graph are numbered, its edges' numbers, each once, and nodes with loops."""
     check_instance("graph", graph, Graph)
+    if undirected is not None:
+        check_flag("undirected", undirected)
     num_nodes = graph.num_nodes
     src, dst = graph.edges()
     loops = np.unique(src[src == dst])
@@ -222,10 +224,10 @@ def _edges_of(graph: Graph, undirected: bool | None) -> tuple[Pairs, np.ndarray,
     if undirected and alone.size:
         u, v = directed.ends(alone[:1])[:, 0].tolist()
         raise ValueError(
-            f"undirected: the edge from {u} to {v} has no reverse; add it, as graph.symmetrized() "
-            "does, or set undirected to False"
+            f"undirected must be False where an edge, as that from {u} to {v}, has no reverse, "
+            "which graph.symmetrized() adds, got True"
         )
-    pairs = Pairs(num_nodes, not alone.size if undirected is None else bool(undirected))
+    pairs = Pairs(num_nodes, not alone.size if undirected is None else undirected)
     return pairs, np.unique(pairs.numbers(src, dst)), loops
 
 
