@@ -8,6 +8,7 @@ from flax_layers.allset import (
     AllSetTransformer,
     AllSetTransformerConv,
 )
+from flax_layers.autoencoder import GAE, VGAE
 from flax_layers.compgcn import CompGCN, CompGCNConv
 from flax_layers.graph import GCN, GIN, SAGE, GCNConv, GINConv, SAGEConv, gcn_norm
 from flax_layers.graph_attention import (
@@ -27,6 +28,7 @@ from flax_layers.links import (
     DistMult,
     LinkPredictor,
     LinkRanking,
+    edge_metrics,
     link_metrics,
     negative_sampling_loss,
     one_vs_all_loss,
@@ -57,6 +59,7 @@ from flax_layers.unignn import (
 )
 
 __all__ = [
+    "GAE",
     "GAT",
     "GCN",
     "GIN",
@@ -66,6 +69,7 @@ __all__ = [
     "RGAT",
     "RGCN",
     "SAGE",
+    "VGAE",
     "AllDeepSets",
     "AllDeepSetsConv",
     "AllSetTransformer",
@@ -116,6 +120,7 @@ __all__ = [
     "UniGINConv",
     "UniSAGE",
     "UniSAGEConv",
+    "edge_metrics",
     "gcn_norm",
     "jumping_knowledge",
     "link_metrics",

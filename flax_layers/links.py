@@ -610,6 +610,54 @@ def _ranks(graphdef: Any, state: Any, ranking: LinkRanking, nodes: Array, relati
     return ranks.ravel()[ranking.places]
 
 
+def edge_metrics(right: ArrayLike, wrong: ArrayLike) -> dict[str, float]:
+    """How well scores tell edges from pairs without one.
+
+    An edge's rank, from which the last four metrics are, is that among all of the pairs; of equal
+    scores it is the mean. A score of an edge that is NaN counts as the least, of a pair as the
+    greatest.
+
+    Args:
+        right: ``(num_edges,)`` scores of edges.
+        wrong: ``(num_negatives,)`` scores of pairs.
+
+    Returns:
+        "auc", the area under the ROC curve; "ap", the average precision, as scikit-learn has it;
+        and those of `link_metrics`: shares from 0 to 1, NaN where one of the two is empty.
+
+    Raises:
+        TypeError: Scores are no real numbers.
+        ValueError: They are not one-dimensional.
+
+    Example:
+        >>> edge_metrics([2.0, 1.0], [0.0, 1.5])
+        {'auc': 0.75, 'ap': 0.8333333333333333, 'mrr': 0.75, 'hits@1': 0.5, 'hits@3': 1.0, \
+'hits@10': 1.0}
+    """
+    scores = []
+    for name, given in (("right", right), ("wrong", wrong)):
+        array = to_numpy(name, given)
+        if not is_real(array.dtype):
+            raise TypeError(f"{name} must be real numbers, got {described(array)}")
+        if array.ndim != 1:
+            raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
+        worst = -math.inf if name == "right" else math.inf
+        array = array.astype(np.float64)
+        scores.append(np.sort(np.where(np.isnan(array), worst, array)))
+    edges, pairs = scores
+    if not edges.size or not pairs.size:
+        return {"auc": math.nan, "ap": math.nan, **link_metrics(edges[:0])}
+    above = pairs.size - np.searchsorted(pairs, edges, "right")
+    level = pairs.size - np.searchsorted(pairs, edges, "left")  # those of the same score, too
+    ranks = 1 + (above + level) / 2
+    found = edges.size - np.searchsorted(edges, edges, "left")
+    return {
+        "auc": float(1 - (ranks.mean() - 1) / pairs.size),
+        "ap": float((found / (found + level)).mean()),
+        **link_metrics(ranks),
+    }
+
+
 def link_metrics(ranks: ArrayLike) -> dict[str, float]:
     """Mean reciprocal rank and hits of ranks, such as `LinkRanking.ranks` gives.
 

@@ -200,6 +200,21 @@ def link_scores(model: Any, edge_weight: Any) -> Any:
     return model.scores(*model.encode(WITH_INVERSE, edge_weight), ids, ids)
 
 
+def autoencoder(kind: Any) -> LayerCase:
+    """Its loss."""
+
+    def make(dtype: Any) -> Any:
+        options: Any = {"param_dtype": dtype, "rngs": nnx.Rngs(0)}
+        encoder = layers.GCN(WIDTH, WIDTH, 4, **options)
+        return kind(encoder) if kind is layers.GAE else kind(encoder, rngs=nnx.Rngs(0))
+
+    def call(model: Any, x: Any, edge_weight: Any) -> Any:
+        edges = np.array([[0, 1, 2], [1, 2, 0]])
+        return model.loss(GRAPH, x, edges, edges[::-1], edge_weight=edge_weight)
+
+    return LayerCase(make, call, (X, OF_EDGES), {})
+
+
 def queries(decoder: Any, subjects: Any, relations: Any) -> Any:
     return decoder(subjects, relations)
 
@@ -316,6 +331,8 @@ LAYERS = {
         (X,),
         {},
     ),
+    "GAE": autoencoder(layers.GAE),
+    "VGAE": autoencoder(layers.VGAE),
     "DistMult": LayerCase(lambda dtype: layers.DistMult(), queries, (X, X), {}),
     "ComplEx": LayerCase(lambda dtype: layers.ComplEx(), queries, (X, X), {}),
     "ConvE": LayerCase(

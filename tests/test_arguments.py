@@ -232,6 +232,8 @@ def predictor() -> flax_layers.LinkPredictor:
     return flax_layers.LinkPredictor(N, 4, F, F, None, OF_LINKS["decoder"], rngs=nnx.Rngs(0))
 
 
+RING = Graph.from_edges(np.arange(9), (np.arange(9) + 1) % 9)
+ENCODER = flax_layers.GCN(F, 4, 4, rngs=nnx.Rngs(0))
 RANKING = flax_layers.LinkRanking.from_facts(*FACTS, FACTS, num_nodes=N, num_relations=2)
 
 
@@ -341,6 +343,10 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         },
     ),
     "LinkRanking.ranks": (RANKING.ranks, OF_LINKS),
+    "GAE made": (flax_layers.GAE, {"encoder": ENCODER}),
+    "GAE.scores": (flax_layers.GAE(ENCODER).scores, {"z": X, "edges": np.stack([SRC, DST])}),
+    "VGAE made": (made(flax_layers.VGAE), {"encoder": ENCODER}),
+    "edge_metrics": (flax_layers.edge_metrics, {"right": np.ones(3), "wrong": np.ones(2)}),
     "link_metrics": (flax_layers.link_metrics, {"ranks": np.ones((3, 2))}),
     "one_vs_all_loss": (
         flax_layers.one_vs_all_loss,
@@ -360,6 +366,14 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "random_split": (
         datasets.random_split,
         {"y": [0, 1, 0, 1], "train": 0.5, "valid": 0.25, "seed": 0},
+    ),
+    "split_edges": (
+        datasets.split_edges,
+        {"graph": RING, "valid": 0.2, "test": 0.2, "seed": 0, "undirected": False},
+    ),
+    "negative_edges": (
+        datasets.negative_edges,
+        {"graph": RING, "num_edges": 2, "seed": 0, "undirected": False},
     ),
     "with_noisy_label_features": (
         datasets.with_noisy_label_features,

@@ -13,16 +13,20 @@ from flax import nnx
 from flax_layers import DistMult, LinkRanking, link_metrics
 from flax_layers.training import (
     CompGCNLinkConfig,
+    GATLinkConfig,
     GCNConfig,
+    GCNLinkConfig,
     LinkReport,
     LinkResult,
     RGCNLinkConfig,
+    SAGELinkConfig,
     TrainedLinks,
     load_checkpoint,
     save_checkpoint,
     train_links,
 )
-from flax_layers.training.links import _Batches, _loss, _Queries, link_graph, make_link_model
+from flax_layers.training.link_models import make_link_model
+from flax_layers.training.link_tasks import _Batches, _loss, _Queries, link_graph
 from jax_gnn.datasets import GraphDataset, RelationalDataset
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
@@ -224,16 +228,194 @@ def test_ranks_go_by_name(result: LinkResult, rng: np.random.Generator) -> None:
         trained.ranks(bare)
 
 
+# --- Queries -------------------------------------------------------------------------------------
+
+
+def test_queries_give_the_ranks(result: LinkResult) -> None:
+    """Of each test edge, both ways: the place of the answer among those that are not known."""
+    dataset, trained = make_dataset(), result.trained
+    columns = dataset.src, dataset.rel, dataset.dst
+    facts = {*zip(*(column.tolist() for column in columns), strict=True)}
+    assert dataset.test_edges is not None
+    for edge, ranks in zip(
+        dataset.test_edges[:12], np.asarray(trained.ranks(dataset))[:12], strict=True
+    ):
+        s, r, d = (int(column[edge]) for column in columns)
+        for rank, answer, given in ((ranks[0], d, {"src": s}), (ranks[1], s, {"dst": d})):
+            found = trained.query(**given, rel=r, k=100, filtered=False)  # type: ignore[arg-type]
+            assert len(found.nodes) == NODES and (np.diff(found.scores) <= 0).all()
+            known = {o for _, q, o in facts if (_, q) == (s, r)}
+            if "dst" in given:
+                known = {o for o, q, end in facts if (q, end) == (r, d)}
+            place = dict(zip(found.nodes.tolist(), found.scores.tolist(), strict=True))
+            others = [score for node, score in place.items() if node not in known]
+            better = sum(score > place[answer] for score in others)
+            ties = sum(score == place[answer] for score in others)
+            assert rank == pytest.approx(1 + better + ties / 2)
+            new = trained.query(**given, rel=r, k=100)  # type: ignore[arg-type]
+            assert {*new.nodes.tolist()} == {*range(NODES)} - known
+
+
+def test_queries_go_by_name(result: LinkResult, tmp_path: Any) -> None:
+    trained = result.trained
+    save_checkpoint(tmp_path / "model", trained)
+    loaded = load_checkpoint(tmp_path / "model")
+    by_number = trained.query(src=3, rel=1, k=4)
+    assert by_number.names == tuple(f"node {i}" for i in by_number.nodes)
+    for found in (
+        loaded.query(src="node 3", rel="one", k=4),
+        loaded.ask("node 3,one,?", k=4),
+        loaded.ask("3,1,?", k=4),
+    ):
+        assert found.names == by_number.names
+        np.testing.assert_array_equal(found.scores, by_number.scores)
+    found, back = loaded.ask("?,two,node 5"), trained.query(rel="two", dst="node 5")
+    np.testing.assert_array_equal(found.nodes, back.nodes)
+    old = dataclasses.replace(trained, index=None)
+    bare = dataclasses.replace(trained, numbering=None)
+    assert bare.query(src=3, rel=1, k=4).names is None
+    for error, ask, message in (
+        (ValueError, lambda: loaded.query(src="nod 3", rel=1), "no node has the name 'nod 3'; clo"),
+        (ValueError, lambda: loaded.query(src=NODES, rel=1), "src must be from 0 to 23, got 24"),
+        (ValueError, lambda: loaded.query(src=0, rel=3), "rel must be from 0 to 2, got 3"),
+        (TypeError, lambda: loaded.query(src=0.5, rel=1), "src must be a name or a number, got fl"),
+        (TypeError, lambda: loaded.query(src=0), "rel: one must be given, got None"),
+        (TypeError, lambda: loaded.query(rel=0), "one of src and dst must be given"),
+        (TypeError, lambda: loaded.query(src=0, rel=0, dst=1), "one of src and dst must be given"),
+        (ValueError, lambda: loaded.query(src=0, rel=0, k=0), "k must be positive, got 0"),
+        (ValueError, lambda: old.query(src=0, rel=0), "the checkpoint is of an older version"),
+        (ValueError, lambda: bare.query(src="node 3", rel=1), "src must be a number from 0 to 23"),
+        (ValueError, lambda: loaded.ask("node 3,?"), r"expected SRC,REL,\? or \?,REL,DST, got 'no"),
+        (ValueError, lambda: loaded.ask("?,one,?"), r"expected SRC,REL,\?"),
+        (ValueError, lambda: loaded.ask("", 1), "got ''"),
+    ):
+        with pytest.raises(error, match=message):
+            ask()  # type: ignore[no-untyped-call]
+
+
+# --- Splits at random ----------------------------------------------------------------------------
+
+WITHOUT_SPLIT = dict.fromkeys(("train_edges", "val_edges", "test_edges"))
+
+
+def test_random_split(rng: np.random.Generator) -> None:
+    """Predictions split as training did, whatever the numbers of nodes and relations are."""
+    dataset = make_dataset(**WITHOUT_SPLIT)
+    config = CompGCNLinkConfig(**SMALL | {"epochs": 1}, valid_share=0.2, test_share=0.1)
+    result = train_links(dataset, config)
+    trained = result.trained
+    split = trained.with_split(dataset)
+    assert [len(split.val_edges), len(split.test_edges)] == [86, 44]  # pairs of inverses
+    assert trained.evaluate(dataset) == trained.evaluate(split) == result.test
+    assert trained.differences(dataset) == ()
+    order = rng.permutation(NODES)
+    assert dataset.node_names
+    other = dataclasses.replace(
+        dataset,
+        src=np.argsort(order)[dataset.src],
+        dst=np.argsort(order)[dataset.dst],
+        node_names=tuple(dataset.node_names[i] for i in order),
+    )
+    assert trained.evaluate(other) == pytest.approx(result.test)
+    assert trained.differences(other) == ()
+
+
+# --- Edges without relations ---------------------------------------------------------------------
+
+
+def make_graph(**changes: Any) -> GraphDataset:
+    """Edges within groups of eight, of which features tell."""
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(4), 8)
+    src, dst = np.nonzero((group[:, None] == group) & np.triu(rng.random((32, 32)) < 0.8, 1))
+    fields: dict[str, Any] = {
+        "name": "groups",
+        "num_nodes": 32,
+        "src": np.append(src, dst),
+        "dst": np.append(dst, src),
+        "x": np.eye(4)[group] + rng.normal(size=(32, 4)) / 10,
+        "y": np.full(32, -1),
+        "node_names": tuple(f"node {i}" for i in range(32)),
+    }
+    return GraphDataset(**fields | changes)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GCNLinkConfig(epochs=60),
+        GCNLinkConfig(epochs=60, variational=True),
+        SAGELinkConfig(epochs=60),
+        GATLinkConfig(epochs=60),
+    ],
+    ids=lambda config: f"{config.model}-{config.variational}",
+)
+def test_autoencoders_learn(config: Any, tmp_path: Any) -> None:
+    dataset = make_graph()
+    config = dataclasses.replace(config, valid_share=0.1)
+    result = train_links(dataset, config)
+    assert result.losses[-1] < result.losses[0] and result.best_by == "auc"
+    assert result.test["auc"] > 0.75  # of 8 edges and 8 pairs; by chance, 0.5
+    save_checkpoint(tmp_path / "model", result.trained)
+    loaded = load_checkpoint(tmp_path / "model")
+    assert loaded.evaluate(dataset) == result.test
+    assert loaded.evaluate(dataset, "val") == result.valid[result.best]
+    names = [f"node {i}" for i in range(1, 8)]
+    found = loaded.query(src="node 0", k=len(names), filtered=False)
+    assert len({*found.names} & {*names, "node 0"}) >= 6
+    new = loaded.ask("?,node 0", k=32)
+    known = {*dataset.src[dataset.dst == 0].tolist(), 0}
+    assert {*new.nodes.tolist()} == {*range(32)} - known
+    with pytest.raises(TypeError, match="rel: edges have none, got 0"):
+        loaded.query(src=0, rel=0)
+    with pytest.raises(TypeError, match="ranks are of edges with relations"):
+        loaded.ranks(dataset)
+    with pytest.raises(ValueError, match="'groups' has 3 features, the model takes 4"):
+        loaded.evaluate(make_graph(x=np.ones((32, 3))))
+
+
+def test_autoencoder_on_other_numbers(rng: np.random.Generator) -> None:
+    """Test edges are the same, as nodes have names."""
+    dataset = make_graph()
+    result = train_links(dataset, GCNLinkConfig(epochs=1, valid_share=0.1))
+    order = rng.permutation(32)
+    places = np.argsort(order)
+    assert dataset.node_names and dataset.x is not None
+    other = make_graph(
+        src=places[dataset.src],
+        dst=places[dataset.dst],
+        x=dataset.x[order],
+        node_names=tuple(dataset.node_names[i] for i in order),
+    )
+    assert result.trained.differences(other) == ()
+    before, after = result.trained.table(dataset), result.trained.table(other)
+    for end in ("src", "dst"):
+        np.testing.assert_array_equal(order[after[end]], before[end])
+    np.testing.assert_array_equal(after["probability"], before["probability"])
+
+
 def test_what_cannot_be_trained() -> None:
-    with pytest.raises(TypeError, match="config must be such as RGCNLinkConfig, got GCNConfig"):
+    with pytest.raises(
+        TypeError, match="config must be such as GCNLinkConfig or RGCNLinkConfig, got GCNConfig"
+    ):
         train_links(make_dataset(), GCNConfig())  # type: ignore[arg-type]
     ids = np.zeros(1, int)
     graph = GraphDataset(name="g", num_nodes=1, y=ids, src=ids, dst=ids)
     config = CompGCNLinkConfig()
-    with pytest.raises(TypeError, match="links are of a RelationalDataset, got a GraphDataset"):
+    with pytest.raises(
+        TypeError, match="compgcn-link takes a RelationalDataset, got a GraphDataset"
+    ):
         train_links(graph, config)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="dataset 'groups' has no test_edges to predict links"):
         train_links(make_dataset(test_edges=None), config)
+    with pytest.raises(ValueError, match="'groups' has no node features; generate them with"):
+        train_links(make_graph(x=None), GCNLinkConfig())
+    with pytest.raises(
+        ValueError, match="'groups' cannot be split: graph has 86 edges, of which v"
+    ):
+        train_links(make_graph(), GCNLinkConfig(valid_share=0.001))
+    with pytest.raises(ValueError, match=r"valid_share must be a number between 0 and 1, got 1.5"):
+        GCNLinkConfig(valid_share=1.5)
     with pytest.raises(ValueError, match=r"decoder must be one of .* got 'dot'"):
         CompGCNLinkConfig(decoder="dot")  # type: ignore[arg-type]
 

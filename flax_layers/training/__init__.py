@@ -6,8 +6,10 @@ from flax_layers.training.config import (
     AllSetTransformerConfig,
     CompGCNLinkConfig,
     GATConfig,
+    GATLinkConfig,
     GATv2Config,
     GCNConfig,
+    GCNLinkConfig,
     GINConfig,
     GraphTransformerConfig,
     HGNNConfig,
@@ -20,6 +22,7 @@ from flax_layers.training.config import (
     RGCNConfig,
     RGCNLinkConfig,
     SAGEConfig,
+    SAGELinkConfig,
     TrainConfig,
     UniGATConfig,
     UniGCNIIConfig,
@@ -29,6 +32,7 @@ from flax_layers.training.config import (
 from flax_layers.training.data import check_dataset, node_features
 from flax_layers.training.links import (
     LINK_RECIPES,
+    Answers,
     LinkRecipe,
     LinkReport,
     LinkResult,
@@ -38,7 +42,7 @@ from flax_layers.training.links import (
 )
 from flax_layers.training.loop import EpochReport, Run, TrainResult, train
 from flax_layers.training.models import RECIPES, Recipe
-from flax_layers.training.plot import plot_learning_curves
+from flax_layers.training.plot import plot_learning_curves, plot_link_curves
 from flax_layers.training.trained import TrainedModel
 
 __all__ = [
@@ -46,11 +50,14 @@ __all__ = [
     "RECIPES",
     "AllDeepSetsConfig",
     "AllSetTransformerConfig",
+    "Answers",
     "CompGCNLinkConfig",
     "EpochReport",
     "GATConfig",
+    "GATLinkConfig",
     "GATv2Config",
     "GCNConfig",
+    "GCNLinkConfig",
     "GINConfig",
     "GraphTransformerConfig",
     "HGNNConfig",
@@ -68,6 +75,7 @@ __all__ = [
     "Recipe",
     "Run",
     "SAGEConfig",
+    "SAGELinkConfig",
     "TrainConfig",
     "TrainResult",
     "TrainedLinks",
@@ -81,6 +89,7 @@ __all__ = [
     "load_checkpoint",
     "node_features",
     "plot_learning_curves",
+    "plot_link_curves",
     "save_checkpoint",
     "train",
     "train_links",

@@ -16,14 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from flax_layers import AttentionOptions, HeteroModel, LinearOptions, LinkPredictor, Stack
+from flax_layers import AttentionOptions, HeteroModel, LinearOptions, Stack
 from flax_layers._attention import AttentionConvolution
 from flax_layers.training.data import Fingerprint, Numbering
-from flax_layers.training.links import LINK_RECIPES, TrainedLinks, make_link_model
+from flax_layers.training.links import LINK_RECIPES, LinkIndex, TrainedLinks, make_link_model
 from flax_layers.training.models import RECIPES, Recipe
 from flax_layers.training.trained import TrainedModel, stack_of
 from jax_gnn.datasets import RelationalDataset, Split
 
+INDEX = "index.npz"  # of models that predict edges
 SUMS = "SHA256SUMS"  # in the format of the command sha256sum
 
 
@@ -51,6 +52,8 @@ def save_checkpoint(path: str | os.PathLike[str], trained: TrainedModel | Traine
             ),
             force=True,
         )
+    if isinstance(trained, TrainedLinks) and trained.index is not None:
+        trained.index.write(path / INDEX)
     files = sorted(file for file in path.rglob("*") if file.is_file())
     sums = (f"{_sum(file)}  {file.relative_to(path).as_posix()}\n" for file in files)
     (path / SUMS).write_text("".join(sums))
@@ -108,9 +111,8 @@ def _load(path: Path) -> tuple[TrainedModel | TrainedLinks, list[str]]:
         def make_model() -> Any:
             if name in LINK_RECIPES:
                 config = LINK_RECIPES[name].config(**description["training"])
-                return make_link_model(
-                    config, description["num_nodes"], description["num_relations"]
-                )
+                names = "num_nodes", "num_relations", "in_features"
+                return make_link_model(config, *map(description.get, names))
             arguments = {key: _tuples(given) for key, given in description["arguments"].items()}
             model = RECIPES[name].model(**arguments, rngs=nnx.Rngs(0))
             sizes = description.get("inputs")
@@ -143,7 +145,7 @@ def _load(path: Path) -> tuple[TrainedModel | TrainedLinks, list[str]]:
     if not (path / SUMS).exists():
         raise ValueError(f"{SUMS} is missing")
     if name in LINK_RECIPES:
-        return _trained_links(description, model), _unnamed(description)
+        return _trained_links(description, model, path / INDEX), _unnamed(description)
     return _trained(description, RECIPES[name], model), _unnamed(description)
 
 
@@ -200,8 +202,7 @@ def _link_description(trained: TrainedLinks) -> dict[str, Any]:
         "model": trained.config.model,
         "training": dataclasses.asdict(trained.config),
         "data": trained.data._asdict(),
-        "num_nodes": len(trained.model.nodes[...]),
-        "num_relations": trained.num_relations,
+        **trained.sizes,
         "numbering": trained.numbering and trained.numbering._asdict(),
     }
 
@@ -211,8 +212,8 @@ def _numbering(description: dict[str, Any]) -> Numbering | None:
     return kept and Numbering(**{name: _tuples(value) for name, value in kept.items()})
 
 
-def _trained_links(description: dict[str, Any], model: LinkPredictor) -> TrainedLinks:
-    """What `_link_description` was made of."""
+def _trained_links(description: dict[str, Any], model: Any, index: Path) -> TrainedLinks:
+    """What `_link_description` was made of, and the file of the index, if there is one."""
     return TrainedLinks(
         model,
         LINK_RECIPES[description["model"]].config(**description["training"]),
@@ -220,6 +221,7 @@ def _trained_links(description: dict[str, Any], model: LinkPredictor) -> Trained
         description["num_relations"],
         version=description["version"],
         numbering=_numbering(description),
+        index=LinkIndex.read(index) if index.is_file() else None,
     )
 
 

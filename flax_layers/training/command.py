@@ -22,34 +22,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flax_layers import link_metrics
 from flax_layers.training import (
     LINK_RECIPES,
     RECIPES,
     EpochReport,
+    LinkConfig,
     LinkRecipe,
-    LinkReport,
     Recipe,
     Run,
     TrainedLinks,
     TrainedModel,
     TrainResult,
     check_dataset,
-    check_links,
     load_checkpoint,
     plot_learning_curves,
+    plot_link_curves,
     save_checkpoint,
     train,
     train_links,
 )
 from flax_layers.training.config import Config, Number, Setting, TrainConfig, settings
 from flax_layers.training.data import settled
+from flax_layers.training.link_tasks import has_edge_split, link_task
+from flax_layers.training.plot import METRICS
 from jax_gnn.cli import Commands, UserError, add_command, devices, table, versions
 from jax_gnn.datasets import (
     HypergraphDataset,
     NodeDataset,
     RelationalDataset,
-    load_relational,
 )
 from jax_gnn.extend import Implementation, status
 
@@ -398,8 +398,11 @@ EXAMPLES = {
     ),
     "rgat": ("--data dblp.npz", "--data aifb.npz --features none --bases 10"),
     "hgt": ("--data dblp.npz", "--data imdb_hgb.npz --heads 4"),
-    "rgcn-link": ("--data fb15k237.npz", "--data wn18rr.npz --decoder complex"),
-    "compgcn-link": ("--data fb15k237.npz", "--data wn18rr.npz --decoder complex"),
+    "gcn-link": ("", "--data cora.npz", "--data planetoid/ind.cora.x --variational"),
+    "sage-link": ("", "--data cora.npz --aggregation max"),
+    "gat-link": ("", "--data cora.npz --heads 8"),
+    "rgcn-link": ("--data fb15k237.npz", "--data wn18rr --decoder complex"),
+    "compgcn-link": ("--data fb15k237.npz", "--data wn18rr --decoder complex"),
     "unigcnii": ("--data cora_cocitation.npz --splits 20 --layers 8",),
     "allsettransformer": ("--data cora_cocitation.npz --splits 20 --heads 8",),
 }
@@ -450,56 +453,100 @@ def _add_model(models: Commands, recipe: Recipe) -> None:
 
 def _add_links(models: Commands, recipe: LinkRecipe) -> None:
     name = recipe.config.model
-    examples = "\n  ".join(f"jax-gnn train {name} {line}" for line in EXAMPLES[name])
+    facts = recipe.dataset is RelationalDataset
+    examples = "\n  ".join(f"jax-gnn train {name} {line}".rstrip() for line in EXAMPLES[name])
+    reported = (
+        "filtered mean\nreciprocal rank and hits" if facts else "AUC, average\nprecision and hits"
+    )
     parser = add_command(
         models,
         name,
         help=f"a {recipe.title} for link prediction",
-        description=f"Trains a {recipe.title}\nto predict edges, and reports filtered mean "
-        "reciprocal rank and hits of the test edges at the best\nvalidation. Writes a checkpoint "
-        f"of that model and results.json.\n\nexamples:\n  {examples}",
+        description=f"Trains a {recipe.title}\nto predict edges, and reports {reported} of the "
+        "test edges at the best validation. Writes a\ncheckpoint of that model, a plot and "
+        f"results.json.\n\nexamples:\n  {examples}",
         run=functools.partial(_run_links, recipe),
     )
     groups = _groups(parser)
-    groups["data"].add_argument(
-        "--data", metavar="FILE|FOLDER", help="data with a split of edges, mostly an .npz file"
-    )
-    _add_settings(recipe.config, groups, "checkpoint and results")
+    if facts:
+        groups["data"].add_argument(
+            "--data",
+            required=True,
+            metavar="FILE|FOLDER",
+            help="edges with relations: an .npz file, or a folder with train.txt",
+        )
+    else:
+        groups["data"].add_argument(
+            "--data",
+            default="digits",
+            metavar="digits|FILE|FOLDER",
+            help="'digits' (offline: handwritten digits, k-nearest-neighbour edges), an .npz file "
+            "or a folder in a raw format",
+        )
+    _add_settings(recipe.config, groups, "checkpoint, plot and results")
+
+
+class _LinkProgress(_Progress):
+    """Of a training for link prediction: on no terminal there is a line for each validation."""
+
+    def __init__(self, config: LinkConfig, best_by: str) -> None:
+        super().__init__(1, config.epochs)
+        self._best_by = best_by
+
+    def __call__(self, report: Any) -> None:
+        loss, text = f"loss {report.loss:.4f}", ""
+        if report.valid is not None:
+            value = report.valid[self._best_by]
+            self._best = max(self._best, value)
+            text = f"validation {METRICS[self._best_by]} {value:.4f}"
+        if self._bar is not None:
+            best = f"best validation {METRICS[self._best_by]} {self._best:.4f}"
+            self._bar.set_description(loss, refresh=False)
+            self._bar.set_postfix_str(best, refresh=False)
+            self._bar.update()
+        elif text:
+            number = f"epoch {report.epoch + 1}/{self._epochs}"
+            print(f"{number}: {loss}, {text}", file=sys.stderr, flush=True)
 
 
 def _percent(metrics: dict[str, float]) -> list[str]:
-    return [f"{100 * value:.2f} %" for value in metrics.values()]
+    return [f"{100 * metrics[name]:.2f} %" for name in METRICS if name in metrics]
+
+
+def _metric_names(metrics: dict[str, float]) -> list[str]:
+    return [text for name, text in METRICS.items() if name in metrics]
 
 
 def _run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     _require("training", TRAIN_EXTRA)
     config = _settings_of(recipe.config, args)
     with _blame_data():
-        dataset = load_relational(args.data)
-        check_links(dataset)
+        dataset = recipe.load(args.data)
+        task = link_task(dataset, config)
+    if not has_edge_split(dataset):
+        sizes = "{:,} to train, {:,} to validate, {:,} to test".format(*task.part_sizes)
+        shares = f"--valid {config.valid_share} --test {config.test_share} --seed {config.seed}"
+        print(f"jax-gnn: edges are split at random: {sizes} ({shares})", file=sys.stderr)
     folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
     _make_folder(folder)
-
-    def report(epoch: LinkReport) -> None:
-        if epoch.valid is not None:
-            mrr = f"validation MRR {epoch.valid['mrr']:.4f}"
-            number = f"epoch {epoch.epoch + 1}/{config.epochs}"
-            print(f"{number}: loss {epoch.loss:.4f}, {mrr}", file=sys.stderr, flush=True)
-
-    result = train_links(dataset, config, on_epoch=report)
+    with _LinkProgress(config, task.best_by) as progress:
+        result = train_links(dataset, config, on_epoch=progress)
     checkpoint = folder / "checkpoint"
     save_checkpoint(checkpoint, result.trained)
     again = load_checkpoint(checkpoint)
     assert isinstance(again, TrainedLinks)
-    ranks, found = (np.asarray(each.ranks(dataset)) for each in (result.trained, again))
+    tables = [trained.table(dataset) for trained in (result.trained, again)]
+    plot = folder / "learning_curves.png"
+    plot_link_curves(result, plot, title=f"{config.model} on {dataset.name}")
     step = float(np.median(result.step_seconds))
     results = folder / "results.json"
+    fields = ("num_nodes", "num_edges", "num_relations", "num_features")
     summary = {
         "dataset": {
             "name": dataset.name,
-            **{name: getattr(dataset, name) for name in ("num_nodes", "num_edges")},
-            "num_relations": dataset.num_relations,
+            **{name: getattr(dataset, name) for name in fields if hasattr(dataset, name)},
         },
+        "edges": dict(zip(("train", "valid", "test"), task.part_sizes, strict=True)),
         "config": dataclasses.asdict(config),
         "versions": versions(),
         "devices": devices(),
@@ -517,17 +564,18 @@ def _run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     results.write_text(json.dumps(summary, indent=2) + "\n")
     best = f"(epoch {result.epochs[result.best]})"
     rows = [
-        ["", "MRR", "Hits@1", "Hits@3", "Hits@10", ""],
+        ["", *_metric_names(result.test), ""],
         ["validation", *_percent(result.valid[result.best]), best],
         ["test", *_percent(result.test), ""],
     ]
     print(table(rows))
     print(f"\n  {1e3 * step:.3g} ms per step, {result.compile_seconds:.2g} s of compilation\n")
-    if not np.array_equal(ranks, found):
+    if not all(np.array_equal(tables[0][name], tables[1][name]) for name in tables[0]):
         print(f"jax-gnn: {checkpoint} ranks otherwise than the trained model", file=sys.stderr)
         return 1
     rows = [
         ["checkpoint", str(checkpoint), "(loaded again: same ranks)"],
+        ["plot", str(plot), ""],
         ["results", str(results), ""],
     ]
     print(table(rows))
@@ -681,8 +729,9 @@ def _run_predict(args: argparse.Namespace) -> int:
 
 def _rank_links(trained: TrainedLinks, path: str, output: Path | None) -> int:
     with _blame_data(), _tell_warnings():
-        dataset = load_relational(path)
-        ranks = {part: np.asarray(trained.ranks(dataset, part)) for part in ("val", "test")}
+        dataset = LINK_RECIPES[trained.config.model].load(path)
+        found = {part: trained.evaluate(dataset, part) for part in ("val", "test")}
+        columns = trained.table(dataset) if output else {}
     print(
         table(
             [
@@ -691,17 +740,13 @@ def _rank_links(trained: TrainedLinks, path: str, output: Path | None) -> int:
             ]
         )
     )
-    rows = [["", "MRR", "Hits@1", "Hits@3", "Hits@10", ""]]
-    for part, found in ranks.items():
-        count = f"({len(found)} edges)"
-        rows.append([{"val": "validation"}.get(part, part), *_percent(link_metrics(found)), count])
+    rows = [["", *_metric_names(found["test"])]]
+    for part, metrics in found.items():
+        rows.append([{"val": "validation"}.get(part, part), *_percent(metrics)])
     print(table(rows))
     if output is not None:
-        edges = dataset.test_edges
-        columns = {name: getattr(dataset, name)[edges] for name in ("src", "rel", "dst")}
-        dst_rank, src_rank = ranks["test"].T
-        _write_table(output, columns | {"dst_rank": dst_rank, "src_rank": src_rank})
-        print(table([["ranks of test edges", str(output), ""]]))
+        _write_table(output, columns)
+        print(table([["test edges", str(output), ""]]))
     return 0
 
 

@@ -27,6 +27,7 @@ COUNT = Number(int, "a whole number from 1 to 2147483647", lambda value: 1 <= va
 WHOLE = Number(int, "a whole number from 0 to 2147483647", lambda value: 0 <= value < 2**31)
 POSITIVE = Number(float, "a positive number", lambda value: 0 < value < math.inf)
 NON_NEGATIVE = Number(float, "a number from 0", lambda value: 0 <= value < math.inf)
+PART = Number(float, "a number between 0 and 1", lambda value: 0 < value < 1)
 RATE = Number(float, "a number from 0 to below 1", lambda value: 0 <= value < 1)
 
 
@@ -454,13 +455,48 @@ class RGCNConfig(TrainConfig):
 class LinkConfig(Config):
     """Settings of every training for link prediction; use the subclass of the model."""
 
-    epochs: Annotated[
-        int, Setting("training", "passes over the queries of the training edges", COUNT, "N")
-    ] = 200
+    epochs: Annotated[int, Setting("training", "passes over the training edges", COUNT, "N")] = 200
+    learning_rate: Annotated[float, Setting("training", "of Adam", POSITIVE, "RATE")] = 0.003
+    evaluate_every: Annotated[
+        int, Setting("training", "epochs between two validations", COUNT, "N")
+    ] = 10
+    seed: Annotated[
+        int, Setting("training", "of parameters, batches, dropout and random splits", WHOLE, "N")
+    ] = 0
+    valid_share: Annotated[
+        float,
+        Setting(
+            "data",
+            "share of edges that validate, where data have no split",
+            PART,
+            "SHARE",
+            "--valid",
+        ),
+    ] = 0.1
+    test_share: Annotated[
+        float,
+        Setting(
+            "data", "share of edges to test on, where data have no split", PART, "SHARE", "--test"
+        ),
+    ] = 0.1
+    num_layers: Annotated[int, Setting("model", "convolutions", COUNT, "N", "--layers")] = 1
+    dropout_rate: Annotated[
+        float,
+        Setting("model", "share of encoded nodes dropped in training", RATE, "RATE", "--dropout"),
+    ] = 0.3
+    implementation: Annotated[
+        Implementation | None,
+        Setting("execution", "of the aggregation: this library's custom call, or plain XLA"),
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _FactsConfig(LinkConfig):
+    """What models of edges with relations share."""
+
     batch_size: Annotated[
         int, Setting("training", "queries, of a node and a relation, per step", COUNT, "N")
     ] = 1024
-    learning_rate: Annotated[float, Setting("training", "of Adam", POSITIVE, "RATE")] = 0.003
     loss: Annotated[
         Literal["softmax", "sigmoid", "negatives"],
         Setting(
@@ -479,36 +515,87 @@ class LinkConfig(Config):
     leave_out: Annotated[
         bool, Setting("training", "each step leaves the edges that it asks for out of the graph")
     ] = False
-    evaluate_every: Annotated[
-        int, Setting("training", "epochs between two validations", COUNT, "N")
-    ] = 10
-    seed: Annotated[int, Setting("training", "of parameters, batches and dropout", WHOLE, "N")] = 0
     decoder: Annotated[
         Literal["distmult", "complex", "conve"], Setting("model", "what scores edges")
     ] = "distmult"
-    num_layers: Annotated[int, Setting("model", "convolutions", COUNT, "N", "--layers")] = 1
     embedding_features: Annotated[
         int, Setting("model", "features of the nodes' embeddings", COUNT, "N")
     ] = 200
     hidden_features: Annotated[
         int, Setting("model", "features after each convolution", COUNT, "N")
     ] = 200
-    dropout_rate: Annotated[
-        float,
-        Setting("model", "share of encoded nodes dropped in training", RATE, "RATE", "--dropout"),
-    ] = 0.3
     decoder_dropout_rate: Annotated[
         float,
         Setting("model", "share dropped inside ConvE", RATE, "RATE", "--decoder-dropout"),
     ] = 0.3
-    implementation: Annotated[
-        Implementation | None,
-        Setting("execution", "of the aggregation: this library's custom call, or plain XLA"),
-    ] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RGCNLinkConfig(LinkConfig):
+class _EdgesConfig(LinkConfig):
+    """What encoders of a `flax_layers.GAE` share; the defaults are Kipf and Welling's."""
+
+    scaling: ClassVar[None] = None
+    embeds: ClassVar[bool] = False
+
+    learning_rate: float = 0.01
+    valid_share: float = 0.05
+    num_layers: int = 2
+    hidden_features: Annotated[
+        int, Setting("model", "features between two convolutions", COUNT, "N")
+    ] = 32
+    embedding_features: Annotated[
+        int, Setting("model", "features of which edges are scored by products", COUNT, "N")
+    ] = 16
+    dropout_rate: Annotated[
+        float,
+        Setting(
+            "model", "share of hidden activations dropped in training", RATE, "RATE", "--dropout"
+        ),
+    ] = 0.0
+    variational: Annotated[
+        bool, Setting("model", "a VGAE: in training embeddings are drawn from distributions")
+    ] = False
+    features: Annotated[
+        Literal["native", "random"],
+        Setting("data", "node features: the dataset's, or random ones"),
+    ] = "native"
+    feature_normalization: Annotated[
+        Literal["none", "row"],
+        Setting("data", "row: divide each node's features by their absolute sum"),
+    ] = "row"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GCNLinkConfig(_EdgesConfig):
+    """Settings of a `flax_layers.GCN` as encoder of a `flax_layers.GAE`."""
+
+    model: ClassVar[str] = "gcn-link"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SAGELinkConfig(_EdgesConfig):
+    """Settings of a `flax_layers.SAGE` as encoder of a `flax_layers.GAE`."""
+
+    model: ClassVar[str] = "sage-link"
+
+    aggregation: Annotated[Aggregation, Setting("model", "what becomes of a node's messages")] = (
+        "mean"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GATLinkConfig(_EdgesConfig):
+    """Settings of a `flax_layers.GAT` as encoder of a `flax_layers.GAE`."""
+
+    model: ClassVar[str] = "gat-link"
+
+    heads: Annotated[
+        int, Setting("model", "heads of all convolutions but the last, which has one", COUNT, "N")
+    ] = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RGCNLinkConfig(_FactsConfig):
     """Settings of a `flax_layers.RGCN` as encoder of a `flax_layers.LinkPredictor`."""
 
     model: ClassVar[str] = "rgcn-link"
@@ -536,7 +623,7 @@ class RGCNLinkConfig(LinkConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CompGCNLinkConfig(LinkConfig):
+class CompGCNLinkConfig(_FactsConfig):
     """Settings of a `flax_layers.CompGCN` as encoder of a `flax_layers.LinkPredictor`."""
 
     model: ClassVar[str] = "compgcn-link"

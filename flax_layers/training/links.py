@@ -1,10 +1,13 @@
-"""Training for link prediction: embeddings of nodes and relations by a graph's encoder."""
+"""Training for link prediction, and what a trained model answers."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
+import difflib
 import functools
+import operator
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,19 +19,8 @@ from flax import nnx
 from jax import Array
 
 import jax_gnn
-from flax_layers import (
-    RGCN,
-    CompGCN,
-    ComplEx,
-    ConvE,
-    DistMult,
-    LinkPredictor,
-    LinkRanking,
-    link_metrics,
-    negative_sampling_loss,
-    one_vs_all_loss,
-)
-from flax_layers.training.config import CompGCNLinkConfig, LinkConfig, RGCNLinkConfig
+from flax_layers import GAE, link_metrics
+from flax_layers.training.config import LinkConfig
 from flax_layers.training.data import (
     Fingerprint,
     Numbering,
@@ -36,129 +28,47 @@ from flax_layers.training.data import (
     fingerprint,
     renumbered,
 )
+from flax_layers.training.link_models import LINK_RECIPES, LinkRecipe, make_link_model
+from flax_layers.training.link_tasks import (
+    PARTS,
+    EdgeTask,
+    FactTask,
+    LinkIndex,
+    check_links,
+    has_edge_split,
+    link_task,
+)
 from flax_layers.training.loop import adam
-from jax_gnn import RelationalGraph, __version__
-from jax_gnn.datasets import RelationalDataset
+from jax_gnn import __version__
+from jax_gnn.datasets import NodeDataset, RelationalDataset
 
-PARTS = ("train", "val", "test")
+__all__ = [
+    "LINK_RECIPES",
+    "PARTS",
+    "Answers",
+    "LinkIndex",
+    "LinkRecipe",
+    "LinkReport",
+    "LinkResult",
+    "TrainedLinks",
+    "check_links",
+    "make_link_model",
+    "train_links",
+]
 
 
-class LinkRecipe(NamedTuple):
-    """How to train an encoder for link prediction.
+class Answers(NamedTuple):
+    """Nodes that a query asked for, the best first.
 
     Attributes:
-        title: What it is.
-        config: The class of its settings.
-        encoder: From settings, the number of relations and rngs.
+        names: Of the nodes; None where they have none.
+        nodes: ``(k,)`` int32, their numbers.
+        scores: ``(k,)`` float32.
     """
 
-    title: str
-    config: type[LinkConfig]
-    encoder: Callable[[Any, int, nnx.Rngs], Any]
-
-
-def _rgcn(config: RGCNLinkConfig, num_relations: int, rngs: nnx.Rngs) -> RGCN:
-    shared = {"num_bases": config.num_bases} if config.num_bases else {}
-    return RGCN(
-        *(config.embedding_features, config.hidden_features, config.hidden_features),
-        num_layers=config.num_layers,
-        dropout_rate=config.dropout_rate,
-        num_relations=num_relations,
-        rngs=rngs,
-        **shared or {"num_blocks": config.num_blocks},
-    )
-
-
-def _compgcn(config: CompGCNLinkConfig, num_relations: int, rngs: nnx.Rngs) -> CompGCN:
-    return CompGCN(
-        *(config.embedding_features, config.hidden_features, config.hidden_features),
-        num_layers=config.num_layers,
-        dropout_rate=config.dropout_rate,
-        num_relations=num_relations,
-        composition=config.composition,
-        rngs=rngs,
-    )
-
-
-_RECIPES = (
-    LinkRecipe(
-        "relational graph convolutional network (R-GCN, Schlichtkrull et al. 2018)",
-        *(RGCNLinkConfig, _rgcn),
-    ),
-    LinkRecipe(
-        "composition-based network (CompGCN, Vashishth et al. 2020)",
-        *(CompGCNLinkConfig, _compgcn),
-    ),
-)
-LINK_RECIPES = {recipe.config.model: recipe for recipe in _RECIPES}
-DECODERS: dict[str, Callable[[LinkConfig, nnx.Rngs], Any]] = {
-    "distmult": lambda config, rngs: DistMult(),
-    "complex": lambda config, rngs: ComplEx(),
-    "conve": lambda config, rngs: ConvE(
-        config.hidden_features, dropout_rate=config.decoder_dropout_rate, rngs=rngs
-    ),
-}
-
-
-def make_link_model(config: LinkConfig, num_nodes: int, num_relations: int) -> LinkPredictor:
-    """The model of settings, with parameters of their seed.
-
-    Args:
-        config: The settings.
-        num_nodes: Of the dataset.
-        num_relations: Of the dataset, inverse ones not included.
-    """
-    rngs = nnx.Rngs(config.seed)
-    count = 2 * num_relations
-    encoder = LINK_RECIPES[config.model].encoder(config, count, rngs)
-    # A CompGCN makes what the decoder takes of the relations, too.
-    before = isinstance(encoder, CompGCN)
-    return LinkPredictor(
-        *(num_nodes, count, config.embedding_features),
-        config.embedding_features if before else config.hidden_features,
-        encoder,
-        DECODERS[config.decoder](config, rngs),
-        dropout_rate=config.dropout_rate,
-        rngs=rngs,
-    )
-
-
-def check_links(dataset: RelationalDataset) -> None:
-    """Checks that a dataset has edges to train on and others to validate and test on.
-
-    Raises:
-        TypeError: It is no relational dataset.
-        ValueError: It lacks a part of the split, or a part is empty.
-    """
-    if not isinstance(dataset, RelationalDataset):
-        raise TypeError(f"links are of a RelationalDataset, got a {type(dataset).__name__}")
-    for part in PARTS:
-        edges = getattr(dataset, f"{part}_edges")
-        if edges is None or not edges.size:
-            raise ValueError(f"dataset {dataset.name!r} has no {part}_edges to predict links")
-
-
-def link_graph(dataset: RelationalDataset) -> RelationalGraph:
-    """The training edges and their inverses."""
-    edges = dataset.train_edges
-    return RelationalGraph.from_triples(
-        *(dataset.src[edges], dataset.rel[edges], dataset.dst[edges]),
-        num_nodes=dataset.num_nodes,
-        num_relations=dataset.num_relations,
-        inverse=True,
-    )
-
-
-def link_ranking(dataset: RelationalDataset, part: str, chunk_size: int = 512) -> LinkRanking:
-    """The facts of a part, "train", "val" or "test", to be ranked; all edges are known."""
-    edges = getattr(dataset, f"{part}_edges")
-    return LinkRanking.from_facts(
-        *(dataset.src[edges], dataset.rel[edges], dataset.dst[edges]),
-        (dataset.src, dataset.rel, dataset.dst),
-        num_nodes=dataset.num_nodes,
-        num_relations=dataset.num_relations,
-        chunk_size=chunk_size,
-    )
+    names: tuple[str, ...] | None
+    nodes: np.ndarray
+    scores: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -166,64 +76,280 @@ class TrainedLinks:
     """A model for link prediction and how it was trained, which is what a checkpoint holds.
 
     Attributes:
-        model: The model, in evaluation mode.
+        model: The model, in evaluation mode: a `LinkPredictor`, or a `GAE` of edges without
+            relations.
         config: Settings of the training.
         data: What the dataset of the training is recognised by.
-        num_relations: Of the dataset, inverse ones not included.
+        num_relations: Of the dataset, inverse ones not included; 0 where edges have none.
         version: Of the library that trained it.
         numbering: What the numbers of relations and nodes of its dataset stand for; None of a
             checkpoint of an older version.
+        index: What queries are answered from; likewise.
     """
 
-    model: LinkPredictor
+    model: Any
     config: LinkConfig
     data: Fingerprint
     num_relations: int
     version: str | None = __version__
     numbering: Numbering | None = None
+    index: LinkIndex | None = None
 
-    def ranks(self, dataset: RelationalDataset, part: str = "test") -> Array:
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What `make_link_model` takes."""
+        if isinstance(self.model, GAE):
+            features = self.model.encoder.in_features
+            return {"num_nodes": self.data.num_nodes, "num_relations": 0, "in_features": features}
+        return {"num_nodes": len(self.model.nodes[...]), "num_relations": self.num_relations}
+
+    # --- Metrics ----------------------------------------------------------------------------------
+
+    def ranks(self, dataset: NodeDataset, part: str = "test") -> Array:
         """Filtered ranks of a part of a dataset, ``(num_facts, 2)``: see `LinkRanking`.
 
         Nodes and relations are those of the training with the same names, whatever their numbers.
         Without names numbers count, and a warning says so where the data are not those of the
-        training.
+        training. Data without a split of their edges are split as in training.
 
         Raises:
-            TypeError: The dataset is no relational one.
+            TypeError: The dataset is of another kind, or its edges have no relations.
             ValueError: It lacks a part, or has other nodes or relations than that of the training.
         """
-        check_links(dataset)
-        own = self.renumbered(dataset)
-        expected = len(self.model.nodes[...]), self.num_relations
-        if (dataset.num_nodes, dataset.num_relations) != expected:
-            raise ValueError(
-                f"dataset {dataset.name!r} has {dataset.num_nodes} nodes and "
-                f"{dataset.num_relations} relations, the model {expected[0]} and {expected[1]}"
-            )
-        if own.unnamed and self.numbering is not None and "structure" in self.differences(dataset):
-            own.warn()
-        nodes, relations = _encode(*nnx.split(self.model), link_graph(own.dataset))
-        ranks = link_ranking(own.dataset, part).ranks(self.model.decoder, nodes, relations)
+        dataset = self.with_split(dataset)
+        own, task = self._task(dataset)
+        if not isinstance(task, FactTask):
+            raise TypeError("ranks are of edges with relations; evaluate() takes others")
+        ranks = task.ranks(self.model, part)
         if own.dataset is dataset:
             return ranks
         ranked, given = (getattr(each, f"{part}_edges") for each in (own.dataset, dataset))
         order = np.argsort(ranked)
         return ranks[order[np.searchsorted(ranked, own.edges[given], sorter=order)]]
 
-    def differences(self, dataset: RelationalDataset) -> tuple[str, ...]:
+    def evaluate(self, dataset: NodeDataset, part: str = "test") -> dict[str, float]:
+        """Metrics of a part of a dataset, "val" or "test", as in training.
+
+        Returns:
+            Of edges with relations those of `link_metrics` of the `ranks`, of others those of
+            `edge_metrics`.
+        """
+        if self.num_relations:
+            return link_metrics(self.ranks(dataset, part))
+        return self._task(dataset)[1].metrics(self.model, part)
+
+    def table(self, dataset: NodeDataset) -> dict[str, np.ndarray]:
+        """What is predicted of the test edges, as columns.
+
+        Returns:
+            "src", "dst" and, where edges have relations, "rel", "dst_rank" and "src_rank". Where
+            they have none there are as many pairs without an edge; "edge" says which is which, and
+            "probability" is the model's that there is one.
+        """
+        if self.num_relations:
+            dataset = self.with_split(dataset)
+            assert isinstance(dataset, RelationalDataset)
+            dst_rank, src_rank = np.asarray(self.ranks(dataset)).T
+            edges = dataset.test_edges
+            columns = {name: getattr(dataset, name)[edges] for name in ("src", "rel", "dst")}
+            return columns | {"dst_rank": dst_rank, "src_rank": src_rank}
+        own, task = self._task(dataset)
+        assert isinstance(task, EdgeTask)
+        right, wrong = map(np.asarray, task.scores(self.model, "test"))
+        pairs = np.concatenate([task.split.test, task.split.test_negatives], 1)
+        src, dst = own.order[pairs]
+        edge = np.repeat([1, 0], [len(right), len(wrong)])
+        probability = np.asarray(jax.nn.sigmoid(np.concatenate([right, wrong])))
+        return {"src": src, "dst": dst, "edge": edge, "probability": probability}
+
+    def with_split(self, dataset: NodeDataset) -> Any:
+        """The dataset with the split of its edges: its own, or that of the training's settings."""
+        if not isinstance(dataset, RelationalDataset) or has_edge_split(dataset):
+            return dataset
+        own = self.renumbered(dataset)
+        split = FactTask(own.dataset, self.config).dataset
+        places = np.argsort(own.edges)
+        names = [f"{part}_edges" for part in PARTS]
+        parts: dict[str, Any] = {name: places[getattr(split, name)] for name in names}
+        return dataclasses.replace(dataset, **parts)
+
+    def differences(self, dataset: NodeDataset) -> tuple[str, ...]:
         """As of `TrainedModel`."""
         with contextlib.suppress(ValueError):  # other names, hence another structure
-            dataset = self.renumbered(dataset).dataset
+            dataset = self.renumbered(self.with_split(dataset)).dataset
         return self.data.differences(fingerprint(dataset))
 
-    def renumbered(self, dataset: RelationalDataset) -> Renumbered:
+    def renumbered(self, dataset: NodeDataset) -> Renumbered:
         """As of `TrainedModel`."""
-        return renumbered(dataset, self.numbering or Numbering(), ("node",))
+        fixed = ("node",) if self.num_relations else ()
+        return renumbered(dataset, self.numbering or Numbering(), fixed)
 
-    def evaluate(self, dataset: RelationalDataset, part: str = "test") -> dict[str, float]:
-        """MRR and hits of those ranks; see `link_metrics`."""
-        return link_metrics(self.ranks(dataset, part))
+    def _task(self, dataset: NodeDataset) -> tuple[Renumbered, FactTask | EdgeTask]:
+        """The task of a dataset in the model's numbers."""
+        link_task(dataset, self.config)
+        own = self.renumbered(dataset)
+        task = link_task(own.dataset, self.config)
+        given = own.dataset
+        wanted = self.sizes
+        if isinstance(task, FactTask):
+            expected = wanted["num_nodes"], wanted["num_relations"]
+            if (given.num_nodes, given.num_relations) != expected:
+                raise ValueError(
+                    f"dataset {dataset.name!r} has {given.num_nodes} nodes and "
+                    f"{given.num_relations} relations, the model {expected[0]} and {expected[1]}"
+                )
+            if (
+                own.unnamed
+                and self.numbering is not None
+                and "structure" in self.differences(dataset)
+            ):
+                own.warn()
+        elif task.sizes["in_features"] != wanted["in_features"]:
+            raise ValueError(
+                f"dataset {dataset.name!r} has {task.sizes['in_features']} features, the model "
+                f"takes {wanted['in_features']}"
+            )
+        return own, task
+
+    # --- Queries ----------------------------------------------------------------------------------
+
+    def query(
+        self,
+        *,
+        src: str | int | None = None,
+        rel: str | int | None = None,
+        dst: str | int | None = None,
+        k: int = 10,
+        filtered: bool = True,
+    ) -> Answers:
+        """The nodes that an edge most likely leads to, or comes from.
+
+        The graph is that of the test: of edges with relations the training edges, of others the
+        validation edges, too.
+
+        Args:
+            src: Name or number of the source, where destinations are asked for.
+            rel: Name or number of the relation, where edges have one.
+            dst: Name or number of the destination, where sources are asked for.
+            k: How many nodes; there may be fewer.
+            filtered: Whether to leave out the answers that are known: those of all edges of the
+                data, validation and test edges included, and, where edges have no relations, the
+                node itself.
+
+        Returns:
+            Names, numbers and scores, which descend; of equal scores the lower number is first.
+
+        Raises:
+            TypeError: Not one of `src` and `dst` is given, or `rel` where edges have none; or an
+                argument is neither a name nor a number.
+            ValueError: A name or number is unknown, `k` is not positive, or the checkpoint is of an
+                older version, which kept no graph.
+        """
+        if self.index is None:
+            raise ValueError("the checkpoint is of an older version, which kept no graph; train it")
+        if (src is None) == (dst is None):
+            raise TypeError(
+                f"one of src and dst must be given, and the other is asked for, got {src=}, {dst=}"
+            )
+        if (rel is None) == bool(self.num_relations):
+            have = "one must be given" if self.num_relations else "edges have none"
+            raise TypeError(f"rel: {have}, got {rel!r}")
+        if operator.index(k) < 1:
+            raise ValueError(f"k must be positive, got {k}")
+        names = self.numbering or Numbering()
+        node_names, num_nodes = names.nodes[0], len(self.index.nodes)
+        end, given = ("src", src) if dst is None else ("dst", dst)
+        node = _number(end, given, "nodes", node_names, num_nodes)
+        relation = 0
+        if self.num_relations:
+            relation = _number("rel", rel, "relations", names.relations, self.num_relations)
+        asked = relation + (self.num_relations if end == "dst" else 0)
+        nodes, relations, known = self.index
+        if self.num_relations:
+            split = nnx.split(self.model.decoder)
+            scores = np.array(_scores(*split, nodes, relations, node, asked))
+        else:
+            scores = np.array(_products(nodes, node))
+        candidates = np.ones(num_nodes, bool)
+        if filtered:
+            ends = known if end == "src" else known[::-1]
+            candidates[ends[2, (ends[0] == node) & (ends[1] == relation)]] = False
+            if not self.num_relations:
+                candidates[node] = False
+        ids = np.flatnonzero(candidates)
+        order = np.argsort(-scores[ids], kind="stable")[:k]  # NaN is last
+        found = ids[order].astype(np.int32)
+        named = None if node_names is None else tuple(node_names[i] for i in found.tolist())
+        return Answers(named, found, scores[found])
+
+    def ask(self, text: str, k: int = 10, filtered: bool = True) -> Answers:
+        """A query as text.
+
+        Args:
+            text: Source, relation and destination, or source and destination where edges have no
+                relations, separated by commas, and ``?`` for the one that is asked for: such as
+                ``"Bern,capital of,?"``. A name with a comma is quoted as in CSV files. What is no
+                name is a number.
+            k: As of :meth:`query`.
+            filtered: Likewise.
+
+        Raises:
+            ValueError: The text is none such, or a name is unknown.
+        """
+        parts = ("src", "rel", "dst") if self.num_relations else ("src", "dst")
+        fields = next(csv.reader([text]), [])
+        if (
+            len(fields) != len(parts)
+            or [f for f, p in zip(fields, parts, strict=True) if p != "rel"].count("?") != 1
+        ):
+            wanted = "SRC,REL,? or ?,REL,DST" if self.num_relations else "NODE,? or ?,NODE"
+            raise ValueError(f"expected {wanted}, got {text!r:.80}")
+        known = self.numbering or Numbering()
+        given: dict[str, str | int] = {}
+        for part, field in zip(parts, fields, strict=True):
+            if field == "?" and part != "rel":
+                continue
+            names = (known.relations if part == "rel" else known.nodes[0]) or ()
+            number = field.isascii() and field.isdigit() and field not in names
+            given[part] = int(field) if number else field
+        return self.query(**given, k=k, filtered=filtered)
+
+
+def _number(argument: str, given: Any, what: str, names: tuple[str, ...] | None, count: int) -> int:
+    """The number of a node or relation, of which a name or the number itself is given."""
+    if isinstance(given, str):
+        if names is None:
+            raise ValueError(
+                f"{argument} must be a number from 0 to {count - 1}, as the {what} of the training "
+                f"have no names, or two have one, got {given!r:.80}"
+            )
+        if given not in names:
+            close = difflib.get_close_matches(given, names[:100_000], 3)
+            hint = f"; close are {', '.join(map(repr, close))}" if close else ""
+            raise ValueError(f"{argument}: no {what[:-1]} has the name {given!r:.80}{hint}")
+        return names.index(given)
+    try:
+        number = operator.index(given)
+    except TypeError as error:
+        raise TypeError(
+            f"{argument} must be a name or a number, got {type(given).__name__}"
+        ) from error
+    if not 0 <= number < count:
+        raise ValueError(f"{argument} must be from 0 to {count - 1}, got {number}")
+    return number
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _scores(
+    graphdef: Any, state: Any, nodes: Array, relations: Array, node: Any, relation: Any
+) -> Array:
+    decoder = nnx.merge(graphdef, state)
+    return (decoder(nodes[node][None], relations[relation][None], deterministic=True) @ nodes.T)[0]
+
+
+@jax.jit
+def _products(nodes: Array, node: Any) -> Array:
+    return nodes @ nodes[node]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,11 +360,12 @@ class LinkResult:
         trained: The model of the best validation.
         losses: Of each epoch, ``(epochs,)``.
         epochs: After how many epochs the model was validated.
-        valid: The filtered metrics of each validation.
+        valid: The metrics of each validation: filtered ones, or those of `edge_metrics`.
         test: Those of the best model on the test edges.
         step_seconds: Measured seconds per step, one entry per epoch, without compilation.
         compile_seconds: Tracing and compilation of the step.
         evaluation_seconds: The shortest validation.
+        best_by: The metric by which the best validation is chosen.
     """
 
     trained: TrainedLinks
@@ -249,11 +376,12 @@ class LinkResult:
     step_seconds: np.ndarray
     compile_seconds: float
     evaluation_seconds: float
+    best_by: str
 
     @property
     def best(self) -> int:
-        """Which validation had the highest MRR."""
-        return int(np.argmax([metrics["mrr"] for metrics in self.valid]))
+        """Which validation had the highest MRR, or AUC: the first of equal ones."""
+        return int(np.argmax([metrics[self.best_by] for metrics in self.valid]))
 
 
 class LinkReport(NamedTuple):
@@ -264,124 +392,27 @@ class LinkReport(NamedTuple):
     valid: dict[str, float] | None
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _encode(graphdef: Any, state: Any, graph: RelationalGraph) -> tuple[Array, Array]:
-    model = nnx.merge(graphdef, state)
-    return model.encode(graph, deterministic=True)
-
-
-class _Queries(NamedTuple):
-    """The (source, relation) pairs of the training graph, which all are asked for their objects.
-
-    Attributes:
-        subjects: ``(num_queries,)``.
-        relations: Likewise.
-        starts: ``(num_queries + 1,)``, where the answers of each are.
-        answers: ``(num_edges,)``.
-        asked_by: ``(num_edges, 2)``, in the order of the graph: the queries that an edge answers,
-            and that its inverse does.
-    """
-
-    subjects: np.ndarray
-    relations: np.ndarray
-    starts: np.ndarray
-    answers: np.ndarray
-    asked_by: np.ndarray
-
-    @classmethod
-    def of(cls, graph: RelationalGraph) -> _Queries:
-        pairs, edges = graph.pair_src, graph.from_pairs
-        assert pairs is not None and edges is not None
-        count = graph.num_relations
-        subjects = np.asarray(pairs.nodes)
-        relations = np.repeat(np.arange(count), np.asarray(pairs.sizes))
-        types = (np.asarray(graph.edge_types) + count // 2) % count
-        inverse = types.astype(np.int64) * graph.num_nodes + np.asarray(graph.nodes.rows)
-        keys = relations.astype(np.int64) * graph.num_nodes + subjects  # they ascend
-        asked_by = np.stack([np.asarray(edges.cols), np.searchsorted(keys, inverse)], 1)
-        columns = subjects, relations, edges.t_indptr, edges.t_cols, asked_by
-        return cls(*(np.asarray(column, np.int32) for column in columns))
-
-    def epoch(self, rng: np.random.Generator, batch_size: int) -> _Batches:
-        """Batches of equal size with about as many answers each: long queries are dealt out."""
-        count = len(self.subjects)
-        steps = -(-count // batch_size)
-        order = rng.permutation(count)
-        sizes = np.diff(self.starts)
-        order = order[np.argsort(-sizes[order], kind="stable")]
-        order = np.append(order, np.full(steps * batch_size - count, -1))
-        queries = order.reshape(batch_size, steps).T
-        queries = queries[rng.permutation(steps)]
-        lengths = np.where(queries < 0, 0, sizes[queries])
-        totals = lengths.sum(1)
-        width = -(-int(totals.max()) // 1024) * 1024
-        flat = lengths.ravel()
-        rows = np.repeat(np.arange(flat.size), flat)
-        first = np.repeat(self.starts[queries.ravel()] - np.cumsum(flat) + flat, flat)
-        answers = self.answers[first + np.arange(len(rows))]
-        step = rows // batch_size
-        slots = np.arange(len(rows)) - np.repeat(np.cumsum(totals) - totals, totals)
-        padded = np.full((2, steps, width), -1, np.int32)
-        padded[0, step, slots] = rows % batch_size
-        padded[1, step, slots] = answers
-        return _Batches(queries.astype(np.int32), *padded)
-
-
-class _Batches(NamedTuple):
-    """Queries of steps, ``(steps, batch)``, and their answers, ``(steps, size)``; -1: padding."""
-
-    queries: Any
-    rows: Any
-    objects: Any
-
-
-def _loss(config: LinkConfig, model: LinkPredictor, data: Any, batch: _Batches, key: Array) -> Any:
-    graph, queries, edge_weight = data
-    asked = jnp.maximum(batch.queries, 0)
-    encode_key, decode_key, negative_key = jax.random.split(key, 3)
-    if config.leave_out:
-        asked_for = jnp.zeros(len(queries.subjects), bool).at[asked].set(batch.queries >= 0)
-        kept = ~asked_for[queries.asked_by].any(1)
-        edge_weight = jnp.where(kept, 1.0 if edge_weight is None else edge_weight, 0)
-    nodes, relations = model.encode(graph, edge_weight, deterministic=False, rngs=encode_key)
-    decoder = functools.partial(
-        model.decoder, deterministic=False, rngs=nnx.Rngs(dropout=decode_key)
-    )
-    wanted = decoder(nodes[queries.subjects[asked]], relations[queries.relations[asked]])
-    if config.loss != "negatives":
-        return one_vs_all_loss(
-            wanted @ nodes.T,
-            batch.rows,
-            batch.objects,
-            kind=config.loss,
-            label_smoothing=config.label_smoothing,
-        )
-    given = (batch.rows >= 0)[:, None]
-    size = len(batch.rows), config.num_negatives
-    candidates = jax.random.randint(negative_key, size, 0, len(nodes))
-    candidates = jnp.concatenate([batch.objects[:, None], candidates], 1)
-    scores = jnp.einsum("af,anf->an", wanted[batch.rows], nodes[candidates])
-    # What stands for no fact is as good as certain: its loss is 0.
-    certain = jnp.array([[jnp.inf] + [-jnp.inf] * config.num_negatives], scores.dtype)
-    scores = jnp.where(given, scores, certain)
-    share = given.shape[0] / jnp.maximum(given.sum(), 1).astype(scores.dtype)
-    return negative_sampling_loss(scores[:, 0], scores[:, 1:]) * share
-
-
 def train_links(
-    dataset: RelationalDataset,
+    dataset: NodeDataset,
     config: LinkConfig,
     *,
     on_epoch: Callable[[LinkReport], None] | None = None,
 ) -> LinkResult:
-    """Trains a model to predict edges, and ranks test edges by that of the best validation.
+    """Trains a model to predict edges, and tests that of the best validation.
 
-    The graph has the training edges and their inverses. Each step encodes it whole, and asks for
-    the objects of a batch of its (source, relation) pairs. Ranks are filtered by all edges of the
-    dataset, of objects and of subjects.
+    Edges with relations: the graph has the training edges and their inverses. Each step encodes it
+    whole, and asks for the objects of a batch of its (source, relation) pairs. Ranks are filtered
+    by all edges of the dataset, of objects and of subjects; the best validation has the highest
+    mean reciprocal rank.
+
+    Edges without: a graph autoencoder (arXiv 1611.07308), whose epochs are one step each, on all
+    training edges and as many fresh pairs without one. The best validation has the highest AUC.
+    The test sees validation edges in its graph, too, as in PyTorch Geometric.
 
     Args:
-        dataset: With a split of its edges.
+        dataset: A `RelationalDataset`, whose split of edges is used if it has one, or a
+            `GraphDataset`. Else the split is random, of the settings' shares and seed: see
+            `jax_gnn.datasets.with_split_edges` and `split_edges`.
         config: Settings; their class says which encoder.
         on_epoch: Called after each epoch.
 
@@ -390,26 +421,21 @@ def train_links(
 
     Raises:
         TypeError: The dataset or the configuration is of another kind.
-        ValueError: The dataset lacks a part of the split.
+        ValueError: The dataset lacks a part of the split, or features, or is too small to split.
     """
     import optax  # part of the extra "train"
 
-    if not isinstance(config, LinkConfig) or config.model not in LINK_RECIPES:
-        raise TypeError(f"config must be such as RGCNLinkConfig, got {type(config).__name__}")
-    check_links(dataset)
-    graph = link_graph(dataset)
-    queries = _Queries.of(graph)
-    model = make_link_model(config, dataset.num_nodes, dataset.num_relations)
-    rankings = {part: link_ranking(dataset, part) for part in PARTS[1:]}
+    task: Any = link_task(dataset, config)
+    model = make_link_model(config, **task.sizes)
     graphdef, *states = nnx.split(model, nnx.Param, ...)
     params, rest = states
     optimizer = adam(config.learning_rate)
 
     @jax.jit
-    def run_epoch(state: Any, batches: _Batches, keys: Array, data: Any) -> tuple[Any, Array]:
-        def step(state: Any, given: tuple[_Batches, Array]) -> tuple[Any, Array]:
+    def run_epoch(state: Any, batches: Any, keys: Array, data: Any) -> tuple[Any, Array]:
+        def step(state: Any, given: tuple[Any, Array]) -> tuple[Any, Array]:
             def loss_of(params: Any) -> Array:
-                return _loss(config, nnx.merge(graphdef, params, rest), data, *given)
+                return task.loss(nnx.merge(graphdef, params, rest), data, *given)
 
             params, moments = state
             loss, gradients = jax.value_and_grad(loss_of)(params)
@@ -418,16 +444,12 @@ def train_links(
 
         return jax.lax.scan(step, state, (batches, keys))
 
-    def evaluate(params: Any, part: str) -> dict[str, float]:
-        nodes, relations = _encode(graphdef, nnx.merge_state(params, rest), graph)
-        decoder = nnx.merge(graphdef, params, rest).decoder
-        return link_metrics(rankings[part].ranks(decoder, nodes, relations))
+    def made_of(params: Any) -> Any:
+        return nnx.merge(graphdef, params, rest)
 
     chosen = config.implementation
     context = jax_gnn.implementation(chosen) if chosen else contextlib.nullcontext()
-    # Factors of edges do not change, nor do queries: all that a step reads, on the device once.
-    weight = model.encoder.convolutions[0].factors(graph)
-    data = jax.device_put((graph, queries, weight))
+    data = task.data(model)  # on the device once
     state = params, optimizer.init(params)
     rng = np.random.default_rng(config.seed)
     key = jax.random.fold_in(jax.random.key(config.seed), 1)
@@ -436,35 +458,38 @@ def train_links(
     compile_seconds, best, best_params = 0.0, -1.0, params
     with context:
         for epoch in range(config.epochs):
-            batches = queries.epoch(rng, config.batch_size)
-            steps = len(batches.queries)
+            batches = jax.tree.map(jnp.asarray, task.batches(rng))
+            shapes = tuple(array.shape for array in jax.tree.leaves(batches))
+            steps = shapes[0][0]
             keys = jax.random.split(jax.random.fold_in(key, epoch), steps)
-            given = state, _Batches(*map(jnp.asarray, batches)), keys, data
+            given = state, batches, keys, data
             start = time.perf_counter()
-            if (shape := batches.rows.shape) not in compiled:
-                compiled[shape] = run_epoch.lower(*given).compile()
+            if shapes not in compiled:
+                compiled[shapes] = run_epoch.lower(*given).compile()
                 compile_seconds += time.perf_counter() - start
                 start = time.perf_counter()
-            state, loss = jax.block_until_ready(compiled[shape](*given))
+            state, loss = jax.block_until_ready(compiled[shapes](*given))
             seconds.append((time.perf_counter() - start) / steps)
             losses.append(float(loss.mean()))
             metrics = None
             if (epoch + 1) % config.evaluate_every == 0 or epoch + 1 == config.epochs:
                 start = time.perf_counter()
-                metrics = evaluate(state[0], "val")
+                metrics = task.metrics(made_of(state[0]), "val")
                 evaluations.append(time.perf_counter() - start)
                 validated.append(epoch + 1)
                 valid.append(metrics)
-                if metrics["mrr"] > best:
-                    best, best_params = metrics["mrr"], state[0]
+                if metrics[task.best_by] > best:
+                    best, best_params = metrics[task.best_by], state[0]
             if on_epoch is not None:
                 on_epoch(LinkReport(epoch, losses[-1], metrics))
-        test = evaluate(best_params, "test")
-    nnx.update(model, best_params)
+        nnx.update(model, best_params)
+        test = task.metrics(model, "test")
+        index = task.index(model)
     model.eval()
     trained = TrainedLinks(
-        *(model, config, fingerprint(dataset), dataset.num_relations),
+        *(model, config, fingerprint(task.dataset), task.sizes["num_relations"]),
         numbering=Numbering.of(dataset),
+        index=index,
     )
     return LinkResult(
         trained,
@@ -475,4 +500,5 @@ def train_links(
         np.array(seconds),
         compile_seconds,
         min(evaluations),
+        task.best_by,
     )

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from flax_layers.training.links import LinkResult
 from flax_layers.training.loop import TrainResult
+
+METRICS = {"auc": "AUC", "ap": "AP", "mrr": "MRR", "hits@1": "Hits@1", "hits@3": "Hits@3"}
+METRICS |= {"hits@10": "Hits@10"}
 
 # From Okabe and Ito's palette, which readers with colour-blindness can tell apart.
 _BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"
@@ -54,7 +59,65 @@ def plot_learning_curves(result: TrainResult, path: str | os.PathLike[str], *, t
     )
     loss_axes.set(ylabel="cross-entropy (nats)", ylim=(0, None))
     accuracy_axes.set(ylabel="accuracy (%)", ylim=(max(lowest - 2, 0), None))
-    for axes in (loss_axes, accuracy_axes):
+    _style((loss_axes, accuracy_axes), epochs)
+    splits = len(run.train_loss)
+    figure.suptitle(title + (f" (mean ± std of {splits} splits)" if splits > 1 else ""))
+    _save(figure, path)
+
+
+def plot_link_curves(result: LinkResult, path: str | os.PathLike[str], *, title: str) -> None:
+    """Draws the training loss and the validations of a training for link prediction over epochs.
+
+    Args:
+        result: Of `train_links`.
+        path: Image file to write; its suffix chooses the format.
+        title: Heading of the figure.
+    """
+    from matplotlib.figure import Figure
+
+    epochs = np.arange(1, len(result.losses) + 1)
+    figure = Figure(figsize=(9.6, 4.0), dpi=150, layout="constrained")
+    loss_axes, metric_axes = figure.subplots(1, 2)
+    marker = "o" if len(epochs) == 1 else None
+    loss_axes.plot(
+        epochs, result.losses, color=_BLUE, linewidth=1.6, label="training", marker=marker
+    )
+    shown = ("auc", "ap") if result.best_by == "auc" else ("mrr", "hits@10")
+    for metric, colour in zip(shown, (_ORANGE, _BLUE), strict=True):
+        values = [100 * metrics[metric] for metrics in result.valid]
+        label = f"validation {METRICS[metric]}"
+        metric_axes.plot(
+            result.epochs,
+            values,
+            color=colour,
+            linewidth=1.6,
+            label=label,
+            marker="o",
+            markersize=3,
+        )
+    tested = 100 * result.test[result.best_by]
+    metric_axes.axhline(
+        tested,
+        color=_GREEN,
+        linestyle="--",
+        linewidth=1.4,
+        label=f"test {METRICS[result.best_by]} (best epoch): {tested:.1f}",
+    )
+    loss_axes.set(ylabel="loss", ylim=(min(0, result.losses.min()), None))
+    metric_axes.set(ylabel="%")
+    _style((loss_axes, metric_axes), epochs)
+    figure.suptitle(title)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: str | os.PathLike[str]) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _style(both: tuple[Any, Any], epochs: np.ndarray) -> None:
+    """What axes over epochs have in common."""
+    for axes in both:
         axes.set(xlabel="epoch", xlim=(epochs[0], epochs[-1]) if len(epochs) > 1 else None)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(color="0.9", linewidth=0.8)
@@ -71,7 +134,3 @@ def plot_learning_curves(result: TrainResult, path: str | os.PathLike[str], *, t
             handlelength=1,
             columnspacing=1,
         )
-    splits = len(run.train_loss)
-    figure.suptitle(title + (f" (mean ± std of {splits} splits)" if splits > 1 else ""))
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)

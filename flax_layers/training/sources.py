@@ -61,7 +61,11 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
         edges = {part: getattr(dataset, f"{part}_edges") for part in PARTS}
         given = [f"{len(ids):,} {part}" for part, ids in edges.items() if ids is not None]
         yield ["split of edges", ", ".join(given) or "none"]
-        checks += [(name, check_links, (dataset,)) for name in LINK_RECIPES]
+    checks += [
+        (name, check_links, (dataset, recipe.config()))
+        for name, recipe in LINK_RECIPES.items()
+        if isinstance(dataset, recipe.dataset)
+    ]
     models: dict[str, list[str]] = {}
     for model, check, arguments in checks:
         try:

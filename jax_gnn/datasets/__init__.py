@@ -18,6 +18,7 @@ from jax_gnn.datasets._dataset import (
     RelationalDataset,
 )
 from jax_gnn.datasets._digits import digits, digits_graph
+from jax_gnn.datasets._edges import EdgeSplit, negative_edges, split_edges, with_split_edges
 from jax_gnn.datasets._features import with_noisy_label_features, with_random_features
 from jax_gnn.datasets._hgb import load_hgb
 from jax_gnn.datasets._hypergcn import load_hypergcn
@@ -28,8 +29,10 @@ from jax_gnn.datasets._planetoid import load_planetoid
 from jax_gnn.datasets._rdf import load_rdf
 from jax_gnn.datasets._split import Split, random_split
 from jax_gnn.datasets._text import load_allset, load_cornell
+from jax_gnn.datasets._triples import load_triples
 
 __all__ = [
+    "EdgeSplit",
     "GraphDataset",
     "HypergraphDataset",
     "NodeDataset",
@@ -51,7 +54,11 @@ __all__ = [
     "load_rdf",
     "load_relational",
     "load_relational_npz",
+    "load_triples",
+    "negative_edges",
     "random_split",
+    "split_edges",
     "with_noisy_label_features",
     "with_random_features",
+    "with_split_edges",
 ]

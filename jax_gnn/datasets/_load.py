@@ -23,6 +23,7 @@ from jax_gnn.datasets._npz import load_graph_npz, load_npz, load_relational_npz
 from jax_gnn.datasets._planetoid import load_planetoid
 from jax_gnn.datasets._rdf import load_rdf
 from jax_gnn.datasets._text import load_allset, load_cornell
+from jax_gnn.datasets._triples import TRIPLES, load_triples
 
 Dataset = TypeVar("Dataset", bound=NodeDataset)
 
@@ -74,6 +75,9 @@ _RELATIONAL = (
         ("*.nt", "*.nt.gz"), load_rdf, "a folder with NAME.nt or NAME.nt.gz", "RDF (see load_rdf)"
     ),
     _Format(("link.dat",), load_hgb, "a folder with link.dat", "HGB (see load_hgb)"),
+    _Format(
+        tuple(TRIPLES.values()), load_triples, "a folder with train.txt", "facts (see load_triples)"
+    ),
 )
 
 
@@ -117,7 +121,8 @@ def load_relational(source: str | os.PathLike[str]) -> RelationalDataset:
 
     Args:
         source: a ``.npz`` file (:func:`load_relational_npz`), a folder with N-Triples or their file
-            (:func:`load_rdf`), or a folder of the Heterogeneous Graph Benchmark (:func:`load_hgb`).
+            (:func:`load_rdf`), a folder of the Heterogeneous Graph Benchmark (:func:`load_hgb`), or
+            one with facts as text, or one of their files (:func:`load_triples`).
 
     Raises:
         FileNotFoundError: there is no such file or folder, or it lacks a part.
