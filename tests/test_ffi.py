@@ -69,7 +69,7 @@ def lowered(function: Any, operands: Sequence[Any], platform: str) -> str:
     return jax.jit(function).trace(*operands).lower(lowering_platforms=(platform,)).as_text()
 
 
-INNER = {"edge_walk"}
+INNER = {"edge_walk", "gather_rows", "segment_scatter"}
 """What other ops are made of when they are lowered: it meets no transformation."""
 
 

@@ -30,6 +30,7 @@ from segment_cases import (
 
 import jax_gnn
 from jax_gnn import Hypergraph, SegmentIndex, schedules
+from jax_gnn._ops.segment_reduce import unsorted
 
 on_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 on_kernels = pytest.mark.parametrize("implementation", KERNELS)
@@ -835,6 +836,45 @@ def test_plain_xla_where_it_is_faster(
             program = jax.jit(op).lower(data, ids).compile().as_text()
         assert ("jax_gnn_segment_reduce" in program) == kernel
         assert ("jax_gnn_segment_order" in program) == (kernel and not is_sorted)
+
+
+@pytest.mark.skipif(PLATFORM != "cpu", reason="about the CPU's kernels")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+def test_scatter_and_gather_in_any_order(rng: np.random.Generator, dtype: str) -> None:
+    """Kernels for large arrays, on small ones: all numbers are exact, and each is added in turn."""
+    ufuncs = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+    with setting(None, dtype):
+        for width, count, size in ((3, 40, 7), (100, 3000, 50), (1, 0, 3)):
+            ids = rng.integers(-3, size + 3, count).astype(np.int32)
+            valid = (ids >= 0) & (ids < size)
+            data = rng.integers(-2, 3, (count, width)).astype(dtype)
+            for reduce, ufunc in ufuncs.items():
+                call = functools.partial(unsorted.segment_scatter, num_rows=size, reduce=reduce)
+                want = np.array(call(data[:0], ids[:0]))
+                ufunc.at(want, ids[valid], data[valid])
+                np.testing.assert_array_equal(call(data, ids), want)
+                order = np.argsort(ids, kind="stable")
+                np.testing.assert_array_equal(call(data[order], ids[order]), want)
+            rows = rng.integers(-9, 9, (size, width)).astype(dtype)
+            want = np.where(valid[:, None], rows[np.where(valid, ids, 0)], 0)
+            np.testing.assert_array_equal(unsorted.gather_rows(rows, ids), want)
+
+
+@pytest.mark.skipif(PLATFORM != "cpu", reason="about the CPU's kernels")
+def test_kernels_of_large_results() -> None:
+    """Ids in any order are scattered, unsorted; the gradient is a gather."""
+    x, ids = np.ones((30_000, 64), np.float32), np.zeros(30_000, np.int32)
+
+    def value(x: Any, size: int) -> Any:
+        return jax.vjp(lambda x: jax_gnn.segment_sum(x, ids, size), x)[1](jnp.ones((size, 64)))
+
+    for size, targets in ((100, ["gather_rows"]), (30_000, ["gather_rows", "segment_scatter"])):
+        lowered = jax.jit(jax_gnn.segment_sum, static_argnums=2).lower(x, ids, size).as_text()
+        lowered += jax.jit(value, static_argnums=1).lower(x, size).as_text()
+        found = [
+            name for name in ("gather_rows", "segment_scatter") if f"jax_gnn_{name}" in lowered
+        ]
+        assert found == targets
 
 
 # --- Static indices ------------------------------------------------------------------------------

@@ -17,6 +17,7 @@
 #include "../kernels/cpu/attention.h"
 #include "../kernels/cpu/edge_region.h"
 #include "../kernels/cpu/edge_split.h"
+#include "../kernels/cpu/gather_rows.h"
 #include "../kernels/cpu/half.h"
 #include "../kernels/cpu/host_threads.h"
 #include "../kernels/cpu/hypergraph_aggregate.h"
@@ -104,6 +105,18 @@ struct Cpu {
   static ffi::Error segment_select(Context& pool, const Attributes&, Workspace,
                                    const Args&... args) {
     cpu::segment_select(parallel_for(pool), args...);
+    return ffi::Error::Success();
+  }
+
+  template <typename... Args>
+  static ffi::Error segment_scatter(Context& pool, const Args&... args) {
+    cpu::segment_scatter(parallel_for(pool), pool.num_threads(), args...);
+    return ffi::Error::Success();
+  }
+
+  template <typename... Args>
+  static ffi::Error gather_rows(Context& pool, const Args&... args) {
+    cpu::gather_rows(parallel_for(pool), args...);
     return ffi::Error::Success();
   }
 
@@ -392,6 +405,7 @@ NB_MODULE(_cpu, m) {
     nb::dict all = targets({
         JAX_GNN_TARGET(attention),
         JAX_GNN_TARGET(attention_vjp),
+        JAX_GNN_TARGET(gather_rows),
         JAX_GNN_TARGET(hypergraph_aggregate),
         JAX_GNN_TARGET(leaky_scores),
         JAX_GNN_TARGET(leaky_sum),
@@ -401,6 +415,7 @@ NB_MODULE(_cpu, m) {
         JAX_GNN_TARGET(segment_order),
         JAX_GNN_TARGET(segment_outer),
         JAX_GNN_TARGET(segment_reduce),
+        JAX_GNN_TARGET(segment_scatter),
         JAX_GNN_TARGET(segment_select),
         JAX_GNN_TARGET(segment_softmax),
         JAX_GNN_TARGET(segment_softmax_tangent),

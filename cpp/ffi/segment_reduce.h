@@ -1,4 +1,4 @@
-// Handlers of segment_reduce, its derivatives, segment_select and segment_order, written once. A
+// Handlers of segment_reduce, its derivatives and relatives, written once. A
 // Backend says on what they run: its Context (thread pool or stream), its half types, and functions
 // of the same names that take a context and a schedule and return an ffi::Error.
 #pragma once
@@ -30,6 +30,10 @@ struct SelectAttributes {
   int64_t lanes, threads;
 };
 
+struct ScatterAttributes {
+  int64_t reduce;  // enum Reduce
+};
+
 struct OrderAttributes {
   int64_t num_segments;
 };
@@ -54,6 +58,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     StructMember<bool>("weight_on_row"), StructMember<int64_t>("heads"),
     StructMember<std::string_view>("kernel"), StructMember<int64_t>("lanes"),
     StructMember<int64_t>("threads"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::ScatterAttributes, StructMember<int64_t>("reduce"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::OrderAttributes,
                                       StructMember<int64_t>("num_segments"));
 
@@ -229,6 +234,52 @@ ffi::Error segment_select(typename Backend::Context context, ffi::AnyBuffer row_
     return Backend::segment_select(context, attributes, make_workspace(*workspace), operands.csr(),
                                    select, Features{width, heads}, data<T>(*out));
   });
+}
+
+// out[r, :] = reduce over the entries e with ids[e] == r of in[e, :], for ids in any order.
+template <typename Backend>
+ffi::Error segment_scatter(typename Backend::Context context, ffi::AnyBuffer in, ffi::AnyBuffer ids,
+                           ffi::Result<ffi::AnyBuffer> out, ScatterAttributes attributes) {
+  const ffi::DataType dtype = in.element_type();
+  if (in.dimensions().size() == 0 || out->dimensions().size() == 0) {
+    return invalid("the input and the result must have rows");
+  }
+  const int64_t count = in.dimensions()[0], width = row_width(in);
+  if (row_width(*out) != width || out->element_type() != dtype || !is_index(ids, count, ffi::S32)) {
+    return invalid("the ids or the result have the wrong shape or dtype");
+  }
+  const Reduce reduce = static_cast<Reduce>(attributes.reduce);
+  if (reduce != Reduce::kSum && reduce != Reduce::kMax && reduce != Reduce::kMin &&
+      reduce != Reduce::kProd) {
+    return invalid("there is no such reduction by ids in any order");
+  }
+  return dispatch_number<Backend>(dtype, [&](auto t, auto acc) {
+    using T = typename decltype(t)::type;
+    if constexpr (std::is_same_v<T, typename decltype(acc)::type>) {
+      return Backend::segment_scatter(context, data<const int32_t>(ids), count,
+                                      out->dimensions()[0], reduce, data<const T>(in), width,
+                                      data<T>(*out));
+    } else {
+      return invalid("half types are not reduced by ids in any order");
+    }
+  });
+}
+
+// out[i, :] = in[ids[i], :], zeros where an id is out of range.
+template <typename Backend>
+ffi::Error gather_rows(typename Backend::Context context, ffi::AnyBuffer in, ffi::AnyBuffer ids,
+                       ffi::Result<ffi::AnyBuffer> out) {
+  if (in.dimensions().size() == 0 || out->dimensions().size() == 0) {
+    return invalid("the input and the result must have rows");
+  }
+  const int64_t count = out->dimensions()[0], width = row_width(in);
+  if (row_width(*out) != width || out->element_type() != in.element_type() ||
+      !is_index(ids, count, ffi::S32)) {
+    return invalid("the ids or the result have the wrong shape or dtype");
+  }
+  const int64_t row_bytes = width * static_cast<int64_t>(ffi::ByteWidth(in.element_type()));
+  return Backend::gather_rows(context, data<const int32_t>(ids), count, in.dimensions()[0],
+                              data<const char>(in), row_bytes, data<char>(*out));
 }
 
 // order = the positions of `ids`, sorted by id, ids out of range last; the sort is stable.

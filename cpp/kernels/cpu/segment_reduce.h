@@ -20,6 +20,14 @@ void segment_reduce(const ParallelFor& parallel_for, const Csr<Index>& csr, Redu
                     const T* in, const Acc* weight, Features features,
                     const Epilogue<T, Acc>& epilogue, T* out);
 
+// out[r, :] = reduce over the entries e with ids[e] == r of in[e, :], for ids in any order. in:
+// (count, width), out: (num_rows, width). No mean and no logsumexp. At most `threads` tasks at a
+// time.
+template <typename T, typename Index>
+void segment_scatter(const ParallelFor& parallel_for, int64_t threads, const Index* ids,
+                     int64_t count, int64_t num_rows, Reduce reduce, const T* in, int64_t width,
+                     T* out);
+
 // out[r, :] = sum over the entries of row r that match, see Select. out: (num_rows, width).
 template <typename T, typename Acc, typename Index>
 void segment_select(const ParallelFor& parallel_for, const Csr<Index>& csr,

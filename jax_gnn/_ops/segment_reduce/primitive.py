@@ -43,12 +43,11 @@ from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define, mult
 from jax_gnn._core.schedule import L2_BYTES
 from jax_gnn._ops.segment_reduce import derivatives, xla
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
+from jax_gnn._ops.segment_reduce.unsorted import REDUCTIONS, composition
 
 # Numbers from which on weights are put into the order of the entries ahead of a kernel, which would
 # read, and write the gradients to them, all over a memory that no L2 holds.
 _MOVED = L2_BYTES // 16
-
-_REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")  # as in segments.h
 
 
 class Messages(NamedTuple):
@@ -119,7 +118,7 @@ def _reduce_call(
     names = "weighted", *(f"has_{name}" for name in last)
     optional = weight, *operands.epilogue
     flags |= {
-        "reduce": np.int64(_REDUCTIONS.index(reduce)),
+        "reduce": np.int64(REDUCTIONS.index(reduce)),
         "relu": np.bool_(relu),
         **{name: np.bool_(each is not None) for name, each in zip(names, optional, strict=True)},
     }
@@ -315,6 +314,7 @@ segment_reduce = define(
         result=per_row,
         xla=xla.segment_reduce,
         call=_reduce_call,
+        composition=composition,
         prefers_xla=_reduce_prefers_xla,
         jvp=_reduce_jvp,
         transpose={"x": _reduce_transpose_x, "weight": _reduce_transpose_weight},
