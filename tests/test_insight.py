@@ -14,8 +14,18 @@ import pytest
 from flax import nnx
 from test_transforms import ends, need
 
-from flax_layers import GAT, GCN, GIN, SAGE, GATConv, GATv2Conv, GraphTransformer, TransformerConv
-from jax_gnn import Graph, segment_sum, spmm
+from flax_layers import (
+    GAT,
+    GCN,
+    GIN,
+    SAGE,
+    GATConv,
+    GATv2Conv,
+    GraphTransformer,
+    RGATConv,
+    TransformerConv,
+)
+from jax_gnn import Graph, RelationalGraph, segment_sum, spmm
 from jax_gnn.insight import attribute, fidelity, plot_neighborhood
 from jax_gnn.insight._gates import GatedGraph, without_edges
 
@@ -236,6 +246,23 @@ def test_attention(rng: Rng, layer: Any) -> None:
     (weights,) = found.layers
     np.testing.assert_allclose(weights, [want[u, v] for u, v in ends(graph)], atol=1e-5)
     np.testing.assert_allclose(found.edges, weights.mean(1), atol=1e-6)
+
+
+def test_attention_of_relations(rng: Rng) -> None:
+    """Values under the weights of the edges sum up to what the layer makes, for either method."""
+    src, rel, dst = rng.integers(0, [[N], [2], [N]], (3, 20))
+    graph = RelationalGraph.from_triples(src, rel, dst, num_nodes=N, num_relations=2)
+    graph = graph.pad(num_edges=22)
+    x = jnp.asarray(rng.normal(size=(N, F)), jnp.float32)
+    made: Any = {"heads": 2, "num_relations": 2, "use_bias": False}
+    layer = RGATConv(F, 4, **made, rngs=nnx.Rngs(int(rng.integers(100))))
+    (weights,) = attribute(layer, graph, x, method="attention").layers
+    edges = graph.nodes
+    values = jnp.einsum("ek,ekn->en", x[edges.cols], layer.kernel[...][graph.edge_types])
+    messages = values.reshape(-1, 2, 2) * weights[..., None]
+    want = segment_sum(messages, edges.rows, N).reshape(N, 4)
+    np.testing.assert_allclose(layer(graph, x), want, atol=1e-5)
+    assert not weights[20:].any()
 
 
 def test_attention_of_models(rng: Rng) -> None:

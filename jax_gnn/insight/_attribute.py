@@ -14,6 +14,7 @@ from jax_gnn._core.arguments import check_choice
 from jax_gnn.graph import Graph
 from jax_gnn.insight import _methods
 from jax_gnn.insight._call import Call, Target, prepared
+from jax_gnn.relational import RelationalGraph
 from jax_gnn.transforms import Derived, k_hop_subgraph
 
 Method = Literal[
@@ -52,8 +53,7 @@ class Attribution:
         """``(num_edges,)``, means of what edges between the same two nodes count, either way."""
         if self.edges is None:
             raise ValueError("there are no attributions to edges")
-        count = int(self.graph.indptr[-1])
-        ends = np.stack([self.graph.cols, self.graph.rows], 1)[:count]
+        count, ends = self._ends()
         _, pair = np.unique(np.sort(ends, 1), axis=0, return_inverse=True)
         pair = pair.ravel()
         sums, sizes = np.bincount(pair, self.edges[:count]), np.bincount(pair)
@@ -65,10 +65,15 @@ class Attribution:
         """The k edges that count most: source, destination, and how much, in descending order."""
         if self.edges is None:
             raise ValueError("there are no attributions to edges")
-        count = int(self.graph.indptr[-1])
+        count, ends = self._ends()
         order = np.argsort(-self.edges[:count], kind="stable")[: arguments.check_size("k", k)]
-        src, dst = np.asarray(self.graph.cols), np.asarray(self.graph.rows)
-        return [(int(src[e]), int(dst[e]), float(self.edges[e])) for e in order]
+        return [(int(ends[e, 0]), int(ends[e, 1]), float(self.edges[e])) for e in order]
+
+    def _ends(self) -> tuple[int, np.ndarray]:
+        """The number of edges, and sources and destinations of each, without padding."""
+        graph = self.graph.nodes if isinstance(self.graph, RelationalGraph) else self.graph
+        count = int(graph.indptr[-1])
+        return count, np.stack([graph.cols, graph.rows], 1)[:count]
 
 
 def attribute(
@@ -112,8 +117,8 @@ def attribute(
         model: called as ``model(graph, x, **named)``: any function, or a module, whose dropout is
             to be off (``model.eval()``). One that is a pytree, as modules of Flax NNX are, is
             compiled once for many calls.
-        graph: a :class:`jax_gnn.Graph`; of any other container, or a batch, only features are
-            attributed to.
+        graph: a :class:`jax_gnn.Graph`. Of any other container, or a batch, only features are
+            attributed to, and attention is that of ``RGATConv`` over a relational graph.
         x: ``(num_nodes, *features)``, floating-point.
         target: the column of the output, or a function that makes a number of it. None: the
             largest one of each row.

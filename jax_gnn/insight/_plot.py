@@ -87,7 +87,7 @@ def plot_neighborhood(
     segments = place[pairs]
     shade = np.zeros(len(pairs)) if strength is None else strength / max(strength.max(), 1e-30)
     order = np.argsort(shade, kind="stable")
-    grey, strong = np.array([0.78, 0.80, 0.83]), np.array([0.72, 0.09, 0.14])
+    grey, strong = np.array([0.82, 0.84, 0.87]), np.array([0.08, 0.08, 0.12])
     colors = grey + shade[order, None] * (strong - grey)
     widths = 0.8 + 3.2 * shade[order]
     ax.add_collection(LineCollection(segments[order], colors=colors, linewidths=widths, zorder=1))
@@ -107,10 +107,10 @@ def plot_neighborhood(
         texts: list[str] = [str(each) for each in nodes]
     else:
         texts = [] if names is None else [str(names[each]) for each in nodes]
-    for text, (x, y) in zip(texts, place, strict=False):
+    for i, (text, (x, y)) in enumerate(zip(texts, place, strict=False)):
         ax.annotate(
             *(text, (x, y)),
-            xytext=(0, 0.5 * np.sqrt(size) + 2),
+            xytext=(0, (0.5 if i else 0.8) * np.sqrt(size) + 2),  # above the ring
             textcoords="offset points",
             ha="center",
             va="bottom",
