@@ -25,7 +25,7 @@ from flax_layers import (
     RGATConv,
     TransformerConv,
 )
-from jax_gnn import Graph, RelationalGraph, segment_sum, spmm
+from jax_gnn import Batch, Graph, RelationalGraph, batch, segment_sum, spmm
 from jax_gnn.insight import attribute, fidelity, plot_neighborhood
 from jax_gnn.insight._gates import GatedGraph, without_edges
 
@@ -287,6 +287,24 @@ def test_other_models(rng: Rng) -> None:
     np.testing.assert_allclose(first.features, np.repeat(want[:, None], F, 1))
     scale = jnp.full((), 2.0)
     np.testing.assert_allclose(attribute(model, graph, x).nodes, 2 * F * want)
+
+
+def test_batches(rng: Rng) -> None:
+    """A graph's edges count for that graph alone, by derivatives and by removal."""
+    made = batch([random_graph(rng)[0] for _ in range(2)], num_graphs=3)
+    x = jnp.asarray(rng.normal(size=(2 * N, F)), jnp.float32)
+    weights = jnp.asarray(rng.normal(size=(F, 2)), jnp.float32)
+
+    def model(made: Batch[Graph], x: Any) -> Any:
+        y = jnp.tanh(spmm(made.graph, x) @ weights)
+        return segment_sum(y, made.graph_ids, made.num_graphs)
+
+    for method in ("saliency", "occlusion"):
+        found = attribute(model, made, x, index=1, method=method)  # type: ignore[arg-type]
+        assert found.edges is not None and found.nodes is not None
+        assert (np.asarray(found.edges[:32]) != 0).tolist() == [False] * 16 + [True] * 16
+        assert not found.nodes[:N].any() and found.nodes[N:].any()
+    assert fidelity(model, made, x, found, num_edges=32).unfaithfulness < 1e-6
 
 
 def test_training_goes_on_after_an_attribution(rng: Rng) -> None:

@@ -32,7 +32,7 @@ class Attribution:
     """How much the output depends on features, nodes and edges. All arrays are of numpy.
 
     Attributes:
-        graph: the graph that was attributed to.
+        graph: the graph that was attributed to; of a batch, that of all.
         features: of the shape of x, or None of a method that does not look at features.
         nodes: ``(num_nodes,)``, the sums over the features of each; or None.
         edges: ``(num_edges,)`` in the graph's order, 0 for padding; or None.
@@ -117,8 +117,9 @@ def attribute(
         model: called as ``model(graph, x, **named)``: any function, or a module, whose dropout is
             to be off (``model.eval()``). One that is a pytree, as modules of Flax NNX are, is
             compiled once for many calls.
-        graph: a :class:`jax_gnn.Graph`. Of any other container, or a batch, only features are
-            attributed to, and attention is that of ``RGATConv`` over a relational graph.
+        graph: a :class:`jax_gnn.Graph`, or a :class:`jax_gnn.Batch` of such. Of any other container
+            only features are attributed to, and attention is that of ``RGATConv`` over a relational
+            graph.
         x: ``(num_nodes, *features)``, floating-point.
         target: the column of the output, or a function that makes a number of it. None: the
             largest one of each row.
@@ -149,8 +150,8 @@ def attribute(
         (array([0., 2., 0., 8.], dtype=float32), [(3, 2, 8.0)])
     """
     check_choice("method", method, get_args(Method))
-    edges = arguments.check_flag("edges", edges) and isinstance(graph, Graph)
     call, columns = prepared(model, graph, x, index, target, named)
+    edges = arguments.check_flag("edges", edges) and isinstance(call.graph, Graph)
     part = None
     if num_hops is not None:
         if not isinstance(graph, Graph):
@@ -160,7 +161,8 @@ def attribute(
         part = k_hop_subgraph(graph, index, num_hops)
         call = _part_of(call, part)
     found = _found(call, method, edges, baseline, num_steps, learning_rate, seed)
-    found = replace(found, graph=graph, index=index, target=columns)
+    whole = call.graph if part is None else graph
+    found = replace(found, graph=whole, index=index, target=columns)
     return found if part is None else _spread(found, part, np.shape(x))
 
 

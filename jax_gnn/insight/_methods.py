@@ -256,7 +256,7 @@ def attention(call: Call) -> list[Array]:
             f"{type(graph).__name__}"
         )
     with jax.disable_jit():  # so that values are known where they are noted
-        call.model(watched, call.x, **call.named)
+        call.calls(watched)
     if not log.layers:
         raise ValueError("the model has no attention over the edges of its graph")
     if any(isinstance(layer, jax.core.Tracer) for layer in log.layers):
