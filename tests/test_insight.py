@@ -28,6 +28,7 @@ from flax_layers import (
 from jax_gnn import Batch, Graph, RelationalGraph, batch, segment_sum, spmm
 from jax_gnn.insight import attribute, fidelity, plot_neighborhood
 from jax_gnn.insight._gates import GatedGraph, without_edges
+from jax_gnn.transforms import k_hop_subgraph
 
 N, F = 9, 3
 Rng = np.random.Generator
@@ -270,6 +271,10 @@ def test_attention_of_models(rng: Rng) -> None:
     found = attribute(nnx.jit(model_of("GAT")), graph, x, method="attention")
     assert [layer.shape for layer in found.layers] == [(18, 2), (18, 1)]
     assert found.edges is not None and not found.edges[16:].any()
+    near = attribute(model_of("GAT"), graph, x, index=3, method="attention")
+    reached = k_hop_subgraph(graph, 3, 2).edges
+    assert near.edges is not None and set(np.flatnonzero(near.edges)) <= set(reached)
+    np.testing.assert_array_equal(near.edges[near.edges > 0], found.edges[near.edges > 0])
     totals = segment_sum(jnp.asarray(found.layers[0]), graph.rows, N)
     assert (np.asarray(totals) < 1).all() and found.features is None  # the rest is their own
 

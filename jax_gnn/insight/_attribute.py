@@ -111,7 +111,8 @@ def attribute(
     * ``"gnn_explainer"``: masks of edges and of features, between 0 and 1, that keep the
       prediction while they are small and certain (Ying et al. 2019, with its constants). The model
       gives logits, or of one column a number. All nodes share a mask of features.
-    * ``"attention"``: what ops with attention weigh edges by, as a mean over heads and layers.
+    * ``"attention"``: what ops with attention weigh edges by, as a mean over heads and layers; 0
+      where the output at ``index`` does not depend on an edge.
 
     Args:
         model: called as ``model(graph, x, **named)``: any function, or a module, whose dropout is
@@ -160,7 +161,8 @@ def attribute(
             raise ValueError("num_hops needs an index, the nodes around which it looks, got None")
         part = k_hop_subgraph(graph, index, num_hops)
         call = _part_of(call, part)
-    found = _found(call, method, edges, baseline, num_steps, learning_rate, seed)
+    everywhere = index is None
+    found = _found(call, method, edges, everywhere, baseline, num_steps, learning_rate, seed)
     whole = call.graph if part is None else graph
     found = replace(found, graph=whole, index=index, target=columns)
     return found if part is None else _spread(found, part, np.shape(x))
@@ -170,6 +172,7 @@ def _found(
     call: Call,
     method: Method,
     edges: bool,
+    everywhere: bool,
     baseline: Any,
     num_steps: int,
     learning_rate: float,
@@ -178,6 +181,8 @@ def _found(
     if method == "attention":
         layers = tuple(map(np.asarray, _methods.attention(call)))
         mean = np.mean([layer.mean(1) for layer in layers], 0)
+        if edges and not everywhere:
+            mean = np.where(np.asarray(_methods.gradients(call, edges=True)[1]) != 0, mean, 0)
         return Attribution(None, edges=mean, layers=layers)
     if method == "occlusion":
         nodes = np.asarray(_methods.occluded_nodes(call))
@@ -186,8 +191,6 @@ def _found(
             nodes=nodes,
             edges=np.asarray(_methods.occluded_edges(call)) if edges else None,
         )
-    if edges:
-        _methods.check_gates(call)
     features: Any
     of_edges: Any = None
     if method == "integrated_gradients":
@@ -209,6 +212,8 @@ def _found(
             of_edges = None if of_edges is None else jnp.abs(of_edges)
         else:
             features = features * call.x
+    if of_edges is not None and not np.any(of_edges):
+        _methods.check_gates(call)
     features = np.asarray(features)
     nodes = features.sum(tuple(range(1, features.ndim)))
     return Attribution(None, features, nodes, None if of_edges is None else np.asarray(of_edges))
