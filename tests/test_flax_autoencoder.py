@@ -39,7 +39,7 @@ def test_gae(graph: Graph, rng: np.random.Generator) -> None:
     model = GAE(encoder(4))
     given = split.train_graph, x, split.train, negatives
     with strict():
-        z = model.encode(*given[:2], deterministic=True)
+        z = model(*given[:2], deterministic=True)
         np.testing.assert_allclose(z, model.encoder(*given[:2], deterministic=True))
         z = np.asarray(z, np.float64)
         loss = model.loss(*given, deterministic=True)
@@ -78,6 +78,8 @@ def test_vgae(graph: Graph, rng: np.random.Generator) -> None:
 def test_bad_arguments(graph: Graph) -> None:
     with pytest.raises(TypeError, match="encoder must be callable, got 'gcn'"):
         GAE("gcn")
+    with pytest.raises(TypeError, match="encoder must be a model, got the class GCN; make one"):
+        GAE(GCN)
     model = GAE(encoder(4))
     message = r"z must be \(num_nodes, features\) and edges \(2, num_edges\), got shapes \(3, 4\)"
     for edges in (jnp.zeros((3, 2), int), jnp.zeros(2, int)):

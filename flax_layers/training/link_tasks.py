@@ -314,6 +314,11 @@ class EdgeTask:
     def __init__(self, dataset: GraphDataset, config: Any) -> None:
         self.config = config
         self.dataset = dataset
+        if config.features == "native" and not dataset.num_features:
+            raise ValueError(
+                f"dataset {dataset.name!r} has no node features; generate them with features "
+                "'random'"
+            )
         self.x = np.asarray(node_features(dataset, config))
         shares = {"valid": config.valid_share, "test": config.test_share}
         try:
