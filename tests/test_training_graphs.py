@@ -192,3 +192,9 @@ def test_numbers_by_command(tmp_path, capsys):
     assert f"test MAE {mae.mean():.4g} ± {mae.std(ddof=1):.2g}" in words
     assert "test RMSE" in words and "test R2" in words and "1 targets" in words
     assert "best validation R2" in err
+    table = tmp_path / "found.csv"
+    model, data = str(tmp_path / "out" / "checkpoint"), str(tmp_path / "ring.npz")
+    assert cli.main(["predict", model, "--data", data, "--output", str(table)]) == 0
+    mae = results["test_errors"]["mae"][results["checkpoint_split"] - 1]
+    assert f" test MAE {mae:.4g}, RMSE " in " ".join(capsys.readouterr().out.split())
+    assert table.read_text().startswith("node,prediction\n0,")
