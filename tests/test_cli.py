@@ -692,8 +692,10 @@ def test_typed_nodes_of_several_classes(tmp_path, capsys):
 def test_classes_with_names_of_columns(tmp_path, suffix):
     """And of arguments of numpy.savez."""
     names = ("file", "node", "allow_pickle")
-    trained = types.SimpleNamespace(label_names=names)
-    dataset = types.SimpleNamespace(node_names=None, num_nodes=2, y_multilabel=True)
+    config = types.SimpleNamespace(target_scaling=None)
+    trained = types.SimpleNamespace(label_names=names, config=config)
+    sizes = {"num_examples": 2, "example": "node"}
+    dataset = types.SimpleNamespace(node_names=None, y_multilabel=True, **sizes)
     logits = jnp.array([[0.0, 1, 2], [3, 4, 5]])
     path = tmp_path / f"table.{suffix}"
     command._write_predictions(path, trained, dataset, logits)

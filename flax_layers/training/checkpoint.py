@@ -26,6 +26,7 @@ from jax_gnn.datasets import RelationalDataset, Split
 
 INDEX = "index.npz"  # of models that predict edges
 SUMS = "SHA256SUMS"  # in the format of the command sha256sum
+KEPT = nnx.Not(nnx.RngState)  # the variables that a checkpoint has
 
 
 def save_checkpoint(path: str | os.PathLike[str], trained: TrainedModel | TrainedLinks) -> None:
@@ -41,7 +42,7 @@ def save_checkpoint(path: str | os.PathLike[str], trained: TrainedModel | Traine
     import orbax.checkpoint as ocp  # takes seconds to import
 
     path = Path(path).absolute()
-    params = nnx.to_pure_dict(nnx.state(trained.model, nnx.Param))
+    params = nnx.to_pure_dict(nnx.state(trained.model, KEPT))
     describe: Any = _link_description if isinstance(trained, TrainedLinks) else _description
     description = describe(trained)
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
@@ -119,7 +120,7 @@ def _load(path: Path) -> tuple[TrainedModel | TrainedLinks, list[str]]:
             return HeteroModel(sizes, model, rngs=nnx.Rngs(0)) if sizes else model
 
         # Nothing is allocated before it is known that the parameters have these shapes.
-        abstract = nnx.to_pure_dict(nnx.state(nnx.eval_shape(make_model), nnx.Param))
+        abstract = nnx.to_pure_dict(nnx.state(nnx.eval_shape(make_model), KEPT))
         # Maps of node types were once kept by name.
         names = None if "numbering" in description else description.get("inputs")
         if names:
@@ -136,7 +137,7 @@ def _load(path: Path) -> tuple[TrainedModel | TrainedLinks, list[str]]:
         maps = params["input"]["layers"]
         params["input"]["layers"] = {"members": {i: maps[name] for i, name in enumerate(names)}}
     model = make_model()
-    state = nnx.state(model, nnx.Param)
+    state = nnx.state(model, KEPT)
     nnx.replace_by_pure_dict(state, params)
     nnx.update(model, state)
     model.eval()
@@ -247,7 +248,7 @@ def _older(
     missing = ["the split", "the names of the labels", "what its data are recognised by"]
     training = description.get("training")
     known = {field.name for field in dataclasses.fields(recipe.config)}
-    later = {"edge_weight", "scaling"}
+    later = {"edge_weight", "scaling", "target_scaling"}
     if isinstance(training, dict) and known - later <= training.keys() <= known:
         config = recipe.config(**training)
     else:
@@ -258,6 +259,10 @@ def _older(
 
 def _arguments(model: Stack) -> dict[str, Any]:
     """The model's arguments as JSON values, without those that matter only at initialisation."""
+    if not isinstance(model, Stack):  # it keeps all that it is given
+        names = {*inspect.signature(type(model).__init__).parameters}
+        names -= {"self", "rngs", "param_dtype", "options"}
+        return {name: getattr(model, name) for name in names} | dict(getattr(model, "options", ()))
     convolution = model.convolutions[0]
     signatures = (Stack.__init__, type(model).__init__, type(convolution).__init__)
     names = {name for init in signatures for name in inspect.signature(init).parameters}
