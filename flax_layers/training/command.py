@@ -537,7 +537,6 @@ def _add_links(models: Commands, recipe: LinkRecipe) -> None:
     if facts:
         groups["data"].add_argument(
             "--data",
-            required=True,
             metavar="FILE|FOLDER",
             help="edges with relations: an .npz file, or a folder with train.txt",
         )
