@@ -28,6 +28,7 @@ from flax_layers.training import (
     TrainedModel,
     command,
     load_checkpoint,
+    predict,
     save_checkpoint,
     sources,
 )
@@ -308,22 +309,22 @@ def test_predict_on_other_data(digits_checkpoint, tmp_path, capsys):
 
 
 def test_predict_what_is_wrong(digits_checkpoint, tmp_path, monkeypatch, capsys):
-    predict = ["predict", str(digits_checkpoint)]
+    arguments = ["predict", str(digits_checkpoint)]
     message = user_error(capsys, ["predict", str(tmp_path / "absent")])
     assert f"no checkpoint folder {tmp_path / 'absent'}" in message
     message = user_error(capsys, ["predict", str(tmp_path)])
     assert f"{tmp_path} holds no checkpoint of a model" in message
     data = save_graph(tmp_path / "new.npz", x=np.ones((3, 5), np.float32))
-    message = user_error(capsys, [*predict, "--data", str(data)])
+    message = user_error(capsys, [*arguments, "--data", str(data)])
     assert "--data: dataset 'new' has 5 features, the model takes 64" in message
-    assert "--data: " in user_error(capsys, [*predict, "--data", str(tmp_path / "absent.npz")])
+    assert "--data: " in user_error(capsys, [*arguments, "--data", str(tmp_path / "absent.npz")])
     below = ["--output", str(data / "below.csv")]
-    assert f"--output {data / 'below.csv'}" in user_error(capsys, [*predict, *below])
+    assert f"--output {data / 'below.csv'}" in user_error(capsys, [*arguments, *below])
     with pytest.raises(SystemExit):
-        cli.main([*predict, "--output", "predictions.json"])
+        cli.main([*arguments, "--output", "predictions.json"])
     assert "expected a .csv or .npz file, got 'predictions.json'" in capsys.readouterr().err
-    monkeypatch.setattr(command, "PREDICT_EXTRA", ("no_such_package",))
-    assert "predicting needs no_such_package; run: pip" in user_error(capsys, predict)
+    monkeypatch.setattr(predict, "PREDICT_EXTRA", ("no_such_package",))
+    assert "predicting needs no_such_package; run: pip" in user_error(capsys, arguments)
 
 
 def test_predict_without_data(digits_checkpoint, monkeypatch, capsys):
@@ -333,7 +334,7 @@ def test_predict_without_data(digits_checkpoint, monkeypatch, capsys):
     ):
         data = change["data"] and Fingerprint(*change["data"])
         trained = dataclasses.replace(load_checkpoint(digits_checkpoint), data=data)
-        monkeypatch.setattr(command, "load_checkpoint", lambda _, trained=trained: trained)
+        monkeypatch.setattr(predict, "load_checkpoint", lambda _, trained=trained: trained)
         message = user_error(capsys, ["predict", str(digits_checkpoint)])
         assert f"--data is needed: {expected}" in message
 
@@ -346,7 +347,7 @@ def test_predict_with_an_older_checkpoint(digits_checkpoint, tmp_path, monkeypat
         warnings.warn(f"{path} lacks the split", stacklevel=2)
         return old
 
-    monkeypatch.setattr(command, "load_checkpoint", load_older)
+    monkeypatch.setattr(predict, "load_checkpoint", load_older)
     data = save_graph(tmp_path / "new.npz")
     assert cli.main(["predict", "old", "--data", str(data)]) == 0
     out, err = capsys.readouterr()
@@ -647,7 +648,7 @@ def test_classes_with_names_of_columns(tmp_path, suffix):
     dataset = types.SimpleNamespace(node_names=None, num_nodes=2, y_multilabel=True)
     logits = jnp.array([[0.0, 1, 2], [3, 4, 5]])
     path = tmp_path / f"table.{suffix}"
-    command._write_predictions(path, trained, dataset, logits)
+    predict.write_predictions(path, trained, dataset, logits)
     table = dict(np.load(path)) if suffix == "npz" else None
     if table is None:
         header, *rows = csv.reader(path.read_text().splitlines())
